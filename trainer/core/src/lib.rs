@@ -1,0 +1,6 @@
+//! RL arithmetic, packing, rollout scheduling and rewards: values in, values out.
+//!
+//! Nothing here knows a tensor, a thread, a file or a clock, so all of it is tested in seconds and runs the same
+//! on a laptop and on a thousand devices.
+
+pub mod types;

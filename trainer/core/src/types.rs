@@ -1,0 +1,131 @@
+//! The values that flow through one training step, in the order in which they come into being.
+//!
+//! ```text
+//! Prompt -> Completion -> Rollout (+ Reward) -> RolloutGroup -> TrainingSample -> packed micro-batches
+//! ```
+//! Only data lives here: no arithmetic, no tensors, no I/O.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+/// A token id in the model's vocabulary.
+pub type TokenId = u32;
+
+/// One problem, ready for the rollout: filled by the data loader, shared by the samples of its group.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Prompt {
+    /// Position of the row in its dataset, before shuffling; stable across runs and epochs.
+    pub row_idx: u64,
+    /// Token ids after the chat template, at least one.
+    pub tokens: Vec<TokenId>,
+    /// The text behind `tokens`, for people and for rewards.
+    pub text: String,
+    /// Which data set the row comes from (verl's `data_source`); rewards are chosen by it.
+    pub data_source: String,
+    /// What a verifiable reward compares with (verl's `reward_model.ground_truth`).
+    pub ground_truth: serde_json::Value,
+    /// The row's `extra_info`, handed to rewards as it is.
+    pub extra_info: serde_json::Value,
+}
+
+/// Why a completion ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// An end-of-sequence token, a stop token or a stop string was produced.
+    Stop,
+    /// `maxCompletionTokens` or the model's context was reached.
+    Length,
+}
+
+/// What the policy wrote after a prompt: filled by the rollout engine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Completion {
+    /// New token ids, the ending token included; never empty.
+    pub tokens: Vec<TokenId>,
+    /// Natural-log probability of each token under the sampling policy at its temperature, before any
+    /// truncation by top-k, top-p or min-p; as long as `tokens`.
+    pub rollout_logprobs: Vec<f32>,
+    /// `tokens` as text without special tokens; a stop string is cut off.
+    pub text: String,
+    /// Why it ended.
+    pub finish_reason: FinishReason,
+}
+
+/// How the reward of a sample came about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RewardStatus {
+    /// Every function answered.
+    Ok,
+    /// A function ran past its time limit.
+    TimedOut,
+    /// A function panicked or reported an error.
+    Failed,
+}
+
+/// The verdict on one completion: filled by the reward pool.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Reward {
+    /// The weighted sum of all parts, after clipping and shaping.
+    pub value: f64,
+    /// Each function's own unweighted value by its name.
+    pub parts: BTreeMap<String, f64>,
+    /// Whether `value` can be trusted; a sample whose status is not `Ok` is masked out or counts as zero, by
+    /// `rewards.onError`.
+    pub status: RewardStatus,
+    /// What went wrong, for `completions.jsonl`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
+
+/// One sampled completion of a prompt with its verdict.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rollout {
+    /// The prompt it answers.
+    pub prompt: Arc<Prompt>,
+    /// Position among the samples of its group, from 0.
+    pub sample_idx: u32,
+    /// Optimizer steps that the sampling weights had seen.
+    pub policy_version: u64,
+    /// What was written.
+    pub completion: Completion,
+    /// What it is worth.
+    pub reward: Reward,
+}
+
+/// All samples of one prompt in one step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RolloutGroup {
+    /// The prompt they share.
+    pub prompt: Arc<Prompt>,
+    /// `rollout.samplesPerPrompt` rollouts, in the order of their `sample_idx`.
+    pub rollouts: Vec<Rollout>,
+}
+
+/// One sequence as the update sees it: prompt and completion in one row.
+///
+/// Per-token vectors cover the whole sequence; entry `t` belongs to the prediction **of** token `t`, so entry 0
+/// is never used and prompt positions are masked out.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TrainingSample {
+    /// Prompt and completion tokens.
+    pub tokens: Vec<TokenId>,
+    /// True where a token's prediction counts in the loss; as long as `tokens`.
+    pub loss_mask: Vec<bool>,
+    /// Advantage of each token; zero where masked.
+    pub advantages: Vec<f64>,
+    /// Log-probs under the policy that sampled.
+    pub rollout_logprobs: Vec<f64>,
+    /// Log-probs under the actor before the first update of the batch; equals the current ones when there is
+    /// one update a batch.
+    pub old_logprobs: Vec<f64>,
+    /// Log-probs under the reference policy; empty without a KL term.
+    pub ref_logprobs: Vec<f64>,
+    /// Weight of each token's loss from the rollout correction; empty means 1 everywhere.
+    pub importance_weights: Vec<f64>,
+    /// Index of the rollout group in the step's batch.
+    pub group_idx: usize,
+}

