@@ -1,1 +1,53 @@
-//! Under construction.
+//! What the black-box tests share: where the workspace is and how its sources are read.
+//!
+//! No product code lives here, and nothing here is used by product code.
+
+use std::path::{Path, PathBuf};
+
+/// One source file of the workspace.
+#[derive(Debug)]
+pub struct SourceFile {
+    /// Path relative to the workspace root.
+    pub path: String,
+    /// The whole text.
+    pub text: String,
+}
+
+/// The folder that holds the workspace's `Cargo.toml`.
+pub fn workspace_root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().map_or_else(PathBuf::new, Path::to_path_buf)
+}
+
+/// Every `.rs` file of the workspace outside of build output, sorted by path.
+///
+/// # Errors
+/// When a folder or file of the checkout can not be read.
+pub fn rust_sources() -> std::io::Result<Vec<SourceFile>> {
+    let root = workspace_root();
+    let mut found = Vec::new();
+    let mut folders = vec![root.clone()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder)? {
+            let path = entry?.path();
+            let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+            if path.is_dir() && name != "target" && name != "runs" && !name.starts_with('.') {
+                folders.push(path);
+            } else if name.ends_with(".rs") {
+                let relative = path.strip_prefix(&root).unwrap_or(&path).to_string_lossy().into_owned();
+                found.push(SourceFile { path: relative, text: std::fs::read_to_string(&path)? });
+            }
+        }
+    }
+    found.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(found)
+}
+
+/// A binary of this workspace, built by the same `cargo test --workspace` that runs the tests.
+///
+/// Cargo names the binaries of a package to that package's own tests only, so the folder is found from the
+/// running test's own path (`target/<profile>/deps/<test>`).
+pub fn binary(name: &str) -> PathBuf {
+    let test = std::env::current_exe().unwrap_or_default();
+    let profile = test.parent().and_then(Path::parent).map_or_else(PathBuf::new, Path::to_path_buf);
+    profile.join(name)
+}

@@ -1,0 +1,43 @@
+# The house's commands. `make help` lists them.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+PROFILE ?= release
+QUICKSTART_OUTPUT ?= runs/quickstart
+
+.PHONY: help libtorch build quickstart test lint deny format generate bench clean
+
+help: ## List the commands
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+libtorch: ## Fetch the pinned libtorch once (an own LIBTORCH is respected)
+	@bash trainer/torch/fetch-libtorch.sh
+
+build: libtorch ## Build rlctl and rlt-trainer
+	cargo build --release --bin rlctl --bin rlt-trainer
+
+quickstart: build ## Train a small transformer on one page of YAML: cold start, GRPO, report
+	target/release/rlctl run examples/quickstart/job.yaml --output $(QUICKSTART_OUTPUT) --overwrite
+
+test: libtorch lint ## Every check and every test
+	cargo test --workspace --locked
+
+lint: libtorch ## Formatting and clippy, warnings are errors
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+
+deny: ## Licences, advisories and duplicate versions (needs cargo-deny)
+	cargo deny check licenses bans sources
+
+format: ## Format everything
+	cargo fmt --all
+
+generate: ## Write the CRD manifests and the field reference
+	cargo run --quiet --package rlt-api --features kube --bin crdgen
+
+bench: libtorch ## Measure beside the peers (makes a Python venv for them)
+	trainer/benches/run.sh
+
+clean: ## Remove what was built and run here
+	cargo clean
+	rm -rf runs

@@ -1,0 +1,147 @@
+//! The rules that the house keeps about itself: dependency arrows, module headers, sizes and words.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+
+use rlt_tests::{SourceFile, rust_sources, workspace_root};
+
+/// Lines above which a file fails; 250 is the aim.
+const MAX_FILE_LINES: usize = 600;
+/// Lines above which a function body fails; 25 is the aim.
+const MAX_FUNCTION_LINES: usize = 100;
+/// This file names what it forbids.
+const THIS_FILE: &str = "tests/tests/tidy.rs";
+
+fn cargo(arguments: &[&str]) -> String {
+    let output = Command::new(env!("CARGO")).args(arguments).current_dir(workspace_root()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Every package in a build of `package` alone with its default features, dev-dependencies left out.
+fn dependency_names(package: &str) -> Vec<String> {
+    let tree = cargo(&[
+        "tree",
+        "--offline",
+        "--prefix",
+        "none",
+        "--edges",
+        "normal",
+        "--format",
+        "{p}",
+        "--package",
+        package,
+    ]);
+    tree.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
+}
+
+#[test]
+fn dependency_arrows_point_only_where_the_design_lets_them() {
+    let torch: &[&str] = &["tch", "torch-sys", "rlt-torch"];
+    let kubernetes: &[&str] = &["kube", "kube-core", "kube-client", "k8s-openapi"];
+    let forbidden: [(&str, &[&[&str]]); 5] = [
+        ("rlt-api", &[torch, kubernetes, &["tokio", "rlt-core", "rlt-trainer"]]),
+        ("rlctl", &[torch, &["rlt-core", "rlt-trainer"]]),
+        ("rlt-core", &[torch, kubernetes, &["tokio", "rlt-api", "rlt-trainer"]]),
+        ("rlt-torch", &[kubernetes, &["tokio", "rlt-api", "rlt-core", "rlt-trainer"]]),
+        ("rlt-trainer", &[kubernetes]),
+    ];
+    for (package, groups) in forbidden {
+        let present = dependency_names(package);
+        for name in groups.iter().copied().flatten() {
+            assert!(!present.iter().any(|p| p == name), "{package} must not depend on {name}");
+        }
+    }
+}
+
+#[test]
+fn every_package_takes_the_workspace_lints() {
+    let metadata: serde_json::Value =
+        serde_json::from_str(&cargo(&["metadata", "--offline", "--no-deps", "--format-version", "1"]))
+            .unwrap();
+    for package in metadata["packages"].as_array().unwrap() {
+        let manifest = std::fs::read_to_string(package["manifest_path"].as_str().unwrap()).unwrap();
+        let own_lints = package["name"] == "rlt-torch";
+        assert!(
+            own_lints || manifest.contains("[lints]\nworkspace = true"),
+            "{} does not take the workspace lints",
+            package["name"]
+        );
+    }
+}
+
+#[test]
+fn every_file_opens_by_saying_what_lives_there() {
+    for file in rust_sources().unwrap() {
+        assert!(file.text.starts_with("//!"), "{} does not open with `//!`", file.path);
+    }
+}
+
+#[test]
+fn unsafe_code_lives_in_the_torch_package_alone() {
+    for file in rust_sources().unwrap() {
+        let allowed = file.path.starts_with("trainer/torch/") || file.path == THIS_FILE;
+        let has_unsafe = file.text.lines().any(|line| {
+            let code = line.split("//").next().unwrap_or("");
+            code.contains("unsafe {") || code.contains("unsafe fn") || code.contains("unsafe impl")
+        });
+        assert!(allowed || !has_unsafe, "{} has unsafe code", file.path);
+    }
+}
+
+#[test]
+fn files_and_functions_stay_small() {
+    let mut too_long = Vec::new();
+    for file in rust_sources().unwrap() {
+        let num_lines = file.text.lines().count();
+        if num_lines > MAX_FILE_LINES {
+            too_long.push(format!("{} has {num_lines} lines", file.path));
+        }
+        for (name, length) in function_lengths(&file) {
+            if length > MAX_FUNCTION_LINES {
+                too_long.push(format!("{}: fn {name} has {length} lines", file.path));
+            }
+        }
+    }
+    assert!(too_long.is_empty(), "{}", too_long.join("\n"));
+}
+
+/// Name and number of lines of each function: from its `fn` line to the line that closes at the same indent.
+fn function_lengths(file: &SourceFile) -> Vec<(String, usize)> {
+    let lines: Vec<&str> = file.text.lines().collect();
+    let mut lengths = Vec::new();
+    for (start, line) in lines.iter().enumerate() {
+        let code = line.trim_start();
+        let Some(name) = function_name(code) else { continue };
+        let closing = format!("{}}}", " ".repeat(line.len() - code.len()));
+        let end = lines[start..].iter().position(|l| *l == closing).unwrap_or(0);
+        lengths.push((name, end));
+    }
+    lengths
+}
+
+fn function_name(code: &str) -> Option<String> {
+    let mut rest = code;
+    for prefix in ["pub(crate) ", "pub(super) ", "pub ", "const ", "async ", "unsafe ", "extern \"C\" "] {
+        rest = rest.strip_prefix(prefix).unwrap_or(rest);
+    }
+    let name = rest.strip_prefix("fn ")?;
+    Some(name.split(['(', '<']).next().unwrap_or(name).to_owned())
+}
+
+#[test]
+fn names_are_the_fields_own_words() {
+    let unwanted = ["utils", "util", "helper", "helpers", "manager", "trajectory", "remove_padding"];
+    let mut found: BTreeMap<String, usize> = BTreeMap::new();
+    for file in rust_sources().unwrap().iter().filter(|f| f.path != THIS_FILE) {
+        for line in file.text.lines().filter(|l| !l.trim_start().starts_with("//")) {
+            let code = line.split('"').step_by(2).collect::<String>();
+            for word in code.split(|c: char| !c.is_alphanumeric() && c != '_') {
+                if unwanted.contains(&word.to_lowercase().as_str()) {
+                    *found.entry(format!("{}: {word}", file.path)).or_default() += 1;
+                }
+            }
+        }
+    }
+    assert!(found.is_empty(), "{found:#?}");
+}
