@@ -1,1 +1,10 @@
-//! Under construction.
+//! The trainer: models, rollout and the training step behind one binary.
+//!
+//! ```text
+//! manifest -> setup -> train -> step: rollout -> reward -> advantage -> log-probs -> update -> weight sync
+//! ```
+//! Every rank runs the same step. Roles (actor, reference, rollout) are capabilities on the same weights, not
+//! processes. Nothing here talks to Kubernetes; nothing here is unsafe (that is `rlt-torch`).
+
+pub mod run_folder;
+pub mod stop;

@@ -1,0 +1,271 @@
+//! The run folder: one place for everything a run leaves behind, and the rule that one run owns it at a time.
+//!
+//! ```text
+//! runs/<name>/manifest.yaml  metrics.jsonl  completions.jsonl  events/  report.html
+//!             checkpoints/step-000020/  export/  export/adapter/  .lock
+//! ```
+//! Only paths and ownership live here; each file is written by the module whose content it is.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+
+/// What can go wrong while a run takes its folder.
+#[derive(Debug, thiserror::Error)]
+pub enum RunFolderError {
+    /// A file system call failed.
+    #[error("failed to {act} `{path}`")]
+    Io {
+        /// What was tried, as a verb.
+        act: &'static str,
+        /// On which path.
+        path: String,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// Another process is training into the folder.
+    #[error(
+        "another run is writing to `{path}`: wait for it, stop it, or choose another folder with --output"
+    )]
+    Busy {
+        /// The folder.
+        path: String,
+    },
+    /// The folder was made by a different manifest.
+    #[error(
+        "`{path}` holds a run of a different manifest (first difference: {difference}): choose another folder \
+         with --output, or start afresh with --overwrite"
+    )]
+    OtherManifest {
+        /// The folder.
+        path: String,
+        /// The first line that differs.
+        difference: String,
+    },
+    /// The folder exists, is not empty, and no run made it.
+    #[error("`{path}` is not empty and no run made it: choose another folder with --output")]
+    Foreign {
+        /// The folder.
+        path: String,
+    },
+}
+
+/// A run folder that this process owns until the value is dropped.
+#[derive(Debug)]
+pub struct RunFolder {
+    root: PathBuf,
+    _lock: File,
+}
+
+/// Everything a run may leave in its folder; `--overwrite` removes these and nothing else.
+const CONTENT: [&str; 8] = [
+    "manifest.yaml",
+    "metrics.jsonl",
+    "completions.jsonl",
+    "events",
+    "report.html",
+    "checkpoints",
+    "export",
+    "result.json",
+];
+
+impl RunFolder {
+    /// Creates or re-opens the folder and takes its lock. With `overwrite` what an earlier run left is removed.
+    ///
+    /// # Errors
+    /// [`RunFolderError`]: the folder is busy, belongs to something else, or can not be written.
+    pub fn open(root: &Path, overwrite: bool) -> Result<Self, RunFolderError> {
+        std::fs::create_dir_all(root).map_err(|source| io("create the run folder", root, source))?;
+        let lock = take_lock(root)?;
+        let folder = Self { root: root.to_path_buf(), _lock: lock };
+        if overwrite {
+            folder.clear()?;
+        } else {
+            folder.refuse_foreign_content()?;
+        }
+        Ok(folder)
+    }
+
+    /// Writes the manifest as resolved, or checks that the folder's earlier one is the same where it matters.
+    ///
+    /// `identity` is the text that must not change between a run and its continuation.
+    ///
+    /// # Errors
+    /// [`RunFolderError::OtherManifest`], or a failed read or write.
+    pub fn claim(
+        &self,
+        resolved_yaml: &str,
+        identity: impl Fn(&str) -> String,
+    ) -> Result<(), RunFolderError> {
+        let path = self.manifest();
+        match std::fs::read_to_string(&path) {
+            Ok(earlier) => {
+                if let Some(difference) = first_difference(&identity(&earlier), &identity(resolved_yaml)) {
+                    return Err(RunFolderError::OtherManifest { path: self.display(), difference });
+                }
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(source) => return Err(io("read", &path, source)),
+        }
+        write_atomically(&path, resolved_yaml.as_bytes()).map_err(|source| io("write", &path, source))
+    }
+
+    /// The folder itself.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The manifest with every default filled in.
+    pub fn manifest(&self) -> PathBuf {
+        self.root.join("manifest.yaml")
+    }
+
+    /// Where checkpoints are committed, `step-000020` each.
+    pub fn checkpoints(&self) -> PathBuf {
+        self.root.join("checkpoints")
+    }
+
+    /// The trained model as a Hugging Face folder.
+    pub fn export(&self) -> PathBuf {
+        self.root.join("export")
+    }
+
+    /// The run's verdict: final step, rewards before and after, exit reason.
+    pub fn result(&self) -> PathBuf {
+        self.root.join("result.json")
+    }
+
+    fn display(&self) -> String {
+        self.root.display().to_string()
+    }
+
+    fn clear(&self) -> Result<(), RunFolderError> {
+        for name in CONTENT {
+            let path = self.root.join(name);
+            let removed =
+                if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+            match removed {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(io("remove", &path, error));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn refuse_foreign_content(&self) -> Result<(), RunFolderError> {
+        let entries =
+            std::fs::read_dir(&self.root).map_err(|source| io("list the run folder", &self.root, source))?;
+        let foreign = entries.flatten().any(|entry| entry.file_name() != ".lock");
+        if foreign && !self.manifest().exists() {
+            return Err(RunFolderError::Foreign { path: self.display() });
+        }
+        Ok(())
+    }
+}
+
+/// Writes a whole file so that a reader sees the old content or the new one, never a part.
+///
+/// # Errors
+/// When the temporary file beside `path` can not be written, synced or renamed.
+pub fn write_atomically(path: &Path, content: &[u8]) -> std::io::Result<()> {
+    let folder = path.parent().unwrap_or_else(|| Path::new("."));
+    let mut file = tempfile::Builder::new().prefix(".new-").tempfile_in(folder)?;
+    file.write_all(content)?;
+    file.as_file().sync_all()?;
+    // A temporary file is private by default; what a run leaves is for everybody who may read the folder.
+    let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+    file.as_file().set_permissions(permissions)?;
+    file.persist(path).map_err(|error| error.error)?;
+    Ok(())
+}
+
+fn take_lock(root: &Path) -> Result<File, RunFolderError> {
+    let path = root.join(".lock");
+    let file = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path)
+        .map_err(|source| io("open the lock", &path, source))?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(RunFolderError::Busy { path: root.display().to_string() }),
+        Err(error) => Err(io("lock", &path, error.into())),
+    }
+}
+
+fn first_difference(earlier: &str, now: &str) -> Option<String> {
+    if earlier == now {
+        return None;
+    }
+    let mut earlier_lines = earlier.lines();
+    let mut now_lines = now.lines();
+    loop {
+        match (earlier_lines.next(), now_lines.next()) {
+            (Some(a), Some(b)) if a == b => {}
+            (None, None) => return Some("line endings".to_owned()),
+            (a, b) => {
+                let text =
+                    |line: Option<&str>| line.map_or("nothing".to_owned(), |l| format!("`{}`", l.trim()));
+                return Some(format!("{} there, {} here", text(a), text(b)));
+            }
+        }
+    }
+}
+
+fn io(act: &'static str, path: &Path, source: std::io::Error) -> RunFolderError {
+    RunFolderError::Io { act, path: path.display().to_string(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn same(text: &str) -> String {
+        text.to_owned()
+    }
+
+    #[test]
+    fn a_second_run_in_the_same_folder_is_refused_while_the_first_lives() {
+        let temporary = tempfile::tempdir().unwrap();
+        let first = RunFolder::open(temporary.path(), false).unwrap();
+        let second = RunFolder::open(temporary.path(), false);
+        assert!(matches!(second, Err(RunFolderError::Busy { .. })));
+        drop(first);
+        RunFolder::open(temporary.path(), false).unwrap();
+    }
+
+    #[test]
+    fn a_different_manifest_is_refused_and_the_difference_is_named() {
+        let temporary = tempfile::tempdir().unwrap();
+        let folder = RunFolder::open(temporary.path(), false).unwrap();
+        folder.claim("steps: 1\nseed: 1\n", same).unwrap();
+        folder.claim("steps: 1\nseed: 1\n", same).unwrap();
+        let error = folder.claim("steps: 1\nseed: 2\n", same).unwrap_err();
+        assert!(error.to_string().contains("`seed: 1` there, `seed: 2` here"), "{error}");
+    }
+
+    #[test]
+    fn overwrite_removes_what_a_run_left_and_nothing_else() {
+        let temporary = tempfile::tempdir().unwrap();
+        std::fs::write(temporary.path().join("metrics.jsonl"), "{}").unwrap();
+        std::fs::create_dir(temporary.path().join("checkpoints")).unwrap();
+        std::fs::write(temporary.path().join("notes.txt"), "mine").unwrap();
+        RunFolder::open(temporary.path(), true).unwrap();
+        assert!(!temporary.path().join("metrics.jsonl").exists());
+        assert!(!temporary.path().join("checkpoints").exists());
+        assert!(temporary.path().join("notes.txt").exists());
+    }
+
+    #[test]
+    fn a_folder_that_no_run_made_is_left_alone() {
+        let temporary = tempfile::tempdir().unwrap();
+        std::fs::write(temporary.path().join("thesis.tex"), "").unwrap();
+        let refused = RunFolder::open(temporary.path(), false);
+        assert!(matches!(refused, Err(RunFolderError::Foreign { .. })));
+    }
+}

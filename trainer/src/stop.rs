@@ -1,0 +1,82 @@
+//! How a run learns that it should end early: signals and the job's own deadline, asked between micro-batches.
+//!
+//! Nothing here ends anything by itself: the loop asks, finishes or drops what it is doing, and checkpoints.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+/// Why a run was asked to end before its last step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopReason {
+    /// SIGTERM or SIGINT arrived: preemption, eviction, or a person at the terminal.
+    Signal,
+    /// `runPolicy.activeDeadlineSeconds` is over.
+    Deadline,
+}
+
+/// Asked by everything that takes long; cheap enough to ask for every decoded token.
+#[derive(Clone, Debug)]
+pub struct StopRequest {
+    signal: Arc<AtomicUsize>,
+    deadline: Option<Instant>,
+}
+
+impl StopRequest {
+    /// Starts to listen for SIGTERM and SIGINT. A second signal ends the process at once, so that a person is
+    /// never locked out.
+    ///
+    /// # Errors
+    /// When the operating system refuses the handlers.
+    pub fn listen(active_deadline: Option<Duration>) -> std::io::Result<Self> {
+        let signal = Arc::new(AtomicUsize::new(0));
+        let armed = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        for (number, exit_code) in [(SIGTERM, 143), (SIGINT, 130)] {
+            signal_hook::flag::register_conditional_shutdown(number, exit_code, Arc::clone(&armed))?;
+            signal_hook::flag::register(number, Arc::clone(&armed))?;
+            let value = usize::try_from(number).unwrap_or(1);
+            signal_hook::flag::register_usize(number, Arc::clone(&signal), value)?;
+        }
+        Ok(Self { signal, deadline: active_deadline.map(|limit| Instant::now() + limit) })
+    }
+
+    /// A request that never comes, for tests and for commands that are not worth saving.
+    pub fn never() -> Self {
+        Self { signal: Arc::default(), deadline: None }
+    }
+
+    /// Asks for the end from inside the process, as a signal would.
+    pub fn request(&self) {
+        self.signal.store(1, Ordering::Relaxed);
+    }
+
+    /// The reason to stop now, if there is one.
+    pub fn reason(&self) -> Option<StopReason> {
+        if self.signal.load(Ordering::Relaxed) != 0 {
+            return Some(StopReason::Signal);
+        }
+        self.deadline.filter(|at| Instant::now() >= *at).map(|_| StopReason::Deadline)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_seen_by_every_clone() {
+        let stop = StopRequest::never();
+        let clone = stop.clone();
+        assert_eq!(clone.reason(), None);
+        stop.request();
+        assert_eq!(clone.reason(), Some(StopReason::Signal));
+    }
+
+    #[test]
+    fn the_deadline_is_a_reason_of_its_own() {
+        let stop = StopRequest { deadline: Some(Instant::now()), ..StopRequest::never() };
+        assert_eq!(stop.reason(), Some(StopReason::Deadline));
+    }
+}
