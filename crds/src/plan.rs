@@ -1,0 +1,3 @@
+//! From a validated spec to what will run: pure functions, no I/O.
+
+pub mod model_config;

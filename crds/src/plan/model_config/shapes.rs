@@ -1,0 +1,125 @@
+//! Which tensors a model consists of: names as in Hugging Face checkpoints, shapes, and exact counts. Loader, fresh
+//! initialisation, LoRA and the memory estimate all read this one list.
+
+use super::ModelConfig;
+
+/// A linear layer of a decoder layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProjectionShape {
+    /// Module name inside the layer, for example `self_attn.q_proj`.
+    pub name: &'static str,
+    /// Width of its output.
+    pub out_features: usize,
+    /// Width of its input.
+    pub in_features: usize,
+    /// Whether it adds a bias of `out_features` numbers.
+    pub bias: bool,
+}
+
+impl ProjectionShape {
+    /// Parameters of the projection, bias included.
+    pub fn num_parameters(&self) -> u64 {
+        let bias = if self.bias { self.out_features as u64 } else { 0 };
+        self.out_features as u64 * self.in_features as u64 + bias
+    }
+}
+
+/// One tensor of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorShape {
+    /// Its Hugging Face name, for example `model.layers.0.mlp.up_proj.weight`.
+    pub name: String,
+    /// Its dims.
+    pub shape: Vec<usize>,
+}
+
+/// Exact numbers of parameters by the place where they live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParameterCount {
+    /// The embedding.
+    pub embedding: u64,
+    /// One decoder layer; all are alike.
+    pub per_layer: u64,
+    /// Number of decoder layers.
+    pub num_layers: u64,
+    /// The final norm.
+    pub final_norm: u64,
+    /// The head; zero when it is the embedding.
+    pub head: u64,
+}
+
+impl ParameterCount {
+    /// All parameters of the model, a tied head counted once.
+    pub fn total(&self) -> u64 {
+        self.embedding + self.per_layer * self.num_layers + self.final_norm + self.head
+    }
+}
+
+impl ModelConfig {
+    /// The seven linear layers of a decoder layer, in checkpoint order.
+    pub fn projections(&self) -> [ProjectionShape; 7] {
+        let (hidden, intermediate) = (self.hidden_size, self.intermediate_size);
+        let (queries, keys) = (self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim);
+        let shape =
+            |name, out_features, in_features, bias| ProjectionShape { name, out_features, in_features, bias };
+        [
+            shape("self_attn.q_proj", queries, hidden, self.qkv_bias),
+            shape("self_attn.k_proj", keys, hidden, self.qkv_bias),
+            shape("self_attn.v_proj", keys, hidden, self.qkv_bias),
+            shape("self_attn.o_proj", hidden, queries, self.output_bias),
+            shape("mlp.gate_proj", intermediate, hidden, self.mlp_bias),
+            shape("mlp.up_proj", intermediate, hidden, self.mlp_bias),
+            shape("mlp.down_proj", hidden, intermediate, self.mlp_bias),
+        ]
+    }
+
+    /// The RMS norms of a decoder layer: module name and width.
+    pub fn layer_norms(&self) -> Vec<(&'static str, usize)> {
+        let mut norms =
+            vec![("input_layernorm", self.hidden_size), ("post_attention_layernorm", self.hidden_size)];
+        if self.qk_norm {
+            norms.extend([("self_attn.q_norm", self.head_dim), ("self_attn.k_norm", self.head_dim)]);
+        }
+        norms
+    }
+
+    /// Every tensor of the model's checkpoint, in a fixed order; a tied head is not among them.
+    pub fn tensors(&self) -> Vec<TensorShape> {
+        let tensor = |name: String, shape: &[usize]| TensorShape { name, shape: shape.to_vec() };
+        let mut tensors =
+            vec![tensor("model.embed_tokens.weight".to_owned(), &[self.vocab_size, self.hidden_size])];
+        for layer_idx in 0..self.num_layers {
+            let layer = format!("model.layers.{layer_idx}");
+            for projection in self.projections() {
+                let module = format!("{layer}.{}", projection.name);
+                let weight = [projection.out_features, projection.in_features];
+                tensors.push(tensor(format!("{module}.weight"), &weight));
+                if projection.bias {
+                    tensors.push(tensor(format!("{module}.bias"), &[projection.out_features]));
+                }
+            }
+            for (norm, width) in self.layer_norms() {
+                tensors.push(tensor(format!("{layer}.{norm}.weight"), &[width]));
+            }
+        }
+        tensors.push(tensor("model.norm.weight".to_owned(), &[self.hidden_size]));
+        if !self.tie_word_embeddings {
+            tensors.push(tensor("lm_head.weight".to_owned(), &[self.vocab_size, self.hidden_size]));
+        }
+        tensors
+    }
+
+    /// Exact numbers of parameters.
+    pub fn parameter_count(&self) -> ParameterCount {
+        let embedding = self.vocab_size as u64 * self.hidden_size as u64;
+        let norms: u64 = self.layer_norms().iter().map(|(_, width)| *width as u64).sum();
+        let projections: u64 = self.projections().iter().map(ProjectionShape::num_parameters).sum();
+        ParameterCount {
+            embedding,
+            per_layer: projections + norms,
+            num_layers: self.num_layers as u64,
+            final_norm: self.hidden_size as u64,
+            head: if self.tie_word_embeddings { 0 } else { embedding },
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Configurations as they are on disk, read and written back.
+
+use serde_json::{Value, json};
+
+use super::*;
+
+fn llama() -> Value {
+    json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096,
+        "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+        "eos_token_id": [128001, 128008, 128009],
+        "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                         "original_max_position_embeddings": 8192, "rope_type": "llama3"}
+    })
+}
+
+fn qwen2() -> Value {
+    json!({
+        "architectures": ["Qwen2ForCausalLM"], "vocab_size": 151936, "hidden_size": 896,
+        "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
+        "rope_theta": 1000000.0, "tie_word_embeddings": true, "sliding_window": 32768, "max_window_layers": 21,
+        "use_sliding_window": false, "eos_token_id": 151645
+    })
+}
+
+fn with(mut document: Value, field: &str, value: Value) -> Value {
+    document[field] = value;
+    document
+}
+
+fn parsed(document: &Value) -> ModelConfig {
+    ModelConfig::from_json(document).unwrap()
+}
+
+fn refusal(document: &Value) -> String {
+    ModelConfig::from_json(document).unwrap_err().to_string()
+}
+
+#[test]
+fn counts_the_parameters_of_published_models() {
+    assert_eq!(parsed(&llama()).parameter_count().total(), 8_030_261_248, "Llama 3.1 8B");
+    assert_eq!(parsed(&qwen2()).parameter_count().total(), 494_032_768, "Qwen2.5 0.5B");
+    let gemma = json!({
+        "architectures": ["GemmaForCausalLM"], "vocab_size": 256000, "hidden_size": 2048,
+        "intermediate_size": 16384, "num_hidden_layers": 18, "num_attention_heads": 8, "num_key_value_heads": 1,
+        "head_dim": 256
+    });
+    assert_eq!(parsed(&gemma).parameter_count().total(), 2_506_172_416, "Gemma 2B");
+    let qwen3 = json!({
+        "architectures": ["Qwen3ForCausalLM"], "vocab_size": 151936, "hidden_size": 1024,
+        "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
+        "head_dim": 128, "tie_word_embeddings": true
+    });
+    assert_eq!(parsed(&qwen3).parameter_count().total(), 596_049_920, "Qwen3 0.6B");
+}
+
+#[test]
+fn the_count_is_the_sum_over_the_tensor_list() {
+    for document in [llama(), with(llama(), "attention_bias", json!(true)), qwen2()] {
+        let config = parsed(&document);
+        let sum: u64 =
+            config.tensors().iter().map(|tensor| tensor.shape.iter().product::<usize>() as u64).sum();
+        assert_eq!(config.parameter_count().total(), sum);
+    }
+}
+
+#[test]
+fn reads_rope_in_the_form_of_transformers_4_and_5() {
+    let old = parsed(&llama());
+    let mut new = llama();
+    let mut rope = new["rope_scaling"].clone();
+    rope["rope_theta"] = json!(500000.0);
+    new.as_object_mut().unwrap().retain(|key, _| !key.starts_with("rope_"));
+    assert_eq!(parsed(&with(new, "rope_parameters", rope)), old);
+    assert_eq!(old.rope_theta, 500_000.0);
+    assert!(matches!(old.rope_scaling, RopeScaling::Llama3 { factor: 8.0, .. }));
+}
+
+#[test]
+fn families_keep_their_own_defaults() {
+    let sizes = json!({
+        "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2
+    });
+    let of = |class: &str| parsed(&with(sizes.clone(), "architectures", json!([class])));
+    let gemma = of("GemmaForCausalLM");
+    assert_eq!((gemma.head_dim, gemma.tie_word_embeddings, gemma.norm_offset), (256, true, 1.0));
+    assert_eq!(gemma.hidden_activation, HiddenActivation::GeluTanh);
+    assert_eq!(gemma.eos_token_ids, [1]);
+    assert_eq!(of("MistralForCausalLM").layer_windows, [Some(4096), Some(4096)]);
+    let qwen2 = of("Qwen2ForCausalLM");
+    assert!(
+        qwen2.qkv_bias && !qwen2.output_bias && !qwen2.tie_word_embeddings && qwen2.eos_token_ids.is_empty()
+    );
+    let qwen3 = of("Qwen3ForCausalLM");
+    assert!(qwen3.qk_norm && !qwen3.qkv_bias && qwen3.head_dim == 128);
+}
+
+#[test]
+fn qwen_slides_only_from_max_window_layers_on() {
+    assert!(parsed(&qwen2()).layer_windows.iter().all(Option::is_none));
+    let sliding = parsed(&with(qwen2(), "use_sliding_window", json!(true)));
+    assert_eq!(sliding.layer_windows[20], None);
+    assert_eq!(sliding.layer_windows[21], Some(32768));
+}
+
+#[test]
+fn refuses_what_it_cannot_run_by_name() {
+    let unknown = refusal(&with(llama(), "architectures", json!(["OPTForCausalLM"])));
+    assert!(unknown.contains("OPTForCausalLM") && unknown.contains("Qwen3ForCausalLM"), "{unknown}");
+    let dynamic = refusal(&with(llama(), "rope_scaling", json!({"type": "dynamic", "factor": 2.0})));
+    assert_eq!(
+        dynamic,
+        "model configuration: field `rope_scaling.type`: \"dynamic\" is not supported, \
+         supported: default, linear, llama3"
+    );
+    assert!(
+        refusal(&with(llama(), "quantization_config", json!({"bits": 4}))).contains("quantization_config")
+    );
+    assert!(refusal(&with(llama(), "hidden_act", json!("relu2"))).contains("relu2"));
+    assert!(refusal(&with(llama(), "partial_rotary_factor", json!(0.5))).contains("partial_rotary_factor"));
+}
+
+#[test]
+fn names_field_expected_and_got() {
+    assert_eq!(
+        refusal(&with(llama(), "hidden_size", json!("4096"))),
+        "model configuration: field `hidden_size`: expected an integer above 0, got \"4096\""
+    );
+    assert_eq!(
+        refusal(&with(llama(), "num_key_value_heads", json!(5))),
+        "model configuration: field `num_key_value_heads`: expected a divisor of num_attention_heads 32, got 5"
+    );
+    let mut without = llama();
+    without.as_object_mut().unwrap().remove("vocab_size");
+    assert_eq!(refusal(&without), "model configuration: field `vocab_size` is missing");
+    assert_eq!(refusal(&json!([])), "model configuration: expected a JSON object, got a list");
+}
+
+#[test]
+fn what_is_written_reads_back_as_the_same_model() {
+    let mistral = json!({
+        "architectures": ["MistralForCausalLM"], "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16,
+        "sliding_window": null, "rope_scaling": {"type": "linear", "factor": 2.5}
+    });
+    let sliding = with(qwen2(), "use_sliding_window", json!(true));
+    let biased = with(with(llama(), "attention_bias", json!(true)), "mlp_bias", json!(true));
+    for document in [llama(), biased, qwen2(), sliding, mistral] {
+        let config = parsed(&document);
+        assert_eq!(parsed(&config.to_json("float32")), config);
+    }
+}
+
+#[test]
+fn generation_config_decides_the_ending_tokens() {
+    let config = parsed(&qwen2());
+    let kept = config.clone().with_generation_config(&json!({"temperature": 0.7})).unwrap();
+    assert_eq!(kept.eos_token_ids, [151645]);
+    let replaced = config.with_generation_config(&json!({"eos_token_id": [151645, 151643]})).unwrap();
+    assert_eq!(replaced.eos_token_ids, [151645, 151643]);
+}
