@@ -1,0 +1,157 @@
+//! Verifiable rewards: pure functions of one sample, each with a value in a documented range.
+//!
+//! ```text
+//! Sample -> RewardFunction::score (one per function) -> combine (weights, clip, overlong) -> Reward
+//! ```
+//! No threads, clocks or time limits live here: the trainer's reward pool runs these functions and bounds them.
+
+pub mod combine;
+pub mod digits;
+pub mod exact;
+pub mod format;
+pub mod gsm8k;
+pub mod json_schema;
+pub mod length;
+pub mod math;
+pub mod overlong;
+pub mod pattern;
+
+use std::borrow::Cow;
+
+use serde_json::Value;
+
+pub use combine::{Clip, Combiner, WeightedPart};
+pub use digits::MatchingCharacters;
+pub use exact::Exact;
+pub use format::Format;
+pub use gsm8k::Gsm8k;
+pub use json_schema::JsonSchema;
+pub use length::{LengthPenalty, LengthUnit};
+pub use math::Math;
+pub use overlong::Overlong;
+pub use pattern::Pattern;
+
+/// What a reward function may look at.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample<'a> {
+    /// The prompt's text after the chat template.
+    pub prompt: &'a str,
+    /// The completion's text without special tokens.
+    pub completion: &'a str,
+    /// Tokens in the completion, the ending token included.
+    pub num_tokens: usize,
+    /// The row's `reward_model.ground_truth`.
+    pub ground_truth: &'a Value,
+    /// The row's `extra_info`.
+    pub extra_info: &'a Value,
+}
+
+/// A function that values one completion.
+pub trait RewardFunction: Send + Sync {
+    /// The unweighted value of the sample, inside [`RewardFunction::range`].
+    ///
+    /// # Errors
+    /// When the row does not hold what the function needs; never because the completion is wrong or odd.
+    fn score(&self, sample: &Sample<'_>) -> Result<f64, RewardError>;
+
+    /// The lowest and the highest value that [`RewardFunction::score`] returns.
+    fn range(&self) -> (f64, f64);
+}
+
+/// Why a reward function cannot be built or cannot answer.
+#[derive(Debug, thiserror::Error)]
+pub enum RewardError {
+    /// The pattern is not a regular expression of the linear-time dialect.
+    #[error(
+        "compile pattern {pattern:?}: expected a regular expression without look-around and back-references"
+    )]
+    Pattern {
+        /// As written in the manifest.
+        pattern: String,
+        /// The parser's complaint.
+        #[source]
+        source: Box<regex::Error>,
+    },
+    /// The pattern has no capture group of the wanted name or number.
+    #[error("use pattern {pattern:?}: it has no capture group {group:?}")]
+    NoSuchGroup {
+        /// As written in the manifest.
+        pattern: String,
+        /// Name or number of the group.
+        group: String,
+    },
+    /// The document is not a JSON schema.
+    #[error("compile a JSON schema: {message}")]
+    Schema {
+        /// The validator's complaint.
+        message: String,
+    },
+    /// A number of the function's own settings is outside its range.
+    #[error("configure the {function} reward: {field} is {value}, expected {expected}")]
+    Setting {
+        /// The function.
+        function: &'static str,
+        /// The setting.
+        field: &'static str,
+        /// What was given.
+        value: String,
+        /// What is possible.
+        expected: &'static str,
+    },
+    /// The row carries no usable ground truth.
+    #[error("read the ground truth: expected a string, a number, a boolean or a list of them, got {got}")]
+    GroundTruth {
+        /// The JSON value, shortened.
+        got: String,
+    },
+}
+
+/// The ground truths a completion may match: one, or every element of a list.
+///
+/// # Errors
+/// [`RewardError::GroundTruth`] for null, an object, an empty list or a list that holds one of these.
+pub fn ground_truths(value: &Value) -> Result<Vec<Cow<'_, str>>, RewardError> {
+    let refused = || RewardError::GroundTruth { got: value.to_string().chars().take(80).collect() };
+    let texts: Option<Vec<_>> = match value {
+        Value::Array(values) => values.iter().map(scalar_text).collect(),
+        scalar => scalar_text(scalar).map(|text| vec![text]),
+    };
+    texts.filter(|texts| !texts.is_empty()).ok_or_else(refused)
+}
+
+fn scalar_text(value: &Value) -> Option<Cow<'_, str>> {
+    match value {
+        Value::String(text) => Some(Cow::Borrowed(text)),
+        Value::Number(_) | Value::Bool(_) => Some(Cow::Owned(value.to_string())),
+        Value::Null | Value::Array(_) | Value::Object(_) => None,
+    }
+}
+
+pub(crate) fn one_if(condition: bool) -> f64 {
+    if condition { 1.0 } else { 0.0 }
+}
+
+#[cfg(test)]
+pub(crate) fn sample<'a>(completion: &'a str, ground_truth: &'a Value) -> Sample<'a> {
+    Sample { prompt: "", completion, num_tokens: completion.len(), ground_truth, extra_info: &Value::Null }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn numbers_and_lists_are_ground_truths() {
+        assert_eq!(ground_truths(&json!(18)).unwrap(), ["18"]);
+        assert_eq!(ground_truths(&json!(["a", 2.5])).unwrap(), ["a", "2.5"]);
+    }
+
+    #[test]
+    fn a_missing_ground_truth_is_an_error_and_never_a_match() {
+        for value in [json!(null), json!({}), json!([]), json!([null])] {
+            assert!(matches!(ground_truths(&value), Err(RewardError::GroundTruth { .. })), "{value}");
+        }
+    }
+}

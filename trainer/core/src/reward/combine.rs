@@ -1,0 +1,95 @@
+//! From the values of several reward functions to one number.
+
+use std::collections::BTreeMap;
+
+use super::{Overlong, RewardError};
+
+/// Bounds of the weighted sum.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Clip {
+    min: f64,
+    max: f64,
+}
+
+impl Clip {
+    /// Bounds; an absent one is infinite.
+    ///
+    /// # Errors
+    /// [`RewardError::Setting`] unless `min <= max`.
+    pub fn new(min: Option<f64>, max: Option<f64>) -> Result<Self, RewardError> {
+        let (min, max) = (min.unwrap_or(f64::NEG_INFINITY), max.unwrap_or(f64::INFINITY));
+        if min <= max {
+            return Ok(Self { min, max });
+        }
+        let value = format!("[{min}, {max}]");
+        Err(RewardError::Setting { function: "clip", field: "min", value, expected: "at most max" })
+    }
+}
+
+/// One function's value and its weight in the sum.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct WeightedPart<'a> {
+    /// The function's name.
+    pub name: &'a str,
+    /// Its weight; negative turns a reward into a penalty.
+    pub weight: f64,
+    /// What it said.
+    pub value: f64,
+}
+
+/// How parts become one reward: `clip(sum of weight x value) + overlong penalty`.
+///
+/// The penalty comes after the clip, so that bounds such as `[0, 1]` do not swallow it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Combiner {
+    /// Bounds of the sum.
+    pub clip: Option<Clip>,
+    /// Length shaping.
+    pub overlong: Option<Overlong>,
+}
+
+impl Combiner {
+    /// The reward of a completion of `num_tokens` tokens.
+    pub fn value<'a>(&self, parts: impl IntoIterator<Item = WeightedPart<'a>>, num_tokens: usize) -> f64 {
+        let sum: f64 = parts.into_iter().map(|part| part.weight * part.value).sum();
+        let clipped = self.clip.map_or(sum, |clip| sum.clamp(clip.min, clip.max));
+        clipped + self.overlong.map_or(0.0, |overlong| overlong.penalty(num_tokens))
+    }
+}
+
+/// The parts by name, as they are recorded.
+pub fn parts_by_name<'a>(parts: impl IntoIterator<Item = WeightedPart<'a>>) -> BTreeMap<String, f64> {
+    parts.into_iter().map(|part| (part.name.to_owned(), part.value)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PARTS: [WeightedPart<'_>; 2] = [
+        WeightedPart { name: "right", weight: 2.0, value: 1.0 },
+        WeightedPart { name: "long", weight: 0.5, value: -1.0 },
+    ];
+
+    #[test]
+    fn parts_are_weighted_and_summed() {
+        assert_eq!(Combiner::default().value(PARTS, 10), 1.5);
+        assert_eq!(Combiner::default().value([], 10), 0.0);
+        assert_eq!(parts_by_name(PARTS), BTreeMap::from([("right".into(), 1.0), ("long".into(), -1.0)]));
+    }
+
+    #[test]
+    fn the_overlong_penalty_survives_the_clip() {
+        let clip = Some(Clip::new(Some(0.0), Some(1.0)).unwrap());
+        let overlong = Some(Overlong::new(100, 20, 2.0).unwrap());
+        assert_eq!(Combiner { clip, overlong }.value(PARTS, 90), 0.0);
+        assert_eq!(Combiner { clip, overlong }.value(PARTS, 100), -1.0);
+    }
+
+    #[test]
+    fn clip_bounds_are_in_order() {
+        assert!(Clip::new(Some(1.0), None).is_ok());
+        assert!(matches!(Clip::new(Some(1.0), Some(0.0)), Err(RewardError::Setting { .. })));
+        assert!(matches!(Clip::new(Some(f64::NAN), None), Err(RewardError::Setting { .. })));
+    }
+}

@@ -1,0 +1,45 @@
+//! Partial credit: how much of the answer stands in its place.
+
+use super::{RewardError, RewardFunction, Sample, ground_truths};
+
+/// Share of positions at which the trimmed completion has the ground truth's character, over the longer of the
+/// two lengths; the best ground truth counts. 1 exactly when [`super::Exact`] is 1, 0 when no position agrees.
+///
+/// A dense companion of `Exact` for tasks whose answers are short strings, such as the generated arithmetic.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MatchingCharacters;
+
+impl RewardFunction for MatchingCharacters {
+    fn score(&self, sample: &Sample<'_>) -> Result<f64, RewardError> {
+        let completion = sample.completion.trim();
+        let truths = ground_truths(sample.ground_truth)?;
+        Ok(truths.iter().map(|truth| matching_share(completion, truth.trim())).fold(0.0, f64::max))
+    }
+
+    fn range(&self) -> (f64, f64) {
+        (0.0, 1.0)
+    }
+}
+
+fn matching_share(left: &str, right: &str) -> f64 {
+    let longer = left.chars().count().max(right.chars().count());
+    if longer == 0 {
+        return 1.0;
+    }
+    let num_equal = left.chars().zip(right.chars()).filter(|(a, b)| a == b).count();
+    num_equal as f64 / longer as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::sample;
+    use super::*;
+
+    #[test]
+    fn each_right_position_earns_its_share() {
+        let score = |text: &str| MatchingCharacters.score(&sample(text, &json!("1234"))).unwrap();
+        assert_eq!(["1234", "1294", "234", "12345", ""].map(score), [1.0, 0.75, 0.0, 0.8, 0.0]);
+    }
+}

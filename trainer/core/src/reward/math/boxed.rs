@@ -1,0 +1,58 @@
+//! Finding the answer in its box.
+
+/// What stands in the last box of `text`: the balanced braces after the last `\boxed` (or, without one, `\fbox`),
+/// or the text after the last `\boxed ` up to a dollar sign. `None` without a box or when its braces never close.
+pub fn last_answer(text: &str) -> Option<&str> {
+    const UNBRACED: &str = "\\boxed ";
+    if let Some(start) = text.rfind(UNBRACED) {
+        return text[start + UNBRACED.len()..].split('$').next();
+    }
+    ["\\boxed", "\\fbox"]
+        .iter()
+        .find_map(|command| Some(&text[text.rfind(command)? + command.len()..]))
+        .and_then(braced)
+}
+
+/// The inside of the braces that `text` opens with.
+fn braced(text: &str) -> Option<&str> {
+    let inside = text.strip_prefix('{')?;
+    let mut depth = 1usize;
+    for (idx, byte) in inside.bytes().enumerate() {
+        match byte {
+            b'{' => depth += 1,
+            b'}' => depth -= 1,
+            _ => continue,
+        }
+        if depth == 0 {
+            return Some(&inside[..idx]);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn braces_are_balanced_and_the_last_box_wins() {
+        let cases = [
+            ("\\boxed{7}", Some("7")),
+            ("\\boxed{1} then \\boxed{\\frac{a}{b}} done}", Some("\\frac{a}{b}")),
+            ("\\boxed{{}}", Some("{}")),
+            ("\\boxed{}", Some("")),
+            ("\\fbox{9}", Some("9")),
+            ("\\fbox{9} \\boxed{8}", Some("8")),
+            ("$\\boxed 12$ dollars", Some("12")),
+            ("\\boxed{é}", Some("é")),
+            ("\\boxed{1", None),
+            ("\\boxed", None),
+            ("\\boxed7", None),
+            ("7", None),
+            ("", None),
+        ];
+        for (text, answer) in cases {
+            assert_eq!(last_answer(text), answer, "{text}");
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! Rewriting LaTeX answers until equal answers are equal text.
+//!
+//! The order of the rules matters and is the benchmark's own. Where its program would stop with an error (a
+//! `\frac` without arguments, two units), the pair is compared as it was written.
+
+/// Whether two answers are the same after normalisation, or literally when one of them cannot be normalised.
+pub fn are_equivalent(left: &str, right: &str) -> bool {
+    match (normalised(left), normalised(right)) {
+        (Some(left), Some(right)) => left == right,
+        _ => left == right,
+    }
+}
+
+/// `(written, read as)`, applied one after the other over the whole text.
+const REPLACEMENTS: [(&str, &str); 10] = [
+    ("\n", ""),
+    ("\\!", ""),
+    ("\\\\", "\\"),
+    ("tfrac", "frac"),
+    ("dfrac", "frac"),
+    ("\\left", ""),
+    ("\\right", ""),
+    ("^{\\circ}", ""),
+    ("^\\circ", ""),
+    ("\\$", ""),
+];
+
+fn normalised(answer: &str) -> Option<String> {
+    let mut text = answer.to_owned();
+    for (written, read) in &REPLACEMENTS {
+        text = text.replace(written, read);
+    }
+    text = without_unit(&text)?.replace("\\%", "").replace(" .", " 0.").replace("{.", "{0.");
+    if text.starts_with('.') {
+        text.insert(0, '0');
+    }
+    text = without_variable(&text).to_owned();
+    text = with_braced_roots(&text)?.replace(' ', "");
+    text = with_braced_fractions(&text)?;
+    if text == "0.5" {
+        text = "\\frac{1}{2}".to_owned();
+    }
+    Some(slash_as_fraction(&text).unwrap_or(text))
+}
+
+/// Drops what follows `\text{ `, which the benchmark writes before units only.
+fn without_unit(text: &str) -> Option<&str> {
+    let mut parts = text.split("\\text{ ");
+    let number = parts.next()?;
+    (parts.count() <= 1).then_some(number)
+}
+
+/// Drops a left-hand side of at most two characters: `k = 3` is `3`.
+fn without_variable(text: &str) -> &str {
+    match text.split_once('=') {
+        Some((variable, value)) if variable.chars().count() <= 2 && !value.contains('=') => value,
+        _ => text,
+    }
+}
+
+/// `\sqrt3` becomes `\sqrt{3}`.
+fn with_braced_roots(text: &str) -> Option<String> {
+    let mut parts = text.split("\\sqrt");
+    let mut out = parts.next()?.to_owned();
+    for part in parts {
+        let (radicand, rest) = split_first(part)?;
+        out += "\\sqrt";
+        out += &braced(radicand);
+        out += rest;
+    }
+    Some(out)
+}
+
+/// `\frac12` and `\frac1{2}` become `\frac{1}{2}`.
+fn with_braced_fractions(text: &str) -> Option<String> {
+    let mut parts = text.split("\\frac");
+    let mut out = parts.next()?.to_owned();
+    for part in parts {
+        let (numerator, rest) = split_first(part)?;
+        out += "\\frac";
+        if numerator == '{' {
+            out += part;
+            continue;
+        }
+        let Some((denominator, rest)) = split_first(rest) else { return Some(text.to_owned()) };
+        out += &braced(numerator);
+        out += &braced(denominator);
+        out += rest;
+    }
+    Some(out)
+}
+
+/// An argument of one character in braces; an opening brace stays, since its argument follows in the rest.
+fn braced(argument: char) -> String {
+    if argument == '{' { "{".to_owned() } else { format!("{{{argument}}}") }
+}
+
+fn split_first(text: &str) -> Option<(char, &str)> {
+    let mut characters = text.chars();
+    Some((characters.next()?, characters.as_str()))
+}
+
+/// `3/4` of two plainly written integers as a fraction.
+fn slash_as_fraction(text: &str) -> Option<String> {
+    let (numerator, denominator) = text.split_once('/')?;
+    let both = is_plain_integer(numerator) && is_plain_integer(denominator);
+    both.then(|| format!("\\frac{{{numerator}}}{{{denominator}}}"))
+}
+
+/// An integer as a program prints it: no plus sign, no leading zeros, no `-0`.
+fn is_plain_integer(text: &str) -> bool {
+    let digits = text.strip_prefix('-').unwrap_or(text);
+    let plain = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    plain && (text == "0" || !digits.starts_with('0'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EQUIVALENT: &[(&str, &str)] = &[
+        ("1", "1"),
+        (" 1 ", "1"),
+        ("1 + 2", "1+2"),
+        ("\\frac{1}{2}", "\\frac12"),
+        ("\\frac{1}{2}", "\\frac1{2}"),
+        ("\\dfrac{1}{2}", "\\frac{1}{2}"),
+        ("\\tfrac{1}{2}", "\\frac{1}{2}"),
+        ("\\frac{1}{2}", "1/2"),
+        ("\\frac{-3}{4}", "-3/4"),
+        ("0.5", "\\frac{1}{2}"),
+        (".5", "0.5"),
+        (".5", "1/2"),
+        ("0.5", "1/2"),
+        ("x=5", "5"),
+        ("x = 5", "5"),
+        ("k=\\frac13", "\\frac{1}{3}"),
+        ("\\sqrt3", "\\sqrt{3}"),
+        ("2\\sqrt 3", "2\\sqrt{ }3"),
+        ("\\frac{\\sqrt3}{2}", "\\frac{\\sqrt{3}}{2}"),
+        ("\\sqrt2+\\sqrt3", "\\sqrt{2}+\\sqrt{3}"),
+        ("50\\%", "50"),
+        ("\\$12.50", "12.50"),
+        ("5 ", "5"),
+        ("90^\\circ", "90"),
+        ("90^{\\circ}", "90"),
+        ("5\\text{ cm}", "5"),
+        ("10\\text{ square inches}", "10"),
+        ("\\left(1,2\\right)", "(1,2)"),
+        ("\\left[0, 1\\right)", "[0,1)"),
+        ("(1, 2)", "(1,2)"),
+        ("1\\!000", "1000"),
+        ("10,\\!000", "10,000"),
+        ("3\n4", "34"),
+        ("\\\\frac{1}{2}", "\\frac{1}{2}"),
+        ("( .5, .25)", "(0.5,0.25)"),
+        ("\\frac{.5}{2}", "\\frac{0.5}{2}"),
+        ("\\frac ab", "\\frac{a}{b}"),
+        ("x^2 + 1", "x^2+1"),
+        ("\\frac12x", "\\frac{1}{2}x"),
+        ("\\frac1{72}", "\\frac{1}{72}"),
+        ("-\\frac12", "-\\frac{1}{2}"),
+        ("\\text{even}", "\\text{even}"),
+        ("\\frac", "\\frac"),
+        ("\\sqrt", "\\sqrt"),
+        ("", ""),
+    ];
+
+    const DIFFERENT: &[(&str, &str)] = &[
+        ("1", "2"),
+        ("1", ""),
+        ("2/4", "1/2"),
+        ("0.50", "\\frac{1}{2}"),
+        ("0.25", "\\frac{1}{4}"),
+        ("1,000", "1000"),
+        ("(1,2)", "(2,1)"),
+        ("abc=5", "5"),
+        ("x=y=5", "5"),
+        ("+1/2", "\\frac{1}{2}"),
+        ("01/2", "\\frac{1}{2}"),
+        ("-0/2", "\\frac{-0}{2}"),
+        ("1/2/3", "\\frac{1}{2}/3"),
+        ("\\sqrt{3}", "\\sqrt{5}"),
+        ("x+1", "1+x"),
+        ("\\frac", "\\frac "),
+        ("5\\text{cm}", "5"),
+        ("1\\text{ a}2\\text{ b}", "1"),
+        ("\\text{Even}", "\\text{even}"),
+        ("2.0", "2"),
+        ("$5$", "5"),
+    ];
+
+    #[test]
+    fn the_golden_pairs_keep_their_verdict_in_both_directions() {
+        for (pairs, expected) in [(EQUIVALENT, true), (DIFFERENT, false)] {
+            for (left, right) in pairs {
+                assert_eq!(are_equivalent(left, right), expected, "{left:?} and {right:?}");
+                assert_eq!(are_equivalent(right, left), expected, "{right:?} and {left:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn odd_text_never_panics() {
+        for text in ["\\frac1", "\\frac{", "\\sqrt", "=", "/", "\\fracé", "\\text{ ", "\\\\\\\\", "{.", "é=1"]
+        {
+            assert!(are_equivalent(text, text), "{text}");
+        }
+    }
+}
