@@ -3,7 +3,9 @@
 //! Nothing here knows a tensor, a thread, a file or a clock, so all of it is tested in seconds and runs the same
 //! on a laptop and on a thousand devices.
 
+pub mod engine;
 pub mod permutation;
 pub mod reward;
+pub mod sampling;
 pub mod task;
 pub mod types;

@@ -1,0 +1,31 @@
+//! The paged rollout engine's pure half: which sequence runs when, and in which blocks its keys and values lie.
+//!
+//! ```text
+//!   add(request) -> waiting --admit--> running --finish--> back to the caller
+//!                      ^                  |
+//!                      +----- preempt ----+          (out of blocks: recomputed later)
+//!
+//!   loop { schedule() -> Step; run its prefills, then its copies, then one decode of running(); advance(tokens) }
+//! ```
+//! Four nouns, as in vLLM: [`Block`] and [`BlockPool`], [`Sequence`], [`Scheduler`]. A running sequence always has
+//! the keys and values of every token **but its last** in the cache; a decode writes the last token's and yields the
+//! logits of the next one. So a prefill never samples, a group's prompt is prefilled once whatever the number of
+//! its samples, and a preempted sequence resumes by the same two moves as a new one.
+//!
+//! Invariants, each held by a property test over random loads:
+//! 1. a block is either free or held, and every block is free again when all sequences have finished;
+//! 2. no slot is written while two sequences can see it (copy on write);
+//! 3. each row of a decode sees exactly its own tokens;
+//! 4. the oldest running sequence is never preempted, so every request finishes.
+//!
+//! No tensors here, no probabilities, no clock.
+
+mod block_pool;
+mod scheduler;
+mod sequence;
+mod text;
+
+pub use block_pool::{Block, BlockPool};
+pub use scheduler::{BlockCopy, Prefill, Scheduler, SchedulerError, SchedulerLimits, SchedulerStats, Step};
+pub use sequence::{Sequence, SequenceRequest};
+pub use text::{Detokenizer, IncrementalText};

@@ -1,0 +1,346 @@
+//! First come, first served continuous batching over a pool of blocks.
+//!
+//! Each step first makes room for the next token of everything that runs, preempting from the back when blocks
+//! are short, and then lets waiting sequences join. The samples of a request fork from one prefilled prompt: its
+//! full blocks stay shared, the partial last one is copied by the first write into it.
+
+use std::collections::VecDeque;
+
+use super::sequence::slot;
+use super::{Block, BlockPool, Sequence, SequenceRequest};
+use crate::types::TokenId;
+
+/// What bounds the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SchedulerLimits {
+    /// Blocks of the cache.
+    pub num_blocks: u32,
+    /// Tokens a block holds.
+    pub block_size: usize,
+    /// Sequences that may decode together.
+    pub max_concurrent: usize,
+    /// Tokens that one step may prefill; a longer prompt is prefilled in a step of its own.
+    pub max_prefill_tokens: usize,
+}
+
+/// Why a request cannot be scheduled.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SchedulerError {
+    /// Nothing to continue.
+    #[error("prompt of request {request_idx} is empty; a rollout needs at least one prompt token")]
+    EmptyPrompt {
+        /// Number that the request would have had.
+        request_idx: usize,
+    },
+    /// Nothing may be written.
+    #[error("request {request_idx} asks for 0 new tokens; at least 1 is needed")]
+    NoNewTokens {
+        /// Number that the request would have had.
+        request_idx: usize,
+    },
+    /// Even alone it would run out of blocks.
+    #[error("request {request_idx} needs {needed} cache blocks at its longest, the cache has {num_blocks}")]
+    TooLong {
+        /// Number that the request would have had.
+        request_idx: usize,
+        /// Blocks of its longest possible sample.
+        needed: usize,
+        /// Blocks of the cache.
+        num_blocks: usize,
+    },
+    /// Limits under which nothing can run.
+    #[error("rollout limit {name} is 0, must be at least 1")]
+    ZeroLimit {
+        /// Which limit.
+        name: &'static str,
+    },
+}
+
+/// Tokens whose keys and values are to be computed and stored; nothing is sampled from them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prefill {
+    /// The tokens, at positions 0, 1, ...
+    pub tokens: Vec<TokenId>,
+    /// Cache slot of each token.
+    pub slots: Vec<usize>,
+}
+
+/// A block to be duplicated before the step's decode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockCopy {
+    /// Number of the block to read.
+    pub src: u32,
+    /// Number of the block to overwrite; no two copies of a step share it.
+    pub dst: u32,
+}
+
+/// Work of one step: the prefills, then the copies, then one decode of [`Scheduler::running`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Step {
+    /// Packed together into one batch.
+    pub prefills: Vec<Prefill>,
+    /// All sources are read before, or in the order of, the writes.
+    pub copies: Vec<BlockCopy>,
+}
+
+/// What the scheduler has done since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SchedulerStats {
+    /// Tokens prefilled, recomputed ones included.
+    pub prefilled_tokens: usize,
+    /// Sequences sent back to wait because blocks ran out.
+    pub preemptions: usize,
+}
+
+/// The prompt that a request's waiting samples will fork from.
+#[derive(Debug, Default)]
+struct Group {
+    num_unforked: usize,
+    /// Blocks of all prompt tokens but the last; present from the first fork to the last.
+    prefix: Option<Vec<Block>>,
+}
+
+/// What becomes of a freshly computed prompt while samples of the same request still wait.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Prefix {
+    KeptForSiblings,
+    Unshared,
+}
+
+/// Decides what runs; see the module above for the loop around it.
+#[derive(Debug)]
+pub struct Scheduler {
+    limits: SchedulerLimits,
+    pool: BlockPool,
+    groups: Vec<Group>,
+    waiting: VecDeque<Sequence>,
+    running: Vec<Sequence>,
+    stats: SchedulerStats,
+}
+
+impl Scheduler {
+    /// An idle scheduler.
+    ///
+    /// # Errors
+    /// [`SchedulerError::ZeroLimit`] when one of the limits leaves no room for anything.
+    pub fn new(limits: SchedulerLimits) -> Result<Self, SchedulerError> {
+        let named = [
+            ("num_blocks", limits.num_blocks as usize),
+            ("block_size", limits.block_size),
+            ("max_concurrent", limits.max_concurrent),
+            ("max_prefill_tokens", limits.max_prefill_tokens),
+        ];
+        if let Some((name, _)) = named.into_iter().find(|(_, value)| *value == 0) {
+            return Err(SchedulerError::ZeroLimit { name });
+        }
+        Ok(Self {
+            limits,
+            pool: BlockPool::new(limits.num_blocks),
+            groups: Vec::new(),
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            stats: SchedulerStats::default(),
+        })
+    }
+
+    /// Queues every sample of a request.
+    ///
+    /// # Errors
+    /// When the request is empty, or so long that it could not run even alone.
+    pub fn add(&mut self, request: &SequenceRequest) -> Result<(), SchedulerError> {
+        let request_idx = self.groups.len();
+        if request.prompt.is_empty() {
+            return Err(SchedulerError::EmptyPrompt { request_idx });
+        }
+        if request.max_new_tokens == 0 {
+            return Err(SchedulerError::NoNewTokens { request_idx });
+        }
+        let needed = blocks_of_request(request, self.limits.block_size);
+        if needed > self.pool.num_blocks() {
+            return Err(SchedulerError::TooLong { request_idx, needed, num_blocks: self.pool.num_blocks() });
+        }
+        self.groups.push(Group { num_unforked: request.seeds.len(), prefix: None });
+        self.waiting.extend(Sequence::of_request(request_idx, request));
+        Ok(())
+    }
+
+    /// Plans the next step; afterwards every sequence in [`Self::running`] has a slot for its last token.
+    pub fn schedule(&mut self) -> Step {
+        let mut step = Step::default();
+        let num_preempted = self.stats.preemptions;
+        self.make_room_for_running(&mut step);
+        // Whoever joined right after a preemption would take the very blocks that were missing.
+        if self.stats.preemptions == num_preempted {
+            self.admit_waiting(&mut step);
+        }
+        step
+    }
+
+    /// The rows of the decode, oldest first.
+    pub fn running(&self) -> &[Sequence] {
+        &self.running
+    }
+
+    /// Appends the token that each running sequence has drawn and hands back those that are finished; the blocks
+    /// of a finished sequence are free before the next step.
+    ///
+    /// `drawn` holds, in the order of [`Self::running`], the token and whether it is the sequence's last.
+    pub fn advance(&mut self, drawn: &[(TokenId, bool)]) -> Vec<Sequence> {
+        debug_assert_eq!(drawn.len(), self.running.len());
+        let mut finished = Vec::new();
+        let mut still_running = Vec::with_capacity(self.running.len());
+        for (mut sequence, &(token, is_last)) in self.running.drain(..).zip(drawn) {
+            sequence.tokens.push(token);
+            if is_last {
+                sequence.block_table.clear();
+                finished.push(sequence);
+            } else {
+                still_running.push(sequence);
+            }
+        }
+        self.running = still_running;
+        finished
+    }
+
+    /// Sequences that have not started or were preempted.
+    pub fn num_waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Whether nothing is left to do.
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.running.is_empty()
+    }
+
+    /// Counts since the scheduler was made.
+    pub fn stats(&self) -> SchedulerStats {
+        self.stats
+    }
+
+    /// Blocks that nobody holds.
+    pub fn num_free_blocks(&self) -> usize {
+        self.pool.num_free()
+    }
+
+    fn make_room_for_running(&mut self, step: &mut Step) {
+        let mut idx = 0;
+        while idx < self.running.len() {
+            if self.reserve_last_slot_of(idx, step) {
+                idx += 1;
+            } else if !self.drop_idle_prefixes() {
+                self.preempt_youngest();
+            }
+        }
+    }
+
+    fn reserve_last_slot_of(&mut self, running_idx: usize, step: &mut Step) -> bool {
+        reserve_last_slot(&self.pool, &mut self.running[running_idx], self.limits.block_size, step)
+    }
+
+    /// Gives up the prompts kept for samples that still wait; they are cheaper to compute again than a sequence.
+    fn drop_idle_prefixes(&mut self) -> bool {
+        let num_free = self.pool.num_free();
+        self.groups.iter_mut().for_each(|group| group.prefix = None);
+        self.pool.num_free() > num_free
+    }
+
+    fn preempt_youngest(&mut self) {
+        if let Some(mut sequence) = self.running.pop() {
+            sequence.block_table.clear();
+            self.waiting.push_front(sequence);
+            self.stats.preemptions += 1;
+        }
+    }
+
+    fn admit_waiting(&mut self, step: &mut Step) {
+        while self.running.len() < self.limits.max_concurrent && self.has_headroom() {
+            let Some(sequence) = self.waiting.pop_front() else { return };
+            let Err(refused) = self.try_admit(sequence, step, Prefix::KeptForSiblings) else { continue };
+            if !self.running.is_empty() {
+                return self.waiting.push_front(refused);
+            }
+            // Nothing runs, so only prefixes can hold blocks: without them any one sequence fits.
+            self.drop_idle_prefixes();
+            if let Err(refused) = self.try_admit(refused, step, Prefix::Unshared) {
+                return self.waiting.push_front(refused);
+            }
+        }
+    }
+
+    /// A hundredth of the blocks stays free while something runs, so that a newcomer is not preempted at once.
+    fn has_headroom(&self) -> bool {
+        self.running.is_empty() || self.pool.num_free() > self.pool.num_blocks() / 100
+    }
+
+    /// Moves a sequence to the running ones, or hands it back untouched when blocks or the token budget are short.
+    fn try_admit(&mut self, mut sequence: Sequence, step: &mut Step, keep: Prefix) -> Result<(), Sequence> {
+        let group_idx = sequence.request_idx;
+        // What was preempted has written tokens of its own; it is computed again as a whole.
+        let is_fork = sequence.completion().is_empty();
+        let kept = if is_fork { self.groups[group_idx].prefix.take() } else { None };
+        let is_computed = kept.is_some();
+        let Some(prefix) = kept.or_else(|| self.allocate_prefix(&sequence, step)) else {
+            return Err(sequence);
+        };
+        let siblings_wait = is_fork && self.groups[group_idx].num_unforked > 1;
+        let for_siblings = (siblings_wait && keep == Prefix::KeptForSiblings).then(|| prefix.clone());
+        sequence.block_table = prefix;
+        let prefill = (!is_computed).then(|| self.prefill_of(&sequence));
+        if !reserve_last_slot(&self.pool, &mut sequence, self.limits.block_size, step) {
+            let prefix = std::mem::take(&mut sequence.block_table);
+            if is_computed {
+                self.groups[group_idx].prefix = Some(prefix);
+            }
+            return Err(sequence);
+        }
+        if is_fork {
+            self.groups[group_idx] =
+                Group { num_unforked: self.groups[group_idx].num_unforked - 1, prefix: for_siblings };
+        }
+        if let Some(prefill) = prefill.filter(|prefill| !prefill.tokens.is_empty()) {
+            self.stats.prefilled_tokens += prefill.tokens.len();
+            step.prefills.push(prefill);
+        }
+        self.running.push(sequence);
+        Ok(())
+    }
+
+    /// Blocks for every token but the last, when the step's token budget allows computing them.
+    fn allocate_prefix(&self, sequence: &Sequence, step: &Step) -> Option<Vec<Block>> {
+        let num_tokens = sequence.last_position();
+        let planned: usize = step.prefills.iter().map(|prefill| prefill.tokens.len()).sum();
+        let fits_budget = planned == 0 || planned + num_tokens <= self.limits.max_prefill_tokens;
+        fits_budget.then(|| self.pool.allocate_many(num_tokens.div_ceil(self.limits.block_size)))?
+    }
+
+    fn prefill_of(&self, sequence: &Sequence) -> Prefill {
+        let num_tokens = sequence.last_position();
+        let slots = (0..num_tokens).map(|p| slot(&sequence.block_table, p, self.limits.block_size)).collect();
+        Prefill { tokens: sequence.tokens[..num_tokens].to_vec(), slots }
+    }
+}
+
+/// Cache blocks that one sample of a request holds at its longest; its very last token is never fed back.
+fn blocks_of_request(request: &SequenceRequest, block_size: usize) -> usize {
+    (request.prompt.len() + request.max_new_tokens - 1).div_ceil(block_size)
+}
+
+/// Gives the last token a slot that only this sequence can see; false, with nothing changed, when no block is free.
+fn reserve_last_slot(pool: &BlockPool, sequence: &mut Sequence, block_size: usize, step: &mut Step) -> bool {
+    let block_idx = sequence.last_position() / block_size;
+    let is_new = block_idx == sequence.block_table.len();
+    if !is_new && !sequence.block_table[block_idx].is_shared() {
+        return true;
+    }
+    let Some(block) = pool.allocate() else { return false };
+    if is_new {
+        sequence.block_table.push(block);
+    } else {
+        step.copies.push(BlockCopy { src: sequence.block_table[block_idx].idx(), dst: block.idx() });
+        sequence.block_table[block_idx] = block;
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,112 @@
+//! Text of a growing token sequence, and stop strings in it.
+//!
+//! A token is not a piece of text: a character may be spread over several tokens, and some tokenizers decode a
+//! token differently after another. So only text that later tokens cannot change is added, by decoding a short
+//! window twice, with and without the new tokens (the scheme of vLLM's incremental detokenizer).
+
+use crate::types::TokenId;
+
+/// Turns tokens into text.
+pub trait Detokenizer {
+    /// Text of `tokens` without special tokens; bytes that are no character yet become U+FFFD.
+    fn decode(&self, tokens: &[TokenId]) -> String;
+}
+
+/// Text decoded so far from a sequence that grows at its end.
+#[derive(Clone, Debug, Default)]
+pub struct IncrementalText {
+    text: String,
+    /// Tokens from here on are decoded again, as context of the next ones.
+    window_start: usize,
+    /// Tokens before this one are in `text`.
+    read_end: usize,
+}
+
+impl IncrementalText {
+    /// Takes in the tokens that were appended since the last call and looks for `stop` strings in the text that
+    /// they completed; returns the byte offset at which the earliest match begins.
+    ///
+    /// `tokens` is the whole sequence, of which earlier calls have seen a prefix.
+    pub fn extend(
+        &mut self,
+        tokens: &[TokenId],
+        detokenizer: &dyn Detokenizer,
+        stop: &[String],
+    ) -> Option<usize> {
+        let known = detokenizer.decode(&tokens[self.window_start..self.read_end]);
+        let window = detokenizer.decode(&tokens[self.window_start..]);
+        let is_whole = !window.ends_with('\u{FFFD}');
+        let added = window.get(known.len()..).filter(|added| is_whole && !added.is_empty())?;
+        let old_len = self.text.len();
+        self.text.push_str(added);
+        self.window_start = self.read_end;
+        self.read_end = tokens.len();
+        stop.iter().filter_map(|stop| find_from(&self.text, stop, old_len)).min()
+    }
+
+    /// What has been decoded; text of trailing tokens that end inside a character is missing.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+}
+
+/// First match of `stop` that ends behind byte `old_len`.
+fn find_from(text: &str, stop: &str, old_len: usize) -> Option<usize> {
+    let mut start = (old_len + 1).saturating_sub(stop.len());
+    while !text.is_char_boundary(start) {
+        start -= 1;
+    }
+    text[start..].find(stop).map(|at| start + at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One byte a token.
+    struct Bytes;
+
+    impl Detokenizer for Bytes {
+        fn decode(&self, tokens: &[TokenId]) -> String {
+            let bytes: Vec<u8> = tokens.iter().map(|&token| token as u8).collect();
+            String::from_utf8_lossy(&bytes).into_owned()
+        }
+    }
+
+    fn stops_at(text: &str, stop: &[&str]) -> Option<(usize, String)> {
+        let stop: Vec<String> = stop.iter().map(|s| (*s).to_owned()).collect();
+        let tokens: Vec<TokenId> = text.bytes().map(TokenId::from).collect();
+        let mut incremental = IncrementalText::default();
+        for len in 1..=tokens.len() {
+            if let Some(at) = incremental.extend(&tokens[..len], &Bytes, &stop) {
+                return Some((len, incremental.as_str()[..at].to_owned()));
+            }
+        }
+        assert_eq!(incremental.as_str(), text);
+        None
+    }
+
+    #[test]
+    fn a_stop_string_across_tokens_is_found_with_its_last_token() {
+        assert_eq!(stops_at("one\n\ntwo", &["\n\n"]), Some((5, "one".to_owned())));
+        assert_eq!(stops_at("aaab", &["aab", "x"]), Some((4, "a".to_owned())));
+        assert_eq!(stops_at("one two", &["three"]), None);
+    }
+
+    #[test]
+    fn the_stop_string_that_is_complete_first_wins() {
+        assert_eq!(stops_at("abcdef", &["def", "cd"]), Some((4, "ab".to_owned())));
+        assert_eq!(stops_at("abcdef", &["cde", "bcde"]), Some((5, "a".to_owned())), "the earlier start");
+    }
+
+    #[test]
+    fn characters_of_several_tokens_appear_when_they_are_whole() {
+        assert_eq!(stops_at("naïve – ja", &["–"]), Some((10, "naïve ".to_owned())));
+        let mut incremental = IncrementalText::default();
+        let tokens: Vec<TokenId> = "é".bytes().map(TokenId::from).collect();
+        incremental.extend(&tokens[..1], &Bytes, &[]);
+        assert_eq!(incremental.as_str(), "");
+        incremental.extend(&tokens, &Bytes, &[]);
+        assert_eq!(incremental.as_str(), "é");
+    }
+}
