@@ -4,6 +4,7 @@
 //! on a laptop and on a thousand devices.
 
 pub mod engine;
+pub mod metrics;
 pub mod permutation;
 pub mod reward;
 pub mod sampling;
