@@ -1,0 +1,72 @@
+//! The exit codes that trainer, operator and command line agree on. What the operator does about each is not
+//! decided here.
+
+use std::process;
+
+/// Why a process of ours ended. Codes from 75 follow `sysexits.h` in spirit; below 75 the shell's own meanings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum ExitCode {
+    /// All work is done.
+    Success = 0,
+    /// An error without a class of its own, such as a bug.
+    Failure = 1,
+    /// The command line or the manifest is wrong; nothing was started.
+    Usage = 2,
+    /// Reading or writing failed in a way that may pass (full disk, broken mount, unreachable hub).
+    RetryableIo = 75,
+    /// Another rank of the job is gone.
+    PeerLost = 76,
+    /// The loss or the gradients stayed non-finite for too many steps.
+    Diverged = 77,
+    /// The job cannot work on this model, data or machine; trying again cannot help.
+    BadConfig = 78,
+    /// No complete checkpoint could be read although one was asked for.
+    CorruptCheckpoint = 79,
+    /// Stopped by a signal or a deadline after saving a checkpoint; starting again resumes.
+    Preempted = 80,
+}
+
+impl ExitCode {
+    /// Every code, in order.
+    pub const ALL: [Self; 9] = [
+        Self::Success,
+        Self::Failure,
+        Self::Usage,
+        Self::RetryableIo,
+        Self::PeerLost,
+        Self::Diverged,
+        Self::BadConfig,
+        Self::CorruptCheckpoint,
+        Self::Preempted,
+    ];
+
+    /// The number that the process ends with.
+    pub const fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// The reason behind a process's code; `None` for codes that are not ours, such as 137 for a kill.
+    pub fn from_code(code: i32) -> Option<Self> {
+        Self::ALL.into_iter().find(|exit| i32::from(exit.code()) == code)
+    }
+}
+
+impl From<ExitCode> for process::ExitCode {
+    fn from(exit: ExitCode) -> Self {
+        Self::from(exit.code())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ExitCode;
+
+    #[test]
+    fn every_code_is_found_again_and_a_kill_is_none_of_them() {
+        for exit in ExitCode::ALL {
+            assert_eq!(ExitCode::from_code(i32::from(exit.code())), Some(exit));
+        }
+        assert_eq!(ExitCode::from_code(137), None);
+    }
+}

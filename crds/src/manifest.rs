@@ -1,0 +1,27 @@
+//! A manifest as it stands in a file: type, metadata and specification. Rules live in `rules`.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// The API group and version.
+pub const API_VERSION: &str = "rltraining.dev/v1alpha1";
+/// The kind.
+pub const KIND: &str = "RLTrainingJob";
+
+/// The part of Kubernetes' object metadata that a local run uses; the rest is Kubernetes' own and passed over.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Metadata {
+    /// Name of the job; also of its run folder.
+    pub name: String,
+    /// Namespace on a cluster.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+    /// Labels for people and tools.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// Annotations for people and tools.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+}

@@ -1,0 +1,73 @@
+//! The specification with every default filled in, in types that cannot hold a contradiction.
+//!
+//! [`crate::validate`] is the only way to one: code behind it checks nothing again. Serialised, a resolved
+//! specification is a manifest that resolves to itself. No rules live here (see `rules`), only defaults.
+
+mod algorithm;
+mod model;
+mod preset;
+mod training;
+
+use serde::Serialize;
+
+pub use algorithm::*;
+pub use model::*;
+pub use preset::{Preset, preset};
+pub use training::*;
+
+use crate::spec::{
+    CheckpointSpec, DataSpec, RLTrainingJobSpec, RewardsSpec, RolloutSpec, RunPolicySpec, TrackingSpec,
+    WorkersSpec,
+};
+
+/// A specification in which every default is filled in.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResolvedSpec {
+    /// The model.
+    pub model: ResolvedModel,
+    /// The data sets; [`DataSpec::source`] tells generated from read ones.
+    pub data: DataSpec,
+    /// The judgement, the preset's penalty on length included.
+    pub rewards: RewardsSpec,
+    /// The algorithm, the preset written out.
+    pub algorithm: ResolvedAlgorithm,
+    /// The sampling.
+    pub rollout: RolloutSpec,
+    /// The training.
+    pub training: ResolvedTraining,
+    /// The checkpoints.
+    pub checkpoint: CheckpointSpec,
+    /// The tracking.
+    pub tracking: TrackingSpec,
+    /// The workers. What is left open here depends on the machine.
+    pub workers: WorkersSpec,
+    /// The time limits.
+    pub run_policy: RunPolicySpec,
+}
+
+impl ResolvedSpec {
+    /// Fills in every default. `None` where the rules that `validate` checks first do not hold.
+    pub(crate) fn resolve(spec: &RLTrainingJobSpec) -> Option<Self> {
+        let preset = preset(spec.algorithm.kind, spec.rollout.max_completion_tokens);
+        let mut rewards = spec.rewards.clone();
+        rewards.overlong = rewards.overlong.or(preset.overlong.clone());
+        Some(Self {
+            model: ResolvedModel::resolve(&spec.model)?,
+            data: spec.data.clone(),
+            rewards,
+            algorithm: ResolvedAlgorithm::resolve(&spec.algorithm, &preset, &spec.rollout),
+            rollout: spec.rollout.clone(),
+            training: ResolvedTraining::resolve(&spec.training, &spec.data, &spec.rollout),
+            checkpoint: spec.checkpoint.clone(),
+            tracking: spec.tracking.clone(),
+            workers: spec.workers.clone(),
+            run_policy: spec.run_policy.clone(),
+        })
+    }
+
+    /// Longest sequence of the training in tokens: prompt and completion.
+    pub fn max_sequence_tokens(&self) -> u64 {
+        u64::from(self.data.max_prompt_tokens) + u64::from(self.rollout.max_completion_tokens)
+    }
+}

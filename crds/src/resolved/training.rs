@@ -1,0 +1,107 @@
+//! The training with its length chosen and its budgets in numbers.
+
+use serde::Serialize;
+
+use crate::spec::{
+    DataSource, DataSpec, MatmulPrecision, OptimizerSpec, Precision, RolloutSpec, ScheduleSpec, TaskSpec,
+    TrainingSpec,
+};
+
+/// Least tokens of the default micro-batch: enough rows to keep matrix products busy.
+const MIN_MICRO_BATCH_TOKENS: u32 = 4096;
+
+/// The training, every default filled in. See [`TrainingSpec`] for the fields' meaning.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[expect(missing_docs, reason = "the fields are documented once, in TrainingSpec")]
+pub struct ResolvedTraining {
+    /// How long.
+    #[serde(flatten)]
+    pub length: TrainingLength,
+    pub prompts_per_step: u32,
+    pub prompts_per_update: u32,
+    pub epochs_per_batch: u32,
+    pub max_tokens_per_micro_batch: u32,
+    pub max_logprob_tokens: u32,
+    pub precision: Precision,
+    pub matmul_precision: MatmulPrecision,
+    pub optimizer: OptimizerSpec,
+    pub schedule: ScheduleSpec,
+    pub max_grad_norm: f64,
+    pub activation_checkpointing: bool,
+    pub head_chunk_tokens: u32,
+    pub seed: u64,
+    pub max_consecutive_non_finite: u32,
+    pub evaluate_every: u64,
+    pub evaluate_before: bool,
+}
+
+/// How long the training lasts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum TrainingLength {
+    /// So many steps.
+    Steps(u64),
+    /// So many passes over the training prompts.
+    Epochs(u32),
+}
+
+impl TrainingLength {
+    /// Number of steps when one pass has `num_prompts` prompts; an incomplete last batch of a pass is left out,
+    /// but a data set smaller than one step still gives one step a pass.
+    pub fn num_steps(self, num_prompts: u64, prompts_per_step: u32) -> u64 {
+        match self {
+            Self::Steps(steps) => steps,
+            Self::Epochs(epochs) => u64::from(epochs) * (num_prompts / u64::from(prompts_per_step)).max(1),
+        }
+    }
+}
+
+impl ResolvedTraining {
+    pub(super) fn resolve(spec: &TrainingSpec, data: &DataSpec, rollout: &RolloutSpec) -> Self {
+        let longest = data.max_prompt_tokens.saturating_add(rollout.max_completion_tokens);
+        let max_tokens_per_micro_batch =
+            spec.max_tokens_per_micro_batch.unwrap_or(longest.saturating_mul(2).max(MIN_MICRO_BATCH_TOKENS));
+        Self {
+            length: match (spec.steps, spec.epochs) {
+                (Some(steps), _) => TrainingLength::Steps(steps),
+                (None, epochs) => TrainingLength::Epochs(epochs.unwrap_or(1)),
+            },
+            prompts_per_step: spec.prompts_per_step,
+            prompts_per_update: spec.prompts_per_update.unwrap_or(spec.prompts_per_step),
+            epochs_per_batch: spec.epochs_per_batch,
+            max_tokens_per_micro_batch,
+            max_logprob_tokens: spec
+                .max_logprob_tokens
+                .unwrap_or(max_tokens_per_micro_batch.saturating_mul(2)),
+            precision: spec.precision,
+            matmul_precision: spec.matmul_precision,
+            optimizer: spec.optimizer.clone(),
+            schedule: spec.schedule.clone(),
+            max_grad_norm: spec.max_grad_norm,
+            activation_checkpointing: spec.activation_checkpointing,
+            head_chunk_tokens: spec.head_chunk_tokens,
+            seed: spec.seed,
+            max_consecutive_non_finite: spec.max_consecutive_non_finite,
+            evaluate_every: spec.evaluate_every,
+            evaluate_before: spec.evaluate_before,
+        }
+    }
+}
+
+impl DataSpec {
+    /// Where the prompts come from.
+    pub fn source(&self) -> DataSource<'_> {
+        match &self.task {
+            Some(task) => DataSource::Task(task),
+            None => DataSource::Files { train: &self.train, held_out: &self.held_out },
+        }
+    }
+}
+
+impl TaskSpec {
+    /// Number of training prompts, `limit` applied.
+    pub fn num_train_prompts(&self, limit: Option<u64>) -> u64 {
+        limit.unwrap_or(u64::MAX).min(u64::from(self.num_train))
+    }
+}

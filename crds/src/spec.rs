@@ -1,0 +1,77 @@
+//! The specification of a job as people write it: one file per section.
+//!
+//! A field without `Option` carries its default here, and the API server fills in the same one. A field with
+//! `Option` has a default that depends on other fields; [`crate::resolved`] fills it in. No rules that span
+//! fields live here (see `rules`), and nothing may be added that no code of the trainer or operator reads.
+
+mod algorithm;
+mod checkpoint;
+mod data;
+mod model;
+mod rewards;
+mod rollout;
+mod run_policy;
+mod tracking;
+mod training;
+mod workers;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+pub use algorithm::*;
+pub use checkpoint::*;
+pub use data::*;
+pub use model::*;
+pub use rewards::*;
+pub use rollout::*;
+pub use run_policy::*;
+pub use tracking::*;
+pub use training::*;
+pub use workers::*;
+
+/// What to train, on what, how, and where the results go.
+#[cfg_attr(
+    feature = "kube",
+    derive(kube::CustomResource),
+    kube(
+        group = "rltraining.dev",
+        version = "v1alpha1",
+        kind = "RLTrainingJob",
+        plural = "rltrainingjobs",
+        namespaced,
+        status = "crate::status::RLTrainingJobStatus",
+        shortname = "rltj",
+        category = "all"
+    )
+)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct RLTrainingJobSpec {
+    /// The model to train: its weights, tokenizer, chat template and adapter.
+    pub model: ModelSpec,
+    /// The prompts and demonstrations to train and evaluate on.
+    pub data: DataSpec,
+    /// How completions are judged.
+    #[serde(default)]
+    pub rewards: RewardsSpec,
+    /// The learning algorithm: a preset by `kind`, any part of which can be overridden.
+    pub algorithm: AlgorithmSpec,
+    /// How completions are sampled.
+    #[serde(default)]
+    pub rollout: RolloutSpec,
+    /// Batch sizes, optimizer, precision and length of the training.
+    #[serde(default)]
+    pub training: TrainingSpec,
+    /// When the state of the training is saved, how it is resumed, and what is exported at the end.
+    #[serde(default)]
+    pub checkpoint: CheckpointSpec,
+    /// Where metrics go.
+    #[serde(default)]
+    pub tracking: TrackingSpec,
+    /// What the training runs on.
+    #[serde(default)]
+    pub workers: WorkersSpec,
+    /// Time limits of the whole job.
+    #[serde(default)]
+    pub run_policy: RunPolicySpec,
+}

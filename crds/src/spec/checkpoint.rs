@@ -1,0 +1,76 @@
+//! `spec.checkpoint`: when the state is saved, how it is resumed, and what is exported at the end.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Checkpoints. The last step and a termination signal are always followed by one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct CheckpointSpec {
+    /// Steps between checkpoints; 0 for only the last one.
+    #[schemars(range(min = 0, max = 100000000))]
+    pub every_steps: u64,
+    /// Complete checkpoints to keep; older ones are deleted.
+    #[schemars(range(min = 1, max = 1000000))]
+    pub keep: u32,
+    /// Whether a run folder with checkpoints is continued.
+    pub resume: ResumePolicy,
+    /// A checkpoint folder of another run to start from when this run has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 4096))]
+    pub resume_from: Option<String>,
+    /// The Hugging Face folder written at the end.
+    pub export: ExportSpec,
+}
+
+impl Default for CheckpointSpec {
+    fn default() -> Self {
+        Self {
+            every_steps: 20,
+            keep: 3,
+            resume: ResumePolicy::Auto,
+            resume_from: None,
+            export: ExportSpec::default(),
+        }
+    }
+}
+
+/// Whether a run folder with checkpoints is continued.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum ResumePolicy {
+    /// From the newest complete checkpoint, if there is one.
+    #[default]
+    Auto,
+    /// Never: a run folder that holds checkpoints is refused.
+    Never,
+}
+
+/// Numbers in which exported weights are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum ExportDtype {
+    /// As in the folder that the model came from; fp32 for a new model.
+    #[default]
+    Auto,
+    /// 32 bits.
+    Fp32,
+    /// bfloat16.
+    Bf16,
+}
+
+/// The Hugging Face folder written at the end; with LoRA also a PEFT adapter in its `adapter/`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct ExportSpec {
+    /// Whether it is written.
+    pub enabled: bool,
+    /// Merge the adapter into the exported weights; else only the adapter is written.
+    pub merge_lora: bool,
+    /// Numbers in which weights are stored.
+    pub dtype: ExportDtype,
+}
+
+impl Default for ExportSpec {
+    fn default() -> Self {
+        Self { enabled: true, merge_lora: true, dtype: ExportDtype::Auto }
+    }
+}

@@ -1,0 +1,151 @@
+//! `spec.data`: the prompts and demonstrations to train and evaluate on.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// The data sets. Exactly one of `task` and `train` says where the prompts come from.
+///
+/// Files are JSONL (`.jsonl`, `.json`) or parquet (`.parquet`) in verl's columns: `prompt` (a text or chat
+/// messages), `data_source`, `reward_model.ground_truth`, `extra_info`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct DataSpec {
+    /// A task whose problems are generated; needs no files.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub task: Option<TaskSpec>,
+    /// Files to train on, read in this order before shuffling.
+    #[schemars(length(max = 256), inner(length(min = 1, max = 4096)))]
+    pub train: Vec<String>,
+    /// Files to evaluate on.
+    #[schemars(length(max = 256), inner(length(min = 1, max = 4096)))]
+    pub held_out: Vec<String>,
+    /// The column with the prompt.
+    #[schemars(length(min = 1, max = 256))]
+    pub prompt_key: String,
+    /// The column with a whole conversation, for supervised training: the assistant's turns are learned.
+    #[schemars(length(min = 1, max = 256))]
+    pub messages_key: String,
+    /// Longest prompt in tokens, after the chat template.
+    #[schemars(range(min = 1, max = 16777216))]
+    pub max_prompt_tokens: u32,
+    /// What happens to a longer prompt.
+    pub overlong_prompts: OverlongPrompts,
+    /// Visit the training prompts in an order that is a function of `training.seed` and the epoch.
+    pub shuffle: bool,
+    /// Use only the first so many training prompts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub max_train_prompts: Option<u64>,
+    /// Use only the first so many held-out prompts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub max_held_out_prompts: Option<u64>,
+}
+
+impl Default for DataSpec {
+    fn default() -> Self {
+        Self {
+            task: None,
+            train: Vec::new(),
+            held_out: Vec::new(),
+            prompt_key: "prompt".into(),
+            messages_key: "messages".into(),
+            max_prompt_tokens: 512,
+            overlong_prompts: OverlongPrompts::Filter,
+            shuffle: true,
+            max_train_prompts: None,
+            max_held_out_prompts: None,
+        }
+    }
+}
+
+/// What happens to a prompt longer than `maxPromptTokens`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum OverlongPrompts {
+    /// It is left out and counted.
+    #[default]
+    Filter,
+    /// Its first tokens are cut off.
+    TruncateLeft,
+    /// Its last tokens are cut off.
+    TruncateRight,
+    /// The job stops and names the row.
+    Error,
+}
+
+/// The generated tasks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum TaskKind {
+    /// Problems such as `12+7=` with the result as the ground truth.
+    Arithmetic,
+}
+
+/// An operator of the arithmetic task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum ArithmeticOperator {
+    /// Addition.
+    #[serde(rename = "+")]
+    Add,
+    /// Subtraction; results may be negative.
+    #[serde(rename = "-")]
+    Subtract,
+    /// Multiplication.
+    #[serde(rename = "*")]
+    Multiply,
+}
+
+/// A task whose problems are generated; training and held-out problems never overlap.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct TaskSpec {
+    /// Which task.
+    pub kind: TaskKind,
+    /// Operators to draw from.
+    #[serde(default = "TaskSpec::default_operators")]
+    #[schemars(length(min = 1, max = 3))]
+    pub operators: Vec<ArithmeticOperator>,
+    /// Largest operand; the smallest is 0.
+    #[serde(default = "TaskSpec::default_max_operand")]
+    #[schemars(range(min = 1, max = 999999))]
+    pub max_operand: u32,
+    /// Number of training problems.
+    #[serde(default = "TaskSpec::default_num_train")]
+    #[schemars(range(min = 1, max = 10000000))]
+    pub num_train: u32,
+    /// Number of held-out problems.
+    #[serde(default = "TaskSpec::default_num_held_out")]
+    #[schemars(range(min = 0, max = 1000000))]
+    pub num_held_out: u32,
+    /// Seed of the generator.
+    #[serde(default)]
+    pub seed: u64,
+}
+
+impl TaskSpec {
+    fn default_operators() -> Vec<ArithmeticOperator> {
+        vec![ArithmeticOperator::Add, ArithmeticOperator::Subtract]
+    }
+    fn default_max_operand() -> u32 {
+        99
+    }
+    fn default_num_train() -> u32 {
+        4096
+    }
+    fn default_num_held_out() -> u32 {
+        256
+    }
+}
+
+/// Where prompts come from; see [`DataSpec::source`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum DataSource<'a> {
+    /// Generated.
+    Task(&'a TaskSpec),
+    /// Read from files.
+    Files {
+        /// Files to train on.
+        train: &'a [String],
+        /// Files to evaluate on.
+        held_out: &'a [String],
+    },
+}

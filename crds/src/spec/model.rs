@@ -1,0 +1,217 @@
+//! `spec.model`: where the weights, the tokenizer, the chat template and the adapter come from.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// The model to train. Exactly one of `path`, `hub` and `architecture` says where its weights come from.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ModelSpec {
+    /// A Hugging Face folder (config.json, safetensors, tokenizer.json) on a mounted or local file system.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 4096))]
+    pub path: Option<String>,
+    /// A model of the Hugging Face hub, downloaded once and recorded by commit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hub: Option<HubSpec>,
+    /// A new model with random weights; its vocabulary size follows from the tokenizer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub architecture: Option<ArchitectureSpec>,
+    /// The tokenizer, when it is not the one in the model's own folder. Required with `architecture`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokenizer: Option<TokenizerSpec>,
+    /// A Jinja chat template that replaces the tokenizer's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 65536))]
+    pub chat_template: Option<String>,
+    /// Train low-rank adapters on frozen weights instead of all weights.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lora: Option<LoraSpec>,
+}
+
+/// A model of the Hugging Face hub.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct HubSpec {
+    /// Owner and name, such as `Qwen/Qwen2.5-0.5B`.
+    #[schemars(length(min = 1, max = 256))]
+    pub repo: String,
+    /// Branch, tag or commit; the commit it resolves to is recorded with the run.
+    #[serde(default = "HubSpec::default_revision")]
+    #[schemars(length(min = 1, max = 256))]
+    pub revision: String,
+    /// Address of a mirror; by default the public hub, or `HF_ENDPOINT` where that is set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 2048))]
+    pub endpoint: Option<String>,
+}
+
+impl HubSpec {
+    fn default_revision() -> String {
+        "main".into()
+    }
+}
+
+/// The model families that the trainer knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum ModelFamily {
+    /// Llama 2 and 3.
+    Llama,
+    /// Mistral: Llama with an optional sliding window.
+    Mistral,
+    /// Qwen2 and Qwen2.5: biases on the query, key and value projections.
+    Qwen2,
+    /// Qwen3: normalised queries and keys.
+    Qwen3,
+    /// Gemma 1: scaled embeddings, GELU, norms around 1.
+    Gemma,
+}
+
+/// The shape of a model built from scratch, in the words of Hugging Face's config.json.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ArchitectureSpec {
+    /// Which family's layers to build.
+    pub family: ModelFamily,
+    /// Width of the residual stream.
+    #[schemars(range(min = 8, max = 65536))]
+    pub hidden_size: u32,
+    /// Width inside the feed-forward layers.
+    #[schemars(range(min = 8, max = 262144))]
+    pub intermediate_size: u32,
+    /// Number of decoder layers.
+    #[schemars(range(min = 1, max = 512))]
+    pub num_layers: u32,
+    /// Number of query heads.
+    #[schemars(range(min = 1, max = 1024))]
+    pub num_heads: u32,
+    /// Number of key and value heads; must divide `numHeads`, by default as many.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1024))]
+    pub num_kv_heads: Option<u32>,
+    /// Width of one head, even; by default `hiddenSize / numHeads`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 2, max = 1024))]
+    pub head_dim: Option<u32>,
+    /// Longest sequence (prompt and completion) in tokens.
+    #[serde(default = "ArchitectureSpec::default_max_position_embeddings")]
+    #[schemars(range(min = 2, max = 16777216))]
+    pub max_position_embeddings: u32,
+    /// Base of the rotary position embedding.
+    #[serde(default = "ArchitectureSpec::default_rope_theta")]
+    #[schemars(range(min = 1.0, max = 1e12))]
+    pub rope_theta: f64,
+    /// Added to the variance in the RMS norms.
+    #[serde(default = "ArchitectureSpec::default_rms_norm_eps")]
+    #[schemars(range(min = 1e-12, max = 0.1))]
+    pub rms_norm_eps: f64,
+    /// Tokens that a position can look back on (Mistral); by default all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 16777216))]
+    pub sliding_window: Option<u32>,
+    /// Whether the output head shares the embedding's weights.
+    #[serde(default = "ArchitectureSpec::default_tie_word_embeddings")]
+    pub tie_word_embeddings: bool,
+    /// Standard deviation of the initial weights.
+    #[serde(default = "ArchitectureSpec::default_initializer_range")]
+    #[schemars(range(min = 1e-6, max = 1.0))]
+    pub initializer_range: f64,
+}
+
+impl ArchitectureSpec {
+    fn default_max_position_embeddings() -> u32 {
+        2048
+    }
+    fn default_rope_theta() -> f64 {
+        10_000.0
+    }
+    fn default_rms_norm_eps() -> f64 {
+        1e-5
+    }
+    fn default_tie_word_embeddings() -> bool {
+        true
+    }
+    fn default_initializer_range() -> f64 {
+        0.02
+    }
+}
+
+/// Where the tokenizer comes from: exactly one of `path` and `characters`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct TokenizerSpec {
+    /// A folder with tokenizer.json and tokenizer_config.json.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 4096))]
+    pub path: Option<String>,
+    /// An alphabet, each character of which becomes one token; text outside of it is refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 4096))]
+    pub characters: Option<String>,
+}
+
+/// How the adapter's matrices start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum LoraInit {
+    /// PEFT's default: A uniform within 1/sqrt(inputs), B zero.
+    #[default]
+    Peft,
+    /// A normal with standard deviation 1/rank, B zero.
+    Gaussian,
+    /// A and B from orthogonal vectors, the base unchanged by subtracting their product.
+    Orthogonal,
+}
+
+/// Low-rank adaptation (<https://arxiv.org/abs/2106.09685>) with PEFT's names.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct LoraSpec {
+    /// Rank of the update.
+    #[schemars(range(min = 1, max = 4096))]
+    pub rank: u32,
+    /// Scale of the update: alpha / rank, or alpha / sqrt(rank) with `rankStabilized`.
+    #[schemars(range(min = 1e-6, max = 65536.0))]
+    pub alpha: f64,
+    /// Scale by 1/sqrt(rank) instead of 1/rank (<https://arxiv.org/abs/2312.03732>).
+    pub rank_stabilized: bool,
+    /// Names of the linear layers that get an adapter, or `all-linear` alone: every one but the output head.
+    #[schemars(length(min = 1, max = 64), inner(length(min = 1, max = 256)))]
+    pub target_modules: Vec<String>,
+    /// A regular expression over whole module names; replaces `targetModules`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 1024))]
+    pub target_pattern: Option<String>,
+    /// Names of linear layers that get no adapter although they match.
+    #[schemars(length(max = 64), inner(length(min = 1, max = 256)))]
+    pub exclude_modules: Vec<String>,
+    /// A regular expression over whole module names that get no adapter; replaces `excludeModules`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 1024))]
+    pub exclude_pattern: Option<String>,
+    /// Dropout on the adapter's input. Above 0 the log-probs of rollout and update differ by chance.
+    #[schemars(range(min = 0.0, max = 0.99))]
+    pub dropout: f64,
+    /// How the matrices start.
+    pub init: LoraInit,
+    /// A PEFT adapter folder to start from instead of `init`; rank, alpha and targets must agree with it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 4096))]
+    pub adapter_path: Option<String>,
+}
+
+impl Default for LoraSpec {
+    fn default() -> Self {
+        Self {
+            rank: 16,
+            alpha: 32.0,
+            rank_stabilized: false,
+            target_modules: vec!["all-linear".into()],
+            target_pattern: None,
+            exclude_modules: Vec::new(),
+            exclude_pattern: None,
+            dropout: 0.0,
+            init: LoraInit::Peft,
+            adapter_path: None,
+        }
+    }
+}

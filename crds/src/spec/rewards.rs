@@ -1,0 +1,141 @@
+//! `spec.rewards`: how completions are judged.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// The reward of a completion: the weighted sum of its functions, shaped and clipped.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct RewardsSpec {
+    /// The functions whose weighted values are added. At least one, unless `algorithm.kind` is `SFT`.
+    #[schemars(length(max = 32))]
+    pub functions: Vec<RewardFunctionSpec>,
+    /// Longest time in seconds that one function may take for one completion.
+    #[schemars(range(min = 0.01, max = 86400.0))]
+    pub timeout_seconds: f64,
+    /// Threads that judge at the same time; by default as many as `workers.threads`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1024))]
+    pub workers: Option<u32>,
+    /// What a completion counts for when a function failed or ran out of time.
+    pub on_error: RewardErrorPolicy,
+    /// A growing penalty on completions close to the limit (<https://arxiv.org/abs/2503.14476>, section 3.4).
+    /// The DAPO preset sets it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub overlong: Option<OverlongRewardSpec>,
+    /// Bounds on the sum, applied before the penalty on length.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clip: Option<RewardClipSpec>,
+}
+
+impl Default for RewardsSpec {
+    fn default() -> Self {
+        Self {
+            functions: Vec::new(),
+            timeout_seconds: 10.0,
+            workers: None,
+            on_error: RewardErrorPolicy::Mask,
+            overlong: None,
+            clip: None,
+        }
+    }
+}
+
+/// What a failed or timed-out judgement means for its completion.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum RewardErrorPolicy {
+    /// The completion is left out of the loss and of its group's statistics.
+    #[default]
+    Mask,
+    /// Its reward is 0.
+    Zero,
+}
+
+/// The reward functions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum RewardKind {
+    /// 1 when the completion, trimmed, equals the ground truth.
+    Exact,
+    /// 1 when the number after the last `####` equals the ground truth (GSM8K, verl's strict form).
+    Gsm8k,
+    /// 1 when the last `\boxed{}` equals the ground truth as mathematics.
+    Math,
+    /// 1 when what `pattern` captures last (its group `answer`, else its first group, else the match) equals
+    /// the ground truth.
+    Regex,
+    /// 1 when `pattern` matches the whole completion.
+    Format,
+    /// 1 when the completion is JSON that satisfies `schema`.
+    JsonSchema,
+    /// 0 up to `targetTokens`, then falling linearly to -1 at `rollout.maxCompletionTokens`.
+    Length,
+}
+
+/// One reward function.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct RewardFunctionSpec {
+    /// Its name in metrics and in completions.jsonl; unique.
+    #[schemars(length(min = 1, max = 63))]
+    pub name: String,
+    /// Which function.
+    pub kind: RewardKind,
+    /// Factor of its value in the sum; negative to penalise.
+    #[serde(default = "RewardFunctionSpec::default_weight")]
+    #[schemars(range(min = -1e6, max = 1e6))]
+    pub weight: f64,
+    /// Judge only rows with one of these values of `data_source`; by default all rows.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(min = 1, max = 256)))]
+    pub data_sources: Vec<String>,
+    /// A regular expression, for `Regex` and `Format`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 4096))]
+    pub pattern: Option<String>,
+    /// A JSON schema, for `JsonSchema`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("type" = "object", "x-kubernetes-preserve-unknown-fields" = true))]
+    pub schema: Option<Value>,
+    /// Completion length in tokens up to which `Length` takes nothing away.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 16777216))]
+    pub target_tokens: Option<u32>,
+}
+
+impl RewardFunctionSpec {
+    fn default_weight() -> f64 {
+        1.0
+    }
+}
+
+/// The penalty on completions that come close to `rollout.maxCompletionTokens`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct OverlongRewardSpec {
+    /// Number of tokens before the limit over which the penalty grows from 0.
+    #[schemars(range(min = 1, max = 16777216))]
+    pub buffer_tokens: u32,
+    /// The penalty at the limit.
+    #[serde(default = "OverlongRewardSpec::default_penalty_factor")]
+    #[schemars(range(min = 0.0, max = 1e6))]
+    pub penalty_factor: f64,
+}
+
+impl OverlongRewardSpec {
+    fn default_penalty_factor() -> f64 {
+        1.0
+    }
+}
+
+/// Bounds on the summed reward.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct RewardClipSpec {
+    /// Smallest reward.
+    #[schemars(range(min = -1e9, max = 1e9))]
+    pub min: f64,
+    /// Largest reward.
+    #[schemars(range(min = -1e9, max = 1e9))]
+    pub max: f64,
+}

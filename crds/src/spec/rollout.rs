@@ -1,0 +1,88 @@
+//! `spec.rollout`: how completions are sampled.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// How completions are sampled.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct RolloutSpec {
+    /// Completions of each prompt; they form a rollout group.
+    #[schemars(range(min = 1, max = 4096))]
+    pub samples_per_prompt: u32,
+    /// Longest completion in tokens.
+    #[schemars(range(min = 1, max = 16777216))]
+    pub max_completion_tokens: u32,
+    /// Divides the logits before sampling, and in all log-probs of the training.
+    #[schemars(range(min = 0.01, max = 100.0))]
+    pub temperature: f64,
+    /// Sample from the most probable tokens that together reach this probability.
+    #[schemars(range(min = 1e-6, max = 1.0))]
+    pub top_p: f64,
+    /// Sample from so many most probable tokens; 0 for all.
+    #[schemars(range(min = 0, max = 16777216))]
+    pub top_k: u32,
+    /// Sample from tokens at least this probable relative to the most probable one.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub min_p: f64,
+    /// Divides positive and multiplies negative logits of tokens that have already appeared.
+    #[schemars(range(min = 0.01, max = 100.0))]
+    pub repetition_penalty: f64,
+    /// Texts that end a completion and are cut off.
+    #[schemars(length(max = 32), inner(length(min = 1, max = 1024)))]
+    pub stop: Vec<String>,
+    /// Token ids that end a completion, besides the model's own end-of-sequence tokens.
+    #[schemars(length(max = 256))]
+    pub stop_token_ids: Vec<u32>,
+    /// Continue past the model's end-of-sequence tokens.
+    pub ignore_eos: bool,
+    /// Most sequences that are decoded at the same time.
+    #[schemars(range(min = 1, max = 65536))]
+    pub max_concurrent_sequences: u32,
+    /// Tokens in one block of the KV cache.
+    #[schemars(range(min = 1, max = 1024))]
+    pub kv_block_tokens: u32,
+    /// How held-out prompts are sampled.
+    pub held_out: HeldOutRolloutSpec,
+}
+
+impl Default for RolloutSpec {
+    fn default() -> Self {
+        Self {
+            samples_per_prompt: 8,
+            max_completion_tokens: 512,
+            temperature: 1.0,
+            top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            stop: Vec::new(),
+            stop_token_ids: Vec::new(),
+            ignore_eos: false,
+            max_concurrent_sequences: 256,
+            kv_block_tokens: 16,
+            held_out: HeldOutRolloutSpec::default(),
+        }
+    }
+}
+
+/// How held-out prompts are sampled; everything else is as in training.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct HeldOutRolloutSpec {
+    /// Temperature; 0 takes the most probable token.
+    #[schemars(range(min = 0.0, max = 100.0))]
+    pub temperature: f64,
+    /// Sample from the most probable tokens that together reach this probability.
+    #[schemars(range(min = 1e-6, max = 1.0))]
+    pub top_p: f64,
+    /// Completions of each prompt, whose rewards are averaged.
+    #[schemars(range(min = 1, max = 4096))]
+    pub samples_per_prompt: u32,
+}
+
+impl Default for HeldOutRolloutSpec {
+    fn default() -> Self {
+        Self { temperature: 0.0, top_p: 1.0, samples_per_prompt: 1 }
+    }
+}

@@ -1,0 +1,160 @@
+//! `spec.training`: batch sizes, optimizer, precision and length of the training.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// How the model is trained. All batch sizes count prompts; `rollout.samplesPerPrompt` multiplies them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct TrainingSpec {
+    /// Steps to train; at most one of `steps` and `epochs`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 100000000))]
+    pub steps: Option<u64>,
+    /// Passes over the training prompts; by default 1 where `steps` is not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1000000))]
+    pub epochs: Option<u32>,
+    /// Prompts of one step (demonstrations with `SFT`).
+    #[schemars(range(min = 1, max = 1000000))]
+    pub prompts_per_step: u32,
+    /// Prompts of one optimizer update, a divisor of `promptsPerStep`; by default all, which is on-policy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1000000))]
+    pub prompts_per_update: Option<u32>,
+    /// Passes over the samples of a step.
+    #[schemars(range(min = 1, max = 1000))]
+    pub epochs_per_batch: u32,
+    /// Most tokens of one forward and backward pass, never exceeded; by default 4096, or twice the
+    /// longest sequence where that is more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 2, max = 16777216))]
+    pub max_tokens_per_micro_batch: Option<u32>,
+    /// Most tokens of one forward pass without gradients; by default twice `maxTokensPerMicroBatch`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 2, max = 16777216))]
+    pub max_logprob_tokens: Option<u32>,
+    /// Numbers in which layers are computed; weights, gradients and optimizer are kept in fp32 where trained.
+    pub precision: Precision,
+    /// How fp32 matrix products are computed.
+    pub matmul_precision: MatmulPrecision,
+    /// AdamW (<https://arxiv.org/abs/1711.05101>).
+    pub optimizer: OptimizerSpec,
+    /// The learning rate over time.
+    pub schedule: ScheduleSpec,
+    /// Gradients are scaled down to this global norm.
+    #[schemars(range(min = 1e-6, max = 1e6))]
+    pub max_grad_norm: f64,
+    /// Keep only the layers' inputs and compute the rest again in the backward pass.
+    pub activation_checkpointing: bool,
+    /// Tokens whose logits exist at the same time in the loss head.
+    #[schemars(range(min = 1, max = 16777216))]
+    pub head_chunk_tokens: u32,
+    /// Seed of everything random but the generated task.
+    pub seed: u64,
+    /// Steps in a row with a non-finite loss or gradient, each skipped, before the job gives up.
+    #[schemars(range(min = 1, max = 1000000))]
+    pub max_consecutive_non_finite: u32,
+    /// Steps between evaluations on the held-out prompts; 0 for only before and after the training.
+    #[schemars(range(min = 0, max = 100000000))]
+    pub evaluate_every: u64,
+    /// Evaluate before the first step.
+    pub evaluate_before: bool,
+}
+
+impl Default for TrainingSpec {
+    fn default() -> Self {
+        Self {
+            steps: None,
+            epochs: None,
+            prompts_per_step: 32,
+            prompts_per_update: None,
+            epochs_per_batch: 1,
+            max_tokens_per_micro_batch: None,
+            max_logprob_tokens: None,
+            precision: Precision::Fp32,
+            matmul_precision: MatmulPrecision::Highest,
+            optimizer: OptimizerSpec::default(),
+            schedule: ScheduleSpec::default(),
+            max_grad_norm: 1.0,
+            activation_checkpointing: false,
+            head_chunk_tokens: 256,
+            seed: 42,
+            max_consecutive_non_finite: 5,
+            evaluate_every: 10,
+            evaluate_before: true,
+        }
+    }
+}
+
+/// Numbers in which layers are computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Precision {
+    /// 32 bits.
+    #[default]
+    Fp32,
+    /// 16 bits with the range of 32 (bfloat16); reductions in fp32.
+    Bf16,
+}
+
+/// How fp32 matrix products are computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum MatmulPrecision {
+    /// In fp32.
+    #[default]
+    Highest,
+    /// In fp32 split into three bfloat16 products, or TF32 on a GPU.
+    High,
+    /// In bfloat16 with fp32 sums, where the machine has units for it.
+    Medium,
+}
+
+/// AdamW.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct OptimizerSpec {
+    /// Peak learning rate.
+    #[schemars(range(min = 0.0, max = 10.0))]
+    pub learning_rate: f64,
+    /// Decay of the mean of gradients and of their squares.
+    #[schemars(inner(range(min = 0.0, max = 0.999999)))]
+    pub betas: [f64; 2],
+    /// Added to the denominator.
+    #[schemars(range(min = 1e-16, max = 1.0))]
+    pub epsilon: f64,
+    /// Decoupled weight decay on matrices; norms and biases are left alone.
+    #[schemars(range(min = 0.0, max = 10.0))]
+    pub weight_decay: f64,
+}
+
+impl Default for OptimizerSpec {
+    fn default() -> Self {
+        Self { learning_rate: 1e-6, betas: [0.9, 0.999], epsilon: 1e-8, weight_decay: 0.01 }
+    }
+}
+
+/// Shapes of the learning rate after the warm-up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum ScheduleKind {
+    /// It stays.
+    #[default]
+    Constant,
+    /// It falls along half a cosine to `minRatio` at the last step.
+    Cosine,
+    /// It falls linearly to `minRatio` at the last step.
+    Linear,
+}
+
+/// The learning rate over time, in steps.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct ScheduleSpec {
+    /// Its shape after the warm-up.
+    pub kind: ScheduleKind,
+    /// Steps over which it rises linearly from 0.
+    #[schemars(range(min = 0, max = 100000000))]
+    pub warmup_steps: u64,
+    /// Its last value as a part of the peak (`Cosine` and `Linear`).
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub min_ratio: f64,
+}
