@@ -28,4 +28,4 @@ mod text;
 pub use block_pool::{Block, BlockPool};
 pub use scheduler::{BlockCopy, Prefill, Scheduler, SchedulerError, SchedulerLimits, SchedulerStats, Step};
 pub use sequence::{Sequence, SequenceRequest};
-pub use text::{Detokenizer, IncrementalText};
+pub use text::{DetokenizeError, Detokenizer, IncrementalText};

@@ -3,6 +3,7 @@
 //! Nothing here knows a tensor, a thread, a file or a clock, so all of it is tested in seconds and runs the same
 //! on a laptop and on a thousand devices.
 
+pub mod digest;
 pub mod engine;
 pub mod metrics;
 pub mod permutation;

@@ -4,13 +4,21 @@
 //! token differently after another. So only text that later tokens cannot change is added, by decoding a short
 //! window twice, with and without the new tokens (the scheme of vLLM's incremental detokenizer).
 
+use std::error::Error;
+
 use crate::types::TokenId;
 
 /// Turns tokens into text.
 pub trait Detokenizer {
     /// Text of `tokens` without special tokens; bytes that are no character yet become U+FFFD.
-    fn decode(&self, tokens: &[TokenId]) -> String;
+    ///
+    /// # Errors
+    /// Whatever the tokenizer reports.
+    fn decode(&self, tokens: &[TokenId]) -> Result<String, DetokenizeError>;
 }
+
+/// A tokenizer's own error.
+pub type DetokenizeError = Box<dyn Error + Send + Sync>;
 
 /// Text decoded so far from a sequence that grows at its end.
 #[derive(Clone, Debug, Default)]
@@ -27,21 +35,26 @@ impl IncrementalText {
     /// they completed; returns the byte offset at which the earliest match begins.
     ///
     /// `tokens` is the whole sequence, of which earlier calls have seen a prefix.
+    ///
+    /// # Errors
+    /// When the detokenizer fails.
     pub fn extend(
         &mut self,
         tokens: &[TokenId],
         detokenizer: &dyn Detokenizer,
         stop: &[String],
-    ) -> Option<usize> {
-        let known = detokenizer.decode(&tokens[self.window_start..self.read_end]);
-        let window = detokenizer.decode(&tokens[self.window_start..]);
+    ) -> Result<Option<usize>, DetokenizeError> {
+        let known = detokenizer.decode(&tokens[self.window_start..self.read_end])?;
+        let window = detokenizer.decode(&tokens[self.window_start..])?;
         let is_whole = !window.ends_with('\u{FFFD}');
-        let added = window.get(known.len()..).filter(|added| is_whole && !added.is_empty())?;
+        let Some(added) = window.get(known.len()..).filter(|added| is_whole && !added.is_empty()) else {
+            return Ok(None);
+        };
         let old_len = self.text.len();
         self.text.push_str(added);
         self.window_start = self.read_end;
         self.read_end = tokens.len();
-        stop.iter().filter_map(|stop| find_from(&self.text, stop, old_len)).min()
+        Ok(stop.iter().filter_map(|stop| find_from(&self.text, stop, old_len)).min())
     }
 
     /// What has been decoded; text of trailing tokens that end inside a character is missing.
@@ -67,9 +80,9 @@ mod tests {
     struct Bytes;
 
     impl Detokenizer for Bytes {
-        fn decode(&self, tokens: &[TokenId]) -> String {
+        fn decode(&self, tokens: &[TokenId]) -> Result<String, DetokenizeError> {
             let bytes: Vec<u8> = tokens.iter().map(|&token| token as u8).collect();
-            String::from_utf8_lossy(&bytes).into_owned()
+            Ok(String::from_utf8_lossy(&bytes).into_owned())
         }
     }
 
@@ -78,7 +91,7 @@ mod tests {
         let tokens: Vec<TokenId> = text.bytes().map(TokenId::from).collect();
         let mut incremental = IncrementalText::default();
         for len in 1..=tokens.len() {
-            if let Some(at) = incremental.extend(&tokens[..len], &Bytes, &stop) {
+            if let Some(at) = incremental.extend(&tokens[..len], &Bytes, &stop).unwrap() {
                 return Some((len, incremental.as_str()[..at].to_owned()));
             }
         }
@@ -104,9 +117,9 @@ mod tests {
         assert_eq!(stops_at("naïve – ja", &["–"]), Some((10, "naïve ".to_owned())));
         let mut incremental = IncrementalText::default();
         let tokens: Vec<TokenId> = "é".bytes().map(TokenId::from).collect();
-        incremental.extend(&tokens[..1], &Bytes, &[]);
+        incremental.extend(&tokens[..1], &Bytes, &[]).unwrap();
         assert_eq!(incremental.as_str(), "");
-        incremental.extend(&tokens, &Bytes, &[]);
+        incremental.extend(&tokens, &Bytes, &[]).unwrap();
         assert_eq!(incremental.as_str(), "é");
     }
 }

@@ -158,7 +158,8 @@ fn argmax_takes_the_first_of_equal_logits() {
 
 #[test]
 fn parameters_out_of_range_are_named() {
-    let broken: [(&str, fn(&mut SamplingParams)); 7] = [
+    type Spoil = fn(&mut SamplingParams);
+    let broken: [(&str, Spoil); 7] = [
         ("temperature", |p| p.temperature = -0.1),
         ("temperature", |p| p.temperature = f64::NAN),
         ("top_k", |p| p.top_k = Some(0)),
