@@ -3,11 +3,16 @@
 //! Nothing here knows a tensor, a thread, a file or a clock, so all of it is tested in seconds and runs the same
 //! on a laptop and on a thousand devices.
 
+pub mod advantage;
 pub mod digest;
 pub mod engine;
+pub mod kl;
+pub mod loss;
 pub mod metrics;
 pub mod permutation;
 pub mod reward;
+pub mod rows;
 pub mod sampling;
 pub mod task;
 pub mod types;
+pub mod whiten;

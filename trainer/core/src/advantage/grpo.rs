@@ -1,0 +1,165 @@
+//! Outcomes normalised within their rollout group: GRPO and what was made from it.
+
+use super::groups::{mean_or_zero, members, select, std};
+use super::{AdvantageError, Advantages, STD_EPSILON, outcomes};
+use crate::rows::Rows;
+use crate::whiten::masked_whiten;
+
+/// GRPO (arXiv 2402.03300): (R - mean) / (std + 1e-6) of the group, std unbiased; without `normalize_by_std` only
+/// the mean is taken off (Dr. GRPO). A group of one keeps its raw reward (mean 0, std 1), as in verl.
+///
+/// # Errors
+/// When `token_rewards` or `groups` do not fit the rows.
+pub fn grpo(
+    rows: &Rows,
+    token_rewards: &[f64],
+    groups: &[usize],
+    normalize_by_std: bool,
+) -> Result<Advantages, AdvantageError> {
+    let outcomes = outcomes(rows, token_rewards, groups)?;
+    Ok(Advantages::per_row(rows, &normalize(&outcomes, groups, normalize_by_std)))
+}
+
+fn normalize(outcomes: &[f64], groups: &[usize], by_std: bool) -> Vec<f64> {
+    let mut normalized = vec![0.0; outcomes.len()];
+    for group in members(groups) {
+        let values = select(outcomes, &group);
+        let center = mean_or_zero(&values);
+        let std = if values.len() > 1 { std(&values) } else { 1.0 };
+        let scale = if by_std { std + STD_EPSILON } else { 1.0 };
+        group.iter().for_each(|&row_idx| normalized[row_idx] = (outcomes[row_idx] - center) / scale);
+    }
+    normalized
+}
+
+/// GRPO with group statistics accumulated in single precision, as verl's vectorised form does it; kept so that runs
+/// can be compared number by number. Prefer [`grpo`].
+///
+/// # Errors
+/// When `token_rewards` or `groups` do not fit the rows.
+pub fn grpo_vectorized(
+    rows: &Rows,
+    token_rewards: &[f64],
+    groups: &[usize],
+    normalize_by_std: bool,
+) -> Result<Advantages, AdvantageError> {
+    let outcomes = outcomes(rows, token_rewards, groups)?;
+    let mut normalized = vec![0.0; outcomes.len()];
+    for group in members(groups) {
+        let (mean, std) = single_precision_moments(&select(&outcomes, &group));
+        let scale = if normalize_by_std { f64::from(std + STD_EPSILON as f32) } else { 1.0 };
+        group.iter().for_each(|&row_idx| normalized[row_idx] = (outcomes[row_idx] - f64::from(mean)) / scale);
+    }
+    Ok(Advantages::per_row(rows, &normalized))
+}
+
+/// Mean and unbiased standard deviation from running sums in f32; (0, 1) for a single value.
+fn single_precision_moments(values: &[f64]) -> (f32, f32) {
+    if values.len() < 2 {
+        return (0.0, 1.0);
+    }
+    let count = values.len() as f32;
+    let (mut sum, mut squares) = (0.0_f32, 0.0_f32);
+    for value in values.iter().map(|value| *value as f32) {
+        sum += value;
+        squares += value * value;
+    }
+    let variance = (squares - (sum * sum) / count) / (count - 1.0);
+    (sum / count, variance.max(0.0).sqrt())
+}
+
+/// Pass@k training (arXiv 2503.19595): the best sample of each group gets (best - second best), divided by
+/// (std + 1e-6) when `normalize_by_std`; all others get 0.
+///
+/// # Errors
+/// When slices do not fit the rows or a group has a single sample.
+pub fn grpo_pass_at_k(
+    rows: &Rows,
+    token_rewards: &[f64],
+    groups: &[usize],
+    normalize_by_std: bool,
+) -> Result<Advantages, AdvantageError> {
+    let outcomes = outcomes(rows, token_rewards, groups)?;
+    let mut advantages = vec![0.0; outcomes.len()];
+    for mut group in members(groups) {
+        group.sort_by(|a, b| outcomes[*b].total_cmp(&outcomes[*a]));
+        let &[best, second, ..] = group.as_slice() else {
+            return Err(AdvantageError::SingleSample { group: groups[group[0]] });
+        };
+        let scale = if normalize_by_std { std(&select(&outcomes, &group)) + STD_EPSILON } else { 1.0 };
+        advantages[best] = (outcomes[best] - outcomes[second]) / scale;
+    }
+    Ok(Advantages::per_row(rows, &advantages))
+}
+
+/// GDPO (arXiv 2601.05242): every reward part is normalised within its group on its own, so that a part with a large
+/// range cannot drown the others; the weighted sum is whitened over all tokens that count. `reward_parts` holds one
+/// vector of row values per part and `weights` one weight per part.
+///
+/// # Errors
+/// When slices do not fit each other or fewer than two tokens count.
+pub fn gdpo(
+    rows: &Rows,
+    reward_parts: &[Vec<f64>],
+    weights: &[f64],
+    groups: &[usize],
+    normalize_by_std: bool,
+) -> Result<Advantages, AdvantageError> {
+    rows.check_rows("groups", groups)?;
+    if reward_parts.is_empty() || reward_parts.len() != weights.len() {
+        return Err(AdvantageError::Missing { estimator: "gdpo", input: "reward_parts" });
+    }
+    let mut summed = vec![0.0; rows.num_rows()];
+    for (part, weight) in reward_parts.iter().zip(weights) {
+        rows.check_rows("reward_parts", part)?;
+        let normalized = normalize(part, groups, normalize_by_std);
+        summed.iter_mut().zip(normalized).for_each(|(sum, value)| *sum += weight * value);
+    }
+    let white = masked_whiten(rows, &rows.broadcast(&summed), true)?;
+    let advantages: Vec<f64> =
+        white.iter().zip(rows.mask()).map(|(value, counts)| if *counts { *value } else { 0.0 }).collect();
+    Ok(Advantages { returns: advantages.clone(), advantages })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn advantages_of_a_group_sum_to_zero() {
+        let (rows, groups) = (Rows::unmasked([1; 6]), [0, 0, 0, 1, 1, 1]);
+        let rewards = [1.0, 0.0, 0.25, 3.0, -2.0, 7.0];
+        let advantages = grpo(&rows, &rewards, &groups, true).unwrap().advantages;
+        for group in advantages.chunks(3) {
+            assert!(group.iter().sum::<f64>().abs() < 1e-12, "{group:?}");
+        }
+    }
+
+    #[test]
+    fn a_group_of_equal_rewards_teaches_nothing() {
+        let rows = Rows::unmasked([2; 3]);
+        let rewards = rows.at_last_valid(&[0.1; 3]);
+        assert_eq!(grpo(&rows, &rewards, &[5; 3], true).unwrap().advantages, [0.0; 6]);
+    }
+
+    #[test]
+    fn pass_at_k_refuses_a_group_of_one() {
+        let rows = Rows::unmasked([1; 3]);
+        let got = grpo_pass_at_k(&rows, &[1.0, 2.0, 3.0], &[4, 4, 8], true);
+        assert_eq!(got, Err(AdvantageError::SingleSample { group: 8 }));
+    }
+
+    #[test]
+    fn gdpo_weighs_its_parts() {
+        let (rows, groups) = (Rows::unmasked([1; 4]), [0; 4]);
+        let parts = [vec![1.0, 0.0, 0.0, 1.0], vec![0.0, 100.0, 0.0, 100.0]];
+        let only_first = gdpo(&rows, &parts, &[1.0, 0.0], &groups, true).unwrap();
+        let alone = gdpo(&rows, &parts[..1], &[1.0], &groups, true).unwrap();
+        assert_eq!(only_first, alone);
+        let equal = gdpo(&rows, &parts, &[1.0, 1.0], &groups, true).unwrap().advantages;
+        assert!(
+            (equal[0] - equal[1]).abs() < 1e-5,
+            "only 1e-6 beside the deviations knows the range: {equal:?}"
+        );
+    }
+}

@@ -1,0 +1,97 @@
+//! The REINFORCE family: REINFORCE++ with and without a group baseline, and ReMax.
+
+use super::groups::{mean_or_zero, members, select};
+use super::{AdvantageError, Advantages, outcomes, rewards_to_go};
+use crate::rows::Rows;
+use crate::whiten::masked_whiten;
+
+/// REINFORCE++ (arXiv 2501.03262): discounted reward to go, whitened over all tokens that count.
+///
+/// Masked tokens inside a row (tool observations) are stepped over: they neither end the return nor discount it.
+/// verl 0.10 does so; verl 0.8 reset the return there and so lost the reward of everything before a tool call.
+///
+/// # Errors
+/// When `token_rewards` do not fit the rows or fewer than two tokens count.
+pub fn reinforce_plus_plus(
+    rows: &Rows,
+    token_rewards: &[f64],
+    gamma: f64,
+) -> Result<Advantages, AdvantageError> {
+    rows.check_tokens("token_rewards", token_rewards)?;
+    let mut returns = vec![0.0; rows.num_tokens()];
+    for range in rows.ranges() {
+        let mut running = 0.0;
+        for token in range.rev().filter(|token| rows.mask()[*token]) {
+            running = token_rewards[token] + gamma * running;
+            returns[token] = running;
+        }
+    }
+    let advantages = whitened(rows, &returns)?;
+    Ok(Advantages { advantages, returns })
+}
+
+/// REINFORCE++ with a group baseline: R - mean of the group (0 for a group of one), whitened over all tokens that
+/// count, so long completions weigh more in the mean.
+///
+/// # Errors
+/// When slices do not fit the rows or fewer than two tokens count.
+pub fn reinforce_plus_plus_baseline(
+    rows: &Rows,
+    token_rewards: &[f64],
+    groups: &[usize],
+) -> Result<Advantages, AdvantageError> {
+    let mut centered = outcomes(rows, token_rewards, groups)?;
+    for group in members(groups) {
+        let center = mean_or_zero(&select(&centered, &group));
+        group.iter().for_each(|row_idx| centered[*row_idx] -= center);
+    }
+    let advantages = whitened(rows, &rows.broadcast(&centered))?;
+    Ok(Advantages { returns: advantages.clone(), advantages })
+}
+
+/// ReMax (arXiv 2310.10505): reward to go minus the reward of the greedy completion of the same prompt, one per row
+/// in `greedy_rewards`. They must come from decoding at temperature 0.
+///
+/// # Errors
+/// When slices do not fit the rows.
+pub fn remax(
+    rows: &Rows,
+    token_rewards: &[f64],
+    greedy_rewards: &[f64],
+) -> Result<Advantages, AdvantageError> {
+    rows.check_tokens("token_rewards", token_rewards)?;
+    rows.check_rows("greedy_rewards", greedy_rewards)?;
+    let returns = rewards_to_go(rows, token_rewards);
+    let baseline = rows.broadcast(greedy_rewards);
+    let advantages = returns.iter().zip(baseline).map(|(reward, base)| reward - base).collect();
+    Ok(Advantages { advantages, returns })
+}
+
+fn whitened(rows: &Rows, values: &[f64]) -> Result<Vec<f64>, AdvantageError> {
+    let mut white = masked_whiten(rows, values, true)?;
+    for (value, counts) in white.iter_mut().zip(rows.mask()) {
+        if !counts {
+            *value = 0.0;
+        }
+    }
+    Ok(white)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn returns_pass_through_a_tool_observation() {
+        let rows = Rows::from_masks([&[true, false, false, true][..]]);
+        let got = reinforce_plus_plus(&rows, &[0.0, 0.0, 0.0, 1.0], 0.9).unwrap();
+        assert_eq!(got.returns, [0.9, 0.0, 0.0, 1.0]);
+    }
+
+    #[test]
+    fn remax_pays_what_beats_the_greedy_completion() {
+        let rows = Rows::unmasked([2, 1]);
+        let got = remax(&rows, &[0.0, 1.0, 0.5], &[0.25, 1.0]).unwrap();
+        assert_eq!(got.advantages, [0.75, 0.75, -0.5]);
+    }
+}

@@ -1,0 +1,61 @@
+//! Leave-one-out baselines: a sample against the mean of the other samples of its prompt (arXiv 2402.14740).
+
+use super::groups::{mean, members, select};
+use super::{AdvantageError, Advantages, outcomes};
+use crate::rows::Rows;
+
+/// RLOO: R - mean of the others' rewards. A group of one keeps its raw reward, as in verl; [`rloo_vectorized`] gives
+/// it 0, which is the better choice where groups of one can occur: a raw reward is no advantage.
+///
+/// # Errors
+/// When `token_rewards` or `groups` do not fit the rows.
+pub fn rloo(rows: &Rows, token_rewards: &[f64], groups: &[usize]) -> Result<Advantages, AdvantageError> {
+    leave_one_out(rows, token_rewards, groups, |reward| reward)
+}
+
+/// RLOO in which a group of one gets 0.
+///
+/// # Errors
+/// When `token_rewards` or `groups` do not fit the rows.
+pub fn rloo_vectorized(
+    rows: &Rows,
+    token_rewards: &[f64],
+    groups: &[usize],
+) -> Result<Advantages, AdvantageError> {
+    leave_one_out(rows, token_rewards, groups, |_| 0.0)
+}
+
+fn leave_one_out(
+    rows: &Rows,
+    token_rewards: &[f64],
+    groups: &[usize],
+    alone: impl Fn(f64) -> f64,
+) -> Result<Advantages, AdvantageError> {
+    let outcomes = outcomes(rows, token_rewards, groups)?;
+    let mut advantages = vec![0.0; outcomes.len()];
+    for group in members(groups) {
+        let (count, center) = (group.len() as f64, mean(&select(&outcomes, &group)));
+        for row_idx in group {
+            let reward = outcomes[row_idx];
+            advantages[row_idx] =
+                if count > 1.0 { (reward - center) * count / (count - 1.0) } else { alone(reward) };
+        }
+    }
+    Ok(Advantages::per_row(rows, &advantages))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_sample_is_compared_with_the_mean_of_the_others() {
+        let rows = Rows::unmasked([1; 4]);
+        let rewards = [3.0, 1.0, 2.0, 5.0];
+        assert_eq!(rloo(&rows, &rewards, &[0, 0, 0, 1]).unwrap().advantages, [1.5, -1.5, 0.0, 5.0]);
+        assert_eq!(
+            rloo_vectorized(&rows, &rewards, &[0, 0, 0, 1]).unwrap().advantages,
+            [1.5, -1.5, 0.0, 0.0]
+        );
+    }
+}

@@ -1,0 +1,69 @@
+//! What an update minimises: policy loss, KL term and entropy bonus, with gradients by hand.
+//!
+//! The trainer computes log-probs and entropies of a micro-batch (or of a chunk of it); this module answers with the
+//! loss and its derivatives with respect to exactly those two, so that no autograd graph over the loss exists:
+//!
+//! ```text
+//! Objective::prepare(LossInputs, Denominators) -> PreparedLoss
+//! PreparedLoss::evaluate(token range, logprobs, entropies) -> LossOutputs { loss, dlogprobs, dentropies, metrics }
+//! ```
+//!
+//! Every aggregation is a weighted sum over tokens whose weights are known before any log-prob is
+//! ([`Aggregation::weights`]) and whose [`Denominators`] count the **whole** batch of the update, over all micro-batches and
+//! ranks. Partial losses and gradients are added, never averaged: the gradient does not depend on how the batch was
+//! split. What a loss must see before it can be evaluated is its [`LossScope`].
+//!
+//! Definitions follow verl 0.10 (`core_algos.py`) and are held to its values and gradients by the golden test.
+//! Advantages come from [`crate::advantage`]; tensors never appear here.
+
+mod aggregation;
+mod clipped;
+mod covariance;
+mod metrics;
+mod objective;
+mod policy;
+mod sequence;
+mod value;
+
+use thiserror::Error;
+
+pub use aggregation::{Aggregation, Denominators};
+pub use covariance::CovarianceInputs;
+pub use metrics::LossMetrics;
+pub use objective::{KlTerm, LossInputs, LossOutputs, Objective, PreparedLoss};
+pub use policy::{Clip, LossScope, PolicyLoss};
+pub use value::{ValueLoss, ValueLossInputs, value_loss};
+
+use crate::rows::RowsError;
+
+/// Why a loss cannot be computed.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum LossError {
+    /// A slice does not fit the rows.
+    #[error("loss inputs do not fit together")]
+    Rows(#[from] RowsError),
+    /// The loss reads something that was not given.
+    #[error("loss {loss} needs {input}, which is missing")]
+    Missing {
+        /// verl's name of the loss, or `kl`.
+        loss: &'static str,
+        /// Name of the field of [`LossInputs`].
+        input: &'static str,
+    },
+    /// A chunk does not lie in the rows or its slices do not have its length.
+    #[error(
+        "chunk {start}..{end} of {num_tokens} tokens came with {num_logprobs} log-probs and {num_entropies} entropies"
+    )]
+    Chunk {
+        /// First token of the chunk.
+        start: usize,
+        /// One past its last token.
+        end: usize,
+        /// Tokens of the rows.
+        num_tokens: usize,
+        /// Log-probs given.
+        num_logprobs: usize,
+        /// Entropies given.
+        num_entropies: usize,
+    },
+}

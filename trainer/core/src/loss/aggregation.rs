@@ -1,0 +1,128 @@
+//! From per-token losses to one number, independent of how the batch was split.
+
+use std::iter::Sum;
+use std::ops::Add;
+
+use crate::rows::Rows;
+use crate::whiten::EPSILON;
+
+/// How per-token losses become one number; names are verl's `loss_agg_mode`. T is the number of counting tokens and
+/// B the number of sequences with at least one, both of the whole batch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Aggregation {
+    /// `token-mean`: sum over tokens / T (DAPO).
+    TokenMean,
+    /// `token-sum`: sum over tokens.
+    TokenSum,
+    /// `seq-mean-token-sum`: sum over tokens / B.
+    SeqMeanTokenSum,
+    /// `seq-mean-token-sum-norm`: sum over tokens / (B * `scale`) (Dr. GRPO, with the longest completion allowed as
+    /// scale). verl 0.8 did not divide by B.
+    SeqMeanTokenSumNorm {
+        /// A constant length in tokens, above 0. verl falls back to the width of the padded batch, which would make
+        /// the gradient depend on the batch; here it has to be said.
+        scale: f64,
+    },
+    /// `seq-mean-token-mean`: mean over sequences of their mean over tokens (GRPO).
+    SeqMeanTokenMean,
+}
+
+/// What one update's batch holds in all its micro-batches on all ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Denominators {
+    /// Tokens that count.
+    pub num_tokens: usize,
+    /// Sequences with at least one token that counts.
+    pub num_sequences: usize,
+}
+
+impl Denominators {
+    /// Of these rows alone; add them up over micro-batches (and ranks) for the whole batch.
+    pub fn of(rows: &Rows) -> Self {
+        Self { num_tokens: rows.num_valid_tokens(), num_sequences: rows.num_valid_rows() }
+    }
+}
+
+impl Add for Denominators {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            num_tokens: self.num_tokens + other.num_tokens,
+            num_sequences: self.num_sequences + other.num_sequences,
+        }
+    }
+}
+
+impl Sum for Denominators {
+    fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
+        parts.fold(Self::default(), Add::add)
+    }
+}
+
+impl Aggregation {
+    /// verl's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::TokenMean => "token-mean",
+            Self::TokenSum => "token-sum",
+            Self::SeqMeanTokenSum => "seq-mean-token-sum",
+            Self::SeqMeanTokenSumNorm { .. } => "seq-mean-token-sum-norm",
+            Self::SeqMeanTokenMean => "seq-mean-token-mean",
+        }
+    }
+
+    /// What each token's loss is multiplied by before everything is added up; 0 where masked, and everywhere when
+    /// the whole batch has nothing that counts.
+    pub fn weights(self, rows: &Rows, batch: &Denominators) -> Vec<f64> {
+        let per_row: Vec<f64> =
+            (0..rows.num_rows()).map(|row_idx| self.row_weight(rows.valid_len(row_idx), batch)).collect();
+        rows.broadcast(&per_row)
+    }
+
+    fn row_weight(self, valid_len: usize, batch: &Denominators) -> f64 {
+        let divisor = match self {
+            Self::TokenMean => batch.num_tokens as f64,
+            Self::TokenSum => 1.0,
+            Self::SeqMeanTokenSum => batch.num_sequences as f64,
+            Self::SeqMeanTokenSumNorm { scale } => batch.num_sequences as f64 * scale,
+            Self::SeqMeanTokenMean => batch.num_sequences as f64 * (valid_len as f64 + EPSILON),
+        };
+        if divisor == 0.0 { 0.0 } else { 1.0 / divisor }
+    }
+
+    /// The rows' share of the batch's aggregated loss.
+    pub fn aggregate(self, rows: &Rows, token_losses: &[f64], batch: &Denominators) -> f64 {
+        let weights = self.weights(rows, batch);
+        rows.valid(0..rows.num_tokens()).map(|token| weights[token] * token_losses[token]).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn aggregations_match_the_hand_computed_table() {
+        let rows = Rows::from_masks([&[true, true, true][..], &[true, true, false], &[false]]);
+        let losses = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, f64::NAN];
+        let batch = Denominators::of(&rows);
+        let expected = [
+            (Aggregation::TokenMean, 3.0),
+            (Aggregation::TokenSum, 15.0),
+            (Aggregation::SeqMeanTokenSum, 7.5),
+            (Aggregation::SeqMeanTokenSumNorm { scale: 3.0 }, 2.5),
+            (Aggregation::SeqMeanTokenMean, 3.25),
+        ];
+        for (aggregation, expected) in expected {
+            let got = aggregation.aggregate(&rows, &losses, &batch);
+            assert!((got - expected).abs() < 1e-7, "{aggregation:?}: {got}");
+        }
+    }
+
+    #[test]
+    fn a_batch_without_tokens_weighs_nothing() {
+        let rows = Rows::from_masks([&[false][..]]);
+        assert_eq!(Aggregation::TokenMean.weights(&rows, &Denominators::of(&rows)), [0.0]);
+    }
+}

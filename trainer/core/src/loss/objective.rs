@@ -1,0 +1,223 @@
+//! The whole objective of an update, evaluated over any chunk of tokens.
+
+use std::ops::Range;
+
+use super::policy::{Token, TokenLoss};
+use super::sequence::{RowTerm, row_terms};
+use super::{Aggregation, Denominators, LossError, LossMetrics, LossScope, PolicyLoss};
+use crate::kl::KlEstimator;
+use crate::rows::Rows;
+
+/// A KL penalty in the loss (verl's `use_kl_loss`).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KlTerm {
+    /// How it is estimated.
+    pub estimator: KlEstimator,
+    /// Its weight.
+    pub coefficient: f64,
+}
+
+/// loss = agg(policy loss) + kl.coefficient * agg(KL to the reference) - entropy_coefficient * agg(entropy).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Objective {
+    /// What moves the policy.
+    pub policy: PolicyLoss,
+    /// How tokens become one number; some policy losses bring their own ([`PolicyLoss::aggregation`]), the other
+    /// terms always use this one.
+    pub aggregation: Aggregation,
+    /// The pull to the reference policy.
+    pub kl: Option<KlTerm>,
+    /// Weight of the entropy bonus; 0 for none.
+    pub entropy_coefficient: f64,
+}
+
+/// The sequences of one micro-batch and what is known of each of their tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct LossInputs<'a> {
+    /// Sequences and loss masks.
+    pub rows: &'a Rows,
+    /// Advantage of each token.
+    pub advantages: &'a [f64],
+    /// Log-probs under the old policy. `None`: the old policy is the actor itself (one update a batch), the ratio is 1
+    /// and no forward pass is needed to know it.
+    pub old_logprobs: Option<&'a [f64]>,
+    /// Log-probs under the reference, when the objective has a KL term.
+    pub ref_logprobs: Option<&'a [f64]>,
+    /// Token weights of the rollout correction; they multiply the policy loss only.
+    pub importance_weights: Option<&'a [f64]>,
+    /// The actor's log-probs from a forward pass, for [`LossScope::Sequence`] with `old_logprobs`.
+    pub actor_logprobs: Option<&'a [f64]>,
+    /// Tokens chosen by [`PolicyLoss::select_tokens`], for [`LossScope::Batch`].
+    pub selected: Option<&'a [bool]>,
+}
+
+impl<'a> LossInputs<'a> {
+    /// Sequences and advantages on-policy; set further fields as needed.
+    pub fn new(rows: &'a Rows, advantages: &'a [f64]) -> Self {
+        Self {
+            rows,
+            advantages,
+            old_logprobs: None,
+            ref_logprobs: None,
+            importance_weights: None,
+            actor_logprobs: None,
+            selected: None,
+        }
+    }
+
+    fn check(&self, objective: &Objective) -> Result<(), LossError> {
+        let missing = |loss, input| Err(LossError::Missing { loss, input });
+        self.rows.check_tokens("advantages", self.advantages)?;
+        let optional = [
+            ("old_logprobs", self.old_logprobs),
+            ("ref_logprobs", self.ref_logprobs),
+            ("importance_weights", self.importance_weights),
+            ("actor_logprobs", self.actor_logprobs),
+        ];
+        for (name, slice) in optional {
+            slice.map_or(Ok(()), |slice| self.rows.check_tokens(name, slice))?;
+        }
+        self.selected.map_or(Ok(()), |selected| self.rows.check_tokens("selected", selected))?;
+        if objective.kl.is_some() && self.ref_logprobs.is_none() {
+            return missing("kl", "ref_logprobs");
+        }
+        if objective.policy.scope() == LossScope::Batch && self.selected.is_none() {
+            return missing(objective.policy.name(), "selected");
+        }
+        Ok(())
+    }
+}
+
+/// A micro-batch's (or a chunk's) part of the loss.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LossOutputs {
+    /// The part's share of the loss of the whole batch.
+    pub loss: f64,
+    /// d loss / d log-prob of each token; 0 where masked.
+    pub dlogprobs: Vec<f64>,
+    /// d loss / d entropy of each token; 0 where masked.
+    pub dentropies: Vec<f64>,
+    /// Sums to add up over all parts.
+    pub metrics: LossMetrics,
+}
+
+impl Objective {
+    /// Everything about a micro-batch that does not depend on the log-probs to come. `batch` counts the whole batch of
+    /// the update.
+    ///
+    /// # Errors
+    /// When slices do not fit the rows or one that the objective reads is missing.
+    pub fn prepare<'a>(
+        &'a self,
+        inputs: LossInputs<'a>,
+        batch: &Denominators,
+    ) -> Result<PreparedLoss<'a>, LossError> {
+        inputs.check(self)?;
+        let term_weights = self.aggregation.weights(inputs.rows, batch);
+        let own = self.policy.aggregation(self.aggregation);
+        let mut policy_weights =
+            if own == self.aggregation { term_weights.clone() } else { own.weights(inputs.rows, batch) };
+        if let Some(weights) = inputs.importance_weights.filter(|_| self.policy.weighs_tokens()) {
+            policy_weights.iter_mut().zip(weights).for_each(|(weight, correction)| *weight *= correction);
+        }
+        let row_terms = row_terms(&self.policy, &inputs)?;
+        Ok(PreparedLoss { objective: self, inputs, policy_weights, term_weights, row_terms })
+    }
+}
+
+/// An objective over one micro-batch, waiting for log-probs.
+#[derive(Clone, Debug)]
+pub struct PreparedLoss<'a> {
+    objective: &'a Objective,
+    inputs: LossInputs<'a>,
+    policy_weights: Vec<f64>,
+    term_weights: Vec<f64>,
+    row_terms: Vec<RowTerm>,
+}
+
+impl PreparedLoss<'_> {
+    /// Loss and gradients of the tokens `chunk` of the micro-batch, given their log-probs and entropies under the actor
+    /// (f32 or f64, one per token of the chunk). Chunks may come in any order and any size; entries of masked tokens
+    /// are never read.
+    ///
+    /// # Errors
+    /// When the chunk leaves the rows or the slices do not have its length.
+    pub fn evaluate<T: Copy + Into<f64>>(
+        &self,
+        chunk: Range<usize>,
+        logprobs: &[T],
+        entropies: &[T],
+    ) -> Result<LossOutputs, LossError> {
+        self.check(&chunk, logprobs.len(), entropies.len())?;
+        let mut outputs = LossOutputs {
+            dlogprobs: vec![0.0; chunk.len()],
+            dentropies: vec![0.0; chunk.len()],
+            ..LossOutputs::default()
+        };
+        let rows = self.inputs.rows;
+        let mut row_idx = rows.row_of(chunk.start);
+        for token in rows.valid(chunk.clone()) {
+            while token >= rows.range(row_idx).end {
+                row_idx += 1;
+            }
+            let at = token - chunk.start;
+            self.add_policy(token, row_idx, logprobs[at].into(), at, &mut outputs);
+            self.add_terms(token, logprobs[at].into(), entropies[at].into(), at, &mut outputs);
+        }
+        outputs.loss = self.total(&outputs.metrics);
+        Ok(outputs)
+    }
+
+    fn add_policy(
+        &self,
+        token_idx: usize,
+        row_idx: usize,
+        logprob: f64,
+        at: usize,
+        outputs: &mut LossOutputs,
+    ) {
+        let token = Token {
+            logprob,
+            old_logprob: self.inputs.old_logprobs.map_or(logprob, |old| old[token_idx]),
+            advantage: self.inputs.advantages[token_idx],
+        };
+        let row = self.row_terms.get(row_idx).unwrap_or(&RowTerm::NONE);
+        let selected = self.inputs.selected.is_some_and(|selected| selected[token_idx]);
+        let loss: TokenLoss = self.objective.policy.token(&token, row, selected);
+        let weight = self.policy_weights[token_idx];
+        outputs.metrics.pg_loss += weight * loss.value;
+        outputs.dlogprobs[at] += weight * loss.gradient;
+        self.objective.policy.record(&mut outputs.metrics, &token, &loss);
+    }
+
+    fn add_terms(&self, token_idx: usize, logprob: f64, entropy: f64, at: usize, outputs: &mut LossOutputs) {
+        let weight = self.term_weights[token_idx];
+        if let (Some(kl), Some(ref_logprobs)) = (self.objective.kl, self.inputs.ref_logprobs) {
+            let ref_logprob = ref_logprobs[token_idx];
+            outputs.metrics.kl_loss += weight * kl.estimator.value(logprob, ref_logprob);
+            outputs.dlogprobs[at] += weight * kl.coefficient * kl.estimator.gradient(logprob, ref_logprob);
+        }
+        outputs.metrics.entropy += weight * entropy;
+        outputs.dentropies[at] = -weight * self.objective.entropy_coefficient;
+    }
+
+    fn total(&self, metrics: &LossMetrics) -> f64 {
+        let kl = self.objective.kl.map_or(0.0, |kl| kl.coefficient * metrics.kl_loss);
+        metrics.pg_loss + kl - self.objective.entropy_coefficient * metrics.entropy
+    }
+
+    fn check(
+        &self,
+        chunk: &Range<usize>,
+        num_logprobs: usize,
+        num_entropies: usize,
+    ) -> Result<(), LossError> {
+        let num_tokens = self.inputs.rows.num_tokens();
+        let fits = chunk.start <= chunk.end && chunk.end <= num_tokens;
+        if fits && chunk.len() == num_logprobs && chunk.len() == num_entropies {
+            return Ok(());
+        }
+        let Range { start, end } = *chunk;
+        Err(LossError::Chunk { start, end, num_tokens, num_logprobs, num_entropies })
+    }
+}
