@@ -6,5 +6,6 @@
 //! Every rank runs the same step. Roles (actor, reference, rollout) are capabilities on the same weights, not
 //! processes. Nothing here talks to Kubernetes; nothing here is unsafe (that is `rlt-torch`).
 
+pub mod checkpoint;
 pub mod run_folder;
 pub mod stop;

@@ -1,0 +1,45 @@
+//! Checkpoints: everything the next step depends on, in folders that exist whole or not at all.
+//!
+//! ```text
+//! checkpoints/
+//!   step-000020/
+//!     manifest.json              what is where: global shapes, byte offsets, SHA-256 of every file
+//!     shard-00000.safetensors    tensors, readable by any safetensors library
+//!     state.json                 everything small: counters, random states, data position, controllers
+//! ```
+//!
+//! A checkpoint is written beside its final place, synced, and committed by one rename, so a kill at any
+//! instruction leaves the previous one selected. Tensors are described by their global shape and by pieces that
+//! say which part of it lies where; nothing in the format knows how many processes wrote it. Loading parses JSON
+//! and copies bytes: no code is executed.
+//!
+//! What a tensor or a state field means is not known here.
+
+mod dtype;
+mod error;
+mod load;
+mod manifest;
+mod save;
+mod storage;
+mod store;
+
+#[cfg(test)]
+mod crash_tests;
+#[cfg(test)]
+mod store_tests;
+
+use tch::Tensor;
+
+pub use error::CheckpointError;
+pub use load::Checkpoint;
+pub use manifest::{FileEntry, Manifest, TensorEntry, TensorPiece};
+pub use store::{CheckpointStore, Latest, Saved};
+
+/// What one checkpoint holds.
+#[derive(Debug)]
+pub struct CheckpointContent {
+    /// Tensors by unique name, of any shape, dtype and device; shared with the training, never copied whole.
+    pub tensors: Vec<(String, Tensor)>,
+    /// Everything small that the next step depends on.
+    pub state: serde_json::Value,
+}

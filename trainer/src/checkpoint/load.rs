@@ -1,0 +1,226 @@
+//! Opens one committed checkpoint: every byte is verified before any of it is used.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use sha2::{Digest, Sha256};
+use tch::{Device, Kind, Tensor};
+
+use super::manifest::{self, FileEntry, Manifest, TensorEntry, TensorPiece};
+use super::{CheckpointError, dtype};
+
+/// Bytes read at a time.
+const CHUNK_BYTES: u64 = 1 << 20;
+
+/// A committed checkpoint whose lengths and digests have been found right.
+#[derive(Debug)]
+pub struct Checkpoint {
+    folder: PathBuf,
+    manifest: Manifest,
+    state: serde_json::Value,
+}
+
+impl Checkpoint {
+    /// Opens and verifies the checkpoint in `folder`, reading every file once.
+    ///
+    /// # Errors
+    /// A missing, truncated or changed file, by its path; a manifest that contradicts itself or is of another
+    /// format version.
+    pub fn open(folder: &Path) -> Result<Self, CheckpointError> {
+        let manifest = read_manifest(folder)?;
+        for (name, entry) in &manifest.files {
+            verify_file(&folder.join(name), entry)?;
+        }
+        let state_path = folder.join(manifest::STATE_FILE_NAME);
+        let state_json = std::fs::read(&state_path).map_err(CheckpointError::read(&state_path))?;
+        let state = serde_json::from_slice(&state_json).map_err(CheckpointError::parse(&state_path))?;
+        Ok(Self { folder: folder.to_path_buf(), manifest, state })
+    }
+
+    /// The folder it lies in.
+    pub fn path(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Finished steps.
+    pub fn step(&self) -> u64 {
+        self.manifest.step
+    }
+
+    /// Everything small, as it was saved.
+    pub fn state(&self) -> &serde_json::Value {
+        &self.state
+    }
+
+    /// The field `name` of the state, typed.
+    ///
+    /// # Errors
+    /// The state has no such field or it does not have the type's form.
+    pub fn state_field<T: DeserializeOwned>(&self, name: &str) -> Result<T, CheckpointError> {
+        let value = self.state.get(name).cloned().unwrap_or_default();
+        serde_json::from_value(value)
+            .map_err(CheckpointError::parse(&self.folder.join(manifest::STATE_FILE_NAME)))
+    }
+
+    /// What it holds, file by file and tensor by tensor.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Whether it holds a tensor of this name.
+    pub fn contains(&self, name: &str) -> bool {
+        self.manifest.tensors.contains_key(name)
+    }
+
+    /// Reads a tensor, whole, onto the CPU.
+    ///
+    /// # Errors
+    /// No such tensor, a dtype that libtorch lacks, or a failing read.
+    pub fn tensor(&self, name: &str) -> Result<Tensor, CheckpointError> {
+        let (entry, kind) = self.entry(name)?;
+        let shape: Vec<i64> = entry.shape.iter().map(|&len| len as i64).collect();
+        let tensor = Tensor::f_empty(&shape, (kind, Device::Cpu)).map_err(CheckpointError::tensor(name))?;
+        self.read_into(name, entry, &tensor)?;
+        Ok(tensor)
+    }
+
+    /// Reads a tensor over the values of `destination`, on whichever device it lives, recording no gradient.
+    ///
+    /// # Errors
+    /// No such tensor, another dtype or shape than `destination`'s, or a failing read.
+    pub fn load_into(&self, name: &str, destination: &Tensor) -> Result<(), CheckpointError> {
+        let (entry, kind) = self.entry(name)?;
+        let expected: Vec<u64> = destination.size().into_iter().map(|len| len as u64).collect();
+        if kind != destination.kind() || entry.shape != expected {
+            return Err(CheckpointError::Mismatch {
+                path: self.folder.clone(),
+                name: name.to_owned(),
+                expected: format!("{:?} {expected:?}", destination.kind()),
+                got: format!("{kind:?} {:?}", entry.shape),
+            });
+        }
+        self.read_into(name, entry, destination)
+    }
+
+    fn entry(&self, name: &str) -> Result<(&TensorEntry, Kind), CheckpointError> {
+        let path = || self.folder.clone();
+        let entry = self.manifest.tensors.get(name);
+        let entry =
+            entry.ok_or_else(|| CheckpointError::UnknownTensor { path: path(), name: name.to_owned() })?;
+        let kind = dtype::to_kind(entry.dtype).ok_or_else(|| CheckpointError::UnsupportedDtype {
+            path: path(),
+            name: name.to_owned(),
+            dtype: entry.dtype,
+        })?;
+        Ok((entry, kind))
+    }
+
+    fn read_into(
+        &self,
+        name: &str,
+        entry: &TensorEntry,
+        destination: &Tensor,
+    ) -> Result<(), CheckpointError> {
+        tch::no_grad(|| {
+            for piece in &entry.pieces {
+                let mut region = destination.shallow_clone();
+                for (dim, (&start, &len)) in piece.start.iter().zip(&piece.shape).enumerate() {
+                    region = region
+                        .f_narrow(dim as i64, start as i64, len as i64)
+                        .map_err(CheckpointError::tensor(name))?;
+                }
+                self.read_piece(name, piece, &region)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Copies a piece row by row, as many rows of its first dim at a time as fit a chunk.
+    fn read_piece(&self, name: &str, piece: &TensorPiece, region: &Tensor) -> Result<(), CheckpointError> {
+        let path = self.folder.join(&piece.file);
+        let file = File::open(&path).map_err(CheckpointError::read(&path))?;
+        let element_bytes = region.kind().elt_size_in_bytes() as u64;
+        let (num_rows, row_shape) = match piece.shape.split_first() {
+            Some((&num_rows, row_shape)) => (num_rows, row_shape),
+            None => (1, &[][..]),
+        };
+        let row_bytes = element_bytes * row_shape.iter().product::<u64>();
+        let rows_per_chunk = (CHUNK_BYTES / row_bytes.max(1)).max(1);
+        let mut buffer = Vec::new();
+        for row in (0..num_rows).step_by(rows_per_chunk as usize) {
+            let num_rows = rows_per_chunk.min(num_rows - row);
+            buffer.resize((num_rows * row_bytes) as usize, 0);
+            file.read_exact_at(&mut buffer, piece.byte_offset + row * row_bytes)
+                .map_err(CheckpointError::read(&path))?;
+            copy_rows(&buffer, region, (row as i64, num_rows as i64))
+                .map_err(CheckpointError::tensor(name))?;
+        }
+        Ok(())
+    }
+}
+
+fn copy_rows(bytes: &[u8], region: &Tensor, (row, num_rows): (i64, i64)) -> Result<(), tch::TchError> {
+    let mut rows = match region.dim() {
+        0 => region.shallow_clone(),
+        _ => region.f_narrow(0, row, num_rows)?,
+    };
+    rows.f_copy_(&Tensor::f_from_data_size(bytes, &rows.size(), rows.kind())?)
+}
+
+/// Reads the manifest of the checkpoint in `folder` and checks all that can be checked without other files.
+pub(super) fn read_manifest(folder: &Path) -> Result<Manifest, CheckpointError> {
+    let path = folder.join(manifest::FILE_NAME);
+    let json = std::fs::read(&path).map_err(CheckpointError::read(&path))?;
+    check_version(&path, &json)?;
+    let manifest: Manifest = serde_json::from_slice(&json).map_err(CheckpointError::parse(&path))?;
+    let digest = manifest.digest().map_err(CheckpointError::parse(&path))?;
+    if digest != manifest.sha256 {
+        return Err(CheckpointError::Digest { path, expected: manifest.sha256, got: digest });
+    }
+    if let Some(problem) = manifest.find_problem() {
+        return Err(CheckpointError::Inconsistent { path, problem });
+    }
+    Ok(manifest)
+}
+
+/// A manifest of another version may have other fields, so the version is looked at first and alone.
+fn check_version(path: &Path, json: &[u8]) -> Result<(), CheckpointError> {
+    #[derive(serde::Deserialize)]
+    struct Head {
+        format: String,
+        version: u32,
+    }
+    let Head { format, version } = serde_json::from_slice(json).map_err(CheckpointError::parse(path))?;
+    if format == manifest::FORMAT && version == manifest::VERSION {
+        return Ok(());
+    }
+    Err(CheckpointError::Version { path: path.to_path_buf(), format, version })
+}
+
+fn verify_file(path: &Path, entry: &FileEntry) -> Result<(), CheckpointError> {
+    let mut file = File::open(path).map_err(CheckpointError::read(path))?;
+    let got = file.metadata().map_err(CheckpointError::read(path))?.len();
+    if got != entry.num_bytes {
+        return Err(CheckpointError::Length { path: path.to_path_buf(), expected: entry.num_bytes, got });
+    }
+    let mut sha256 = Sha256::new();
+    let mut buffer = vec![0; CHUNK_BYTES.min(got.max(1)) as usize];
+    loop {
+        match file.read(&mut buffer).map_err(CheckpointError::read(path))? {
+            0 => break,
+            num_bytes => sha256.update(&buffer[..num_bytes]),
+        }
+    }
+    let got = manifest::hex(&sha256.finalize());
+    if got != entry.sha256 {
+        return Err(CheckpointError::Digest {
+            path: path.to_path_buf(),
+            expected: entry.sha256.clone(),
+            got,
+        });
+    }
+    Ok(())
+}

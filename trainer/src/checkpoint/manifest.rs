@@ -1,0 +1,220 @@
+//! `manifest.json`: what a checkpoint holds, where each byte lies, and the digests that prove it.
+//!
+//! Pure values: nothing here opens a file.
+
+use std::collections::BTreeMap;
+
+use safetensors::Dtype;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::dtype;
+
+/// Name of the manifest within a checkpoint.
+pub(super) const FILE_NAME: &str = "manifest.json";
+/// Name of the small state within a checkpoint.
+pub(super) const STATE_FILE_NAME: &str = "state.json";
+/// What `format` must say.
+pub(super) const FORMAT: &str = "rltraining.dev/checkpoint";
+/// The format version this code writes and the only one it reads.
+pub(super) const VERSION: u32 = 1;
+
+/// The table of contents of one checkpoint.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// Always `rltraining.dev/checkpoint`.
+    pub format: String,
+    /// Format version.
+    pub version: u32,
+    /// Finished steps.
+    pub step: u64,
+    /// Grows by one with every save of a run: the newest checkpoint is the one saved last, also after a run went
+    /// back to an earlier step.
+    pub save_index: u64,
+    /// Every file beside the manifest by its name.
+    pub files: BTreeMap<String, FileEntry>,
+    /// Every tensor by its name.
+    pub tensors: BTreeMap<String, TensorEntry>,
+    /// SHA-256 of this manifest with this field empty, hexadecimal.
+    pub sha256: String,
+}
+
+/// One file of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileEntry {
+    /// Its length in bytes.
+    pub num_bytes: u64,
+    /// SHA-256 of its content, hexadecimal.
+    pub sha256: String,
+}
+
+/// One tensor, whole.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TensorEntry {
+    /// Element type, in safetensors' words.
+    pub dtype: Dtype,
+    /// Shape over all processes.
+    pub shape: Vec<u64>,
+    /// Disjoint parts that together fill `shape`.
+    pub pieces: Vec<TensorPiece>,
+}
+
+/// A box within a tensor and the bytes that fill it, row-major and little-endian.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TensorPiece {
+    /// First index of the box in each dim of the whole tensor.
+    pub start: Vec<u64>,
+    /// Lengths of the box.
+    pub shape: Vec<u64>,
+    /// Which file holds it.
+    pub file: String,
+    /// Position of its first byte, counted from the start of the file.
+    pub byte_offset: u64,
+}
+
+impl Manifest {
+    /// The JSON to write, with the digest filled in.
+    pub(super) fn to_json(&self) -> Result<Vec<u8>, serde_json::Error> {
+        let sealed = Self { sha256: self.digest()?, ..self.clone() };
+        let mut json = serde_json::to_vec_pretty(&sealed)?;
+        json.push(b'\n');
+        Ok(json)
+    }
+
+    /// SHA-256 over everything but the digest itself, hexadecimal.
+    pub(super) fn digest(&self) -> Result<String, serde_json::Error> {
+        let unsealed = Self { sha256: String::new(), ..self.clone() };
+        Ok(hex(&Sha256::digest(serde_json::to_vec(&unsealed)?)))
+    }
+
+    /// The first contradiction within the manifest, for a person to read.
+    pub(super) fn find_problem(&self) -> Option<String> {
+        let foreign = self.files.keys().find(|name| !is_plain_file_name(name));
+        if let Some(name) = foreign {
+            return Some(format!("file name {name:?} is not a plain name"));
+        }
+        self.tensors
+            .iter()
+            .find_map(|(name, entry)| Some(format!("tensor {name}: {}", self.find_tensor_problem(entry)?)))
+    }
+
+    fn find_tensor_problem(&self, entry: &TensorEntry) -> Option<String> {
+        if let Some(problem) = entry.pieces.iter().find_map(|piece| self.find_piece_problem(entry, piece)) {
+            return Some(problem);
+        }
+        for (idx, piece) in entry.pieces.iter().enumerate() {
+            if entry.pieces[..idx].iter().any(|earlier| overlap(earlier, piece)) {
+                return Some(format!("the piece at {:?} overlaps another", piece.start));
+            }
+        }
+        let expected = num_elements(&entry.shape);
+        let got =
+            entry.pieces.iter().try_fold(0u64, |sum, piece| sum.checked_add(num_elements(&piece.shape)?));
+        (expected.is_none() || got != expected).then(|| format!("pieces do not fill shape {:?}", entry.shape))
+    }
+
+    fn find_piece_problem(&self, entry: &TensorEntry, piece: &TensorPiece) -> Option<String> {
+        let Some(file) = self.files.get(&piece.file) else {
+            return Some(format!("file {:?} is not listed", piece.file));
+        };
+        let fits = piece.start.len() == entry.shape.len()
+            && piece.shape.len() == entry.shape.len()
+            && (0..entry.shape.len()).all(|dim| {
+                piece.start[dim].checked_add(piece.shape[dim]).is_some_and(|end| end <= entry.shape[dim])
+            });
+        if !fits {
+            let TensorPiece { start, shape, .. } = piece;
+            return Some(format!("a piece of shape {shape:?} at {start:?} lies outside {:?}", entry.shape));
+        }
+        let end = num_elements(&piece.shape)
+            .and_then(|num| num.checked_mul(dtype::num_bytes(entry.dtype)))
+            .and_then(|num_bytes| num_bytes.checked_add(piece.byte_offset));
+        end.is_none_or(|end| end > file.num_bytes)
+            .then(|| format!("a piece ends beyond the {} bytes of {:?}", file.num_bytes, piece.file))
+    }
+}
+
+/// Product of the lengths; none on overflow.
+fn num_elements(shape: &[u64]) -> Option<u64> {
+    shape.iter().try_fold(1u64, |product, &len| product.checked_mul(len))
+}
+
+/// Whether two boxes of the same tensor, both within its shape, share an element.
+fn overlap(left: &TensorPiece, right: &TensorPiece) -> bool {
+    (0..left.start.len()).all(|dim| {
+        left.start[dim] < right.start[dim] + right.shape[dim]
+            && right.start[dim] < left.start[dim] + left.shape[dim]
+    })
+}
+
+/// A manifest comes from outside: its names must not lead out of the checkpoint's folder.
+fn is_plain_file_name(name: &str) -> bool {
+    !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\\', '\0'])
+}
+
+/// Lower-case hexadecimal digits.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn piece(start: &[u64], shape: &[u64], byte_offset: u64) -> TensorPiece {
+        TensorPiece { start: start.into(), shape: shape.into(), file: "a".into(), byte_offset }
+    }
+
+    fn with_pieces(shape: &[u64], pieces: Vec<TensorPiece>) -> Manifest {
+        let entry = TensorEntry { dtype: Dtype::F32, shape: shape.into(), pieces };
+        Manifest {
+            format: FORMAT.into(),
+            version: VERSION,
+            step: 1,
+            save_index: 1,
+            files: BTreeMap::from([("a".into(), FileEntry { num_bytes: 1000, sha256: String::new() })]),
+            tensors: BTreeMap::from([("t".into(), entry)]),
+            sha256: String::new(),
+        }
+    }
+
+    fn problem(shape: &[u64], pieces: Vec<TensorPiece>) -> String {
+        with_pieces(shape, pieces).find_problem().expect("a problem")
+    }
+
+    #[test]
+    fn accepts_disjoint_pieces_that_fill_the_shape() {
+        let halves = vec![piece(&[0, 0], &[2, 3], 0), piece(&[2, 0], &[2, 3], 24)];
+        assert_eq!(with_pieces(&[4, 3], halves).find_problem(), None);
+        assert_eq!(with_pieces(&[], vec![piece(&[], &[], 996)]).find_problem(), None);
+        assert_eq!(with_pieces(&[0, 3], vec![]).find_problem(), None);
+    }
+
+    #[test]
+    fn names_holes_overlaps_and_bytes_out_of_range() {
+        assert!(problem(&[4], vec![piece(&[0], &[3], 0)]).contains("do not fill shape [4]"));
+        let twice = vec![piece(&[0], &[2], 0), piece(&[1], &[2], 8)];
+        assert!(problem(&[4], twice).contains("overlaps"));
+        assert!(problem(&[4], vec![piece(&[2], &[4], 0)]).contains("lies outside [4]"));
+        assert!(problem(&[4], vec![piece(&[0], &[4], 988)]).contains("beyond the 1000 bytes"));
+        assert!(problem(&[u64::MAX, 2], vec![]).contains("do not fill"));
+    }
+
+    #[test]
+    fn refuses_file_names_that_leave_the_folder() {
+        for name in ["../a", "/etc/passwd", "..", ""] {
+            let mut manifest = with_pieces(&[], vec![piece(&[], &[], 0)]);
+            manifest.files.insert(name.into(), FileEntry { num_bytes: 0, sha256: String::new() });
+            assert!(manifest.find_problem().expect("a problem").contains("not a plain name"), "{name:?}");
+        }
+    }
+}

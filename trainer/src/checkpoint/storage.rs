@@ -1,0 +1,68 @@
+//! The few acts on a file system that a checkpoint needs, as a trait so that tests can fail each one of them.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
+
+/// Where checkpoints are written. Reading goes straight to the file system.
+pub(super) trait Storage: Send + Sync {
+    /// Creates one folder whose parent exists.
+    fn create_dir(&self, path: &Path) -> io::Result<()>;
+    /// Creates a file that did not exist.
+    fn create_file(&self, path: &Path) -> io::Result<Box<dyn StorageFile>>;
+    /// Makes a folder's entries survive a power loss.
+    fn sync_dir(&self, path: &Path) -> io::Result<()>;
+    /// Moves a folder to a name that does not exist.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Swaps two existing folders in one step; `Unsupported` where the file system cannot.
+    fn exchange(&self, left: &Path, right: &Path) -> io::Result<()>;
+    /// Removes a folder and everything in it.
+    fn remove_dir_all(&self, path: &Path) -> io::Result<()>;
+}
+
+/// A file being written.
+pub(super) trait StorageFile: Write {
+    /// Makes the content survive a power loss.
+    fn sync_all(&mut self) -> io::Result<()>;
+}
+
+/// The operating system's file system.
+pub(super) struct FileSystem;
+
+impl Storage for FileSystem {
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        fs::create_dir(path)
+    }
+
+    fn create_file(&self, path: &Path) -> io::Result<Box<dyn StorageFile>> {
+        Ok(Box::new(File::create_new(path)?))
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        File::open(path)?.sync_all()
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::rename(from, to)
+    }
+
+    fn exchange(&self, left: &Path, right: &Path) -> io::Result<()> {
+        renameat_with(CWD, left, CWD, right, RenameFlags::EXCHANGE).map_err(|errno| match errno {
+            Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP => io::ErrorKind::Unsupported.into(),
+            other => other.into(),
+        })
+    }
+
+    fn remove_dir_all(&self, path: &Path) -> io::Result<()> {
+        fs::remove_dir_all(path)
+    }
+}
+
+impl StorageFile for File {
+    fn sync_all(&mut self) -> io::Result<()> {
+        File::sync_all(self)
+    }
+}

@@ -1,0 +1,246 @@
+//! The folder of all checkpoints of a run: commit, choice of the newest complete one, retention.
+//!
+//! The folder itself is the only record; a list kept in memory would be forgotten by a restart.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::load::{self, Checkpoint};
+use super::storage::{FileSystem, Storage};
+use super::{CheckpointContent, CheckpointError, save};
+
+/// A folder being written.
+const SAVING: &str = ".saving-";
+/// A folder that lost its place to a newer one of the same step.
+const REPLACED: &str = ".replaced-";
+/// A folder being removed.
+const REMOVING: &str = ".removing-";
+
+/// The checkpoints of one run.
+pub struct CheckpointStore {
+    dir: PathBuf,
+    keep: usize,
+    storage: Box<dyn Storage>,
+    resumed_from: Option<PathBuf>,
+}
+
+/// What one save did.
+#[derive(Debug)]
+pub struct Saved {
+    /// The committed folder.
+    pub path: PathBuf,
+    /// Bytes of all its files.
+    pub num_bytes: u64,
+    /// Wall time from the first byte to the commit.
+    pub duration: Duration,
+}
+
+/// The newest checkpoint that is complete, and why newer ones are not it.
+#[derive(Debug)]
+pub struct Latest {
+    /// None where no checkpoint is complete.
+    pub checkpoint: Option<Checkpoint>,
+    /// One error for every damaged checkpoint that was passed over, each naming the file.
+    pub skipped: Vec<CheckpointError>,
+}
+
+impl CheckpointStore {
+    /// Opens the folder `dir`, creating it where missing, and removes what a crash left unfinished. After each
+    /// save the newest `keep` checkpoints stay, at least one.
+    ///
+    /// # Errors
+    /// The folder cannot be created, listed or cleaned.
+    pub fn open(dir: &Path, keep: usize) -> Result<Self, CheckpointError> {
+        Self::with_storage(dir, keep, Box::new(FileSystem))
+    }
+
+    pub(super) fn with_storage(
+        dir: &Path,
+        keep: usize,
+        storage: Box<dyn Storage>,
+    ) -> Result<Self, CheckpointError> {
+        fs::create_dir_all(dir).map_err(CheckpointError::folder("create folder", dir))?;
+        let store = Self { dir: dir.to_path_buf(), keep: keep.max(1), storage, resumed_from: None };
+        store.remove_leftovers()?;
+        Ok(store)
+    }
+
+    /// Writes a checkpoint of `step` finished steps and commits it; then removes the oldest ones beyond `keep`.
+    /// A checkpoint of the same step is replaced. On an error the temporary folder is removed as far as possible,
+    /// every earlier checkpoint is as it was, and the store can be used again.
+    ///
+    /// # Errors
+    /// A file or folder cannot be written, for example because the disk is full; a tensor has no storable dtype;
+    /// two tensors share a name.
+    pub fn save(&mut self, step: u64, content: &CheckpointContent) -> Result<Saved, CheckpointError> {
+        let started = Instant::now();
+        let name = folder_name(step);
+        let temporary = self.dir.join(format!("{SAVING}{name}"));
+        let path = self.dir.join(&name);
+        let written = self.write_and_commit(step, content, &temporary, &path);
+        if written.is_err() && temporary.exists() {
+            // The error that matters is the one above; what stays behind is removed at the next open.
+            let _ = self.storage.remove_dir_all(&temporary);
+        }
+        let saved = Saved { path, num_bytes: written?, duration: started.elapsed() };
+        if let Err(error) = self.remove_old() {
+            tracing::warn!(error = &error as &dyn std::error::Error, "an old checkpoint stays");
+        }
+        Ok(saved)
+    }
+
+    /// The newest checkpoint whose every byte is right. From now on this store never removes it, because the
+    /// run stands on it until it has saved one of its own.
+    ///
+    /// # Errors
+    /// The folder cannot be listed. Damaged checkpoints are no error here: they are in [`Latest::skipped`].
+    pub fn latest_complete(&mut self) -> Result<Latest, CheckpointError> {
+        let mut skipped = Vec::new();
+        for (path, order) in self.newest_first()? {
+            match order.and_then(|_| Checkpoint::open(&path)) {
+                Ok(checkpoint) => {
+                    self.resumed_from = Some(path);
+                    return Ok(Latest { checkpoint: Some(checkpoint), skipped });
+                }
+                Err(error) => skipped.push(error),
+            }
+        }
+        Ok(Latest { checkpoint: None, skipped })
+    }
+
+    /// Opens and verifies one checkpoint by its folder, inside or outside of this store. From now on this store
+    /// never removes it.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`].
+    pub fn checkpoint_at(&mut self, path: &Path) -> Result<Checkpoint, CheckpointError> {
+        let checkpoint = Checkpoint::open(path)?;
+        self.resumed_from = Some(path.to_path_buf());
+        Ok(checkpoint)
+    }
+
+    fn write_and_commit(
+        &self,
+        step: u64,
+        content: &CheckpointContent,
+        temporary: &Path,
+        path: &Path,
+    ) -> Result<u64, CheckpointError> {
+        let storage = &*self.storage;
+        if temporary.exists() {
+            storage.remove_dir_all(temporary).map_err(CheckpointError::folder("remove folder", temporary))?;
+        }
+        storage.create_dir(temporary).map_err(CheckpointError::folder("create folder", temporary))?;
+        let num_bytes = save::write_folder(storage, temporary, (step, self.next_save_index()?), content)?;
+        self.commit(temporary, path)?;
+        storage.sync_dir(&self.dir).map_err(CheckpointError::folder("sync folder", &self.dir))?;
+        Ok(num_bytes)
+    }
+
+    /// Gives the finished folder its name.
+    fn commit(&self, temporary: &Path, path: &Path) -> Result<(), CheckpointError> {
+        let storage = &*self.storage;
+        if !path.exists() {
+            return storage
+                .rename(temporary, path)
+                .map_err(CheckpointError::folder("rename folder", temporary));
+        }
+        let swapped = match storage.exchange(temporary, path) {
+            // Two renames: between them only the earlier checkpoints are visible, and `open` puts this one back.
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                let replaced = self.sibling(REPLACED, path);
+                storage
+                    .rename(path, &replaced)
+                    .and_then(|()| storage.rename(temporary, path))
+                    .and_then(|()| storage.remove_dir_all(&replaced))
+            }
+            Ok(()) => storage.remove_dir_all(temporary),
+            failed => failed,
+        };
+        swapped.map_err(CheckpointError::folder("replace folder", path))
+    }
+
+    fn remove_old(&self) -> Result<(), CheckpointError> {
+        let complete = self.newest_first()?.into_iter().filter(|(_, order)| order.is_ok());
+        for (path, _) in complete.skip(self.keep) {
+            if self.resumed_from.as_deref() == Some(&*path) {
+                continue;
+            }
+            // Out of sight first: a half-removed checkpoint must never look like one.
+            let removing = self.sibling(REMOVING, &path);
+            let removed = self.storage.rename(&path, &removing);
+            removed
+                .and_then(|()| self.storage.remove_dir_all(&removing))
+                .map_err(CheckpointError::folder("remove folder", &path))?;
+        }
+        Ok(())
+    }
+
+    fn remove_leftovers(&self) -> Result<(), CheckpointError> {
+        for (path, name) in self.entries()? {
+            if let Some(original) = name.strip_prefix(REPLACED).map(|original| self.dir.join(original))
+                && !original.exists()
+            {
+                let restored = self.storage.rename(&path, &original);
+                restored.map_err(CheckpointError::folder("rename folder", &path))?;
+            } else if [SAVING, REPLACED, REMOVING].iter().any(|prefix| name.starts_with(prefix)) {
+                let removed = self.storage.remove_dir_all(&path);
+                removed.map_err(CheckpointError::folder("remove folder", &path))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn next_save_index(&self) -> Result<u64, CheckpointError> {
+        let newest = self.newest_first()?.into_iter().find_map(|(_, order)| order.ok());
+        Ok(newest.map_or(0, |(save_index, _)| save_index) + 1)
+    }
+
+    /// All committed folders, unreadable ones first, then by save index and step from the newest on.
+    fn newest_first(&self) -> Result<Vec<(PathBuf, Result<SaveOrder, CheckpointError>)>, CheckpointError> {
+        let folders = self.entries()?.into_iter().filter_map(|(path, name)| Some((path, step_of(&name)?)));
+        let mut ordered: Vec<_> = folders.map(|(path, step)| (save_order(&path, step), path)).collect();
+        ordered.sort_by_key(|(order, _)| {
+            std::cmp::Reverse(order.as_ref().map_or((u64::MAX, 0), |&order| order))
+        });
+        Ok(ordered.into_iter().map(|(order, path)| (path, order)).collect())
+    }
+
+    fn entries(&self) -> Result<Vec<(PathBuf, String)>, CheckpointError> {
+        let list = || -> io::Result<Vec<_>> {
+            fs::read_dir(&self.dir)?
+                .map(|entry| entry.map(|entry| (entry.path(), entry.file_name())))
+                .collect()
+        };
+        let entries = list().map_err(CheckpointError::folder("list folder", &self.dir))?;
+        Ok(entries.into_iter().filter_map(|(path, name)| Some((path, name.into_string().ok()?))).collect())
+    }
+
+    fn sibling(&self, prefix: &str, path: &Path) -> PathBuf {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        self.dir.join(format!("{prefix}{name}"))
+    }
+}
+
+/// Save index and step: what decides which of two checkpoints is newer.
+type SaveOrder = (u64, u64);
+
+fn save_order(folder: &Path, step: u64) -> Result<SaveOrder, CheckpointError> {
+    let manifest = load::read_manifest(folder)?;
+    if manifest.step != step {
+        let problem = format!("it is of step {}, its folder's name says {step}", manifest.step);
+        return Err(CheckpointError::Inconsistent { path: folder.join(super::manifest::FILE_NAME), problem });
+    }
+    Ok((manifest.save_index, step))
+}
+
+fn folder_name(step: u64) -> String {
+    format!("step-{step:06}")
+}
+
+fn step_of(folder_name: &str) -> Option<u64> {
+    let step = folder_name.strip_prefix("step-")?.parse().ok()?;
+    (self::folder_name(step) == folder_name).then_some(step)
+}
