@@ -4,6 +4,7 @@
 //! on a laptop and on a thousand devices.
 
 pub mod advantage;
+pub mod batch;
 pub mod digest;
 pub mod engine;
 pub mod kl;

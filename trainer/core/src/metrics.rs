@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::types::{FinishReason, RewardStatus, RolloutGroup, TrainingSample};
+use crate::types::{FinishReason, RewardStatus, RolloutGroup};
 
 /// The metrics of one step by name.
 pub type Metrics = BTreeMap<String, f64>;
@@ -66,14 +66,10 @@ fn has_equal_rewards(group: &RolloutGroup) -> bool {
 ///
 /// `kl` is the mean of rollout minus actor log-probs, `k3_kl` its non-negative estimator
 /// (<http://joschu.net/blog/kl-approx.html>).
-pub fn mismatch_metrics(samples: &[TrainingSample]) -> Metrics {
-    let pairs: Vec<(f64, f64)> = samples
-        .iter()
-        .flat_map(|s| {
-            let logprobs = s.rollout_logprobs.iter().zip(&s.old_logprobs);
-            logprobs.zip(&s.loss_mask).filter(|(_, counts)| **counts).map(|((a, b), _)| (*a, *b))
-        })
-        .collect();
+pub fn mismatch_metrics(rollout_logprobs: &[f64], actor_logprobs: &[f64], loss_mask: &[bool]) -> Metrics {
+    let logprobs = rollout_logprobs.iter().zip(actor_logprobs).zip(loss_mask);
+    let pairs: Vec<(f64, f64)> =
+        logprobs.filter(|(_, counts)| **counts).map(|((a, b), _)| (*a, *b)).collect();
     let mut metrics = Metrics::new();
     if pairs.is_empty() {
         return metrics;
@@ -117,19 +113,9 @@ fn pearson(logprobs: &[(f64, f64)]) -> Option<f64> {
 mod tests {
     use super::*;
 
-    fn sample(rollout: &[f64], old: &[f64], loss_mask: &[bool]) -> TrainingSample {
-        TrainingSample {
-            rollout_logprobs: rollout.to_vec(),
-            old_logprobs: old.to_vec(),
-            loss_mask: loss_mask.to_vec(),
-            ..TrainingSample::default()
-        }
-    }
-
     #[test]
     fn equal_logprobs_have_no_mismatch() {
-        let metrics =
-            mismatch_metrics(&[sample(&[0.0, -1.0, -2.0], &[0.0, -1.0, -2.0], &[false, true, true])]);
+        let metrics = mismatch_metrics(&[0.0, -1.0, -2.0], &[0.0, -1.0, -2.0], &[false, true, true]);
         assert_eq!(metrics["training/rollout_probs_diff_max"], 0.0);
         assert_eq!(metrics["rollout_corr/k3_kl"], 0.0);
         assert!((metrics["training/rollout_actor_probs_pearson_corr"] - 1.0).abs() < 1e-12);
@@ -139,7 +125,7 @@ mod tests {
     fn mismatch_is_measured_on_unmasked_tokens_alone() {
         let half = 0.5_f64.ln();
         let quarter = 0.25_f64.ln();
-        let metrics = mismatch_metrics(&[sample(&[-9.0, half], &[-1.0, quarter], &[false, true])]);
+        let metrics = mismatch_metrics(&[-9.0, half], &[-1.0, quarter], &[false, true]);
         assert!((metrics["training/rollout_probs_diff_max"] - 0.25).abs() < 1e-12);
         assert!((metrics["rollout_corr/kl"] - 2.0_f64.ln()).abs() < 1e-12);
         // k3 at ratio 1/2: 1/2 - 1 - ln(1/2)

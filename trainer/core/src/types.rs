@@ -1,7 +1,7 @@
 //! The values that flow through one training step, in the order in which they come into being.
 //!
 //! ```text
-//! Prompt -> Completion -> Rollout (+ Reward) -> RolloutGroup -> TrainingSample -> packed micro-batches
+//! Prompt -> Completion -> Rollout (+ Reward) -> RolloutGroup -> Batch -> packed micro-batches
 //! ```
 //! Only data lives here: no arithmetic, no tensors, no I/O.
 
@@ -103,29 +103,4 @@ pub struct RolloutGroup {
     pub prompt: Arc<Prompt>,
     /// `rollout.samplesPerPrompt` rollouts, in the order of their `sample_idx`.
     pub rollouts: Vec<Rollout>,
-}
-
-/// One sequence as the update sees it: prompt and completion in one row.
-///
-/// Per-token vectors cover the whole sequence; entry `t` belongs to the prediction **of** token `t`, so entry 0
-/// is never used and prompt positions are masked out.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct TrainingSample {
-    /// Prompt and completion tokens.
-    pub tokens: Vec<TokenId>,
-    /// True where a token's prediction counts in the loss; as long as `tokens`.
-    pub loss_mask: Vec<bool>,
-    /// Advantage of each token; zero where masked.
-    pub advantages: Vec<f64>,
-    /// Log-probs under the policy that sampled.
-    pub rollout_logprobs: Vec<f64>,
-    /// Log-probs under the actor before the first update of the batch; equals the current ones when there is
-    /// one update a batch.
-    pub old_logprobs: Vec<f64>,
-    /// Log-probs under the reference policy; empty without a KL term.
-    pub ref_logprobs: Vec<f64>,
-    /// Weight of each token's loss from the rollout correction; empty means 1 everywhere.
-    pub importance_weights: Vec<f64>,
-    /// Index of the rollout group in the step's batch.
-    pub group_idx: usize,
 }

@@ -1,0 +1,187 @@
+//! One step's sequences as the update sees them: completions laid end to end, everything known of each token beside
+//! them.
+//!
+//! Filled in this order: [`Batch::from_groups`] after the rollout, log-probs by the actor and the reference,
+//! advantages and correction weights, then read by the update, one micro-batch of rows at a time. Per-token vectors are
+//! flat over **completions** ([`Rows`]); prompts have no losses and take no place in them.
+
+use std::sync::Arc;
+
+use crate::rows::Rows;
+use crate::types::{Prompt, RewardStatus, Rollout, RolloutGroup, TokenId};
+
+/// One prompt with one completion.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BatchSequence {
+    /// The prompt; shared by the samples of a group.
+    pub prompt: Arc<Prompt>,
+    /// The completion's tokens.
+    pub completion: Vec<TokenId>,
+}
+
+impl BatchSequence {
+    /// Prompt and completion in one row.
+    pub fn tokens(&self) -> Vec<TokenId> {
+        [self.prompt.tokens.as_slice(), self.completion.as_slice()].concat()
+    }
+
+    /// Tokens of prompt and completion.
+    pub fn num_tokens(&self) -> usize {
+        self.prompt.tokens.len() + self.completion.len()
+    }
+}
+
+/// The sequences of one step and what is known of them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Batch {
+    /// Prompt and completion of each row.
+    pub sequences: Vec<BatchSequence>,
+    /// Where each completion lies in the per-token vectors, and which of its tokens count.
+    pub rows: Rows,
+    /// Rollout group of each row.
+    pub groups: Vec<usize>,
+    /// Outcome reward of each row, shaped and clipped.
+    pub rewards: Vec<f64>,
+    /// Each reward function's value of each row, by function then row.
+    pub reward_parts: Vec<Vec<f64>>,
+    /// Names of the functions in `reward_parts`.
+    pub reward_names: Vec<String>,
+    /// Log-prob of each completion token under the policy that sampled it.
+    pub rollout_logprobs: Vec<f64>,
+    /// Log-prob under the actor before the first update of the batch; `None` while nobody needed it.
+    pub old_logprobs: Option<Vec<f64>>,
+    /// Log-prob under the reference policy; `None` without a KL term.
+    pub ref_logprobs: Option<Vec<f64>>,
+    /// Advantage of each token; zero until estimated.
+    pub advantages: Vec<f64>,
+    /// Token weights of the rollout correction; `None` without one.
+    pub importance_weights: Option<Vec<f64>>,
+}
+
+impl Batch {
+    /// Every rollout whose reward can be trusted, in order. With `mask_failed`, rollouts whose reward function
+    /// failed or timed out are left out, of the loss and of their group's statistics alike.
+    pub fn from_groups(groups: &[RolloutGroup], mask_failed: bool) -> Self {
+        let kept: Vec<(usize, &Rollout)> = groups
+            .iter()
+            .enumerate()
+            .flat_map(|(group_idx, group)| group.rollouts.iter().map(move |rollout| (group_idx, rollout)))
+            .filter(|(_, rollout)| !mask_failed || rollout.reward.status == RewardStatus::Ok)
+            .collect();
+        let mut reward_names: Vec<String> =
+            kept.iter().flat_map(|(_, rollout)| rollout.reward.parts.keys().cloned()).collect();
+        reward_names.sort_unstable();
+        reward_names.dedup();
+        let part = |name: &String| {
+            kept.iter().map(|(_, r)| r.reward.parts.get(name).copied().unwrap_or(0.0)).collect()
+        };
+        let rows = Rows::unmasked(kept.iter().map(|(_, rollout)| rollout.completion.tokens.len()));
+        let logprobs =
+            kept.iter().flat_map(|(_, r)| r.completion.rollout_logprobs.iter().map(|l| f64::from(*l)));
+        Self {
+            sequences: kept
+                .iter()
+                .map(|(_, rollout)| BatchSequence {
+                    prompt: Arc::clone(&rollout.prompt),
+                    completion: rollout.completion.tokens.clone(),
+                })
+                .collect(),
+            groups: kept.iter().map(|(group_idx, _)| *group_idx).collect(),
+            rewards: kept.iter().map(|(_, rollout)| rollout.reward.value).collect(),
+            reward_parts: reward_names.iter().map(part).collect(),
+            reward_names,
+            rollout_logprobs: logprobs.collect(),
+            old_logprobs: None,
+            ref_logprobs: None,
+            advantages: vec![0.0; rows.num_tokens()],
+            importance_weights: None,
+            rows,
+        }
+    }
+
+    /// Tokens of each row, prompt included: what a token budget is filled with.
+    pub fn sequence_lens(&self) -> Vec<usize> {
+        self.sequences.iter().map(BatchSequence::num_tokens).collect()
+    }
+
+    /// The values of `row_idxs` of a per-token vector, in that order: a micro-batch's part of it.
+    pub fn gather<T: Copy>(&self, row_idxs: &[usize], per_token: &[T]) -> Vec<T> {
+        row_idxs.iter().flat_map(|row_idx| per_token[self.rows.range(*row_idx)].iter().copied()).collect()
+    }
+
+    /// Puts a micro-batch's per-token values back to the places of `row_idxs`; the inverse of [`Batch::gather`].
+    pub fn scatter<T: Copy>(&self, row_idxs: &[usize], micro_batch: &[T], per_token: &mut [T]) {
+        let mut start = 0;
+        for row_idx in row_idxs {
+            let range = self.rows.range(*row_idx);
+            let end = start + range.len();
+            per_token[range].copy_from_slice(&micro_batch[start..end]);
+            start = end;
+        }
+    }
+
+    /// Where the completions of `row_idxs` lie in a micro-batch of them, and which of their tokens count.
+    pub fn micro_rows(&self, row_idxs: &[usize]) -> Rows {
+        Rows::from_masks(row_idxs.iter().map(|row_idx| &self.rows.mask()[self.rows.range(*row_idx)]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::types::{Completion, FinishReason, Reward};
+
+    fn rollout(prompt: &Arc<Prompt>, tokens: &[TokenId], status: RewardStatus) -> Rollout {
+        Rollout {
+            prompt: Arc::clone(prompt),
+            sample_idx: 0,
+            policy_version: 0,
+            completion: Completion {
+                tokens: tokens.to_vec(),
+                rollout_logprobs: tokens.iter().map(|t| -(*t as f32)).collect(),
+                text: String::new(),
+                finish_reason: FinishReason::Stop,
+            },
+            reward: Reward { value: 1.0, parts: BTreeMap::from([("a".into(), 2.0)]), status, message: None },
+        }
+    }
+
+    fn batch(mask_failed: bool) -> Batch {
+        let prompt = Arc::new(Prompt {
+            row_idx: 0,
+            tokens: vec![7, 8],
+            text: String::new(),
+            data_source: String::new(),
+            ground_truth: serde_json::Value::Null,
+            extra_info: serde_json::Value::Null,
+        });
+        let rollouts = vec![
+            rollout(&prompt, &[1, 2, 3], RewardStatus::Ok),
+            rollout(&prompt, &[4], RewardStatus::TimedOut),
+            rollout(&prompt, &[5, 6], RewardStatus::Ok),
+        ];
+        Batch::from_groups(&[RolloutGroup { prompt, rollouts }], mask_failed)
+    }
+
+    #[test]
+    fn a_failed_reward_leaves_the_batch_only_where_it_is_masked() {
+        assert_eq!(batch(false).sequence_lens(), [5, 3, 4]);
+        let masked = batch(true);
+        assert_eq!(masked.sequence_lens(), [5, 4]);
+        assert_eq!(masked.rollout_logprobs, [-1.0, -2.0, -3.0, -5.0, -6.0]);
+        assert_eq!(masked.reward_parts, [[2.0, 2.0]]);
+    }
+
+    #[test]
+    fn scatter_undoes_gather_in_any_order() {
+        let batch = batch(false);
+        let gathered = batch.gather(&[2, 0], &batch.rollout_logprobs);
+        assert_eq!(gathered, [-5.0, -6.0, -1.0, -2.0, -3.0]);
+        let mut restored = vec![0.0; 6];
+        batch.scatter(&[2, 0], &gathered, &mut restored);
+        assert_eq!(restored, [-1.0, -2.0, -3.0, 0.0, -5.0, -6.0]);
+        assert_eq!(batch.micro_rows(&[2, 0]).ranges().collect::<Vec<_>>(), [0..2, 2..5]);
+    }
+}
