@@ -7,5 +7,6 @@
 //! processes. Nothing here talks to Kubernetes; nothing here is unsafe (that is `rlt-torch`).
 
 pub mod checkpoint;
+pub mod optim;
 pub mod run_folder;
 pub mod stop;

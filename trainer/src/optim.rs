@@ -1,0 +1,49 @@
+//! Optimizers over named leaf tensors: from gradients to one applied or skipped step.
+//!
+//! The learning rate comes in with each step; schedules live in `rlt-core`. Moments are named tensors, so that
+//! a checkpoint holds them like any weight.
+
+mod adamw;
+mod clip;
+
+pub use adamw::{AdamW, AdamWOptions};
+
+/// What became of one optimizer step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum StepOutcome {
+    /// Parameters and moments were updated.
+    Applied {
+        /// L2 norm over all gradients before clipping.
+        grad_norm: f64,
+    },
+    /// A gradient held an infinity or a NaN, so nothing was changed, neither parameters nor moments nor counts.
+    SkippedNonFinite,
+}
+
+/// An optimizer act that failed.
+#[derive(Debug, thiserror::Error)]
+pub enum OptimError {
+    /// libtorch refused an operation.
+    #[error("failed to {act} {name}")]
+    Tensor {
+        /// What was tried.
+        act: &'static str,
+        /// On which parameter.
+        name: String,
+        /// What libtorch said.
+        source: tch::TchError,
+    },
+    /// Two parameters have the same name.
+    #[error("parameter {name} was given to the optimizer twice")]
+    DuplicateParameter {
+        /// The name.
+        name: String,
+    },
+}
+
+impl OptimError {
+    fn tensor(act: &'static str, name: &str) -> impl FnOnce(tch::TchError) -> Self {
+        let name = name.to_owned();
+        move |source| Self::Tensor { act, name, source }
+    }
+}

@@ -1,0 +1,235 @@
+//! AdamW with decoupled weight decay (Loshchilov & Hutter, arXiv:1711.05101), step by step as
+//! `torch.optim.AdamW` computes it.
+
+use std::collections::BTreeSet;
+
+use tch::{Kind, TchError, Tensor};
+
+use super::{OptimError, StepOutcome, clip};
+use crate::checkpoint::{Checkpoint, CheckpointError};
+
+/// Everything but the learning rate, which comes with each step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamWOptions {
+    /// Decay rates of the first and the second moment, each in [0, 1).
+    pub betas: (f64, f64),
+    /// Added to the root of the second moment, > 0.
+    pub epsilon: f64,
+    /// Each step takes `learning_rate * weight_decay` of every parameter away, independently of its gradient.
+    pub weight_decay: f64,
+}
+
+impl Default for AdamWOptions {
+    /// The values of `torch.optim.AdamW`.
+    fn default() -> Self {
+        Self { betas: (0.9, 0.999), epsilon: 1e-8, weight_decay: 0.01 }
+    }
+}
+
+/// AdamW over a fixed list of named leaves. Moments are float32 whatever the parameters' kind.
+#[derive(Debug)]
+pub struct AdamW {
+    options: AdamWOptions,
+    parameters: Vec<Parameter>,
+}
+
+#[derive(Debug)]
+struct Parameter {
+    name: String,
+    leaf: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    /// Steps that updated this parameter; one without a gradient is passed over, as in torch.
+    num_steps: i64,
+}
+
+impl AdamW {
+    /// Takes the leaves to train, with zero moments beside each on the same device.
+    ///
+    /// # Errors
+    /// Two parameters share a name, or the moments cannot be allocated.
+    pub fn new(parameters: Vec<(String, Tensor)>, options: AdamWOptions) -> Result<Self, OptimError> {
+        let mut names = BTreeSet::new();
+        if let Some((name, _)) = parameters.iter().find(|(name, _)| !names.insert(name.clone())) {
+            return Err(OptimError::DuplicateParameter { name: name.clone() });
+        }
+        let parameters = parameters.into_iter().map(Parameter::new).collect::<Result<_, _>>()?;
+        Ok(Self { options, parameters })
+    }
+
+    /// Applies the accumulated gradients. They are scaled together so that their L2 norm is at most
+    /// `max_grad_norm`; none clips nothing. They stay until [`zero_grad`](Self::zero_grad).
+    ///
+    /// # Errors
+    /// libtorch refuses an operation.
+    pub fn step(
+        &mut self,
+        learning_rate: f64,
+        max_grad_norm: Option<f64>,
+    ) -> Result<StepOutcome, OptimError> {
+        let gradients: Vec<Tensor> =
+            self.parameters.iter().map(|parameter| parameter.leaf.grad()).filter(Tensor::defined).collect();
+        let grad_norm = clip::global_norm(&gradients)
+            .map_err(OptimError::tensor("measure the gradients of", "the model"))?;
+        if !grad_norm.is_finite() {
+            return Ok(StepOutcome::SkippedNonFinite);
+        }
+        let scale = max_grad_norm.map_or(1.0, |max| clip::coefficient(grad_norm, max));
+        let options = self.options;
+        tch::no_grad(|| {
+            self.parameters.iter_mut().try_for_each(|parameter| {
+                parameter
+                    .step(&options, learning_rate, scale)
+                    .map_err(OptimError::tensor("update parameter", &parameter.name))
+            })
+        })?;
+        Ok(StepOutcome::Applied { grad_norm })
+    }
+
+    /// Sets every gradient to zero.
+    pub fn zero_grad(&mut self) {
+        self.parameters.iter_mut().for_each(|parameter| parameter.leaf.zero_grad());
+    }
+
+    /// The moments and the count of steps of every parameter, for a checkpoint: `<name>.exp_avg` and
+    /// `<name>.exp_avg_sq`, float32 in the parameter's shape, and `<name>.num_steps`, one int64, each under
+    /// `optimizer.`. They share memory with the optimizer.
+    pub fn state_tensors(&self) -> Vec<(String, Tensor)> {
+        let of_one = |parameter: &Parameter| {
+            [
+                (parameter.state_name("exp_avg"), parameter.exp_avg.shallow_clone()),
+                (parameter.state_name("exp_avg_sq"), parameter.exp_avg_sq.shallow_clone()),
+                (parameter.state_name("num_steps"), Tensor::from(parameter.num_steps)),
+            ]
+        };
+        self.parameters.iter().flat_map(of_one).collect()
+    }
+
+    /// Takes over the moments and counts that [`state_tensors`](Self::state_tensors) gave to a checkpoint.
+    ///
+    /// # Errors
+    /// The checkpoint lacks a tensor of a parameter, or one has another shape.
+    pub fn load(&mut self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
+        self.parameters.iter_mut().try_for_each(|parameter| {
+            checkpoint.load_into(&parameter.state_name("exp_avg"), &parameter.exp_avg)?;
+            checkpoint.load_into(&parameter.state_name("exp_avg_sq"), &parameter.exp_avg_sq)?;
+            let num_steps = Tensor::from(0i64);
+            checkpoint.load_into(&parameter.state_name("num_steps"), &num_steps)?;
+            parameter.num_steps = num_steps.int64_value(&[]);
+            Ok(())
+        })
+    }
+}
+
+impl Parameter {
+    fn new((name, leaf): (String, Tensor)) -> Result<Self, OptimError> {
+        let zeros = || {
+            Tensor::f_zeros(leaf.size(), (Kind::Float, leaf.device()))
+                .map_err(OptimError::tensor("allocate moments of", &name))
+        };
+        let (exp_avg, exp_avg_sq) = (zeros()?, zeros()?);
+        Ok(Self { exp_avg, exp_avg_sq, name, leaf, num_steps: 0 })
+    }
+
+    fn state_name(&self, part: &str) -> String {
+        format!("optimizer.{}.{part}", self.name)
+    }
+
+    /// One update with the gradient times `scale`; the operations and their order are torch's.
+    fn step(&mut self, options: &AdamWOptions, learning_rate: f64, scale: f64) -> Result<(), TchError> {
+        let gradient = self.leaf.grad();
+        if !gradient.defined() {
+            return Ok(());
+        }
+        self.num_steps += 1;
+        let gradient = gradient.f_to_kind(Kind::Float)?;
+        let gradient = if scale < 1.0 { gradient.f_mul_scalar(scale)? } else { gradient };
+        let (beta1, beta2) = options.betas;
+        let mut leaf = self.leaf.f_detach()?;
+        // Shares memory with the leaf when that is float32 already.
+        let mut values = leaf.f_to_kind(Kind::Float)?;
+        let _ = values.f_mul_scalar_(1.0 - learning_rate * options.weight_decay)?;
+        let _ = self.exp_avg.f_lerp_(&gradient, 1.0 - beta1)?;
+        let weighted = gradient.f_mul_scalar(1.0 - beta2)?;
+        let _ = self.exp_avg_sq.f_mul_scalar_(beta2)?.f_addcmul_(&weighted, &gradient)?;
+        let correction1 = 1.0 - beta1.powf(self.num_steps as f64);
+        let correction2 = 1.0 - beta2.powf(self.num_steps as f64);
+        let denominator =
+            self.exp_avg_sq.f_sqrt()?.f_div_scalar_(correction2.sqrt())?.f_add_scalar_(options.epsilon)?;
+        let step_size = learning_rate / correction1;
+        let _ = values.f_addcdiv_(&self.exp_avg.f_mul_scalar(-step_size)?, &denominator)?;
+        if leaf.f_kind()? != Kind::Float {
+            leaf.f_copy_(&values)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::Device;
+
+    use super::*;
+
+    fn leaf(values: &[f32]) -> Tensor {
+        Tensor::from_slice(values).set_requires_grad(true)
+    }
+
+    fn optimizer(leaf: &Tensor) -> AdamW {
+        AdamW::new(vec![("w".into(), leaf.shallow_clone())], AdamWOptions::default()).expect("one parameter")
+    }
+
+    fn give_gradient(leaf: &Tensor, gradient: &[f32]) {
+        (leaf * Tensor::from_slice(gradient)).sum(Kind::Float).backward();
+    }
+
+    fn values(tensor: &Tensor) -> Vec<f32> {
+        Vec::try_from(tensor.detach().to_kind(Kind::Float)).expect("float32")
+    }
+
+    #[test]
+    fn a_non_finite_gradient_changes_nothing() {
+        for bad in [f32::NAN, f32::INFINITY] {
+            let leaf = leaf(&[1.0, -2.0]);
+            let mut optimizer = optimizer(&leaf);
+            give_gradient(&leaf, &[0.5, 0.5]);
+            optimizer.step(0.1, None).expect("finite");
+            let before: Vec<_> = optimizer.state_tensors().iter().map(|(_, tensor)| tensor.copy()).collect();
+            let weights = values(&leaf);
+            optimizer.zero_grad();
+            give_gradient(&leaf, &[bad, 1.0]);
+            assert_eq!(optimizer.step(0.1, Some(1.0)).expect("no error"), StepOutcome::SkippedNonFinite);
+            assert_eq!(values(&leaf), weights);
+            let after = optimizer.state_tensors();
+            assert!(before.iter().zip(&after).all(|(before, (_, after))| before.equal(after)));
+        }
+    }
+
+    #[test]
+    fn the_norm_is_measured_before_clipping() {
+        let leaf = leaf(&[0.0, 0.0]);
+        let mut optimizer = optimizer(&leaf);
+        give_gradient(&leaf, &[3.0, 4.0]);
+        let outcome = optimizer.step(0.1, Some(1.0)).expect("finite");
+        assert_eq!(outcome, StepOutcome::Applied { grad_norm: 5.0 });
+    }
+
+    #[test]
+    fn narrow_parameters_have_wide_moments() {
+        let leaf = Tensor::ones([3], (Kind::BFloat16, Device::Cpu)).set_requires_grad(true);
+        let mut optimizer = optimizer(&leaf);
+        (&leaf * 2.0).sum(Kind::BFloat16).backward();
+        optimizer.step(0.25, None).expect("finite");
+        assert_eq!(leaf.kind(), Kind::BFloat16);
+        // The first step moves by the learning rate, and decay takes a hundredth of that: 0.7475 before rounding.
+        assert_eq!(values(&leaf), [0.746_093_75; 3]);
+        assert!(optimizer.state_tensors()[..2].iter().all(|(_, tensor)| tensor.kind() == Kind::Float));
+    }
+
+    #[test]
+    fn two_parameters_of_one_name_are_refused() {
+        let twice = vec![("w".to_owned(), leaf(&[1.0])), ("w".to_owned(), leaf(&[1.0]))];
+        let error = AdamW::new(twice, AdamWOptions::default()).expect_err("refused");
+        assert!(matches!(error, OptimError::DuplicateParameter { .. }));
+    }
+}
