@@ -1,0 +1,33 @@
+//! Decoder models: read from Hugging Face folders or made fresh, run on packed token streams, written back.
+//!
+//! There is one decoder body for every family; what differs is data in [`ModelConfig`]. Each layer is an autograd
+//! island: it takes a hidden state and gives one back, knows nothing of its neighbours, and so can be checkpointed,
+//! sharded or offloaded by whoever calls it. Training and rollout run the same [`DecoderLayer::forward_with`] and
+//! differ only in the [`Projections`] and the attention they pass in.
+//!
+//! ```text
+//! PackedInput -> Decoder::embed -> DecoderLayer::forward (x layers) -> Decoder::final_norm -> head
+//! ```
+//! Shapes: t tokens of all sequences, d hidden width, h heads, k key/value heads, v vocabulary; `q_thd` is
+//! [tokens, heads, head_dim]. Never here: losses, optimizers, sampling.
+
+mod checkpoint;
+mod decoder;
+mod error;
+mod fresh;
+mod layer;
+mod load;
+mod ops;
+mod packed;
+mod projection;
+mod random;
+mod rope;
+
+pub use decoder::{Decoder, LoadOptions};
+pub use error::ModelError;
+pub use layer::{DecoderLayer, LayerContext, Projections};
+pub use load::read_config;
+pub use packed::PackedInput;
+pub use projection::{Adapter, Projection, ProjectionWeights};
+pub use rlt_api::plan::model_config::{Family, ModelConfig, NewModel};
+pub use rope::Rope;

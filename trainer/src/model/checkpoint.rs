@@ -1,0 +1,212 @@
+//! Weights on disk: one safetensors file or several with an index, checked against the configuration before a single
+//! weight is read.
+//!
+//! Files are read tensor by tensor at their offsets. Nothing is mapped into memory: a file that shrinks under a map
+//! kills the process, while a short read is an error with a name.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use rlt_api::plan::model_config::TensorShape;
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
+use serde_json::Value;
+use tch::{Kind, Tensor};
+
+use super::error::ModelError;
+
+/// Larger headers than this are refused, as the safetensors library does.
+const MAX_HEADER_BYTES: u64 = 100_000_000;
+
+/// The weight files of a model folder, headers read.
+#[derive(Debug)]
+pub(crate) struct WeightFiles {
+    dir: PathBuf,
+    tensors: BTreeMap<String, StoredTensor>,
+}
+
+#[derive(Clone, Debug)]
+struct StoredTensor {
+    path: PathBuf,
+    info: TensorInfo,
+    /// Where the file's data begins, after its header.
+    data_start: u64,
+}
+
+impl WeightFiles {
+    /// Finds the weights in `dir` and reads their headers.
+    pub(crate) fn open(dir: &Path) -> Result<Self, ModelError> {
+        let single = dir.join("model.safetensors");
+        if single.exists() {
+            return Self::open_file(&single);
+        }
+        let index_path = dir.join("model.safetensors.index.json");
+        if !index_path.exists() {
+            return Err(ModelError::NoWeights { dir: dir.to_owned() });
+        }
+        Self::open_shards(dir, &index_path)
+    }
+
+    /// Reads the header of one safetensors file.
+    pub(crate) fn open_file(path: &Path) -> Result<Self, ModelError> {
+        Ok(Self { dir: path.to_owned(), tensors: read_header(path)? })
+    }
+
+    fn open_shards(dir: &Path, index_path: &Path) -> Result<Self, ModelError> {
+        let index = read_json(index_path)?;
+        let weight_map =
+            index.get("weight_map").and_then(Value::as_object).ok_or_else(|| ModelError::BadIndex {
+                path: index_path.to_owned(),
+                got: index.to_string().chars().take(80).collect(),
+            })?;
+        let mut files = BTreeSet::new();
+        for file in weight_map.values() {
+            let plain =
+                file.as_str().filter(|name| Path::new(name).file_name().is_some_and(|base| base == *name));
+            let bad = || ModelError::BadIndex { path: index_path.to_owned(), got: file.to_string() };
+            files.insert(plain.ok_or_else(bad)?);
+        }
+        let mut tensors = BTreeMap::new();
+        for file in files {
+            tensors.extend(read_header(&dir.join(file))?);
+        }
+        if let Some(tensor) = weight_map.keys().find(|name| !tensors.contains_key(*name)) {
+            let (path, expected) = (index_path.to_owned(), Vec::new());
+            return Err(ModelError::MissingTensor { path, tensor: tensor.clone(), expected });
+        }
+        Ok(Self { dir: dir.to_owned(), tensors })
+    }
+
+    /// Whether a tensor of this name is stored.
+    pub(crate) fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// Compares what is stored with what is `expected`: nothing may be missing, misshapen, of a foreign type or left
+    /// over, except where `ignored` says so.
+    pub(crate) fn check(
+        &self,
+        expected: &[TensorShape],
+        ignored: impl Fn(&str) -> bool,
+    ) -> Result<(), ModelError> {
+        let known: BTreeSet<&str> = expected.iter().map(|tensor| tensor.name.as_str()).collect();
+        for tensor in expected {
+            self.check_tensor(&tensor.name, &tensor.shape)?;
+        }
+        match self.tensors.iter().find(|(name, _)| !known.contains(name.as_str()) && !ignored(name)) {
+            None => Ok(()),
+            Some((name, stored)) => Err(ModelError::UnexpectedTensor {
+                path: stored.path.clone(),
+                tensor: name.clone(),
+                got: stored.info.shape.clone(),
+            }),
+        }
+    }
+
+    fn check_tensor(&self, name: &str, expected: &[usize]) -> Result<(), ModelError> {
+        let stored = self.stored(name, expected)?;
+        if stored.info.shape != expected {
+            return Err(ModelError::WrongShape {
+                path: stored.path.clone(),
+                tensor: name.to_owned(),
+                expected: expected.to_vec(),
+                got: stored.info.shape.clone(),
+            });
+        }
+        stored.kind(name).map(drop)
+    }
+
+    /// Reads a tensor that [`Self::check`] has seen, as it is stored, on the CPU.
+    pub(crate) fn read(&self, name: &str) -> Result<Tensor, ModelError> {
+        let stored = self.stored(name, &[])?;
+        let kind = stored.kind(name)?;
+        let (start, end) = stored.info.data_offsets;
+        let read_error = |source| ModelError::Read { path: stored.path.clone(), source };
+        let mut bytes = vec![0; end - start];
+        let file = File::open(&stored.path).map_err(read_error)?;
+        file.read_exact_at(&mut bytes, stored.data_start + start as u64).map_err(read_error)?;
+        let shape: Vec<i64> = stored.info.shape.iter().map(|dim| *dim as i64).collect();
+        let tensor = Tensor::f_from_data_size(&bytes, &shape, kind).map_err(|source| ModelError::Torch {
+            tensor: name.to_owned(),
+            device: "the CPU".to_owned(),
+            source,
+        })?;
+        refuse_non_finite(&tensor, name, &stored.path)?;
+        Ok(tensor)
+    }
+
+    fn stored(&self, name: &str, expected: &[usize]) -> Result<&StoredTensor, ModelError> {
+        self.tensors.get(name).ok_or_else(|| ModelError::MissingTensor {
+            path: self.dir.clone(),
+            tensor: name.to_owned(),
+            expected: expected.to_vec(),
+        })
+    }
+}
+
+impl StoredTensor {
+    fn kind(&self, name: &str) -> Result<Kind, ModelError> {
+        match self.info.dtype {
+            Dtype::F32 => Ok(Kind::Float),
+            Dtype::F16 => Ok(Kind::Half),
+            Dtype::BF16 => Ok(Kind::BFloat16),
+            other => Err(ModelError::WrongDtype {
+                path: self.path.clone(),
+                tensor: name.to_owned(),
+                got: format!("{other:?}"),
+            }),
+        }
+    }
+}
+
+/// Reads a JSON file.
+pub(crate) fn read_json(path: &Path) -> Result<Value, ModelError> {
+    let text =
+        std::fs::read_to_string(path).map_err(|source| ModelError::Read { path: path.to_owned(), source })?;
+    serde_json::from_str(&text).map_err(|source| ModelError::Json { path: path.to_owned(), source })
+}
+
+fn read_header(path: &Path) -> Result<BTreeMap<String, StoredTensor>, ModelError> {
+    let read_error = |source| ModelError::Read { path: path.to_owned(), source };
+    let bad = |reason: String| ModelError::BadHeader { path: path.to_owned(), reason };
+    let file = File::open(path).map_err(read_error)?;
+    let file_len = file.metadata().map_err(read_error)?.len();
+    let mut prefix = [0; 8];
+    if file_len < 8 {
+        return Err(bad(format!("expected at least 8 bytes, got {file_len}")));
+    }
+    file.read_exact_at(&mut prefix, 0).map_err(read_error)?;
+    let header_len = u64::from_le_bytes(prefix);
+    if header_len > MAX_HEADER_BYTES || header_len + 8 > file_len {
+        return Err(bad(format!("expected a header of {header_len} bytes in a file of {file_len}")));
+    }
+    let mut header = vec![0; header_len as usize];
+    file.read_exact_at(&mut header, 8).map_err(read_error)?;
+    let metadata: Metadata = serde_json::from_slice(&header).map_err(|error| bad(error.to_string()))?;
+    let data_start = 8 + header_len;
+    let expected = data_start + metadata.data_len() as u64;
+    if expected != file_len {
+        return Err(ModelError::WrongLength { path: path.to_owned(), expected, got: file_len });
+    }
+    let stored = |info: &TensorInfo| StoredTensor { path: path.to_owned(), info: info.clone(), data_start };
+    Ok(metadata.tensors().into_iter().map(|(name, info)| (name, stored(info))).collect())
+}
+
+/// One pass that carries NaN and infinity into the extremes; values are counted only for the message.
+fn refuse_non_finite(tensor: &Tensor, name: &str, path: &Path) -> Result<(), ModelError> {
+    if tensor.numel() == 0 {
+        return Ok(());
+    }
+    let (low, high) = tensor.aminmax(None, false);
+    if low.double_value(&[]).is_finite() && high.double_value(&[]).is_finite() {
+        return Ok(());
+    }
+    Err(ModelError::NotFinite {
+        path: path.to_owned(),
+        tensor: name.to_owned(),
+        num_bad: tensor.isfinite().logical_not().sum(Kind::Int64).int64_value(&[]),
+        num_values: tensor.numel(),
+    })
+}

@@ -1,0 +1,169 @@
+//! A whole decoder: embedding, layers, final norm and head, with their parameters by Hugging Face name.
+
+use rlt_api::plan::model_config::ModelConfig;
+use tch::{Device, Kind, Tensor};
+
+use super::error::ModelError;
+use super::layer::{DecoderLayer, LayerContext};
+use super::ops;
+use super::packed::PackedInput;
+use super::projection::Adapter;
+use super::rope::{self, Rope};
+
+/// Where weights live and how they are kept and used.
+#[derive(Clone, Copy, Debug)]
+pub struct LoadOptions {
+    /// Device of all tensors.
+    pub device: Device,
+    /// Dtype in which weights are kept and updated.
+    pub storage: Kind,
+    /// Dtype of activations; weights are cast to it inside each layer.
+    pub compute: Kind,
+    /// Whether the weights collect gradients. Attaching an adapter freezes them whatever this says.
+    pub trainable: bool,
+}
+
+impl Default for LoadOptions {
+    /// Frozen f32 on the CPU.
+    fn default() -> Self {
+        Self { device: Device::Cpu, storage: Kind::Float, compute: Kind::Float, trainable: false }
+    }
+}
+
+/// A decoder with its weights.
+#[derive(Debug)]
+pub struct Decoder {
+    /// What the weights mean.
+    pub config: ModelConfig,
+    pub(crate) options: LoadOptions,
+    pub(crate) embedding: Tensor,
+    pub(crate) layers: Vec<DecoderLayer>,
+    pub(crate) norm: Tensor,
+    pub(crate) head: Option<Tensor>,
+    pub(crate) inverse_frequencies: Tensor,
+}
+
+impl Decoder {
+    /// Token embeddings [tokens, hidden] in the compute dtype. Token ids must be below `vocab_size`.
+    ///
+    /// As in transformers the row of `pad_token_id` receives no gradient from here, and Gemma's factor is rounded
+    /// to the compute dtype before it is multiplied in.
+    pub fn embed(&self, tokens: &Tensor) -> Tensor {
+        let padding_idx = self.config.pad_token_id.map_or(-1, i64::from);
+        let compute = self.options.compute;
+        let hidden_td =
+            Tensor::embedding(&self.embedding, tokens, padding_idx, false, false).to_kind(compute);
+        if !self.config.scale_embeddings {
+            return hidden_td;
+        }
+        let scale = (self.config.hidden_size as f64).sqrt();
+        hidden_td * Tensor::from(scale).to_kind(Kind::Float).to_kind(compute).to_device(self.options.device)
+    }
+
+    /// The decoder layers, first to last.
+    pub fn layers(&self) -> &[DecoderLayer] {
+        &self.layers
+    }
+
+    /// What the layers share in one forward pass over `input`, without dropout.
+    pub fn context(&self, input: &PackedInput, adapter: Adapter) -> LayerContext {
+        LayerContext {
+            rope: self.rope(&input.position_ids),
+            cu_seqlens: input.cu_seqlens.clone(),
+            adapter,
+            dropout_seed: None,
+        }
+    }
+
+    /// Rotary tables for `position_ids`, i64 [tokens].
+    pub fn rope(&self, position_ids: &Tensor) -> Rope {
+        rope::rope_at(&self.inverse_frequencies, position_ids, self.options.compute)
+    }
+
+    /// The norm before the head, [tokens, hidden] to [tokens, hidden].
+    pub fn final_norm(&self, hidden_td: &Tensor) -> Tensor {
+        ops::rms_norm(hidden_td, &self.norm, self.config.rms_norm_eps, self.config.norm_offset)
+    }
+
+    /// The head's weight [vocabulary, hidden] in the storage dtype: the embedding itself when they are tied.
+    pub fn head_weight(&self) -> &Tensor {
+        self.head.as_ref().unwrap_or(&self.embedding)
+    }
+
+    /// Embedding, all layers and final norm in one differentiable pass: [tokens, hidden].
+    pub fn hidden_states(&self, input: &PackedInput, adapter: Adapter) -> Tensor {
+        let context = self.context(input, adapter);
+        let embedded = self.embed(&input.tokens);
+        let last = self.layers.iter().fold(embedded, |hidden, layer| layer.forward(&hidden, &context));
+        self.final_norm(&last)
+    }
+
+    /// Scores of every next token, [tokens, vocabulary] in the compute dtype, for `hidden_td` after the final norm.
+    /// Whole batches go through a chunked head instead, which never holds this tensor.
+    pub fn logits(&self, hidden_td: &Tensor) -> Tensor {
+        hidden_td.linear(&self.head_weight().to_kind(self.options.compute), None::<Tensor>)
+    }
+
+    /// Device of all tensors.
+    pub fn device(&self) -> Device {
+        self.options.device
+    }
+
+    /// Dtype of activations.
+    pub fn compute_kind(&self) -> Kind {
+        self.options.compute
+    }
+
+    /// Every parameter under its Hugging Face name, in checkpoint order; a tied head appears once, as the embedding.
+    /// The tensors share storage with the model.
+    pub fn named_parameters(&self) -> Vec<(String, Tensor)> {
+        let mut parameters = vec![("model.embed_tokens.weight".to_owned(), self.embedding.shallow_clone())];
+        for (layer_idx, layer) in self.layers.iter().enumerate() {
+            layer.push_parameters(&format!("model.layers.{layer_idx}"), &mut parameters);
+        }
+        parameters.push(("model.norm.weight".to_owned(), self.norm.shallow_clone()));
+        if let Some(head) = &self.head {
+            parameters.push(("lm_head.weight".to_owned(), head.shallow_clone()));
+        }
+        parameters
+    }
+
+    /// The parameters that collect gradients, in checkpoint order.
+    pub fn trainable_parameters(&self) -> Vec<(String, Tensor)> {
+        self.named_parameters().into_iter().filter(|(_, tensor)| tensor.requires_grad()).collect()
+    }
+
+    /// Checks that every id of a tokenizer has a row in the embedding; `max_token_id` is the largest id it can give.
+    /// An embedding with rows to spare is common and fine.
+    ///
+    /// # Errors
+    /// [`ModelError::VocabularyMismatch`].
+    pub fn check_vocabulary(&self, max_token_id: u32) -> Result<(), ModelError> {
+        let vocab_size = self.config.vocab_size;
+        if (max_token_id as usize) < vocab_size {
+            return Ok(());
+        }
+        Err(ModelError::VocabularyMismatch { vocab_size, max_token_id })
+    }
+}
+
+impl DecoderLayer {
+    fn push_parameters(&self, layer: &str, parameters: &mut Vec<(String, Tensor)>) {
+        for projection in &self.projections {
+            parameters.push((format!("{}.weight", projection.name), projection.weight.shallow_clone()));
+            if let Some(bias) = &projection.bias {
+                parameters.push((format!("{}.bias", projection.name), bias.shallow_clone()));
+            }
+        }
+        let mut norms = vec![
+            ("input_layernorm", &self.input_norm),
+            ("post_attention_layernorm", &self.post_attention_norm),
+        ];
+        if let Some((q_norm, k_norm)) = &self.qk_norm {
+            norms.extend([("self_attn.q_norm", q_norm), ("self_attn.k_norm", k_norm)]);
+        }
+        for (norm, weight) in norms {
+            parameters.push((format!("{layer}.{norm}.weight"), weight.shallow_clone()));
+        }
+    }
+}

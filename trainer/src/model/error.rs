@@ -1,0 +1,149 @@
+//! Why a model could not be read, made or written.
+
+use std::io;
+use std::path::PathBuf;
+
+use rlt_api::plan::model_config::ModelConfigError;
+
+/// A failing act on a model folder; every variant names the file, and the tensor where there is one.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// A file could not be read.
+    #[error("reading {path}", path = path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A file could not be written.
+    #[error("writing {path}", path = path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A file is not the JSON document it should be.
+    #[error("parsing {path} as JSON", path = path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// Line and column.
+        source: serde_json::Error,
+    },
+    /// `config.json` describes no model that can be run.
+    #[error("reading the model configuration {path}", path = path.display())]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// Which field and why.
+        source: ModelConfigError,
+    },
+    /// Neither one weight file nor an index of shards is in the folder.
+    #[error("looking for weights in {dir}: expected model.safetensors or model.safetensors.index.json, got neither", dir = dir.display())]
+    NoWeights {
+        /// The folder.
+        dir: PathBuf,
+    },
+    /// The index of shards lacks its map from tensor to file.
+    #[error("reading {path}: expected an object `weight_map` of file names, got {got}", path = path.display())]
+    BadIndex {
+        /// The index file.
+        path: PathBuf,
+        /// What is there.
+        got: String,
+    },
+    /// The header of a weight file is not one of safetensors.
+    #[error("reading the safetensors header of {path}: {reason}", path = path.display())]
+    BadHeader {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A weight file is shorter or longer than its header says.
+    #[error("reading {path}: expected {expected} bytes by its header, got {got}", path = path.display())]
+    WrongLength {
+        /// The file.
+        path: PathBuf,
+        /// Bytes that the header promises.
+        expected: u64,
+        /// Bytes on disk.
+        got: u64,
+    },
+    /// A tensor that the configuration asks for is nowhere.
+    #[error("reading the weights in {path}: tensor {tensor} is missing, expected shape {expected:?}", path = path.display())]
+    MissingTensor {
+        /// The folder or file.
+        path: PathBuf,
+        /// The absent tensor.
+        tensor: String,
+        /// The shape it should have.
+        expected: Vec<usize>,
+    },
+    /// A tensor is there that no part of the model would read.
+    #[error("reading {path}: unexpected tensor {tensor} of shape {got:?}, the configuration has no place for it", path = path.display())]
+    UnexpectedTensor {
+        /// The file.
+        path: PathBuf,
+        /// The superfluous tensor.
+        tensor: String,
+        /// Its shape.
+        got: Vec<usize>,
+    },
+    /// A tensor has another shape than the configuration says.
+    #[error("reading {path}: tensor {tensor}: expected shape {expected:?}, got {got:?}", path = path.display())]
+    WrongShape {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Shape by the configuration.
+        expected: Vec<usize>,
+        /// Shape on disk.
+        got: Vec<usize>,
+    },
+    /// A tensor is stored as a type that is not a supported floating-point one.
+    #[error("reading {path}: tensor {tensor}: expected F32, F16 or BF16, got {got}", path = path.display())]
+    WrongDtype {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Type on disk.
+        got: String,
+    },
+    /// A tensor holds NaN or infinity.
+    #[error("reading {path}: tensor {tensor}: expected finite numbers, got {num_bad} of {num_values} that are NaN or infinite", path = path.display())]
+    NotFinite {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// How many values are NaN or infinite.
+        num_bad: i64,
+        /// How many values the tensor has.
+        num_values: usize,
+    },
+    /// The tokenizer knows ids that the embedding has no row for.
+    #[error(
+        "pairing tokenizer and model: expected token ids below vocab_size {vocab_size}, got ids up to {max_token_id}"
+    )]
+    VocabularyMismatch {
+        /// Rows of the embedding.
+        vocab_size: usize,
+        /// The tokenizer's largest id.
+        max_token_id: u32,
+    },
+    /// libtorch refused an operation on data from outside.
+    #[error("placing tensor {tensor} on {device}")]
+    Torch {
+        /// The tensor.
+        tensor: String,
+        /// Where it should go.
+        device: String,
+        /// What libtorch said.
+        source: tch::TchError,
+    },
+}

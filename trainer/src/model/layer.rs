@@ -1,0 +1,162 @@
+//! One decoder layer: attention and feed-forward block, each behind a norm and added to the residual stream.
+//!
+//! The layer is an autograd island. It holds no state between calls and reaches no other layer, so the caller decides
+//! what is kept, recomputed or gathered: detach the input, call, and later send a gradient back into the output.
+
+use rlt_api::plan::model_config::HiddenActivation;
+use tch::Tensor;
+
+use super::ops;
+use super::projection::{Adapter, Projection, ProjectionWeights};
+use super::rope::Rope;
+
+/// What all layers of one forward pass share.
+#[derive(Debug)]
+pub struct LayerContext {
+    /// Cosines and sines of the stream's positions.
+    pub rope: Rope,
+    /// Where sequences start and end in the stream.
+    pub cu_seqlens: Vec<i32>,
+    /// Whether adapters take part.
+    pub adapter: Adapter,
+    /// What the adapters' dropout is drawn from; the same seed drops the same inputs, so a recomputed layer agrees
+    /// with the first run. `None` drops nothing.
+    pub dropout_seed: Option<u64>,
+}
+
+/// The linear layers of a decoder layer as someone prepared them: the trainer's own with autograd and adapters, or an
+/// engine's packed ones. Inputs and outputs are [tokens, features] in the compute dtype.
+pub trait Projections {
+    /// Queries [tokens, heads * head_dim], then keys and values [tokens, kv_heads * head_dim].
+    fn qkv(&self, normed_td: &Tensor) -> (Tensor, Tensor, Tensor);
+    /// The attention's output, from [tokens, heads * head_dim] to [tokens, hidden].
+    fn output(&self, attended: &Tensor) -> Tensor;
+    /// Gate and up [tokens, intermediate].
+    fn gate_up(&self, normed_td: &Tensor) -> (Tensor, Tensor);
+    /// From [tokens, intermediate] to [tokens, hidden].
+    fn down(&self, activated: &Tensor) -> Tensor;
+}
+
+/// The weights of one layer and the few numbers that shape its arithmetic.
+#[derive(Debug)]
+pub struct DecoderLayer {
+    pub(crate) shape: LayerShape,
+    pub(crate) input_norm: Tensor,
+    pub(crate) post_attention_norm: Tensor,
+    pub(crate) qk_norm: Option<(Tensor, Tensor)>,
+    /// q, k, v, o, gate, up, down.
+    pub(crate) projections: Vec<Projection>,
+}
+
+/// What a layer needs to know of the configuration.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LayerShape {
+    pub(crate) head_dim: i64,
+    pub(crate) norm_eps: f64,
+    pub(crate) norm_offset: f64,
+    pub(crate) activation: HiddenActivation,
+    pub(crate) attention_scale: f64,
+    pub(crate) window: Option<i64>,
+}
+
+impl DecoderLayer {
+    /// Runs the layer on a packed stream `hidden_td` [tokens, hidden] with causal attention inside each sequence.
+    pub fn forward(&self, hidden_td: &Tensor, context: &LayerContext) -> Tensor {
+        let projections = OwnProjections { layer: self, context };
+        let mut attend = |q_thd: &Tensor, k_tkd: &Tensor, v_tkd: &Tensor| {
+            let (scale, window) = (self.attention_scale(), self.window());
+            ops::varlen_attention(q_thd, k_tkd, v_tkd, &context.cu_seqlens, scale, window)
+        };
+        self.forward_with(hidden_td, &context.rope, &projections, &mut attend)
+    }
+
+    /// The body of the layer, the same for training and rollout. `attend` gets queries [tokens, heads, head_dim] and
+    /// keys and values [tokens, kv_heads, head_dim], rotated, and gives back [tokens, heads, head_dim].
+    pub fn forward_with(
+        &self,
+        hidden_td: &Tensor,
+        rope: &Rope,
+        projections: &dyn Projections,
+        attend: &mut dyn FnMut(&Tensor, &Tensor, &Tensor) -> Tensor,
+    ) -> Tensor {
+        let normed_td = self.norm(hidden_td, &self.input_norm);
+        let (q, k, v) = projections.qkv(&normed_td);
+        let (q_thd, k_tkd) = self.norm_heads(self.split_heads(&q), self.split_heads(&k));
+        let q_thd = ops::apply_rope(&q_thd, &rope.cos_td, &rope.sin_td);
+        let k_tkd = ops::apply_rope(&k_tkd, &rope.cos_td, &rope.sin_td);
+        let attended_thd = attend(&q_thd, &k_tkd, &self.split_heads(&v));
+        let hidden_td = hidden_td + projections.output(&attended_thd.flatten(1, 2));
+
+        let normed_td = self.norm(&hidden_td, &self.post_attention_norm);
+        let (gate, up) = projections.gate_up(&normed_td);
+        let activated = ops::gated_activation(&gate, &up, self.shape.activation);
+        hidden_td + projections.down(&activated)
+    }
+
+    /// What queries are multiplied with before the softmax.
+    pub fn attention_scale(&self) -> f64 {
+        self.shape.attention_scale
+    }
+
+    /// How many tokens a query of this layer sees, itself included; `None` sees all before it.
+    pub fn window(&self) -> Option<i64> {
+        self.shape.window
+    }
+
+    /// The weights of q, k, v, o, gate, up and down, adapters folded in where `adapter` is on; the base stays as it
+    /// is. What is returned shares storage with the model wherever nothing had to be added.
+    pub fn merged_projection_weights(&self, adapter: Adapter) -> Vec<ProjectionWeights> {
+        self.projections.iter().map(|projection| projection.merged(adapter)).collect()
+    }
+
+    /// The seven linear layers: q, k, v, o, gate, up, down.
+    pub fn projections(&self) -> &[Projection] {
+        &self.projections
+    }
+
+    fn norm(&self, x: &Tensor, weight: &Tensor) -> Tensor {
+        ops::rms_norm(x, weight, self.shape.norm_eps, self.shape.norm_offset)
+    }
+
+    fn norm_heads(&self, q_thd: Tensor, k_tkd: Tensor) -> (Tensor, Tensor) {
+        match &self.qk_norm {
+            Some((q_norm, k_norm)) => (self.norm(&q_thd, q_norm), self.norm(&k_tkd, k_norm)),
+            None => (q_thd, k_tkd),
+        }
+    }
+
+    fn split_heads(&self, x: &Tensor) -> Tensor {
+        x.unflatten(-1, [-1, self.shape.head_dim])
+    }
+}
+
+/// The layer's own weights: differentiable, adapters applied unmerged.
+struct OwnProjections<'a> {
+    layer: &'a DecoderLayer,
+    context: &'a LayerContext,
+}
+
+impl OwnProjections<'_> {
+    fn apply(&self, projection_idx: usize, x: &Tensor) -> Tensor {
+        let LayerContext { adapter, dropout_seed, .. } = *self.context;
+        self.layer.projections[projection_idx].forward(x, adapter, dropout_seed)
+    }
+}
+
+impl Projections for OwnProjections<'_> {
+    fn qkv(&self, normed_td: &Tensor) -> (Tensor, Tensor, Tensor) {
+        (self.apply(0, normed_td), self.apply(1, normed_td), self.apply(2, normed_td))
+    }
+
+    fn output(&self, attended: &Tensor) -> Tensor {
+        self.apply(3, attended)
+    }
+
+    fn gate_up(&self, normed_td: &Tensor) -> (Tensor, Tensor) {
+        (self.apply(4, normed_td), self.apply(5, normed_td))
+    }
+
+    fn down(&self, activated: &Tensor) -> Tensor {
+        self.apply(6, activated)
+    }
+}

@@ -1,0 +1,54 @@
+//! Sequences of different lengths as one stream of tokens, without padding.
+
+use tch::{Device, Tensor};
+
+/// A micro-batch: all tokens one after the other, and where each sequence ends.
+#[derive(Debug)]
+pub struct PackedInput {
+    /// Token ids, i64 [tokens].
+    pub tokens: Tensor,
+    /// Position of each token in its own sequence, from 0, i64 [tokens].
+    pub position_ids: Tensor,
+    /// Start of each sequence in the stream, and the stream's length at the end: sequences + 1 entries from 0.
+    pub cu_seqlens: Vec<i32>,
+}
+
+impl PackedInput {
+    /// Packs `sequences` in the given order; empty ones take no place in the stream but keep their entry in
+    /// `cu_seqlens`. Token ids must be below the model's `vocab_size`.
+    pub fn new(sequences: &[&[u32]], device: Device) -> Self {
+        let num_tokens = sequences.iter().map(|sequence| sequence.len()).sum();
+        let mut tokens: Vec<i64> = Vec::with_capacity(num_tokens);
+        let mut position_ids: Vec<i64> = Vec::with_capacity(num_tokens);
+        let mut cu_seqlens = vec![0];
+        for sequence in sequences {
+            tokens.extend(sequence.iter().map(|token| i64::from(*token)));
+            position_ids.extend(0..sequence.len() as i64);
+            cu_seqlens.push(tokens.len() as i32);
+        }
+        Self {
+            tokens: Tensor::from_slice(&tokens).to_device(device),
+            position_ids: Tensor::from_slice(&position_ids).to_device(device),
+            cu_seqlens,
+        }
+    }
+
+    /// Tokens in the stream.
+    pub fn num_tokens(&self) -> usize {
+        self.cu_seqlens.last().map_or(0, |end| *end as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_restart_with_every_sequence() {
+        let input = PackedInput::new(&[&[5, 6, 7], &[8], &[9, 10]], Device::Cpu);
+        assert_eq!(Vec::<i64>::try_from(&input.tokens).unwrap(), [5, 6, 7, 8, 9, 10]);
+        assert_eq!(Vec::<i64>::try_from(&input.position_ids).unwrap(), [0, 1, 2, 0, 0, 1]);
+        assert_eq!(input.cu_seqlens, [0, 3, 4, 6]);
+        assert_eq!(input.num_tokens(), 6);
+    }
+}

@@ -1,0 +1,79 @@
+//! A linear layer with its optional low-rank adapter.
+
+use tch::{Kind, Tensor};
+
+/// Whether the adapter takes part. With it off the very same weights are the reference policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Adapter {
+    /// Base and adapter.
+    On,
+    /// The base alone.
+    Off,
+}
+
+/// The trainable low-rank part of a projection: `scaling * b a`.
+#[derive(Debug)]
+pub(crate) struct LoraPair {
+    /// [rank, in_features], f32.
+    pub(crate) a: Tensor,
+    /// [out_features, rank], f32.
+    pub(crate) b: Tensor,
+    /// alpha / rank, or alpha / sqrt(rank) when rank-stabilised.
+    pub(crate) scaling: f64,
+    /// Probability with which an input of `a` is dropped while training.
+    pub(crate) dropout: f64,
+}
+
+/// One linear layer: `x W^T + bias`, plus the adapter's part.
+#[derive(Debug)]
+pub struct Projection {
+    /// Full module name, for example `model.layers.0.self_attn.q_proj`.
+    pub(crate) name: String,
+    pub(crate) weight: Tensor,
+    pub(crate) bias: Option<Tensor>,
+    pub(crate) lora: Option<LoraPair>,
+}
+
+/// What a projection multiplies with at rest, for engines that prepare weights their own way.
+#[derive(Debug)]
+pub struct ProjectionWeights {
+    /// [out_features, in_features] in the storage dtype; shares storage with the model where there is no adapter.
+    pub weight: Tensor,
+    /// [out_features] in the storage dtype.
+    pub bias: Option<Tensor>,
+}
+
+impl Projection {
+    /// Applies the layer to `x` [tokens, in_features] in the dtype of `x`; weights are cast on the fly, and their
+    /// gradients arrive in the storage dtype. `dropout_seed` is what the adapter's dropout is drawn from; without
+    /// one nothing is dropped.
+    pub fn forward(&self, x: &Tensor, adapter: Adapter, dropout_seed: Option<u64>) -> Tensor {
+        let kind = x.kind();
+        let base = x.linear(&self.weight.to_kind(kind), self.bias.as_ref().map(|bias| bias.to_kind(kind)));
+        match (&self.lora, adapter) {
+            (Some(lora), Adapter::On) => base + lora.forward(x, &self.name, dropout_seed),
+            _ => base,
+        }
+    }
+
+    /// The weights with the adapter folded in: `W + scaling * B A`, summed in f32 and rounded once to the storage
+    /// dtype. The base is not touched. Without an adapter, or with it off, the base itself.
+    pub fn merged(&self, adapter: Adapter) -> ProjectionWeights {
+        let weight = match (&self.lora, adapter) {
+            (Some(lora), Adapter::On) => tch::no_grad(|| {
+                let delta = lora.b.matmul(&lora.a) * lora.scaling;
+                (self.weight.to_kind(Kind::Float) + delta).to_kind(self.weight.kind())
+            }),
+            _ => self.weight.detach(),
+        };
+        ProjectionWeights { weight, bias: self.bias.as_ref().map(Tensor::detach) }
+    }
+}
+
+impl LoraPair {
+    fn forward(&self, x: &Tensor, _name: &str, _dropout_seed: Option<u64>) -> Tensor {
+        let kind = x.kind();
+        x.linear(&self.a.to_kind(kind), None::<Tensor>).linear(&self.b.to_kind(kind), None::<Tensor>)
+            * self.scaling
+    }
+}

@@ -1,0 +1,81 @@
+//! Random numbers for fresh weights. Every tensor has a stream of its own, keyed by seed and name, so that its values
+//! do not depend on which other tensors are made, on how many threads, or on libtorch's global generator.
+
+use std::f64::consts::TAU;
+
+/// A stream of numbers: SplitMix64 (Steele, Lea and Flood 2014).
+pub(crate) struct TensorRandom(u64);
+
+const GOLDEN_GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
+
+impl TensorRandom {
+    /// The stream of the tensor `name` under `seed`.
+    pub(crate) fn new(seed: u64, name: &str) -> Self {
+        let mut key = mix(seed.wrapping_add(GOLDEN_GAMMA));
+        for byte in name.bytes() {
+            key = mix(key ^ u64::from(byte)).wrapping_add(GOLDEN_GAMMA);
+        }
+        Self(key)
+    }
+
+    /// `num` values of the normal distribution with mean 0, by Box and Muller.
+    pub(crate) fn normal(&mut self, num: usize, std: f64) -> Vec<f32> {
+        let mut values = Vec::with_capacity(num + 1);
+        while values.len() < num {
+            // 1 - u lies in (0, 1], where the logarithm is finite.
+            let radius = std * (-2.0 * (1.0 - self.unit()).ln()).sqrt();
+            let (sin, cos) = (TAU * self.unit()).sin_cos();
+            values.extend([(radius * cos) as f32, (radius * sin) as f32]);
+        }
+        values.truncate(num);
+        values
+    }
+
+    /// `num` values spread evenly over [-bound, bound).
+    pub(crate) fn uniform(&mut self, num: usize, bound: f64) -> Vec<f32> {
+        (0..num).map(|_| ((2.0 * self.unit() - 1.0) * bound) as f32).collect()
+    }
+
+    /// 53 random bits as a number in [0, 1).
+    fn unit(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(GOLDEN_GAMMA);
+        (mix(self.0) >> 11) as f64 * (-53f64).exp2()
+    }
+}
+
+fn mix(mut bits: u64) -> u64 {
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    bits ^ (bits >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn moments(values: &[f32]) -> (f64, f64) {
+        let num = values.len() as f64;
+        let mean = values.iter().map(|value| f64::from(*value)).sum::<f64>() / num;
+        let variance = values.iter().map(|value| (f64::from(*value) - mean).powi(2)).sum::<f64>() / num;
+        (mean, variance.sqrt())
+    }
+
+    #[test]
+    fn draws_have_the_moments_of_their_distribution() {
+        // 40000 draws: the standard error of the mean is std/200, of the deviation std/283.
+        let (mean, std) = moments(&TensorRandom::new(1, "a").normal(40_000, 0.02));
+        assert!(mean.abs() < 4.0 * 0.02 / 200.0 && (std - 0.02).abs() < 4.0 * 0.02 / 283.0, "{mean} {std}");
+        let uniform = TensorRandom::new(1, "a").uniform(40_000, 0.5);
+        let (mean, std) = moments(&uniform);
+        assert!(mean.abs() < 0.006 && (std - 0.5 / 3f64.sqrt()).abs() < 0.005, "{mean} {std}");
+        assert!(uniform.iter().all(|value| value.abs() <= 0.5));
+    }
+
+    #[test]
+    fn streams_differ_by_seed_and_by_name() {
+        let draw = |seed, name| TensorRandom::new(seed, name).normal(3, 1.0);
+        assert_eq!(draw(1, "a"), draw(1, "a"));
+        assert_ne!(draw(1, "a"), draw(2, "a"));
+        assert_ne!(draw(1, "a"), draw(1, "b"));
+    }
+}

@@ -1,0 +1,10 @@
+//! Our models beside transformers and PEFT, on the committed fixtures of `fixtures/make.py`. Nothing here needs Python.
+
+#[path = "parity/adapters.rs"]
+mod adapters;
+#[path = "parity/families.rs"]
+mod families;
+#[path = "parity/fixture.rs"]
+mod fixture;
+#[path = "parity/packing.rs"]
+mod packing;

@@ -1,0 +1,89 @@
+//! Every family computes what transformers computes: values, gradients, one optimizer step, greedy continuations.
+
+use rlt_trainer::model::{Adapter, Decoder};
+use tch::{Device, Tensor};
+
+use crate::fixture::{FAMILIES, Fixture, TOLERANCE, loss, max_error, packed, predictions};
+
+/// Largest errors of one family, by what was compared.
+struct Errors(Vec<(&'static str, f64)>);
+
+impl Errors {
+    fn check(&mut self, what: &'static str, error: f64) {
+        assert!(error <= TOLERANCE, "{what}: error {error:.2e} above {TOLERANCE:.0e}");
+        self.0.push((what, error));
+    }
+}
+
+#[test]
+fn every_family_computes_what_transformers_computes() {
+    for family in FAMILIES {
+        println!("{family}");
+        let fixture = Fixture::open(family, "expected.safetensors");
+        let mut errors = Errors(Vec::new());
+        check_values(&fixture, &mut errors);
+        check_gradients_and_step(&fixture, &mut errors);
+        check_greedy(&fixture);
+        let shown: Vec<String> = errors.0.iter().map(|(what, error)| format!("{what} {error:.1e}")).collect();
+        println!("{family}: {}", shown.join(", "));
+    }
+}
+
+fn check_values(fixture: &Fixture, errors: &mut Errors) {
+    let input = packed(&fixture.sequences());
+    let decoder = fixture.load();
+    let logits = tch::no_grad(|| decoder.logits(&decoder.hidden_states(&input, Adapter::On)));
+    errors.check("logits", max_error(&logits, fixture.expected("logits")));
+    for temperature in ["0.7", "1.0"] {
+        let (log_probs, entropies) = predictions(&logits, &input, temperature.parse().unwrap());
+        errors
+            .check("log-probs", max_error(&log_probs, fixture.expected(&format!("logprobs.{temperature}"))));
+        errors
+            .check("entropies", max_error(&entropies, fixture.expected(&format!("entropies.{temperature}"))));
+    }
+}
+
+/// The optimizer is torch's own formula on purpose; the trainer's is compared with the same numbers where it lives.
+fn check_gradients_and_step(fixture: &Fixture, errors: &mut Errors) {
+    let input = packed(&fixture.sequences());
+    let decoder = fixture.load();
+    let logits = decoder.logits(&decoder.hidden_states(&input, Adapter::On));
+    let loss = loss(&logits, &input, fixture.expected("loss_weights"));
+    errors.check("loss", max_error(&loss, fixture.expected("loss")));
+    loss.backward();
+    let parameters = decoder.named_parameters();
+    assert_eq!(fixture.with_prefix("grad.").count(), parameters.len());
+    let gradient_error = |(name, parameter): &(String, Tensor)| {
+        max_error(&parameter.grad(), fixture.expected(&format!("grad.{name}")))
+    };
+    errors.check("gradients", parameters.iter().map(gradient_error).fold(0.0, f64::max));
+    let step_error = |(name, parameter): &(String, Tensor)| {
+        max_error(&adamw_step(parameter), fixture.expected(&format!("adamw.{name}")))
+    };
+    errors.check("AdamW step", parameters.iter().map(step_error).fold(0.0, f64::max));
+}
+
+/// First step of AdamW with the fixture's constants: learning rate .01, epsilon .001, decay .1. The bias
+/// corrections cancel the betas.
+fn adamw_step(parameter: &Tensor) -> Tensor {
+    let grad = parameter.grad();
+    parameter.detach() * (1.0 - 0.01 * 0.1) - &grad / (grad.abs() + 1e-3) * 0.01
+}
+
+fn check_greedy(fixture: &Fixture) {
+    let expected = Vec::<i64>::try_from(fixture.expected("greedy")).unwrap();
+    let decoder = fixture.load();
+    let mut tokens = fixture.sequences()[0][..6].to_vec();
+    for _ in &expected {
+        let next = tch::no_grad(|| next_greedy(&decoder, &tokens));
+        tokens.push(next);
+    }
+    assert_eq!(tokens[6..].iter().map(|token| i64::from(*token)).collect::<Vec<_>>(), expected);
+}
+
+fn next_greedy(decoder: &Decoder, tokens: &[u32]) -> u32 {
+    let input = rlt_trainer::model::PackedInput::new(&[tokens], Device::Cpu);
+    let hidden = decoder.hidden_states(&input, Adapter::On);
+    let last = hidden.narrow(0, tokens.len() as i64 - 1, 1);
+    decoder.logits(&last).argmax(-1, false).int64_value(&[0]) as u32
+}
