@@ -29,5 +29,5 @@ pub use layer::{DecoderLayer, LayerContext, Projections};
 pub use load::read_config;
 pub use packed::PackedInput;
 pub use projection::{Adapter, Projection, ProjectionWeights};
-pub use rlt_api::plan::model_config::{Family, ModelConfig, NewModel};
+pub use rlt_api::plan::model_config::{Family, ModelConfig};
 pub use rope::Rope;

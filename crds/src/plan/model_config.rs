@@ -11,23 +11,10 @@ mod rope;
 mod shapes;
 mod write;
 
+use crate::spec::ArchitectureSpec;
+pub use crate::spec::ModelFamily as Family;
 pub use rope::RopeScaling;
 pub use shapes::{ParameterCount, ProjectionShape, TensorShape};
-
-/// Model families whose decoder the trainer runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Family {
-    /// `LlamaForCausalLM`: Llama 2, 3 and 3.x, and the many that share the class.
-    Llama,
-    /// `MistralForCausalLM`: Llama's body with a sliding window in every layer.
-    Mistral,
-    /// `Qwen2ForCausalLM`: Qwen2 and Qwen2.5, with biases on queries, keys and values.
-    Qwen2,
-    /// `Qwen3ForCausalLM`: RMS norms on each head of queries and keys.
-    Qwen3,
-    /// `GemmaForCausalLM`: Gemma 1, norms stored as an offset from 1, scaled embeddings, GELU gates.
-    Gemma,
-}
 
 impl Family {
     /// Every family, in the order in which errors list them.
@@ -167,41 +154,6 @@ pub enum ModelConfigError {
     },
 }
 
-/// The sizes of a model that is made rather than loaded; everything else follows from the family.
-#[derive(Clone, Debug, PartialEq)]
-pub struct NewModel {
-    /// The family whose body is built.
-    pub family: Family,
-    /// Tokens of the tokenizer.
-    pub vocab_size: usize,
-    /// Width of the residual stream.
-    pub hidden_size: usize,
-    /// Width of the feed-forward block.
-    pub intermediate_size: usize,
-    /// Number of decoder layers.
-    pub num_layers: usize,
-    /// Number of query heads.
-    pub num_heads: usize,
-    /// Number of key and value heads.
-    pub num_kv_heads: usize,
-    /// Width of a head; `hidden_size / num_heads` when absent.
-    pub head_dim: Option<usize>,
-    /// Longest sequence in tokens.
-    pub max_position_embeddings: usize,
-    /// Base wavelength of the rotary embedding.
-    pub rope_theta: f64,
-    /// Added to the mean square in every RMS norm.
-    pub rms_norm_eps: f64,
-    /// Window of every layer in tokens.
-    pub sliding_window: Option<usize>,
-    /// Whether the head is the embedding itself.
-    pub tie_word_embeddings: bool,
-    /// Standard deviation of fresh weights.
-    pub initializer_range: f64,
-    /// The tokens that end a sequence.
-    pub eos_token_ids: Vec<u32>,
-}
-
 impl ModelConfig {
     /// Reads the content of a `config.json`, in the form of transformers 4 (`rope_theta`, `rope_scaling`) or 5
     /// (`rope_parameters`). Fields that do not change the model's numbers are not looked at; `attention_dropout` is
@@ -213,12 +165,17 @@ impl ModelConfig {
         parse::parse(document)
     }
 
-    /// The configuration of a model to be made, with the family's own biases, norms and activation.
+    /// The configuration of a model to be made, with the family's own biases, norms and activation; `vocab_size` and
+    /// the ending tokens come from its tokenizer.
     ///
     /// # Errors
     /// [`ModelConfigError`] when the sizes do not fit together; fields are named as in `config.json`.
-    pub fn from_new(new: &NewModel) -> Result<Self, ModelConfigError> {
-        parse::from_new(new)
+    pub fn from_architecture(
+        spec: &ArchitectureSpec,
+        vocab_size: usize,
+        eos_token_ids: &[u32],
+    ) -> Result<Self, ModelConfigError> {
+        parse::from_architecture(spec, vocab_size, eos_token_ids)
     }
 
     /// The `config.json` that transformers 4 and 5 both read as this model, with `dtype` (`float32`, `bfloat16`,

@@ -158,7 +158,7 @@ pub enum LoraInit {
     Peft,
     /// A normal with standard deviation 1/rank, B zero.
     Gaussian,
-    /// A and B from orthogonal vectors, the base unchanged by subtracting their product.
+    /// A and B from orthogonal vectors, so that their product is zero up to rounding; needs an even rank.
     Orthogonal,
 }
 

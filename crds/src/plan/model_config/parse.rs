@@ -3,7 +3,8 @@
 use serde_json::Value;
 
 use super::fields::Fields;
-use super::{Family, HiddenActivation, ModelConfig, ModelConfigError, NewModel, RopeScaling, rope};
+use super::{Family, HiddenActivation, ModelConfig, ModelConfigError, RopeScaling, rope};
+use crate::spec::ArchitectureSpec;
 
 /// What a family's configuration class in transformers 5 assumes where a field is absent.
 struct Defaults {
@@ -108,37 +109,50 @@ pub(super) fn parse(document: &Value) -> Result<ModelConfig, ModelConfigError> {
     })
 }
 
-pub(super) fn from_new(new: &NewModel) -> Result<ModelConfig, ModelConfigError> {
-    let family = new.family;
+pub(super) fn from_architecture(
+    spec: &ArchitectureSpec,
+    vocab_size: usize,
+    eos_token_ids: &[u32],
+) -> Result<ModelConfig, ModelConfigError> {
+    let family = spec.family;
+    let num_layers = spec.num_layers as usize;
+    let window = spec.sliding_window.map(|window| window as usize);
+    if window.is_some() && matches!(family, Family::Llama | Family::Gemma) {
+        return Err(ModelConfigError::Unsupported {
+            field: "sliding_window".to_owned(),
+            got: format!("a window in {}", family.architecture()),
+            supported: "MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM".to_owned(),
+        });
+    }
     check(ModelConfig {
         family,
-        vocab_size: new.vocab_size,
-        hidden_size: new.hidden_size,
-        intermediate_size: new.intermediate_size,
-        num_layers: new.num_layers,
-        num_heads: new.num_heads,
-        num_kv_heads: new.num_kv_heads,
-        head_dim: new.head_dim.unwrap_or(new.hidden_size / new.num_heads.max(1)),
-        max_position_embeddings: new.max_position_embeddings,
-        rms_norm_eps: new.rms_norm_eps,
-        rope_theta: new.rope_theta,
+        vocab_size,
+        hidden_size: spec.hidden_size as usize,
+        intermediate_size: spec.intermediate_size as usize,
+        num_layers,
+        num_heads: spec.num_heads as usize,
+        num_kv_heads: spec.kv_heads() as usize,
+        head_dim: spec.head_width() as usize,
+        max_position_embeddings: spec.max_position_embeddings as usize,
+        rms_norm_eps: spec.rms_norm_eps,
+        rope_theta: spec.rope_theta,
         rope_scaling: RopeScaling::None,
         hidden_activation: match family {
             Family::Gemma => HiddenActivation::GeluTanh,
             _ => HiddenActivation::Silu,
         },
-        layer_windows: vec![new.sliding_window; new.num_layers],
+        layer_windows: vec![window; num_layers],
         qkv_bias: family == Family::Qwen2,
         output_bias: false,
         mlp_bias: false,
         qk_norm: family == Family::Qwen3,
         norm_offset: norm_offset(family),
         scale_embeddings: family == Family::Gemma,
-        tie_word_embeddings: new.tie_word_embeddings,
-        initializer_range: new.initializer_range,
+        tie_word_embeddings: spec.tie_word_embeddings,
+        initializer_range: spec.initializer_range,
         bos_token_id: None,
         pad_token_id: None,
-        eos_token_ids: new.eos_token_ids.clone(),
+        eos_token_ids: eos_token_ids.to_vec(),
     })
 }
 

@@ -161,3 +161,22 @@ fn generation_config_decides_the_ending_tokens() {
     let replaced = config.with_generation_config(&json!({"eos_token_id": [151645, 151643]})).unwrap();
     assert_eq!(replaced.eos_token_ids, [151645, 151643]);
 }
+
+#[test]
+fn a_built_model_writes_a_configuration_that_reads_back() {
+    let spec = |family: &str, window: Value| -> ArchitectureSpec {
+        serde_json::from_value(json!({
+            "family": family, "hiddenSize": 48, "intermediateSize": 96, "numLayers": 2, "numHeads": 4,
+            "numKvHeads": 2, "slidingWindow": window
+        }))
+        .unwrap()
+    };
+    for family in ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma"] {
+        let config = ModelConfig::from_architecture(&spec(family, Value::Null), 17, &[3]).unwrap();
+        assert_eq!(parsed(&config.to_json("float32")), config, "{family}");
+    }
+    let sliding = ModelConfig::from_architecture(&spec("Qwen3", json!(8)), 17, &[3]).unwrap();
+    assert_eq!(parsed(&sliding.to_json("float32")), sliding);
+    let refused = ModelConfig::from_architecture(&spec("Llama", json!(8)), 17, &[3]).unwrap_err();
+    assert!(refused.to_string().contains("sliding_window"), "{refused}");
+}
