@@ -1,2 +1,66 @@
-//! Links the crate's tests against libtorch.
-fn main() {}
+//! Compiles csrc/ against libtorch: tensor code once, kernels once for each instruction set. Nothing else lives here.
+
+use std::env;
+use std::path::PathBuf;
+
+const TENSOR_SOURCES: [&str; 4] = ["attention", "fused", "head", "runtime"];
+const AVX2: [&str; 2] = ["-mavx2", "-mfma"];
+const AVX512: [&str; 7] =
+    ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"];
+
+fn build() -> cc::Build {
+    let mut build = cc::Build::new();
+    build.cpp(true).pic(true).std("c++17").define("_GLIBCXX_USE_CXX11_ABI", "1");
+    build
+}
+
+fn kernels(isa: &str, flags: &[&str]) {
+    let mut build = build();
+    // Kernels are always optimised: a debug build that trains a hundred times slower helps nobody. The warning is
+    // about lanes that the compiler's own headers leave undefined on purpose.
+    build
+        .opt_level(3)
+        .debug(false)
+        .flag_if_supported("-Wno-maybe-uninitialized")
+        .flag_if_supported("-Wno-psabi");
+    for flag in flags {
+        build.flag(flag);
+    }
+    build.file(format!("csrc/kernels/{isa}.cpp")).compile(&format!("rlt_kernels_{isa}"));
+}
+
+fn main() {
+    println!("cargo:rerun-if-changed=csrc");
+    println!("cargo:rerun-if-env-changed=LIBTORCH");
+    let Some(libtorch) = env::var_os("LIBTORCH").map(PathBuf::from) else {
+        println!("cargo::error=LIBTORCH is not set; `make libtorch` prepares it");
+        return;
+    };
+    let x86 = env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "x86_64");
+
+    let mut tensors = build();
+    // Nothing here is hot: the loops are in the kernels, and torch's headers are slow enough to compile at this level.
+    tensors.opt_level(1).debug(false).flag("-fopenmp").define("AT_PER_OPERATOR_HEADERS", None);
+    for include in ["include", "include/torch/csrc/api/include"] {
+        tensors.flag("-isystem").flag(libtorch.join(include).display().to_string());
+    }
+    if x86 {
+        tensors.define("RLT_X86", None);
+    }
+    tensors.file("csrc/dispatch.cpp");
+    tensors.files(TENSOR_SOURCES.map(|name| format!("csrc/{name}.cpp")));
+    tensors.compile("rlt_tensors");
+
+    kernels("baseline", &[]);
+    if x86 {
+        kernels("avx2", &AVX2);
+        kernels("avx512", &AVX512);
+    }
+
+    let lib = libtorch.join("lib");
+    println!("cargo:rustc-link-search=native={}", lib.display());
+    for library in ["torch_cpu", "c10", "gomp"] {
+        println!("cargo:rustc-link-lib=dylib={library}");
+    }
+    println!("cargo:rustc-link-arg=-Wl,-rpath,{}", lib.display());
+}

@@ -1,1 +1,42 @@
-//! Under construction.
+//! The one place for C++ and unsafe code: fused kernels, attention over packed segments and paged caches, the chunked
+//! vocabulary head, and the services of libtorch that `tch` does not offer. No word of reinforcement learning lives here.
+//!
+//! Every kernel exists for several instruction sets and is chosen at run time by what the CPU has; every function also
+//! takes tensors on other devices, where it composes ATen's operations to the same formula. A shape suffix names dims:
+//! t tokens, d hidden width, h query heads, k key/value heads, v vocabulary, b sequences; a head's width comes last.
+//!
+//! Operations meant for the inside of a model (`rms_norm`, `varlen_attention`, ...) panic on shapes that cannot work, as
+//! tch's own do; what takes data from outside returns [`Error`]. A C++ exception never crosses into Rust.
+//!
+//! A binary that links this crate must find libtorch at run time; a build script's link arguments reach only its own
+//! package, so each such package repeats the two lines of `trainer/build.rs`.
+
+mod access;
+mod attention;
+mod autograd;
+mod border;
+mod cuda;
+mod error;
+mod fused;
+mod head;
+mod linear;
+mod memory;
+mod optim;
+mod precision;
+
+pub use access::{f32_slice, f32_slice_mut, i64_slice, tensor_from_bytes, tensor_from_vec};
+pub use attention::{paged_attention, varlen_attention, write_kv};
+pub use autograd::{backward, backward_many};
+pub use cuda::load_cuda;
+pub use error::Error;
+pub use fused::{Activation, apply_rope, gated_activation, gated_activation_packed, rms_norm};
+pub use head::{PerChunk, head_forward, head_forward_backward};
+pub use linear::PackedLinear;
+pub use memory::{peak_rss_bytes, release_free_memory, reset_peak_rss, reuse_large_buffers, rss_bytes};
+pub use optim::{AdamWStep, adamw_step, global_norm};
+pub use precision::{
+    MatmulPrecision, cpu_has_amx, kernel_isa, set_float32_matmul_precision, set_num_threads,
+};
+
+#[cfg(test)]
+mod tests;

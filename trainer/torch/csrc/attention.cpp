@@ -1,0 +1,270 @@
+// Attention over packed segments (differentiable) and over a paged cache (decoding).
+#include <torch/csrc/autograd/custom_function.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <vector>
+
+#include "border.h"
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+namespace rlt {
+namespace {
+
+// A thread's scratch memory; kept between calls while small, since fresh pages cost more than the arithmetic.
+float* scratch_of(int64_t floats) {
+  constexpr int64_t KEPT = 4 << 20;
+  struct Buffer {
+    float* data = nullptr;
+    int64_t len = 0;
+    ~Buffer() { std::free(data); }
+  };
+  static thread_local Buffer buffer;
+  if (buffer.len < floats || (buffer.len > KEPT && floats <= KEPT)) {
+    std::free(buffer.data);
+    buffer.len = 0;
+    buffer.data = static_cast<float*>(std::aligned_alloc(64, size_t((floats + 15) / 16 * 64)));
+    TORCH_CHECK(buffer.data != nullptr, "allocating ", floats * 4, " bytes of scratch memory failed");
+    buffer.len = floats;
+  }
+  return buffer.data;
+}
+
+// Runs work(i) for i in [0, n), each thread taking the next item when it is free.
+template <class Work>
+void share_out(int64_t n, Work work) {
+  std::atomic<int64_t> next{0};
+  at::parallel_for(0, std::min<int64_t>(n, at::get_num_threads()), 1, [&](int64_t, int64_t) {
+    for (int64_t i = next++; i < n; i = next++) work(i);
+  });
+}
+
+Tensor head_rows(const Tensor& t) { return t.stride(2) == 1 || t.size(2) == 1 ? t : t.contiguous(); }
+
+Attention attention_args(const Tensor& q, const Tensor& k, const Tensor& v, double scale, int64_t window) {
+  Attention a{};
+  a.dtype = dtype_of(q), a.q = q.data_ptr(), a.k = k.data_ptr(), a.v = v.data_ptr();
+  a.q_t = q.stride(0), a.q_h = q.stride(1), a.k_t = k.stride(0), a.k_h = k.stride(1);
+  a.v_t = v.stride(0), a.v_h = v.stride(1), a.num_tokens = q.size(0), a.heads = q.size(1);
+  a.kv_heads = k.size(1), a.dim = q.size(2), a.window = window, a.scale = float(scale);
+  return a;
+}
+
+// One item a (segment, kv head), longest first; a group's heads are split when there are too few to go round.
+std::vector<AttentionItem> attention_items(const Attention& a, at::IntArrayRef cu_seqlens, int64_t& parts) {
+  std::vector<std::pair<int64_t, int64_t>> segments;
+  for (size_t s = 0; s + 1 < cu_seqlens.size(); ++s)
+    if (cu_seqlens[s + 1] > cu_seqlens[s]) segments.emplace_back(cu_seqlens[s], cu_seqlens[s + 1]);
+  std::stable_sort(segments.begin(), segments.end(),
+                   [](auto x, auto y) { return x.second - x.first > y.second - y.first; });
+  const int64_t group = a.heads / a.kv_heads;
+  parts = int64_t(segments.size()) * a.kv_heads < 3 * at::get_num_threads() && at::get_num_threads() > 1 ? group : 1;
+  std::vector<AttentionItem> items;
+  for (auto [begin, end] : segments)
+    for (int64_t h = 0; h < a.kv_heads; ++h)
+      for (int64_t p = 0; p < parts; ++p)
+        items.push_back({begin, end, h, p * group / parts, (p + 1) * group / parts, p});
+  return items;
+}
+
+struct VarlenFunction : torch::autograd::Function<VarlenFunction> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& q_any, const Tensor& k_any, const Tensor& v_any,
+                        at::IntArrayRef cu_seqlens, double scale, int64_t window) {
+    Tensor q = head_rows(q_any), k = head_rows(k_any), v = head_rows(v_any);
+    Tensor out = at::empty(q.sizes(), q.options());
+    Tensor lse = at::empty({q.size(0), q.size(1)}, q.options().dtype(at::kFloat));
+    Attention a = attention_args(q, k, v, scale, window);
+    a.out = out.data_ptr(), a.lse = lse.data_ptr<float>();
+    const auto items = attention_items(a, cu_seqlens, a.parts);
+    share_out(int64_t(items.size()), [&](int64_t i) {
+      const int64_t floats = kernels().attention_scratch(a, items[i].end - items[i].begin, false);
+      kernels().attention_forward(a, items[i], scratch_of(floats));
+    });
+    ctx->save_for_backward({q, k, v, out, lse});
+    ctx->saved_data["cu_seqlens"] = cu_seqlens.vec();
+    ctx->saved_data["scale"] = scale;
+    ctx->saved_data["window"] = window;
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto saved = ctx->get_saved_variables();
+    const Tensor &q = saved[0], &k = saved[1], &v = saved[2];
+    Tensor grad = head_rows(grads[0]), dq = at::empty(q.sizes(), q.options());
+    Attention a = attention_args(q, k, v, ctx->saved_data["scale"].toDouble(), ctx->saved_data["window"].toInt());
+    const auto cu_seqlens = ctx->saved_data["cu_seqlens"].toIntVector();
+    const auto items = attention_items(a, cu_seqlens, a.parts);
+    const bool split = a.parts > 1;
+    const auto options = split ? k.options().dtype(at::kFloat) : k.options();
+    std::vector<int64_t> sizes = k.sizes().vec();
+    if (split) sizes.insert(sizes.begin(), a.parts);
+    Tensor dk = at::empty(sizes, options), dv = at::empty(sizes, options);
+    a.out = saved[3].data_ptr(), a.lse = saved[4].data_ptr<float>(), a.grad_out = grad.data_ptr();
+    a.g_t = grad.stride(0), a.g_h = grad.stride(1);
+    a.grad_q = dq.data_ptr(), a.grad_k = dk.data_ptr(), a.grad_v = dv.data_ptr();
+    share_out(int64_t(items.size()), [&](int64_t i) {
+      const int64_t floats = kernels().attention_scratch(a, items[i].end - items[i].begin, true);
+      kernels().attention_backward(a, items[i], scratch_of(floats));
+    });
+    if (split) dk = dk.sum(0).to(k.scalar_type()), dv = dv.sum(0).to(k.scalar_type());
+    return {dq, dk, dv, Tensor(), Tensor(), Tensor()};
+  }
+};
+
+// The same through ATen, segment by segment: for devices without a kernel of ours.
+Tensor varlen_composed(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef cu_seqlens, double scale,
+                       int64_t window) {
+  std::vector<Tensor> outs;
+  for (size_t s = 0; s + 1 < cu_seqlens.size(); ++s) {
+    const int64_t begin = cu_seqlens[s], len = cu_seqlens[s + 1] - begin;
+    if (len == 0) continue;
+    const auto part = [&](const Tensor& t) { return t.narrow(0, begin, len).transpose(0, 1).unsqueeze(0); };
+    std::optional<Tensor> mask;
+    if (window > 0 && window < len) {
+      Tensor at_i = at::arange(len, q.options().dtype(at::kLong));
+      Tensor back = at_i.unsqueeze(1) - at_i.unsqueeze(0);
+      mask = back.ge(0).logical_and(back.lt(window));
+    }
+    Tensor out = at::scaled_dot_product_attention(part(q), part(k), part(v), mask, 0.0, !mask.has_value(), scale, true);
+    outs.push_back(out.squeeze(0).transpose(0, 1));
+  }
+  return outs.empty() ? at::zeros_like(q) : at::cat(outs, 0);
+}
+
+Tensor varlen_attention(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef cu_seqlens, double scale,
+                        int64_t window) {
+  TORCH_CHECK(q.dim() == 3 && k.dim() == 3 && v.sizes() == k.sizes() && q.size(0) == k.size(0) &&
+                  q.size(2) == k.size(2) && k.size(1) > 0 && q.size(1) % k.size(1) == 0,
+              "varlen attention expected q [T, H, D] and k, v [T, K, D] with K dividing H, got ", q.sizes(), ", ",
+              k.sizes(), " and ", v.sizes());
+  TORCH_CHECK(q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type(),
+              "varlen attention expected one dtype, got ", q.scalar_type(), ", ", k.scalar_type(), " and ",
+              v.scalar_type());
+  TORCH_CHECK(!cu_seqlens.empty() && cu_seqlens.front() == 0 && cu_seqlens.back() == q.size(0) &&
+                  std::is_sorted(cu_seqlens.begin(), cu_seqlens.end()),
+              "varlen attention over ", q.size(0), " tokens expected cu_seqlens rising from 0 to that, got ", cu_seqlens);
+  if (!kernel_ready(q)) return varlen_composed(q, k, v, cu_seqlens, scale, window);
+  return VarlenFunction::apply(q, k, v, cu_seqlens, scale, window);
+}
+
+void check_caches(const Tensor& k_cache, const Tensor& v_cache) {
+  TORCH_CHECK(k_cache.dim() == 4 && k_cache.sizes() == v_cache.sizes() && k_cache.is_contiguous() &&
+                  v_cache.is_contiguous() && k_cache.scalar_type() == v_cache.scalar_type(),
+              "the paged cache expected contiguous k and v of [num_blocks, block_size, K, D] alike, got ",
+              k_cache.sizes(), " and ", v_cache.sizes());
+}
+
+// Gathers each query's context and attends densely: for devices without a kernel of ours.
+Tensor paged_composed(const PagedAttention& a, const Tensor& q, const Tensor& k_cache, const Tensor& v_cache) {
+  std::vector<Tensor> outs;
+  for (int64_t b = 0; b < q.size(0); ++b) {
+    const int64_t len = a.context_lens[b], num_blocks = (len + a.block_size - 1) / a.block_size;
+    std::vector<int64_t> blocks(a.block_tables[b], a.block_tables[b] + num_blocks);
+    Tensor index = at::tensor(blocks, at::kLong).to(q.device());
+    const int64_t first = a.window > 0 ? std::max<int64_t>(0, len - a.window) : 0;
+    const auto context = [&](const Tensor& cache) {
+      Tensor rows = cache.index_select(0, index).reshape({-1, a.kv_heads, a.dim}).narrow(0, first, len - first);
+      return rows.transpose(0, 1).unsqueeze(0);
+    };
+    Tensor query = q[b].unsqueeze(1).unsqueeze(0);
+    Tensor out = at::scaled_dot_product_attention(query, context(k_cache), context(v_cache), {}, 0.0, false, a.scale, true);
+    outs.push_back(out.reshape({1, a.heads, a.dim}));
+  }
+  return outs.empty() ? at::zeros_like(q) : at::cat(outs, 0);
+}
+
+Tensor paged_attention(const Tensor& q_any, const Tensor& k_cache, const Tensor& v_cache, const int32_t* const* tables,
+                       const int64_t* table_lens, const int32_t* context_lens, int64_t num_queries, double scale,
+                       int64_t window) {
+  check_caches(k_cache, v_cache);
+  TORCH_CHECK(q_any.dim() == 3 && q_any.size(0) == num_queries && q_any.size(2) == k_cache.size(3) &&
+                  k_cache.size(2) > 0 && q_any.size(1) % k_cache.size(2) == 0 &&
+                  q_any.scalar_type() == k_cache.scalar_type(),
+              "paged attention over a cache of ", k_cache.sizes(), " expected ", num_queries,
+              " queries [B, H, D] of its dtype, got ", q_any.sizes(), " of ", q_any.scalar_type());
+  Tensor q = head_rows(q_any);
+  PagedAttention a{};
+  a.dtype = dtype_of(q), a.block_size = k_cache.size(1), a.heads = q.size(1), a.kv_heads = k_cache.size(2);
+  a.dim = q.size(2), a.window = window, a.scale = float(scale), a.block_tables = tables, a.context_lens = context_lens;
+  for (int64_t b = 0; b < num_queries; ++b) {
+    const int64_t len = context_lens[b], needed = (len + a.block_size - 1) / a.block_size;
+    TORCH_CHECK(len > 0 && needed <= table_lens[b], "query ", b, " has a context of ", len, " tokens, but its table ",
+                table_lens[b], " blocks of ", a.block_size);
+    for (int64_t i = 0; i < needed; ++i)
+      TORCH_CHECK(tables[b][i] >= 0 && tables[b][i] < k_cache.size(0), "query ", b, " names block ", tables[b][i],
+                  " of a cache of ", k_cache.size(0));
+  }
+  if (!kernel_ready(q)) return paged_composed(a, q, k_cache, v_cache);
+  Tensor out = at::empty(q.sizes(), q.options());
+  a.q = q.data_ptr(), a.q_b = q.stride(0), a.q_h = q.stride(1), a.out = out.data_ptr();
+  a.k_cache = k_cache.data_ptr(), a.v_cache = v_cache.data_ptr();
+  share_out(num_queries * a.kv_heads, [&](int64_t i) {
+    const int64_t b = i / a.kv_heads;
+    kernels().paged_attention(a, b, i % a.kv_heads, scratch_of(kernels().paged_scratch(a, context_lens[b])));
+  });
+  return out;
+}
+
+void write_rows(const Tensor& cache, const Tensor& rows, at::IntArrayRef slots) {
+  const int64_t num_slots = cache.size(0) * cache.size(1);
+  TORCH_CHECK(rows.dim() == 3 && rows.size(0) == int64_t(slots.size()) && rows.size(1) == cache.size(2) &&
+                  rows.size(2) == cache.size(3) && rows.scalar_type() == cache.scalar_type(),
+              "writing ", slots.size(), " slots of a cache of ", cache.sizes(), " expected rows [T, K, D] of its dtype, got ",
+              rows.sizes(), " of ", rows.scalar_type());
+  for (int64_t slot : slots)
+    TORCH_CHECK(slot < num_slots, "slot ", slot, " lies outside a cache of ", num_slots, " slots");
+  if (!cache.device().is_cpu()) {
+    std::vector<int64_t> kept, targets;
+    for (size_t t = 0; t < slots.size(); ++t)
+      if (slots[t] >= 0) kept.push_back(int64_t(t)), targets.push_back(slots[t]);
+    const auto index = [&](const std::vector<int64_t>& v) { return at::tensor(v, at::kLong).to(cache.device()); };
+    Tensor flat = cache.view({num_slots, cache.size(2), cache.size(3)});
+    flat.index_copy_(0, index(targets), rows.index_select(0, index(kept)));
+    return;
+  }
+  const Tensor source = rows.stride(2) == 1 && rows.stride(1) == rows.size(2) ? rows : rows.contiguous();
+  const size_t bytes = size_t(rows.size(1) * rows.size(2)) * rows.element_size();
+  char* to = static_cast<char*>(cache.data_ptr());
+  const char* from = static_cast<const char*>(source.data_ptr());
+  for (size_t t = 0; t < slots.size(); ++t)
+    if (slots[t] >= 0)
+      std::memcpy(to + size_t(slots[t]) * bytes, from + t * size_t(source.stride(0)) * rows.element_size(), bytes);
+}
+
+}  // namespace
+}  // namespace rlt
+
+extern "C" {
+char* rlt_varlen_attention(Tensor* q, Tensor* k, Tensor* v, const int64_t* cu_seqlens, size_t num_cu, double scale,
+                           int64_t window, Tensor** out) {
+  return rlt::guarded(
+      [&] { *out = rlt::owned(rlt::varlen_attention(*q, *k, *v, {cu_seqlens, num_cu}, scale, window)); });
+}
+char* rlt_paged_attention(Tensor* q, Tensor* k_cache, Tensor* v_cache, const int32_t* const* tables,
+                          const int64_t* table_lens, const int32_t* context_lens, int64_t num_queries, double scale,
+                          int64_t window, Tensor** out) {
+  return rlt::guarded([&] {
+    *out = rlt::owned(
+        rlt::paged_attention(*q, *k_cache, *v_cache, tables, table_lens, context_lens, num_queries, scale, window));
+  });
+}
+char* rlt_write_kv(Tensor* k_cache, Tensor* v_cache, Tensor* k, Tensor* v, const int64_t* slots, size_t num_slots) {
+  return rlt::guarded([&] {
+    rlt::check_caches(*k_cache, *v_cache);
+    rlt::write_rows(*k_cache, k->detach(), {slots, num_slots});
+    rlt::write_rows(*v_cache, v->detach(), {slots, num_slots});
+  });
+}
+}

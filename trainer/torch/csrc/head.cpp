@@ -1,0 +1,98 @@
+// One chunk of the vocabulary head: logits, their statistics, and the gradient written over them. The [chunk, V] buffer
+// belongs to the caller, who reuses it from chunk to chunk. Formulas: kernels/head.inl.
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/log_softmax.h>
+#include <ATen/ops/mm.h>
+
+#include "border.h"
+
+using at::Tensor;
+
+namespace rlt {
+namespace {
+
+// What one row of the chunk carries across the border; all arrays have one entry a row.
+struct ChunkRows {
+  const int64_t* targets;
+  float *max, *log_sum, *logprob, *entropy;
+  const float *grad_logprob, *grad_entropy;
+};
+
+HeadRow head_row(const Tensor& logits, const ChunkRows& rows, double temperature) {
+  HeadRow a{};
+  a.dtype = dtype_of(logits), a.logits = logits.data_ptr(), a.row_stride = logits.stride(0);
+  a.vocabulary = logits.size(1), a.targets = rows.targets, a.inv_temperature = float(1.0 / temperature);
+  a.max = rows.max, a.log_sum = rows.log_sum, a.logprob = rows.logprob, a.entropy = rows.entropy;
+  a.grad_logprob = rows.grad_logprob, a.grad_entropy = rows.grad_entropy;
+  return a;
+}
+
+Tensor on_device(const float* data, int64_t n, const Tensor& like) {
+  return at::from_blob(const_cast<float*>(data), {n}, at::kFloat).to(like.device());
+}
+Tensor target_column(const ChunkRows& rows, int64_t n, const Tensor& like) {
+  return at::from_blob(const_cast<int64_t*>(rows.targets), {n}, at::kLong).to(like.device()).unsqueeze(1);
+}
+void copy_out(float* to, const Tensor& from) {
+  Tensor host = from.to(at::kCPU).to(at::kFloat).contiguous();
+  std::memcpy(to, host.data_ptr<float>(), size_t(host.numel()) * sizeof(float));
+}
+
+void statistics_composed(const Tensor& logits, const ChunkRows& rows, double temperature) {
+  Tensor logp = at::log_softmax(logits.to(at::kFloat) / temperature, 1);
+  copy_out(rows.logprob, logp.gather(1, target_column(rows, logits.size(0), logits)).squeeze(1));
+  copy_out(rows.entropy, -(logp.exp() * logp).sum(1));
+}
+
+void gradient_composed(Tensor logits, const ChunkRows& rows, double temperature) {
+  const int64_t n = logits.size(0);
+  Tensor logp = at::log_softmax(logits.to(at::kFloat) / temperature, 1), p = logp.exp();
+  Tensor g = (on_device(rows.grad_logprob, n, logits) / temperature).unsqueeze(1);
+  Tensor h = (on_device(rows.grad_entropy, n, logits) / temperature).unsqueeze(1);
+  Tensor grad = p * (-g - h * (logp - (p * logp).sum(1, true)));
+  grad.scatter_add_(1, target_column(rows, n, logits), g);
+  logits.copy_(grad);
+}
+
+void chunk_forward(const Tensor& hidden, const Tensor& weight, Tensor logits, const ChunkRows& rows, double temperature) {
+  at::mm_out(logits, hidden, weight.t());
+  if (!kernel_ready(logits)) return statistics_composed(logits, rows, temperature);
+  const HeadRow a = head_row(logits, rows, temperature);
+  at::parallel_for(0, logits.size(0), 1, [&](int64_t b, int64_t e) { kernels().head_statistics(a, b, e); });
+}
+
+void chunk_backward(const Tensor& hidden, const Tensor& weight, const Tensor& logits, const ChunkRows& rows,
+                    double temperature, Tensor grad_hidden, Tensor* grad_weight) {
+  if (kernel_ready(logits)) {
+    const HeadRow a = head_row(logits, rows, temperature);
+    at::parallel_for(0, logits.size(0), 1, [&](int64_t b, int64_t e) { kernels().head_gradient(a, b, e); });
+  } else {
+    gradient_composed(logits, rows, temperature);
+  }
+  at::mm_out(grad_hidden, logits, weight);
+  if (grad_weight == nullptr) return;
+  if (grad_weight->scalar_type() == logits.scalar_type()) grad_weight->addmm_(logits.t(), hidden);
+  else grad_weight->add_(at::mm(logits.t(), hidden));
+}
+
+}  // namespace
+}  // namespace rlt
+
+extern "C" {
+char* rlt_head_chunk_forward(Tensor* hidden, Tensor* weight, Tensor* logits, const rlt::ChunkRows* rows,
+                             double temperature) {
+  return rlt::guarded([&] {
+    at::NoGradGuard no_grad;
+    rlt::chunk_forward(*hidden, *weight, *logits, *rows, temperature);
+  });
+}
+char* rlt_head_chunk_backward(Tensor* hidden, Tensor* weight, Tensor* logits, const rlt::ChunkRows* rows,
+                              double temperature, Tensor* grad_hidden, Tensor* grad_weight) {
+  return rlt::guarded([&] {
+    at::NoGradGuard no_grad;
+    rlt::chunk_backward(*hidden, *weight, *logits, *rows, temperature, *grad_hidden, grad_weight);
+  });
+}
+}

@@ -1,0 +1,124 @@
+// The border between tensor code and arithmetic: plain pointers and sizes, one table of kernels per instruction set.
+// No torch header is included here or in kernels/: these files are compiled several times with different instruction
+// sets, and an inline function of a shared header compiled for a newer CPU must never win at link time.
+#pragma once
+#include <cstdint>
+
+namespace rlt {
+
+enum class Dtype : int32_t { F32 = 0, BF16 = 1 };
+
+// Rows of `width` contiguous elements. Row r starts at (r / inner) * outer_stride + (r % inner) * inner_stride,
+// which covers [T, D], [T, H, D] and slices of a wider fused projection alike. Strides count elements.
+struct Rows {
+  void* data;
+  int64_t inner;
+  int64_t outer_stride;
+  int64_t inner_stride;
+};
+
+struct RmsNorm {
+  Dtype dtype;
+  Rows x, out;           // forward: out; backward: out is dx
+  Rows grad_out;         // backward only
+  const float* weight;   // [width], the offset already added
+  float* rstd;           // [rows]: written forward, read backward
+  float* grad_weight;    // backward: [num_chunks, width] partial sums, or null
+  int64_t num_rows, width, chunk_rows;
+  double eps;
+  bool round_before_weight;
+};
+
+enum class Activation : int32_t { Silu = 0, GeluTanh = 1 };
+
+struct Gated {
+  Dtype dtype;
+  Activation activation;
+  Rows gate, up, out;                  // forward
+  Rows grad_out, grad_gate, grad_up;   // backward
+  int64_t width;
+};
+
+struct Rope {
+  Dtype dtype;
+  Rows x, out;
+  const float* cos;      // row t at cos + t * table_stride
+  const float* sin;
+  int64_t table_stride;
+  int64_t second_half;   // offset of the second half's angles: width / 2, or 0 for half tables
+  int64_t width;
+  bool backward;
+};
+
+struct HeadRow {
+  Dtype dtype;
+  void* logits;          // [rows, vocabulary], overwritten by the gradient
+  int64_t row_stride, vocabulary;
+  const int64_t* targets;
+  float inv_temperature;
+  float *max, *log_sum, *logprob, *entropy;   // [rows]; max in units of logits / temperature
+  const float *grad_logprob, *grad_entropy;   // [rows]
+};
+
+struct Attention {
+  Dtype dtype;
+  const void *q, *k, *v;
+  int64_t q_t, q_h, k_t, k_h, v_t, v_h;       // strides of token and head
+  int64_t num_tokens, heads, kv_heads, dim, window;   // window 0: none
+  float scale;
+  void* out;             // [T, H, D] contiguous
+  float* lse;            // [T, H]
+  const void* grad_out;
+  int64_t g_t, g_h;
+  void* grad_q;          // [T, H, D] contiguous
+  void *grad_k, *grad_v; // [T, K, D] of dtype, or [parts, T, K, D] of float when parts > 1
+  int64_t parts;
+};
+
+// One unit of work: the query heads [group_begin, group_end) that share kv_head, over one segment.
+struct AttentionItem {
+  int64_t begin, end, kv_head, group_begin, group_end, part;
+};
+
+struct PagedAttention {
+  Dtype dtype;
+  const void* q;
+  int64_t q_b, q_h;
+  const void *k_cache, *v_cache;              // [num_blocks, block_size, K, D] contiguous
+  int64_t block_size, heads, kv_heads, dim, window;
+  float scale;
+  const int32_t* const* block_tables;         // one row per query
+  const int32_t* context_lens;
+  void* out;                                  // [B, H, D] contiguous
+};
+
+struct AdamW {
+  float *param, *m, *v;
+  const float* grad;
+  double lr, beta1, beta2, eps, weight_decay, grad_scale, bias1, bias2_sqrt;
+};
+
+struct Kernels {
+  const char* isa;
+  void (*rms_norm_forward)(const RmsNorm&, int64_t begin, int64_t end);
+  void (*rms_norm_backward)(const RmsNorm&, int64_t chunk_begin, int64_t chunk_end);
+  void (*gated_forward)(const Gated&, int64_t begin, int64_t end);
+  void (*gated_backward)(const Gated&, int64_t begin, int64_t end);
+  void (*rope)(const Rope&, int64_t begin, int64_t end);
+  void (*head_statistics)(const HeadRow&, int64_t begin, int64_t end);
+  void (*head_gradient)(const HeadRow&, int64_t begin, int64_t end);
+  int64_t (*attention_scratch)(const Attention&, int64_t segment_len, bool backward);
+  void (*attention_forward)(const Attention&, const AttentionItem&, float* scratch);
+  void (*attention_backward)(const Attention&, const AttentionItem&, float* scratch);
+  int64_t (*paged_scratch)(const PagedAttention&, int64_t context_len);
+  void (*paged_attention)(const PagedAttention&, int64_t query, int64_t kv_head, float* scratch);
+  void (*adamw)(const AdamW&, int64_t begin, int64_t end);
+  double (*sum_of_squares)(const void*, Dtype, int64_t begin, int64_t end);
+};
+
+// The best table this CPU runs, or the one chosen by select_kernels.
+const Kernels& kernels();
+// Returns false when the CPU or the build lacks `isa` ("baseline", "avx2", "avx512"; null: the best).
+bool select_kernels(const char* isa);
+
+}  // namespace rlt

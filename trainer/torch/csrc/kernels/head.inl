@@ -1,0 +1,74 @@
+// The vocabulary head's row kernels: log-probability of the target and entropy of softmax(z / T), and their gradient.
+//
+// With u = z / T, M = max u, S = sum e^(u - M), p = e^(u - M) / S:
+//   logp_t = u_t - M - log S                    H = log S - sum p (u - M)
+//   d logp_t / dz_j = (1[j = t] - p_j) / T      dH / dz_j = -p_j (logp_j + H) / T
+// so dz_j = (g_logp (1[j = t] - p_j) - g_H p_j (logp_j + H)) / T, written over the logits.
+
+constexpr int64_t HEAD_BLOCK = 4096;   // one block of logits stays in the first-level cache between its two readings
+
+template <class T>
+static void head_statistics_t(const HeadRow& a, int64_t begin, int64_t end) {
+  const int64_t n = a.vocabulary;
+  for (int64_t r = begin; r < end; ++r) {
+    const T* z = static_cast<const T*>(a.logits) + r * a.row_stride;
+    double sum = 0.0, weighted = 0.0, top = -__builtin_inf();   // sum e^(u-top), sum e^(u-top) (u-top)
+    for (int64_t b = 0; b < n; b += HEAD_BLOCK) {
+      const int64_t len = lesser(HEAD_BLOCK, n - b);
+      const int64_t whole = len / W * W;
+      vf high = splat(-__builtin_inff());
+      for (int64_t i = 0; i < whole; i += W) high = vmax(load(z + b + i), high);
+      float block_max = max_of(high);
+      for (int64_t i = whole; i < len; ++i) block_max = to_float(z[b + i]) > block_max ? to_float(z[b + i]) : block_max;
+      const float m = block_max * a.inv_temperature;
+      vf s0 = {}, s1 = {};
+      for (int64_t i = 0; i < whole; i += W) {
+        vf u = load(z + b + i) * a.inv_temperature - m;
+        vf e = vexp(u);
+        s0 += e;
+        s1 += e * u;
+      }
+      double block_sum = sum_of(s0), block_weighted = sum_of(s1);
+      for (int64_t i = whole; i < len; ++i) {
+        const float u = to_float(z[b + i]) * a.inv_temperature - m;
+        const float e = exp_one(u);
+        block_sum += e;
+        block_weighted += e * u;
+      }
+      if (b == 0) {
+        top = m, sum = block_sum, weighted = block_weighted;
+      } else {
+        const double next = m > top ? double(m) : top;
+        const double old_scale = __builtin_exp(top - next), new_scale = __builtin_exp(double(m) - next);
+        weighted = old_scale * (weighted + sum * (top - next)) + new_scale * (block_weighted + block_sum * (m - next));
+        sum = old_scale * sum + new_scale * block_sum;
+        top = next;
+      }
+    }
+    const double log_sum = __builtin_log(sum);
+    a.max[r] = float(top);
+    a.log_sum[r] = float(log_sum);
+    a.logprob[r] = float(double(to_float(z[a.targets[r]])) * a.inv_temperature - top - log_sum);
+    a.entropy[r] = float(log_sum - weighted / sum);
+  }
+}
+
+template <class T>
+static void head_gradient_t(const HeadRow& a, int64_t begin, int64_t end) {
+  const int64_t n = a.vocabulary;
+  for (int64_t r = begin; r < end; ++r) {
+    T* z = static_cast<T*>(a.logits) + r * a.row_stride;
+    const float g = a.grad_logprob[r] * a.inv_temperature, h = a.grad_entropy[r] * a.inv_temperature;
+    const float target_logit = to_float(z[a.targets[r]]);
+    const float max = a.max[r], log_sum = a.log_sum[r], entropy = a.entropy[r];
+    for (int64_t i = 0; i < n; i += W) {
+      vf logp = (load_at(z, i, n) * a.inv_temperature - max) - log_sum;
+      vf p = vexp(logp);
+      vf d = h == 0.0f ? p * -g : p * (-g - h * (logp + entropy));
+      store_at(z, d, i, n);
+    }
+    const float logp = target_logit * a.inv_temperature - max - log_sum;
+    const vf at_target = splat(g) + exp_one(logp) * (-g - h * (logp + entropy));
+    store_part(z + a.targets[r], at_target, 1);
+  }
+}

@@ -1,0 +1,131 @@
+// Vectors of the compiled-for width through compiler extensions, so that one source serves SSE2, NEON, AVX2 and
+// AVX-512. Everything is static or templated inside an instruction-set namespace: see kernels.h for why.
+// Included inside that namespace; standard headers come from kernels/all.inl.
+
+#if defined(__AVX512F__)
+constexpr int W = 16;
+#elif defined(__AVX2__)
+constexpr int W = 8;
+#else
+constexpr int W = 4;
+#endif
+
+typedef float vf __attribute__((vector_size(W * 4)));
+typedef int32_t vi __attribute__((vector_size(W * 4)));
+typedef uint32_t vu __attribute__((vector_size(W * 4)));
+typedef uint16_t vh __attribute__((vector_size(W * 2)));
+typedef float vf_loose __attribute__((vector_size(W * 4), aligned(4), may_alias));
+typedef uint16_t vh_loose __attribute__((vector_size(W * 2), aligned(2), may_alias));
+
+struct bf16 {
+  uint16_t bits;
+};
+
+static inline int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t greater(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+static inline vf splat(float x) { return vf{} + x; }
+static inline vf vmax(vf a, vf b) { return a > b ? a : b; }
+
+static inline vf load(const float* p) { return *reinterpret_cast<const vf_loose*>(p); }
+static inline void store(float* p, vf x) { *reinterpret_cast<vf_loose*>(p) = x; }
+
+static inline vf load(const bf16* p) {
+  vh h = *reinterpret_cast<const vh_loose*>(p);
+  return (vf)(__builtin_convertvector(h, vu) << 16);
+}
+
+// Round to nearest even; a NaN keeps being one.
+static inline vh to_bf16(vf x) {
+  vu u = (vu)x;
+  vu rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  vu nan = (vu)(x != x);
+  return __builtin_convertvector((nan & 0x7fc0u) | (~nan & rounded), vh);
+}
+static inline void store(bf16* p, vf x) { *reinterpret_cast<vh_loose*>(p) = to_bf16(x); }
+
+static inline float to_float(float x) { return x; }
+static inline float to_float(bf16 x) {
+  uint32_t u = uint32_t(x.bits) << 16;
+  float f;
+  __builtin_memcpy(&f, &u, 4);
+  return f;
+}
+
+template <class T>
+static inline vf load_part(const T* p, int64_t n) {
+  vf x = {};
+  for (int64_t i = 0; i < n; ++i) x[i] = to_float(p[i]);
+  return x;
+}
+static inline void store_part(float* p, vf x, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) p[i] = x[i];
+}
+static inline void store_part(bf16* p, vf x, int64_t n) {
+  vh h = to_bf16(x);
+  for (int64_t i = 0; i < n; ++i) p[i].bits = h[i];
+}
+
+// What storing as T and loading again would give.
+static inline vf round_to(vf x, float) { return x; }
+static inline vf round_to(vf x, bf16) { return (vf)(__builtin_convertvector(to_bf16(x), vu) << 16); }
+
+static inline float sum_of(vf x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)x);
+#else
+  float s[W];
+  store(s, x);
+  for (int half = W / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) s[i] += s[i + half];
+  return s[0];
+#endif
+}
+static inline float max_of(vf x) {
+  float m = x[0];
+  for (int i = 1; i < W; ++i) m = x[i] > m ? x[i] : m;
+  return m;
+}
+
+// e^x to about 1 ulp: 2^n * p(r), Cephes' coefficients. Saturates near 1.2e-38 and 2.4e38; NaN stays NaN.
+static inline vf vexp(vf x) {
+  x = x < -87.33f ? splat(-87.33f) : x;
+  x = x > 88.37f ? splat(88.37f) : x;
+  const vf magic = splat(12582912.0f);
+  vf n = (x * 1.44269504088896341f + magic) - magic;
+  vf r = x - n * 0.693359375f;
+  r = r - n * -2.12194440e-4f;
+  vf p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  vi e = (__builtin_convertvector(n, vi) + 127) << 23;
+  return p * (vf)e;
+}
+static inline float exp_one(float x) { return vexp(splat(x))[0]; }
+
+template <class T>
+static inline T* row_of(const Rows& rows, int64_t r) {
+  return static_cast<T*>(rows.data) + (r / rows.inner) * rows.outer_stride + (r % rows.inner) * rows.inner_stride;
+}
+
+// Calls body(offset, count) over [0, n) in whole vectors and one rest.
+template <class Whole, class Part>
+static inline void vectors(int64_t n, Whole whole, Part part) {
+  int64_t i = 0;
+  for (; i + W <= n; i += W) whole(i);
+  if (i < n) part(i, n - i);
+}
+
+template <class T>
+static inline vf load_at(const T* p, int64_t i, int64_t n) {
+  return n - i >= W ? load(p + i) : load_part(p + i, n - i);
+}
+template <class T>
+static inline void store_at(T* p, vf x, int64_t i, int64_t n) {
+  if (n - i >= W) store(p + i, x);
+  else store_part(p + i, x, n - i);
+}

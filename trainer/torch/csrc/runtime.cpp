@@ -1,0 +1,170 @@
+// Switches and services of libtorch that tch does not offer: autograd with explicit gradients, matmul precision,
+// packed linear layers, memory of the host, the optimizer's flat step, and a look for CUDA.
+#include <torch/csrc/autograd/autograd.h>
+#include <ATen/Context.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/from_blob.h>
+
+#include <dlfcn.h>
+#include <malloc.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "border.h"
+
+using at::Tensor;
+
+namespace rlt {
+namespace {
+
+std::vector<Tensor> copies(Tensor* const* tensors, size_t n) {
+  std::vector<Tensor> out;
+  for (size_t i = 0; i < n; ++i) out.push_back(*tensors[i]);
+  return out;
+}
+
+Tensor pack_linear_weight(const Tensor& weight, int64_t rows_hint) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("mkldnn::_reorder_linear_weight", "");
+  torch::jit::Stack stack{weight.contiguous(), rows_hint};
+  op.callBoxed(stack);
+  return stack[0].toTensor();
+}
+
+Tensor packed_linear(const Tensor& x, const Tensor& packed, const Tensor* bias) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("mkldnn::_linear_pointwise", "");
+  static const c10::List<std::optional<at::Scalar>> no_scalars;
+  torch::jit::Stack stack{x.contiguous(), packed, bias ? c10::IValue(*bias) : c10::IValue(), std::string("none"),
+                          no_scalars, c10::IValue(std::string(""))};
+  op.callBoxed(stack);
+  return stack[0].toTensor();
+}
+
+// Sum of squares in double over fixed stretches added in order: the same on any number of threads.
+double sum_of_squares(const Tensor& any) {
+  if (!kernel_ready(any)) return any.to(at::kDouble).pow(2).sum().item<double>();
+  const Tensor t = any.contiguous();
+  constexpr int64_t STRETCH = 1 << 16;
+  const int64_t n = t.numel(), num = (n + STRETCH - 1) / STRETCH;
+  std::vector<double> sums(size_t(num), 0.0);
+  at::parallel_for(0, num, 1, [&](int64_t b, int64_t e) {
+    for (int64_t i = b; i < e; ++i)
+      sums[size_t(i)] =
+          kernels().sum_of_squares(t.data_ptr(), dtype_of(t), i * STRETCH, std::min(n, (i + 1) * STRETCH));
+  });
+  double total = 0.0;
+  for (double s : sums) total += s;
+  return total;
+}
+
+bool flat_float(const Tensor& t) {
+  return t.device().is_cpu() && t.scalar_type() == at::kFloat && t.is_contiguous();
+}
+
+void adamw_composed(const Tensor& p, const Tensor& grad, const Tensor& m, const Tensor& v, const AdamW& a) {
+  Tensor g = grad.to(p.scalar_type()) * a.grad_scale;
+  p.mul_(1.0 - a.lr * a.weight_decay);
+  m.lerp_(g, 1.0 - a.beta1);
+  v.mul_(a.beta2).addcmul_(g, g, 1.0 - a.beta2);
+  p.addcdiv_(m, (v.sqrt() / a.bias2_sqrt).add_(a.eps), -a.lr / a.bias1);
+}
+
+struct AdamWSettings {
+  double lr, beta1, beta2, eps, weight_decay, grad_scale;
+  int64_t step;
+};
+
+void adamw_step(const Tensor& p, const Tensor& grad, const Tensor& m, const Tensor& v, const AdamWSettings& s) {
+  TORCH_CHECK(p.numel() == grad.numel() && p.numel() == m.numel() && p.numel() == v.numel() && s.step >= 1,
+              "an AdamW step from 1 on expected parameter, gradient and moments alike, got ", p.sizes(), ", ",
+              grad.sizes(), ", ", m.sizes(), ", ", v.sizes(), " at step ", s.step);
+  AdamW a{nullptr, nullptr, nullptr, nullptr, s.lr, s.beta1, s.beta2, s.eps, s.weight_decay, s.grad_scale, 0, 0};
+  a.bias1 = 1.0 - std::pow(s.beta1, double(s.step));
+  a.bias2_sqrt = std::sqrt(1.0 - std::pow(s.beta2, double(s.step)));
+  if (!(flat_float(p) && flat_float(grad) && flat_float(m) && flat_float(v)))
+    return adamw_composed(p, grad.view_as(p), m, v, a);
+  a.param = p.data_ptr<float>(), a.grad = grad.data_ptr<float>();
+  a.m = m.data_ptr<float>(), a.v = v.data_ptr<float>();
+  // Stretches of whole vectors, so that the arithmetic of an element does not depend on the number of threads.
+  constexpr int64_t STRETCH = 1 << 14;
+  const int64_t n = p.numel(), num = (n + STRETCH - 1) / STRETCH;
+  at::parallel_for(0, num, 1,
+                   [&](int64_t b, int64_t e) { kernels().adamw(a, b * STRETCH, std::min(n, e * STRETCH)); });
+}
+
+// A build linked without CUDA finds it when the driver and libtorch's CUDA half are there: loading the library
+// registers its devices. Without a driver nothing is loaded, so a CPU machine needs none of CUDA's libraries.
+bool load_cuda() {
+  static const bool loaded = [] {
+    if (at::hasCUDA()) return true;
+    if (dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL) == nullptr) return false;
+    return dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL) != nullptr && at::hasCUDA();
+  }();
+  return loaded;
+}
+
+}  // namespace
+}  // namespace rlt
+
+extern "C" {
+void rlt_free_text(char* text) { std::free(text); }
+
+char* rlt_backward(Tensor* const* outputs, Tensor* const* grads, size_t n) {
+  return rlt::guarded([&] { torch::autograd::backward(rlt::copies(outputs, n), rlt::copies(grads, n)); });
+}
+
+char* rlt_set_float32_matmul_precision(const char* name) {
+  return rlt::guarded([&] { at::globalContext().setFloat32MatmulPrecision(name); });
+}
+
+const char* rlt_kernels_isa() { return rlt::kernels().isa; }
+bool rlt_select_kernels(const char* isa) { return rlt::select_kernels(isa); }
+
+char* rlt_pack_linear(Tensor* weight, int64_t rows_hint, Tensor** out) {
+  return rlt::guarded([&] {
+    at::NoGradGuard no_grad;
+    *out = rlt::owned(rlt::pack_linear_weight(weight->detach(), rows_hint));
+  });
+}
+char* rlt_packed_linear(Tensor* x, Tensor* packed, Tensor* bias, Tensor** out) {
+  return rlt::guarded([&] {
+    at::NoGradGuard no_grad;
+    *out = rlt::owned(rlt::packed_linear(*x, *packed, bias));
+  });
+}
+
+char* rlt_sum_of_squares(Tensor* tensor, double* out) {
+  return rlt::guarded([&] {
+    at::NoGradGuard no_grad;
+    *out = rlt::sum_of_squares(tensor->detach());
+  });
+}
+char* rlt_adamw(Tensor* param, Tensor* grad, Tensor* m, Tensor* v, const rlt::AdamWSettings* settings) {
+  return rlt::guarded([&] {
+    at::NoGradGuard no_grad;
+    rlt::adamw_step(param->detach(), grad->detach(), *m, *v, *settings);
+  });
+}
+
+char* rlt_tensor_from_owner(void* data, const int64_t* sizes, size_t num_dims, int8_t scalar_type, void* owner,
+                            void (*release)(void*), Tensor** out) {
+  return rlt::guarded([&] {
+    const auto options = at::TensorOptions().dtype(static_cast<at::ScalarType>(scalar_type));
+    *out = rlt::owned(at::from_blob(data, {sizes, num_dims}, [owner, release](void*) { release(owner); }, options));
+  });
+}
+
+char* rlt_load_cuda(bool* found) {
+  return rlt::guarded([&] { *found = rlt::load_cuda(); });
+}
+
+void rlt_reuse_large_buffers() {
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  mallopt(M_TOP_PAD, 64 << 20);
+}
+void rlt_release_free_memory() { malloc_trim(0); }
+}

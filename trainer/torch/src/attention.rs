@@ -1,0 +1,109 @@
+//! Attention over packed segments (differentiable) and of single queries over a paged cache (decoding).
+//! A sliding window w lets query i see key j when i - w < j <= i, as transformers defines it.
+
+use crate::border::{check, raw, rlt_paged_attention, rlt_varlen_attention, rlt_write_kv, tensor_from};
+use crate::error::or_panic;
+use tch::Tensor;
+
+/// Causal attention inside each segment of a packed stream; tokens of different segments never see each other.
+///
+/// `q_thd` is `[T, H, D]`, `k_tkd` and `v_tkd` are `[T, K, D]` with K dividing H (grouped queries), f32 or bf16, the last
+/// dim contiguous (slices of a fused projection need no copy). `cu_seqlens` rises from 0 to T. Returns `[T, H, D]`.
+/// Differentiable in q, k and v. Memory grows with T, never with its square.
+///
+/// # Panics
+/// When shapes, dtypes or `cu_seqlens` do not fit.
+pub fn varlen_attention(
+    q_thd: &Tensor,
+    k_tkd: &Tensor,
+    v_tkd: &Tensor,
+    cu_seqlens: &[i32],
+    scale: f64,
+    window: Option<i64>,
+) -> Tensor {
+    let cu_seqlens: Vec<i64> = cu_seqlens.iter().map(|&at| i64::from(at)).collect();
+    or_panic(tensor_from("varlen_attention", |out| {
+        // SAFETY: borrowed tensors, an array with its length, and a place for the result.
+        unsafe {
+            rlt_varlen_attention(
+                raw(q_thd),
+                raw(k_tkd),
+                raw(v_tkd),
+                cu_seqlens.as_ptr(),
+                cu_seqlens.len(),
+                scale,
+                window.unwrap_or(0),
+                out,
+            )
+        }
+    }))
+}
+
+/// Attention of one query token for each sequence over its cached context; no gradient.
+///
+/// `q_bhd` is `[B, H, D]`; the caches are contiguous `[num_blocks, block_size, K, D]` of its dtype. `block_tables[b]` names
+/// the blocks of sequence b in order, `context_lens[b]` counts its cached tokens, the query's own included. Returns
+/// `[B, H, D]`. Several queries of one sequence (a prompt continued over cached blocks) are rows with the same table and
+/// rising context lengths.
+///
+/// # Panics
+/// When shapes do not fit, a table is too short or names a block outside the cache.
+pub fn paged_attention(
+    q_bhd: &Tensor,
+    k_cache: &Tensor,
+    v_cache: &Tensor,
+    block_tables: &[&[i32]],
+    context_lens: &[i32],
+    scale: f64,
+    window: Option<i64>,
+) -> Tensor {
+    assert_eq!(
+        block_tables.len(),
+        context_lens.len(),
+        "paged_attention expected a context length for each block table"
+    );
+    let tables: Vec<*const i32> = block_tables.iter().map(|table| table.as_ptr()).collect();
+    let table_lens: Vec<i64> = block_tables.iter().map(|table| table.len() as i64).collect();
+    or_panic(tensor_from("paged_attention", |out| {
+        // SAFETY: borrowed tensors, three arrays of one entry a query, tables with their lengths, a place for the result.
+        unsafe {
+            rlt_paged_attention(
+                raw(q_bhd),
+                raw(k_cache),
+                raw(v_cache),
+                tables.as_ptr(),
+                table_lens.as_ptr(),
+                context_lens.as_ptr(),
+                tables.len() as i64,
+                scale,
+                window.unwrap_or(0),
+                out,
+            )
+        }
+    }))
+}
+
+/// Writes the keys and values of tokens into the paged caches: token t goes to slot `slot_mapping[t]` (block * block_size +
+/// offset); a negative slot skips the token.
+///
+/// # Panics
+/// When shapes or dtypes differ or a slot lies outside the cache.
+pub fn write_kv(
+    k_cache: &mut Tensor,
+    v_cache: &mut Tensor,
+    k_tkd: &Tensor,
+    v_tkd: &Tensor,
+    slot_mapping: &[i64],
+) {
+    // SAFETY: borrowed tensors and an array with its length.
+    or_panic(check("write_kv", unsafe {
+        rlt_write_kv(
+            raw(k_cache),
+            raw(v_cache),
+            raw(k_tkd),
+            raw(v_tkd),
+            slot_mapping.as_ptr(),
+            slot_mapping.len(),
+        )
+    }));
+}

@@ -1,0 +1,173 @@
+//! The C border of `csrc/` and the few helpers that cross it. Safe wrappers live in the modules that use it.
+
+use crate::Error;
+use std::ffi::{CStr, c_char, c_void};
+use tch::Tensor;
+use torch_sys::C_tensor;
+
+/// An error text to free, or null.
+pub(crate) type Outcome = *mut c_char;
+
+/// Arrays of one chunk of the head, one entry a row (`ChunkRows` in head.cpp).
+#[repr(C)]
+pub(crate) struct ChunkRows {
+    pub(crate) targets: *const i64,
+    pub(crate) max: *mut f32,
+    pub(crate) log_sum: *mut f32,
+    pub(crate) logprob: *mut f32,
+    pub(crate) entropy: *mut f32,
+    pub(crate) grad_logprob: *const f32,
+    pub(crate) grad_entropy: *const f32,
+}
+
+/// `AdamWSettings` in runtime.cpp.
+#[repr(C)]
+pub(crate) struct AdamWSettings {
+    pub(crate) lr: f64,
+    pub(crate) beta1: f64,
+    pub(crate) beta2: f64,
+    pub(crate) eps: f64,
+    pub(crate) weight_decay: f64,
+    pub(crate) grad_scale: f64,
+    pub(crate) step: i64,
+}
+
+unsafe extern "C" {
+    fn rlt_free_text(text: *mut c_char);
+    pub(crate) fn rlt_backward(
+        outputs: *const *mut C_tensor,
+        grads: *const *mut C_tensor,
+        n: usize,
+    ) -> Outcome;
+    pub(crate) fn rlt_set_float32_matmul_precision(name: *const c_char) -> Outcome;
+    pub(crate) fn rlt_kernels_isa() -> *const c_char;
+    #[cfg(test)]
+    pub(crate) fn rlt_select_kernels(isa: *const c_char) -> bool;
+    pub(crate) fn rlt_pack_linear(weight: *mut C_tensor, rows_hint: i64, out: *mut *mut C_tensor) -> Outcome;
+    pub(crate) fn rlt_packed_linear(
+        x: *mut C_tensor,
+        packed: *mut C_tensor,
+        bias: *mut C_tensor,
+        out: *mut *mut C_tensor,
+    ) -> Outcome;
+    pub(crate) fn rlt_rms_norm(
+        x: *mut C_tensor,
+        weight: *mut C_tensor,
+        eps: f64,
+        offset: f64,
+        out: *mut *mut C_tensor,
+    ) -> Outcome;
+    pub(crate) fn rlt_gated_activation(
+        gate: *mut C_tensor,
+        up: *mut C_tensor,
+        activation: i64,
+        out: *mut *mut C_tensor,
+    ) -> Outcome;
+    pub(crate) fn rlt_gated_activation_packed(
+        packed: *mut C_tensor,
+        activation: i64,
+        out: *mut *mut C_tensor,
+    ) -> Outcome;
+    pub(crate) fn rlt_apply_rope(
+        x: *mut C_tensor,
+        cos: *mut C_tensor,
+        sin: *mut C_tensor,
+        out: *mut *mut C_tensor,
+    ) -> Outcome;
+    pub(crate) fn rlt_varlen_attention(
+        q: *mut C_tensor,
+        k: *mut C_tensor,
+        v: *mut C_tensor,
+        cu_seqlens: *const i64,
+        num_cu: usize,
+        scale: f64,
+        window: i64,
+        out: *mut *mut C_tensor,
+    ) -> Outcome;
+    pub(crate) fn rlt_paged_attention(
+        q: *mut C_tensor,
+        k_cache: *mut C_tensor,
+        v_cache: *mut C_tensor,
+        tables: *const *const i32,
+        table_lens: *const i64,
+        context_lens: *const i32,
+        num_queries: i64,
+        scale: f64,
+        window: i64,
+        out: *mut *mut C_tensor,
+    ) -> Outcome;
+    pub(crate) fn rlt_write_kv(
+        k_cache: *mut C_tensor,
+        v_cache: *mut C_tensor,
+        k: *mut C_tensor,
+        v: *mut C_tensor,
+        slots: *const i64,
+        num_slots: usize,
+    ) -> Outcome;
+    pub(crate) fn rlt_head_chunk_forward(
+        hidden: *mut C_tensor,
+        weight: *mut C_tensor,
+        logits: *mut C_tensor,
+        rows: *const ChunkRows,
+        temperature: f64,
+    ) -> Outcome;
+    pub(crate) fn rlt_head_chunk_backward(
+        hidden: *mut C_tensor,
+        weight: *mut C_tensor,
+        logits: *mut C_tensor,
+        rows: *const ChunkRows,
+        temperature: f64,
+        grad_hidden: *mut C_tensor,
+        grad_weight: *mut C_tensor,
+    ) -> Outcome;
+    pub(crate) fn rlt_sum_of_squares(tensor: *mut C_tensor, out: *mut f64) -> Outcome;
+    pub(crate) fn rlt_adamw(
+        param: *mut C_tensor,
+        grad: *mut C_tensor,
+        m: *mut C_tensor,
+        v: *mut C_tensor,
+        settings: *const AdamWSettings,
+    ) -> Outcome;
+    pub(crate) fn rlt_tensor_from_owner(
+        data: *mut c_void,
+        sizes: *const i64,
+        num_dims: usize,
+        scalar_type: i8,
+        owner: *mut c_void,
+        release: unsafe extern "C" fn(*mut c_void),
+        out: *mut *mut C_tensor,
+    ) -> Outcome;
+    pub(crate) fn rlt_load_cuda(found: *mut bool) -> Outcome;
+    pub(crate) fn rlt_reuse_large_buffers();
+    pub(crate) fn rlt_release_free_memory();
+}
+
+/// The pointer C++ borrows; it takes tensors by reference and never keeps the pointer itself.
+pub(crate) fn raw(tensor: &Tensor) -> *mut C_tensor {
+    tensor.as_ptr().cast_mut()
+}
+
+/// `Ok`, or the error text that C++ handed over.
+pub(crate) fn check(act: &'static str, outcome: Outcome) -> Result<(), Error> {
+    if outcome.is_null() {
+        return Ok(());
+    }
+    // SAFETY: a non-null outcome is a NUL-terminated text allocated by `guarded`, freed once, here.
+    let message = unsafe {
+        let message = CStr::from_ptr(outcome).to_string_lossy().into_owned();
+        rlt_free_text(outcome);
+        message
+    };
+    Err(Error::Libtorch { act, message })
+}
+
+/// Runs `call` with a place for its tensor and takes ownership of what it leaves there.
+pub(crate) fn tensor_from(
+    act: &'static str,
+    call: impl FnOnce(*mut *mut C_tensor) -> Outcome,
+) -> Result<Tensor, Error> {
+    let mut out = std::ptr::null_mut();
+    check(act, call(&mut out))?;
+    // SAFETY: without an error text C++ has stored a tensor that it allocated and no longer owns.
+    Ok(unsafe { Tensor::from_ptr(out) })
+}

@@ -1,0 +1,76 @@
+//! Differentiable fused row operations of a decoder layer: norm, gated activation, rotary embedding. On CPU each is one
+//! kernel forward and one backward in float arithmetic (f32 and bf16 storage); elsewhere ATen computes the same formula.
+
+use crate::border::{
+    raw, rlt_apply_rope, rlt_gated_activation, rlt_gated_activation_packed, rlt_rms_norm, tensor_from,
+};
+use crate::error::or_panic;
+use tch::Tensor;
+
+/// The function applied to the gate of a gated feed-forward layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// x * sigmoid(x).
+    Silu,
+    /// GELU by its tanh approximation (`gelu_pytorch_tanh`).
+    GeluTanh,
+}
+
+impl Activation {
+    fn code(self) -> i64 {
+        match self {
+            Activation::Silu => 0,
+            Activation::GeluTanh => 1,
+        }
+    }
+}
+
+/// `x / sqrt(mean(x^2) + eps) * (weight_offset + weight)` over the last dim, statistics in float32.
+///
+/// `x_td` is `[.., D]` (up to 3 dims without a copy, the last one contiguous), `weight_d` is `[D]`; the result has x's dtype.
+/// Roundings are those of transformers: with `weight_offset` 0 (Llama) the normed value is rounded to x's dtype before it
+/// is multiplied by the weight, with 1 (Gemma) the product is.
+///
+/// # Panics
+/// When the widths differ.
+pub fn rms_norm(x_td: &Tensor, weight_d: &Tensor, eps: f64, weight_offset: f64) -> Tensor {
+    or_panic(tensor_from("rms_norm", |out| {
+        // SAFETY: borrowed tensors and a place for the result.
+        unsafe { rlt_rms_norm(raw(x_td), raw(weight_d), eps, weight_offset, out) }
+    }))
+}
+
+/// `activation(gate) * up`, elementwise; slices of one fused projection are read in place.
+///
+/// # Panics
+/// When shapes or dtypes differ.
+pub fn gated_activation(gate: &Tensor, up: &Tensor, activation: Activation) -> Tensor {
+    or_panic(tensor_from("gated_activation", |out| {
+        // SAFETY: borrowed tensors and a place for the result.
+        unsafe { rlt_gated_activation(raw(gate), raw(up), activation.code(), out) }
+    }))
+}
+
+/// [`gated_activation`] of a fused projection `[.., 2 F]` (gate first) to `[.., F]`; its gradient is one tensor `[.., 2 F]`.
+///
+/// # Panics
+/// When the width is odd.
+pub fn gated_activation_packed(gate_up: &Tensor, activation: Activation) -> Tensor {
+    or_panic(tensor_from("gated_activation_packed", |out| {
+        // SAFETY: a borrowed tensor and a place for the result.
+        unsafe { rlt_gated_activation_packed(raw(gate_up), activation.code(), out) }
+    }))
+}
+
+/// Rotary position embedding, rotate-half form (transformers' Llama): `x * cos + rotate_half(x) * sin`.
+///
+/// `x_thd` is `[T, H, D]`; `cos_td`, `sin_td` are `[T, D]` with the angles repeated, or `[T, D/2]`. No gradient flows to them.
+///
+/// # Panics
+/// When shapes do not fit.
+pub fn apply_rope(x_thd: &Tensor, cos_td: &Tensor, sin_td: &Tensor) -> Tensor {
+    or_panic(tensor_from("apply_rope", |out| {
+        // SAFETY: borrowed tensors and a place for the result.
+        unsafe { rlt_apply_rope(raw(x_thd), raw(cos_td), raw(sin_td), out) }
+    }))
+}

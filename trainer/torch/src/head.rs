@@ -1,0 +1,250 @@
+//! The vocabulary head in chunks of tokens: log-probabilities, entropies and their gradients without the `[T, V]` logits.
+//! Which loss the gradients belong to is the caller's business. The formulas stand in `csrc/kernels/head.inl`.
+
+use crate::Error;
+use crate::border::{ChunkRows, check, raw, rlt_head_chunk_backward, rlt_head_chunk_forward};
+use std::ops::Range;
+use tch::Tensor;
+
+/// Given a range of tokens with their log-probabilities and entropies, returns the loss's derivatives by both, one value a
+/// token of the range. The ranges of successive calls tile all tokens in order; tokens without a target carry zeros, and
+/// what is returned for them is ignored.
+pub type PerChunk<'a> = dyn FnMut(Range<usize>, &[f32], &[f32]) -> (Vec<f32>, Vec<f32>) + 'a;
+
+/// Log-probabilities of `targets` and entropies under `softmax(hidden weight^T / temperature)`, no gradient.
+///
+/// `hidden_td` is `[T, D]` and `weight_vd` is `[V, D]` of one dtype; `targets` holds T ids, -1 where there is nothing to
+/// predict (both values are then 0 and no product is computed). `chunk` is the number of rows of logits that exist at
+/// once: peak memory is `chunk * V`, whatever T. Returns two vectors of T, in nats; sums are float32 or wider.
+///
+/// # Errors
+/// When shapes do not fit, a target lies outside the vocabulary or the temperature is not positive.
+pub fn head_forward(
+    hidden_td: &Tensor,
+    weight_vd: &Tensor,
+    targets: &[i64],
+    temperature: f64,
+    chunk: usize,
+) -> Result<(Vec<f32>, Vec<f32>), Error> {
+    let head = Head::new(hidden_td, weight_vd, targets, temperature, chunk)?;
+    let mut logprobs = vec![0.0; targets.len()];
+    let mut entropies = vec![0.0; targets.len()];
+    for tokens in head.chunks() {
+        let chunk = head.forward(tokens.clone())?;
+        chunk.scatter(&chunk.logprobs, tokens.start, &mut logprobs[tokens.clone()]);
+        chunk.scatter(&chunk.entropies, tokens.start, &mut entropies[tokens]);
+    }
+    Ok((logprobs, entropies))
+}
+
+/// [`head_forward`] and its backward in one pass: each chunk's logits are computed once, handed to `per_chunk` as
+/// log-probabilities and entropies, and overwritten by their gradient. Returns the gradient of `hidden_td`; that of the
+/// weight is added to `grad_weight` (`[V, D]`) unless the head is frozen. Chunks whose derivatives are all zero cost no
+/// backward products.
+///
+/// # Errors
+/// As [`head_forward`], and when `per_chunk` returns another number of values than the range has tokens.
+pub fn head_forward_backward(
+    hidden_td: &Tensor,
+    weight_vd: &Tensor,
+    targets: &[i64],
+    temperature: f64,
+    chunk: usize,
+    mut grad_weight: Option<&mut Tensor>,
+    per_chunk: &mut PerChunk<'_>,
+) -> Result<Tensor, Error> {
+    let head = Head::new(hidden_td, weight_vd, targets, temperature, chunk)?;
+    if let Some(grad) = &grad_weight
+        && grad.size() != weight_vd.size()
+    {
+        return Err(argument(
+            format!("a weight gradient of {:?}", weight_vd.size()),
+            format!("{:?}", grad.size()),
+        ));
+    }
+    let mut grad_hidden = hidden_td.detach().zeros_like();
+    for tokens in head.chunks() {
+        let mut chunk = head.forward(tokens.clone())?;
+        let mut logprobs = vec![0.0; tokens.len()];
+        let mut entropies = vec![0.0; tokens.len()];
+        chunk.scatter(&chunk.logprobs, tokens.start, &mut logprobs);
+        chunk.scatter(&chunk.entropies, tokens.start, &mut entropies);
+        let (grad_logprobs, grad_entropies) = per_chunk(tokens.clone(), &logprobs, &entropies);
+        if grad_logprobs.len() != tokens.len() || grad_entropies.len() != tokens.len() {
+            let got = format!("{} and {}", grad_logprobs.len(), grad_entropies.len());
+            return Err(argument(
+                format!("{} derivatives of each kind for tokens {tokens:?}", tokens.len()),
+                got,
+            ));
+        }
+        chunk.gather(tokens.start, &grad_logprobs, &grad_entropies);
+        if chunk.has_gradient() {
+            head.backward(&mut chunk, &mut grad_hidden, grad_weight.as_deref_mut())?;
+        }
+    }
+    Ok(grad_hidden)
+}
+
+fn argument(expected: String, got: String) -> Error {
+    Error::Argument { act: "the vocabulary head", expected, got }
+}
+
+/// One call's inputs and its one buffer of logits.
+struct Head<'a> {
+    hidden: Tensor,
+    weight: Tensor,
+    targets: &'a [i64],
+    /// Tokens with a target, in order.
+    active: Vec<i64>,
+    temperature: f64,
+    chunk: usize,
+    logits: Tensor,
+}
+
+/// The active rows of one range of tokens.
+struct Chunk {
+    rows: Vec<i64>,
+    hidden: Tensor,
+    logits: Tensor,
+    targets: Vec<i64>,
+    max: Vec<f32>,
+    log_sum: Vec<f32>,
+    logprobs: Vec<f32>,
+    entropies: Vec<f32>,
+    grad_logprobs: Vec<f32>,
+    grad_entropies: Vec<f32>,
+}
+
+impl<'a> Head<'a> {
+    fn new(
+        hidden_td: &Tensor,
+        weight_vd: &Tensor,
+        targets: &'a [i64],
+        temperature: f64,
+        chunk: usize,
+    ) -> Result<Head<'a>, Error> {
+        let (hidden_size, weight_size) = (hidden_td.size(), weight_vd.size());
+        let fits = hidden_size.len() == 2
+            && weight_size.len() == 2
+            && hidden_size[0] == targets.len() as i64
+            && hidden_size[1] == weight_size[1]
+            && hidden_td.kind() == weight_vd.kind();
+        if !fits {
+            let kinds = (hidden_td.kind(), weight_vd.kind());
+            return Err(argument(
+                format!("hidden [{}, D] and weight [V, D] of one dtype", targets.len()),
+                format!("{hidden_size:?} and {weight_size:?} of {kinds:?}"),
+            ));
+        }
+        if !(temperature > 0.0 && temperature.is_finite()) {
+            return Err(argument("a positive temperature".into(), temperature.to_string()));
+        }
+        if let Some(at) = targets.iter().position(|&target| target >= weight_size[0]) {
+            return Err(argument(
+                format!("targets below the vocabulary's {}", weight_size[0]),
+                format!("{} at token {at}", targets[at]),
+            ));
+        }
+        let active: Vec<i64> = (0..targets.len()).filter(|&t| targets[t] >= 0).map(|t| t as i64).collect();
+        let chunk = chunk.max(1);
+        let rows = chunk.min(active.len()) as i64;
+        let logits = Tensor::empty([rows, weight_size[0]], (hidden_td.kind(), hidden_td.device()));
+        let (hidden, weight) = (hidden_td.detach(), weight_vd.detach());
+        Ok(Head { hidden, weight, targets, active, temperature, chunk, logits })
+    }
+
+    /// Ranges that tile all tokens, each with at most `chunk` active ones.
+    fn chunks(&self) -> Vec<Range<usize>> {
+        let mut starts: Vec<usize> = self.active.iter().step_by(self.chunk).map(|&t| t as usize).collect();
+        if starts.is_empty() && !self.targets.is_empty() {
+            starts.push(0);
+        }
+        if let Some(first) = starts.first_mut() {
+            *first = 0;
+        }
+        let ends = starts.iter().skip(1).copied().chain([self.targets.len()]);
+        starts.iter().copied().zip(ends).map(|(start, end)| start..end).collect()
+    }
+
+    fn forward(&self, tokens: Range<usize>) -> Result<Chunk, Error> {
+        let first = self.active.partition_point(|&t| (t as usize) < tokens.start);
+        let last = self.active.partition_point(|&t| (t as usize) < tokens.end);
+        let rows = self.active[first..last].to_vec();
+        let n = rows.len();
+        let hidden = match rows.first() {
+            Some(&start) if rows[n - 1] - start + 1 == n as i64 => self.hidden.narrow(0, start, n as i64),
+            _ => self.hidden.index_select(0, &Tensor::from_slice(&rows).to_device(self.hidden.device())),
+        };
+        let mut chunk = Chunk {
+            targets: rows.iter().map(|&t| self.targets[t as usize]).collect(),
+            rows,
+            hidden,
+            logits: self.logits.narrow(0, 0, n as i64),
+            max: vec![0.0; n],
+            log_sum: vec![0.0; n],
+            logprobs: vec![0.0; n],
+            entropies: vec![0.0; n],
+            grad_logprobs: vec![0.0; n],
+            grad_entropies: vec![0.0; n],
+        };
+        if n > 0 {
+            let rows = chunk.border();
+            // SAFETY: borrowed tensors and arrays of one entry a row that live for the call.
+            check("the head's forward", unsafe {
+                let (hidden, weight, logits) = (raw(&chunk.hidden), raw(&self.weight), raw(&chunk.logits));
+                rlt_head_chunk_forward(hidden, weight, logits, &rows, self.temperature)
+            })?;
+        }
+        Ok(chunk)
+    }
+
+    fn backward(
+        &self,
+        chunk: &mut Chunk,
+        grad_hidden: &mut Tensor,
+        grad_weight: Option<&mut Tensor>,
+    ) -> Result<(), Error> {
+        let grad = chunk.hidden.empty_like();
+        let rows = chunk.border();
+        let grad_weight = grad_weight.map_or(std::ptr::null_mut(), |grad| raw(grad));
+        // SAFETY: borrowed tensors (the weight's gradient may be null) and arrays of one entry a row.
+        check("the head's backward", unsafe {
+            let (hidden, weight, logits) = (raw(&chunk.hidden), raw(&self.weight), raw(&chunk.logits));
+            rlt_head_chunk_backward(hidden, weight, logits, &rows, self.temperature, raw(&grad), grad_weight)
+        })?;
+        let index = Tensor::from_slice(&chunk.rows).to_device(grad_hidden.device());
+        let _ = grad_hidden.index_copy_(0, &index, &grad);
+        Ok(())
+    }
+}
+
+impl Chunk {
+    fn border(&mut self) -> ChunkRows {
+        ChunkRows {
+            targets: self.targets.as_ptr(),
+            max: self.max.as_mut_ptr(),
+            log_sum: self.log_sum.as_mut_ptr(),
+            logprob: self.logprobs.as_mut_ptr(),
+            entropy: self.entropies.as_mut_ptr(),
+            grad_logprob: self.grad_logprobs.as_ptr(),
+            grad_entropy: self.grad_entropies.as_ptr(),
+        }
+    }
+
+    fn scatter(&self, values: &[f32], start: usize, out: &mut [f32]) {
+        for (&token, &value) in self.rows.iter().zip(values) {
+            out[token as usize - start] = value;
+        }
+    }
+
+    fn gather(&mut self, start: usize, grad_logprobs: &[f32], grad_entropies: &[f32]) {
+        for (row, &token) in self.rows.iter().enumerate() {
+            self.grad_logprobs[row] = grad_logprobs[token as usize - start];
+            self.grad_entropies[row] = grad_entropies[token as usize - start];
+        }
+    }
+
+    fn has_gradient(&self) -> bool {
+        self.grad_logprobs.iter().chain(&self.grad_entropies).any(|&grad| grad != 0.0)
+    }
+}

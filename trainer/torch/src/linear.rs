@@ -1,0 +1,89 @@
+//! A linear layer with its weight packed once for the CPU's matrix kernels: decoding multiplies few rows by the same
+//! weight again and again, where packing at each call would cost more than the product. No autograd.
+
+use crate::Error;
+use crate::border::{raw, rlt_pack_linear, rlt_packed_linear, tensor_from};
+use tch::{Device, Kind, Tensor};
+
+/// A frozen linear layer in the layout its device multiplies fastest.
+#[derive(Debug)]
+pub struct PackedLinear {
+    weight: Weight,
+    bias: Option<Tensor>,
+    /// Rows the packed layout was chosen for; the product is right for any number.
+    rows_hint: i64,
+}
+
+#[derive(Debug)]
+enum Weight {
+    /// oneDNN's own layout, opaque to everything else.
+    Packed(Tensor),
+    /// As given: on devices and dtypes that oneDNN does not pack.
+    Plain(Tensor),
+}
+
+impl PackedLinear {
+    /// Packs `weight` (`[out, in]`, f32 or bf16) with an optional `bias` (`[out]`) for products of about `rows_hint` rows.
+    /// A copy of the weight is made on the CPU; elsewhere, or where oneDNN refuses, the weight itself is kept.
+    ///
+    /// # Errors
+    /// When the shapes do not fit.
+    pub fn new(weight: &Tensor, bias: Option<&Tensor>, rows_hint: i64) -> Result<PackedLinear, Error> {
+        let size = weight.size();
+        if size.len() != 2 || bias.is_some_and(|bias| bias.size() != size[..1]) {
+            return Err(Error::Argument {
+                act: "packing a linear layer",
+                expected: "a weight [out, in] and a bias [out]".into(),
+                got: format!("{size:?} and {:?}", bias.map(Tensor::size)),
+            });
+        }
+        let plain = weight.detach();
+        let packable = weight.device() == Device::Cpu
+            && matches!(weight.kind(), Kind::Float | Kind::BFloat16)
+            && weight.numel() > 0;
+        let mut layer = PackedLinear {
+            weight: Weight::Plain(plain),
+            bias: bias.map(Tensor::detach),
+            rows_hint: rows_hint.max(1),
+        };
+        if packable && let Ok(packed) = pack(weight, layer.rows_hint) {
+            let plain = std::mem::replace(&mut layer.weight, Weight::Packed(packed));
+            // Some CPUs pack a dtype that they then cannot multiply.
+            if layer.multiply(&Tensor::zeros([1, size[1]], (weight.kind(), Device::Cpu))).is_err() {
+                layer.weight = plain;
+            }
+        }
+        Ok(layer)
+    }
+
+    /// `x weight^T + bias` for `x` of `[.., in]`; no gradient.
+    ///
+    /// # Panics
+    /// When the width or dtype of `x` is not the layer's.
+    pub fn forward(&self, x: &Tensor) -> Tensor {
+        crate::error::or_panic(self.multiply(x))
+    }
+
+    /// Whether the weight lies packed in a second copy.
+    pub fn is_packed(&self) -> bool {
+        matches!(self.weight, Weight::Packed(_))
+    }
+
+    fn multiply(&self, x: &Tensor) -> Result<Tensor, Error> {
+        match &self.weight {
+            Weight::Plain(weight) => Ok(tch::no_grad(|| x.linear(weight, self.bias.as_ref()))),
+            Weight::Packed(packed) => tensor_from("a packed linear layer", |out| {
+                let bias = self.bias.as_ref().map_or(std::ptr::null_mut(), raw);
+                // SAFETY: borrowed tensors (the bias may be null) and a place for the result.
+                unsafe { rlt_packed_linear(raw(x), raw(packed), bias, out) }
+            }),
+        }
+    }
+}
+
+fn pack(weight: &Tensor, rows_hint: i64) -> Result<Tensor, Error> {
+    tensor_from("packing a linear layer", |out| {
+        // SAFETY: a borrowed tensor and a place for the result.
+        unsafe { rlt_pack_linear(raw(weight), rows_hint, out) }
+    })
+}

@@ -1,0 +1,66 @@
+//! The process's memory: what it uses, its peak, and how the allocator treats large buffers.
+
+use crate::Error;
+use crate::border::{rlt_release_free_memory, rlt_reuse_large_buffers};
+
+const STATUS: &str = "/proc/self/status";
+const CLEAR_REFS: &str = "/proc/self/clear_refs";
+
+fn status_bytes(field: &str) -> Result<u64, Error> {
+    let text = std::fs::read_to_string(STATUS).map_err(|source| Error::Process {
+        act: "reading memory use",
+        path: STATUS,
+        source,
+    })?;
+    let kib = text
+        .lines()
+        .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))
+        .and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+    kib.map(|kib| kib * 1024).ok_or_else(|| Error::Argument {
+        act: "reading memory use",
+        expected: format!("a line `{field}` in {STATUS}"),
+        got: "none".into(),
+    })
+}
+
+/// The highest resident memory of this process since its start or the last [`reset_peak_rss`], in bytes (`VmHWM`).
+///
+/// # Errors
+/// When /proc cannot be read.
+pub fn peak_rss_bytes() -> Result<u64, Error> {
+    status_bytes("VmHWM")
+}
+
+/// The resident memory of this process now, in bytes (`VmRSS`).
+///
+/// # Errors
+/// When /proc cannot be read.
+pub fn rss_bytes() -> Result<u64, Error> {
+    status_bytes("VmRSS")
+}
+
+/// Starts a new peak from the present use.
+///
+/// # Errors
+/// When the kernel does not allow it (some sandboxes).
+pub fn reset_peak_rss() -> Result<(), Error> {
+    // proc(5): writing 5 resets the peak resident set size.
+    std::fs::write(CLEAR_REFS, "5").map_err(|source| Error::Process {
+        act: "resetting peak memory",
+        path: CLEAR_REFS,
+        source,
+    })
+}
+
+/// Makes the allocator keep and reuse freed large buffers instead of returning them to the kernel, which would hand them
+/// back as fresh pages to be zeroed one by one at the next use. Call once, before the first tensor.
+pub fn reuse_large_buffers() {
+    // SAFETY: sets options of the C allocator.
+    unsafe { rlt_reuse_large_buffers() }
+}
+
+/// Returns free pages inside the heap to the kernel: for the moment between two phases of different memory need.
+pub fn release_free_memory() {
+    // SAFETY: asks the C allocator to trim; live allocations stay where they are.
+    unsafe { rlt_release_free_memory() }
+}

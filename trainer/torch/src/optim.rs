@@ -1,0 +1,67 @@
+//! The optimizer's flat arithmetic: one AdamW step of a tensor and the norm of many gradients. Schedules, clipping rules
+//! and parameter groups live with the caller.
+
+use crate::Error;
+use crate::border::{AdamWSettings, check, raw, rlt_adamw, rlt_sum_of_squares};
+use tch::Tensor;
+
+/// The numbers of one AdamW step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamWStep {
+    /// The learning rate of this step.
+    pub learning_rate: f64,
+    /// Decay rates of the first and second moment.
+    pub betas: (f64, f64),
+    /// Added to the root of the second moment.
+    pub epsilon: f64,
+    /// Decoupled weight decay: the parameter shrinks by `learning_rate * weight_decay`.
+    pub weight_decay: f64,
+    /// Multiplies the gradient first (a clipping coefficient); 1 leaves it alone.
+    pub grad_scale: f64,
+    /// The step's number, from 1.
+    pub step: i64,
+}
+
+/// One step of decoupled AdamW in place, torch.optim.AdamW's formula (no amsgrad). `param`, `grad`, `exp_avg` and
+/// `exp_avg_sq` have the same number of elements; contiguous f32 on the CPU takes one pass over memory. The result does not
+/// depend on the number of threads.
+///
+/// # Errors
+/// When sizes differ or the step is below 1.
+pub fn adamw_step(
+    param: &mut Tensor,
+    grad: &Tensor,
+    exp_avg: &mut Tensor,
+    exp_avg_sq: &mut Tensor,
+    step: &AdamWStep,
+) -> Result<(), Error> {
+    let settings = AdamWSettings {
+        lr: step.learning_rate,
+        beta1: step.betas.0,
+        beta2: step.betas.1,
+        eps: step.epsilon,
+        weight_decay: step.weight_decay,
+        grad_scale: step.grad_scale,
+        step: step.step,
+    };
+    // SAFETY: borrowed tensors and a structure that lives for the call.
+    check("an AdamW step", unsafe {
+        rlt_adamw(raw(param), raw(grad), raw(exp_avg), raw(exp_avg_sq), &settings)
+    })
+}
+
+/// The L2 norm of all elements of `tensors` together, accumulated in f64 in an order that does not depend on the number of
+/// threads. Not finite exactly when some element is not, or its square leaves f64.
+///
+/// # Errors
+/// When libtorch fails on a tensor.
+pub fn global_norm<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> Result<f64, Error> {
+    let mut total = 0.0;
+    for tensor in tensors {
+        let mut sum = 0.0;
+        // SAFETY: a borrowed tensor and a place for the sum.
+        check("a gradient norm", unsafe { rlt_sum_of_squares(raw(tensor), &mut sum) })?;
+        total += sum;
+    }
+    Ok(total.sqrt())
+}

@@ -1,0 +1,172 @@
+//! Packed and paged attention against dense masked softmax, values and gradients, on random lengths.
+
+use super::{largest_difference, leaf, on_every_isa, randn, relative_difference};
+use crate::{backward, paged_attention, varlen_attention, write_kv};
+use proptest::prelude::*;
+use tch::{Device, Kind, Tensor};
+
+/// Dense attention over the whole stream, with everything invisible masked away.
+fn dense(q: &Tensor, k: &Tensor, v: &Tensor, cu_seqlens: &[i32], scale: f64, window: Option<i64>) -> Tensor {
+    let (num_tokens, heads, kv_heads) = (q.size()[0], q.size()[1], k.size()[1]);
+    let segment: Vec<i64> = cu_seqlens
+        .windows(2)
+        .enumerate()
+        .flat_map(|(s, w)| std::iter::repeat_n(s as i64, (w[1] - w[0]) as usize))
+        .collect();
+    let (segment, at) =
+        (Tensor::from_slice(&segment), Tensor::arange(num_tokens, (Kind::Int64, Device::Cpu)));
+    let back = at.unsqueeze(1) - at.unsqueeze(0);
+    let mut seen = segment.unsqueeze(1).eq_tensor(&segment.unsqueeze(0)).logical_and(&back.ge(0));
+    if let Some(window) = window {
+        seen = seen.logical_and(&back.lt(window));
+    }
+    let widen = |t: &Tensor| t.repeat_interleave_self_int(heads / kv_heads, 1, None).transpose(0, 1);
+    let scores = q.transpose(0, 1).matmul(&widen(k).transpose(1, 2)) * scale;
+    let weights = scores.masked_fill(&seen.logical_not(), f64::NEG_INFINITY).softmax(-1, None);
+    weights.matmul(&widen(v)).transpose(0, 1)
+}
+
+fn check_against_dense(lens: &[i32], heads: i64, kv_heads: i64, dim: i64, window: Option<i64>) {
+    let cu_seqlens: Vec<i32> = std::iter::once(0)
+        .chain(lens.iter().scan(0, |at, len| {
+            *at += len;
+            Some(*at)
+        }))
+        .collect();
+    let num_tokens = i64::from(*cu_seqlens.last().expect("a first entry"));
+    let inputs = [heads, kv_heads, kv_heads].map(|h| randn(&[num_tokens, h, dim], 7 * h + dim));
+    let grad = randn(&[num_tokens, heads, dim], 99);
+    let scale = 1.0 / (dim as f64).sqrt();
+    let [ours, plain] = [inputs.each_ref().map(leaf), inputs.each_ref().map(leaf)];
+    let out = varlen_attention(&ours[0], &ours[1], &ours[2], &cu_seqlens, scale, window);
+    let reference = dense(&plain[0], &plain[1], &plain[2], &cu_seqlens, scale, window);
+    backward(&out, &grad);
+    backward(&reference, &grad);
+    assert!(relative_difference(&out, &reference) < 1e-5, "values, {lens:?} window {window:?}");
+    for (name, a, b) in [("q", 0, 0), ("k", 1, 1), ("v", 2, 2)].map(|(n, i, j)| (n, &ours[i], &plain[j])) {
+        // One visible key makes the gradient of q an exact zero, of which only rounding is left.
+        let off = largest_difference(&a.grad(), &b.grad()) / b.grad().abs().max().double_value(&[]).max(1.0);
+        assert!(
+            off < 1e-5,
+            "gradient of {name} off by {off}, {lens:?} {heads}/{kv_heads}x{dim} window {window:?}"
+        );
+    }
+}
+
+#[test]
+fn long_segments_equal_dense_attention() {
+    on_every_isa(|| {
+        check_against_dense(&[300, 64, 1, 0, 17], 9, 3, 64, None);
+        check_against_dense(&[530], 2, 1, 80, None);
+        check_against_dense(&[530, 40], 4, 4, 16, Some(7));
+        check_against_dense(&[600], 2, 2, 12, Some(300));
+    });
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn packed_segments_equal_dense_attention(
+        lens in prop::collection::vec(0i32..50, 1..6),
+        (heads, kv_heads) in prop::sample::select(vec![(1i64, 1i64), (4, 2), (6, 1), (3, 3)]),
+        dim in prop::sample::select(vec![8i64, 20, 64]),
+        window in prop::option::of(1i64..40),
+    ) {
+        prop_assume!(lens.iter().sum::<i32>() > 0);
+        on_every_isa(|| check_against_dense(&lens, heads, kv_heads, dim, window));
+    }
+}
+
+#[test]
+fn packed_equals_alone_and_a_fused_projection_needs_no_copy() {
+    on_every_isa(|| {
+        let fused = randn(&[90, (6 + 2 + 2) * 16], 3);
+        let heads = |from: i64, num: i64| fused.narrow(1, from * 16, num * 16).unflatten(1, [num, 16]);
+        let (q, k, v) = (heads(0, 6), heads(6, 2), heads(8, 2));
+        let packed = varlen_attention(&q, &k, &v, &[0, 31, 90], 0.25, None);
+        let part = |t: &Tensor| t.narrow(0, 31, 59).contiguous();
+        let alone = varlen_attention(&part(&q), &part(&k), &part(&v), &[0, 59], 0.25, None);
+        assert!(relative_difference(&packed.narrow(0, 31, 59), &alone) < 1e-6);
+    });
+}
+
+#[test]
+fn bf16_stays_within_its_rounding_of_f32() {
+    on_every_isa(|| {
+        let [q, k, v] = [4, 2, 2].map(|h| randn(&[70, h, 32], h).to_kind(Kind::BFloat16));
+        let wide = |t: &Tensor| t.to_kind(Kind::Float);
+        let (a, b) = ([leaf(&q), leaf(&k), leaf(&v)], [leaf(&wide(&q)), leaf(&wide(&k)), leaf(&wide(&v))]);
+        let out = varlen_attention(&a[0], &a[1], &a[2], &[0, 70], 0.17, Some(40));
+        let reference = varlen_attention(&b[0], &b[1], &b[2], &[0, 70], 0.17, Some(40));
+        backward(&out, &out.ones_like());
+        backward(&reference, &reference.ones_like());
+        // bf16 keeps 8 bits: half a step of the largest element, and the backward reads the rounded output once more.
+        assert!(relative_difference(&out, &reference) < 0.004);
+        for i in 0..3 {
+            assert!(relative_difference(&a[i].grad(), &b[i].grad()) < 0.02);
+        }
+    });
+}
+
+#[test]
+fn f64_takes_the_composed_path() {
+    let [q, k, v] = [4, 2, 2].map(|h| randn(&[33, h, 8], h));
+    let wide = |t: &Tensor| t.to_kind(Kind::Double);
+    for window in [None, Some(5)] {
+        let ours = varlen_attention(&q, &k, &v, &[0, 12, 33], 0.3, window);
+        let composed = varlen_attention(&wide(&q), &wide(&k), &wide(&v), &[0, 12, 33], 0.3, window);
+        assert!(relative_difference(&ours, &composed) < 1e-6);
+    }
+}
+
+/// Writes two sequences into scattered blocks and compares decoding with the last row of packed attention.
+fn paged_case(kind: Kind, dim: i64, window: Option<i64>, tolerance: f64) {
+    let (heads, kv_heads, block_size) = (6, 2, 4);
+    let lens = [13usize, 5];
+    let tables: [&[i32]; 2] = [&[7, 2, 9, 4], &[3, 0]];
+    let [q, k, v] = [heads, kv_heads, kv_heads].map(|h| randn(&[18, h, dim], h + dim).to_kind(kind));
+    let cache = || Tensor::full([10, block_size, kv_heads, dim], f64::NAN, (kind, Device::Cpu));
+    let (mut k_cache, mut v_cache) = (cache(), cache());
+    let slots: Vec<i64> = (0..2usize)
+        .flat_map(|b| (0..lens[b]).map(move |j| (b, j)))
+        .map(|(b, j)| i64::from(tables[b][j / 4]) * 4 + j as i64 % 4)
+        .collect();
+    write_kv(&mut k_cache, &mut v_cache, &k, &v, &slots);
+    let last = |t: &Tensor| Tensor::cat(&[t.narrow(0, 12, 1), t.narrow(0, 17, 1)], 0);
+    let out = paged_attention(&last(&q), &k_cache, &v_cache, &tables, &[13, 5], 0.2, window);
+    let reference = last(&varlen_attention(&q, &k, &v, &[0, 13, 18], 0.2, window));
+    assert!(relative_difference(&out, &reference) < tolerance, "{kind:?} {dim} {window:?}");
+    // Several queries of one sequence: rows with one table and rising contexts.
+    let rows: Vec<&[i32]> = vec![tables[0]; 3];
+    let out = paged_attention(&q.narrow(0, 10, 3), &k_cache, &v_cache, &rows, &[11, 12, 13], 0.2, window);
+    let reference = varlen_attention(&q, &k, &v, &[0, 13, 18], 0.2, window).narrow(0, 10, 3);
+    assert!(relative_difference(&out, &reference) < tolerance, "{kind:?} {dim} {window:?}");
+}
+
+#[test]
+fn paged_decoding_equals_packed_attention() {
+    on_every_isa(|| {
+        for window in [None, Some(6)] {
+            paged_case(Kind::Float, 64, window, 2e-6);
+            paged_case(Kind::Float, 12, window, 2e-6);
+            paged_case(Kind::BFloat16, 32, window, 0.01);
+        }
+    });
+    paged_case(Kind::Double, 8, Some(6), 1e-6);
+}
+
+#[test]
+#[should_panic(expected = "names block 10")]
+fn a_block_outside_the_cache_is_refused() {
+    let cache = Tensor::zeros([10, 4, 1, 8], (Kind::Float, Device::Cpu));
+    let _ = paged_attention(&randn(&[1, 1, 8], 1), &cache, &cache, &[&[10]], &[2], 1.0, None);
+}
+
+#[test]
+fn a_negative_slot_is_skipped() {
+    let cache = || Tensor::zeros([1, 2, 1, 2], (Kind::Float, Device::Cpu));
+    let (mut k_cache, mut v_cache) = (cache(), cache());
+    let rows = Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0]).view([2, 1, 2]);
+    write_kv(&mut k_cache, &mut v_cache, &rows, &rows, &[-1, 1]);
+    assert_eq!(crate::f32_slice(&k_cache).unwrap(), [0.0, 0.0, 3.0, 4.0]);
+}

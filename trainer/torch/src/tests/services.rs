@@ -1,0 +1,174 @@
+//! The services around the kernels: packed linear layers, the optimizer's step, memory access, precision.
+
+use super::{largest_difference, leaf, on_every_isa, randn, relative_difference};
+use crate::{AdamWStep, Error, MatmulPrecision, PackedLinear, adamw_step, backward_many, global_norm};
+use std::sync::Arc;
+use tch::{Kind, Tensor};
+
+#[test]
+fn backward_of_several_outputs_adds_their_gradients() {
+    let x = leaf(&randn(&[4], 1));
+    let (a, b) = (&x * 2.0, &x * &x);
+    let (ga, gb) = (randn(&[4], 2), randn(&[4], 3));
+    backward_many(&[&a, &b], &[&ga, &gb]);
+    let expected = &ga * 2.0 + gb * x.detach() * 2.0;
+    assert!(largest_difference(&x.grad(), &expected) < 1e-6);
+}
+
+#[test]
+#[should_panic(expected = "backward failed in libtorch")]
+fn an_exception_becomes_a_rust_panic_with_its_text() {
+    crate::backward(&randn(&[2], 1), &randn(&[3], 2));
+}
+
+#[test]
+fn a_packed_linear_layer_multiplies_like_a_plain_one() {
+    for (kind, tolerance) in [(Kind::Float, 1e-6), (Kind::BFloat16, 0.01), (Kind::Double, 1e-12)] {
+        let (weight, bias) = (randn(&[96, 64], 1).to_kind(kind), randn(&[96], 2).to_kind(kind));
+        for bias in [None, Some(&bias)] {
+            let layer = PackedLinear::new(&weight, bias, 16).unwrap();
+            for rows in [1, 16, 33] {
+                let x = randn(&[rows, 64], 3).to_kind(kind);
+                assert!(relative_difference(&layer.forward(&x), &x.linear(&weight, bias)) < tolerance);
+            }
+        }
+    }
+    let error = PackedLinear::new(&randn(&[3, 2], 1), Some(&randn(&[2], 1)), 1).unwrap_err();
+    assert!(matches!(error, Error::Argument { .. }));
+}
+
+/// torch.optim.AdamW's single-tensor step, operation for operation.
+fn plain_adamw(p: &mut Tensor, g: &Tensor, m: &mut Tensor, v: &mut Tensor, s: &AdamWStep) {
+    let (b1, b2) = s.betas;
+    let (bias1, bias2) = (1.0 - b1.powi(s.step as i32), 1.0 - b2.powi(s.step as i32));
+    let _ = p.g_mul_scalar_(1.0 - s.learning_rate * s.weight_decay);
+    let _ = m.lerp_(g, 1.0 - b1);
+    let _ = v.g_mul_scalar_(b2);
+    let _ = v.g_add_(&(g * g * (1.0 - b2)));
+    let denom = v.sqrt() / bias2.sqrt() + s.epsilon;
+    let _ = p.g_sub_(&(&*m / denom * (s.learning_rate / bias1)));
+}
+
+#[test]
+fn adamw_equals_torch_over_several_steps() {
+    on_every_isa(|| {
+        let num = 40_003;
+        let mut p = randn(&[num], 1);
+        let zeros = || Tensor::zeros([num], (Kind::Float, tch::Device::Cpu));
+        let (mut m, mut v) = (zeros(), zeros());
+        for step in 1..=4 {
+            let settings = AdamWStep {
+                learning_rate: 1e-2,
+                betas: (0.9, 0.999),
+                epsilon: 1e-8,
+                weight_decay: 0.1,
+                grad_scale: 0.5,
+                step,
+            };
+            let grad = randn(&[num], 10 + step);
+            let (mut pr, mut mr, mut vr) = (p.copy(), m.copy(), v.copy());
+            adamw_step(&mut p, &grad, &mut m, &mut v, &settings).unwrap();
+            plain_adamw(&mut pr, &(&grad * 0.5), &mut mr, &mut vr, &settings);
+            // Two units in the last place of the largest value: the reference divides and scales in another order.
+            let off = [(&p, &pr), (&m, &mr), (&v, &vr)].map(|(a, b)| relative_difference(a, b));
+            assert!(off.iter().all(|&off| off < 2.4e-7), "parameter and moments {off:?} at step {step}");
+        }
+        let mut wide = p.to_kind(Kind::Double);
+        let (mut wm, mut wv) = (m.to_kind(Kind::Double), v.to_kind(Kind::Double));
+        let (grad, settings) = (randn(&[num], 20), AdamWStep { step: 5, ..last_settings() });
+        adamw_step(&mut wide, &grad, &mut wm, &mut wv, &settings).unwrap();
+        adamw_step(&mut p, &grad, &mut m, &mut v, &settings).unwrap();
+        assert!(largest_difference(&wide, &p) < 5e-7, "the composed path follows the same formula");
+    });
+}
+
+fn last_settings() -> AdamWStep {
+    AdamWStep {
+        learning_rate: 1e-2,
+        betas: (0.9, 0.999),
+        epsilon: 1e-8,
+        weight_decay: 0.1,
+        grad_scale: 0.5,
+        step: 1,
+    }
+}
+
+#[test]
+fn the_norm_is_that_of_all_elements_and_tells_what_is_not_finite() {
+    on_every_isa(|| {
+        let tensors = [randn(&[70_000], 1), randn(&[3, 5], 2), randn(&[7], 3).to_kind(Kind::BFloat16)];
+        let expected: f64 = tensors
+            .iter()
+            .map(|t| t.to_kind(Kind::Double).square().sum(Kind::Double).double_value(&[]))
+            .sum();
+        assert!((global_norm(&tensors).unwrap() / expected.sqrt() - 1.0).abs() < 1e-12);
+        let bad = Tensor::from_slice(&[1.0f32, f32::NAN]);
+        assert!(!global_norm([&tensors[0], &bad]).unwrap().is_finite());
+        assert!(!global_norm([&Tensor::from_slice(&[f32::INFINITY])]).unwrap().is_finite());
+    });
+}
+
+#[test]
+fn slices_and_tensors_share_memory() {
+    let mut tensor = crate::tensor_from_vec(vec![1.0f32, 2.0, 3.0, 4.0], &[2, 2]).unwrap();
+    crate::f32_slice_mut(&mut tensor).unwrap()[3] = 9.0;
+    assert_eq!(crate::f32_slice(&tensor).unwrap(), [1.0, 2.0, 3.0, 9.0]);
+    assert_eq!(tensor.double_value(&[1, 1]), 9.0);
+    assert!(crate::f32_slice(&tensor.tr()).is_err(), "gaps are refused");
+    assert!(crate::i64_slice(&tensor).is_err(), "another dtype is refused");
+    assert!(crate::tensor_from_vec(vec![1i64], &[2]).is_err());
+    assert_eq!(crate::i64_slice(&crate::tensor_from_vec(vec![5i64], &[1]).unwrap()).unwrap(), [5]);
+}
+
+#[test]
+fn bytes_outlive_their_last_other_owner() {
+    struct Bytes(Vec<u8>);
+    impl AsRef<[u8]> for Bytes {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+    let bytes = Arc::new(Bytes([0.0f32, 1.5, -2.0].iter().flat_map(|x| x.to_le_bytes()).collect()));
+    let tensor = crate::tensor_from_bytes(Arc::clone(&bytes), 4, &[2], Kind::Float).unwrap();
+    assert!(crate::tensor_from_bytes(Arc::clone(&bytes), 8, &[2], Kind::Float).is_err(), "bytes end early");
+    let unaligned = crate::tensor_from_bytes(Arc::clone(&bytes), 5, &[1], Kind::Float).unwrap();
+    assert_eq!(unaligned.numel(), 1);
+    assert_eq!(Arc::strong_count(&bytes), 2);
+    drop(tensor);
+    assert_eq!(Arc::strong_count(&bytes), 1, "the tensor let go of the bytes");
+}
+
+#[test]
+fn the_peak_covers_what_was_used() {
+    crate::reuse_large_buffers();
+    let before = crate::rss_bytes().unwrap();
+    crate::reset_peak_rss().unwrap();
+    let big = Tensor::ones([32 << 20], (Kind::Float, tch::Device::Cpu));
+    let peak = crate::peak_rss_bytes().unwrap();
+    assert!(peak >= before + (100 << 20), "{peak} after {before}");
+    drop(big);
+    crate::release_free_memory();
+}
+
+#[test]
+fn medium_precision_stays_true_float32_or_is_not_taken() {
+    let (a, b) = (randn(&[65, 300], 1), randn(&[130, 300], 2));
+    let exact = a.to_kind(Kind::Double).matmul(&b.to_kind(Kind::Double).tr());
+    let effective = crate::set_float32_matmul_precision(MatmulPrecision::Medium).unwrap();
+    let off = relative_difference(&a.matmul(&b.tr()), &exact);
+    crate::set_float32_matmul_precision(MatmulPrecision::Highest).unwrap();
+    assert_eq!(effective == MatmulPrecision::Highest, crate::cpu_has_amx());
+    assert!(off < 2e-6, "products in {effective:?} are off by {off}");
+}
+
+#[test]
+fn a_machine_without_a_driver_has_no_cuda() {
+    let driver = std::path::Path::new("/dev/nvidiactl").exists();
+    let found = crate::load_cuda().unwrap();
+    assert!(driver || !found);
+}
+
+#[test]
+fn the_kernels_name_their_instruction_set() {
+    assert!(["baseline", "avx2", "avx512"].contains(&crate::kernel_isa().as_str()));
+}
