@@ -31,6 +31,17 @@ impl BatchSequence {
     }
 }
 
+/// One conversation or text with the tokens to learn from it: filled by the data loader.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Demonstration {
+    /// Position of the row in its dataset.
+    pub row_idx: u64,
+    /// All tokens.
+    pub tokens: Vec<TokenId>,
+    /// True where the prediction **of** that token is learned; as long as `tokens`.
+    pub loss_mask: Vec<bool>,
+}
+
 /// The sequences of one step and what is known of them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Batch {
@@ -94,6 +105,41 @@ impl Batch {
             old_logprobs: None,
             ref_logprobs: None,
             advantages: vec![0.0; rows.num_tokens()],
+            importance_weights: None,
+            rows,
+        }
+    }
+
+    /// Demonstrations to learn by heart: everything from the first learned token on is the completion, `loss_mask` tells
+    /// which of its tokens are learned, and each has an advantage of 1. Rows without a learned token are left out.
+    pub fn from_demonstrations(demonstrations: &[Demonstration]) -> Self {
+        let learned: Vec<(usize, &Demonstration)> = demonstrations
+            .iter()
+            // A first token has nothing before it that could predict it.
+            .filter_map(|d| Some((d.loss_mask.iter().skip(1).position(|learned| *learned)? + 1, d)))
+            .collect();
+        let rows = Rows::from_masks(learned.iter().map(|(start, d)| &d.loss_mask[*start..]));
+        let sequence = |(start, demonstration): &(usize, &Demonstration)| BatchSequence {
+            prompt: Arc::new(Prompt {
+                row_idx: demonstration.row_idx,
+                tokens: demonstration.tokens[..*start].to_vec(),
+                text: String::new(),
+                data_source: String::new(),
+                ground_truth: serde_json::Value::Null,
+                extra_info: serde_json::Value::Null,
+            }),
+            completion: demonstration.tokens[*start..].to_vec(),
+        };
+        Self {
+            sequences: learned.iter().map(sequence).collect(),
+            groups: (0..learned.len()).collect(),
+            rewards: vec![0.0; learned.len()],
+            reward_parts: Vec::new(),
+            reward_names: Vec::new(),
+            rollout_logprobs: vec![0.0; rows.num_tokens()],
+            old_logprobs: None,
+            ref_logprobs: None,
+            advantages: vec![1.0; rows.num_tokens()],
             importance_weights: None,
             rows,
         }
@@ -172,6 +218,24 @@ mod tests {
         assert_eq!(masked.sequence_lens(), [5, 4]);
         assert_eq!(masked.rollout_logprobs, [-1.0, -2.0, -3.0, -5.0, -6.0]);
         assert_eq!(masked.reward_parts, [[2.0, 2.0]]);
+    }
+
+    #[test]
+    fn a_demonstration_is_learned_where_its_mask_says_so() {
+        let demonstration = |loss_mask: &[bool]| Demonstration {
+            row_idx: 3,
+            tokens: (0..loss_mask.len() as u32).collect(),
+            loss_mask: loss_mask.to_vec(),
+        };
+        let batch = Batch::from_demonstrations(&[
+            demonstration(&[false, false, true, false, true]),
+            demonstration(&[false, false]),
+            demonstration(&[true, true]),
+        ]);
+        assert_eq!(batch.sequences[0].prompt.tokens, [0, 1]);
+        assert_eq!(batch.sequences[0].completion, [2, 3, 4]);
+        assert_eq!(batch.sequences[1].completion, [1], "nothing predicts the first token");
+        assert_eq!(batch.rows.mask(), [true, false, true, true]);
     }
 
     #[test]
