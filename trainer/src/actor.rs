@@ -1,0 +1,200 @@
+//! The actor: the policy that is trained. It turns batches into log-probs, losses into gradients, gradients into an
+//! update.
+//!
+//! ```text
+//! MicroBatch -> forward (tape) -> hidden of predicting positions -> head, chunk by chunk:
+//!     log-probs, entropies -> loss (rlt-core) -> their derivatives -> hidden and head gradients -> backward
+//! ```
+//! The reference policy is the same weights with the adapter off. Which losses there are, and what a batch holds, is
+//! decided in `rlt-core`; how layers are scheduled in [`islands`].
+//!
+//! Legend of shapes: t tokens of the packed stream, c completion tokens, d hidden size, v vocabulary.
+
+mod gradients;
+mod islands;
+mod micro_batch;
+
+use std::ops::Range;
+
+use rlt_core::batch::Batch;
+use rlt_core::loss::{LossError, LossMetrics, PreparedLoss};
+use rlt_core::packing;
+use tch::{Tensor, no_grad};
+
+pub use self::gradients::OuterGradients;
+pub use self::micro_batch::MicroBatch;
+use crate::model::{Adapter, Decoder};
+use crate::optim::{AdamW, OptimError, StepOutcome};
+
+/// How the actor computes; fixed for a run.
+#[derive(Clone, Copy, Debug)]
+pub struct ActorOptions {
+    /// Divides the logits, as it did in the rollout.
+    pub temperature: f64,
+    /// Tokens whose logits exist at once.
+    pub head_chunk_tokens: usize,
+    /// Keep only layer inputs for the backward pass.
+    pub activation_checkpointing: bool,
+    /// Largest global norm of a gradient.
+    pub max_grad_norm: f64,
+}
+
+/// Log-probs and entropies of completion tokens, in nats.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TokenScores {
+    /// Log-prob of each token.
+    pub logprobs: Vec<f64>,
+    /// Entropy of the distribution that each token was drawn from.
+    pub entropies: Vec<f64>,
+}
+
+/// The trained policy with its optimizer.
+#[derive(Debug)]
+pub struct Actor {
+    /// The weights; the rollout engine reads them too.
+    pub decoder: Decoder,
+    /// The optimizer and its state.
+    pub optimizer: AdamW,
+    options: ActorOptions,
+    outer_gradients: OuterGradients,
+    dropout_seed: Option<u64>,
+}
+
+impl Actor {
+    /// Takes a decoder whose trainable parameters are those of `optimizer`.
+    pub fn new(decoder: Decoder, optimizer: AdamW, options: ActorOptions) -> Self {
+        let outer_gradients = OuterGradients::new(&decoder);
+        Self { decoder, optimizer, options, outer_gradients, dropout_seed: None }
+    }
+
+    /// Scores every completion token of `batch` under the actor (`Adapter::On`) or the reference (`Adapter::Off`),
+    /// in micro-batches of at most `max_tokens` tokens.
+    ///
+    /// # Errors
+    /// When a sequence alone is longer than `max_tokens`.
+    pub fn score(
+        &self,
+        batch: &Batch,
+        adapter: Adapter,
+        max_tokens: usize,
+    ) -> Result<TokenScores, packing::PackingError> {
+        let num_tokens = batch.rows.num_tokens();
+        let mut scores =
+            TokenScores { logprobs: vec![0.0; num_tokens], entropies: vec![0.0; num_tokens] };
+        for row_idxs in packing::micro_batches(&batch.sequence_lens(), max_tokens)? {
+            let micro_batch = MicroBatch::new(batch, &row_idxs, self.decoder.device());
+            let micro_scores = self.score_micro_batch(&micro_batch, adapter);
+            batch.scatter(&row_idxs, &micro_scores.logprobs, &mut scores.logprobs);
+            batch.scatter(&row_idxs, &micro_scores.entropies, &mut scores.entropies);
+        }
+        Ok(scores)
+    }
+
+    /// Scores one micro-batch without gradients.
+    pub fn score_micro_batch(&self, micro_batch: &MicroBatch, adapter: Adapter) -> TokenScores {
+        let context = self.decoder.context(&micro_batch.input, adapter);
+        let (logprobs, entropies) = no_grad(|| {
+            let normed_td = islands::infer(&self.decoder, &micro_batch.input, &context);
+            let predicting_cd = normed_td.index_select(0, &micro_batch.predictors_c);
+            rlt_torch::head_forward(
+                &predicting_cd,
+                self.decoder.head_weight(),
+                &micro_batch.targets,
+                self.options.temperature,
+                self.options.head_chunk_tokens,
+            )
+        });
+        let widen = |values: Vec<f32>| values.into_iter().map(f64::from).collect();
+        TokenScores { logprobs: widen(logprobs), entropies: widen(entropies) }
+    }
+
+    /// Adds the gradient of one micro-batch's share of the loss. Head and loss run chunk by chunk in one pass, so
+    /// logits are computed once.
+    ///
+    /// # Errors
+    /// When the loss does not fit the micro-batch.
+    pub fn accumulate(
+        &mut self,
+        micro_batch: &MicroBatch,
+        loss: &PreparedLoss<'_>,
+    ) -> Result<LossMetrics, LossError> {
+        let mut context = self.decoder.context(&micro_batch.input, Adapter::On);
+        context.dropout_seed = self.dropout_seed;
+        let keep = islands::Keep {
+            inputs_only: self.options.activation_checkpointing,
+            embedding_gradient: self.outer_gradients.wants_embedding(),
+        };
+        let tape = islands::forward(&self.decoder, &micro_batch.input, &context, keep);
+        let (grad_normed_td, metrics) = self.head_and_loss(&tape.normed_td, micro_batch, loss)?;
+        let grad_embedded =
+            islands::backward_through(&self.decoder, tape, &context, &grad_normed_td);
+        if let Some(grad_td) = grad_embedded {
+            self.outer_gradients.scatter_embedding(&self.decoder, &micro_batch.input.tokens, &grad_td);
+        }
+        Ok(metrics)
+    }
+
+    /// The loss of one micro-batch and its gradient with respect to the normed hidden states, `[t, d]`.
+    fn head_and_loss(
+        &mut self,
+        normed_td: &Tensor,
+        micro_batch: &MicroBatch,
+        loss: &PreparedLoss<'_>,
+    ) -> Result<(Tensor, LossMetrics), LossError> {
+        let predicting_cd = normed_td.detach().index_select(0, &micro_batch.predictors_c);
+        let mut metrics = LossMetrics::default();
+        let mut failure = None;
+        let mut per_chunk = |chunk: Range<usize>, logprobs: &[f32], entropies: &[f32]| {
+            match loss.evaluate(chunk.clone(), logprobs, entropies) {
+                Ok(outputs) => {
+                    metrics += outputs.metrics;
+                    (narrow(&outputs.dlogprobs), narrow(&outputs.dentropies))
+                }
+                Err(error) => {
+                    failure = Some(error);
+                    (vec![0.0; chunk.len()], vec![0.0; chunk.len()])
+                }
+            }
+        };
+        let grad_cd = rlt_torch::head_forward_backward(
+            &predicting_cd,
+            self.decoder.head_weight(),
+            &micro_batch.targets,
+            self.options.temperature,
+            self.options.head_chunk_tokens,
+            self.outer_gradients.head_mut(),
+            &mut per_chunk,
+        );
+        if let Some(error) = failure {
+            return Err(error);
+        }
+        let grad_normed_td = normed_td.detach().zeros_like();
+        let _ = grad_normed_td.shallow_clone().index_add_(0, &micro_batch.predictors_c, &grad_cd);
+        Ok((grad_normed_td, metrics))
+    }
+
+    /// Clips the gathered gradients, applies them at `learning_rate`, and clears them. A non-finite gradient is
+    /// thrown away and changes nothing.
+    ///
+    /// # Errors
+    /// When libtorch refuses an operation.
+    pub fn apply(&mut self, learning_rate: f64) -> Result<StepOutcome, OptimError> {
+        let outcome = self.optimizer.step(learning_rate, Some(self.options.max_grad_norm));
+        self.discard_gradients();
+        outcome
+    }
+
+    /// Throws the gathered gradients away.
+    pub fn discard_gradients(&mut self) {
+        self.optimizer.zero_grad();
+    }
+
+    /// Seeds the adapters' dropout for the next update; `None` switches it off.
+    pub fn set_dropout_seed(&mut self, seed: Option<u64>) {
+        self.dropout_seed = seed;
+    }
+}
+
+fn narrow(values: &[f64]) -> Vec<f32> {
+    values.iter().map(|value| *value as f32).collect()
+}

@@ -1,0 +1,63 @@
+//! Where the time of a step goes, by verl's phase names.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use rlt_core::metrics::Metrics;
+
+/// Measures the phases of one step; a phase may come more than once.
+#[derive(Debug)]
+pub struct PhaseClock {
+    started: Instant,
+    seconds: BTreeMap<&'static str, f64>,
+}
+
+impl PhaseClock {
+    /// Starts the step's own clock.
+    pub fn start() -> Self {
+        Self { started: Instant::now(), seconds: BTreeMap::new() }
+    }
+
+    /// Runs `work` and adds its time to `phase`.
+    pub fn measure<T>(&mut self, phase: &'static str, work: impl FnOnce() -> T) -> T {
+        let started = Instant::now();
+        let result = work();
+        *self.seconds.entry(phase).or_default() += started.elapsed().as_secs_f64();
+        result
+    }
+
+    /// Seconds that `phase` took so far.
+    pub fn seconds(&self, phase: &str) -> f64 {
+        self.seconds.get(phase).copied().unwrap_or(0.0)
+    }
+
+    /// Seconds since the step began.
+    pub fn total_seconds(&self) -> f64 {
+        self.started.elapsed().as_secs_f64()
+    }
+
+    /// `timing_s/<phase>` for each phase and `timing_s/step` for the whole, in seconds.
+    pub fn metrics(&self) -> Metrics {
+        let mut metrics: Metrics =
+            self.seconds.iter().map(|(phase, seconds)| (format!("timing_s/{phase}"), *seconds)).collect();
+        metrics.insert("timing_s/step".into(), self.total_seconds());
+        metrics
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_phase_that_comes_twice_is_added_up_and_the_step_covers_all() {
+        let mut clock = PhaseClock::start();
+        let pause = || std::thread::sleep(std::time::Duration::from_millis(2));
+        clock.measure("gen", pause);
+        clock.measure("gen", pause);
+        assert_eq!(clock.measure("adv", || 7), 7);
+        let metrics = clock.metrics();
+        assert!(metrics["timing_s/gen"] >= 0.004);
+        assert!(metrics["timing_s/step"] >= metrics["timing_s/gen"] + metrics["timing_s/adv"]);
+    }
+}

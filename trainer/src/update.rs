@@ -1,0 +1,234 @@
+//! The update: a batch with advantages in, changed weights out.
+//!
+//! A batch is passed over `epochsPerBatch` times in updates of `promptsPerUpdate` rollout groups. Denominators are those
+//! of the whole update, so micro-batches only bound memory. Where advantages come from is not known here.
+
+use std::ops::Range;
+
+use rlt_core::batch::Batch;
+use rlt_core::loss::{CovarianceInputs, Denominators, LossError, LossInputs, LossMetrics, LossScope, Objective};
+use rlt_core::metrics::Metrics;
+use rlt_core::packing::{self, PackingError};
+
+use crate::actor::{Actor, MicroBatch};
+use crate::model::Adapter;
+use crate::optim::{OptimError, StepOutcome};
+
+/// Why an update failed.
+#[derive(Debug, thiserror::Error)]
+pub enum UpdateError {
+    /// The batch can not be split under the token budget.
+    #[error("failed to split the batch into micro-batches")]
+    Packing(#[from] PackingError),
+    /// The loss does not fit the batch.
+    #[error("failed to evaluate the loss")]
+    Loss(#[from] LossError),
+    /// The optimizer failed.
+    #[error("failed to apply the gradients")]
+    Optimizer(#[from] OptimError),
+}
+
+/// How a batch is turned into updates.
+#[derive(Clone, Copy, Debug)]
+pub struct UpdatePlan {
+    /// What is minimised.
+    pub objective: Objective,
+    /// Rollout groups of one update.
+    pub groups_per_update: usize,
+    /// Passes over the batch.
+    pub num_epochs: usize,
+    /// Most tokens of one forward and backward pass.
+    pub max_tokens: usize,
+    /// The learning rate of all updates of the step.
+    pub learning_rate: f64,
+    /// Seeds what is random in an update: dropout, the choice of clip-cov.
+    pub seed: u64,
+}
+
+impl UpdatePlan {
+    /// Whether the batch is trained on by the very weights that are its old policy, in one update.
+    pub fn is_on_policy(&self, batch: &Batch) -> bool {
+        self.num_epochs == 1 && group_ranges(batch, self.groups_per_update).len() == 1
+    }
+}
+
+/// What the updates of one step did.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct UpdateReport {
+    /// Sums over all updates.
+    pub loss: LossMetrics,
+    /// Gradient norms before clipping, one for each applied update.
+    pub grad_norms: Vec<f64>,
+    /// Updates that were skipped because a gradient was not finite.
+    pub num_skipped: usize,
+    /// Forward and backward passes.
+    pub num_micro_batches: usize,
+}
+
+impl UpdateReport {
+    /// verl's names: `actor/*`, and `training/num_micro_batches`.
+    pub fn metrics(&self, plan: &UpdatePlan) -> Metrics {
+        let num_updates = (self.grad_norms.len() + self.num_skipped).max(1) as f64;
+        let mut metrics: Metrics = self
+            .loss
+            .values()
+            .into_iter()
+            .map(|(name, value)| {
+                // Losses are sums of means, one for each update; fractions already are means over tokens.
+                let is_sum = ["actor/pg_loss", "actor/kl_loss", "actor/entropy"].contains(&name);
+                (name.to_owned(), if is_sum { value / num_updates } else { value })
+            })
+            .collect();
+        if let Some(kl) = plan.objective.kl {
+            metrics.insert("actor/kl_coef".into(), kl.coefficient);
+        } else {
+            metrics.remove("actor/kl_loss");
+        }
+        if !self.grad_norms.is_empty() {
+            let mean = self.grad_norms.iter().sum::<f64>() / self.grad_norms.len() as f64;
+            metrics.insert("actor/grad_norm".into(), mean);
+        }
+        metrics.insert("actor/lr".into(), plan.learning_rate);
+        metrics.insert("training/num_skipped_updates".into(), self.num_skipped as f64);
+        metrics.insert("training/num_micro_batches".into(), self.num_micro_batches as f64);
+        metrics
+    }
+}
+
+/// Trains the actor on `batch`.
+///
+/// # Errors
+/// [`UpdateError`]; weights are those after the last applied update.
+pub fn update(actor: &mut Actor, batch: &Batch, plan: &UpdatePlan) -> Result<UpdateReport, UpdateError> {
+    let mut report = UpdateReport::default();
+    for epoch in 0..plan.num_epochs {
+        for (update_idx, row_idxs) in group_ranges(batch, plan.groups_per_update).into_iter().enumerate() {
+            let seed = plan.seed.wrapping_add(((epoch as u64) << 32) | update_idx as u64);
+            one_update(actor, batch, &row_idxs.collect::<Vec<_>>(), plan, seed, &mut report)?;
+        }
+    }
+    Ok(report)
+}
+
+/// One optimizer update on the rows `row_idxs`.
+fn one_update(
+    actor: &mut Actor,
+    batch: &Batch,
+    row_idxs: &[usize],
+    plan: &UpdatePlan,
+    seed: u64,
+    report: &mut UpdateReport,
+) -> Result<(), UpdateError> {
+    let denominators = Denominators::of(&batch.micro_rows(row_idxs));
+    let lens: Vec<usize> = row_idxs.iter().map(|row_idx| batch.sequences[*row_idx].num_tokens()).collect();
+    let micro_batches: Vec<MicroBatch> = packing::micro_batches(&lens, plan.max_tokens)?
+        .iter()
+        .map(|places| places.iter().map(|place| row_idxs[*place]).collect::<Vec<_>>())
+        .map(|rows| MicroBatch::new(batch, &rows, actor.decoder.device()))
+        .collect();
+    let selected = select_tokens(actor, batch, &micro_batches, plan, seed)?;
+    actor.set_dropout_seed(Some(seed));
+    for micro_batch in &micro_batches {
+        let inputs = MicroInputs::gather(actor, batch, micro_batch, plan, selected.as_deref());
+        let loss = plan.objective.prepare(inputs.as_loss_inputs(micro_batch), &denominators)?;
+        report.loss += actor.accumulate(micro_batch, &loss)?;
+        report.num_micro_batches += 1;
+    }
+    match actor.apply(plan.learning_rate)? {
+        StepOutcome::Applied { grad_norm } => report.grad_norms.push(grad_norm),
+        StepOutcome::SkippedNonFinite => report.num_skipped += 1,
+    }
+    Ok(())
+}
+
+/// A micro-batch's part of the batch's per-token values.
+struct MicroInputs {
+    advantages: Vec<f64>,
+    old_logprobs: Option<Vec<f64>>,
+    ref_logprobs: Option<Vec<f64>>,
+    importance_weights: Option<Vec<f64>>,
+    actor_logprobs: Option<Vec<f64>>,
+    selected: Option<Vec<bool>>,
+}
+
+impl MicroInputs {
+    fn gather(
+        actor: &Actor,
+        batch: &Batch,
+        micro_batch: &MicroBatch,
+        plan: &UpdatePlan,
+        selected: Option<&[bool]>,
+    ) -> Self {
+        let rows = &micro_batch.row_idxs;
+        let part = |values: &Option<Vec<f64>>| values.as_deref().map(|values| batch.gather(rows, values));
+        let old_logprobs = part(&batch.old_logprobs).filter(|_| !plan.is_on_policy(batch));
+        // Off-policy a sequence's ratio must be known before the first of its tokens can be evaluated.
+        let needs_sequences = plan.objective.policy.scope() == LossScope::Sequence && old_logprobs.is_some();
+        Self {
+            advantages: batch.gather(rows, &batch.advantages),
+            old_logprobs,
+            ref_logprobs: part(&batch.ref_logprobs),
+            importance_weights: part(&batch.importance_weights),
+            actor_logprobs: needs_sequences
+                .then(|| actor.score_micro_batch(micro_batch, Adapter::On).logprobs),
+            selected: selected.map(|selected| batch.gather(rows, selected)),
+        }
+    }
+
+    fn as_loss_inputs<'a>(&'a self, micro_batch: &'a MicroBatch) -> LossInputs<'a> {
+        LossInputs {
+            old_logprobs: self.old_logprobs.as_deref(),
+            ref_logprobs: self.ref_logprobs.as_deref(),
+            importance_weights: self.importance_weights.as_deref(),
+            actor_logprobs: self.actor_logprobs.as_deref(),
+            selected: self.selected.as_deref(),
+            ..LossInputs::new(&micro_batch.rows, &self.advantages)
+        }
+    }
+}
+
+/// The tokens that a loss over the whole batch treats specially, as flags over the batch; `None` for other losses.
+fn select_tokens(
+    actor: &Actor,
+    batch: &Batch,
+    micro_batches: &[MicroBatch],
+    plan: &UpdatePlan,
+    seed: u64,
+) -> Result<Option<Vec<bool>>, UpdateError> {
+    if plan.objective.policy.scope() != LossScope::Batch {
+        return Ok(None);
+    }
+    let mut logprobs = vec![0.0; batch.rows.num_tokens()];
+    let mut mask = vec![false; batch.rows.num_tokens()];
+    for micro_batch in micro_batches {
+        let scores = actor.score_micro_batch(micro_batch, Adapter::On);
+        batch.scatter(&micro_batch.row_idxs, &scores.logprobs, &mut logprobs);
+        batch.scatter(&micro_batch.row_idxs, micro_batch.rows.mask(), &mut mask);
+    }
+    let inputs = CovarianceInputs {
+        rows: &batch.rows.with_mask(mask).map_err(LossError::from)?,
+        advantages: &batch.advantages,
+        logprobs: &logprobs,
+        old_logprobs: batch.old_logprobs.as_deref().filter(|_| !plan.is_on_policy(batch)),
+        seed,
+    };
+    Ok(Some(plan.objective.policy.select_tokens(&inputs)?))
+}
+
+/// The rows of each update: consecutive rollout groups, `groups_per_update` of them.
+fn group_ranges(batch: &Batch, groups_per_update: usize) -> Vec<Range<usize>> {
+    let mut ranges: Vec<Range<usize>> = Vec::new();
+    let mut num_groups = 0;
+    for (row_idx, group) in batch.groups.iter().enumerate() {
+        if row_idx == 0 || *group != batch.groups[row_idx - 1] {
+            num_groups += 1;
+            if (num_groups - 1) % groups_per_update.max(1) == 0 {
+                ranges.push(row_idx..row_idx);
+            }
+        }
+        if let Some(last) = ranges.last_mut() {
+            last.end = row_idx + 1;
+        }
+    }
+    ranges
+}
