@@ -1,35 +1,34 @@
-//! A 64-bit digest of raw memory, fast enough to run over all weights of a model in every step.
+//! A 64-bit digest of numbers as they lie in memory, fast enough to run over all weights of a model in every step.
 //!
 //! It finds accidents (a tensor that was not synchronised, a page that was overwritten), not attacks; files have
 //! cryptographic digests of their own.
 
 const NUM_LANES: usize = 8;
-const STRIDE: usize = NUM_LANES * size_of::<u64>();
+/// Numbers taken in together: two a lane.
+const STRIDE: usize = 2 * NUM_LANES;
 /// Odd, so that multiplying by it loses nothing (from xxHash64).
 const PRIME: u64 = 0x9e37_79b1_85eb_ca87;
 
-/// Digest of `bytes`, length included.
+/// Digest of the bit patterns of `values` and of their number; `-0.0` and `0.0` differ, equal NaNs agree.
 ///
-/// Each step is a bijection of its lane, so two inputs that differ in one word always differ in their digests.
+/// Each step is a bijection of its lane, so two inputs that differ in one number always differ in their digests.
 /// Eight independent lanes keep the multipliers busy: memory bandwidth is the limit.
-pub fn digest64(bytes: &[u8]) -> u64 {
+pub fn digest64(values: &[f32]) -> u64 {
     let mut lanes: [u64; NUM_LANES] = std::array::from_fn(|lane| PRIME.wrapping_mul(lane as u64 + 1));
-    let mut strides = bytes.chunks_exact(STRIDE);
+    let mut strides = values.chunks_exact(STRIDE);
     for stride in &mut strides {
         absorb(&mut lanes, stride);
     }
-    let mut rest = [0; STRIDE];
+    let mut rest = [0.0; STRIDE];
     rest[..strides.remainder().len()].copy_from_slice(strides.remainder());
     absorb(&mut lanes, &rest);
-    lanes.iter().fold(bytes.len() as u64, |digest, &lane| step(digest, lane))
+    lanes.iter().fold(values.len() as u64, |digest, &lane| step(digest, lane))
 }
 
 #[inline]
-fn absorb(lanes: &mut [u64; NUM_LANES], stride: &[u8]) {
-    for (lane, word) in lanes.iter_mut().zip(stride.chunks_exact(size_of::<u64>())) {
-        let mut bytes = [0; size_of::<u64>()];
-        bytes.copy_from_slice(word);
-        *lane = step(*lane, u64::from_le_bytes(bytes));
+fn absorb(lanes: &mut [u64; NUM_LANES], stride: &[f32]) {
+    for (lane, pair) in lanes.iter_mut().zip(stride.chunks_exact(2)) {
+        *lane = step(*lane, u64::from(pair[0].to_bits()) | u64::from(pair[1].to_bits()) << 32);
     }
 }
 
@@ -48,11 +47,11 @@ mod tests {
 
     #[test]
     fn every_single_bit_matters() {
-        let bytes: Vec<u8> = (0..200u8).collect();
-        let mut seen = HashSet::from([digest64(&bytes)]);
-        for bit in 0..bytes.len() * 8 {
-            let mut changed = bytes.clone();
-            changed[bit / 8] ^= 1 << (bit % 8);
+        let values: Vec<f32> = (0..50u8).map(f32::from).collect();
+        let mut seen = HashSet::from([digest64(&values)]);
+        for bit in 0..values.len() * 32 {
+            let mut changed = values.clone();
+            changed[bit / 32] = f32::from_bits(changed[bit / 32].to_bits() ^ 1 << (bit % 32));
             assert!(seen.insert(digest64(&changed)), "bit {bit}");
         }
     }
@@ -61,11 +60,11 @@ mod tests {
     fn order_and_length_matter() {
         let mut seen = HashSet::new();
         for len in 0..200 {
-            assert!(seen.insert(digest64(&vec![0; len])), "length {len}");
+            assert!(seen.insert(digest64(&vec![0.0; len])), "length {len}");
         }
-        let bytes: Vec<u8> = (0..128u8).collect();
-        let mut swapped = bytes.clone();
+        let values: Vec<f32> = (0..128u8).map(f32::from).collect();
+        let mut swapped = values.clone();
         swapped.swap(0, 64);
-        assert_ne!(digest64(&bytes), digest64(&swapped));
+        assert_ne!(digest64(&values), digest64(&swapped));
     }
 }

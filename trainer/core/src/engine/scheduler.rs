@@ -10,6 +10,9 @@ use super::sequence::slot;
 use super::{Block, BlockPool, Sequence, SequenceRequest};
 use crate::types::TokenId;
 
+/// One block in so many is not given to newcomers (vLLM's watermark is the same hundredth).
+const HEADROOM_DIVISOR: usize = 100;
+
 /// What bounds the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SchedulerLimits {
@@ -143,6 +146,23 @@ impl Scheduler {
         })
     }
 
+    /// Blocks with which no sample of `requests` is ever preempted, whatever lengths they reach.
+    pub fn blocks_wanted(requests: &[SequenceRequest], block_size: usize, max_concurrent: usize) -> usize {
+        let mut costs: Vec<usize> = Vec::new();
+        for request in requests.iter().filter(|request| !request.prompt.is_empty()) {
+            let longest = blocks_of_request(request, block_size);
+            let num_shared = (request.prompt.len() - 1) / block_size;
+            // The first sample of a request brings the shared blocks along, and the partial one kept for siblings.
+            costs.extend(request.seeds.iter().enumerate().map(|(sample_idx, _)| match sample_idx {
+                0 => longest + 1,
+                _ => longest - num_shared,
+            }));
+        }
+        costs.sort_unstable_by(|a, b| b.cmp(a));
+        let wanted: usize = costs.iter().take(max_concurrent).sum();
+        wanted + wanted / HEADROOM_DIVISOR + 1
+    }
+
     /// Queues every sample of a request.
     ///
     /// # Errors
@@ -267,9 +287,9 @@ impl Scheduler {
         }
     }
 
-    /// A hundredth of the blocks stays free while something runs, so that a newcomer is not preempted at once.
+    /// Some blocks stay free while something runs, so that a newcomer is not preempted at once.
     fn has_headroom(&self) -> bool {
-        self.running.is_empty() || self.pool.num_free() > self.pool.num_blocks() / 100
+        self.running.is_empty() || self.pool.num_free() > self.pool.num_blocks() / HEADROOM_DIVISOR
     }
 
     /// Moves a sequence to the running ones, or hands it back untouched when blocks or the token budget are short.

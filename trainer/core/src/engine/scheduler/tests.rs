@@ -141,6 +141,22 @@ proptest! {
     }
 }
 
+proptest! {
+    #[test]
+    fn with_the_blocks_wanted_nothing_is_ever_preempted(
+        shapes in prop::collection::vec((1usize..30, 1u64..6, 1usize..24), 1..8),
+        block_size in 1usize..6,
+        max_concurrent in 1usize..9,
+        stop_seed in 1usize..50,
+    ) {
+        let requests: Vec<_> = shapes.iter().map(|&(p, n, new)| request(p, n, new)).collect();
+        let num_blocks = Scheduler::blocks_wanted(&requests, block_size, max_concurrent) as u32;
+        let stop_after = |s: &Sequence| 1 + (s.request_idx * 7 + s.sample_idx * 3 + stop_seed) % 24;
+        let done = Simulation::new(limits(num_blocks, block_size, max_concurrent), &requests).run(&stop_after);
+        prop_assert_eq!(done.scheduler.stats().preemptions, 0);
+    }
+}
+
 #[test]
 fn a_group_prompt_is_prefilled_once_and_its_full_blocks_are_shared() {
     let mut scheduler = Scheduler::new(limits(64, 4, 8)).unwrap();

@@ -1,0 +1,195 @@
+//! The rollout engine: writes completions with the actor's own weights, many sequences at once.
+//!
+//! ```text
+//!   sync_weights(decoder, version) -> generate(requests) ... -> sleep() -> (update) -> sync_weights ...
+//!
+//!   generate:  Scheduler (rlt-core, no tensors)  -- Step -->  ModelRunner -- logits -->  RowSampler
+//!                   ^                                                                        |
+//!                   +--------------------------- tokens drawn -------------------------------+
+//! ```
+//! - One body: a layer's arithmetic is [`crate::model::DecoderLayer::forward_with`], which training runs too; only
+//!   the linear layers are packed for few rows and the attention reads a paged cache.
+//! - Sequences join and leave between two steps; no row of a batch is padding.
+//! - Weights are packed by `sync_weights`, which takes a digest of every parameter. Generation first takes the digest
+//!   of the trainer's parameters again and refuses to run when one of them has changed.
+//! - A sample depends on its prompt, its seed and the weights. What runs beside it can change the order of additions
+//!   in a matrix product, by about 1e-6 in a log-prob; the draw is made so that such noise moves no token unless
+//!   the seed's number lies within that noise of a boundary (see [`rlt_core::sampling`]).
+//!
+//! Shapes: b sequences in a decode, t tokens, v vocabulary. Never here: rewards, advantages, what the prompts mean.
+
+mod completion;
+mod digest;
+mod engine;
+mod kv_cache;
+mod runner;
+mod sampler;
+mod weights;
+
+use std::sync::Arc;
+
+use rlt_core::engine::{DetokenizeError, SchedulerError};
+use rlt_core::sampling::{SamplingError, SamplingParams};
+use rlt_core::types::TokenId;
+
+pub use digest::WeightDigest;
+pub use engine::RolloutEngine;
+pub use rlt_core::engine::Detokenizer;
+
+/// What bounds an engine.
+#[derive(Clone, Debug)]
+pub struct RolloutOptions {
+    /// Sequences that decode together.
+    pub max_concurrent: usize,
+    /// Tokens a block of the key-value cache holds.
+    pub block_size: usize,
+    /// Longest prompt and completion together, in tokens; `None` is the model's own `max_position_embeddings`.
+    pub max_model_len: Option<usize>,
+    /// Most memory for keys and values, in bytes; `None` is as much as the requests can fill. With less, sequences
+    /// that find no room are computed again later.
+    pub max_cache_bytes: Option<usize>,
+    /// Prompt tokens that are prefilled together.
+    pub max_prefill_tokens: usize,
+    /// Tokens that end a sample unless its parameters say otherwise: the tokenizer's.
+    pub eos_token_ids: Vec<TokenId>,
+}
+
+impl Default for RolloutOptions {
+    fn default() -> Self {
+        Self {
+            max_concurrent: 64,
+            block_size: 16,
+            max_model_len: None,
+            max_cache_bytes: None,
+            max_prefill_tokens: 4096,
+            eos_token_ids: Vec::new(),
+        }
+    }
+}
+
+/// A prompt and how many samples of it are wanted, with what parameters.
+#[derive(Clone, Debug)]
+pub struct RolloutRequest {
+    /// Prompt tokens, at least one.
+    pub prompt: Arc<[TokenId]>,
+    /// One seed a sample. The same seed gives the same sample.
+    pub seeds: Vec<u64>,
+    /// How tokens are drawn and where samples end.
+    pub sampling: SamplingParams,
+    /// Longest completion in tokens; the model's context may end it sooner.
+    pub max_new_tokens: usize,
+}
+
+/// How far a call of `generate` has come, reported after each step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RolloutProgress {
+    /// New tokens so far.
+    pub num_tokens: usize,
+    /// Sequences that decode now.
+    pub num_running: usize,
+    /// Sequences that wait for a place.
+    pub num_waiting: usize,
+    /// Sequences that are complete.
+    pub num_finished: usize,
+}
+
+/// Counts of one call of `generate`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RolloutStats {
+    /// New tokens.
+    pub num_tokens: usize,
+    /// Decode steps.
+    pub num_steps: usize,
+    /// Prompt tokens computed; less than the prompts' sum over all samples, as a group shares its prompt.
+    pub num_prefilled_tokens: usize,
+    /// Sequences that ran out of cache and were computed again.
+    pub num_preemptions: usize,
+    /// Memory of the key-value cache in bytes.
+    pub cache_bytes: usize,
+}
+
+/// Why a rollout could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum RolloutError {
+    /// No weights were synchronised, or they were dropped by `sleep`.
+    #[error("generate: the engine has no weights; synchronise them first")]
+    Asleep,
+    /// The trainer's weights are no longer those that the engine packed.
+    #[error("generate: parameter {parameter} has changed since policy version {policy_version} was synchronised")]
+    StaleWeights {
+        /// First parameter that differs.
+        parameter: String,
+        /// What the engine holds.
+        policy_version: u64,
+    },
+    /// Weights are older than those the engine already has.
+    #[error("synchronise weights: policy version {offered} comes after {current}, which is newer")]
+    OlderWeights {
+        /// The engine's version.
+        current: u64,
+        /// The version that was to replace it.
+        offered: u64,
+    },
+    /// A sampling parameter is out of its range.
+    #[error("request {request_idx}")]
+    Sampling {
+        /// Number of the request in the call.
+        request_idx: usize,
+        /// Which and why.
+        #[source]
+        source: SamplingError,
+    },
+    /// A prompt leaves no room for a completion.
+    #[error("request {request_idx}: prompt has {prompt_len} tokens, the model's context {max_model_len}")]
+    PromptTooLong {
+        /// Number of the request in the call.
+        request_idx: usize,
+        /// Length of its prompt.
+        prompt_len: usize,
+        /// Longest sequence.
+        max_model_len: usize,
+    },
+    /// A prompt holds a token that the model does not know.
+    #[error("request {request_idx}: token {token} is outside the model's vocabulary of {vocab_size}")]
+    UnknownToken {
+        /// Number of the request in the call.
+        request_idx: usize,
+        /// The token.
+        token: TokenId,
+        /// Rows of the embedding.
+        vocab_size: usize,
+    },
+    /// The requests do not fit the engine's limits.
+    #[error("schedule rollouts")]
+    Schedule(#[source] SchedulerError),
+    /// The model gave a NaN or an infinite logit.
+    #[error("logits of request {request_idx}, sample {sample_idx} are not finite at completion token {position}")]
+    NonFiniteLogits {
+        /// Number of the request in the call.
+        request_idx: usize,
+        /// Position among the request's samples.
+        sample_idx: usize,
+        /// Completion tokens before the one that could not be drawn.
+        position: usize,
+    },
+    /// A completion could not be turned into text.
+    #[error("turn the completion of request {request_idx}, sample {sample_idx} into text")]
+    Detokenize {
+        /// Number of the request in the call.
+        request_idx: usize,
+        /// Position among the request's samples.
+        sample_idx: usize,
+        /// The tokenizer's error.
+        #[source]
+        source: DetokenizeError,
+    },
+    /// Weights or logits could not be read or packed.
+    #[error("reach the tensors of {what}")]
+    Tensor {
+        /// Which ones.
+        what: String,
+        /// Why.
+        #[source]
+        source: rlt_torch::Error,
+    },
+}

@@ -1,0 +1,200 @@
+//! The engine's life: weights in, completions out, memory back.
+
+use rlt_core::engine::{Detokenizer, Scheduler, SchedulerLimits, SequenceRequest};
+use rlt_core::sampling::SamplingParams;
+use rlt_core::types::Completion;
+
+use super::completion::Drafts;
+use super::kv_cache::{self, KvCache};
+use super::runner::ModelRunner;
+use super::sampler;
+use super::weights::RolloutWeights;
+use super::{RolloutError, RolloutOptions, RolloutProgress, RolloutRequest, RolloutStats, WeightDigest};
+use crate::model::Decoder;
+
+/// Rows beyond which a packed weight's layout no longer depends on their number.
+const MAX_ROWS_HINT: usize = 64;
+
+/// Generates with packed copies of a decoder's linear layers and a paged key-value cache.
+#[derive(Debug)]
+pub struct RolloutEngine {
+    options: RolloutOptions,
+    weights: Option<RolloutWeights>,
+    cache: Option<KvCache>,
+    stats: RolloutStats,
+}
+
+impl RolloutEngine {
+    /// An engine without weights; it takes memory with the first [`Self::sync_weights`].
+    pub fn new(options: RolloutOptions) -> Self {
+        Self { options, weights: None, cache: None, stats: RolloutStats::default() }
+    }
+
+    /// Packs the decoder's weights, adapters folded in, as those of `policy_version`; returns what
+    /// [`WeightDigest::of`] gives for them. Nothing of earlier weights stays: no key or value outlives a call of
+    /// [`Self::generate`].
+    ///
+    /// # Errors
+    /// [`RolloutError::OlderWeights`] when the engine already has a later version, [`RolloutError::Tensor`] when
+    /// memory cannot be reached.
+    pub fn sync_weights(
+        &mut self,
+        decoder: &Decoder,
+        policy_version: u64,
+    ) -> Result<WeightDigest, RolloutError> {
+        if let Some(current) = self.policy_version().filter(|&current| current > policy_version) {
+            return Err(RolloutError::OlderWeights { current, offered: policy_version });
+        }
+        // Old and new packed weights never exist together.
+        self.weights = None;
+        let rows_hint = self.options.max_concurrent.clamp(1, MAX_ROWS_HINT) as i64;
+        let weights = tch::no_grad(|| RolloutWeights::pack(decoder, policy_version, rows_hint))?;
+        Ok(self.weights.insert(weights).digest.clone())
+    }
+
+    /// Drops packed weights and the cache; the next rollout needs [`Self::sync_weights`] first.
+    pub fn sleep(&mut self) {
+        self.weights = None;
+        self.cache = None;
+    }
+
+    /// Version of the weights that the engine holds.
+    pub fn policy_version(&self) -> Option<u64> {
+        self.weights.as_ref().map(|weights| weights.policy_version)
+    }
+
+    /// Counts of the last call of [`Self::generate`].
+    pub fn stats(&self) -> RolloutStats {
+        self.stats
+    }
+
+    /// Writes all samples of all requests; one list a request, in the order of its seeds.
+    ///
+    /// `progress` is called after each step.
+    ///
+    /// # Errors
+    /// [`RolloutError`]; in particular [`RolloutError::StaleWeights`] when a parameter of `decoder` differs from
+    /// what was synchronised.
+    pub fn generate(
+        &mut self,
+        decoder: &Decoder,
+        requests: &[RolloutRequest],
+        detokenizer: &dyn Detokenizer,
+        progress: &mut dyn FnMut(RolloutProgress),
+    ) -> Result<Vec<Vec<Completion>>, RolloutError> {
+        let _no_grad = tch::no_grad_guard();
+        let weights = self.weights.as_ref().ok_or(RolloutError::Asleep)?;
+        check_fresh(weights, decoder)?;
+        let planned = self.plan(decoder, requests)?;
+        let cache = fitting_cache(&mut self.cache, &self.options, decoder, &planned);
+        let mut scheduler = scheduler_for(&self.options, cache, &planned)?;
+        let mut drafts = Drafts::new(requests, &self.options.eos_token_ids, detokenizer);
+        let mut runner = ModelRunner { decoder, weights, cache };
+        let mut done = RolloutProgress::default();
+        let mut num_steps = 0;
+        while !scheduler.is_idle() {
+            let step = scheduler.schedule();
+            runner.prefill(&step.prefills);
+            runner.cache.copy_blocks(&step.copies);
+            let logits_bv = runner.decode(scheduler.running());
+            let params: Vec<&SamplingParams> =
+                scheduler.running().iter().map(|s| &requests[s.request_idx].sampling).collect();
+            let drawn = sampler::draw_rows(&logits_bv, scheduler.running(), &params)?;
+            let mut verdicts = Vec::with_capacity(drawn.len());
+            for (sequence, &drawn) in scheduler.running().iter().zip(&drawn) {
+                verdicts.push((drawn.token, drafts.push(sequence, drawn)?));
+            }
+            for sequence in scheduler.advance(&verdicts) {
+                drafts.finish(&sequence)?;
+                done.num_finished += 1;
+            }
+            num_steps += 1;
+            done.num_tokens += drawn.len();
+            done.num_running = scheduler.running().len();
+            done.num_waiting = scheduler.num_waiting();
+            progress(done);
+        }
+        self.stats = RolloutStats {
+            num_tokens: done.num_tokens,
+            num_steps,
+            num_prefilled_tokens: scheduler.stats().prefilled_tokens,
+            num_preemptions: scheduler.stats().preemptions,
+            cache_bytes: runner.cache.bytes(),
+        };
+        Ok(drafts.into_completions())
+    }
+
+    /// Checks each request and cuts its completion to the model's context.
+    fn plan(
+        &self,
+        decoder: &Decoder,
+        requests: &[RolloutRequest],
+    ) -> Result<Vec<SequenceRequest>, RolloutError> {
+        let max_model_len = self.options.max_model_len.unwrap_or(decoder.config.max_position_embeddings);
+        let vocab_size = decoder.config.vocab_size;
+        let plan = |(request_idx, request): (usize, &RolloutRequest)| {
+            request.sampling.validate().map_err(|source| RolloutError::Sampling { request_idx, source })?;
+            let prompt_len = request.prompt.len();
+            if prompt_len >= max_model_len {
+                return Err(RolloutError::PromptTooLong { request_idx, prompt_len, max_model_len });
+            }
+            if let Some(&token) = request.prompt.iter().find(|&&token| token as usize >= vocab_size) {
+                return Err(RolloutError::UnknownToken { request_idx, token, vocab_size });
+            }
+            Ok(SequenceRequest {
+                prompt: request.prompt.clone(),
+                seeds: request.seeds.clone(),
+                max_new_tokens: request.max_new_tokens.min(max_model_len - prompt_len),
+            })
+        };
+        requests.iter().enumerate().map(plan).collect()
+    }
+}
+
+fn check_fresh(weights: &RolloutWeights, decoder: &Decoder) -> Result<(), RolloutError> {
+    let now = WeightDigest::of(decoder)?;
+    match weights.digest.first_difference(&now) {
+        None => Ok(()),
+        Some(parameter) => Err(RolloutError::StaleWeights {
+            parameter: parameter.to_owned(),
+            policy_version: weights.policy_version,
+        }),
+    }
+}
+
+/// The cache of the last call where it is large enough, else a new one.
+fn fitting_cache<'a>(
+    cache: &'a mut Option<KvCache>,
+    options: &RolloutOptions,
+    decoder: &Decoder,
+    planned: &[SequenceRequest],
+) -> &'a mut KvCache {
+    let kind = decoder.compute_kind();
+    let block_bytes = kv_cache::block_bytes(&decoder.config, options.block_size, kind);
+    let allowed = options.max_cache_bytes.map_or(usize::MAX, |bytes| bytes / block_bytes.max(1));
+    let wanted = Scheduler::blocks_wanted(planned, options.block_size, options.max_concurrent);
+    let num_blocks = wanted.min(allowed).clamp(1, u32::MAX as usize) as u32;
+    if cache.as_ref().is_some_and(|cache| cache.num_blocks() < num_blocks) {
+        // The old one goes before the new one comes.
+        *cache = None;
+    }
+    cache.get_or_insert_with(|| {
+        KvCache::allocate(&decoder.config, num_blocks, options.block_size, (kind, decoder.device()))
+    })
+}
+
+fn scheduler_for(
+    options: &RolloutOptions,
+    cache: &KvCache,
+    planned: &[SequenceRequest],
+) -> Result<Scheduler, RolloutError> {
+    let limits = SchedulerLimits {
+        num_blocks: cache.num_blocks(),
+        block_size: cache.block_size(),
+        max_concurrent: options.max_concurrent,
+        max_prefill_tokens: options.max_prefill_tokens,
+    };
+    let mut scheduler = Scheduler::new(limits).map_err(RolloutError::Schedule)?;
+    planned.iter().try_for_each(|request| scheduler.add(request)).map_err(RolloutError::Schedule)?;
+    Ok(scheduler)
+}

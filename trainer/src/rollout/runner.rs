@@ -1,0 +1,114 @@
+//! Runs the decoder on what the scheduler chose: tensors on this side, decisions on the other.
+
+use rlt_core::engine::{Prefill, Sequence};
+use tch::Tensor;
+
+use super::kv_cache::KvCache;
+use super::weights::RolloutWeights;
+use crate::model::{Decoder, DecoderLayer};
+
+/// A decoder with packed weights and a cache to write to.
+pub(super) struct ModelRunner<'a> {
+    pub(super) decoder: &'a Decoder,
+    pub(super) weights: &'a RolloutWeights,
+    pub(super) cache: &'a mut KvCache,
+}
+
+/// One pass over a stream of tokens.
+struct Batch {
+    tokens: Vec<i64>,
+    position_ids: Vec<i64>,
+    /// Cache slot of each token.
+    slot_mapping: Vec<i64>,
+    context: Context,
+}
+
+/// What the tokens of a pass attend to.
+enum Context {
+    /// The tokens before them in the stream, from the start of their own sequence.
+    Stream { cu_seqlens: Vec<i32> },
+    /// One token a sequence, which attends to the sequence's blocks.
+    Cache { block_tables: Vec<Vec<i32>>, context_lens: Vec<i32> },
+}
+
+impl ModelRunner<'_> {
+    /// Stores keys and values of all prompts in one pass.
+    pub(super) fn prefill(&mut self, prefills: &[Prefill]) {
+        if !prefills.is_empty() {
+            self.forward(&prepare_prefill(prefills));
+        }
+    }
+
+    /// Feeds in each sequence's last token; logits [b, v] of the next ones, f32.
+    pub(super) fn decode(&mut self, sequences: &[Sequence]) -> Tensor {
+        let batch = prepare_decode(sequences, self.cache.block_size());
+        let hidden_bd = self.forward(&batch);
+        let normed_bd = self.decoder.final_norm(&hidden_bd);
+        self.weights.head.forward(&normed_bd).to_kind(tch::Kind::Float)
+    }
+
+    /// Hidden states [t, d] behind the last layer.
+    fn forward(&mut self, batch: &Batch) -> Tensor {
+        let device = self.decoder.device();
+        let tokens = Tensor::from_slice(&batch.tokens).to_device(device);
+        let position_ids = Tensor::from_slice(&batch.position_ids).to_device(device);
+        let rope = self.decoder.rope(&position_ids);
+        let mut hidden_td = self.decoder.embed(&tokens);
+        for (layer_idx, layer) in self.decoder.layers().iter().enumerate() {
+            let packed = &self.weights.layers[layer_idx];
+            let cache = self.cache.layer(layer_idx);
+            let mut attend = |q_thd: &Tensor, k_tkd: &Tensor, v_tkd: &Tensor| {
+                rlt_torch::write_kv(&mut cache.keys, &mut cache.values, k_tkd, v_tkd, &batch.slot_mapping);
+                match &batch.context {
+                    Context::Stream { cu_seqlens } => attend_stream(layer, [q_thd, k_tkd, v_tkd], cu_seqlens),
+                    Context::Cache { block_tables, context_lens } => {
+                        let (scale, window) = (layer.attention_scale(), layer.window());
+                        let (keys, values) = (&cache.keys, &cache.values);
+                        rlt_torch::paged_attention(
+                            q_thd,
+                            keys,
+                            values,
+                            block_tables,
+                            context_lens,
+                            scale,
+                            window,
+                        )
+                    }
+                }
+            };
+            hidden_td = layer.forward_with(&hidden_td, &rope, packed, &mut attend);
+        }
+        hidden_td
+    }
+}
+
+fn attend_stream(layer: &DecoderLayer, [q_thd, k_tkd, v_tkd]: [&Tensor; 3], cu_seqlens: &[i32]) -> Tensor {
+    rlt_torch::varlen_attention(q_thd, k_tkd, v_tkd, cu_seqlens, layer.attention_scale(), layer.window())
+}
+
+fn prepare_prefill(prefills: &[Prefill]) -> Batch {
+    let mut tokens = Vec::new();
+    let mut position_ids = Vec::new();
+    let mut slot_mapping = Vec::new();
+    let mut cu_seqlens = vec![0];
+    for prefill in prefills {
+        tokens.extend(prefill.tokens.iter().map(|&token| i64::from(token)));
+        position_ids.extend(0..prefill.tokens.len() as i64);
+        slot_mapping.extend(prefill.slots.iter().map(|&slot| slot as i64));
+        cu_seqlens.push(tokens.len() as i32);
+    }
+    Batch { tokens, position_ids, slot_mapping, context: Context::Stream { cu_seqlens } }
+}
+
+fn prepare_decode(sequences: &[Sequence], block_size: usize) -> Batch {
+    let table = |sequence: &Sequence| sequence.block_table().map(|block| block as i32).collect();
+    Batch {
+        tokens: sequences.iter().map(|s| i64::from(s.last_token())).collect(),
+        position_ids: sequences.iter().map(|s| s.last_position() as i64).collect(),
+        slot_mapping: sequences.iter().map(|s| s.last_slot(block_size) as i64).collect(),
+        context: Context::Cache {
+            block_tables: sequences.iter().map(table).collect(),
+            context_lens: sequences.iter().map(|s| s.last_position() as i32 + 1).collect(),
+        },
+    }
+}

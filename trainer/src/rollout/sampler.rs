@@ -1,0 +1,88 @@
+//! From logits to tokens and their log-probs, a batch at a time.
+//!
+//! Softmax and log-sum run vectorised over the whole batch; what is left for each row is one walk over its
+//! probabilities in [`rlt_core::sampling`], which also says what the parameters mean.
+
+use rlt_core::engine::Sequence;
+use rlt_core::sampling::{self, SamplingParams};
+use rlt_core::types::TokenId;
+use tch::{Kind, Tensor};
+
+use super::RolloutError;
+
+/// A token and its log-prob under the untruncated distribution.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Drawn {
+    pub(super) token: TokenId,
+    pub(super) logprob: f32,
+}
+
+/// Draws the next token of each row of `logits_bv` (f32 [b, v]); `params` gives each row's parameters.
+pub(super) fn draw_rows(
+    logits_bv: &Tensor,
+    sequences: &[Sequence],
+    params: &[&SamplingParams],
+) -> Result<Vec<Drawn>, RolloutError> {
+    let reach = |source| RolloutError::Tensor { what: "logits".into(), source };
+    let logprobs_bv = scaled(logits_bv, params).log_softmax(1, Kind::Float).contiguous();
+    let probs_bv = if params.iter().any(|p| p.has_penalty()) {
+        scaled(&penalised(logits_bv, sequences, params)?, params).softmax(1, Kind::Float)
+    } else {
+        logprobs_bv.exp()
+    };
+    let probs_bv = probs_bv.to_device(tch::Device::Cpu).contiguous();
+    let vocab_size = logits_bv.size()[1] as usize;
+    let logprobs = logprobs_bv.to_device(tch::Device::Cpu);
+    let logprobs = rlt_torch::f32_slice(&logprobs).map_err(reach)?.chunks_exact(vocab_size);
+    let probs = rlt_torch::f32_slice(&probs_bv).map_err(reach)?.chunks_exact(vocab_size);
+    let rows = sequences.iter().zip(params).zip(probs.zip(logprobs));
+    rows.map(|((sequence, params), (probs_v, logprobs_v))| {
+        let token = draw_row(probs_v, params, sequence);
+        let logprob = logprobs_v[token as usize];
+        // Any NaN or positive infinity among the logits makes the whole row of log-probs NaN.
+        if logprob.is_finite() { Ok(Drawn { token, logprob }) } else { Err(non_finite(sequence)) }
+    })
+    .collect()
+}
+
+fn draw_row(probs_v: &[f32], params: &SamplingParams, sequence: &Sequence) -> TokenId {
+    if params.is_greedy() {
+        return sampling::argmax(probs_v);
+    }
+    let u = sampling::draw(sequence.seed, sequence.completion().len() as u64);
+    sampling::sample(probs_v, params, u)
+}
+
+/// Logits divided by each row's temperature; greedy rows stay as they are.
+fn scaled(logits_bv: &Tensor, params: &[&SamplingParams]) -> Tensor {
+    let temperatures: Vec<f32> = params.iter().map(|p| p.logprob_temperature() as f32).collect();
+    if temperatures.iter().all(|&t| t == 1.0) {
+        return logits_bv.shallow_clone();
+    }
+    logits_bv / Tensor::from_slice(&temperatures).unsqueeze(1).to_device(logits_bv.device())
+}
+
+/// A copy of the logits with each row's repetition penalty applied.
+fn penalised(
+    logits_bv: &Tensor,
+    sequences: &[Sequence],
+    params: &[&SamplingParams],
+) -> Result<Tensor, RolloutError> {
+    let vocab_size = logits_bv.size()[1] as usize;
+    let mut copy = logits_bv.to_device(tch::Device::Cpu).contiguous().copy();
+    let rows = rlt_torch::f32_slice_mut(&mut copy)
+        .map_err(|source| RolloutError::Tensor { what: "logits".into(), source })?
+        .chunks_exact_mut(vocab_size);
+    for (logits_v, (sequence, params)) in rows.zip(sequences.iter().zip(params)) {
+        sampling::apply_repetition_penalty(logits_v, sequence.tokens(), params.repetition_penalty);
+    }
+    Ok(copy)
+}
+
+fn non_finite(sequence: &Sequence) -> RolloutError {
+    RolloutError::NonFiniteLogits {
+        request_idx: sequence.request_idx,
+        sample_idx: sequence.sample_idx,
+        position: sequence.completion().len(),
+    }
+}
