@@ -11,3 +11,4 @@ pub mod model;
 pub mod optim;
 pub mod run_folder;
 pub mod stop;
+pub mod tokenizer;

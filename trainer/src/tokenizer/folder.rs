@@ -1,0 +1,283 @@
+//! Reading and writing a tokenizer's Hugging Face folder.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use rlt_core::types::TokenId;
+use serde_json::{Map, Value, json};
+
+use super::chat::ChatTemplate;
+use super::{Origin, SpecialTokens, Tokenizer, TokenizerError};
+
+const DEFINITION: &str = "tokenizer.json";
+const CONFIG: &str = "tokenizer_config.json";
+const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";
+const CHAT_TEMPLATE: &str = "chat_template.jinja";
+/// Templates by name, in files `NAME.jinja`.
+const NAMED_TEMPLATES: &str = "additional_chat_templates";
+
+/// Everything that belongs to a tokenizer and not to the model; copied as it is.
+const COPIED: [&str; 8] = [
+    DEFINITION,
+    CONFIG,
+    SPECIAL_TOKENS_MAP,
+    CHAT_TEMPLATE,
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+];
+
+impl Tokenizer {
+    /// Loads the tokenizer of a Hugging Face folder.
+    ///
+    /// `tokenizer.json` is needed; special tokens come from `tokenizer_config.json`, then
+    /// `special_tokens_map.json`; the chat template from `chat_template.jinja`, then `tokenizer_config.json`;
+    /// further ending tokens from `generation_config.json`, then `config.json`.
+    ///
+    /// # Errors
+    /// [`TokenizerError`], with the file that is at fault.
+    pub fn load(dir: &Path) -> Result<Self, TokenizerError> {
+        let config = read_object(&dir.join(CONFIG))?.unwrap_or_default();
+        let special_map = read_object(&dir.join(SPECIAL_TOKENS_MAP))?.unwrap_or_default();
+        let inner = load_definition(dir, &config)?;
+        let special = special_tokens(&config, &special_map);
+        let eos_ids = eos_ids(dir, &inner, &special)?;
+        let chat = load_chat_template(dir, &config)?.map(Arc::new);
+        let origin = Origin::Folder { dir: dir.to_owned(), replaced_template: false };
+        Ok(Self { inner: Arc::new(inner), special, eos_ids, chat, origin })
+    }
+
+    /// Writes the files that transformers' `AutoTokenizer` loads into `dir`, which must exist.
+    ///
+    /// A tokenizer that was loaded is copied file by file; a replaced chat template is written in place of the old.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Read`] and [`TokenizerError::Write`].
+    pub fn save(&self, dir: &Path) -> Result<(), TokenizerError> {
+        match &self.origin {
+            Origin::Folder { dir: from, replaced_template } => {
+                copy_files(from, dir)?;
+                if !*replaced_template {
+                    return copy_named_templates(from, dir);
+                }
+            }
+            Origin::Memory => self.write_files(dir)?,
+        }
+        match self.chat.as_ref().and_then(|chat| chat.default_source()) {
+            Some(template) => write(&dir.join(CHAT_TEMPLATE), template.as_bytes()),
+            None => Ok(()),
+        }
+    }
+
+    fn write_files(&self, dir: &Path) -> Result<(), TokenizerError> {
+        let path = dir.join(DEFINITION);
+        let definition = self
+            .inner
+            .to_string(true)
+            .map_err(|error| TokenizerError::Definition { path: path.clone(), message: error.to_string() })?;
+        write(&path, definition.as_bytes())?;
+        let roles = self.special.by_role().into_iter().flat_map(|(role, token)| Some((role, token?)));
+        let special: Map<String, Value> =
+            roles.map(|(role, token)| (role.to_owned(), json!(token))).collect();
+        write_json(&dir.join(SPECIAL_TOKENS_MAP), &Value::Object(special.clone()))?;
+        let mut config = special;
+        config.insert("tokenizer_class".into(), json!("PreTrainedTokenizerFast"));
+        config.insert("clean_up_tokenization_spaces".into(), json!(false));
+        config.insert("model_max_length".into(), json!(1_000_000_000));
+        write_json(&dir.join(CONFIG), &Value::Object(config))
+    }
+}
+
+impl SpecialTokens {
+    /// Roles under the names that files and chat templates use.
+    pub(super) fn by_role(&self) -> [(&'static str, Option<&str>); 4] {
+        [
+            ("bos_token", self.bos.as_deref()),
+            ("eos_token", self.eos.as_deref()),
+            ("pad_token", self.pad.as_deref()),
+            ("unk_token", self.unk.as_deref()),
+        ]
+    }
+}
+
+fn load_definition(dir: &Path, config: &Map<String, Value>) -> Result<tokenizers::Tokenizer, TokenizerError> {
+    let path = dir.join(DEFINITION);
+    let bytes = fs::read(&path).map_err(|source| TokenizerError::Read { path: path.clone(), source })?;
+    let refused = |message: String| TokenizerError::Definition { path: path.clone(), message };
+    let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| refused(error.to_string()))?;
+    // A definition may carry the batch settings of whoever saved it; text is never cut or filled here.
+    inner.with_padding(None);
+    inner.with_truncation(None).map_err(|error| refused(error.to_string()))?;
+    let missing: Vec<_> =
+        config_tokens(config).filter(|token| inner.token_to_id(&token.content).is_none()).collect();
+    inner.add_tokens(missing).map_err(|error| refused(error.to_string()))?;
+    Ok(inner)
+}
+
+/// `added_tokens_decoder` of `tokenizer_config.json` by id: transformers adds those that `tokenizer.json` lacks.
+fn config_tokens(config: &Map<String, Value>) -> impl Iterator<Item = tokenizers::AddedToken> {
+    let decoder = config.get("added_tokens_decoder").and_then(Value::as_object);
+    let mut tokens: Vec<(u32, &Value)> =
+        decoder.into_iter().flatten().filter_map(|(id, token)| Some((id.parse().ok()?, token))).collect();
+    tokens.sort_by_key(|(id, _)| *id);
+    tokens
+        .into_iter()
+        .filter_map(|(_, token)| {
+            let flag = |name| token.get(name).and_then(Value::as_bool).unwrap_or(false);
+            let added = tokenizers::AddedToken::from(token.get("content")?.as_str()?, flag("special"));
+            let added = added.single_word(flag("single_word")).normalized(flag("normalized"));
+            Some(added.lstrip(flag("lstrip")).rstrip(flag("rstrip")))
+        })
+        .collect::<Vec<_>>()
+        .into_iter()
+}
+
+fn special_tokens(config: &Map<String, Value>, special_map: &Map<String, Value>) -> SpecialTokens {
+    let find = |role: &str| {
+        let values = [config.get(role), special_map.get(role)];
+        values.into_iter().flatten().find_map(token_text)
+    };
+    SpecialTokens {
+        bos: find("bos_token"),
+        eos: find("eos_token"),
+        pad: find("pad_token"),
+        unk: find("unk_token"),
+    }
+}
+
+/// A token is written as its text or as an object with `content`.
+fn token_text(value: &Value) -> Option<String> {
+    value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned)
+}
+
+fn eos_ids(
+    dir: &Path,
+    inner: &tokenizers::Tokenizer,
+    special: &SpecialTokens,
+) -> Result<Vec<TokenId>, TokenizerError> {
+    let mut ids = Vec::new();
+    if let Some(token) = &special.eos {
+        let missing = || TokenizerError::MissingToken { role: "eos", token: token.clone() };
+        ids.push(inner.token_to_id(token).ok_or_else(missing)?);
+    }
+    for file in ["generation_config.json", "config.json"] {
+        let object = read_object(&dir.join(file))?.unwrap_or_default();
+        let Some(declared) = object.get("eos_token_id").filter(|value| !value.is_null()) else { continue };
+        for id in token_ids(declared) {
+            if !ids.contains(&id) {
+                ids.push(id);
+            }
+        }
+        break;
+    }
+    if ids.is_empty() { Err(TokenizerError::NoEos { dir: dir.to_owned() }) } else { Ok(ids) }
+}
+
+fn token_ids(value: &Value) -> Vec<TokenId> {
+    let id = |value: &Value| value.as_u64().and_then(|id| TokenId::try_from(id).ok());
+    match value {
+        Value::Array(values) => values.iter().filter_map(id).collect(),
+        single => id(single).into_iter().collect(),
+    }
+}
+
+fn load_chat_template(
+    dir: &Path,
+    config: &Map<String, Value>,
+) -> Result<Option<ChatTemplate>, TokenizerError> {
+    let mut sources: Vec<(String, String)> = Vec::new();
+    match config.get("chat_template") {
+        Some(Value::String(source)) => sources.push(("default".into(), source.clone())),
+        Some(Value::Array(named)) => sources.extend(named.iter().filter_map(named_template)),
+        _ => {}
+    }
+    sources.extend(template_files(dir)?);
+    if sources.is_empty() {
+        return Ok(None);
+    }
+    ChatTemplate::named(sources).map(Some).map_err(TokenizerError::Chat)
+}
+
+fn named_template(value: &Value) -> Option<(String, String)> {
+    let field = |name| value.get(name)?.as_str().map(str::to_owned);
+    Some((field("name")?, field("template")?))
+}
+
+/// `chat_template.jinja` and `additional_chat_templates/NAME.jinja`; later entries replace earlier ones.
+fn template_files(dir: &Path) -> Result<Vec<(String, String)>, TokenizerError> {
+    let mut sources = Vec::new();
+    if let Some(source) = read_if_present(&dir.join(CHAT_TEMPLATE))? {
+        sources.push(("default".to_owned(), source));
+    }
+    for path in named_template_paths(dir)? {
+        let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+        if let (Some(name), Some(source)) = (name, read_if_present(&path)?) {
+            sources.push((name, source));
+        }
+    }
+    Ok(sources)
+}
+
+fn named_template_paths(dir: &Path) -> Result<Vec<std::path::PathBuf>, TokenizerError> {
+    let path = dir.join(NAMED_TEMPLATES);
+    if !path.is_dir() {
+        return Ok(Vec::new());
+    }
+    let failed = |source| TokenizerError::Read { path: path.clone(), source };
+    let entries = fs::read_dir(&path).map_err(failed)?.collect::<Result<Vec<_>, _>>().map_err(failed)?;
+    let mut paths: Vec<_> = entries.into_iter().map(|entry| entry.path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "jinja"));
+    paths.sort();
+    Ok(paths)
+}
+
+fn copy_files(from: &Path, to: &Path) -> Result<(), TokenizerError> {
+    for name in COPIED {
+        let path = from.join(name);
+        match fs::read(&path) {
+            Ok(bytes) => write(&to.join(name), &bytes)?,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(source) => return Err(TokenizerError::Read { path, source }),
+        }
+    }
+    Ok(())
+}
+
+fn copy_named_templates(from: &Path, to: &Path) -> Result<(), TokenizerError> {
+    let paths = named_template_paths(from)?;
+    if paths.is_empty() {
+        return Ok(());
+    }
+    let target = to.join(NAMED_TEMPLATES);
+    fs::create_dir_all(&target).map_err(|source| TokenizerError::Write { path: target.clone(), source })?;
+    for path in paths {
+        if let (Some(name), Some(source)) = (path.file_name(), read_if_present(&path)?) {
+            write(&target.join(name), source.as_bytes())?;
+        }
+    }
+    Ok(())
+}
+
+fn read_object(path: &Path) -> Result<Option<Map<String, Value>>, TokenizerError> {
+    let Some(text) = read_if_present(path)? else { return Ok(None) };
+    let parsed = serde_json::from_str(&text);
+    parsed.map(Some).map_err(|source| TokenizerError::Parse { path: path.to_owned(), source })
+}
+
+fn read_if_present(path: &Path) -> Result<Option<String>, TokenizerError> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(TokenizerError::Read { path: path.to_owned(), source }),
+    }
+}
+
+fn write_json(path: &Path, value: &Value) -> Result<(), TokenizerError> {
+    write(path, format!("{value:#}\n").as_bytes())
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<(), TokenizerError> {
+    fs::write(path, bytes).map_err(|source| TokenizerError::Write { path: path.to_owned(), source })
+}
