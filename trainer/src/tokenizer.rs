@@ -15,6 +15,7 @@ mod python;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use rlt_core::engine::{DetokenizeError, Detokenizer};
 use rlt_core::types::TokenId;
 
 pub use chat::{ChatError, ChatRequest, ChatTemplate};
@@ -240,6 +241,12 @@ impl Tokenizer {
     pub fn vocab_len(&self) -> usize {
         let largest = self.inner.get_vocab(true).into_values().max();
         largest.map_or(0, |id| id as usize + 1)
+    }
+}
+
+impl Detokenizer for Tokenizer {
+    fn decode(&self, tokens: &[TokenId]) -> Result<String, DetokenizeError> {
+        Ok(Tokenizer::decode(self, tokens)?)
     }
 }
 
