@@ -7,6 +7,7 @@
 //! processes. Nothing here talks to Kubernetes; nothing here is unsafe (that is `rlt-torch`).
 
 pub mod checkpoint;
+pub mod data;
 pub mod model;
 pub mod optim;
 pub mod run_folder;

@@ -156,6 +156,18 @@ impl Tokenizer {
         self.encode_with(text, false)
     }
 
+    /// Tokens of rendered text with the bytes `start..end` of `text` that each stands for, in rising order.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Encode`].
+    pub fn encode_with_offsets(
+        &self,
+        text: &str,
+    ) -> Result<(Vec<TokenId>, Vec<(usize, usize)>), TokenizerError> {
+        let encoded = self.inner.encode(text, false).map_err(|error| encode_error(text, &*error))?;
+        Ok((encoded.get_ids().to_vec(), encoded.get_offsets().to_vec()))
+    }
+
     fn encode_with(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, TokenizerError> {
         let encoded = self.inner.encode_fast(text, add_special_tokens);
         encoded
@@ -242,6 +254,10 @@ impl Tokenizer {
         let largest = self.inner.get_vocab(true).into_values().max();
         largest.map_or(0, |id| id as usize + 1)
     }
+}
+
+fn encode_error(text: &str, error: &dyn std::error::Error) -> TokenizerError {
+    TokenizerError::Encode { num_bytes: text.len(), message: error.to_string() }
 }
 
 impl Detokenizer for Tokenizer {

@@ -1,0 +1,178 @@
+//! One row as a supervised example: which tokens the assistant wrote.
+
+use std::ops::Range;
+
+use rlt_api::spec::{DataSpec, OverlongPrompts};
+use rlt_core::types::TokenId;
+use serde_json::{Value, json};
+
+use super::prompt::{check_messages, encode, prompt_key, render, render_messages, tokenize_error};
+use super::rows::Row;
+use super::{DataError, Fitted};
+use crate::tokenizer::Tokenizer;
+
+/// Columns that may hold the answer to the prompt column.
+const RESPONSE_KEYS: [&str; 3] = ["response", "completion", "demonstration"];
+
+/// A supervised example.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Demonstration {
+    /// The whole text's tokens.
+    pub tokens: Vec<TokenId>,
+    /// True for the tokens to learn: what the assistant wrote, its ending token included. As long as `tokens`; the
+    /// first token is never learned, for nothing predicts it.
+    pub loss_mask: Vec<bool>,
+}
+
+/// Reads supervised examples as `spec.data` describes them.
+pub(super) struct DemonstrationReader<'a> {
+    messages_key: &'a str,
+    prompt_key: &'a str,
+    max_tokens: usize,
+    overlong: OverlongPrompts,
+    tokenizer: &'a Tokenizer,
+}
+
+impl<'a> DemonstrationReader<'a> {
+    pub(super) fn new(spec: &'a DataSpec, tokenizer: &'a Tokenizer, max_tokens: usize) -> Self {
+        Self {
+            messages_key: &spec.messages_key,
+            prompt_key: prompt_key(spec),
+            max_tokens,
+            overlong: spec.overlong_prompts,
+            tokenizer,
+        }
+    }
+
+    pub(super) fn read(&self, row: &Row) -> Result<Fitted<Demonstration>, DataError> {
+        let mut demonstration = match row.optional(self.messages_key) {
+            Some(messages) => self.conversation(row, self.messages_key, messages, None)?,
+            None => self.prompt_and_response(row)?,
+        };
+        if let Some(first) = demonstration.loss_mask.first_mut() {
+            *first = false;
+        }
+        let fitted = self.fit(row, demonstration)?;
+        match &fitted {
+            Fitted::Whole(fit) | Fitted::Truncated(fit) if !fit.loss_mask.contains(&true) => {
+                Err(DataError::NothingToLearn { location: row.location.clone() })
+            }
+            _ => Ok(fitted),
+        }
+    }
+
+    fn prompt_and_response(&self, row: &Row) -> Result<Demonstration, DataError> {
+        let key = RESPONSE_KEYS.into_iter().find(|key| row.optional(key).is_some());
+        let Some(key) = key else { return Err(self.missing_column(row)) };
+        let response = row.column(key)?;
+        let Value::String(response) = response else {
+            return Err(row.wrong_type(key, response, "a text"));
+        };
+        match row.column(self.prompt_key)? {
+            messages @ Value::Array(_) => self.conversation(row, self.prompt_key, messages, Some(response)),
+            _ => self.plain(row, response),
+        }
+    }
+
+    fn missing_column(&self, row: &Row) -> DataError {
+        let [response, completion, demonstration] = RESPONSE_KEYS;
+        DataError::MissingColumn {
+            location: row.location.clone(),
+            column: format!("{} or {response}, {completion}, {demonstration}", self.messages_key),
+            found: row.fields.keys().cloned().collect(),
+        }
+    }
+
+    /// The prompt's tokens, then the response's, then the ending token.
+    fn plain(&self, row: &Row, response: &str) -> Result<Demonstration, DataError> {
+        let rendered = render(self.tokenizer, row, self.prompt_key)?;
+        let failed = |source| tokenize_error(row, source);
+        let mut tokens = encode(self.tokenizer, &rendered).map_err(failed)?;
+        let num_prompt_tokens = tokens.len();
+        tokens.extend(self.tokenizer.encode_rendered(response).map_err(failed)?);
+        tokens.extend(self.tokenizer.eos_ids().first());
+        let loss_mask = (0..tokens.len()).map(|idx| idx >= num_prompt_tokens).collect();
+        Ok(Demonstration { tokens, loss_mask })
+    }
+
+    fn conversation(
+        &self,
+        row: &Row,
+        column: &str,
+        messages: &Value,
+        response: Option<&str>,
+    ) -> Result<Demonstration, DataError> {
+        let Value::Array(messages) = messages else {
+            return Err(row.wrong_type(column, messages, "a list of chat messages"));
+        };
+        let answer = response.map(|content| json!({"role": "assistant", "content": content}));
+        let messages: Vec<Value> = messages.iter().cloned().chain(answer).collect();
+        check_messages(row, column, &messages)?;
+        let text = render_messages(self.tokenizer, row, &messages, false)?;
+        let spans = self.assistant_spans(row, &messages, &text)?;
+        let encoded = self.tokenizer.encode_with_offsets(&text);
+        let (tokens, offsets) = encoded.map_err(|source| tokenize_error(row, source))?;
+        let loss_mask = self.loss_mask(&tokens, &offsets, &spans);
+        Ok(Demonstration { tokens, loss_mask })
+    }
+
+    /// Bytes of `text` that the assistant wrote: for each of its messages, what the template adds to the
+    /// conversation before it with the assistant's turn already opened.
+    fn assistant_spans(
+        &self,
+        row: &Row,
+        messages: &[Value],
+        text: &str,
+    ) -> Result<Vec<Range<usize>>, DataError> {
+        let is_assistant = |message: &Value| message.get("role").and_then(Value::as_str) == Some("assistant");
+        let mut spans = Vec::new();
+        for (message_idx, message) in messages.iter().enumerate() {
+            if !is_assistant(message) {
+                continue;
+            }
+            let before = render_messages(self.tokenizer, row, &messages[..message_idx], true)?;
+            let after = render_messages(self.tokenizer, row, &messages[..=message_idx], false)?;
+            if !after.starts_with(&before) || !text.starts_with(&after) {
+                return Err(DataError::UnstableTemplate { location: row.location.clone(), message_idx });
+            }
+            spans.push(before.len()..after.len());
+        }
+        Ok(spans)
+    }
+
+    /// Tokens that begin inside a span, up to the span's last ending token: what a template writes behind it (a
+    /// line break) is not the assistant's.
+    fn loss_mask(&self, tokens: &[TokenId], offsets: &[(usize, usize)], spans: &[Range<usize>]) -> Vec<bool> {
+        let mut mask = vec![false; tokens.len()];
+        for span in spans {
+            let first = offsets.partition_point(|(start, _)| *start < span.start);
+            let past = offsets.partition_point(|(start, _)| *start < span.end);
+            let ending = (first..past).rev().find(|&idx| self.tokenizer.eos_ids().contains(&tokens[idx]));
+            mask[first..ending.map_or(past, |idx| idx + 1)].fill(true);
+        }
+        mask
+    }
+
+    fn fit(&self, row: &Row, mut whole: Demonstration) -> Result<Fitted<Demonstration>, DataError> {
+        let (num_tokens, max_tokens) = (whole.tokens.len(), self.max_tokens);
+        if num_tokens <= max_tokens {
+            return Ok(Fitted::Whole(whole));
+        }
+        match self.overlong {
+            OverlongPrompts::Filter => return Ok(Fitted::TooLong),
+            OverlongPrompts::Error => {
+                return Err(DataError::TooLong { location: row.location.clone(), num_tokens, max_tokens });
+            }
+            OverlongPrompts::TruncateLeft => {
+                whole.tokens.drain(..num_tokens - max_tokens);
+                whole.loss_mask.drain(..num_tokens - max_tokens);
+                whole.loss_mask.iter_mut().take(1).for_each(|first| *first = false);
+            }
+            OverlongPrompts::TruncateRight => {
+                whole.tokens.truncate(max_tokens);
+                whole.loss_mask.truncate(max_tokens);
+            }
+        }
+        Ok(Fitted::Truncated(whole))
+    }
+}

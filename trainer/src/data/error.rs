@@ -1,0 +1,148 @@
+//! What can be wrong with data, always with the place.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::Split;
+use crate::tokenizer::TokenizerError;
+
+/// A row of a file, or a problem of a generated task.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RowLocation {
+    /// The file; `None` for a generated task.
+    pub file: Option<Arc<Path>>,
+    /// Line (JSONL) or row (parquet, JSON array, task), from 1.
+    pub number: u64,
+}
+
+impl fmt::Display for RowLocation {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.file {
+            Some(file) => write!(formatter, "{} row {}", file.display(), self.number),
+            None => write!(formatter, "generated problem {}", self.number),
+        }
+    }
+}
+
+/// Why data cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DataError {
+    /// A file is missing or unreadable.
+    #[error("open data file {}", path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The name says no known format.
+    #[error("read {}: expected a name that ends in .jsonl, .json or .parquet", path.display())]
+    UnknownFormat {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file ended or broke while it was read.
+    #[error("read {location}")]
+    Read {
+        /// Where.
+        location: RowLocation,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A line is not a JSON object.
+    #[error("parse {location}: expected one JSON object")]
+    Json {
+        /// Where.
+        location: RowLocation,
+        /// Why.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// The parquet file or one of its rows cannot be decoded.
+    #[error("decode {location}")]
+    Parquet {
+        /// Where.
+        location: RowLocation,
+        /// Why.
+        #[source]
+        source: ::parquet::errors::ParquetError,
+    },
+    /// A column is not there.
+    #[error("read {location}: expected a column {column:?}, found {found:?}")]
+    MissingColumn {
+        /// Where.
+        location: RowLocation,
+        /// The column, a dotted path for a nested field.
+        column: String,
+        /// The columns that are there.
+        found: Vec<String>,
+    },
+    /// A column has another type than it must have.
+    #[error("read {location}: column {column:?} is {got}, expected {expected}")]
+    WrongType {
+        /// Where.
+        location: RowLocation,
+        /// The column.
+        column: String,
+        /// The value, shortened.
+        got: String,
+        /// What it has to be.
+        expected: &'static str,
+    },
+    /// A row could not be rendered or tokenized.
+    #[error("tokenize {location}")]
+    Tokenize {
+        /// Where.
+        location: RowLocation,
+        /// Why.
+        #[source]
+        source: TokenizerError,
+    },
+    /// The prompt has no tokens.
+    #[error("tokenize {location}: the prompt is empty")]
+    EmptyPrompt {
+        /// Where.
+        location: RowLocation,
+    },
+    /// A prompt is too long and `overlongPrompts` is `Error`.
+    #[error("tokenize {location}: {num_tokens} tokens, expected at most {max_tokens}")]
+    TooLong {
+        /// Where.
+        location: RowLocation,
+        /// Tokens it has.
+        num_tokens: usize,
+        /// Tokens it may have.
+        max_tokens: usize,
+    },
+    /// The chat template writes earlier turns differently once later ones follow.
+    #[error(
+        "mask {location}: the chat template does not extend its own text at message {message_idx}, so the \
+         assistant's part cannot be told apart; use one row per answer or another template"
+    )]
+    UnstableTemplate {
+        /// Where.
+        location: RowLocation,
+        /// Position of the assistant's message.
+        message_idx: usize,
+    },
+    /// A supervised example teaches nothing.
+    #[error("mask {location}: no token of the assistant's remains to learn from")]
+    NothingToLearn {
+        /// Where.
+        location: RowLocation,
+    },
+    /// A generated task's options are impossible.
+    #[error("generate data")]
+    Task(#[from] rlt_core::task::TaskError),
+    /// Nothing is left to train on.
+    #[error("read the {split} data: no rows remain ({num_filtered} were longer than allowed)")]
+    Empty {
+        /// Which data.
+        split: Split,
+        /// Rows that the length filter took.
+        num_filtered: u64,
+    },
+}

@@ -1,0 +1,154 @@
+//! One row as a tokenized prompt.
+
+use rlt_api::spec::{DataSpec, OverlongPrompts, TaskSpec};
+use rlt_core::types::Prompt;
+use serde_json::Value;
+
+use super::rows::Row;
+use super::{DataError, Fitted};
+use crate::tokenizer::{ChatRequest, Tokenizer, TokenizerError};
+
+/// The `data_source` of rows that name none.
+const UNNAMED_SOURCE: &str = "default";
+
+/// Reads prompts as `spec.data` describes them.
+pub(super) struct PromptReader<'a> {
+    prompt_key: &'a str,
+    max_tokens: usize,
+    overlong: OverlongPrompts,
+    tokenizer: &'a Tokenizer,
+}
+
+/// A prompt as text.
+pub(super) struct Rendered {
+    pub(super) text: String,
+    /// Whether a chat template wrote the special tokens already.
+    pub(super) is_chat: bool,
+}
+
+/// The column of a generated task's prompts, whatever the manifest calls its own.
+pub(super) fn prompt_key(spec: &DataSpec) -> &str {
+    match &spec.task {
+        Some(TaskSpec { .. }) => "prompt",
+        None => &spec.prompt_key,
+    }
+}
+
+impl<'a> PromptReader<'a> {
+    pub(super) fn new(spec: &'a DataSpec, tokenizer: &'a Tokenizer) -> Self {
+        let max_tokens = spec.max_prompt_tokens as usize;
+        Self { prompt_key: prompt_key(spec), max_tokens, overlong: spec.overlong_prompts, tokenizer }
+    }
+
+    pub(super) fn read(&self, row_idx: u64, row: &Row) -> Result<Fitted<Prompt>, DataError> {
+        let rendered = render(self.tokenizer, row, self.prompt_key)?;
+        let tokens = encode(self.tokenizer, &rendered).map_err(|source| tokenize_error(row, source))?;
+        if tokens.is_empty() {
+            return Err(DataError::EmptyPrompt { location: row.location.clone() });
+        }
+        let prompt = Prompt {
+            row_idx,
+            tokens,
+            text: rendered.text,
+            data_source: data_source(row)?,
+            ground_truth: ground_truth(row)?,
+            extra_info: row.optional("extra_info").cloned().unwrap_or(Value::Null),
+        };
+        self.fit(row, prompt)
+    }
+
+    fn fit(&self, row: &Row, mut prompt: Prompt) -> Result<Fitted<Prompt>, DataError> {
+        let (num_tokens, max_tokens) = (prompt.tokens.len(), self.max_tokens);
+        if num_tokens <= max_tokens {
+            return Ok(Fitted::Whole(prompt));
+        }
+        let location = row.location.clone();
+        match self.overlong {
+            OverlongPrompts::Filter => return Ok(Fitted::TooLong),
+            OverlongPrompts::Error => return Err(DataError::TooLong { location, num_tokens, max_tokens }),
+            OverlongPrompts::TruncateLeft => drop(prompt.tokens.drain(..num_tokens - max_tokens)),
+            OverlongPrompts::TruncateRight => prompt.tokens.truncate(max_tokens),
+        }
+        let text = self.tokenizer.decode_verbatim(&prompt.tokens);
+        prompt.text = text.map_err(|source| DataError::Tokenize { location, source })?;
+        Ok(Fitted::Truncated(prompt))
+    }
+}
+
+/// The prompt column as text: a string as it is, messages by the chat template with the assistant's turn opened.
+pub(super) fn render(tokenizer: &Tokenizer, row: &Row, column: &str) -> Result<Rendered, DataError> {
+    match row.column(column)? {
+        Value::String(text) => Ok(Rendered { text: text.clone(), is_chat: false }),
+        Value::Array(messages) => {
+            check_messages(row, column, messages)?;
+            let text = render_messages(tokenizer, row, messages, true)?;
+            Ok(Rendered { text, is_chat: true })
+        }
+        other => Err(row.wrong_type(column, other, "a text or a list of chat messages")),
+    }
+}
+
+pub(super) fn encode(tokenizer: &Tokenizer, rendered: &Rendered) -> Result<Vec<u32>, TokenizerError> {
+    if rendered.is_chat {
+        tokenizer.encode_rendered(&rendered.text)
+    } else {
+        tokenizer.encode(&rendered.text)
+    }
+}
+
+pub(super) fn check_messages(row: &Row, column: &str, messages: &[Value]) -> Result<(), DataError> {
+    let is_message = |message: &Value| message.get("role").is_some_and(Value::is_string);
+    match messages.iter().find(|message| !is_message(message)) {
+        Some(message) => Err(row.wrong_type(column, message, "a chat message with a role")),
+        None if messages.is_empty() => {
+            Err(row.wrong_type(column, &Value::Array(Vec::new()), "at least one chat message"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Messages as text; a `tools` column (a list of JSON schemas, or its JSON text) is offered to the template.
+pub(super) fn render_messages(
+    tokenizer: &Tokenizer,
+    row: &Row,
+    messages: &[Value],
+    add_generation_prompt: bool,
+) -> Result<String, DataError> {
+    let tools = tools(row)?;
+    let request = ChatRequest { messages, tools: tools.as_deref(), add_generation_prompt, variables: None };
+    tokenizer.render_chat(&request).map_err(|source| tokenize_error(row, source))
+}
+
+fn tools(row: &Row) -> Result<Option<Vec<Value>>, DataError> {
+    let expected = "a list of tool schemas";
+    match row.optional("tools") {
+        None => Ok(None),
+        Some(Value::Array(tools)) => Ok(Some(tools.clone())),
+        Some(text @ Value::String(json)) => {
+            serde_json::from_str(json).map(Some).map_err(|_| row.wrong_type("tools", text, expected))
+        }
+        Some(other) => Err(row.wrong_type("tools", other, expected)),
+    }
+}
+
+pub(super) fn tokenize_error(row: &Row, source: TokenizerError) -> DataError {
+    DataError::Tokenize { location: row.location.clone(), source }
+}
+
+fn data_source(row: &Row) -> Result<String, DataError> {
+    match row.optional("data_source") {
+        None => Ok(UNNAMED_SOURCE.to_owned()),
+        Some(Value::String(source)) => Ok(source.clone()),
+        Some(other) => Err(row.wrong_type("data_source", other, "a text")),
+    }
+}
+
+fn ground_truth(row: &Row) -> Result<Value, DataError> {
+    match row.optional("reward_model") {
+        None => Ok(Value::Null),
+        Some(Value::Object(reward_model)) => {
+            Ok(reward_model.get("ground_truth").cloned().unwrap_or(Value::Null))
+        }
+        Some(other) => Err(row.wrong_type("reward_model", other, "an object with ground_truth")),
+    }
+}

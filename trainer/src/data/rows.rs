@@ -1,0 +1,105 @@
+//! Rows as objects, whatever they come from.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use rlt_api::spec::{DataSource, DataSpec};
+use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
+
+use super::{DataError, RowLocation, jsonl, parquet, task};
+
+/// Which rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// To learn from.
+    Train,
+    /// To be measured on.
+    HeldOut,
+}
+
+impl fmt::Display for Split {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Train => "training",
+            Self::HeldOut => "held-out",
+        })
+    }
+}
+
+/// One row with its place.
+#[derive(Clone, Debug)]
+pub(super) struct Row {
+    pub(super) location: RowLocation,
+    pub(super) fields: Map<String, Value>,
+}
+
+pub(super) type Rows = Box<dyn Iterator<Item = Result<Row, DataError>>>;
+
+/// The rows of a split in order, at most as many as the manifest wants.
+pub(super) fn open(spec: &DataSpec, split: Split) -> Result<Rows, DataError> {
+    let rows = match spec.source() {
+        DataSource::Task(task) => task::rows(task, split)?,
+        DataSource::Files { train, held_out } => {
+            let files = if split == Split::Train { train } else { held_out };
+            Box::new(files.to_vec().into_iter().flat_map(|file| open_file(&file)))
+        }
+    };
+    let limit = match split {
+        Split::Train => spec.max_train_prompts,
+        Split::HeldOut => spec.max_held_out_prompts,
+    };
+    Ok(match limit.and_then(|limit| usize::try_from(limit).ok()) {
+        Some(limit) => Box::new(rows.take(limit)),
+        None => rows,
+    })
+}
+
+fn open_file(file: &str) -> Rows {
+    let path: Arc<Path> = Arc::from(Path::new(file));
+    let opened = match path.extension().and_then(|extension| extension.to_str()) {
+        Some("jsonl" | "ndjson") => jsonl::lines(path),
+        Some("json") => jsonl::lines_or_array(path),
+        Some("parquet") => parquet::rows(path),
+        _ => Err(DataError::UnknownFormat { path: path.to_path_buf() }),
+    };
+    opened.unwrap_or_else(|error| Box::new(std::iter::once(Err(error))))
+}
+
+impl Row {
+    /// A column that has to be there; null counts as absent.
+    pub(super) fn column(&self, name: &str) -> Result<&Value, DataError> {
+        self.optional(name).ok_or_else(|| DataError::MissingColumn {
+            location: self.location.clone(),
+            column: name.to_owned(),
+            found: self.fields.keys().cloned().collect(),
+        })
+    }
+
+    pub(super) fn optional(&self, name: &str) -> Option<&Value> {
+        self.fields.get(name).filter(|value| !value.is_null())
+    }
+
+    pub(super) fn wrong_type(&self, column: &str, got: &Value, expected: &'static str) -> DataError {
+        let got = got.to_string().chars().take(80).collect();
+        DataError::WrongType { location: self.location.clone(), column: column.to_owned(), got, expected }
+    }
+}
+
+/// SHA-256 over rows as lines of compact JSON.
+#[derive(Default)]
+pub(super) struct RowDigest(Sha256);
+
+impl RowDigest {
+    pub(super) fn update(&mut self, row: &Row) {
+        // Written into the hash line by line; a map of JSON values always serialises.
+        let line = serde_json::to_vec(&row.fields).unwrap_or_default();
+        self.0.update(&line);
+        self.0.update(b"\n");
+    }
+
+    pub(super) fn finish(self) -> String {
+        self.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}

@@ -1,0 +1,58 @@
+//! Generated tasks as rows in verl's columns, so that everything behind treats them like files.
+
+use rlt_api::spec::{ArithmeticOperator, TaskKind, TaskSpec};
+use rlt_core::task::{self, Arithmetic, ArithmeticOptions, Operator};
+use serde_json::{Map, Value, json};
+
+use super::rows::{Row, Rows};
+use super::{DataError, RowLocation, Split};
+
+/// The `data_source` of generated arithmetic.
+const ARITHMETIC: &str = "arithmetic";
+
+pub(super) fn rows(spec: &TaskSpec, split: Split) -> Result<Rows, DataError> {
+    match spec.kind {
+        TaskKind::Arithmetic => arithmetic_rows(spec, split),
+    }
+}
+
+fn arithmetic_rows(spec: &TaskSpec, split: Split) -> Result<Rows, DataError> {
+    let task = Arithmetic::new(options(spec))?;
+    let task_split = match split {
+        Split::Train => task::Split::Train,
+        Split::HeldOut => task::Split::HeldOut,
+    };
+    let problems = (0..task.num_problems(task_split)).map_while(move |idx| {
+        let problem = task.problem(task_split, idx)?;
+        let location = RowLocation { file: None, number: idx + 1 };
+        Some(Ok(Row { location, fields: columns(&problem) }))
+    });
+    Ok(Box::new(problems))
+}
+
+fn options(spec: &TaskSpec) -> ArithmeticOptions {
+    let operator = |operator: &ArithmeticOperator| match operator {
+        ArithmeticOperator::Add => Operator::Add,
+        ArithmeticOperator::Subtract => Operator::Subtract,
+        ArithmeticOperator::Multiply => Operator::Multiply,
+    };
+    ArithmeticOptions {
+        operators: spec.operators.iter().map(operator).collect(),
+        max_operand: u64::from(spec.max_operand),
+        zero_padded: false,
+        reversed_answers: false,
+        demonstration_error_rate: 0.0,
+        num_train: u64::from(spec.num_train),
+        num_held_out: u64::from(spec.num_held_out),
+        seed: spec.seed,
+    }
+}
+
+fn columns(problem: &task::Problem) -> Map<String, Value> {
+    let mut fields = Map::new();
+    fields.insert("prompt".into(), json!(problem.prompt));
+    fields.insert("data_source".into(), json!(ARITHMETIC));
+    fields.insert("reward_model".into(), json!({"style": "rule", "ground_truth": problem.answer}));
+    fields.insert("demonstration".into(), json!(problem.demonstration));
+    fields
+}
