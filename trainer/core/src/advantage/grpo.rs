@@ -32,7 +32,7 @@ fn normalize(outcomes: &[f64], groups: &[usize], by_std: bool) -> Vec<f64> {
     normalized
 }
 
-/// GRPO with group statistics accumulated in single precision, as verl's vectorised form does it; kept so that runs
+/// GRPO with group statistics in single precision, as verl's vectorised form does it; kept so that runs
 /// can be compared number by number. Prefer [`grpo`].
 ///
 /// # Errors
@@ -53,19 +53,16 @@ pub fn grpo_vectorized(
     Ok(Advantages::per_row(rows, &normalized))
 }
 
-/// Mean and unbiased standard deviation from running sums in f32; (0, 1) for a single value.
+/// Mean and unbiased standard deviation in f32; (0, 1) for a single value.
 fn single_precision_moments(values: &[f64]) -> (f32, f32) {
     if values.len() < 2 {
         return (0.0, 1.0);
     }
+    let values: Vec<f32> = values.iter().map(|value| *value as f32).collect();
     let count = values.len() as f32;
-    let (mut sum, mut squares) = (0.0_f32, 0.0_f32);
-    for value in values.iter().map(|value| *value as f32) {
-        sum += value;
-        squares += value * value;
-    }
-    let variance = (squares - (sum * sum) / count) / (count - 1.0);
-    (sum / count, variance.max(0.0).sqrt())
+    let mean = values.iter().sum::<f32>() / count;
+    let squares: f32 = values.iter().map(|value| (value - mean) * (value - mean)).sum();
+    (mean, (squares / (count - 1.0)).sqrt())
 }
 
 /// Pass@k training (arXiv 2503.19595): the best sample of each group gets (best - second best), divided by

@@ -4,6 +4,7 @@
 use super::LossError;
 use super::clipped::clipped_surrogate;
 use super::policy::{Clip, PolicyLoss, Token, TokenLoss};
+use crate::permutation::splitmix64;
 use crate::rows::Rows;
 use crate::whiten::masked_mean;
 
@@ -76,7 +77,7 @@ fn choose_some(
         .map(|(token, _)| token)
         .collect();
     let wanted = ((ratio * inputs.rows.num_valid_tokens() as f64) as usize).max(1);
-    candidates.sort_by_key(|token| scramble(inputs.seed ^ scramble(*token as u64)));
+    candidates.sort_by_key(|token| splitmix64(inputs.seed, *token as u64));
     candidates.truncate(wanted);
     candidates
 }
@@ -86,14 +87,6 @@ fn choose_highest(inputs: &CovarianceInputs<'_>, ratio: f64) -> Vec<usize> {
     let wanted = ((tokens.len() as f64 * ratio) as usize).max(1);
     tokens.sort_by(|a, b| b.1.total_cmp(&a.1));
     tokens.into_iter().take(wanted).map(|(token, _)| token).collect()
-}
-
-/// The finaliser of splitmix64: a fixed bijection that looks random.
-fn scramble(seed: u64) -> u64 {
-    let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 /// Neither clamps the log-ratio nor clips twice; a selected token loses value and gradient.

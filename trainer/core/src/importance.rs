@@ -1,0 +1,81 @@
+//! Rollout correction: what to do about the difference between the policy that sampled and the policy that trains.
+//!
+//! Log-ratios here are `old_logprobs - rollout_logprobs`, the trainer's log-prob of a token minus the rollout
+//! engine's. Three answers, computed once over the batch of a step before it is split: weights that multiply the
+//! policy loss ([`rollout_is`]), tokens and sequences that are left out ([`rollout_rejection`]), and metrics that only
+//! look ([`mismatch_metrics`]). Definitions and metric names (`rollout_corr/...`) follow verl 0.10
+//! (`rollout_corr_helper.py`).
+
+mod mismatch;
+mod rejection;
+mod weights;
+
+use thiserror::Error;
+
+pub use mismatch::mismatch_metrics;
+pub use rejection::{Divergence, Rejection, RejectionLevel, RejectionRule, rollout_rejection};
+pub use weights::{CorrectionWeights, WeightBounds, WeightLevel, WeightRule, rollout_is};
+
+use crate::rows::{Rows, RowsError};
+
+/// Log-ratios are clamped to this before they are exponentiated: exp(20) is about 5e8.
+const LOG_RATIO_BOUND: f64 = 20.0;
+
+/// Why there is no correction.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ImportanceError {
+    /// A slice does not fit the rows.
+    #[error("rollout correction inputs do not fit together")]
+    Rows(#[from] RowsError),
+    /// Statistics of nothing.
+    #[error("rollout correction needs at least one token that counts, got none in {num_rows} rows")]
+    NoTokens {
+        /// Rows given.
+        num_rows: usize,
+    },
+}
+
+fn check(rows: &Rows, name: &'static str, values: &[f64]) -> Result<(), ImportanceError> {
+    rows.check_tokens(name, values)?;
+    if rows.num_valid_tokens() == 0 {
+        return Err(ImportanceError::NoTokens { num_rows: rows.num_rows() });
+    }
+    Ok(())
+}
+
+fn bounded_exp(log_ratio: f64) -> f64 {
+    log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+}
+
+/// Mean of the counting tokens of every row, sum / (count + 1e-8).
+fn row_means(rows: &Rows, values: &[f64]) -> Vec<f64> {
+    let sums = rows.masked_sums(values);
+    sums.iter().enumerate().map(|(row_idx, sum)| sum / (rows.valid_len(row_idx) as f64 + 1e-8)).collect()
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+/// Unbiased standard deviation; 0 of fewer than two values.
+fn std(values: &[f64]) -> f64 {
+    if values.len() < 2 {
+        return 0.0;
+    }
+    let mean = mean(values);
+    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+    (squares / (values.len() as f64 - 1.0)).sqrt()
+}
+
+/// Share of the values for which `is` holds, in single precision as verl reports it.
+fn share(values: &[f64], is: impl Fn(f64) -> bool) -> f64 {
+    f64::from(values.iter().filter(|value| is(**value)).count() as f32 / values.len() as f32)
+}
+
+fn max(values: impl IntoIterator<Item = f64>) -> f64 {
+    values.into_iter().fold(f64::NEG_INFINITY, f64::max)
+}
+
+fn min(values: impl IntoIterator<Item = f64>) -> f64 {
+    values.into_iter().fold(f64::INFINITY, f64::min)
+}

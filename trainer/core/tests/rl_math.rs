@@ -1,0 +1,76 @@
+//! Holds the RL arithmetic to values that verl's own functions computed in float64 (`goldens/*.json`).
+//!
+//! Every file of the folder is read, every case of it must be reproduced to 1e-9, and a function that nobody here
+//! knows fails the test. Which function a case calls is decided in `rl_math/`; no arithmetic lives here.
+
+#[path = "rl_math/advantages.rs"]
+mod advantages;
+#[path = "rl_math/case.rs"]
+mod case;
+#[path = "rl_math/corrections.rs"]
+mod corrections;
+#[path = "rl_math/losses.rs"]
+mod losses;
+#[path = "rl_math/others.rs"]
+mod others;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use case::{Case, Outcome};
+
+fn run(case: &Case) -> Outcome {
+    match case.function() {
+        "policy_loss" => losses::policy_loss(case),
+        "agg_loss" => losses::agg_loss(case),
+        "value_loss" => losses::value_loss(case),
+        "kl_penalty" => losses::kl_penalty(case),
+        "kl_in_reward" => others::kl_in_reward(case),
+        "adaptive_kl" => others::adaptive_kl(case),
+        "logits" => others::logits(case),
+        "masked_whiten" => others::masked_whiten(case),
+        "karmarkar_karp" => others::karmarkar_karp(case),
+        "rollout_is" => corrections::rollout_is(case),
+        "rollout_rejection" => corrections::rollout_rejection(case),
+        _ => advantages::estimate(case),
+    }
+}
+
+#[test]
+fn every_golden_case_is_reproduced() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens");
+    let mut num_cases: BTreeMap<String, usize> = BTreeMap::new();
+    let mut failures = Vec::new();
+    for entry in std::fs::read_dir(&folder).expect("golden folder") {
+        let path = entry.expect("golden file").path();
+        for case in case::read(&path) {
+            *num_cases.entry(case.function().to_owned()).or_default() += 1;
+            if let Err(error) = run(&case) {
+                failures.push(format!("{case}: {error}"));
+            }
+        }
+    }
+    assert!(
+        failures.is_empty(),
+        "{} cases fail, the first:\n{}",
+        failures.len(),
+        failures[..failures.len().min(12)].join("\n")
+    );
+    assert!(num_cases.len() >= 24, "the folder has lost functions: {num_cases:?}");
+}
+
+#[test]
+fn an_unknown_function_fails() {
+    let case = Case::of(serde_json::json!({"fn": "no_such_estimator", "args": {}, "expect": {}}));
+    assert!(run(&case).expect_err("unknown").contains("no_such_estimator"));
+}
+
+#[test]
+fn a_wrong_value_fails() {
+    let json = serde_json::json!({
+        "fn": "agg_loss",
+        "args": {"loss_mat": [[1.0]], "loss_mask": [[1.0]], "loss_agg_mode": "token-mean"},
+        "expect": {"loss": 1.0 + 2e-9},
+    });
+    assert!(run(&Case::of(json)).is_err());
+}
