@@ -13,3 +13,4 @@ pub mod optim;
 pub mod run_folder;
 pub mod stop;
 pub mod tokenizer;
+pub mod tracking;

@@ -1,0 +1,128 @@
+//! A tracker behind a bounded queue and a thread of its own.
+
+use std::error::Error;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::{CompletionRecord, StepMetrics, Tracker, TrackingError};
+
+/// Items that may wait for a slow tracker: many steps, yet little memory.
+const QUEUE_LEN: usize = 256;
+
+/// What travels to a tracker.
+pub(super) enum Item {
+    Step(Arc<StepMetrics>),
+    Completions(Arc<[CompletionRecord]>),
+    /// Answered once everything before it is safe.
+    Sync(SyncSender<()>),
+}
+
+/// How a tracker fared.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrackerReport {
+    /// Which tracker.
+    pub name: &'static str,
+    /// Steps and lists of completions that it did not take, because it was too slow or failed.
+    pub num_lost: u64,
+    /// Its last error with all causes.
+    pub last_error: Option<String>,
+}
+
+impl TrackerReport {
+    pub(super) fn has_losses(&self) -> bool {
+        self.num_lost > 0 || self.last_error.is_some()
+    }
+}
+
+/// The sending end of one tracker.
+pub(super) struct Lane {
+    name: &'static str,
+    sender: SyncSender<Item>,
+    losses: Arc<Losses>,
+}
+
+#[derive(Default)]
+struct Losses {
+    num_lost: AtomicU64,
+    last_error: Mutex<Option<String>>,
+}
+
+impl Losses {
+    fn lose_one(&self) -> u64 {
+        self.num_lost.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+impl Lane {
+    pub(super) fn start(name: &'static str, tracker: Box<dyn Tracker>) -> Result<Self, TrackingError> {
+        let (sender, receiver) = sync_channel(QUEUE_LEN);
+        let losses = Arc::new(Losses::default());
+        let lane = Self { name, sender, losses: losses.clone() };
+        // Never joined: a tracker that hangs must not hold up the end of the run.
+        let thread = std::thread::Builder::new().name(format!("track {name}"));
+        thread
+            .spawn(move || drain(name, tracker, &receiver, &losses))
+            .map_err(|source| TrackingError::Thread { tracker: name, source })?;
+        Ok(lane)
+    }
+
+    /// Queues an item, or counts it as lost where the queue is full.
+    pub(super) fn send(&self, item: Item) {
+        if self.sender.try_send(item).is_err() && self.losses.lose_one() == 0 {
+            tracing::warn!(tracker = self.name, "a tracker is too slow and loses steps");
+        }
+    }
+
+    pub(super) fn report(&self) -> TrackerReport {
+        let last_error = self.losses.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        TrackerReport { name: self.name, num_lost: self.losses.num_lost.load(Ordering::Relaxed), last_error }
+    }
+}
+
+/// Waits for all `lanes` together, at most `timeout`. Returns whether each of them answered.
+pub(super) fn sync_all(lanes: &[Lane], timeout: Duration) -> bool {
+    let deadline = Instant::now() + timeout;
+    let answers: Vec<Option<Receiver<()>>> = lanes
+        .iter()
+        .map(|lane| {
+            let (sender, receiver) = sync_channel(1);
+            lane.sender.try_send(Item::Sync(sender)).is_ok().then_some(receiver)
+        })
+        .collect();
+    let answered = |receiver: &Receiver<()>| {
+        receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())).is_ok()
+    };
+    // No short circuit: every lane gets the whole time.
+    answers.iter().map(|answer| answer.as_ref().is_some_and(answered)).fold(true, |all, one| all && one)
+}
+
+fn drain(name: &'static str, mut tracker: Box<dyn Tracker>, items: &Receiver<Item>, losses: &Losses) {
+    for item in items {
+        let (taken, answer) = match item {
+            Item::Step(metrics) => (tracker.log_step(&metrics), None),
+            Item::Completions(completions) => (tracker.log_completions(&completions), None),
+            Item::Sync(answer) => (tracker.sync(), Some(answer)),
+        };
+        match (taken, answer) {
+            (Ok(()), Some(answer)) => {
+                let _ = answer.try_send(());
+            }
+            (Ok(()), None) => {}
+            (Err(error), answer) => {
+                let error = chain(&error);
+                if answer.is_none() && losses.lose_one() == 0 {
+                    tracing::warn!(tracker = name, error, "a tracker fails and loses steps");
+                }
+                *losses.last_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            }
+        }
+    }
+}
+
+/// An error with all its causes on one line.
+pub(super) fn chain(error: &dyn Error) -> String {
+    let causes = std::iter::successors(error.source(), |&error| error.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}

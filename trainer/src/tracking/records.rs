@@ -1,0 +1,133 @@
+//! What trackers take: the metrics of a step and a completion with its verdict.
+
+use std::collections::BTreeMap;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rlt_core::metrics::Metrics;
+use rlt_core::types::{FinishReason, RewardStatus, Rollout};
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// The parts of a run that count their steps apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Stage {
+    /// Supervised training before reinforcement learning; `training/phase` 0.
+    ColdStart,
+    /// The training that the job is named after; `training/phase` 1.
+    Training,
+}
+
+/// The metrics of one finished step: a line of `metrics.jsonl`.
+///
+/// As JSON it is one flat object: `step`, `training/phase`, `timestamp`, then the metrics by name. A value that
+/// is not finite is `null`, since JSON has no word for it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepMetrics {
+    /// Which part of the run the step belongs to.
+    pub stage: Stage,
+    /// Finished steps of the stage, this one included; 0 for the evaluation before the first.
+    pub step: u64,
+    /// When the step finished, in seconds since 1970.
+    pub timestamp: f64,
+    /// Values by verl's names.
+    pub values: Metrics,
+}
+
+impl StepMetrics {
+    /// The metrics of a step that has finished just now.
+    pub fn new(stage: Stage, step: u64, values: Metrics) -> Self {
+        let timestamp = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |now| now.as_secs_f64());
+        Self { stage, step, timestamp, values }
+    }
+
+    /// Sorts steps in the order of the run.
+    pub fn position(&self) -> (Stage, u64) {
+        (self.stage, self.step)
+    }
+}
+
+impl Serialize for StepMetrics {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("step", &self.step)?;
+        map.serialize_entry("training/phase", &u8::from(self.stage == Stage::Training))?;
+        map.serialize_entry("timestamp", &self.timestamp)?;
+        for (name, value) in self.values.iter().filter(|(name, _)| !is_own_field(name)) {
+            map.serialize_entry(name, value)?;
+        }
+        map.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for StepMetrics {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let fields = BTreeMap::<String, serde_json::Value>::deserialize(deserializer)?;
+        let missing = |name| serde::de::Error::custom(format!("expected a number {name:?}"));
+        let number = |name| fields.get(name).and_then(serde_json::Value::as_f64);
+        let step = fields.get("step").and_then(serde_json::Value::as_u64).ok_or_else(|| missing("step"))?;
+        let stage = match number("training/phase") {
+            Some(0.0) => Stage::ColdStart,
+            _ => Stage::Training,
+        };
+        let values = fields.iter().filter(|(name, _)| !is_own_field(name));
+        let values = values.filter_map(|(name, value)| Some((name.clone(), value.as_f64()?))).collect();
+        Ok(Self { stage, step, timestamp: number("timestamp").unwrap_or(0.0), values })
+    }
+}
+
+/// The fields of a line that are no metrics; a metric of such a name would make the line ambiguous.
+fn is_own_field(name: &str) -> bool {
+    matches!(name, "step" | "training/phase" | "timestamp")
+}
+
+/// One completion with its verdict: a line of `completions.jsonl`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CompletionRecord {
+    /// Finished steps of the training when it was sampled, the step it belongs to included.
+    pub step: u64,
+    /// Whether it answers a held-out prompt in an evaluation.
+    #[serde(default)]
+    pub held_out: bool,
+    /// Which data set the prompt comes from.
+    pub data_source: String,
+    /// The prompt as text.
+    pub prompt: String,
+    /// What the policy wrote.
+    pub completion: String,
+    /// What rewards compared it with.
+    pub ground_truth: serde_json::Value,
+    /// The reward after weighting, clipping and shaping.
+    pub reward: f64,
+    /// Each reward function's own unweighted value by its name.
+    pub reward_parts: BTreeMap<String, f64>,
+    /// Whether the reward can be trusted.
+    pub reward_status: RewardStatus,
+    /// What went wrong with the reward.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reward_message: Option<String>,
+    /// Why the completion ended.
+    pub finish_reason: FinishReason,
+    /// Length of the completion in tokens.
+    pub num_tokens: usize,
+}
+
+impl CompletionRecord {
+    /// The record of one rollout of `step`.
+    pub fn new(step: u64, held_out: bool, rollout: &Rollout) -> Self {
+        let Rollout { prompt, completion, reward, .. } = rollout;
+        Self {
+            step,
+            held_out,
+            data_source: prompt.data_source.clone(),
+            prompt: prompt.text.clone(),
+            completion: completion.text.clone(),
+            ground_truth: prompt.ground_truth.clone(),
+            reward: reward.value,
+            reward_parts: reward.parts.clone(),
+            reward_status: reward.status,
+            reward_message: reward.message.clone(),
+            finish_reason: completion.finish_reason,
+            num_tokens: completion.tokens.len(),
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! Every step exactly once in the logs, and nobody who can hold up or end the training.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use serde_json::json;
+
+use super::*;
+
+fn options(folder: &Path, resumed_after: Option<(Stage, u64)>) -> TrackersOptions<'_> {
+    TrackersOptions { folder, resumed_after, tensorboard: true, prometheus_port: None }
+}
+
+fn step(stage: Stage, step: u64, reward: f64) -> StepMetrics {
+    StepMetrics::new(stage, step, BTreeMap::from([("critic/rewards/mean".to_owned(), reward)]))
+}
+
+fn completion(step: u64) -> CompletionRecord {
+    CompletionRecord {
+        step,
+        held_out: false,
+        data_source: "arithmetic".into(),
+        prompt: "1+1=".into(),
+        completion: "2".into(),
+        ground_truth: json!("2"),
+        reward: 1.0,
+        reward_parts: BTreeMap::from([("exact".into(), 1.0)]),
+        reward_status: rlt_core::types::RewardStatus::Ok,
+        reward_message: None,
+        finish_reason: rlt_core::types::FinishReason::Stop,
+        num_tokens: 2,
+    }
+}
+
+fn positions(folder: &Path) -> Vec<(Stage, u64)> {
+    let text = fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
+    let parse = |line: &str| serde_json::from_str::<StepMetrics>(line).unwrap().position();
+    text.lines().map(parse).collect()
+}
+
+fn events(folder: &Path) -> Vec<(String, u64, f32)> {
+    let entry = fs::read_dir(folder.join("events")).unwrap().next().unwrap().unwrap();
+    tensorboard::tests::read_scalars(&fs::read(entry.path()).unwrap())
+}
+
+/// Logs steps and completions of the training, ends without `finish`, as a kill would after a sync.
+fn run(folder: &Path, resumed_after: Option<(Stage, u64)>, steps: std::ops::RangeInclusive<u64>) {
+    let trackers = Trackers::open(&options(folder, resumed_after));
+    for idx in steps {
+        trackers.log(&step(Stage::Training, idx, idx as f64));
+        trackers.completions(vec![completion(idx), completion(idx)]);
+    }
+    assert!(trackers.sync(Duration::from_secs(10)));
+}
+
+#[test]
+fn a_resumed_run_has_every_step_exactly_once() {
+    let dir = tempfile::tempdir().unwrap();
+    run(dir.path(), None, 0..=7);
+    run(dir.path(), Some((Stage::Training, 5)), 6..=9);
+    let expected: Vec<_> = (0..=9).map(|step| (Stage::Training, step)).collect();
+    assert_eq!(positions(dir.path()), expected);
+    let steps: Vec<u64> = events(dir.path()).iter().map(|(_, step, _)| *step).collect();
+    assert_eq!(steps, (0..=9).collect::<Vec<_>>());
+    let completions: Vec<CompletionRecord> =
+        step_log::read_lines(&dir.path().join("completions.jsonl")).unwrap();
+    let steps: Vec<u64> = completions.iter().map(|completion| completion.step).collect();
+    assert_eq!(steps, (0..=9).flat_map(|step| [step, step]).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_torn_last_line_is_dropped_on_resume() {
+    let dir = tempfile::tempdir().unwrap();
+    run(dir.path(), None, 1..=3);
+    let path = dir.path().join("metrics.jsonl");
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, &text[..text.len() - 10]).unwrap();
+    run(dir.path(), Some((Stage::Training, 3)), 4..=4);
+    let steps: Vec<u64> = positions(dir.path()).into_iter().map(|(_, step)| step).collect();
+    assert_eq!(steps, [1, 2, 4], "step 3 was never whole");
+}
+
+#[test]
+fn a_fresh_run_forgets_the_folder_s_past() {
+    let dir = tempfile::tempdir().unwrap();
+    run(dir.path(), None, 1..=3);
+    run(dir.path(), None, 1..=1);
+    assert_eq!(positions(dir.path()), [(Stage::Training, 1)]);
+}
+
+#[test]
+fn cold_start_and_training_count_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let trackers = Trackers::open(&options(dir.path(), None));
+    trackers.log(&step(Stage::ColdStart, 1, 0.0));
+    trackers.log(&step(Stage::ColdStart, 2, 0.0));
+    trackers.log(&step(Stage::Training, 1, 0.0));
+    trackers.sync(Duration::from_secs(10));
+    drop(Trackers::open(&options(dir.path(), Some((Stage::ColdStart, 1)))));
+    assert_eq!(positions(dir.path()), [(Stage::ColdStart, 1)]);
+}
+
+#[test]
+fn a_line_is_one_flat_object_with_null_for_what_is_not_finite() {
+    let values = BTreeMap::from([("actor/kl_loss".to_owned(), f64::NAN), ("actor/lr".to_owned(), 1e-6)]);
+    let metrics = StepMetrics { stage: Stage::ColdStart, step: 3, timestamp: 1.5, values };
+    let line = serde_json::to_string(&metrics).unwrap();
+    assert_eq!(line, r#"{"step":3,"training/phase":0,"timestamp":1.5,"actor/kl_loss":null,"actor/lr":1e-6}"#);
+    let back: StepMetrics = serde_json::from_str(&line).unwrap();
+    assert_eq!(back.position(), (Stage::ColdStart, 3));
+    assert_eq!(back.values, BTreeMap::from([("actor/lr".to_owned(), 1e-6)]));
+}
+
+/// Hangs in its first call forever.
+struct Hanging;
+
+impl Tracker for Hanging {
+    fn log_step(&mut self, _metrics: &StepMetrics) -> Result<(), TrackingError> {
+        std::thread::sleep(Duration::from_secs(3600));
+        Ok(())
+    }
+}
+
+#[test]
+fn a_hanging_tracker_delays_nobody_and_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut trackers = Trackers::open(&options(dir.path(), None));
+    trackers.add("hanging", Ok(Box::new(Hanging)));
+    let started = Instant::now();
+    for idx in 0..1000 {
+        trackers.log(&step(Stage::Training, idx, 0.0));
+        // The others keep up only if they get the processor now and then.
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
+    assert!(!trackers.sync(Duration::from_millis(100)));
+    let reports: Vec<_> = trackers.lanes.iter().map(Lane::report).filter(TrackerReport::has_losses).collect();
+    assert_eq!(reports.len(), 1, "{reports:?}");
+    assert_eq!(reports[0].name, "hanging");
+    assert!(reports[0].num_lost >= 700, "{reports:?}");
+    assert_eq!(positions(dir.path()).len(), 1000);
+}
+
+#[test]
+fn a_full_disk_loses_nothing_once_it_is_cleaned() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut log = AppendFileUnderTest::new(dir.path());
+    log.append("one\n").unwrap();
+    log.fill_disk();
+    let error = log.append("two\n").unwrap_err();
+    assert!(lane::chain(&error).contains("append to"), "{}", lane::chain(&error));
+    log.clean_disk();
+    log.append("three\n").unwrap();
+    assert_eq!(fs::read_to_string(&log.path).unwrap(), "one\ntwo\nthree\n");
+}
+
+/// A disk is full to this file where its descriptor may not be written to.
+struct AppendFileUnderTest {
+    path: PathBuf,
+    file: append_file::AppendFile,
+}
+
+impl AppendFileUnderTest {
+    fn new(folder: &Path) -> Self {
+        let path = folder.join("log");
+        Self { file: append_file::AppendFile::open(&path).unwrap(), path }
+    }
+
+    fn append(&mut self, record: &str) -> Result<(), TrackingError> {
+        self.file.append(record.as_bytes())
+    }
+
+    fn fill_disk(&mut self) {
+        self.file.replace_descriptor(fs::File::open("/dev/null").unwrap());
+    }
+
+    fn clean_disk(&mut self) {
+        self.file.replace_descriptor(fs::File::options().append(true).open(&self.path).unwrap());
+    }
+}
+
+#[test]
+fn trackers_that_cannot_be_opened_are_named_and_the_others_go_on() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("events"), "a file where a folder should be").unwrap();
+    let taken = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let trackers =
+        Trackers::open(&TrackersOptions { prometheus_port: Some(port), ..options(dir.path(), None) });
+    assert_eq!(trackers.prometheus_address(), None);
+    trackers.log(&step(Stage::Training, 1, 0.5));
+    let reports = trackers.finish();
+    let names: Vec<_> = reports.iter().map(|report| report.name).collect();
+    assert_eq!(names, ["tensorboard", "prometheus"]);
+    assert!(reports[1].last_error.as_ref().unwrap().contains(&format!("0.0.0.0:{port}")), "{reports:?}");
+    assert_eq!(positions(dir.path()), [(Stage::Training, 1)]);
+}
