@@ -4,16 +4,30 @@
 //! YAML --validate--> ValidatedJob (ResolvedSpec: every default filled in) --plan--> worker groups, batches, memory
 //! ```
 //! One schema serves the custom resource, the file and the local run. Everything here is pure: no I/O, no clock,
-//! no tensors, no client.
+//! no tensors, no client. With the feature `kube` the types also derive Kubernetes' traits, and the definition and
+//! the field reference can be written.
 
+#[cfg(feature = "kube")]
+mod crd;
+#[cfg(feature = "kube")]
+mod documentation;
 mod exit_code;
 mod manifest;
 pub mod plan;
+#[cfg(feature = "kube")]
+mod reference;
 pub mod resolved;
+mod rules;
 pub mod spec;
 pub mod status;
 mod validate;
 
+#[cfg(feature = "kube")]
+pub use crd::{custom_resource_definition, definition_yaml};
 pub use exit_code::ExitCode;
 pub use manifest::{API_VERSION, KIND, Metadata};
+#[cfg(feature = "kube")]
+pub use reference::reference_markdown;
+#[cfg(feature = "kube")]
+pub use spec::RLTrainingJob;
 pub use validate::{Problem, ValidatedJob, validate};

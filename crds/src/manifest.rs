@@ -1,4 +1,4 @@
-//! A manifest as it stands in a file: type, metadata and specification. Rules live in `rules`.
+//! A manifest as it stands in a file: type, metadata and specification. Rules that span fields live in `rules`.
 
 use std::collections::BTreeMap;
 
@@ -8,6 +8,11 @@ use serde::{Deserialize, Serialize};
 pub const API_VERSION: &str = "rltraining.dev/v1alpha1";
 /// The kind.
 pub const KIND: &str = "RLTrainingJob";
+
+/// Longest name of a job: pods append their worker group, attempt and rank, and 63 is the limit of a label.
+pub(crate) const MAX_NAME_LEN: usize = 52;
+/// What a longer name is told, by us and by the API server.
+pub(crate) const NAME_TOO_LONG: &str = "metadata.name must have at most 52 characters";
 
 /// The part of Kubernetes' object metadata that a local run uses; the rest is Kubernetes' own and passed over.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

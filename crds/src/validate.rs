@@ -1,35 +1,27 @@
 //! From text to a job that cannot be wrong, or all that is wrong with it.
+//!
+//! ```text
+//! text --source--> value with places --schema--> problems of single fields, repaired value
+//!                                    --rules---> problems between fields --resolve--> ValidatedJob
+//! ```
 
-use std::fmt;
+mod problem;
+mod schema;
+mod source;
 
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde::Serialize;
+use serde_json::{Value, json};
 
-use crate::manifest::{API_VERSION, KIND, Metadata};
+pub use problem::Problem;
+#[cfg(feature = "kube")]
+pub(crate) use schema::allowed_range;
+
+use crate::manifest::{API_VERSION, KIND, MAX_NAME_LEN, Metadata, NAME_TOO_LONG};
 use crate::resolved::ResolvedSpec;
+use crate::rules;
 use crate::spec::RLTrainingJobSpec;
-
-/// One thing that is wrong with a manifest.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Problem {
-    /// The field, such as `spec.rollout.topP` or `spec.rewards.functions[1].pattern`; empty for the whole text.
-    pub path: String,
-    /// The value that stands there, if there is one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub value: Option<Value>,
-    /// What is wrong.
-    pub message: String,
-    /// What would be right: a range, choices, a field's name.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub allowed: Option<String>,
-}
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.path, self.message)
-    }
-}
+use schema::Checker;
+use source::Source;
 
 /// A job whose manifest holds every rule, with all defaults filled in. Only [`validate`] makes one.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,30 +45,133 @@ impl ValidatedJob {
     pub fn spec(&self) -> &ResolvedSpec {
         &self.spec
     }
+
+    /// The job as a manifest in which every default is written out; it validates to this very job.
+    ///
+    /// # Errors
+    /// When the job has no YAML form, which would be a bug of this crate.
+    pub fn to_yaml(&self) -> Result<String, serde_saphyr::SerializeError> {
+        #[derive(Serialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Manifest<'a> {
+            api_version: &'a str,
+            kind: &'a str,
+            metadata: &'a Metadata,
+            spec: &'a ResolvedSpec,
+        }
+        serde_saphyr::to_string(&Manifest {
+            api_version: API_VERSION,
+            kind: KIND,
+            metadata: &self.metadata,
+            spec: &self.spec,
+        })
+    }
 }
 
-/// Reads a manifest and fills in its defaults.
+/// Reads a manifest, checks everything that can be checked without looking at files, and fills in its defaults.
 ///
 /// # Errors
-/// Everything that is wrong with it, in one answer.
+/// Everything that is wrong, in the order of the text. What only follows from another problem is left out.
 pub fn validate(yaml: &str) -> Result<ValidatedJob, Vec<Problem>> {
-    #[derive(Deserialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Manifest {
-        api_version: String,
-        kind: String,
-        metadata: Metadata,
-        spec: RLTrainingJobSpec,
+    let source = Source::parse(yaml).map_err(|problem| vec![problem])?;
+    let mut checker = Checker::default();
+    if !source.value.is_object() {
+        return Err(vec![Problem::new("", "must be a map with apiVersion, kind, metadata and spec")]);
     }
-    let problem = |path: &str, message: String| {
-        vec![Problem { path: path.into(), value: None, message, allowed: None }]
+    check_envelope(&source.value, &mut checker);
+    let metadata = check_metadata(source.value.get("metadata"), &mut checker);
+    let spec = check_spec(source.value.get("spec"), &mut checker);
+    let resolved = spec.as_ref().and_then(ResolvedSpec::resolve);
+    let mut problems = checker.problems;
+    match resolved {
+        Some(spec) if problems.is_empty() => return Ok(ValidatedJob { metadata, spec }),
+        None if problems.is_empty() => {
+            problems.push(Problem::new("spec", "cannot be resolved although no rule forbids it"));
+        }
+        _ => {}
+    }
+    problems.iter_mut().for_each(|problem| source.locate(problem));
+    problems.sort_by_key(|problem| (problem.line, problem.column));
+    Err(problems)
+}
+
+fn check_envelope(manifest: &Value, checker: &mut Checker) {
+    let fields: Vec<_> = manifest.as_object().into_iter().flatten().collect();
+    for (field, expected) in [("apiVersion", API_VERSION), ("kind", KIND)] {
+        match manifest.get(field) {
+            Some(Value::String(found)) if found == expected => {}
+            found => checker.problems.push(Problem {
+                value: found.cloned(),
+                allowed: Some(expected.into()),
+                ..Problem::new(field, if found.is_some() { "is not one that is known" } else { "is missing" })
+            }),
+        }
+    }
+    let known =
+        json!({"properties": {"apiVersion": {}, "kind": {}, "metadata": {}, "spec": {}, "status": {}}});
+    for (field, value) in
+        fields.into_iter().filter(|(field, _)| known["properties"].get(field.as_str()).is_none())
+    {
+        checker.unknown_field("", &known, field, value);
+    }
+}
+
+/// The name is a DNS label, because pods and services are named after it; so is the run folder.
+fn check_metadata(metadata: Option<&Value>, checker: &mut Checker) -> Metadata {
+    let read = metadata.map(|metadata| serde_json::from_value::<Metadata>(metadata.clone()));
+    let metadata = match read {
+        Some(Ok(metadata)) => metadata,
+        Some(Err(error)) => {
+            checker.problems.push(Problem::new("metadata", format!("cannot be read: {error}")));
+            return Metadata::default();
+        }
+        None => Metadata::default(),
     };
-    let manifest: Manifest = serde_saphyr::from_str(yaml).map_err(|error| problem("", error.to_string()))?;
-    if manifest.api_version != API_VERSION || manifest.kind != KIND {
-        return Err(problem("apiVersion", format!("expected {API_VERSION} {KIND}")));
+    let name = &metadata.name;
+    let allowed =
+        "lower-case letters, digits and '-', beginning with a letter and ending with a letter or digit";
+    let problem = |message: &str, allowed: &str| Problem {
+        value: (!name.is_empty()).then(|| name.clone().into()),
+        allowed: Some(allowed.into()),
+        ..Problem::new("metadata.name", message)
+    };
+    if name.is_empty() {
+        checker.problems.push(problem("is missing", allowed));
+    } else if !is_dns_label(name) {
+        checker.problems.push(problem("is not a name that Kubernetes accepts", allowed));
     }
-    match ResolvedSpec::resolve(&manifest.spec) {
-        Some(spec) => Ok(ValidatedJob { metadata: manifest.metadata, spec }),
-        None => Err(problem("spec.model", "exactly one of path, hub and architecture must be given".into())),
+    if name.chars().count() > MAX_NAME_LEN {
+        checker.problems.push(problem(NAME_TOO_LONG, "1 to 52 characters"));
     }
+    metadata
+}
+
+fn is_dns_label(name: &str) -> bool {
+    name.starts_with(|first: char| first.is_ascii_lowercase())
+        && name.ends_with(|last: char| last.is_ascii_lowercase() || last.is_ascii_digit())
+        && name.chars().all(|each| each.is_ascii_lowercase() || each.is_ascii_digit() || each == '-')
+}
+
+fn check_spec(spec: Option<&Value>, checker: &mut Checker) -> Option<RLTrainingJobSpec> {
+    let Some(value) = spec else {
+        checker.problems.push(Problem::new("spec", "is missing"));
+        return None;
+    };
+    let repaired = checker.check_spec(value);
+    let spec = match serde_json::from_value::<RLTrainingJobSpec>(repaired) {
+        Ok(spec) => spec,
+        Err(error) => {
+            checker.problems.push(Problem::new("spec", format!("cannot be read: {error}")));
+            return None;
+        }
+    };
+    let blocked = checker.blocked_paths();
+    for rule in rules::all().filter(|rule| !blocked.iter().any(|path| rule.reads(path))) {
+        checker.problems.extend(rule.broken_at(&spec).into_iter().map(|path| Problem {
+            value: source::value_at(value, &path).cloned(),
+            allowed: rule.allowed.map(|allowed| allowed(&spec)).filter(|allowed| !allowed.is_empty()),
+            ..Problem::new(path, rule.message)
+        }));
+    }
+    Some(spec)
 }

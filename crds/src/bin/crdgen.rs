@@ -1,2 +1,14 @@
-//! Under construction.
-fn main() {}
+//! Writes the CustomResourceDefinition and the field reference from the types.
+
+use std::fs;
+use std::path::Path;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let definition = rlt_api::custom_resource_definition()?;
+    fs::write(package.join("manifests/rltrainingjobs.yaml"), rlt_api::definition_yaml(&definition)?)?;
+    let docs = package.join("../docs");
+    fs::create_dir_all(&docs)?;
+    fs::write(docs.join("reference.md"), rlt_api::reference_markdown(&definition))?;
+    Ok(())
+}

@@ -166,14 +166,15 @@ impl Kl {
 
 impl ResolvedAlgorithm {
     pub(super) fn resolve(spec: &AlgorithmSpec, preset: &Preset, rollout: &RolloutSpec) -> Self {
+        let loss = spec.loss.clone().unwrap_or_default();
         let policy_gradient = (spec.kind != AlgorithmKind::Sft).then(|| PolicyGradient {
-            advantage: resolve_advantage(&spec.advantage, preset),
+            advantage: resolve_advantage(&spec.advantage.clone().unwrap_or_default(), preset),
             loss: PolicyGradientLoss {
-                policy: resolve_policy_loss(&spec.loss, preset),
-                aggregation: resolve_aggregation(&spec.loss, preset, rollout),
-                entropy_coefficient: spec.loss.entropy_coefficient.unwrap_or(0.0),
+                policy: resolve_policy_loss(&loss, preset),
+                aggregation: resolve_aggregation(&loss, preset, rollout),
+                entropy_coefficient: loss.entropy_coefficient.unwrap_or(0.0),
             },
-            kl: resolve_kl(&spec.kl, preset),
+            kl: resolve_kl(&spec.kl.clone().unwrap_or_default(), preset),
             importance_correction: spec.importance_correction.clone(),
             dynamic_sampling: spec.dynamic_sampling.clone().or(preset.dynamic_sampling.clone()),
         });
@@ -221,7 +222,10 @@ fn resolve_policy_loss(spec: &LossSpec, preset: &Preset) -> PolicyLoss {
 }
 
 fn resolve_aggregation(spec: &LossSpec, preset: &Preset, rollout: &RolloutSpec) -> Aggregation {
-    match spec.aggregation.unwrap_or(preset.aggregation) {
+    let policy = spec.policy.unwrap_or(preset.policy);
+    let by_policy =
+        PolicyLossKind::BY_SEQUENCE.contains(&policy).then_some(LossAggregation::SequenceMeanTokenMean);
+    match spec.aggregation.or(by_policy).unwrap_or(preset.aggregation) {
         LossAggregation::TokenMean => Aggregation::TokenMean,
         LossAggregation::TokenSum => Aggregation::TokenSum,
         LossAggregation::SequenceMeanTokenMean => Aggregation::SequenceMeanTokenMean,

@@ -14,14 +14,14 @@ pub struct AlgorithmSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cold_start: Option<ColdStartSpec>,
     /// How rewards become advantages.
-    #[serde(default)]
-    pub advantage: AdvantageSpec,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub advantage: Option<AdvantageSpec>,
     /// How advantages become a loss.
-    #[serde(default)]
-    pub loss: LossSpec,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss: Option<LossSpec>,
     /// How the actor is held near the reference policy.
-    #[serde(default)]
-    pub kl: KlSpec,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kl: Option<KlSpec>,
     /// Correction for the difference between the policy that sampled and the one that is trained.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub importance_correction: Option<ImportanceCorrectionSpec>,
@@ -75,6 +75,21 @@ pub struct ColdStartSpec {
     #[serde(default = "ColdStartSpec::default_learning_rate")]
     #[schemars(range(min = 0.0, max = 10.0))]
     pub learning_rate: f64,
+}
+
+impl AlgorithmKind {
+    /// Every preset.
+    pub const ALL: [Self; 9] = [
+        Self::Sft,
+        Self::Grpo,
+        Self::DrGrpo,
+        Self::Dapo,
+        Self::Rloo,
+        Self::ReinforcePlusPlus,
+        Self::ReMax,
+        Self::Gspo,
+        Self::Cispo,
+    ];
 }
 
 impl ColdStartSpec {
@@ -150,6 +165,11 @@ pub enum PolicyLossKind {
     Dro,
 }
 
+impl PolicyLossKind {
+    /// The losses that are defined as a mean over sequences.
+    pub const BY_SEQUENCE: &[Self] = &[Self::Gspo, Self::Sapo, Self::GeoMean];
+}
+
 /// How the losses of tokens become the loss of a batch. All denominators are those of the whole batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum LossAggregation {
@@ -185,7 +205,8 @@ pub struct LossSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1.0, max = 1000.0))]
     pub dual_clip: Option<f64>,
-    /// How the losses of tokens become the loss of a batch; by default the preset's.
+    /// How the losses of tokens become the loss of a batch; by default the preset's. `Gspo`, `Sapo` and `GeoMean`
+    /// are defined with `SequenceMeanTokenMean` alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub aggregation: Option<LossAggregation>,
     /// The constant length of `SequenceMeanTokenSumNorm`; by default `rollout.maxCompletionTokens`.

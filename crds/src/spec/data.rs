@@ -86,7 +86,7 @@ pub enum ArithmeticOperator {
     /// Addition.
     #[serde(rename = "+")]
     Add,
-    /// Subtraction; results may be negative.
+    /// Subtraction; results are never negative.
     #[serde(rename = "-")]
     Subtract,
     /// Multiplication.
@@ -108,6 +108,16 @@ pub struct TaskSpec {
     #[serde(default = "TaskSpec::default_max_operand")]
     #[schemars(range(min = 1, max = 999999))]
     pub max_operand: u32,
+    /// Write operands and results with leading zeros to equal widths, which small models learn sooner.
+    #[serde(default)]
+    pub zero_padded: bool,
+    /// Write results from the lowest digit up, so that carries flow in writing order.
+    #[serde(default)]
+    pub reversed_answers: bool,
+    /// Share of demonstrations with a wrong digit, which leaves something for the reward to correct.
+    #[serde(default)]
+    #[schemars(range(min = 0.0, max = 0.99))]
+    pub demonstration_error_rate: f64,
     /// Number of training problems.
     #[serde(default = "TaskSpec::default_num_train")]
     #[schemars(range(min = 1, max = 10000000))]

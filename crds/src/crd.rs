@@ -1,0 +1,139 @@
+//! The CustomResourceDefinition: what kube derives from the types, made strict and small, with the rules as CEL.
+
+use kube::CustomResourceExt;
+use serde_json::{Map, Value, json};
+
+use crate::documentation::{documented_fields, one_line};
+use crate::rules;
+use crate::spec::RLTrainingJob;
+
+/// Formats that Kubernetes knows; others only make it warn.
+const KNOWN_FORMATS: [&str; 4] = ["int32", "int64", "double", "date-time"];
+
+/// The columns of `kubectl get rltj`: name, type, path.
+const COLUMNS: [(&str, &str, &str); 6] = [
+    ("State", "string", ".status.conditions[?(@.status==\"True\")].type"),
+    ("Ready", "integer", ".status.workers.ready"),
+    ("Step", "integer", ".status.progress.step"),
+    ("Reward", "number", ".status.progress.reward"),
+    ("Attempt", "integer", ".status.attempt"),
+    ("Age", "date", ".metadata.creationTimestamp"),
+];
+
+/// The CustomResourceDefinition as it is applied to a cluster.
+///
+/// # Errors
+/// When the derived definition has no JSON form, which would be a bug of this crate.
+pub fn custom_resource_definition() -> Result<Value, serde_json::Error> {
+    let mut definition = serde_json::to_value(RLTrainingJob::crd())?;
+    if let Some(version) = definition.pointer_mut("/spec/versions/0").and_then(Value::as_object_mut) {
+        version.insert("additionalPrinterColumns".into(), printer_columns());
+    }
+    let schema = "/spec/versions/0/schema/openAPIV3Schema";
+    if let Some(root) = definition.pointer_mut(schema) {
+        make_strict(root);
+        describe(root);
+        insert_name_rule(root);
+        rules::all().for_each(|rule| insert_rule(root, rule));
+    }
+    Ok(definition)
+}
+
+fn printer_columns() -> Value {
+    let column = |(name, type_, path)| json!({"name": name, "type": type_, "jsonPath": path});
+    COLUMNS.into_iter().map(column).collect()
+}
+
+/// Removes what says nothing on an API server: null as a value of optional fields, null defaults, formats that it
+/// does not know, line breaks in descriptions.
+fn make_strict(schema: &mut Value) {
+    let Some(fields) = schema.as_object_mut() else { return };
+    fields.remove("nullable");
+    if fields.get("default").is_some_and(Value::is_null) {
+        fields.remove("default");
+    }
+    let has_unknown_format =
+        fields.get("format").and_then(Value::as_str).is_some_and(|format| !KNOWN_FORMATS.contains(&format));
+    if has_unknown_format {
+        fields.remove("format");
+    }
+    if let Some(Value::String(description)) = fields.get_mut("description") {
+        *description = one_line(description);
+    }
+    make_bounds_whole(fields);
+    if let Some(Value::Object(default)) = fields.get_mut("default") {
+        default.retain(|_, value| !value.is_null());
+    }
+    for (key, value) in fields.iter_mut() {
+        match key.as_str() {
+            "properties" => value.as_object_mut().into_iter().flat_map(Map::values_mut).for_each(make_strict),
+            "items" | "additionalProperties" | "openAPIV3Schema" => make_strict(value),
+            _ => {}
+        }
+    }
+}
+
+/// Bounds of whole numbers come as floating-point numbers.
+fn make_bounds_whole(fields: &mut Map<String, Value>) {
+    for bound in ["minimum", "maximum"].iter().filter(|_| fields["type"] == "integer").collect::<Vec<_>>() {
+        let whole = fields.get(*bound).and_then(Value::as_f64);
+        fields.extend(whole.map(|whole| ((*bound).to_owned(), (whole as i64).into())));
+    }
+}
+
+/// Pods, folders and labels are named after the job.
+fn insert_name_rule(root: &mut Value) {
+    let rule = json!([{
+        "rule": format!("self.metadata.name.size() <= {}", crate::manifest::MAX_NAME_LEN),
+        "message": crate::manifest::NAME_TOO_LONG,
+    }]);
+    if let Some(fields) = root.as_object_mut() {
+        fields.insert("x-kubernetes-validations".into(), rule);
+    }
+}
+
+/// A choice's own field says more than the type of the choice, which is what the derived schema keeps.
+fn describe(root: &mut Value) {
+    for field in documented_fields() {
+        if let Some(Value::Object(schema)) = schema_at_mut(root, &field.path) {
+            schema.insert("description".into(), field.description.into());
+        }
+    }
+    root["description"] = "A reinforcement learning or supervised training job.".into();
+}
+
+fn insert_rule(root: &mut Value, rule: &rules::Rule) {
+    let Some(fields) = schema_at_mut(root, rule.scope).and_then(Value::as_object_mut) else { return };
+    let mut entry = Map::new();
+    entry.insert("rule".into(), (rule.cel)().into());
+    entry.insert("message".into(), rule.message.into());
+    if !rule.at.is_empty() {
+        entry.insert("fieldPath".into(), format!(".{}", rule.at).into());
+    }
+    let list = fields.entry("x-kubernetes-validations").or_insert_with(|| json!([]));
+    if let Some(list) = list.as_array_mut() {
+        list.push(entry.into());
+    }
+}
+
+/// The schema of a field by its path, `[]` for the items of a list.
+pub(crate) fn schema_at<'a>(root: &'a Value, path: &str) -> Option<&'a Value> {
+    root.pointer(&pointer_to(path))
+}
+
+fn schema_at_mut<'a>(root: &'a mut Value, path: &str) -> Option<&'a mut Value> {
+    root.pointer_mut(&pointer_to(path))
+}
+
+fn pointer_to(path: &str) -> String {
+    path.split('.').map(|name| format!("/properties/{}", name.replace("[]", "/items"))).collect()
+}
+
+/// The definition as the file in `manifests/`.
+///
+/// # Errors
+/// When the definition has no YAML form, which would be a bug of this crate.
+pub fn definition_yaml(definition: &Value) -> Result<String, serde_saphyr::SerializeError> {
+    let body = serde_saphyr::to_string(definition)?;
+    Ok(format!("# Written by crdgen from the types in crds/src; a test fails when it is stale.\n{body}"))
+}

@@ -1,0 +1,65 @@
+//! What the types say about each field, in the order in which they are declared. The structural schema of the
+//! custom resource keeps neither that order nor the meaning of choices.
+
+use schemars::generate::SchemaSettings;
+use serde_json::Value;
+
+use crate::spec::RLTrainingJobSpec;
+
+/// A field as its type documents it.
+pub(crate) struct Documented {
+    /// Its path from `spec`, with `[]` where it lies within the items of a list.
+    pub(crate) path: String,
+    /// What it is, on one line.
+    pub(crate) description: String,
+    /// What each of its choices means; empty unless it is a choice.
+    pub(crate) choices: Vec<(String, String)>,
+}
+
+/// Every field below `spec`, each after the group that it belongs to.
+pub(crate) fn documented_fields() -> Vec<Documented> {
+    let settings = SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
+    let schema = settings.into_generator().into_root_schema_for::<RLTrainingJobSpec>();
+    let mut fields = Vec::new();
+    collect("spec", schema.as_value(), &mut fields);
+    fields
+}
+
+fn collect(path: &str, schema: &Value, fields: &mut Vec<Documented>) {
+    let schema = without_option(schema);
+    for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+        let path = format!("{path}.{name}");
+        fields.push(Documented {
+            description: one_line(field["description"].as_str().unwrap_or_default()),
+            choices: choices(field),
+            path: path.clone(),
+        });
+        collect(&path, field, fields);
+        if let Some(items) = without_option(field).get("items") {
+            collect(&format!("{path}[]"), items, fields);
+        }
+    }
+}
+
+/// An optional value is described as "this or null".
+fn without_option(schema: &Value) -> &Value {
+    let some = schema["anyOf"].as_array().and_then(|cases| cases.iter().find(|case| case["type"] != "null"));
+    some.unwrap_or(schema)
+}
+
+fn choices(field: &Value) -> Vec<(String, String)> {
+    let field = without_option(field);
+    let field = field.get("items").unwrap_or(field);
+    let variants = field["oneOf"].as_array().into_iter().flatten();
+    let choice = |variant: &Value| {
+        let meaning = variant["description"].as_str().unwrap_or_default();
+        Some((variant["const"].as_str()?.to_owned(), one_line(meaning)))
+    };
+    variants.filter_map(choice).collect()
+}
+
+/// The first paragraph of a documentation comment on one line.
+pub(crate) fn one_line(text: &str) -> String {
+    let paragraph = text.split("\n\n").next().unwrap_or_default();
+    paragraph.split_whitespace().collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,142 @@
+//! The rules that span fields, each in one place: its Kubernetes form (CEL) and its Rust form stand side by side
+//! and share one message. What concerns a single field (type, range, choices) is in the schema instead.
+
+mod algorithm;
+mod data;
+mod model;
+mod rewards;
+mod training;
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use crate::resolved::{Preset, preset};
+use crate::spec::{AlgorithmKind, RLTrainingJobSpec, RewardFunctionSpec};
+
+/// One rule.
+pub(crate) struct Rule {
+    /// Where `self` of the CEL form stands, such as `spec.model`; `[]` for each item of a list.
+    pub(crate) scope: &'static str,
+    /// The field at which a problem is reported, relative to the scope; empty for the scope itself.
+    pub(crate) at: &'static str,
+    /// The fields that it reads, relative to the scope.
+    pub(crate) reads: &'static [&'static str],
+    /// What must hold, for people.
+    pub(crate) message: &'static str,
+    /// The rule as the API server evaluates it, on an object with defaults filled in.
+    #[cfg_attr(not(feature = "kube"), expect(dead_code, reason = "only the definition holds CEL"))]
+    pub(crate) cel: fn() -> String,
+    /// The rule as we evaluate it.
+    pub(crate) holds: Check,
+    /// The values of the reported field that would be right, where numbers say more than the message.
+    pub(crate) allowed: Option<fn(&RLTrainingJobSpec) -> String>,
+}
+
+/// What a rule looks at.
+pub(crate) enum Check {
+    /// The whole specification.
+    Spec(fn(&RLTrainingJobSpec) -> bool),
+    /// Each reward function by itself.
+    RewardFunction(fn(&RewardFunctionSpec) -> bool),
+}
+
+/// Every rule, in the order of the specification's sections.
+pub(crate) fn all() -> impl Iterator<Item = &'static Rule> {
+    [model::RULES, data::RULES, rewards::RULES, algorithm::RULES, training::RULES].into_iter().flatten()
+}
+
+impl Rule {
+    /// The full paths of the fields that break this rule, as reported.
+    pub(crate) fn broken_at(&self, spec: &RLTrainingJobSpec) -> Vec<String> {
+        let path = |scope: &str| below(scope, self.at);
+        match self.holds {
+            Check::Spec(holds) => (!holds(spec)).then(|| path(self.scope)).into_iter().collect(),
+            Check::RewardFunction(holds) => {
+                let broken =
+                    spec.rewards.functions.iter().enumerate().filter(|(_, function)| !holds(function));
+                broken.map(|(idx, _)| path(&self.scope.replace("[]", &format!("[{idx}]")))).collect()
+            }
+        }
+    }
+
+    /// The path of the field at which a problem is reported, with `[]` for the items of a list.
+    #[cfg(feature = "kube")]
+    pub(crate) fn reported_at(&self) -> String {
+        below(self.scope, self.at)
+    }
+
+    /// Whether the rule reads a field at, above or below `path`: its verdict means nothing when that is wrong.
+    pub(crate) fn reads(&self, path: &str) -> bool {
+        let path = without_indices(path);
+        self.reads.iter().any(|field| {
+            let read = below(self.scope, field);
+            is_within(&path, &read) || is_within(&read, &path)
+        })
+    }
+}
+
+fn below(scope: &str, field: &str) -> String {
+    if field.is_empty() { scope.to_owned() } else { format!("{scope}.{field}") }
+}
+
+fn is_within(path: &str, outer: &str) -> bool {
+    path.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+}
+
+fn without_indices(path: &str) -> String {
+    let mut plain = String::with_capacity(path.len());
+    let mut is_inside = false;
+    for character in path.chars() {
+        is_inside = character == '[' || (is_inside && character != ']');
+        if !is_inside || character == '[' {
+            plain.push(character);
+        }
+    }
+    plain
+}
+
+/// `['A', 'B']` in CEL, with the names that stand in manifests.
+fn cel_list<T: Serialize>(choices: &[T]) -> String {
+    format!("[{}]", choices.iter().map(cel_name).collect::<Vec<_>>().join(", "))
+}
+
+fn cel_name<T: Serialize>(choice: &T) -> String {
+    let name = serde_json::to_value(choice).ok().and_then(|value| value.as_str().map(str::to_owned));
+    format!("'{}'", name.unwrap_or_default())
+}
+
+/// The value of an overridable field in CEL: as given, else what the preset of `kind` says. `algorithm` is the path
+/// of the section from the rule's scope.
+fn cel_effective<T: Serialize>(algorithm: &str, section: &str, field: &str, of: fn(Preset) -> T) -> String {
+    let mut table = String::new();
+    for kind in AlgorithmKind::ALL {
+        let separator = if table.is_empty() { "" } else { ", " };
+        // The length only enters the penalty on long completions, which no rule reads.
+        let _ = write!(table, "{separator}{}: {}", cel_name(&kind), cel_name(&of(preset(kind, 1))));
+    }
+    format!(
+        "(has({algorithm}.{section}) && has({algorithm}.{section}.{field}) ? {algorithm}.{section}.{field} : \
+         {{{table}}}[{algorithm}.kind])"
+    )
+}
+
+/// The divisors of a number, for the answer to one that does not divide it.
+fn divisors(number: u32) -> String {
+    let divisors =
+        (1..=number).filter(|divisor| number.is_multiple_of(*divisor)).map(|divisor| divisor.to_string());
+    format!("one of {}", divisors.collect::<Vec<_>>().join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{is_within, without_indices};
+
+    #[test]
+    fn a_path_loses_its_indices_and_is_within_what_encloses_it() {
+        assert_eq!(without_indices("spec.rewards.functions[12].pattern"), "spec.rewards.functions[].pattern");
+        assert!(is_within("spec.model.lora.rank", "spec.model"));
+        assert!(is_within("spec.model", "spec.model"));
+        assert!(!is_within("spec.modelling", "spec.model"));
+    }
+}

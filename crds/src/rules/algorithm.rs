@@ -1,0 +1,325 @@
+//! The rules of `spec.algorithm`: every constant that is given must be one that the chosen parts use.
+
+use super::{Check, Rule, cel_effective, cel_list};
+use crate::resolved::{Preset, preset};
+use crate::spec::{
+    AdvantageEstimator, AlgorithmKind, KlPlacement, KlSpec, LossAggregation, LossSpec, PolicyLossKind,
+    RLTrainingJobSpec, RejectionSpec, RejectionStatistic,
+};
+
+const BY_STD: &[AdvantageEstimator] = &[AdvantageEstimator::Grpo, AdvantageEstimator::GrpoPassk];
+const BY_GROUP: &[AdvantageEstimator] = &[
+    AdvantageEstimator::Grpo,
+    AdvantageEstimator::GrpoPassk,
+    AdvantageEstimator::Rloo,
+    AdvantageEstimator::ReinforcePlusPlusBaseline,
+    AdvantageEstimator::Opo,
+    AdvantageEstimator::Gpg,
+    AdvantageEstimator::OptimalTokenBaseline,
+    AdvantageEstimator::Gdpo,
+];
+const CLIPPING: &[PolicyLossKind] = &[
+    PolicyLossKind::Vanilla,
+    PolicyLossKind::Gspo,
+    PolicyLossKind::GeoMean,
+    PolicyLossKind::Cispo,
+    PolicyLossKind::DppoTv,
+    PolicyLossKind::DppoKl,
+];
+const DUAL_CLIPPING: &[PolicyLossKind] =
+    &[PolicyLossKind::Vanilla, PolicyLossKind::DppoTv, PolicyLossKind::DppoKl];
+const K1: &[RejectionStatistic] =
+    &[RejectionStatistic::TokenK1, RejectionStatistic::SequenceSumK1, RejectionStatistic::SequenceMeanK1];
+
+fn preset_of(spec: &RLTrainingJobSpec) -> Preset {
+    preset(spec.algorithm.kind, spec.rollout.max_completion_tokens)
+}
+
+fn estimator(spec: &RLTrainingJobSpec) -> AdvantageEstimator {
+    let given = spec.algorithm.advantage.as_ref().and_then(|advantage| advantage.estimator);
+    given.unwrap_or_else(|| preset_of(spec).estimator)
+}
+
+fn cel_estimator(algorithm: &str) -> String {
+    cel_effective(algorithm, "advantage", "estimator", |preset| preset.estimator)
+}
+
+fn policy(spec: &RLTrainingJobSpec) -> PolicyLossKind {
+    loss(spec).policy.unwrap_or_else(|| preset_of(spec).policy)
+}
+
+fn cel_policy() -> String {
+    cel_effective("self", "loss", "policy", |preset| preset.policy)
+}
+
+fn cel_aggregation() -> String {
+    cel_effective("self", "loss", "aggregation", |preset| preset.aggregation)
+}
+
+fn loss(spec: &RLTrainingJobSpec) -> LossSpec {
+    spec.algorithm.loss.clone().unwrap_or_default()
+}
+
+fn kl(spec: &RLTrainingJobSpec) -> KlSpec {
+    spec.algorithm.kl.clone().unwrap_or_default()
+}
+
+fn rejection(spec: &RLTrainingJobSpec, holds: fn(&RejectionSpec) -> bool) -> bool {
+    let correction = spec.algorithm.importance_correction.as_ref();
+    correction.and_then(|correction| correction.rejection.as_ref()).is_none_or(holds)
+}
+
+/// A rule that a constant of the loss is given only with a policy loss that uses it.
+fn cel_only_with(field: &str, policies: &[PolicyLossKind]) -> String {
+    format!("!has(self.loss) || !has(self.loss.{field}) || {} in {}", cel_policy(), cel_list(policies))
+}
+
+pub(super) const RULES: &[Rule] = &[
+    Rule {
+        scope: "spec.algorithm",
+        at: "kind",
+        reads: &["kind", "coldStart", "advantage", "loss", "kl", "importanceCorrection", "dynamicSampling"],
+        message: "SFT uses no coldStart, advantage, loss, kl, importanceCorrection or dynamicSampling: remove them",
+        cel: || {
+            "self.kind != 'SFT' || (!has(self.coldStart) && !has(self.advantage) && !has(self.loss) && \
+             !has(self.kl) && !has(self.importanceCorrection) && !has(self.dynamicSampling))"
+                .into()
+        },
+        holds: Check::Spec(|spec| {
+            let algorithm = &spec.algorithm;
+            algorithm.kind != AlgorithmKind::Sft
+                || (algorithm.cold_start.is_none()
+                    && algorithm.advantage.is_none()
+                    && algorithm.loss.is_none()
+                    && algorithm.kl.is_none()
+                    && algorithm.importance_correction.is_none()
+                    && algorithm.dynamic_sampling.is_none())
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.algorithm",
+        at: "advantage.normalizeByStd",
+        reads: &["advantage.normalizeByStd", "advantage.estimator", "kind"],
+        message: "normalizeByStd is used only by the estimators Grpo and GrpoPassk",
+        cel: || {
+            format!(
+                "!has(self.advantage) || !has(self.advantage.normalizeByStd) || {} in {}",
+                cel_estimator("self"),
+                cel_list(BY_STD)
+            )
+        },
+        holds: Check::Spec(|spec| {
+            let given = spec.algorithm.advantage.as_ref().and_then(|advantage| advantage.normalize_by_std);
+            given.is_none() || BY_STD.contains(&estimator(spec))
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.algorithm",
+        at: "advantage.gamma",
+        reads: &["advantage.gamma", "advantage.estimator", "kind"],
+        message: "gamma is used only by the estimator ReinforcePlusPlus",
+        cel: || {
+            format!(
+                "!has(self.advantage) || !has(self.advantage.gamma) || {} == 'ReinforcePlusPlus'",
+                cel_estimator("self")
+            )
+        },
+        holds: Check::Spec(|spec| {
+            let given = spec.algorithm.advantage.as_ref().and_then(|advantage| advantage.gamma);
+            given.is_none() || estimator(spec) == AdvantageEstimator::ReinforcePlusPlus
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec",
+        at: "rollout.samplesPerPrompt",
+        reads: &["rollout.samplesPerPrompt", "algorithm.advantage.estimator", "algorithm.kind"],
+        message: "an estimator that compares the samples of a prompt needs samplesPerPrompt of at least 2",
+        cel: || {
+            format!(
+                "self.algorithm.kind == 'SFT' || self.rollout.samplesPerPrompt >= 2 || !({} in {})",
+                cel_estimator("self.algorithm"),
+                cel_list(BY_GROUP)
+            )
+        },
+        holds: Check::Spec(|spec| {
+            spec.algorithm.kind == AlgorithmKind::Sft
+                || spec.rollout.samples_per_prompt >= 2
+                || !BY_GROUP.contains(&estimator(spec))
+        }),
+        allowed: Some(|_| "2 to 4096".into()),
+    },
+    Rule {
+        scope: "spec",
+        at: "rollout.samplesPerPrompt",
+        reads: &["rollout.samplesPerPrompt", "algorithm.dynamicSampling", "algorithm.kind"],
+        message: "dynamicSampling, which DAPO includes, needs samplesPerPrompt of at least 2",
+        cel: || {
+            "self.rollout.samplesPerPrompt >= 2 || \
+             (!has(self.algorithm.dynamicSampling) && self.algorithm.kind != 'DAPO')"
+                .into()
+        },
+        holds: Check::Spec(|spec| {
+            spec.rollout.samples_per_prompt >= 2
+                || spec
+                    .algorithm
+                    .dynamic_sampling
+                    .as_ref()
+                    .or(preset_of(spec).dynamic_sampling.as_ref())
+                    .is_none()
+        }),
+        allowed: Some(|_| "2 to 4096".into()),
+    },
+    Rule {
+        scope: "spec.algorithm",
+        at: "loss.clipLow",
+        reads: &["loss.clipLow", "loss.policy", "kind"],
+        message: "clipLow is not used by the policy losses Sapo, Gpg and Dro",
+        cel: || cel_only_with("clipLow", CLIPPING),
+        holds: Check::Spec(|spec| loss(spec).clip_low.is_none() || CLIPPING.contains(&policy(spec))),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.algorithm",
+        at: "loss.clipHigh",
+        reads: &["loss.clipHigh", "loss.policy", "kind"],
+        message: "clipHigh is not used by the policy losses Sapo, Gpg and Dro",
+        cel: || cel_only_with("clipHigh", CLIPPING),
+        holds: Check::Spec(|spec| loss(spec).clip_high.is_none() || CLIPPING.contains(&policy(spec))),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.algorithm",
+        at: "loss.dualClip",
+        reads: &["loss.dualClip", "loss.policy", "kind"],
+        message: "dualClip is used only by the policy losses Vanilla, DppoTv and DppoKl",
+        cel: || cel_only_with("dualClip", DUAL_CLIPPING),
+        holds: Check::Spec(|spec| loss(spec).dual_clip.is_none() || DUAL_CLIPPING.contains(&policy(spec))),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.algorithm",
+        at: "loss.sapoTauPositive",
+        reads: &["loss.sapoTauPositive", "loss.policy", "kind"],
+        message: "sapoTauPositive is used only by the policy loss Sapo",
+        cel: || cel_only_with("sapoTauPositive", &[PolicyLossKind::Sapo]),
+        holds: Check::Spec(|spec| {
+            loss(spec).sapo_tau_positive.is_none() || policy(spec) == PolicyLossKind::Sapo
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.algorithm",
+        at: "loss.sapoTauNegative",
+        reads: &["loss.sapoTauNegative", "loss.policy", "kind"],
+        message: "sapoTauNegative is used only by the policy loss Sapo",
+        cel: || cel_only_with("sapoTauNegative", &[PolicyLossKind::Sapo]),
+        holds: Check::Spec(|spec| {
+            loss(spec).sapo_tau_negative.is_none() || policy(spec) == PolicyLossKind::Sapo
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.algorithm",
+        at: "loss.droBeta",
+        reads: &["loss.droBeta", "loss.policy", "kind"],
+        message: "droBeta is used only by the policy loss Dro",
+        cel: || cel_only_with("droBeta", &[PolicyLossKind::Dro]),
+        holds: Check::Spec(|spec| loss(spec).dro_beta.is_none() || policy(spec) == PolicyLossKind::Dro),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.algorithm",
+        at: "loss.aggregation",
+        reads: &["loss.aggregation", "loss.policy", "kind"],
+        message: "the policy losses Gspo, Sapo and GeoMean are defined with SequenceMeanTokenMean alone",
+        cel: || {
+            format!(
+                "!has(self.loss) || !has(self.loss.aggregation) || \
+                 self.loss.aggregation == 'SequenceMeanTokenMean' || !({} in {})",
+                cel_policy(),
+                cel_list(PolicyLossKind::BY_SEQUENCE)
+            )
+        },
+        holds: Check::Spec(|spec| {
+            let other =
+                loss(spec).aggregation.is_some_and(|given| given != LossAggregation::SequenceMeanTokenMean);
+            !other || !PolicyLossKind::BY_SEQUENCE.contains(&policy(spec))
+        }),
+        allowed: Some(|_| "SequenceMeanTokenMean".into()),
+    },
+    Rule {
+        scope: "spec.algorithm",
+        at: "loss.normalizationTokens",
+        reads: &["loss.normalizationTokens", "loss.aggregation", "kind"],
+        message: "normalizationTokens is used only by the aggregation SequenceMeanTokenSumNorm",
+        cel: || {
+            format!(
+                "!has(self.loss) || !has(self.loss.normalizationTokens) || {} == 'SequenceMeanTokenSumNorm'",
+                cel_aggregation()
+            )
+        },
+        holds: Check::Spec(|spec| {
+            let loss = loss(spec);
+            let aggregation = loss.aggregation.unwrap_or_else(|| preset_of(spec).aggregation);
+            loss.normalization_tokens.is_none() || aggregation == LossAggregation::SequenceMeanTokenSumNorm
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.algorithm",
+        at: "kl",
+        reads: &["kl.estimator", "kl.coefficient", "kl.adaptive", "kl.placement", "kind"],
+        message: "estimator, coefficient and adaptive need a placement of the KL other than None",
+        cel: || {
+            format!(
+                "!has(self.kl) || !(has(self.kl.estimator) || has(self.kl.coefficient) || has(self.kl.adaptive)) || \
+                 {} != 'None'",
+                cel_effective("self", "kl", "placement", |preset| preset.kl_placement)
+            )
+        },
+        holds: Check::Spec(|spec| {
+            let kl = kl(spec);
+            let is_set = kl.estimator.is_some() || kl.coefficient.is_some() || kl.adaptive.is_some();
+            !is_set || kl.placement.unwrap_or_else(|| preset_of(spec).kl_placement) != KlPlacement::None
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.algorithm.importanceCorrection",
+        at: "lowerThreshold",
+        reads: &["lowerThreshold", "threshold"],
+        message: "lowerThreshold must be below threshold",
+        cel: || "!has(self.lowerThreshold) || self.lowerThreshold < self.threshold".into(),
+        holds: Check::Spec(|spec| {
+            spec.algorithm.importance_correction.as_ref().is_none_or(|correction| {
+                correction.lower_threshold.is_none_or(|lower| lower < correction.threshold)
+            })
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.algorithm.importanceCorrection.rejection",
+        at: "lower",
+        reads: &["lower", "statistic"],
+        message: "lower is used only by the statistics of K1, which are ratios",
+        cel: || format!("!has(self.lower) || self.statistic in {}", cel_list(K1)),
+        holds: Check::Spec(|spec| {
+            rejection(spec, |rejection| rejection.lower.is_none() || K1.contains(&rejection.statistic))
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.algorithm.importanceCorrection.rejection",
+        at: "lower",
+        reads: &["lower", "upper"],
+        message: "lower must be below upper",
+        cel: || "!has(self.lower) || self.lower < self.upper".into(),
+        holds: Check::Spec(|spec| {
+            rejection(spec, |rejection| rejection.lower.is_none_or(|lower| lower < rejection.upper))
+        }),
+        allowed: None,
+    },
+];

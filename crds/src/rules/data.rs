@@ -1,0 +1,95 @@
+//! The rules of `spec.data`.
+
+use super::{Check, Rule};
+use crate::spec::{DataSpec, TaskSpec};
+
+fn has_known_ending(path: &String) -> bool {
+    [".jsonl", ".json", ".parquet"].iter().any(|ending| path.ends_with(ending))
+}
+
+/// Every operator and unordered pair of operands from 0 on.
+fn num_problems(task: &TaskSpec) -> u64 {
+    let num_operands = u64::from(task.max_operand) + 1;
+    task.operators.len() as u64 * (num_operands * (num_operands + 1) / 2)
+}
+
+fn task_holds(data: &DataSpec, holds: fn(&TaskSpec) -> bool) -> bool {
+    data.task.as_ref().is_none_or(holds)
+}
+
+pub(super) const RULES: &[Rule] = &[
+    Rule {
+        scope: "spec.data",
+        at: "",
+        reads: &["task", "train"],
+        message: "exactly one of task and train must be given",
+        cel: || "has(self.task) != (self.train.size() > 0)".into(),
+        holds: Check::Spec(|spec| spec.data.task.is_some() == spec.data.train.is_empty()),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.data",
+        at: "heldOut",
+        reads: &["heldOut", "task"],
+        message: "a task generates its held-out prompts: set task.numHeldOut instead",
+        cel: || "!has(self.task) || self.heldOut.size() == 0".into(),
+        holds: Check::Spec(|spec| spec.data.task.is_none() || spec.data.held_out.is_empty()),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.data",
+        at: "train",
+        reads: &["train"],
+        message: "every file to train on must end in .jsonl, .json or .parquet",
+        cel: || {
+            "self.train.all(file, file.endsWith('.jsonl') || file.endsWith('.json') || file.endsWith('.parquet'))".into()
+        },
+        holds: Check::Spec(|spec| spec.data.train.iter().all(has_known_ending)),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.data",
+        at: "heldOut",
+        reads: &["heldOut"],
+        message: "every held-out file must end in .jsonl, .json or .parquet",
+        cel: || {
+            "self.heldOut.all(file, file.endsWith('.jsonl') || file.endsWith('.json') || file.endsWith('.parquet'))".into()
+        },
+        holds: Check::Spec(|spec| spec.data.held_out.iter().all(has_known_ending)),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.data.task",
+        at: "operators",
+        reads: &["operators"],
+        message: "each operator may be named once",
+        cel: || "self.operators.all(one, self.operators.exists_one(other, other == one))".into(),
+        holds: Check::Spec(|spec| {
+            task_holds(&spec.data, |task| {
+                task.operators.iter().enumerate().all(|(idx, one)| !task.operators[..idx].contains(one))
+            })
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.data.task",
+        at: "numTrain",
+        reads: &["numTrain", "numHeldOut", "operators", "maxOperand"],
+        message: "there are fewer different problems than numTrain and numHeldOut ask for",
+        cel: || {
+            "self.numTrain + self.numHeldOut <= \
+             self.operators.size() * ((self.maxOperand + 1) * (self.maxOperand + 2) / 2)"
+                .into()
+        },
+        holds: Check::Spec(|spec| {
+            task_holds(&spec.data, |task| {
+                u64::from(task.num_train) + u64::from(task.num_held_out) <= num_problems(task)
+            })
+        }),
+        allowed: Some(|spec| {
+            spec.data.task.as_ref().map_or_else(String::new, |task| {
+                format!("together at most {} with this maxOperand and these operators", num_problems(task))
+            })
+        }),
+    },
+];

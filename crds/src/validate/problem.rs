@@ -1,0 +1,69 @@
+//! One thing that is wrong with a manifest.
+
+use std::fmt;
+
+use serde::Serialize;
+use serde_json::Value;
+
+/// One thing that is wrong with a manifest.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Problem {
+    /// The field, such as `spec.rollout.topP` or `spec.rewards.functions[1].pattern`; empty for the whole text.
+    pub path: String,
+    /// What is wrong.
+    pub message: String,
+    /// The value that stands there, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub value: Option<Value>,
+    /// What would be right: a range or choices.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allowed: Option<String>,
+    /// The field or choice that was probably meant.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub did_you_mean: Option<String>,
+    /// The line in the text, from 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub line: Option<u64>,
+    /// The column in the text, from 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub column: Option<u64>,
+}
+
+/// Longest value that is shown to people.
+const MAX_SHOWN_LEN: usize = 80;
+
+impl Problem {
+    pub(super) fn new(path: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { path: path.into(), message: message.into(), ..Self::default() }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let (Some(line), Some(column)) = (self.line, self.column) {
+            write!(f, "{line}:{column}: ")?;
+        }
+        if !self.path.is_empty() {
+            write!(f, "{}: ", self.path)?;
+        }
+        f.write_str(&self.message)?;
+        if let Some(value) = self.value.as_ref().filter(|value| !value.is_object()) {
+            write!(f, "; got {}", shortened(&value.to_string()))?;
+        }
+        if let Some(allowed) = &self.allowed {
+            write!(f, "; allowed: {allowed}")?;
+        }
+        if let Some(meant) = &self.did_you_mean {
+            write!(f, "; did you mean {meant}?")?;
+        }
+        Ok(())
+    }
+}
+
+fn shortened(text: &str) -> String {
+    match text.char_indices().nth(MAX_SHOWN_LEN) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
+    }
+}

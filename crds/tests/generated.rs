@@ -1,0 +1,80 @@
+//! The generated files are what the types say, and fit where they have to go.
+
+use serde_json::Value;
+
+const MANIFEST: &str = include_str!("../manifests/rltrainingjobs.yaml");
+const REFERENCE: &str = include_str!("../../docs/reference.md");
+const REMEDY: &str = "stale: run `cargo run -p rlt-api --features kube --bin crdgen`";
+
+#[test]
+fn the_committed_definition_is_the_generated_one() {
+    let definition = rlt_api::custom_resource_definition().unwrap();
+    assert!(
+        rlt_api::definition_yaml(&definition).unwrap() == MANIFEST,
+        "crds/manifests/rltrainingjobs.yaml is {REMEDY}"
+    );
+}
+
+#[test]
+fn the_committed_field_reference_is_the_generated_one() {
+    let definition = rlt_api::custom_resource_definition().unwrap();
+    assert!(rlt_api::reference_markdown(&definition) == REFERENCE, "docs/reference.md is {REMEDY}");
+}
+
+/// Client-side apply stores the whole object in an annotation, and annotations end at 256 KiB.
+#[test]
+fn the_definition_stays_below_200_kilobytes() {
+    let definition: Value = serde_saphyr::from_str(MANIFEST).unwrap();
+    let size = definition.to_string().len();
+    assert!(size < 200_000, "{size} bytes");
+}
+
+/// A structural schema has a type everywhere, says nothing about null, and describes every field.
+#[test]
+fn every_field_of_the_definition_has_a_type_and_a_description() {
+    fn check(path: &str, schema: &Value) {
+        assert!(schema["type"].is_string(), "{path} has no type");
+        assert!(schema["additionalProperties"] != false, "{path} is closed in a way that API servers refuse");
+        assert!(
+            schema.get("nullable").is_none()
+                && schema.get("anyOf").is_none()
+                && schema.get("oneOf").is_none()
+        );
+        for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+            let path = format!("{path}.{name}");
+            assert!(
+                field["description"].as_str().is_some_and(|text| text.len() > 5),
+                "{path} has no description"
+            );
+            check(&path, field);
+        }
+        if let Some(items) = schema.get("items") {
+            check(&format!("{path}[]"), items);
+        }
+    }
+    let definition: Value = serde_saphyr::from_str(MANIFEST).unwrap();
+    check("", definition.pointer("/spec/versions/0/schema/openAPIV3Schema").unwrap());
+}
+
+/// The API server estimates what a rule costs from the bounds of lists and texts, and refuses unbounded ones.
+#[test]
+fn every_list_and_text_of_the_specification_is_bounded() {
+    fn check(path: &str, schema: &Value) {
+        match schema["type"].as_str() {
+            Some("array") => assert!(schema["maxItems"].is_u64(), "{path} has no maxItems"),
+            Some("string") => assert!(
+                schema.get("enum").is_some() || schema["maxLength"].is_u64(),
+                "{path} has no maxLength"
+            ),
+            _ => {}
+        }
+        for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+            check(&format!("{path}.{name}"), field);
+        }
+        if let Some(items) = schema.get("items") {
+            check(&format!("{path}[]"), items);
+        }
+    }
+    let definition: Value = serde_saphyr::from_str(MANIFEST).unwrap();
+    check("spec", definition.pointer("/spec/versions/0/schema/openAPIV3Schema/properties/spec").unwrap());
+}
