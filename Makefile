@@ -21,10 +21,12 @@ quickstart: build ## Train a small transformer on one page of YAML: cold start, 
 
 test: libtorch lint ## Every check and every test
 	cargo test --workspace --locked
+	cargo test --package rlt-api --features kube --locked
 
 lint: libtorch ## Formatting and clippy, warnings are errors
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo clippy --package rlt-api --all-targets --features kube --locked -- -D warnings
 
 deny: ## Licences, advisories and duplicate versions (needs cargo-deny)
 	cargo deny check licenses bans sources

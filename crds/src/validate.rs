@@ -73,7 +73,7 @@ impl ValidatedJob {
 /// # Errors
 /// Everything that is wrong, in the order of the text. What only follows from another problem is left out.
 pub fn validate(yaml: &str) -> Result<ValidatedJob, Vec<Problem>> {
-    let source = Source::parse(yaml).map_err(|problem| vec![problem])?;
+    let source = Source::parse(yaml).map_err(|problem| vec![*problem])?;
     let mut checker = Checker::default();
     if !source.value.is_object() {
         return Err(vec![Problem::new("", "must be a map with apiVersion, kind, metadata and spec")]);

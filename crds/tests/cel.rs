@@ -31,6 +31,7 @@ fn bad_specs() -> Vec<Value> {
         json!({"model": {"lora": {"targetModules": ["all-linear", "q_proj"]}}}),
         json!({"model": {"lora": {"targetModules": ["q_proj"], "targetPattern": ".*"}}}),
         json!({"model": {"lora": {"excludeModules": ["q_proj"], "excludePattern": ".*"}}}),
+        json!({"model": {"lora": {"init": "Orthogonal", "rank": 3}}}),
         json!({"data": {"task": null}}),
         json!({"data": {"train": ["a.jsonl"]}}),
         json!({"data": {"heldOut": ["a.jsonl"]}}),

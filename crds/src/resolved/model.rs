@@ -2,8 +2,7 @@
 
 use serde::Serialize;
 
-use crate::plan::model_config::{Family, NewModel};
-use crate::spec::{ArchitectureSpec, HubSpec, LoraSpec, ModelFamily, ModelSpec, TokenizerSpec};
+use crate::spec::{ArchitectureSpec, HubSpec, LoraSpec, ModelSpec, TokenizerSpec};
 
 /// The model, its source chosen.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -80,33 +79,6 @@ impl ArchitectureSpec {
     /// Width of one head: as given, else the hidden size divided by the heads.
     pub fn head_width(&self) -> u32 {
         self.head_dim.unwrap_or(self.hidden_size / self.num_heads.max(1))
-    }
-
-    /// The model to make, for a tokenizer of `vocab_size` tokens that ends sequences with `eos_token_ids`.
-    pub fn new_model(&self, vocab_size: usize, eos_token_ids: Vec<u32>) -> NewModel {
-        NewModel {
-            family: match self.family {
-                ModelFamily::Llama => Family::Llama,
-                ModelFamily::Mistral => Family::Mistral,
-                ModelFamily::Qwen2 => Family::Qwen2,
-                ModelFamily::Qwen3 => Family::Qwen3,
-                ModelFamily::Gemma => Family::Gemma,
-            },
-            vocab_size,
-            hidden_size: self.hidden_size as usize,
-            intermediate_size: self.intermediate_size as usize,
-            num_layers: self.num_layers as usize,
-            num_heads: self.num_heads as usize,
-            num_kv_heads: self.kv_heads() as usize,
-            head_dim: Some(self.head_width() as usize),
-            max_position_embeddings: self.max_position_embeddings as usize,
-            rope_theta: self.rope_theta,
-            rms_norm_eps: self.rms_norm_eps,
-            sliding_window: self.sliding_window.map(|window| window as usize),
-            tie_word_embeddings: self.tie_word_embeddings,
-            initializer_range: self.initializer_range,
-            eos_token_ids,
-        }
     }
 
     fn resolve(&self) -> Self {

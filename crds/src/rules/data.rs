@@ -3,7 +3,7 @@
 use super::{Check, Rule};
 use crate::spec::{DataSpec, TaskSpec};
 
-fn has_known_ending(path: &String) -> bool {
+fn has_known_ending(path: &str) -> bool {
     [".jsonl", ".json", ".parquet"].iter().any(|ending| path.ends_with(ending))
 }
 
@@ -44,7 +44,7 @@ pub(super) const RULES: &[Rule] = &[
         cel: || {
             "self.train.all(file, file.endsWith('.jsonl') || file.endsWith('.json') || file.endsWith('.parquet'))".into()
         },
-        holds: Check::Spec(|spec| spec.data.train.iter().all(has_known_ending)),
+        holds: Check::Spec(|spec| spec.data.train.iter().all(|file| has_known_ending(file))),
         allowed: None,
     },
     Rule {
@@ -55,7 +55,7 @@ pub(super) const RULES: &[Rule] = &[
         cel: || {
             "self.heldOut.all(file, file.endsWith('.jsonl') || file.endsWith('.json') || file.endsWith('.parquet'))".into()
         },
-        holds: Check::Spec(|spec| spec.data.held_out.iter().all(has_known_ending)),
+        holds: Check::Spec(|spec| spec.data.held_out.iter().all(|file| has_known_ending(file))),
         allowed: None,
     },
     Rule {

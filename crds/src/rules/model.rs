@@ -1,7 +1,7 @@
 //! The rules of `spec.model`.
 
 use super::{Check, Rule, divisors};
-use crate::spec::{ArchitectureSpec, LoraSpec, ModelFamily, RLTrainingJobSpec, TokenizerSpec};
+use crate::spec::{ArchitectureSpec, LoraInit, LoraSpec, ModelFamily, RLTrainingJobSpec, TokenizerSpec};
 
 fn architecture(spec: &RLTrainingJobSpec, holds: fn(&ArchitectureSpec) -> bool) -> bool {
     spec.model.architecture.as_ref().is_none_or(holds)
@@ -105,10 +105,13 @@ pub(super) const RULES: &[Rule] = &[
         scope: "spec.model.architecture",
         at: "slidingWindow",
         reads: &["slidingWindow", "family"],
-        message: "only the family Mistral has a sliding window",
-        cel: || "!has(self.slidingWindow) || self.family == 'Mistral'".into(),
+        message: "the families Llama and Gemma have no sliding window",
+        cel: || "!has(self.slidingWindow) || !(self.family in ['Llama', 'Gemma'])".into(),
         holds: Check::Spec(|spec| {
-            architecture(spec, |shape| shape.sliding_window.is_none() || shape.family == ModelFamily::Mistral)
+            architecture(spec, |shape| {
+                shape.sliding_window.is_none()
+                    || !matches!(shape.family, ModelFamily::Llama | ModelFamily::Gemma)
+            })
         }),
         allowed: None,
     },
@@ -143,6 +146,17 @@ pub(super) const RULES: &[Rule] = &[
         cel: || "!has(self.excludePattern) || self.excludeModules.size() == 0".into(),
         holds: Check::Spec(|spec| {
             lora(spec, |lora| lora.exclude_pattern.is_none() || lora.exclude_modules.is_empty())
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.model.lora",
+        at: "rank",
+        reads: &["rank", "init"],
+        message: "init Orthogonal needs an even rank",
+        cel: || "self.init != 'Orthogonal' || self.rank % 2 == 0".into(),
+        holds: Check::Spec(|spec| {
+            lora(spec, |lora| lora.init != LoraInit::Orthogonal || lora.rank.is_multiple_of(2))
         }),
         allowed: None,
     },

@@ -105,7 +105,7 @@ pub struct ArchitectureSpec {
     #[serde(default = "ArchitectureSpec::default_rms_norm_eps")]
     #[schemars(range(min = 1e-12, max = 0.1))]
     pub rms_norm_eps: f64,
-    /// Tokens that a position can look back on (Mistral); by default all.
+    /// Tokens that a position can look back on (Mistral and Qwen); by default all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 16777216))]
     pub sliding_window: Option<u32>,

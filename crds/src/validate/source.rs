@@ -17,18 +17,18 @@ pub(super) struct Source {
 
 impl Source {
     /// Parses one YAML document. Keys that stand twice are refused.
-    pub(super) fn parse(yaml: &str) -> Result<Self, Problem> {
+    pub(super) fn parse(yaml: &str) -> Result<Self, Box<Problem>> {
         match serde_saphyr::from_str::<Spanned<Node>>(yaml) {
             Ok(root) => Ok(Self { value: root.value.to_value(), root }),
             Err(error) => {
                 let (line, column) = error.location().map(place).unzip();
                 let message = error.without_snippet().render_with_formatter(&UserMessageFormatter);
                 let message = message.split(" at line ").next().unwrap_or_default();
-                Err(Problem {
+                Err(Box::new(Problem {
                     line,
                     column,
                     ..Problem::new("", format!("is not YAML that can be read: {message}"))
-                })
+                }))
             }
         }
     }

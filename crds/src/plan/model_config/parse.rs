@@ -259,11 +259,11 @@ fn check(config: ModelConfig) -> Result<ModelConfig, ModelConfigError> {
     if let Some((field, got)) = sizes.into_iter().find(|(_, size)| *size == 0) {
         return Err(invalid(field, "an integer above 0".to_owned(), got));
     }
-    if config.num_heads % config.num_kv_heads != 0 {
+    if !config.num_heads.is_multiple_of(config.num_kv_heads) {
         let expected = format!("a divisor of num_attention_heads {}", config.num_heads);
         return Err(invalid("num_key_value_heads", expected, config.num_kv_heads));
     }
-    if config.head_dim % 2 != 0 {
+    if !config.head_dim.is_multiple_of(2) {
         return Err(invalid(
             "head_dim",
             "an even number, as the rotary embedding turns pairs".to_owned(),
