@@ -8,8 +8,10 @@
 
 pub mod checkpoint;
 pub mod data;
+pub mod jsonl;
 pub mod model;
 pub mod optim;
+pub mod rollout;
 pub mod run_folder;
 pub mod stop;
 pub mod tokenizer;

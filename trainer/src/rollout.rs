@@ -115,7 +115,9 @@ pub enum RolloutError {
     #[error("generate: the engine has no weights; synchronise them first")]
     Asleep,
     /// The trainer's weights are no longer those that the engine packed.
-    #[error("generate: parameter {parameter} has changed since policy version {policy_version} was synchronised")]
+    #[error(
+        "generate: parameter {parameter} has changed since policy version {policy_version} was synchronised"
+    )]
     StaleWeights {
         /// First parameter that differs.
         parameter: String,
@@ -163,7 +165,9 @@ pub enum RolloutError {
     #[error("schedule rollouts")]
     Schedule(#[source] SchedulerError),
     /// The model gave a NaN or an infinite logit.
-    #[error("logits of request {request_idx}, sample {sample_idx} are not finite at completion token {position}")]
+    #[error(
+        "logits of request {request_idx}, sample {sample_idx} are not finite at completion token {position}"
+    )]
     NonFiniteLogits {
         /// Number of the request in the call.
         request_idx: usize,

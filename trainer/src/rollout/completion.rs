@@ -81,7 +81,8 @@ impl<'a> Drafts<'a> {
 
     /// The completions in the order of requests and seeds.
     pub(super) fn into_completions(self) -> Vec<Vec<Completion>> {
-        let completions = |drafts: Vec<Draft>| drafts.into_iter().filter_map(|draft| draft.completion).collect();
+        let completions =
+            |drafts: Vec<Draft>| drafts.into_iter().filter_map(|draft| draft.completion).collect();
         self.drafts.into_iter().map(completions).collect()
     }
 }

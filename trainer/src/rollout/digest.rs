@@ -19,19 +19,20 @@ impl WeightDigest {
     /// [`RolloutError::Tensor`] when a parameter's memory cannot be read.
     pub fn of(decoder: &Decoder) -> Result<Self, RolloutError> {
         let parameters = decoder.named_parameters().into_iter().map(|(name, tensor)| {
-            let digest = digest_of(&tensor)
-                .map_err(|source| RolloutError::Tensor { what: name.clone(), source })?;
+            let digest =
+                digest_of(&tensor).map_err(|source| RolloutError::Tensor { what: name.clone(), source })?;
             Ok((name, digest))
         });
         Ok(Self { parameters: parameters.collect::<Result<_, _>>()? })
     }
 
     /// Name of the first parameter that differs, is missing or is new in `other`.
-    pub fn first_difference(&self, other: &Self) -> Option<&str> {
-        let differing = self.parameters.iter().zip(&other.parameters).find(|(mine, theirs)| mine != theirs);
-        let longer = if self.parameters.len() > other.parameters.len() { self } else { other };
-        let unpaired = || longer.parameters.get(self.parameters.len().min(other.parameters.len()));
-        differing.map(|(mine, _)| mine).or_else(unpaired).map(|(name, _)| name.as_str())
+    pub fn first_difference<'a>(&'a self, other: &'a Self) -> Option<&'a str> {
+        let (mine, theirs) = (&self.parameters, &other.parameters);
+        let differing = mine.iter().zip(theirs).find(|(mine, theirs)| mine != theirs).map(|(mine, _)| mine);
+        let longer = if mine.len() > theirs.len() { mine } else { theirs };
+        let unpaired = longer.get(mine.len().min(theirs.len()));
+        differing.or(unpaired).map(|(name, _)| name.as_str())
     }
 }
 

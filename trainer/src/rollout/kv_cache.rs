@@ -29,7 +29,8 @@ impl KvCache {
         block_size: usize,
         (kind, device): (Kind, Device),
     ) -> Self {
-        let shape = [i64::from(num_blocks), block_size as i64, config.num_kv_heads as i64, config.head_dim as i64];
+        let shape =
+            [i64::from(num_blocks), block_size as i64, config.num_kv_heads as i64, config.head_dim as i64];
         let empty = || Tensor::empty(shape, (kind, device));
         let layers = (0..config.num_layers).map(|_| LayerCache { keys: empty(), values: empty() }).collect();
         Self { layers, num_blocks, block_size }

@@ -3,7 +3,7 @@
 use rlt_core::engine::{Prefill, Sequence};
 use tch::Tensor;
 
-use super::kv_cache::KvCache;
+use super::kv_cache::{KvCache, LayerCache};
 use super::weights::RolloutWeights;
 use crate::model::{Decoder, DecoderLayer};
 
@@ -35,7 +35,7 @@ impl ModelRunner<'_> {
     /// Stores keys and values of all prompts in one pass.
     pub(super) fn prefill(&mut self, prefills: &[Prefill]) {
         if !prefills.is_empty() {
-            self.forward(&prepare_prefill(prefills));
+            let _ = self.forward(&prepare_prefill(prefills));
         }
     }
 
@@ -53,37 +53,39 @@ impl ModelRunner<'_> {
         let tokens = Tensor::from_slice(&batch.tokens).to_device(device);
         let position_ids = Tensor::from_slice(&batch.position_ids).to_device(device);
         let rope = self.decoder.rope(&position_ids);
+        let attention = batch.context.attention();
         let mut hidden_td = self.decoder.embed(&tokens);
         for (layer_idx, layer) in self.decoder.layers().iter().enumerate() {
-            let packed = &self.weights.layers[layer_idx];
             let cache = self.cache.layer(layer_idx);
             let mut attend = |q_thd: &Tensor, k_tkd: &Tensor, v_tkd: &Tensor| {
                 rlt_torch::write_kv(&mut cache.keys, &mut cache.values, k_tkd, v_tkd, &batch.slot_mapping);
-                match &batch.context {
-                    Context::Stream { cu_seqlens } => attend_stream(layer, [q_thd, k_tkd, v_tkd], cu_seqlens),
-                    Context::Cache { block_tables, context_lens } => {
-                        let (scale, window) = (layer.attention_scale(), layer.window());
-                        let (keys, values) = (&cache.keys, &cache.values);
-                        rlt_torch::paged_attention(
-                            q_thd,
-                            keys,
-                            values,
-                            block_tables,
-                            context_lens,
-                            scale,
-                            window,
-                        )
-                    }
-                }
+                attention(layer, [q_thd, k_tkd, v_tkd], cache)
             };
-            hidden_td = layer.forward_with(&hidden_td, &rope, packed, &mut attend);
+            hidden_td = layer.forward_with(&hidden_td, &rope, &self.weights.layers[layer_idx], &mut attend);
         }
         hidden_td
     }
 }
 
-fn attend_stream(layer: &DecoderLayer, [q_thd, k_tkd, v_tkd]: [&Tensor; 3], cu_seqlens: &[i32]) -> Tensor {
-    rlt_torch::varlen_attention(q_thd, k_tkd, v_tkd, cu_seqlens, layer.attention_scale(), layer.window())
+/// Attention of one layer for queries, keys and values of the pass, all of them already in the cache.
+type Attention<'a> = Box<dyn Fn(&DecoderLayer, [&Tensor; 3], &LayerCache) -> Tensor + 'a>;
+
+impl Context {
+    fn attention(&self) -> Attention<'_> {
+        match self {
+            Self::Stream { cu_seqlens } => Box::new(move |layer, [q_thd, k_tkd, v_tkd], _| {
+                let (scale, window) = (layer.attention_scale(), layer.window());
+                rlt_torch::varlen_attention(q_thd, k_tkd, v_tkd, cu_seqlens, scale, window)
+            }),
+            Self::Cache { block_tables, context_lens } => {
+                let tables: Vec<&[i32]> = block_tables.iter().map(Vec::as_slice).collect();
+                Box::new(move |layer, [q_bhd, _, _], LayerCache { keys, values }| {
+                    let (scale, window) = (layer.attention_scale(), layer.window());
+                    rlt_torch::paged_attention(q_bhd, keys, values, &tables, context_lens, scale, window)
+                })
+            }
+        }
+    }
 }
 
 fn prepare_prefill(prefills: &[Prefill]) -> Batch {

@@ -39,10 +39,8 @@ impl RolloutWeights {
         let digest = WeightDigest::of(decoder)?;
         let kind = decoder.compute_kind();
         let pack = |layer_idx: usize, layer: &DecoderLayer| {
-            PackedLayer::pack(layer, kind, rows_hint).map_err(|source| RolloutError::Tensor {
-                what: format!("layer {layer_idx}"),
-                source,
-            })
+            PackedLayer::pack(layer, kind, rows_hint)
+                .map_err(|source| RolloutError::Tensor { what: format!("layer {layer_idx}"), source })
         };
         let layers = decoder.layers().iter().enumerate().map(|(idx, layer)| pack(idx, layer));
         let layers = layers.collect::<Result<Vec<_>, _>>()?;

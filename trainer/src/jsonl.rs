@@ -1,0 +1,141 @@
+//! Files of one JSON object a line: read with the line number in every error, written all or nothing.
+
+use std::fs;
+use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// Why a file of JSON lines could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum JsonlError {
+    /// The file cannot be read.
+    #[error("read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A line is not what it should be.
+    #[error("{}, line {line}", path.display())]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// Number of the line, from 1.
+        line: usize,
+        /// What is wrong with it.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The file has no line.
+    #[error("read {}: expected at least one line, the file is empty", path.display())]
+    Empty {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file cannot be written.
+    #[error("write {}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl JsonlError {
+    /// Something wrong with one line that only its reader can see.
+    pub fn at_line(
+        path: &Path,
+        line: usize,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        Self::Line { path: path.to_owned(), line, source: source.into() }
+    }
+}
+
+/// All lines of `path` with their numbers from 1; blank lines are passed over.
+///
+/// # Errors
+/// [`JsonlError`] with the file and, where one line is at fault, its number.
+pub fn read<T: DeserializeOwned>(path: &Path) -> Result<Vec<(usize, T)>, JsonlError> {
+    let text =
+        fs::read_to_string(path).map_err(|source| JsonlError::Read { path: path.to_owned(), source })?;
+    let numbered = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let parse = |(idx, line): (usize, &str)| match serde_json::from_str(line) {
+        Ok(row) => Ok((idx + 1, row)),
+        Err(source) => Err(JsonlError::at_line(path, idx + 1, source)),
+    };
+    let rows: Vec<(usize, T)> = numbered.map(parse).collect::<Result<_, _>>()?;
+    if rows.is_empty() { Err(JsonlError::Empty { path: path.to_owned() }) } else { Ok(rows) }
+}
+
+/// Writes one line a row into a temporary file beside `path` and renames it: a reader sees all lines or none.
+///
+/// # Errors
+/// [`JsonlError::Write`]; then `path` is as it was.
+pub fn write<T: Serialize>(path: &Path, rows: impl IntoIterator<Item = T>) -> Result<(), JsonlError> {
+    write_rows(path, rows).map_err(|source| JsonlError::Write { path: path.to_owned(), source })
+}
+
+fn write_rows<T: Serialize>(path: &Path, rows: impl IntoIterator<Item = T>) -> io::Result<()> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // The mode of any new file; without it a temporary file is its owner's alone.
+    let mode = fs::Permissions::from_mode(0o666);
+    let file = tempfile::Builder::new().prefix(".jsonl-").permissions(mode).tempfile_in(dir)?;
+    let mut writer = BufWriter::new(file);
+    for row in rows {
+        serde_json::to_writer(&mut writer, &row)?;
+        writer.write_all(b"\n")?;
+    }
+    let file = writer.into_inner().map_err(io::IntoInnerError::into_error)?;
+    file.as_file().sync_all()?;
+    file.persist(path).map_err(|error| error.error)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_written_is_read_with_line_numbers() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("rows.jsonl");
+        write(&path, [1, 2]).unwrap();
+        assert_eq!(read::<u32>(&path).unwrap(), [(1, 1), (2, 2)]);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "no temporary file stays");
+    }
+
+    #[test]
+    fn a_malformed_line_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("rows.jsonl");
+        fs::write(&path, "1\n\n{\n").unwrap();
+        let error = read::<u32>(&path).unwrap_err();
+        assert_eq!(error.to_string(), format!("{}, line 3", path.display()));
+        fs::write(&path, "\n").unwrap();
+        assert!(matches!(read::<u32>(&path), Err(JsonlError::Empty { .. })));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_leaves_the_old_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("rows.jsonl");
+        write(&path, [1]).unwrap();
+        struct Unwritable;
+        impl Serialize for Unwritable {
+            fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+                Err(serde::ser::Error::custom("no"))
+            }
+        }
+        assert!(write(&path, [Unwritable]).is_err());
+        assert_eq!(read::<u32>(&path).unwrap(), [(1, 1)]);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+}
