@@ -14,9 +14,11 @@
 mod checkpoint;
 mod decoder;
 mod error;
+mod export;
 mod fresh;
 mod layer;
 mod load;
+mod lora;
 mod ops;
 mod packed;
 mod projection;
@@ -25,9 +27,14 @@ mod rope;
 
 pub use decoder::{Decoder, LoadOptions};
 pub use error::ModelError;
+pub use export::ExportOptions;
 pub use layer::{DecoderLayer, LayerContext, Projections};
 pub use load::read_config;
+pub use lora::{LoraConfig, LoraError, ModuleMatch};
 pub use packed::PackedInput;
 pub use projection::{Adapter, Projection, ProjectionWeights};
 pub use rlt_api::plan::model_config::{Family, ModelConfig};
 pub use rope::Rope;
+
+#[cfg(test)]
+mod load_tests;

@@ -72,11 +72,14 @@ impl WeightFiles {
         for file in files {
             tensors.extend(read_header(&dir.join(file))?);
         }
-        if let Some(tensor) = weight_map.keys().find(|name| !tensors.contains_key(*name)) {
-            let (path, expected) = (index_path.to_owned(), Vec::new());
-            return Err(ModelError::MissingTensor { path, tensor: tensor.clone(), expected });
+        match weight_map.iter().find(|(name, _)| !tensors.contains_key(*name)) {
+            None => Ok(Self { dir: dir.to_owned(), tensors }),
+            Some((tensor, file)) => Err(ModelError::NotInShard {
+                path: index_path.to_owned(),
+                tensor: tensor.clone(),
+                file: file.to_string(),
+            }),
         }
-        Ok(Self { dir: dir.to_owned(), tensors })
     }
 
     /// Whether a tensor of this name is stored.

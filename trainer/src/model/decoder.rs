@@ -5,6 +5,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::error::ModelError;
 use super::layer::{DecoderLayer, LayerContext};
+use super::lora::LoraConfig;
 use super::ops;
 use super::packed::PackedInput;
 use super::projection::Adapter;
@@ -41,6 +42,7 @@ pub struct Decoder {
     pub(crate) norm: Tensor,
     pub(crate) head: Option<Tensor>,
     pub(crate) inverse_frequencies: Tensor,
+    pub(crate) lora: Option<LoraConfig>,
 }
 
 impl Decoder {
@@ -114,9 +116,16 @@ impl Decoder {
         self.options.compute
     }
 
-    /// Every parameter under its Hugging Face name, in checkpoint order; a tied head appears once, as the embedding.
-    /// The tensors share storage with the model.
+    /// Every parameter, in checkpoint order: the model's under their Hugging Face names, a tied head once as the
+    /// embedding, then the adapter's under PEFT's. The tensors share storage with the model.
     pub fn named_parameters(&self) -> Vec<(String, Tensor)> {
+        let mut parameters = self.base_parameters();
+        parameters.extend(self.adapter_parameters());
+        parameters
+    }
+
+    /// The parameters without the adapter's.
+    pub(crate) fn base_parameters(&self) -> Vec<(String, Tensor)> {
         let mut parameters = vec![("model.embed_tokens.weight".to_owned(), self.embedding.shallow_clone())];
         for (layer_idx, layer) in self.layers.iter().enumerate() {
             layer.push_parameters(&format!("model.layers.{layer_idx}"), &mut parameters);

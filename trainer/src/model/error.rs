@@ -54,6 +54,16 @@ pub enum ModelError {
         /// What is there.
         got: String,
     },
+    /// The index promises a tensor that its shard does not hold.
+    #[error("reading {path}: expected tensor {tensor} in {file}, got a file without it", path = path.display())]
+    NotInShard {
+        /// The index file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The shard that the index names.
+        file: String,
+    },
     /// The header of a weight file is not one of safetensors.
     #[error("reading the safetensors header of {path}: {reason}", path = path.display())]
     BadHeader {

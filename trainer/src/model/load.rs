@@ -134,6 +134,7 @@ fn build(
         head: if config.tie_word_embeddings { None } else { Some(placed(HEAD, &vocabulary)?) },
         inverse_frequencies: rope::inverse_frequencies(&config, options.device),
         options: *options,
+        lora: None,
         config,
     })
 }

@@ -2,6 +2,8 @@
 
 use tch::{Kind, Tensor};
 
+use super::random::TensorRandom;
+
 /// Whether the adapter takes part. With it off the very same weights are the reference policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Adapter {
@@ -71,9 +73,22 @@ impl Projection {
 }
 
 impl LoraPair {
-    fn forward(&self, x: &Tensor, _name: &str, _dropout_seed: Option<u64>) -> Tensor {
+    fn forward(&self, x: &Tensor, name: &str, dropout_seed: Option<u64>) -> Tensor {
         let kind = x.kind();
-        x.linear(&self.a.to_kind(kind), None::<Tensor>).linear(&self.b.to_kind(kind), None::<Tensor>)
-            * self.scaling
+        let kept = match dropout_seed {
+            Some(seed) if self.dropout > 0.0 => x * self.dropout_mask(x, name, seed),
+            _ => x.shallow_clone(),
+        };
+        let inner = kept.linear(&self.a.to_kind(kind), None::<Tensor>);
+        inner.linear(&self.b.to_kind(kind), None::<Tensor>) * self.scaling
+    }
+
+    /// Zero where an input is dropped and 1 / (1 - dropout) elsewhere; a function of seed, projection and place.
+    pub(crate) fn dropout_mask(&self, x: &Tensor, name: &str, seed: u64) -> Tensor {
+        let keep = (1.0 / (1.0 - self.dropout)) as f32;
+        let draws = TensorRandom::new(seed, name).uniform(x.numel(), 1.0);
+        let threshold = (2.0 * self.dropout - 1.0) as f32;
+        let mask: Vec<f32> = draws.iter().map(|draw| if *draw < threshold { 0.0 } else { keep }).collect();
+        Tensor::from_slice(&mask).reshape(x.size()).to_device(x.device()).to_kind(x.kind())
     }
 }

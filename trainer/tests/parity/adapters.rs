@@ -1,1 +1,86 @@
-//! Adapters beside PEFT.
+//! Adapters beside PEFT: values, gradients, merged weights, and files both ways.
+
+use rlt_trainer::model::{Adapter, Decoder, ExportOptions};
+use tch::{Kind, Tensor};
+
+use crate::fixture::{Fixture, TOLERANCE, TRAINABLE, loss, max_error, packed};
+
+/// All linear layers; a list with rank-stabilised scaling; a pattern with an exception.
+const ADAPTED: [&str; 3] = ["llama", "qwen3", "gemma"];
+
+fn adapted(fixture: &Fixture) -> Decoder {
+    let mut decoder = fixture.load();
+    decoder.load_adapter(&fixture.dir.join("adapter")).unwrap();
+    decoder
+}
+
+fn logits(decoder: &Decoder, fixture: &Fixture, adapter: Adapter) -> Tensor {
+    decoder.logits(&decoder.hidden_states(&packed(&fixture.sequences()), adapter))
+}
+
+#[test]
+fn an_adapter_made_by_peft_computes_what_peft_computes() {
+    for family in ADAPTED {
+        let (base, expected) = (
+            Fixture::open(family, "expected.safetensors"),
+            Fixture::open(family, "expected_adapter.safetensors"),
+        );
+        let decoder = adapted(&base);
+        let with_adapter = logits(&decoder, &base, Adapter::On);
+        let error = max_error(&with_adapter, expected.expected("logits"));
+        assert!(error <= TOLERANCE, "{family}: {error:.2e}");
+        let off =
+            max_error(&logits(&decoder, &base, Adapter::Off), &logits(&base.load(), &base, Adapter::On));
+        assert_eq!(off, 0.0, "{family}: with the adapter off the base is the reference, bit for bit");
+
+        loss(&with_adapter, &packed(&base.sequences()), base.expected("loss_weights")).backward();
+        let trainable = decoder.trainable_parameters();
+        assert_eq!(trainable.len(), expected.with_prefix("grad.").count());
+        let gradient_error = |(name, matrix): &(String, Tensor)| {
+            max_error(&matrix.grad(), expected.expected(&format!("grad.{name}")))
+        };
+        let worst = trainable.iter().map(gradient_error).fold(0.0, f64::max);
+        println!("{family} with adapter: logits {error:.1e}, gradients {worst:.1e}");
+        assert!(worst <= TOLERANCE, "{family}: gradients {worst:.2e}");
+    }
+}
+
+#[test]
+fn an_export_with_the_adapter_folded_in_is_peft_s_merged_model() {
+    for family in ADAPTED {
+        let (base, expected) = (
+            Fixture::open(family, "expected.safetensors"),
+            Fixture::open(family, "expected_adapter.safetensors"),
+        );
+        let dir = tempfile::tempdir().unwrap();
+        let decoder = adapted(&base);
+        decoder.export(dir.path(), &ExportOptions { merge_lora: true, dtype: Kind::Float }).unwrap();
+        let merged = Decoder::load(dir.path(), &TRAINABLE).unwrap();
+        let weights: std::collections::BTreeMap<_, _> = merged.named_parameters().into_iter().collect();
+        for (name, weight) in expected.with_prefix("merged.") {
+            assert!(max_error(&weights[name], weight) <= 1e-6, "{family}: {name}");
+        }
+        let error = max_error(&logits(&merged, &base, Adapter::On), expected.expected("logits"));
+        assert!(error <= TOLERANCE, "{family}: {error:.2e}");
+        let mut again = base.load();
+        again.load_adapter(&dir.path().join("adapter")).unwrap();
+        assert_eq!(
+            again.trainable_parameters(),
+            decoder.trainable_parameters(),
+            "{family}: the adapter beside it"
+        );
+    }
+}
+
+#[test]
+fn an_export_of_the_base_is_the_base() {
+    for family in ["llama3-rope-bias", "llama-untied-sharded-bf16", "qwen2-window", "gemma"] {
+        let base = Fixture::open(family, "expected.safetensors");
+        let dir = tempfile::tempdir().unwrap();
+        let decoder = base.load();
+        decoder.export(dir.path(), &ExportOptions { merge_lora: true, dtype: Kind::Float }).unwrap();
+        let loaded = Decoder::load(dir.path(), &TRAINABLE).unwrap();
+        assert_eq!(loaded.config, decoder.config, "{family}");
+        assert_eq!(loaded.named_parameters(), decoder.named_parameters(), "{family}");
+    }
+}

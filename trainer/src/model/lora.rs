@@ -1,0 +1,203 @@
+//! Low-rank adapters (Hu et al. 2021, arXiv 2106.09685) on a frozen decoder, compatible with PEFT.
+//!
+//! ```text
+//! y = x W^T + scaling * (x A^T) B^T        A [rank, in], B [out, rank], both f32 and trainable
+//! ```
+//! With [`Adapter::Off`](super::Adapter) the same weights are the reference policy. B starts at zero (except under
+//! `Orthogonal`), so the first step computes the base's values bit for bit. Names, matching rules, initialisation and
+//! files are PEFT's.
+
+mod adapter;
+mod init;
+mod targets;
+
+use rlt_api::spec::{LoraInit, LoraSpec};
+use std::path::{Path, PathBuf};
+use tch::Tensor;
+
+use super::decoder::Decoder;
+use super::error::ModelError;
+use super::projection::{LoraPair, Projection};
+pub use targets::ModuleMatch;
+
+/// How adapters are shaped, placed and started.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoraConfig {
+    /// Rank of the update.
+    pub rank: usize,
+    /// Numerator of the scaling.
+    pub alpha: f64,
+    /// Scale by alpha / sqrt(rank) (rsLoRA, arXiv 2312.03732) instead of alpha / rank.
+    pub rank_stabilized: bool,
+    /// Which linear layers get an adapter.
+    pub targets: ModuleMatch,
+    /// Which of them do not after all.
+    pub exclude: Option<ModuleMatch>,
+    /// Probability with which an input of A is dropped in a forward pass that has a dropout seed.
+    pub dropout: f64,
+    /// How A and B start.
+    pub init: LoraInit,
+}
+
+/// Why an adapter could not be attached, read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum LoraError {
+    /// A rank that no adapter can have.
+    #[error("attaching an adapter: expected {expected}, got rank {got}")]
+    BadRank {
+        /// What would do.
+        expected: &'static str,
+        /// The rank asked for.
+        got: usize,
+    },
+    /// A pattern is not a regular expression.
+    #[error("attaching an adapter: parsing the pattern {pattern:?}")]
+    BadPattern {
+        /// The pattern.
+        pattern: String,
+        /// What is wrong with it.
+        source: Box<fancy_regex::Error>,
+    },
+    /// No linear layer is matched.
+    #[error(
+        "attaching an adapter: no linear layer matches {targets} without {exclude}, the model has {available}"
+    )]
+    NoTarget {
+        /// What was looked for.
+        targets: String,
+        /// What was excluded.
+        exclude: String,
+        /// Names of the linear layers inside a decoder layer.
+        available: String,
+    },
+    /// A name in a list matches nothing, which is most often a typing error.
+    #[error(
+        "attaching an adapter: the module name {name:?} matches no linear layer, the model has {available}"
+    )]
+    UnknownModule {
+        /// The name.
+        name: String,
+        /// Names of the linear layers inside a decoder layer.
+        available: String,
+    },
+    /// There is an adapter already.
+    #[error("attaching an adapter: the model has one already")]
+    AlreadyAttached,
+    /// The model has no adapter to save.
+    #[error("saving the adapter to {dir}: the model has none", dir = dir.display())]
+    NoAdapter {
+        /// Where it should have gone.
+        dir: PathBuf,
+    },
+    /// A field of `adapter_config.json` is absent, of another type, or asks for something not implemented.
+    #[error("reading {path}: field `{field}`: expected {expected}, got {got}", path = path.display())]
+    BadConfig {
+        /// The file.
+        path: PathBuf,
+        /// The field.
+        field: String,
+        /// What would have been accepted.
+        expected: String,
+        /// What is there.
+        got: String,
+    },
+    /// A file of the adapter could not be read or written, or a tensor in it does not fit.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+}
+
+impl LoraConfig {
+    /// The adapter that `spec.model.lora` describes.
+    pub fn from_spec(spec: &LoraSpec) -> Self {
+        let choose = |names: &[String], pattern: &Option<String>| match pattern {
+            Some(pattern) => Some(ModuleMatch::Pattern(pattern.clone())),
+            None if names.is_empty() => None,
+            None => Some(ModuleMatch::from_names(names)),
+        };
+        Self {
+            rank: spec.rank as usize,
+            alpha: spec.alpha,
+            rank_stabilized: spec.rank_stabilized,
+            targets: choose(&spec.target_modules, &spec.target_pattern).unwrap_or(ModuleMatch::AllLinear),
+            exclude: choose(&spec.exclude_modules, &spec.exclude_pattern),
+            dropout: spec.dropout,
+            init: spec.init,
+        }
+    }
+
+    /// What B A x is multiplied with.
+    pub fn scaling(&self) -> f64 {
+        let rank = self.rank as f64;
+        self.alpha / if self.rank_stabilized { rank.sqrt() } else { rank }
+    }
+}
+
+impl Decoder {
+    /// Attaches what `spec.model.lora` describes: fresh from `seed`, or the adapter of `adapterPath`, whose rank,
+    /// scaling and targets must then be the spec's. Everything but the adapter is frozen.
+    ///
+    /// # Errors
+    /// [`LoraError`].
+    pub fn attach_lora_spec(&mut self, spec: &LoraSpec, seed: u64) -> Result<(), LoraError> {
+        let config = LoraConfig::from_spec(spec);
+        self.attach_lora(&config, seed)?;
+        match &spec.adapter_path {
+            None => Ok(()),
+            Some(dir) => self.overwrite_adapter(Path::new(dir), &config),
+        }
+    }
+
+    /// Attaches a fresh adapter, drawn from `seed`, and freezes everything else.
+    ///
+    /// # Errors
+    /// [`LoraError`] when nothing is matched, a listed name matches nothing, or the rank cannot be.
+    pub fn attach_lora(&mut self, config: &LoraConfig, seed: u64) -> Result<(), LoraError> {
+        if self.lora.is_some() {
+            return Err(LoraError::AlreadyAttached);
+        }
+        if config.rank == 0 {
+            return Err(LoraError::BadRank { expected: "a rank of at least 1", got: 0 });
+        }
+        if config.init == LoraInit::Orthogonal && config.rank % 2 == 1 {
+            return Err(LoraError::BadRank {
+                expected: "an even rank for orthogonal matrices",
+                got: config.rank,
+            });
+        }
+        let matched = targets::matched(config, &self.projection_names())?;
+        for (_, parameter) in self.named_parameters() {
+            let _ = parameter.set_requires_grad(false);
+        }
+        let device = self.device();
+        for projection in self.projections_mut().filter(|projection| matched.contains(&projection.name)) {
+            let (a, b) = init::matrices(config, seed, projection);
+            let place = |tensor: Tensor| tensor.to_device(device).set_requires_grad(true);
+            let (scaling, dropout) = (config.scaling(), config.dropout);
+            projection.lora = Some(LoraPair { a: place(a), b: place(b), scaling, dropout });
+        }
+        self.lora = Some(config.clone());
+        Ok(())
+    }
+
+    /// The attached adapter's description.
+    pub fn lora(&self) -> Option<&LoraConfig> {
+        self.lora.as_ref()
+    }
+
+    fn projection_names(&self) -> Vec<String> {
+        let projections = self.layers.iter().flat_map(|layer| &layer.projections);
+        projections.map(|projection| projection.name.clone()).collect()
+    }
+
+    fn projections_mut(&mut self) -> impl Iterator<Item = &mut Projection> {
+        self.layers.iter_mut().flat_map(|layer| &mut layer.projections)
+    }
+}
+
+/// PEFT's names of a projection's two matrices.
+pub(crate) fn peft_names(projection: &str) -> [String; 2] {
+    ["A", "B"].map(|matrix| format!("base_model.model.{projection}.lora_{matrix}.weight"))
+}
+
+#[cfg(test)]
+mod tests;

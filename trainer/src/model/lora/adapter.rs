@@ -1,0 +1,189 @@
+//! Adapters on disk in PEFT's layout: `adapter_config.json` and `adapter_model.safetensors`.
+
+use std::path::Path;
+
+use rlt_api::plan::model_config::TensorShape;
+use rlt_api::spec::LoraInit;
+use serde_json::{Value, json};
+use tch::Tensor;
+
+use super::{LoraConfig, LoraError, ModuleMatch, peft_names};
+use crate::model::checkpoint::{WeightFiles, read_json};
+use crate::model::decoder::Decoder;
+use crate::model::export::{StoredAs, write_json, write_tensors};
+
+const CONFIG_FILE: &str = "adapter_config.json";
+const WEIGHTS_FILE: &str = "adapter_model.safetensors";
+
+/// Settings of PEFT that change what an adapter computes and are not implemented; each must be absent, null, false or
+/// empty.
+const UNSUPPORTED: [&str; 17] = [
+    "use_dora",
+    "use_qalora",
+    "use_bdlora",
+    "fan_in_fan_out",
+    "lora_bias",
+    "modules_to_save",
+    "rank_pattern",
+    "alpha_pattern",
+    "layers_to_transform",
+    "layer_replication",
+    "target_parameters",
+    "trainable_token_indices",
+    "alora_invocation_tokens",
+    "arrow_config",
+    "kasa_config",
+    "monteclora_config",
+    "velora_config",
+];
+
+impl Decoder {
+    /// Attaches the PEFT adapter in `dir` and freezes everything else.
+    ///
+    /// # Errors
+    /// [`LoraError`] with the file and the field or tensor.
+    pub fn load_adapter(&mut self, dir: &Path) -> Result<(), LoraError> {
+        let config = read_adapter_config(dir)?;
+        self.attach_lora(&config, 0)?;
+        self.read_adapter_weights(dir)
+    }
+
+    /// Replaces the attached adapter's weights by those in `dir`, whose rank, scaling and targets must be the same.
+    pub(super) fn overwrite_adapter(&mut self, dir: &Path, config: &LoraConfig) -> Result<(), LoraError> {
+        let stored = read_adapter_config(dir)?;
+        let disagree = |field: &str, expected: String, got: String| LoraError::BadConfig {
+            path: dir.join(CONFIG_FILE),
+            field: field.to_owned(),
+            expected,
+            got,
+        };
+        if stored.rank != config.rank {
+            return Err(disagree("r", config.rank.to_string(), stored.rank.to_string()));
+        }
+        if stored.scaling() != config.scaling() {
+            let scaling = |config: &LoraConfig| format!("a scaling of {}", config.scaling());
+            return Err(disagree("lora_alpha", scaling(config), scaling(&stored)));
+        }
+        self.read_adapter_weights(dir)
+    }
+
+    fn read_adapter_weights(&mut self, dir: &Path) -> Result<(), LoraError> {
+        let files = WeightFiles::open_file(&dir.join(WEIGHTS_FILE))?;
+        let matrices = self.adapter_parameters();
+        let shape_of = |(name, tensor): &(String, Tensor)| TensorShape {
+            name: name.clone(),
+            shape: tensor.size().iter().map(|dim| *dim as usize).collect(),
+        };
+        files.check(&matrices.iter().map(shape_of).collect::<Vec<_>>(), |_| false)?;
+        for (name, mut matrix) in matrices {
+            let stored = files.read(&name)?;
+            tch::no_grad(|| matrix.copy_(&stored));
+        }
+        Ok(())
+    }
+
+    /// Writes the attached adapter to `dir` as PEFT does, matrices in f32; `base_model` is what PEFT will show as
+    /// the model it belongs to.
+    ///
+    /// # Errors
+    /// [`LoraError::NoAdapter`] without an adapter, and [`LoraError::Model`] when a file cannot be written.
+    pub fn save_adapter(&self, dir: &Path, base_model: Option<&str>) -> Result<(), LoraError> {
+        let config = self.lora.as_ref().ok_or_else(|| LoraError::NoAdapter { dir: dir.to_owned() })?;
+        write_json(dir, CONFIG_FILE, &adapter_config(config, base_model))?;
+        let matrices = self.adapter_parameters();
+        let stored = matrices.iter().map(|(name, tensor)| (name.clone(), StoredAs::plain(tensor)));
+        Ok(write_tensors(&dir.join(WEIGHTS_FILE), stored.collect())?)
+    }
+
+    /// Every matrix of the adapter under PEFT's name.
+    pub(crate) fn adapter_parameters(&self) -> Vec<(String, Tensor)> {
+        let mut parameters = Vec::new();
+        for projection in self.layers.iter().flat_map(|layer| &layer.projections) {
+            if let Some(lora) = &projection.lora {
+                let [name_a, name_b] = peft_names(&projection.name);
+                parameters.push((name_a, lora.a.shallow_clone()));
+                parameters.push((name_b, lora.b.shallow_clone()));
+            }
+        }
+        parameters
+    }
+}
+
+/// Reads `adapter_config.json`, refusing by name what would change the numbers and is not implemented.
+fn read_adapter_config(dir: &Path) -> Result<LoraConfig, LoraError> {
+    let path = dir.join(CONFIG_FILE);
+    let document = read_json(&path)?;
+    let bad = |field: &str, expected: &str| LoraError::BadConfig {
+        path: path.clone(),
+        field: field.to_owned(),
+        expected: expected.to_owned(),
+        got: document.get(field).map_or_else(|| "nothing".to_owned(), Value::to_string),
+    };
+    if document["peft_type"] != "LORA" {
+        return Err(bad("peft_type", "\"LORA\""));
+    }
+    if document.get("bias").is_some_and(|bias| bias != "none") {
+        return Err(bad("bias", "\"none\""));
+    }
+    if let Some(field) = UNSUPPORTED.into_iter().find(|field| is_set(&document[*field])) {
+        return Err(bad(field, "nothing, as it is not supported"));
+    }
+    let modules = |field: &str| module_match(&document[field]).map_err(|expected| bad(field, expected));
+    Ok(LoraConfig {
+        rank: document["r"].as_u64().ok_or_else(|| bad("r", "an integer above 0"))? as usize,
+        alpha: document["lora_alpha"].as_f64().ok_or_else(|| bad("lora_alpha", "a number"))?,
+        rank_stabilized: document["use_rslora"].as_bool().unwrap_or(false),
+        targets: modules("target_modules")?.ok_or_else(|| bad("target_modules", "names or a pattern"))?,
+        exclude: modules("exclude_modules")?,
+        dropout: document["lora_dropout"].as_f64().unwrap_or(0.0),
+        init: LoraInit::Peft,
+    })
+}
+
+fn is_set(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => false,
+        Value::Array(items) => !items.is_empty(),
+        Value::Object(entries) => !entries.is_empty(),
+        _ => true,
+    }
+}
+
+fn module_match(value: &Value) -> Result<Option<ModuleMatch>, &'static str> {
+    const EXPECTED: &str = "a list of names, a pattern, or null";
+    match value {
+        Value::Null => Ok(None),
+        Value::String(name) if name.eq_ignore_ascii_case("all-linear") => Ok(Some(ModuleMatch::AllLinear)),
+        Value::String(pattern) => Ok(Some(ModuleMatch::Pattern(pattern.clone()))),
+        Value::Array(items) if items.is_empty() => Ok(None),
+        Value::Array(items) => {
+            let names = items.iter().map(|item| item.as_str().map(str::to_owned));
+            Ok(Some(ModuleMatch::Names(names.collect::<Option<_>>().ok_or(EXPECTED)?)))
+        }
+        _ => Err(EXPECTED),
+    }
+}
+
+fn adapter_config(config: &LoraConfig, base_model: Option<&str>) -> Value {
+    let modules = |choice: &ModuleMatch| match choice {
+        ModuleMatch::AllLinear => json!("all-linear"),
+        ModuleMatch::Names(names) => json!(names),
+        ModuleMatch::Pattern(pattern) => json!(pattern),
+    };
+    json!({
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_model,
+        "r": config.rank,
+        "lora_alpha": config.alpha,
+        "use_rslora": config.rank_stabilized,
+        "lora_dropout": config.dropout,
+        "target_modules": modules(&config.targets),
+        "exclude_modules": config.exclude.as_ref().map(modules),
+        "bias": "none",
+        "fan_in_fan_out": false,
+        "use_dora": false,
+        "init_lora_weights": true,
+        "inference_mode": true,
+    })
+}

@@ -1,0 +1,46 @@
+//! How the two matrices of an adapter start; each projection has a random stream of its own.
+
+use rlt_api::spec::LoraInit;
+use tch::Tensor;
+
+use super::{LoraConfig, peft_names};
+use crate::model::projection::Projection;
+use crate::model::random::TensorRandom;
+
+/// A [rank, in] and B [out, rank], f32 on the CPU.
+pub(super) fn matrices(config: &LoraConfig, seed: u64, projection: &Projection) -> (Tensor, Tensor) {
+    let size = projection.weight.size();
+    let (out_features, in_features, rank) = (size[0], size[1], config.rank as i64);
+    let [name_a, name_b] = peft_names(&projection.name);
+    let mut random_a = TensorRandom::new(seed, &name_a);
+    let num_a = config.rank * in_features as usize;
+    let zero_b = || Tensor::zeros([out_features, rank], (tch::Kind::Float, tch::Device::Cpu));
+    let shaped_a = |values: Vec<f32>| Tensor::from_slice(&values).reshape([rank, in_features]);
+    match config.init {
+        // kaiming_uniform with a = sqrt(5): gain sqrt(1/3), bound gain * sqrt(3 / in).
+        LoraInit::Peft => (shaped_a(random_a.uniform(num_a, (in_features as f64).powf(-0.5))), zero_b()),
+        LoraInit::Gaussian => (shaped_a(random_a.normal(num_a, 1.0 / config.rank as f64)), zero_b()),
+        LoraInit::Orthogonal => {
+            let mut random_b = TensorRandom::new(seed, &name_b);
+            orthogonal(&mut random_a, &mut random_b, [out_features, in_features, rank])
+        }
+    }
+}
+
+/// PEFT's `orthogonal_init`: rows of one orthogonal matrix are dealt alternately to A and B, so that B A is zero up
+/// to rounding although neither is.
+fn orthogonal(
+    random_a: &mut TensorRandom,
+    random_b: &mut TensorRandom,
+    [out_features, in_features, rank]: [i64; 3],
+) -> (Tensor, Tensor) {
+    let half = rank / 2;
+    let normal = |random: &mut TensorRandom, rows: i64, columns: i64| {
+        Tensor::from_slice(&random.normal((rows * columns) as usize, 1.0)).reshape([rows, columns])
+    };
+    let (basis, _) = Tensor::linalg_qr(&normal(random_a, rank, rank), "reduced");
+    let (odd, even) = (basis.slice(0, 0, rank, 2), basis.slice(0, 1, rank, 2));
+    let a = normal(random_a, in_features, half).matmul(&odd).transpose(0, 1) / 10.0;
+    let b = normal(random_b, half, out_features).transpose(0, 1).matmul(&even) / 10.0;
+    (a.contiguous(), b.contiguous())
+}

@@ -1,0 +1,93 @@
+//! Which linear layers an adapter goes to, by PEFT's rules: a list matches a whole name or its end after a dot, a
+//! pattern matches the whole name.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use fancy_regex::Regex;
+
+use super::{LoraConfig, LoraError};
+
+/// A choice among the linear layers of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ModuleMatch {
+    /// Every linear layer except the head.
+    AllLinear,
+    /// Layers with one of these names, whole or as the end after a dot, such as `q_proj` or `layers.0.mlp.up_proj`.
+    Names(Vec<String>),
+    /// Layers whose whole name matches this regular expression.
+    Pattern(String),
+}
+
+impl ModuleMatch {
+    /// A list of names, where `all-linear` alone means every linear layer.
+    pub fn from_names(names: &[String]) -> Self {
+        match names {
+            [name] if name.eq_ignore_ascii_case("all-linear") => Self::AllLinear,
+            names => Self::Names(names.to_vec()),
+        }
+    }
+}
+
+impl fmt::Display for ModuleMatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AllLinear => f.write_str("all-linear"),
+            Self::Names(names) => write!(f, "{names:?}"),
+            Self::Pattern(pattern) => write!(f, "/{pattern}/"),
+        }
+    }
+}
+
+/// Names among `available` that the configuration chooses; at least one, or an error that says what there is.
+pub(super) fn matched(config: &LoraConfig, available: &[String]) -> Result<BTreeSet<String>, LoraError> {
+    let chosen = select(&config.targets, available)?;
+    let excluded = match &config.exclude {
+        Some(exclude) => select(exclude, available)?,
+        None => BTreeSet::new(),
+    };
+    let matched: BTreeSet<String> = chosen.difference(&excluded).map(|name| (*name).to_owned()).collect();
+    if matched.is_empty() {
+        return Err(LoraError::NoTarget {
+            targets: config.targets.to_string(),
+            exclude: config.exclude.as_ref().map_or_else(|| "exceptions".to_owned(), ModuleMatch::to_string),
+            available: kinds(available),
+        });
+    }
+    Ok(matched)
+}
+
+fn select<'a>(choice: &ModuleMatch, available: &'a [String]) -> Result<BTreeSet<&'a str>, LoraError> {
+    let mut selected = BTreeSet::new();
+    match choice {
+        ModuleMatch::AllLinear => selected.extend(available.iter().map(String::as_str)),
+        ModuleMatch::Names(names) => {
+            for name in names {
+                let suffix = format!(".{name}");
+                let is_match = |module: &&str| *module == name || module.ends_with(&suffix);
+                let matches: Vec<&str> = available.iter().map(String::as_str).filter(is_match).collect();
+                if matches.is_empty() {
+                    return Err(LoraError::UnknownModule { name: name.clone(), available: kinds(available) });
+                }
+                selected.extend(matches);
+            }
+        }
+        ModuleMatch::Pattern(pattern) => {
+            let bad = |source| LoraError::BadPattern { pattern: pattern.clone(), source: Box::new(source) };
+            let regex = Regex::new(&format!("^(?:{pattern})$")).map_err(bad)?;
+            for module in available {
+                if regex.is_match(module).map_err(bad)? {
+                    selected.insert(module.as_str());
+                }
+            }
+        }
+    }
+    Ok(selected)
+}
+
+/// The last parts of all names, each once.
+fn kinds(available: &[String]) -> String {
+    let last = |name: &'_ String| name.rsplit('.').next().unwrap_or_default().to_owned();
+    let kinds: BTreeSet<String> = available.iter().map(last).collect();
+    kinds.into_iter().collect::<Vec<_>>().join(", ")
+}
