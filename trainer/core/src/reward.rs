@@ -56,6 +56,14 @@ pub trait RewardFunction: Send + Sync {
 
     /// The lowest and the highest value that [`RewardFunction::score`] returns.
     fn range(&self) -> (f64, f64);
+
+    /// Whether rows with this ground truth can be judged; asked of every row before training starts.
+    ///
+    /// # Errors
+    /// What [`RewardFunction::score`] would report.
+    fn check_ground_truth(&self, _ground_truth: &Value) -> Result<(), RewardError> {
+        Ok(())
+    }
 }
 
 /// Why a reward function cannot be built or cannot answer.

@@ -1,5 +1,7 @@
 //! Partial credit: how much of the answer stands in its place.
 
+use serde_json::Value;
+
 use super::{RewardError, RewardFunction, Sample, ground_truths};
 
 /// Share of positions at which the trimmed completion has the ground truth's character, over the longer of the
@@ -18,6 +20,10 @@ impl RewardFunction for MatchingCharacters {
 
     fn range(&self) -> (f64, f64) {
         (0.0, 1.0)
+    }
+
+    fn check_ground_truth(&self, ground_truth: &Value) -> Result<(), RewardError> {
+        ground_truths(ground_truth).map(drop)
     }
 }
 

@@ -1,5 +1,7 @@
 //! Exact equality of completion and ground truth.
 
+use serde_json::Value;
+
 use super::{RewardError, RewardFunction, Sample, ground_truths, one_if};
 
 /// 1 when the completion, without surrounding white space, is a ground truth; else 0.
@@ -18,6 +20,10 @@ impl RewardFunction for Exact {
 
     fn range(&self) -> (f64, f64) {
         (0.0, 1.0)
+    }
+
+    fn check_ground_truth(&self, ground_truth: &Value) -> Result<(), RewardError> {
+        ground_truths(ground_truth).map(drop)
     }
 }
 

@@ -4,6 +4,8 @@ use std::sync::LazyLock;
 
 use regex::Regex;
 
+use serde_json::Value;
+
 use super::{RewardError, RewardFunction, Sample, ground_truths, one_if};
 
 /// Only the end of a completion is searched: an answer stands there, and long completions stay cheap.
@@ -37,6 +39,10 @@ impl RewardFunction for Gsm8k {
 
     fn range(&self) -> (f64, f64) {
         (0.0, 1.0)
+    }
+
+    fn check_ground_truth(&self, ground_truth: &Value) -> Result<(), RewardError> {
+        ground_truths(ground_truth).map(drop)
     }
 }
 

@@ -12,6 +12,8 @@ mod normalise;
 pub use boxed::last_answer;
 pub use normalise::are_equivalent;
 
+use serde_json::Value;
+
 use super::{RewardError, RewardFunction, Sample, ground_truths, one_if};
 
 /// 1 when the last `\boxed{..}` (or `\boxed ..`, `\fbox{..}`) is equivalent to a ground truth; else 0.
@@ -27,6 +29,10 @@ impl RewardFunction for Math {
 
     fn range(&self) -> (f64, f64) {
         (0.0, 1.0)
+    }
+
+    fn check_ground_truth(&self, ground_truth: &Value) -> Result<(), RewardError> {
+        ground_truths(ground_truth).map(drop)
     }
 }
 

@@ -1,6 +1,7 @@
 //! A regular expression: present, or with a capture that equals the ground truth.
 
 use regex::{Regex, RegexBuilder};
+use serde_json::Value;
 
 use super::{RewardError, RewardFunction, Sample, ground_truths, one_if};
 
@@ -26,6 +27,17 @@ impl Pattern {
     pub fn new(pattern: &str, capture: Option<&str>) -> Result<Self, RewardError> {
         let regex = compile(pattern)?;
         let capture = capture.map(|group| group_idx(&regex, group)).transpose()?;
+        Ok(Self { regex, capture })
+    }
+
+    /// Compiles `pattern` and compares its group `answer`, else its first group, else the whole match.
+    ///
+    /// # Errors
+    /// [`RewardError::Pattern`].
+    pub fn answer(pattern: &str) -> Result<Self, RewardError> {
+        let regex = compile(pattern)?;
+        let named = regex.capture_names().position(|name| name == Some("answer"));
+        let capture = Some(named.unwrap_or(usize::from(regex.captures_len() > 1)));
         Ok(Self { regex, capture })
     }
 }
@@ -57,6 +69,10 @@ impl RewardFunction for Pattern {
     fn range(&self) -> (f64, f64) {
         (0.0, 1.0)
     }
+
+    fn check_ground_truth(&self, ground_truth: &Value) -> Result<(), RewardError> {
+        if self.capture.is_some() { ground_truths(ground_truth).map(drop) } else { Ok(()) }
+    }
 }
 
 #[cfg(test)]
@@ -80,6 +96,15 @@ mod tests {
             let text = "<answer>1</answer><answer> 2 </answer>";
             assert_eq!(pattern.score(&sample(text, &json!("2"))).unwrap(), 1.0);
             assert_eq!(pattern.score(&sample(text, &json!("1"))).unwrap(), 0.0);
+        }
+    }
+
+    #[test]
+    fn the_answer_is_a_named_group_else_the_first_else_the_match() {
+        for pattern in ["(x)(?<answer>[0-9])", "x([0-9])(y?)", "[0-9]"] {
+            let score =
+                |truth| Pattern::answer(pattern).unwrap().score(&sample("x1y x2y", &json!(truth))).unwrap();
+            assert_eq!((score("2"), score("1")), (1.0, 0.0), "{pattern}");
         }
     }
 

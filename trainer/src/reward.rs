@@ -1,0 +1,14 @@
+//! Judging completions: the manifest's reward functions, run by threads that can be lost.
+//!
+//! ```text
+//! RewardsSpec -> RewardFunctions (compiled, checked against the data) -> RewardPool::score -> Reward per sample
+//! ```
+//! What a function computes lives in `rlt_core::reward`; here are names, weights, time limits and panics.
+
+mod functions;
+mod pool;
+#[cfg(test)]
+mod tests;
+
+pub use functions::{RewardFunctions, RewardSetupError};
+pub use pool::{PoolOptions, RewardPool};

@@ -1,0 +1,180 @@
+//! The reward functions of a manifest, compiled once, and the check that every row can be judged.
+
+use std::sync::Arc;
+
+use rlt_api::spec::{RewardFunctionSpec, RewardKind, RewardsSpec};
+use rlt_core::reward::{
+    Clip, Combiner, Exact, Format, Gsm8k, JsonSchema, LengthPenalty, LengthUnit, Math, Overlong, Pattern,
+    RewardError, RewardFunction,
+};
+use rlt_core::types::Prompt;
+
+use crate::data::{Dataset, RowLocation};
+
+/// Named, weighted functions and how their values become one.
+#[derive(Clone, Default)]
+pub struct RewardFunctions {
+    functions: Vec<NamedFunction>,
+    combiner: Combiner,
+}
+
+/// One function of the manifest.
+#[derive(Clone)]
+pub(super) struct NamedFunction {
+    pub(super) name: String,
+    pub(super) weight: f64,
+    data_sources: Vec<String>,
+    pub(super) function: Arc<dyn RewardFunction>,
+}
+
+/// Why completions could not be judged, found before training starts.
+#[derive(Debug, thiserror::Error)]
+pub enum RewardSetupError {
+    /// A function's settings are impossible.
+    #[error("set up reward function {name:?}")]
+    Function {
+        /// Its name in the manifest.
+        name: String,
+        /// Why.
+        #[source]
+        source: RewardError,
+    },
+    /// A function lacks a field that its kind needs.
+    #[error("set up reward function {name:?}: kind {kind:?} needs {field}")]
+    MissingField {
+        /// Its name in the manifest.
+        name: String,
+        /// Its kind.
+        kind: RewardKind,
+        /// The field.
+        field: &'static str,
+    },
+    /// `rewards.clip` or `rewards.overlong` is impossible.
+    #[error("set up rewards")]
+    Shaping(#[source] RewardError),
+    /// No function judges a row.
+    #[error(
+        "judge {location}: no reward function accepts data_source {data_source:?}; the functions accept {accepted:?}"
+    )]
+    UnknownDataSource {
+        /// The row.
+        location: RowLocation,
+        /// Its `data_source`.
+        data_source: String,
+        /// What the functions name.
+        accepted: Vec<String>,
+    },
+    /// A row lacks what a function compares with.
+    #[error("judge {location} with reward function {name:?}")]
+    Row {
+        /// The row.
+        location: RowLocation,
+        /// The function's name.
+        name: String,
+        /// Why.
+        #[source]
+        source: RewardError,
+    },
+}
+
+impl RewardFunctions {
+    /// Compiles the functions of a manifest; `max_completion_tokens` is `rollout.maxCompletionTokens`.
+    ///
+    /// # Errors
+    /// [`RewardSetupError`].
+    pub fn new(spec: &RewardsSpec, max_completion_tokens: usize) -> Result<Self, RewardSetupError> {
+        let clip = spec.clip.as_ref().map(|clip| Clip::new(Some(clip.min), Some(clip.max))).transpose();
+        let overlong = spec.overlong.as_ref().map(|overlong| {
+            Overlong::new(max_completion_tokens, overlong.buffer_tokens as usize, overlong.penalty_factor)
+        });
+        let combiner = Combiner {
+            clip: clip.map_err(RewardSetupError::Shaping)?,
+            overlong: overlong.transpose().map_err(RewardSetupError::Shaping)?,
+        };
+        let compile = |function| NamedFunction::new(function, max_completion_tokens);
+        let functions = spec.functions.iter().map(compile).collect::<Result<_, _>>()?;
+        Ok(Self { functions, combiner })
+    }
+
+    /// Adds a function that no manifest can name.
+    pub fn with(mut self, name: &str, weight: f64, function: Arc<dyn RewardFunction>) -> Self {
+        let (name, data_sources) = (name.to_owned(), Vec::new());
+        self.functions.push(NamedFunction { name, weight, data_sources, function });
+        self
+    }
+
+    /// Checks that every prompt has a function that judges it and the ground truth that the function needs.
+    ///
+    /// # Errors
+    /// [`RewardSetupError::UnknownDataSource`] and [`RewardSetupError::Row`], with file and row.
+    pub fn check(&self, prompts: &Dataset<Prompt>) -> Result<(), RewardSetupError> {
+        for (idx, prompt) in prompts.items().iter().enumerate() {
+            let Some(location) = prompts.location(idx) else { continue };
+            self.check_prompt(prompt, location)?;
+        }
+        Ok(())
+    }
+
+    fn check_prompt(&self, prompt: &Prompt, location: &RowLocation) -> Result<(), RewardSetupError> {
+        let mut is_judged = false;
+        for function in self.judging(&prompt.data_source) {
+            is_judged = true;
+            let (name, location) = (&function.name, location);
+            function.function.check_ground_truth(&prompt.ground_truth).map_err(|source| {
+                RewardSetupError::Row { location: location.clone(), name: name.clone(), source }
+            })?;
+        }
+        if is_judged {
+            return Ok(());
+        }
+        Err(RewardSetupError::UnknownDataSource {
+            location: location.clone(),
+            data_source: prompt.data_source.clone(),
+            accepted: self.functions.iter().flat_map(|function| function.data_sources.clone()).collect(),
+        })
+    }
+
+    /// The functions that judge rows of a data source, in the manifest's order.
+    pub(super) fn judging(&self, data_source: &str) -> impl Iterator<Item = &NamedFunction> {
+        self.functions.iter().filter(move |function| {
+            let sources = &function.data_sources;
+            sources.is_empty() || sources.iter().any(|source| source == data_source)
+        })
+    }
+
+    pub(super) fn combiner(&self) -> &Combiner {
+        &self.combiner
+    }
+}
+
+impl NamedFunction {
+    fn new(spec: &RewardFunctionSpec, max_completion_tokens: usize) -> Result<Self, RewardSetupError> {
+        let function = compile(spec, max_completion_tokens)?;
+        let (name, data_sources) = (spec.name.clone(), spec.data_sources.clone());
+        Ok(Self { name, weight: spec.weight, data_sources, function })
+    }
+}
+
+fn compile(
+    spec: &RewardFunctionSpec,
+    max_completion_tokens: usize,
+) -> Result<Arc<dyn RewardFunction>, RewardSetupError> {
+    let failed = |source| RewardSetupError::Function { name: spec.name.clone(), source };
+    let missing = |field| RewardSetupError::MissingField { name: spec.name.clone(), kind: spec.kind, field };
+    let pattern = || spec.pattern.as_deref().ok_or_else(|| missing("pattern"));
+    Ok(match spec.kind {
+        RewardKind::Exact => Arc::new(Exact::default()),
+        RewardKind::Gsm8k => Arc::new(Gsm8k::default()),
+        RewardKind::Math => Arc::new(Math),
+        RewardKind::Regex => Arc::new(Pattern::answer(pattern()?).map_err(failed)?),
+        RewardKind::Format => Arc::new(Format::matching(pattern()?).map_err(failed)?),
+        RewardKind::JsonSchema => {
+            let schema = spec.schema.as_ref().ok_or_else(|| missing("schema"))?;
+            Arc::new(JsonSchema::new(schema).map_err(failed)?)
+        }
+        RewardKind::Length => {
+            let free = spec.target_tokens.ok_or_else(|| missing("targetTokens"))? as usize;
+            Arc::new(LengthPenalty::new(free, max_completion_tokens, LengthUnit::Tokens).map_err(failed)?)
+        }
+    })
+}

@@ -1,0 +1,267 @@
+//! Threads that judge a batch, under a time limit for every single call.
+//!
+//! A thread cannot be stopped from outside. So one that is past its limit is abandoned: its sample counts as
+//! timed out, whatever it still returns is thrown away, and another thread takes its place. Abandoned threads that
+//! never come back are counted, and beyond [`MAX_ABANDONED`] of them none is replaced any more: what then finds no
+//! thread fails at once. A step therefore ends in bounded time whatever the functions do.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rlt_core::reward::combine::parts_by_name;
+use rlt_core::reward::{Sample, WeightedPart};
+use rlt_core::types::{Completion, Prompt, Reward, RewardStatus};
+
+use super::RewardFunctions;
+
+/// Threads that may hang at the same time before no more are started.
+const MAX_ABANDONED: usize = 64;
+
+/// Limits of a pool.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PoolOptions {
+    /// Threads that judge at the same time, at least 1.
+    pub num_workers: usize,
+    /// Longest time of one function on one completion.
+    pub timeout: Duration,
+}
+
+/// Judges completions.
+pub struct RewardPool {
+    functions: Arc<RewardFunctions>,
+    options: PoolOptions,
+    num_abandoned: Arc<AtomicUsize>,
+}
+
+impl RewardPool {
+    /// A pool without threads yet: they live as long as a call of [`RewardPool::score`].
+    pub fn new(functions: RewardFunctions, options: PoolOptions) -> Self {
+        Self { functions: Arc::new(functions), options, num_abandoned: Arc::default() }
+    }
+
+    /// One reward for each sample, in the order of the samples.
+    ///
+    /// A sample on which a function times out, fails or panics has value 0, no parts, and says so in its status.
+    pub fn score<'a>(
+        &self,
+        samples: impl IntoIterator<Item = (&'a Arc<Prompt>, &'a Completion)>,
+    ) -> Vec<Reward> {
+        let jobs: Vec<Job> = samples.into_iter().map(Job::new).collect();
+        let batch = Arc::new(Batch::new(jobs, self.functions.clone(), self.num_abandoned.clone()));
+        let num_workers = self.options.num_workers.clamp(1, batch.jobs.len().max(1));
+        let mut workers: Vec<Arc<Worker>> = (0..num_workers).filter_map(|_| batch.start_worker()).collect();
+        while !batch.wait(self.poll_interval()) {
+            self.replace_hung(&batch, &mut workers);
+            if workers.is_empty() {
+                batch.fail_unclaimed();
+            }
+        }
+        batch.rewards()
+    }
+
+    /// Functions that hang now, in threads of this and earlier calls.
+    pub fn num_abandoned(&self) -> usize {
+        self.num_abandoned.load(Ordering::Acquire)
+    }
+
+    fn poll_interval(&self) -> Duration {
+        (self.options.timeout / 8).clamp(Duration::from_millis(1), Duration::from_millis(100))
+    }
+
+    fn replace_hung(&self, batch: &Arc<Batch>, workers: &mut Vec<Arc<Worker>>) {
+        let num_before = workers.len();
+        workers.retain(|worker| !worker.abandon_if_hung(batch, self.options.timeout));
+        for _ in workers.len()..num_before {
+            if self.num_abandoned() < MAX_ABANDONED {
+                workers.extend(batch.start_worker());
+            }
+        }
+    }
+}
+
+/// What a thread needs of a sample.
+struct Job {
+    prompt: Arc<Prompt>,
+    text: String,
+    num_tokens: usize,
+}
+
+impl Job {
+    fn new((prompt, completion): (&Arc<Prompt>, &Completion)) -> Self {
+        Self { prompt: prompt.clone(), text: completion.text.clone(), num_tokens: completion.tokens.len() }
+    }
+
+    fn sample(&self) -> Sample<'_> {
+        Sample {
+            prompt: &self.prompt.text,
+            completion: &self.text,
+            num_tokens: self.num_tokens,
+            ground_truth: &self.prompt.ground_truth,
+            extra_info: &self.prompt.extra_info,
+        }
+    }
+}
+
+/// One call's samples, shared with its threads.
+struct Batch {
+    jobs: Vec<Job>,
+    rewards: Vec<OnceLock<Reward>>,
+    next_job: AtomicUsize,
+    num_unfinished: Mutex<usize>,
+    finished: Condvar,
+    functions: Arc<RewardFunctions>,
+    num_abandoned: Arc<AtomicUsize>,
+}
+
+impl Batch {
+    fn new(jobs: Vec<Job>, functions: Arc<RewardFunctions>, num_abandoned: Arc<AtomicUsize>) -> Self {
+        let rewards = jobs.iter().map(|_| OnceLock::new()).collect();
+        let num_unfinished = Mutex::new(jobs.len());
+        let (next_job, finished) = (AtomicUsize::new(0), Condvar::new());
+        Self { jobs, rewards, next_job, num_unfinished, finished, functions, num_abandoned }
+    }
+
+    /// Waits for the last reward; false when the interval passed first.
+    fn wait(&self, interval: Duration) -> bool {
+        let unfinished = locked(&self.num_unfinished);
+        let waited = self.finished.wait_timeout_while(unfinished, interval, |num| *num > 0);
+        *waited.unwrap_or_else(PoisonError::into_inner).0 == 0
+    }
+
+    fn start_worker(self: &Arc<Self>) -> Option<Arc<Worker>> {
+        let worker = Arc::new(Worker::default());
+        let (batch, own) = (self.clone(), worker.clone());
+        let started = thread::Builder::new().name("reward".to_owned()).spawn(move || own.run(&batch));
+        started.ok().map(|_| worker)
+    }
+
+    fn claim(&self) -> Option<usize> {
+        let idx = self.next_job.fetch_add(1, Ordering::Relaxed);
+        (idx < self.jobs.len()).then_some(idx)
+    }
+
+    fn finish(&self, idx: usize, reward: Reward) {
+        if self.rewards[idx].set(reward).is_err() {
+            return;
+        }
+        let mut unfinished = locked(&self.num_unfinished);
+        *unfinished -= 1;
+        if *unfinished == 0 {
+            self.finished.notify_all();
+        }
+    }
+
+    /// No thread is left and none can be started: what nobody has begun fails.
+    fn fail_unclaimed(&self) {
+        let message = "no thread is left to judge it: the others hang in reward functions or could not start";
+        while let Some(idx) = self.claim() {
+            self.finish(idx, without_value(RewardStatus::Failed, message.to_owned()));
+        }
+    }
+
+    fn rewards(&self) -> Vec<Reward> {
+        let lost = || without_value(RewardStatus::Failed, "no reward was recorded".to_owned());
+        self.rewards.iter().map(|reward| reward.get().cloned().unwrap_or_else(lost)).collect()
+    }
+}
+
+/// One thread, seen from outside.
+#[derive(Default)]
+struct Worker {
+    state: Mutex<WorkerState>,
+}
+
+#[derive(Default)]
+struct WorkerState {
+    running: Option<Call>,
+    is_abandoned: bool,
+}
+
+/// A function at work.
+#[derive(Clone)]
+struct Call {
+    job_idx: usize,
+    function: String,
+    started: Instant,
+}
+
+/// The thread was given up while a function ran; its sample is settled.
+struct Abandoned;
+
+impl Worker {
+    fn run(&self, batch: &Batch) {
+        while let Some(idx) = batch.claim() {
+            match self.judge(batch, idx) {
+                Ok(reward) => batch.finish(idx, reward),
+                Err(Abandoned) => {
+                    batch.num_abandoned.fetch_sub(1, Ordering::AcqRel);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn judge(&self, batch: &Batch, job_idx: usize) -> Result<Reward, Abandoned> {
+        let job = &batch.jobs[job_idx];
+        let mut parts = Vec::new();
+        for named in batch.functions.judging(&job.prompt.data_source) {
+            self.begin(Call { job_idx, function: named.name.clone(), started: Instant::now() });
+            let outcome = catch_unwind(AssertUnwindSafe(|| named.function.score(&job.sample())));
+            self.end()?;
+            let failed =
+                |message| Ok(without_value(RewardStatus::Failed, format!("{}: {message}", named.name)));
+            match outcome {
+                Ok(Ok(value)) if value.is_finite() => {
+                    parts.push(WeightedPart { name: &named.name, weight: named.weight, value });
+                }
+                Ok(Ok(value)) => return failed(format!("returned {value}, expected a finite number")),
+                Ok(Err(error)) => return failed(error.to_string()),
+                Err(payload) => return failed(format!("panicked: {}", panic_text(&*payload))),
+            }
+        }
+        let value = batch.functions.combiner().value(parts.iter().copied(), job.num_tokens);
+        Ok(Reward { value, parts: parts_by_name(parts), status: RewardStatus::Ok, message: None })
+    }
+
+    fn begin(&self, call: Call) {
+        locked(&self.state).running = Some(call);
+    }
+
+    fn end(&self) -> Result<(), Abandoned> {
+        let mut state = locked(&self.state);
+        state.running = None;
+        if state.is_abandoned { Err(Abandoned) } else { Ok(()) }
+    }
+
+    /// Settles the sample of a call that is past its limit. Holding the state's lock, so that the thread learns of
+    /// it before it could write a reward of its own.
+    fn abandon_if_hung(&self, batch: &Batch, timeout: Duration) -> bool {
+        let mut state = locked(&self.state);
+        let Some(call) = state.running.clone().filter(|call| call.started.elapsed() > timeout) else {
+            return false;
+        };
+        state.is_abandoned = true;
+        batch.num_abandoned.fetch_add(1, Ordering::AcqRel);
+        let message = format!("{}: no answer within {timeout:?}", call.function);
+        batch.finish(call.job_idx, without_value(RewardStatus::TimedOut, message));
+        true
+    }
+}
+
+fn without_value(status: RewardStatus, message: String) -> Reward {
+    Reward { value: 0.0, parts: Default::default(), status, message: Some(message) }
+}
+
+fn panic_text(payload: &(dyn Any + Send)) -> &str {
+    let text = payload.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("without a message")
+}
+
+/// Nothing behind these locks can be left half-changed by a panic.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
