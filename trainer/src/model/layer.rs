@@ -65,7 +65,7 @@ impl DecoderLayer {
         let projections = OwnProjections { layer: self, context };
         let mut attend = |q_thd: &Tensor, k_tkd: &Tensor, v_tkd: &Tensor| {
             let (scale, window) = (self.attention_scale(), self.window());
-            ops::varlen_attention(q_thd, k_tkd, v_tkd, &context.cu_seqlens, scale, window)
+            rlt_torch::varlen_attention(q_thd, k_tkd, v_tkd, &context.cu_seqlens, scale, window)
         };
         self.forward_with(hidden_td, &context.rope, &projections, &mut attend)
     }
@@ -82,8 +82,8 @@ impl DecoderLayer {
         let normed_td = self.norm(hidden_td, &self.input_norm);
         let (q, k, v) = projections.qkv(&normed_td);
         let (q_thd, k_tkd) = self.norm_heads(self.split_heads(&q), self.split_heads(&k));
-        let q_thd = ops::apply_rope(&q_thd, &rope.cos_td, &rope.sin_td);
-        let k_tkd = ops::apply_rope(&k_tkd, &rope.cos_td, &rope.sin_td);
+        let q_thd = rlt_torch::apply_rope(&q_thd, &rope.cos_td, &rope.sin_td);
+        let k_tkd = rlt_torch::apply_rope(&k_tkd, &rope.cos_td, &rope.sin_td);
         let attended_thd = attend(&q_thd, &k_tkd, &self.split_heads(&v));
         let hidden_td = hidden_td + projections.output(&attended_thd.flatten(1, 2));
 
