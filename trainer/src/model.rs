@@ -16,6 +16,7 @@ mod decoder;
 mod error;
 mod export;
 mod fresh;
+pub mod hub;
 mod layer;
 mod load;
 mod lora;

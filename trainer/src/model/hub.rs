@@ -1,0 +1,126 @@
+//! Models by their id on the Hugging Face hub, or on a mirror that speaks its protocol.
+//!
+//! A revision is resolved to a commit first, and everything is then fetched by that commit, so that a branch which
+//! moves in between cannot mix two versions. Files go to the hub's ordinary cache (`HF_HOME`, `HF_HUB_CACHE`), shared
+//! with other tools; `HF_TOKEN` is sent where it is set.
+
+use std::path::{Path, PathBuf};
+
+use hf_hub::{HFClient, HFError, split_id};
+use rlt_api::spec::HubSpec;
+
+/// What a model is read from: weights, configuration, tokenizer and chat template, but no code and no other formats.
+const WANTED: [&str; 9] = [
+    "config.json",
+    "generation_config.json",
+    "model.safetensors.index.json",
+    "model*.safetensors",
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template*",
+];
+
+/// A model that was fetched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HubModel {
+    /// The commit that the revision named, 40 hexadecimal digits; fetching it again gives the same bytes.
+    pub commit: String,
+    /// The folder that holds its files.
+    pub dir: PathBuf,
+}
+
+/// Why a model could not be fetched.
+#[derive(Debug, thiserror::Error)]
+pub enum HubError {
+    /// The client could not be set up.
+    #[error("connecting to the hub for {repo}")]
+    Client {
+        /// Owner and name.
+        repo: String,
+        /// What went wrong.
+        source: Box<HFError>,
+    },
+    /// The revision names nothing, or the hub gave no answer.
+    #[error("resolving revision {revision:?} of {repo} to a commit")]
+    Resolve {
+        /// Owner and name.
+        repo: String,
+        /// Branch, tag or commit.
+        revision: String,
+        /// What the hub said.
+        source: Box<HFError>,
+    },
+    /// The hub's answer holds no commit.
+    #[error(
+        "resolving revision {revision:?} of {repo}: expected a commit of 40 hexadecimal digits, got {got:?}"
+    )]
+    NoCommit {
+        /// Owner and name.
+        repo: String,
+        /// Branch, tag or commit.
+        revision: String,
+        /// What the answer holds instead.
+        got: String,
+    },
+    /// A file could not be fetched.
+    #[error("fetching {repo} at commit {commit}")]
+    Fetch {
+        /// Owner and name.
+        repo: String,
+        /// The commit.
+        commit: String,
+        /// What the hub said.
+        source: Box<HFError>,
+    },
+}
+
+/// Fetches the model that `spec.model.hub` names into the hub's cache, or into `cache_dir`; what is there already is
+/// not fetched again.
+///
+/// # Errors
+/// [`HubError`], by the step that failed.
+pub fn fetch(spec: &HubSpec, cache_dir: Option<&Path>) -> Result<HubModel, HubError> {
+    let HubSpec { repo, revision, endpoint } = spec;
+    let mut builder = HFClient::builder();
+    if let Some(endpoint) = endpoint {
+        builder = builder.endpoint(endpoint);
+    }
+    if let Some(cache_dir) = cache_dir {
+        builder = builder.cache_dir(cache_dir);
+    }
+    let client = builder
+        .build_sync()
+        .map_err(|source| HubError::Client { repo: repo.clone(), source: Box::new(source) })?;
+    let (owner, name) = split_id(repo);
+    let repository = client.model(owner, name);
+
+    let info = repository.info().revision(revision).send().map_err(|source| HubError::Resolve {
+        repo: repo.clone(),
+        revision: revision.clone(),
+        source: Box::new(source),
+    })?;
+    let got = info.sha.unwrap_or_default();
+    if !is_commit(&got) {
+        return Err(HubError::NoCommit { repo: repo.clone(), revision: revision.clone(), got });
+    }
+    let dir = repository
+        .snapshot_download()
+        .revision(&got)
+        .allow_patterns(WANTED.map(str::to_owned).to_vec())
+        .send()
+        .map_err(|source| HubError::Fetch {
+            repo: repo.clone(),
+            commit: got.clone(),
+            source: Box::new(source),
+        })?;
+    Ok(HubModel { commit: got, dir })
+}
+
+fn is_commit(text: &str) -> bool {
+    text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+#[cfg(test)]
+mod tests;
