@@ -1,0 +1,11 @@
+//! The rollout engine on the fixtures of every family: what it writes is what the actor would write, whatever runs
+//! beside it, wherever the cache puts it and however often it sleeps.
+
+#[path = "rollout/equality.rs"]
+mod equality;
+#[path = "rollout/fixture.rs"]
+mod fixture;
+#[path = "rollout/life.rs"]
+mod life;
+#[path = "rollout/stopping.rs"]
+mod stopping;

@@ -1,0 +1,103 @@
+//! Where completions end, and what is refused before they begin.
+
+use rlt_core::sampling::SamplingParams;
+use rlt_core::types::{Completion, FinishReason};
+use rlt_trainer::rollout::{RolloutError, RolloutOptions, RolloutRequest};
+
+use crate::fixture::*;
+
+fn one(sampling: SamplingParams, bounds: RolloutOptions) -> Result<Completion, RolloutError> {
+    let request = RolloutRequest { prompt: [5, 6, 7].into(), seeds: vec![9], sampling, max_new_tokens: 12 };
+    let mut completions = generate(&decoder("llama"), bounds, &[request])?;
+    Ok(completions.remove(0).remove(0))
+}
+
+fn unstopped() -> Completion {
+    one(SamplingParams::default(), options()).unwrap()
+}
+
+#[test]
+fn a_completion_ends_at_its_length_without_anything_else() {
+    let completion = unstopped();
+    assert_eq!(completion.tokens.len(), 12);
+    assert_eq!(completion.finish_reason, FinishReason::Length);
+    assert_eq!(completion.text.chars().count(), 12);
+}
+
+#[test]
+fn a_stop_token_or_an_end_of_sequence_is_the_last_token() {
+    let whole = unstopped();
+    let stop = whole.tokens[4];
+    let at = whole.tokens.iter().position(|&token| token == stop).unwrap();
+    let by_stop = SamplingParams { stop_token_ids: vec![stop], ..SamplingParams::default() };
+    let eos = RolloutOptions { eos_token_ids: vec![stop], ..options() };
+    for completion in [one(by_stop.clone(), options()), one(SamplingParams::default(), eos.clone())] {
+        let completion = completion.unwrap();
+        assert_eq!(completion.tokens, whole.tokens[..=at]);
+        assert_eq!(completion.rollout_logprobs, whole.rollout_logprobs[..=at]);
+        assert_eq!(completion.finish_reason, FinishReason::Stop);
+    }
+    let ignoring = SamplingParams { ignore_eos: true, ..SamplingParams::default() };
+    assert_eq!(one(ignoring, eos).unwrap(), whole);
+    let ignoring = SamplingParams { ignore_eos: true, ..by_stop };
+    assert_eq!(one(ignoring, options()).unwrap().tokens.len(), at + 1, "a stop token is no end of sequence");
+}
+
+#[test]
+fn a_stop_string_is_cut_from_the_text_and_kept_in_the_tokens() {
+    let whole = unstopped();
+    let stop = whole.text[5..8].to_owned();
+    let at = whole.text.find(&stop).unwrap();
+    let sampling = SamplingParams { stop: vec![stop, "0".into()], ..SamplingParams::default() };
+    let completion = one(sampling, options()).unwrap();
+    assert_eq!(completion.text, whole.text[..at]);
+    assert_eq!(completion.tokens, whole.tokens[..at + 3]);
+    assert_eq!(completion.finish_reason, FinishReason::Stop);
+}
+
+#[test]
+fn the_models_context_ends_a_completion() {
+    let bounds = RolloutOptions { max_model_len: Some(8), ..options() };
+    let completion = one(SamplingParams::default(), bounds).unwrap();
+    assert_eq!(completion.tokens.len(), 5);
+    assert_eq!(completion.finish_reason, FinishReason::Length);
+    let full = RolloutOptions { max_model_len: Some(3), ..options() };
+    let refused = one(SamplingParams::default(), full);
+    assert!(matches!(
+        refused,
+        Err(RolloutError::PromptTooLong { request_idx: 0, prompt_len: 3, max_model_len: 3 })
+    ));
+}
+
+#[test]
+fn impossible_requests_are_refused_by_number() {
+    let sampling = SamplingParams { top_p: 0.0, ..SamplingParams::default() };
+    assert!(matches!(one(sampling, options()), Err(RolloutError::Sampling { request_idx: 0, .. })));
+    let decoder = decoder("llama");
+    let mut pair = requests(2, 1, &SamplingParams::default());
+    pair[1].prompt = [128].into();
+    let refused = generate(&decoder, options(), &pair);
+    assert!(matches!(
+        refused,
+        Err(RolloutError::UnknownToken { request_idx: 1, token: 128, vocab_size: 128 })
+    ));
+    pair[1].prompt = [].into();
+    assert!(matches!(generate(&decoder, options(), &pair), Err(RolloutError::Schedule(_))));
+    let tight = RolloutOptions { max_cache_bytes: Some(1), ..options() };
+    assert!(matches!(one(SamplingParams::default(), tight), Err(RolloutError::Schedule(_))));
+}
+
+#[test]
+fn logits_that_are_not_finite_end_the_rollout_with_the_sample_named() {
+    let decoder = decoder("llama");
+    let (_, norm) =
+        decoder.named_parameters().into_iter().find(|(name, _)| name == "model.norm.weight").unwrap();
+    tch::no_grad(|| {
+        let _ = norm.view([-1]).narrow(0, 0, 1).fill_(f64::NAN);
+    });
+    let refused = generate(&decoder, options(), &requests(2, 1, &SamplingParams::default()));
+    let Err(RolloutError::NonFiniteLogits { request_idx, sample_idx, position }) = refused else {
+        panic!("expected non-finite logits, got {refused:?}")
+    };
+    assert_eq!((request_idx, sample_idx, position), (0, 0, 0));
+}
