@@ -10,6 +10,8 @@
 mod characters;
 mod chat;
 mod folder;
+#[cfg(test)]
+mod parity_tests;
 mod python;
 
 use std::path::PathBuf;

@@ -163,7 +163,9 @@ fn as_plain_block(found: &Captures<'_>) -> String {
 fn print_like_python(out: &mut Output<'_>, state: &State<'_, '_>, value: &Value) -> Result<(), Error> {
     match value.kind() {
         // Undefined values and objects of the engine keep its own rules.
-        ValueKind::Number | ValueKind::Seq | ValueKind::Map => Ok(out.write_str(&str_text(value))?),
+        ValueKind::Number | ValueKind::Seq | ValueKind::Iterable | ValueKind::Map => {
+            Ok(out.write_str(&str_text(value))?)
+        }
         _ => minijinja::escape_formatter(out, state, value),
     }
 }

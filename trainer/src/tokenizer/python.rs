@@ -141,7 +141,8 @@ fn repr(value: &Value) -> String {
         ValueKind::Bool => if value.is_true() { "True" } else { "False" }.to_owned(),
         ValueKind::Number => number(value, ["nan", "inf", "-inf"]),
         ValueKind::String => repr_string(value.as_str().unwrap_or_default()),
-        ValueKind::Seq => {
+        // A slice of a list is lazy here and a list in Python.
+        ValueKind::Seq | ValueKind::Iterable => {
             let items: Vec<String> = value.try_iter().into_iter().flatten().map(|item| repr(&item)).collect();
             format!("[{}]", items.join(", "))
         }

@@ -1,0 +1,201 @@
+//! Equality with transformers, on fixtures that it made (`tests/fixtures/{chat,tokenizer}/make.py`).
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::*;
+
+fn fixture(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+#[derive(Deserialize)]
+struct ChatFixture {
+    conversations: BTreeMap<String, Vec<Value>>,
+    tools: Vec<Value>,
+    #[serde(flatten)]
+    templates: BTreeMap<String, TemplateCases>,
+}
+
+#[derive(Deserialize)]
+struct TemplateCases {
+    special: BTreeMap<String, String>,
+    cases: Vec<ChatCase>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ChatCase {
+    conversation: String,
+    tools: bool,
+    add_generation_prompt: bool,
+    variables: Map<String, Value>,
+    /// Absent where transformers raised an exception.
+    text: Option<String>,
+    error: Option<String>,
+}
+
+#[test]
+fn conversations_render_as_transformers_renders_them() {
+    let text = fs::read_to_string(fixture("chat/cases.json")).unwrap();
+    let fixture_data: ChatFixture = serde_json::from_str(&text).unwrap();
+    assert_eq!(fixture_data.templates.len(), 6);
+    let mut differences = Vec::new();
+    for (name, template) in &fixture_data.templates {
+        let source = fs::read_to_string(fixture(&format!("chat/templates/{name}.jinja"))).unwrap();
+        let compiled = ChatTemplate::new(&source).unwrap();
+        let token = |role: &str| template.special.get(role).cloned();
+        let special = SpecialTokens {
+            bos: token("bos_token"),
+            eos: token("eos_token"),
+            pad: token("pad_token"),
+            unk: token("unk_token"),
+        };
+        for case in &template.cases {
+            let request = ChatRequest {
+                messages: &fixture_data.conversations[&case.conversation],
+                tools: case.tools.then_some(&fixture_data.tools),
+                add_generation_prompt: case.add_generation_prompt,
+                variables: Some(&case.variables),
+            };
+            let ours = compiled.render(&request, &special);
+            differences.extend(difference(case, ours).map(|text| format!("{name}, {text}")));
+        }
+    }
+    assert!(
+        differences.is_empty(),
+        "{} differ:\n{}",
+        differences.len(),
+        differences[..differences.len().min(5)].join("\n")
+    );
+}
+
+fn difference(case: &ChatCase, ours: Result<String, ChatError>) -> Option<String> {
+    match (&case.text, &case.error, ours) {
+        (Some(theirs), _, Ok(ours)) if *theirs == ours => None,
+        (None, Some(theirs), Err(ChatError::Render { source, .. }))
+            if source.to_string().contains(theirs) =>
+        {
+            None
+        }
+        (_, _, Ok(ours)) => Some(format!("{case:?}\nours: {ours:?}")),
+        (_, _, Err(error)) => Some(format!("{case:?}\nours: {error:?}")),
+    }
+}
+
+/// The alphabet of `tests/fixtures/tokenizer/characters`.
+const ALPHABET: &str = "0123456789+-*= ";
+
+#[derive(Deserialize)]
+struct FolderFixture {
+    special: BTreeMap<String, Option<String>>,
+    vocab_len: usize,
+    cases: Vec<TextCase>,
+}
+
+#[derive(Debug, Deserialize)]
+struct TextCase {
+    text: String,
+    tokens: Vec<u32>,
+    plain: Vec<u32>,
+    decoded: String,
+    verbatim: String,
+}
+
+fn folder_fixture(name: &str) -> FolderFixture {
+    let text = fs::read_to_string(fixture("tokenizer/cases.json")).unwrap();
+    let mut folders: BTreeMap<String, FolderFixture> = serde_json::from_str(&text).unwrap();
+    folders.remove(name).unwrap()
+}
+
+fn assert_equal(tokenizer: &Tokenizer, expected: &FolderFixture) {
+    assert_eq!(tokenizer.vocab_len(), expected.vocab_len);
+    for (role, token) in tokenizer.special_tokens().by_role() {
+        assert_eq!(token, expected.special[role].as_deref(), "{role}");
+    }
+    for case in &expected.cases {
+        assert_eq!(tokenizer.encode(&case.text).unwrap(), case.tokens, "{case:?}");
+        assert_eq!(tokenizer.encode_rendered(&case.text).unwrap(), case.plain, "{case:?}");
+        assert_eq!(tokenizer.decode(&case.plain).unwrap(), case.decoded, "{case:?}");
+        assert_eq!(tokenizer.decode_verbatim(&case.tokens).unwrap(), case.verbatim, "{case:?}");
+    }
+}
+
+fn folder_of(tokenizer: &Tokenizer) -> tempfile::TempDir {
+    let dir = tempfile::TempDir::new().unwrap();
+    tokenizer.save(dir.path()).unwrap();
+    dir
+}
+
+#[test]
+fn the_character_tokenizer_is_the_one_transformers_loads() {
+    let built = Tokenizer::characters(ALPHABET).unwrap();
+    let saved = folder_of(&built);
+    for file in ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"] {
+        let ours = fs::read_to_string(saved.path().join(file)).unwrap();
+        let committed = fs::read_to_string(fixture("tokenizer/characters").join(file)).unwrap();
+        assert_eq!(ours, committed, "{file}: save the fixture anew and run its make.py");
+    }
+    let expected = folder_fixture("characters");
+    assert_equal(&built, &expected);
+    assert_equal(&Tokenizer::load(saved.path()).unwrap(), &expected);
+}
+
+#[test]
+fn a_folder_of_transformers_encodes_equally_and_survives_saving() {
+    let loaded = Tokenizer::load(&fixture("tokenizer/byte_pairs")).unwrap();
+    let expected = folder_fixture("byte_pairs");
+    assert_equal(&loaded, &expected);
+    assert_eq!(loaded.eos_ids(), [1, 4], "the tokenizer's own first, then generation_config.json's");
+    let saved = Tokenizer::load(folder_of(&loaded).path()).unwrap();
+    assert_equal(&saved, &expected);
+    assert!(saved.has_chat_template());
+}
+
+#[test]
+fn a_replaced_chat_template_is_saved_in_place_of_the_old() {
+    let loaded = Tokenizer::load(&fixture("tokenizer/byte_pairs")).unwrap();
+    let dir = folder_of(&loaded.with_chat_template("new").unwrap());
+    let again = Tokenizer::load(dir.path()).unwrap();
+    assert_eq!(again.render_chat(&ChatRequest::default()).unwrap(), "new");
+}
+
+#[test]
+fn offsets_point_at_the_text_of_each_token() {
+    let tokenizer = Tokenizer::load(&fixture("tokenizer/byte_pairs")).unwrap();
+    let text = "<|user|>café<|end|><|assistant|>world<|end|>";
+    let (tokens, offsets) = tokenizer.encode_with_offsets(text).unwrap();
+    assert_eq!(tokens, tokenizer.encode_rendered(text).unwrap());
+    let end = tokenizer.token_id("<|end|>").unwrap();
+    let ends: Vec<&str> = tokens
+        .iter()
+        .zip(&offsets)
+        .filter(|(token, _)| **token == end)
+        .map(|(_, &(a, b))| &text[a..b])
+        .collect();
+    assert_eq!(ends, ["<|end|>", "<|end|>"]);
+}
+
+#[test]
+fn broken_folders_are_refused_by_file() {
+    let dir = tempfile::TempDir::new().unwrap();
+    let error = Tokenizer::load(dir.path()).unwrap_err();
+    assert!(
+        matches!(error, TokenizerError::Read { .. }) && error.to_string().contains("tokenizer.json"),
+        "{error}"
+    );
+    let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
+    write("tokenizer.json", "{\"model\": 3}");
+    assert!(matches!(Tokenizer::load(dir.path()), Err(TokenizerError::Definition { .. })));
+    fs::copy(fixture("tokenizer/byte_pairs/tokenizer.json"), dir.path().join("tokenizer.json")).unwrap();
+    assert!(matches!(Tokenizer::load(dir.path()), Err(TokenizerError::NoEos { .. })));
+    write("tokenizer_config.json", "{");
+    assert!(matches!(Tokenizer::load(dir.path()), Err(TokenizerError::Parse { .. })));
+    write("tokenizer_config.json", "{\"eos_token\": {\"content\": \"<nowhere>\"}}");
+    assert!(matches!(Tokenizer::load(dir.path()), Err(TokenizerError::MissingToken { .. })));
+    write("tokenizer_config.json", "{\"eos_token\": \"</s>\", \"chat_template\": \"{% if %}\"}");
+    assert!(matches!(Tokenizer::load(dir.path()), Err(TokenizerError::Chat(ChatError::Syntax { .. }))));
+}
