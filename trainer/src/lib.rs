@@ -11,6 +11,7 @@ pub mod data;
 pub mod jsonl;
 pub mod model;
 pub mod optim;
+pub mod report;
 pub mod reward;
 pub mod rollout;
 pub mod run_folder;

@@ -25,6 +25,7 @@ use std::time::Duration;
 pub use lane::TrackerReport;
 use lane::{Item, Lane};
 pub use records::{CompletionRecord, Stage, StepMetrics};
+pub(crate) use step_log::read_lines;
 pub use step_log::read_steps;
 
 /// How long the end of a run waits for slow trackers.
