@@ -10,6 +10,7 @@ pub mod checkpoint;
 pub mod data;
 pub mod jsonl;
 pub mod model;
+pub mod model_args;
 pub mod optim;
 pub mod report;
 pub mod reward;

@@ -1,14 +1,15 @@
 //! A decoder as a Hugging Face folder: what `transformers` loads, and what [`Decoder::load`] reads back. Tokenizer
 //! files are written by the tokenizer.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
-use std::io::Write;
+use std::fs;
+use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use safetensors::tensor::{Dtype, View};
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
+use tempfile::NamedTempFile;
 
 use super::decoder::Decoder;
 use super::error::ModelError;
@@ -32,13 +33,13 @@ impl Decoder {
     /// [`LoraError::Model`] with the file that could not be written.
     pub fn export(&self, dir: &Path, options: &ExportOptions) -> Result<(), LoraError> {
         let adapter = if options.merge_lora { Adapter::On } else { Adapter::Off };
-        write_json(dir, "config.json", &self.config.to_json(dtype_name(options.dtype)))?;
+        write_json(&dir.join("config.json"), &self.config.to_json(dtype_name(options.dtype)))?;
         let generation = json!({
             "bos_token_id": self.config.bos_token_id,
             "eos_token_id": self.config.to_json("")["eos_token_id"],
             "pad_token_id": self.config.pad_token_id,
         });
-        write_json(dir, "generation_config.json", &generation)?;
+        write_json(&dir.join("generation_config.json"), &generation)?;
         write_tensors(&dir.join("model.safetensors"), self.stored_weights(adapter, options.dtype))?;
         if self.lora().is_some() {
             self.save_adapter(&dir.join("adapter"), None)?;
@@ -66,7 +67,6 @@ pub(super) struct StoredAs<'a> {
     tensor: Tensor,
     merged: Option<(&'a Projection, Adapter)>,
     kind: Kind,
-    shape: Vec<usize>,
 }
 
 impl<'a> StoredAs<'a> {
@@ -76,62 +76,85 @@ impl<'a> StoredAs<'a> {
     }
 
     fn new(tensor: Tensor, merged: Option<(&'a Projection, Adapter)>, kind: Kind) -> Self {
-        let shape = tensor.size().iter().map(|dim| *dim as usize).collect();
-        Self { tensor, merged, kind, shape }
+        Self { tensor, merged, kind }
     }
-}
 
-impl View for StoredAs<'_> {
-    fn dtype(&self) -> Dtype {
+    fn dtype(&self) -> &'static str {
         match self.kind {
-            Kind::Half => Dtype::F16,
-            Kind::BFloat16 => Dtype::BF16,
-            _ => Dtype::F32,
+            Kind::Half => "F16",
+            Kind::BFloat16 => "BF16",
+            _ => "F32",
         }
     }
 
-    fn shape(&self) -> &[usize] {
-        &self.shape
+    fn num_bytes(&self) -> usize {
+        self.tensor.numel() * self.kind.elt_size_in_bytes()
     }
 
-    fn data(&self) -> Cow<'_, [u8]> {
+    fn bytes(&self) -> Vec<u8> {
         let tensor = match self.merged {
             Some((projection, adapter)) => projection.merged(adapter).weight,
             None => self.tensor.detach(),
         };
         let tensor = tensor.to_device(Device::Cpu).to_kind(self.kind).contiguous();
-        let mut bytes = vec![0; self.data_len()];
+        let mut bytes = vec![0; self.num_bytes()];
         tensor.copy_data_u8(&mut bytes, tensor.numel());
-        bytes.into()
-    }
-
-    fn data_len(&self) -> usize {
-        self.shape.iter().product::<usize>() * self.kind.elt_size_in_bytes()
+        bytes
     }
 }
 
-/// Writes a safetensors file beside its final name and renames it, so that a half-written one is never found.
+/// Writes tensors of one dtype as a safetensors file.
 pub(super) fn write_tensors(path: &Path, tensors: Vec<(String, StoredAs<'_>)>) -> Result<(), ModelError> {
-    // transformers refuses files that do not name the framework whose layout the tensors follow.
-    let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    safetensors::serialize_to_file(tensors, Some(metadata), path).map_err(|error| {
-        let source = match error {
-            safetensors::SafeTensorError::IoError(source) => source,
-            other => std::io::Error::other(other),
-        };
-        ModelError::Write { path: path.to_owned(), source }
+    let header = header_bytes(&tensors);
+    write_whole(path, |file| {
+        file.write_all(&(header.len() as u64).to_le_bytes())?;
+        file.write_all(&header)?;
+        tensors.iter().try_for_each(|(_, tensor)| file.write_all(&tensor.bytes()))
     })
 }
 
-/// Writes `dir/name` as indented JSON by rename; `dir` is made when it is not there.
-pub(super) fn write_json(dir: &Path, name: &str, document: &Value) -> Result<(), ModelError> {
-    let path = dir.join(name);
-    let write_error = |source| ModelError::Write { path: path.clone(), source };
-    std::fs::create_dir_all(dir).map_err(write_error)?;
-    let mut file = tempfile::NamedTempFile::new_in(dir).map_err(write_error)?;
-    file.write_all(format!("{document:#}\n").as_bytes()).map_err(write_error)?;
-    file.persist(&path).map_err(|error| write_error(error.error))?;
-    Ok(())
+/// Writes indented JSON; the folder of `path` is made when it is not there.
+pub(super) fn write_json(path: &Path, document: &Value) -> Result<(), ModelError> {
+    write_whole(path, |file| writeln!(file, "{document:#}"))
+}
+
+/// The header of a safetensors file in which the tensors lie one after the other, padded so that they are aligned.
+fn header_bytes(tensors: &[(String, StoredAs<'_>)]) -> Vec<u8> {
+    let mut header = serde_json::Map::new();
+    // transformers refuses files that do not name the framework whose layout the tensors follow.
+    header.insert("__metadata__".to_owned(), json!({"format": "pt"}));
+    let mut start = 0;
+    for (name, tensor) in tensors {
+        let end = start + tensor.num_bytes();
+        let entry =
+            json!({"dtype": tensor.dtype(), "shape": tensor.tensor.size(), "data_offsets": [start, end]});
+        header.insert(name.clone(), entry);
+        start = end;
+    }
+    let mut bytes = Value::Object(header).to_string().into_bytes();
+    bytes.resize(bytes.len().next_multiple_of(8), b' ');
+    bytes
+}
+
+/// Fills a new file beside `path`, syncs it and renames it, so that a half-written one is never found; with the mode
+/// of any new file, as others read exports too.
+fn write_whole(
+    path: &Path,
+    fill: impl FnOnce(&mut BufWriter<&mut NamedTempFile>) -> io::Result<()>,
+) -> Result<(), ModelError> {
+    let write = || {
+        let dir = path.parent().unwrap_or(Path::new("."));
+        fs::create_dir_all(dir)?;
+        let mode = fs::Permissions::from_mode(0o666);
+        let mut file = tempfile::Builder::new().prefix(".export-").permissions(mode).tempfile_in(dir)?;
+        let mut writer = BufWriter::with_capacity(1 << 20, &mut file);
+        fill(&mut writer)?;
+        writer.flush()?;
+        drop(writer);
+        file.as_file().sync_all()?;
+        file.persist(path).map_err(|error| error.error)
+    };
+    write().map(drop).map_err(|source| ModelError::Write { path: path.to_owned(), source })
 }
 
 fn dtype_name(kind: Kind) -> &'static str {

@@ -86,6 +86,31 @@ fn reads_every_floating_point_type_into_the_storage_type() {
 }
 
 #[test]
+fn an_export_can_be_read_by_others_and_leaves_nothing_else() {
+    let folder = Folder::new(true);
+    let mut names: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap()).collect();
+    names.sort_by_key(std::fs::DirEntry::file_name);
+    let names: Vec<_> = names.iter().map(|entry| entry.file_name().into_string().unwrap()).collect();
+    assert_eq!(names, ["config.json", "generation_config.json", "model.safetensors"]);
+    let plain = folder.path().join("plain");
+    std::fs::write(&plain, "").unwrap();
+    let mode = |path: &Path| std::os::unix::fs::PermissionsExt::mode(&path.metadata().unwrap().permissions());
+    for name in names {
+        assert_eq!(mode(&folder.path().join(&name)), mode(&plain), "{name}");
+    }
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("taken"), "").unwrap();
+    let decoder = Decoder::from_config(&config(true), 3, &LoadOptions::default()).unwrap();
+    let options = ExportOptions { merge_lora: false, dtype: Kind::Float };
+    let error = decoder.export(&dir.path().join("taken"), &options).unwrap_err();
+    assert!(error.to_string().ends_with("taken/config.json"), "{error}");
+}
+
+#[test]
 fn refuses_tensors_that_are_missing_left_over_or_misshapen() {
     let mut folder = Folder::new(false);
     folder.tensors.retain(|(name, _)| name != "model.layers.1.mlp.up_proj.weight");

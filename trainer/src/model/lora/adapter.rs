@@ -89,7 +89,7 @@ impl Decoder {
     /// [`LoraError::NoAdapter`] without an adapter, and [`LoraError::Model`] when a file cannot be written.
     pub fn save_adapter(&self, dir: &Path, base_model: Option<&str>) -> Result<(), LoraError> {
         let config = self.lora.as_ref().ok_or_else(|| LoraError::NoAdapter { dir: dir.to_owned() })?;
-        write_json(dir, CONFIG_FILE, &adapter_config(config, base_model))?;
+        write_json(&dir.join(CONFIG_FILE), &adapter_config(config, base_model))?;
         let matrices = self.adapter_parameters();
         let stored = matrices.iter().map(|(name, tensor)| (name.clone(), StoredAs::plain(tensor)));
         Ok(write_tensors(&dir.join(WEIGHTS_FILE), stored.collect())?)

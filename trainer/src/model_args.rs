@@ -1,0 +1,107 @@
+//! The command-line options by which `score` and `generate` name a model, and how they load it.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use tch::{Device, Kind};
+
+use crate::model::{Decoder, LoadOptions, LoraError, ModelError};
+
+/// Which model, with which adapter, in which arithmetic, where.
+#[derive(Args, Clone, Debug)]
+pub struct ModelArgs {
+    /// Hugging Face folder of the model
+    #[arg(long, value_name = "DIR")]
+    pub model: PathBuf,
+    /// PEFT adapter to apply to it
+    #[arg(long, value_name = "DIR")]
+    pub adapter: Option<PathBuf>,
+    /// Arithmetic of the forward pass; weights are kept in the same type
+    #[arg(long, value_enum, default_value_t = Dtype::Fp32)]
+    pub dtype: Dtype,
+    /// Where to compute: auto takes the first GPU, or else the CPU
+    #[arg(long, value_enum, default_value_t = DeviceChoice::Auto)]
+    pub device: DeviceChoice,
+}
+
+/// Floating-point type of a forward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Dtype {
+    /// 32 bits.
+    #[value(alias = "float32")]
+    Fp32,
+    /// bfloat16.
+    #[value(alias = "bfloat16")]
+    Bf16,
+}
+
+/// Device of a forward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DeviceChoice {
+    /// The first GPU where there is one, else the CPU.
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// The first GPU.
+    Cuda,
+}
+
+/// Why the named model cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelArgsError {
+    /// A GPU was asked for and there is none.
+    #[error("choosing the device: expected a CUDA device, got none (no driver, or no libtorch_cuda)")]
+    NoCuda,
+    /// CUDA is there but could not be set up.
+    #[error("choosing the device")]
+    Cuda(#[source] rlt_torch::Error),
+    /// The folder is no model.
+    #[error("loading the model {dir}", dir = dir.display())]
+    Model {
+        /// The folder.
+        dir: PathBuf,
+        /// What is wrong with it.
+        source: ModelError,
+    },
+    /// The adapter does not fit.
+    #[error("loading the adapter {dir}", dir = dir.display())]
+    Adapter {
+        /// The folder.
+        dir: PathBuf,
+        /// What is wrong with it.
+        source: LoraError,
+    },
+}
+
+impl ModelArgs {
+    /// Loads the model, frozen, with its adapter.
+    ///
+    /// # Errors
+    /// [`ModelArgsError`].
+    pub fn load(&self) -> Result<Decoder, ModelArgsError> {
+        let kind = match self.dtype {
+            Dtype::Fp32 => Kind::Float,
+            Dtype::Bf16 => Kind::BFloat16,
+        };
+        let options = LoadOptions { device: self.device()?, storage: kind, compute: kind, trainable: false };
+        let mut decoder = Decoder::load(&self.model, &options)
+            .map_err(|source| ModelArgsError::Model { dir: self.model.clone(), source })?;
+        if let Some(dir) = &self.adapter {
+            decoder
+                .load_adapter(dir)
+                .map_err(|source| ModelArgsError::Adapter { dir: dir.clone(), source })?;
+        }
+        Ok(decoder)
+    }
+
+    fn device(&self) -> Result<Device, ModelArgsError> {
+        if self.device == DeviceChoice::Cpu {
+            return Ok(Device::Cpu);
+        }
+        match (rlt_torch::load_cuda().map_err(ModelArgsError::Cuda)?, self.device) {
+            (true, _) => Ok(Device::Cuda(0)),
+            (false, DeviceChoice::Cuda) => Err(ModelArgsError::NoCuda),
+            (false, _) => Ok(Device::Cpu),
+        }
+    }
+}
