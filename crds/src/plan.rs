@@ -1,3 +1,95 @@
-//! From a validated spec to what will run: pure functions, no I/O.
+//! From a validated job to what will run: pure functions, no I/O.
+//!
+//! ```text
+//! ValidatedJob -> Mesh, WorkerGroup, rank environment
+//!              -> BatchPlan: prompts, samples, updates, micro-batches
+//!   ModelConfig -> MemoryPlan: named terms by phase
+//! ```
+//! The operator builds pods from it, the trainer checks itself against it, `rlctl plan` prints it.
 
+mod batch;
+mod memory;
 pub mod model_config;
+mod workers;
+
+use serde::Serialize;
+
+pub use batch::BatchPlan;
+pub use memory::{MemoryPlan, MemoryTerm, Phase, PhaseMemory};
+pub use workers::{EnvironmentVariable, Mesh, WorkerGroup};
+
+use crate::ValidatedJob;
+use crate::resolved::{ModelSource, TokenizerSource};
+use crate::spec::Device;
+use model_config::{ModelConfig, ModelConfigError};
+
+/// Tokens that a character tokenizer has besides its alphabet: padding, begin, end, unknown.
+const NUM_SPECIAL_CHARACTER_TOKENS: usize = 4;
+
+/// What will run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Plan {
+    /// Name of the job.
+    pub job: String,
+    /// How ranks share the work.
+    pub mesh: Mesh,
+    /// The groups of workers, one pod a worker on a cluster.
+    pub worker_groups: Vec<WorkerGroup>,
+    /// The batch arithmetic.
+    pub batch: BatchPlan,
+    /// The model's parameters; `None` without its configuration.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parameters: Option<Parameters>,
+    /// The memory of one worker; `None` without the model's configuration.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryPlan>,
+}
+
+/// How many parameters there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Parameters {
+    /// Of the model and its adapter.
+    pub total: u64,
+    /// Of what is trained.
+    pub trainable: u64,
+}
+
+/// Plans a job. Without `model` there is no estimate of memory; see [`planned_model`] for models that need no file.
+///
+/// A job whose device is left open is planned for the CPU.
+pub fn plan(job: &ValidatedJob, model: Option<&ModelConfig>) -> Plan {
+    let mesh = Mesh::new();
+    let batch = BatchPlan::new(job.spec());
+    let memory = model.map(|model| MemoryPlan::new(job.spec(), model, &batch));
+    let parameters = model.map(|model| {
+        let trained = memory::trained(job.spec(), model);
+        let adapter = if job.spec().model.lora.is_some() { trained.num_parameters } else { 0 };
+        Parameters { total: model.parameter_count().total() + adapter, trainable: trained.num_parameters }
+    });
+    let device = match job.spec().workers.device {
+        Device::Cuda => Device::Cuda,
+        Device::Auto | Device::Cpu => Device::Cpu,
+    };
+    let worker_groups = vec![WorkerGroup::trainer(job.name(), &mesh, device)];
+    Plan { job: job.name().to_owned(), mesh, worker_groups, batch, parameters, memory }
+}
+
+/// The configuration of a model that the manifest itself describes; `None` when it is in a file.
+///
+/// # Errors
+/// When the architecture's numbers do not fit together.
+pub fn planned_model(job: &ValidatedJob) -> Result<Option<ModelConfig>, ModelConfigError> {
+    let spec = &job.spec().model;
+    match (&spec.source, &spec.tokenizer) {
+        (ModelSource::Architecture(architecture), Some(TokenizerSource::Characters(characters))) => {
+            let vocab_size = characters.chars().count() + NUM_SPECIAL_CHARACTER_TOKENS;
+            ModelConfig::from_architecture(architecture, vocab_size, &[]).map(Some)
+        }
+        _ => Ok(None),
+    }
+}
+
+#[cfg(test)]
+mod tests;

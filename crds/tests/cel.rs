@@ -7,10 +7,10 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-const QUICKSTART: &str = include_str!("../../examples/quickstart/job.yaml");
+const ARITHMETIC: &str = include_str!("fixtures/arithmetic.yaml");
 const MANIFEST: &str = include_str!("../manifests/rltrainingjobs.yaml");
 
-/// Changes to the quickstart (JSON merge patches of `spec`), each of which breaks at least one rule.
+/// Changes to a good manifest (JSON merge patches of `spec`), each of which breaks at least one rule.
 fn bad_specs() -> Vec<Value> {
     let file = json!({"task": null, "train": ["a.jsonl"]});
     let function = |more: Value| json!({"rewards": {"functions": [merged(json!({"name": "a", "kind": "Exact"}), &more)]}});
@@ -116,8 +116,8 @@ fn merged(mut base: Value, patch: &Value) -> Value {
 }
 
 fn manifest(patch: &Value) -> Value {
-    let quickstart: Value = serde_saphyr::from_str(QUICKSTART).unwrap();
-    merged(quickstart, &json!({"spec": patch}))
+    let arithmetic: Value = serde_saphyr::from_str(ARITHMETIC).unwrap();
+    merged(arithmetic, &json!({"spec": patch}))
 }
 
 fn schema() -> Value {

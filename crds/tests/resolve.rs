@@ -2,10 +2,16 @@
 
 use rlt_api::validate;
 
+const ARITHMETIC: &str = include_str!("fixtures/arithmetic.yaml");
 const QUICKSTART: &str = include_str!("../../examples/quickstart/job.yaml");
 
 #[test]
-fn the_quickstart_is_valid_and_every_default_is_filled_in() {
-    let job = validate(QUICKSTART).unwrap();
-    insta::assert_snapshot!(serde_saphyr::to_string(job.spec()).unwrap());
+fn every_default_is_filled_in() {
+    let job = validate(ARITHMETIC).unwrap();
+    insta::assert_snapshot!(job.to_yaml().unwrap());
+}
+
+#[test]
+fn the_quickstart_is_valid() {
+    assert_eq!(validate(QUICKSTART).map(|job| job.name().to_owned()), Ok("quickstart".to_owned()));
 }

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use rlt_api::{Problem, validate};
 use serde_json::json;
 
-const QUICKSTART: &str = include_str!("../../examples/quickstart/job.yaml");
+const ARITHMETIC: &str = include_str!("fixtures/arithmetic.yaml");
 
 fn problems(yaml: &str) -> Vec<Problem> {
     validate(yaml).expect_err("the manifest should be refused")
@@ -16,9 +16,9 @@ fn shown(yaml: &str) -> String {
     problems(yaml).iter().map(Problem::to_string).collect::<Vec<_>>().join("\n")
 }
 
-fn quickstart_with(from: &str, to: &str) -> String {
-    assert!(QUICKSTART.contains(from), "{from}");
-    QUICKSTART.replacen(from, to, 1)
+fn arithmetic_with(from: &str, to: &str) -> String {
+    assert!(ARITHMETIC.contains(from), "{from}");
+    ARITHMETIC.replacen(from, to, 1)
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn an_unknown_field_is_refused_at_any_depth_and_answered_with_the_one_that_was_m
         ("metadata:", "meta:", "metadata"),
     ];
     for (from, to, meant) in cases {
-        let problems = problems(&quickstart_with(from, to));
+        let problems = problems(&arithmetic_with(from, to));
         assert_eq!(
             problems.iter().filter(|problem| problem.message == "is not a field").count(),
             1,
@@ -99,12 +99,12 @@ fn an_unknown_field_is_refused_at_any_depth_and_answered_with_the_one_that_was_m
 
 #[test]
 fn text_that_is_not_yaml_is_answered_with_line_and_column() {
-    let broken = quickstart_with("  rollout:\n", "  rollout: {\n");
+    let broken = arithmetic_with("  rollout:\n", "  rollout: {\n");
     let answer = problems(&broken);
     assert_eq!(answer.len(), 1);
     assert!(answer[0].line.is_some_and(|line| line > 40) && answer[0].column.is_some(), "{answer:?}");
     let twice =
-        quickstart_with("    samplesPerPrompt: 16\n", "    samplesPerPrompt: 16\n    samplesPerPrompt: 16\n");
+        arithmetic_with("    samplesPerPrompt: 16\n", "    samplesPerPrompt: 16\n    samplesPerPrompt: 16\n");
     insta::assert_snapshot!(
         [
             shown("spec: [1, 2"),
@@ -122,7 +122,7 @@ fn text_that_is_not_yaml_is_answered_with_line_and_column() {
 fn each_type_of_value_is_told_from_the_others() {
     for wrong in ["[1]", "{a: 1}", "true", "text", "1.5", "", "-1", "99999999999999999999"] {
         let answer =
-            problems(&quickstart_with("samplesPerPrompt: 16", &format!("samplesPerPrompt: {wrong}")));
+            problems(&arithmetic_with("samplesPerPrompt: 16", &format!("samplesPerPrompt: {wrong}")));
         assert_eq!(answer.len(), 1, "{wrong}: {answer:?}");
         assert_eq!(answer[0].path, "spec.rollout.samplesPerPrompt", "{wrong}");
         assert_eq!(answer[0].allowed.as_deref(), Some("1 to 4096"), "{wrong}");
@@ -131,8 +131,8 @@ fn each_type_of_value_is_told_from_the_others() {
 
 #[test]
 fn a_problem_stands_where_its_field_stands() {
-    let answer = problems(&quickstart_with("samplesPerPrompt: 16", "samplesPerPrompt: 1"));
-    let line = QUICKSTART.lines().position(|line| line.contains("samplesPerPrompt")).unwrap() as u64 + 1;
+    let answer = problems(&arithmetic_with("samplesPerPrompt: 16", "samplesPerPrompt: 1"));
+    let line = ARITHMETIC.lines().position(|line| line.contains("samplesPerPrompt")).unwrap() as u64 + 1;
     assert_eq!((answer[0].line, answer[0].column), (Some(line), Some(5)));
     assert_eq!(answer[0].value, Some(json!(1)));
 }
@@ -141,25 +141,25 @@ fn a_problem_stands_where_its_field_stands() {
 fn numbers_are_read_as_people_write_them() {
     for (text, number) in [("1e-6", 1e-6), ("1E-6", 1e-6), ("1.0e-6", 1e-6), ("1", 1.0), ("0.000001", 1e-6)] {
         let job =
-            validate(&quickstart_with("learningRate: 3.0e-4", &format!("learningRate: {text}"))).unwrap();
+            validate(&arithmetic_with("learningRate: 3.0e-4", &format!("learningRate: {text}"))).unwrap();
         assert_eq!(job.spec().training.optimizer.learning_rate, number, "{text}");
     }
 }
 
 #[test]
 fn what_kubernetes_adds_to_an_object_is_accepted() {
-    let stored = quickstart_with(
-        "  name: quickstart\n",
-        "  name: quickstart\n  uid: 0b1\n  generation: 2\n  managedFields: [{manager: kubectl}]\n",
+    let stored = arithmetic_with(
+        "  name: arithmetic\n",
+        "  name: arithmetic\n  uid: 0b1\n  generation: 2\n  managedFields: [{manager: kubectl}]\n",
     ) + "status: {observedGeneration: 2}\n";
-    assert_eq!(validate(&stored).unwrap().name(), "quickstart");
+    assert_eq!(validate(&stored).unwrap().name(), "arithmetic");
 }
 
 #[test]
 fn a_resolved_manifest_resolves_to_itself() {
     let kinds = ["GRPO", "DrGRPO", "DAPO", "RLOO", "ReinforcePlusPlus", "ReMax", "GSPO", "CISPO"];
     for kind in kinds {
-        let job = validate(&quickstart_with("kind: GRPO", &format!("kind: {kind}"))).unwrap();
+        let job = validate(&arithmetic_with("kind: GRPO", &format!("kind: {kind}"))).unwrap();
         assert_eq!(validate(&job.to_yaml().unwrap()).as_ref(), Ok(&job), "{kind}");
     }
 }
@@ -170,7 +170,7 @@ proptest! {
     /// Whatever stands in the place of a line, the answer is a job or problems, never a panic.
     #[test]
     fn no_line_however_changed_makes_validation_panic(line in 0usize..80, text in "[ -~]{0,24}", indent in 0usize..8) {
-        let mut lines: Vec<String> = QUICKSTART.lines().map(str::to_owned).collect();
+        let mut lines: Vec<String> = ARITHMETIC.lines().map(str::to_owned).collect();
         let line = line % lines.len();
         lines[line] = format!("{}{text}", " ".repeat(indent));
         if let Err(problems) = validate(&lines.join("\n")) {

@@ -1,0 +1,95 @@
+//! The batch arithmetic: what one step consists of, in numbers that people and the status show.
+
+use serde::Serialize;
+
+use crate::resolved::{ResolvedSpec, TrainingLength};
+use crate::spec::DataSource;
+
+/// What one step consists of. Counts of samples and tokens are those of steps in which nothing is left out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BatchPlan {
+    /// Prompts of one step; demonstrations in supervised training.
+    pub prompts_per_step: u64,
+    /// Completions of each prompt; 1 in supervised training.
+    pub samples_per_prompt: u64,
+    /// Sequences of one step.
+    pub samples_per_step: u64,
+    /// Sequences of one optimizer update.
+    pub samples_per_update: u64,
+    /// Optimizer updates of one step.
+    pub updates_per_step: u64,
+    /// Longest sequence in tokens: prompt and completion.
+    pub max_sequence_tokens: u64,
+    /// Most tokens of one step.
+    pub max_tokens_per_step: u64,
+    /// Most forward and backward passes of one update, when every sequence is as long as it may be.
+    pub max_micro_batches_per_update: u64,
+    /// Most forward passes without gradients to score a step once, likewise.
+    pub max_logprob_passes_per_step: u64,
+    /// Most sequences that are decoded at the same time.
+    pub concurrent_sequences: u64,
+    /// Steps of the whole training; `None` when the data says how many there are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub num_steps: Option<u64>,
+    /// Supervised steps before the first one.
+    pub cold_start_steps: u64,
+}
+
+impl BatchPlan {
+    pub(super) fn new(spec: &ResolvedSpec) -> Self {
+        let (training, rollout) = (&spec.training, &spec.rollout);
+        let is_supervised = spec.algorithm.policy_gradient.is_none();
+        let prompts_per_step = u64::from(training.prompts_per_step);
+        let samples_per_prompt = if is_supervised { 1 } else { u64::from(rollout.samples_per_prompt) };
+        let samples_per_update = u64::from(training.prompts_per_update) * samples_per_prompt;
+        let samples_per_step = prompts_per_step * samples_per_prompt;
+        let max_sequence_tokens = spec.max_sequence_tokens();
+        // A budget holds so many of the longest sequences; shorter ones only make fewer passes.
+        let passes = |num_samples: u64, budget: u32| {
+            num_samples.div_ceil((u64::from(budget) / max_sequence_tokens).max(1))
+        };
+        Self {
+            prompts_per_step,
+            samples_per_prompt,
+            samples_per_step,
+            samples_per_update,
+            updates_per_step: prompts_per_step / u64::from(training.prompts_per_update)
+                * u64::from(training.epochs_per_batch),
+            max_sequence_tokens,
+            max_tokens_per_step: samples_per_step * max_sequence_tokens,
+            max_micro_batches_per_update: passes(samples_per_update, training.max_tokens_per_micro_batch),
+            max_logprob_passes_per_step: passes(samples_per_step, training.max_logprob_tokens),
+            concurrent_sequences: samples_per_step
+                .max(num_held_out_prompts(spec).saturating_mul(rollout.held_out.samples_per_prompt.into()))
+                .min(u64::from(rollout.max_concurrent_sequences)),
+            num_steps: num_steps(spec),
+            cold_start_steps: spec
+                .algorithm
+                .cold_start
+                .as_ref()
+                .map_or(0, |cold_start| cold_start.steps.into()),
+        }
+    }
+}
+
+fn num_steps(spec: &ResolvedSpec) -> Option<u64> {
+    match (spec.training.length, spec.data.source()) {
+        (TrainingLength::Steps(steps), _) => Some(steps),
+        (length, DataSource::Task(task)) => {
+            let num_prompts = task.num_train_prompts(spec.data.max_train_prompts);
+            Some(length.num_steps(num_prompts, spec.training.prompts_per_step))
+        }
+        (TrainingLength::Epochs(_), DataSource::Files { .. }) => None,
+    }
+}
+
+/// Held-out prompts; as many as can be where only the files say.
+pub(super) fn num_held_out_prompts(spec: &ResolvedSpec) -> u64 {
+    let limit = spec.data.max_held_out_prompts.unwrap_or(u64::MAX);
+    match spec.data.source() {
+        DataSource::Task(task) => limit.min(task.num_held_out.into()),
+        DataSource::Files { held_out: [], .. } => 0,
+        DataSource::Files { .. } => limit,
+    }
+}

@@ -1,0 +1,251 @@
+//! The memory of one worker, by phase, in named terms whose formulas stand beside them.
+//!
+//! A phase holds what is resident for the whole run and what it needs itself; phases follow each other, so the peak
+//! is the largest phase, not their sum. Terms are upper bounds for full budgets and longest sequences. Numbers are
+//! 4 bytes wide (weights, gradients, optimizer, loss head) or as wide as `training.precision` (activations, KV
+//! cache, rollout weights).
+//!
+//! Legend: P parameters, L layers, h hidden size, f feed-forward width, q and k widths of all query and all key
+//! heads, v vocabulary, r LoRA rank; t tokens of a pass, c completion tokens of a pass; b bytes of a number.
+
+mod activations;
+mod rollout;
+
+use serde::Serialize;
+
+use super::batch::BatchPlan;
+use super::model_config::ModelConfig;
+use crate::resolved::ResolvedSpec;
+use crate::spec::{LoraSpec, Precision};
+use activations::Activations;
+
+/// Bytes of an fp32 number.
+const FP32: u64 = 4;
+
+/// What the process takes before any model: code and tables of libtorch, tokenizer, threads.
+const HOST_BASE_BYTES: u64 = 320 << 20;
+
+/// Temporaries of an AdamW step, as multiples of the largest trained tensor: scaled and weighted gradient,
+/// denominator, scaled moment.
+const OPTIMIZER_TEMPORARIES: u64 = 4;
+
+/// Bytes of one token of the step's batch on the host: ids, masks and per-token numbers in f64, twice over while
+/// batches are split.
+const BATCH_BYTES_PER_TOKEN: u64 = 2 * (4 + 1 + 6 * 8);
+
+/// The memory of one worker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MemoryPlan {
+    /// Each phase with its terms.
+    pub phases: Vec<PhaseMemory>,
+    /// Bytes of the largest phase, on device and host together.
+    pub peak_bytes: u64,
+    /// The largest phase.
+    pub peak_phase: Phase,
+}
+
+/// The phases of a step that differ in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Phase {
+    /// Completions are sampled.
+    Rollout,
+    /// Completions are scored by the actor or the reference policy, without gradients.
+    Logprob,
+    /// Forward and backward passes of an update.
+    Update,
+    /// The optimizer's step.
+    Optimizer,
+}
+
+/// One phase.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PhaseMemory {
+    /// Which phase.
+    pub phase: Phase,
+    /// What it holds; terms of 0 bytes are left out.
+    pub terms: Vec<MemoryTerm>,
+    /// The sum of its terms.
+    pub total_bytes: u64,
+}
+
+/// One thing that takes memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct MemoryTerm {
+    /// Its name, the same in every phase and version.
+    pub name: &'static str,
+    /// How much it takes.
+    pub bytes: u64,
+}
+
+/// What is trained.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Trained {
+    /// Trained parameters.
+    pub(super) num_parameters: u64,
+    /// Elements of the largest trained tensor.
+    pub(super) largest_tensor: u64,
+    /// LoRA's inner values of one token over all layers: r for each adapted projection.
+    pub(super) adapter_width: u64,
+}
+
+/// The parameters that a job trains: all, or those of the adapter.
+pub(super) fn trained(spec: &ResolvedSpec, model: &ModelConfig) -> Trained {
+    match &spec.model.lora {
+        Some(lora) => adapter(lora, model),
+        None => Trained {
+            num_parameters: model.parameter_count().total(),
+            largest_tensor: model.tensors().iter().map(elements).max().unwrap_or(0),
+            adapter_width: 0,
+        },
+    }
+}
+
+fn elements(tensor: &super::model_config::TensorShape) -> u64 {
+    tensor.shape.iter().map(|size| *size as u64).product()
+}
+
+/// r (inputs + outputs) for each adapted projection. Targets given by a pattern, or other than by a module's last
+/// name, count as all: an upper bound.
+fn adapter(lora: &LoraSpec, model: &ModelConfig) -> Trained {
+    let rank = u64::from(lora.rank);
+    let is_named = |names: &[String], module: &str| {
+        names.iter().any(|name| module == name || module.ends_with(&format!(".{name}")))
+    };
+    let is_target = |module: &str| {
+        let all = lora.target_pattern.is_some() || is_named(&lora.target_modules, "all-linear");
+        (all || is_named(&lora.target_modules, module)) && !is_named(&lora.exclude_modules, module)
+    };
+    let layers = model.num_layers as u64;
+    let projections = model.projections();
+    projections.iter().filter(|projection| is_target(projection.name)).fold(
+        Trained::default(),
+        |sum, projection| {
+            let (inputs, outputs) = (projection.in_features as u64, projection.out_features as u64);
+            Trained {
+                num_parameters: sum.num_parameters + layers * rank * (inputs + outputs),
+                largest_tensor: sum.largest_tensor.max(rank * inputs.max(outputs)),
+                adapter_width: sum.adapter_width + layers * rank,
+            }
+        },
+    )
+}
+
+impl MemoryPlan {
+    pub(super) fn new(spec: &ResolvedSpec, model: &ModelConfig, batch: &BatchPlan) -> Self {
+        let width = match spec.training.precision {
+            Precision::Fp32 => FP32,
+            Precision::Bf16 => 2,
+        };
+        let trained = trained(spec, model);
+        let activations = Activations { model, width, adapter_width: trained.adapter_width };
+        let resident = resident(spec, model, &trained, batch);
+        let is_supervised = spec.algorithm.policy_gradient.is_none();
+        let generates = !is_supervised || !spec.rewards.functions.is_empty();
+        let mut phases = Vec::new();
+        let mut add = |phase, own: Vec<MemoryTerm>| phases.push(PhaseMemory::new(phase, &resident, own));
+        if generates {
+            add(Phase::Rollout, rollout::terms(spec, model, batch, &activations));
+        }
+        if !is_supervised {
+            add(Phase::Logprob, logprob(spec, model, batch, &activations));
+        }
+        add(Phase::Update, update(spec, model, batch, &activations));
+        let temporaries = OPTIMIZER_TEMPORARIES * FP32 * trained.largest_tensor;
+        add(Phase::Optimizer, vec![term("optimizer temporaries", temporaries)]);
+        let peak = phases.iter().max_by_key(|phase| phase.total_bytes);
+        let (peak_bytes, peak_phase) = peak.map_or((0, Phase::Update), |peak| (peak.total_bytes, peak.phase));
+        Self { phases, peak_bytes, peak_phase }
+    }
+}
+
+impl PhaseMemory {
+    fn new(phase: Phase, resident: &[MemoryTerm], own: Vec<MemoryTerm>) -> Self {
+        let terms: Vec<_> = resident.iter().copied().chain(own).filter(|term| term.bytes > 0).collect();
+        Self { phase, total_bytes: terms.iter().map(|term| term.bytes).sum(), terms }
+    }
+}
+
+fn term(name: &'static str, bytes: u64) -> MemoryTerm {
+    MemoryTerm { name, bytes }
+}
+
+/// What stays for the whole run.
+fn resident(
+    spec: &ResolvedSpec,
+    model: &ModelConfig,
+    trained: &Trained,
+    batch: &BatchPlan,
+) -> Vec<MemoryTerm> {
+    let num_parameters = model.parameter_count().total();
+    let adapter = if spec.model.lora.is_some() { trained.num_parameters } else { 0 };
+    let needs_reference =
+        spec.algorithm.policy_gradient.as_ref().is_some_and(|algorithm| algorithm.kl.term().is_some());
+    // With an adapter the reference is the same weights with the adapter off.
+    let reference = if needs_reference && spec.model.lora.is_none() { num_parameters } else { 0 };
+    vec![
+        term("host base", HOST_BASE_BYTES),
+        // 4 P, and the adapter's.
+        term("weights", FP32 * (num_parameters + adapter)),
+        // 4 P.
+        term("reference weights", FP32 * reference),
+        // 4 for each trained parameter; they are zeroed between updates, not freed.
+        term("gradients", FP32 * trained.num_parameters),
+        // Two moments of 4.
+        term("optimizer state", 2 * FP32 * trained.num_parameters),
+        term("batch on the host", BATCH_BYTES_PER_TOKEN * batch.max_tokens_per_step),
+    ]
+}
+
+/// Tokens of the fullest pass under a budget, and how many of them are predicted, when sequences are longest.
+fn pass_tokens(spec: &ResolvedSpec, budget: u32, num_samples: u64) -> (u64, u64) {
+    let longest = spec.max_sequence_tokens();
+    let num_sequences = (u64::from(budget) / longest).clamp(1, num_samples);
+    (num_sequences * longest, num_sequences * u64::from(spec.rollout.max_completion_tokens))
+}
+
+/// Logits of one chunk: 4 chunk v.
+fn head_chunk(spec: &ResolvedSpec, model: &ModelConfig, num_predicted: u64) -> MemoryTerm {
+    let rows = u64::from(spec.training.head_chunk_tokens).min(num_predicted);
+    term("loss head chunk", FP32 * rows * model.vocab_size as u64)
+}
+
+fn logprob(
+    spec: &ResolvedSpec,
+    model: &ModelConfig,
+    batch: &BatchPlan,
+    activations: &Activations<'_>,
+) -> Vec<MemoryTerm> {
+    let (tokens, predicted) = pass_tokens(spec, spec.training.max_logprob_tokens, batch.samples_per_step);
+    vec![
+        term("activations", tokens * activations.inference_bytes_per_token()),
+        // 4 c h: hidden states of the predicting positions.
+        term("loss head inputs", FP32 * predicted * model.hidden_size as u64),
+        head_chunk(spec, model, predicted),
+        term("weight casts", activations.cast_bytes_of_one_layer()),
+    ]
+}
+
+fn update(
+    spec: &ResolvedSpec,
+    model: &ModelConfig,
+    batch: &BatchPlan,
+    activations: &Activations<'_>,
+) -> Vec<MemoryTerm> {
+    let budget = spec.training.max_tokens_per_micro_batch;
+    let (tokens, predicted) = pass_tokens(spec, budget, batch.samples_per_update);
+    let hidden = model.hidden_size as u64;
+    let checkpointing = spec.training.activation_checkpointing;
+    vec![
+        term("activations", tokens * activations.kept_bytes_per_token(checkpointing)),
+        term("recomputed activations", tokens * activations.recomputed_bytes_per_token(checkpointing)),
+        term("activation gradients", tokens * activations.gradient_bytes_per_token()),
+        // 4 c 2h: hidden states of the predicting positions and their gradient.
+        term("loss head inputs", FP32 * predicted * 2 * hidden),
+        head_chunk(spec, model, predicted),
+        // One projection's gradient before it is added.
+        term("gradient temporaries", FP32 * activations.largest_projection()),
+        term("weight casts", activations.kept_cast_bytes(checkpointing)),
+    ]
+}

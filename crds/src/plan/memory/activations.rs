@@ -1,0 +1,97 @@
+//! What passes over tokens hold: which tensors of a decoder layer are alive, per token.
+//!
+//! The layer is the one of the trainer's `model/layer.rs` on fused kernels:
+//!
+//! ```text
+//! x -> norm -> q, k, v -> rope -> attention -> output -> + x -> norm -> gate, up -> gated -> down -> +
+//! ```
+
+use super::FP32;
+use crate::plan::model_config::ModelConfig;
+
+/// A model's activations in a precision.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Activations<'a> {
+    pub(super) model: &'a ModelConfig,
+    /// Bytes of a number in the compute precision.
+    pub(super) width: u64,
+    /// Inner values of the adapters of one token, over all layers.
+    pub(super) adapter_width: u64,
+}
+
+impl Activations<'_> {
+    fn sizes(&self) -> (u64, u64, u64, u64) {
+        let model = self.model;
+        let (hidden, feed_forward) = (model.hidden_size as u64, model.intermediate_size as u64);
+        let heads = |num_heads: usize| (num_heads * model.head_dim) as u64;
+        (hidden, feed_forward, heads(model.num_heads), heads(model.num_kv_heads))
+    }
+
+    fn num_layers(&self) -> u64 {
+        self.model.num_layers as u64
+    }
+
+    /// What one layer keeps for its backward pass, its input aside: both normed inputs, the middle of the residual
+    /// stream, rotated q and k, v, the attention's output, gate, up and their product (b (3h + 2q + 2k + 3f)); q and
+    /// k before their norms where they have some; in fp32 the attention's log-sum of each head and a factor for each
+    /// norm.
+    fn layer_bytes_per_token(&self) -> u64 {
+        let (hidden, feed_forward, queries, keys) = self.sizes();
+        let before_norms = if self.model.qk_norm { queries + keys } else { 0 };
+        let numbers = 3 * hidden + 2 * queries + 2 * keys + 3 * feed_forward + before_norms;
+        let statistics = self.model.num_heads as u64 + 2;
+        let adapters = self.adapter_width / self.num_layers().max(1);
+        self.width * (numbers + adapters) + FP32 * statistics
+    }
+
+    /// What all layers keep: their inputs (b L h) and, without checkpointing, everything in them; and around the
+    /// final norm its input and output (b 2h).
+    pub(super) fn kept_bytes_per_token(&self, checkpointing: bool) -> u64 {
+        let (hidden, ..) = self.sizes();
+        let inside = if checkpointing { 0 } else { self.layer_bytes_per_token() };
+        self.num_layers() * (self.width * hidden + inside) + 2 * self.width * hidden
+    }
+
+    /// One layer computed again, with checkpointing.
+    pub(super) fn recomputed_bytes_per_token(&self, checkpointing: bool) -> u64 {
+        if checkpointing { self.layer_bytes_per_token() } else { 0 }
+    }
+
+    /// Gradients that are alive in the backward pass of one feed-forward block: of the residual stream, of the
+    /// normed hidden states, of the block's input twice before both are added, of gate, up and their product
+    /// (b (4h + 3f)).
+    pub(super) fn gradient_bytes_per_token(&self) -> u64 {
+        let (hidden, feed_forward, ..) = self.sizes();
+        self.width * (4 * hidden + 3 * feed_forward)
+    }
+
+    /// The widest moment of a layer without gradients: the residual stream and the normed input beside either gate,
+    /// up, their product and the output (b (3h + 3f)), or q, k, v, rotated q and k and the attention's output
+    /// (b (2h + 3q + 3k)).
+    pub(super) fn inference_bytes_per_token(&self) -> u64 {
+        let (hidden, feed_forward, queries, keys) = self.sizes();
+        let feed_forward_block = 3 * hidden + 3 * feed_forward;
+        let attention_block = 2 * hidden + 3 * queries + 3 * keys;
+        self.width * feed_forward_block.max(attention_block)
+    }
+
+    /// Elements of the largest projection.
+    pub(super) fn largest_projection(&self) -> u64 {
+        self.model.projections().iter().map(|projection| projection.num_parameters()).max().unwrap_or(0)
+    }
+
+    fn projections_of_one_layer(&self) -> u64 {
+        self.model.projections().iter().map(|projection| projection.num_parameters()).sum()
+    }
+
+    /// Projections of one layer in the compute precision; nothing where that is fp32.
+    pub(super) fn cast_bytes_of_one_layer(&self) -> u64 {
+        if self.width == FP32 { 0 } else { self.width * self.projections_of_one_layer() }
+    }
+
+    /// The casts that the graph keeps for its backward pass: of all layers, or of one with checkpointing.
+    pub(super) fn kept_cast_bytes(&self, checkpointing: bool) -> u64 {
+        let num_layers = if checkpointing { 1 } else { self.num_layers() };
+        num_layers * self.cast_bytes_of_one_layer()
+    }
+}

@@ -1,0 +1,70 @@
+//! What sampling holds: packed weights, KV cache, logits and the activations of a prefill.
+
+use super::activations::Activations;
+use super::{FP32, MemoryTerm, term};
+use crate::plan::batch::{BatchPlan, num_held_out_prompts};
+use crate::plan::model_config::ModelConfig;
+use crate::resolved::ResolvedSpec;
+
+/// Tokens that the engine prefills in one step unless a prompt alone is longer.
+const PREFILL_TOKENS: u64 = 4096;
+
+/// One block in so many is not given to newcomers.
+const HEADROOM_DIVISOR: u64 = 100;
+
+pub(super) fn terms(
+    spec: &ResolvedSpec,
+    model: &ModelConfig,
+    batch: &BatchPlan,
+    activations: &Activations<'_>,
+) -> Vec<MemoryTerm> {
+    let concurrent = batch.concurrent_sequences;
+    let prompt = u64::from(spec.data.max_prompt_tokens);
+    let prefilled = (prompt * batch.prompts_per_step).min(PREFILL_TOKENS.max(prompt));
+    let vocab = model.vocab_size as u64;
+    vec![
+        term("rollout weights", activations.width * packed_weights(model)),
+        term("KV cache", activations.width * cache_numbers(spec, model, batch)),
+        // Logits in the compute precision and as fp32 for the sampler.
+        term("sampling logits", concurrent * vocab * if activations.width == FP32 { FP32 } else { FP32 + 2 }),
+        term("activations", prefilled.max(concurrent) * activations.inference_bytes_per_token()),
+        // While a layer or the head is packed, its fused or cast original exists beside it.
+        term("packing temporaries", activations.width * packing_temporaries(model, activations.width)),
+    ]
+}
+
+/// A packed copy of every projection and of the head: L (projections) + v h.
+fn packed_weights(model: &ModelConfig) -> u64 {
+    model.num_layers as u64 * projections(model) + (model.vocab_size * model.hidden_size) as u64
+}
+
+fn projections(model: &ModelConfig) -> u64 {
+    model.projections().iter().map(|projection| projection.num_parameters()).sum()
+}
+
+fn packing_temporaries(model: &ModelConfig, width: u64) -> u64 {
+    let head = if width == FP32 { 0 } else { (model.vocab_size * model.hidden_size) as u64 };
+    projections(model).max(head)
+}
+
+/// 2 L k numbers for each slot of the blocks that the engine asks for, in a step or in an evaluation.
+fn cache_numbers(spec: &ResolvedSpec, model: &ModelConfig, batch: &BatchPlan) -> u64 {
+    let step = blocks_wanted(spec, batch.prompts_per_step, batch.samples_per_prompt);
+    let held_out_samples = u64::from(spec.rollout.held_out.samples_per_prompt);
+    let evaluation = blocks_wanted(spec, num_held_out_prompts(spec), held_out_samples);
+    let slots = step.max(evaluation) * u64::from(spec.rollout.kv_block_tokens);
+    2 * model.num_layers as u64 * (model.num_kv_heads * model.head_dim) as u64 * slots
+}
+
+/// The first sample of a prompt brings the shared blocks of the prompt and one to be copied from, the others only
+/// what follows the shared ones; the last token needs no slot.
+fn blocks_wanted(spec: &ResolvedSpec, num_prompts: u64, samples_per_prompt: u64) -> u64 {
+    let block = u64::from(spec.rollout.kv_block_tokens);
+    let longest = (spec.max_sequence_tokens() - 1).div_ceil(block);
+    let num_shared = u64::from(spec.data.max_prompt_tokens - 1) / block;
+    let concurrent =
+        num_prompts.saturating_mul(samples_per_prompt).min(spec.rollout.max_concurrent_sequences.into());
+    let num_first = num_prompts.min(concurrent);
+    let blocks = num_first * (longest + 1) + (concurrent - num_first) * (longest - num_shared);
+    blocks + blocks / HEADROOM_DIVISOR + 1
+}

@@ -1,0 +1,180 @@
+//! What a plan says about jobs, and that its numbers follow what they are made of.
+
+use serde_json::{Value, json};
+
+use super::{MemoryPlan, Phase, Plan, plan, planned_model};
+use crate::plan::model_config::ModelConfig;
+use crate::validate;
+
+const ARITHMETIC: &str = include_str!("../../tests/fixtures/arithmetic.yaml");
+
+fn manifest(spec: &Value) -> String {
+    let manifest = json!({
+        "apiVersion": crate::API_VERSION, "kind": crate::KIND, "metadata": {"name": "planned"}, "spec": spec
+    });
+    serde_saphyr::to_string(&manifest).unwrap()
+}
+
+/// A Qwen2.5-0.5B with full training, 8 prompts of 8 samples, 512 + 512 tokens.
+fn spec() -> Value {
+    json!({
+        "model": {"path": "/models/qwen"},
+        "data": {"train": ["train.parquet"]},
+        "rewards": {"functions": [{"name": "answer", "kind": "Math"}]},
+        "algorithm": {"kind": "DrGRPO"},
+        "training": {"promptsPerStep": 8, "steps": 10},
+    })
+}
+
+fn qwen() -> ModelConfig {
+    ModelConfig::from_json(&json!({
+        "architectures": ["Qwen2ForCausalLM"], "hidden_size": 896, "intermediate_size": 4864,
+        "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936,
+        "max_position_embeddings": 32768, "tie_word_embeddings": true
+    }))
+    .unwrap()
+}
+
+fn planned(change: impl FnOnce(&mut Value)) -> Plan {
+    let mut spec = spec();
+    change(&mut spec);
+    plan(&validate(&manifest(&spec)).unwrap(), Some(&qwen()))
+}
+
+fn bytes(memory: &MemoryPlan, phase: Phase, name: &str) -> u64 {
+    let phase = memory.phases.iter().find(|candidate| candidate.phase == phase).unwrap();
+    phase.terms.iter().find(|term| term.name == name).map_or(0, |term| term.bytes)
+}
+
+fn term(change: impl FnOnce(&mut Value), phase: Phase, name: &str) -> u64 {
+    bytes(&planned(change).memory.unwrap(), phase, name)
+}
+
+#[test]
+fn a_model_from_its_architecture_is_planned_without_any_file() {
+    let job = validate(ARITHMETIC).unwrap();
+    let model = planned_model(&job).unwrap();
+    insta::assert_yaml_snapshot!(plan(&job, model.as_ref()));
+}
+
+#[test]
+fn samples_and_updates_multiply_as_documented() {
+    let batch = planned(|spec| {
+        spec["training"]["promptsPerUpdate"] = 2.into();
+        spec["training"]["epochsPerBatch"] = 3.into();
+        spec["training"]["maxTokensPerMicroBatch"] = 3072.into();
+    })
+    .batch;
+    assert_eq!(batch.samples_per_step, 64);
+    assert_eq!(batch.samples_per_update, 16);
+    assert_eq!(batch.updates_per_step, 12);
+    assert_eq!(batch.max_sequence_tokens, 1024);
+    // Three of the longest sequences fit a micro-batch, six a scoring pass.
+    assert_eq!(batch.max_micro_batches_per_update, 6);
+    assert_eq!(batch.max_logprob_passes_per_step, 11);
+}
+
+#[test]
+fn full_training_keeps_sixteen_bytes_a_parameter_and_four_more_for_a_reference() {
+    // The well-known size of this model.
+    let num_parameters = 494_032_768;
+    let plain = planned(|_| {});
+    assert_eq!(plain.parameters.unwrap().trainable, num_parameters);
+    let memory = plain.memory.unwrap();
+    let resident =
+        ["weights", "gradients", "optimizer state"].map(|name| bytes(&memory, Phase::Update, name));
+    assert_eq!(resident, [4 * num_parameters, 4 * num_parameters, 8 * num_parameters]);
+    assert_eq!(bytes(&memory, Phase::Update, "reference weights"), 0);
+    let with_kl = |spec: &mut Value| spec["algorithm"]["kind"] = "GRPO".into();
+    assert_eq!(term(with_kl, Phase::Rollout, "reference weights"), 4 * num_parameters);
+}
+
+#[test]
+fn an_adapter_trains_rank_times_inputs_and_outputs_and_needs_no_reference() {
+    let planned = planned(|spec| {
+        spec["algorithm"]["kind"] = "GRPO".into();
+        spec["model"]["lora"] = json!({"rank": 8, "targetModules": ["q_proj", "down_proj"]});
+    });
+    let trainable = 24 * 8 * ((896 + 896) + (4864 + 896));
+    assert_eq!(planned.parameters.unwrap().trainable, trainable);
+    let memory = planned.memory.unwrap();
+    assert_eq!(bytes(&memory, Phase::Update, "optimizer state"), 8 * trainable);
+    assert_eq!(bytes(&memory, Phase::Update, "reference weights"), 0);
+}
+
+#[test]
+fn excluded_modules_get_no_adapter() {
+    let planned = planned(|spec| {
+        spec["model"]["lora"] = json!({"rank": 4, "excludeModules": ["gate_proj", "up_proj", "down_proj"]});
+    });
+    assert_eq!(planned.parameters.unwrap().trainable, 24 * 4 * (2 * (896 + 896) + 2 * (896 + 128)));
+}
+
+#[test]
+fn checkpointing_keeps_layer_inputs_alone() {
+    let kept = |checkpointing: bool| {
+        let change = |spec: &mut Value| spec["training"]["activationCheckpointing"] = checkpointing.into();
+        term(change, Phase::Update, "activations")
+    };
+    // Four of the longest sequences; 24 layer inputs and both sides of the final norm.
+    assert_eq!(kept(true), 4096 * 4 * 896 * (24 + 2));
+    assert!(kept(false) > 10 * kept(true));
+}
+
+#[test]
+fn half_precision_halves_activations_cache_and_rollout_weights_but_not_the_optimizer() {
+    let bf16 = |spec: &mut Value| spec["training"]["precision"] = "Bf16".into();
+    for (phase, name) in [(Phase::Rollout, "KV cache"), (Phase::Rollout, "rollout weights")] {
+        assert_eq!(term(|_| {}, phase, name), 2 * term(bf16, phase, name), "{name}");
+    }
+    assert_eq!(term(|_| {}, Phase::Update, "optimizer state"), term(bf16, Phase::Update, "optimizer state"));
+    assert!(term(bf16, Phase::Update, "weight casts") > 0);
+}
+
+#[test]
+fn the_loss_head_takes_what_one_chunk_takes() {
+    let chunk = |spec: &mut Value| spec["training"]["headChunkTokens"] = 64.into();
+    assert_eq!(term(chunk, Phase::Update, "loss head chunk"), 64 * 151_936 * 4);
+    assert_eq!(term(chunk, Phase::Logprob, "loss head chunk"), 64 * 151_936 * 4);
+}
+
+#[test]
+fn samples_of_a_prompt_share_its_blocks_in_the_cache() {
+    // 512 + 511 tokens in blocks of 16 are 64; 31 of them are shared. 8 prompts of 8 samples.
+    let blocks = 8 * 65 + 56 * (64 - 31);
+    let slots = (blocks + blocks / 100 + 1) * 16;
+    assert_eq!(term(|_| {}, Phase::Rollout, "KV cache"), slots * 2 * 24 * 128 * 4);
+}
+
+#[test]
+fn supervised_training_alone_neither_samples_nor_scores() {
+    let planned = planned(|spec| {
+        spec["algorithm"]["kind"] = "SFT".into();
+        spec["rewards"]["functions"] = json!([]);
+    });
+    let phases: Vec<_> = planned.memory.unwrap().phases.iter().map(|phase| phase.phase).collect();
+    assert_eq!(phases, [Phase::Update, Phase::Optimizer]);
+    assert_eq!(planned.batch.samples_per_step, 8);
+}
+
+#[test]
+fn a_rank_learns_its_place_from_the_environment() {
+    let plan = planned(|_| {});
+    let group = &plan.worker_groups[0];
+    let variables = group.environment(0).unwrap();
+    let text: Vec<_> =
+        variables.iter().map(|variable| format!("{}={}", variable.name, variable.value)).collect();
+    assert_eq!(
+        text,
+        [
+            "RANK=0",
+            "WORLD_SIZE=1",
+            "LOCAL_RANK=0",
+            "LOCAL_WORLD_SIZE=1",
+            "MASTER_ADDR=localhost",
+            "MASTER_PORT=29500"
+        ]
+    );
+    assert_eq!(group.environment(1), None);
+    assert_eq!(plan.mesh.world_size(), 1);
+}

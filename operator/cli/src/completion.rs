@@ -1,0 +1,15 @@
+//! `rlctl completion`: a shell's completion script.
+
+use std::io;
+
+use clap::CommandFactory as _;
+use rlt_api::ExitCode;
+
+use crate::args::{Args, CompletionArgs};
+
+pub(crate) fn completion(args: &CompletionArgs) -> anyhow::Result<ExitCode> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Args::command(), "rlctl", &mut script);
+    io::Write::write_all(&mut io::stdout(), &script)?;
+    Ok(ExitCode::Success)
+}

@@ -1,0 +1,45 @@
+//! Manifests from files and standard input.
+
+use std::io::{self, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::{fs, result};
+
+use rlt_api::{Problem, ValidatedJob};
+
+/// Why there is no validated job.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ManifestError {
+    /// The file cannot be read.
+    #[error("read manifest {}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    /// The manifest is wrong; each line says where and how.
+    #[error("{}", lines(path, problems))]
+    Invalid { path: PathBuf, problems: Vec<Problem> },
+}
+
+/// Reads and validates one manifest; `-` is standard input.
+pub(crate) fn load(path: &Path) -> result::Result<ValidatedJob, ManifestError> {
+    let text = read(path).map_err(|source| ManifestError::Read { path: path.to_owned(), source })?;
+    rlt_api::validate(&text).map_err(|problems| ManifestError::Invalid { path: path.to_owned(), problems })
+}
+
+/// Writes what is wrong to standard error, for commands that need a valid manifest.
+pub(crate) fn report(error: ManifestError) -> anyhow::Result<rlt_api::ExitCode> {
+    writeln!(io::stderr(), "{:#}", anyhow::Error::new(error))?;
+    Ok(rlt_api::ExitCode::Usage)
+}
+
+fn read(path: &Path) -> io::Result<String> {
+    if path == Path::new("-") {
+        let mut text = String::new();
+        io::stdin().read_to_string(&mut text)?;
+        return Ok(text);
+    }
+    fs::read_to_string(path)
+}
+
+/// One line a problem, in the form that editors and terminals make clickable.
+fn lines(path: &Path, problems: &[Problem]) -> String {
+    let line = |problem: &Problem| format!("{}:{problem}", path.display());
+    problems.iter().map(line).collect::<Vec<_>>().join("\n")
+}

@@ -1,0 +1,49 @@
+//! `rlctl run`: validates a manifest and becomes the trainer.
+//!
+//! rlctl replaces itself instead of starting a child: signals, terminal and exit code are the trainer's own, and
+//! there is nobody in between who could die first.
+
+use std::env;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Context as _;
+use rlt_api::ExitCode;
+
+use crate::args::RunArgs;
+use crate::manifest;
+
+const TRAINER: &str = "rlt-trainer";
+
+pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
+    let job = match manifest::load(&args.manifest) {
+        Ok(job) => job,
+        Err(error) => return manifest::report(error),
+    };
+    let trainer = find_trainer(args.trainer.as_deref())?;
+    let output = args.output.clone().unwrap_or_else(|| Path::new("runs").join(job.name()));
+    let mut command = Command::new(&trainer);
+    command.arg("worker").arg("--manifest").arg(&args.manifest).arg("--output").arg(output);
+    if args.overwrite {
+        command.arg("--overwrite");
+    }
+    Err(command.exec()).with_context(|| format!("start {}", trainer.display()))
+}
+
+/// The trainer that was named, else the one beside this binary, else the first one on `PATH`.
+fn find_trainer(named: Option<&Path>) -> anyhow::Result<PathBuf> {
+    if let Some(named) = named {
+        anyhow::ensure!(named.is_file(), "find the trainer: {} is not a file", named.display());
+        return Ok(named.to_owned());
+    }
+    let beside = env::current_exe().ok().and_then(|own| Some(own.parent()?.join(TRAINER)));
+    let path = env::var_os("PATH").unwrap_or_default();
+    let on_path = env::split_paths(&path).map(|folder| folder.join(TRAINER));
+    beside.iter().cloned().chain(on_path).find(|candidate| candidate.is_file()).with_context(|| {
+        let beside = beside.map(|beside| beside.display().to_string()).unwrap_or_default();
+        format!(
+            "find the trainer: no {beside} and no {TRAINER} on PATH; name one with --trainer or RLT_TRAINER"
+        )
+    })
+}

@@ -1,0 +1,171 @@
+//! The command line as its users see it: texts, exit codes, and what the trainer is started with.
+
+#![expect(clippy::unwrap_used, reason = "a broken fixture should end the test")]
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn rlctl(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_rlctl"))
+        .args(args)
+        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."))
+        .env_remove("RLT_TRAINER")
+        .env("COLUMNS", "100")
+        .output()
+        .unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// A fixed manifest, seen from the root of the workspace.
+const ARITHMETIC: &str = "crds/tests/fixtures/arithmetic.yaml";
+
+/// A manifest with two things wrong, in a folder that lives as long as the test.
+fn bad_manifest(folder: &Path) -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let text = fs::read_to_string(root.join(ARITHMETIC)).unwrap();
+    let path = folder.join("bad.yaml");
+    let text =
+        text.replace("numKvHeads: 2", "numKvHeads: 3").replace("    samplesPerPrompt:", "    samples:");
+    fs::write(&path, text).unwrap();
+    path
+}
+
+/// A stand-in for the trainer: tells what it was started with and ends with a code of its own.
+fn fake_trainer(folder: &Path, exit_code: i32) -> PathBuf {
+    let path = folder.join("rlt-trainer");
+    fs::write(&path, format!("#!/bin/sh\nprintf '%s\\n' \"$@\"\nexit {exit_code}\n")).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+#[test]
+fn help_shows_commands_examples_and_exit_codes() {
+    let output = rlctl(&["--help"]);
+    assert_eq!(output.status.code(), Some(0));
+    insta::assert_snapshot!(stdout(&output));
+}
+
+#[test]
+fn a_valid_manifest_ends_with_0() {
+    let output = rlctl(&["validate", "-f", ARITHMETIC]);
+    assert_eq!(
+        (output.status.code(), stdout(&output).as_str()),
+        (Some(0), "crds/tests/fixtures/arithmetic.yaml: valid\n")
+    );
+}
+
+#[test]
+fn problems_are_listed_with_file_and_line_and_end_with_2() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = bad_manifest(folder.path());
+    let output = rlctl(&["validate", "-f", ARITHMETIC, path.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(2));
+    insta::assert_snapshot!(stdout(&output).replace(folder.path().to_str().unwrap(), "FOLDER"));
+}
+
+#[test]
+fn problems_come_as_json_for_programs() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = bad_manifest(folder.path());
+    let output = rlctl(&["validate", "-o", "json", "-f", path.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(2));
+    let verdicts: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!(verdicts[0]["valid"], false);
+    let problem = &verdicts[0]["problems"][0];
+    assert_eq!(problem["path"], "spec.model.architecture.numKvHeads");
+    assert_eq!(problem["value"], 3);
+    assert_eq!(problem["allowed"], "one of 1, 2, 4");
+    assert!(problem["line"].is_u64());
+}
+
+#[test]
+fn a_manifest_that_is_not_there_is_named() {
+    let output = rlctl(&["plan", "-f", "/nowhere/job.yaml"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        stderr(&output).starts_with("read manifest /nowhere/job.yaml: No such file"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn the_plan_is_one_page() {
+    let output = rlctl(&["plan", "-f", ARITHMETIC]);
+    assert_eq!(output.status.code(), Some(0));
+    insta::assert_snapshot!(stdout(&output));
+}
+
+#[test]
+fn the_plan_for_programs_holds_the_resolved_specification() {
+    let output = rlctl(&["plan", "-f", ARITHMETIC, "-o", "json"]);
+    let plan: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!(plan["batch"]["promptsPerStep"], plan["spec"]["training"]["promptsPerStep"]);
+    assert_eq!(plan["spec"]["algorithm"]["loss"]["policy"], "Vanilla");
+    assert!(plan["memory"]["peakBytes"].is_u64());
+}
+
+#[test]
+fn a_model_elsewhere_is_planned_from_its_configuration() {
+    let folder = tempfile::tempdir().unwrap();
+    let (manifest, config) = (folder.path().join("job.yaml"), folder.path().join("config.json"));
+    let job = "apiVersion: rltraining.dev/v1alpha1\nkind: RLTrainingJob\nmetadata: {name: hub}\nspec:\n  \
+               model: {hub: {repo: a/b}}\n  data: {train: [a.jsonl]}\n  algorithm: {kind: SFT}\n";
+    fs::write(&manifest, job).unwrap();
+    let shape = r#"{"architectures": ["LlamaForCausalLM"], "hidden_size": 576, "intermediate_size": 1536,
+        "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152,
+        "tie_word_embeddings": true}"#;
+    fs::write(&config, shape).unwrap();
+    let without = rlctl(&["plan", "-f", manifest.to_str().unwrap()]);
+    assert!(stdout(&without).contains("--model-config"));
+    let with = rlctl(&["plan", "-f", manifest.to_str().unwrap(), "--model-config", config.to_str().unwrap()]);
+    assert!(stdout(&with).contains("134515008 (134515008 trained)"), "{}", stdout(&with));
+}
+
+#[test]
+fn run_becomes_the_trainer_and_ends_as_it_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let trainer = fake_trainer(folder.path(), 80);
+    let output = rlctl(&["run", ARITHMETIC, "--trainer", trainer.to_str().unwrap(), "--overwrite"]);
+    assert_eq!(output.status.code(), Some(80));
+    let expected =
+        "worker\n--manifest\ncrds/tests/fixtures/arithmetic.yaml\n--output\nruns/arithmetic\n--overwrite\n";
+    assert_eq!(stdout(&output), expected);
+}
+
+#[test]
+fn run_starts_nothing_for_a_bad_manifest() {
+    let folder = tempfile::tempdir().unwrap();
+    let trainer = fake_trainer(folder.path(), 0);
+    let path = bad_manifest(folder.path());
+    let output = rlctl(&["run", path.to_str().unwrap(), "--trainer", trainer.to_str().unwrap()]);
+    assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(2), ""));
+    assert!(stderr(&output).contains("numKvHeads must divide numHeads"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_missing_trainer_is_answered_with_the_places_searched() {
+    let output = rlctl(&["run", ARITHMETIC, "--trainer", "/nowhere/rlt-trainer"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(stderr(&output), "rlctl: find the trainer: /nowhere/rlt-trainer is not a file\n");
+}
+
+#[test]
+fn completions_are_written_for_every_shell() {
+    for shell in ["bash", "zsh", "fish"] {
+        let output = rlctl(&["completion", shell]);
+        assert_eq!(output.status.code(), Some(0), "{shell}");
+        assert!(stdout(&output).contains("validate"), "{shell}");
+    }
+}
