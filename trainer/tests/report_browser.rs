@@ -86,7 +86,7 @@ fn synthetic_run(folder: &Path) {
         [completion(0, prompt, answer, wrong, 0.0), completion(NUM_STEPS, prompt, answer, answer, 1.0)]
     });
     let evil = "<b>not bold</b> & <script>document.title = 'broken'</script>\u{202e}";
-    let evil = [completion(0, "a prompt\nof two lines", "", evil, 0.0)];
+    let evil = [0, NUM_STEPS].map(|step| completion(step, "a prompt\nof two lines", "", evil, 0.0));
     fs::write(folder.join("completions.jsonl"), lines(records.chain(evil))).unwrap();
     let manifest = include_str!("../../examples/quickstart/job.yaml");
     fs::write(folder.join("manifest.yaml"), manifest).unwrap();

@@ -271,16 +271,29 @@ fn thinned(points: &Points) -> Points {
     }
 }
 
-/// A centred moving average over about a tenth of the run, which shows the trend without lagging behind it.
+/// The trend: at each step the value of the straight line that fits its neighbourhood best (local linear
+/// regression), which lags behind nowhere and leans inwards at neither end.
 fn smoothed(points: &Points) -> Points {
-    let reach = (points.len() / 20).max(2);
+    let reach = (points.len() / 16).max(3);
     let around = |idx: usize| {
-        // The window stays symmetric, so it narrows towards the ends instead of leaning inwards.
-        let reach = reach.min(idx).min(points.len() - 1 - idx);
-        let window = &points[idx - reach..=idx + reach];
-        (points[idx].0, window.iter().map(|&(_, value)| value).sum::<f64>() / window.len() as f64)
+        let window = &points[idx.saturating_sub(reach)..(idx + reach + 1).min(points.len())];
+        (points[idx].0, fit(window, points[idx].0))
     };
     (0..points.len()).map(around).collect()
+}
+
+/// The least-squares line through `points`, at `step`.
+fn fit(points: &[(f64, f64)], step: f64) -> f64 {
+    let num = points.len() as f64;
+    let mean_step = points.iter().map(|&(step, _)| step).sum::<f64>() / num;
+    let mean_value = points.iter().map(|&(_, value)| value).sum::<f64>() / num;
+    let (mut covariance, mut variance) = (0.0, 0.0);
+    for &(step, value) in points {
+        covariance += (step - mean_step) * (value - mean_value);
+        variance += (step - mean_step).powi(2);
+    }
+    let slope = if variance > 0.0 { covariance / variance } else { 0.0 };
+    mean_value + slope * (step - mean_step)
 }
 
 /// Whether a line goes up and down too often to be read as it is.

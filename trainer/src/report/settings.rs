@@ -21,7 +21,9 @@ fn table(section: &str, value: &Value) -> String {
         .into_iter()
         .map(|(path, value)| {
             let path = if path.is_empty() { section } else { &path };
-            format!("<tr><th scope=\"row\">{}</th><td>{}</td></tr>", escape(path), escape(&value))
+            // Long paths may break after a dot, not within a word.
+            let path = escape(path).replace('.', ".<wbr>");
+            format!("<tr><th scope=\"row\">{path}</th><td>{}</td></tr>", escape(&value))
         })
         .collect();
     format!("<table><caption>{}</caption><tbody>{rows}</tbody></table>", escape(section))

@@ -102,8 +102,29 @@ fn every_leaf_of_the_settings_is_listed() {
     let page = page(folder_with(&[], manifest, "").path());
     for (path, value) in [("functions[0].weight", "0.5"), ("stop", "end, halt"), ("topP", "not set")] {
         let row = format!("<th scope=\"row\">{path}</th><td>{value}</td>");
+        let page = page.replace("<wbr>", "");
         assert!(page.contains(&row), "{row} is not in\n{page}");
     }
+}
+
+#[test]
+fn a_trend_reaches_both_ends_without_a_hook() {
+    let steps: Vec<_> = (1..=101)
+        .map(|idx| {
+            let noise = if idx % 2 == 0 { 0.3 } else { -0.3 };
+            step(idx, &[("critic/rewards/mean", idx as f64 / 100.0 + noise)])
+        })
+        .collect();
+    let page = page(folder_with(&steps, "", "").path());
+    let trend = page.split("<path class=\"line c0\" d=\"M").nth(1).unwrap().split('"').next().unwrap();
+    let heights: Vec<f64> =
+        trend.split('L').map(|point| point.split(',').nth(1).unwrap().parse().unwrap()).collect();
+    assert_eq!(heights.len(), 101);
+    // The true trend falls by 99 % of the drawing's height per 1.5 units of reward; the noise by itself is 400.
+    let straight = |idx: usize| heights[0] + (heights[100] - heights[0]) * idx as f64 / 100.0;
+    let worst =
+        heights.iter().enumerate().map(|(idx, height)| (height - straight(idx)).abs()).fold(0.0, f64::max);
+    assert!(worst < 40.0, "the trend strays by {worst} of 1000");
 }
 
 #[test]
