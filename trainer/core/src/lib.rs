@@ -5,6 +5,7 @@
 
 pub mod advantage;
 pub mod batch;
+pub mod dapo;
 pub mod digest;
 pub mod engine;
 pub mod importance;
@@ -12,11 +13,13 @@ pub mod kl;
 pub mod logits;
 pub mod loss;
 pub mod metrics;
+pub mod packing;
 pub mod partition;
 pub mod permutation;
 pub mod reward;
 pub mod rows;
 pub mod sampling;
+pub mod schedule;
 pub mod task;
 pub mod types;
 pub mod whiten;

@@ -3,6 +3,8 @@
 //! Every file of the folder is read, every case of it must be reproduced to 1e-9, and a function that nobody here
 //! knows fails the test. Which function a case calls is decided in `rl_math/`; no arithmetic lives here.
 
+#![expect(clippy::expect_used, clippy::panic, reason = "a case that cannot be read is a failed test")]
+
 #[path = "rl_math/advantages.rs"]
 mod advantages;
 #[path = "rl_math/case.rs"]

@@ -2,7 +2,7 @@
 
 use super::clipped::clipped_surrogate;
 use super::policy::{Clip, PolicyLoss, Token, TokenLoss};
-use super::{LossError, LossInputs};
+use super::{LossError, LossInputs, LossScope};
 use crate::whiten::EPSILON;
 
 /// GSPO's log-ratio is held below this.
@@ -29,24 +29,26 @@ impl RowTerm {
 
 /// One term per row; empty for losses without one.
 pub(super) fn row_terms(policy: &PolicyLoss, inputs: &LossInputs<'_>) -> Result<Vec<RowTerm>, LossError> {
-    let term: &dyn Fn(usize, &dyn Fn(usize) -> f64) -> RowTerm = match *policy {
-        PolicyLoss::Gspo { .. } => &|row_idx, log_ratio| gspo_row(inputs, row_idx, log_ratio),
-        PolicyLoss::GeoMean { clip } => &move |row_idx, log_ratio| gmpo_row(inputs, row_idx, log_ratio, clip),
-        _ => return Ok(Vec::new()),
+    if policy.scope() != LossScope::Sequence {
+        return Ok(Vec::new());
+    }
+    let log_ratios: Vec<f64> = match (inputs.actor_logprobs, inputs.old_logprobs) {
+        (_, None) => vec![0.0; inputs.rows.num_tokens()],
+        (Some(actor), Some(old)) => actor.iter().zip(old).map(|(actor, old)| actor - old).collect(),
+        (None, Some(_)) => {
+            return Err(LossError::Missing { loss: policy.name(), input: "actor_logprobs" });
+        }
     };
-    let num_rows = inputs.rows.num_rows();
-    let Some(old_logprobs) = inputs.old_logprobs else {
-        return Ok((0..num_rows).map(|row_idx| term(row_idx, &|_| 0.0)).collect());
+    let term = |row_idx| match *policy {
+        PolicyLoss::GeoMean { clip } => gmpo_row(inputs, row_idx, &log_ratios, clip),
+        _ => gspo_row(inputs, row_idx, &log_ratios),
     };
-    let missing = LossError::Missing { loss: policy.name(), input: "actor_logprobs" };
-    let logprobs = inputs.actor_logprobs.ok_or(missing)?;
-    let log_ratio = |token: usize| logprobs[token] - old_logprobs[token];
-    Ok((0..num_rows).map(|row_idx| term(row_idx, &log_ratio)).collect())
+    Ok((0..inputs.rows.num_rows()).map(term).collect())
 }
 
-fn gspo_row(inputs: &LossInputs<'_>, row_idx: usize, log_ratio: &dyn Fn(usize) -> f64) -> RowTerm {
+fn gspo_row(inputs: &LossInputs<'_>, row_idx: usize, log_ratios: &[f64]) -> RowTerm {
     let rows = inputs.rows;
-    let sum: f64 = rows.valid(rows.range(row_idx)).map(log_ratio).sum();
+    let sum: f64 = rows.valid(rows.range(row_idx)).map(|token| log_ratios[token]).sum();
     let mean = sum / rows.valid_len(row_idx).max(1) as f64;
     RowTerm {
         ratio: mean.min(GSPO_LOG_RATIO_BOUND).exp(),
@@ -60,18 +62,13 @@ pub(super) fn gspo(token: &Token, row: &RowTerm, clip: Clip) -> TokenLoss {
     clipped_surrogate(token.advantage, row.ratio, if row.alive { row.ratio } else { 0.0 }, clip)
 }
 
-fn gmpo_row(
-    inputs: &LossInputs<'_>,
-    row_idx: usize,
-    log_ratio: &dyn Fn(usize) -> f64,
-    clip: Clip,
-) -> RowTerm {
+fn gmpo_row(inputs: &LossInputs<'_>, row_idx: usize, log_ratios: &[f64], clip: Clip) -> RowTerm {
     let rows = inputs.rows;
     let len = rows.valid_len(row_idx) as f64;
     let mean = |value: &dyn Fn(usize) -> f64| {
         rows.valid(rows.range(row_idx)).map(value).sum::<f64>() / (len + EPSILON)
     };
-    let bounded = |token: usize| gmpo_bound(inputs.advantages[token], log_ratio(token), clip);
+    let bounded = |token: usize| gmpo_bound(inputs.advantages[token], log_ratios[token], clip);
     let weight = inputs.importance_weights.map_or(1.0, |w| mean(&|token| (w[token] + 1e-10).ln()).exp());
     RowTerm {
         ratio: mean(&bounded).exp(),

@@ -1,0 +1,97 @@
+//! The learning rate over the steps of a run. One RL step advances it once, however many optimizer updates it makes.
+
+use std::f64::consts::PI;
+
+/// Shape of the curve after the warm-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decay {
+    /// Stays at the peak.
+    Constant,
+    /// Half a cosine down to the minimum.
+    Cosine,
+    /// A straight line down to the minimum.
+    Linear,
+}
+
+/// A learning-rate curve: a linear warm-up, then a decay that reaches its minimum with the last step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Schedule {
+    /// The peak.
+    pub learning_rate: f64,
+    /// Shape after the warm-up.
+    pub decay: Decay,
+    /// Steps until the peak is reached. The first step has 1 / (`warmup_steps` + 1) of it: verl's and transformers' curves
+    /// start at 0 and so waste their first step.
+    pub warmup_steps: u64,
+    /// Steps of the whole run.
+    pub num_steps: u64,
+    /// Share of the peak that is never undercut after the warm-up, 0 to 1.
+    pub min_ratio: f64,
+}
+
+impl Schedule {
+    /// Learning rate of step `step_idx`, counted from 0.
+    pub fn at(&self, step_idx: u64) -> f64 {
+        self.learning_rate * self.ratio(step_idx)
+    }
+
+    fn ratio(&self, step_idx: u64) -> f64 {
+        if step_idx < self.warmup_steps {
+            return (step_idx + 1) as f64 / (self.warmup_steps + 1) as f64;
+        }
+        let decay_steps = self.num_steps.saturating_sub(self.warmup_steps + 1).max(1);
+        let progress = ((step_idx - self.warmup_steps) as f64 / decay_steps as f64).min(1.0);
+        let height = match self.decay {
+            Decay::Constant => 1.0,
+            Decay::Cosine => 0.5 * (1.0 + (PI * progress).cos()),
+            Decay::Linear => 1.0 - progress,
+        };
+        self.min_ratio + (1.0 - self.min_ratio) * height
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn curve(decay: Decay, warmup_steps: u64, min_ratio: f64) -> Vec<f64> {
+        let schedule = Schedule { learning_rate: 1.0, decay, warmup_steps, num_steps: 7, min_ratio };
+        (0..9).map(|step_idx| schedule.at(step_idx)).collect()
+    }
+
+    #[test]
+    fn curves_match_the_table() {
+        let third = 1.0 / 3.0;
+        let half_root = 0.5_f64.sqrt();
+        let table = [
+            (Decay::Constant, 0, 0.0, [1.0; 9]),
+            (Decay::Constant, 2, 0.5, [third, 2.0 * third, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
+            (Decay::Linear, 2, 0.0, [third, 2.0 * third, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0, 0.0]),
+            (Decay::Linear, 2, 0.2, [third, 2.0 * third, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2]),
+            (
+                Decay::Cosine,
+                2,
+                0.0,
+                [third, 2.0 * third, 1.0, 0.5 + half_root / 2.0, 0.5, 0.5 - half_root / 2.0, 0.0, 0.0, 0.0],
+            ),
+        ];
+        for (decay, warmup_steps, min_ratio, expected) in table {
+            let got = curve(decay, warmup_steps, min_ratio);
+            let close = got.iter().zip(expected).all(|(got, expected)| (got - expected).abs() < 1e-12);
+            assert!(close, "{decay:?} {warmup_steps} {min_ratio}: {got:?}");
+        }
+    }
+
+    #[test]
+    fn a_run_shorter_than_its_warm_up_still_has_a_rate() {
+        let schedule = Schedule {
+            learning_rate: 2.0,
+            decay: Decay::Cosine,
+            warmup_steps: 10,
+            num_steps: 5,
+            min_ratio: 0.0,
+        };
+        assert!((schedule.at(4) - 10.0 / 11.0).abs() < 1e-12);
+        assert!(schedule.at(1000) == 0.0);
+    }
+}
