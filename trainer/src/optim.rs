@@ -4,7 +4,6 @@
 //! a checkpoint holds them like any weight.
 
 mod adamw;
-mod clip;
 
 pub use adamw::{AdamW, AdamWOptions};
 
@@ -32,6 +31,20 @@ pub enum OptimError {
         name: String,
         /// What libtorch said.
         source: tch::TchError,
+    },
+    /// The norm of the gradients could not be computed.
+    #[error("failed to measure the gradients")]
+    Norm {
+        /// What the kernel said.
+        source: rlt_torch::Error,
+    },
+    /// A parameter could not be updated.
+    #[error("failed to update parameter {name}")]
+    Step {
+        /// The parameter.
+        name: String,
+        /// What the kernel said.
+        source: rlt_torch::Error,
     },
     /// Two parameters have the same name.
     #[error("parameter {name} was given to the optimizer twice")]

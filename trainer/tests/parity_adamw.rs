@@ -47,9 +47,10 @@ fn step(
 }
 
 fn assert_close(got: &Tensor, expected: &Tensor, what: &str) {
-    // Values are of order one, so this is the last bit or two of float32.
-    let difference = (got - expected).abs().max().double_value(&[]);
-    assert!(difference <= 1e-7, "{what} differs by {difference:e}");
+    // 1e-7, and above one half the spacing of float32 itself: the fused step rounds less often than torch.
+    let allowed = (expected.abs() * 2.0 * f64::from(f32::EPSILON)).clamp_min(1e-7);
+    let worst = ((got - expected).abs() / allowed).max().double_value(&[]);
+    assert!(worst <= 1.0, "{what} differs by {worst} times what is allowed");
 }
 
 #[test]

@@ -3,9 +3,10 @@
 
 use std::collections::BTreeSet;
 
-use tch::{Kind, TchError, Tensor};
+use rlt_torch::AdamWStep;
+use tch::{Kind, Tensor};
 
-use super::{OptimError, StepOutcome, clip};
+use super::{OptimError, StepOutcome};
 use crate::checkpoint::{Checkpoint, CheckpointError};
 
 /// Everything but the learning rate, which comes with each step.
@@ -61,7 +62,7 @@ impl AdamW {
     /// `max_grad_norm`; none clips nothing. They stay until [`zero_grad`](Self::zero_grad).
     ///
     /// # Errors
-    /// libtorch refuses an operation.
+    /// A gradient cannot be read or a parameter not be updated.
     pub fn step(
         &mut self,
         learning_rate: f64,
@@ -69,20 +70,15 @@ impl AdamW {
     ) -> Result<StepOutcome, OptimError> {
         let gradients: Vec<Tensor> =
             self.parameters.iter().map(|parameter| parameter.leaf.grad()).filter(Tensor::defined).collect();
-        let grad_norm = clip::global_norm(&gradients)
-            .map_err(OptimError::tensor("measure the gradients of", "the model"))?;
+        let grad_norm = rlt_torch::global_norm(&gradients).map_err(|source| OptimError::Norm { source })?;
         if !grad_norm.is_finite() {
             return Ok(StepOutcome::SkippedNonFinite);
         }
-        let scale = max_grad_norm.map_or(1.0, |max| clip::coefficient(grad_norm, max));
+        let scale = max_grad_norm.map_or(1.0, |max| clip_coefficient(grad_norm, max));
         let options = self.options;
-        tch::no_grad(|| {
-            self.parameters.iter_mut().try_for_each(|parameter| {
-                parameter
-                    .step(&options, learning_rate, scale)
-                    .map_err(OptimError::tensor("update parameter", &parameter.name))
-            })
-        })?;
+        self.parameters
+            .iter_mut()
+            .try_for_each(|parameter| parameter.step(&options, learning_rate, scale))?;
         Ok(StepOutcome::Applied { grad_norm })
     }
 
@@ -135,34 +131,48 @@ impl Parameter {
         format!("optimizer.{}.{part}", self.name)
     }
 
-    /// One update with the gradient times `scale`; the operations and their order are torch's.
-    fn step(&mut self, options: &AdamWOptions, learning_rate: f64, scale: f64) -> Result<(), TchError> {
+    /// One update with the gradient times `scale`.
+    fn step(&mut self, options: &AdamWOptions, learning_rate: f64, scale: f64) -> Result<(), OptimError> {
         let gradient = self.leaf.grad();
         if !gradient.defined() {
             return Ok(());
         }
-        self.num_steps += 1;
-        let gradient = gradient.f_to_kind(Kind::Float)?;
-        let gradient = if scale < 1.0 { gradient.f_mul_scalar(scale)? } else { gradient };
-        let (beta1, beta2) = options.betas;
-        let mut leaf = self.leaf.f_detach()?;
-        // Shares memory with the leaf when that is float32 already.
-        let mut values = leaf.f_to_kind(Kind::Float)?;
-        let _ = values.f_mul_scalar_(1.0 - learning_rate * options.weight_decay)?;
-        let _ = self.exp_avg.f_lerp_(&gradient, 1.0 - beta1)?;
-        let weighted = gradient.f_mul_scalar(1.0 - beta2)?;
-        let _ = self.exp_avg_sq.f_mul_scalar_(beta2)?.f_addcmul_(&weighted, &gradient)?;
-        let correction1 = 1.0 - beta1.powf(self.num_steps as f64);
-        let correction2 = 1.0 - beta2.powf(self.num_steps as f64);
-        let denominator =
-            self.exp_avg_sq.f_sqrt()?.f_div_scalar_(correction2.sqrt())?.f_add_scalar_(options.epsilon)?;
-        let step_size = learning_rate / correction1;
-        let _ = values.f_addcdiv_(&self.exp_avg.f_mul_scalar(-step_size)?, &denominator)?;
-        if leaf.f_kind()? != Kind::Float {
-            leaf.f_copy_(&values)?;
+        let step = AdamWStep {
+            learning_rate,
+            betas: options.betas,
+            epsilon: options.epsilon,
+            weight_decay: options.weight_decay,
+            grad_scale: scale,
+            step: self.num_steps + 1,
+        };
+        // Both share memory with their original where that is float32 already.
+        let wide = |tensor: &Tensor| tensor.f_detach()?.f_to_kind(Kind::Float);
+        let (values, gradient) = wide(&self.leaf)
+            .and_then(|values| Ok((values, wide(&gradient)?)))
+            .map_err(OptimError::tensor("read parameter", &self.name))?;
+        self.update(values, &gradient, &step)
+            .map_err(|source| OptimError::Step { name: self.name.clone(), source })
+    }
+
+    fn update(
+        &mut self,
+        mut values: Tensor,
+        gradient: &Tensor,
+        step: &AdamWStep,
+    ) -> Result<(), rlt_torch::Error> {
+        rlt_torch::adamw_step(&mut values, gradient, &mut self.exp_avg, &mut self.exp_avg_sq, step)?;
+        if self.leaf.kind() != Kind::Float {
+            tch::no_grad(|| self.leaf.copy_(&values));
         }
+        self.num_steps = step.step;
         Ok(())
     }
+}
+
+/// The factor that brings `grad_norm` down to `max_grad_norm`, at most 1. As `torch.nn.utils.clip_grad_norm_`,
+/// the small constant in it included.
+fn clip_coefficient(grad_norm: f64, max_grad_norm: f64) -> f64 {
+    (max_grad_norm / (grad_norm + 1e-6)).min(1.0)
 }
 
 #[cfg(test)]
