@@ -46,39 +46,36 @@ static inline Visible visible(const Attention& a, int64_t i, int64_t j0, int64_t
 static inline int64_t first_key(const Attention& a, int64_t i0) {
   return a.window > 0 ? greater(0, i0 - a.window + 1) / W * W : 0;
 }
-static inline void zero_outside(float* row, const Visible& seen, int64_t n) {
-  for (int64_t j = 0; j < lesser(seen.first, n); ++j) row[j] = 0.0f;
-  for (int64_t j = seen.last; j < n; ++j) row[j] = 0.0f;
+// Sets what lies outside `seen` in a row of whole vectors.
+static inline void fill_outside(float* row, const Visible& seen, int64_t padded, float fill) {
+  const vf lane = iota();
+  int64_t j = 0;
+  for (; j + W <= seen.first; j += W) store(row + j, splat(fill));
+  if (j < seen.first) store(row + j, lane < float(seen.first - j) ? splat(fill) : load(row + j));
+  j = seen.last / W * W;
+  if (j < padded && j < seen.last) {
+    store(row + j, lane < float(seen.last - j) ? load(row + j) : splat(fill));
+    j += W;
+  }
+  for (; j < padded; j += W) store(row + j, splat(fill));
 }
 
-// Turns scores into e^(score - max) in place; returns by how much earlier sums must shrink.
-static float online_softmax(float* row, const Visible& seen, int64_t n, float& max, float& sum) {
-  if (seen.last <= seen.first) {
-    for (int64_t j = 0; j < n; ++j) row[j] = 0.0f;
-    return 1.0f;
-  }
-  float* p = row + seen.first;
-  const int64_t len = seen.last - seen.first, whole = len / W * W;
-  vf high = splat(-__builtin_inff());
-  for (int64_t j = 0; j < whole; j += W) high = vmax(load(p + j), high);
-  float next = max_of(high);
-  next = max > next ? max : next;
-  for (int64_t j = whole; j < len; ++j) next = p[j] > next ? p[j] : next;
+// Turns scores into e^(score - max) in place, zero where nothing is seen; returns by how much earlier sums must shrink.
+static float online_softmax(float* row, const Visible& seen, int64_t padded, float& max, float& sum) {
+  fill_outside(row, seen, padded, -__builtin_inff());
+  vf high = splat(max);
+  for (int64_t j = 0; j < padded; j += W) high = vmax(load(row + j), high);
+  const float next = max_of(high);
+  // A row that has seen nothing yet: e^(-inf - 0) is zero everywhere.
+  const float base = next == -__builtin_inff() ? 0.0f : next;
   vf total = {};
-  for (int64_t j = 0; j < whole; j += W) {
-    vf e = vexp(load(p + j) - next);
+  for (int64_t j = 0; j < padded; j += W) {
+    vf e = vexp(load(row + j) - base);
     total += e;
-    store(p + j, e);
+    store(row + j, e);
   }
-  float block_sum = sum_of(total);
-  if (whole < len) {
-    vf e = vexp(load_part(p + whole, len - whole) - next);
-    for (int64_t j = 0; j < len - whole; ++j) block_sum += e[j];
-    store_part(p + whole, e, len - whole);
-  }
-  zero_outside(row, seen, n);
-  const float shrink = max == -__builtin_inff() ? 0.0f : exp_one(max - next);
-  sum = sum * shrink + block_sum;
+  const float shrink = max == next ? 1.0f : max == -__builtin_inff() ? 0.0f : exp_one(max - next);
+  sum = sum * shrink + sum_of(total);
   max = next;
   return shrink;
 }
@@ -109,7 +106,7 @@ static void attention_forward_t(const Attention& a, const AttentionItem& item, f
         const int64_t n = lesser(KEY_BLOCK, i0 + m - j0);
         gemm<false>(m, round_up(n, W), a.dim, queries, wide, 1, keys_t + j0, panel, scores, KEY_BLOCK);
         for (int64_t r = 0; r < m; ++r) {
-          const float shrink = online_softmax(scores + r * KEY_BLOCK, visible(a, i0 + r, j0, n), n, max[r], sum[r]);
+          const float shrink = online_softmax(scores + r * KEY_BLOCK, visible(a, i0 + r, j0, n), round_up(n, W), max[r], sum[r]);
           if (shrink != 1.0f)
             for (int64_t d = 0; d < wide; d += W) store(acc + r * wide + d, load(acc + r * wide + d) * shrink);
         }
@@ -118,7 +115,7 @@ static void attention_forward_t(const Attention& a, const AttentionItem& item, f
       for (int64_t r = 0; r < m; ++r) {
         const float inverse = 1.0f / sum[r];
         for (int64_t d = 0; d < wide; d += W) store(acc + r * wide + d, load(acc + r * wide + d) * inverse);
-        a.lse[(item.begin + i0 + r) * a.heads + head] = max[r] + float(__builtin_log(double(sum[r])));
+        a.lse[(item.begin + i0 + r) * a.heads + head] = max[r] + __builtin_logf(sum[r]);
       }
       T* out = static_cast<T*>(a.out) + ((item.begin + i0) * a.heads + head) * a.dim;
       unpack_rows(acc, wide, m, a.dim, out, a.heads * a.dim);
@@ -126,17 +123,14 @@ static void attention_forward_t(const Attention& a, const AttentionItem& item, f
 }
 
 // From scores and dP to P (in scores) and dS (in grads): P = e^(scale s - lse), dS = scale P (dP - delta).
-static void softmax_backward(const Attention& a, float* scores, float* grads, const Visible& seen, int64_t n, float lse,
-                             float delta) {
-  for (int64_t j = seen.first; j < seen.last; j += W) {
-    vf p = vexp(load_at(scores, j, seen.last) * a.scale - lse);
-    vf ds = p * (load_at(grads, j, seen.last) - delta) * a.scale;
-    store_at(scores, p, j, seen.last);
-    store_at(grads, ds, j, seen.last);
+static void softmax_backward(const Attention& a, float* scores, float* grads, const Visible& seen, int64_t padded,
+                             float lse, float delta) {
+  fill_outside(scores, seen, padded, -__builtin_inff());
+  for (int64_t j = 0; j < padded; j += W) {
+    vf p = vexp(load(scores + j) * a.scale - lse);
+    store(scores + j, p);
+    store(grads + j, p * (load(grads + j) - delta) * a.scale);
   }
-  const Visible range = seen.last > seen.first ? seen : Visible{0, 0};
-  zero_outside(scores, range, n);
-  zero_outside(grads, range, n);
 }
 
 template <class T>
@@ -177,7 +171,7 @@ static void attention_backward_t(const Attention& a, const AttentionItem& item, 
         gemm<false>(m, round_up(n, W), a.dim, queries, wide, 1, keys_t + j0, panel, scores, KEY_BLOCK);
         gemm<false>(m, round_up(n, W), a.dim, grad_out, wide, 1, values_t + j0, panel, grads, KEY_BLOCK);
         for (int64_t r = 0; r < m; ++r)
-          softmax_backward(a, scores + r * KEY_BLOCK, grads + r * KEY_BLOCK, visible(a, i0 + r, j0, n), n,
+          softmax_backward(a, scores + r * KEY_BLOCK, grads + r * KEY_BLOCK, visible(a, i0 + r, j0, n), round_up(n, W),
                            a.lse[(t0 + r) * a.heads + head], delta[r]);
         gemm<true>(n, wide, m, scores, 1, KEY_BLOCK, grad_out, wide, grad_values + j0 * wide, wide);
         gemm<true>(n, wide, m, grads, 1, KEY_BLOCK, queries, wide, grad_keys + j0 * wide, wide);

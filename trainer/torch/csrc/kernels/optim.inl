@@ -11,12 +11,10 @@ static void adamw(const AdamW& a, int64_t begin, int64_t end) {
   for (int64_t i = 0; i < n; i += W) {
     vf g = load_at(grad, i, n) * scale, mi = load_at(m, i, n);
     mi = mi + b1 * (g - mi);
-    vf vi_ = load_at(v, i, n) * b2 + one_minus_b2 * g * g;
-    vf root = {};
-    for (int l = 0; l < W; ++l) root[l] = __builtin_sqrtf(vi_[l]);
-    vf denom = root / bias2 + eps;
+    vf vn = load_at(v, i, n) * b2 + one_minus_b2 * g * g;
+    vf denom = vsqrt(vn) / bias2 + eps;
     store_at(m, mi, i, n);
-    store_at(v, vi_, i, n);
+    store_at(v, vn, i, n);
     store_at(param, load_at(param, i, n) * decay - step * mi / denom, i, n);
   }
 }

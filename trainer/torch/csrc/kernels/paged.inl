@@ -11,7 +11,20 @@ static int64_t paged_scratch(const PagedAttention& a, int64_t context_len) {
 template <int G, class T>
 static void block_scores(int64_t count, int64_t dim, const float* q, int64_t wide, const T* k, int64_t k_stride,
                          float* scores, int64_t scores_stride) {
-  for (int64_t j = 0; j < count; ++j) {
+  int64_t j = 0;
+  for (; j + 4 <= count; j += 4) {
+    vf acc[G][4] = {};
+    for (int64_t d = 0; d < dim; d += W) {
+      vf query[G];
+      for (int g = 0; g < G; ++g) query[g] = load(q + g * wide + d);
+      for (int i = 0; i < 4; ++i) {
+        const vf key = load_at(k + (j + i) * k_stride, d, dim);
+        for (int g = 0; g < G; ++g) acc[g][i] += query[g] * key;
+      }
+    }
+    for (int g = 0; g < G; ++g) sums_of(acc[g], scores + g * scores_stride + j);
+  }
+  for (; j < count; ++j) {
     vf acc[G] = {};
     for (int64_t d = 0; d < dim; d += W) {
       const vf key = load_at(k + j * k_stride, d, dim);
@@ -77,7 +90,7 @@ static void paged_attention_t(const PagedAttention& a, int64_t query, int64_t kv
     const int64_t groups = lesser(64, group - g0);
     for (int64_t g = 0; g < groups; ++g) {
       float max = -__builtin_inff(), sum = 0.0f;
-      online_softmax(scores + (g0 + g) * row, Visible{first, len}, len, max, sum);
+      online_softmax(scores + (g0 + g) * row, Visible{first, len}, row, max, sum);
       inverse[g] = 1.0f / sum;
     }
     __builtin_memset(acc, 0, size_t(groups * wide) * 4);

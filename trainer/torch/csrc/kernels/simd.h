@@ -52,44 +52,103 @@ static inline float to_float(bf16 x) {
   return f;
 }
 
-template <class T>
-static inline vf load_part(const T* p, int64_t n) {
+// The first n elements, 0 < n < W; the other lanes are zero. Nothing outside them is touched.
+#if defined(__AVX512F__)
+static inline __mmask16 lanes(int64_t n) { return __mmask16((1u << n) - 1u); }
+static inline vf load_part(const float* p, int64_t n) { return (vf)_mm512_maskz_loadu_ps(lanes(n), p); }
+static inline void store_part(float* p, vf x, int64_t n) { _mm512_mask_storeu_ps(p, lanes(n), (__m512)x); }
+static inline vf load_part(const bf16* p, int64_t n) {
+  vh h = (vh)_mm256_maskz_loadu_epi16(lanes(n), p);
+  return (vf)(__builtin_convertvector(h, vu) << 16);
+}
+static inline void store_part(bf16* p, vf x, int64_t n) { _mm256_mask_storeu_epi16(p, lanes(n), (__m256i)to_bf16(x)); }
+#else
+#if defined(__AVX2__)
+static inline __m256i lanes(int64_t n) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(int(n)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+static inline vf load_part(const float* p, int64_t n) { return (vf)_mm256_maskload_ps(p, lanes(n)); }
+static inline void store_part(float* p, vf x, int64_t n) { _mm256_maskstore_ps(p, lanes(n), (__m256)x); }
+#else
+static inline vf load_part(const float* p, int64_t n) {
   vf x = {};
-  for (int64_t i = 0; i < n; ++i) x[i] = to_float(p[i]);
+  for (int64_t i = 0; i < n; ++i) x[i] = p[i];
   return x;
 }
 static inline void store_part(float* p, vf x, int64_t n) {
   for (int64_t i = 0; i < n; ++i) p[i] = x[i];
 }
+#endif
+static inline vf load_part(const bf16* p, int64_t n) {
+  vh h = {};
+  __builtin_memcpy(&h, p, size_t(n) * 2);
+  return (vf)(__builtin_convertvector(h, vu) << 16);
+}
 static inline void store_part(bf16* p, vf x, int64_t n) {
   vh h = to_bf16(x);
-  for (int64_t i = 0; i < n; ++i) p[i].bits = h[i];
+  __builtin_memcpy(p, &h, size_t(n) * 2);
 }
+#endif
 
 // What storing as T and loading again would give.
 static inline vf round_to(vf x, float) { return x; }
 static inline vf round_to(vf x, bf16) { return (vf)(__builtin_convertvector(to_bf16(x), vu) << 16); }
 
-static inline float sum_of(vf x) {
 #if defined(__AVX512F__)
-  return _mm512_reduce_add_ps((__m512)x);
+static inline float sum_of(vf x) { return _mm512_reduce_add_ps((__m512)x); }
+static inline float max_of(vf x) { return _mm512_reduce_max_ps((__m512)x); }
 #else
+static inline float sum_of(vf x) {
   float s[W];
   store(s, x);
   for (int half = W / 2; half > 0; half /= 2)
     for (int i = 0; i < half; ++i) s[i] += s[i + half];
   return s[0];
-#endif
 }
 static inline float max_of(vf x) {
-  float m = x[0];
-  for (int i = 1; i < W; ++i) m = x[i] > m ? x[i] : m;
-  return m;
+  float s[W];
+  store(s, x);
+  for (int half = W / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) s[i] = s[i] > s[i + half] ? s[i] : s[i + half];
+  return s[0];
+}
+#endif
+// The sums of four vectors at once, which costs little more than one.
+static inline void sums_of(const vf x[4], float* out) {
+#if defined(__AVX512F__)
+  const auto pair = [](__m512 a, __m512 b) { return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)); };
+  const __m512d ab = _mm512_castps_pd(pair((__m512)x[0], (__m512)x[1]));
+  const __m512d cd = _mm512_castps_pd(pair((__m512)x[2], (__m512)x[3]));
+  const __m512 quads = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(quads), _mm512_extractf32x8_ps(quads, 1));
+  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+#elif defined(__AVX2__)
+  const __m256 ab = _mm256_hadd_ps((__m256)x[0], (__m256)x[1]), cd = _mm256_hadd_ps((__m256)x[2], (__m256)x[3]);
+  const __m256 quads = _mm256_hadd_ps(ab, cd);
+  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(quads), _mm256_extractf128_ps(quads, 1)));
+#else
+  for (int i = 0; i < 4; ++i) out[i] = sum_of(x[i]);
+#endif
+}
+static inline vf vsqrt(vf x) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_sqrt_ps((__m512)x);
+#elif defined(__AVX2__)
+  return (vf)_mm256_sqrt_ps((__m256)x);
+#else
+  for (int i = 0; i < W; ++i) x[i] = __builtin_sqrtf(x[i]);
+  return x;
+#endif
+}
+static inline vf iota() {
+  vf x = {};
+  for (int i = 0; i < W; ++i) x[i] = float(i);
+  return x;
 }
 
-// e^x to about 1 ulp: 2^n * p(r), Cephes' coefficients. Saturates near 1.2e-38 and 2.4e38; NaN stays NaN.
+// e^x to about 1 ulp: 2^n * p(r), Cephes' coefficients. Zero below -87.33, saturated at 2.4e38; NaN stays NaN.
 static inline vf vexp(vf x) {
-  x = x < -87.33f ? splat(-87.33f) : x;
+  const vi tiny = x < -87.33f;
   x = x > 88.37f ? splat(88.37f) : x;
   const vf magic = splat(12582912.0f);
   vf n = (x * 1.44269504088896341f + magic) - magic;
@@ -103,7 +162,7 @@ static inline vf vexp(vf x) {
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
   vi e = (__builtin_convertvector(n, vi) + 127) << 23;
-  return p * (vf)e;
+  return (vf)((vi)(p * (vf)e) & ~tiny);
 }
 static inline float exp_one(float x) { return vexp(splat(x))[0]; }
 

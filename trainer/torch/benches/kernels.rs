@@ -1,0 +1,259 @@
+//! Times the fused kernels beside the same work composed of ATen operations, interleaved, on the layer shape of a 135M
+//! Llama (hidden 576, 9 heads and 3 KV heads of 64, intermediate 1536, vocabulary 49152) over 1438 packed tokens, and the
+//! chunked head's memory beside dense autograd's. `cargo bench -p rlt-torch`; OMP_NUM_THREADS sets the threads.
+
+use rlt_torch::{Activation, AdamWStep, MatmulPrecision, PackedLinear};
+use std::time::Instant;
+use tch::{Device, Kind, Tensor};
+
+const LENS: [i32; 16] = [278, 210, 171, 133, 110, 96, 82, 70, 60, 50, 42, 36, 32, 32, 32, 4];
+const ROUNDS: usize = 15;
+
+fn randn(shape: &[i64]) -> Tensor {
+    Tensor::randn(shape, (Kind::Float, Device::Cpu))
+}
+
+fn leaf(tensor: &Tensor) -> Tensor {
+    tensor.detach().copy().set_requires_grad(true)
+}
+
+fn cu_seqlens() -> Vec<i32> {
+    std::iter::once(0)
+        .chain(LENS.iter().scan(0, |at, len| {
+            Some({
+                *at += len;
+                *at
+            })
+        }))
+        .collect()
+}
+
+/// The best of some rounds of two ways, run in turn: a neighbour's noise only ever adds.
+fn compare(name: &str, flops: f64, ours: impl FnMut(), composed: impl FnMut()) {
+    compare_rounds(ROUNDS, name, flops, ours, composed);
+}
+
+fn compare_rounds(rounds: usize, name: &str, flops: f64, mut ours: impl FnMut(), mut composed: impl FnMut()) {
+    let mut times = [Vec::new(), Vec::new()];
+    for round in 0..rounds + 2 {
+        for (way, run) in [&mut ours as &mut dyn FnMut(), &mut composed].into_iter().enumerate() {
+            let start = Instant::now();
+            run();
+            if round >= 2 {
+                times[way].push(start.elapsed().as_secs_f64() * 1e3);
+            }
+        }
+    }
+    let best = |v: Vec<f64>| v.into_iter().fold(f64::INFINITY, f64::min);
+    let [a, b] = times.map(best);
+    let rate =
+        |ms: f64| if flops > 0.0 { format!("{:7.1} GFLOP/s", flops / ms / 1e6) } else { " ".repeat(15) };
+    println!("{name:34} ours {a:8.3} ms {}   ATen {b:8.3} ms {}   {:5.2}x", rate(a), rate(b), b / a);
+}
+
+fn attention() {
+    let cu = cu_seqlens();
+    let num_tokens = i64::from(cu[cu.len() - 1]);
+    let [q, k, v] = [9, 3, 3].map(|h| leaf(&randn(&[num_tokens, h, 64])));
+    let grad = randn(&[num_tokens, 9, 64]);
+    let flops = LENS.iter().map(|&l| f64::from(l) * f64::from(l + 1) / 2.0 * 64.0 * 9.0 * 4.0).sum::<f64>();
+    let composed = || {
+        let outs: Vec<Tensor> = cu
+            .windows(2)
+            .map(|w| {
+                let part = |t: &Tensor, groups: i64| {
+                    let t = t.narrow(0, i64::from(w[0]), i64::from(w[1] - w[0]));
+                    t.repeat_interleave_self_int(groups, 1, None).transpose(0, 1).unsqueeze(0)
+                };
+                Tensor::scaled_dot_product_attention(
+                    &part(&q, 1),
+                    &part(&k, 3),
+                    &part(&v, 3),
+                    None::<&Tensor>,
+                    0.0,
+                    true,
+                    0.125,
+                    false,
+                )
+                .squeeze_dim(0)
+                .transpose(0, 1)
+            })
+            .collect();
+        Tensor::cat(&outs, 0)
+    };
+    let fused = || rlt_torch::varlen_attention(&q, &k, &v, &cu, 0.125, None);
+    compare(
+        "varlen attention forward",
+        flops,
+        || tch::no_grad(|| drop(fused())),
+        || tch::no_grad(|| drop(composed())),
+    );
+    let backward = |out: Tensor| rlt_torch::backward(&out, &grad);
+    compare("varlen attention forward+backward", flops * 3.5, || backward(fused()), || backward(composed()));
+}
+
+fn rows() {
+    let num_tokens = 1438;
+    let (x, w, grad) = (leaf(&randn(&[num_tokens, 576])), leaf(&randn(&[576])), randn(&[num_tokens, 576]));
+    let composed = || {
+        let mean = x.square().mean_dim([-1i64].as_slice(), true, Kind::Float);
+        &w * (&x * (mean + 1e-5).rsqrt())
+    };
+    compare(
+        "rms_norm forward+backward",
+        0.0,
+        || rlt_torch::backward(&rlt_torch::rms_norm(&x, &w, 1e-5, 0.0), &grad),
+        || rlt_torch::backward(&composed(), &grad),
+    );
+    let (gate, up) = (leaf(&randn(&[num_tokens, 1536])), leaf(&randn(&[num_tokens, 1536])));
+    let grad = randn(&[num_tokens, 1536]);
+    compare(
+        "gated silu forward+backward",
+        0.0,
+        || rlt_torch::backward(&rlt_torch::gated_activation(&gate, &up, Activation::Silu), &grad),
+        || rlt_torch::backward(&(gate.silu() * &up), &grad),
+    );
+    let (heads, angles) = (leaf(&randn(&[num_tokens, 9, 64])), randn(&[num_tokens, 64]));
+    let (cos, sin, grad) = (angles.cos(), angles.sin(), randn(&[num_tokens, 9, 64]));
+    let composed = || {
+        let rotated = Tensor::cat(&[-heads.narrow(2, 32, 32), heads.narrow(2, 0, 32)], 2);
+        &heads * cos.unsqueeze(1) + rotated * sin.unsqueeze(1)
+    };
+    compare(
+        "rope forward+backward",
+        0.0,
+        || rlt_torch::backward(&rlt_torch::apply_rope(&heads, &cos, &sin), &grad),
+        || rlt_torch::backward(&composed(), &grad),
+    );
+}
+
+fn linear() {
+    for (rows, out, inp) in [(1, 1536, 576), (16, 1536, 576), (16, 49152, 576), (64, 576, 1536)] {
+        let (x, weight) = (randn(&[rows, inp]), randn(&[out, inp]));
+        let Ok(packed) = PackedLinear::new(&weight, None, rows) else { continue };
+        let flops = 2.0 * (rows * out * inp) as f64;
+        let plain = || drop(x.linear(&weight, None::<&Tensor>));
+        compare(&format!("packed linear {rows}x{inp}x{out}"), flops, || drop(packed.forward(&x)), plain);
+    }
+}
+
+fn decoding() {
+    let (block_size, context, num) = (16, 100, 16);
+    let num_blocks = num * (context / block_size + 1);
+    let cache = || randn(&[num_blocks, block_size, 3, 64]);
+    let (k_cache, v_cache, q) = (cache(), cache(), randn(&[num, 9, 64]));
+    let blocks: Vec<Vec<i32>> =
+        (0..num as i32).map(|b| (0..7).map(|j| (b * 7 + j * 5) % num_blocks as i32).collect()).collect();
+    let tables: Vec<&[i32]> = blocks.iter().map(Vec::as_slice).collect();
+    let lens = vec![context as i32; num as usize];
+    let index = Tensor::from_slice(&blocks.concat());
+    let gather = |cache: &Tensor| {
+        let rows = cache.index_select(0, &index).view([num, 7 * block_size, 3, 64]).narrow(1, 0, context);
+        rows.repeat_interleave_self_int(3, 2, None).transpose(1, 2)
+    };
+    let composed = || {
+        let (k, v) = (gather(&k_cache), gather(&v_cache));
+        let none = None::<&Tensor>;
+        drop(Tensor::scaled_dot_product_attention(&q.unsqueeze(2), &k, &v, none, 0.0, false, 0.125, false));
+    };
+    let flops = (num * context * 9 * 64 * 4) as f64;
+    let ours = || drop(rlt_torch::paged_attention(&q, &k_cache, &v_cache, &tables, &lens, 0.125, None));
+    compare("paged attention, 16 x 100 keys", flops, ours, composed);
+}
+
+fn head() {
+    let (num_tokens, width, vocabulary) = (1438, 576, 49152);
+    let (hidden, weight) = (leaf(&(randn(&[num_tokens, width]) * 0.1)), leaf(&randn(&[vocabulary, width])));
+    let targets: Vec<i64> = (0..num_tokens).map(|t| t * 31 % vocabulary).collect();
+    let index = Tensor::from_slice(&targets).unsqueeze(1);
+    let mut dense = || {
+        let logp = hidden.matmul(&weight.tr()).log_softmax(-1, None);
+        let loss =
+            logp.gather(1, &index, false).sum(Kind::Float) - (logp.exp() * logp).sum(Kind::Float) * 0.01;
+        rlt_torch::backward(&loss, &loss.ones_like());
+    };
+    let mut grad_weight = weight.zeros_like();
+    let mut chunked = |chunk: usize| {
+        let mut per_chunk = |tokens: std::ops::Range<usize>, _: &[f32], _: &[f32]| {
+            (vec![1.0; tokens.len()], vec![0.01; tokens.len()])
+        };
+        let grad = Some(&mut grad_weight);
+        let _ =
+            rlt_torch::head_forward_backward(&hidden, &weight, &targets, 1.0, chunk, grad, &mut per_chunk);
+    };
+    let flops = 6.0 * (num_tokens * width * vocabulary) as f64;
+    for chunk in [128, 256, 512] {
+        compare_rounds(
+            3,
+            &format!("head forward+backward, chunk {chunk}"),
+            flops,
+            || chunked(chunk),
+            &mut dense,
+        );
+    }
+    let peak_of = |run: &mut dyn FnMut()| {
+        rlt_torch::release_free_memory();
+        let before = rlt_torch::rss_bytes().unwrap_or(0);
+        let _ = rlt_torch::reset_peak_rss();
+        run();
+        rlt_torch::peak_rss_bytes().unwrap_or(0).saturating_sub(before) >> 20
+    };
+    let (dense, chunked) = (peak_of(&mut dense), peak_of(&mut || chunked(256)));
+    println!("head memory above inputs: chunk 256 {chunked} MiB, dense autograd {dense} MiB");
+}
+
+fn optimizer() {
+    let num = 135_000_000 / 4;
+    let (mut param, grad, mut m, mut v) =
+        (randn(&[num]), randn(&[num]), randn(&[num]), randn(&[num]).square());
+    let (mut param_c, mut m_c, mut v_c) = (param.copy(), m.copy(), v.copy());
+    let step = AdamWStep {
+        learning_rate: 1e-6,
+        betas: (0.9, 0.999),
+        epsilon: 1e-8,
+        weight_decay: 0.01,
+        grad_scale: 1.0,
+        step: 3,
+    };
+    let composed = || {
+        let _ = param_c.g_mul_scalar_(1.0 - 1e-8);
+        let _ = m_c.lerp_(&grad, 0.1);
+        let _ = v_c.g_mul_scalar_(0.999);
+        let _ = v_c.addcmul_(&grad, &grad);
+        let denom = v_c.sqrt() + 1e-8;
+        let _ = param_c.addcdiv_(&m_c, &denom);
+    };
+    let ours = || drop(rlt_torch::adamw_step(&mut param, &grad, &mut m, &mut v, &step));
+    compare("AdamW, 34M parameters", 0.0, ours, composed);
+    compare(
+        "gradient norm, 34M parameters",
+        0.0,
+        || drop(rlt_torch::global_norm([&grad])),
+        || _ = grad.norm().double_value(&[]),
+    );
+}
+
+fn main() {
+    let only = std::env::args().skip(1).find(|arg| !arg.starts_with('-'));
+    println!("kernels {}, {} threads", rlt_torch::kernel_isa(), tch::get_num_threads());
+    if std::env::var_os("REUSE").is_some() {
+        rlt_torch::reuse_large_buffers();
+    }
+    for precision in [MatmulPrecision::Highest, MatmulPrecision::Medium] {
+        let effective = rlt_torch::set_float32_matmul_precision(precision);
+        println!("float32 products: {effective:?}");
+        let parts: [(&str, fn()); 6] = [
+            ("attention", attention),
+            ("rows", rows),
+            ("linear", linear),
+            ("decoding", decoding),
+            ("head", head),
+            ("optimizer", optimizer),
+        ];
+        for (name, run) in parts {
+            if only.as_deref().is_none_or(|only| only == name) {
+                run();
+            }
+        }
+    }
+}
