@@ -16,6 +16,7 @@ pub mod report;
 pub mod reward;
 pub mod rollout;
 pub mod run_folder;
+pub mod score;
 pub mod stop;
 pub mod tokenizer;
 pub mod tracking;
