@@ -53,20 +53,6 @@ fn row_means(rows: &Rows, values: &[f64]) -> Vec<f64> {
     sums.iter().enumerate().map(|(row_idx, sum)| sum / (rows.valid_len(row_idx) as f64 + 1e-8)).collect()
 }
 
-fn mean(values: &[f64]) -> f64 {
-    values.iter().sum::<f64>() / values.len() as f64
-}
-
-/// Unbiased standard deviation; 0 of fewer than two values.
-fn std(values: &[f64]) -> f64 {
-    if values.len() < 2 {
-        return 0.0;
-    }
-    let mean = mean(values);
-    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
-    (squares / (values.len() as f64 - 1.0)).sqrt()
-}
-
 /// Share of the values for which `is` holds, in single precision as verl reports it.
 fn share(values: &[f64], is: impl Fn(f64) -> bool) -> f64 {
     f64::from(values.iter().filter(|value| is(**value)).count() as f32 / values.len() as f32)

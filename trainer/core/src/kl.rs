@@ -102,7 +102,7 @@ fn mean_row_kl(rows: &Rows, kl: &[f64]) -> f64 {
     means.sum::<f64>() / rows.num_rows() as f64
 }
 
-/// Mean of `estimator` over the tokens that count.
+/// Mean of `estimator` over the tokens that count: what steers a controller whose penalty lies in the loss.
 ///
 /// # Errors
 /// When a slice does not hold one value per token.

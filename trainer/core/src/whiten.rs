@@ -1,4 +1,5 @@
-//! Means, variances and whitening over the tokens that count, as verl's `torch_functional.masked_*` define them.
+//! Means, variances and whitening over the tokens that count, as verl's `torch_functional.masked_*` define them, and the
+//! same of plain values.
 
 use thiserror::Error;
 
@@ -66,6 +67,23 @@ pub fn masked_whiten(rows: &Rows, values: &[f64], shift_mean: bool) -> Result<Ve
     Ok(values.iter().map(|value| (value - mean) * scale + kept).collect())
 }
 
+/// Mean of at least one value, exact where all are equal: a group without a signal then differs from its mean by exactly 0.
+pub(crate) fn mean(values: &[f64]) -> f64 {
+    let count = values.len() as f64;
+    let rough = values.iter().sum::<f64>() / count;
+    rough + values.iter().map(|value| value - rough).sum::<f64>() / count
+}
+
+/// Unbiased standard deviation; 0 of fewer than two values.
+pub(crate) fn std(values: &[f64]) -> f64 {
+    if values.len() < 2 {
+        return 0.0;
+    }
+    let mean = mean(values);
+    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+    (squares / (values.len() as f64 - 1.0)).sqrt()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -83,5 +101,14 @@ mod tests {
     fn one_token_has_no_variance() {
         let rows = Rows::from_masks([&[true, false][..]]);
         assert_eq!(masked_whiten(&rows, &[1.0, 2.0], true), Err(TooFewTokens { num_tokens: 1 }));
+    }
+
+    #[test]
+    fn equal_values_have_exactly_their_own_mean() {
+        for count in 1..20 {
+            assert_eq!(mean(&vec![0.1; count]), 0.1);
+        }
+        assert_eq!(std(&[0.1, 0.1, 0.1]), 0.0);
+        assert_eq!(std(&[1.0, 3.0]), 2.0_f64.sqrt());
     }
 }

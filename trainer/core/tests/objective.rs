@@ -98,11 +98,14 @@ impl Batch {
     }
 }
 
+/// Log-prob, its distance from the old and from the reference policy, entropy, weight, flags.
+type Token = (f64, f64, f64, f64, f64, u8);
+
 fn batches() -> impl Strategy<Value = Batch> {
     let token = (-3.0..-0.01_f64, -0.6..0.6_f64, -1.5..1.5_f64, 0.0..3.0_f64, 0.0..2.0_f64, 0_u8..8);
     let sequence = (prop::collection::vec(token, 1..12), -2.0..2.0_f64);
     prop::collection::vec(sequence, 1..9).prop_map(|sequences| {
-        let each = |f: fn(&(f64, f64, f64, f64, f64, u8)) -> f64| -> Vec<Vec<f64>> {
+        let each = |f: fn(&Token) -> f64| -> Vec<Vec<f64>> {
             sequences.iter().map(|(tokens, _)| tokens.iter().map(f).collect()).collect()
         };
         let flags = |f: fn(u8) -> bool| -> Vec<Vec<bool>> {

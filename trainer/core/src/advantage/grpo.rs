@@ -1,9 +1,9 @@
 //! Outcomes normalised within their rollout group: GRPO and what was made from it.
 
-use super::groups::{mean_or_zero, members, select, std};
+use super::groups::{mean_or_zero, members, select};
 use super::{AdvantageError, Advantages, STD_EPSILON, outcomes};
 use crate::rows::Rows;
-use crate::whiten::masked_whiten;
+use crate::whiten::{masked_whiten, std};
 
 /// GRPO (arXiv 2402.03300): (R - mean) / (std + 1e-6) of the group, std unbiased; without `normalize_by_std` only
 /// the mean is taken off (Dr. GRPO). A group of one keeps its raw reward (mean 0, std 1), as in verl.

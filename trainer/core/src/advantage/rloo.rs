@@ -1,8 +1,9 @@
 //! Leave-one-out baselines: a sample against the mean of the other samples of its prompt (arXiv 2402.14740).
 
-use super::groups::{mean, members, select};
+use super::groups::{members, select};
 use super::{AdvantageError, Advantages, outcomes};
 use crate::rows::Rows;
+use crate::whiten::mean;
 
 /// RLOO: R - mean of the others' rewards. A group of one keeps its raw reward, as in verl; [`rloo_vectorized`] gives
 /// it 0, which is the better choice where groups of one can occur: a raw reward is no advantage.

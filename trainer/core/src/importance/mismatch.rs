@@ -1,9 +1,9 @@
 //! How far the rollout engine's policy is from the trainer's, as metrics of every step.
 
-use super::{ImportanceError, bounded_exp, check, max, mean, min, row_means, std};
+use super::{ImportanceError, bounded_exp, check, max, min, row_means};
 use crate::metrics::Metrics;
 use crate::rows::Rows;
-use crate::whiten::mean_where;
+use crate::whiten::{mean, mean_where, std};
 
 /// verl's `rollout_corr/*` and `training/rollout_*` of a batch: KL estimates, perplexities, chi-square, and the difference of
 /// the probabilities themselves. All of them are 0 (or 1 for ratios and the correlation) where both agree.

@@ -1,9 +1,9 @@
 //! Truncated or masked importance weights.
 
-use super::{ImportanceError, bounded_exp, check, max, mean, min, row_means, share, std};
+use super::{ImportanceError, bounded_exp, check, max, min, row_means, share};
 use crate::metrics::Metrics;
 use crate::rows::Rows;
-use crate::whiten::mean_where;
+use crate::whiten::{mean, mean_where, std};
 
 /// Over what a ratio is taken (verl's `rollout_is`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

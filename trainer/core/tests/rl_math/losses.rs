@@ -5,6 +5,7 @@ use rlt_core::loss::{
     Aggregation, Clip, Denominators, LossInputs, Objective, PolicyLoss, ValueLossInputs,
     value_loss as critic_loss,
 };
+use rlt_core::rows::Rows;
 
 use super::case::{Case, Outcome, compare};
 
@@ -25,7 +26,7 @@ pub(crate) fn policy_loss(case: &Case) -> Outcome {
         importance_weights: weights.as_deref(),
         ..LossInputs::new(&rows, &advantages)
     };
-    let prepared = objective.prepare(inputs, &Denominators::of(&rows)).map_err(|error| error.to_string())?;
+    let prepared = objective.prepare(inputs, &denominators(&objective, &rows)).map_err(|e| e.to_string())?;
     let entropies = vec![0.0; rows.num_tokens()];
     let got = prepared.evaluate(0..rows.num_tokens(), &logprobs, &entropies).map_err(|e| e.to_string())?;
     case.expect("loss", &[got.loss])?;
@@ -39,6 +40,16 @@ pub(crate) fn policy_loss(case: &Case) -> Outcome {
         compare(name, expected, &[*value])?;
     }
     Ok(())
+}
+
+/// verl's GMPO alone counts sequences without a token in its mean.
+fn denominators(objective: &Objective, rows: &Rows) -> Denominators {
+    match objective.policy {
+        PolicyLoss::GeoMean { .. } => {
+            Denominators { num_sequences: rows.num_rows(), ..Denominators::of(rows) }
+        }
+        _ => Denominators::of(rows),
+    }
 }
 
 fn policy(case: &Case) -> Result<PolicyLoss, String> {
@@ -109,10 +120,10 @@ pub(crate) fn value_loss(case: &Case) -> Outcome {
 
 pub(crate) fn kl_penalty(case: &Case) -> Outcome {
     let estimator = match case.text("kind") {
-        "k1" => KlEstimator::K1,
+        "k1" | "kl" => KlEstimator::K1,
         "abs" => KlEstimator::Abs,
-        "k2" => KlEstimator::K2,
-        "k3" => KlEstimator::K3,
+        "k2" | "mse" => KlEstimator::K2,
+        "k3" | "low_var_kl" => KlEstimator::K3,
         "k1+" => KlEstimator::K1Plus,
         "k3+" => KlEstimator::K3Plus,
         unknown => return Err(format!("no KL estimator is known by the name {unknown}")),
