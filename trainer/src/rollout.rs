@@ -27,6 +27,7 @@ mod sampler;
 mod weights;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use rlt_core::engine::{DetokenizeError, SchedulerError};
 use rlt_core::sampling::{SamplingError, SamplingParams};
@@ -93,7 +94,7 @@ pub struct RolloutProgress {
     pub num_finished: usize,
 }
 
-/// Counts of one call of `generate`.
+/// Counts of one call of `generate`, and where its time went. On a GPU a phase's time is that of its launches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RolloutStats {
     /// New tokens.
@@ -106,6 +107,14 @@ pub struct RolloutStats {
     pub num_preemptions: usize,
     /// Memory of the key-value cache in bytes.
     pub cache_bytes: usize,
+    /// Time to take the digest of the trainer's weights.
+    pub digest_time: Duration,
+    /// Time to compute keys and values of prompts.
+    pub prefill_time: Duration,
+    /// Time to decode, sampling excluded.
+    pub decode_time: Duration,
+    /// Time to turn logits into tokens.
+    pub sampling_time: Duration,
 }
 
 /// Why a rollout could not be made.

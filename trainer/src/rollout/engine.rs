@@ -1,8 +1,11 @@
 //! The engine's life: weights in, completions out, memory back.
 
+use std::time::{Duration, Instant};
+
 use rlt_core::engine::{Detokenizer, Scheduler, SchedulerLimits, SequenceRequest};
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::Completion;
+use tch::Tensor;
 
 use super::completion::Drafts;
 use super::kv_cache::{self, KvCache};
@@ -84,43 +87,38 @@ impl RolloutEngine {
     ) -> Result<Vec<Vec<Completion>>, RolloutError> {
         let _no_grad = tch::no_grad_guard();
         let weights = self.weights.as_ref().ok_or(RolloutError::Asleep)?;
-        check_fresh(weights, decoder)?;
+        let mut stats = RolloutStats::default();
+        timed(&mut stats.digest_time, || check_fresh(weights, decoder))?;
         let planned = self.plan(decoder, requests)?;
         let cache = fitting_cache(&mut self.cache, &self.options, decoder, &planned);
+        stats.cache_bytes = cache.bytes();
         let mut scheduler = scheduler_for(&self.options, cache, &planned)?;
         let mut drafts = Drafts::new(requests, &self.options.eos_token_ids, detokenizer);
         let mut runner = ModelRunner { decoder, weights, cache };
         let mut done = RolloutProgress::default();
-        let mut num_steps = 0;
         while !scheduler.is_idle() {
-            let step = scheduler.schedule();
-            runner.prefill(&step.prefills);
-            runner.cache.copy_blocks(&step.copies);
-            let logits_bv = runner.decode(scheduler.running());
+            let logits_bv = run_step(&mut scheduler, &mut runner, &mut stats);
+            let running = scheduler.running();
             let params: Vec<&SamplingParams> =
-                scheduler.running().iter().map(|s| &requests[s.request_idx].sampling).collect();
-            let drawn = sampler::draw_rows(&logits_bv, scheduler.running(), &params)?;
-            let mut verdicts = Vec::with_capacity(drawn.len());
-            for (sequence, &drawn) in scheduler.running().iter().zip(&drawn) {
-                verdicts.push((drawn.token, drafts.push(sequence, drawn)?));
-            }
+                running.iter().map(|s| &requests[s.request_idx].sampling).collect();
+            let drawn = timed(&mut stats.sampling_time, || sampler::draw_rows(&logits_bv, running, &params))?;
+            let verdicts =
+                running.iter().zip(&drawn).map(|(s, &drawn)| Ok((drawn.token, drafts.push(s, drawn)?)));
+            let verdicts = verdicts.collect::<Result<Vec<_>, RolloutError>>()?;
             for sequence in scheduler.advance(&verdicts) {
                 drafts.finish(&sequence)?;
                 done.num_finished += 1;
             }
-            num_steps += 1;
+            stats.num_steps += 1;
             done.num_tokens += drawn.len();
             done.num_running = scheduler.running().len();
             done.num_waiting = scheduler.num_waiting();
             progress(done);
         }
-        self.stats = RolloutStats {
-            num_tokens: done.num_tokens,
-            num_steps,
-            num_prefilled_tokens: scheduler.stats().prefilled_tokens,
-            num_preemptions: scheduler.stats().preemptions,
-            cache_bytes: runner.cache.bytes(),
-        };
+        stats.num_tokens = done.num_tokens;
+        stats.num_prefilled_tokens = scheduler.stats().prefilled_tokens;
+        stats.num_preemptions = scheduler.stats().preemptions;
+        self.stats = stats;
         Ok(drafts.into_completions())
     }
 
@@ -149,6 +147,24 @@ impl RolloutEngine {
         };
         requests.iter().enumerate().map(plan).collect()
     }
+}
+
+/// Runs one step of the scheduler up to the logits [b, v] of its running sequences.
+fn run_step(scheduler: &mut Scheduler, runner: &mut ModelRunner<'_>, stats: &mut RolloutStats) -> Tensor {
+    let step = scheduler.schedule();
+    timed(&mut stats.prefill_time, || runner.prefill(&step.prefills));
+    timed(&mut stats.decode_time, || {
+        runner.cache.copy_blocks(&step.copies);
+        runner.decode(scheduler.running())
+    })
+}
+
+/// Adds the time that `work` takes to `total`.
+fn timed<T>(total: &mut Duration, work: impl FnOnce() -> T) -> T {
+    let started = Instant::now();
+    let result = work();
+    *total += started.elapsed();
+    result
 }
 
 fn check_fresh(weights: &RolloutWeights, decoder: &Decoder) -> Result<(), RolloutError> {
