@@ -8,6 +8,7 @@
 
 pub mod checkpoint;
 pub mod data;
+pub mod generate;
 pub mod jsonl;
 pub mod model;
 pub mod model_args;

@@ -206,3 +206,20 @@ pub enum RolloutError {
         source: rlt_torch::Error,
     },
 }
+
+impl RolloutError {
+    /// Number of the request at fault, where there is one.
+    pub fn request_idx(&self) -> Option<usize> {
+        match self {
+            Self::Sampling { request_idx, .. }
+            | Self::PromptTooLong { request_idx, .. }
+            | Self::UnknownToken { request_idx, .. }
+            | Self::NonFiniteLogits { request_idx, .. }
+            | Self::Detokenize { request_idx, .. } => Some(*request_idx),
+            Self::Schedule(source) => source.request_idx(),
+            Self::Asleep | Self::StaleWeights { .. } | Self::OlderWeights { .. } | Self::Tensor { .. } => {
+                None
+            }
+        }
+    }
+}

@@ -59,6 +59,18 @@ pub enum SchedulerError {
     },
 }
 
+impl SchedulerError {
+    /// Number of the request at fault, where there is one.
+    pub fn request_idx(&self) -> Option<usize> {
+        match *self {
+            Self::EmptyPrompt { request_idx }
+            | Self::NoNewTokens { request_idx }
+            | Self::TooLong { request_idx, .. } => Some(request_idx),
+            Self::ZeroLimit { .. } => None,
+        }
+    }
+}
+
 /// Tokens whose keys and values are to be computed and stored; nothing is sampled from them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prefill {

@@ -1,0 +1,31 @@
+//! Rollouts of a model with an adapter: merged for generating, unmerged for training, the same numbers.
+
+use rlt_core::sampling::SamplingParams;
+use rlt_trainer::rollout::{RolloutEngine, RolloutError};
+
+use crate::fixture::*;
+
+#[test]
+fn rollout_logprobs_are_the_actors_with_an_adapter() {
+    for family in ["llama", "qwen3", "gemma"] {
+        let mut decoder = decoder(family);
+        let requests = requests(4, 2, &SamplingParams::default());
+        let base = generate(&decoder, options(), &requests).unwrap();
+        decoder.load_adapter(&folder(family).join("adapter")).unwrap();
+        let adapted = generate(&decoder, options(), &requests).unwrap();
+        assert_ne!(tokens(&base), tokens(&adapted), "{family}: the adapter takes part");
+        let error = actor_error(&decoder, &requests, &adapted);
+        assert!(error <= 1e-5, "{family}: {error:.1e}");
+    }
+}
+
+#[test]
+fn an_adapter_that_changed_is_found() {
+    let mut decoder = decoder("llama");
+    let requests = requests(1, 1, &SamplingParams::default());
+    let mut engine = RolloutEngine::new(options());
+    engine.sync_weights(&decoder, 0).unwrap();
+    decoder.load_adapter(&folder("llama").join("adapter")).unwrap();
+    let stale = engine.generate(&decoder, &requests, &Letters, &mut |_| {});
+    assert!(matches!(stale, Err(RolloutError::StaleWeights { .. })), "{stale:?}");
+}
