@@ -4,20 +4,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Time limits of the whole job.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct RunPolicySpec {
     /// Seconds after which the job is stopped with a checkpoint; by default none.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 315360000))]
     pub active_deadline_seconds: Option<u64>,
-    /// Seconds from the termination signal to the kill; a checkpoint is saved in that time.
-    #[schemars(range(min = 1, max = 86400))]
-    pub termination_grace_period_seconds: u64,
-}
-
-impl Default for RunPolicySpec {
-    fn default() -> Self {
-        Self { active_deadline_seconds: None, termination_grace_period_seconds: 60 }
-    }
 }

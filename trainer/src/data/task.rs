@@ -39,9 +39,9 @@ fn options(spec: &TaskSpec) -> ArithmeticOptions {
     ArithmeticOptions {
         operators: spec.operators.iter().map(operator).collect(),
         max_operand: u64::from(spec.max_operand),
-        zero_padded: false,
-        reversed_answers: false,
-        demonstration_error_rate: 0.0,
+        zero_padded: spec.zero_padded,
+        reversed_answers: spec.reversed_answers,
+        demonstration_error_rate: spec.demonstration_error_rate,
         num_train: u64::from(spec.num_train),
         num_held_out: u64::from(spec.num_held_out),
         seed: spec.seed,

@@ -1,0 +1,244 @@
+//! Every field of the specification is read by code that acts on it. A field that nobody reads is a lie to whoever
+//! sets it.
+//!
+//! The scan is of source text. A field counts as read where it is taken from a value named like its group
+//! (`training.max_grad_norm`), or taken or destructured in a file that reaches into its group or names a type that
+//! holds it. Types, rules and resolution in `crds/` are no readers, plans are.
+
+#![expect(clippy::unwrap_used, reason = "a broken source tree should end the test")]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use regex::Regex;
+
+/// Where readers live.
+const READERS: [&str; 3] = ["trainer/src", "operator", "crds/src/plan"];
+
+/// Fields that resolution turns into a choice between types or into a call: what reading them looks like.
+const TURNED: [(&str, &str); 15] = [
+    ("model.path", "ModelSource::Path"),
+    ("model.tokenizer.path", "TokenizerSource::Path"),
+    ("model.tokenizer.characters", "TokenizerSource::Characters"),
+    ("model.architecture.num_kv_heads", "kv_heads()"),
+    ("model.architecture.head_dim", "head_width()"),
+    ("data.train", "DataSource::Files"),
+    ("data.held_out", "DataSource::Files"),
+    ("algorithm.kind", "policy_gradient"),
+    ("algorithm.advantage.estimator", "resolved::Advantage"),
+    ("algorithm.loss.policy", "resolved::PolicyLoss"),
+    ("algorithm.loss.aggregation", "resolved::Aggregation"),
+    ("algorithm.kl.placement", "Kl::Reward("),
+    ("training.steps", "length.num_steps"),
+    ("training.epochs", "length.num_steps"),
+    ("training.optimizer.betas", "betas"),
+];
+
+/// Fields whose readers are still to come; nothing may be added.
+const AWAITED: &[&str] = &[
+    "model.tokenizer.path",
+    "model.tokenizer.characters",
+    "data.shuffle",
+    "rewards.timeout_seconds",
+    "rewards.on_error",
+    "algorithm.cold_start.batch_size",
+    "algorithm.cold_start.learning_rate",
+    "algorithm.kl.adaptive.target",
+    "algorithm.kl.adaptive.horizon",
+    "algorithm.importance_correction.level",
+    "algorithm.importance_correction.threshold",
+    "algorithm.importance_correction.lower_threshold",
+    "algorithm.importance_correction.normalize",
+    "algorithm.importance_correction.rejection.statistic",
+    "algorithm.importance_correction.rejection.upper",
+    "algorithm.importance_correction.rejection.lower",
+    "algorithm.dynamic_sampling.metric",
+    "algorithm.dynamic_sampling.max_batches",
+    "rollout.temperature",
+    "rollout.top_p",
+    "rollout.top_k",
+    "rollout.min_p",
+    "rollout.repetition_penalty",
+    "rollout.stop",
+    "rollout.stop_token_ids",
+    "rollout.ignore_eos",
+    "rollout.held_out.temperature",
+    "rollout.held_out.top_p",
+    "training.matmul_precision",
+    "training.optimizer.learning_rate",
+    "training.optimizer.epsilon",
+    "training.optimizer.weight_decay",
+    "training.schedule.warmup_steps",
+    "training.schedule.min_ratio",
+    "training.max_grad_norm",
+    "training.seed",
+    "training.max_consecutive_non_finite",
+    "training.evaluate_every",
+    "training.evaluate_before",
+    "checkpoint.every_steps",
+    "checkpoint.keep",
+    "checkpoint.resume",
+    "checkpoint.resume_from",
+    "checkpoint.export.enabled",
+    "tracking.console",
+    "tracking.tensorboard",
+    "tracking.prometheus.port",
+    "tracking.completions_per_step",
+    "tracking.report",
+    "workers.device",
+    "workers.threads",
+    "run_policy.active_deadline_seconds",
+];
+
+/// A field of the specification that holds a value of its own.
+struct Leaf {
+    path: String,
+    /// The field that holds its struct, such as `optimizer`.
+    group: String,
+    field: String,
+    /// The struct of the specification and those of the resolved specification that have this field.
+    owners: Vec<String>,
+}
+
+#[test]
+fn every_leaf_of_the_specification_is_read() {
+    let leaves = leaves();
+    assert!((100..150).contains(&leaves.len()), "{} leaves", leaves.len());
+    let sources = sources();
+    let is_unread = |leaf: &&Leaf| {
+        let reads = reader(leaf);
+        !sources.iter().any(|source| reads(source))
+    };
+    let unread = leaves.iter().filter(is_unread).map(|leaf| leaf.path.as_str());
+    let unread: Vec<_> = unread.filter(|path| !AWAITED.contains(path)).collect();
+    assert!(
+        unread.is_empty(),
+        "{} of {} fields without a reader:\n{}",
+        unread.len(),
+        leaves.len(),
+        unread.join("\n")
+    );
+}
+
+#[test]
+fn the_scan_tells_reading_from_naming() {
+    let leaf = Leaf {
+        path: "training.optimizer.epsilon".into(),
+        group: "optimizer".into(),
+        field: "epsilon".into(),
+        owners: vec!["OptimizerSpec".into()],
+    };
+    assert!(reads(&leaf, "let x = spec.optimizer.epsilon;"));
+    assert!(reads(&leaf, "fn f(o: &OptimizerSpec) { g(o.epsilon) }"));
+    assert!(reads(&leaf, "let spec::OptimizerSpec { epsilon, .. } = o;"));
+    assert!(!reads(&leaf, "let x = other.epsilon;"));
+    assert!(!reads(&leaf, "struct OptimizerSpec; let epsilon = 1;"));
+    assert!(!reads(&leaf, "optimizer.epsilon_decay"));
+}
+
+fn reads(leaf: &Leaf, source: &str) -> bool {
+    reader(leaf)(source)
+}
+
+/// What tells whether a source reads a field. Searching for plain text first spares most of the work.
+fn reader(leaf: &Leaf) -> impl Fn(&str) -> bool {
+    let Leaf { path, group, field, owners } = leaf;
+    let sign = TURNED.iter().find(|(turned, _)| turned == path).map(|(_, sign)| *sign);
+    let regex = |pattern: String| Regex::new(&pattern).unwrap();
+    let from_group = regex(format!(r"\b{group}\s*\.\s*{field}\b"));
+    let taken = regex(format!(r"\.\s*{field}\b(?:[^=(\w]|\s*==)"));
+    let destructured = regex(format!(r"\b[A-Z]\w*\s*\{{[^{{}}]*\b{field}\b"));
+    let into_group = regex(format!(r"\.\s*{group}\b"));
+    let (field, owners) = (field.clone(), owners.clone());
+    move |source| match sign {
+        Some(sign) => source.contains(sign),
+        None => {
+            source.contains(&field)
+                && (from_group.is_match(source)
+                    || (into_group.is_match(source) || owners.iter().any(|owner| source.contains(owner)))
+                        && (taken.is_match(source) || destructured.is_match(source)))
+        }
+    }
+}
+
+/// The product's own code outside of tests, one text a file.
+fn sources() -> Vec<String> {
+    let files = READERS.iter().flat_map(|folder| rust_files(&root().join(folder)));
+    let is_test = |path: &PathBuf| {
+        let name = path.file_name().unwrap().to_string_lossy();
+        name.ends_with("tests.rs") || path.components().any(|part| part.as_os_str() == "tests")
+    };
+    let code = |path: PathBuf| {
+        let text = fs::read_to_string(path).unwrap();
+        text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default().to_owned()
+    };
+    files.filter(|path| !is_test(path)).map(code).collect()
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+fn rust_files(folder: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files.extend(rust_files(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+    files
+}
+
+/// Names of structs and enums with their fields and the fields' types.
+type Types = BTreeMap<String, Vec<(String, String)>>;
+
+fn types(folder: &str) -> Types {
+    let item = Regex::new(r"(?ms)^pub (?:struct|enum) (\w+) \{\n(.*?)^\}").unwrap();
+    let field =
+        Regex::new(r"(?m)^\s+(?:pub )?([a-z_0-9]+): ([\w<>:, \[\];]+?),?$|([a-z_0-9]+): (\w+)(?:,| \})")
+            .unwrap();
+    let folder = root().join("crds/src").join(folder);
+    let mut files = rust_files(&folder);
+    files.push(folder.with_extension("rs"));
+    let mut types = Types::new();
+    for text in files.iter().map(|file| fs::read_to_string(file).unwrap()) {
+        let text = Regex::new(r"(?m)^\s*//.*$").unwrap().replace_all(&text, "").into_owned();
+        for captures in item.captures_iter(&text) {
+            let fields = field.captures_iter(&captures[2]).map(|field| {
+                let part = |one: usize, other: usize| {
+                    field.get(one).or(field.get(other)).map_or("", |found| found.as_str()).to_owned()
+                };
+                (part(1, 3), part(2, 4))
+            });
+            types.insert(captures[1].to_owned(), fields.collect());
+        }
+    }
+    types
+}
+
+fn leaves() -> Vec<Leaf> {
+    let (spec, resolved) = (types("spec"), types("resolved"));
+    let mut leaves = Vec::new();
+    for (section, type_) in &spec["RLTrainingJobSpec"] {
+        collect(&spec, &resolved, section, section, type_, &mut leaves);
+    }
+    leaves
+}
+
+fn collect(spec: &Types, resolved: &Types, path: &str, group: &str, owner: &str, leaves: &mut Vec<Leaf>) {
+    for (field, type_) in &spec[owner] {
+        let path = format!("{path}.{field}");
+        let inner = type_.trim_start_matches("Option<").trim_start_matches("Vec<").trim_end_matches('>');
+        if spec.get(inner).is_some_and(|fields| !fields.is_empty()) {
+            collect(spec, resolved, &path, field, inner, leaves);
+            continue;
+        }
+        let also = resolved.iter().filter(|(_, fields)| fields.iter().any(|(name, _)| name == field));
+        let owners = also.map(|(name, _)| name).chain([&owner.to_owned()]).cloned().collect();
+        leaves.push(Leaf { path, group: group.to_owned(), field: field.clone(), owners });
+    }
+}
