@@ -26,6 +26,8 @@ mod store;
 #[cfg(test)]
 mod crash_tests;
 #[cfg(test)]
+mod kill_tests;
+#[cfg(test)]
 mod store_tests;
 
 use tch::Tensor;

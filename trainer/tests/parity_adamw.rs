@@ -1,6 +1,7 @@
 //! AdamW equals `torch.optim.AdamW`, clipping and late parameters included, and survives a checkpoint.
 //!
 //! `fixtures/optim/make.py` wrote the expected values.
+#![expect(clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
 

@@ -3,6 +3,7 @@
 //!
 //! Skipped, with a notice, where no Chromium is installed; under `CI` it must be. `RLT_REPORT_FOLDER=dir` keeps the
 //! report and pictures of it there.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::fs;
 use std::io::{Read, Write};

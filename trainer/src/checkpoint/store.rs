@@ -199,7 +199,7 @@ impl CheckpointStore {
     }
 
     /// All committed folders, unreadable ones first, then by save index and step from the newest on.
-    fn newest_first(&self) -> Result<Vec<(PathBuf, Result<SaveOrder, CheckpointError>)>, CheckpointError> {
+    fn newest_first(&self) -> Result<Vec<Candidate>, CheckpointError> {
         let folders = self.entries()?.into_iter().filter_map(|(path, name)| Some((path, step_of(&name)?)));
         let mut ordered: Vec<_> = folders.map(|(path, step)| (save_order(&path, step), path)).collect();
         ordered.sort_by_key(|(order, _)| {
@@ -223,6 +223,9 @@ impl CheckpointStore {
         self.dir.join(format!("{prefix}{name}"))
     }
 }
+
+/// A committed folder and its place in the order, or why its manifest cannot be read.
+type Candidate = (PathBuf, Result<SaveOrder, CheckpointError>);
 
 /// Save index and step: what decides which of two checkpoints is newer.
 type SaveOrder = (u64, u64);

@@ -74,14 +74,14 @@ impl Plot {
         let class = if self.wide { "plot wide" } else { "plot" };
         let mut html = String::new();
         // Writing to a string cannot fail.
-        let _ = write!(
+        let _ = writeln!(
             html,
             "<figure class=\"{class}\" tabindex=\"0\" data-plot=\"{data}\">\
              <figcaption><h3>{title}</h3><p>{caption}</p>{legend}</figcaption>\
              <div class=\"frame\"><div class=\"y\" aria-hidden=\"true\">{y_labels}</div>\
              <div class=\"area\"><svg viewBox=\"0 0 {SIDE} {SIDE}\" preserveAspectRatio=\"none\" role=\"img\">\
              <title>{title}</title><desc>{description}</desc>{grid}{curves}</svg></div>\
-             <div class=\"x\" aria-hidden=\"true\">{x_labels}</div></div></figure>\n",
+             <div class=\"x\" aria-hidden=\"true\">{x_labels}</div></div></figure>",
             data = escape(&self.data(&axes)),
             title = escape(self.title),
             caption = escape(self.caption),

@@ -95,7 +95,8 @@ pub(super) fn sync_all(lanes: &[Lane], timeout: Duration) -> bool {
         receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())).is_ok()
     };
     // No short circuit: every lane gets the whole time.
-    answers.iter().map(|answer| answer.as_ref().is_some_and(answered)).fold(true, |all, one| all && one)
+    let unanswered = answers.iter().filter(|answer| !answer.as_ref().is_some_and(answered));
+    unanswered.count() == 0
 }
 
 fn drain(name: &'static str, mut tracker: Box<dyn Tracker>, items: &Receiver<Item>, losses: &Losses) {
