@@ -8,7 +8,7 @@ use std::time::Instant;
 use tch::{Device, Kind, Tensor};
 
 const LENS: [i32; 16] = [278, 210, 171, 133, 110, 96, 82, 70, 60, 50, 42, 36, 32, 32, 32, 4];
-const ROUNDS: usize = 15;
+const ROUNDS: usize = 7;
 
 fn randn(shape: &[i64]) -> Tensor {
     Tensor::randn(shape, (Kind::Float, Device::Cpu))
@@ -47,12 +47,17 @@ fn compare(name: &str, flops: f64, ours: impl FnMut(), composed: impl FnMut()) {
 
 fn compare_rounds(rounds: usize, name: &str, flops: f64, mut ours: impl FnMut(), mut composed: impl FnMut()) {
     let mut times = [Vec::new(), Vec::new()];
+    // CPU time is accounted in ticks of some milliseconds: short work is repeated until a tick matters little.
+    let mut repeats = [1, 1];
     for round in 0..rounds + 2 {
         for (way, run) in [&mut ours as &mut dyn FnMut(), &mut composed].into_iter().enumerate() {
-            let start = clock();
-            run();
-            if round >= 2 {
-                times[way].push(clock() - start);
+            let (start, wall) = (clock(), Instant::now());
+            (0..repeats[way]).for_each(|_| run());
+            let time = (clock() - start) / f64::from(repeats[way]);
+            if round == 1 {
+                repeats[way] = (60.0 / (wall.elapsed().as_secs_f64() * 1e3)).ceil().clamp(1.0, 2000.0) as u32;
+            } else if round > 1 {
+                times[way].push(time);
             }
         }
     }

@@ -161,9 +161,12 @@ char* rlt_load_cuda(bool* found) {
   return rlt::guarded([&] { *found = rlt::load_cuda(); });
 }
 
+// glibc maps what is larger than a threshold and unmaps it when freed; 32 MiB is the largest threshold it takes. One
+// arena, because only the main one grows without bound: a second thread's buffers would be mapped again.
 void rlt_reuse_large_buffers() {
-  mallopt(M_MMAP_THRESHOLD, 1 << 30);
-  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  mallopt(M_ARENA_MAX, 1);
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);
+  mallopt(M_TRIM_THRESHOLD, INT32_MAX);
   mallopt(M_TOP_PAD, 64 << 20);
 }
 void rlt_release_free_memory() { malloc_trim(0); }

@@ -6,11 +6,8 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use tch::{Device, Kind, Tensor};
 
-fn elements<'a, T>(
-    act: &'static str,
-    tensor: &'a Tensor,
-    kind: Kind,
-) -> Result<(*mut T, usize, &'a Tensor), Error> {
+/// Start and number of the elements, after checking that they lie as `kind` without gaps where the CPU can read them.
+fn elements<T>(act: &'static str, tensor: &Tensor, kind: Kind) -> Result<(*mut T, usize), Error> {
     if tensor.device() != Device::Cpu || tensor.kind() != kind || !tensor.is_contiguous() {
         return Err(Error::Argument {
             act,
@@ -18,13 +15,14 @@ fn elements<'a, T>(
             got: format!("{:?} of {:?} on {:?}", tensor.size(), tensor.kind(), tensor.device()),
         });
     }
-    Ok((tensor.data_ptr().cast(), tensor.numel(), tensor))
+    Ok((tensor.data_ptr().cast(), tensor.numel()))
 }
 
-fn shared<'a, T>((data, len, _): (*mut T, usize, &'a Tensor)) -> &'a [T] {
+fn shared<'a, T>(act: &'static str, tensor: &'a Tensor, kind: Kind) -> Result<&'a [T], Error> {
+    let (data, len) = elements(act, tensor, kind)?;
     // SAFETY: `elements` checked device, dtype and contiguity, and the storage lives as long as the borrowed tensor. An
     // empty tensor may have no storage.
-    if len == 0 { &[] } else { unsafe { std::slice::from_raw_parts(data, len) } }
+    Ok(if len == 0 { &[] } else { unsafe { std::slice::from_raw_parts(data, len) } })
 }
 
 /// The elements of a contiguous f32 tensor on the CPU. Do not change the tensor through another handle while they are
@@ -33,7 +31,7 @@ fn shared<'a, T>((data, len, _): (*mut T, usize, &'a Tensor)) -> &'a [T] {
 /// # Errors
 /// When the tensor lies elsewhere, has another dtype or gaps.
 pub fn f32_slice(tensor: &Tensor) -> Result<&[f32], Error> {
-    elements("reading f32 elements", tensor, Kind::Float).map(shared)
+    shared("reading f32 elements", tensor, Kind::Float)
 }
 
 /// The elements of a contiguous i64 tensor on the CPU; see [`f32_slice`].
@@ -41,7 +39,7 @@ pub fn f32_slice(tensor: &Tensor) -> Result<&[f32], Error> {
 /// # Errors
 /// As [`f32_slice`].
 pub fn i64_slice(tensor: &Tensor) -> Result<&[i64], Error> {
-    elements("reading i64 elements", tensor, Kind::Int64).map(shared)
+    shared("reading i64 elements", tensor, Kind::Int64)
 }
 
 /// The elements of a contiguous f32 tensor on the CPU, to write. Other handles of the same storage see what is written.
@@ -49,7 +47,7 @@ pub fn i64_slice(tensor: &Tensor) -> Result<&[i64], Error> {
 /// # Errors
 /// As [`f32_slice`].
 pub fn f32_slice_mut(tensor: &mut Tensor) -> Result<&mut [f32], Error> {
-    let (data, len, _) = elements::<f32>("writing f32 elements", tensor, Kind::Float)?;
+    let (data, len) = elements::<f32>("writing f32 elements", tensor, Kind::Float)?;
     // SAFETY: as in `shared`; the handle is borrowed mutably.
     Ok(if len == 0 { &mut [] } else { unsafe { std::slice::from_raw_parts_mut(data, len) } })
 }

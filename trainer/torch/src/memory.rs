@@ -52,8 +52,9 @@ pub fn reset_peak_rss() -> Result<(), Error> {
     })
 }
 
-/// Makes the allocator keep and reuse freed large buffers instead of returning them to the kernel, which would hand them
-/// back as fresh pages to be zeroed one by one at the next use. Call once, before the first tensor.
+/// Makes the allocator keep and reuse freed buffers of up to 32 MiB instead of returning them to the kernel, which would
+/// hand them back as fresh pages to be zeroed one by one at the next use (measured: 0.2 ms a MiB, against 0.04 for writing
+/// it). Call once, before the first tensor; [`release_free_memory`] gives back what is kept.
 pub fn reuse_large_buffers() {
     // SAFETY: sets options of the C allocator.
     unsafe { rlt_reuse_large_buffers() }

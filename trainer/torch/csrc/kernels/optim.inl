@@ -22,14 +22,16 @@ static void adamw(const AdamW& a, int64_t begin, int64_t end) {
 template <class T>
 static double sum_of_squares_t(const T* x, int64_t begin, int64_t end) {
   typedef double vd __attribute__((vector_size(W * 8)));
-  vd sum = {};
+  vd sum[4] = {};
   int64_t i = begin;
-  for (; i + W <= end; i += W) {
-    vd wide = __builtin_convertvector(load(x + i), vd);
-    sum += wide * wide;
-  }
+  for (; i + 4 * W <= end; i += 4 * W)
+    for (int k = 0; k < 4; ++k) {
+      vd wide = __builtin_convertvector(load(x + i + k * W), vd);
+      sum[k] += wide * wide;
+    }
+  vd all = (sum[0] + sum[1]) + (sum[2] + sum[3]);
   double total = 0.0;
-  for (int l = 0; l < W; ++l) total += sum[l];
+  for (int l = 0; l < W; ++l) total += all[l];
   for (; i < end; ++i) total += double(to_float(x[i])) * double(to_float(x[i]));
   return total;
 }
