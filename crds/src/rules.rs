@@ -3,6 +3,7 @@
 
 mod algorithm;
 mod data;
+mod loss;
 mod model;
 mod rewards;
 mod training;
@@ -43,7 +44,9 @@ pub(crate) enum Check {
 
 /// Every rule, in the order of the specification's sections.
 pub(crate) fn all() -> impl Iterator<Item = &'static Rule> {
-    [model::RULES, data::RULES, rewards::RULES, algorithm::RULES, training::RULES].into_iter().flatten()
+    [model::RULES, data::RULES, rewards::RULES, algorithm::RULES, loss::RULES, training::RULES]
+        .into_iter()
+        .flatten()
 }
 
 impl Rule {
@@ -94,6 +97,10 @@ fn without_indices(path: &str) -> String {
         }
     }
     plain
+}
+
+fn preset_of(spec: &RLTrainingJobSpec) -> Preset {
+    preset(spec.algorithm.kind, spec.rollout.max_completion_tokens)
 }
 
 /// `['A', 'B']` in CEL, with the names that stand in manifests.

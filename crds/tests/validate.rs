@@ -164,6 +164,32 @@ fn a_resolved_manifest_resolves_to_itself() {
     }
 }
 
+#[test]
+fn texts_that_look_like_something_else_survive_resolution() {
+    let texts = [
+        "0123456789",
+        "1e5",
+        "null",
+        "~",
+        "true",
+        "[a]",
+        "{a}",
+        "# no",
+        "- a",
+        "a: b",
+        " a ",
+        "\"'",
+        "\t",
+        "ü😀",
+    ];
+    for text in texts {
+        let line = format!("    stop: [{}]\n    samplesPerPrompt", json!(text));
+        let job = validate(&arithmetic_with("    samplesPerPrompt", &line)).unwrap();
+        let again = validate(&job.to_yaml().unwrap()).unwrap();
+        assert_eq!(again.spec().rollout.stop, [text]);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 

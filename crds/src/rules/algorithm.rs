@@ -1,10 +1,9 @@
-//! The rules of `spec.algorithm`: every constant that is given must be one that the chosen parts use.
+//! The rules of `spec.algorithm` but for those of its loss: what is given must be used by the chosen parts.
 
-use super::{Check, Rule, cel_effective, cel_list};
-use crate::resolved::{Preset, preset};
+use super::{Check, Rule, cel_effective, cel_list, preset_of};
 use crate::spec::{
-    AdvantageEstimator, AlgorithmKind, KlPlacement, KlSpec, LossAggregation, LossSpec, PolicyLossKind,
-    RLTrainingJobSpec, RejectionSpec, RejectionStatistic,
+    AdvantageEstimator, AlgorithmKind, KlPlacement, KlSpec, RLTrainingJobSpec, RejectionSpec,
+    RejectionStatistic,
 };
 
 const BY_STD: &[AdvantageEstimator] = &[AdvantageEstimator::Grpo, AdvantageEstimator::GrpoPassk];
@@ -18,22 +17,8 @@ const BY_GROUP: &[AdvantageEstimator] = &[
     AdvantageEstimator::OptimalTokenBaseline,
     AdvantageEstimator::Gdpo,
 ];
-const CLIPPING: &[PolicyLossKind] = &[
-    PolicyLossKind::Vanilla,
-    PolicyLossKind::Gspo,
-    PolicyLossKind::GeoMean,
-    PolicyLossKind::Cispo,
-    PolicyLossKind::DppoTv,
-    PolicyLossKind::DppoKl,
-];
-const DUAL_CLIPPING: &[PolicyLossKind] =
-    &[PolicyLossKind::Vanilla, PolicyLossKind::DppoTv, PolicyLossKind::DppoKl];
 const K1: &[RejectionStatistic] =
     &[RejectionStatistic::TokenK1, RejectionStatistic::SequenceSumK1, RejectionStatistic::SequenceMeanK1];
-
-fn preset_of(spec: &RLTrainingJobSpec) -> Preset {
-    preset(spec.algorithm.kind, spec.rollout.max_completion_tokens)
-}
 
 fn estimator(spec: &RLTrainingJobSpec) -> AdvantageEstimator {
     let given = spec.algorithm.advantage.as_ref().and_then(|advantage| advantage.estimator);
@@ -44,22 +29,6 @@ fn cel_estimator(algorithm: &str) -> String {
     cel_effective(algorithm, "advantage", "estimator", |preset| preset.estimator)
 }
 
-fn policy(spec: &RLTrainingJobSpec) -> PolicyLossKind {
-    loss(spec).policy.unwrap_or_else(|| preset_of(spec).policy)
-}
-
-fn cel_policy() -> String {
-    cel_effective("self", "loss", "policy", |preset| preset.policy)
-}
-
-fn cel_aggregation() -> String {
-    cel_effective("self", "loss", "aggregation", |preset| preset.aggregation)
-}
-
-fn loss(spec: &RLTrainingJobSpec) -> LossSpec {
-    spec.algorithm.loss.clone().unwrap_or_default()
-}
-
 fn kl(spec: &RLTrainingJobSpec) -> KlSpec {
     spec.algorithm.kl.clone().unwrap_or_default()
 }
@@ -67,11 +36,6 @@ fn kl(spec: &RLTrainingJobSpec) -> KlSpec {
 fn rejection(spec: &RLTrainingJobSpec, holds: fn(&RejectionSpec) -> bool) -> bool {
     let correction = spec.algorithm.importance_correction.as_ref();
     correction.and_then(|correction| correction.rejection.as_ref()).is_none_or(holds)
-}
-
-/// A rule that a constant of the loss is given only with a policy loss that uses it.
-fn cel_only_with(field: &str, policies: &[PolicyLossKind]) -> String {
-    format!("!has(self.loss) || !has(self.loss.{field}) || {} in {}", cel_policy(), cel_list(policies))
 }
 
 pub(super) const RULES: &[Rule] = &[
@@ -171,102 +135,6 @@ pub(super) const RULES: &[Rule] = &[
                     .is_none()
         }),
         allowed: Some(|_| "2 to 4096".into()),
-    },
-    Rule {
-        scope: "spec.algorithm",
-        at: "loss.clipLow",
-        reads: &["loss.clipLow", "loss.policy", "kind"],
-        message: "clipLow is not used by the policy losses Sapo, Gpg and Dro",
-        cel: || cel_only_with("clipLow", CLIPPING),
-        holds: Check::Spec(|spec| loss(spec).clip_low.is_none() || CLIPPING.contains(&policy(spec))),
-        allowed: None,
-    },
-    Rule {
-        scope: "spec.algorithm",
-        at: "loss.clipHigh",
-        reads: &["loss.clipHigh", "loss.policy", "kind"],
-        message: "clipHigh is not used by the policy losses Sapo, Gpg and Dro",
-        cel: || cel_only_with("clipHigh", CLIPPING),
-        holds: Check::Spec(|spec| loss(spec).clip_high.is_none() || CLIPPING.contains(&policy(spec))),
-        allowed: None,
-    },
-    Rule {
-        scope: "spec.algorithm",
-        at: "loss.dualClip",
-        reads: &["loss.dualClip", "loss.policy", "kind"],
-        message: "dualClip is used only by the policy losses Vanilla, DppoTv and DppoKl",
-        cel: || cel_only_with("dualClip", DUAL_CLIPPING),
-        holds: Check::Spec(|spec| loss(spec).dual_clip.is_none() || DUAL_CLIPPING.contains(&policy(spec))),
-        allowed: None,
-    },
-    Rule {
-        scope: "spec.algorithm",
-        at: "loss.sapoTauPositive",
-        reads: &["loss.sapoTauPositive", "loss.policy", "kind"],
-        message: "sapoTauPositive is used only by the policy loss Sapo",
-        cel: || cel_only_with("sapoTauPositive", &[PolicyLossKind::Sapo]),
-        holds: Check::Spec(|spec| {
-            loss(spec).sapo_tau_positive.is_none() || policy(spec) == PolicyLossKind::Sapo
-        }),
-        allowed: None,
-    },
-    Rule {
-        scope: "spec.algorithm",
-        at: "loss.sapoTauNegative",
-        reads: &["loss.sapoTauNegative", "loss.policy", "kind"],
-        message: "sapoTauNegative is used only by the policy loss Sapo",
-        cel: || cel_only_with("sapoTauNegative", &[PolicyLossKind::Sapo]),
-        holds: Check::Spec(|spec| {
-            loss(spec).sapo_tau_negative.is_none() || policy(spec) == PolicyLossKind::Sapo
-        }),
-        allowed: None,
-    },
-    Rule {
-        scope: "spec.algorithm",
-        at: "loss.droBeta",
-        reads: &["loss.droBeta", "loss.policy", "kind"],
-        message: "droBeta is used only by the policy loss Dro",
-        cel: || cel_only_with("droBeta", &[PolicyLossKind::Dro]),
-        holds: Check::Spec(|spec| loss(spec).dro_beta.is_none() || policy(spec) == PolicyLossKind::Dro),
-        allowed: None,
-    },
-    Rule {
-        scope: "spec.algorithm",
-        at: "loss.aggregation",
-        reads: &["loss.aggregation", "loss.policy", "kind"],
-        message: "the policy losses Gspo, Sapo and GeoMean are defined with SequenceMeanTokenMean alone",
-        cel: || {
-            format!(
-                "!has(self.loss) || !has(self.loss.aggregation) || \
-                 self.loss.aggregation == 'SequenceMeanTokenMean' || !({} in {})",
-                cel_policy(),
-                cel_list(PolicyLossKind::BY_SEQUENCE)
-            )
-        },
-        holds: Check::Spec(|spec| {
-            let other =
-                loss(spec).aggregation.is_some_and(|given| given != LossAggregation::SequenceMeanTokenMean);
-            !other || !PolicyLossKind::BY_SEQUENCE.contains(&policy(spec))
-        }),
-        allowed: Some(|_| "SequenceMeanTokenMean".into()),
-    },
-    Rule {
-        scope: "spec.algorithm",
-        at: "loss.normalizationTokens",
-        reads: &["loss.normalizationTokens", "loss.aggregation", "kind"],
-        message: "normalizationTokens is used only by the aggregation SequenceMeanTokenSumNorm",
-        cel: || {
-            format!(
-                "!has(self.loss) || !has(self.loss.normalizationTokens) || {} == 'SequenceMeanTokenSumNorm'",
-                cel_aggregation()
-            )
-        },
-        holds: Check::Spec(|spec| {
-            let loss = loss(spec);
-            let aggregation = loss.aggregation.unwrap_or_else(|| preset_of(spec).aggregation);
-            loss.normalization_tokens.is_none() || aggregation == LossAggregation::SequenceMeanTokenSumNorm
-        }),
-        allowed: None,
     },
     Rule {
         scope: "spec.algorithm",

@@ -92,4 +92,24 @@ pub(super) const RULES: &[Rule] = &[
             })
         }),
     },
+    Rule {
+        scope: "spec",
+        at: "model.tokenizer.characters",
+        reads: &["model.tokenizer.characters", "data.task.operators", "data.task.kind"],
+        message: "characters must hold the digits, '=' and the operators of data.task",
+        cel: || {
+            "!has(self.data.task) || !has(self.model.tokenizer) || !has(self.model.tokenizer.characters) || \
+             (['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', '='].all(symbol, \
+             self.model.tokenizer.characters.contains(symbol)) && self.data.task.operators.all(symbol, \
+             self.model.tokenizer.characters.contains(symbol)))"
+                .into()
+        },
+        holds: Check::Spec(|spec| {
+            let alphabet = spec.model.tokenizer.as_ref().and_then(|tokenizer| tokenizer.characters.as_ref());
+            let (Some(task), Some(alphabet)) = (&spec.data.task, alphabet) else { return true };
+            let operators = task.operators.iter().map(|operator| operator.symbol());
+            "0123456789=".chars().chain(operators).all(|symbol| alphabet.contains(symbol))
+        }),
+        allowed: None,
+    },
 ];

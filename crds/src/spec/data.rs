@@ -94,6 +94,17 @@ pub enum ArithmeticOperator {
     Multiply,
 }
 
+impl ArithmeticOperator {
+    /// How it is written in manifests and problems.
+    pub fn symbol(self) -> char {
+        match self {
+            Self::Add => '+',
+            Self::Subtract => '-',
+            Self::Multiply => '*',
+        }
+    }
+}
+
 /// A task whose problems are generated; training and held-out problems never overlap.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
