@@ -11,7 +11,7 @@ use crate::fixture::{FAMILIES, Fixture, loss, max_error, packed, predictions};
 const TOLERANCE: f64 = 1e-5;
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn packed_equals_alone(
         family_idx in 0..FAMILIES.len(),
