@@ -98,7 +98,7 @@ impl Actor {
             let predicting_cd = normed_td.index_select(0, &micro_batch.predictors_c);
             rlt_torch::head_forward(
                 &predicting_cd,
-                self.decoder.head_weight(),
+                &self.decoder.compute_head_weight(),
                 &micro_batch.targets,
                 self.options.temperature,
                 self.options.head_chunk_tokens,
@@ -158,7 +158,7 @@ impl Actor {
         };
         let grad_cd = rlt_torch::head_forward_backward(
             &predicting_cd,
-            self.decoder.head_weight(),
+            &self.decoder.compute_head_weight(),
             &micro_batch.targets,
             self.options.temperature,
             self.options.head_chunk_tokens,

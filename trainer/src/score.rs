@@ -177,8 +177,7 @@ fn score_packed(
     let chunk = (LOGITS_AT_ONCE / decoder.config.vocab_size).clamp(16, 4096);
     tch::no_grad(|| {
         let hidden_td = decoder.hidden_states(&input, Adapter::On);
-        let weight_vd = decoder.head_weight().to_kind(decoder.compute_kind());
-        rlt_torch::head_forward(&hidden_td, &weight_vd, &targets, temperature, chunk)
+        rlt_torch::head_forward(&hidden_td, &decoder.compute_head_weight(), &targets, temperature, chunk)
     })
 }
 

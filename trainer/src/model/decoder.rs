@@ -92,6 +92,12 @@ impl Decoder {
         self.head.as_ref().unwrap_or(&self.embedding)
     }
 
+    /// The head's weight in the compute dtype, as the loss head wants it beside hidden states: the very tensor where
+    /// storage and compute agree, else a copy of [vocabulary, hidden], so ask once a micro-batch.
+    pub fn compute_head_weight(&self) -> Tensor {
+        tch::no_grad(|| self.head_weight().detach().to_kind(self.options.compute))
+    }
+
     /// Embedding, all layers and final norm in one differentiable pass: [tokens, hidden].
     pub fn hidden_states(&self, input: &PackedInput, adapter: Adapter) -> Tensor {
         let context = self.context(input, adapter);
