@@ -1,9 +1,9 @@
 //! Advantage estimators: rewards of a step's completions in, one advantage per token out.
 //!
-//! Rows are **completions**: a row starts at the first token after the prompt, so that position `t` means the same
-//! in every row of a group. One family of estimators per file; this one holds what they share and the choice
-//! between them. Definitions follow verl 0.10 (`core_algos.py`); every function is held to verl's own values by the
-//! golden test. How the policy is then moved is [`crate::loss`]'s business.
+//! Rows are **completions**: a row starts at the first token after the prompt, so that position `t` means the
+//! same in every row of a group. One family of estimators per file; this one holds what they share and the
+//! choice between them. Definitions follow verl 0.10 (`core_algos.py`); every function is held to verl's own
+//! values by the golden test. How the policy is then moved is [`crate::loss`]'s business.
 
 mod baseline;
 mod gae;
@@ -41,6 +41,14 @@ pub enum AdvantageError {
         /// The group's id.
         group: usize,
     },
+    /// Every reward part needs a weight.
+    #[error("gdpo sums reward parts by weight, but {num_parts} parts came with {num_weights} weights")]
+    Parts {
+        /// Reward parts given.
+        num_parts: usize,
+        /// Weights given.
+        num_weights: usize,
+    },
     /// The estimator reads something that was not given.
     #[error("estimator {estimator} needs {input}, which is missing")]
     Missing {
@@ -71,8 +79,8 @@ impl Advantages {
 /// How advantages are estimated. The names are verl's `algorithm.adv_estimator`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum AdvantageEstimator {
-    /// `grpo`: reward against the group's mean, by the group's standard deviation unless `normalize_by_std` is off
-    /// (Dr. GRPO, arXiv 2503.20783).
+    /// `grpo`: reward against the group's mean, by the group's standard deviation unless `normalize_by_std`
+    /// is off (Dr. GRPO, arXiv 2503.20783).
     Grpo {
         /// Divide by the group's standard deviation.
         normalize_by_std: bool,
@@ -109,7 +117,8 @@ pub enum AdvantageEstimator {
     Remax,
     /// `opo`: reward against the group's length-weighted mean (arXiv 2505.23585).
     Opo,
-    /// `gpg`: reward against the group's mean, scaled up by the share of samples with a reward (arXiv 2504.02546).
+    /// `gpg`: reward against the group's mean, scaled up by the share of samples with a reward (arXiv
+    /// 2504.02546).
     Gpg,
     /// `optimal_token_baseline`: a baseline per position from the samples' gradient energy.
     OptimalTokenBaseline,
@@ -137,9 +146,11 @@ pub struct AdvantageInputs<'a> {
     pub values: Option<&'a [f64]>,
     /// Each token's log-prob before the update ([`AdvantageEstimator::OptimalTokenBaseline`]).
     pub old_logprobs: Option<&'a [f64]>,
-    /// Sum of the squared probabilities of the whole vocabulary ([`AdvantageEstimator::OptimalTokenBaseline`]).
+    /// Sum of the squared probabilities of the whole vocabulary
+    /// ([`AdvantageEstimator::OptimalTokenBaseline`]).
     pub sum_pi_squared: Option<&'a [f64]>,
-    /// Token weights of the rollout correction ([`AdvantageEstimator::OptimalTokenBaseline`], optional there).
+    /// Token weights of the rollout correction ([`AdvantageEstimator::OptimalTokenBaseline`], optional
+    /// there).
     pub importance_weights: Option<&'a [f64]>,
     /// Each reward function's value of each row ([`AdvantageEstimator::Gdpo`]).
     pub reward_parts: &'a [Vec<f64>],
@@ -189,8 +200,8 @@ impl AdvantageEstimator {
     /// Estimates the advantages of one step's batch.
     ///
     /// # Errors
-    /// When slices do not fit the rows, an input that the estimator needs is missing, or the batch is too small for
-    /// it.
+    /// When slices do not fit the rows, an input that the estimator needs is missing, or the batch is too
+    /// small for it.
     pub fn estimate(&self, inputs: &AdvantageInputs<'_>) -> Result<Advantages, AdvantageError> {
         let AdvantageInputs { rows, token_rewards, groups, .. } = *inputs;
         match self {
@@ -233,16 +244,13 @@ fn outcomes(rows: &Rows, token_rewards: &[f64], groups: &[usize]) -> Result<Vec<
     Ok(rows.sums(token_rewards))
 }
 
-/// Reward still to come at each token that counts: the sum of the rewards of it and of later ones that count.
+/// Reward still to come at each token. A reward counts wherever it lies: the mask says which tokens learn,
+/// and a rejected last token must not take the outcome with it.
 fn rewards_to_go(rows: &Rows, token_rewards: &[f64]) -> Vec<f64> {
-    let mut returns = vec![0.0; rows.num_tokens()];
+    let mut returns = token_rewards.to_vec();
     for range in rows.ranges() {
-        let mut running = 0.0;
-        for token in range.rev() {
-            if rows.mask()[token] {
-                running += token_rewards[token];
-            }
-            returns[token] = running;
+        for token in range.rev().skip(1) {
+            returns[token] += returns[token + 1];
         }
     }
     returns

@@ -1,7 +1,8 @@
-//! What DAPO (arXiv 2503.14476) adds around the loss: dynamic sampling and the soft punishment of overlong answers.
+//! What DAPO (arXiv 2503.14476) adds around the loss: dynamic sampling and the soft punishment of overlong
+//! answers.
 
-/// Whether a rollout group is kept by dynamic sampling: its samples' metric differs, so its advantages do not vanish; a
-/// group of one is kept because it has nothing to differ from (verl: std > 0 or size 1).
+/// Whether a rollout group is kept by dynamic sampling: its samples' metric differs, so its advantages do not
+/// vanish; a group of one is kept because it has nothing to differ from (verl: std > 0 or size 1).
 pub fn keeps_group(metric_values: &[f64]) -> bool {
     metric_values.len() == 1 || metric_values.windows(2).any(|pair| pair[0] != pair[1])
 }

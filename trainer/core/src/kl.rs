@@ -1,5 +1,5 @@
-//! KL divergence between the actor and a reference from single log-probs: estimators with their gradients, the
-//! penalty inside the reward, and the coefficient's controller.
+//! KL divergence between the actor and a reference from single log-probs: estimators with their gradients,
+//! the penalty inside the reward, and the coefficient's controller.
 //!
 //! `d` is always `logprob - ref_logprob` of one token. See <http://joschu.net/blog/kl-approx.html>.
 
@@ -11,7 +11,8 @@ const LOG_RATIO_BOUND: f64 = 20.0;
 /// k3 is clamped to this.
 const K3_BOUND: f64 = 10.0;
 
-/// How the divergence is estimated from one sampled token, and what its gradient is. verl's names in brackets.
+/// How the divergence is estimated from one sampled token, and what its gradient is. verl's names in
+/// brackets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KlEstimator {
     /// d (`kl`, `k1`): unbiased, of either sign; its gradient has expectation 0, so it belongs in the reward.
@@ -20,7 +21,8 @@ pub enum KlEstimator {
     Abs,
     /// d^2 / 2 (`mse`, `k2`): biased value, the right gradient on-policy.
     K2,
-    /// exp(-d) - 1 + d (`low_var_kl`, `k3`): never negative, low variance; d is clamped to +-20, the value to 10.
+    /// exp(-d) - 1 + d (`low_var_kl`, `k3`): never negative, low variance; d is clamped to +-20, the value to
+    /// 10.
     K3,
     /// Value of k1, gradient of k2 (`k1+`, straight-through).
     K1Plus,
@@ -68,8 +70,8 @@ pub struct PenalizedRewards {
     pub mean_kl: f64,
 }
 
-/// Takes `coefficient` times the estimated KL between the sampling policy and the reference from every counting
-/// token's score.
+/// Takes `coefficient` times the estimated KL between the sampling policy and the reference from every
+/// counting token's score.
 ///
 /// # Errors
 /// When a slice does not hold one value per token.

@@ -1,5 +1,5 @@
-//! Log-prob and entropy of one token from its logits, with the gradient of both: the reference that chunked and fused
-//! loss heads are held to. Slices only; the heads themselves are kernels and live elsewhere.
+//! Log-prob and entropy of one token from its logits, with the gradient of both: the reference that chunked
+//! and fused loss heads are held to. Slices only; the heads themselves are kernels and live elsewhere.
 
 /// What one row of logits says about a token.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -12,8 +12,8 @@ pub struct TokenScore {
     pub sum_pi_squared: f64,
 }
 
-/// Scores `label` under softmax(`logits`), which are already divided by the temperature. Not finite where the logits are
-/// not; `label` must be an index of `logits`.
+/// Scores `label` under softmax(`logits`), which are already divided by the temperature. Not finite where the
+/// logits are not; `label` must be an index of `logits`.
 pub fn score(logits: &[f64], label: usize) -> TokenScore {
     let logsumexp = logsumexp(logits);
     let (mut expected_logit, mut sum_pi_squared) = (0.0, 0.0);

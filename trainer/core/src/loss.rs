@@ -1,20 +1,21 @@
 //! What an update minimises: policy loss, KL term and entropy bonus, with gradients by hand.
 //!
-//! The trainer computes log-probs and entropies of a micro-batch (or of a chunk of it); this module answers with the
-//! loss and its derivatives with respect to exactly those two, so that no autograd graph over the loss exists:
+//! The trainer computes log-probs and entropies of a micro-batch (or of a chunk of it); this module answers
+//! with the loss and its derivatives with respect to exactly those two, so that no autograd graph over the
+//! loss exists:
 //!
 //! ```text
 //! Objective::prepare(LossInputs, Denominators) -> PreparedLoss
-//! PreparedLoss::evaluate(token range, logprobs, entropies) -> LossOutputs { loss, dlogprobs, dentropies, metrics }
+//! PreparedLoss::evaluate(chunk, logprobs, entropies) -> LossOutputs { loss, dlogprobs, dentropies, metrics }
 //! ```
 //!
 //! Every aggregation is a weighted sum over tokens whose weights are known before any log-prob is
-//! ([`Aggregation::weights`]) and whose [`Denominators`] count the **whole** batch of the update, over all micro-batches and
-//! ranks. Partial losses and gradients are added, never averaged: the gradient does not depend on how the batch was
-//! split. What a loss must see before it can be evaluated is its [`LossScope`].
+//! ([`Aggregation::weights`]) and whose [`Denominators`] count the **whole** batch of the update, over all
+//! micro-batches and ranks. Partial losses and gradients are added, never averaged: the gradient does not
+//! depend on how the batch was split. What a loss must see before it can be evaluated is its [`LossScope`].
 //!
-//! Definitions follow verl 0.10 (`core_algos.py`) and are held to its values and gradients by the golden test.
-//! Advantages come from [`crate::advantage`]; tensors never appear here.
+//! Definitions follow verl 0.10 (`core_algos.py`) and are held to its values and gradients by the golden
+//! test. Advantages come from [`crate::advantage`]; tensors never appear here.
 
 mod aggregation;
 mod clipped;
@@ -52,7 +53,8 @@ pub enum LossError {
     },
     /// A chunk does not lie in the rows or its slices do not have its length.
     #[error(
-        "chunk {start}..{end} of {num_tokens} tokens came with {num_logprobs} log-probs and {num_entropies} entropies"
+        "chunk {start}..{end} of {num_tokens} tokens came with {num_logprobs} log-probs and {num_entropies} \
+         entropies"
     )]
     Chunk {
         /// First token of the chunk.

@@ -1,7 +1,9 @@
-//! Samples of different lengths -> micro-batches under a strict token budget, and the layout of each as one token stream.
+//! Samples of different lengths -> micro-batches under a strict token budget, and the layout of each as one
+//! token stream.
 //!
-//! A micro-batch never holds more tokens than the budget; a sample that does not fit alone is an error. Nothing is
-//! cut, padded, lost or repeated. Memory limits are decided elsewhere and arrive here as the budget.
+//! A micro-batch never holds more tokens than the budget; a sample that does not fit alone is an error.
+//! Nothing is cut, padded, lost or repeated. Memory limits are decided elsewhere and arrive here as the
+//! budget.
 
 mod balance;
 mod fill;
@@ -37,15 +39,17 @@ pub enum PackingError {
 /// Which samples go into which micro-batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Packing {
-    /// Sample indices of each micro-batch in rising order; micro-batches with more work come first, so that the largest
-    /// need of memory shows at once.
+    /// Sample indices of each micro-batch in rising order; micro-batches with more work come first, so that
+    /// the largest need of memory shows at once.
     pub micro_batches: Vec<Vec<usize>>,
 }
 
-/// Packs samples of these lengths (tokens, the prompt's included) into micro-batches of at most `max_tokens` tokens.
+/// Packs samples of these lengths (tokens, the prompt's included) into micro-batches of at most `max_tokens`
+/// tokens.
 ///
-/// There are at most one more of them than the fewest possible (proved by lower bound or brute force in the tests), and
-/// their work, [`workload`] at `hidden_size`, is balanced. The same input gives the same answer everywhere.
+/// There are at most one more of them than the fewest possible (proved by lower bound or brute force in the
+/// tests), and their work, [`workload`] at `hidden_size`, is balanced. The same input gives the same answer
+/// everywhere.
 ///
 /// # Errors
 /// Names the first sample that is longer than `max_tokens`.
@@ -76,8 +80,8 @@ impl Packing {
         self.micro_batches.concat()
     }
 
-    /// Brings one value per sample, in the order of [`Packing::order`], back to the order of the samples. Gives `None`
-    /// when there are more or fewer values than samples.
+    /// Brings one value per sample, in the order of [`Packing::order`], back to the order of the samples.
+    /// Gives `None` when there are more or fewer values than samples.
     pub fn restore<T>(&self, packed: impl IntoIterator<Item = T>) -> Option<Vec<T>> {
         let order = self.order();
         let mut restored: Vec<Option<T>> = order.iter().map(|_| None).collect();
@@ -202,7 +206,8 @@ mod tests {
             };
             let lens: Vec<usize> = cuts.iter().flat_map(triplet).collect();
             let packing = check(&lens, 1000)?;
-            prop_assert!(packing.micro_batches.len() <= cuts.len() + 1, "{} for {}", packing.micro_batches.len(), cuts.len());
+            let num = packing.micro_batches.len();
+            prop_assert!(num <= cuts.len() + 1, "{num} for {}", cuts.len());
         }
 
         #[test]

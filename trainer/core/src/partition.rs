@@ -40,15 +40,15 @@ pub enum PartitionError {
     },
 }
 
-/// Work of one sequence in a decoder: proportional to 12 h^2 L + 2 h L^2 floating point operations a layer, in units
-/// of 2 h so that sums over any batch fit. verl fixes h = 4096: 24576 L + L^2.
+/// Work of one sequence in a decoder: proportional to 12 h^2 L + 2 h L^2 floating point operations a layer,
+/// in units of 2 h so that sums over any batch fit. verl fixes h = 4096: 24576 L + L^2.
 pub fn workload(len: usize, hidden_size: usize) -> u64 {
     let (len, hidden_size) = (len as u64, hidden_size as u64);
     6 * hidden_size * len + len * len
 }
 
-/// Order within a rank's part in which work rises and falls again, so that micro-batches cut from neighbours are
-/// alike: ascending by work, then every second item, then the others backwards.
+/// Order within a rank's part in which work rises and falls again, so that micro-batches cut from neighbours
+/// are alike: ascending by work, then every second item, then the others backwards.
 pub fn zigzag(part: &[usize], workloads: &[u64]) -> Vec<usize> {
     let mut sorted = part.to_vec();
     sorted.sort_unstable_by_key(|item| (workloads[*item], *item));

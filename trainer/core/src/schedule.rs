@@ -1,4 +1,5 @@
-//! The learning rate over the steps of a run. One RL step advances it once, however many optimizer updates it makes.
+//! The learning rate over the steps of a run. One RL step advances it once, however many optimizer updates it
+//! makes.
 
 use std::f64::consts::PI;
 
@@ -20,8 +21,8 @@ pub struct Schedule {
     pub learning_rate: f64,
     /// Shape after the warm-up.
     pub decay: Decay,
-    /// Steps until the peak is reached. The first step has 1 / (`warmup_steps` + 1) of it: verl's and transformers' curves
-    /// start at 0 and so waste their first step.
+    /// Steps until the peak is reached. The first step has 1 / (`warmup_steps` + 1) of it: verl's and
+    /// transformers' curves start at 0 and so waste their first step.
     pub warmup_steps: u64,
     /// Steps of the whole run.
     pub num_steps: u64,

@@ -1,5 +1,5 @@
-//! Means, variances and whitening over the tokens that count, as verl's `torch_functional.masked_*` define them, and the
-//! same of plain values.
+//! Means, variances and whitening over the tokens that count, as verl's `torch_functional.masked_*` define
+//! them, and the same of plain values.
 
 use thiserror::Error;
 
@@ -67,7 +67,8 @@ pub fn masked_whiten(rows: &Rows, values: &[f64], shift_mean: bool) -> Result<Ve
     Ok(values.iter().map(|value| (value - mean) * scale + kept).collect())
 }
 
-/// Mean of at least one value, exact where all are equal: a group without a signal then differs from its mean by exactly 0.
+/// Mean of at least one value, exact where all are equal: a group without a signal then differs from its mean
+/// by exactly 0.
 pub(crate) fn mean(values: &[f64]) -> f64 {
     let count = values.len() as f64;
     let rough = values.iter().sum::<f64>() / count;

@@ -1,5 +1,5 @@
-//! Proofs about the objective of an update: its gradient does not depend on how the batch is split, it is the slope of
-//! the loss, and values and metrics agree with tables computed by hand.
+//! Proofs about the objective of an update: its gradient does not depend on how the batch is split, it is the
+//! slope of the loss, and values and metrics agree with tables computed by hand.
 
 #![expect(clippy::unwrap_used, reason = "a loss that cannot be computed is a failed test")]
 
@@ -157,7 +157,7 @@ proptest! {
             metrics += got.metrics;
             let tokens = sequences.iter().flat_map(|sequence| rows.range(*sequence));
             for (at, token) in tokens.enumerate() {
-                prop_assert!(close(got.dlogprobs[at], expected.dlogprobs[token]), "{policy:?} {aggregation:?}");
+                prop_assert!(close(got.dlogprobs[at], expected.dlogprobs[token]), "{policy:?}");
                 prop_assert!(close(got.dentropies[at], expected.dentropies[token]));
             }
         }
@@ -167,8 +167,8 @@ proptest! {
         }
     }
 
-    /// Central differences of the whole loss. Losses that stop the gradient through their ratio on purpose (CISPO, DPPO) have
-    /// no such slope; GSPO has, because all tokens of a sequence share its advantage.
+    /// Central differences of the whole loss. Losses that stop the gradient through their ratio on purpose
+    /// (CISPO, DPPO) have no such slope; GSPO has, because all tokens of a sequence share its advantage.
     #[test]
     fn the_gradient_is_the_slope_of_the_loss(
         batch in batches(),

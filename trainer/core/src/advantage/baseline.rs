@@ -5,8 +5,8 @@ use super::{AdvantageError, Advantages, outcomes, rewards_to_go};
 use crate::rows::Rows;
 use crate::whiten::EPSILON;
 
-/// OPO (arXiv 2505.23585): R minus the group's mean reward weighted by completion length; a group of one keeps its
-/// raw reward.
+/// OPO (arXiv 2505.23585): R minus the group's mean reward weighted by completion length; a group of one
+/// keeps its raw reward.
 ///
 /// # Errors
 /// When `token_rewards` or `groups` do not fit the rows.
@@ -22,8 +22,8 @@ pub fn opo(rows: &Rows, token_rewards: &[f64], groups: &[usize]) -> Result<Advan
     Ok(Advantages::per_row(rows, &advantages))
 }
 
-/// GPG (arXiv 2504.02546): R minus the group's mean, times the number of samples over the number of samples whose
-/// reward is not 0, so that a batch with few successes is not scaled away.
+/// GPG (arXiv 2504.02546): R minus the group's mean, times the number of samples over the number of samples
+/// whose reward is not 0, so that a batch with few successes is not scaled away.
 ///
 /// # Errors
 /// When `token_rewards` or `groups` do not fit the rows.
@@ -56,11 +56,12 @@ pub struct OptimalTokenBaselineInputs<'a> {
     pub importance_weights: Option<&'a [f64]>,
 }
 
-/// Optimal token baseline: at position t of a group, B_t = sum(G_t W_t) / (sum(W_t) + 1e-8) over its rows, with G_t the
-/// reward to go and W_t the gradient energy so far, the running sum of 1 - 2 pi + sum(pi^2). Advantage = G_t - B_t.
+/// Optimal token baseline: at position t of a group, B_t = sum(G_t W_t) / (sum(W_t) + 1e-8) over its rows,
+/// with G_t the reward to go and W_t the gradient energy so far, the running sum of 1 - 2 pi + sum(pi^2).
+/// Advantage = G_t - B_t.
 ///
-/// A group of one has no baseline. Where only the longest row of a group is left there is nothing to compare with
-/// and the baseline is 0 too; as in verl, "longest" counts the tokens that count.
+/// A group of one has no baseline. Where only the longest row of a group is left there is nothing to compare
+/// with and the baseline is 0 too; as in verl, "longest" counts the tokens that count.
 ///
 /// # Errors
 /// When slices do not fit the rows.

@@ -4,9 +4,9 @@ use super::{AdvantageError, Advantages};
 use crate::rows::Rows;
 use crate::whiten::masked_whiten;
 
-/// GAE with discount `gamma` and trace `lambda`; returns are advantage + value before the advantages are whitened
-/// over the tokens that count. Masked tokens (tool observations, padding) are stepped over: they carry neither value
-/// nor error. As in verl their own entries are whitened with the rest and mean nothing.
+/// GAE with discount `gamma` and trace `lambda`; returns are advantage + value before the advantages are
+/// whitened over the tokens that count. Masked tokens (tool observations, padding) are stepped over: they
+/// carry neither value nor error. As in verl their own entries are whitened with the rest and mean nothing.
 ///
 /// # Errors
 /// When slices do not fit the rows or fewer than two tokens count.

@@ -23,7 +23,8 @@ pub(super) fn select(outcomes: &[f64], of: &[usize]) -> Vec<f64> {
     of.iter().map(|row_idx| outcomes[*row_idx]).collect()
 }
 
-/// Mean of a group with more than one member; a single sample has nothing to compare with and keeps its reward.
+/// Mean of a group with more than one member; a single sample has nothing to compare with and keeps its
+/// reward.
 pub(super) fn mean_or_zero(values: &[f64]) -> f64 {
     if values.len() > 1 { mean(values) } else { 0.0 }
 }

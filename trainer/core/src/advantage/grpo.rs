@@ -5,8 +5,8 @@ use super::{AdvantageError, Advantages, STD_EPSILON, outcomes};
 use crate::rows::Rows;
 use crate::whiten::{masked_whiten, std};
 
-/// GRPO (arXiv 2402.03300): (R - mean) / (std + 1e-6) of the group, std unbiased; without `normalize_by_std` only
-/// the mean is taken off (Dr. GRPO). A group of one keeps its raw reward (mean 0, std 1), as in verl.
+/// GRPO (arXiv 2402.03300): (R - mean) / (std + 1e-6) of the group, std unbiased; without `normalize_by_std`
+/// only the mean is taken off (Dr. GRPO). A group of one keeps its raw reward (mean 0, std 1), as in verl.
 ///
 /// # Errors
 /// When `token_rewards` or `groups` do not fit the rows.
@@ -89,9 +89,9 @@ pub fn grpo_pass_at_k(
     Ok(Advantages::per_row(rows, &advantages))
 }
 
-/// GDPO (arXiv 2601.05242): every reward part is normalised within its group on its own, so that a part with a large
-/// range cannot drown the others; the weighted sum is whitened over all tokens that count. `reward_parts` holds one
-/// vector of row values per part and `weights` one weight per part.
+/// GDPO (arXiv 2601.05242): every reward part is normalised within its group on its own, so that a part with
+/// a large range cannot drown the others; the weighted sum is whitened over all tokens that count.
+/// `reward_parts` holds one vector of row values per part and `weights` one weight per part.
 ///
 /// # Errors
 /// When slices do not fit each other or fewer than two tokens count.
@@ -104,7 +104,8 @@ pub fn gdpo(
 ) -> Result<Advantages, AdvantageError> {
     rows.check_rows("groups", groups)?;
     if reward_parts.is_empty() || reward_parts.len() != weights.len() {
-        return Err(AdvantageError::Missing { estimator: "gdpo", input: "reward_parts" });
+        let (num_parts, num_weights) = (reward_parts.len(), weights.len());
+        return Err(AdvantageError::Parts { num_parts, num_weights });
     }
     let mut summed = vec![0.0; rows.num_rows()];
     for (part, weight) in reward_parts.iter().zip(weights) {

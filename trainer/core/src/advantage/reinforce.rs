@@ -7,8 +7,9 @@ use crate::whiten::masked_whiten;
 
 /// REINFORCE++ (arXiv 2501.03262): discounted reward to go, whitened over all tokens that count.
 ///
-/// Masked tokens inside a row (tool observations) are stepped over: they neither end the return nor discount it.
-/// verl 0.10 does so; verl 0.8 reset the return there and so lost the reward of everything before a tool call.
+/// Masked tokens inside a row (tool observations, rejected tokens) are stepped over: they neither end the return
+/// nor discount it, and a reward that lies on one passes to the last counting token before it. verl 0.10 steps
+/// over them too; verl 0.8 reset the return there and so lost the reward of everything before a tool call.
 ///
 /// # Errors
 /// When `token_rewards` do not fit the rows or fewer than two tokens count.
@@ -20,18 +21,21 @@ pub fn reinforce_plus_plus(
     rows.check_tokens("token_rewards", token_rewards)?;
     let mut returns = vec![0.0; rows.num_tokens()];
     for range in rows.ranges() {
-        let mut running = 0.0;
-        for token in range.rev().filter(|token| rows.mask()[*token]) {
-            running = token_rewards[token] + gamma * running;
-            returns[token] = running;
+        let (mut running, mut passed_on) = (0.0, 0.0);
+        for token in range.rev() {
+            passed_on += token_rewards[token];
+            if rows.mask()[token] {
+                running = std::mem::take(&mut passed_on) + gamma * running;
+                returns[token] = running;
+            }
         }
     }
     let advantages = whitened(rows, &returns)?;
     Ok(Advantages { advantages, returns })
 }
 
-/// REINFORCE++ with a group baseline: R - mean of the group (0 for a group of one), whitened over all tokens that
-/// count, so long completions weigh more in the mean.
+/// REINFORCE++ with a group baseline: R - mean of the group (0 for a group of one), whitened over all tokens
+/// that count, so long completions weigh more in the mean.
 ///
 /// # Errors
 /// When slices do not fit the rows or fewer than two tokens count.
@@ -49,8 +53,8 @@ pub fn reinforce_plus_plus_baseline(
     Ok(Advantages { returns: advantages.clone(), advantages })
 }
 
-/// ReMax (arXiv 2310.10505): reward to go minus the reward of the greedy completion of the same prompt, one per row
-/// in `greedy_rewards`. They must come from decoding at temperature 0.
+/// ReMax (arXiv 2310.10505): reward to go minus the reward of the greedy completion of the same prompt, one
+/// per row in `greedy_rewards`. They must come from decoding at temperature 0.
 ///
 /// # Errors
 /// When slices do not fit the rows.
@@ -86,6 +90,14 @@ mod tests {
         let rows = Rows::from_masks([&[true, false, false, true][..]]);
         let got = reinforce_plus_plus(&rows, &[0.0, 0.0, 0.0, 1.0], 0.9).unwrap();
         assert_eq!(got.returns, [0.9, 0.0, 0.0, 1.0]);
+    }
+
+    #[test]
+    fn a_rejected_last_token_does_not_take_the_reward_with_it() {
+        let rows = Rows::from_masks([&[true, true, false][..]]);
+        let rewards = [0.0, 0.0, 1.0];
+        assert_eq!(reinforce_plus_plus(&rows, &rewards, 0.5).unwrap().returns, [0.5, 1.0, 0.0]);
+        assert_eq!(remax(&rows, &rewards, &[0.25]).unwrap().advantages[..2], [0.75, 0.75]);
     }
 
     #[test]

@@ -5,8 +5,9 @@ use super::{AdvantageError, Advantages, outcomes};
 use crate::rows::Rows;
 use crate::whiten::mean;
 
-/// RLOO: R - mean of the others' rewards. A group of one keeps its raw reward, as in verl; [`rloo_vectorized`] gives
-/// it 0, which is the better choice where groups of one can occur: a raw reward is no advantage.
+/// RLOO: R - mean of the others' rewards. A group of one keeps its raw reward, as in verl;
+/// [`rloo_vectorized`] gives it 0, which is the better choice where groups of one can occur: a raw reward is
+/// no advantage.
 ///
 /// # Errors
 /// When `token_rewards` or `groups` do not fit the rows.

@@ -5,8 +5,9 @@ use crate::metrics::Metrics;
 use crate::rows::Rows;
 use crate::whiten::{mean, mean_where, std};
 
-/// verl's `rollout_corr/*` and `training/rollout_*` of a batch: KL estimates, perplexities, chi-square, and the difference of
-/// the probabilities themselves. All of them are 0 (or 1 for ratios and the correlation) where both agree.
+/// verl's `rollout_corr/*` and `training/rollout_*` of a batch: KL estimates, perplexities, chi-square, and
+/// the difference of the probabilities themselves. All of them are 0 (or 1 for ratios and the correlation)
+/// where both agree.
 ///
 /// Log-probs are natural, one per token; masked tokens are never read.
 ///

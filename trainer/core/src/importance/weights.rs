@@ -182,7 +182,8 @@ impl View<'_> {
         ]
     }
 
-    /// Standard deviation over tokens, and the share of tokens that would carry the same information unweighted.
+    /// Standard deviation over tokens, and the share of tokens that would carry the same information
+    /// unweighted.
     fn spread(&self) -> [(&'static str, f64); 2] {
         let upper = self.rule.bounds.upper();
         let held = |token: usize| self.weights[token].clamp(0.0, upper);

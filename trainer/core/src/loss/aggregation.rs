@@ -6,8 +6,8 @@ use std::ops::Add;
 use crate::rows::Rows;
 use crate::whiten::EPSILON;
 
-/// How per-token losses become one number; names are verl's `loss_agg_mode`. T is the number of counting tokens and
-/// B the number of sequences with at least one, both of the whole batch.
+/// How per-token losses become one number; names are verl's `loss_agg_mode`. T is the number of counting
+/// tokens and B the number of sequences with at least one, both of the whole batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Aggregation {
     /// `token-mean`: sum over tokens / T (DAPO).
@@ -16,11 +16,11 @@ pub enum Aggregation {
     TokenSum,
     /// `seq-mean-token-sum`: sum over tokens / B.
     SeqMeanTokenSum,
-    /// `seq-mean-token-sum-norm`: sum over tokens / (B * `scale`) (Dr. GRPO, with the longest completion allowed as
-    /// scale). verl 0.8 did not divide by B.
+    /// `seq-mean-token-sum-norm`: sum over tokens / (B * `scale`) (Dr. GRPO, with the longest completion
+    /// allowed as scale). verl 0.8 did not divide by B.
     SeqMeanTokenSumNorm {
-        /// A constant length in tokens, above 0. verl falls back to the width of the padded batch, which would make
-        /// the gradient depend on the batch; here it has to be said.
+        /// A constant length in tokens, above 0. verl falls back to the width of the padded batch, which
+        /// would make the gradient depend on the batch; here it has to be said.
         scale: f64,
     },
     /// `seq-mean-token-mean`: mean over sequences of their mean over tokens (GRPO).
@@ -72,8 +72,8 @@ impl Aggregation {
         }
     }
 
-    /// What each token's loss is multiplied by before everything is added up; 0 where masked, and everywhere when
-    /// the whole batch has nothing that counts.
+    /// What each token's loss is multiplied by before everything is added up; 0 where masked, and everywhere
+    /// when the whole batch has nothing that counts.
     pub fn weights(self, rows: &Rows, batch: &Denominators) -> Vec<f64> {
         let per_row: Vec<f64> =
             (0..rows.num_rows()).map(|row_idx| self.row_weight(rows.valid_len(row_idx), batch)).collect();

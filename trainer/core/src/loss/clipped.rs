@@ -17,8 +17,8 @@ pub(super) fn vanilla(token: &Token, clip: Clip, dual_clip: Option<f64>) -> Toke
     loss
 }
 
-/// max(-A r, -A clip(r)), where r has derivative `slope`. The gradient is that of -A r or nothing: where the clip wins
-/// it is constant.
+/// max(-A r, -A clip(r)), where r has derivative `slope`. The gradient is that of -A r or nothing: where the
+/// clip wins it is constant.
 pub(super) fn clipped_surrogate(advantage: f64, ratio: f64, slope: f64, clip: Clip) -> TokenLoss {
     let (free, held) = (-advantage * ratio, -advantage * clip.apply(ratio));
     let clipped = held > free;
@@ -53,7 +53,8 @@ pub(super) fn dppo_tv_allows(token: &Token, clip: Clip) -> bool {
     if token.advantage > 0.0 { moved <= clip.high } else { moved >= -clip.low }
 }
 
-/// The token's Bernoulli KL is within the clip, or the probability lies on the side that the advantage pushes away from.
+/// The token's Bernoulli KL is within the clip, or the probability lies on the side that the advantage pushes
+/// away from.
 pub(super) fn dppo_kl_allows(token: &Token, clip: Clip) -> bool {
     let (prob, old_prob) = (token.logprob.exp(), token.old_logprob.exp());
     let rest = ((1.0 - old_prob + BERNOULLI_EPSILON) / (1.0 - prob + BERNOULLI_EPSILON)).ln();

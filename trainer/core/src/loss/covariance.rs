@@ -1,5 +1,6 @@
-//! Clip-Cov and KL-Cov (arXiv 2505.22617): a few tokens whose log-prob and advantage covary most are held back, so
-//! that the entropy does not collapse. Which ones is decided over the whole batch, before any gradient.
+//! Clip-Cov and KL-Cov (arXiv 2505.22617): a few tokens whose log-prob and advantage covary most are held
+//! back, so that the entropy does not collapse. Which ones is decided over the whole batch, before any
+//! gradient.
 
 use super::LossError;
 use super::clipped::clipped_surrogate;
@@ -24,10 +25,11 @@ pub struct CovarianceInputs<'a> {
 }
 
 impl PolicyLoss {
-    /// Chooses the tokens that a loss of [`super::LossScope::Batch`] treats specially: Clip-Cov at random among the
-    /// candidates, KL-Cov the highest. One flag per token, all false for other losses.
+    /// Chooses the tokens that a loss of [`super::LossScope::Batch`] treats specially: Clip-Cov at random
+    /// among the candidates, KL-Cov the highest. One flag per token, all false for other losses.
     ///
-    /// verl decides per micro-batch, so that its choice depends on the split; here it is over the whole batch.
+    /// verl decides per micro-batch, so that its choice depends on the split; here it is over the whole
+    /// batch.
     ///
     /// # Errors
     /// When a slice does not fit the rows.

@@ -22,8 +22,8 @@ pub struct KlTerm {
 pub struct Objective {
     /// What moves the policy.
     pub policy: PolicyLoss,
-    /// How tokens become one number; some policy losses bring their own ([`PolicyLoss::aggregation`]), the other
-    /// terms always use this one.
+    /// How tokens become one number; some policy losses bring their own ([`PolicyLoss::aggregation`]), the
+    /// other terms always use this one.
     pub aggregation: Aggregation,
     /// The pull to the reference policy.
     pub kl: Option<KlTerm>,
@@ -38,8 +38,8 @@ pub struct LossInputs<'a> {
     pub rows: &'a Rows,
     /// Advantage of each token.
     pub advantages: &'a [f64],
-    /// Log-probs under the old policy. `None`: the old policy is the actor itself (one update a batch), the ratio is 1
-    /// and no forward pass is needed to know it.
+    /// Log-probs under the old policy. `None`: the old policy is the actor itself (one update a batch), the
+    /// ratio is 1 and no forward pass is needed to know it.
     pub old_logprobs: Option<&'a [f64]>,
     /// Log-probs under the reference, when the objective has a KL term.
     pub ref_logprobs: Option<&'a [f64]>,
@@ -102,8 +102,8 @@ pub struct LossOutputs {
 }
 
 impl Objective {
-    /// Everything about a micro-batch that does not depend on the log-probs to come. `batch` counts the whole batch of
-    /// the update.
+    /// Everything about a micro-batch that does not depend on the log-probs to come. `batch` counts the whole
+    /// batch of the update.
     ///
     /// # Errors
     /// When slices do not fit the rows or one that the objective reads is missing.
@@ -136,9 +136,9 @@ pub struct PreparedLoss<'a> {
 }
 
 impl PreparedLoss<'_> {
-    /// Loss and gradients of the tokens `chunk` of the micro-batch, given their log-probs and entropies under the actor
-    /// (f32 or f64, one per token of the chunk). Chunks may come in any order and any size; entries of masked tokens
-    /// are never read.
+    /// Loss and gradients of the tokens `chunk` of the micro-batch, given their log-probs and entropies under
+    /// the actor (f32 or f64, one per token of the chunk). Chunks may come in any order and any size; entries
+    /// of masked tokens are never read.
     ///
     /// # Errors
     /// When the chunk leaves the rows or the slices do not have its length.

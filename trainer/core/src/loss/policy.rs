@@ -28,22 +28,23 @@ impl Clip {
 pub enum LossScope {
     /// Nothing: forward and backward can share one pass over chunks of tokens.
     Token,
-    /// The log-probs of the token's whole sequence ([`super::LossInputs::actor_logprobs`]), unless `old_logprobs` are
-    /// the actor's own.
+    /// The log-probs of the token's whole sequence ([`super::LossInputs::actor_logprobs`]), unless
+    /// `old_logprobs` are the actor's own.
     Sequence,
     /// A choice made over the whole batch ([`super::PolicyLoss::select_tokens`]).
     Batch,
 }
 
-/// What moves the policy; names are verl's `policy_loss.loss_mode`. Below, x is the log-ratio of actor to old policy,
-/// r = exp(x), A the advantage.
+/// What moves the policy; names are verl's `policy_loss.loss_mode`. Below, x is the log-ratio of actor to old
+/// policy, r = exp(x), A the advantage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PolicyLoss {
     /// `vanilla`, PPO and GRPO: max(-A r, -A clip(r)); with A < 0 at most -A `dual_clip` (arXiv 1912.09729).
     Vanilla {
         /// The trust region.
         clip: Clip,
-        /// Ratio above which a negative advantage stops pushing, over 1; `None` for no bound. verl's default is 3.
+        /// Ratio above which a negative advantage stops pushing, over 1; `None` for no bound. verl's default
+        /// is 3.
         dual_clip: Option<f64>,
     },
     /// `dppo_tv`: -A min(r, cap) log pi where the probability moved by at most `clip` (arXiv 2602.04879).
@@ -60,8 +61,8 @@ pub enum PolicyLoss {
         /// Bound of the ratio used as a weight.
         ratio_cap: f64,
     },
-    /// `gspo`: PPO on the length-normalised ratio of the whole sequence (arXiv 2507.18071); always aggregated by
-    /// `seq-mean-token-mean`. The paper clips at 3e-4 and 4e-4.
+    /// `gspo`: PPO on the length-normalised ratio of the whole sequence (arXiv 2507.18071); always aggregated
+    /// by `seq-mean-token-mean`. The paper clips at 3e-4 and 4e-4.
     Gspo {
         /// The trust region of the sequence ratio.
         clip: Clip,
@@ -74,7 +75,8 @@ pub enum PolicyLoss {
         /// Temperature elsewhere; verl's default is 1.05.
         tau_negative: f64,
     },
-    /// `gpg`: -A log pi (arXiv 2504.02546). With advantage 1 it is the negative log-likelihood of supervised training.
+    /// `gpg`: -A log pi (arXiv 2504.02546). With advantage 1 it is the negative log-likelihood of supervised
+    /// training.
     Gpg,
     /// `clip_cov`: PPO without the gradient of a few tokens of high covariance (arXiv 2505.22617).
     ClipCov {
@@ -94,8 +96,8 @@ pub enum PolicyLoss {
         /// Weight of the penalty; verl's default is 1.
         coefficient: f64,
     },
-    /// `geo_mean`, GMPO: the geometric mean of a sequence's clipped ratios (arXiv 2507.20673); always the mean over
-    /// sequences.
+    /// `geo_mean`, GMPO: the geometric mean of a sequence's clipped ratios (arXiv 2507.20673); always the
+    /// mean over sequences.
     GeoMean {
         /// Bounds of the log-ratio, below and above 0.
         clip: Clip,
@@ -183,8 +185,8 @@ impl PolicyLoss {
         }
     }
 
-    /// Loss of one token that counts. `row` is what [`super::sequence::row_terms`] found out about its sequence and
-    /// `selected` whether [`Self::select_tokens`] chose it.
+    /// Loss of one token that counts. `row` is what [`super::sequence::row_terms`] found out about its
+    /// sequence and `selected` whether [`Self::select_tokens`] chose it.
     pub(super) fn token(&self, token: &Token, row: &RowTerm, selected: bool) -> TokenLoss {
         match *self {
             Self::Vanilla { clip, dual_clip } => vanilla(token, clip, dual_clip),

@@ -27,8 +27,8 @@ pub struct ValueLoss {
     pub num_clipped: usize,
 }
 
-/// Half the squared error of the prediction or of the prediction held within `clip` of the old value, whichever is
-/// larger (arXiv 1707.06347), aggregated with the denominators of the whole batch.
+/// Half the squared error of the prediction or of the prediction held within `clip` of the old value,
+/// whichever is larger (arXiv 1707.06347), aggregated with the denominators of the whole batch.
 ///
 /// # Errors
 /// When a slice does not fit the rows.

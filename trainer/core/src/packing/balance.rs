@@ -5,8 +5,9 @@ use crate::partition::{PartSizes, karmarkar_karp};
 /// Exchanges that are tried before the balance is taken as good enough.
 const MAX_ROUNDS: usize = 10_000;
 
-/// Takes a valid packing and gives one with the same number of bins and more even work: a fresh partition by work or by
-/// length where that happens to keep the budget, otherwise the given one improved by moves and swaps.
+/// Takes a valid packing and gives one with the same number of bins and more even work: a fresh partition by
+/// work or by length where that happens to keep the budget, otherwise the given one improved by moves and
+/// swaps.
 pub(super) fn balance(
     bins: Vec<Vec<usize>>,
     lens: &[usize],
@@ -68,7 +69,8 @@ impl<'a> Exchange<'a> {
         false
     }
 
-    /// The trade that leaves the heavier of the two lightest, if it makes that one lighter than the heaviest is now.
+    /// The trade that leaves the heavier of the two lightest, if it makes that one lighter than the heaviest
+    /// is now.
     fn best_trade(&self, heavy: usize, light: usize) -> Option<Trade> {
         let back = std::iter::once(None).chain(self.bins[light].iter().copied().map(Some));
         let trades =

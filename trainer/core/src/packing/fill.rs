@@ -1,17 +1,18 @@
 //! Bin packing: few bins of a fixed capacity.
 //!
-//! Best-fit decreasing is nearly always optimal for lengths as they occur. Where the lower bound leaves a doubt, bins
-//! are filled one after the other as completely as possible (minimum bin slack, Gupta and Ho 1999). Where that is still
-//! more than one above the bound, a few bins at a time are emptied and filled anew, which pays when it makes full bins
-//! fuller (the fitness of Falkenauer 1996). Every further stage runs only for inputs on which the one before can fail.
+//! Best-fit decreasing is nearly always optimal for lengths as they occur. Where the lower bound leaves a
+//! doubt, bins are filled one after the other as completely as possible (minimum bin slack, Gupta and Ho
+//! 1999). Where that is still more than one above the bound, a few bins at a time are emptied and filled
+//! anew, which pays when it makes full bins fuller (the fitness of Falkenauer 1996). Every further stage runs
+//! only for inputs on which the one before can fail.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::refill::refill;
 
-/// Word operations that the thorough search may cost: a few tenths of a second, and far above what lengths as they
-/// occur ever need.
+/// Word operations that the thorough search may cost: a few tenths of a second, and far above what lengths as
+/// they occur ever need.
 const MAX_SEARCH: usize = 500_000_000;
 
 /// Spreads items of these lengths, none above `capacity`, over few bins of that capacity.
@@ -29,9 +30,9 @@ pub(super) fn fill(lens: &[usize], capacity: usize) -> Vec<Vec<usize>> {
     refill(bins, lens, capacity, bound + 1, MAX_SEARCH - cost)
 }
 
-/// No packing has fewer bins: the bound L2 of Martello and Toth (1990). For a threshold t, items above capacity - t need a bin
-/// each that takes no item of t or more; items above half need a bin each, and what the middle ones do not find
-/// there needs more.
+/// No packing has fewer bins: the bound L2 of Martello and Toth (1990). For a threshold t, items above
+/// capacity - t need a bin each that takes no item of t or more; items above half need a bin each, and what
+/// the middle ones do not find there needs more.
 pub(super) fn lower_bound(lens: &[usize], capacity: usize) -> usize {
     let mut sorted = lens.to_vec();
     sorted.sort_unstable();
@@ -86,7 +87,8 @@ fn take(by_room: &mut BTreeMap<usize, Vec<usize>>, room: usize) -> usize {
     bin
 }
 
-/// Opens a bin with the first item left and completes it with the items that fill it best, until none is left.
+/// Opens a bin with the first item left and completes it with the items that fill it best, until none is
+/// left.
 pub(super) fn fullest_first(mut items: Vec<usize>, lens: &[usize], capacity: usize) -> Vec<Vec<usize>> {
     let mut bins = Vec::new();
     while !items.is_empty() {

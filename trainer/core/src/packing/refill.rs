@@ -9,8 +9,8 @@ const MAX_OTHERS: u64 = 5;
 /// Attempts after which the rest is taken as it is; the hardest inputs of the tests need a tenth of it.
 const MAX_ROUNDS: u64 = 2_000;
 
-/// Lowers the number of bins towards `target` within about `max_cost` word operations. Which bins are tried is
-/// random but the same in every run; a packing never gets worse.
+/// Lowers the number of bins towards `target` within about `max_cost` word operations. Which bins are tried
+/// is random but the same in every run; a packing never gets worse.
 pub(super) fn refill(
     mut bins: Vec<Vec<usize>>,
     lens: &[usize],
@@ -48,7 +48,8 @@ fn load(bin: &[usize], lens: &[usize]) -> usize {
     bin.iter().map(|item| lens[*item]).sum()
 }
 
-/// Sum of the squared loads: of two packings with equally many bins the one with fuller bins is nearer to needing fewer.
+/// Sum of the squared loads: of two packings with equally many bins the one with fuller bins is nearer to
+/// needing fewer.
 fn fitness(bins: &[Vec<usize>], lens: &[usize]) -> u128 {
     bins.iter().map(|bin| (load(bin, lens) as u128).pow(2)).sum()
 }

@@ -1,10 +1,10 @@
 //! The largest differencing method of Karmarkar and Karp for any number of parts.
 //!
-//! A state is a tentative partition of some of the items. The two states of largest spread are joined, the largest
-//! part of one with the smallest of the other, until one state is left. Results are verl's (`seqlen_balancing.py`) to the
-//! last tie, at a cost that does not depend on how many items a part already holds: parts are linked lists over one
-//! shared array, joined in constant time; states keep only their parts that are not empty; and the heap holds small
-//! keys instead of states.
+//! A state is a tentative partition of some of the items. The two states of largest spread are joined, the
+//! largest part of one with the smallest of the other, until one state is left. Results are verl's
+//! (`seqlen_balancing.py`) to the last tie, at a cost that does not depend on how many items a part already
+//! holds: parts are linked lists over one shared array, joined in constant time; states keep only their parts
+//! that are not empty; and the heap holds small keys instead of states.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -14,8 +14,8 @@ use super::{PartSizes, PartitionError};
 /// Ends a list.
 const NONE: u32 = u32::MAX;
 
-/// One part in the making: a list of items threaded through [`Lists`]. The field order is the order of parts: by work, then
-/// by number of items, then by first item.
+/// One part in the making: a list of items threaded through [`Lists`]. The field order is the order of parts:
+/// by work, then by number of items, then by first item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Part {
     work: u64,
@@ -40,8 +40,9 @@ struct Key {
     slot: usize,
 }
 
-/// Spreads items over `num_parts` parts so that their sums of `workloads` are nearly equal. Each part lists item indices in
-/// rising order; parts with more work come first. The same input gives the same answer everywhere.
+/// Spreads items over `num_parts` parts so that their sums of `workloads` are nearly equal. Each part lists
+/// item indices in rising order; parts with more work come first. The same input gives the same answer
+/// everywhere.
 ///
 /// # Errors
 /// When a part would stay empty or parts of equal size are impossible.
@@ -150,7 +151,8 @@ mod tests {
         sums
     }
 
-    /// The method as it is told, with copies of item lists: quadratic, obvious, and what the quick one must equal.
+    /// The method as it is told, with copies of item lists: quadratic, obvious, and what the quick one must
+    /// equal.
     fn told(workloads: &[u64], num_parts: usize, sizes: PartSizes) -> Vec<Vec<usize>> {
         type Told = Vec<(u64, Vec<usize>)>;
         let order = |part: &(u64, Vec<usize>)| Reverse((part.0, part.1.len(), part.1.clone()));
