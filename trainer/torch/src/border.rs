@@ -32,6 +32,36 @@ pub(crate) struct AdamWSettings {
     pub(crate) step: i64,
 }
 
+/// The pointer C++ borrows; it takes tensors by reference and never keeps the pointer itself.
+pub(crate) fn raw(tensor: &Tensor) -> *mut C_tensor {
+    tensor.as_ptr().cast_mut()
+}
+
+/// `Ok`, or the error text that C++ handed over.
+pub(crate) fn check(act: &'static str, outcome: Outcome) -> Result<(), Error> {
+    if outcome.is_null() {
+        return Ok(());
+    }
+    // SAFETY: a non-null outcome is a NUL-terminated text allocated by `guarded`, freed once, here.
+    let message = unsafe {
+        let message = CStr::from_ptr(outcome).to_string_lossy().into_owned();
+        rlt_free_text(outcome);
+        message
+    };
+    Err(Error::Libtorch { act, message })
+}
+
+/// Runs `call` with a place for its tensor and takes ownership of what it leaves there.
+pub(crate) fn tensor_from(
+    act: &'static str,
+    call: impl FnOnce(*mut *mut C_tensor) -> Outcome,
+) -> Result<Tensor, Error> {
+    let mut out = std::ptr::null_mut();
+    check(act, call(&mut out))?;
+    // SAFETY: without an error text C++ has stored a tensor that it allocated and no longer owns.
+    Ok(unsafe { Tensor::from_ptr(out) })
+}
+
 unsafe extern "C" {
     fn rlt_free_text(text: *mut c_char);
     pub(crate) fn rlt_backward(
@@ -140,34 +170,4 @@ unsafe extern "C" {
     pub(crate) fn rlt_load_cuda(found: *mut bool) -> Outcome;
     pub(crate) fn rlt_reuse_large_buffers();
     pub(crate) fn rlt_release_free_memory();
-}
-
-/// The pointer C++ borrows; it takes tensors by reference and never keeps the pointer itself.
-pub(crate) fn raw(tensor: &Tensor) -> *mut C_tensor {
-    tensor.as_ptr().cast_mut()
-}
-
-/// `Ok`, or the error text that C++ handed over.
-pub(crate) fn check(act: &'static str, outcome: Outcome) -> Result<(), Error> {
-    if outcome.is_null() {
-        return Ok(());
-    }
-    // SAFETY: a non-null outcome is a NUL-terminated text allocated by `guarded`, freed once, here.
-    let message = unsafe {
-        let message = CStr::from_ptr(outcome).to_string_lossy().into_owned();
-        rlt_free_text(outcome);
-        message
-    };
-    Err(Error::Libtorch { act, message })
-}
-
-/// Runs `call` with a place for its tensor and takes ownership of what it leaves there.
-pub(crate) fn tensor_from(
-    act: &'static str,
-    call: impl FnOnce(*mut *mut C_tensor) -> Outcome,
-) -> Result<Tensor, Error> {
-    let mut out = std::ptr::null_mut();
-    check(act, call(&mut out))?;
-    // SAFETY: without an error text C++ has stored a tensor that it allocated and no longer owns.
-    Ok(unsafe { Tensor::from_ptr(out) })
 }
