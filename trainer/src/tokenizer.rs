@@ -14,6 +14,7 @@ mod folder;
 mod parity_tests;
 mod python;
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -158,16 +159,14 @@ impl Tokenizer {
         self.encode_with(text, false)
     }
 
-    /// Tokens of rendered text with the bytes `start..end` of `text` that each stands for, in rising order.
+    /// Tokens of rendered text, each with the bytes of `text` that it stands for, in rising order.
     ///
     /// # Errors
     /// [`TokenizerError::Encode`].
-    pub fn encode_with_offsets(
-        &self,
-        text: &str,
-    ) -> Result<(Vec<TokenId>, Vec<(usize, usize)>), TokenizerError> {
+    pub fn encode_with_offsets(&self, text: &str) -> Result<Vec<(TokenId, Range<usize>)>, TokenizerError> {
         let encoded = self.inner.encode(text, false).map_err(|error| encode_error(text, &*error))?;
-        Ok((encoded.get_ids().to_vec(), encoded.get_offsets().to_vec()))
+        let ranges = encoded.get_offsets().iter().map(|&(start, end)| start..end);
+        Ok(encoded.get_ids().iter().copied().zip(ranges).collect())
     }
 
     fn encode_with(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, TokenizerError> {

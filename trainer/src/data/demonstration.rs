@@ -111,8 +111,9 @@ impl<'a> DemonstrationReader<'a> {
         let text = render_messages(self.tokenizer, row, &messages, false)?;
         let spans = self.assistant_spans(row, &messages, &text)?;
         let encoded = self.tokenizer.encode_with_offsets(&text);
-        let (tokens, offsets) = encoded.map_err(|source| tokenize_error(row, source))?;
-        let loss_mask = self.loss_mask(&tokens, &offsets, &spans);
+        let encoded = encoded.map_err(|source| tokenize_error(row, source))?;
+        let loss_mask = self.loss_mask(&encoded, &spans);
+        let tokens = encoded.into_iter().map(|(token, _)| token).collect();
         Ok(Demonstration { tokens, loss_mask })
     }
 
@@ -142,12 +143,13 @@ impl<'a> DemonstrationReader<'a> {
 
     /// Tokens that begin inside a span, up to the span's last ending token: what a template writes behind it (a
     /// line break) is not the assistant's.
-    fn loss_mask(&self, tokens: &[TokenId], offsets: &[(usize, usize)], spans: &[Range<usize>]) -> Vec<bool> {
-        let mut mask = vec![false; tokens.len()];
+    fn loss_mask(&self, encoded: &[(TokenId, Range<usize>)], spans: &[Range<usize>]) -> Vec<bool> {
+        let mut mask = vec![false; encoded.len()];
+        let is_eos = |idx: &usize| self.tokenizer.eos_ids().contains(&encoded[*idx].0);
         for span in spans {
-            let first = offsets.partition_point(|(start, _)| *start < span.start);
-            let past = offsets.partition_point(|(start, _)| *start < span.end);
-            let ending = (first..past).rev().find(|&idx| self.tokenizer.eos_ids().contains(&tokens[idx]));
+            let first = encoded.partition_point(|(_, bytes)| bytes.start < span.start);
+            let past = encoded.partition_point(|(_, bytes)| bytes.start < span.end);
+            let ending = (first..past).rev().find(is_eos);
             mask[first..ending.map_or(past, |idx| idx + 1)].fill(true);
         }
         mask

@@ -43,7 +43,7 @@ pub(super) fn open(spec: &DataSpec, split: Split) -> Result<Rows, DataError> {
         DataSource::Task(task) => task::rows(task, split)?,
         DataSource::Files { train, held_out } => {
             let files = if split == Split::Train { train } else { held_out };
-            Box::new(files.to_vec().into_iter().flat_map(|file| open_file(&file)))
+            Box::new(Vec::from(files).into_iter().flat_map(|file| open_file(&file)))
         }
     };
     let limit = match split {
