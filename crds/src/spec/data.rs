@@ -125,7 +125,7 @@ pub struct TaskSpec {
     /// Write results from the lowest digit up, so that carries flow in writing order.
     #[serde(default)]
     pub reversed_answers: bool,
-    /// Share of demonstrations with a wrong digit, which leaves something for the reward to correct.
+    /// Share of demonstrations that break off before the last digit, a habit that only the reward unlearns.
     #[serde(default)]
     #[schemars(range(min = 0.0, max = 0.99))]
     pub demonstration_error_rate: f64,

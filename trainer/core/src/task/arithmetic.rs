@@ -52,9 +52,9 @@ pub struct ArithmeticOptions {
     pub zero_padded: bool,
     /// Answers are written from the lowest digit up: carries then flow in writing order.
     pub reversed_answers: bool,
-    /// Share of demonstrations, in `[0, 1)`, in which one digit of the answer is wrong: examples as people write
-    /// them. Imitation alone then stays imperfect, which leaves room that only the reward can close. Answers
-    /// that rewards compare with are always right.
+    /// Share of demonstrations, in `[0, 1)`, that break off before the last character of the answer (an answer of
+    /// one character is always whole). Imitation learns the habit with the arithmetic, and only the reward unlearns
+    /// it. Answers that rewards compare with are always whole.
     pub demonstration_error_rate: f64,
     /// Training problems.
     pub num_train: u64,
@@ -80,7 +80,7 @@ pub struct Problem {
     pub prompt: String,
     /// The only right answer, such as `46`.
     pub answer: String,
-    /// What a supervised example shows as the answer; right except for the share of errors asked for.
+    /// What a supervised example shows as the answer: its beginning, for the share of errors asked for.
     pub demonstration: String,
 }
 
@@ -188,8 +188,8 @@ impl Arithmetic {
         let (left, right) = if exchanged { (smaller, larger) } else { (larger, smaller) };
         let answer = self.written(operator.apply(left, right), self.answer_width);
         let answer = if self.options.reversed_answers { answer.chars().rev().collect() } else { answer };
-        let is_wrong = unit_interval(random(1)) < self.options.demonstration_error_rate;
-        let demonstration = if is_wrong { with_wrong_digit(&answer, random(2)) } else { answer.clone() };
+        let breaks_off = unit_interval(random(1)) < self.options.demonstration_error_rate;
+        let demonstration = if breaks_off { beginning(&answer, random(2)) } else { answer.clone() };
         let (left, right) = (self.written(left, self.operand_width), self.written(right, self.operand_width));
         Problem { prompt: format!("{left}{}{right}=", operator.symbol()), answer, demonstration }
     }
@@ -239,15 +239,11 @@ fn unit_interval(random: u64) -> f64 {
     (random >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// One digit, at a random position, replaced by one of the nine others.
-fn with_wrong_digit(answer: &str, random: u64) -> String {
-    let position = (random % answer.len().max(1) as u64) as usize;
-    let shift = 1 + (random >> 32) % 9;
-    let replaced = |(idx, character): (usize, char)| match character.to_digit(10) {
-        Some(digit) if idx == position => char::from(b'0' + ((u64::from(digit) + shift) % 10) as u8),
-        _ => character,
-    };
-    answer.chars().enumerate().map(replaced).collect()
+/// At least the first character and at most all but the last.
+fn beginning(answer: &str, random: u64) -> String {
+    let num_cut = (answer.len() as u64).saturating_sub(1).max(1);
+    let num_kept = 1 + random % num_cut;
+    answer.chars().take(num_kept as usize).collect()
 }
 
 #[cfg(test)]
@@ -339,18 +335,25 @@ mod tests {
     }
 
     #[test]
-    fn the_asked_share_of_demonstrations_has_one_wrong_digit() {
-        let noisy = ArithmeticOptions { demonstration_error_rate: 0.25, ..options() };
-        let task = Arithmetic::new(noisy).unwrap();
-        let wrong: Vec<Problem> =
+    fn the_asked_share_of_demonstrations_breaks_off() {
+        let options = ArithmeticOptions { zero_padded: true, demonstration_error_rate: 0.25, ..options() };
+        let task = Arithmetic::new(options).unwrap();
+        let short: Vec<Problem> =
             task.problems(Split::Train).filter(|p| p.demonstration != p.answer).collect();
         // Binomial(1000, 0.25): standard deviation 13.7, five of them on each side.
-        assert!((180..320).contains(&wrong.len()), "{}", wrong.len());
-        for problem in &wrong {
-            let pairs = problem.answer.chars().zip(problem.demonstration.chars());
-            assert_eq!(pairs.filter(|(right, shown)| right != shown).count(), 1, "{problem:?}");
-            assert_eq!(problem.answer, solved(problem).3.to_string());
+        assert!((180..320).contains(&short.len()), "{}", short.len());
+        let lengths: BTreeSet<usize> = short.iter().map(|problem| problem.demonstration.len()).collect();
+        assert_eq!(lengths, BTreeSet::from([1, 2]));
+        for problem in &short {
+            assert!(problem.answer.starts_with(&problem.demonstration), "{problem:?}");
+            assert_eq!(problem.answer.parse::<u64>().unwrap(), solved(problem).3);
         }
+    }
+
+    #[test]
+    fn an_answer_of_one_character_cannot_break_off() {
+        assert_eq!([0, 1, 2, 3].map(|random| beginning("7", random)), ["7"; 4]);
+        assert_eq!([0, 1, 2].map(|random| beginning("123", random)), ["1", "12", "1"]);
     }
 
     #[test]
