@@ -245,9 +245,9 @@ fn layer(series: &Series, base: &Points, axes: &Axes) -> (String, Points) {
 }
 
 /// The sum of all series at each step.
-pub(super) fn stack_heights(series: &[Series]) -> BTreeMap<u64, f64> {
+pub(super) fn stack_heights<'a>(series: impl IntoIterator<Item = &'a Series>) -> BTreeMap<u64, f64> {
     let mut heights = BTreeMap::new();
-    for &(step, value) in series.iter().flat_map(|series| &series.points) {
+    for &(step, value) in series.into_iter().flat_map(|series| &series.points) {
         *heights.entry(step as u64).or_default() += value;
     }
     heights

@@ -74,8 +74,12 @@ impl Run {
     /// Seconds spent in steps and evaluations, over all attempts that the logs keep.
     pub(super) fn seconds(&self) -> f64 {
         let of_step = |step: &StepMetrics| {
-            let names = ["timing_s/step", "timing_s/testing"];
-            names.iter().find_map(|&name| step.values.get(name).copied()).unwrap_or(0.0)
+            let timings = step.values.iter().filter(|(name, _)| name.starts_with("timing_s/"));
+            let (whole, parts): (Vec<_>, Vec<_>) = timings.partition(|(name, _)| *name == "timing_s/step");
+            let sum =
+                |timings: Vec<(&String, &f64)>| timings.into_iter().map(|(_, seconds)| seconds).sum::<f64>();
+            // Evaluations and checkpoints may lie within the time of their step or after it.
+            f64::max(sum(whole), sum(parts))
         };
         self.steps.iter().map(of_step).sum()
     }

@@ -1,5 +1,7 @@
 //! Which plots the page shows, in which order, from which metrics.
 
+use std::collections::BTreeMap;
+
 use super::plot::{Mark, Plot, Series, stack_heights};
 use super::run::{Points, Run};
 use crate::tracking::Stage;
@@ -16,6 +18,9 @@ const PHASES: [(&str, &str); 9] = [
     ("testing", "evaluation"),
     ("save_checkpoint", "checkpoint"),
 ];
+
+/// Phases that may lie within the measured time of a step or after it.
+const AFTER_THE_STEP: [&str; 2] = ["evaluation", "checkpoint"];
 
 /// A heading and its figures.
 pub(super) struct Section {
@@ -182,8 +187,12 @@ fn phases(run: &Run) -> Vec<Series> {
         })
         .collect();
     let accounted = stack_heights(&layers);
+    let within = stack_heights(layers.iter().filter(|layer| !AFTER_THE_STEP.contains(&&*layer.label)));
     let rest = |(step, seconds): (f64, f64)| {
-        (step, (seconds - accounted.get(&(step as u64)).unwrap_or(&0.0)).max(0.0))
+        let of = |heights: &BTreeMap<u64, f64>| heights.get(&(step as u64)).copied().unwrap_or(0.0);
+        // Where all phases together exceed the step's own time, the last ones lie after it.
+        let inner = if of(&accounted) > seconds { of(&within) } else { of(&accounted) };
+        (step, (seconds - inner).max(0.0))
     };
     let rest = run.training("timing_s/step").into_iter().map(rest).collect();
     layers.push(Series { mark: Mark::Layer, ..series("other", PHASES.len(), rest) });

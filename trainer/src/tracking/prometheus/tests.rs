@@ -29,7 +29,8 @@ fn the_last_step_is_served_in_base_units_and_labels() {
         ("timing_s/gen", 1.5),
         ("timing_s/step", 2.0),
         ("val-core/arithmetic/reward/mean@1", 0.75),
-        ("val-core/gsm8k/reward/mean@1", 0.5),
+        ("val-core/openai/gsm8k/reward/mean@1", 0.5),
+        ("val-core/reward/mean", 0.625),
     ]);
     exporter.log_step(&metrics).unwrap();
     let response = scrape(endpoint.address());
@@ -40,7 +41,8 @@ fn the_last_step_is_served_in_base_units_and_labels() {
         "rlt_trainer_timing_seconds{phase=\"gen\"} 1.5",
         "rlt_trainer_timing_seconds{phase=\"step\"} 2.0",
         "rlt_trainer_val_core_reward_mean_at_1{data_source=\"arithmetic\"} 0.75",
-        "rlt_trainer_val_core_reward_mean_at_1{data_source=\"gsm8k\"} 0.5",
+        "rlt_trainer_val_core_reward_mean_at_1{data_source=\"openai/gsm8k\"} 0.5",
+        "rlt_trainer_val_core_reward_mean 0.625",
         "# EOF",
     ] {
         assert!(response.lines().any(|got| got == line), "{line:?} is not in\n{response}");
