@@ -32,7 +32,8 @@ class Others:
     """Cores that processes outside this comparison used."""
 
     def __init__(self, *pids):
-        self.pids, self.start, self.busy, self.own = pids, time.perf_counter(), self.total(), self.mine()
+        self.pids, self.start = pids, time.perf_counter()
+        self.busy, self.own = self.total(), self.mine()
 
     def total(self):
         user, nice, system, _, _, irq, softirq = map(int, pathlib.Path("/proc/stat").read_text().split()[1:8])
@@ -55,14 +56,15 @@ class Peer:
     def measure(self, load):
         lengths = load["new_tokens"]
         prompt = torch.randint(0, self.model.config.vocab_size, (len(lengths), load["prompt_len"]))
-        started = time.perf_counter()
+        started, cpu_before = time.perf_counter(), cpu_seconds("/proc/self/stat")
         for start in range(0, len(lengths), BATCH):
             rows, longest = prompt[start:start + BATCH], max(lengths[start:start + BATCH])
             with torch.inference_mode():
                 self.model.generate(rows, attention_mask=torch.ones_like(rows), do_sample=True, top_k=0, pad_token_id=0,
                                     eos_token_id=None, max_new_tokens=longest, min_new_tokens=longest)
         seconds = time.perf_counter() - started
-        return {"seconds": seconds, "tokens": sum(lengths), "tokens_per_second": sum(lengths) / seconds}
+        return {"seconds": seconds, "cpu_seconds": cpu_seconds("/proc/self/stat") - cpu_before, "tokens": sum(lengths),
+                "tokens_per_second": sum(lengths) / seconds}
 
 
 class Ours:
@@ -91,9 +93,12 @@ def rounds_of(contestants, load, pids, num_rounds):
     return rounds
 
 
-def median_rate(results):
+def median_rates(results):
+    """Tokens per second, tokens per second of processor time, and how many rounds were quiet."""
     quiet = [result for result in results if result["others_cores"] <= 0.2]
-    return statistics.median(result["tokens_per_second"] for result in quiet or results), len(quiet)
+    seconds = statistics.median(result["seconds"] for result in quiet or results)
+    cpu = statistics.median(result["cpu_seconds"] for result in quiet or results)
+    return results[0]["tokens"] / seconds, results[0]["tokens"] / cpu, len(quiet)
 
 
 def main():
@@ -108,15 +113,16 @@ def main():
     loads = [load for load in json.loads((HERE / "loads.json").read_text())
              if not arguments.loads or load["name"] in arguments.loads]
     ours = Ours(arguments.bench, arguments.dtype, arguments.threads)
-    peer = Peer(torch.bfloat16 if arguments.dtype == "bf16" else torch.float32)
+    contestants = {"transformers": Peer(torch.bfloat16 if arguments.dtype == "bf16" else torch.float32), "ours": ours}
     rows = []
     for load in loads:
-        rounds = rounds_of({"transformers": peer, "ours": ours}, load, (os.getpid(), ours.process.pid), arguments.rounds)
-        (peer_rate, peer_quiet), (our_rate, our_quiet) = (median_rate(rounds[name]) for name in ("transformers", "ours"))
-        rows.append(f"| {load['name']} | {peer_rate:.0f} | {our_rate:.0f} | {our_rate / peer_rate:.2f} | "
+        rounds = rounds_of(contestants, load, (os.getpid(), ours.process.pid), arguments.rounds)
+        (peer, peer_cpu, peer_quiet), (our, our_cpu, our_quiet) = map(median_rates, rounds.values())
+        rows.append(f"| {load['name']} | {peer:.0f} | {our:.0f} | {our / peer:.2f} | {our_cpu / peer_cpu:.2f} | "
                     f"{min(peer_quiet, our_quiet)} of {arguments.rounds} |")
     print(f"\nRollout, {arguments.dtype}, {arguments.threads} threads, tokens/s\n")
-    print("| load | transformers static | ours | ratio | quiet rounds |\n| --- | --- | --- | --- | --- |")
+    print("| load | transformers static | ours | ratio | ratio of processor time | quiet rounds |")
+    print("| --- | --- | --- | --- | --- | --- |")
     print("\n".join(rows))
     ours.process.stdin.close()
     ours.process.wait()
