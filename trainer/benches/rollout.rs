@@ -76,7 +76,7 @@ fn measure(decoder: &Decoder, load: &Load) -> anyhow::Result<Value> {
     let requests = requests(decoder, load);
     rlt_torch::reset_peak_rss().ok();
     let (started, cpu_before) = (Instant::now(), cpu_seconds()?);
-    engine.generate(decoder, &requests, &NoText, &mut |_| {})?;
+    engine.generate(decoder, &requests, &NoText, &mut |_| std::ops::ControlFlow::Continue(()))?;
     let seconds = started.elapsed().as_secs_f64();
     let (stats, cpu_seconds) = (engine.stats(), cpu_seconds()? - cpu_before);
     Ok(json!({

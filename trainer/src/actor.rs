@@ -18,8 +18,8 @@ use std::ops::Range;
 
 use rlt_core::batch::Batch;
 use rlt_core::loss::{LossError, LossMetrics, PreparedLoss};
-use rlt_core::packing;
-use tch::{Tensor, no_grad};
+use rlt_core::packing::{PackingError, pack};
+use tch::{Device, Kind, Tensor, no_grad};
 
 pub use self::gradients::OuterGradients;
 pub use self::micro_batch::MicroBatch;
@@ -46,6 +46,29 @@ pub struct TokenScores {
     pub logprobs: Vec<f64>,
     /// Entropy of the distribution that each token was drawn from.
     pub entropies: Vec<f64>,
+}
+
+/// What one micro-batch added to an update.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Accumulated {
+    /// Its share of the loss.
+    pub loss: LossMetrics,
+    /// The actor's log-prob of each of its completion tokens, before the update.
+    pub logprobs: Vec<f64>,
+}
+
+/// Why the actor could not compute.
+#[derive(Debug, thiserror::Error)]
+pub enum ActorError {
+    /// A batch can not be split under the token budget.
+    #[error("failed to split the batch into micro-batches")]
+    Packing(#[from] PackingError),
+    /// The loss does not fit the micro-batch.
+    #[error("failed to evaluate the loss")]
+    Loss(#[from] LossError),
+    /// A kernel refused its input.
+    #[error("failed to run the loss head")]
+    Kernel(#[from] rlt_torch::Error),
 }
 
 /// The trained policy with its optimizer.
@@ -77,13 +100,27 @@ impl Actor {
         batch: &Batch,
         adapter: Adapter,
         max_tokens: usize,
-    ) -> Result<TokenScores, packing::PackingError> {
+    ) -> Result<TokenScores, ActorError> {
+        self.score_with(&self.decoder, batch, adapter, max_tokens)
+    }
+
+    /// The same under another decoder: a frozen reference.
+    ///
+    /// # Errors
+    /// When a sequence alone is longer than `max_tokens`, or a kernel refuses its input.
+    pub fn score_with(
+        &self,
+        decoder: &Decoder,
+        batch: &Batch,
+        adapter: Adapter,
+        max_tokens: usize,
+    ) -> Result<TokenScores, ActorError> {
         let num_tokens = batch.rows.num_tokens();
-        let mut scores =
-            TokenScores { logprobs: vec![0.0; num_tokens], entropies: vec![0.0; num_tokens] };
-        for row_idxs in packing::micro_batches(&batch.sequence_lens(), max_tokens)? {
-            let micro_batch = MicroBatch::new(batch, &row_idxs, self.decoder.device());
-            let micro_scores = self.score_micro_batch(&micro_batch, adapter);
+        let mut scores = TokenScores { logprobs: vec![0.0; num_tokens], entropies: vec![0.0; num_tokens] };
+        let packing = pack(&batch.sequence_lens(), max_tokens, decoder.config.hidden_size)?;
+        for row_idxs in packing.micro_batches {
+            let micro_batch = MicroBatch::new(batch, &row_idxs, decoder.device());
+            let micro_scores = self.score_micro_batch(decoder, &micro_batch, adapter)?;
             batch.scatter(&row_idxs, &micro_scores.logprobs, &mut scores.logprobs);
             batch.scatter(&row_idxs, &micro_scores.entropies, &mut scores.entropies);
         }
@@ -91,21 +128,54 @@ impl Actor {
     }
 
     /// Scores one micro-batch without gradients.
-    pub fn score_micro_batch(&self, micro_batch: &MicroBatch, adapter: Adapter) -> TokenScores {
-        let context = self.decoder.context(&micro_batch.input, adapter);
+    ///
+    /// # Errors
+    /// When a kernel refuses its input.
+    pub fn score_micro_batch(
+        &self,
+        decoder: &Decoder,
+        micro_batch: &MicroBatch,
+        adapter: Adapter,
+    ) -> Result<TokenScores, ActorError> {
+        let context = decoder.context(&micro_batch.input, adapter);
         let (logprobs, entropies) = no_grad(|| {
-            let normed_td = islands::infer(&self.decoder, &micro_batch.input, &context);
+            let normed_td = islands::infer(decoder, &micro_batch.input, &context);
             let predicting_cd = normed_td.index_select(0, &micro_batch.predictors_c);
             rlt_torch::head_forward(
                 &predicting_cd,
-                &self.decoder.compute_head_weight(),
+                &decoder.compute_head_weight(),
                 &micro_batch.targets,
                 self.options.temperature,
                 self.options.head_chunk_tokens,
             )
-        });
-        let widen = |values: Vec<f32>| values.into_iter().map(f64::from).collect();
-        TokenScores { logprobs: widen(logprobs), entropies: widen(entropies) }
+        })?;
+        Ok(TokenScores { logprobs: widen(&logprobs), entropies: widen(&entropies) })
+    }
+
+    /// Sum of the squared probabilities of the whole vocabulary at every completion token of `batch`.
+    ///
+    /// # Errors
+    /// When a sequence alone is longer than `max_tokens`.
+    pub fn sum_pi_squared(&self, batch: &Batch, max_tokens: usize) -> Result<Vec<f64>, ActorError> {
+        let mut sums = vec![0.0; batch.rows.num_tokens()];
+        let packing = pack(&batch.sequence_lens(), max_tokens, self.decoder.config.hidden_size)?;
+        for row_idxs in packing.micro_batches {
+            let micro_batch = MicroBatch::new(batch, &row_idxs, self.decoder.device());
+            let context = self.decoder.context(&micro_batch.input, Adapter::On);
+            let predicting_cd = islands::infer(&self.decoder, &micro_batch.input, &context)
+                .index_select(0, &micro_batch.predictors_c);
+            let sums_c = no_grad(|| {
+                let chunks = predicting_cd.split(self.options.head_chunk_tokens as i64, 0);
+                let sums = chunks.iter().map(|chunk_cd| {
+                    let logits_cv =
+                        self.decoder.logits(chunk_cd).to_kind(Kind::Float) / self.options.temperature;
+                    logits_cv.softmax(-1, Kind::Float).square().sum_dim_intlist(-1, false, Kind::Float)
+                });
+                Tensor::cat(&sums.collect::<Vec<_>>(), 0).to_device(Device::Cpu)
+            });
+            batch.scatter(&row_idxs, &widen(rlt_torch::f32_slice(&sums_c)?), &mut sums);
+        }
+        Ok(sums)
     }
 
     /// Adds the gradient of one micro-batch's share of the loss. Head and loss run chunk by chunk in one pass, so
@@ -117,7 +187,7 @@ impl Actor {
         &mut self,
         micro_batch: &MicroBatch,
         loss: &PreparedLoss<'_>,
-    ) -> Result<LossMetrics, LossError> {
+    ) -> Result<Accumulated, ActorError> {
         let mut context = self.decoder.context(&micro_batch.input, Adapter::On);
         context.dropout_seed = self.dropout_seed;
         let keep = islands::Keep {
@@ -125,13 +195,12 @@ impl Actor {
             embedding_gradient: self.outer_gradients.wants_embedding(),
         };
         let tape = islands::forward(&self.decoder, &micro_batch.input, &context, keep);
-        let (grad_normed_td, metrics) = self.head_and_loss(&tape.normed_td, micro_batch, loss)?;
-        let grad_embedded =
-            islands::backward_through(&self.decoder, tape, &context, &grad_normed_td);
+        let (grad_normed_td, accumulated) = self.head_and_loss(&tape.normed_td, micro_batch, loss)?;
+        let grad_embedded = islands::backward_through(&self.decoder, tape, &context, &grad_normed_td);
         if let Some(grad_td) = grad_embedded {
             self.outer_gradients.scatter_embedding(&self.decoder, &micro_batch.input.tokens, &grad_td);
         }
-        Ok(metrics)
+        Ok(accumulated)
     }
 
     /// The loss of one micro-batch and its gradient with respect to the normed hidden states, `[t, d]`.
@@ -140,20 +209,24 @@ impl Actor {
         normed_td: &Tensor,
         micro_batch: &MicroBatch,
         loss: &PreparedLoss<'_>,
-    ) -> Result<(Tensor, LossMetrics), LossError> {
+    ) -> Result<(Tensor, Accumulated), ActorError> {
         let predicting_cd = normed_td.detach().index_select(0, &micro_batch.predictors_c);
-        let mut metrics = LossMetrics::default();
+        let mut accumulated =
+            Accumulated { logprobs: vec![0.0; micro_batch.targets.len()], ..Accumulated::default() };
         let mut failure = None;
-        let mut per_chunk = |chunk: Range<usize>, logprobs: &[f32], entropies: &[f32]| {
-            match loss.evaluate(chunk.clone(), logprobs, entropies) {
-                Ok(outputs) => {
-                    metrics += outputs.metrics;
-                    (narrow(&outputs.dlogprobs), narrow(&outputs.dentropies))
-                }
-                Err(error) => {
-                    failure = Some(error);
-                    (vec![0.0; chunk.len()], vec![0.0; chunk.len()])
-                }
+        let mut per_chunk = |chunk: Range<usize>, logprobs: &[f32], entropies: &[f32]| match loss.evaluate(
+            chunk.clone(),
+            logprobs,
+            entropies,
+        ) {
+            Ok(outputs) => {
+                accumulated.loss += outputs.metrics;
+                accumulated.logprobs[chunk].copy_from_slice(&widen(logprobs));
+                (narrow(&outputs.dlogprobs), narrow(&outputs.dentropies))
+            }
+            Err(error) => {
+                failure = Some(error);
+                (vec![0.0; chunk.len()], vec![0.0; chunk.len()])
             }
         };
         let grad_cd = rlt_torch::head_forward_backward(
@@ -164,13 +237,13 @@ impl Actor {
             self.options.head_chunk_tokens,
             self.outer_gradients.head_mut(),
             &mut per_chunk,
-        );
+        )?;
         if let Some(error) = failure {
-            return Err(error);
+            return Err(error.into());
         }
         let grad_normed_td = normed_td.detach().zeros_like();
         let _ = grad_normed_td.shallow_clone().index_add_(0, &micro_batch.predictors_c, &grad_cd);
-        Ok((grad_normed_td, metrics))
+        Ok((grad_normed_td, accumulated))
     }
 
     /// Clips the gathered gradients, applies them at `learning_rate`, and clears them. A non-finite gradient is
@@ -193,6 +266,10 @@ impl Actor {
     pub fn set_dropout_seed(&mut self, seed: Option<u64>) {
         self.dropout_seed = seed;
     }
+}
+
+fn widen(values: &[f32]) -> Vec<f64> {
+    values.iter().map(|value| f64::from(*value)).collect()
 }
 
 fn narrow(values: &[f64]) -> Vec<f32> {

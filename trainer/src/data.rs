@@ -25,9 +25,9 @@ use rlt_core::types::Prompt;
 
 use crate::tokenizer::Tokenizer;
 
-pub use demonstration::Demonstration;
 pub use error::{DataError, RowLocation};
 pub use loader::{DemonstrationLoader, Loader, LoaderError, LoaderState, PromptLoader};
+pub use rlt_core::batch::Demonstration;
 pub use rows::Split;
 
 /// Rows of one split, tokenized and checked.

@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::num::NonZeroUsize;
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -181,7 +182,10 @@ pub fn run(args: &GenerateArgs) -> Result<GenerateReport, GenerateError> {
     let text = Text(tokenizer.as_ref());
     let started = Instant::now();
     let completions = engine
-        .generate(&decoder, &requests, &text, &mut |progress| bar.set_position(progress.num_finished as u64))
+        .generate(&decoder, &requests, &text, &mut |progress| {
+            bar.set_position(progress.num_finished as u64);
+            ControlFlow::Continue(())
+        })
         .map_err(failed)?;
     let elapsed = started.elapsed();
     bar.finish_and_clear();

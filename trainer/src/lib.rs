@@ -6,18 +6,33 @@
 //! Every rank runs the same step. Roles (actor, reference, rollout) are capabilities on the same weights, not
 //! processes. Nothing here talks to Kubernetes; nothing here is unsafe (that is `rlt-torch`).
 
+pub mod actor;
 pub mod checkpoint;
 pub mod data;
+pub mod error;
+pub mod evaluate;
+pub mod finish;
 pub mod generate;
 pub mod jsonl;
 pub mod model;
 pub mod model_args;
+pub mod objective;
 pub mod optim;
+pub mod phases;
 pub mod report;
 pub mod reward;
 pub mod rollout;
 pub mod run_folder;
 pub mod score;
+pub mod setup;
+pub mod state;
+pub mod step;
 pub mod stop;
+pub mod supervised;
 pub mod tokenizer;
 pub mod tracking;
+pub mod train;
+pub mod trainer;
+pub mod update;
+pub mod watch;
+pub mod worker;

@@ -1,2 +1,81 @@
-//! Under construction.
-fn main() {}
+//! The trainer's binary: arguments in, exit code out.
+
+use std::process::ExitCode as ProcessExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use rlt_api::ExitCode;
+use rlt_trainer::generate::{self, GenerateArgs};
+use rlt_trainer::score::{self, ScoreArgs};
+use rlt_trainer::worker::{self, WorkerArgs};
+
+/// Train language models by reinforcement learning, and use them.
+#[derive(Debug, Parser)]
+#[command(name = "rlt-trainer", version, about)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run an RLTrainingJob manifest in this process.
+    Worker(WorkerArgs),
+    /// Log-probs and entropies of given tokens under a model.
+    Score(ScoreArgs),
+    /// Completions of given prompts under a model.
+    Generate(GenerateArgs),
+    /// Print completions for a shell.
+    Completion {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+}
+
+fn main() -> ProcessExitCode {
+    // An error in the arguments ends the process here, with code 2 and the usage.
+    let cli = Cli::parse();
+    start_logging();
+    let outcome = match cli.command {
+        Command::Worker(args) => {
+            worker::run(&args).map_err(|error| (error.exit_code(), anyhow::Error::new(error)))
+        }
+        Command::Score(args) => {
+            score::run(&args).map(|()| ExitCode::Success).map_err(|error| (ExitCode::Failure, error.into()))
+        }
+        Command::Generate(args) => match generate::run(&args) {
+            Ok(report) => {
+                tracing::info!("{report}");
+                Ok(ExitCode::Success)
+            }
+            Err(error) => Err((ExitCode::Failure, error.into())),
+        },
+        Command::Completion { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "rlt-trainer", &mut std::io::stdout());
+            Ok(ExitCode::Success)
+        }
+    };
+    match outcome {
+        Ok(code) => code.into(),
+        Err((code, error)) => {
+            report_failure(&error, code);
+            code.into()
+        }
+    }
+}
+
+/// Levels by `RUST_LOG`, by default `info`; lines go to the standard error stream, beside the progress.
+fn start_logging() {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env();
+    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+}
+
+/// The whole chain of causes, once, and what the exit code means.
+#[expect(clippy::print_stderr, reason = "the one place where the process speaks of its own end")]
+fn report_failure(error: &anyhow::Error, code: ExitCode) {
+    eprintln!("error: {error}");
+    for cause in error.chain().skip(1) {
+        eprintln!("  caused by: {cause}");
+    }
+    eprintln!("exit code {}: {code:?}", code.code());
+}

@@ -16,6 +16,7 @@ mod decoder;
 mod error;
 mod export;
 mod fresh;
+mod frozen;
 pub mod hub;
 mod layer;
 mod load;

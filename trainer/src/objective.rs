@@ -49,9 +49,7 @@ pub fn advantage_estimator(advantage: resolved::Advantage, reward_weights: &[f64
         From::Opo => AdvantageEstimator::Opo,
         From::Gpg => AdvantageEstimator::Gpg,
         From::OptimalTokenBaseline => AdvantageEstimator::OptimalTokenBaseline,
-        From::Gdpo => {
-            AdvantageEstimator::Gdpo { normalize_by_std: true, weights: reward_weights.to_vec() }
-        }
+        From::Gdpo => AdvantageEstimator::Gdpo { normalize_by_std: true, weights: reward_weights.to_vec() },
     }
 }
 
@@ -97,10 +95,10 @@ fn aggregation(aggregation: resolved::Aggregation) -> Aggregation {
     match aggregation {
         From::TokenMean => Aggregation::TokenMean,
         From::TokenSum => Aggregation::TokenSum,
-        From::SequenceMeanTokenMean => Aggregation::SequenceMeanTokenMean,
-        From::SequenceMeanTokenSum => Aggregation::SequenceMeanTokenSum,
+        From::SequenceMeanTokenMean => Aggregation::SeqMeanTokenMean,
+        From::SequenceMeanTokenSum => Aggregation::SeqMeanTokenSum,
         From::SequenceMeanTokenSumNorm { normalization_tokens } => {
-            Aggregation::SequenceMeanTokenSumNorm { scale: f64::from(normalization_tokens) }
+            Aggregation::SeqMeanTokenSumNorm { scale: f64::from(normalization_tokens) }
         }
     }
 }

@@ -120,6 +120,9 @@ pub struct RolloutStats {
 /// Why a rollout could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum RolloutError {
+    /// Whoever watches the progress asked for the end.
+    #[error("generate: interrupted")]
+    Interrupted,
     /// No weights were synchronised, or they were dropped by `sleep`.
     #[error("generate: the engine has no weights; synchronise them first")]
     Asleep,
@@ -217,9 +220,11 @@ impl RolloutError {
             | Self::NonFiniteLogits { request_idx, .. }
             | Self::Detokenize { request_idx, .. } => Some(*request_idx),
             Self::Schedule(source) => source.request_idx(),
-            Self::Asleep | Self::StaleWeights { .. } | Self::OlderWeights { .. } | Self::Tensor { .. } => {
-                None
-            }
+            Self::Interrupted
+            | Self::Asleep
+            | Self::StaleWeights { .. }
+            | Self::OlderWeights { .. }
+            | Self::Tensor { .. } => None,
         }
     }
 }

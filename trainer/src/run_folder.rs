@@ -60,7 +60,7 @@ pub struct RunFolder {
 }
 
 /// Everything a run may leave in its folder; `--overwrite` removes these and nothing else.
-const CONTENT: [&str; 8] = [
+const CONTENT: [&str; 9] = [
     "manifest.yaml",
     "metrics.jsonl",
     "completions.jsonl",
@@ -69,6 +69,7 @@ const CONTENT: [&str; 8] = [
     "checkpoints",
     "export",
     "result.json",
+    "model.json",
 ];
 
 impl RunFolder {
@@ -135,6 +136,16 @@ impl RunFolder {
     /// The run's verdict: final step, rewards before and after, exit reason.
     pub fn result(&self) -> PathBuf {
         self.root.join("result.json")
+    }
+
+    /// Writes `value` to the file `name` of the folder, whole or not at all.
+    ///
+    /// # Errors
+    /// When the file can not be written.
+    pub fn write_json(&self, name: &str, value: &serde_json::Value) -> Result<(), RunFolderError> {
+        let path = self.root.join(name);
+        write_atomically(&path, format!("{value:#}\n").as_bytes())
+            .map_err(|source| io("write", &path, source))
     }
 
     fn display(&self) -> String {

@@ -6,11 +6,13 @@
 use std::ops::Range;
 
 use rlt_core::batch::Batch;
-use rlt_core::loss::{CovarianceInputs, Denominators, LossError, LossInputs, LossMetrics, LossScope, Objective};
+use rlt_core::loss::{
+    CovarianceInputs, Denominators, LossError, LossInputs, LossMetrics, LossScope, Objective,
+};
 use rlt_core::metrics::Metrics;
-use rlt_core::packing::{self, PackingError};
+use rlt_core::packing::{PackingError, pack};
 
-use crate::actor::{Actor, MicroBatch};
+use crate::actor::{Actor, ActorError, MicroBatch};
 use crate::model::Adapter;
 use crate::optim::{OptimError, StepOutcome};
 
@@ -23,6 +25,9 @@ pub enum UpdateError {
     /// The loss does not fit the batch.
     #[error("failed to evaluate the loss")]
     Loss(#[from] LossError),
+    /// The actor failed.
+    #[error("failed to compute gradients")]
+    Actor(#[from] ActorError),
     /// The optimizer failed.
     #[error("failed to apply the gradients")]
     Optimizer(#[from] OptimError),
@@ -61,6 +66,9 @@ pub struct UpdateReport {
     pub grad_norms: Vec<f64>,
     /// Updates that were skipped because a gradient was not finite.
     pub num_skipped: usize,
+    /// The actor's log-prob of each token of the batch as its last update saw it: on-policy, under the weights that
+    /// sampled.
+    pub actor_logprobs: Vec<f64>,
     /// Forward and backward passes.
     pub num_micro_batches: usize,
 }
@@ -100,7 +108,8 @@ impl UpdateReport {
 /// # Errors
 /// [`UpdateError`]; weights are those after the last applied update.
 pub fn update(actor: &mut Actor, batch: &Batch, plan: &UpdatePlan) -> Result<UpdateReport, UpdateError> {
-    let mut report = UpdateReport::default();
+    let mut report =
+        UpdateReport { actor_logprobs: vec![0.0; batch.rows.num_tokens()], ..UpdateReport::default() };
     for epoch in 0..plan.num_epochs {
         for (update_idx, row_idxs) in group_ranges(batch, plan.groups_per_update).into_iter().enumerate() {
             let seed = plan.seed.wrapping_add(((epoch as u64) << 32) | update_idx as u64);
@@ -121,7 +130,8 @@ fn one_update(
 ) -> Result<(), UpdateError> {
     let denominators = Denominators::of(&batch.micro_rows(row_idxs));
     let lens: Vec<usize> = row_idxs.iter().map(|row_idx| batch.sequences[*row_idx].num_tokens()).collect();
-    let micro_batches: Vec<MicroBatch> = packing::micro_batches(&lens, plan.max_tokens)?
+    let micro_batches: Vec<MicroBatch> = pack(&lens, plan.max_tokens, actor.decoder.config.hidden_size)?
+        .micro_batches
         .iter()
         .map(|places| places.iter().map(|place| row_idxs[*place]).collect::<Vec<_>>())
         .map(|rows| MicroBatch::new(batch, &rows, actor.decoder.device()))
@@ -129,9 +139,11 @@ fn one_update(
     let selected = select_tokens(actor, batch, &micro_batches, plan, seed)?;
     actor.set_dropout_seed(Some(seed));
     for micro_batch in &micro_batches {
-        let inputs = MicroInputs::gather(actor, batch, micro_batch, plan, selected.as_deref());
+        let inputs = MicroInputs::gather(actor, batch, micro_batch, plan, selected.as_deref())?;
         let loss = plan.objective.prepare(inputs.as_loss_inputs(micro_batch), &denominators)?;
-        report.loss += actor.accumulate(micro_batch, &loss)?;
+        let accumulated = actor.accumulate(micro_batch, &loss)?;
+        report.loss += accumulated.loss;
+        batch.scatter(&micro_batch.row_idxs, &accumulated.logprobs, &mut report.actor_logprobs);
         report.num_micro_batches += 1;
     }
     match actor.apply(plan.learning_rate)? {
@@ -158,21 +170,23 @@ impl MicroInputs {
         micro_batch: &MicroBatch,
         plan: &UpdatePlan,
         selected: Option<&[bool]>,
-    ) -> Self {
+    ) -> Result<Self, ActorError> {
         let rows = &micro_batch.row_idxs;
         let part = |values: &Option<Vec<f64>>| values.as_deref().map(|values| batch.gather(rows, values));
         let old_logprobs = part(&batch.old_logprobs).filter(|_| !plan.is_on_policy(batch));
         // Off-policy a sequence's ratio must be known before the first of its tokens can be evaluated.
         let needs_sequences = plan.objective.policy.scope() == LossScope::Sequence && old_logprobs.is_some();
-        Self {
+        Ok(Self {
             advantages: batch.gather(rows, &batch.advantages),
             old_logprobs,
             ref_logprobs: part(&batch.ref_logprobs),
             importance_weights: part(&batch.importance_weights),
             actor_logprobs: needs_sequences
-                .then(|| actor.score_micro_batch(micro_batch, Adapter::On).logprobs),
+                .then(|| actor.score_micro_batch(&actor.decoder, micro_batch, Adapter::On))
+                .transpose()?
+                .map(|scores| scores.logprobs),
             selected: selected.map(|selected| batch.gather(rows, selected)),
-        }
+        })
     }
 
     fn as_loss_inputs<'a>(&'a self, micro_batch: &'a MicroBatch) -> LossInputs<'a> {
@@ -201,7 +215,7 @@ fn select_tokens(
     let mut logprobs = vec![0.0; batch.rows.num_tokens()];
     let mut mask = vec![false; batch.rows.num_tokens()];
     for micro_batch in micro_batches {
-        let scores = actor.score_micro_batch(micro_batch, Adapter::On);
+        let scores = actor.score_micro_batch(&actor.decoder, micro_batch, Adapter::On)?;
         batch.scatter(&micro_batch.row_idxs, &scores.logprobs, &mut logprobs);
         batch.scatter(&micro_batch.row_idxs, micro_batch.rows.mask(), &mut mask);
     }

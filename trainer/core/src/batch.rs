@@ -34,11 +34,10 @@ impl BatchSequence {
 /// One conversation or text with the tokens to learn from it: filled by the data loader.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Demonstration {
-    /// Position of the row in its dataset.
-    pub row_idx: u64,
-    /// All tokens.
+    /// The whole text's tokens.
     pub tokens: Vec<TokenId>,
-    /// True where the prediction **of** that token is learned; as long as `tokens`.
+    /// True for the tokens to learn: what the assistant wrote, its ending token included. As long as `tokens`; the
+    /// first token is never learned, for nothing predicts it.
     pub loss_mask: Vec<bool>,
 }
 
@@ -112,16 +111,16 @@ impl Batch {
 
     /// Demonstrations to learn by heart: everything from the first learned token on is the completion, `loss_mask` tells
     /// which of its tokens are learned, and each has an advantage of 1. Rows without a learned token are left out.
-    pub fn from_demonstrations(demonstrations: &[Demonstration]) -> Self {
+    pub fn from_demonstrations<'a>(demonstrations: impl IntoIterator<Item = &'a Demonstration>) -> Self {
         let learned: Vec<(usize, &Demonstration)> = demonstrations
-            .iter()
+            .into_iter()
             // A first token has nothing before it that could predict it.
             .filter_map(|d| Some((d.loss_mask.iter().skip(1).position(|learned| *learned)? + 1, d)))
             .collect();
         let rows = Rows::from_masks(learned.iter().map(|(start, d)| &d.loss_mask[*start..]));
         let sequence = |(start, demonstration): &(usize, &Demonstration)| BatchSequence {
             prompt: Arc::new(Prompt {
-                row_idx: demonstration.row_idx,
+                row_idx: 0,
                 tokens: demonstration.tokens[..*start].to_vec(),
                 text: String::new(),
                 data_source: String::new(),
@@ -190,7 +189,13 @@ mod tests {
                 text: String::new(),
                 finish_reason: FinishReason::Stop,
             },
-            reward: Reward { value: 1.0, parts: BTreeMap::from([("a".into(), 2.0)]), status, message: None },
+            reward: Reward {
+                score: 1.0,
+                value: 1.0,
+                parts: BTreeMap::from([("a".into(), 2.0)]),
+                status,
+                message: None,
+            },
         }
     }
 
@@ -223,7 +228,6 @@ mod tests {
     #[test]
     fn a_demonstration_is_learned_where_its_mask_says_so() {
         let demonstration = |loss_mask: &[bool]| Demonstration {
-            row_idx: 3,
             tokens: (0..loss_mask.len() as u32).collect(),
             loss_mask: loss_mask.to_vec(),
         };

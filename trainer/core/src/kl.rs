@@ -147,6 +147,13 @@ impl KlController {
         }
     }
 
+    /// Goes on with the coefficient that a checkpoint kept; a fixed one stays as it is.
+    pub fn resume(&mut self, saved_coefficient: f64) {
+        if let Self::Adaptive { coefficient, .. } = self {
+            *coefficient = saved_coefficient;
+        }
+    }
+
     /// Takes in the KL that a step of `num_samples` samples measured:
     /// coefficient *= 1 + clip(kl / target - 1, +-0.2) * num_samples / horizon.
     pub fn update(&mut self, measured_kl: f64, num_samples: usize) {

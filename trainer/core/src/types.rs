@@ -69,7 +69,9 @@ pub enum RewardStatus {
 /// The verdict on one completion: filled by the reward pool.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Reward {
-    /// The weighted sum of all parts, after clipping and shaping.
+    /// The weighted sum of all parts, clipped, before any shaping by length: what people want to see rise.
+    pub score: f64,
+    /// What the training uses: `score` after shaping.
     pub value: f64,
     /// Each function's own unweighted value by its name.
     pub parts: BTreeMap<String, f64>,

@@ -26,7 +26,7 @@ enum Island {
 
 /// What a forward pass must leave for its backward pass.
 #[derive(Clone, Copy, Debug)]
-pub struct Keep {
+pub(super) struct Keep {
     /// Activation checkpointing: keep layer inputs and compute the rest again.
     pub inputs_only: bool,
     /// The embedding is trained: the first layer's input needs a gradient.
@@ -35,7 +35,7 @@ pub struct Keep {
 
 /// The forward pass of one micro-batch, ready for its backward pass.
 #[derive(Debug)]
-pub struct Tape {
+pub(super) struct Tape {
     islands: Vec<Island>,
     norm_input_td: Tensor,
     /// Hidden states after the final norm, `[t, d]`, with the final norm's graph behind them.
@@ -43,7 +43,7 @@ pub struct Tape {
 }
 
 /// Runs the decoder without gradients; hidden states after the final norm, `[t, d]`.
-pub fn infer(decoder: &Decoder, input: &PackedInput, context: &LayerContext) -> Tensor {
+pub(super) fn infer(decoder: &Decoder, input: &PackedInput, context: &LayerContext) -> Tensor {
     no_grad(|| {
         let mut hidden_td = decoder.embed(&input.tokens);
         for layer in decoder.layers() {
@@ -55,12 +55,7 @@ pub fn infer(decoder: &Decoder, input: &PackedInput, context: &LayerContext) -> 
 
 /// Runs the decoder and keeps what the backward pass needs: every layer's graph or only
 /// its input.
-pub fn forward(
-    decoder: &Decoder,
-    input: &PackedInput,
-    context: &LayerContext,
-    keep: Keep,
-) -> Tape {
+pub(super) fn forward(decoder: &Decoder, input: &PackedInput, context: &LayerContext, keep: Keep) -> Tape {
     let mut hidden_td = no_grad(|| decoder.embed(&input.tokens));
     let mut islands = Vec::with_capacity(decoder.layers().len());
     // The embedding of a model with frozen weights has no use for a gradient, and the first layer need not make it.
@@ -84,7 +79,7 @@ pub fn forward(
 
 /// Carries the gradient of the normed hidden states, `[t, d]`, back through all layers. The layers' parameters
 /// accumulate theirs; the gradient of the embedded tokens is returned where the embedding is trained.
-pub fn backward_through(
+pub(super) fn backward_through(
     decoder: &Decoder,
     tape: Tape,
     context: &LayerContext,

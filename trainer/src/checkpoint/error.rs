@@ -138,6 +138,18 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
+    /// Whether the checkpoint itself is damaged, so that trying again can not help.
+    pub fn is_corruption(&self) -> bool {
+        matches!(
+            self,
+            Self::Length { .. }
+                | Self::Digest { .. }
+                | Self::Parse { .. }
+                | Self::Inconsistent { .. }
+                | Self::Version { .. }
+        )
+    }
+
     pub(super) fn folder(act: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_path_buf();
         move |source| Self::Folder { act, path, source }

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use rlt_api::spec::{DataSpec, OverlongPrompts};
+use rlt_core::batch::Demonstration;
 use rlt_core::types::TokenId;
 use serde_json::{Value, json};
 
@@ -13,16 +14,6 @@ use crate::tokenizer::Tokenizer;
 
 /// Columns that may hold the answer to the prompt column.
 const RESPONSE_KEYS: [&str; 3] = ["response", "completion", "demonstration"];
-
-/// A supervised example.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Demonstration {
-    /// The whole text's tokens.
-    pub tokens: Vec<TokenId>,
-    /// True for the tokens to learn: what the assistant wrote, its ending token included. As long as `tokens`; the
-    /// first token is never learned, for nothing predicts it.
-    pub loss_mask: Vec<bool>,
-}
 
 /// Reads supervised examples as `spec.data` describes them.
 pub(super) struct DemonstrationReader<'a> {

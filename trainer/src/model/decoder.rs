@@ -55,11 +55,17 @@ impl Decoder {
         let compute = self.options.compute;
         let hidden_td =
             Tensor::embedding(&self.embedding, tokens, padding_idx, false, false).to_kind(compute);
+        if self.config.scale_embeddings { hidden_td * self.embedding_scale() } else { hidden_td }
+    }
+
+    /// What embeddings are multiplied with: 1, or for Gemma the root of the hidden size as the compute dtype has it.
+    pub fn embedding_scale(&self) -> f64 {
         if !self.config.scale_embeddings {
-            return hidden_td;
+            return 1.0;
         }
         let scale = (self.config.hidden_size as f64).sqrt();
-        hidden_td * Tensor::from(scale).to_kind(Kind::Float).to_kind(compute).to_device(self.options.device)
+        let rounded = Tensor::from(scale).to_kind(Kind::Float).to_kind(self.options.compute);
+        rounded.to_kind(Kind::Double).double_value(&[])
     }
 
     /// The decoder layers, first to last.

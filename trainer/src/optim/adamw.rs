@@ -87,6 +87,15 @@ impl AdamW {
         self.parameters.iter_mut().for_each(|parameter| parameter.leaf.zero_grad());
     }
 
+    /// Forgets moments and counts, as if no step had been taken.
+    pub fn reset(&mut self) {
+        for parameter in &mut self.parameters {
+            let _ = parameter.exp_avg.zero_();
+            let _ = parameter.exp_avg_sq.zero_();
+            parameter.num_steps = 0;
+        }
+    }
+
     /// The moments and the count of steps of every parameter, for a checkpoint: `<name>.exp_avg` and
     /// `<name>.exp_avg_sq`, float32 in the parameter's shape, and `<name>.num_steps`, one int64, each under
     /// `optimizer.`. They share memory with the optimizer.

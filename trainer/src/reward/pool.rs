@@ -223,8 +223,10 @@ impl Worker {
                 Err(payload) => return failed(format!("panicked: {}", panic_text(&*payload))),
             }
         }
-        let value = batch.functions.combiner().value(parts.iter().copied(), job.num_tokens);
-        Ok(Reward { value, parts: parts_by_name(parts), status: RewardStatus::Ok, message: None })
+        let combiner = batch.functions.combiner();
+        let score = combiner.score(parts.iter().copied());
+        let value = combiner.shaped(score, job.num_tokens);
+        Ok(Reward { score, value, parts: parts_by_name(parts), status: RewardStatus::Ok, message: None })
     }
 
     fn begin(&self, call: Call) {
@@ -253,7 +255,7 @@ impl Worker {
 }
 
 fn without_value(status: RewardStatus, message: String) -> Reward {
-    Reward { value: 0.0, parts: Default::default(), status, message: Some(message) }
+    Reward { score: 0.0, value: 0.0, parts: Default::default(), status, message: Some(message) }
 }
 
 fn panic_text(payload: &(dyn Any + Send)) -> &str {

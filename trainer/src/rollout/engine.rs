@@ -1,5 +1,6 @@
 //! The engine's life: weights in, completions out, memory back.
 
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use rlt_core::engine::{Detokenizer, Scheduler, SchedulerLimits, SequenceRequest};
@@ -73,7 +74,7 @@ impl RolloutEngine {
 
     /// Writes all samples of all requests; one list a request, in the order of its seeds.
     ///
-    /// `progress` is called after each step.
+    /// `progress` is called after each step and may end the generation there.
     ///
     /// # Errors
     /// [`RolloutError`]; in particular [`RolloutError::StaleWeights`] when a parameter of `decoder` differs from
@@ -83,7 +84,7 @@ impl RolloutEngine {
         decoder: &Decoder,
         requests: &[RolloutRequest],
         detokenizer: &dyn Detokenizer,
-        progress: &mut dyn FnMut(RolloutProgress),
+        progress: &mut dyn FnMut(RolloutProgress) -> ControlFlow<()>,
     ) -> Result<Vec<Vec<Completion>>, RolloutError> {
         let _no_grad = tch::no_grad_guard();
         let weights = self.weights.as_ref().ok_or(RolloutError::Asleep)?;
@@ -113,7 +114,9 @@ impl RolloutEngine {
             done.num_tokens += drawn.len();
             done.num_running = scheduler.running().len();
             done.num_waiting = scheduler.num_waiting();
-            progress(done);
+            if progress(done).is_break() {
+                return Err(RolloutError::Interrupted);
+            }
         }
         stats.num_tokens = done.num_tokens;
         stats.num_prefilled_tokens = scheduler.stats().prefilled_tokens;

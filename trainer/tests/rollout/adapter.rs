@@ -27,6 +27,6 @@ fn an_adapter_that_changed_is_found() {
     let mut engine = RolloutEngine::new(options());
     engine.sync_weights(&decoder, 0).unwrap();
     decoder.load_adapter(&folder("llama").join("adapter")).unwrap();
-    let stale = engine.generate(&decoder, &requests, &Letters, &mut |_| {});
+    let stale = engine.generate(&decoder, &requests, &Letters, &mut |_| std::ops::ControlFlow::Continue(()));
     assert!(matches!(stale, Err(RolloutError::StaleWeights { .. })), "{stale:?}");
 }

@@ -76,7 +76,9 @@ fn a_shared_prompt_gives_what_prompts_of_their_own_give() {
         let mut engine = RolloutEngine::new(options());
         engine.sync_weights(&decoder, 0).unwrap();
         let mut run = |requests: &[RolloutRequest]| {
-            let completions = engine.generate(&decoder, requests, &Letters, &mut |_| {}).unwrap();
+            let completions = engine
+                .generate(&decoder, requests, &Letters, &mut |_| std::ops::ControlFlow::Continue(()))
+                .unwrap();
             (completions, engine.stats().num_prefilled_tokens)
         };
         let (shared, shared_prefill) = run(&grouped);
@@ -99,7 +101,9 @@ fn a_sample_survives_preemption() {
         let tight = RolloutOptions { max_cache_bytes: Some(token_bytes * 48), ..options() };
         let mut engine = RolloutEngine::new(tight);
         engine.sync_weights(&decoder, 0).unwrap();
-        let preempted = engine.generate(&decoder, &requests, &Letters, &mut |_| {}).unwrap();
+        let preempted = engine
+            .generate(&decoder, &requests, &Letters, &mut |_| std::ops::ControlFlow::Continue(()))
+            .unwrap();
         assert!(engine.stats().num_preemptions > 0, "the cache is tight enough to matter");
         same.compare(&roomy, &preempted);
     }

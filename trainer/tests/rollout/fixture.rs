@@ -86,7 +86,7 @@ pub(crate) fn generate(
 ) -> Result<Vec<Vec<Completion>>, RolloutError> {
     let mut engine = RolloutEngine::new(options);
     engine.sync_weights(decoder, 0)?;
-    engine.generate(decoder, requests, &Letters, &mut |_| {})
+    engine.generate(decoder, requests, &Letters, &mut |_| std::ops::ControlFlow::Continue(()))
 }
 
 pub(crate) fn tokens(completions: &[Vec<Completion>]) -> Vec<Vec<TokenId>> {

@@ -27,9 +27,12 @@ fn any_parameter_that_changed_is_found_and_named() {
         let mut engine = RolloutEngine::new(options());
         for (version, (name, _)) in decoder.named_parameters().iter().enumerate() {
             engine.sync_weights(&decoder, version as u64).unwrap();
-            engine.generate(&decoder, &requests, &Letters, &mut |_| {}).unwrap();
+            engine
+                .generate(&decoder, &requests, &Letters, &mut |_| std::ops::ControlFlow::Continue(()))
+                .unwrap();
             nudge(&decoder, name, 1e-3);
-            match engine.generate(&decoder, &requests, &Letters, &mut |_| {}) {
+            match engine.generate(&decoder, &requests, &Letters, &mut |_| std::ops::ControlFlow::Continue(()))
+            {
                 Err(RolloutError::StaleWeights { parameter, policy_version }) => {
                     assert_eq!((parameter.as_str(), policy_version), (name.as_str(), version as u64));
                 }
@@ -45,11 +48,12 @@ fn new_weights_leave_nothing_of_the_old_ones() {
     let requests = requests(3, 2, &SamplingParams::default());
     let mut engine = RolloutEngine::new(options());
     engine.sync_weights(&decoder, 0).unwrap();
-    engine.generate(&decoder, &requests, &Letters, &mut |_| {}).unwrap();
+    engine.generate(&decoder, &requests, &Letters, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
     nudge(&decoder, "model.norm.weight", 0.5);
     nudge(&decoder, "model.layers.0.self_attn.k_proj.weight", 0.5);
     engine.sync_weights(&decoder, 1).unwrap();
-    let updated = engine.generate(&decoder, &requests, &Letters, &mut |_| {}).unwrap();
+    let updated =
+        engine.generate(&decoder, &requests, &Letters, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
     assert!(actor_error(&decoder, &requests, &updated) <= 1e-5);
     assert_eq!(tokens(&updated), tokens(&generate(&decoder, options(), &requests).unwrap()));
 }
@@ -59,7 +63,9 @@ fn an_engine_without_weights_or_with_older_ones_refuses() {
     let decoder = decoder("llama");
     let requests = requests(1, 1, &SamplingParams::default());
     let mut engine = RolloutEngine::new(options());
-    let run = |engine: &mut RolloutEngine| engine.generate(&decoder, &requests, &Letters, &mut |_| {});
+    let run = |engine: &mut RolloutEngine| {
+        engine.generate(&decoder, &requests, &Letters, &mut |_| std::ops::ControlFlow::Continue(()))
+    };
     assert!(matches!(run(&mut engine), Err(RolloutError::Asleep)));
     engine.sync_weights(&decoder, 3).unwrap();
     assert!(run(&mut engine).is_ok());
@@ -79,7 +85,9 @@ fn two_hundred_sleeps_leave_no_memory_behind() {
     let mut after_warm_up = 0;
     for cycle in 0..200 {
         engine.sync_weights(&decoder, cycle).unwrap();
-        let completions = engine.generate(&decoder, &requests, &Letters, &mut |_| {}).unwrap();
+        let completions = engine
+            .generate(&decoder, &requests, &Letters, &mut |_| std::ops::ControlFlow::Continue(()))
+            .unwrap();
         assert_eq!(&tokens(&completions), first.get_or_insert_with(|| tokens(&completions)));
         engine.sleep();
         if cycle == 40 {
@@ -99,8 +107,12 @@ fn progress_counts_every_token_and_sample() {
         RolloutEngine::new(rlt_trainer::rollout::RolloutOptions { max_concurrent: 3, ..options() });
     engine.sync_weights(&decoder, 0).unwrap();
     let mut seen = Vec::new();
-    let completions =
-        engine.generate(&decoder, &requests, &Letters, &mut |progress| seen.push(progress)).unwrap();
+    let completions = engine
+        .generate(&decoder, &requests, &Letters, &mut |progress| {
+            seen.push(progress);
+            std::ops::ControlFlow::Continue(())
+        })
+        .unwrap();
     let last = seen.last().unwrap();
     let num_tokens: usize = tokens(&completions).iter().map(Vec::len).sum();
     assert_eq!((last.num_tokens, last.num_finished), (num_tokens, 10));

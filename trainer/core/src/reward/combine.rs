@@ -49,11 +49,15 @@ pub struct Combiner {
 }
 
 impl Combiner {
-    /// The reward of a completion of `num_tokens` tokens.
-    pub fn value<'a>(&self, parts: impl IntoIterator<Item = WeightedPart<'a>>, num_tokens: usize) -> f64 {
+    /// The weighted sum of the parts, clipped.
+    pub fn score<'a>(&self, parts: impl IntoIterator<Item = WeightedPart<'a>>) -> f64 {
         let sum: f64 = parts.into_iter().map(|part| part.weight * part.value).sum();
-        let clipped = self.clip.map_or(sum, |clip| sum.clamp(clip.min, clip.max));
-        clipped + self.overlong.map_or(0.0, |overlong| overlong.penalty(num_tokens))
+        self.clip.map_or(sum, |clip| sum.clamp(clip.min, clip.max))
+    }
+
+    /// The reward of a completion of `num_tokens` tokens with this score.
+    pub fn shaped(&self, score: f64, num_tokens: usize) -> f64 {
+        score + self.overlong.map_or(0.0, |overlong| overlong.penalty(num_tokens))
     }
 }
 

@@ -1,0 +1,117 @@
+//! What can end a run, and with which exit code.
+
+use rlt_api::{ExitCode, Problem};
+
+use crate::actor::ActorError;
+use crate::checkpoint::CheckpointError;
+use crate::data::{DataError, LoaderError};
+use crate::model::ModelError;
+use crate::optim::OptimError;
+use crate::reward::RewardSetupError;
+use crate::rollout::RolloutError;
+use crate::run_folder::RunFolderError;
+use crate::tokenizer::TokenizerError;
+use crate::update::UpdateError;
+
+/// Why a run failed.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "each variant is its message")]
+pub enum TrainError {
+    #[error("the manifest has {} problem(s):\n{}", .0.len(), listed(.0))]
+    Manifest(Vec<Problem>),
+    #[error("failed to write the manifest with its defaults")]
+    WriteManifest(#[from] serde_saphyr::SerializeError),
+    #[error("failed to {act} `{path}`")]
+    Io { act: &'static str, path: String, source: std::io::Error },
+    #[error("failed to take the run folder")]
+    RunFolder(#[from] RunFolderError),
+    #[error("failed to prepare the model")]
+    Model(#[from] ModelError),
+    #[error("failed to fetch the model")]
+    Hub(#[from] crate::model::hub::HubError),
+    #[error("failed to prepare the tokenizer")]
+    Tokenizer(#[from] TokenizerError),
+    #[error("failed to read the data")]
+    Data(#[from] DataError),
+    #[error("failed to go through the data")]
+    Loader(#[from] LoaderError),
+    #[error("failed to prepare the rewards")]
+    Rewards(#[from] RewardSetupError),
+    #[error("failed to generate")]
+    Rollout(#[source] RolloutError),
+    #[error("failed to estimate advantages")]
+    Advantage(#[from] rlt_core::advantage::AdvantageError),
+    #[error("failed to lay out the batch")]
+    Rows(#[from] rlt_core::rows::RowsError),
+    #[error("failed to correct for the rollout's policy")]
+    Importance(#[from] rlt_core::importance::ImportanceError),
+    #[error("failed to score the batch")]
+    Actor(#[from] crate::actor::ActorError),
+    #[error("failed to update the actor")]
+    Update(#[from] UpdateError),
+    #[error("failed to make the optimizer")]
+    Optimizer(#[from] OptimError),
+    #[error("failed to prepare the adapter, or to export the model")]
+    Lora(#[from] crate::model::LoraError),
+    #[error("the model's configuration is impossible")]
+    ModelConfig(#[source] rlt_api::plan::model_config::ModelConfigError),
+    #[error("failed to draw the report")]
+    Report(#[from] crate::report::ReportError),
+    #[error("failed to read or write the state of a checkpoint")]
+    State(#[source] serde_json::Error),
+    #[error("libtorch failed")]
+    Kernel(#[from] rlt_torch::Error),
+    #[error("spec.model.tokenizer: a new model needs one")]
+    NoTokenizer,
+    #[error("the job has no demonstrations to learn from")]
+    NoDemonstrations,
+    #[error("failed to save or read a checkpoint")]
+    Checkpoint(#[from] CheckpointError),
+    #[error(
+        "the loss or its gradient was not finite for {num_steps} steps in a row (last step {last_step}): lower \
+         spec.training.optimizer.learningRate or spec.training.maxGradNorm"
+    )]
+    Diverged { num_steps: u32, last_step: u64 },
+    #[error("spec.workers.device: Cuda was asked for, but libtorch sees no GPU")]
+    NoGpu,
+    #[error("spec.checkpoint.resume: Never, but `{path}` already holds checkpoints")]
+    ResumeRefused { path: String },
+    #[error("no complete checkpoint is left in `{path}`: {reasons}")]
+    NoCompleteCheckpoint { path: String, reasons: String },
+    #[error("the job is supervised and has no policy gradient")]
+    NoPolicyGradient,
+    #[error("none of the step's completions has a reward that can be trusted: {example}")]
+    NoRewards { example: String },
+}
+
+impl From<RolloutError> for TrainError {
+    fn from(error: RolloutError) -> Self {
+        Self::Rollout(error)
+    }
+}
+
+impl TrainError {
+    /// The exit code that tells the operator what to do about it.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Manifest(_) | Self::ResumeRefused { .. } | Self::NoGpu => ExitCode::BadConfig,
+            Self::RunFolder(RunFolderError::Io { .. }) | Self::Io { .. } => ExitCode::RetryableIo,
+            Self::RunFolder(_) => ExitCode::BadConfig,
+            Self::Model(_) | Self::Tokenizer(_) | Self::Data(_) | Self::Loader(_) | Self::Rewards(_) => {
+                ExitCode::BadConfig
+            }
+            Self::NoCompleteCheckpoint { .. } => ExitCode::CorruptCheckpoint,
+            Self::Checkpoint(error) if error.is_corruption() => ExitCode::CorruptCheckpoint,
+            Self::Checkpoint(_) => ExitCode::RetryableIo,
+            Self::Diverged { .. } | Self::Rollout(RolloutError::NonFiniteLogits { .. }) => ExitCode::Diverged,
+            Self::Actor(ActorError::Packing(_)) | Self::Update(UpdateError::Packing(_)) => {
+                ExitCode::BadConfig
+            }
+            _ => ExitCode::Failure,
+        }
+    }
+}
+
+fn listed(problems: &[Problem]) -> String {
+    problems.iter().map(|problem| format!("  {problem}")).collect::<Vec<_>>().join("\n")
+}

@@ -1,0 +1,90 @@
+//! The end of a run: the exported model, the verdict, the report.
+
+use rlt_api::spec::ExportDtype;
+use serde::Serialize;
+use tch::Kind;
+
+use crate::error::TrainError;
+use crate::model::ExportOptions;
+use crate::report;
+use crate::stop::StopReason;
+use crate::tracking::console::Phase;
+use crate::train::Outcome;
+use crate::trainer::Trainer;
+
+/// `result.json`: what a run came to, for people and for programs.
+#[derive(Debug, Serialize)]
+struct RunResult<'a> {
+    name: &'a str,
+    outcome: &'static str,
+    step: u64,
+    num_steps: u64,
+    held_out_reward_before: Option<f64>,
+    held_out_reward_after: Option<f64>,
+    elapsed_seconds: f64,
+    num_tokens: u64,
+}
+
+/// Exports the model where the run is complete, writes the verdict, closes the trackers, draws the report.
+///
+/// # Errors
+/// [`TrainError`]; the checkpoint of the last step is safe already.
+pub fn finish(trainer: &mut Trainer, outcome: Outcome) -> Result<(), TrainError> {
+    if outcome == Outcome::Complete && trainer.spec().checkpoint.export.enabled {
+        trainer.watch.begin_phase(Phase::Saving, 0);
+        export(trainer)?;
+    }
+    write_result(trainer, outcome)?;
+    trainer.watch.message(&summary(trainer, outcome));
+    trainer.watch.finish();
+    if trainer.spec().tracking.report {
+        report::render(trainer.folder.root())?;
+    }
+    Ok(())
+}
+
+fn export(trainer: &Trainer) -> Result<(), TrainError> {
+    let spec = &trainer.spec().checkpoint.export;
+    let dtype = match spec.dtype {
+        ExportDtype::Auto => trainer.source_kind,
+        ExportDtype::Fp32 => Kind::Float,
+        ExportDtype::Bf16 => Kind::BFloat16,
+    };
+    let folder = trainer.folder.export();
+    trainer.actor.decoder.export(&folder, &ExportOptions { merge_lora: spec.merge_lora, dtype })?;
+    trainer.tokenizer.save(&folder)?;
+    Ok(())
+}
+
+fn write_result(trainer: &Trainer, outcome: Outcome) -> Result<(), TrainError> {
+    let result = RunResult {
+        name: trainer.job.name(),
+        outcome: match outcome {
+            Outcome::Complete => "complete",
+            Outcome::Stopped(StopReason::Signal) => "stopped by a signal",
+            Outcome::Stopped(StopReason::Deadline) => "stopped by the deadline",
+        },
+        step: trainer.progress.step,
+        num_steps: trainer.num_steps,
+        held_out_reward_before: trainer.progress.first_evaluation,
+        held_out_reward_after: trainer.progress.last_evaluation,
+        elapsed_seconds: trainer.elapsed_seconds(),
+        num_tokens: trainer.progress.num_tokens,
+    };
+    let result = serde_json::to_value(result).map_err(TrainError::State)?;
+    Ok(trainer.folder.write_json("result.json", &result)?)
+}
+
+fn summary(trainer: &Trainer, outcome: Outcome) -> String {
+    let folder = trainer.folder.root().display();
+    let step = trainer.progress.step;
+    match (outcome, trainer.progress.first_evaluation, trainer.progress.last_evaluation) {
+        (Outcome::Stopped(_), _, _) => {
+            format!("stopped after step {step} of {} with a checkpoint in {folder}", trainer.num_steps)
+        }
+        (Outcome::Complete, Some(before), Some(after)) => {
+            format!("held-out reward {before:.3} -> {after:.3} in {step} steps; everything is in {folder}")
+        }
+        (Outcome::Complete, _, _) => format!("{step} steps are done; everything is in {folder}"),
+    }
+}

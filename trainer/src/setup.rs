@@ -1,0 +1,265 @@
+//! From a validated job to everything a run holds: device, tokenizer, data, model, rewards, engine.
+//!
+//! Whatever can be wrong with a model, its data or its rewards is found here, before the first step.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rlt_api::ValidatedJob;
+use rlt_api::plan::model_config::ModelConfig;
+use rlt_api::resolved::{ModelSource, ResolvedSpec, TokenizerSource};
+use rlt_api::spec;
+use rlt_core::schedule::{Decay, Schedule};
+use tch::{Device, Kind};
+
+use crate::actor::{Actor, ActorOptions};
+use crate::checkpoint::CheckpointStore;
+use crate::data::{Dataset, Demonstration, Loader, Split};
+use crate::error::TrainError;
+use crate::model::{Decoder, LoadOptions};
+use crate::optim::{AdamW, AdamWOptions};
+use crate::reward::{PoolOptions, RewardFunctions, RewardPool};
+use crate::rollout::{RolloutEngine, RolloutOptions};
+use crate::run_folder::RunFolder;
+use crate::stop::StopRequest;
+use crate::tokenizer::Tokenizer;
+use crate::trainer::{Progress, Reference, SeedStream, Trainer, kl_controller, seed};
+use crate::watch::Watchers;
+
+/// Builds the run of `job` in `folder`.
+///
+/// # Errors
+/// [`TrainError`], naming what does not fit.
+pub fn setup(job: ValidatedJob, folder: RunFolder, stop: StopRequest) -> Result<Trainer, TrainError> {
+    let spec = job.spec().clone();
+    let device = prepare_device(&spec)?;
+    let model_dir = model_folder(&spec, &folder)?;
+    let tokenizer = load_tokenizer(&spec, model_dir.as_deref())?;
+    let data = Data::load(&spec, &tokenizer)?;
+    let rewards = reward_pool(&spec, &data)?;
+    let decoder = load_decoder(&spec, model_dir.as_deref(), &tokenizer, device)?;
+    let reference = reference(&spec, &decoder);
+    let engine = RolloutEngine::new(engine_options(&spec, &tokenizer));
+    let schedule = schedule(&spec, data.num_steps(&spec));
+    let checkpoints = CheckpointStore::open(&folder.checkpoints(), spec.checkpoint.keep as usize)?;
+    let kl = spec.algorithm.policy_gradient.as_ref().map_or_else(
+        || kl_controller(&rlt_api::resolved::Kl::None),
+        |algorithm| kl_controller(&algorithm.kl),
+    );
+    Ok(Trainer {
+        num_steps: data.num_steps(&spec),
+        prompts: data.prompts.as_ref().map(|prompts| loader(&spec, prompts)).transpose()?,
+        demonstrations: data.demonstrations.as_ref().map(|rows| loader(&spec, rows)).transpose()?,
+        held_out: data.held_out,
+        source_kind: source_kind(model_dir.as_deref()),
+        actor: actor(&spec, decoder)?,
+        job,
+        folder,
+        reference,
+        engine,
+        tokenizer,
+        rewards,
+        kl,
+        schedule,
+        checkpoints,
+        watch: Watchers::nobody(),
+        stop,
+        progress: Progress::default(),
+        saved_at: None,
+        started: Instant::now(),
+    })
+}
+
+/// Threads, arithmetic and device, for the whole process.
+fn prepare_device(spec: &ResolvedSpec) -> Result<Device, TrainError> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    rlt_torch::set_num_threads(spec.workers.threads.map_or(cores, |threads| threads as usize));
+    rlt_torch::reuse_large_buffers();
+    use spec::MatmulPrecision as Wanted;
+    let precision = match spec.training.matmul_precision {
+        // Without matrix tiles libtorch's "medium" is full fp32 by a faster library; with them it would be bfloat16.
+        Wanted::Highest if !rlt_torch::cpu_has_amx() => rlt_torch::MatmulPrecision::Medium,
+        Wanted::Highest => rlt_torch::MatmulPrecision::Highest,
+        Wanted::High => rlt_torch::MatmulPrecision::High,
+        Wanted::Medium => rlt_torch::MatmulPrecision::MediumEvenReduced,
+    };
+    rlt_torch::set_float32_matmul_precision(precision)?;
+    let has_gpu = rlt_torch::load_cuda().unwrap_or(false) && tch::Cuda::is_available();
+    match spec.workers.device {
+        spec::Device::Cpu => Ok(Device::Cpu),
+        spec::Device::Auto if !has_gpu => Ok(Device::Cpu),
+        spec::Device::Cuda if !has_gpu => Err(TrainError::NoGpu),
+        spec::Device::Auto | spec::Device::Cuda => Ok(Device::Cuda(0)),
+    }
+}
+
+/// The folder that the model is read from; `None` for a new model.
+fn model_folder(spec: &ResolvedSpec, folder: &RunFolder) -> Result<Option<std::path::PathBuf>, TrainError> {
+    match &spec.model.source {
+        ModelSource::Path(path) => Ok(Some(path.into())),
+        ModelSource::Hub(hub) => {
+            let model = crate::model::hub::fetch(hub, None)?;
+            // What the revision meant on this day: the run can be repeated with exactly these weights.
+            let record = serde_json::json!({ "repo": hub.repo, "commit": model.commit });
+            folder.write_json("model.json", &record)?;
+            Ok(Some(model.dir))
+        }
+        ModelSource::Architecture(_) => Ok(None),
+    }
+}
+
+/// Numbers in which the model's folder keeps its weights; fp32 for a new model.
+fn source_kind(model_dir: Option<&Path>) -> Kind {
+    let config = model_dir.and_then(|dir| std::fs::read_to_string(dir.join("config.json")).ok());
+    let config: serde_json::Value =
+        config.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
+    // transformers 5 says `dtype`, its predecessors `torch_dtype`.
+    match config["dtype"].as_str().or(config["torch_dtype"].as_str()) {
+        Some("bfloat16") => Kind::BFloat16,
+        Some("float16") => Kind::Half,
+        _ => Kind::Float,
+    }
+}
+
+fn load_tokenizer(spec: &ResolvedSpec, model_dir: Option<&Path>) -> Result<Tokenizer, TrainError> {
+    let tokenizer = match (&spec.model.tokenizer, model_dir) {
+        (Some(TokenizerSource::Characters(alphabet)), _) => Tokenizer::characters(alphabet)?,
+        (Some(TokenizerSource::Path(path)), _) => Tokenizer::load(path.as_ref())?,
+        (None, Some(dir)) => Tokenizer::load(dir)?,
+        (None, None) => return Err(TrainError::NoTokenizer),
+    };
+    Ok(match &spec.model.chat_template {
+        Some(template) => tokenizer.with_chat_template(template)?,
+        None => tokenizer,
+    })
+}
+
+/// Everything that is read before the training.
+struct Data {
+    prompts: Option<Dataset<rlt_core::types::Prompt>>,
+    demonstrations: Option<Dataset<Demonstration>>,
+    held_out: Dataset<rlt_core::types::Prompt>,
+}
+
+impl Data {
+    fn load(spec: &ResolvedSpec, tokenizer: &Tokenizer) -> Result<Self, TrainError> {
+        let is_supervised = spec.algorithm.policy_gradient.is_none();
+        let max_tokens = spec.training.max_tokens_per_micro_batch as usize;
+        let wants_demonstrations = is_supervised || spec.algorithm.cold_start.is_some();
+        let prompts = |split| Dataset::prompts(&spec.data, split, tokenizer);
+        let demonstrations = || Dataset::demonstrations(&spec.data, Split::Train, tokenizer, max_tokens);
+        Ok(Self {
+            prompts: (!is_supervised).then(|| prompts(Split::Train)).transpose()?,
+            demonstrations: wants_demonstrations.then(demonstrations).transpose()?,
+            held_out: prompts(Split::HeldOut)?,
+        })
+    }
+
+    fn num_steps(&self, spec: &ResolvedSpec) -> u64 {
+        let demonstrations = || self.demonstrations.as_ref().map(Dataset::len);
+        let num_rows = self.prompts.as_ref().map(Dataset::len).or_else(demonstrations).unwrap_or(0);
+        spec.training.length.num_steps(num_rows as u64, spec.training.prompts_per_step)
+    }
+}
+
+fn loader<T>(spec: &ResolvedSpec, dataset: &Dataset<T>) -> Result<Loader<T>, TrainError> {
+    let seed = seed(spec.training.seed, SeedStream::Data, &[]);
+    Ok(Loader::new(dataset, spec.data.shuffle, seed)?)
+}
+
+fn reward_pool(spec: &ResolvedSpec, data: &Data) -> Result<RewardPool, TrainError> {
+    let functions = RewardFunctions::new(&spec.rewards, spec.rollout.max_completion_tokens as usize)?;
+    if !spec.rewards.functions.is_empty() {
+        data.prompts.as_ref().map_or(Ok(()), |prompts| functions.check(prompts))?;
+        functions.check(&data.held_out)?;
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let num_workers = spec.rewards.workers.or(spec.workers.threads).map_or(cores, |workers| workers as usize);
+    let timeout = Duration::from_secs_f64(spec.rewards.timeout_seconds);
+    Ok(RewardPool::new(functions, PoolOptions { num_workers, timeout }))
+}
+
+fn load_decoder(
+    spec: &ResolvedSpec,
+    model_dir: Option<&Path>,
+    tokenizer: &Tokenizer,
+    device: Device,
+) -> Result<Decoder, TrainError> {
+    let options = LoadOptions {
+        device,
+        storage: Kind::Float,
+        compute: match spec.training.precision {
+            spec::Precision::Fp32 => Kind::Float,
+            spec::Precision::Bf16 => Kind::BFloat16,
+        },
+        trainable: spec.model.lora.is_none(),
+    };
+    let weights_seed = seed(spec.training.seed, SeedStream::Weights, &[]);
+    let mut decoder = match (&spec.model.source, model_dir) {
+        (ModelSource::Architecture(architecture), _) => {
+            let config =
+                ModelConfig::from_architecture(architecture, tokenizer.vocab_len(), tokenizer.eos_ids())
+                    .map_err(TrainError::ModelConfig)?;
+            Decoder::from_config(&config, weights_seed, &options)?
+        }
+        (_, Some(dir)) => Decoder::load(dir, &options)?,
+        (_, None) => return Err(TrainError::NoTokenizer),
+    };
+    decoder.check_vocabulary(tokenizer.vocab_len().saturating_sub(1) as u32)?;
+    if let Some(lora) = &spec.model.lora {
+        decoder.attach_lora_spec(lora, weights_seed)?;
+    }
+    Ok(decoder)
+}
+
+/// The reference that the algorithm needs. Without a cold start it is the model as loaded, and is kept right away, before
+/// a checkpoint overwrites the actor.
+fn reference(spec: &ResolvedSpec, decoder: &Decoder) -> Reference {
+    let needs_one = spec.algorithm.policy_gradient.as_ref().is_some_and(|a| a.kl.term().is_some());
+    match (needs_one, &spec.model.lora, &spec.algorithm.cold_start) {
+        (false, _, _) => Reference::None,
+        (true, Some(_), _) => Reference::AdapterOff,
+        (true, None, Some(_)) => Reference::Frozen(None),
+        (true, None, None) => Reference::Frozen(Some(Box::new(decoder.frozen_copy()))),
+    }
+}
+
+fn engine_options(spec: &ResolvedSpec, tokenizer: &Tokenizer) -> RolloutOptions {
+    let num_samples = spec.training.prompts_per_step.saturating_mul(spec.rollout.samples_per_prompt);
+    RolloutOptions {
+        max_concurrent: num_samples.clamp(1, spec.rollout.max_concurrent_sequences) as usize,
+        block_size: spec.rollout.kv_block_tokens as usize,
+        eos_token_ids: tokenizer.eos_ids().to_vec(),
+        ..RolloutOptions::default()
+    }
+}
+
+fn schedule(spec: &ResolvedSpec, num_steps: u64) -> Schedule {
+    let spec::ScheduleSpec { kind, warmup_steps, min_ratio } = spec.training.schedule;
+    Schedule {
+        learning_rate: spec.training.optimizer.learning_rate,
+        decay: match kind {
+            spec::ScheduleKind::Constant => Decay::Constant,
+            spec::ScheduleKind::Cosine => Decay::Cosine,
+            spec::ScheduleKind::Linear => Decay::Linear,
+        },
+        warmup_steps,
+        num_steps,
+        min_ratio,
+    }
+}
+
+fn actor(spec: &ResolvedSpec, decoder: Decoder) -> Result<Actor, TrainError> {
+    let training = &spec.training;
+    let spec::OptimizerSpec { betas, epsilon, weight_decay, .. } = &training.optimizer;
+    let options =
+        AdamWOptions { betas: (betas[0], betas[1]), epsilon: *epsilon, weight_decay: *weight_decay };
+    let optimizer = AdamW::new(decoder.trainable_parameters(), options)?;
+    let options = ActorOptions {
+        temperature: if spec.algorithm.policy_gradient.is_some() { spec.rollout.temperature } else { 1.0 },
+        head_chunk_tokens: training.head_chunk_tokens as usize,
+        activation_checkpointing: training.activation_checkpointing,
+        max_grad_norm: training.max_grad_norm,
+    };
+    Ok(Actor::new(decoder, optimizer, options))
+}

@@ -1,0 +1,146 @@
+//! What a run keeps across a restart: everything that the next step depends on.
+//!
+//! Tensors: trained weights, optimizer moments, a frozen reference that no source can make again. State: progress, data
+//! positions, the KL controller's coefficient. Random numbers need no state, they are functions of the seed.
+
+use rlt_api::spec::ResumePolicy;
+use serde::{Deserialize, Serialize};
+use tch::Tensor;
+
+use crate::checkpoint::{Checkpoint, CheckpointContent};
+use crate::data::LoaderState;
+use crate::error::TrainError;
+use crate::tracking::Stage;
+use crate::tracking::console::Phase;
+use crate::trainer::{Progress, Reference, Trainer};
+use crate::watch::Watchers;
+
+const REFERENCE: &str = "reference.";
+
+/// The small part of a checkpoint.
+#[derive(Debug, Serialize, Deserialize)]
+struct State {
+    progress: Progress,
+    prompts: Option<LoaderState>,
+    demonstrations: Option<LoaderState>,
+    kl_coefficient: f64,
+}
+
+/// Saves a checkpoint of the last complete step; seconds that it took. A step that is saved already is left alone.
+///
+/// # Errors
+/// [`TrainError::Checkpoint`]; earlier checkpoints are as they were.
+pub fn save(trainer: &mut Trainer) -> Result<f64, TrainError> {
+    let position = (trainer.progress.cold_start_steps, trainer.progress.step);
+    if trainer.saved_at == Some(position) {
+        return Ok(0.0);
+    }
+    trainer.watch.begin_phase(Phase::Saving, 0);
+    // No step of the checkpoint may be missing from the logs.
+    trainer.watch.sync();
+    let content = content(trainer)?;
+    let saved = trainer.checkpoints.save(trainer.progress.step, &content)?;
+    trainer.saved_at = Some(position);
+    Ok(saved.duration.as_secs_f64())
+}
+
+fn content(trainer: &Trainer) -> Result<CheckpointContent, TrainError> {
+    let mut tensors = trainer.actor.decoder.trainable_parameters();
+    tensors.extend(trainer.actor.optimizer.state_tensors());
+    if let Some(reference) = own_reference(trainer) {
+        tensors.extend(reference.into_iter().map(|(name, tensor)| (format!("{REFERENCE}{name}"), tensor)));
+    }
+    let state = State {
+        progress: Progress { elapsed_seconds: trainer.elapsed_seconds(), ..trainer.progress.clone() },
+        prompts: trainer.prompts.as_ref().map(|loader| loader.state().clone()),
+        demonstrations: trainer.demonstrations.as_ref().map(|loader| loader.state().clone()),
+        kl_coefficient: trainer.kl.coefficient(),
+    };
+    let state = serde_json::to_value(state).map_err(TrainError::State)?;
+    Ok(CheckpointContent { tensors, state })
+}
+
+/// The reference's weights where only this run has them: after a cold start.
+fn own_reference(trainer: &Trainer) -> Option<Vec<(String, Tensor)>> {
+    match &trainer.reference {
+        Reference::Frozen(Some(copy)) if trainer.progress.cold_start_steps > 0 => {
+            Some(copy.named_parameters())
+        }
+        _ => None,
+    }
+}
+
+/// Goes on from the newest complete checkpoint of the run folder, or from `checkpoint.resumeFrom`, or from nothing; then
+/// opens the trackers where that stands.
+///
+/// # Errors
+/// [`TrainError`]: damaged checkpoints and no complete one left, or a checkpoint of another model or data.
+pub fn resume(trainer: &mut Trainer) -> Result<(), TrainError> {
+    let (checkpoint, notes) = find(trainer)?;
+    let resumed_after = checkpoint.as_ref().map(|checkpoint| restore(trainer, checkpoint)).transpose()?;
+    trainer.watch = Watchers::open(&trainer.spec().tracking.clone(), &trainer.folder, resumed_after);
+    notes.iter().for_each(|note| trainer.watch.message(note));
+    Ok(())
+}
+
+fn find(trainer: &mut Trainer) -> Result<(Option<Checkpoint>, Vec<String>), TrainError> {
+    let latest = trainer.checkpoints.latest_complete()?;
+    let path = trainer.folder.checkpoints().display().to_string();
+    let mut notes: Vec<String> =
+        latest.skipped.iter().map(|error| format!("passed over a damaged checkpoint: {error}")).collect();
+    let spec = trainer.spec().checkpoint.clone();
+    if latest.checkpoint.is_none() && !latest.skipped.is_empty() {
+        return Err(TrainError::NoCompleteCheckpoint { path, reasons: notes.join("; ") });
+    }
+    if latest.checkpoint.is_some() && spec.resume == ResumePolicy::Never {
+        return Err(TrainError::ResumeRefused { path });
+    }
+    let checkpoint = match (latest.checkpoint, &spec.resume_from) {
+        (None, Some(other)) => Some(trainer.checkpoints.checkpoint_at(other.as_ref())?),
+        (found, _) => found,
+    };
+    if let Some(checkpoint) = &checkpoint {
+        notes.push(format!("resuming after step {} from {}", checkpoint.step(), checkpoint.path().display()));
+    }
+    Ok((checkpoint, notes))
+}
+
+fn restore(trainer: &mut Trainer, checkpoint: &Checkpoint) -> Result<(Stage, u64), TrainError> {
+    for (name, leaf) in trainer.actor.decoder.trainable_parameters() {
+        tch::no_grad(|| checkpoint.load_into(&name, &leaf))?;
+    }
+    trainer.actor.optimizer.load(checkpoint)?;
+    let state: State = serde_json::from_value(checkpoint.state().clone()).map_err(TrainError::State)?;
+    let loaders = (trainer.prompts.as_mut(), state.prompts);
+    if let (Some(loader), Some(position)) = loaders {
+        loader.resume(&position)?;
+    }
+    if let (Some(loader), Some(position)) = (trainer.demonstrations.as_mut(), state.demonstrations) {
+        loader.resume(&position)?;
+    }
+    trainer.kl.resume(state.kl_coefficient);
+    trainer.progress = state.progress;
+    trainer.saved_at = Some((trainer.progress.cold_start_steps, trainer.progress.step));
+    restore_reference(trainer, checkpoint)?;
+    Ok(match trainer.progress.step {
+        0 if trainer.progress.first_evaluation.is_none() => {
+            (Stage::ColdStart, trainer.progress.cold_start_steps)
+        }
+        step => (Stage::Training, step),
+    })
+}
+
+/// The reference as it was: from the checkpoint where a cold start made it, else it is what the model's source gave, which
+/// `setup` keeps before anything is restored.
+fn restore_reference(trainer: &mut Trainer, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+    let Reference::Frozen(copy) = &mut trainer.reference else { return Ok(()) };
+    let names = trainer.actor.decoder.named_parameters();
+    if !names.iter().any(|(name, _)| checkpoint.contains(&format!("{REFERENCE}{name}"))) {
+        return Ok(());
+    }
+    let frozen = copy.get_or_insert_with(|| Box::new(trainer.actor.decoder.frozen_copy()));
+    for (name, tensor) in frozen.named_parameters() {
+        checkpoint.load_into(&format!("{REFERENCE}{name}"), &tensor)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,100 @@
+//! One step of reinforcement learning: the algorithm in order.
+//!
+//! Every rank runs this same step. What each line does is one module away: sampling in [`collect`], advantages in
+//! [`advantages`], the update in [`crate::update`].
+
+mod advantages;
+mod collect;
+
+pub(crate) use collect::{Sampling, sample_groups, training_sampling};
+
+use rlt_core::batch::Batch;
+use rlt_core::importance::mismatch_metrics;
+use rlt_core::metrics::{Metrics, rollout_metrics, summarize};
+use rlt_core::types::RolloutGroup;
+
+use crate::error::TrainError;
+use crate::objective;
+use crate::phases::PhaseClock;
+use crate::stop::StopReason;
+use crate::tracking::console::Phase;
+use crate::trainer::{SeedStream, Trainer};
+use crate::update::{UpdatePlan, update};
+
+/// How a step ended.
+#[derive(Debug)]
+pub enum StepEnd {
+    /// The weights are updated; what was measured.
+    Complete(Metrics),
+    /// It was asked to stop before the weights were touched; nothing of it counts.
+    Dropped(StopReason),
+}
+
+/// Runs one step.
+///
+/// # Errors
+/// [`TrainError`]; the step does not count.
+pub fn step(trainer: &mut Trainer) -> Result<StepEnd, TrainError> {
+    let position = trainer.prompts.as_ref().map(|loader| loader.state().clone());
+    let mut clock = PhaseClock::start();
+    let collected = collect::groups(trainer, &mut clock)?;
+    let dropped = trainer.stop.reason();
+    let (Some(collected), None) = (collected, dropped) else {
+        // A dropped step gives its prompts back, so that it comes again, the same, after a resume.
+        if let (Some(loader), Some(position)) = (trainer.prompts.as_mut(), position) {
+            loader.resume(&position)?;
+        }
+        return Ok(StepEnd::Dropped(dropped.unwrap_or(StopReason::Signal)));
+    };
+    let mut batch = collected.batch(trainer)?;
+    let plan = update_plan(trainer)?;
+    let mut metrics = advantages::fill(trainer, &mut batch, &collected, &plan, &mut clock)?;
+    trainer.watch.begin_phase(Phase::Update, 0);
+    let report = clock.measure("update_actor", || update(&mut trainer.actor, &batch, &plan))?;
+    metrics.extend(report.metrics(&plan));
+    let actor_logprobs = batch.old_logprobs.as_deref().unwrap_or(&report.actor_logprobs);
+    metrics.extend(mismatch_metrics(&batch.rows, actor_logprobs, &batch.rollout_logprobs)?);
+    trainer.count_skipped(report.num_skipped);
+    trainer.watch.completions(trainer.progress.step + 1, false, &collected.groups);
+    metrics.extend(step_metrics(trainer, &collected.groups, &batch, &clock)?);
+    Ok(StepEnd::Complete(metrics))
+}
+
+/// What the update of the present step is to do.
+pub(crate) fn update_plan(trainer: &Trainer) -> Result<UpdatePlan, TrainError> {
+    let training = &trainer.spec().training;
+    Ok(UpdatePlan {
+        objective: objective::objective(trainer.algorithm()?, trainer.kl.coefficient()),
+        groups_per_update: training.prompts_per_update as usize,
+        num_epochs: training.epochs_per_batch as usize,
+        max_tokens: training.max_tokens_per_micro_batch as usize,
+        learning_rate: trainer.schedule.at(trainer.progress.step),
+        seed: trainer.seed(SeedStream::Update, &[trainer.progress.step]),
+    })
+}
+
+fn step_metrics(
+    trainer: &mut Trainer,
+    groups: &[RolloutGroup],
+    batch: &Batch,
+    clock: &PhaseClock,
+) -> Result<Metrics, TrainError> {
+    let mut metrics = rollout_metrics(groups);
+    let counted = |values: &[f64]| -> Vec<f64> {
+        batch.rows.valid(0..batch.rows.num_tokens()).map(|token| values[token]).collect()
+    };
+    summarize(&mut metrics, "critic/advantages", counted(&batch.advantages));
+    let num_tokens: usize = batch.sequence_lens().iter().sum();
+    trainer.progress.num_tokens += num_tokens as u64;
+    let seconds = clock.total_seconds();
+    metrics.extend(clock.metrics());
+    let num_new: usize = groups.iter().flat_map(|g| &g.rollouts).map(|r| r.completion.tokens.len()).sum();
+    metrics.insert("perf/total_num_tokens".into(), num_tokens as f64);
+    metrics.insert("perf/time_per_step".into(), seconds);
+    metrics.insert("perf/throughput".into(), num_tokens as f64 / seconds);
+    metrics.insert("perf/rollout_throughput".into(), num_new as f64 / clock.seconds("gen").max(1e-9));
+    if let Ok(bytes) = rlt_torch::peak_rss_bytes() {
+        metrics.insert("perf/cpu_memory_used_gb".into(), bytes as f64 / f64::from(1 << 30));
+    }
+    Ok(metrics)
+}

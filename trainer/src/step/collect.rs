@@ -1,0 +1,217 @@
+//! Rollout groups for one step: sample, judge, and with dynamic sampling sample anew.
+//!
+//! Advantages and losses are not known here.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use rlt_api::spec::{DynamicSamplingMetric, DynamicSamplingSpec, RewardErrorPolicy};
+use rlt_core::batch::Batch;
+use rlt_core::dapo::keeps_group;
+use rlt_core::sampling::SamplingParams;
+use rlt_core::types::{Completion, Prompt, Reward, Rollout, RolloutGroup};
+
+use crate::error::TrainError;
+use crate::phases::PhaseClock;
+use crate::rollout::{RolloutError, RolloutProgress, RolloutRequest};
+use crate::tracking::console::Phase;
+use crate::trainer::{SeedStream, Trainer};
+
+/// What was sampled for a step.
+#[derive(Debug)]
+pub(super) struct Collected {
+    /// The groups to learn from.
+    pub groups: Vec<RolloutGroup>,
+    /// Reward of the greedy completion of each group's prompt; for ReMax alone.
+    pub greedy_rewards: Option<Vec<f64>>,
+    /// Batches that were sampled; more than 1 with dynamic sampling.
+    pub num_batches: u32,
+}
+
+impl Collected {
+    /// The groups as a batch, without samples whose reward can not be trusted where those are masked.
+    pub(super) fn batch(&self, trainer: &Trainer) -> Result<Batch, TrainError> {
+        let mask_failed = trainer.spec().rewards.on_error == RewardErrorPolicy::Mask;
+        let batch = Batch::from_groups(&self.groups, mask_failed);
+        if batch.sequences.is_empty() {
+            let mut rewards = self.groups.iter().flat_map(|g| &g.rollouts).map(|r| &r.reward);
+            let example = rewards.find_map(|reward| reward.message.clone()).unwrap_or_default();
+            return Err(TrainError::NoRewards { example });
+        }
+        Ok(batch)
+    }
+}
+
+/// Samples the groups of the present step; `None` when it was asked to stop.
+pub(super) fn groups(trainer: &mut Trainer, clock: &mut PhaseClock) -> Result<Option<Collected>, TrainError> {
+    let dynamic = trainer.algorithm()?.dynamic_sampling.clone();
+    let num_wanted = trainer.spec().training.prompts_per_step as usize;
+    let max_batches = dynamic.as_ref().map_or(1, |dynamic| dynamic.max_batches);
+    clock.measure("update_weights", || trainer.sync_weights())?;
+    let mut groups: Vec<RolloutGroup> = Vec::new();
+    let mut num_batches = 0;
+    while groups.len() < num_wanted && num_batches < max_batches {
+        let Some(sampled) = sample_batch(trainer, num_wanted, u64::from(num_batches), clock)? else {
+            return Ok(None);
+        };
+        num_batches += 1;
+        let is_last = num_batches == max_batches;
+        match &dynamic {
+            Some(dynamic) if !(is_last && groups.is_empty()) => {
+                groups.extend(sampled.into_iter().filter(|group| teaches_something(group, dynamic)));
+            }
+            // Without dynamic sampling, or where no group of any batch differs: the step goes on with what it has.
+            _ => groups.extend(sampled),
+        }
+    }
+    groups.truncate(num_wanted);
+    let greedy_rewards = greedy_rewards(trainer, &groups, clock)?;
+    trainer.engine.sleep();
+    Ok(Some(Collected { groups, greedy_rewards, num_batches }))
+}
+
+fn teaches_something(group: &RolloutGroup, dynamic: &DynamicSamplingSpec) -> bool {
+    let value = |rollout: &Rollout| match dynamic.metric {
+        DynamicSamplingMetric::Reward => rollout.reward.value,
+        DynamicSamplingMetric::Score => rollout.reward.score,
+    };
+    keeps_group(&group.rollouts.iter().map(value).collect::<Vec<_>>())
+}
+
+fn sample_batch(
+    trainer: &mut Trainer,
+    num_prompts: usize,
+    batch_idx: u64,
+    clock: &mut PhaseClock,
+) -> Result<Option<Vec<RolloutGroup>>, TrainError> {
+    let Some(loader) = trainer.prompts.as_mut() else { return Err(TrainError::NoPolicyGradient) };
+    let prompts = loader.next_prompts(num_prompts);
+    let rollout = &trainer.spec().rollout;
+    let (num_samples, sampling) = (rollout.samples_per_prompt, training_sampling(trainer));
+    let stream = [trainer.progress.step, batch_idx];
+    let request = Sampling { phase: Phase::Rollout, stream: SeedStream::Rollout, sampling, num_samples };
+    sample_groups(trainer, &prompts, &request, &stream, clock)
+}
+
+/// How a set of prompts is sampled.
+#[derive(Clone, Debug)]
+pub(crate) struct Sampling {
+    pub phase: Phase,
+    pub stream: SeedStream,
+    pub sampling: SamplingParams,
+    pub num_samples: u32,
+}
+
+/// Samples and judges `num_samples` completions of each prompt; `None` when it was asked to stop.
+pub(crate) fn sample_groups(
+    trainer: &mut Trainer,
+    prompts: &[Arc<Prompt>],
+    how: &Sampling,
+    stream: &[u64],
+    clock: &mut PhaseClock,
+) -> Result<Option<Vec<RolloutGroup>>, TrainError> {
+    let max_new_tokens = trainer.spec().rollout.max_completion_tokens as usize;
+    let requests: Vec<RolloutRequest> = prompts
+        .iter()
+        .enumerate()
+        .map(|(prompt_idx, prompt)| RolloutRequest {
+            prompt: prompt.tokens.as_slice().into(),
+            seeds: seeds(trainer, how, stream, prompt_idx as u64),
+            sampling: how.sampling.clone(),
+            max_new_tokens,
+        })
+        .collect();
+    trainer.watch.begin_phase(how.phase, (prompts.len() * how.num_samples as usize) as u64);
+    let completions = clock.measure("gen", || generate(trainer, &requests));
+    let Some(completions) = completions? else { return Ok(None) };
+    Ok(Some(clock.measure("reward", || judge(trainer, prompts, completions))))
+}
+
+fn seeds(trainer: &Trainer, how: &Sampling, stream: &[u64], prompt_idx: u64) -> Vec<u64> {
+    let seed = |sample_idx: u32| {
+        let parts = [stream, &[prompt_idx, u64::from(sample_idx)]].concat();
+        trainer.seed(how.stream, &parts)
+    };
+    (0..how.num_samples).map(seed).collect()
+}
+
+fn generate(
+    trainer: &mut Trainer,
+    requests: &[RolloutRequest],
+) -> Result<Option<Vec<Vec<Completion>>>, TrainError> {
+    let Trainer { engine, actor, tokenizer, watch, stop, .. } = trainer;
+    let mut progress = |progress: RolloutProgress| {
+        watch.advance(progress.num_finished as u64, progress.num_tokens as u64);
+        if stop.reason().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    match engine.generate(&actor.decoder, requests, tokenizer, &mut progress) {
+        Ok(completions) => Ok(Some(completions)),
+        Err(RolloutError::Interrupted) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn judge(
+    trainer: &mut Trainer,
+    prompts: &[Arc<Prompt>],
+    completions: Vec<Vec<Completion>>,
+) -> Vec<RolloutGroup> {
+    let samples: Vec<(Arc<Prompt>, Completion)> = prompts
+        .iter()
+        .zip(completions)
+        .flat_map(|(prompt, group)| group.into_iter().map(|completion| (Arc::clone(prompt), completion)))
+        .collect();
+    let rewards: Vec<Reward> =
+        trainer.rewards.score(samples.iter().map(|(prompt, completion)| (prompt, completion)));
+    let mut rollouts = samples.into_iter().zip(rewards);
+    let num_samples = rollouts.len() / prompts.len().max(1);
+    let policy_version = trainer.progress.step;
+    let group = |prompt: &Arc<Prompt>| RolloutGroup {
+        prompt: Arc::clone(prompt),
+        rollouts: rollouts
+            .by_ref()
+            .take(num_samples)
+            .enumerate()
+            .map(|(sample_idx, ((prompt, completion), reward))| Rollout {
+                prompt,
+                sample_idx: sample_idx as u32,
+                policy_version,
+                completion,
+                reward,
+            })
+            .collect(),
+    };
+    prompts.iter().map(group).collect()
+}
+
+/// The greedy completions' rewards, where the estimator wants them.
+fn greedy_rewards(
+    trainer: &mut Trainer,
+    groups: &[RolloutGroup],
+    clock: &mut PhaseClock,
+) -> Result<Option<Vec<f64>>, TrainError> {
+    if trainer.algorithm()?.advantage != rlt_api::resolved::Advantage::ReMax {
+        return Ok(None);
+    }
+    let prompts: Vec<Arc<Prompt>> = groups.iter().map(|group| Arc::clone(&group.prompt)).collect();
+    let sampling = SamplingParams { temperature: 0.0, ..training_sampling(trainer) };
+    let how = Sampling { phase: Phase::Rollout, stream: SeedStream::Rollout, sampling, num_samples: 1 };
+    let stream = [trainer.progress.step, u64::MAX];
+    let greedy = sample_groups(trainer, &prompts, &how, &stream, clock)?;
+    Ok(greedy.map(|greedy| greedy.iter().map(|group| group.rollouts[0].reward.value).collect()))
+}
+
+/// The sampling parameters of the training.
+pub(crate) fn training_sampling(trainer: &Trainer) -> SamplingParams {
+    let rollout = &trainer.spec().rollout;
+    SamplingParams {
+        temperature: rollout.temperature,
+        top_p: rollout.top_p,
+        top_k: (rollout.top_k > 0).then_some(rollout.top_k as usize),
+        min_p: rollout.min_p,
+        repetition_penalty: rollout.repetition_penalty,
+        stop: rollout.stop.clone(),
+        stop_token_ids: rollout.stop_token_ids.clone(),
+        ignore_eos: rollout.ignore_eos,
+    }
+}

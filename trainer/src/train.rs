@@ -1,0 +1,120 @@
+//! The loop around the step: cold start, steps, evaluation, checkpoints, and the end, however it comes.
+//!
+//! ```text
+//! resume? -> cold start -> evaluate -> [ step -> log -> evaluate? -> checkpoint? ]* -> export -> report
+//! ```
+//! What a step does is in [`crate::step`]; what is kept across a restart in [`crate::state`]. Nothing here computes.
+
+use rlt_core::metrics::Metrics;
+
+use crate::error::TrainError;
+use crate::evaluate::{Evaluation, evaluate};
+use crate::stop::StopReason;
+use crate::tracking::Stage;
+use crate::trainer::Trainer;
+use crate::{finish, state, step, supervised};
+
+/// How a run ended without an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// All steps are done.
+    Complete,
+    /// It was asked to stop; a checkpoint of the last complete step was saved.
+    Stopped(StopReason),
+}
+
+/// Trains from wherever the run folder stands to the end.
+///
+/// # Errors
+/// [`TrainError`]; what was complete before it is in the run folder.
+pub fn train(trainer: &mut Trainer) -> Result<Outcome, TrainError> {
+    state::resume(trainer)?;
+    let outcome = run_to_the_end(trainer);
+    if let Err(error) = &outcome {
+        trainer.watch.message(&format!("the run failed: {error}"));
+        trainer.watch.finish();
+    }
+    let outcome = outcome?;
+    finish::finish(trainer, outcome)?;
+    Ok(outcome)
+}
+
+fn run_to_the_end(trainer: &mut Trainer) -> Result<Outcome, TrainError> {
+    if let Some(reason) = supervised::cold_start(trainer)? {
+        state::save(trainer)?;
+        return Ok(Outcome::Stopped(reason));
+    }
+    if trainer.progress.step == 0 && trainer.progress.first_evaluation.is_none() {
+        prepare_first_step(trainer)?;
+    }
+    trainer.watch.begin_stage(Stage::Training, trainer.progress.step, trainer.num_steps);
+    while trainer.progress.step < trainer.num_steps {
+        let stopped = match trainer.stop.reason() {
+            Some(reason) => Some(reason),
+            None => train_one_step(trainer)?,
+        };
+        if let Some(reason) = stopped {
+            state::save(trainer)?;
+            return Ok(Outcome::Stopped(reason));
+        }
+    }
+    state::save(trainer)?;
+    Ok(Outcome::Complete)
+}
+
+/// What comes between cold start and the first step: the reference, the first evaluation, a checkpoint of both.
+fn prepare_first_step(trainer: &mut Trainer) -> Result<(), TrainError> {
+    trainer.freeze_reference()?;
+    if trainer.spec().training.evaluate_before {
+        let evaluation = evaluate(trainer)?;
+        trainer.progress.first_evaluation = evaluation.as_ref().map(|e| e.reward);
+        log(trainer, evaluation.map(Evaluation::into_metrics).unwrap_or_default());
+    }
+    if trainer.progress.cold_start_steps > 0 {
+        state::save(trainer)?;
+    }
+    Ok(())
+}
+
+/// One step with all that follows it; the reason if it was dropped half way.
+fn train_one_step(trainer: &mut Trainer) -> Result<Option<StopReason>, TrainError> {
+    let mut metrics = match next_step(trainer)? {
+        step::StepEnd::Complete(metrics) => metrics,
+        step::StepEnd::Dropped(reason) => return Ok(Some(reason)),
+    };
+    trainer.progress.step += 1;
+    if is_due(trainer.progress.step, trainer.spec().training.evaluate_every, trainer.num_steps) {
+        if let Some(evaluation) = evaluate(trainer)? {
+            trainer.progress.last_evaluation = Some(evaluation.reward);
+            metrics.extend(evaluation.into_metrics());
+        }
+    }
+    let every_steps = trainer.spec().checkpoint.every_steps;
+    // The last step is followed by a checkpoint in any case, after the loop.
+    if trainer.progress.step < trainer.num_steps && is_due(trainer.progress.step, every_steps, u64::MAX) {
+        metrics.insert("timing_s/save_checkpoint".into(), state::save(trainer)?);
+    }
+    log(trainer, metrics);
+    trainer.check_divergence()?;
+    Ok(None)
+}
+
+fn next_step(trainer: &mut Trainer) -> Result<step::StepEnd, TrainError> {
+    if trainer.spec().algorithm.policy_gradient.is_some() {
+        return step::step(trainer);
+    }
+    let (batch_size, position) = (trainer.spec().training.prompts_per_step, trainer.progress.step);
+    let learning_rate = trainer.schedule.at(position);
+    let metrics = supervised::supervised_step(trainer, batch_size as usize, learning_rate, &[1, position])?;
+    Ok(step::StepEnd::Complete(metrics))
+}
+
+fn is_due(step: u64, every_steps: u64, last_step: u64) -> bool {
+    step == last_step || (every_steps > 0 && step.is_multiple_of(every_steps))
+}
+
+fn log(trainer: &mut Trainer, mut metrics: Metrics) {
+    metrics.insert("training/global_step".into(), trainer.progress.step as f64);
+    metrics.insert("training/epoch".into(), trainer.epoch() as f64);
+    trainer.watch.end_step(Stage::Training, trainer.progress.step, metrics);
+}
