@@ -65,7 +65,9 @@ fn probabilities(metrics: &mut Metrics, rows: &Rows, old_logprobs: &[f64], rollo
     };
     let (actor, rollout) = (of(old_logprobs), of(rollout_logprobs));
     let difference: Vec<f64> = actor.iter().zip(&rollout).map(|(a, r)| (a - r).abs()).collect();
+    let log_difference = |token: usize| (old_logprobs[token] - rollout_logprobs[token]).abs();
     let values = [
+        ("rollout_logprobs_diff_max", max(rows.valid(0..rows.num_tokens()).map(log_difference))),
         ("rollout_probs_diff_max", max(difference.iter().copied())),
         ("rollout_probs_diff_mean", mean(&difference)),
         ("rollout_probs_diff_std", std(&difference)),
@@ -98,6 +100,7 @@ mod tests {
         }
         assert!(got["rollout_corr/chi2_token"].abs() < 1e-8, "1e-8 in the mean");
         assert_eq!(got["training/rollout_probs_diff_max"], 0.0);
+        assert_eq!(got["training/rollout_logprobs_diff_max"], 0.0);
         assert!((got["training/rollout_actor_probs_pearson_corr"] - 1.0).abs() < 1e-12);
     }
 
@@ -115,6 +118,7 @@ mod tests {
         close("rollout_corr/chi2_token", 1.5);
         close("rollout_corr/chi2_seq", 3.0);
         close("training/rollout_probs_diff_max", 0.25);
+        close("training/rollout_logprobs_diff_max", 2.0_f64.ln());
         close("training/rollout_probs_diff_mean", 0.125);
     }
 }
