@@ -77,8 +77,8 @@ mod tests {
 
     #[test]
     fn parts_are_weighted_and_summed() {
-        assert_eq!(Combiner::default().value(PARTS, 10), 1.5);
-        assert_eq!(Combiner::default().value([], 10), 0.0);
+        assert_eq!(Combiner::default().score(PARTS), 1.5);
+        assert_eq!(Combiner::default().score([]), 0.0);
         assert_eq!(parts_by_name(PARTS), BTreeMap::from([("right".into(), 1.0), ("long".into(), -1.0)]));
     }
 
@@ -86,8 +86,9 @@ mod tests {
     fn the_overlong_penalty_survives_the_clip() {
         let clip = Some(Clip::new(Some(0.0), Some(1.0)).unwrap());
         let overlong = Some(Overlong::new(100, 20, 2.0).unwrap());
-        assert_eq!(Combiner { clip, overlong }.value(PARTS, 90), 0.0);
-        assert_eq!(Combiner { clip, overlong }.value(PARTS, 100), -1.0);
+        let combiner = Combiner { clip, overlong };
+        assert_eq!(combiner.score(PARTS), 1.0);
+        assert_eq!([80, 90, 100].map(|num_tokens| combiner.shaped(1.0, num_tokens)), [1.0, 0.0, -1.0]);
     }
 
     #[test]
