@@ -61,7 +61,7 @@ pub enum ModelArgsError {
         /// The folder.
         dir: PathBuf,
         /// What is wrong with it.
-        source: ModelError,
+        source: Box<ModelError>,
     },
     /// The adapter does not fit.
     #[error("loading the adapter {dir}", dir = dir.display())]
@@ -69,7 +69,7 @@ pub enum ModelArgsError {
         /// The folder.
         dir: PathBuf,
         /// What is wrong with it.
-        source: LoraError,
+        source: Box<LoraError>,
     },
 }
 
@@ -85,11 +85,11 @@ impl ModelArgs {
         };
         let options = LoadOptions { device: self.device()?, storage: kind, compute: kind, trainable: false };
         let mut decoder = Decoder::load(&self.model, &options)
-            .map_err(|source| ModelArgsError::Model { dir: self.model.clone(), source })?;
+            .map_err(|source| ModelArgsError::Model { dir: self.model.clone(), source: Box::new(source) })?;
         if let Some(dir) = &self.adapter {
             decoder
                 .load_adapter(dir)
-                .map_err(|source| ModelArgsError::Adapter { dir: dir.clone(), source })?;
+                .map_err(|source| ModelArgsError::Adapter { dir: dir.clone(), source: Box::new(source) })?;
         }
         Ok(decoder)
     }

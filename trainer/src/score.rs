@@ -65,6 +65,15 @@ pub struct Scored {
     pub entropies: Vec<f32>,
 }
 
+/// What a model says about one sequence: a value for each token but the first.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SequenceScores {
+    /// Natural-log probability of the token, given those before it.
+    pub logprobs: Vec<f32>,
+    /// Entropy, in nats, of the distribution that the token was scored under.
+    pub entropies: Vec<f32>,
+}
+
 /// Why scoring failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ScoreError {
@@ -84,7 +93,7 @@ pub enum ScoreError {
     },
     /// Tokenizer and model do not belong together.
     #[error(transparent)]
-    Vocabulary(ModelError),
+    Vocabulary(Box<ModelError>),
     /// Sequences do not fit the budget.
     #[error("packing sequences under a budget of {max_tokens} tokens")]
     Packing {
@@ -125,9 +134,8 @@ pub fn run(args: &ScoreArgs) -> Result<(), ScoreError> {
     let max_tokens = args.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS.max(longest));
     let scores = score(&decoder, &sequences, args.temperature, max_tokens)?;
     let mut scored = Vec::with_capacity(lines.len());
-    for ((line, input), (tokens, (logprobs, entropies))) in
-        lines.into_iter().zip(sequences.into_iter().zip(scores))
-    {
+    for ((line, input), (tokens, scores)) in lines.into_iter().zip(sequences.into_iter().zip(scores)) {
+        let SequenceScores { logprobs, entropies } = scores;
         if !logprobs.iter().chain(&entropies).all(|value| value.is_finite()) {
             return Err(JsonlError::at_line(&args.input, line, LineError::NotFinite).into());
         }
@@ -145,18 +153,21 @@ pub fn score(
     sequences: &[Vec<TokenId>],
     temperature: f64,
     max_tokens: usize,
-) -> Result<Vec<(Vec<f32>, Vec<f32>)>, ScoreError> {
+) -> Result<Vec<SequenceScores>, ScoreError> {
     let lens: Vec<usize> = sequences.iter().map(Vec::len).collect();
     let packing = packing::pack(&lens, max_tokens, decoder.config.hidden_size)
         .map_err(|source| ScoreError::Packing { max_tokens, source })?;
-    let mut scores = vec![(Vec::new(), Vec::new()); sequences.len()];
+    let mut scores = vec![SequenceScores::default(); sequences.len()];
     for sequence_idxs in &packing.micro_batches {
         let slices: Vec<&[TokenId]> = sequence_idxs.iter().map(|idx| sequences[*idx].as_slice()).collect();
         let (logprobs, entropies) = score_packed(decoder, &slices, temperature)?;
         let mut start = 0;
         for (idx, tokens) in sequence_idxs.iter().zip(&slices) {
             let predictors = start..start + tokens.len() - 1;
-            scores[*idx] = (logprobs[predictors.clone()].to_vec(), entropies[predictors].to_vec());
+            scores[*idx] = SequenceScores {
+                logprobs: logprobs[predictors.clone()].to_vec(),
+                entropies: entropies[predictors].to_vec(),
+            };
             start += tokens.len();
         }
     }
@@ -192,7 +203,7 @@ fn sequences(
         let tokenizer =
             Tokenizer::load(dir).map_err(|source| ScoreError::Tokenizer { dir: dir.clone(), source })?;
         let max_token_id = tokenizer.vocab_len().saturating_sub(1) as TokenId;
-        decoder.check_vocabulary(max_token_id).map_err(ScoreError::Vocabulary)?;
+        decoder.check_vocabulary(max_token_id).map_err(|error| ScoreError::Vocabulary(Box::new(error)))?;
         Some(tokenizer)
     } else {
         None

@@ -85,7 +85,8 @@ impl Decoder {
 
     /// Rotary tables for `position_ids`, i64 [tokens].
     pub fn rope(&self, position_ids: &Tensor) -> Rope {
-        rope::rope_at(&self.inverse_frequencies, position_ids, self.options.compute)
+        let factor = self.config.rope_scaling.attention_factor();
+        rope::rope_at(&self.inverse_frequencies, position_ids, factor, self.options.compute)
     }
 
     /// The norm before the head, [tokens, hidden] to [tokens, hidden].

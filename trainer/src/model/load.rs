@@ -109,6 +109,9 @@ fn rename(tensors: &mut [TensorShape], from: &str, to: &str) {
     }
 }
 
+/// Gives the tensor of a name and shape, checked, on the model's device.
+type Place<'a> = dyn Fn(&str, &[usize]) -> Result<Tensor, ModelError> + 'a;
+
 fn build(
     config: ModelConfig,
     options: &LoadOptions,
@@ -142,7 +145,7 @@ fn build(
 fn build_layer(
     config: &ModelConfig,
     layer_idx: usize,
-    placed: &dyn Fn(&str, &[usize]) -> Result<Tensor, ModelError>,
+    placed: &Place<'_>,
 ) -> Result<DecoderLayer, ModelError> {
     let layer = format!("model.layers.{layer_idx}");
     let mut projections = Vec::with_capacity(7);

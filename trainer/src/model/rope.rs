@@ -22,11 +22,11 @@ pub(crate) fn inverse_frequencies(config: &ModelConfig, device: Device) -> Tenso
     let head_dim = config.head_dim as i64;
     let exponents = Tensor::arange_start_step(0, head_dim, 2, (Kind::Float, Device::Cpu)) / head_dim as f64;
     let inverse = Tensor::pow_scalar(config.rope_theta, &exponents).reciprocal();
-    scaled(&inverse, config.rope_scaling).to_device(device)
+    scaled(&inverse, config).to_device(device)
 }
 
-fn scaled(inverse: &Tensor, scaling: RopeScaling) -> Tensor {
-    match scaling {
+fn scaled(inverse: &Tensor, config: &ModelConfig) -> Tensor {
+    match config.rope_scaling {
         RopeScaling::None => inverse.shallow_clone(),
         RopeScaling::Linear { factor } => inverse / factor,
         RopeScaling::Llama3 {
@@ -44,12 +44,45 @@ fn scaled(inverse: &Tensor, scaling: RopeScaling) -> Tensor {
             let between: Tensor = (1.0 - &ramp) * &stretched / factor + &ramp * &stretched;
             stretched.where_self(&is_long.logical_or(&is_short), &between)
         }
+        RopeScaling::Yarn {
+            factor,
+            beta_fast,
+            beta_slow,
+            truncate,
+            original_max_position_embeddings: context,
+            ..
+        } => {
+            let pair_of = |turns| pair_with_turns(config, turns, context);
+            let (low, high) = (pair_of(beta_fast), pair_of(beta_slow));
+            let (low, high) = if truncate { (low.floor(), high.ceil()) } else { (low, high) };
+            let (low, high) = (low.max(0.0), high.min(config.head_dim as f64 - 1.0));
+            // A ramp of no width would divide by zero.
+            let high = if low == high { high + 0.001 } else { high };
+            let pairs = Tensor::arange(config.head_dim as i64 / 2, (Kind::Float, Device::Cpu));
+            let stretch = ((pairs - low) / (high - low)).clamp(0.0, 1.0);
+            let stretched = (inverse.reciprocal() * factor).reciprocal();
+            stretched * &stretch + inverse * (1.0 - &stretch)
+        }
     }
 }
 
-/// Cosines and sines at `position_ids` (i64 [tokens]) for frequencies f32 [head_dim / 2].
-pub(crate) fn rope_at(inverse_frequencies: &Tensor, position_ids: &Tensor, compute: Kind) -> Rope {
+/// The pair of dims, as a real number, that makes this many turns over `context` tokens.
+fn pair_with_turns(config: &ModelConfig, turns: f64, context: f64) -> f64 {
+    config.head_dim as f64 * (context / (turns * TAU)).ln() / (2.0 * config.rope_theta.ln())
+}
+
+/// Cosines and sines at `position_ids` (i64 [tokens]) for frequencies f32 [head_dim / 2], times
+/// `factor`.
+pub(crate) fn rope_at(
+    inverse_frequencies: &Tensor,
+    position_ids: &Tensor,
+    factor: f64,
+    compute: Kind,
+) -> Rope {
     let angles = position_ids.to_kind(Kind::Float).unsqueeze(-1) * inverse_frequencies.unsqueeze(0);
     let angles = Tensor::cat(&[&angles, &angles], -1);
-    Rope { cos_td: angles.cos().to_kind(compute), sin_td: angles.sin().to_kind(compute) }
+    Rope {
+        cos_td: (angles.cos() * factor).to_kind(compute),
+        sin_td: (angles.sin() * factor).to_kind(compute),
+    }
 }

@@ -169,10 +169,17 @@ fn family(fields: &Fields<'_>) -> Result<Family, ModelConfigError> {
             Family::ALL.into_iter().find(|family| family.model_type() == model_type)
         }
     };
-    found.ok_or_else(|| ModelConfigError::UnknownArchitecture {
+    let family = found.ok_or_else(|| ModelConfigError::UnknownArchitecture {
         got: class.or(fields.text("model_type").ok().flatten()).unwrap_or_default().to_owned(),
         known: Family::ALL.map(Family::architecture).join(", "),
-    })
+    })?;
+    match fields.text("model_type")? {
+        Some(model_type) if model_type != family.model_type() => {
+            let expected = format!("{:?} beside {}", family.model_type(), family.architecture());
+            Err(fields.invalid("model_type", &expected))
+        }
+        _ => Ok(family),
+    }
 }
 
 fn refuse_what_changes_numbers(fields: &Fields<'_>) -> Result<(), ModelConfigError> {

@@ -1,4 +1,4 @@
-//! Rotary embeddings as configured: plain, linearly scaled or Llama 3's. Frequencies are computed where the
+//! Rotary embeddings as configured: plain, linearly scaled, Llama 3's or YaRN. Frequencies are computed where the
 //! tensors are; other kinds of scaling are refused here by name.
 
 use serde_json::Value;
@@ -27,9 +27,35 @@ pub enum RopeScaling {
         /// Context of the pre-training in tokens.
         original_max_position_embeddings: f64,
     },
+    /// YaRN (Peng et al. 2023, arXiv 2309.00071): pairs of dims that turn often in the original context are kept,
+    /// those that turn seldom are stretched, with a ramp between.
+    Yarn {
+        /// Stretch of the context.
+        factor: f64,
+        /// What cosines and sines are multiplied with, to keep the softmax as sharp as before.
+        attention_factor: f64,
+        /// Turns in the original context above which a pair is kept.
+        beta_fast: f64,
+        /// Turns in the original context below which a pair is stretched whole.
+        beta_slow: f64,
+        /// Whether the ramp's ends are rounded outward to whole pairs.
+        truncate: bool,
+        /// Context of the pre-training in tokens.
+        original_max_position_embeddings: f64,
+    },
 }
 
-const SUPPORTED: &str = "default, linear, llama3";
+impl RopeScaling {
+    /// What cosines and sines are multiplied with; 1 for all but YaRN.
+    pub fn attention_factor(&self) -> f64 {
+        match self {
+            Self::Yarn { attention_factor, .. } => *attention_factor,
+            _ => 1.0,
+        }
+    }
+}
+
+const SUPPORTED: &str = "default, linear, llama3, yarn";
 
 /// Base wavelength and scaling; transformers 4 keeps them in `rope_theta` and `rope_scaling`, 5 in
 /// `rope_parameters`. As in transformers a non-empty `rope_scaling` wins over `rope_parameters`.
@@ -60,23 +86,57 @@ fn scaling(rope: &Fields<'_>, max_positions: usize) -> Result<RopeScaling, Model
     match rope.text(key)?.unwrap_or("default") {
         "default" => Ok(RopeScaling::None),
         "linear" => Ok(RopeScaling::Linear { factor: positive(rope, "factor")? }),
-        "llama3" => {
-            let original = rope.number("original_max_position_embeddings")?;
-            let scaling = RopeScaling::Llama3 {
-                factor: positive(rope, "factor")?,
-                low_freq_factor: positive(rope, "low_freq_factor")?,
-                high_freq_factor: positive(rope, "high_freq_factor")?,
-                original_max_position_embeddings: original.unwrap_or(max_positions as f64),
-            };
-            let RopeScaling::Llama3 { low_freq_factor, high_freq_factor, .. } = scaling else {
-                return Ok(scaling);
-            };
-            if high_freq_factor <= low_freq_factor {
-                return Err(rope.invalid("high_freq_factor", "more than low_freq_factor"));
-            }
-            Ok(scaling)
-        }
+        "llama3" => llama3(rope, max_positions),
+        "yarn" => yarn(rope, max_positions),
         _ => Err(rope.unsupported(key, SUPPORTED)),
+    }
+}
+
+fn llama3(rope: &Fields<'_>, max_positions: usize) -> Result<RopeScaling, ModelConfigError> {
+    let (low_freq_factor, high_freq_factor) =
+        (positive(rope, "low_freq_factor")?, positive(rope, "high_freq_factor")?);
+    if high_freq_factor <= low_freq_factor {
+        return Err(rope.invalid("high_freq_factor", "more than low_freq_factor"));
+    }
+    Ok(RopeScaling::Llama3 {
+        factor: positive(rope, "factor")?,
+        low_freq_factor,
+        high_freq_factor,
+        original_max_position_embeddings: original_context(rope, max_positions)?,
+    })
+}
+
+fn yarn(rope: &Fields<'_>, max_positions: usize) -> Result<RopeScaling, ModelConfigError> {
+    let factor = positive(rope, "factor")?;
+    let sharpness = |scale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 };
+    let attention_factor = match (rope.number("attention_factor")?, scales(rope)?) {
+        (Some(stated), _) => stated,
+        (None, Some((scale, scale_all_dims))) => sharpness(scale) / sharpness(scale_all_dims),
+        (None, None) => sharpness(1.0),
+    };
+    // As in transformers a zero counts as not stated.
+    let turns =
+        |field: &str, default: f64| Ok(rope.number(field)?.filter(|turns| *turns != 0.0).unwrap_or(default));
+    Ok(RopeScaling::Yarn {
+        factor,
+        attention_factor,
+        beta_fast: turns("beta_fast", 32.0)?,
+        beta_slow: turns("beta_slow", 1.0)?,
+        truncate: rope.flag("truncate")?.unwrap_or(true),
+        original_max_position_embeddings: original_context(rope, max_positions)?,
+    })
+}
+
+/// DeepSeek's `mscale` and `mscale_all_dim`, which count only together and only above zero.
+fn scales(rope: &Fields<'_>) -> Result<Option<(f64, f64)>, ModelConfigError> {
+    let scale = rope.number("mscale")?.filter(|scale| *scale != 0.0);
+    Ok(scale.zip(rope.number("mscale_all_dim")?.filter(|scale| *scale != 0.0)))
+}
+
+fn original_context(rope: &Fields<'_>, max_positions: usize) -> Result<f64, ModelConfigError> {
+    match rope.get("original_max_position_embeddings") {
+        None => Ok(max_positions as f64),
+        Some(_) => positive(rope, "original_max_position_embeddings"),
     }
 }
 

@@ -78,6 +78,28 @@ fn reads_rope_in_the_form_of_transformers_4_and_5() {
 }
 
 #[test]
+fn yarn_sharpens_attention_as_the_paper_says_unless_told_otherwise() {
+    let factor = |fields: Value| {
+        let mut rope = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192});
+        rope.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        parsed(&with(llama(), "rope_scaling", rope)).rope_scaling.attention_factor()
+    };
+    assert_eq!(factor(json!({})), 0.1 * 4f64.ln() + 1.0);
+    assert_eq!(factor(json!({"attention_factor": 1.5})), 1.5);
+    assert_eq!(factor(json!({"mscale": 0.707, "mscale_all_dim": 0.707})), 1.0);
+    assert_eq!(parsed(&llama()).rope_scaling.attention_factor(), 1.0);
+}
+
+#[test]
+fn refuses_a_class_that_contradicts_the_model_type() {
+    let refused = refusal(&with(llama(), "model_type", json!("qwen2")));
+    assert_eq!(
+        refused,
+        "model configuration: field `model_type`: expected \"llama\" beside LlamaForCausalLM, got \"qwen2\""
+    );
+}
+
+#[test]
 fn families_keep_their_own_defaults() {
     let sizes = json!({
         "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -113,7 +135,7 @@ fn refuses_what_it_cannot_run_by_name() {
     assert_eq!(
         dynamic,
         "model configuration: field `rope_scaling.type`: \"dynamic\" is not supported, \
-         supported: default, linear, llama3"
+         supported: default, linear, llama3, yarn"
     );
     assert!(
         refusal(&with(llama(), "quantization_config", json!({"bits": 4}))).contains("quantization_config")
@@ -146,6 +168,8 @@ fn what_is_written_reads_back_as_the_same_model() {
         "sliding_window": null, "rope_scaling": {"type": "linear", "factor": 2.5}
     });
     let sliding = with(qwen2(), "use_sliding_window", json!(true));
+    let yarn = json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768});
+    let sliding = with(sliding, "rope_scaling", yarn);
     let biased = with(with(llama(), "attention_bias", json!(true)), "mlp_bias", json!(true));
     for document in [llama(), biased, qwen2(), sliding, mistral] {
         let config = parsed(&document);

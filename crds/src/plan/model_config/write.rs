@@ -88,6 +88,22 @@ fn rope_scaling(scaling: RopeScaling) -> Value {
             "high_freq_factor": high_freq_factor,
             "original_max_position_embeddings": original_max_position_embeddings as u64,
         }),
+        RopeScaling::Yarn {
+            factor,
+            attention_factor,
+            beta_fast,
+            beta_slow,
+            truncate,
+            original_max_position_embeddings,
+        } => json!({
+            "rope_type": "yarn",
+            "factor": factor,
+            "attention_factor": attention_factor,
+            "beta_fast": beta_fast,
+            "beta_slow": beta_slow,
+            "truncate": truncate,
+            "original_max_position_embeddings": original_max_position_embeddings as u64,
+        }),
     }
 }
 
