@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Makes libtorch available to this checkout: an own LIBTORCH is respected; otherwise the pinned wheels are fetched once
-# for all checkouts, verified, unpacked beside the cache and moved into place, and `.libtorch` is linked to them.
-# A C++ libtorch is what the Python wheel contains; of CUDA's libraries a CPU needs only these two small ones.
+# Makes libtorch available to this checkout: an own LIBTORCH is respected; otherwise the pinned wheels are
+# fetched once for all checkouts, verified, unpacked beside the cache and moved into place, and `.libtorch` is
+# linked to them. A C++ libtorch is what the Python wheel contains; of CUDA's libraries a CPU needs only these
+# two small ones.
 set -euo pipefail
 
 VERSION=2.11.0

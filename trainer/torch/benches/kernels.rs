@@ -1,6 +1,7 @@
-//! Times the fused kernels beside the same work composed of ATen operations, interleaved, on the layer shape of a 135M
-//! Llama (hidden 576, 9 heads and 3 KV heads of 64, intermediate 1536, vocabulary 49152) over 1438 packed tokens, and the
-//! chunked head's memory beside dense autograd's. `cargo bench -p rlt-torch`; OMP_NUM_THREADS sets the threads.
+//! Times the fused kernels beside the same work composed of ATen operations, interleaved, on the layer shape
+//! of a 135M Llama (hidden 576, 9 heads and 3 KV heads of 64, intermediate 1536, vocabulary 49152) over 1438
+//! packed tokens, and the chunked head's memory beside dense autograd's. `cargo bench -p rlt-torch`;
+//! OMP_NUM_THREADS sets the threads.
 
 use rlt_torch::{Activation, AdamWStep, MatmulPrecision, PackedLinear};
 use std::sync::LazyLock;
@@ -29,8 +30,8 @@ fn cu_seqlens() -> Vec<i32> {
         .collect()
 }
 
-/// Milliseconds: on one thread the CPU time the kernel accounts to it, which a busy machine disturbs least; else the
-/// wall clock.
+/// Milliseconds: on one thread the CPU time the kernel accounts to it, which a busy machine disturbs least;
+/// else the wall clock.
 fn clock() -> f64 {
     static START: LazyLock<Instant> = LazyLock::new(Instant::now);
     let on_cpu = || {
@@ -47,7 +48,8 @@ fn compare(name: &str, flops: f64, ours: impl FnMut(), composed: impl FnMut()) {
 
 fn compare_rounds(rounds: usize, name: &str, flops: f64, mut ours: impl FnMut(), mut composed: impl FnMut()) {
     let mut times = [Vec::new(), Vec::new()];
-    // CPU time is accounted in ticks of some milliseconds: short work is repeated until a tick matters little.
+    // CPU time is accounted in ticks of some milliseconds: short work is repeated until a tick matters
+    // little.
     let mut repeats = [1, 1];
     for round in 0..rounds + 2 {
         for (way, run) in [&mut ours as &mut dyn FnMut(), &mut composed].into_iter().enumerate() {
@@ -68,36 +70,27 @@ fn compare_rounds(rounds: usize, name: &str, flops: f64, mut ours: impl FnMut(),
     println!("{name:34} ours {a:8.3} ms {}   ATen {b:8.3} ms {}   {:5.2}x", rate(a), rate(b), b / a);
 }
 
+/// ATen's attention, segment by segment.
+fn segments(q: &Tensor, k: &Tensor, v: &Tensor, cu: &[i32]) -> Tensor {
+    let segment = |w: &[i32]| {
+        let part = |t: &Tensor, groups: i64| {
+            let t = t.narrow(0, i64::from(w[0]), i64::from(w[1] - w[0]));
+            t.repeat_interleave_self_int(groups, 1, None).transpose(0, 1).unsqueeze(0)
+        };
+        let (q, k, v, none) = (part(q, 1), part(k, 3), part(v, 3), None::<&Tensor>);
+        let out = Tensor::scaled_dot_product_attention(&q, &k, &v, none, 0.0, true, 0.125, false);
+        out.squeeze_dim(0).transpose(0, 1)
+    };
+    Tensor::cat(&cu.windows(2).map(segment).collect::<Vec<_>>(), 0)
+}
+
 fn attention() {
     let cu = cu_seqlens();
     let num_tokens = i64::from(cu[cu.len() - 1]);
     let [q, k, v] = [9, 3, 3].map(|h| leaf(&randn(&[num_tokens, h, 64])));
     let grad = randn(&[num_tokens, 9, 64]);
     let flops = LENS.iter().map(|&l| f64::from(l) * f64::from(l + 1) / 2.0 * 64.0 * 9.0 * 4.0).sum::<f64>();
-    let composed = || {
-        let outs: Vec<Tensor> = cu
-            .windows(2)
-            .map(|w| {
-                let part = |t: &Tensor, groups: i64| {
-                    let t = t.narrow(0, i64::from(w[0]), i64::from(w[1] - w[0]));
-                    t.repeat_interleave_self_int(groups, 1, None).transpose(0, 1).unsqueeze(0)
-                };
-                Tensor::scaled_dot_product_attention(
-                    &part(&q, 1),
-                    &part(&k, 3),
-                    &part(&v, 3),
-                    None::<&Tensor>,
-                    0.0,
-                    true,
-                    0.125,
-                    false,
-                )
-                .squeeze_dim(0)
-                .transpose(0, 1)
-            })
-            .collect();
-        Tensor::cat(&outs, 0)
-    };
+    let composed = || segments(&q, &k, &v, &cu);
     let fused = || rlt_torch::varlen_attention(&q, &k, &v, &cu, 0.125, None);
     compare(
         "varlen attention forward",
@@ -142,6 +135,81 @@ fn rows() {
         || rlt_torch::backward(&rlt_torch::apply_rope(&heads, &cos, &sin), &grad),
         || rlt_torch::backward(&composed(), &grad),
     );
+}
+
+/// One decoder layer of the shape, its forward pass through our kernels or through ATen's operations.
+struct Layer {
+    norms: [Tensor; 2],
+    /// q, k, v, o, gate, up, down.
+    weights: [Tensor; 7],
+    cos: Tensor,
+    sin: Tensor,
+    cu: Vec<i32>,
+}
+
+impl Layer {
+    fn new(num_tokens: i64) -> Layer {
+        let angles = randn(&[num_tokens, 32]);
+        let angles = Tensor::cat(&[&angles, &angles], 1);
+        let shapes = [[576, 576], [192, 576], [192, 576], [576, 576], [1536, 576], [1536, 576], [576, 1536]];
+        let weights = shapes.map(|shape| leaf(&(randn(&shape) * 0.05)));
+        let norms = [(); 2].map(|()| leaf(&randn(&[576])));
+        Layer { norms, weights, cos: angles.cos(), sin: angles.sin(), cu: cu_seqlens() }
+    }
+
+    fn product(&self, x: &Tensor, idx: usize) -> Tensor {
+        x.linear(&self.weights[idx], None::<&Tensor>)
+    }
+
+    fn fused(&self, x: &Tensor) -> Tensor {
+        let normed = rlt_torch::rms_norm(x, &self.norms[0], 1e-5, 0.0);
+        let [q, k, v] = [0, 1, 2].map(|idx| self.product(&normed, idx).unflatten(1, [-1, 64]));
+        let [q, k] = [q, k].map(|t| rlt_torch::apply_rope(&t, &self.cos, &self.sin));
+        let attended = rlt_torch::varlen_attention(&q, &k, &v, &self.cu, 0.125, None);
+        let x = x + self.product(&attended.flatten(1, 2), 3);
+        let normed = rlt_torch::rms_norm(&x, &self.norms[1], 1e-5, 0.0);
+        let (gate, up) = (self.product(&normed, 4), self.product(&normed, 5));
+        &x + self.product(&rlt_torch::gated_activation(&gate, &up, Activation::Silu), 6)
+    }
+
+    fn composed(&self, x: &Tensor) -> Tensor {
+        let norm = |x: &Tensor, w: &Tensor| {
+            w * (x * (x.square().mean_dim([-1i64].as_slice(), true, Kind::Float) + 1e-5).rsqrt())
+        };
+        let rope = |t: &Tensor| {
+            let rotated = Tensor::cat(&[-t.narrow(2, 32, 32), t.narrow(2, 0, 32)], 2);
+            t * self.cos.unsqueeze(1) + rotated * self.sin.unsqueeze(1)
+        };
+        let normed = norm(x, &self.norms[0]);
+        let [q, k, v] = [0, 1, 2].map(|idx| self.product(&normed, idx).unflatten(1, [-1, 64]));
+        let attended = segments(&rope(&q), &rope(&k), &v, &self.cu);
+        let x = x + self.product(&attended.flatten(1, 2), 3);
+        let normed = norm(&x, &self.norms[1]);
+        &x + self.product(&(self.product(&normed, 4).silu() * self.product(&normed, 5)), 6)
+    }
+}
+
+fn layer() {
+    let num_tokens = i64::from(LENS.iter().sum::<i32>());
+    let (layer, x, grad) = (Layer::new(num_tokens), randn(&[num_tokens, 576]), randn(&[num_tokens, 576]));
+    let x = leaf(&x);
+    let num_weights: i64 = layer.weights.iter().map(|w| w.numel() as i64).sum();
+    let flops = 2.0 * (num_weights * num_tokens) as f64;
+    let (fused, composed) = (|| drop(layer.fused(&x)), || drop(layer.composed(&x)));
+    compare("layer forward, no gradient", flops, || tch::no_grad(fused), || tch::no_grad(composed));
+    let (fused, composed) =
+        (|| rlt_torch::backward(&layer.fused(&x), &grad), || rlt_torch::backward(&layer.composed(&x), &grad));
+    compare("layer forward+backward", flops * 3.0, fused, composed);
+    let (fused, products) = (
+        || drop(layer.fused(&x)),
+        || {
+            for idx in [0, 1, 2, 3, 4, 5] {
+                drop(layer.product(&x, idx));
+            }
+            drop(layer.product(&layer.product(&x, 4), 6));
+        },
+    );
+    compare("layer forward beside its products", flops, || tch::no_grad(fused), || tch::no_grad(products));
 }
 
 fn linear() {
@@ -259,7 +327,8 @@ fn main() {
     for precision in [MatmulPrecision::Highest, MatmulPrecision::Medium] {
         let effective = rlt_torch::set_float32_matmul_precision(precision);
         println!("float32 products: {effective:?}");
-        let parts: [(&str, fn()); 6] = [
+        let parts: [(&str, fn()); 7] = [
+            ("layer", layer),
             ("attention", attention),
             ("rows", rows),
             ("linear", linear),

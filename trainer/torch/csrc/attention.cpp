@@ -70,7 +70,9 @@ std::vector<AttentionItem> attention_items(const Attention& a, at::IntArrayRef c
   std::stable_sort(segments.begin(), segments.end(),
                    [](auto x, auto y) { return x.second - x.first > y.second - y.first; });
   const int64_t group = a.heads / a.kv_heads;
-  parts = int64_t(segments.size()) * a.kv_heads < 3 * at::get_num_threads() && at::get_num_threads() > 1 ? group : 1;
+  parts = int64_t(segments.size()) * a.kv_heads < 3 * at::get_num_threads() && at::get_num_threads() > 1
+              ? group
+              : 1;
   std::vector<AttentionItem> items;
   for (auto [begin, end] : segments)
     for (int64_t h = 0; h < a.kv_heads; ++h)
@@ -103,7 +105,8 @@ struct VarlenFunction : torch::autograd::Function<VarlenFunction> {
     const auto saved = ctx->get_saved_variables();
     const Tensor &q = saved[0], &k = saved[1], &v = saved[2];
     Tensor grad = head_rows(grads[0]), dq = at::empty(q.sizes(), q.options());
-    Attention a = attention_args(q, k, v, ctx->saved_data["scale"].toDouble(), ctx->saved_data["window"].toInt());
+    Attention a =
+        attention_args(q, k, v, ctx->saved_data["scale"].toDouble(), ctx->saved_data["window"].toInt());
     const auto cu_seqlens = ctx->saved_data["cu_seqlens"].toIntVector();
     const auto items = attention_items(a, cu_seqlens, a.parts);
     const bool split = a.parts > 1;
@@ -124,8 +127,8 @@ struct VarlenFunction : torch::autograd::Function<VarlenFunction> {
 };
 
 // The same through ATen, segment by segment: for devices without a kernel of ours.
-Tensor varlen_composed(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef cu_seqlens, double scale,
-                       int64_t window) {
+Tensor varlen_composed(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef cu_seqlens,
+                       double scale, int64_t window) {
   std::vector<Tensor> outs;
   for (size_t s = 0; s + 1 < cu_seqlens.size(); ++s) {
     const int64_t begin = cu_seqlens[s], len = cu_seqlens[s + 1] - begin;
@@ -137,24 +140,26 @@ Tensor varlen_composed(const Tensor& q, const Tensor& k, const Tensor& v, at::In
       Tensor back = at_i.unsqueeze(1) - at_i.unsqueeze(0);
       mask = back.ge(0).logical_and(back.lt(window));
     }
-    Tensor out = at::scaled_dot_product_attention(part(q), part(k), part(v), mask, 0.0, !mask.has_value(), scale, true);
+    Tensor out = at::scaled_dot_product_attention(part(q), part(k), part(v), mask, 0.0, !mask.has_value(),
+                                                  scale, true);
     outs.push_back(out.squeeze(0).transpose(0, 1));
   }
   return outs.empty() ? at::zeros_like(q) : at::cat(outs, 0);
 }
 
-Tensor varlen_attention(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef cu_seqlens, double scale,
-                        int64_t window) {
+Tensor varlen_attention(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef cu_seqlens,
+                        double scale, int64_t window) {
   TORCH_CHECK(q.dim() == 3 && k.dim() == 3 && v.sizes() == k.sizes() && q.size(0) == k.size(0) &&
                   q.size(2) == k.size(2) && k.size(1) > 0 && q.size(1) % k.size(1) == 0,
-              "varlen attention expected q [T, H, D] and k, v [T, K, D] with K dividing H, got ", q.sizes(), ", ",
-              k.sizes(), " and ", v.sizes());
+              "varlen attention expected q [T, H, D] and k, v [T, K, D] with K dividing H, got ", q.sizes(),
+              ", ", k.sizes(), " and ", v.sizes());
   TORCH_CHECK(q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type(),
               "varlen attention expected one dtype, got ", q.scalar_type(), ", ", k.scalar_type(), " and ",
               v.scalar_type());
   TORCH_CHECK(!cu_seqlens.empty() && cu_seqlens.front() == 0 && cu_seqlens.back() == q.size(0) &&
                   std::is_sorted(cu_seqlens.begin(), cu_seqlens.end()),
-              "varlen attention over ", q.size(0), " tokens expected cu_seqlens rising from 0 to that, got ", cu_seqlens);
+              "varlen attention over ", q.size(0), " tokens expected cu_seqlens rising from 0 to that, got ",
+              cu_seqlens);
   if (!kernel_ready(q)) return varlen_composed(q, k, v, cu_seqlens, scale, window);
   return VarlenFunction::apply(q, k, v, cu_seqlens, scale, window);
 }
@@ -167,7 +172,8 @@ void check_caches(const Tensor& k_cache, const Tensor& v_cache) {
 }
 
 // Gathers each query's context and attends densely: for devices without a kernel of ours.
-Tensor paged_composed(const PagedAttention& a, const Tensor& q, const Tensor& k_cache, const Tensor& v_cache) {
+Tensor paged_composed(const PagedAttention& a, const Tensor& q, const Tensor& k_cache,
+                      const Tensor& v_cache) {
   std::vector<Tensor> outs;
   for (int64_t b = 0; b < q.size(0); ++b) {
     const int64_t len = a.context_lens[b], num_blocks = (len + a.block_size - 1) / a.block_size;
@@ -175,19 +181,21 @@ Tensor paged_composed(const PagedAttention& a, const Tensor& q, const Tensor& k_
     Tensor index = at::tensor(blocks, at::kLong).to(q.device());
     const int64_t first = a.window > 0 ? std::max<int64_t>(0, len - a.window) : 0;
     const auto context = [&](const Tensor& cache) {
-      Tensor rows = cache.index_select(0, index).reshape({-1, a.kv_heads, a.dim}).narrow(0, first, len - first);
+      Tensor rows =
+          cache.index_select(0, index).reshape({-1, a.kv_heads, a.dim}).narrow(0, first, len - first);
       return rows.transpose(0, 1).unsqueeze(0);
     };
     Tensor query = q[b].unsqueeze(1).unsqueeze(0);
-    Tensor out = at::scaled_dot_product_attention(query, context(k_cache), context(v_cache), {}, 0.0, false, a.scale, true);
+    Tensor out = at::scaled_dot_product_attention(query, context(k_cache), context(v_cache), {}, 0.0, false,
+                                                  a.scale, true);
     outs.push_back(out.reshape({1, a.heads, a.dim}));
   }
   return outs.empty() ? at::zeros_like(q) : at::cat(outs, 0);
 }
 
-Tensor paged_attention(const Tensor& q_any, const Tensor& k_cache, const Tensor& v_cache, const int32_t* const* tables,
-                       const int64_t* table_lens, const int32_t* context_lens, int64_t num_queries, double scale,
-                       int64_t window) {
+Tensor paged_attention(const Tensor& q_any, const Tensor& k_cache, const Tensor& v_cache,
+                       const int32_t* const* tables, const int64_t* table_lens, const int32_t* context_lens,
+                       int64_t num_queries, double scale, int64_t window) {
   check_caches(k_cache, v_cache);
   TORCH_CHECK(q_any.dim() == 3 && q_any.size(0) == num_queries && q_any.size(2) == k_cache.size(3) &&
                   k_cache.size(2) > 0 && q_any.size(1) % k_cache.size(2) == 0 &&
@@ -197,14 +205,15 @@ Tensor paged_attention(const Tensor& q_any, const Tensor& k_cache, const Tensor&
   Tensor q = head_rows(q_any);
   PagedAttention a{};
   a.dtype = dtype_of(q), a.block_size = k_cache.size(1), a.heads = q.size(1), a.kv_heads = k_cache.size(2);
-  a.dim = q.size(2), a.window = window, a.scale = float(scale), a.block_tables = tables, a.context_lens = context_lens;
+  a.dim = q.size(2), a.window = window, a.scale = float(scale), a.block_tables = tables,
+  a.context_lens = context_lens;
   for (int64_t b = 0; b < num_queries; ++b) {
     const int64_t len = context_lens[b], needed = (len + a.block_size - 1) / a.block_size;
-    TORCH_CHECK(len > 0 && needed <= table_lens[b], "query ", b, " has a context of ", len, " tokens, but its table ",
-                table_lens[b], " blocks of ", a.block_size);
+    TORCH_CHECK(len > 0 && needed <= table_lens[b], "query ", b, " has a context of ", len,
+                " tokens, but its table ", table_lens[b], " blocks of ", a.block_size);
     for (int64_t i = 0; i < needed; ++i)
-      TORCH_CHECK(tables[b][i] >= 0 && tables[b][i] < k_cache.size(0), "query ", b, " names block ", tables[b][i],
-                  " of a cache of ", k_cache.size(0));
+      TORCH_CHECK(tables[b][i] >= 0 && tables[b][i] < k_cache.size(0), "query ", b, " names block ",
+                  tables[b][i], " of a cache of ", k_cache.size(0));
   }
   if (!kernel_ready(q)) return paged_composed(a, q, k_cache, v_cache);
   Tensor out = at::empty(q.sizes(), q.options());
@@ -221,15 +230,17 @@ void write_rows(const Tensor& cache, const Tensor& rows, at::IntArrayRef slots) 
   const int64_t num_slots = cache.size(0) * cache.size(1);
   TORCH_CHECK(rows.dim() == 3 && rows.size(0) == int64_t(slots.size()) && rows.size(1) == cache.size(2) &&
                   rows.size(2) == cache.size(3) && rows.scalar_type() == cache.scalar_type(),
-              "writing ", slots.size(), " slots of a cache of ", cache.sizes(), " expected rows [T, K, D] of its dtype, got ",
-              rows.sizes(), " of ", rows.scalar_type());
+              "writing ", slots.size(), " slots of a cache of ", cache.sizes(),
+              " expected rows [T, K, D] of its dtype, got ", rows.sizes(), " of ", rows.scalar_type());
   for (int64_t slot : slots)
     TORCH_CHECK(slot < num_slots, "slot ", slot, " lies outside a cache of ", num_slots, " slots");
   if (!cache.device().is_cpu()) {
     std::vector<int64_t> kept, targets;
     for (size_t t = 0; t < slots.size(); ++t)
       if (slots[t] >= 0) kept.push_back(int64_t(t)), targets.push_back(slots[t]);
-    const auto index = [&](const std::vector<int64_t>& v) { return at::tensor(v, at::kLong).to(cache.device()); };
+    const auto index = [&](const std::vector<int64_t>& v) {
+      return at::tensor(v, at::kLong).to(cache.device());
+    };
     Tensor flat = cache.view({num_slots, cache.size(2), cache.size(3)});
     flat.index_copy_(0, index(targets), rows.index_select(0, index(kept)));
     return;
@@ -240,27 +251,29 @@ void write_rows(const Tensor& cache, const Tensor& rows, at::IntArrayRef slots) 
   const char* from = static_cast<const char*>(source.data_ptr());
   for (size_t t = 0; t < slots.size(); ++t)
     if (slots[t] >= 0)
-      std::memcpy(to + size_t(slots[t]) * bytes, from + t * size_t(source.stride(0)) * rows.element_size(), bytes);
+      std::memcpy(to + size_t(slots[t]) * bytes, from + t * size_t(source.stride(0)) * rows.element_size(),
+                  bytes);
 }
 
 }  // namespace
 }  // namespace rlt
 
 extern "C" {
-char* rlt_varlen_attention(Tensor* q, Tensor* k, Tensor* v, const int64_t* cu_seqlens, size_t num_cu, double scale,
-                           int64_t window, Tensor** out) {
+char* rlt_varlen_attention(Tensor* q, Tensor* k, Tensor* v, const int64_t* cu_seqlens, size_t num_cu,
+                           double scale, int64_t window, Tensor** out) {
   return rlt::guarded(
       [&] { *out = rlt::owned(rlt::varlen_attention(*q, *k, *v, {cu_seqlens, num_cu}, scale, window)); });
 }
 char* rlt_paged_attention(Tensor* q, Tensor* k_cache, Tensor* v_cache, const int32_t* const* tables,
-                          const int64_t* table_lens, const int32_t* context_lens, int64_t num_queries, double scale,
-                          int64_t window, Tensor** out) {
+                          const int64_t* table_lens, const int32_t* context_lens, int64_t num_queries,
+                          double scale, int64_t window, Tensor** out) {
   return rlt::guarded([&] {
-    *out = rlt::owned(
-        rlt::paged_attention(*q, *k_cache, *v_cache, tables, table_lens, context_lens, num_queries, scale, window));
+    *out = rlt::owned(rlt::paged_attention(*q, *k_cache, *v_cache, tables, table_lens, context_lens,
+                                           num_queries, scale, window));
   });
 }
-char* rlt_write_kv(Tensor* k_cache, Tensor* v_cache, Tensor* k, Tensor* v, const int64_t* slots, size_t num_slots) {
+char* rlt_write_kv(Tensor* k_cache, Tensor* v_cache, Tensor* k, Tensor* v, const int64_t* slots,
+                   size_t num_slots) {
   return rlt::guarded([&] {
     rlt::check_caches(*k_cache, *v_cache);
     rlt::write_rows(*k_cache, k->detach(), {slots, num_slots});

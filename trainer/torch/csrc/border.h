@@ -1,5 +1,6 @@
-// The C border: every entry returns null, or an error text that the caller frees with rlt_free_text. No exception
-// crosses it. Tensors go in as borrowed pointers (what torch-sys calls C_tensor) and come out as owned ones.
+// The C border: every entry returns null, or an error text that the caller frees with rlt_free_text. No
+// exception crosses it. Tensors go in as borrowed pointers (what torch-sys calls C_tensor) and come out as
+// owned ones.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <ATen/Parallel.h>
@@ -18,9 +19,7 @@ char* guarded(Body body) noexcept {
     return nullptr;
   } catch (const c10::Error& e) {
     return strdup(e.what_without_backtrace());
-  } catch (const std::exception& e) {
-    return strdup(e.what());
-  } catch (...) {
+  } catch (const std::exception& e) { return strdup(e.what()); } catch (...) {
     return strdup("an exception of unknown type");
   }
 }
@@ -32,7 +31,9 @@ inline bool kernel_ready(const at::Tensor& t) {
   return t.device().is_cpu() && t.layout() == at::kStrided &&
          (t.scalar_type() == at::kFloat || t.scalar_type() == at::kBFloat16);
 }
-inline Dtype dtype_of(const at::Tensor& t) { return t.scalar_type() == at::kBFloat16 ? Dtype::BF16 : Dtype::F32; }
+inline Dtype dtype_of(const at::Tensor& t) {
+  return t.scalar_type() == at::kBFloat16 ? Dtype::BF16 : Dtype::F32;
+}
 
 // A tensor whose last dim is contiguous and whose leading dims fit `Rows`; copies only when they do not.
 inline at::Tensor as_rows(const at::Tensor& t) {

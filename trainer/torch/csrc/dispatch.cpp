@@ -6,10 +6,16 @@
 
 namespace rlt {
 
-namespace baseline { extern const Kernels TABLE; }
+namespace baseline {
+extern const Kernels TABLE;
+}
 #if defined(RLT_X86)
-namespace avx2 { extern const Kernels TABLE; }
-namespace avx512 { extern const Kernels TABLE; }
+namespace avx2 {
+extern const Kernels TABLE;
+}
+namespace avx512 {
+extern const Kernels TABLE;
+}
 #endif
 
 namespace {

@@ -1,5 +1,6 @@
-// Differentiable fused row operations: one reading of memory forward and one backward, and only what the backward
-// needs is kept. Tensors that are not on the CPU take the same formula through ATen, where autograd differentiates it.
+// Differentiable fused row operations: one reading of memory forward and one backward, and only what the
+// backward needs is kept. Tensors that are not on the CPU take the same formula through ATen, where autograd
+// differentiates it.
 #include <torch/csrc/autograd/custom_function.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
@@ -24,7 +25,8 @@ Tensor float_weight(const Tensor& weight, double offset) {
 }
 
 struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& x_any, const Tensor& weight, double eps, double offset) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x_any, const Tensor& weight, double eps,
+                        double offset) {
     Tensor x = as_rows(x_any), out = at::empty(x.sizes(), x.options());
     Tensor w = float_weight(weight, offset), rstd = at::empty({num_rows(x)}, x.options().dtype(at::kFloat));
     RmsNorm a{};
@@ -45,7 +47,8 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
     Tensor w = float_weight(weight, ctx->saved_data["offset"].toDouble()), partial;
     RmsNorm a{};
     a.dtype = dtype_of(x), a.x = rows_of(x), a.out = rows_of(dx), a.grad_out = rows_of(grad);
-    a.weight = w.data_ptr<float>(), a.rstd = rstd.data_ptr<float>(), a.num_rows = num_rows(x), a.width = x.size(-1);
+    a.weight = w.data_ptr<float>(), a.rstd = rstd.data_ptr<float>(), a.num_rows = num_rows(x),
+    a.width = x.size(-1);
     a.chunk_rows = grain(a.width);
     const int64_t num_chunks = (a.num_rows + a.chunk_rows - 1) / a.chunk_rows;
     if (ctx->needs_input_grad(1)) {
@@ -79,19 +82,22 @@ Tensor gated_forward(const Tensor& gate, const Tensor& up, int64_t activation) {
   Tensor out = at::empty(gate.sizes(), gate.options());
   Gated a = gated_args(gate, up, activation);
   a.out = rows_of(out);
-  at::parallel_for(0, num_rows(gate), grain(a.width), [&](int64_t b, int64_t e) { kernels().gated_forward(a, b, e); });
+  at::parallel_for(0, num_rows(gate), grain(a.width),
+                   [&](int64_t b, int64_t e) { kernels().gated_forward(a, b, e); });
   return out;
 }
 
-void gated_backward(const Tensor& gate, const Tensor& up, const Tensor& grad, const Tensor& dgate, const Tensor& dup,
-                    int64_t activation) {
+void gated_backward(const Tensor& gate, const Tensor& up, const Tensor& grad, const Tensor& dgate,
+                    const Tensor& dup, int64_t activation) {
   Gated a = gated_args(gate, up, activation);
   a.grad_out = rows_of(grad), a.grad_gate = rows_of(dgate), a.grad_up = rows_of(dup);
-  at::parallel_for(0, num_rows(gate), grain(a.width), [&](int64_t b, int64_t e) { kernels().gated_backward(a, b, e); });
+  at::parallel_for(0, num_rows(gate), grain(a.width),
+                   [&](int64_t b, int64_t e) { kernels().gated_backward(a, b, e); });
 }
 
 struct GatedFunction : torch::autograd::Function<GatedFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& gate_any, const Tensor& up_any, int64_t activation) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& gate_any, const Tensor& up_any,
+                        int64_t activation) {
     Tensor gate = as_rows(gate_any), up = as_rows(up_any);
     ctx->save_for_backward({gate, up});
     ctx->saved_data["activation"] = activation;
@@ -105,7 +111,7 @@ struct GatedFunction : torch::autograd::Function<GatedFunction> {
   }
 };
 
-// The gate and up halves of one fused projection: their gradient is written as one tensor, with nothing to join.
+// The gate and up halves of one fused projection: their gradient is written as one tensor.
 struct GatedPackedFunction : torch::autograd::Function<GatedPackedFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& packed_any, int64_t activation) {
     Tensor packed = as_rows(packed_any);
@@ -119,7 +125,8 @@ struct GatedPackedFunction : torch::autograd::Function<GatedPackedFunction> {
     const int64_t width = packed.size(-1) / 2;
     Tensor grad = at::empty(packed.sizes(), packed.options());
     gated_backward(packed.narrow(-1, 0, width), packed.narrow(-1, width, width), as_rows(grads[0]),
-                   grad.narrow(-1, 0, width), grad.narrow(-1, width, width), ctx->saved_data["activation"].toInt());
+                   grad.narrow(-1, 0, width), grad.narrow(-1, width, width),
+                   ctx->saved_data["activation"].toInt());
     return {grad, Tensor()};
   }
 };
@@ -143,7 +150,8 @@ struct RopeFunction : torch::autograd::Function<RopeFunction> {
   static Tensor run(const Tensor& x, const Tensor& cos, const Tensor& sin, bool backward) {
     Tensor out = at::empty(x.sizes(), x.options());
     Rope a{};
-    a.dtype = dtype_of(x), a.x = rows_of(x), a.out = rows_of(out), a.width = x.size(-1), a.backward = backward;
+    a.dtype = dtype_of(x), a.x = rows_of(x), a.out = rows_of(out), a.width = x.size(-1),
+    a.backward = backward;
     a.cos = cos.data_ptr<float>(), a.sin = sin.data_ptr<float>(), a.table_stride = cos.size(1);
     a.second_half = cos.size(1) == x.size(-1) ? x.size(-1) / 2 : 0;
     at::parallel_for(0, num_rows(x), grain(a.width), [&](int64_t b, int64_t e) { kernels().rope(a, b, e); });
@@ -163,12 +171,14 @@ struct RopeFunction : torch::autograd::Function<RopeFunction> {
 Tensor rope(const Tensor& x, const Tensor& cos, const Tensor& sin) {
   TORCH_CHECK(x.dim() == 3 && cos.dim() == 2 && cos.sizes() == sin.sizes() && cos.size(0) == x.size(0) &&
                   x.size(2) % 2 == 0 && (cos.size(1) == x.size(2) || cos.size(1) == x.size(2) / 2),
-              "rope of ", x.sizes(), " expected cos and sin of one row a token and the head's width or half of it, got ",
+              "rope of ", x.sizes(),
+              " expected cos and sin of one row a token and the head's width or half of it, got ",
               cos.sizes(), " and ", sin.sizes());
   if (kernel_ready(x)) return RopeFunction::apply(x, cos.detach(), sin.detach());
   const int64_t half = x.size(2) / 2;
   const bool full = cos.size(1) == x.size(2);
-  Tensor c = (full ? cos : at::cat({cos, cos}, 1)).unsqueeze(1), s = (full ? sin : at::cat({sin, sin}, 1)).unsqueeze(1);
+  Tensor c = (full ? cos : at::cat({cos, cos}, 1)).unsqueeze(1),
+         s = (full ? sin : at::cat({sin, sin}, 1)).unsqueeze(1);
   Tensor rotated = at::cat({-x.narrow(2, half, half), x.narrow(2, 0, half)}, 2);
   return (x * c + rotated * s).to(x.scalar_type());
 }

@@ -1,5 +1,5 @@
-// One chunk of the vocabulary head: logits, their statistics, and the gradient written over them. The [chunk, V] buffer
-// belongs to the caller, who reuses it from chunk to chunk. Formulas: kernels/head.inl.
+// One chunk of the vocabulary head: logits, their statistics, and the gradient written over them. The [chunk,
+// V] buffer belongs to the caller, who reuses it from chunk to chunk. Formulas: kernels/head.inl.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
@@ -56,7 +56,8 @@ void gradient_composed(Tensor logits, const ChunkRows& rows, double temperature)
   logits.copy_(grad);
 }
 
-void chunk_forward(const Tensor& hidden, const Tensor& weight, Tensor logits, const ChunkRows& rows, double temperature) {
+void chunk_forward(const Tensor& hidden, const Tensor& weight, Tensor logits, const ChunkRows& rows,
+                   double temperature) {
   at::mm_out(logits, hidden, weight.t());
   if (!kernel_ready(logits)) return statistics_composed(logits, rows, temperature);
   const HeadRow a = head_row(logits, rows, temperature);
@@ -73,8 +74,10 @@ void chunk_backward(const Tensor& hidden, const Tensor& weight, const Tensor& lo
   }
   at::mm_out(grad_hidden, logits, weight);
   if (grad_weight == nullptr) return;
-  if (grad_weight->scalar_type() == logits.scalar_type()) grad_weight->addmm_(logits.t(), hidden);
-  else grad_weight->add_(at::mm(logits.t(), hidden));
+  if (grad_weight->scalar_type() == logits.scalar_type())
+    grad_weight->addmm_(logits.t(), hidden);
+  else
+    grad_weight->add_(at::mm(logits.t(), hidden));
 }
 
 }  // namespace

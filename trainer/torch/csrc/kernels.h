@@ -1,6 +1,7 @@
-// The border between tensor code and arithmetic: plain pointers and sizes, one table of kernels per instruction set.
-// No torch header is included here or in kernels/: these files are compiled several times with different instruction
-// sets, and an inline function of a shared header compiled for a newer CPU must never win at link time.
+// The border between tensor code and arithmetic: plain pointers and sizes, one table of kernels per
+// instruction set. No torch header is included here or in kernels/: these files are compiled several times
+// with different instruction sets, and an inline function of a shared header compiled for a newer CPU must
+// never win at link time.
 #pragma once
 #include <cstdint>
 
@@ -8,8 +9,9 @@ namespace rlt {
 
 enum class Dtype : int32_t { F32 = 0, BF16 = 1 };
 
-// Rows of `width` contiguous elements. Row r starts at (r / inner) * outer_stride + (r % inner) * inner_stride,
-// which covers [T, D], [T, H, D] and slices of a wider fused projection alike. Strides count elements.
+// Rows of `width` contiguous elements. Row r starts at (r / inner) * outer_stride + (r % inner) *
+// inner_stride, which covers [T, D], [T, H, D] and slices of a wider fused projection alike. Strides count
+// elements.
 struct Rows {
   void* data;
   int64_t inner;
@@ -19,11 +21,11 @@ struct Rows {
 
 struct RmsNorm {
   Dtype dtype;
-  Rows x, out;           // forward: out; backward: out is dx
-  Rows grad_out;         // backward only
-  const float* weight;   // [width], the offset already added
-  float* rstd;           // [rows]: written forward, read backward
-  float* grad_weight;    // backward: [num_chunks, width] partial sums, or null
+  Rows x, out;          // forward: out; backward: out is dx
+  Rows grad_out;        // backward only
+  const float* weight;  // [width], the offset already added
+  float* rstd;          // [rows]: written forward, read backward
+  float* grad_weight;   // backward: [num_chunks, width] partial sums, or null
   int64_t num_rows, width, chunk_rows;
   double eps;
   bool round_before_weight;
@@ -34,44 +36,44 @@ enum class Activation : int32_t { Silu = 0, GeluTanh = 1 };
 struct Gated {
   Dtype dtype;
   Activation activation;
-  Rows gate, up, out;                  // forward
-  Rows grad_out, grad_gate, grad_up;   // backward
+  Rows gate, up, out;                 // forward
+  Rows grad_out, grad_gate, grad_up;  // backward
   int64_t width;
 };
 
 struct Rope {
   Dtype dtype;
   Rows x, out;
-  const float* cos;      // row t at cos + t * table_stride
+  const float* cos;  // row t at cos + t * table_stride
   const float* sin;
   int64_t table_stride;
-  int64_t second_half;   // offset of the second half's angles: width / 2, or 0 for half tables
+  int64_t second_half;  // offset of the second half's angles: width / 2, or 0 for half tables
   int64_t width;
   bool backward;
 };
 
 struct HeadRow {
   Dtype dtype;
-  void* logits;          // [rows, vocabulary], overwritten by the gradient
+  void* logits;  // [rows, vocabulary], overwritten by the gradient
   int64_t row_stride, vocabulary;
   const int64_t* targets;
   float inv_temperature;
-  float *max, *log_sum, *logprob, *entropy;   // [rows]; max in units of logits / temperature
-  const float *grad_logprob, *grad_entropy;   // [rows]
+  float *max, *log_sum, *logprob, *entropy;  // [rows]; max in units of logits / temperature
+  const float *grad_logprob, *grad_entropy;  // [rows]
 };
 
 struct Attention {
   Dtype dtype;
   const void *q, *k, *v;
-  int64_t q_t, q_h, k_t, k_h, v_t, v_h;       // strides of token and head
-  int64_t num_tokens, heads, kv_heads, dim, window;   // window 0: none
+  int64_t q_t, q_h, k_t, k_h, v_t, v_h;              // strides of token and head
+  int64_t num_tokens, heads, kv_heads, dim, window;  // window 0: none
   float scale;
-  void* out;             // [T, H, D] contiguous
-  float* lse;            // [T, H]
+  void* out;   // [T, H, D] contiguous
+  float* lse;  // [T, H]
   const void* grad_out;
   int64_t g_t, g_h;
-  void* grad_q;          // [T, H, D] contiguous
-  void *grad_k, *grad_v; // [T, K, D] of dtype, or [parts, T, K, D] of float when parts > 1
+  void* grad_q;           // [T, H, D] contiguous
+  void *grad_k, *grad_v;  // [T, K, D] of dtype, or [parts, T, K, D] of float when parts > 1
   int64_t parts;
 };
 
@@ -84,12 +86,12 @@ struct PagedAttention {
   Dtype dtype;
   const void* q;
   int64_t q_b, q_h;
-  const void *k_cache, *v_cache;              // [num_blocks, block_size, K, D] contiguous
+  const void *k_cache, *v_cache;  // [num_blocks, block_size, K, D] contiguous
   int64_t block_size, heads, kv_heads, dim, window;
   float scale;
-  const int32_t* const* block_tables;         // one row per query
+  const int32_t* const* block_tables;  // one row per query
   const int32_t* context_lens;
-  void* out;                                  // [B, H, D] contiguous
+  void* out;  // [B, H, D] contiguous
 };
 
 struct AdamW {

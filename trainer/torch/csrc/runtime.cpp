@@ -1,5 +1,5 @@
-// Switches and services of libtorch that tch does not offer: autograd with explicit gradients, matmul precision,
-// packed linear layers, memory of the host, the optimizer's flat step, and a look for CUDA.
+// Switches and services of libtorch that tch does not offer: autograd with explicit gradients, matmul
+// precision, packed linear layers, memory of the host, the optimizer's flat step, and a look for CUDA.
 #include <torch/csrc/autograd/autograd.h>
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -37,8 +37,8 @@ Tensor pack_linear_weight(const Tensor& weight, int64_t rows_hint) {
 Tensor packed_linear(const Tensor& x, const Tensor& packed, const Tensor* bias) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("mkldnn::_linear_pointwise", "");
   static const c10::List<std::optional<at::Scalar>> no_scalars;
-  torch::jit::Stack stack{x.contiguous(), packed, bias ? c10::IValue(*bias) : c10::IValue(), std::string("none"),
-                          no_scalars, c10::IValue(std::string(""))};
+  torch::jit::Stack stack{x.contiguous(),      packed,     bias ? c10::IValue(*bias) : c10::IValue(),
+                          std::string("none"), no_scalars, c10::IValue(std::string(""))};
   op.callBoxed(stack);
   return stack[0].toTensor();
 }
@@ -77,26 +77,30 @@ struct AdamWSettings {
   int64_t step;
 };
 
-void adamw_step(const Tensor& p, const Tensor& grad, const Tensor& m, const Tensor& v, const AdamWSettings& s) {
+void adamw_step(const Tensor& p, const Tensor& grad, const Tensor& m, const Tensor& v,
+                const AdamWSettings& s) {
   TORCH_CHECK(p.numel() == grad.numel() && p.numel() == m.numel() && p.numel() == v.numel() && s.step >= 1,
               "an AdamW step from 1 on expected parameter, gradient and moments alike, got ", p.sizes(), ", ",
               grad.sizes(), ", ", m.sizes(), ", ", v.sizes(), " at step ", s.step);
-  AdamW a{nullptr, nullptr, nullptr, nullptr, s.lr, s.beta1, s.beta2, s.eps, s.weight_decay, s.grad_scale, 0, 0};
+  AdamW a{nullptr, nullptr, nullptr,        nullptr,      s.lr, s.beta1,
+          s.beta2, s.eps,   s.weight_decay, s.grad_scale, 0,    0};
   a.bias1 = 1.0 - std::pow(s.beta1, double(s.step));
   a.bias2_sqrt = std::sqrt(1.0 - std::pow(s.beta2, double(s.step)));
   if (!(flat_float(p) && flat_float(grad) && flat_float(m) && flat_float(v)))
     return adamw_composed(p, grad.view_as(p), m, v, a);
   a.param = p.data_ptr<float>(), a.grad = grad.data_ptr<float>();
   a.m = m.data_ptr<float>(), a.v = v.data_ptr<float>();
-  // Stretches of whole vectors, so that the arithmetic of an element does not depend on the number of threads.
+  // Stretches of whole vectors, so that the arithmetic of an element does not depend on the number of
+  // threads.
   constexpr int64_t STRETCH = 1 << 14;
   const int64_t n = p.numel(), num = (n + STRETCH - 1) / STRETCH;
   at::parallel_for(0, num, 1,
                    [&](int64_t b, int64_t e) { kernels().adamw(a, b * STRETCH, std::min(n, e * STRETCH)); });
 }
 
-// A build linked without CUDA finds it when the driver and libtorch's CUDA half are there: loading the library
-// registers its devices. Without a driver nothing is loaded, so a CPU machine needs none of CUDA's libraries.
+// A build linked without CUDA finds it when the driver and libtorch's CUDA half are there: loading the
+// library registers its devices. Without a driver nothing is loaded, so a CPU machine needs none of CUDA's
+// libraries.
 bool load_cuda() {
   static const bool loaded = [] {
     if (at::hasCUDA()) return true;
@@ -149,11 +153,12 @@ char* rlt_adamw(Tensor* param, Tensor* grad, Tensor* m, Tensor* v, const rlt::Ad
   });
 }
 
-char* rlt_tensor_from_owner(void* data, const int64_t* sizes, size_t num_dims, int8_t scalar_type, void* owner,
-                            void (*release)(void*), Tensor** out) {
+char* rlt_tensor_from_owner(void* data, const int64_t* sizes, size_t num_dims, int8_t scalar_type,
+                            void* owner, void (*release)(void*), Tensor** out) {
   return rlt::guarded([&] {
     const auto options = at::TensorOptions().dtype(static_cast<at::ScalarType>(scalar_type));
-    *out = rlt::owned(at::from_blob(data, {sizes, num_dims}, [owner, release](void*) { release(owner); }, options));
+    *out = rlt::owned(
+        at::from_blob(data, {sizes, num_dims}, [owner, release](void*) { release(owner); }, options));
   });
 }
 
@@ -161,8 +166,9 @@ char* rlt_load_cuda(bool* found) {
   return rlt::guarded([&] { *found = rlt::load_cuda(); });
 }
 
-// glibc maps what is larger than a threshold and unmaps it when freed; 32 MiB is the largest threshold it takes. One
-// arena, because only the main one grows without bound: a second thread's buffers would be mapped again.
+// glibc maps what is larger than a threshold and unmaps it when freed; 32 MiB is the largest threshold it
+// takes. One arena, because only the main one grows without bound: a second thread's buffers would be mapped
+// again.
 void rlt_reuse_large_buffers() {
   mallopt(M_ARENA_MAX, 1);
   mallopt(M_MMAP_THRESHOLD, 32 << 20);

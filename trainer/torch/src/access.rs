@@ -6,7 +6,8 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use tch::{Device, Kind, Tensor};
 
-/// Start and number of the elements, after checking that they lie as `kind` without gaps where the CPU can read them.
+/// Start and number of the elements, after checking that they lie as `kind` without gaps where the CPU can
+/// read them.
 fn elements<T>(act: &'static str, tensor: &Tensor, kind: Kind) -> Result<(*mut T, usize), Error> {
     if tensor.device() != Device::Cpu || tensor.kind() != kind || !tensor.is_contiguous() {
         return Err(Error::Argument {
@@ -20,13 +21,13 @@ fn elements<T>(act: &'static str, tensor: &Tensor, kind: Kind) -> Result<(*mut T
 
 fn shared<'a, T>(act: &'static str, tensor: &'a Tensor, kind: Kind) -> Result<&'a [T], Error> {
     let (data, len) = elements(act, tensor, kind)?;
-    // SAFETY: `elements` checked device, dtype and contiguity, and the storage lives as long as the borrowed tensor. An
-    // empty tensor may have no storage.
+    // SAFETY: `elements` checked device, dtype and contiguity, and the storage lives as long as the borrowed
+    // tensor. An empty tensor may have no storage.
     Ok(if len == 0 { &[] } else { unsafe { std::slice::from_raw_parts(data, len) } })
 }
 
-/// The elements of a contiguous f32 tensor on the CPU. Do not change the tensor through another handle while they are
-/// borrowed.
+/// The elements of a contiguous f32 tensor on the CPU. Do not change the tensor through another handle while
+/// they are borrowed.
 ///
 /// # Errors
 /// When the tensor lies elsewhere, has another dtype or gaps.
@@ -42,7 +43,8 @@ pub fn i64_slice(tensor: &Tensor) -> Result<&[i64], Error> {
     shared("reading i64 elements", tensor, Kind::Int64)
 }
 
-/// The elements of a contiguous f32 tensor on the CPU, to write. Other handles of the same storage see what is written.
+/// The elements of a contiguous f32 tensor on the CPU, to write. Other handles of the same storage see what
+/// is written.
 ///
 /// # Errors
 /// As [`f32_slice`].
@@ -61,7 +63,8 @@ fn from_owner<O>(data: *mut c_void, owner: O, shape: &[i64], kind: Kind) -> Resu
     let code = scalar_type(kind)?;
     let owner = Box::into_raw(Box::new(owner)).cast::<c_void>();
     let made = tensor_from("making a tensor of given memory", |out| {
-        // SAFETY: `data` points into `owner`, which lives until `release`; the shape was checked by the callers.
+        // SAFETY: `data` points into `owner`, which lives until `release`; the shape was checked by the
+        // callers.
         unsafe { rlt_tensor_from_owner(data, shape.as_ptr(), shape.len(), code, owner, release::<O>, out) }
     });
     if made.is_err() {
@@ -118,9 +121,9 @@ pub fn tensor_from_vec<T: tch::kind::Element + 'static>(
     from_owner(data, values, shape, T::KIND)
 }
 
-/// A tensor over shared bytes such as a mapped file, from `offset` on: nothing is copied, and the bytes live as long as
-/// the tensor. The tensor must not be written to, in place or otherwise. Falls back to a copy where the bytes are not
-/// aligned to the element's size.
+/// A tensor over shared bytes such as a mapped file, from `offset` on: nothing is copied, and the bytes live
+/// as long as the tensor. The tensor must not be written to, in place or otherwise. Falls back to a copy
+/// where the bytes are not aligned to the element's size.
 ///
 /// # Errors
 /// When the bytes end before the shape does.

@@ -5,11 +5,12 @@ use crate::border::{check, raw, rlt_paged_attention, rlt_varlen_attention, rlt_w
 use crate::error::or_panic;
 use tch::Tensor;
 
-/// Causal attention inside each segment of a packed stream; tokens of different segments never see each other.
+/// Causal attention inside each segment of a packed stream; tokens of different segments never see each
+/// other.
 ///
-/// `q_thd` is `[T, H, D]`, `k_tkd` and `v_tkd` are `[T, K, D]` with K dividing H (grouped queries), f32 or bf16, the last
-/// dim contiguous (slices of a fused projection need no copy). `cu_seqlens` rises from 0 to T. Returns `[T, H, D]`.
-/// Differentiable in q, k and v. Memory grows with T, never with its square.
+/// `q_thd` is `[T, H, D]`, `k_tkd` and `v_tkd` are `[T, K, D]` with K dividing H (grouped queries), f32 or
+/// bf16, the last dim contiguous (slices of a fused projection need no copy). `cu_seqlens` rises from 0 to T.
+/// Returns `[T, H, D]`. Differentiable in q, k and v. Memory grows with T, never with its square.
 ///
 /// # Panics
 /// When shapes, dtypes or `cu_seqlens` do not fit.
@@ -41,10 +42,10 @@ pub fn varlen_attention(
 
 /// Attention of one query token for each sequence over its cached context; no gradient.
 ///
-/// `q_bhd` is `[B, H, D]`; the caches are contiguous `[num_blocks, block_size, K, D]` of its dtype. `block_tables[b]` names
-/// the blocks of sequence b in order, `context_lens[b]` counts its cached tokens, the query's own included. Returns
-/// `[B, H, D]`. Several queries of one sequence (a prompt continued over cached blocks) are rows with the same table and
-/// rising context lengths.
+/// `q_bhd` is `[B, H, D]`; the caches are contiguous `[num_blocks, block_size, K, D]` of its dtype.
+/// `block_tables[b]` names the blocks of sequence b in order, `context_lens[b]` counts its cached tokens, the
+/// query's own included. Returns `[B, H, D]`. Several queries of one sequence (a prompt continued over cached
+/// blocks) are rows with the same table and rising context lengths.
 ///
 /// # Panics
 /// When shapes do not fit, a table is too short or names a block outside the cache.
@@ -65,7 +66,8 @@ pub fn paged_attention(
     let tables: Vec<*const i32> = block_tables.iter().map(|table| table.as_ptr()).collect();
     let table_lens: Vec<i64> = block_tables.iter().map(|table| table.len() as i64).collect();
     or_panic(tensor_from("paged_attention", |out| {
-        // SAFETY: borrowed tensors, three arrays of one entry a query, tables with their lengths, a place for the result.
+        // SAFETY: borrowed tensors, three arrays of one entry a query, tables with their lengths, a place for
+        // the result.
         unsafe {
             rlt_paged_attention(
                 raw(q_bhd),
@@ -83,8 +85,8 @@ pub fn paged_attention(
     }))
 }
 
-/// Writes the keys and values of tokens into the paged caches: token t goes to slot `slot_mapping[t]` (block * block_size +
-/// offset); a negative slot skips the token.
+/// Writes the keys and values of tokens into the paged caches: token t goes to slot `slot_mapping[t]` (block
+/// * block_size + offset); a negative slot skips the token.
 ///
 /// # Panics
 /// When shapes or dtypes differ or a slot lies outside the cache.

@@ -4,8 +4,8 @@ use crate::border::{check, raw, rlt_backward};
 use crate::error::or_panic;
 use tch::Tensor;
 
-/// Runs autograd from `output` with `grad_output` (same shape and dtype); gradients accumulate in the leaves' `.grad()`.
-/// The graph is freed.
+/// Runs autograd from `output` with `grad_output` (same shape and dtype); gradients accumulate in the leaves'
+/// `.grad()`. The graph is freed.
 ///
 /// # Panics
 /// When shapes differ or `output` has no graph.

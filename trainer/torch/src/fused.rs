@@ -1,5 +1,6 @@
-//! Differentiable fused row operations of a decoder layer: norm, gated activation, rotary embedding. On CPU each is one
-//! kernel forward and one backward in float arithmetic (f32 and bf16 storage); elsewhere ATen computes the same formula.
+//! Differentiable fused row operations of a decoder layer: norm, gated activation, rotary embedding. On CPU
+//! each is one kernel forward and one backward in float arithmetic (f32 and bf16 storage); elsewhere ATen
+//! computes the same formula.
 
 use crate::border::{
     raw, rlt_apply_rope, rlt_gated_activation, rlt_gated_activation_packed, rlt_rms_norm, tensor_from,
@@ -27,9 +28,9 @@ impl Activation {
 
 /// `x / sqrt(mean(x^2) + eps) * (weight_offset + weight)` over the last dim, statistics in float32.
 ///
-/// `x_td` is `[.., D]` (up to 3 dims without a copy, the last one contiguous), `weight_d` is `[D]`; the result has x's dtype.
-/// Roundings are those of transformers: with `weight_offset` 0 (Llama) the normed value is rounded to x's dtype before it
-/// is multiplied by the weight, with 1 (Gemma) the product is.
+/// `x_td` is `[.., D]` (up to 3 dims without a copy, the last one contiguous), `weight_d` is `[D]`; the
+/// result has x's dtype. Roundings are those of transformers: with `weight_offset` 0 (Llama) the normed value
+/// is rounded to x's dtype before it is multiplied by the weight, with 1 (Gemma) the product is.
 ///
 /// # Panics
 /// When the widths differ.
@@ -51,7 +52,8 @@ pub fn gated_activation(gate: &Tensor, up: &Tensor, activation: Activation) -> T
     }))
 }
 
-/// [`gated_activation`] of a fused projection `[.., 2 F]` (gate first) to `[.., F]`; its gradient is one tensor `[.., 2 F]`.
+/// [`gated_activation`] of a fused projection `[.., 2 F]` (gate first) to `[.., F]`; its gradient is one
+/// tensor `[.., 2 F]`.
 ///
 /// # Panics
 /// When the width is odd.
@@ -64,7 +66,8 @@ pub fn gated_activation_packed(gate_up: &Tensor, activation: Activation) -> Tens
 
 /// Rotary position embedding, rotate-half form (transformers' Llama): `x * cos + rotate_half(x) * sin`.
 ///
-/// `x_thd` is `[T, H, D]`; `cos_td`, `sin_td` are `[T, D]` with the angles repeated, or `[T, D/2]`. No gradient flows to them.
+/// `x_thd` is `[T, H, D]`; `cos_td`, `sin_td` are `[T, D]` with the angles repeated, or `[T, D/2]`. No
+/// gradient flows to them.
 ///
 /// # Panics
 /// When shapes do not fit.

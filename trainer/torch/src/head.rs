@@ -1,21 +1,23 @@
-//! The vocabulary head in chunks of tokens: log-probabilities, entropies and their gradients without the `[T, V]` logits.
-//! Which loss the gradients belong to is the caller's business. The formulas stand in `csrc/kernels/head.inl`.
+//! The vocabulary head in chunks of tokens: log-probabilities, entropies and their gradients without the `[T,
+//! V]` logits. Which loss the gradients belong to is the caller's business. The formulas stand in
+//! `csrc/kernels/head.inl`.
 
 use crate::Error;
 use crate::border::{ChunkRows, check, raw, rlt_head_chunk_backward, rlt_head_chunk_forward};
 use std::ops::Range;
 use tch::Tensor;
 
-/// Given a range of tokens with their log-probabilities and entropies, returns the loss's derivatives by both, one value a
-/// token of the range. The ranges of successive calls tile all tokens in order; tokens without a target carry zeros, and
-/// what is returned for them is ignored.
+/// Given a range of tokens with their log-probabilities and entropies, returns the loss's derivatives by
+/// both, one value a token of the range. The ranges of successive calls tile all tokens in order; tokens
+/// without a target carry zeros, and what is returned for them is ignored.
 pub type PerChunk<'a> = dyn FnMut(Range<usize>, &[f32], &[f32]) -> (Vec<f32>, Vec<f32>) + 'a;
 
 /// Log-probabilities of `targets` and entropies under `softmax(hidden weight^T / temperature)`, no gradient.
 ///
-/// `hidden_td` is `[T, D]` and `weight_vd` is `[V, D]` of one dtype; `targets` holds T ids, -1 where there is nothing to
-/// predict (both values are then 0 and no product is computed). `chunk` is the number of rows of logits that exist at
-/// once: peak memory is `chunk * V`, whatever T. Returns two vectors of T, in nats; sums are float32 or wider.
+/// `hidden_td` is `[T, D]` and `weight_vd` is `[V, D]` of one dtype; `targets` holds T ids, -1 where there is
+/// nothing to predict (both values are then 0 and no product is computed). `chunk` is the number of rows of
+/// logits that exist at once: peak memory is `chunk * V`, whatever T. Returns two vectors of T, in nats; sums
+/// are float32 or wider.
 ///
 /// # Errors
 /// When shapes do not fit, a target lies outside the vocabulary or the temperature is not positive.
@@ -37,10 +39,10 @@ pub fn head_forward(
     Ok((logprobs, entropies))
 }
 
-/// [`head_forward`] and its backward in one pass: each chunk's logits are computed once, handed to `per_chunk` as
-/// log-probabilities and entropies, and overwritten by their gradient. Returns the gradient of `hidden_td`; that of the
-/// weight is added to `grad_weight` (`[V, D]`) unless the head is frozen. Chunks whose derivatives are all zero cost no
-/// backward products.
+/// [`head_forward`] and its backward in one pass: each chunk's logits are computed once, handed to
+/// `per_chunk` as log-probabilities and entropies, and overwritten by their gradient. Returns the gradient of
+/// `hidden_td`; that of the weight is added to `grad_weight` (`[V, D]`) unless the head is frozen. Chunks
+/// whose derivatives are all zero cost no backward products.
 ///
 /// # Errors
 /// As [`head_forward`], and when `per_chunk` returns another number of values than the range has tokens.

@@ -1,5 +1,5 @@
-//! A linear layer with its weight packed once for the CPU's matrix kernels: decoding multiplies few rows by the same
-//! weight again and again, where packing at each call would cost more than the product. No autograd.
+//! A linear layer with its weight packed once for the CPU's matrix kernels: decoding multiplies few rows by
+//! the same weight again and again, where packing at each call would cost more than the product. No autograd.
 
 use crate::Error;
 use crate::border::{raw, rlt_pack_linear, rlt_packed_linear, tensor_from};
@@ -23,8 +23,9 @@ enum Weight {
 }
 
 impl PackedLinear {
-    /// Packs `weight` (`[out, in]`, f32 or bf16) with an optional `bias` (`[out]`) for products of about `rows_hint` rows.
-    /// A copy of the weight is made on the CPU; elsewhere, or where oneDNN refuses, the weight itself is kept.
+    /// Packs `weight` (`[out, in]`, f32 or bf16) with an optional `bias` (`[out]`) for products of about
+    /// `rows_hint` rows. A copy of the weight is made on the CPU; elsewhere, or where oneDNN refuses, the
+    /// weight itself is kept.
     ///
     /// # Errors
     /// When the shapes do not fit.

@@ -23,7 +23,8 @@ fn status_bytes(field: &str) -> Result<u64, Error> {
     })
 }
 
-/// The highest resident memory of this process since its start or the last [`reset_peak_rss`], in bytes (`VmHWM`).
+/// The highest resident memory of this process since its start or the last [`reset_peak_rss`], in bytes
+/// (`VmHWM`).
 ///
 /// # Errors
 /// When /proc cannot be read.
@@ -52,15 +53,17 @@ pub fn reset_peak_rss() -> Result<(), Error> {
     })
 }
 
-/// Makes the allocator keep and reuse freed buffers of up to 32 MiB instead of returning them to the kernel, which would
-/// hand them back as fresh pages to be zeroed one by one at the next use (measured: 0.2 ms a MiB, against 0.04 for writing
-/// it). Call once, before the first tensor; [`release_free_memory`] gives back what is kept.
+/// Makes the allocator keep and reuse freed buffers of up to 32 MiB instead of returning them to the kernel,
+/// which would hand them back as fresh pages to be zeroed one by one at the next use (measured: 0.2 ms a MiB,
+/// against 0.04 for writing it). Call once, before the first tensor; [`release_free_memory`] gives back what
+/// is kept.
 pub fn reuse_large_buffers() {
     // SAFETY: sets options of the C allocator.
     unsafe { rlt_reuse_large_buffers() }
 }
 
-/// Returns free pages inside the heap to the kernel: for the moment between two phases of different memory need.
+/// Returns free pages inside the heap to the kernel: for the moment between two phases of different memory
+/// need.
 pub fn release_free_memory() {
     // SAFETY: asks the C allocator to trim; live allocations stay where they are.
     unsafe { rlt_release_free_memory() }

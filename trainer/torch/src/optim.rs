@@ -1,5 +1,5 @@
-//! The optimizer's flat arithmetic: one AdamW step of a tensor and the norm of many gradients. Schedules, clipping rules
-//! and parameter groups live with the caller.
+//! The optimizer's flat arithmetic: one AdamW step of a tensor and the norm of many gradients. Schedules,
+//! clipping rules and parameter groups live with the caller.
 
 use crate::Error;
 use crate::border::{AdamWSettings, check, raw, rlt_adamw, rlt_sum_of_squares};
@@ -22,9 +22,9 @@ pub struct AdamWStep {
     pub step: i64,
 }
 
-/// One step of decoupled AdamW in place, torch.optim.AdamW's formula (no amsgrad). `param`, `grad`, `exp_avg` and
-/// `exp_avg_sq` have the same number of elements; contiguous f32 on the CPU takes one pass over memory. The result does not
-/// depend on the number of threads.
+/// One step of decoupled AdamW in place, torch.optim.AdamW's formula (no amsgrad). `param`, `grad`, `exp_avg`
+/// and `exp_avg_sq` have the same number of elements; contiguous f32 on the CPU takes one pass over memory.
+/// The result does not depend on the number of threads.
 ///
 /// # Errors
 /// When sizes differ or the step is below 1.
@@ -50,8 +50,8 @@ pub fn adamw_step(
     })
 }
 
-/// The L2 norm of all elements of `tensors` together, accumulated in f64 in an order that does not depend on the number of
-/// threads. Not finite exactly when some element is not, or its square leaves f64.
+/// The L2 norm of all elements of `tensors` together, accumulated in f64 in an order that does not depend on
+/// the number of threads. Not finite exactly when some element is not, or its square leaves f64.
 ///
 /// # Errors
 /// When libtorch fails on a tensor.

@@ -1,8 +1,10 @@
-//! How matrix products are computed on the CPU: their precision, their threads and the instruction set of our kernels.
+//! How matrix products are computed on the CPU: their precision, their threads and the instruction set of our
+//! kernels.
 
 use crate::Error;
 use crate::border::{check, rlt_kernels_isa, rlt_set_float32_matmul_precision};
 use std::ffi::CStr;
+use tch::{Device, Kind, Tensor};
 
 /// libtorch's switch for products of float32 matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,33 +13,48 @@ pub enum MatmulPrecision {
     Highest,
     /// TF32 on GPUs that have it; on CPUs as `Highest`.
     High,
-    /// On CPUs: through oneDNN, still true float32 on every CPU without AMX (measured 2.2 times faster than MKL on AMD
-    /// Zen). A CPU with AMX would compute in bfloat16, so there `Highest` is kept instead.
+    /// On CPUs: through oneDNN (up to 2.2 times faster than MKL on AMD), as long as products stay true float32.
+    /// A CPU with AMX would round to bfloat16, so there `Highest` is kept instead.
     Medium,
     /// As `Medium`, and on CPUs with AMX too, where products are rounded to bfloat16.
     MediumEvenReduced,
 }
 
-/// Sets the precision of float32 products for the whole process and returns the one in effect: `Highest` where `Medium`
-/// would lose precision on this CPU.
+/// Sets the precision of float32 products for the whole process and returns the one in effect: `Highest` where
+/// `Medium` would lose precision on this CPU, which is decided by its features and then by trying a product.
 ///
 /// # Errors
 /// When libtorch refuses.
 pub fn set_float32_matmul_precision(precision: MatmulPrecision) -> Result<MatmulPrecision, Error> {
-    let effective = match precision {
+    let wanted = match precision {
         MatmulPrecision::Medium if cpu_has_amx() => MatmulPrecision::Highest,
         other => other,
     };
-    let name = match effective {
+    apply(wanted)?;
+    if wanted == MatmulPrecision::Medium && !products_are_float32() {
+        apply(MatmulPrecision::Highest)?;
+        return Ok(MatmulPrecision::Highest);
+    }
+    Ok(wanted)
+}
+
+fn apply(precision: MatmulPrecision) -> Result<(), Error> {
+    let name = match precision {
         MatmulPrecision::Highest => c"highest",
         MatmulPrecision::High => c"high",
         MatmulPrecision::Medium | MatmulPrecision::MediumEvenReduced => c"medium",
     };
     // SAFETY: a constant NUL-terminated name.
-    check("setting the float32 matmul precision", unsafe {
-        rlt_set_float32_matmul_precision(name.as_ptr())
-    })?;
-    Ok(effective)
+    check("setting the float32 matmul precision", unsafe { rlt_set_float32_matmul_precision(name.as_ptr()) })
+}
+
+/// Whether a product of numbers near one, which bfloat16 cannot tell from one, keeps what float32 can tell.
+fn products_are_float32() -> bool {
+    const SIZE: i64 = 96;
+    let near_one = Tensor::linspace(1.0, 1.001, SIZE * SIZE, (Kind::Float, Device::Cpu)).view([SIZE, SIZE]);
+    let exact = near_one.to_kind(Kind::Double);
+    let error = near_one.matmul(&near_one).to_kind(Kind::Double) / exact.matmul(&exact) - 1.0;
+    error.abs().max().double_value(&[]) < 1e-5
 }
 
 /// Whether the CPU has AMX tiles (leaf 7 of cpuid, EDX bits 22 and 24: AMX-BF16, AMX-TILE).

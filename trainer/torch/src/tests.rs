@@ -10,7 +10,8 @@ use tch::{Device, Kind, Tensor};
 
 static ISA: Mutex<()> = Mutex::new(());
 
-/// Runs `body` under each instruction set's kernels. The choice is global, so such tests run one after another.
+/// Runs `body` under each instruction set's kernels. The choice is global, so such tests run one after
+/// another.
 fn on_every_isa(body: impl Fn()) {
     let _guard: MutexGuard<'_, ()> = ISA.lock().unwrap_or_else(PoisonError::into_inner);
     for isa in ["baseline", "avx2", "avx512"] {

@@ -1,4 +1,5 @@
-// One instruction set's kernels and their table. The including file defines RLT_ISA (the namespace) and RLT_ISA_NAME.
+// One instruction set's kernels and their table. The including file defines RLT_ISA (the namespace) and
+// RLT_ISA_NAME.
 #include "../kernels.h"
 
 #include <cstddef>
@@ -20,10 +21,12 @@ namespace {
 #include "paged.inl"
 #include "optim.inl"
 
-#define RLT_BY_DTYPE(kernel, Args)                                        \
-  void kernel(const Args& a, int64_t begin, int64_t end) {                \
-    if (a.dtype == Dtype::BF16) kernel##_t<bf16>(a, begin, end);          \
-    else kernel##_t<float>(a, begin, end);                                \
+#define RLT_BY_DTYPE(kernel, Args)                         \
+  void kernel(const Args& a, int64_t begin, int64_t end) { \
+    if (a.dtype == Dtype::BF16)                            \
+      kernel##_t<bf16>(a, begin, end);                     \
+    else                                                   \
+      kernel##_t<float>(a, begin, end);                    \
   }
 RLT_BY_DTYPE(rms_norm_forward, RmsNorm)
 RLT_BY_DTYPE(rms_norm_backward, RmsNorm)
@@ -35,16 +38,22 @@ RLT_BY_DTYPE(head_gradient, HeadRow)
 #undef RLT_BY_DTYPE
 
 void attention_forward(const Attention& a, const AttentionItem& item, float* scratch) {
-  if (a.dtype == Dtype::BF16) attention_forward_t<bf16>(a, item, scratch);
-  else attention_forward_t<float>(a, item, scratch);
+  if (a.dtype == Dtype::BF16)
+    attention_forward_t<bf16>(a, item, scratch);
+  else
+    attention_forward_t<float>(a, item, scratch);
 }
 void attention_backward(const Attention& a, const AttentionItem& item, float* scratch) {
-  if (a.dtype == Dtype::BF16) attention_backward_t<bf16>(a, item, scratch);
-  else attention_backward_t<float>(a, item, scratch);
+  if (a.dtype == Dtype::BF16)
+    attention_backward_t<bf16>(a, item, scratch);
+  else
+    attention_backward_t<float>(a, item, scratch);
 }
 void paged_attention(const PagedAttention& a, int64_t query, int64_t kv_head, float* scratch) {
-  if (a.dtype == Dtype::BF16) paged_attention_t<bf16>(a, query, kv_head, scratch);
-  else paged_attention_t<float>(a, query, kv_head, scratch);
+  if (a.dtype == Dtype::BF16)
+    paged_attention_t<bf16>(a, query, kv_head, scratch);
+  else
+    paged_attention_t<float>(a, query, kv_head, scratch);
 }
 double sum_of_squares(const void* x, Dtype dtype, int64_t begin, int64_t end) {
   if (dtype == Dtype::BF16) return sum_of_squares_t(static_cast<const bf16*>(x), begin, end);
@@ -53,9 +62,13 @@ double sum_of_squares(const void* x, Dtype dtype, int64_t begin, int64_t end) {
 }  // namespace
 
 extern const Kernels TABLE;
-const Kernels TABLE = {RLT_ISA_NAME,    rms_norm_forward,   rms_norm_backward, gated_forward, gated_backward,
-                       rope,            head_statistics,    head_gradient,     attention_scratch,
-                       attention_forward, attention_backward, paged_scratch,   paged_attention,
-                       adamw,           sum_of_squares};
+const Kernels TABLE = {RLT_ISA_NAME,       rms_norm_forward,
+                       rms_norm_backward,  gated_forward,
+                       gated_backward,     rope,
+                       head_statistics,    head_gradient,
+                       attention_scratch,  attention_forward,
+                       attention_backward, paged_scratch,
+                       paged_attention,    adamw,
+                       sum_of_squares};
 }  // namespace RLT_ISA
 }  // namespace rlt

@@ -1,11 +1,13 @@
-// Causal attention of one segment, flash style: blocks of queries against blocks of keys, the softmax kept online, so
-// that memory grows with the segment's length and never with its square. Everything is computed in float.
+// Causal attention of one segment, flash style: blocks of queries against blocks of keys, the softmax kept
+// online, so that memory grows with the segment's length and never with its square. Everything is computed in
+// float.
 
-constexpr int64_t QUERY_BLOCK = 24;   // a whole number of AVX-512 row tiles
+constexpr int64_t QUERY_BLOCK = 24;  // a whole number of AVX-512 row tiles
 constexpr int64_t KEY_BLOCK = 256;
 
 template <class T>
-static void pack_rows(const T* x, int64_t stride, int64_t rows, int64_t n, float scale, float* out, int64_t out_stride) {
+static void pack_rows(const T* x, int64_t stride, int64_t rows, int64_t n, float scale, float* out,
+                      int64_t out_stride) {
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t i = 0; i < out_stride; i += W)
       store(out + r * out_stride + i, i < n ? load_at(x + r * stride, i, n) * scale : vf{});
@@ -13,7 +15,8 @@ static void pack_rows(const T* x, int64_t stride, int64_t rows, int64_t n, float
 
 // out[d][r] = x[r][d]; columns beyond `rows` are zero.
 template <class T>
-static void pack_transposed(const T* x, int64_t stride, int64_t rows, int64_t n, float* out, int64_t out_stride) {
+static void pack_transposed(const T* x, int64_t stride, int64_t rows, int64_t n, float* out,
+                            int64_t out_stride) {
   for (int64_t r0 = 0; r0 < out_stride; r0 += 16)
     for (int64_t d = 0; d < n; ++d)
       for (int64_t r = r0; r < lesser(r0 + 16, out_stride); ++r)
@@ -31,8 +34,10 @@ static inline int64_t panel_stride(int64_t len) { return round_up(len, W) + W; }
 
 static int64_t attention_scratch(const Attention& a, int64_t len, bool backward) {
   const int64_t wide = round_up(a.dim, W), panel = panel_stride(len);
-  if (!backward) return a.dim * panel + len * wide + 2 * QUERY_BLOCK * wide + QUERY_BLOCK * KEY_BLOCK + 2 * QUERY_BLOCK;
-  return 2 * a.dim * panel + 3 * len * wide + 3 * QUERY_BLOCK * wide + 2 * QUERY_BLOCK * KEY_BLOCK + QUERY_BLOCK;
+  if (!backward)
+    return a.dim * panel + len * wide + 2 * QUERY_BLOCK * wide + QUERY_BLOCK * KEY_BLOCK + 2 * QUERY_BLOCK;
+  return 2 * a.dim * panel + 3 * len * wide + 3 * QUERY_BLOCK * wide + 2 * QUERY_BLOCK * KEY_BLOCK +
+         QUERY_BLOCK;
 }
 
 // The visible keys [first, last) of query i among keys [j0, j0 + n), relative to j0.
@@ -60,7 +65,8 @@ static inline void fill_outside(float* row, const Visible& seen, int64_t padded,
   for (; j < padded; j += W) store(row + j, splat(fill));
 }
 
-// Turns scores into e^(score - max) in place, zero where nothing is seen; returns by how much earlier sums must shrink.
+// Turns scores into e^(score - max) in place, zero where nothing is seen; returns by how much earlier sums
+// must shrink.
 static float online_softmax(float* row, const Visible& seen, int64_t padded, float& max, float& sum) {
   fill_outside(row, seen, padded, -__builtin_inff());
   vf high = splat(max);
@@ -95,7 +101,8 @@ static void attention_forward_t(const Attention& a, const AttentionItem& item, f
   pack_transposed(k, a.k_t, len, a.dim, keys_t, panel);
   pack_rows(v, a.v_t, len, a.dim, 1.0f, values, wide);
   const int64_t group = a.heads / a.kv_heads;
-  for (int64_t head = item.kv_head * group + item.group_begin; head < item.kv_head * group + item.group_end; ++head)
+  for (int64_t head = item.kv_head * group + item.group_begin; head < item.kv_head * group + item.group_end;
+       ++head)
     for (int64_t i0 = 0; i0 < len; i0 += QUERY_BLOCK) {
       const int64_t m = lesser(QUERY_BLOCK, len - i0);
       const T* q = static_cast<const T*>(a.q) + (item.begin + i0) * a.q_t + head * a.q_h;
@@ -106,9 +113,11 @@ static void attention_forward_t(const Attention& a, const AttentionItem& item, f
         const int64_t n = lesser(KEY_BLOCK, i0 + m - j0);
         gemm<false>(m, round_up(n, W), a.dim, queries, wide, 1, keys_t + j0, panel, scores, KEY_BLOCK);
         for (int64_t r = 0; r < m; ++r) {
-          const float shrink = online_softmax(scores + r * KEY_BLOCK, visible(a, i0 + r, j0, n), round_up(n, W), max[r], sum[r]);
+          const float shrink = online_softmax(scores + r * KEY_BLOCK, visible(a, i0 + r, j0, n),
+                                              round_up(n, W), max[r], sum[r]);
           if (shrink != 1.0f)
-            for (int64_t d = 0; d < wide; d += W) store(acc + r * wide + d, load(acc + r * wide + d) * shrink);
+            for (int64_t d = 0; d < wide; d += W)
+              store(acc + r * wide + d, load(acc + r * wide + d) * shrink);
         }
         gemm<true>(m, wide, n, scores, KEY_BLOCK, 1, values + j0 * wide, wide, acc, wide);
       }
@@ -123,8 +132,8 @@ static void attention_forward_t(const Attention& a, const AttentionItem& item, f
 }
 
 // From scores and dP to P (in scores) and dS (in grads): P = e^(scale s - lse), dS = scale P (dP - delta).
-static void softmax_backward(const Attention& a, float* scores, float* grads, const Visible& seen, int64_t padded,
-                             float lse, float delta) {
+static void softmax_backward(const Attention& a, float* scores, float* grads, const Visible& seen,
+                             int64_t padded, float lse, float delta) {
   fill_outside(scores, seen, padded, -__builtin_inff());
   for (int64_t j = 0; j < padded; j += W) {
     vf p = vexp(load(scores + j) * a.scale - lse);
@@ -154,15 +163,18 @@ static void attention_backward_t(const Attention& a, const AttentionItem& item, 
   pack_rows(k, a.k_t, len, a.dim, 1.0f, keys, wide);
   __builtin_memset(grad_keys, 0, size_t(2 * len * wide) * 4);
   const int64_t group = a.heads / a.kv_heads, out_stride = a.heads * a.dim;
-  for (int64_t head = item.kv_head * group + item.group_begin; head < item.kv_head * group + item.group_end; ++head)
+  for (int64_t head = item.kv_head * group + item.group_begin; head < item.kv_head * group + item.group_end;
+       ++head)
     for (int64_t i0 = 0; i0 < len; i0 += QUERY_BLOCK) {
       const int64_t m = lesser(QUERY_BLOCK, len - i0), t0 = item.begin + i0;
       pack_rows(static_cast<const T*>(a.q) + t0 * a.q_t + head * a.q_h, a.q_t, m, a.dim, 1.0f, queries, wide);
-      pack_rows(static_cast<const T*>(a.grad_out) + t0 * a.g_t + head * a.g_h, a.g_t, m, a.dim, 1.0f, grad_out, wide);
+      pack_rows(static_cast<const T*>(a.grad_out) + t0 * a.g_t + head * a.g_h, a.g_t, m, a.dim, 1.0f,
+                grad_out, wide);
       const T* out = static_cast<const T*>(a.out) + (t0 * a.heads + head) * a.dim;
       for (int64_t r = 0; r < m; ++r) {
         vf dot = {};
-        for (int64_t d = 0; d < a.dim; d += W) dot += load(grad_out + r * wide + d) * load_at(out + r * out_stride, d, a.dim);
+        for (int64_t d = 0; d < a.dim; d += W)
+          dot += load(grad_out + r * wide + d) * load_at(out + r * out_stride, d, a.dim);
         delta[r] = sum_of(dot);
       }
       __builtin_memset(grad_queries, 0, size_t(m * wide) * 4);
@@ -171,8 +183,8 @@ static void attention_backward_t(const Attention& a, const AttentionItem& item, 
         gemm<false>(m, round_up(n, W), a.dim, queries, wide, 1, keys_t + j0, panel, scores, KEY_BLOCK);
         gemm<false>(m, round_up(n, W), a.dim, grad_out, wide, 1, values_t + j0, panel, grads, KEY_BLOCK);
         for (int64_t r = 0; r < m; ++r)
-          softmax_backward(a, scores + r * KEY_BLOCK, grads + r * KEY_BLOCK, visible(a, i0 + r, j0, n), round_up(n, W),
-                           a.lse[(t0 + r) * a.heads + head], delta[r]);
+          softmax_backward(a, scores + r * KEY_BLOCK, grads + r * KEY_BLOCK, visible(a, i0 + r, j0, n),
+                           round_up(n, W), a.lse[(t0 + r) * a.heads + head], delta[r]);
         gemm<true>(n, wide, m, scores, 1, KEY_BLOCK, grad_out, wide, grad_values + j0 * wide, wide);
         gemm<true>(n, wide, m, grads, 1, KEY_BLOCK, queries, wide, grad_keys + j0 * wide, wide);
         gemm<true>(m, wide, n, grads, KEY_BLOCK, 1, keys + j0 * wide, wide, grad_queries, wide);

@@ -1,25 +1,28 @@
-// The vocabulary head's row kernels: log-probability of the target and entropy of softmax(z / T), and their gradient.
+// The vocabulary head's row kernels: log-probability of the target and entropy of softmax(z / T), and their
+// gradient.
 //
 // With u = z / T, M = max u, S = sum e^(u - M), p = e^(u - M) / S:
 //   logp_t = u_t - M - log S                    H = log S - sum p (u - M)
 //   d logp_t / dz_j = (1[j = t] - p_j) / T      dH / dz_j = -p_j (logp_j + H) / T
 // so dz_j = (g_logp (1[j = t] - p_j) - g_H p_j (logp_j + H)) / T, written over the logits.
 
-constexpr int64_t HEAD_BLOCK = 4096;   // one block of logits stays in the first-level cache between its two readings
+constexpr int64_t HEAD_BLOCK =
+    4096;  // one block of logits stays in the first-level cache between its two readings
 
 template <class T>
 static void head_statistics_t(const HeadRow& a, int64_t begin, int64_t end) {
   const int64_t n = a.vocabulary;
   for (int64_t r = begin; r < end; ++r) {
     const T* z = static_cast<const T*>(a.logits) + r * a.row_stride;
-    double sum = 0.0, weighted = 0.0, top = -__builtin_inf();   // sum e^(u-top), sum e^(u-top) (u-top)
+    double sum = 0.0, weighted = 0.0, top = -__builtin_inf();  // sum e^(u-top), sum e^(u-top) (u-top)
     for (int64_t b = 0; b < n; b += HEAD_BLOCK) {
       const int64_t len = lesser(HEAD_BLOCK, n - b);
       const int64_t whole = len / W * W;
       vf high = splat(-__builtin_inff());
       for (int64_t i = 0; i < whole; i += W) high = vmax(load(z + b + i), high);
       float block_max = max_of(high);
-      for (int64_t i = whole; i < len; ++i) block_max = to_float(z[b + i]) > block_max ? to_float(z[b + i]) : block_max;
+      for (int64_t i = whole; i < len; ++i)
+        block_max = to_float(z[b + i]) > block_max ? to_float(z[b + i]) : block_max;
       const float m = block_max * a.inv_temperature;
       vf s0 = {}, s1 = {};
       for (int64_t i = 0; i < whole; i += W) {
@@ -40,7 +43,8 @@ static void head_statistics_t(const HeadRow& a, int64_t begin, int64_t end) {
       } else {
         const double next = m > top ? double(m) : top;
         const double old_scale = __builtin_exp(top - next), new_scale = __builtin_exp(double(m) - next);
-        weighted = old_scale * (weighted + sum * (top - next)) + new_scale * (block_weighted + block_sum * (m - next));
+        weighted = old_scale * (weighted + sum * (top - next)) +
+                   new_scale * (block_weighted + block_sum * (m - next));
         sum = old_scale * sum + new_scale * block_sum;
         top = next;
       }

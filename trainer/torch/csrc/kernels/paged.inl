@@ -1,6 +1,8 @@
-// Attention of single queries over a paged cache: the keys and values of a context lie in blocks named by a table.
+// Attention of single queries over a paged cache: the keys and values of a context lie in blocks named by a
+// table.
 
-constexpr int64_t GROUP_MAX = 4;   // query heads handled together, so that each key is loaded once for all of them
+constexpr int64_t GROUP_MAX =
+    4;  // query heads handled together, so that each key is loaded once for all of them
 
 static int64_t paged_scratch(const PagedAttention& a, int64_t context_len) {
   const int64_t wide = round_up(a.dim, W), group = a.heads / a.kv_heads;
@@ -9,8 +11,8 @@ static int64_t paged_scratch(const PagedAttention& a, int64_t context_len) {
 
 // scores[g][j] = q_g . k_j for `count` keys of one block.
 template <int G, class T>
-static void block_scores(int64_t count, int64_t dim, const float* q, int64_t wide, const T* k, int64_t k_stride,
-                         float* scores, int64_t scores_stride) {
+static void block_scores(int64_t count, int64_t dim, const float* q, int64_t wide, const T* k,
+                         int64_t k_stride, float* scores, int64_t scores_stride) {
   int64_t j = 0;
   for (; j + 4 <= count; j += 4) {
     vf acc[G][4] = {};
@@ -50,8 +52,8 @@ static void group_scores(int64_t groups, int64_t count, int64_t dim, const float
 }
 
 // Float values whose width is whole vectors are read in place; others go through `buffer`.
-static inline const float* value_rows(const float* v, int64_t stride, int64_t count, int64_t dim, float* buffer,
-                                      int64_t& row_stride) {
+static inline const float* value_rows(const float* v, int64_t stride, int64_t count, int64_t dim,
+                                      float* buffer, int64_t& row_stride) {
   if (dim % W == 0) {
     row_stride = stride;
     return v;
@@ -60,8 +62,8 @@ static inline const float* value_rows(const float* v, int64_t stride, int64_t co
   pack_rows(v, stride, count, dim, 1.0f, buffer, row_stride);
   return buffer;
 }
-static inline const float* value_rows(const bf16* v, int64_t stride, int64_t count, int64_t dim, float* buffer,
-                                      int64_t& row_stride) {
+static inline const float* value_rows(const bf16* v, int64_t stride, int64_t count, int64_t dim,
+                                      float* buffer, int64_t& row_stride) {
   row_stride = round_up(dim, W);
   pack_rows(v, stride, count, dim, 1.0f, buffer, row_stride);
   return buffer;
@@ -77,10 +79,11 @@ static void paged_attention_t(const PagedAttention& a, int64_t query, int64_t kv
   float* buffer = acc + group * wide;
   const int32_t* table = a.block_tables[query];
   const int64_t first = a.window > 0 ? greater(0, len - a.window) : 0;
-  pack_rows(static_cast<const T*>(a.q) + query * a.q_b + kv_head * group * a.q_h, a.q_h, group, a.dim, a.scale, q, wide);
+  pack_rows(static_cast<const T*>(a.q) + query * a.q_b + kv_head * group * a.q_h, a.q_h, group, a.dim,
+            a.scale, q, wide);
   const auto block = [&](const void* cache, int64_t j) {
-    return static_cast<const T*>(cache) + (table[j / a.block_size] * a.block_size + j % a.block_size) * stride +
-           kv_head * a.dim;
+    return static_cast<const T*>(cache) +
+           (table[j / a.block_size] * a.block_size + j % a.block_size) * stride + kv_head * a.dim;
   };
   const auto block_end = [&](int64_t j) { return lesser(len, (j / a.block_size + 1) * a.block_size); };
   for (int64_t j = first; j < len; j = block_end(j))

@@ -1,4 +1,5 @@
-// Row-wise fused kernels: RMS norm, gated activation, rotary embedding. Arithmetic in float whatever is stored.
+// Row-wise fused kernels: RMS norm, gated activation, rotary embedding. Arithmetic in float whatever is
+// stored.
 
 template <class T>
 static void rms_norm_forward_t(const RmsNorm& a, int64_t begin, int64_t end) {
@@ -21,8 +22,8 @@ static void rms_norm_forward_t(const RmsNorm& a, int64_t begin, int64_t end) {
   }
 }
 
-// dx = rstd * (dy w - x * rstd^2 * mean(dy w x)); dw = sum over rows of dy * x * rstd. One chunk of rows owns one row of
-// partial sums, so the result does not depend on the number of threads.
+// dx = rstd * (dy w - x * rstd^2 * mean(dy w x)); dw = sum over rows of dy * x * rstd. One chunk of rows owns
+// one row of partial sums, so the result does not depend on the number of threads.
 template <class T>
 static void rms_norm_backward_t(const RmsNorm& a, int64_t chunk_begin, int64_t chunk_end) {
   const int64_t n = a.width;
@@ -50,7 +51,7 @@ static void rms_norm_backward_t(const RmsNorm& a, int64_t chunk_begin, int64_t c
 }
 
 static inline vf sigmoid(vf x) { return 1.0f / (1.0f + vexp(-x)); }
-constexpr float GELU_A = 0.7978845608028654f;   // sqrt(2 / pi)
+constexpr float GELU_A = 0.7978845608028654f;  // sqrt(2 / pi)
 constexpr float GELU_B = 0.044715f;
 
 // The activation and its derivative at x.
@@ -61,7 +62,7 @@ static inline void activate(Activation kind, vf x, vf& y, vf& dy) {
     dy = s + y * (1.0f - s);
   } else {
     vf inner = GELU_A * (x + GELU_B * x * x * x);
-    vf rest = 2.0f / (vexp(2.0f * inner) + 1.0f);   // 1 - tanh(inner)
+    vf rest = 2.0f / (vexp(2.0f * inner) + 1.0f);  // 1 - tanh(inner)
     vf half = 1.0f - 0.5f * rest;
     y = x * half;
     dy = half + 0.5f * x * (rest * (2.0f - rest)) * (GELU_A * (1.0f + 3.0f * GELU_B * x * x));

@@ -1,5 +1,5 @@
-// Vectors of the compiled-for width through compiler extensions, so that one source serves SSE2, NEON, AVX2 and
-// AVX-512. Everything is static or templated inside an instruction-set namespace: see kernels.h for why.
+// Vectors of the compiled-for width through compiler extensions, so that one source serves SSE2, NEON, AVX2
+// and AVX-512. Everything is static or templated inside an instruction-set namespace: see kernels.h for why.
 // Included inside that namespace; standard headers come from kernels/all.inl.
 
 #if defined(__AVX512F__)
@@ -61,7 +61,9 @@ static inline vf load_part(const bf16* p, int64_t n) {
   vh h = (vh)_mm256_maskz_loadu_epi16(lanes(n), p);
   return (vf)(__builtin_convertvector(h, vu) << 16);
 }
-static inline void store_part(bf16* p, vf x, int64_t n) { _mm256_mask_storeu_epi16(p, lanes(n), (__m256i)to_bf16(x)); }
+static inline void store_part(bf16* p, vf x, int64_t n) {
+  _mm256_mask_storeu_epi16(p, lanes(n), (__m256i)to_bf16(x));
+}
 #else
 #if defined(__AVX2__)
 static inline __m256i lanes(int64_t n) {
@@ -116,14 +118,18 @@ static inline float max_of(vf x) {
 // The sums of four vectors at once, which costs little more than one.
 static inline void sums_of(const vf x[4], float* out) {
 #if defined(__AVX512F__)
-  const auto pair = [](__m512 a, __m512 b) { return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)); };
+  const auto pair = [](__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  };
   const __m512d ab = _mm512_castps_pd(pair((__m512)x[0], (__m512)x[1]));
   const __m512d cd = _mm512_castps_pd(pair((__m512)x[2], (__m512)x[3]));
-  const __m512 quads = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
+  const __m512 quads = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)),
+                                     _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
   const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(quads), _mm512_extractf32x8_ps(quads, 1));
   _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
 #elif defined(__AVX2__)
-  const __m256 ab = _mm256_hadd_ps((__m256)x[0], (__m256)x[1]), cd = _mm256_hadd_ps((__m256)x[2], (__m256)x[3]);
+  const __m256 ab = _mm256_hadd_ps((__m256)x[0], (__m256)x[1]),
+               cd = _mm256_hadd_ps((__m256)x[2], (__m256)x[3]);
   const __m256 quads = _mm256_hadd_ps(ab, cd);
   _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(quads), _mm256_extractf128_ps(quads, 1)));
 #else
@@ -146,7 +152,7 @@ static inline vf iota() {
   return x;
 }
 
-// e^x to about 1 ulp: 2^n * p(r), Cephes' coefficients. Zero below -87.33, saturated at 2.4e38; NaN stays NaN.
+// e^x to about 1 ulp: 2^n * p(r), Cephes' coefficients. Zero below -87.33, saturated at 2.4e38, NaN for NaN.
 static inline vf vexp(vf x) {
   const vi tiny = x < -87.33f;
   x = x > 88.37f ? splat(88.37f) : x;
@@ -168,15 +174,8 @@ static inline float exp_one(float x) { return vexp(splat(x))[0]; }
 
 template <class T>
 static inline T* row_of(const Rows& rows, int64_t r) {
-  return static_cast<T*>(rows.data) + (r / rows.inner) * rows.outer_stride + (r % rows.inner) * rows.inner_stride;
-}
-
-// Calls body(offset, count) over [0, n) in whole vectors and one rest.
-template <class Whole, class Part>
-static inline void vectors(int64_t n, Whole whole, Part part) {
-  int64_t i = 0;
-  for (; i + W <= n; i += W) whole(i);
-  if (i < n) part(i, n - i);
+  return static_cast<T*>(rows.data) + (r / rows.inner) * rows.outer_stride +
+         (r % rows.inner) * rows.inner_stride;
 }
 
 template <class T>
@@ -185,6 +184,8 @@ static inline vf load_at(const T* p, int64_t i, int64_t n) {
 }
 template <class T>
 static inline void store_at(T* p, vf x, int64_t i, int64_t n) {
-  if (n - i >= W) store(p + i, x);
-  else store_part(p + i, x, n - i);
+  if (n - i >= W)
+    store(p + i, x);
+  else
+    store_part(p + i, x, n - i);
 }

@@ -100,7 +100,8 @@ fn bf16_stays_within_its_rounding_of_f32() {
         let reference = varlen_attention(&b[0], &b[1], &b[2], &[0, 70], 0.17, Some(40));
         backward(&out, &out.ones_like());
         backward(&reference, &reference.ones_like());
-        // bf16 keeps 8 bits: half a step of the largest element, and the backward reads the rounded output once more.
+        // bf16 keeps 8 bits: half a step of the largest element, and the backward reads the rounded output
+        // once more.
         assert!(relative_difference(&out, &reference) < 0.004);
         for i in 0..3 {
             assert!(relative_difference(&a[i].grad(), &b[i].grad()) < 0.02);

@@ -54,7 +54,8 @@ fn rms_norm_in_bf16_rounds_where_transformers_does() {
             let (x, w) =
                 (randn(&[29, 96], 6).to_kind(Kind::BFloat16), randn(&[96], 7).to_kind(Kind::BFloat16));
             let (out, reference) = (rms_norm(&x, &w, 1e-6, offset), plain_norm(&x, &w, 1e-6, offset));
-            // Statistics may differ in the last f32 bit, which moves a bf16 rounding now and then: one bf16 step at most.
+            // Statistics may differ in the last f32 bit, which moves a bf16 rounding now and then: one bf16
+            // step at most.
             assert!(relative_difference(&out, &reference) < 0.005);
             let equal = out.eq_tensor(&reference).to_kind(Kind::Float).mean(Kind::Float).double_value(&[]);
             assert!(equal > 0.995, "{equal}");

@@ -69,7 +69,8 @@ fn adamw_equals_torch_over_several_steps() {
             let (mut pr, mut mr, mut vr) = (p.copy(), m.copy(), v.copy());
             adamw_step(&mut p, &grad, &mut m, &mut v, &settings).unwrap();
             plain_adamw(&mut pr, &(&grad * 0.5), &mut mr, &mut vr, &settings);
-            // Two units in the last place of the largest value: the reference divides and scales in another order.
+            // Two units in the last place of the largest value: the reference divides and scales in another
+            // order.
             let off = [(&p, &pr), (&m, &mr), (&v, &vr)].map(|(a, b)| relative_difference(a, b));
             assert!(off.iter().all(|&off| off < 2.4e-7), "parameter and moments {off:?} at step {step}");
         }
