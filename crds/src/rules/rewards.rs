@@ -70,8 +70,8 @@ pub(super) const RULES: &[Rule] = &[
         reads: &["rewards.functions[].targetTokens", "rollout.maxCompletionTokens"],
         message: "targetTokens of every reward function must be below rollout.maxCompletionTokens",
         cel: || {
-            "self.rewards.functions.all(function, !has(function.targetTokens) || \
-             function.targetTokens < self.rollout.maxCompletionTokens)"
+            "self.rewards.functions.all(each, !has(each.targetTokens) || \
+             each.targetTokens < self.rollout.maxCompletionTokens)"
                 .into()
         },
         holds: Check::Spec(|spec| {
