@@ -48,12 +48,14 @@ pub fn step(trainer: &mut Trainer) -> Result<StepEnd, TrainError> {
     };
     let mut batch = collected.batch(trainer)?;
     let plan = update_plan(trainer)?;
+    // The mismatch is that of everything sampled, tokens that the correction rejects for it included.
+    let sampled = batch.rows.clone();
     let mut metrics = advantages::fill(trainer, &mut batch, &collected, &plan, &mut clock)?;
     trainer.watch.begin_phase(Phase::Update, 0);
     let report = clock.measure("update_actor", || update(&mut trainer.actor, &batch, &plan))?;
     metrics.extend(report.metrics(&plan));
     let actor_logprobs = batch.old_logprobs.as_deref().unwrap_or(&report.actor_logprobs);
-    metrics.extend(mismatch_metrics(&batch.rows, actor_logprobs, &batch.rollout_logprobs)?);
+    metrics.extend(mismatch_metrics(&sampled, actor_logprobs, &batch.rollout_logprobs)?);
     trainer.count_skipped(report.num_skipped);
     trainer.watch.completions(trainer.progress.step + 1, false, &collected.groups);
     metrics.extend(step_metrics(trainer, &collected.groups, &batch, &clock)?);

@@ -41,10 +41,13 @@ pub(super) fn fill(
         batch.ref_logprobs = Some(scores.logprobs);
     }
     let mut metrics = Metrics::new();
+    // Outcomes are laid down before tokens are rejected: a rejected sample does not learn, but it still is a sample
+    // of its group.
+    let outcomes = batch.rows.at_last_valid(&batch.rewards);
     if let Some(correction) = &algorithm.importance_correction {
         metrics.extend(correct(batch, correction)?);
     }
-    let token_rewards = token_rewards(trainer, batch, &algorithm, &mut metrics)?;
+    let token_rewards = token_rewards(trainer, batch, &algorithm, outcomes, &mut metrics)?;
     clock.measure("adv", || estimate(trainer, batch, collected, &algorithm, &token_rewards))?;
     metrics.insert("train/num_gen_batches".into(), f64::from(collected.num_batches));
     Ok(metrics)
@@ -55,6 +58,7 @@ fn needs_old_logprobs(algorithm: &PolicyGradient, plan: &UpdatePlan, batch: &Bat
     !plan.is_on_policy(batch)
         || algorithm.importance_correction.is_some()
         || matches!(algorithm.kl, Kl::Reward(_))
+        || algorithm.kl.term().is_some_and(|term| term.adaptive.is_some())
         || algorithm.advantage == Advantage::OptimalTokenBaseline
 }
 
@@ -74,14 +78,14 @@ fn reference_scores(trainer: &Trainer, batch: &Batch) -> Result<TokenScores, Tra
     Ok(scores?)
 }
 
-/// Rewards of single tokens: the outcome on the last one, less the KL penalty where it acts there.
+/// Rewards of single tokens: their scores, less the KL penalty where it acts there.
 fn token_rewards(
     trainer: &mut Trainer,
     batch: &Batch,
     algorithm: &PolicyGradient,
+    scores: Vec<f64>,
     metrics: &mut Metrics,
 ) -> Result<Vec<f64>, TrainError> {
-    let scores = batch.rows.at_last_valid(&batch.rewards);
     let (Some(old), Some(reference)) = (&batch.old_logprobs, &batch.ref_logprobs) else { return Ok(scores) };
     let Some(term) = algorithm.kl.term() else { return Ok(scores) };
     let estimator = objective::kl_estimator(term.estimator);
