@@ -12,7 +12,8 @@
 //! Changing anything here changes the order of resumed runs: the golden test below must keep passing.
 
 const NUM_ROUNDS: usize = 6;
-const GOLDEN_GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
+/// SplitMix64's step: 2^64 divided by the golden ratio, odd.
+pub const GOLDEN_GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// SplitMix64's finaliser: a bijection on 64 bits in which every input bit reaches every output bit.
 pub fn mix64(mut z: u64) -> u64 {
