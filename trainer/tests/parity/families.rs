@@ -2,6 +2,7 @@
 
 use rlt_trainer::model::{Adapter, Decoder, PackedInput};
 use rlt_trainer::optim::{AdamW, AdamWOptions};
+use rlt_trainer::score::{SequenceScores, score};
 use tch::{Device, Tensor};
 
 use crate::fixture::{FAMILIES, Fixture, TOLERANCE, loss, max_error, packed, predictions};
@@ -23,6 +24,7 @@ fn every_family_computes_what_transformers_computes() {
         let fixture = Fixture::open(family, "expected.safetensors");
         let mut errors = Errors(Vec::new());
         check_values(&fixture, &mut errors);
+        check_scores(&fixture, &mut errors);
         check_gradients_and_step(&fixture, &mut errors);
         check_greedy(&fixture);
         let shown: Vec<String> = errors.0.iter().map(|(what, error)| format!("{what} {error:.1e}")).collect();
@@ -41,6 +43,20 @@ fn check_values(fixture: &Fixture, errors: &mut Errors) {
             .check("log-probs", max_error(&log_probs, fixture.expected(&format!("logprobs.{temperature}"))));
         errors
             .check("entropies", max_error(&entropies, fixture.expected(&format!("entropies.{temperature}"))));
+    }
+}
+
+/// The same values as `rlt-trainer score` gives them: packed under a small budget, the head in chunks.
+fn check_scores(fixture: &Fixture, errors: &mut Errors) {
+    let decoder = fixture.load();
+    for temperature in ["0.7", "1.0"] {
+        let scores = score(&decoder, &fixture.sequences(), temperature.parse().unwrap(), 24).unwrap();
+        let flat = |pick: fn(&SequenceScores) -> &Vec<f32>| {
+            Tensor::from_slice(&scores.iter().flat_map(pick).copied().collect::<Vec<_>>())
+        };
+        let (logprobs, entropies) = (flat(|scores| &scores.logprobs), flat(|scores| &scores.entropies));
+        errors.check("scored", max_error(&logprobs, fixture.expected(&format!("logprobs.{temperature}"))));
+        errors.check("scored", max_error(&entropies, fixture.expected(&format!("entropies.{temperature}"))));
     }
 }
 
