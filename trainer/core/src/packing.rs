@@ -13,6 +13,9 @@ use thiserror::Error;
 
 use crate::partition::workload;
 
+/// Tokens that the 32-bit offsets of varlen attention can tell apart.
+const MAX_STREAM_TOKENS: usize = i32::MAX as usize;
+
 /// Why samples cannot be packed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum PackingError {
@@ -27,12 +30,6 @@ pub enum PackingError {
         len: usize,
         /// The budget.
         max_tokens: usize,
-    },
-    /// A token stream longer than its 32-bit offsets.
-    #[error("a micro-batch of {num_tokens} tokens does not fit 32-bit offsets")]
-    StreamTooLong {
-        /// Tokens of the stream.
-        num_tokens: usize,
     },
 }
 
@@ -61,6 +58,7 @@ pub struct Packing {
 /// # Ok::<(), rlt_core::packing::PackingError>(())
 /// ```
 pub fn pack(lens: &[usize], max_tokens: usize, hidden_size: usize) -> Result<Packing, PackingError> {
+    let max_tokens = max_tokens.min(MAX_STREAM_TOKENS);
     let too_long = lens.iter().position(|len| *len > max_tokens);
     if let Some(sample_idx) = too_long {
         return Err(PackingError::SampleTooLong { sample_idx, len: lens[sample_idx], max_tokens });
@@ -108,22 +106,16 @@ pub struct PackedLayout {
 }
 
 impl PackedLayout {
-    /// The layout of sequences of these lengths, end to end in this order.
-    ///
-    /// # Errors
-    /// When their sum does not fit an `i32`.
-    pub fn of(lens: &[usize]) -> Result<Self, PackingError> {
-        let num_tokens: usize = lens.iter().sum();
-        if i32::try_from(num_tokens).is_err() {
-            return Err(PackingError::StreamTooLong { num_tokens });
-        }
-        let mut cu_seqlens = vec![0];
-        let mut position_ids = Vec::with_capacity(num_tokens);
+    /// The layout of sequences of these lengths, end to end in this order. Their sum must fit an `i32`, as
+    /// every micro-batch of [`pack`] does.
+    pub fn of(lens: impl IntoIterator<Item = usize>) -> Self {
+        let mut layout = Self { cu_seqlens: vec![0], position_ids: Vec::new(), max_seqlen: 0 };
         for len in lens {
-            position_ids.extend(0..*len as i64);
-            cu_seqlens.push(position_ids.len() as i32);
+            layout.position_ids.extend(0..len as i64);
+            layout.cu_seqlens.push(layout.position_ids.len() as i32);
+            layout.max_seqlen = layout.max_seqlen.max(len);
         }
-        Ok(Self { cu_seqlens, position_ids, max_seqlen: lens.iter().copied().max().unwrap_or(0) })
+        layout
     }
 }
 
@@ -245,6 +237,7 @@ mod tests {
             Err(PackingError::SampleTooLong { sample_idx: 1, len: 9, max_tokens: 8 })
         );
         assert_eq!(pack(&[], 8, 64), Ok(Packing::default()));
+        assert!(pack(&[1 << 31], usize::MAX, 64).is_err(), "offsets have 32 bits");
     }
 
     #[test]
@@ -255,10 +248,9 @@ mod tests {
 
     #[test]
     fn a_layout_starts_every_sequence_at_position_zero() {
-        let got = PackedLayout::of(&[3, 1, 2]).unwrap();
+        let got = PackedLayout::of([3, 1, 2]);
         assert_eq!(got.cu_seqlens, [0, 3, 4, 6]);
         assert_eq!(got.position_ids, [0, 1, 2, 0, 0, 1]);
         assert_eq!(got.max_seqlen, 3);
-        assert!(PackedLayout::of(&[i32::MAX as usize, 1]).is_err());
     }
 }

@@ -1,5 +1,6 @@
 //! Sequences of different lengths as one stream of tokens, without padding.
 
+use rlt_core::packing::PackedLayout;
 use tch::{Device, Tensor};
 
 /// A micro-batch: all tokens one after the other, and where each sequence ends.
@@ -17,19 +18,12 @@ impl PackedInput {
     /// Packs `sequences` in the given order; empty ones take no place in the stream but keep their entry in
     /// `cu_seqlens`. Token ids must be below the model's `vocab_size`.
     pub fn new(sequences: &[&[u32]], device: Device) -> Self {
-        let num_tokens = sequences.iter().map(|sequence| sequence.len()).sum();
-        let mut tokens: Vec<i64> = Vec::with_capacity(num_tokens);
-        let mut position_ids: Vec<i64> = Vec::with_capacity(num_tokens);
-        let mut cu_seqlens = vec![0];
-        for sequence in sequences {
-            tokens.extend(sequence.iter().map(|token| i64::from(*token)));
-            position_ids.extend(0..sequence.len() as i64);
-            cu_seqlens.push(tokens.len() as i32);
-        }
+        let layout = PackedLayout::of(sequences.iter().map(|sequence| sequence.len()));
+        let tokens: Vec<i64> = sequences.concat().into_iter().map(i64::from).collect();
         Self {
             tokens: Tensor::from_slice(&tokens).to_device(device),
-            position_ids: Tensor::from_slice(&position_ids).to_device(device),
-            cu_seqlens,
+            position_ids: Tensor::from_slice(&layout.position_ids).to_device(device),
+            cu_seqlens: layout.cu_seqlens,
         }
     }
 
