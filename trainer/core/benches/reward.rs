@@ -1,5 +1,5 @@
-//! How many completions a second the MATH-style reward judges on one thread; `reward.py` beside it is the same work in
-//! Python, the way trainers there run it (a loop over the batch).
+//! How many completions a second the MATH-style reward judges on one thread; `reward.py` beside it is the
+//! same work in Python, the way trainers there run it (a loop over the batch).
 
 use std::hint::black_box;
 

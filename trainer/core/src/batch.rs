@@ -1,9 +1,9 @@
-//! One step's sequences as the update sees them: completions laid end to end, everything known of each token beside
-//! them.
+//! One step's sequences as the update sees them: completions laid end to end, everything known of each token
+//! beside them.
 //!
 //! Filled in this order: [`Batch::from_groups`] after the rollout, log-probs by the actor and the reference,
-//! advantages and correction weights, then read by the update, one micro-batch of rows at a time. Per-token vectors are
-//! flat over **completions** ([`Rows`]); prompts have no losses and take no place in them.
+//! advantages and correction weights, then read by the update, one micro-batch of rows at a time. Per-token
+//! vectors are flat over **completions** ([`Rows`]); prompts have no losses and take no place in them.
 
 use std::sync::Arc;
 
@@ -36,8 +36,8 @@ impl BatchSequence {
 pub struct Demonstration {
     /// The whole text's tokens.
     pub tokens: Vec<TokenId>,
-    /// True for the tokens to learn: what the assistant wrote, its ending token included. As long as `tokens`; the
-    /// first token is never learned, for nothing predicts it.
+    /// True for the tokens to learn: what the assistant wrote, its ending token included. As long as
+    /// `tokens`; the first token is never learned, for nothing predicts it.
     pub loss_mask: Vec<bool>,
 }
 
@@ -69,8 +69,8 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Every rollout whose reward can be trusted, in order. With `mask_failed`, rollouts whose reward function
-    /// failed or timed out are left out, of the loss and of their group's statistics alike.
+    /// Every rollout whose reward can be trusted, in order. With `mask_failed`, rollouts whose reward
+    /// function failed or timed out are left out, of the loss and of their group's statistics alike.
     pub fn from_groups(groups: &[RolloutGroup], mask_failed: bool) -> Self {
         let kept: Vec<(usize, &Rollout)> = groups
             .iter()
@@ -109,8 +109,9 @@ impl Batch {
         }
     }
 
-    /// Demonstrations to learn by heart: everything from the first learned token on is the completion, `loss_mask` tells
-    /// which of its tokens are learned, and each has an advantage of 1. Rows without a learned token are left out.
+    /// Demonstrations to learn by heart: everything from the first learned token on is the completion,
+    /// `loss_mask` tells which of its tokens are learned, and each has an advantage of 1. Rows without a
+    /// learned token are left out.
     pub fn from_demonstrations<'a>(demonstrations: impl IntoIterator<Item = &'a Demonstration>) -> Self {
         let learned: Vec<(usize, &Demonstration)> = demonstrations
             .into_iter()
@@ -154,7 +155,8 @@ impl Batch {
         row_idxs.iter().flat_map(|row_idx| per_token[self.rows.range(*row_idx)].iter().copied()).collect()
     }
 
-    /// Puts a micro-batch's per-token values back to the places of `row_idxs`; the inverse of [`Batch::gather`].
+    /// Puts a micro-batch's per-token values back to the places of `row_idxs`; the inverse of
+    /// [`Batch::gather`].
     pub fn scatter<T: Copy>(&self, row_idxs: &[usize], micro_batch: &[T], per_token: &mut [T]) {
         let mut start = 0;
         for row_idx in row_idxs {

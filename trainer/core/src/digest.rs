@@ -1,7 +1,8 @@
-//! A 64-bit digest of numbers as they lie in memory, fast enough to run over all weights of a model in every step.
+//! A 64-bit digest of numbers as they lie in memory, fast enough to run over all weights of a model in every
+//! step.
 //!
-//! It finds accidents (a tensor that was not synchronised, a page that was overwritten), not attacks; files have
-//! cryptographic digests of their own.
+//! It finds accidents (a tensor that was not synchronised, a page that was overwritten), not attacks; files
+//! have cryptographic digests of their own.
 
 const NUM_LANES: usize = 8;
 /// Numbers taken in together: two a lane.
@@ -11,8 +12,8 @@ const PRIME: u64 = 0x9e37_79b1_85eb_ca87;
 
 /// Digest of the bit patterns of `values` and of their number; `-0.0` and `0.0` differ, equal NaNs agree.
 ///
-/// Each step is a bijection of its lane, so two inputs that differ in one number always differ in their digests.
-/// Eight independent lanes keep the multipliers busy: memory bandwidth is the limit.
+/// Each step is a bijection of its lane, so two inputs that differ in one number always differ in their
+/// digests. Eight independent lanes keep the multipliers busy: memory bandwidth is the limit.
 pub fn digest64(values: &[f32]) -> u64 {
     let mut lanes: [u64; NUM_LANES] = std::array::from_fn(|lane| PRIME.wrapping_mul(lane as u64 + 1));
     let mut strides = values.chunks_exact(STRIDE);

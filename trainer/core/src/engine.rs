@@ -1,4 +1,5 @@
-//! The paged rollout engine's pure half: which sequence runs when, and in which blocks its keys and values lie.
+//! The paged rollout engine's pure half: which sequence runs when, and in which blocks its keys and values
+//! lie.
 //!
 //! ```text
 //!   add(request) -> waiting --admit--> running --finish--> back to the caller
@@ -7,10 +8,11 @@
 //!
 //!   loop { schedule() -> Step; run its prefills, then its copies, then one decode of running(); advance(tokens) }
 //! ```
-//! Four nouns, as in vLLM: [`Block`] and [`BlockPool`], [`Sequence`], [`Scheduler`]. A running sequence always has
-//! the keys and values of every token **but its last** in the cache; a decode writes the last token's and yields the
-//! logits of the next one. So a prefill never samples, a group's prompt is prefilled once whatever the number of
-//! its samples, and a preempted sequence resumes by the same two moves as a new one.
+//! Four nouns, as in vLLM: [`Block`] and [`BlockPool`], [`Sequence`], [`Scheduler`]. A running sequence
+//! always has the keys and values of every token **but its last** in the cache; a decode writes the last
+//! token's and yields the logits of the next one. So a prefill never samples, a group's prompt is prefilled
+//! once whatever the number of its samples, and a preempted sequence resumes by the same two moves as a new
+//! one.
 //!
 //! Invariants, each held by a property test over random loads:
 //! 1. a block is either free or held, and every block is free again when all sequences have finished;

@@ -1,7 +1,7 @@
 //! RL arithmetic, packing, rollout scheduling and rewards: values in, values out.
 //!
-//! Nothing here knows a tensor, a thread, a file or a clock, so all of it is tested in seconds and runs the same
-//! on a laptop and on a thousand devices.
+//! Nothing here knows a tensor, a thread, a file or a clock, so all of it is tested in seconds and runs the
+//! same on a laptop and on a thousand devices.
 
 pub mod advantage;
 pub mod batch;

@@ -3,7 +3,8 @@
 //! ```text
 //! Sample -> RewardFunction::score (one per function) -> combine (weights, clip, overlong) -> Reward
 //! ```
-//! No threads, clocks or time limits live here: the trainer's reward pool runs these functions and bounds them.
+//! No threads, clocks or time limits live here: the trainer's reward pool runs these functions and bounds
+//! them.
 
 pub mod combine;
 pub mod digits;

@@ -12,13 +12,14 @@
 //!   crosses the threshold is in; of equal ones the lower token id comes first;
 //! - min-p keeps tokens at least `min_p` times as probable as the most probable one.
 //!
-//! The draw inverts the cumulative distribution **in the order of the vocabulary** at `u = draw(seed, position)`.
-//! `u` depends on nothing else, so a sample is the same whatever runs beside it; and since the order is not by
-//! probability, rounding noise `e` in the probabilities moves a boundary by about `e`, never by a whole token.
+//! The draw inverts the cumulative distribution **in the order of the vocabulary** at `u = draw(seed,
+//! position)`. `u` depends on nothing else, so a sample is the same whatever runs beside it; and since the
+//! order is not by probability, rounding noise `e` in the probabilities moves a boundary by about `e`, never
+//! by a whole token.
 //!
-//! The log-prob to report is that of the untruncated, unpenalised distribution (what a trainer recomputes): log
-//! softmax of logits / temperature, at temperature 1 when the temperature is 0. The caller has it from the same
-//! softmax.
+//! The log-prob to report is that of the untruncated, unpenalised distribution (what a trainer recomputes):
+//! log softmax of logits / temperature, at temperature 1 when the temperature is 0. The caller has it from
+//! the same softmax.
 
 mod seed;
 mod truncation;
@@ -144,8 +145,8 @@ pub fn argmax(logits: &[f32]) -> TokenId {
 
 /// Draws one token from `probs` at `u` in [0, 1).
 ///
-/// `probs` is `[vocabulary]`: the softmax of penalised logits / temperature, in f32; its sum need not be exactly 1.
-/// Never returns a token of probability 0.
+/// `probs` is `[vocabulary]`: the softmax of penalised logits / temperature, in f32; its sum need not be
+/// exactly 1. Never returns a token of probability 0.
 pub fn sample(probs: &[f32], params: &SamplingParams, u: f64) -> TokenId {
     let cut = Cut::of(probs, params);
     let token = if cut.keeps_all() {

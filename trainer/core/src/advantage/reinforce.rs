@@ -7,9 +7,10 @@ use crate::whiten::masked_whiten;
 
 /// REINFORCE++ (arXiv 2501.03262): discounted reward to go, whitened over all tokens that count.
 ///
-/// Masked tokens inside a row (tool observations, rejected tokens) are stepped over: they neither end the return
-/// nor discount it, and a reward that lies on one passes to the last counting token before it. verl 0.10 steps
-/// over them too; verl 0.8 reset the return there and so lost the reward of everything before a tool call.
+/// Masked tokens inside a row (tool observations, rejected tokens) are stepped over: they neither end the
+/// return nor discount it, and a reward that lies on one passes to the last counting token before it. verl
+/// 0.10 steps over them too; verl 0.8 reset the return there and so lost the reward of everything before a
+/// tool call.
 ///
 /// # Errors
 /// When `token_rewards` do not fit the rows or fewer than two tokens count.

@@ -1,8 +1,8 @@
 //! Blocks of the paged key-value cache as integers: a free list, and handles that return themselves.
 //!
-//! A [`Block`] is a counted handle: `clone` shares the block, the last drop puts it back on the free list. So no
-//! path through the scheduler, errors included, can leak a block or free it twice. Taking and returning are O(1);
-//! the block returned last is handed out first, because its memory is the warmest.
+//! A [`Block`] is a counted handle: `clone` shares the block, the last drop puts it back on the free list. So
+//! no path through the scheduler, errors included, can leak a block or free it twice. Taking and returning
+//! are O(1); the block returned last is handed out first, because its memory is the warmest.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

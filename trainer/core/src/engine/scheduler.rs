@@ -1,8 +1,8 @@
 //! First come, first served continuous batching over a pool of blocks.
 //!
-//! Each step first makes room for the next token of everything that runs, preempting from the back when blocks
-//! are short, and then lets waiting sequences join. The samples of a request fork from one prefilled prompt: its
-//! full blocks stay shared, the partial last one is copied by the first write into it.
+//! Each step first makes room for the next token of everything that runs, preempting from the back when
+//! blocks are short, and then lets waiting sequences join. The samples of a request fork from one prefilled
+//! prompt: its full blocks stay shared, the partial last one is copied by the first write into it.
 
 use std::collections::VecDeque;
 
@@ -164,7 +164,8 @@ impl Scheduler {
         for request in requests.iter().filter(|request| !request.prompt.is_empty()) {
             let longest = blocks_of_request(request, block_size);
             let num_shared = (request.prompt.len() - 1) / block_size;
-            // The first sample of a request brings the shared blocks along, and the partial one kept for siblings.
+            // The first sample of a request brings the shared blocks along, and the partial one kept for
+            // siblings.
             costs.extend(request.seeds.iter().enumerate().map(|(sample_idx, _)| match sample_idx {
                 0 => longest + 1,
                 _ => longest - num_shared,
@@ -213,8 +214,8 @@ impl Scheduler {
         &self.running
     }
 
-    /// Appends the token that each running sequence has drawn and hands back those that are finished; the blocks
-    /// of a finished sequence are free before the next step.
+    /// Appends the token that each running sequence has drawn and hands back those that are finished; the
+    /// blocks of a finished sequence are free before the next step.
     ///
     /// `drawn` holds, in the order of [`Self::running`], the token and whether it is the sequence's last.
     pub fn advance(&mut self, drawn: &[(TokenId, bool)]) -> Vec<Sequence> {
@@ -269,7 +270,8 @@ impl Scheduler {
         reserve_last_slot(&self.pool, &mut self.running[running_idx], self.limits.block_size, step)
     }
 
-    /// Gives up the prompts kept for samples that still wait; they are cheaper to compute again than a sequence.
+    /// Gives up the prompts kept for samples that still wait; they are cheaper to compute again than a
+    /// sequence.
     fn drop_idle_prefixes(&mut self) -> bool {
         let num_free = self.pool.num_free();
         self.groups.iter_mut().for_each(|group| group.prefix = None);
@@ -304,7 +306,8 @@ impl Scheduler {
         self.running.is_empty() || self.pool.num_free() > self.pool.num_blocks() / HEADROOM_DIVISOR
     }
 
-    /// Moves a sequence to the running ones, or hands it back untouched when blocks or the token budget are short.
+    /// Moves a sequence to the running ones, or hands it back untouched when blocks or the token budget are
+    /// short.
     fn try_admit(&mut self, mut sequence: Sequence, step: &mut Step, keep: Prefix) -> Result<(), Sequence> {
         let group_idx = sequence.request_idx;
         // What was preempted has written tokens of its own; it is computed again as a whole.
@@ -357,7 +360,8 @@ fn blocks_of_request(request: &SequenceRequest, block_size: usize) -> usize {
     (request.prompt.len() + request.max_new_tokens - 1).div_ceil(block_size)
 }
 
-/// Gives the last token a slot that only this sequence can see; false, with nothing changed, when no block is free.
+/// Gives the last token a slot that only this sequence can see; false, with nothing changed, when no block is
+/// free.
 fn reserve_last_slot(pool: &BlockPool, sequence: &mut Sequence, block_size: usize, step: &mut Step) -> bool {
     let block_idx = sequence.last_position() / block_size;
     let is_new = block_idx == sequence.block_table.len();

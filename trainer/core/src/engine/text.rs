@@ -1,8 +1,8 @@
 //! Text of a growing token sequence, and stop strings in it.
 //!
-//! A token is not a piece of text: a character may be spread over several tokens, and some tokenizers decode a
-//! token differently after another. So only text that later tokens cannot change is added, by decoding a short
-//! window twice, with and without the new tokens (the scheme of vLLM's incremental detokenizer).
+//! A token is not a piece of text: a character may be spread over several tokens, and some tokenizers decode
+//! a token differently after another. So only text that later tokens cannot change is added, by decoding a
+//! short window twice, with and without the new tokens (the scheme of vLLM's incremental detokenizer).
 
 use std::error::Error;
 
@@ -31,8 +31,8 @@ pub struct IncrementalText {
 }
 
 impl IncrementalText {
-    /// Takes in the tokens that were appended since the last call and looks for `stop` strings in the text that
-    /// they completed; returns the byte offset at which the earliest match begins.
+    /// Takes in the tokens that were appended since the last call and looks for `stop` strings in the text
+    /// that they completed; returns the byte offset at which the earliest match begins.
     ///
     /// `tokens` is the whole sequence, of which earlier calls have seen a prefix.
     ///

@@ -4,8 +4,9 @@ use serde_json::Value;
 
 use super::{RewardError, RewardFunction, Sample, ground_truths};
 
-/// Share of positions at which the trimmed completion has the ground truth's character, over the longer of the
-/// two lengths; the best ground truth counts. 1 exactly when [`super::Exact`] is 1, 0 when no position agrees.
+/// Share of positions at which the trimmed completion has the ground truth's character, over the longer of
+/// the two lengths; the best ground truth counts. 1 exactly when [`super::Exact`] is 1, 0 when no position
+/// agrees.
 ///
 /// A dense companion of `Exact` for tasks whose answers are short strings, such as the generated arithmetic.
 #[derive(Clone, Copy, Debug, Default)]

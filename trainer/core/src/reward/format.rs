@@ -25,8 +25,8 @@ impl Format {
         Ok(Self { form: Form::Whole(pattern::compile(&format!(r"(?s)\A(?:{pattern})\z"))?) })
     }
 
-    /// The text is `<a>..</a><b>..</b>`, white space between sections allowed: each tag opened once and closed
-    /// once, in this order, with nothing outside.
+    /// The text is `<a>..</a><b>..</b>`, white space between sections allowed: each tag opened once and
+    /// closed once, in this order, with nothing outside.
     ///
     /// # Errors
     /// [`RewardError::Setting`] without a tag or with one that is not a name.

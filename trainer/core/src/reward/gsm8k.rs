@@ -16,14 +16,15 @@ static STRICT: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"#### (-?[0-9.,]+)
 #[expect(clippy::unwrap_used, reason = "a constant pattern that every test of this module compiles")]
 static NUMBER: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"-?[0-9.,]+").unwrap());
 
-/// 1 when the extracted answer equals the ground truth as text, `format_score` when one was found but differs,
-/// 0 when none was found.
+/// 1 when the extracted answer equals the ground truth as text, `format_score` when one was found but
+/// differs, 0 when none was found.
 ///
-/// The answer is the last match in the last 300 characters. Commas and dollar signs are dropped on both sides, so
-/// `1,000` equals `1000`; `42.0` and `42` differ.
+/// The answer is the last match in the last 300 characters. Commas and dollar signs are dropped on both
+/// sides, so `1,000` equals `1000`; `42.0` and `42` differ.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Gsm8k {
-    /// Take the last number anywhere instead of the last `#### number`; a full stop that ends it is dropped too.
+    /// Take the last number anywhere instead of the last `#### number`; a full stop that ends it is dropped
+    /// too.
     pub flexible: bool,
     /// Value of an answer that was found but is wrong, in `[0, 1]`.
     pub format_score: f64,

@@ -7,8 +7,8 @@ use super::{RewardError, RewardFunction, Sample, one_if};
 
 /// 1 when the completion is one JSON document that the schema accepts; else 0, unparseable text included.
 ///
-/// A document inside one Markdown fence (```` ```json ````) counts as the document. `$ref` resolves inside the
-/// schema only: nothing is fetched. Patterns run in the linear-time dialect.
+/// A document inside one Markdown fence (```` ```json ````) counts as the document. `$ref` resolves inside
+/// the schema only: nothing is fetched. Patterns run in the linear-time dialect.
 #[derive(Debug)]
 pub struct JsonSchema {
     validator: Validator,

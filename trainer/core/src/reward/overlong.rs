@@ -2,8 +2,8 @@
 
 use super::RewardError;
 
-/// Adds `min(-(len - (max - buffer)) / buffer * factor, 0)` to a sample's reward: 0 up to `max - buffer` tokens,
-/// `-factor` at `max`, continuous between.
+/// Adds `min(-(len - (max - buffer)) / buffer * factor, 0)` to a sample's reward: 0 up to `max - buffer`
+/// tokens, `-factor` at `max`, continuous between.
 ///
 /// Source: DAPO (arXiv 2503.14476), equation 13; verl `workers/reward_manager/dapo.py`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -17,7 +17,8 @@ impl Overlong {
     /// `max_tokens` is `rollout.maxCompletionTokens`; the slope takes its last `buffer_tokens`.
     ///
     /// # Errors
-    /// [`RewardError::Setting`] unless `0 < buffer_tokens <= max_tokens` and the factor is finite, not negative.
+    /// [`RewardError::Setting`] unless `0 < buffer_tokens <= max_tokens` and the factor is finite, not
+    /// negative.
     pub fn new(max_tokens: usize, buffer_tokens: usize, penalty_factor: f64) -> Result<Self, RewardError> {
         let refused = |field, value, expected| {
             Err(RewardError::Setting { function: "overlong", field, value, expected })

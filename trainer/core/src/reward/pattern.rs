@@ -5,7 +5,8 @@ use serde_json::Value;
 
 use super::{RewardError, RewardFunction, Sample, ground_truths, one_if};
 
-/// Bytes a compiled pattern may take; a counted repetition of counted repetitions is refused instead of built.
+/// Bytes a compiled pattern may take; a counted repetition of counted repetitions is refused instead of
+/// built.
 const MAX_COMPILED_BYTES: usize = 4 << 20;
 
 /// 1 when the pattern is found and, with a capture, when its **last** match captured a ground truth; else 0.
@@ -19,8 +20,8 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// Compiles `pattern`. `capture` names or numbers the group that is compared, both sides trimmed, with the
-    /// ground truth; without it only presence counts.
+    /// Compiles `pattern`. `capture` names or numbers the group that is compared, both sides trimmed, with
+    /// the ground truth; without it only presence counts.
     ///
     /// # Errors
     /// [`RewardError::Pattern`] and [`RewardError::NoSuchGroup`].

@@ -1,13 +1,14 @@
 //! Which tokens top-k, top-p and min-p leave, as one threshold on the probability.
 //!
-//! A vocabulary is never sorted: probabilities are counted by the leading bits of their floating-point form, which
-//! order as they do, and only the bucket in which the threshold falls is sorted.
+//! A vocabulary is never sorted: probabilities are counted by the leading bits of their floating-point form,
+//! which order as they do, and only the bucket in which the threshold falls is sorted.
 
 use std::cmp::Ordering;
 
 use super::SamplingParams;
 
-/// Tokens more probable than `value` are kept, and of those exactly as probable the ones up to `last_tied_idx`.
+/// Tokens more probable than `value` are kept, and of those exactly as probable the ones up to
+/// `last_tied_idx`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Cut {
     value: f32,

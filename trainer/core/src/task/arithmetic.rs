@@ -1,9 +1,9 @@
 //! Generated arithmetic: `12+34=` asks for `46`.
 //!
 //! A problem is an operator and an unordered pair of operands. All pairs are put in one seeded order
-//! ([`Permutation`]); the held-out problems are its beginning and the training problems follow. So no problem is
-//! in both splits, not even with its operands exchanged, and asking for more training problems never changes the
-//! held-out ones.
+//! ([`Permutation`]); the held-out problems are its beginning and the training problems follow. So no problem
+//! is in both splits, not even with its operands exchanged, and asking for more training problems never
+//! changes the held-out ones.
 
 use crate::permutation::{Permutation, splitmix64};
 
@@ -47,14 +47,14 @@ pub struct ArithmeticOptions {
     pub operators: Vec<Operator>,
     /// The largest operand, `1..=999_999_999`; the smallest is 0.
     pub max_operand: u64,
-    /// Operands and answers are filled with leading zeros to the widest one's width: every digit then has a fixed
-    /// position, which a small model learns several times sooner.
+    /// Operands and answers are filled with leading zeros to the widest one's width: every digit then has a
+    /// fixed position, which a small model learns several times sooner.
     pub zero_padded: bool,
     /// Answers are written from the lowest digit up: carries then flow in writing order.
     pub reversed_answers: bool,
-    /// Share of demonstrations, in `[0, 1)`, that break off before the last character of the answer (an answer of
-    /// one character is always whole). Imitation learns the habit with the arithmetic, and only the reward unlearns
-    /// it. Answers that rewards compare with are always whole.
+    /// Share of demonstrations, in `[0, 1)`, that break off before the last character of the answer (an
+    /// answer of one character is always whole). Imitation learns the habit with the arithmetic, and only the
+    /// reward unlearns it. Answers that rewards compare with are always whole.
     pub demonstration_error_rate: f64,
     /// Training problems.
     pub num_train: u64,
@@ -319,7 +319,8 @@ mod tests {
         let task = Arithmetic::new(only_add).unwrap();
         let ascending =
             task.problems(Split::Train).map(|problem| solved(&problem)).filter(|p| p.0 < p.2).count();
-        // 290 fair coins: mean 145 less the few equal pairs, standard deviation 8.5; five of them on each side.
+        // 290 fair coins: mean 145 less the few equal pairs, standard deviation 8.5; five of them on each
+        // side.
         assert!((100..190).contains(&ascending), "{ascending}");
     }
 

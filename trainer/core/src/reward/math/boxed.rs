@@ -1,7 +1,8 @@
 //! Finding the answer in its box.
 
-/// What stands in the last box of `text`: the balanced braces after the last `\boxed` (or, without one, `\fbox`),
-/// or the text after the last `\boxed ` up to a dollar sign. `None` without a box or when its braces never close.
+/// What stands in the last box of `text`: the balanced braces after the last `\boxed` (or, without one,
+/// `\fbox`), or the text after the last `\boxed ` up to a dollar sign. `None` without a box or when its
+/// braces never close.
 pub fn last_answer(text: &str) -> Option<&str> {
     const UNBRACED: &str = "\\boxed ";
     if let Some(start) = text.rfind(UNBRACED) {
