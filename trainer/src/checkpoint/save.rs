@@ -3,6 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread::JoinHandle;
 
 use safetensors::Dtype;
 use safetensors::tensor::TensorInfo;
@@ -140,68 +143,100 @@ fn write_tensors(
     tensors: &[(String, Tensor)],
 ) -> Result<FileEntry, CheckpointError> {
     let mut file = DigestingFile::create(storage, path)?;
-    file.write(&layout.header)?;
-    let mut buffer = vec![0; CHUNK_BYTES];
+    file.write(Arc::new(layout.header.clone()))?;
+    let mut buffers = Buffers::default();
     for &idx in &layout.order {
         let (name, tensor) = &tensors[idx];
-        write_values(&mut file, name, tensor, &mut buffer)?;
+        write_values(&mut file, name, tensor, &mut buffers)?;
     }
     file.finish()
 }
 
-/// Writes a tensor's values in row-major order through `buffer`, so that no second copy of it exists.
+/// Writes a tensor's values in row-major order, a chunk at a time, so that no second copy of it exists.
 fn write_values(
     file: &mut DigestingFile,
     name: &str,
     tensor: &Tensor,
-    buffer: &mut [u8],
+    buffers: &mut Buffers,
 ) -> Result<(), CheckpointError> {
     let element_bytes = dtype::num_bytes(dtype_of(name, tensor)?) as usize;
-    let chunk = (buffer.len() / element_bytes) as i64;
+    let chunk = (CHUNK_BYTES / element_bytes) as i64;
     let flat =
         tensor.detach().f_contiguous().and_then(|t| t.f_view(-1)).map_err(CheckpointError::tensor(name))?;
     let num_values = flat.numel() as i64;
-    let mut start = 0;
-    while start < num_values {
+    for start in (0..num_values).step_by(chunk as usize) {
         let len = chunk.min(num_values - start);
-        flat.f_narrow(0, start, len)
-            .and_then(|values| values.f_copy_data_u8(buffer, len as usize))
-            .map_err(CheckpointError::tensor(name))?;
-        file.write(&buffer[..len as usize * element_bytes])?;
-        start += len;
+        let buffer = buffers.filled(len as usize * element_bytes, |bytes| {
+            flat.f_narrow(0, start, len)?.f_copy_data_u8(bytes, len as usize)
+        });
+        file.write(buffer.map_err(CheckpointError::tensor(name))?)?;
     }
     Ok(())
 }
 
+/// Chunks that are being written and digested, used again once both are done with one.
+#[derive(Default)]
+struct Buffers(Vec<Arc<Vec<u8>>>);
+
+impl Buffers {
+    fn filled<E>(
+        &mut self,
+        len: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<Arc<Vec<u8>>, E> {
+        let free = self.0.iter().position(|buffer| Arc::strong_count(buffer) == 1);
+        let mut buffer = free.map_or_else(Arc::default, |idx| self.0.swap_remove(idx));
+        let bytes = Arc::make_mut(&mut buffer);
+        bytes.resize(len, 0);
+        fill(bytes)?;
+        self.0.push(buffer.clone());
+        Ok(buffer)
+    }
+}
+
 fn write_file(storage: &dyn Storage, path: &Path, bytes: &[u8]) -> Result<FileEntry, CheckpointError> {
     let mut file = DigestingFile::create(storage, path)?;
-    file.write(bytes)?;
+    file.write(Arc::new(bytes.to_vec()))?;
     file.finish()
 }
 
-/// Counts and digests what passes through to a file.
+/// Counts what passes through to a file, while a thread of its own digests it: on two cores a checkpoint is written
+/// at the pace of the disk.
 struct DigestingFile {
     path: PathBuf,
     file: Box<dyn StorageFile>,
-    sha256: Sha256,
+    chunks: SyncSender<Arc<Vec<u8>>>,
+    digest: JoinHandle<String>,
     num_bytes: u64,
 }
 
 impl DigestingFile {
     fn create(storage: &dyn Storage, path: &Path) -> Result<Self, CheckpointError> {
         let file = storage.create_file(path).map_err(CheckpointError::write(path))?;
-        Ok(Self { path: path.to_path_buf(), file, sha256: Sha256::new(), num_bytes: 0 })
+        let (chunks, received) = sync_channel(2);
+        let digest = std::thread::Builder::new().name("digest checkpoint".into()).spawn(move || {
+            let mut sha256 = Sha256::new();
+            received.into_iter().for_each(|chunk: Arc<Vec<u8>>| sha256.update(&*chunk));
+            manifest::hex(&sha256.finalize())
+        });
+        let digest = digest.map_err(CheckpointError::write(path))?;
+        Ok(Self { path: path.to_path_buf(), file, chunks, digest, num_bytes: 0 })
     }
 
-    fn write(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {
-        self.file.write_all(bytes).map_err(CheckpointError::write(&self.path))?;
-        self.sha256.update(bytes);
+    fn write(&mut self, bytes: Arc<Vec<u8>>) -> Result<(), CheckpointError> {
+        // The digesting thread only ends after its sender.
+        let _ = self.chunks.send(bytes.clone());
+        self.file.write_all(&bytes).map_err(CheckpointError::write(&self.path))?;
         self.num_bytes += bytes.len() as u64;
         Ok(())
     }
 
-    fn finish(mut self) -> Result<FileEntry, CheckpointError> {
-        self.file.flush().and_then(|()| self.file.sync_all()).map_err(CheckpointError::write(&self.path))?;
-        Ok(FileEntry { num_bytes: self.num_bytes, sha256: manifest::hex(&self.sha256.finalize()) })
+    fn finish(self) -> Result<FileEntry, CheckpointError> {
+        let Self { path, mut file, chunks, digest, num_bytes } = self;
+        drop(chunks);
+        file.flush().and_then(|()| file.sync_all()).map_err(CheckpointError::write(&path))?;
+        let lost =
+            || CheckpointError::write(&path)(std::io::Error::other("the digesting thread has ended early"));
+        Ok(FileEntry { num_bytes, sha256: digest.join().map_err(|_| lost())? })
     }
 }
