@@ -94,6 +94,14 @@ struct PagedAttention {
   void* out;  // [B, H, D] contiguous
 };
 
+// y = x W^T + bias, W packed as [panels][in][PANEL] with zeros behind the last output.
+struct LinearPanels {
+  static constexpr int64_t PANEL = 32;
+  const float *x, *panels, *bias;             // bias null: none
+  int64_t num_rows, in, out, x_row;
+  float* y;                                   // [num_rows, out] contiguous
+};
+
 struct AdamW {
   float *param, *m, *v;
   const float* grad;
@@ -114,6 +122,8 @@ struct Kernels {
   void (*attention_backward)(const Attention&, const AttentionItem&, float* scratch);
   int64_t (*paged_scratch)(const PagedAttention&, int64_t context_len);
   void (*paged_attention)(const PagedAttention&, int64_t query, int64_t kv_head, float* scratch);
+  int64_t (*linear_items)(const LinearPanels&);
+  void (*linear_panels)(const LinearPanels&, int64_t begin, int64_t end);
   void (*adamw)(const AdamW&, int64_t begin, int64_t end);
   double (*sum_of_squares)(const void*, Dtype, int64_t begin, int64_t end);
 };

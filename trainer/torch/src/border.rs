@@ -73,6 +73,14 @@ unsafe extern "C" {
     pub(crate) fn rlt_kernels_isa() -> *const c_char;
     #[cfg(test)]
     pub(crate) fn rlt_select_kernels(isa: *const c_char) -> bool;
+    pub(crate) fn rlt_pack_panels(weight: *mut C_tensor, out: *mut *mut C_tensor) -> Outcome;
+    pub(crate) fn rlt_linear_of_panels(
+        x: *mut C_tensor,
+        panels: *mut C_tensor,
+        num_outputs: i64,
+        bias: *mut C_tensor,
+        out: *mut *mut C_tensor,
+    ) -> Outcome;
     pub(crate) fn rlt_pack_linear(weight: *mut C_tensor, rows_hint: i64, out: *mut *mut C_tensor) -> Outcome;
     pub(crate) fn rlt_packed_linear(
         x: *mut C_tensor,

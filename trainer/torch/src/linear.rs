@@ -1,8 +1,14 @@
 //! A linear layer with its weight packed once for the CPU's matrix kernels: decoding multiplies few rows by
 //! the same weight again and again, where packing at each call would cost more than the product. No autograd.
+//!
+//! Float32 weights go to a kernel of ours that reads them once for up to a dozen rows (at 16 rows of a 135M model
+//! 2.7 times faster than oneDNN's packed product) and gives each row the same bits whatever is multiplied beside it
+//! and on however many threads. Bfloat16 weights go to oneDNN, which knows the CPU's bfloat16 products.
 
 use crate::Error;
-use crate::border::{raw, rlt_pack_linear, rlt_packed_linear, tensor_from};
+use crate::border::{
+    raw, rlt_linear_of_panels, rlt_pack_linear, rlt_pack_panels, rlt_packed_linear, tensor_from,
+};
 use tch::{Device, Kind, Tensor};
 
 /// A frozen linear layer in the layout its device multiplies fastest.
@@ -16,6 +22,8 @@ pub struct PackedLinear {
 
 #[derive(Debug)]
 enum Weight {
+    /// Float32 in panels of outputs, `[panels, in, panel]`.
+    Panels { panels: Tensor, num_outputs: i64 },
     /// oneDNN's own layout, opaque to everything else.
     Packed(Tensor),
     /// As given: on devices and dtypes that oneDNN does not pack.
@@ -39,9 +47,13 @@ impl PackedLinear {
             });
         }
         let plain = weight.detach();
-        let packable = weight.device() == Device::Cpu
-            && matches!(weight.kind(), Kind::Float | Kind::BFloat16)
-            && weight.numel() > 0;
+        let on_cpu = weight.device() == Device::Cpu && weight.numel() > 0;
+        if on_cpu && weight.kind() == Kind::Float {
+            let weight = Weight::Panels { panels: pack_panels(weight)?, num_outputs: size[0] };
+            let bias = bias.map(|bias| bias.detach().to_kind(Kind::Float).contiguous());
+            return Ok(PackedLinear { weight, bias, rows_hint });
+        }
+        let packable = on_cpu && weight.kind() == Kind::BFloat16;
         let mut layer = PackedLinear {
             weight: Weight::Plain(plain),
             bias: bias.map(Tensor::detach),
@@ -67,12 +79,17 @@ impl PackedLinear {
 
     /// Whether the weight lies packed in a second copy.
     pub fn is_packed(&self) -> bool {
-        matches!(self.weight, Weight::Packed(_))
+        !matches!(self.weight, Weight::Plain(_))
     }
 
     fn multiply(&self, x: &Tensor) -> Result<Tensor, Error> {
         match &self.weight {
             Weight::Plain(weight) => Ok(tch::no_grad(|| x.linear(weight, self.bias.as_ref()))),
+            Weight::Panels { panels, num_outputs } => tensor_from("a packed linear layer", |out| {
+                let bias = self.bias.as_ref().map_or(std::ptr::null_mut(), raw);
+                // SAFETY: borrowed tensors (the bias may be null) and a place for the result.
+                unsafe { rlt_linear_of_panels(raw(x), raw(panels), *num_outputs, bias, out) }
+            }),
             Weight::Packed(packed) => tensor_from("a packed linear layer", |out| {
                 let bias = self.bias.as_ref().map_or(std::ptr::null_mut(), raw);
                 // SAFETY: borrowed tensors (the bias may be null) and a place for the result.
@@ -80,6 +97,13 @@ impl PackedLinear {
             }),
         }
     }
+}
+
+fn pack_panels(weight: &Tensor) -> Result<Tensor, Error> {
+    tensor_from("packing a linear layer", |out| {
+        // SAFETY: a borrowed tensor and a place for the result.
+        unsafe { rlt_pack_panels(raw(weight), out) }
+    })
 }
 
 fn pack(weight: &Tensor, rows_hint: i64) -> Result<Tensor, Error> {

@@ -19,6 +19,7 @@ namespace {
 #include "gemm.inl"
 #include "attention.inl"
 #include "paged.inl"
+#include "linear.inl"
 #include "optim.inl"
 
 #define RLT_BY_DTYPE(kernel, Args)                         \
@@ -68,7 +69,7 @@ const Kernels TABLE = {RLT_ISA_NAME,       rms_norm_forward,
                        head_statistics,    head_gradient,
                        attention_scratch,  attention_forward,
                        attention_backward, paged_scratch,
-                       paged_attention,    adamw,
+                       paged_attention,    linear_items, linear_panels, adamw,
                        sum_of_squares};
 }  // namespace RLT_ISA
 }  // namespace rlt

@@ -37,6 +37,24 @@ fn a_packed_linear_layer_multiplies_like_a_plain_one() {
     assert!(matches!(error, Error::Argument { .. }));
 }
 
+/// Not to a tolerance: decoding alone and in a batch must draw the same tokens.
+#[test]
+fn a_row_of_a_packed_product_has_the_same_bits_in_any_batch() {
+    on_every_isa(|| {
+        for (outputs, inputs) in [(96, 64), (50, 7), (33, 129), (1, 5)] {
+            let (weight, bias) = (randn(&[outputs, inputs], 1), randn(&[outputs], 2));
+            let layer = PackedLinear::new(&weight, Some(&bias), 16).unwrap();
+            let x = randn(&[131, inputs], 3);
+            let together = layer.forward(&x);
+            assert!(relative_difference(&together, &x.linear(&weight, Some(&bias))) < 1e-6);
+            for (start, len) in [(0, 1), (5, 1), (130, 1), (3, 2), (40, 12), (90, 13), (7, 100)] {
+                let part = layer.forward(&x.narrow(0, start, len));
+                assert_eq!(part, together.narrow(0, start, len), "{len} rows from {start}");
+            }
+        }
+    });
+}
+
 /// torch.optim.AdamW's single-tensor step, operation for operation.
 fn plain_adamw(p: &mut Tensor, g: &Tensor, m: &mut Tensor, v: &mut Tensor, s: &AdamWStep) {
     let (b1, b2) = s.betas;
