@@ -5,6 +5,7 @@ use std::process::ExitCode as ProcessExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 use rlt_api::ExitCode;
 use rlt_trainer::generate::{self, GenerateArgs};
+use rlt_trainer::report;
 use rlt_trainer::score::{self, ScoreArgs};
 use rlt_trainer::worker::{self, WorkerArgs};
 
@@ -24,6 +25,11 @@ enum Command {
     Score(ScoreArgs),
     /// Completions of given prompts under a model.
     Generate(GenerateArgs),
+    /// Draw `report.html` of a run folder anew, also while the run goes on.
+    Report {
+        /// The run folder.
+        folder: std::path::PathBuf,
+    },
     /// Print completions for a shell.
     Completion {
         /// The shell.
@@ -45,6 +51,13 @@ fn main() -> ProcessExitCode {
         Command::Generate(args) => match generate::run(&args) {
             Ok(report) => {
                 tracing::info!("{report}");
+                Ok(ExitCode::Success)
+            }
+            Err(error) => Err((ExitCode::Failure, error.into())),
+        },
+        Command::Report { folder } => match report::render(&folder) {
+            Ok(path) => {
+                tracing::info!("the report is in {}", path.display());
                 Ok(ExitCode::Success)
             }
             Err(error) => Err((ExitCode::Failure, error.into())),
