@@ -57,8 +57,12 @@ pub enum RewardErrorPolicy {
 pub enum RewardKind {
     /// 1 when the completion, trimmed, equals the ground truth.
     Exact,
+    /// Share of positions at which the completion has the ground truth's character: partial credit beside `Exact`.
+    MatchingCharacters,
     /// 1 when the number after the last `####` equals the ground truth (GSM8K, verl's strict form).
     Gsm8k,
+    /// 1 when the last number anywhere equals the ground truth (GSM8K, verl's flexible form).
+    Gsm8kFlexible,
     /// 1 when the last `\boxed{}` equals the ground truth as mathematics.
     Math,
     /// 1 when what `pattern` captures last (its group `answer`, else its first group, else the match) equals

@@ -7,8 +7,9 @@ NUM_SAMPLES = 100_000
 THOUGHT = "First we simplify, then we solve for $x$, and then we check the sign. " * 8
 REPLACEMENTS = [
     ("\n", ""), ("\\!", ""), ("\\\\", "\\"), ("tfrac", "frac"), ("dfrac", "frac"), ("\\left", ""), ("\\right", ""),
-    ("^{\\circ}", ""), ("^\\circ", ""), ("\\$", ""), ("\\%", ""), (" .", " 0."), ("{.", "{0."),
+    ("^{\\circ}", ""), ("^\\circ", ""), ("\\$", ""),
 ]
+LATE_REPLACEMENTS = [("\\%", ""), (" .", " 0."), ("{.", "{0.")]
 
 
 def last_answer(text):
@@ -25,10 +26,41 @@ def last_answer(text):
     return text[start + len("\\boxed{") : end]
 
 
+def braced_roots(text):
+    first, *rest = text.split("\\sqrt")
+    return first + "".join("\\sqrt" + (part if part[0] == "{" else "{" + part[0] + "}" + part[1:]) for part in rest)
+
+
+def braced_fractions(text):
+    first, *rest = text.split("\\frac")
+    for part in rest:
+        if part[0] == "{":
+            first += "\\frac" + part
+        elif part[1] == "{":
+            first += "\\frac{" + part[0] + "}" + part[1:]
+        else:
+            first += "\\frac{" + part[0] + "}{" + part[1] + "}" + part[2:]
+    return first
+
+
 def normalised(text):
     for written, read in REPLACEMENTS:
         text = text.replace(written, read)
-    return text.replace(" ", "")
+    text = text.split("\\text{ ")[0]
+    for written, read in LATE_REPLACEMENTS:
+        text = text.replace(written, read)
+    if text.startswith("."):
+        text = "0" + text
+    sides = text.split("=")
+    if len(sides) == 2 and len(sides[0]) <= 2:
+        text = sides[1]
+    text = braced_fractions(braced_roots(text).replace(" ", ""))
+    if text == "0.5":
+        text = "\\frac{1}{2}"
+    parts = text.split("/")
+    if len(parts) == 2 and all(re.fullmatch("-?[0-9]+", part) for part in parts):
+        text = "\\frac{%s}{%s}" % tuple(parts)
+    return text
 
 
 def math(completion, truth):

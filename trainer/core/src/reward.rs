@@ -17,8 +17,6 @@ pub mod math;
 pub mod overlong;
 pub mod pattern;
 
-use std::borrow::Cow;
-
 use serde_json::Value;
 
 pub use combine::{Clip, Combiner, WeightedPart};
@@ -27,7 +25,7 @@ pub use exact::Exact;
 pub use format::Format;
 pub use gsm8k::Gsm8k;
 pub use json_schema::JsonSchema;
-pub use length::{LengthPenalty, LengthUnit};
+pub use length::LengthPenalty;
 pub use math::Math;
 pub use overlong::Overlong;
 pub use pattern::Pattern;
@@ -81,14 +79,6 @@ pub enum RewardError {
         #[source]
         source: Box<regex::Error>,
     },
-    /// The pattern has no capture group of the wanted name or number.
-    #[error("use pattern {pattern:?}: it has no capture group {group:?}")]
-    NoSuchGroup {
-        /// As written in the manifest.
-        pattern: String,
-        /// Name or number of the group.
-        group: String,
-    },
     /// The document is not a JSON schema.
     #[error("compile a JSON schema: {message}")]
     Schema {
@@ -115,25 +105,27 @@ pub enum RewardError {
     },
 }
 
-/// The ground truths a completion may match: one, or every element of a list.
+/// Whether `matches` accepts a ground truth: the only one, or any element of a list.
 ///
 /// # Errors
 /// [`RewardError::GroundTruth`] for null, an object, an empty list or a list that holds one of these.
-pub fn ground_truths(value: &Value) -> Result<Vec<Cow<'_, str>>, RewardError> {
-    let refused = || RewardError::GroundTruth { got: value.to_string().chars().take(80).collect() };
-    let texts: Option<Vec<_>> = match value {
-        Value::Array(values) => values.iter().map(scalar_text).collect(),
-        scalar => scalar_text(scalar).map(|text| vec![text]),
+pub fn any_ground_truth(value: &Value, mut matches: impl FnMut(&str) -> bool) -> Result<bool, RewardError> {
+    let values = match value {
+        Value::Array(values) if !values.is_empty() => values.as_slice(),
+        scalar => std::slice::from_ref(scalar),
     };
-    texts.filter(|texts| !texts.is_empty()).ok_or_else(refused)
+    values.iter().try_fold(false, |found, value| match value {
+        Value::String(text) => Ok(matches(text) || found),
+        Value::Number(_) | Value::Bool(_) => Ok(matches(&value.to_string()) || found),
+        Value::Null | Value::Array(_) | Value::Object(_) => {
+            Err(RewardError::GroundTruth { got: value.to_string().chars().take(80).collect() })
+        }
+    })
 }
 
-fn scalar_text(value: &Value) -> Option<Cow<'_, str>> {
-    match value {
-        Value::String(text) => Some(Cow::Borrowed(text)),
-        Value::Number(_) | Value::Bool(_) => Some(Cow::Owned(value.to_string())),
-        Value::Null | Value::Array(_) | Value::Object(_) => None,
-    }
+/// Whether rows with this ground truth can be compared with.
+pub(crate) fn check_comparable(value: &Value) -> Result<(), RewardError> {
+    any_ground_truth(value, |_| false).map(drop)
 }
 
 pub(crate) fn one_if(condition: bool) -> f64 {
@@ -153,14 +145,15 @@ mod tests {
 
     #[test]
     fn numbers_and_lists_are_ground_truths() {
-        assert_eq!(ground_truths(&json!(18)).unwrap(), ["18"]);
-        assert_eq!(ground_truths(&json!(["a", 2.5])).unwrap(), ["a", "2.5"]);
+        let holds = |value, text: &str| any_ground_truth(&value, |truth| truth == text).unwrap();
+        assert!(holds(json!(18), "18") && holds(json!(["a", 2.5]), "2.5") && holds(json!(["a", 2.5]), "a"));
+        assert!(!holds(json!("18"), "8"));
     }
 
     #[test]
     fn a_missing_ground_truth_is_an_error_and_never_a_match() {
-        for value in [json!(null), json!({}), json!([]), json!([null])] {
-            assert!(matches!(ground_truths(&value), Err(RewardError::GroundTruth { .. })), "{value}");
+        for value in [json!(null), json!({}), json!([]), json!([null]), json!([[1]]), json!(["a", null])] {
+            assert!(matches!(check_comparable(&value), Err(RewardError::GroundTruth { .. })), "{value}");
         }
     }
 }

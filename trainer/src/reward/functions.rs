@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use rlt_api::spec::{RewardFunctionSpec, RewardKind, RewardsSpec};
 use rlt_core::reward::{
-    Clip, Combiner, Exact, Format, Gsm8k, JsonSchema, LengthPenalty, LengthUnit, Math, Overlong, Pattern,
-    RewardError, RewardFunction,
+    Clip, Combiner, Exact, Format, Gsm8k, JsonSchema, LengthPenalty, MatchingCharacters, Math, Overlong,
+    Pattern, RewardError, RewardFunction,
 };
 use rlt_core::types::Prompt;
 
@@ -163,10 +163,12 @@ fn compile(
     let missing = |field| RewardSetupError::MissingField { name: spec.name.clone(), kind: spec.kind, field };
     let pattern = || spec.pattern.as_deref().ok_or_else(|| missing("pattern"));
     Ok(match spec.kind {
-        RewardKind::Exact => Arc::new(Exact::default()),
+        RewardKind::Exact => Arc::new(Exact),
         RewardKind::Gsm8k => Arc::new(Gsm8k::default()),
+        RewardKind::Gsm8kFlexible => Arc::new(Gsm8k { flexible: true }),
+        RewardKind::MatchingCharacters => Arc::new(MatchingCharacters),
         RewardKind::Math => Arc::new(Math),
-        RewardKind::Regex => Arc::new(Pattern::answer(pattern()?).map_err(failed)?),
+        RewardKind::Regex => Arc::new(Pattern::new(pattern()?).map_err(failed)?),
         RewardKind::Format => Arc::new(Format::matching(pattern()?).map_err(failed)?),
         RewardKind::JsonSchema => {
             let schema = spec.schema.as_ref().ok_or_else(|| missing("schema"))?;
@@ -174,7 +176,7 @@ fn compile(
         }
         RewardKind::Length => {
             let free = spec.target_tokens.ok_or_else(|| missing("targetTokens"))? as usize;
-            Arc::new(LengthPenalty::new(free, max_completion_tokens, LengthUnit::Tokens).map_err(failed)?)
+            Arc::new(LengthPenalty::new(free, max_completion_tokens).map_err(failed)?)
         }
     })
 }

@@ -170,6 +170,8 @@ fn every_kind_of_function_can_be_named() {
     for (kind, settings, text) in [
         ("Exact", json!({}), "right"),
         ("Gsm8k", json!({}), "#### 1"),
+        ("Gsm8kFlexible", json!({}), "so 1."),
+        ("MatchingCharacters", json!({}), "right"),
         ("Math", json!({}), "\\boxed{right}"),
         ("Regex", json!({"pattern": "<(?<answer>.*)>"}), "<right>"),
         ("Regex", json!({"pattern": "is (.*)$"}), "it is right"),
@@ -181,7 +183,7 @@ fn every_kind_of_function_can_be_named() {
         let mut function = json!({"name": "f", "kind": kind});
         function.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
         let pool = pool(functions(json!({"functions": [function]})).unwrap(), 1, 10_000);
-        let expected = if ["Gsm8k", "Length"].contains(&kind) { 0.0 } else { 1.0 };
+        let expected = if ["Gsm8k", "Gsm8kFlexible", "Length"].contains(&kind) { 0.0 } else { 1.0 };
         assert_eq!(score(&pool, &[text])[0].value, expected, "{kind}");
         assert_eq!(score(&pool, &[text])[0].status, RewardStatus::Ok, "{kind}");
     }
@@ -228,7 +230,7 @@ fn rows_that_nothing_judges_are_refused_before_training() {
 #[test]
 fn one_thread_and_many_agree() {
     let texts: Vec<&str> = ["right", "wrong"].into_iter().cycle().take(1000).collect();
-    let functions = RewardFunctions::default().with("f", 1.0, Arc::new(Exact::default()));
+    let functions = RewardFunctions::default().with("f", 1.0, Arc::new(Exact));
     assert_eq!(
         score(&pool(functions.clone(), 1, 10_000), &texts),
         score(&pool(functions, 8, 10_000), &texts)

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{RewardError, RewardFunction, Sample, ground_truths};
+use super::{RewardError, RewardFunction, Sample, any_ground_truth, check_comparable};
 
 /// Share of positions at which the trimmed completion has the ground truth's character, over the longer of
 /// the two lengths; the best ground truth counts. 1 exactly when [`super::Exact`] is 1, 0 when no position
@@ -15,8 +15,12 @@ pub struct MatchingCharacters;
 impl RewardFunction for MatchingCharacters {
     fn score(&self, sample: &Sample<'_>) -> Result<f64, RewardError> {
         let completion = sample.completion.trim();
-        let truths = ground_truths(sample.ground_truth)?;
-        Ok(truths.iter().map(|truth| matching_share(completion, truth.trim())).fold(0.0, f64::max))
+        let mut best: f64 = 0.0;
+        any_ground_truth(sample.ground_truth, |truth| {
+            best = best.max(matching_share(completion, truth.trim()));
+            false
+        })?;
+        Ok(best)
     }
 
     fn range(&self) -> (f64, f64) {
@@ -24,7 +28,7 @@ impl RewardFunction for MatchingCharacters {
     }
 
     fn check_ground_truth(&self, ground_truth: &Value) -> Result<(), RewardError> {
-        ground_truths(ground_truth).map(drop)
+        check_comparable(ground_truth)
     }
 }
 

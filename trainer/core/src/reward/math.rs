@@ -14,7 +14,7 @@ pub use normalise::are_equivalent;
 
 use serde_json::Value;
 
-use super::{RewardError, RewardFunction, Sample, ground_truths, one_if};
+use super::{RewardError, RewardFunction, Sample, any_ground_truth, check_comparable, one_if};
 
 /// 1 when the last `\boxed{..}` (or `\boxed ..`, `\fbox{..}`) is equivalent to a ground truth; else 0.
 #[derive(Clone, Copy, Debug, Default)]
@@ -22,9 +22,9 @@ pub struct Math;
 
 impl RewardFunction for Math {
     fn score(&self, sample: &Sample<'_>) -> Result<f64, RewardError> {
-        let truths = ground_truths(sample.ground_truth)?;
-        let Some(answer) = last_answer(sample.completion) else { return Ok(0.0) };
-        Ok(one_if(truths.iter().any(|truth| are_equivalent(answer, truth))))
+        let answer = last_answer(sample.completion);
+        let equals = |truth: &str| answer.is_some_and(|answer| are_equivalent(answer, truth));
+        any_ground_truth(sample.ground_truth, equals).map(one_if)
     }
 
     fn range(&self) -> (f64, f64) {
@@ -32,7 +32,7 @@ impl RewardFunction for Math {
     }
 
     fn check_ground_truth(&self, ground_truth: &Value) -> Result<(), RewardError> {
-        ground_truths(ground_truth).map(drop)
+        check_comparable(ground_truth)
     }
 }
 

@@ -4,14 +4,22 @@
 /// `\fbox`), or the text after the last `\boxed ` up to a dollar sign. `None` without a box or when its
 /// braces never close.
 pub fn last_answer(text: &str) -> Option<&str> {
-    const UNBRACED: &str = "\\boxed ";
-    if let Some(start) = text.rfind(UNBRACED) {
-        return text[start + UNBRACED.len()..].split('$').next();
+    let (mut boxed, mut framed) = (None, None);
+    let mut before = text;
+    // Backslashes are found by `memrchr`; a search for the whole words costs several times as much.
+    while let Some(start) = before.rfind('\\') {
+        let command = &text[start + 1..];
+        if let Some(after) = command.strip_prefix("boxed") {
+            if let Some(unbraced) = after.strip_prefix(' ') {
+                return unbraced.split('$').next();
+            }
+            boxed = boxed.or(Some(after));
+        } else if framed.is_none() {
+            framed = command.strip_prefix("fbox");
+        }
+        before = &before[..start];
     }
-    ["\\boxed", "\\fbox"]
-        .iter()
-        .find_map(|command| Some(&text[text.rfind(command)? + command.len()..]))
-        .and_then(braced)
+    boxed.or(framed).and_then(braced)
 }
 
 /// The inside of the braces that `text` opens with.
