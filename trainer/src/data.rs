@@ -4,8 +4,8 @@
 //! DataSpec -> rows (JSONL, parquet, task) -> Dataset of prompts ------> PromptLoader -> batches
 //!                                         -> Dataset of demonstrations -> DemonstrationLoader -> batches
 //! ```
-//! Everything is read and checked before training starts: a bad row ends the run with its file and number, not a
-//! step in the middle of the night. Rewards and rollouts live elsewhere.
+//! Everything is read and checked before training starts: a bad row ends the run with its file and number,
+//! not a step in the middle of the night. Rewards and rollouts live elsewhere.
 
 mod demonstration;
 mod error;
@@ -51,8 +51,8 @@ pub struct DatasetCounts {
 }
 
 impl Dataset<Prompt> {
-    /// Reads, renders and tokenizes the prompts of a split; `data.maxTrainPrompts` and `data.maxHeldOutPrompts`
-    /// count rows as they are read, before the filter.
+    /// Reads, renders and tokenizes the prompts of a split; `data.maxTrainPrompts` and
+    /// `data.maxHeldOutPrompts` count rows as they are read, before the filter.
     ///
     /// # Errors
     /// [`DataError`]. A split without files is an empty data set only when it is the held-out one.
@@ -138,8 +138,8 @@ impl<T> Dataset<T> {
         self.counts
     }
 
-    /// SHA-256 over the rows that were read, as lines of compact JSON: equal for equal data, whatever the file
-    /// format or compression.
+    /// SHA-256 over the rows that were read, as lines of compact JSON: equal for equal data, whatever the
+    /// file format or compression.
     pub fn digest(&self) -> &str {
         &self.digest
     }

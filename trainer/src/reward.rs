@@ -1,7 +1,7 @@
 //! Judging completions: the manifest's reward functions, run by threads that can be lost.
 //!
 //! ```text
-//! RewardsSpec -> RewardFunctions (compiled, checked against the data) -> RewardPool::score -> Reward per sample
+//! RewardsSpec -> RewardFunctions (compiled, checked on the data) -> RewardPool::score -> one Reward a sample
 //! ```
 //! What a function computes lives in `rlt_core::reward`; here are names, weights, time limits and panics.
 

@@ -150,8 +150,8 @@ impl Tokenizer {
         self.encode_with(text, true)
     }
 
-    /// Tokens of `text` and nothing else: for text in which a chat template already wrote the special tokens, and
-    /// for completions.
+    /// Tokens of `text` and nothing else: for text in which a chat template already wrote the special tokens,
+    /// and for completions.
     ///
     /// # Errors
     /// [`TokenizerError::Encode`].

@@ -20,7 +20,8 @@ fn config(tied: bool) -> ModelConfig {
 }
 
 fn decoder(tied: bool) -> Decoder {
-    Decoder::from_config(&config(tied), 7, &LoadOptions { trainable: true, ..LoadOptions::default() }).unwrap()
+    Decoder::from_config(&config(tied), 7, &LoadOptions { trainable: true, ..LoadOptions::default() })
+        .unwrap()
 }
 
 fn batch() -> Batch {

@@ -3,11 +3,13 @@
 //! Data order and problem choice are functions of a seed alone, on every machine and in every release, so the
 //! algorithm is written out here and no crate's random generator stands behind it:
 //!
-//! - `len` is covered by the smallest square `4^h` with `h >= 4`; an index splits into two halves of `h` bits;
+//! - `len` is covered by the smallest square `4^h` with `h >= 4`; an index splits into two halves of `h`
+//!   bits;
 //! - six Feistel rounds `(left, right) -> (right, left ^ mix(key_r ^ right))`, the mix being SplitMix64's
 //!   finaliser (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014);
 //! - round keys are SplitMix64's outputs from `seed` and then `stream` (two keys are chained);
-//! - an image outside `0..len` is mapped again until it falls inside (cycle walking), which keeps it one-to-one.
+//! - an image outside `0..len` is mapped again until it falls inside (cycle walking), which keeps it
+//!   one-to-one.
 //!
 //! Changing anything here changes the order of resumed runs: the golden test below must keep passing.
 

@@ -132,8 +132,8 @@ impl<'a> DemonstrationReader<'a> {
         Ok(spans)
     }
 
-    /// Tokens that begin inside a span, up to the span's last ending token: what a template writes behind it (a
-    /// line break) is not the assistant's.
+    /// Tokens that begin inside a span, up to the span's last ending token: what a template writes behind it
+    /// (a line break) is not the assistant's.
     fn loss_mask(&self, encoded: &[(TokenId, Range<usize>)], spans: &[Range<usize>]) -> Vec<bool> {
         let mut mask = vec![false; encoded.len()];
         let is_eos = |idx: &usize| self.tokenizer.eos_ids().contains(&encoded[*idx].0);

@@ -75,7 +75,8 @@ impl<'a> PromptReader<'a> {
     }
 }
 
-/// The prompt column as text: a string as it is, messages by the chat template with the assistant's turn opened.
+/// The prompt column as text: a string as it is, messages by the chat template with the assistant's turn
+/// opened.
 pub(super) fn render(tokenizer: &Tokenizer, row: &Row, column: &str) -> Result<Rendered, DataError> {
     match row.column(column)? {
         Value::String(text) => Ok(Rendered { text: text.clone(), is_chat: false }),

@@ -252,8 +252,8 @@ fn examples_that_teach_nothing_are_refused() {
 
 #[test]
 fn a_template_that_rewrites_earlier_turns_is_refused() {
-    let rewriting = "{% for m in messages %}{{ m.role }}:{{ m.content if loop.last else '..' }}<eos>{% endfor %}\
-                     {% if add_generation_prompt %}assistant:{% endif %}";
+    let rewriting = "{% for m in messages %}{{ m.role }}:{{ m.content if loop.last else '..' }}<eos>\
+                     {% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
     let tokenizer = tokenizer().with_chat_template(rewriting).unwrap();
     let messages: Vec<Value> =
         ["user", "assistant"].map(|role| json!({"role": role, "content": "x"})).to_vec();

@@ -54,7 +54,8 @@ pub enum RewardSetupError {
     Shaping(#[source] RewardError),
     /// No function judges a row.
     #[error(
-        "judge {location}: no reward function accepts data_source {data_source:?}; the functions accept {accepted:?}"
+        "judge {location}: no reward function accepts data_source {data_source:?}; the functions accept \
+         {accepted:?}"
     )]
     UnknownDataSource {
         /// The row.

@@ -1,9 +1,9 @@
 //! Threads that judge a batch, under a time limit for every single call.
 //!
 //! A thread cannot be stopped from outside. So one that is past its limit is abandoned: its sample counts as
-//! timed out, whatever it still returns is thrown away, and another thread takes its place. Abandoned threads that
-//! never come back are counted, and beyond [`MAX_ABANDONED`] of them none is replaced any more: what then finds no
-//! thread fails at once. A step therefore ends in bounded time whatever the functions do.
+//! timed out, whatever it still returns is thrown away, and another thread takes its place. Abandoned threads
+//! that never come back are counted, and beyond [`MAX_ABANDONED`] of them none is replaced any more: what
+//! then finds no thread fails at once. A step therefore ends in bounded time whatever the functions do.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -45,7 +45,8 @@ impl RewardPool {
 
     /// One reward for each sample, in the order of the samples.
     ///
-    /// A sample on which a function times out, fails or panics has value 0, no parts, and says so in its status.
+    /// A sample on which a function times out, fails or panics has value 0, no parts, and says so in its
+    /// status.
     pub fn score<'a>(
         &self,
         samples: impl IntoIterator<Item = (&'a Arc<Prompt>, &'a Completion)>,
@@ -239,8 +240,8 @@ impl Worker {
         if state.is_abandoned { Err(Abandoned) } else { Ok(()) }
     }
 
-    /// Settles the sample of a call that is past its limit. Holding the state's lock, so that the thread learns of
-    /// it before it could write a reward of its own.
+    /// Settles the sample of a call that is past its limit. Holding the state's lock, so that the thread
+    /// learns of it before it could write a reward of its own.
     fn abandon_if_hung(&self, batch: &Batch, timeout: Duration) -> bool {
         let mut state = locked(&self.state);
         let Some(call) = state.running.clone().filter(|call| call.started.elapsed() > timeout) else {

@@ -210,7 +210,10 @@ fn impossible_functions_are_refused_by_name() {
 fn rows_that_nothing_judges_are_refused_before_training() {
     let dir = tempfile::TempDir::new().unwrap();
     let path = dir.path().join("rows.jsonl");
-    let row = |source: &str, truth: Value| json!({"prompt": "q", "data_source": source, "reward_model": {"ground_truth": truth}});
+    let row = |source: &str, truth: Value| {
+        let reward_model = json!({"ground_truth": truth});
+        json!({"prompt": "q", "data_source": source, "reward_model": reward_model})
+    };
     let check = |rows: [Value; 2]| {
         std::fs::write(&path, rows.map(|row| format!("{row}\n")).concat()).unwrap();
         let spec = DataSpec { train: vec![path.display().to_string()], ..DataSpec::default() };

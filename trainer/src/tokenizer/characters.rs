@@ -1,4 +1,5 @@
-//! A character-level tokenizer from an alphabet: one token a character, for models built from their configuration.
+//! A character-level tokenizer from an alphabet: one token a character, for models built from their
+//! configuration.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -16,10 +17,11 @@ const UNK: &str = "<unk>";
 const SPECIAL: [&str; 4] = [PAD, BOS, EOS, UNK];
 
 impl Tokenizer {
-    /// Tokens `<pad>` 0, `<bos>` 1, `<eos>` 2, `<unk>` 3, then the characters of `alphabet` in its order from 4.
+    /// Tokens `<pad>` 0, `<bos>` 1, `<eos>` 2, `<unk>` 3, then the characters of `alphabet` in its order from
+    /// 4.
     ///
-    /// [`Tokenizer::encode`] puts `<bos>` first; a character outside the alphabet becomes `<unk>`. The saved folder
-    /// loads in transformers with equal tokens.
+    /// [`Tokenizer::encode`] puts `<bos>` first; a character outside the alphabet becomes `<unk>`. The saved
+    /// folder loads in transformers with equal tokens.
     ///
     /// # Errors
     /// [`TokenizerError::Alphabet`] when it is empty or repeats a character.
@@ -51,8 +53,8 @@ fn check(alphabet: &str) -> Result<(), TokenizerError> {
     }
 }
 
-/// `tokenizer.json`. Byte-pair encoding without merges splits text into characters, spaces included, and needs no
-/// pre-tokenizer; `Fuse` joins them again without gaps.
+/// `tokenizer.json`. Byte-pair encoding without merges splits text into characters, spaces included, and
+/// needs no pre-tokenizer; `Fuse` joins them again without gaps.
 fn definition(alphabet: &str) -> Value {
     let characters = alphabet.chars().map(String::from);
     let tokens = SPECIAL.map(String::from).into_iter().chain(characters);

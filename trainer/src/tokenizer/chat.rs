@@ -1,8 +1,8 @@
 //! Chat templates: conversations as text, character for character as transformers renders them.
 //!
-//! The settings are those of `transformers/utils/chat_template_utils.py`: `trim_blocks`, `lstrip_blocks`, loop
-//! controls, `raise_exception`, `strftime_now`, `tojson` without HTML escapes, Python's string and dictionary
-//! methods, and the `{% generation %}` tag, which marks text and prints it unchanged.
+//! The settings are those of `transformers/utils/chat_template_utils.py`: `trim_blocks`, `lstrip_blocks`,
+//! loop controls, `raise_exception`, `strftime_now`, `tojson` without HTML escapes, Python's string and
+//! dictionary methods, and the `{% generation %}` tag, which marks text and prints it unchanged.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;

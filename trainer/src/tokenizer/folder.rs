@@ -51,7 +51,8 @@ impl Tokenizer {
 
     /// Writes the files that transformers' `AutoTokenizer` loads into `dir`, which must exist.
     ///
-    /// A tokenizer that was loaded is copied file by file; a replaced chat template is written in place of the old.
+    /// A tokenizer that was loaded is copied file by file; a replaced chat template is written in place of
+    /// the old.
     ///
     /// # Errors
     /// [`TokenizerError::Read`] and [`TokenizerError::Write`].
@@ -116,7 +117,8 @@ fn load_definition(dir: &Path, config: &Map<String, Value>) -> Result<tokenizers
     Ok(inner)
 }
 
-/// `added_tokens_decoder` of `tokenizer_config.json` by id: transformers adds those that `tokenizer.json` lacks.
+/// `added_tokens_decoder` of `tokenizer_config.json` by id: transformers adds those that `tokenizer.json`
+/// lacks.
 fn config_tokens(config: &Map<String, Value>) -> impl Iterator<Item = tokenizers::AddedToken> {
     let decoder = config.get("added_tokens_decoder").and_then(Value::as_object);
     let mut tokens: Vec<(u32, &Value)> =

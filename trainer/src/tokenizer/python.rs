@@ -1,5 +1,5 @@
-//! Values as Python writes them: chat templates are written for Jinja on Python, where output is `str(value)` and
-//! `tojson` is `json.dumps`.
+//! Values as Python writes them: chat templates are written for Jinja on Python, where output is `str(value)`
+//! and `tojson` is `json.dumps`.
 
 use std::fmt::Write;
 
@@ -28,7 +28,8 @@ impl Default for JsonStyle {
     }
 }
 
-/// `json.dumps(value)`; `None` when the value holds something that JSON has no word for, such as an undefined one.
+/// `json.dumps(value)`; `None` when the value holds something that JSON has no word for, such as an undefined
+/// one.
 pub(super) fn json_dumps(value: &Value, style: &JsonStyle) -> Option<String> {
     let mut out = String::new();
     write_json(&mut out, value, style, 0)?;

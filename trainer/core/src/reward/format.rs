@@ -4,8 +4,8 @@ use regex::Regex;
 
 use super::{RewardError, RewardFunction, Sample, one_if, pattern};
 
-/// 1 when the whole completion, without surrounding white space, matches a pattern; else 0. `.` matches line breaks
-/// as well: `<think>.*</think>\s*<answer>.*</answer>`.
+/// 1 when the whole completion, without surrounding white space, matches a pattern; else 0. `.` matches line
+/// breaks as well: `<think>.*</think>\s*<answer>.*</answer>`.
 #[derive(Clone, Debug)]
 pub struct Format {
     regex: Regex,

@@ -11,11 +11,12 @@ const SEARCHED_CHARACTERS: usize = 300;
 
 /// 1 when the extracted answer equals the ground truth as text, else 0.
 ///
-/// The answer is the last match in the last 300 characters. Commas and dollar signs are dropped on both sides, so
-/// `1,000` equals `1000`; `42.0` and `42` differ.
+/// The answer is the last match in the last 300 characters. Commas and dollar signs are dropped on both
+/// sides, so `1,000` equals `1000`; `42.0` and `42` differ.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Gsm8k {
-    /// Take the last number anywhere instead of the last `#### number`; a full stop that ends it is dropped too.
+    /// Take the last number anywhere instead of the last `#### number`; a full stop that ends it is dropped
+    /// too.
     pub flexible: bool,
 }
 

@@ -5,11 +5,12 @@ use serde_json::Value;
 
 use super::{RewardError, RewardFunction, Sample, any_ground_truth, check_comparable, one_if};
 
-/// Bytes a compiled pattern may take; a counted repetition of counted repetitions is refused instead of built.
+/// Bytes a compiled pattern may take; a counted repetition of counted repetitions is refused instead of
+/// built.
 const MAX_COMPILED_BYTES: usize = 4 << 20;
 
-/// 1 when the **last** match of the pattern captured a ground truth, both trimmed; else 0. Compared is its group
-/// `answer`, else its first group, else the whole match.
+/// 1 when the **last** match of the pattern captured a ground truth, both trimmed; else 0. Compared is its
+/// group `answer`, else its first group, else the whole match.
 ///
 /// The `regex` crate's dialect: time is linear in the text whatever the pattern, and look-around and
 /// back-references do not exist. `^` and `$` are the ends of the text unless the pattern says `(?m)`.

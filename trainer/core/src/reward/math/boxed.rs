@@ -6,8 +6,7 @@
 pub fn last_answer(text: &str) -> Option<&str> {
     let (mut boxed, mut framed) = (None, None);
     let mut before = text;
-    // Backslashes are found by `memrchr`; a search for the whole words costs several times as much.
-    while let Some(start) = before.rfind('\\') {
+    while let Some(start) = memchr::memrchr(b'\\', before.as_bytes()) {
         let command = &text[start + 1..];
         if let Some(after) = command.strip_prefix("boxed") {
             if let Some(unbraced) = after.strip_prefix(' ') {
