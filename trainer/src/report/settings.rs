@@ -37,6 +37,7 @@ fn collect(path: String, value: &Value, leaves: &mut Vec<(String, String)>) {
         Value::Array(items) if items.iter().any(|item| item.is_object() || item.is_array()) => {
             items.iter().enumerate().for_each(|(idx, item)| collect(format!("{path}[{idx}]"), item, leaves));
         }
+        Value::Array(items) if items.is_empty() => leaves.push((path, "none".into())),
         Value::Array(items) => leaves.push((path, items.iter().map(plain).collect::<Vec<_>>().join(", "))),
         leaf => leaves.push((path, plain(leaf))),
     }
