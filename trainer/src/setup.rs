@@ -66,6 +66,7 @@ pub fn setup(job: ValidatedJob, folder: RunFolder, stop: StopRequest) -> Result<
         stop,
         progress: Progress::default(),
         saved_at: None,
+        seconds_saving: None,
         started: Instant::now(),
     })
 }

@@ -44,10 +44,10 @@ fn run_to_the_end(trainer: &mut Trainer) -> Result<Outcome, TrainError> {
         state::save(trainer)?;
         return Ok(Outcome::Stopped(reason));
     }
+    trainer.watch.begin_stage(Stage::Training, trainer.progress.step, trainer.num_steps);
     if trainer.progress.step == 0 && trainer.progress.first_evaluation.is_none() {
         prepare_first_step(trainer)?;
     }
-    trainer.watch.begin_stage(Stage::Training, trainer.progress.step, trainer.num_steps);
     while trainer.progress.step < trainer.num_steps {
         let stopped = match trainer.stop.reason() {
             Some(reason) => Some(reason),
@@ -90,13 +90,28 @@ fn train_one_step(trainer: &mut Trainer) -> Result<Option<StopReason>, TrainErro
         }
     }
     let every_steps = trainer.spec().checkpoint.every_steps;
+    // Logged first: whenever a kill comes, no step of a checkpoint is missing from the logs.
+    log(trainer, metrics);
     // The last step is followed by a checkpoint in any case, after the loop.
     if trainer.progress.step < trainer.num_steps && is_due(trainer.progress.step, every_steps, u64::MAX) {
-        metrics.insert("timing_s/save_checkpoint".into(), state::save(trainer)?);
+        save_if_possible(trainer)?;
     }
-    log(trainer, metrics);
     trainer.check_divergence()?;
     Ok(None)
+}
+
+/// Saves a checkpoint in the middle of a run. One that cannot be written, for example because the disk is full, costs
+/// only itself: earlier ones are as they were, and the next one is tried at its time.
+fn save_if_possible(trainer: &mut Trainer) -> Result<(), TrainError> {
+    match state::save(trainer) {
+        Ok(seconds) => trainer.seconds_saving = Some(seconds),
+        Err(TrainError::Checkpoint(error)) => {
+            let (step, error) = (trainer.progress.step, &error as &dyn std::error::Error);
+            tracing::error!(error, step, "a checkpoint could not be saved, training goes on without it");
+        }
+        Err(error) => return Err(error),
+    }
+    Ok(())
 }
 
 fn next_step(trainer: &mut Trainer) -> Result<step::StepEnd, TrainError> {
@@ -114,6 +129,9 @@ fn is_due(step: u64, every_steps: u64, last_step: u64) -> bool {
 }
 
 fn log(trainer: &mut Trainer, mut metrics: Metrics) {
+    if let Some(seconds) = trainer.seconds_saving.take() {
+        metrics.insert("timing_s/save_checkpoint".into(), seconds);
+    }
     metrics.insert("training/global_step".into(), trainer.progress.step as f64);
     metrics.insert("training/epoch".into(), trainer.epoch() as f64);
     trainer.watch.end_step(Stage::Training, trainer.progress.step, metrics);

@@ -77,6 +77,8 @@ pub struct Trainer {
     pub(crate) num_steps: u64,
     /// Cold-start steps and steps at the latest checkpoint.
     pub(crate) saved_at: Option<(u64, u64)>,
+    /// What the latest checkpoint took, until a step reports it.
+    pub(crate) seconds_saving: Option<f64>,
     pub(crate) started: std::time::Instant,
 }
 

@@ -97,10 +97,11 @@ fn early_and_late_completions_of_one_prompt_stand_side_by_side() {
 
 #[test]
 fn every_leaf_of_the_settings_is_listed() {
-    let manifest =
-        "spec: {rewards: {functions: [{name: a, weight: 0.5}]}, rollout: {stopTokenIds: [], stop: [end, halt], topP: null}}";
+    let manifest = "spec: {rewards: {functions: [{name: a, weight: 0.5}]}, rollout: {stopTokenIds: [], stop: [end, halt], topP: null}}";
     let page = page(folder_with(&[], manifest, "").path());
-    for (path, value) in [("functions[0].weight", "0.5"), ("stop", "end, halt"), ("stopTokenIds", "none"), ("topP", "not set")] {
+    for (path, value) in
+        [("functions[0].weight", "0.5"), ("stop", "end, halt"), ("stopTokenIds", "none"), ("topP", "not set")]
+    {
         let row = format!("<th scope=\"row\">{path}</th><td>{value}</td>");
         let page = page.replace("<wbr>", "");
         assert!(page.contains(&row), "{row} is not in\n{page}");

@@ -178,7 +178,9 @@ impl Pace {
     fn end_step(&mut self, step: u64) {
         self.num_done = step;
         let now = Instant::now();
-        if let Some(seconds) = self.last.replace(now).map(|last| (now - last).as_secs_f64()) {
+        let seconds = self.last.replace(now).map(|last| (now - last).as_secs_f64());
+        // Step 0 is the evaluation before the first step and says nothing of the pace.
+        if let Some(seconds) = seconds.filter(|_| step > 0) {
             // Steps differ (some evaluate, some save), so the estimate follows them slowly.
             let estimate = self.seconds_per_step.map_or(seconds, |estimate| 0.8 * estimate + 0.2 * seconds);
             self.seconds_per_step = Some(estimate);
