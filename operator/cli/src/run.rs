@@ -28,6 +28,11 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     if args.overwrite {
         command.arg("--overwrite");
     }
+    // The OpenMP runtime reads this before the trainer's first line. By default its idle threads spin, which slows every
+    // operation tenfold as soon as another process, or a container's CPU limit, wants the same cores.
+    if env::var_os("GOMP_SPINCOUNT").is_none() && env::var_os("OMP_WAIT_POLICY").is_none() {
+        command.env("GOMP_SPINCOUNT", "1000");
+    }
     Err(command.exec()).with_context(|| format!("start {}", trainer.display()))
 }
 
