@@ -9,7 +9,7 @@ use tch::{Device, Kind, Tensor};
 
 const NUM_TENSORS: i64 = 64;
 const TENSOR_LEN: i64 = 4 << 20;
-const MEBIBYTES: f64 = (NUM_TENSORS * TENSOR_LEN * 4 >> 20) as f64;
+const MEBIBYTES: f64 = ((NUM_TENSORS * TENSOR_LEN * 4) >> 20) as f64;
 
 fn main() {
     let dir = tempfile::tempdir_in(".").unwrap();

@@ -83,11 +83,11 @@ fn train_one_step(trainer: &mut Trainer) -> Result<Option<StopReason>, TrainErro
         step::StepEnd::Dropped(reason) => return Ok(Some(reason)),
     };
     trainer.progress.step += 1;
-    if is_due(trainer.progress.step, trainer.spec().training.evaluate_every, trainer.num_steps) {
-        if let Some(evaluation) = evaluate(trainer)? {
-            trainer.progress.last_evaluation = Some(evaluation.reward);
-            metrics.extend(evaluation.into_metrics());
-        }
+    let is_evaluated =
+        is_due(trainer.progress.step, trainer.spec().training.evaluate_every, trainer.num_steps);
+    if let Some(evaluation) = if is_evaluated { evaluate(trainer)? } else { None } {
+        trainer.progress.last_evaluation = Some(evaluation.reward);
+        metrics.extend(evaluation.into_metrics());
     }
     let every_steps = trainer.spec().checkpoint.every_steps;
     // Logged first: whenever a kill comes, no step of a checkpoint is missing from the logs.

@@ -1,5 +1,7 @@
 //! The actor's schedule of islands, chunked head and hand-made loss gradients, against one plain autograd graph.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use rlt_core::batch::{Batch, Demonstration};
 use rlt_core::loss::{Aggregation, Denominators, LossInputs, Objective, PolicyLoss};
 use rlt_trainer::actor::{Actor, ActorOptions, MicroBatch};

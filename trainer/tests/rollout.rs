@@ -1,6 +1,8 @@
 //! The rollout engine on the fixtures of every family: what it writes is what the actor would write, whatever runs
 //! beside it, wherever the cache puts it and however often it sleeps.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 #[path = "rollout/adapter.rs"]
 mod adapter;
 #[path = "rollout/equality.rs"]
