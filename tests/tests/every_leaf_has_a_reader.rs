@@ -148,8 +148,9 @@ fn types(folder: &str) -> Types {
     let mut files = rust_files(&folder);
     files.push(folder.with_extension("rs"));
     let mut types = Types::new();
+    let comment = Regex::new(r"(?m)^\s*//.*$").unwrap();
     for text in files.iter().map(|file| fs::read_to_string(file).unwrap()) {
-        let text = Regex::new(r"(?m)^\s*//.*$").unwrap().replace_all(&text, "").into_owned();
+        let text = comment.replace_all(&text, "");
         for captures in item.captures_iter(&text) {
             let fields = field.captures_iter(&captures[2]).map(|field| {
                 let part = |one: usize, other: usize| {
