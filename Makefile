@@ -2,10 +2,9 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
-PROFILE ?= release
 QUICKSTART_OUTPUT ?= runs/quickstart
 
-.PHONY: help libtorch build quickstart test lint deny format generate bench clean
+.PHONY: help libtorch browser build quickstart test lint deny format generate bench clean
 
 help: ## List the commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -13,13 +12,22 @@ help: ## List the commands
 libtorch: ## Fetch the pinned libtorch once (an own LIBTORCH is respected)
 	@bash trainer/torch/fetch-libtorch.sh
 
+browser: ## Install Chromium for the report's test, where that needs nobody's password
+	@if command -v chromium chromium-browser google-chrome >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "browser: installing chromium"; \
+		{ apt-get install -y -qq chromium || { apt-get update -qq && apt-get install -y -qq chromium; }; } >/dev/null; \
+	else echo "browser: no chromium here; the test of the report skips"; fi
+
 build: libtorch ## Build rlctl and rlt-trainer
 	cargo build --release --bin rlctl --bin rlt-trainer
 
-quickstart: build ## Train a small transformer on one page of YAML: cold start, GRPO, report
-	target/release/rlctl run examples/quickstart/job.yaml --output $(QUICKSTART_OUTPUT) --overwrite
+quickstart: build ## Train a small transformer from one page of YAML: cold start, GRPO, report
+	target/release/rlctl run examples/quickstart/job.yaml --output $(QUICKSTART_OUTPUT)
+	@echo "report: $(QUICKSTART_OUTPUT)/report.html   model: $(QUICKSTART_OUTPUT)/export/"
+	@echo "to train again: target/release/rlctl run examples/quickstart/job.yaml --output $(QUICKSTART_OUTPUT) --overwrite"
 
-test: libtorch lint ## Every check and every test
+test: libtorch browser lint ## Every check and every test
 	cargo test --workspace --locked
 	cargo test --package rlt-api --features kube --locked
 
