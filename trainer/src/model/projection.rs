@@ -53,7 +53,7 @@ impl Projection {
         let kind = x.kind();
         let base = x.linear(&self.weight.to_kind(kind), self.bias.as_ref().map(|bias| bias.to_kind(kind)));
         match (&self.lora, adapter) {
-            (Some(lora), Adapter::On) => base + lora.forward(x, &self.name, dropout_seed),
+            (Some(lora), Adapter::On) => lora.add_to(base, x, &self.name, dropout_seed),
             _ => base,
         }
     }
@@ -73,14 +73,17 @@ impl Projection {
 }
 
 impl LoraPair {
-    fn forward(&self, x: &Tensor, name: &str, dropout_seed: Option<u64>) -> Tensor {
+    /// Adds the adapter's part to the base's output in place and scales where there are `rank` numbers a token: of
+    /// the wide tensors of a sum out of place, each leaves a hole in the heap that the kept activations between them
+    /// keep from being used again.
+    fn add_to(&self, mut base: Tensor, x: &Tensor, name: &str, dropout_seed: Option<u64>) -> Tensor {
         let kind = x.kind();
         let kept = match dropout_seed {
             Some(seed) if self.dropout > 0.0 => x * self.dropout_mask(x, name, seed),
             _ => x.shallow_clone(),
         };
-        let inner = kept.linear(&self.a.to_kind(kind), None::<Tensor>);
-        inner.linear(&self.b.to_kind(kind), None::<Tensor>) * self.scaling
+        let inner = kept.linear(&self.a.to_kind(kind), None::<Tensor>) * self.scaling;
+        base.addmm_(&inner, &self.b.to_kind(kind).tr())
     }
 
     /// Zero where an input is dropped and 1 / (1 - dropout) elsewhere; a function of seed, projection and place.
