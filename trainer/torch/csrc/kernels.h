@@ -97,9 +97,9 @@ struct PagedAttention {
 // y = x W^T + bias, W packed as [panels][in][PANEL] with zeros behind the last output.
 struct LinearPanels {
   static constexpr int64_t PANEL = 32;
-  const float *x, *panels, *bias;             // bias null: none
+  const float *x, *panels, *bias;  // bias null: none
   int64_t num_rows, in, out, x_row;
-  float* y;                                   // [num_rows, out] contiguous
+  float* y;  // [num_rows, out] contiguous
 };
 
 struct AdamW {

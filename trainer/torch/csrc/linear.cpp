@@ -27,8 +27,9 @@ Tensor pack_panels(const Tensor& weight) {
 Tensor linear_of_panels(const Tensor& x_any, const Tensor& panels, int64_t out, const Tensor* bias) {
   TORCH_CHECK(x_any.dim() >= 1 && x_any.size(-1) == panels.size(1) && x_any.scalar_type() == at::kFloat &&
                   x_any.device().is_cpu(),
-              "a packed linear layer of ", panels.size(1), " inputs expected a float32 CPU tensor [.., inputs], got ",
-              x_any.sizes(), " of ", x_any.scalar_type());
+              "a packed linear layer of ", panels.size(1),
+              " inputs expected a float32 CPU tensor [.., inputs], got ", x_any.sizes(), " of ",
+              x_any.scalar_type());
   const Tensor x = x_any.contiguous();
   std::vector<int64_t> sizes = x.sizes().vec();
   sizes.back() = out;
@@ -37,7 +38,8 @@ Tensor linear_of_panels(const Tensor& x_any, const Tensor& panels, int64_t out, 
   a.in = panels.size(1), a.out = out, a.num_rows = num_rows(x), a.x_row = a.in;
   a.x = x.data_ptr<float>(), a.panels = panels.data_ptr<float>(), a.y = y.data_ptr<float>();
   a.bias = bias ? bias->data_ptr<float>() : nullptr;
-  const int64_t item_cost = std::max<int64_t>(1, LinearPanels::PANEL * a.in * std::min<int64_t>(a.num_rows, 64));
+  const int64_t item_cost =
+      std::max<int64_t>(1, LinearPanels::PANEL * a.in * std::min<int64_t>(a.num_rows, 64));
   at::parallel_for(0, kernels().linear_items(a), std::max<int64_t>(1, PARALLEL_COST / item_cost),
                    [&](int64_t b, int64_t e) { kernels().linear_panels(a, b, e); });
   return y;

@@ -69,7 +69,8 @@ const Kernels TABLE = {RLT_ISA_NAME,       rms_norm_forward,
                        head_statistics,    head_gradient,
                        attention_scratch,  attention_forward,
                        attention_backward, paged_scratch,
-                       paged_attention,    linear_items, linear_panels, adamw,
+                       paged_attention,    linear_items,
+                       linear_panels,      adamw,
                        sum_of_squares};
 }  // namespace RLT_ISA
 }  // namespace rlt

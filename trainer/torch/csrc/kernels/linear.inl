@@ -1,13 +1,13 @@
-// y = x W^T + bias with W in panels: PANEL outputs side by side for each input, so that one pass over a panel feeds
-// every row of x. Decoding multiplies few rows: the time is that of reading W once.
+// y = x W^T + bias with W in panels: PANEL outputs side by side for each input, so that one pass over a panel
+// feeds every row of x. Decoding multiplies few rows: the time is that of reading W once.
 //
 // Each output is one chain of multiply-adds over the inputs in order, whatever the number of rows or threads:
 // a row's result does not depend, to the last bit, on what is multiplied beside it.
 
 #if defined(__AVX512F__)
-constexpr int LINEAR_ROWS = 12;   // 24 accumulators of 32 registers
+constexpr int LINEAR_ROWS = 12;  // 24 accumulators of 32 registers
 #else
-constexpr int LINEAR_ROWS = 6;    // 12 of 16
+constexpr int LINEAR_ROWS = 6;  // 12 of 16
 #endif
 constexpr int LINEAR_VECTORS = 2;
 // Rows that pass over a panel together; their inputs stay in the second-level cache.
@@ -16,8 +16,8 @@ static_assert(LinearPanels::PANEL % (LINEAR_VECTORS * W) == 0, "a panel is a who
 
 // ROWS rows by LINEAR_VECTORS vectors of outputs, of which the first `width` elements exist.
 template <int ROWS>
-static inline void linear_tile(const LinearPanels& a, const float* x, const float* panel, const float* bias, float* y,
-                               int64_t width) {
+static inline void linear_tile(const LinearPanels& a, const float* x, const float* panel, const float* bias,
+                               float* y, int64_t width) {
   vf acc[ROWS][LINEAR_VECTORS] = {};
   for (int64_t k = 0; k < a.in; ++k) {
     const float* b = panel + k * LinearPanels::PANEL;
@@ -42,8 +42,10 @@ template <int ROWS = LINEAR_ROWS>
 static inline void linear_rows(int64_t rows, const LinearPanels& a, const float* x, const float* panel,
                                const float* bias, float* y, int64_t width) {
   if constexpr (ROWS > 0) {
-    if (rows == ROWS) linear_tile<ROWS>(a, x, panel, bias, y, width);
-    else linear_rows<ROWS - 1>(rows, a, x, panel, bias, y, width);
+    if (rows == ROWS)
+      linear_tile<ROWS>(a, x, panel, bias, y, width);
+    else
+      linear_rows<ROWS - 1>(rows, a, x, panel, bias, y, width);
   }
 }
 
@@ -54,16 +56,18 @@ static void linear_panels(const LinearPanels& a, int64_t begin, int64_t end) {
     const int64_t first = i / num_panels * LINEAR_BLOCK, last = lesser(a.num_rows, first + LINEAR_BLOCK);
     const int64_t panel_idx = i % num_panels;
     for (int64_t n = 0; n < LinearPanels::PANEL; n += LINEAR_VECTORS * W) {
-      const int64_t out = panel_idx * LinearPanels::PANEL + n, width = lesser(LINEAR_VECTORS * W, a.out - out);
+      const int64_t out = panel_idx * LinearPanels::PANEL + n,
+                    width = lesser(LINEAR_VECTORS * W, a.out - out);
       if (width <= 0) break;
       const float* panel = a.panels + panel_idx * LinearPanels::PANEL * a.in + n;
       for (int64_t m = first; m < last; m += LINEAR_ROWS)
-        linear_rows(lesser(LINEAR_ROWS, last - m), a, a.x + m * a.x_row, panel, a.bias ? a.bias + out : nullptr,
-                    a.y + m * a.out + out, width);
+        linear_rows(lesser(LINEAR_ROWS, last - m), a, a.x + m * a.x_row, panel,
+                    a.bias ? a.bias + out : nullptr, a.y + m * a.out + out, width);
     }
   }
 }
 
 static int64_t linear_items(const LinearPanels& a) {
-  return (a.out + LinearPanels::PANEL - 1) / LinearPanels::PANEL * ((a.num_rows + LINEAR_BLOCK - 1) / LINEAR_BLOCK);
+  return (a.out + LinearPanels::PANEL - 1) / LinearPanels::PANEL *
+         ((a.num_rows + LINEAR_BLOCK - 1) / LINEAR_BLOCK);
 }
