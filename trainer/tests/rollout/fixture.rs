@@ -95,9 +95,9 @@ pub(crate) fn tokens(completions: &[Vec<Completion>]) -> Vec<Vec<TokenId>> {
 
 /// Two routes to the same samples, counted over many of them.
 ///
-/// Another batch adds the same numbers in another order, so log-probs agree to rounding, not bitwise. These models'
-/// large random weights amplify that to some 1e-5, and a draw moves when its number lies within that much of a
-/// boundary: for about one of thousands of samples, on one machine or another.
+/// What a prefill computes again a decode may have computed first, with additions in another order: log-probs agree to
+/// rounding, which these models' large random weights amplify to some 1e-5, and a draw moves when its number lies
+/// within that much of a boundary. That is one of thousands of samples, on one machine or another.
 #[derive(Default)]
 pub(crate) struct SameSamples {
     num_samples: usize,
