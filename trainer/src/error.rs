@@ -94,7 +94,8 @@ impl TrainError {
     /// The exit code that tells the operator what to do about it.
     pub fn exit_code(&self) -> ExitCode {
         match self {
-            Self::Manifest(_) | Self::ResumeRefused { .. } | Self::NoGpu => ExitCode::BadConfig,
+            Self::Manifest(_) => ExitCode::Usage,
+            Self::ResumeRefused { .. } | Self::NoGpu => ExitCode::BadConfig,
             Self::RunFolder(RunFolderError::Io { .. }) | Self::Io { .. } => ExitCode::RetryableIo,
             Self::RunFolder(_) => ExitCode::BadConfig,
             Self::Model(_) | Self::Tokenizer(_) | Self::Data(_) | Self::Loader(_) | Self::Rewards(_) => {
