@@ -115,6 +115,12 @@ pub enum TokenizerError {
         /// The library's complaint.
         message: String,
     },
+    /// Text holds a character that the alphabet lacks.
+    #[error("encode {character:?}: it is not in the tokenizer's alphabet")]
+    OutsideAlphabet {
+        /// The first such character.
+        character: String,
+    },
     /// Tokens could not be decoded.
     #[error("decode {num_tokens} tokens: {message}")]
     Decode {

@@ -80,7 +80,9 @@ impl<'a> DemonstrationReader<'a> {
         let failed = |source| tokenize_error(row, source);
         let mut tokens = encode(self.tokenizer, &rendered).map_err(failed)?;
         let num_prompt_tokens = tokens.len();
-        tokens.extend(self.tokenizer.encode_rendered(response).map_err(failed)?);
+        let response_tokens = self.tokenizer.encode_rendered(response).map_err(failed)?;
+        self.tokenizer.check_alphabet(response, &response_tokens).map_err(failed)?;
+        tokens.extend(response_tokens);
         tokens.extend(self.tokenizer.eos_ids().first());
         let loss_mask = (0..tokens.len()).map(|idx| idx >= num_prompt_tokens).collect();
         Ok(Demonstration { tokens, loss_mask })

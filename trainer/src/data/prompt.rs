@@ -90,11 +90,13 @@ pub(super) fn render(tokenizer: &Tokenizer, row: &Row, column: &str) -> Result<R
 }
 
 pub(super) fn encode(tokenizer: &Tokenizer, rendered: &Rendered) -> Result<Vec<u32>, TokenizerError> {
-    if rendered.is_chat {
+    let tokens = if rendered.is_chat {
         tokenizer.encode_rendered(&rendered.text)
     } else {
         tokenizer.encode(&rendered.text)
-    }
+    }?;
+    tokenizer.check_alphabet(&rendered.text, &tokens)?;
+    Ok(tokens)
 }
 
 pub(super) fn check_messages(row: &Row, column: &str, messages: &[Value]) -> Result<(), DataError> {

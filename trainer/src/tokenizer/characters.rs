@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use rlt_core::types::TokenId;
 use serde_json::{Map, Value, json};
 
 use super::{Origin, SpecialTokens, Tokenizer, TokenizerError};
@@ -40,6 +41,23 @@ impl Tokenizer {
             unk: Some(UNK.into()),
         };
         Ok(Self { inner: Arc::new(inner), special, eos_ids: vec![2], chat: None, origin: Origin::Memory })
+    }
+
+    /// Refuses `text`, whose tokens are `tokens`, where a character of it became `<unk>`: for data, in which that is a
+    /// mistake. Tokenizers that were not made from an alphabet take any text.
+    ///
+    /// # Errors
+    /// [`TokenizerError::OutsideAlphabet`] with the first such character.
+    pub fn check_alphabet(&self, text: &str, tokens: &[TokenId]) -> Result<(), TokenizerError> {
+        let unknown = self.inner.token_to_id(UNK);
+        let is_unknown = |token: &TokenId| Some(*token) == unknown;
+        if !matches!(self.origin, Origin::Memory) || !tokens.iter().any(is_unknown) {
+            return Ok(());
+        }
+        let encoded = self.encode_with_offsets(text)?;
+        let range = encoded.into_iter().find(|(token, _)| is_unknown(token)).map(|(_, range)| range);
+        let character = range.and_then(|range| text.get(range)).unwrap_or(UNK).to_owned();
+        Err(TokenizerError::OutsideAlphabet { character })
     }
 }
 
