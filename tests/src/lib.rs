@@ -3,6 +3,8 @@
 //! No product code lives here, and nothing here is used by product code.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
 
 /// One source file of the workspace.
 #[derive(Debug)]
@@ -47,7 +49,48 @@ pub fn rust_sources() -> std::io::Result<Vec<SourceFile>> {
 /// Cargo names the binaries of a package to that package's own tests only, so the folder is found from the
 /// running test's own path (`target/<profile>/deps/<test>`).
 pub fn binary(name: &str) -> PathBuf {
+    profile_folder().join(name)
+}
+
+/// As [`binary`], and built first where it is missing or older than a source: for `cargo test -p rlt-tests` alone.
+///
+/// # Panics
+/// When Cargo can not build it.
+pub fn fresh_binary(name: &str) -> PathBuf {
+    static BUILT: OnceLock<bool> = OnceLock::new();
+    let is_built = || ["rlt-trainer", "rlctl"].iter().all(|name| is_fresh(&binary(name))) || build_binaries();
+    assert!(BUILT.get_or_init(is_built), "the binaries under test do not build");
+    binary(name)
+}
+
+fn profile_folder() -> PathBuf {
     let test = std::env::current_exe().unwrap_or_default();
-    let profile = test.parent().and_then(Path::parent).map_or_else(PathBuf::new, Path::to_path_buf);
-    profile.join(name)
+    test.parent().and_then(Path::parent).map_or_else(PathBuf::new, Path::to_path_buf)
+}
+
+/// Whether `binary` is younger than every source that can be part of it.
+fn is_fresh(binary: &Path) -> bool {
+    let modified = |path: &Path| std::fs::metadata(path).and_then(|data| data.modified()).ok();
+    let Some(built) = modified(binary) else { return false };
+    let sources = rust_sources().unwrap_or_default();
+    sources
+        .iter()
+        .filter(|source| source.path.contains("src/") && !source.path.starts_with("tests/"))
+        .all(|source| modified(&workspace_root().join(&source.path)).is_some_and(|at| at <= built))
+}
+
+fn build_binaries() -> bool {
+    let folder = profile_folder();
+    let profile = match folder.file_name().and_then(|name| name.to_str()) {
+        None | Some("debug") => "dev",
+        Some(name) => name,
+    };
+    let target = folder.parent().unwrap_or(&folder);
+    Command::new(env!("CARGO"))
+        .args(["build", "--package", "rlt-trainer", "--package", "rlctl", "--bins", "--profile", profile])
+        .arg("--target-dir")
+        .arg(target)
+        .current_dir(workspace_root())
+        .status()
+        .is_ok_and(|status| status.success())
 }

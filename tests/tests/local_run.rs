@@ -1,0 +1,24 @@
+//! Whole local runs, seen from outside: manifests in, run folders, exit codes and messages out.
+//!
+//! Every test starts the real binaries on a job so small that it takes about a second. What a single module promises
+//! is tested beside that module.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+#[path = "local_run/bad_data.rs"]
+mod bad_data;
+#[path = "local_run/bad_manifest.rs"]
+mod bad_manifest;
+#[path = "local_run/bad_model.rs"]
+mod bad_model;
+#[path = "local_run/complete.rs"]
+mod complete;
+#[path = "local_run/job.rs"]
+mod job;
+#[path = "local_run/presets.rs"]
+mod presets;
+#[path = "local_run/resume.rs"]
+mod resume;
+#[path = "local_run/rlctl.rs"]
+mod rlctl;
+#[path = "local_run/run_folder.rs"]
+mod run_folder;

@@ -1,0 +1,73 @@
+//! Data that cannot be trained on: refused with the file and the row.
+
+use std::fs;
+
+use serde_json::json;
+
+use crate::job::{Ended, Place, tiny_with};
+
+const GOOD: &str = r#"{"data_source": "sums", "prompt": "1+1=", "reward_model": {"ground_truth": "2"}}"#;
+
+/// Trains on a file `rows.jsonl` of these lines.
+fn train(place: &Place, lines: &[&str]) -> Ended {
+    let path = place.file("rows.jsonl");
+    fs::write(&path, lines.join("\n")).unwrap();
+    place.train(&tiny_with(json!({ "data": { "task": null, "train": [path] } })))
+}
+
+#[test]
+fn rows_of_a_file_are_trained_on() {
+    let place = Place::new();
+    train(&place, &[GOOD, GOOD]).expect(0, &[]);
+    assert_eq!(place.steps().len(), 3);
+}
+
+#[test]
+fn a_file_that_is_not_there_is_named() {
+    let place = Place::new();
+    place
+        .train(&tiny_with(json!({ "data": { "task": null, "train": [place.file("nothing.jsonl")] } })))
+        .expect(78, &["nothing.jsonl"]);
+}
+
+#[test]
+fn an_empty_data_set_is_refused() {
+    train(&Place::new(), &[]).expect(78, &["train", "no rows"]);
+    train(&Place::new(), &["", ""]).expect(78, &["train", "no rows"]);
+}
+
+#[test]
+fn a_data_set_that_is_empty_after_the_filter_says_so() {
+    let long = r#"{"data_source": "sums", "prompt": "1+1+1+1+1=", "reward_model": {"ground_truth": "5"}}"#;
+    train(&Place::new(), &[long]).expect(78, &["no rows", "1 were longer"]);
+}
+
+#[test]
+fn a_malformed_row_is_named_by_file_and_number() {
+    for bad in ["{\"prompt\": ", "17", "{\"question\": \"1+1=\"}", "{\"prompt\": 17}"] {
+        let ended = train(&Place::new(), &[GOOD, GOOD, bad, GOOD]).expect(78, &["rows.jsonl"]);
+        assert!(
+            regex::Regex::new(r"rows\.jsonl row 3\b").unwrap().is_match(&ended.stderr),
+            "{bad}: {}",
+            ended.stderr
+        );
+    }
+}
+
+#[test]
+fn text_outside_of_the_alphabet_is_named_by_file_and_number() {
+    let bad = r#"{"data_source": "sums", "prompt": "one=", "reward_model": {"ground_truth": "5"}}"#;
+    train(&Place::new(), &[GOOD, bad]).expect(78, &["rows.jsonl row 2", "\"o\""]);
+}
+
+#[test]
+fn a_row_without_the_ground_truth_that_a_reward_needs_is_refused() {
+    let bad = r#"{"data_source": "sums", "prompt": "1+2="}"#;
+    let place = Place::new();
+    let path = place.file("rows.jsonl");
+    fs::write(&path, [GOOD, bad].join("\n")).unwrap();
+    let rewards = json!({ "functions": [{ "name": "right", "kind": "Exact" }] });
+    place
+        .train(&tiny_with(json!({ "data": { "task": null, "train": [path] }, "rewards": rewards })))
+        .expect(78, &["right"]);
+}

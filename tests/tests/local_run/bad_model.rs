@@ -1,0 +1,180 @@
+//! Model folders that are damaged or do not fit: refused before the first step, the file and tensor named.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use crate::job::{Ended, Place, copy_of_small_model, on_files, tiny_with};
+
+const EMBEDDING: &str = "model.embed_tokens.weight";
+
+/// Trains on a copy of the small model that `damage` was done to.
+fn train_damaged(changes: Value, damage: impl FnOnce(&Path)) -> Ended {
+    let place = Place::new();
+    let model = place.file("model");
+    copy_of_small_model(&model);
+    damage(&model);
+    place.train(&on_files(&model, changes))
+}
+
+fn edit_config(model: &Path, edit: impl FnOnce(&mut Value)) {
+    let path = model.join("config.json");
+    let mut config = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    edit(&mut config);
+    fs::write(path, config.to_string()).unwrap();
+}
+
+fn weights(model: &Path) -> PathBuf {
+    model.join("model.safetensors")
+}
+
+/// Changes header and data of the weights, whose layout is: length of the header, header as JSON, data.
+fn edit_weights(model: &Path, edit: impl FnOnce(&mut Value, &mut Vec<u8>)) {
+    let bytes = fs::read(weights(model)).unwrap();
+    let header_len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let mut header = serde_json::from_slice(&bytes[8..8 + header_len]).unwrap();
+    let mut data = bytes[8 + header_len..].to_vec();
+    edit(&mut header, &mut data);
+    let header = header.to_string();
+    let len = (header.len() as u64).to_le_bytes();
+    fs::write(weights(model), [&len, header.as_bytes(), &data].concat()).unwrap();
+}
+
+/// Sets the numbers `picked` of a tensor.
+fn set(header: &Value, data: &mut [u8], tensor: &str, picked: impl Fn(usize) -> bool, value: f32) {
+    let offsets = &header[tensor]["data_offsets"];
+    let (begin, end) = (offsets[0].as_u64().unwrap() as usize, offsets[1].as_u64().unwrap() as usize);
+    for (idx, number) in data[begin..end].chunks_exact_mut(4).enumerate() {
+        if picked(idx) {
+            number.copy_from_slice(&value.to_le_bytes());
+        }
+    }
+}
+
+#[test]
+fn a_model_that_is_not_there_is_named() {
+    let place = Place::new();
+    let missing = place.file("nowhere");
+    place.train(&on_files(&missing, json!({}))).expect(78, &[missing.to_str().unwrap()]);
+}
+
+#[test]
+fn an_unknown_architecture_is_named_with_those_that_are_known() {
+    let damage = |model: &Path| {
+        edit_config(model, |config| {
+            config["architectures"] = json!(["MambaForCausalLM"]);
+            config["model_type"] = json!("mamba");
+        });
+    };
+    let ended = train_damaged(json!({}), damage).expect(78, &["config.json"]);
+    assert!(ended.stderr.to_lowercase().contains("mamba"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("Qwen3") || ended.stderr.contains("qwen3"), "{}", ended.stderr);
+}
+
+#[test]
+fn a_configuration_that_is_no_json_is_named() {
+    train_damaged(json!({}), |model| fs::write(model.join("config.json"), "{\"model_type\": ").unwrap())
+        .expect(78, &["config.json"]);
+}
+
+#[test]
+fn missing_weights_are_named() {
+    train_damaged(json!({}), |model| fs::remove_file(weights(model)).unwrap())
+        .expect(78, &["model.safetensors"]);
+}
+
+#[test]
+fn truncated_weights_are_named() {
+    let truncate = |len: fn(u64) -> u64| {
+        move |model: &Path| {
+            let file = fs::OpenOptions::new().write(true).open(weights(model)).unwrap();
+            file.set_len(len(file.metadata().unwrap().len())).unwrap();
+        }
+    };
+    let lens: [fn(u64) -> u64; 4] = [|_| 0, |_| 5, |_| 100, |len| len - 1];
+    for len in lens {
+        train_damaged(json!({}), truncate(len)).expect(78, &["model.safetensors"]);
+    }
+}
+
+#[test]
+fn weights_that_are_not_a_number_are_named() {
+    let damage = |model: &Path| {
+        edit_weights(model, |header, data| set(header, data, EMBEDDING, |idx| idx == 7, f32::NAN));
+    };
+    train_damaged(json!({}), damage).expect(78, &["model.safetensors", EMBEDDING, "NaN"]);
+}
+
+#[test]
+fn a_wrong_shape_is_named_with_the_right_one() {
+    train_damaged(json!({}), |model| edit_config(model, |config| config["intermediate_size"] = json!(128)))
+        .expect(78, &["model.safetensors", "gate_proj", "[128, 32]", "[64, 32]"]);
+}
+
+#[test]
+fn a_tensor_too_few_is_named() {
+    let damage = |model: &Path| edit_config(model, |config| config["num_hidden_layers"] = json!(2));
+    train_damaged(json!({}), damage).expect(78, &["model.layers.1."]);
+}
+
+#[test]
+fn a_tensor_too_many_is_named() {
+    let damage = |model: &Path| {
+        edit_weights(model, |header, data| {
+            let begin = data.len();
+            data.extend_from_slice(&1f32.to_le_bytes());
+            header["model.extra.weight"] =
+                json!({ "dtype": "F32", "shape": [1], "data_offsets": [begin, begin + 4] });
+        });
+    };
+    train_damaged(json!({}), damage).expect(78, &["model.extra.weight"]);
+}
+
+#[test]
+fn a_tokenizer_with_more_tokens_than_the_model_is_refused() {
+    let other = Place::new();
+    let alphabet = json!({ "model": { "tokenizer": { "characters": "0123456789+=abcdefghijklmnop" } },
+        "training": { "steps": 1 } });
+    other.train(&tiny_with(alphabet)).expect(0, &[]);
+    let changes = json!({ "model": { "tokenizer": { "path": other.run("export") } } });
+    train_damaged(changes, |_| ()).expect(78, &["token ids", "vocab_size"]);
+}
+
+#[test]
+fn a_folder_without_a_tokenizer_is_refused() {
+    train_damaged(json!({}), |model| fs::remove_file(model.join("tokenizer.json")).unwrap())
+        .expect(78, &["tokenizer"]);
+}
+
+/// Weights that are finite but overflow in the first product.
+fn overflow(model: &Path) {
+    edit_weights(model, |header, data| {
+        let gate = "model.layers.0.mlp.gate_proj.weight";
+        let up = "model.layers.0.mlp.up_proj.weight";
+        set(header, data, gate, |_| true, 1e30);
+        set(header, data, up, |_| true, 1e30);
+    });
+}
+
+#[test]
+fn logits_that_are_not_finite_end_a_run_as_diverged() {
+    train_damaged(json!({}), overflow).expect(77, &["finite"]);
+}
+
+#[test]
+fn steps_with_a_non_finite_loss_are_skipped_and_counted_and_then_end_the_run() {
+    let place = Place::new();
+    let model = place.file("model");
+    copy_of_small_model(&model);
+    overflow(&model);
+    let changes = json!({
+        "algorithm": { "kind": "SFT" }, "rewards": null, "data": { "task": { "numHeldOut": 0 } },
+        "training": { "steps": 9, "maxConsecutiveNonFinite": 4, "evaluateBefore": false }
+    });
+    place.train(&on_files(&model, changes)).expect(77, &["4 steps in a row", "last step 4"]);
+    let steps = place.steps();
+    assert_eq!(steps.len(), 4);
+    assert!(steps.iter().all(|step| step["training/num_skipped_updates"] == 1.0), "{steps:?}");
+    assert!(!place.run("export").exists());
+}

@@ -1,0 +1,119 @@
+//! A run that reaches its end leaves the whole run-folder contract.
+
+use std::fs;
+
+use regex::Regex;
+use serde_json::{Value, json};
+
+use crate::job::{Place, tiny_with};
+
+/// The names in the first column of the tables of `docs/metrics.md`, as one pattern over whole names.
+fn documented_names() -> Regex {
+    let text = fs::read_to_string(rlt_tests::workspace_root().join("docs/metrics.md")).unwrap();
+    let rows =
+        text.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` |").map(|(name, _)| name));
+    let pattern = |name: &str| {
+        let name = regex::escape(name).replace(r"\{", "(?:").replace(r"\}", ")").replace(',', "|");
+        Regex::new("<[a-z_]+>").unwrap().replace_all(&name, "[^ ]+").into_owned()
+    };
+    let names: Vec<String> = rows.map(pattern).collect();
+    assert!(names.len() > 40, "{names:?}");
+    Regex::new(&format!("^(?:{})$", names.join("|"))).unwrap()
+}
+
+#[test]
+fn a_complete_run_leaves_everything_that_a_run_folder_promises() {
+    let place = Place::new();
+    let changes = json!({ "algorithm": { "coldStart": { "steps": 2, "batchSize": 4 } } });
+    place.train(&tiny_with(changes)).expect(0, &[]);
+
+    let files = [
+        "manifest.yaml",
+        "metrics.jsonl",
+        "completions.jsonl",
+        "report.html",
+        "result.json",
+        "checkpoints/step-000003/manifest.json",
+        "checkpoints/step-000003/state.json",
+        "export/config.json",
+        "export/model.safetensors",
+        "export/tokenizer.json",
+        "export/tokenizer_config.json",
+    ];
+    for file in files {
+        let len = fs::metadata(place.run(file)).map_or(0, |data| data.len());
+        assert!(len > 0, "{file} is missing or empty");
+    }
+    assert!(fs::read_dir(place.run("events")).unwrap().count() > 0);
+    let manifest = fs::read_to_string(place.run("manifest.yaml")).unwrap();
+    let again = rlt_api::validate(&manifest).unwrap();
+    assert_eq!(again.spec().training.prompts_per_update, 2, "the default is written out");
+
+    let result: Value = serde_json::from_slice(&fs::read(place.run("result.json")).unwrap()).unwrap();
+    assert_eq!((&result["outcome"], &result["step"]), (&json!("complete"), &json!(3)));
+    assert!(result["held_out_reward_before"].is_f64() && result["held_out_reward_after"].is_f64());
+
+    let completions = fs::read_to_string(place.run("completions.jsonl")).unwrap();
+    let completions: Vec<Value> = completions.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    assert!(completions.iter().any(|c| c["step"] == 3 && c["completion"].is_string()), "{completions:?}");
+
+    let report = fs::read_to_string(place.run("report.html")).unwrap();
+    assert!(report.contains("<svg") && !report.contains("src=\"http"));
+}
+
+#[test]
+fn every_step_is_logged_once_under_documented_names() {
+    let place = Place::new();
+    let changes = json!({ "algorithm": { "coldStart": { "steps": 2, "batchSize": 4 } } });
+    place.train(&tiny_with(changes)).expect(0, &[]);
+    let metrics = place.metrics();
+    let positions: Vec<_> =
+        metrics.iter().map(|line| (line["training/phase"].clone(), line["step"].clone())).collect();
+    let expected = [(0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (1, 3)];
+    assert_eq!(positions, expected.map(|(phase, step)| (json!(phase), json!(step))));
+
+    let documented = documented_names();
+    for line in &metrics {
+        for name in line.as_object().unwrap().keys() {
+            assert!(documented.is_match(name), "docs/metrics.md has no {name}");
+        }
+    }
+    let names = [
+        "actor/pg_loss",
+        "actor/kl_loss",
+        "actor/entropy",
+        "actor/grad_norm",
+        "actor/lr",
+        "critic/rewards/mean",
+        "critic/advantages/max",
+        "response_length/mean",
+        "timing_s/gen",
+        "timing_s/step",
+        "perf/throughput",
+    ];
+    for step in place.steps() {
+        let missing: Vec<_> = names.iter().filter(|name| !step[**name].is_number()).collect();
+        assert!(missing.is_empty(), "{missing:?}");
+        // The tolerance of the issue for fp32: rollout and actor compute the same probabilities.
+        assert!(step["training/rollout_probs_diff_max"].as_f64().unwrap() <= 1e-5, "{step}");
+        assert!(step["actor/grad_norm"].as_f64().unwrap() > 0.0, "a run that learns nothing proves nothing");
+    }
+}
+
+#[test]
+fn a_run_that_is_complete_is_not_run_again() {
+    let place = Place::new();
+    let manifest = tiny_with(json!({ "training": { "steps": 1 } }));
+    place.train(&manifest).expect(0, &[]);
+    let before = fs::read(place.run("metrics.jsonl")).unwrap();
+    place.train(&manifest).expect(0, &["complete already", "--overwrite"]);
+    assert_eq!(fs::read(place.run("metrics.jsonl")).unwrap(), before);
+}
+
+#[test]
+fn an_exported_model_is_trained_on() {
+    let place = Place::new();
+    place.train(&crate::job::on_files(crate::job::small_model(), json!({}))).expect(0, &[]);
+    assert_eq!(place.steps().len(), 3);
+    assert!(place.run("export/tokenizer.json").exists());
+}

@@ -1,0 +1,206 @@
+//! The tiny job that all tests vary, and the means to run it and to read what it left.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// Longest that a test waits for something that takes a second.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A manifest: one layer, one operator, two prompts of four samples a step. The reward differs between samples of an
+/// untrained model already, so that every step has a gradient.
+pub(crate) fn tiny() -> Value {
+    json!({
+        "apiVersion": "rltraining.dev/v1alpha1",
+        "kind": "RLTrainingJob",
+        "metadata": { "name": "tiny" },
+        "spec": {
+            "model": {
+                "architecture": {
+                    "family": "Llama", "hiddenSize": 32, "intermediateSize": 64, "numLayers": 1, "numHeads": 2,
+                    "maxPositionEmbeddings": 32
+                },
+                "tokenizer": { "characters": "0123456789+=" }
+            },
+            "data": {
+                "task": {
+                    "kind": "Arithmetic", "operators": ["+"], "maxOperand": 9, "numTrain": 16, "numHeldOut": 4
+                },
+                "maxPromptTokens": 8
+            },
+            "rewards": { "functions": [{ "name": "small", "kind": "Format", "pattern": "[0-4].*" }] },
+            "algorithm": { "kind": "GRPO" },
+            "rollout": { "samplesPerPrompt": 4, "maxCompletionTokens": 4 },
+            "training": {
+                "steps": 3, "promptsPerStep": 2, "optimizer": { "learningRate": 0.01 }, "evaluateEvery": 0
+            },
+            "checkpoint": { "everySteps": 1 },
+            "workers": { "device": "Cpu", "threads": 1 }
+        }
+    })
+}
+
+/// The tiny job with `changes` to its `spec` laid over it: maps are merged, `null` removes, all else replaces.
+pub(crate) fn tiny_with(changes: Value) -> Value {
+    let mut manifest = tiny();
+    merge(&mut manifest["spec"], changes);
+    manifest
+}
+
+/// Lays `changes` over `base`.
+pub(crate) fn merge(base: &mut Value, changes: Value) {
+    match (base, changes) {
+        (Value::Object(base), Value::Object(changes)) => {
+            for (key, change) in changes {
+                if change.is_null() {
+                    base.remove(&key);
+                } else {
+                    merge(base.entry(key).or_insert(Value::Null), change);
+                }
+            }
+        }
+        (base, changes) => *base = changes,
+    }
+}
+
+/// The tiny job on a model and data from files.
+pub(crate) fn on_files(model: &Path, changes: Value) -> Value {
+    let mut manifest = tiny();
+    merge(
+        &mut manifest["spec"],
+        json!({ "model": { "architecture": null, "tokenizer": null, "path": model } }),
+    );
+    merge(&mut manifest["spec"], changes);
+    manifest
+}
+
+/// A place for one run: a manifest and its run folder.
+pub(crate) struct Place {
+    root: TempDir,
+}
+
+/// How a process ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    /// Its exit code; `None` after a kill.
+    pub(crate) code: Option<i32>,
+    /// What it wrote to its standard output.
+    pub(crate) stdout: String,
+    /// What it wrote to its standard error stream.
+    pub(crate) stderr: String,
+}
+
+impl Ended {
+    pub(crate) fn of(output: Output) -> Self {
+        Self {
+            code: output.status.code(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+
+    /// Fails unless the process ended with `code` and said all of `words`.
+    #[track_caller]
+    pub(crate) fn expect(self, code: i32, words: &[&str]) -> Self {
+        assert_eq!(self.code, Some(code), "{}{}", self.stdout, self.stderr);
+        for word in words {
+            let said = self.stdout.contains(word) || self.stderr.contains(word);
+            assert!(said, "nothing of {word:?} in:\n{}{}", self.stdout, self.stderr);
+        }
+        self
+    }
+}
+
+impl Place {
+    pub(crate) fn new() -> Self {
+        Self { root: tempfile::tempdir().unwrap() }
+    }
+
+    /// Any file beside the run folder.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.root.path().join(name)
+    }
+
+    /// A file or folder of the run folder.
+    pub(crate) fn run(&self, name: &str) -> PathBuf {
+        self.root.path().join("run").join(name)
+    }
+
+    /// Writes the manifest; JSON is YAML.
+    pub(crate) fn write(&self, manifest: &Value) -> PathBuf {
+        let path = self.file("job.yaml");
+        fs::write(&path, format!("{manifest:#}")).unwrap();
+        path
+    }
+
+    /// Starts the trainer on `manifest`.
+    pub(crate) fn start(&self, manifest: &Value) -> Child {
+        let path = self.write(manifest);
+        let mut command = Command::new(rlt_tests::fresh_binary("rlt-trainer"));
+        command.args(["worker", "--manifest"]).arg(path).arg("--output").arg(self.root.path().join("run"));
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    /// Runs the trainer on `manifest` to its end, however it comes.
+    pub(crate) fn train(&self, manifest: &Value) -> Ended {
+        Ended::of(self.start(manifest).wait_with_output().unwrap())
+    }
+
+    /// Waits until the run has logged `num_steps` steps of the training.
+    pub(crate) fn wait_for_steps(&self, num_steps: usize) {
+        let started = Instant::now();
+        while self.steps().len() < num_steps {
+            assert!(started.elapsed() < PATIENCE, "no {num_steps} steps in {PATIENCE:?}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// The lines of `metrics.jsonl` that are whole, the evaluation before the first step left out.
+    pub(crate) fn steps(&self) -> Vec<Value> {
+        let is_step = |line: &Value| line["training/phase"] == 1 && line["step"] != 0;
+        self.metrics().into_iter().filter(is_step).collect()
+    }
+
+    /// The lines of `metrics.jsonl` that are whole.
+    pub(crate) fn metrics(&self) -> Vec<Value> {
+        let text = fs::read_to_string(self.run("metrics.jsonl")).unwrap_or_default();
+        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    }
+
+    /// The exported weights, byte for byte.
+    pub(crate) fn weights(&self) -> Vec<u8> {
+        fs::read(self.run("export/model.safetensors")).unwrap()
+    }
+}
+
+/// Sends a signal such as `TERM`.
+pub(crate) fn signal(child: &Child, name: &str) {
+    let sent = Command::new("kill").args(["-s", name, &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+}
+
+/// A small model with its tokenizer as a Hugging Face folder: what one run exported.
+pub(crate) fn small_model() -> &'static Path {
+    static MODEL: OnceLock<(Place, PathBuf)> = OnceLock::new();
+    let (_, path) = MODEL.get_or_init(|| {
+        let place = Place::new();
+        place.train(&tiny_with(json!({ "training": { "steps": 1 } }))).expect(0, &[]);
+        let path = place.run("export");
+        (place, path)
+    });
+    path
+}
+
+/// A copy of [`small_model`] in `folder`, to damage.
+pub(crate) fn copy_of_small_model(folder: &Path) {
+    fs::create_dir_all(folder).unwrap();
+    for entry in fs::read_dir(small_model()).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), folder.join(entry.file_name())).unwrap();
+    }
+}

@@ -1,0 +1,100 @@
+//! Every algorithm that a manifest can name trains.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::job::{Place, tiny, tiny_with};
+
+fn choices(of: &str) -> Vec<String> {
+    let reference = fs::read_to_string(rlt_tests::workspace_root().join("docs/reference.md")).unwrap();
+    let row = reference.lines().find(|line| line.starts_with(&format!("| `{of}` |"))).unwrap();
+    let names = regex::Regex::new("<br>`([A-Za-z0-9]+)`:").unwrap();
+    let names: Vec<String> = names.captures_iter(row).map(|found| found[1].to_owned()).collect();
+    assert!(names.len() > 1, "{row}");
+    names
+}
+
+/// Trains two steps of two updates each, so that ratios are not all 1.
+fn train(mut changes: Value) -> Place {
+    let is_supervised = changes["algorithm"]["kind"] == "SFT";
+    crate::job::merge(&mut changes, json!({ "training": { "steps": 2 } }));
+    if is_supervised {
+        crate::job::merge(&mut changes, json!({ "rewards": null }));
+    } else {
+        crate::job::merge(&mut changes, json!({ "training": { "promptsPerUpdate": 1 } }));
+    }
+    let place = Place::new();
+    place.train(&tiny_with(changes.clone())).expect(0, &[]);
+    let steps = place.steps();
+    assert_eq!(steps.len(), 2, "{changes}");
+    for step in steps {
+        let loss = if is_supervised { &step["sft/loss"] } else { &step["actor/pg_loss"] };
+        assert!(loss.is_number(), "{changes}: {step}");
+        assert_eq!(step["training/num_skipped_updates"], 0.0, "{changes}: {step}");
+    }
+    assert!(place.run("export/model.safetensors").exists());
+    place
+}
+
+#[test]
+fn every_preset_trains() {
+    for kind in choices("spec.algorithm.kind") {
+        train(json!({ "algorithm": { "kind": kind } }));
+    }
+}
+
+#[test]
+fn every_advantage_estimator_trains() {
+    for estimator in choices("spec.algorithm.advantage.estimator") {
+        train(json!({ "algorithm": { "advantage": { "estimator": estimator } } }));
+    }
+}
+
+#[test]
+fn every_policy_loss_trains() {
+    for policy in choices("spec.algorithm.loss.policy") {
+        train(json!({ "algorithm": { "loss": { "policy": policy } } }));
+    }
+}
+
+#[test]
+fn every_aggregation_trains() {
+    for aggregation in choices("spec.algorithm.loss.aggregation") {
+        train(json!({ "algorithm": { "loss": { "aggregation": aggregation } } }));
+    }
+}
+
+#[test]
+fn every_kl_estimator_trains_in_the_loss_and_in_the_reward() {
+    for (idx, estimator) in choices("spec.algorithm.kl.estimator").iter().enumerate() {
+        let placement = ["Loss", "Reward"][idx % 2];
+        train(json!({ "algorithm": { "kl": { "placement": placement, "estimator": estimator } } }));
+    }
+}
+
+#[test]
+fn every_family_trains() {
+    for family in choices("spec.model.architecture.family") {
+        train(json!({ "model": { "architecture": { "family": family } } }));
+    }
+}
+
+#[test]
+fn an_adapter_is_exported_beside_the_merged_model() {
+    let place = train(json!({ "model": { "lora": { "rank": 4, "alpha": 8 } } }));
+    for file in ["adapter_config.json", "adapter_model.safetensors"] {
+        assert!(place.run("export/adapter").join(file).exists(), "{file}");
+    }
+    assert!(!train(json!({})).run("export/adapter").exists());
+}
+
+#[test]
+fn half_precision_and_recomputed_activations_train() {
+    train(json!({ "training": { "precision": "Bf16", "activationCheckpointing": true } }));
+}
+
+#[test]
+fn the_tiny_job_is_valid_as_it_stands() {
+    rlt_api::validate(&tiny().to_string()).unwrap();
+}

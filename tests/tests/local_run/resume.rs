@@ -1,0 +1,133 @@
+//! A run that was interrupted, however it was, ends bit for bit as one that was not.
+
+use serde_json::{Value, json};
+
+use crate::job::{Place, merge, signal, tiny_with};
+
+/// What a run may leave different: times, and what was only measured at the end of a shorter run.
+fn is_timing(name: &str) -> bool {
+    ["timing_s/", "perf/", "timestamp", "val-"].iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// Every step with everything that must be the same in any run of the same job.
+fn values(place: &Place) -> Vec<Value> {
+    let mut metrics = place.metrics();
+    for line in &mut metrics {
+        line.as_object_mut().unwrap().retain(|name, _| !is_timing(name));
+    }
+    metrics
+}
+
+#[track_caller]
+fn assert_same_run(whole: &Place, resumed: &Place) {
+    let (whole_values, resumed_values) = (values(whole), values(resumed));
+    assert_eq!(whole_values.len(), resumed_values.len());
+    for (whole, resumed) in whole_values.iter().zip(&resumed_values) {
+        assert_eq!(whole, resumed);
+    }
+    assert!(whole.steps().iter().all(|step| step["actor/grad_norm"].as_f64() > Some(0.0)));
+    assert!(whole.weights() == resumed.weights(), "the exported weights differ");
+}
+
+fn with_steps(changes: &Value, steps: u64) -> Value {
+    let mut manifest = tiny_with(changes.clone());
+    merge(&mut manifest["spec"], json!({ "training": { "steps": steps } }));
+    manifest
+}
+
+/// Six steps at once beside three and three.
+fn prolong(changes: &Value) {
+    let (whole, resumed) = (Place::new(), Place::new());
+    whole.train(&with_steps(changes, 6)).expect(0, &[]);
+    resumed.train(&with_steps(changes, 3)).expect(0, &[]);
+    resumed.train(&with_steps(changes, 6)).expect(0, &["resuming after step 3"]);
+    assert_same_run(&whole, &resumed);
+}
+
+/// A run that `name` ends early, and a second process that goes on.
+fn interrupt(changes: &Value, name: &str, code: Option<i32>) {
+    let (whole, resumed) = (Place::new(), Place::new());
+    let manifest = with_steps(changes, 40);
+    whole.train(&manifest).expect(0, &[]);
+    let child = resumed.start(&manifest);
+    resumed.wait_for_steps(3);
+    signal(&child, name);
+    let ended = crate::job::Ended::of(child.wait_with_output().unwrap());
+    assert_eq!(ended.code, code, "{}", ended.stderr);
+    assert!(!resumed.run("export").exists(), "it ended before it was interrupted");
+    resumed.train(&manifest).expect(0, &["resuming after step"]);
+    assert_same_run(&whole, &resumed);
+}
+
+fn cold_start() -> Value {
+    json!({
+        "algorithm": { "coldStart": { "steps": 2, "batchSize": 4 }, "kl": { "coefficient": 0.1 } },
+        "training": { "epochsPerBatch": 2, "promptsPerUpdate": 1 }
+    })
+}
+
+fn lora() -> Value {
+    json!({ "model": { "lora": { "rank": 4, "alpha": 8, "dropout": 0.1 } } })
+}
+
+#[test]
+fn a_run_that_was_prolonged_equals_one_that_was_not() {
+    prolong(&json!({ "rollout": { "temperature": 0.8, "topP": 0.9 } }));
+}
+
+#[test]
+fn a_cold_start_and_its_reference_are_resumed() {
+    prolong(&cold_start());
+}
+
+#[test]
+fn an_adapter_with_dropout_is_resumed() {
+    prolong(&lora());
+}
+
+#[test]
+fn an_adaptive_kl_in_the_reward_is_resumed() {
+    prolong(&json!({ "algorithm": { "kl": {
+        "placement": "Reward", "coefficient": 0.1, "adaptive": { "target": 0.01, "horizon": 100 }
+    } } }));
+}
+
+#[test]
+fn supervised_training_is_resumed() {
+    prolong(&json!({ "algorithm": { "kind": "SFT" }, "rewards": null }));
+}
+
+#[test]
+fn a_term_signal_ends_a_run_with_a_checkpoint_and_its_own_exit_code() {
+    // Checkpoints are so rare that the only one is the signal's.
+    let mut changes = cold_start();
+    merge(&mut changes, json!({ "checkpoint": { "everySteps": 1000 } }));
+    interrupt(&changes, "TERM", Some(80));
+}
+
+#[test]
+fn a_kill_costs_no_more_than_the_steps_since_the_last_checkpoint() {
+    let mut changes = lora();
+    merge(&mut changes, json!({ "checkpoint": { "everySteps": 2 } }));
+    interrupt(&changes, "KILL", None);
+}
+
+#[test]
+fn a_kill_beside_every_commit_loses_no_line_of_the_log() {
+    let manifest = with_steps(&json!({ "tracking": { "report": false } }), 40);
+    let whole = Place::new();
+    whole.train(&manifest).expect(0, &[]);
+    let resumed = Place::new();
+    for step in [1, 4, 9, 15] {
+        let mut child = resumed.start(&manifest);
+        // The instant of a commit, at which the log must hold the step already.
+        let committed = resumed.run(&format!("checkpoints/step-{step:06}"));
+        while !committed.exists() && child.try_wait().unwrap().is_none() {
+            std::thread::sleep(std::time::Duration::from_micros(50));
+        }
+        signal(&child, "KILL");
+        child.wait().unwrap();
+    }
+    resumed.train(&manifest).expect(0, &["resuming after step"]);
+    assert_same_run(&whole, &resumed);
+}

@@ -1,0 +1,84 @@
+//! `rlctl`: what a person types.
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
+
+use crate::job::{Ended, Place, signal, tiny, tiny_with};
+
+fn rlctl(arguments: &[&str]) -> Ended {
+    let mut command = Command::new(rlt_tests::fresh_binary("rlctl"));
+    Ended::of(command.args(arguments).current_dir(rlt_tests::workspace_root()).output().unwrap())
+}
+
+#[test]
+fn run_trains_with_the_trainer_beside_it() {
+    let place = Place::new();
+    let manifest = place.write(&tiny_with(json!({ "training": { "steps": 1 } })));
+    let output = place.run("");
+    rlctl(&["run", manifest.to_str().unwrap(), "--output", output.to_str().unwrap()]).expect(0, &[]);
+    assert!(place.run("result.json").exists());
+}
+
+#[test]
+fn run_hands_on_signals_and_exit_codes() {
+    let place = Place::new();
+    let manifest = place.write(&tiny_with(json!({ "training": { "steps": 400 } })));
+    let child = Command::new(rlt_tests::fresh_binary("rlctl"))
+        .arg("run")
+        .arg(manifest)
+        .arg("--output")
+        .arg(place.run(""))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    place.wait_for_steps(1);
+    signal(&child, "TERM");
+    Ended::of(child.wait_with_output().unwrap()).expect(80, &[]);
+    assert!(fs::read_dir(place.run("checkpoints")).unwrap().count() > 0);
+}
+
+#[test]
+fn run_refuses_a_wrong_manifest_and_a_missing_trainer() {
+    let place = Place::new();
+    let wrong = place.write(&tiny_with(json!({ "training": { "stepz": 1 } })));
+    rlctl(&["run", wrong.to_str().unwrap()]).expect(2, &["spec.training.stepz"]);
+    let right = place.write(&tiny());
+    rlctl(&["run", right.to_str().unwrap(), "--trainer", "/nowhere/trainer"])
+        .expect(1, &["/nowhere/trainer"]);
+}
+
+#[test]
+fn plan_shows_batches_and_memory_for_people_and_programs() {
+    let place = Place::new();
+    let manifest = place.write(&tiny());
+    rlctl(&["plan", "-f", manifest.to_str().unwrap()])
+        .expect(0, &["samples of a step", "Memory of one worker"]);
+    let ended = rlctl(&["plan", "-f", manifest.to_str().unwrap(), "-o", "json"]).expect(0, &[]);
+    let plan: Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(plan["spec"]["training"]["promptsPerUpdate"], 2, "{plan:#}");
+    assert_eq!(plan["batch"]["samplesPerStep"], 8, "{plan:#}");
+}
+
+#[test]
+fn every_example_is_valid_and_can_be_planned() {
+    let examples = rlt_tests::workspace_root().join("examples");
+    let folders: Vec<_> = fs::read_dir(examples).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert!(folders.iter().any(|folder| folder.ends_with("quickstart")));
+    for folder in folders.iter().filter(|folder| folder.is_dir()) {
+        let job = folder.join("job.yaml");
+        rlctl(&["validate", "-f", job.to_str().unwrap()]).expect(0, &["valid"]);
+        rlctl(&["plan", "-f", job.to_str().unwrap()]).expect(0, &[]);
+    }
+}
+
+#[test]
+fn validate_answers_about_every_file() {
+    let (good, bad) = (Place::new(), Place::new());
+    let good_path = good.write(&tiny());
+    let bad_path = bad.write(&tiny_with(json!({ "rollout": { "topP": 3, "minP": 2 } })));
+    rlctl(&["validate", "-f", good_path.to_str().unwrap(), bad_path.to_str().unwrap()])
+        .expect(2, &[": valid", "2 problems", "spec.rollout.topP", "spec.rollout.minP"]);
+}

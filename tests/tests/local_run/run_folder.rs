@@ -1,0 +1,177 @@
+//! The run folder under attack: two runs, other manifests, damaged checkpoints, a full disk.
+
+use std::fs;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::json;
+
+use crate::job::{Ended, Place, merge, signal, tiny, tiny_with};
+
+#[test]
+fn a_second_run_in_the_same_folder_is_refused_and_disturbs_nothing() {
+    let place = Place::new();
+    let manifest = tiny_with(json!({ "training": { "steps": 400 } }));
+    let first = place.start(&manifest);
+    place.wait_for_steps(1);
+    let second = place.train(&manifest);
+    let overwriting = Command::new(rlt_tests::fresh_binary("rlt-trainer"))
+        .args(["worker", "--overwrite", "--manifest"])
+        .arg(place.file("job.yaml"))
+        .arg("--output")
+        .arg(place.run(""))
+        .output()
+        .unwrap();
+    signal(&first, "TERM");
+    Ended::of(first.wait_with_output().unwrap()).expect(80, &[]);
+    second.expect(78, &["another run", place.run("").to_str().unwrap().trim_end_matches('/')]);
+    Ended::of(overwriting).expect(78, &["another run"]);
+    let steps: Vec<_> = place.steps().iter().map(|step| step["step"].as_u64().unwrap()).collect();
+    assert_eq!(steps, (1..=steps.len() as u64).collect::<Vec<_>>());
+}
+
+#[test]
+fn another_manifest_in_the_same_folder_is_refused_and_the_difference_named() {
+    let place = Place::new();
+    place.train(&tiny()).expect(0, &[]);
+    let before = fs::read(place.run("metrics.jsonl")).unwrap();
+    let other = tiny_with(json!({ "training": { "optimizer": { "learningRate": 0.02 } } }));
+    place.train(&other).expect(78, &["different manifest", "learningRate", "0.02", "--overwrite"]);
+    assert_eq!(fs::read(place.run("metrics.jsonl")).unwrap(), before);
+}
+
+#[test]
+fn a_folder_that_no_run_made_is_left_alone() {
+    let place = Place::new();
+    fs::create_dir(place.run("")).unwrap();
+    fs::write(place.run("thesis.tex"), "mine").unwrap();
+    place.train(&tiny()).expect(78, &["no run made it"]);
+    assert_eq!(
+        fs::read_dir(place.run("")).unwrap().filter(|e| e.as_ref().unwrap().file_name() != ".lock").count(),
+        1
+    );
+}
+
+/// A checkpoint's file of tensors or of state.
+fn file_of(checkpoint: &Path, ends: &str) -> std::path::PathBuf {
+    let mut files = fs::read_dir(checkpoint).unwrap().map(|entry| entry.unwrap().path());
+    files.find(|path| path.to_str().unwrap().ends_with(ends)).unwrap()
+}
+
+fn flip_a_bit(path: &Path) {
+    let mut bytes = fs::read(path).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn a_damaged_checkpoint_is_named_and_the_one_before_it_used() {
+    let whole = Place::new();
+    let long = tiny_with(json!({ "training": { "steps": 5 } }));
+    whole.train(&long).expect(0, &[]);
+    for ends in [".safetensors", "state.json", "manifest.json"] {
+        let place = Place::new();
+        place.train(&tiny()).expect(0, &[]);
+        let file = file_of(&place.run("checkpoints/step-000003"), ends);
+        flip_a_bit(&file);
+        place.train(&long).expect(0, &["damaged checkpoint", file.to_str().unwrap(), "after step 2"]);
+        assert_eq!(place.weights(), whole.weights());
+    }
+}
+
+#[test]
+fn a_truncated_checkpoint_is_named_and_the_one_before_it_used() {
+    let place = Place::new();
+    place.train(&tiny()).expect(0, &[]);
+    let file = file_of(&place.run("checkpoints/step-000003"), ".safetensors");
+    let len = fs::metadata(&file).unwrap().len();
+    fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(len / 2).unwrap();
+    let long = tiny_with(json!({ "training": { "steps": 4 } }));
+    place.train(&long).expect(0, &["truncated", file.to_str().unwrap(), "after step 2"]);
+}
+
+#[test]
+fn a_run_with_nothing_but_damaged_checkpoints_does_not_begin_anew() {
+    let place = Place::new();
+    place.train(&tiny()).expect(0, &[]);
+    for entry in fs::read_dir(place.run("checkpoints")).unwrap() {
+        flip_a_bit(&file_of(&entry.unwrap().path(), ".safetensors"));
+    }
+    let log = fs::read(place.run("metrics.jsonl")).unwrap();
+    let long = tiny_with(json!({ "training": { "steps": 4 } }));
+    place.train(&long).expect(79, &["no complete checkpoint", "step-000001", "step-000002", "step-000003"]);
+    assert_eq!(fs::read(place.run("metrics.jsonl")).unwrap(), log);
+}
+
+#[test]
+fn never_resuming_refuses_a_folder_with_checkpoints() {
+    let place = Place::new();
+    place.train(&tiny()).expect(0, &[]);
+    let changes = json!({ "training": { "steps": 4 }, "checkpoint": { "resume": "Never" } });
+    place.train(&tiny_with(changes)).expect(78, &["spec.checkpoint.resume"]);
+}
+
+#[test]
+fn retention_survives_restarts() {
+    let place = Place::new();
+    for steps in [3, 5, 6] {
+        let changes = json!({ "training": { "steps": steps }, "checkpoint": { "keep": 2 } });
+        place.train(&tiny_with(changes)).expect(0, &[]);
+    }
+    let mut names: Vec<_> = fs::read_dir(place.run("checkpoints"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    assert_eq!(names, ["step-000005", "step-000006"]);
+}
+
+/// A file system of its own, as small as wanted; unmounted when dropped.
+struct SmallDisk<'a>(&'a Path);
+
+impl<'a> SmallDisk<'a> {
+    /// `None` where this process may not mount.
+    fn mount(at: &'a Path, size: &str) -> Option<Self> {
+        fs::create_dir_all(at).unwrap();
+        Self::run(&["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"], at).then_some(Self(at))
+    }
+
+    fn grow(&self, size: &str) {
+        assert!(Self::run(&["-o", &format!("remount,size={size}")], self.0));
+    }
+
+    fn run(arguments: &[&str], at: &Path) -> bool {
+        Command::new("mount").args(arguments).arg(at).output().is_ok_and(|output| output.status.success())
+    }
+}
+
+impl Drop for SmallDisk<'_> {
+    fn drop(&mut self) {
+        // What cannot be unmounted now is seen by whoever removes the folder.
+        let _ = Command::new("umount").arg(self.0).output();
+    }
+}
+
+#[test]
+fn a_full_disk_costs_checkpoints_then_ends_the_run_retryably_and_room_lets_it_go_on() {
+    let place = Place::new();
+    let folder = place.run("");
+    let Some(disk) = SmallDisk::mount(&folder, "512k") else {
+        writeln!(std::io::stderr(), "SKIPPED: a full disk is not tested, since this process may not mount")
+            .unwrap();
+        return;
+    };
+    let mut manifest = tiny_with(json!({ "training": { "steps": 12 } }));
+    merge(&mut manifest["spec"], json!({ "checkpoint": { "keep": 1000 } }));
+    place
+        .train(&manifest)
+        .expect(75, &["training goes on without it", "No space left on device", "step-0000"]);
+    disk.grow("64m");
+    place.train(&manifest).expect(0, &["resuming after step"]);
+    let whole = Place::new();
+    whole.train(&manifest).expect(0, &[]);
+    assert_eq!(place.weights(), whole.weights());
+    assert_eq!(place.steps().len(), 12);
+}
