@@ -5,7 +5,8 @@ use rlt_api::{ExitCode, Problem};
 use crate::actor::ActorError;
 use crate::checkpoint::CheckpointError;
 use crate::data::{DataError, LoaderError};
-use crate::model::ModelError;
+use crate::model::hub::HubError;
+use crate::model::{LoraError, ModelError};
 use crate::optim::OptimError;
 use crate::reward::RewardSetupError;
 use crate::rollout::RolloutError;
@@ -28,7 +29,7 @@ pub enum TrainError {
     #[error("failed to prepare the model")]
     Model(#[from] ModelError),
     #[error("failed to fetch the model")]
-    Hub(#[from] crate::model::hub::HubError),
+    Hub(#[from] HubError),
     #[error("failed to prepare the tokenizer")]
     Tokenizer(#[from] TokenizerError),
     #[error("failed to read the data")]
@@ -52,7 +53,7 @@ pub enum TrainError {
     #[error("failed to make the optimizer")]
     Optimizer(#[from] OptimError),
     #[error("failed to prepare the adapter, or to export the model")]
-    Lora(#[from] crate::model::LoraError),
+    Lora(#[from] LoraError),
     #[error("the model's configuration is impossible")]
     ModelConfig(#[source] rlt_api::plan::model_config::ModelConfigError),
     #[error("failed to draw the report")]
@@ -97,7 +98,12 @@ impl TrainError {
             Self::Manifest(_) => ExitCode::Usage,
             Self::ResumeRefused { .. } | Self::NoGpu => ExitCode::BadConfig,
             Self::RunFolder(RunFolderError::Io { .. }) | Self::Io { .. } => ExitCode::RetryableIo,
-            Self::RunFolder(_) => ExitCode::BadConfig,
+            Self::Hub(HubError::NoCommit { .. }) => ExitCode::BadConfig,
+            Self::Hub(_) | Self::Report(_) => ExitCode::RetryableIo,
+            Self::Model(ModelError::Write { .. })
+            | Self::Lora(LoraError::Model(ModelError::Write { .. }))
+            | Self::Tokenizer(TokenizerError::Write { .. }) => ExitCode::RetryableIo,
+            Self::RunFolder(_) | Self::Lora(_) | Self::ModelConfig(_) => ExitCode::BadConfig,
             Self::Model(_) | Self::Tokenizer(_) | Self::Data(_) | Self::Loader(_) | Self::Rewards(_) => {
                 ExitCode::BadConfig
             }

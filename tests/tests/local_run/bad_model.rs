@@ -178,3 +178,17 @@ fn steps_with_a_non_finite_loss_are_skipped_and_counted_and_then_end_the_run() {
     assert!(steps.iter().all(|step| step["training/num_skipped_updates"] == 1.0), "{steps:?}");
     assert!(!place.run("export").exists());
 }
+
+#[test]
+fn a_hub_that_cannot_be_reached_is_worth_another_try() {
+    // Nobody listens on port 1.
+    let hub = json!({ "repo": "owner/name", "endpoint": "http://127.0.0.1:1" });
+    let model = json!({ "architecture": null, "tokenizer": null, "hub": hub });
+    Place::new().train(&tiny_with(json!({ "model": model }))).expect(75, &["owner/name", "main"]);
+}
+
+#[test]
+fn an_adapter_on_a_layer_that_is_not_there_is_refused() {
+    let lora = json!({ "targetModules": ["q_proj", "c_attn"] });
+    Place::new().train(&tiny_with(json!({ "model": { "lora": lora } }))).expect(78, &["c_attn"]);
+}
