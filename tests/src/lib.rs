@@ -58,7 +58,11 @@ pub fn binary(name: &str) -> PathBuf {
 /// When Cargo can not build it.
 pub fn fresh_binary(name: &str) -> PathBuf {
     static BUILT: OnceLock<bool> = OnceLock::new();
-    let is_built = || ["rlt-trainer", "rlctl"].iter().all(|name| is_fresh(&binary(name))) || build_binaries();
+    let is_built = || {
+        is_fresh("rlt-trainer", &["crds/src/", "trainer/"])
+            && is_fresh("rlctl", &["crds/src/", "operator/cli/src/"])
+            || build_binaries()
+    };
     assert!(BUILT.get_or_init(is_built), "the binaries under test do not build");
     binary(name)
 }
@@ -68,14 +72,15 @@ fn profile_folder() -> PathBuf {
     test.parent().and_then(Path::parent).map_or_else(PathBuf::new, Path::to_path_buf)
 }
 
-/// Whether `binary` is younger than every source that can be part of it.
-fn is_fresh(binary: &Path) -> bool {
+/// Whether a binary is younger than every source in `folders` that can be part of it.
+fn is_fresh(name: &str, folders: &[&str]) -> bool {
     let modified = |path: &Path| std::fs::metadata(path).and_then(|data| data.modified()).ok();
-    let Some(built) = modified(binary) else { return false };
+    let Some(built) = modified(&binary(name)) else { return false };
+    let is_part = |path: &str| path.contains("src/") && folders.iter().any(|folder| path.starts_with(folder));
     let sources = rust_sources().unwrap_or_default();
     sources
         .iter()
-        .filter(|source| source.path.contains("src/") && !source.path.starts_with("tests/"))
+        .filter(|source| is_part(&source.path))
         .all(|source| modified(&workspace_root().join(&source.path)).is_some_and(|at| at <= built))
 }
 

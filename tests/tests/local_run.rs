@@ -2,7 +2,7 @@
 //!
 //! Every test starts the real binaries on a job so small that it takes about a second. What a single module promises
 //! is tested beside that module.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "local_run/bad_data.rs"]
 mod bad_data;

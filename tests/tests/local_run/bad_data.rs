@@ -45,12 +45,7 @@ fn a_data_set_that_is_empty_after_the_filter_says_so() {
 #[test]
 fn a_malformed_row_is_named_by_file_and_number() {
     for bad in ["{\"prompt\": ", "17", "{\"question\": \"1+1=\"}", "{\"prompt\": 17}"] {
-        let ended = train(&Place::new(), &[GOOD, GOOD, bad, GOOD]).expect(78, &["rows.jsonl"]);
-        assert!(
-            regex::Regex::new(r"rows\.jsonl row 3\b").unwrap().is_match(&ended.stderr),
-            "{bad}: {}",
-            ended.stderr
-        );
+        train(&Place::new(), &[GOOD, GOOD, bad, GOOD]).expect(78, &["rows.jsonl row 3:"]);
     }
 }
 
