@@ -66,6 +66,8 @@ fn bad_specs() -> Vec<Value> {
         json!({"rollout": {"samplesPerPrompt": 1}, "algorithm": {"kind": "ReMax", "dynamicSampling": {}}}),
         loss(json!({"policy": "Gpg", "clipLow": 0.1, "clipHigh": 0.1, "dualClip": 3})),
         loss(json!({"sapoTauPositive": 1, "sapoTauNegative": 1, "droBeta": 1})),
+        loss(json!({"covarianceRatio": 0.1, "covariancePenalty": 1})),
+        loss(json!({"policy": "KlCov", "clipLow": 0.1, "clipHigh": 0.1})),
         loss(json!({"policy": "Gspo", "aggregation": "TokenMean"})),
         json!({"algorithm": {"kind": "GSPO", "loss": {"aggregation": "TokenSum", "dualClip": 2.0}}}),
         loss(json!({"normalizationTokens": 8})),

@@ -7,9 +7,8 @@ use tch::Kind;
 use crate::error::TrainError;
 use crate::model::ExportOptions;
 use crate::report;
-use crate::stop::StopReason;
+use crate::stop::{Outcome, StopReason};
 use crate::tracking::console::Phase;
-use crate::train::Outcome;
 use crate::trainer::Trainer;
 
 /// `result.json`: what a run came to, for people and for programs.

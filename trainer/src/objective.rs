@@ -9,6 +9,9 @@ use rlt_core::advantage::AdvantageEstimator;
 use rlt_core::kl::KlEstimator;
 use rlt_core::loss::{Aggregation, Clip, KlTerm, Objective, PolicyLoss};
 
+/// Covariances among which clip-cov chooses: verl's `clip_cov_lb` and `clip_cov_ub` (arXiv 2505.22617).
+const CLIP_COV_BAND: std::ops::Range<f64> = 1.0..5.0;
+
 /// The objective of an update; `kl_coefficient` is the controller's current one.
 pub fn objective(algorithm: &PolicyGradient, kl_coefficient: f64) -> Objective {
     let kl = match &algorithm.kl {
@@ -87,6 +90,15 @@ fn policy_loss(policy: resolved::PolicyLoss) -> PolicyLoss {
             PolicyLoss::DppoKl { clip: clip(clip_low, clip_high), ratio_cap: dual_clip }
         }
         From::Dro { dro_beta } => PolicyLoss::Dro { beta: dro_beta },
+        From::ClipCov { clip_low, clip_high, covariance_ratio } => PolicyLoss::ClipCov {
+            clip: clip(clip_low, clip_high),
+            ratio: covariance_ratio,
+            lower: CLIP_COV_BAND.start,
+            upper: CLIP_COV_BAND.end,
+        },
+        From::KlCov { covariance_ratio, covariance_penalty } => {
+            PolicyLoss::KlCov { ratio: covariance_ratio, coefficient: covariance_penalty }
+        }
     }
 }
 

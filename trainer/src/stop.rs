@@ -17,6 +17,15 @@ pub enum StopReason {
     Deadline,
 }
 
+/// How a run ended without an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// All steps are done.
+    Complete,
+    /// It was asked to stop; a checkpoint of the last complete step was saved.
+    Stopped(StopReason),
+}
+
 /// Asked by everything that takes long; cheap enough to ask for every decoded token.
 #[derive(Clone, Debug)]
 pub struct StopRequest {

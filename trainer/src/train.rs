@@ -9,19 +9,10 @@ use rlt_core::metrics::Metrics;
 
 use crate::error::TrainError;
 use crate::evaluate::{Evaluation, evaluate};
-use crate::stop::StopReason;
+use crate::stop::{Outcome, StopReason};
 use crate::tracking::Stage;
 use crate::trainer::Trainer;
 use crate::{finish, state, step, supervised};
-
-/// How a run ended without an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// All steps are done.
-    Complete,
-    /// It was asked to stop; a checkpoint of the last complete step was saved.
-    Stopped(StopReason),
-}
 
 /// Trains from wherever the run folder stands to the end.
 ///

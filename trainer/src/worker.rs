@@ -8,8 +8,8 @@ use rlt_api::{ExitCode, ValidatedJob};
 
 use crate::error::TrainError;
 use crate::run_folder::RunFolder;
-use crate::stop::StopRequest;
-use crate::train::{Outcome, train};
+use crate::stop::{Outcome, StopRequest};
+use crate::train::train;
 use crate::{report, setup};
 
 /// Runs a manifest in this process.

@@ -115,6 +115,15 @@ pub enum PolicyLoss {
     Dro {
         dro_beta: f64,
     },
+    ClipCov {
+        clip_low: f64,
+        clip_high: f64,
+        covariance_ratio: f64,
+    },
+    KlCov {
+        covariance_ratio: f64,
+        covariance_penalty: f64,
+    },
 }
 
 /// A loss aggregation with its constant. See [`LossAggregation`] for what each does.
@@ -218,6 +227,16 @@ fn resolve_policy_loss(spec: &LossSpec, preset: &Preset) -> PolicyLoss {
         PolicyLossKind::DppoTv => PolicyLoss::DppoTv { clip_low, clip_high, dual_clip },
         PolicyLossKind::DppoKl => PolicyLoss::DppoKl { clip_low, clip_high, dual_clip },
         PolicyLossKind::Dro => PolicyLoss::Dro { dro_beta: spec.dro_beta.unwrap_or(0.1) },
+        // verl's defaults for both (arXiv 2505.22617).
+        PolicyLossKind::ClipCov => PolicyLoss::ClipCov {
+            clip_low,
+            clip_high,
+            covariance_ratio: spec.covariance_ratio.unwrap_or(2e-4),
+        },
+        PolicyLossKind::KlCov => PolicyLoss::KlCov {
+            covariance_ratio: spec.covariance_ratio.unwrap_or(2e-4),
+            covariance_penalty: spec.covariance_penalty.unwrap_or(1.0),
+        },
     }
 }
 

@@ -10,7 +10,10 @@ const CLIPPING: &[PolicyLossKind] = &[
     PolicyLossKind::Cispo,
     PolicyLossKind::DppoTv,
     PolicyLossKind::DppoKl,
+    PolicyLossKind::ClipCov,
 ];
+const KL_COV: &[PolicyLossKind] = &[PolicyLossKind::KlCov];
+const COVARIANCE: &[PolicyLossKind] = &[PolicyLossKind::ClipCov, PolicyLossKind::KlCov];
 const DUAL_CLIPPING: &[PolicyLossKind] =
     &[PolicyLossKind::Vanilla, PolicyLossKind::DppoTv, PolicyLossKind::DppoKl];
 fn policy(spec: &RLTrainingJobSpec) -> PolicyLossKind {
@@ -39,7 +42,7 @@ pub(super) const RULES: &[Rule] = &[
         scope: "spec.algorithm",
         at: "loss.clipLow",
         reads: &["loss.clipLow", "loss.policy", "kind"],
-        message: "clipLow is not used by the policy losses Sapo, Gpg and Dro",
+        message: "clipLow is not used by the policy losses Sapo, Gpg, Dro and KlCov",
         cel: || cel_only_with("clipLow", CLIPPING),
         holds: Check::Spec(|spec| loss(spec).clip_low.is_none() || CLIPPING.contains(&policy(spec))),
         allowed: None,
@@ -48,7 +51,7 @@ pub(super) const RULES: &[Rule] = &[
         scope: "spec.algorithm",
         at: "loss.clipHigh",
         reads: &["loss.clipHigh", "loss.policy", "kind"],
-        message: "clipHigh is not used by the policy losses Sapo, Gpg and Dro",
+        message: "clipHigh is not used by the policy losses Sapo, Gpg, Dro and KlCov",
         cel: || cel_only_with("clipHigh", CLIPPING),
         holds: Check::Spec(|spec| loss(spec).clip_high.is_none() || CLIPPING.contains(&policy(spec))),
         allowed: None,
@@ -91,6 +94,26 @@ pub(super) const RULES: &[Rule] = &[
         message: "droBeta is used only by the policy loss Dro",
         cel: || cel_only_with("droBeta", &[PolicyLossKind::Dro]),
         holds: Check::Spec(|spec| loss(spec).dro_beta.is_none() || policy(spec) == PolicyLossKind::Dro),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.algorithm",
+        at: "loss.covarianceRatio",
+        reads: &["loss.covarianceRatio", "loss.policy", "kind"],
+        message: "covarianceRatio is used only by the policy losses ClipCov and KlCov",
+        cel: || cel_only_with("covarianceRatio", COVARIANCE),
+        holds: Check::Spec(|spec| {
+            loss(spec).covariance_ratio.is_none() || COVARIANCE.contains(&policy(spec))
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.algorithm",
+        at: "loss.covariancePenalty",
+        reads: &["loss.covariancePenalty", "loss.policy", "kind"],
+        message: "covariancePenalty is used only by the policy loss KlCov",
+        cel: || cel_only_with("covariancePenalty", KL_COV),
+        holds: Check::Spec(|spec| loss(spec).covariance_penalty.is_none() || KL_COV.contains(&policy(spec))),
         allowed: None,
     },
     Rule {

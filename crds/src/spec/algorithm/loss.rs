@@ -24,6 +24,10 @@ pub enum PolicyLossKind {
     DppoKl,
     /// A quadratic penalty on the log-ratio.
     Dro,
+    /// PPO's clipped ratio, without the few tokens whose log-prob and advantage covary most (Clip-Cov).
+    ClipCov,
+    /// The ratio, with a penalty on the few tokens whose log-prob and advantage covary most (KL-Cov).
+    KlCov,
 }
 
 impl PolicyLossKind {
@@ -86,6 +90,14 @@ pub struct LossSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1e-9, max = 1000.0))]
     pub dro_beta: Option<f64>,
+    /// Share of the tokens that `ClipCov` and `KlCov` hold back; by default 0.0002.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub covariance_ratio: Option<f64>,
+    /// Strength of `KlCov`'s penalty; by default 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1000.0))]
+    pub covariance_penalty: Option<f64>,
     /// Factor of the entropy that is subtracted from the loss; by default 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = -10.0, max = 10.0))]
