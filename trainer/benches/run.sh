@@ -1,21 +1,63 @@
 #!/usr/bin/env bash
-# Measures the trainer beside its peers in one run. The peers' Python environment is made once, under target/.
-#   trainer/benches/run.sh [fp32|bf16]     BENCH_PYTHON=/path/to/python uses an environment of your own
+# Measures the trainer beside its peers in one run and writes reports/<model>_<dtype>_<hardware>_<date>.md.
+#   trainer/benches/run.sh [fp32|bf16]     bf16 measures the generation alone
+# BENCH_PYTHON=/path/to/python or RLT_BENCH_VENV=/path/to/venv uses an environment of your own; otherwise one is made
+# once, under target/. BENCH_ROUNDS (3), BENCH_CONTESTS and BENCH_LOADS (all) make a run shorter.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 dtype=${1:-fp32}
+rounds=${BENCH_ROUNDS:-3}
+export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-1000}
 
-python=${BENCH_PYTHON:-target/bench-venv/bin/python}
+venv=${RLT_BENCH_VENV:-target/bench-venv}
+python=${BENCH_PYTHON:-$venv/bin/python}
 if [[ ! -x $python ]]; then
-  python3 -m venv target/bench-venv
-  target/bench-venv/bin/pip install --quiet --requirement trainer/benches/requirements.txt
+  python3 -m venv "$venv"
+  "$venv/bin/pip" install --quiet --requirement trainer/benches/requirements.txt
 fi
 
 binary_of() {
-  cargo bench --package rlt-trainer --bench "$1" --no-run --message-format=json |
+  cargo bench --profile "${BENCH_PROFILE:-bench}" --package rlt-trainer --bench "$1" --no-run --message-format=json |
     "$python" -c 'import json, sys
 paths = [json.loads(line).get("executable") for line in sys.stdin if line.startswith("{")]
 print([path for path in paths if path][-1])'
 }
 
-"$python" trainer/benches/rollout/compare.py --bench "$(binary_of rollout)" --dtype "$dtype"
+versions() {
+  "$python" -c 'import platform
+from importlib.metadata import version
+peers = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "trl", "peft"))
+print(f"{peers}, Python {platform.python_version()}")'
+}
+
+rollout=$(binary_of rollout)
+update=$(binary_of update)
+grpo_step=$(binary_of grpo_step)
+
+hardware=$(lscpu | sed -n 's/^Model name: *//p' | head -n 1)
+slug=$(printf '%s %s cores' "$hardware" "$(nproc)" | tr -cs '[:alnum:]' '-' | tr '[:upper:]' '[:lower:]')
+raw=target/bench/$(date -u +%FT%H%M%S).jsonl
+report=trainer/benches/reports/llama-135m_${dtype}_${slug}_$(date -u +%F).md
+mkdir -p "$(dirname "$raw")" "$(dirname "$report")"
+
+{
+  echo "# Llama 135M beside its peers, $dtype, $(date -u +%F)"
+  echo
+  echo "- Hardware: $hardware, $(nproc) cores, $(awk '/MemTotal/ {printf "%.0f", $2 / 1048576}' /proc/meminfo) GiB"
+  echo "- Ours: commit $(git rev-parse --short HEAD), profile ${BENCH_PROFILE:-bench}, $(rustc --version | cut -d' ' -f1-2)," \
+    "libtorch $(sed -n 's/^VERSION=//p' trainer/torch/fetch-libtorch.sh)"
+  echo "- Peers: $(versions)"
+  echo "- Contestants take turns: a warm-up, then $rounds rounds, medians. Load average before: $(cut -d' ' -f1-3 /proc/loadavg)."
+  echo "- In a quiet round other processes used at most 0.2 cores. Figures without a quiet round come from a busy machine:"
+  echo "  their ratios, best those of processor time, say more than their seconds."
+  if [[ $dtype == fp32 ]]; then
+    # shellcheck disable=SC2086 # a list of names
+    "$python" trainer/benches/peers/compare.py --grpo-step "$grpo_step" --update "$update" --rounds "$rounds" --raw "$raw" \
+      ${BENCH_CONTESTS:+--only $BENCH_CONTESTS}
+  fi
+  # shellcheck disable=SC2086 # a list of names
+  "$python" trainer/benches/rollout/compare.py --bench "$rollout" --dtype "$dtype" --rounds "$rounds" \
+    ${BENCH_LOADS:+--loads $BENCH_LOADS} | tee -a "$raw" | sed -n '/^Rollout, /,$p' | sed 's/^Rollout, /\n### rollout, /'
+} | tee "$raw.md"
+mv "$raw.md" "$report"
+echo "bench: $report"
