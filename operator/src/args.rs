@@ -1,0 +1,49 @@
+//! The operator's command line. What a single job needs is its manifest's; here stands what the cluster decides.
+
+use clap::{Parser, ValueEnum};
+
+/// Runs RLTrainingJob resources: starts their workers, watches over them and reports.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "rlt-operator", version, about)]
+pub struct Args {
+    /// Namespaces to watch, separated by commas; by default all.
+    #[arg(long, env = "RLT_NAMESPACES", value_delimiter = ',', value_name = "NAMES")]
+    pub namespaces: Vec<String>,
+    /// The image of the workers, where a job names none.
+    #[arg(long, env = "RLT_TRAINER_IMAGE", value_name = "IMAGE")]
+    pub trainer_image: String,
+    /// When that image is pulled.
+    #[arg(
+        long,
+        env = "RLT_TRAINER_IMAGE_PULL_POLICY",
+        value_name = "POLICY",
+        default_value = "IfNotPresent"
+    )]
+    pub trainer_image_pull_policy: PullPolicy,
+    /// Jobs that are worked on at the same time.
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..))]
+    pub concurrency: u16,
+}
+
+/// When an image is pulled, in Kubernetes' own words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "PascalCase")]
+pub enum PullPolicy {
+    /// Whenever a container starts.
+    Always,
+    /// When the node does not have it.
+    IfNotPresent,
+    /// Never: it was brought to the node before.
+    Never,
+}
+
+impl PullPolicy {
+    /// The word in a container's `imagePullPolicy`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Always => "Always",
+            Self::IfNotPresent => "IfNotPresent",
+            Self::Never => "Never",
+        }
+    }
+}
