@@ -1,0 +1,35 @@
+//! How a pod learns where to report and as whom: variables that the operator sets and the trainer reads.
+//!
+//! | variable | value |
+//! |---|---|
+//! | `RLT_CHANNEL_ADDRESS` | `https://host:port` of the operator; absent: nobody listens, and nothing is sent |
+//! | `RLT_CHANNEL_CA_FILE` | PEM file of the authority behind the operator's certificate |
+//! | `RLT_CHANNEL_TOKEN_FILE` | file of the service account token; read anew for every report |
+//! | `RLT_JOB_UID`, `RLT_JOB_NAMESPACE`, `RLT_JOB_NAME`, `RLT_ATTEMPT` | who reports |
+//! | `RANK` | torch's own |
+
+/// `https://host:port` of the operator.
+pub const ADDRESS: &str = "RLT_CHANNEL_ADDRESS";
+/// PEM file of the authority behind the operator's certificate.
+pub const CA_FILE: &str = "RLT_CHANNEL_CA_FILE";
+/// File of the service account token.
+pub const TOKEN_FILE: &str = "RLT_CHANNEL_TOKEN_FILE";
+/// UID of the job.
+pub const JOB_UID: &str = "RLT_JOB_UID";
+/// Namespace of the job.
+pub const JOB_NAMESPACE: &str = "RLT_JOB_NAMESPACE";
+/// Name of the job.
+pub const JOB_NAME: &str = "RLT_JOB_NAME";
+/// The attempt, from 1.
+pub const ATTEMPT: &str = "RLT_ATTEMPT";
+/// The rank, from 0.
+pub const RANK: &str = "RANK";
+
+/// Where the operator mounts the projected token.
+pub const TOKEN_FOLDER: &str = "/var/run/rltraining/token";
+/// The token's file in [`TOKEN_FOLDER`].
+pub const TOKEN_KEY: &str = "token";
+/// Key of the authority's certificate in the job's ConfigMap.
+pub const CA_KEY: &str = "channel-ca.crt";
+/// Seconds that a projected token is valid; the kubelet renews it on disk after four fifths of them.
+pub const TOKEN_SECONDS: i64 = 3600;

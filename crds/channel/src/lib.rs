@@ -1,0 +1,21 @@
+//! The status channel between trainer and operator: its messages, and the names that both sides agree on.
+//!
+//! Messages are generated from `proto/channel.proto`. Who may report, how reports are kept and when they are sent is not
+//! decided here.
+
+pub mod environment;
+pub mod limits;
+
+pub use generated::*;
+
+/// What `build.rs` wrote; its comments come from the proto file.
+#[expect(clippy::allow_attributes_without_reason, reason = "written by the generator")]
+mod generated {
+    tonic::include_proto!("rltraining.channel.v1alpha1");
+}
+
+/// The audience that a token must be meant for.
+pub const AUDIENCE: &str = "rltraining.dev/channel";
+
+/// The metadata entry that carries `Bearer <token>`.
+pub const AUTHORIZATION: &str = "authorization";

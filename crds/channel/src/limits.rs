@@ -1,0 +1,29 @@
+//! How large a report may be: kept by the trainer, enforced by the operator.
+
+/// Bytes of one encoded report.
+pub const MAX_REPORT_BYTES: usize = 128 * 1024;
+/// Checkpoints in one report; the newest are named.
+pub const MAX_CHECKPOINTS: usize = 100;
+/// Metrics in one report.
+pub const MAX_METRICS: usize = 512;
+/// Bytes of the message of an ending.
+pub const MAX_MESSAGE_BYTES: usize = 4096;
+/// Bytes of any other text, such as a path.
+pub const MAX_TEXT_BYTES: usize = 4096;
+
+/// The longest beginning of `text` that has at most `max_bytes` bytes.
+pub fn shortened(text: &str, max_bytes: usize) -> &str {
+    &text[..text.floor_char_boundary(max_bytes)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shortened;
+
+    #[test]
+    fn a_text_is_never_cut_within_a_letter() {
+        assert_eq!(shortened("aä", 2), "a");
+        assert_eq!(shortened("aä", 3), "aä");
+        assert_eq!(shortened("", 3), "");
+    }
+}
