@@ -3,7 +3,7 @@
 use std::env;
 use std::path::PathBuf;
 
-const TENSOR_SOURCES: [&str; 5] = ["attention", "fused", "head", "linear", "runtime"];
+const TENSOR_SOURCES: [&str; 6] = ["attention", "collectives", "fused", "head", "linear", "runtime"];
 const AVX2: [&str; 2] = ["-mavx2", "-mfma"];
 const AVX512: [&str; 7] =
     ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"];
@@ -44,6 +44,8 @@ fn main() {
     for include in ["include", "include/torch/csrc/api/include"] {
         tensors.flag("-isystem").flag(libtorch.join(include).display().to_string());
     }
+    // Declarations of the few names of Gloo that c10d's header mentions; libtorch comes without Gloo's headers.
+    tensors.include("csrc");
     if x86 {
         tensors.define("RLT_X86", None);
     }

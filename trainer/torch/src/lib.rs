@@ -18,6 +18,7 @@ mod access;
 mod attention;
 mod autograd;
 mod border;
+pub mod collectives;
 mod cuda;
 mod error;
 mod fused;

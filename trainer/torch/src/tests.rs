@@ -1,6 +1,7 @@
 //! Equivalences: every kernel against the plain formula in ATen, on every instruction set this CPU runs.
 
 mod attention;
+mod collectives;
 mod fused;
 mod head;
 mod services;

@@ -1,0 +1,9 @@
+// gloo::Context as far as ProcessGroupGloo.hpp mentions it. See README.md.
+#pragma once
+#include <chrono>
+namespace gloo {
+class Context {
+ public:
+  void setTimeout(std::chrono::milliseconds timeout);
+};
+}  // namespace gloo

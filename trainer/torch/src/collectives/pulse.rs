@@ -1,0 +1,145 @@
+//! Every rank's sign of life: a thread that tells the store, once a second, that this process runs and how far each of
+//! its groups is. It costs training nothing, and lets a failed operation say whom it waited for.
+//!
+//! A beat is a number that changes; whether a rank lives is judged by seeing it change, so no clocks are compared.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Mutex, PoisonError};
+use std::thread::{JoinHandle, sleep};
+use std::time::Duration;
+
+use super::Diagnosis;
+use super::store::{Store, StoreError};
+
+/// Between two beats.
+const PERIOD: Duration = Duration::from_secs(1);
+/// Long enough to see a living rank's beat change.
+const OBSERVATION: Duration = Duration::from_millis(2500);
+
+/// The how many-th operation each group has started, by the group's name.
+type Started = BTreeMap<String, u64>;
+
+/// This rank's sign of life; it ends when dropped.
+#[derive(Debug)]
+pub(super) struct Pulse {
+    started: std::sync::Arc<Mutex<Started>>,
+    observer: Mutex<Store>,
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Pulse {
+    /// Begins to beat for `rank`.
+    pub(super) fn start(store: &Store, rank: usize) -> Result<Self, StoreError> {
+        let (publisher, observer) = (store.try_clone()?, store.try_clone()?);
+        let started = std::sync::Arc::new(Mutex::new(Started::new()));
+        let (stop, stopped) = channel();
+        let shared = std::sync::Arc::clone(&started);
+        let thread = std::thread::spawn(move || {
+            let mut beat = 0u64;
+            loop {
+                beat += 1;
+                let text = encode(beat, &shared.lock().unwrap_or_else(PoisonError::into_inner));
+                if publisher.set(&name(rank), &text).is_err() {
+                    return;
+                }
+                if stopped.recv_timeout(PERIOD) != Err(RecvTimeoutError::Timeout) {
+                    return;
+                }
+            }
+        });
+        Ok(Self { started, observer: Mutex::new(observer), stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// Notes that `group` has started its operation number `sequence`.
+    pub(super) fn started(&self, group: &str, sequence: u64) {
+        let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
+        match started.get_mut(group) {
+            Some(last) => *last = sequence,
+            None => drop(started.insert(group.to_owned(), sequence)),
+        }
+    }
+
+    /// Finds out whom operation `sequence` of `group` waits for; takes a few seconds.
+    pub(super) fn diagnose(&self, group: &str, sequence: u64, members: &[usize]) -> Diagnosis {
+        let store = self.observer.lock().unwrap_or_else(PoisonError::into_inner);
+        let observe = || members.iter().map(|rank| store.get(&name(*rank))).collect::<Result<Vec<_>, _>>();
+        let Ok(before) = observe() else {
+            return Diagnosis { store_lost: true, ..Diagnosis::default() };
+        };
+        sleep(OBSERVATION);
+        match observe() {
+            Ok(after) => judge(group, sequence, members, &before, &after),
+            Err(_) => Diagnosis { store_lost: true, ..Diagnosis::default() },
+        }
+    }
+}
+
+impl Drop for Pulse {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            drop(thread.join());
+        }
+    }
+}
+
+fn name(rank: usize) -> String {
+    format!("pulse/{rank}")
+}
+
+fn encode(beat: u64, started: &Started) -> String {
+    let groups = started.iter().map(|(group, sequence)| format!("\n{sequence} {group}"));
+    std::iter::once(beat.to_string()).chain(groups).collect()
+}
+
+fn last_started(pulse: &str, group: &str) -> u64 {
+    let of_group = |line: &str| {
+        let (sequence, name) = line.split_once(' ')?;
+        if name == group { sequence.parse().ok() } else { None }
+    };
+    pulse.lines().skip(1).find_map(of_group).unwrap_or(0)
+}
+
+/// From what the store held of each member, twice.
+fn judge(
+    group: &str,
+    sequence: u64,
+    members: &[usize],
+    before: &[Option<String>],
+    after: &[Option<String>],
+) -> Diagnosis {
+    let mut diagnosis = Diagnosis::default();
+    for ((rank, before), after) in members.iter().zip(before).zip(after) {
+        match after {
+            Some(pulse) if before.as_ref() != Some(pulse) => {
+                let last = last_started(pulse, group);
+                if last < sequence {
+                    diagnosis.behind.push((*rank, last));
+                }
+            }
+            _ => diagnosis.silent.push(*rank),
+        }
+    }
+    diagnosis
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_whose_beat_stands_still_is_silent_and_one_that_is_late_is_behind() {
+        let pulse = |beat, sequence| Some(encode(beat, &Started::from([("data".to_owned(), sequence)])));
+        let before = [pulse(5, 7), pulse(9, 7), pulse(2, 6), None];
+        let after = [pulse(7, 7), pulse(9, 7), pulse(4, 6), None];
+        let diagnosis = judge("data", 7, &[0, 2, 4, 6], &before, &after);
+        assert_eq!(diagnosis.silent, [2, 6]);
+        assert_eq!(diagnosis.behind, [(4, 6)]);
+        assert_eq!(
+            diagnosis.to_string(),
+            "no sign of life from ranks 2, 6; rank 4 has not come to it (its last was number 6)"
+        );
+    }
+}

@@ -1,0 +1,217 @@
+//! How ranks find each other: one of them (or whoever started them) serves a store, all join it, and from it make the
+//! groups they exchange tensors in.
+//!
+//! The store carries the attempt's number. A rank that a former attempt left behind finds another number there and is
+//! refused, so it can never take part in the new attempt's collectives.
+
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use super::gloo::{GlooGroup, Seat};
+use super::pulse::Pulse;
+use super::store::{Store, StoreError};
+use super::{Alone, Collectives, RendezvousError};
+
+const RETRY: Duration = Duration::from_millis(200);
+const POLL: Duration = Duration::from_millis(20);
+
+/// What a rank knows of itself and of where the others are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Membership {
+    /// Host of the store: a name, which may take a while to resolve, or an address.
+    pub host: String,
+    /// Port of the store.
+    pub port: u16,
+    /// This rank.
+    pub rank: usize,
+    /// Ranks in all.
+    pub world_size: usize,
+    /// The how many-th start of the job this is.
+    pub attempt: u64,
+    /// How long to wait for the store and for all ranks; names of a cluster can take minutes to appear.
+    pub join_timeout: Duration,
+    /// How long an operation may take before the ranks it waits for count as lost.
+    pub operation_timeout: Duration,
+}
+
+/// Serves the store of `attempt` for `world_size` ranks at `port` (0 for any free one) until it is dropped.
+///
+/// # Errors
+/// When the port is taken.
+pub fn serve_store(port: u16, attempt: u64, world_size: usize) -> Result<Store, StoreError> {
+    let store = Store::serve(port, Duration::from_secs(30))?;
+    store.set("world_size", &world_size.to_string())?;
+    // Last: who reads it may rely on the rest.
+    store.set("attempt", &attempt.to_string())?;
+    Ok(store)
+}
+
+/// A place among all ranks, from which groups are made.
+#[derive(Debug)]
+pub struct Rendezvous {
+    store: Store,
+    pulse: Arc<Pulse>,
+    membership: Membership,
+    address: IpAddr,
+}
+
+impl Rendezvous {
+    /// Joins, and returns when all ranks have.
+    ///
+    /// # Errors
+    /// [`RendezvousError`], naming the ranks that did not come.
+    pub fn join(membership: Membership) -> Result<Self, RendezvousError> {
+        if membership.rank >= membership.world_size {
+            return Err(RendezvousError::Argument {
+                name: "rank",
+                expected: format!("a number below the {} ranks", membership.world_size),
+                got: membership.rank.to_string(),
+            });
+        }
+        let deadline = Instant::now() + membership.join_timeout;
+        let (server, address) = reach(&membership, deadline)?;
+        let store = Store::connect(server, membership.join_timeout)?;
+        check_attempt(&store, &membership, deadline)?;
+        if store.add(&seat_name(membership.rank), 1)? > 1 {
+            return Err(RendezvousError::RankTaken { rank: membership.rank });
+        }
+        wait_for_all(&store, &membership, deadline)?;
+        let pulse = Arc::new(Pulse::start(&store, membership.rank)?);
+        Ok(Self { store, pulse, membership, address })
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.membership.rank
+    }
+
+    /// Ranks in all.
+    pub fn world_size(&self) -> usize {
+        self.membership.world_size
+    }
+
+    /// Connects the ranks `members` (ascending) to a group; `None` for ranks that are not among them. Every member
+    /// makes the same groups, under names that are used once.
+    ///
+    /// # Errors
+    /// When the members do not connect in time.
+    pub fn group(
+        &self,
+        name: &str,
+        members: &[usize],
+    ) -> Result<Option<Box<dyn Collectives>>, RendezvousError> {
+        let is_ascending = members.windows(2).all(|pair| pair[0] < pair[1]);
+        if !is_ascending || members.last().is_none_or(|last| *last >= self.world_size()) {
+            return Err(RendezvousError::Argument {
+                name: "members of a group",
+                expected: format!("ascending ranks below {}", self.world_size()),
+                got: format!("{members:?}"),
+            });
+        }
+        let Ok(place) = members.binary_search(&self.rank()) else {
+            return Ok(None);
+        };
+        if members.len() == 1 {
+            return Ok(Some(Box::new(Alone::new(name))));
+        }
+        let seat = Seat { name: name.to_owned(), members: members.to_vec(), place };
+        let timeout = self.membership.operation_timeout;
+        let group = GlooGroup::join(&self.store, seat, self.address, timeout, Arc::clone(&self.pulse))?;
+        Ok(Some(Box::new(group)))
+    }
+
+    /// Reports why this rank fails; the report of the rank that came first is what every rank gets back.
+    ///
+    /// # Errors
+    /// When the store is gone.
+    pub fn report_failure(&self, cause: &str) -> Result<String, RendezvousError> {
+        Ok(self.store.set_first("failure", &format!("rank {}: {cause}", self.rank()))?)
+    }
+}
+
+/// The store's address, and this machine's address on the way to it.
+fn reach(membership: &Membership, deadline: Instant) -> Result<(SocketAddr, IpAddr), RendezvousError> {
+    let address = format!("{}:{}", membership.host, membership.port);
+    loop {
+        match try_reach(&address) {
+            Ok(reached) => return Ok(reached),
+            Err(source) if Instant::now() >= deadline => {
+                let timeout = membership.join_timeout;
+                return Err(RendezvousError::Unreachable { address, timeout, source });
+            }
+            Err(_) => sleep(RETRY),
+        }
+    }
+}
+
+fn try_reach(address: &str) -> std::io::Result<(SocketAddr, IpAddr)> {
+    let mut last = std::io::Error::from(std::io::ErrorKind::NotFound);
+    for server in address.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&server, Duration::from_secs(2)) {
+            Ok(stream) => return Ok((server, stream.local_addr()?.ip())),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+fn check_attempt(store: &Store, membership: &Membership, deadline: Instant) -> Result<(), RendezvousError> {
+    let theirs: u64 = await_number(store, "attempt", membership, deadline)?;
+    if theirs != membership.attempt {
+        return Err(RendezvousError::OtherAttempt { ours: membership.attempt, theirs });
+    }
+    let theirs = await_number(store, "world_size", membership, deadline)? as usize;
+    if theirs != membership.world_size {
+        return Err(RendezvousError::OtherWorldSize { ours: membership.world_size, theirs });
+    }
+    Ok(())
+}
+
+/// What the server writes right after it has begun to listen.
+fn await_number(
+    store: &Store,
+    name: &'static str,
+    membership: &Membership,
+    deadline: Instant,
+) -> Result<u64, RendezvousError> {
+    loop {
+        if let Some(text) = store.get(name)? {
+            return text.parse().map_err(|_| {
+                StoreError::Value { name: name.into(), expected: "a number", got: text }.into()
+            });
+        }
+        if Instant::now() >= deadline {
+            let timeout = membership.join_timeout;
+            let source = std::io::Error::from(std::io::ErrorKind::InvalidData);
+            let address = format!("{}:{}", membership.host, membership.port);
+            return Err(RendezvousError::Unreachable { address, timeout, source });
+        }
+        sleep(POLL);
+    }
+}
+
+fn wait_for_all(store: &Store, membership: &Membership, deadline: Instant) -> Result<(), RendezvousError> {
+    let mut missing: Vec<usize> = (0..membership.world_size).collect();
+    loop {
+        let mut still = Vec::new();
+        for rank in missing {
+            if store.get(&seat_name(rank))?.is_none() {
+                still.push(rank);
+            }
+        }
+        missing = still;
+        if missing.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            return Err(RendezvousError::Missing { missing, timeout: membership.join_timeout });
+        }
+        sleep(POLL);
+    }
+}
+
+fn seat_name(rank: usize) -> String {
+    format!("joined/{rank}")
+}
