@@ -18,7 +18,7 @@ use std::ops::Range;
 
 use rlt_core::batch::Batch;
 use rlt_core::loss::{LossError, LossMetrics, PreparedLoss};
-use rlt_core::packing::{PackingError, pack};
+use rlt_core::packing::PackingError;
 use tch::{Device, Kind, Tensor, no_grad};
 
 pub use self::gradients::OuterGradients;
@@ -117,12 +117,10 @@ impl Actor {
     ) -> Result<TokenScores, ActorError> {
         let num_tokens = batch.rows.num_tokens();
         let mut scores = TokenScores { logprobs: vec![0.0; num_tokens], entropies: vec![0.0; num_tokens] };
-        let packing = pack(&batch.sequence_lens(), max_tokens, decoder.config.hidden_size)?;
-        for row_idxs in packing.micro_batches {
-            let micro_batch = MicroBatch::new(batch, &row_idxs, decoder.device());
+        for micro_batch in micro_batches(batch, decoder, max_tokens)? {
             let micro_scores = self.score_micro_batch(decoder, &micro_batch, adapter)?;
-            batch.scatter(&row_idxs, &micro_scores.logprobs, &mut scores.logprobs);
-            batch.scatter(&row_idxs, &micro_scores.entropies, &mut scores.entropies);
+            batch.scatter(&micro_batch.row_idxs, &micro_scores.logprobs, &mut scores.logprobs);
+            batch.scatter(&micro_batch.row_idxs, &micro_scores.entropies, &mut scores.entropies);
         }
         Ok(scores)
     }
@@ -158,9 +156,7 @@ impl Actor {
     /// When a sequence alone is longer than `max_tokens`.
     pub fn sum_pi_squared(&self, batch: &Batch, max_tokens: usize) -> Result<Vec<f64>, ActorError> {
         let mut sums = vec![0.0; batch.rows.num_tokens()];
-        let packing = pack(&batch.sequence_lens(), max_tokens, self.decoder.config.hidden_size)?;
-        for row_idxs in packing.micro_batches {
-            let micro_batch = MicroBatch::new(batch, &row_idxs, self.decoder.device());
+        for micro_batch in micro_batches(batch, &self.decoder, max_tokens)? {
             let context = self.decoder.context(&micro_batch.input, Adapter::On);
             let predicting_cd = islands::infer(&self.decoder, &micro_batch.input, &context)
                 .index_select(0, &micro_batch.predictors_c);
@@ -173,7 +169,7 @@ impl Actor {
                 });
                 Tensor::cat(&sums.collect::<Vec<_>>(), 0).to_device(Device::Cpu)
             });
-            batch.scatter(&row_idxs, &widen(rlt_torch::f32_slice(&sums_c)?), &mut sums);
+            batch.scatter(&micro_batch.row_idxs, &widen(rlt_torch::f32_slice(&sums_c)?), &mut sums);
         }
         Ok(sums)
     }
@@ -266,6 +262,16 @@ impl Actor {
     pub fn set_dropout_seed(&mut self, seed: Option<u64>) {
         self.dropout_seed = seed;
     }
+}
+
+/// All rows of a batch in micro-batches of at most `max_tokens` tokens.
+fn micro_batches(
+    batch: &Batch,
+    decoder: &Decoder,
+    max_tokens: usize,
+) -> Result<Vec<MicroBatch>, PackingError> {
+    let rows: Vec<usize> = (0..batch.rows.num_rows()).collect();
+    MicroBatch::split(batch, &rows, decoder, max_tokens)
 }
 
 fn widen(values: &[f32]) -> Vec<f64> {

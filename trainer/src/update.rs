@@ -10,7 +10,7 @@ use rlt_core::loss::{
     CovarianceInputs, Denominators, LossError, LossInputs, LossMetrics, LossScope, Objective,
 };
 use rlt_core::metrics::Metrics;
-use rlt_core::packing::{PackingError, pack};
+use rlt_core::packing::PackingError;
 
 use crate::actor::{Actor, ActorError, MicroBatch};
 use crate::model::Adapter;
@@ -110,47 +110,110 @@ impl UpdateReport {
 pub fn update(actor: &mut Actor, batch: &Batch, plan: &UpdatePlan) -> Result<UpdateReport, UpdateError> {
     let mut report =
         UpdateReport { actor_logprobs: vec![0.0; batch.rows.num_tokens()], ..UpdateReport::default() };
+    let updates = group_ranges(batch, plan.groups_per_update);
+    let is_on_policy = plan.num_epochs == 1 && updates.len() == 1;
     for epoch in 0..plan.num_epochs {
-        for (update_idx, row_idxs) in group_ranges(batch, plan.groups_per_update).into_iter().enumerate() {
-            let seed = plan.seed.wrapping_add(((epoch as u64) << 32) | update_idx as u64);
-            one_update(actor, batch, &row_idxs.collect::<Vec<_>>(), plan, seed, &mut report)?;
+        for (update_idx, row_idxs) in updates.iter().enumerate() {
+            let one = OneUpdate {
+                batch,
+                plan,
+                old_logprobs: batch.old_logprobs.as_deref().filter(|_| !is_on_policy),
+                seed: plan.seed.wrapping_add(((epoch as u64) << 32) | update_idx as u64),
+            };
+            one.run(actor, &row_idxs.clone().collect::<Vec<_>>(), &mut report)?;
         }
     }
     Ok(report)
 }
 
-/// One optimizer update on the rows `row_idxs`.
-fn one_update(
-    actor: &mut Actor,
-    batch: &Batch,
-    row_idxs: &[usize],
-    plan: &UpdatePlan,
+/// One optimizer update on some rows of a batch.
+struct OneUpdate<'a> {
+    batch: &'a Batch,
+    plan: &'a UpdatePlan,
+    /// The old policy's log-probs; `None` where the actor still is the old policy.
+    old_logprobs: Option<&'a [f64]>,
     seed: u64,
-    report: &mut UpdateReport,
-) -> Result<(), UpdateError> {
-    let denominators = Denominators::of(&batch.micro_rows(row_idxs));
-    let lens: Vec<usize> = row_idxs.iter().map(|row_idx| batch.sequences[*row_idx].num_tokens()).collect();
-    let micro_batches: Vec<MicroBatch> = pack(&lens, plan.max_tokens, actor.decoder.config.hidden_size)?
-        .micro_batches
-        .iter()
-        .map(|places| places.iter().map(|place| row_idxs[*place]).collect::<Vec<_>>())
-        .map(|rows| MicroBatch::new(batch, &rows, actor.decoder.device()))
-        .collect();
-    let selected = select_tokens(actor, batch, &micro_batches, plan, seed)?;
-    actor.set_dropout_seed(Some(seed));
-    for micro_batch in &micro_batches {
-        let inputs = MicroInputs::gather(actor, batch, micro_batch, plan, selected.as_deref())?;
-        let loss = plan.objective.prepare(inputs.as_loss_inputs(micro_batch), &denominators)?;
-        let accumulated = actor.accumulate(micro_batch, &loss)?;
-        report.loss += accumulated.loss;
-        batch.scatter(&micro_batch.row_idxs, &accumulated.logprobs, &mut report.actor_logprobs);
-        report.num_micro_batches += 1;
+}
+
+impl OneUpdate<'_> {
+    fn run(
+        &self,
+        actor: &mut Actor,
+        row_idxs: &[usize],
+        report: &mut UpdateReport,
+    ) -> Result<(), UpdateError> {
+        let Self { batch, plan, seed, .. } = *self;
+        let denominators = Denominators::of(&batch.micro_rows(row_idxs));
+        let micro_batches = MicroBatch::split(batch, row_idxs, &actor.decoder, plan.max_tokens)?;
+        let selected = self.select_tokens(actor, &micro_batches)?;
+        actor.set_dropout_seed(Some(seed));
+        for micro_batch in &micro_batches {
+            let inputs = self.gather(actor, micro_batch, selected.as_deref())?;
+            let loss = plan.objective.prepare(inputs.as_loss_inputs(micro_batch), &denominators)?;
+            let accumulated = actor.accumulate(micro_batch, &loss)?;
+            report.loss += accumulated.loss;
+            batch.scatter(&micro_batch.row_idxs, &accumulated.logprobs, &mut report.actor_logprobs);
+            report.num_micro_batches += 1;
+        }
+        match actor.apply(plan.learning_rate)? {
+            StepOutcome::Applied { grad_norm } => report.grad_norms.push(grad_norm),
+            StepOutcome::SkippedNonFinite => report.num_skipped += 1,
+        }
+        Ok(())
     }
-    match actor.apply(plan.learning_rate)? {
-        StepOutcome::Applied { grad_norm } => report.grad_norms.push(grad_norm),
-        StepOutcome::SkippedNonFinite => report.num_skipped += 1,
+
+    fn gather(
+        &self,
+        actor: &Actor,
+        micro_batch: &MicroBatch,
+        selected: Option<&[bool]>,
+    ) -> Result<MicroInputs, ActorError> {
+        let (batch, rows) = (self.batch, &micro_batch.row_idxs);
+        let part = |values: Option<&[f64]>| values.map(|values| batch.gather(rows, values));
+        let old_logprobs = part(self.old_logprobs);
+        // Off-policy a sequence's ratio must be known before the first of its tokens can be evaluated.
+        let needs_sequences =
+            self.plan.objective.policy.scope() == LossScope::Sequence && old_logprobs.is_some();
+        Ok(MicroInputs {
+            advantages: batch.gather(rows, &batch.advantages),
+            old_logprobs,
+            ref_logprobs: part(batch.ref_logprobs.as_deref()),
+            importance_weights: part(batch.importance_weights.as_deref()),
+            actor_logprobs: needs_sequences
+                .then(|| actor.score_micro_batch(&actor.decoder, micro_batch, Adapter::On))
+                .transpose()?
+                .map(|scores| scores.logprobs),
+            selected: selected.map(|selected| batch.gather(rows, selected)),
+        })
     }
-    Ok(())
+
+    /// The tokens that a loss over the whole batch treats specially, as flags over the batch; `None` for other
+    /// losses.
+    fn select_tokens(
+        &self,
+        actor: &Actor,
+        micro_batches: &[MicroBatch],
+    ) -> Result<Option<Vec<bool>>, UpdateError> {
+        let Self { batch, plan, old_logprobs, seed } = *self;
+        if plan.objective.policy.scope() != LossScope::Batch {
+            return Ok(None);
+        }
+        let mut logprobs = vec![0.0; batch.rows.num_tokens()];
+        let mut mask = vec![false; batch.rows.num_tokens()];
+        for micro_batch in micro_batches {
+            let scores = actor.score_micro_batch(&actor.decoder, micro_batch, Adapter::On)?;
+            batch.scatter(&micro_batch.row_idxs, &scores.logprobs, &mut logprobs);
+            batch.scatter(&micro_batch.row_idxs, micro_batch.rows.mask(), &mut mask);
+        }
+        let inputs = CovarianceInputs {
+            rows: &batch.rows.with_mask(mask).map_err(LossError::from)?,
+            advantages: &batch.advantages,
+            logprobs: &logprobs,
+            old_logprobs,
+            seed,
+        };
+        Ok(Some(plan.objective.policy.select_tokens(&inputs)?))
+    }
 }
 
 /// A micro-batch's part of the batch's per-token values.
@@ -164,31 +227,6 @@ struct MicroInputs {
 }
 
 impl MicroInputs {
-    fn gather(
-        actor: &Actor,
-        batch: &Batch,
-        micro_batch: &MicroBatch,
-        plan: &UpdatePlan,
-        selected: Option<&[bool]>,
-    ) -> Result<Self, ActorError> {
-        let rows = &micro_batch.row_idxs;
-        let part = |values: &Option<Vec<f64>>| values.as_deref().map(|values| batch.gather(rows, values));
-        let old_logprobs = part(&batch.old_logprobs).filter(|_| !plan.is_on_policy(batch));
-        // Off-policy a sequence's ratio must be known before the first of its tokens can be evaluated.
-        let needs_sequences = plan.objective.policy.scope() == LossScope::Sequence && old_logprobs.is_some();
-        Ok(Self {
-            advantages: batch.gather(rows, &batch.advantages),
-            old_logprobs,
-            ref_logprobs: part(&batch.ref_logprobs),
-            importance_weights: part(&batch.importance_weights),
-            actor_logprobs: needs_sequences
-                .then(|| actor.score_micro_batch(&actor.decoder, micro_batch, Adapter::On))
-                .transpose()?
-                .map(|scores| scores.logprobs),
-            selected: selected.map(|selected| batch.gather(rows, selected)),
-        })
-    }
-
     fn as_loss_inputs<'a>(&'a self, micro_batch: &'a MicroBatch) -> LossInputs<'a> {
         LossInputs {
             old_logprobs: self.old_logprobs.as_deref(),
@@ -199,34 +237,6 @@ impl MicroInputs {
             ..LossInputs::new(&micro_batch.rows, &self.advantages)
         }
     }
-}
-
-/// The tokens that a loss over the whole batch treats specially, as flags over the batch; `None` for other losses.
-fn select_tokens(
-    actor: &Actor,
-    batch: &Batch,
-    micro_batches: &[MicroBatch],
-    plan: &UpdatePlan,
-    seed: u64,
-) -> Result<Option<Vec<bool>>, UpdateError> {
-    if plan.objective.policy.scope() != LossScope::Batch {
-        return Ok(None);
-    }
-    let mut logprobs = vec![0.0; batch.rows.num_tokens()];
-    let mut mask = vec![false; batch.rows.num_tokens()];
-    for micro_batch in micro_batches {
-        let scores = actor.score_micro_batch(&actor.decoder, micro_batch, Adapter::On)?;
-        batch.scatter(&micro_batch.row_idxs, &scores.logprobs, &mut logprobs);
-        batch.scatter(&micro_batch.row_idxs, micro_batch.rows.mask(), &mut mask);
-    }
-    let inputs = CovarianceInputs {
-        rows: &batch.rows.with_mask(mask).map_err(LossError::from)?,
-        advantages: &batch.advantages,
-        logprobs: &logprobs,
-        old_logprobs: batch.old_logprobs.as_deref().filter(|_| !plan.is_on_policy(batch)),
-        seed,
-    };
-    Ok(Some(plan.objective.policy.select_tokens(&inputs)?))
 }
 
 /// The rows of each update: consecutive rollout groups, `groups_per_update` of them.

@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use crate::packing::PromptGroup;
 use crate::rows::Rows;
 use crate::types::{Prompt, RewardStatus, Rollout, RolloutGroup, TokenId};
 
@@ -23,6 +24,11 @@ impl BatchSequence {
     /// Prompt and completion in one row.
     pub fn tokens(&self) -> Vec<TokenId> {
         [self.prompt.tokens.as_slice(), self.completion.as_slice()].concat()
+    }
+
+    /// The completion without its last token: what the following tokens are predicted from, beside the prompt.
+    pub fn predicting_completion(&self) -> &[TokenId] {
+        &self.completion[..self.completion.len().saturating_sub(1)]
     }
 
     /// Tokens of prompt and completion.
@@ -145,9 +151,24 @@ impl Batch {
         }
     }
 
-    /// Tokens of each row, prompt included: what a token budget is filled with.
+    /// Tokens of each row, prompt included.
     pub fn sequence_lens(&self) -> Vec<usize> {
         self.sequences.iter().map(BatchSequence::num_tokens).collect()
+    }
+
+    /// The runs of `row_idxs` that belong to one rollout group and so answer one prompt.
+    pub fn group_runs<'a>(&'a self, row_idxs: &'a [usize]) -> impl Iterator<Item = &'a [usize]> {
+        row_idxs.chunk_by(|left, right| self.groups[*left] == self.groups[*right])
+    }
+
+    /// What a token budget is filled with: for each of [`Batch::group_runs`] the tokens of its prompt, and those that
+    /// each row adds. The last token of a completion is not among them, since nothing is predicted from it.
+    pub fn prompt_groups(&self, row_idxs: &[usize]) -> Vec<PromptGroup> {
+        let group = |rows: &[usize]| PromptGroup {
+            prompt_len: self.sequences[rows[0]].prompt.tokens.len(),
+            lens: rows.iter().map(|row| self.sequences[*row].predicting_completion().len()).collect(),
+        };
+        self.group_runs(row_idxs).map(group).collect()
     }
 
     /// The values of `row_idxs` of a per-token vector, in that order: a micro-batch's part of it.
@@ -225,6 +246,16 @@ mod tests {
         assert_eq!(masked.sequence_lens(), [5, 4]);
         assert_eq!(masked.rollout_logprobs, [-1.0, -2.0, -3.0, -5.0, -6.0]);
         assert_eq!(masked.reward_parts, [[2.0, 2.0]]);
+    }
+
+    #[test]
+    fn a_group_takes_its_prompt_once_where_its_rows_are_neighbours() {
+        let batch = batch(false);
+        let group = |lens: &[usize]| PromptGroup { prompt_len: 2, lens: lens.to_vec() };
+        assert_eq!(batch.prompt_groups(&[0, 1, 2]), [group(&[2, 0, 1])]);
+        let demonstration = Demonstration { tokens: vec![1, 2, 3], loss_mask: vec![false, false, true] };
+        let two = Batch::from_demonstrations(&[demonstration.clone(), demonstration]);
+        assert_eq!(two.prompt_groups(&[1, 0]), [group(&[0]), group(&[0])]);
     }
 
     #[test]

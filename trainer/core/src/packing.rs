@@ -7,9 +7,14 @@
 
 mod balance;
 mod fill;
+mod groups;
+mod layout;
 mod refill;
 
 use thiserror::Error;
+
+pub use groups::{PromptGroup, pack_groups};
+pub use layout::{PackedLayout, Segment};
 
 use crate::partition::workload;
 
@@ -58,21 +63,31 @@ pub struct Packing {
 /// # Ok::<(), rlt_core::packing::PackingError>(())
 /// ```
 pub fn pack(lens: &[usize], max_tokens: usize, hidden_size: usize) -> Result<Packing, PackingError> {
-    let max_tokens = max_tokens.min(MAX_STREAM_TOKENS);
+    let max_tokens = stream_limit(max_tokens);
     let too_long = lens.iter().position(|len| *len > max_tokens);
     if let Some(sample_idx) = too_long {
         return Err(PackingError::SampleTooLong { sample_idx, len: lens[sample_idx], max_tokens });
     }
-    let workloads: Vec<u64> = lens.iter().map(|len| workload(*len, hidden_size)).collect();
-    let filled = fill::fill(lens, max_tokens);
-    let mut micro_batches = balance::balance(filled, lens, &workloads, max_tokens);
-    micro_batches.iter_mut().for_each(|samples| samples.sort_unstable());
-    let work = |samples: &Vec<usize>| samples.iter().map(|sample| workloads[*sample]).sum::<u64>();
-    micro_batches.sort_by_key(|samples| (std::cmp::Reverse(work(samples)), samples[0]));
-    Ok(Packing { micro_batches })
+    let work: Vec<u64> = lens.iter().map(|len| workload(*len, hidden_size)).collect();
+    Ok(Packing::of_units(lens, &work, max_tokens))
+}
+
+/// The budget, as far as offsets reach.
+fn stream_limit(max_tokens: usize) -> usize {
+    max_tokens.min(MAX_STREAM_TOKENS)
 }
 
 impl Packing {
+    /// Micro-batches of units that are never split, none of which is longer than `max_tokens`.
+    fn of_units(lens: &[usize], work: &[u64], max_tokens: usize) -> Self {
+        let filled = fill::fill(lens, max_tokens);
+        let mut micro_batches = balance::balance(filled, lens, work, max_tokens);
+        micro_batches.iter_mut().for_each(|units| units.sort_unstable());
+        let sum = |units: &Vec<usize>| units.iter().map(|unit| work[*unit]).sum::<u64>();
+        micro_batches.sort_by_key(|units| (std::cmp::Reverse(sum(units)), units[0]));
+        Self { micro_batches }
+    }
+
     /// Sample indices in the order in which micro-batches hold them.
     pub fn order(&self) -> Vec<usize> {
         self.micro_batches.concat()
@@ -94,31 +109,6 @@ impl Packing {
     }
 }
 
-/// How varlen attention reads several sequences out of one token stream.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PackedLayout {
-    /// Number of sequences + 1 offsets; sequence i is `cu_seqlens[i]..cu_seqlens[i + 1]`.
-    pub cu_seqlens: Vec<i32>,
-    /// Position of each token in its own sequence, from 0.
-    pub position_ids: Vec<i64>,
-    /// Tokens of the longest sequence.
-    pub max_seqlen: usize,
-}
-
-impl PackedLayout {
-    /// The layout of sequences of these lengths, end to end in this order. Their sum must fit an `i32`, as
-    /// every micro-batch of [`pack`] does.
-    pub fn of(lens: impl IntoIterator<Item = usize>) -> Self {
-        let mut layout = Self { cu_seqlens: vec![0], position_ids: Vec::new(), max_seqlen: 0 };
-        for len in lens {
-            layout.position_ids.extend(0..len as i64);
-            layout.cu_seqlens.push(layout.position_ids.len() as i32);
-            layout.max_seqlen = layout.max_seqlen.max(len);
-        }
-        layout
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -131,7 +121,7 @@ mod tests {
     }
 
     /// Fewest micro-batches by trying everything, equal loads once; only for a handful of samples.
-    fn fewest(lens: &[usize], max_tokens: usize) -> usize {
+    pub(super) fn fewest(lens: &[usize], max_tokens: usize) -> usize {
         fn place(lens: &[usize], loads: &mut Vec<usize>, max_tokens: usize, best: &mut usize) {
             let Some((len, rest)) = lens.split_first() else {
                 *best = (*best).min(loads.len());
@@ -244,13 +234,5 @@ mod tests {
     fn restoring_wants_exactly_one_value_per_sample() {
         let packing = pack(&[1, 2], 8, 64).unwrap();
         assert_eq!((packing.restore([1]), packing.restore([1, 2, 3])), (None, None));
-    }
-
-    #[test]
-    fn a_layout_starts_every_sequence_at_position_zero() {
-        let got = PackedLayout::of([3, 1, 2]);
-        assert_eq!(got.cu_seqlens, [0, 3, 4, 6]);
-        assert_eq!(got.position_ids, [0, 1, 2, 0, 0, 1]);
-        assert_eq!(got.max_seqlen, 3);
     }
 }

@@ -78,6 +78,7 @@ impl Decoder {
         LayerContext {
             rope: self.rope(&input.position_ids),
             cu_seqlens: input.cu_seqlens.clone(),
+            prefixes: input.prefixes.clone(),
             adapter,
             dropout_seed: None,
         }

@@ -4,6 +4,7 @@
 //! what is kept, recomputed or gathered: detach the input, call, and later send a gradient back into the output.
 
 use rlt_api::plan::model_config::HiddenActivation;
+use rlt_torch::Segments;
 use tch::Tensor;
 
 use super::ops;
@@ -15,8 +16,10 @@ use super::rope::Rope;
 pub struct LayerContext {
     /// Cosines and sines of the stream's positions.
     pub rope: Rope,
-    /// Where sequences start and end in the stream.
+    /// Where segments start and end in the stream.
     pub cu_seqlens: Vec<i32>,
+    /// The segment that each segment continues.
+    pub prefixes: Vec<Option<usize>>,
     /// Whether adapters take part.
     pub adapter: Adapter,
     /// What the adapters' dropout is drawn from; the same seed drops the same inputs, so a recomputed layer agrees
@@ -60,12 +63,14 @@ pub(crate) struct LayerShape {
 }
 
 impl DecoderLayer {
-    /// Runs the layer on a packed stream `hidden_td` [tokens, hidden] with causal attention inside each sequence.
+    /// Runs the layer on a packed stream `hidden_td` [tokens, hidden] with causal attention inside each sequence,
+    /// prefixes included.
     pub fn forward(&self, hidden_td: &Tensor, context: &LayerContext) -> Tensor {
         let projections = OwnProjections { layer: self, context };
         let mut attend = |q_thd: &Tensor, k_tkd: &Tensor, v_tkd: &Tensor| {
             let (scale, window) = (self.attention_scale(), self.window());
-            rlt_torch::varlen_attention(q_thd, k_tkd, v_tkd, &context.cu_seqlens, scale, window)
+            let segments = Segments { cu_seqlens: &context.cu_seqlens, prefixes: &context.prefixes };
+            rlt_torch::varlen_attention(q_thd, k_tkd, v_tkd, segments, scale, window)
         };
         self.forward_with(hidden_td, &context.rope, &projections, &mut attend)
     }

@@ -1,6 +1,7 @@
 //! Runs the decoder on what the scheduler chose: tensors on this side, decisions on the other.
 
 use rlt_core::engine::{Prefill, Sequence};
+use rlt_torch::Segments;
 use tch::Tensor;
 
 use super::kv_cache::{KvCache, LayerCache};
@@ -75,7 +76,8 @@ impl Context {
         match self {
             Self::Stream { cu_seqlens } => Box::new(move |layer, [q_thd, k_tkd, v_tkd], _| {
                 let (scale, window) = (layer.attention_scale(), layer.window());
-                rlt_torch::varlen_attention(q_thd, k_tkd, v_tkd, cu_seqlens, scale, window)
+                let segments = Segments::alone(cu_seqlens);
+                rlt_torch::varlen_attention(q_thd, k_tkd, v_tkd, segments, scale, window)
             }),
             Self::Cache { block_tables, context_lens } => {
                 let tables: Vec<&[i32]> = block_tables.iter().map(Vec::as_slice).collect();

@@ -3,7 +3,7 @@
 //! packed tokens, and the chunked head's memory beside dense autograd's. `cargo bench -p rlt-torch`;
 //! OMP_NUM_THREADS sets the threads.
 
-use rlt_torch::{Activation, AdamWStep, MatmulPrecision, PackedLinear};
+use rlt_torch::{Activation, AdamWStep, MatmulPrecision, PackedLinear, Segments};
 use std::sync::LazyLock;
 use std::time::Instant;
 use tch::{Device, Kind, Tensor};
@@ -91,7 +91,7 @@ fn attention() {
     let grad = randn(&[num_tokens, 9, 64]);
     let flops = LENS.iter().map(|&l| f64::from(l) * f64::from(l + 1) / 2.0 * 64.0 * 9.0 * 4.0).sum::<f64>();
     let composed = || segments(&q, &k, &v, &cu);
-    let fused = || rlt_torch::varlen_attention(&q, &k, &v, &cu, 0.125, None);
+    let fused = || rlt_torch::varlen_attention(&q, &k, &v, Segments::alone(&cu), 0.125, None);
     compare(
         "varlen attention forward",
         flops,
@@ -165,7 +165,7 @@ impl Layer {
         let normed = rlt_torch::rms_norm(x, &self.norms[0], 1e-5, 0.0);
         let [q, k, v] = [0, 1, 2].map(|idx| self.product(&normed, idx).unflatten(1, [-1, 64]));
         let [q, k] = [q, k].map(|t| rlt_torch::apply_rope(&t, &self.cos, &self.sin));
-        let attended = rlt_torch::varlen_attention(&q, &k, &v, &self.cu, 0.125, None);
+        let attended = rlt_torch::varlen_attention(&q, &k, &v, Segments::alone(&self.cu), 0.125, None);
         let x = x + self.product(&attended.flatten(1, 2), 3);
         let normed = rlt_torch::rms_norm(&x, &self.norms[1], 1e-5, 0.0);
         let (gate, up) = (self.product(&normed, 4), self.product(&normed, 5));

@@ -62,40 +62,103 @@ Attention attention_args(const Tensor& q, const Tensor& k, const Tensor& v, doub
   return a;
 }
 
-// One item a (segment, kv head), longest first; a group's heads are split when there are too few to go round.
-std::vector<AttentionItem> attention_items(const Attention& a, at::IntArrayRef cu_seqlens, int64_t& parts) {
-  std::vector<std::pair<int64_t, int64_t>> segments;
-  for (size_t s = 0; s + 1 < cu_seqlens.size(); ++s)
-    if (cu_seqlens[s + 1] > cu_seqlens[s]) segments.emplace_back(cu_seqlens[s], cu_seqlens[s + 1]);
-  std::stable_sort(segments.begin(), segments.end(),
-                   [](auto x, auto y) { return x.second - x.first > y.second - y.first; });
+// How the stream divides: offsets of its segments, and for each the segment that it continues or -1 (no
+// entries: none does).
+struct Segments {
+  at::IntArrayRef cu_seqlens, prefixes;
+
+  size_t size() const { return cu_seqlens.size() - 1; }
+  Span span(size_t s) const { return {cu_seqlens[s], cu_seqlens[s + 1]}; }
+  int64_t prefix(size_t s) const { return prefixes.empty() ? -1 : prefixes[s]; }
+};
+
+// A segment and those that continue it.
+struct Tree {
+  Span trunk;
+  std::vector<Span> branches;
+
+  int64_t longest() const {
+    int64_t most = 0;
+    for (const Span& branch : branches) most = std::max(most, branch.len());
+    return trunk.len() + most;
+  }
+  // Multiply-adds in units of a query and a key.
+  int64_t work() const {
+    int64_t pairs = trunk.len() * trunk.len();
+    for (const Span& branch : branches) pairs += branch.len() * (branch.len() + 2 * trunk.len());
+    return pairs;
+  }
+};
+
+// All segments that are not empty, most work first.
+std::vector<Tree> trees_of(const Segments& segments) {
+  std::vector<Tree> all(segments.size());
+  for (size_t s = 0; s < segments.size(); ++s) {
+    const int64_t prefix = segments.prefix(s);
+    if (prefix < 0)
+      all[s].trunk = segments.span(s);
+    else if (segments.span(s).len() > 0)
+      all[size_t(prefix)].branches.push_back(segments.span(s));
+  }
+  std::vector<Tree> trees;
+  for (Tree& tree : all)
+    if (tree.longest() > 0) trees.push_back(std::move(tree));
+  std::stable_sort(trees.begin(), trees.end(),
+                   [](const Tree& x, const Tree& y) { return x.work() > y.work(); });
+  return trees;
+}
+
+// One item a (tree, kv head), a group's heads apart when there are too few to go round. `pieces` of a tree's
+// branches go to items of their own, which only a forward pass may do: backward all of them add to the
+// trunk's gradients.
+std::vector<AttentionItem> attention_items(const Attention& a, const std::vector<Tree>& trees, int64_t parts,
+                                           int64_t pieces) {
   const int64_t group = a.heads / a.kv_heads;
-  parts = int64_t(segments.size()) * a.kv_heads < 3 * at::get_num_threads() && at::get_num_threads() > 1
-              ? group
-              : 1;
   std::vector<AttentionItem> items;
-  for (auto [begin, end] : segments)
-    for (int64_t h = 0; h < a.kv_heads; ++h)
-      for (int64_t p = 0; p < parts; ++p)
-        items.push_back({begin, end, h, p * group / parts, (p + 1) * group / parts, p});
+  for (const Tree& tree : trees) {
+    const int64_t num_branches = int64_t(tree.branches.size());
+    const int64_t num_pieces = std::max<int64_t>(1, std::min(pieces, num_branches));
+    for (int64_t piece = 0; piece < num_pieces; ++piece) {
+      const int64_t first = piece * num_branches / num_pieces, last = (piece + 1) * num_branches / num_pieces;
+      for (int64_t h = 0; h < a.kv_heads; ++h)
+        for (int64_t p = 0; p < parts; ++p)
+          items.push_back({tree.trunk, piece == 0, tree.branches.data() + first, last - first, tree.longest(),
+                           h, p * group / parts, (p + 1) * group / parts, p});
+    }
+  }
   return items;
+}
+
+// Enough items that threads end at about the same time.
+int64_t items_wanted() { return at::get_num_threads() > 1 ? 3 * at::get_num_threads() : 1; }
+
+int64_t parts_wanted(const Attention& a, const std::vector<Tree>& trees) {
+  return int64_t(trees.size()) * a.kv_heads < items_wanted() ? a.heads / a.kv_heads : 1;
+}
+
+int64_t pieces_wanted(const Attention& a, const std::vector<Tree>& trees, int64_t parts) {
+  const int64_t whole = std::max<int64_t>(1, int64_t(trees.size()) * a.kv_heads * parts);
+  return (items_wanted() + whole - 1) / whole;
 }
 
 struct VarlenFunction : torch::autograd::Function<VarlenFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& q_any, const Tensor& k_any, const Tensor& v_any,
-                        at::IntArrayRef cu_seqlens, double scale, int64_t window) {
+                        const Segments& segments, double scale, int64_t window) {
     Tensor q = head_rows(q_any), k = head_rows(k_any), v = head_rows(v_any);
     Tensor out = at::empty(q.sizes(), q.options());
     Tensor lse = at::empty({q.size(0), q.size(1)}, q.options().dtype(at::kFloat));
     Attention a = attention_args(q, k, v, scale, window);
     a.out = out.data_ptr(), a.lse = lse.data_ptr<float>();
-    const auto items = attention_items(a, cu_seqlens, a.parts);
+    const auto trees = trees_of(segments);
+    a.parts = parts_wanted(a, trees);
+    const auto items = attention_items(a, trees, a.parts, pieces_wanted(a, trees, a.parts));
     share_out(int64_t(items.size()), [&](int64_t i) {
-      const int64_t floats = kernels().attention_scratch(a, items[i].end - items[i].begin, false);
-      kernels().attention_forward(a, items[i], scratch_of(floats));
+      kernels().attention_forward(a, items[i],
+                                  scratch_of(kernels().attention_scratch(a, items[i].longest, false)));
     });
     ctx->save_for_backward({q, k, v, out, lse});
-    ctx->saved_data["cu_seqlens"] = cu_seqlens.vec();
+    ctx->saved_data["cu_seqlens"] = segments.cu_seqlens.vec();
+    ctx->saved_data["prefixes"] = segments.prefixes.vec();
     ctx->saved_data["scale"] = scale;
     ctx->saved_data["window"] = window;
     return out;
@@ -108,7 +171,10 @@ struct VarlenFunction : torch::autograd::Function<VarlenFunction> {
     Attention a =
         attention_args(q, k, v, ctx->saved_data["scale"].toDouble(), ctx->saved_data["window"].toInt());
     const auto cu_seqlens = ctx->saved_data["cu_seqlens"].toIntVector();
-    const auto items = attention_items(a, cu_seqlens, a.parts);
+    const auto prefixes = ctx->saved_data["prefixes"].toIntVector();
+    const auto trees = trees_of({cu_seqlens, prefixes});
+    a.parts = parts_wanted(a, trees);
+    const auto items = attention_items(a, trees, a.parts, 1);
     const bool split = a.parts > 1;
     const auto options = split ? k.options().dtype(at::kFloat) : k.options();
     std::vector<int64_t> sizes = k.sizes().vec();
@@ -118,8 +184,8 @@ struct VarlenFunction : torch::autograd::Function<VarlenFunction> {
     a.g_t = grad.stride(0), a.g_h = grad.stride(1);
     a.grad_q = dq.data_ptr(), a.grad_k = dk.data_ptr(), a.grad_v = dv.data_ptr();
     share_out(int64_t(items.size()), [&](int64_t i) {
-      const int64_t floats = kernels().attention_scratch(a, items[i].end - items[i].begin, true);
-      kernels().attention_backward(a, items[i], scratch_of(floats));
+      kernels().attention_backward(a, items[i],
+                                   scratch_of(kernels().attention_scratch(a, items[i].longest, true)));
     });
     if (split) dk = dk.sum(0).to(k.scalar_type()), dv = dv.sum(0).to(k.scalar_type());
     return {dq, dk, dv, Tensor(), Tensor(), Tensor()};
@@ -127,27 +193,50 @@ struct VarlenFunction : torch::autograd::Function<VarlenFunction> {
 };
 
 // The same through ATen, segment by segment: for devices without a kernel of ours.
-Tensor varlen_composed(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef cu_seqlens,
+Tensor varlen_composed(const Tensor& q, const Tensor& k, const Tensor& v, const Segments& segments,
                        double scale, int64_t window) {
   std::vector<Tensor> outs;
-  for (size_t s = 0; s + 1 < cu_seqlens.size(); ++s) {
-    const int64_t begin = cu_seqlens[s], len = cu_seqlens[s + 1] - begin;
+  for (size_t s = 0; s < segments.size(); ++s) {
+    const Span own = segments.span(s);
+    const Span trunk = segments.prefix(s) < 0 ? Span{0, 0} : segments.span(size_t(segments.prefix(s)));
+    const int64_t len = own.len(), before = trunk.len();
     if (len == 0) continue;
-    const auto part = [&](const Tensor& t) { return t.narrow(0, begin, len).transpose(0, 1).unsqueeze(0); };
+    const auto batched = [](const Tensor& t) { return t.transpose(0, 1).unsqueeze(0); };
+    const auto context = [&](const Tensor& t) {
+      Tensor rows = t.narrow(0, own.begin, len);
+      return batched(before == 0 ? rows : at::cat({t.narrow(0, trunk.begin, before), rows}, 0));
+    };
     std::optional<Tensor> mask;
-    if (window > 0 && window < len) {
-      Tensor at_i = at::arange(len, q.options().dtype(at::kLong));
-      Tensor back = at_i.unsqueeze(1) - at_i.unsqueeze(0);
-      mask = back.ge(0).logical_and(back.lt(window));
+    if (before > 0 || (window > 0 && window < len)) {
+      const auto positions = [&](int64_t from, int64_t to) {
+        return at::arange(from, to, q.options().dtype(at::kLong));
+      };
+      Tensor back = positions(before, before + len).unsqueeze(1) - positions(0, before + len).unsqueeze(0);
+      mask = back.ge(0);
+      if (window > 0) mask = mask->logical_and(back.lt(window));
     }
-    Tensor out = at::scaled_dot_product_attention(part(q), part(k), part(v), mask, 0.0, !mask.has_value(),
-                                                  scale, true);
+    Tensor out = at::scaled_dot_product_attention(batched(q.narrow(0, own.begin, len)), context(k),
+                                                  context(v), mask, 0.0, !mask.has_value(), scale, true);
     outs.push_back(out.squeeze(0).transpose(0, 1));
   }
   return outs.empty() ? at::zeros_like(q) : at::cat(outs, 0);
 }
 
-Tensor varlen_attention(const Tensor& q, const Tensor& k, const Tensor& v, at::IntArrayRef cu_seqlens,
+void check_segments(const Segments& segments, int64_t num_tokens) {
+  const at::IntArrayRef cu_seqlens = segments.cu_seqlens, prefixes = segments.prefixes;
+  TORCH_CHECK(!cu_seqlens.empty() && cu_seqlens.front() == 0 && cu_seqlens.back() == num_tokens &&
+                  std::is_sorted(cu_seqlens.begin(), cu_seqlens.end()),
+              "varlen attention over ", num_tokens, " tokens expected cu_seqlens rising from 0 to that, got ",
+              cu_seqlens);
+  TORCH_CHECK(prefixes.empty() || prefixes.size() == segments.size(), "varlen attention over ",
+              segments.size(), " segments expected a prefix or none for each, got ", prefixes.size());
+  for (size_t s = 0; s < prefixes.size(); ++s)
+    TORCH_CHECK(
+        prefixes[s] < 0 || (prefixes[s] < int64_t(s) && prefixes[size_t(prefixes[s])] < 0), "segment ", s,
+        " expected to continue an earlier segment that continues none itself, got segment ", prefixes[s]);
+}
+
+Tensor varlen_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Segments& segments,
                         double scale, int64_t window) {
   TORCH_CHECK(q.dim() == 3 && k.dim() == 3 && v.sizes() == k.sizes() && q.size(0) == k.size(0) &&
                   q.size(2) == k.size(2) && k.size(1) > 0 && q.size(1) % k.size(1) == 0,
@@ -156,12 +245,9 @@ Tensor varlen_attention(const Tensor& q, const Tensor& k, const Tensor& v, at::I
   TORCH_CHECK(q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type(),
               "varlen attention expected one dtype, got ", q.scalar_type(), ", ", k.scalar_type(), " and ",
               v.scalar_type());
-  TORCH_CHECK(!cu_seqlens.empty() && cu_seqlens.front() == 0 && cu_seqlens.back() == q.size(0) &&
-                  std::is_sorted(cu_seqlens.begin(), cu_seqlens.end()),
-              "varlen attention over ", q.size(0), " tokens expected cu_seqlens rising from 0 to that, got ",
-              cu_seqlens);
-  if (!kernel_ready(q)) return varlen_composed(q, k, v, cu_seqlens, scale, window);
-  return VarlenFunction::apply(q, k, v, cu_seqlens, scale, window);
+  check_segments(segments, q.size(0));
+  if (!kernel_ready(q)) return varlen_composed(q, k, v, segments, scale, window);
+  return VarlenFunction::apply(q, k, v, segments, scale, window);
 }
 
 void check_caches(const Tensor& k_cache, const Tensor& v_cache) {
@@ -260,9 +346,12 @@ void write_rows(const Tensor& cache, const Tensor& rows, at::IntArrayRef slots) 
 
 extern "C" {
 char* rlt_varlen_attention(Tensor* q, Tensor* k, Tensor* v, const int64_t* cu_seqlens, size_t num_cu,
-                           double scale, int64_t window, Tensor** out) {
-  return rlt::guarded(
-      [&] { *out = rlt::owned(rlt::varlen_attention(*q, *k, *v, {cu_seqlens, num_cu}, scale, window)); });
+                           const int64_t* prefixes, size_t num_prefixes, double scale, int64_t window,
+                           Tensor** out) {
+  return rlt::guarded([&] {
+    const rlt::Segments segments{{cu_seqlens, num_cu}, {prefixes, num_prefixes}};
+    *out = rlt::owned(rlt::varlen_attention(*q, *k, *v, segments, scale, window));
+  });
 }
 char* rlt_paged_attention(Tensor* q, Tensor* k_cache, Tensor* v_cache, const int32_t* const* tables,
                           const int64_t* table_lens, const int32_t* context_lens, int64_t num_queries,

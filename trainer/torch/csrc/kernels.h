@@ -77,9 +77,21 @@ struct Attention {
   int64_t parts;
 };
 
-// One unit of work: the query heads [group_begin, group_end) that share kv_head, over one segment.
+// Tokens [begin, end) of the stream.
+struct Span {
+  int64_t begin, end;
+  int64_t len() const { return end - begin; }
+};
+
+// One unit of work: the query heads [group_begin, group_end) that share kv_head, over a segment (the trunk)
+// and segments that continue it (the branches), whose queries see the whole trunk and then themselves.
 struct AttentionItem {
-  int64_t begin, end, kv_head, group_begin, group_end, part;
+  Span trunk;
+  bool trunk_queries;  // false: another item answers the trunk's own queries
+  const Span* branches;
+  int64_t num_branches;
+  int64_t longest;  // tokens of the trunk with its longest branch
+  int64_t kv_head, group_begin, group_end, part;
 };
 
 struct PagedAttention {
@@ -117,7 +129,7 @@ struct Kernels {
   void (*rope)(const Rope&, int64_t begin, int64_t end);
   void (*head_statistics)(const HeadRow&, int64_t begin, int64_t end);
   void (*head_gradient)(const HeadRow&, int64_t begin, int64_t end);
-  int64_t (*attention_scratch)(const Attention&, int64_t segment_len, bool backward);
+  int64_t (*attention_scratch)(const Attention&, int64_t longest, bool backward);
   void (*attention_forward)(const Attention&, const AttentionItem&, float* scratch);
   void (*attention_backward)(const Attention&, const AttentionItem&, float* scratch);
   int64_t (*paged_scratch)(const PagedAttention&, int64_t context_len);

@@ -5,26 +5,45 @@ use crate::border::{check, raw, rlt_paged_attention, rlt_varlen_attention, rlt_w
 use crate::error::or_panic;
 use tch::Tensor;
 
-/// Causal attention inside each segment of a packed stream; tokens of different segments never see each
-/// other.
+/// How a packed stream of T tokens divides into segments.
+#[derive(Clone, Copy, Debug)]
+pub struct Segments<'a> {
+    /// Start of each segment, and T at the end: rises from 0 to T.
+    pub cu_seqlens: &'a [i32],
+    /// For each segment the earlier one that it continues, which itself continues none; no entries: none does.
+    pub prefixes: &'a [Option<usize>],
+}
+
+impl<'a> Segments<'a> {
+    /// Segments that know nothing of each other.
+    pub fn alone(cu_seqlens: &'a [i32]) -> Self {
+        Self { cu_seqlens, prefixes: &[] }
+    }
+}
+
+/// Causal attention inside each segment of a packed stream. A segment that continues another, its prefix, sees all of
+/// that first, as if both were one sequence; other tokens never see each other. So a prefix that many segments
+/// continue, a prompt with its completions, is computed once.
 ///
 /// `q_thd` is `[T, H, D]`, `k_tkd` and `v_tkd` are `[T, K, D]` with K dividing H (grouped queries), f32 or
-/// bf16, the last dim contiguous (slices of a fused projection need no copy). `cu_seqlens` rises from 0 to T.
-/// Returns `[T, H, D]`. Differentiable in q, k and v. Memory grows with T, never with its square.
+/// bf16, the last dim contiguous (slices of a fused projection need no copy). Returns `[T, H, D]`. Differentiable in
+/// q, k and v, with the same sums in the same order in every run. Memory grows with T, never with its square.
 ///
 /// # Panics
-/// When shapes, dtypes or `cu_seqlens` do not fit.
+/// When shapes, dtypes or segments do not fit.
 pub fn varlen_attention(
     q_thd: &Tensor,
     k_tkd: &Tensor,
     v_tkd: &Tensor,
-    cu_seqlens: &[i32],
+    segments: Segments<'_>,
     scale: f64,
     window: Option<i64>,
 ) -> Tensor {
-    let cu_seqlens: Vec<i64> = cu_seqlens.iter().map(|&at| i64::from(at)).collect();
+    let cu_seqlens: Vec<i64> = segments.cu_seqlens.iter().map(|&at| i64::from(at)).collect();
+    let index = |prefix: &Option<usize>| prefix.map_or(-1, |segment| segment as i64);
+    let prefixes: Vec<i64> = segments.prefixes.iter().map(index).collect();
     or_panic(tensor_from("varlen_attention", |out| {
-        // SAFETY: borrowed tensors, an array with its length, and a place for the result.
+        // SAFETY: borrowed tensors, two arrays with their lengths, and a place for the result.
         unsafe {
             rlt_varlen_attention(
                 raw(q_thd),
@@ -32,6 +51,8 @@ pub fn varlen_attention(
                 raw(v_tkd),
                 cu_seqlens.as_ptr(),
                 cu_seqlens.len(),
+                prefixes.as_ptr(),
+                prefixes.len(),
                 scale,
                 window.unwrap_or(0),
                 out,

@@ -118,6 +118,8 @@ unsafe extern "C" {
         v: *mut C_tensor,
         cu_seqlens: *const i64,
         num_cu: usize,
+        prefixes: *const i64,
+        num_prefixes: usize,
         scale: f64,
         window: i64,
         out: *mut *mut C_tensor,

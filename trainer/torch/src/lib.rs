@@ -29,7 +29,7 @@ mod optim;
 mod precision;
 
 pub use access::{f32_slice, f32_slice_mut, i64_slice, tensor_from_bytes, tensor_from_vec};
-pub use attention::{paged_attention, varlen_attention, write_kv};
+pub use attention::{Segments, paged_attention, varlen_attention, write_kv};
 pub use autograd::{backward, backward_many};
 pub use cuda::load_cuda;
 pub use error::Error;

@@ -1,6 +1,8 @@
-// Causal attention of one segment, flash style: blocks of queries against blocks of keys, the softmax kept
-// online, so that memory grows with the segment's length and never with its square. Everything is computed in
-// float.
+// Causal attention of a trunk and its branches, flash style: blocks of queries against blocks of keys, the
+// softmax kept online, so that memory grows with the length and never with its square. Keys of the trunk lie
+// packed before those of the branch at hand, so a branch is computed like the end of one long segment, and
+// what its queries send back to the trunk adds up in place, branch after branch in their order. Everything is
+// computed in float.
 
 constexpr int64_t QUERY_BLOCK = 24;  // a whole number of AVX-512 row tiles
 constexpr int64_t KEY_BLOCK = 256;
@@ -13,13 +15,13 @@ static void pack_rows(const T* x, int64_t stride, int64_t rows, int64_t n, float
       store(out + r * out_stride + i, i < n ? load_at(x + r * stride, i, n) * scale : vf{});
 }
 
-// out[d][r] = x[r][d]; columns beyond `rows` are zero.
+// out[d][r] = x[r][d] for `columns` of them; those beyond `rows` are zero.
 template <class T>
 static void pack_transposed(const T* x, int64_t stride, int64_t rows, int64_t n, float* out,
-                            int64_t out_stride) {
-  for (int64_t r0 = 0; r0 < out_stride; r0 += 16)
+                            int64_t out_stride, int64_t columns) {
+  for (int64_t r0 = 0; r0 < columns; r0 += 16)
     for (int64_t d = 0; d < n; ++d)
-      for (int64_t r = r0; r < lesser(r0 + 16, out_stride); ++r)
+      for (int64_t r = r0; r < lesser(r0 + 16, columns); ++r)
         out[d * out_stride + r] = r < rows ? to_float(x[r * stride + d]) : 0.0f;
 }
 
@@ -86,49 +88,89 @@ static float online_softmax(float* row, const Visible& seen, int64_t padded, flo
   return shrink;
 }
 
+struct ForwardScratch {
+  int64_t wide, panel;
+  float *keys_t, *values, *queries, *acc, *scores, *max, *sum;
+
+  ForwardScratch(const Attention& a, int64_t longest, float* scratch)
+      : wide(round_up(a.dim, W)), panel(panel_stride(longest)) {
+    keys_t = scratch;
+    values = keys_t + a.dim * panel;
+    queries = values + longest * wide;
+    acc = queries + QUERY_BLOCK * wide;
+    scores = acc + QUERY_BLOCK * wide;
+    max = scores + QUERY_BLOCK * KEY_BLOCK;
+    sum = max + QUERY_BLOCK;
+  }
+};
+
+template <class T>
+static inline const T* rows_at(const void* x, int64_t token_stride, int64_t head_stride, int64_t token,
+                               int64_t head) {
+  return static_cast<const T*>(x) + token * token_stride + head * head_stride;
+}
+
+// Puts the keys and values of `span` behind `before` packed ones.
+template <class T>
+static void pack_forward(const Attention& a, int64_t kv_head, const Span& span, int64_t before,
+                         const ForwardScratch& s) {
+  pack_transposed(rows_at<T>(a.k, a.k_t, a.k_h, span.begin, kv_head), a.k_t, span.len(), a.dim,
+                  s.keys_t + before, s.panel, panel_stride(before + span.len()) - before);
+  pack_rows(rows_at<T>(a.v, a.v_t, a.v_h, span.begin, kv_head), a.v_t, span.len(), a.dim, 1.0f,
+            s.values + before * s.wide, s.wide);
+}
+
+// Answers the queries of `span` in one head; `before` packed keys precede them.
+template <class T>
+static void attend(const Attention& a, int64_t head, const Span& span, int64_t before,
+                   const ForwardScratch& s) {
+  const int64_t wide = s.wide;
+  for (int64_t at = 0; at < span.len(); at += QUERY_BLOCK) {
+    const int64_t m = lesser(QUERY_BLOCK, span.len() - at), t0 = span.begin + at, i0 = before + at;
+    pack_rows(rows_at<T>(a.q, a.q_t, a.q_h, t0, head), a.q_t, m, a.dim, a.scale, s.queries, wide);
+    __builtin_memset(s.acc, 0, size_t(m * wide) * 4);
+    for (int64_t r = 0; r < m; ++r) s.max[r] = -__builtin_inff(), s.sum[r] = 0.0f;
+    for (int64_t j0 = first_key(a, i0); j0 < i0 + m; j0 += KEY_BLOCK) {
+      const int64_t n = lesser(KEY_BLOCK, i0 + m - j0);
+      gemm<false>(m, round_up(n, W), a.dim, s.queries, wide, 1, s.keys_t + j0, s.panel, s.scores, KEY_BLOCK);
+      for (int64_t r = 0; r < m; ++r) {
+        const float shrink = online_softmax(s.scores + r * KEY_BLOCK, visible(a, i0 + r, j0, n),
+                                            round_up(n, W), s.max[r], s.sum[r]);
+        if (shrink != 1.0f)
+          for (int64_t d = 0; d < wide; d += W)
+            store(s.acc + r * wide + d, load(s.acc + r * wide + d) * shrink);
+      }
+      gemm<true>(m, wide, n, s.scores, KEY_BLOCK, 1, s.values + j0 * wide, wide, s.acc, wide);
+    }
+    for (int64_t r = 0; r < m; ++r) {
+      const float inverse = 1.0f / s.sum[r];
+      for (int64_t d = 0; d < wide; d += W) store(s.acc + r * wide + d, load(s.acc + r * wide + d) * inverse);
+      a.lse[(t0 + r) * a.heads + head] = s.max[r] + __builtin_logf(s.sum[r]);
+    }
+    T* out = static_cast<T*>(a.out) + (t0 * a.heads + head) * a.dim;
+    unpack_rows(s.acc, wide, m, a.dim, out, a.heads * a.dim);
+  }
+}
+
+// The query heads of an item, as heads of the model.
+static inline Span heads_of(const Attention& a, const AttentionItem& item) {
+  const int64_t first = item.kv_head * (a.heads / a.kv_heads);
+  return {first + item.group_begin, first + item.group_end};
+}
+
 template <class T>
 static void attention_forward_t(const Attention& a, const AttentionItem& item, float* scratch) {
-  const int64_t len = item.end - item.begin, wide = round_up(a.dim, W), panel = panel_stride(len);
-  float* keys_t = scratch;
-  float* values = keys_t + a.dim * panel;
-  float* queries = values + len * wide;
-  float* acc = queries + QUERY_BLOCK * wide;
-  float* scores = acc + QUERY_BLOCK * wide;
-  float* max = scores + QUERY_BLOCK * KEY_BLOCK;
-  float* sum = max + QUERY_BLOCK;
-  const T* k = static_cast<const T*>(a.k) + item.begin * a.k_t + item.kv_head * a.k_h;
-  const T* v = static_cast<const T*>(a.v) + item.begin * a.v_t + item.kv_head * a.v_h;
-  pack_transposed(k, a.k_t, len, a.dim, keys_t, panel);
-  pack_rows(v, a.v_t, len, a.dim, 1.0f, values, wide);
-  const int64_t group = a.heads / a.kv_heads;
-  for (int64_t head = item.kv_head * group + item.group_begin; head < item.kv_head * group + item.group_end;
-       ++head)
-    for (int64_t i0 = 0; i0 < len; i0 += QUERY_BLOCK) {
-      const int64_t m = lesser(QUERY_BLOCK, len - i0);
-      const T* q = static_cast<const T*>(a.q) + (item.begin + i0) * a.q_t + head * a.q_h;
-      pack_rows(q, a.q_t, m, a.dim, a.scale, queries, wide);
-      __builtin_memset(acc, 0, size_t(m * wide) * 4);
-      for (int64_t r = 0; r < m; ++r) max[r] = -__builtin_inff(), sum[r] = 0.0f;
-      for (int64_t j0 = first_key(a, i0); j0 < i0 + m; j0 += KEY_BLOCK) {
-        const int64_t n = lesser(KEY_BLOCK, i0 + m - j0);
-        gemm<false>(m, round_up(n, W), a.dim, queries, wide, 1, keys_t + j0, panel, scores, KEY_BLOCK);
-        for (int64_t r = 0; r < m; ++r) {
-          const float shrink = online_softmax(scores + r * KEY_BLOCK, visible(a, i0 + r, j0, n),
-                                              round_up(n, W), max[r], sum[r]);
-          if (shrink != 1.0f)
-            for (int64_t d = 0; d < wide; d += W)
-              store(acc + r * wide + d, load(acc + r * wide + d) * shrink);
-        }
-        gemm<true>(m, wide, n, scores, KEY_BLOCK, 1, values + j0 * wide, wide, acc, wide);
-      }
-      for (int64_t r = 0; r < m; ++r) {
-        const float inverse = 1.0f / sum[r];
-        for (int64_t d = 0; d < wide; d += W) store(acc + r * wide + d, load(acc + r * wide + d) * inverse);
-        a.lse[(item.begin + i0 + r) * a.heads + head] = max[r] + __builtin_logf(sum[r]);
-      }
-      T* out = static_cast<T*>(a.out) + ((item.begin + i0) * a.heads + head) * a.dim;
-      unpack_rows(acc, wide, m, a.dim, out, a.heads * a.dim);
-    }
+  const ForwardScratch s(a, item.longest, scratch);
+  const Span heads = heads_of(a, item);
+  const int64_t before = item.trunk.len();
+  pack_forward<T>(a, item.kv_head, item.trunk, 0, s);
+  if (item.trunk_queries)
+    for (int64_t head = heads.begin; head < heads.end; ++head) attend<T>(a, head, item.trunk, 0, s);
+  for (int64_t b = 0; b < item.num_branches; ++b) {
+    pack_forward<T>(a, item.kv_head, item.branches[b], before, s);
+    for (int64_t head = heads.begin; head < heads.end; ++head)
+      attend<T>(a, head, item.branches[b], before, s);
+  }
 }
 
 // From scores and dP to P (in scores) and dS (in grads): P = e^(scale s - lse), dS = scale P (dP - delta).
@@ -142,63 +184,103 @@ static void softmax_backward(const Attention& a, float* scores, float* grads, co
   }
 }
 
+struct BackwardScratch {
+  int64_t wide, panel;
+  float *keys_t, *values_t, *keys, *grad_keys, *grad_values, *queries, *grad_out, *grad_queries, *scores,
+      *grads, *delta;
+
+  BackwardScratch(const Attention& a, int64_t longest, float* scratch)
+      : wide(round_up(a.dim, W)), panel(panel_stride(longest)) {
+    keys_t = scratch;
+    values_t = keys_t + a.dim * panel;
+    keys = values_t + a.dim * panel;
+    grad_keys = keys + longest * wide;
+    grad_values = grad_keys + longest * wide;
+    queries = grad_values + longest * wide;
+    grad_out = queries + QUERY_BLOCK * wide;
+    grad_queries = grad_out + QUERY_BLOCK * wide;
+    scores = grad_queries + QUERY_BLOCK * wide;
+    grads = scores + QUERY_BLOCK * KEY_BLOCK;
+    delta = grads + QUERY_BLOCK * KEY_BLOCK;
+  }
+};
+
+// Puts the keys and values of `span` behind `before` packed ones, with gradients of zero.
 template <class T>
-static void attention_backward_t(const Attention& a, const AttentionItem& item, float* scratch) {
-  const int64_t len = item.end - item.begin, wide = round_up(a.dim, W), panel = panel_stride(len);
-  float* keys_t = scratch;
-  float* values_t = keys_t + a.dim * panel;
-  float* keys = values_t + a.dim * panel;
-  float* grad_keys = keys + len * wide;
-  float* grad_values = grad_keys + len * wide;
-  float* queries = grad_values + len * wide;
-  float* grad_out = queries + QUERY_BLOCK * wide;
-  float* grad_queries = grad_out + QUERY_BLOCK * wide;
-  float* scores = grad_queries + QUERY_BLOCK * wide;
-  float* grads = scores + QUERY_BLOCK * KEY_BLOCK;
-  float* delta = grads + QUERY_BLOCK * KEY_BLOCK;
-  const T* k = static_cast<const T*>(a.k) + item.begin * a.k_t + item.kv_head * a.k_h;
-  const T* v = static_cast<const T*>(a.v) + item.begin * a.v_t + item.kv_head * a.v_h;
-  pack_transposed(k, a.k_t, len, a.dim, keys_t, panel);
-  pack_transposed(v, a.v_t, len, a.dim, values_t, panel);
-  pack_rows(k, a.k_t, len, a.dim, 1.0f, keys, wide);
-  __builtin_memset(grad_keys, 0, size_t(2 * len * wide) * 4);
-  const int64_t group = a.heads / a.kv_heads, out_stride = a.heads * a.dim;
-  for (int64_t head = item.kv_head * group + item.group_begin; head < item.kv_head * group + item.group_end;
-       ++head)
-    for (int64_t i0 = 0; i0 < len; i0 += QUERY_BLOCK) {
-      const int64_t m = lesser(QUERY_BLOCK, len - i0), t0 = item.begin + i0;
-      pack_rows(static_cast<const T*>(a.q) + t0 * a.q_t + head * a.q_h, a.q_t, m, a.dim, 1.0f, queries, wide);
-      pack_rows(static_cast<const T*>(a.grad_out) + t0 * a.g_t + head * a.g_h, a.g_t, m, a.dim, 1.0f,
-                grad_out, wide);
-      const T* out = static_cast<const T*>(a.out) + (t0 * a.heads + head) * a.dim;
-      for (int64_t r = 0; r < m; ++r) {
-        vf dot = {};
-        for (int64_t d = 0; d < a.dim; d += W)
-          dot += load(grad_out + r * wide + d) * load_at(out + r * out_stride, d, a.dim);
-        delta[r] = sum_of(dot);
-      }
-      __builtin_memset(grad_queries, 0, size_t(m * wide) * 4);
-      for (int64_t j0 = first_key(a, i0); j0 < i0 + m; j0 += KEY_BLOCK) {
-        const int64_t n = lesser(KEY_BLOCK, i0 + m - j0);
-        gemm<false>(m, round_up(n, W), a.dim, queries, wide, 1, keys_t + j0, panel, scores, KEY_BLOCK);
-        gemm<false>(m, round_up(n, W), a.dim, grad_out, wide, 1, values_t + j0, panel, grads, KEY_BLOCK);
-        for (int64_t r = 0; r < m; ++r)
-          softmax_backward(a, scores + r * KEY_BLOCK, grads + r * KEY_BLOCK, visible(a, i0 + r, j0, n),
-                           round_up(n, W), a.lse[(t0 + r) * a.heads + head], delta[r]);
-        gemm<true>(n, wide, m, scores, 1, KEY_BLOCK, grad_out, wide, grad_values + j0 * wide, wide);
-        gemm<true>(n, wide, m, grads, 1, KEY_BLOCK, queries, wide, grad_keys + j0 * wide, wide);
-        gemm<true>(m, wide, n, grads, KEY_BLOCK, 1, keys + j0 * wide, wide, grad_queries, wide);
-      }
-      T* grad_q = static_cast<T*>(a.grad_q) + (t0 * a.heads + head) * a.dim;
-      unpack_rows(grad_queries, wide, m, a.dim, grad_q, out_stride);
+static void pack_backward(const Attention& a, int64_t kv_head, const Span& span, int64_t before,
+                          const BackwardScratch& s) {
+  const int64_t columns = panel_stride(before + span.len()) - before, at = before * s.wide;
+  const T* k = rows_at<T>(a.k, a.k_t, a.k_h, span.begin, kv_head);
+  const T* v = rows_at<T>(a.v, a.v_t, a.v_h, span.begin, kv_head);
+  pack_transposed(k, a.k_t, span.len(), a.dim, s.keys_t + before, s.panel, columns);
+  pack_transposed(v, a.v_t, span.len(), a.dim, s.values_t + before, s.panel, columns);
+  pack_rows(k, a.k_t, span.len(), a.dim, 1.0f, s.keys + at, s.wide);
+  __builtin_memset(s.grad_keys + at, 0, size_t(span.len() * s.wide) * 4);
+  __builtin_memset(s.grad_values + at, 0, size_t(span.len() * s.wide) * 4);
+}
+
+// Gradients of the queries of `span` in one head; those of all keys that they see are added up.
+template <class T>
+static void attend_backward(const Attention& a, int64_t head, const Span& span, int64_t before,
+                            const BackwardScratch& s) {
+  const int64_t wide = s.wide, out_stride = a.heads * a.dim;
+  for (int64_t at = 0; at < span.len(); at += QUERY_BLOCK) {
+    const int64_t m = lesser(QUERY_BLOCK, span.len() - at), t0 = span.begin + at, i0 = before + at;
+    pack_rows(rows_at<T>(a.q, a.q_t, a.q_h, t0, head), a.q_t, m, a.dim, 1.0f, s.queries, wide);
+    pack_rows(rows_at<T>(a.grad_out, a.g_t, a.g_h, t0, head), a.g_t, m, a.dim, 1.0f, s.grad_out, wide);
+    const T* out = static_cast<const T*>(a.out) + (t0 * a.heads + head) * a.dim;
+    for (int64_t r = 0; r < m; ++r) {
+      vf dot = {};
+      for (int64_t d = 0; d < a.dim; d += W)
+        dot += load(s.grad_out + r * wide + d) * load_at(out + r * out_stride, d, a.dim);
+      s.delta[r] = sum_of(dot);
     }
-  const int64_t stride = a.kv_heads * a.dim, at = (item.begin * a.kv_heads + item.kv_head) * a.dim;
+    __builtin_memset(s.grad_queries, 0, size_t(m * wide) * 4);
+    for (int64_t j0 = first_key(a, i0); j0 < i0 + m; j0 += KEY_BLOCK) {
+      const int64_t n = lesser(KEY_BLOCK, i0 + m - j0);
+      gemm<false>(m, round_up(n, W), a.dim, s.queries, wide, 1, s.keys_t + j0, s.panel, s.scores, KEY_BLOCK);
+      gemm<false>(m, round_up(n, W), a.dim, s.grad_out, wide, 1, s.values_t + j0, s.panel, s.grads,
+                  KEY_BLOCK);
+      for (int64_t r = 0; r < m; ++r)
+        softmax_backward(a, s.scores + r * KEY_BLOCK, s.grads + r * KEY_BLOCK, visible(a, i0 + r, j0, n),
+                         round_up(n, W), a.lse[(t0 + r) * a.heads + head], s.delta[r]);
+      gemm<true>(n, wide, m, s.scores, 1, KEY_BLOCK, s.grad_out, wide, s.grad_values + j0 * wide, wide);
+      gemm<true>(n, wide, m, s.grads, 1, KEY_BLOCK, s.queries, wide, s.grad_keys + j0 * wide, wide);
+      gemm<true>(m, wide, n, s.grads, KEY_BLOCK, 1, s.keys + j0 * wide, wide, s.grad_queries, wide);
+    }
+    unpack_rows(s.grad_queries, wide, m, a.dim, static_cast<T*>(a.grad_q) + (t0 * a.heads + head) * a.dim,
+                out_stride);
+  }
+}
+
+// Writes the gradients of the keys and values of `span`, which lie behind `before` others.
+template <class T>
+static void unpack_backward(const Attention& a, const AttentionItem& item, const Span& span, int64_t before,
+                            const BackwardScratch& s) {
+  const int64_t stride = a.kv_heads * a.dim, at = (span.begin * a.kv_heads + item.kv_head) * a.dim;
+  const float *grad_keys = s.grad_keys + before * s.wide, *grad_values = s.grad_values + before * s.wide;
   if (a.parts > 1) {
     const int64_t part = item.part * a.num_tokens * stride + at;
-    unpack_rows(grad_keys, wide, len, a.dim, static_cast<float*>(a.grad_k) + part, stride);
-    unpack_rows(grad_values, wide, len, a.dim, static_cast<float*>(a.grad_v) + part, stride);
+    unpack_rows(grad_keys, s.wide, span.len(), a.dim, static_cast<float*>(a.grad_k) + part, stride);
+    unpack_rows(grad_values, s.wide, span.len(), a.dim, static_cast<float*>(a.grad_v) + part, stride);
   } else {
-    unpack_rows(grad_keys, wide, len, a.dim, static_cast<T*>(a.grad_k) + at, stride);
-    unpack_rows(grad_values, wide, len, a.dim, static_cast<T*>(a.grad_v) + at, stride);
+    unpack_rows(grad_keys, s.wide, span.len(), a.dim, static_cast<T*>(a.grad_k) + at, stride);
+    unpack_rows(grad_values, s.wide, span.len(), a.dim, static_cast<T*>(a.grad_v) + at, stride);
   }
+}
+
+template <class T>
+static void attention_backward_t(const Attention& a, const AttentionItem& item, float* scratch) {
+  const BackwardScratch s(a, item.longest, scratch);
+  const Span heads = heads_of(a, item);
+  const int64_t before = item.trunk.len();
+  pack_backward<T>(a, item.kv_head, item.trunk, 0, s);
+  for (int64_t head = heads.begin; head < heads.end; ++head) attend_backward<T>(a, head, item.trunk, 0, s);
+  for (int64_t b = 0; b < item.num_branches; ++b) {
+    const Span& branch = item.branches[b];
+    pack_backward<T>(a, item.kv_head, branch, before, s);
+    for (int64_t head = heads.begin; head < heads.end; ++head) attend_backward<T>(a, head, branch, before, s);
+    unpack_backward<T>(a, item, branch, before, s);
+  }
+  unpack_backward<T>(a, item, item.trunk, 0, s);
 }

@@ -1,7 +1,7 @@
 //! Packed and paged attention against dense masked softmax, values and gradients, on random lengths.
 
 use super::{largest_difference, leaf, on_every_isa, randn, relative_difference};
-use crate::{backward, paged_attention, varlen_attention, write_kv};
+use crate::{Segments, backward, paged_attention, varlen_attention, write_kv};
 use proptest::prelude::*;
 use tch::{Device, Kind, Tensor};
 
@@ -38,7 +38,7 @@ fn check_against_dense(lens: &[i32], heads: i64, kv_heads: i64, dim: i64, window
     let grad = randn(&[num_tokens, heads, dim], 99);
     let scale = 1.0 / (dim as f64).sqrt();
     let [ours, plain] = [inputs.each_ref().map(leaf), inputs.each_ref().map(leaf)];
-    let out = varlen_attention(&ours[0], &ours[1], &ours[2], &cu_seqlens, scale, window);
+    let out = varlen_attention(&ours[0], &ours[1], &ours[2], Segments::alone(&cu_seqlens), scale, window);
     let reference = dense(&plain[0], &plain[1], &plain[2], &cu_seqlens, scale, window);
     backward(&out, &grad);
     backward(&reference, &grad);
@@ -83,11 +83,146 @@ fn packed_equals_alone_and_a_fused_projection_needs_no_copy() {
         let fused = randn(&[90, (6 + 2 + 2) * 16], 3);
         let heads = |from: i64, num: i64| fused.narrow(1, from * 16, num * 16).unflatten(1, [num, 16]);
         let (q, k, v) = (heads(0, 6), heads(6, 2), heads(8, 2));
-        let packed = varlen_attention(&q, &k, &v, &[0, 31, 90], 0.25, None);
+        let packed = varlen_attention(&q, &k, &v, Segments::alone(&[0, 31, 90]), 0.25, None);
         let part = |t: &Tensor| t.narrow(0, 31, 59).contiguous();
-        let alone = varlen_attention(&part(&q), &part(&k), &part(&v), &[0, 59], 0.25, None);
+        let alone = varlen_attention(&part(&q), &part(&k), &part(&v), Segments::alone(&[0, 59]), 0.25, None);
         assert!(relative_difference(&packed.narrow(0, 31, 59), &alone) < 1e-6);
     });
+}
+
+/// A trunk and the lengths of its branches.
+type Lens = (i32, Vec<i32>);
+
+/// A stream of trees, each trunk before its branches.
+struct Stream {
+    cu_seqlens: Vec<i32>,
+    prefixes: Vec<Option<usize>>,
+}
+
+impl Stream {
+    fn of(trees: &[Lens]) -> Self {
+        let mut stream = Self { cu_seqlens: vec![0], prefixes: Vec::new() };
+        for (trunk, branches) in trees {
+            let trunk_idx = stream.push(*trunk, None);
+            for branch in branches {
+                stream.push(*branch, Some(trunk_idx));
+            }
+        }
+        stream
+    }
+
+    fn push(&mut self, len: i32, prefix: Option<usize>) -> usize {
+        self.cu_seqlens.push(self.num_tokens() as i32 + len);
+        self.prefixes.push(prefix);
+        self.prefixes.len() - 1
+    }
+
+    fn num_tokens(&self) -> i64 {
+        i64::from(*self.cu_seqlens.last().expect("a first entry"))
+    }
+
+    fn segments(&self) -> Segments<'_> {
+        Segments { cu_seqlens: &self.cu_seqlens, prefixes: &self.prefixes }
+    }
+
+    /// Every segment with a copy of its own prefix before it, as tokens of the stream; and where in that longer stream
+    /// each token of this one has its own segment's copy.
+    fn whole(&self) -> (Vec<i32>, Tensor, Tensor) {
+        let span = |s: usize| i64::from(self.cu_seqlens[s])..i64::from(self.cu_seqlens[s + 1]);
+        let (mut cu_seqlens, mut tokens, mut own) = (vec![0], Vec::new(), Vec::new());
+        for (s, prefix) in self.prefixes.iter().enumerate() {
+            tokens.extend(prefix.map_or(0..0, span));
+            own.extend(tokens.len() as i64..tokens.len() as i64 + span(s).count() as i64);
+            tokens.extend(span(s));
+            cu_seqlens.push(tokens.len() as i32);
+        }
+        (cu_seqlens, Tensor::from_slice(&tokens), Tensor::from_slice(&own))
+    }
+}
+
+/// Values and gradients of trees against every branch packed whole behind its own copy of the trunk.
+fn check_against_whole(
+    trees: &[Lens],
+    (heads, kv_heads, dim): (i64, i64, i64),
+    window: Option<i64>,
+    kind: Kind,
+) {
+    let stream = Stream::of(trees);
+    let inputs =
+        [heads, kv_heads, kv_heads].map(|h| randn(&[stream.num_tokens(), h, dim], 5 * h + dim).to_kind(kind));
+    let grad = randn(&[stream.num_tokens(), heads, dim], 98).to_kind(kind);
+    let scale = 1.0 / (dim as f64).sqrt();
+    let [tree, plain] = [inputs.each_ref().map(leaf), inputs.each_ref().map(leaf)];
+    let out = varlen_attention(&tree[0], &tree[1], &tree[2], stream.segments(), scale, window);
+    let (cu_seqlens, tokens, own) = stream.whole();
+    let [q, k, v] = plain.each_ref().map(|t| t.index_select(0, &tokens));
+    let reference = varlen_attention(&q, &k, &v, Segments::alone(&cu_seqlens), scale, window);
+    let reference = reference.index_select(0, &own);
+    backward(&out, &grad);
+    backward(&reference, &grad);
+    let case = format!("{trees:?} {heads}/{kv_heads}x{dim} window {window:?}");
+    // A row's sums run over the same keys in the same blocks of 256, shifted at most by a window.
+    assert!(relative_difference(&out, &reference) < 1e-6, "values, {case}");
+    for (name, i) in [("q", 0), ("k", 1), ("v", 2)] {
+        let expected = plain[i].grad();
+        let off =
+            largest_difference(&tree[i].grad(), &expected) / expected.abs().max().double_value(&[]).max(1.0);
+        // A trunk's gradient is the same few hundred terms of about 1 in another order.
+        assert!(off < 1e-5, "gradient of {name} off by {off}, {case}");
+    }
+}
+
+#[test]
+fn a_branch_equals_its_sequence_packed_whole() {
+    let trees =
+        [(70, vec![64; 8]), (1, vec![3, 0, 25]), (40, vec![]), (30, vec![1]), (0, vec![5, 9]), (9, vec![0])];
+    on_every_isa(|| {
+        for window in [None, Some(7), Some(90)] {
+            check_against_whole(&trees, (6, 2, 16), window, Kind::Float);
+        }
+        check_against_whole(&[(300, vec![17, 290, 2])], (9, 3, 64), None, Kind::Float);
+        check_against_whole(&[(300, vec![17, 290, 2])], (2, 1, 20), Some(280), Kind::Float);
+    });
+    check_against_whole(&trees, (4, 2, 8), Some(50), Kind::Double);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn branches_of_any_length_equal_their_sequences_packed_whole(
+        trees in prop::collection::vec((0i32..40, prop::collection::vec(0i32..40, 0..5)), 1..4),
+        (heads, kv_heads) in prop::sample::select(vec![(1i64, 1i64), (4, 2), (6, 1), (3, 3)]),
+        dim in prop::sample::select(vec![8i64, 20, 64]),
+        window in prop::option::of(1i64..60),
+    ) {
+        prop_assume!(Stream::of(&trees).num_tokens() > 0);
+        on_every_isa(|| check_against_whole(&trees, (heads, kv_heads, dim), window, Kind::Float));
+    }
+}
+
+#[test]
+fn the_number_of_threads_changes_no_bit_of_a_branch() {
+    let stream = Stream::of(&[(33, vec![20, 5, 48, 31])]);
+    let [q, k, v] = [6, 2, 2].map(|h| randn(&[stream.num_tokens(), h, 16], h));
+    let run = |num_threads: i32| {
+        let before = tch::get_num_threads();
+        tch::set_num_threads(num_threads);
+        let out = varlen_attention(&q, &k, &v, stream.segments(), 0.25, None);
+        tch::set_num_threads(before);
+        out
+    };
+    // One thread takes the tree whole, four share its heads and branches.
+    on_every_isa(|| assert!(run(1).equal(&run(4))));
+}
+
+#[test]
+#[should_panic(
+    expected = "segment 2 expected to continue an earlier segment that continues none itself, got segment 1"
+)]
+fn a_prefix_of_a_prefix_is_refused() {
+    let [q, k, v] = [1, 1, 1].map(|h| randn(&[6, h, 8], h));
+    let segments = Segments { cu_seqlens: &[0, 2, 4, 6], prefixes: &[None, Some(0), Some(1)] };
+    let _ = varlen_attention(&q, &k, &v, segments, 1.0, None);
 }
 
 #[test]
@@ -96,8 +231,8 @@ fn bf16_stays_within_its_rounding_of_f32() {
         let [q, k, v] = [4, 2, 2].map(|h| randn(&[70, h, 32], h).to_kind(Kind::BFloat16));
         let wide = |t: &Tensor| t.to_kind(Kind::Float);
         let (a, b) = ([leaf(&q), leaf(&k), leaf(&v)], [leaf(&wide(&q)), leaf(&wide(&k)), leaf(&wide(&v))]);
-        let out = varlen_attention(&a[0], &a[1], &a[2], &[0, 70], 0.17, Some(40));
-        let reference = varlen_attention(&b[0], &b[1], &b[2], &[0, 70], 0.17, Some(40));
+        let out = varlen_attention(&a[0], &a[1], &a[2], Segments::alone(&[0, 70]), 0.17, Some(40));
+        let reference = varlen_attention(&b[0], &b[1], &b[2], Segments::alone(&[0, 70]), 0.17, Some(40));
         backward(&out, &out.ones_like());
         backward(&reference, &reference.ones_like());
         // bf16 keeps 8 bits: half a step of the largest element, and the backward reads the rounded output
@@ -114,8 +249,9 @@ fn f64_takes_the_composed_path() {
     let [q, k, v] = [4, 2, 2].map(|h| randn(&[33, h, 8], h));
     let wide = |t: &Tensor| t.to_kind(Kind::Double);
     for window in [None, Some(5)] {
-        let ours = varlen_attention(&q, &k, &v, &[0, 12, 33], 0.3, window);
-        let composed = varlen_attention(&wide(&q), &wide(&k), &wide(&v), &[0, 12, 33], 0.3, window);
+        let ours = varlen_attention(&q, &k, &v, Segments::alone(&[0, 12, 33]), 0.3, window);
+        let composed =
+            varlen_attention(&wide(&q), &wide(&k), &wide(&v), Segments::alone(&[0, 12, 33]), 0.3, window);
         assert!(relative_difference(&ours, &composed) < 1e-6);
     }
 }
@@ -135,12 +271,12 @@ fn paged_case(kind: Kind, dim: i64, window: Option<i64>, tolerance: f64) {
     write_kv(&mut k_cache, &mut v_cache, &k, &v, &slots);
     let last = |t: &Tensor| Tensor::cat(&[t.narrow(0, 12, 1), t.narrow(0, 17, 1)], 0);
     let out = paged_attention(&last(&q), &k_cache, &v_cache, &tables, &[13, 5], 0.2, window);
-    let reference = last(&varlen_attention(&q, &k, &v, &[0, 13, 18], 0.2, window));
+    let reference = last(&varlen_attention(&q, &k, &v, Segments::alone(&[0, 13, 18]), 0.2, window));
     assert!(relative_difference(&out, &reference) < tolerance, "{kind:?} {dim} {window:?}");
     // Several queries of one sequence: rows with one table and rising contexts.
     let rows: Vec<&[i32]> = vec![tables[0]; 3];
     let out = paged_attention(&q.narrow(0, 10, 3), &k_cache, &v_cache, &rows, &[11, 12, 13], 0.2, window);
-    let reference = varlen_attention(&q, &k, &v, &[0, 13, 18], 0.2, window).narrow(0, 10, 3);
+    let reference = varlen_attention(&q, &k, &v, Segments::alone(&[0, 13, 18]), 0.2, window).narrow(0, 10, 3);
     assert!(relative_difference(&out, &reference) < tolerance, "{kind:?} {dim} {window:?}");
 }
 
