@@ -4,7 +4,7 @@ SHELL := /bin/bash
 
 QUICKSTART_OUTPUT ?= runs/quickstart
 
-.PHONY: help libtorch browser build quickstart test lint deny format generate bench clean
+.PHONY: help libtorch browser cluster-packages build quickstart test lint deny format generate bench clean
 
 help: ## List the commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,6 +19,17 @@ browser: ## Install Chromium for the report's test, where that needs nobody's pa
 		{ apt-get install -y -qq chromium || { apt-get update -qq && apt-get install -y -qq chromium; }; } >/dev/null; \
 	else echo "browser: no chromium here; the test of the report skips"; fi
 
+# iproute2 for the network, containerd and what it calls for the node, buildah and debootstrap for images.
+CLUSTER_PACKAGES := iproute2 containerd runc containernetworking-plugins nftables conntrack buildah debootstrap
+CLUSTER_PROGRAMS := ip containerd runc nft conntrack buildah debootstrap
+
+cluster-packages: ## Install what a cluster for tests needs, where that needs nobody's password
+	@if command -v $(CLUSTER_PROGRAMS) >/dev/null && [ "$$(command -v $(CLUSTER_PROGRAMS) | wc -l)" = $(words $(CLUSTER_PROGRAMS)) ]; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "cluster-packages: installing $(CLUSTER_PACKAGES)"; export DEBIAN_FRONTEND=noninteractive; \
+		{ apt-get install -y -qq $(CLUSTER_PACKAGES) || { apt-get update -qq && apt-get install -y -qq $(CLUSTER_PACKAGES); }; } >/dev/null; \
+	else echo "cluster-packages: not root or no apt here; tests on a cluster skip"; fi
+
 build: libtorch ## Build rlctl and rlt-trainer
 	cargo build --release --bin rlctl --bin rlt-trainer
 
@@ -27,9 +38,12 @@ quickstart: build ## Train a small transformer from one page of YAML: cold start
 	@echo "report: $(QUICKSTART_OUTPUT)/report.html   model: $(QUICKSTART_OUTPUT)/export/"
 	@echo "to train again: target/release/rlctl run examples/quickstart/job.yaml --output $(QUICKSTART_OUTPUT) --overwrite"
 
-test: libtorch browser lint ## Every check and every test
+test: libtorch browser cluster-packages lint ## Every check and every test
+	@rm -f target/skipped-cluster-tests.txt
 	cargo test --workspace --locked
 	cargo test --package rlt-api --features kube --locked
+	@! [ -e target/skipped-cluster-tests.txt ] || \
+		echo "SKIPPED $$(wc -l <target/skipped-cluster-tests.txt) tests that need a cluster: target/skipped-cluster-tests.txt"
 
 lint: libtorch ## Formatting and clippy, warnings are errors
 	cargo fmt --all --check

@@ -1,0 +1,274 @@
+//! A running cluster: what a test holds, and what it can ask of it.
+
+use std::fs;
+use std::io;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
+use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{Api, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+
+use crate::audit::{self, Call};
+use crate::control_plane::{ControlPlane, ControlPlaneError};
+use crate::kubeconfig::kubeconfig;
+use crate::network::{self, NetworkError};
+use crate::options::Options;
+use crate::process::Place;
+use crate::program::{KUBERNETES, ProgramError};
+use crate::slot::{Slot, SlotError};
+
+/// Lifetime of a service account's token, in seconds.
+const TOKEN_SECONDS: i64 = 24 * 3600;
+
+/// Why a cluster does not run, or does not answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterError {
+    /// A program of it could not be built.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+    /// There is no place for it.
+    #[error(transparent)]
+    Slot(#[from] SlotError),
+    /// Its network could not be made.
+    #[error(transparent)]
+    Network(#[from] NetworkError),
+    /// Its control plane does not serve.
+    #[error(transparent)]
+    ControlPlane(#[from] ControlPlaneError),
+    /// A file of it could not be written or read.
+    #[error("{act} {path} failed")]
+    File {
+        /// What was tried.
+        act: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// No client could be made from its kubeconfig.
+    #[error("the kubeconfig is not one a client can be made of")]
+    Kubeconfig(#[from] kube::config::KubeconfigError),
+    /// The API server refused a call of the harness.
+    #[error("the API server refused the call")]
+    Call(#[from] kube::Error),
+    /// The thread that waits for the cluster could not run.
+    #[error("no runtime to wait for the cluster with")]
+    Runtime(#[source] io::Error),
+    /// The kubeconfig or token came out malformed.
+    #[error("the API server's answer lacks {field}")]
+    Answer {
+        /// The field.
+        field: &'static str,
+    },
+}
+
+/// A cluster that this process owns. It ends when it is dropped, and when the process ends, however that comes.
+#[derive(Debug)]
+pub struct Cluster {
+    control_plane: ControlPlane,
+    programs: PathBuf,
+    num_namespaces: AtomicU32,
+    has_audit_log: bool,
+    /// Last, so that the network is there as long as the programs.
+    slot: Slot,
+}
+
+impl Cluster {
+    /// Starts a cluster and returns when its API server is ready; blocks for a second or two, and on the very first
+    /// time for as long as Kubernetes takes to build.
+    ///
+    /// # Errors
+    /// When a program does not build, start or get ready, or the network can not be made.
+    pub fn start(options: &Options) -> Result<Self, ClusterError> {
+        let programs = KUBERNETES.built()?;
+        let slot = Slot::claim()?;
+        network::make(&slot)?;
+        let place = place(&slot)?;
+        let control_plane = ControlPlane::start(&slot, &programs, &place, options)?;
+        let num_namespaces = AtomicU32::new(0);
+        let has_audit_log = options.has_audit_log;
+        let mut cluster = Self { control_plane, programs, num_namespaces, has_audit_log, slot };
+        cluster.write_admin_kubeconfig()?;
+        blocking(async {
+            let client = cluster.client().await?;
+            Ok(cluster.control_plane.ready(&client, &place).await?)
+        })?;
+        Ok(cluster)
+    }
+
+    /// A new client that may do everything. It belongs to the runtime it is made in, so each test makes its own.
+    ///
+    /// # Errors
+    /// When the kubeconfig is malformed.
+    pub async fn client(&self) -> Result<kube::Client, ClusterError> {
+        client_of(self.admin_kubeconfig()).await
+    }
+
+    /// A new client that is a service account and may do what its roles say. The account is made if it is missing.
+    ///
+    /// # Errors
+    /// When the API server refuses the account or its token.
+    pub async fn client_of_service_account(
+        &self,
+        namespace: &str,
+        account: &str,
+    ) -> Result<kube::Client, ClusterError> {
+        client_of(self.service_account_kubeconfig(namespace, account).await?).await
+    }
+
+    /// Writes a kubeconfig for a service account, for a program that runs outside of the cluster.
+    ///
+    /// # Errors
+    /// When the API server refuses the account or its token, or the file can not be written.
+    pub async fn kubeconfig_of_service_account(
+        &self,
+        namespace: &str,
+        account: &str,
+    ) -> Result<PathBuf, ClusterError> {
+        let path = self.slot.folder().join(format!("{namespace}.{account}.kubeconfig"));
+        write(&path, &self.service_account_kubeconfig(namespace, account).await?.to_string())?;
+        Ok(path)
+    }
+
+    /// The kubeconfig of the user who may do everything.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.slot.folder().join("admin.kubeconfig")
+    }
+
+    /// `kubectl` as the user who may do everything.
+    pub fn kubectl(&self) -> Command {
+        let mut command = Command::new(self.programs.join("kubectl"));
+        command.env("KUBECONFIG", self.kubeconfig());
+        command
+    }
+
+    /// Makes a namespace that no other test has, named after `purpose`, and waits until pods can be made in it.
+    ///
+    /// # Errors
+    /// When the API server refuses it.
+    pub async fn namespace(&self, purpose: &str) -> Result<String, ClusterError> {
+        let client = self.client().await?;
+        let name = format!("{purpose}-{}", self.num_namespaces.fetch_add(1, Ordering::Relaxed));
+        let metadata = ObjectMeta { name: Some(name.clone()), ..ObjectMeta::default() };
+        let namespace = Namespace { metadata, ..Namespace::default() };
+        Api::<Namespace>::all(client.clone()).create(&PostParams::default(), &namespace).await?;
+        // Pods are refused until the controller manager has made the account they run as.
+        let accounts: Api<ServiceAccount> = Api::namespaced(client, &name);
+        while accounts.get_opt("default").await?.is_none() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        Ok(name)
+    }
+
+    /// Every call the API server answered so far, oldest first; none unless the options ask for the audit log.
+    ///
+    /// # Errors
+    /// When the log can not be read.
+    pub fn calls(&self) -> Result<Vec<Call>, ClusterError> {
+        if !self.has_audit_log {
+            return Ok(Vec::new());
+        }
+        let path = self.slot.folder().join("audit.log");
+        audit::read(&path).map_err(|source| ClusterError::File { act: "reading", path, source })
+    }
+
+    /// Address at which the cluster's pods and API server (webhooks) reach a server of this process, if it listens on
+    /// all addresses or on this one.
+    pub fn host_address(&self) -> Ipv4Addr {
+        self.slot.host_address()
+    }
+
+    /// Address of the control plane, and of the real node where there is one.
+    pub fn node_address(&self) -> Ipv4Addr {
+        self.slot.node_address()
+    }
+
+    /// The cluster's name on this machine, which is its network namespace's too.
+    pub fn name(&self) -> String {
+        self.slot.name()
+    }
+
+    /// The end of a program's log, such as that of `kube-scheduler`.
+    pub fn log(&self, program: &str) -> String {
+        crate::process::tail(&self.slot.folder().join("logs").join(format!("{program}.log")))
+    }
+
+    /// Ends a program of the cluster by SIGKILL; `false` when there is none of that name.
+    pub fn kill(&mut self, program: &str) -> bool {
+        self.control_plane.kill(program)
+    }
+
+    fn admin_kubeconfig(&self) -> serde_json::Value {
+        let ControlPlane { server, authority, admin, .. } = &self.control_plane;
+        kubeconfig(server, authority, &admin.token, "default")
+    }
+
+    fn write_admin_kubeconfig(&self) -> Result<(), ClusterError> {
+        write(&self.kubeconfig(), &self.admin_kubeconfig().to_string())
+    }
+
+    async fn service_account_kubeconfig(
+        &self,
+        namespace: &str,
+        account: &str,
+    ) -> Result<serde_json::Value, ClusterError> {
+        let accounts: Api<ServiceAccount> = Api::namespaced(self.client().await?, namespace);
+        if accounts.get_opt(account).await?.is_none() {
+            let metadata = ObjectMeta { name: Some(account.to_owned()), ..ObjectMeta::default() };
+            let made = ServiceAccount { metadata, ..ServiceAccount::default() };
+            accounts.create(&PostParams::default(), &made).await?;
+        }
+        let spec =
+            TokenRequestSpec { expiration_seconds: Some(TOKEN_SECONDS), ..TokenRequestSpec::default() };
+        let request = TokenRequest { spec, ..TokenRequest::default() };
+        let answer = accounts.create_token_request(account, &PostParams::default(), &request).await?;
+        let token = answer.status.ok_or(ClusterError::Answer { field: "status.token" })?.token;
+        Ok(kubeconfig(&self.control_plane.server, &self.control_plane.authority, &token, namespace))
+    }
+}
+
+async fn client_of(kubeconfig: serde_json::Value) -> Result<kube::Client, ClusterError> {
+    let kubeconfig = Kubeconfig::from_yaml(&kubeconfig.to_string())?;
+    let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    Ok(kube::Client::try_from(config)?)
+}
+
+fn place(slot: &Slot) -> Result<Place, ClusterError> {
+    let logs = slot.folder().join("logs");
+    fs::create_dir_all(&logs).map_err(|source| ClusterError::File {
+        act: "making",
+        path: logs.clone(),
+        source,
+    })?;
+    Ok(Place { netns: slot.name(), logs })
+}
+
+fn write(path: &Path, text: &str) -> Result<(), ClusterError> {
+    fs::write(path, text).map_err(|source| ClusterError::File {
+        act: "writing",
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// Runs a future to its end on a thread of its own, so that a test that has a runtime already may call it too.
+fn blocking<T: Send>(
+    future: impl Future<Output = Result<T, ClusterError>> + Send,
+) -> Result<T, ClusterError> {
+    let run = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.map_err(ClusterError::Runtime)?.block_on(future)
+    };
+    std::thread::scope(|scope| {
+        scope
+            .spawn(run)
+            .join()
+            .unwrap_or_else(|_| Err(ClusterError::Runtime(io::Error::other("it panicked"))))
+    })
+}

@@ -1,0 +1,270 @@
+//! etcd, API server, controller manager and scheduler: their flags and their files, and when they are ready.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::kubeconfig::{User, kubeconfig};
+use crate::options::Options;
+use crate::process::{Place, Process, ProcessError};
+use crate::slot::Slot;
+
+/// Longest that a program may take to come up; usually it is a second or two. Builds beside it take the processor.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// How often readiness is asked for.
+const POLL: Duration = Duration::from_millis(20);
+
+/// Why the control plane does not serve.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlPlaneError {
+    /// A file of it could not be written or read.
+    #[error("{act} {path} failed")]
+    File {
+        /// What was tried.
+        act: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// A program of it does not run.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    /// It was not ready in time.
+    #[error("the API server was not ready after {PATIENCE:?}; the end of its log:\n{log}")]
+    NotReady {
+        /// The last lines of the API server's log.
+        log: String,
+    },
+}
+
+/// The running control plane.
+#[derive(Debug)]
+pub(crate) struct ControlPlane {
+    /// Where it serves.
+    pub(crate) server: String,
+    /// Certificate of the authority, as PEM.
+    pub(crate) authority: Vec<u8>,
+    /// Who may do everything.
+    pub(crate) admin: User,
+    processes: Vec<Process>,
+}
+
+impl ControlPlane {
+    /// Starts all programs; the API server may still be busy starting when this returns.
+    pub(crate) fn start(
+        slot: &Slot,
+        programs: &Path,
+        place: &Place,
+        options: &Options,
+    ) -> Result<Self, ControlPlaneError> {
+        let folder = slot.folder();
+        let users = Users::new();
+        write(&folder.join("tokens.csv"), &users.token_file())?;
+        let mut etcd = place.start(&programs.join("etcd"), &etcd_flags(&folder))?;
+        let flags = api_server_flags(slot, options)?;
+        let mut api_server = place.start(&programs.join("kube-apiserver"), &flags)?;
+        let authority = wait_for_authority(&folder, &mut [&mut etcd, &mut api_server], place)?;
+        let server = format!("https://{}:6443", slot.node_address());
+        let mut processes = vec![api_server, etcd];
+        for (program, user, flags) in [
+            (
+                "kube-controller-manager",
+                &users.controller_manager,
+                controller_manager_flags(&folder, options),
+            ),
+            ("kube-scheduler", &users.scheduler, scheduler_flags(options)),
+        ] {
+            if program == "kube-scheduler" && !options.has_scheduler {
+                continue;
+            }
+            let path = folder.join(format!("{program}.kubeconfig"));
+            write(&path, &kubeconfig(&server, &authority, &user.token, "default").to_string())?;
+            let mut flags = flags;
+            flags.push(format!("--kubeconfig={}", path.display()));
+            processes.push(place.start(&programs.join(program), &flags)?);
+        }
+        Ok(Self { server, authority, admin: users.admin, processes })
+    }
+
+    /// Waits until the API server says that it is ready and the programs beside it run.
+    pub(crate) async fn ready(
+        &mut self,
+        client: &kube::Client,
+        place: &Place,
+    ) -> Result<(), ControlPlaneError> {
+        let started = Instant::now();
+        while !is_ready(client).await {
+            for process in &mut self.processes {
+                process.check()?;
+            }
+            if started.elapsed() > PATIENCE {
+                let log = crate::process::tail(&place.logs.join("kube-apiserver.log"));
+                return Err(ControlPlaneError::NotReady { log });
+            }
+            tokio::time::sleep(POLL).await;
+        }
+        Ok(())
+    }
+
+    /// Ends one program by SIGKILL; `false` when there is none of that name.
+    pub(crate) fn kill(&mut self, program: &str) -> bool {
+        let found = self.processes.iter_mut().find(|process| process.name() == program);
+        found.map(Process::kill).is_some()
+    }
+}
+
+struct Users {
+    admin: User,
+    controller_manager: User,
+    scheduler: User,
+}
+
+impl Users {
+    fn new() -> Self {
+        Self {
+            admin: User::new("admin", "system:masters"),
+            controller_manager: User::new("system:kube-controller-manager", ""),
+            scheduler: User::new("system:kube-scheduler", ""),
+        }
+    }
+
+    fn token_file(&self) -> String {
+        [&self.admin, &self.controller_manager, &self.scheduler].map(User::line).concat()
+    }
+}
+
+fn etcd_flags(folder: &Path) -> Vec<String> {
+    vec![
+        format!("--data-dir={}", folder.join("etcd").display()),
+        // What a crash of the machine would lose is a test's.
+        "--unsafe-no-fsync".into(),
+        "--log-level=warn".into(),
+        "--listen-client-urls=http://127.0.0.1:2379".into(),
+        "--advertise-client-urls=http://127.0.0.1:2379".into(),
+        "--listen-peer-urls=http://127.0.0.1:2380".into(),
+        "--initial-advertise-peer-urls=http://127.0.0.1:2380".into(),
+        "--initial-cluster=default=http://127.0.0.1:2380".into(),
+    ]
+}
+
+fn api_server_flags(slot: &Slot, options: &Options) -> Result<Vec<String>, ControlPlaneError> {
+    let folder = slot.folder();
+    let path = |name: &str| folder.join(name).display().to_string();
+    let key = path("certificates/apiserver.key");
+    let mut flags = vec![
+        "--etcd-servers=http://127.0.0.1:2379".into(),
+        "--bind-address=0.0.0.0".into(),
+        format!("--advertise-address={}", slot.node_address()),
+        "--secure-port=6443".into(),
+        // It makes its own certificate there; its key signs service account tokens as well.
+        format!("--cert-dir={}", path("certificates")),
+        format!("--service-account-key-file={key}"),
+        format!("--service-account-signing-key-file={key}"),
+        "--service-account-issuer=https://kubernetes.default.svc.cluster.local".into(),
+        format!("--service-cluster-ip-range={}", slot.service_subnet()),
+        format!("--token-auth-file={}", path("tokens.csv")),
+        "--authorization-mode=Node,RBAC".into(),
+        "--allow-privileged=true".into(),
+        "--kubelet-preferred-address-types=InternalIP".into(),
+        "--profiling=false".into(),
+    ];
+    flags.extend(gate_flags(options));
+    if !options.served_apis.is_empty() {
+        flags.push(format!("--runtime-config={}", options.served_apis.join(",")));
+    }
+    if options.has_audit_log {
+        let policy = json!({
+            "apiVersion": "audit.k8s.io/v1",
+            "kind": "Policy",
+            "omitStages": ["RequestReceived"],
+            "rules": [{ "level": "Metadata" }]
+        });
+        write(&folder.join("audit-policy.json"), &policy.to_string())?;
+        flags.push(format!("--audit-policy-file={}", path("audit-policy.json")));
+        flags.push(format!("--audit-log-path={}", path("audit.log")));
+    }
+    Ok(flags)
+}
+
+fn controller_manager_flags(folder: &Path, options: &Options) -> Vec<String> {
+    let path = |name: &str| folder.join(name).display().to_string();
+    let mut flags = vec![
+        "--leader-elect=false".into(),
+        "--use-service-account-credentials".into(),
+        format!("--service-account-private-key-file={}", path("certificates/apiserver.key")),
+        format!("--root-ca-file={}", path("certificates/apiserver.crt")),
+        // The defaults would hide how quick everybody else is.
+        "--kube-api-qps=1000".into(),
+        "--kube-api-burst=1000".into(),
+        "--profiling=false".into(),
+    ];
+    flags.extend(gate_flags(options));
+    flags
+}
+
+fn scheduler_flags(options: &Options) -> Vec<String> {
+    let mut flags = vec![
+        "--leader-elect=false".into(),
+        "--kube-api-qps=1000".into(),
+        "--kube-api-burst=1000".into(),
+        "--profiling=false".into(),
+    ];
+    flags.extend(gate_flags(options));
+    flags
+}
+
+fn gate_flags(options: &Options) -> Option<String> {
+    let gates = &options.feature_gates;
+    (!gates.is_empty()).then(|| format!("--feature-gates={}", gates.join(",")))
+}
+
+/// The certificate that the API server makes for itself, as soon as it is whole.
+fn wait_for_authority(
+    folder: &Path,
+    processes: &mut [&mut Process],
+    place: &Place,
+) -> Result<Vec<u8>, ControlPlaneError> {
+    let path = folder.join("certificates/apiserver.crt");
+    let started = Instant::now();
+    loop {
+        // The key is written after the certificate.
+        if folder.join("certificates/apiserver.key").exists() {
+            return fs::read(&path).map_err(|source| ControlPlaneError::File {
+                act: "reading",
+                path,
+                source,
+            });
+        }
+        for process in processes.iter_mut() {
+            process.check()?;
+        }
+        if started.elapsed() > PATIENCE {
+            let log = crate::process::tail(&place.logs.join("kube-apiserver.log"));
+            return Err(ControlPlaneError::NotReady { log });
+        }
+        std::thread::sleep(POLL);
+    }
+}
+
+async fn is_ready(client: &kube::Client) -> bool {
+    let Ok(request) = http::Request::get("/readyz").body(Vec::new()) else { return false };
+    client.request_text(request).await.is_ok_and(|answer| answer == "ok")
+}
+
+/// Writes a file that only its owner reads: most of them hold a token.
+fn write(path: &Path, text: &str) -> Result<(), ControlPlaneError> {
+    use std::io::Write;
+    use std::os::unix::fs::OpenOptionsExt;
+    let written = fs::File::options()
+        .create(true)
+        .truncate(true)
+        .write(true)
+        .mode(0o600)
+        .open(path)
+        .and_then(|mut file| file.write_all(text.as_bytes()));
+    written.map_err(|source| ControlPlaneError::File { act: "writing", path: path.to_owned(), source })
+}

@@ -1,0 +1,53 @@
+//! What a cluster consists of. The cheapest that can fail is the right one for a test.
+
+/// What to start. [`Options::control_plane`] is the cheapest: etcd, API server, controller manager and scheduler.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub(crate) has_scheduler: bool,
+    pub(crate) has_audit_log: bool,
+    pub(crate) feature_gates: Vec<String>,
+    pub(crate) served_apis: Vec<String>,
+}
+
+impl Options {
+    /// etcd, API server, controller manager and scheduler; no node, so pods stay pending.
+    pub fn control_plane() -> Self {
+        Self { has_scheduler: true, has_audit_log: false, feature_gates: Vec::new(), served_apis: Vec::new() }
+    }
+
+    /// Leaves the scheduler out: a test that binds pods itself, or never wants them bound.
+    #[must_use]
+    pub fn without_scheduler(mut self) -> Self {
+        self.has_scheduler = false;
+        self
+    }
+
+    /// Keeps a log of every call, which [`crate::Cluster::calls`] reads.
+    #[must_use]
+    pub fn with_audit_log(mut self) -> Self {
+        self.has_audit_log = true;
+        self
+    }
+
+    /// Turns a feature gate on for API server, controller manager and scheduler.
+    #[must_use]
+    pub fn with_feature_gate(mut self, gate: &str) -> Self {
+        self.feature_gates.push(format!("{gate}=true"));
+        self
+    }
+
+    /// Serves an API that is off by default, such as `scheduling.k8s.io/v1alpha2`.
+    #[must_use]
+    pub fn with_api(mut self, group_version: &str) -> Self {
+        self.served_apis.push(format!("{group_version}=true"));
+        self
+    }
+
+    /// Serves `PodGroup` and `Workload` of `scheduling.k8s.io/v1alpha2`, and schedules gangs whole or not at all.
+    #[must_use]
+    pub fn with_gang_scheduling(self) -> Self {
+        self.with_api("scheduling.k8s.io/v1alpha2")
+            .with_feature_gate("GenericWorkload")
+            .with_feature_gate("GangScheduling")
+    }
+}

@@ -1,0 +1,123 @@
+//! A program that runs in the cluster's network, with its output in a file.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use crate::network::netns_option;
+
+/// Longest end of a log that an error shows, in bytes.
+const MAX_LOG_TAIL: usize = 3000;
+
+/// Why a program does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcessError {
+    /// It could not be started.
+    #[error("starting {name} failed")]
+    Start {
+        /// The program.
+        name: String,
+        /// The cause.
+        source: io::Error,
+    },
+    /// It ended, though it should serve.
+    #[error("{name} ended with {status}; the end of its log:\n{log}")]
+    Ended {
+        /// The program.
+        name: String,
+        /// How it ended.
+        status: ExitStatus,
+        /// The last lines of its log.
+        log: String,
+    },
+}
+
+/// A running program. Dropping it reaps what the sweep has ended.
+#[derive(Debug)]
+pub(crate) struct Process {
+    name: String,
+    child: Child,
+    log: PathBuf,
+}
+
+/// Where programs of one cluster run and log.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    /// The network namespace.
+    pub(crate) netns: String,
+    /// The folder of logs.
+    pub(crate) logs: PathBuf,
+}
+
+impl Place {
+    /// Starts `program` under the name of its file.
+    pub(crate) fn start(&self, program: &Path, arguments: &[String]) -> Result<Process, ProcessError> {
+        self.start_with(program, arguments, &[])
+    }
+
+    /// As [`Place::start`], with variables of the environment.
+    pub(crate) fn start_with(
+        &self,
+        program: &Path,
+        arguments: &[String],
+        environment: &[(&str, &str)],
+    ) -> Result<Process, ProcessError> {
+        let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let log = self.logs.join(format!("{name}.log"));
+        let spawn = || {
+            let file = File::options().create(true).append(true).open(&log)?;
+            let mut command = Command::new("nsenter");
+            command.arg(netns_option(&self.netns)).arg("--").arg(program).args(arguments);
+            // Keys at the terminal are for the test; the cluster ends with its owner.
+            command.process_group(0).envs(environment.iter().copied());
+            command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file).spawn()
+        };
+        match spawn() {
+            Ok(child) => Ok(Process { name, child, log }),
+            Err(source) => Err(ProcessError::Start { name, source }),
+        }
+    }
+}
+
+impl Process {
+    /// Fails if the program has ended.
+    pub(crate) fn check(&mut self) -> Result<(), ProcessError> {
+        match self.child.try_wait() {
+            Ok(Some(status)) => {
+                let log = tail(&self.log);
+                Err(ProcessError::Ended { name: self.name.clone(), status, log })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The program's name.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Ends the program by SIGKILL and waits for its end.
+    pub(crate) fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// The end of a log, whole lines; empty when there is none.
+pub(crate) fn tail(log: &Path) -> String {
+    let text = std::fs::read(log).unwrap_or_default();
+    let start = text.len().saturating_sub(MAX_LOG_TAIL);
+    let tail = String::from_utf8_lossy(&text[start..]).into_owned();
+    match tail.split_once('\n') {
+        Some((_, whole)) if start > 0 => whole.to_owned(),
+        _ => tail,
+    }
+}

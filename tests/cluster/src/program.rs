@@ -1,0 +1,168 @@
+//! The programs: Go modules in `programs/`, built once for each content of their `go.mod`, `go.sum` and sources.
+//!
+//! Nothing is downloaded as a binary: whatever registry serves Go modules serves a whole Kubernetes.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use sha2::{Digest, Sha256};
+
+/// Why a program could not be built.
+#[derive(Debug, thiserror::Error)]
+pub enum ProgramError {
+    /// There is no folder to keep builds in.
+    #[error("neither XDG_CACHE_HOME nor HOME is set, so there is no folder to keep builds in")]
+    NoCacheFolder,
+    /// A file could not be read or written.
+    #[error("{act} {path} failed")]
+    File {
+        /// What was tried.
+        act: &'static str,
+        /// On which file or folder.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// Go could not be started.
+    #[error("running go in {folder} failed")]
+    Run {
+        /// The module's folder.
+        folder: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// Go could not build the module.
+    #[error("go could not build {folder}: {answer}")]
+    Build {
+        /// The module's folder.
+        folder: PathBuf,
+        /// What Go wrote to its standard error stream.
+        answer: String,
+    },
+}
+
+/// A module of `programs/`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Module {
+    /// Its folder below `programs/`.
+    pub(crate) name: &'static str,
+    /// The package to build: `.`, or one of another module that `go.mod` requires.
+    pub(crate) package: &'static str,
+    /// Variables to set at link time, as `-X` of Go's linker takes them.
+    pub(crate) link_variables: &'static [&'static str],
+    /// Names under which the binary is called; the first is that of the file.
+    pub(crate) names: &'static [&'static str],
+}
+
+/// All of Kubernetes: one binary that acts as the program it is called by.
+pub(crate) const KUBERNETES: Module = Module {
+    name: "kubernetes",
+    package: ".",
+    link_variables: &[
+        "k8s.io/component-base/version.gitVersion=v1.36.3",
+        "k8s.io/component-base/version.gitMajor=1",
+        "k8s.io/component-base/version.gitMinor=36",
+    ],
+    names: &[
+        "kubernetes",
+        "etcd",
+        "kube-apiserver",
+        "kube-controller-manager",
+        "kube-scheduler",
+        "kube-proxy",
+        "kubelet",
+        "kubectl",
+    ],
+};
+
+impl Module {
+    /// The folder of the sources.
+    pub(crate) fn source_folder(&self) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(self.name)
+    }
+
+    /// The folder that holds the built program under each of its names, built now if it was not yet.
+    ///
+    /// Processes that ask at once wait for one build; a build that was cut off leaves nothing that is taken for whole.
+    pub(crate) fn built(&self) -> Result<PathBuf, ProgramError> {
+        let cache = cache_folder()?;
+        fs::create_dir_all(&cache).map_err(file_error("making", &cache))?;
+        let folder = cache.join(format!("{}-{}", self.name, self.digest()?));
+        let lock_path = folder.with_extension("lock");
+        let lock = File::create(&lock_path).map_err(file_error("making", &lock_path))?;
+        lock.lock().map_err(file_error("locking", &lock_path))?;
+        if !folder.exists() {
+            let unfinished = folder.with_extension("unfinished");
+            self.build_into(&unfinished)?;
+            fs::rename(&unfinished, &folder).map_err(file_error("renaming", &unfinished))?;
+        }
+        Ok(folder)
+    }
+
+    fn build_into(&self, folder: &Path) -> Result<(), ProgramError> {
+        if folder.exists() {
+            fs::remove_dir_all(folder).map_err(file_error("removing", folder))?;
+        }
+        fs::create_dir_all(folder).map_err(file_error("making", folder))?;
+        let source_folder = self.source_folder();
+        let variables: String =
+            self.link_variables.iter().map(|variable| format!(" -X {variable}")).collect();
+        let Some((file, links)) = self.names.split_first() else { return Ok(()) };
+        let output = Command::new("nice")
+            .args([
+                "go",
+                "build",
+                "-trimpath",
+                "-buildvcs=false",
+                "-ldflags",
+                &format!("-s -w{variables}"),
+                "-o",
+            ])
+            .arg(folder.join(file))
+            .arg(self.package)
+            .env("CGO_ENABLED", "0")
+            .current_dir(&source_folder)
+            .output()
+            .map_err(|source| ProgramError::Run { folder: source_folder.clone(), source })?;
+        if !output.status.success() {
+            let answer = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            return Err(ProgramError::Build { folder: source_folder, answer });
+        }
+        for link in links {
+            symlink(file, folder.join(link)).map_err(file_error("linking", &folder.join(link)))?;
+        }
+        Ok(())
+    }
+
+    /// Names this very build: the first 16 digits of the digest of all that goes into it.
+    fn digest(&self) -> Result<String, ProgramError> {
+        let folder = self.source_folder();
+        let mut paths = Vec::new();
+        for entry in fs::read_dir(&folder).map_err(file_error("reading", &folder))? {
+            paths.push(entry.map_err(file_error("reading", &folder))?.path());
+        }
+        paths.sort();
+        let mut digest = Sha256::new();
+        digest.update(format!("{self:?}"));
+        for path in paths {
+            digest.update(path.file_name().unwrap_or_default().as_encoded_bytes());
+            digest.update(fs::read(&path).map_err(file_error("reading", &path))?);
+        }
+        Ok(format!("{:x}", digest.finalize())[..16].to_owned())
+    }
+}
+
+/// `$XDG_CACHE_HOME/rlt/programs`, or the same below `~/.cache`.
+fn cache_folder() -> Result<PathBuf, ProgramError> {
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let cache = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
+    cache.map(|cache| cache.join("rlt/programs")).ok_or(ProgramError::NoCacheFolder)
+}
+
+fn file_error(act: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ProgramError {
+    let path = path.to_owned();
+    move |source| ProgramError::File { act, path, source }
+}

@@ -1,0 +1,71 @@
+//! What a cluster asks of the machine, and what becomes of a test where it is not there.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Where skipped tests are noted, so that a run of all tests can say at its end how many there were.
+const SKIPPED: &str = "skipped-cluster-tests.txt";
+
+/// Why no cluster can run here; `None` when one can. `tools` are programs of the system it needs.
+pub(crate) fn missing(module_folder: &Path, tools: &[&str]) -> Option<String> {
+    if !cfg!(target_os = "linux") {
+        return Some("network namespaces need Linux".into());
+    }
+    if !is_root() {
+        return Some("network namespaces need root".into());
+    }
+    let absent: Vec<&str> = tools.iter().copied().filter(|tool| !is_on_path(tool)).collect();
+    if !absent.is_empty() {
+        return Some(format!("no {} here (`make cluster-packages`)", absent.join(", ")));
+    }
+    go_is_missing(module_folder)
+}
+
+/// Says on the terminal that the running test is skipped, also when its output is captured, and notes it for the end.
+///
+/// # Panics
+/// Under continuous integration, where a skipped test would pass for one that ran.
+#[expect(clippy::panic, reason = "a test that must not be skipped fails")]
+pub(crate) fn skip(reason: &str) {
+    if std::env::var_os("CI").is_some_and(|value| !value.is_empty()) {
+        panic!("CI is set, and there a test must not be skipped: {reason}");
+    }
+    let thread = std::thread::current();
+    let line = format!("{}: {reason}\n", thread.name().unwrap_or("test"));
+    // What the print macros write is captured; this is not.
+    let _ = std::io::stderr().write_all(format!("SKIPPED {line}").as_bytes());
+    let noted = std::fs::File::options().create(true).append(true).open(target_folder().join(SKIPPED));
+    let _ = noted.and_then(|mut file| file.write_all(line.as_bytes()));
+}
+
+/// Cargo's folder of builds, known from where the test itself lies (`target/<profile>/deps/<test>`).
+fn target_folder() -> PathBuf {
+    let test = std::env::current_exe().unwrap_or_default();
+    test.ancestors().nth(3).map_or_else(PathBuf::new, Path::to_path_buf)
+}
+
+fn is_root() -> bool {
+    std::os::unix::fs::MetadataExt::uid(&match std::fs::metadata("/proc/self") {
+        Ok(metadata) => metadata,
+        Err(_) => return false,
+    }) == 0
+}
+
+pub(crate) fn is_on_path(tool: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(tool).is_file())
+}
+
+/// Go answers in the module's folder only if it is new enough for the module or may fetch one that is.
+fn go_is_missing(module_folder: &Path) -> Option<String> {
+    if !is_on_path("go") {
+        return Some("no go here, and the programs are built by it".into());
+    }
+    let answered = Command::new("go").arg("version").current_dir(module_folder).output();
+    match answered {
+        Ok(output) if output.status.success() => None,
+        Ok(output) => Some(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        Err(error) => Some(format!("go does not run: {error}")),
+    }
+}

@@ -1,0 +1,100 @@
+//! The control plane on its own: it serves, clusters do not meet, and nothing is left of one.
+
+#![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
+
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
+use kube::api::{Api, ListParams, PostParams};
+use rlt_cluster::{Options, Shared, own_cluster};
+use serde_json::json;
+
+static CLUSTER: Shared = Shared::new(|| Options::control_plane().with_audit_log().with_gang_scheduling());
+
+fn config_map(name: &str) -> ConfigMap {
+    serde_json::from_value(json!({ "metadata": { "name": name }, "data": { "a": "b" } })).unwrap()
+}
+
+#[tokio::test]
+async fn objects_are_kept_and_pods_wait_for_a_node() {
+    let Some(cluster) = CLUSTER.get() else { return };
+    let namespace = cluster.namespace("objects").await.unwrap();
+    let client = cluster.client().await.unwrap();
+    let pods: Api<Pod> = Api::namespaced(client, &namespace);
+    let pod = json!({
+        "metadata": { "name": "waits" },
+        "spec": { "containers": [{ "name": "main", "image": "rlt.local/none" }] }
+    });
+    pods.create(&PostParams::default(), &serde_json::from_value(pod).unwrap()).await.unwrap();
+    let reason = async || {
+        let status = pods.get("waits").await.unwrap().status.unwrap();
+        status.conditions.unwrap_or_default().into_iter().find_map(|condition| condition.reason)
+    };
+    while reason().await.as_deref() != Some("Unschedulable") {
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_service_account_may_do_what_its_roles_say() {
+    let Some(cluster) = CLUSTER.get() else { return };
+    let namespace = cluster.namespace("roles").await.unwrap();
+    let account = cluster.client_of_service_account(&namespace, "reader").await.unwrap();
+    let pods: Api<Pod> = Api::namespaced(account, &namespace);
+    let refused = pods.list(&ListParams::default()).await.unwrap_err();
+    assert!(refused.to_string().contains("forbidden"), "{refused}");
+    let subject = format!("{namespace}:reader");
+    let bind = ["create", "rolebinding", "reads", "--clusterrole=view", "--serviceaccount", &subject];
+    assert!(cluster.kubectl().args(bind).args(["-n", &namespace]).status().unwrap().success());
+    while pods.list(&ListParams::default()).await.is_err() {
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn calls_are_counted_by_who_made_them() {
+    let Some(cluster) = CLUSTER.get() else { return };
+    let namespace = cluster.namespace("calls").await.unwrap();
+    let account = cluster.client_of_service_account(&namespace, "caller").await.unwrap();
+    let pods: Api<Pod> = Api::namespaced(account, &namespace);
+    for _ in 0..3 {
+        pods.get("none").await.unwrap_err();
+    }
+    let user = format!("system:serviceaccount:{namespace}:caller");
+    let calls: Vec<_> = cluster.calls().unwrap().into_iter().filter(|call| call.user == user).collect();
+    assert_eq!(calls.len(), 3);
+    assert!(calls.iter().all(|call| call.verb == "get" && call.resource == "pods" && call.code == 403));
+}
+
+#[tokio::test]
+async fn gates_are_open_and_their_api_is_served() {
+    let Some(cluster) = CLUSTER.get() else { return };
+    let client = cluster.client().await.unwrap();
+    let served = client.list_api_group_resources("scheduling.k8s.io/v1alpha2").await.unwrap();
+    let kinds: Vec<_> = served.resources.iter().map(|resource| resource.kind.as_str()).collect();
+    assert!(kinds.contains(&"PodGroup") && kinds.contains(&"Workload"), "{kinds:?}");
+}
+
+#[tokio::test]
+async fn two_clusters_at_once_do_not_meet() {
+    let Some(shared) = CLUSTER.get() else { return };
+    let Some(own) = own_cluster(&Options::control_plane().without_scheduler()) else { return };
+    assert_ne!(shared.name(), own.name());
+    let here: Api<ConfigMap> = Api::default_namespaced(shared.client().await.unwrap());
+    let there: Api<ConfigMap> = Api::default_namespaced(own.client().await.unwrap());
+    here.create(&PostParams::default(), &config_map("here")).await.unwrap();
+    there.create(&PostParams::default(), &config_map("there")).await.unwrap();
+    assert!(here.get_opt("there").await.unwrap().is_none());
+    assert!(there.get_opt("here").await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn nothing_is_left_of_a_cluster_that_was_dropped() {
+    let Some(cluster) = own_cluster(&Options::control_plane().without_scheduler()) else { return };
+    let client = cluster.client().await.unwrap();
+    Api::<Namespace>::all(client.clone()).get("default").await.unwrap();
+    let (name, kubeconfig) = (cluster.name(), cluster.kubeconfig());
+    drop(cluster);
+    assert!(!kubeconfig.parent().unwrap().exists());
+    assert!(!std::path::Path::new("/run/netns").join(&name).exists());
+    assert!(!std::path::Path::new("/sys/class/net").join(&name).exists());
+    Api::<Namespace>::all(client).get("default").await.unwrap_err();
+}
