@@ -18,6 +18,8 @@ mod job;
 mod presets;
 #[path = "local_run/resume.rs"]
 mod resume;
+#[path = "local_run/rewards.rs"]
+mod rewards;
 #[path = "local_run/rlctl.rs"]
 mod rlctl;
 #[path = "local_run/run_folder.rs"]

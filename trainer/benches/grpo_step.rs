@@ -131,6 +131,7 @@ impl Job {
                     score: value,
                     value,
                     parts: BTreeMap::new(),
+                    answer: None,
                     status: RewardStatus::Ok,
                     message: None,
                 },

@@ -20,6 +20,8 @@ use crate::update::UpdateError;
 pub enum TrainError {
     #[error("the manifest has {} problem(s):\n{}", .0.len(), listed(.0))]
     Manifest(Vec<Problem>),
+    #[error("failed to read the manifest {}", path.display())]
+    ReadManifest { path: std::path::PathBuf, source: std::io::Error },
     #[error("failed to write the manifest with its defaults")]
     WriteManifest(#[from] serde_saphyr::SerializeError),
     #[error("failed to {act} `{path}`")]
@@ -95,7 +97,7 @@ impl TrainError {
     /// The exit code that tells the operator what to do about it.
     pub fn exit_code(&self) -> ExitCode {
         match self {
-            Self::Manifest(_) => ExitCode::Usage,
+            Self::Manifest(_) | Self::ReadManifest { .. } => ExitCode::Usage,
             Self::ResumeRefused { .. } | Self::NoGpu => ExitCode::BadConfig,
             Self::RunFolder(RunFolderError::Io { .. }) | Self::Io { .. } => ExitCode::RetryableIo,
             Self::Hub(HubError::NoCommit { .. }) => ExitCode::BadConfig,
@@ -109,6 +111,7 @@ impl TrainError {
             }
             Self::NoCompleteCheckpoint { .. } => ExitCode::CorruptCheckpoint,
             Self::Checkpoint(error) if error.is_corruption() => ExitCode::CorruptCheckpoint,
+            Self::Checkpoint(error) if error.is_misfit() => ExitCode::BadConfig,
             Self::Checkpoint(_) => ExitCode::RetryableIo,
             Self::Diverged { .. } | Self::Rollout(RolloutError::NonFiniteLogits { .. }) => ExitCode::Diverged,
             Self::Actor(ActorError::Packing(_)) | Self::Update(UpdateError::Packing(_)) => {

@@ -127,3 +127,6 @@ fn log(trainer: &mut Trainer, mut metrics: Metrics) {
     metrics.insert("training/epoch".into(), trainer.epoch() as f64);
     trainer.watch.end_step(Stage::Training, trainer.progress.step, metrics);
 }
+
+#[cfg(test)]
+mod tests;

@@ -52,11 +52,8 @@ pub fn run(args: &WorkerArgs) -> Result<ExitCode, TrainError> {
 }
 
 fn read_manifest(path: &Path) -> Result<ValidatedJob, TrainError> {
-    let text = std::fs::read_to_string(path).map_err(|source| TrainError::Io {
-        act: "read the manifest",
-        path: path.display().to_string(),
-        source,
-    })?;
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| TrainError::ReadManifest { path: path.to_owned(), source })?;
     rlt_api::validate(&text).map_err(TrainError::Manifest)
 }
 

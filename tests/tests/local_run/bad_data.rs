@@ -66,3 +66,64 @@ fn a_row_without_the_ground_truth_that_a_reward_needs_is_refused() {
         .train(&tiny_with(json!({ "data": { "task": null, "train": [path] }, "rewards": rewards })))
         .expect(78, &["right"]);
 }
+
+#[test]
+fn an_empty_prompt_is_named_by_file_and_number() {
+    for empty in [r#"{"prompt": ""}"#, r#"{"prompt": []}"#] {
+        train(&Place::new(), &[GOOD, empty]).expect(78, &["rows.jsonl row 2"]);
+    }
+}
+
+/// Supervised training on a file of these lines, rendered by a template that writes contents alone.
+fn imitate(place: &Place, lines: &[&str]) -> Ended {
+    let path = place.file("rows.jsonl");
+    fs::write(&path, lines.join("\n")).unwrap();
+    place.train(&tiny_with(json!({
+        "model": { "chatTemplate": "{% for message in messages %}{{ message.content }}{% endfor %}" },
+        "data": { "task": null, "train": [path] },
+        "algorithm": { "kind": "SFT" },
+        "rewards": null
+    })))
+}
+
+#[test]
+fn a_conversation_outside_of_the_alphabet_is_named_by_file_and_number() {
+    let row = |answer: &str| {
+        json!({ "messages": [{ "role": "user", "content": "1+1=" }, { "role": "assistant", "content": answer }] })
+            .to_string()
+    };
+    let place = Place::new();
+    imitate(&place, &[&row("2"), &row("2")]).expect(0, &[]);
+    assert_eq!(place.steps().len(), 3);
+    imitate(&Place::new(), &[&row("2"), &row("two")]).expect(78, &["rows.jsonl row 2", "\"t\""]);
+}
+
+#[test]
+fn parquet_in_the_columns_of_verl_is_trained_and_evaluated_on() {
+    let fixture = rlt_tests::workspace_root().join("trainer/tests/fixtures/data/sums.parquet");
+    let place = Place::new();
+    let manifest = tiny_with(json!({
+        "model": { "chatTemplate": "{% for message in messages %}{{ message.content }}{% endfor %}" },
+        "data": { "task": null, "train": [fixture], "heldOut": [fixture], "maxHeldOutPrompts": 2 },
+        "rewards": { "functions": [{ "name": "right", "kind": "MatchingCharacters" }] },
+        "training": { "steps": null, "epochs": 1 }
+    }));
+    place.train(&manifest).expect(0, &[]);
+    assert_eq!(place.steps().len(), 3, "six rows, two a step");
+    let last = place.metrics().pop().unwrap();
+    assert!(last["val-core/verl/sums/reward/mean@1"].is_number(), "{last}");
+    let completions = place.completions();
+    assert!(completions.iter().any(|c| c["prompt"] == "1+1=" && c["ground_truth"] == "2"), "{completions:?}");
+}
+
+#[test]
+fn a_truncated_parquet_file_is_named() {
+    let fixture = rlt_tests::workspace_root().join("trainer/tests/fixtures/data/sums.parquet");
+    let place = Place::new();
+    let path = place.file("rows.parquet");
+    let whole = fs::read(fixture).unwrap();
+    fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+    place
+        .train(&tiny_with(json!({ "data": { "task": null, "train": [path] } })))
+        .expect(78, &["rows.parquet"]);
+}

@@ -53,8 +53,7 @@ fn a_complete_run_leaves_everything_that_a_run_folder_promises() {
     assert_eq!((&result["outcome"], &result["step"]), (&json!("complete"), &json!(3)));
     assert!(result["held_out_reward_before"].is_f64() && result["held_out_reward_after"].is_f64());
 
-    let completions = fs::read_to_string(place.run("completions.jsonl")).unwrap();
-    let completions: Vec<Value> = completions.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    let completions = place.completions();
     assert!(completions.iter().any(|c| c["step"] == 3 && c["completion"].is_string()), "{completions:?}");
 
     let report = fs::read_to_string(place.run("report.html")).unwrap();

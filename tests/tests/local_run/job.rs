@@ -172,6 +172,12 @@ impl Place {
         text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 
+    /// The lines of `completions.jsonl`.
+    pub(crate) fn completions(&self) -> Vec<Value> {
+        let text = fs::read_to_string(self.run("completions.jsonl")).unwrap_or_default();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
     /// The exported weights, byte for byte.
     pub(crate) fn weights(&self) -> Vec<u8> {
         fs::read(self.run("export/model.safetensors")).unwrap()

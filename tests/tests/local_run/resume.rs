@@ -131,3 +131,34 @@ fn a_kill_beside_every_commit_loses_no_line_of_the_log() {
     resumed.train(&manifest).expect(0, &["resuming after step"]);
     assert_same_run(&whole, &resumed);
 }
+
+#[test]
+fn a_checkpoint_of_another_run_is_gone_on_from() {
+    let (whole, first, second) = (Place::new(), Place::new(), Place::new());
+    let changes = json!({ "algorithm": { "kl": { "placement": "Loss", "coefficient": 0.1 } } });
+    whole.train(&with_steps(&changes, 6)).expect(0, &[]);
+    first.train(&with_steps(&changes, 3)).expect(0, &[]);
+    let mut manifest = with_steps(&changes, 6);
+    merge(
+        &mut manifest["spec"],
+        json!({ "checkpoint": { "resumeFrom": first.run("checkpoints/step-000003") } }),
+    );
+    second.train(&manifest).expect(0, &["resuming after step 3"]);
+    assert_eq!(
+        values(&whole)[4..],
+        values(&second)[..],
+        "the last three of six steps and the evaluation before them"
+    );
+    assert!(whole.weights() == second.weights(), "the exported weights differ");
+}
+
+#[test]
+fn a_checkpoint_that_is_not_there_or_of_another_model_is_refused() {
+    let (small, other) = (Place::new(), Place::new());
+    let resume_from = |path| json!({ "checkpoint": { "resumeFrom": path } });
+    small.train(&tiny_with(resume_from(small.file("nowhere")))).expect(78, &["nowhere"]);
+    other.train(&tiny_with(json!({ "training": { "steps": 1 } }))).expect(0, &[]);
+    let mut manifest = tiny_with(resume_from(other.run("checkpoints/step-000001")));
+    merge(&mut manifest["spec"], json!({ "model": { "architecture": { "hiddenSize": 64 } } }));
+    Place::new().train(&manifest).expect(78, &["step-000001", "model.", "64"]);
+}

@@ -175,3 +175,39 @@ fn a_full_disk_costs_checkpoints_then_ends_the_run_retryably_and_room_lets_it_go
     assert_eq!(place.weights(), whole.weights());
     assert_eq!(place.steps().len(), 12);
 }
+
+/// Bytes that the files below `folder` take on a file system with pages of 4 KiB.
+fn space_of(folder: &Path) -> u64 {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+    entries
+        .map(|entry| match entry.metadata().unwrap() {
+            data if data.is_dir() => space_of(&entry.path()),
+            data => data.len().next_multiple_of(4096),
+        })
+        .sum()
+}
+
+#[test]
+fn a_disk_that_fills_during_the_export_ends_the_run_retryably_and_room_lets_it_end() {
+    let wide = json!({ "model": { "architecture": { "hiddenSize": 128, "intermediateSize": 512 } } });
+    let mut manifest = tiny_with(wide);
+    merge(&mut manifest["spec"], json!({ "checkpoint": { "everySteps": 0 }, "training": { "steps": 2 } }));
+    let whole = Place::new();
+    whole.train(&manifest).expect(0, &[]);
+    let export = space_of(&whole.run("export"));
+    let half_way = space_of(&whole.run("")) - export / 2;
+
+    let place = Place::new();
+    let folder = place.run("");
+    let Some(disk) = SmallDisk::mount(&folder, &half_way.to_string()) else {
+        writeln!(std::io::stderr(), "SKIPPED: a full disk is not tested, since this process may not mount")
+            .unwrap();
+        return;
+    };
+    place.train(&manifest).expect(75, &["export", "No space left on device"]);
+    assert!(!place.run("result.json").exists(), "a run without its export is not complete");
+    disk.grow("64m");
+    place.train(&manifest).expect(0, &["resuming after step 2"]);
+    assert_eq!(place.weights(), whole.weights());
+    assert_eq!(place.steps().len(), 2);
+}

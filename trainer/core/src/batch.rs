@@ -216,6 +216,7 @@ mod tests {
                 score: 1.0,
                 value: 1.0,
                 parts: BTreeMap::from([("a".into(), 2.0)]),
+                answer: None,
                 status,
                 message: None,
             },

@@ -17,6 +17,8 @@ pub mod math;
 pub mod overlong;
 pub mod pattern;
 
+use std::borrow::Cow;
+
 use serde_json::Value;
 
 pub use combine::{Clip, Combiner, WeightedPart};
@@ -56,12 +58,23 @@ pub trait RewardFunction: Send + Sync {
     /// The lowest and the highest value that [`RewardFunction::score`] returns.
     fn range(&self) -> (f64, f64);
 
+    /// Whether it compares completions with the row's ground truth, which every row it judges must then have.
+    fn compares_with_ground_truth(&self) -> bool {
+        true
+    }
+
     /// Whether rows with this ground truth can be judged; asked of every row before training starts.
     ///
     /// # Errors
     /// What [`RewardFunction::score`] would report.
-    fn check_ground_truth(&self, _ground_truth: &Value) -> Result<(), RewardError> {
-        Ok(())
+    fn check_ground_truth(&self, ground_truth: &Value) -> Result<(), RewardError> {
+        if self.compares_with_ground_truth() { check_comparable(ground_truth) } else { Ok(()) }
+    }
+
+    /// What the completion answers, written so that equal answers are equal text: samples of a prompt vote with it.
+    /// `None` where the completion holds no answer, and always where the function looks for none.
+    fn answer<'a>(&self, _completion: &'a str) -> Option<Cow<'a, str>> {
+        None
     }
 }
 
@@ -124,7 +137,7 @@ pub fn any_ground_truth(value: &Value, mut matches: impl FnMut(&str) -> bool) ->
 }
 
 /// Whether rows with this ground truth can be compared with.
-pub(crate) fn check_comparable(value: &Value) -> Result<(), RewardError> {
+fn check_comparable(value: &Value) -> Result<(), RewardError> {
     any_ground_truth(value, |_| false).map(drop)
 }
 
@@ -142,6 +155,23 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn answers_that_are_the_same_are_the_same_text() {
+        let answers = |function: &dyn RewardFunction, texts: [&str; 3]| {
+            texts.map(|text| function.answer(text).map(Cow::into_owned))
+        };
+        let same = |answers: [Option<String>; 3]| {
+            let [first, second, none] = answers;
+            assert!(first.is_some() && first == second && none.is_none(), "{first:?} {second:?} {none:?}");
+        };
+        same(answers(&Math, ["\\boxed{\\frac{1}{2}}", "so \\fbox{1/2}", "1/2"]));
+        same(answers(&Gsm8k { flexible: true }, ["it is 1,000.", "1000", "none"]));
+        same(answers(&Gsm8k::default(), ["#### 1,000", "#### 5 #### 1000", "1000"]));
+        same(answers(&Pattern::new("=(.*)").unwrap(), ["= 7", "=1\n=7 ", "7"]));
+        assert_eq!(Exact.answer(" 7 ").as_deref(), Some("7"));
+        assert_eq!(Format::matching("7").unwrap().answer("7"), None);
+    }
 
     #[test]
     fn numbers_and_lists_are_ground_truths() {

@@ -150,6 +150,15 @@ impl CheckpointError {
         )
     }
 
+    /// Whether it is whole but not there, or of another model than the job's.
+    pub fn is_misfit(&self) -> bool {
+        match self {
+            Self::UnknownTensor { .. } | Self::Mismatch { .. } | Self::UnsupportedDtype { .. } => true,
+            Self::Read { source, .. } => source.kind() == io::ErrorKind::NotFound,
+            _ => false,
+        }
+    }
+
     pub(super) fn folder(act: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_path_buf();
         move |source| Self::Folder { act, path, source }

@@ -106,7 +106,8 @@ impl<'a> DemonstrationReader<'a> {
         let encoded = self.tokenizer.encode_with_offsets(&text);
         let encoded = encoded.map_err(|source| tokenize_error(row, source))?;
         let loss_mask = self.loss_mask(&encoded, &spans);
-        let tokens = encoded.into_iter().map(|(token, _)| token).collect();
+        let tokens: Vec<TokenId> = encoded.into_iter().map(|(token, _)| token).collect();
+        self.tokenizer.check_alphabet(&text, &tokens).map_err(|source| tokenize_error(row, source))?;
         Ok(Demonstration { tokens, loss_mask })
     }
 

@@ -43,7 +43,8 @@ impl<'a> PromptReader<'a> {
     pub(super) fn read(&self, row_idx: u64, row: &Row) -> Result<Fitted<Prompt>, DataError> {
         let rendered = render(self.tokenizer, row, self.prompt_key)?;
         let tokens = encode(self.tokenizer, &rendered).map_err(|source| tokenize_error(row, source))?;
-        if tokens.is_empty() {
+        // A tokenizer's beginning-of-sequence token alone asks nothing.
+        if tokens.is_empty() || rendered.text.is_empty() {
             return Err(DataError::EmptyPrompt { location: row.location.clone() });
         }
         let prompt = Prompt {

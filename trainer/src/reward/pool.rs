@@ -6,6 +6,7 @@
 //! then finds no thread fails at once. A step therefore ends in bounded time whatever the functions do.
 
 use std::any::Any;
+use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -13,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rlt_core::reward::combine::parts_by_name;
-use rlt_core::reward::{Sample, WeightedPart};
+use rlt_core::reward::{RewardError, Sample, WeightedPart};
 use rlt_core::types::{Completion, Prompt, Reward, RewardStatus};
 
 use super::RewardFunctions;
@@ -208,18 +209,22 @@ impl Worker {
 
     fn judge(&self, batch: &Batch, job_idx: usize) -> Result<Reward, Abandoned> {
         let job = &batch.jobs[job_idx];
-        let mut parts = Vec::new();
+        let (mut parts, mut answer) = (Vec::new(), None);
         for named in batch.functions.judging(&job.prompt.data_source) {
             self.begin(Call { job_idx, function: named.name.clone(), started: Instant::now() });
-            let outcome = catch_unwind(AssertUnwindSafe(|| named.function.score(&job.sample())));
+            let judged = || {
+                Ok::<_, RewardError>((named.function.score(&job.sample())?, named.function.answer(&job.text)))
+            };
+            let outcome = catch_unwind(AssertUnwindSafe(judged));
             self.end()?;
             let failed =
                 |message| Ok(without_value(RewardStatus::Failed, format!("{}: {message}", named.name)));
             match outcome {
-                Ok(Ok(value)) if value.is_finite() => {
+                Ok(Ok((value, found))) if value.is_finite() => {
+                    answer = answer.or_else(|| found.map(Cow::into_owned));
                     parts.push(WeightedPart { name: &named.name, weight: named.weight, value });
                 }
-                Ok(Ok(value)) => return failed(format!("returned {value}, expected a finite number")),
+                Ok(Ok((value, _))) => return failed(format!("returned {value}, expected a finite number")),
                 Ok(Err(error)) => return failed(error.to_string()),
                 Err(payload) => return failed(format!("panicked: {}", panic_text(&*payload))),
             }
@@ -227,7 +232,8 @@ impl Worker {
         let combiner = batch.functions.combiner();
         let score = combiner.score(parts.iter().copied());
         let value = combiner.shaped(score, job.num_tokens);
-        Ok(Reward { score, value, parts: parts_by_name(parts), status: RewardStatus::Ok, message: None })
+        let parts = parts_by_name(parts);
+        Ok(Reward { score, value, parts, answer, status: RewardStatus::Ok, message: None })
     }
 
     fn begin(&self, call: Call) {
@@ -256,7 +262,7 @@ impl Worker {
 }
 
 fn without_value(status: RewardStatus, message: String) -> Reward {
-    Reward { score: 0.0, value: 0.0, parts: Default::default(), status, message: Some(message) }
+    Reward { score: 0.0, value: 0.0, parts: Default::default(), answer: None, status, message: Some(message) }
 }
 
 fn panic_text(payload: &(dyn Any + Send)) -> &str {

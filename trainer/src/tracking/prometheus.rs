@@ -154,11 +154,13 @@ fn family(name: &str) -> (String, Option<(&'static str, String)>) {
     if name == "timestamp" {
         return ("rlt_trainer_last_step_timestamp_seconds".into(), None);
     }
-    if let Some((source, variable)) =
-        name.strip_prefix("val-core/").and_then(|rest| rest.rsplit_once("/reward/"))
-    {
-        let name = format!("rlt_trainer_val_core_reward_{}", plain(variable));
-        return (name, Some(("data_source", source.into())));
+    for (prefix, room) in [("val-core/", "core"), ("val-aux/", "aux")] {
+        if let Some((source, variable)) =
+            name.strip_prefix(prefix).and_then(|rest| rest.rsplit_once("/reward/"))
+        {
+            let name = format!("rlt_trainer_val_{room}_reward_{}", plain(variable));
+            return (name, Some(("data_source", source.into())));
+        }
     }
     (format!("rlt_trainer_{}", plain(name)), None)
 }

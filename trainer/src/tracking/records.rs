@@ -100,6 +100,9 @@ pub struct CompletionRecord {
     pub reward: f64,
     /// Each reward function's own unweighted value by its name.
     pub reward_parts: BTreeMap<String, f64>,
+    /// What the completion answers, by the first reward function that found an answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answer: Option<String>,
     /// Whether the reward can be trusted.
     pub reward_status: RewardStatus,
     /// What went wrong with the reward.
@@ -124,6 +127,7 @@ impl CompletionRecord {
             ground_truth: prompt.ground_truth.clone(),
             reward: reward.value,
             reward_parts: reward.parts.clone(),
+            answer: reward.answer.clone(),
             reward_status: reward.status,
             reward_message: reward.message.clone(),
             finish_reason: completion.finish_reason,

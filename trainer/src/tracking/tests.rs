@@ -27,6 +27,7 @@ fn completion(step: u64) -> CompletionRecord {
         ground_truth: json!("2"),
         reward: 1.0,
         reward_parts: BTreeMap::from([("exact".into(), 1.0)]),
+        answer: None,
         reward_status: rlt_core::types::RewardStatus::Ok,
         reward_message: None,
         finish_reason: rlt_core::types::FinishReason::Stop,

@@ -195,9 +195,10 @@ fn refuse_what_changes_numbers(fields: &Fields<'_>) -> Result<(), ModelConfigErr
 fn activation(fields: &Fields<'_>, default: &str) -> Result<HiddenActivation, ModelConfigError> {
     match fields.text("hidden_act")?.unwrap_or(default) {
         "silu" | "swish" => Ok(HiddenActivation::Silu),
-        "gelu_pytorch_tanh" => Ok(HiddenActivation::GeluTanh),
+        // One formula under the names it had in turn.
+        "gelu_pytorch_tanh" | "gelu_new" | "gelu_fast" => Ok(HiddenActivation::GeluTanh),
         "gelu" => Ok(HiddenActivation::Gelu),
-        _ => Err(fields.unsupported("hidden_act", "silu, swish, gelu, gelu_pytorch_tanh")),
+        _ => Err(fields.unsupported("hidden_act", "silu, swish, gelu, gelu_pytorch_tanh, gelu_new, gelu_fast")),
     }
 }
 

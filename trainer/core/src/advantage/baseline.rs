@@ -1,6 +1,6 @@
 //! Baselines chosen to lower the variance of the gradient: OPO, GPG and the optimal token baseline.
 
-use super::groups::{mean_or_zero, members, select};
+use super::groups::{mean_or_zero, members, within_groups};
 use super::{AdvantageError, Advantages, outcomes, rewards_to_go};
 use crate::rows::Rows;
 use crate::whiten::EPSILON;
@@ -31,11 +31,10 @@ pub fn gpg(rows: &Rows, token_rewards: &[f64], groups: &[usize]) -> Result<Advan
     let outcomes = outcomes(rows, token_rewards, groups)?;
     let num_rewarded = outcomes.iter().filter(|reward| **reward != 0.0).count().max(1);
     let scale = outcomes.len() as f64 / num_rewarded as f64;
-    let mut advantages = vec![0.0; outcomes.len()];
-    for group in members(groups) {
-        let center = mean_or_zero(&select(&outcomes, &group));
-        group.iter().for_each(|&row_idx| advantages[row_idx] = scale * (outcomes[row_idx] - center));
-    }
+    let advantages = within_groups(&outcomes, groups, |values| {
+        let center = mean_or_zero(values);
+        move |outcome| scale * (outcome - center)
+    });
     Ok(Advantages::per_row(rows, &advantages))
 }
 

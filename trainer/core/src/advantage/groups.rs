@@ -23,6 +23,20 @@ pub(super) fn select(outcomes: &[f64], of: &[usize]) -> Vec<f64> {
     of.iter().map(|row_idx| outcomes[*row_idx]).collect()
 }
 
+/// Every outcome as seen from its group: `view` turns a group's outcomes into a function of one of them.
+pub(super) fn within_groups<View: Fn(f64) -> f64>(
+    outcomes: &[f64],
+    groups: &[usize],
+    view: impl Fn(&[f64]) -> View,
+) -> Vec<f64> {
+    let mut seen = vec![0.0; outcomes.len()];
+    for group in members(groups) {
+        let of_one = view(&select(outcomes, &group));
+        group.iter().for_each(|&row_idx| seen[row_idx] = of_one(outcomes[row_idx]));
+    }
+    seen
+}
+
 /// Mean of a group with more than one member; a single sample has nothing to compare with and keeps its
 /// reward.
 pub(super) fn mean_or_zero(values: &[f64]) -> f64 {

@@ -1,6 +1,6 @@
 //! Outcomes normalised within their rollout group: GRPO and what was made from it.
 
-use super::groups::{mean_or_zero, members, select};
+use super::groups::{mean_or_zero, members, select, within_groups};
 use super::{AdvantageError, Advantages, STD_EPSILON, outcomes};
 use crate::rows::Rows;
 use crate::whiten::{masked_whiten, std};
@@ -21,15 +21,12 @@ pub fn grpo(
 }
 
 fn normalize(outcomes: &[f64], groups: &[usize], by_std: bool) -> Vec<f64> {
-    let mut normalized = vec![0.0; outcomes.len()];
-    for group in members(groups) {
-        let values = select(outcomes, &group);
-        let center = mean_or_zero(&values);
-        let std = if values.len() > 1 { std(&values) } else { 1.0 };
+    within_groups(outcomes, groups, |values| {
+        let center = mean_or_zero(values);
+        let std = if values.len() > 1 { std(values) } else { 1.0 };
         let scale = if by_std { std + STD_EPSILON } else { 1.0 };
-        group.iter().for_each(|&row_idx| normalized[row_idx] = (outcomes[row_idx] - center) / scale);
-    }
-    normalized
+        move |outcome| (outcome - center) / scale
+    })
 }
 
 /// GRPO with group statistics in single precision, as verl's vectorised form does it; kept so that runs
@@ -44,12 +41,11 @@ pub fn grpo_vectorized(
     normalize_by_std: bool,
 ) -> Result<Advantages, AdvantageError> {
     let outcomes = outcomes(rows, token_rewards, groups)?;
-    let mut normalized = vec![0.0; outcomes.len()];
-    for group in members(groups) {
-        let (mean, std) = single_precision_moments(&select(&outcomes, &group));
+    let normalized = within_groups(&outcomes, groups, |values| {
+        let (mean, std) = single_precision_moments(values);
         let scale = if normalize_by_std { f64::from(std + STD_EPSILON as f32) } else { 1.0 };
-        group.iter().for_each(|&row_idx| normalized[row_idx] = (outcomes[row_idx] - f64::from(mean)) / scale);
-    }
+        move |outcome| (outcome - f64::from(mean)) / scale
+    });
     Ok(Advantages::per_row(rows, &normalized))
 }
 

@@ -1,6 +1,6 @@
 //! Leave-one-out baselines: a sample against the mean of the other samples of its prompt (arXiv 2402.14740).
 
-use super::groups::{members, select};
+use super::groups::within_groups;
 use super::{AdvantageError, Advantages, outcomes};
 use crate::rows::Rows;
 use crate::whiten::mean;
@@ -31,18 +31,13 @@ fn leave_one_out(
     rows: &Rows,
     token_rewards: &[f64],
     groups: &[usize],
-    alone: impl Fn(f64) -> f64,
+    alone: fn(f64) -> f64,
 ) -> Result<Advantages, AdvantageError> {
     let outcomes = outcomes(rows, token_rewards, groups)?;
-    let mut advantages = vec![0.0; outcomes.len()];
-    for group in members(groups) {
-        let (count, center) = (group.len() as f64, mean(&select(&outcomes, &group)));
-        for row_idx in group {
-            let reward = outcomes[row_idx];
-            advantages[row_idx] =
-                if count > 1.0 { (reward - center) * count / (count - 1.0) } else { alone(reward) };
-        }
-    }
+    let advantages = within_groups(&outcomes, groups, |values| {
+        let (count, center) = (values.len() as f64, mean(values));
+        move |reward| if count > 1.0 { (reward - center) * count / (count - 1.0) } else { alone(reward) }
+    });
     Ok(Advantages::per_row(rows, &advantages))
 }
 

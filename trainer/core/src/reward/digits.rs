@@ -1,8 +1,6 @@
 //! Partial credit: how much of the answer stands in its place.
 
-use serde_json::Value;
-
-use super::{RewardError, RewardFunction, Sample, any_ground_truth, check_comparable};
+use super::{RewardError, RewardFunction, Sample, any_ground_truth};
 
 /// Share of positions at which the trimmed completion has the ground truth's character, over the longer of
 /// the two lengths; the best ground truth counts. 1 exactly when [`super::Exact`] is 1, 0 when no position
@@ -25,10 +23,6 @@ impl RewardFunction for MatchingCharacters {
 
     fn range(&self) -> (f64, f64) {
         (0.0, 1.0)
-    }
-
-    fn check_ground_truth(&self, ground_truth: &Value) -> Result<(), RewardError> {
-        check_comparable(ground_truth)
     }
 }
 

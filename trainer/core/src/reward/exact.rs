@@ -1,8 +1,8 @@
 //! Exact equality of completion and ground truth.
 
-use serde_json::Value;
+use std::borrow::Cow;
 
-use super::{RewardError, RewardFunction, Sample, any_ground_truth, check_comparable, one_if};
+use super::{RewardError, RewardFunction, Sample, any_ground_truth, one_if};
 
 /// 1 when the completion, without surrounding white space, is a ground truth; else 0.
 #[derive(Clone, Copy, Debug, Default)]
@@ -18,8 +18,8 @@ impl RewardFunction for Exact {
         (0.0, 1.0)
     }
 
-    fn check_ground_truth(&self, ground_truth: &Value) -> Result<(), RewardError> {
-        check_comparable(ground_truth)
+    fn answer<'a>(&self, completion: &'a str) -> Option<Cow<'a, str>> {
+        Some(completion.trim().into())
     }
 }
 

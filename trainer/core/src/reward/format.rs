@@ -31,6 +31,10 @@ impl RewardFunction for Format {
     fn range(&self) -> (f64, f64) {
         (0.0, 1.0)
     }
+
+    fn compares_with_ground_truth(&self) -> bool {
+        false
+    }
 }
 
 #[cfg(test)]

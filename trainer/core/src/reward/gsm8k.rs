@@ -2,9 +2,7 @@
 
 use std::borrow::Cow;
 
-use serde_json::Value;
-
-use super::{RewardError, RewardFunction, Sample, any_ground_truth, check_comparable, one_if};
+use super::{RewardError, RewardFunction, Sample, any_ground_truth, one_if};
 
 /// Only the end of a completion is searched: an answer stands there, and long completions stay cheap.
 const SEARCHED_CHARACTERS: usize = 300;
@@ -22,8 +20,7 @@ pub struct Gsm8k {
 
 impl RewardFunction for Gsm8k {
     fn score(&self, sample: &Sample<'_>) -> Result<f64, RewardError> {
-        let end = last_characters(sample.completion, SEARCHED_CHARACTERS);
-        let answer = if self.flexible { last_number(end) } else { last_marked_number(end) };
+        let answer = self.answer(sample.completion);
         let equals =
             |truth: &str| answer.as_ref().is_some_and(|answer| *answer == without_marks(truth.trim()));
         any_ground_truth(sample.ground_truth, equals).map(one_if)
@@ -33,8 +30,9 @@ impl RewardFunction for Gsm8k {
         (0.0, 1.0)
     }
 
-    fn check_ground_truth(&self, ground_truth: &Value) -> Result<(), RewardError> {
-        check_comparable(ground_truth)
+    fn answer<'a>(&self, completion: &'a str) -> Option<Cow<'a, str>> {
+        let end = last_characters(completion, SEARCHED_CHARACTERS);
+        if self.flexible { last_number(end) } else { last_marked_number(end) }
     }
 }
 

@@ -36,6 +36,10 @@ impl RewardFunction for JsonSchema {
     fn range(&self) -> (f64, f64) {
         (0.0, 1.0)
     }
+
+    fn compares_with_ground_truth(&self) -> bool {
+        false
+    }
 }
 
 fn without_fence(text: &str) -> &str {

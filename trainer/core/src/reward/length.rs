@@ -33,6 +33,10 @@ impl RewardFunction for LengthPenalty {
     fn range(&self) -> (f64, f64) {
         (-1.0, 0.0)
     }
+
+    fn compares_with_ground_truth(&self) -> bool {
+        false
+    }
 }
 
 #[cfg(test)]

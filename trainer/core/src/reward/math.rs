@@ -10,11 +10,11 @@ mod boxed;
 mod normalise;
 
 pub use boxed::last_answer;
-pub use normalise::are_equivalent;
+pub use normalise::{are_equivalent, canonical};
 
-use serde_json::Value;
+use std::borrow::Cow;
 
-use super::{RewardError, RewardFunction, Sample, any_ground_truth, check_comparable, one_if};
+use super::{RewardError, RewardFunction, Sample, any_ground_truth, one_if};
 
 /// 1 when the last `\boxed{..}` (or `\boxed ..`, `\fbox{..}`) is equivalent to a ground truth; else 0.
 #[derive(Clone, Copy, Debug, Default)]
@@ -31,8 +31,8 @@ impl RewardFunction for Math {
         (0.0, 1.0)
     }
 
-    fn check_ground_truth(&self, ground_truth: &Value) -> Result<(), RewardError> {
-        check_comparable(ground_truth)
+    fn answer<'a>(&self, completion: &'a str) -> Option<Cow<'a, str>> {
+        last_answer(completion).map(canonical)
     }
 }
 

@@ -1,9 +1,10 @@
 //! A regular expression: present, or with a capture that equals the ground truth.
 
-use regex::{Regex, RegexBuilder};
-use serde_json::Value;
+use std::borrow::Cow;
 
-use super::{RewardError, RewardFunction, Sample, any_ground_truth, check_comparable, one_if};
+use regex::{Regex, RegexBuilder};
+
+use super::{RewardError, RewardFunction, Sample, any_ground_truth, one_if};
 
 /// Bytes a compiled pattern may take; a counted repetition of counted repetitions is refused instead of
 /// built.
@@ -31,6 +32,11 @@ impl Pattern {
         let group_idx = named.unwrap_or(usize::from(regex.captures_len() > 1));
         Ok(Self { regex, group_idx })
     }
+
+    fn captured<'a>(&self, completion: &'a str) -> Option<&'a str> {
+        let last = self.regex.captures_iter(completion).last()?;
+        last.get(self.group_idx).map(|text| text.as_str().trim())
+    }
 }
 
 pub(super) fn compile(pattern: &str) -> Result<Regex, RewardError> {
@@ -40,8 +46,7 @@ pub(super) fn compile(pattern: &str) -> Result<Regex, RewardError> {
 
 impl RewardFunction for Pattern {
     fn score(&self, sample: &Sample<'_>) -> Result<f64, RewardError> {
-        let last = self.regex.captures_iter(sample.completion).last();
-        let captured = last.and_then(|found| found.get(self.group_idx)).map(|text| text.as_str().trim());
+        let captured = self.captured(sample.completion);
         any_ground_truth(sample.ground_truth, |truth| captured == Some(truth.trim())).map(one_if)
     }
 
@@ -49,8 +54,8 @@ impl RewardFunction for Pattern {
         (0.0, 1.0)
     }
 
-    fn check_ground_truth(&self, ground_truth: &Value) -> Result<(), RewardError> {
-        check_comparable(ground_truth)
+    fn answer<'a>(&self, completion: &'a str) -> Option<Cow<'a, str>> {
+        self.captured(completion).map(Into::into)
     }
 }
 

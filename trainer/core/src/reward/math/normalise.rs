@@ -19,6 +19,11 @@ pub fn are_equivalent(left: &str, right: &str) -> bool {
     }
 }
 
+/// The normal form of an answer, or the answer itself where it has none: equivalent answers are equal text.
+pub fn canonical(answer: &str) -> Cow<'_, str> {
+    normalised(answer).unwrap_or(Cow::Borrowed(answer))
+}
+
 /// `(a byte that has to occur, written, read as)`, applied one after the other over the whole text. No rule
 /// makes the byte of a later one occur anew, save the zeros, which no rule needs.
 const REPLACEMENTS: [(u8, &str, &str); 10] = [

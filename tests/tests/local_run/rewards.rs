@@ -1,0 +1,75 @@
+//! Rewards of a whole run: functions that hang, and what is recorded of them.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::job::{Place, tiny_with};
+
+/// A schema that refers to itself twice at each of 40 depths: to judge any JSON document by it takes 2^40 steps.
+fn endless_schema() -> Value {
+    let twice = |depth: usize| json!({ "$ref": format!("#/$defs/depth{depth}") });
+    let depths = (0..40).map(|depth| {
+        let definition = json!({ "allOf": [twice(depth + 1), twice(depth + 1)] });
+        (format!("depth{depth}"), definition)
+    });
+    let mut definitions: serde_json::Map<_, _> = depths.collect();
+    definitions.insert("depth40".to_owned(), json!({ "type": ["number", "string"] }));
+    json!({ "$ref": "#/$defs/depth0", "$defs": definitions })
+}
+
+/// The tiny job with a second function that hangs on every completion that is a JSON document: a number here.
+fn with_hanging_reward(on_error: &str) -> Value {
+    tiny_with(json!({
+        "rewards": {
+            "functions": [
+                { "name": "small", "kind": "Format", "pattern": "[0-4].*" },
+                { "name": "endless", "kind": "JsonSchema", "schema": endless_schema() }
+            ],
+            "timeoutSeconds": 0.05,
+            "onError": on_error
+        },
+        "data": { "task": { "numHeldOut": 0 } }
+    }))
+}
+
+#[test]
+fn a_reward_that_hangs_costs_its_samples_and_the_run_goes_on() {
+    for on_error in ["Mask", "Zero"] {
+        let place = Place::new();
+        let started = Instant::now();
+        place.train(&with_hanging_reward(on_error)).expect(0, &[]);
+        assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
+        let steps = place.steps();
+        assert_eq!(steps.len(), 3);
+        let ratio = |step: &Value| step["reward/error_ratio"].as_f64().unwrap();
+        assert!(steps.iter().any(|step| ratio(step) > 0.0), "nothing hung: {steps:?}");
+        let completions = place.completions();
+        let hung: Vec<_> = completions.iter().filter(|c| c["reward_status"] == "timed_out").collect();
+        assert!(!hung.is_empty(), "{completions:?}");
+        for completion in hung {
+            assert!(completion["reward_message"].as_str().unwrap().contains("endless: no answer within"));
+            assert_eq!(completion["reward"], 0.0);
+        }
+    }
+}
+
+#[test]
+fn several_held_out_samples_are_summed_up_as_verl_does() {
+    let place = Place::new();
+    let manifest = tiny_with(json!({
+        "rewards": { "functions": [{ "name": "right", "kind": "Exact" }] },
+        "rollout": { "heldOut": { "temperature": 1.0, "samplesPerPrompt": 4 } },
+        "training": { "steps": 1 }
+    }));
+    place.train(&manifest).expect(0, &[]);
+    let metrics = place.metrics();
+    let evaluated = metrics.iter().find(|line| line["step"] == 0).unwrap();
+    for name in ["mean@4", "best@4/mean", "best@4/std", "maj@4/mean", "maj@4/std"] {
+        assert!(evaluated[format!("val-core/arithmetic/reward/{name}")].is_number(), "{name}: {evaluated}");
+    }
+    for name in ["std@4", "worst@4/mean", "best@2/mean", "maj@2/std"] {
+        assert!(evaluated[format!("val-aux/arithmetic/reward/{name}")].is_number(), "{name}: {evaluated}");
+    }
+    assert!(place.completions().iter().all(|completion| completion["answer"] == completion["completion"]));
+}

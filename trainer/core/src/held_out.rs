@@ -1,0 +1,159 @@
+//! What the samples of held-out prompts say about a policy: their mean, and what the best, the worst and the majority
+//! of several samples would earn, under the names of verl (`process_validation_metrics` in `ppo/metric_utils.py`).
+//!
+//! Judged samples in, metrics out. Of a prompt's `N` samples, `n` are drawn with replacement, for `n` of 2, 4, 8 and so
+//! on up to `N`. verl estimates the best and the worst from 1000 draws; they have closed forms, which these draws
+//! approach, and the closed forms stand here. A majority has none and is drawn 1000 times, as in verl, from fixed seeds.
+
+use std::collections::BTreeMap;
+
+use crate::metrics::Metrics;
+use crate::sampling::{derive_seed, draw};
+use crate::types::{Reward, RewardStatus, RolloutGroup};
+
+const NUM_DRAWS: usize = 1000;
+const SEED: u64 = 42;
+
+/// Mean and population standard deviation.
+type Moments = (f64, f64);
+
+/// Metrics of held-out prompts with `num_samples` samples each: `val-core/reward/mean`,
+/// `val-core/<source>/reward/..`, `val-aux/<source>/reward/..` and `val-aux/response_length/mean`.
+///
+/// Samples whose reward can not be trusted count for nothing, prompts without any other neither. Majorities are there
+/// where a reward function finds answers to vote with.
+pub fn held_out_metrics(groups: &[RolloutGroup], num_samples: u32) -> Metrics {
+    let mut by_source: BTreeMap<&str, Vec<Vec<&Reward>>> = BTreeMap::new();
+    for group in groups {
+        let rewards = group.rollouts.iter().map(|rollout| &rollout.reward);
+        let trusted: Vec<_> = rewards.filter(|reward| reward.status == RewardStatus::Ok).collect();
+        if !trusted.is_empty() {
+            by_source.entry(&group.prompt.data_source).or_default().push(trusted);
+        }
+    }
+    let mut metrics = Metrics::new();
+    insert_mean(
+        &mut metrics,
+        "val-core/reward/mean",
+        by_source.values().flatten().flatten().map(|r| r.score),
+    );
+    for (source, prompts) in by_source {
+        for (name, value) in source_metrics(&prompts, num_samples) {
+            let room = if is_core(&name, num_samples) { "val-core" } else { "val-aux" };
+            metrics.insert(format!("{room}/{source}/reward/{name}"), value);
+        }
+    }
+    let rollouts = groups.iter().flat_map(|group| &group.rollouts);
+    let lens = rollouts.map(|rollout| rollout.completion.tokens.len() as f64);
+    insert_mean(&mut metrics, "val-aux/response_length/mean", lens);
+    metrics
+}
+
+/// verl's choice of what a dashboard shows first: what all samples together say.
+fn is_core(name: &str, num_samples: u32) -> bool {
+    let shown = ["mean@", "best@", "maj@"].iter().find_map(|prefix| name.strip_prefix(prefix));
+    shown.is_some_and(|rest| rest.split('/').next() == Some(num_samples.to_string().as_str()))
+}
+
+/// Each metric is the mean over prompts of what is computed for one prompt.
+fn source_metrics(prompts: &[Vec<&Reward>], num_samples: u32) -> Vec<(String, f64)> {
+    let scores: Vec<Vec<f64>> =
+        prompts.iter().map(|rewards| rewards.iter().map(|r| r.score).collect()).collect();
+    let (mean, std) = mean_moments(scores.iter().map(|scores| moments(scores)));
+    let mut metrics = vec![(format!("mean@{num_samples}"), mean)];
+    if num_samples < 2 {
+        return metrics;
+    }
+    metrics.push((format!("std@{num_samples}"), std));
+    let has_answers = prompts.iter().flatten().any(|reward| reward.answer.is_some());
+    for num_drawn in numbers_drawn(num_samples) {
+        let mut push = |name: &str, (mean, std): Moments| {
+            metrics.push((format!("{name}@{num_drawn}/mean"), mean));
+            metrics.push((format!("{name}@{num_drawn}/std"), std));
+        };
+        push("best", mean_moments(scores.iter().map(|scores| best(scores, num_drawn))));
+        push("worst", mean_moments(scores.iter().map(|scores| worst(scores, num_drawn))));
+        if has_answers {
+            push("maj", mean_moments(prompts.iter().map(|rewards| majority(rewards, num_drawn))));
+        }
+    }
+    metrics
+}
+
+/// 2, 4, 8 and so on below `num_samples`, then `num_samples` itself.
+fn numbers_drawn(num_samples: u32) -> impl Iterator<Item = u32> {
+    let doubled = std::iter::successors(Some(2u32), |num| num.checked_mul(2));
+    doubled.take_while(move |num| *num < num_samples).chain([num_samples])
+}
+
+/// Of the largest of `num_drawn` scores drawn with replacement.
+fn best(scores: &[f64], num_drawn: u32) -> Moments {
+    let mut ascending = scores.to_vec();
+    ascending.sort_by(f64::total_cmp);
+    last_in_order(&ascending, num_drawn)
+}
+
+/// Of the smallest of `num_drawn` scores drawn with replacement.
+fn worst(scores: &[f64], num_drawn: u32) -> Moments {
+    let mut descending = scores.to_vec();
+    descending.sort_by(|left, right| right.total_cmp(left));
+    last_in_order(&descending, num_drawn)
+}
+
+/// All draws fall among the first `i` of `N` with probability `(i / N)^n`; so the last of them is the `i`-th with the
+/// difference of two of these.
+fn last_in_order(ordered: &[f64], num_drawn: u32) -> Moments {
+    let among_first = |num: usize| (num as f64 / ordered.len() as f64).powf(f64::from(num_drawn));
+    let weighted =
+        || ordered.iter().enumerate().map(|(idx, score)| (score, among_first(idx + 1) - among_first(idx)));
+    let mean: f64 = weighted().map(|(score, weight)| score * weight).sum();
+    let variance: f64 = weighted().map(|(score, weight)| (score - mean).powi(2) * weight).sum();
+    (mean, variance.sqrt())
+}
+
+/// Of the score that the most frequent answer of `num_drawn` drawn samples has; of equally frequent ones the first
+/// drawn counts, and of its samples the first drawn. Having no answer is one of the answers.
+fn majority(rewards: &[&Reward], num_drawn: u32) -> Moments {
+    let first_alike =
+        |reward: &&Reward| rewards.iter().position(|other| other.answer == reward.answer).unwrap_or(0);
+    let ballots: Vec<usize> = rewards.iter().map(first_alike).collect();
+    let seed = derive_seed(&[SEED, u64::from(num_drawn), rewards.len() as u64]);
+    let num_drawn = num_drawn as usize;
+    let mut votes = vec![0u32; rewards.len()];
+    let mut drawn = vec![0usize; num_drawn];
+    let scores: Vec<f64> = (0..NUM_DRAWS)
+        .map(|draw_idx| {
+            votes.fill(0);
+            for (place, sample_idx) in drawn.iter_mut().enumerate() {
+                let uniform = draw(seed, (draw_idx * num_drawn + place) as u64);
+                *sample_idx = (uniform * rewards.len() as f64) as usize;
+                votes[ballots[*sample_idx]] += 1;
+            }
+            let most = votes.iter().max();
+            let winner = drawn.iter().find(|sample_idx| Some(&votes[ballots[**sample_idx]]) == most);
+            winner.map_or(0.0, |sample_idx| rewards[*sample_idx].score)
+        })
+        .collect();
+    moments(&scores)
+}
+
+fn moments(values: &[f64]) -> Moments {
+    let mean = values.iter().sum::<f64>() / values.len() as f64;
+    let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / values.len() as f64;
+    (mean, variance.sqrt())
+}
+
+fn mean_moments(of_prompts: impl Iterator<Item = Moments>) -> Moments {
+    let (means, stds): (Vec<f64>, Vec<f64>) = of_prompts.unzip();
+    (moments(&means).0, moments(&stds).0)
+}
+
+fn insert_mean(metrics: &mut Metrics, name: &str, values: impl Iterator<Item = f64>) {
+    let values: Vec<f64> = values.collect();
+    if !values.is_empty() {
+        metrics.insert(name.to_owned(), moments(&values).0);
+    }
+}
+
+#[cfg(test)]
+mod tests;
