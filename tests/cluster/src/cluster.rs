@@ -16,11 +16,13 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 
 use crate::audit::{self, Call};
 use crate::control_plane::{ControlPlane, ControlPlaneError};
+use crate::fake_nodes::{self, FakeNodes};
 use crate::kubeconfig::kubeconfig;
 use crate::network::{self, NetworkError};
+use crate::node::{NodeError, RealNode};
 use crate::options::Options;
-use crate::process::Place;
-use crate::program::{KUBERNETES, ProgramError};
+use crate::process::{Place, Process, ProcessError};
+use crate::program::{KUBERNETES, KWOK, ProgramError};
 use crate::slot::{Slot, SlotError};
 
 /// Lifetime of a service account's token, in seconds.
@@ -41,6 +43,15 @@ pub enum ClusterError {
     /// Its control plane does not serve.
     #[error(transparent)]
     ControlPlane(#[from] ControlPlaneError),
+    /// Its real node does not run.
+    #[error(transparent)]
+    Node(#[from] NodeError),
+    /// A program beside the control plane does not run.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    /// It has no real node, and so no place for images.
+    #[error("this cluster has no real node to load an image into")]
+    NoRealNode,
     /// A file of it could not be written or read.
     #[error("{act} {path} failed")]
     File {
@@ -72,6 +83,8 @@ pub enum ClusterError {
 #[derive(Debug)]
 pub struct Cluster {
     control_plane: ControlPlane,
+    real_node: Option<RealNode>,
+    kwok: Option<Process>,
     programs: PathBuf,
     num_namespaces: AtomicU32,
     has_audit_log: bool,
@@ -91,15 +104,52 @@ impl Cluster {
         network::make(&slot)?;
         let place = place(&slot)?;
         let control_plane = ControlPlane::start(&slot, &programs, &place, options)?;
-        let num_namespaces = AtomicU32::new(0);
-        let has_audit_log = options.has_audit_log;
-        let mut cluster = Self { control_plane, programs, num_namespaces, has_audit_log, slot };
+        let mut cluster = Self {
+            control_plane,
+            real_node: None,
+            kwok: None,
+            programs,
+            num_namespaces: AtomicU32::new(0),
+            has_audit_log: options.has_audit_log,
+            slot,
+        };
         cluster.write_admin_kubeconfig()?;
-        blocking(async {
-            let client = cluster.client().await?;
-            Ok(cluster.control_plane.ready(&client, &place).await?)
-        })?;
+        if options.has_real_node {
+            let Self { slot, programs, control_plane, .. } = &cluster;
+            cluster.real_node = Some(RealNode::start(slot, programs, &place, control_plane)?);
+        }
+        blocking(cluster.ready(&place, options))?;
         Ok(cluster)
+    }
+
+    async fn ready(&mut self, place: &Place, options: &Options) -> Result<(), ClusterError> {
+        let client = self.client().await?;
+        self.control_plane.ready(&client, place).await?;
+        if let Some(nodes) = &options.fake_nodes {
+            let mut kwok = self.start_kwok(place, nodes)?;
+            nodes.make(&client, &mut kwok).await?;
+            self.kwok = Some(kwok);
+        }
+        if let Some(node) = &mut self.real_node {
+            node.ready(&client, &self.slot, place).await?;
+        }
+        Ok(())
+    }
+
+    fn start_kwok(&self, place: &Place, nodes: &FakeNodes) -> Result<Process, ClusterError> {
+        let stages = self.slot.folder().join("stages.yaml");
+        write(&stages, &nodes.stages())?;
+        let flags = fake_nodes::flags(&self.kubeconfig(), &stages);
+        Ok(place.start(&KWOK.built()?.join("kwok"), &flags)?)
+    }
+
+    /// Loads an image into the real node from an OCI archive, under the name that the archive gives it. Pods that use
+    /// it set `imagePullPolicy: IfNotPresent` or `Never`.
+    ///
+    /// # Errors
+    /// When the cluster has no real node, or containerd refuses the archive.
+    pub fn load_image(&self, archive: &Path) -> Result<(), ClusterError> {
+        Ok(self.real_node.as_ref().ok_or(ClusterError::NoRealNode)?.load(archive)?)
     }
 
     /// A new client that may do everything. It belongs to the runtime it is made in, so each test makes its own.
@@ -201,7 +251,11 @@ impl Cluster {
 
     /// Ends a program of the cluster by SIGKILL; `false` when there is none of that name.
     pub fn kill(&mut self, program: &str) -> bool {
-        self.control_plane.kill(program)
+        if let Some(kwok) = self.kwok.as_mut().filter(|kwok| kwok.name() == program) {
+            kwok.kill();
+            return true;
+        }
+        self.control_plane.kill(program) || self.real_node.as_mut().is_some_and(|node| node.kill(program))
     }
 
     fn admin_kubeconfig(&self) -> serde_json::Value {
@@ -235,7 +289,8 @@ impl Cluster {
 
 async fn client_of(kubeconfig: serde_json::Value) -> Result<kube::Client, ClusterError> {
     let kubeconfig = Kubeconfig::from_yaml(&kubeconfig.to_string())?;
-    let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    config.proxy_url = None;
     Ok(kube::Client::try_from(config)?)
 }
 

@@ -50,6 +50,10 @@ pub(crate) struct ControlPlane {
     pub(crate) authority: Vec<u8>,
     /// Who may do everything.
     pub(crate) admin: User,
+    /// Who the real node is.
+    pub(crate) node: User,
+    /// Who turns service addresses into those of pods.
+    pub(crate) proxy: User,
     processes: Vec<Process>,
 }
 
@@ -62,7 +66,7 @@ impl ControlPlane {
         options: &Options,
     ) -> Result<Self, ControlPlaneError> {
         let folder = slot.folder();
-        let users = Users::new();
+        let users = Users::new(&slot.name());
         write(&folder.join("tokens.csv"), &users.token_file())?;
         let mut etcd = place.start(&programs.join("etcd"), &etcd_flags(&folder))?;
         let flags = api_server_flags(slot, options)?;
@@ -87,7 +91,8 @@ impl ControlPlane {
             flags.push(format!("--kubeconfig={}", path.display()));
             processes.push(place.start(&programs.join(program), &flags)?);
         }
-        Ok(Self { server, authority, admin: users.admin, processes })
+        let Users { admin, node, proxy, .. } = users;
+        Ok(Self { server, authority, admin, node, proxy, processes })
     }
 
     /// Waits until the API server says that it is ready and the programs beside it run.
@@ -121,19 +126,25 @@ struct Users {
     admin: User,
     controller_manager: User,
     scheduler: User,
+    node: User,
+    proxy: User,
 }
 
 impl Users {
-    fn new() -> Self {
+    fn new(node_name: &str) -> Self {
         Self {
             admin: User::new("admin", "system:masters"),
             controller_manager: User::new("system:kube-controller-manager", ""),
             scheduler: User::new("system:kube-scheduler", ""),
+            node: User::new(&format!("system:node:{node_name}"), "system:nodes"),
+            proxy: User::new("system:kube-proxy", ""),
         }
     }
 
     fn token_file(&self) -> String {
-        [&self.admin, &self.controller_manager, &self.scheduler].map(User::line).concat()
+        [&self.admin, &self.controller_manager, &self.scheduler, &self.node, &self.proxy]
+            .map(User::line)
+            .concat()
     }
 }
 

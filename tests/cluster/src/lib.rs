@@ -16,8 +16,8 @@
 //! ```
 //!
 //! The test process is a machine on the cluster's network: it reaches the API server, pods and services by their
-//! addresses, and is reached at [`Cluster::host_address`]. [`Options`] say what to start. [`own_cluster`] is for a test
-//! that breaks its cluster.
+//! addresses, and is reached at [`Cluster::host_address`]. [`Options`] say what to start, [`FakeNodes`] how pods end that
+//! nobody runs. [`own_cluster`] is for a test that breaks its cluster.
 //!
 //! A cluster ends with its owner. A janitor process waits on a pipe that only the owner holds open, and sweeps when it
 //! ends, also after SIGKILL; whoever starts a cluster next sweeps what even the janitor left.
@@ -25,8 +25,11 @@
 mod audit;
 mod cluster;
 mod control_plane;
+mod fake_nodes;
 mod kubeconfig;
 mod network;
+mod node;
+mod oci;
 mod options;
 mod process;
 mod program;
@@ -37,9 +40,11 @@ mod slot;
 pub use audit::Call;
 pub use cluster::{Cluster, ClusterError};
 pub use control_plane::ControlPlaneError;
+pub use fake_nodes::FakeNodes;
 pub use network::NetworkError;
+pub use node::{NodeError, PROBE_IMAGE};
 pub use options::Options;
 pub use process::ProcessError;
 pub use program::ProgramError;
-pub use shared::{Shared, own_cluster, unavailable};
-pub use slot::{SlotError, sweep};
+pub use shared::{Shared, can_run, own_cluster};
+pub use slot::{ROOT, SlotError, sweep};

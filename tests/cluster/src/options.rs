@@ -1,5 +1,9 @@
 //! What a cluster consists of. The cheapest that can fail is the right one for a test.
 
+use crate::fake_nodes::FakeNodes;
+use crate::node::TOOLS;
+use crate::requirements;
+
 /// What to start. [`Options::control_plane`] is the cheapest: etcd, API server, controller manager and scheduler.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -7,12 +11,36 @@ pub struct Options {
     pub(crate) has_audit_log: bool,
     pub(crate) feature_gates: Vec<String>,
     pub(crate) served_apis: Vec<String>,
+    pub(crate) fake_nodes: Option<FakeNodes>,
+    pub(crate) has_real_node: bool,
 }
 
 impl Options {
     /// etcd, API server, controller manager and scheduler; no node, so pods stay pending.
     pub fn control_plane() -> Self {
-        Self { has_scheduler: true, has_audit_log: false, feature_gates: Vec::new(), served_apis: Vec::new() }
+        Self {
+            has_scheduler: true,
+            has_audit_log: false,
+            feature_gates: Vec::new(),
+            served_apis: Vec::new(),
+            fake_nodes: None,
+            has_real_node: false,
+        }
+    }
+
+    /// Adds nodes that exist in the API alone: for scale, for timing and for pods that end as a test wants them to.
+    #[must_use]
+    pub fn with_fake_nodes(mut self, nodes: FakeNodes) -> Self {
+        self.fake_nodes = Some(nodes);
+        self
+    }
+
+    /// Adds a node whose pods are processes of this machine, with names and addresses of services; five to eight
+    /// seconds. Its images come from [`crate::Cluster::load_image`].
+    #[must_use]
+    pub fn with_real_node(mut self) -> Self {
+        self.has_real_node = true;
+        self
     }
 
     /// Leaves the scheduler out: a test that binds pods itself, or never wants them bound.
@@ -49,5 +77,11 @@ impl Options {
         self.with_api("scheduling.k8s.io/v1alpha2")
             .with_feature_gate("GenericWorkload")
             .with_feature_gate("GangScheduling")
+    }
+
+    /// Why such a cluster can not run on this machine; `None` when it can.
+    pub fn unavailable(&self) -> Option<String> {
+        let node: &[&str] = if self.has_real_node { &TOOLS } else { &[] };
+        requirements::missing(&[["ip", "nsenter"].as_slice(), node].concat())
     }
 }

@@ -70,6 +70,12 @@ impl Place {
             let file = File::options().create(true).append(true).open(&log)?;
             let mut command = Command::new("nsenter");
             command.arg(netns_option(&self.netns)).arg("--").arg(program).args(arguments);
+            // Nothing outside is asked, so no proxy either.
+            for variable in
+                ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"]
+            {
+                command.env_remove(variable);
+            }
             // Keys at the terminal are for the test; the cluster ends with its owner.
             command.process_group(0).envs(environment.iter().copied());
             command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file).spawn()

@@ -78,6 +78,22 @@ pub(crate) const KUBERNETES: Module = Module {
     ],
 };
 
+/// Nodes that exist in the API alone, and their pods.
+pub(crate) const KWOK: Module =
+    Module { name: "kwok", package: "sigs.k8s.io/kwok/cmd/kwok", link_variables: &[], names: &["kwok"] };
+
+/// Names of services and pods.
+pub(crate) const COREDNS: Module = Module {
+    name: "coredns",
+    package: "github.com/coredns/coredns",
+    link_variables: &[],
+    names: &["coredns"],
+};
+
+/// What runs in the harness's own pods, and holds the namespaces of all.
+pub(crate) const PROBE: Module =
+    Module { name: "probe", package: ".", link_variables: &[], names: &["probe"] };
+
 impl Module {
     /// The folder of the sources.
     pub(crate) fn source_folder(&self) -> PathBuf {

@@ -3,12 +3,15 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
+
+use crate::program::KUBERNETES;
 
 /// Where skipped tests are noted, so that a run of all tests can say at its end how many there were.
 const SKIPPED: &str = "skipped-cluster-tests.txt";
 
 /// Why no cluster can run here; `None` when one can. `tools` are programs of the system it needs.
-pub(crate) fn missing(module_folder: &Path, tools: &[&str]) -> Option<String> {
+pub(crate) fn missing(tools: &[&str]) -> Option<String> {
     if !cfg!(target_os = "linux") {
         return Some("network namespaces need Linux".into());
     }
@@ -19,7 +22,8 @@ pub(crate) fn missing(module_folder: &Path, tools: &[&str]) -> Option<String> {
     if !absent.is_empty() {
         return Some(format!("no {} here (`make cluster-packages`)", absent.join(", ")));
     }
-    go_is_missing(module_folder)
+    static GO: OnceLock<Option<String>> = OnceLock::new();
+    GO.get_or_init(|| go_is_missing(&KUBERNETES.source_folder())).clone()
 }
 
 /// Says on the terminal that the running test is skipped, also when its output is captured, and notes it for the end.

@@ -4,7 +4,6 @@ use std::sync::OnceLock;
 
 use crate::cluster::Cluster;
 use crate::options::Options;
-use crate::program::KUBERNETES;
 use crate::requirements;
 
 /// A cluster for a `static`: started by the first test that asks, ended with the process.
@@ -26,12 +25,11 @@ impl Shared {
     /// When the cluster should run but does not; and under continuous integration where it can not.
     #[expect(clippy::panic, reason = "a test whose cluster does not start has failed")]
     pub fn get(&self) -> Option<&Cluster> {
-        if let Some(reason) = unavailable() {
-            requirements::skip(&reason);
+        let options = (self.options)();
+        if !can_run(&options) {
             return None;
         }
-        let started =
-            self.cluster.get_or_init(|| Cluster::start(&(self.options)()).map_err(|error| chain(&error)));
+        let started = self.cluster.get_or_init(|| Cluster::start(&options).map_err(|error| chain(&error)));
         match started {
             Ok(cluster) => Some(cluster),
             Err(reason) => panic!("the cluster does not start: {reason}"),
@@ -45,8 +43,7 @@ impl Shared {
 /// As [`Shared::get`].
 #[expect(clippy::panic, reason = "a test whose cluster does not start has failed")]
 pub fn own_cluster(options: &Options) -> Option<Cluster> {
-    if let Some(reason) = unavailable() {
-        requirements::skip(&reason);
+    if !can_run(options) {
         return None;
     }
     match Cluster::start(options) {
@@ -55,10 +52,16 @@ pub fn own_cluster(options: &Options) -> Option<Cluster> {
     }
 }
 
-/// Why no cluster can run on this machine; `None` when one can.
-pub fn unavailable() -> Option<String> {
-    static REASON: OnceLock<Option<String>> = OnceLock::new();
-    REASON.get_or_init(|| requirements::missing(&KUBERNETES.source_folder(), &["ip", "nsenter"])).clone()
+/// Whether the machine can run such a cluster; where it can not, says that the test is skipped.
+///
+/// # Panics
+/// Under continuous integration where it can not.
+pub fn can_run(options: &Options) -> bool {
+    let reason = options.unavailable();
+    if let Some(reason) = &reason {
+        requirements::skip(reason);
+    }
+    reason.is_none()
 }
 
 fn chain(error: &dyn std::error::Error) -> String {

@@ -37,7 +37,9 @@ done
 # What containerd and the kubelet keep outside of the folders they are given.
 find "$folder" -path '*/k8s.io/*/address' -exec sed 's#^unix://##' {} + | xargs -r rm -f
 find /var/log/containers -lname "$folder/*" -delete
-rm -rf /var/lib/cni/results/"$name"-*
+for sandbox in "$folder"/node/containerd/io.containerd.grpc.v1.cri/sandboxes/*; do
+    rm -f /var/lib/cni/results/*-"${sandbox##*/}"-*
+done
 
 awk -v folder="$folder/" 'index($2, folder) == 1 { print $2 }' /proc/self/mounts | sort -r | xargs -r -n 1 umount -l
 cgroups -depth -type d -exec rmdir {} \;

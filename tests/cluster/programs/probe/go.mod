@@ -1,0 +1,3 @@
+module rltraining.dev/tests/cluster/programs/probe
+
+go 1.21

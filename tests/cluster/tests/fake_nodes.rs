@@ -1,0 +1,83 @@
+//! Nodes that exist in the API alone: the real scheduler fills them, and their pods end as annotations say.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test that can not go on says where")]
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use rlt_cluster::{FakeNodes, Options, Shared};
+use serde_json::{Value, json};
+
+static CLUSTER: Shared =
+    Shared::new(|| Options::control_plane().with_fake_nodes(FakeNodes::new(3)).with_gang_scheduling());
+
+/// Longest that a test waits for what takes milliseconds.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn pod(name: &str, gpus: u32, annotations: Value) -> Pod {
+    let limits = json!({ "nvidia.com/gpu": gpus.to_string() });
+    serde_json::from_value(json!({
+        "metadata": { "name": name, "annotations": annotations },
+        "spec": {
+            "restartPolicy": "Never",
+            "containers": [{ "name": "main", "image": "rlt.local/none", "resources": { "limits": limits } }]
+        }
+    }))
+    .unwrap()
+}
+
+async fn wait_for_phase(pods: &Api<Pod>, name: &str, phase: &str) -> Pod {
+    let waited = tokio::time::timeout(PATIENCE, async {
+        loop {
+            let pod = pods.get(name).await.unwrap();
+            if pod.status.as_ref().unwrap().phase.as_deref() == Some(phase) {
+                return pod;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    waited.await.unwrap_or_else(|_| panic!("{name} did not become {phase}"))
+}
+
+#[tokio::test]
+async fn pods_run_and_accelerators_are_accounted_for() {
+    let Some(cluster) = CLUSTER.get() else { return };
+    let namespace = cluster.namespace("gpus").await.unwrap();
+    let pods: Api<Pod> = Api::namespaced(cluster.client().await.unwrap(), &namespace);
+    let mut nodes = std::collections::BTreeSet::new();
+    for name in ["a", "b", "c", "d"] {
+        pods.create(&PostParams::default(), &pod(name, 8, json!({}))).await.unwrap();
+    }
+    for name in ["a", "b", "c"] {
+        nodes.insert(wait_for_phase(&pods, name, "Running").await.spec.unwrap().node_name.unwrap());
+    }
+    assert_eq!(nodes.len(), 3, "eight of eight accelerators leave room for nobody else: {nodes:?}");
+    assert!(pods.get("d").await.unwrap().spec.unwrap().node_name.is_none());
+    pods.delete("a", &DeleteParams::default()).await.unwrap();
+    wait_for_phase(&pods, "d", "Running").await;
+    pods.delete_collection(&DeleteParams::default(), &Default::default()).await.unwrap();
+}
+
+#[tokio::test]
+async fn pods_start_and_end_as_their_annotations_say() {
+    let Some(cluster) = CLUSTER.get() else { return };
+    let namespace = cluster.namespace("ends").await.unwrap();
+    let pods: Api<Pod> = Api::namespaced(cluster.client().await.unwrap(), &namespace);
+    let late = pod("late", 0, json!({ "fake.rltraining.dev/start-after": "700ms" }));
+    let done = pod("done", 0, json!({ "fake.rltraining.dev/exit-code": "0" }));
+    for pod in [&late, &done, &pod("dies", 0, json!({}))] {
+        pods.create(&PostParams::default(), pod).await.unwrap();
+    }
+    wait_for_phase(&pods, "done", "Succeeded").await;
+    wait_for_phase(&pods, "dies", "Running").await;
+    let killed = json!({ "metadata": { "annotations": {
+        "fake.rltraining.dev/exit-code": "137", "fake.rltraining.dev/exit-reason": "OOMKilled"
+    }}});
+    pods.patch("dies", &PatchParams::default(), &Patch::Merge(killed)).await.unwrap();
+    let status = wait_for_phase(&pods, "dies", "Failed").await.status.unwrap();
+    let end = status.container_statuses.unwrap().remove(0).state.unwrap().terminated.unwrap();
+    assert_eq!((end.exit_code, end.reason.as_deref()), (137, Some("OOMKilled")));
+    assert_eq!(pods.get("late").await.unwrap().status.unwrap().phase.as_deref(), Some("Pending"));
+    wait_for_phase(&pods, "late", "Running").await;
+}
