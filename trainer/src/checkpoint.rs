@@ -35,7 +35,7 @@ use tch::Tensor;
 pub use error::CheckpointError;
 pub use load::Checkpoint;
 pub use manifest::{FileEntry, Manifest, TensorEntry, TensorPiece};
-pub use store::{CheckpointStore, Latest, Saved};
+pub use store::{CheckpointStore, CommittedCheckpoint, Latest, Saved};
 
 /// What one checkpoint holds.
 #[derive(Debug)]

@@ -26,6 +26,7 @@ pub mod run_folder;
 pub mod score;
 pub mod setup;
 pub mod state;
+pub mod status_channel;
 pub mod step;
 pub mod stop;
 pub mod supervised;

@@ -13,7 +13,6 @@ use crate::error::TrainError;
 use crate::tracking::Stage;
 use crate::tracking::console::Phase;
 use crate::trainer::{Progress, Reference, Trainer};
-use crate::watch::Watchers;
 
 const REFERENCE: &str = "reference.";
 
@@ -41,7 +40,18 @@ pub fn save(trainer: &mut Trainer) -> Result<f64, TrainError> {
     let content = content(trainer)?;
     let saved = trainer.checkpoints.save(trainer.progress.step, &content)?;
     trainer.saved_at = Some(position);
+    tell_checkpoints(trainer);
     Ok(saved.duration.as_secs_f64())
+}
+
+/// Lets those who watch know which checkpoints there are. A folder that cannot be listed costs them the news.
+fn tell_checkpoints(trainer: &Trainer) {
+    match trainer.checkpoints.committed() {
+        Ok(committed) => trainer.watch.checkpoints(&committed),
+        Err(error) => {
+            tracing::warn!(error = &error as &dyn std::error::Error, "checkpoints are not reported")
+        }
+    }
 }
 
 fn content(trainer: &Trainer) -> Result<CheckpointContent, TrainError> {
@@ -78,7 +88,8 @@ fn own_reference(trainer: &Trainer) -> Option<Vec<(String, Tensor)>> {
 pub fn resume(trainer: &mut Trainer) -> Result<(), TrainError> {
     let (checkpoint, notes) = find(trainer)?;
     let resumed_after = checkpoint.as_ref().map(|checkpoint| restore(trainer, checkpoint)).transpose()?;
-    trainer.watch = Watchers::open(&trainer.spec().tracking.clone(), &trainer.folder, resumed_after);
+    trainer.watch.open(&trainer.job.spec().tracking, &trainer.folder, resumed_after);
+    tell_checkpoints(trainer);
     notes.iter().for_each(|note| trainer.watch.message(note));
     Ok(())
 }

@@ -23,6 +23,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use lane::TrackerReport;
+pub(crate) use lane::chain as error_chain;
 use lane::{Item, Lane};
 pub use records::{CompletionRecord, Stage, StepMetrics};
 pub(crate) use step_log::read_lines;

@@ -1,55 +1,67 @@
-//! Everyone who watches a run, behind one door: trackers and the progress on the terminal.
+//! Everyone who watches a run, behind one door: trackers, the progress on the terminal, the operator.
 //!
 //! The loop says what happened; who listens, and whether anybody does, is not its business.
+
+use std::sync::Arc;
 
 use rlt_api::spec::TrackingSpec;
 use rlt_core::metrics::Metrics;
 use rlt_core::types::RolloutGroup;
 
+use crate::checkpoint::CommittedCheckpoint;
 use crate::run_folder::RunFolder;
+use crate::status_channel::StatusChannel;
 use crate::tracking::console::{Console, Phase, Progress, Silent};
 use crate::tracking::{CompletionRecord, Stage, StepMetrics, Trackers, TrackersOptions};
 
-/// Trackers and progress of one run.
+/// Trackers, progress and status channel of one run.
 pub struct Watchers {
     trackers: Option<Trackers>,
     progress: Box<dyn Progress>,
     completions_per_step: usize,
+    channel: Arc<StatusChannel>,
 }
 
 impl Watchers {
     /// Nobody, until the run knows where it stands.
     pub fn nobody() -> Self {
-        Self { trackers: None, progress: Box::new(Silent), completions_per_step: 0 }
+        Self { trackers: None, progress: Box::new(Silent), completions_per_step: 0, channel: Arc::default() }
+    }
+
+    /// Tells the operator, too, from now on.
+    pub fn tell(&mut self, channel: &Arc<StatusChannel>) {
+        self.channel = Arc::clone(channel);
     }
 
     /// Opens what the job asks for; `resumed_after` is the last finished step of the checkpoint that it goes on from.
-    pub fn open(spec: &TrackingSpec, folder: &RunFolder, resumed_after: Option<(Stage, u64)>) -> Self {
+    pub fn open(&mut self, spec: &TrackingSpec, folder: &RunFolder, resumed_after: Option<(Stage, u64)>) {
         let trackers = Trackers::open(&TrackersOptions {
             folder: folder.root(),
             resumed_after,
             tensorboard: spec.tensorboard,
             prometheus_port: spec.prometheus.as_ref().map(|prometheus| prometheus.port),
         });
-        let progress: Box<dyn Progress> = match Console::start() {
+        self.progress = match Console::start() {
             Ok(console) if spec.console => Box::new(console),
             _ => Box::new(Silent),
         };
         if let Some(address) = trackers.prometheus_address() {
-            progress.message(&format!("metrics for Prometheus on http://{address}/metrics"));
+            self.progress.message(&format!("metrics for Prometheus on http://{address}/metrics"));
         }
-        let completions_per_step = spec.completions_per_step as usize;
-        Self { trackers: Some(trackers), progress, completions_per_step }
+        self.completions_per_step = spec.completions_per_step as usize;
+        self.trackers = Some(trackers);
     }
 
     /// A stage of `num_steps` steps begins, `num_done` of them finished before.
     pub fn begin_stage(&self, stage: Stage, num_done: u64, num_steps: u64) {
         self.progress.begin_stage(stage, num_done, num_steps);
+        self.channel.begin_stage(stage, num_done, num_steps);
     }
 
     /// A phase of `total` units begins within the step.
     pub fn begin_phase(&self, phase: Phase, total: u64) {
         self.progress.begin_phase(phase, total);
+        self.channel.begin_phase(phase);
     }
 
     /// The phase has done this much since it began.
@@ -61,6 +73,7 @@ impl Watchers {
     pub fn end_step(&self, stage: Stage, step: u64, metrics: Metrics) {
         let metrics = StepMetrics::new(stage, step, metrics);
         self.progress.end_step(&metrics);
+        self.channel.end_step(&metrics);
         if let Some(trackers) = &self.trackers {
             trackers.log(&metrics);
         }
@@ -77,6 +90,11 @@ impl Watchers {
         if !records.is_empty() {
             trackers.completions(records);
         }
+    }
+
+    /// The checkpoints that exist now, oldest first.
+    pub fn checkpoints(&self, committed: &[CommittedCheckpoint]) {
+        self.channel.checkpoints(committed);
     }
 
     /// A sentence for the person who watches.

@@ -1,6 +1,7 @@
 //! `rlt-trainer worker`: one rank of a run, from the manifest's text to the process's exit code.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
@@ -8,6 +9,7 @@ use rlt_api::{ExitCode, ValidatedJob};
 
 use crate::error::TrainError;
 use crate::run_folder::RunFolder;
+use crate::status_channel::StatusChannel;
 use crate::stop::{Outcome, StopRequest};
 use crate::train::train;
 use crate::{report, setup};
@@ -31,6 +33,13 @@ pub struct WorkerArgs {
 /// # Errors
 /// [`TrainError`], which names its exit code.
 pub fn run(args: &WorkerArgs) -> Result<ExitCode, TrainError> {
+    let channel = Arc::new(StatusChannel::from_environment());
+    let outcome = run_job(args, &channel);
+    channel.finish(&outcome);
+    outcome
+}
+
+fn run_job(args: &WorkerArgs, channel: &Arc<StatusChannel>) -> Result<ExitCode, TrainError> {
     let job = read_manifest(&args.manifest)?;
     let root = args.output.clone().unwrap_or_else(|| Path::new("runs").join(job.name()));
     let folder = RunFolder::open(&root, args.overwrite)?;
@@ -45,6 +54,7 @@ pub fn run(args: &WorkerArgs) -> Result<ExitCode, TrainError> {
         source,
     })?;
     let mut trainer = setup::setup(job, folder, stop)?;
+    trainer.watch.tell(channel);
     Ok(match train(&mut trainer)? {
         Outcome::Complete => ExitCode::Success,
         Outcome::Stopped(_) => ExitCode::Preempted,

@@ -1,8 +1,9 @@
-//! The status channel between trainer and operator: its messages, and the names that both sides agree on.
+//! The status channel between trainer and operator: its messages, its reporting end, and the names both sides agree on.
 //!
-//! Messages are generated from `proto/channel.proto`. Who may report, how reports are kept and when they are sent is not
-//! decided here.
+//! Messages are generated from `proto/channel.proto`. Who may report and how reports are kept is the operator's business, what
+//! they say the trainer's.
 
+pub mod client;
 pub mod environment;
 pub mod limits;
 

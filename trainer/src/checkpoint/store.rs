@@ -5,7 +5,7 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use super::load::{self, Checkpoint};
 use super::storage::{FileSystem, Storage};
@@ -44,6 +44,21 @@ pub struct Latest {
     pub checkpoint: Option<Checkpoint>,
     /// One error for every damaged checkpoint that was passed over, each naming the file.
     pub skipped: Vec<CheckpointError>,
+}
+
+/// A checkpoint that exists, by what its manifest says; its bytes were not read again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CommittedCheckpoint {
+    /// Finished steps.
+    pub step: u64,
+    /// The committed folder.
+    pub path: PathBuf,
+    /// SHA-256 of its manifest, hexadecimal.
+    pub digest: String,
+    /// Files of tensors; every rank writes one.
+    pub num_shards: u32,
+    /// When it was written.
+    pub time: SystemTime,
 }
 
 impl CheckpointStore {
@@ -108,6 +123,17 @@ impl CheckpointStore {
             }
         }
         Ok(Latest { checkpoint: None, skipped })
+    }
+
+    /// Every checkpoint that exists and has a manifest that can be read, in the order in which they were saved: the last one
+    /// is the one that a restart goes on from.
+    ///
+    /// # Errors
+    /// The folder cannot be listed.
+    pub fn committed(&self) -> Result<Vec<CommittedCheckpoint>, CheckpointError> {
+        let candidates = self.newest_first()?;
+        let readable = candidates.into_iter().rev().filter(|(_, order)| order.is_ok());
+        Ok(readable.filter_map(|(path, _)| committed_checkpoint(path).ok()).collect())
     }
 
     /// Opens and verifies one checkpoint by its folder, inside or outside of this store. From now on this store
@@ -229,6 +255,16 @@ type Candidate = (PathBuf, Result<SaveOrder, CheckpointError>);
 
 /// Save index and step: what decides which of two checkpoints is newer.
 type SaveOrder = (u64, u64);
+
+fn committed_checkpoint(path: PathBuf) -> Result<CommittedCheckpoint, CheckpointError> {
+    let manifest_path = path.join(super::manifest::FILE_NAME);
+    let metadata = fs::metadata(&manifest_path).and_then(|metadata| metadata.modified());
+    let time = metadata.map_err(CheckpointError::read(&manifest_path))?;
+    let manifest = load::read_manifest(&path)?;
+    let shards = manifest.files.keys().filter(|name| *name != super::manifest::STATE_FILE_NAME);
+    let num_shards = u32::try_from(shards.count()).unwrap_or(u32::MAX);
+    Ok(CommittedCheckpoint { step: manifest.step, path, digest: manifest.sha256, num_shards, time })
+}
 
 fn save_order(folder: &Path, step: u64) -> Result<SaveOrder, CheckpointError> {
     let manifest = load::read_manifest(folder)?;

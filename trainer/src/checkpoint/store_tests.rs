@@ -256,3 +256,18 @@ fn state_numbers_come_back_bit_by_bit() {
     assert_eq!(loaded.into_iter().map(f64::to_bits).collect::<Vec<_>>(), values.map(f64::to_bits));
     assert_eq!(checkpoint.state_field::<u64>("seed").expect("present"), u64::MAX);
 }
+
+#[test]
+fn the_ledger_lists_what_exists_in_the_order_of_saving_and_passes_over_what_is_damaged() {
+    let dir = temporary();
+    // Step 20 is saved again after the run went back behind it.
+    let store = save(dir.path(), 3, &[10, 20, 30, 20]);
+    let ledger = store.committed().expect("lists");
+    let steps: Vec<u64> = ledger.iter().map(|committed| committed.step).collect();
+    assert_eq!(steps, [10, 30, 20], "the last one is what a restart goes on from");
+    let checkpoint = Checkpoint::open(&ledger[2].path).expect("complete");
+    assert_eq!((&ledger[2].digest, ledger[2].num_shards), (&checkpoint.manifest().sha256, 1));
+    fs::write(dir.path().join("step-000030/manifest.json"), "{").expect("writes");
+    let steps: Vec<u64> = store.committed().expect("lists").iter().map(|committed| committed.step).collect();
+    assert_eq!(steps, [10, 20]);
+}

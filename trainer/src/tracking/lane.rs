@@ -123,7 +123,7 @@ fn drain(name: &'static str, mut tracker: Box<dyn Tracker>, items: &Receiver<Ite
 }
 
 /// An error with all its causes on one line.
-pub(super) fn chain(error: &dyn Error) -> String {
+pub(crate) fn chain(error: &dyn Error) -> String {
     let causes = std::iter::successors(error.source(), |&error| error.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }

@@ -1,0 +1,65 @@
+//! The reporting end: one process keeps its newest state in a mailbox, and a thread of its own brings it to the operator.
+//!
+//! ```text
+//! training -> Client::update -> mailbox (the newest state, once) -> thread -> TLS -> operator
+//! ```
+//! Whatever the operator does (absent, slow, hanging, refusing, restarting, unknown certificate), a call here takes
+//! microseconds and never fails. Since every report carries the whole state, nothing is lost by waiting, and memory does not
+//! grow. What the state means is not known here.
+
+mod backoff;
+mod connection;
+mod mailbox;
+mod sender;
+mod settings;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mailbox::Mailbox;
+pub use settings::{Pace, Settings, SettingsError};
+
+use crate::{Ending, ReportRequest};
+
+/// How soon a change has to arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Urgency {
+    /// With the next report that is due anyway.
+    Routine,
+    /// At once, unless the operator is out of reach.
+    AtOnce,
+}
+
+/// A handle on what this process reports; clones speak of the same state.
+#[derive(Clone, Debug)]
+pub struct Client {
+    mailbox: Arc<Mailbox>,
+}
+
+impl Client {
+    /// Starts the thread that reports.
+    ///
+    /// # Errors
+    /// The operating system refuses a thread.
+    pub fn start(settings: Settings) -> std::io::Result<Self> {
+        let mailbox = Arc::new(Mailbox::new(settings.source.clone()));
+        let client = Self { mailbox: Arc::clone(&mailbox) };
+        // Never joined: an operator that hangs must not hold up the end of the run.
+        std::thread::Builder::new()
+            .name("report status".into())
+            .spawn(move || sender::run(&mailbox, &settings))?;
+        Ok(client)
+    }
+
+    /// Changes the state. Never waits for the operator.
+    pub fn update(&self, urgency: Urgency, change: impl FnOnce(&mut ReportRequest)) {
+        self.mailbox.update(urgency, change);
+    }
+
+    /// Says how the process ends, and waits until the operator knows it, at most `timeout`. Returns whether it does.
+    /// Nothing is reported afterwards.
+    pub fn finish(&self, ending: Ending, timeout: Duration) -> bool {
+        self.mailbox.update(Urgency::AtOnce, |report| report.ending = Some(ending));
+        self.mailbox.close(timeout)
+    }
+}

@@ -1,0 +1,121 @@
+//! The newest state of a process, between those who change it and the thread that sends it.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::sync::Notify;
+
+use super::Urgency;
+use crate::{ReportRequest, Source, limits};
+
+/// Holds one report, whatever happens.
+#[derive(Debug)]
+pub(super) struct Mailbox {
+    state: Mutex<State>,
+    changed: Notify,
+    acknowledged: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    report: ReportRequest,
+    /// Counts changes.
+    version: u64,
+    /// The newest version that is urgent.
+    urgent_version: u64,
+    /// The newest version that the operator knows.
+    acknowledged_version: u64,
+    life: Life,
+}
+
+/// Whether more is to come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Life {
+    /// The process goes on.
+    Open,
+    /// The last state waits for its acknowledgement.
+    Closing,
+    /// Nobody waits any more.
+    Closed,
+}
+
+/// What the sender has to know before it waits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Standing {
+    pub(super) has_urgent: bool,
+    pub(super) life: Life,
+}
+
+impl Mailbox {
+    pub(super) fn new(source: Source) -> Self {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let sequence = u64::try_from(now.as_micros()).unwrap_or(0);
+        let report = ReportRequest { source: Some(source), sequence, ..ReportRequest::default() };
+        let state =
+            State { report, version: 1, urgent_version: 1, acknowledged_version: 0, life: Life::Open };
+        Self { state: Mutex::new(state), changed: Notify::new(), acknowledged: Condvar::new() }
+    }
+
+    pub(super) fn update(&self, urgency: Urgency, change: impl FnOnce(&mut ReportRequest)) {
+        let mut state = self.lock();
+        change(&mut state.report);
+        bound(&mut state.report);
+        state.version += 1;
+        if urgency == Urgency::AtOnce {
+            state.urgent_version = state.version;
+            drop(state);
+            self.changed.notify_one();
+        }
+    }
+
+    /// Waits until the operator knows everything, then lets the sender go.
+    pub(super) fn close(&self, timeout: Duration) -> bool {
+        let mut state = self.lock();
+        state.life = Life::Closing;
+        self.changed.notify_one();
+        let is_missing = |state: &mut State| state.acknowledged_version < state.urgent_version;
+        let waited = self.acknowledged.wait_timeout_while(state, timeout, is_missing);
+        let (mut state, result) = waited.unwrap_or_else(PoisonError::into_inner);
+        state.life = Life::Closed;
+        self.changed.notify_one();
+        !result.timed_out()
+    }
+
+    pub(super) fn standing(&self) -> Standing {
+        let state = self.lock();
+        Standing { has_urgent: state.urgent_version > state.acknowledged_version, life: state.life }
+    }
+
+    /// The state to send, under a sequence number of its own, and its version.
+    pub(super) fn take(&self) -> (ReportRequest, u64) {
+        let mut state = self.lock();
+        state.report.sequence += 1;
+        (state.report.clone(), state.version)
+    }
+
+    pub(super) fn acknowledge(&self, version: u64) {
+        self.lock().acknowledged_version = version;
+        self.acknowledged.notify_all();
+    }
+
+    pub(super) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Keeps a report within what the operator takes: the newest checkpoints, the beginning of a long message.
+fn bound(report: &mut ReportRequest) {
+    let num_surplus = report.checkpoints.len().saturating_sub(limits::MAX_CHECKPOINTS);
+    report.checkpoints.drain(..num_surplus);
+    if let Some(ending) = &mut report.ending {
+        ending.message.truncate(limits::shortened(&ending.message, limits::MAX_MESSAGE_BYTES).len());
+    }
+    while report.metrics.len() > limits::MAX_METRICS {
+        let Some(name) = report.metrics.keys().next().cloned() else { break };
+        report.metrics.remove(&name);
+    }
+}
