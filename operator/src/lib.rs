@@ -7,6 +7,7 @@
 //! No tensors live here, and no rules about manifests: those are `rlt-api`'s.
 
 mod args;
+pub mod progress;
 mod run;
 
 pub use args::Args;

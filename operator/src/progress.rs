@@ -1,0 +1,38 @@
+//! What ranks report: a server over TLS, the question who may report what, and the newest report of every job.
+//!
+//! ```text
+//! rank -- TLS, token --> service -> token review (cached) -> is the pod a worker of that job and attempt?
+//!                           |
+//!                           v
+//!                        Reports -- released at most once in 10 s --> reconcile -> status
+//! ```
+//! Only the leader serves: it names itself in the EndpointSlice of the channel's Service. A standby could take reports, but
+//! would have to pass them on; and since every report carries the whole state, a change of leader costs one report.
+//!
+//! The names of variables, files and the audience are [`rlt_channel`]'s. How a status is written is not known here.
+
+mod certificates;
+mod endpoint;
+mod identity;
+mod rate;
+mod release;
+mod reports;
+mod secret;
+mod server;
+mod service;
+
+pub use certificates::{CertificateError, Certificates};
+pub use endpoint::{EndpointError, announce};
+pub use identity::{Authenticator, PodIdentity, ReviewError, Reviewer, TokenReviewer};
+pub use reports::{JobReport, Reports};
+pub use secret::{SecretError, certificates};
+pub use server::{ServeError, serve};
+pub use service::{ChannelService, ReportingWorker, Workers};
+
+/// The port on which the channel is served.
+pub const PORT: u16 = 9443;
+
+/// The label that says who made an object.
+const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+/// Our value of [`MANAGED_BY`], and our name as a field manager.
+const OPERATOR: &str = "rlt-operator";

@@ -1,0 +1,211 @@
+//! Which pod is it that speaks? The API server says so, for a token that is meant for the channel and bound to the pod.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus, UserInfo};
+use kube::api::PostParams;
+use kube::{Api, Client};
+use sha2::{Digest, Sha256};
+use tokio::sync::Semaphore;
+
+/// How long the API server's word for a token is taken. A token ends with its pod, and a pod that is gone is no worker.
+const VALID_FOR: Duration = Duration::from_secs(300);
+/// How long a token that was refused is refused without asking again.
+const REFUSED_FOR: Duration = Duration::from_secs(10);
+/// Tokens that are remembered.
+const MAX_TOKENS: usize = 20_000;
+/// Reviews at the same time.
+const MAX_REVIEWS: usize = 16;
+/// Longer texts are no service account tokens.
+const MAX_TOKEN_BYTES: usize = 16 * 1024;
+
+const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
+const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
+
+/// The pod behind a token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodIdentity {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its UID.
+    pub uid: String,
+}
+
+/// Why nobody can say who speaks.
+#[derive(Debug, thiserror::Error)]
+#[error("failed to have a token reviewed")]
+pub struct ReviewError(#[from] kube::Error);
+
+/// Whoever knows the pods behind tokens.
+#[tonic::async_trait]
+pub trait Reviewer: Send + Sync + 'static {
+    /// The pod behind a token; none for one that is invalid, meant for somebody else, or not bound to a pod.
+    ///
+    /// # Errors
+    /// [`ReviewError`] where the question could not be asked.
+    async fn review(&self, token: &str) -> Result<Option<PodIdentity>, ReviewError>;
+}
+
+/// Asks the API server.
+#[derive(Clone)]
+pub struct TokenReviewer(pub Client);
+
+#[tonic::async_trait]
+impl Reviewer for TokenReviewer {
+    async fn review(&self, token: &str) -> Result<Option<PodIdentity>, ReviewError> {
+        let audiences = Some(vec![rlt_channel::AUDIENCE.to_owned()]);
+        let spec = TokenReviewSpec { token: Some(token.to_owned()), audiences };
+        let review = TokenReview { spec, ..TokenReview::default() };
+        let api = Api::<TokenReview>::all(self.0.clone());
+        let reviewed = api.create(&PostParams::default(), &review).await?;
+        Ok(reviewed.status.as_ref().and_then(pod_identity))
+    }
+}
+
+/// The pod that a reviewed token is bound to.
+fn pod_identity(status: &TokenReviewStatus) -> Option<PodIdentity> {
+    let is_ours = |audiences: &Vec<String>| audiences.iter().any(|one| one == rlt_channel::AUDIENCE);
+    if status.authenticated != Some(true) || !status.audiences.as_ref().is_some_and(is_ours) {
+        return None;
+    }
+    let user = status.user.as_ref()?;
+    let account = user.username.as_deref()?.strip_prefix("system:serviceaccount:")?;
+    let (namespace, _) = account.split_once(':')?;
+    let identity = PodIdentity {
+        namespace: namespace.to_owned(),
+        name: extra(user, POD_NAME)?.to_owned(),
+        uid: extra(user, POD_UID)?.to_owned(),
+    };
+    Some(identity)
+}
+
+fn extra<'a>(user: &'a UserInfo, key: &str) -> Option<&'a str> {
+    match user.extra.as_ref()?.get(key)?.as_slice() {
+        [only] => Some(only),
+        _ => None,
+    }
+}
+
+/// What was said about a token, and until when that is taken.
+type Verdict = (Option<PodIdentity>, Instant);
+
+/// Remembers for a short time what it was told about a token; of the token itself only its digest.
+pub struct Authenticator<R> {
+    reviewer: R,
+    known: Mutex<HashMap<[u8; 32], Verdict>>,
+    reviews: Semaphore,
+}
+
+impl<R: Reviewer> Authenticator<R> {
+    /// Knows nobody yet.
+    pub fn new(reviewer: R) -> Self {
+        Self { reviewer, known: Mutex::default(), reviews: Semaphore::new(MAX_REVIEWS) }
+    }
+
+    /// The pod behind a token, if there is one.
+    ///
+    /// # Errors
+    /// [`ReviewError`] where nobody could be asked.
+    pub async fn identify(&self, token: &str) -> Result<Option<PodIdentity>, ReviewError> {
+        // Signed tokens have three parts; anything else is refused without a call.
+        if token.len() > MAX_TOKEN_BYTES || token.split('.').count() != 3 {
+            return Ok(None);
+        }
+        let digest: [u8; 32] = Sha256::digest(token.as_bytes()).into();
+        if let Some(known) = self.known(&digest) {
+            return Ok(known);
+        }
+        let _turn = self.reviews.acquire().await;
+        if let Some(known) = self.known(&digest) {
+            return Ok(known);
+        }
+        let identity = self.reviewer.review(token).await?;
+        self.remember(digest, identity.clone());
+        Ok(identity)
+    }
+
+    fn known(&self, digest: &[u8; 32]) -> Option<Option<PodIdentity>> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let (identity, until) = known.get(digest)?;
+        (Instant::now() < *until).then(|| identity.clone())
+    }
+
+    fn remember(&self, digest: [u8; 32], identity: Option<PodIdentity>) {
+        let now = Instant::now();
+        let until = now + if identity.is_some() { VALID_FOR } else { REFUSED_FOR };
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= MAX_TOKENS {
+            known.retain(|_, (_, until)| now < *until);
+        }
+        if known.len() < MAX_TOKENS {
+            known.insert(digest, (identity, until));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    fn reviewed(audience: &str, extra: &[(&str, &str)]) -> TokenReviewStatus {
+        let extra: BTreeMap<_, _> =
+            extra.iter().map(|&(key, value)| (key.to_owned(), vec![value.to_owned()])).collect();
+        let user = UserInfo {
+            username: Some("system:serviceaccount:team:adding-trainer".into()),
+            extra: Some(extra),
+            ..UserInfo::default()
+        };
+        TokenReviewStatus {
+            authenticated: Some(true),
+            audiences: Some(vec![audience.into()]),
+            user: Some(user),
+            ..TokenReviewStatus::default()
+        }
+    }
+
+    #[test]
+    fn only_a_token_for_the_channel_that_is_bound_to_a_pod_names_one() {
+        let pod = [(POD_NAME, "adding-trainer-0"), (POD_UID, "1234")];
+        let identity = pod_identity(&reviewed(rlt_channel::AUDIENCE, &pod)).unwrap();
+        assert_eq!(
+            (&*identity.namespace, &*identity.name, &*identity.uid),
+            ("team", "adding-trainer-0", "1234")
+        );
+        assert_eq!(pod_identity(&reviewed("https://kubernetes.default.svc", &pod)), None);
+        assert_eq!(pod_identity(&reviewed(rlt_channel::AUDIENCE, &pod[..1])), None);
+        let refused =
+            TokenReviewStatus { authenticated: Some(false), ..reviewed(rlt_channel::AUDIENCE, &pod) };
+        assert_eq!(pod_identity(&refused), None);
+    }
+
+    #[derive(Default)]
+    struct Counting(AtomicUsize);
+
+    #[tonic::async_trait]
+    impl Reviewer for Counting {
+        async fn review(&self, token: &str) -> Result<Option<PodIdentity>, ReviewError> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            let identity = PodIdentity { namespace: "n".into(), name: "p".into(), uid: token.into() };
+            Ok(token.starts_with("good").then_some(identity))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_token_is_reviewed_once_and_a_text_that_is_none_never() {
+        let authenticator = Authenticator::new(Counting::default());
+        for _ in 0..10 {
+            assert_eq!(authenticator.identify("good.a.b").await.unwrap().unwrap().uid, "good.a.b");
+            assert_eq!(authenticator.identify("bad.a.b").await.unwrap(), None);
+            assert_eq!(authenticator.identify("no token").await.unwrap(), None);
+            assert_eq!(authenticator.identify(&"a.b.c".repeat(10_000)).await.unwrap(), None);
+        }
+        assert_eq!(authenticator.reviewer.0.load(Ordering::Relaxed), 2);
+    }
+}

@@ -1,0 +1,201 @@
+//! The newest report of every job, and the one that statuses are written from.
+//!
+//! A status may be written for many reasons. So that progress alone never causes more than one write in ten seconds, readers see
+//! a report only once it is released; whatever is newer stays hidden until then. Nothing is lost when the operator restarts:
+//! each rank's next report carries everything.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use futures::Stream;
+use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
+use kube::runtime::reflector::ObjectRef;
+use rlt_api::RLTrainingJob;
+use rlt_channel::{Checkpoint, Ending, Progress, ReportRequest, Source, TimeSpent};
+
+use super::release::{Release, release};
+
+/// A job of which nothing was heard for so long is forgotten.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(24 * 3600);
+
+/// What the ranks of one job have said, put together.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct JobReport {
+    /// The attempt that speaks, from 1.
+    pub attempt: u32,
+    /// How far rank 0 is.
+    pub progress: Option<Progress>,
+    /// All complete checkpoints, oldest first; absent where rank 0 does not know them yet.
+    pub checkpoints: Option<Vec<Checkpoint>>,
+    /// Metrics of the last step by their names.
+    pub metrics: HashMap<String, f64>,
+    /// Ranks whose process has ended, in this attempt.
+    pub endings: BTreeMap<u32, Ending>,
+}
+
+/// The reports of all jobs. Clones share them.
+#[derive(Clone, Debug)]
+pub struct Reports {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    jobs: Mutex<HashMap<String, Entry>>,
+    news: UnboundedSender<ObjectRef<RLTrainingJob>>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    job: ObjectRef<RLTrainingJob>,
+    newest: JobReport,
+    heard_at: Instant,
+    /// The last sequence number of each rank of the newest attempt.
+    sequences: HashMap<u32, u64>,
+    released: Option<(Arc<JobReport>, Instant)>,
+    is_timer_set: bool,
+}
+
+impl Reports {
+    /// No reports yet, and the stream of jobs that are to be reconciled because of one.
+    pub fn new() -> (Self, impl Stream<Item = ObjectRef<RLTrainingJob>> + Send + use<>) {
+        let (news, receiver): (_, UnboundedReceiver<_>) = unbounded();
+        (Self { shared: Arc::new(Shared { jobs: Mutex::default(), news }) }, receiver)
+    }
+
+    /// The report to write a status from; `None` where nothing was heard, which says nothing about the job.
+    pub fn of(&self, job_uid: &str) -> Option<Arc<JobReport>> {
+        self.shared.lock().get(job_uid)?.released.as_ref().map(|(report, _)| Arc::clone(report))
+    }
+
+    /// When a rank of the job was last heard, whether or not it had news.
+    pub fn heard_at(&self, job_uid: &str) -> Option<Instant> {
+        Some(self.shared.lock().get(job_uid)?.heard_at)
+    }
+
+    /// Forgets a job that is gone.
+    pub fn forget(&self, job_uid: &str) {
+        self.shared.lock().remove(job_uid);
+    }
+
+    /// Jobs that were heard of.
+    pub fn len(&self) -> usize {
+        self.shared.lock().len()
+    }
+
+    /// Whether no job was heard of.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Where the time of all jobs that run went.
+    pub fn time_spent(&self) -> TimeSpent {
+        let jobs = self.shared.lock();
+        let running = jobs.values().filter(|entry| entry.newest.endings.is_empty());
+        let all = running.filter_map(|entry| entry.newest.progress.as_ref()?.time_spent);
+        all.fold(TimeSpent::default(), |sum, one| TimeSpent {
+            process_seconds: sum.process_seconds + one.process_seconds,
+            setup_seconds: sum.setup_seconds + one.setup_seconds,
+            step_seconds: sum.step_seconds + one.step_seconds,
+            evaluation_seconds: sum.evaluation_seconds + one.evaluation_seconds,
+            checkpoint_seconds: sum.checkpoint_seconds + one.checkpoint_seconds,
+            resumed_after_step: 0,
+        })
+    }
+
+    /// Takes a report whose source was found to be true. One that is older than what is known changes nothing. Must be called
+    /// within a tokio runtime.
+    pub fn take(&self, source: &Source, report: ReportRequest) {
+        let now = Instant::now();
+        let mut jobs = self.shared.lock();
+        jobs.retain(|_, entry| now.duration_since(entry.heard_at) < FORGOTTEN_AFTER);
+        let entry = jobs.entry(source.job_uid.clone()).or_insert_with(|| Entry::new(source, now));
+        if entry.take(source, report, now) {
+            self.shared.judge(entry, &source.job_uid, now);
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Entry>> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn judge(self: &Arc<Self>, entry: &mut Entry, job_uid: &str, now: Instant) {
+        let released = entry.released.as_ref().map(|(report, at)| (&**report, *at));
+        match release(released, &entry.newest, now) {
+            Release::Never => {}
+            Release::Now => self.release(entry, now),
+            Release::At(due) if !entry.is_timer_set => {
+                entry.is_timer_set = true;
+                tokio::spawn(release_at(Arc::downgrade(self), job_uid.to_owned(), due));
+            }
+            Release::At(_) => {}
+        }
+    }
+
+    fn release(&self, entry: &mut Entry, now: Instant) {
+        entry.released = Some((Arc::new(entry.newest.clone()), now));
+        // Without a receiver the operator is ending.
+        let _ = self.news.unbounded_send(entry.job.clone());
+    }
+}
+
+async fn release_at(shared: Weak<Shared>, job_uid: String, due: Instant) {
+    tokio::time::sleep_until(due.into()).await;
+    let Some(shared) = shared.upgrade() else { return };
+    let mut jobs = shared.lock();
+    if let Some(entry) = jobs.get_mut(&job_uid) {
+        entry.is_timer_set = false;
+        shared.judge(entry, &job_uid, Instant::now().max(due));
+    }
+}
+
+impl Entry {
+    fn new(source: &Source, now: Instant) -> Self {
+        Self {
+            job: ObjectRef::new(&source.name).within(&source.namespace),
+            newest: JobReport { attempt: source.attempt, ..JobReport::default() },
+            heard_at: now,
+            sequences: HashMap::new(),
+            released: None,
+            is_timer_set: false,
+        }
+    }
+
+    /// Takes over what is new in a report; false if nothing can be.
+    fn take(&mut self, source: &Source, report: ReportRequest, now: Instant) -> bool {
+        if source.attempt < self.newest.attempt {
+            return false;
+        }
+        if source.attempt > self.newest.attempt {
+            // What a new attempt has not said yet is what the one before left behind: checkpoints outlive it.
+            let checkpoints = self.newest.checkpoints.take();
+            self.newest = JobReport { attempt: source.attempt, checkpoints, ..JobReport::default() };
+            self.sequences.clear();
+        }
+        let sequence = self.sequences.entry(source.rank).or_default();
+        if report.sequence <= *sequence {
+            return false;
+        }
+        *sequence = report.sequence;
+        self.heard_at = now;
+        let ReportRequest { progress, checkpoints, metrics, ending, knows_checkpoints, .. } = report;
+        match ending {
+            Some(ending) => self.newest.endings.insert(source.rank, ending),
+            None => self.newest.endings.remove(&source.rank),
+        };
+        if source.rank == 0 {
+            self.newest.progress = progress;
+            self.newest.metrics = metrics;
+            if knows_checkpoints {
+                self.newest.checkpoints = Some(checkpoints);
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests;

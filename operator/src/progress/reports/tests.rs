@@ -1,0 +1,93 @@
+//! Proves what readers see of reports that come late, twice, out of order or too often.
+
+use futures::{FutureExt as _, StreamExt as _};
+
+use super::*;
+
+fn source(attempt: u32, rank: u32) -> Source {
+    Source { job_uid: "uid".into(), namespace: "team".into(), name: "adding".into(), attempt, rank }
+}
+
+fn step(sequence: u64, step: u64) -> ReportRequest {
+    let progress = Progress { step, num_steps: 100, ..Progress::default() };
+    ReportRequest { sequence, progress: Some(progress), ..ReportRequest::default() }
+}
+
+fn checkpoints(sequence: u64, steps: &[u64]) -> ReportRequest {
+    let checkpoints = steps.iter().map(|&step| Checkpoint { step, ..Checkpoint::default() }).collect();
+    ReportRequest {
+        knows_checkpoints: true,
+        checkpoints,
+        ..step(sequence, steps.last().copied().unwrap_or(0))
+    }
+}
+
+fn step_of(reports: &Reports) -> u64 {
+    reports.of("uid").unwrap().progress.as_ref().unwrap().step
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_job_that_steps_ten_times_a_second_is_reconciled_once_in_ten_seconds() {
+    let (reports, mut news) = Reports::new();
+    let mut num_news = 0;
+    // The clock of the store is the machine's: the timers run on tokio's, which is paused and steps with `advance`.
+    for sequence in 1..=300 {
+        reports.take(&source(1, 0), step(sequence, sequence));
+        while news.next().now_or_never().is_some() {
+            num_news += 1;
+        }
+    }
+    assert_eq!(num_news, 1, "the first step only");
+    assert_eq!(step_of(&reports), 1, "what is not released is not seen");
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    assert_eq!(news.next().now_or_never().flatten().unwrap().name, "adding");
+    assert_eq!(step_of(&reports), 300, "and then the newest is");
+    assert!(news.next().now_or_never().is_none());
+}
+
+#[tokio::test]
+async fn a_report_that_comes_twice_or_late_changes_nothing() {
+    let (reports, _news) = Reports::new();
+    reports.take(&source(1, 0), checkpoints(5, &[10, 20]));
+    reports.take(&source(1, 0), checkpoints(5, &[]));
+    reports.take(&source(1, 0), checkpoints(4, &[10]));
+    assert_eq!(reports.of("uid").unwrap().checkpoints.as_ref().unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn an_attempt_that_is_over_has_nothing_to_say() {
+    let (reports, _news) = Reports::new();
+    reports.take(&source(2, 0), step(1, 7));
+    reports.take(&source(1, 0), checkpoints(900, &[99]));
+    let report = reports.of("uid").unwrap();
+    assert_eq!((report.attempt, report.progress.as_ref().unwrap().step), (2, 7));
+}
+
+#[tokio::test]
+async fn checkpoints_outlive_the_attempt_that_saved_them_until_the_next_one_lists_them() {
+    let (reports, _news) = Reports::new();
+    reports.take(&source(1, 0), checkpoints(50, &[10, 20]));
+    reports.take(&source(2, 0), step(1, 0));
+    assert_eq!(reports.of("uid").unwrap().checkpoints.as_ref().unwrap().len(), 2);
+    reports.take(&source(2, 0), checkpoints(2, &[20]));
+    assert_eq!(reports.of("uid").unwrap().checkpoints.as_ref().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn only_rank_0_says_how_far_the_training_is_but_every_rank_how_it_ended() {
+    let (reports, _news) = Reports::new();
+    reports.take(&source(1, 0), step(1, 3));
+    let ending = Ending { exit_code: 76, message: "rank 0 is gone".into(), ..Ending::default() };
+    reports.take(&source(1, 5), ReportRequest { ending: Some(ending), ..step(1, 1000) });
+    let report = reports.of("uid").unwrap();
+    assert_eq!(report.progress.as_ref().unwrap().step, 3);
+    assert_eq!(report.endings[&5].exit_code, 76);
+}
+
+#[tokio::test]
+async fn a_job_that_is_gone_is_forgotten() {
+    let (reports, _news) = Reports::new();
+    reports.take(&source(1, 0), step(1, 3));
+    reports.forget("uid");
+    assert!(reports.of("uid").is_none() && reports.is_empty());
+}

@@ -1,0 +1,93 @@
+//! The Secret that all replicas share: read, made where it is missing, renewed where it is old. Whoever is first wins.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{ObjectMeta, PostParams};
+use kube::{Api, Client};
+
+use super::certificates::{CertificateError, Certificates};
+use super::{MANAGED_BY, OPERATOR};
+
+/// Others may be quicker this often.
+const MAX_RACES: usize = 5;
+
+/// Why there are no certificates.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "each variant is its message")]
+pub enum SecretError {
+    #[error("failed to read Secret {namespace}/{name}")]
+    Read { namespace: String, name: String, source: kube::Error },
+    #[error("failed to write Secret {namespace}/{name}")]
+    Write { namespace: String, name: String, source: kube::Error },
+    #[error("Secret {namespace}/{name} was changed by others {MAX_RACES} times in a row")]
+    Raced { namespace: String, name: String },
+    #[error(transparent)]
+    Certificates(#[from] CertificateError),
+}
+
+/// Certificates for the host `names`, from the Secret where they are good, else made and kept there.
+///
+/// # Errors
+/// [`SecretError`].
+pub async fn certificates(
+    client: &Client,
+    namespace: &str,
+    name: &str,
+    names: &[String],
+) -> Result<Certificates, SecretError> {
+    let api = Api::<Secret>::namespaced(client.clone(), namespace);
+    let place = || (namespace.to_owned(), name.to_owned());
+    for _ in 0..MAX_RACES {
+        let secret = api.get_opt(name).await.map_err(|source| {
+            let (namespace, name) = place();
+            SecretError::Read { namespace, name, source }
+        })?;
+        let present = secret.as_ref().and_then(read);
+        let current = Certificates::current(present.as_ref(), names, Timestamp::now())?;
+        if present.as_ref() == Some(&current) {
+            return Ok(current);
+        }
+        match write(&api, name, secret, &current).await {
+            Ok(()) => return Ok(current),
+            Err(kube::Error::Api(status)) if status.is_conflict() || status.is_already_exists() => {}
+            Err(source) => {
+                let (namespace, name) = place();
+                return Err(SecretError::Write { namespace, name, source });
+            }
+        }
+    }
+    let (namespace, name) = place();
+    Err(SecretError::Raced { namespace, name })
+}
+
+fn read(secret: &Secret) -> Option<Certificates> {
+    let text =
+        |(key, value): (&String, &ByteString)| Some((key.clone(), String::from_utf8(value.0.clone()).ok()?));
+    let data: BTreeMap<String, String> = secret.data.iter().flatten().filter_map(text).collect();
+    Certificates::from_data(&data)
+}
+
+/// Creates the Secret, or replaces exactly the version that was read.
+async fn write(
+    api: &Api<Secret>,
+    name: &str,
+    read: Option<Secret>,
+    certificates: &Certificates,
+) -> Result<(), kube::Error> {
+    let data = certificates.to_data().into_iter().map(|(key, text)| (key, ByteString(text.into_bytes())));
+    let data = Some(data.collect());
+    let params = PostParams { field_manager: Some(OPERATOR.into()), ..PostParams::default() };
+    match read {
+        Some(secret) => api.replace(name, &params, &Secret { data, ..secret }).await?,
+        None => {
+            let labels = [(MANAGED_BY.to_owned(), OPERATOR.to_owned())].into();
+            let metadata =
+                ObjectMeta { name: Some(name.to_owned()), labels: Some(labels), ..ObjectMeta::default() };
+            api.create(&params, &Secret { metadata, data, ..Secret::default() }).await?
+        }
+    };
+    Ok(())
+}

@@ -1,0 +1,71 @@
+//! The listening end: TLS, limits of a connection, and a certificate that is renewed while connections go on.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rlt_channel::channel_server::{Channel, ChannelServer};
+use rlt_channel::limits::MAX_REPORT_BYTES;
+use tokio::net::TcpListener;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::transport::{Identity, Server, ServerTlsConfig};
+
+use super::certificates::Certificates;
+
+/// Time for one report, its token's review included.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// Reports at the same time on one connection; a rank sends one.
+const STREAMS_PER_CONNECTION: u32 = 4;
+/// Silence after which a connection is asked whether it lives.
+const KEEPALIVE: Duration = Duration::from_secs(30);
+
+/// Why the channel is not served.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The port is taken, or not allowed.
+    #[error("failed to listen on {address} for reports")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+    /// Certificate or key can not be used, or the server failed.
+    #[error("failed to serve the status channel")]
+    Serve(#[from] tonic::transport::Error),
+}
+
+/// Serves until `stop` is done. Returns the address and the task, which ends with `stop`.
+///
+/// # Errors
+/// [`ServeError::Listen`].
+pub async fn serve<S: Channel>(
+    service: Arc<S>,
+    address: SocketAddr,
+    certificates: &Certificates,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> Result<(SocketAddr, tokio::task::JoinHandle<Result<(), ServeError>>), ServeError> {
+    let listen = async {
+        let listener = TcpListener::bind(address).await?;
+        Ok((listener.local_addr()?, listener))
+    };
+    let (address, listener) = listen.await.map_err(|source| ServeError::Listen { address, source })?;
+    let (certificate, key) = certificates.identity();
+    let tls = ServerTlsConfig::new().identity(Identity::from_pem(certificate, key));
+    let service = ChannelServer::from_arc(service).max_decoding_message_size(MAX_REPORT_BYTES);
+    let router = Server::builder()
+        .timeout(REQUEST_TIMEOUT)
+        .max_concurrent_streams(STREAMS_PER_CONNECTION)
+        .http2_keepalive_interval(Some(KEEPALIVE))
+        .tls_config(tls)?
+        .add_service(service);
+    let incoming = TcpListenerStream::new(listener);
+    let serving = async move {
+        // Ranks never close their connections by themselves: no graceful shutdown.
+        tokio::select! {
+            served = router.serve_with_incoming(incoming) => served.map_err(ServeError::Serve),
+            () = stop => Ok(()),
+        }
+    };
+    Ok((address, tokio::spawn(serving)))
+}
