@@ -23,6 +23,11 @@ use crate::resolved::{ModelSource, TokenizerSource};
 use crate::spec::Device;
 use model_config::{ModelConfig, ModelConfigError};
 
+/// Tokens whose logits exist at the same time in the loss head.
+pub const HEAD_CHUNK_TOKENS: u32 = 256;
+/// Tokens in one block of the KV cache.
+pub const KV_BLOCK_TOKENS: u32 = 16;
+
 /// Tokens that a character tokenizer has besides its alphabet: padding, begin, end, unknown.
 const NUM_SPECIAL_CHARACTER_TOKENS: usize = 4;
 

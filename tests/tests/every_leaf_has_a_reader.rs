@@ -16,6 +16,10 @@ use regex::Regex;
 /// Where readers live.
 const READERS: [&str; 3] = ["trainer/src", "operator", "crds/src/plan"];
 
+/// Sections that say what is trained and how. Whoever writes a job reads them, so their number is held.
+const TRAINERS: [&str; 8] =
+    ["model", "data", "rewards", "algorithm", "rollout", "training", "checkpoint", "tracking"];
+
 /// Fields that resolution turns into a choice between types or into a call: what reading them looks like.
 const TURNED: [(&str, &str); 15] = [
     ("model.path", "ModelSource::Path"),
@@ -48,7 +52,10 @@ struct Leaf {
 #[test]
 fn every_leaf_of_the_specification_is_read() {
     let leaves = leaves();
-    assert!((100..150).contains(&leaves.len()), "{} leaves", leaves.len());
+    let is_trainers =
+        |leaf: &&Leaf| TRAINERS.iter().any(|section| leaf.path.starts_with(&format!("{section}.")));
+    let num_trainers = leaves.iter().filter(is_trainers).count();
+    assert!((100..=132).contains(&num_trainers), "{num_trainers} leaves: drop one before another is added");
     let sources = sources();
     let is_unread = |leaf: &&Leaf| {
         let reads = reader(leaf);

@@ -12,6 +12,8 @@ mod bad_manifest;
 mod bad_model;
 #[path = "local_run/complete.rs"]
 mod complete;
+#[path = "local_run/examples.rs"]
+mod examples;
 #[path = "local_run/job.rs"]
 mod job;
 #[path = "local_run/presets.rs"]

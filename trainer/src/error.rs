@@ -77,8 +77,6 @@ pub enum TrainError {
     Diverged { num_steps: u32, last_step: u64 },
     #[error("spec.workers.device: Cuda was asked for, but libtorch sees no GPU")]
     NoGpu,
-    #[error("spec.checkpoint.resume: Never, but `{path}` already holds checkpoints")]
-    ResumeRefused { path: String },
     #[error("no complete checkpoint is left in `{path}`: {reasons}")]
     NoCompleteCheckpoint { path: String, reasons: String },
     #[error("the job is supervised and has no policy gradient")]
@@ -98,7 +96,7 @@ impl TrainError {
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Manifest(_) | Self::ReadManifest { .. } => ExitCode::Usage,
-            Self::ResumeRefused { .. } | Self::NoGpu => ExitCode::BadConfig,
+            Self::NoGpu => ExitCode::BadConfig,
             Self::RunFolder(RunFolderError::Io { .. }) | Self::Io { .. } => ExitCode::RetryableIo,
             Self::Hub(HubError::NoCommit { .. }) => ExitCode::BadConfig,
             Self::Hub(_) | Self::Report(_) => ExitCode::RetryableIo,

@@ -41,13 +41,7 @@ pub fn evaluate(trainer: &mut Trainer) -> Result<Option<Evaluation>, TrainError>
     trainer.sync_weights()?;
     let prompts: Vec<Arc<Prompt>> = trainer.held_out.items().to_vec();
     let held_out = trainer.spec().rollout.held_out.clone();
-    let sampling = SamplingParams {
-        temperature: held_out.temperature,
-        top_p: held_out.top_p,
-        top_k: None,
-        min_p: 0.0,
-        ..training_sampling(trainer)
-    };
+    let sampling = SamplingParams { temperature: held_out.temperature, ..training_sampling(trainer) };
     let num_samples = held_out.samples_per_prompt;
     let how = Sampling { phase: Phase::Evaluation, stream: SeedStream::Evaluation, sampling, num_samples };
     // The same seeds at every evaluation, so that two evaluations differ by the weights alone.

@@ -36,9 +36,7 @@ pub fn finish(trainer: &mut Trainer, outcome: Outcome) -> Result<(), TrainError>
     write_result(trainer, outcome)?;
     trainer.watch.message(&summary(trainer, outcome));
     trainer.watch.finish();
-    if trainer.spec().tracking.report {
-        report::render(trainer.folder.root())?;
-    }
+    report::render(trainer.folder.root())?;
     Ok(())
 }
 

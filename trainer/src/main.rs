@@ -9,9 +9,17 @@ use rlt_trainer::report;
 use rlt_trainer::score::{self, ScoreArgs};
 use rlt_trainer::worker::{self, WorkerArgs};
 
+const EXIT_CODES: &str = "\
+Exit codes:
+   0 done                                  77 diverged
+   1 failed                                78 the job cannot work here
+   2 wrong command line or manifest        79 no readable checkpoint
+  75 input or output failed, may pass      80 stopped after a checkpoint
+  76 another worker is gone";
+
 /// Train language models by reinforcement learning, and use them.
 #[derive(Debug, Parser)]
-#[command(name = "rlt-trainer", version, about)]
+#[command(name = "rlt-trainer", version, about, after_help = EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -55,7 +63,7 @@ fn main() -> ProcessExitCode {
             }
             Err(error) => Err((ExitCode::Failure, error.into())),
         },
-        Command::Report { folder } => match report::render(&folder) {
+        Command::Report { folder } => match report::render_named(&folder) {
             Ok(path) => {
                 tracing::info!("the report is in {}", path.display());
                 Ok(ExitCode::Success)

@@ -89,15 +89,15 @@ fn policy_loss(policy: resolved::PolicyLoss) -> PolicyLoss {
         From::DppoKl { clip_low, clip_high, dual_clip } => {
             PolicyLoss::DppoKl { clip: clip(clip_low, clip_high), ratio_cap: dual_clip }
         }
-        From::Dro { dro_beta } => PolicyLoss::Dro { beta: dro_beta },
+        From::Dro { penalty } => PolicyLoss::Dro { beta: penalty },
         From::ClipCov { clip_low, clip_high, covariance_ratio } => PolicyLoss::ClipCov {
             clip: clip(clip_low, clip_high),
             ratio: covariance_ratio,
             lower: CLIP_COV_BAND.start,
             upper: CLIP_COV_BAND.end,
         },
-        From::KlCov { covariance_ratio, covariance_penalty } => {
-            PolicyLoss::KlCov { ratio: covariance_ratio, coefficient: covariance_penalty }
+        From::KlCov { covariance_ratio, penalty } => {
+            PolicyLoss::KlCov { ratio: covariance_ratio, coefficient: penalty }
         }
     }
 }

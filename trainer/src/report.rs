@@ -34,6 +34,12 @@ pub enum ReportError {
         /// Which file and why.
         source: TrackingError,
     },
+    /// The folder is none of a run's.
+    #[error("{} is no run folder: it has no manifest.yaml", folder.display())]
+    NoRun {
+        /// The folder.
+        folder: PathBuf,
+    },
     /// The page could not be written.
     #[error("failed to write {}", path.display())]
     Write {
@@ -54,6 +60,17 @@ pub fn render(run_folder: &Path) -> Result<PathBuf, ReportError> {
     write_page(&path, &page::render(&run))
         .map_err(|source| ReportError::Write { path: path.clone(), source })?;
     Ok(path)
+}
+
+/// As [`render`], for a folder that a person named.
+///
+/// # Errors
+/// [`ReportError::NoRun`], and those of [`render`].
+pub fn render_named(run_folder: &Path) -> Result<PathBuf, ReportError> {
+    if run_folder.join("manifest.yaml").is_file() {
+        return render(run_folder);
+    }
+    Err(ReportError::NoRun { folder: run_folder.to_owned() })
 }
 
 fn write_page(path: &Path, text: &str) -> std::io::Result<()> {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use rlt_api::ValidatedJob;
 use rlt_api::plan::model_config::ModelConfig;
+use rlt_api::plan::{HEAD_CHUNK_TOKENS, KV_BLOCK_TOKENS};
 use rlt_api::resolved::{ModelSource, ResolvedSpec, TokenizerSource};
 use rlt_api::spec;
 use rlt_core::schedule::{Decay, Schedule};
@@ -175,7 +176,7 @@ fn reward_pool(spec: &ResolvedSpec, data: &Data) -> Result<RewardPool, TrainErro
         functions.check(&data.held_out)?;
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let num_workers = spec.rewards.workers.or(spec.workers.threads).map_or(cores, |workers| workers as usize);
+    let num_workers = spec.workers.threads.map_or(cores, |threads| threads as usize);
     let timeout = Duration::from_secs_f64(spec.rewards.timeout_seconds);
     Ok(RewardPool::new(functions, PoolOptions { num_workers, timeout }))
 }
@@ -229,7 +230,7 @@ fn engine_options(spec: &ResolvedSpec, tokenizer: &Tokenizer) -> RolloutOptions 
     let num_samples = spec.training.prompts_per_step.saturating_mul(spec.rollout.samples_per_prompt);
     RolloutOptions {
         max_concurrent: num_samples.clamp(1, spec.rollout.max_concurrent_sequences) as usize,
-        block_size: spec.rollout.kv_block_tokens as usize,
+        block_size: KV_BLOCK_TOKENS as usize,
         eos_token_ids: tokenizer.eos_ids().to_vec(),
         ..RolloutOptions::default()
     }
@@ -252,13 +253,13 @@ fn schedule(spec: &ResolvedSpec, num_steps: u64) -> Schedule {
 
 fn actor(spec: &ResolvedSpec, decoder: Decoder) -> Result<Actor, TrainError> {
     let training = &spec.training;
-    let spec::OptimizerSpec { betas, epsilon, weight_decay, .. } = &training.optimizer;
+    let spec::OptimizerSpec { betas, weight_decay, .. } = &training.optimizer;
     let options =
-        AdamWOptions { betas: (betas[0], betas[1]), epsilon: *epsilon, weight_decay: *weight_decay };
+        AdamWOptions { betas: (betas[0], betas[1]), weight_decay: *weight_decay, ..AdamWOptions::default() };
     let optimizer = AdamW::new(decoder.trainable_parameters(), options)?;
     let options = ActorOptions {
         temperature: if spec.algorithm.policy_gradient.is_some() { spec.rollout.temperature } else { 1.0 },
-        head_chunk_tokens: training.head_chunk_tokens as usize,
+        head_chunk_tokens: HEAD_CHUNK_TOKENS as usize,
         activation_checkpointing: training.activation_checkpointing,
         max_grad_norm: training.max_grad_norm,
     };

@@ -3,7 +3,6 @@
 //! Tensors: trained weights, optimizer moments, a frozen reference that no source can make again. State: progress, data
 //! positions, the KL controller's coefficient. Random numbers need no state, they are functions of the seed.
 
-use rlt_api::spec::ResumePolicy;
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
@@ -102,9 +101,6 @@ fn find(trainer: &mut Trainer) -> Result<(Option<Checkpoint>, Vec<String>), Trai
     let spec = trainer.spec().checkpoint.clone();
     if latest.checkpoint.is_none() && !latest.skipped.is_empty() {
         return Err(TrainError::NoCompleteCheckpoint { path, reasons: notes.join("; ") });
-    }
-    if latest.checkpoint.is_some() && spec.resume == ResumePolicy::Never {
-        return Err(TrainError::ResumeRefused { path });
     }
     let checkpoint = match (latest.checkpoint, &spec.resume_from) {
         (None, Some(other)) => Some(trainer.checkpoints.checkpoint_at(other.as_ref())?),

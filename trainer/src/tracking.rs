@@ -94,8 +94,6 @@ pub struct TrackersOptions<'a> {
     /// The last finished step of the checkpoint that the run goes on from; everything logged after it is
     /// forgotten, because it will happen again. None starts afresh.
     pub resumed_after: Option<(Stage, u64)>,
-    /// Write TensorBoard event files to `events/`.
-    pub tensorboard: bool,
     /// Serve `/metrics` on this port of all interfaces; 0 for any free one.
     pub prometheus_port: Option<u16>,
 }
@@ -123,10 +121,8 @@ impl Trackers {
         });
         let completions = step_log::CompletionLog::open(folder, resumed_after);
         trackers.add("completions.jsonl", completions.map(|log| Box::new(log) as Box<dyn Tracker>));
-        if options.tensorboard {
-            let events = tensorboard::EventLog::open(&folder.join("events"), &history);
-            trackers.add("tensorboard", events.map(|log| Box::new(log) as Box<dyn Tracker>));
-        }
+        let events = tensorboard::EventLog::open(&folder.join("events"), &history);
+        trackers.add("tensorboard", events.map(|log| Box::new(log) as Box<dyn Tracker>));
         if let Some(port) = options.prometheus_port {
             match prometheus::serve(port) {
                 Ok((tracker, endpoint)) => {

@@ -38,12 +38,11 @@ impl Watchers {
         let trackers = Trackers::open(&TrackersOptions {
             folder: folder.root(),
             resumed_after,
-            tensorboard: spec.tensorboard,
             prometheus_port: spec.prometheus.as_ref().map(|prometheus| prometheus.port),
         });
         self.progress = match Console::start() {
-            Ok(console) if spec.console => Box::new(console),
-            _ => Box::new(Silent),
+            Ok(console) => Box::new(console),
+            Err(_) => Box::new(Silent),
         };
         if let Some(address) = trackers.prometheus_address() {
             self.progress.message(&format!("metrics for Prometheus on http://{address}/metrics"));

@@ -17,7 +17,7 @@ use crate::{report, setup};
 /// Runs a manifest in this process.
 #[derive(Args, Clone, Debug)]
 pub struct WorkerArgs {
-    /// The RLTrainingJob manifest.
+    /// The RLTrainingJob manifest; - for standard input
     #[arg(long, value_name = "FILE")]
     pub manifest: PathBuf,
     /// The run folder; by default `runs/<metadata.name>`.
@@ -62,8 +62,12 @@ fn run_job(args: &WorkerArgs, channel: &Arc<StatusChannel>) -> Result<ExitCode, 
 }
 
 fn read_manifest(path: &Path) -> Result<ValidatedJob, TrainError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|source| TrainError::ReadManifest { path: path.to_owned(), source })?;
+    let text = if path == Path::new("-") {
+        std::io::read_to_string(std::io::stdin())
+    } else {
+        std::fs::read_to_string(path)
+    };
+    let text = text.map_err(|source| TrainError::ReadManifest { path: path.to_owned(), source })?;
     rlt_api::validate(&text).map_err(TrainError::Manifest)
 }
 

@@ -13,6 +13,7 @@ mod rollout;
 
 use serde::Serialize;
 
+use super::HEAD_CHUNK_TOKENS;
 use super::batch::BatchPlan;
 use super::model_config::ModelConfig;
 use crate::resolved::ResolvedSpec;
@@ -208,8 +209,8 @@ fn pass_tokens(spec: &ResolvedSpec, budget: u32, num_samples: u64) -> (u64, u64)
 }
 
 /// Logits of one chunk: 4 chunk v.
-fn head_chunk(spec: &ResolvedSpec, model: &ModelConfig, num_predicted: u64) -> MemoryTerm {
-    let rows = u64::from(spec.training.head_chunk_tokens).min(num_predicted);
+fn head_chunk(model: &ModelConfig, num_predicted: u64) -> MemoryTerm {
+    let rows = u64::from(HEAD_CHUNK_TOKENS).min(num_predicted);
     term("loss head chunk", FP32 * rows * model.vocab_size as u64)
 }
 
@@ -224,7 +225,7 @@ fn logprob(
         term("activations", tokens * activations.inference_bytes_per_token()),
         // 4 c h: hidden states of the predicting positions.
         term("loss head inputs", FP32 * predicted * model.hidden_size as u64),
-        head_chunk(spec, model, predicted),
+        head_chunk(model, predicted),
         term("weight casts", activations.cast_bytes_of_one_layer()),
     ]
 }
@@ -245,7 +246,7 @@ fn update(
         term("activation gradients", tokens * activations.gradient_bytes_per_token()),
         // 4 c 2h: hidden states of the predicting positions and their gradient.
         term("loss head inputs", FP32 * predicted * 2 * hidden),
-        head_chunk(spec, model, predicted),
+        head_chunk(model, predicted),
         // One projection's gradient before it is added.
         term("gradient temporaries", FP32 * activations.largest_projection()),
         term("weight casts", activations.kept_cast_bytes(checkpointing)),

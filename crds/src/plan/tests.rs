@@ -133,9 +133,9 @@ fn half_precision_halves_activations_cache_and_rollout_weights_but_not_the_optim
 
 #[test]
 fn the_loss_head_takes_what_one_chunk_takes() {
-    let chunk = |spec: &mut Value| spec["training"]["headChunkTokens"] = 64.into();
-    assert_eq!(term(chunk, Phase::Update, "loss head chunk"), 64 * 151_936 * 4);
-    assert_eq!(term(chunk, Phase::Logprob, "loss head chunk"), 64 * 151_936 * 4);
+    let chunk = u64::from(super::HEAD_CHUNK_TOKENS) * 151_936 * 4;
+    assert_eq!(term(|_| {}, Phase::Update, "loss head chunk"), chunk);
+    assert_eq!(term(|_| {}, Phase::Logprob, "loss head chunk"), chunk);
 }
 
 #[test]

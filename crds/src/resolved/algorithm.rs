@@ -113,7 +113,7 @@ pub enum PolicyLoss {
         dual_clip: f64,
     },
     Dro {
-        dro_beta: f64,
+        penalty: f64,
     },
     ClipCov {
         clip_low: f64,
@@ -122,7 +122,7 @@ pub enum PolicyLoss {
     },
     KlCov {
         covariance_ratio: f64,
-        covariance_penalty: f64,
+        penalty: f64,
     },
 }
 
@@ -226,7 +226,7 @@ fn resolve_policy_loss(spec: &LossSpec, preset: &Preset) -> PolicyLoss {
         PolicyLossKind::Cispo => PolicyLoss::Cispo { clip_low, clip_high },
         PolicyLossKind::DppoTv => PolicyLoss::DppoTv { clip_low, clip_high, dual_clip },
         PolicyLossKind::DppoKl => PolicyLoss::DppoKl { clip_low, clip_high, dual_clip },
-        PolicyLossKind::Dro => PolicyLoss::Dro { dro_beta: spec.dro_beta.unwrap_or(0.1) },
+        PolicyLossKind::Dro => PolicyLoss::Dro { penalty: spec.penalty.unwrap_or(0.1) },
         // verl's defaults for both (arXiv 2505.22617).
         PolicyLossKind::ClipCov => PolicyLoss::ClipCov {
             clip_low,
@@ -235,7 +235,7 @@ fn resolve_policy_loss(spec: &LossSpec, preset: &Preset) -> PolicyLoss {
         },
         PolicyLossKind::KlCov => PolicyLoss::KlCov {
             covariance_ratio: spec.covariance_ratio.unwrap_or(2e-4),
-            covariance_penalty: spec.covariance_penalty.unwrap_or(1.0),
+            penalty: spec.penalty.unwrap_or(1.0),
         },
     }
 }

@@ -12,7 +12,7 @@ const CLIPPING: &[PolicyLossKind] = &[
     PolicyLossKind::DppoKl,
     PolicyLossKind::ClipCov,
 ];
-const KL_COV: &[PolicyLossKind] = &[PolicyLossKind::KlCov];
+const PENALIZING: &[PolicyLossKind] = &[PolicyLossKind::Dro, PolicyLossKind::KlCov];
 const COVARIANCE: &[PolicyLossKind] = &[PolicyLossKind::ClipCov, PolicyLossKind::KlCov];
 const DUAL_CLIPPING: &[PolicyLossKind] =
     &[PolicyLossKind::Vanilla, PolicyLossKind::DppoTv, PolicyLossKind::DppoKl];
@@ -89,15 +89,6 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         scope: "spec.algorithm",
-        at: "loss.droBeta",
-        reads: &["loss.droBeta", "loss.policy", "kind"],
-        message: "droBeta is used only by the policy loss Dro",
-        cel: || cel_only_with("droBeta", &[PolicyLossKind::Dro]),
-        holds: Check::Spec(|spec| loss(spec).dro_beta.is_none() || policy(spec) == PolicyLossKind::Dro),
-        allowed: None,
-    },
-    Rule {
-        scope: "spec.algorithm",
         at: "loss.covarianceRatio",
         reads: &["loss.covarianceRatio", "loss.policy", "kind"],
         message: "covarianceRatio is used only by the policy losses ClipCov and KlCov",
@@ -109,11 +100,11 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         scope: "spec.algorithm",
-        at: "loss.covariancePenalty",
-        reads: &["loss.covariancePenalty", "loss.policy", "kind"],
-        message: "covariancePenalty is used only by the policy loss KlCov",
-        cel: || cel_only_with("covariancePenalty", KL_COV),
-        holds: Check::Spec(|spec| loss(spec).covariance_penalty.is_none() || KL_COV.contains(&policy(spec))),
+        at: "loss.penalty",
+        reads: &["loss.penalty", "loss.policy", "kind"],
+        message: "penalty is used only by the policy losses Dro and KlCov",
+        cel: || cel_only_with("penalty", PENALIZING),
+        holds: Check::Spec(|spec| loss(spec).penalty.is_none() || PENALIZING.contains(&policy(spec))),
         allowed: None,
     },
     Rule {

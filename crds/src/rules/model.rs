@@ -1,7 +1,7 @@
 //! The rules of `spec.model`.
 
 use super::{Check, Rule, divisors};
-use crate::spec::{ArchitectureSpec, LoraInit, LoraSpec, ModelFamily, RLTrainingJobSpec, TokenizerSpec};
+use crate::spec::{ArchitectureSpec, LoraInit, LoraSpec, RLTrainingJobSpec, TokenizerSpec};
 
 fn architecture(spec: &RLTrainingJobSpec, holds: fn(&ArchitectureSpec) -> bool) -> bool {
     spec.model.architecture.as_ref().is_none_or(holds)
@@ -99,20 +99,6 @@ pub(super) const RULES: &[Rule] = &[
         message: "headDim, by default hiddenSize / numHeads, must be even: rotary embeddings turn pairs",
         cel: || "(has(self.headDim) ? self.headDim : self.hiddenSize / self.numHeads) % 2 == 0".into(),
         holds: Check::Spec(|spec| architecture(spec, |shape| shape.head_width().is_multiple_of(2))),
-        allowed: None,
-    },
-    Rule {
-        scope: "spec.model.architecture",
-        at: "slidingWindow",
-        reads: &["slidingWindow", "family"],
-        message: "the families Llama and Gemma have no sliding window",
-        cel: || "!has(self.slidingWindow) || !(self.family in ['Llama', 'Gemma'])".into(),
-        holds: Check::Spec(|spec| {
-            architecture(spec, |shape| {
-                shape.sliding_window.is_none()
-                    || !matches!(shape.family, ModelFamily::Llama | ModelFamily::Gemma)
-            })
-        }),
         allowed: None,
     },
     Rule {

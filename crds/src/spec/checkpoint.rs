@@ -13,9 +13,8 @@ pub struct CheckpointSpec {
     /// Complete checkpoints to keep; older ones are deleted.
     #[schemars(range(min = 1, max = 1000000))]
     pub keep: u32,
-    /// Whether a run folder with checkpoints is continued.
-    pub resume: ResumePolicy,
-    /// A checkpoint folder of another run to start from when this run has none.
+    /// A checkpoint folder of another run to start from. A run that has checkpoints itself goes on from its newest
+    /// complete one.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 4096))]
     pub resume_from: Option<String>,
@@ -25,24 +24,8 @@ pub struct CheckpointSpec {
 
 impl Default for CheckpointSpec {
     fn default() -> Self {
-        Self {
-            every_steps: 20,
-            keep: 3,
-            resume: ResumePolicy::Auto,
-            resume_from: None,
-            export: ExportSpec::default(),
-        }
+        Self { every_steps: 20, keep: 3, resume_from: None, export: ExportSpec::default() }
     }
-}
-
-/// Whether a run folder with checkpoints is continued.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum ResumePolicy {
-    /// From the newest complete checkpoint, if there is one.
-    #[default]
-    Auto,
-    /// Never: a run folder that holds checkpoints is refused.
-    Never,
 }
 
 /// Numbers in which exported weights are stored.

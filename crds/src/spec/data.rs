@@ -137,9 +137,6 @@ pub struct TaskSpec {
     #[serde(default = "TaskSpec::default_num_held_out")]
     #[schemars(range(min = 0, max = 1000000))]
     pub num_held_out: u32,
-    /// Seed of the generator.
-    #[serde(default)]
-    pub seed: u64,
 }
 
 impl TaskSpec {

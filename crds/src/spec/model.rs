@@ -101,14 +101,6 @@ pub struct ArchitectureSpec {
     #[serde(default = "ArchitectureSpec::default_rope_theta")]
     #[schemars(range(min = 1.0, max = 1e12))]
     pub rope_theta: f64,
-    /// Added to the variance in the RMS norms.
-    #[serde(default = "ArchitectureSpec::default_rms_norm_eps")]
-    #[schemars(range(min = 1e-12, max = 0.1))]
-    pub rms_norm_eps: f64,
-    /// Tokens that a position can look back on (Mistral and Qwen); by default all.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = 16777216))]
-    pub sliding_window: Option<u32>,
     /// Whether the output head shares the embedding's weights.
     #[serde(default = "ArchitectureSpec::default_tie_word_embeddings")]
     pub tie_word_embeddings: bool,
@@ -124,9 +116,6 @@ impl ArchitectureSpec {
     }
     fn default_rope_theta() -> f64 {
         10_000.0
-    }
-    fn default_rms_norm_eps() -> f64 {
-        1e-5
     }
     fn default_tie_word_embeddings() -> bool {
         true

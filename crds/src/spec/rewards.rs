@@ -14,10 +14,6 @@ pub struct RewardsSpec {
     /// Longest time in seconds that one function may take for one completion.
     #[schemars(range(min = 0.01, max = 86400.0))]
     pub timeout_seconds: f64,
-    /// Threads that judge at the same time; by default as many as `workers.threads`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = 1024))]
-    pub workers: Option<u32>,
     /// What a completion counts for when a function failed or ran out of time.
     pub on_error: RewardErrorPolicy,
     /// A growing penalty on completions close to the limit (<https://arxiv.org/abs/2503.14476>, section 3.4).
@@ -34,7 +30,6 @@ impl Default for RewardsSpec {
         Self {
             functions: Vec::new(),
             timeout_seconds: 10.0,
-            workers: None,
             on_error: RewardErrorPolicy::Mask,
             overlong: None,
             clip: None,

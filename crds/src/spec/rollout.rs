@@ -39,9 +39,6 @@ pub struct RolloutSpec {
     /// Most sequences that are decoded at the same time.
     #[schemars(range(min = 1, max = 65536))]
     pub max_concurrent_sequences: u32,
-    /// Tokens in one block of the KV cache.
-    #[schemars(range(min = 1, max = 1024))]
-    pub kv_block_tokens: u32,
     /// How held-out prompts are sampled.
     pub held_out: HeldOutRolloutSpec,
 }
@@ -60,7 +57,6 @@ impl Default for RolloutSpec {
             stop_token_ids: Vec::new(),
             ignore_eos: false,
             max_concurrent_sequences: 256,
-            kv_block_tokens: 16,
             held_out: HeldOutRolloutSpec::default(),
         }
     }
@@ -73,9 +69,6 @@ pub struct HeldOutRolloutSpec {
     /// Temperature; 0 takes the most probable token.
     #[schemars(range(min = 0.0, max = 100.0))]
     pub temperature: f64,
-    /// Sample from the most probable tokens that together reach this probability.
-    #[schemars(range(min = 1e-6, max = 1.0))]
-    pub top_p: f64,
     /// Completions of each prompt, whose rewards are averaged.
     #[schemars(range(min = 1, max = 4096))]
     pub samples_per_prompt: u32,
@@ -83,6 +76,6 @@ pub struct HeldOutRolloutSpec {
 
 impl Default for HeldOutRolloutSpec {
     fn default() -> Self {
-        Self { temperature: 0.0, top_p: 1.0, samples_per_prompt: 1 }
+        Self { temperature: 0.0, samples_per_prompt: 1 }
     }
 }

@@ -1,4 +1,4 @@
-//! `spec.tracking`: where metrics go. `metrics.jsonl` is always written.
+//! `spec.tracking`: where metrics go besides the run folder and the terminal, where they always go.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -7,23 +7,17 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct TrackingSpec {
-    /// Show progress on the terminal.
-    pub console: bool,
-    /// Write TensorBoard event files to `events/`.
-    pub tensorboard: bool,
     /// Serve `/metrics` for Prometheus.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prometheus: Option<PrometheusSpec>,
     /// Completions of each step that are written to `completions.jsonl`.
     #[schemars(range(min = 0, max = 100000))]
     pub completions_per_step: u32,
-    /// Write `report.html` at the end.
-    pub report: bool,
 }
 
 impl Default for TrackingSpec {
     fn default() -> Self {
-        Self { console: true, tensorboard: true, prometheus: None, completions_per_step: 4, report: true }
+        Self { prometheus: None, completions_per_step: 4 }
     }
 }
 

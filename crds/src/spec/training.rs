@@ -47,9 +47,6 @@ pub struct TrainingSpec {
     pub max_grad_norm: f64,
     /// Keep only the layers' inputs and compute the rest again in the backward pass.
     pub activation_checkpointing: bool,
-    /// Tokens whose logits exist at the same time in the loss head.
-    #[schemars(range(min = 1, max = 16777216))]
-    pub head_chunk_tokens: u32,
     /// Seed of everything random but the generated task.
     pub seed: u64,
     /// Steps in a row with a non-finite loss or gradient, each skipped, before the job gives up.
@@ -78,7 +75,6 @@ impl Default for TrainingSpec {
             schedule: ScheduleSpec::default(),
             max_grad_norm: 1.0,
             activation_checkpointing: false,
-            head_chunk_tokens: 256,
             seed: 42,
             max_consecutive_non_finite: 5,
             evaluate_every: 10,
@@ -119,9 +115,6 @@ pub struct OptimizerSpec {
     /// Decay of the mean of gradients and of their squares.
     #[schemars(inner(range(min = 0.0, max = 0.999999)))]
     pub betas: [f64; 2],
-    /// Added to the denominator.
-    #[schemars(range(min = 1e-16, max = 1.0))]
-    pub epsilon: f64,
     /// Decoupled weight decay on matrices; norms and biases are left alone.
     #[schemars(range(min = 0.0, max = 10.0))]
     pub weight_decay: f64,
@@ -129,7 +122,7 @@ pub struct OptimizerSpec {
 
 impl Default for OptimizerSpec {
     fn default() -> Self {
-        Self { learning_rate: 1e-6, betas: [0.9, 0.999], epsilon: 1e-8, weight_decay: 0.01 }
+        Self { learning_rate: 1e-6, betas: [0.9, 0.999], weight_decay: 0.01 }
     }
 }
 

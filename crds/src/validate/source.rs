@@ -24,11 +24,14 @@ impl Source {
                 let (line, column) = error.location().map(place).unzip();
                 let message = error.without_snippet().render_with_formatter(&UserMessageFormatter);
                 let message = message.split(" at line ").next().unwrap_or_default();
-                Err(Box::new(Problem {
-                    line,
-                    column,
-                    ..Problem::new("", format!("is not YAML that can be read: {message}"))
-                }))
+                let says = match error.without_snippet() {
+                    serde_saphyr::Error::MultipleDocuments { .. } => {
+                        "another document begins here; a manifest is one: give each a file of its own"
+                            .to_owned()
+                    }
+                    _ => format!("is not YAML that can be read: {message}"),
+                };
+                Err(Box::new(Problem { line, column, ..Problem::new("", says) }))
             }
         }
     }

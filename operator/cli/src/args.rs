@@ -42,10 +42,10 @@ pub(crate) enum Command {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The trainer is the rlt-trainer beside rlctl, or the first one on PATH. It takes over the terminal; rlctl's exit code
-is the trainer's. An interrupt (Ctrl-C) saves a checkpoint; the same command continues from it.")]
+The trainer is the rlt-trainer beside rlctl, or the first one on PATH. It takes over the terminal, and its exit code is
+rlctl's. An interrupt (Ctrl-C) saves a checkpoint; the same command continues from it.")]
 pub(crate) struct RunArgs {
-    /// The manifest.
+    /// The manifest; - for standard input.
     #[arg(value_name = "MANIFEST")]
     pub(crate) manifest: PathBuf,
     /// The run folder; by default runs/ and the job's name.

@@ -17,10 +17,21 @@ pub(crate) enum ManifestError {
     Invalid { path: PathBuf, problems: Vec<Problem> },
 }
 
+/// Standard input in place of a file.
+pub(crate) const STANDARD_INPUT: &str = "-";
+
 /// Reads and validates one manifest; `-` is standard input.
 pub(crate) fn load(path: &Path) -> result::Result<ValidatedJob, ManifestError> {
+    load_with_text(path).map(|(job, _)| job)
+}
+
+/// As [`load`], with the text that was read, since standard input can be read only once.
+pub(crate) fn load_with_text(path: &Path) -> result::Result<(ValidatedJob, String), ManifestError> {
     let text = read(path).map_err(|source| ManifestError::Read { path: path.to_owned(), source })?;
-    rlt_api::validate(&text).map_err(|problems| ManifestError::Invalid { path: path.to_owned(), problems })
+    match rlt_api::validate(&text) {
+        Ok(job) => Ok((job, text)),
+        Err(problems) => Err(ManifestError::Invalid { path: path.to_owned(), problems }),
+    }
 }
 
 /// Writes what is wrong to standard error, for commands that need a valid manifest.
@@ -30,7 +41,7 @@ pub(crate) fn report(error: ManifestError) -> anyhow::Result<rlt_api::ExitCode> 
 }
 
 fn read(path: &Path) -> io::Result<String> {
-    if path == Path::new("-") {
+    if path == Path::new(STANDARD_INPUT) {
         let mut text = String::new();
         io::stdin().read_to_string(&mut text)?;
         return Ok(text);

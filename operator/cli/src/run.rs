@@ -4,6 +4,8 @@
 //! there is nobody in between who could die first.
 
 use std::env;
+use std::fs::File;
+use std::io::{self, Seek as _, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,14 +19,17 @@ use crate::manifest;
 const TRAINER: &str = "rlt-trainer";
 
 pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
-    let job = match manifest::load(&args.manifest) {
-        Ok(job) => job,
+    let (job, text) = match manifest::load_with_text(&args.manifest) {
+        Ok(loaded) => loaded,
         Err(error) => return manifest::report(error),
     };
     let trainer = find_trainer(args.trainer.as_deref())?;
     let output = args.output.clone().unwrap_or_else(|| Path::new("runs").join(job.name()));
     let mut command = Command::new(&trainer);
     command.arg("worker").arg("--manifest").arg(&args.manifest).arg("--output").arg(output);
+    if args.manifest == Path::new(manifest::STANDARD_INPUT) {
+        command.stdin(readable(&text).context("hand the manifest from standard input on to the trainer")?);
+    }
     if args.overwrite {
         command.arg("--overwrite");
     }
@@ -34,6 +39,14 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         command.env("GOMP_SPINCOUNT", "1000");
     }
     Err(command.exec()).with_context(|| format!("start {}", trainer.display()))
+}
+
+/// A file without a name that holds `text`, at its beginning.
+fn readable(text: &str) -> io::Result<File> {
+    let mut file = tempfile::tempfile()?;
+    file.write_all(text.as_bytes())?;
+    file.rewind()?;
+    Ok(file)
 }
 
 /// The trainer that was named, else the one beside this binary, else the first one on `PATH`.

@@ -16,18 +16,24 @@ struct Verdict<'a> {
     file: &'a Path,
     valid: bool,
     problems: Vec<Problem>,
+    /// Why the file could not be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unreadable: Option<String>,
+}
+
+impl<'a> Verdict<'a> {
+    fn about(file: &'a Path) -> Self {
+        let (problems, unreadable) = match manifest::load(file) {
+            Ok(_) => (Vec::new(), None),
+            Err(ManifestError::Invalid { problems, .. }) => (problems, None),
+            Err(ManifestError::Read { source, .. }) => (Vec::new(), Some(source.to_string())),
+        };
+        Self { file, valid: problems.is_empty() && unreadable.is_none(), problems, unreadable }
+    }
 }
 
 pub(crate) fn validate(args: &ValidateArgs) -> anyhow::Result<ExitCode> {
-    let mut verdicts = Vec::new();
-    for file in &args.files {
-        let problems = match manifest::load(file) {
-            Ok(_) => Vec::new(),
-            Err(ManifestError::Invalid { problems, .. }) => problems,
-            Err(error) => return manifest::report(error),
-        };
-        verdicts.push(Verdict { file, valid: problems.is_empty(), problems });
-    }
+    let verdicts: Vec<_> = args.files.iter().map(|file| Verdict::about(file)).collect();
     let mut out = io::stdout().lock();
     match args.output {
         Format::Json => {
@@ -42,10 +48,11 @@ pub(crate) fn validate(args: &ValidateArgs) -> anyhow::Result<ExitCode> {
 fn write_text(out: &mut impl io::Write, verdicts: &[Verdict<'_>]) -> io::Result<()> {
     for verdict in verdicts {
         let file = verdict.file.display();
-        match verdict.problems.len() {
-            0 => writeln!(out, "{file}: valid")?,
-            1 => writeln!(out, "{file}: 1 problem")?,
-            num_problems => writeln!(out, "{file}: {num_problems} problems")?,
+        match (verdict.problems.len(), &verdict.unreadable) {
+            (_, Some(reason)) => writeln!(out, "{file}: can not be read: {reason}")?,
+            (0, None) => writeln!(out, "{file}: valid")?,
+            (1, None) => writeln!(out, "{file}: 1 problem")?,
+            (num_problems, None) => writeln!(out, "{file}: {num_problems} problems")?,
         }
         for problem in &verdict.problems {
             writeln!(out, "  {file}:{problem}")?;

@@ -114,7 +114,7 @@ fn a_kill_costs_no_more_than_the_steps_since_the_last_checkpoint() {
 
 #[test]
 fn a_kill_beside_every_commit_loses_no_line_of_the_log() {
-    let manifest = with_steps(&json!({ "tracking": { "report": false } }), 40);
+    let manifest = with_steps(&json!({}), 40);
     let whole = Place::new();
     whole.train(&manifest).expect(0, &[]);
     let resumed = Place::new();

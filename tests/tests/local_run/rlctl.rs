@@ -1,6 +1,7 @@
 //! `rlctl`: what a person types.
 
 use std::fs;
+use std::io::Write as _;
 use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
@@ -81,4 +82,55 @@ fn validate_answers_about_every_file() {
     let bad_path = bad.write(&tiny_with(json!({ "rollout": { "topP": 3, "minP": 2 } })));
     rlctl(&["validate", "-f", good_path.to_str().unwrap(), bad_path.to_str().unwrap()])
         .expect(2, &[": valid", "2 problems", "spec.rollout.topP", "spec.rollout.minP"]);
+}
+
+#[test]
+fn a_manifest_from_standard_input_is_validated_planned_and_run() {
+    let place = Place::new();
+    let manifest = tiny_with(json!({ "training": { "steps": 1 } })).to_string();
+    let output = place.run("");
+    let output = output.to_str().unwrap();
+    for arguments in [&["validate", "-f", "-"][..], &["plan", "-f", "-"], &["run", "-", "--output", output]] {
+        let mut command = Command::new(rlt_tests::fresh_binary("rlctl"));
+        let mut child = command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(manifest.as_bytes()).unwrap();
+        Ended::of(child.wait_with_output().unwrap()).expect(0, &[]);
+    }
+    assert!(place.run("result.json").exists());
+}
+
+#[test]
+fn validate_goes_on_past_files_that_cannot_be_read() {
+    let place = Place::new();
+    let good = place.write(&tiny());
+    let (folder, missing) = (place.file(""), place.file("nothing.yaml"));
+    let files = [&folder, &missing, &good].map(|path| path.to_str().unwrap());
+    let ended = rlctl(&[&["validate", "-f"][..], &files].concat())
+        .expect(2, &["job.yaml: valid", "nothing.yaml: can"]);
+    assert_eq!(ended.stdout.lines().count(), 3, "{}", ended.stdout);
+    let ended = rlctl(&[&["validate", "-o", "json", "-f"][..], &files].concat()).expect(2, &[]);
+    let verdicts: Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(verdicts[1]["valid"], false);
+    assert!(verdicts[1]["unreadable"].as_str().unwrap().contains("No such file"), "{verdicts}");
+}
+
+#[test]
+fn a_second_document_in_a_file_is_named_as_such() {
+    let place = Place::new();
+    let path = place.file("two.yaml");
+    fs::write(&path, format!("{:#}\n---\nkind: ConfigMap\n", tiny())).unwrap();
+    rlctl(&["validate", "-f", path.to_str().unwrap()]).expect(2, &["another document begins here"]);
+}
+
+#[test]
+fn a_report_is_drawn_of_runs_only() {
+    let place = Place::new();
+    let mut command = Command::new(rlt_tests::fresh_binary("rlt-trainer"));
+    let ended = command.arg("report").arg(place.file("")).output().unwrap();
+    Ended::of(ended).expect(1, &["no run folder"]);
+    place.train(&tiny_with(json!({ "training": { "steps": 1 } }))).expect(0, &[]);
+    fs::remove_file(place.run("report.html")).unwrap();
+    let mut command = Command::new(rlt_tests::fresh_binary("rlt-trainer"));
+    Ended::of(command.arg("report").arg(place.run("")).output().unwrap()).expect(0, &["report.html"]);
+    assert!(place.run("report.html").exists());
 }

@@ -106,14 +106,6 @@ fn a_run_with_nothing_but_damaged_checkpoints_does_not_begin_anew() {
 }
 
 #[test]
-fn never_resuming_refuses_a_folder_with_checkpoints() {
-    let place = Place::new();
-    place.train(&tiny()).expect(0, &[]);
-    let changes = json!({ "training": { "steps": 4 }, "checkpoint": { "resume": "Never" } });
-    place.train(&tiny_with(changes)).expect(78, &["spec.checkpoint.resume"]);
-}
-
-#[test]
 fn retention_survives_restarts() {
     let place = Place::new();
     for steps in [3, 5, 6] {

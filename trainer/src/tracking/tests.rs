@@ -10,7 +10,7 @@ use serde_json::json;
 use super::*;
 
 fn options(folder: &Path, resumed_after: Option<(Stage, u64)>) -> TrackersOptions<'_> {
-    TrackersOptions { folder, resumed_after, tensorboard: true, prometheus_port: None }
+    TrackersOptions { folder, resumed_after, prometheus_port: None }
 }
 
 fn step(stage: Stage, step: u64, reward: f64) -> StepMetrics {

@@ -2,6 +2,7 @@
 
 use super::activations::Activations;
 use super::{FP32, MemoryTerm, term};
+use crate::plan::KV_BLOCK_TOKENS;
 use crate::plan::batch::{BatchPlan, num_held_out_prompts};
 use crate::plan::model_config::ModelConfig;
 use crate::resolved::ResolvedSpec;
@@ -52,14 +53,14 @@ fn cache_numbers(spec: &ResolvedSpec, model: &ModelConfig, batch: &BatchPlan) ->
     let step = blocks_wanted(spec, batch.prompts_per_step, batch.samples_per_prompt);
     let held_out_samples = u64::from(spec.rollout.held_out.samples_per_prompt);
     let evaluation = blocks_wanted(spec, num_held_out_prompts(spec), held_out_samples);
-    let slots = step.max(evaluation) * u64::from(spec.rollout.kv_block_tokens);
+    let slots = step.max(evaluation) * u64::from(KV_BLOCK_TOKENS);
     2 * model.num_layers as u64 * (model.num_kv_heads * model.head_dim) as u64 * slots
 }
 
 /// The first sample of a prompt brings the shared blocks of the prompt and one to be copied from, the others only
 /// what follows the shared ones; the last token needs no slot.
 fn blocks_wanted(spec: &ResolvedSpec, num_prompts: u64, samples_per_prompt: u64) -> u64 {
-    let block = u64::from(spec.rollout.kv_block_tokens);
+    let block = u64::from(KV_BLOCK_TOKENS);
     let longest = (spec.max_sequence_tokens() - 1).div_ceil(block);
     let num_shared = u64::from(spec.data.max_prompt_tokens - 1) / block;
     let concurrent =

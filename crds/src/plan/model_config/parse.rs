@@ -116,14 +116,6 @@ pub(super) fn from_architecture(
 ) -> Result<ModelConfig, ModelConfigError> {
     let family = spec.family;
     let num_layers = spec.num_layers as usize;
-    let window = spec.sliding_window.map(|window| window as usize);
-    if window.is_some() && matches!(family, Family::Llama | Family::Gemma) {
-        return Err(ModelConfigError::Unsupported {
-            field: "sliding_window".to_owned(),
-            got: format!("a window in {}", family.architecture()),
-            supported: "MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM".to_owned(),
-        });
-    }
     check(ModelConfig {
         family,
         vocab_size,
@@ -134,14 +126,14 @@ pub(super) fn from_architecture(
         num_kv_heads: spec.kv_heads() as usize,
         head_dim: spec.head_width() as usize,
         max_position_embeddings: spec.max_position_embeddings as usize,
-        rms_norm_eps: spec.rms_norm_eps,
+        rms_norm_eps: 1e-5,
         rope_theta: spec.rope_theta,
         rope_scaling: RopeScaling::None,
         hidden_activation: match family {
             Family::Gemma => HiddenActivation::GeluTanh,
             _ => HiddenActivation::Silu,
         },
-        layer_windows: vec![window; num_layers],
+        layer_windows: vec![None; num_layers],
         qkv_bias: family == Family::Qwen2,
         output_bias: false,
         mlp_bias: false,
@@ -198,7 +190,9 @@ fn activation(fields: &Fields<'_>, default: &str) -> Result<HiddenActivation, Mo
         // One formula under the names it had in turn.
         "gelu_pytorch_tanh" | "gelu_new" | "gelu_fast" => Ok(HiddenActivation::GeluTanh),
         "gelu" => Ok(HiddenActivation::Gelu),
-        _ => Err(fields.unsupported("hidden_act", "silu, swish, gelu, gelu_pytorch_tanh, gelu_new, gelu_fast")),
+        _ => {
+            Err(fields.unsupported("hidden_act", "silu, swish, gelu, gelu_pytorch_tanh, gelu_new, gelu_fast"))
+        }
     }
 }
 

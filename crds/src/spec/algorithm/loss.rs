@@ -86,18 +86,14 @@ pub struct LossSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1e-6, max = 1000.0))]
     pub sapo_tau_negative: Option<f64>,
-    /// Strength of `Dro`'s quadratic penalty; by default 0.1.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1e-9, max = 1000.0))]
-    pub dro_beta: Option<f64>,
     /// Share of the tokens that `ClipCov` and `KlCov` hold back; by default 0.0002.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 1.0))]
     pub covariance_ratio: Option<f64>,
-    /// Strength of `KlCov`'s penalty; by default 1.
+    /// Strength of the penalty in `Dro` (by default 0.1) and `KlCov` (by default 1).
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0.0, max = 1000.0))]
-    pub covariance_penalty: Option<f64>,
+    #[schemars(range(min = 1e-9, max = 1000.0))]
+    pub penalty: Option<f64>,
     /// Factor of the entropy that is subtracted from the loss; by default 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = -10.0, max = 10.0))]
