@@ -7,6 +7,10 @@
 //! No tensors live here, and no rules about manifests: those are `rlt-api`'s.
 
 mod args;
+pub mod client;
+pub mod health;
+pub mod lease;
+pub mod metrics;
 pub mod progress;
 mod run;
 

@@ -1,0 +1,47 @@
+//! The way to the API server: every call is counted, bounded in time, and let through by its importance.
+//!
+//! kube's own retries are off: whoever calls decides about the next try, and one reconcile can not hold its place for minutes.
+
+mod call;
+mod layer;
+mod limiter;
+
+use std::time::Duration;
+
+use kube::client::ClientBuilder;
+use kube::{Client, Config};
+
+pub use call::{Call, Importance, Verb};
+pub use layer::ApiLayer;
+pub use limiter::Limiter;
+
+use crate::metrics::Metrics;
+
+/// How many calls are made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CallRate {
+    /// Calls a second, all the time.
+    pub per_second: f64,
+    /// Calls at once after a pause.
+    pub burst: f64,
+}
+
+impl Default for CallRate {
+    /// A burst of 200 jobs of eight pods goes through at once; what the API server itself will not take, it says.
+    fn default() -> Self {
+        Self { per_second: 1000.0, burst: 2000.0 }
+    }
+}
+
+/// Time for any call that is no watch.
+pub const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A client that counts into `metrics`, at most as fast as `rate`.
+///
+/// # Errors
+/// The configuration's certificates can not be used.
+pub fn client(mut config: Config, rate: CallRate, metrics: &Metrics) -> Result<Client, kube::Error> {
+    config.default_retry = false;
+    let layer = ApiLayer::new(Limiter::new(rate), metrics.clone());
+    Ok(ClientBuilder::try_from(config)?.with_layer(&layer).build())
+}

@@ -1,0 +1,147 @@
+//! What a request to the API server is, read from its method and address. Pure.
+
+use kube::client::Body;
+
+/// Kubernetes' word for what a call does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Verb {
+    /// One object is read.
+    Get,
+    /// Many objects are read.
+    List,
+    /// Changes are followed.
+    Watch,
+    /// An object is made.
+    Create,
+    /// An object is replaced.
+    Update,
+    /// An object is changed in part.
+    Patch,
+    /// An object is removed.
+    Delete,
+}
+
+impl Verb {
+    /// As a role says it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Get => "get",
+            Self::List => "list",
+            Self::Watch => "watch",
+            Self::Create => "create",
+            Self::Update => "update",
+            Self::Patch => "patch",
+            Self::Delete => "delete",
+        }
+    }
+}
+
+/// Which calls go first where not all can go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Importance {
+    /// Leases and watches: never held back, and not counted.
+    Vital,
+    /// Statuses, and tokens that ranks wait for.
+    Status,
+    /// Objects of jobs.
+    Change,
+    /// Events and everything that only informs.
+    Notice,
+}
+
+/// One call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// What it does.
+    pub verb: Verb,
+    /// To which resource, with its subresource: `pods`, `pods/status`; `none` for addresses that are no resource.
+    pub resource: String,
+}
+
+impl Call {
+    /// Reads a request.
+    pub fn of(request: &http::Request<Body>) -> Self {
+        let query = request.uri().query().unwrap_or("");
+        let is_watch = query.split('&').any(|part| part == "watch=true" || part == "watch=1");
+        let segments: Vec<&str> = request.uri().path().split('/').filter(|part| !part.is_empty()).collect();
+        let resource: &[&str] = match segments.as_slice() {
+            ["api", _, "namespaces", _, rest @ ..] | ["apis", _, _, "namespaces", _, rest @ ..]
+                if !rest.is_empty() =>
+            {
+                rest
+            }
+            ["api", _, rest @ ..] | ["apis", _, _, rest @ ..] => rest,
+            _ => &[],
+        };
+        let has_name = resource.len() > 1;
+        let verb = match *request.method() {
+            http::Method::POST => Verb::Create,
+            http::Method::PUT => Verb::Update,
+            http::Method::PATCH => Verb::Patch,
+            http::Method::DELETE => Verb::Delete,
+            _ if is_watch => Verb::Watch,
+            _ if has_name => Verb::Get,
+            _ => Verb::List,
+        };
+        let resource = match resource {
+            [] => "none".to_owned(),
+            [kind] | [kind, _] => (*kind).to_owned(),
+            [kind, _, subresource, ..] => format!("{kind}/{subresource}"),
+        };
+        Self { verb, resource }
+    }
+
+    /// How important it is.
+    pub fn importance(&self) -> Importance {
+        match (self.verb, self.resource.as_str()) {
+            (Verb::Watch, _) | (_, "leases") => Importance::Vital,
+            (_, "tokenreviews") => Importance::Status,
+            (_, resource) if resource.ends_with("/status") => Importance::Status,
+            (_, "events" | "none") | (Verb::Get | Verb::List, _) => Importance::Notice,
+            _ => Importance::Change,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(method: &str, address: &str) -> Call {
+        Call::of(&http::Request::builder().method(method).uri(address).body(Body::empty()).unwrap())
+    }
+
+    #[test]
+    fn verb_and_resource_are_those_that_a_role_would_have_to_allow() {
+        let cases = [
+            ("GET", "/api/v1/pods?labelSelector=a%3Db&watch=true", "watch pods"),
+            ("GET", "/api/v1/namespaces/team/pods?limit=200", "list pods"),
+            ("POST", "/api/v1/namespaces/team/pods?fieldManager=rlt-operator", "create pods"),
+            ("DELETE", "/api/v1/namespaces/team/pods/adding-0", "delete pods"),
+            ("GET", "/api/v1/namespaces/team", "get namespaces"),
+            (
+                "PATCH",
+                "/apis/rltraining.dev/v1alpha1/namespaces/team/rltrainingjobs/adding/status",
+                "patch rltrainingjobs/status",
+            ),
+            ("PUT", "/apis/coordination.k8s.io/v1/namespaces/rl/leases/rl-operator", "update leases"),
+            ("POST", "/apis/authentication.k8s.io/v1/tokenreviews", "create tokenreviews"),
+            ("GET", "/apis", "list none"),
+            ("GET", "/version", "list none"),
+        ];
+        for (method, address, expected) in cases {
+            let call = call(method, address);
+            assert_eq!(format!("{} {}", call.verb.name(), call.resource), expected, "{address}");
+        }
+    }
+
+    #[test]
+    fn leases_come_before_statuses_before_pods_before_events() {
+        let lease = call("PUT", "/apis/coordination.k8s.io/v1/namespaces/rl/leases/rl-operator");
+        let status = call("PATCH", "/apis/rltraining.dev/v1alpha1/namespaces/a/rltrainingjobs/b/status");
+        let pod = call("POST", "/api/v1/namespaces/team/pods");
+        let event = call("POST", "/apis/events.k8s.io/v1/namespaces/team/events");
+        let order = [lease, status, pod, event].map(|call| call.importance());
+        assert!(order.is_sorted_by(|one, other| one < other), "{order:?}");
+    }
+}

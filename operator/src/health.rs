@@ -1,0 +1,136 @@
+//! The operator's own web page for kubelet and Prometheus: `/healthz`, `/readyz`, `/metrics`.
+//!
+//! Alive is an operator whose watches are begun again and again, as they have to be: one that has silently lost a watch is
+//! restarted. Ready is one that has seen all objects, whether or not it leads.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use crate::metrics::Metrics;
+use crate::progress::Reports;
+
+/// A watch ends by itself after 200 s and is begun anew; twice that and a minute for tries that fail.
+pub const WATCH_MAX_AGE: Duration = Duration::from_secs(2 * 200 + 60);
+
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// What the page tells about.
+#[derive(Clone, Debug)]
+pub struct Health {
+    /// Calls and watches.
+    pub metrics: Metrics,
+    /// Whether all objects were seen once.
+    pub synced: watch::Receiver<bool>,
+    /// Whether this replica leads.
+    pub leadership: watch::Receiver<bool>,
+    /// What ranks reported.
+    pub reports: Reports,
+}
+
+/// The port can not be listened on.
+#[derive(Debug, thiserror::Error)]
+#[error("failed to listen on {address} for probes and metrics")]
+pub struct ListenError {
+    address: SocketAddr,
+    source: std::io::Error,
+}
+
+/// Serves the page for as long as the process lives. Returns the address.
+///
+/// # Errors
+/// [`ListenError`].
+pub async fn serve(health: Health, address: SocketAddr) -> Result<SocketAddr, ListenError> {
+    let listen = async {
+        let listener = TcpListener::bind(address).await?;
+        Ok((listener.local_addr()?, listener))
+    };
+    let (address, listener) = listen.await.map_err(|source| ListenError { address, source })?;
+    let router = Router::new()
+        .route("/healthz", get(healthz))
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(metrics))
+        .with_state(Arc::new(health));
+    tokio::spawn(async move {
+        if let Err(error) = axum::serve(listener, router).await {
+            tracing::error!(%error, "probes and metrics are not served any more");
+        }
+    });
+    Ok(address)
+}
+
+async fn healthz(State(health): State<Arc<Health>>) -> Response {
+    let dead = dead_watches(&health.metrics.watch_ages());
+    if dead.is_empty() { "alive\n".into_response() } else { unavailable(dead.join("")) }
+}
+
+/// A line for each watch that was not begun anew when it should have been.
+fn dead_watches(ages: &[(String, Duration)]) -> Vec<String> {
+    let dead = ages.iter().filter(|(_, age)| *age > WATCH_MAX_AGE);
+    dead.map(|(resource, age)| {
+        format!("the watch of {resource} is dead: last begun {} s ago\n", age.as_secs())
+    })
+    .collect()
+}
+
+async fn readyz(State(health): State<Arc<Health>>) -> Response {
+    if *health.synced.borrow() {
+        return "ready\n".into_response();
+    }
+    unavailable("not all objects were seen yet\n".to_owned())
+}
+
+async fn metrics(State(health): State<Arc<Health>>) -> Response {
+    health.metrics.set_leader(*health.leadership.borrow());
+    health.metrics.set_reporting(health.reports.len(), &health.reports.time_spent());
+    ([(CONTENT_TYPE, OPEN_METRICS)], health.metrics.page()).into_response()
+}
+
+fn unavailable(text: String) -> Response {
+    (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    async fn fetch(address: SocketAddr, path: &str) -> String {
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: operator\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    #[tokio::test]
+    async fn ready_is_who_has_seen_everything_and_metrics_are_there_before() {
+        let (synced, is_synced) = watch::channel(false);
+        let (_leader, leadership) = watch::channel(true);
+        let (reports, _news) = Reports::new();
+        let health = Health { metrics: Metrics::default(), synced: is_synced, leadership, reports };
+        let address = serve(health, ([127, 0, 0, 1], 0).into()).await.unwrap();
+        assert!(fetch(address, "/readyz").await.starts_with("HTTP/1.1 503"));
+        assert!(fetch(address, "/healthz").await.starts_with("HTTP/1.1 200"));
+        assert!(fetch(address, "/metrics").await.contains("rlt_operator_leader 1"));
+        synced.send(true).unwrap();
+        assert!(fetch(address, "/readyz").await.starts_with("HTTP/1.1 200"));
+    }
+
+    #[test]
+    fn a_watch_that_was_not_begun_anew_in_time_is_dead() {
+        let ages = [("pods".to_owned(), WATCH_MAX_AGE), ("leases".to_owned(), WATCH_MAX_AGE * 2)];
+        assert_eq!(dead_watches(&ages), ["the watch of leases is dead: last begun 920 s ago\n"]);
+    }
+}

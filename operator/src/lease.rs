@@ -1,0 +1,112 @@
+//! Which replica leads: a Lease that one of them holds and renews, while the others stand by.
+//!
+//! A holder counts as gone when its Lease has not changed for a while by the clock of whoever watches; clocks of two machines are
+//! never compared. The leader stops earlier than others may begin: it gives up when its last renewal is older than
+//! [`Timing::renew_within`], and then the process must end. A standby makes no calls; it watches. [`Election::release`] hands the
+//! Lease over at once.
+
+mod elector;
+
+use std::time::Duration;
+
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::{Api, Client};
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+
+use elector::Elector;
+
+/// How patient everybody is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timing {
+    /// Silence after which a holder counts as gone.
+    pub valid_for: Duration,
+    /// Age of the last renewal at which the leader stops.
+    pub renew_within: Duration,
+    /// Between two renewals.
+    pub renew_every: Duration,
+    /// After a renewal that failed.
+    pub retry_after: Duration,
+    /// For one call.
+    pub call_timeout: Duration,
+}
+
+impl Default for Timing {
+    /// Twelve renewals a minute; a standby takes over at most 15 s after a crash.
+    fn default() -> Self {
+        Self {
+            valid_for: Duration::from_secs(15),
+            renew_within: Duration::from_secs(10),
+            renew_every: Duration::from_secs(5),
+            retry_after: Duration::from_secs(1),
+            call_timeout: Duration::from_secs(3),
+        }
+    }
+}
+
+/// Which Lease, and for whom.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// Namespace of the Lease.
+    pub namespace: String,
+    /// Name of the Lease.
+    pub name: String,
+    /// Who wants to hold it; two processes that run at the same time must never share it.
+    pub identity: String,
+    /// How patient.
+    pub timing: Timing,
+}
+
+/// Why a leader leads no more, or why nobody can be elected.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "each variant is its message")]
+pub enum LeaseError {
+    #[error("the lease was taken over by {holder:?}")]
+    TakenOver { holder: String },
+    #[error("the lease could not be renewed within {seconds} s")]
+    NotRenewed { seconds: f64, source: Option<kube::Error> },
+    #[error("the election has ended unexpectedly")]
+    Ended,
+}
+
+/// An election that goes on in the background.
+#[derive(Debug)]
+pub struct Election {
+    leadership: watch::Receiver<bool>,
+    release: Option<oneshot::Sender<()>>,
+    task: JoinHandle<Result<(), LeaseError>>,
+}
+
+impl Election {
+    /// Becomes a candidate.
+    pub fn start(client: Client, candidate: Candidate) -> Self {
+        let api = Api::<Lease>::namespaced(client, &candidate.namespace);
+        let (leading, leadership) = watch::channel(false);
+        let (release, released) = oneshot::channel();
+        let task = tokio::spawn(Elector::new(api, candidate, leading).run(released));
+        Self { leadership, release: Some(release), task }
+    }
+
+    /// Whether this process leads, now and from now on. Whoever writes asks right before each write.
+    pub fn leadership(&self) -> watch::Receiver<bool> {
+        self.leadership.clone()
+    }
+
+    /// Waits until leading is over for good, which calls for the end of the process.
+    pub async fn lost(&mut self) -> LeaseError {
+        match (&mut self.task).await {
+            Ok(Err(error)) => error,
+            Ok(Ok(())) | Err(_) => LeaseError::Ended,
+        }
+    }
+
+    /// Gives the Lease up, so that another replica leads at once. To be called when nothing is written any more.
+    pub async fn release(mut self) {
+        if let Some(release) = self.release.take() {
+            let _ = release.send(());
+        }
+        if let Ok(Err(error)) = (&mut self.task).await {
+            tracing::warn!(error = &error as &dyn std::error::Error, "the lease was not released");
+        }
+    }
+}

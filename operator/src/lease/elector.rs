@@ -1,0 +1,253 @@
+//! The life of one candidate: watch, take over, renew, give up.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::api::{ObjectMeta, PostParams};
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::watch_object;
+use kube::{Api, ResourceExt as _};
+use tokio::sync::{oneshot, watch};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::{Candidate, LeaseError};
+
+/// What a candidate knows and is.
+#[derive(Debug)]
+enum Standing {
+    /// Nothing was seen yet.
+    Unknown { since: Instant },
+    /// There is no Lease.
+    Absent,
+    /// Somebody else holds it, or nobody; it has not changed since it was seen.
+    Standby { lease: Box<Lease>, seen_at: Instant },
+    /// This candidate holds it; the last renewal began at `renewed_at`.
+    Leader { lease: Box<Lease>, renewed_at: Instant, due: Instant },
+}
+
+pub(super) struct Elector {
+    api: Api<Lease>,
+    candidate: Candidate,
+    leading: watch::Sender<bool>,
+    standing: Standing,
+}
+
+impl Elector {
+    pub(super) fn new(api: Api<Lease>, candidate: Candidate, leading: watch::Sender<bool>) -> Self {
+        Self { api, candidate, leading, standing: Standing::Unknown { since: Instant::now() } }
+    }
+
+    pub(super) async fn run(mut self, mut released: oneshot::Receiver<()>) -> Result<(), LeaseError> {
+        let ended = self.campaign(&mut released).await;
+        // Before anybody else may begin.
+        let _ = self.leading.send(false);
+        ended?;
+        self.release().await
+    }
+
+    async fn campaign(&mut self, released: &mut oneshot::Receiver<()>) -> Result<(), LeaseError> {
+        let mut seen = pin!(watch_object(self.api.clone(), &self.candidate.name).default_backoff());
+        loop {
+            tokio::select! {
+                _ = &mut *released => return Ok(()),
+                lease = seen.next() => match lease {
+                    Some(Ok(lease)) => self.observe(lease)?,
+                    Some(Err(error)) => tracing::warn!(%error, "the watch of the lease failed and is begun anew"),
+                    None => return Err(LeaseError::Ended),
+                },
+                () = sleep_until(self.due()) => self.act().await?,
+            }
+        }
+    }
+
+    /// Takes note of the Lease as it is.
+    fn observe(&mut self, lease: Option<Lease>) -> Result<(), LeaseError> {
+        match (&self.standing, lease) {
+            // The next renewal finds out what became of a Lease that somebody deleted.
+            (Standing::Leader { .. }, None) => {}
+            (Standing::Leader { .. }, Some(lease)) => {
+                // What was written before this candidate took over may arrive late.
+                let is_newer = transitions(&lease) > self.own_transitions();
+                if is_newer && holder(&lease) != self.candidate.identity {
+                    return Err(LeaseError::TakenOver { holder: holder(&lease).to_owned() });
+                }
+            }
+            (_, None) => self.standing = Standing::Absent,
+            (Standing::Standby { lease: known, .. }, Some(lease))
+                if known.resource_version() == lease.resource_version() => {}
+            (_, Some(lease)) => self.see(lease),
+        }
+        Ok(())
+    }
+
+    fn see(&mut self, lease: Lease) {
+        self.standing = Standing::Standby { lease: Box::new(lease), seen_at: Instant::now() };
+    }
+
+    /// When to act, if nothing is seen before.
+    fn due(&self) -> Instant {
+        match &self.standing {
+            Standing::Unknown { since } => *since + self.candidate.timing.valid_for,
+            Standing::Absent => Instant::now(),
+            Standing::Standby { lease, .. } if is_free(lease, &self.candidate) => Instant::now(),
+            Standing::Standby { lease, seen_at } => *seen_at + self.patience(lease),
+            Standing::Leader { due, .. } => *due,
+        }
+    }
+
+    /// How long an unchanged Lease is respected: as long as its holder counts on, if that is longer.
+    fn patience(&self, lease: &Lease) -> Duration {
+        let seconds = lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds).unwrap_or(0);
+        let theirs = Duration::from_secs(u64::try_from(seconds).unwrap_or(0).min(3600));
+        theirs.max(self.candidate.timing.valid_for)
+    }
+
+    async fn act(&mut self) -> Result<(), LeaseError> {
+        match &self.standing {
+            Standing::Unknown { .. } => self.look().await,
+            Standing::Absent => self.create().await,
+            Standing::Standby { lease, .. } => {
+                let lease = lease.clone();
+                self.take_over(*lease).await;
+            }
+            Standing::Leader { .. } => return self.renew().await,
+        }
+        Ok(())
+    }
+
+    /// Looks by a call, where the watch has said nothing or something old.
+    async fn look(&mut self) {
+        match self.call(self.api.get_opt(&self.candidate.name)).await {
+            Ok(Some(lease)) => self.see(lease),
+            Ok(None) => self.standing = Standing::Absent,
+            Err(error) => {
+                tracing::warn!(
+                    error = error.as_ref().map(tracing::field::display),
+                    "the lease can not be read"
+                );
+                self.standing = Standing::Unknown { since: Instant::now() };
+            }
+        }
+    }
+
+    async fn create(&mut self) {
+        let started = Instant::now();
+        let metadata = ObjectMeta { name: Some(self.candidate.name.clone()), ..ObjectMeta::default() };
+        let lease = self.held(Lease { metadata, spec: None }, true);
+        match self.call(self.api.create(&PostParams::default(), &lease)).await {
+            Ok(lease) => self.lead(lease, started),
+            Err(_) => self.look().await,
+        }
+    }
+
+    async fn take_over(&mut self, lease: Lease) {
+        let started = Instant::now();
+        let lease = self.held(lease, true);
+        match self.replace(&lease).await {
+            Ok(lease) => self.lead(lease, started),
+            // Somebody was quicker, or the watch is behind.
+            Err(_) => self.look().await,
+        }
+    }
+
+    fn lead(&mut self, lease: Lease, started: Instant) {
+        let due = started + self.candidate.timing.renew_every;
+        self.standing = Standing::Leader { lease: Box::new(lease), renewed_at: started, due };
+        tracing::info!(identity = self.candidate.identity, "this operator leads");
+        let _ = self.leading.send(true);
+    }
+
+    async fn renew(&mut self) -> Result<(), LeaseError> {
+        let Standing::Leader { lease, renewed_at, .. } = &self.standing else { return Ok(()) };
+        let (lease, renewed_at, started) = (self.held((**lease).clone(), false), *renewed_at, Instant::now());
+        let timing = self.candidate.timing;
+        let (lease, renewed_at, due, problem) = match self.replace(&lease).await {
+            Ok(lease) => (lease, started, started + timing.renew_every, None),
+            Err(problem) => {
+                let lease = self.still_held(lease, problem.as_ref()).await?;
+                (lease, renewed_at, Instant::now() + timing.retry_after, problem)
+            }
+        };
+        let deadline = renewed_at + timing.renew_within;
+        if Instant::now() >= deadline {
+            let seconds = timing.renew_within.as_secs_f64();
+            return Err(LeaseError::NotRenewed { seconds, source: problem });
+        }
+        self.standing = Standing::Leader { lease: Box::new(lease), renewed_at, due: due.min(deadline) };
+        Ok(())
+    }
+
+    /// The Lease to renew next, after a renewal failed: as it is now, if that can be seen and it is still ours.
+    async fn still_held(&self, lease: Lease, problem: Option<&kube::Error>) -> Result<Lease, LeaseError> {
+        if !matches!(problem, Some(kube::Error::Api(status)) if status.is_conflict() || status.is_not_found())
+        {
+            return Ok(lease);
+        }
+        match self.call(self.api.get_opt(&self.candidate.name)).await {
+            Ok(Some(now)) if holder(&now) == self.candidate.identity => Ok(now),
+            Ok(Some(now)) => Err(LeaseError::TakenOver { holder: holder(&now).to_owned() }),
+            Ok(None) => Err(LeaseError::TakenOver { holder: String::new() }),
+            Err(_) => Ok(lease),
+        }
+    }
+
+    async fn release(&mut self) -> Result<(), LeaseError> {
+        let Standing::Leader { lease, .. } = &self.standing else { return Ok(()) };
+        let mut lease = (**lease).clone();
+        lease.spec.get_or_insert_default().holder_identity = Some(String::new());
+        let released = self.replace(&lease).await;
+        released.map(drop).map_err(|source| LeaseError::NotRenewed { seconds: 0.0, source })
+    }
+
+    /// The Lease in this candidate's hands.
+    fn held(&self, mut lease: Lease, is_new: bool) -> Lease {
+        let now = MicroTime(Timestamp::now());
+        let spec: &mut LeaseSpec = lease.spec.get_or_insert_default();
+        if is_new {
+            spec.acquire_time = Some(now.clone());
+            spec.lease_transitions = Some(spec.lease_transitions.unwrap_or(0).saturating_add(1));
+        }
+        spec.holder_identity = Some(self.candidate.identity.clone());
+        spec.renew_time = Some(now);
+        let seconds = self.candidate.timing.valid_for.as_secs().max(1);
+        spec.lease_duration_seconds = Some(i32::try_from(seconds).unwrap_or(i32::MAX));
+        lease
+    }
+
+    fn own_transitions(&self) -> i32 {
+        match &self.standing {
+            Standing::Leader { lease, .. } => transitions(lease),
+            _ => i32::MAX,
+        }
+    }
+
+    async fn replace(&self, lease: &Lease) -> Result<Lease, Option<kube::Error>> {
+        self.call(self.api.replace(&self.candidate.name, &PostParams::default(), lease)).await
+    }
+
+    /// A call with its time limit; no error is a call that took too long.
+    async fn call<T>(
+        &self,
+        call: impl Future<Output = Result<T, kube::Error>>,
+    ) -> Result<T, Option<kube::Error>> {
+        let answered = timeout(self.candidate.timing.call_timeout, call).await;
+        answered.map_err(|_| None)?.map_err(Some)
+    }
+}
+
+fn holder(lease: &Lease) -> &str {
+    lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_deref()).unwrap_or("")
+}
+
+fn transitions(lease: &Lease) -> i32 {
+    lease.spec.as_ref().and_then(|spec| spec.lease_transitions).unwrap_or(0)
+}
+
+/// Nobody holds it, or a process that this one has replaced.
+fn is_free(lease: &Lease, candidate: &Candidate) -> bool {
+    holder(lease).is_empty() || holder(lease) == candidate.identity
+}

@@ -1,0 +1,268 @@
+//! What the operator counts, for Prometheus. No label names a job, a namespace or a pod: their number has no bound.
+//!
+//! | metric | labels |
+//! |---|---|
+//! | `rlt_operator_reconciles_total`, `rlt_operator_reconcile_seconds` | `outcome` |
+//! | `rlt_operator_api_calls_total`, `rlt_operator_api_call_seconds` | `verb`, `resource`, `code` |
+//! | `rlt_operator_watch_started_seconds` | `resource` |
+//! | `rlt_operator_queue_seconds` | |
+//! | `rlt_operator_job_milestone_seconds` | `milestone`: pods, running, first_step |
+//! | `rlt_operator_attempts_ended_total` | `cause` |
+//! | `rlt_operator_jobs_ended_total` | `outcome` |
+//! | `rlt_operator_reports_total` | `outcome` |
+//! | `rlt_operator_leader`, `rlt_operator_jobs_reporting`, `rlt_operator_goodput_ratio` | |
+
+use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+use rlt_channel::TimeSpent;
+
+use crate::client::{Call, Verb};
+
+type Label<const N: usize> = [(&'static str, String); N];
+type Counters<const N: usize> = Family<Label<N>, Counter>;
+type Histograms<const N: usize> = Family<Label<N>, Histogram, fn() -> Histogram>;
+
+/// A point in the life of a job's attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Milestone {
+    /// All pods exist.
+    Pods,
+    /// All workers run.
+    Running,
+    /// The first step is finished.
+    FirstStep,
+}
+
+impl Milestone {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Pods => "pods",
+            Self::Running => "running",
+            Self::FirstStep => "first_step",
+        }
+    }
+}
+
+/// All counters. Clones count together.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    registry: Arc<Registry>,
+    reconciles: Counters<1>,
+    reconcile_seconds: Histograms<1>,
+    queue_seconds: Histogram,
+    calls: Counters<3>,
+    call_seconds: Histograms<2>,
+    milestones: Histograms<1>,
+    attempts_ended: Counters<1>,
+    jobs_ended: Counters<1>,
+    reports: Counters<1>,
+    leader: Gauge,
+    jobs_reporting: Gauge,
+    goodput: Gauge<f64, AtomicU64>,
+    watch_started: Family<Label<1>, Gauge<f64, AtomicU64>>,
+    watches: Arc<Mutex<HashMap<String, Instant>>>,
+}
+
+fn quick() -> Histogram {
+    Histogram::new(exponential_buckets(0.000_5, 2.0, 16))
+}
+
+fn slow() -> Histogram {
+    Histogram::new(exponential_buckets(0.05, 2.0, 18))
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut metrics = Self {
+            registry: Arc::default(),
+            reconciles: Family::default(),
+            reconcile_seconds: Family::new_with_constructor(quick),
+            queue_seconds: quick(),
+            calls: Family::default(),
+            call_seconds: Family::new_with_constructor(quick),
+            milestones: Family::new_with_constructor(slow),
+            attempts_ended: Family::default(),
+            jobs_ended: Family::default(),
+            reports: Family::default(),
+            leader: Gauge::default(),
+            jobs_reporting: Gauge::default(),
+            goodput: Gauge::default(),
+            watch_started: Family::default(),
+            watches: Arc::default(),
+        };
+        metrics.registry = Arc::new(metrics.register());
+        metrics
+    }
+}
+
+impl Metrics {
+    fn register(&self) -> Registry {
+        let mut all = Registry::with_prefix("rlt_operator");
+        all.register("reconciles", "Looks at jobs, by their outcome", self.reconciles.clone());
+        all.register("reconcile_seconds", "Time of one look at a job", self.reconcile_seconds.clone());
+        all.register(
+            "queue_seconds",
+            "Time from a change to the look at its job",
+            self.queue_seconds.clone(),
+        );
+        all.register("api_calls", "Calls to the API server", self.calls.clone());
+        all.register("api_call_seconds", "Time of one call, watches left out", self.call_seconds.clone());
+        let help = "Time from the start of an attempt to one of its milestones";
+        all.register("job_milestone_seconds", help, self.milestones.clone());
+        all.register(
+            "attempts_ended",
+            "Attempts that did not end well, by their cause",
+            self.attempts_ended.clone(),
+        );
+        all.register("jobs_ended", "Jobs that have ended", self.jobs_ended.clone());
+        all.register("reports", "Reports of ranks, by what became of them", self.reports.clone());
+        all.register("leader", "Whether this replica leads", self.leader.clone());
+        all.register("jobs_reporting", "Jobs whose ranks report", self.jobs_reporting.clone());
+        let help = "Share of the time of all running jobs that went into steps";
+        all.register("goodput_ratio", help, self.goodput.clone());
+        let help = "When a watch was last begun, in seconds since 1970";
+        all.register("watch_started_seconds", help, self.watch_started.clone());
+        all
+    }
+
+    /// The page for Prometheus.
+    pub fn page(&self) -> String {
+        let mut page = String::new();
+        // Writing to a string can not fail.
+        let _ = prometheus_client::encoding::text::encode(&mut page, &self.registry);
+        page
+    }
+
+    /// A look at a job has ended.
+    pub fn reconciled(&self, outcome: &'static str, duration: Duration) {
+        let label = [("outcome", outcome.to_owned())];
+        self.reconciles.get_or_create(&label).inc();
+        self.reconcile_seconds.get_or_create(&label).observe(duration.as_secs_f64());
+    }
+
+    /// A job was looked at so long after something happened to it.
+    pub fn queued(&self, duration: Duration) {
+        self.queue_seconds.observe(duration.as_secs_f64());
+    }
+
+    /// The API server has answered with `code`, or not at all.
+    pub fn called(&self, call: &Call, code: Option<u16>, duration: Duration) {
+        let (verb, resource) = (call.verb.name().to_owned(), call.resource.clone());
+        let code_text = code.map_or_else(|| "none".to_owned(), |code| code.to_string());
+        self.calls
+            .get_or_create(&[("verb", verb.clone()), ("resource", resource.clone()), ("code", code_text)])
+            .inc();
+        if call.verb != Verb::Watch {
+            let labels = [("verb", verb), ("resource", resource)];
+            self.call_seconds.get_or_create(&labels).observe(duration.as_secs_f64());
+        } else if code == Some(200) {
+            self.watch_began(resource);
+        }
+    }
+
+    fn watch_began(&self, resource: String) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        self.watch_started.get_or_create(&[("resource", resource.clone())]).set(now);
+        self.watches.lock().unwrap_or_else(PoisonError::into_inner).insert(resource, Instant::now());
+    }
+
+    /// How long ago each watch was last begun.
+    pub fn watch_ages(&self) -> Vec<(String, Duration)> {
+        let watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        watches.iter().map(|(resource, begun)| (resource.clone(), begun.elapsed())).collect()
+    }
+
+    /// An attempt has come so far, so long after its start.
+    pub fn reached(&self, milestone: Milestone, after: Duration) {
+        let label = [("milestone", milestone.name().to_owned())];
+        self.milestones.get_or_create(&label).observe(after.as_secs_f64());
+    }
+
+    /// An attempt did not end well.
+    pub fn attempt_ended(&self, cause: &str) {
+        self.attempts_ended.get_or_create(&[("cause", cause.to_owned())]).inc();
+    }
+
+    /// A job has ended, `complete` or `failed`.
+    pub fn job_ended(&self, outcome: &'static str) {
+        self.jobs_ended.get_or_create(&[("outcome", outcome.to_owned())]).inc();
+    }
+
+    /// A rank has reported.
+    pub fn reported(&self, outcome: &'static str) {
+        self.reports.get_or_create(&[("outcome", outcome.to_owned())]).inc();
+    }
+
+    /// Whether this replica leads.
+    pub fn set_leader(&self, leads: bool) {
+        self.leader.set(i64::from(leads));
+    }
+
+    /// What the jobs that report say together.
+    pub fn set_reporting(&self, num_jobs: usize, time_spent: &TimeSpent) {
+        self.jobs_reporting.set(i64::try_from(num_jobs).unwrap_or(i64::MAX));
+        let all = time_spent.process_seconds;
+        self.goodput.set(if all > 0.0 { time_spent.step_seconds / all } else { 0.0 });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_are_counted_by_verb_resource_and_code_and_watches_by_their_begin() {
+        let metrics = Metrics::default();
+        let call = Call { verb: Verb::Create, resource: "pods".into() };
+        metrics.called(&call, Some(201), Duration::from_millis(3));
+        metrics.called(&call, None, Duration::from_millis(3));
+        let watch = Call { verb: Verb::Watch, resource: "pods".into() };
+        metrics.called(&watch, Some(410), Duration::ZERO);
+        assert!(metrics.watch_ages().is_empty(), "a refused watch has not begun");
+        metrics.called(&watch, Some(200), Duration::ZERO);
+        let page = metrics.page();
+        let expected = [
+            "rlt_operator_api_calls_total{verb=\"create\",resource=\"pods\",code=\"201\"} 1",
+            "rlt_operator_api_calls_total{verb=\"create\",resource=\"pods\",code=\"none\"} 1",
+            "rlt_operator_api_call_seconds_count{verb=\"create\",resource=\"pods\"} 2",
+            "rlt_operator_watch_started_seconds{resource=\"pods\"}",
+        ];
+        for line in expected {
+            assert!(page.contains(line), "{line} is not in\n{page}");
+        }
+        assert!(metrics.watch_ages()[0].1 < Duration::from_secs(5));
+    }
+
+    #[test]
+    fn every_metric_of_the_list_is_on_the_page_once_it_counts() {
+        let metrics = Metrics::default();
+        metrics.reconciled("unchanged", Duration::from_micros(10));
+        metrics.queued(Duration::from_micros(10));
+        metrics.reached(Milestone::FirstStep, Duration::from_secs(3));
+        metrics.attempt_ended("OutOfMemory");
+        metrics.job_ended("complete");
+        metrics.reported("taken");
+        metrics.set_leader(true);
+        let spent = TimeSpent { process_seconds: 10.0, step_seconds: 9.0, ..TimeSpent::default() };
+        metrics.set_reporting(2, &spent);
+        metrics.called(&Call { verb: Verb::Watch, resource: "pods".into() }, Some(200), Duration::ZERO);
+        metrics.called(&Call { verb: Verb::Get, resource: "pods".into() }, Some(200), Duration::ZERO);
+        let page = metrics.page();
+        let documented =
+            include_str!("metrics.rs").lines().filter(|line| line.starts_with("//! | `rlt_operator"));
+        for name in
+            documented.flat_map(|line| line.split('`').filter(|word| word.starts_with("rlt_operator_")))
+        {
+            assert!(page.contains(name), "{name} is not in\n{page}");
+        }
+        assert!(page.contains("rlt_operator_goodput_ratio 0.9"), "{page}");
+    }
+}
