@@ -110,3 +110,10 @@ impl Election {
         }
     }
 }
+
+/// Whoever ends without a release leaves the Lease to run out, as a crash does.
+impl Drop for Election {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}

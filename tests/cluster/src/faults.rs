@@ -1,0 +1,136 @@
+//! Faults between a client and the API server, by a script: answers that say no, answers that are lost after the deed, requests
+//! that never arrive, silence.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt as _, Full};
+use kube::client::Body;
+use tower::{BoxError, Layer, Service};
+
+/// What becomes of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The server says no with this code, and has done nothing.
+    Refuse(u16),
+    /// The connection breaks before the request arrives.
+    LoseRequest,
+    /// The server does what it is asked, and its answer is lost.
+    LoseAnswer,
+    /// Nothing ever comes back, and nothing was done.
+    Hang,
+}
+
+#[derive(Clone, Debug)]
+struct Rule {
+    method: &'static str,
+    path: String,
+    num_left: usize,
+    fault: Fault,
+}
+
+/// A script of faults, empty at first. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Faults {
+    rules: Arc<Mutex<Vec<Rule>>>,
+}
+
+impl Faults {
+    /// From now on the next `num_calls` calls of `method` whose path contains `path` meet `fault`. Older rules come first.
+    pub fn inject(&self, method: &'static str, path: &str, num_calls: usize, fault: Fault) {
+        let rule = Rule { method, path: path.to_owned(), num_left: num_calls, fault };
+        self.rules.lock().unwrap_or_else(PoisonError::into_inner).push(rule);
+    }
+
+    /// From now on nothing goes wrong.
+    pub fn clear(&self) {
+        self.rules.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// Calls that will yet meet a fault.
+    pub fn num_left(&self) -> usize {
+        self.rules.lock().unwrap_or_else(PoisonError::into_inner).iter().map(|rule| rule.num_left).sum()
+    }
+
+    fn next(&self, request: &Request<Body>) -> Option<Fault> {
+        let mut rules = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_met = |rule: &&mut Rule| {
+            rule.num_left > 0 && request.method() == rule.method && request.uri().path().contains(&rule.path)
+        };
+        let rule = rules.iter_mut().find(is_met)?;
+        rule.num_left -= 1;
+        Some(rule.fault)
+    }
+}
+
+impl<S> Layer<S> for Faults {
+    type Service = FaultyService<S>;
+
+    fn layer(&self, inner: S) -> FaultyService<S> {
+        FaultyService { inner, faults: self.clone() }
+    }
+}
+
+/// The answer's body, whoever made it.
+type AnyBody = UnsyncBoxBody<Bytes, BoxError>;
+
+/// A client's service with [`Faults`] in front of it.
+#[derive(Clone, Debug)]
+pub struct FaultyService<S> {
+    inner: S,
+    faults: Faults,
+}
+
+impl<S, B> Service<Request<Body>> for FaultyService<S>
+where
+    S: Service<Request<Body>, Response = Response<B>, Error = BoxError>,
+    S::Future: Send + 'static,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    type Response = Response<AnyBody>;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<AnyBody>, BoxError>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let lost = || BoxError::from("the connection was broken on purpose");
+        match self.faults.next(&request) {
+            Some(Fault::Refuse(code)) => Box::pin(async move { refusal(code) }),
+            Some(Fault::LoseRequest) => Box::pin(async move { Err(lost()) }),
+            Some(Fault::Hang) => Box::pin(std::future::pending()),
+            Some(Fault::LoseAnswer) => {
+                let answer = self.inner.call(request);
+                Box::pin(async move { answer.await.and_then(|_| Err(lost())) })
+            }
+            None => {
+                let answer = self.inner.call(request);
+                Box::pin(async move { Ok(answer.await?.map(|body| body.map_err(Into::into).boxed_unsync())) })
+            }
+        }
+    }
+}
+
+/// The answer of an API server that says no.
+fn refusal(code: u16) -> Result<Response<AnyBody>, BoxError> {
+    let reason = match code {
+        409 => "Conflict",
+        429 => "TooManyRequests",
+        504 => "Timeout",
+        _ => "InternalError",
+    };
+    let status = serde_json::json!({
+        "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason,
+        "message": "refused on purpose",
+    });
+    let body = Full::from(serde_json::to_vec(&status)?).map_err(BoxError::from).boxed_unsync();
+    Ok(Response::builder().status(code).header("content-type", "application/json").body(body)?)
+}
