@@ -1,0 +1,127 @@
+#!/usr/bin/env bash
+# Builds the images from binaries of this checkout, by docker, podman or buildah, whichever works here, and leaves each as
+# an OCI archive. Without a registry the base is made by debootstrap; the Dockerfiles stay the same.
+#
+#   images.sh PROFILE TAG FOLDER NAME...   such as: images.sh release dev target/images rlt-operator rlt-trainer
+set -euo pipefail
+
+BASE=docker.io/library/debian:bookworm-slim
+# What the trainer links to, of libtorch itself and of the two small libraries of CUDA.
+LIBTORCH_LIBRARIES="libtorch_cpu.so libc10.so libgomp.so.1"
+CUDA_LIBRARIES="libcudart.so.13 libcupti.so.13"
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+profile=$1 tag=$2 folder=$3
+shift 3
+binaries=${CARGO_TARGET_DIR:-target}/$([ "$profile" = dev ] && echo debug || echo "$profile")
+libtorch=${LIBTORCH:-.libtorch/torch}
+
+say() { echo "images: $*" >&2; }
+fail() {
+    say "$*"
+    exit 1
+}
+
+works() { # whether a tool is here and answers
+    case $1 in
+    docker) docker info >/dev/null 2>&1 && docker buildx version >/dev/null 2>&1 ;;
+    podman) podman info >/dev/null 2>&1 ;;
+    buildah) buildah info >/dev/null 2>&1 ;;
+    esac
+}
+
+library() { # NAME: where libtorch's folders hold it
+    local place
+    for place in "$libtorch/lib" "$libtorch/../nvidia/cu13/lib" "$libtorch/../nvidia/cuda_runtime/lib" \
+        "$libtorch/../nvidia/cuda_cupti/lib"; do
+        [ -e "$place/$1" ] && echo "$place/$1" && return
+    done
+    return 1
+}
+
+# Files in a context have one time, so that the same binaries make the same layers.
+stage() { # NAME CONTEXT
+    local name=$1 context=$2 file path
+    rm -rf "$context"
+    mkdir -p "$context/bin"
+    strip -o "$context/bin/$name" "$binaries/$name"
+    if [ "$name" = rlt-trainer ]; then
+        mkdir "$context/lib"
+        for file in $LIBTORCH_LIBRARIES; do
+            cp -L "$(library "$file" || fail "no $file in $libtorch/lib")" "$context/lib/"
+        done
+        # A libtorch built for CPUs alone has no need of these.
+        for file in $CUDA_LIBRARIES; do
+            if path=$(library "$file"); then cp -L "$path" "$context/lib/"; fi
+        done
+    fi
+    find "$context" -exec touch --no-dereference --date=@0 {} +
+}
+
+have_base() {
+    case $tool in
+    buildah) buildah inspect --type image "$BASE" >/dev/null 2>&1 ;;
+    *) "$tool" image inspect "$BASE" >/dev/null 2>&1 ;;
+    esac
+}
+
+make_base() {
+    [ "$(id -u)" = 0 ] && command -v debootstrap >/dev/null || fail "no registry answers, and making $BASE needs root and debootstrap"
+    say "no registry answers: making $BASE by debootstrap"
+    local root container
+    root=$(mktemp -d)
+    # shellcheck disable=SC2064 # the folder of now
+    trap "rm -rf '$root'" EXIT
+    debootstrap --variant=minbase --include=ca-certificates bookworm "$root" >/dev/null
+    rm -rf "$root"/var/lib/apt/lists/* "$root"/var/cache/apt "$root"/usr/share/{doc,man,locale,info}/*
+    case $tool in
+    buildah)
+        container=$(buildah from scratch)
+        buildah add --quiet "$container" "$root" / >/dev/null
+        buildah config --cmd bash "$container"
+        buildah commit --quiet --rm "$container" "$BASE" >/dev/null
+        ;;
+    *) tar --directory "$root" --create . | "$tool" import --change 'CMD ["bash"]' - "$BASE" >/dev/null ;;
+    esac
+}
+
+build() { # NAME IMAGE CONTEXT ARCHIVE
+    local dockerfile=trainer/Dockerfile
+    [ "$1" = rlt-operator ] && dockerfile=operator/Dockerfile
+    case $tool in
+    docker)
+        SOURCE_DATE_EPOCH=0 docker build --quiet --tag "$2" --file "$dockerfile" "$3" >/dev/null
+        docker save --output "$4" "$2"
+        ;;
+    podman)
+        podman build --quiet --pull=never --timestamp 0 --tag "$2" --file "$dockerfile" "$3" >/dev/null
+        podman save --quiet --format oci-archive --output "$4" "$2"
+        ;;
+    buildah)
+        buildah build --quiet --isolation chroot --pull-never --timestamp 0 --tag "$2" --file "$dockerfile" "$3" >/dev/null
+        buildah push --quiet --compression-format gzip --compression-level 1 "$2" "oci-archive:$4:$2"
+        ;;
+    esac
+}
+
+tool=
+for candidate in docker podman buildah; do
+    if works "$candidate"; then
+        tool=$candidate
+        break
+    fi
+done
+[ -n "$tool" ] || fail "none of docker, podman and buildah works here"
+mkdir -p "$folder"
+for name; do
+    archive=$folder/$name.tar
+    context=$folder/context-$name
+    # A build that was cut off leaves no archive.
+    rm -f "$archive" "$archive.part"
+    stage "$name" "$context"
+    have_base || timeout 120 "$tool" pull --quiet "$BASE" >/dev/null 2>&1 || make_base
+    build "$name" "rlt.local/$name:$tag" "$context" "$archive.part"
+    rm -rf "$context"
+    mv "$archive.part" "$archive"
+    say "rlt.local/$name:$tag by $tool, in $archive ($(du -h "$archive" | cut -f1))"
+done
