@@ -4,10 +4,10 @@ SHELL := /bin/bash
 
 QUICKSTART_OUTPUT ?= runs/quickstart
 
-.PHONY: help libtorch browser cluster-packages build quickstart test lint deny format generate bench clean
+.PHONY: help libtorch browser cluster-packages build images cluster cluster-down quickstart test lint deny format generate bench clean
 
 help: ## List the commands
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 libtorch: ## Fetch the pinned libtorch once (an own LIBTORCH is respected)
 	@bash trainer/torch/fetch-libtorch.sh
@@ -37,6 +37,17 @@ quickstart: build ## Train a small transformer from one page of YAML: cold start
 	target/release/rlctl run examples/quickstart/job.yaml --output $(QUICKSTART_OUTPUT)
 	@echo "report: $(QUICKSTART_OUTPUT)/report.html   model: $(QUICKSTART_OUTPUT)/export/"
 	@echo "to train again: target/release/rlctl run examples/quickstart/job.yaml --output $(QUICKSTART_OUTPUT) --overwrite"
+
+images: libtorch cluster-packages ## Build both images by docker, podman or buildah, and leave them as target/images/*.tar
+	cargo build --release --locked --bin rlt-operator --bin rlt-trainer
+	charts/images.sh release dev target/images rlt-operator rlt-trainer
+
+cluster: images ## Start a real cluster of one node with both images and the CRD, and say how to call kubectl
+	@kubectl=$$(cargo run --quiet --locked --package rlt-cluster -- up target/images/rlt-operator.tar target/images/rlt-trainer.tar) && \
+	env $$kubectl apply --server-side --filename crds/manifests && echo "$$kubectl get nodes"
+
+cluster-down: ## End that cluster
+	cargo run --quiet --locked --package rlt-cluster -- down
 
 test: libtorch browser cluster-packages lint ## Every check and every test
 	@rm -f target/skipped-cluster-tests.txt

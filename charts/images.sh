@@ -86,7 +86,8 @@ make_base() {
 }
 
 build() { # NAME IMAGE CONTEXT ARCHIVE
-    local dockerfile=trainer/Dockerfile
+    local dockerfile=trainer/Dockerfile before
+    before=$("$tool" images --quiet "$2" 2>/dev/null || true)
     [ "$1" = rlt-operator ] && dockerfile=operator/Dockerfile
     case $tool in
     docker)
@@ -102,6 +103,10 @@ build() { # NAME IMAGE CONTEXT ARCHIVE
         buildah push --quiet --compression-format gzip --compression-level 1 "$2" "oci-archive:$4:$2"
         ;;
     esac
+    # What had this name before would stay behind without one.
+    if [ -n "$before" ] && [ "$before" != "$("$tool" images --quiet "$2")" ]; then
+        "$tool" rmi "$before" >/dev/null 2>&1 || true
+    fi
 }
 
 tool=

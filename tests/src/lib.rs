@@ -67,6 +67,36 @@ pub fn fresh_binary(name: &str) -> PathBuf {
     binary(name)
 }
 
+/// An image `rlt.local/<name>:test` of the binary under test as an OCI archive, by the project's own Dockerfile; built
+/// only where the archive is older than what goes into it.
+///
+/// # Panics
+/// When binary or image can not be built.
+pub fn test_image(name: &str) -> PathBuf {
+    let modified = |path: &Path| std::fs::metadata(path).and_then(|data| data.modified()).ok();
+    let root = workspace_root();
+    let folder = profile_folder().join("images");
+    let archive = folder.join(format!("{name}.tar"));
+    let dockerfile = if name == "rlt-operator" { "operator/Dockerfile" } else { "trainer/Dockerfile" };
+    let sources = [fresh_binary(name), root.join(dockerfile), root.join("charts/images.sh")];
+    if modified(&archive)
+        .is_some_and(|at| sources.iter().all(|source| modified(source).is_some_and(|m| m < at)))
+    {
+        return archive;
+    }
+    let profile =
+        profile_folder().file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let mut build = Command::new(root.join("charts/images.sh"));
+    build.args([if profile == "debug" { "dev" } else { &profile }, "test"]).arg(&folder).arg(name);
+    build.env("CARGO_TARGET_DIR", profile_folder().parent().unwrap_or(&folder));
+    let (is_built, answer) = match build.output() {
+        Ok(output) => (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned()),
+        Err(error) => (false, error.to_string()),
+    };
+    assert!(is_built, "no image of {name}: {answer}");
+    archive
+}
+
 fn profile_folder() -> PathBuf {
     let test = std::env::current_exe().unwrap_or_default();
     test.parent().and_then(Path::parent).map_or_else(PathBuf::new, Path::to_path_buf)

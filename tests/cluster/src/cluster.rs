@@ -12,11 +12,13 @@ use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Api, PostParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
 
 use crate::audit::{self, Call};
 use crate::control_plane::{ControlPlane, ControlPlaneError};
 use crate::fake_nodes::{self, FakeNodes};
+use crate::fault_proxy::FaultProxy;
+use crate::faults::Faults;
 use crate::kubeconfig::kubeconfig;
 use crate::network::{self, NetworkError};
 use crate::node::{NodeError, RealNode};
@@ -71,6 +73,9 @@ pub enum ClusterError {
     /// The thread that waits for the cluster could not run.
     #[error("no runtime to wait for the cluster with")]
     Runtime(#[source] io::Error),
+    /// No proxy could be started.
+    #[error("starting a proxy on loopback failed")]
+    Proxy(#[source] io::Error),
     /// The kubeconfig or token came out malformed.
     #[error("the API server's answer lacks {field}")]
     Answer {
@@ -170,6 +175,36 @@ impl Cluster {
         account: &str,
     ) -> Result<kube::Client, ClusterError> {
         client_of(self.service_account_kubeconfig(namespace, account).await?).await
+    }
+
+    /// Starts a proxy in which calls meet `faults`. It runs in the calling runtime and ends when it is dropped.
+    ///
+    /// # Errors
+    /// When no port can be had.
+    pub async fn fault_proxy(&self, faults: &Faults) -> Result<FaultProxy, ClusterError> {
+        let ControlPlane { server, authority, .. } = &self.control_plane;
+        let mut config = config_of(kubeconfig(server, authority, "", "default")).await?;
+        // Callers bring their own, and see every failure.
+        config.auth_info = AuthInfo::default();
+        config.default_retry = false;
+        config.read_timeout = None;
+        let upstream = kube::Client::try_from(config)?;
+        FaultProxy::start(upstream, faults.clone()).await.map_err(ClusterError::Proxy)
+    }
+
+    /// As [`Cluster::client_of_service_account`], by way of a proxy.
+    ///
+    /// # Errors
+    /// When the API server refuses the account or its token.
+    pub async fn client_through(
+        &self,
+        proxy: &FaultProxy,
+        namespace: &str,
+        account: &str,
+    ) -> Result<kube::Client, ClusterError> {
+        let mut kubeconfig = self.service_account_kubeconfig(namespace, account).await?;
+        kubeconfig["clusters"][0]["cluster"]["server"] = proxy.url().into();
+        client_of(kubeconfig).await
     }
 
     /// Writes a kubeconfig for a service account, for a program that runs outside of the cluster.
@@ -288,10 +323,14 @@ impl Cluster {
 }
 
 async fn client_of(kubeconfig: serde_json::Value) -> Result<kube::Client, ClusterError> {
+    Ok(kube::Client::try_from(config_of(kubeconfig).await?)?)
+}
+
+async fn config_of(kubeconfig: serde_json::Value) -> Result<kube::Config, ClusterError> {
     let kubeconfig = Kubeconfig::from_yaml(&kubeconfig.to_string())?;
     let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
     config.proxy_url = None;
-    Ok(kube::Client::try_from(config)?)
+    Ok(config)
 }
 
 fn place(slot: &Slot) -> Result<Place, ClusterError> {

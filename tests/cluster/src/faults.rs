@@ -5,11 +5,14 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
+use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use http::{Request, Response};
+use http_body::Frame;
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt as _, Full};
+use http_body_util::{BodyExt as _, Full, StreamBody};
 use kube::client::Body;
 use tower::{BoxError, Layer, Service};
 
@@ -24,6 +27,12 @@ pub enum Fault {
     LoseAnswer,
     /// Nothing ever comes back, and nothing was done.
     Hang,
+    /// All goes well, this much later.
+    Delay(Duration),
+    /// The connection breaks this long after the answer has begun: for watches.
+    Break(Duration),
+    /// Nothing more arrives this long after the answer has begun, and the connection stays: for watches.
+    Stall(Duration),
 }
 
 #[derive(Clone, Debug)]
@@ -41,7 +50,8 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// From now on the next `num_calls` calls of `method` whose path contains `path` meet `fault`. Older rules come first.
+    /// From now on the next `num_calls` calls of `method` whose path or query contains `path`, such as `watch=true`, meet
+    /// `fault`. Older rules come first.
     pub fn inject(&self, method: &'static str, path: &str, num_calls: usize, fault: Fault) {
         let rule = Rule { method, path: path.to_owned(), num_left: num_calls, fault };
         self.rules.lock().unwrap_or_else(PoisonError::into_inner).push(rule);
@@ -60,7 +70,8 @@ impl Faults {
     fn next(&self, request: &Request<Body>) -> Option<Fault> {
         let mut rules = self.rules.lock().unwrap_or_else(PoisonError::into_inner);
         let is_met = |rule: &&mut Rule| {
-            rule.num_left > 0 && request.method() == rule.method && request.uri().path().contains(&rule.path)
+            let path = request.uri().path_and_query().map_or("", http::uri::PathAndQuery::as_str);
+            rule.num_left > 0 && request.method() == rule.method && path.contains(&rule.path)
         };
         let rule = rules.iter_mut().find(is_met)?;
         rule.num_left -= 1;
@@ -77,7 +88,7 @@ impl<S> Layer<S> for Faults {
 }
 
 /// The answer's body, whoever made it.
-type AnyBody = UnsyncBoxBody<Bytes, BoxError>;
+pub(crate) type AnyBody = UnsyncBoxBody<Bytes, BoxError>;
 
 /// A client's service with [`Faults`] in front of it.
 #[derive(Clone, Debug)]
@@ -111,12 +122,42 @@ where
                 let answer = self.inner.call(request);
                 Box::pin(async move { answer.await.and_then(|_| Err(lost())) })
             }
+            Some(Fault::Delay(duration)) => {
+                let answer = self.inner.call(request);
+                Box::pin(async move {
+                    tokio::time::sleep(duration).await;
+                    Ok(answer.await?.map(|body| body.map_err(Into::into).boxed_unsync()))
+                })
+            }
+            Some(Fault::Break(duration)) => {
+                let answer = self.inner.call(request);
+                let end = stream::once(async move { Err(lost()) });
+                Box::pin(async move { Ok(answer.await?.map(|body| cut(body, duration, end))) })
+            }
+            Some(Fault::Stall(duration)) => {
+                let answer = self.inner.call(request);
+                Box::pin(async move { Ok(answer.await?.map(|body| cut(body, duration, stream::pending()))) })
+            }
             None => {
                 let answer = self.inner.call(request);
                 Box::pin(async move { Ok(answer.await?.map(|body| body.map_err(Into::into).boxed_unsync())) })
             }
         }
     }
+}
+
+/// `body` for a while, then `rest`.
+fn cut<B>(
+    body: B,
+    duration: Duration,
+    rest: impl Stream<Item = Result<Bytes, BoxError>> + Send + 'static,
+) -> AnyBody
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    let begun = body.map_err(Into::into).into_data_stream().take_until(tokio::time::sleep(duration));
+    StreamBody::new(begun.chain(rest).map_ok(Frame::data)).boxed_unsync()
 }
 
 /// The answer of an API server that says no.

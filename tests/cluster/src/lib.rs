@@ -17,7 +17,7 @@
 //!
 //! The test process is a machine on the cluster's network: it reaches the API server, pods and services by their
 //! addresses, and is reached at [`Cluster::host_address`]. [`Options`] say what to start, [`FakeNodes`] how pods end that
-//! nobody runs. [`own_cluster`] is for a test that breaks its cluster.
+//! nobody runs, [`Faults`] which calls fail. [`own_cluster`] is for a test that breaks its cluster.
 //!
 //! A cluster ends with its owner. A janitor process waits on a pipe that only the owner holds open, and sweeps when it
 //! ends, also after SIGKILL; whoever starts a cluster next sweeps what even the janitor left.
@@ -26,6 +26,7 @@ mod audit;
 mod cluster;
 mod control_plane;
 mod fake_nodes;
+mod fault_proxy;
 mod faults;
 mod kubeconfig;
 mod network;
@@ -42,6 +43,7 @@ pub use audit::Call;
 pub use cluster::{Cluster, ClusterError};
 pub use control_plane::ControlPlaneError;
 pub use fake_nodes::FakeNodes;
+pub use fault_proxy::FaultProxy;
 pub use faults::{Fault, Faults};
 pub use network::NetworkError;
 pub use node::{NodeError, PROBE_IMAGE};

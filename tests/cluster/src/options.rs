@@ -13,6 +13,7 @@ pub struct Options {
     pub(crate) served_apis: Vec<String>,
     pub(crate) fake_nodes: Option<FakeNodes>,
     pub(crate) has_real_node: bool,
+    pub(crate) tools: Vec<String>,
 }
 
 impl Options {
@@ -25,6 +26,7 @@ impl Options {
             served_apis: Vec::new(),
             fake_nodes: None,
             has_real_node: false,
+            tools: Vec::new(),
         }
     }
 
@@ -40,6 +42,13 @@ impl Options {
     #[must_use]
     pub fn with_real_node(mut self) -> Self {
         self.has_real_node = true;
+        self
+    }
+
+    /// Names a program of the system that the test itself calls: without it the test skips as without the cluster.
+    #[must_use]
+    pub fn with_tool(mut self, tool: &str) -> Self {
+        self.tools.push(tool.to_owned());
         self
     }
 
@@ -82,6 +91,9 @@ impl Options {
     /// Why such a cluster can not run on this machine; `None` when it can.
     pub fn unavailable(&self) -> Option<String> {
         let node: &[&str] = if self.has_real_node { &TOOLS } else { &[] };
-        requirements::missing(&[["ip", "nsenter"].as_slice(), node].concat())
+        let own = self.tools.iter().map(String::as_str);
+        requirements::missing(
+            &["ip", "nsenter"].into_iter().chain(node.iter().copied()).chain(own).collect::<Vec<_>>(),
+        )
     }
 }

@@ -1,0 +1,98 @@
+//! The proxy that makes calls fail: each kind of failure is what a client would see of a real one.
+
+#![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
+
+use std::time::{Duration, Instant};
+
+use futures::{StreamExt, TryStreamExt};
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::{Api, PostParams, WatchEvent, WatchParams};
+use rlt_cluster::{Fault, FaultProxy, Faults, Options, Shared};
+use serde_json::json;
+
+static CLUSTER: Shared = Shared::new(|| Options::control_plane().without_scheduler());
+
+/// Longest that a watch lives which breaks; the API server itself would end it after minutes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn config_map(name: &str) -> ConfigMap {
+    serde_json::from_value(json!({ "metadata": { "name": name } })).unwrap()
+}
+
+/// A proxy, and the config maps of a namespace as an account sees them through it that may edit them.
+async fn behind_a_proxy(purpose: &str) -> Option<(Faults, FaultProxy, Api<ConfigMap>)> {
+    let cluster = CLUSTER.get()?;
+    let namespace = cluster.namespace(purpose).await.unwrap();
+    let faults = Faults::default();
+    let proxy = cluster.fault_proxy(&faults).await.unwrap();
+    let client = cluster.client_through(&proxy, &namespace, "editor").await.unwrap();
+    let subject = format!("--serviceaccount={namespace}:editor");
+    let bind = ["create", "rolebinding", "edits", "--clusterrole=edit", &subject, "-n", &namespace];
+    assert!(cluster.kubectl().args(bind).output().unwrap().status.success());
+    let maps = Api::namespaced(client, &namespace);
+    while maps.get_opt("none").await.is_err() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    Some((faults, proxy, maps))
+}
+
+fn code(error: &kube::Error) -> Option<u16> {
+    if let kube::Error::Api(status) = error { Some(status.code) } else { None }
+}
+
+#[tokio::test]
+async fn a_refused_call_never_happens_and_the_next_does() {
+    let Some((faults, _proxy, maps)) = behind_a_proxy("refused").await else { return };
+    let create = || async { maps.create(&PostParams::default(), &config_map("one")).await };
+    for refused in [409, 500] {
+        faults.inject("POST", "/configmaps", 1, Fault::Refuse(refused));
+        assert_eq!(code(&create().await.unwrap_err()), Some(refused));
+        assert!(maps.get_opt("one").await.unwrap().is_none());
+    }
+    create().await.unwrap();
+    assert_eq!(faults.num_left(), 0);
+}
+
+#[tokio::test]
+async fn a_call_whose_answer_is_lost_has_happened_and_one_that_is_lost_has_not() {
+    let Some((faults, _proxy, maps)) = behind_a_proxy("lost").await else { return };
+    for (name, fault) in [("lost-answer", Fault::LoseAnswer), ("lost-request", Fault::LoseRequest)] {
+        faults.inject("POST", "/configmaps", 1, fault);
+        let lost = maps.create(&PostParams::default(), &config_map(name)).await.unwrap_err();
+        assert_eq!(code(&lost), None, "{lost}");
+    }
+    maps.get("lost-answer").await.unwrap();
+    assert!(maps.get_opt("lost-request").await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_watch_breaks_or_falls_silent() {
+    let Some((faults, _proxy, maps)) = behind_a_proxy("watches").await else { return };
+    maps.create(&PostParams::default(), &config_map("seen")).await.unwrap();
+    let is_seen = |event: &WatchEvent<ConfigMap>| matches!(event, WatchEvent::Added(map) if map.metadata.name.as_deref() == Some("seen"));
+    let short = Duration::from_millis(300);
+
+    faults.inject("GET", "watch=true", 1, Fault::Break(short));
+    let broken = maps.watch(&WatchParams::default(), "0").await.unwrap().collect::<Vec<_>>();
+    let broken = tokio::time::timeout(PATIENCE, broken).await;
+    assert!(broken.expect("a broken watch ends").iter().flatten().any(is_seen));
+
+    faults.inject("GET", "watch=true", 1, Fault::Stall(short));
+    let mut silent = maps.watch(&WatchParams::default(), "0").await.unwrap().boxed();
+    while !is_seen(&silent.try_next().await.unwrap().unwrap()) {}
+    tokio::time::sleep(short).await;
+    maps.create(&PostParams::default(), &config_map("unseen")).await.unwrap();
+    let more =
+        tokio::time::timeout(short, async { while silent.try_next().await.unwrap().is_some() {} }).await;
+    assert!(more.is_err(), "a stalled watch neither says anything nor ends");
+}
+
+#[tokio::test]
+async fn a_delayed_call_happens_later() {
+    let Some((faults, _proxy, maps)) = behind_a_proxy("delayed").await else { return };
+    let delay = Duration::from_millis(400);
+    faults.inject("GET", "/configmaps", 1, Fault::Delay(delay));
+    let asked = Instant::now();
+    assert!(maps.get_opt("none").await.unwrap().is_none());
+    assert!(asked.elapsed() >= delay);
+}
