@@ -13,7 +13,7 @@ const KNOWN_FORMATS: [&str; 4] = ["int32", "int64", "double", "date-time"];
 /// The columns of `kubectl get rltj`: name, type, path.
 const COLUMNS: [(&str, &str, &str); 6] = [
     ("State", "string", ".status.conditions[?(@.status==\"True\")].type"),
-    ("Ready", "integer", ".status.workers.ready"),
+    ("Ready", "string", ".status.ready"),
     ("Step", "integer", ".status.progress.step"),
     ("Reward", "number", ".status.progress.reward"),
     ("Attempt", "integer", ".status.attempt"),
@@ -34,7 +34,11 @@ pub fn custom_resource_definition() -> Result<Value, serde_json::Error> {
         make_strict(root);
         describe(root);
         insert_name_rule(root);
-        rules::all().for_each(|rule| insert_rule(root, rule));
+        rules::all().for_each(|rule| insert_rule(root, rule.scope, rule.at, rule.message, (rule.cel)()));
+        for rule in rules::CHANGE_RULES {
+            let cel = schema_at(root, rule.scope).map(rule.cel).unwrap_or_default();
+            insert_rule(root, rule.scope, rule.at, rule.message, cel);
+        }
     }
     Ok(definition)
 }
@@ -83,10 +87,16 @@ fn make_bounds_whole(fields: &mut Map<String, Value>) {
 
 /// Pods, folders and labels are named after the job.
 fn insert_name_rule(root: &mut Value) {
-    let rule = json!([{
-        "rule": format!("self.metadata.name.size() <= {}", crate::manifest::MAX_NAME_LEN),
-        "message": crate::manifest::NAME_TOO_LONG,
-    }]);
+    let rule = json!([
+        {
+            "rule": format!("self.metadata.name.size() <= {}", crate::manifest::MAX_NAME_LEN),
+            "message": crate::manifest::NAME_TOO_LONG,
+        },
+        {
+            "rule": format!("self.metadata.name.matches('{}')", crate::manifest::NAME_PATTERN),
+            "message": crate::manifest::NAME_NOT_A_LABEL,
+        },
+    ]);
     if let Some(fields) = root.as_object_mut() {
         fields.insert("x-kubernetes-validations".into(), rule);
     }
@@ -102,13 +112,13 @@ fn describe(root: &mut Value) {
     root["description"] = "A reinforcement learning or supervised training job.".into();
 }
 
-fn insert_rule(root: &mut Value, rule: &rules::Rule) {
-    let Some(fields) = schema_at_mut(root, rule.scope).and_then(Value::as_object_mut) else { return };
+fn insert_rule(root: &mut Value, scope: &str, at: &str, message: &str, cel: String) {
+    let Some(fields) = schema_at_mut(root, scope).and_then(Value::as_object_mut) else { return };
     let mut entry = Map::new();
-    entry.insert("rule".into(), (rule.cel)().into());
-    entry.insert("message".into(), rule.message.into());
-    if !rule.at.is_empty() {
-        entry.insert("fieldPath".into(), format!(".{}", rule.at).into());
+    entry.insert("rule".into(), cel.into());
+    entry.insert("message".into(), message.into());
+    if !at.is_empty() {
+        entry.insert("fieldPath".into(), format!(".{at}").into());
     }
     let list = fields.entry("x-kubernetes-validations").or_insert_with(|| json!([]));
     if let Some(list) = list.as_array_mut() {

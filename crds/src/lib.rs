@@ -7,13 +7,17 @@
 //! no tensors, no client. With the feature `kube` the types also derive Kubernetes' traits, and the definition and
 //! the field reference can be written.
 
+mod cluster_only;
 #[cfg(feature = "kube")]
 mod crd;
 #[cfg(feature = "kube")]
 mod documentation;
 mod exit_code;
+
 mod manifest;
 pub mod plan;
+mod quantity;
+mod reason;
 #[cfg(feature = "kube")]
 mod reference;
 pub mod resolved;
@@ -24,8 +28,11 @@ mod validate;
 
 #[cfg(feature = "kube")]
 pub use crd::{custom_resource_definition, definition_yaml};
-pub use exit_code::ExitCode;
+pub use exit_code::{ExitCode, TERMINATION_MESSAGE_VARIABLE};
+
 pub use manifest::{API_VERSION, KIND, Metadata};
+pub use plan::{Budget, FailureCause};
+pub use reason::Reason;
 #[cfg(feature = "kube")]
 pub use reference::reference_markdown;
 #[cfg(feature = "kube")]

@@ -14,6 +14,12 @@ pub(crate) const MAX_NAME_LEN: usize = 52;
 /// What a longer name is told, by us and by the API server.
 pub(crate) const NAME_TOO_LONG: &str = "metadata.name must have at most 52 characters";
 
+/// What a name that is no DNS label is told, by us and by the API server.
+pub(crate) const NAME_NOT_A_LABEL: &str = "is not a name that Kubernetes accepts";
+/// What such a name looks like.
+#[cfg(feature = "kube")]
+pub(crate) const NAME_PATTERN: &str = "^[a-z]([-a-z0-9]*[a-z0-9])?$";
+
 /// The part of Kubernetes' object metadata that a local run uses; the rest is Kubernetes' own and passed over.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]

@@ -8,6 +8,7 @@
 //! The operator builds pods from it, the trainer checks itself against it, `rlctl plan` prints it.
 
 mod batch;
+mod failure;
 mod memory;
 pub mod model_config;
 mod workers;
@@ -15,8 +16,9 @@ mod workers;
 use serde::Serialize;
 
 pub use batch::BatchPlan;
+pub use failure::{Budget, FailureCause};
 pub use memory::{MemoryPlan, MemoryTerm, Phase, PhaseMemory};
-pub use workers::{EnvironmentVariable, Mesh, WorkerGroup};
+pub use workers::{EnvironmentVariable, Mesh, RENDEZVOUS_PORT, WorkerGroup};
 
 use crate::ValidatedJob;
 use crate::resolved::{ModelSource, TokenizerSource};

@@ -2,11 +2,14 @@
 //! and share one message. What concerns a single field (type, range, choices) is in the schema instead.
 
 mod algorithm;
+#[cfg(feature = "kube")]
+mod changes;
 mod data;
 mod loss;
 mod model;
 mod rewards;
 mod training;
+mod workers;
 
 use std::fmt::Write as _;
 
@@ -14,6 +17,8 @@ use serde::Serialize;
 
 use crate::resolved::{Preset, preset};
 use crate::spec::{AlgorithmKind, RLTrainingJobSpec, RewardFunctionSpec};
+#[cfg(feature = "kube")]
+pub(crate) use changes::CHANGE_RULES;
 
 /// One rule.
 pub(crate) struct Rule {
@@ -44,9 +49,16 @@ pub(crate) enum Check {
 
 /// Every rule, in the order of the specification's sections.
 pub(crate) fn all() -> impl Iterator<Item = &'static Rule> {
-    [model::RULES, data::RULES, rewards::RULES, algorithm::RULES, loss::RULES, training::RULES]
-        .into_iter()
-        .flatten()
+    let sections = [
+        model::RULES,
+        data::RULES,
+        rewards::RULES,
+        algorithm::RULES,
+        loss::RULES,
+        training::RULES,
+        workers::RULES,
+    ];
+    sections.into_iter().flatten()
 }
 
 impl Rule {

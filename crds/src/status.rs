@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::plan::FailureCause;
+
 /// What is known about a job.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
@@ -25,12 +27,34 @@ pub struct RLTrainingJobStatus {
     /// How often the workers were started, from 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attempt: Option<u32>,
-    /// Failed attempts by their cause.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub failures_by_cause: BTreeMap<String, u32>,
-    /// The workers.
+    /// When the attempt was to start (RFC 3339).
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub workers: Option<WorkersStatus>,
+    #[schemars(extend("format" = "date-time"))]
+    pub attempt_start_time: Option<String>,
+    /// When all workers of the attempt ran for the first time (RFC 3339).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "date-time"))]
+    pub attempt_running_time: Option<String>,
+    /// Attempts in a row that ended within a minute; the next one waits the longer the more there are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub short_attempts: Option<u32>,
+    /// Ended attempts by what ended them.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("additionalProperties" = {"type": "integer", "minimum": 0}))]
+    pub failures_by_cause: BTreeMap<FailureCause, u32>,
+    /// What ended the last attempt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_failure: Option<FailureStatus>,
+    /// Ready workers of those that are needed, such as `7/8`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ready: Option<String>,
+    /// The workers, group by group.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(
+        length(max = 16),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"])
+    )]
+    pub worker_groups: Vec<WorkerGroupStatus>,
     /// How far the training is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
@@ -48,35 +72,59 @@ pub struct RLTrainingJobStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub start_time: Option<String>,
+    /// Since when the job is active, unless it is suspended (RFC 3339).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "date-time"))]
+    pub active_since: Option<String>,
+    /// Seconds that the job was active before it was last suspended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub active_seconds: Option<u64>,
     /// When the job ended (RFC 3339).
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub completion_time: Option<String>,
 }
 
-/// The condition types, all present from the first status on.
+/// The condition types, all present from the first status on, and in this order: the first that is true says best what
+/// the job is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum ConditionType {
-    /// The summary: unknown while the job is active, then true or false for good.
-    Succeeded,
     /// The job has ended well.
     Complete,
     /// The job has ended badly.
     Failed,
-    /// The job is held back on request.
-    Suspended,
-    /// A queue has let the job in.
-    Admitted,
-    /// All pods are ready.
-    PodsReady,
-    /// The trainer makes steps.
-    Progressing,
-    /// The last checkpoint was written and verified.
-    CheckpointHealthy,
-    /// The operator is working towards the specification.
-    Reconciling,
     /// The operator cannot go on by itself.
     Stalled,
+    /// The job is held back on request.
+    Suspended,
+    /// The operator is working towards the specification.
+    Reconciling,
+    /// The trainer makes steps.
+    Progressing,
+    /// All workers are ready.
+    PodsReady,
+    /// The newest checkpoint is complete.
+    CheckpointHealthy,
+    /// A queue has let the job in.
+    Admitted,
+    /// The summary: unknown while the job is active, then true or false for good.
+    Succeeded,
+}
+
+impl ConditionType {
+    /// Every type, in the order in which they stand in a status.
+    pub const ALL: [Self; 10] = [
+        Self::Complete,
+        Self::Failed,
+        Self::Stalled,
+        Self::Suspended,
+        Self::Reconciling,
+        Self::Progressing,
+        Self::PodsReady,
+        Self::CheckpointHealthy,
+        Self::Admitted,
+        Self::Succeeded,
+    ];
 }
 
 /// Whether a condition holds.
@@ -113,14 +161,54 @@ pub struct Condition {
     pub message: String,
 }
 
-/// How many workers there are.
+/// How many workers of one group there are, and how far they are. A worker is counted once, besides in `ready`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct WorkersStatus {
+pub struct WorkerGroupStatus {
+    /// The group.
+    pub name: String,
     /// Workers that are needed.
     pub desired: u32,
-    /// Workers that are ready.
+    /// Workers that wait for a node, an image or a volume.
+    pub pending: u32,
+    /// Workers that run.
+    pub running: u32,
+    /// Running workers that are ready, and those that have ended well.
     pub ready: u32,
+    /// Workers that have ended well.
+    pub succeeded: u32,
+    /// Workers that have failed.
+    pub failed: u32,
+    /// Workers that are being stopped, those of earlier attempts included.
+    pub terminating: u32,
+}
+
+/// What ended an attempt.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct FailureStatus {
+    /// The attempt.
+    pub attempt: u32,
+    /// What ended it.
+    pub cause: FailureCause,
+    /// The worker that failed first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
+    /// Its node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// Its exit code.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit_code: Option<i32>,
+    /// What it or Kubernetes said last.
+    #[schemars(length(max = 4096))]
+    pub message: String,
+    /// What a person can change about it.
+    #[schemars(length(max = 1024))]
+    pub advice: String,
+    /// When the operator saw it (RFC 3339).
+    #[schemars(extend("format" = "date-time"))]
+    pub time: String,
 }
 
 /// How far the training is.
@@ -134,12 +222,29 @@ pub struct Progress {
     /// Mean reward of the last step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reward: Option<f64>,
+    /// What the trainer is doing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    pub phase: Option<String>,
     /// Mean reward of the last evaluation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_out_reward: Option<f64>,
     /// Tokens of the last step by its time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokens_per_second: Option<f64>,
+    /// KL to the reference in nats per token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kl: Option<f64>,
+    /// Seconds that the rest takes at the pace so far.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remaining_seconds: Option<u64>,
+    /// Part of the time of the workers that went into steps, from 0 to 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub goodput: Option<f64>,
+    /// When the last step was finished (RFC 3339).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "date-time"))]
+    pub step_time: Option<String>,
     /// When the trainer last reported (RFC 3339).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
@@ -156,6 +261,12 @@ pub struct CheckpointStatus {
     pub path: String,
     /// Digest of its manifest.
     pub digest: String,
+    /// Ranks that wrote it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub world_size: Option<u32>,
+    /// Whether a restart goes on from it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub latest: bool,
     /// When it was committed (RFC 3339).
     #[schemars(extend("format" = "date-time"))]
     pub time: String,

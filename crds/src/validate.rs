@@ -16,7 +16,7 @@ pub use problem::Problem;
 #[cfg(feature = "kube")]
 pub(crate) use schema::allowed_range;
 
-use crate::manifest::{API_VERSION, KIND, MAX_NAME_LEN, Metadata, NAME_TOO_LONG};
+use crate::manifest::{API_VERSION, KIND, MAX_NAME_LEN, Metadata, NAME_NOT_A_LABEL, NAME_TOO_LONG};
 use crate::resolved::ResolvedSpec;
 use crate::rules;
 use crate::spec::RLTrainingJobSpec;
@@ -44,6 +44,11 @@ impl ValidatedJob {
     /// The specification with every default filled in.
     pub fn spec(&self) -> &ResolvedSpec {
         &self.spec
+    }
+
+    /// The fields that were set and act only on a cluster: a local run says so.
+    pub fn cluster_only_fields(&self) -> Vec<String> {
+        crate::cluster_only::cluster_only_fields(&self.spec)
     }
 
     /// The job as a manifest in which every default is written out; it validates to this very job.
@@ -138,7 +143,7 @@ fn check_metadata(metadata: Option<&Value>, checker: &mut Checker) -> Metadata {
     if name.is_empty() {
         checker.problems.push(problem("is missing", allowed));
     } else if !is_dns_label(name) {
-        checker.problems.push(problem("is not a name that Kubernetes accepts", allowed));
+        checker.problems.push(problem(NAME_NOT_A_LABEL, allowed));
     }
     if name.chars().count() > MAX_NAME_LEN {
         checker.problems.push(problem(NAME_TOO_LONG, "1 to 52 characters"));

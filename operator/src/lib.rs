@@ -6,13 +6,27 @@
 //! What a job needs is decided by pure functions of what was observed; the API server is spoken to at the rim.
 //! No tensors live here, and no rules about manifests: those are `rlt-api`'s.
 
+pub mod apply;
 mod args;
+pub mod build;
 pub mod client;
+pub mod context;
+pub mod controller;
+pub mod decide;
 pub mod health;
+pub mod index;
+pub mod job;
+pub mod labels;
 pub mod lease;
 pub mod metrics;
+pub mod observe;
+pub mod prepare;
 pub mod progress;
+pub mod reconcile;
 mod run;
+pub mod watch;
+pub mod worker;
+pub mod written;
 
-pub use args::Args;
+pub use args::{Args, PullPolicy};
 pub use run::{RunError, run};

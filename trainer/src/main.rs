@@ -3,7 +3,7 @@
 use std::process::ExitCode as ProcessExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use rlt_api::ExitCode;
+use rlt_api::{ExitCode, TERMINATION_MESSAGE_VARIABLE};
 use rlt_trainer::generate::{self, GenerateArgs};
 use rlt_trainer::report;
 use rlt_trainer::score::{self, ScoreArgs};
@@ -16,6 +16,9 @@ Exit codes:
    2 wrong command line or manifest        79 no readable checkpoint
   75 input or output failed, may pass      80 stopped after a checkpoint
   76 another worker is gone";
+
+/// What Kubernetes keeps of a container's termination message, in bytes.
+const MAX_LAST_WORDS_BYTES: usize = 4096;
 
 /// Train language models by reinforcement learning, and use them.
 #[derive(Debug, Parser)]
@@ -99,4 +102,18 @@ fn report_failure(error: &anyhow::Error, code: ExitCode) {
         eprintln!("  caused by: {cause}");
     }
     eprintln!("exit code {}: {code:?}", code.code());
+    leave_last_words(error);
+}
+
+/// Leaves the error to whoever started this process and named a file for it.
+fn leave_last_words(error: &anyhow::Error) {
+    let Some(path) = std::env::var_os(TERMINATION_MESSAGE_VARIABLE) else { return };
+    let text = format!("{error:#}");
+    let end = text.floor_char_boundary(MAX_LAST_WORDS_BYTES);
+    if let Err(error) = std::fs::write(&path, &text[..end]) {
+        tracing::warn!(
+            "failed to write the last error to `{}`: {error}",
+            std::path::Path::new(&path).display()
+        );
+    }
 }

@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::spec::Device;
 
 /// The port of the rendezvous store on the first worker.
-const RENDEZVOUS_PORT: u16 = 29500;
+pub const RENDEZVOUS_PORT: u16 = 29500;
 
 /// How ranks share the work: the product of the axes is the number of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -73,12 +73,18 @@ impl WorkerGroup {
         format!("{}-{}-{worker_idx}", self.job, self.name)
     }
 
+    /// Name of the service that gives the first worker an address.
+    pub fn service_name(&self) -> String {
+        format!("{}-{}", self.job, self.name)
+    }
+
     /// What tells a process which rank it is, in the names that torch's own launcher uses.
     ///
     /// `None` when there is no such rank.
     pub fn environment(&self, rank: u32) -> Option<Vec<EnvironmentVariable>> {
         let world_size = self.num_workers * self.ranks_per_worker;
-        let master = if self.num_workers == 1 { "localhost".into() } else { self.worker_name(0) };
+        let first = || format!("{}.{}", self.worker_name(0), self.service_name());
+        let master = if self.num_workers == 1 { "localhost".into() } else { first() };
         let variables = [
             ("RANK", rank.to_string()),
             ("WORLD_SIZE", world_size.to_string()),

@@ -1,14 +1,113 @@
-//! `spec.runPolicy`: time limits of the whole job.
+//! `spec.runPolicy`: when the job starts, stops, starts again and goes away. All but the deadline of the whole job acts
+//! only on a cluster.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Time limits of the whole job.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+/// When the job starts, stops, starts again and goes away.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct RunPolicySpec {
-    /// Seconds after which the job is stopped with a checkpoint; by default none.
+    /// Hold the job back: its workers save a checkpoint and stop, and start again when this is false.
+    pub suspend: bool,
+    /// Seconds that the job may take, without those that it was suspended; then it is stopped with a checkpoint and
+    /// fails. By default no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 315360000))]
     pub active_deadline_seconds: Option<u64>,
+    /// Seconds that workers may take to all be running; then the job fails. By default no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 315360000))]
+    pub startup_deadline_seconds: Option<u64>,
+    /// Seconds that running workers may go without finishing a step; then they are started again. By default no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 315360000))]
+    pub stall_deadline_seconds: Option<u64>,
+    /// Seconds after its end at which the job is deleted; by default never.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 315360000))]
+    pub ttl_seconds_after_finished: Option<u64>,
+    /// What is deleted at that time.
+    pub ttl_policy: TtlPolicy,
+    /// Which pods are deleted when the job ends.
+    pub clean_pod_policy: CleanPodPolicy,
+    /// Seconds that a worker has for a checkpoint when it is stopped.
+    #[schemars(range(min = 1, max = 86400))]
+    pub termination_grace_period_seconds: u32,
+    /// How often workers are started again, by what ended them. Evicted workers and lost nodes count for nothing.
+    pub retries: RetriesSpec,
+    /// Who works on the job, as a domain and a path; any value but `rltraining.dev/operator` makes this operator leave
+    /// the job alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63))]
+    pub managed_by: Option<String>,
+}
+
+impl Default for RunPolicySpec {
+    fn default() -> Self {
+        Self {
+            suspend: false,
+            active_deadline_seconds: None,
+            startup_deadline_seconds: None,
+            stall_deadline_seconds: None,
+            ttl_seconds_after_finished: None,
+            ttl_policy: TtlPolicy::KeepTracked,
+            clean_pod_policy: CleanPodPolicy::Running,
+            termination_grace_period_seconds: 60,
+            retries: RetriesSpec::default(),
+            managed_by: None,
+        }
+    }
+}
+
+/// What is deleted when the time after the end is over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum TtlPolicy {
+    /// The job; where Argo CD or Flux applied it, and would apply it anew, only its pods.
+    #[default]
+    KeepTracked,
+    /// The job, whoever applied it.
+    Delete,
+}
+
+/// Which pods are deleted when the job ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum CleanPodPolicy {
+    /// Those that still run; logs of the others can still be read.
+    #[default]
+    Running,
+    /// All.
+    All,
+    /// None, not even those that still run.
+    None,
+}
+
+/// How often workers are started again, by what ended them, over the whole life of the job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct RetriesSpec {
+    /// After an error without a class of its own.
+    #[schemars(range(min = 0, max = 1000))]
+    pub failure: u32,
+    /// After running out of memory.
+    #[schemars(range(min = 0, max = 1000))]
+    pub out_of_memory: u32,
+    /// After a signal that nobody is known to have sent, or the loss of another worker.
+    #[schemars(range(min = 0, max = 1000))]
+    pub crash: u32,
+    /// After reading or writing failed.
+    #[schemars(range(min = 0, max = 1000))]
+    pub io: u32,
+    /// After no checkpoint could be read.
+    #[schemars(range(min = 0, max = 1000))]
+    pub checkpoint: u32,
+    /// After no step was finished for `stallDeadlineSeconds`.
+    #[schemars(range(min = 0, max = 1000))]
+    pub stall: u32,
+}
+
+impl Default for RetriesSpec {
+    fn default() -> Self {
+        Self { failure: 0, out_of_memory: 1, crash: 3, io: 5, checkpoint: 1, stall: 1 }
+    }
 }

@@ -1,4 +1,6 @@
-//! `spec.workers`: what the training runs on.
+//! `spec.workers`: what the training runs on. Everything but the device and its threads acts only on a cluster.
+
+use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -7,12 +9,40 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct WorkersSpec {
-    /// The device of the tensors.
+    /// The device of the tensors. On a cluster a worker has a GPU with `Cuda` and none with the others.
     pub device: Device,
     /// CPU threads of one worker; by default as many as the machine has cores.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1024))]
     pub threads: Option<u32>,
+    /// The image of the workers; by default the operator's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 1024))]
+    pub image: Option<String>,
+    /// Secrets with which the image is pulled.
+    #[schemars(length(max = 16), inner(length(min = 1, max = 253)))]
+    pub image_pull_secrets: Vec<String>,
+    /// What one worker needs of its node.
+    pub resources: ResourcesSpec,
+    /// Labels that a node must have.
+    #[schemars(extend(
+        "maxProperties" = 32,
+        "additionalProperties" = {"type": "string", "maxLength": 63}
+    ))]
+    pub node_selector: BTreeMap<String, String>,
+    /// Taints that a node may have.
+    #[schemars(length(max = 32))]
+    pub tolerations: Vec<TolerationSpec>,
+    /// The priority class of the pods.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub priority_class_name: Option<String>,
+    /// Variables in the environment of every worker.
+    #[schemars(length(max = 64))]
+    pub env: Vec<EnvSpec>,
+    /// Where run folders lie; without it they are lost with their pod, and a restart begins anew.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub storage: Option<StorageSpec>,
 }
 
 /// The device of the tensors.
@@ -25,4 +55,126 @@ pub enum Device {
     Cpu,
     /// A GPU; without one the job fails.
     Cuda,
+}
+
+/// What one worker needs of its node, as Kubernetes' quantities such as `500m`, `4` or `16Gi`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct ResourcesSpec {
+    /// CPU cores, requested but no limit; by default no request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 32))]
+    pub cpu: Option<String>,
+    /// Memory, requested and never exceeded; by default no request and no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 32))]
+    pub memory: Option<String>,
+    /// The resource that stands for a GPU.
+    #[schemars(length(min = 1, max = 253))]
+    pub gpu: String,
+    /// Shared memory, which counts as memory; by default half of the node's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 32))]
+    pub shared_memory: Option<String>,
+}
+
+impl Default for ResourcesSpec {
+    fn default() -> Self {
+        Self { cpu: None, memory: None, gpu: "nvidia.com/gpu".into(), shared_memory: None }
+    }
+}
+
+/// A taint that a node may have.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct TolerationSpec {
+    /// The taint's key; by default every key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 317))]
+    pub key: Option<String>,
+    /// How the value is compared.
+    pub operator: TolerationOperator,
+    /// The taint's value.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 63))]
+    pub value: Option<String>,
+    /// The taint's effect; by default every effect.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub effect: Option<TaintEffect>,
+}
+
+/// How a toleration's value is compared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum TolerationOperator {
+    /// The taint has this value.
+    #[default]
+    Equal,
+    /// The taint has any value.
+    Exists,
+}
+
+/// What a taint does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum TaintEffect {
+    /// Keeps pods away.
+    NoSchedule,
+    /// Keeps pods away where there is another node.
+    PreferNoSchedule,
+    /// Keeps pods away and evicts them.
+    NoExecute,
+}
+
+/// A variable in the environment of every worker.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct EnvSpec {
+    /// Its name.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+    /// Its value.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 8192))]
+    pub value: Option<String>,
+    /// Where its value is kept secret.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret: Option<SecretKeySpec>,
+}
+
+/// A value in a Secret of the job's namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct SecretKeySpec {
+    /// The Secret's name.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
+    /// The key in it.
+    #[schemars(length(min = 1, max = 253))]
+    pub key: String,
+}
+
+/// The volume in which run folders lie: a claim that exists, or one that is made for the job. It is mounted at
+/// `/storage`, and the run folder is `/storage/runs/<job>`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct StorageSpec {
+    /// A claim that exists; models and data in it can be named by their path below `/storage`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub claim_name: Option<String>,
+    /// Size of the claim that is made for the job.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 32))]
+    pub size: Option<String>,
+    /// Storage class of the claim that is made for the job; by default the cluster's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub storage_class_name: Option<String>,
+    /// Keep the claim that was made for the job when the job is deleted.
+    pub retain: bool,
+}
+
+impl Default for StorageSpec {
+    fn default() -> Self {
+        Self { claim_name: None, size: None, storage_class_name: None, retain: true }
+    }
 }

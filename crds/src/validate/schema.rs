@@ -137,6 +137,9 @@ impl Checker {
         if schema["x-kubernetes-preserve-unknown-fields"] == true {
             return fields.clone().into();
         }
+        if schema["additionalProperties"].is_object() {
+            return self.check_map(path, schema, fields);
+        }
         let mut repaired = Map::new();
         for (name, value) in fields {
             match schema["properties"].get(name) {
@@ -156,6 +159,23 @@ impl Checker {
                 });
             }
             repaired.entry(name).or_insert_with(|| placeholder(&schema["properties"][name]));
+        }
+        repaired.into()
+    }
+
+    /// A map has keys of its writer's choice.
+    fn check_map(&mut self, path: &str, schema: &Value, entries: &Map<String, Value>) -> Value {
+        if !within(entries.len() as f64, &Value::Null, &schema["maxProperties"]) {
+            self.problems.push(Problem {
+                allowed: allowed_range(schema),
+                ..Problem::new(path, "has a wrong number of entries")
+            });
+            return Map::new().into();
+        }
+        let mut repaired = Map::new();
+        for (key, value) in entries {
+            let right = self.check(&join(path, key), &schema["additionalProperties"], value);
+            repaired.extend(right.map(|right| (key.clone(), right)));
         }
         repaired.into()
     }
@@ -207,6 +227,7 @@ pub(crate) fn allowed_range(schema: &Value) -> Option<String> {
     match schema["type"].as_str() {
         Some("string") => bounds("minLength", "maxLength", " characters"),
         Some("array") => bounds("minItems", "maxItems", " items"),
+        Some("object") => bounds("minProperties", "maxProperties", " entries"),
         _ => bounds("minimum", "maximum", ""),
     }
 }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Context as _;
-use rlt_api::ExitCode;
+use rlt_api::{ExitCode, ValidatedJob};
 
 use crate::args::RunArgs;
 use crate::manifest;
@@ -23,6 +23,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         Ok(loaded) => loaded,
         Err(error) => return manifest::report(error),
     };
+    note_cluster_only_fields(&job);
     let trainer = find_trainer(args.trainer.as_deref())?;
     let output = args.output.clone().unwrap_or_else(|| Path::new("runs").join(job.name()));
     let mut command = Command::new(&trainer);
@@ -47,6 +48,14 @@ fn readable(text: &str) -> io::Result<File> {
     file.write_all(text.as_bytes())?;
     file.rewind()?;
     Ok(file)
+}
+
+/// Nothing in a manifest is passed over in silence.
+fn note_cluster_only_fields(job: &ValidatedJob) {
+    let fields = job.cluster_only_fields();
+    if !fields.is_empty() {
+        let _ = writeln!(io::stderr(), "note: without effect here, on a cluster only: {}", fields.join(", "));
+    }
 }
 
 /// The trainer that was named, else the one beside this binary, else the first one on `PATH`.

@@ -57,6 +57,28 @@ fn help_shows_commands_examples_and_exit_codes() {
 }
 
 #[test]
+fn a_local_run_names_what_was_set_for_a_cluster_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let trainer = fake_trainer(folder.path(), 0);
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let with = |sections: &str| {
+        let path = folder.path().join("job.yaml");
+        fs::write(&path, fs::read_to_string(root.join(ARITHMETIC)).unwrap() + sections).unwrap();
+        stderr(&rlctl(&["run", path.to_str().unwrap(), "--trainer", trainer.to_str().unwrap()]))
+    };
+    let note = with(
+        "  workers: {device: Cpu, nodeSelector: {a: b}, resources: {memory: 1Gi}}\n  \
+         runPolicy: {suspend: true, activeDeadlineSeconds: 9, retries: {io: 9}}\n",
+    );
+    assert_eq!(
+        note,
+        "note: without effect here, on a cluster only: spec.workers.resources.memory, spec.workers.nodeSelector, \
+         spec.runPolicy.suspend, spec.runPolicy.retries.io\n"
+    );
+    assert_eq!(with("  workers: {threads: 2}\n  runPolicy: {activeDeadlineSeconds: 9}\n"), "");
+}
+
+#[test]
 fn a_valid_manifest_ends_with_0() {
     let output = rlctl(&["validate", "-f", ARITHMETIC]);
     assert_eq!(

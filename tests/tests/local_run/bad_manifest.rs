@@ -87,3 +87,16 @@ fn text_that_is_no_manifest_is_refused_with_its_place() {
         Ended::of(output).expect(2, &["job.yaml"]);
     }
 }
+
+#[test]
+fn the_last_error_is_left_where_whoever_started_the_process_looks_for_it() {
+    let place = Place::new();
+    let words = place.write(&json!({})).with_extension("message");
+    let mut command = Command::new(rlt_tests::fresh_binary("rlt-trainer"));
+    command
+        .args(["worker", "--manifest", "/nowhere/job.yaml"])
+        .env(rlt_api::TERMINATION_MESSAGE_VARIABLE, &words);
+    Ended::of(command.output().unwrap()).expect(75, &["/nowhere/job.yaml"]);
+    let left = std::fs::read_to_string(words).unwrap();
+    assert!(left.contains("/nowhere/job.yaml") && left.contains("No such file"), "{left}");
+}

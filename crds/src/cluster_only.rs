@@ -1,0 +1,36 @@
+//! Fields that act only on a cluster: what a local run has to say about them instead of passing over them in silence.
+
+use serde_json::Value;
+
+use crate::resolved::ResolvedSpec;
+use crate::spec::{RunPolicySpec, WorkersSpec};
+
+/// Fields of `spec.workers` and `spec.runPolicy` that act everywhere.
+const EVERYWHERE: [&str; 3] =
+    ["spec.workers.device", "spec.workers.threads", "spec.runPolicy.activeDeadlineSeconds"];
+
+/// The paths of the fields of a specification that were set and act only on a cluster.
+pub(crate) fn cluster_only_fields(spec: &ResolvedSpec) -> Vec<String> {
+    let mut found = Vec::new();
+    let value = |section: Result<Value, serde_json::Error>| section.unwrap_or_default();
+    let workers = (serde_json::to_value(&spec.workers), serde_json::to_value(WorkersSpec::default()));
+    collect("spec.workers", &value(workers.0), &value(workers.1), &mut found);
+    let policy = (serde_json::to_value(&spec.run_policy), serde_json::to_value(RunPolicySpec::default()));
+    collect("spec.runPolicy", &value(policy.0), &value(policy.1), &mut found);
+    found.retain(|path| !EVERYWHERE.contains(&path.as_str()));
+    found
+}
+
+fn collect(path: &str, given: &Value, default: &Value, found: &mut Vec<String>) {
+    match given {
+        _ if given == default => {}
+        Value::Object(fields)
+            if default.is_object() && !default.as_object().is_some_and(|map| map.is_empty()) =>
+        {
+            for (name, field) in fields {
+                collect(&format!("{path}.{name}"), field, &default[name], found);
+            }
+        }
+        _ => found.push(path.to_owned()),
+    }
+}

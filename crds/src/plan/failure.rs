@@ -1,0 +1,167 @@
+//! What can end an attempt, and how often each is tried again. How a cause is told from a pod is not decided here.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::exit_code::ExitCode;
+use crate::spec::RetriesSpec;
+
+/// What ended an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum FailureCause {
+    /// A worker was evicted, preempted or deleted.
+    Disrupted,
+    /// The node of a worker is gone.
+    NodeLost,
+    /// A worker needed more memory than it may have.
+    OutOfMemory,
+    /// A worker ended by a signal that nobody is known to have sent.
+    Signalled,
+    /// A worker lost another one.
+    PeerLost,
+    /// Reading or writing failed in a way that may pass.
+    RetryableIo,
+    /// The loss or the gradients stayed non-finite.
+    Diverged,
+    /// The job cannot work on this model, data or machine.
+    BadConfig,
+    /// No complete checkpoint could be read.
+    CorruptCheckpoint,
+    /// An error without a class of its own.
+    TrainerFailed,
+    /// No step was finished within `stallDeadlineSeconds`.
+    NoProgress,
+    /// A container could not be started within `startupDeadlineSeconds`.
+    StartFailed,
+    /// No node had room for a worker within `startupDeadlineSeconds`.
+    NotScheduled,
+    /// The job took longer than `activeDeadlineSeconds`.
+    DeadlineExceeded,
+}
+
+/// How often an attempt may follow another that ended for one cause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Budget {
+    /// As often as it happens.
+    Unlimited,
+    /// This often, counted together with causes of the same budget.
+    Limited {
+        /// The field below `spec.runPolicy.retries`.
+        field: &'static str,
+        /// Its value.
+        limit: u32,
+    },
+    /// Never: it would end in the same way.
+    Never,
+}
+
+impl FailureCause {
+    /// Every cause.
+    pub const ALL: [Self; 14] = [
+        Self::Disrupted,
+        Self::NodeLost,
+        Self::OutOfMemory,
+        Self::Signalled,
+        Self::PeerLost,
+        Self::RetryableIo,
+        Self::Diverged,
+        Self::BadConfig,
+        Self::CorruptCheckpoint,
+        Self::TrainerFailed,
+        Self::NoProgress,
+        Self::StartFailed,
+        Self::NotScheduled,
+        Self::DeadlineExceeded,
+    ];
+
+    /// What an exit code of a worker means; `None` for success. Codes above 128 are signals.
+    pub fn from_exit_code(code: i32) -> Option<Self> {
+        Some(match ExitCode::from_code(code) {
+            Some(ExitCode::Success) => return None,
+            Some(ExitCode::Usage | ExitCode::BadConfig) => Self::BadConfig,
+            Some(ExitCode::RetryableIo) => Self::RetryableIo,
+            Some(ExitCode::PeerLost) => Self::PeerLost,
+            Some(ExitCode::Diverged) => Self::Diverged,
+            Some(ExitCode::CorruptCheckpoint) => Self::CorruptCheckpoint,
+            Some(ExitCode::Preempted) => Self::Disrupted,
+            Some(ExitCode::Failure) => Self::TrainerFailed,
+            None if code > 128 => Self::Signalled,
+            None => Self::TrainerFailed,
+        })
+    }
+
+    /// How often it is tried again.
+    pub fn budget(self, retries: &RetriesSpec) -> Budget {
+        let limited = |field, limit| Budget::Limited { field, limit };
+        match self {
+            Self::Disrupted | Self::NodeLost => Budget::Unlimited,
+            Self::OutOfMemory => limited("outOfMemory", retries.out_of_memory),
+            Self::Signalled | Self::PeerLost => limited("crash", retries.crash),
+            Self::RetryableIo => limited("io", retries.io),
+            Self::CorruptCheckpoint => limited("checkpoint", retries.checkpoint),
+            Self::TrainerFailed => limited("failure", retries.failure),
+            Self::NoProgress => limited("stall", retries.stall),
+            Self::Diverged
+            | Self::BadConfig
+            | Self::StartFailed
+            | Self::NotScheduled
+            | Self::DeadlineExceeded => Budget::Never,
+        }
+    }
+
+    /// What a person can change about it.
+    pub fn advice(self) -> &'static str {
+        match self {
+            Self::Disrupted => "nothing: the job goes on by itself; storage keeps its checkpoints",
+            Self::NodeLost => "nothing: the job goes on by itself; storage keeps its checkpoints",
+            Self::OutOfMemory => {
+                "raise spec.workers.resources.memory, or lower spec.training.maxTokensPerMicroBatch or \
+                 spec.rollout.maxCompletionTokens"
+            }
+            Self::Signalled => "see the pod's log for what came before the signal",
+            Self::PeerLost => "see the logs of the other workers: one of them ended first",
+            Self::RetryableIo => "see whether the storage is full and the model's source can be reached",
+            Self::Diverged => "lower spec.training.optimizer.learningRate or spec.training.maxGradNorm",
+            Self::BadConfig => "correct what the message names, in a new job",
+            Self::CorruptCheckpoint => {
+                "remove the run folder, or name another one in spec.checkpoint.resumeFrom"
+            }
+            Self::TrainerFailed => "see the pod's log",
+            Self::NoProgress => {
+                "raise spec.runPolicy.stallDeadlineSeconds, or see the pod's log for what it waits for"
+            }
+            Self::StartFailed => "correct what the message names: image, secret or volume",
+            Self::NotScheduled => "ask for less, or give the cluster what the message misses",
+            Self::DeadlineExceeded => "raise spec.runPolicy.activeDeadlineSeconds",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Budget, FailureCause};
+    use crate::exit_code::ExitCode;
+    use crate::spec::RetriesSpec;
+
+    #[test]
+    fn every_exit_code_has_a_cause_and_only_success_has_none() {
+        for exit in ExitCode::ALL {
+            let cause = FailureCause::from_exit_code(i32::from(exit.code()));
+            assert_eq!(cause.is_none(), exit == ExitCode::Success);
+        }
+        assert_eq!(FailureCause::from_exit_code(139), Some(FailureCause::Signalled));
+        assert_eq!(FailureCause::from_exit_code(3), Some(FailureCause::TrainerFailed));
+    }
+
+    #[test]
+    fn what_nobody_could_help_is_never_counted_and_what_cannot_heal_is_never_tried_again() {
+        let retries = RetriesSpec::default();
+        assert_eq!(FailureCause::NodeLost.budget(&retries), Budget::Unlimited);
+        assert_eq!(FailureCause::BadConfig.budget(&retries), Budget::Never);
+        assert_eq!(
+            FailureCause::PeerLost.budget(&retries),
+            FailureCause::Signalled.budget(&retries),
+            "the loss of a peer is a crash seen from afar"
+        );
+    }
+}

@@ -1,0 +1,35 @@
+//! Kubernetes' quantities, such as `500m`, `4`, `16Gi` or `1e3`: whether a text is one. What they measure is not known
+//! here.
+
+/// Suffixes of a quantity, none included.
+const SUFFIXES: [&str; 16] =
+    ["", "n", "u", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
+
+/// Whether a text is a quantity above zero.
+pub(crate) fn is_positive_quantity(text: &str) -> bool {
+    let unsigned = text.strip_prefix('+').unwrap_or(text);
+    let end = unsigned.find(|each: char| !each.is_ascii_digit() && each != '.').unwrap_or(unsigned.len());
+    let (number, suffix) = unsigned.split_at(end);
+    let is_number = number.matches('.').count() <= 1 && number.contains(|each: char| each.is_ascii_digit());
+    let is_above_zero = number.contains(|each: char| ('1'..='9').contains(&each));
+    is_number && is_above_zero && (SUFFIXES.contains(&suffix) || is_exponent(suffix))
+}
+
+fn is_exponent(suffix: &str) -> bool {
+    suffix.strip_prefix(['e', 'E']).is_some_and(|power| power.parse::<i8>().is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_positive_quantity;
+
+    #[test]
+    fn quantities_are_told_from_other_texts() {
+        for right in ["1", "0.5", "500m", "16Gi", "1e3", "1E-2", "+2", ".5", "5.", "100k"] {
+            assert!(is_positive_quantity(right), "{right}");
+        }
+        for wrong in ["", "0", "0Gi", "-1", "1 Gi", "16GB", "1.2.3", ".", "e3", "many", "1e", "Gi"] {
+            assert!(!is_positive_quantity(wrong), "{wrong}");
+        }
+    }
+}

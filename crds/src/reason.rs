@@ -1,0 +1,101 @@
+//! Why a condition holds or an event was published, in one word for programs: a part of the API.
+
+use crate::plan::FailureCause;
+
+/// A reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// The job has not come to this yet.
+    NotFinished,
+    /// All workers ended well.
+    StepsFinished,
+    /// What ended an attempt, or the job.
+    Failure(FailureCause),
+    /// Nobody asked for a pause.
+    NotSuspended,
+    /// `spec.runPolicy.suspend` is true, and no worker is left.
+    Suspended,
+    /// `spec.runPolicy.suspend` is true, and workers still save their state.
+    Suspending,
+    /// No queue has a say in the job.
+    NoQueue,
+    /// Workers are being started.
+    WorkersStarting,
+    /// All workers run.
+    WorkersRunning,
+    /// The workers of the last attempt have to be gone before the next ones start.
+    Restarting,
+    /// Several attempts ended soon after their start, so that the next one waits.
+    WaitingToRestart,
+    /// The API server refuses a pod.
+    WorkersRefused,
+    /// No worker is wanted.
+    NoWorkers,
+    /// The specification breaks a rule.
+    InvalidSpec,
+    /// Nothing stands in the way.
+    NothingStalled,
+    /// The operator has nothing left to do.
+    Settled,
+    /// The trainer has not reported yet.
+    NoReport,
+    /// The trainer finishes steps.
+    StepsAdvancing,
+    /// No checkpoint is complete yet.
+    NoCheckpoint,
+    /// The newest checkpoint is complete.
+    CheckpointComplete,
+    /// The time after the end is over.
+    TtlExpired,
+}
+
+impl Reason {
+    /// Every reason.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let plain = [
+            Self::NotFinished,
+            Self::StepsFinished,
+            Self::NotSuspended,
+            Self::Suspended,
+            Self::Suspending,
+            Self::NoQueue,
+            Self::WorkersStarting,
+            Self::WorkersRunning,
+            Self::Restarting,
+            Self::WaitingToRestart,
+            Self::WorkersRefused,
+            Self::NoWorkers,
+            Self::InvalidSpec,
+            Self::NothingStalled,
+            Self::Settled,
+            Self::NoReport,
+            Self::StepsAdvancing,
+            Self::NoCheckpoint,
+            Self::CheckpointComplete,
+            Self::TtlExpired,
+        ];
+        plain.into_iter().chain(FailureCause::ALL.map(Self::Failure))
+    }
+
+    /// The word.
+    pub fn name(self) -> String {
+        match self {
+            Self::Failure(cause) => format!("{cause:?}"),
+            plain => format!("{plain:?}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::Reason;
+
+    #[test]
+    fn every_reason_has_a_word_of_its_own() {
+        let names: BTreeSet<_> = Reason::all().map(Reason::name).collect();
+        assert_eq!(names.len(), Reason::all().count());
+        assert!(names.iter().all(|name| name.chars().all(|each| each.is_ascii_alphanumeric())));
+    }
+}

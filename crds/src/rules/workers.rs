@@ -1,0 +1,186 @@
+//! The rules of `spec.workers` and `spec.runPolicy`.
+
+use super::{Check, Rule, cel_list};
+use crate::quantity::is_positive_quantity;
+use crate::spec::{EnvSpec, RLTrainingJobSpec, ResourcesSpec, StorageSpec, TolerationOperator};
+
+/// Variables that tell a rank who it is: nobody else may set them. Those of ours begin with `RLT_`.
+const RESERVED_VARIABLES: [&str; 6] =
+    ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];
+
+fn is_quantity(field: Option<&String>) -> bool {
+    field.is_none_or(|text| is_positive_quantity(text))
+}
+
+fn cel_is_quantity(field: &str) -> String {
+    format!(
+        "!has(self.{field}) || (isQuantity(self.{field}) && \
+         quantity(self.{field}).isGreaterThan(quantity('0')))"
+    )
+}
+
+fn of_resources(spec: &RLTrainingJobSpec, field: fn(&ResourcesSpec) -> Option<&String>) -> bool {
+    is_quantity(field(&spec.workers.resources))
+}
+
+fn of_storage(spec: &RLTrainingJobSpec, holds: fn(&StorageSpec) -> bool) -> bool {
+    spec.workers.storage.as_ref().is_none_or(holds)
+}
+
+fn all_env(spec: &RLTrainingJobSpec, holds: fn(&EnvSpec) -> bool) -> bool {
+    spec.workers.env.iter().all(holds)
+}
+
+/// A C identifier, with the dots and dashes that Kubernetes lets through.
+fn is_variable_name(name: &str) -> bool {
+    let is_part = |each: char| each.is_ascii_alphanumeric() || "-._".contains(each);
+    name.chars().all(is_part) && !name.starts_with(|first: char| first.is_ascii_digit())
+}
+
+const A_QUANTITY: &str = "a quantity above zero such as 500m, 4 or 16Gi";
+
+pub(super) const RULES: &[Rule] = &[
+    Rule {
+        scope: "spec.workers.resources",
+        at: "cpu",
+        reads: &["cpu"],
+        message: "cpu must be a quantity of Kubernetes",
+        cel: || cel_is_quantity("cpu"),
+        holds: Check::Spec(|spec| of_resources(spec, |resources| resources.cpu.as_ref())),
+        allowed: Some(|_| A_QUANTITY.into()),
+    },
+    Rule {
+        scope: "spec.workers.resources",
+        at: "memory",
+        reads: &["memory"],
+        message: "memory must be a quantity of Kubernetes",
+        cel: || cel_is_quantity("memory"),
+        holds: Check::Spec(|spec| of_resources(spec, |resources| resources.memory.as_ref())),
+        allowed: Some(|_| A_QUANTITY.into()),
+    },
+    Rule {
+        scope: "spec.workers.resources",
+        at: "sharedMemory",
+        reads: &["sharedMemory"],
+        message: "sharedMemory must be a quantity of Kubernetes",
+        cel: || cel_is_quantity("sharedMemory"),
+        holds: Check::Spec(|spec| of_resources(spec, |resources| resources.shared_memory.as_ref())),
+        allowed: Some(|_| A_QUANTITY.into()),
+    },
+    Rule {
+        scope: "spec.workers.storage",
+        at: "size",
+        reads: &["size"],
+        message: "size must be a quantity of Kubernetes",
+        cel: || cel_is_quantity("size"),
+        holds: Check::Spec(|spec| of_storage(spec, |storage| is_quantity(storage.size.as_ref()))),
+        allowed: Some(|_| A_QUANTITY.into()),
+    },
+    Rule {
+        scope: "spec.workers.storage",
+        at: "size",
+        reads: &["size", "claimName"],
+        message: "storage needs either the claimName of a claim that exists or the size of a new one",
+        cel: || "has(self.claimName) != has(self.size)".into(),
+        holds: Check::Spec(|spec| {
+            of_storage(spec, |storage| storage.claim_name.is_some() != storage.size.is_some())
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.workers.storage",
+        at: "storageClassName",
+        reads: &["storageClassName", "claimName"],
+        message: "storageClassName is for a new claim: a claim that exists has its own",
+        cel: || "!(has(self.claimName) && has(self.storageClassName))".into(),
+        holds: Check::Spec(|spec| {
+            of_storage(spec, |storage| storage.claim_name.is_none() || storage.storage_class_name.is_none())
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.workers",
+        at: "env",
+        reads: &["env[].name"],
+        message: "the names of variables must differ",
+        cel: || "self.env.all(one, self.env.exists_one(other, other.name == one.name))".into(),
+        holds: Check::Spec(|spec| {
+            let env = &spec.workers.env;
+            let is_first = |idx: usize| env[..idx].iter().all(|other| other.name != env[idx].name);
+            (0..env.len()).all(is_first)
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.workers",
+        at: "env",
+        reads: &["env[].name"],
+        message: "the name of a variable consists of letters, digits, '_', '-' and '.', and begins with no digit",
+        cel: || "self.env.all(one, one.name.matches('^[-._a-zA-Z][-._a-zA-Z0-9]*$'))".into(),
+        holds: Check::Spec(|spec| all_env(spec, |env| is_variable_name(&env.name))),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.workers",
+        at: "env",
+        reads: &["env[].name"],
+        message: "RLT_ variables and those of the ranks (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, \
+                  MASTER_PORT) are set by the operator",
+        cel: || {
+            format!(
+                "self.env.all(one, !one.name.startsWith('RLT_') && !(one.name in {}))",
+                cel_list(&RESERVED_VARIABLES)
+            )
+        },
+        holds: Check::Spec(|spec| {
+            all_env(spec, |env| {
+                !env.name.starts_with("RLT_") && !RESERVED_VARIABLES.contains(&env.name.as_str())
+            })
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.workers",
+        at: "env",
+        reads: &["env[].value", "env[].secret"],
+        message: "a variable needs either a value or a secret",
+        cel: || "self.env.all(one, has(one.value) != has(one.secret))".into(),
+        holds: Check::Spec(|spec| all_env(spec, |env| env.value.is_some() != env.secret.is_some())),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.workers",
+        at: "tolerations",
+        reads: &["tolerations[].key", "tolerations[].operator", "tolerations[].value"],
+        message: "a toleration with the operator Equal needs a key, and one with Exists has no value",
+        cel: || "self.tolerations.all(one, one.operator == 'Equal' ? has(one.key) : !has(one.value))".into(),
+        holds: Check::Spec(|spec| {
+            spec.workers.tolerations.iter().all(|toleration| match toleration.operator {
+                TolerationOperator::Equal => toleration.key.is_some(),
+                TolerationOperator::Exists => toleration.value.is_none(),
+            })
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.runPolicy",
+        at: "managedBy",
+        reads: &["managedBy"],
+        message: "managedBy must be a domain and a path such as kueue.x-k8s.io/multikueue",
+        cel: || {
+            "!has(self.managedBy) || self.managedBy.matches('^[a-z0-9][-.a-z0-9]*/[-._/a-zA-Z0-9]+$')".into()
+        },
+        holds: Check::Spec(|spec| spec.run_policy.managed_by.as_deref().is_none_or(is_domain_path)),
+        allowed: None,
+    },
+];
+
+fn is_domain_path(text: &str) -> bool {
+    let Some((domain, path)) = text.split_once('/') else { return false };
+    let is_lower = |each: char| each.is_ascii_lowercase() || each.is_ascii_digit();
+    let is_path = |each: char| each.is_ascii_alphanumeric() || "-._/".contains(each);
+    domain.starts_with(is_lower)
+        && domain.chars().all(|each| is_lower(each) || "-.".contains(each))
+        && !path.is_empty()
+        && path.chars().all(is_path)
+}

@@ -1,0 +1,42 @@
+//! What can go wrong between a decision and the API server.
+
+/// Why a decision was not carried out.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "each variant is its message")]
+pub enum ApplyError {
+    #[error("failed to {act} `{name}`")]
+    Call { act: &'static str, name: String, source: kube::Error },
+    #[error("{message}")]
+    Refused { message: String },
+    #[error("`{name}` exists already and belongs to somebody else")]
+    Occupied { name: String },
+    #[error("failed to write the manifest of `{name}`")]
+    Manifest { name: String, source: serde_saphyr::SerializeError },
+    #[error("failed to write the status of `{name}` as JSON")]
+    Json { name: String, source: serde_json::Error },
+}
+
+impl ApplyError {
+    /// Whether somebody else changed the job in between: it is looked at again at once.
+    pub fn is_conflict(&self) -> bool {
+        matches!(self, Self::Call { source: kube::Error::Api(status), .. } if status.is_conflict())
+    }
+}
+
+/// Whether an object that was to be deleted is gone, or is another one by now.
+pub(super) fn is_done(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.is_not_found() || status.is_conflict())
+}
+
+/// Whether an object of that name is there already.
+pub(super) fn exists(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.is_already_exists())
+}
+
+/// What the API server says where it will not have an object as it is: forbidden, or invalid.
+pub(super) fn refusal(error: &kube::Error) -> Option<&str> {
+    match error {
+        kube::Error::Api(status) if matches!(status.code, 403 | 422 | 400) => Some(&status.message),
+        _ => None,
+    }
+}

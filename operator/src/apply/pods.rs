@@ -1,0 +1,102 @@
+//! Pods: made by name, deleted by UID, a few at first and then many at once.
+
+use futures::stream::{self, StreamExt as _, TryStreamExt as _};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::DeleteParams;
+use kube::{Api, Client};
+
+use super::{ApplyError, creation, error, exactly, key};
+use crate::build::{self, Blueprint};
+use crate::decide::Deletion;
+use crate::index::Index;
+use crate::job::Job;
+use crate::worker::Worker;
+
+/// Calls for one job under way at the same time.
+const MAX_PARALLEL: usize = 32;
+/// How much larger each batch of new pods is than the one before: where a quota is full, one call tells.
+const BATCH_GROWTH: usize = 4;
+
+/// Deletes pods.
+pub(super) async fn delete(
+    client: &Client,
+    index: &Index,
+    job: &Job,
+    deletions: &[Deletion],
+) -> Result<(), ApplyError> {
+    let api: &Api<Pod> = &Api::namespaced(client.clone(), job.namespace());
+    let calls = deletions.iter().cloned().map(|deletion| async move {
+        let grace_period_seconds = deletion.grace_seconds;
+        let params = DeleteParams { grace_period_seconds, ..DeleteParams::default() };
+        match api.delete(&deletion.name, &exactly(&deletion.uid, params)).await {
+            Ok(answer) => {
+                // The pod as it is with its end in sight, or nothing where it is gone at once.
+                let leaving = answer.left().and_then(|pod| Worker::read(&pod));
+                if let Some((key, worker)) = leaving.filter(|(_, worker)| worker.is_deleting) {
+                    index.enter(&key, worker);
+                }
+                Ok(())
+            }
+            Err(error) if error::is_done(&error) => Ok(()),
+            Err(source) => {
+                Err(ApplyError::Call { act: "delete pod", name: deletion.name.to_string(), source })
+            }
+        }
+    });
+    stream::iter(calls).buffer_unordered(MAX_PARALLEL).try_collect::<()>().await
+}
+
+/// Makes the pods of these workers.
+pub(super) async fn start(
+    client: &Client,
+    index: &Index,
+    blueprint: &Blueprint<'_>,
+    attempt: u32,
+    indices: &[u32],
+) -> Result<(), ApplyError> {
+    let mut rest = indices;
+    let mut batch_size = 1;
+    while !rest.is_empty() {
+        let (batch, later) = rest.split_at(batch_size.min(rest.len()));
+        let calls = batch.iter().copied().map(|idx| create(client, index, blueprint, attempt, idx));
+        stream::iter(calls).buffer_unordered(MAX_PARALLEL).try_collect::<()>().await?;
+        rest = later;
+        batch_size *= BATCH_GROWTH;
+    }
+    Ok(())
+}
+
+async fn create(
+    client: &Client,
+    index: &Index,
+    blueprint: &Blueprint<'_>,
+    attempt: u32,
+    worker_idx: u32,
+) -> Result<(), ApplyError> {
+    let api: Api<Pod> = Api::namespaced(client.clone(), blueprint.job.namespace());
+    let Some(pod) = build::pod(blueprint, attempt, worker_idx) else { return Ok(()) };
+    let name = pod.metadata.name.clone().unwrap_or_default();
+    let made = match api.create(&creation(), &pod).await {
+        Ok(made) => made,
+        Err(error) if error::exists(&error) => own(&api, blueprint.job, name).await?,
+        Err(error) => match error::refusal(&error) {
+            Some(why) => return Err(ApplyError::Refused { message: format!("pod {name}: {why}") }),
+            None => return Err(ApplyError::Call { act: "make pod", name, source: error }),
+        },
+    };
+    if let Some((key, worker)) = Worker::read(&made) {
+        index.enter(&key, worker);
+    }
+    Ok(())
+}
+
+/// The pod of that name, which the watch has not told of yet, if it is ours.
+async fn own(api: &Api<Pod>, job: &Job, name: String) -> Result<Pod, ApplyError> {
+    let found = api.get(&name).await;
+    let found = found.map_err(|source| ApplyError::Call { act: "read pod", name: name.clone(), source })?;
+    match Worker::read(&found) {
+        Some((owner, _)) if owner == key(job) => Ok(found),
+        // What belonged to a job of this name before is about to be collected.
+        _ => Err(ApplyError::Occupied { name }),
+    }
+}

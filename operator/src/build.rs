@@ -1,0 +1,86 @@
+//! The objects of a job, each a pure function of the job and its plan. What is there already is not known here.
+
+mod claim;
+mod container;
+mod manifest;
+mod network;
+mod pod;
+mod volumes;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+pub use claim::storage_claim;
+pub use manifest::{config_map, content_digest};
+pub use network::{service, service_account};
+pub use pod::pod;
+
+use crate::args::PullPolicy;
+use crate::job::Job;
+use crate::labels;
+use crate::prepare::Prepared;
+
+/// What the cluster decides about pods, rather than a job.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The image of the workers, where a job names none.
+    pub trainer_image: String,
+    /// When that image is pulled.
+    pub pull_policy: PullPolicy,
+    /// Where workers report; `None` where nobody listens.
+    pub channel: Option<ChannelAccess>,
+}
+
+/// Where workers report, and how they know that they speak to the operator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChannelAccess {
+    /// `https://host:port` of the operator.
+    pub address: String,
+    /// The authority behind the operator's certificate, in PEM.
+    pub authority_pem: String,
+}
+
+/// A job with everything that its objects are made from.
+#[derive(Clone, Copy, Debug)]
+pub struct Blueprint<'a> {
+    /// The resource.
+    pub job: &'a Job,
+    /// Its specification and plan.
+    pub prepared: &'a Prepared,
+    /// What the cluster decides.
+    pub settings: &'a Settings,
+}
+
+impl Blueprint<'_> {
+    fn name(&self) -> &str {
+        self.job.name()
+    }
+
+    /// Name, labels and owner of an object of the job.
+    fn metadata(&self, name: String) -> ObjectMeta {
+        ObjectMeta {
+            name: Some(name),
+            namespace: Some(self.job.namespace().into()),
+            labels: Some(labels::of_job(self.job)),
+            owner_references: Some(vec![self.job.owner_reference()]),
+            ..ObjectMeta::default()
+        }
+    }
+}
+
+/// Name of the ConfigMap of a job.
+pub fn config_map_name(job: &str) -> String {
+    format!("{job}-manifest")
+}
+
+/// Name of the Service, and of the ServiceAccount, of a job's workers.
+pub fn workers_name(job: &str) -> String {
+    format!("{job}-trainer")
+}
+
+/// Name of the claim that is made for a job.
+pub fn claim_name(job: &str) -> String {
+    format!("{job}-storage")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,46 @@
+//! The ConfigMap with the manifest that workers read: every default written out, so that they see what was planned.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use sha2::{Digest as _, Sha256};
+
+use super::{Blueprint, config_map_name};
+use crate::labels;
+
+/// The key of the manifest, and its file's name.
+pub(super) const MANIFEST_KEY: &str = "manifest.yaml";
+
+/// The ConfigMap of a job.
+///
+/// # Errors
+/// When the manifest has no YAML form, which would be a bug.
+pub fn config_map(blueprint: &Blueprint<'_>) -> Result<ConfigMap, serde_saphyr::SerializeError> {
+    let mut data = BTreeMap::from([(MANIFEST_KEY.to_owned(), blueprint.prepared.job.to_yaml()?)]);
+    if let Some(channel) = &blueprint.settings.channel {
+        data.insert(rlt_channel::environment::CA_KEY.into(), channel.authority_pem.clone());
+    }
+    let mut metadata = blueprint.metadata(config_map_name(blueprint.name()));
+    let digest = digest(data.iter().flat_map(|(key, text)| [key.as_str(), text]));
+    metadata.annotations = Some([(labels::CONTENT_DIGEST.to_owned(), digest)].into());
+    Ok(ConfigMap { metadata, data: Some(data), ..ConfigMap::default() })
+}
+
+/// The digest that the ConfigMap carries.
+pub fn content_digest(config_map: &ConfigMap) -> Option<&str> {
+    config_map.metadata.annotations.as_ref()?.get(labels::CONTENT_DIGEST).map(String::as_str)
+}
+
+fn digest<'a>(texts: impl Iterator<Item = &'a str>) -> String {
+    let mut hasher = Sha256::new();
+    for text in texts {
+        hasher.update((text.len() as u64).to_le_bytes());
+        hasher.update(text);
+    }
+    let mut hex = String::with_capacity(32);
+    for byte in hasher.finalize().iter().take(16) {
+        let _ = write!(hex, "{byte:02x}");
+    }
+    hex
+}

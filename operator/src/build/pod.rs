@@ -1,0 +1,86 @@
+//! The pod of one worker. Its name is a function of job and index, so that the API server itself refuses a second one.
+
+use k8s_openapi::api::core::v1::{
+    LocalObjectReference, Pod, PodSecurityContext, PodSpec, SeccompProfile, Toleration,
+};
+use rlt_api::spec::{TaintEffect, TolerationOperator, TolerationSpec};
+
+use super::{Blueprint, container, volumes, workers_name};
+use crate::labels;
+
+/// The user and group of a worker, whatever its image says: nobody's, and the owner of what it writes.
+const USER_ID: i64 = 65532;
+
+/// The pod of a worker in an attempt. `None` when the plan has no such worker.
+pub fn pod(blueprint: &Blueprint<'_>, attempt: u32, worker_idx: u32) -> Option<Pod> {
+    let group =
+        blueprint.prepared.plan.worker_groups.first().filter(|group| worker_idx < group.num_workers)?;
+    let spec = blueprint.prepared.job.spec();
+    let name = group.worker_name(worker_idx);
+    let (volumes, mounts) = volumes::volumes(blueprint).into_iter().unzip();
+    let workers = &spec.workers;
+    let account = workers_name(blueprint.name());
+    let filled = |list: Vec<_>| (!list.is_empty()).then_some(list);
+    let spec = PodSpec {
+        containers: vec![container::trainer(blueprint, attempt, worker_idx, mounts)],
+        volumes: Some(volumes),
+        restart_policy: Some("Never".into()),
+        hostname: Some(name.clone()),
+        subdomain: (group.num_workers > 1).then(|| account.clone()),
+        service_account_name: Some(account),
+        automount_service_account_token: Some(false),
+        enable_service_links: Some(false),
+        termination_grace_period_seconds: Some(spec.run_policy.termination_grace_period_seconds.into()),
+        security_context: Some(security_context()),
+        node_selector: (!workers.node_selector.is_empty()).then(|| workers.node_selector.clone()),
+        tolerations: (!workers.tolerations.is_empty())
+            .then(|| workers.tolerations.iter().map(toleration).collect()),
+        priority_class_name: workers.priority_class_name.clone(),
+        image_pull_secrets: filled(workers.image_pull_secrets.iter().map(|name| reference(name)).collect()),
+        ..PodSpec::default()
+    };
+    let mut metadata = blueprint.metadata(name);
+    metadata.labels.get_or_insert_default().extend([
+        (labels::WORKER_GROUP.to_owned(), group.name.clone()),
+        (labels::WORKER_IDX.to_owned(), worker_idx.to_string()),
+        (labels::ATTEMPT.to_owned(), attempt.to_string()),
+    ]);
+    Some(Pod { metadata, spec: Some(spec), status: None })
+}
+
+fn reference(name: &str) -> LocalObjectReference {
+    LocalObjectReference { name: name.to_owned() }
+}
+
+fn security_context() -> PodSecurityContext {
+    PodSecurityContext {
+        run_as_non_root: Some(true),
+        run_as_user: Some(USER_ID),
+        run_as_group: Some(USER_ID),
+        fs_group: Some(USER_ID),
+        // A volume of many checkpoints is not gone through file by file at every start.
+        fs_group_change_policy: Some("OnRootMismatch".into()),
+        seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".into(), localhost_profile: None }),
+        ..PodSecurityContext::default()
+    }
+}
+
+fn toleration(toleration: &TolerationSpec) -> Toleration {
+    let TolerationSpec { key, operator, value, effect } = toleration;
+    let operator = match operator {
+        TolerationOperator::Equal => "Equal",
+        TolerationOperator::Exists => "Exists",
+    };
+    let effect = effect.map(|effect| match effect {
+        TaintEffect::NoSchedule => "NoSchedule",
+        TaintEffect::PreferNoSchedule => "PreferNoSchedule",
+        TaintEffect::NoExecute => "NoExecute",
+    });
+    Toleration {
+        key: key.clone(),
+        operator: Some(operator.into()),
+        value: value.clone(),
+        effect: effect.map(Into::into),
+        toleration_seconds: None,
+    }
+}

@@ -1,0 +1,92 @@
+//! The objects of a job, as they are sent.
+
+use serde_json::{Value, json};
+
+use super::{Blueprint, ChannelAccess, Settings, config_map, content_digest, pod, service, storage_claim};
+use crate::args::PullPolicy;
+use crate::decide::fixtures::job;
+use crate::job::Job;
+use crate::prepare::Prepared;
+
+fn settings(channel: Option<ChannelAccess>) -> Settings {
+    Settings { trainer_image: "rlt.local/rlt-trainer:dev".into(), pull_policy: PullPolicy::Never, channel }
+}
+
+fn channel() -> ChannelAccess {
+    ChannelAccess { address: "https://rlt-operator.rl:8443".into(), authority_pem: "PEM".into() }
+}
+
+/// The quickstart with these workers.
+fn with_workers(workers: Value) -> Job {
+    let mut job = job(&json!({}));
+    let mut spec: Value = serde_json::from_str(&job.spec).unwrap();
+    spec["workers"] = workers;
+    job.spec = spec.to_string();
+    job
+}
+
+fn prepared(job: &Job, num_workers: u32) -> Prepared {
+    let mut prepared = Prepared::new(job).unwrap();
+    prepared.plan.worker_groups[0].num_workers = num_workers;
+    prepared
+}
+
+#[test]
+fn the_quickstart_is_one_restricted_pod() {
+    let job = with_workers(json!({}));
+    let (prepared, settings) = (prepared(&job, 1), settings(Some(channel())));
+    let blueprint = Blueprint { job: &job, prepared: &prepared, settings: &settings };
+    insta::assert_yaml_snapshot!(pod(&blueprint, 1, 0).unwrap());
+    assert!(pod(&blueprint, 1, 1).is_none());
+    assert!(service(&blueprint).is_none(), "one worker needs no address");
+    assert!(storage_claim(&blueprint).is_none());
+}
+
+#[test]
+fn every_field_of_the_workers_reaches_the_pod() {
+    let job = with_workers(json!({
+        "device": "Cuda",
+        "image": "example.com/trainer:2",
+        "imagePullSecrets": ["registry"],
+        "resources": {"cpu": "4", "memory": "16Gi", "gpu": "amd.com/gpu", "sharedMemory": "1Gi"},
+        "nodeSelector": {"zone": "a"},
+        "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}, {"key": "a", "value": "b"}],
+        "priorityClassName": "high",
+        "env": [
+            {"name": "PRICE", "value": "$(HOME) $5"},
+            {"name": "HF_HOME", "value": "/models"},
+            {"name": "HF_TOKEN", "secret": {"name": "hub", "key": "token"}},
+        ],
+        "storage": {"size": "10Gi", "storageClassName": "fast"},
+    }));
+    let (prepared, settings) = (prepared(&job, 2), settings(None));
+    let blueprint = Blueprint { job: &job, prepared: &prepared, settings: &settings };
+    let rank_1 = pod(&blueprint, 3, 1).unwrap();
+    insta::assert_yaml_snapshot!((rank_1, service(&blueprint), storage_claim(&blueprint)));
+}
+
+#[test]
+fn a_claim_goes_with_the_job_only_on_request() {
+    let owners = |storage: Value| {
+        let job = with_workers(json!({"storage": storage}));
+        let (prepared, settings) = (prepared(&job, 1), settings(None));
+        let claim = storage_claim(&Blueprint { job: &job, prepared: &prepared, settings: &settings });
+        claim.map(|claim| claim.metadata.owner_references.is_some())
+    };
+    assert_eq!(owners(json!({"size": "1Gi"})), Some(false));
+    assert_eq!(owners(json!({"size": "1Gi", "retain": false})), Some(true));
+    assert_eq!(owners(json!({"claimName": "models"})), None);
+}
+
+#[test]
+fn the_manifest_in_the_config_map_validates_to_the_same_job_and_its_digest_follows_its_content() {
+    let job = with_workers(json!({"resources": {"memory": "2Gi"}}));
+    let (prepared, settings) = (prepared(&job, 1), settings(Some(channel())));
+    let map = config_map(&Blueprint { job: &job, prepared: &prepared, settings: &settings }).unwrap();
+    let data = map.data.clone().unwrap();
+    assert_eq!(rlt_api::validate(&data["manifest.yaml"]).unwrap(), prepared.job);
+    assert_eq!(data[rlt_channel::environment::CA_KEY], "PEM");
+    let other = Settings { channel: None, ..settings };
+    let changed = config_map(&Blueprint { job: &job, prepared: &prepared, settings: &other }).unwrap();
+    assert_ne!(content_digest(&map), content_digest(&changed));
+}

@@ -1,0 +1,137 @@
+//! The streams that bring a job to mind, and the loop that looks at it.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use futures::channel::{mpsc, oneshot};
+use futures::stream::{self, StreamExt as _};
+use futures::{Stream, future};
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Service, ServiceAccount};
+use kube::core::PartialObjectMeta;
+use kube::runtime::controller::{Config, Controller};
+use kube::runtime::predicates;
+use kube::runtime::reflector::{self, ObjectRef};
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::runtime::{Predicate as _, PredicateConfig, WatchStreamExt as _};
+use kube::{Api, Client, Resource};
+use tokio::task::JoinSet;
+
+use crate::context::Context;
+use crate::index::Child;
+use crate::job::Job;
+use crate::reconcile::{reconcile, retry};
+use crate::watch::{self, Sink};
+
+/// Looks at jobs until `stop`; looks that have begun are finished.
+pub async fn run(
+    context: Arc<Context>,
+    namespaces: &[String],
+    concurrency: u16,
+    stop: impl Future<Output = ()> + Send + Sync + 'static,
+) {
+    let (changed, changes) = mpsc::unbounded();
+    let sink = Sink { index: context.index.clone(), changed };
+    let mut watches = JoinSet::new();
+    let synced = follow_objects(&context.client, namespaces, &sink, &mut watches);
+    let (store, writer) = reflector::store();
+    let jobs = jobs(&context, namespaces, writer);
+    // A job without its pods in sight would look like one whose pods are gone.
+    future::join_all(synced).await;
+    tracing::info!("all objects are in sight");
+    let promoted = promotions(context.leadership.clone());
+    Controller::for_stream(jobs, store)
+        .with_config(Config::default().concurrency(concurrency))
+        .reconcile_on(changes)
+        .reconcile_all_on(promoted)
+        .graceful_shutdown_on(stop)
+        .run(reconcile, retry, context)
+        .for_each(|_| future::ready(()))
+        .await;
+}
+
+/// Every moment at which this operator begins to lead. What a standby saw, it did nothing about.
+fn promotions(leadership: tokio::sync::watch::Receiver<bool>) -> impl Stream<Item = ()> + Send {
+    stream::unfold(leadership, |mut leadership| async move {
+        leadership.changed().await.ok()?;
+        let leads = *leadership.borrow_and_update();
+        Some((leads, leadership))
+    })
+    .filter_map(|leads| future::ready(leads.then_some(())))
+}
+
+/// Jobs that are new or changed in what people write; what this operator writes itself brings nothing to mind.
+fn jobs(
+    context: &Arc<Context>,
+    namespaces: &[String],
+    writer: reflector::store::Writer<Job>,
+) -> impl Stream<Item = Result<Job, watcher::Error>> + Send + use<> {
+    let context = context.clone();
+    let watches = apis::<Job>(&context.client, namespaces)
+        .into_iter()
+        .map(|(api, _)| watcher(api, watch::config()).default_backoff().boxed());
+    stream::select_all(watches)
+        .modify(|job| job.metadata.managed_fields = None)
+        .inspect(move |event| {
+            if let Ok(Event::Delete(job)) = event {
+                context.forget(job.uid());
+            }
+        })
+        .reflect(writer)
+        .applied_objects()
+        .filter(|job| {
+            if let Err(error) = job {
+                tracing::warn!(what = "jobs", %error, "a watch failed and is begun anew");
+            }
+            future::ready(job.is_ok())
+        })
+        .predicate_filter(
+            predicates::generation.combine(predicates::labels).combine(predicates::annotations),
+            PredicateConfig::default(),
+        )
+}
+
+/// Follows pods and the other objects of jobs; the answers come with the first complete lists.
+fn follow_objects(
+    client: &Client,
+    namespaces: &[String],
+    sink: &Sink,
+    watches: &mut JoinSet<()>,
+) -> Vec<oneshot::Receiver<()>> {
+    let mut synced = Vec::new();
+    for (api, namespace) in apis::<Pod>(client, namespaces) {
+        let (done, first) = oneshot::channel();
+        watches.spawn(watch::pods(api, namespace, sink.clone(), done));
+        synced.push(first);
+    }
+    macro_rules! follow {
+        ($kind:ty, $child:expr) => {
+            for (api, namespace) in apis::<PartialObjectMeta<$kind>>(client, namespaces) {
+                let (done, first) = oneshot::channel();
+                watches.spawn(watch::children::<$kind>(api, $child, namespace, sink.clone(), done));
+                synced.push(first);
+            }
+        };
+    }
+    follow!(ServiceAccount, Child::ServiceAccount);
+    follow!(ConfigMap, Child::ConfigMap);
+    follow!(Service, Child::Service);
+    follow!(PersistentVolumeClaim, Child::Claim);
+    synced
+}
+
+/// One API for each namespace, or one for all.
+fn apis<K>(client: &Client, namespaces: &[String]) -> Vec<(Api<K>, Option<String>)>
+where
+    K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+{
+    if namespaces.is_empty() {
+        return vec![(Api::all(client.clone()), None)];
+    }
+    let of = |namespace: &String| (Api::namespaced(client.clone(), namespace), Some(namespace.clone()));
+    namespaces.iter().map(of).collect()
+}
+
+/// The reference of a job for the controller's queue.
+pub fn reference(namespace: &str, name: &str) -> ObjectRef<Job> {
+    ObjectRef::new(name).within(namespace)
+}

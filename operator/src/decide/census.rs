@@ -1,0 +1,97 @@
+//! Who is there: the workers of this attempt by their index, and those of earlier attempts.
+
+use std::sync::Arc;
+
+use rlt_api::plan::Plan;
+use rlt_api::status::{RLTrainingJobStatus, WorkerGroupStatus};
+
+use super::Situation;
+use crate::worker::{Worker, WorkerPhase};
+
+/// Who is there.
+pub(super) struct Census<'a> {
+    /// The name of the group.
+    group: String,
+    /// The workers of this attempt by their index; `None` where there is none.
+    pub(super) current: Vec<Option<&'a Worker>>,
+    /// The workers of other attempts, and those that are no longer needed.
+    pub(super) previous: Vec<&'a Worker>,
+}
+
+impl<'a> Census<'a> {
+    pub(super) fn take(workers: &'a [Arc<Worker>], attempt: u32, plan: &Plan) -> Self {
+        let group = plan.worker_groups.first();
+        let num_workers = group.map_or(0, |group| group.num_workers);
+        let mut current = vec![None; num_workers as usize];
+        let mut previous = Vec::new();
+        for worker in workers {
+            match current.get_mut(worker.idx as usize) {
+                Some(place) if worker.attempt == attempt => *place = Some(worker.as_ref()),
+                _ => previous.push(worker.as_ref()),
+            }
+        }
+        let group = group.map(|group| group.name.clone()).unwrap_or_default();
+        Self { group, current, previous }
+    }
+
+    pub(super) fn present(&self) -> impl Iterator<Item = &'a Worker> {
+        self.current.iter().flatten().copied()
+    }
+
+    /// Workers of earlier attempts that nobody has deleted yet.
+    pub(super) fn previous_alive(&self) -> impl Iterator<Item = &'a Worker> {
+        self.previous.iter().copied().filter(|worker| !worker.is_deleting)
+    }
+
+    pub(super) fn everybody(&self) -> impl Iterator<Item = &'a Worker> {
+        self.present().chain(self.previous.iter().copied())
+    }
+
+    pub(super) fn has_all_succeeded(&self) -> bool {
+        let has_succeeded =
+            |place: &Option<&Worker>| place.is_some_and(|worker| worker.phase == WorkerPhase::Succeeded);
+        !self.current.is_empty() && self.current.iter().all(has_succeeded)
+    }
+
+    /// Indices without a pod of any attempt: only there can one be made.
+    pub(super) fn vacant(&self) -> Vec<u32> {
+        let is_taken = |idx: u32| self.previous.iter().any(|worker| worker.idx == idx);
+        let indices = (0..).zip(&self.current).filter(|(_, place)| place.is_none()).map(|(idx, _)| idx);
+        indices.filter(|idx| !is_taken(*idx)).collect()
+    }
+
+    /// What an attempt that goes well is doing.
+    pub(super) fn situation(&self, status: &RLTrainingJobStatus) -> Situation {
+        let is_in_place = |place: &Option<&Worker>| place.is_some_and(Worker::is_in_place);
+        if self.current.iter().all(is_in_place) {
+            Situation::Running
+        } else if status.attempt.unwrap_or(1) > 1 && status.attempt_running_time.is_none() {
+            Situation::Restarting
+        } else {
+            Situation::Starting
+        }
+    }
+
+    /// Counts the workers into the status, those included that are about to be made.
+    pub(super) fn count(&self, num_made: usize, status: &mut RLTrainingJobStatus) {
+        let mut group = WorkerGroupStatus {
+            name: self.group.clone(),
+            desired: self.current.len() as u32,
+            pending: num_made as u32,
+            ..WorkerGroupStatus::default()
+        };
+        for worker in self.present().filter(|worker| !worker.is_deleting || worker.is_finished()) {
+            match worker.phase {
+                WorkerPhase::Pending => group.pending += 1,
+                WorkerPhase::Running => group.running += 1,
+                WorkerPhase::Succeeded => group.succeeded += 1,
+                WorkerPhase::Failed => group.failed += 1,
+            }
+            group.ready += u32::from(worker.is_in_place());
+        }
+        let is_terminating = |worker: &&Worker| worker.is_deleting && !worker.is_finished();
+        group.terminating = self.everybody().filter(is_terminating).count() as u32;
+        status.ready = Some(format!("{}/{}", group.ready, group.desired));
+        status.worker_groups = vec![group];
+    }
+}

@@ -1,0 +1,21 @@
+//! Times of a status: RFC 3339 in whole seconds, as Kubernetes writes its own.
+
+use std::time::Duration;
+
+use k8s_openapi::jiff::{Timestamp, Unit};
+
+/// A time as it stands in a status.
+pub(super) fn rfc3339(time: Timestamp) -> String {
+    time.round(Unit::Second).unwrap_or(time).to_string()
+}
+
+/// Whole seconds from one time to another, 0 where it is the earlier one.
+pub(super) fn seconds_between(earlier: Timestamp, later: Timestamp) -> u64 {
+    u64::try_from(later.duration_since(earlier).as_secs()).unwrap_or(0)
+}
+
+/// How long it is until a time; `None` once it has come.
+pub(super) fn until(time: Option<Timestamp>, now: Timestamp) -> Option<Duration> {
+    let wait = time?.duration_since(now);
+    Duration::try_from(wait).ok().filter(|wait| !wait.is_zero())
+}

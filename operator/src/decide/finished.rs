@@ -1,0 +1,56 @@
+//! The end: reached once, never left. Afterwards only pods are cleaned up, and the job itself when its time is over.
+
+use std::time::Duration;
+
+use rlt_api::spec::{CleanPodPolicy, TtlPolicy};
+
+use super::{Decision, Round, Situation, clock, deletion};
+use crate::worker::Worker;
+
+/// All workers have ended well.
+pub(super) fn complete(mut round: Round<'_>) -> Decision {
+    end(&mut round);
+    round.write_first(Situation::Complete)
+}
+
+/// The job has failed for good; the cause is in the status already.
+pub(super) fn fail(mut round: Round<'_>, situation: Situation) -> Decision {
+    end(&mut round);
+    round.write_first(situation)
+}
+
+fn end(round: &mut Round<'_>) {
+    round.status.completion_time = Some(clock::rfc3339(round.facts.now));
+    if round.status.active_since.take().is_some() || round.status.active_seconds.is_some() {
+        let since = round.facts.status.active_since.as_deref();
+        let since = round.time(since).unwrap_or(round.facts.now);
+        let before = round.status.active_seconds.unwrap_or(0);
+        round.status.active_seconds = Some(before + clock::seconds_between(since, round.facts.now));
+    }
+}
+
+/// Cleans up after a job that has ended.
+pub(super) fn settle(mut round: Round<'_>) -> Decision {
+    let policy = round.facts.prepared.job.spec().run_policy.clone();
+    let situation = Situation::of_finished(&round.status);
+    let ended = round.time(round.status.completion_time.as_deref()).unwrap_or(round.facts.now);
+    let age = clock::seconds_between(ended, round.facts.now);
+    let left = policy.ttl_seconds_after_finished.map(|ttl| ttl.saturating_sub(age));
+    let is_expired = left == Some(0);
+    let keeps_job = round.facts.is_tracked && policy.ttl_policy == TtlPolicy::KeepTracked;
+    let is_unwanted = |worker: &&Worker| match policy.clean_pod_policy {
+        _ if is_expired => true,
+        CleanPodPolicy::All => true,
+        CleanPodPolicy::Running => !worker.is_finished(),
+        CleanPodPolicy::None => false,
+    };
+    let alive = round.census.everybody().filter(|worker| !worker.is_deleting);
+    round.delete = alive.filter(is_unwanted).map(|worker| deletion(worker, None)).collect();
+    let look_again = left.filter(|left| *left > 0).map(Duration::from_secs);
+    let mut decision = round.decide(situation, look_again);
+    decision.delete_job = is_expired && !keeps_job;
+    if decision.delete_job {
+        decision.delete.clear();
+    }
+    decision
+}

@@ -1,0 +1,53 @@
+//! Jobs and workers for the tests of decisions.
+
+use serde_json::{Value, json};
+
+use crate::job::Job;
+use crate::prepare::Prepared;
+use crate::worker::{Exit, Worker, WorkerPhase};
+
+/// The quickstart's specification with another run policy.
+pub(crate) fn job(run_policy: &Value) -> Job {
+    let example = include_str!("../../../examples/quickstart/job.yaml");
+    let mut manifest: Value = serde_saphyr::from_str(example).unwrap();
+    manifest["spec"]["runPolicy"] = run_policy.clone();
+    manifest["metadata"] = json!({"name": "quickstart", "namespace": "default", "uid": "u", "generation": 1});
+    serde_json::from_value(manifest).unwrap()
+}
+
+/// A validated job of so many workers.
+pub(crate) fn prepared(num_workers: u32, run_policy: Value) -> Prepared {
+    let mut prepared = Prepared::new(&job(&run_policy)).unwrap();
+    prepared.plan.worker_groups[0].num_workers = num_workers;
+    prepared
+}
+
+/// A worker that waits for a node.
+pub(crate) fn worker(idx: u32, attempt: u32) -> Worker {
+    Worker {
+        name: format!("quickstart-trainer-{idx}").into(),
+        uid: format!("{idx}-{attempt}").into(),
+        resource_version: "1".into(),
+        idx,
+        attempt,
+        phase: WorkerPhase::Pending,
+        is_ready: false,
+        is_deleting: false,
+        node: None,
+        exit: None,
+        disruption: None,
+        waiting: None,
+        explanation: None,
+    }
+}
+
+/// How a process with this code ended.
+pub(crate) fn exit(code: i32, seconds: i64) -> Exit {
+    let finished_at = k8s_openapi::jiff::Timestamp::from_second(seconds).ok();
+    Exit {
+        code,
+        reason: if code == 0 { "Completed" } else { "Error" }.into(),
+        message: String::new(),
+        finished_at,
+    }
+}

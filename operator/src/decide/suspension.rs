@@ -1,0 +1,36 @@
+//! Holding a job back, and letting it go on. Its clock stands still in between.
+
+use super::{Decision, Round, Situation, clock, deletion};
+
+/// Stops all workers; each saves a checkpoint within its grace.
+pub(super) fn suspend(mut round: Round<'_>) -> Decision {
+    if round.status.active_since.is_some() {
+        round.status.active_seconds = Some(round.active_seconds());
+        round.status.active_since = None;
+    }
+    let everybody = round.census.everybody();
+    round.delete =
+        everybody.filter(|worker| !worker.is_deleting).map(|worker| deletion(worker, None)).collect();
+    let is_empty = round.census.everybody().next().is_none();
+    round.decide(if is_empty { Situation::Suspended } else { Situation::Suspending }, None)
+}
+
+/// Begins the first attempt, or after a pause the next one.
+pub(super) fn begin(mut round: Round<'_>) -> Decision {
+    let now = clock::rfc3339(round.facts.now);
+    round.status.active_since = Some(now.clone());
+    round.status.attempt_start_time = Some(now.clone());
+    round.status.attempt_running_time = None;
+    match round.status.attempt {
+        // No pod of a first attempt can be confused with one of another: they need not wait for the status.
+        None => {
+            round.status.attempt = Some(1);
+            round.status.start_time = Some(now);
+            super::run(round)
+        }
+        Some(attempt) => {
+            round.status.attempt = Some(attempt + 1);
+            round.write_first(Situation::Restarting)
+        }
+    }
+}

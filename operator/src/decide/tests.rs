@@ -1,0 +1,365 @@
+//! Decisions, one table a theme.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use rlt_api::FailureCause;
+use rlt_api::status::{ConditionStatus, ConditionType, Progress, RLTrainingJobStatus};
+use serde_json::{Value, json};
+
+use super::fixtures::{exit, prepared, worker};
+use super::{Decision, Facts, Report, Situation, decide};
+use crate::worker::{Explanation, Waiting, Worker, WorkerPhase};
+
+fn now() -> Timestamp {
+    Timestamp::from_second(1_800_000_000).unwrap()
+}
+
+fn ago(seconds: i64) -> String {
+    (now() - SignedDuration::from_secs(seconds)).to_string()
+}
+
+/// The status of a job of which this attempt began so many seconds ago, and runs.
+fn running(attempt: u32, seconds: i64) -> RLTrainingJobStatus {
+    RLTrainingJobStatus {
+        attempt: Some(attempt),
+        active_since: Some(ago(seconds)),
+        attempt_start_time: Some(ago(seconds)),
+        attempt_running_time: Some(ago(seconds)),
+        start_time: Some(ago(seconds)),
+        ..RLTrainingJobStatus::default()
+    }
+}
+
+/// The status of a job that waits for its workers.
+fn starting(seconds: i64) -> RLTrainingJobStatus {
+    RLTrainingJobStatus { attempt_running_time: None, ..running(1, seconds) }
+}
+
+fn runs(idx: u32) -> Worker {
+    Worker { phase: WorkerPhase::Running, is_ready: true, node: Some("node".into()), ..worker(idx, 1) }
+}
+
+fn failed(idx: u32, code: i32, seconds_ago: i64) -> Worker {
+    let at = now().as_second() - seconds_ago;
+    Worker { phase: WorkerPhase::Failed, is_ready: false, exit: Some(exit(code, at)), ..runs(idx) }
+}
+
+fn succeeded(idx: u32) -> Worker {
+    Worker { phase: WorkerPhase::Succeeded, is_ready: false, exit: Some(exit(0, 0)), ..runs(idx) }
+}
+
+fn decided(policy: Value, status: &RLTrainingJobStatus, workers: Vec<Worker>) -> Decision {
+    reported(policy, status, workers, None)
+}
+
+fn reported(
+    policy: Value,
+    status: &RLTrainingJobStatus,
+    workers: Vec<Worker>,
+    report: Option<&Report>,
+) -> Decision {
+    let workers: Vec<_> = workers.into_iter().map(Arc::new).collect();
+    decide(&Facts {
+        prepared: &prepared(2, policy),
+        status,
+        generation: 3,
+        is_tracked: false,
+        workers: &workers,
+        report,
+        now: now(),
+    })
+}
+
+fn condition(decision: &Decision, type_: ConditionType) -> (ConditionStatus, &str) {
+    let condition = decision.status.conditions.iter().find(|condition| condition.type_ == type_).unwrap();
+    (condition.status, &condition.reason)
+}
+
+#[test]
+fn a_new_job_gets_all_of_its_workers_in_the_first_round() {
+    let decision = decided(json!({}), &RLTrainingJobStatus::default(), Vec::new());
+    assert_eq!(decision.start, [0, 1]);
+    assert!(decision.needs_children);
+    assert_eq!(decision.status.attempt, Some(1));
+    assert_eq!(decision.status.ready.as_deref(), Some("0/2"));
+    assert_eq!(decision.status.observed_generation, Some(3));
+    assert_eq!(condition(&decision, ConditionType::Reconciling), (ConditionStatus::True, "WorkersStarting"));
+    assert_eq!(condition(&decision, ConditionType::Succeeded).0, ConditionStatus::Unknown);
+    assert_eq!(decision.status.conditions.len(), ConditionType::ALL.len());
+}
+
+#[test]
+fn a_running_gang_is_settled_and_told_once() {
+    let decision = decided(json!({}), &starting(9), vec![runs(0), runs(1)]);
+    assert_eq!(decision.situation, Situation::Running);
+    assert_eq!(decision.status.ready.as_deref(), Some("2/2"));
+    assert_eq!(condition(&decision, ConditionType::Reconciling).0, ConditionStatus::False);
+    assert_eq!(condition(&decision, ConditionType::PodsReady), (ConditionStatus::True, "WorkersRunning"));
+    assert_eq!(decision.notes(&starting(9)).len(), 1);
+    let again = decided(json!({}), &decision.status, vec![runs(0), runs(1)]);
+    assert_eq!(again.status, decision.status);
+    assert!(again.notes(&decision.status).is_empty());
+}
+
+#[test]
+fn every_end_of_a_worker_has_its_cause_and_its_consequence() {
+    // Code, cause, and whether another attempt follows by default.
+    let table = [
+        (1, FailureCause::TrainerFailed, false),
+        (2, FailureCause::BadConfig, false),
+        (75, FailureCause::RetryableIo, true),
+        (76, FailureCause::PeerLost, true),
+        (77, FailureCause::Diverged, false),
+        (78, FailureCause::BadConfig, false),
+        (79, FailureCause::CorruptCheckpoint, true),
+        (80, FailureCause::Disrupted, true),
+        (137, FailureCause::Signalled, true),
+        (139, FailureCause::Signalled, true),
+    ];
+    for (code, cause, goes_on) in table {
+        let decision = decided(json!({}), &running(1, 90), vec![failed(0, code, 10), runs(1)]);
+        let failure = decision.status.last_failure.clone().unwrap();
+        assert_eq!((failure.cause, failure.exit_code, failure.attempt), (cause, Some(code), 1));
+        assert_eq!(failure.pod.as_deref(), Some("quickstart-trainer-0"));
+        assert_eq!(failure.node.as_deref(), Some("node"));
+        assert!(!failure.advice.is_empty());
+        assert_eq!(decision.status.failures_by_cause[&cause], 1);
+        assert_eq!(decision.status.attempt, Some(if goes_on { 2 } else { 1 }), "code {code}");
+        assert_eq!(decision.status.completion_time.is_none(), goes_on, "code {code}");
+        assert!(decision.start.is_empty() && decision.delete.is_empty(), "the status is written first");
+        assert_eq!(decision.look_again, Some(Duration::ZERO));
+        let stalled = condition(&decision, ConditionType::Stalled).0;
+        assert_eq!(stalled == ConditionStatus::True, !goes_on);
+    }
+}
+
+#[test]
+fn kubernetes_own_words_name_causes_that_exit_codes_do_not() {
+    let explain = |reason: &str| Some(Explanation { reason: reason.into(), message: "why".into() });
+    let killed = |reason: &str| {
+        let mut worker = failed(0, 137, 10);
+        worker.exit.as_mut().unwrap().reason = reason.into();
+        worker
+    };
+    let disrupted = |reason| Worker { disruption: explain(reason), ..failed(0, 137, 10) };
+    let without_exit = |reason| Worker { exit: None, explanation: explain(reason), ..failed(0, 1, 10) };
+    let table = [
+        (killed("OOMKilled"), FailureCause::OutOfMemory),
+        (disrupted("PreemptionByScheduler"), FailureCause::Disrupted),
+        (disrupted("EvictionByEvictionAPI"), FailureCause::Disrupted),
+        (disrupted("DeletionByTaintManager"), FailureCause::NodeLost),
+        (disrupted("DeletionByPodGC"), FailureCause::NodeLost),
+        (without_exit("Evicted"), FailureCause::RetryableIo),
+        (without_exit("OutOfcpu"), FailureCause::Disrupted),
+        (Worker { is_deleting: true, ..runs(0) }, FailureCause::Disrupted),
+    ];
+    for (worker, cause) in table {
+        let decision = decided(json!({}), &running(1, 90), vec![worker.clone(), runs(1)]);
+        assert_eq!(decision.status.last_failure.unwrap().cause, cause, "{worker:?}");
+    }
+}
+
+#[test]
+fn the_first_worker_that_failed_names_the_cause_and_the_loss_of_a_peer_waits_for_it() {
+    let both = decided(json!({}), &running(1, 90), vec![failed(0, 76, 9), failed(1, 78, 5)]);
+    assert_eq!(both.status.last_failure.unwrap().cause, FailureCause::BadConfig);
+    let first = decided(json!({}), &running(1, 90), vec![failed(0, 79, 5), failed(1, 75, 9)]);
+    assert_eq!(first.status.last_failure.unwrap().cause, FailureCause::RetryableIo);
+    let unclear = decided(json!({}), &running(1, 90), vec![failed(0, 76, 1), runs(1)]);
+    assert_eq!(unclear.status.last_failure, None);
+    assert_eq!(unclear.look_again, Some(Duration::from_secs(2)));
+}
+
+#[test]
+fn a_worker_that_disappears_restarts_a_gang_that_ran_and_is_replaced_in_one_that_starts() {
+    let ran = decided(json!({}), &running(1, 90), vec![runs(0)]);
+    assert_eq!(ran.status.attempt, Some(2));
+    assert_eq!(ran.status.last_failure.unwrap().pod.as_deref(), Some("quickstart-trainer-1"));
+    let started = decided(json!({}), &starting(9), vec![runs(0)]);
+    assert_eq!((started.status.attempt, started.start), (Some(1), vec![1]));
+}
+
+#[test]
+fn the_next_attempt_takes_a_place_only_once_it_is_empty() {
+    let status = RLTrainingJobStatus { attempt: Some(2), ..starting(0) };
+    let leaving = Worker { is_deleting: true, ..runs(0) };
+    let decision = decided(json!({}), &status, vec![leaving.clone(), runs(1)]);
+    assert_eq!(decision.start, Vec::<u32>::new());
+    assert_eq!(decision.delete.len(), 1, "who is leaving already is left alone");
+    let decision = decided(json!({}), &status, vec![leaving]);
+    assert_eq!(decision.start, [1]);
+}
+
+#[test]
+fn budgets_are_counted_by_cause_over_the_whole_life_of_a_job() {
+    let mut status = running(1, 90);
+    status.failures_by_cause = [(FailureCause::Signalled, 2), (FailureCause::NodeLost, 50)].into();
+    let third = decided(json!({}), &status, vec![failed(0, 139, 10), runs(1)]);
+    assert_eq!(third.status.attempt, Some(2));
+    status.failures_by_cause.insert(FailureCause::Signalled, 3);
+    let fourth = decided(json!({}), &status, vec![failed(0, 139, 10), runs(1)]);
+    let message = fourth.status.last_failure.unwrap().message;
+    assert!(message.contains("retries.crash of 3 used up"), "{message}");
+    let more = decided(json!({"retries": {"crash": 9}}), &status, vec![failed(0, 139, 10), runs(1)]);
+    assert_eq!(more.status.attempt, Some(2));
+}
+
+#[test]
+fn attempts_that_end_at_their_start_wait_the_longer_the_more_there_were() {
+    for (before, wait) in [(None, 0), (Some(1), 5), (Some(2), 10), (Some(4), 40), (Some(40), 300)] {
+        let status = RLTrainingJobStatus { short_attempts: before, ..running(1, 5) };
+        let decision = decided(json!({"retries": {"io": 99}}), &status, vec![failed(0, 75, 1), runs(1)]);
+        assert_eq!(decision.status.attempt_start_time.clone(), Some(ago(-wait)), "after {before:?}");
+        let next = decided(json!({}), &decision.status, Vec::new());
+        let waits = (wait > 0).then(|| Duration::from_secs(wait.unsigned_abs()));
+        assert_eq!(next.look_again, waits);
+        assert_eq!(next.start.is_empty(), wait > 0);
+    }
+    let long = RLTrainingJobStatus { short_attempts: Some(4), ..running(1, 90) };
+    let decision = decided(json!({}), &long, vec![failed(0, 75, 1), runs(1)]);
+    assert_eq!(decision.status.short_attempts, None, "a long attempt is forgiven");
+}
+
+#[test]
+fn suspension_stops_the_clock_and_resumption_is_a_new_attempt() {
+    let policy = json!({"suspend": true, "activeDeadlineSeconds": 100});
+    let stopping = decided(policy.clone(), &running(1, 40), vec![runs(0), runs(1)]);
+    assert_eq!(stopping.situation, Situation::Suspending);
+    assert_eq!(stopping.delete.len(), 2);
+    assert!(stopping.delete.iter().all(|deletion| deletion.grace_seconds.is_none()), "time for a checkpoint");
+    assert_eq!((stopping.status.active_seconds, &stopping.status.active_since), (Some(40), &None));
+    let stopped = decided(policy, &stopping.status, Vec::new());
+    assert_eq!(condition(&stopped, ConditionType::Suspended), (ConditionStatus::True, "Suspended"));
+    assert_eq!(condition(&stopped, ConditionType::Reconciling).0, ConditionStatus::False);
+    let resumed = decided(json!({"activeDeadlineSeconds": 100}), &stopped.status, Vec::new());
+    assert_eq!(resumed.status.attempt, Some(2));
+    assert!(resumed.start.is_empty(), "the status is written first");
+    let started = decided(json!({"activeDeadlineSeconds": 100}), &resumed.status, Vec::new());
+    assert_eq!(started.start, [0, 1]);
+    assert_eq!(started.look_again, Some(Duration::from_secs(60)), "the deadline excludes the pause");
+}
+
+#[test]
+fn a_job_made_suspended_starts_nothing_and_makes_nothing() {
+    let decision = decided(json!({"suspend": true}), &RLTrainingJobStatus::default(), Vec::new());
+    assert_eq!(decision.situation, Situation::Suspended);
+    assert!(!decision.needs_children && decision.start.is_empty());
+    assert_eq!(decision.status.attempt, None);
+}
+
+#[test]
+fn a_job_is_complete_when_all_workers_ended_well_even_while_it_is_being_suspended() {
+    for policy in [json!({}), json!({"suspend": true})] {
+        let decision = decided(policy, &running(1, 90), vec![succeeded(0), succeeded(1)]);
+        assert_eq!(decision.situation, Situation::Complete);
+        assert_eq!(condition(&decision, ConditionType::Succeeded), (ConditionStatus::True, "StepsFinished"));
+        assert_eq!(decision.status.completion_time, Some(ago(0)));
+        assert_eq!(decision.status.active_seconds, Some(90));
+    }
+    let half = decided(json!({}), &running(1, 90), vec![succeeded(0), runs(1)]);
+    assert_eq!(half.situation, Situation::Running);
+}
+
+#[test]
+fn deadlines_end_a_job_with_what_it_waited_for() {
+    let active = decided(json!({"activeDeadlineSeconds": 90}), &running(1, 90), vec![runs(0), runs(1)]);
+    assert_eq!(active.status.last_failure.unwrap().cause, FailureCause::DeadlineExceeded);
+    let policy = json!({"startupDeadlineSeconds": 60});
+    let unscheduled = Waiting::Unschedulable("0/3 nodes are available".into());
+    let image = Explanation { reason: "ErrImagePull".into(), message: "no such image".into() };
+    let table = [
+        (unscheduled, FailureCause::NotScheduled, "0/3 nodes"),
+        (Waiting::Container(image), FailureCause::StartFailed, "no such image"),
+    ];
+    for (waiting, cause, said) in table {
+        let late = Worker { waiting: Some(waiting), ..worker(0, 1) };
+        let early = decided(policy.clone(), &starting(59), vec![late.clone(), runs(1)]);
+        assert_eq!((early.status.last_failure, early.look_again), (None, Some(Duration::from_secs(1))));
+        let failure =
+            decided(policy.clone(), &starting(60), vec![late, runs(1)]).status.last_failure.unwrap();
+        assert_eq!(failure.cause, cause);
+        assert!(failure.message.contains(said), "{}", failure.message);
+    }
+}
+
+#[test]
+fn a_trainer_without_a_new_step_is_started_again_and_one_that_never_reported_is_left_alone() {
+    let policy = json!({"stallDeadlineSeconds": 30});
+    let report = |attempt, seconds| Report {
+        attempt,
+        progress: Some(Progress { step: 7, step_time: Some(ago(seconds)), ..Progress::default() }),
+        checkpoints: None,
+    };
+    let workers = || vec![runs(0), runs(1)];
+    let silent = decided(policy.clone(), &running(1, 999), workers());
+    assert_eq!(silent.situation, Situation::Running);
+    let stale = reported(policy.clone(), &running(2, 999), workers(), Some(&report(1, 999)));
+    assert_eq!(stale.status.progress, None, "what an earlier attempt said is not of this one");
+    let fresh = reported(policy.clone(), &running(1, 999), workers(), Some(&report(1, 10)));
+    assert_eq!(condition(&fresh, ConditionType::Progressing), (ConditionStatus::True, "StepsAdvancing"));
+    assert_eq!(fresh.look_again, Some(Duration::from_secs(20)));
+    let stuck = reported(policy, &running(1, 999), workers(), Some(&report(1, 30)));
+    assert_eq!(stuck.status.last_failure.unwrap().cause, FailureCause::NoProgress);
+}
+
+#[test]
+fn the_clean_pod_policy_holds_on_every_way_to_the_end() {
+    let ends: [(&[Worker], Value); 3] = [
+        (&[succeeded(0), succeeded(1)], json!({})),
+        (&[failed(0, 78, 9), runs(1)], json!({})),
+        (&[runs(0), runs(1)], json!({"activeDeadlineSeconds": 1})),
+    ];
+    for (workers, policy) in ends {
+        for (clean, expected) in [("Running", None), ("All", Some(2)), ("None", Some(0))] {
+            let mut policy = policy.clone();
+            policy["cleanPodPolicy"] = clean.into();
+            let ended = decided(policy.clone(), &running(1, 90), workers.to_vec());
+            assert!(ended.status.completion_time.is_some());
+            let settled = decided(policy, &ended.status, workers.to_vec());
+            let alive = workers.iter().filter(|worker| !worker.is_finished()).count();
+            assert_eq!(settled.delete.len(), expected.unwrap_or(alive), "{clean}");
+            assert_eq!(settled.status, ended.status, "cleaning up changes nothing that was said");
+        }
+    }
+}
+
+#[test]
+fn a_job_goes_when_its_time_is_over_unless_it_would_be_applied_anew() {
+    let ended = RLTrainingJobStatus { completion_time: Some(ago(60)), ..running(1, 90) };
+    let policy = |policy: &str| json!({"ttlSecondsAfterFinished": 60, "ttlPolicy": policy});
+    let at = |policy: Value, is_tracked| {
+        decide(&Facts {
+            prepared: &prepared(2, policy),
+            status: &ended,
+            generation: 3,
+            is_tracked,
+            workers: &[Arc::new(succeeded(0))],
+            report: None,
+            now: now(),
+        })
+    };
+    assert!(at(policy("KeepTracked"), false).delete_job);
+    assert!(at(policy("Delete"), true).delete_job);
+    let kept = at(policy("KeepTracked"), true);
+    assert!(!kept.delete_job);
+    assert_eq!(kept.delete.len(), 1, "its pods go all the same");
+    let early = at(json!({"ttlSecondsAfterFinished": 70}), false);
+    assert_eq!((early.delete_job, early.look_again), (false, Some(Duration::from_secs(10))));
+    assert_eq!(at(json!({}), false).look_again, None);
+}
+
+#[test]
+fn a_condition_keeps_its_time_while_only_its_reason_changes() {
+    let first = decided(json!({}), &RLTrainingJobStatus::default(), Vec::new());
+    let mut status = first.status.clone();
+    for condition in &mut status.conditions {
+        condition.last_transition_time = "2026-01-01T00:00:00Z".into();
+    }
+    let ready = decided(json!({}), &status, vec![runs(0), runs(1)]);
+    for (before, after) in status.conditions.iter().zip(&ready.status.conditions) {
+        let has_moved = after.last_transition_time != before.last_transition_time;
+        assert_eq!(has_moved, before.status != after.status, "{:?}", after.type_);
+    }
+}

@@ -1,0 +1,173 @@
+//! What the watches have seen, by the UID of the job that it belongs to: pods, cut down to what decides something, and
+//! the presence of a job's other objects. Looking up a job costs the size of that job, whatever else is in the cluster.
+//!
+//! What the operator itself made is entered at once, without waiting for the watch to tell it.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::worker::{JobKey, Worker};
+
+/// Pods whose end is remembered, so that a late answer does not bring them back.
+const MAX_GONE: usize = 4096;
+
+/// A kind of object that a job has besides its pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Child {
+    /// The identity of the workers.
+    ServiceAccount,
+    /// The manifest that workers read.
+    ConfigMap,
+    /// The name of the first worker.
+    Service,
+    /// The volume of the run folder.
+    Claim,
+}
+
+/// A job's objects besides its pods, each with the digest of what it was made from where it carries one.
+pub type Children = BTreeMap<Child, Option<String>>;
+
+/// Everything that was seen.
+#[derive(Debug, Default)]
+pub struct Index {
+    seen: Mutex<Seen>,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    jobs: HashMap<Arc<str>, Objects>,
+    gone: VecDeque<Arc<str>>,
+}
+
+#[derive(Debug)]
+struct Objects {
+    key: JobKey,
+    workers: BTreeMap<Arc<str>, Arc<Worker>>,
+    children: Children,
+}
+
+impl Index {
+    /// The pods of a job, by their name.
+    pub fn workers(&self, uid: &str) -> Vec<Arc<Worker>> {
+        let seen = self.lock();
+        seen.jobs.get(uid).map(|objects| objects.workers.values().cloned().collect()).unwrap_or_default()
+    }
+
+    /// The other objects of a job.
+    pub fn children(&self, uid: &str) -> Children {
+        self.lock().jobs.get(uid).map(|objects| objects.children.clone()).unwrap_or_default()
+    }
+
+    /// Enters a pod, unless a newer version of it is known or it is gone already.
+    pub fn enter(&self, key: &JobKey, worker: Worker) {
+        let mut seen = self.lock();
+        if seen.gone.contains(&worker.uid) {
+            return;
+        }
+        let workers = &mut seen.objects(key).workers;
+        let is_older = |known: &Arc<Worker>| {
+            known.uid == worker.uid && version(&known.resource_version) > version(&worker.resource_version)
+        };
+        if !workers.get(&worker.name).is_some_and(is_older) {
+            workers.insert(worker.name.clone(), Arc::new(worker));
+        }
+    }
+
+    /// Removes a pod that is gone.
+    pub fn remove(&self, key: &JobKey, name: &str, uid: &Arc<str>) {
+        let mut seen = self.lock();
+        seen.gone.push_back(uid.clone());
+        if seen.gone.len() > MAX_GONE {
+            seen.gone.pop_front();
+        }
+        let workers = &mut seen.objects(key).workers;
+        if workers.get(name).is_some_and(|known| known.uid == *uid) {
+            workers.remove(name);
+        }
+        seen.drop_if_empty(&key.uid);
+    }
+
+    /// Replaces all pods of a namespace, or of all, after they were listed anew.
+    pub fn replace(&self, namespace: Option<&str>, listed: Vec<(JobKey, Worker)>) {
+        let mut seen = self.lock();
+        for objects in seen.jobs.values_mut().filter(|objects| is_in(&objects.key, namespace)) {
+            objects.workers.clear();
+        }
+        for (key, worker) in listed {
+            seen.objects(&key).workers.insert(worker.name.clone(), Arc::new(worker));
+        }
+        seen.jobs.retain(|_, objects| !objects.is_empty());
+    }
+
+    /// Enters an object of a job.
+    pub fn enter_child(&self, key: &JobKey, child: Child, digest: Option<String>) {
+        self.lock().objects(key).children.insert(child, digest);
+    }
+
+    /// Removes an object of a job that is gone.
+    pub fn remove_child(&self, key: &JobKey, child: Child) {
+        let mut seen = self.lock();
+        seen.objects(key).children.remove(&child);
+        seen.drop_if_empty(&key.uid);
+    }
+
+    /// Replaces all objects of a kind in a namespace, or in all, after they were listed anew.
+    pub fn replace_children(
+        &self,
+        namespace: Option<&str>,
+        child: Child,
+        listed: Vec<(JobKey, Option<String>)>,
+    ) {
+        let mut seen = self.lock();
+        for objects in seen.jobs.values_mut().filter(|objects| is_in(&objects.key, namespace)) {
+            objects.children.remove(&child);
+        }
+        for (key, digest) in listed {
+            seen.objects(&key).children.insert(child, digest);
+        }
+        seen.jobs.retain(|_, objects| !objects.is_empty());
+    }
+
+    /// Every job that has objects.
+    pub fn jobs(&self) -> Vec<JobKey> {
+        self.lock().jobs.values().map(|objects| objects.key.clone()).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Seen {
+    fn objects(&mut self, key: &JobKey) -> &mut Objects {
+        self.jobs.entry(key.uid.clone()).or_insert_with(|| Objects {
+            key: key.clone(),
+            workers: BTreeMap::new(),
+            children: Children::new(),
+        })
+    }
+
+    fn drop_if_empty(&mut self, uid: &str) {
+        if self.jobs.get(uid).is_some_and(Objects::is_empty) {
+            self.jobs.remove(uid);
+        }
+    }
+}
+
+impl Objects {
+    fn is_empty(&self) -> bool {
+        self.workers.is_empty() && self.children.is_empty()
+    }
+}
+
+fn is_in(key: &JobKey, namespace: Option<&str>) -> bool {
+    namespace.is_none_or(|namespace| *key.namespace == *namespace)
+}
+
+/// Versions of one kind of object grow.
+pub(crate) fn version(text: &str) -> u64 {
+    text.parse().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests;

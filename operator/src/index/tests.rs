@@ -1,0 +1,57 @@
+//! The index keeps what is true last, in whatever order it hears of it.
+
+use super::{Child, Index};
+use crate::decide::fixtures::worker;
+use crate::worker::{JobKey, Worker, WorkerPhase};
+
+fn key() -> JobKey {
+    JobKey { uid: "u".into(), namespace: "default".into(), name: "job".into() }
+}
+
+fn version(version: u64, phase: WorkerPhase) -> Worker {
+    Worker { resource_version: version.to_string(), phase, ..worker(0, 1) }
+}
+
+#[test]
+fn an_older_version_of_a_pod_does_not_replace_a_newer_one() {
+    let index = Index::default();
+    index.enter(&key(), version(9, WorkerPhase::Running));
+    index.enter(&key(), version(8, WorkerPhase::Pending));
+    assert_eq!(index.workers("u")[0].phase, WorkerPhase::Running);
+    index.enter(&key(), version(10, WorkerPhase::Failed));
+    assert_eq!(index.workers("u")[0].phase, WorkerPhase::Failed);
+}
+
+#[test]
+fn a_pod_that_is_gone_is_not_brought_back_by_the_answer_to_its_creation() {
+    let index = Index::default();
+    let gone = worker(0, 1);
+    index.remove(&key(), &gone.name, &gone.uid);
+    index.enter(&key(), gone);
+    assert!(index.workers("u").is_empty());
+    assert!(index.jobs().is_empty(), "a job without objects takes no memory");
+}
+
+#[test]
+fn the_end_of_a_pod_does_not_remove_its_successor_of_the_same_name() {
+    let index = Index::default();
+    let (old, new) = (worker(0, 1), worker(0, 2));
+    index.enter(&key(), new.clone());
+    index.remove(&key(), &old.name, &old.uid);
+    assert_eq!(index.workers("u")[0].uid, new.uid);
+}
+
+#[test]
+fn a_new_list_removes_what_it_does_not_name_in_its_namespace_only() {
+    let index = Index::default();
+    let elsewhere = JobKey { uid: "v".into(), namespace: "other".into(), name: "job".into() };
+    index.enter(&key(), worker(0, 1));
+    index.enter(&elsewhere, worker(0, 1));
+    index.enter_child(&key(), Child::ConfigMap, None);
+    index.replace(Some("default"), Vec::new());
+    assert!(index.workers("u").is_empty());
+    assert_eq!(index.workers("v").len(), 1);
+    assert!(index.children("u").contains_key(&Child::ConfigMap));
+    index.replace_children(None, Child::ConfigMap, Vec::new());
+    assert_eq!(index.jobs(), [elsewhere]);
+}

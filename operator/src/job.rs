@@ -1,0 +1,105 @@
+//! The custom resource as the operator holds it in memory: small, and never too strange to be read. What its
+//! specification says is only known after `rlt_api::validate`.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use kube::Resource;
+use rlt_api::RLTrainingJob;
+use rlt_api::status::RLTrainingJobStatus;
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
+
+/// What marks a job as applied by Argo CD or Flux, who would apply it anew after it was deleted.
+const TRACKING: [&str; 4] = [
+    "argocd.argoproj.io/tracking-id",
+    "argocd.argoproj.io/instance",
+    "kustomize.toolkit.fluxcd.io/name",
+    "helm.toolkit.fluxcd.io/name",
+];
+
+/// An RLTrainingJob as the API server sends it.
+#[derive(Clone, Debug, Deserialize, Resource)]
+#[resource(inherit = "RLTrainingJob")]
+pub struct Job {
+    /// Name, namespace, UID, generation.
+    pub metadata: ObjectMeta,
+    /// The specification as JSON text, a tenth of the memory that its parsed form takes.
+    #[serde(default, deserialize_with = "as_text")]
+    pub spec: String,
+    /// The status, or why it cannot be read.
+    #[serde(default = "no_status", deserialize_with = "read_status")]
+    pub status: Result<RLTrainingJobStatus, String>,
+}
+
+fn as_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    Value::deserialize(deserializer).map(|value| value.to_string())
+}
+
+fn no_status() -> Result<RLTrainingJobStatus, String> {
+    Ok(RLTrainingJobStatus::default())
+}
+
+fn read_status<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Result<RLTrainingJobStatus, String>, D::Error> {
+    let value = Option::<Value>::deserialize(deserializer)?;
+    Ok(match value {
+        Some(value) => serde_json::from_value(value).map_err(|error| error.to_string()),
+        None => no_status(),
+    })
+}
+
+impl Job {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        self.metadata.name.as_deref().unwrap_or_default()
+    }
+
+    /// Its namespace.
+    pub fn namespace(&self) -> &str {
+        self.metadata.namespace.as_deref().unwrap_or_default()
+    }
+
+    /// Its UID.
+    pub fn uid(&self) -> &str {
+        self.metadata.uid.as_deref().unwrap_or_default()
+    }
+
+    /// Grows with every change of its specification.
+    pub fn generation(&self) -> i64 {
+        self.metadata.generation.unwrap_or_default()
+    }
+
+    /// The version of the object in the API server's store.
+    pub fn resource_version(&self) -> &str {
+        self.metadata.resource_version.as_deref().unwrap_or_default()
+    }
+
+    /// What makes an object go away with the job.
+    pub fn owner_reference(&self) -> OwnerReference {
+        OwnerReference {
+            api_version: rlt_api::API_VERSION.into(),
+            kind: rlt_api::KIND.into(),
+            name: self.name().into(),
+            uid: self.uid().into(),
+            controller: Some(true),
+            block_owner_deletion: Some(true),
+        }
+    }
+
+    /// Whether somebody would apply it anew after it was deleted.
+    pub fn is_tracked(&self) -> bool {
+        let labels = self.metadata.labels.iter().flatten();
+        let mut marks = labels.chain(self.metadata.annotations.iter().flatten()).map(|(name, _)| name);
+        marks.any(|name| TRACKING.contains(&name.as_str()))
+    }
+
+    /// The job as a manifest, for `rlt_api::validate`.
+    pub fn manifest(&self) -> String {
+        let (name, namespace) = (Value::from(self.name()), Value::from(self.namespace()));
+        let (version, kind) = (rlt_api::API_VERSION, rlt_api::KIND);
+        let spec = if self.spec.is_empty() { "{}" } else { &self.spec };
+        format!(
+            r#"{{"apiVersion":"{version}","kind":"{kind}","metadata":{{"name":{name},"namespace":{namespace}}},"spec":{spec}}}"#
+        )
+    }
+}

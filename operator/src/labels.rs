@@ -1,0 +1,42 @@
+//! The labels and annotations by which the operator finds what is its own.
+
+use std::collections::BTreeMap;
+
+use crate::job::Job;
+
+/// Who made an object.
+pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+/// Our value of [`MANAGED_BY`], and the field manager of every object but the status.
+pub const OPERATOR: &str = "rlt-operator";
+/// The field manager of the status.
+pub const STATUS_MANAGER: &str = "rlt-operator-status";
+/// The value of `spec.runPolicy.managedBy` that names this operator.
+pub const CONTROLLER: &str = "rltraining.dev/operator";
+/// The UID of the job, which unlike its name fits every label.
+pub const JOB_UID: &str = "rltraining.dev/job-uid";
+/// The name of the job, for people.
+pub const JOB_NAME: &str = "rltraining.dev/job-name";
+/// The group of a worker.
+pub const WORKER_GROUP: &str = "rltraining.dev/worker-group";
+/// The index of a worker in its group, from 0.
+pub const WORKER_IDX: &str = "rltraining.dev/worker-index";
+/// The attempt that a worker belongs to, from 1.
+pub const ATTEMPT: &str = "rltraining.dev/attempt";
+/// The annotation with a digest of what an object was made from.
+pub const CONTENT_DIGEST: &str = "rltraining.dev/content-digest";
+
+/// The selector of everything that the operator made.
+pub fn own_objects() -> String {
+    format!("{MANAGED_BY}={OPERATOR}")
+}
+
+/// The labels of every object of a job.
+pub fn of_job(job: &Job) -> BTreeMap<String, String> {
+    let labels = [
+        ("app.kubernetes.io/name", "rlt-trainer"),
+        (MANAGED_BY, OPERATOR),
+        (JOB_UID, job.uid()),
+        (JOB_NAME, job.name()),
+    ];
+    labels.map(|(name, value)| (name.to_owned(), value.to_owned())).into()
+}

@@ -1,0 +1,56 @@
+//! What is known about a job, from memory alone: no call is made here.
+
+use std::sync::Arc;
+
+use crate::context::Context;
+use crate::decide::Report;
+use crate::job::Job;
+use crate::worker::Worker;
+use crate::written::Current;
+
+/// What is known about a job.
+#[derive(Clone, Debug)]
+pub struct Observed {
+    /// The newest status.
+    pub current: Current,
+    /// Its pods.
+    pub workers: Vec<Arc<Worker>>,
+    /// What its trainer reported last.
+    pub report: Option<Report>,
+}
+
+/// Where reports of trainers are kept.
+pub trait Reports: Send + Sync + std::fmt::Debug {
+    /// What the trainer of a job reported last.
+    fn latest(&self, job_uid: &str) -> Option<Report>;
+}
+
+/// Nobody reports.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoReports;
+
+impl Reports for NoReports {
+    fn latest(&self, _: &str) -> Option<Report> {
+        None
+    }
+}
+
+/// Looks at a job. `None` where nothing may be done: it is being deleted, its status is not ours to understand, or
+/// another operator leads.
+pub fn observe(context: &Context, job: &Job) -> Option<Observed> {
+    if job.metadata.deletion_timestamp.is_some() || !context.is_leader() {
+        return None;
+    }
+    if let Err(error) = &job.status {
+        tracing::error!(
+            job = job.name(),
+            error,
+            "the status was written by another version and is left alone"
+        );
+    }
+    Some(Observed {
+        current: context.written.current(job)?,
+        workers: context.index.workers(job.uid()),
+        report: context.reports.latest(job.uid()),
+    })
+}

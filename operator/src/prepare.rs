@@ -1,0 +1,98 @@
+//! From a resource to a validated job and its plan, once for every generation of its specification.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rlt_api::ValidatedJob;
+use rlt_api::plan::model_config::ModelConfigError;
+use rlt_api::plan::{self, Plan};
+use rlt_api::status::ResolvedNumbers;
+
+use crate::job::Job;
+
+/// A job that holds every rule, and what follows from it.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    /// The specification with every default filled in.
+    pub job: ValidatedJob,
+    /// Worker groups, batches, memory.
+    pub plan: Plan,
+}
+
+/// Why a job can not be prepared.
+#[derive(Clone, Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "each variant is its message")]
+pub enum Invalid {
+    #[error("the specification has {} problem(s): {}", .0.len(), .0.join("; "))]
+    Problems(Vec<String>),
+    #[error("spec.model.architecture is impossible: {0}")]
+    Model(Arc<ModelConfigError>),
+}
+
+impl Prepared {
+    /// Validates and plans a job.
+    ///
+    /// # Errors
+    /// What is wrong with its specification.
+    pub fn new(job: &Job) -> Result<Self, Invalid> {
+        let job = rlt_api::validate(&job.manifest()).map_err(|problems| {
+            let without_place = |problem: rlt_api::Problem| {
+                rlt_api::Problem { line: None, column: None, ..problem }.to_string()
+            };
+            Invalid::Problems(problems.into_iter().map(without_place).collect())
+        })?;
+        let model = plan::planned_model(&job).map_err(|error| Invalid::Model(Arc::new(error)))?;
+        let plan = plan::plan(&job, model.as_ref());
+        Ok(Self { job, plan })
+    }
+
+    /// The numbers of the plan that a status shows.
+    pub fn resolved_numbers(&self) -> ResolvedNumbers {
+        let batch = &self.plan.batch;
+        ResolvedNumbers {
+            world_size: self.plan.mesh.world_size(),
+            prompts_per_step: batch.prompts_per_step,
+            samples_per_step: batch.samples_per_step,
+            updates_per_step: batch.updates_per_step,
+            peak_memory_bytes: self.plan.memory.as_ref().map(|memory| memory.peak_bytes),
+            model_commit: None,
+        }
+    }
+}
+
+/// The outcome of preparing each job's latest generation.
+#[derive(Debug, Default)]
+pub struct PreparedJobs {
+    by_uid: Mutex<HashMap<String, Entry>>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    generation: i64,
+    outcome: Result<Arc<Prepared>, Invalid>,
+}
+
+impl PreparedJobs {
+    /// The prepared job, from memory where its generation is known.
+    ///
+    /// # Errors
+    /// What is wrong with its specification.
+    pub fn get(&self, job: &Job) -> Result<Arc<Prepared>, Invalid> {
+        let generation = job.generation();
+        if let Some(known) = self.lock().get(job.uid()).filter(|known| known.generation == generation) {
+            return known.outcome.clone();
+        }
+        let outcome = Prepared::new(job).map(Arc::new);
+        self.lock().insert(job.uid().to_owned(), Entry { generation, outcome: outcome.clone() });
+        outcome
+    }
+
+    /// Forgets a job that is gone.
+    pub fn forget(&self, uid: &str) {
+        self.lock().remove(uid);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Entry>> {
+        self.by_uid.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

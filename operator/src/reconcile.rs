@@ -1,0 +1,127 @@
+//! One look at one job, from what was observed to what was reported.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+use kube::Resource as _;
+use kube::runtime::controller::Action;
+use kube::runtime::events::{Event, EventType};
+use rlt_api::status::RLTrainingJobStatus;
+
+use crate::apply::{self, ApplyError, StatusWritten};
+use crate::build::Blueprint;
+use crate::context::Context;
+use crate::decide::{self, Decision, Facts, Note};
+use crate::job::Job;
+use crate::labels;
+use crate::observe::{self, Observed};
+use crate::prepare::Prepared;
+
+/// How long a job waits whose pods the API server refuses: what it misses, somebody has to bring.
+const REFUSED_RETRY: Duration = Duration::from_secs(30);
+/// Longest note of an Event, in bytes.
+const MAX_NOTE_BYTES: usize = 1024;
+
+/// Observes, validates, plans, decides, applies, reports.
+///
+/// # Errors
+/// The first call that failed in a way that may pass; the job is looked at again.
+pub async fn reconcile(job: Arc<Job>, context: Arc<Context>) -> Result<Action, ApplyError> {
+    let Some(observed) = observe::observe(&context, &job) else { return Ok(Action::await_change()) };
+    let now = Timestamp::now();
+    let decision = match context.prepared.get(&job) {
+        Err(invalid) => decide::refuse(&observed.current.status, job.generation(), &invalid, now),
+        Ok(prepared) if !is_ours(&prepared) => return Ok(Action::await_change()),
+        Ok(prepared) => {
+            let decision = decide::decide(&facts(&job, &observed, &prepared, now));
+            carry_out(&context, &job, &prepared, decision, now).await?
+        }
+    };
+    report(&context, &job, &observed, &decision).await
+}
+
+fn is_ours(prepared: &Prepared) -> bool {
+    let managed_by = prepared.job.spec().run_policy.managed_by.as_deref();
+    managed_by.is_none_or(|managed_by| managed_by == labels::CONTROLLER)
+}
+
+fn facts<'a>(job: &Job, observed: &'a Observed, prepared: &'a Prepared, now: Timestamp) -> Facts<'a> {
+    Facts {
+        prepared,
+        status: &observed.current.status,
+        generation: job.generation(),
+        is_tracked: job.is_tracked(),
+        workers: &observed.workers,
+        report: observed.report.as_ref(),
+        now,
+    }
+}
+
+async fn carry_out(
+    context: &Context,
+    job: &Job,
+    prepared: &Prepared,
+    decision: Decision,
+    now: Timestamp,
+) -> Result<Decision, ApplyError> {
+    let blueprint = Blueprint { job, prepared, settings: &context.settings };
+    let outcome = apply::apply(&context.client, &context.index, &blueprint, &decision).await?;
+    Ok(match outcome.refused {
+        Some(message) => decision.refused(message, REFUSED_RETRY, now),
+        None => decision,
+    })
+}
+
+/// The status first; people are told once it stands.
+async fn report(
+    context: &Context,
+    job: &Job,
+    observed: &Observed,
+    decision: &Decision,
+) -> Result<Action, ApplyError> {
+    if decision.delete_job {
+        return Ok(Action::await_change());
+    }
+    let before = &observed.current;
+    let written =
+        apply::write_status(&context.client, &context.written, job, before, &decision.status).await?;
+    context.failures.forget(job.uid());
+    let wait = match written {
+        StatusWritten::Yes => {
+            publish(context, job, &before.status, decision).await;
+            decision.look_again
+        }
+        StatusWritten::NothingNew => decision.look_again,
+        StatusWritten::Later(wait) => Some(decision.look_again.map_or(wait, |sooner| sooner.min(wait))),
+    };
+    Ok(wait.map_or_else(Action::await_change, Action::requeue))
+}
+
+/// An Event that is lost costs nothing: the status says the same.
+async fn publish(context: &Context, job: &Job, before: &RLTrainingJobStatus, decision: &Decision) {
+    for note in decision.notes(before) {
+        if let Err(error) = context.recorder.publish(&event(&note), &job.object_ref(&())).await {
+            tracing::warn!(job = job.name(), %error, "an event was not published");
+        }
+    }
+}
+
+fn event(note: &Note) -> Event {
+    let end = note.message.floor_char_boundary(MAX_NOTE_BYTES);
+    Event {
+        type_: if note.is_warning { EventType::Warning } else { EventType::Normal },
+        reason: note.reason.name(),
+        note: Some(note.message[..end].to_owned()),
+        action: "Reconcile".into(),
+        secondary: None,
+    }
+}
+
+/// How long a job waits whose last look failed: not at all after a conflict, else the longer the more often.
+pub fn retry(job: Arc<Job>, error: &ApplyError, context: Arc<Context>) -> Action {
+    let wait = context.failures.next_wait(job.uid(), error);
+    let cause = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
+    tracing::warn!(namespace = job.namespace(), job = job.name(), %error, cause, ?wait, "a look at a job failed");
+    Action::requeue(wait)
+}

@@ -1,0 +1,163 @@
+//! From watch streams to the index, and from every change to the job that it concerns. A stream that fails is tried
+//! again by itself: it holds up no other one.
+
+use std::collections::HashSet;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use futures::channel::mpsc::UnboundedSender;
+use futures::channel::oneshot;
+use futures::{Stream, StreamExt as _, pin_mut};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::core::PartialObjectMeta;
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::reflector::ObjectRef;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Resource};
+
+use crate::index::{Child, Index};
+use crate::job::Job;
+use crate::labels;
+use crate::worker::{JobKey, Worker, owner};
+
+/// Below the idle limits of load balancers in front of API servers, which drop silent connections from 240 s on.
+const WATCH_SECONDS: u32 = 200;
+/// Objects of one page of a list: what is decoded at once is the peak of the operator's memory.
+const PAGE_SIZE: u32 = 200;
+
+/// How objects are watched.
+pub fn config() -> watcher::Config {
+    watcher::Config::default().timeout(WATCH_SECONDS).page_size(PAGE_SIZE)
+}
+
+/// Where changes go.
+#[derive(Clone, Debug)]
+pub struct Sink {
+    /// What was seen.
+    pub index: Arc<Index>,
+    /// Jobs that something happened to.
+    pub changed: UnboundedSender<ObjectRef<Job>>,
+}
+
+impl Sink {
+    fn tell(&self, key: &JobKey) {
+        let job = ObjectRef::new(&key.name).within(&key.namespace);
+        // Nobody listens any more: the process is about to end.
+        let _ = self.changed.unbounded_send(job);
+    }
+}
+
+/// Follows the pods of a namespace, or of all, for ever. `synced` hears of the first complete list.
+pub async fn pods(api: Api<Pod>, namespace: Option<String>, sink: Sink, synced: oneshot::Sender<()>) {
+    let events = watcher(api, config().labels(&labels::own_objects())).default_backoff();
+    follow(events, "pods", synced, |change| {
+        let index = &sink.index;
+        match change {
+            Change::Is(pod) => {
+                let Some((key, worker)) = Worker::read(&pod) else { return };
+                index.enter(&key, worker);
+                sink.tell(&key);
+            }
+            Change::IsGone(pod) => {
+                let Some((key, worker)) = Worker::read(&pod) else { return };
+                index.remove(&key, &worker.name, &worker.uid);
+                sink.tell(&key);
+            }
+            Change::Are(pods) => {
+                let concerned = index.jobs();
+                index.replace(namespace.as_deref(), pods.iter().filter_map(Worker::read).collect());
+                tell_all(&sink, concerned);
+            }
+        }
+    })
+    .await;
+}
+
+/// Follows one kind of a job's other objects, by their metadata alone.
+pub async fn children<K>(
+    api: Api<PartialObjectMeta<K>>,
+    child: Child,
+    namespace: Option<String>,
+    sink: Sink,
+    synced: oneshot::Sender<()>,
+) where
+    K: Resource<DynamicType = ()> + Clone + Debug + Send + 'static,
+{
+    let events = watcher(api, config().labels(&labels::own_objects())).default_backoff();
+    follow(events, "children", synced, |change| {
+        let index = &sink.index;
+        match change {
+            Change::Is(object) => {
+                let Some((key, digest)) = read_child(&object.metadata) else { return };
+                index.enter_child(&key, child, digest);
+            }
+            Change::IsGone(object) => {
+                let Some((key, _)) = read_child(&object.metadata) else { return };
+                index.remove_child(&key, child);
+                sink.tell(&key);
+            }
+            Change::Are(objects) => {
+                let listed = objects.iter().filter_map(|object| read_child(&object.metadata)).collect();
+                index.replace_children(namespace.as_deref(), child, listed);
+                tell_all(&sink, index.jobs());
+            }
+        }
+    })
+    .await;
+}
+
+fn tell_all(sink: &Sink, before: Vec<JobKey>) {
+    let concerned: HashSet<_> = before.into_iter().chain(sink.index.jobs()).collect();
+    concerned.iter().for_each(|key| sink.tell(key));
+}
+
+/// An object belongs to a job by its owner, or, where it is to outlive the job, by its labels.
+fn read_child(metadata: &ObjectMeta) -> Option<(JobKey, Option<String>)> {
+    let digest = metadata.annotations.as_ref().and_then(|all| all.get(labels::CONTENT_DIGEST)).cloned();
+    let by_labels = || {
+        let label = |name| metadata.labels.as_ref()?.get(name);
+        Some(JobKey {
+            uid: label(labels::JOB_UID)?.as_str().into(),
+            namespace: metadata.namespace.as_deref()?.into(),
+            name: label(labels::JOB_NAME)?.as_str().into(),
+        })
+    };
+    owner(metadata).or_else(by_labels).map(|key| (key, digest))
+}
+
+/// What a watch tells.
+enum Change<K> {
+    /// An object is like this.
+    Is(K),
+    /// An object is gone.
+    IsGone(K),
+    /// These are all.
+    Are(Vec<K>),
+}
+
+async fn follow<K: Send>(
+    events: impl Stream<Item = Result<Event<K>, watcher::Error>> + Send,
+    what: &'static str,
+    synced: oneshot::Sender<()>,
+    mut take: impl FnMut(Change<K>) + Send,
+) {
+    let mut synced = Some(synced);
+    let mut listed = Vec::new();
+    pin_mut!(events);
+    while let Some(event) = events.next().await {
+        match event {
+            Ok(Event::Apply(object)) => take(Change::Is(object)),
+            Ok(Event::Delete(object)) => take(Change::IsGone(object)),
+            Ok(Event::Init) => listed.clear(),
+            Ok(Event::InitApply(object)) => listed.push(object),
+            Ok(Event::InitDone) => {
+                take(Change::Are(std::mem::take(&mut listed)));
+                if let Some(synced) = synced.take() {
+                    let _ = synced.send(());
+                }
+            }
+            Err(error) => tracing::warn!(what, %error, "a watch failed and is begun anew"),
+        }
+    }
+}

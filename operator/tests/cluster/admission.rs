@@ -1,0 +1,83 @@
+//! What the API server refuses, it refuses in our words.
+
+use kube::api::PostParams;
+use serde_json::{Value, json};
+
+use crate::stage::Stage;
+
+/// The messages that `rlctl validate` has for a manifest.
+fn our_messages(manifest: &impl serde::Serialize) -> Vec<String> {
+    let yaml = serde_saphyr::to_string(manifest).unwrap();
+    rlt_api::validate(&yaml).unwrap_err().into_iter().map(|problem| problem.message).collect()
+}
+
+#[tokio::test]
+async fn a_specification_that_breaks_a_rule_is_refused_with_the_message_of_validate() {
+    let Some(stage) = Stage::set("refusal").await else { return };
+    let patches = [
+        json!({"training": {"promptsPerUpdate": 12}}),
+        json!({"model": {"architecture": {"numKvHeads": 3}}}),
+        json!({"workers": {"resources": {"memory": "16GB"}}}),
+        json!({"workers": {"env": [{"name": "RANK", "value": "1"}]}}),
+        json!({"workers": {"storage": {"size": "1Gi", "claimName": "a"}}}),
+        json!({"workers": {"tolerations": [{"value": "a"}]}}),
+        json!({"runPolicy": {"managedBy": "somebody"}}),
+        json!({"data": {"task": {"operators": ["+", "+"]}}}),
+    ];
+    for patch in patches {
+        let manifest = stage.manifest("refused", &patch);
+        let refusal = stage.jobs().create(&PostParams::default(), &manifest).await.unwrap_err().to_string();
+        for message in our_messages(&manifest) {
+            assert!(refusal.contains(&message), "{patch}: {message} is not in {refusal}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn names_that_do_not_fit_pods_are_refused() {
+    let Some(stage) = Stage::set("names").await else { return };
+    for name in ["a".repeat(53).as_str(), "a.b", "1a", "4", "x.y.z"] {
+        let manifest = stage.manifest(name, &json!({}));
+        let refusal = stage.jobs().create(&PostParams::default(), &manifest).await.unwrap_err().to_string();
+        let messages = our_messages(&manifest);
+        assert!(messages.iter().all(|message| refusal.contains(message)), "{name}: {refusal}");
+    }
+    stage.post(&"a".repeat(52), json!({})).await;
+}
+
+#[tokio::test]
+async fn what_a_run_began_with_cannot_be_changed_and_the_rest_only_while_nothing_runs() {
+    let Some(stage) = Stage::set("changes").await else { return };
+    stage.post("fixed", json!({})).await;
+    let change = async |patch: Value| {
+        let patch = kube::api::Patch::Merge(json!({"spec": patch}));
+        stage.jobs().patch("fixed", &Default::default(), &patch).await.map_err(|error| error.to_string())
+    };
+    let refused = change(json!({"model": {"architecture": {"numLayers": 3}}})).await.unwrap_err();
+    assert!(refused.contains("make a new job"), "{refused}");
+    let refused = change(json!({"training": {"promptsPerStep": 64}})).await.unwrap_err();
+    assert!(refused.contains("only steps, epochs and evaluateEvery"), "{refused}");
+    let refused = change(json!({"workers": {"resources": {"cpu": "2"}}})).await.unwrap_err();
+    assert!(refused.contains("while runPolicy.suspend is true"), "{refused}");
+    change(json!({"runPolicy": {"suspend": true}})).await.unwrap();
+    change(json!({"workers": {"resources": {"cpu": "2"}}, "training": {"steps": 99}})).await.unwrap();
+}
+
+#[tokio::test]
+async fn unknown_fields_are_refused_by_kubectl_and_applying_twice_changes_nothing() {
+    let Some(stage) = Stage::set("kubectl").await else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("job.yaml");
+    let write = |manifest: &Value| std::fs::write(&file, manifest.to_string()).unwrap();
+    let apply = || stage.cluster.kubectl().args(["apply", "-f"]).arg(&file).output().unwrap();
+    let mut manifest = serde_json::to_value(stage.manifest("applied", &json!({}))).unwrap();
+    manifest["spec"]["rollout"]["topPP"] = 1.into();
+    write(&manifest);
+    let refused = apply();
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("unknown field \"spec.rollout.topPP\""));
+    manifest["spec"]["rollout"].as_object_mut().unwrap().remove("topPP");
+    write(&manifest);
+    let said = |output: std::process::Output| String::from_utf8(output.stdout).unwrap();
+    assert_eq!(said(apply()), "rltrainingjob.rltraining.dev/applied created\n");
+    assert_eq!(said(apply()), "rltrainingjob.rltraining.dev/applied unchanged\n");
+}

@@ -1,0 +1,102 @@
+//! Operators come and go; jobs do not notice.
+
+use std::time::Duration;
+
+use kube::Client;
+use kube::ResourceExt as _;
+use kube::api::DeleteParams;
+use rlt_api::status::ConditionType;
+use rlt_cluster::Call;
+use serde_json::json;
+
+use crate::stage::{Operator, Stage, is_true};
+
+impl Stage {
+    /// An operator with an account of its own, by which its calls are told from others.
+    async fn counted_operator(&self, account: &str) -> (Operator, String) {
+        let client: Client = self.cluster.client_of_service_account(&self.namespace, account).await.unwrap();
+        let subject = format!("--serviceaccount={}:{account}", self.namespace);
+        let bind = ["create", "rolebinding", account, "--clusterrole=cluster-admin", &subject];
+        let bound = self.cluster.kubectl().args(bind).args(["-n", &self.namespace]).output().unwrap();
+        assert!(bound.status.success());
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let user = format!("system:serviceaccount:{}:{account}", self.namespace);
+        (Operator::start(client, &self.namespace), user)
+    }
+
+    /// The calls of a user besides lists and watches.
+    fn calls_of(&self, user: &str) -> Vec<Call> {
+        let is_stream = |call: &Call| matches!(call.verb.as_str(), "list" | "watch");
+        let calls = self.cluster.calls().unwrap().into_iter();
+        calls.filter(|call| call.user == user && !is_stream(call)).collect()
+    }
+}
+
+#[tokio::test]
+async fn an_operator_that_takes_over_a_settled_job_makes_no_call_about_it() {
+    let Some(stage) = Stage::set("takeover").await else { return };
+    let (first, _) = stage.counted_operator("first").await;
+    stage.post("steady", json!({})).await;
+    stage.run(&stage.worker("steady", 1).await).await;
+    let before = stage.when_true("steady", ConditionType::PodsReady).await;
+    first.kill().await;
+    let (second, user) = stage.counted_operator("second").await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(stage.calls_of(&user), []);
+    assert_eq!(stage.status("steady").await, before);
+    second.stop().await;
+}
+
+#[tokio::test]
+async fn a_job_that_goes_well_costs_few_calls() {
+    let Some(stage) = Stage::set("calls").await else { return };
+    let (_operator, user) = stage.counted_operator("frugal").await;
+    stage.post("cheap", json!({})).await;
+    let pod = stage.worker("cheap", 1).await;
+    stage.run(&pod).await;
+    stage.when_true("cheap", ConditionType::PodsReady).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let calls = stage.calls_of(&user);
+    let count = |resource: &str, verb: &str| {
+        calls.iter().filter(|call| call.resource == resource && call.verb == verb).count()
+    };
+    assert_eq!(count("pods", "create"), 1);
+    assert_eq!(count("rltrainingjobs", "patch"), 2, "{calls:#?}");
+    assert_eq!((count("serviceaccounts", "create"), count("configmaps", "create")), (1, 1));
+    assert_eq!(count("events", "create"), 2);
+    assert_eq!(calls.len(), 7, "{calls:#?}");
+}
+
+#[tokio::test]
+async fn what_happens_while_no_operator_is_there_is_made_up_for() {
+    let Some(stage) = Stage::set("absence").await else { return };
+    let first = stage.operator().await;
+    stage.post("orphan", json!({})).await;
+    let pod = stage.worker("orphan", 1).await;
+    stage.run(&pod).await;
+    stage.when_true("orphan", ConditionType::PodsReady).await;
+    first.kill().await;
+    stage.pods().delete(&pod.name_any(), &DeleteParams::default().grace_period(0)).await.unwrap();
+    let _second = stage.operator().await;
+    stage.run(&stage.worker("orphan", 2).await).await;
+    stage.when("orphan", |status| is_true(status, ConditionType::PodsReady)).await;
+}
+
+#[tokio::test]
+async fn two_operators_at_once_make_every_pod_once() {
+    let Some(stage) = Stage::set("rivals").await else { return };
+    let _operators = (stage.operator().await, stage.operator().await);
+    for name in ["a", "b", "c"] {
+        stage.post(name, json!({})).await;
+    }
+    for name in ["a", "b", "c"] {
+        let pod = stage.worker(name, 1).await;
+        stage.run(&pod).await;
+        stage.end(&pod, 75, "").await;
+        let second = stage.worker(name, 2).await;
+        stage.run(&second).await;
+        stage.end(&second, 0, "").await;
+        let status = stage.when_true(name, ConditionType::Complete).await;
+        assert_eq!((status.attempt, status.failures_by_cause.values().sum::<u32>()), (Some(2), 1));
+    }
+}

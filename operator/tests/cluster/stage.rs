@@ -1,0 +1,241 @@
+//! The stage of a test: one cluster for all, a namespace and an operator for each, and hands that play the kubelet.
+
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
+use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
+use kube::runtime::events::{Recorder, Reporter};
+use kube::{Client, ResourceExt as _};
+use rlt_api::status::{ConditionStatus, ConditionType, RLTrainingJobStatus};
+use rlt_cluster::{Cluster, Options, Shared};
+use rlt_operator::build::Settings;
+use rlt_operator::context::Context;
+use rlt_operator::job::Job;
+use rlt_operator::observe::NoReports;
+use rlt_operator::{PullPolicy, controller, labels};
+use serde_json::{Value, json};
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+
+static CLUSTER: Shared = Shared::new(|| Options::control_plane().with_audit_log());
+
+/// Longest time that anything here may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(crate) struct Stage {
+    pub(crate) cluster: &'static Cluster,
+    pub(crate) client: Client,
+    pub(crate) namespace: String,
+}
+
+impl Stage {
+    /// `None` where the machine cannot run a cluster.
+    pub(crate) async fn set(purpose: &str) -> Option<Self> {
+        let cluster = CLUSTER.get()?;
+        install_definition(cluster);
+        let namespace = cluster.namespace(purpose).await.unwrap();
+        Some(Self { cluster, client: cluster.client().await.unwrap(), namespace })
+    }
+
+    pub(crate) fn jobs(&self) -> Api<DynamicObject> {
+        let kind = GroupVersionKind::gvk("rltraining.dev", "v1alpha1", "RLTrainingJob");
+        Api::namespaced_with(self.client.clone(), &self.namespace, &ApiResource::from_gvk(&kind))
+    }
+
+    pub(crate) fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// The quickstart under another name, with changes to its specification.
+    pub(crate) fn manifest(&self, name: &str, patch: &Value) -> DynamicObject {
+        let example = include_str!("../../../examples/quickstart/job.yaml");
+        let mut manifest: Value = serde_saphyr::from_str(example).unwrap();
+        manifest["metadata"] = json!({"name": name, "namespace": self.namespace});
+        merge(&mut manifest["spec"], patch);
+        serde_json::from_value(manifest).unwrap()
+    }
+
+    pub(crate) async fn post(&self, name: &str, patch: Value) -> DynamicObject {
+        self.jobs().create(&PostParams::default(), &self.manifest(name, &patch)).await.unwrap()
+    }
+
+    pub(crate) async fn patch_job(&self, name: &str, patch: Value) {
+        let params = PatchParams::default();
+        self.jobs().patch(name, &params, &Patch::Merge(json!({"spec": patch}))).await.unwrap();
+    }
+
+    pub(crate) async fn status(&self, name: &str) -> RLTrainingJobStatus {
+        let api: Api<Job> = Api::namespaced(self.client.clone(), &self.namespace);
+        api.get(name).await.unwrap().status.unwrap()
+    }
+
+    /// Waits until a job's status is as wished, and returns it.
+    pub(crate) async fn when(
+        &self,
+        name: &str,
+        wish: impl Fn(&RLTrainingJobStatus) -> bool,
+    ) -> RLTrainingJobStatus {
+        let begin = Instant::now();
+        loop {
+            let status = self.status(name).await;
+            if wish(&status) {
+                return status;
+            }
+            assert!(begin.elapsed() < PATIENCE, "{status:#?}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    pub(crate) async fn when_true(&self, name: &str, type_: ConditionType) -> RLTrainingJobStatus {
+        self.when(name, |status| is_true(status, type_)).await
+    }
+
+    /// Waits until the pods of a job are as wished, and returns them.
+    pub(crate) async fn when_pods(&self, name: &str, wish: impl Fn(&[Pod]) -> bool) -> Vec<Pod> {
+        let of_job = ListParams::default().labels(&format!("{}={name}", labels::JOB_NAME));
+        let begin = Instant::now();
+        loop {
+            let pods = self.pods().list(&of_job).await.unwrap().items;
+            if wish(&pods) {
+                return pods;
+            }
+            assert!(begin.elapsed() < PATIENCE, "{pods:#?}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// The pod of a job's only worker in this attempt.
+    pub(crate) async fn worker(&self, name: &str, attempt: u32) -> Pod {
+        let attempt = attempt.to_string();
+        let is_it = |pod: &Pod| pod.labels()[labels::ATTEMPT] == attempt;
+        self.when_pods(name, |pods| pods.iter().any(is_it)).await.into_iter().find(is_it).unwrap()
+    }
+
+    /// Plays the kubelet: the pod runs, and is ready.
+    pub(crate) async fn run(&self, pod: &Pod) {
+        let status = json!({
+            "phase": "Running",
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "containerStatuses": [container(json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}}))],
+        });
+        self.set_status(pod, status).await;
+    }
+
+    /// Plays the kubelet: the pod's process ends with this code and this last message.
+    pub(crate) async fn end(&self, pod: &Pod, code: i32, message: &str) {
+        let ended = json!({
+            "exitCode": code, "message": message, "reason": if code == 0 { "Completed" } else { "Error" },
+            "finishedAt": "2026-01-01T00:00:00Z",
+        });
+        let status = json!({
+            "phase": if code == 0 { "Succeeded" } else { "Failed" },
+            "conditions": [{"type": "Ready", "status": "False"}],
+            "containerStatuses": [container(json!({"terminated": ended}))],
+        });
+        self.set_status(pod, status).await;
+    }
+
+    async fn set_status(&self, pod: &Pod, status: Value) {
+        let (name, patch) = (pod.name_any(), json!({"metadata": {"uid": pod.uid()}, "status": status}));
+        self.pods().patch_status(&name, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
+    }
+
+    /// Starts an operator that works in this namespace alone.
+    pub(crate) async fn operator(&self) -> Operator {
+        Operator::start(self.client.clone(), &self.namespace)
+    }
+}
+
+fn container(state: Value) -> Value {
+    json!({
+        "name": "trainer", "image": "i", "imageID": "", "ready": false, "restartCount": 0, "state": state,
+    })
+}
+
+pub(crate) fn is_true(status: &RLTrainingJobStatus, type_: ConditionType) -> bool {
+    reason(status, type_).is_some_and(|(holds, _)| holds == ConditionStatus::True)
+}
+
+pub(crate) fn reason(
+    status: &RLTrainingJobStatus,
+    type_: ConditionType,
+) -> Option<(ConditionStatus, String)> {
+    let condition = status.conditions.iter().find(|condition| condition.type_ == type_)?;
+    Some((condition.status, condition.reason.clone()))
+}
+
+fn merge(base: &mut Value, patch: &Value) {
+    match (base, patch) {
+        (Value::Object(base), Value::Object(patch)) => {
+            for (name, value) in patch {
+                match value {
+                    Value::Null => drop(base.remove(name)),
+                    value => merge(base.entry(name.clone()).or_insert(json!({})), value),
+                }
+            }
+        }
+        (base, patch) => *base = patch.clone(),
+    }
+}
+
+fn install_definition(cluster: &Cluster) {
+    static INSTALLED: OnceLock<()> = OnceLock::new();
+    INSTALLED.get_or_init(|| {
+        let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../crds/manifests/rltrainingjobs.yaml");
+        let applied = cluster.kubectl().args(["apply", "-f", manifest]).output().unwrap();
+        assert!(applied.status.success(), "{}", String::from_utf8_lossy(&applied.stderr));
+        let wait =
+            ["wait", "--for=condition=Established", "crd/rltrainingjobs.rltraining.dev", "--timeout=20s"];
+        assert!(cluster.kubectl().args(wait).output().unwrap().status.success());
+    });
+}
+
+/// An operator in this process.
+pub(crate) struct Operator {
+    task: JoinHandle<()>,
+    stop: Option<oneshot::Sender<()>>,
+    _leader: watch::Sender<bool>,
+}
+
+impl Operator {
+    pub(crate) fn start(client: Client, namespace: &str) -> Self {
+        let (leader, leadership) = watch::channel(true);
+        let (stop, stopped) = oneshot::channel();
+        let reporter = Reporter { controller: labels::OPERATOR.into(), instance: None };
+        let context = Context {
+            recorder: Recorder::new(client.clone(), reporter),
+            client,
+            settings: Settings {
+                trainer_image: "rlt.local/rlt-trainer:dev".into(),
+                pull_policy: PullPolicy::Never,
+                channel: None,
+            },
+            index: Default::default(),
+            prepared: Default::default(),
+            written: Default::default(),
+            reports: std::sync::Arc::new(NoReports),
+            leadership,
+            failures: Default::default(),
+        };
+        let namespaces = [namespace.to_owned()];
+        let task = tokio::spawn(async move {
+            let stop = async move { drop(stopped.await) };
+            controller::run(std::sync::Arc::new(context), &namespaces, 8, stop).await;
+        });
+        Self { task, stop: Some(stop), _leader: leader }
+    }
+
+    /// Ends it between any two of its instructions.
+    pub(crate) async fn kill(self) {
+        self.task.abort();
+        let _ = self.task.await;
+    }
+
+    /// Lets it finish what it has begun.
+    pub(crate) async fn stop(mut self) {
+        drop(self.stop.take());
+        self.task.await.unwrap();
+    }
+}
