@@ -4,7 +4,7 @@
 
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
 use kube::api::{Api, ListParams, PostParams};
-use rlt_cluster::{Options, Shared, own_cluster};
+use rlt_cluster::{Options, Shared, can_run, own_cluster};
 use serde_json::json;
 
 static CLUSTER: Shared = Shared::new(|| Options::control_plane().with_audit_log().with_gang_scheduling());
@@ -71,6 +71,18 @@ async fn gates_are_open_and_their_api_is_served() {
     let served = client.list_api_group_resources("scheduling.k8s.io/v1alpha2").await.unwrap();
     let kinds: Vec<_> = served.resources.iter().map(|resource| resource.kind.as_str()).collect();
     assert!(kinds.contains(&"PodGroup") && kinds.contains(&"Workload"), "{kinds:?}");
+}
+
+#[test]
+fn under_ci_a_test_that_can_not_run_fails() {
+    if !can_run(&Options::control_plane()) {
+        return;
+    }
+    let mut test = std::process::Command::new(std::env::current_exe().unwrap());
+    test.arg("two_clusters_at_once_do_not_meet").env("CI", "true").env("PATH", "/nowhere");
+    let output = test.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(!output.status.success() && said.contains("a test must not be skipped"), "{said}");
 }
 
 #[tokio::test]

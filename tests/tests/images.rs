@@ -1,11 +1,11 @@
-//! The trainer's image, from the project's own Dockerfile, in a pod of a real node.
+//! The images, from the project's own Dockerfiles, in pods of a real node.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test that can not go on says where")]
 
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
-use kube::api::{Api, DeleteParams, LogParams, PostParams};
+use kube::api::{Api, LogParams, PostParams};
 use rlt_cluster::{Cluster, Options, Shared};
 use rlt_tests::{test_image, workspace_root};
 use serde_json::json;
@@ -31,20 +31,20 @@ fn short_quickstart() -> String {
     })
 }
 
-/// A pod that trains by the manifest in the config map `job`, in the way the strictest of namespaces demands.
-fn pod(name: &str) -> Pod {
+/// A pod in the way the strictest of namespaces demands it, with the manifest of the config map `job`.
+fn pod(image: &str, arguments: &[&str]) -> Pod {
     serde_json::from_value(json!({
-        "metadata": { "name": name },
+        "metadata": { "name": image },
         "spec": {
             "restartPolicy": "Never",
             "securityContext": {
                 "runAsNonRoot": true, "fsGroup": 65532, "seccompProfile": { "type": "RuntimeDefault" }
             },
             "containers": [{
-                "name": "trainer",
-                "image": "rlt.local/rlt-trainer:test",
+                "name": "main",
+                "image": format!("rlt.local/{image}:test"),
                 "imagePullPolicy": "Never",
-                "args": ["worker", "--manifest", "/job/job.yaml", "--output", "/runs/quickstart"],
+                "args": arguments,
                 "securityContext": {
                     "readOnlyRootFilesystem": true,
                     "allowPrivilegeEscalation": false,
@@ -98,10 +98,21 @@ async fn the_quickstart_trains_to_its_end_in_a_restricted_pod() {
     let Some(cluster) = CLUSTER.get() else { return };
     cluster.load_image(&test_image("rlt-trainer")).unwrap();
     let pods = namespace_with_job(cluster, "trains", short_quickstart()).await;
-    pods.create(&PostParams::default(), &pod("trainer")).await.unwrap();
-    let code = exit_code(&pods, "trainer").await;
-    let log = pods.logs("trainer", &LogParams::default()).await.unwrap();
+    let train = ["worker", "--manifest", "/job/job.yaml", "--output", "/runs/quickstart"];
+    pods.create(&PostParams::default(), &pod("rlt-trainer", &train)).await.unwrap();
+    let code = exit_code(&pods, "rlt-trainer").await;
+    let log = pods.logs("rlt-trainer", &LogParams::default()).await.unwrap();
     assert_eq!(code, 0, "{log}");
     assert!(log.contains("5/5"), "{log}");
-    pods.delete("trainer", &DeleteParams::default()).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_operator_starts_in_a_restricted_pod() {
+    let Some(cluster) = CLUSTER.get() else { return };
+    cluster.load_image(&test_image("rlt-operator")).unwrap();
+    let pods = namespace_with_job(cluster, "operates", String::new()).await;
+    pods.create(&PostParams::default(), &pod("rlt-operator", &["--version"])).await.unwrap();
+    let code = exit_code(&pods, "rlt-operator").await;
+    let log = pods.logs("rlt-operator", &LogParams::default()).await.unwrap();
+    assert_eq!((code, log.trim()), (0, concat!("rlt-operator ", env!("CARGO_PKG_VERSION"))));
 }
