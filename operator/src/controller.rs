@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Service,
 use kube::core::PartialObjectMeta;
 use kube::runtime::controller::{Config, Controller};
 use kube::runtime::predicates;
-use kube::runtime::reflector::{self, ObjectRef};
+use kube::runtime::reflector;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::runtime::{Predicate as _, PredicateConfig, WatchStreamExt as _};
 use kube::{Api, Client, Resource};
@@ -129,9 +129,4 @@ where
     }
     let of = |namespace: &String| (Api::namespaced(client.clone(), namespace), Some(namespace.clone()));
     namespaces.iter().map(of).collect()
-}
-
-/// The reference of a job for the controller's queue.
-pub fn reference(namespace: &str, name: &str) -> ObjectRef<Job> {
-    ObjectRef::new(name).within(namespace)
 }

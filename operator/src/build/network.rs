@@ -14,11 +14,7 @@ pub fn service(blueprint: &Blueprint<'_>) -> Option<Service> {
     selector.insert(labels::WORKER_GROUP.into(), group.name.clone());
     selector.insert(labels::WORKER_IDX.into(), "0".into());
     let port = rlt_api::plan::RENDEZVOUS_PORT;
-    let port = ServicePort {
-        name: Some("rendezvous".into()),
-        port: port.into(),
-        ..ServicePort::default()
-    };
+    let port = ServicePort { name: Some("rendezvous".into()), port: port.into(), ..ServicePort::default() };
     Some(Service {
         metadata: blueprint.metadata(workers_name(blueprint.name())),
         spec: Some(ServiceSpec {

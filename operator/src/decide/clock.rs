@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use k8s_openapi::jiff::{Timestamp, Unit};
+use k8s_openapi::jiff::{RoundMode, Timestamp, TimestampRound, Unit};
 
-/// A time as it stands in a status.
+/// A time as it stands in a status: never later than it is.
 pub(super) fn rfc3339(time: Timestamp) -> String {
-    time.round(Unit::Second).unwrap_or(time).to_string()
+    let whole = TimestampRound::new().smallest(Unit::Second).mode(RoundMode::Trunc);
+    time.round(whole).unwrap_or(time).to_string()
 }
 
 /// Whole seconds from one time to another, 0 where it is the earlier one.

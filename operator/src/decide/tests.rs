@@ -90,6 +90,23 @@ fn a_new_job_gets_all_of_its_workers_in_the_first_round() {
     assert_eq!(decision.status.conditions.len(), ConditionType::ALL.len());
 }
 
+/// Times in a status are whole seconds: one that is rounded up would have to be waited for.
+#[test]
+fn a_job_starts_at_once_at_every_part_of_a_second() {
+    for milliseconds in [1, 499, 500, 999] {
+        let decision = decide(&Facts {
+            prepared: &prepared(2, json!({})),
+            status: &RLTrainingJobStatus::default(),
+            generation: 1,
+            is_tracked: false,
+            workers: &[],
+            report: None,
+            now: now() + SignedDuration::from_millis(milliseconds),
+        });
+        assert_eq!(decision.start, [0, 1], "at {milliseconds} ms");
+    }
+}
+
 #[test]
 fn a_running_gang_is_settled_and_told_once() {
     let decision = decided(json!({}), &starting(9), vec![runs(0), runs(1)]);
