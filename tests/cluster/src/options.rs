@@ -93,7 +93,11 @@ impl Options {
         let node: &[&str] = if self.has_real_node { &TOOLS } else { &[] };
         let own = self.tools.iter().map(String::as_str);
         requirements::missing(
-            &["ip", "nsenter"].into_iter().chain(node.iter().copied()).chain(own).collect::<Vec<_>>(),
+            &["ip", "nsenter", "unshare"]
+                .into_iter()
+                .chain(node.iter().copied())
+                .chain(own)
+                .collect::<Vec<_>>(),
         )
     }
 }

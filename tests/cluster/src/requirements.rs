@@ -22,8 +22,9 @@ pub(crate) fn missing(tools: &[&str]) -> Option<String> {
     if !absent.is_empty() {
         return Some(format!("no {} here (`make cluster-packages`)", absent.join(", ")));
     }
-    static GO: OnceLock<Option<String>> = OnceLock::new();
-    GO.get_or_init(|| go_is_missing(&KUBERNETES.source_folder())).clone()
+    static SLOW: OnceLock<Option<String>> = OnceLock::new();
+    SLOW.get_or_init(|| namespaces_are_refused().or_else(|| go_is_missing(&KUBERNETES.source_folder())))
+        .clone()
 }
 
 /// Says on the terminal that the running test is skipped, also when its output is captured, and notes it for the end.
@@ -56,7 +57,14 @@ fn is_root() -> bool {
     }) == 0
 }
 
-pub(crate) fn is_on_path(tool: &str) -> bool {
+/// Root in a container often may not make namespaces.
+fn namespaces_are_refused() -> Option<String> {
+    let made = Command::new("unshare").args(["--net", "--mount", "true"]).output();
+    let is_made = made.is_ok_and(|output| output.status.success());
+    (!is_made).then(|| "this machine's root may not make network namespaces".into())
+}
+
+fn is_on_path(tool: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|folder| folder.join(tool).is_file())
 }
