@@ -21,7 +21,7 @@ use crate::network::{self, NetworkError};
 use crate::node::{NodeError, RealNode};
 use crate::options::Options;
 use crate::process::{Place, Process, ProcessError};
-use crate::program::{KUBERNETES, KWOK, ProgramError};
+use crate::program::{HELM, KUBERNETES, KWOK, ProgramError};
 use crate::slot::{Slot, SlotError};
 
 /// Why a cluster does not run, or does not answer.
@@ -161,6 +161,16 @@ impl Cluster {
         let mut command = Command::new(self.programs.join("kubectl"));
         command.env("KUBECONFIG", self.kubeconfig());
         command
+    }
+
+    /// `helm` as the user who may do everything; built on first use.
+    ///
+    /// # Errors
+    /// When it does not build.
+    pub fn helm(&self) -> Result<Command, ClusterError> {
+        let mut command = Command::new(HELM.built()?.join("helm"));
+        command.env("KUBECONFIG", self.kubeconfig());
+        Ok(command)
     }
 
     /// Makes a namespace that no other test has, named after `purpose`, and waits until pods can be made in it.

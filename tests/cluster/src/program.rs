@@ -90,6 +90,10 @@ pub(crate) const COREDNS: Module = Module {
     names: &["coredns"],
 };
 
+/// What installs charts.
+pub(crate) const HELM: Module =
+    Module { name: "helm", package: "helm.sh/helm/v4/cmd/helm", link_variables: &[], names: &["helm"] };
+
 /// What runs in the harness's own pods, and holds the namespaces of all.
 pub(crate) const PROBE: Module =
     Module { name: "probe", package: ".", link_variables: &[], names: &["probe"] };

@@ -73,6 +73,27 @@ async fn gates_are_open_and_their_api_is_served() {
     assert!(kinds.contains(&"PodGroup") && kinds.contains(&"Workload"), "{kinds:?}");
 }
 
+#[tokio::test]
+async fn helm_installs_a_chart_and_takes_it_away() {
+    let Some(cluster) = CLUSTER.get() else { return };
+    let namespace = cluster.namespace("charts").await.unwrap();
+    let chart = tempfile::tempdir().unwrap();
+    std::fs::create_dir(chart.path().join("templates")).unwrap();
+    std::fs::write(chart.path().join("Chart.yaml"), "apiVersion: v2\nname: tiny\nversion: 0.1.0\n").unwrap();
+    let template =
+        "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: from-helm}\ndata: {a: '{{ .Values.a }}'}\n";
+    std::fs::write(chart.path().join("templates/map.yaml"), template).unwrap();
+    let helm = |arguments: &[&str]| {
+        let output = cluster.helm().unwrap().args(arguments).args(["-n", &namespace]).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    };
+    let maps: Api<ConfigMap> = Api::namespaced(cluster.client().await.unwrap(), &namespace);
+    helm(&["install", "tiny", &chart.path().display().to_string(), "--set", "a=b"]);
+    assert_eq!(maps.get("from-helm").await.unwrap().data.unwrap()["a"], "b");
+    helm(&["uninstall", "tiny"]);
+    assert!(maps.get_opt("from-helm").await.unwrap().is_none());
+}
+
 #[test]
 fn under_ci_a_test_that_can_not_run_fails() {
     if !can_run(&Options::control_plane()) {
