@@ -67,8 +67,10 @@ deny: ## Licences, advisories and duplicate versions (needs cargo-deny)
 format: ## Format everything
 	cargo fmt --all
 
-generate: ## Write the CRD manifests and the field reference
+generate: ## Write what follows from code: CRD, field reference, the chart's roles, the plain bundle
 	cargo run --quiet --package rlt-api --features kube --bin crdgen
+	cargo run --quiet --package rlt-operator --bin chartgen
+	UPDATE_BUNDLE=1 cargo test --quiet --package rlt-operator --test chart the_plain_bundle
 
 bench: libtorch ## Measure beside the peers (makes a Python venv for them)
 	trainer/benches/run.sh

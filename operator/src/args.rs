@@ -2,6 +2,8 @@
 
 use clap::{Parser, ValueEnum};
 
+use crate::process::ProcessArgs;
+
 /// Runs RLTrainingJob resources: starts their workers, watches over them and reports.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "rlt-operator", version, about)]
@@ -23,6 +25,9 @@ pub struct Args {
     /// Jobs that are worked on at the same time.
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..))]
     pub concurrency: u16,
+    /// What the process is told about itself.
+    #[command(flatten)]
+    pub process: ProcessArgs,
 }
 
 /// When an image is pulled, in Kubernetes' own words.

@@ -9,6 +9,7 @@
 pub mod apply;
 mod args;
 pub mod build;
+pub mod chart;
 pub mod client;
 pub mod context;
 pub mod controller;
@@ -21,6 +22,8 @@ pub mod lease;
 pub mod metrics;
 pub mod observe;
 pub mod prepare;
+pub mod permissions;
+pub mod process;
 pub mod progress;
 pub mod reconcile;
 mod run;

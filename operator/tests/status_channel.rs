@@ -12,6 +12,7 @@ use jiff::Timestamp;
 use rlt_channel::channel_client::ChannelClient;
 use rlt_channel::client::{Client, Pace, Settings, Urgency};
 use rlt_channel::{Checkpoint, ReportRequest, Source, limits};
+use rlt_operator::metrics::Metrics;
 use rlt_operator::progress::{
     Certificates, ChannelService, PodIdentity, ReportingWorker, Reports, ReviewError, Reviewer, Workers,
     serve,
@@ -53,7 +54,7 @@ struct Served {
 async fn start() -> Served {
     let certificates = Certificates::current(None, &["127.0.0.1".into()], Timestamp::now()).unwrap();
     let (reports, news) = Reports::new();
-    let service = ChannelService::new(Tokens, OneJob, reports.clone());
+    let service = ChannelService::new(Tokens, OneJob, reports.clone(), Metrics::default());
     let (stop, stopped) = oneshot::channel::<()>();
     let stopped = async move { drop(stopped.await) };
     let (address, _task) = serve(service, ([127, 0, 0, 1], 0).into(), &certificates, stopped).await.unwrap();
@@ -194,7 +195,7 @@ async fn two_replicas_of_one_secret_serve_the_same_clients() {
     let read = Certificates::from_data(&first.certificates.to_data()).unwrap();
     let renewed = Certificates::current(Some(&read), &["127.0.0.1".into()], Timestamp::now()).unwrap();
     let (reports, _news) = Reports::new();
-    let service = ChannelService::new(Tokens, OneJob, reports.clone());
+    let service = ChannelService::new(Tokens, OneJob, reports.clone(), Metrics::default());
     let forever = std::future::pending();
     let (address, _task) =
         serve(Arc::clone(&service), ([127, 0, 0, 1], 0).into(), &renewed, forever).await.unwrap();

@@ -5,11 +5,12 @@ use std::time::Instant;
 
 use rlt_channel::channel_server::Channel;
 use rlt_channel::{AUTHORIZATION, ReportRequest, ReportResponse, Source, limits};
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 
 use super::identity::{Authenticator, PodIdentity, Reviewer};
 use super::rate::ReportRate;
 use super::reports::Reports;
+use crate::metrics::Metrics;
 
 /// Reports a second that all jobs together are asked to stay below.
 const REPORTS_PER_SECOND: usize = 200;
@@ -39,13 +40,28 @@ pub struct ChannelService<R, W> {
     workers: W,
     reports: Reports,
     rate: ReportRate,
+    metrics: Metrics,
 }
 
 impl<R: Reviewer, W: Workers> ChannelService<R, W> {
-    /// Takes what is allowed into `reports`.
-    pub fn new(reviewer: R, workers: W, reports: Reports) -> Arc<Self> {
+    /// Takes what is allowed into `reports`, and counts everything.
+    pub fn new(reviewer: R, workers: W, reports: Reports, metrics: Metrics) -> Arc<Self> {
         let authenticator = Authenticator::new(reviewer);
-        Arc::new(Self { authenticator, workers, reports, rate: ReportRate::default() })
+        Arc::new(Self { authenticator, workers, reports, rate: ReportRate::default(), metrics })
+    }
+
+    async fn take(&self, request: Request<ReportRequest>) -> Result<ReportResponse, Status> {
+        let pod = self.identify(&request).await?;
+        if !self.rate.allows(&pod.uid, Instant::now()) {
+            return Err(Status::resource_exhausted("the pod reports too often"));
+        }
+        let report = request.into_inner();
+        let source = report.source.clone().ok_or_else(|| Status::invalid_argument("source is missing"))?;
+        self.authorize(&pod, &source)?;
+        check_size(&report)?;
+        self.reports.take(&source, report);
+        let seconds = (self.reports.len() / REPORTS_PER_SECOND).max(REPORT_EVERY_SECONDS);
+        Ok(ReportResponse { report_every_seconds: u32::try_from(seconds).unwrap_or(u32::MAX) })
     }
 
     async fn identify(&self, request: &Request<ReportRequest>) -> Result<PodIdentity, Status> {
@@ -79,17 +95,22 @@ impl<R: Reviewer, W: Workers> ChannelService<R, W> {
 #[tonic::async_trait]
 impl<R: Reviewer, W: Workers> Channel for ChannelService<R, W> {
     async fn report(&self, request: Request<ReportRequest>) -> Result<Response<ReportResponse>, Status> {
-        let pod = self.identify(&request).await?;
-        if !self.rate.allows(&pod.uid, Instant::now()) {
-            return Err(Status::resource_exhausted("the pod reports too often"));
-        }
-        let report = request.into_inner();
-        let source = report.source.clone().ok_or_else(|| Status::invalid_argument("source is missing"))?;
-        self.authorize(&pod, &source)?;
-        check_size(&report)?;
-        self.reports.take(&source, report);
-        let seconds = (self.reports.len() / REPORTS_PER_SECOND).max(REPORT_EVERY_SECONDS);
-        Ok(Response::new(ReportResponse { report_every_seconds: u32::try_from(seconds).unwrap_or(u32::MAX) }))
+        let taken = self.take(request).await;
+        self.metrics.reported(match &taken {
+            Ok(_) => "taken",
+            Err(status) => outcome(status.code()),
+        });
+        taken.map(Response::new)
+    }
+}
+
+fn outcome(refusal: Code) -> &'static str {
+    match refusal {
+        Code::Unauthenticated => "unauthenticated",
+        Code::PermissionDenied => "forbidden",
+        Code::ResourceExhausted => "too_many",
+        Code::InvalidArgument => "invalid",
+        _ => "failed",
     }
 }
 

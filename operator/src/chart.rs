@@ -1,0 +1,51 @@
+//! The generated files of the Helm chart. The chart's own templates are written by hand.
+
+use std::path::{Path, PathBuf};
+
+use crate::permissions::{Reach, rules};
+
+/// The chart's folder for what is generated.
+const FOLDER: &str = "charts/rl-operator/files";
+/// The generated CRD, which the chart repeats.
+const CRD: &str = "crds/manifests/rltrainingjobs.yaml";
+
+/// Why the files could not be made.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "each variant is its message")]
+pub enum ChartError {
+    #[error("failed to {act} {}: {source}", path.display())]
+    File { act: &'static str, path: PathBuf, source: std::io::Error },
+    #[error("failed to write rules as YAML: {0}")]
+    Yaml(#[from] serde_saphyr::SerializeError),
+}
+
+/// Every generated file below the workspace's `root`, with its text.
+///
+/// # Errors
+/// [`ChartError`] where the CRD can not be read.
+pub fn files(root: &Path) -> Result<Vec<(PathBuf, String)>, ChartError> {
+    let crd = root.join(CRD);
+    let text = std::fs::read_to_string(&crd).map_err(|source| ChartError::File {
+        act: "read",
+        path: crd,
+        source,
+    })?;
+    let folder = root.join(FOLDER);
+    let mut files = vec![(folder.join("crd.yaml"), text)];
+    for (name, reach) in [("watched", Reach::Watched), ("own", Reach::Own), ("cluster", Reach::Cluster)] {
+        let yaml = serde_saphyr::to_string(&rules(reach))?;
+        files.push((folder.join(format!("rules-{name}.yaml")), yaml));
+    }
+    Ok(files)
+}
+
+/// Writes the files below the workspace's `root`.
+///
+/// # Errors
+/// [`ChartError`].
+pub fn write(root: &Path) -> Result<(), ChartError> {
+    for (path, text) in files(root)? {
+        std::fs::write(&path, text).map_err(|source| ChartError::File { act: "write", path, source })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,153 @@
+//! What the operator may do in a cluster, and why: the one table from which the chart's roles are generated.
+//!
+//! A call that is not here is refused by the API server; a line that no call needs is too much. Tests compare both.
+
+use serde::Serialize;
+
+/// How far a permission reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// All namespaces that are watched.
+    Watched,
+    /// The operator's own namespace.
+    Own,
+    /// What belongs to no namespace.
+    Cluster,
+}
+
+/// One permission.
+#[derive(Clone, Copy, Debug)]
+pub struct Permission {
+    /// How far it reaches.
+    pub reach: Reach,
+    /// The API group; empty for the core.
+    pub group: &'static str,
+    /// The resource, with its subresource.
+    pub resource: &'static str,
+    /// What may be done.
+    pub verbs: &'static [&'static str],
+    /// For what.
+    pub reason: &'static str,
+}
+
+const fn permission(
+    reach: Reach,
+    group: &'static str,
+    resource: &'static str,
+    verbs: &'static [&'static str],
+    reason: &'static str,
+) -> Permission {
+    Permission { reach, group, resource, verbs, reason }
+}
+
+/// An object that is made once for each job, followed, and brought back to what it should be.
+const CHILD: &[&str] = &["create", "list", "patch", "watch"];
+
+/// Every permission.
+pub const PERMISSIONS: &[Permission] = &[
+    permission(
+        Reach::Watched,
+        "rltraining.dev",
+        "rltrainingjobs",
+        &["delete", "list", "watch"],
+        "work on jobs, and remove them when their time after the end is over",
+    ),
+    permission(Reach::Watched, "rltraining.dev", "rltrainingjobs/status", &["patch"], "report"),
+    permission(
+        Reach::Watched,
+        "rltraining.dev",
+        "rltrainingjobs/finalizers",
+        &["update"],
+        "own objects that hold up a job's deletion, where the cluster asks for it",
+    ),
+    permission(
+        Reach::Watched,
+        "",
+        "pods",
+        &["create", "delete", "get", "list", "watch"],
+        "start, stop and follow workers",
+    ),
+    permission(Reach::Watched, "", "configmaps", CHILD, "hand manifests to workers"),
+    permission(Reach::Watched, "", "services", CHILD, "let workers find each other"),
+    permission(Reach::Watched, "", "serviceaccounts", CHILD, "give workers an account without rights"),
+    permission(Reach::Watched, "", "persistentvolumeclaims", CHILD, "keep checkpoints"),
+    permission(Reach::Watched, "events.k8s.io", "events", &["create", "patch"], "tell people what happened"),
+    permission(
+        Reach::Own,
+        "coordination.k8s.io",
+        "leases",
+        &["create", "get", "list", "update", "watch"],
+        "elect the replica that leads",
+    ),
+    permission(
+        Reach::Own,
+        "",
+        "secrets",
+        &["create", "get", "update"],
+        "keep the status channel's authority, shared by replicas",
+    ),
+    permission(
+        Reach::Own,
+        "discovery.k8s.io",
+        "endpointslices",
+        &["create", "patch"],
+        "name the leader as the status channel's endpoint",
+    ),
+    permission(
+        Reach::Cluster,
+        "authentication.k8s.io",
+        "tokenreviews",
+        &["create"],
+        "know the pod behind a report",
+    ),
+];
+
+/// A rule of a role, as Kubernetes writes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Rule {
+    /// API groups.
+    pub api_groups: [&'static str; 1],
+    /// Resources.
+    pub resources: [&'static str; 1],
+    /// Verbs.
+    pub verbs: &'static [&'static str],
+}
+
+/// The rules of one reach, in the order of the table.
+pub fn rules(reach: Reach) -> Vec<Rule> {
+    let within = PERMISSIONS.iter().filter(|permission| permission.reach == reach);
+    within
+        .map(|permission| Rule {
+            api_groups: [permission.group],
+            resources: [permission.resource],
+            verbs: permission.verbs,
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn nothing_is_allowed_twice_for_everything_or_without_a_reason() {
+        let mut seen = HashSet::new();
+        for permission in PERMISSIONS {
+            assert!(seen.insert((permission.group, permission.resource)), "{permission:?}");
+            assert!(permission.verbs.is_sorted() && !permission.verbs.is_empty(), "{permission:?}");
+            assert!(!permission.verbs.contains(&"*") && permission.resource != "*", "{permission:?}");
+            assert!(!permission.reason.is_empty());
+        }
+    }
+
+    #[test]
+    fn nothing_beyond_the_own_namespace_touches_secrets_or_roles() {
+        let far = PERMISSIONS.iter().filter(|permission| permission.reach != Reach::Own);
+        let sensitive =
+            ["secrets", "roles", "rolebindings", "clusterroles", "clusterrolebindings", "pods/exec"];
+        assert!(far.into_iter().all(|permission| !sensitive.contains(&permission.resource)));
+    }
+}

@@ -1,0 +1,127 @@
+//! The chart: what is generated is current, what Helm renders is what is checked in, and what it names exists.
+
+#![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
+#![expect(clippy::print_stdout, reason = "a test that skips says so")]
+
+#[path = "chart/health.rs"]
+mod health;
+#[path = "chart/helm.rs"]
+mod helm;
+
+use std::path::{Path, PathBuf};
+
+use clap::Parser as _;
+use helm::Helm;
+use rlt_operator::Args;
+use serde_json::Value;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
+}
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(root().join(path)).unwrap()
+}
+
+/// All objects of a text of many documents.
+fn objects(text: &str) -> Vec<Value> {
+    let documents = text.split("\n---").filter(|document| document.contains("kind:"));
+    documents.map(|document| serde_saphyr::from_str(document).unwrap()).collect()
+}
+
+fn of_kind<'a>(objects: &'a [Value], kind: &'a str) -> Vec<&'a Value> {
+    objects.iter().filter(|object| object["kind"] == kind).collect()
+}
+
+#[test]
+fn generated_files_are_current() {
+    for (path, text) in rlt_operator::chart::files(&root()).unwrap() {
+        let present = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(present == text, "{} is old: run `make generate`", path.display());
+    }
+}
+
+#[test]
+fn the_plain_bundle_is_what_helm_renders() {
+    let Some(helm) = Helm::find() else { return };
+    helm.lint();
+    let rendered = helm.template(&["--namespace", "rl-operator"]).unwrap();
+    let path = root().join("charts/kustomize/rl-operator.yaml");
+    if std::env::var_os("UPDATE_BUNDLE").is_some() {
+        std::fs::write(&path, &rendered).unwrap();
+    }
+    let present = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(present == rendered, "charts/kustomize/rl-operator.yaml is old: run `make generate`");
+}
+
+#[test]
+fn every_optional_part_can_be_rendered() {
+    let Some(helm) = Helm::find() else { return };
+    let all = "serviceMonitor.enabled=true,prometheusRule.enabled=true,dashboard.enabled=true,\
+               tracesEndpoint=http://collector:4317,crd.keep=false,priorityClassName=high";
+    let objects = objects(&helm.template(&["--set", all]).unwrap());
+    for kind in ["ServiceMonitor", "PrometheusRule", "NetworkPolicy", "PodDisruptionBudget", "Deployment"] {
+        assert_eq!(of_kind(&objects, kind).len(), 1, "{kind}");
+    }
+    let crd = of_kind(&objects, "CustomResourceDefinition")[0];
+    assert_eq!(crd["metadata"]["annotations"]["helm.sh/resource-policy"], Value::Null);
+    let none = "crd.install=false,networkPolicy.enabled=false,replicas=1";
+    let objects = self::objects(&helm.template(&["--set", none]).unwrap());
+    for kind in ["CustomResourceDefinition", "NetworkPolicy", "PodDisruptionBudget"] {
+        assert!(of_kind(&objects, kind).is_empty(), "{kind}");
+    }
+}
+
+#[test]
+fn with_namespaces_nothing_about_jobs_is_allowed_elsewhere() {
+    let Some(helm) = Helm::find() else { return };
+    let objects = objects(&helm.template(&["--set", "namespaces={team-a,team-b}"]).unwrap());
+    let cluster = of_kind(&objects, "ClusterRole");
+    let operator = cluster.iter().find(|role| role["metadata"]["name"] == "rl-operator").unwrap();
+    let resources: Vec<_> =
+        operator["rules"].as_array().unwrap().iter().map(|rule| &rule["resources"][0]).collect();
+    assert_eq!(resources, ["tokenreviews"]);
+    let roles = of_kind(&objects, "Role");
+    let mut namespaces: Vec<_> =
+        roles.iter().map(|role| role["metadata"]["namespace"].as_str().unwrap()).collect();
+    namespaces.sort_unstable();
+    assert_eq!(namespaces, ["default", "team-a", "team-b"]);
+}
+
+#[test]
+fn values_that_can_not_work_are_refused_by_name() {
+    let Some(helm) = Helm::find() else { return };
+    for wrong in ["replicas=0", "image.pullPolicy=Sometimes", "imagePullPolicy=Always", "namespaces={Team_A}"]
+    {
+        let error = helm.template(&["--set", wrong]).unwrap_err();
+        assert!(error.contains(wrong.split(['=', '.']).next().unwrap()), "{wrong}: {error}");
+    }
+}
+
+#[test]
+fn the_deployment_starts_the_operator_with_arguments_that_it_knows() {
+    let objects = objects(&read("charts/kustomize/rl-operator.yaml"));
+    let pod = &of_kind(&objects, "Deployment")[0]["spec"]["template"]["spec"];
+    let container = &pod["containers"][0];
+    let arguments = container["args"].as_array().unwrap().iter().map(|argument| argument.as_str().unwrap());
+    let image = ["--trainer-image", "rlt.local/rlt-trainer:dev"];
+    Args::try_parse_from(["rlt-operator"].into_iter().chain(image).chain(arguments)).unwrap();
+    let security = &container["securityContext"];
+    assert_eq!(security["readOnlyRootFilesystem"], true);
+    assert_eq!(security["capabilities"]["drop"], serde_json::json!(["ALL"]));
+    assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
+    assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
+}
+
+#[test]
+fn alerts_and_dashboard_name_metrics_that_exist() {
+    let documentation = read("operator/src/metrics.rs");
+    for file in ["charts/rl-operator/files/alerts.yaml", "charts/rl-operator/files/dashboard.json"] {
+        let text = read(file);
+        let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        for name in words.filter(|word| word.starts_with("rlt_operator_")) {
+            let family = name.strip_suffix("_bucket").unwrap_or(name);
+            assert!(documentation.contains(&format!("`{family}`")), "{file}: {name}");
+        }
+    }
+}
