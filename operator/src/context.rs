@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use crate::apply::ApplyError;
 use crate::build::Settings;
 use crate::index::Index;
+use crate::metrics::Metrics;
 use crate::observe::Reports;
 use crate::prepare::PreparedJobs;
 use crate::written::Written;
@@ -36,6 +37,10 @@ pub struct Context {
     pub leadership: watch::Receiver<bool>,
     /// How often a look at each job failed in a row.
     pub failures: Arc<Failures>,
+    /// What is counted.
+    pub metrics: Metrics,
+    /// Set once all objects were seen.
+    pub synced: watch::Sender<bool>,
 }
 
 impl Context {
@@ -49,6 +54,7 @@ impl Context {
         self.prepared.forget(uid);
         self.written.forget(uid);
         self.failures.forget(uid);
+        self.reports.forget(uid);
     }
 }
 

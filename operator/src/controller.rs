@@ -38,10 +38,12 @@ pub async fn run(
     // A job without its pods in sight would look like one whose pods are gone.
     future::join_all(synced).await;
     tracing::info!("all objects are in sight");
+    context.synced.send_replace(true);
     let promoted = promotions(context.leadership.clone());
     Controller::for_stream(jobs, store)
         .with_config(Config::default().concurrency(concurrency))
         .reconcile_on(changes)
+        .reconcile_on(context.reports.news())
         .reconcile_all_on(promoted)
         .graceful_shutdown_on(stop)
         .run(reconcile, retry, context)

@@ -118,7 +118,7 @@ mod tests {
     async fn ready_is_who_has_seen_everything_and_metrics_are_there_before() {
         let (synced, is_synced) = watch::channel(false);
         let (_leader, leadership) = watch::channel(true);
-        let (reports, _news) = Reports::new();
+        let reports = Reports::new();
         let health = Health { metrics: Metrics::default(), synced: is_synced, leadership, reports };
         let address = serve(health, ([127, 0, 0, 1], 0).into()).await.unwrap();
         assert!(fetch(address, "/readyz").await.starts_with("HTTP/1.1 503"));

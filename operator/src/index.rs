@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::worker::{JobKey, Worker};
 
@@ -44,6 +45,8 @@ struct Objects {
     key: JobKey,
     workers: BTreeMap<Arc<str>, Arc<Worker>>,
     children: Children,
+    /// Since when a change waits for a look at the job.
+    changed_at: Option<Instant>,
 }
 
 impl Index {
@@ -51,6 +54,23 @@ impl Index {
     pub fn workers(&self, uid: &str) -> Vec<Arc<Worker>> {
         let seen = self.lock();
         seen.jobs.get(uid).map(|objects| objects.workers.values().cloned().collect()).unwrap_or_default()
+    }
+
+    /// The name of the job of a UID, where it has objects.
+    pub fn key(&self, uid: &str) -> Option<JobKey> {
+        self.lock().jobs.get(uid).map(|objects| objects.key.clone())
+    }
+
+    /// Notes that something happened to a job, unless that is noted already.
+    pub fn note_change(&self, uid: &str) {
+        if let Some(objects) = self.lock().jobs.get_mut(uid) {
+            objects.changed_at.get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// How long the first change since the last look has waited for this one.
+    pub fn since_change(&self, uid: &str) -> Option<Duration> {
+        self.lock().jobs.get_mut(uid)?.changed_at.take().map(|at| at.elapsed())
     }
 
     /// The other objects of a job.
@@ -144,6 +164,7 @@ impl Seen {
             key: key.clone(),
             workers: BTreeMap::new(),
             children: Children::new(),
+            changed_at: None,
         })
     }
 

@@ -12,6 +12,8 @@
 //! | `rlt_operator_reports_total` | `outcome` |
 //! | `rlt_operator_leader`, `rlt_operator_jobs_reporting`, `rlt_operator_goodput_ratio` | |
 
+mod milestones;
+
 use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+use futures::stream::{self, BoxStream, StreamExt as _};
+use kube::runtime::reflector::ObjectRef;
+
 use crate::context::Context;
 use crate::decide::Report;
 use crate::job::Job;
@@ -23,6 +26,14 @@ pub struct Observed {
 pub trait Reports: Send + Sync + std::fmt::Debug {
     /// What the trainer of a job reported last.
     fn latest(&self, job_uid: &str) -> Option<Report>;
+
+    /// Jobs that are to be looked at because of a report. To be asked for once.
+    fn news(&self) -> BoxStream<'static, ObjectRef<Job>> {
+        stream::pending().boxed()
+    }
+
+    /// Forgets a job that is gone.
+    fn forget(&self, _job_uid: &str) {}
 }
 
 /// Nobody reports.

@@ -20,6 +20,7 @@ mod reports;
 mod secret;
 mod server;
 mod service;
+mod status;
 
 pub use certificates::{CertificateError, Certificates};
 pub use endpoint::{EndpointError, announce};
@@ -31,8 +32,3 @@ pub use service::{ChannelService, ReportingWorker, Workers};
 
 /// The port on which the channel is served.
 pub const PORT: u16 = 9443;
-
-/// The label that says who made an object.
-const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
-/// Our value of [`MANAGED_BY`], and our name as a field manager.
-const OPERATOR: &str = "rlt-operator";

@@ -1,7 +1,7 @@
 //! One look at one job, from what was observed to what was reported.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::jiff::Timestamp;
 use kube::Resource as _;
@@ -28,17 +28,28 @@ const MAX_NOTE_BYTES: usize = 1024;
 /// # Errors
 /// The first call that failed in a way that may pass; the job is looked at again.
 pub async fn reconcile(job: Arc<Job>, context: Arc<Context>) -> Result<Action, ApplyError> {
-    let Some(observed) = observe::observe(&context, &job) else { return Ok(Action::await_change()) };
+    let started = Instant::now();
+    if let Some(waited) = context.index.since_change(job.uid()) {
+        context.metrics.queued(waited);
+    }
+    let looked = look(job, &context).await;
+    let outcome = if looked.is_ok() { "done" } else { "failed" };
+    context.metrics.reconciled(outcome, started.elapsed());
+    looked
+}
+
+async fn look(job: Arc<Job>, context: &Context) -> Result<Action, ApplyError> {
+    let Some(observed) = observe::observe(context, &job) else { return Ok(Action::await_change()) };
     let now = Timestamp::now();
     let decision = match context.prepared.get(&job) {
         Err(invalid) => decide::refuse(&observed.current.status, job.generation(), &invalid, now),
         Ok(prepared) if !is_ours(&prepared) => return Ok(Action::await_change()),
         Ok(prepared) => {
             let decision = decide::decide(&facts(&job, &observed, &prepared, now));
-            carry_out(&context, &job, &prepared, decision, now).await?
+            carry_out(context, &job, &prepared, decision, now).await?
         }
     };
-    report(&context, &job, &observed, &decision).await
+    report(context, &job, &observed, &decision).await
 }
 
 fn is_ours(prepared: &Prepared) -> bool {
@@ -89,6 +100,7 @@ async fn report(
     context.failures.forget(job.uid());
     let wait = match written {
         StatusWritten::Yes => {
+            context.metrics.status_written(&before.status, &decision.status, Timestamp::now());
             publish(context, job, &before.status, decision).await;
             decision.look_again
         }

@@ -2,57 +2,70 @@
 
 use std::sync::Arc;
 
-use kube::Client;
 use kube::runtime::events::{Recorder, Reporter};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
 
 use crate::args::Args;
-use crate::build::Settings;
+use crate::build::{ChannelAccess, Settings};
 use crate::context::Context;
 use crate::controller;
 use crate::labels;
-use crate::observe::NoReports;
+use crate::process::{Process, ProcessError};
+use crate::progress::Reports;
 
 /// Why the operator ended.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each variant is its message")]
 pub enum RunError {
-    #[error("failed to find the cluster")]
-    Client(#[source] kube::Error),
+    #[error(transparent)]
+    Process(#[from] ProcessError),
     #[error("failed to listen for signals")]
     Signals(#[source] std::io::Error),
 }
 
-/// Works until the process is asked to stop.
+/// Works until the process is asked to stop, or leads no more.
 ///
 /// # Errors
 /// [`RunError`] when no work is possible.
 pub async fn run(args: Args) -> Result<(), RunError> {
-    let client = Client::try_default().await.map_err(RunError::Client)?;
     let stop = asked_to_stop().map_err(RunError::Signals)?;
-    // Held for the whole run: who holds it may write.
-    let (_leader, leadership) = watch::channel(true);
-    let settings = Settings {
-        trainer_image: args.trainer_image.clone(),
-        pull_policy: args.trainer_image_pull_policy,
-        channel: None,
-    };
-    let instance = std::env::var("HOSTNAME").ok();
+    let mut process = Process::start(&args.process, Reports::new()).await?;
+    let context = Arc::new(context(&args, &process));
+    process.serve_channel(&args.process, Arc::clone(&context.index));
+    let working = controller::run(context, &args.namespaces, args.concurrency, stop);
+    tokio::select! {
+        () = working => {}
+        // Whatever is still under way must not be written any more: the process ends.
+        error = process.lost() => return Err(ProcessError::from(error).into()),
+    }
+    process.release().await;
+    Ok(())
+}
+
+fn context(args: &Args, process: &Process) -> Context {
+    let channel = process.channel.as_ref().map(|channel| ChannelAccess {
+        address: channel.address.clone(),
+        authority_pem: channel.authority.clone(),
+    });
+    let instance = args.process.pod_name.clone().or_else(|| std::env::var("HOSTNAME").ok());
     let reporter = Reporter { controller: labels::OPERATOR.into(), instance };
-    let context = Context {
-        recorder: Recorder::new(client.clone(), reporter),
-        client,
-        settings,
+    Context {
+        recorder: Recorder::new(process.client.clone(), reporter),
+        client: process.client.clone(),
+        settings: Settings {
+            trainer_image: args.trainer_image.clone(),
+            pull_policy: args.trainer_image_pull_policy,
+            channel,
+        },
         index: Arc::default(),
         prepared: Arc::default(),
         written: Arc::default(),
-        reports: Arc::new(NoReports),
-        leadership,
+        reports: Arc::new(process.reports.clone()),
+        leadership: process.leadership(),
         failures: Arc::default(),
-    };
-    controller::run(Arc::new(context), &args.namespaces, args.concurrency, stop).await;
-    Ok(())
+        metrics: process.metrics.clone(),
+        synced: process.synced.clone(),
+    }
 }
 
 /// Ends with the first request to stop, whoever sends it.

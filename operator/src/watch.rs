@@ -42,6 +42,7 @@ pub struct Sink {
 
 impl Sink {
     fn tell(&self, key: &JobKey) {
+        self.index.note_change(&key.uid);
         let job = ObjectRef::new(&key.name).within(&key.namespace);
         // Nobody listens any more: the process is about to end.
         let _ = self.changed.unbounded_send(job);

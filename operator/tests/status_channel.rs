@@ -53,7 +53,8 @@ struct Served {
 
 async fn start() -> Served {
     let certificates = Certificates::current(None, &["127.0.0.1".into()], Timestamp::now()).unwrap();
-    let (reports, news) = Reports::new();
+    let reports = Reports::new();
+    let news = reports.take_news().unwrap();
     let service = ChannelService::new(Tokens, OneJob, reports.clone(), Metrics::default());
     let (stop, stopped) = oneshot::channel::<()>();
     let stopped = async move { drop(stopped.await) };
@@ -194,7 +195,7 @@ async fn two_replicas_of_one_secret_serve_the_same_clients() {
     let first = start().await;
     let read = Certificates::from_data(&first.certificates.to_data()).unwrap();
     let renewed = Certificates::current(Some(&read), &["127.0.0.1".into()], Timestamp::now()).unwrap();
-    let (reports, _news) = Reports::new();
+    let reports = Reports::new();
     let service = ChannelService::new(Tokens, OneJob, reports.clone(), Metrics::default());
     let forever = std::future::pending();
     let (address, _task) =

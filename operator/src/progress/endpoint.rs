@@ -7,7 +7,7 @@ use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort
 use kube::api::{ObjectMeta, Patch, PatchParams};
 use kube::{Api, Client};
 
-use super::OPERATOR;
+use crate::labels::OPERATOR;
 
 /// The address could not be announced.
 #[derive(Debug, thiserror::Error)]

@@ -8,13 +8,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use futures::Stream;
 use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
 use kube::runtime::reflector::ObjectRef;
-use rlt_api::RLTrainingJob;
 use rlt_channel::{Checkpoint, Ending, Progress, ReportRequest, Source, TimeSpent};
 
 use super::release::{Release, release};
+use crate::job::Job;
 
 /// A job of which nothing was heard for so long is forgotten.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(24 * 3600);
@@ -43,12 +42,13 @@ pub struct Reports {
 #[derive(Debug)]
 struct Shared {
     jobs: Mutex<HashMap<String, Entry>>,
-    news: UnboundedSender<ObjectRef<RLTrainingJob>>,
+    news: UnboundedSender<ObjectRef<Job>>,
+    receiver: Mutex<Option<UnboundedReceiver<ObjectRef<Job>>>>,
 }
 
 #[derive(Debug)]
 struct Entry {
-    job: ObjectRef<RLTrainingJob>,
+    job: ObjectRef<Job>,
     newest: JobReport,
     heard_at: Instant,
     /// The last sequence number of each rank of the newest attempt.
@@ -57,11 +57,22 @@ struct Entry {
     is_timer_set: bool,
 }
 
+impl Default for Reports {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Reports {
-    /// No reports yet, and the stream of jobs that are to be reconciled because of one.
-    pub fn new() -> (Self, impl Stream<Item = ObjectRef<RLTrainingJob>> + Send + use<>) {
-        let (news, receiver): (_, UnboundedReceiver<_>) = unbounded();
-        (Self { shared: Arc::new(Shared { jobs: Mutex::default(), news }) }, receiver)
+    /// No reports yet.
+    pub fn new() -> Self {
+        let (news, receiver) = unbounded();
+        Self { shared: Arc::new(Shared { jobs: Mutex::default(), news, receiver: Mutex::new(Some(receiver)) }) }
+    }
+
+    /// The jobs that are to be looked at because of a report; none but for the first who asks.
+    pub fn take_news(&self) -> Option<UnboundedReceiver<ObjectRef<Job>>> {
+        self.shared.receiver.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// The report to write a status from; `None` where nothing was heard, which says nothing about the job.

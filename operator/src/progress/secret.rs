@@ -9,7 +9,7 @@ use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 
 use super::certificates::{CertificateError, Certificates};
-use super::{MANAGED_BY, OPERATOR};
+use crate::labels::{MANAGED_BY, OPERATOR};
 
 /// Others may be quicker this often.
 const MAX_RACES: usize = 5;

@@ -28,7 +28,8 @@ fn step_of(reports: &Reports) -> u64 {
 
 #[tokio::test(start_paused = true)]
 async fn a_job_that_steps_ten_times_a_second_is_reconciled_once_in_ten_seconds() {
-    let (reports, mut news) = Reports::new();
+    let reports = Reports::new();
+    let mut news = reports.take_news().unwrap();
     let mut num_news = 0;
     // The clock of the store is the machine's: the timers run on tokio's, which is paused and steps with `advance`.
     for sequence in 1..=300 {
@@ -47,7 +48,7 @@ async fn a_job_that_steps_ten_times_a_second_is_reconciled_once_in_ten_seconds()
 
 #[tokio::test]
 async fn a_report_that_comes_twice_or_late_changes_nothing() {
-    let (reports, _news) = Reports::new();
+    let reports = Reports::new();
     reports.take(&source(1, 0), checkpoints(5, &[10, 20]));
     reports.take(&source(1, 0), checkpoints(5, &[]));
     reports.take(&source(1, 0), checkpoints(4, &[10]));
@@ -56,7 +57,7 @@ async fn a_report_that_comes_twice_or_late_changes_nothing() {
 
 #[tokio::test]
 async fn an_attempt_that_is_over_has_nothing_to_say() {
-    let (reports, _news) = Reports::new();
+    let reports = Reports::new();
     reports.take(&source(2, 0), step(1, 7));
     reports.take(&source(1, 0), checkpoints(900, &[99]));
     let report = reports.of("uid").unwrap();
@@ -65,7 +66,7 @@ async fn an_attempt_that_is_over_has_nothing_to_say() {
 
 #[tokio::test]
 async fn checkpoints_outlive_the_attempt_that_saved_them_until_the_next_one_lists_them() {
-    let (reports, _news) = Reports::new();
+    let reports = Reports::new();
     reports.take(&source(1, 0), checkpoints(50, &[10, 20]));
     reports.take(&source(2, 0), step(1, 0));
     assert_eq!(reports.of("uid").unwrap().checkpoints.as_ref().unwrap().len(), 2);
@@ -75,7 +76,7 @@ async fn checkpoints_outlive_the_attempt_that_saved_them_until_the_next_one_list
 
 #[tokio::test]
 async fn only_rank_0_says_how_far_the_training_is_but_every_rank_how_it_ended() {
-    let (reports, _news) = Reports::new();
+    let reports = Reports::new();
     reports.take(&source(1, 0), step(1, 3));
     let ending = Ending { exit_code: 76, message: "rank 0 is gone".into(), ..Ending::default() };
     reports.take(&source(1, 5), ReportRequest { ending: Some(ending), ..step(1, 1000) });
@@ -86,7 +87,7 @@ async fn only_rank_0_says_how_far_the_training_is_but_every_rank_how_it_ended() 
 
 #[tokio::test]
 async fn a_job_that_is_gone_is_forgotten() {
-    let (reports, _news) = Reports::new();
+    let reports = Reports::new();
     reports.take(&source(1, 0), step(1, 3));
     reports.forget("uid");
     assert!(reports.of("uid").is_none() && reports.is_empty());

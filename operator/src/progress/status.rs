@@ -1,0 +1,153 @@
+//! From what ranks reported to what a status says: times as text, numbers that JSON can hold, shares instead of seconds.
+
+use futures::stream::{self, BoxStream, StreamExt};
+use jiff::Timestamp;
+use kube::runtime::reflector::ObjectRef;
+use rlt_api::status::{CheckpointStatus, Progress};
+use rlt_channel::{self as channel, Stage, TimeSpent};
+
+use super::reports::{JobReport, Reports};
+use crate::decide::Report;
+use crate::index::Index;
+use crate::job::Job;
+use crate::observe;
+use crate::progress::{ReportingWorker, Workers};
+
+impl observe::Reports for Reports {
+    fn latest(&self, job_uid: &str) -> Option<Report> {
+        self.of(job_uid).map(|report| read(&report))
+    }
+
+    fn news(&self) -> BoxStream<'static, ObjectRef<Job>> {
+        self.take_news().map_or_else(|| stream::pending().boxed(), StreamExt::boxed)
+    }
+
+    fn forget(&self, job_uid: &str) {
+        Reports::forget(self, job_uid);
+    }
+}
+
+impl Workers for std::sync::Arc<Index> {
+    fn worker(&self, job_uid: &str, pod_uid: &str) -> Option<ReportingWorker> {
+        let key = self.key(job_uid)?;
+        let worker = self.workers(job_uid).into_iter().find(|worker| &*worker.uid == pod_uid)?;
+        Some(ReportingWorker {
+            namespace: key.namespace.to_string(),
+            job_name: key.name.to_string(),
+            attempt: worker.attempt,
+        })
+    }
+}
+
+fn read(report: &JobReport) -> Report {
+    Report {
+        attempt: report.attempt,
+        progress: report.progress.as_ref().and_then(progress),
+        checkpoints: report.checkpoints.as_ref().map(|all| all.iter().map(checkpoint).collect()),
+    }
+}
+
+/// How far the training is; none before it is known how far it goes, or in the cold start, which counts other steps.
+fn progress(reported: &channel::Progress) -> Option<Progress> {
+    if reported.stage() != Stage::Training {
+        return None;
+    }
+    let seconds = finite(reported.remaining_seconds).filter(|seconds| *seconds >= 0.0);
+    Some(Progress {
+        step: reported.step,
+        num_steps: reported.num_steps,
+        phase: Some(phase(reported).to_owned()),
+        reward: finite(reported.reward),
+        held_out_reward: finite(reported.held_out_reward),
+        kl: finite(reported.kl),
+        tokens_per_second: finite(reported.tokens_per_second),
+        remaining_seconds: seconds.map(|seconds| seconds as u64),
+        goodput: reported.time_spent.as_ref().and_then(goodput),
+        step_time: reported.step_finished_ms.and_then(time),
+        ..Progress::default()
+    })
+}
+
+fn phase(reported: &channel::Progress) -> &'static str {
+    match reported.phase() {
+        channel::Phase::Unspecified => "Unknown",
+        channel::Phase::Setup => "Setup",
+        channel::Phase::Rollout => "Rollout",
+        channel::Phase::Reward => "Reward",
+        channel::Phase::LogProbs => "LogProbs",
+        channel::Phase::Update => "Update",
+        channel::Phase::Evaluation => "Evaluation",
+        channel::Phase::Saving => "Saving",
+    }
+}
+
+/// The share of the process's time that went into steps, to the percent: finer, it would always be news.
+fn goodput(spent: &TimeSpent) -> Option<f64> {
+    let share = spent.step_seconds / spent.process_seconds;
+    (share.is_finite() && spent.process_seconds > 0.0).then(|| (share.clamp(0.0, 1.0) * 100.0).round() / 100.0)
+}
+
+fn checkpoint(reported: &channel::Checkpoint) -> CheckpointStatus {
+    CheckpointStatus {
+        step: reported.step,
+        path: reported.path.clone(),
+        digest: reported.digest.clone(),
+        world_size: Some(reported.world_size),
+        latest: reported.is_latest,
+        time: time(reported.committed_ms).unwrap_or_else(|| Timestamp::UNIX_EPOCH.to_string()),
+    }
+}
+
+fn time(milliseconds: i64) -> Option<String> {
+    // To the second, as Kubernetes writes times.
+    Timestamp::from_second(milliseconds.div_euclid(1000)).ok().map(|time| time.to_string())
+}
+
+/// JSON has no word for a number that is not finite, and the API server refuses `null`.
+fn finite(value: Option<f64>) -> Option<f64> {
+    value.filter(|value| value.is_finite())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_holds_no_number_that_json_can_not_say() {
+        let reported = channel::Progress {
+            stage: Stage::Training.into(),
+            step: 3,
+            num_steps: 10,
+            reward: Some(f64::NAN),
+            kl: Some(f64::INFINITY),
+            remaining_seconds: Some(-1.0),
+            time_spent: Some(TimeSpent { step_seconds: 1.0, ..TimeSpent::default() }),
+            step_finished_ms: Some(i64::MAX),
+            ..channel::Progress::default()
+        };
+        let status = progress(&reported).unwrap();
+        assert_eq!((status.step, status.num_steps), (3, 10));
+        assert_eq!((status.reward, status.kl, status.goodput, status.remaining_seconds), (None, None, None, None));
+        assert_eq!(status.step_time, None);
+    }
+
+    #[test]
+    fn times_are_written_to_the_second_and_goodput_to_the_percent() {
+        let spent = TimeSpent { process_seconds: 30.0, step_seconds: 20.0, ..TimeSpent::default() };
+        let reported = channel::Progress {
+            stage: Stage::Training.into(),
+            step_finished_ms: Some(1_700_000_000_999),
+            time_spent: Some(spent),
+            ..channel::Progress::default()
+        };
+        let status = progress(&reported).unwrap();
+        assert_eq!(status.step_time.as_deref(), Some("2023-11-14T22:13:20Z"));
+        assert_eq!(status.goodput, Some(0.67));
+    }
+
+    #[test]
+    fn steps_of_the_cold_start_are_not_steps_of_the_job() {
+        let reported = channel::Progress { stage: Stage::ColdStart.into(), step: 7, ..channel::Progress::default() };
+        assert_eq!(progress(&reported), None);
+    }
+}
