@@ -57,7 +57,8 @@ fn has_all_pods(status: &RLTrainingJobStatus) -> bool {
     let groups = &status.worker_groups;
     !groups.is_empty()
         && groups.iter().all(|group| {
-            group.desired > 0 && group.pending + group.running + group.succeeded + group.failed >= group.desired
+            group.desired > 0
+                && group.pending + group.running + group.succeeded + group.failed >= group.desired
         })
 }
 

@@ -67,7 +67,9 @@ impl Reports {
     /// No reports yet.
     pub fn new() -> Self {
         let (news, receiver) = unbounded();
-        Self { shared: Arc::new(Shared { jobs: Mutex::default(), news, receiver: Mutex::new(Some(receiver)) }) }
+        Self {
+            shared: Arc::new(Shared { jobs: Mutex::default(), news, receiver: Mutex::new(Some(receiver)) }),
+        }
     }
 
     /// The jobs that are to be looked at because of a report; none but for the first who asks.

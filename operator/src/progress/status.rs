@@ -84,7 +84,8 @@ fn phase(reported: &channel::Progress) -> &'static str {
 /// The share of the process's time that went into steps, to the percent: finer, it would always be news.
 fn goodput(spent: &TimeSpent) -> Option<f64> {
     let share = spent.step_seconds / spent.process_seconds;
-    (share.is_finite() && spent.process_seconds > 0.0).then(|| (share.clamp(0.0, 1.0) * 100.0).round() / 100.0)
+    (share.is_finite() && spent.process_seconds > 0.0)
+        .then(|| (share.clamp(0.0, 1.0) * 100.0).round() / 100.0)
 }
 
 fn checkpoint(reported: &channel::Checkpoint) -> CheckpointStatus {
@@ -127,7 +128,10 @@ mod tests {
         };
         let status = progress(&reported).unwrap();
         assert_eq!((status.step, status.num_steps), (3, 10));
-        assert_eq!((status.reward, status.kl, status.goodput, status.remaining_seconds), (None, None, None, None));
+        assert_eq!(
+            (status.reward, status.kl, status.goodput, status.remaining_seconds),
+            (None, None, None, None)
+        );
         assert_eq!(status.step_time, None);
     }
 
@@ -147,7 +151,8 @@ mod tests {
 
     #[test]
     fn steps_of_the_cold_start_are_not_steps_of_the_job() {
-        let reported = channel::Progress { stage: Stage::ColdStart.into(), step: 7, ..channel::Progress::default() };
+        let reported =
+            channel::Progress { stage: Stage::ColdStart.into(), step: 7, ..channel::Progress::default() };
         assert_eq!(progress(&reported), None);
     }
 }

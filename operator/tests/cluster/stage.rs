@@ -218,6 +218,8 @@ impl Operator {
             reports: std::sync::Arc::new(NoReports),
             leadership,
             failures: Default::default(),
+            metrics: Default::default(),
+            synced: watch::Sender::new(false),
         };
         let namespaces = [namespace.to_owned()];
         let task = tokio::spawn(async move {
