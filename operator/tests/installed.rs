@@ -1,0 +1,141 @@
+//! The operator's binary under the roles of the chart, on a real API server: it leads, works, serves, is allowed all that it does
+//! and hands over when it is stopped.
+
+#![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
+
+use std::net::TcpListener;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use kube::api::{Api, ListParams};
+use rlt_cluster::{Cluster, Options, own_cluster};
+use rlt_operator::permissions::PERMISSIONS;
+
+const NAMESPACE: &str = "rl-operator";
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A process that ends with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn root() -> std::path::PathBuf {
+    std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
+}
+
+fn kubectl(cluster: &Cluster, arguments: &[&str]) -> String {
+    let answer = cluster.kubectl().args(arguments).current_dir(root()).output().unwrap();
+    assert!(answer.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&answer.stderr));
+    String::from_utf8(answer.stdout).unwrap()
+}
+
+async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    let started = Instant::now();
+    loop {
+        if let Some(found) = look().await {
+            return found;
+        }
+        assert!(started.elapsed() < PATIENCE, "{what}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// The operator as the Deployment starts it, but on this machine.
+async fn start(cluster: &Cluster, port: u16) -> Running {
+    let kubeconfig = cluster.kubeconfig_of_service_account(NAMESPACE, "rl-operator").await.unwrap();
+    let started = Command::new(env!("CARGO_BIN_EXE_rlt-operator"))
+        .args(["--lease=rl-operator", "--channel-service=rl-operator-channel"])
+        .args([format!("--listen=127.0.0.1:{port}"), format!("--channel-listen=127.0.0.1:{}", free_port())])
+        .env("KUBECONFIG", kubeconfig)
+        .env("POD_NAMESPACE", NAMESPACE)
+        .env("POD_IP", "10.0.0.7")
+        .env("RLT_TRAINER_IMAGE", "rlt.local/rlt-trainer:dev")
+        .spawn();
+    Running(started.unwrap())
+}
+
+async fn page(port: u16, path: &str) -> Option<String> {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.ok()?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: operator\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.ok()?;
+    answer.starts_with("HTTP/1.1 200").then_some(answer)
+}
+
+#[tokio::test]
+async fn the_bundle_allows_the_operator_everything_that_it_does() {
+    let Some(cluster) = own_cluster(&Options::control_plane().without_scheduler().with_audit_log()) else {
+        return;
+    };
+    kubectl(&cluster, &["apply", "-k", "charts/kustomize"]);
+    kubectl(
+        &cluster,
+        &["wait", "--for=condition=Established", "crd/rltrainingjobs.rltraining.dev", "--timeout=20s"],
+    );
+    let port = free_port();
+    let mut operator = start(&cluster, port).await;
+    eventually("it is ready", async || page(port, "/readyz").await).await;
+    kubectl(&cluster, &["create", "namespace", "team"]);
+    kubectl(&cluster, &["apply", "-n", "team", "-f", "examples/quickstart/job.yaml"]);
+    let client = cluster.client().await.unwrap();
+    let pods = Api::<Pod>::namespaced(client.clone(), "team");
+    let pod =
+        eventually("a pod is made", async || pods.list(&ListParams::default()).await.unwrap().items.pop())
+            .await;
+    let variables = pod.spec.unwrap().containers.remove(0).env.unwrap();
+    let address = variables.iter().find(|one| one.name == rlt_channel::environment::ADDRESS).unwrap();
+    assert_eq!(address.value.as_deref(), Some("https://rl-operator-channel.rl-operator.svc:9443"));
+    Api::<Secret>::namespaced(client.clone(), NAMESPACE).get("rl-operator-channel").await.unwrap();
+    let metrics = eventually("a look is counted", async || {
+        page(port, "/metrics")
+            .await
+            .filter(|page| page.contains("rlt_operator_reconciles_total{outcome=\"done\"}"))
+    })
+    .await;
+    assert!(metrics.contains("rlt_operator_leader 1"), "{metrics}");
+    assert!(page(port, "/healthz").await.is_some());
+    kubectl(&cluster, &["delete", "rltj", "--all", "-n", "team"]);
+
+    terminate(&mut operator);
+    let leases = Api::<Lease>::namespaced(client, NAMESPACE);
+    let lease = leases.get("rl-operator").await.unwrap();
+    assert_eq!(lease.spec.unwrap().holder_identity.as_deref(), Some(""), "handed over");
+    check_calls(&cluster);
+}
+
+/// Asks the operator to stop, as the kubelet does.
+fn terminate(operator: &mut Running) {
+    let pid = operator.0.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    assert!(operator.0.wait().unwrap().success());
+}
+
+/// Every call was allowed, and is in the table.
+fn check_calls(cluster: &Cluster) {
+    let user = format!("system:serviceaccount:{NAMESPACE}:rl-operator");
+    let calls: Vec<_> = cluster.calls().unwrap().into_iter().filter(|call| call.user == user).collect();
+    assert!(calls.len() > 10, "{calls:#?}");
+    for call in calls.iter().filter(|call| !call.resource.is_empty()) {
+        assert!(![401, 403].contains(&call.code), "{call:?}");
+        let subresource =
+            if call.subresource.is_empty() { String::new() } else { format!("/{}", call.subresource) };
+        let resource = format!("{}{subresource}", call.resource);
+        let is_known = |permission: &&rlt_operator::permissions::Permission| {
+            permission.resource == resource && permission.verbs.contains(&call.verb.as_str())
+        };
+        assert!(PERMISSIONS.iter().any(|permission| is_known(&permission)), "{call:?}");
+    }
+}
