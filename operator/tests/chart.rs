@@ -58,7 +58,7 @@ fn the_plain_bundle_is_what_helm_renders() {
 fn every_optional_part_can_be_rendered() {
     let Some(helm) = Helm::find() else { return };
     let all = "serviceMonitor.enabled=true,prometheusRule.enabled=true,dashboard.enabled=true,\
-               tracesEndpoint=http://collector:4317,crd.keep=false,priorityClassName=high";
+               crd.keep=false,priorityClassName=high";
     let objects = objects(&helm.template(&["--set", all]).unwrap());
     for kind in ["ServiceMonitor", "PrometheusRule", "NetworkPolicy", "PodDisruptionBudget", "Deployment"] {
         assert_eq!(of_kind(&objects, kind).len(), 1, "{kind}");
