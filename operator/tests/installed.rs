@@ -7,10 +7,15 @@ use std::net::TcpListener;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
+use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Pod, Secret};
-use kube::api::{Api, ListParams};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, ServiceAccount};
+use kube::Client;
+use kube::api::{Api, ListParams, PostParams};
+use rlt_channel::client::{Settings, Urgency};
+use rlt_channel::{Checkpoint, Stage, environment};
 use rlt_cluster::{Cluster, Options, own_cluster};
+use rlt_operator::job::Job;
 use rlt_operator::permissions::PERMISSIONS;
 
 const NAMESPACE: &str = "rl-operator";
@@ -51,12 +56,12 @@ fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// The operator as the Deployment starts it, but on this machine.
-async fn start(cluster: &Cluster, port: u16) -> Running {
+/// The operator as the Deployment starts it, but on this machine, with its channel at `channel`.
+async fn start(cluster: &Cluster, port: u16, channel: &[String]) -> Running {
     let kubeconfig = cluster.kubeconfig_of_service_account(NAMESPACE, "rl-operator").await.unwrap();
     let started = Command::new(env!("CARGO_BIN_EXE_rlt-operator"))
-        .args(["--lease=rl-operator", "--channel-service=rl-operator-channel"])
-        .args([format!("--listen=127.0.0.1:{port}"), format!("--channel-listen=127.0.0.1:{}", free_port())])
+        .args(["--lease=rl-operator".to_owned(), format!("--listen=127.0.0.1:{port}")])
+        .args(channel)
         .env("KUBECONFIG", kubeconfig)
         .env("POD_NAMESPACE", NAMESPACE)
         .env("POD_IP", "10.0.0.7")
@@ -86,7 +91,9 @@ async fn the_bundle_allows_the_operator_everything_that_it_does() {
         &["wait", "--for=condition=Established", "crd/rltrainingjobs.rltraining.dev", "--timeout=20s"],
     );
     let port = free_port();
-    let mut operator = start(&cluster, port).await;
+    let channel = format!("--channel-listen=127.0.0.1:{}", free_port());
+    let mut operator =
+        start(&cluster, port, &["--channel-service=rl-operator-channel".to_owned(), channel]).await;
     eventually("it is ready", async || page(port, "/readyz").await).await;
     kubectl(&cluster, &["create", "namespace", "team"]);
     kubectl(&cluster, &["apply", "-n", "team", "-f", "examples/quickstart/job.yaml"]);
@@ -138,4 +145,75 @@ fn check_calls(cluster: &Cluster) {
         };
         assert!(PERMISSIONS.iter().any(|permission| is_known(&permission)), "{call:?}");
     }
+}
+
+/// The files that a pod would have: the authority from its job's ConfigMap, a token that is bound to it.
+async fn pod_files(client: &Client, pod: &Pod) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let maps = Api::<ConfigMap>::namespaced(client.clone(), "team");
+    let data = maps.get("quickstart-manifest").await.unwrap().data.unwrap();
+    std::fs::write(folder.path().join("ca.crt"), &data[environment::CA_KEY]).unwrap();
+    let bound_object_ref = Some(BoundObjectReference {
+        api_version: Some("v1".into()),
+        kind: Some("Pod".into()),
+        name: pod.metadata.name.clone(),
+        uid: pod.metadata.uid.clone(),
+    });
+    let spec = TokenRequestSpec {
+        audiences: vec![rlt_channel::AUDIENCE.into()],
+        bound_object_ref,
+        expiration_seconds: Some(600),
+    };
+    let account = pod.spec.as_ref().unwrap().service_account_name.clone().unwrap();
+    let accounts = Api::<ServiceAccount>::namespaced(client.clone(), "team");
+    let request = TokenRequest { spec, ..TokenRequest::default() };
+    let granted = accounts.create_token_request(&account, &PostParams::default(), &request).await.unwrap();
+    std::fs::write(folder.path().join("token"), granted.status.unwrap().token).unwrap();
+    folder
+}
+
+#[tokio::test]
+async fn what_a_pod_reports_stands_in_the_status_of_its_job() {
+    let Some(cluster) = own_cluster(&Options::control_plane().without_scheduler()) else { return };
+    kubectl(&cluster, &["apply", "-k", "charts/kustomize"]);
+    kubectl(
+        &cluster,
+        &["wait", "--for=condition=Established", "crd/rltrainingjobs.rltraining.dev", "--timeout=20s"],
+    );
+    let (port, channel_port) = (free_port(), free_port());
+    let channel =
+        [format!("--channel-listen=127.0.0.1:{channel_port}"), "--channel-host=127.0.0.1".to_owned()];
+    let _operator = start(&cluster, port, &channel).await;
+    kubectl(&cluster, &["create", "namespace", "team"]);
+    kubectl(&cluster, &["apply", "-n", "team", "-f", "examples/quickstart/job.yaml"]);
+    let client = cluster.client().await.unwrap();
+    let pods = Api::<Pod>::namespaced(client.clone(), "team");
+    let pod =
+        eventually("a pod is made", async || pods.list(&ListParams::default()).await.unwrap().items.pop())
+            .await;
+    let files = pod_files(&client, &pod).await;
+    let variables = pod.spec.as_ref().unwrap().containers[0].env.clone().unwrap();
+    let variable = |name: &str| match name {
+        environment::CA_FILE => Some(files.path().join("ca.crt").display().to_string()),
+        environment::TOKEN_FILE => Some(files.path().join("token").display().to_string()),
+        _ => variables.iter().find(|one| one.name == name)?.value.clone(),
+    };
+    let settings = Settings::from_environment(variable).unwrap().unwrap();
+    let rank = rlt_channel::client::Client::start(settings).unwrap();
+    rank.update(Urgency::AtOnce, |report| {
+        report.knows_checkpoints = true;
+        report.checkpoints.push(Checkpoint { step: 20, is_latest: true, ..Checkpoint::default() });
+        let progress = report.progress.get_or_insert_default();
+        progress.set_stage(Stage::Training);
+        (progress.step, progress.num_steps, progress.reward) = (23, 60, Some(0.5));
+    });
+    let jobs = Api::<Job>::namespaced(client, "team");
+    let status = eventually("the status has the progress", async || {
+        let status = jobs.get("quickstart").await.unwrap().status.unwrap();
+        status.progress.is_some().then_some(status)
+    })
+    .await;
+    let progress = status.progress.unwrap();
+    assert_eq!((progress.step, progress.num_steps, progress.reward), (23, 60, Some(0.5)));
+    assert_eq!((status.checkpoints[0].step, status.checkpoints[0].latest), (20, true));
 }
