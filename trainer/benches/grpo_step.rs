@@ -30,7 +30,7 @@ const NUM_SAMPLES: usize = 8;
 const PROMPT_LEN: u64 = 64;
 const NEW_TOKENS: usize = 64;
 /// What a job of this size gets that does not say otherwise.
-const MAX_TOKENS: usize = 4096;
+const MAX_TOKENS: usize = 1024;
 
 /// Texts play no part here.
 struct NoText;
@@ -58,7 +58,7 @@ struct Job {
 impl Job {
     fn new() -> anyhow::Result<Self> {
         let actor = subject::actor()?;
-        let reference = (!subject::has("--lora")).then(|| actor.decoder.frozen_copy());
+        let reference = (!subject::has("--lora")).then(|| frozen_copy(&actor.decoder)).transpose()?;
         let max_concurrent = NUM_PROMPTS * NUM_SAMPLES;
         let engine = RolloutEngine::new(RolloutOptions { max_concurrent, ..RolloutOptions::default() });
         Ok(Self { actor, reference, engine, step: 0 })
@@ -146,8 +146,18 @@ impl Job {
             Some(copy) => self.actor.score_with(copy, batch, Adapter::Off, 2 * MAX_TOKENS),
             None => self.actor.score(batch, Adapter::Off, 2 * MAX_TOKENS),
         };
+        if let Some(copy) = &self.reference {
+            copy.rest();
+        }
         Ok(scores?.logprobs)
     }
+}
+
+/// The reference as a job on the CPU keeps it: in a file.
+fn frozen_copy(decoder: &Decoder) -> anyhow::Result<Decoder> {
+    let mut copy = decoder.frozen_copy();
+    copy.move_to_file(&std::env::temp_dir())?;
+    Ok(copy)
 }
 
 fn plan(step: u64) -> UpdatePlan {

@@ -255,7 +255,8 @@ impl Actor {
 
     /// Throws the gathered gradients away.
     pub fn discard_gradients(&mut self) {
-        self.optimizer.zero_grad();
+        self.optimizer.clear_gradients();
+        self.outer_gradients.clear();
     }
 
     /// Seeds the adapters' dropout for the next update; `None` switches it off.

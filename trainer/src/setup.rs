@@ -39,7 +39,7 @@ pub fn setup(job: ValidatedJob, folder: RunFolder, stop: StopRequest) -> Result<
     let data = Data::load(&spec, &tokenizer)?;
     let rewards = reward_pool(&spec, &data)?;
     let decoder = load_decoder(&spec, model_dir.as_deref(), &tokenizer, device)?;
-    let reference = reference(&spec, &decoder);
+    let reference = reference(&spec, &decoder, &folder);
     let engine = RolloutEngine::new(engine_options(&spec, &tokenizer));
     let schedule = schedule(&spec, data.num_steps(&spec));
     let checkpoints = CheckpointStore::open(&folder.checkpoints(), spec.checkpoint.keep as usize)?;
@@ -216,13 +216,13 @@ fn load_decoder(
 
 /// The reference that the algorithm needs. Without a cold start it is the model as loaded, and is kept right away, before
 /// a checkpoint overwrites the actor.
-fn reference(spec: &ResolvedSpec, decoder: &Decoder) -> Reference {
+fn reference(spec: &ResolvedSpec, decoder: &Decoder, folder: &RunFolder) -> Reference {
     let needs_one = spec.algorithm.policy_gradient.as_ref().is_some_and(|a| a.kl.term().is_some());
     match (needs_one, &spec.model.lora, &spec.algorithm.cold_start) {
         (false, _, _) => Reference::None,
         (true, Some(_), _) => Reference::AdapterOff,
         (true, None, Some(_)) => Reference::Frozen(None),
-        (true, None, None) => Reference::Frozen(Some(Box::new(decoder.frozen_copy()))),
+        (true, None, None) => Reference::Frozen(Some(Reference::copy_of(decoder, folder.root()))),
     }
 }
 

@@ -38,6 +38,7 @@ pub fn save(trainer: &mut Trainer) -> Result<f64, TrainError> {
     trainer.watch.sync();
     let content = content(trainer)?;
     let saved = trainer.checkpoints.save(trainer.progress.step, &content)?;
+    trainer.reference.rest();
     trainer.saved_at = Some(position);
     tell_checkpoints(trainer);
     Ok(saved.duration.as_secs_f64())
@@ -145,9 +146,11 @@ fn restore_reference(trainer: &mut Trainer, checkpoint: &Checkpoint) -> Result<(
     if !names.iter().any(|(name, _)| checkpoint.contains(&format!("{REFERENCE}{name}"))) {
         return Ok(());
     }
-    let frozen = copy.get_or_insert_with(|| Box::new(trainer.actor.decoder.frozen_copy()));
+    let mut frozen = Box::new(trainer.actor.decoder.frozen_copy());
     for (name, tensor) in frozen.named_parameters() {
         checkpoint.load_into(&format!("{REFERENCE}{name}"), &tensor)?;
     }
+    Reference::move_to_file(&mut frozen, trainer.folder.root());
+    *copy = Some(frozen);
     Ok(())
 }

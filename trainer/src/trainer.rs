@@ -2,6 +2,8 @@
 //!
 //! Built once by [`crate::setup`]; every rank has one. What happens with it is in `train`, `step`, `evaluate`.
 
+use std::path::Path;
+
 use rlt_api::ValidatedJob;
 use rlt_api::resolved::{Kl, PolicyGradient, ResolvedSpec};
 use rlt_core::batch::Demonstration;
@@ -31,6 +33,31 @@ pub enum Reference {
     AdapterOff,
     /// A frozen copy; `None` until the cold start is over.
     Frozen(Option<Box<Decoder>>),
+}
+
+impl Reference {
+    /// A copy of `decoder` to hold the actor near. On the CPU it lies in a nameless file of `folder` where that can be
+    /// written: a pass a step reads it, and memory is needed for more.
+    pub(crate) fn copy_of(decoder: &Decoder, folder: &Path) -> Box<Decoder> {
+        let mut copy = Box::new(decoder.frozen_copy());
+        Self::move_to_file(&mut copy, folder);
+        copy
+    }
+
+    /// Moves a copy into a file, or says why it stays in memory.
+    pub(crate) fn move_to_file(copy: &mut Decoder, folder: &Path) {
+        if let Err(error) = copy.move_to_file(folder) {
+            let error: &dyn std::error::Error = &error;
+            tracing::warn!(error, "the reference policy stays in memory");
+        }
+    }
+
+    /// Lets the memory of a copy go until it is read again.
+    pub(crate) fn rest(&self) {
+        if let Self::Frozen(Some(copy)) = self {
+            copy.rest();
+        }
+    }
 }
 
 /// How far a run has come: what a checkpoint keeps besides tensors and the data's position.
@@ -130,7 +157,7 @@ impl Trainer {
     /// Keeps a copy of the present weights as the reference, where the algorithm needs one and has none.
     pub(crate) fn freeze_reference(&mut self) -> Result<(), TrainError> {
         if let Reference::Frozen(copy @ None) = &mut self.reference {
-            *copy = Some(Box::new(self.actor.decoder.frozen_copy()));
+            *copy = Some(Reference::copy_of(&self.actor.decoder, self.folder.root()));
         }
         Ok(())
     }

@@ -34,7 +34,7 @@ fn step(
     fixture: &BTreeMap<String, Tensor>,
     step: usize,
 ) -> f64 {
-    optimizer.zero_grad();
+    optimizer.clear_gradients();
     for (name, leaf) in leaves {
         if let Some(gradient) = fixture.get(&format!("{step}.gradient.{name}")) {
             (leaf * gradient).sum(tch::Kind::Float).backward();

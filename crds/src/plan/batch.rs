@@ -45,9 +45,8 @@ impl BatchPlan {
         let samples_per_update = u64::from(training.prompts_per_update) * samples_per_prompt;
         let samples_per_step = prompts_per_step * samples_per_prompt;
         let max_sequence_tokens = spec.max_sequence_tokens();
-        // A budget holds so many of the longest sequences; shorter ones only make fewer passes.
-        let passes = |num_samples: u64, budget: u32| {
-            num_samples.div_ceil((u64::from(budget) / max_sequence_tokens).max(1))
+        let passes = |num_prompts: u64, budget: u32| {
+            FullPass::new(spec, num_prompts, samples_per_prompt, budget).num_passes
         };
         Self {
             prompts_per_step,
@@ -58,8 +57,11 @@ impl BatchPlan {
                 * u64::from(training.epochs_per_batch),
             max_sequence_tokens,
             max_tokens_per_step: samples_per_step * max_sequence_tokens,
-            max_micro_batches_per_update: passes(samples_per_update, training.max_tokens_per_micro_batch),
-            max_logprob_passes_per_step: passes(samples_per_step, training.max_logprob_tokens),
+            max_micro_batches_per_update: passes(
+                training.prompts_per_update.into(),
+                training.max_tokens_per_micro_batch,
+            ),
+            max_logprob_passes_per_step: passes(prompts_per_step, training.max_logprob_tokens),
             concurrent_sequences: samples_per_step
                 .max(num_held_out_prompts(spec).saturating_mul(rollout.held_out.samples_per_prompt.into()))
                 .min(u64::from(rollout.max_concurrent_sequences)),
@@ -69,6 +71,42 @@ impl BatchPlan {
                 .cold_start
                 .as_ref()
                 .map_or(0, |cold_start| cold_start.steps.into()),
+        }
+    }
+}
+
+/// The fullest pass under a token budget, when every sequence is as long as it may be; shorter ones only make fewer
+/// passes. As the trainer packs: a group takes its prompt once, the last token of a completion is not computed, and only
+/// a group that exceeds the budget is split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FullPass {
+    /// Tokens of the stream.
+    pub(super) tokens: u64,
+    /// Completion tokens whose log-probs are wanted.
+    pub(super) predicted: u64,
+    /// Passes that `num_prompts` groups take.
+    pub(super) num_passes: u64,
+}
+
+impl FullPass {
+    pub(super) fn new(spec: &ResolvedSpec, num_prompts: u64, samples_per_prompt: u64, budget: u32) -> Self {
+        let (prompt, completion): (u64, u64) =
+            (spec.data.max_prompt_tokens.into(), spec.rollout.max_completion_tokens.into());
+        let (budget, added) = (u64::from(budget), completion - 1);
+        let group = prompt + samples_per_prompt * added;
+        if group <= budget {
+            let num_groups = (budget / group).min(num_prompts);
+            return Self {
+                tokens: num_groups * group,
+                predicted: num_groups * samples_per_prompt * completion,
+                num_passes: num_prompts.div_ceil(num_groups),
+            };
+        }
+        let samples = (budget.saturating_sub(prompt) / added.max(1)).clamp(1, samples_per_prompt);
+        Self {
+            tokens: prompt + samples * added,
+            predicted: samples * completion,
+            num_passes: num_prompts * samples_per_prompt.div_ceil(samples),
         }
     }
 }

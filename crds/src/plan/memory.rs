@@ -14,10 +14,10 @@ mod rollout;
 use serde::Serialize;
 
 use super::HEAD_CHUNK_TOKENS;
-use super::batch::BatchPlan;
+use super::batch::{BatchPlan, FullPass};
 use super::model_config::ModelConfig;
 use crate::resolved::ResolvedSpec;
-use crate::spec::{LoraSpec, Precision};
+use crate::spec::{Device, LoraSpec, Precision};
 use activations::Activations;
 
 /// Bytes of an fp32 number.
@@ -154,9 +154,12 @@ impl MemoryPlan {
         if !is_supervised {
             add(Phase::Logprob, logprob(spec, model, batch, &activations));
         }
-        add(Phase::Update, update(spec, model, batch, &activations));
+        // 4 for each trained parameter; between updates there are none.
+        let gradients = term("gradients", FP32 * trained.num_parameters);
+        let update = update(spec, model, batch, &activations);
+        add(Phase::Update, [vec![gradients], update].concat());
         let temporaries = OPTIMIZER_TEMPORARIES * FP32 * trained.largest_tensor;
-        add(Phase::Optimizer, vec![term("optimizer temporaries", temporaries)]);
+        add(Phase::Optimizer, vec![gradients, term("optimizer temporaries", temporaries)]);
         let peak = phases.iter().max_by_key(|phase| phase.total_bytes);
         let (peak_bytes, peak_phase) = peak.map_or((0, Phase::Update), |peak| (peak.total_bytes, peak.phase));
         Self { phases, peak_bytes, peak_phase }
@@ -183,29 +186,29 @@ fn resident(
 ) -> Vec<MemoryTerm> {
     let num_parameters = model.parameter_count().total();
     let adapter = if spec.model.lora.is_some() { trained.num_parameters } else { 0 };
-    let needs_reference =
-        spec.algorithm.policy_gradient.as_ref().is_some_and(|algorithm| algorithm.kl.term().is_some());
-    // With an adapter the reference is the same weights with the adapter off.
-    let reference = if needs_reference && spec.model.lora.is_none() { num_parameters } else { 0 };
+    // On the CPU the reference rests in a file while nobody reads it.
+    let reference = if rests_in_file(spec) { 0 } else { reference_bytes(spec, model) };
     vec![
         term("host base", HOST_BASE_BYTES),
         // 4 P, and the adapter's.
         term("weights", FP32 * (num_parameters + adapter)),
-        // 4 P.
-        term("reference weights", FP32 * reference),
-        // 4 for each trained parameter; they are zeroed between updates, not freed.
-        term("gradients", FP32 * trained.num_parameters),
+        term("reference weights", reference),
         // Two moments of 4.
         term("optimizer state", 2 * FP32 * trained.num_parameters),
         term("batch on the host", BATCH_BYTES_PER_TOKEN * batch.max_tokens_per_step),
     ]
 }
 
-/// Tokens of the fullest pass under a budget, and how many of them are predicted, when sequences are longest.
-fn pass_tokens(spec: &ResolvedSpec, budget: u32, num_samples: u64) -> (u64, u64) {
-    let longest = spec.max_sequence_tokens();
-    let num_sequences = (u64::from(budget) / longest).clamp(1, num_samples);
-    (num_sequences * longest, num_sequences * u64::from(spec.rollout.max_completion_tokens))
+/// A frozen copy of the weights, 4 P. With an adapter the reference is the same weights with the adapter off.
+fn reference_bytes(spec: &ResolvedSpec, model: &ModelConfig) -> u64 {
+    let needs_reference =
+        spec.algorithm.policy_gradient.as_ref().is_some_and(|algorithm| algorithm.kl.term().is_some());
+    let has_copy = needs_reference && spec.model.lora.is_none();
+    if has_copy { FP32 * model.parameter_count().total() } else { 0 }
+}
+
+fn rests_in_file(spec: &ResolvedSpec) -> bool {
+    spec.workers.device != Device::Cuda
 }
 
 /// Logits of one chunk: 4 chunk v.
@@ -220,8 +223,12 @@ fn logprob(
     batch: &BatchPlan,
     activations: &Activations<'_>,
 ) -> Vec<MemoryTerm> {
-    let (tokens, predicted) = pass_tokens(spec, spec.training.max_logprob_tokens, batch.samples_per_step);
+    let budget = spec.training.max_logprob_tokens;
+    let FullPass { tokens, predicted, .. } =
+        FullPass::new(spec, batch.prompts_per_step, batch.samples_per_prompt, budget);
+    let reference = if rests_in_file(spec) { reference_bytes(spec, model) } else { 0 };
     vec![
+        term("reference weights", reference),
         term("activations", tokens * activations.inference_bytes_per_token()),
         // 4 c h: hidden states of the predicting positions.
         term("loss head inputs", FP32 * predicted * model.hidden_size as u64),
@@ -237,7 +244,8 @@ fn update(
     activations: &Activations<'_>,
 ) -> Vec<MemoryTerm> {
     let budget = spec.training.max_tokens_per_micro_batch;
-    let (tokens, predicted) = pass_tokens(spec, budget, batch.samples_per_update);
+    let FullPass { tokens, predicted, .. } =
+        FullPass::new(spec, spec.training.prompts_per_update.into(), batch.samples_per_prompt, budget);
     let hidden = model.hidden_size as u64;
     let checkpointing = spec.training.activation_checkpointing;
     vec![

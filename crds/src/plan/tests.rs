@@ -69,9 +69,24 @@ fn samples_and_updates_multiply_as_documented() {
     assert_eq!(batch.samples_per_update, 16);
     assert_eq!(batch.updates_per_step, 12);
     assert_eq!(batch.max_sequence_tokens, 1024);
-    // Three of the longest sequences fit a micro-batch, six a scoring pass.
-    assert_eq!(batch.max_micro_batches_per_update, 6);
-    assert_eq!(batch.max_logprob_passes_per_step, 11);
+    // A micro-batch holds a prompt of 512 with five samples of 511 more, a scoring pass a whole group.
+    assert_eq!(batch.max_micro_batches_per_update, 4);
+    assert_eq!(batch.max_logprob_passes_per_step, 8);
+}
+
+#[test]
+fn a_prompt_counts_once_for_the_samples_of_a_pass() {
+    let activations = |budget: u64| {
+        let change = |spec: &mut Value| spec["training"]["maxTokensPerMicroBatch"] = budget.into();
+        term(change, Phase::Update, "activations")
+    };
+    // Whole groups of 512 + 8 * 511, and what is left of a budget below one group.
+    let group = 512 + 8 * 511;
+    let token = activations(group) / group;
+    assert_eq!(activations(group), token * group);
+    assert_eq!(activations(2 * group + 511), token * 2 * group);
+    assert_eq!(activations(group - 1), token * (512 + 7 * 511));
+    assert_eq!(activations(1024), token * (512 + 511));
 }
 
 #[test]
@@ -86,7 +101,13 @@ fn full_training_keeps_sixteen_bytes_a_parameter_and_four_more_for_a_reference()
     assert_eq!(resident, [4 * num_parameters, 4 * num_parameters, 8 * num_parameters]);
     assert_eq!(bytes(&memory, Phase::Update, "reference weights"), 0);
     let with_kl = |spec: &mut Value| spec["algorithm"]["kind"] = "GRPO".into();
-    assert_eq!(term(with_kl, Phase::Rollout, "reference weights"), 4 * num_parameters);
+    assert_eq!(term(with_kl, Phase::Logprob, "reference weights"), 4 * num_parameters);
+    assert_eq!(term(with_kl, Phase::Update, "reference weights"), 0, "on the CPU it rests in a file");
+    let on_gpu = |spec: &mut Value| {
+        with_kl(spec);
+        spec["workers"]["device"] = "Cuda".into();
+    };
+    assert_eq!(term(on_gpu, Phase::Update, "reference weights"), 4 * num_parameters);
 }
 
 #[test]
@@ -116,8 +137,8 @@ fn checkpointing_keeps_layer_inputs_alone() {
         let change = |spec: &mut Value| spec["training"]["activationCheckpointing"] = checkpointing.into();
         term(change, Phase::Update, "activations")
     };
-    // Four of the longest sequences; 24 layer inputs and both sides of the final norm.
-    assert_eq!(kept(true), 4096 * 4 * 896 * (24 + 2));
+    // A prompt with seven of its samples; 24 layer inputs and both sides of the final norm.
+    assert_eq!(kept(true), (512 + 7 * 511) * 4 * 896 * (24 + 2));
     assert!(kept(false) > 10 * kept(true));
 }
 

@@ -7,8 +7,9 @@ use crate::spec::{
     TrainingSpec,
 };
 
-/// Least tokens of the default micro-batch: enough rows to keep matrix products busy.
-const MIN_MICRO_BATCH_TOKENS: u32 = 4096;
+/// Tokens of the default micro-batch: enough rows to keep matrix products busy, and not so many that their activations
+/// outgrow the weights.
+const MICRO_BATCH_TOKENS: std::ops::RangeInclusive<u32> = 1024..=4096;
 
 /// The training, every default filled in. See [`TrainingSpec`] for the fields' meaning.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -58,9 +59,8 @@ impl TrainingLength {
 
 impl ResolvedTraining {
     pub(super) fn resolve(spec: &TrainingSpec, data: &DataSpec, rollout: &RolloutSpec) -> Self {
-        let longest = data.max_prompt_tokens.saturating_add(rollout.max_completion_tokens);
         let max_tokens_per_micro_batch =
-            spec.max_tokens_per_micro_batch.unwrap_or(longest.saturating_mul(2).max(MIN_MICRO_BATCH_TOKENS));
+            spec.max_tokens_per_micro_batch.unwrap_or_else(|| default_micro_batch(data, rollout));
         Self {
             length: match (spec.steps, spec.epochs) {
                 (Some(steps), _) => TrainingLength::Steps(steps),
@@ -85,6 +85,14 @@ impl ResolvedTraining {
             evaluate_before: spec.evaluate_before,
         }
     }
+}
+
+/// Room for a whole group, within limits, and always for two of the longest sequences.
+fn default_micro_batch(data: &DataSpec, rollout: &RolloutSpec) -> u32 {
+    let (prompt, completion) = (data.max_prompt_tokens, rollout.max_completion_tokens);
+    let group = rollout.samples_per_prompt.saturating_mul(completion).saturating_add(prompt);
+    let two = prompt.saturating_add(completion).saturating_mul(2);
+    two.max(group.clamp(*MICRO_BATCH_TOKENS.start(), *MICRO_BATCH_TOKENS.end()))
 }
 
 impl DataSpec {

@@ -1,7 +1,8 @@
 //! Gradients that the backward pass does not make by autograd: those of the embedding and of the head.
 //!
 //! The head gets its gradient chunk by chunk and the embedding by scatter, both into the leaf's own gradient, so that no
-//! `[v, d]` tensor of zeros is made for every micro-batch. Nothing here changes a parameter.
+//! `[v, d]` tensor of zeros is made for every micro-batch. Between updates no gradient takes memory. Nothing here changes
+//! a parameter.
 //!
 //! Legend of shapes: t tokens, d hidden size, v vocabulary.
 
@@ -9,31 +10,53 @@ use tch::{Kind, Tensor, no_grad};
 
 use crate::model::Decoder;
 
-/// Handles of the gradients that are filled by hand; `None` where the weight is frozen.
+/// The leaves whose gradients are filled by hand; `None` where the weight is frozen.
 #[derive(Debug)]
 pub struct OuterGradients {
-    /// Gradient of the embedding, `[v, d]`; with tied weights of the head too.
-    embedding_vd: Option<Tensor>,
-    /// Gradient of a head with weights of its own, `[v, d]`.
-    head_vd: Option<Tensor>,
+    /// The embedding, `[v, d]`; with tied weights the head too.
+    embedding_vd: Option<Leaf>,
+    /// A head with weights of its own, `[v, d]`.
+    head_vd: Option<Leaf>,
     is_tied: bool,
 }
 
+/// A weight and its gradient, which is there while an update gathers.
+#[derive(Debug)]
+struct Leaf {
+    weight: Tensor,
+    gradient: Option<Tensor>,
+}
+
+impl Leaf {
+    fn gradient(&mut self) -> &mut Tensor {
+        let Self { weight, gradient } = self;
+        gradient.get_or_insert_with(|| {
+            let zeros = weight.detach().zeros_like();
+            rlt_torch::set_grad(weight, Some(&zeros));
+            zeros
+        })
+    }
+}
+
 impl OuterGradients {
-    /// Gives the weights that `decoder` trains outside of its layers a gradient of zeros.
+    /// The weights that `decoder` trains outside of its layers.
     pub fn new(decoder: &Decoder) -> Self {
         let parameters = decoder.trainable_parameters();
-        let gradient = |wanted: &str| {
-            let leaf = &parameters.iter().find(|(name, _)| name == wanted)?.1;
-            // The one way to a gradient without shim: autograd makes it once, every later update reuses it.
-            (leaf * 0.0).sum(Kind::Float).backward();
-            Some(leaf.grad())
+        let leaf = |wanted: &str| {
+            let (_, weight) = parameters.iter().find(|(name, _)| name == wanted)?;
+            Some(Leaf { weight: weight.shallow_clone(), gradient: None })
         };
         Self {
-            embedding_vd: gradient("model.embed_tokens.weight"),
-            head_vd: gradient("lm_head.weight"),
+            embedding_vd: leaf("model.embed_tokens.weight"),
+            head_vd: leaf("lm_head.weight"),
             is_tied: decoder.config.tie_word_embeddings,
         }
+    }
+
+    /// Lets go of the gradients, once the leaves have lost theirs.
+    pub fn clear(&mut self) {
+        let leaves = [&mut self.embedding_vd, &mut self.head_vd];
+        leaves.into_iter().flatten().for_each(|leaf| leaf.gradient = None);
     }
 
     /// Whether the embedding is trained, so that the first layer's input gradient is wanted.
@@ -43,13 +66,14 @@ impl OuterGradients {
 
     /// The gradient that the loss head adds to, if the head is trained.
     pub fn head_mut(&mut self) -> Option<&mut Tensor> {
-        if self.is_tied { self.embedding_vd.as_mut() } else { self.head_vd.as_mut() }
+        let leaf = if self.is_tied { &mut self.embedding_vd } else { &mut self.head_vd };
+        leaf.as_mut().map(Leaf::gradient)
     }
 
     /// Adds the gradient of embedded tokens, `[t, d]`, to the embedding's rows of those tokens, `[t]` i64. The row of
     /// the padding token gets none, as in transformers.
     pub fn scatter_embedding(&mut self, decoder: &Decoder, tokens_t: &Tensor, grad_td: &Tensor) {
-        let Some(embedding_vd) = self.embedding_vd.as_mut() else { return };
+        let Some(embedding_vd) = self.embedding_vd.as_mut().map(Leaf::gradient) else { return };
         no_grad(|| {
             let mut grad_td = grad_td.to_kind(Kind::Float) * decoder.embedding_scale();
             if let Some(pad) = decoder.config.pad_token_id {

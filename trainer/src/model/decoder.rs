@@ -43,6 +43,8 @@ pub struct Decoder {
     pub(crate) head: Option<Tensor>,
     pub(crate) inverse_frequencies: Tensor,
     pub(crate) lora: Option<LoraConfig>,
+    /// The file that the weights of a frozen copy lie in.
+    pub(crate) resting_place: Option<rlt_torch::TensorFile>,
 }
 
 impl Decoder {

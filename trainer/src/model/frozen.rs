@@ -1,6 +1,9 @@
 //! A frozen copy of a decoder: the reference policy of a job that trains all weights.
 
-use tch::Tensor;
+use std::path::Path;
+
+use rlt_torch::TensorFile;
+use tch::{Device, Tensor};
 
 use super::decoder::Decoder;
 use super::layer::DecoderLayer;
@@ -19,7 +22,47 @@ impl Decoder {
             head: self.head.as_ref().map(frozen),
             inverse_frequencies: self.inverse_frequencies.shallow_clone(),
             lora: None,
+            resting_place: None,
         }
+    }
+
+    /// Moves the weights of a frozen decoder on the CPU into a nameless file of `folder`, from where they are read in
+    /// place: while the decoder rests ([`Self::rest`]) they take none of the process's memory. Elsewhere than on the CPU
+    /// nothing happens.
+    ///
+    /// # Errors
+    /// When the file cannot be written; the weights then stay where they are.
+    pub fn move_to_file(&mut self, folder: &Path) -> Result<(), rlt_torch::Error> {
+        if self.device() != Device::Cpu {
+            return Ok(());
+        }
+        let mut weights = self.weights_mut();
+        let resident: Vec<Tensor> = weights.iter().map(|weight| weight.shallow_clone()).collect();
+        let (file, mapped) = TensorFile::write(folder, &resident)?;
+        weights.iter_mut().zip(mapped).for_each(|(weight, mapped)| **weight = mapped);
+        self.resting_place = Some(file);
+        Ok(())
+    }
+
+    /// Gives the memory of weights that lie in a file back until they are read again; nothing changes otherwise.
+    pub fn rest(&self) {
+        if let Some(file) = &self.resting_place {
+            file.release();
+        }
+    }
+
+    fn weights_mut(&mut self) -> Vec<&mut Tensor> {
+        let Self { embedding, layers, norm, head, .. } = self;
+        let mut weights: Vec<&mut Tensor> = [embedding, norm].into_iter().chain(head).collect();
+        for layer in layers {
+            weights.extend([&mut layer.input_norm, &mut layer.post_attention_norm]);
+            weights.extend(layer.qk_norm.iter_mut().flat_map(|(q_norm, k_norm)| [q_norm, k_norm]));
+            for projection in &mut layer.projections {
+                weights.push(&mut projection.weight);
+                weights.extend(&mut projection.bias);
+            }
+        }
+        weights
     }
 }
 

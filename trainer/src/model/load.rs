@@ -138,6 +138,7 @@ fn build(
         inverse_frequencies: rope::inverse_frequencies(&config, options.device),
         options: *options,
         lora: None,
+        resting_place: None,
         config,
     })
 }

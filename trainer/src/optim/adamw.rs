@@ -59,7 +59,7 @@ impl AdamW {
     }
 
     /// Applies the accumulated gradients. They are scaled together so that their L2 norm is at most
-    /// `max_grad_norm`; none clips nothing. They stay until [`zero_grad`](Self::zero_grad).
+    /// `max_grad_norm`; none clips nothing. They stay until [`clear_gradients`](Self::clear_gradients).
     ///
     /// # Errors
     /// A gradient cannot be read or a parameter not be updated.
@@ -82,9 +82,9 @@ impl AdamW {
         Ok(StepOutcome::Applied { grad_norm })
     }
 
-    /// Sets every gradient to zero.
-    pub fn zero_grad(&mut self) {
-        self.parameters.iter_mut().for_each(|parameter| parameter.leaf.zero_grad());
+    /// Frees every gradient.
+    pub fn clear_gradients(&mut self) {
+        self.parameters.iter().for_each(|parameter| rlt_torch::set_grad(&parameter.leaf, None));
     }
 
     /// Forgets moments and counts, as if no step had been taken.
@@ -215,7 +215,7 @@ mod tests {
             optimizer.step(0.1, None).expect("finite");
             let before: Vec<_> = optimizer.state_tensors().iter().map(|(_, tensor)| tensor.copy()).collect();
             let weights = values(&leaf);
-            optimizer.zero_grad();
+            optimizer.clear_gradients();
             give_gradient(&leaf, &[bad, 1.0]);
             assert_eq!(optimizer.step(0.1, Some(1.0)).expect("no error"), StepOutcome::SkippedNonFinite);
             assert_eq!(values(&leaf), weights);

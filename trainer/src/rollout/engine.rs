@@ -49,8 +49,9 @@ impl RolloutEngine {
         if let Some(current) = self.policy_version().filter(|&current| current > policy_version) {
             return Err(RolloutError::OlderWeights { current, offered: policy_version });
         }
-        // Old and new packed weights never exist together.
+        // Old and new packed weights never exist together, and what an update has freed goes first.
         self.weights = None;
+        rlt_torch::release_free_memory();
         let rows_hint = self.options.max_concurrent.clamp(1, MAX_ROWS_HINT) as i64;
         let weights = tch::no_grad(|| RolloutWeights::pack(decoder, policy_version, rows_hint))?;
         Ok(self.weights.insert(weights).digest.clone())

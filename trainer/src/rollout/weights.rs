@@ -7,7 +7,7 @@ use tch::{Kind, Tensor};
 
 use super::{RolloutError, WeightDigest};
 use crate::model::{Adapter, Decoder, DecoderLayer, ProjectionWeights, Projections};
-use rlt_torch::PackedLinear;
+use rlt_torch::{Block, PackedLinear};
 
 /// Packed weights of one policy version.
 #[derive(Debug)]
@@ -38,24 +38,31 @@ impl RolloutWeights {
     pub(super) fn pack(decoder: &Decoder, policy_version: u64, rows_hint: i64) -> Result<Self, RolloutError> {
         let digest = WeightDigest::of(decoder)?;
         let kind = decoder.compute_kind();
-        let pack = |layer_idx: usize, layer: &DecoderLayer| {
-            PackedLayer::pack(layer, kind, rows_hint)
-                .map_err(|source| RolloutError::Tensor { what: format!("layer {layer_idx}"), source })
+        let failed = |what: String| |source| RolloutError::Tensor { what, source };
+        let mut block = Block::new(packed_bytes(decoder)).map_err(failed("the packed weights".into()))?;
+        let mut pack = |(layer_idx, layer): (usize, &DecoderLayer)| {
+            PackedLayer::pack(layer, kind, rows_hint, &mut block)
+                .map_err(failed(format!("layer {layer_idx}")))
         };
-        let layers = decoder.layers().iter().enumerate().map(|(idx, layer)| pack(idx, layer));
-        let layers = layers.collect::<Result<Vec<_>, _>>()?;
-        let head = PackedLinear::new(&decoder.head_weight().detach().to_kind(kind), None, rows_hint)
-            .map_err(|source| RolloutError::Tensor { what: "the head".into(), source })?;
+        let layers = decoder.layers().iter().enumerate().map(&mut pack).collect::<Result<Vec<_>, _>>()?;
+        let head_vd = decoder.head_weight().detach().to_kind(kind);
+        let head = PackedLinear::new(&head_vd, None, rows_hint, Some(&mut block))
+            .map_err(failed("the head".into()))?;
         Ok(Self { layers, head, digest, policy_version })
     }
 }
 
 impl PackedLayer {
-    fn pack(layer: &DecoderLayer, kind: Kind, rows_hint: i64) -> Result<Self, rlt_torch::Error> {
+    fn pack(
+        layer: &DecoderLayer,
+        kind: Kind,
+        rows_hint: i64,
+        block: &mut Block,
+    ) -> Result<Self, rlt_torch::Error> {
         let weights = layer.merged_projection_weights(Adapter::On);
-        let fuse = |parts: &[ProjectionWeights]| {
+        let mut fuse = |parts: &[ProjectionWeights]| {
             let (weight, bias) = fused(parts, kind);
-            PackedLinear::new(&weight, bias.as_ref(), rows_hint)
+            PackedLinear::new(&weight, bias.as_ref(), rows_hint, Some(block))
         };
         let width = |part: usize| weights[part].weight.size()[0];
         Ok(Self {
@@ -67,6 +74,13 @@ impl PackedLayer {
             down: fuse(&weights[6..])?,
         })
     }
+}
+
+/// Room for the packed projections and head: each fused product may fill its last panel up.
+fn packed_bytes(decoder: &Decoder) -> usize {
+    let of = |weight: &Tensor| PackedLinear::packed_bytes(weight.size()[0], weight.size()[1]);
+    let projections = decoder.layers().iter().flat_map(|layer| layer.projections());
+    projections.map(|projection| of(&projection.weight)).sum::<usize>() + of(decoder.head_weight())
 }
 
 /// Weights and biases stacked along the output, in `kind`; a part without a bias counts as zero beside one with.

@@ -75,6 +75,7 @@ fn reference_scores(trainer: &Trainer, batch: &Batch) -> Result<TokenScores, Tra
             trainer.actor.score(batch, Adapter::Off, max_tokens)
         }
     };
+    trainer.reference.rest();
     Ok(scores?)
 }
 

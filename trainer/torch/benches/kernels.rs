@@ -215,7 +215,7 @@ fn layer() {
 fn linear() {
     for (rows, out, inp) in [(1, 1536, 576), (16, 1536, 576), (16, 49152, 576), (64, 576, 1536)] {
         let (x, weight) = (randn(&[rows, inp]), randn(&[out, inp]));
-        let Ok(packed) = PackedLinear::new(&weight, None, rows) else { continue };
+        let Ok(packed) = PackedLinear::new(&weight, None, rows, None) else { continue };
         let flops = 2.0 * (rows * out * inp) as f64;
         let plain = || drop(x.linear(&weight, None::<&Tensor>));
         compare(&format!("packed linear {rows}x{inp}x{out}"), flops, || drop(packed.forward(&x)), plain);

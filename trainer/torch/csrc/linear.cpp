@@ -1,7 +1,6 @@
 // Linear layers whose float32 weight was packed once for our own kernel.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -16,13 +15,6 @@ namespace {
 
 // Multiply-adds that a thread should have at least, so that waking it costs less than it saves.
 constexpr int64_t PARALLEL_COST = 1 << 17;
-
-// [out, in] to [panels, in, PANEL]; outputs that fill the last panel up are zero.
-Tensor pack_panels(const Tensor& weight) {
-  const int64_t out = weight.size(0), in = weight.size(1), rest = -out & (LinearPanels::PANEL - 1);
-  const Tensor whole = rest == 0 ? weight.contiguous() : at::constant_pad_nd(weight, {0, 0, 0, rest});
-  return whole.view({-1, LinearPanels::PANEL, in}).transpose(1, 2).contiguous();
-}
 
 Tensor linear_of_panels(const Tensor& x_any, const Tensor& panels, int64_t out, const Tensor* bias) {
   TORCH_CHECK(x_any.dim() >= 1 && x_any.size(-1) == panels.size(1) && x_any.scalar_type() == at::kFloat &&
@@ -49,12 +41,6 @@ Tensor linear_of_panels(const Tensor& x_any, const Tensor& panels, int64_t out, 
 }  // namespace rlt
 
 extern "C" {
-char* rlt_pack_panels(Tensor* weight, Tensor** out) {
-  return rlt::guarded([&] {
-    at::NoGradGuard no_grad;
-    *out = rlt::owned(rlt::pack_panels(weight->detach()));
-  });
-}
 char* rlt_linear_of_panels(Tensor* x, Tensor* panels, int64_t num_outputs, Tensor* bias, Tensor** out) {
   return rlt::guarded([&] {
     at::NoGradGuard no_grad;

@@ -120,6 +120,10 @@ char* rlt_backward(Tensor* const* outputs, Tensor* const* grads, size_t n) {
   return rlt::guarded([&] { torch::autograd::backward(rlt::copies(outputs, n), rlt::copies(grads, n)); });
 }
 
+char* rlt_set_grad(Tensor* leaf, Tensor* grad) {
+  return rlt::guarded([&] { leaf->mutable_grad() = grad == nullptr ? Tensor() : *grad; });
+}
+
 char* rlt_set_float32_matmul_precision(const char* name) {
   return rlt::guarded([&] { at::globalContext().setFloat32MatmulPrecision(name); });
 }

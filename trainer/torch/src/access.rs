@@ -59,7 +59,7 @@ unsafe extern "C" fn release<O>(owner: *mut c_void) {
     drop(unsafe { Box::from_raw(owner.cast::<O>()) });
 }
 
-fn from_owner<O>(data: *mut c_void, owner: O, shape: &[i64], kind: Kind) -> Result<Tensor, Error> {
+pub(crate) fn from_owner<O>(data: *mut c_void, owner: O, shape: &[i64], kind: Kind) -> Result<Tensor, Error> {
     let code = scalar_type(kind)?;
     let owner = Box::into_raw(Box::new(owner)).cast::<c_void>();
     let made = tensor_from("making a tensor of given memory", |out| {

@@ -1,6 +1,6 @@
 //! Autograd with explicit gradients: what a schedule over detached layers needs.
 
-use crate::border::{check, raw, rlt_backward};
+use crate::border::{check, raw, rlt_backward, rlt_set_grad};
 use crate::error::or_panic;
 use tch::Tensor;
 
@@ -23,4 +23,14 @@ pub fn backward_many(outputs: &[&Tensor], grads: &[&Tensor]) {
     let grads: Vec<_> = grads.iter().copied().map(raw).collect();
     // SAFETY: both arrays hold `outputs.len()` pointers to tensors borrowed for the call.
     or_panic(check("backward", unsafe { rlt_backward(outputs.as_ptr(), grads.as_ptr(), outputs.len()) }));
+}
+
+/// Makes `grad` (same shape, dtype and device) the leaf's `.grad()`, sharing memory with it; `None` takes the gradient
+/// away and frees it, so that the next backward pass hands its own over instead of adding to zeros.
+///
+/// # Panics
+/// When shape, dtype or device differ.
+pub fn set_grad(leaf: &Tensor, grad: Option<&Tensor>) {
+    // SAFETY: borrowed tensors; the gradient may be null.
+    or_panic(check("set_grad", unsafe { rlt_set_grad(raw(leaf), grad.map_or(std::ptr::null_mut(), raw)) }));
 }

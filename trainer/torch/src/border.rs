@@ -69,11 +69,11 @@ unsafe extern "C" {
         grads: *const *mut C_tensor,
         n: usize,
     ) -> Outcome;
+    pub(crate) fn rlt_set_grad(leaf: *mut C_tensor, grad: *mut C_tensor) -> Outcome;
     pub(crate) fn rlt_set_float32_matmul_precision(name: *const c_char) -> Outcome;
     pub(crate) fn rlt_kernels_isa() -> *const c_char;
     #[cfg(test)]
     pub(crate) fn rlt_select_kernels(isa: *const c_char) -> bool;
-    pub(crate) fn rlt_pack_panels(weight: *mut C_tensor, out: *mut *mut C_tensor) -> Outcome;
     pub(crate) fn rlt_linear_of_panels(
         x: *mut C_tensor,
         panels: *mut C_tensor,

@@ -21,6 +21,26 @@ pub enum Error {
         /// What it was.
         got: String,
     },
+    /// The kernel refused memory.
+    #[error("{act} of {num_bytes} bytes failed")]
+    Memory {
+        /// What was tried.
+        act: &'static str,
+        /// How much was asked for.
+        num_bytes: usize,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// A file of tensors could not be written or mapped.
+    #[error("{act} {folder} failed", folder = folder.display())]
+    File {
+        /// What was tried.
+        act: &'static str,
+        /// Where.
+        folder: std::path::PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
     /// The operating system's account of this process could not be read or written.
     #[error("{act} on {path} failed")]
     Process {

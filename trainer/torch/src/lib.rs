@@ -27,10 +27,11 @@ mod linear;
 mod memory;
 mod optim;
 mod precision;
+mod region;
 
 pub use access::{f32_slice, f32_slice_mut, i64_slice, tensor_from_bytes, tensor_from_vec};
 pub use attention::{Segments, paged_attention, varlen_attention, write_kv};
-pub use autograd::{backward, backward_many};
+pub use autograd::{backward, backward_many, set_grad};
 pub use cuda::load_cuda;
 pub use error::Error;
 pub use fused::{Activation, apply_rope, gated_activation, gated_activation_packed, rms_norm};
@@ -41,6 +42,7 @@ pub use optim::{AdamWStep, adamw_step, global_norm};
 pub use precision::{
     MatmulPrecision, cpu_has_amx, kernel_isa, set_float32_matmul_precision, set_num_threads,
 };
+pub use region::{Block, TensorFile};
 
 #[cfg(test)]
 mod tests;

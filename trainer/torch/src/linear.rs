@@ -5,11 +5,12 @@
 //! 2.7 times faster than oneDNN's packed product) and gives each row the same bits whatever is multiplied beside it
 //! and on however many threads. Bfloat16 weights go to oneDNN, which knows the CPU's bfloat16 products.
 
-use crate::Error;
-use crate::border::{
-    raw, rlt_linear_of_panels, rlt_pack_linear, rlt_pack_panels, rlt_packed_linear, tensor_from,
-};
+use crate::border::{raw, rlt_linear_of_panels, rlt_pack_linear, rlt_packed_linear, tensor_from};
+use crate::{Block, Error};
 use tch::{Device, Kind, Tensor};
+
+/// Outputs side by side in a panel (`LinearPanels::PANEL` of the kernels).
+const PANEL: i64 = 32;
 
 /// A frozen linear layer in the layout its device multiplies fastest.
 #[derive(Debug)]
@@ -33,11 +34,17 @@ enum Weight {
 impl PackedLinear {
     /// Packs `weight` (`[out, in]`, f32 or bf16) with an optional `bias` (`[out]`) for products of about
     /// `rows_hint` rows. A copy of the weight is made on the CPU; elsewhere, or where oneDNN refuses, the
-    /// weight itself is kept.
+    /// weight itself is kept. A float32 copy lies in `block` where one is given and has room for it
+    /// ([`Self::packed_bytes`]).
     ///
     /// # Errors
     /// When the shapes do not fit.
-    pub fn new(weight: &Tensor, bias: Option<&Tensor>, rows_hint: i64) -> Result<PackedLinear, Error> {
+    pub fn new(
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        rows_hint: i64,
+        block: Option<&mut Block>,
+    ) -> Result<PackedLinear, Error> {
         let size = weight.size();
         if size.len() != 2 || bias.is_some_and(|bias| bias.size() != size[..1]) {
             return Err(Error::Argument {
@@ -49,7 +56,7 @@ impl PackedLinear {
         let plain = weight.detach();
         let on_cpu = weight.device() == Device::Cpu && weight.numel() > 0;
         if on_cpu && weight.kind() == Kind::Float {
-            let weight = Weight::Panels { panels: pack_panels(weight)?, num_outputs: size[0] };
+            let weight = Weight::Panels { panels: pack_panels(weight, block)?, num_outputs: size[0] };
             let bias = bias.map(|bias| bias.detach().to_kind(Kind::Float).contiguous());
             return Ok(PackedLinear { weight, bias, rows_hint });
         }
@@ -67,6 +74,12 @@ impl PackedLinear {
             }
         }
         Ok(layer)
+    }
+
+    /// Bytes that a weight `[out, in]` in float32 takes in a block.
+    pub fn packed_bytes(num_outputs: i64, num_inputs: i64) -> usize {
+        let padded = (num_outputs + PANEL - 1) & !(PANEL - 1);
+        (padded * num_inputs) as usize * size_of::<f32>() + 64
     }
 
     /// `x weight^T + bias` for `x` of `[.., in]`; no gradient.
@@ -99,11 +112,19 @@ impl PackedLinear {
     }
 }
 
-fn pack_panels(weight: &Tensor) -> Result<Tensor, Error> {
-    tensor_from("packing a linear layer", |out| {
-        // SAFETY: a borrowed tensor and a place for the result.
-        unsafe { rlt_pack_panels(raw(weight), out) }
-    })
+/// `[out, in]` to `[panels, in, PANEL]`; outputs that fill the last panel up are zero.
+fn pack_panels(weight: &Tensor, block: Option<&mut Block>) -> Result<Tensor, Error> {
+    let (num_outputs, num_inputs) = (weight.size()[0], weight.size()[1]);
+    let missing = -num_outputs & (PANEL - 1);
+    let whole = match missing {
+        0 => weight.detach(),
+        _ => tch::no_grad(|| weight.detach().constant_pad_nd([0, 0, 0, missing])),
+    };
+    let panels = whole.contiguous().view([-1, PANEL, num_inputs]).transpose(1, 2);
+    match block {
+        Some(block) => block.keep(&panels),
+        None => Ok(panels.contiguous()),
+    }
 }
 
 fn pack(weight: &Tensor, rows_hint: i64) -> Result<Tensor, Error> {

@@ -22,8 +22,8 @@ static inline void linear_tile(const LinearPanels& a, const float* x, const floa
   for (int64_t k = 0; k < a.in; ++k) {
     const float* b = panel + k * LinearPanels::PANEL;
     // Past the end of the weight this is a hint without effect.
-    __builtin_prefetch(b + 8 * LinearPanels::PANEL);
-    __builtin_prefetch(b + 8 * LinearPanels::PANEL + 16);
+    __builtin_prefetch(b + 32 * LinearPanels::PANEL);
+    __builtin_prefetch(b + 32 * LinearPanels::PANEL + 16);
     vf bk[LINEAR_VECTORS];
     for (int n = 0; n < LINEAR_VECTORS; ++n) bk[n] = load(b + n * W);
     for (int m = 0; m < ROWS; ++m) {

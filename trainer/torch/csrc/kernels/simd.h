@@ -24,7 +24,9 @@ struct bf16 {
 static inline int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t greater(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-static inline vf splat(float x) { return vf{} + x; }
+// Subtracting zero changes no number and is compiled to a plain broadcast; adding it would make -0 a 0 and cost an
+// addition.
+static inline vf splat(float x) { return x - vf{}; }
 static inline vf vmax(vf a, vf b) { return a > b ? a : b; }
 
 static inline vf load(const float* p) { return *reinterpret_cast<const vf_loose*>(p); }

@@ -26,14 +26,14 @@ fn a_packed_linear_layer_multiplies_like_a_plain_one() {
     for (kind, tolerance) in [(Kind::Float, 1e-6), (Kind::BFloat16, 0.01), (Kind::Double, 1e-12)] {
         let (weight, bias) = (randn(&[96, 64], 1).to_kind(kind), randn(&[96], 2).to_kind(kind));
         for bias in [None, Some(&bias)] {
-            let layer = PackedLinear::new(&weight, bias, 16).unwrap();
+            let layer = PackedLinear::new(&weight, bias, 16, None).unwrap();
             for rows in [1, 16, 33] {
                 let x = randn(&[rows, 64], 3).to_kind(kind);
                 assert!(relative_difference(&layer.forward(&x), &x.linear(&weight, bias)) < tolerance);
             }
         }
     }
-    let error = PackedLinear::new(&randn(&[3, 2], 1), Some(&randn(&[2], 1)), 1).unwrap_err();
+    let error = PackedLinear::new(&randn(&[3, 2], 1), Some(&randn(&[2], 1)), 1, None).unwrap_err();
     assert!(matches!(error, Error::Argument { .. }));
 }
 
@@ -43,7 +43,7 @@ fn a_row_of_a_packed_product_has_the_same_bits_in_any_batch() {
     on_every_isa(|| {
         for (outputs, inputs) in [(96, 64), (50, 7), (33, 129), (1, 5)] {
             let (weight, bias) = (randn(&[outputs, inputs], 1), randn(&[outputs], 2));
-            let layer = PackedLinear::new(&weight, Some(&bias), 16).unwrap();
+            let layer = PackedLinear::new(&weight, Some(&bias), 16, None).unwrap();
             let x = randn(&[131, inputs], 3);
             let together = layer.forward(&x);
             assert!(relative_difference(&together, &x.linear(&weight, Some(&bias))) < 1e-6);
@@ -155,6 +155,51 @@ fn bytes_outlive_their_last_other_owner() {
     assert_eq!(Arc::strong_count(&bytes), 2);
     drop(tensor);
     assert_eq!(Arc::strong_count(&bytes), 1, "the tensor let go of the bytes");
+}
+
+#[test]
+fn a_block_hands_out_its_memory_once_and_lives_as_long_as_a_tensor() {
+    let weight = randn(&[70, 9], 3);
+    let mut block = crate::Block::new(PackedLinear::packed_bytes(70, 9) + 64).unwrap();
+    let layer = PackedLinear::new(&weight, None, 16, Some(&mut block)).unwrap();
+    let kept = block.keep(&randn(&[4], 5)).unwrap();
+    let elsewhere = block.keep(&randn(&[1000], 6)).unwrap();
+    drop(block);
+    let x = randn(&[5, 9], 4);
+    assert!(layer.forward(&x).equal(&PackedLinear::new(&weight, None, 16, None).unwrap().forward(&x)));
+    assert!(
+        kept.equal(&randn(&[4], 5)) && elsewhere.equal(&randn(&[1000], 6)),
+        "what does not fit lies elsewhere"
+    );
+}
+
+#[test]
+fn tensors_in_a_file_are_what_was_written_also_after_their_memory_was_given_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let tensors = [randn(&[3, 5], 1), randn(&[0], 1), randn(&[1 << 18], 2).to_kind(Kind::BFloat16)];
+    let (file, mapped) = crate::TensorFile::write(folder.path(), &tensors).unwrap();
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "the file has no name");
+    for _ in 0..2 {
+        assert!(tensors.iter().zip(&mapped).all(|(tensor, mapped)| tensor.equal(mapped)));
+        file.release();
+    }
+    drop(file);
+    assert!(tensors[0].equal(&mapped[0]), "a tensor keeps its file");
+    let missing = crate::TensorFile::write(&folder.path().join("missing"), &tensors).unwrap_err();
+    assert!(missing.to_string().contains("missing"), "{missing}");
+}
+
+#[test]
+fn a_gradient_taken_away_comes_back_with_the_next_backward_pass() {
+    let leaf = super::leaf(&randn(&[3], 1));
+    let given = Tensor::ones([3], (Kind::Float, tch::Device::Cpu));
+    crate::set_grad(&leaf, Some(&given));
+    crate::backward(&(&leaf * 2.0), &given);
+    assert!(given.equal(&Tensor::from_slice(&[3f32; 3])), "what was given is added to");
+    crate::set_grad(&leaf, None);
+    assert!(!leaf.grad().defined());
+    crate::backward(&(&leaf * 2.0), &Tensor::from_slice(&[1f32; 3]));
+    assert!(leaf.grad().equal(&Tensor::from_slice(&[2f32; 3])));
 }
 
 #[test]

@@ -1,0 +1,135 @@
+//! Memory that many tensors share and that goes back to the kernel in one piece: a block of large pages for weights that
+//! are read again and again, and a file without a name for weights that mostly lie still.
+
+use crate::Error;
+use crate::access::{from_owner, tensor_from_bytes};
+use memmap2::{Advice, Mmap, MmapMut, UncheckedAdvice};
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use std::sync::Arc;
+use tch::{Device, Tensor};
+
+/// Start of every tensor: a cache line.
+const ALIGNMENT: usize = 64;
+
+/// A block that hands out its memory from front to back. It lives as long as one of its tensors.
+///
+/// Pages are large where the kernel allows it: a pass over half a gigabyte of weights spends more time on looking up
+/// small pages than on reading them.
+#[derive(Debug)]
+pub struct Block {
+    map: Arc<Owned>,
+    used: usize,
+}
+
+/// The mapping, which tensors write through.
+#[derive(Debug)]
+struct Owned {
+    // Held for its memory alone; all access goes through tensors.
+    _map: MmapMut,
+    start: *mut u8,
+    len: usize,
+}
+
+// SAFETY: the mapping is plain memory that no thread owns; who writes where is settled by `Block::keep`, which hands
+// every byte out once.
+unsafe impl Send for Owned {}
+// SAFETY: as above.
+unsafe impl Sync for Owned {}
+
+impl Block {
+    /// Reserves room for `num_bytes`; memory is taken as tensors are kept.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn new(num_bytes: usize) -> Result<Self, Error> {
+        let refused = |source| Error::Memory { act: "reserving a block of memory", num_bytes, source };
+        let mut map = MmapMut::map_anon(num_bytes.max(1)).map_err(refused)?;
+        // A kernel without large pages serves small ones.
+        let _ = map.advise(Advice::HugePage);
+        let (start, len) = (map.as_mut_ptr(), map.len());
+        Ok(Self { map: Arc::new(Owned { _map: map, start, len }), used: 0 })
+    }
+
+    /// A contiguous copy of a CPU tensor, in this block where there is room left and elsewhere where there is not.
+    ///
+    /// # Errors
+    /// When libtorch refuses the dtype.
+    pub fn keep(&mut self, tensor: &Tensor) -> Result<Tensor, Error> {
+        let start = self.used.next_multiple_of(ALIGNMENT);
+        let end = start + tensor.numel() * tensor.kind().elt_size_in_bytes();
+        if tensor.device() != Device::Cpu || end > self.map.len {
+            return Ok(tch::no_grad(|| tensor.detach().contiguous().copy()));
+        }
+        // SAFETY: start..end lies within the mapping and was not handed out before.
+        let data = unsafe { self.map.start.add(start) };
+        let mut kept = from_owner(data.cast(), Arc::clone(&self.map), &tensor.size(), tensor.kind())?;
+        self.used = end;
+        tch::no_grad(|| kept.copy_(&tensor.detach()));
+        Ok(kept)
+    }
+}
+
+/// Tensors in a file without a name, mapped for reading: while nobody reads them the kernel may have the memory.
+#[derive(Debug)]
+pub struct TensorFile {
+    map: Arc<Mmap>,
+}
+
+impl TensorFile {
+    /// Writes CPU tensors into a new file in `folder` that has no name by the time this returns, and gives each back
+    /// as it lies there, in order. They must not be written to.
+    ///
+    /// # Errors
+    /// When the file cannot be written or mapped, for instance on a full disk.
+    pub fn write(folder: &Path, tensors: &[Tensor]) -> Result<(Self, Vec<Tensor>), Error> {
+        let failed =
+            |source| Error::File { act: "writing tensors into a file of", folder: folder.into(), source };
+        let file = nameless(folder).map_err(failed)?;
+        let mut writer = BufWriter::with_capacity(1 << 20, &file);
+        let mut starts = Vec::with_capacity(tensors.len());
+        let mut end = 0;
+        for tensor in tensors {
+            let start = usize::next_multiple_of(end, ALIGNMENT);
+            writer.write_all(&[0; ALIGNMENT][..start - end]).map_err(failed)?;
+            let plain = tensor.detach().to_device(Device::Cpu).contiguous();
+            let len = plain.numel() * plain.kind().elt_size_in_bytes();
+            // SAFETY: a contiguous CPU tensor's elements, borrowed while `plain` lives; an empty one may have no
+            // storage.
+            let bytes: &[u8] = if len == 0 {
+                &[]
+            } else {
+                unsafe { std::slice::from_raw_parts(plain.data_ptr().cast(), len) }
+            };
+            writer.write_all(bytes).map_err(failed)?;
+            starts.push(start);
+            end = start + len;
+        }
+        writer.flush().map_err(failed)?;
+        drop(writer);
+        // SAFETY: the file has no name, so nobody else can shorten or change it.
+        let map = Arc::new(unsafe { Mmap::map(&file) }.map_err(failed)?);
+        let mapped = tensors
+            .iter()
+            .zip(starts)
+            .map(|(tensor, start)| tensor_from_bytes(Arc::clone(&map), start, &tensor.size(), tensor.kind()));
+        let mapped = mapped.collect::<Result<_, _>>()?;
+        Ok((Self { map }, mapped))
+    }
+
+    /// Gives the memory of all pages back; whoever reads next gets them from the file again, or from the kernel's
+    /// cache while that has room.
+    pub fn release(&self) {
+        // SAFETY: the mapping is shared and only read, so dropped pages come back with the same bytes.
+        let _ = unsafe { self.map.unchecked_advise(UncheckedAdvice::DontNeed) };
+    }
+}
+
+/// A new file that is open for reading and writing and has lost its name.
+fn nameless(folder: &Path) -> std::io::Result<File> {
+    let path = folder.join(format!(".tensors-{}", std::process::id()));
+    let file = File::options().read(true).write(true).create(true).truncate(true).open(&path)?;
+    std::fs::remove_file(path)?;
+    Ok(file)
+}
