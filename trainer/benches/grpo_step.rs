@@ -4,6 +4,8 @@
 //! `--lora` trains an adapter, whose reference is the base. The peer on the same load is `peers/grpo_step.py`; both
 //! answer `--serve` to `peers/compare.py`.
 
+#[path = "training/measure.rs"]
+mod measure;
 #[path = "training/subject.rs"]
 mod subject;
 
@@ -29,7 +31,7 @@ const NUM_PROMPTS: usize = 2;
 const NUM_SAMPLES: usize = 8;
 const PROMPT_LEN: u64 = 64;
 const NEW_TOKENS: usize = 64;
-/// What a job of this size gets that does not say otherwise.
+/// What a job of this size gets that does not say otherwise: one group a micro-batch.
 const MAX_TOKENS: usize = 1024;
 
 /// Texts play no part here.
@@ -44,7 +46,7 @@ impl Detokenizer for NoText {
 fn main() -> anyhow::Result<()> {
     subject::prepare()?;
     let mut job = Job::new()?;
-    subject::serve(|| job.step())
+    measure::serve(&["step"], |_| measure::measured(|| job.step()))
 }
 
 struct Job {
@@ -58,7 +60,7 @@ struct Job {
 impl Job {
     fn new() -> anyhow::Result<Self> {
         let actor = subject::actor()?;
-        let reference = (!subject::has("--lora")).then(|| frozen_copy(&actor.decoder)).transpose()?;
+        let reference = (!measure::has("--lora")).then(|| frozen_copy(&actor.decoder)).transpose()?;
         let max_concurrent = NUM_PROMPTS * NUM_SAMPLES;
         let engine = RolloutEngine::new(RolloutOptions { max_concurrent, ..RolloutOptions::default() });
         Ok(Self { actor, reference, engine, step: 0 })
@@ -81,6 +83,7 @@ impl Job {
         Ok(json!({
             "tokens": batch.sequence_lens().iter().sum::<usize>(),
             "new_tokens": batch.rows.num_tokens(),
+            "computed_tokens": computed_tokens(&batch),
             "rollout_seconds": clock.seconds("update_weights") + clock.seconds("gen"),
             "reference_seconds": clock.seconds("ref"),
             "update_seconds": clock.seconds("update_actor"),
@@ -151,6 +154,12 @@ impl Job {
         }
         Ok(scores?.logprobs)
     }
+}
+
+/// Tokens that go through the model in a pass over the batch, each prompt once.
+fn computed_tokens(batch: &Batch) -> usize {
+    let rows: Vec<usize> = (0..batch.rows.num_rows()).collect();
+    batch.prompt_groups(&rows).iter().map(|group| group.prompt_len + group.lens.iter().sum::<usize>()).sum()
 }
 
 /// The reference as a job on the CPU keeps it: in a file.

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Measures the trainer beside its peers in one run and writes reports/<model>_<dtype>_<hardware>_<date>.md.
-#   trainer/benches/run.sh [fp32|bf16]     bf16 measures the generation alone
+#   trainer/benches/run.sh [fp32|bf16]     bf16 measures generation alone
 # BENCH_PYTHON=/path/to/python or RLT_BENCH_VENV=/path/to/venv uses an environment of your own; otherwise one is made
-# once, under target/. BENCH_ROUNDS (3), BENCH_CONTESTS and BENCH_LOADS (all) make a run shorter.
+# once, under target/. BENCH_ROUNDS (3) and BENCH_CONTESTS (names of tables, all) make a run shorter.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 dtype=${1:-fp32}
@@ -17,7 +17,7 @@ if [[ ! -x $python ]]; then
 fi
 
 binary_of() {
-  cargo bench --profile "${BENCH_PROFILE:-bench}" --package rlt-trainer --bench "$1" --no-run --message-format=json |
+  cargo bench --profile "${BENCH_PROFILE:-bench}" --package "$1" --bench "$2" --no-run --message-format=json |
     "$python" -c 'import json, sys
 paths = [json.loads(line).get("executable") for line in sys.stdin if line.startswith("{")]
 print([path for path in paths if path][-1])'
@@ -30,9 +30,11 @@ peers = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"
 print(f"{peers}, Python {platform.python_version()}")'
 }
 
-rollout=$(binary_of rollout)
-update=$(binary_of update)
-grpo_step=$(binary_of grpo_step)
+rollout=$(binary_of rlt-trainer rollout)
+update=$(binary_of rlt-trainer update)
+grpo_step=$(binary_of rlt-trainer grpo_step)
+checkpoint=$(binary_of rlt-trainer checkpoint)
+kernels=$(binary_of rlt-torch kernels)
 
 hardware=$(lscpu | sed -n 's/^Model name: *//p' | head -n 1)
 slug=$(printf '%s %s cores' "$hardware" "$(nproc)" | tr -cs '[:alnum:]' '-' | tr '[:upper:]' '[:lower:]')
@@ -50,14 +52,16 @@ mkdir -p "$(dirname "$raw")" "$(dirname "$report")"
   echo "- Contestants take turns: a warm-up, then $rounds rounds, medians. Load average before: $(cut -d' ' -f1-3 /proc/loadavg)."
   echo "- In a quiet round other processes used at most 0.2 cores. Figures without a quiet round come from a busy machine:"
   echo "  their ratios, best those of processor time, say more than their seconds."
-  if [[ $dtype == fp32 ]]; then
-    # shellcheck disable=SC2086 # a list of names
-    "$python" trainer/benches/peers/compare.py --grpo-step "$grpo_step" --update "$update" --rounds "$rounds" --raw "$raw" \
-      ${BENCH_CONTESTS:+--only $BENCH_CONTESTS}
-  fi
   # shellcheck disable=SC2086 # a list of names
-  "$python" trainer/benches/rollout/compare.py --bench "$rollout" --dtype "$dtype" --rounds "$rounds" \
-    ${BENCH_LOADS:+--loads $BENCH_LOADS} | tee -a "$raw" | sed -n '/^Rollout, /,$p' | sed 's/^Rollout, /\n### rollout, /'
+  "$python" trainer/benches/peers/compare.py --grpo-step "$grpo_step" --update "$update" --rollout "$rollout" \
+    --dtype "$dtype" --rounds "$rounds" --raw "$raw" ${BENCH_CONTESTS:+--only $BENCH_CONTESTS}
+  if [[ $dtype == fp32 && -z ${BENCH_CONTESTS:-} ]]; then
+    printf '\n### loss head beside dense autograd\n\n```text\n'
+    "$kernels" head
+    printf '```\n\n### checkpoint beside plain writing\n\n```text\n'
+    "$checkpoint"
+    printf '```\n'
+  fi
 } | tee "$raw.md"
 mv "$raw.md" "$report"
 echo "bench: $report"

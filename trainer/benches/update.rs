@@ -4,6 +4,8 @@
 //! `--lora` trains an adapter instead of all weights. The peer on the same lengths is `peers/update.py`; both answer
 //! `--serve` to `peers/compare.py`.
 
+#[path = "training/measure.rs"]
+mod measure;
 #[path = "training/subject.rs"]
 mod subject;
 
@@ -27,13 +29,15 @@ fn main() -> anyhow::Result<()> {
         learning_rate: 1e-5,
         seed: 0,
     };
-    subject::serve(|| {
-        let report = update(&mut actor, &batch, &plan)?;
-        Ok(json!({
-            "tokens": num_tokens,
-            "micro_batches": report.num_micro_batches,
-            "grad_norm": report.grad_norms.first(),
-        }))
+    measure::serve(&["step"], |_| {
+        measure::measured(|| {
+            let report = update(&mut actor, &batch, &plan)?;
+            Ok(json!({
+                "tokens": num_tokens,
+                "micro_batches": report.num_micro_batches,
+                "grad_norm": report.grad_norms.first(),
+            }))
+        })
     })
 }
 

@@ -1,10 +1,11 @@
-"""GRPO step and training step beside TRL and transformers: each contestant in a process of its own, all on the same load,
-dtype and threads, taking turns in one run.
+"""Each contestant in a process of its own, all on the same load, dtype and threads, taking turns in one run: GRPO step beside
+TRL, training step and generation beside transformers.
 
-    python compare.py --grpo-step BINARY --update BINARY [--rounds 3] [--threads 2] [--only NAME ...] [--raw FILE]
+    python compare.py --grpo-step BINARY --update BINARY --rollout BINARY [--rounds 3] [--threads 2] [--dtype fp32|bf16]
+                      [--only NAME ...] [--raw FILE]
 
 Prints Markdown: medians over the rounds after a warm-up. Rounds in which other processes used more than a fifth of a core
-are left out where there are better ones, and counted.
+are left out where there are better ones, and counted. Names are those of the tables; bf16 measures generation alone.
 """
 
 import argparse
@@ -16,17 +17,21 @@ import subprocess
 import sys
 import time
 
+import serve
+
 HERE = pathlib.Path(__file__).parent
 QUIET_CORES = 0.2
 PHASES = ("rollout_seconds", "reference_seconds", "update_seconds")
+COUNTS = ("computed_tokens", "new_tokens")
 
 
-def contests(grpo_step, update):
-    """Contest -> contestant -> command; the first is the one that the others are compared with."""
-    python = lambda script, *arguments: [sys.executable, str(HERE / script), *arguments]
+def contests(arguments):
+    """Contest -> (the line that asks for it, contestant -> command); "ours" is what the others are compared with."""
+    python = lambda script, *more: [sys.executable, str(HERE / script), *more]
     packed = lambda precision, *more: python("update.py", "--mode", "packed", "--precision", precision, *more)
     padded = lambda precision: python("update.py", "--mode", "padded", "--precision", precision)
-    return {
+    grpo_step, update, rollout = arguments.grpo_step, arguments.update, arguments.rollout
+    training = {
         "grpo-full": {"ours": [grpo_step, "--serve"], "TRL, defaults": python("grpo_step.py"),
                       "TRL, tuned": python("grpo_step.py", "--tuned")},
         "grpo-lora": {"ours": [grpo_step, "--serve", "--lora"], "TRL, defaults": python("grpo_step.py", "--lora"),
@@ -38,6 +43,13 @@ def contests(grpo_step, update):
         "update-lora": {"ours": [update, "--serve", "--lora"], "transformers packed, highest": packed("highest", "--lora"),
                         "transformers packed, medium": packed("medium", "--lora")},
     }
+    ours = [rollout, "--serve"] + (["--bf16"] if arguments.dtype == "bf16" else [])
+    generation = {"ours": ours, "transformers static": python("generate.py", "--dtype", arguments.dtype)}
+    loads = [load["name"] for load in json.loads((HERE.parent / "rollout/loads.json").read_text())]
+    all_contests = {f"rollout-{load}": (load, generation) for load in loads}
+    if arguments.dtype == "fp32":
+        all_contests = {name: ("step", contestants) for name, contestants in training.items()} | all_contests
+    return all_contests
 
 
 class Contestant:
@@ -54,9 +66,9 @@ class Contestant:
                 return json.loads(line)
         raise SystemExit(f"{self.process.args} ended with {self.process.wait()} before it answered")
 
-    def measure(self):
+    def measure(self, load):
         others = Others(self.process.pid, os.getpid())
-        self.process.stdin.write("go\n")
+        self.process.stdin.write(load + "\n")
         self.process.stdin.flush()
         result = self.answer("tokens")
         return result | {"others_cores": round(others.cores(), 2)}
@@ -81,20 +93,19 @@ class Others:
         return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
     def mine(self):
-        fields = [pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[-1].split() for pid in self.pids]
-        return sum(int(own[11]) + int(own[12]) for own in fields) / os.sysconf("SC_CLK_TCK")
+        return sum(serve.cpu_seconds(f"/proc/{pid}/stat") for pid in self.pids)
 
     def cores(self):
         seconds = time.perf_counter() - self.start
         return max(0.0, (self.total() - self.busy) - (self.mine() - self.own)) / seconds
 
 
-def run(contest, commands, arguments, raw):
+def run(contest, load, commands, arguments, raw):
     contestants = {name: Contestant(command, arguments.threads) for name, command in commands.items()}
     rounds = {name: [] for name in contestants}
     for round_idx in range(arguments.rounds + 1):
         for name, contestant in contestants.items():
-            result = contestant.measure()
+            result = contestant.measure(load)
             # The first round warms caches, page tables and moments up.
             if round_idx > 0:
                 rounds[name].append(result)
@@ -107,7 +118,8 @@ def run(contest, commands, arguments, raw):
 def median(results, loaded):
     quiet = [result for result in results if result["others_cores"] <= QUIET_CORES]
     middle = lambda key: statistics.median(result[key] for result in quiet or results)
-    keys = ("seconds", "cpu_seconds", "tokens", "peak_rss_mb", *(phase for phase in PHASES if phase in results[0]))
+    optional = (key for key in (*PHASES, *COUNTS) if key in results[0])
+    keys = ("seconds", "cpu_seconds", "tokens", "peak_rss_mb", *optional)
     return {key: middle(key) for key in keys} | {
         "quiet": f"{len(quiet)} of {len(results)}", "loaded_rss_mb": loaded["loaded_rss_mb"],
         "others_cores": statistics.median(result["others_cores"] for result in results)}
@@ -130,19 +142,52 @@ def table(contest, results):
               f"{result['quiet']} | {ratios if name != 'ours' else '| |'} |", flush=True)
 
 
+def where_the_time_goes(ours, limits):
+    """The phases of our GRPO step beside what the machine's own limits allow."""
+    shape = json.loads((HERE.parent / "rollout/model.json").read_text())
+    hidden, head_dim = shape["hidden_size"], shape["hidden_size"] // shape["num_attention_heads"]
+    keys = shape["num_key_value_heads"] * head_dim
+    layer = 2 * hidden * hidden + 2 * hidden * keys + 3 * hidden * shape["intermediate_size"]
+    body, head = shape["num_hidden_layers"] * layer, shape["vocab_size"] * hidden
+    computed, new = ours["computed_tokens"], ours["new_tokens"]
+    forward_gflop = 2e-9 * (body * computed + head * new)
+    product_seconds = lambda gflop: gflop / limits["gflops"]
+    # A step of the rollout multiplies a token of each of 16 sequences with every weight, and reads every weight once.
+    rollout_gflop = 2e-9 * (body + head) * new
+    read_seconds = 4e-9 * (body + head) * new / 16 / limits["read_gb_s"]
+    bounds = (max(product_seconds(rollout_gflop), read_seconds), product_seconds(forward_gflop),
+              product_seconds(3 * forward_gflop))
+    seconds = [ours[phase] for phase in PHASES]
+    shares = ", ".join(f"{name} {spent / ours['seconds']:.0%} ({spent:.2f} s; products alone {bound:.2f} s)"
+                       for name, spent, bound in zip(("rollout", "reference", "update"), seconds, bounds))
+    print(f"\nWhere the time of our step goes: {shares}; the rest {max(0.0, ours['seconds'] - sum(seconds)):.2f} s. The limits "
+          f"are this machine's in the same run: {limits['gflops']:.0f} GFLOP/s in fp32 products, {limits['read_gb_s']:.0f} GB/s "
+          f"read. Of {ours['tokens']:.0f} tokens {computed:.0f} go through the model in log-probs and update, since a group's "
+          f"prompt is computed once. A step made of nothing but products would take {sum(bounds):.2f} s; ours takes "
+          f"{ours['seconds'] / sum(bounds):.1f} times that. What is between: attention, norms and the softmax over "
+          f"{shape['vocab_size']} tokens, decoding's few rows a product, the optimizer's pass over four copies of the weights.")
+
+
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--grpo-step", required=True)
-    parser.add_argument("--update", required=True)
+    for binary in ("--grpo-step", "--update", "--rollout"):
+        parser.add_argument(binary, required=True)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--raw", default=os.devnull)
     arguments = parser.parse_args()
     with open(arguments.raw, "a") as raw:
-        for contest, commands in contests(arguments.grpo_step, arguments.update).items():
-            if not arguments.only or contest in arguments.only:
-                table(contest, run(contest, commands, arguments, raw))
+        for contest, (load, commands) in contests(arguments).items():
+            if arguments.only and contest not in arguments.only:
+                continue
+            results = run(contest, load, commands, arguments, raw)
+            table(contest, results)
+            if "computed_tokens" in results["ours"]:
+                machine = Contestant([sys.executable, str(HERE / "limits.py")], arguments.threads)
+                where_the_time_goes(results["ours"], machine.measure("limits"))
+                machine.end()
 
 
 main()

@@ -38,8 +38,8 @@ class Measurement:
 
 
 def wait_for_turn():
-    """False once nobody wants another measurement."""
-    return bool(sys.stdin.readline())
+    """The load that is wanted next; empty once nobody wants another measurement."""
+    return sys.stdin.readline().strip()
 
 
 def ready():

@@ -3,7 +3,7 @@
 //! Queries, keys and values come out of one product, gate and up out of another: five products a layer become four,
 //! each over a wider weight. Norms and embeddings stay the trainer's own tensors.
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::{RolloutError, WeightDigest};
 use crate::model::{Adapter, Decoder, DecoderLayer, ProjectionWeights, Projections};
@@ -76,8 +76,12 @@ impl PackedLayer {
     }
 }
 
-/// Room for the packed projections and head: each fused product may fill its last panel up.
+/// Room for the packed projections and head, where they are packed by ourselves: float32 on the CPU. Each product may
+/// fill its last panel up.
 fn packed_bytes(decoder: &Decoder) -> usize {
+    if decoder.compute_kind() != Kind::Float || decoder.device() != Device::Cpu {
+        return 0;
+    }
     let of = |weight: &Tensor| PackedLinear::packed_bytes(weight.size()[0], weight.size()[1]);
     let projections = decoder.layers().iter().flat_map(|layer| layer.projections());
     projections.map(|projection| of(&projection.weight)).sum::<usize>() + of(decoder.head_weight())

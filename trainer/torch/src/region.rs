@@ -95,12 +95,10 @@ impl TensorFile {
             writer.write_all(&[0; ALIGNMENT][..start - end]).map_err(failed)?;
             let plain = tensor.detach().to_device(Device::Cpu).contiguous();
             let len = plain.numel() * plain.kind().elt_size_in_bytes();
-            // SAFETY: a contiguous CPU tensor's elements, borrowed while `plain` lives; an empty one may have no
-            // storage.
-            let bytes: &[u8] = if len == 0 {
-                &[]
-            } else {
-                unsafe { std::slice::from_raw_parts(plain.data_ptr().cast(), len) }
+            let bytes: &[u8] = match len {
+                0 => &[],
+                // SAFETY: the elements of a contiguous CPU tensor, borrowed while `plain` lives.
+                _ => unsafe { std::slice::from_raw_parts(plain.data_ptr().cast(), len) },
             };
             writer.write_all(bytes).map_err(failed)?;
             starts.push(start);

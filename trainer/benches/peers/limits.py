@@ -1,0 +1,39 @@
+"""What this machine can do at best, in figures that the reports compare with: products of fp32 matrices and reading memory.
+
+    python limits.py
+
+Answers one line of standard input after the other, as the contestants do.
+"""
+
+import time
+
+import torch
+
+import serve
+
+ROWS, INPUTS, OUTPUTS = 1024, 576, 3072
+READ_FLOATS = 128 << 20
+REPEATS = 8
+
+
+def best_seconds(work):
+    def timed():
+        started = time.perf_counter()
+        work()
+        return time.perf_counter() - started
+
+    return min(timed() for _ in range(REPEATS))
+
+
+def main():
+    torch.set_float32_matmul_precision("medium")
+    x, weight, memory = torch.randn(ROWS, INPUTS), torch.randn(OUTPUTS, INPUTS), torch.ones(READ_FLOATS)
+    serve.ready()
+    while serve.wait_for_turn():
+        with torch.inference_mode():
+            product = best_seconds(lambda: torch.nn.functional.linear(x, weight))
+            read = best_seconds(memory.sum)
+        serve.answer({"tokens": 0, "gflops": 2e-9 * ROWS * INPUTS * OUTPUTS / product, "read_gb_s": 4e-9 * READ_FLOATS / read})
+
+
+main()
