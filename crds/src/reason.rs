@@ -45,8 +45,6 @@ pub enum Reason {
     NoCheckpoint,
     /// The newest checkpoint is complete.
     CheckpointComplete,
-    /// The time after the end is over.
-    TtlExpired,
 }
 
 impl Reason {
@@ -72,7 +70,6 @@ impl Reason {
             Self::StepsAdvancing,
             Self::NoCheckpoint,
             Self::CheckpointComplete,
-            Self::TtlExpired,
         ];
         plain.into_iter().chain(FailureCause::ALL.map(Self::Failure))
     }
@@ -91,6 +88,14 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::Reason;
+
+    #[test]
+    fn every_reason_is_documented() {
+        let page = include_str!("../../docs/status.md");
+        for name in Reason::all().map(Reason::name) {
+            assert!(page.contains(&format!("\n| `{name}` |")), "{name} is not in docs/status.md");
+        }
+    }
 
     #[test]
     fn every_reason_has_a_word_of_its_own() {

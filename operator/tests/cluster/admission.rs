@@ -3,8 +3,6 @@
 use kube::api::PostParams;
 use serde_json::{Value, json};
 
-use crate::stage::Stage;
-
 /// The messages that `rlctl validate` has for a manifest.
 fn our_messages(manifest: &impl serde::Serialize) -> Vec<String> {
     let yaml = serde_saphyr::to_string(manifest).unwrap();
@@ -13,7 +11,7 @@ fn our_messages(manifest: &impl serde::Serialize) -> Vec<String> {
 
 #[tokio::test]
 async fn a_specification_that_breaks_a_rule_is_refused_with_the_message_of_validate() {
-    let Some(stage) = Stage::set("refusal").await else { return };
+    let Some(stage) = crate::set("refusal").await else { return };
     let patches = [
         json!({"training": {"promptsPerUpdate": 12}}),
         json!({"model": {"architecture": {"numKvHeads": 3}}}),
@@ -35,7 +33,7 @@ async fn a_specification_that_breaks_a_rule_is_refused_with_the_message_of_valid
 
 #[tokio::test]
 async fn names_that_do_not_fit_pods_are_refused() {
-    let Some(stage) = Stage::set("names").await else { return };
+    let Some(stage) = crate::set("names").await else { return };
     for name in ["a".repeat(53).as_str(), "a.b", "1a", "4", "x.y.z"] {
         let manifest = stage.manifest(name, &json!({}));
         let refusal = stage.jobs().create(&PostParams::default(), &manifest).await.unwrap_err().to_string();
@@ -47,7 +45,7 @@ async fn names_that_do_not_fit_pods_are_refused() {
 
 #[tokio::test]
 async fn what_a_run_began_with_cannot_be_changed_and_the_rest_only_while_nothing_runs() {
-    let Some(stage) = Stage::set("changes").await else { return };
+    let Some(stage) = crate::set("changes").await else { return };
     stage.post("fixed", json!({})).await;
     let change = async |patch: Value| {
         let patch = kube::api::Patch::Merge(json!({"spec": patch}));
@@ -65,7 +63,7 @@ async fn what_a_run_began_with_cannot_be_changed_and_the_rest_only_while_nothing
 
 #[tokio::test]
 async fn unknown_fields_are_refused_by_kubectl_and_applying_twice_changes_nothing() {
-    let Some(stage) = Stage::set("kubectl").await else { return };
+    let Some(stage) = crate::set("kubectl").await else { return };
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("job.yaml");
     let write = |manifest: &Value| std::fs::write(&file, manifest.to_string()).unwrap();

@@ -19,7 +19,7 @@ impl Stage {
 
 #[tokio::test]
 async fn a_finished_job_keeps_its_pods_unless_all_are_to_be_cleaned() {
-    let Some(stage) = Stage::set("cleaning").await else { return };
+    let Some(stage) = crate::set("cleaning").await else { return };
     let _operator = stage.operator().await;
     stage.post("keeps", json!({})).await;
     stage.post("cleans", json!({"runPolicy": {"cleanPodPolicy": "All"}})).await;
@@ -35,7 +35,7 @@ async fn a_finished_job_keeps_its_pods_unless_all_are_to_be_cleaned() {
 
 #[tokio::test]
 async fn a_finished_job_is_deleted_in_time_unless_it_would_be_applied_anew() {
-    let Some(stage) = Stage::set("ttl").await else { return };
+    let Some(stage) = crate::set("ttl").await else { return };
     let _operator = stage.operator().await;
     let policy = json!({"runPolicy": {"ttlSecondsAfterFinished": 1}});
     stage.post("goes", policy.clone()).await;
@@ -54,7 +54,7 @@ async fn a_finished_job_is_deleted_in_time_unless_it_would_be_applied_anew() {
 
 #[tokio::test]
 async fn a_deleted_job_takes_everything_with_it_and_one_of_the_same_name_begins_anew() {
-    let Some(stage) = Stage::set("again").await else { return };
+    let Some(stage) = crate::set("again").await else { return };
     let _operator = stage.operator().await;
     let first = stage.post("again", json!({})).await;
     stage.run(&stage.worker("again", 1).await).await;

@@ -7,11 +7,11 @@ use rlt_api::FailureCause;
 use rlt_api::status::{ConditionStatus, ConditionType};
 use serde_json::json;
 
-use crate::stage::{Stage, is_true, reason};
+use crate::stage::{is_true, reason};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_becomes_a_pod_runs_and_completes_and_its_status_says_so() {
-    let Some(stage) = Stage::set("complete").await else { return };
+    let Some(stage) = crate::set("complete").await else { return };
     let operator = stage.operator().await;
     stage.post("quick", json!({})).await;
     let pod = stage.worker("quick", 1).await;
@@ -37,7 +37,7 @@ async fn a_job_becomes_a_pod_runs_and_completes_and_its_status_says_so() {
 
 #[tokio::test]
 async fn the_printed_columns_say_what_a_job_is_doing() {
-    let Some(stage) = Stage::set("columns").await else { return };
+    let Some(stage) = crate::set("columns").await else { return };
     let _operator = stage.operator().await;
     stage.post("row", json!({})).await;
     let row = || {
@@ -58,7 +58,7 @@ async fn the_printed_columns_say_what_a_job_is_doing() {
 
 #[tokio::test]
 async fn a_suspended_job_has_no_pods_and_goes_on_as_a_new_attempt() {
-    let Some(stage) = Stage::set("suspension").await else { return };
+    let Some(stage) = crate::set("suspension").await else { return };
     let _operator = stage.operator().await;
     stage.post("pause", json!({"runPolicy": {"suspend": true}})).await;
     stage.when_true("pause", ConditionType::Suspended).await;
@@ -76,7 +76,7 @@ async fn a_suspended_job_has_no_pods_and_goes_on_as_a_new_attempt() {
 
 #[tokio::test]
 async fn a_worker_that_is_deleted_comes_back_as_a_new_attempt_that_costs_no_retry() {
-    let Some(stage) = Stage::set("deletion").await else { return };
+    let Some(stage) = crate::set("deletion").await else { return };
     let _operator = stage.operator().await;
     stage.post("evicted", json!({})).await;
     let first = stage.worker("evicted", 1).await;
@@ -92,7 +92,7 @@ async fn a_worker_that_is_deleted_comes_back_as_a_new_attempt_that_costs_no_retr
 
 #[tokio::test]
 async fn a_passing_failure_is_tried_again_and_a_lasting_one_ends_the_job_with_advice() {
-    let Some(stage) = Stage::set("failure").await else { return };
+    let Some(stage) = crate::set("failure").await else { return };
     let _operator = stage.operator().await;
     stage.post("fails", json!({})).await;
     let first = stage.worker("fails", 1).await;
@@ -115,7 +115,7 @@ async fn a_passing_failure_is_tried_again_and_a_lasting_one_ends_the_job_with_ad
 
 #[tokio::test]
 async fn a_pod_that_the_api_server_refuses_is_explained_and_made_once_it_is_allowed() {
-    let Some(stage) = Stage::set("quota").await else { return };
+    let Some(stage) = crate::set("quota").await else { return };
     let quota = ["create", "quota", "none", "--hard=pods=0", "-n", &stage.namespace];
     assert!(stage.cluster.kubectl().args(quota).output().unwrap().status.success());
     let _operator = stage.operator().await;
@@ -137,7 +137,7 @@ async fn a_pod_that_the_api_server_refuses_is_explained_and_made_once_it_is_allo
 
 #[tokio::test]
 async fn a_job_of_another_manager_is_left_alone() {
-    let Some(stage) = Stage::set("managed").await else { return };
+    let Some(stage) = crate::set("managed").await else { return };
     let _operator = stage.operator().await;
     stage.post("theirs", json!({"runPolicy": {"managedBy": "kueue.x-k8s.io/multikueue"}})).await;
     stage.post("ours", json!({"runPolicy": {"managedBy": "rltraining.dev/operator"}})).await;
@@ -147,7 +147,7 @@ async fn a_job_of_another_manager_is_left_alone() {
 
 #[tokio::test]
 async fn an_object_of_somebody_else_is_never_taken_over() {
-    let Some(stage) = Stage::set("occupied").await else { return };
+    let Some(stage) = crate::set("occupied").await else { return };
     let accounts: Api<ServiceAccount> = Api::namespaced(stage.client.clone(), &stage.namespace);
     let theirs = serde_json::from_value(json!({"metadata": {"name": "mine-trainer"}})).unwrap();
     accounts.create(&Default::default(), &theirs).await.unwrap();
@@ -163,7 +163,7 @@ async fn an_object_of_somebody_else_is_never_taken_over() {
 
 #[tokio::test]
 async fn two_jobs_at_once_do_not_meet() {
-    let Some(stage) = Stage::set("two").await else { return };
+    let Some(stage) = crate::set("two").await else { return };
     let _operator = stage.operator().await;
     stage.post("a", json!({})).await;
     stage.post("a-trainer", json!({})).await;

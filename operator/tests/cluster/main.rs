@@ -8,3 +8,13 @@ mod end;
 mod lifecycle;
 mod process;
 mod stage;
+
+use rlt_cluster::{Options, Shared};
+use stage::Stage;
+
+static CLUSTER: Shared = Shared::new(|| Options::control_plane().with_audit_log());
+
+/// A stage without nodes; `None` where the machine cannot run a cluster.
+async fn set(purpose: &str) -> Option<Stage> {
+    Some(Stage::on(CLUSTER.get()?, purpose).await)
+}

@@ -34,7 +34,7 @@ impl Stage {
 
 #[tokio::test]
 async fn an_operator_that_takes_over_a_settled_job_makes_no_call_about_it() {
-    let Some(stage) = Stage::set("takeover").await else { return };
+    let Some(stage) = crate::set("takeover").await else { return };
     let (first, _) = stage.counted_operator("first").await;
     stage.post("steady", json!({})).await;
     stage.run(&stage.worker("steady", 1).await).await;
@@ -49,7 +49,7 @@ async fn an_operator_that_takes_over_a_settled_job_makes_no_call_about_it() {
 
 #[tokio::test]
 async fn a_job_that_goes_well_costs_few_calls() {
-    let Some(stage) = Stage::set("calls").await else { return };
+    let Some(stage) = crate::set("calls").await else { return };
     let (_operator, user) = stage.counted_operator("frugal").await;
     stage.post("cheap", json!({})).await;
     let pod = stage.worker("cheap", 1).await;
@@ -69,7 +69,7 @@ async fn a_job_that_goes_well_costs_few_calls() {
 
 #[tokio::test]
 async fn what_happens_while_no_operator_is_there_is_made_up_for() {
-    let Some(stage) = Stage::set("absence").await else { return };
+    let Some(stage) = crate::set("absence").await else { return };
     let first = stage.operator().await;
     stage.post("orphan", json!({})).await;
     let pod = stage.worker("orphan", 1).await;
@@ -84,7 +84,7 @@ async fn what_happens_while_no_operator_is_there_is_made_up_for() {
 
 #[tokio::test]
 async fn two_operators_at_once_make_every_pod_once() {
-    let Some(stage) = Stage::set("rivals").await else { return };
+    let Some(stage) = crate::set("rivals").await else { return };
     let _operators = (stage.operator().await, stage.operator().await);
     for name in ["a", "b", "c"] {
         stage.post(name, json!({})).await;

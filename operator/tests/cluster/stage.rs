@@ -9,7 +9,7 @@ use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::runtime::events::{Recorder, Reporter};
 use kube::{Client, ResourceExt as _};
 use rlt_api::status::{ConditionStatus, ConditionType, RLTrainingJobStatus};
-use rlt_cluster::{Cluster, Options, Shared};
+use rlt_cluster::Cluster;
 use rlt_operator::build::Settings;
 use rlt_operator::context::Context;
 use rlt_operator::job::Job;
@@ -19,10 +19,8 @@ use serde_json::{Value, json};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
-static CLUSTER: Shared = Shared::new(|| Options::control_plane().with_audit_log());
-
-/// Longest time that anything here may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Longest time that anything here may take; a short training takes ten seconds on two quiet cores.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(crate) struct Stage {
     pub(crate) cluster: &'static Cluster,
@@ -31,12 +29,11 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// `None` where the machine cannot run a cluster.
-    pub(crate) async fn set(purpose: &str) -> Option<Self> {
-        let cluster = CLUSTER.get()?;
+    /// A namespace of its own on a cluster that serves our kind.
+    pub(crate) async fn on(cluster: &'static Cluster, purpose: &str) -> Self {
         install_definition(cluster);
         let namespace = cluster.namespace(purpose).await.unwrap();
-        Some(Self { cluster, client: cluster.client().await.unwrap(), namespace })
+        Self { cluster, client: cluster.client().await.unwrap(), namespace }
     }
 
     pub(crate) fn jobs(&self) -> Api<DynamicObject> {
@@ -208,7 +205,7 @@ impl Operator {
             recorder: Recorder::new(client.clone(), reporter),
             client,
             settings: Settings {
-                trainer_image: "rlt.local/rlt-trainer:dev".into(),
+                trainer_image: "rlt.local/rlt-trainer:test".into(),
                 pull_policy: PullPolicy::Never,
                 channel: None,
             },
