@@ -106,10 +106,20 @@ async fn a_passing_failure_is_tried_again_and_a_lasting_one_ends_the_job_with_ad
     assert_eq!((failure.cause, failure.attempt, failure.exit_code), (FailureCause::BadConfig, 2, Some(78)));
     assert!(failure.message.contains("libtorch sees no GPU"), "{}", failure.message);
     assert_eq!(reason(&status, ConditionType::Stalled), Some((ConditionStatus::True, "BadConfig".into())));
-    let events = stage.cluster.kubectl().args(["get", "events", "-n", &stage.namespace]).output().unwrap();
-    let events = String::from_utf8(events.stdout).unwrap();
+    // Events follow the status.
+    let events: Api<Event> = Api::namespaced(stage.client.clone(), &stage.namespace);
     for reason in ["WorkersStarting", "RetryableIo", "Restarting", "BadConfig"] {
-        assert!(events.contains(reason), "{reason} is not in\n{events}");
+        let is_told = async || {
+            let told = events.list(&ListParams::default()).await.unwrap();
+            told.items.iter().any(|event| event.reason.as_deref() == Some(reason))
+        };
+        for _ in 0..500 {
+            if is_told().await {
+                break;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        assert!(is_told().await, "{reason} was not told");
     }
 }
 
