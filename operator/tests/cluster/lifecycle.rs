@@ -1,8 +1,9 @@
 //! From the posted job to its end, with everything that may happen in between.
 
 use k8s_openapi::api::core::v1::{ConfigMap, ServiceAccount};
+use k8s_openapi::api::events::v1::Event;
 use kube::ResourceExt as _;
-use kube::api::{Api, DeleteParams};
+use kube::api::{Api, DeleteParams, ListParams};
 use rlt_api::FailureCause;
 use rlt_api::status::{ConditionStatus, ConditionType};
 use serde_json::json;
