@@ -45,6 +45,19 @@ impl PhaseClock {
     }
 }
 
+/// `perf/..` of a step that trained on `num_tokens` tokens: what it cost in time and memory.
+pub fn cost_metrics(num_tokens: usize, clock: &PhaseClock) -> Metrics {
+    let seconds = clock.total_seconds();
+    let mut metrics = clock.metrics();
+    metrics.insert("perf/total_num_tokens".into(), num_tokens as f64);
+    metrics.insert("perf/time_per_step".into(), seconds);
+    metrics.insert("perf/throughput".into(), num_tokens as f64 / seconds);
+    if let Ok(bytes) = rlt_torch::peak_rss_bytes() {
+        metrics.insert("perf/cpu_memory_used_gb".into(), bytes as f64 / f64::from(1 << 30));
+    }
+    metrics
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

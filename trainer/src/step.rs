@@ -15,7 +15,7 @@ use rlt_core::types::RolloutGroup;
 
 use crate::error::TrainError;
 use crate::objective;
-use crate::phases::PhaseClock;
+use crate::phases::{PhaseClock, cost_metrics};
 use crate::stop::StopReason;
 use crate::tracking::console::Phase;
 use crate::trainer::{SeedStream, Trainer};
@@ -88,15 +88,8 @@ fn step_metrics(
     summarize(&mut metrics, "critic/advantages", counted(&batch.advantages));
     let num_tokens: usize = batch.sequence_lens().iter().sum();
     trainer.progress.num_tokens += num_tokens as u64;
-    let seconds = clock.total_seconds();
-    metrics.extend(clock.metrics());
+    metrics.extend(cost_metrics(num_tokens, clock));
     let num_new: usize = groups.iter().flat_map(|g| &g.rollouts).map(|r| r.completion.tokens.len()).sum();
-    metrics.insert("perf/total_num_tokens".into(), num_tokens as f64);
-    metrics.insert("perf/time_per_step".into(), seconds);
-    metrics.insert("perf/throughput".into(), num_tokens as f64 / seconds);
     metrics.insert("perf/rollout_throughput".into(), num_new as f64 / clock.seconds("gen").max(1e-9));
-    if let Ok(bytes) = rlt_torch::peak_rss_bytes() {
-        metrics.insert("perf/cpu_memory_used_gb".into(), bytes as f64 / f64::from(1 << 30));
-    }
     Ok(metrics)
 }

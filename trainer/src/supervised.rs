@@ -8,7 +8,7 @@ use rlt_core::schedule::{Decay, Schedule};
 
 use crate::error::TrainError;
 use crate::objective::supervised_objective;
-use crate::phases::PhaseClock;
+use crate::phases::{PhaseClock, cost_metrics};
 use crate::stop::StopReason;
 use crate::tracking::Stage;
 use crate::tracking::console::Phase;
@@ -88,8 +88,6 @@ pub fn supervised_step(
     metrics.insert("sft/loss".into(), loss);
     let num_tokens: usize = batch.sequence_lens().iter().sum();
     trainer.progress.num_tokens += num_tokens as u64;
-    metrics.extend(clock.metrics());
-    metrics.insert("perf/total_num_tokens".into(), num_tokens as f64);
-    metrics.insert("perf/throughput".into(), num_tokens as f64 / clock.total_seconds());
+    metrics.extend(cost_metrics(num_tokens, &clock));
     Ok(metrics)
 }

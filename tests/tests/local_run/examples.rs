@@ -10,8 +10,13 @@ use crate::job::{Ended, Place};
 /// Runs the example `name` as `rlctl run` in the folder of `place`; mean reward on held-out problems before and after.
 fn run(place: &Place, name: &str) -> (f64, f64) {
     let job = rlt_tests::workspace_root().join("examples").join(name).join("job.yaml");
-    let mut command = Command::new(rlt_tests::fresh_binary("rlctl"));
-    Ended::of(command.arg("run").arg(job).current_dir(place.file("")).output().unwrap()).expect(0, &[]);
+    let rlctl = |arguments: &[&str]| {
+        let mut command = Command::new(rlt_tests::fresh_binary("rlctl"));
+        Ended::of(command.args(arguments).arg(&job).current_dir(place.file("")).output().unwrap())
+            .expect(0, &[])
+    };
+    rlctl(&["plan", "-f"]);
+    rlctl(&["run"]);
     let result = std::fs::read_to_string(place.file("runs").join(name).join("result.json")).unwrap();
     let result: Value = serde_json::from_str(&result).unwrap();
     let reward = |when: &str| result[format!("held_out_reward_{when}")].as_f64().unwrap();
