@@ -29,7 +29,6 @@ mod validate;
 #[cfg(feature = "kube")]
 pub use crd::{custom_resource_definition, definition_yaml};
 pub use exit_code::{ExitCode, TERMINATION_MESSAGE_VARIABLE};
-
 pub use manifest::{API_VERSION, KIND, Metadata};
 pub use plan::{Budget, FailureCause};
 pub use reason::Reason;

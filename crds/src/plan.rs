@@ -67,7 +67,7 @@ pub struct Parameters {
 ///
 /// A job whose device is left open is planned for the CPU.
 pub fn plan(job: &ValidatedJob, model: Option<&ModelConfig>) -> Plan {
-    let mesh = Mesh::new();
+    let mesh = Mesh::new(&job.spec().workers);
     let batch = BatchPlan::new(job.spec());
     let memory = model.map(|model| MemoryPlan::new(job.spec(), model, &batch));
     let parameters = model.map(|model| {

@@ -7,6 +7,7 @@ mod changes;
 mod data;
 mod loss;
 mod model;
+mod parallelism;
 mod rewards;
 mod training;
 mod workers;
@@ -57,6 +58,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Rule> {
         loss::RULES,
         training::RULES,
         workers::RULES,
+        parallelism::RULES,
     ];
     sections.into_iter().flatten()
 }

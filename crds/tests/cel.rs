@@ -104,6 +104,8 @@ fn bad_specs() -> Vec<Value> {
         json!({"runPolicy": {"managedBy": "somebody"}}),
         json!({"runPolicy": {"managedBy": "Example.com/a"}}),
         json!({"training": {"promptsPerUpdate": 12}, "model": {"tokenizer": null}, "data": {"task": null}}),
+        json!({"workers": {"count": 2, "device": "Auto"}}),
+        json!({"workers": {"count": 2, "device": "Cuda"}}),
     ]
 }
 
@@ -127,6 +129,7 @@ fn good_specs() -> Vec<Value> {
             "storage": {"size": "10Gi", "storageClassName": "fast", "retain": false},
         }}),
         json!({"workers": {"storage": {"claimName": "models"}}, "runPolicy": {"managedBy": "a.example/b"}}),
+        json!({"workers": {"count": 3, "device": "Cpu"}}),
     ]
 }
 

@@ -18,6 +18,8 @@ mod examples;
 mod job;
 #[path = "local_run/presets.rs"]
 mod presets;
+#[path = "local_run/ranks.rs"]
+mod ranks;
 #[path = "local_run/resume.rs"]
 mod resume;
 #[path = "local_run/rewards.rs"]

@@ -25,6 +25,7 @@ pub use self::gradients::OuterGradients;
 pub use self::micro_batch::MicroBatch;
 use crate::model::{Adapter, Decoder};
 use crate::optim::{AdamW, OptimError, StepOutcome};
+use crate::parallel::{RankError, Ranks};
 
 /// How the actor computes; fixed for a run.
 #[derive(Clone, Copy, Debug)]
@@ -69,6 +70,9 @@ pub enum ActorError {
     /// A kernel refused its input.
     #[error("failed to run the loss head")]
     Kernel(#[from] rlt_torch::Error),
+    /// The ranks could not work together.
+    #[error("failed to work with the other ranks")]
+    Ranks(#[from] RankError),
 }
 
 /// The trained policy with its optimizer.
@@ -81,13 +85,19 @@ pub struct Actor {
     options: ActorOptions,
     outer_gradients: OuterGradients,
     dropout_seed: Option<u64>,
+    ranks: Ranks,
 }
 
 impl Actor {
-    /// Takes a decoder whose trainable parameters are those of `optimizer`.
-    pub fn new(decoder: Decoder, optimizer: AdamW, options: ActorOptions) -> Self {
+    /// Takes a decoder whose trainable parameters are those of `optimizer`. All `ranks` have the same.
+    pub fn new(decoder: Decoder, optimizer: AdamW, options: ActorOptions, ranks: Ranks) -> Self {
         let outer_gradients = OuterGradients::new(&decoder);
-        Self { decoder, optimizer, options, outer_gradients, dropout_seed: None }
+        Self { decoder, optimizer, options, outer_gradients, dropout_seed: None, ranks }
+    }
+
+    /// The ranks that train together.
+    pub fn ranks(&self) -> &Ranks {
+        &self.ranks
     }
 
     /// Scores every completion token of `batch` under the actor (`Adapter::On`) or the reference (`Adapter::Off`),
@@ -117,11 +127,12 @@ impl Actor {
     ) -> Result<TokenScores, ActorError> {
         let num_tokens = batch.rows.num_tokens();
         let mut scores = TokenScores { logprobs: vec![0.0; num_tokens], entropies: vec![0.0; num_tokens] };
-        for micro_batch in micro_batches(batch, decoder, max_tokens)? {
+        for micro_batch in self.own_micro_batches(batch, decoder, max_tokens)? {
             let micro_scores = self.score_micro_batch(decoder, &micro_batch, adapter)?;
             batch.scatter(&micro_batch.row_idxs, &micro_scores.logprobs, &mut scores.logprobs);
             batch.scatter(&micro_batch.row_idxs, &micro_scores.entropies, &mut scores.entropies);
         }
+        self.ranks.sum(&mut [&mut scores.logprobs, &mut scores.entropies])?;
         Ok(scores)
     }
 
@@ -156,7 +167,7 @@ impl Actor {
     /// When a sequence alone is longer than `max_tokens`.
     pub fn sum_pi_squared(&self, batch: &Batch, max_tokens: usize) -> Result<Vec<f64>, ActorError> {
         let mut sums = vec![0.0; batch.rows.num_tokens()];
-        for micro_batch in micro_batches(batch, &self.decoder, max_tokens)? {
+        for micro_batch in self.own_micro_batches(batch, &self.decoder, max_tokens)? {
             let context = self.decoder.context(&micro_batch.input, Adapter::On);
             let predicting_cd = islands::infer(&self.decoder, &micro_batch.input, &context)
                 .index_select(0, &micro_batch.predictors_c);
@@ -171,6 +182,7 @@ impl Actor {
             });
             batch.scatter(&micro_batch.row_idxs, &widen(rlt_torch::f32_slice(&sums_c)?), &mut sums);
         }
+        self.ranks.sum(&mut [&mut sums])?;
         Ok(sums)
     }
 
@@ -242,6 +254,17 @@ impl Actor {
         Ok((grad_normed_td, accumulated))
     }
 
+    /// Adds up what all ranks have gathered, so that each of them applies the whole gradient.
+    ///
+    /// # Errors
+    /// When a rank is lost.
+    pub fn sum_gradients(&mut self) -> Result<(), RankError> {
+        if self.ranks.size() == 1 {
+            return Ok(());
+        }
+        self.ranks.sum_tensors(&self.optimizer.gradients())
+    }
+
     /// Clips the gathered gradients, applies them at `learning_rate`, and clears them. A non-finite gradient is
     /// thrown away and changes nothing.
     ///
@@ -251,6 +274,18 @@ impl Actor {
         let outcome = self.optimizer.step(learning_rate, Some(self.options.max_grad_norm));
         self.discard_gradients();
         outcome
+    }
+
+    /// This rank's share of a batch in micro-batches of at most `max_tokens` tokens.
+    fn own_micro_batches(
+        &self,
+        batch: &Batch,
+        decoder: &Decoder,
+        max_tokens: usize,
+    ) -> Result<Vec<MicroBatch>, PackingError> {
+        let all: Vec<usize> = (0..batch.rows.num_rows()).collect();
+        let own = self.ranks.share_of(batch, &all, decoder.config.hidden_size);
+        MicroBatch::split(batch, &own, decoder, max_tokens)
     }
 
     /// Throws the gathered gradients away.
@@ -263,16 +298,6 @@ impl Actor {
     pub fn set_dropout_seed(&mut self, seed: Option<u64>) {
         self.dropout_seed = seed;
     }
-}
-
-/// All rows of a batch in micro-batches of at most `max_tokens` tokens.
-fn micro_batches(
-    batch: &Batch,
-    decoder: &Decoder,
-    max_tokens: usize,
-) -> Result<Vec<MicroBatch>, PackingError> {
-    let rows: Vec<usize> = (0..batch.rows.num_rows()).collect();
-    MicroBatch::split(batch, &rows, decoder, max_tokens)
 }
 
 fn widen(values: &[f32]) -> Vec<f64> {

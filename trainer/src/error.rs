@@ -8,6 +8,7 @@ use crate::data::{DataError, LoaderError};
 use crate::model::hub::HubError;
 use crate::model::{LoraError, ModelError};
 use crate::optim::OptimError;
+use crate::parallel::RankError;
 use crate::reward::RewardSetupError;
 use crate::rollout::RolloutError;
 use crate::run_folder::RunFolderError;
@@ -68,6 +69,13 @@ pub enum TrainError {
     NoTokenizer,
     #[error("the job has no demonstrations to learn from")]
     NoDemonstrations,
+    #[error("failed to work with the other ranks")]
+    Ranks(#[from] RankError),
+    #[error(
+        "spec.workers.count is {count}, but this process was started as one of {world_size}: start it with \
+         `rlt-trainer launch`, which starts them all"
+    )]
+    OtherWorldSize { count: usize, world_size: usize },
     #[error("failed to save or read a checkpoint")]
     Checkpoint(#[from] CheckpointError),
     #[error(
@@ -94,8 +102,12 @@ impl From<RolloutError> for TrainError {
 impl TrainError {
     /// The exit code that tells the operator what to do about it.
     pub fn exit_code(&self) -> ExitCode {
+        if self.is_peer_lost() {
+            return ExitCode::PeerLost;
+        }
         match self {
             Self::Manifest(_) | Self::ReadManifest { .. } => ExitCode::Usage,
+            Self::OtherWorldSize { .. } | Self::Ranks(RankError::Environment { .. }) => ExitCode::Usage,
             Self::NoGpu => ExitCode::BadConfig,
             Self::RunFolder(RunFolderError::Io { .. }) | Self::Io { .. } => ExitCode::RetryableIo,
             Self::Hub(HubError::NoCommit { .. }) => ExitCode::BadConfig,
@@ -117,6 +129,14 @@ impl TrainError {
             }
             _ => ExitCode::Failure,
         }
+    }
+}
+
+impl TrainError {
+    /// Whether another rank is gone, wherever it was noticed.
+    fn is_peer_lost(&self) -> bool {
+        let causes = std::iter::successors(Some(self as &dyn std::error::Error), |error| error.source());
+        causes.filter_map(|error| error.downcast_ref::<RankError>()).any(RankError::is_peer_lost)
     }
 }
 

@@ -24,11 +24,14 @@ struct RunResult<'a> {
     num_tokens: u64,
 }
 
-/// Exports the model where the run is complete, writes the verdict, closes the trackers, draws the report.
+/// On the leading rank: exports the model where the run is complete, writes the verdict, closes the trackers, draws the report.
 ///
 /// # Errors
 /// [`TrainError`]; the checkpoint of the last step is safe already.
 pub fn finish(trainer: &mut Trainer, outcome: Outcome) -> Result<(), TrainError> {
+    if !trainer.ranks.is_leader() {
+        return Ok(());
+    }
     if outcome == Outcome::Complete && trainer.spec().checkpoint.export.enabled {
         trainer.watch.begin_phase(Phase::Saving, 0);
         export(trainer)?;

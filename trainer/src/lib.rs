@@ -3,7 +3,7 @@
 //! ```text
 //! manifest -> setup -> train -> step: rollout -> reward -> advantage -> log-probs -> update -> weight sync
 //! ```
-//! Every rank runs the same step. Roles (actor, reference, rollout) are capabilities on the same weights, not
+//! Every rank runs the same step and does its share of the work (`parallel`). Roles (actor, reference, rollout) are capabilities on the same weights, not
 //! processes. Nothing here talks to Kubernetes; nothing here is unsafe (that is `rlt-torch`).
 
 pub mod actor;
@@ -14,10 +14,12 @@ pub mod evaluate;
 pub mod finish;
 pub mod generate;
 pub mod jsonl;
+pub mod launch;
 pub mod model;
 pub mod model_args;
 pub mod objective;
 pub mod optim;
+pub mod parallel;
 pub mod phases;
 pub mod report;
 pub mod reward;

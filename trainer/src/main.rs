@@ -5,6 +5,7 @@ use std::process::ExitCode as ProcessExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 use rlt_api::{ExitCode, TERMINATION_MESSAGE_VARIABLE};
 use rlt_trainer::generate::{self, GenerateArgs};
+use rlt_trainer::launch;
 use rlt_trainer::report;
 use rlt_trainer::score::{self, ScoreArgs};
 use rlt_trainer::worker::{self, WorkerArgs};
@@ -30,7 +31,9 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run an RLTrainingJob manifest in this process.
+    /// Run an RLTrainingJob manifest: all of its ranks, or those that the environment gives to this machine.
+    Launch(WorkerArgs),
+    /// Run one rank of an RLTrainingJob manifest in this process.
     Worker(WorkerArgs),
     /// Log-probs and entropies of given tokens under a model.
     Score(ScoreArgs),
@@ -53,7 +56,11 @@ fn main() -> ProcessExitCode {
     let cli = Cli::parse();
     start_logging();
     let outcome = match cli.command {
+        Command::Launch(args) => {
+            launch::run(&args).map_err(|error| (error.exit_code(), anyhow::Error::new(error)))
+        }
         Command::Worker(args) => {
+            launch::end_with_launcher();
             worker::run(&args).map_err(|error| (error.exit_code(), anyhow::Error::new(error)))
         }
         Command::Score(args) => {
@@ -87,22 +94,28 @@ fn main() -> ProcessExitCode {
     }
 }
 
-/// Levels by `RUST_LOG`, by default `info`; lines go to the standard error stream, beside the progress.
+/// Levels by `RUST_LOG`, by default `info`, or `warn` for ranks that repeat what the first one says; lines go to the
+/// standard error stream, beside the progress.
 fn start_logging() {
+    let is_first = std::env::var("RANK").map_or(true, |rank| rank == "0");
+    let level = if is_first { "info" } else { "warn" };
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
-    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
 }
 
-/// The whole chain of causes, once, and what the exit code means.
+/// The whole chain of causes, once, and what the exit code means. A launcher says it for its workers.
 #[expect(clippy::print_stderr, reason = "the one place where the process speaks of its own end")]
 fn report_failure(error: &anyhow::Error, code: ExitCode) {
+    leave_last_words(error);
+    if launch::is_launched() {
+        return;
+    }
     eprintln!("error: {error}");
     for cause in error.chain().skip(1) {
         eprintln!("  caused by: {cause}");
     }
     eprintln!("exit code {}: {code:?}", code.code());
-    leave_last_words(error);
 }
 
 /// Leaves the error to whoever started this process and named a file for it.

@@ -52,11 +52,12 @@ pub enum RunFolderError {
     },
 }
 
-/// A run folder that this process owns until the value is dropped.
+/// A run folder that this process, or the leader of its ranks, owns until the value is dropped.
 #[derive(Debug)]
 pub struct RunFolder {
     root: PathBuf,
-    _lock: File,
+    /// `None` where the leader holds it.
+    _lock: Option<File>,
 }
 
 /// Everything a run may leave in its folder; `--overwrite` removes these and nothing else.
@@ -80,13 +81,18 @@ impl RunFolder {
     pub fn open(root: &Path, overwrite: bool) -> Result<Self, RunFolderError> {
         std::fs::create_dir_all(root).map_err(|source| io("create the run folder", root, source))?;
         let lock = take_lock(root)?;
-        let folder = Self { root: root.to_path_buf(), _lock: lock };
+        let folder = Self { root: root.to_path_buf(), _lock: Some(lock) };
         if overwrite {
             folder.clear()?;
         } else {
             folder.refuse_foreign_content()?;
         }
         Ok(folder)
+    }
+
+    /// The folder that the leader of this rank has opened. This rank writes nothing there.
+    pub fn follow(root: &Path) -> Self {
+        Self { root: root.to_path_buf(), _lock: None }
     }
 
     /// Writes the manifest as resolved, or checks that the folder's earlier one is the same where it matters.

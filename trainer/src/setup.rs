@@ -19,6 +19,7 @@ use crate::data::{Dataset, Demonstration, Loader, Split};
 use crate::error::TrainError;
 use crate::model::{Decoder, LoadOptions};
 use crate::optim::{AdamW, AdamWOptions};
+use crate::parallel::Ranks;
 use crate::reward::{PoolOptions, RewardFunctions, RewardPool};
 use crate::rollout::{RolloutEngine, RolloutOptions};
 use crate::run_folder::RunFolder;
@@ -27,22 +28,32 @@ use crate::tokenizer::Tokenizer;
 use crate::trainer::{Progress, Reference, SeedStream, Trainer, kl_controller, seed};
 use crate::watch::Watchers;
 
-/// Builds the run of `job` in `folder`.
+/// Builds the part of this rank in the run of `job` in `folder`.
 ///
 /// # Errors
 /// [`TrainError`], naming what does not fit.
-pub fn setup(job: ValidatedJob, folder: RunFolder, stop: StopRequest) -> Result<Trainer, TrainError> {
+pub fn setup(
+    job: ValidatedJob,
+    folder: RunFolder,
+    stop: StopRequest,
+    ranks: Ranks,
+) -> Result<Trainer, TrainError> {
     let spec = job.spec().clone();
-    let device = prepare_device(&spec)?;
-    let model_dir = model_folder(&spec, &folder)?;
+    let device = prepare_device(&spec, &ranks)?;
+    // What the leader downloads the others find.
+    let model_dir = ranks.leader_first(|| model_folder(&spec, &folder, &ranks))?;
     let tokenizer = load_tokenizer(&spec, model_dir.as_deref())?;
     let data = Data::load(&spec, &tokenizer)?;
-    let rewards = reward_pool(&spec, &data)?;
+    let rewards = reward_pool(&spec, &data, ranks.cores())?;
     let decoder = load_decoder(&spec, model_dir.as_deref(), &tokenizer, device)?;
     let reference = reference(&spec, &decoder, &folder);
     let engine = RolloutEngine::new(engine_options(&spec, &tokenizer));
     let schedule = schedule(&spec, data.num_steps(&spec));
-    let checkpoints = CheckpointStore::open(&folder.checkpoints(), spec.checkpoint.keep as usize)?;
+    let checkpoints = if ranks.is_leader() {
+        CheckpointStore::open(&folder.checkpoints(), spec.checkpoint.keep as usize)?
+    } else {
+        CheckpointStore::follow(&folder.checkpoints())
+    };
     let kl = spec.algorithm.policy_gradient.as_ref().map_or_else(
         || kl_controller(&rlt_api::resolved::Kl::None),
         |algorithm| kl_controller(&algorithm.kl),
@@ -53,7 +64,8 @@ pub fn setup(job: ValidatedJob, folder: RunFolder, stop: StopRequest) -> Result<
         demonstrations: data.demonstrations.as_ref().map(|rows| loader(&spec, rows)).transpose()?,
         held_out: data.held_out,
         source_kind: source_kind(model_dir.as_deref()),
-        actor: actor(&spec, decoder)?,
+        actor: actor(&spec, decoder, &ranks)?,
+        ranks,
         job,
         folder,
         reference,
@@ -73,9 +85,8 @@ pub fn setup(job: ValidatedJob, folder: RunFolder, stop: StopRequest) -> Result<
 }
 
 /// Threads, arithmetic and device, for the whole process.
-fn prepare_device(spec: &ResolvedSpec) -> Result<Device, TrainError> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    rlt_torch::set_num_threads(spec.workers.threads.map_or(cores, |threads| threads as usize));
+fn prepare_device(spec: &ResolvedSpec, ranks: &Ranks) -> Result<Device, TrainError> {
+    rlt_torch::set_num_threads(spec.workers.threads.map_or(ranks.cores(), |threads| threads as usize));
     rlt_torch::reuse_large_buffers();
     use spec::MatmulPrecision as Wanted;
     let precision = match spec.training.matmul_precision {
@@ -96,14 +107,20 @@ fn prepare_device(spec: &ResolvedSpec) -> Result<Device, TrainError> {
 }
 
 /// The folder that the model is read from; `None` for a new model.
-fn model_folder(spec: &ResolvedSpec, folder: &RunFolder) -> Result<Option<std::path::PathBuf>, TrainError> {
+fn model_folder(
+    spec: &ResolvedSpec,
+    folder: &RunFolder,
+    ranks: &Ranks,
+) -> Result<Option<std::path::PathBuf>, TrainError> {
     match &spec.model.source {
         ModelSource::Path(path) => Ok(Some(path.into())),
         ModelSource::Hub(hub) => {
             let model = crate::model::hub::fetch(hub, None)?;
             // What the revision meant on this day: the run can be repeated with exactly these weights.
             let record = serde_json::json!({ "repo": hub.repo, "commit": model.commit });
-            folder.write_json("model.json", &record)?;
+            if ranks.is_leader() {
+                folder.write_json("model.json", &record)?;
+            }
             Ok(Some(model.dir))
         }
         ModelSource::Architecture(_) => Ok(None),
@@ -169,13 +186,12 @@ fn loader<T>(spec: &ResolvedSpec, dataset: &Dataset<T>) -> Result<Loader<T>, Tra
     Ok(Loader::new(dataset, spec.data.shuffle, seed)?)
 }
 
-fn reward_pool(spec: &ResolvedSpec, data: &Data) -> Result<RewardPool, TrainError> {
+fn reward_pool(spec: &ResolvedSpec, data: &Data, cores: usize) -> Result<RewardPool, TrainError> {
     let functions = RewardFunctions::new(&spec.rewards, spec.rollout.max_completion_tokens as usize)?;
     if !spec.rewards.functions.is_empty() {
         data.prompts.as_ref().map_or(Ok(()), |prompts| functions.check(prompts))?;
         functions.check(&data.held_out)?;
     }
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let num_workers = spec.workers.threads.map_or(cores, |threads| threads as usize);
     let timeout = Duration::from_secs_f64(spec.rewards.timeout_seconds);
     Ok(RewardPool::new(functions, PoolOptions { num_workers, timeout }))
@@ -251,7 +267,7 @@ fn schedule(spec: &ResolvedSpec, num_steps: u64) -> Schedule {
     }
 }
 
-fn actor(spec: &ResolvedSpec, decoder: Decoder) -> Result<Actor, TrainError> {
+fn actor(spec: &ResolvedSpec, decoder: Decoder, ranks: &Ranks) -> Result<Actor, TrainError> {
     let training = &spec.training;
     let spec::OptimizerSpec { betas, weight_decay, .. } = &training.optimizer;
     let options =
@@ -263,5 +279,5 @@ fn actor(spec: &ResolvedSpec, decoder: Decoder) -> Result<Actor, TrainError> {
         activation_checkpointing: training.activation_checkpointing,
         max_grad_norm: training.max_grad_norm,
     };
-    Ok(Actor::new(decoder, optimizer, options))
+    Ok(Actor::new(decoder, optimizer, options, ranks.clone()))
 }

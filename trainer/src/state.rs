@@ -33,6 +33,11 @@ pub fn save(trainer: &mut Trainer) -> Result<f64, TrainError> {
     if trainer.saved_at == Some(position) {
         return Ok(0.0);
     }
+    // All ranks hold the same state.
+    if !trainer.ranks.is_leader() {
+        trainer.saved_at = Some(position);
+        return Ok(0.0);
+    }
     trainer.watch.begin_phase(Phase::Saving, 0);
     // No step of the checkpoint may be missing from the logs.
     trainer.watch.sync();
@@ -86,12 +91,27 @@ fn own_reference(trainer: &Trainer) -> Option<Vec<(String, Tensor)>> {
 /// # Errors
 /// [`TrainError`]: damaged checkpoints and no complete one left, or a checkpoint of another model or data.
 pub fn resume(trainer: &mut Trainer) -> Result<(), TrainError> {
-    let (checkpoint, notes) = find(trainer)?;
+    let (checkpoint, notes) = find_together(trainer)?;
     let resumed_after = checkpoint.as_ref().map(|checkpoint| restore(trainer, checkpoint)).transpose()?;
-    trainer.watch.open(&trainer.job.spec().tracking, &trainer.folder, resumed_after);
-    tell_checkpoints(trainer);
+    if trainer.ranks.is_leader() {
+        trainer.watch.open(&trainer.job.spec().tracking, &trainer.folder, resumed_after);
+        tell_checkpoints(trainer);
+    }
     notes.iter().for_each(|note| trainer.watch.message(note));
     Ok(())
+}
+
+/// The leader chooses; the other ranks take the same.
+fn find_together(trainer: &mut Trainer) -> Result<(Option<Checkpoint>, Vec<String>), TrainError> {
+    let ranks = trainer.ranks.clone();
+    let found = if ranks.is_leader() { Some(find(trainer)?) } else { None };
+    let path_of =
+        |(checkpoint, _): &(Option<Checkpoint>, _)| checkpoint.as_ref().map(|c| c.path().to_path_buf());
+    let path = ranks.from_leader(found.as_ref().map(path_of))?;
+    match (found, path) {
+        (Some(found), _) => Ok(found),
+        (None, path) => Ok((path.map(|path| Checkpoint::open(&path)).transpose()?, Vec::new())),
+    }
 }
 
 fn find(trainer: &mut Trainer) -> Result<(Option<Checkpoint>, Vec<String>), TrainError> {

@@ -1,6 +1,6 @@
 //! One step of reinforcement learning: the algorithm in order.
 //!
-//! Every rank runs this same step. What each line does is one module away: sampling in [`collect`], advantages in
+//! Every rank runs this same step on the same batch, and does its share of the sampling, scoring and gradients. What each line does is one module away: sampling in [`collect`], advantages in
 //! [`advantages`], the update in [`crate::update`].
 
 mod advantages;
@@ -38,7 +38,7 @@ pub fn step(trainer: &mut Trainer) -> Result<StepEnd, TrainError> {
     let position = trainer.prompts.as_ref().map(|loader| loader.state().clone());
     let mut clock = PhaseClock::start();
     let collected = collect::groups(trainer, &mut clock)?;
-    let dropped = trainer.stop.reason();
+    let dropped = trainer.stop_reason()?;
     let (Some(collected), None) = (collected, dropped) else {
         // A dropped step gives its prompts back, so that it comes again, the same, after a resume.
         if let (Some(loader), Some(position)) = (trainer.prompts.as_mut(), position) {

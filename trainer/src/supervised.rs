@@ -28,7 +28,7 @@ pub fn cold_start(trainer: &mut Trainer) -> Result<Option<StopReason>, TrainErro
     trainer.watch.begin_stage(Stage::ColdStart, trainer.progress.cold_start_steps, num_steps);
     let schedule = cold_start_schedule(&spec);
     while trainer.progress.cold_start_steps < num_steps {
-        if let Some(reason) = trainer.stop.reason() {
+        if let Some(reason) = trainer.stop_reason()? {
             return Ok(Some(reason));
         }
         let step = trainer.progress.cold_start_steps;

@@ -40,7 +40,7 @@ fn run_to_the_end(trainer: &mut Trainer) -> Result<Outcome, TrainError> {
         prepare_first_step(trainer)?;
     }
     while trainer.progress.step < trainer.num_steps {
-        let stopped = match trainer.stop.reason() {
+        let stopped = match trainer.stop_reason()? {
             Some(reason) => Some(reason),
             None => train_one_step(trainer)?,
         };

@@ -17,10 +17,11 @@ use crate::checkpoint::CheckpointStore;
 use crate::data::{Dataset, Loader};
 use crate::error::TrainError;
 use crate::model::Decoder;
+use crate::parallel::Ranks;
 use crate::reward::RewardPool;
 use crate::rollout::RolloutEngine;
 use crate::run_folder::RunFolder;
-use crate::stop::StopRequest;
+use crate::stop::{StopReason, StopRequest};
 use crate::tokenizer::Tokenizer;
 use crate::watch::Watchers;
 
@@ -83,6 +84,8 @@ pub struct Progress {
 pub struct Trainer {
     pub(crate) job: ValidatedJob,
     pub(crate) folder: RunFolder,
+    /// The ranks that run this job together.
+    pub(crate) ranks: Ranks,
     pub(crate) actor: Actor,
     pub(crate) reference: Reference,
     pub(crate) engine: RolloutEngine,
@@ -137,6 +140,20 @@ impl Trainer {
     /// A number that depends on the job's seed, its use, and `parts`, and on nothing else.
     pub(crate) fn seed(&self, stream: SeedStream, parts: &[u64]) -> u64 {
         seed(self.spec().training.seed, stream, parts)
+    }
+
+    /// Whether to stop now, and why: as soon as one rank was asked to, all agree.
+    pub(crate) fn stop_reason(&self) -> Result<Option<StopReason>, TrainError> {
+        let own = match self.stop.reason() {
+            None => 0,
+            Some(StopReason::Deadline) => 1,
+            Some(StopReason::Signal) => 2,
+        };
+        Ok(match self.ranks.max(own)? {
+            0 => None,
+            1 => Some(StopReason::Deadline),
+            _ => Some(StopReason::Signal),
+        })
     }
 
     /// Passes over the data that are complete.

@@ -15,6 +15,7 @@ use rlt_core::packing::PackingError;
 use crate::actor::{Actor, ActorError, MicroBatch};
 use crate::model::Adapter;
 use crate::optim::{OptimError, StepOutcome};
+use crate::parallel::{RankError, Ranks};
 
 /// Why an update failed.
 #[derive(Debug, thiserror::Error)]
@@ -31,6 +32,9 @@ pub enum UpdateError {
     /// The optimizer failed.
     #[error("failed to apply the gradients")]
     Optimizer(#[from] OptimError),
+    /// The ranks could not work together.
+    #[error("failed to add up the gradients of all ranks")]
+    Ranks(#[from] RankError),
 }
 
 /// How a batch is turned into updates.
@@ -74,6 +78,27 @@ pub struct UpdateReport {
 }
 
 impl UpdateReport {
+    /// What the updates did on all ranks together; norms and skipped updates are the same on each already.
+    fn add_up(&mut self, ranks: &Ranks) -> Result<(), RankError> {
+        let LossMetrics { pg_loss, kl_loss, entropy, ppo_kl_sum, num_clipped, num_clipped_lower, num_tokens } =
+            self.loss;
+        let counts = [num_clipped, num_clipped_lower, num_tokens, self.num_micro_batches];
+        let mut sums = vec![pg_loss, kl_loss, entropy, ppo_kl_sum];
+        sums.extend(counts.map(|count| count as f64));
+        ranks.sum(&mut [&mut sums, &mut self.actor_logprobs])?;
+        self.loss = LossMetrics {
+            pg_loss: sums[0],
+            kl_loss: sums[1],
+            entropy: sums[2],
+            ppo_kl_sum: sums[3],
+            num_clipped: sums[4] as usize,
+            num_clipped_lower: sums[5] as usize,
+            num_tokens: sums[6] as usize,
+        };
+        self.num_micro_batches = sums[7] as usize;
+        Ok(())
+    }
+
     /// verl's names: `actor/*`, and `training/num_micro_batches`.
     pub fn metrics(&self, plan: &UpdatePlan) -> Metrics {
         let num_updates = (self.grad_norms.len() + self.num_skipped).max(1) as f64;
@@ -123,6 +148,7 @@ pub fn update(actor: &mut Actor, batch: &Batch, plan: &UpdatePlan) -> Result<Upd
             one.run(actor, &row_idxs.clone().collect::<Vec<_>>(), &mut report)?;
         }
     }
+    report.add_up(actor.ranks())?;
     Ok(report)
 }
 
@@ -144,8 +170,9 @@ impl OneUpdate<'_> {
     ) -> Result<(), UpdateError> {
         let Self { batch, plan, seed, .. } = *self;
         let denominators = Denominators::of(&batch.micro_rows(row_idxs));
-        let micro_batches = MicroBatch::split(batch, row_idxs, &actor.decoder, plan.max_tokens)?;
-        let selected = self.select_tokens(actor, &micro_batches)?;
+        let own = actor.ranks().share_of(batch, row_idxs, actor.decoder.config.hidden_size);
+        let micro_batches = MicroBatch::split(batch, &own, &actor.decoder, plan.max_tokens)?;
+        let selected = self.select_tokens(actor, row_idxs, &micro_batches)?;
         actor.set_dropout_seed(Some(seed));
         for micro_batch in &micro_batches {
             let inputs = self.gather(actor, micro_batch, selected.as_deref())?;
@@ -155,6 +182,7 @@ impl OneUpdate<'_> {
             batch.scatter(&micro_batch.row_idxs, &accumulated.logprobs, &mut report.actor_logprobs);
             report.num_micro_batches += 1;
         }
+        actor.sum_gradients()?;
         match actor.apply(plan.learning_rate)? {
             StepOutcome::Applied { grad_norm } => report.grad_norms.push(grad_norm),
             StepOutcome::SkippedNonFinite => report.num_skipped += 1,
@@ -192,6 +220,7 @@ impl OneUpdate<'_> {
     fn select_tokens(
         &self,
         actor: &Actor,
+        row_idxs: &[usize],
         micro_batches: &[MicroBatch],
     ) -> Result<Option<Vec<bool>>, UpdateError> {
         let Self { batch, plan, old_logprobs, seed } = *self;
@@ -203,8 +232,9 @@ impl OneUpdate<'_> {
         for micro_batch in micro_batches {
             let scores = actor.score_micro_batch(&actor.decoder, micro_batch, Adapter::On)?;
             batch.scatter(&micro_batch.row_idxs, &scores.logprobs, &mut logprobs);
-            batch.scatter(&micro_batch.row_idxs, micro_batch.rows.mask(), &mut mask);
         }
+        actor.ranks().sum(&mut [&mut logprobs])?;
+        batch.scatter(row_idxs, batch.micro_rows(row_idxs).mask(), &mut mask);
         let inputs = CovarianceInputs {
             rows: &batch.rows.with_mask(mask).map_err(LossError::from)?,
             advantages: &batch.advantages,

@@ -8,6 +8,7 @@ use clap::Args;
 use rlt_api::{ExitCode, ValidatedJob};
 
 use crate::error::TrainError;
+use crate::parallel::{RankEnvironment, Ranks};
 use crate::run_folder::RunFolder;
 use crate::status_channel::StatusChannel;
 use crate::stop::{Outcome, StopRequest};
@@ -33,27 +34,69 @@ pub struct WorkerArgs {
 /// # Errors
 /// [`TrainError`], which names its exit code.
 pub fn run(args: &WorkerArgs) -> Result<ExitCode, TrainError> {
+    run_as_read(args, read_manifest(&args.manifest))
+}
+
+/// As [`run`], on the manifest that somebody has read.
+pub(crate) fn run_as_read(
+    args: &WorkerArgs,
+    job: Result<ValidatedJob, TrainError>,
+) -> Result<ExitCode, TrainError> {
     let channel = Arc::new(StatusChannel::from_environment());
-    let outcome = run_job(args, &channel);
+    let outcome = job.and_then(|job| run_job(args, job, &channel));
     channel.finish(&outcome);
     outcome
 }
 
-fn run_job(args: &WorkerArgs, channel: &Arc<StatusChannel>) -> Result<ExitCode, TrainError> {
-    let job = read_manifest(&args.manifest)?;
-    let root = args.output.clone().unwrap_or_else(|| Path::new("runs").join(job.name()));
-    let folder = RunFolder::open(&root, args.overwrite)?;
-    folder.claim(&job.to_yaml()?, identity)?;
-    if is_complete(&folder, &job) {
-        return already_complete(&folder);
-    }
+fn run_job(
+    args: &WorkerArgs,
+    job: ValidatedJob,
+    channel: &Arc<StatusChannel>,
+) -> Result<ExitCode, TrainError> {
     let deadline = job.spec().run_policy.active_deadline_seconds.map(Duration::from_secs);
     let stop = StopRequest::listen(deadline).map_err(|source| TrainError::Io {
         act: "listen for signals in",
         path: "this process".to_owned(),
         source,
     })?;
-    let mut trainer = setup::setup(job, folder, stop)?;
+    let ranks = join(&job)?;
+    let outcome = run_rank(args, job, stop, (&ranks, channel));
+    if let Err(error) = &outcome {
+        tell_the_others(&ranks, error);
+    }
+    outcome
+}
+
+/// The place that this process's environment gives it among the ranks of `job`.
+fn join(job: &ValidatedJob) -> Result<Ranks, TrainError> {
+    let environment = RankEnvironment::of_process()?;
+    let (count, world_size) = (
+        job.spec().workers.count as usize,
+        environment.as_ref().map_or(1, |environment| environment.world_size),
+    );
+    if count != world_size {
+        return Err(TrainError::OtherWorldSize { count, world_size });
+    }
+    let peer_timeout = Duration::from_secs(job.spec().workers.peer_timeout_seconds.into());
+    Ok(match environment {
+        Some(environment) => Ranks::join(&environment, peer_timeout)?,
+        None => Ranks::alone(),
+    })
+}
+
+fn run_rank(
+    args: &WorkerArgs,
+    job: ValidatedJob,
+    stop: StopRequest,
+    (ranks, channel): (&Ranks, &Arc<StatusChannel>),
+) -> Result<ExitCode, TrainError> {
+    let root = args.output.clone().unwrap_or_else(|| Path::new("runs").join(job.name()));
+    let folder = if ranks.is_leader() { take_folder(args, &root, &job)? } else { RunFolder::follow(&root) };
+    let complete = ranks.is_leader().then(|| is_complete(&folder, &job));
+    if ranks.from_leader(complete)? {
+        return if ranks.is_leader() { already_complete(&folder) } else { Ok(ExitCode::Success) };
+    }
+    let mut trainer = setup::setup(job, folder, stop, ranks.clone())?;
     trainer.watch.tell(channel);
     Ok(match train(&mut trainer)? {
         Outcome::Complete => ExitCode::Success,
@@ -61,7 +104,27 @@ fn run_job(args: &WorkerArgs, channel: &Arc<StatusChannel>) -> Result<ExitCode, 
     })
 }
 
-fn read_manifest(path: &Path) -> Result<ValidatedJob, TrainError> {
+fn take_folder(args: &WorkerArgs, root: &Path, job: &ValidatedJob) -> Result<RunFolder, TrainError> {
+    let folder = RunFolder::open(root, args.overwrite)?;
+    folder.claim(&job.to_yaml()?, identity)?;
+    Ok(folder)
+}
+
+/// The first rank that fails says why to all; those that fail after it repeat it.
+fn tell_the_others(ranks: &Ranks, error: &TrainError) {
+    let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
+    let text: Vec<String> = causes.map(ToString::to_string).collect();
+    let first = ranks.report_failure(&text.join(": "));
+    if let Some(first) = first.filter(|first| !first.starts_with(&format!("rank {}:", ranks.rank()))) {
+        tracing::warn!("before rank {} failed {first}", ranks.rank());
+    }
+}
+
+/// Reads and validates a manifest.
+///
+/// # Errors
+/// [`TrainError::Manifest`] with every problem, or [`TrainError::ReadManifest`].
+pub(crate) fn read_manifest(path: &Path) -> Result<ValidatedJob, TrainError> {
     let text = if path == Path::new("-") {
         std::io::read_to_string(std::io::stdin())
     } else {

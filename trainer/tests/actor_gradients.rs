@@ -7,6 +7,7 @@ use rlt_core::loss::{Aggregation, Denominators, LossInputs, Objective, PolicyLos
 use rlt_trainer::actor::{Actor, ActorOptions, MicroBatch};
 use rlt_trainer::model::{Adapter, Decoder, LoadOptions, ModelConfig, PackedInput};
 use rlt_trainer::optim::{AdamW, AdamWOptions};
+use rlt_trainer::parallel::Ranks;
 use tch::{Device, Kind, Tensor};
 
 const SEQUENCES: [(&[u32], usize); 3] = [(&[3, 1, 4, 1, 5, 9], 2), (&[2, 6, 5], 1), (&[3, 5, 8, 9, 7], 4)];
@@ -52,7 +53,7 @@ fn by_actor(tied: bool, splits: &[&[usize]], activation_checkpointing: bool) -> 
     let optimizer = AdamW::new(decoder.trainable_parameters(), AdamWOptions::default()).unwrap();
     let options =
         ActorOptions { temperature: 0.7, head_chunk_tokens: 2, activation_checkpointing, max_grad_norm: 1.0 };
-    let mut actor = Actor::new(decoder, optimizer, options);
+    let mut actor = Actor::new(decoder, optimizer, options, Ranks::alone());
     let (batch, objective) = (batch(), objective());
     for row_idxs in splits {
         let micro_batch = MicroBatch::new(&batch, row_idxs, Device::Cpu);

@@ -12,6 +12,7 @@ use rlt_core::types::{Prompt, TokenId};
 use rlt_trainer::actor::{Actor, ActorOptions, MicroBatch, TokenScores};
 use rlt_trainer::model::{Adapter, Decoder, LoadOptions};
 use rlt_trainer::optim::{AdamW, AdamWOptions};
+use rlt_trainer::parallel::Ranks;
 use tch::{Device, Tensor};
 
 /// Grouped queries, biases, norms of heads, sliding windows, one key head.
@@ -65,7 +66,7 @@ fn actor(family: &str, activation_checkpointing: bool) -> Actor {
         activation_checkpointing,
         max_grad_norm: 1.0,
     };
-    Actor::new(decoder, optimizer, options)
+    Actor::new(decoder, optimizer, options, Ranks::alone())
 }
 
 /// Tokens that go through the model, and the gradients of all parameters.

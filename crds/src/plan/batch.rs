@@ -27,7 +27,7 @@ pub struct BatchPlan {
     pub max_micro_batches_per_update: u64,
     /// Most forward passes without gradients to score a step once, likewise.
     pub max_logprob_passes_per_step: u64,
-    /// Most sequences that are decoded at the same time.
+    /// Most sequences that one worker decodes at the same time.
     pub concurrent_sequences: u64,
     /// Steps of the whole training; `None` when the data says how many there are.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -48,6 +48,7 @@ impl BatchPlan {
         let passes = |num_prompts: u64, budget: u32| {
             FullPass::new(spec, num_prompts, samples_per_prompt, budget).num_passes
         };
+        let share = |num_prompts: u64| num_prompts.div_ceil(u64::from(spec.workers.count));
         Self {
             prompts_per_step,
             samples_per_prompt,
@@ -62,8 +63,12 @@ impl BatchPlan {
                 training.max_tokens_per_micro_batch,
             ),
             max_logprob_passes_per_step: passes(prompts_per_step, training.max_logprob_tokens),
-            concurrent_sequences: samples_per_step
-                .max(num_held_out_prompts(spec).saturating_mul(rollout.held_out.samples_per_prompt.into()))
+            concurrent_sequences: share(prompts_per_step)
+                .saturating_mul(samples_per_prompt)
+                .max(
+                    share(num_held_out_prompts(spec))
+                        .saturating_mul(rollout.held_out.samples_per_prompt.into()),
+                )
                 .min(u64::from(rollout.max_concurrent_sequences)),
             num_steps: num_steps(spec),
             cold_start_steps: spec

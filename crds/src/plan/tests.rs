@@ -199,3 +199,27 @@ fn a_rank_learns_its_place_from_the_environment() {
     assert_eq!(group.environment(1), None);
     assert_eq!(plan.mesh.world_size(), 1);
 }
+
+#[test]
+fn every_worker_has_a_rank_and_finds_the_first_by_name() {
+    let plan = planned(|spec| spec["workers"] = json!({"count": 3, "device": "Cpu"}));
+    assert_eq!(plan.mesh.world_size(), 3);
+    let group = &plan.worker_groups[0];
+    for rank in 0..3 {
+        let variables = group.environment(rank).unwrap();
+        let value = |name: &str| variables.iter().find(|v| v.name == name).unwrap().value.clone();
+        assert_eq!(value("RANK"), rank.to_string());
+        assert_eq!((value("WORLD_SIZE"), value("LOCAL_WORLD_SIZE")), ("3".to_owned(), "1".to_owned()));
+        assert!(value("MASTER_ADDR").starts_with(&group.worker_name(0)));
+    }
+    assert_eq!(group.environment(3), None);
+}
+
+#[test]
+fn several_workers_divide_the_sequences_that_are_decoded_together() {
+    let with = |count: u32| {
+        planned(|spec| spec["workers"] = json!({"count": count, "device": "Cpu"})).batch.concurrent_sequences
+    };
+    // 8 prompts of 8 samples: three of them to the fullest of three workers.
+    assert_eq!([with(1), with(2), with(3)], [64, 32, 24]);
+}

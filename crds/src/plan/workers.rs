@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::spec::Device;
+use crate::spec::{Device, WorkersSpec};
 
 /// The port of the rendezvous store on the first worker.
 pub const RENDEZVOUS_PORT: u16 = 29500;
@@ -20,9 +20,9 @@ pub struct Mesh {
 }
 
 impl Mesh {
-    /// The mesh of a job on one device.
-    pub(super) fn new() -> Self {
-        Self { dp_replicate: 1, dp_shard: 1, sp: 1 }
+    /// The mesh of a job: every worker has a copy of the model.
+    pub(super) fn new(workers: &WorkersSpec) -> Self {
+        Self { dp_replicate: workers.count, dp_shard: 1, sp: 1 }
     }
 
     /// Number of ranks.

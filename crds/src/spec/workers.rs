@@ -1,4 +1,5 @@
-//! `spec.workers`: what the training runs on. Everything but the device and its threads acts only on a cluster.
+//! `spec.workers`: what the training runs on. Everything but the number of workers, their device, threads and timeout acts only on a
+//! cluster.
 
 use std::collections::BTreeMap;
 
@@ -6,12 +7,20 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What the training runs on.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct WorkersSpec {
+    /// Workers, each a process with a rank of its own. They divide the work of every step among them, and the result is
+    /// that of one worker up to rounding.
+    #[schemars(range(min = 1, max = 1024))]
+    pub count: u32,
+    /// Seconds that a worker waits for the others in one exchange before they count as lost. A worker that dies is
+    /// noticed at once; this is for one that hangs.
+    #[schemars(range(min = 1, max = 86400))]
+    pub peer_timeout_seconds: u32,
     /// The device of the tensors. On a cluster a worker has a GPU with `Cuda` and none with the others.
     pub device: Device,
-    /// CPU threads of one worker; by default as many as the machine has cores.
+    /// CPU threads of one worker; by default its share of the machine's cores.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1024))]
     pub threads: Option<u32>,
@@ -43,6 +52,25 @@ pub struct WorkersSpec {
     /// Where run folders lie; without it they are lost with their pod, and a restart begins anew.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storage: Option<StorageSpec>,
+}
+
+impl Default for WorkersSpec {
+    fn default() -> Self {
+        Self {
+            count: 1,
+            peer_timeout_seconds: 1800,
+            device: Device::default(),
+            threads: None,
+            image: None,
+            image_pull_secrets: Vec::new(),
+            resources: ResourcesSpec::default(),
+            node_selector: BTreeMap::new(),
+            tolerations: Vec::new(),
+            priority_class_name: None,
+            env: Vec::new(),
+            storage: None,
+        }
+    }
 }
 
 /// The device of the tensors.

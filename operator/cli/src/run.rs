@@ -1,4 +1,4 @@
-//! `rlctl run`: validates a manifest and becomes the trainer.
+//! `rlctl run`: validates a manifest and becomes the trainer's launcher.
 //!
 //! rlctl replaces itself instead of starting a child: signals, terminal and exit code are the trainer's own, and
 //! there is nobody in between who could die first.
@@ -27,7 +27,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let trainer = find_trainer(args.trainer.as_deref())?;
     let output = args.output.clone().unwrap_or_else(|| Path::new("runs").join(job.name()));
     let mut command = Command::new(&trainer);
-    command.arg("worker").arg("--manifest").arg(&args.manifest).arg("--output").arg(output);
+    command.arg("launch").arg("--manifest").arg(&args.manifest).arg("--output").arg(output);
     if args.manifest == Path::new(manifest::STANDARD_INPUT) {
         command.stdin(readable(&text).context("hand the manifest from standard input on to the trainer")?);
     }

@@ -44,7 +44,7 @@ pub(super) fn trainer(
 fn command(blueprint: &Blueprint<'_>) -> Vec<String> {
     let manifest = format!("{MANIFEST_FOLDER}/{MANIFEST_KEY}");
     let output = format!("{STORAGE_FOLDER}/runs/{}", blueprint.name());
-    ["rlt-trainer", "worker", "--manifest", &manifest, "--output", &output].map(str::to_owned).into()
+    ["rlt-trainer", "launch", "--manifest", &manifest, "--output", &output].map(str::to_owned).into()
 }
 
 /// Later entries see earlier ones; the job's own come first, so that none of them replaces one of ours.

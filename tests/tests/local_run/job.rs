@@ -142,7 +142,7 @@ impl Place {
     pub(crate) fn start(&self, manifest: &Value) -> Child {
         let path = self.write(manifest);
         let mut command = Command::new(rlt_tests::fresh_binary("rlt-trainer"));
-        command.args(["worker", "--manifest"]).arg(path).arg("--output").arg(self.root.path().join("run"));
+        command.args(["launch", "--manifest"]).arg(path).arg("--output").arg(self.root.path().join("run"));
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
 

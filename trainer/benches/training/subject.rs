@@ -5,6 +5,7 @@ use rlt_api::spec::LoraInit;
 use rlt_trainer::actor::{Actor, ActorOptions};
 use rlt_trainer::model::{Decoder, LoadOptions, LoraConfig, ModuleMatch};
 use rlt_trainer::optim::{AdamW, AdamWOptions};
+use rlt_trainer::parallel::Ranks;
 
 use crate::measure::has;
 
@@ -44,5 +45,5 @@ pub(crate) fn actor() -> anyhow::Result<Actor> {
         activation_checkpointing: has("--checkpointing"),
         max_grad_norm: 1.0,
     };
-    Ok(Actor::new(decoder, optimizer, options))
+    Ok(Actor::new(decoder, optimizer, options, Ranks::alone()))
 }

@@ -40,6 +40,15 @@ pub enum PartitionError {
     },
 }
 
+/// The items of each of `num_shares` shares of even work, ascending; some are empty where items are fewer.
+pub fn shares(workloads: &[u64], num_shares: usize) -> Vec<Vec<usize>> {
+    let mut shares = karmarkar_karp(workloads, num_shares, PartSizes::Free)
+        .unwrap_or_else(|_| (0..workloads.len()).map(|item| vec![item]).collect());
+    shares.iter_mut().for_each(|share| share.sort_unstable());
+    shares.resize(num_shares, Vec::new());
+    shares
+}
+
 /// Work of one sequence in a decoder: proportional to 12 h^2 L + 2 h L^2 floating point operations a layer,
 /// in units of 2 h so that sums over any batch fit. verl fixes h = 4096: 24576 L + L^2.
 pub fn workload(len: usize, hidden_size: usize) -> u64 {
@@ -58,6 +67,8 @@ pub fn zigzag(part: &[usize], workloads: &[u64]) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -67,6 +78,24 @@ mod tests {
             workload(1 << 20, 1 << 14).checked_mul(1 << 20).is_some(),
             "a million long sequences still add up"
         );
+    }
+
+    proptest! {
+        #[test]
+        fn every_item_is_in_one_share_and_none_is_far_above_the_mean(
+            workloads in prop::collection::vec(1_u64..1000, 0..40),
+            num_shares in 1_usize..9,
+        ) {
+            let shares = shares(&workloads, num_shares);
+            prop_assert_eq!(shares.len(), num_shares);
+            let mut items: Vec<usize> = shares.concat();
+            items.sort_unstable();
+            prop_assert_eq!(items, (0..workloads.len()).collect::<Vec<_>>());
+            let work = |share: &Vec<usize>| share.iter().map(|item| workloads[*item]).sum::<u64>();
+            let mean = workloads.iter().sum::<u64>() / num_shares as u64;
+            let largest = workloads.iter().copied().max().unwrap_or(0);
+            prop_assert!(shares.iter().all(|share| work(share) <= mean + largest));
+        }
     }
 
     #[test]

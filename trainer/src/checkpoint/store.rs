@@ -71,6 +71,11 @@ impl CheckpointStore {
         Self::with_storage(dir, keep, Box::new(FileSystem))
     }
 
+    /// The folder `dir` as a rank sees it that another rank saves for: nothing is created or removed.
+    pub fn follow(dir: &Path) -> Self {
+        Self { dir: dir.to_path_buf(), keep: usize::MAX, storage: Box::new(FileSystem), resumed_from: None }
+    }
+
     pub(super) fn with_storage(
         dir: &Path,
         keep: usize,

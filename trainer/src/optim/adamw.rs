@@ -82,6 +82,18 @@ impl AdamW {
         Ok(StepOutcome::Applied { grad_norm })
     }
 
+    /// The gradients of all parameters, in their order; a parameter that has none yet gets one of zeros. They share
+    /// memory with the leaves'.
+    pub fn gradients(&self) -> Vec<Tensor> {
+        let of_one = |parameter: &Parameter| {
+            if !parameter.leaf.grad().defined() {
+                rlt_torch::set_grad(&parameter.leaf, Some(&parameter.leaf.detach().zeros_like()));
+            }
+            parameter.leaf.grad()
+        };
+        self.parameters.iter().map(of_one).collect()
+    }
+
     /// Frees every gradient.
     pub fn clear_gradients(&mut self) {
         self.parameters.iter().for_each(|parameter| rlt_torch::set_grad(&parameter.leaf, None));

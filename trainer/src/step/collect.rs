@@ -102,7 +102,8 @@ pub(crate) struct Sampling {
     pub num_samples: u32,
 }
 
-/// Samples and judges `num_samples` completions of each prompt; `None` when it was asked to stop.
+/// Samples and judges `num_samples` completions of each prompt; `None` when a rank was asked to stop. Every rank takes
+/// every so many-th prompt and learns what the others have made of theirs.
 pub(crate) fn sample_groups(
     trainer: &mut Trainer,
     prompts: &[Arc<Prompt>],
@@ -110,21 +111,48 @@ pub(crate) fn sample_groups(
     stream: &[u64],
     clock: &mut PhaseClock,
 ) -> Result<Option<Vec<RolloutGroup>>, TrainError> {
+    let ranks = trainer.ranks.clone();
+    let own_idxs: Vec<usize> = (ranks.rank()..prompts.len()).step_by(ranks.size()).collect();
+    let own = sample_own(trainer, prompts, &own_idxs, (how, stream), clock)?;
+    let gathered = clock.measure("gather", || ranks.gather(own))?;
+    let Some(by_rank) = gathered.into_iter().collect::<Option<Vec<Vec<JudgedGroup>>>>() else {
+        return Ok(None);
+    };
+    let mut by_rank: Vec<_> = by_rank.into_iter().map(IntoIterator::into_iter).collect();
+    let policy_version = trainer.progress.step;
+    let group = |(prompt_idx, prompt): (usize, &Arc<Prompt>)| {
+        let judged = by_rank[prompt_idx % ranks.size()].next().unwrap_or_default();
+        rollout_group(prompt, judged, policy_version)
+    };
+    Ok(Some(prompts.iter().enumerate().map(group).collect()))
+}
+
+/// The completions of one prompt with their rewards, as ranks tell each other.
+type JudgedGroup = Vec<(Completion, Reward)>;
+
+/// Samples and judges the prompts `own_idxs`; `None` when this rank was asked to stop.
+fn sample_own(
+    trainer: &mut Trainer,
+    prompts: &[Arc<Prompt>],
+    own_idxs: &[usize],
+    (how, stream): (&Sampling, &[u64]),
+    clock: &mut PhaseClock,
+) -> Result<Option<Vec<JudgedGroup>>, TrainError> {
     let max_new_tokens = trainer.spec().rollout.max_completion_tokens as usize;
-    let requests: Vec<RolloutRequest> = prompts
+    let requests: Vec<RolloutRequest> = own_idxs
         .iter()
-        .enumerate()
-        .map(|(prompt_idx, prompt)| RolloutRequest {
-            prompt: prompt.tokens.as_slice().into(),
-            seeds: seeds(trainer, how, stream, prompt_idx as u64),
+        .map(|prompt_idx| RolloutRequest {
+            prompt: prompts[*prompt_idx].tokens.as_slice().into(),
+            seeds: seeds(trainer, how, stream, *prompt_idx as u64),
             sampling: how.sampling.clone(),
             max_new_tokens,
         })
         .collect();
-    trainer.watch.begin_phase(how.phase, (prompts.len() * how.num_samples as usize) as u64);
+    trainer.watch.begin_phase(how.phase, (own_idxs.len() * how.num_samples as usize) as u64);
     let completions = clock.measure("gen", || generate(trainer, &requests));
     let Some(completions) = completions? else { return Ok(None) };
-    Ok(Some(clock.measure("reward", || judge(trainer, prompts, completions))))
+    let own: Vec<Arc<Prompt>> = own_idxs.iter().map(|idx| Arc::clone(&prompts[*idx])).collect();
+    Ok(Some(clock.measure("reward", || judge(trainer, &own, completions))))
 }
 
 fn seeds(trainer: &Trainer, how: &Sampling, stream: &[u64], prompt_idx: u64) -> Vec<u64> {
@@ -155,7 +183,8 @@ fn judge(
     trainer: &mut Trainer,
     prompts: &[Arc<Prompt>],
     completions: Vec<Vec<Completion>>,
-) -> Vec<RolloutGroup> {
+) -> Vec<JudgedGroup> {
+    let lens: Vec<usize> = completions.iter().map(Vec::len).collect();
     let samples: Vec<(Arc<Prompt>, Completion)> = prompts
         .iter()
         .zip(completions)
@@ -163,25 +192,22 @@ fn judge(
         .collect();
     let rewards: Vec<Reward> =
         trainer.rewards.score(samples.iter().map(|(prompt, completion)| (prompt, completion)));
-    let mut rollouts = samples.into_iter().zip(rewards);
-    let num_samples = rollouts.len() / prompts.len().max(1);
-    let policy_version = trainer.progress.step;
-    let group = |prompt: &Arc<Prompt>| RolloutGroup {
+    let mut judged = samples.into_iter().map(|(_, completion)| completion).zip(rewards);
+    lens.into_iter().map(|len| judged.by_ref().take(len).collect()).collect()
+}
+
+fn rollout_group(prompt: &Arc<Prompt>, judged: JudgedGroup, policy_version: u64) -> RolloutGroup {
+    let rollout = |(sample_idx, (completion, reward)): (usize, (Completion, Reward))| Rollout {
         prompt: Arc::clone(prompt),
-        rollouts: rollouts
-            .by_ref()
-            .take(num_samples)
-            .enumerate()
-            .map(|(sample_idx, ((prompt, completion), reward))| Rollout {
-                prompt,
-                sample_idx: sample_idx as u32,
-                policy_version,
-                completion,
-                reward,
-            })
-            .collect(),
+        sample_idx: sample_idx as u32,
+        policy_version,
+        completion,
+        reward,
     };
-    prompts.iter().map(group).collect()
+    RolloutGroup {
+        prompt: Arc::clone(prompt),
+        rollouts: judged.into_iter().enumerate().map(rollout).collect(),
+    }
 }
 
 /// The greedy completions' rewards, where the estimator wants them.

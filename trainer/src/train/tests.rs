@@ -7,6 +7,7 @@ use std::time::Duration;
 use rlt_core::reward::{RewardError, RewardFunction, Sample};
 
 use super::*;
+use crate::parallel::Ranks;
 use crate::reward::{PoolOptions, RewardFunctions, RewardPool};
 use crate::run_folder::RunFolder;
 use crate::stop::StopRequest;
@@ -46,7 +47,7 @@ impl RewardFunction for Panics {
 fn run(always: bool, root: &Path) -> Result<Outcome, TrainError> {
     let job = rlt_api::validate(JOB).unwrap();
     let folder = RunFolder::open(root, false).unwrap();
-    let mut trainer = crate::setup::setup(job, folder, StopRequest::never()).unwrap();
+    let mut trainer = crate::setup::setup(job, folder, StopRequest::never(), Ranks::alone()).unwrap();
     let functions = RewardFunctions::default().with("panics", 1.0, Arc::new(Panics { always }));
     let options = PoolOptions { num_workers: 2, timeout: Duration::from_secs(10) };
     trainer.rewards = RewardPool::new(functions, options);

@@ -1,0 +1,238 @@
+//! Many ranks train as one: the same steps, the same weights, one end for all.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use safetensors::SafeTensors;
+use serde_json::{Value, json};
+
+use crate::job::{Ended, Place, merge, signal, tiny_with};
+
+/// Sums over ranks are added in another order than sums of one rank: a few roundings of fp32, enlarged by the
+/// optimizer's division by small gradients.
+const TOLERANCE: f64 = 1e-5;
+
+fn on(count: u32, changes: &Value) -> Value {
+    let mut manifest = tiny_with(json!({
+        "training": { "promptsPerStep": 3, "optimizer": { "learningRate": 0.001 } }
+    }));
+    merge(&mut manifest["spec"], changes.clone());
+    merge(&mut manifest["spec"], json!({ "workers": { "count": count } }));
+    manifest
+}
+
+fn train(count: u32, changes: &Value) -> Place {
+    let place = Place::new();
+    place.train(&on(count, changes)).expect(0, &[]);
+    place
+}
+
+/// What depends on the machine, or on how rows are dealt out.
+fn is_own(name: &str) -> bool {
+    ["timing_s/", "perf/", "timestamp", "training/num_micro_batches"]
+        .iter()
+        .any(|prefix| name.starts_with(prefix))
+}
+
+fn weights(place: &Place) -> BTreeMap<String, Vec<f64>> {
+    let bytes = place.weights();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let numbers = |data: &[u8]| {
+        data.chunks_exact(4).map(|b| f64::from(f32::from_le_bytes(b.try_into().unwrap()))).collect()
+    };
+    tensors.iter().map(|(name, tensor)| (name.to_owned(), numbers(tensor.data()))).collect()
+}
+
+/// The largest difference between two runs, over all metrics of all steps and all weights.
+#[track_caller]
+fn difference(one: &Place, many: &Place) -> f64 {
+    let mut largest = 0.0_f64;
+    let (one_steps, many_steps) = (one.metrics(), many.metrics());
+    assert_eq!(one_steps.len(), many_steps.len());
+    for (one, many) in one_steps.iter().zip(&many_steps) {
+        let names = |step: &Value| -> Vec<String> {
+            step.as_object().unwrap().keys().filter(|name| !is_own(name)).cloned().collect()
+        };
+        // A run that ends earlier evaluates there.
+        let without_evaluation = |step| names(step).into_iter().filter(|name| !name.starts_with("val-"));
+        assert!(without_evaluation(one).eq(without_evaluation(many)), "{one} {many}");
+        for name in names(one) {
+            let (one, many) = (one[&name].as_f64(), many[&name].as_f64());
+            assert_eq!(one.is_some(), many.is_some(), "{name}");
+            let (one, many) = (one.unwrap_or(0.0), many.unwrap_or(0.0));
+            largest = largest.max((one - many).abs() / one.abs().max(1.0));
+        }
+    }
+    let (one, many) = (weights(one), weights(many));
+    assert!(one.keys().eq(many.keys()) && !one.is_empty());
+    let numbers =
+        |weights: &BTreeMap<String, Vec<f64>>| weights.values().flatten().copied().collect::<Vec<_>>();
+    let pairs = numbers(&one).into_iter().zip(numbers(&many)).map(|(one, many)| (one - many).abs());
+    pairs.fold(largest, f64::max)
+}
+
+#[test]
+fn any_number_of_ranks_trains_as_one() {
+    let changes = json!({
+        "algorithm": { "coldStart": { "steps": 2, "batchSize": 5 } },
+        "training": { "steps": 3, "evaluateEvery": 1, "evaluateBefore": true }
+    });
+    let one = train(1, &changes);
+    assert!(one.steps().iter().all(|step| step["actor/grad_norm"].as_f64() > Some(0.0)));
+    for count in [2, 3, 4] {
+        let many = train(count, &changes);
+        let difference = difference(&one, &many);
+        assert!(difference < TOLERANCE, "{count} ranks differ by {difference}");
+        let completions = |place: &Place| fs::read_to_string(place.run("completions.jsonl")).unwrap();
+        assert_eq!(completions(&one), completions(&many));
+    }
+}
+
+#[test]
+fn what_needs_the_whole_batch_is_the_same_on_two_ranks() {
+    for changes in [
+        json!({ "algorithm": { "kind": "DAPO" }, "training": { "promptsPerUpdate": 1, "epochsPerBatch": 2 } }),
+        json!({ "algorithm": { "kind": "ReMax" } }),
+        json!({ "algorithm": { "kind": "ReinforcePlusPlus" } }),
+        json!({ "algorithm": { "loss": { "policy": "ClipCov" }, "kl": { "adaptive": { "target": 0.1 } } } }),
+        json!({ "algorithm": { "advantage": { "estimator": "OptimalTokenBaseline" } } }),
+        json!({ "model": { "lora": { "rank": 4, "alpha": 8 } } }),
+    ] {
+        let (one, two) = (train(1, &changes), train(2, &changes));
+        let difference = difference(&one, &two);
+        assert!(difference < TOLERANCE, "{changes} differs by {difference}");
+    }
+}
+
+#[test]
+fn a_run_goes_on_with_another_number_of_ranks() {
+    let steps = |steps: u32| json!({ "training": { "steps": steps } });
+    let (whole, resumed) = (train(1, &steps(6)), Place::new());
+    for (count, num_steps, says) in [(3, 2, None), (2, 4, Some("after step 2")), (1, 6, Some("after step 4"))]
+    {
+        resumed.train(&on(count, &steps(num_steps))).expect(0, says.as_slice());
+    }
+    let difference = difference(&whole, &resumed);
+    assert!(difference < TOLERANCE, "{difference}");
+}
+
+/// The workers of a launcher: rank and process.
+fn workers(launcher: &Child) -> BTreeMap<String, u32> {
+    let pid = launcher.id();
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    let rank = |pid: &str| {
+        let environment = fs::read_to_string(format!("/proc/{pid}/environ")).unwrap();
+        environment.split('\0').find_map(|line| line.strip_prefix("RANK=").map(str::to_owned)).unwrap()
+    };
+    children.split_whitespace().map(|pid| (rank(pid), pid.parse().unwrap())).collect()
+}
+
+fn send(pid: u32, name: &str) {
+    assert!(Command::new("kill").args(["-s", name, &pid.to_string()]).status().unwrap().success());
+}
+
+fn is_running(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+#[test]
+fn a_killed_rank_ends_all_with_one_named_cause_and_nothing_is_lost() {
+    let place = Place::new();
+    let job = |steps: u32| on(3, &json!({ "training": { "steps": steps } }));
+    let launcher = place.start(&job(4000));
+    place.wait_for_steps(2);
+    let workers = workers(&launcher);
+    assert_eq!(workers.len(), 3);
+    let killed = Instant::now();
+    send(workers["1"], "KILL");
+    let ended = Ended::of(launcher.wait_with_output().unwrap());
+    ended.expect(76, &["rank 1 was killed by signal 9", "exit code 76: PeerLost"]);
+    assert!(killed.elapsed() < Duration::from_secs(20), "{:?}", killed.elapsed());
+    assert!(workers.values().all(|pid| !is_running(*pid)));
+    let last = place.steps().last().unwrap()["step"].as_u64().unwrap();
+    place.train(&job(last as u32 + 3)).expect(0, &["resuming after step"]);
+    let steps: Vec<u64> = place.steps().iter().map(|step| step["step"].as_u64().unwrap()).collect();
+    assert_eq!(steps, (1..=last + 3).collect::<Vec<_>>(), "every step once");
+}
+
+#[test]
+fn a_rank_that_hangs_is_named_after_the_timeout() {
+    let place = Place::new();
+    let launcher = place.start(&on(
+        2,
+        &json!({
+            "training": { "steps": 4000 }, "workers": { "peerTimeoutSeconds": 2 }
+        }),
+    ));
+    place.wait_for_steps(1);
+    let workers = workers(&launcher);
+    send(workers["1"], "STOP");
+    let ended = Ended::of(launcher.wait_with_output().unwrap());
+    ended.expect(
+        76,
+        &["rank 0 ended with exit code 76", "no sign of life from rank 1", "rank 1 was ended after it"],
+    );
+    assert!(!is_running(workers["1"]));
+}
+
+#[test]
+fn a_signal_to_the_launcher_saves_a_checkpoint_on_all_ranks_together() {
+    let place = Place::new();
+    let launcher =
+        place.start(&on(2, &json!({ "training": { "steps": 4000 }, "checkpoint": { "everySteps": 0 } })));
+    place.wait_for_steps(2);
+    signal(&launcher, "TERM");
+    Ended::of(launcher.wait_with_output().unwrap()).expect(80, &[]);
+    assert_eq!(fs::read_dir(place.run("checkpoints")).unwrap().count(), 1);
+}
+
+#[test]
+fn workers_end_with_their_launcher() {
+    let place = Place::new();
+    let mut launcher = place.start(&on(2, &json!({ "training": { "steps": 4000 } })));
+    place.wait_for_steps(1);
+    let workers = workers(&launcher);
+    launcher.kill().unwrap();
+    launcher.wait().unwrap();
+    let killed = Instant::now();
+    while workers.values().any(|pid| is_running(*pid)) {
+        assert!(killed.elapsed() < Duration::from_secs(10));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn what_is_wrong_for_all_ranks_is_said_with_its_own_exit_code() {
+    let place = Place::new();
+    let changes = json!({ "model": { "architecture": null, "tokenizer": null, "path": "/nowhere" } });
+    place.train(&on(2, &changes)).expect(78, &["/nowhere", "exit code 78: BadConfig"]);
+}
+
+#[test]
+fn a_worker_alone_does_not_pretend_to_be_two() {
+    let place = Place::new();
+    let manifest = place.write(&on(2, &json!({})));
+    let mut command = Command::new(rlt_tests::fresh_binary("rlt-trainer"));
+    command.args(["worker", "--manifest"]).arg(manifest).stdout(Stdio::piped()).stderr(Stdio::piped());
+    Ended::of(command.output().unwrap()).expect(2, &["spec.workers.count is 2", "rlt-trainer launch"]);
+}
+
+#[test]
+fn the_example_of_two_ranks_trains() {
+    let example = rlt_tests::workspace_root().join("examples/ranks/job.yaml");
+    let job = rlt_api::validate(&fs::read_to_string(example).unwrap()).unwrap();
+    assert_eq!(job.spec().workers.count, 2);
+    let mut manifest = json!({
+        "apiVersion": "rltraining.dev/v1alpha1", "kind": "RLTrainingJob", "metadata": { "name": job.name() },
+        "spec": job.spec()
+    });
+    merge(
+        &mut manifest["spec"],
+        json!({ "algorithm": { "coldStart": { "steps": 3 } }, "training": { "steps": 2, "evaluateEvery": 0, "schedule": { "warmupSteps": 0 } } }),
+    );
+    let place = Place::new();
+    place.train(&manifest).expect(0, &[]);
+    assert_eq!(place.steps().len(), 2);
+}

@@ -1,0 +1,229 @@
+//! Ranks: processes that train one job together. Every rank runs the same step on the same batch; what costs time
+//! (sampling, scoring, gradients) is divided among them and put together again here.
+//!
+//! ```text
+//! prompts  -> every rank samples its share        -> gather: all ranks have all rollout groups
+//! rows     -> every rank scores its share         -> sum: all ranks have all log-probs
+//! rows     -> gradients of every rank's share     -> sum: all ranks apply the same update
+//! ```
+//! So advantages, controllers, data positions and decisions are computed from the same numbers everywhere and need no
+//! exchange of their own. How tensors travel is `rlt_torch::collectives`; who is started where is `launch`.
+
+mod environment;
+mod error;
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rlt_core::batch::Batch;
+use rlt_core::partition::{shares, workload};
+use rlt_torch::collectives::{Alone, Collectives, Membership, Reduction, Rendezvous};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tch::{Device, Kind, Tensor};
+
+pub use environment::RankEnvironment;
+pub use error::RankError;
+
+/// How long a rank waits for the others to start: a cluster may need minutes for their names to resolve.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// This rank among all ranks. Clones share one group, in which all ranks do the same in the same order.
+#[derive(Clone, Debug)]
+pub struct Ranks {
+    rank: usize,
+    size: usize,
+    /// Ranks on this machine.
+    local_size: usize,
+    link: Arc<Mutex<Link>>,
+}
+
+#[derive(Debug)]
+struct Link {
+    group: Box<dyn Collectives>,
+    /// `None` for a rank that is alone.
+    rendezvous: Option<Rendezvous>,
+}
+
+impl Ranks {
+    /// One rank, which exchanges nothing.
+    pub fn alone() -> Self {
+        let link = Link { group: Box::new(Alone::new("all")), rendezvous: None };
+        Self { rank: 0, size: 1, local_size: 1, link: Arc::new(Mutex::new(link)) }
+    }
+
+    /// Joins the ranks that `environment` speaks of; `peer_timeout` bounds every exchange.
+    ///
+    /// # Errors
+    /// [`RankError::Rendezvous`], naming the ranks that did not come.
+    pub fn join(environment: &RankEnvironment, peer_timeout: Duration) -> Result<Self, RankError> {
+        if environment.world_size == 1 {
+            return Ok(Self::alone());
+        }
+        let rendezvous = Rendezvous::join(Membership {
+            host: environment.master_address.clone(),
+            port: environment.master_port,
+            rank: environment.rank,
+            world_size: environment.world_size,
+            attempt: environment.attempt,
+            join_timeout: JOIN_TIMEOUT,
+            operation_timeout: peer_timeout,
+        })?;
+        let all: Vec<usize> = (0..environment.world_size).collect();
+        let group = rendezvous.group("all", &all)?.unwrap_or_else(|| Box::new(Alone::new("all")));
+        let link = Link { group, rendezvous: Some(rendezvous) };
+        Ok(Self {
+            rank: environment.rank,
+            size: environment.world_size,
+            local_size: environment.local_world_size,
+            link: Arc::new(Mutex::new(link)),
+        })
+    }
+
+    /// This rank's number, from 0.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Ranks in all.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Whether this rank speaks for all: it alone writes the run folder and talks to people.
+    pub fn is_leader(&self) -> bool {
+        self.rank == 0
+    }
+
+    /// The share of this machine's cores that belongs to this rank, at least one.
+    pub fn cores(&self) -> usize {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        (cores / self.local_size).max(1)
+    }
+
+    /// This rank's part of the rows `row_idxs` of `batch`: whole runs of one rollout group where there are enough of
+    /// them, of even work for a decoder of `hidden_size`. Every rank divides alike; alone it has all rows, in order.
+    pub fn share_of(&self, batch: &Batch, row_idxs: &[usize], hidden_size: usize) -> Vec<usize> {
+        if self.size == 1 {
+            return row_idxs.to_vec();
+        }
+        let lens = batch.sequence_lens();
+        let work = |rows: &[usize]| rows.iter().map(|row| workload(lens[*row], hidden_size)).sum::<u64>();
+        let mut parts: Vec<&[usize]> = batch.group_runs(row_idxs).collect();
+        if parts.len() < self.size {
+            parts = row_idxs.chunks(1).collect();
+        }
+        let works: Vec<u64> = parts.iter().map(|rows| work(rows)).collect();
+        let own = shares(&works, self.size).swap_remove(self.rank);
+        own.into_iter().flat_map(|part| parts[part]).copied().collect()
+    }
+
+    /// Adds the vectors of all ranks element by element; all ranks get the same bits.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost.
+    pub fn sum(&self, vectors: &mut [&mut Vec<f64>]) -> Result<(), RankError> {
+        if self.size == 1 {
+            return Ok(());
+        }
+        let tensors: Vec<Tensor> = vectors.iter().map(|values| Tensor::from_slice(values)).collect();
+        self.sum_tensors(&tensors)?;
+        for (values, tensor) in vectors.iter_mut().zip(&tensors) {
+            let len = values.len();
+            tensor.copy_data(values.as_mut_slice(), len);
+        }
+        Ok(())
+    }
+
+    /// Adds the tensors of all ranks in place; all ranks get the same bits.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost.
+    pub fn sum_tensors(&self, tensors: &[Tensor]) -> Result<(), RankError> {
+        self.with_group(|group| {
+            let started: Result<Vec<_>, _> =
+                tensors.iter().map(|tensor| group.all_reduce(tensor, Reduction::Sum)).collect();
+            started?.into_iter().try_for_each(|pending| pending.wait())
+        })
+    }
+
+    /// The largest of all ranks' numbers.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost.
+    pub fn max(&self, number: i64) -> Result<i64, RankError> {
+        let tensor = Tensor::from_slice(&[number]);
+        self.with_group(|group| group.all_reduce(&tensor, Reduction::Max)?.wait())?;
+        Ok(tensor.int64_value(&[0]))
+    }
+
+    /// What every rank brings, in the order of ranks, on every rank.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost.
+    pub fn gather<T: Serialize + DeserializeOwned>(&self, own: T) -> Result<Vec<T>, RankError> {
+        if self.size == 1 {
+            return Ok(vec![own]);
+        }
+        let bytes = serde_json::to_vec(&own).map_err(RankError::Encode)?;
+        let lens = self.gather_equal(&Tensor::from_slice(&[bytes.len() as i64]))?;
+        let lens = Vec::<i64>::try_from(&lens).unwrap_or_default();
+        let longest = lens.iter().copied().max().unwrap_or(0);
+        let padded = Tensor::zeros([longest], (Kind::Uint8, Device::Cpu));
+        padded.narrow(0, 0, bytes.len() as i64).copy_(&Tensor::from_slice(&bytes));
+        let gathered = self.gather_equal(&padded)?;
+        let gathered = Vec::<u8>::try_from(&gathered).unwrap_or_default();
+        let parts = gathered.chunks(longest.max(1) as usize).zip(lens);
+        parts
+            .map(|(part, len)| serde_json::from_slice(&part[..len as usize]))
+            .collect::<Result<_, _>>()
+            .map_err(RankError::Decode)
+    }
+
+    /// What the leader brings; the other ranks bring nothing.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost.
+    pub fn from_leader<T: Serialize + DeserializeOwned>(&self, own: Option<T>) -> Result<T, RankError> {
+        // A list, because JSON does not tell nothing from something that is nothing.
+        let own: Vec<T> = own.into_iter().collect();
+        self.gather(own)?.into_iter().flatten().next().ok_or(RankError::NothingFromLeader)
+    }
+
+    /// Lets the leader `work` before the others do, so that they find what it made.
+    ///
+    /// # Errors
+    /// What `work` fails with, or [`RankError`] when a rank is lost.
+    pub fn leader_first<T, E: From<RankError>>(&self, work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+        if self.is_leader() {
+            let result = work()?;
+            self.with_group(|group| group.barrier())?;
+            return Ok(result);
+        }
+        self.with_group(|group| group.barrier())?;
+        work()
+    }
+
+    /// Tells the other ranks why this one fails; what the first rank that failed said, which may be this one.
+    pub fn report_failure(&self, cause: &str) -> Option<String> {
+        let link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
+        link.rendezvous.as_ref().and_then(|rendezvous| rendezvous.report_failure(cause).ok())
+    }
+
+    fn gather_equal(&self, own: &Tensor) -> Result<Tensor, RankError> {
+        let output = Tensor::zeros([own.size()[0] * self.size as i64], (own.kind(), Device::Cpu));
+        self.with_group(|group| group.all_gather(&output, own)?.wait())?;
+        Ok(output)
+    }
+
+    fn with_group<T>(
+        &self,
+        act: impl FnOnce(&mut dyn Collectives) -> Result<T, rlt_torch::collectives::CollectiveError>,
+    ) -> Result<T, RankError> {
+        let mut link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(act(link.group.as_mut())?)
+    }
+}
+
+#[cfg(test)]
+mod tests;

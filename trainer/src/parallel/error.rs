@@ -1,0 +1,28 @@
+//! What can go wrong between ranks, and whose fault it is.
+
+use rlt_torch::collectives::{CollectiveError, RendezvousError};
+
+/// Why ranks could not work together.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "each variant is its message")]
+pub enum RankError {
+    #[error("the ranks did not find each other")]
+    Rendezvous(#[from] RendezvousError),
+    #[error("failed to exchange tensors with the other ranks")]
+    Collective(#[from] CollectiveError),
+    #[error("failed to write a message to the other ranks")]
+    Encode(#[source] serde_json::Error),
+    #[error("failed to read a message of another rank")]
+    Decode(#[source] serde_json::Error),
+    #[error("the leading rank had nothing to say where all wait for it")]
+    NothingFromLeader,
+    #[error("{name}: expected {expected}, got {got}")]
+    Environment { name: &'static str, expected: String, got: String },
+}
+
+impl RankError {
+    /// Whether another rank is gone, so that this one has no fault of its own.
+    pub fn is_peer_lost(&self) -> bool {
+        matches!(self, Self::Rendezvous(_) | Self::Collective(CollectiveError::Failed { .. }))
+    }
+}

@@ -1,0 +1,107 @@
+//! Ranks that are threads here: what each has after an exchange.
+
+use std::thread;
+
+use rlt_core::batch::Batch;
+use rlt_torch::collectives::serve_store;
+
+use super::*;
+
+/// Runs `body` on every rank; what each returned, in the order of ranks.
+fn on_ranks<T: Send>(size: usize, body: impl Fn(Ranks) -> T + Sync) -> Vec<T> {
+    let store = serve_store(0, 1, size).unwrap();
+    let master_port = store.port();
+    let join = |rank| {
+        let environment = RankEnvironment {
+            rank,
+            world_size: size,
+            local_world_size: size,
+            master_address: "localhost".into(),
+            master_port,
+            attempt: 1,
+        };
+        Ranks::join(&environment, Duration::from_secs(20)).unwrap()
+    };
+    thread::scope(|scope| {
+        let handles: Vec<_> = (0..size)
+            .map(|rank| {
+                let (join, body) = (&join, &body);
+                scope.spawn(move || {
+                    let ranks = join(rank);
+                    let result = body(ranks.clone());
+                    ranks.max(0).unwrap();
+                    result
+                })
+            })
+            .collect();
+        handles.into_iter().map(|handle| handle.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn every_rank_has_what_all_have_brought() {
+    for size in [1, 2, 3] {
+        let results = on_ranks(size, |ranks| {
+            let own = "x".repeat(ranks.rank() * 3);
+            let gathered = ranks.gather((ranks.rank(), own, 0.1 + ranks.rank() as f64)).unwrap();
+            let (mut sums, mut empty) = (vec![1.0, ranks.rank() as f64], Vec::new());
+            ranks.sum(&mut [&mut sums, &mut empty]).unwrap();
+            let said = ranks.from_leader(ranks.is_leader().then(|| "go".to_owned())).unwrap();
+            let nothing: Option<String> = ranks.from_leader(ranks.is_leader().then_some(None)).unwrap();
+            assert_eq!(nothing, None);
+            (gathered, sums, ranks.max(ranks.rank() as i64 - 5).unwrap(), said)
+        });
+        let all: Vec<_> = (0..size).map(|rank| (rank, "x".repeat(rank * 3), 0.1 + rank as f64)).collect();
+        let sum = (0..size).sum::<usize>() as f64;
+        for result in results {
+            assert_eq!(result, (all.clone(), vec![size as f64, sum], size as i64 - 6, "go".to_owned()));
+        }
+    }
+}
+
+#[test]
+fn the_leader_works_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("made");
+    let found = on_ranks(3, |ranks| {
+        ranks
+            .leader_first(|| -> Result<bool, RankError> {
+                let found = file.exists();
+                if ranks.is_leader() {
+                    thread::sleep(Duration::from_millis(50));
+                    std::fs::write(&file, "").unwrap();
+                }
+                Ok(found)
+            })
+            .unwrap()
+    });
+    assert_eq!(found, [false, true, true]);
+}
+
+#[test]
+fn shares_are_whole_groups_where_these_suffice_and_every_row_is_in_one() {
+    let demonstration = |len: usize| rlt_core::batch::Demonstration {
+        tokens: vec![1; len],
+        loss_mask: [vec![false], vec![true; len - 1]].concat(),
+    };
+    let rows: Vec<_> = [9, 3, 7, 5, 2, 8].map(demonstration).into();
+    let mut batch = Batch::from_demonstrations(rows.iter());
+    for (groups, size, is_whole) in
+        [(vec![0, 0, 1, 1, 2, 2], 3, true), (vec![0, 0, 0, 0, 1, 1], 2, true), (vec![0; 6], 4, false)]
+    {
+        batch.groups = groups;
+        let all: Vec<usize> = (0..6).collect();
+        let shares = on_ranks(size, |ranks| ranks.share_of(&batch, &all, 16));
+        let mut together = shares.concat();
+        together.sort_unstable();
+        assert_eq!(together, all);
+        assert!(shares.iter().all(|share| !share.is_empty()));
+        if is_whole {
+            assert!(
+                shares
+                    .iter()
+                    .all(|share| share.chunks(2).all(|pair| batch.groups[pair[0]] == batch.groups[pair[1]]))
+            );
+        }
+    }
+}
