@@ -19,8 +19,8 @@ fi
 binary_of() {
   cargo bench --profile "${BENCH_PROFILE:-bench}" --package "$1" --bench "$2" --no-run --message-format=json |
     "$python" -c 'import json, sys
-paths = [json.loads(line).get("executable") for line in sys.stdin if line.startswith("{")]
-print([path for path in paths if path][-1])'
+built = [json.loads(line) for line in sys.stdin if line.startswith("{")]
+print([one["executable"] for one in built if "bench" in one.get("target", {}).get("kind", [])][-1])'
 }
 
 versions() {

@@ -162,7 +162,7 @@ fn run_becomes_the_trainer_and_ends_as_it_ends() {
     let output = rlctl(&["run", ARITHMETIC, "--trainer", trainer.to_str().unwrap(), "--overwrite"]);
     assert_eq!(output.status.code(), Some(80));
     let expected =
-        "worker\n--manifest\ncrds/tests/fixtures/arithmetic.yaml\n--output\nruns/arithmetic\n--overwrite\n";
+        "launch\n--manifest\ncrds/tests/fixtures/arithmetic.yaml\n--output\nruns/arithmetic\n--overwrite\n";
     assert_eq!(stdout(&output), expected);
 }
 
