@@ -13,6 +13,7 @@ pub use claim::storage_claim;
 pub use manifest::{config_map, content_digest};
 pub use network::{service, service_account};
 pub use pod::pod;
+use serde_json::Value;
 
 use crate::args::PullPolicy;
 use crate::job::Job;
@@ -65,6 +66,35 @@ impl Blueprint<'_> {
             ..ObjectMeta::default()
         }
     }
+}
+
+/// Why an object could not be written.
+#[derive(Debug, thiserror::Error)]
+pub enum ObjectError {
+    /// The manifest has no YAML form, which would be a bug.
+    #[error("failed to write the manifest as YAML")]
+    Manifest(#[from] serde_saphyr::SerializeError),
+    /// An object has no JSON form, which would be a bug.
+    #[error("failed to write an object as JSON")]
+    Json(#[from] serde_json::Error),
+}
+
+/// Every object of an attempt as it is sent, in the order in which they are made.
+///
+/// # Errors
+/// [`ObjectError`], which would be a bug.
+pub fn objects(blueprint: &Blueprint<'_>, attempt: u32) -> Result<Vec<Value>, ObjectError> {
+    let mut objects = vec![
+        serde_json::to_value(service_account(blueprint))?,
+        serde_json::to_value(config_map(blueprint)?)?,
+    ];
+    objects.extend(service(blueprint).map(serde_json::to_value).transpose()?);
+    objects.extend(storage_claim(blueprint).map(serde_json::to_value).transpose()?);
+    let workers = (0..).map_while(|worker_idx| pod(blueprint, attempt, worker_idx));
+    for worker in workers {
+        objects.push(serde_json::to_value(worker)?);
+    }
+    Ok(objects)
 }
 
 /// Name of the ConfigMap of a job.

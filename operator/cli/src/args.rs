@@ -1,9 +1,13 @@
 //! The command line. Nothing about a training is set here: that is the manifest's.
 
+mod cluster;
+
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+
+pub(crate) use cluster::{ClusterArgs, EventsArgs, InstallationArgs, LogsArgs, StatusArgs, WhyArgs};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -11,6 +15,10 @@ Examples:
   rlctl validate -f job.yaml                      list everything that is wrong with a manifest
   rlctl plan -f job.yaml                          show batches, workers and memory of a job
   rlctl plan -f job.yaml --model-config config.json -o json
+  rlctl plan -f job.yaml -o yaml                  print the objects that the operator would make
+  rlctl status                                    list the jobs on a cluster
+  rlctl why quickstart                            say why a job waits or failed, and what to change
+  rlctl logs quickstart --follow                  show what its first worker writes
   source <(rlctl completion bash)
 
 Exit codes:
@@ -20,7 +28,7 @@ Exit codes:
   75 input or output failed, may pass      80 stopped after a checkpoint
   76 another worker is gone";
 
-/// Run, plan and validate RLTrainingJob manifests.
+/// Run, plan and validate RLTrainingJob manifests, and see how jobs on a cluster are.
 #[derive(Debug, Parser)]
 #[command(name = "rlctl", version, after_help = EXAMPLES, max_term_width = 110)]
 pub(crate) struct Args {
@@ -36,6 +44,14 @@ pub(crate) enum Command {
     Plan(PlanArgs),
     /// List everything that is wrong with manifests.
     Validate(ValidateArgs),
+    /// Show how jobs on a cluster are: state, step, reward, time left.
+    Status(StatusArgs),
+    /// Say why a job on a cluster waits, failed or goes on, and what to change.
+    Why(WhyArgs),
+    /// Show what a worker of a job on a cluster writes.
+    Logs(LogsArgs),
+    /// List what happened to a job on a cluster, oldest first.
+    Events(EventsArgs),
     /// Write a shell's completion script.
     Completion(CompletionArgs),
 }
@@ -62,7 +78,14 @@ pub(crate) struct RunArgs {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Memory is estimated from the model's config.json: the one in spec.model.path, or the one given with --model-config.
-Without one the rest of the plan is still shown.")]
+Without one the rest of the plan is still shown.
+
+  -o json   the plan, the manifest with every default written out, and the objects that the operator would make
+  -o yaml   these objects alone, as they would be sent
+  --server  asks a cluster instead: what it would say to each object, and how it differs from what is there
+
+Two things are known on a cluster alone: the job's UID, and the authority behind the operator's certificate. Without
+--server both are left empty.")]
 pub(crate) struct PlanArgs {
     /// The manifest; - for standard input.
     #[arg(long = "file", short, value_name = "MANIFEST")]
@@ -71,8 +94,15 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) model_config: Option<PathBuf>,
     /// How to write the plan.
-    #[arg(long, short, value_enum, default_value_t = Format::Text)]
-    pub(crate) output: Format,
+    #[arg(long, short, value_enum, default_value_t = DocumentFormat::Text)]
+    pub(crate) output: DocumentFormat,
+    /// Ask the cluster what would come of it; nothing is changed there.
+    #[arg(long)]
+    pub(crate) server: bool,
+    #[command(flatten)]
+    pub(crate) installation: InstallationArgs,
+    #[command(flatten)]
+    pub(crate) cluster: ClusterArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -100,4 +130,15 @@ pub(crate) enum Format {
     Text,
     /// For programs.
     Json,
+}
+
+/// For people, or one of two forms for programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DocumentFormat {
+    /// For people.
+    Text,
+    /// JSON.
+    Json,
+    /// YAML.
+    Yaml,
 }

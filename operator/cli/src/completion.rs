@@ -2,14 +2,14 @@
 
 use std::io;
 
-use clap::CommandFactory as _;
 use rlt_api::ExitCode;
 
-use crate::args::{Args, CompletionArgs};
+use crate::args::CompletionArgs;
+use crate::invocation::Invocation;
 
 pub(crate) fn completion(args: &CompletionArgs) -> anyhow::Result<ExitCode> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Args::command(), "rlctl", &mut script);
+    clap_complete::generate(args.shell, &mut Invocation::Itself.command(), "rlctl", &mut script);
     io::Write::write_all(&mut io::stdout(), &script)?;
     Ok(ExitCode::Success)
 }

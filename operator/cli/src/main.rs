@@ -1,27 +1,39 @@
-//! `rlctl`: run, plan and validate RLTrainingJob manifests from a terminal. No tensors and no cluster here: training
-//! is `rlt-trainer`'s, rules and plans are `rlt-api`'s.
+//! `rlctl`: run, plan and validate RLTrainingJob manifests from a terminal, and see how jobs on a cluster are. No tensors
+//! here: training is `rlt-trainer`'s, rules and plans are `rlt-api`'s, what a cluster is given is `rlt-operator`'s.
 
 mod args;
+mod cluster;
 mod completion;
+mod document;
+mod events;
+mod invocation;
+mod logs;
 mod manifest;
+mod measure;
 mod plan;
 mod run;
+mod status;
 mod validate;
+mod why;
 
 use std::io::{self, Write as _};
-use std::process;
+use std::{env, process};
 
-use clap::Parser as _;
+use clap::FromArgMatches as _;
 use rlt_api::ExitCode;
 
 use args::{Args, Command};
+use invocation::Invocation;
 
 fn main() -> process::ExitCode {
-    let outcome = match Args::parse().command {
-        Command::Run(args) => run::run(&args),
-        Command::Plan(args) => plan::plan(&args),
-        Command::Validate(args) => validate::validate(&args),
-        Command::Completion(args) => completion::completion(&args),
+    let invocation = Invocation::of(env::args_os().next().as_deref());
+    let outcome = match invocation {
+        Invocation::Completer => complete(),
+        Invocation::Itself | Invocation::Plugin => {
+            let matches = invocation.command().get_matches();
+            let args = Args::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+            act(args.command)
+        }
     };
     match outcome {
         Ok(exit) => exit.into(),
@@ -32,6 +44,25 @@ fn main() -> process::ExitCode {
             ExitCode::Failure.into()
         }
     }
+}
+
+fn act(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Run(args) => run::run(&args),
+        Command::Plan(args) => plan::plan(&args),
+        Command::Validate(args) => validate::validate(&args),
+        Command::Status(args) => status::status(&args),
+        Command::Why(args) => why::why(&args),
+        Command::Logs(args) => logs::logs(&args),
+        Command::Events(args) => events::events(&args),
+        Command::Completion(args) => completion::completion(&args),
+    }
+}
+
+fn complete() -> anyhow::Result<ExitCode> {
+    let words: Vec<String> = env::args().skip(1).collect();
+    io::stdout().write_all(invocation::completions(&words).as_bytes())?;
+    Ok(ExitCode::Success)
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

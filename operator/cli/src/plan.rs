@@ -1,5 +1,8 @@
-//! `rlctl plan`: what a job will be, for people or for programs.
+//! `rlctl plan`: what a job will be, for people or for programs, and what a cluster would say to it.
 
+mod comparison;
+mod objects;
+mod server;
 mod text;
 
 use std::fs;
@@ -7,35 +10,50 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use rlt_api::plan;
 use rlt_api::plan::model_config::ModelConfig;
-use rlt_api::plan::{self, Plan};
 use rlt_api::resolved::ModelSource;
 use rlt_api::{ExitCode, ValidatedJob};
+use rlt_operator::prepare::Prepared;
+use serde_json::Value;
 
-use crate::args::{Format, PlanArgs};
-use crate::manifest;
+use crate::args::{DocumentFormat, PlanArgs};
+use crate::{document, manifest};
 
 pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
-    let job = match manifest::load(&args.file) {
-        Ok(job) => job,
+    let (job, manifest) = match manifest::load_with_text(&args.file) {
+        Ok(loaded) => loaded,
         Err(error) => return manifest::report(error),
     };
     let model = model_config(&job, args.model_config.as_deref())?;
     let plan = plan::plan(&job, model.as_ref());
+    let prepared = Prepared { job, plan };
+    if args.server {
+        return server::ask(args, &prepared, &manifest);
+    }
+    let objects = objects::offline(&prepared, &args.installation)?;
     let mut out = io::stdout().lock();
     match args.output {
-        Format::Json => write_json(&mut out, &job, &plan)?,
-        Format::Text => out.write_all(text::render(&plan).as_bytes())?,
+        DocumentFormat::Json => document::write_json(&mut out, &everything(&prepared, &objects)?)?,
+        DocumentFormat::Yaml => write_objects(&mut out, &objects)?,
+        DocumentFormat::Text => out.write_all(text::render(&prepared.plan, &objects).as_bytes())?,
     }
     Ok(ExitCode::Success)
 }
 
-/// The plan and the manifest that it follows from, every default written out.
-fn write_json(out: &mut impl io::Write, job: &ValidatedJob, plan: &Plan) -> anyhow::Result<()> {
-    let mut document = serde_json::to_value(plan).context("write the plan")?;
-    document["spec"] = serde_json::to_value(job.spec()).context("write the specification")?;
-    serde_json::to_writer_pretty(&mut *out, &document).context("write the plan")?;
-    writeln!(out)?;
+/// The plan, the manifest that it follows from with every default written out, and the objects on a cluster.
+fn everything(prepared: &Prepared, objects: &[Value]) -> anyhow::Result<Value> {
+    let mut document = serde_json::to_value(&prepared.plan).context("write the plan")?;
+    document["spec"] = serde_json::to_value(prepared.job.spec()).context("write the specification")?;
+    document["objects"] = objects.into();
+    Ok(document)
+}
+
+fn write_objects(out: &mut impl io::Write, objects: &[Value]) -> anyhow::Result<()> {
+    for object in objects {
+        writeln!(out, "---")?;
+        document::write_yaml(out, object)?;
+    }
     Ok(())
 }
 

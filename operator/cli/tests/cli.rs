@@ -3,6 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "a broken fixture should end the test")]
 
 use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -15,6 +17,8 @@ fn rlctl(args: &[&str]) -> Output {
         .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."))
         .env_remove("RLT_TRAINER")
         .env("COLUMNS", "100")
+        .env("HOME", "/nowhere")
+        .env_remove("KUBECONFIG")
         .output()
         .unwrap()
 }
@@ -136,6 +140,91 @@ fn the_plan_for_programs_holds_the_resolved_specification() {
     assert_eq!(plan["batch"]["promptsPerStep"], plan["spec"]["training"]["promptsPerStep"]);
     assert_eq!(plan["spec"]["algorithm"]["loss"]["policy"], "Vanilla");
     assert!(plan["memory"]["peakBytes"].is_u64());
+}
+
+#[test]
+fn the_objects_for_kubectl_are_those_that_the_plan_names() {
+    let yaml = stdout(&rlctl(&["plan", "-f", ARITHMETIC, "-o", "yaml"]));
+    let kinds: Vec<_> = yaml.lines().filter_map(|line| line.strip_prefix("kind: ")).collect();
+    assert_eq!(kinds, ["ServiceAccount", "ConfigMap", "Pod"]);
+    let plan: Value =
+        serde_json::from_str(&stdout(&rlctl(&["plan", "-f", ARITHMETIC, "-o", "json"]))).unwrap();
+    let named: Vec<_> =
+        plan["objects"].as_array().unwrap().iter().map(|object| object["kind"].as_str().unwrap()).collect();
+    assert_eq!(named, kinds);
+    assert_eq!(plan["objects"][2]["spec"]["containers"][0]["image"], "rlt.local/rlt-trainer:dev");
+}
+
+#[test]
+fn without_a_cluster_it_is_said_what_was_looked_for() {
+    let none = rlctl(&["status"]);
+    assert_eq!(none.status.code(), Some(1));
+    let error = stderr(&none);
+    assert!(
+        error.starts_with("rlctl: find a cluster: ") && error.contains("/nowhere/.kube/config"),
+        "{error}"
+    );
+    assert!(error.contains("--kubeconfig or KUBECONFIG"), "{error}");
+    let missing = stderr(&rlctl(&["why", "x", "--kubeconfig", "/nowhere/config"]));
+    assert!(missing.contains("/nowhere/config"), "{missing}");
+}
+
+/// A kubeconfig for a server at this address.
+fn kubeconfig(folder: &Path, server: &str) -> PathBuf {
+    let path = folder.join("kubeconfig");
+    let text = format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{{name: c, cluster: {{server: \"{server}\"}}}}]\n\
+         users: [{{name: u, user: {{}}}}]\ncontexts: [{{name: c, context: {{cluster: c, user: u, namespace: team}}}}]\n"
+    );
+    fs::write(&path, text).unwrap();
+    path
+}
+
+#[test]
+fn a_server_that_does_not_answer_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    // Taken and given back: nobody listens there.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let server = format!("http://127.0.0.1:{port}");
+    let output = rlctl(&["status", "--kubeconfig", kubeconfig(folder.path(), &server).to_str().unwrap()]);
+    let error = stderr(&output);
+    assert!(error.starts_with(&format!("rlctl: reach the API server {server}: ")), "{error}");
+    assert!(error.to_lowercase().contains("connection refused"), "{error}");
+}
+
+#[test]
+fn a_cluster_without_the_definition_says_how_to_install_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = format!("http://{}", listener.local_addr().unwrap());
+    let answer = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut request = [0; 4096];
+        let _ = stream.read(&mut request).unwrap();
+        let body = "404 page not found\n";
+        let head = format!("HTTP/1.1 404 Not Found\r\nContent-Length: {}\r\nConnection: close", body.len());
+        stream.write_all(format!("{head}\r\n\r\n{body}").as_bytes()).unwrap();
+    });
+    let output = rlctl(&["status", "--kubeconfig", kubeconfig(folder.path(), &server).to_str().unwrap()]);
+    answer.join().unwrap();
+    let error = stderr(&output);
+    assert!(
+        error.contains("list jobs: this cluster knows no RLTrainingJob; install the operator"),
+        "{error}"
+    );
+}
+
+#[test]
+fn as_a_plug_in_of_kubectl_it_goes_by_that_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let called = |name: &str, args: &[&str]| {
+        let link = folder.path().join(name);
+        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_rlctl"), &link).unwrap();
+        stdout(&Command::new(link).args(args).output().unwrap())
+    };
+    let help = called("kubectl-rlt", &["why", "--help"]);
+    assert!(help.contains("Usage: kubectl rlt why"), "{help}");
+    assert!(called("kubectl_complete-rlt", &["lo"]).starts_with("logs\t"));
 }
 
 #[test]

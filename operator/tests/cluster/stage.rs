@@ -180,8 +180,10 @@ fn merge(base: &mut Value, patch: &Value) {
 fn install_definition(cluster: &Cluster) {
     static INSTALLED: OnceLock<()> = OnceLock::new();
     INSTALLED.get_or_init(|| {
-        let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../crds/manifests/rltrainingjobs.yaml");
-        let applied = cluster.kubectl().args(["apply", "-f", manifest]).output().unwrap();
+        let folders = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+        let mut manifests = folders.map(|folder| folder.join("crds/manifests/rltrainingjobs.yaml"));
+        let manifest = manifests.find(|manifest| manifest.is_file()).unwrap();
+        let applied = cluster.kubectl().args(["apply", "-f"]).arg(manifest).output().unwrap();
         assert!(applied.status.success(), "{}", String::from_utf8_lossy(&applied.stderr));
         let wait =
             ["wait", "--for=condition=Established", "crd/rltrainingjobs.rltraining.dev", "--timeout=20s"];

@@ -3,11 +3,14 @@
 use std::fmt::Write as _;
 
 use rlt_api::plan::{BatchPlan, MemoryPlan, PhaseMemory, Plan};
+use serde_json::Value;
+
+use crate::measure::bytes;
 
 /// Width of the column of names.
 const NAME_WIDTH: usize = 28;
 
-pub(crate) fn render(plan: &Plan) -> String {
+pub(crate) fn render(plan: &Plan, objects: &[Value]) -> String {
     let mut text = format!("{}\n\n", plan.job);
     let mesh = &plan.mesh;
     for group in &plan.worker_groups {
@@ -30,6 +33,15 @@ pub(crate) fn render(plan: &Plan) -> String {
         None => {
             text.push_str("\nMemory: give the model's config.json with --model-config for an estimate.\n")
         }
+    }
+    text.push_str("\nOn a cluster (-o yaml prints them)\n");
+    for group in objects.chunk_by(|one, next| one["kind"] == next["kind"]) {
+        let name = |object: &Value| object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        let names = match group {
+            [first, .., last] => format!("{} to {}", name(first), name(last)),
+            _ => group.iter().map(name).collect(),
+        };
+        line(&mut text, group[0]["kind"].as_str().unwrap_or_default(), &names);
     }
     text
 }
@@ -58,8 +70,7 @@ fn write_batch(text: &mut String, batch: &BatchPlan) {
 
 /// One row a term, one column a phase.
 fn write_memory(text: &mut String, memory: &MemoryPlan) {
-    let _ =
-        writeln!(text, "\nMemory of one worker: {} in {:?}", amount(memory.peak_bytes), memory.peak_phase);
+    let _ = writeln!(text, "\nMemory of one worker: {} in {:?}", bytes(memory.peak_bytes), memory.peak_phase);
     let columns = |cell: &dyn Fn(&PhaseMemory) -> String| -> String {
         memory.phases.iter().map(|phase| format!("{:>12}", cell(phase))).collect()
     };
@@ -73,21 +84,9 @@ fn write_memory(text: &mut String, memory: &MemoryPlan) {
     for name in names {
         let cell = |phase: &PhaseMemory| {
             let term = phase.terms.iter().find(|term| term.name == name);
-            term.map_or_else(|| "-".to_owned(), |term| amount(term.bytes))
+            term.map_or_else(|| "-".to_owned(), |term| bytes(term.bytes))
         };
         line(text, name, &columns(&cell));
     }
-    line(text, "together", &columns(&|phase| amount(phase.total_bytes)));
-}
-
-fn amount(bytes: u64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < units.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    let digits = if unit == 0 { 0 } else { 1 };
-    format!("{value:.digits$} {}", units[unit])
+    line(text, "together", &columns(&|phase| bytes(phase.total_bytes)));
 }

@@ -1,0 +1,104 @@
+//! The arguments of commands that speak to a cluster.
+
+use std::path::PathBuf;
+
+use super::DocumentFormat;
+
+/// Which cluster, and where in it.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = "Cluster")]
+pub(crate) struct ClusterArgs {
+    /// The kubeconfig; by default KUBECONFIG, ~/.kube/config, or a pod's own account.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kubeconfig: Option<PathBuf>,
+    /// The kubeconfig's context; by default its current one.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) context: Option<String>,
+    /// The namespace; by default the context's.
+    #[arg(long, short, value_name = "NAME")]
+    pub(crate) namespace: Option<String>,
+}
+
+/// What the operator of a cluster puts into pods. With `--server` it is asked for; these are the chart's defaults.
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Installation")]
+pub(crate) struct InstallationArgs {
+    /// The image of the workers, where the job names none.
+    #[arg(long, value_name = "IMAGE", default_value = "rlt.local/rlt-trainer:dev")]
+    pub(crate) trainer_image: String,
+    /// The name of the chart's release, which is its namespace's, too.
+    #[arg(long, value_name = "NAME", default_value = "rl-operator")]
+    pub(crate) release: String,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+One row a job; with a single NAME a page about it. STATE is the first condition that is true, as in kubectl get rltj.")]
+pub(crate) struct StatusArgs {
+    /// The jobs; by default all of the namespace.
+    #[arg(value_name = "NAME")]
+    pub(crate) names: Vec<String>,
+    /// Jobs of all namespaces.
+    #[arg(long, short = 'A', conflicts_with_all = ["namespace", "names"])]
+    pub(crate) all_namespaces: bool,
+    /// Write a row whenever a job has changed, until interrupted or, with names, until all have ended.
+    #[arg(long, short, conflicts_with = "output")]
+    pub(crate) watch: bool,
+    /// How to write it.
+    #[arg(long, short, value_enum, default_value_t = DocumentFormat::Text)]
+    pub(crate) output: DocumentFormat,
+    #[command(flatten)]
+    pub(crate) cluster: ClusterArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct WhyArgs {
+    /// The job.
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+    /// How to write it.
+    #[arg(long, short, value_enum, default_value_t = DocumentFormat::Text)]
+    pub(crate) output: DocumentFormat,
+    #[command(flatten)]
+    pub(crate) cluster: ClusterArgs,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Pods are replaced when an attempt is over, and their logs go with them; what a worker said last stays in the job's status
+and is shown in their place.")]
+pub(crate) struct LogsArgs {
+    /// The job.
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+    /// The rank whose worker is shown; the first one leads.
+    #[arg(long, short, value_name = "N", default_value_t = 0)]
+    pub(crate) rank: u32,
+    /// The attempt, from 1; by default the last one.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) attempt: Option<u32>,
+    /// The attempt before the last one.
+    #[arg(long, short, conflicts_with_all = ["attempt", "follow"])]
+    pub(crate) previous: bool,
+    /// Go on as more is written, over restarts, until the job ends.
+    #[arg(long, short, conflicts_with = "attempt")]
+    pub(crate) follow: bool,
+    /// Begin with the last lines only.
+    #[arg(long, value_name = "LINES", value_parser = clap::value_parser!(i64).range(0..))]
+    pub(crate) tail: Option<i64>,
+    #[command(flatten)]
+    pub(crate) cluster: ClusterArgs,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Kubernetes keeps Events for an hour; what decides about a job stays in its status.")]
+pub(crate) struct EventsArgs {
+    /// The job.
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+    /// How to write them.
+    #[arg(long, short, value_enum, default_value_t = DocumentFormat::Text)]
+    pub(crate) output: DocumentFormat,
+    #[command(flatten)]
+    pub(crate) cluster: ClusterArgs,
+}

@@ -1,0 +1,55 @@
+//! `rlctl events`: what happened to a job, from Kubernetes' Events about it, its pods and its claim.
+
+pub(crate) mod happening;
+
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
+
+use k8s_openapi::jiff::Timestamp;
+use rlt_api::ExitCode;
+
+use crate::args::{DocumentFormat, EventsArgs};
+use crate::cluster::{Connection, block_on};
+use crate::document;
+use crate::measure::duration;
+use crate::status::seconds_between;
+use happening::{Happening, of_job};
+
+pub(crate) fn events(args: &EventsArgs) -> anyhow::Result<ExitCode> {
+    block_on(async {
+        let connection = Connection::open(&args.cluster).await?;
+        let job = connection.job(&args.name).await?;
+        let happenings = of_job(&job, &connection.events().await?);
+        let mut out = io::stdout().lock();
+        match args.output {
+            DocumentFormat::Json => document::write_json(&mut out, &happenings)?,
+            DocumentFormat::Yaml => document::write_yaml(&mut out, &happenings)?,
+            DocumentFormat::Text if happenings.is_empty() => writeln!(io::stderr(), "no events")?,
+            DocumentFormat::Text => out.write_all(render(&happenings, Timestamp::now()).as_bytes())?,
+        }
+        Ok(ExitCode::Success)
+    })
+}
+
+/// One line each: when, how bad, about what, why, how often, what.
+fn render(happenings: &[Happening], now: Timestamp) -> String {
+    let width = happenings.iter().map(|one| one.about().len()).max().unwrap_or(0);
+    let mut text = String::new();
+    for one in happenings {
+        let age = one.time().map(|time| format!("{} ago", duration(seconds_between(time, now))));
+        let mark = if one.is_warning { "!" } else { " " };
+        let count = if one.count > 1 { format!(" (x{})", one.count) } else { String::new() };
+        let _ = writeln!(
+            text,
+            "{:>12} {mark} {:width$}  {}{count}: {}",
+            age.unwrap_or_default(),
+            one.about(),
+            one.reason,
+            one.message
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;

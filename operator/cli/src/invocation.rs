@@ -1,0 +1,92 @@
+//! How the program was called: as itself, as kubectl's plug-in, or by kubectl to complete a command line. The name of
+//! the file decides.
+
+use std::ffi::OsStr;
+use std::path::Path;
+
+use clap::{Command, CommandFactory as _};
+
+use crate::args::Args;
+
+/// How the program was called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Invocation {
+    /// As `rlctl`.
+    Itself,
+    /// As `kubectl rlt`, by the name `kubectl-rlt`.
+    Plugin,
+    /// By kubectl, to complete the arguments of its plug-in, by the name `kubectl_complete-rlt`.
+    Completer,
+}
+
+/// What ends kubectl's list of completions: no names of files.
+const NO_FILES: &str = ":4";
+
+impl Invocation {
+    /// From the first argument of the process.
+    pub(crate) fn of(program: Option<&OsStr>) -> Self {
+        match program.map(Path::new).and_then(Path::file_stem).and_then(OsStr::to_str) {
+            Some("kubectl-rlt") => Self::Plugin,
+            Some("kubectl_complete-rlt") => Self::Completer,
+            _ => Self::Itself,
+        }
+    }
+
+    /// The command line, under the name by which it was called.
+    pub(crate) fn command(self) -> Command {
+        match self {
+            Self::Itself => Args::command(),
+            Self::Plugin | Self::Completer => Args::command().name("kubectl-rlt").bin_name("kubectl rlt"),
+        }
+    }
+}
+
+/// What may stand in place of the last of these words, in the form that kubectl reads.
+pub(crate) fn completions(words: &[String]) -> String {
+    let (before, last) = match words.split_last() {
+        Some((last, before)) => (before, last.as_str()),
+        None => (words, ""),
+    };
+    let mut command = &Args::command();
+    for word in before {
+        command = command.find_subcommand(word).unwrap_or(command);
+    }
+    let subcommands = command.get_subcommands().filter(|_| !last.starts_with('-'));
+    let subcommands = subcommands.map(|sub| (sub.get_name().to_owned(), sub.get_about()));
+    let options = command.get_arguments().filter(|_| last.starts_with('-'));
+    let options = options.filter_map(|option| Some((format!("--{}", option.get_long()?), option.get_help())));
+    let lines = subcommands.chain(options).filter(|(name, _)| name.starts_with(last));
+    let mut text: String = lines
+        .map(|(name, about)| format!("{name}\t{}\n", about.map(ToString::to_string).unwrap_or_default()))
+        .collect();
+    text.push_str(NO_FILES);
+    text.push('\n');
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+
+    use super::{Invocation, completions};
+
+    #[test]
+    fn the_name_of_the_file_decides() {
+        let of = |program: &str| Invocation::of(Some(OsStr::new(program)));
+        assert_eq!(of("/usr/bin/rlctl"), Invocation::Itself);
+        assert_eq!(of("/usr/bin/kubectl-rlt"), Invocation::Plugin);
+        assert_eq!(of("kubectl_complete-rlt"), Invocation::Completer);
+    }
+
+    #[test]
+    fn kubectl_is_told_subcommands_and_options_with_what_they_do() {
+        let completed =
+            |words: &[&str]| completions(&words.iter().map(ToString::to_string).collect::<Vec<_>>());
+        let commands = completed(&["st"]);
+        assert!(commands.starts_with("status\tShow how jobs") && commands.ends_with("\n:4\n"), "{commands}");
+        assert_eq!(commands.lines().count(), 2);
+        let options = completed(&["logs", "quickstart", "--f"]);
+        assert!(options.starts_with("--follow\tGo on"), "{options}");
+        assert_eq!(completed(&["why", ""]), ":4\n");
+    }
+}

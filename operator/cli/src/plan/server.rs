@@ -1,0 +1,201 @@
+//! What a cluster would say to a job and its objects: every call is a dry run, and nothing is changed there.
+
+use std::io::{self, Write as _};
+
+use anyhow::Context as _;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{ConfigMap, Container};
+use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
+use kube::core::{ApiResource, DynamicObject, GroupVersionKind, TypeMeta};
+use rlt_api::ExitCode;
+use rlt_operator::build::{self, Blueprint, Settings};
+use rlt_operator::job::Job;
+use rlt_operator::prepare::Prepared;
+use rlt_operator::{Args, labels, progress};
+use serde_json::Value;
+
+use super::comparison::{Outcome, Verdict, compare};
+use super::objects;
+use crate::args::{DocumentFormat, PlanArgs};
+use crate::cluster::{Connection, block_on};
+use crate::document;
+use crate::status::status_of;
+
+/// By whom a manifest is applied here, as the API server notes it.
+const FIELD_MANAGER: &str = "rlctl";
+
+pub(super) fn ask(args: &PlanArgs, prepared: &Prepared, manifest: &str) -> anyhow::Result<ExitCode> {
+    let verdicts = block_on(async {
+        let mut connection = Connection::open(&args.cluster).await?;
+        if let (None, Some(own)) = (&args.cluster.namespace, &prepared.job.metadata().namespace) {
+            connection.namespace.clone_from(own);
+        }
+        verdicts(&connection, args, prepared, manifest).await
+    })?;
+    let mut out = io::stdout().lock();
+    match args.output {
+        DocumentFormat::Json => document::write_json(&mut out, &verdicts)?,
+        DocumentFormat::Yaml => document::write_yaml(&mut out, &verdicts)?,
+        DocumentFormat::Text => {
+            verdicts.iter().try_for_each(|verdict| out.write_all(verdict.render().as_bytes()))?;
+        }
+    }
+    let is_refused = verdicts.iter().any(Verdict::is_refusal);
+    Ok(if is_refused { ExitCode::Failure } else { ExitCode::Success })
+}
+
+async fn verdicts(
+    connection: &Connection,
+    args: &PlanArgs,
+    prepared: &Prepared,
+    manifest: &str,
+) -> anyhow::Result<Vec<Verdict>> {
+    let mut wanted: Value = serde_saphyr::from_str(manifest).context("read the manifest")?;
+    wanted["metadata"]["namespace"] = connection.namespace.clone().into();
+    let (verdict, job) = ask_about_job(connection, &wanted).await?;
+    let Some(job) = job else { return Ok(vec![verdict]) };
+    let mut settings = installed(connection).await?.unwrap_or_else(|| objects::defaults(&args.installation));
+    take_authority(connection, &job, &mut settings).await;
+    let blueprint = Blueprint { job: &job, prepared, settings: &settings };
+    let attempt = status_of(&job).attempt.unwrap_or(1);
+    let mut verdicts = vec![verdict];
+    for object in build::objects(&blueprint, attempt).context("write the objects of the job")? {
+        verdicts.push(ask_about_object(connection, &object).await?);
+    }
+    Ok(verdicts)
+}
+
+/// The job as the cluster would have it, with the UID that it has or would be given.
+async fn ask_about_job(connection: &Connection, wanted: &Value) -> anyhow::Result<(Verdict, Option<Job>)> {
+    let (api, name) = api_of(connection, wanted)?;
+    let is = api.get_opt(&name).await.map_err(|error| connection.explain(read(wanted), &name, error))?;
+    // By server-side apply both the first and any later time, as `kubectl apply --server-side` would.
+    let params = PatchParams::apply(FIELD_MANAGER).force().dry_run();
+    let would_be = match api.patch(&name, &params, &Patch::Apply(wanted)).await {
+        Ok(would_be) => serde_json::to_value(would_be)?,
+        Err(error) => return Ok((refusal(connection, wanted, &name, error)?, None)),
+    };
+    let outcome = match is {
+        Some(is) => compare(serde_json::to_value(is)?, would_be.clone())?,
+        None => Outcome::Made,
+    };
+    let job = serde_json::from_value(would_be).context("read the job as the cluster would have it")?;
+    Ok((verdict(wanted, outcome), Some(job)))
+}
+
+/// As the operator would act: what is there is kept, but for a manifest that has changed.
+async fn ask_about_object(connection: &Connection, wanted: &Value) -> anyhow::Result<Verdict> {
+    let (api, name) = api_of(connection, wanted)?;
+    let is = api.get_opt(&name).await.map_err(|error| connection.explain(read(wanted), &name, error))?;
+    let Some(is) = is else {
+        let params = PostParams { dry_run: true, field_manager: Some(labels::OPERATOR.into()) };
+        let mut tried = wanted.clone();
+        // A dry run leaves no account behind that a pod could be tried with; every namespace has a default one.
+        if let Some(spec) =
+            tried.get_mut("spec").filter(|_| wanted["kind"] == "Pod").and_then(Value::as_object_mut)
+        {
+            spec.remove("serviceAccountName");
+        }
+        let object = serde_json::from_value(tried).context("read an object of the job")?;
+        return match api.create(&params, &object).await {
+            Ok(_) => Ok(verdict(wanted, Outcome::Made)),
+            Err(error) => refusal(connection, wanted, &name, error),
+        };
+    };
+    if wanted["kind"] == "Pod" {
+        return Ok(verdict(wanted, Outcome::Kept));
+    }
+    let params = PatchParams::apply(labels::OPERATOR).force().dry_run();
+    match api.patch(&name, &params, &Patch::Apply(wanted)).await {
+        Ok(would_be) => {
+            let outcome = compare(serde_json::to_value(is)?, serde_json::to_value(would_be)?)?;
+            Ok(verdict(wanted, outcome))
+        }
+        Err(error) => refusal(connection, wanted, &name, error),
+    }
+}
+
+fn read(object: &Value) -> String {
+    format!("read {} `{}`", word(object, "/kind"), word(object, "/metadata/name"))
+}
+
+fn verdict(object: &Value, outcome: Outcome) -> Verdict {
+    Verdict { kind: word(object, "/kind"), name: word(object, "/metadata/name"), outcome }
+}
+
+/// A cluster that answers no is a verdict; one that does not answer is an error.
+fn refusal(
+    connection: &Connection,
+    object: &Value,
+    name: &str,
+    error: kube::Error,
+) -> anyhow::Result<Verdict> {
+    match error {
+        kube::Error::Api(status) if (400..500).contains(&status.code) && status.code != 404 => {
+            Ok(verdict(object, Outcome::Refused { message: status.message.clone() }))
+        }
+        error => {
+            Err(connection.explain(format!("try {} `{name}`", word(object, "/kind")), name, error).into())
+        }
+    }
+}
+
+fn word(object: &Value, path: &str) -> String {
+    object.pointer(path).and_then(Value::as_str).unwrap_or_default().to_owned()
+}
+
+fn api_of(connection: &Connection, object: &Value) -> anyhow::Result<(Api<DynamicObject>, String)> {
+    let types = TypeMeta { api_version: word(object, "/apiVersion"), kind: word(object, "/kind") };
+    let kind = GroupVersionKind::try_from(&types).context("read the kind of an object")?;
+    let resource = ApiResource::from_gvk(&kind);
+    let api = Api::namespaced_with(connection.client.clone(), &connection.namespace, &resource);
+    Ok((api, word(object, "/metadata/name")))
+}
+
+/// What the operator of this cluster puts into pods, from its own Deployment; `None` where it is not to be seen.
+async fn installed(connection: &Connection) -> io::Result<Option<Settings>> {
+    let by_label = ListParams::default().labels("app.kubernetes.io/name=rl-operator");
+    let deployments = Api::<Deployment>::all(connection.client.clone()).list(&by_label).await;
+    let settings = deployments.ok().and_then(|list| list.items.iter().find_map(settings));
+    if settings.is_none() {
+        let note =
+            "note: no operator is to be seen here; objects are as the chart's defaults would make them";
+        writeln!(io::stderr(), "{note}")?;
+    }
+    Ok(settings)
+}
+
+fn settings(deployment: &Deployment) -> Option<Settings> {
+    let pod = deployment.spec.as_ref()?.template.spec.as_ref()?;
+    let container = pod.containers.iter().find(|container| container.name == "operator")?;
+    let args = arguments(container)?;
+    let namespace = deployment.metadata.namespace.as_deref()?;
+    let channel = args.process.channel_service.as_ref().map(|service| build::ChannelAccess {
+        address: format!("https://{service}.{namespace}.svc:{}", progress::PORT),
+        authority_pem: String::new(),
+    });
+    Some(Settings { trainer_image: args.trainer_image, pull_policy: args.trainer_image_pull_policy, channel })
+}
+
+/// The operator's own reading of its command line.
+fn arguments(container: &Container) -> Option<Args> {
+    let value = |name: &str| {
+        let variable = container.env.iter().flatten().find(|variable| variable.name == name);
+        variable.and_then(|variable| variable.value.clone())
+    };
+    let image = value("RLT_TRAINER_IMAGE").map(|image| format!("--trainer-image={image}"));
+    let policy =
+        value("RLT_TRAINER_IMAGE_PULL_POLICY").map(|policy| format!("--trainer-image-pull-policy={policy}"));
+    let own = container.args.iter().flatten().cloned();
+    let words = ["rlt-operator".to_owned()].into_iter().chain(image).chain(policy).chain(own);
+    clap::Parser::try_parse_from(words).ok()
+}
+
+/// The authority behind the operator's certificate stands in every ConfigMap that the operator made.
+async fn take_authority(connection: &Connection, job: &Job, settings: &mut Settings) {
+    let Some(channel) = &mut settings.channel else { return };
+    let maps = Api::<ConfigMap>::namespaced(connection.client.clone(), &connection.namespace);
+    let map = maps.get_opt(&build::config_map_name(job.name())).await.ok().flatten();
+    let authority = map.and_then(|map| map.data?.remove(rlt_channel::environment::CA_KEY));
+    channel.authority_pem = authority.unwrap_or_default();
+}

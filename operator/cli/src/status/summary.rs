@@ -1,0 +1,110 @@
+//! What there is to say about a job in a row or on a page. A pure function of the resource and the time.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::jiff::Timestamp;
+use rlt_api::FailureCause;
+use rlt_api::status::{
+    CheckpointStatus, Condition, ConditionStatus, ConditionType, Progress, RLTrainingJobStatus,
+};
+use rlt_operator::job::Job;
+use serde::Serialize;
+
+/// What there is to say about a job. As JSON or YAML its field names are a contract.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Summary {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    /// The first condition that is true, `New` before there is any.
+    pub(crate) state: String,
+    /// Why, in one word.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reason: Option<String>,
+    /// Why, for people.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) message: Option<String>,
+    /// Since when (RFC 3339).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) since: Option<String>,
+    pub(crate) has_ended: bool,
+    /// Ready workers of those that are needed, such as `7/8`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ready: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) attempt: Option<u32>,
+    /// Seconds since the job was made.
+    pub(crate) age_seconds: u64,
+    /// How far the training is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) progress: Option<Progress>,
+    /// The checkpoint from which a restart goes on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) checkpoint: Option<CheckpointStatus>,
+    /// Ended attempts by what ended them.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) failures_by_cause: BTreeMap<FailureCause, u32>,
+    /// When it was summed up, for times that are said as durations.
+    #[serde(skip)]
+    pub(super) now: Timestamp,
+}
+
+impl Summary {
+    pub(crate) fn of(job: &Job, now: Timestamp) -> Self {
+        let status = super::status_of(job);
+        let telling = state(&status);
+        let created = job.metadata.creation_timestamp.as_ref().map(|time| time.0);
+        let checkpoint = status.checkpoints.iter().find(|one| one.latest).or(status.checkpoints.last());
+        Self {
+            namespace: job.namespace().to_owned(),
+            name: job.name().to_owned(),
+            state: telling.map_or_else(|| "New".to_owned(), |condition| format!("{:?}", condition.type_)),
+            reason: telling.map(|condition| condition.reason.clone()),
+            message: telling.map(|condition| condition.message.clone()),
+            since: telling.map(|condition| condition.last_transition_time.clone()),
+            has_ended: status.completion_time.is_some(),
+            ready: status.ready,
+            attempt: status.attempt,
+            age_seconds: created.map_or(0, |created| seconds_between(created, now)),
+            progress: status.progress,
+            checkpoint: checkpoint.cloned(),
+            failures_by_cause: status.failures_by_cause,
+            now,
+        }
+    }
+
+    pub(crate) fn key(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+
+    /// Seconds that the rest takes at the pace so far; nothing is left of a job that has ended.
+    pub(super) fn remaining_seconds(&self) -> Option<u64> {
+        self.progress.as_ref()?.remaining_seconds.filter(|_| !self.has_ended)
+    }
+
+    pub(super) fn seconds_since(&self, time: Option<&str>) -> Option<u64> {
+        let time: Timestamp = time?.parse().ok()?;
+        Some(seconds_between(time, self.now))
+    }
+
+    /// Whether a row about it says anything new; that time goes by does not count.
+    pub(super) fn differs_from(&self, other: &Self) -> bool {
+        let ageless = |one: &Self| Self { age_seconds: 0, now: self.now, ..one.clone() };
+        ageless(self) != ageless(other)
+    }
+}
+
+/// The condition that says best what the job is doing.
+fn state(status: &RLTrainingJobStatus) -> Option<&Condition> {
+    status.conditions.iter().find(|condition| condition.status == ConditionStatus::True)
+}
+
+/// Whether a condition holds.
+pub(crate) fn is_true(status: &RLTrainingJobStatus, type_: ConditionType) -> bool {
+    let condition = status.conditions.iter().find(|condition| condition.type_ == type_);
+    condition.is_some_and(|condition| condition.status == ConditionStatus::True)
+}
+
+pub(crate) fn seconds_between(from: Timestamp, to: Timestamp) -> u64 {
+    u64::try_from(to.duration_since(from).as_secs()).unwrap_or(0)
+}

@@ -1,0 +1,62 @@
+//! `rlctl why`: why a job waits, failed or goes on, and what to change. Facts are gathered here; what they mean is decided
+//! by pure functions.
+
+mod explanation;
+mod failed;
+mod refused;
+mod scheduling;
+mod waiting;
+
+use std::io::{self, Write as _};
+
+use k8s_openapi::jiff::Timestamp;
+use rlt_api::ExitCode;
+use rlt_operator::job::Job;
+use rlt_operator::prepare::{Invalid, Prepared};
+use rlt_operator::worker::Worker;
+
+use crate::args::{DocumentFormat, WhyArgs};
+use crate::cluster::{Connection, block_on};
+use crate::document;
+use crate::events::happening::{Happening, of_job};
+use explanation::explain;
+
+/// What an explanation follows from.
+#[derive(Debug)]
+pub(crate) struct Facts {
+    pub(crate) job: Job,
+    /// The specification as this version of the rules sees it.
+    pub(crate) prepared: Result<Prepared, Invalid>,
+    /// The job's pods, of whatever attempt, by index.
+    pub(crate) workers: Vec<Worker>,
+    /// What happened, oldest first.
+    pub(crate) happenings: Vec<Happening>,
+    pub(crate) now: Timestamp,
+}
+
+pub(crate) fn why(args: &WhyArgs) -> anyhow::Result<ExitCode> {
+    block_on(async {
+        let connection = Connection::open(&args.cluster).await?;
+        let explanation = explain(&gather(&connection, &args.name).await?);
+        let mut out = io::stdout().lock();
+        match args.output {
+            DocumentFormat::Json => document::write_json(&mut out, &explanation)?,
+            DocumentFormat::Yaml => document::write_yaml(&mut out, &explanation)?,
+            DocumentFormat::Text => out.write_all(explanation.to_string().as_bytes())?,
+        }
+        Ok(ExitCode::Success)
+    })
+}
+
+async fn gather(connection: &Connection, name: &str) -> anyhow::Result<Facts> {
+    let job = connection.job(name).await?;
+    let pods = connection.pods(&job).await?;
+    let mut workers: Vec<_> = pods.iter().filter_map(Worker::read).map(|(_, worker)| worker).collect();
+    workers.sort_by_key(|worker| (worker.attempt, worker.idx));
+    // Who may see jobs and pods may not always see Events, and most causes are known without.
+    let happenings = connection.events().await.map(|events| of_job(&job, &events)).unwrap_or_default();
+    Ok(Facts { prepared: Prepared::new(&job), job, workers, happenings, now: Timestamp::now() })
+}
+
+#[cfg(test)]
+mod tests;

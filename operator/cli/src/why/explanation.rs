@@ -1,0 +1,217 @@
+//! From facts to an explanation: which of the things that can be said about a job is the one to say.
+
+use std::fmt;
+
+use rlt_api::status::{Condition, ConditionStatus, ConditionType, RLTrainingJobStatus};
+use rlt_api::{Budget, FailureCause, Reason};
+use rlt_operator::prepare::Invalid;
+use serde::Serialize;
+
+use super::{Facts, failed, refused, waiting};
+use crate::measure::duration;
+use crate::status::{is_true, seconds_between, status_of};
+
+/// Why a job is as it is. As JSON or YAML its field names are a contract.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Explanation {
+    /// One sentence about the job.
+    pub(crate) summary: String,
+    /// What it follows from.
+    pub(crate) evidence: Vec<String>,
+    /// What a person can do; empty where nothing is to be done.
+    pub(crate) change: Vec<String>,
+}
+
+impl Explanation {
+    pub(super) fn new(summary: impl Into<String>) -> Self {
+        Self { summary: summary.into(), ..Self::default() }
+    }
+
+    pub(super) fn because(mut self, evidence: impl IntoIterator<Item = String>) -> Self {
+        self.evidence.extend(evidence);
+        self
+    }
+
+    pub(super) fn so(mut self, change: impl Into<String>) -> Self {
+        self.change.push(change.into());
+        self
+    }
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", self.summary)?;
+        self.evidence.iter().try_for_each(|line| writeln!(f, "  {line}"))?;
+        match self.change.as_slice() {
+            [] => writeln!(f, "nothing is to be done"),
+            changes => {
+                writeln!(f, "what to change:")?;
+                changes.iter().try_for_each(|line| writeln!(f, "  {line}"))
+            }
+        }
+    }
+}
+
+/// Why a job is as it is.
+pub(crate) fn explain(facts: &Facts) -> Explanation {
+    let status = status_of(&facts.job);
+    let said = is_left_alone(facts)
+        .or_else(|| unseen(facts, &status))
+        .or_else(|| ended(facts, &status))
+        .or_else(|| invalid(facts, &status))
+        .or_else(|| suspended(facts, &status))
+        .or_else(|| refused::refused(&status))
+        .or_else(|| waiting::waiting(facts, &status))
+        .unwrap_or_else(|| running(facts, &status));
+    let name = format!("{}/{}", facts.job.namespace(), facts.job.name());
+    Explanation { summary: format!("{name} {}", said.summary), ..said }
+}
+
+/// A job that another controller works on.
+fn is_left_alone(facts: &Facts) -> Option<Explanation> {
+    let managed_by = facts.prepared.as_ref().ok()?.job.spec().run_policy.managed_by.clone()?;
+    (managed_by != rlt_operator::labels::CONTROLLER).then(|| {
+        Explanation::new(format!("is left alone: spec.runPolicy.managedBy names `{managed_by}`"))
+            .so("ask that controller, or make the job anew without spec.runPolicy.managedBy")
+    })
+}
+
+/// A job, or a change of one, that no operator has looked at.
+fn unseen(facts: &Facts, status: &RLTrainingJobStatus) -> Option<Explanation> {
+    let is_seen = status.observed_generation.is_some_and(|seen| seen >= facts.job.generation());
+    if is_seen {
+        return None;
+    }
+    let created = facts.job.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    let age = created.map(|created| duration(seconds_between(created, facts.now))).unwrap_or_default();
+    let what = if status.conditions.is_empty() {
+        format!("waits for an operator to look at it, {age} after it was made")
+    } else {
+        "has a change that no operator has looked at".to_owned()
+    };
+    let look = Explanation::new(what)
+        .so("see whether the operator runs: kubectl get pods -A -l app.kubernetes.io/name=rl-operator");
+    Some(look.so("and whether it watches this namespace: its chart's value `namespaces`"))
+}
+
+fn ended(facts: &Facts, status: &RLTrainingJobStatus) -> Option<Explanation> {
+    if is_true(status, ConditionType::Failed) {
+        return Some(failed::failed(facts, status));
+    }
+    is_true(status, ConditionType::Complete).then(|| {
+        let steps = status.progress.as_ref().map(|progress| format!("{} steps", progress.step));
+        let reward =
+            status.progress.as_ref().and_then(|progress| progress.held_out_reward.or(progress.reward));
+        let reward = reward.map(|reward| format!("reward {reward:.3}"));
+        Explanation::new("is complete: all workers ended well").because(steps.into_iter().chain(reward))
+    })
+}
+
+fn invalid(facts: &Facts, status: &RLTrainingJobStatus) -> Option<Explanation> {
+    let stalled = when_true(status, ConditionType::Stalled)?;
+    if stalled.reason != Reason::InvalidSpec.name() {
+        return None;
+    }
+    let fields = match &facts.prepared {
+        Err(Invalid::Problems(problems)) => problems.clone(),
+        // Another version of the rules finds nothing wrong with it.
+        _ => vec![stalled.message.clone()],
+    };
+    let correct = "correct these fields; `rlctl validate -f FILE` checks a manifest before it is applied";
+    Some(Explanation::new("does not start: its specification breaks rules").because(fields).so(correct))
+}
+
+fn suspended(facts: &Facts, status: &RLTrainingJobStatus) -> Option<Explanation> {
+    let (name, namespace) = (facts.job.name(), facts.job.namespace());
+    let condition = status.conditions.iter().find(|condition| condition.type_ == ConditionType::Suspended)?;
+    let is_by_hand = condition.reason == Reason::Suspended.name();
+    let kept = checkpoint(status).into_iter();
+    match condition.status {
+        ConditionStatus::True if is_by_hand => {
+            let resume = format!(
+                "resume it: kubectl patch rltj {name} -n {namespace} --type merge \
+                 -p '{{\"spec\":{{\"runPolicy\":{{\"suspend\":false}}}}}}'"
+            );
+            Some(
+                Explanation::new("is suspended: spec.runPolicy.suspend is true, and no worker is left")
+                    .because(kept)
+                    .so(resume),
+            )
+        }
+        ConditionStatus::True => Some(queued(condition, status).because(kept)),
+        _ if condition.reason == Reason::Suspending.name() => {
+            let left = facts.workers.iter().filter(|worker| !worker.is_finished()).count();
+            let grace = facts.prepared.as_ref().ok().map(|prepared| {
+                let grace = prepared.job.spec().run_policy.termination_grace_period_seconds;
+                format!("each has {grace} s for a checkpoint (spec.runPolicy.terminationGracePeriodSeconds)")
+            });
+            let still = format!("is being suspended: {left} workers save their state and stop");
+            Some(Explanation::new(still).because(grace))
+        }
+        _ => None,
+    }
+}
+
+/// A queue holds the job back.
+fn queued(condition: &Condition, status: &RLTrainingJobStatus) -> Explanation {
+    let admitted = status.conditions.iter().find(|other| other.type_ == ConditionType::Admitted);
+    let queue = admitted.map(|admitted| format!("{}: {}", admitted.reason, admitted.message));
+    Explanation::new(format!("waits in a queue: {}", condition.message))
+        .because(queue)
+        .so("see what the queue admits first: kubectl get workloads,localqueues")
+        .so("or ask for less: spec.workers.count, spec.workers.resources")
+}
+
+/// Nothing is wrong, as far as anybody can see.
+fn running(facts: &Facts, status: &RLTrainingJobStatus) -> Explanation {
+    let attempt = status.attempt.unwrap_or(1);
+    let progress = status.progress.as_ref().filter(|progress| progress.step > 0);
+    let summary = match progress {
+        Some(progress) => {
+            format!("trains: step {} of {}, attempt {attempt}", progress.step, progress.num_steps)
+        }
+        None => format!("runs, and has not reported a finished step of attempt {attempt} yet"),
+    };
+    let step_time = progress.and_then(|progress| progress.step_time.as_ref()?.parse().ok());
+    let last_step = step_time
+        .map(|time| format!("the last step was finished {} ago", duration(seconds_between(time, facts.now))));
+    let rest = progress.and_then(|progress| progress.remaining_seconds);
+    let rest = rest.map(|seconds| format!("the rest takes about {}", duration(seconds)));
+    Explanation::new(summary)
+        .because(last_step)
+        .because(rest)
+        .because(checkpoint(status))
+        .because(earlier(facts, status))
+}
+
+/// The condition of this type where it holds.
+pub(super) fn when_true(status: &RLTrainingJobStatus, type_: ConditionType) -> Option<&Condition> {
+    status.conditions.iter().find(|one| one.type_ == type_ && one.status == ConditionStatus::True)
+}
+
+/// The checkpoint from which the job goes on.
+pub(super) fn checkpoint(status: &RLTrainingJobStatus) -> Option<String> {
+    let latest = status.checkpoints.iter().find(|one| one.latest).or(status.checkpoints.last())?;
+    Some(format!("the last complete checkpoint is of step {}", latest.step))
+}
+
+/// What ended earlier attempts, and how many more may end so.
+pub(super) fn earlier(facts: &Facts, status: &RLTrainingJobStatus) -> Vec<String> {
+    let counts = status.failures_by_cause.iter();
+    counts
+        .map(|(cause, count)| format!("ended before: {count} x {cause:?}{}", budget(facts, *cause)))
+        .collect()
+}
+
+/// How many ends for a cause the job survives.
+pub(super) fn budget(facts: &Facts, cause: FailureCause) -> String {
+    let Ok(prepared) = &facts.prepared else { return String::new() };
+    match cause.budget(&prepared.job.spec().run_policy.retries) {
+        Budget::Unlimited => ", which counts for nothing".to_owned(),
+        Budget::Never => ", which is never tried again".to_owned(),
+        Budget::Limited { field, limit } => {
+            format!(", of {limit} that spec.runPolicy.retries.{field} allows")
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! One explanation for each way in which a job waits, fails or goes on.
+
+use rlt_operator::job::Job;
+use rlt_operator::labels;
+use rlt_operator::prepare::Prepared;
+use rlt_operator::worker::Worker;
+use serde_json::{Value, json};
+
+use super::Facts;
+use super::explanation::explain;
+use crate::events::happening::Happening;
+
+const CREATED: &str = "2026-01-01T10:00:00Z";
+const SINCE: &str = "2026-01-01T10:01:00Z";
+const NOW: &str = "2026-01-01T10:05:00Z";
+
+/// A condition that is true, among all others that are not.
+fn status(type_: &str, reason: &str, message: &str, more: Value) -> Value {
+    let condition = json!({
+        "type": type_, "status": "True", "lastTransitionTime": SINCE, "reason": reason, "message": message,
+    });
+    let mut status = json!({
+        "observedGeneration": 1, "conditions": [condition], "attempt": 1, "attemptStartTime": SINCE,
+        "ready": "0/1", "resolved": {"worldSize": 1, "promptsPerStep": 32, "samplesPerStep": 512,
+            "updatesPerStep": 1, "peakMemoryBytes": 3_400_000_000u64},
+    });
+    status.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    status
+}
+
+fn starting(more: Value) -> Value {
+    status("Reconciling", "WorkersStarting", "workers are being started", more)
+}
+
+fn failed(cause: &str, message: &str, mut failure: Value, more: Value) -> Value {
+    let common = json!({"attempt": 2, "cause": cause, "message": message, "time": NOW});
+    failure.as_object_mut().unwrap().extend(common.as_object().unwrap().clone());
+    let cause: rlt_api::FailureCause = serde_json::from_value(cause.into()).unwrap();
+    failure["advice"] = cause.advice().into();
+    let mut end = json!({"lastFailure": failure, "completionTime": NOW, "attempt": 2});
+    end.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    status("Failed", &format!("{cause:?}"), message, end)
+}
+
+/// The quickstart with changes to `spec.workers` and `spec.runPolicy`.
+fn facts(workers: Value, run_policy: Value, status: Value) -> Facts {
+    let example = include_str!("../../../../examples/quickstart/job.yaml");
+    let mut manifest: Value = serde_saphyr::from_str(example).unwrap();
+    manifest["spec"]["workers"] = workers;
+    manifest["spec"]["runPolicy"] = run_policy;
+    manifest["metadata"] = json!({
+        "name": "adding", "namespace": "team", "uid": "u", "generation": 1, "creationTimestamp": CREATED,
+    });
+    manifest["status"] = status;
+    let job: Job = serde_json::from_value(manifest).unwrap();
+    Facts {
+        prepared: Prepared::new(&job),
+        job,
+        workers: Vec::new(),
+        happenings: Vec::new(),
+        now: NOW.parse().unwrap(),
+    }
+}
+
+fn plain(status: Value) -> Facts {
+    facts(json!({}), json!({}), status)
+}
+
+fn worker(idx: u32, attempt: u32, node: Option<&str>, status: Value) -> Worker {
+    let pod = json!({
+        "metadata": {
+            "name": format!("adding-trainer-{idx}"), "namespace": "team", "uid": format!("{idx}"),
+            "labels": {labels::WORKER_IDX: idx.to_string(), labels::ATTEMPT: attempt.to_string()},
+            "ownerReferences": [{
+                "apiVersion": rlt_api::API_VERSION, "kind": rlt_api::KIND, "name": "adding", "uid": "u",
+            }],
+        },
+        "spec": {"containers": [], "nodeName": node},
+        "status": status,
+    });
+    Worker::read(&serde_json::from_value(pod).unwrap()).unwrap().1
+}
+
+fn unschedulable(message: &str) -> Worker {
+    let scheduled =
+        json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message});
+    worker(0, 1, None, json!({"phase": "Pending", "conditions": [scheduled]}))
+}
+
+fn container(state: Value) -> Value {
+    json!([{"name": "trainer", "image": "i", "imageID": "", "ready": false, "restartCount": 0, "state": state}])
+}
+
+fn waits_for(reason: &str, message: &str) -> Worker {
+    let state = json!({"waiting": {"reason": reason, "message": message}});
+    worker(0, 1, Some("node-a"), json!({"phase": "Pending", "containerStatuses": container(state)}))
+}
+
+fn ended(idx: u32, attempt: u32, code: i32, message: &str) -> Worker {
+    let state = json!({"terminated": {"exitCode": code, "reason": "Error", "message": message}});
+    worker(idx, attempt, Some("node-a"), json!({"phase": "Failed", "containerStatuses": container(state)}))
+}
+
+fn warning(name: &str, reason: &str, message: &str) -> Happening {
+    Happening {
+        time: Some(NOW.into()),
+        is_warning: true,
+        kind: "Pod".into(),
+        name: name.into(),
+        reason: reason.into(),
+        message: message.into(),
+        count: 1,
+    }
+}
+
+macro_rules! explained {
+    ($facts:expr) => {
+        insta::assert_snapshot!(explain(&$facts).to_string())
+    };
+}
+
+#[test]
+fn nobody_has_looked_at_it() {
+    explained!(plain(json!({})));
+}
+
+#[test]
+fn a_change_was_not_seen() {
+    let mut facts = plain(status("PodsReady", "WorkersRunning", "1/1 workers are ready", json!({})));
+    facts.job.metadata.generation = Some(2);
+    explained!(facts);
+}
+
+#[test]
+fn another_controller_works_on_it() {
+    explained!(facts(json!({}), json!({"managedBy": "kueue.x-k8s.io/multikueue"}), json!({})));
+}
+
+#[test]
+fn no_node_has_the_resources() {
+    let workers = json!({
+        "device": "Cuda", "resources": {"cpu": "64", "memory": "512Gi"}, "nodeSelector": {"zone": "a"},
+    });
+    let mut facts = facts(workers, json!({"startupDeadlineSeconds": 600}), starting(json!({})));
+    facts.workers.push(unschedulable(
+        "0/9 nodes are available: 1 Insufficient memory, 1 node(s) didn't match Pod's node affinity/selector, \
+         1 node(s) were unschedulable, 2 Insufficient cpu, 2 node(s) had untolerated taint {nvidia.com/gpu: present}, \
+         2 Insufficient nvidia.com/gpu. no new claims to deallocate, preemption: 0/9 nodes are available: 9 Preemption \
+         is not helpful for scheduling.",
+    ));
+    explained!(facts);
+}
+
+#[test]
+fn the_claim_has_no_volume() {
+    let mut facts = facts(json!({"storage": {"size": "10Gi"}}), json!({}), starting(json!({})));
+    facts.workers.push(unschedulable(
+        "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found",
+    ));
+    explained!(facts);
+}
+
+#[test]
+fn the_scheduler_says_what_nobody_has_read_before() {
+    let mut facts = plain(starting(json!({})));
+    facts.workers.push(unschedulable("no nodes available to schedule pods"));
+    explained!(facts);
+}
+
+#[test]
+fn the_image_is_missing() {
+    let mut facts = facts(json!({"image": "example.com/trainer:3"}), json!({}), starting(json!({})));
+    facts.workers.push(waits_for("ImagePullBackOff", "Back-off pulling image \"example.com/trainer:3\""));
+    let pull = "Failed to pull image \"example.com/trainer:3\": manifest unknown";
+    facts.happenings.push(warning("adding-trainer-0", "Failed", pull));
+    explained!(facts);
+}
+
+#[test]
+fn the_image_is_private() {
+    let mut facts = facts(json!({"image": "example.com/trainer:3"}), json!({}), starting(json!({})));
+    facts.workers.push(waits_for("ErrImagePull", "pull access denied, repository does not exist"));
+    explained!(facts);
+}
+
+#[test]
+fn a_secret_is_missing() {
+    let mut facts = plain(starting(json!({})));
+    facts.workers.push(waits_for("CreateContainerConfigError", "secret \"hub\" not found"));
+    explained!(facts);
+}
+
+#[test]
+fn a_volume_cannot_be_mounted() {
+    let mut facts = plain(starting(json!({})));
+    facts.workers.push(waits_for("ContainerCreating", ""));
+    let trouble = "Multi-Attach error for volume \"v\": it is already used by other pods";
+    facts.happenings.push(warning("adding-trainer-0", "FailedAttachVolume", trouble));
+    explained!(facts);
+}
+
+#[test]
+fn a_quota_is_used_up() {
+    let message = "pod adding-trainer-0: pods \"adding-trainer-0\" is forbidden: exceeded quota: team, requested: \
+                   limits.memory=4Gi,requests.cpu=2, used: limits.memory=14Gi,requests.cpu=1, limited: \
+                   limits.memory=16Gi,requests.cpu=8";
+    explained!(plain(status("Stalled", "WorkersRefused", message, json!({}))));
+}
+
+#[test]
+fn a_priority_class_is_missing() {
+    let message = "pod adding-trainer-0: pods \"adding-trainer-0\" is forbidden: no PriorityClass with name high was found";
+    explained!(plain(status("Stalled", "WorkersRefused", message, json!({}))));
+}
+
+#[test]
+fn the_cluster_refuses_for_a_reason_of_its_own() {
+    let message = "pod adding-trainer-0: admission webhook \"policy\" denied the request: no owner label";
+    explained!(plain(status("Stalled", "WorkersRefused", message, json!({}))));
+}
+
+#[test]
+fn the_specification_breaks_rules() {
+    let message = "the specification has 1 problem(s)";
+    let workers = json!({"resources": {"memory": "much"}, "count": 0});
+    explained!(facts(workers, json!({}), status("Stalled", "InvalidSpec", message, json!({}))));
+}
+
+#[test]
+fn a_person_suspended_it() {
+    let checkpoints = json!([{"step": 20, "path": "p", "digest": "d", "latest": true, "time": SINCE}]);
+    let more = json!({"checkpoints": checkpoints});
+    explained!(facts(
+        json!({}),
+        json!({"suspend": true}),
+        status("Suspended", "Suspended", "held back", more)
+    ));
+}
+
+#[test]
+fn a_queue_holds_it_back() {
+    explained!(plain(status("Suspended", "Queued", "waiting in queue research", json!({}))));
+}
+
+#[test]
+fn attempts_ended_early_and_the_next_one_waits() {
+    let failure = json!({
+        "attempt": 2, "cause": "RetryableIo", "message": "exit code 75: connect to the hub: timed out",
+        "advice": "see whether the hub can be reached", "time": SINCE,
+    });
+    let more = json!({
+        "attempt": 3, "attemptStartTime": "2026-01-01T10:05:20Z", "lastFailure": failure,
+        "failuresByCause": {"RetryableIo": 2},
+    });
+    explained!(plain(status("Reconciling", "WaitingToRestart", "attempts ended early", more)));
+}
+
+#[test]
+fn pods_of_the_attempt_before_are_not_gone() {
+    let more = json!({"attempt": 2, "failuresByCause": {"NodeLost": 1}});
+    let mut facts = plain(status("Reconciling", "Restarting", "attempt 2 begins", more));
+    facts.workers.push(worker(0, 1, Some("node-a"), json!({"phase": "Running"})));
+    explained!(facts);
+}
+
+#[test]
+fn it_starts_as_it_should() {
+    let mut facts = plain(starting(json!({})));
+    facts.workers.push(worker(0, 1, Some("node-a"), json!({"phase": "Pending"})));
+    explained!(facts);
+}
+
+#[test]
+fn it_trains() {
+    let progress = json!({
+        "step": 23, "numSteps": 60, "remainingSeconds": 100, "stepTime": "2026-01-01T10:04:48Z",
+    });
+    let more =
+        json!({"progress": progress, "attempt": 2, "failuresByCause": {"Disrupted": 1, "OutOfMemory": 1}});
+    explained!(plain(status("Progressing", "StepsAdvancing", "the trainer finishes steps", more)));
+}
+
+#[test]
+fn it_ran_out_of_memory() {
+    let failure = json!({"pod": "adding-trainer-0", "node": "node-a", "exitCode": 137});
+    let message = "exit code 137: OOMKilled (spec.runPolicy.retries.outOfMemory of 1 used up)";
+    let end = failed("OutOfMemory", message, failure, json!({"failuresByCause": {"OutOfMemory": 2}}));
+    let mut facts = facts(json!({"resources": {"memory": "2Gi"}}), json!({}), end);
+    facts.workers.push(ended(0, 2, 137, ""));
+    explained!(facts);
+}
+
+#[test]
+fn the_node_ran_out_of_memory() {
+    let failure = json!({"pod": "adding-trainer-0", "node": "node-a", "exitCode": 137});
+    explained!(plain(failed("OutOfMemory", "exit code 137: OOMKilled", failure, json!({}))));
+}
+
+#[test]
+fn it_diverged() {
+    let failure = json!({"pod": "adding-trainer-0", "node": "node-a", "exitCode": 77});
+    let more = json!({"progress": {"step": 31, "numSteps": 60, "reward": 0.12, "kl": 9.5}});
+    let message = "exit code 77: gradients were not finite for 5 steps";
+    explained!(plain(failed("Diverged", message, failure, more)));
+}
+
+#[test]
+fn a_rank_was_lost() {
+    let failure = json!({"pod": "adding-trainer-0", "node": "node-a", "exitCode": 76});
+    let mut facts = plain(failed("PeerLost", "exit code 76: rank 1 is gone", failure, json!({})));
+    facts.workers.push(ended(0, 2, 76, "rank 1 is gone"));
+    facts.workers.push(ended(1, 2, 139, "segmentation fault"));
+    explained!(facts);
+}
+
+#[test]
+fn it_took_too_long() {
+    let more = json!({"activeSeconds": 3700});
+    let message = "the job was active for more than 3600 s";
+    explained!(facts(
+        json!({}),
+        json!({"activeDeadlineSeconds": 3600}),
+        failed("DeadlineExceeded", message, json!({}), more)
+    ));
+}
+
+#[test]
+fn it_found_no_node_in_time() {
+    let failure = json!({"pod": "adding-trainer-0"});
+    let message = "not all workers ran within 60 s: 0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 \
+                   nodes are available: 1 No preemption victims found for incoming pod.";
+    let end = failed("NotScheduled", message, failure, json!({}));
+    explained!(facts(json!({"resources": {"cpu": "8"}}), json!({"startupDeadlineSeconds": 60}), end));
+}
+
+#[test]
+fn it_is_complete() {
+    let more = json!({
+        "completionTime": NOW, "progress": {"step": 60, "numSteps": 60, "reward": 0.9, "heldOutReward": 0.951},
+    });
+    explained!(plain(status("Complete", "StepsFinished", "all workers ended well", more)));
+}

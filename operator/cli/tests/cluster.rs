@@ -1,0 +1,238 @@
+//! What people see of jobs on a real API server with a real operator. No pod runs here: its kubelet is played.
+
+#![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
+
+#[path = "../../tests/cluster/stage.rs"]
+#[expect(dead_code, reason = "the stage serves other tests as well")]
+mod stage;
+
+use std::collections::BTreeMap;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, ResourceQuota, Service, ServiceAccount};
+use kube::Api;
+use kube::api::{ListParams, PostParams};
+use rlt_api::status::ConditionType;
+use rlt_cluster::{Options, Shared};
+use rlt_operator::labels;
+use serde_json::{Value, json};
+use stage::Stage;
+
+static CLUSTER: Shared = Shared::new(Options::control_plane);
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn command(stage: &Stage, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rlctl"));
+    command.args(arguments).args(["-n", &stage.namespace]).env("KUBECONFIG", stage.cluster.kubeconfig());
+    command
+}
+
+async fn run(mut command: Command, input: Option<String>) -> Output {
+    // The operator lives in this process and must not wait for it.
+    tokio::task::spawn_blocking(move || {
+        let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = piped.spawn().unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        std::io::Write::write_all(&mut stdin, input.unwrap_or_default().as_bytes()).unwrap();
+        drop(stdin);
+        child.wait_with_output().unwrap()
+    })
+    .await
+    .unwrap()
+}
+
+async fn rlctl(stage: &Stage, arguments: &[&str]) -> String {
+    let output = run(command(stage, arguments), None).await;
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Asks until the answer has this in it.
+async fn until(stage: &Stage, arguments: &[&str], wanted: &str) -> String {
+    let begin = Instant::now();
+    loop {
+        let answer = rlctl(stage, arguments).await;
+        if answer.contains(wanted) {
+            return answer;
+        }
+        assert!(begin.elapsed() < PATIENCE, "no {wanted:?} in {answer}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_job_is_explained_from_its_wait_to_its_end() {
+    let Some(cluster) = CLUSTER.get() else { return };
+    let stage = Stage::on(cluster, "explained").await;
+    let _operator = stage.operator().await;
+    stage.post("adding", json!({"runPolicy": {"cleanPodPolicy": "None"}})).await;
+    let waits = until(&stage, &["why", "adding"], "waits: no node has room for adding-trainer-0").await;
+    assert!(waits.contains("no nodes available to schedule pods"), "{waits}");
+    let table = rlctl(&stage, &["status"]).await;
+    assert!(table.lines().nth(1).unwrap().contains("Reconciling: WorkersStarting"), "{table}");
+    let events = until(&stage, &["events", "adding"], "FailedScheduling").await;
+    assert!(events.contains("RLTrainingJob/adding") && events.contains("WorkersStarting"), "{events}");
+    let pod = stage.worker("adding", 1).await;
+    stage.run(&pod).await;
+    until(&stage, &["why", "adding"], "runs, and has not reported a finished step of attempt 1 yet").await;
+    stage.end(&pod, 77, "gradients were not finite").await;
+    let failed = until(&stage, &["why", "adding"], "failed in attempt 1: Diverged of adding-trainer-0").await;
+    assert!(failed.contains("gradients were not finite") && failed.contains("learningRate"), "{failed}");
+    let json: Value =
+        serde_json::from_str(&rlctl(&stage, &["status", "adding", "-o", "json"]).await).unwrap();
+    assert_eq!((&json[0]["state"], &json[0]["hasEnded"]), (&json!("Failed"), &json!(true)));
+    let yaml = rlctl(&stage, &["why", "adding", "-o", "yaml"]).await;
+    assert!(yaml.starts_with("summary: "), "{yaml}");
+    let watched = rlctl(&stage, &["status", "adding", "--watch"]).await;
+    assert!(watched.contains("Failed: Diverged"), "a job that has ended is watched no longer: {watched}");
+}
+
+#[tokio::test]
+async fn a_quota_is_explained_in_its_own_numbers() {
+    let Some(cluster) = CLUSTER.get() else { return };
+    let stage = Stage::on(cluster, "quota").await;
+    let quota = json!({"metadata": {"name": "team"}, "spec": {"hard": {"limits.memory": "1Gi"}}});
+    let quotas = Api::<ResourceQuota>::namespaced(stage.client.clone(), &stage.namespace);
+    quotas.create(&PostParams::default(), &serde_json::from_value(quota).unwrap()).await.unwrap();
+    let begin = Instant::now();
+    while quotas.get("team").await.unwrap().status.is_none_or(|status| status.hard.is_none()) {
+        assert!(begin.elapsed() < PATIENCE, "the quota is not counted");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let _operator = stage.operator().await;
+    stage.post("large", json!({"workers": {"resources": {"memory": "2Gi"}}})).await;
+    let why = until(&stage, &["why", "large"], "quota `team` is used up").await;
+    assert!(why.contains("limits.memory: a worker asks for 2Gi, and 0 of 1Gi are in use"), "{why}");
+}
+
+#[tokio::test]
+async fn a_job_that_is_not_there_is_named_with_its_namespace() {
+    let Some(cluster) = CLUSTER.get() else { return };
+    let stage = Stage::on(cluster, "absent").await;
+    for arguments in [["why", "nobody"], ["logs", "nobody"], ["events", "nobody"], ["status", "nobody"]] {
+        let output = run(command(&stage, &arguments), None).await;
+        assert_eq!(output.status.code(), Some(1));
+        let error = String::from_utf8(output.stderr).unwrap();
+        let expected = format!(
+            "rlctl: read job `nobody`: there is no job `nobody` in namespace `{}`\n",
+            stage.namespace
+        );
+        assert_eq!(error, expected);
+    }
+}
+
+/// The objects that carry a job's label, by kind and name.
+async fn made(stage: &Stage, job: &str) -> BTreeMap<String, Value> {
+    let of_job = ListParams::default().labels(&format!("{}={job}", labels::JOB_NAME));
+    let mut objects = BTreeMap::new();
+    macro_rules! collect {
+        ($($kind:ty),*) => {$(
+            let api = Api::<$kind>::namespaced(stage.client.clone(), &stage.namespace);
+            for object in api.list(&of_job).await.unwrap() {
+                let object = serde_json::to_value(object).unwrap();
+                objects.insert(key(&object), object);
+            }
+        )*};
+    }
+    collect!(ServiceAccount, ConfigMap, Service, Pod);
+    objects
+}
+
+fn key(object: &Value) -> String {
+    format!("{}/{}", object["kind"].as_str().unwrap(), object["metadata"]["name"].as_str().unwrap())
+}
+
+/// Whether everything that is planned stands in what was made; the API server may have added more.
+fn holds(made: &Value, planned: &Value) -> bool {
+    match (made, planned) {
+        (Value::Object(made), Value::Object(planned)) => {
+            planned.iter().all(|(name, value)| made.get(name).is_some_and(|made| holds(made, value)))
+        }
+        (Value::Array(made), Value::Array(planned)) => {
+            made.len() >= planned.len()
+                && made.iter().zip(planned).all(|(made, planned)| holds(made, planned))
+        }
+        (made, planned) => made == planned,
+    }
+}
+
+#[tokio::test]
+async fn the_plan_holds_every_object_that_the_operator_makes() {
+    let Some(cluster) = CLUSTER.get() else { return };
+    let stage = Stage::on(cluster, "planned").await;
+    let patch = json!({"workers": {"count": 2, "device": "Cpu", "resources": {"memory": "2Gi"}}});
+    let manifest = serde_json::to_string(&stage.manifest("planned", &patch)).unwrap();
+    let ask = async |extra: &[&str]| {
+        let arguments =
+            [&["plan", "-f", "-", "--trainer-image", "rlt.local/rlt-trainer:test"], extra].concat();
+        run(command(&stage, &arguments), Some(manifest.clone())).await
+    };
+    let before = ask(&["--server"]).await;
+    let (before, error) =
+        (String::from_utf8(before.stdout).unwrap(), String::from_utf8(before.stderr).unwrap());
+    assert_eq!(before.lines().filter(|line| line.starts_with("+ ")).count(), 6, "{before}{error}");
+
+    let _operator = stage.operator().await;
+    stage.post("planned", patch).await;
+    stage.when_pods("planned", |pods| pods.len() == 2).await;
+    let plan: Value = serde_json::from_slice(&ask(&["-o", "json"]).await.stdout).unwrap();
+    let planned: BTreeMap<_, _> =
+        plan["objects"].as_array().unwrap().iter().map(|object| (key(object), object.clone())).collect();
+    let made = made(&stage, "planned").await;
+    assert_eq!(planned.keys().collect::<Vec<_>>(), made.keys().collect::<Vec<_>>());
+    for (name, planned) in &planned {
+        let (made, planned) = (comparable(made[name].clone()), comparable(planned.clone()));
+        assert!(holds(&made, &planned), "{name}: planned {planned:#}\nmade {made:#}");
+    }
+    stage
+        .when("planned", |status| {
+            status.conditions.iter().any(|condition| condition.type_ == ConditionType::Reconciling)
+        })
+        .await;
+    let after = String::from_utf8(ask(&["--server"]).await.stdout).unwrap();
+    assert!(after.contains("= RLTrainingJob planned: stays as it is"), "{after}");
+    assert!(after.contains("= Pod planned-trainer-1: stays; it is made once for each attempt"), "{after}");
+}
+
+/// Without what is known on a cluster only (the job's UID), and without what this operator is told otherwise than by the
+/// chart: it serves no channel and pulls no image.
+fn comparable(mut object: Value) -> Value {
+    for (list, marks) in [
+        ("/spec/volumes", ["channel", "channel"]),
+        ("/spec/containers/0/volumeMounts", ["channel", "channel"]),
+        ("/spec/containers/0/env", ["RLT_CHANNEL", rlt_channel::environment::JOB_UID]),
+    ] {
+        if let Some(list) = object.pointer_mut(list).and_then(Value::as_array_mut) {
+            list.retain(|one| !marks.iter().any(|mark| one["name"].as_str().unwrap().starts_with(mark)));
+        }
+    }
+    let gone = [
+        ("/metadata/labels", labels::JOB_UID),
+        ("/spec/selector", labels::JOB_UID),
+        ("/metadata/ownerReferences/0", "uid"),
+        ("/spec/containers/0", "imagePullPolicy"),
+        ("/metadata/annotations", labels::CONTENT_DIGEST),
+        ("/data", rlt_channel::environment::CA_KEY),
+    ];
+    for (map, key) in gone {
+        if let Some(map) = object.pointer_mut(map).and_then(Value::as_object_mut) {
+            map.remove(key);
+        }
+    }
+    object
+}
+
+#[tokio::test]
+async fn what_a_cluster_refuses_is_said_before_anything_is_made() {
+    let Some(cluster) = CLUSTER.get() else { return };
+    let stage = Stage::on(cluster, "refused").await;
+    stage.post("steady", json!({})).await;
+    let other = json!({"model": {"architecture": {"numLayers": 3}}});
+    let manifest = serde_json::to_string(&stage.manifest("steady", &other)).unwrap();
+    let output = run(command(&stage, &["plan", "-f", "-", "--server"]), Some(manifest)).await;
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.starts_with("! RLTrainingJob steady: would be refused: "), "{text}");
+}
