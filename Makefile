@@ -4,7 +4,7 @@ SHELL := /bin/bash
 
 QUICKSTART_OUTPUT ?= runs/quickstart
 
-.PHONY: help libtorch browser cluster-packages build images cluster cluster-down quickstart test lint deny format generate bench clean
+.PHONY: help libtorch browser cluster-packages build images cluster cluster-down quickstart test lint deny format generate bench bench-operator clean
 
 help: ## List the commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,6 +74,9 @@ generate: ## Write what follows from code: CRD, field reference, the chart's rol
 
 bench: libtorch ## Measure beside the peers (makes a Python venv for them)
 	trainer/benches/run.sh
+
+bench-operator: cluster-packages ## Measure jobs beside batch Jobs and JobSets on a cluster of fake nodes
+	operator/benches/run.sh
 
 clean: ## Remove what was built and run here
 	cargo clean

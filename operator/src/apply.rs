@@ -5,6 +5,8 @@ mod error;
 mod pods;
 mod status;
 
+use std::sync::Arc;
+
 use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::{Api, Client};
 
@@ -16,7 +18,8 @@ use crate::decide::Decision;
 use crate::index::Index;
 use crate::job::Job;
 use crate::labels;
-use crate::worker::JobKey;
+use crate::worker::{JobKey, Worker};
+use children::Room;
 
 /// What carrying out came to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -42,13 +45,31 @@ pub async fn apply(
     if !decision.needs_children {
         return Ok(Outcome::default());
     }
-    children::apply(client, index, blueprint).await?;
-    let attempt = decision.status.attempt.unwrap_or(1);
-    match pods::start(client, index, blueprint, attempt, &decision.start).await {
+    match make(client, index, blueprint, decision).await {
         Err(ApplyError::Refused { message }) => Ok(Outcome { refused: Some(message) }),
         Err(error) => Err(error),
         Ok(()) => Ok(Outcome::default()),
     }
+}
+
+/// Makes what a job needs: first what its pods must not be without, then pods beside everything that they wait for.
+async fn make(
+    client: &Client,
+    index: &Index,
+    blueprint: &Blueprint<'_>,
+    decision: &Decision,
+) -> Result<(), ApplyError> {
+    let attempt = decision.status.attempt.unwrap_or(1);
+    let workers = index.workers(blueprint.job.uid());
+    let is_first =
+        |worker: &&Arc<Worker>| worker.idx == 0 && worker.attempt == attempt && worker.is_reachable();
+    let first = workers.iter().find(is_first).map(Arc::as_ref);
+    let room = Room::new(client, index, blueprint);
+    room.prepare(first).await?;
+    let pods = pods::start(client, index, blueprint, attempt, &decision.start);
+    // What fails on one side does not cut off calls of the other.
+    let (furnished, started) = futures::join!(room.furnish(first), pods);
+    furnished.and(started)
 }
 
 async fn delete_job(client: &Client, job: &Job) -> Result<(), ApplyError> {

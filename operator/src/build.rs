@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 pub use claim::storage_claim;
 pub use manifest::{config_map, content_digest};
-pub use network::{service, service_account};
+pub use network::{endpoint, endpoint_digest, service, service_account};
 pub use pod::pod;
 use serde_json::Value;
 

@@ -3,12 +3,12 @@
 //! kube's own retries are off: whoever calls decides about the next try, and one reconcile can not hold its place for minutes.
 
 mod call;
+mod connection;
 mod layer;
 mod limiter;
 
 use std::time::Duration;
 
-use kube::client::ClientBuilder;
 use kube::{Client, Config};
 
 pub use call::{Call, Importance, Verb};
@@ -33,6 +33,10 @@ impl Default for CallRate {
     }
 }
 
+/// Calls under way at the same time. More than the API server works on would only wait there, where a status comes no
+/// sooner than an event.
+pub const MAX_IN_FLIGHT: usize = 64;
+
 /// Time for any call that is no watch.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -42,6 +46,6 @@ pub const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// The configuration's certificates can not be used.
 pub fn client(mut config: Config, rate: CallRate, metrics: &Metrics) -> Result<Client, kube::Error> {
     config.default_retry = false;
-    let layer = ApiLayer::new(Limiter::new(rate), metrics.clone());
-    Ok(ClientBuilder::try_from(config)?.with_layer(&layer).build())
+    let layer = ApiLayer::new(Limiter::new(rate, MAX_IN_FLIGHT), metrics.clone());
+    connection::connect(config, &layer)
 }

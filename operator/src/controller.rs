@@ -7,6 +7,7 @@ use futures::channel::{mpsc, oneshot};
 use futures::stream::{self, StreamExt as _};
 use futures::{Stream, future};
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Service, ServiceAccount};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::core::PartialObjectMeta;
 use kube::runtime::controller::{Config, Controller};
 use kube::runtime::predicates;
@@ -19,6 +20,7 @@ use tokio::task::JoinSet;
 use crate::context::Context;
 use crate::index::Child;
 use crate::job::Job;
+use crate::labels;
 use crate::reconcile::{reconcile, retry};
 use crate::watch::{self, Sink};
 
@@ -72,7 +74,7 @@ fn jobs(
         .into_iter()
         .map(|(api, _)| watcher(api, watch::config()).default_backoff().boxed());
     stream::select_all(watches)
-        .modify(|job| job.metadata.managed_fields = None)
+        .modify(forget_what_nobody_reads)
         .inspect(move |event| {
             if let Ok(Event::Delete(job)) = event {
                 context.forget(job.uid());
@@ -90,6 +92,14 @@ fn jobs(
             predicates::generation.combine(predicates::labels).combine(predicates::annotations),
             PredicateConfig::default(),
         )
+}
+
+/// A manifest as it was applied stands beside the specification, and is as long.
+fn forget_what_nobody_reads(job: &mut Job) {
+    job.metadata.managed_fields = None;
+    if let Some(annotations) = &mut job.metadata.annotations {
+        annotations.remove(labels::LAST_APPLIED);
+    }
 }
 
 /// Follows pods and the other objects of jobs; the answers come with the first complete lists.
@@ -117,6 +127,7 @@ fn follow_objects(
     follow!(ServiceAccount, Child::ServiceAccount);
     follow!(ConfigMap, Child::ConfigMap);
     follow!(Service, Child::Service);
+    follow!(EndpointSlice, Child::Endpoint);
     follow!(PersistentVolumeClaim, Child::Claim);
     synced
 }

@@ -21,6 +21,8 @@ pub enum Child {
     ConfigMap,
     /// The name of the first worker.
     Service,
+    /// The address behind that name.
+    Endpoint,
     /// The volume of the run folder.
     Claim,
 }

@@ -22,6 +22,8 @@ pub const WORKER_GROUP: &str = "rltraining.dev/worker-group";
 pub const WORKER_IDX: &str = "rltraining.dev/worker-index";
 /// The attempt that a worker belongs to, from 1.
 pub const ATTEMPT: &str = "rltraining.dev/attempt";
+/// The annotation in which `kubectl apply` keeps the manifest as it was applied.
+pub const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 /// The annotation with a digest of what an object was made from.
 pub const CONTENT_DIGEST: &str = "rltraining.dev/content-digest";
 

@@ -32,10 +32,10 @@ pub struct Timing {
 }
 
 impl Default for Timing {
-    /// Twelve renewals a minute; a standby takes over at most 15 s after a crash.
+    /// Twelve renewals a minute; a standby has taken over 15 s after a crash.
     fn default() -> Self {
         Self {
-            valid_for: Duration::from_secs(15),
+            valid_for: Duration::from_secs(14),
             renew_within: Duration::from_secs(10),
             renew_every: Duration::from_secs(5),
             retry_after: Duration::from_secs(1),

@@ -69,6 +69,13 @@ pub const PERMISSIONS: &[Permission] = &[
     ),
     permission(Reach::Watched, "", "configmaps", CHILD, "hand manifests to workers"),
     permission(Reach::Watched, "", "services", CHILD, "let workers find each other"),
+    permission(
+        Reach::Watched,
+        "discovery.k8s.io",
+        "endpointslices",
+        CHILD,
+        "lead the name of a gang to its first worker",
+    ),
     permission(Reach::Watched, "", "serviceaccounts", CHILD, "give workers an account without rights"),
     permission(Reach::Watched, "", "persistentvolumeclaims", CHILD, "keep checkpoints"),
     permission(Reach::Watched, "events.k8s.io", "events", &["create", "patch"], "tell people what happened"),
@@ -136,7 +143,8 @@ mod tests {
     fn nothing_is_allowed_twice_for_everything_or_without_a_reason() {
         let mut seen = HashSet::new();
         for permission in PERMISSIONS {
-            assert!(seen.insert((permission.group, permission.resource)), "{permission:?}");
+            let Permission { reach, group, resource, .. } = permission;
+            assert!(seen.insert((format!("{reach:?}"), group, resource)), "{permission:?}");
             assert!(permission.verbs.is_sorted() && !permission.verbs.is_empty(), "{permission:?}");
             assert!(!permission.verbs.contains(&"*") && permission.resource != "*", "{permission:?}");
             assert!(!permission.reason.is_empty());

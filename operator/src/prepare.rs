@@ -1,7 +1,7 @@
 //! From a resource to a validated job and its plan, once for every generation of its specification.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rlt_api::ValidatedJob;
 use rlt_api::plan::model_config::ModelConfigError;
@@ -17,6 +17,8 @@ pub struct Prepared {
     pub job: ValidatedJob,
     /// Worker groups, batches, memory.
     pub plan: Plan,
+    /// The digest of the manifest that workers read, once it was made.
+    pub manifest_digest: OnceLock<String>,
 }
 
 /// Why a job can not be prepared.
@@ -43,7 +45,7 @@ impl Prepared {
         })?;
         let model = plan::planned_model(&job).map_err(|error| Invalid::Model(Arc::new(error)))?;
         let plan = plan::plan(&job, model.as_ref());
-        Ok(Self { job, plan })
+        Ok(Self { job, plan, manifest_digest: OnceLock::new() })
     }
 
     /// The numbers of the plan that a status shows.

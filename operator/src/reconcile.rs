@@ -101,7 +101,7 @@ async fn report(
     let wait = match written {
         StatusWritten::Yes => {
             context.metrics.status_written(&before.status, &decision.status, Timestamp::now());
-            publish(context, job, &before.status, decision).await;
+            publish(context, job, &before.status, decision);
             decision.look_again
         }
         StatusWritten::NothingNew => decision.look_again,
@@ -110,12 +110,15 @@ async fn report(
     Ok(wait.map_or_else(Action::await_change, Action::requeue))
 }
 
-/// An Event that is lost costs nothing: the status says the same.
-async fn publish(context: &Context, job: &Job, before: &RLTrainingJobStatus, decision: &Decision) {
+/// Nobody waits for Events. One that is lost costs nothing: the status says the same.
+fn publish(context: &Context, job: &Job, before: &RLTrainingJobStatus, decision: &Decision) {
     for note in decision.notes(before) {
-        if let Err(error) = context.recorder.publish(&event(&note), &job.object_ref(&())).await {
-            tracing::warn!(job = job.name(), %error, "an event was not published");
-        }
+        let (recorder, event, about) = (context.recorder.clone(), event(&note), job.object_ref(&()));
+        tokio::spawn(async move {
+            if let Err(error) = recorder.publish(&event, &about).await {
+                tracing::warn!(job = about.name, %error, "an event was not published");
+            }
+        });
     }
 }
 

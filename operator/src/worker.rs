@@ -28,6 +28,8 @@ pub struct Worker {
     pub is_deleting: bool,
     /// The node that it was given.
     pub node: Option<Arc<str>>,
+    /// The address of the first worker, whom the others look for; nobody asks for theirs.
+    pub address: Option<Arc<str>>,
     /// How its process ended.
     pub exit: Option<Exit>,
     /// Why Kubernetes is ending it, or has ended it.
@@ -101,16 +103,18 @@ impl Worker {
         let label = |name| metadata.labels.as_ref()?.get(name);
         let status = pod.status.clone().unwrap_or_default();
         let container = status.container_statuses.iter().flatten().next();
+        let idx = label(labels::WORKER_IDX)?.parse().ok()?;
         let worker = Self {
             name: metadata.name.as_deref()?.into(),
             uid: metadata.uid.as_deref()?.into(),
             resource_version: metadata.resource_version.clone().unwrap_or_default(),
-            idx: label(labels::WORKER_IDX)?.parse().ok()?,
+            idx,
             attempt: label(labels::ATTEMPT)?.parse().ok()?,
             phase: phase(&status),
             is_ready: condition(&status, "Ready").is_some_and(|ready| ready.status == "True"),
             is_deleting: metadata.deletion_timestamp.is_some(),
             node: pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).map(Into::into),
+            address: status.pod_ip.as_deref().filter(|ip| idx == 0 && !ip.is_empty()).map(Into::into),
             exit: container.and_then(exit),
             disruption: condition(&status, "DisruptionTarget")
                 .filter(|target| target.status == "True")
@@ -127,6 +131,11 @@ impl Worker {
     /// Whether its process is over.
     pub fn is_finished(&self) -> bool {
         matches!(self.phase, WorkerPhase::Succeeded | WorkerPhase::Failed)
+    }
+
+    /// Whether others can reach it, now or in a moment.
+    pub fn is_reachable(&self) -> bool {
+        self.address.is_some() && !self.is_deleting && !self.is_finished()
     }
 
     /// Whether it does, or has done, its part.

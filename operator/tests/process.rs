@@ -268,7 +268,7 @@ async fn every_call_is_counted_and_a_slow_server_holds_nobody_for_ever() {
     let Some(cluster) = CLUSTER.get() else { return };
     let namespace = cluster.namespace("calls").await.unwrap();
     let (faults, metrics) = (Faults::default(), Metrics::default());
-    let limiter = Limiter::new(CallRate { per_second: 50.0, burst: 5.0 });
+    let limiter = Limiter::new(CallRate { per_second: 50.0, burst: 5.0 }, usize::MAX);
     let client = ClientBuilder::try_from(config(cluster).await)
         .unwrap()
         .with_layer(&faults)

@@ -210,7 +210,6 @@ fn comparable(mut object: Value) -> Value {
     }
     let gone = [
         ("/metadata/labels", labels::JOB_UID),
-        ("/spec/selector", labels::JOB_UID),
         ("/metadata/ownerReferences/0", "uid"),
         ("/spec/containers/0", "imagePullPolicy"),
         ("/metadata/annotations", labels::CONTENT_DIGEST),

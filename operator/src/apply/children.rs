@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use futures::future::try_join3;
+use futures::future::try_join4;
 use k8s_openapi::NamespaceResourceScope;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, Resource};
@@ -14,45 +14,74 @@ use crate::build::{self, Blueprint};
 use crate::index::{Child, Children, Index};
 use crate::job::Job;
 use crate::labels;
-use crate::worker;
+use crate::worker::{self, Worker};
 
-/// Makes and changes what has to be there before pods are made.
-pub(super) async fn apply(
-    client: &Client,
-    index: &Index,
-    blueprint: &Blueprint<'_>,
-) -> Result<(), ApplyError> {
-    let job = blueprint.job;
-    let known = &index.children(job.uid());
-    let config_map = build::config_map(blueprint)
-        .map_err(|source| ApplyError::Manifest { name: job.name().to_owned(), source })?;
-    let digest = build::content_digest(&config_map).map(str::to_owned);
-    let room = Room { client, index, job, known };
-    let account = build::service_account(blueprint);
-    // A pod is refused without its account; for everything else it waits.
-    room.ensure(Child::ServiceAccount, Some(account), None).await?;
-    try_join3(
-        room.ensure(Child::ConfigMap, Some(config_map), digest),
-        room.ensure(Child::Service, build::service(blueprint), None),
-        room.ensure(Child::Claim, build::storage_claim(blueprint), None),
-    )
-    .await?;
-    Ok(())
-}
-
-struct Room<'a> {
+/// The place of a job's objects besides its pods.
+pub(super) struct Room<'a> {
     client: &'a Client,
     index: &'a Index,
+    blueprint: &'a Blueprint<'a>,
     job: &'a Job,
-    known: &'a Children,
+    known: Children,
 }
 
-impl Room<'_> {
+impl<'a> Room<'a> {
+    pub(super) fn new(client: &'a Client, index: &'a Index, blueprint: &'a Blueprint<'a>) -> Self {
+        let job = blueprint.job;
+        Self { client, index, blueprint, job, known: index.children(job.uid()) }
+    }
+
+    /// What has to be there before pods are made: they are refused without their account, and must not find a worker of an
+    /// earlier attempt.
+    pub(super) async fn prepare(&self, first: Option<&Worker>) -> Result<(), ApplyError> {
+        self.ensure(Child::ServiceAccount, None, || Some(build::service_account(self.blueprint))).await?;
+        if first.is_none() && self.known.contains_key(&Child::Endpoint) {
+            self.point_to(None).await
+        } else {
+            Ok(())
+        }
+    }
+
+    /// What pods wait for.
+    pub(super) async fn furnish(&self, first: Option<&Worker>) -> Result<(), ApplyError> {
+        let point_to_first = async {
+            match first {
+                Some(first) => self.point_to(Some(first)).await,
+                None => Ok(()),
+            }
+        };
+        try_join4(
+            self.hand_over_manifest(),
+            self.ensure(Child::Service, None, || build::service(self.blueprint)),
+            self.ensure(Child::Claim, None, || build::storage_claim(self.blueprint)),
+            point_to_first,
+        )
+        .await?;
+        Ok(())
+    }
+
+    async fn hand_over_manifest(&self) -> Result<(), ApplyError> {
+        // Made anew only where it is not known: jobs are looked at often, and manifests are long.
+        let made = &self.blueprint.prepared.manifest_digest;
+        if made.get().is_some_and(|digest| self.known.get(&Child::ConfigMap) == Some(&Some(digest.clone()))) {
+            return Ok(());
+        }
+        let config_map = build::config_map(self.blueprint)
+            .map_err(|source| ApplyError::Manifest { name: self.job.name().to_owned(), source })?;
+        let digest = build::content_digest(&config_map).unwrap_or_default().to_owned();
+        self.ensure(Child::ConfigMap, Some(made.get_or_init(|| digest).clone()), || Some(config_map)).await
+    }
+
+    async fn point_to(&self, first: Option<&Worker>) -> Result<(), ApplyError> {
+        let digest = build::endpoint_digest(first);
+        self.ensure(Child::Endpoint, Some(digest), || build::endpoint(self.blueprint, first)).await
+    }
+
     async fn ensure<K>(
         &self,
         child: Child,
-        wanted: Option<K>,
         digest: Option<String>,
+        wanted: impl FnOnce() -> Option<K>,
     ) -> Result<(), ApplyError>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
@@ -61,9 +90,12 @@ impl Room<'_> {
             + Serialize
             + DeserializeOwned,
     {
-        let Some(wanted) = wanted else { return Ok(()) };
-        match self.known.get(&child) {
-            Some(known) if *known == digest => return Ok(()),
+        let known = self.known.get(&child);
+        if known == Some(&digest) {
+            return Ok(());
+        }
+        let Some(wanted) = wanted() else { return Ok(()) };
+        match known {
             Some(_) => self.change(&wanted).await?,
             None => self.make(&wanted).await?,
         }

@@ -1,4 +1,4 @@
-//! Pods: made by name, deleted by UID, a few at first and then many at once.
+//! Pods: made by name, deleted by UID, many at once.
 
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::Pod;
@@ -14,8 +14,6 @@ use crate::worker::Worker;
 
 /// Calls for one job under way at the same time.
 const MAX_PARALLEL: usize = 32;
-/// How much larger each batch of new pods is than the one before: where a quota is full, one call tells.
-const BATCH_GROWTH: usize = 4;
 
 /// Deletes pods.
 pub(super) async fn delete(
@@ -46,7 +44,7 @@ pub(super) async fn delete(
     stream::iter(calls).buffer_unordered(MAX_PARALLEL).try_collect::<()>().await
 }
 
-/// Makes the pods of these workers.
+/// Makes the pods of these workers: one, and when it is taken all others. Where a quota is full, one call tells.
 pub(super) async fn start(
     client: &Client,
     index: &Index,
@@ -54,16 +52,10 @@ pub(super) async fn start(
     attempt: u32,
     indices: &[u32],
 ) -> Result<(), ApplyError> {
-    let mut rest = indices;
-    let mut batch_size = 1;
-    while !rest.is_empty() {
-        let (batch, later) = rest.split_at(batch_size.min(rest.len()));
-        let calls = batch.iter().copied().map(|idx| create(client, index, blueprint, attempt, idx));
-        stream::iter(calls).buffer_unordered(MAX_PARALLEL).try_collect::<()>().await?;
-        rest = later;
-        batch_size *= BATCH_GROWTH;
-    }
-    Ok(())
+    let Some((first, others)) = indices.split_first() else { return Ok(()) };
+    create(client, index, blueprint, attempt, *first).await?;
+    let calls = others.iter().copied().map(|idx| create(client, index, blueprint, attempt, idx));
+    stream::iter(calls).buffer_unordered(MAX_PARALLEL).try_collect::<()>().await
 }
 
 async fn create(

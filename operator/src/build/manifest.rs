@@ -32,7 +32,8 @@ pub fn content_digest(config_map: &ConfigMap) -> Option<&str> {
     config_map.metadata.annotations.as_ref()?.get(labels::CONTENT_DIGEST).map(String::as_str)
 }
 
-fn digest<'a>(texts: impl Iterator<Item = &'a str>) -> String {
+/// A short digest of texts, which tells two contents apart.
+pub(super) fn digest<'a>(texts: impl Iterator<Item = &'a str>) -> String {
     let mut hasher = Sha256::new();
     for text in texts {
         hasher.update((text.len() as u64).to_le_bytes());

@@ -1,32 +1,90 @@
 //! Where the workers of a job meet, and as whom they run.
 
-use k8s_openapi::api::core::v1::{Service, ServiceAccount, ServicePort, ServiceSpec};
+use k8s_openapi::api::core::v1::{ObjectReference, Service, ServiceAccount, ServicePort, ServiceSpec};
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
+use rlt_api::plan::{RENDEZVOUS_PORT, WorkerGroup};
 
-use super::{Blueprint, workers_name};
+use super::{Blueprint, manifest, workers_name};
 use crate::labels;
+use crate::worker::Worker;
 
-/// The headless Service that gives the first worker a name. The others need none: all meet at the first one, and each
-/// address less is two writes less. `None` where there is only one worker.
+/// Name of the one port.
+const PORT_NAME: &str = "rendezvous";
+
+/// The headless Service behind the first worker's name. It selects nothing: the operator itself knows the one address that
+/// matters, and whoever follows selectors would write it twice and look at every pod of the namespace for it. `None` where
+/// there is only one worker.
 pub fn service(blueprint: &Blueprint<'_>) -> Option<Service> {
-    let group = blueprint.prepared.plan.worker_groups.first().filter(|group| group.num_workers > 1)?;
-    let mut selector = labels::of_job(blueprint.job);
-    selector.retain(|name, _| name == labels::JOB_UID);
-    selector.insert(labels::WORKER_GROUP.into(), group.name.clone());
-    selector.insert(labels::WORKER_IDX.into(), "0".into());
-    let port = rlt_api::plan::RENDEZVOUS_PORT;
-    let port = ServicePort { name: Some("rendezvous".into()), port: port.into(), ..ServicePort::default() };
+    gang(blueprint)?;
+    let port =
+        ServicePort { name: Some(PORT_NAME.into()), port: RENDEZVOUS_PORT.into(), ..ServicePort::default() };
     Some(Service {
         metadata: blueprint.metadata(workers_name(blueprint.name())),
         spec: Some(ServiceSpec {
             cluster_ip: Some("None".into()),
-            // The others look for the first worker before it is ready.
-            publish_not_ready_addresses: Some(true),
-            selector: Some(selector),
             ports: Some(vec![port]),
             ..ServiceSpec::default()
         }),
         ..Service::default()
     })
+}
+
+/// The address of the first worker under its name, or nobody's: the name of a gang never leads to a worker that is gone.
+/// `None` where there is only one worker.
+pub fn endpoint(blueprint: &Blueprint<'_>, first: Option<&Worker>) -> Option<EndpointSlice> {
+    let group = gang(blueprint)?;
+    let name = workers_name(blueprint.name());
+    let mut metadata = blueprint.metadata(name.clone());
+    metadata.labels.get_or_insert_default().extend([
+        ("kubernetes.io/service-name".to_owned(), name),
+        ("endpointslice.kubernetes.io/managed-by".to_owned(), labels::OPERATOR.to_owned()),
+    ]);
+    metadata.annotations = Some([(labels::CONTENT_DIGEST.to_owned(), endpoint_digest(first))].into());
+    let first = first.and_then(|worker| Some((worker, worker.address.as_deref()?)));
+    let is_v6 = first.is_some_and(|(_, address)| address.contains(':'));
+    Some(EndpointSlice {
+        metadata,
+        address_type: if is_v6 { "IPv6" } else { "IPv4" }.into(),
+        endpoints: first
+            .map(|(worker, address)| reached(blueprint, group, worker, address))
+            .into_iter()
+            .collect(),
+        ports: Some(vec![EndpointPort {
+            name: Some(PORT_NAME.into()),
+            port: Some(RENDEZVOUS_PORT.into()),
+            protocol: Some("TCP".into()),
+            ..EndpointPort::default()
+        }]),
+    })
+}
+
+/// What an endpoint was made from; equal for all that lead nowhere.
+pub fn endpoint_digest(first: Option<&Worker>) -> String {
+    manifest::digest(
+        first.into_iter().flat_map(|worker| [&*worker.uid, worker.address.as_deref().unwrap_or("")]),
+    )
+}
+
+fn gang<'a>(blueprint: &Blueprint<'a>) -> Option<&'a WorkerGroup> {
+    blueprint.prepared.plan.worker_groups.first().filter(|group| group.num_workers > 1)
+}
+
+fn reached(blueprint: &Blueprint<'_>, group: &WorkerGroup, worker: &Worker, address: &str) -> Endpoint {
+    Endpoint {
+        addresses: vec![address.to_owned()],
+        // The others look for it before it is ready.
+        conditions: Some(EndpointConditions { ready: Some(true), ..EndpointConditions::default() }),
+        hostname: Some(group.worker_name(0)),
+        node_name: worker.node.as_deref().map(str::to_owned),
+        target_ref: Some(ObjectReference {
+            kind: Some("Pod".into()),
+            namespace: Some(blueprint.job.namespace().into()),
+            name: Some(worker.name.to_string()),
+            uid: Some(worker.uid.to_string()),
+            ..ObjectReference::default()
+        }),
+        ..Endpoint::default()
+    }
 }
 
 /// The identity of the workers: it may do nothing, and no token of it is mounted unasked.

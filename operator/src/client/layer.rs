@@ -61,7 +61,7 @@ where
         // Nothing is sent before the first poll.
         let answer = self.inner.call(request);
         Box::pin(async move {
-            limiter.turn(call.importance()).await;
+            let _turn = limiter.turn(call.importance()).await;
             let started = Instant::now();
             let answered = match call.verb {
                 // A watch may take its time.

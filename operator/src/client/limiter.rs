@@ -1,4 +1,4 @@
-//! Lets calls through at a rate; of those that wait, the most important goes first.
+//! Lets calls through at a rate, and so many at a time; of those that wait, the most important goes first.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,77 +9,103 @@ use tokio::time::Instant;
 
 use super::{CallRate, Importance};
 
-/// A bucket of tokens and a queue. Clones share it.
+/// A bucket of tokens, a number of places, and a queue. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Limiter {
     state: Arc<Mutex<State>>,
     rate: CallRate,
+    max_in_flight: usize,
 }
 
 #[derive(Debug)]
 struct State {
     tokens: f64,
     filled_at: Instant,
-    waiting: BTreeMap<(Importance, u64), oneshot::Sender<()>>,
+    num_in_flight: usize,
+    waiting: BTreeMap<(Importance, u64), oneshot::Sender<Turn>>,
     num_waited: u64,
     is_pumping: bool,
 }
 
+/// A call's place among those under way, which it gives back when it is dropped.
+#[derive(Debug)]
+#[must_use = "the place is given back at once"]
+pub struct Turn {
+    limiter: Option<Limiter>,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if let Some(limiter) = self.limiter.take() {
+            let mut state = limiter.lock();
+            state.num_in_flight -= 1;
+            limiter.admit(&mut state);
+        }
+    }
+}
+
 impl Limiter {
-    /// A full bucket.
-    pub fn new(rate: CallRate) -> Self {
+    /// A full bucket, and nothing under way.
+    pub fn new(rate: CallRate, max_in_flight: usize) -> Self {
         let state = State {
             tokens: rate.burst,
             filled_at: Instant::now(),
+            num_in_flight: 0,
             waiting: BTreeMap::new(),
             num_waited: 0,
             is_pumping: false,
         };
-        Self { state: Arc::new(Mutex::new(state)), rate }
+        Self { state: Arc::new(Mutex::new(state)), rate, max_in_flight }
     }
 
     /// Waits for this call's turn.
-    pub async fn turn(&self, importance: Importance) {
+    pub async fn turn(&self, importance: Importance) -> Turn {
         if importance == Importance::Vital {
-            return;
+            return Turn { limiter: None };
         }
-        let Some(turn) = self.take_or_queue(importance) else { return };
-        // The pump lives as long as anybody waits.
-        let _ = turn.await;
+        let turn = self.queue(importance);
+        // Whoever waits is admitted: the pump lives as long as anybody does.
+        turn.await.unwrap_or(Turn { limiter: None })
     }
 
-    fn take_or_queue(&self, importance: Importance) -> Option<oneshot::Receiver<()>> {
-        let mut state = self.lock();
-        state.fill(self.rate);
-        if state.waiting.is_empty() && state.tokens >= 1.0 {
-            state.tokens -= 1.0;
-            return None;
-        }
+    fn queue(&self, importance: Importance) -> oneshot::Receiver<Turn> {
         let (sender, receiver) = oneshot::channel();
+        let mut state = self.lock();
         state.num_waited += 1;
         let place = (importance, state.num_waited);
         state.waiting.insert(place, sender);
-        if !state.is_pumping {
+        self.admit(&mut state);
+        receiver
+    }
+
+    /// Wakes those who wait, one for each token and place.
+    fn admit(&self, state: &mut State) {
+        state.fill(self.rate);
+        while state.tokens >= 1.0 && state.num_in_flight < self.max_in_flight {
+            let Some((_, sender)) = state.waiting.pop_first() else { return };
+            match sender.send(Turn { limiter: Some(self.clone()) }) {
+                Ok(()) => {
+                    state.tokens -= 1.0;
+                    state.num_in_flight += 1;
+                }
+                // Somebody who has given up needs no token.
+                Err(mut unused) => unused.limiter = None,
+            }
+        }
+        let lacks_tokens = state.tokens < 1.0 && !state.waiting.is_empty();
+        if lacks_tokens && !state.is_pumping {
             state.is_pumping = true;
             tokio::spawn(self.clone().pump());
         }
-        Some(receiver)
     }
 
-    /// Wakes those who wait, one for each token, until nobody waits.
+    /// Admits at every new token, until it is not tokens that are lacking.
     async fn pump(self) {
         loop {
             tokio::time::sleep(Duration::from_secs_f64(1.0 / self.rate.per_second)).await;
             let mut state = self.lock();
-            state.fill(self.rate);
-            while state.tokens >= 1.0 {
-                let Some((_, sender)) = state.waiting.pop_first() else { break };
-                // Somebody who has given up needs no token.
-                if sender.send(()).is_ok() {
-                    state.tokens -= 1.0;
-                }
-            }
-            if state.waiting.is_empty() {
+            self.admit(&mut state);
+            if state.tokens >= 1.0 || state.waiting.is_empty() {
                 state.is_pumping = false;
                 return;
             }
@@ -105,7 +131,7 @@ mod tests {
     use super::*;
 
     fn limiter(per_second: f64, burst: f64) -> Limiter {
-        Limiter::new(CallRate { per_second, burst })
+        Limiter::new(CallRate { per_second, burst }, usize::MAX)
     }
 
     #[tokio::test(start_paused = true)]
@@ -113,11 +139,11 @@ mod tests {
         let limiter = limiter(10.0, 5.0);
         let started = Instant::now();
         for _ in 0..5 {
-            limiter.turn(Importance::Change).await;
+            drop(limiter.turn(Importance::Change).await);
         }
         assert_eq!(started.elapsed(), Duration::ZERO);
         for _ in 0..10 {
-            limiter.turn(Importance::Change).await;
+            drop(limiter.turn(Importance::Change).await);
         }
         let elapsed = started.elapsed().as_secs_f64();
         assert!((0.9..1.3).contains(&elapsed), "ten calls at ten a second took {elapsed} s");
@@ -126,18 +152,18 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn of_those_who_wait_the_most_important_goes_first_and_a_lease_never_waits() {
         let limiter = limiter(10.0, 1.0);
-        limiter.turn(Importance::Change).await;
+        drop(limiter.turn(Importance::Change).await);
         let order = Arc::new(Mutex::new(Vec::new()));
         let waits = [Importance::Notice, Importance::Change, Importance::Status].map(|importance| {
             let (limiter, order) = (limiter.clone(), Arc::clone(&order));
             tokio::spawn(async move {
-                limiter.turn(importance).await;
+                drop(limiter.turn(importance).await);
                 order.lock().unwrap().push(importance);
             })
         });
         tokio::task::yield_now().await;
         let started = Instant::now();
-        limiter.turn(Importance::Vital).await;
+        drop(limiter.turn(Importance::Vital).await);
         assert_eq!(started.elapsed(), Duration::ZERO);
         for wait in waits {
             wait.await.unwrap();
@@ -149,11 +175,31 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_gives_up_waiting_takes_nobodys_turn() {
         let limiter = limiter(1.0, 1.0);
-        limiter.turn(Importance::Change).await;
+        drop(limiter.turn(Importance::Change).await);
         let impatient = tokio::time::timeout(Duration::from_millis(100), limiter.turn(Importance::Status));
         assert!(impatient.await.is_err());
         let started = Instant::now();
-        limiter.turn(Importance::Change).await;
+        drop(limiter.turn(Importance::Change).await);
         assert!(started.elapsed() < Duration::from_millis(1100), "{:?}", started.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn so_many_are_under_way_and_the_most_important_follows_whoever_ends() {
+        let limiter = Limiter::new(CallRate { per_second: 1000.0, burst: 1000.0 }, 2);
+        let first = limiter.turn(Importance::Change).await;
+        let second = limiter.turn(Importance::Change).await;
+        let mut notice = std::pin::pin!(limiter.turn(Importance::Notice));
+        let mut status = std::pin::pin!(limiter.turn(Importance::Status));
+        let soon = Duration::from_secs(1);
+        assert!(tokio::time::timeout(soon, &mut notice).await.is_err());
+        assert!(tokio::time::timeout(soon, &mut status).await.is_err());
+        drop(first);
+        let _third = status.await;
+        assert!(tokio::time::timeout(soon, &mut notice).await.is_err());
+        drop(second);
+        let _fourth = notice.await;
+        // Whoever gives up while it waits leaves its place to the next one.
+        assert!(tokio::time::timeout(soon, limiter.turn(Importance::Status)).await.is_err());
+        assert_eq!(limiter.lock().num_in_flight, 2);
     }
 }

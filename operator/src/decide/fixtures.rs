@@ -34,6 +34,7 @@ pub(crate) fn worker(idx: u32, attempt: u32) -> Worker {
         is_ready: false,
         is_deleting: false,
         node: None,
+        address: None,
         exit: None,
         disruption: None,
         waiting: None,

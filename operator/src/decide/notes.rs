@@ -54,7 +54,8 @@ fn of_situation(status: &RLTrainingJobStatus, situation: &Situation) -> Option<N
     let note = |reason, message: &str| Note { is_warning: false, reason, message: message.to_owned() };
     let attempt = status.attempt.unwrap_or(1);
     Some(match situation {
-        Situation::Starting => note(Reason::WorkersStarting, &format!("attempt {attempt} begins")),
+        // The next thing to tell is that they run, or why not.
+        Situation::Starting => return None,
         Situation::Restarting => note(Reason::Restarting, &format!("attempt {attempt} begins")),
         Situation::Running => note(Reason::WorkersRunning, "all workers run"),
         Situation::Suspending => note(Reason::Suspending, "workers save their state and stop"),

@@ -1,6 +1,7 @@
 //! From the posted job to its end, with everything that may happen in between.
 
 use k8s_openapi::api::core::v1::{ConfigMap, ServiceAccount};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::events::v1::Event;
 use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams, ListParams};
@@ -8,7 +9,7 @@ use rlt_api::FailureCause;
 use rlt_api::status::{ConditionStatus, ConditionType};
 use serde_json::json;
 
-use crate::stage::{is_true, reason};
+use crate::stage::{ADDRESS, is_true, reason};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_becomes_a_pod_runs_and_completes_and_its_status_says_so() {
@@ -92,6 +93,41 @@ async fn a_worker_that_is_deleted_comes_back_as_a_new_attempt_that_costs_no_retr
 }
 
 #[tokio::test]
+async fn the_name_of_a_gang_leads_to_its_first_worker_and_never_to_one_that_is_gone() {
+    let Some(stage) = crate::set("rendezvous").await else { return };
+    let _operator = stage.operator().await;
+    stage.post("met", json!({"workers": {"count": 2, "device": "Cpu"}})).await;
+    let pods = stage.when_pods("met", |pods| pods.len() == 2).await;
+    for pod in &pods {
+        stage.run(pod).await;
+    }
+    stage.when_true("met", ConditionType::PodsReady).await;
+    let slices: Api<EndpointSlice> = Api::namespaced(stage.client.clone(), &stage.namespace);
+    let found = slices.get("met-trainer").await.unwrap();
+    let endpoint = &found.endpoints[0];
+    assert_eq!(
+        (endpoint.hostname.as_deref(), endpoint.addresses.as_slice()),
+        (Some("met-trainer-0"), &[ADDRESS.into()][..])
+    );
+    assert_eq!(endpoint.target_ref.as_ref().unwrap().uid, pods[0].uid());
+    stage.pods().delete(&pods[1].name_any(), &DeleteParams::default().grace_period(0)).await.unwrap();
+    let is_second =
+        |pod: &k8s_openapi::api::core::v1::Pod| pod.labels()[rlt_operator::labels::ATTEMPT] == "2";
+    stage.when_pods("met", |pods| pods.iter().filter(|pod| is_second(pod)).count() == 2).await;
+    assert_eq!(slices.get("met-trainer").await.unwrap().endpoints, []);
+    stage.run(&stage.worker("met", 2).await).await;
+    let mut found = slices.get("met-trainer").await.unwrap();
+    for _ in 0..500 {
+        if !found.endpoints.is_empty() {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        found = slices.get("met-trainer").await.unwrap();
+    }
+    assert_ne!(found.endpoints[0].target_ref.as_ref().unwrap().uid, pods[0].uid());
+}
+
+#[tokio::test]
 async fn a_passing_failure_is_tried_again_and_a_lasting_one_ends_the_job_with_advice() {
     let Some(stage) = crate::set("failure").await else { return };
     let _operator = stage.operator().await;
@@ -109,7 +145,7 @@ async fn a_passing_failure_is_tried_again_and_a_lasting_one_ends_the_job_with_ad
     assert_eq!(reason(&status, ConditionType::Stalled), Some((ConditionStatus::True, "BadConfig".into())));
     // Events follow the status.
     let events: Api<Event> = Api::namespaced(stage.client.clone(), &stage.namespace);
-    for reason in ["WorkersStarting", "RetryableIo", "Restarting", "BadConfig"] {
+    for reason in ["WorkersRunning", "RetryableIo", "Restarting", "BadConfig"] {
         let is_told = async || {
             let told = events.list(&ListParams::default()).await.unwrap();
             told.items.iter().any(|event| event.reason.as_deref() == Some(reason))
@@ -130,7 +166,7 @@ async fn a_pod_that_the_api_server_refuses_is_explained_and_made_once_it_is_allo
     let quota = ["create", "quota", "none", "--hard=pods=0", "-n", &stage.namespace];
     assert!(stage.cluster.kubectl().args(quota).output().unwrap().status.success());
     let _operator = stage.operator().await;
-    stage.post("refused", json!({})).await;
+    stage.post("refused", json!({"workers": {"count": 4, "device": "Cpu"}})).await;
     let status = stage
         .when("refused", |status| {
             reason(status, ConditionType::Stalled).is_some_and(|(_, reason)| reason == "WorkersRefused")
@@ -138,6 +174,12 @@ async fn a_pod_that_the_api_server_refuses_is_explained_and_made_once_it_is_allo
         .await;
     let stalled = status.conditions.iter().find(|condition| condition.type_ == ConditionType::Stalled);
     assert!(stalled.unwrap().message.contains("exceeded quota: none"), "{stalled:?}");
+    let calls = stage.cluster.calls().unwrap();
+    let is_refused = |call: &&rlt_cluster::Call| {
+        call.namespace == stage.namespace && call.resource == "pods" && call.verb == "create"
+    };
+    let refused: Vec<_> = calls.iter().filter(is_refused).collect();
+    assert_eq!(refused.len(), 1, "one call tells that none of four is allowed: {refused:#?}");
     let remove = ["delete", "quota", "none", "-n", &stage.namespace];
     assert!(stage.cluster.kubectl().args(remove).output().unwrap().status.success());
     // Any change brings the job to mind before its time.

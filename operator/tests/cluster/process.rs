@@ -24,12 +24,21 @@ impl Stage {
         (Operator::start(client, &self.namespace), user)
     }
 
+    /// The calls of everybody in the namespace.
+    fn calls(&self) -> Vec<Call> {
+        let calls = self.cluster.calls().unwrap().into_iter();
+        calls.filter(|call| call.namespace == self.namespace && !is_stream(call)).collect()
+    }
+
     /// The calls of a user besides lists and watches.
     fn calls_of(&self, user: &str) -> Vec<Call> {
-        let is_stream = |call: &Call| matches!(call.verb.as_str(), "list" | "watch");
         let calls = self.cluster.calls().unwrap().into_iter();
         calls.filter(|call| call.user == user && !is_stream(call)).collect()
     }
+}
+
+fn is_stream(call: &Call) -> bool {
+    matches!(call.verb.as_str(), "list" | "watch")
 }
 
 #[tokio::test]
@@ -63,8 +72,28 @@ async fn a_job_that_goes_well_costs_few_calls() {
     assert_eq!(count("pods", "create"), 1);
     assert_eq!(count("rltrainingjobs", "patch"), 2, "{calls:#?}");
     assert_eq!((count("serviceaccounts", "create"), count("configmaps", "create")), (1, 1));
-    assert_eq!(count("events", "create"), 2);
-    assert_eq!(calls.len(), 7, "{calls:#?}");
+    assert_eq!(count("events", "create"), 1);
+    assert_eq!(calls.len(), 6, "{calls:#?}");
+}
+
+#[tokio::test]
+async fn a_gang_costs_a_call_for_each_worker_and_seven_more() {
+    let Some(stage) = crate::set("gang").await else { return };
+    let (_operator, user) = stage.counted_operator("thrifty").await;
+    stage.post("gang", json!({"workers": {"count": 4, "device": "Cpu"}})).await;
+    for pod in stage.when_pods("gang", |pods| pods.len() == 4).await {
+        stage.run(&pod).await;
+    }
+    stage.when_true("gang", ConditionType::PodsReady).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let calls = stage.calls_of(&user);
+    let count = |resource: &str| calls.iter().filter(|call| call.resource == resource).count();
+    assert_eq!((count("pods"), count("rltrainingjobs"), count("events")), (4, 2, 1), "{calls:#?}");
+    // Nobody follows a selector: one write names the first worker, and that is all.
+    let slices: Vec<_> =
+        stage.calls().into_iter().filter(|call| call.resource.starts_with("endpoint")).collect();
+    assert_eq!(slices.len(), 1, "{slices:#?}");
+    assert_eq!(calls.len(), 4 + 7, "{calls:#?}");
 }
 
 #[tokio::test]

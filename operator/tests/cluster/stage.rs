@@ -22,6 +22,9 @@ use tokio::task::JoinHandle;
 /// Longest time that anything here may take; a short training takes ten seconds on two quiet cores.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// Of every pod that runs.
+pub(crate) const ADDRESS: &str = "10.7.8.9";
+
 pub(crate) struct Stage {
     pub(crate) cluster: &'static Cluster,
     pub(crate) client: Client,
@@ -114,6 +117,7 @@ impl Stage {
     pub(crate) async fn run(&self, pod: &Pod) {
         let status = json!({
             "phase": "Running",
+            "podIP": ADDRESS,
             "conditions": [{"type": "Ready", "status": "True"}],
             "containerStatuses": [container(json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}}))],
         });

@@ -1,6 +1,8 @@
-//! The API server's own account of who called what: the honest way to count an operator's calls.
+//! The API server's own account of who called what: the honest way to count an operator's calls, and to time them.
 
-use std::path::Path;
+use std::fs::File;
+use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
@@ -23,6 +25,57 @@ pub struct Call {
     pub code: u16,
     /// When the call came in, as RFC 3339 with microseconds.
     pub at: String,
+    /// When it was answered, in the same form.
+    pub answered_at: String,
+}
+
+/// A reader of the log that goes on where it stopped before.
+#[derive(Debug)]
+pub struct CallLog {
+    path: PathBuf,
+    offset: u64,
+}
+
+impl CallLog {
+    pub(crate) fn new(path: PathBuf) -> Self {
+        Self { path, offset: 0 }
+    }
+
+    /// The calls that were answered since this was last asked, oldest first.
+    ///
+    /// # Errors
+    /// When the log can not be read.
+    pub fn news(&mut self) -> io::Result<Vec<Call>> {
+        let text = self.read()?;
+        let calls = text.lines().filter_map(|line| serde_json::from_str(line).ok()).filter_map(call);
+        Ok(calls.collect())
+    }
+
+    /// Passes over what was answered so far.
+    ///
+    /// # Errors
+    /// When the log is there and can not be looked at.
+    pub fn skip(&mut self) -> io::Result<()> {
+        self.offset = match std::fs::metadata(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
+            found => found?.len(),
+        };
+        Ok(())
+    }
+
+    /// All whole lines that were not read yet: the last one may still be in the making.
+    fn read(&mut self) -> io::Result<String> {
+        let mut file = match File::open(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(String::new()),
+            opened => opened?,
+        };
+        file.seek(SeekFrom::Start(self.offset))?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        bytes.truncate(bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1));
+        self.offset += bytes.len() as u64;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
 }
 
 #[derive(Deserialize)]
@@ -37,6 +90,7 @@ struct Event {
     #[serde(default)]
     response_status: ResponseStatus,
     request_received_timestamp: String,
+    stage_timestamp: String,
 }
 
 #[derive(Deserialize)]
@@ -60,12 +114,8 @@ struct ResponseStatus {
 }
 
 /// Every answered call of the log, in its order. A watch counts once, when it begins.
-pub(crate) fn read(log: &Path) -> std::io::Result<Vec<Call>> {
-    let text = match std::fs::read_to_string(log) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
-        read => read?,
-    };
-    Ok(text.lines().filter_map(|line| serde_json::from_str(line).ok()).filter_map(call).collect())
+pub(crate) fn read(log: &Path) -> io::Result<Vec<Call>> {
+    CallLog::new(log.to_owned()).news()
 }
 
 fn call(event: Event) -> Option<Call> {
@@ -79,5 +129,6 @@ fn call(event: Event) -> Option<Call> {
         name: event.object_ref.name,
         code: event.response_status.code,
         at: event.request_received_timestamp,
+        answered_at: event.stage_timestamp,
     })
 }

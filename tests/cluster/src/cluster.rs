@@ -14,7 +14,7 @@ use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Api, PostParams};
 
-use crate::audit::{self, Call};
+use crate::audit::{self, Call, CallLog};
 use crate::control_plane::{ControlPlane, ControlPlaneError};
 use crate::fake_nodes::{self, FakeNodes};
 use crate::network::{self, NetworkError};
@@ -201,6 +201,22 @@ impl Cluster {
         }
         let path = self.slot.folder().join("audit.log");
         audit::read(&path).map_err(|source| ClusterError::File { act: "reading", path, source })
+    }
+
+    /// A reader of the log of calls, from its begin; without the audit log there never is anything to read.
+    pub fn call_log(&self) -> CallLog {
+        CallLog::new(self.slot.folder().join("audit.log"))
+    }
+
+    /// The id of a program's process, such as that of `kube-apiserver`; `None` when there is none of that name.
+    pub fn process_id(&self, program: &str) -> Option<u32> {
+        let kwok = self.kwok.iter().find(|kwok| kwok.name() == program).map(Process::id);
+        kwok.or_else(|| self.control_plane.process_id(program))
+    }
+
+    /// A folder for files of programs beside the cluster, which goes with it.
+    pub fn folder(&self) -> PathBuf {
+        self.slot.folder()
     }
 
     /// Address at which the cluster's pods and API server (webhooks) reach a server of this process, if it listens on

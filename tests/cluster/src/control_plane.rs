@@ -115,6 +115,11 @@ impl ControlPlane {
         Ok(())
     }
 
+    /// The id of a program's process.
+    pub(crate) fn process_id(&self, program: &str) -> Option<u32> {
+        self.processes.iter().find(|process| process.name() == program).map(Process::id)
+    }
+
     /// Ends one program by SIGKILL; `false` when there is none of that name.
     pub(crate) fn kill(&mut self, program: &str) -> bool {
         let found = self.processes.iter_mut().find(|process| process.name() == program);
@@ -197,6 +202,8 @@ fn api_server_flags(slot: &Slot, options: &Options) -> Result<Vec<String>, Contr
         write(&folder.join("audit-policy.json"), &policy.to_string())?;
         flags.push(format!("--audit-policy-file={}", path("audit-policy.json")));
         flags.push(format!("--audit-log-path={}", path("audit.log")));
+        // In MiB; by default it begins anew at a hundred, and who reads it loses its place.
+        flags.push("--audit-log-maxsize=100000".into());
     }
     Ok(flags)
 }

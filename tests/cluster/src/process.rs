@@ -104,6 +104,11 @@ impl Process {
         &self.name
     }
 
+    /// The id of its process, which entering the network has not changed.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Ends the program by SIGKILL and waits for its end.
     pub(crate) fn kill(&mut self) {
         let _ = self.child.kill();

@@ -94,6 +94,10 @@ pub(crate) const COREDNS: Module = Module {
 pub(crate) const HELM: Module =
     Module { name: "helm", package: "helm.sh/helm/v4/cmd/helm", link_variables: &[], names: &["helm"] };
 
+/// Gangs of batch Jobs, to compare with.
+pub(crate) const JOBSET: Module =
+    Module { name: "jobset", package: "sigs.k8s.io/jobset", link_variables: &[], names: &["jobset"] };
+
 /// What runs in the harness's own pods, and holds the namespaces of all.
 pub(crate) const PROBE: Module =
     Module { name: "probe", package: ".", link_variables: &[], names: &["probe"] };

@@ -1,0 +1,75 @@
+//! Many jobs at once.
+
+use futures::stream::{self, StreamExt as _};
+
+use crate::observed::{Calls, in_words};
+use crate::process::{cpu_seconds, peak_kib};
+use crate::raw::IN_FLIGHT;
+use crate::stage::Stage;
+use crate::statuses::Statuses;
+
+/// Pods of one job.
+const NUM_PODS: usize = 8;
+/// Who else works for a job.
+const OTHERS: [&str; 5] = ["kube-apiserver", "etcd", "kube-controller-manager", "kube-scheduler", "kwok"];
+
+/// What became of them.
+#[derive(Clone, Debug)]
+pub(crate) struct Burst {
+    /// Pods of all jobs.
+    pub(crate) num_pods: f64,
+    /// Pods made in a second, from just before the first POST to the last pod.
+    pub(crate) pods_per_second: f64,
+    /// Seconds until the last pod ran.
+    pub(crate) all_running: f64,
+    /// Seconds until the last status said so.
+    pub(crate) all_told: f64,
+    /// Memory of the contestant's own process before the first job of all.
+    pub(crate) kib_before: f64,
+    /// The most that it had so far.
+    pub(crate) kib_at_peak: f64,
+    /// Its processor time.
+    pub(crate) own_cpu_ms_per_pod: f64,
+    /// That of the others.
+    pub(crate) cpu_of_others: String,
+    /// Calls of everybody.
+    pub(crate) calls_per_job: String,
+}
+
+/// Posts the jobs and waits until all statuses say that they run. They stay.
+pub(crate) async fn measure(stage: &mut Stage, num_jobs: usize) -> Burst {
+    let statuses = Statuses::follow(stage.jobs(), stage.contestant, NUM_PODS);
+    let own = stage.own_process();
+    let others = OTHERS.map(|name| (name, stage.cluster.process_id(name).unwrap()));
+    let names: Vec<_> = (0..num_jobs).map(|_| stage.new_name()).collect();
+    let num_pods = num_jobs * NUM_PODS;
+    let (own_before, before) = (cpu_seconds(own), others.map(|(_, id)| cpu_seconds(id)));
+    let mut observed = stage.observe();
+    let posts = names.iter().map(|name| stage.post(name, NUM_PODS));
+    stream::iter(posts).buffer_unordered(IN_FLIGHT).for_each(|()| async {}).await;
+    let told = statuses.all_told(num_jobs).await.duration_since(observed.since).as_secs_f64();
+    observed.read();
+    observed.running(num_pods).await;
+    let per_pod = |seconds: f64| seconds * 1e3 / num_pods as f64;
+    let own_cpu_ms_per_pod = per_pod(cpu_seconds(own) - own_before);
+    let cost =
+        |((name, id), before): ((&str, u32), f64)| format!("{name} {:.2}", per_pod(cpu_seconds(id) - before));
+    let cpu_of_others = others.into_iter().zip(before).map(cost).collect::<Vec<_>>().join(", ");
+    observed.quiet().await;
+    Burst {
+        num_pods: num_pods as f64,
+        pods_per_second: num_pods as f64 / (observed.created_times()[num_pods - 1] / 1e3),
+        all_running: observed.running_times()[num_pods - 1] / 1e3,
+        all_told: told,
+        kib_before: stage.kib_at_start,
+        kib_at_peak: peak_kib(own),
+        own_cpu_ms_per_pod,
+        cpu_of_others,
+        calls_per_job: in_words(&shared(observed.calls(), num_jobs)),
+    }
+}
+
+fn shared(mut calls: Calls, num_jobs: usize) -> Calls {
+    calls.values_mut().flatten().for_each(|count| *count /= num_jobs as f64);
+    calls
+}

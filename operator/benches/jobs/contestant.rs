@@ -1,0 +1,137 @@
+//! Who takes part: the same gang of pods, each time as another kind of object.
+
+use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
+use serde_json::{Value, json};
+
+use crate::restart::End;
+
+/// One way to run a gang.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Contestant {
+    /// An RLTrainingJob.
+    Operator,
+    /// An indexed batch Job.
+    Job,
+    /// A JobSet of one such Job.
+    JobSet,
+}
+
+impl Contestant {
+    pub(crate) const ALL: [Self; 3] = [Self::Operator, Self::Job, Self::JobSet];
+
+    /// Its name in a report.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Operator => "RLTrainingJob",
+            Self::Job => "batch Job",
+            Self::JobSet => "JobSet",
+        }
+    }
+
+    /// Its name in the environment.
+    pub(crate) fn flag(self) -> &'static str {
+        match self {
+            Self::Operator => "operator",
+            Self::Job => "job",
+            Self::JobSet => "jobset",
+        }
+    }
+
+    /// The user by whose name its controller calls.
+    pub(crate) fn user(self) -> &'static str {
+        match self {
+            Self::Operator => "system:serviceaccount:rl-operator:rl-operator",
+            Self::Job => "system:serviceaccount:kube-system:job-controller",
+            Self::JobSet => "system:serviceaccount:jobset-system:jobset-controller-manager",
+        }
+    }
+
+    pub(crate) fn resource(self) -> ApiResource {
+        let (group, version, kind) = match self {
+            Self::Operator => ("rltraining.dev", "v1alpha1", "RLTrainingJob"),
+            Self::Job => ("batch", "v1", "Job"),
+            Self::JobSet => ("jobset.x-k8s.io", "v1alpha2", "JobSet"),
+        };
+        ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind))
+    }
+
+    /// A gang of so many pods of 100m CPU and 64Mi.
+    pub(crate) fn manifest(self, name: &str, num_pods: usize) -> DynamicObject {
+        let resource = self.resource();
+        let spec = match self {
+            Self::Operator => training(num_pods),
+            Self::Job => batch_job(num_pods, 6),
+            Self::JobSet => json!({
+                // Where one pod is lost, the whole gang starts again, as ours does.
+                "failurePolicy": { "maxRestarts": 3 },
+                "replicatedJobs": [{ "name": "workers", "replicas": 1, "template": { "spec": batch_job(num_pods, 0) } }]
+            }),
+        };
+        let object = json!({
+            "apiVersion": resource.api_version, "kind": resource.kind, "metadata": { "name": name }, "spec": spec
+        });
+        serde_json::from_value(object).unwrap()
+    }
+
+    /// Whether the status says that all pods run.
+    pub(crate) fn is_told_to_run(self, object: &DynamicObject, num_pods: usize) -> bool {
+        let status = &object.data["status"];
+        match self {
+            Self::Operator => {
+                let conditions = status["conditions"].as_array().into_iter().flatten();
+                let mut ready = conditions.filter(|condition| condition["type"] == "PodsReady");
+                ready.any(|condition| condition["status"] == "True")
+            }
+            Self::Job => status["ready"] == num_pods,
+            Self::JobSet => status["replicatedJobsStatus"][0]["ready"] == 1,
+        }
+    }
+
+    /// Pods that are made when one of 8 is lost.
+    pub(crate) fn pods_after_loss(self) -> usize {
+        match self {
+            Self::Operator | Self::JobSet => 8,
+            Self::Job => 1,
+        }
+    }
+
+    /// Whether another process of its controller stands by, as its chart has it.
+    pub(crate) fn has_standby(self) -> bool {
+        self == Self::Operator
+    }
+
+    /// How its controller can be ended beside the others.
+    pub(crate) fn ends(self) -> &'static [End] {
+        match self {
+            Self::Operator => &[End::AskedToStop, End::Killed],
+            Self::Job => &[],
+            Self::JobSet => &[End::AskedToStop],
+        }
+    }
+}
+
+fn training(num_pods: usize) -> Value {
+    let example = include_str!("../../../examples/quickstart/job.yaml");
+    let mut manifest: Value = serde_saphyr::from_str(example).unwrap();
+    manifest["spec"]["workers"] = json!({
+        "count": num_pods, "device": "Cpu", "resources": { "cpu": "100m", "memory": "64Mi" }
+    });
+    manifest["spec"]["training"]["promptsPerStep"] = json!(64);
+    manifest["spec"].take()
+}
+
+fn batch_job(num_pods: usize, retries: usize) -> Value {
+    json!({
+        "parallelism": num_pods, "completions": num_pods, "completionMode": "Indexed", "backoffLimit": retries,
+        "template": { "spec": pod() }
+    })
+}
+
+/// One container, as every pod here has.
+pub(crate) fn pod() -> Value {
+    let requests = json!({ "cpu": "100m", "memory": "64Mi" });
+    json!({
+        "restartPolicy": "Never",
+        "containers": [{ "name": "main", "image": "rlt.local/none", "resources": { "requests": requests } }]
+    })
+}

@@ -1,0 +1,220 @@
+//! Jobs beside the same gangs as plain batch Jobs and as JobSets, on a real control plane with nodes that exist in the API alone:
+//! how soon pods are there and statuses say so, how many calls that takes, and what a crowd of jobs costs. Prints the tables of a
+//! report; `run.sh` writes its head.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a benchmark prints and may panic"
+)]
+
+mod burst;
+mod contestant;
+mod failure;
+mod jobset;
+mod observed;
+mod process;
+mod raw;
+mod restart;
+mod settings;
+mod single;
+mod stage;
+mod statuses;
+mod table;
+
+use contestant::Contestant;
+use settings::Settings;
+use stage::Stage;
+use table::Table;
+
+fn main() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(measure(&Settings::from_environment()));
+}
+
+/// Each contestant has a cluster of its own, which no other has filled before.
+async fn measure(settings: &Settings) {
+    let mut tables = Tables::new();
+    for contestant in settings.contestants() {
+        let mut stage = match Stage::start(contestant).await {
+            Ok(stage) => stage,
+            Err(why) => {
+                tables.left_out.push(format!("{} is left out: {why}", contestant.name()));
+                continue;
+            }
+        };
+        eprintln!("{}: singles", contestant.name());
+        for num_pods in settings.single_pods.clone() {
+            let singles = single::measure(&mut stage, num_pods, settings.rounds).await;
+            tables.single(contestant, num_pods, &singles);
+        }
+        eprintln!("{}: failures", contestant.name());
+        for blow in failure::Blow::ALL.into_iter().filter(|_| settings.has_failures) {
+            tables.failure(contestant, blow, &failure::measure(&mut stage, blow).await);
+        }
+        for num_jobs in settings.burst_jobs.clone() {
+            eprintln!("{}: burst of {num_jobs}", contestant.name());
+            let raw = raw::measure(&mut stage, settings.raw_pods).await;
+            let burst = burst::measure(&mut stage, num_jobs).await;
+            tables.burst(contestant, num_jobs, &burst, &raw);
+            if settings.burst_jobs.last() == Some(&num_jobs) {
+                eprintln!("{}: idle and restart", contestant.name());
+                tables.idle(contestant, num_jobs, &restart::idle(&mut stage, settings.idle).await);
+                for end in contestant.ends() {
+                    tables.restart(contestant, num_jobs, *end, &restart::measure(&mut stage, *end).await);
+                }
+            } else {
+                stage.clear().await;
+            }
+        }
+        eprintln!("{}: done", contestant.name());
+    }
+    tables.print();
+}
+
+/// The tables of the report.
+struct Tables {
+    singles: Table,
+    calls: Table,
+    failures: Table,
+    bursts: Table,
+    costs: Table,
+    burst_calls: Table,
+    idle: Table,
+    restarts: Table,
+    left_out: Vec<String>,
+}
+
+impl Tables {
+    fn new() -> Self {
+        Self {
+            singles: Table::new(
+                "One job after another: ms from its POST, p50 / slowest",
+                "gang | pods | first pod | all created | all Running | status says so",
+            ),
+            calls: Table::new(
+                "Calls for one job until quiet",
+                "gang | pods | all, without the scheduler | by whom",
+            ),
+            failures: Table::new(
+                "One pod of 8 is lost: ms until the gang runs again, p50 / slowest",
+                "gang | what happens | pods made | until the last new pod is made | until it is Running",
+            ),
+            bursts: Table::new(
+                "Many jobs of 8 pods at once",
+                "gang | jobs | raw pods/s | pods created/s | share of raw | all Running, s | all statuses say so, s",
+            ),
+            costs: Table::new(
+                "What they cost",
+                "gang | jobs | own MiB before | own MiB at its peak | KiB per pod | own CPU ms per pod | CPU ms per pod of others",
+            ),
+            burst_calls: Table::new("Calls per job of the crowd", "gang | jobs | by whom"),
+            idle: Table::new(
+                "The crowd runs and nothing happens",
+                "gang | jobs | calls a minute | lease renewals a minute | watches begun anew a minute",
+            ),
+            restarts: Table::new(
+                "The controller ends while the crowd runs",
+                "gang | jobs | how | s until a new job has a pod | other writes of its own until then | calls",
+            ),
+            left_out: Vec::new(),
+        }
+    }
+
+    fn single(&mut self, contestant: Contestant, num_pods: usize, singles: &[single::Single]) {
+        let times = |time: fn(&single::Single) -> f64| table::middle_and_worst(singles.iter().map(time));
+        self.singles.row([
+            contestant.name().to_owned(),
+            num_pods.to_string(),
+            times(|single| single.first_created),
+            times(|single| single.all_created),
+            times(|single| single.all_running),
+            times(|single| single.told),
+        ]);
+        let (total, by_whom) = observed::mean_calls(singles.iter().map(|single| &single.calls));
+        self.calls.row([contestant.name().to_owned(), num_pods.to_string(), format!("{total:.1}"), by_whom]);
+    }
+
+    fn failure(&mut self, contestant: Contestant, blow: failure::Blow, again: &[failure::Again]) {
+        let times = |time: fn(&failure::Again) -> f64| table::middle_and_worst(again.iter().map(time));
+        self.failures.row([
+            contestant.name().to_owned(),
+            blow.name().to_owned(),
+            contestant.pods_after_loss().to_string(),
+            times(|again| again.created),
+            times(|again| again.running),
+        ]);
+    }
+
+    fn burst(&mut self, contestant: Contestant, num_jobs: usize, burst: &burst::Burst, raw: &raw::Raw) {
+        let head = || [contestant.name().to_owned(), num_jobs.to_string()];
+        let [name, jobs] = head();
+        self.bursts.row([
+            name,
+            jobs,
+            format!("{:.0}", raw.pods_per_second),
+            format!("{:.0}", burst.pods_per_second),
+            format!("{:.2}", burst.pods_per_second / raw.pods_per_second),
+            format!("{:.1}", burst.all_running),
+            format!("{:.1}", burst.all_told),
+        ]);
+        let [name, jobs] = head();
+        let mib = |kib: f64| format!("{:.1}", kib / 1024.0);
+        self.costs.row([
+            name,
+            jobs,
+            mib(burst.kib_before),
+            mib(burst.kib_at_peak),
+            format!("{:.1}", (burst.kib_at_peak - burst.kib_before) / burst.num_pods),
+            format!("{:.2}", burst.own_cpu_ms_per_pod),
+            burst.cpu_of_others.clone(),
+        ]);
+        let [name, jobs] = head();
+        self.burst_calls.row([name, jobs, burst.calls_per_job.clone()]);
+    }
+
+    fn idle(&mut self, contestant: Contestant, num_jobs: usize, idle: &restart::Idle) {
+        self.idle.row([
+            contestant.name().to_owned(),
+            num_jobs.to_string(),
+            format!("{:.1}", idle.calls),
+            format!("{:.1}", idle.renewals),
+            format!("{:.1}", idle.watches),
+        ]);
+    }
+
+    fn restart(
+        &mut self,
+        contestant: Contestant,
+        num_jobs: usize,
+        end: restart::End,
+        again: &restart::Again,
+    ) {
+        self.restarts.row([
+            contestant.name().to_owned(),
+            num_jobs.to_string(),
+            end.name().to_owned(),
+            format!("{:.2}", again.works_after),
+            again.writes.clone(),
+            again.num_calls.to_string(),
+        ]);
+    }
+
+    fn print(&self) {
+        for table in [
+            &self.singles,
+            &self.calls,
+            &self.failures,
+            &self.bursts,
+            &self.costs,
+            &self.burst_calls,
+            &self.idle,
+            &self.restarts,
+        ] {
+            println!("{table}");
+        }
+        self.left_out.iter().for_each(|line| println!("\n{line}"));
+    }
+}

@@ -1,0 +1,171 @@
+//! What the API server's own log says: when pods were made and ran, and who called how often.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use rlt_cluster::{Call, CallLog};
+
+/// Who measures; the nodes that exist in the API alone call by this name too.
+const OBSERVER: &str = "admin";
+/// Without any call for so long, a job is settled.
+const QUIET: Duration = Duration::from_millis(800);
+/// Longest that anything here may take.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(900);
+
+/// The calls of a while, in one namespace.
+#[derive(Debug)]
+pub(crate) struct Observed {
+    log: CallLog,
+    namespace: String,
+    /// When it began.
+    pub(crate) since: Timestamp,
+    calls: Vec<Call>,
+    ignored: Option<String>,
+}
+
+impl Observed {
+    /// Begins now.
+    pub(crate) fn begin(mut log: CallLog, namespace: &str) -> Self {
+        log.skip().unwrap();
+        Self {
+            log,
+            namespace: namespace.to_owned(),
+            since: Timestamp::now(),
+            calls: Vec::new(),
+            ignored: None,
+        }
+    }
+
+    /// Leaves a pod that was there before out of account.
+    pub(crate) fn ignoring(self, pod: &str) -> Self {
+        Self { ignored: Some(pod.to_owned()), ..self }
+    }
+
+    /// Reads on. Returns whether anybody but the observer has called for anything.
+    pub(crate) fn read(&mut self) -> bool {
+        let news = self.log.news().unwrap();
+        let here = news.into_iter().filter(|call| call.namespace == self.namespace && call.verb != "watch");
+        let before = self.calls.len();
+        self.calls.extend(here.filter(|call| call.resource != "leases"));
+        self.calls[before..].iter().any(|call| call.user != OBSERVER || call.resource == "pods")
+    }
+
+    /// Waits until nothing has happened for a while.
+    pub(crate) async fn quiet(&mut self) {
+        let mut last = Instant::now();
+        while last.elapsed() < QUIET {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            if self.read() {
+                last = Instant::now();
+            }
+        }
+    }
+
+    /// Waits until so many pods were made and run.
+    pub(crate) async fn running(&mut self, num_pods: usize) {
+        let begun = Instant::now();
+        while self.running_times().len() < num_pods {
+            assert!(begun.elapsed() < PATIENCE, "{} of {num_pods} pods run", self.running_times().len());
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            self.read();
+        }
+    }
+
+    /// Milliseconds from the beginning to each new pod, in their order.
+    pub(crate) fn created_times(&self) -> Vec<f64> {
+        let made = self.calls.iter().filter(|call| is_made(call));
+        let mut times: Vec<_> = made.map(|call| self.milliseconds(&call.answered_at)).collect();
+        times.sort_by(f64::total_cmp);
+        times
+    }
+
+    /// Milliseconds from the beginning to when each new pod runs: its first status after it was made. Pods whose names the API
+    /// server chose count from their first status that was written here.
+    pub(crate) fn running_times(&self) -> Vec<f64> {
+        let made: HashMap<&str, &str> = self
+            .calls
+            .iter()
+            .filter(|call| is_made(call) && !call.name.is_empty())
+            .map(|call| (call.name.as_str(), call.answered_at.as_str()))
+            .collect();
+        let has_names = !made.is_empty();
+        let mut first: BTreeMap<&str, f64> = BTreeMap::new();
+        let written = self.calls.iter().filter(|call| call.user == OBSERVER && is_status_of_pod(call));
+        for call in written {
+            let is_new = made.get(call.name.as_str()).is_some_and(|at| call.answered_at.as_str() >= *at);
+            let is_unknown = !has_names && self.ignored.as_deref() != Some(call.name.as_str());
+            if is_new || is_unknown {
+                first.entry(&call.name).or_insert_with(|| self.milliseconds(&call.answered_at));
+            }
+        }
+        let mut times: Vec<_> = first.into_values().collect();
+        times.sort_by(f64::total_cmp);
+        times
+    }
+
+    /// Calls by whoever made them, besides the observer's.
+    pub(crate) fn calls(&self) -> Calls {
+        let mut calls = Calls::new();
+        for call in self.calls.iter().filter(|call| call.user != OBSERVER) {
+            let who = call.user.rsplit(':').next().unwrap_or_default().to_owned();
+            let counts = calls.entry(who).or_default();
+            counts[kind(call)] += 1.0;
+        }
+        calls
+    }
+
+    fn milliseconds(&self, time: &str) -> f64 {
+        let time: Timestamp = time.parse().unwrap();
+        time.duration_since(self.since).as_secs_f64() * 1e3
+    }
+}
+
+/// Calls by whoever made them: reads, writes of objects, of statuses, of events.
+pub(crate) type Calls = BTreeMap<String, [f64; 4]>;
+
+fn kind(call: &Call) -> usize {
+    match (call.verb.as_str(), call.resource.as_str(), call.subresource.as_str()) {
+        ("get" | "list", _, _) => 0,
+        (_, "events", _) => 3,
+        (_, _, "status") => 2,
+        _ => 1,
+    }
+}
+
+fn is_made(call: &Call) -> bool {
+    call.verb == "create" && call.resource == "pods" && call.subresource.is_empty() && call.code == 201
+}
+
+fn is_status_of_pod(call: &Call) -> bool {
+    call.resource == "pods" && call.subresource == "status" && call.verb == "patch" && call.code == 200
+}
+
+/// The mean of several counts: all but the scheduler's, and each caller's in words.
+pub(crate) fn mean_calls<'a>(all: impl Iterator<Item = &'a Calls>) -> (f64, String) {
+    let mut sum = Calls::new();
+    let mut num = 0.0;
+    for calls in all {
+        num += 1.0;
+        for (who, counts) in calls {
+            let so_far = sum.entry(who.clone()).or_default();
+            so_far.iter_mut().zip(counts).for_each(|(so_far, count)| *so_far += count);
+        }
+    }
+    sum.values_mut().flatten().for_each(|count| *count /= num);
+    let others = sum.iter().filter(|(who, _)| *who != "kube-scheduler");
+    (others.map(|(_, counts)| counts.iter().sum::<f64>()).sum(), in_words(&sum))
+}
+
+/// Each caller with its calls: reads, writes, statuses, events.
+pub(crate) fn in_words(calls: &Calls) -> String {
+    let one = |(who, counts): (&String, &[f64; 4])| {
+        let [reads, writes, statuses, events] = counts.map(rounded);
+        format!("{who} {} ({reads}r {writes}w {statuses}s {events}e)", rounded(counts.iter().sum()))
+    };
+    calls.iter().map(one).collect::<Vec<_>>().join("; ")
+}
+
+fn rounded(count: f64) -> String {
+    format!("{count:.1}").trim_end_matches('0').trim_end_matches('.').to_owned()
+}

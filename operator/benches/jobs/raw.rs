@@ -1,0 +1,38 @@
+//! Pods by a plain client, without any controller: what the machine can do at this moment.
+
+use futures::stream::{self, StreamExt as _};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{DeleteParams, ListParams, PostParams};
+use serde_json::json;
+
+use crate::contestant;
+use crate::stage::Stage;
+
+/// Calls under way at the same time, here and where jobs are posted.
+pub(crate) const IN_FLIGHT: usize = 16;
+
+/// What the machine can do.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Raw {
+    /// Pods made in a second, while the scheduler binds them and they start.
+    pub(crate) pods_per_second: f64,
+}
+
+/// Makes pods and waits until they run; then they go.
+pub(crate) async fn measure(stage: &mut Stage, num_pods: usize) -> Raw {
+    let pods = stage.pods();
+    let mut observed = stage.observe();
+    let posts = (0..num_pods).map(|index| {
+        let pod = json!({ "metadata": { "name": format!("raw-{index}") }, "spec": contestant::pod() });
+        let (pods, pod) = (pods.clone(), serde_json::from_value::<Pod>(pod).unwrap());
+        async move { pods.create(&PostParams::default(), &pod).await.unwrap() }
+    });
+    stream::iter(posts).buffer_unordered(IN_FLIGHT).for_each(|_| async {}).await;
+    observed.running(num_pods).await;
+    let seconds = observed.created_times()[num_pods - 1] / 1e3;
+    let at_once = DeleteParams::default().grace_period(0);
+    pods.delete_collection(&at_once, &ListParams::default()).await.unwrap();
+    stage.gone().await;
+    stage.observe().quiet().await;
+    Raw { pods_per_second: num_pods as f64 / seconds }
+}

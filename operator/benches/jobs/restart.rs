@@ -1,0 +1,144 @@
+//! A crowd of jobs runs: what that costs while nothing happens, and what it costs when the controller ends.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use kube::api::PostParams;
+use rlt_cluster::Call;
+
+use crate::observed::{Observed, PATIENCE};
+use crate::stage::Stage;
+
+/// Pods of the job that shows that the controller works.
+const NUM_PODS: usize = 8;
+/// After its end, calls are counted until there was none for so long.
+const QUIET: Duration = Duration::from_secs(4);
+
+/// How a controller ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// By SIGTERM.
+    AskedToStop,
+    /// By SIGKILL.
+    Killed,
+}
+
+impl End {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::AskedToStop => "SIGTERM",
+            Self::Killed => "SIGKILL",
+        }
+    }
+
+    fn signal(self) -> &'static str {
+        match self {
+            Self::AskedToStop => "TERM",
+            Self::Killed => "KILL",
+        }
+    }
+}
+
+/// Calls of the controller in a minute.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Idle {
+    pub(crate) calls: f64,
+    pub(crate) renewals: f64,
+    pub(crate) watches: f64,
+}
+
+/// What the end of a controller costs.
+#[derive(Clone, Debug)]
+pub(crate) struct Again {
+    /// Seconds from the signal to the first pod of a job that was posted right after it.
+    pub(crate) works_after: f64,
+    /// Writes about anything but that job and the lease.
+    pub(crate) writes: String,
+    /// All calls besides those for that job and the lease.
+    pub(crate) num_calls: usize,
+}
+
+/// Counts calls while nothing happens.
+pub(crate) async fn idle(stage: &mut Stage, duration: Duration) -> Idle {
+    let mut log = stage.cluster.call_log();
+    log.skip().unwrap();
+    tokio::time::sleep(duration).await;
+    let own: Vec<Call> =
+        log.news().unwrap().into_iter().filter(|call| call.user == stage.contestant.user()).collect();
+    let per_minute = |is_it: fn(&Call) -> bool| {
+        own.iter().filter(|call| is_it(call)).count() as f64 * 60.0 / duration.as_secs_f64()
+    };
+    Idle {
+        calls: per_minute(|call| call.resource != "leases" && call.verb != "watch"),
+        renewals: per_minute(|call| call.resource == "leases" && call.verb != "watch"),
+        watches: per_minute(|call| call.verb == "watch"),
+    }
+}
+
+/// Ends the controller that leads. Where it has no other to stand by, it is started again at once.
+pub(crate) async fn measure(stage: &mut Stage, end: End) -> Again {
+    if stage.contestant.has_standby() && stage.controllers.len() < 2 {
+        stage.start_controller().await;
+    }
+    let namespace = stage.cluster.namespace("probe").await.unwrap();
+    let jobs = stage.jobs_in(&namespace);
+    let probe = stage.contestant.manifest("probe", NUM_PODS);
+    let mut log = stage.cluster.call_log();
+    log.skip().unwrap();
+    let mut observed = Observed::begin(stage.cluster.call_log(), &namespace);
+    let leader = stage.controllers.remove(0);
+    let ended = Timestamp::now();
+    leader.signal(end.signal());
+    let posted = tokio::spawn(async move {
+        // Its webhook, if it has one, may be away.
+        while jobs.create(&PostParams::default(), &probe).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    });
+    tokio::task::block_in_place(|| leader.wait());
+    if stage.controllers.is_empty() {
+        stage.start_controller().await;
+    }
+    posted.await.unwrap();
+    let first = first_pod(&mut observed).await;
+    let between = observed.since.duration_since(ended).as_secs_f64();
+    let calls = until_quiet(&mut log, stage.contestant.user()).await;
+    let others: Vec<_> =
+        calls.iter().filter(|call| call.namespace != namespace && call.resource != "leases").collect();
+    Again { works_after: first / 1e3 + between, writes: writes(&others), num_calls: others.len() }
+}
+
+async fn first_pod(observed: &mut Observed) -> f64 {
+    let begun = Instant::now();
+    loop {
+        observed.read();
+        if let Some(first) = observed.created_times().first() {
+            return *first;
+        }
+        assert!(begun.elapsed() < PATIENCE, "nobody works");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+async fn until_quiet(log: &mut rlt_cluster::CallLog, user: &str) -> Vec<Call> {
+    let (mut calls, mut last) = (Vec::new(), Instant::now());
+    while last.elapsed() < QUIET {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let news: Vec<_> = log.news().unwrap().into_iter().filter(|call| call.user == user).collect();
+        if news.iter().any(|call| call.resource != "leases") {
+            last = Instant::now();
+        }
+        calls.extend(news);
+    }
+    calls
+}
+
+fn writes(calls: &[&Call]) -> String {
+    let mut counts = BTreeMap::new();
+    for call in calls.iter().filter(|call| !matches!(call.verb.as_str(), "get" | "list" | "watch")) {
+        *counts.entry(format!("{} {}", call.verb, call.resource)).or_insert(0) += 1;
+    }
+    let words: Vec<_> = counts.into_iter().map(|(what, count)| format!("{count} {what}")).collect();
+    if words.is_empty() { "0".to_owned() } else { words.join(", ") }
+}

@@ -1,0 +1,45 @@
+//! One job after another, each on a quiet cluster.
+
+use crate::observed::Calls;
+use crate::stage::Stage;
+use crate::statuses::Statuses;
+
+/// One job: milliseconds from just before its POST.
+#[derive(Clone, Debug)]
+pub(crate) struct Single {
+    /// Until its first pod was made.
+    pub(crate) first_created: f64,
+    /// Until its last pod was made.
+    pub(crate) all_created: f64,
+    /// Until its last pod ran.
+    pub(crate) all_running: f64,
+    /// Until its status said so.
+    pub(crate) told: f64,
+    /// All calls about it until quiet.
+    pub(crate) calls: Calls,
+}
+
+/// Posts job after job; the first one does not count.
+pub(crate) async fn measure(stage: &mut Stage, num_pods: usize, rounds: usize) -> Vec<Single> {
+    let statuses = Statuses::follow(stage.jobs(), stage.contestant, num_pods);
+    let mut singles = Vec::new();
+    for _ in 0..=rounds {
+        let name = stage.new_name();
+        let mut observed = stage.observe();
+        stage.post(&name, num_pods).await;
+        let told = statuses.told(&name).await.duration_since(observed.since).as_secs_f64() * 1e3;
+        observed.running(num_pods).await;
+        observed.quiet().await;
+        let (created, running) = (observed.created_times(), observed.running_times());
+        assert_eq!((created.len(), running.len()), (num_pods, num_pods), "pods of {name}");
+        singles.push(Single {
+            first_created: created[0],
+            all_created: created[num_pods - 1],
+            all_running: running[num_pods - 1],
+            told,
+            calls: observed.calls(),
+        });
+        stage.delete(&name).await;
+    }
+    singles.split_off(1)
+}

@@ -1,0 +1,223 @@
+//! A cluster with one contestant in it, and what can be done there.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::core::{DynamicObject, PartialObjectMeta};
+use kube::{Api, Client, Config};
+use rlt_cluster::{Cluster, FakeNodes, Options};
+use rlt_operator::client::{CallRate, client};
+use rlt_operator::metrics::Metrics;
+
+use crate::contestant::Contestant;
+use crate::jobset;
+use crate::observed::{Observed, PATIENCE};
+use crate::process::{Process, peak_kib};
+
+/// The operator's namespace and account.
+const OPERATOR: &str = "rl-operator";
+/// Enough for a thousand jobs of eight pods.
+const NUM_NODES: usize = 32;
+const PODS_PER_NODE: &str = "320";
+
+/// A cluster with one contestant in it.
+pub(crate) struct Stage {
+    pub(crate) cluster: Cluster,
+    pub(crate) client: Client,
+    pub(crate) contestant: Contestant,
+    pub(crate) namespace: String,
+    /// Processes of its controller, the leader first.
+    pub(crate) controllers: Vec<Process>,
+    /// Memory of the controller before the first job.
+    pub(crate) kib_at_start: f64,
+    num_names: usize,
+}
+
+impl Stage {
+    /// Starts everything; why it can not be, if it can not.
+    pub(crate) async fn start(contestant: Contestant) -> Result<Self, String> {
+        let mut nodes = FakeNodes::new(NUM_NODES);
+        nodes
+            .capacity
+            .extend([("cpu", "64"), ("pods", PODS_PER_NODE)].map(|(name, much)| (name.into(), much.into())));
+        let options = Options::control_plane().with_audit_log().with_fake_nodes(nodes);
+        if let Some(reason) = options.unavailable() {
+            return Err(reason);
+        }
+        let cluster =
+            tokio::task::block_in_place(|| Cluster::start(&options)).map_err(|error| error.to_string())?;
+        let client = unlimited(&cluster).await;
+        let namespace = cluster.namespace("crowd").await.map_err(|error| error.to_string())?;
+        let mut stage = Self {
+            cluster,
+            client,
+            contestant,
+            namespace,
+            controllers: Vec::new(),
+            kib_at_start: 0.0,
+            num_names: 0,
+        };
+        stage.install().await?;
+        stage.kib_at_start = peak_kib(stage.own_process());
+        Ok(stage)
+    }
+
+    async fn install(&mut self) -> Result<(), String> {
+        match self.contestant {
+            Contestant::Job => {}
+            Contestant::Operator => {
+                self.kubectl(&["apply", "-k", "charts/kustomize"]);
+                // Here it runs beside the cluster.
+                self.kubectl(&[
+                    "delete",
+                    "deployment",
+                    OPERATOR,
+                    "-n",
+                    OPERATOR,
+                    "--cascade=foreground",
+                    "--wait",
+                ]);
+                let definition = "crd/rltrainingjobs.rltraining.dev";
+                self.kubectl(&["wait", "--for=condition=Established", definition, "--timeout=60s"]);
+                self.start_controller().await;
+            }
+            Contestant::JobSet => {
+                jobset::install(self).await?;
+                self.start_controller().await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts a process of the controller beside those that run, and waits until it says that it is ready.
+    pub(crate) async fn start_controller(&mut self) {
+        let port = free_port();
+        let process = match self.contestant {
+            Contestant::Operator => self.operator(port).await,
+            Contestant::JobSet => jobset::start(self, port).await,
+            Contestant::Job => return,
+        };
+        let begun = Instant::now();
+        while !is_ready(port).await {
+            assert!(begun.elapsed() < PATIENCE, "the controller of {} is not ready", self.contestant.name());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        self.controllers.push(process);
+    }
+
+    /// The operator with the chart's settings.
+    async fn operator(&self, port: u16) -> Process {
+        let kubeconfig = self.cluster.kubeconfig_of_service_account(OPERATOR, OPERATOR).await.unwrap();
+        let log = std::fs::File::create(self.cluster.folder().join(format!("operator-{port}.log"))).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rlt-operator"));
+        command
+            .args(["--concurrency=32", "--calls-per-second=1000", "--call-burst=2000"])
+            .args(["--lease=rl-operator", "--channel-service=rl-operator-channel"])
+            .arg(format!("--listen=127.0.0.1:{port}"))
+            .arg(format!("--channel-listen=127.0.0.1:{}", free_port()))
+            .envs([("POD_NAMESPACE", OPERATOR), ("POD_IP", "10.0.0.7"), ("RUST_LOG", "info")])
+            .env("RLT_TRAINER_IMAGE", "rlt.local/none")
+            .env("KUBECONFIG", kubeconfig)
+            .stderr(log);
+        Process::start(&mut command)
+    }
+
+    /// The process whose costs are the contestant's own: where it has none, that of all of Kubernetes' own controllers.
+    pub(crate) fn own_process(&self) -> u32 {
+        let of_kubernetes = || self.cluster.process_id("kube-controller-manager").unwrap();
+        self.controllers.first().map_or_else(of_kubernetes, Process::id)
+    }
+
+    pub(crate) fn kubectl(&self, arguments: &[&str]) -> String {
+        let answer = self.cluster.kubectl().args(arguments).current_dir(root()).output().unwrap();
+        assert!(answer.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&answer.stderr));
+        String::from_utf8(answer.stdout).unwrap()
+    }
+
+    pub(crate) fn jobs(&self) -> Api<DynamicObject> {
+        self.jobs_in(&self.namespace)
+    }
+
+    pub(crate) fn jobs_in(&self, namespace: &str) -> Api<DynamicObject> {
+        Api::namespaced_with(self.client.clone(), namespace, &self.contestant.resource())
+    }
+
+    pub(crate) fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// Begins to look at the calls of the namespace.
+    pub(crate) fn observe(&self) -> Observed {
+        Observed::begin(self.cluster.call_log(), &self.namespace)
+    }
+
+    /// A name that no job had before.
+    pub(crate) fn new_name(&mut self) -> String {
+        self.num_names += 1;
+        format!("gang-{}", self.num_names)
+    }
+
+    /// Posts a gang.
+    pub(crate) async fn post(&self, name: &str, num_pods: usize) {
+        let manifest = self.contestant.manifest(name, num_pods);
+        self.jobs().create(&PostParams::default(), &manifest).await.unwrap();
+    }
+
+    /// Deletes a gang and waits until nothing is left of it.
+    pub(crate) async fn delete(&self, name: &str) {
+        let mut observed = self.observe();
+        self.jobs().delete(name, &DeleteParams::background()).await.unwrap();
+        self.gone().await;
+        observed.quiet().await;
+    }
+
+    /// Deletes all gangs and waits until nothing is left of them.
+    pub(crate) async fn clear(&self) {
+        self.jobs().delete_collection(&DeleteParams::background(), &ListParams::default()).await.unwrap();
+        self.gone().await;
+        self.observe().quiet().await;
+    }
+
+    /// Waits until no pod is left.
+    pub(crate) async fn gone(&self) {
+        let pods: Api<PartialObjectMeta<Pod>> = Api::namespaced(self.client.clone(), &self.namespace);
+        let begun = Instant::now();
+        while !pods.list(&ListParams::default().limit(1)).await.unwrap().items.is_empty() {
+            assert!(begun.elapsed() < PATIENCE, "pods are left");
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+}
+
+/// A client that may do everything, as fast as it can.
+async fn unlimited(cluster: &Cluster) -> Client {
+    let kubeconfig = Kubeconfig::read_from(cluster.kubeconfig()).unwrap();
+    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
+    client(config, CallRate { per_second: 1e6, burst: 1e6 }, &Metrics::default()).unwrap()
+}
+
+/// The root of the repository.
+pub(crate) fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
+}
+
+pub(crate) fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+async fn is_ready(port: u16) -> bool {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let ask = async {
+        let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await?;
+        stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: controller\r\nConnection: close\r\n\r\n").await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        std::io::Result::Ok(answer)
+    };
+    ask.await.is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"))
+}

@@ -1,0 +1,75 @@
+//! When statuses say that their gang runs, by a watch.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use futures::StreamExt as _;
+use jiff::Timestamp;
+use kube::Api;
+use kube::core::DynamicObject;
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::{self, watcher};
+use tokio::task::JoinHandle;
+
+use crate::contestant::Contestant;
+use crate::observed::PATIENCE;
+
+/// The watch, which ends with this.
+#[derive(Debug)]
+pub(crate) struct Statuses {
+    told: Arc<Mutex<HashMap<String, Timestamp>>>,
+    task: JoinHandle<()>,
+}
+
+impl Statuses {
+    pub(crate) fn follow(api: Api<DynamicObject>, contestant: Contestant, num_pods: usize) -> Self {
+        let told: Arc<Mutex<HashMap<String, Timestamp>>> = Arc::default();
+        let noted = told.clone();
+        let task = tokio::spawn(async move {
+            let mut objects =
+                watcher(api, watcher::Config::default()).default_backoff().touched_objects().boxed();
+            while let Some(object) = objects.next().await {
+                let Ok(object) = object else { continue };
+                if contestant.is_told_to_run(&object, num_pods) {
+                    let name = object.metadata.name.unwrap_or_default();
+                    noted.lock().unwrap().entry(name).or_insert_with(Timestamp::now);
+                }
+            }
+        });
+        Self { told, task }
+    }
+
+    /// When the status of this job said so.
+    pub(crate) async fn told(&self, name: &str) -> Timestamp {
+        let begun = Instant::now();
+        loop {
+            if let Some(at) = self.told.lock().unwrap().get(name) {
+                return *at;
+            }
+            assert!(begun.elapsed() < PATIENCE, "the status of {name} never says that it runs");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// When the last of so many said so.
+    pub(crate) async fn all_told(&self, num_jobs: usize) -> Timestamp {
+        let begun = Instant::now();
+        loop {
+            {
+                let told = self.told.lock().unwrap();
+                if told.len() >= num_jobs {
+                    return told.values().max().copied().unwrap();
+                }
+                assert!(begun.elapsed() < PATIENCE, "{} of {num_jobs} statuses say so", told.len());
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+}
+
+impl Drop for Statuses {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
