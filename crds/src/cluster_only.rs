@@ -6,8 +6,14 @@ use crate::resolved::ResolvedSpec;
 use crate::spec::{RunPolicySpec, WorkersSpec};
 
 /// Fields of `spec.workers` and `spec.runPolicy` that act everywhere.
-const EVERYWHERE: [&str; 3] =
-    ["spec.workers.device", "spec.workers.threads", "spec.runPolicy.activeDeadlineSeconds"];
+const EVERYWHERE: [&str; 6] = [
+    "spec.workers.count",
+    "spec.workers.mesh.dpShard",
+    "spec.workers.peerTimeoutSeconds",
+    "spec.workers.device",
+    "spec.workers.threads",
+    "spec.runPolicy.activeDeadlineSeconds",
+];
 
 /// The paths of the fields of a specification that were set and act only on a cluster.
 pub(crate) fn cluster_only_fields(spec: &ResolvedSpec) -> Vec<String> {

@@ -106,6 +106,8 @@ fn bad_specs() -> Vec<Value> {
         json!({"training": {"promptsPerUpdate": 12}, "model": {"tokenizer": null}, "data": {"task": null}}),
         json!({"workers": {"count": 2, "device": "Auto"}}),
         json!({"workers": {"count": 2, "device": "Cuda"}}),
+        json!({"workers": {"count": 4, "mesh": {"dpShard": 3}, "device": "Cpu"}}),
+        json!({"workers": {"mesh": {"dpShard": 2}}}),
     ]
 }
 

@@ -28,3 +28,5 @@ mod rewards;
 mod rlctl;
 #[path = "local_run/run_folder.rs"]
 mod run_folder;
+#[path = "local_run/sharded.rs"]
+mod sharded;

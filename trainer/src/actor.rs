@@ -22,10 +22,11 @@ use rlt_core::packing::PackingError;
 use tch::{Device, Kind, Tensor, no_grad};
 
 pub use self::gradients::OuterGradients;
+use self::islands::Model;
 pub use self::micro_batch::MicroBatch;
 use crate::model::{Adapter, Decoder};
 use crate::optim::{AdamW, OptimError, StepOutcome};
-use crate::parallel::{RankError, Ranks};
+use crate::parallel::{RankError, Ranks, ShardedParameters};
 
 /// How the actor computes; fixed for a run.
 #[derive(Clone, Copy, Debug)]
@@ -73,6 +74,9 @@ pub enum ActorError {
     /// The ranks could not work together.
     #[error("failed to work with the other ranks")]
     Ranks(#[from] RankError),
+    /// The optimizer failed.
+    #[error("failed to apply the gradients")]
+    Optimizer(#[from] OptimError),
 }
 
 /// The trained policy with its optimizer.
@@ -86,13 +90,50 @@ pub struct Actor {
     outer_gradients: OuterGradients,
     dropout_seed: Option<u64>,
     ranks: Ranks,
+    shards: Option<ShardedParameters>,
 }
 
 impl Actor {
     /// Takes a decoder whose trainable parameters are those of `optimizer`. All `ranks` have the same.
     pub fn new(decoder: Decoder, optimizer: AdamW, options: ActorOptions, ranks: Ranks) -> Self {
         let outer_gradients = OuterGradients::new(&decoder);
-        Self { decoder, optimizer, options, outer_gradients, dropout_seed: None, ranks }
+        Self { decoder, optimizer, options, outer_gradients, dropout_seed: None, ranks, shards: None }
+    }
+
+    /// The same where the ranks share `shards` of the decoder, whose pieces are those of the optimizer.
+    #[must_use]
+    pub fn with_shards(self, shards: ShardedParameters) -> Self {
+        Self { shards: Some(shards), ..self }
+    }
+
+    /// This rank's shards of the decoder; `None` where every rank has the whole of it.
+    pub fn shards(&self) -> Option<&ShardedParameters> {
+        self.shards.as_ref()
+    }
+
+    /// This rank's shards with the optimizer of their pieces.
+    pub(crate) fn shards_and_optimizer(&mut self) -> (Option<&ShardedParameters>, &mut AdamW) {
+        (self.shards.as_ref(), &mut self.optimizer)
+    }
+
+    /// Makes the decoder whole on every rank until [`Self::let_go`] or the next update, for whoever reads all of it.
+    ///
+    /// # Errors
+    /// When a rank is lost.
+    pub fn hold(&self) -> Result<(), RankError> {
+        self.shards.as_ref().map_or(Ok(()), ShardedParameters::hold)
+    }
+
+    /// Gives back what [`Self::hold`] has gathered.
+    ///
+    /// # Errors
+    /// When memory cannot be given back.
+    pub fn let_go(&self) -> Result<(), RankError> {
+        self.shards.as_ref().map_or(Ok(()), ShardedParameters::let_go)
+    }
+
+    fn model(&self) -> Model<'_> {
+        Model { decoder: &self.decoder, shards: self.shards.as_ref() }
     }
 
     /// The ranks that train together.
@@ -111,10 +152,10 @@ impl Actor {
         adapter: Adapter,
         max_tokens: usize,
     ) -> Result<TokenScores, ActorError> {
-        self.score_with(&self.decoder, batch, adapter, max_tokens)
+        self.score_through(self.model(), batch, adapter, max_tokens)
     }
 
-    /// The same under another decoder: a frozen reference.
+    /// The same under another decoder, which every rank has the whole of: a frozen reference.
     ///
     /// # Errors
     /// When a sequence alone is longer than `max_tokens`, or a kernel refuses its input.
@@ -125,10 +166,24 @@ impl Actor {
         adapter: Adapter,
         max_tokens: usize,
     ) -> Result<TokenScores, ActorError> {
+        self.score_through(Model { decoder, shards: None }, batch, adapter, max_tokens)
+    }
+
+    fn score_through(
+        &self,
+        model: Model<'_>,
+        batch: &Batch,
+        adapter: Adapter,
+        max_tokens: usize,
+    ) -> Result<TokenScores, ActorError> {
         let num_tokens = batch.rows.num_tokens();
         let mut scores = TokenScores { logprobs: vec![0.0; num_tokens], entropies: vec![0.0; num_tokens] };
-        for micro_batch in self.own_micro_batches(batch, decoder, max_tokens)? {
-            let micro_scores = self.score_micro_batch(decoder, &micro_batch, adapter)?;
+        for micro_batch in self.own_passes(batch, model, max_tokens)? {
+            let Some(micro_batch) = micro_batch else {
+                model.pass_by()?;
+                continue;
+            };
+            let micro_scores = self.score_pass(model, &micro_batch, adapter)?;
             batch.scatter(&micro_batch.row_idxs, &micro_scores.logprobs, &mut scores.logprobs);
             batch.scatter(&micro_batch.row_idxs, &micro_scores.entropies, &mut scores.entropies);
         }
@@ -136,28 +191,40 @@ impl Actor {
         Ok(scores)
     }
 
-    /// Scores one micro-batch without gradients.
+    /// Scores one micro-batch of [`Self::passes`] without gradients; nothing for none.
     ///
     /// # Errors
-    /// When a kernel refuses its input.
+    /// When a kernel refuses its input, or a rank is lost.
     pub fn score_micro_batch(
         &self,
-        decoder: &Decoder,
+        micro_batch: Option<&MicroBatch>,
+        adapter: Adapter,
+    ) -> Result<TokenScores, ActorError> {
+        match micro_batch {
+            Some(micro_batch) => self.score_pass(self.model(), micro_batch, adapter),
+            None => Ok(self.model().pass_by().map(|()| TokenScores::default())?),
+        }
+    }
+
+    fn score_pass(
+        &self,
+        model: Model<'_>,
         micro_batch: &MicroBatch,
         adapter: Adapter,
     ) -> Result<TokenScores, ActorError> {
-        let context = decoder.context(&micro_batch.input, adapter);
+        let context = model.decoder.context(&micro_batch.input, adapter);
+        let normed_td = islands::infer(model, &micro_batch.input, &context)?;
         let (logprobs, entropies) = no_grad(|| {
-            let normed_td = islands::infer(decoder, &micro_batch.input, &context);
             let predicting_cd = normed_td.index_select(0, &micro_batch.predictors_c);
             rlt_torch::head_forward(
                 &predicting_cd,
-                &decoder.compute_head_weight(),
+                &model.decoder.compute_head_weight(),
                 &micro_batch.targets,
                 self.options.temperature,
                 self.options.head_chunk_tokens,
             )
         })?;
+        model.leave()?;
         Ok(TokenScores { logprobs: widen(&logprobs), entropies: widen(&entropies) })
     }
 
@@ -166,10 +233,15 @@ impl Actor {
     /// # Errors
     /// When a sequence alone is longer than `max_tokens`.
     pub fn sum_pi_squared(&self, batch: &Batch, max_tokens: usize) -> Result<Vec<f64>, ActorError> {
+        let model = self.model();
         let mut sums = vec![0.0; batch.rows.num_tokens()];
-        for micro_batch in self.own_micro_batches(batch, &self.decoder, max_tokens)? {
+        for micro_batch in self.own_passes(batch, model, max_tokens)? {
+            let Some(micro_batch) = micro_batch else {
+                model.pass_by()?;
+                continue;
+            };
             let context = self.decoder.context(&micro_batch.input, Adapter::On);
-            let predicting_cd = islands::infer(&self.decoder, &micro_batch.input, &context)
+            let predicting_cd = islands::infer(model, &micro_batch.input, &context)?
                 .index_select(0, &micro_batch.predictors_c);
             let sums_c = no_grad(|| {
                 let chunks = predicting_cd.split(self.options.head_chunk_tokens as i64, 0);
@@ -180,6 +252,7 @@ impl Actor {
                 });
                 Tensor::cat(&sums.collect::<Vec<_>>(), 0).to_device(Device::Cpu)
             });
+            model.leave()?;
             batch.scatter(&micro_batch.row_idxs, &widen(rlt_torch::f32_slice(&sums_c)?), &mut sums);
         }
         self.ranks.sum(&mut [&mut sums])?;
@@ -202,18 +275,30 @@ impl Actor {
             inputs_only: self.options.activation_checkpointing,
             embedding_gradient: self.outer_gradients.wants_embedding(),
         };
-        let tape = islands::forward(&self.decoder, &micro_batch.input, &context, keep);
+        let model = self.model();
+        let tape = islands::forward(model, &micro_batch.input, &context, keep)?;
+        model.begin_outer_gradient();
         let (grad_normed_td, accumulated) = self.head_and_loss(&tape.normed_td, micro_batch, loss)?;
-        let grad_embedded = islands::backward_through(&self.decoder, tape, &context, &grad_normed_td);
+        let grad_embedded = islands::backward_through(model, tape, &context, &grad_normed_td)?;
         if let Some(grad_td) = grad_embedded {
             self.outer_gradients.scatter_embedding(&self.decoder, &micro_batch.input.tokens, &grad_td);
         }
+        model.end_outer_gradient()?;
+        model.leave()?;
         Ok(accumulated)
+    }
+
+    /// Takes part in [`Self::accumulate`] of the other ranks, where [`Self::passes`] has no micro-batch for this one.
+    ///
+    /// # Errors
+    /// When a rank is lost.
+    pub fn accumulate_nothing(&mut self) -> Result<(), RankError> {
+        self.model().pass_by_with_gradients()
     }
 
     /// The loss of one micro-batch and its gradient with respect to the normed hidden states, `[t, d]`.
     fn head_and_loss(
-        &mut self,
+        &self,
         normed_td: &Tensor,
         micro_batch: &MicroBatch,
         loss: &PreparedLoss<'_>,
@@ -243,7 +328,7 @@ impl Actor {
             &micro_batch.targets,
             self.options.temperature,
             self.options.head_chunk_tokens,
-            self.outer_gradients.head_mut(),
+            self.outer_gradients.head().as_mut(),
             &mut per_chunk,
         )?;
         if let Some(error) = failure {
@@ -259,39 +344,69 @@ impl Actor {
     /// # Errors
     /// When a rank is lost.
     pub fn sum_gradients(&mut self) -> Result<(), RankError> {
-        if self.ranks.size() == 1 {
-            return Ok(());
+        match &self.shards {
+            Some(shards) => shards.finish_gradients(),
+            None if self.ranks.size() == 1 => Ok(()),
+            None => self.ranks.sum_tensors(&self.optimizer.gradients()),
         }
-        self.ranks.sum_tensors(&self.optimizer.gradients())
     }
 
     /// Clips the gathered gradients, applies them at `learning_rate`, and clears them. A non-finite gradient is
-    /// thrown away and changes nothing.
+    /// thrown away and changes nothing, on all ranks together.
     ///
     /// # Errors
-    /// When libtorch refuses an operation.
-    pub fn apply(&mut self, learning_rate: f64) -> Result<StepOutcome, OptimError> {
-        let outcome = self.optimizer.step(learning_rate, Some(self.options.max_grad_norm));
+    /// When libtorch refuses an operation, or a rank is lost.
+    pub fn apply(&mut self, learning_rate: f64) -> Result<StepOutcome, ActorError> {
+        // What was gathered before the update is not what comes out of it.
+        self.let_go()?;
+        let own_norm = self.optimizer.grad_norm()?;
+        let grad_norm = match &self.shards {
+            Some(shards) => shards.norm_over_shards(own_norm)?,
+            None => own_norm,
+        };
+        let outcome = self.optimizer.step_at_norm(grad_norm, learning_rate, Some(self.options.max_grad_norm));
         self.discard_gradients();
-        outcome
+        Ok(outcome?)
     }
 
-    /// This rank's share of a batch in micro-batches of at most `max_tokens` tokens.
-    fn own_micro_batches(
+    /// As many passes as the rank with the most micro-batches makes: this rank's own, then `None`. Where no weights
+    /// come and go, nobody needs to wait for anybody.
+    ///
+    /// # Errors
+    /// When a rank is lost.
+    pub fn passes(&self, micro_batches: Vec<MicroBatch>) -> Result<Vec<Option<MicroBatch>>, RankError> {
+        self.passes_of(self.model(), micro_batches)
+    }
+
+    fn passes_of(
+        &self,
+        model: Model<'_>,
+        micro_batches: Vec<MicroBatch>,
+    ) -> Result<Vec<Option<MicroBatch>>, RankError> {
+        let num_own = micro_batches.len();
+        let num_passes =
+            if model.shards.is_some() { self.ranks.max(num_own as i64)? as usize } else { num_own };
+        let mut passes: Vec<_> = micro_batches.into_iter().map(Some).collect();
+        passes.resize_with(num_passes, || None);
+        Ok(passes)
+    }
+
+    /// The passes of this rank's share of a batch in micro-batches of at most `max_tokens` tokens.
+    fn own_passes(
         &self,
         batch: &Batch,
-        decoder: &Decoder,
+        model: Model<'_>,
         max_tokens: usize,
-    ) -> Result<Vec<MicroBatch>, PackingError> {
+    ) -> Result<Vec<Option<MicroBatch>>, ActorError> {
         let all: Vec<usize> = (0..batch.rows.num_rows()).collect();
-        let own = self.ranks.share_of(batch, &all, decoder.config.hidden_size);
-        MicroBatch::split(batch, &own, decoder, max_tokens)
+        let own = self.ranks.share_of(batch, &all, model.decoder.config.hidden_size);
+        Ok(self.passes_of(model, MicroBatch::split(batch, &own, model.decoder, max_tokens)?)?)
     }
 
     /// Throws the gathered gradients away.
     pub fn discard_gradients(&mut self) {
         self.optimizer.clear_gradients();
-        self.outer_gradients.clear();
+        self.shards.iter().for_each(ShardedParameters::clear_gradients);
     }
 
     /// Seeds the adapters' dropout for the next update; `None` switches it off.

@@ -29,10 +29,14 @@ struct RunResult<'a> {
 /// # Errors
 /// [`TrainError`]; the checkpoint of the last step is safe already.
 pub fn finish(trainer: &mut Trainer, outcome: Outcome) -> Result<(), TrainError> {
+    let exports = outcome == Outcome::Complete && trainer.spec().checkpoint.export.enabled;
+    if exports {
+        trainer.actor.hold()?;
+    }
     if !trainer.ranks.is_leader() {
         return Ok(());
     }
-    if outcome == Outcome::Complete && trainer.spec().checkpoint.export.enabled {
+    if exports {
         trainer.watch.begin_phase(Phase::Saving, 0);
         export(trainer)?;
     }

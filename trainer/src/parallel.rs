@@ -7,12 +7,14 @@
 //! rows     -> gradients of every rank's share     -> sum: all ranks apply the same update
 //! ```
 //! So advantages, controllers, data positions and decisions are computed from the same numbers everywhere and need no
-//! exchange of their own. How tensors travel is `rlt_torch::collectives`; who is started where is `launch`.
+//! exchange of their own. Each rank has a copy of the model, or with [`ShardedParameters`] a shard of one. How tensors travel is `rlt_torch::collectives`; who is started where is `launch`.
 
 mod environment;
 mod error;
+mod mesh;
+mod shards;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rlt_core::batch::Batch;
@@ -24,6 +26,8 @@ use tch::{Device, Kind, Tensor};
 
 pub use environment::RankEnvironment;
 pub use error::RankError;
+pub use mesh::MeshRanks;
+pub use shards::{Part, ShardedParameters};
 
 /// How long a rank waits for the others to start: a cluster may need minutes for their names to resolve.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(300);
@@ -206,7 +210,7 @@ impl Ranks {
 
     /// Tells the other ranks why this one fails; what the first rank that failed said, which may be this one.
     pub fn report_failure(&self, cause: &str) -> Option<String> {
-        let link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
+        let link = self.lock();
         link.rendezvous.as_ref().and_then(|rendezvous| rendezvous.report_failure(cause).ok())
     }
 
@@ -220,8 +224,11 @@ impl Ranks {
         &self,
         act: impl FnOnce(&mut dyn Collectives) -> Result<T, rlt_torch::collectives::CollectiveError>,
     ) -> Result<T, RankError> {
-        let mut link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(act(link.group.as_mut())?)
+        Ok(act(self.lock().group.as_mut())?)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Link> {
+        self.link.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

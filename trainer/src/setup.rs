@@ -19,7 +19,7 @@ use crate::data::{Dataset, Demonstration, Loader, Split};
 use crate::error::TrainError;
 use crate::model::{Decoder, LoadOptions};
 use crate::optim::{AdamW, AdamWOptions};
-use crate::parallel::Ranks;
+use crate::parallel::{Ranks, ShardedParameters};
 use crate::reward::{PoolOptions, RewardFunctions, RewardPool};
 use crate::rollout::{RolloutEngine, RolloutOptions};
 use crate::run_folder::RunFolder;
@@ -272,12 +272,31 @@ fn actor(spec: &ResolvedSpec, decoder: Decoder, ranks: &Ranks) -> Result<Actor, 
     let spec::OptimizerSpec { betas, weight_decay, .. } = &training.optimizer;
     let options =
         AdamWOptions { betas: (betas[0], betas[1]), weight_decay: *weight_decay, ..AdamWOptions::default() };
-    let optimizer = AdamW::new(decoder.trainable_parameters(), options)?;
+    let shards = shards(spec, &decoder, ranks)?;
+    let trained = shards.as_ref().map_or_else(|| decoder.trainable_parameters(), ShardedParameters::pieces);
+    let optimizer = AdamW::new(trained, options)?;
     let options = ActorOptions {
         temperature: if spec.algorithm.policy_gradient.is_some() { spec.rollout.temperature } else { 1.0 },
         head_chunk_tokens: HEAD_CHUNK_TOKENS as usize,
         activation_checkpointing: training.activation_checkpointing,
         max_grad_norm: training.max_grad_norm,
     };
-    Ok(Actor::new(decoder, optimizer, options, ranks.clone()))
+    let actor = Actor::new(decoder, optimizer, options, ranks.clone());
+    Ok(match shards {
+        Some(shards) => actor.with_shards(shards),
+        None => actor,
+    })
+}
+
+/// This rank's shards of the decoder; `None` where every rank keeps the whole of it.
+fn shards(
+    spec: &ResolvedSpec,
+    decoder: &Decoder,
+    ranks: &Ranks,
+) -> Result<Option<ShardedParameters>, TrainError> {
+    let spec::MeshSpec { dp_shard } = spec.workers.mesh;
+    if dp_shard == 1 {
+        return Ok(None);
+    }
+    Ok(Some(ShardedParameters::new(decoder, ranks.on_mesh(dp_shard as usize)?)?))
 }

@@ -3,6 +3,8 @@
 //! Tensors: trained weights, optimizer moments, a frozen reference that no source can make again. State: progress, data
 //! positions, the KL controller's coefficient. Random numbers need no state, they are functions of the seed.
 
+mod trained;
+
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
@@ -33,6 +35,7 @@ pub fn save(trainer: &mut Trainer) -> Result<f64, TrainError> {
     if trainer.saved_at == Some(position) {
         return Ok(0.0);
     }
+    let trained = trained::tensors(&trainer.actor, &trainer.ranks, trainer.folder.root())?;
     // All ranks hold the same state.
     if !trainer.ranks.is_leader() {
         trainer.saved_at = Some(position);
@@ -41,7 +44,7 @@ pub fn save(trainer: &mut Trainer) -> Result<f64, TrainError> {
     trainer.watch.begin_phase(Phase::Saving, 0);
     // No step of the checkpoint may be missing from the logs.
     trainer.watch.sync();
-    let content = content(trainer)?;
+    let content = content(trainer, trained)?;
     let saved = trainer.checkpoints.save(trainer.progress.step, &content)?;
     trainer.reference.rest();
     trainer.saved_at = Some(position);
@@ -59,9 +62,7 @@ fn tell_checkpoints(trainer: &Trainer) {
     }
 }
 
-fn content(trainer: &Trainer) -> Result<CheckpointContent, TrainError> {
-    let mut tensors = trainer.actor.decoder.trainable_parameters();
-    tensors.extend(trainer.actor.optimizer.state_tensors());
+fn content(trainer: &Trainer, mut tensors: Vec<(String, Tensor)>) -> Result<CheckpointContent, TrainError> {
     if let Some(reference) = own_reference(trainer) {
         tensors.extend(reference.into_iter().map(|(name, tensor)| (format!("{REFERENCE}{name}"), tensor)));
     }
@@ -134,10 +135,7 @@ fn find(trainer: &mut Trainer) -> Result<(Option<Checkpoint>, Vec<String>), Trai
 }
 
 fn restore(trainer: &mut Trainer, checkpoint: &Checkpoint) -> Result<(Stage, u64), TrainError> {
-    for (name, leaf) in trainer.actor.decoder.trainable_parameters() {
-        tch::no_grad(|| checkpoint.load_into(&name, &leaf))?;
-    }
-    trainer.actor.optimizer.load(checkpoint)?;
+    trained::restore(&mut trainer.actor, checkpoint)?;
     let state: State = serde_json::from_value(checkpoint.state().clone()).map_err(TrainError::State)?;
     let loaders = (trainer.prompts.as_mut(), state.prompts);
     if let (Some(loader), Some(position)) = loaders {
@@ -166,7 +164,9 @@ fn restore_reference(trainer: &mut Trainer, checkpoint: &Checkpoint) -> Result<(
     if !names.iter().any(|(name, _)| checkpoint.contains(&format!("{REFERENCE}{name}"))) {
         return Ok(());
     }
+    trainer.actor.hold()?;
     let mut frozen = Box::new(trainer.actor.decoder.frozen_copy());
+    trainer.actor.let_go()?;
     for (name, tensor) in frozen.named_parameters() {
         checkpoint.load_into(&format!("{REFERENCE}{name}"), &tensor)?;
     }

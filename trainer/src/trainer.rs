@@ -162,8 +162,10 @@ impl Trainer {
         self.prompts.as_ref().map(|loader| loader.state().epoch).or_else(demonstrations).unwrap_or(0)
     }
 
-    /// Lets the engine hold the actor's weights of the current policy version, if it does not yet.
+    /// Lets the engine hold the actor's weights of the current policy version, if it does not yet. Where ranks share
+    /// the model, all of it is here until [`Self::end_rollout`].
     pub(crate) fn sync_weights(&mut self) -> Result<(), TrainError> {
+        self.actor.hold()?;
         // The cold start changes weights without a step, so version 0 is taken over anew.
         if self.engine.policy_version() != Some(self.progress.step) {
             self.engine.sync_weights(&self.actor.decoder, self.progress.step)?;
@@ -171,10 +173,18 @@ impl Trainer {
         Ok(())
     }
 
+    /// Gives the memory of generation back.
+    pub(crate) fn end_rollout(&mut self) -> Result<(), TrainError> {
+        self.engine.sleep();
+        Ok(self.actor.let_go()?)
+    }
+
     /// Keeps a copy of the present weights as the reference, where the algorithm needs one and has none.
     pub(crate) fn freeze_reference(&mut self) -> Result<(), TrainError> {
         if let Reference::Frozen(copy @ None) = &mut self.reference {
+            self.actor.hold()?;
             *copy = Some(Reference::copy_of(&self.actor.decoder, self.folder.root()));
+            self.actor.let_go()?;
         }
         Ok(())
     }

@@ -14,7 +14,7 @@ use rlt_core::packing::PackingError;
 
 use crate::actor::{Actor, ActorError, MicroBatch};
 use crate::model::Adapter;
-use crate::optim::{OptimError, StepOutcome};
+use crate::optim::StepOutcome;
 use crate::parallel::{RankError, Ranks};
 
 /// Why an update failed.
@@ -29,9 +29,6 @@ pub enum UpdateError {
     /// The actor failed.
     #[error("failed to compute gradients")]
     Actor(#[from] ActorError),
-    /// The optimizer failed.
-    #[error("failed to apply the gradients")]
-    Optimizer(#[from] OptimError),
     /// The ranks could not work together.
     #[error("failed to add up the gradients of all ranks")]
     Ranks(#[from] RankError),
@@ -172,9 +169,14 @@ impl OneUpdate<'_> {
         let denominators = Denominators::of(&batch.micro_rows(row_idxs));
         let own = actor.ranks().share_of(batch, row_idxs, actor.decoder.config.hidden_size);
         let micro_batches = MicroBatch::split(batch, &own, &actor.decoder, plan.max_tokens)?;
-        let selected = self.select_tokens(actor, row_idxs, &micro_batches)?;
+        let passes = actor.passes(micro_batches)?;
+        let selected = self.select_tokens(actor, row_idxs, &passes)?;
         actor.set_dropout_seed(Some(seed));
-        for micro_batch in &micro_batches {
+        for micro_batch in &passes {
+            let Some(micro_batch) = micro_batch else {
+                self.pass_by(actor)?;
+                continue;
+            };
             let inputs = self.gather(actor, micro_batch, selected.as_deref())?;
             let loss = plan.objective.prepare(inputs.as_loss_inputs(micro_batch), &denominators)?;
             let accumulated = actor.accumulate(micro_batch, &loss)?;
@@ -190,6 +192,20 @@ impl OneUpdate<'_> {
         Ok(())
     }
 
+    /// Takes part in a pass of the other ranks.
+    fn pass_by(&self, actor: &mut Actor) -> Result<(), ActorError> {
+        if self.needs_sequences() {
+            actor.score_micro_batch(None, Adapter::On)?;
+        }
+        Ok(actor.accumulate_nothing()?)
+    }
+
+    /// Whether the actor scores a micro-batch before its gradient: off-policy a sequence's ratio must be known before
+    /// the first of its tokens can be evaluated.
+    fn needs_sequences(&self) -> bool {
+        self.plan.objective.policy.scope() == LossScope::Sequence && self.old_logprobs.is_some()
+    }
+
     fn gather(
         &self,
         actor: &Actor,
@@ -199,16 +215,14 @@ impl OneUpdate<'_> {
         let (batch, rows) = (self.batch, &micro_batch.row_idxs);
         let part = |values: Option<&[f64]>| values.map(|values| batch.gather(rows, values));
         let old_logprobs = part(self.old_logprobs);
-        // Off-policy a sequence's ratio must be known before the first of its tokens can be evaluated.
-        let needs_sequences =
-            self.plan.objective.policy.scope() == LossScope::Sequence && old_logprobs.is_some();
         Ok(MicroInputs {
             advantages: batch.gather(rows, &batch.advantages),
             old_logprobs,
             ref_logprobs: part(batch.ref_logprobs.as_deref()),
             importance_weights: part(batch.importance_weights.as_deref()),
-            actor_logprobs: needs_sequences
-                .then(|| actor.score_micro_batch(&actor.decoder, micro_batch, Adapter::On))
+            actor_logprobs: self
+                .needs_sequences()
+                .then(|| actor.score_micro_batch(Some(micro_batch), Adapter::On))
                 .transpose()?
                 .map(|scores| scores.logprobs),
             selected: selected.map(|selected| batch.gather(rows, selected)),
@@ -221,7 +235,7 @@ impl OneUpdate<'_> {
         &self,
         actor: &Actor,
         row_idxs: &[usize],
-        micro_batches: &[MicroBatch],
+        passes: &[Option<MicroBatch>],
     ) -> Result<Option<Vec<bool>>, UpdateError> {
         let Self { batch, plan, old_logprobs, seed } = *self;
         if plan.objective.policy.scope() != LossScope::Batch {
@@ -229,9 +243,11 @@ impl OneUpdate<'_> {
         }
         let mut logprobs = vec![0.0; batch.rows.num_tokens()];
         let mut mask = vec![false; batch.rows.num_tokens()];
-        for micro_batch in micro_batches {
-            let scores = actor.score_micro_batch(&actor.decoder, micro_batch, Adapter::On)?;
-            batch.scatter(&micro_batch.row_idxs, &scores.logprobs, &mut logprobs);
+        for micro_batch in passes {
+            let scores = actor.score_micro_batch(micro_batch.as_ref(), Adapter::On)?;
+            if let Some(micro_batch) = micro_batch {
+                batch.scatter(&micro_batch.row_idxs, &scores.logprobs, &mut logprobs);
+            }
         }
         actor.ranks().sum(&mut [&mut logprobs])?;
         batch.scatter(row_idxs, batch.micro_rows(row_idxs).mask(), &mut mask);

@@ -5,11 +5,15 @@
 //! 4 bytes wide (weights, gradients, optimizer, loss head) or as wide as `training.precision` (activations, KV
 //! cache, rollout weights).
 //!
-//! Legend: P parameters, L layers, h hidden size, f feed-forward width, q and k widths of all query and all key
+//! With `workers.mesh.dpShard` a worker keeps its part of weights, gradients and optimizer state, and beside it the
+//! parts of the model that a pass has gathered: `shards`.
+//!
+//! Legend: P parameters, s workers of one copy, L layers, h hidden size, f feed-forward width, q and k widths of all query and all key
 //! heads, v vocabulary, r LoRA rank; t tokens of a pass, c completion tokens of a pass; b bytes of a number.
 
 mod activations;
 mod rollout;
+mod shards;
 
 use serde::Serialize;
 
@@ -19,6 +23,7 @@ use super::model_config::ModelConfig;
 use crate::resolved::ResolvedSpec;
 use crate::spec::{Device, LoraSpec, Precision};
 use activations::Activations;
+use shards::Shards;
 
 /// Bytes of an fp32 number.
 const FP32: u64 = 4;
@@ -91,6 +96,8 @@ pub(super) struct Trained {
     pub(super) largest_tensor: u64,
     /// LoRA's inner values of one token over all layers: r for each adapted projection.
     pub(super) adapter_width: u64,
+    /// Trained parameters of one layer.
+    pub(super) of_one_layer: u64,
 }
 
 /// The parameters that a job trains: all, or those of the adapter.
@@ -101,6 +108,7 @@ pub(super) fn trained(spec: &ResolvedSpec, model: &ModelConfig) -> Trained {
             num_parameters: model.parameter_count().total(),
             largest_tensor: model.tensors().iter().map(elements).max().unwrap_or(0),
             adapter_width: 0,
+            of_one_layer: model.parameter_count().per_layer,
         },
     }
 }
@@ -126,8 +134,10 @@ fn adapter(lora: &LoraSpec, model: &ModelConfig) -> Trained {
         Trained::default(),
         |sum, projection| {
             let (inputs, outputs) = (projection.in_features as u64, projection.out_features as u64);
+            let of_projection = rank * (inputs + outputs);
             Trained {
-                num_parameters: sum.num_parameters + layers * rank * (inputs + outputs),
+                num_parameters: sum.num_parameters + layers * of_projection,
+                of_one_layer: sum.of_one_layer + of_projection,
                 largest_tensor: sum.largest_tensor.max(rank * inputs.max(outputs)),
                 adapter_width: sum.adapter_width + layers * rank,
             }
@@ -144,21 +154,29 @@ impl MemoryPlan {
         let trained = trained(spec, model);
         let activations = Activations { model, width, adapter_width: trained.adapter_width };
         let resident = resident(spec, model, &trained, batch);
+        let shards = Shards::new(spec, model, &trained);
         let is_supervised = spec.algorithm.policy_gradient.is_none();
         let generates = !is_supervised || !spec.rewards.functions.is_empty();
         let mut phases = Vec::new();
         let mut add = |phase, own: Vec<MemoryTerm>| phases.push(PhaseMemory::new(phase, &resident, own));
         if generates {
-            add(Phase::Rollout, rollout::terms(spec, model, batch, &activations));
+            add(
+                Phase::Rollout,
+                [vec![shards.held()], rollout::terms(spec, model, batch, &activations)].concat(),
+            );
         }
         if !is_supervised {
-            add(Phase::Logprob, logprob(spec, model, batch, &activations));
+            add(
+                Phase::Logprob,
+                [vec![shards.gathered()], logprob(spec, model, batch, &activations)].concat(),
+            );
         }
-        // 4 for each trained parameter; between updates there are none.
-        let gradients = term("gradients", FP32 * trained.num_parameters);
+        // 4 for each trained parameter, or for this worker's part of them; between updates there are none.
+        let gradients = term("gradients", FP32 * shards.part_of(trained.num_parameters));
         let update = update(spec, model, batch, &activations);
-        add(Phase::Update, [vec![gradients], update].concat());
-        let temporaries = OPTIMIZER_TEMPORARIES * FP32 * trained.largest_tensor;
+        add(Phase::Update, [vec![gradients, shards.gathered(), shards.gradients()], update].concat());
+        let largest_piece = trained.largest_tensor.min(shards.part_of(trained.num_parameters));
+        let temporaries = OPTIMIZER_TEMPORARIES * FP32 * largest_piece;
         add(Phase::Optimizer, vec![gradients, term("optimizer temporaries", temporaries)]);
         let peak = phases.iter().max_by_key(|phase| phase.total_bytes);
         let (peak_bytes, peak_phase) = peak.map_or((0, Phase::Update), |peak| (peak.total_bytes, peak.phase));
@@ -188,13 +206,14 @@ fn resident(
     let adapter = if spec.model.lora.is_some() { trained.num_parameters } else { 0 };
     // On the CPU the reference rests in a file while nobody reads it.
     let reference = if rests_in_file(spec) { 0 } else { reference_bytes(spec, model) };
+    let shards = Shards::new(spec, model, trained);
     vec![
         term("host base", HOST_BASE_BYTES),
-        // 4 P, and the adapter's.
-        term("weights", FP32 * (num_parameters + adapter)),
+        // 4 P / s, and the adapter's.
+        term("weights", FP32 * shards.part_of(num_parameters + adapter)),
         term("reference weights", reference),
         // Two moments of 4.
-        term("optimizer state", 2 * FP32 * trained.num_parameters),
+        term("optimizer state", 2 * FP32 * shards.part_of(trained.num_parameters)),
         term("batch on the host", BATCH_BYTES_PER_TOKEN * batch.max_tokens_per_step),
     ]
 }

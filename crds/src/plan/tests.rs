@@ -223,3 +223,27 @@ fn several_workers_divide_the_sequences_that_are_decoded_together() {
     // 8 prompts of 8 samples: three of them to the fullest of three workers.
     assert_eq!([with(1), with(2), with(3)], [64, 32, 24]);
 }
+
+#[test]
+fn workers_that_share_a_model_keep_a_part_of_it_and_gather_two_layers_beside_what_is_outside() {
+    let sharing = |dp_shard: u32| {
+        move |spec: &mut Value| {
+            spec["workers"] = json!({"count": 4, "mesh": {"dpShard": dp_shard}, "device": "Cpu"});
+        }
+    };
+    let mesh = planned(sharing(2)).mesh;
+    assert_eq!((mesh.dp_replicate, mesh.dp_shard, mesh.world_size()), (2, 2, 4));
+    for name in ["weights", "gradients", "optimizer state"] {
+        let alone = term(sharing(1), Phase::Update, name);
+        assert_eq!(term(sharing(4), Phase::Update, name), alone.div_ceil(4), "{name}");
+    }
+    let outer = 151_936 * 896 + 896;
+    let layer = (494_032_768 - outer) / 24;
+    let gathered = |phase| term(sharing(2), phase, "gathered weights");
+    assert_eq!(gathered(Phase::Update), 4 * (outer + 2 * layer));
+    assert_eq!(gathered(Phase::Logprob), gathered(Phase::Update));
+    assert_eq!(gathered(Phase::Rollout), 4 * 494_032_768, "all of it while completions are sampled");
+    assert_eq!(gathered(Phase::Optimizer), 0);
+    assert_eq!(term(sharing(2), Phase::Update, "gathered gradients"), 4 * 2 * outer);
+    assert_eq!(term(sharing(1), Phase::Update, "gathered weights"), 0);
+}

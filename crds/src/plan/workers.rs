@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::spec::{Device, WorkersSpec};
+use crate::spec::{Device, MeshSpec, WorkersSpec};
 
 /// The port of the rendezvous store on the first worker.
 pub const RENDEZVOUS_PORT: u16 = 29500;
@@ -20,9 +20,10 @@ pub struct Mesh {
 }
 
 impl Mesh {
-    /// The mesh of a job: every worker has a copy of the model.
+    /// The mesh of a valid job.
     pub(super) fn new(workers: &WorkersSpec) -> Self {
-        Self { dp_replicate: workers.count, dp_shard: 1, sp: 1 }
+        let MeshSpec { dp_shard } = workers.mesh;
+        Self { dp_replicate: workers.count / dp_shard, dp_shard, sp: 1 }
     }
 
     /// Number of ranks.

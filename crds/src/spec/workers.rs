@@ -1,5 +1,5 @@
-//! `spec.workers`: what the training runs on. Everything but the number of workers, their device, threads and timeout acts only on a
-//! cluster.
+//! `spec.workers`: what the training runs on. Everything but the number of workers, their mesh, device, threads and
+//! timeout acts only on a cluster.
 
 use std::collections::BTreeMap;
 
@@ -14,6 +14,8 @@ pub struct WorkersSpec {
     /// that of one worker up to rounding.
     #[schemars(range(min = 1, max = 1024))]
     pub count: u32,
+    /// How workers share the model.
+    pub mesh: MeshSpec,
     /// Seconds that a worker waits for the others in one exchange before they count as lost. A worker that dies is
     /// noticed at once; this is for one that hangs.
     #[schemars(range(min = 1, max = 86400))]
@@ -58,6 +60,7 @@ impl Default for WorkersSpec {
     fn default() -> Self {
         Self {
             count: 1,
+            mesh: MeshSpec::default(),
             peer_timeout_seconds: 1800,
             device: Device::default(),
             threads: None,
@@ -70,6 +73,23 @@ impl Default for WorkersSpec {
             env: Vec::new(),
             storage: None,
         }
+    }
+}
+
+/// How workers share the model: `count / dpShard` copies of it, each held by `dpShard` workers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct MeshSpec {
+    /// Workers that hold one copy of the model together, a divisor of `count`: each keeps a part of every layer's weights,
+    /// gradients and optimizer state, and a layer is whole only while it is computed with. With 1 each worker has
+    /// a copy of its own.
+    #[schemars(range(min = 1, max = 1024))]
+    pub dp_shard: u32,
+}
+
+impl Default for MeshSpec {
+    fn default() -> Self {
+        Self { dp_shard: 1 }
     }
 }
 

@@ -12,9 +12,9 @@ use crate::job::{Ended, Place, merge, signal, tiny_with};
 
 /// Sums over ranks are added in another order than sums of one rank: a few roundings of fp32, enlarged by the
 /// optimizer's division by small gradients.
-const TOLERANCE: f64 = 1e-5;
+pub(crate) const TOLERANCE: f64 = 1e-5;
 
-fn on(count: u32, changes: &Value) -> Value {
+pub(crate) fn on(count: u32, changes: &Value) -> Value {
     let mut manifest = tiny_with(json!({
         "training": { "promptsPerStep": 3, "optimizer": { "learningRate": 0.001 } }
     }));
@@ -23,7 +23,7 @@ fn on(count: u32, changes: &Value) -> Value {
     manifest
 }
 
-fn train(count: u32, changes: &Value) -> Place {
+pub(crate) fn train(count: u32, changes: &Value) -> Place {
     let place = Place::new();
     place.train(&on(count, changes)).expect(0, &[]);
     place
@@ -47,7 +47,7 @@ fn weights(place: &Place) -> BTreeMap<String, Vec<f64>> {
 
 /// The largest difference between two runs, over all metrics of all steps and all weights.
 #[track_caller]
-fn difference(one: &Place, many: &Place) -> f64 {
+pub(crate) fn difference(one: &Place, many: &Place) -> f64 {
     let mut largest = 0.0_f64;
     let (one_steps, many_steps) = (one.metrics(), many.metrics());
     assert_eq!(one_steps.len(), many_steps.len());

@@ -13,6 +13,7 @@ pub mod importance;
 pub mod kl;
 pub mod logits;
 pub mod loss;
+pub mod mesh;
 pub mod metrics;
 pub mod packing;
 pub mod partition;

@@ -14,28 +14,18 @@ use crate::model::Decoder;
 #[derive(Debug)]
 pub struct OuterGradients {
     /// The embedding, `[v, d]`; with tied weights the head too.
-    embedding_vd: Option<Leaf>,
+    embedding_vd: Option<Tensor>,
     /// A head with weights of its own, `[v, d]`.
-    head_vd: Option<Leaf>,
+    head_vd: Option<Tensor>,
     is_tied: bool,
 }
 
-/// A weight and its gradient, which is there while an update gathers.
-#[derive(Debug)]
-struct Leaf {
-    weight: Tensor,
-    gradient: Option<Tensor>,
-}
-
-impl Leaf {
-    fn gradient(&mut self) -> &mut Tensor {
-        let Self { weight, gradient } = self;
-        gradient.get_or_insert_with(|| {
-            let zeros = weight.detach().zeros_like();
-            rlt_torch::set_grad(weight, Some(&zeros));
-            zeros
-        })
+/// The gradient of a leaf, which is there while an update gathers: the one that it has, else zeros.
+fn gradient(leaf: &Tensor) -> Tensor {
+    if !leaf.grad().defined() {
+        rlt_torch::set_grad(leaf, Some(&leaf.detach().zeros_like()));
     }
+    leaf.grad()
 }
 
 impl OuterGradients {
@@ -44,7 +34,7 @@ impl OuterGradients {
         let parameters = decoder.trainable_parameters();
         let leaf = |wanted: &str| {
             let (_, weight) = parameters.iter().find(|(name, _)| name == wanted)?;
-            Some(Leaf { weight: weight.shallow_clone(), gradient: None })
+            Some(weight.shallow_clone())
         };
         Self {
             embedding_vd: leaf("model.embed_tokens.weight"),
@@ -53,27 +43,21 @@ impl OuterGradients {
         }
     }
 
-    /// Lets go of the gradients, once the leaves have lost theirs.
-    pub fn clear(&mut self) {
-        let leaves = [&mut self.embedding_vd, &mut self.head_vd];
-        leaves.into_iter().flatten().for_each(|leaf| leaf.gradient = None);
-    }
-
     /// Whether the embedding is trained, so that the first layer's input gradient is wanted.
     pub fn wants_embedding(&self) -> bool {
         self.embedding_vd.is_some()
     }
 
     /// The gradient that the loss head adds to, if the head is trained.
-    pub fn head_mut(&mut self) -> Option<&mut Tensor> {
-        let leaf = if self.is_tied { &mut self.embedding_vd } else { &mut self.head_vd };
-        leaf.as_mut().map(Leaf::gradient)
+    pub fn head(&self) -> Option<Tensor> {
+        let leaf = if self.is_tied { &self.embedding_vd } else { &self.head_vd };
+        leaf.as_ref().map(gradient)
     }
 
     /// Adds the gradient of embedded tokens, `[t, d]`, to the embedding's rows of those tokens, `[t]` i64. The row of
     /// the padding token gets none, as in transformers.
-    pub fn scatter_embedding(&mut self, decoder: &Decoder, tokens_t: &Tensor, grad_td: &Tensor) {
-        let Some(embedding_vd) = self.embedding_vd.as_mut().map(Leaf::gradient) else { return };
+    pub fn scatter_embedding(&self, decoder: &Decoder, tokens_t: &Tensor, grad_td: &Tensor) {
+        let Some(mut embedding_vd) = self.embedding_vd.as_ref().map(gradient) else { return };
         no_grad(|| {
             let mut grad_td = grad_td.to_kind(Kind::Float) * decoder.embedding_scale();
             if let Some(pad) = decoder.config.pad_token_id {

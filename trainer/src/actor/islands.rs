@@ -8,12 +8,105 @@
 //! gradient and hands one on. So what is kept, recomputed, gathered or moved is decided here, between layers,
 //! and never inside a model. Nothing here knows a loss.
 //!
+//! ```text
+//! sharded      outer comes and stays for the pass
+//!   forward    layer comes, the next one sets out, layer computes, layer goes     (the last one stays)
+//!   backward   layer comes, the one before sets out, layer computes, its gradient goes to all ranks' shards, layer goes
+//! ```
+//! A rank that has nothing to compute passes by: its layers come and go all the same, for each coming is an exchange.
+//!
 //! Legend of shapes: t tokens of the packed micro-batch, d hidden size.
 
 use rlt_torch::backward;
 use tch::{Tensor, no_grad};
 
-use crate::model::{Decoder, LayerContext, PackedInput};
+use crate::model::{Decoder, DecoderLayer, LayerContext, PackedInput};
+use crate::parallel::{Part, RankError, ShardedParameters};
+
+/// A decoder for one pass: all of its weights are here, or they come and go.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Model<'a> {
+    pub decoder: &'a Decoder,
+    /// `None` where every rank has the whole.
+    pub shards: Option<&'a ShardedParameters>,
+}
+
+impl Model<'_> {
+    /// Begins a pass: what is outside of the layers comes, and the first layer sets out.
+    pub(super) fn enter(&self) -> Result<(), RankError> {
+        let Some(shards) = self.shards else { return Ok(()) };
+        shards.begin(Part::Outer)?;
+        shards.begin(Part::Layer(0))?;
+        shards.need(Part::Outer)
+    }
+
+    /// Ends a pass: what is outside of the layers goes.
+    pub(super) fn leave(&self) -> Result<(), RankError> {
+        self.shards.map_or(Ok(()), |shards| shards.release(Part::Outer))
+    }
+
+    /// Gives what is outside of the layers gradients to add to.
+    pub(super) fn begin_outer_gradient(&self) {
+        self.shards.iter().for_each(|shards| shards.begin_gradient(Part::Outer));
+    }
+
+    /// Sends the gradients of what is outside of the layers to their shards.
+    pub(super) fn end_outer_gradient(&self) -> Result<(), RankError> {
+        self.shards.map_or(Ok(()), |shards| shards.end_gradient(Part::Outer))
+    }
+
+    /// Lets every layer `compute` while it is here, first to last.
+    fn forward(&self, last_stays: bool, mut compute: impl FnMut(&DecoderLayer)) -> Result<(), RankError> {
+        let layers = self.decoder.layers();
+        for (idx, layer) in layers.iter().enumerate() {
+            let next = Some(idx + 1).filter(|next| *next < layers.len());
+            self.bring(idx, next)?;
+            compute(layer);
+            if let (Some(shards), true) = (self.shards, next.is_some() || !last_stays) {
+                shards.release(Part::Layer(idx))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets every layer `compute` its gradients while it is here, last to first.
+    fn backward(&self, mut compute: impl FnMut(&DecoderLayer)) -> Result<(), RankError> {
+        for (idx, layer) in self.decoder.layers().iter().enumerate().rev() {
+            self.bring(idx, idx.checked_sub(1))?;
+            self.shards.iter().for_each(|shards| shards.begin_gradient(Part::Layer(idx)));
+            compute(layer);
+            if let Some(shards) = self.shards {
+                shards.end_gradient(Part::Layer(idx))?;
+                shards.release(Part::Layer(idx))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns when a layer is here; `next` sets out, to arrive while this one computes.
+    fn bring(&self, layer_idx: usize, next: Option<usize>) -> Result<(), RankError> {
+        let Some(shards) = self.shards else { return Ok(()) };
+        shards.need(Part::Layer(layer_idx))?;
+        next.map_or(Ok(()), |next| shards.begin(Part::Layer(next)))
+    }
+
+    /// Takes part in a pass without gradients, without anything to compute.
+    pub(super) fn pass_by(&self) -> Result<(), RankError> {
+        self.enter()?;
+        self.forward(false, |_| ())?;
+        self.leave()
+    }
+
+    /// Takes part in a pass forward and back, adding gradients of zero.
+    pub(super) fn pass_by_with_gradients(&self) -> Result<(), RankError> {
+        self.enter()?;
+        self.forward(true, |_| ())?;
+        self.begin_outer_gradient();
+        self.backward(|_| ())?;
+        self.end_outer_gradient()?;
+        self.leave()
+    }
+}
 
 /// What the forward pass keeps of a layer for the backward pass.
 #[derive(Debug)]
@@ -42,25 +135,35 @@ pub(super) struct Tape {
     pub normed_td: Tensor,
 }
 
-/// Runs the decoder without gradients; hidden states after the final norm, `[t, d]`.
-pub(super) fn infer(decoder: &Decoder, input: &PackedInput, context: &LayerContext) -> Tensor {
+/// Runs the decoder without gradients; hidden states after the final norm, `[t, d]`. The pass goes on until
+/// [`Model::leave`].
+pub(super) fn infer(
+    model: Model<'_>,
+    input: &PackedInput,
+    context: &LayerContext,
+) -> Result<Tensor, RankError> {
     no_grad(|| {
-        let mut hidden_td = decoder.embed(&input.tokens);
-        for layer in decoder.layers() {
-            hidden_td = layer.forward(&hidden_td, context);
-        }
-        decoder.final_norm(&hidden_td)
+        model.enter()?;
+        let mut hidden_td = model.decoder.embed(&input.tokens);
+        model.forward(false, |layer| hidden_td = layer.forward(&hidden_td, context))?;
+        Ok(model.decoder.final_norm(&hidden_td))
     })
 }
 
 /// Runs the decoder and keeps what the backward pass needs: every layer's graph or only
-/// its input.
-pub(super) fn forward(decoder: &Decoder, input: &PackedInput, context: &LayerContext, keep: Keep) -> Tape {
-    let mut hidden_td = no_grad(|| decoder.embed(&input.tokens));
-    let mut islands = Vec::with_capacity(decoder.layers().len());
+/// its input. The pass goes on until [`Model::leave`].
+pub(super) fn forward(
+    model: Model<'_>,
+    input: &PackedInput,
+    context: &LayerContext,
+    keep: Keep,
+) -> Result<Tape, RankError> {
+    model.enter()?;
+    let mut hidden_td = no_grad(|| model.decoder.embed(&input.tokens));
+    let mut islands = Vec::with_capacity(model.decoder.layers().len());
     // The embedding of a model with frozen weights has no use for a gradient, and the first layer need not make it.
     let mut wants_input_gradient = keep.embedding_gradient;
-    for layer in decoder.layers() {
+    model.forward(true, |layer| {
         let input_td = hidden_td.detach().set_requires_grad(wants_input_gradient);
         wants_input_gradient = true;
         if keep.inputs_only {
@@ -71,36 +174,37 @@ pub(super) fn forward(decoder: &Decoder, input: &PackedInput, context: &LayerCon
             hidden_td = output_td.detach();
             islands.push(Island::Kept { input_td, output_td });
         }
-    }
+    })?;
     let norm_input_td = hidden_td.detach().set_requires_grad(true);
-    let normed_td = decoder.final_norm(&norm_input_td);
-    Tape { islands, norm_input_td, normed_td }
+    let normed_td = model.decoder.final_norm(&norm_input_td);
+    Ok(Tape { islands, norm_input_td, normed_td })
 }
 
 /// Carries the gradient of the normed hidden states, `[t, d]`, back through all layers. The layers' parameters
 /// accumulate theirs; the gradient of the embedded tokens is returned where the embedding is trained.
 pub(super) fn backward_through(
-    decoder: &Decoder,
+    model: Model<'_>,
     tape: Tape,
     context: &LayerContext,
     grad_normed_td: &Tensor,
-) -> Option<Tensor> {
+) -> Result<Option<Tensor>, RankError> {
     backward(&tape.normed_td, grad_normed_td);
-    let mut grad_td = tape.norm_input_td.grad();
-    drop((tape.normed_td, tape.norm_input_td));
-    for (layer, island) in decoder.layers().iter().zip(tape.islands).rev() {
-        let (input_td, output_td) = match island {
-            Island::Kept { input_td, output_td } => (input_td, output_td),
-            Island::Recomputed { input_td } => {
+    let Tape { mut islands, norm_input_td, normed_td } = tape;
+    let mut grad_td = Some(norm_input_td.grad());
+    drop((normed_td, norm_input_td));
+    model.backward(|layer| {
+        let (input_td, output_td) = match islands.pop() {
+            None => return,
+            Some(Island::Kept { input_td, output_td }) => (input_td, output_td),
+            Some(Island::Recomputed { input_td }) => {
                 let output_td = layer.forward(&input_td, context);
                 (input_td, output_td)
             }
         };
-        backward(&output_td, &grad_td);
-        if !input_td.requires_grad() {
-            return None;
+        if let Some(grad_td) = grad_td.take() {
+            backward(&output_td, &grad_td);
         }
-        grad_td = input_td.grad();
-    }
-    Some(grad_td)
+        grad_td = input_td.requires_grad().then(|| input_td.grad());
+    })?;
+    Ok(grad_td)
 }

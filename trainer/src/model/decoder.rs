@@ -153,6 +153,16 @@ impl Decoder {
         parameters
     }
 
+    /// Every parameter, adapters included: those of each layer, first to last, and those outside of the layers.
+    pub(crate) fn parameters_by_layer(&self) -> (Vec<NamedTensors>, NamedTensors) {
+        let mut layers: Vec<NamedTensors> = self.layers.iter().map(|_| Vec::new()).collect();
+        let mut outer = Vec::new();
+        for (name, tensor) in self.named_parameters() {
+            layer_idx(&name).and_then(|idx| layers.get_mut(idx)).unwrap_or(&mut outer).push((name, tensor));
+        }
+        (layers, outer)
+    }
+
     /// The parameters that collect gradients, in checkpoint order.
     pub fn trainable_parameters(&self) -> Vec<(String, Tensor)> {
         self.named_parameters().into_iter().filter(|(_, tensor)| tensor.requires_grad()).collect()
@@ -170,6 +180,14 @@ impl Decoder {
         }
         Err(ModelError::VocabularyMismatch { vocab_size, max_token_id })
     }
+}
+
+/// Tensors by their names.
+pub(crate) type NamedTensors = Vec<(String, Tensor)>;
+
+/// The number in `..layers.<number>..` of a parameter's name, an adapter's too.
+fn layer_idx(name: &str) -> Option<usize> {
+    name.split_once(".layers.")?.1.split('.').next()?.parse().ok()
 }
 
 impl DecoderLayer {

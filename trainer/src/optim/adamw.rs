@@ -68,9 +68,30 @@ impl AdamW {
         learning_rate: f64,
         max_grad_norm: Option<f64>,
     ) -> Result<StepOutcome, OptimError> {
+        self.step_at_norm(self.grad_norm()?, learning_rate, max_grad_norm)
+    }
+
+    /// The L2 norm of all gradients together.
+    ///
+    /// # Errors
+    /// A gradient cannot be read.
+    pub fn grad_norm(&self) -> Result<f64, OptimError> {
         let gradients: Vec<Tensor> =
             self.parameters.iter().map(|parameter| parameter.leaf.grad()).filter(Tensor::defined).collect();
-        let grad_norm = rlt_torch::global_norm(&gradients).map_err(|source| OptimError::Norm { source })?;
+        rlt_torch::global_norm(&gradients).map_err(|source| OptimError::Norm { source })
+    }
+
+    /// [`step`](Self::step) where the leaves are a part of the model, whose gradients together have the norm
+    /// `grad_norm`.
+    ///
+    /// # Errors
+    /// A parameter cannot be updated.
+    pub fn step_at_norm(
+        &mut self,
+        grad_norm: f64,
+        learning_rate: f64,
+        max_grad_norm: Option<f64>,
+    ) -> Result<StepOutcome, OptimError> {
         if !grad_norm.is_finite() {
             return Ok(StepOutcome::SkippedNonFinite);
         }
@@ -127,9 +148,22 @@ impl AdamW {
     /// # Errors
     /// The checkpoint lacks a tensor of a parameter, or one has another shape.
     pub fn load(&mut self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
+        self.load_moments(checkpoint, |_, state_name, moment| checkpoint.load_into(state_name, moment))
+    }
+
+    /// [`load`](Self::load) where the leaves are parts of what the checkpoint holds: `load_moment` gets the parameter's
+    /// name, the checkpoint's name of a moment, and the moment, in the leaf's shape.
+    ///
+    /// # Errors
+    /// The checkpoint lacks a count, or what `load_moment` fails with.
+    pub fn load_moments(
+        &mut self,
+        checkpoint: &Checkpoint,
+        mut load_moment: impl FnMut(&str, &str, &Tensor) -> Result<(), CheckpointError>,
+    ) -> Result<(), CheckpointError> {
         self.parameters.iter_mut().try_for_each(|parameter| {
-            checkpoint.load_into(&parameter.state_name("exp_avg"), &parameter.exp_avg)?;
-            checkpoint.load_into(&parameter.state_name("exp_avg_sq"), &parameter.exp_avg_sq)?;
+            load_moment(&parameter.name, &parameter.state_name("exp_avg"), &parameter.exp_avg)?;
+            load_moment(&parameter.name, &parameter.state_name("exp_avg_sq"), &parameter.exp_avg_sq)?;
             let num_steps = Tensor::from(0i64);
             checkpoint.load_into(&parameter.state_name("num_steps"), &num_steps)?;
             parameter.num_steps = num_steps.int64_value(&[]);

@@ -1,5 +1,6 @@
 //! What can go wrong between ranks, and whose fault it is.
 
+use rlt_core::mesh::MeshError;
 use rlt_torch::collectives::{CollectiveError, RendezvousError};
 
 /// Why ranks could not work together.
@@ -10,6 +11,10 @@ pub enum RankError {
     Rendezvous(#[from] RendezvousError),
     #[error("failed to exchange tensors with the other ranks")]
     Collective(#[from] CollectiveError),
+    #[error("failed to divide the model among the ranks")]
+    Mesh(#[from] MeshError),
+    #[error("failed to make room for the parameters of a part of the model")]
+    Shards(#[from] rlt_torch::Error),
     #[error("failed to write a message to the other ranks")]
     Encode(#[source] serde_json::Error),
     #[error("failed to read a message of another rank")]

@@ -8,7 +8,7 @@ use rlt_torch::collectives::serve_store;
 use super::*;
 
 /// Runs `body` on every rank; what each returned, in the order of ranks.
-fn on_ranks<T: Send>(size: usize, body: impl Fn(Ranks) -> T + Sync) -> Vec<T> {
+pub(super) fn on_ranks<T: Send>(size: usize, body: impl Fn(Ranks) -> T + Sync) -> Vec<T> {
     let store = serve_store(0, 1, size).unwrap();
     let master_port = store.port();
     let join = |rank| {

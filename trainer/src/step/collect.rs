@@ -66,7 +66,7 @@ pub(super) fn groups(trainer: &mut Trainer, clock: &mut PhaseClock) -> Result<Op
     }
     groups.truncate(num_wanted);
     let greedy_rewards = greedy_rewards(trainer, &groups, clock)?;
-    trainer.engine.sleep();
+    trainer.end_rollout()?;
     Ok(Some(Collected { groups, greedy_rewards, num_batches }))
 }
 

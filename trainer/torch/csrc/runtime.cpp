@@ -166,6 +166,21 @@ char* rlt_tensor_from_owner(void* data, const int64_t* sizes, size_t num_dims, i
   });
 }
 
+char* rlt_resize_storage(Tensor* tensor, size_t num_bytes) {
+  return rlt::guarded([&] {
+    c10::StorageImpl* storage = tensor->storage().unsafeGetStorageImpl();
+    TORCH_CHECK(storage->resizable() && storage->allocator() != nullptr,
+                "expected memory that libtorch allocated, got someone else's");
+    c10::DataPtr data(nullptr, storage->device());
+    // What was there goes before anything new comes.
+    storage->set_data_ptr_noswap(std::move(data));
+    storage->set_nbytes(0);
+    if (num_bytes == 0) return;
+    storage->set_data_ptr_noswap(storage->allocator()->allocate(num_bytes));
+    storage->set_nbytes(num_bytes);
+  });
+}
+
 char* rlt_load_cuda(bool* found) {
   return rlt::guarded([&] { *found = rlt::load_cuda(); });
 }

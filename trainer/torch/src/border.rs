@@ -177,6 +177,7 @@ unsafe extern "C" {
         release: unsafe extern "C" fn(*mut c_void),
         out: *mut *mut C_tensor,
     ) -> Outcome;
+    pub(crate) fn rlt_resize_storage(tensor: *mut C_tensor, num_bytes: usize) -> Outcome;
     pub(crate) fn rlt_load_cuda(found: *mut bool) -> Outcome;
     pub(crate) fn rlt_reuse_large_buffers();
     pub(crate) fn rlt_release_free_memory();

@@ -203,6 +203,27 @@ fn a_gradient_taken_away_comes_back_with_the_next_backward_pass() {
 }
 
 #[test]
+fn memory_may_go_and_come_back_between_a_pass_and_its_backward() {
+    let (weight, x) = (randn(&[4, 3], 1), leaf(&randn(&[5, 3], 2)));
+    let buffer = crate::FlatBuffer::new(20, (Kind::Float, tch::Device::Cpu)).unwrap();
+    let mut parameter = leaf(&weight);
+    tch::no_grad(|| parameter.set_data(&buffer.view(8, &[4, 3])));
+    buffer.release().unwrap();
+    let fill = || {
+        buffer.take().unwrap();
+        tch::no_grad(|| buffer.view(8, &[4, 3]).copy_(&weight));
+    };
+    fill();
+    let y = x.linear(&parameter, None::<Tensor>);
+    buffer.release().unwrap();
+    fill();
+    let grad = randn(&[5, 4], 3);
+    crate::backward(&y, &grad);
+    assert!(largest_difference(&parameter.grad(), &grad.tr().matmul(&x.detach())) < 1e-6);
+    assert!(largest_difference(&x.grad(), &grad.matmul(&weight)) < 1e-6);
+}
+
+#[test]
 fn the_peak_covers_what_was_used() {
     crate::reuse_large_buffers();
     let before = crate::rss_bytes().unwrap();

@@ -1,0 +1,101 @@
+//! This rank's place on the mesh, and the groups along its axes. How ranks are laid out is `rlt_core::mesh`.
+
+use std::cell::RefCell;
+
+use rlt_core::mesh::{Coordinates, Mesh};
+use rlt_torch::collectives::{Alone, CollectiveError, Collectives, Pending, Reduction, Rendezvous};
+use tch::{Kind, Tensor};
+
+use super::{RankError, Ranks};
+
+/// A rank that holds one shard of one replica, with its link to the others of each kind.
+#[derive(Debug)]
+pub struct MeshRanks {
+    mesh: Mesh,
+    place: Coordinates,
+    /// The ranks that hold one replica together.
+    replica: RefCell<Box<dyn Collectives>>,
+    /// The ranks that hold this shard.
+    copies: RefCell<Box<dyn Collectives>>,
+}
+
+impl Ranks {
+    /// Lays all ranks out in replicas of `dp_shard` and connects them along both axes. All ranks do so once.
+    ///
+    /// # Errors
+    /// [`RankError`] when `dp_shard` does not divide the ranks, or one is lost.
+    pub fn on_mesh(&self, dp_shard: usize) -> Result<MeshRanks, RankError> {
+        let mesh = Mesh::new(self.size, dp_shard)?;
+        let place = mesh.coordinates(self.rank);
+        let link = self.lock();
+        let connect = |name: String, members: Vec<usize>| match &link.rendezvous {
+            Some(rendezvous) => connect(rendezvous, &name, &members),
+            None => Ok(Box::new(Alone::new(&name)) as Box<dyn Collectives>),
+        };
+        let replica = connect(format!("replica {}", place.replica), mesh.replica_members(self.rank))?;
+        let copies = connect(format!("shard {}", place.shard), mesh.shard_members(self.rank))?;
+        Ok(MeshRanks { mesh, place, replica: RefCell::new(replica), copies: RefCell::new(copies) })
+    }
+}
+
+fn connect(
+    rendezvous: &Rendezvous,
+    name: &str,
+    members: &[usize],
+) -> Result<Box<dyn Collectives>, RankError> {
+    Ok(rendezvous.group(name, members)?.unwrap_or_else(|| Box::new(Alone::new(name))))
+}
+
+impl MeshRanks {
+    /// Ranks of one replica.
+    pub fn dp_shard(&self) -> usize {
+        self.mesh.dp_shard()
+    }
+
+    /// Which shard this rank holds.
+    pub fn shard(&self) -> usize {
+        self.place.shard
+    }
+
+    /// Starts to lay the replica's shards, `[n]` each, end to end in `whole`, `[dp_shard * n]`.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost.
+    pub fn all_gather(&self, whole: &Tensor, shard: &Tensor) -> Result<Pending, RankError> {
+        Ok(self.replica.borrow_mut().all_gather(whole, shard)?)
+    }
+
+    /// Starts to add up the replica's `whole`, `[dp_shard * n]`, of which this rank's part, `[n]`, comes to `shard`.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost.
+    pub fn reduce_scatter(&self, shard: &Tensor, whole: &Tensor) -> Result<Pending, RankError> {
+        Ok(self.replica.borrow_mut().reduce_scatter(shard, whole)?)
+    }
+
+    /// Adds the tensors of all replicas in place; all that hold this shard get the same bits.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost.
+    pub fn sum_over_replicas<'a>(
+        &self,
+        tensors: impl IntoIterator<Item = &'a Tensor>,
+    ) -> Result<(), RankError> {
+        let mut group = self.copies.borrow_mut();
+        let started: Result<Vec<Pending>, CollectiveError> =
+            tensors.into_iter().map(|tensor| group.all_reduce(tensor, Reduction::Sum)).collect();
+        started?.into_iter().try_for_each(Pending::wait)?;
+        Ok(())
+    }
+
+    /// The sum of the replica's numbers, in the order of shards: the same bits on every rank of every replica.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost.
+    pub fn sum_in_replica(&self, number: f64) -> Result<f64, RankError> {
+        let own = Tensor::from_slice(&[number]);
+        let all = Tensor::zeros([self.dp_shard() as i64], (Kind::Double, own.device()));
+        self.all_gather(&all, &own)?.wait()?;
+        Ok((0..self.dp_shard() as i64).map(|shard| all.double_value(&[shard])).sum())
+    }
+}

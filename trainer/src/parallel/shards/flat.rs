@@ -1,0 +1,239 @@
+//! Parameters of one part as one flat buffer, of which this rank keeps a shard.
+//!
+//! ```text
+//! parameters   |  a  |    b    | c |        each a view of the whole, wherever its memory is
+//! whole        [.....|.........|...]pad
+//! shards       [   0   |   1   |   2   ]    all of one length; a piece is what of a parameter lies in a shard
+//! ```
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use rlt_core::mesh::Shards;
+use rlt_torch::FlatBuffer;
+use rlt_torch::collectives::Pending;
+use tch::{Device, Kind, Tensor, no_grad};
+
+use crate::parallel::{MeshRanks, RankError};
+
+/// Parameters of one dtype in one buffer, all trained or all frozen.
+#[derive(Debug)]
+pub(super) struct Flat {
+    parameters: Vec<Parameter>,
+    layout: Shards,
+    /// Where this rank's part lies in the whole.
+    own: Range<usize>,
+    /// This rank's part, `[shard_len]`; what pads the last one is zero.
+    shard: Tensor,
+    whole: FlatBuffer,
+    presence: RefCell<Presence>,
+    gradients: RefCell<Gradients>,
+}
+
+/// Where the whole is.
+#[derive(Debug)]
+enum Presence {
+    Away,
+    Coming(Pending),
+    Here,
+}
+
+/// Memory of gradients, which exist while an update gathers them.
+#[derive(Debug, Default)]
+struct Gradients {
+    /// `[padded_len]`, while a backward pass adds to it.
+    whole: Option<Tensor>,
+    /// `[shard_len]`, summed over all passes so far.
+    shard: Option<Tensor>,
+}
+
+#[derive(Debug)]
+struct Parameter {
+    name: String,
+    /// The decoder's own tensor.
+    leaf: Tensor,
+    place: Place,
+    /// The part of the shard that is this parameter's, `[len]`: a leaf of its own, which the optimizer updates.
+    piece: Tensor,
+}
+
+/// A parameter's place in the buffer, and what of it lies in this rank's shard.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    range: Range<usize>,
+    size: Vec<i64>,
+    part: Range<usize>,
+}
+
+impl Place {
+    /// What of a whole tensor of the parameter's size lies in the shard, `[len]`.
+    fn piece_of(&self, whole: &Tensor) -> Tensor {
+        // A part that is empty may lie beyond the parameter's end.
+        let start = self.part.start.saturating_sub(self.range.start).min(self.range.len());
+        whole.detach().contiguous().view(-1).narrow(0, start as i64, self.part.len() as i64)
+    }
+
+    /// Lets `fill` make the whole tensor and keeps the piece of it.
+    pub(super) fn fill<E>(
+        &self,
+        piece: &Tensor,
+        fill: impl FnOnce(&Tensor) -> Result<(), E>,
+    ) -> Result<(), E> {
+        if self.part.is_empty() {
+            return Ok(());
+        }
+        let whole = Tensor::empty(&self.size, (piece.kind(), piece.device()));
+        fill(&whole)?;
+        no_grad(|| piece.detach().copy_(&self.piece_of(&whole)));
+        Ok(())
+    }
+}
+
+impl Flat {
+    /// Takes the named leaves, all of one dtype; `None` without any.
+    pub(super) fn new(leaves: Vec<(String, Tensor)>, ranks: &MeshRanks) -> Result<Option<Self>, RankError> {
+        let Some((_, first)) = leaves.first() else { return Ok(None) };
+        let numbers = (first.kind(), first.device());
+        let layout = Shards::new(leaves.iter().map(|(_, leaf)| leaf.numel()).sum(), ranks.dp_shard());
+        let own = layout.range(ranks.shard());
+        let whole = FlatBuffer::new(layout.padded_len(), numbers)?;
+        let shard = Tensor::zeros([layout.shard_len() as i64], numbers);
+        let mut start = 0;
+        let parameters = leaves.into_iter().map(|(name, mut leaf)| {
+            let range = start..start + leaf.numel();
+            start = range.end;
+            let place = Place { part: layout.part_of(&range, ranks.shard()), size: leaf.size(), range };
+            let piece = no_grad(|| {
+                let mut piece = narrow(&shard, &own, &place);
+                piece.copy_(&place.piece_of(&leaf));
+                leaf.set_data(&whole.view(place.range.start, &place.size));
+                piece
+            });
+            let piece = piece.detach().set_requires_grad(leaf.requires_grad());
+            Parameter { name, leaf, place, piece }
+        });
+        let parameters = parameters.collect();
+        whole.release()?;
+        let (presence, gradients) = (RefCell::new(Presence::Away), RefCell::default());
+        Ok(Some(Self { parameters, layout, own, shard, whole, presence, gradients }))
+    }
+
+    pub(super) fn shard(&self) -> &Tensor {
+        &self.shard
+    }
+
+    pub(super) fn pieces(&self) -> impl Iterator<Item = (String, Tensor)> {
+        self.parameters.iter().map(|parameter| (parameter.name.clone(), parameter.piece.shallow_clone()))
+    }
+
+    pub(super) fn place_of(&self, name: &str) -> Option<&Place> {
+        self.parameters.iter().find(|parameter| parameter.name == name).map(|parameter| &parameter.place)
+    }
+
+    /// Bytes of parameters and gradients that are there now.
+    pub(super) fn num_bytes(&self) -> usize {
+        let gradients = self.gradients.borrow();
+        let whole = match *self.presence.borrow() {
+            Presence::Away => 0,
+            Presence::Coming(_) | Presence::Here => self.layout.padded_len(),
+        };
+        let gradient = |tensor: &Option<Tensor>| tensor.as_ref().map_or(0, Tensor::numel);
+        let numbers = self.shard.numel() + whole + gradient(&gradients.whole) + gradient(&gradients.shard);
+        numbers * self.shard.kind().elt_size_in_bytes()
+    }
+
+    pub(super) fn begin(&self, ranks: &MeshRanks) -> Result<(), RankError> {
+        let mut presence = self.presence.borrow_mut();
+        if matches!(*presence, Presence::Away) {
+            self.whole.take()?;
+            *presence = Presence::Coming(ranks.all_gather(self.whole.tensor(), &self.shard)?);
+        }
+        Ok(())
+    }
+
+    pub(super) fn need(&self) -> Result<(), RankError> {
+        if let Presence::Coming(pending) = self.presence.replace(Presence::Here) {
+            pending.wait()?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn release(&self) -> Result<(), RankError> {
+        self.need()?;
+        self.presence.replace(Presence::Away);
+        Ok(self.whole.release()?)
+    }
+
+    pub(super) fn begin_gradient(&self) {
+        let whole = Tensor::zeros([self.layout.padded_len() as i64], self.numbers());
+        for Parameter { leaf, place: Place { range, size, .. }, .. } in &self.parameters {
+            let view = whole.narrow(0, range.start as i64, range.len() as i64).view(size.as_slice());
+            rlt_torch::set_grad(leaf, Some(&view));
+        }
+        self.gradients.borrow_mut().whole = Some(whole);
+    }
+
+    /// The whole gradient, `[padded_len]`, which the leaves lose.
+    pub(super) fn take_gradient(&self) -> Option<Tensor> {
+        let whole = self.gradients.borrow_mut().whole.take()?;
+        self.parameters.iter().for_each(|parameter| rlt_torch::set_grad(&parameter.leaf, None));
+        Some(whole)
+    }
+
+    /// Adds `[shard_len]` to this rank's gradient.
+    pub(super) fn add_to_gradient(&self, own: &Tensor) {
+        let mut gradients = self.gradients.borrow_mut();
+        match &mut gradients.shard {
+            Some(shard) => no_grad(|| drop(shard.g_add_(own))),
+            None => gradients.shard = Some(own.shallow_clone()),
+        }
+    }
+
+    /// This rank's gradient, `[shard_len]`; zeros where no pass has made one.
+    pub(super) fn gradient_shard(&self) -> Tensor {
+        let mut gradients = self.gradients.borrow_mut();
+        gradients.shard.get_or_insert_with(|| self.shard.zeros_like()).shallow_clone()
+    }
+
+    /// Makes the gradient that of the pieces.
+    pub(super) fn hand_over_gradient(&self) {
+        let gradient = self.gradient_shard();
+        for Parameter { place, piece, .. } in &self.parameters {
+            rlt_torch::set_grad(piece, Some(&narrow(&gradient, &self.own, place)));
+        }
+    }
+
+    pub(super) fn clear_gradient(&self) {
+        *self.gradients.borrow_mut() = Gradients::default();
+    }
+
+    /// See [`super::ShardedParameters::gather`].
+    pub(super) fn gather(
+        &self,
+        ranks: &MeshRanks,
+        piece_of: impl Fn(&str) -> Option<Tensor>,
+    ) -> Result<Vec<(String, Tensor)>, RankError> {
+        let shard = Tensor::zeros([self.layout.shard_len() as i64], self.numbers());
+        for Parameter { name, place, .. } in &self.parameters {
+            if let Some(piece) = piece_of(name) {
+                no_grad(|| narrow(&shard, &self.own, place).copy_(&piece.detach()));
+            }
+        }
+        let whole = Tensor::empty([self.layout.padded_len() as i64], self.numbers());
+        ranks.all_gather(&whole, &shard)?.wait()?;
+        let one = |Parameter { name, place: Place { range, size, .. }, .. }: &Parameter| {
+            let view = whole.narrow(0, range.start as i64, range.len() as i64);
+            (name.clone(), view.view(size.as_slice()))
+        };
+        Ok(self.parameters.iter().map(one).collect())
+    }
+
+    fn numbers(&self) -> (Kind, Device) {
+        (self.shard.kind(), self.shard.device())
+    }
+}
+
+/// What of a shard that lies at `own` is a parameter's, `[len]`.
+fn narrow(shard: &Tensor, own: &Range<usize>, place: &Place) -> Tensor {
+    shard.narrow(0, (place.part.start - own.start) as i64, place.part.len() as i64)
+}
