@@ -28,7 +28,7 @@ loads=$(cut -d' ' -f1-3 /proc/loadavg)
     "etcd without fsync, API server with audit log, controller manager and scheduler with client limits of 1000 calls a second;" \
     "kwok $(sed -n 's/^\tsigs.k8s.io\/kwok \(v[0-9.]*\).*/\1/p' tests/cluster/programs/kwok/go.mod), 32 nodes," \
     "pods start and end at once."
-  echo "- JobSet $(sed -n 's/^require sigs.k8s.io\/jobset \(v[0-9.]*\).*/\1/p' tests/cluster/programs/jobset/go.mod) with its own" \
+  echo "- JobSet $(sed -n 's/^\tsigs.k8s.io\/jobset \(v[0-9.]*\).*/\1/p' tests/cluster/programs/jobset/go.mod) with its own" \
     "defaults and webhooks. Each gang has a fresh cluster; raw is a plain client that posts pods, 16 at a time, right before."
   echo "- Load average before: $loads."
   "$bench"

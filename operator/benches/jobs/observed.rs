@@ -83,11 +83,12 @@ impl Observed {
     /// Milliseconds from the beginning to when each new pod runs: its first status after it was made. Pods whose names the API
     /// server chose count from their first status that was written here.
     pub(crate) fn running_times(&self) -> Vec<f64> {
+        // On a busy machine a pod may run before whoever made it has the answer.
         let made: HashMap<&str, &str> = self
             .calls
             .iter()
             .filter(|call| is_made(call) && !call.name.is_empty())
-            .map(|call| (call.name.as_str(), call.answered_at.as_str()))
+            .map(|call| (call.name.as_str(), call.at.as_str()))
             .collect();
         let has_names = !made.is_empty();
         let mut first: BTreeMap<&str, f64> = BTreeMap::new();
