@@ -29,6 +29,8 @@ pub enum Reason {
     WaitingToRestart,
     /// The API server refuses a pod.
     WorkersRefused,
+    /// A worker cannot be stopped, because its node does not answer.
+    NodeUnreachable,
     /// No worker is wanted.
     NoWorkers,
     /// The specification breaks a rule.
@@ -62,6 +64,7 @@ impl Reason {
             Self::Restarting,
             Self::WaitingToRestart,
             Self::WorkersRefused,
+            Self::NodeUnreachable,
             Self::NoWorkers,
             Self::InvalidSpec,
             Self::NothingStalled,

@@ -42,6 +42,18 @@ pub struct RLTrainingJobStatus {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("additionalProperties" = {"type": "integer", "minimum": 0}))]
     pub failures_by_cause: BTreeMap<FailureCause, u32>,
+    /// Failures since the last one that a new checkpoint came before: these count against `spec.runPolicy.retries`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("additionalProperties" = {"type": "integer", "minimum": 0}))]
+    pub retries_used: BTreeMap<FailureCause, u32>,
+    /// The step of the newest checkpoint when `retriesUsed` was begun; a failure after a newer one begins it anew.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retries_since_step: Option<u64>,
+    /// Failures that may be a node's fault, by its name: new workers prefer other nodes, the more it has the stronger. The 16
+    /// worst are kept.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("additionalProperties" = {"type": "integer", "minimum": 0}, "maxProperties" = 16))]
+    pub failures_by_node: BTreeMap<String, u32>,
     /// What ended the last attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_failure: Option<FailureStatus>,

@@ -66,7 +66,7 @@ async fn make(
     let first = workers.iter().find(is_first).map(Arc::as_ref);
     let room = Room::new(client, index, blueprint);
     room.prepare(first).await?;
-    let pods = pods::start(client, index, blueprint, attempt, &decision.start);
+    let pods = pods::start(client, index, blueprint, &decision.status, &decision.start);
     // What fails on one side does not cut off calls of the other.
     let (furnished, started) = futures::join!(room.furnish(first), pods);
     furnished.and(started)

@@ -1,5 +1,6 @@
 //! The objects of a job, each a pure function of the job and its plan. What is there already is not known here.
 
+mod avoidance;
 mod claim;
 mod container;
 mod manifest;
@@ -9,6 +10,7 @@ mod volumes;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
+pub use avoidance::avoid;
 pub use claim::storage_claim;
 pub use manifest::{config_map, content_digest};
 pub use network::{endpoint, endpoint_digest, service, service_account};

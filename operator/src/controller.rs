@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures::channel::{mpsc, oneshot};
 use futures::stream::{self, StreamExt as _};
 use futures::{Stream, future};
-use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Service, ServiceAccount};
+use k8s_openapi::api::core::v1::{ConfigMap, Node, PersistentVolumeClaim, Pod, Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::core::PartialObjectMeta;
 use kube::runtime::controller::{Config, Controller};
@@ -110,6 +110,7 @@ fn follow_objects(
     watches: &mut JoinSet<()>,
 ) -> Vec<oneshot::Receiver<()>> {
     let mut synced = Vec::new();
+    watches.spawn(watch::nodes(Api::<Node>::all(client.clone()), sink.clone()));
     for (api, namespace) in apis::<Pod>(client, namespaces) {
         let (done, first) = oneshot::channel();
         watches.spawn(watch::pods(api, namespace, sink.clone(), done));

@@ -1,7 +1,7 @@
 //! What to do about a job: a pure function of what was observed and of the time. No API server is spoken to here.
 //!
 //! ```text
-//! finished? -> all workers succeeded? -> too long? -> to be suspended? -> an attempt over? -> start what is missing
+//! finished? -> has it succeeded? -> too long? -> to be suspended? -> an attempt over? -> start what is missing
 //! ```
 //! Whoever decides on a new attempt, or on the end, first writes that down: pods follow in the next round, so that
 //! whatever crashes in between, no two attempts are ever alive at once.
@@ -9,9 +9,13 @@
 mod census;
 mod clock;
 mod conditions;
+mod deadlines;
+mod departure;
 mod failure;
 mod finished;
 mod notes;
+mod retries;
+mod success;
 mod suspension;
 
 use std::sync::Arc;
@@ -21,6 +25,7 @@ use k8s_openapi::jiff::Timestamp;
 use rlt_api::status::{CheckpointStatus, Progress, RLTrainingJobStatus};
 use rlt_api::{FailureCause, Reason};
 
+use crate::nodes::NodeStates;
 use crate::prepare::{Invalid, Prepared};
 use crate::worker::Worker;
 use census::Census;
@@ -40,6 +45,8 @@ pub struct Facts<'a> {
     pub is_tracked: bool,
     /// The job's pods, of whatever attempt.
     pub workers: &'a [Arc<Worker>],
+    /// The nodes that they are on, as far as they are known.
+    pub nodes: &'a NodeStates,
     /// What the trainer reported last.
     pub report: Option<&'a Report>,
     /// The time.
@@ -85,31 +92,37 @@ pub struct Deletion {
     pub uid: Arc<str>,
     /// Seconds that it has; by default those of its own specification.
     pub grace_seconds: Option<u32>,
+    /// Its node, where nobody is left to stop it: it is struck off once that is certain.
+    pub lost_node: Option<Arc<str>>,
 }
-
-/// Seconds that the survivors of a failed attempt have: with a worker gone, they can save nothing.
-const RESTART_GRACE_SECONDS: u32 = 5;
 
 /// What to do about a job.
 pub fn decide(facts: &Facts<'_>) -> Decision {
     let round = Round::begin(facts);
     let policy = &facts.prepared.job.spec().run_policy;
     if round.is_finished() {
-        finished::settle(round)
-    } else if round.census.has_all_succeeded() {
-        finished::complete(round)
-    } else if round.is_past(policy.active_deadline_seconds) {
+        return finished::settle(round);
+    }
+    match success::judge(&round) {
+        success::Verdict::Yes => return finished::complete(round),
+        success::Verdict::Soon(wait) => return round.keep(wait),
+        success::Verdict::No => {}
+    }
+    if round.is_past(policy.active_deadline_seconds) {
         let seconds = policy.active_deadline_seconds.unwrap_or_default();
         let message = format!("the job was active for more than {seconds} s");
-        failure::answer(round, failure::Failure::of_job(FailureCause::DeadlineExceeded, message))
+        retries::answer(round, failure::Failure::of_job(FailureCause::DeadlineExceeded, message))
     } else if policy.suspend {
         suspension::suspend(round)
     } else if round.status.active_since.is_none() {
         suspension::begin(round)
     } else {
         match failure::find(&round) {
-            failure::Verdict::Failed(failure) => failure::answer(round, failure),
+            failure::Verdict::Failed(failure) => retries::answer(round, failure),
             failure::Verdict::Unclear(wait) => round.keep(wait),
+            failure::Verdict::Leaving { message, wait } => {
+                round.decide(Situation::Leaving(message), Some(wait))
+            }
             failure::Verdict::Well => run(round),
         }
     }
@@ -149,10 +162,9 @@ impl Decision {
 
 /// Removes the workers of earlier attempts and starts those that are missing.
 fn run(mut round: Round<'_>) -> Decision {
-    round.delete =
-        round.census.previous_alive().map(|worker| deletion(worker, Some(RESTART_GRACE_SECONDS))).collect();
-    let starts_at = round.time(round.status.attempt_start_time.as_deref());
-    if let Some(wait) = clock::until(starts_at, round.facts.now) {
+    let grace = retries::survivors_grace(&round.status);
+    round.delete = departure::deletions(&round, round.census.previous.iter().copied(), grace);
+    if let Some(wait) = retries::wait_to_start(&round) {
         return round.decide(Situation::WaitingToRestart(wait), Some(wait));
     }
     round.start = round.census.vacant();
@@ -160,14 +172,11 @@ fn run(mut round: Round<'_>) -> Decision {
     if situation == Situation::Running && round.status.attempt_running_time.is_none() {
         round.status.attempt_running_time = Some(clock::rfc3339(round.facts.now));
     }
-    let look_again = round.next_deadline();
+    let situation = departure::stuck(&round).or_else(|| deadlines::hindrance(&round)).unwrap_or(situation);
+    let look_again = deadlines::next(&round);
     let mut decision = round.decide(situation, look_again);
     decision.needs_children = true;
     decision
-}
-
-fn deletion(worker: &Worker, grace_seconds: Option<u32>) -> Deletion {
-    Deletion { name: worker.name.clone(), uid: worker.uid.clone(), grace_seconds }
 }
 
 /// One decision in the making.
@@ -210,16 +219,6 @@ impl<'a> Round<'a> {
     fn is_past(&self, active_deadline_seconds: Option<u64>) -> bool {
         self.status.attempt.is_some()
             && active_deadline_seconds.is_some_and(|deadline| self.active_seconds() >= deadline)
-    }
-
-    /// When the next of the deadlines is.
-    fn next_deadline(&self) -> Option<Duration> {
-        let policy = &self.facts.prepared.job.spec().run_policy;
-        let active = policy.active_deadline_seconds.map(|limit| limit.saturating_sub(self.active_seconds()));
-        let startup = failure::startup_seconds_left(self);
-        let stall = failure::stall_seconds_left(self);
-        let next = [active, startup, stall].into_iter().flatten().min();
-        next.map(|seconds| Duration::from_secs(seconds.max(1)))
     }
 
     /// Leaves everything as it is for a while.

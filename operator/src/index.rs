@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::nodes::Nodes;
 use crate::worker::{JobKey, Worker};
 
 /// Pods whose end is remembered, so that a late answer does not bring them back.
@@ -33,6 +34,8 @@ pub type Children = BTreeMap<Child, Option<String>>;
 /// Everything that was seen.
 #[derive(Debug, Default)]
 pub struct Index {
+    /// The nodes that pods are on.
+    pub nodes: Nodes,
     seen: Mutex<Seen>,
 }
 
@@ -153,6 +156,14 @@ impl Index {
     /// Every job that has objects.
     pub fn jobs(&self) -> Vec<JobKey> {
         self.lock().jobs.values().map(|objects| objects.key.clone()).collect()
+    }
+
+    /// The jobs that have a pod on one of these nodes. Looks at every pod, which a node that fails is worth.
+    pub fn jobs_on(&self, nodes: &[Arc<str>]) -> Vec<JobKey> {
+        let is_on = |worker: &Arc<Worker>| worker.node.as_ref().is_some_and(|node| nodes.contains(node));
+        let seen = self.lock();
+        let concerned = seen.jobs.values().filter(|objects| objects.workers.values().any(is_on));
+        concerned.map(|objects| objects.key.clone()).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Seen> {

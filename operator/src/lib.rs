@@ -20,6 +20,7 @@ pub mod job;
 pub mod labels;
 pub mod lease;
 pub mod metrics;
+pub mod nodes;
 pub mod observe;
 pub mod permissions;
 pub mod prepare;

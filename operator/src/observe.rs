@@ -8,6 +8,7 @@ use kube::runtime::reflector::ObjectRef;
 use crate::context::Context;
 use crate::decide::Report;
 use crate::job::Job;
+use crate::nodes::NodeStates;
 use crate::worker::Worker;
 use crate::written::Current;
 
@@ -18,6 +19,8 @@ pub struct Observed {
     pub current: Current,
     /// Its pods.
     pub workers: Vec<Arc<Worker>>,
+    /// The nodes that they are on.
+    pub nodes: NodeStates,
     /// What its trainer reported last.
     pub report: Option<Report>,
 }
@@ -59,9 +62,12 @@ pub fn observe(context: &Context, job: &Job) -> Option<Observed> {
             "the status was written by another version and is left alone"
         );
     }
+    let current = context.written.current(job)?;
+    let workers = context.index.workers(job.uid());
     Some(Observed {
-        current: context.written.current(job)?,
-        workers: context.index.workers(job.uid()),
+        current,
+        nodes: context.index.nodes.of(&workers),
+        workers,
         report: context.reports.latest(job.uid()),
     })
 }

@@ -102,6 +102,13 @@ pub const PERMISSIONS: &[Permission] = &[
     ),
     permission(
         Reach::Cluster,
+        "",
+        "nodes",
+        &["get", "list", "watch"],
+        "start workers elsewhere whose node is gone, and let go of what it held",
+    ),
+    permission(
+        Reach::Cluster,
         "authentication.k8s.io",
         "tokenreviews",
         &["create"],

@@ -64,6 +64,7 @@ fn facts<'a>(job: &Job, observed: &'a Observed, prepared: &'a Prepared, now: Tim
         generation: job.generation(),
         is_tracked: job.is_tracked(),
         workers: &observed.workers,
+        nodes: &observed.nodes,
         report: observed.report.as_ref(),
         now,
     }

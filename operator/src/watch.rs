@@ -8,7 +8,7 @@ use std::sync::Arc;
 use futures::channel::mpsc::UnboundedSender;
 use futures::channel::oneshot;
 use futures::{Stream, StreamExt as _, pin_mut};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::PartialObjectMeta;
 use kube::runtime::WatchStreamExt as _;
@@ -19,6 +19,7 @@ use kube::{Api, Resource};
 use crate::index::{Child, Index};
 use crate::job::Job;
 use crate::labels;
+use crate::nodes::NodeState;
 use crate::worker::{JobKey, Worker, owner};
 
 /// Below the idle limits of load balancers in front of API servers, which drop silent connections from 240 s on.
@@ -70,6 +71,34 @@ pub async fn pods(api: Api<Pod>, namespace: Option<String>, sink: Sink, synced: 
                 index.replace(namespace.as_deref(), pods.iter().filter_map(Worker::read).collect());
                 tell_all(&sink, concerned);
             }
+        }
+    })
+    .await;
+}
+
+/// Follows all nodes, and tells the jobs on those whose state changes.
+pub async fn nodes(api: Api<Node>, sink: Sink) {
+    let events = watcher(api, config()).default_backoff();
+    // Nobody waits for nodes: where they cannot be seen, jobs run all the same.
+    let (listed, _) = oneshot::channel();
+    follow(events, "nodes", listed, |change| {
+        let nodes = &sink.index.nodes;
+        let name = |node: &Node| -> Arc<str> { node.metadata.name.as_deref().unwrap_or_default().into() };
+        let news = match change {
+            Change::Is(node) => {
+                let name = name(&node);
+                if nodes.enter(&name, NodeState::read(&node)) { vec![name] } else { Vec::new() }
+            }
+            Change::IsGone(node) => {
+                nodes.remove(&name(&node));
+                vec![name(&node)]
+            }
+            Change::Are(all) => {
+                nodes.replace(all.iter().map(|node| (name(node), NodeState::read(node))).collect())
+            }
+        };
+        if !news.is_empty() {
+            sink.index.jobs_on(&news).iter().for_each(|key| sink.tell(key));
         }
     })
     .await;

@@ -26,6 +26,8 @@ pub struct Worker {
     pub is_ready: bool,
     /// Whether somebody deleted it.
     pub is_deleting: bool,
+    /// When it has to be gone, if somebody deleted it.
+    pub leaves_by: Option<Timestamp>,
     /// The node that it was given.
     pub node: Option<Arc<str>>,
     /// The address of the first worker, whom the others look for; nobody asks for theirs.
@@ -113,6 +115,7 @@ impl Worker {
             phase: phase(&status),
             is_ready: condition(&status, "Ready").is_some_and(|ready| ready.status == "True"),
             is_deleting: metadata.deletion_timestamp.is_some(),
+            leaves_by: metadata.deletion_timestamp.as_ref().map(|time| time.0),
             node: pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).map(Into::into),
             address: status.pod_ip.as_deref().filter(|ip| idx == 0 && !ip.is_empty()).map(Into::into),
             exit: container.and_then(exit),

@@ -109,6 +109,11 @@ impl FailureCause {
         }
     }
 
+    /// Whether another node may do better.
+    pub fn may_be_the_nodes(self) -> bool {
+        matches!(self, Self::NodeLost | Self::Signalled | Self::RetryableIo | Self::TrainerFailed)
+    }
+
     /// What a person can change about it.
     pub fn advice(self) -> &'static str {
         match self {

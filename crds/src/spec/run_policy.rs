@@ -34,7 +34,8 @@ pub struct RunPolicySpec {
     /// Seconds that a worker has for a checkpoint when it is stopped.
     #[schemars(range(min = 1, max = 86400))]
     pub termination_grace_period_seconds: u32,
-    /// How often workers are started again, by what ended them. Evicted workers and lost nodes count for nothing.
+    /// How often workers are started again without a new checkpoint in between, by what ended them. Evicted workers and
+    /// lost nodes count for nothing.
     pub retries: RetriesSpec,
     /// Who works on the job, as a domain and a path; any value but `rltraining.dev/operator` makes this operator leave
     /// the job alone.
@@ -82,7 +83,7 @@ pub enum CleanPodPolicy {
     None,
 }
 
-/// How often workers are started again, by what ended them, over the whole life of the job.
+/// How often workers are started again, by what ended them. A failure after a new checkpoint is counted anew.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct RetriesSpec {

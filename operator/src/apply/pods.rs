@@ -1,15 +1,17 @@
 //! Pods: made by name, deleted by UID, many at once.
 
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::DeleteParams;
 use kube::{Api, Client};
+use rlt_api::status::RLTrainingJobStatus;
 
 use super::{ApplyError, creation, error, exactly, key};
 use crate::build::{self, Blueprint};
 use crate::decide::Deletion;
 use crate::index::Index;
 use crate::job::Job;
+use crate::nodes::NodeState;
 use crate::worker::Worker;
 
 /// Calls for one job under way at the same time.
@@ -24,6 +26,11 @@ pub(super) async fn delete(
 ) -> Result<(), ApplyError> {
     let api: &Api<Pod> = &Api::namespaced(client.clone(), job.namespace());
     let calls = deletions.iter().cloned().map(|deletion| async move {
+        if let Some(node) = deletion.lost_node.as_deref()
+            && !is_lost(client, node).await?
+        {
+            return Ok(());
+        }
         let grace_period_seconds = deletion.grace_seconds;
         let params = DeleteParams { grace_period_seconds, ..DeleteParams::default() };
         match api.delete(&deletion.name, &exactly(&deletion.uid, params)).await {
@@ -44,17 +51,26 @@ pub(super) async fn delete(
     stream::iter(calls).buffer_unordered(MAX_PARALLEL).try_collect::<()>().await
 }
 
+/// Asks the API server itself: a pod that is struck off although its process lives would let two workers of one rank run, and
+/// a watch may be behind.
+async fn is_lost(client: &Client, node: &str) -> Result<bool, ApplyError> {
+    match Api::<Node>::all(client.clone()).get_opt(node).await {
+        Ok(found) => Ok(found.is_none_or(|found| NodeState::read(&found) == NodeState::Lost)),
+        Err(source) => Err(ApplyError::Call { act: "read node", name: node.to_owned(), source }),
+    }
+}
+
 /// Makes the pods of these workers: one, and when it is taken all others. Where a quota is full, one call tells.
 pub(super) async fn start(
     client: &Client,
     index: &Index,
     blueprint: &Blueprint<'_>,
-    attempt: u32,
+    status: &RLTrainingJobStatus,
     indices: &[u32],
 ) -> Result<(), ApplyError> {
     let Some((first, others)) = indices.split_first() else { return Ok(()) };
-    create(client, index, blueprint, attempt, *first).await?;
-    let calls = others.iter().copied().map(|idx| create(client, index, blueprint, attempt, idx));
+    create(client, index, blueprint, status, *first).await?;
+    let calls = others.iter().copied().map(|idx| create(client, index, blueprint, status, idx));
     stream::iter(calls).buffer_unordered(MAX_PARALLEL).try_collect::<()>().await
 }
 
@@ -62,11 +78,13 @@ async fn create(
     client: &Client,
     index: &Index,
     blueprint: &Blueprint<'_>,
-    attempt: u32,
+    status: &RLTrainingJobStatus,
     worker_idx: u32,
 ) -> Result<(), ApplyError> {
     let api: Api<Pod> = Api::namespaced(client.clone(), blueprint.job.namespace());
+    let attempt = status.attempt.unwrap_or(1);
     let Some(pod) = build::pod(blueprint, attempt, worker_idx) else { return Ok(()) };
+    let pod = build::avoid(pod, &status.failures_by_node);
     let name = pod.metadata.name.clone().unwrap_or_default();
     let made = match api.create(&creation(), &pod).await {
         Ok(made) => made,

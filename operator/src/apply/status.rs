@@ -75,13 +75,19 @@ fn least_interval(before: &RLTrainingJobStatus, after: &RLTrainingJobStatus) -> 
     (without_counts(before) == without_counts(after)).then_some(COUNTS_INTERVAL)
 }
 
+/// Nor is it urgent that a scheduler has found other words for what a worker waits for.
 fn without_progress(status: &RLTrainingJobStatus) -> RLTrainingJobStatus {
-    RLTrainingJobStatus { progress: None, checkpoints: Vec::new(), ..status.clone() }
+    let mut status = RLTrainingJobStatus { progress: None, checkpoints: Vec::new(), ..status.clone() };
+    clear_message(&mut status, ConditionType::Reconciling);
+    status
 }
 
 fn without_counts(mut status: RLTrainingJobStatus) -> RLTrainingJobStatus {
-    let counting =
-        status.conditions.iter_mut().filter(|condition| condition.type_ == ConditionType::PodsReady);
-    counting.for_each(|condition| condition.message.clear());
+    clear_message(&mut status, ConditionType::PodsReady);
     RLTrainingJobStatus { ready: None, worker_groups: Vec::new(), ..status }
+}
+
+fn clear_message(status: &mut RLTrainingJobStatus, type_: ConditionType) {
+    let conditions = status.conditions.iter_mut().filter(|condition| condition.type_ == type_);
+    conditions.for_each(|condition| condition.message.clear());
 }

@@ -38,19 +38,8 @@ impl<'a> Census<'a> {
         self.current.iter().flatten().copied()
     }
 
-    /// Workers of earlier attempts that nobody has deleted yet.
-    pub(super) fn previous_alive(&self) -> impl Iterator<Item = &'a Worker> {
-        self.previous.iter().copied().filter(|worker| !worker.is_deleting)
-    }
-
     pub(super) fn everybody(&self) -> impl Iterator<Item = &'a Worker> {
         self.present().chain(self.previous.iter().copied())
-    }
-
-    pub(super) fn has_all_succeeded(&self) -> bool {
-        let has_succeeded =
-            |place: &Option<&Worker>| place.is_some_and(|worker| worker.phase == WorkerPhase::Succeeded);
-        !self.current.is_empty() && self.current.iter().all(has_succeeded)
     }
 
     /// Indices without a pod of any attempt: only there can one be made.

@@ -21,6 +21,12 @@ pub enum Situation {
     WaitingToRestart(Duration),
     /// The API server refuses a pod, with this message.
     Refused(String),
+    /// A worker does not start, for this cause and with this message.
+    HeldUp(FailureCause, String),
+    /// Somebody stops a worker, and the others save a checkpoint with it.
+    Leaving(String),
+    /// A worker cannot be stopped.
+    Stuck(String),
     /// Workers save their state and stop.
     Suspending,
     /// No worker is left, on request.
@@ -77,18 +83,19 @@ fn say(type_: ConditionType, situation: &Situation, status: &RLTrainingJobStatus
     match type_ {
         ConditionType::Succeeded => succeeded(situation, status),
         ConditionType::Complete => match situation {
-            Situation::Complete => said(True, Reason::StepsFinished, "all workers ended well"),
+            Situation::Complete => said(True, Reason::StepsFinished, "all steps are done"),
             Situation::Failed(_) => said(False, cause_of(status), "the job failed"),
             _ => said(False, Reason::NotFinished, "the job is not at its end"),
         },
         ConditionType::Failed => match situation {
             Situation::Failed(_) => (True, cause_of(status), failure_in_words(status)),
-            Situation::Complete => said(False, Reason::StepsFinished, "all workers ended well"),
+            Situation::Complete => said(False, Reason::StepsFinished, "all steps are done"),
             _ => said(False, Reason::NotFinished, "the job is not at its end"),
         },
         ConditionType::Suspended => match situation {
             Situation::Suspended => said(True, Reason::Suspended, "held back by spec.runPolicy.suspend"),
             Situation::Suspending => said(False, Reason::Suspending, "workers save their state and stop"),
+            Situation::Stuck(_) => said(False, Reason::NodeUnreachable, "a worker cannot be stopped"),
             _ => said(False, Reason::NotSuspended, "nobody asked for a pause"),
         },
         ConditionType::Admitted => said(True, Reason::NoQueue, "no queue has a say in the job"),
@@ -109,7 +116,7 @@ fn said(holds: ConditionStatus, reason: Reason, message: &str) -> Said {
 
 fn succeeded(situation: &Situation, status: &RLTrainingJobStatus) -> Said {
     match situation {
-        Situation::Complete => said(True, Reason::StepsFinished, "all workers ended well"),
+        Situation::Complete => said(True, Reason::StepsFinished, "all steps are done"),
         Situation::Failed(_) => (False, cause_of(status), failure_in_words(status)),
         _ => said(Unknown, Reason::NotFinished, "the job is not at its end"),
     }
@@ -122,7 +129,10 @@ fn pods_ready(situation: &Situation, status: &RLTrainingJobStatus) -> Said {
         Situation::Starting
         | Situation::Restarting
         | Situation::WaitingToRestart(_)
+        | Situation::HeldUp(..)
+        | Situation::Leaving(_)
         | Situation::Refused(_) => (False, Reason::WorkersStarting, ready),
+        Situation::Stuck(_) => (False, Reason::NodeUnreachable, ready),
         _ => said(False, Reason::NoWorkers, "no worker is wanted"),
     }
 }
@@ -147,6 +157,9 @@ fn reconciling(situation: &Situation, status: &RLTrainingJobStatus) -> Said {
             (True, Reason::WaitingToRestart, format!("attempts ended early; the next one begins at {at}"))
         }
         Situation::Refused(_) => said(True, Reason::WorkersRefused, "workers cannot be made"),
+        Situation::HeldUp(cause, message) => (True, Reason::Failure(*cause), message.clone()),
+        Situation::Leaving(message) => (True, Reason::Failure(FailureCause::Disrupted), message.clone()),
+        Situation::Stuck(_) => said(True, Reason::NodeUnreachable, "a worker cannot be stopped"),
         Situation::Suspending => said(True, Reason::Suspending, "workers save their state and stop"),
         _ => said(False, Reason::Settled, "there is nothing left to do"),
     }
@@ -157,6 +170,7 @@ fn stalled(situation: &Situation, status: &RLTrainingJobStatus) -> Said {
         Situation::Failed(_) => (True, cause_of(status), failure_in_words(status)),
         Situation::Invalid(problems) => (True, Reason::InvalidSpec, problems.clone()),
         Situation::Refused(message) => (True, Reason::WorkersRefused, message.clone()),
+        Situation::Stuck(message) => (True, Reason::NodeUnreachable, message.clone()),
         _ => said(False, Reason::NothingStalled, "nothing stands in the way"),
     }
 }

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use rlt_api::spec::{CleanPodPolicy, TtlPolicy};
 
-use super::{Decision, Round, Situation, clock, deletion};
+use super::{Decision, Round, Situation, clock, departure};
 use crate::worker::Worker;
 
-/// All workers have ended well.
+/// The work is done.
 pub(super) fn complete(mut round: Round<'_>) -> Decision {
     end(&mut round);
     round.write_first(Situation::Complete)
@@ -39,13 +39,13 @@ pub(super) fn settle(mut round: Round<'_>) -> Decision {
     let is_expired = left == Some(0);
     let keeps_job = round.facts.is_tracked && policy.ttl_policy == TtlPolicy::KeepTracked;
     let is_unwanted = |worker: &&Worker| match policy.clean_pod_policy {
+        _ if worker.is_deleting => true,
         _ if is_expired => true,
         CleanPodPolicy::All => true,
         CleanPodPolicy::Running => !worker.is_finished(),
         CleanPodPolicy::None => false,
     };
-    let alive = round.census.everybody().filter(|worker| !worker.is_deleting);
-    round.delete = alive.filter(is_unwanted).map(|worker| deletion(worker, None)).collect();
+    round.delete = departure::deletions(&round, round.census.everybody().filter(is_unwanted), None);
     let look_again = left.filter(|left| *left > 0).map(Duration::from_secs);
     let mut decision = round.decide(situation, look_again);
     decision.delete_job = is_expired && !keeps_job;

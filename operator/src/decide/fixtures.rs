@@ -33,6 +33,7 @@ pub(crate) fn worker(idx: u32, attempt: u32) -> Worker {
         phase: WorkerPhase::Pending,
         is_ready: false,
         is_deleting: false,
+        leaves_by: None,
         node: None,
         address: None,
         exit: None,

@@ -1,17 +1,19 @@
 //! Random lives of a job against an API server held in memory, with an operator that crashes between any two calls.
-//! Whatever happens: attempts only grow, the end is the end, nothing runs while the job is suspended, nothing is written
+//! Whatever happens: no two processes of one rank are ever alive, attempts only grow, the end is the end, nothing runs while the job is suspended, nothing is written
 //! when nothing is new, and every job ends.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
-use rlt_api::status::{ConditionStatus, ConditionType, RLTrainingJobStatus};
+use rlt_api::status::{CheckpointStatus, ConditionStatus, ConditionType, RLTrainingJobStatus};
 use serde_json::{Value, json};
 
 use super::fixtures::{exit, prepared, worker};
-use super::{Decision, Facts, decide};
+use super::{Decision, Deletion, Facts, Report, decide};
+use crate::nodes::{NodeState, NodeStates};
 use crate::prepare::Prepared;
 use crate::worker::{Explanation, Worker, WorkerPhase};
 
@@ -24,8 +26,14 @@ enum Happening {
     Ends(u32, i32),
     /// Somebody deletes a pod.
     IsDeleted(u32),
-    /// The node of a pod is gone: the pod fails and is deleted.
+    /// The node of a pod does not answer any more: the pod is evicted, and its process lives on.
     LosesNode(u32),
+    /// A silent node answers again, and ends what was deleted.
+    FindsNode(u32),
+    /// A silent node is vouched to be out of service: whatever ran on it is dead.
+    StrikesNode(u32),
+    /// A complete checkpoint is reported, this many steps after the last one.
+    Saves(u64),
     /// A pod that is being deleted is gone.
     IsGone(u32),
     /// Somebody holds the job back or lets it go on.
@@ -44,6 +52,9 @@ fn happenings() -> impl Strategy<Value = Vec<Happening>> {
         2 => (idx.clone(), code).prop_map(|(idx, code)| Happening::Ends(idx, code)),
         1 => idx.clone().prop_map(Happening::IsDeleted),
         1 => idx.clone().prop_map(Happening::LosesNode),
+        1 => idx.clone().prop_map(Happening::FindsNode),
+        1 => idx.clone().prop_map(Happening::StrikesNode),
+        1 => (0..2u64).prop_map(Happening::Saves),
         3 => idx.prop_map(Happening::IsGone),
         1 => any::<bool>().prop_map(Happening::Suspends),
         2 => (1..400i64).prop_map(Happening::Waits),
@@ -64,6 +75,11 @@ struct World {
     generation: i64,
     status: RLTrainingJobStatus,
     pods: BTreeMap<String, Arc<Worker>>,
+    /// Every rank has a node of its own.
+    nodes: NodeStates,
+    /// The pod whose process lives, by its rank.
+    processes: BTreeMap<u32, Arc<str>>,
+    report: Option<Report>,
     now: Timestamp,
     num_pods_made: u32,
     num_writes: u32,
@@ -77,6 +93,9 @@ impl World {
             generation: 1,
             status: RLTrainingJobStatus::default(),
             pods: BTreeMap::new(),
+            nodes: (0..NUM_WORKERS).map(|idx| (node_of(idx), NodeState::Answers)).collect(),
+            processes: BTreeMap::new(),
+            report: None,
             now: Timestamp::from_second(1_800_000_000).unwrap(),
             num_pods_made: 0,
             num_writes: 0,
@@ -92,7 +111,8 @@ impl World {
             generation: self.generation,
             is_tracked: false,
             workers: &workers,
-            report: None,
+            nodes: &self.nodes,
+            report: self.report.as_ref(),
             now: self.now,
         })
     }
@@ -108,7 +128,7 @@ impl World {
         };
         for deletion in &decision.delete {
             if may_call() {
-                self.delete(&deletion.name, &deletion.uid);
+                self.delete(deletion);
             }
         }
         for idx in &decision.start {
@@ -122,16 +142,28 @@ impl World {
         done
     }
 
-    fn delete(&mut self, name: &str, uid: &str) {
+    fn delete(&mut self, deletion: &Deletion) {
+        let name = &*deletion.name;
         let pod = self.pods.get(name).unwrap().clone();
-        assert_eq!(&*pod.uid, uid);
-        match pod.phase {
-            WorkerPhase::Running => {
-                let leaving = Worker { is_deleting: true, ..(*pod).clone() };
-                self.pods.insert(name.to_owned(), Arc::new(leaving));
-            }
-            _ => drop(self.pods.remove(name)),
+        assert_eq!(pod.uid, deletion.uid);
+        if deletion.lost_node.is_some() {
+            assert!(!self.processes.contains_key(&pod.idx), "a pod was struck off whose process lives");
+            self.pods.remove(name);
+        } else if pod.phase == WorkerPhase::Running {
+            let leaves_by = Some(self.now + SignedDuration::from_secs(60));
+            let leaving = Worker { is_deleting: true, leaves_by, ..(*pod).clone() };
+            self.pods.insert(name.to_owned(), Arc::new(leaving));
+        } else {
+            self.pods.remove(name);
         }
+    }
+
+    fn node(&self, idx: u32) -> NodeState {
+        self.nodes[&node_of(idx)]
+    }
+
+    fn set_node(&mut self, idx: u32, state: NodeState) {
+        self.nodes.insert(node_of(idx), state);
     }
 
     fn make(&mut self, idx: u32, attempt: u32) {
@@ -164,10 +196,16 @@ impl World {
     fn settle(&mut self) {
         for _ in 0..10 {
             let decision = self.decide();
-            if decision.delete.is_empty() && decision.start.is_empty() && decision.status == self.status {
+            let changes_pods = !decision.delete.is_empty() || !decision.start.is_empty();
+            if !changes_pods && decision.status == self.status {
                 return self.check();
             }
+            let is_to_go_on = changes_pods || decision.look_again == Some(Duration::ZERO);
             self.carry_out(decision, usize::MAX);
+            // Nothing brings the job to mind again: then nothing may be left to do.
+            let next = self.decide();
+            let is_done = next.delete.is_empty() && next.start.is_empty() && next.status == self.status;
+            assert!(is_to_go_on || is_done, "forgotten: {next:#?}");
         }
         panic!("the operator does not come to rest");
     }
@@ -196,33 +234,98 @@ impl World {
 
     fn happen(&mut self, happening: &Happening) {
         let seconds = self.now.as_second();
+        let leaves_by = self.now + SignedDuration::from_secs(60);
         match *happening {
-            Happening::Runs(idx) => self.change(idx, |pod| {
-                if pod.phase == WorkerPhase::Pending {
-                    pod.phase = WorkerPhase::Running;
-                    pod.is_ready = true;
+            Happening::Runs(idx) => self.run(idx),
+            Happening::Ends(idx, code) if self.processes.contains_key(&idx) => {
+                self.processes.remove(&idx);
+                if self.node(idx) == NodeState::Answers {
+                    self.change(idx, |pod| {
+                        pod.phase = if code == 0 { WorkerPhase::Succeeded } else { WorkerPhase::Failed };
+                        pod.is_ready = false;
+                        pod.exit = Some(exit(code, seconds));
+                    });
                 }
-            }),
-            Happening::Ends(idx, code) => self.change(idx, |pod| {
-                if pod.phase == WorkerPhase::Running {
-                    pod.phase = if code == 0 { WorkerPhase::Succeeded } else { WorkerPhase::Failed };
-                    pod.is_ready = false;
-                    pod.exit = Some(exit(code, seconds));
-                }
-            }),
-            Happening::IsDeleted(idx) => self.change(idx, |pod| pod.is_deleting = true),
-            Happening::LosesNode(idx) => self.change(idx, |pod| {
-                let reason = "DeletionByTaintManager".to_owned();
-                pod.disruption = Some(Explanation { reason, message: String::new() });
-                pod.is_deleting = true;
-            }),
-            Happening::IsGone(idx) => {
-                self.pods.retain(|_, pod| pod.idx != idx || !pod.is_deleting);
             }
+            Happening::Ends(..) => {}
+            Happening::IsDeleted(idx) => self.change(idx, |pod| {
+                pod.is_deleting = true;
+                pod.leaves_by.get_or_insert(leaves_by);
+            }),
+            Happening::LosesNode(idx) if self.processes.contains_key(&idx) => {
+                self.set_node(idx, NodeState::Silent);
+                self.change(idx, |pod| {
+                    let reason = "DeletionByTaintManager".to_owned();
+                    pod.disruption = Some(Explanation { reason, message: String::new() });
+                    pod.is_deleting = true;
+                    pod.leaves_by.get_or_insert(leaves_by);
+                });
+            }
+            Happening::LosesNode(_) => {}
+            Happening::FindsNode(idx) => self.find_node(idx),
+            Happening::StrikesNode(idx) => {
+                if self.node(idx) == NodeState::Silent {
+                    self.set_node(idx, NodeState::Lost);
+                    self.processes.remove(&idx);
+                }
+            }
+            Happening::Saves(steps) => self.save(steps),
+            Happening::IsGone(idx) if self.node(idx) == NodeState::Answers => {
+                let is_leaving = self.pods.values().any(|pod| pod.idx == idx && pod.is_deleting);
+                if is_leaving {
+                    self.processes.remove(&idx);
+                    self.pods.retain(|_, pod| pod.idx != idx);
+                }
+            }
+            Happening::IsGone(_) => {}
             Happening::Suspends(suspend) => self.suspend(suspend),
             Happening::Waits(seconds) => self.now += SignedDuration::from_secs(seconds),
             Happening::Crashes(num_calls) => self.crash(num_calls),
         }
+    }
+
+    fn run(&mut self, idx: u32) {
+        let Some(pod) = self.pods.values().find(|pod| pod.idx == idx).cloned() else { return };
+        let may_run = pod.phase == WorkerPhase::Pending && !pod.is_deleting;
+        if !may_run || self.node(idx) != NodeState::Answers {
+            return;
+        }
+        let twin = self.processes.insert(idx, pod.uid.clone());
+        assert_eq!(twin, None, "two processes of one rank");
+        self.change(idx, |pod| {
+            pod.phase = WorkerPhase::Running;
+            pod.is_ready = true;
+            pod.node = Some(node_of(idx));
+        });
+    }
+
+    /// A kubelet that comes back tells of what ended in its absence.
+    fn find_node(&mut self, idx: u32) {
+        self.set_node(idx, NodeState::Answers);
+        let seconds = self.now.as_second();
+        if !self.processes.contains_key(&idx) {
+            self.change(idx, |pod| {
+                if pod.phase == WorkerPhase::Running {
+                    pod.phase = WorkerPhase::Failed;
+                    pod.is_ready = false;
+                    pod.exit = Some(exit(137, seconds));
+                }
+            });
+        }
+    }
+
+    fn save(&mut self, steps: u64) {
+        let known = self.report.as_ref().and_then(|report| report.checkpoints.as_ref()?.first());
+        let checkpoint = CheckpointStatus {
+            step: known.map_or(0, |known| known.step) + steps,
+            path: String::new(),
+            digest: String::new(),
+            world_size: None,
+            latest: true,
+            time: self.now.to_string(),
+        };
+        let attempt = self.status.attempt.unwrap_or(1);
+        self.report = Some(Report { attempt, progress: None, checkpoints: Some(vec![checkpoint]) });
     }
 
     fn crash(&mut self, mut num_calls: usize) {
@@ -243,6 +346,12 @@ impl World {
     /// From here on everything goes well.
     fn end_well(&mut self) {
         self.suspend(false);
+        for idx in 0..NUM_WORKERS {
+            self.happen(&Happening::StrikesNode(idx));
+        }
+        self.settle();
+        (0..NUM_WORKERS).for_each(|idx| self.happen(&Happening::FindsNode(idx)));
+        self.settle();
         for _ in 0..20 {
             for idx in 0..NUM_WORKERS {
                 self.happen(&Happening::IsGone(idx));
@@ -260,6 +369,10 @@ impl World {
         }
         panic!("the job does not end: {:#?}", self.status);
     }
+}
+
+fn node_of(idx: u32) -> Arc<str> {
+    format!("node-{idx}").into()
 }
 
 /// What may never change once a job has ended.

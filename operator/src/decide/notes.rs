@@ -1,7 +1,7 @@
 //! What people are told, as Events: always about a change of the status that was written.
 
-use rlt_api::Reason;
 use rlt_api::status::RLTrainingJobStatus;
+use rlt_api::{FailureCause, Reason};
 
 use super::{Situation, cause_of};
 
@@ -26,7 +26,9 @@ pub(super) fn between(
     if let Some(failure) = after.last_failure.as_ref().filter(|_| before.last_failure != after.last_failure) {
         let pod = failure.pod.as_deref().map(|pod| format!(", {pod}")).unwrap_or_default();
         let message = format!("attempt {}{pod}: {}", failure.attempt, failure.message);
-        notes.push(Note { is_warning: true, reason: Reason::Failure(failure.cause), message });
+        // Preemption and eviction are a part of a normal life.
+        let is_warning = failure.cause != FailureCause::Disrupted;
+        notes.push(Note { is_warning, reason: Reason::Failure(failure.cause), message });
     }
     let reason = reconciling_reason(after);
     if reason != reconciling_reason(before) || before.attempt != after.attempt {
@@ -60,12 +62,17 @@ fn of_situation(status: &RLTrainingJobStatus, situation: &Situation) -> Option<N
         Situation::Running => note(Reason::WorkersRunning, "all workers run"),
         Situation::Suspending => note(Reason::Suspending, "workers save their state and stop"),
         Situation::Suspended => note(Reason::Suspended, "no worker is left"),
-        Situation::Complete => note(Reason::StepsFinished, "all workers ended well"),
-        Situation::WaitingToRestart(_) => return None,
+        Situation::Complete => note(Reason::StepsFinished, "all steps are done"),
+        // The end of the attempt is told once it has come.
+        Situation::WaitingToRestart(_) | Situation::Leaving(_) => return None,
         Situation::Failed(_) => Note {
             is_warning: true,
             ..note(cause_of(status), "the job failed for good; see its condition Failed")
         },
+        Situation::HeldUp(cause, message) => {
+            Note { is_warning: true, ..note(Reason::Failure(*cause), message) }
+        }
+        Situation::Stuck(message) => Note { is_warning: true, ..note(Reason::NodeUnreachable, message) },
         Situation::Refused(message) => Note { is_warning: true, ..note(Reason::WorkersRefused, message) },
         Situation::Invalid(problems) => Note { is_warning: true, ..note(Reason::InvalidSpec, problems) },
     })

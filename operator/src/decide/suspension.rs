@@ -1,6 +1,6 @@
 //! Holding a job back, and letting it go on. Its clock stands still in between.
 
-use super::{Decision, Round, Situation, clock, deletion};
+use super::{Decision, Round, Situation, clock, departure};
 
 /// Stops all workers; each saves a checkpoint within its grace.
 pub(super) fn suspend(mut round: Round<'_>) -> Decision {
@@ -8,11 +8,13 @@ pub(super) fn suspend(mut round: Round<'_>) -> Decision {
         round.status.active_seconds = Some(round.active_seconds());
         round.status.active_since = None;
     }
-    let everybody = round.census.everybody();
-    round.delete =
-        everybody.filter(|worker| !worker.is_deleting).map(|worker| deletion(worker, None)).collect();
-    let is_empty = round.census.everybody().next().is_none();
-    round.decide(if is_empty { Situation::Suspended } else { Situation::Suspending }, None)
+    round.delete = departure::deletions(&round, round.census.everybody(), None);
+    if round.census.everybody().next().is_none() {
+        return round.decide(Situation::Suspended, None);
+    }
+    let situation = departure::stuck(&round).unwrap_or(Situation::Suspending);
+    let look_again = departure::next(&round);
+    round.decide(situation, look_again)
 }
 
 /// Begins the first attempt, or after a pause the next one.
@@ -26,6 +28,10 @@ pub(super) fn begin(mut round: Round<'_>) -> Decision {
         None => {
             round.status.attempt = Some(1);
             round.status.start_time = Some(now);
+            // An operator before this one made them, and died before it wrote that down: they may have ended since.
+            if round.census.everybody().next().is_some() {
+                return round.write_first(Situation::Starting);
+            }
             super::run(round)
         }
         Some(attempt) => {

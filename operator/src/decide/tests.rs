@@ -1,5 +1,8 @@
 //! Decisions, one table a theme.
 
+mod departure;
+mod retries;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +13,7 @@ use serde_json::{Value, json};
 
 use super::fixtures::{exit, prepared, worker};
 use super::{Decision, Facts, Report, Situation, decide};
+use crate::nodes::NodeStates;
 use crate::worker::{Explanation, Waiting, Worker, WorkerPhase};
 
 fn now() -> Timestamp {
@@ -47,7 +51,8 @@ fn failed(idx: u32, code: i32, seconds_ago: i64) -> Worker {
 }
 
 fn succeeded(idx: u32) -> Worker {
-    Worker { phase: WorkerPhase::Succeeded, is_ready: false, exit: Some(exit(0, 0)), ..runs(idx) }
+    let at = now().as_second() - 9;
+    Worker { phase: WorkerPhase::Succeeded, is_ready: false, exit: Some(exit(0, at)), ..runs(idx) }
 }
 
 fn decided(policy: Value, status: &RLTrainingJobStatus, workers: Vec<Worker>) -> Decision {
@@ -60,6 +65,16 @@ fn reported(
     workers: Vec<Worker>,
     report: Option<&Report>,
 ) -> Decision {
+    on_nodes(policy, status, workers, report, &NodeStates::new())
+}
+
+fn on_nodes(
+    policy: Value,
+    status: &RLTrainingJobStatus,
+    workers: Vec<Worker>,
+    report: Option<&Report>,
+    nodes: &NodeStates,
+) -> Decision {
     let workers: Vec<_> = workers.into_iter().map(Arc::new).collect();
     decide(&Facts {
         prepared: &prepared(2, policy),
@@ -67,6 +82,7 @@ fn reported(
         generation: 3,
         is_tracked: false,
         workers: &workers,
+        nodes,
         report,
         now: now(),
     })
@@ -100,6 +116,7 @@ fn a_job_starts_at_once_at_every_part_of_a_second() {
             generation: 1,
             is_tracked: false,
             workers: &[],
+            nodes: &NodeStates::new(),
             report: None,
             now: now() + SignedDuration::from_millis(milliseconds),
         });
@@ -207,36 +224,6 @@ fn the_next_attempt_takes_a_place_only_once_it_is_empty() {
     assert_eq!(decision.delete.len(), 1, "who is leaving already is left alone");
     let decision = decided(json!({}), &status, vec![leaving]);
     assert_eq!(decision.start, [1]);
-}
-
-#[test]
-fn budgets_are_counted_by_cause_over_the_whole_life_of_a_job() {
-    let mut status = running(1, 90);
-    status.failures_by_cause = [(FailureCause::Signalled, 2), (FailureCause::NodeLost, 50)].into();
-    let third = decided(json!({}), &status, vec![failed(0, 139, 10), runs(1)]);
-    assert_eq!(third.status.attempt, Some(2));
-    status.failures_by_cause.insert(FailureCause::Signalled, 3);
-    let fourth = decided(json!({}), &status, vec![failed(0, 139, 10), runs(1)]);
-    let message = fourth.status.last_failure.unwrap().message;
-    assert!(message.contains("retries.crash of 3 used up"), "{message}");
-    let more = decided(json!({"retries": {"crash": 9}}), &status, vec![failed(0, 139, 10), runs(1)]);
-    assert_eq!(more.status.attempt, Some(2));
-}
-
-#[test]
-fn attempts_that_end_at_their_start_wait_the_longer_the_more_there_were() {
-    for (before, wait) in [(None, 0), (Some(1), 5), (Some(2), 10), (Some(4), 40), (Some(40), 300)] {
-        let status = RLTrainingJobStatus { short_attempts: before, ..running(1, 5) };
-        let decision = decided(json!({"retries": {"io": 99}}), &status, vec![failed(0, 75, 1), runs(1)]);
-        assert_eq!(decision.status.attempt_start_time.clone(), Some(ago(-wait)), "after {before:?}");
-        let next = decided(json!({}), &decision.status, Vec::new());
-        let waits = (wait > 0).then(|| Duration::from_secs(wait.unsigned_abs()));
-        assert_eq!(next.look_again, waits);
-        assert_eq!(next.start.is_empty(), wait > 0);
-    }
-    let long = RLTrainingJobStatus { short_attempts: Some(4), ..running(1, 90) };
-    let decision = decided(json!({}), &long, vec![failed(0, 75, 1), runs(1)]);
-    assert_eq!(decision.status.short_attempts, None, "a long attempt is forgiven");
 }
 
 #[test]
@@ -353,6 +340,7 @@ fn a_job_goes_when_its_time_is_over_unless_it_would_be_applied_anew() {
             generation: 3,
             is_tracked,
             workers: &[Arc::new(succeeded(0))],
+            nodes: &NodeStates::new(),
             report: None,
             now: now(),
         })

@@ -1,0 +1,71 @@
+//! Workers that leave, or have to: in good order, or by being struck off where their node is lost and nobody is left to stop
+//! them. A worker whose node is merely silent may live on, and keeps its place.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Deletion, Round, Situation, clock};
+use crate::nodes::NodeState;
+use crate::worker::Worker;
+
+/// What to delete of these workers: those that nobody has deleted yet, and those that leave a node that is lost.
+pub(super) fn deletions<'w>(
+    round: &Round<'_>,
+    workers: impl Iterator<Item = &'w Worker>,
+    grace_seconds: Option<u32>,
+) -> Vec<Deletion> {
+    let deletion = |worker: &Worker| {
+        let lost_node = worker.node.clone().filter(|_| is_lost(round, worker));
+        let grace_seconds = if lost_node.is_some() { Some(0) } else { grace_seconds };
+        let is_due = lost_node.is_some() || !worker.is_deleting;
+        is_due.then(|| Deletion {
+            name: worker.name.clone(),
+            uid: worker.uid.clone(),
+            grace_seconds,
+            lost_node,
+        })
+    };
+    workers.filter_map(deletion).collect()
+}
+
+/// Whether nothing of a worker can run any more, whatever its pod says.
+pub(super) fn is_lost(round: &Round<'_>, worker: &Worker) -> bool {
+    node_state(round, worker) == Some(NodeState::Lost)
+}
+
+/// Whether a worker's node does not answer.
+pub(super) fn is_silent(round: &Round<'_>, worker: &Worker) -> bool {
+    node_state(round, worker) == Some(NodeState::Silent)
+}
+
+fn node_state(round: &Round<'_>, worker: &Worker) -> Option<NodeState> {
+    let node: &Arc<str> = worker.node.as_ref()?;
+    round.facts.nodes.get(node).copied()
+}
+
+/// How long a worker that was deleted may still take; `None` once it should be gone.
+pub(super) fn time_left(round: &Round<'_>, worker: &Worker) -> Option<Duration> {
+    clock::until(worker.leaves_by, round.facts.now)
+}
+
+/// A worker that should be gone, and whose node does not answer: only a person can say whether it runs on.
+pub(super) fn stuck(round: &Round<'_>) -> Option<Situation> {
+    let is_stuck =
+        |worker: &&Worker| is_leaving_silently(round, worker) && time_left(round, worker).is_none();
+    let worker = round.census.everybody().find(is_stuck)?;
+    let (pod, node) = (&worker.name, worker.node.as_deref().unwrap_or_default());
+    Some(Situation::Stuck(format!(
+        "{pod} cannot be stopped, because its node {node} does not answer: bring the node back, delete it, or taint it \
+         node.kubernetes.io/out-of-service once nothing runs on it"
+    )))
+}
+
+/// How long it is until a worker on a silent node should be gone.
+pub(super) fn next(round: &Round<'_>) -> Option<Duration> {
+    let silent = round.census.everybody().filter(|worker| is_leaving_silently(round, worker));
+    silent.filter_map(|worker| time_left(round, worker)).min()
+}
+
+fn is_leaving_silently(round: &Round<'_>, worker: &Worker) -> bool {
+    worker.is_deleting && is_silent(round, worker)
+}

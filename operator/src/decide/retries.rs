@@ -1,0 +1,132 @@
+//! What follows from the end of an attempt: another one, or the end of the job.
+//!
+//! Failures are counted by their cause, in the status, so that an operator that has just started knows them too. A failure after
+//! a new checkpoint is counted anew: the job has come further than ever, and may go on.
+
+use std::time::Duration;
+
+use rlt_api::status::{FailureStatus, RLTrainingJobStatus};
+use rlt_api::{Budget, ExitCode, FailureCause};
+
+use super::failure::Failure;
+use super::{Decision, Round, Situation, clock, finished};
+
+/// Longest message of a failure in a status, in bytes.
+const MAX_MESSAGE_BYTES: usize = 4096;
+/// Nodes whose failures are remembered.
+const MAX_NODES: usize = 16;
+/// An attempt that lives longer than this many seconds is not one that ends at its start.
+const SHORT_ATTEMPT_SECONDS: u64 = 60;
+/// Seconds that the next attempt waits after the second short one in a row; twice as many after each further one.
+const FIRST_DELAY_SECONDS: u64 = 5;
+/// The longest such wait, in seconds.
+const MAX_DELAY_SECONDS: u64 = 300;
+/// Seconds that the survivors of a failed attempt have: with a worker gone, they can save nothing.
+const SURVIVORS_GRACE_SECONDS: u32 = 5;
+
+/// Another attempt where the cause has one left, else the end.
+pub(super) fn answer(mut round: Round<'_>, failure: Failure) -> Decision {
+    // What was reported last decides whether the job has come further.
+    round.take_report();
+    record(&mut round.status, &failure, &clock::rfc3339(round.facts.now));
+    match used_up(&round, failure.cause) {
+        Some(why) => {
+            if let Some(last) = &mut round.status.last_failure {
+                last.message = shortened(&format!("{} ({why})", last.message));
+            }
+            finished::fail(round, Situation::Failed(failure.cause))
+        }
+        None => {
+            begin_next(&mut round);
+            round.write_first(Situation::Restarting)
+        }
+    }
+}
+
+/// Seconds for those that an attempt left behind; `None` for those of their own specification, where a worker was stopped and
+/// had the others save a checkpoint with it.
+pub(super) fn survivors_grace(status: &RLTrainingJobStatus) -> Option<u32> {
+    let stopped = i32::from(ExitCode::Preempted.code());
+    let exit_code = status.last_failure.as_ref().and_then(|failure| failure.exit_code);
+    (exit_code != Some(stopped)).then_some(SURVIVORS_GRACE_SECONDS)
+}
+
+/// How long the attempt must still wait for its start.
+pub(super) fn wait_to_start(round: &Round<'_>) -> Option<Duration> {
+    let starts_at = round.time(round.status.attempt_start_time.as_deref());
+    let wait = clock::until(starts_at, round.facts.now)?;
+    // A longer wait was never meant: it comes of an operator before this one, whose clock ran ahead.
+    (wait <= Duration::from_secs(delay_seconds(&round.status))).then_some(wait)
+}
+
+fn record(status: &mut RLTrainingJobStatus, failure: &Failure, now: &str) {
+    *status.failures_by_cause.entry(failure.cause).or_default() += 1;
+    let newest = status.checkpoints.iter().map(|checkpoint| checkpoint.step).max();
+    if newest > status.retries_since_step {
+        status.retries_since_step = newest;
+        status.retries_used.clear();
+    }
+    *status.retries_used.entry(failure.cause).or_default() += 1;
+    if let Some(node) = failure.node.as_ref().filter(|_| failure.cause.may_be_the_nodes()) {
+        blame(status, node);
+    }
+    status.last_failure = Some(FailureStatus {
+        attempt: status.attempt.unwrap_or(1),
+        cause: failure.cause,
+        pod: failure.pod.clone(),
+        node: failure.node.clone(),
+        exit_code: failure.exit_code,
+        message: shortened(&failure.message),
+        advice: failure.cause.advice().into(),
+        time: now.to_owned(),
+    });
+}
+
+fn blame(status: &mut RLTrainingJobStatus, node: &str) {
+    let blamed = &mut status.failures_by_node;
+    *blamed.entry(node.to_owned()).or_default() += 1;
+    if blamed.len() > MAX_NODES {
+        let others = blamed.iter().filter(|(name, _)| *name != node);
+        if let Some(least) = others.min_by_key(|(_, count)| **count).map(|(name, _)| name.clone()) {
+            blamed.remove(&least);
+        }
+    }
+}
+
+fn shortened(message: &str) -> String {
+    message[..message.floor_char_boundary(MAX_MESSAGE_BYTES)].to_owned()
+}
+
+/// Why the cause may not be tried again; `None` where it may. The failure itself is counted already.
+fn used_up(round: &Round<'_>, cause: FailureCause) -> Option<String> {
+    let retries = &round.facts.prepared.job.spec().run_policy.retries;
+    match cause.budget(retries) {
+        Budget::Unlimited => None,
+        Budget::Never => Some("not tried again, because it would end in the same way".into()),
+        Budget::Limited { field, limit } => {
+            let same = |other: &FailureCause| matches!(other.budget(retries), Budget::Limited { field: other, .. } if other == field);
+            let counts = round.status.retries_used.iter();
+            let count: u32 = counts.filter(|(other, _)| same(other)).map(|(_, count)| count).sum();
+            (count > limit).then(|| format!("spec.runPolicy.retries.{field} of {limit} used up"))
+        }
+    }
+}
+
+fn begin_next(round: &mut Round<'_>) {
+    let now = round.facts.now;
+    let lived = round.time(round.status.attempt_start_time.as_deref()).unwrap_or(now);
+    let is_short = clock::seconds_between(lived, now) < SHORT_ATTEMPT_SECONDS;
+    round.status.short_attempts =
+        is_short.then(|| round.status.short_attempts.unwrap_or(0).saturating_add(1));
+    let delay = Duration::from_secs(delay_seconds(&round.status));
+    round.status.attempt = Some(round.attempt() + 1);
+    round.status.attempt_start_time = Some(clock::rfc3339(now + delay));
+    round.status.attempt_running_time = None;
+}
+
+fn delay_seconds(status: &RLTrainingJobStatus) -> u64 {
+    match status.short_attempts.unwrap_or(0) {
+        0 | 1 => 0,
+        many => (FIRST_DELAY_SECONDS << (many - 2).min(16)).min(MAX_DELAY_SECONDS),
+    }
+}

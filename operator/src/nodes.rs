@@ -1,0 +1,123 @@
+//! What is known about nodes: of each, in one word, whether its pods can be stopped in good order. Which of a job's pods are on
+//! it is the index's to say; what follows is `decide`'s.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use k8s_openapi::api::core::v1::Node;
+
+use crate::worker::Worker;
+
+/// By this taint a person or a controller vouches that nothing runs on a node any more.
+const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+
+/// What can be expected of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodeState {
+    /// It answers.
+    Answers,
+    /// It does not answer; its processes may run on.
+    Silent,
+    /// It is gone, or vouched to be out of service: nothing of it runs any more.
+    Lost,
+}
+
+/// The states of some nodes by their name.
+pub type NodeStates = BTreeMap<Arc<str>, NodeState>;
+
+impl NodeState {
+    /// Reads a node.
+    pub fn read(node: &Node) -> Self {
+        let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
+        if taints.into_iter().any(|taint| taint.key == OUT_OF_SERVICE) {
+            return Self::Lost;
+        }
+        let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+        let mut ready = conditions.filter(|condition| condition.type_ == "Ready");
+        // A node that has just been made says nothing yet.
+        if ready.all(|ready| ready.status == "True") { Self::Answers } else { Self::Silent }
+    }
+}
+
+/// All nodes of the cluster, once they were listed. Where the operator may not see nodes, nothing is ever known.
+#[derive(Debug, Default)]
+pub struct Nodes {
+    known: Mutex<Option<HashMap<Arc<str>, NodeState>>>,
+}
+
+impl Nodes {
+    /// The states of the nodes of these workers; none while nodes are not known.
+    pub fn of(&self, workers: &[Arc<Worker>]) -> NodeStates {
+        let known = self.lock();
+        let Some(known) = known.as_ref() else { return NodeStates::new() };
+        let names = workers.iter().filter_map(|worker| worker.node.clone());
+        names.map(|name| (name.clone(), known.get(&name).copied().unwrap_or(NodeState::Lost))).collect()
+    }
+
+    /// Enters a node. Returns whether that is news.
+    pub fn enter(&self, name: &str, state: NodeState) -> bool {
+        let mut known = self.lock();
+        let Some(known) = known.as_mut() else { return false };
+        known.insert(name.into(), state) != Some(state)
+    }
+
+    /// Removes a node that is gone.
+    pub fn remove(&self, name: &str) {
+        if let Some(known) = self.lock().as_mut() {
+            known.remove(name);
+        }
+    }
+
+    /// Replaces all nodes after they were listed anew. Returns those whose state is news.
+    pub fn replace(&self, listed: HashMap<Arc<str>, NodeState>) -> Vec<Arc<str>> {
+        let mut known = self.lock();
+        let before = known.take().unwrap_or_default();
+        let is_news = |name: &&Arc<str>| before.get(*name) != listed.get(*name);
+        let gone = before.keys().filter(|name| !listed.contains_key(*name));
+        let news = listed.keys().filter(is_news).chain(gone).cloned().collect();
+        *known = Some(listed);
+        news
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<HashMap<Arc<str>, NodeState>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::decide::fixtures::worker;
+
+    fn state(taint: Value, ready: Value) -> NodeState {
+        let node = json!({"spec": {"taints": taint}, "status": {"conditions": ready}});
+        NodeState::read(&serde_json::from_value(node).unwrap())
+    }
+
+    #[test]
+    fn a_node_is_lost_only_where_somebody_vouches_that_nothing_runs_on_it() {
+        let ready = |status: &str| json!([{"type": "Ready", "status": status}]);
+        let taint = |key: &str| json!([{"key": key, "effect": "NoExecute"}]);
+        assert_eq!(state(json!([]), ready("True")), NodeState::Answers);
+        assert_eq!(state(json!([]), json!([])), NodeState::Answers);
+        assert_eq!(state(taint("node.kubernetes.io/unreachable"), ready("Unknown")), NodeState::Silent);
+        assert_eq!(state(json!([]), ready("False")), NodeState::Silent);
+        assert_eq!(state(taint(OUT_OF_SERVICE), ready("Unknown")), NodeState::Lost);
+    }
+
+    #[test]
+    fn nothing_is_known_before_all_nodes_were_listed_and_then_an_absent_one_is_lost() {
+        let on = |name: &str| Arc::new(Worker { node: Some(name.into()), ..worker(0, 1) });
+        let (nodes, workers) = (Nodes::default(), [on("a"), on("b")]);
+        assert!(!nodes.enter("a", NodeState::Answers));
+        assert!(nodes.of(&workers).is_empty());
+        let listed = |state| HashMap::from([("a".into(), state)]);
+        assert_eq!(nodes.replace(listed(NodeState::Answers)), ["a".into()]);
+        let states = [("a".into(), NodeState::Answers), ("b".into(), NodeState::Lost)];
+        assert_eq!(nodes.of(&workers), states.into());
+        assert!(nodes.enter("b", NodeState::Silent) && !nodes.enter("b", NodeState::Silent));
+        assert_eq!(nodes.replace(listed(NodeState::Answers)), ["b".into()]);
+    }
+}
