@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::stage::Stage;
 
 impl Stage {
-    async fn when_gone(&self, name: &str) {
+    pub(crate) async fn when_gone(&self, name: &str) {
         let begin = std::time::Instant::now();
         while self.jobs().get_opt(name).await.unwrap().is_some() {
             assert!(begin.elapsed().as_secs() < 30, "{name} is still there");

@@ -1,13 +1,17 @@
 //! The operator against a real API server: what becomes of jobs, and what the operator says about it. No node is there:
 //! the tests play the kubelet by writing what it would write into a pod's status.
 
-#![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test that can not go on says where")]
 
 mod admission;
+mod axe;
 mod end;
+mod faults;
+mod kubelet;
 mod lifecycle;
 mod process;
 mod stage;
+mod witness;
 
 use rlt_cluster::{Options, Shared};
 use stage::Stage;

@@ -20,7 +20,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 /// Longest time that anything here may take; a short training takes ten seconds on two quiet cores.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Of every pod that runs.
 pub(crate) const ADDRESS: &str = "10.7.8.9";
@@ -35,6 +35,11 @@ impl Stage {
     /// A namespace of its own on a cluster that serves our kind.
     pub(crate) async fn on(cluster: &'static Cluster, purpose: &str) -> Self {
         install_definition(cluster);
+        Self::without_definition(cluster, purpose).await
+    }
+
+    /// A namespace of its own on a cluster that knows nothing of our kind.
+    pub(crate) async fn without_definition(cluster: &'static Cluster, purpose: &str) -> Self {
         let namespace = cluster.namespace(purpose).await.unwrap();
         Self { cluster, client: cluster.client().await.unwrap(), namespace }
     }
@@ -115,30 +120,15 @@ impl Stage {
 
     /// Plays the kubelet: the pod runs, and is ready.
     pub(crate) async fn run(&self, pod: &Pod) {
-        let status = json!({
-            "phase": "Running",
-            "podIP": ADDRESS,
-            "conditions": [{"type": "Ready", "status": "True"}],
-            "containerStatuses": [container(json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}}))],
-        });
-        self.set_status(pod, status).await;
+        self.set_status(pod, running()).await;
     }
 
     /// Plays the kubelet: the pod's process ends with this code and this last message.
     pub(crate) async fn end(&self, pod: &Pod, code: i32, message: &str) {
-        let ended = json!({
-            "exitCode": code, "message": message, "reason": if code == 0 { "Completed" } else { "Error" },
-            "finishedAt": "2026-01-01T00:00:00Z",
-        });
-        let status = json!({
-            "phase": if code == 0 { "Succeeded" } else { "Failed" },
-            "conditions": [{"type": "Ready", "status": "False"}],
-            "containerStatuses": [container(json!({"terminated": ended}))],
-        });
-        self.set_status(pod, status).await;
+        self.set_status(pod, ended(code, message)).await;
     }
 
-    async fn set_status(&self, pod: &Pod, status: Value) {
+    pub(crate) async fn set_status(&self, pod: &Pod, status: Value) {
         let (name, patch) = (pod.name_any(), json!({"metadata": {"uid": pod.uid()}, "status": status}));
         self.pods().patch_status(&name, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
     }
@@ -149,7 +139,31 @@ impl Stage {
     }
 }
 
-fn container(state: Value) -> Value {
+/// What a kubelet says of a pod that runs.
+pub(crate) fn running() -> Value {
+    json!({
+        "phase": "Running",
+        "podIP": ADDRESS,
+        "conditions": [{"type": "Ready", "status": "True"}],
+        "containerStatuses": [container(json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}}))],
+    })
+}
+
+/// What a kubelet says of a pod whose process has ended with this code and this last message.
+pub(crate) fn ended(code: i32, message: &str) -> Value {
+    let now = k8s_openapi::jiff::Timestamp::now();
+    let ended = json!({
+        "exitCode": code, "message": message, "reason": if code == 0 { "Completed" } else { "Error" },
+        "finishedAt": k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now),
+    });
+    json!({
+        "phase": if code == 0 { "Succeeded" } else { "Failed" },
+        "conditions": [{"type": "Ready", "status": "False"}],
+        "containerStatuses": [container(json!({"terminated": ended}))],
+    })
+}
+
+pub(crate) fn container(state: Value) -> Value {
     json!({
         "name": "trainer", "image": "i", "imageID": "", "ready": false, "restartCount": 0, "state": state,
     })

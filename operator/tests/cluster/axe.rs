@@ -1,0 +1,145 @@
+//! The end of an operator at a certain call: right before the API server hears of it, or right after it has done what it was
+//! asked. Lists and watches are not counted, for they change nothing.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::{Request, Response};
+use kube::Client;
+use kube::client::{Body, ClientBuilder};
+use kube::config::{Config, KubeConfigOptions, Kubeconfig};
+use rlt_cluster::{FaultProxy, Faults};
+use rlt_operator::client::{Call, Verb};
+use tokio::sync::watch;
+use tower::{BoxError, Layer, Service};
+
+use crate::stage::Stage;
+
+/// The client of an operator whose calls meet `faults`, and then `axe`.
+pub(crate) async fn client(stage: &Stage, faults: &Faults, axe: &Axe) -> Client {
+    let builder = ClientBuilder::try_from(config(stage, None).await).unwrap();
+    builder.with_layer(faults).with_layer(axe).build()
+}
+
+/// A client that speaks to the API server by way of a proxy, and takes a connection for dead that is silent for so long.
+pub(crate) async fn client_through(stage: &Stage, proxy: &FaultProxy, silence: Duration) -> Client {
+    let mut config = config(stage, Some(proxy.url())).await;
+    config.read_timeout = Some(silence);
+    Client::try_from(config).unwrap()
+}
+
+async fn config(stage: &Stage, server: Option<String>) -> Config {
+    let mut kubeconfig = Kubeconfig::read_from(stage.cluster.kubeconfig()).unwrap();
+    if let Some(server) = server {
+        kubeconfig.clusters[0].cluster.as_mut().unwrap().server = Some(server);
+    }
+    let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
+    // As the operator's own.
+    config.default_retry = false;
+    config.proxy_url = None;
+    config
+}
+
+/// On which side of a call the operator ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Before,
+    After,
+}
+
+/// Clones share what was counted.
+#[derive(Clone, Debug)]
+pub(crate) struct Axe {
+    falls: Option<(usize, Side)>,
+    num_calls: Arc<AtomicUsize>,
+    num_statuses: Arc<AtomicUsize>,
+    fallen: watch::Sender<bool>,
+}
+
+impl Axe {
+    /// One that only counts.
+    pub(crate) fn never() -> Self {
+        let (fallen, _) = watch::channel(false);
+        Self { falls: None, num_calls: Arc::default(), num_statuses: Arc::default(), fallen }
+    }
+
+    /// One that falls at this call, counted from 1.
+    pub(crate) fn at(call: usize, side: Side) -> Self {
+        Self { falls: Some((call, side)), ..Self::never() }
+    }
+
+    /// Waits until it has fallen.
+    pub(crate) async fn fallen(&self) {
+        self.fallen.subscribe().wait_for(|fallen| *fallen).await.unwrap();
+    }
+
+    pub(crate) fn num_calls(&self) -> usize {
+        self.num_calls.load(Ordering::SeqCst)
+    }
+
+    /// Statuses that the API server took.
+    pub(crate) fn num_statuses(&self) -> usize {
+        self.num_statuses.load(Ordering::SeqCst)
+    }
+
+    async fn end<T>(&self) -> T {
+        self.fallen.send_replace(true);
+        std::future::pending().await
+    }
+}
+
+impl<S> Layer<S> for Axe {
+    type Service = Chopped<S>;
+
+    fn layer(&self, inner: S) -> Chopped<S> {
+        Chopped { inner, axe: self.clone() }
+    }
+}
+
+/// A client's service with an [`Axe`] above it.
+#[derive(Clone, Debug)]
+pub(crate) struct Chopped<S> {
+    inner: S,
+    axe: Axe,
+}
+
+impl<S, B> Service<Request<Body>> for Chopped<S>
+where
+    S: Service<Request<Body>, Response = Response<B>, Error = BoxError>,
+    S::Future: Send + 'static,
+    B: Send + 'static,
+{
+    type Response = Response<B>;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<B>, BoxError>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let call = Call::of(&request);
+        let axe = self.axe.clone();
+        if matches!(call.verb, Verb::List | Verb::Watch) {
+            return Box::pin(self.inner.call(request));
+        }
+        let count = axe.num_calls.fetch_add(1, Ordering::SeqCst) + 1;
+        // Whatever was begun after the end was never begun.
+        let is_dead = axe.falls.is_some_and(|(at, side)| count > at || count == at && side == Side::Before);
+        if is_dead {
+            return Box::pin(async move { axe.end().await });
+        }
+        let answer = self.inner.call(request);
+        Box::pin(async move {
+            let answer = answer.await;
+            let is_taken = answer.as_ref().is_ok_and(|answer| answer.status().is_success());
+            let is_status = call.resource.ends_with("/status");
+            axe.num_statuses.fetch_add(usize::from(is_taken && is_status), Ordering::SeqCst);
+            if axe.falls.is_some_and(|(at, _)| count == at) { axe.end().await } else { answer }
+        })
+    }
+}

@@ -1,0 +1,82 @@
+//! An API server that refuses, loses and forgets: every kind of call fails once in the life of a job.
+
+use std::time::Duration;
+
+use rlt_api::status::ConditionType;
+use rlt_cluster::{Fault, Faults};
+use serde_json::json;
+
+use super::{Life, life};
+use crate::axe::{Axe, client, client_through};
+use crate::kubelet::Kubelet;
+use crate::stage::{Operator, is_true};
+use crate::witness::Witness;
+
+/// Every kind of call that changes something in a life.
+const CALLS: [(&str, &str); 7] = [
+    ("POST", "/serviceaccounts"),
+    ("POST", "/configmaps"),
+    ("POST", "/services"),
+    ("POST", "/pods"),
+    ("DELETE", "/pods/"),
+    ("PATCH", "/status"),
+    ("POST", "/events"),
+];
+
+async fn live_under(purpose: &str, fault: Fault) {
+    let Some(stage) = crate::set(purpose).await else { return };
+    let _kubelet = Life::kubelet(&stage);
+    let witness = Witness::of(&stage).await;
+    let faults = Faults::default();
+    for (method, path) in CALLS {
+        faults.inject(method, path, 1, fault);
+    }
+    let operator = Operator::start(client(&stage, &faults, &Axe::never()).await, &stage.namespace);
+    life(&stage, &witness, "unlucky").await;
+    assert_eq!(faults.num_left(), 0, "{fault:?} was not met by every kind of call");
+    witness.judge(&stage, false).await;
+    operator.stop().await;
+}
+
+#[tokio::test]
+async fn a_life_goes_on_though_every_kind_of_call_is_refused_once() {
+    let codes = [("conflict", 409), ("busy", 429), ("broken", 500), ("timeout", 504)];
+    let lives = codes.map(|(purpose, code)| live_under(purpose, Fault::Refuse(code)));
+    futures::future::join_all(lives).await;
+}
+
+#[tokio::test]
+async fn a_life_goes_on_though_every_kind_of_call_is_lost_once_before_or_after_the_deed() {
+    tokio::join!(
+        live_under("lost-request", Fault::LoseRequest),
+        live_under("lost-answer", Fault::LoseAnswer)
+    );
+}
+
+#[tokio::test]
+async fn a_life_goes_on_though_all_watches_break() {
+    let Some(stage) = crate::set("breaks").await else { return };
+    let _kubelet = Life::kubelet(&stage);
+    let witness = Witness::of(&stage).await;
+    let faults = Faults::default();
+    faults.inject("GET", "watch=true", 12, Fault::Break(Duration::from_millis(150)));
+    let operator = Operator::start(client(&stage, &faults, &Axe::never()).await, &stage.namespace);
+    life(&stage, &witness, "blinking").await;
+    witness.judge(&stage, false).await;
+    operator.stop().await;
+}
+
+#[tokio::test]
+async fn a_watch_that_falls_silent_is_begun_anew_and_what_it_missed_is_made_up_for() {
+    let Some(stage) = crate::set("silence").await else { return };
+    let faults = Faults::default();
+    let proxy = stage.cluster.fault_proxy(&faults).await.unwrap();
+    faults.inject("GET", "/pods?", 1, Fault::Stall(Duration::ZERO));
+    faults.inject("GET", "watch=true", 3, Fault::Stall(Duration::from_millis(300)));
+    let client = client_through(&stage, &proxy, Duration::from_secs(1)).await;
+    let operator = Operator::start(client, &stage.namespace);
+    let _kubelet = Kubelet::start(&stage, |_, _| Some(0));
+    stage.post("unheard", json!({})).await;
+    stage.when("unheard", |status| is_true(status, ConditionType::Complete)).await;
+    operator.stop().await;
+}

@@ -1,0 +1,137 @@
+//! Nodes that are gone, and nodes that only do not answer.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Node as KubeNode, Pod};
+use kube::ResourceExt as _;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use rlt_api::FailureCause;
+use rlt_api::status::{ConditionStatus, ConditionType};
+use serde_json::{Value, json};
+
+use crate::stage::{Stage, reason};
+use crate::witness::Witness;
+
+/// A node without a machine, on which the scheduler puts nothing.
+pub(super) struct Node {
+    name: String,
+}
+
+impl Node {
+    pub(super) async fn make(stage: &Stage, name: &str) -> Self {
+        let name = format!("{}-{name}", stage.namespace);
+        let taints = json!([{"key": "tested", "effect": "NoSchedule"}]);
+        let node = json!({"metadata": {"name": name}, "spec": {"taints": taints}});
+        let node = serde_json::from_value(node).unwrap();
+        Self::api(stage).create(&PostParams::default(), &node).await.unwrap();
+        let made = Self { name };
+        made.set_ready(stage, "True").await;
+        made
+    }
+
+    fn api(stage: &Stage) -> Api<KubeNode> {
+        Api::all(stage.client.clone())
+    }
+
+    async fn set_ready(&self, stage: &Stage, ready: &str) {
+        let conditions = json!([{"type": "Ready", "status": ready, "reason": "Tested", "message": "",
+            "lastHeartbeatTime": "2026-01-01T00:00:00Z", "lastTransitionTime": "2026-01-01T00:00:00Z"}]);
+        let patch = Patch::Strategic(json!({"status": {"conditions": conditions}}));
+        Self::api(stage).patch_status(&self.name, &PatchParams::default(), &patch).await.unwrap();
+    }
+
+    /// Vouches that nothing runs on it any more.
+    async fn take_out_of_service(&self, stage: &Stage) {
+        let taints = json!([{"key": "tested", "effect": "NoSchedule"},
+            {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}]);
+        let patch = Patch::Merge(json!({"spec": {"taints": taints}}));
+        Self::api(stage).patch(&self.name, &PatchParams::default(), &patch).await.unwrap();
+    }
+
+    pub(super) async fn remove(&self, stage: &Stage) {
+        Self::api(stage).delete(&self.name, &DeleteParams::default()).await.unwrap();
+    }
+
+    /// Gives it a pod.
+    pub(super) async fn bind(&self, stage: &Stage, pod: &Pod) {
+        let name = pod.name_any();
+        let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": self.name}});
+        let bound: Result<Value, _> =
+            stage.pods().create_subresource("binding", &name, &PostParams::default(), &binding).await;
+        bound.unwrap();
+    }
+}
+
+/// The nodes that a pod would rather not be given.
+fn avoided(pod: &Pod) -> Vec<String> {
+    let affinity = pod.spec.as_ref().and_then(|spec| spec.affinity.as_ref()?.node_affinity.as_ref());
+    let wishes =
+        affinity.and_then(|nodes| nodes.preferred_during_scheduling_ignored_during_execution.clone());
+    let fields =
+        wishes.into_iter().flatten().flat_map(|wish| wish.preference.match_fields.unwrap_or_default());
+    fields.flat_map(|field| field.values.unwrap_or_default()).collect()
+}
+
+fn pair() -> Value {
+    json!({"workers": {"count": 2, "device": "Cpu"}})
+}
+
+#[tokio::test]
+async fn the_gang_of_a_node_that_is_gone_starts_elsewhere_at_once() {
+    let Some(stage) = crate::set("gone").await else { return };
+    let witness = Witness::of(&stage).await;
+    let (stays, goes) = (Node::make(&stage, "stays").await, Node::make(&stage, "goes").await);
+    let _operator = stage.operator().await;
+    stage.post("moves", pair()).await;
+    let gang = stage.run_on("moves", 1, &[&stays, &goes]).await;
+    goes.remove(&stage).await;
+    let status = stage.when("moves", |status| status.attempt == Some(2)).await;
+    let failure = status.last_failure.unwrap();
+    assert_eq!((failure.cause, failure.node.as_ref()), (FailureCause::NodeLost, Some(&goes.name)));
+    // The pod on the node that is gone is struck off; the other one is its kubelet's to end.
+    let second = stage.worker("moves", 2).await;
+    assert_eq!(second.name_any(), gang[1].name_any());
+    assert_eq!(avoided(&second), std::slice::from_ref(&goes.name));
+    stage.forget(&gang[0]).await;
+    for pod in stage.gang("moves", 2, 2).await {
+        stage.run(&pod).await;
+        stage.end(&pod, 0, "").await;
+    }
+    stage.when_true("moves", ConditionType::Complete).await;
+    witness.judge(&stage, false).await;
+    stays.remove(&stage).await;
+}
+
+#[tokio::test]
+async fn a_pod_whose_node_only_does_not_answer_keeps_its_place_until_somebody_vouches_for_its_end() {
+    let Some(stage) = crate::set("silent").await else { return };
+    let witness = Witness::of(&stage).await;
+    let (stays, silent) = (Node::make(&stage, "stays").await, Node::make(&stage, "silent").await);
+    let _operator = stage.operator().await;
+    stage.post("waits", pair()).await;
+    let gang = stage.run_on("waits", 1, &[&stays, &silent]).await;
+    silent.set_ready(&stage, "Unknown").await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(stage.status("waits").await.attempt, Some(1), "training may go on without the cluster");
+    let soon = DeleteParams::default().grace_period(1);
+    stage.pods().delete(&gang[1].name_any(), &soon).await.unwrap();
+    stage.when("waits", |status| status.attempt == Some(2)).await;
+    stage.forget(&gang[0]).await;
+    let first = stage.worker("waits", 2).await;
+    assert_eq!(first.name_any(), gang[0].name_any());
+    let is_stuck = (ConditionStatus::True, "NodeUnreachable".to_owned());
+    stage.when("waits", |status| reason(status, ConditionType::Stalled) == Some(is_stuck.clone())).await;
+    let left = stage.pods().get(&gang[1].name_any()).await.unwrap();
+    assert_eq!(left.uid(), gang[1].uid(), "a rank whose pod may live gets no second one");
+    silent.take_out_of_service(&stage).await;
+    for pod in stage.gang("waits", 2, 2).await {
+        stage.run(&pod).await;
+        stage.end(&pod, 0, "").await;
+    }
+    let status = stage.when_true("waits", ConditionType::Complete).await;
+    assert_eq!(status.attempt, Some(2));
+    witness.judge(&stage, false).await;
+    stays.remove(&stage).await;
+    silent.remove(&stage).await;
+}

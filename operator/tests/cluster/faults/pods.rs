@@ -1,0 +1,175 @@
+//! What becomes of pods: evicted, killed for their memory, without an image, without a node.
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
+use kube::api::{Api, DeleteParams, EvictParams};
+use rlt_api::FailureCause;
+use rlt_api::status::{ConditionStatus, ConditionType};
+use serde_json::{Value, json};
+
+use super::nodes::Node;
+use crate::stage::{Stage, container, ended, is_true, reason};
+use crate::witness::Witness;
+
+/// Two workers.
+fn pair() -> Value {
+    json!({"workers": {"count": 2, "device": "Cpu"}})
+}
+
+impl Stage {
+    /// The pods of all workers of an attempt, by their index.
+    pub(super) async fn gang(&self, name: &str, attempt: u32, count: usize) -> Vec<Pod> {
+        let label = attempt.to_string();
+        let is_of = |pod: &&Pod| pod.labels()[rlt_operator::labels::ATTEMPT] == label;
+        let all = self.when_pods(name, |pods| pods.iter().filter(is_of).count() == count).await;
+        let mut gang: Vec<_> = all.into_iter().filter(|pod| is_of(&pod)).collect();
+        gang.sort_by_key(|pod| pod.name_any());
+        gang
+    }
+
+    /// Runs all workers of an attempt, each on this node.
+    pub(super) async fn run_on(&self, name: &str, attempt: u32, nodes: &[&Node]) -> Vec<Pod> {
+        let gang = self.gang(name, attempt, nodes.len()).await;
+        for (pod, node) in gang.iter().zip(nodes) {
+            node.bind(self, pod).await;
+            self.run(pod).await;
+        }
+        self.when_true(name, ConditionType::PodsReady).await;
+        gang
+    }
+
+    /// Plays the kubelet: the pod is gone.
+    pub(super) async fn forget(&self, pod: &Pod) {
+        let _ = self.pods().delete(&pod.name_any(), &DeleteParams::default().grace_period(0)).await;
+    }
+}
+
+#[tokio::test]
+async fn an_evicted_worker_saves_a_checkpoint_with_the_others_and_the_next_attempt_goes_on() {
+    let Some(stage) = crate::set("eviction").await else { return };
+    let witness = Witness::of(&stage).await;
+    let node = Node::make(&stage, "a").await;
+    let _operator = stage.operator().await;
+    stage.post("drained", pair()).await;
+    let gang = stage.run_on("drained", 1, &[&node, &node]).await;
+    stage.pods().evict(&gang[0].name_any(), &EvictParams::default()).await.unwrap();
+    let leaving = stage
+        .when("drained", |status| {
+            reason(status, ConditionType::Reconciling).is_some_and(|(_, why)| why == "Disrupted")
+        })
+        .await;
+    assert_eq!((leaving.attempt, leaving.failures_by_cause.len()), (Some(1), 0), "it still has its time");
+    for pod in [&gang[1], &gang[0]] {
+        stage.end(pod, 80, "").await;
+        stage.forget(pod).await;
+    }
+    let next = stage.gang("drained", 2, 2).await;
+    let status = stage.status("drained").await;
+    assert_eq!(status.failures_by_cause, [(FailureCause::Disrupted, 1)].into());
+    let failure = status.last_failure.unwrap();
+    assert_eq!((failure.pod, failure.exit_code), (Some(gang[0].name_any()), Some(80)));
+    assert!(failure.message.contains("EvictionByEvictionAPI"), "{}", failure.message);
+    for pod in &next {
+        stage.run(pod).await;
+        stage.end(pod, 0, "").await;
+    }
+    stage.when_true("drained", ConditionType::Complete).await;
+    witness.judge(&stage, false).await;
+    node.remove(&stage).await;
+}
+
+#[tokio::test]
+async fn a_worker_that_needs_too_much_memory_is_tried_once_more() {
+    let Some(stage) = crate::set("memory").await else { return };
+    let witness = Witness::of(&stage).await;
+    let _operator = stage.operator().await;
+    stage.post("hungry", json!({})).await;
+    for attempt in [1, 2] {
+        let pod = stage.worker("hungry", attempt).await;
+        stage.run(&pod).await;
+        let mut killed = ended(137, "");
+        killed["containerStatuses"][0]["state"]["terminated"]["reason"] = "OOMKilled".into();
+        stage.set_status(&pod, killed).await;
+    }
+    let status = stage.when_true("hungry", ConditionType::Failed).await;
+    assert_eq!(status.failures_by_cause, [(FailureCause::OutOfMemory, 2)].into());
+    let failure = status.last_failure.unwrap();
+    assert!(failure.message.contains("retries.outOfMemory of 1 used up"), "{}", failure.message);
+    assert!(failure.advice.contains("resources.memory"), "{}", failure.advice);
+    witness.judge(&stage, false).await;
+}
+
+#[tokio::test]
+async fn a_start_without_an_image_or_a_node_ends_in_the_words_of_who_refused_it() {
+    let Some(stage) = crate::set("no-start").await else { return };
+    let _operator = stage.operator().await;
+    for name in ["imageless", "homeless"] {
+        stage.post(name, json!({})).await;
+    }
+    let waiting = json!({"waiting": {"reason": "ImagePullBackOff", "message": "no such image: typo"}});
+    let conditions = json!([{"type": "PodScheduled", "status": "True"}]);
+    let status =
+        json!({"phase": "Pending", "containerStatuses": [container(waiting)], "conditions": conditions});
+    let pod = stage.worker("imageless", 1).await;
+    let node = Node::make(&stage, "a").await;
+    node.bind(&stage, &pod).await;
+    stage.set_status(&pod, status).await;
+    let is_refused = |pod: &Pod| {
+        let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+        conditions.is_some_and(|all| all.iter().any(|one| one.reason.as_deref() == Some("Unschedulable")))
+    };
+    stage.when_pods("homeless", |pods| pods.iter().any(is_refused)).await;
+    for name in ["imageless", "homeless"] {
+        stage.patch_job(name, json!({"runPolicy": {"startupDeadlineSeconds": 1}})).await;
+    }
+    for (name, cause, words) in [
+        ("imageless", FailureCause::StartFailed, "ImagePullBackOff: no such image: typo"),
+        ("homeless", FailureCause::NotScheduled, "available"),
+    ] {
+        let status = stage.when_true(name, ConditionType::Failed).await;
+        let failure = status.last_failure.clone().unwrap();
+        assert_eq!((failure.cause, status.attempt), (cause, Some(1)));
+        assert!(failure.message.contains(words), "{}", failure.message);
+        assert_eq!(reason(&status, ConditionType::Stalled).unwrap().0, ConditionStatus::True);
+    }
+    stage.forget(&pod).await;
+    node.remove(&stage).await;
+}
+
+#[tokio::test]
+async fn a_pod_that_is_deleted_while_the_gang_starts_is_made_again_in_the_same_attempt() {
+    let Some(stage) = crate::set("replaced").await else { return };
+    let witness = Witness::of(&stage).await;
+    let _operator = stage.operator().await;
+    stage.post("early", pair()).await;
+    let gang = stage.gang("early", 1, 2).await;
+    stage.run(&gang[0]).await;
+    stage.forget(&gang[1]).await;
+    let is_new = |pod: &Pod| pod.name_any() == gang[1].name_any() && pod.uid() != gang[1].uid();
+    stage.when_pods("early", |pods| pods.iter().any(is_new)).await;
+    for pod in stage.gang("early", 1, 2).await {
+        stage.run(&pod).await;
+    }
+    let status = stage.when("early", |status| is_true(status, ConditionType::PodsReady)).await;
+    assert_eq!((status.attempt, status.failures_by_cause.len()), (Some(1), 0));
+    witness.judge(&stage, false).await;
+}
+
+#[tokio::test]
+async fn the_volume_claim_of_a_job_outlives_it_and_serves_the_next_one_of_its_name() {
+    use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+    let Some(stage) = crate::set("claims").await else { return };
+    let _operator = stage.operator().await;
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(stage.client.clone(), &stage.namespace);
+    let storage = json!({"workers": {"storage": {"size": "1Gi"}}});
+    let mut uids = Vec::new();
+    for _ in 0..2 {
+        stage.post("kept", storage.clone()).await;
+        stage.worker("kept", 1).await;
+        uids.push(claims.get("kept-storage").await.unwrap().uid().unwrap());
+        stage.jobs().delete("kept", &DeleteParams::background()).await.unwrap();
+        stage.when_gone("kept").await;
+        stage.when_pods("kept", <[_]>::is_empty).await;
+    }
+    assert_eq!(uids[0], uids[1]);
+}

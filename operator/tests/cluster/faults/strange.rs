@@ -1,0 +1,192 @@
+//! Strange jobs and strange circumstances: rivals, clocks, names, sizes, a definition that is not there.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use kube::ResourceExt as _;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use rlt_api::status::ConditionType;
+use rlt_cluster::{Options, Shared};
+use rlt_operator::labels;
+use serde_json::{Value, json};
+
+use super::{Life, life};
+use crate::axe::{Axe, client};
+use crate::kubelet::Kubelet;
+use crate::stage::{Operator, Stage, is_true};
+use crate::witness::Witness;
+
+#[tokio::test]
+async fn two_operators_at_once_live_one_life() {
+    let Some(stage) = crate::set("two-at-once").await else { return };
+    let _kubelet = Life::kubelet(&stage);
+    let witness = Witness::of(&stage).await;
+    let _operators = (stage.operator().await, stage.operator().await);
+    life(&stage, &witness, "shared").await;
+    let status = stage.status("shared").await;
+    assert_eq!((status.attempt, status.failures_by_cause.len()), (Some(3), 1));
+    witness.judge(&stage, true).await;
+}
+
+#[tokio::test]
+async fn an_operator_whose_clock_ran_ahead_leaves_nothing_to_wait_for() {
+    let Some(stage) = crate::set("clock").await else { return };
+    let _kubelet = Kubelet::start(&stage, |_, attempt| (attempt > 1).then_some(0));
+    let first = stage.operator().await;
+    stage.post("ahead", json!({})).await;
+    stage.when_true("ahead", ConditionType::PodsReady).await;
+    first.kill().await;
+    let in_an_hour = Some((Timestamp::now() + SignedDuration::from_hours(1)).to_string());
+    let mut status = stage.status("ahead").await;
+    status.active_since.clone_from(&in_an_hour);
+    status.attempt_start_time.clone_from(&in_an_hour);
+    status.attempt_running_time = in_an_hour;
+    let written = json!({"apiVersion": rlt_api::API_VERSION, "kind": rlt_api::KIND,
+        "metadata": {"name": "ahead"}, "status": status});
+    let params = PatchParams::apply(labels::STATUS_MANAGER).force();
+    stage.jobs().patch_status("ahead", &params, &Patch::Apply(written)).await.unwrap();
+    let pod = stage.worker("ahead", 1).await;
+    stage.pods().delete(&pod.name_any(), &DeleteParams::default()).await.unwrap();
+    let _second = stage.operator().await;
+    let status = stage.when("ahead", |status| is_true(status, ConditionType::Complete)).await;
+    assert_eq!(status.attempt, Some(2));
+}
+
+#[tokio::test]
+async fn hostile_words_reach_the_trainer_as_they_are() {
+    let Some(stage) = crate::set("hostile").await else { return };
+    let _operator = stage.operator().await;
+    let words = [
+        "$(RANK)",
+        "line\nbreak",
+        "- a: b",
+        "yes",
+        "0x1F",
+        "~",
+        "&a *a",
+        "\u{202e}\u{feff}",
+        "'\"`;#",
+        "\u{1}",
+    ];
+    let env: Vec<_> = words
+        .iter()
+        .enumerate()
+        .map(|(idx, word)| json!({"name": format!("W{idx}"), "value": word}))
+        .collect();
+    let name = "a--trainer-0-manifest";
+    let posted = stage.post(name, json!({"workers": {"env": env}})).await;
+    let pod = stage.worker(name, 1).await;
+    let variables = pod.spec.unwrap().containers.remove(0).env.unwrap();
+    let value = |name: String| variables.iter().find(|one| one.name == name).unwrap().value.clone().unwrap();
+    for (idx, word) in words.iter().enumerate() {
+        assert_eq!(value(format!("W{idx}")).replace("$$", "$"), *word);
+    }
+    let maps: Api<ConfigMap> = Api::namespaced(stage.client.clone(), &stage.namespace);
+    let manifest =
+        maps.get(&format!("{name}-manifest")).await.unwrap().data.unwrap()["manifest.yaml"].clone();
+    let read = serde_json::to_value(&rlt_api::validate(&manifest).unwrap().spec().workers.env).unwrap();
+    assert_eq!(read, posted.data["spec"]["workers"]["env"]);
+}
+
+#[tokio::test]
+async fn annotations_as_large_as_they_may_be_trouble_nobody() {
+    let Some(stage) = crate::set("large").await else { return };
+    let _kubelet = Life::kubelet(&stage);
+    let witness = Witness::of(&stage).await;
+    let _operator = stage.operator().await;
+    let with = |kib: usize| {
+        let mut manifest = stage.manifest("large", &json!({"workers": {"count": 2, "device": "Cpu"}}));
+        manifest.annotations_mut().insert("example.com/notes".into(), "x".repeat(kib * 1024));
+        manifest
+    };
+    let refused = stage.jobs().create(&PostParams::default(), &with(5 * 1024)).await.unwrap_err();
+    assert!(matches!(&refused, kube::Error::Api(_)), "{refused}");
+    stage.jobs().create(&PostParams::default(), &with(255)).await.unwrap();
+    let status = witness.when("large", |status| status.attempt == Some(2)).await;
+    assert_eq!(status.failures_by_cause.len(), 1);
+    witness.judge(&stage, false).await;
+}
+
+#[tokio::test]
+async fn a_job_that_is_deleted_and_made_again_within_a_second_begins_anew_each_time() {
+    let Some(stage) = crate::set("reborn").await else { return };
+    let _kubelet = Kubelet::start(&stage, |_, _| None);
+    let witness = Witness::of(&stage).await;
+    let _operator = stage.operator().await;
+    for pause in [0, 20, 60, 150, 300] {
+        stage.post("reborn", json!({})).await;
+        tokio::time::sleep(Duration::from_millis(pause)).await;
+        stage.jobs().delete("reborn", &DeleteParams::background()).await.unwrap();
+    }
+    let last = stage.post("reborn", json!({})).await;
+    let status = stage.when_true("reborn", ConditionType::PodsReady).await;
+    assert_eq!((status.attempt, status.failures_by_cause.len()), (Some(1), 0));
+    let pods = stage.when_pods("reborn", |pods| pods.len() == 1).await;
+    assert_eq!(pods[0].owner_references()[0].uid, last.uid().unwrap());
+    witness.judge(&stage, false).await;
+}
+
+#[tokio::test]
+async fn a_job_that_is_deleted_in_the_midst_of_its_life_leaves_no_trouble_behind() {
+    let Some(stage) = crate::set("cut-short").await else { return };
+    let _kubelet = Life::kubelet(&stage);
+    let axe = Axe::never();
+    let _operator = Operator::start(client(&stage, &Default::default(), &axe).await, &stage.namespace);
+    stage.post("short", json!({"workers": {"count": 2, "device": "Cpu"}})).await;
+    stage.when("short", |status| status.attempt == Some(2)).await;
+    stage.jobs().delete("short", &DeleteParams::background()).await.unwrap();
+    stage.when_gone("short").await;
+    stage.when_pods("short", <[_]>::is_empty).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let calls = axe.num_calls();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(axe.num_calls(), calls, "nobody works on a job that is gone");
+}
+
+impl Stage {
+    /// Brings the definition of our kind, or changes it.
+    async fn define(&self, definition: &Value) {
+        let definition: CustomResourceDefinition = serde_json::from_value(definition.clone()).unwrap();
+        let params = PatchParams::apply("tests").force();
+        let definitions: Api<CustomResourceDefinition> = Api::all(self.client.clone());
+        let name = definition.name_any();
+        definitions.patch(&name, &params, &Patch::Apply(definition)).await.unwrap();
+        while self.jobs().list(&Default::default()).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_operator_waits_for_a_definition_that_is_not_there_and_for_one_that_is_too_old() {
+    static BARE: Shared = Shared::new(|| Options::control_plane().without_scheduler());
+    let Some(cluster) = BARE.get() else { return };
+    let manifest = include_str!("../../../../crds/manifests/rltrainingjobs.yaml");
+    let mut definition: Value = serde_saphyr::from_str(manifest).unwrap();
+    let stage = Stage::without_definition(cluster, "early").await;
+    let operator = stage.operator().await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let current = definition.clone();
+    let status = "/spec/versions/0/schema/openAPIV3Schema/properties/status/properties";
+    let fields = definition.pointer_mut(status).and_then(Value::as_object_mut).unwrap();
+    for young in ["retriesUsed", "retriesSinceStep", "failuresByNode", "shortAttempts"] {
+        fields.remove(young).unwrap();
+    }
+    stage.define(&definition).await;
+    stage.post("early", json!({})).await;
+    let first = stage.worker("early", 1).await;
+    stage.run(&first).await;
+    stage.when_true("early", ConditionType::PodsReady).await;
+    stage.end(&first, 75, "").await;
+    // The older definition has no place for what the next attempt has to write down first.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(stage.status("early").await.attempt, Some(1));
+    stage.define(&current).await;
+    let second = stage.worker("early", 2).await;
+    stage.run(&second).await;
+    stage.end(&second, 0, "").await;
+    stage.when_true("early", ConditionType::Complete).await;
+    operator.stop().await;
+}

@@ -1,0 +1,239 @@
+//! Sees everything that happens to the jobs and pods of a namespace, in the API server's own order, and judges it in the end:
+//! whatever goes wrong in between, no rank has two pods, none is made while the job is suspended or has ended, attempts only
+//! grow, the end is the end, and every write says something new.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures::{Stream, StreamExt as _, pin_mut};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
+use kube::core::DynamicObject;
+use kube::runtime::watcher::{self, Event, watcher};
+use rlt_api::status::{ConditionStatus, ConditionType, RLTrainingJobStatus};
+use rlt_operator::labels;
+use serde_json::Value;
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+
+use crate::stage::{PATIENCE, Stage, is_true};
+
+/// One version of an object, or its end.
+#[derive(Clone, Debug)]
+enum Sight {
+    Job { uid: String, name: String, spec: Value, status: Box<RLTrainingJobStatus> },
+    Pod { uid: String, job: String, idx: String, attempt: u32 },
+    PodIsGone { uid: String },
+}
+
+#[derive(Debug, Default)]
+struct Memory {
+    /// By the version in the API server's store, which pods and jobs share.
+    sights: Mutex<BTreeMap<(u64, String), Sight>>,
+    news: Notify,
+}
+
+pub(crate) struct Witness {
+    memory: Arc<Memory>,
+    _watches: JoinSet<()>,
+}
+
+impl Witness {
+    /// Looks from now on.
+    pub(crate) async fn of(stage: &Stage) -> Self {
+        let memory = Arc::new(Memory::default());
+        let mut watches = JoinSet::new();
+        let synced = Arc::new(Notify::new());
+        watches.spawn(follow(
+            watcher(stage.jobs(), watcher::Config::default()),
+            memory.clone(),
+            synced.clone(),
+            job,
+        ));
+        synced.notified().await;
+        watches.spawn(follow(
+            watcher(stage.pods(), watcher::Config::default()),
+            memory.clone(),
+            synced.clone(),
+            pod,
+        ));
+        synced.notified().await;
+        Self { memory, _watches: watches }
+    }
+
+    /// Waits until the latest status of a job is as wished, without a call.
+    pub(crate) async fn when(
+        &self,
+        name: &str,
+        wish: impl Fn(&RLTrainingJobStatus) -> bool,
+    ) -> RLTrainingJobStatus {
+        let wished = async {
+            loop {
+                let news = self.memory.news.notified();
+                if let Some(status) = self.latest(name).filter(|status| wish(status)) {
+                    return status;
+                }
+                news.await;
+            }
+        };
+        let waited = tokio::time::timeout(PATIENCE, wished).await;
+        waited.unwrap_or_else(|_| panic!("{name} did not come so far: {:#?}", self.latest(name)))
+    }
+
+    fn latest(&self, name: &str) -> Option<RLTrainingJobStatus> {
+        let sights = self.memory.sights.lock().unwrap();
+        sights.values().rev().find_map(|sight| match sight {
+            Sight::Job { name: other, status, .. } if other == name => Some((**status).clone()),
+            _ => None,
+        })
+    }
+
+    /// How often the status of a job was written.
+    pub(crate) fn num_statuses(&self, name: &str) -> usize {
+        let sights = self.memory.sights.lock().unwrap();
+        let statuses = sights.values().filter_map(|sight| match sight {
+            Sight::Job { name: other, status, .. } if other == name => Some(&**status),
+            _ => None,
+        });
+        let mut last = RLTrainingJobStatus::default();
+        statuses.filter(|status| **status != std::mem::replace(&mut last, (*status).clone())).count()
+    }
+
+    /// Judges what happened, once all of it was seen. `has_rivals` where two operators worked at once: the slower one may make
+    /// a pod of the attempt before, which is then removed.
+    pub(crate) async fn judge(&self, stage: &Stage, has_rivals: bool) {
+        let now = stage.jobs().list(&Default::default()).await.unwrap();
+        let newest = now.iter().map(version).max().unwrap_or_default();
+        for _ in 0..1000 {
+            if self.memory.sights.lock().unwrap().keys().any(|(seen, _)| *seen >= newest) {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let mut court = Court { has_rivals, ..Court::default() };
+        for ((version, _), sight) in &*self.memory.sights.lock().unwrap() {
+            court.hear(*version, sight);
+        }
+    }
+}
+
+fn version<K: kube::Resource>(object: &K) -> u64 {
+    object.meta().resource_version.as_deref().unwrap().parse().unwrap()
+}
+
+fn job(job: DynamicObject, is_gone: bool) -> Option<Sight> {
+    let status = job.data.get("status").cloned().map(|status| serde_json::from_value(status).unwrap());
+    (!is_gone).then(|| Sight::Job {
+        uid: job.uid().unwrap(),
+        name: job.name_any(),
+        spec: job.data["spec"].clone(),
+        status: Box::new(status.unwrap_or_default()),
+    })
+}
+
+fn pod(pod: Pod, is_gone: bool) -> Option<Sight> {
+    let label = |name: &str| pod.labels().get(name).cloned().unwrap_or_default();
+    let uid = pod.uid().unwrap();
+    if is_gone {
+        return Some(Sight::PodIsGone { uid });
+    }
+    Some(Sight::Pod {
+        uid,
+        job: label(labels::JOB_UID),
+        idx: label(labels::WORKER_IDX),
+        attempt: label(labels::ATTEMPT).parse().ok()?,
+    })
+}
+
+async fn follow<K: kube::Resource + Clone + Send + 'static>(
+    events: impl Stream<Item = Result<Event<K>, watcher::Error>> + Send,
+    memory: Arc<Memory>,
+    synced: Arc<Notify>,
+    see: fn(K, bool) -> Option<Sight>,
+) {
+    pin_mut!(events);
+    while let Some(event) = events.next().await {
+        let (object, is_gone) = match event.unwrap() {
+            Event::Apply(object) | Event::InitApply(object) => (object, false),
+            Event::Delete(object) => (object, true),
+            Event::Init => continue,
+            Event::InitDone => {
+                synced.notify_one();
+                continue;
+            }
+        };
+        let key = (version(&object), object.meta().uid.clone().unwrap());
+        if let Some(sight) = see(object, is_gone) {
+            memory.sights.lock().unwrap().insert(key, sight);
+            memory.news.notify_waiters();
+        }
+    }
+}
+
+#[derive(Default)]
+struct Court {
+    has_rivals: bool,
+    jobs: BTreeMap<String, (Value, RLTrainingJobStatus)>,
+    /// Job and rank of every pod that is there.
+    pods: BTreeMap<String, (String, String)>,
+}
+
+impl Court {
+    fn hear(&mut self, version: u64, sight: &Sight) {
+        match sight {
+            Sight::Job { uid, spec, status, .. } => {
+                if let Some((_, before)) = self.jobs.get(uid) {
+                    assert!(status.attempt >= before.attempt, "at {version}: an attempt was taken back");
+                    if before.completion_time.is_some() {
+                        assert_eq!(end(status), end(before), "at {version}: the end was not the end");
+                    }
+                }
+                let is_empty = !self.pods.values().any(|(job, _)| job == uid);
+                let says_empty = is_true(status, ConditionType::Suspended) && is_suspended(spec);
+                assert!(is_empty || !says_empty, "at {version}: suspended, with pods");
+                self.jobs.insert(uid.clone(), (spec.clone(), (**status).clone()));
+            }
+            Sight::Pod { uid, job, idx, attempt } if !self.pods.contains_key(uid) => {
+                self.check_new_pod(version, job, idx, *attempt);
+                self.pods.insert(uid.clone(), (job.clone(), idx.clone()));
+            }
+            Sight::Pod { .. } => {}
+            Sight::PodIsGone { uid } => drop(self.pods.remove(uid)),
+        }
+    }
+
+    fn check_new_pod(&self, version: u64, job: &str, idx: &str, attempt: u32) {
+        let twin = self.pods.values().find(|(other, rank)| other == job && rank == idx);
+        assert_eq!(twin, None, "at {version}: two pods of one rank");
+        // A job that was deleted may still be seen to the end of a look.
+        let Some((spec, status)) = self.jobs.get(job) else { return };
+        let expected = status.attempt.unwrap_or(1);
+        assert!(attempt <= expected, "at {version}: a pod of an attempt that is not written down");
+        if !self.has_rivals {
+            assert_eq!(attempt, expected, "at {version}: a pod of an attempt that is over");
+            assert_eq!(status.completion_time, None, "at {version}: a pod after the end");
+            let is_held = is_true(status, ConditionType::Suspended) && is_suspended(spec);
+            assert!(!is_held, "at {version}: a pod was made while the job is suspended");
+        }
+    }
+}
+
+fn is_suspended(spec: &Value) -> bool {
+    spec.pointer("/runPolicy/suspend") == Some(&Value::Bool(true))
+}
+
+/// What may never change once a job has ended.
+fn end(status: &RLTrainingJobStatus) -> Value {
+    let verdicts = [ConditionType::Complete, ConditionType::Failed, ConditionType::Succeeded];
+    let of_end = status.conditions.iter().filter(|condition| verdicts.contains(&condition.type_));
+    let said: Vec<(ConditionType, ConditionStatus)> =
+        of_end.map(|condition| (condition.type_, condition.status)).collect();
+    serde_json::json!([
+        said,
+        status.completion_time,
+        status.attempt,
+        status.failures_by_cause,
+        status.last_failure
+    ])
+}

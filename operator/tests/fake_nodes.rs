@@ -1,0 +1,121 @@
+//! Gangs on nodes that exist in the API alone: the real scheduler places their pods, kwok plays the kubelets.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test that can not go on says where")]
+
+#[path = "cluster/stage.rs"]
+#[expect(dead_code, reason = "kwok plays the kubelet here")]
+mod stage;
+#[path = "cluster/witness.rs"]
+#[expect(dead_code, reason = "these lives are judged, not followed")]
+mod witness;
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::ResourceExt as _;
+use kube::api::{Api, DeleteParams, EvictParams, Patch, PatchParams};
+use rlt_api::FailureCause;
+use rlt_api::status::ConditionType;
+use rlt_cluster::{FakeNodes, Options, Shared};
+use rlt_operator::labels;
+use serde_json::json;
+use stage::Stage;
+use tokio::sync::{Mutex, MutexGuard};
+use witness::Witness;
+
+static CLUSTER: Shared = Shared::new(|| Options::control_plane().with_fake_nodes(FakeNodes::new(4)));
+
+/// One gang at a time: the nodes are all tests'.
+static TURN: Mutex<()> = Mutex::const_new(());
+
+const NUM_WORKERS: usize = 8;
+
+struct Gang {
+    stage: Stage,
+    witness: Witness,
+    _operator: stage::Operator,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Gang {
+    /// A job of eight workers that run.
+    async fn run(purpose: &str) -> Option<Self> {
+        let cluster = CLUSTER.get()?;
+        let turn = TURN.lock().await;
+        let stage = Stage::on(cluster, purpose).await;
+        let witness = Witness::of(&stage).await;
+        let operator = stage.operator().await;
+        stage.post("gang", json!({"workers": {"count": NUM_WORKERS, "device": "Cpu"}})).await;
+        let gang = Self { stage, witness, _operator: operator, _turn: turn };
+        gang.runs_as(1).await;
+        Some(gang)
+    }
+
+    /// Waits until all workers of an attempt run, and returns their pods.
+    async fn runs_as(&self, attempt: u32) -> Vec<Pod> {
+        let label = attempt.to_string();
+        let is_of = |pod: &Pod| pod.labels()[labels::ATTEMPT] == label;
+        let is_ready = |status: &rlt_api::status::RLTrainingJobStatus| {
+            status.attempt == Some(attempt) && stage::is_true(status, ConditionType::PodsReady)
+        };
+        self.stage.when("gang", is_ready).await;
+        self.stage.when_pods("gang", |pods| pods.len() == NUM_WORKERS && pods.iter().all(is_of)).await
+    }
+
+    async fn annotate(&self, pod: &Pod, annotations: serde_json::Value) {
+        let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
+        self.stage.pods().patch(&pod.name_any(), &PatchParams::default(), &patch).await.unwrap();
+    }
+
+    /// Lets all workers end well, and has the life judged.
+    async fn completes(&self, pods: &[Pod]) {
+        for pod in pods {
+            self.annotate(pod, json!({"fake.rltraining.dev/exit-code": "0"})).await;
+        }
+        self.stage.when_true("gang", ConditionType::Complete).await;
+        self.witness.judge(&self.stage, false).await;
+    }
+}
+
+fn nodes_of(pods: &[Pod]) -> BTreeSet<String> {
+    pods.iter().filter_map(|pod| pod.spec.as_ref()?.node_name.clone()).collect()
+}
+
+#[tokio::test]
+async fn a_gang_whose_worker_crashed_starts_whole_on_other_nodes() {
+    let Some(gang) = Gang::run("crash").await else { return };
+    let pods = gang.runs_as(1).await;
+    let node = pods[3].spec.as_ref().unwrap().node_name.clone().unwrap();
+    gang.annotate(&pods[3], json!({"fake.rltraining.dev/exit-code": "139"})).await;
+    let second = gang.runs_as(2).await;
+    assert!(!nodes_of(&second).contains(&node), "{node} is avoided");
+    let status = gang.stage.status("gang").await;
+    assert_eq!(status.failures_by_cause, [(FailureCause::Signalled, 1)].into());
+    assert_eq!(status.failures_by_node, [(node, 1)].into());
+    gang.completes(&second).await;
+}
+
+#[tokio::test]
+async fn a_drained_worker_costs_no_retry() {
+    let Some(gang) = Gang::run("drain").await else { return };
+    let pods = gang.runs_as(1).await;
+    gang.stage.pods().evict(&pods[0].name_any(), &EvictParams::default()).await.unwrap();
+    let second = gang.runs_as(2).await;
+    let status = gang.stage.status("gang").await;
+    assert_eq!(status.failures_by_cause, [(FailureCause::Disrupted, 1)].into());
+    assert!(status.failures_by_node.is_empty());
+    gang.completes(&second).await;
+}
+
+#[tokio::test]
+async fn a_gang_leaves_a_node_that_is_deleted() {
+    let Some(gang) = Gang::run("deleted").await else { return };
+    let nodes: Api<Node> = Api::all(gang.stage.client.clone());
+    let pods = gang.runs_as(1).await;
+    let node = nodes_of(&pods).into_iter().next().unwrap();
+    nodes.delete(&node, &DeleteParams::default()).await.unwrap();
+    let second = gang.runs_as(2).await;
+    assert!(!nodes_of(&second).contains(&node));
+    assert_eq!(gang.stage.status("gang").await.last_failure.unwrap().cause, FailureCause::NodeLost);
+    gang.completes(&second).await;
+}
