@@ -80,7 +80,7 @@ fn with_namespaces_nothing_about_jobs_is_allowed_elsewhere() {
     let operator = cluster.iter().find(|role| role["metadata"]["name"] == "rl-operator").unwrap();
     let resources: Vec<_> =
         operator["rules"].as_array().unwrap().iter().map(|rule| &rule["resources"][0]).collect();
-    assert_eq!(resources, ["tokenreviews"]);
+    assert_eq!(resources, ["nodes", "tokenreviews"], "which are nobody's, and of nodes nothing is changed");
     let roles = of_kind(&objects, "Role");
     let mut namespaces: Vec<_> =
         roles.iter().map(|role| role["metadata"]["namespace"].as_str().unwrap()).collect();
