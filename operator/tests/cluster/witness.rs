@@ -154,7 +154,9 @@ async fn follow<K: kube::Resource + Clone + Send + 'static>(
 ) {
     pin_mut!(events);
     while let Some(event) = events.next().await {
-        let (object, is_gone) = match event.unwrap() {
+        // A watch that breaks is begun anew, from a list.
+        let Ok(event) = event else { continue };
+        let (object, is_gone) = match event {
             Event::Apply(object) | Event::InitApply(object) => (object, false),
             Event::Delete(object) => (object, true),
             Event::Init => continue,
