@@ -11,7 +11,7 @@
 //! Legend of shapes: t tokens of the packed stream, c completion tokens, d hidden size, v vocabulary.
 
 mod gradients;
-mod islands;
+pub(crate) mod islands;
 mod micro_batch;
 
 use std::ops::Range;
@@ -415,10 +415,10 @@ impl Actor {
     }
 }
 
-fn widen(values: &[f32]) -> Vec<f64> {
+pub(crate) fn widen(values: &[f32]) -> Vec<f64> {
     values.iter().map(|value| f64::from(*value)).collect()
 }
 
-fn narrow(values: &[f64]) -> Vec<f32> {
+pub(crate) fn narrow(values: &[f64]) -> Vec<f32> {
     values.iter().map(|value| *value as f32).collect()
 }

@@ -4,6 +4,7 @@ use rlt_api::{ExitCode, Problem};
 
 use crate::actor::ActorError;
 use crate::checkpoint::CheckpointError;
+use crate::critic::{CriticError, NoCritic};
 use crate::data::{DataError, LoaderError};
 use crate::model::hub::HubError;
 use crate::model::{LoraError, ModelError};
@@ -53,6 +54,10 @@ pub enum TrainError {
     Actor(#[from] crate::actor::ActorError),
     #[error("failed to update the actor")]
     Update(#[from] UpdateError),
+    #[error("failed to make a critic")]
+    NoCritic(#[from] NoCritic),
+    #[error("failed to update the critic")]
+    Critic(#[from] CriticError),
     #[error("failed to make the optimizer")]
     Optimizer(#[from] OptimError),
     #[error("failed to prepare the adapter, or to export the model")]
@@ -124,9 +129,9 @@ impl TrainError {
             Self::Checkpoint(error) if error.is_misfit() => ExitCode::BadConfig,
             Self::Checkpoint(_) => ExitCode::RetryableIo,
             Self::Diverged { .. } | Self::Rollout(RolloutError::NonFiniteLogits { .. }) => ExitCode::Diverged,
-            Self::Actor(ActorError::Packing(_)) | Self::Update(UpdateError::Packing(_)) => {
-                ExitCode::BadConfig
-            }
+            Self::Actor(ActorError::Packing(_))
+            | Self::Update(UpdateError::Packing(_))
+            | Self::Critic(CriticError::Packing(_)) => ExitCode::BadConfig,
             _ => ExitCode::Failure,
         }
     }

@@ -8,6 +8,7 @@
 
 pub mod actor;
 pub mod checkpoint;
+pub mod critic;
 pub mod data;
 pub mod error;
 pub mod evaluate;

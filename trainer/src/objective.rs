@@ -52,6 +52,7 @@ pub fn advantage_estimator(advantage: resolved::Advantage, reward_weights: &[f64
         From::Opo => AdvantageEstimator::Opo,
         From::Gpg => AdvantageEstimator::Gpg,
         From::OptimalTokenBaseline => AdvantageEstimator::OptimalTokenBaseline,
+        From::Gae { gamma, lambda } => AdvantageEstimator::Gae { gamma, lambda },
         From::Gdpo => AdvantageEstimator::Gdpo { normalize_by_std: true, weights: reward_weights.to_vec() },
     }
 }

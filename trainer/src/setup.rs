@@ -69,6 +69,7 @@ pub fn setup(
         job,
         folder,
         reference,
+        critic: None,
         engine,
         tokenizer,
         rewards,
@@ -267,14 +268,17 @@ fn schedule(spec: &ResolvedSpec, num_steps: u64) -> Schedule {
     }
 }
 
+/// The optimizer's constants, the same for every role.
+pub(crate) fn optimizer_options(spec: &ResolvedSpec) -> AdamWOptions {
+    let spec::OptimizerSpec { betas, weight_decay, .. } = &spec.training.optimizer;
+    AdamWOptions { betas: (betas[0], betas[1]), weight_decay: *weight_decay, ..AdamWOptions::default() }
+}
+
 fn actor(spec: &ResolvedSpec, decoder: Decoder, ranks: &Ranks) -> Result<Actor, TrainError> {
     let training = &spec.training;
-    let spec::OptimizerSpec { betas, weight_decay, .. } = &training.optimizer;
-    let options =
-        AdamWOptions { betas: (betas[0], betas[1]), weight_decay: *weight_decay, ..AdamWOptions::default() };
     let shards = shards(spec, &decoder, ranks)?;
     let trained = shards.as_ref().map_or_else(|| decoder.trainable_parameters(), ShardedParameters::pieces);
-    let optimizer = AdamW::new(trained, options)?;
+    let optimizer = AdamW::new(trained, optimizer_options(spec))?;
     let options = ActorOptions {
         temperature: if spec.algorithm.policy_gradient.is_some() { spec.rollout.temperature } else { 1.0 },
         head_chunk_tokens: HEAD_CHUNK_TOKENS as usize,

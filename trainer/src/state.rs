@@ -1,7 +1,7 @@
 //! What a run keeps across a restart: everything that the next step depends on.
 //!
-//! Tensors: trained weights, optimizer moments, a frozen reference that no source can make again. State: progress, data
-//! positions, the KL controller's coefficient. Random numbers need no state, they are functions of the seed.
+//! Tensors: trained weights and optimizer moments of actor and critic, a frozen reference that no source can make again.
+//! State: progress, data positions, the KL controller's coefficient. Random numbers need no state, they are functions of the seed.
 
 mod trained;
 
@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use crate::checkpoint::{Checkpoint, CheckpointContent};
+use crate::critic::Critic;
 use crate::data::LoaderState;
 use crate::error::TrainError;
 use crate::tracking::Stage;
@@ -63,6 +64,7 @@ fn tell_checkpoints(trainer: &Trainer) {
 }
 
 fn content(trainer: &Trainer, mut tensors: Vec<(String, Tensor)>) -> Result<CheckpointContent, TrainError> {
+    tensors.extend(trainer.critic.iter().flat_map(Critic::state_tensors));
     if let Some(reference) = own_reference(trainer) {
         tensors.extend(reference.into_iter().map(|(name, tensor)| (format!("{REFERENCE}{name}"), tensor)));
     }
@@ -148,12 +150,22 @@ fn restore(trainer: &mut Trainer, checkpoint: &Checkpoint) -> Result<(Stage, u64
     trainer.progress = state.progress;
     trainer.saved_at = Some((trainer.progress.cold_start_steps, trainer.progress.step));
     restore_reference(trainer, checkpoint)?;
+    restore_critic(trainer, checkpoint)?;
     Ok(match trainer.progress.step {
         0 if trainer.progress.first_evaluation.is_none() => {
             (Stage::ColdStart, trainer.progress.cold_start_steps)
         }
         step => (Stage::Training, step),
     })
+}
+
+/// The critic as it was, if there was one.
+fn restore_critic(trainer: &mut Trainer, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+    if Critic::is_in(checkpoint) {
+        trainer.begin_critic()?;
+        trainer.critic.as_mut().map_or(Ok(()), |critic| critic.load(checkpoint))?;
+    }
+    Ok(())
 }
 
 /// The reference as it was: from the checkpoint where a cold start made it, else it is what the model's source gave, which

@@ -13,6 +13,7 @@ use rlt_core::importance::mismatch_metrics;
 use rlt_core::metrics::{Metrics, rollout_metrics, summarize};
 use rlt_core::types::RolloutGroup;
 
+use crate::critic::value_metrics;
 use crate::error::TrainError;
 use crate::objective;
 use crate::phases::{PhaseClock, cost_metrics};
@@ -52,14 +53,47 @@ pub fn step(trainer: &mut Trainer) -> Result<StepEnd, TrainError> {
     let sampled = batch.rows.clone();
     let mut metrics = advantages::fill(trainer, &mut batch, &collected, &plan, &mut clock)?;
     trainer.watch.begin_phase(Phase::Update, 0);
-    let report = clock.measure("update_actor", || update(&mut trainer.actor, &batch, &plan))?;
-    metrics.extend(report.metrics(&plan));
-    let actor_logprobs = batch.old_logprobs.as_deref().unwrap_or(&report.actor_logprobs);
-    metrics.extend(mismatch_metrics(&sampled, actor_logprobs, &batch.rollout_logprobs)?);
-    trainer.count_skipped(report.num_skipped);
+    let learned = learn(trainer, &batch, &plan, &mut clock)?;
+    metrics.extend(learned.metrics);
+    let actor_logprobs = batch.old_logprobs.as_ref().or(learned.actor_logprobs.as_ref());
+    if let Some(actor_logprobs) = actor_logprobs {
+        metrics.extend(mismatch_metrics(&sampled, actor_logprobs, &batch.rollout_logprobs)?);
+    }
+    trainer.count_skipped(learned.num_skipped);
     trainer.watch.completions(trainer.progress.step + 1, false, &collected.groups);
     metrics.extend(step_metrics(trainer, &collected.groups, &batch, &clock)?);
     Ok(StepEnd::Complete(metrics))
+}
+
+/// What the roles learned from a batch.
+#[derive(Default)]
+struct Learned {
+    metrics: Metrics,
+    num_skipped: usize,
+    /// The actor's log-probs as its update saw them; `None` where it was not updated.
+    actor_logprobs: Option<Vec<f64>>,
+}
+
+/// The critic's updates, then the actor's unless the critic is still alone.
+fn learn(
+    trainer: &mut Trainer,
+    batch: &Batch,
+    plan: &UpdatePlan,
+    clock: &mut PhaseClock,
+) -> Result<Learned, TrainError> {
+    let mut learned = Learned { metrics: value_metrics(batch), ..Learned::default() };
+    if let Some(critic) = &mut trainer.critic {
+        let report = clock.measure("update_critic", || critic.learn(batch, plan))?;
+        learned.num_skipped += report.num_skipped;
+        learned.metrics.extend(report.metrics());
+    }
+    if !trainer.is_critic_alone() {
+        let report = clock.measure("update_actor", || update(&mut trainer.actor, batch, plan))?;
+        learned.num_skipped += report.num_skipped;
+        learned.metrics.extend(report.metrics(plan));
+        learned.actor_logprobs = Some(report.actor_logprobs);
+    }
+    Ok(learned)
 }
 
 /// What the update of the present step is to do.

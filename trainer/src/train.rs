@@ -39,6 +39,7 @@ fn run_to_the_end(trainer: &mut Trainer) -> Result<Outcome, TrainError> {
     if trainer.progress.step == 0 && trainer.progress.first_evaluation.is_none() {
         prepare_first_step(trainer)?;
     }
+    trainer.begin_critic()?;
     while trainer.progress.step < trainer.num_steps {
         let stopped = match trainer.stop_reason()? {
             Some(reason) => Some(reason),

@@ -14,6 +14,7 @@ use rlt_core::types::Prompt;
 
 use crate::actor::Actor;
 use crate::checkpoint::CheckpointStore;
+use crate::critic::{Critic, CriticOptions};
 use crate::data::{Dataset, Loader};
 use crate::error::TrainError;
 use crate::model::Decoder;
@@ -88,6 +89,8 @@ pub struct Trainer {
     pub(crate) ranks: Ranks,
     pub(crate) actor: Actor,
     pub(crate) reference: Reference,
+    /// The value function; `None` until the first step, and for algorithms that know none.
+    pub(crate) critic: Option<Critic>,
     pub(crate) engine: RolloutEngine,
     pub(crate) tokenizer: Tokenizer,
     /// Prompts to train on; `None` for supervised training.
@@ -111,6 +114,9 @@ pub struct Trainer {
     pub(crate) seconds_saving: Option<f64>,
     pub(crate) started: std::time::Instant,
 }
+
+/// The part of the seed of weights that is the critic's adapter.
+const CRITIC_ADAPTER: u64 = 1;
 
 /// What a random number is for; each use has a stream of its own, so that none moves another.
 #[derive(Clone, Copy, Debug)]
@@ -187,6 +193,30 @@ impl Trainer {
             self.actor.let_go()?;
         }
         Ok(())
+    }
+
+    /// Makes a critic of the present weights, where the algorithm needs one and has none.
+    pub(crate) fn begin_critic(&mut self) -> Result<(), TrainError> {
+        let Some(spec) = self.critic_spec().filter(|_| self.critic.is_none()) else { return Ok(()) };
+        let options = CriticOptions {
+            spec,
+            optimizer: crate::setup::optimizer_options(self.spec()),
+            activation_checkpointing: self.spec().training.activation_checkpointing,
+            max_grad_norm: self.spec().training.max_grad_norm,
+        };
+        let lora = self.spec().model.lora.as_ref();
+        let lora = lora.map(|lora| (lora, self.seed(SeedStream::Weights, &[CRITIC_ADAPTER])));
+        self.critic = Some(Critic::beginning_as(&self.actor.decoder, lora, options, self.ranks.clone())?);
+        Ok(())
+    }
+
+    fn critic_spec(&self) -> Option<rlt_api::spec::CriticSpec> {
+        self.spec().algorithm.policy_gradient.as_ref()?.critic.clone()
+    }
+
+    /// Whether the present step trains the critic alone.
+    pub(crate) fn is_critic_alone(&self) -> bool {
+        self.critic.as_ref().is_some_and(|critic| self.progress.step < critic.warmup_steps())
     }
 
     /// Takes note of updates that were skipped for a loss or gradient that was not finite.

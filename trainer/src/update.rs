@@ -286,7 +286,7 @@ impl MicroInputs {
 }
 
 /// The rows of each update: consecutive rollout groups, `groups_per_update` of them.
-fn group_ranges(batch: &Batch, groups_per_update: usize) -> Vec<Range<usize>> {
+pub(crate) fn group_ranges(batch: &Batch, groups_per_update: usize) -> Vec<Range<usize>> {
     let mut ranges: Vec<Range<usize>> = Vec::new();
     let mut num_groups = 0;
     for (row_idx, group) in batch.groups.iter().enumerate() {

@@ -50,6 +50,8 @@ fn batch(shares_prompts: bool) -> Batch {
         rollout_logprobs: vec![0.0; rows.num_tokens()],
         old_logprobs: None,
         ref_logprobs: None,
+        values: None,
+        returns: None,
         advantages: (0..rows.num_tokens()).map(|at| (at as f64).sin()).collect(),
         importance_weights: None,
         rows,

@@ -214,8 +214,21 @@ fn resident(
         term("reference weights", reference),
         // Two moments of 4.
         term("optimizer state", 2 * FP32 * shards.part_of(trained.num_parameters)),
+        // Weights and both moments, 12 for each parameter that it trains; the base of an adapter is the actor's.
+        term("critic", 3 * FP32 * critic_parameters(spec, model, trained)),
         term("batch on the host", BATCH_BYTES_PER_TOKEN * batch.max_tokens_per_step),
     ]
+}
+
+/// Parameters that a critic trains: those that the actor does, less a head of its own and with a value head, h.
+fn critic_parameters(spec: &ResolvedSpec, model: &ModelConfig, trained: &Trained) -> u64 {
+    if spec.algorithm.policy_gradient.as_ref().is_none_or(|algorithm| algorithm.critic.is_none()) {
+        return 0;
+    }
+    let hidden = model.hidden_size as u64;
+    let has_head = spec.model.lora.is_none() && !model.tie_word_embeddings;
+    let head = if has_head { model.vocab_size as u64 * hidden } else { 0 };
+    trained.num_parameters - head + hidden
 }
 
 /// A frozen copy of the weights, 4 P. With an adapter the reference is the same weights with the adapter off.

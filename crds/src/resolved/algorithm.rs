@@ -5,8 +5,8 @@ use serde::Serialize;
 use super::preset::Preset;
 use crate::spec::{
     AdaptiveKlSpec, AdvantageEstimator, AdvantageSpec, AlgorithmKind, AlgorithmSpec, ColdStartSpec,
-    DynamicSamplingSpec, ImportanceCorrectionSpec, KlEstimator, KlPlacement, KlSpec, LossAggregation,
-    LossSpec, PolicyLossKind, RolloutSpec,
+    CriticSpec, DynamicSamplingSpec, ImportanceCorrectionSpec, KlEstimator, KlPlacement, KlSpec,
+    LossAggregation, LossSpec, PolicyLossKind, RolloutSpec,
 };
 
 /// The algorithm.
@@ -31,6 +31,9 @@ pub struct PolicyGradient {
     pub advantage: Advantage,
     /// How advantages become a loss.
     pub loss: PolicyGradientLoss,
+    /// The critic; `None` for estimators that know none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub critic: Option<CriticSpec>,
     /// How the actor is held near the reference policy.
     pub kl: Kl,
     /// Correction for the difference between sampling and trained policy.
@@ -56,6 +59,7 @@ pub enum Advantage {
     Gpg,
     OptimalTokenBaseline,
     Gdpo,
+    Gae { gamma: f64, lambda: f64 },
 }
 
 /// The loss: per token, over a batch, and the entropy bonus.
@@ -176,8 +180,11 @@ impl Kl {
 impl ResolvedAlgorithm {
     pub(super) fn resolve(spec: &AlgorithmSpec, preset: &Preset, rollout: &RolloutSpec) -> Self {
         let loss = spec.loss.clone().unwrap_or_default();
+        let advantage = resolve_advantage(&spec.advantage.clone().unwrap_or_default(), preset);
+        let has_critic = matches!(advantage, Advantage::Gae { .. });
         let policy_gradient = (spec.kind != AlgorithmKind::Sft).then(|| PolicyGradient {
-            advantage: resolve_advantage(&spec.advantage.clone().unwrap_or_default(), preset),
+            advantage,
+            critic: has_critic.then(|| spec.critic.clone().unwrap_or_default()),
             loss: PolicyGradientLoss {
                 policy: resolve_policy_loss(&loss, preset),
                 aggregation: resolve_aggregation(&loss, preset, rollout),
@@ -206,6 +213,9 @@ fn resolve_advantage(spec: &AdvantageSpec, preset: &Preset) -> Advantage {
         AdvantageEstimator::Gpg => Advantage::Gpg,
         AdvantageEstimator::OptimalTokenBaseline => Advantage::OptimalTokenBaseline,
         AdvantageEstimator::Gdpo => Advantage::Gdpo,
+        AdvantageEstimator::Gae => {
+            Advantage::Gae { gamma: spec.gamma.unwrap_or(1.0), lambda: spec.lambda.unwrap_or(1.0) }
+        }
     }
 }
 

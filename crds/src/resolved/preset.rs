@@ -34,6 +34,7 @@ pub struct Preset {
 ///
 /// | kind | source |
 /// |---|---|
+/// | PPO | arXiv 1707.06347 with GAE, as verl runs it: gamma and lambda 1, clip 0.2, token mean, no KL |
 /// | GRPO | DeepSeekMath, arXiv 2402.03300, equations 3 and 4 and section 4.2: mean over samples of the mean over tokens, KL in the loss with 0.04; clip 0.2 as in PPO |
 /// | DrGRPO | arXiv 2503.20783, section 3.2: no standard deviation, a constant length, no KL |
 /// | DAPO | arXiv 2503.14476, section 3 and 4.1: clip 0.2/0.28, token mean, no KL, dynamic sampling, a buffer of 4096 in 20480 tokens |
@@ -58,6 +59,7 @@ pub fn preset(kind: AlgorithmKind, max_completion_tokens: u32) -> Preset {
     };
     match kind {
         AlgorithmKind::Sft => ppo,
+        AlgorithmKind::Ppo => Preset { estimator: AdvantageEstimator::Gae, ..ppo },
         AlgorithmKind::Grpo => Preset {
             aggregation: LossAggregation::SequenceMeanTokenMean,
             kl_placement: KlPlacement::Loss,

@@ -17,15 +17,16 @@ const BY_GROUP: &[AdvantageEstimator] = &[
     AdvantageEstimator::OptimalTokenBaseline,
     AdvantageEstimator::Gdpo,
 ];
+const BY_TOKEN: &[AdvantageEstimator] = &[AdvantageEstimator::ReinforcePlusPlus, AdvantageEstimator::Gae];
 const K1: &[RejectionStatistic] =
     &[RejectionStatistic::TokenK1, RejectionStatistic::SequenceSumK1, RejectionStatistic::SequenceMeanK1];
 
-fn estimator(spec: &RLTrainingJobSpec) -> AdvantageEstimator {
+pub(super) fn estimator(spec: &RLTrainingJobSpec) -> AdvantageEstimator {
     let given = spec.algorithm.advantage.as_ref().and_then(|advantage| advantage.estimator);
     given.unwrap_or_else(|| preset_of(spec).estimator)
 }
 
-fn cel_estimator(algorithm: &str) -> String {
+pub(super) fn cel_estimator(algorithm: &str) -> String {
     cel_effective(algorithm, "advantage", "estimator", |preset| preset.estimator)
 }
 
@@ -42,11 +43,20 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         scope: "spec.algorithm",
         at: "kind",
-        reads: &["kind", "coldStart", "advantage", "loss", "kl", "importanceCorrection", "dynamicSampling"],
-        message: "SFT uses no coldStart, advantage, loss, kl, importanceCorrection or dynamicSampling: remove them",
+        reads: &[
+            "kind",
+            "coldStart",
+            "advantage",
+            "critic",
+            "loss",
+            "kl",
+            "importanceCorrection",
+            "dynamicSampling",
+        ],
+        message: "SFT uses no coldStart, advantage, critic, loss, kl, importanceCorrection or dynamicSampling: remove them",
         cel: || {
-            "self.kind != 'SFT' || (!has(self.coldStart) && !has(self.advantage) && !has(self.loss) && \
-             !has(self.kl) && !has(self.importanceCorrection) && !has(self.dynamicSampling))"
+            "self.kind != 'SFT' || (!has(self.coldStart) && !has(self.advantage) && !has(self.critic) && \
+             !has(self.loss) && !has(self.kl) && !has(self.importanceCorrection) && !has(self.dynamicSampling))"
                 .into()
         },
         holds: Check::Spec(|spec| {
@@ -54,6 +64,7 @@ pub(super) const RULES: &[Rule] = &[
             algorithm.kind != AlgorithmKind::Sft
                 || (algorithm.cold_start.is_none()
                     && algorithm.advantage.is_none()
+                    && algorithm.critic.is_none()
                     && algorithm.loss.is_none()
                     && algorithm.kl.is_none()
                     && algorithm.importance_correction.is_none()
@@ -83,16 +94,45 @@ pub(super) const RULES: &[Rule] = &[
         scope: "spec.algorithm",
         at: "advantage.gamma",
         reads: &["advantage.gamma", "advantage.estimator", "kind"],
-        message: "gamma is used only by the estimator ReinforcePlusPlus",
+        message: "gamma is used only by the estimators ReinforcePlusPlus and Gae",
         cel: || {
             format!(
-                "!has(self.advantage) || !has(self.advantage.gamma) || {} == 'ReinforcePlusPlus'",
-                cel_estimator("self")
+                "!has(self.advantage) || !has(self.advantage.gamma) || {} in {}",
+                cel_estimator("self"),
+                cel_list(BY_TOKEN)
             )
         },
         holds: Check::Spec(|spec| {
             let given = spec.algorithm.advantage.as_ref().and_then(|advantage| advantage.gamma);
-            given.is_none() || estimator(spec) == AdvantageEstimator::ReinforcePlusPlus
+            given.is_none() || BY_TOKEN.contains(&estimator(spec))
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.algorithm",
+        at: "advantage.lambda",
+        reads: &["advantage.lambda", "advantage.estimator", "kind"],
+        message: "lambda is used only by the estimator Gae",
+        cel: || {
+            format!(
+                "!has(self.advantage) || !has(self.advantage.lambda) || {} == 'Gae'",
+                cel_estimator("self")
+            )
+        },
+        holds: Check::Spec(|spec| {
+            let given = spec.algorithm.advantage.as_ref().and_then(|advantage| advantage.lambda);
+            given.is_none() || estimator(spec) == AdvantageEstimator::Gae
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.algorithm",
+        at: "critic",
+        reads: &["critic", "advantage.estimator", "kind"],
+        message: "a critic is used only by the estimator Gae, which PPO includes",
+        cel: || format!("!has(self.critic) || {} == 'Gae'", cel_estimator("self")),
+        holds: Check::Spec(|spec| {
+            spec.algorithm.critic.is_none() || estimator(spec) == AdvantageEstimator::Gae
         }),
         allowed: None,
     },

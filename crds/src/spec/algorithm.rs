@@ -2,6 +2,7 @@
 //! [`crate::resolved`], not here.
 
 mod correction;
+mod critic;
 mod kl;
 mod loss;
 
@@ -9,6 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use correction::*;
+pub use critic::*;
 pub use kl::*;
 pub use loss::*;
 
@@ -27,6 +29,9 @@ pub struct AlgorithmSpec {
     /// How advantages become a loss.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss: Option<LossSpec>,
+    /// The critic that `Gae` compares with; only there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub critic: Option<CriticSpec>,
     /// How the actor is held near the reference policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kl: Option<KlSpec>,
@@ -44,6 +49,9 @@ pub enum AlgorithmKind {
     /// Supervised training on demonstrations alone.
     #[serde(rename = "SFT")]
     Sft,
+    /// Proximal policy optimization with a critic (<https://arxiv.org/abs/1707.06347>).
+    #[serde(rename = "PPO")]
+    Ppo,
     /// Group-relative policy optimization (<https://arxiv.org/abs/2402.03300>).
     #[serde(rename = "GRPO")]
     Grpo,
@@ -87,8 +95,9 @@ pub struct ColdStartSpec {
 
 impl AlgorithmKind {
     /// Every preset.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Sft,
+        Self::Ppo,
         Self::Grpo,
         Self::DrGrpo,
         Self::Dapo,
@@ -109,7 +118,7 @@ impl ColdStartSpec {
     }
 }
 
-/// The advantage estimators that need no critic.
+/// The advantage estimators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum AdvantageEstimator {
     /// Reward minus the group's mean, divided by its standard deviation if `normalizeByStd`.
@@ -132,6 +141,8 @@ pub enum AdvantageEstimator {
     OptimalTokenBaseline,
     /// Each reward function normalised within the group on its own, then summed and whitened.
     Gdpo,
+    /// Generalised advantage estimation against a critic, whitened over the batch (<https://arxiv.org/abs/1506.02438>).
+    Gae,
 }
 
 /// How rewards become advantages.
@@ -144,10 +155,15 @@ pub struct AdvantageSpec {
     /// Divide by the group's standard deviation (`Grpo` and `GrpoPassk` only); by default the preset's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub normalize_by_std: Option<bool>,
-    /// Discount per token (`ReinforcePlusPlus` only); by default 1.
+    /// Discount per token (`ReinforcePlusPlus` and `Gae` only); by default 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 1.0))]
     pub gamma: Option<f64>,
+    /// How far ahead rewards are awaited before the critic is believed (`Gae` only): 0 for one token, 1 for the end;
+    /// by default 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub lambda: Option<f64>,
 }
 
 /// What must differ within a group for it to be kept.

@@ -52,6 +52,19 @@ fn every_advantage_estimator_trains() {
 }
 
 #[test]
+fn a_critic_learns_alone_before_the_actor_moves() {
+    let place = train(
+        json!({ "algorithm": { "kind": "PPO", "critic": { "learningRate": 0.01, "warmupSteps": 1 } } }),
+    );
+    let steps = place.steps();
+    assert!(steps[0]["actor/pg_loss"].is_null() && steps[0]["critic/vf_loss"].is_number(), "{}", steps[0]);
+    assert!(steps[1..].iter().all(|step| step["actor/pg_loss"].is_number()));
+    // A head of zeros expects nothing; what the first step taught it is seen in the second.
+    assert_eq!(steps[0]["critic/values/max"], 0.0);
+    assert_ne!(steps[1]["critic/values/mean"], 0.0);
+}
+
+#[test]
 fn every_policy_loss_trains() {
     for policy in choices("spec.algorithm.loss.policy") {
         train(json!({ "algorithm": { "loss": { "policy": policy } } }));

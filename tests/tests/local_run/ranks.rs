@@ -95,6 +95,7 @@ fn what_needs_the_whole_batch_is_the_same_on_two_ranks() {
     for changes in [
         json!({ "algorithm": { "kind": "DAPO" }, "training": { "promptsPerUpdate": 1, "epochsPerBatch": 2 } }),
         json!({ "algorithm": { "kind": "ReMax" } }),
+        json!({ "algorithm": { "kind": "PPO" }, "training": { "promptsPerUpdate": 1 } }),
         json!({ "algorithm": { "kind": "ReinforcePlusPlus" } }),
         json!({ "algorithm": { "loss": { "policy": "ClipCov" }, "kl": { "adaptive": { "target": 0.1 } } } }),
         json!({ "algorithm": { "advantage": { "estimator": "OptimalTokenBaseline" } } }),

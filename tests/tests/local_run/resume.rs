@@ -93,6 +93,13 @@ fn an_adaptive_kl_in_the_reward_is_resumed() {
 }
 
 #[test]
+fn a_critic_is_resumed_in_and_after_its_warmup() {
+    let critic = json!({ "kind": "PPO", "critic": { "learningRate": 0.01, "warmupSteps": 2 } });
+    prolong(&json!({ "algorithm": critic }));
+    prolong(&json!({ "algorithm": critic, "model": lora()["model"] }));
+}
+
+#[test]
 fn supervised_training_is_resumed() {
     prolong(&json!({ "algorithm": { "kind": "SFT" }, "rewards": null }));
 }

@@ -68,6 +68,10 @@ pub struct Batch {
     pub old_logprobs: Option<Vec<f64>>,
     /// Log-prob under the reference policy; `None` without a KL term.
     pub ref_logprobs: Option<Vec<f64>>,
+    /// What the critic said of each token before the first update of the batch; `None` without a critic.
+    pub values: Option<Vec<f64>>,
+    /// What it should have said; `None` without a critic.
+    pub returns: Option<Vec<f64>>,
     /// Advantage of each token; zero until estimated.
     pub advantages: Vec<f64>,
     /// Token weights of the rollout correction; `None` without one.
@@ -109,6 +113,8 @@ impl Batch {
             rollout_logprobs: logprobs.collect(),
             old_logprobs: None,
             ref_logprobs: None,
+            values: None,
+            returns: None,
             advantages: vec![0.0; rows.num_tokens()],
             importance_weights: None,
             rows,
@@ -145,6 +151,8 @@ impl Batch {
             rollout_logprobs: vec![0.0; rows.num_tokens()],
             old_logprobs: None,
             ref_logprobs: None,
+            values: None,
+            returns: None,
             advantages: vec![1.0; rows.num_tokens()],
             importance_weights: None,
             rows,

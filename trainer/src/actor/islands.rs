@@ -25,7 +25,7 @@ use crate::parallel::{Part, RankError, ShardedParameters};
 
 /// A decoder for one pass: all of its weights are here, or they come and go.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Model<'a> {
+pub(crate) struct Model<'a> {
     pub decoder: &'a Decoder,
     /// `None` where every rank has the whole.
     pub shards: Option<&'a ShardedParameters>,
@@ -33,7 +33,7 @@ pub(super) struct Model<'a> {
 
 impl Model<'_> {
     /// Begins a pass: what is outside of the layers comes, and the first layer sets out.
-    pub(super) fn enter(&self) -> Result<(), RankError> {
+    pub(crate) fn enter(&self) -> Result<(), RankError> {
         let Some(shards) = self.shards else { return Ok(()) };
         shards.begin(Part::Outer)?;
         shards.begin(Part::Layer(0))?;
@@ -41,17 +41,17 @@ impl Model<'_> {
     }
 
     /// Ends a pass: what is outside of the layers goes.
-    pub(super) fn leave(&self) -> Result<(), RankError> {
+    pub(crate) fn leave(&self) -> Result<(), RankError> {
         self.shards.map_or(Ok(()), |shards| shards.release(Part::Outer))
     }
 
     /// Gives what is outside of the layers gradients to add to.
-    pub(super) fn begin_outer_gradient(&self) {
+    pub(crate) fn begin_outer_gradient(&self) {
         self.shards.iter().for_each(|shards| shards.begin_gradient(Part::Outer));
     }
 
     /// Sends the gradients of what is outside of the layers to their shards.
-    pub(super) fn end_outer_gradient(&self) -> Result<(), RankError> {
+    pub(crate) fn end_outer_gradient(&self) -> Result<(), RankError> {
         self.shards.map_or(Ok(()), |shards| shards.end_gradient(Part::Outer))
     }
 
@@ -91,14 +91,14 @@ impl Model<'_> {
     }
 
     /// Takes part in a pass without gradients, without anything to compute.
-    pub(super) fn pass_by(&self) -> Result<(), RankError> {
+    pub(crate) fn pass_by(&self) -> Result<(), RankError> {
         self.enter()?;
         self.forward(false, |_| ())?;
         self.leave()
     }
 
     /// Takes part in a pass forward and back, adding gradients of zero.
-    pub(super) fn pass_by_with_gradients(&self) -> Result<(), RankError> {
+    pub(crate) fn pass_by_with_gradients(&self) -> Result<(), RankError> {
         self.enter()?;
         self.forward(true, |_| ())?;
         self.begin_outer_gradient();
@@ -119,7 +119,7 @@ enum Island {
 
 /// What a forward pass must leave for its backward pass.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Keep {
+pub(crate) struct Keep {
     /// Activation checkpointing: keep layer inputs and compute the rest again.
     pub inputs_only: bool,
     /// The embedding is trained: the first layer's input needs a gradient.
@@ -128,7 +128,7 @@ pub(super) struct Keep {
 
 /// The forward pass of one micro-batch, ready for its backward pass.
 #[derive(Debug)]
-pub(super) struct Tape {
+pub(crate) struct Tape {
     islands: Vec<Island>,
     norm_input_td: Tensor,
     /// Hidden states after the final norm, `[t, d]`, with the final norm's graph behind them.
@@ -137,7 +137,7 @@ pub(super) struct Tape {
 
 /// Runs the decoder without gradients; hidden states after the final norm, `[t, d]`. The pass goes on until
 /// [`Model::leave`].
-pub(super) fn infer(
+pub(crate) fn infer(
     model: Model<'_>,
     input: &PackedInput,
     context: &LayerContext,
@@ -152,7 +152,7 @@ pub(super) fn infer(
 
 /// Runs the decoder and keeps what the backward pass needs: every layer's graph or only
 /// its input. The pass goes on until [`Model::leave`].
-pub(super) fn forward(
+pub(crate) fn forward(
     model: Model<'_>,
     input: &PackedInput,
     context: &LayerContext,
@@ -182,7 +182,7 @@ pub(super) fn forward(
 
 /// Carries the gradient of the normed hidden states, `[t, d]`, back through all layers. The layers' parameters
 /// accumulate theirs; the gradient of the embedded tokens is returned where the embedding is trained.
-pub(super) fn backward_through(
+pub(crate) fn backward_through(
     model: Model<'_>,
     tape: Tape,
     context: &LayerContext,

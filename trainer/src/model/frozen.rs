@@ -1,4 +1,5 @@
-//! A frozen copy of a decoder: the reference policy of a job that trains all weights.
+//! Decoders made of another's weights: a frozen copy, the reference policy of a job that trains all weights, and the trunk
+//! of a critic.
 
 use std::path::Path;
 
@@ -13,13 +14,29 @@ impl Decoder {
     /// The same weights in memory of their own, without adapter and without gradients. What happens to this decoder
     /// afterwards does not reach the copy.
     pub fn frozen_copy(&self) -> Self {
+        Self { head: self.head.as_ref().map(copied), ..self.without_head(copied) }
+    }
+
+    /// The same weights for another end, without adapter and without a head of their own: in memory of their own, and
+    /// trained.
+    pub fn trained_trunk(&self) -> Self {
+        self.without_head(|weight| copied(weight).set_requires_grad(true))
+    }
+
+    /// The same weights for another end, without adapter and without a head of their own: the very tensors, frozen. They
+    /// must not change as long as this decoder is used.
+    pub fn shared_trunk(&self) -> Self {
+        self.without_head(Tensor::detach)
+    }
+
+    fn without_head(&self, of: fn(&Tensor) -> Tensor) -> Self {
         Self {
             config: self.config.clone(),
             options: self.options,
-            embedding: frozen(&self.embedding),
-            layers: self.layers.iter().map(frozen_layer).collect(),
-            norm: frozen(&self.norm),
-            head: self.head.as_ref().map(frozen),
+            embedding: of(&self.embedding),
+            layers: self.layers.iter().map(|layer| layer_of(layer, of)).collect(),
+            norm: of(&self.norm),
+            head: None,
             inverse_frequencies: self.inverse_frequencies.shallow_clone(),
             lora: None,
             resting_place: None,
@@ -66,25 +83,25 @@ impl Decoder {
     }
 }
 
-fn frozen_layer(layer: &DecoderLayer) -> DecoderLayer {
+fn layer_of(layer: &DecoderLayer, of: fn(&Tensor) -> Tensor) -> DecoderLayer {
     DecoderLayer {
         shape: layer.shape,
-        input_norm: frozen(&layer.input_norm),
-        post_attention_norm: frozen(&layer.post_attention_norm),
-        qk_norm: layer.qk_norm.as_ref().map(|(q_norm, k_norm)| (frozen(q_norm), frozen(k_norm))),
-        projections: layer.projections.iter().map(frozen_projection).collect(),
+        input_norm: of(&layer.input_norm),
+        post_attention_norm: of(&layer.post_attention_norm),
+        qk_norm: layer.qk_norm.as_ref().map(|(q_norm, k_norm)| (of(q_norm), of(k_norm))),
+        projections: layer.projections.iter().map(|projection| projection_of(projection, of)).collect(),
     }
 }
 
-fn frozen_projection(projection: &Projection) -> Projection {
+fn projection_of(projection: &Projection, of: fn(&Tensor) -> Tensor) -> Projection {
     Projection {
         name: projection.name.clone(),
-        weight: frozen(&projection.weight),
-        bias: projection.bias.as_ref().map(frozen),
+        weight: of(&projection.weight),
+        bias: projection.bias.as_ref().map(of),
         lora: None,
     }
 }
 
-fn frozen(tensor: &Tensor) -> Tensor {
+fn copied(tensor: &Tensor) -> Tensor {
     tensor.detach().copy()
 }

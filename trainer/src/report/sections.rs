@@ -7,12 +7,14 @@ use super::run::{Points, Run};
 use crate::tracking::Stage;
 
 /// Phases of a step by verl's names, in the order in which they happen.
-const PHASES: [(&str, &str); 9] = [
+const PHASES: [(&str, &str); 11] = [
     ("gen", "rollout"),
     ("reward", "reward"),
     ("old_log_prob", "actor log-probs"),
     ("ref", "reference log-probs"),
+    ("values", "values"),
     ("adv", "advantages"),
+    ("update_critic", "critic update"),
     ("update_actor", "update"),
     ("update_weights", "weight sync"),
     ("testing", "evaluation"),
@@ -36,6 +38,7 @@ pub(super) fn of_run(run: &Run) -> Vec<Section> {
             plots: vec![reward(run), sft_loss(run), cold_start(run), learning_rate(run)],
         },
         Section { title: "Policy", plots: policy(run) },
+        Section { title: "Critic", plots: critic(run) },
         Section { title: "Completions", plots: completions(run) },
         Section { title: "Time and memory", plots: performance(run) },
     ];
@@ -107,6 +110,22 @@ fn policy(run: &Run) -> Vec<Plot> {
         ),
         single("Gradient norm", "L2 over all parameters, before clipping", "norm", 0, "actor/grad_norm"),
         mismatch(run),
+    ]
+}
+
+fn critic(run: &Run) -> Vec<Plot> {
+    let explained = series("explained", 1, run.training("critic/vf_explained_var"));
+    vec![
+        Plot::new(
+            "Value loss",
+            "half the squared error",
+            vec![series("loss", 0, run.training("critic/vf_loss"))],
+        ),
+        Plot::new(
+            "Explained variance",
+            "share of the returns' variance that the critic foresaw",
+            vec![explained],
+        ),
     ]
 }
 

@@ -32,13 +32,17 @@ pub(super) fn fill(
     clock: &mut PhaseClock,
 ) -> Result<Metrics, TrainError> {
     let algorithm = trainer.algorithm()?.clone();
-    if needs_old_logprobs(&algorithm, plan, batch) {
+    if needs_old_logprobs(&algorithm, plan, batch) || trainer.is_critic_alone() {
         let scores = clock.measure("old_log_prob", || actor_scores(trainer, batch))?;
         batch.old_logprobs = Some(scores.logprobs);
     }
     if algorithm.kl.term().is_some() {
         let scores = clock.measure("ref", || reference_scores(trainer, batch))?;
         batch.ref_logprobs = Some(scores.logprobs);
+    }
+    if let Some(critic) = &trainer.critic {
+        let max_tokens = trainer.spec().training.max_logprob_tokens as usize;
+        batch.values = Some(clock.measure("values", || critic.values(batch, max_tokens))?);
     }
     let mut metrics = Metrics::new();
     // Outcomes are laid down before tokens are rejected: a rejected sample does not learn, but it still is a sample
@@ -125,11 +129,14 @@ fn estimate(
         old_logprobs: batch.old_logprobs.as_deref(),
         sum_pi_squared: sum_pi_squared.as_deref(),
         importance_weights: batch.importance_weights.as_deref(),
+        values: batch.values.as_deref(),
         reward_parts: &batch.reward_parts,
         ..AdvantageInputs::new(&batch.rows, token_rewards, &batch.groups)
     };
     let estimator = objective::advantage_estimator(algorithm.advantage, &weights);
-    batch.advantages = estimator.estimate(&inputs)?.advantages;
+    let estimated = estimator.estimate(&inputs)?;
+    batch.returns = batch.values.is_some().then_some(estimated.returns);
+    batch.advantages = estimated.advantages;
     Ok(())
 }
 

@@ -1,0 +1,26 @@
+//! `spec.algorithm.critic`: how the critic learns. What it is compared for is the advantage's business.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// A copy of the model with a value head, trained as the actor is: all weights, or an adapter of its own.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct CriticSpec {
+    /// Learning rate, constant.
+    #[schemars(range(min = 0.0, max = 10.0))]
+    pub learning_rate: f64,
+    /// Steps in which only the critic learns, before the actor's first update.
+    #[schemars(range(min = 0, max = 10000000))]
+    pub warmup_steps: u32,
+    /// How far a prediction may move from the one before the update and still lower the loss.
+    #[schemars(range(min = 0.0, max = 1000000.0))]
+    pub value_clip: f64,
+}
+
+impl Default for CriticSpec {
+    /// verl's values.
+    fn default() -> Self {
+        Self { learning_rate: 1e-5, warmup_steps: 0, value_clip: 0.5 }
+    }
+}

@@ -1,0 +1,190 @@
+//! The critic: a decoder of its own with a value head, which says at every token how much reward is still to come.
+//!
+//! ```text
+//! MicroBatch -> forward (tape) -> hidden of predicting positions -> value head: one number each
+//!     -> value loss (rlt-core) -> its derivative -> hidden and head gradients -> backward
+//! ```
+//! A token's value is that of the state in which it was chosen, so it stands at the position that predicts it. What the
+//! values are compared with is decided in `rlt-core`; how a batch is passed over in [`learn`].
+//!
+//! Legend of shapes: t tokens of the packed stream, c completion tokens, d hidden size.
+
+mod learn;
+
+use rlt_api::spec::{CriticSpec, LoraSpec};
+use rlt_core::batch::Batch;
+use tch::{Kind, Tensor, no_grad};
+
+pub use self::learn::{CriticError, CriticReport, value_metrics};
+use crate::actor::{ActorError, MicroBatch, OuterGradients, islands, narrow, widen};
+use crate::checkpoint::{Checkpoint, CheckpointError};
+use crate::model::{Adapter, Decoder, LoraError};
+use crate::optim::{AdamW, AdamWOptions, OptimError};
+use crate::parallel::{RankError, Ranks};
+
+/// Before the names of the critic's tensors in a checkpoint.
+const PREFIX: &str = "critic.";
+const VALUE_HEAD: &str = "critic.value_head.weight";
+
+/// How a critic computes and learns; fixed for a run.
+#[derive(Clone, Debug)]
+pub struct CriticOptions {
+    /// What the manifest says of it.
+    pub spec: CriticSpec,
+    /// The optimizer's constants.
+    pub optimizer: AdamWOptions,
+    /// Keep only layer inputs for the backward pass.
+    pub activation_checkpointing: bool,
+    /// Largest global norm of a gradient.
+    pub max_grad_norm: f64,
+}
+
+/// Why there is no critic.
+#[derive(Debug, thiserror::Error)]
+pub enum NoCritic {
+    /// Its adapter cannot be attached.
+    #[error("failed to attach the critic's adapter")]
+    Adapter(#[from] LoraError),
+    /// It cannot be optimized.
+    #[error("failed to prepare the critic's optimizer")]
+    Optimizer(#[from] OptimError),
+}
+
+/// A value function with its optimizer.
+#[derive(Debug)]
+pub struct Critic {
+    decoder: Decoder,
+    /// The value head, f32 `[d]`.
+    head_d: Tensor,
+    optimizer: AdamW,
+    options: CriticOptions,
+    outer_gradients: OuterGradients,
+    ranks: Ranks,
+}
+
+impl Critic {
+    /// A critic that begins as `actor` with a value head of zeros, so that it expects nothing at first. All its weights
+    /// are trained; or, with `lora`, an adapter of its own, drawn from `seed`, on the actor's very base weights.
+    ///
+    /// # Errors
+    /// [`NoCritic`].
+    pub fn beginning_as(
+        actor: &Decoder,
+        lora: Option<(&LoraSpec, u64)>,
+        options: CriticOptions,
+        ranks: Ranks,
+    ) -> Result<Self, NoCritic> {
+        let decoder = match lora {
+            None => actor.trained_trunk(),
+            Some((lora, seed)) => {
+                let mut trunk = actor.shared_trunk();
+                trunk.attach_lora_spec(lora, seed)?;
+                trunk
+            }
+        };
+        let hidden = decoder.config.hidden_size as i64;
+        let head_d = Tensor::zeros([hidden], (Kind::Float, decoder.device())).set_requires_grad(true);
+        let mut parameters = named(&decoder);
+        parameters.push((VALUE_HEAD.into(), head_d.shallow_clone()));
+        let optimizer = AdamW::new(parameters, options.optimizer)?;
+        let outer_gradients = OuterGradients::new(&decoder);
+        Ok(Self { decoder, head_d, optimizer, options, outer_gradients, ranks })
+    }
+
+    /// Steps in which only the critic learns.
+    pub fn warmup_steps(&self) -> u64 {
+        self.options.spec.warmup_steps.into()
+    }
+
+    /// The value of every completion token of `batch`, in micro-batches of at most `max_tokens` tokens.
+    ///
+    /// # Errors
+    /// When a sequence alone is longer than `max_tokens`, or a rank is lost.
+    pub fn values(&self, batch: &Batch, max_tokens: usize) -> Result<Vec<f64>, ActorError> {
+        let all: Vec<usize> = (0..batch.rows.num_rows()).collect();
+        let own = self.ranks.share_of(batch, &all, self.decoder.config.hidden_size);
+        let mut values = vec![0.0; batch.rows.num_tokens()];
+        for micro_batch in MicroBatch::split(batch, &own, &self.decoder, max_tokens)? {
+            let context = self.decoder.context(&micro_batch.input, Adapter::On);
+            let values_c = no_grad(|| {
+                let normed_td = islands::infer(self.model(), &micro_batch.input, &context)?;
+                Ok::<_, RankError>(self.head(&normed_td.index_select(0, &micro_batch.predictors_c)))
+            })?;
+            batch.scatter(&micro_batch.row_idxs, &widen(rlt_torch::f32_slice(&values_c)?), &mut values);
+        }
+        self.ranks.sum(&mut [&mut values])?;
+        Ok(values)
+    }
+
+    /// Every rank has the whole of it.
+    fn model(&self) -> islands::Model<'_> {
+        islands::Model { decoder: &self.decoder, shards: None }
+    }
+
+    /// Values of hidden states `[c, d]`: f32 `[c]` on the CPU.
+    fn head(&self, predicting_cd: &Tensor) -> Tensor {
+        predicting_cd.to_kind(Kind::Float).mv(&self.head_d).to_device(tch::Device::Cpu)
+    }
+
+    /// Adds the gradient of what `derivative_of` makes of one micro-batch's values: it gets the value of each completion
+    /// token and returns the loss's derivative by each.
+    fn accumulate<E: From<ActorError>>(
+        &mut self,
+        micro_batch: &MicroBatch,
+        derivative_of: impl FnOnce(&[f64]) -> Result<Vec<f64>, E>,
+    ) -> Result<(), E> {
+        let context = self.decoder.context(&micro_batch.input, Adapter::On);
+        let keep = islands::Keep {
+            inputs_only: self.options.activation_checkpointing,
+            embedding_gradient: self.outer_gradients.wants_embedding(),
+        };
+        let tape =
+            islands::forward(self.model(), &micro_batch.input, &context, keep).map_err(ActorError::from)?;
+        let normed_td = tape.normed_td.detach();
+        let predicting_cd = normed_td.index_select(0, &micro_batch.predictors_c).set_requires_grad(true);
+        let values_c = self.head(&predicting_cd);
+        let derivatives =
+            derivative_of(&widen(rlt_torch::f32_slice(&values_c.detach()).map_err(ActorError::from)?))?;
+        rlt_torch::backward(&values_c, &Tensor::from_slice(&narrow(&derivatives)));
+        let grad_normed_td = normed_td.zeros_like();
+        let _ =
+            grad_normed_td.shallow_clone().index_add_(0, &micro_batch.predictors_c, &predicting_cd.grad());
+        let grad_embedded = islands::backward_through(self.model(), tape, &context, &grad_normed_td)
+            .map_err(ActorError::from)?;
+        if let Some(grad_td) = grad_embedded {
+            self.outer_gradients.scatter_embedding(&self.decoder, &micro_batch.input.tokens, &grad_td);
+        }
+        Ok(())
+    }
+
+    /// Everything that a checkpoint keeps of it. The tensors share memory with the critic.
+    pub fn state_tensors(&self) -> Vec<(String, Tensor)> {
+        let mut tensors = named(&self.decoder);
+        tensors.push((VALUE_HEAD.into(), self.head_d.shallow_clone()));
+        tensors.extend(self.optimizer.state_tensors());
+        tensors
+    }
+
+    /// Whether `checkpoint` holds a critic.
+    pub fn is_in(checkpoint: &Checkpoint) -> bool {
+        checkpoint.contains(VALUE_HEAD)
+    }
+
+    /// Takes over what [`state_tensors`](Self::state_tensors) gave to a checkpoint.
+    ///
+    /// # Errors
+    /// The checkpoint lacks a tensor, or one has another shape.
+    pub fn load(&mut self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
+        let head = (VALUE_HEAD.to_owned(), self.head_d.shallow_clone());
+        for (name, leaf) in named(&self.decoder).into_iter().chain([head]) {
+            no_grad(|| checkpoint.load_into(&name, &leaf))?;
+        }
+        self.optimizer.load(checkpoint)
+    }
+}
+
+/// The decoder's trained parameters under the critic's names.
+fn named(decoder: &Decoder) -> Vec<(String, Tensor)> {
+    let parameters = decoder.trainable_parameters().into_iter();
+    parameters.map(|(name, tensor)| (format!("{PREFIX}{name}"), tensor)).collect()
+}

@@ -1,0 +1,157 @@
+//! The critic's passes over packed micro-batches give what one differentiable pass over each sequence alone gives.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rlt_api::spec::CriticSpec;
+use rlt_core::batch::{Batch, BatchSequence};
+use rlt_core::loss::Objective;
+use rlt_core::loss::{Aggregation, PolicyLoss};
+use rlt_core::rows::Rows;
+use rlt_core::types::{Prompt, TokenId};
+use rlt_trainer::critic::{Critic, CriticOptions};
+use rlt_trainer::model::{Adapter, Decoder, LoadOptions, PackedInput};
+use rlt_trainer::optim::AdamWOptions;
+use rlt_trainer::parallel::Ranks;
+use rlt_trainer::update::UpdatePlan;
+use tch::{Kind, Tensor};
+
+const FAMILIES: [&str; 3] = ["llama3-rope-bias", "qwen3", "gemma"];
+const MAX_TOKENS: usize = 48;
+const LENS: [(usize, usize); 4] = [(9, 7), (9, 30), (9, 1), (1, 12)];
+
+fn decoder(family: &str) -> Decoder {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(family);
+    Decoder::load(&folder, &LoadOptions { trainable: true, ..LoadOptions::default() }).unwrap()
+}
+
+fn batch() -> Batch {
+    let token = |seed: usize, at: usize| 2 + ((seed * 31 + at * 7 + at * at) % 90) as TokenId;
+    let prompt = |len: usize| {
+        Arc::new(Prompt {
+            row_idx: 0,
+            tokens: (0..len).map(|at| token(len, at)).collect(),
+            text: String::new(),
+            data_source: String::new(),
+            ground_truth: serde_json::Value::Null,
+            extra_info: serde_json::Value::Null,
+        })
+    };
+    let sequences: Vec<BatchSequence> = (0..LENS.len())
+        .map(|row| BatchSequence {
+            prompt: prompt(LENS[row].0),
+            completion: (0..LENS[row].1).map(|at| token(row + 50, at)).collect(),
+        })
+        .collect();
+    let rows = Rows::unmasked(LENS.iter().map(|(_, len)| *len));
+    let wave = |scale: f64| (0..rows.num_tokens()).map(|at| scale * (at as f64).sin()).collect::<Vec<_>>();
+    Batch {
+        rewards: vec![0.0; LENS.len()],
+        groups: vec![0, 0, 0, 1],
+        sequences,
+        reward_parts: Vec::new(),
+        reward_names: Vec::new(),
+        rollout_logprobs: vec![0.0; rows.num_tokens()],
+        old_logprobs: None,
+        ref_logprobs: None,
+        values: None,
+        returns: Some(wave(1.0)),
+        advantages: wave(1.0),
+        importance_weights: None,
+        rows,
+    }
+}
+
+/// A critic whose head is not zero, so that gradients reach its layers, and which never clips.
+fn critic(actor: &Decoder, family: &str) -> Critic {
+    let spec = CriticSpec { learning_rate: 0.0, warmup_steps: 0, value_clip: 1e6 };
+    let optimizer = AdamWOptions { betas: (0.0, 0.0), ..AdamWOptions::default() };
+    let options =
+        CriticOptions { spec, optimizer, activation_checkpointing: family == "qwen3", max_grad_norm: 1e12 };
+    let critic = Critic::beginning_as(actor, None, options, Ranks::alone()).unwrap();
+    let (_, head_d) =
+        critic.state_tensors().into_iter().find(|(name, _)| name.contains("value_head")).unwrap();
+    tch::no_grad(|| head_d.shallow_clone().copy_(&head_of(&head_d.size())));
+    critic
+}
+
+fn head_of(size: &[i64]) -> Tensor {
+    (Tensor::arange(size[0], (Kind::Float, tch::Device::Cpu)) * 0.37).sin() * 0.3
+}
+
+/// Values of one sequence by one differentiable pass over it alone.
+fn values_alone(trunk: &Decoder, head_d: &Tensor, sequence: &BatchSequence) -> Tensor {
+    let tokens = sequence.tokens();
+    let input = PackedInput::new(&[&tokens[..tokens.len() - 1]], tch::Device::Cpu);
+    let hidden_td = trunk.hidden_states(&input, Adapter::Off);
+    let first = sequence.prompt.tokens.len() as i64 - 1;
+    hidden_td.narrow(0, first, sequence.completion.len() as i64).mv(head_d)
+}
+
+fn plan() -> UpdatePlan {
+    let objective = Objective {
+        policy: PolicyLoss::Gpg,
+        aggregation: Aggregation::TokenMean,
+        kl: None,
+        entropy_coefficient: 0.0,
+    };
+    UpdatePlan {
+        objective,
+        groups_per_update: 2,
+        num_epochs: 1,
+        max_tokens: MAX_TOKENS,
+        learning_rate: 0.0,
+        seed: 0,
+    }
+}
+
+#[test]
+fn packed_values_are_those_of_sequences_alone() {
+    for family in FAMILIES {
+        let (actor, batch) = (decoder(family), batch());
+        let values = critic(&actor, family).values(&batch, MAX_TOKENS).unwrap();
+        let head_d = head_of(&[actor.config.hidden_size as i64]);
+        let alone: Vec<Tensor> =
+            batch.sequences.iter().map(|sequence| values_alone(&actor, &head_d, sequence)).collect();
+        let alone: Vec<f32> = Vec::try_from(Tensor::cat(&alone, 0).detach()).unwrap();
+        for (token, (packed, alone)) in values.iter().zip(alone).enumerate() {
+            // What packed and alone may differ by.
+            assert!((packed - f64::from(alone)).abs() <= 1e-5, "{family}, token {token}: {packed} {alone}");
+        }
+    }
+}
+
+#[test]
+fn an_update_of_micro_batches_has_the_gradient_of_the_whole_loss() {
+    for family in FAMILIES {
+        let (actor, mut batch) = (decoder(family), batch());
+        let mut critic = critic(&actor, family);
+        batch.values = Some(critic.values(&batch, MAX_TOKENS).unwrap());
+        let report = critic.learn(&batch, &plan()).unwrap();
+
+        let trunk = actor.trained_trunk();
+        let head_d = head_of(&[actor.config.hidden_size as i64]).set_requires_grad(true);
+        let values: Vec<Tensor> =
+            batch.sequences.iter().map(|sequence| values_alone(&trunk, &head_d, sequence)).collect();
+        let returns: Vec<f32> = batch.returns.as_ref().unwrap().iter().map(|value| *value as f32).collect();
+        let loss = (Tensor::cat(&values, 0) - Tensor::from_slice(&returns)).square().mean(Kind::Float) * 0.5;
+        loss.backward();
+        let off = report.metrics()["critic/vf_loss"] - loss.double_value(&[]);
+        assert!(off.abs() <= 1e-5, "{family}: loss off by {off}");
+
+        // Without a memory of earlier gradients the first moment is the gradient.
+        let state = critic.state_tensors();
+        let mut expected = trunk.trainable_parameters();
+        expected.push(("value_head.weight".into(), head_d));
+        for (name, leaf) in expected {
+            let wanted = format!("optimizer.critic.{name}.exp_avg");
+            let (_, got) =
+                state.iter().find(|(name, _)| *name == wanted).unwrap_or_else(|| panic!("no {wanted}"));
+            let off = (got - leaf.grad()).abs().max().double_value(&[]);
+            let scale = leaf.grad().abs().max().double_value(&[]).max(1e-3);
+            assert!(off <= 1e-4 * scale, "{family}, {name}: off by {off} at a scale of {scale}");
+        }
+    }
+}
