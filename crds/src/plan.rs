@@ -15,7 +15,7 @@ mod workers;
 
 use serde::Serialize;
 
-pub use batch::BatchPlan;
+pub use batch::{BatchPlan, concurrent_sequences};
 pub use failure::{Budget, FailureCause};
 pub use memory::{MemoryPlan, MemoryTerm, Phase, PhaseMemory};
 pub use workers::{EnvironmentVariable, Mesh, RENDEZVOUS_PORT, WorkerGroup};

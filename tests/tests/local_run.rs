@@ -16,6 +16,8 @@ mod complete;
 mod examples;
 #[path = "local_run/job.rs"]
 mod job;
+#[path = "local_run/memory.rs"]
+mod memory;
 #[path = "local_run/presets.rs"]
 mod presets;
 #[path = "local_run/ranks.rs"]

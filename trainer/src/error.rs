@@ -117,13 +117,11 @@ impl TrainError {
             Self::RunFolder(RunFolderError::Io { .. }) | Self::Io { .. } => ExitCode::RetryableIo,
             Self::Hub(HubError::NoCommit { .. }) => ExitCode::BadConfig,
             Self::Hub(_) | Self::Report(_) => ExitCode::RetryableIo,
-            Self::Model(ModelError::Write { .. })
-            | Self::Lora(LoraError::Model(ModelError::Write { .. }))
-            | Self::Tokenizer(TokenizerError::Write { .. }) => ExitCode::RetryableIo,
-            Self::RunFolder(_) | Self::Lora(_) | Self::ModelConfig(_) => ExitCode::BadConfig,
-            Self::Model(_) | Self::Tokenizer(_) | Self::Data(_) | Self::Loader(_) | Self::Rewards(_) => {
-                ExitCode::BadConfig
-            }
+            Self::Model(error) => error.exit_code(),
+            Self::Lora(error) => error.exit_code(),
+            Self::Tokenizer(error) => error.exit_code(),
+            Self::RunFolder(_) | Self::ModelConfig(_) => ExitCode::BadConfig,
+            Self::Data(_) | Self::Loader(_) | Self::Rewards(_) => ExitCode::BadConfig,
             Self::NoCompleteCheckpoint { .. } => ExitCode::CorruptCheckpoint,
             Self::Checkpoint(error) if error.is_corruption() => ExitCode::CorruptCheckpoint,
             Self::Checkpoint(error) if error.is_misfit() => ExitCode::BadConfig,

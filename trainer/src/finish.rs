@@ -5,7 +5,7 @@ use serde::Serialize;
 use tch::Kind;
 
 use crate::error::TrainError;
-use crate::model::ExportOptions;
+use crate::model::{BaseModel, ExportOptions};
 use crate::report;
 use crate::stop::{Outcome, StopReason};
 use crate::tracking::console::Phase;
@@ -54,8 +54,14 @@ fn export(trainer: &Trainer) -> Result<(), TrainError> {
         ExportDtype::Fp32 => Kind::Float,
         ExportDtype::Bf16 => Kind::BFloat16,
     };
-    let folder = trainer.folder.export();
-    trainer.actor.decoder.export(&folder, &ExportOptions { merge_lora: spec.merge_lora, dtype })?;
+    let (folder, decoder) = (trainer.folder.export(), &trainer.actor.decoder);
+    decoder.export(&folder, &ExportOptions { merge_lora: spec.merge_lora, dtype })?;
+    if decoder.lora().is_some() {
+        // What is below the adapter of a new model is nowhere but here, and only where it is not merged.
+        let exported = || BaseModel { name_or_path: folder.display().to_string(), revision: None };
+        let base = trainer.base_model.clone().or_else(|| (!spec.merge_lora).then(exported));
+        decoder.save_adapter(&folder.join("adapter"), base.as_ref())?;
+    }
     trainer.tokenizer.save(&folder)?;
     Ok(())
 }

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use indicatif::ProgressBar;
+use rlt_api::ExitCode;
 use rlt_core::engine::DetokenizeError;
 use rlt_core::sampling::{SamplingError, SamplingParams, derive_seed};
 use rlt_core::types::{Completion, FinishReason, TokenId};
@@ -95,9 +96,33 @@ pub enum GenerateError {
     /// A sampling option is out of its range.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
+    /// The model gives no numbers for a line.
+    #[error("completing {}, line {line}", path.display())]
+    NotFinite {
+        /// The input.
+        path: PathBuf,
+        /// Number of the line, from 1.
+        line: usize,
+        /// Where in the completion.
+        source: RolloutError,
+    },
     /// The engine failed for no one line's fault.
     #[error("generate completions")]
     Rollout(#[source] RolloutError),
+}
+
+impl GenerateError {
+    /// The exit code of a process that ends with this, the same as that of a job on this model.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Lines(error) => error.exit_code(),
+            Self::Model(error) => error.exit_code(),
+            Self::Tokenizer { source, .. } => source.exit_code(),
+            Self::Sampling(_) => ExitCode::Usage,
+            Self::NotFinite { .. } => ExitCode::Diverged,
+            Self::Rollout(_) => ExitCode::Failure,
+        }
+    }
 }
 
 /// What is wrong with one line of the input.
@@ -172,8 +197,11 @@ pub fn run(args: &GenerateArgs) -> Result<GenerateReport, GenerateError> {
     let requests = requests(args, &lines, tokenizer.as_ref())?;
     let decoder = args.model.load()?;
     let mut engine = RolloutEngine::new(options(args, &decoder, tokenizer.as_ref()));
-    let failed = |error: RolloutError| match error.request_idx() {
-        Some(request_idx) => JsonlError::at_line(&args.input, lines[request_idx].0, error).into(),
+    let failed = |error: RolloutError| match error.request_idx().map(|request_idx| lines[request_idx].0) {
+        Some(line) if matches!(error, RolloutError::NonFiniteLogits { .. }) => {
+            GenerateError::NotFinite { path: args.input.clone(), line, source: error }
+        }
+        Some(line) => JsonlError::at_line(&args.input, line, error).into(),
         None => GenerateError::Rollout(error),
     };
     engine.sync_weights(&decoder, 0).map_err(failed)?;

@@ -5,6 +5,7 @@ use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use rlt_api::ExitCode;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -56,6 +57,14 @@ impl JsonlError {
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
     ) -> Self {
         Self::Line { path: path.to_owned(), line, source: source.into() }
+    }
+
+    /// The exit code of a process that ends with this.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Read { .. } | Self::Line { .. } | Self::Empty { .. } => ExitCode::BadConfig,
+            Self::Write { .. } => ExitCode::RetryableIo,
+        }
     }
 }
 

@@ -64,14 +64,14 @@ fn main() -> ProcessExitCode {
             worker::run(&args).map_err(|error| (error.exit_code(), anyhow::Error::new(error)))
         }
         Command::Score(args) => {
-            score::run(&args).map(|()| ExitCode::Success).map_err(|error| (ExitCode::Failure, error.into()))
+            score::run(&args).map(|()| ExitCode::Success).map_err(|error| (error.exit_code(), error.into()))
         }
         Command::Generate(args) => match generate::run(&args) {
             Ok(report) => {
                 tracing::info!("{report}");
                 Ok(ExitCode::Success)
             }
-            Err(error) => Err((ExitCode::Failure, error.into())),
+            Err(error) => Err((error.exit_code(), error.into())),
         },
         Command::Report { folder } => match report::render_named(&folder) {
             Ok(path) => {

@@ -32,7 +32,7 @@ pub use error::ModelError;
 pub use export::ExportOptions;
 pub use layer::{DecoderLayer, LayerContext, Projections};
 pub use load::read_config;
-pub use lora::{LoraConfig, LoraError, ModuleMatch};
+pub use lora::{BaseModel, LoraConfig, LoraError, ModuleMatch};
 pub use packed::PackedInput;
 pub use projection::{Adapter, Projection, ProjectionWeights};
 pub use rlt_api::plan::model_config::{Family, ModelConfig};

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use rlt_api::ExitCode;
 use tch::{Device, Kind};
 
 use crate::model::{Decoder, LoadOptions, LoraError, ModelError};
@@ -71,6 +72,18 @@ pub enum ModelArgsError {
         /// What is wrong with it.
         source: Box<LoraError>,
     },
+}
+
+impl ModelArgsError {
+    /// The exit code of a process that ends with this, the same as that of a job on this model.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::NoCuda => ExitCode::BadConfig,
+            Self::Cuda(_) => ExitCode::Failure,
+            Self::Model { source, .. } => source.exit_code(),
+            Self::Adapter { source, .. } => source.exit_code(),
+        }
+    }
 }
 
 impl ModelArgs {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use rlt_core::metrics::Metrics;
+use tch::Device;
 
 /// Measures the phases of one step; a phase may come more than once.
 #[derive(Debug)]
@@ -45,15 +46,19 @@ impl PhaseClock {
     }
 }
 
-/// `perf/..` of a step that trained on `num_tokens` tokens: what it cost in time and memory.
-pub fn cost_metrics(num_tokens: usize, clock: &PhaseClock) -> Metrics {
+/// `perf/..` of a step that trained on `num_tokens` tokens of a model on `device`: what it cost in time and memory.
+pub fn cost_metrics(num_tokens: usize, device: Device, clock: &PhaseClock) -> Metrics {
     let seconds = clock.total_seconds();
     let mut metrics = clock.metrics();
     metrics.insert("perf/total_num_tokens".into(), num_tokens as f64);
     metrics.insert("perf/time_per_step".into(), seconds);
     metrics.insert("perf/throughput".into(), num_tokens as f64 / seconds);
+    let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
     if let Ok(bytes) = rlt_torch::peak_rss_bytes() {
-        metrics.insert("perf/cpu_memory_used_gb".into(), bytes as f64 / f64::from(1 << 30));
+        metrics.insert("perf/cpu_memory_used_gb".into(), gib(bytes));
+    }
+    if let Ok(Some(bytes)) = rlt_torch::peak_device_bytes(device) {
+        metrics.insert("perf/max_memory_allocated_gb".into(), gib(bytes));
     }
     metrics
 }

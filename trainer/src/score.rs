@@ -8,6 +8,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use rlt_api::ExitCode;
 use rlt_core::packing::{self, PackingError};
 use rlt_core::types::TokenId;
 use serde::{Deserialize, Serialize};
@@ -105,6 +106,29 @@ pub enum ScoreError {
     /// The head failed.
     #[error("computing log-probs")]
     Head(#[from] rlt_torch::Error),
+    /// The model gives no numbers for a line.
+    #[error("scoring {}, line {line}: expected finite log-probs and entropies, got others", path.display())]
+    NotFinite {
+        /// The input.
+        path: PathBuf,
+        /// Number of the line, from 1.
+        line: usize,
+    },
+}
+
+impl ScoreError {
+    /// The exit code of a process that ends with this, the same as that of a job on this model.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Load(error) => error.exit_code(),
+            Self::Jsonl(error) => error.exit_code(),
+            Self::Tokenizer { source, .. } => source.exit_code(),
+            Self::Vocabulary(error) => error.exit_code(),
+            Self::Packing { .. } => ExitCode::BadConfig,
+            Self::Head(_) => ExitCode::Failure,
+            Self::NotFinite { .. } => ExitCode::Diverged,
+        }
+    }
 }
 
 /// What is wrong with one line of input.
@@ -116,8 +140,6 @@ enum LineError {
     NoTokens,
     #[error("expected token ids below vocab_size {vocab_size}, got {got}")]
     TokenId { vocab_size: usize, got: TokenId },
-    #[error("a log-prob is not finite")]
-    NotFinite,
     #[error(transparent)]
     Tokenizer(TokenizerError),
 }
@@ -137,7 +159,7 @@ pub fn run(args: &ScoreArgs) -> Result<(), ScoreError> {
     for ((line, input), (tokens, scores)) in lines.into_iter().zip(sequences.into_iter().zip(scores)) {
         let SequenceScores { logprobs, entropies } = scores;
         if !logprobs.iter().chain(&entropies).all(|value| value.is_finite()) {
-            return Err(JsonlError::at_line(&args.input, line, LineError::NotFinite).into());
+            return Err(ScoreError::NotFinite { path: args.input.clone(), line });
         }
         scored.push(Scored { id: input.id, tokens, logprobs, entropies });
     }

@@ -2,12 +2,12 @@
 //!
 //! Whatever can be wrong with a model, its data or its rewards is found here, before the first step.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rlt_api::ValidatedJob;
 use rlt_api::plan::model_config::ModelConfig;
-use rlt_api::plan::{HEAD_CHUNK_TOKENS, KV_BLOCK_TOKENS};
+use rlt_api::plan::{HEAD_CHUNK_TOKENS, KV_BLOCK_TOKENS, concurrent_sequences};
 use rlt_api::resolved::{ModelSource, ResolvedSpec, TokenizerSource};
 use rlt_api::spec;
 use rlt_core::schedule::{Decay, Schedule};
@@ -17,7 +17,7 @@ use crate::actor::{Actor, ActorOptions};
 use crate::checkpoint::CheckpointStore;
 use crate::data::{Dataset, Demonstration, Loader, Split};
 use crate::error::TrainError;
-use crate::model::{Decoder, LoadOptions};
+use crate::model::{BaseModel, Decoder, LoadOptions};
 use crate::optim::{AdamW, AdamWOptions};
 use crate::parallel::{Ranks, ShardedParameters};
 use crate::reward::{PoolOptions, RewardFunctions, RewardPool};
@@ -41,7 +41,7 @@ pub fn setup(
     let spec = job.spec().clone();
     let device = prepare_device(&spec, &ranks)?;
     // What the leader downloads the others find.
-    let model_dir = ranks.leader_first(|| model_folder(&spec, &folder, &ranks))?;
+    let (model_dir, base_model) = ranks.leader_first(|| model_folder(&spec, &folder, &ranks))?.unzip();
     let tokenizer = load_tokenizer(&spec, model_dir.as_deref())?;
     let data = Data::load(&spec, &tokenizer)?;
     let rewards = reward_pool(&spec, &data, ranks.cores())?;
@@ -63,6 +63,7 @@ pub fn setup(
         prompts: data.prompts.as_ref().map(|prompts| loader(&spec, prompts)).transpose()?,
         demonstrations: data.demonstrations.as_ref().map(|rows| loader(&spec, rows)).transpose()?,
         held_out: data.held_out,
+        base_model,
         source_kind: source_kind(model_dir.as_deref()),
         actor: actor(&spec, decoder, &ranks)?,
         ranks,
@@ -107,14 +108,16 @@ fn prepare_device(spec: &ResolvedSpec, ranks: &Ranks) -> Result<Device, TrainErr
     }
 }
 
-/// The folder that the model is read from; `None` for a new model.
+/// The folder that the model is read from, and its name for others; `None` for a new model.
 fn model_folder(
     spec: &ResolvedSpec,
     folder: &RunFolder,
     ranks: &Ranks,
-) -> Result<Option<std::path::PathBuf>, TrainError> {
+) -> Result<Option<(PathBuf, BaseModel)>, TrainError> {
     match &spec.model.source {
-        ModelSource::Path(path) => Ok(Some(path.into())),
+        ModelSource::Path(path) => {
+            Ok(Some((path.into(), BaseModel { name_or_path: path.clone(), revision: None })))
+        }
         ModelSource::Hub(hub) => {
             let model = crate::model::hub::fetch(hub, None)?;
             // What the revision meant on this day: the run can be repeated with exactly these weights.
@@ -122,7 +125,8 @@ fn model_folder(
             if ranks.is_leader() {
                 folder.write_json("model.json", &record)?;
             }
-            Ok(Some(model.dir))
+            let base = BaseModel { name_or_path: hub.repo.clone(), revision: Some(model.commit) };
+            Ok(Some((model.dir, base)))
         }
         ModelSource::Architecture(_) => Ok(None),
     }
@@ -244,9 +248,8 @@ fn reference(spec: &ResolvedSpec, decoder: &Decoder, folder: &RunFolder) -> Refe
 }
 
 fn engine_options(spec: &ResolvedSpec, tokenizer: &Tokenizer) -> RolloutOptions {
-    let num_samples = spec.training.prompts_per_step.saturating_mul(spec.rollout.samples_per_prompt);
     RolloutOptions {
-        max_concurrent: num_samples.clamp(1, spec.rollout.max_concurrent_sequences) as usize,
+        max_concurrent: concurrent_sequences(spec) as usize,
         block_size: KV_BLOCK_TOKENS as usize,
         eos_token_ids: tokenizer.eos_ids().to_vec(),
         ..RolloutOptions::default()

@@ -18,6 +18,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use rlt_api::ExitCode;
 use rlt_core::engine::{DetokenizeError, Detokenizer};
 use rlt_core::types::TokenId;
 
@@ -144,6 +145,16 @@ pub enum TokenizerError {
         #[source]
         source: std::io::Error,
     },
+}
+
+impl TokenizerError {
+    /// The exit code of a process that ends with this: a disk may have room again, a tokenizer stays what it is.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Write { .. } => ExitCode::RetryableIo,
+            _ => ExitCode::BadConfig,
+        }
+    }
 }
 
 impl Tokenizer {

@@ -17,7 +17,7 @@ use crate::checkpoint::CheckpointStore;
 use crate::critic::{Critic, CriticOptions};
 use crate::data::{Dataset, Loader};
 use crate::error::TrainError;
-use crate::model::Decoder;
+use crate::model::{BaseModel, Decoder};
 use crate::parallel::Ranks;
 use crate::reward::RewardPool;
 use crate::rollout::RolloutEngine;
@@ -99,6 +99,8 @@ pub struct Trainer {
     pub(crate) demonstrations: Option<Loader<Demonstration>>,
     pub(crate) held_out: Dataset<Prompt>,
     pub(crate) rewards: RewardPool,
+    /// What the model was read from; `None` for a new one.
+    pub(crate) base_model: Option<BaseModel>,
     /// Numbers in which the model was stored where it came from.
     pub(crate) source_kind: tch::Kind,
     pub(crate) kl: KlController,

@@ -7,5 +7,7 @@ mod adapters;
 mod families;
 #[path = "parity/fixture.rs"]
 mod fixture;
+#[path = "fixtures/models.rs"]
+mod models;
 #[path = "parity/packing.rs"]
 mod packing;

@@ -11,5 +11,7 @@ mod equality;
 mod fixture;
 #[path = "rollout/life.rs"]
 mod life;
+#[path = "fixtures/models.rs"]
+mod models;
 #[path = "rollout/stopping.rs"]
 mod stopping;

@@ -27,7 +27,7 @@ pub struct BatchPlan {
     pub max_micro_batches_per_update: u64,
     /// Most forward passes without gradients to score a step once, likewise.
     pub max_logprob_passes_per_step: u64,
-    /// Most sequences that one worker decodes at the same time.
+    /// Most sequences that one worker decodes at the same time, see [`concurrent_sequences`].
     pub concurrent_sequences: u64,
     /// Steps of the whole training; `None` when the data says how many there are.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -48,7 +48,6 @@ impl BatchPlan {
         let passes = |num_prompts: u64, budget: u32| {
             FullPass::new(spec, num_prompts, samples_per_prompt, budget).num_passes
         };
-        let share = |num_prompts: u64| num_prompts.div_ceil(u64::from(spec.workers.count));
         Self {
             prompts_per_step,
             samples_per_prompt,
@@ -63,13 +62,7 @@ impl BatchPlan {
                 training.max_tokens_per_micro_batch,
             ),
             max_logprob_passes_per_step: passes(prompts_per_step, training.max_logprob_tokens),
-            concurrent_sequences: share(prompts_per_step)
-                .saturating_mul(samples_per_prompt)
-                .max(
-                    share(num_held_out_prompts(spec))
-                        .saturating_mul(rollout.held_out.samples_per_prompt.into()),
-                )
-                .min(u64::from(rollout.max_concurrent_sequences)),
+            concurrent_sequences: concurrent_sequences(spec),
             num_steps: num_steps(spec),
             cold_start_steps: spec
                 .algorithm
@@ -78,6 +71,19 @@ impl BatchPlan {
                 .map_or(0, |cold_start| cold_start.steps.into()),
         }
     }
+}
+
+/// Most sequences that one worker decodes at the same time: as many as it samples in a step, within the job's limit.
+/// An evaluation of more takes longer, not more memory.
+pub fn concurrent_sequences(spec: &ResolvedSpec) -> u64 {
+    let samples = u64::from(spec.rollout.samples_per_prompt);
+    let own = share(spec, spec.training.prompts_per_step.into()).saturating_mul(samples);
+    own.clamp(1, spec.rollout.max_concurrent_sequences.into())
+}
+
+/// What the busiest worker has of `num_prompts`.
+pub(super) fn share(spec: &ResolvedSpec, num_prompts: u64) -> u64 {
+    num_prompts.div_ceil(spec.workers.count.into())
 }
 
 /// The fullest pass under a token budget, when every sequence is as long as it may be; shorter ones only make fewer

@@ -17,7 +17,6 @@ mod shards;
 
 use serde::Serialize;
 
-use super::HEAD_CHUNK_TOKENS;
 use super::batch::{BatchPlan, FullPass};
 use super::model_config::ModelConfig;
 use crate::resolved::ResolvedSpec;
@@ -28,13 +27,12 @@ use shards::Shards;
 /// Bytes of an fp32 number.
 const FP32: u64 = 4;
 
-/// What the process takes besides tensors: code and tables of libtorch, tokenizer, threads, holes in the heap.
-/// Measured on x86-64 with libtorch 2.11: 230 MiB before the first tensor. With the rest of this sum, peaks of five
-/// jobs on a 25M-parameter Llama (full, checkpointed, bf16, LoRA) and the quickstart are met within 10 %.
-const HOST_BASE_BYTES: u64 = 272 << 20;
+/// What the process takes besides tensors, measured on x86-64 with libtorch 2.11: 176 MiB for code and tables of
+/// libtorch, tokenizer and threads, the peak of a job on a few thousand parameters, and 16 MiB for products' code.
+const HOST_BASE_BYTES: u64 = 192 << 20;
 
-/// Temporaries of an AdamW step, as multiples of the largest trained tensor: scaled and weighted gradient,
-/// denominator, scaled moment.
+/// Temporaries of an AdamW step on a GPU, as multiples of the largest trained tensor: scaled and weighted gradient,
+/// denominator, scaled moment. On the CPU one pass over all numbers needs none.
 const OPTIMIZER_TEMPORARIES: u64 = 4;
 
 /// Bytes of one token of the step's batch on the host: ids, masks and per-token numbers in f64, twice over while
@@ -166,17 +164,14 @@ impl MemoryPlan {
             );
         }
         if !is_supervised {
-            add(
-                Phase::Logprob,
-                [vec![shards.gathered()], logprob(spec, model, batch, &activations)].concat(),
-            );
+            add(Phase::Logprob, [vec![shards.gathered()], logprob(spec, batch, &activations)].concat());
         }
         // 4 for each trained parameter, or for this worker's part of them; between updates there are none.
         let gradients = term("gradients", FP32 * shards.part_of(trained.num_parameters));
-        let update = update(spec, model, batch, &activations);
+        let update = update(spec, batch, &activations);
         add(Phase::Update, [vec![gradients, shards.gathered(), shards.gradients()], update].concat());
         let largest_piece = trained.largest_tensor.min(shards.part_of(trained.num_parameters));
-        let temporaries = OPTIMIZER_TEMPORARIES * FP32 * largest_piece;
+        let temporaries = if on_gpu(spec) { OPTIMIZER_TEMPORARIES * FP32 * largest_piece } else { 0 };
         add(Phase::Optimizer, vec![gradients, term("optimizer temporaries", temporaries)]);
         let peak = phases.iter().max_by_key(|phase| phase.total_bytes);
         let (peak_bytes, peak_phase) = peak.map_or((0, Phase::Update), |peak| (peak.total_bytes, peak.phase));
@@ -205,7 +200,7 @@ fn resident(
     let num_parameters = model.parameter_count().total();
     let adapter = if spec.model.lora.is_some() { trained.num_parameters } else { 0 };
     // On the CPU the reference rests in a file while nobody reads it.
-    let reference = if rests_in_file(spec) { 0 } else { reference_bytes(spec, model) };
+    let reference = if on_gpu(spec) { reference_bytes(spec, model) } else { 0 };
     let shards = Shards::new(spec, model, trained);
     vec![
         term("host base", HOST_BASE_BYTES),
@@ -239,56 +234,43 @@ fn reference_bytes(spec: &ResolvedSpec, model: &ModelConfig) -> u64 {
     if has_copy { FP32 * model.parameter_count().total() } else { 0 }
 }
 
-fn rests_in_file(spec: &ResolvedSpec) -> bool {
-    spec.workers.device != Device::Cuda
+fn on_gpu(spec: &ResolvedSpec) -> bool {
+    spec.workers.device == Device::Cuda
 }
 
-/// Logits of one chunk: 4 chunk v.
-fn head_chunk(model: &ModelConfig, num_predicted: u64) -> MemoryTerm {
-    let rows = u64::from(HEAD_CHUNK_TOKENS).min(num_predicted);
-    term("loss head chunk", FP32 * rows * model.vocab_size as u64)
-}
-
-fn logprob(
-    spec: &ResolvedSpec,
-    model: &ModelConfig,
-    batch: &BatchPlan,
-    activations: &Activations<'_>,
-) -> Vec<MemoryTerm> {
+fn logprob(spec: &ResolvedSpec, batch: &BatchPlan, activations: &Activations<'_>) -> Vec<MemoryTerm> {
     let budget = spec.training.max_logprob_tokens;
     let FullPass { tokens, predicted, .. } =
         FullPass::new(spec, batch.prompts_per_step, batch.samples_per_prompt, budget);
-    let reference = if rests_in_file(spec) { reference_bytes(spec, model) } else { 0 };
-    vec![
-        term("reference weights", reference),
+    let reference = if on_gpu(spec) { 0 } else { reference_bytes(spec, activations.model) };
+    let layers = vec![
         term("activations", tokens * activations.inference_bytes_per_token()),
-        // 4 c h: hidden states of the predicting positions.
-        term("loss head inputs", FP32 * predicted * model.hidden_size as u64),
-        head_chunk(model, predicted),
         term("weight casts", activations.cast_bytes_of_one_layer()),
-    ]
+    ];
+    let head = activations.head(predicted, 1, 1);
+    [vec![term("reference weights", reference)], larger(layers, head)].concat()
 }
 
-fn update(
-    spec: &ResolvedSpec,
-    model: &ModelConfig,
-    batch: &BatchPlan,
-    activations: &Activations<'_>,
-) -> Vec<MemoryTerm> {
+fn update(spec: &ResolvedSpec, batch: &BatchPlan, activations: &Activations<'_>) -> Vec<MemoryTerm> {
     let budget = spec.training.max_tokens_per_micro_batch;
     let FullPass { tokens, predicted, .. } =
         FullPass::new(spec, spec.training.prompts_per_update.into(), batch.samples_per_prompt, budget);
-    let hidden = model.hidden_size as u64;
     let checkpointing = spec.training.activation_checkpointing;
-    vec![
+    let kept = vec![
         term("activations", tokens * activations.kept_bytes_per_token(checkpointing)),
+        term("weight casts", activations.kept_cast_bytes(checkpointing)),
+    ];
+    let layers = vec![
         term("recomputed activations", tokens * activations.recomputed_bytes_per_token(checkpointing)),
         term("activation gradients", tokens * activations.gradient_bytes_per_token()),
-        // 4 c 2h: hidden states of the predicting positions and their gradient.
-        term("loss head inputs", FP32 * predicted * 2 * hidden),
-        head_chunk(model, predicted),
-        // One projection's gradient before it is added.
-        term("gradient temporaries", FP32 * activations.largest_projection()),
-        term("weight casts", activations.kept_cast_bytes(checkpointing)),
-    ]
+        term("gradient temporaries", activations.gradient_temporaries()),
+    ];
+    let trains_head = u64::from(spec.model.lora.is_none());
+    [kept, larger(layers, activations.head(predicted, 2, 1 + trains_head))].concat()
+}
+
+/// What of two moments that follow each other takes more.
+fn larger(one: Vec<MemoryTerm>, other: Vec<MemoryTerm>) -> Vec<MemoryTerm> {
+    let total = |terms: &[MemoryTerm]| terms.iter().map(|term| term.bytes).sum::<u64>();
+    if total(&one) >= total(&other) { one } else { other }
 }

@@ -2,10 +2,11 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::job::{Ended, Place, copy_of_small_model, on_files, tiny_with};
+use crate::job::{Ended, Place, copy_of_small_model, on_files, small_model, tiny_with};
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
 
@@ -145,6 +146,51 @@ fn a_tokenizer_with_more_tokens_than_the_model_is_refused() {
 fn a_folder_without_a_tokenizer_is_refused() {
     train_damaged(json!({}), |model| fs::remove_file(model.join("tokenizer.json")).unwrap())
         .expect(78, &["tokenizer"]);
+}
+
+/// Runs `command`, `score` or `generate`, on the model in `folder`.
+fn use_model(command: &str, folder: &Path, lines: &str) -> Ended {
+    let place = Place::new();
+    fs::write(place.file("in.jsonl"), lines).unwrap();
+    let mut process = Command::new(rlt_tests::fresh_binary("rlt-trainer"));
+    process.arg(command).arg("--model").arg(folder).args(["--device", "cpu"]);
+    process.arg("--input").arg(place.file("in.jsonl")).arg("--output").arg(place.file("out.jsonl"));
+    if command == "generate" {
+        process.args(["--max-new-tokens", "4"]);
+    }
+    let ended = Ended::of(process.output().unwrap());
+    assert_eq!(place.file("out.jsonl").exists(), ended.code == Some(0), "all lines or none");
+    ended
+}
+
+#[test]
+fn score_and_generate_end_on_a_model_as_a_job_on_it_does() {
+    const LINE: &str = "{\"id\": 1, \"tokens\": [5, 6, 7]}\n";
+    type Damage = fn(&Path);
+    let damages: [(Damage, i32, &str); 6] = [
+        (|_| (), 0, ""),
+        (|model| fs::remove_dir_all(model).unwrap(), 78, "config.json"),
+        (|model| edit_config(model, |config| config["architectures"] = json!(["X"])), 78, "config.json"),
+        (|model| fs::remove_file(weights(model)).unwrap(), 78, "model.safetensors"),
+        (
+            |model| edit_weights(model, |header, data| set(header, data, EMBEDDING, |_| true, f32::NAN)),
+            78,
+            "NaN",
+        ),
+        (overflow, 77, "finite"),
+    ];
+    for (damage, code, word) in damages {
+        let place = Place::new();
+        let model = place.file("model");
+        copy_of_small_model(&model);
+        damage(&model);
+        for command in ["score", "generate"] {
+            use_model(command, &model, LINE).expect(code, &[word]);
+        }
+    }
+    for command in ["score", "generate"] {
+        use_model(command, small_model(), "{\"id\": 1}\n").expect(78, &["in.jsonl, line 1"]);
+    }
 }
 
 /// Weights that are finite but overflow in the first product.

@@ -9,6 +9,7 @@ use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
 use crate::job::{Ended, Place, merge, signal, tiny_with};
+use crate::memory;
 
 /// Sums over ranks are added in another order than sums of one rank: a few roundings of fp32, enlarged by the
 /// optimizer's division by small gradients.
@@ -234,6 +235,8 @@ fn the_example_of_two_ranks_trains() {
         json!({ "algorithm": { "coldStart": { "steps": 3 } }, "training": { "steps": 2, "evaluateEvery": 0, "schedule": { "warmupSteps": 0 } } }),
     );
     let place = Place::new();
+    let estimate = memory::estimate(&place.write(&manifest), &place.file(""));
     place.train(&manifest).expect(0, &[]);
     assert_eq!(place.steps().len(), 2);
+    memory::assert_taken("one of two ranks", estimate, &place.run(""));
 }

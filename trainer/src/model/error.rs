@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use rlt_api::ExitCode;
 use rlt_api::plan::model_config::ModelConfigError;
 
 /// A failing act on a model folder; every variant names the file, and the tensor where there is one.
@@ -156,4 +157,14 @@ pub enum ModelError {
         /// What libtorch said.
         source: tch::TchError,
     },
+}
+
+impl ModelError {
+    /// The exit code of a process that ends with this: a disk may have room again, a model stays what it is.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Write { .. } => ExitCode::RetryableIo,
+            _ => ExitCode::BadConfig,
+        }
+    }
 }

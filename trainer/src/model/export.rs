@@ -13,13 +13,12 @@ use tempfile::NamedTempFile;
 
 use super::decoder::Decoder;
 use super::error::ModelError;
-use super::lora::LoraError;
 use super::projection::{Adapter, Projection};
 
 /// What a folder of weights should hold.
 #[derive(Clone, Copy, Debug)]
 pub struct ExportOptions {
-    /// Fold the adapter into the weights. Without it the base is written, and the adapter beside it in `adapter/`.
+    /// Fold the adapter into the weights; otherwise they are the base's.
     pub merge_lora: bool,
     /// Stored type of the weights: `Float`, `Half` or `BFloat16`.
     pub dtype: Kind,
@@ -27,11 +26,11 @@ pub struct ExportOptions {
 
 impl Decoder {
     /// Writes `config.json`, `generation_config.json` and `model.safetensors` to `dir`, which is made when it is
-    /// not there; an adapter goes into `adapter/` in PEFT's layout, merged or not. The model itself is not changed.
+    /// not there. The model itself is not changed, and an adapter is only written by [`Decoder::save_adapter`].
     ///
     /// # Errors
-    /// [`LoraError::Model`] with the file that could not be written.
-    pub fn export(&self, dir: &Path, options: &ExportOptions) -> Result<(), LoraError> {
+    /// [`ModelError`] with the file that could not be written.
+    pub fn export(&self, dir: &Path, options: &ExportOptions) -> Result<(), ModelError> {
         let adapter = if options.merge_lora { Adapter::On } else { Adapter::Off };
         write_json(&dir.join("config.json"), &self.config.to_json(dtype_name(options.dtype)))?;
         let generation = json!({
@@ -40,11 +39,7 @@ impl Decoder {
             "pad_token_id": self.config.pad_token_id,
         });
         write_json(&dir.join("generation_config.json"), &generation)?;
-        write_tensors(&dir.join("model.safetensors"), self.stored_weights(adapter, options.dtype))?;
-        if self.lora().is_some() {
-            self.save_adapter(&dir.join("adapter"), None)?;
-        }
-        Ok(())
+        write_tensors(&dir.join("model.safetensors"), self.stored_weights(adapter, options.dtype))
     }
 
     fn stored_weights(&self, adapter: Adapter, dtype: Kind) -> Vec<(String, StoredAs<'_>)> {

@@ -11,6 +11,7 @@ mod adapter;
 mod init;
 mod targets;
 
+use rlt_api::ExitCode;
 use rlt_api::spec::{LoraInit, LoraSpec};
 use std::path::{Path, PathBuf};
 use tch::Tensor;
@@ -18,6 +19,7 @@ use tch::Tensor;
 use super::decoder::Decoder;
 use super::error::ModelError;
 use super::projection::{LoraPair, Projection};
+pub use adapter::BaseModel;
 pub use targets::ModuleMatch;
 
 /// How adapters are shaped, placed and started.
@@ -104,6 +106,16 @@ pub enum LoraError {
     /// A file of the adapter could not be read or written, or a tensor in it does not fit.
     #[error(transparent)]
     Model(#[from] ModelError),
+}
+
+impl LoraError {
+    /// The exit code of a process that ends with this.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Model(error) => error.exit_code(),
+            _ => ExitCode::BadConfig,
+        }
+    }
 }
 
 impl LoraConfig {

@@ -57,10 +57,12 @@ impl RolloutEngine {
         Ok(self.weights.insert(weights).digest.clone())
     }
 
-    /// Drops packed weights and the cache; the next rollout needs [`Self::sync_weights`] first.
+    /// Drops packed weights and the cache, whose memory goes back to the kernel; the next rollout needs
+    /// [`Self::sync_weights`] first.
     pub fn sleep(&mut self) {
         self.weights = None;
         self.cache = None;
+        rlt_torch::release_free_memory();
     }
 
     /// Version of the weights that the engine holds.

@@ -55,6 +55,7 @@ fn an_export_with_the_adapter_folded_in_is_peft_s_merged_model() {
         let dir = tempfile::tempdir().unwrap();
         let decoder = adapted(&base);
         decoder.export(dir.path(), &ExportOptions { merge_lora: true, dtype: Kind::Float }).unwrap();
+        decoder.save_adapter(&dir.path().join("adapter"), None).unwrap();
         let merged = Decoder::load(dir.path(), &TRAINABLE).unwrap();
         let weights: std::collections::BTreeMap<_, _> = merged.named_parameters().into_iter().collect();
         for (name, weight) in expected.with_prefix("merged.") {

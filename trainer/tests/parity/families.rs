@@ -5,7 +5,8 @@ use rlt_trainer::optim::{AdamW, AdamWOptions};
 use rlt_trainer::score::{SequenceScores, score};
 use tch::{Device, Tensor};
 
-use crate::fixture::{FAMILIES, Fixture, TOLERANCE, loss, max_error, packed, predictions};
+use crate::fixture::{Fixture, TOLERANCE, loss, max_error, packed, predictions};
+use crate::models::FAMILIES;
 
 /// Largest errors of one family, by what was compared.
 struct Errors(Vec<(&'static str, f64)>);

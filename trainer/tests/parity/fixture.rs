@@ -1,23 +1,14 @@
 //! Reading fixtures, and the functions of logits that they were made with.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use rlt_trainer::model::{Decoder, LoadOptions, PackedInput};
 use tch::{Device, Kind, Tensor};
 
-pub(crate) const FAMILIES: [&str; 8] = [
-    "llama",
-    "llama3-rope-bias",
-    "llama-untied-sharded-bf16",
-    "mistral",
-    "qwen2",
-    "qwen2-window",
-    "qwen3",
-    "gemma",
-];
+use crate::models;
 
-/// What the issue allows between two f32 implementations.
+/// What two f32 implementations may differ by: sums of a few hundred products, added in another order.
 pub(crate) const TOLERANCE: f64 = 1e-4;
 
 pub(crate) const TRAINABLE: LoadOptions =
@@ -30,7 +21,7 @@ pub(crate) struct Fixture {
 
 impl Fixture {
     pub(crate) fn open(name: &str, file: &str) -> Self {
-        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(name);
+        let dir = models::folder(name);
         let tensors = Tensor::read_safetensors(dir.join(file)).unwrap().into_iter().collect();
         Self { dir, tensors }
     }

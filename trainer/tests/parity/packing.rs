@@ -5,9 +5,10 @@ use proptest::prelude::*;
 use rlt_trainer::model::{Adapter, Decoder};
 use tch::Tensor;
 
-use crate::fixture::{FAMILIES, Fixture, loss, max_error, packed, predictions};
+use crate::fixture::{Fixture, loss, max_error, packed, predictions};
+use crate::models::FAMILIES;
 
-/// What the issue allows between packed and alone in f32.
+/// What packed and alone may differ by in f32.
 const TOLERANCE: f64 = 1e-5;
 
 proptest! {

@@ -1,6 +1,5 @@
 //! Fixture models, requests and an engine around them.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rlt_core::engine::DetokenizeError;
@@ -10,16 +9,7 @@ use rlt_trainer::model::{Adapter, Decoder, LoadOptions, PackedInput};
 use rlt_trainer::rollout::{Detokenizer, RolloutEngine, RolloutError, RolloutOptions, RolloutRequest};
 use tch::{Device, Kind, Tensor};
 
-pub(crate) const FAMILIES: [&str; 8] = [
-    "llama",
-    "llama3-rope-bias",
-    "llama-untied-sharded-bf16",
-    "mistral",
-    "qwen2",
-    "qwen2-window",
-    "qwen3",
-    "gemma",
-];
+pub(crate) use crate::models::{FAMILIES, folder};
 
 /// Token 0 is "a", token 25 is "z", token 26 is "a" again; every character is one token.
 pub(crate) struct Letters;
@@ -28,10 +18,6 @@ impl Detokenizer for Letters {
     fn decode(&self, tokens: &[TokenId]) -> Result<String, DetokenizeError> {
         Ok(tokens.iter().map(|token| char::from(b'a' + (token % 26) as u8)).collect())
     }
-}
-
-pub(crate) fn folder(family: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(family)
 }
 
 pub(crate) fn decoder(family: &str) -> Decoder {

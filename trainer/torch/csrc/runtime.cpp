@@ -1,16 +1,19 @@
 // Switches and services of libtorch that tch does not offer: autograd with explicit gradients, matmul
-// precision, packed linear layers, memory of the host, the optimizer's flat step, and a look for CUDA.
+// precision, packed linear layers, memory of host and device, the optimizer's flat step, and a look for CUDA.
 #include <torch/csrc/autograd/autograd.h>
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 
 #include <dlfcn.h>
 #include <malloc.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -97,6 +100,41 @@ void adamw_step(const Tensor& p, const Tensor& grad, const Tensor& m, const Tens
   at::parallel_for(0, num, 1,
                    [&](int64_t b, int64_t e) { kernels().adamw(a, b * STRETCH, std::min(n, e * STRETCH)); });
 }
+
+// Memory of tensors in sizes that recur. Activations of batches of different lengths never have quite the same
+// size, and glibc's aligned allocation wants a hole larger than what was freed there; so what one step frees would
+// not do for the next, and the heap would grow to several times what is in use. Here sizes come in eighths of a
+// power of two, and the alignment lies within the piece.
+struct RecurringSizes final : c10::Allocator {
+  static constexpr size_t ALIGNMENT = 64, SMALL = 1 << 16;
+
+  static size_t rounded(size_t n) {
+    if (n < SMALL) return n;
+    const size_t eighth = (size_t(1) << (63 - __builtin_clzll(n))) / 8;
+    return (n + eighth - 1) / eighth * eighth;
+  }
+
+  c10::DataPtr allocate(size_t n) override {
+    const c10::Device cpu(c10::DeviceType::CPU);
+    if (n == 0) return {nullptr, nullptr, &release, cpu};
+    void* piece = std::malloc(rounded(n) + ALIGNMENT);
+    TORCH_CHECK(piece != nullptr, "not enough memory for a tensor of ", n, " bytes");
+    // malloc aligns to 16 bytes, so that there is room for a pointer before the data.
+    void* data = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(piece) + ALIGNMENT) & ~(ALIGNMENT - 1));
+    static_cast<void**>(data)[-1] = piece;
+    return {data, data, &release, cpu};
+  }
+
+  static void release(void* data) {
+    if (data != nullptr) std::free(static_cast<void**>(data)[-1]);
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+
+  void copy_data(void* dest, const void* src, size_t count) const override {
+    default_copy_data(dest, src, count);
+  }
+};
 
 // A build linked without CUDA finds it when the driver and libtorch's CUDA half are there: loading the
 // library registers its devices. Without a driver nothing is loaded, so a CPU machine needs none of CUDA's
@@ -189,10 +227,22 @@ char* rlt_load_cuda(bool* found) {
 // takes. One arena, because only the main one grows without bound: a second thread's buffers would be mapped
 // again.
 void rlt_reuse_large_buffers() {
+  static rlt::RecurringSizes allocator;
+  c10::SetCPUAllocator(&allocator);
   mallopt(M_ARENA_MAX, 1);
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
   mallopt(M_TRIM_THRESHOLD, INT32_MAX);
   mallopt(M_TOP_PAD, 64 << 20);
 }
 void rlt_release_free_memory() { malloc_trim(0); }
+
+// What torch.cuda.max_memory_allocated gives; asked through the interface of all devices' allocators, as this
+// library is not linked with CUDA's.
+char* rlt_peak_cuda_bytes(int64_t index, int64_t* out) {
+  return rlt::guarded([&] {
+    const auto device = static_cast<c10::DeviceIndex>(index);
+    const auto stats = c10::getDeviceAllocator(at::kCUDA)->getDeviceStats(device);
+    *out = stats.allocated_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)].peak;
+  });
+}
 }

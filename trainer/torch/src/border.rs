@@ -181,4 +181,5 @@ unsafe extern "C" {
     pub(crate) fn rlt_load_cuda(found: *mut bool) -> Outcome;
     pub(crate) fn rlt_reuse_large_buffers();
     pub(crate) fn rlt_release_free_memory();
+    pub(crate) fn rlt_peak_cuda_bytes(index: i64, out: *mut i64) -> Outcome;
 }

@@ -39,7 +39,9 @@ pub use flat::FlatBuffer;
 pub use fused::{Activation, apply_rope, gated_activation, gated_activation_packed, rms_norm};
 pub use head::{PerChunk, head_forward, head_forward_backward};
 pub use linear::PackedLinear;
-pub use memory::{peak_rss_bytes, release_free_memory, reset_peak_rss, reuse_large_buffers, rss_bytes};
+pub use memory::{
+    peak_device_bytes, peak_rss_bytes, release_free_memory, reset_peak_rss, reuse_large_buffers, rss_bytes,
+};
 pub use optim::{AdamWStep, adamw_step, global_norm};
 pub use precision::{
     MatmulPrecision, cpu_has_amx, kernel_isa, set_float32_matmul_precision, set_num_threads,

@@ -1,10 +1,15 @@
-//! The process's memory: what it uses, its peak, and how the allocator treats large buffers.
+//! The process's memory: what it uses, its peak on host and device, and how the allocator treats large buffers.
 
 use crate::Error;
-use crate::border::{rlt_release_free_memory, rlt_reuse_large_buffers};
+use crate::border::{check, rlt_peak_cuda_bytes, rlt_release_free_memory, rlt_reuse_large_buffers};
+use tch::Device;
 
 const STATUS: &str = "/proc/self/status";
 const CLEAR_REFS: &str = "/proc/self/clear_refs";
+
+/// Shapes of products whose code stays, of oneDNN and of what lies between it and libtorch; both begin with 1024.
+const KEPT_SHAPES: &str = "64";
+const KEPT_SHAPES_VARIABLES: [&str; 2] = ["ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"];
 
 fn status_bytes(field: &str) -> Result<u64, Error> {
     let text = std::fs::read_to_string(STATUS).map_err(|source| Error::Process {
@@ -40,6 +45,19 @@ pub fn rss_bytes() -> Result<u64, Error> {
     status_bytes("VmRSS")
 }
 
+/// The most bytes that tensors have held on a GPU at once, as `torch.cuda.max_memory_allocated` counts them; `None`
+/// for the CPU, whose tensors are in [`peak_rss_bytes`].
+///
+/// # Errors
+/// When CUDA was not loaded.
+pub fn peak_device_bytes(device: Device) -> Result<Option<u64>, Error> {
+    let Device::Cuda(index) = device else { return Ok(None) };
+    let mut bytes = 0;
+    // SAFETY: a place for the answer.
+    check("reading the device's peak memory", unsafe { rlt_peak_cuda_bytes(index as i64, &mut bytes) })?;
+    Ok(Some(bytes.unsigned_abs()))
+}
+
 /// Starts a new peak from the present use.
 ///
 /// # Errors
@@ -57,8 +75,15 @@ pub fn reset_peak_rss() -> Result<(), Error> {
 /// which would hand them back as fresh pages to be zeroed one by one at the next use (measured: 0.2 ms a MiB,
 /// against 0.04 for writing it). Call once, before the first tensor; [`release_free_memory`] gives back what
 /// is kept.
+///
+/// The library of matrix products keeps, for every shape that it has met, the code it made for it: as many as a step
+/// has shapes are enough, not as many as there are batches of different lengths.
 pub fn reuse_large_buffers() {
-    // SAFETY: sets options of the C allocator.
+    for variable in KEPT_SHAPES_VARIABLES.into_iter().filter(|name| std::env::var_os(name).is_none()) {
+        // SAFETY: before the first tensor no other thread asks C for the environment.
+        unsafe { std::env::set_var(variable, KEPT_SHAPES) }
+    }
+    // SAFETY: sets options of the C allocator and of tensors' memory.
     unsafe { rlt_reuse_large_buffers() }
 }
 

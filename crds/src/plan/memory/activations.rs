@@ -6,7 +6,8 @@
 //! x -> norm -> q, k, v -> rope -> attention -> output -> + x -> norm -> gate, up -> gated -> down -> +
 //! ```
 
-use super::FP32;
+use super::{FP32, MemoryTerm, term};
+use crate::plan::HEAD_CHUNK_TOKENS;
 use crate::plan::model_config::ModelConfig;
 
 /// A model's activations in a precision.
@@ -75,9 +76,25 @@ impl Activations<'_> {
         self.width * feed_forward_block.max(attention_block)
     }
 
-    /// Elements of the largest projection.
-    pub(super) fn largest_projection(&self) -> u64 {
-        self.model.projections().iter().map(|projection| projection.num_parameters()).max().unwrap_or(0)
+    /// The loss head over `predicted` positions: `copies` of their hidden states (b c h each; the second is the
+    /// gradient), the logits of one chunk (b chunk v) and, where the compute precision is not fp32, `casts` tensors of
+    /// the head's shape in it (b v h): the weight itself, and its gradient before it is added.
+    pub(super) fn head(&self, predicted: u64, copies: u64, casts: u64) -> Vec<MemoryTerm> {
+        let (hidden, vocab) = (self.model.hidden_size as u64, self.model.vocab_size as u64);
+        let rows = u64::from(HEAD_CHUNK_TOKENS).min(predicted);
+        let casts = if self.width == FP32 { 0 } else { casts };
+        vec![
+            term("loss head inputs", self.width * copies * predicted * hidden),
+            term("loss head chunk", self.width * rows * vocab),
+            term("loss head casts", self.width * casts * vocab * hidden),
+        ]
+    }
+
+    /// The largest projection's gradient before it is added: in the compute precision, and cast to fp32.
+    pub(super) fn gradient_temporaries(&self) -> u64 {
+        let bytes = if self.width == FP32 { FP32 } else { self.width + FP32 };
+        let projections = self.model.projections();
+        bytes * projections.iter().map(|projection| projection.num_parameters()).max().unwrap_or(0)
     }
 
     fn projections_of_one_layer(&self) -> u64 {

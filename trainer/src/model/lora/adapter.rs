@@ -37,6 +37,15 @@ const UNSUPPORTED: [&str; 17] = [
     "velora_config",
 ];
 
+/// The model that an adapter belongs to, as PEFT names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BaseModel {
+    /// A folder, or an id on the hub.
+    pub name_or_path: String,
+    /// The commit of an id on the hub.
+    pub revision: Option<String>,
+}
+
 impl Decoder {
     /// Attaches the PEFT adapter in `dir` and freezes everything else.
     ///
@@ -82,12 +91,12 @@ impl Decoder {
         Ok(())
     }
 
-    /// Writes the attached adapter to `dir` as PEFT does, matrices in f32; `base_model` is what PEFT will show as
-    /// the model it belongs to.
+    /// Writes the attached adapter to `dir` as PEFT does, matrices in f32; `base_model` is the model that PEFT loads
+    /// beneath it.
     ///
     /// # Errors
     /// [`LoraError::NoAdapter`] without an adapter, and [`LoraError::Model`] when a file cannot be written.
-    pub fn save_adapter(&self, dir: &Path, base_model: Option<&str>) -> Result<(), LoraError> {
+    pub fn save_adapter(&self, dir: &Path, base_model: Option<&BaseModel>) -> Result<(), LoraError> {
         let config = self.lora.as_ref().ok_or_else(|| LoraError::NoAdapter { dir: dir.to_owned() })?;
         write_json(&dir.join(CONFIG_FILE), &adapter_config(config, base_model))?;
         let matrices = self.adapter_parameters();
@@ -164,7 +173,7 @@ fn module_match(value: &Value) -> Result<Option<ModuleMatch>, &'static str> {
     }
 }
 
-fn adapter_config(config: &LoraConfig, base_model: Option<&str>) -> Value {
+fn adapter_config(config: &LoraConfig, base_model: Option<&BaseModel>) -> Value {
     let modules = |choice: &ModuleMatch| match choice {
         ModuleMatch::AllLinear => json!("all-linear"),
         ModuleMatch::Names(names) => json!(names),
@@ -173,7 +182,8 @@ fn adapter_config(config: &LoraConfig, base_model: Option<&str>) -> Value {
     json!({
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base_model,
+        "base_model_name_or_path": base_model.map(|base| &base.name_or_path),
+        "revision": base_model.and_then(|base| base.revision.as_ref()),
         "r": config.rank,
         "lora_alpha": config.alpha,
         "use_rslora": config.rank_stabilized,

@@ -162,6 +162,26 @@ fn a_saved_adapter_loads_back_bit_for_bit() {
 }
 
 #[test]
+fn a_saved_adapter_names_the_model_that_it_belongs_to() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut saved = decoder();
+    saved.attach_lora(&lora(ModuleMatch::AllLinear), 5).unwrap();
+    let written = |base: Option<&BaseModel>| -> [serde_json::Value; 2] {
+        saved.save_adapter(dir.path(), base).unwrap();
+        let text = std::fs::read(dir.path().join("adapter_config.json")).unwrap();
+        let document: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        ["base_model_name_or_path", "revision"].map(|field| document[field].clone())
+    };
+    let base = |name: &str, revision: Option<&str>| BaseModel {
+        name_or_path: name.to_owned(),
+        revision: revision.map(str::to_owned),
+    };
+    assert_eq!(written(Some(&base("/models/qwen", None))), [json!("/models/qwen"), json!(null)]);
+    assert_eq!(written(Some(&base("owner/name", Some("0a1b")))), [json!("owner/name"), json!("0a1b")]);
+    assert_eq!(written(None), [json!(null), json!(null)]);
+}
+
+#[test]
 fn starting_from_an_adapter_needs_the_same_rank_and_scaling() {
     let dir = tempfile::tempdir().unwrap();
     let mut saved = decoder();

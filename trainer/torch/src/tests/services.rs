@@ -236,6 +236,16 @@ fn the_peak_covers_what_was_used() {
 }
 
 #[test]
+fn a_gpu_has_a_peak_of_its_own_and_the_cpu_has_none() {
+    assert_eq!(crate::peak_device_bytes(tch::Device::Cpu).unwrap(), None);
+    if crate::load_cuda().unwrap() {
+        let device = tch::Device::Cuda(0);
+        drop(Tensor::ones([4 << 20], (Kind::Float, device)));
+        assert!(crate::peak_device_bytes(device).unwrap() >= Some(16 << 20));
+    }
+}
+
+#[test]
 fn medium_precision_stays_true_float32_or_is_not_taken() {
     let (a, b) = (randn(&[65, 300], 1), randn(&[130, 300], 2));
     let exact = a.to_kind(Kind::Double).matmul(&b.to_kind(Kind::Double).tr());

@@ -1,0 +1,114 @@
+//! The plan's estimate of memory beside the peak that the run itself reports.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::job::{Ended, Place, copy_of_small_model, merge, tiny};
+
+/// How far the estimate may be from the peak.
+const TOLERANCE: f64 = 0.15;
+
+/// What `rlctl plan` estimates for the job in `manifest`, run from `folder`, in GiB.
+pub(crate) fn estimate(manifest: &Path, folder: &Path) -> f64 {
+    let mut command = Command::new(rlt_tests::fresh_binary("rlctl"));
+    let planned =
+        command.args(["plan", "-o", "json", "-f"]).arg(manifest).current_dir(folder).output().unwrap();
+    let plan: Value = serde_json::from_str(&Ended::of(planned).expect(0, &[]).stdout).unwrap();
+    plan["memory"]["peakBytes"].as_f64().unwrap() / f64::from(1 << 30)
+}
+
+/// The peak that the run in `folder` reports, in GiB.
+fn measured(folder: &Path) -> f64 {
+    let text = fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    lines.filter_map(|line| line["perf/cpu_memory_used_gb"].as_f64()).fold(0.0, f64::max)
+}
+
+/// Fails unless the run in `folder` took what was estimated.
+#[track_caller]
+pub(crate) fn assert_taken(name: &str, estimate: f64, folder: &Path) {
+    let measured = measured(folder);
+    let ratio = estimate / measured;
+    println!("{name}: estimated {estimate:.3} GiB, measured {measured:.3} GiB, {ratio:.3}");
+    assert!(
+        (ratio - 1.0).abs() <= TOLERANCE,
+        "{name}: {estimate:.3} GiB are {ratio:.3} of {measured:.3} GiB"
+    );
+}
+
+/// A job whose tensors outweigh the process around them, and whose passes are full: every prompt has the longest
+/// length, and nothing ends a completion early.
+fn large() -> Value {
+    let mut manifest = tiny();
+    merge(
+        &mut manifest["spec"],
+        json!({
+            "model": { "architecture": {
+                "hiddenSize": 384, "intermediateSize": 1024, "numLayers": 6, "numHeads": 6, "maxPositionEmbeddings": 128
+            } },
+            "data": { "task": { "maxOperand": 999_999, "zeroPadded": true }, "maxPromptTokens": 15 },
+            "rewards": { "functions": [{ "name": "near", "kind": "MatchingCharacters" }] },
+            "rollout": { "samplesPerPrompt": 8, "maxCompletionTokens": 64, "ignoreEos": true },
+            "training": { "steps": 1, "promptsPerStep": 4, "optimizer": { "learningRate": 1e-4 } },
+            "checkpoint": { "everySteps": 0 }
+        }),
+    );
+    manifest
+}
+
+fn train_as_estimated(name: &str, place: &Place, manifest: &Value) {
+    let estimate = estimate(&place.write(manifest), &place.file(""));
+    place.train(manifest).expect(0, &[]);
+    assert_taken(name, estimate, &place.run(""));
+}
+
+#[test]
+fn the_estimate_is_met_whatever_a_job_trains_and_keeps() {
+    let jobs = [
+        (
+            "a reference in a file",
+            json!({ "algorithm": { "kl": { "placement": "Loss", "coefficient": 0.01 } } }),
+        ),
+        ("an adapter", json!({ "model": { "lora": { "rank": 16 } } })),
+        ("checkpointed activations", json!({ "training": { "activationCheckpointing": true } })),
+        ("half precision", json!({ "training": { "precision": "Bf16" } })),
+        ("few key heads", json!({ "model": { "architecture": { "family": "Qwen3", "numKvHeads": 2 } } })),
+    ];
+    for (name, changes) in jobs {
+        let mut manifest = large();
+        merge(&mut manifest["spec"], changes);
+        train_as_estimated(name, &Place::new(), &manifest);
+    }
+}
+
+/// A tokenizer folder with `num_tokens` tokens, all but the first few never seen.
+fn with_vocabulary(place: &Place, num_tokens: usize) -> PathBuf {
+    let folder = place.file("tokenizer");
+    copy_of_small_model(&folder);
+    let path = folder.join("tokenizer.json");
+    let mut definition: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let vocabulary = definition["model"]["vocab"].as_object_mut().unwrap();
+    for token_id in vocabulary.len()..num_tokens {
+        vocabulary.insert(format!("token{token_id}"), token_id.into());
+    }
+    fs::write(path, definition.to_string()).unwrap();
+    folder
+}
+
+#[test]
+fn a_large_vocabulary_is_estimated_from_the_models_own_configuration() {
+    let (first, second) = (Place::new(), Place::new());
+    let mut manifest = large();
+    let tokenizer = json!({ "characters": null, "path": with_vocabulary(&first, 50_000) });
+    merge(
+        &mut manifest["spec"],
+        json!({ "model": { "tokenizer": tokenizer }, "algorithm": { "kind": "SFT" } }),
+    );
+    first.train(&manifest).expect(0, &[]);
+    let model = json!({ "architecture": null, "tokenizer": null, "path": first.run("export") });
+    merge(&mut manifest["spec"], json!({ "model": model, "algorithm": { "kind": "DrGRPO" } }));
+    train_as_estimated("50 000 tokens", &second, &manifest);
+}
