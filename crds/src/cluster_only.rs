@@ -14,6 +14,14 @@ const EVERYWHERE: [&str; 6] = [
     "spec.workers.threads",
     "spec.runPolicy.activeDeadlineSeconds",
 ];
+/// Fields that act where a process watches the workers: on a cluster, and in a local run of several.
+const WITH_SEVERAL_WORKERS: [&str; 5] = [
+    "spec.runPolicy.terminationGracePeriodSeconds",
+    "spec.runPolicy.retries.failure",
+    "spec.runPolicy.retries.crash",
+    "spec.runPolicy.retries.io",
+    "spec.runPolicy.retries.checkpoint",
+];
 
 /// The paths of the fields of a specification that were set and act only on a cluster.
 pub(crate) fn cluster_only_fields(spec: &ResolvedSpec) -> Vec<String> {
@@ -23,7 +31,10 @@ pub(crate) fn cluster_only_fields(spec: &ResolvedSpec) -> Vec<String> {
     collect("spec.workers", &value(workers.0), &value(workers.1), &mut found);
     let policy = (serde_json::to_value(&spec.run_policy), serde_json::to_value(RunPolicySpec::default()));
     collect("spec.runPolicy", &value(policy.0), &value(policy.1), &mut found);
-    found.retain(|path| !EVERYWHERE.contains(&path.as_str()));
+    let acts_here = |path: &str| {
+        EVERYWHERE.contains(&path) || spec.workers.count > 1 && WITH_SEVERAL_WORKERS.contains(&path)
+    };
+    found.retain(|path| !acts_here(path));
     found
 }
 

@@ -16,7 +16,7 @@ mod workers;
 use serde::Serialize;
 
 pub use batch::{BatchPlan, concurrent_sequences};
-pub use failure::{Budget, FailureCause};
+pub use failure::{Budget, FailureCause, SHORT_ATTEMPT, restart_delay};
 pub use memory::{MemoryPlan, MemoryTerm, Phase, PhaseMemory};
 pub use workers::{EnvironmentVariable, Mesh, RENDEZVOUS_PORT, WorkerGroup};
 

@@ -22,6 +22,8 @@ mod memory;
 mod presets;
 #[path = "local_run/ranks.rs"]
 mod ranks;
+#[path = "local_run/restarts.rs"]
+mod restarts;
 #[path = "local_run/resume.rs"]
 mod resume;
 #[path = "local_run/rewards.rs"]

@@ -2,32 +2,37 @@
 //!
 //! ```text
 //! manifest + environment -> one worker for each local rank -> watch: signals to all, the first end -> verdict
+//!        all ranks are here, and a failure that may pass -> another attempt from the last complete checkpoint
 //! ```
-//! It is the first process of a pod, and what `rlctl run` becomes. A job of one rank runs in this very process. What a
-//! worker does is in [`crate::worker`].
+//! It is the first process of a pod, and what `rlctl run` becomes. A job of one rank runs in this very process, and so
+//! ends with it. Where the environment places the ranks (`WORLD_SIZE`), whoever set it starts them again, on a cluster
+//! the operator; without it all ranks are here and `runPolicy.retries` is obeyed here. What a worker does is in
+//! [`crate::worker`].
 
+mod attempts;
+mod budget;
 mod children;
+mod stop_signal;
 mod verdict;
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use rlt_api::{ExitCode, ValidatedJob};
 use rlt_torch::collectives::{RendezvousError, Store, serve_store};
-use rustix::process::{Signal, set_parent_process_death_signal};
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 use self::children::Children;
-pub use self::verdict::{End, Verdict};
+use self::stop_signal::StopSignal;
+pub use self::verdict::{Cut, End, Failed, Verdict};
 use crate::error::TrainError;
 use crate::parallel::{RankEnvironment, RankError};
 use crate::worker::{self, WorkerArgs};
 
-/// How long ranks may go on after one of them has failed: long enough to notice it and to say whom they miss.
-const GRACE: Duration = Duration::from_secs(6);
-
-/// Set for the workers of a launcher.
-const LAUNCHED_VARIABLE: &str = "RLT_LAUNCHED";
+/// Set for the workers of a launcher: its process id.
+const LAUNCHER_VARIABLE: &str = "RLT_LAUNCHER";
+/// Set for the workers of a launcher: seconds that earlier attempts took, which count for the job's deadline.
+const SPENT_VARIABLE: &str = "RLT_SPENT_SECONDS";
 
 /// Why a launch failed.
 #[derive(Debug, thiserror::Error)]
@@ -55,16 +60,18 @@ pub enum LaunchError {
         source: std::io::Error,
     },
     /// A rank failed, and the others ended with it.
-    #[error("rank {rank} {how}{}", others(ends))]
+    #[error("{failed}{hint}")]
     Rank {
-        /// The rank that failed first.
-        rank: usize,
-        /// How it ended, with its own last words.
-        how: String,
-        /// How the others ended.
-        ends: BTreeMap<usize, String>,
-        /// What the launch ends with.
-        code: ExitCode,
+        /// What happened, and what the launch ends with.
+        failed: Box<Failed>,
+        /// Why it was not tried again; may be empty.
+        hint: String,
+    },
+    /// The launcher of this worker died while the worker was being started.
+    #[error("the launcher (process {launcher}) that started this worker is gone")]
+    Orphan {
+        /// Its process id.
+        launcher: i32,
     },
 }
 
@@ -75,13 +82,10 @@ impl LaunchError {
             Self::Train(error) => error.exit_code(),
             Self::Place(_) => ExitCode::Usage,
             Self::Serve { .. } | Self::Process { .. } => ExitCode::RetryableIo,
-            Self::Rank { code, .. } => *code,
+            Self::Rank { failed, .. } => failed.code,
+            Self::Orphan { .. } => ExitCode::PeerLost,
         }
     }
-}
-
-fn others(ends: &BTreeMap<usize, String>) -> String {
-    ends.iter().map(|(rank, how)| format!("\n  then rank {rank} {how}")).collect()
 }
 
 /// Runs the ranks of this machine to their end.
@@ -90,41 +94,20 @@ fn others(ends: &BTreeMap<usize, String>) -> String {
 /// [`LaunchError`], which names its exit code.
 pub fn run(args: &WorkerArgs) -> Result<ExitCode, LaunchError> {
     let place = RankEnvironment::of_process()?;
-    let job = match (worker::read_manifest(&args.manifest), &place) {
-        (Ok(job), None) if job.spec().workers.count > 1 => job,
-        (Ok(job), Some(place)) if place.world_size > 1 => job,
+    match (worker::read_manifest(&args.manifest), place) {
+        (Ok(job), None) if job.spec().workers.count > 1 => attempts::run(args, &job),
+        (Ok(job), Some(place)) if place.world_size > 1 => run_placed(args, &job, &place),
         // One rank, or none: nothing to start.
-        (job, _) => return Ok(worker::run_as_read(args, job).map_err(Box::new)?),
-    };
-    let (place, _store) = match place {
-        None => everybody_is_here(&job)?,
-        Some(place) => here_by_environment(place)?,
-    };
-    let manifest = job.to_yaml().map_err(|error| Box::new(TrainError::from(error)))?;
-    let verdict = Children::start(args, &manifest, &place)?.watch(GRACE)?;
-    match verdict {
-        Verdict::Ended(code) => Ok(code),
-        Verdict::Failed { rank, how, ends, code } => Err(LaunchError::Rank { rank, how, ends, code }),
+        (job, _) => Ok(worker::run_as_read(args, job).map_err(Box::new)?),
     }
 }
 
-/// All ranks of the job on this machine, at any free port.
-fn everybody_is_here(job: &ValidatedJob) -> Result<(RankEnvironment, Option<Store>), LaunchError> {
-    let count = job.spec().workers.count as usize;
-    let store = serve(0, 1, count)?;
-    let place = RankEnvironment {
-        rank: 0,
-        world_size: count,
-        local_world_size: count,
-        master_address: "localhost".to_owned(),
-        master_port: store.port(),
-        attempt: 1,
-    };
-    Ok((place, Some(store)))
-}
-
-/// The ranks that the environment gives to this machine; the one with rank 0 serves the rendezvous.
-fn here_by_environment(place: RankEnvironment) -> Result<(RankEnvironment, Option<Store>), LaunchError> {
+/// One attempt of the ranks that the environment gives to this machine; the one with rank 0 serves the rendezvous.
+fn run_placed(
+    args: &WorkerArgs,
+    job: &ValidatedJob,
+    place: &RankEnvironment,
+) -> Result<ExitCode, LaunchError> {
     if place.rank + place.local_world_size > place.world_size {
         return Err(RankError::Environment {
             name: "LOCAL_WORLD_SIZE",
@@ -135,26 +118,51 @@ fn here_by_environment(place: RankEnvironment) -> Result<(RankEnvironment, Optio
     }
     let serves = place.rank == 0;
     let store = serves.then(|| serve(place.master_port, place.attempt, place.world_size)).transpose()?;
-    Ok((place, store))
+    let mut stop = StopSignal::listen(grace_period(job))?;
+    let manifest = text_of(job)?;
+    match Children::start(args, &manifest, place, Duration::ZERO)?.watch(&mut stop, store.as_ref())? {
+        Verdict::Ended(code) => Ok(code),
+        Verdict::Failed(failed) => Err(LaunchError::Rank { failed, hint: String::new() }),
+    }
 }
 
 fn serve(port: u16, attempt: u64, world_size: usize) -> Result<Store, LaunchError> {
     serve_store(port, attempt, world_size).map_err(|error| LaunchError::Serve { port, source: error.into() })
 }
 
+fn grace_period(job: &ValidatedJob) -> Duration {
+    Duration::from_secs(job.spec().run_policy.termination_grace_period_seconds.into())
+}
+
+fn text_of(job: &ValidatedJob) -> Result<String, LaunchError> {
+    Ok(job.to_yaml().map_err(|error| Box::new(TrainError::from(error)))?)
+}
+
 /// Whether a launcher has started this process, and will say what it came to.
 pub fn is_launched() -> bool {
-    std::env::var_os(LAUNCHED_VARIABLE).is_some()
+    std::env::var_os(LAUNCHER_VARIABLE).is_some()
+}
+
+/// Time that earlier attempts of this process's launcher took.
+pub(crate) fn spent_before() -> Duration {
+    let seconds = std::env::var(SPENT_VARIABLE).ok().and_then(|text| text.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(0))
 }
 
 /// Lets the system kill this process when its launcher dies, however that comes.
-pub fn end_with_launcher() {
-    if !is_launched() {
-        return;
-    }
+///
+/// # Errors
+/// [`LaunchError::Orphan`] when the launcher has died before the system knew.
+pub fn end_with_launcher() -> Result<(), LaunchError> {
+    let Ok(text) = std::env::var(LAUNCHER_VARIABLE) else { return Ok(()) };
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
         tracing::warn!(%error, "this worker may outlive its launcher");
     }
+    let launcher = text.parse().unwrap_or(0);
+    if getppid().map(Pid::as_raw_pid) != Some(launcher) {
+        return Err(LaunchError::Orphan { launcher });
+    }
+    Ok(())
 }
 
 /// Where the ranks of this machine leave their last words.

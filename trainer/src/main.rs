@@ -60,8 +60,11 @@ fn main() -> ProcessExitCode {
             launch::run(&args).map_err(|error| (error.exit_code(), anyhow::Error::new(error)))
         }
         Command::Worker(args) => {
-            launch::end_with_launcher();
-            worker::run(&args).map_err(|error| (error.exit_code(), anyhow::Error::new(error)))
+            let orphaned = launch::end_with_launcher();
+            let alone = orphaned.map_err(|error| (error.exit_code(), anyhow::Error::new(error)));
+            alone.and_then(|()| {
+                worker::run(&args).map_err(|error| (error.exit_code(), anyhow::Error::new(error)))
+            })
         }
         Command::Score(args) => {
             score::run(&args).map(|()| ExitCode::Success).map_err(|error| (error.exit_code(), error.into()))
@@ -98,7 +101,8 @@ fn main() -> ProcessExitCode {
 /// standard error stream, beside the progress.
 fn start_logging() {
     let is_first = std::env::var("RANK").map_or(true, |rank| rank == "0");
-    let level = if is_first { "info" } else { "warn" };
+    // A store that fails is spoken of by those who use it, once.
+    let level = if is_first { "info,object_store=warn" } else { "warn" };
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
     let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();

@@ -73,6 +73,9 @@ const CONTENT: [&str; 9] = [
     "model.json",
 ];
 
+/// How the name of a file begins that is being written beside its place.
+pub(crate) const UNFINISHED: &str = ".new-";
+
 impl RunFolder {
     /// Creates or re-opens the folder and takes its lock. With `overwrite` what an earlier run left is removed.
     ///
@@ -85,6 +88,7 @@ impl RunFolder {
         if overwrite {
             folder.clear()?;
         } else {
+            folder.remove_leftovers()?;
             folder.refuse_foreign_content()?;
         }
         Ok(folder)
@@ -173,6 +177,19 @@ impl RunFolder {
         Ok(())
     }
 
+    /// Removes files that a kill has kept from getting their name.
+    fn remove_leftovers(&self) -> Result<(), RunFolderError> {
+        let entries =
+            std::fs::read_dir(&self.root).map_err(|source| io("list the run folder", &self.root, source))?;
+        for entry in entries.flatten() {
+            if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
+                let path = entry.path();
+                std::fs::remove_file(&path).map_err(|source| io("remove", &path, source))?;
+            }
+        }
+        Ok(())
+    }
+
     fn refuse_foreign_content(&self) -> Result<(), RunFolderError> {
         let entries =
             std::fs::read_dir(&self.root).map_err(|source| io("list the run folder", &self.root, source))?;
@@ -190,7 +207,7 @@ impl RunFolder {
 /// When the temporary file beside `path` can not be written, synced or renamed.
 pub fn write_atomically(path: &Path, content: &[u8]) -> std::io::Result<()> {
     let folder = path.parent().unwrap_or_else(|| Path::new("."));
-    let mut file = tempfile::Builder::new().prefix(".new-").tempfile_in(folder)?;
+    let mut file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(folder)?;
     file.write_all(content)?;
     file.as_file().sync_all()?;
     // A temporary file is private by default; what a run leaves is for everybody who may read the folder.
@@ -276,6 +293,15 @@ mod tests {
         assert!(!temporary.path().join("metrics.jsonl").exists());
         assert!(!temporary.path().join("checkpoints").exists());
         assert!(temporary.path().join("notes.txt").exists());
+    }
+
+    #[test]
+    fn what_a_kill_left_unfinished_is_removed_and_is_not_taken_for_somebody_else_s() {
+        let temporary = tempfile::tempdir().unwrap();
+        std::fs::write(temporary.path().join(".new-Xy12"), "steps: 1\nse").unwrap();
+        let folder = RunFolder::open(temporary.path(), false).unwrap();
+        folder.claim("steps: 1\nseed: 1\n", same).unwrap();
+        assert!(!temporary.path().join(".new-Xy12").exists());
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::run_folder::RunFolder;
 use crate::status_channel::StatusChannel;
 use crate::stop::{Outcome, StopRequest};
 use crate::train::train;
-use crate::{report, setup};
+use crate::{launch, report, setup};
 
 /// Runs a manifest in this process.
 #[derive(Args, Clone, Debug)]
@@ -27,6 +27,13 @@ pub struct WorkerArgs {
     /// Remove what an earlier run left in the folder and start afresh.
     #[arg(long)]
     pub overwrite: bool,
+}
+
+impl WorkerArgs {
+    /// The run folder of `job`.
+    pub(crate) fn root(&self, job: &ValidatedJob) -> PathBuf {
+        self.output.clone().unwrap_or_else(|| Path::new("runs").join(job.name()))
+    }
 }
 
 /// Trains to the end, or to a request to stop.
@@ -54,6 +61,7 @@ fn run_job(
     channel: &Arc<StatusChannel>,
 ) -> Result<ExitCode, TrainError> {
     let deadline = job.spec().run_policy.active_deadline_seconds.map(Duration::from_secs);
+    let deadline = deadline.map(|deadline| deadline.saturating_sub(launch::spent_before()));
     let stop = StopRequest::listen(deadline).map_err(|source| TrainError::Io {
         act: "listen for signals in",
         path: "this process".to_owned(),
@@ -90,7 +98,7 @@ fn run_rank(
     stop: StopRequest,
     (ranks, channel): (&Ranks, &Arc<StatusChannel>),
 ) -> Result<ExitCode, TrainError> {
-    let root = args.output.clone().unwrap_or_else(|| Path::new("runs").join(job.name()));
+    let root = args.root(&job);
     let folder = if ranks.is_leader() { take_folder(args, &root, &job)? } else { RunFolder::follow(&root) };
     let complete = ranks.is_leader().then(|| is_complete(&folder, &job));
     if ranks.from_leader(complete)? {
@@ -105,9 +113,14 @@ fn run_rank(
 }
 
 fn take_folder(args: &WorkerArgs, root: &Path, job: &ValidatedJob) -> Result<RunFolder, TrainError> {
-    let folder = RunFolder::open(root, args.overwrite)?;
+    let folder = if args.overwrite { start_afresh(root, job)? } else { RunFolder::open(root, false)? };
     folder.claim(&job.to_yaml()?, identity)?;
     Ok(folder)
+}
+
+/// Removes what an earlier run left.
+pub(crate) fn start_afresh(root: &Path, _: &ValidatedJob) -> Result<RunFolder, TrainError> {
+    Ok(RunFolder::open(root, true)?)
 }
 
 /// The first rank that fails says why to all; those that fail after it repeat it.

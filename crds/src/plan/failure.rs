@@ -1,10 +1,27 @@
 //! What can end an attempt, and how often each is tried again. How a cause is told from a pod is not decided here.
 
+use std::time::Duration;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::exit_code::ExitCode;
 use crate::spec::RetriesSpec;
+
+/// An attempt that lives longer than this is not one that ends at its start.
+pub const SHORT_ATTEMPT: Duration = Duration::from_secs(60);
+/// What the next attempt waits after the second short one in a row; twice as much after each further one.
+const FIRST_DELAY: Duration = Duration::from_secs(5);
+/// The longest such wait.
+const MAX_DELAY: Duration = Duration::from_secs(300);
+
+/// What the next attempt waits after `num_short` short ones in a row.
+pub fn restart_delay(num_short: u32) -> Duration {
+    match num_short {
+        0 | 1 => Duration::ZERO,
+        many => (FIRST_DELAY * (1 << (many - 2).min(16))).min(MAX_DELAY),
+    }
+}
 
 /// What ended an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
@@ -144,7 +161,7 @@ impl FailureCause {
 
 #[cfg(test)]
 mod tests {
-    use super::{Budget, FailureCause};
+    use super::{Budget, FailureCause, restart_delay};
     use crate::exit_code::ExitCode;
     use crate::spec::RetriesSpec;
 
@@ -156,6 +173,12 @@ mod tests {
         }
         assert_eq!(FailureCause::from_exit_code(139), Some(FailureCause::Signalled));
         assert_eq!(FailureCause::from_exit_code(3), Some(FailureCause::TrainerFailed));
+    }
+
+    #[test]
+    fn the_wait_doubles_up_to_a_limit() {
+        let seconds = |num_short| restart_delay(num_short).as_secs();
+        assert_eq!([0, 1, 2, 3, 5, 7, 8, 40, u32::MAX].map(seconds), [0, 0, 5, 10, 40, 160, 300, 300, 300]);
     }
 
     #[test]

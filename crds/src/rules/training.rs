@@ -71,13 +71,19 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         scope: "spec",
         at: "training.promptsPerUpdate",
-        reads: &["training.promptsPerUpdate", "algorithm.kind"],
-        message: "SFT makes one update a step: promptsPerUpdate must not be given",
-        cel: || "self.algorithm.kind != 'SFT' || !has(self.training.promptsPerUpdate)".into(),
+        reads: &["training.promptsPerUpdate", "training.promptsPerStep", "algorithm.kind"],
+        message: "SFT makes one update a step: promptsPerUpdate must be promptsPerStep",
+        cel: || {
+            "self.algorithm.kind != 'SFT' || !has(self.training.promptsPerUpdate) || \
+             self.training.promptsPerUpdate == self.training.promptsPerStep"
+                .into()
+        },
         holds: Check::Spec(|spec| {
-            spec.algorithm.kind != AlgorithmKind::Sft || spec.training.prompts_per_update.is_none()
+            let given = spec.training.prompts_per_update;
+            spec.algorithm.kind != AlgorithmKind::Sft
+                || given.is_none_or(|prompts| prompts == spec.training.prompts_per_step)
         }),
-        allowed: None,
+        allowed: Some(|spec| spec.training.prompts_per_step.to_string()),
     },
     Rule {
         scope: "spec",

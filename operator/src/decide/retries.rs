@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use rlt_api::plan::{SHORT_ATTEMPT, restart_delay};
 use rlt_api::status::{FailureStatus, RLTrainingJobStatus};
 use rlt_api::{Budget, ExitCode, FailureCause};
 
@@ -15,12 +16,6 @@ use super::{Decision, Round, Situation, clock, finished};
 const MAX_MESSAGE_BYTES: usize = 4096;
 /// Nodes whose failures are remembered.
 const MAX_NODES: usize = 16;
-/// An attempt that lives longer than this many seconds is not one that ends at its start.
-const SHORT_ATTEMPT_SECONDS: u64 = 60;
-/// Seconds that the next attempt waits after the second short one in a row; twice as many after each further one.
-const FIRST_DELAY_SECONDS: u64 = 5;
-/// The longest such wait, in seconds.
-const MAX_DELAY_SECONDS: u64 = 300;
 /// Seconds that the survivors of a failed attempt have: with a worker gone, they can save nothing.
 const SURVIVORS_GRACE_SECONDS: u32 = 5;
 
@@ -56,7 +51,7 @@ pub(super) fn wait_to_start(round: &Round<'_>) -> Option<Duration> {
     let starts_at = round.time(round.status.attempt_start_time.as_deref());
     let wait = clock::until(starts_at, round.facts.now)?;
     // A longer wait was never meant: it comes of an operator before this one, whose clock ran ahead.
-    (wait <= Duration::from_secs(delay_seconds(&round.status))).then_some(wait)
+    (wait <= delay(&round.status)).then_some(wait)
 }
 
 fn record(status: &mut RLTrainingJobStatus, failure: &Failure, now: &str) {
@@ -115,18 +110,15 @@ fn used_up(round: &Round<'_>, cause: FailureCause) -> Option<String> {
 fn begin_next(round: &mut Round<'_>) {
     let now = round.facts.now;
     let lived = round.time(round.status.attempt_start_time.as_deref()).unwrap_or(now);
-    let is_short = clock::seconds_between(lived, now) < SHORT_ATTEMPT_SECONDS;
+    let is_short = clock::seconds_between(lived, now) < SHORT_ATTEMPT.as_secs();
     round.status.short_attempts =
         is_short.then(|| round.status.short_attempts.unwrap_or(0).saturating_add(1));
-    let delay = Duration::from_secs(delay_seconds(&round.status));
+    let delay = delay(&round.status);
     round.status.attempt = Some(round.attempt() + 1);
     round.status.attempt_start_time = Some(clock::rfc3339(now + delay));
     round.status.attempt_running_time = None;
 }
 
-fn delay_seconds(status: &RLTrainingJobStatus) -> u64 {
-    match status.short_attempts.unwrap_or(0) {
-        0 | 1 => 0,
-        many => (FIRST_DELAY_SECONDS << (many - 2).min(16)).min(MAX_DELAY_SECONDS),
-    }
+fn delay(status: &RLTrainingJobStatus) -> Duration {
+    restart_delay(status.short_attempts.unwrap_or(0))
 }

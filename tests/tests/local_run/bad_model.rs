@@ -194,7 +194,7 @@ fn score_and_generate_end_on_a_model_as_a_job_on_it_does() {
 }
 
 /// Weights that are finite but overflow in the first product.
-fn overflow(model: &Path) {
+pub(crate) fn overflow(model: &Path) {
     edit_weights(model, |header, data| {
         let gate = "model.layers.0.mlp.gate_proj.weight";
         let up = "model.layers.0.mlp.up_proj.weight";

@@ -121,28 +121,39 @@ fn a_run_goes_on_with_another_number_of_ranks() {
 }
 
 /// The workers of a launcher: rank and process.
-fn workers(launcher: &Child) -> BTreeMap<String, u32> {
+pub(crate) fn workers(launcher: &Child) -> BTreeMap<String, u32> {
     let pid = launcher.id();
-    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    // One that is ending has no environment any more.
     let rank = |pid: &str| {
-        let environment = fs::read_to_string(format!("/proc/{pid}/environ")).unwrap();
-        environment.split('\0').find_map(|line| line.strip_prefix("RANK=").map(str::to_owned)).unwrap()
+        let environment = fs::read_to_string(format!("/proc/{pid}/environ")).ok()?;
+        environment.split('\0').find_map(|line| line.strip_prefix("RANK=").map(str::to_owned))
     };
-    children.split_whitespace().map(|pid| (rank(pid), pid.parse().unwrap())).collect()
+    children.split_whitespace().filter_map(|pid| Some((rank(pid)?, pid.parse().unwrap()))).collect()
 }
 
-fn send(pid: u32, name: &str) {
+/// Whatever ends an attempt ends the run.
+fn never_again() -> Value {
+    json!({ "runPolicy": { "retries": { "crash": 0 } } })
+}
+
+fn merged(mut base: Value, changes: Value) -> Value {
+    merge(&mut base, changes);
+    base
+}
+
+pub(crate) fn send(pid: u32, name: &str) {
     assert!(Command::new("kill").args(["-s", name, &pid.to_string()]).status().unwrap().success());
 }
 
-fn is_running(pid: u32) -> bool {
+pub(crate) fn is_running(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }
 
 #[test]
 fn a_killed_rank_ends_all_with_one_named_cause_and_nothing_is_lost() {
     let place = Place::new();
-    let job = |steps: u32| on(3, &json!({ "training": { "steps": steps } }));
+    let job = |steps: u32| on(3, &merged(never_again(), json!({ "training": { "steps": steps } })));
     let launcher = place.start(&job(4000));
     place.wait_for_steps(2);
     let workers = workers(&launcher);
@@ -165,7 +176,8 @@ fn a_rank_that_hangs_is_named_after_the_timeout() {
     let launcher = place.start(&on(
         2,
         &json!({
-            "training": { "steps": 4000 }, "workers": { "peerTimeoutSeconds": 2 }
+            "training": { "steps": 4000 }, "workers": { "peerTimeoutSeconds": 2 },
+            "runPolicy": never_again()["runPolicy"]
         }),
     ));
     place.wait_for_steps(1);

@@ -6,7 +6,7 @@ use crate::job::{Place, merge, signal, tiny_with};
 
 /// What a run may leave different: times, and what was only measured at the end of a shorter run.
 fn is_timing(name: &str) -> bool {
-    ["timing_s/", "perf/", "timestamp", "val-"].iter().any(|prefix| name.starts_with(prefix))
+    ["timing_s/", "perf/", "timestamp", "val-", "checkpoint/"].iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// Every step with everything that must be the same in any run of the same job.
@@ -19,7 +19,7 @@ fn values(place: &Place) -> Vec<Value> {
 }
 
 #[track_caller]
-fn assert_same_run(whole: &Place, resumed: &Place) {
+pub(crate) fn assert_same_run(whole: &Place, resumed: &Place) {
     let (whole_values, resumed_values) = (values(whole), values(resumed));
     assert_eq!(whole_values.len(), resumed_values.len());
     for (whole, resumed) in whole_values.iter().zip(&resumed_values) {

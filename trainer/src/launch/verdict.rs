@@ -1,8 +1,13 @@
 //! What the ends of all ranks come to: one cause, one exit code. No process is touched here.
 
-use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
 
-use rlt_api::ExitCode;
+use rlt_api::{ExitCode, FailureCause};
+use signal_hook::consts::SIGTERM;
+
+/// Codes of a process that a second SIGTERM or SIGINT ended at once.
+const INSISTED: [i32; 2] = [143, 130];
 
 /// How one rank ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,8 +20,29 @@ pub struct End {
     pub signal: Option<i32>,
     /// Its last error.
     pub words: Option<String>,
-    /// The launcher ended it, because another rank had failed.
-    pub is_ours: bool,
+    /// Whether the launcher had a hand in it.
+    pub cut: Cut,
+}
+
+/// Why the launcher ended a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// It did not.
+    Not,
+    /// It handed a signal on before the rank could catch one, or did so twice.
+    BySignal,
+    /// Another rank had ended.
+    AfterAnother,
+    /// The rank did not end within this time of a signal.
+    TooLate(Duration),
+}
+
+impl Cut {
+    /// For a rank that ended by itself after signals were handed on.
+    pub(super) fn by_signal(code: Option<i32>, signal: Option<i32>) -> Self {
+        let is_insisted = code.is_some_and(|code| INSISTED.contains(&code));
+        if signal == Some(SIGTERM) || is_insisted { Self::BySignal } else { Self::Not }
+    }
 }
 
 /// What the ranks of a machine came to.
@@ -25,28 +51,58 @@ pub enum Verdict {
     /// Nobody failed.
     Ended(ExitCode),
     /// Somebody did.
-    Failed {
-        /// The rank whose failure was the first.
-        rank: usize,
-        /// How it ended.
-        how: String,
-        /// How the other ranks ended.
-        ends: BTreeMap<usize, String>,
-        /// What the launcher ends with.
-        code: ExitCode,
-    },
+    Failed(Box<Failed>),
+}
+
+/// An attempt that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failed {
+    /// The rank whose failure was the first.
+    pub rank: usize,
+    /// How it ended.
+    pub how: String,
+    /// How the other ranks ended.
+    pub others: Vec<(usize, String)>,
+    /// What the launcher ends with.
+    pub code: ExitCode,
+    /// What decides whether it is tried again.
+    pub cause: Option<FailureCause>,
+}
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} {}", self.rank, self.how)?;
+        self.others.iter().try_for_each(|(rank, how)| write!(f, "\n  then rank {rank} {how}"))
+    }
 }
 
 impl End {
     /// The code of an orderly end; `None` for a failure.
     fn success(&self) -> Option<ExitCode> {
+        if self.cut == Cut::BySignal {
+            return Some(ExitCode::Preempted);
+        }
         let code = self.code.and_then(ExitCode::from_code)?;
         matches!(code, ExitCode::Success | ExitCode::Preempted).then_some(code)
     }
 
+    /// Neither an orderly end nor one that the launcher brought about after another's.
+    fn is_failure(&self) -> bool {
+        self.cut != Cut::AfterAnother && self.success().is_none()
+    }
+
+    fn has_lost_a_peer(&self) -> bool {
+        self.code == Some(i32::from(ExitCode::PeerLost.code()))
+    }
+
     /// A rank that was killed, or that failed of its own, and not because it had lost another.
-    fn is_cause(&self) -> bool {
-        !self.is_ours && self.success().is_none() && self.code != Some(i32::from(ExitCode::PeerLost.code()))
+    pub(super) fn is_cause(&self) -> bool {
+        self.is_failure() && !self.has_lost_a_peer()
+    }
+
+    /// Whether no rank can go on without this one.
+    pub(super) fn ends_all(&self) -> bool {
+        self.is_failure() || self.cut == Cut::BySignal
     }
 
     fn failure_code(&self) -> ExitCode {
@@ -54,13 +110,20 @@ impl End {
         self.code.map_or(ExitCode::PeerLost, |code| ExitCode::from_code(code).unwrap_or(ExitCode::Failure))
     }
 
-    fn how(&self) -> String {
-        let ended = match (self.is_ours, self.code, self.signal) {
-            (true, _, _) => "was ended after it".to_owned(),
-            (false, Some(0), _) => "was done".to_owned(),
-            (false, Some(code), _) => format!("ended with exit code {code}"),
-            (false, None, Some(signal)) => format!("was killed by signal {signal}"),
-            (false, None, None) => "ended without a code".to_owned(),
+    fn cause(&self) -> Option<FailureCause> {
+        self.code.map_or(Some(FailureCause::Signalled), FailureCause::from_exit_code)
+    }
+
+    pub(super) fn how(&self) -> String {
+        let ended = match (self.cut, self.code, self.signal) {
+            (Cut::AfterAnother, _, _) => "was ended after it".to_owned(),
+            (Cut::TooLate(grace), _, _) => {
+                format!("did not end within {} s of a signal and was killed", grace.as_secs())
+            }
+            (_, Some(0), _) => "was done".to_owned(),
+            (_, Some(code), _) => format!("ended with exit code {code}"),
+            (_, None, Some(signal)) => format!("was killed by signal {signal}"),
+            (_, None, None) => "ended without a code".to_owned(),
         };
         match &self.words {
             Some(words) => format!("{ended}: {}", words.trim_end()),
@@ -72,19 +135,23 @@ impl End {
 impl Verdict {
     /// Judges the ends of all ranks of a machine, in the order in which they came.
     pub fn of(ends: &[End]) -> Self {
-        let failed = || ends.iter().filter(|end| !end.is_ours && end.success().is_none());
+        let was_cut_by_signal = ends.iter().any(|end| end.cut == Cut::BySignal);
+        // Who misses a rank that a signal ended has no more failed than that rank.
+        let failed =
+            || ends.iter().filter(|end| end.is_failure() && !(was_cut_by_signal && end.has_lost_a_peer()));
         // Who lost a peer says so before the launcher sees the peer's own end, now and then.
         let Some(first) = failed().find(|end| end.is_cause()).or_else(|| failed().next()) else {
             let stopped = ends.iter().any(|end| end.success() == Some(ExitCode::Preempted));
             return Self::Ended(if stopped { ExitCode::Preempted } else { ExitCode::Success });
         };
         let others = ends.iter().filter(|end| end.rank != first.rank);
-        Self::Failed {
+        Self::Failed(Box::new(Failed {
             rank: first.rank,
             how: first.how(),
-            ends: others.map(|end| (end.rank, end.how())).collect(),
+            others: others.map(|end| (end.rank, end.how())).collect(),
             code: first.failure_code(),
-        }
+            cause: first.cause(),
+        }))
     }
 }
 
@@ -93,14 +160,23 @@ mod tests {
     use super::*;
 
     fn exited(rank: usize, code: i32) -> End {
-        End { rank, code: Some(code), signal: None, words: None, is_ours: false }
+        End { rank, code: Some(code), signal: None, words: None, cut: Cut::Not }
+    }
+
+    fn killed(rank: usize, signal: i32) -> End {
+        End { code: None, signal: Some(signal), ..exited(rank, 0) }
+    }
+
+    fn failed(ends: &[End]) -> Failed {
+        match Verdict::of(ends) {
+            Verdict::Failed(failed) => *failed,
+            Verdict::Ended(code) => unreachable!("ended with {code:?}"),
+        }
     }
 
     fn cause(ends: &[End]) -> (usize, ExitCode) {
-        match Verdict::of(ends) {
-            Verdict::Failed { rank, code, .. } => (rank, code),
-            Verdict::Ended(code) => unreachable!("ended with {code:?}"),
-        }
+        let Failed { rank, code, .. } = failed(ends);
+        (rank, code)
     }
 
     #[test]
@@ -111,21 +187,44 @@ mod tests {
 
     #[test]
     fn the_cause_is_who_failed_of_its_own_whoever_was_seen_first() {
-        let killed = End { code: None, signal: Some(9), ..exited(2, 0) };
-        assert_eq!(cause(&[exited(0, 76), killed.clone(), exited(1, 76)]), (2, ExitCode::PeerLost));
+        assert_eq!(cause(&[exited(0, 76), killed(2, 9), exited(1, 76)]), (2, ExitCode::PeerLost));
         assert_eq!(cause(&[exited(0, 76), exited(1, 78)]), (1, ExitCode::BadConfig));
         assert_eq!(cause(&[exited(1, 77), exited(0, 77)]), (1, ExitCode::Diverged));
-        let ended = End { is_ours: true, ..killed };
+        let ended = End { cut: Cut::AfterAnother, ..killed(2, 9) };
         assert_eq!(cause(&[exited(1, 101), ended]), (1, ExitCode::Failure));
+    }
+
+    #[test]
+    fn the_cause_decides_which_budget_pays() {
+        assert_eq!(failed(&[exited(0, 76), killed(1, 11)]).cause, Some(FailureCause::Signalled));
+        assert_eq!(failed(&[exited(0, 75), exited(1, 76)]).cause, Some(FailureCause::RetryableIo));
+        assert_eq!(failed(&[exited(0, 78), exited(1, 78)]).cause, Some(FailureCause::BadConfig));
     }
 
     #[test]
     fn without_a_cause_on_this_machine_its_ranks_have_lost_one_elsewhere() {
         let lost = End { words: Some("no sign of life from rank 5\n".into()), ..exited(1, 76) };
-        let Verdict::Failed { rank, how, code, .. } = Verdict::of(&[lost, exited(0, 76)]) else {
-            unreachable!()
-        };
+        let Failed { rank, how, code, .. } = failed(&[lost, exited(0, 76)]);
         assert_eq!((rank, code), (1, ExitCode::PeerLost));
         assert_eq!(how, "ended with exit code 76: no sign of life from rank 5");
+    }
+
+    #[test]
+    fn who_was_stopped_before_it_could_save_was_stopped_and_did_not_fail() {
+        let early = End { cut: Cut::by_signal(None, Some(15)), ..killed(0, 15) };
+        let missing = End { cut: Cut::AfterAnother, ..killed(2, 9) };
+        let ends = [early.clone(), exited(1, 76), missing.clone()];
+        assert_eq!(Verdict::of(&ends), Verdict::Ended(ExitCode::Preempted));
+        assert_eq!(cause(&[early, exited(1, 78), missing]), (1, ExitCode::BadConfig));
+        assert_eq!(Cut::by_signal(Some(143), None), Cut::BySignal);
+        assert_eq!(Cut::by_signal(None, Some(9)), Cut::Not);
+    }
+
+    #[test]
+    fn who_does_not_stop_in_time_is_named_with_the_time() {
+        let late = End { cut: Cut::TooLate(Duration::from_secs(3)), ..killed(1, 9) };
+        let Failed { rank, how, code, .. } = failed(&[exited(0, 80), late]);
+        assert_eq!((rank, code), (1, ExitCode::PeerLost));
+        assert_eq!(how, "did not end within 3 s of a signal and was killed");
     }
 }

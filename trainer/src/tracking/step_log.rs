@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 
 use super::append_file::AppendFile;
 use super::{CompletionRecord, Stage, StepMetrics, Tracker, TrackingError};
+use crate::run_folder::UNFINISHED;
 
 /// `metrics.jsonl`.
 pub(super) struct StepLog(AppendFile);
@@ -108,7 +109,7 @@ fn line(record: &impl Serialize) -> Vec<u8> {
 fn rewrite(path: &Path, records: &[impl Serialize]) -> Result<(), TrackingError> {
     let write = || {
         let folder = path.parent().unwrap_or(Path::new("."));
-        let mut file = tempfile::NamedTempFile::new_in(folder)?;
+        let mut file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(folder)?;
         for record in records {
             file.write_all(&line(record))?;
         }

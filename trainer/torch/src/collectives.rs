@@ -22,7 +22,7 @@ use std::fmt::Debug;
 pub use alone::Alone;
 pub use error::{CollectiveError, Diagnosis, RendezvousError};
 pub use gloo::{GlooGroup, Pending};
-pub use rendezvous::{Membership, Rendezvous, serve_store};
+pub use rendezvous::{Membership, Rendezvous, report_failure, serve_store};
 pub use store::{Store, StoreError};
 use tch::Tensor;
 

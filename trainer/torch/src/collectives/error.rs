@@ -115,6 +115,14 @@ pub enum RendezvousError {
         /// How long was waited.
         timeout: Duration,
     },
+    /// A rank has failed before all had come.
+    #[error("{} had not joined when one failed: {cause}", ranks(missing))]
+    Failed {
+        /// Who.
+        missing: Vec<usize>,
+        /// The rank that failed, and why.
+        cause: String,
+    },
     /// A value that cannot work.
     #[error("{name}: expected {expected}, got {got}")]
     Argument {

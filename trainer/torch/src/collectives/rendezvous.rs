@@ -16,6 +16,8 @@ use super::{Alone, Collectives, RendezvousError};
 
 const RETRY: Duration = Duration::from_millis(200);
 const POLL: Duration = Duration::from_millis(20);
+/// Under this name stands why the first rank failed.
+const FAILURE: &str = "failure";
 
 /// What a rank knows of itself and of where the others are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +48,15 @@ pub fn serve_store(port: u16, attempt: u64, world_size: usize) -> Result<Store, 
     // Last: who reads it may rely on the rest.
     store.set("attempt", &attempt.to_string())?;
     Ok(store)
+}
+
+/// Reports through the store why `rank` failed, unless somebody has done so already: ranks that still join are told, and
+/// the first report is what everybody gets back.
+///
+/// # Errors
+/// When the store is gone.
+pub fn report_failure(store: &Store, rank: usize, cause: &str) -> Result<String, StoreError> {
+    store.set_first(FAILURE, &format!("rank {rank}: {cause}"))
 }
 
 /// A place among all ranks, from which groups are made.
@@ -127,7 +138,7 @@ impl Rendezvous {
     /// # Errors
     /// When the store is gone.
     pub fn report_failure(&self, cause: &str) -> Result<String, RendezvousError> {
-        Ok(self.store.set_first("failure", &format!("rank {}: {cause}", self.rank()))?)
+        Ok(report_failure(&self.store, self.rank(), cause)?)
     }
 }
 
@@ -204,6 +215,9 @@ fn wait_for_all(store: &Store, membership: &Membership, deadline: Instant) -> Re
         missing = still;
         if missing.is_empty() {
             return Ok(());
+        }
+        if let Some(cause) = store.get(FAILURE)? {
+            return Err(RendezvousError::Failed { missing, cause });
         }
         if Instant::now() >= deadline {
             return Err(RendezvousError::Missing { missing, timeout: membership.join_timeout });

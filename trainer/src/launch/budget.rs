@@ -1,0 +1,89 @@
+//! Whether another attempt follows one that failed, and when. No process is touched here, and no clock is read.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use rlt_api::plan::restart_delay;
+use rlt_api::spec::RetriesSpec;
+use rlt_api::{Budget, FailureCause};
+
+/// What `runPolicy.retries` has left.
+#[derive(Debug)]
+pub(super) struct Restarts {
+    retries: RetriesSpec,
+    used: BTreeMap<&'static str, u32>,
+    num_short: u32,
+}
+
+/// What follows an attempt that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Another attempt.
+    Restart {
+        /// To wait before.
+        after: Duration,
+        /// Which budget pays, for a person.
+        budget: String,
+    },
+    /// The end.
+    End {
+        /// Why, for a person; empty where another attempt was never an option.
+        why: String,
+    },
+}
+
+impl Restarts {
+    pub(super) fn new(retries: &RetriesSpec) -> Self {
+        Self { retries: retries.clone(), used: BTreeMap::new(), num_short: 0 }
+    }
+
+    /// Decides after an attempt that `cause` ended. `was_short` is one that ended soon and saved nothing: the more there
+    /// are in a row, the longer the next one waits.
+    pub(super) fn after(&mut self, cause: FailureCause, was_short: bool) -> Next {
+        let Budget::Limited { field, limit } = cause.budget(&self.retries) else {
+            return Next::End { why: String::new() };
+        };
+        let used = self.used.entry(field).or_default();
+        if *used >= limit {
+            return Next::End { why: format!("\n  not started again: retries.{field} of {limit} used up") };
+        }
+        *used += 1;
+        let budget = format!("{used} of retries.{field} {limit}");
+        self.num_short = if was_short { self.num_short + 1 } else { 0 };
+        Next::Restart { after: restart_delay(self.num_short), budget }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seconds(next: Next) -> u64 {
+        match next {
+            Next::Restart { after, .. } => after.as_secs(),
+            Next::End { why } => unreachable!("ended: {why}"),
+        }
+    }
+
+    #[test]
+    fn each_cause_has_a_budget_of_its_own_and_what_cannot_heal_has_none() {
+        let mut restarts = Restarts::new(&RetriesSpec { crash: 2, io: 1, ..RetriesSpec::default() });
+        for cause in [FailureCause::Signalled, FailureCause::PeerLost, FailureCause::RetryableIo] {
+            seconds(restarts.after(cause, false));
+        }
+        let over = |why: &str| Next::End { why: format!("\n  not started again: {why} used up") };
+        assert_eq!(restarts.after(FailureCause::Signalled, false), over("retries.crash of 2"));
+        assert_eq!(restarts.after(FailureCause::RetryableIo, false), over("retries.io of 1"));
+        assert_eq!(restarts.after(FailureCause::TrainerFailed, false), over("retries.failure of 0"));
+        for cause in [FailureCause::BadConfig, FailureCause::Diverged] {
+            assert_eq!(restarts.after(cause, false), Next::End { why: String::new() });
+        }
+    }
+
+    #[test]
+    fn attempts_that_come_to_nothing_wait_the_longer_the_more_there_were() {
+        let mut restarts = Restarts::new(&RetriesSpec { crash: 100, ..RetriesSpec::default() });
+        let mut after = |was_short| seconds(restarts.after(FailureCause::Signalled, was_short));
+        assert_eq!([true, true, true, false, true, true].map(&mut after), [0, 5, 10, 0, 0, 5]);
+    }
+}
