@@ -4,6 +4,7 @@
 mod algorithm;
 #[cfg(feature = "kube")]
 mod changes;
+mod checkpoint;
 mod data;
 mod loss;
 mod model;
@@ -57,6 +58,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Rule> {
         algorithm::RULES,
         loss::RULES,
         training::RULES,
+        checkpoint::RULES,
         workers::RULES,
         parallelism::RULES,
     ];

@@ -106,6 +106,10 @@ fn bad_specs() -> Vec<Value> {
         json!({"workers": {"tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]}}),
         json!({"runPolicy": {"managedBy": "somebody"}}),
         json!({"runPolicy": {"managedBy": "Example.com/a"}}),
+        json!({"checkpoint": {"uri": "bucket/prefix"}}),
+        json!({"checkpoint": {"uri": "s3://"}}),
+        json!({"checkpoint": {"uri": "gs:///prefix"}}),
+        json!({"checkpoint": {"uri": "file://folder"}}),
         json!({"training": {"promptsPerUpdate": 12}, "model": {"tokenizer": null}, "data": {"task": null}}),
         json!({"workers": {"count": 2, "device": "Auto"}}),
         json!({"workers": {"count": 2, "device": "Cuda"}}),
@@ -136,6 +140,8 @@ fn good_specs() -> Vec<Value> {
         }}),
         json!({"workers": {"storage": {"claimName": "models"}}, "runPolicy": {"managedBy": "a.example/b"}}),
         json!({"workers": {"count": 3, "device": "Cpu"}}),
+        json!({"checkpoint": {"uri": "s3://bucket"}}),
+        json!({"checkpoint": {"uri": "file:///folder/of/copies"}}),
     ]
 }
 

@@ -2,6 +2,8 @@
 //!
 //! No product code lives here, and nothing here is used by product code.
 
+pub mod object_server;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;

@@ -12,6 +12,8 @@ mod bad_manifest;
 mod bad_model;
 #[path = "local_run/complete.rs"]
 mod complete;
+#[path = "local_run/copies.rs"]
+mod copies;
 #[path = "local_run/examples.rs"]
 mod examples;
 #[path = "local_run/job.rs"]

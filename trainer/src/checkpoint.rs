@@ -13,8 +13,11 @@
 //! say which part of it lies where; nothing in the format knows how many processes wrote it. Loading parses JSON
 //! and copies bytes: no code is executed.
 //!
+//! Where `checkpoint.uri` names an object store, `copies` brings committed checkpoints there and back.
+//!
 //! What a tensor or a state field means is not known here.
 
+mod copies;
 mod dtype;
 mod error;
 mod load;
@@ -32,6 +35,7 @@ mod store_tests;
 
 use tch::Tensor;
 
+pub use copies::{CopyError, clear as clear_copies};
 pub use error::CheckpointError;
 pub use load::Checkpoint;
 pub use manifest::{FileEntry, Manifest, TensorEntry, TensorPiece};

@@ -3,7 +3,7 @@
 use rlt_api::{ExitCode, Problem};
 
 use crate::actor::ActorError;
-use crate::checkpoint::CheckpointError;
+use crate::checkpoint::{CheckpointError, CopyError};
 use crate::critic::{CriticError, NoCritic};
 use crate::data::{DataError, LoaderError};
 use crate::model::hub::HubError;
@@ -83,6 +83,8 @@ pub enum TrainError {
     OtherWorldSize { count: usize, world_size: usize },
     #[error("failed to save or read a checkpoint")]
     Checkpoint(#[from] CheckpointError),
+    #[error("failed with the copies of checkpoints")]
+    Copies(#[from] CopyError),
     #[error(
         "the loss or its gradient was not finite for {num_steps} steps in a row (last step {last_step}): lower \
          spec.training.optimizer.learningRate or spec.training.maxGradNorm"
@@ -125,7 +127,8 @@ impl TrainError {
             Self::NoCompleteCheckpoint { .. } => ExitCode::CorruptCheckpoint,
             Self::Checkpoint(error) if error.is_corruption() => ExitCode::CorruptCheckpoint,
             Self::Checkpoint(error) if error.is_misfit() => ExitCode::BadConfig,
-            Self::Checkpoint(_) => ExitCode::RetryableIo,
+            Self::Copies(error) if error.is_permanent() => ExitCode::BadConfig,
+            Self::Checkpoint(_) | Self::Copies(_) => ExitCode::RetryableIo,
             Self::Diverged { .. } | Self::Rollout(RolloutError::NonFiniteLogits { .. }) => ExitCode::Diverged,
             Self::Actor(ActorError::Packing(_))
             | Self::Update(UpdateError::Packing(_))

@@ -1,5 +1,7 @@
 //! The end of a run: the exported model, the verdict, the report.
 
+use std::time::Duration;
+
 use rlt_api::spec::ExportDtype;
 use serde::Serialize;
 use tch::Kind;
@@ -40,11 +42,27 @@ pub fn finish(trainer: &mut Trainer, outcome: Outcome) -> Result<(), TrainError>
         trainer.watch.begin_phase(Phase::Saving, 0);
         export(trainer)?;
     }
+    wait_for_copy(trainer, outcome)?;
     write_result(trainer, outcome)?;
     trainer.watch.message(&summary(trainer, outcome));
     trainer.watch.finish();
     report::render(trainer.folder.root())?;
     Ok(())
+}
+
+/// A complete run is complete once its last checkpoint is where it was asked for. One that was asked to stop has half of its
+/// time left for that, and what is missing is copied when it goes on.
+fn wait_for_copy(trainer: &Trainer, outcome: Outcome) -> Result<(), TrainError> {
+    let grace = u64::from(trainer.spec().run_policy.termination_grace_period_seconds);
+    match outcome {
+        Outcome::Complete => Ok(trainer.checkpoints.finish_copies(Duration::from_secs(grace))?),
+        Outcome::Stopped(_) => {
+            if let Err(error) = trainer.checkpoints.finish_copies(Duration::from_secs(grace) / 2) {
+                trainer.watch.message(&error.to_string());
+            }
+            Ok(())
+        }
+    }
 }
 
 fn export(trainer: &Trainer) -> Result<(), TrainError> {

@@ -50,7 +50,11 @@ pub fn setup(
     let engine = RolloutEngine::new(engine_options(&spec, &tokenizer));
     let schedule = schedule(&spec, data.num_steps(&spec));
     let checkpoints = if ranks.is_leader() {
-        CheckpointStore::open(&folder.checkpoints(), spec.checkpoint.keep as usize)?
+        let store = CheckpointStore::open(&folder.checkpoints(), spec.checkpoint.keep as usize)?;
+        match &spec.checkpoint.uri {
+            Some(uri) => store.copied_to(uri)?,
+            None => store,
+        }
     } else {
         CheckpointStore::follow(&folder.checkpoints())
     };

@@ -118,10 +118,18 @@ fn find_together(trainer: &mut Trainer) -> Result<(Option<Checkpoint>, Vec<Strin
 }
 
 fn find(trainer: &mut Trainer) -> Result<(Option<Checkpoint>, Vec<String>), TrainError> {
+    let fetched = trainer.checkpoints.fetch_newer();
     let latest = trainer.checkpoints.latest_complete()?;
     let path = trainer.folder.checkpoints().display().to_string();
-    let mut notes: Vec<String> =
-        latest.skipped.iter().map(|error| format!("passed over a damaged checkpoint: {error}")).collect();
+    let mut notes = match fetched {
+        Ok(notes) => notes,
+        // What is here is enough to go on from.
+        Err(error) if latest.checkpoint.is_some() && !error.is_permanent() => {
+            vec![format!("copies of checkpoints could not be looked at: {error}")]
+        }
+        Err(error) => return Err(error.into()),
+    };
+    notes.extend(latest.skipped.iter().map(|error| format!("passed over a damaged checkpoint: {error}")));
     let spec = trainer.spec().checkpoint.clone();
     if latest.checkpoint.is_none() && !latest.skipped.is_empty() {
         return Err(TrainError::NoCompleteCheckpoint { path, reasons: notes.join("; ") });

@@ -124,6 +124,9 @@ fn log(trainer: &mut Trainer, mut metrics: Metrics) {
     if let Some(seconds) = trainer.seconds_saving.take() {
         metrics.insert("timing_s/save_checkpoint".into(), seconds);
     }
+    if let Some(step) = trainer.checkpoints.copied_step() {
+        metrics.insert("checkpoint/copied_step".into(), step as f64);
+    }
     metrics.insert("training/global_step".into(), trainer.progress.step as f64);
     metrics.insert("training/epoch".into(), trainer.epoch() as f64);
     trainer.watch.end_step(Stage::Training, trainer.progress.step, metrics);

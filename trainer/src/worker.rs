@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use rlt_api::{ExitCode, ValidatedJob};
 
+use crate::checkpoint::clear_copies;
 use crate::error::TrainError;
 use crate::parallel::{RankEnvironment, Ranks};
 use crate::run_folder::RunFolder;
@@ -118,9 +119,13 @@ fn take_folder(args: &WorkerArgs, root: &Path, job: &ValidatedJob) -> Result<Run
     Ok(folder)
 }
 
-/// Removes what an earlier run left.
-pub(crate) fn start_afresh(root: &Path, _: &ValidatedJob) -> Result<RunFolder, TrainError> {
-    Ok(RunFolder::open(root, true)?)
+/// Removes what an earlier run left, here and where its checkpoints were copied to.
+pub(crate) fn start_afresh(root: &Path, job: &ValidatedJob) -> Result<RunFolder, TrainError> {
+    let folder = RunFolder::open(root, true)?;
+    if let Some(uri) = &job.spec().checkpoint.uri {
+        clear_copies(uri)?;
+    }
+    Ok(folder)
 }
 
 /// The first rank that fails says why to all; those that fail after it repeat it.

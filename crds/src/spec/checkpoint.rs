@@ -18,13 +18,20 @@ pub struct CheckpointSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 4096))]
     pub resume_from: Option<String>,
+    /// Where complete checkpoints are copied to, beside the training: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`,
+    /// `az://CONTAINER/PREFIX` or `file:///FOLDER`. The prefix belongs to this run alone; as many copies stay as `keep`
+    /// says. A run goes on from the newest copy where its folder has nothing newer. Credentials, region and endpoint
+    /// come from the environment of the workers, in the stores' own names (`AWS_`, `GOOGLE_`, `AZURE_`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 1024))]
+    pub uri: Option<String>,
     /// The Hugging Face folder written at the end.
     pub export: ExportSpec,
 }
 
 impl Default for CheckpointSpec {
     fn default() -> Self {
-        Self { every_steps: 20, keep: 3, resume_from: None, export: ExportSpec::default() }
+        Self { every_steps: 20, keep: 3, resume_from: None, uri: None, export: ExportSpec::default() }
     }
 }
 

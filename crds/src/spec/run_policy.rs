@@ -1,5 +1,5 @@
-//! `spec.runPolicy`: when the job starts, stops, starts again and goes away. All but the deadline of the whole job acts
-//! only on a cluster.
+//! `spec.runPolicy`: when the job starts, stops, starts again and goes away. In a local run the deadline of the whole job
+//! acts, and with several workers the time for a stop and most retries; all else acts only on a cluster.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -31,11 +31,17 @@ pub struct RunPolicySpec {
     pub ttl_policy: TtlPolicy,
     /// Which pods are deleted when the job ends.
     pub clean_pod_policy: CleanPodPolicy,
-    /// Seconds that a worker has for a checkpoint when it is stopped.
+    /// Seconds that a worker has for a checkpoint when it is stopped; then it is killed.
     #[schemars(range(min = 1, max = 86400))]
     pub termination_grace_period_seconds: u32,
+<<<<<<< HEAD
     /// How often workers are started again without a new checkpoint in between, by what ended them. Evicted workers and
     /// lost nodes count for nothing.
+=======
+    /// How often workers are started again from the last complete checkpoint, by what ended them. Evicted workers and
+    /// lost nodes count for nothing. A local run of several workers obeys `failure`, `crash`, `io` and `checkpoint`, each
+    /// time anew; one of a single worker is one process, which nobody starts again.
+>>>>>>> ba9960a (Copy checkpoints to an object store beside the training)
     pub retries: RetriesSpec,
     /// Who works on the job, as a domain and a path; any value but `rltraining.dev/operator` makes this operator leave
     /// the job alone.
@@ -83,7 +89,11 @@ pub enum CleanPodPolicy {
     None,
 }
 
+<<<<<<< HEAD
 /// How often workers are started again, by what ended them. A failure after a new checkpoint is counted anew.
+=======
+/// How often workers are started again, by what ended them, over the whole life of the job, or of the local run.
+>>>>>>> ba9960a (Copy checkpoints to an object store beside the training)
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct RetriesSpec {

@@ -20,7 +20,8 @@ impl Dice {
     fn new() -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
         let seed = std::env::var("RLT_TEST_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(now);
-        writeln!(std::io::stderr(), "RLT_TEST_SEED={seed}").unwrap();
+        let mut console = std::io::stderr();
+        writeln!(console, "RLT_TEST_SEED={seed}").unwrap();
         Self(seed)
     }
 

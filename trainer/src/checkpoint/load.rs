@@ -174,9 +174,15 @@ fn copy_rows(bytes: &[u8], region: &Tensor, (row, num_rows): (i64, i64)) -> Resu
 pub(super) fn read_manifest(folder: &Path) -> Result<Manifest, CheckpointError> {
     let path = folder.join(manifest::FILE_NAME);
     let json = std::fs::read(&path).map_err(CheckpointError::read(&path))?;
-    check_version(&path, &json)?;
-    let manifest: Manifest = serde_json::from_slice(&json).map_err(CheckpointError::parse(&path))?;
-    let digest = manifest.digest().map_err(CheckpointError::parse(&path))?;
+    parse_manifest(&path, &json)
+}
+
+/// Reads a manifest from the bytes of `path`.
+pub(super) fn parse_manifest(path: &Path, json: &[u8]) -> Result<Manifest, CheckpointError> {
+    check_version(path, json)?;
+    let manifest: Manifest = serde_json::from_slice(json).map_err(CheckpointError::parse(path))?;
+    let digest = manifest.digest().map_err(CheckpointError::parse(path))?;
+    let path = path.to_path_buf();
     if digest != manifest.sha256 {
         return Err(CheckpointError::Digest { path, expected: manifest.sha256, got: digest });
     }

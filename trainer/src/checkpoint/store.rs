@@ -7,6 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
+use super::copies::{self, CopyError, Uploads};
 use super::load::{self, Checkpoint};
 use super::storage::{FileSystem, Storage};
 use super::{CheckpointContent, CheckpointError, save};
@@ -24,6 +25,13 @@ pub struct CheckpointStore {
     keep: usize,
     storage: Box<dyn Storage>,
     resumed_from: Option<PathBuf>,
+    copies: Option<Copies>,
+}
+
+/// Where committed checkpoints are copied to.
+struct Copies {
+    uri: String,
+    uploads: Uploads,
 }
 
 /// What one save did.
@@ -73,7 +81,13 @@ impl CheckpointStore {
 
     /// The folder `dir` as a rank sees it that another rank saves for: nothing is created or removed.
     pub fn follow(dir: &Path) -> Self {
-        Self { dir: dir.to_path_buf(), keep: usize::MAX, storage: Box::new(FileSystem), resumed_from: None }
+        Self {
+            dir: dir.to_path_buf(),
+            keep: usize::MAX,
+            storage: Box::new(FileSystem),
+            resumed_from: None,
+            copies: None,
+        }
     }
 
     pub(super) fn with_storage(
@@ -82,9 +96,43 @@ impl CheckpointStore {
         storage: Box<dyn Storage>,
     ) -> Result<Self, CheckpointError> {
         fs::create_dir_all(dir).map_err(CheckpointError::folder("create folder", dir))?;
-        let store = Self { dir: dir.to_path_buf(), keep: keep.max(1), storage, resumed_from: None };
+        let store =
+            Self { dir: dir.to_path_buf(), keep: keep.max(1), storage, resumed_from: None, copies: None };
         store.remove_leftovers()?;
         Ok(store)
+    }
+
+    /// Copies what is saved from now on to `uri`, beside the training, and keeps as many there.
+    ///
+    /// # Errors
+    /// [`CopyError`] for an address that cannot work.
+    pub fn copied_to(self, uri: &str) -> Result<Self, CopyError> {
+        let uploads = Uploads::start(uri, self.keep)?;
+        Ok(Self { copies: Some(Copies { uri: uri.to_owned(), uploads }), ..self })
+    }
+
+    /// Brings the newest whole copy here where it is newer than every checkpoint that is here; what came of it, for a
+    /// person to read.
+    ///
+    /// # Errors
+    /// The store cannot be reached or refuses.
+    pub fn fetch_newer(&self) -> Result<Vec<String>, CopyError> {
+        let Some(Copies { uri, .. }) = &self.copies else { return Ok(Vec::new()) };
+        let here = self.newest_first()?.into_iter().find_map(|(_, order)| order.ok());
+        copies::fetch_newer(uri, &self.dir, here.map(|(save_index, _)| save_index))
+    }
+
+    /// The newest step that has a copy; `None` where there is no such place, or nothing in it yet.
+    pub fn copied_step(&self) -> Option<u64> {
+        self.copies.as_ref().and_then(|copies| copies.uploads.copied_step())
+    }
+
+    /// Waits for the copy of the newest checkpoint for as long as it advances, and `patience` longer.
+    ///
+    /// # Errors
+    /// [`CopyError::NotCopied`]; the checkpoint itself is as it was.
+    pub fn finish_copies(&self, patience: Duration) -> Result<(), CopyError> {
+        self.copies.as_ref().map_or(Ok(()), |copies| copies.uploads.finish(patience))
     }
 
     /// Writes a checkpoint of `step` finished steps and commits it; then removes the oldest ones beyond `keep`.
@@ -105,6 +153,9 @@ impl CheckpointStore {
             let _ = self.storage.remove_dir_all(&temporary);
         }
         let saved = Saved { path, num_bytes: written?, duration: started.elapsed() };
+        if let Some(copies) = &self.copies {
+            copies.uploads.offer(step, &saved.path);
+        }
         if let Err(error) = self.remove_old() {
             tracing::warn!(error = &error as &dyn std::error::Error, "an old checkpoint stays");
         }
@@ -121,6 +172,10 @@ impl CheckpointStore {
         for (path, order) in self.newest_first()? {
             match order.and_then(|_| Checkpoint::open(&path)) {
                 Ok(checkpoint) => {
+                    if let Some(copies) = &self.copies {
+                        // A run that ended early may have left it without one.
+                        copies.uploads.offer(checkpoint.step(), &path);
+                    }
                     self.resumed_from = Some(path);
                     return Ok(Latest { checkpoint: Some(checkpoint), skipped });
                 }
@@ -196,7 +251,8 @@ impl CheckpointStore {
     fn remove_old(&self) -> Result<(), CheckpointError> {
         let complete = self.newest_first()?.into_iter().filter(|(_, order)| order.is_ok());
         for (path, _) in complete.skip(self.keep) {
-            if self.resumed_from.as_deref() == Some(&*path) {
+            let is_copied = |copies: &Copies| !copies.uploads.needs(&path);
+            if self.resumed_from.as_deref() == Some(&*path) || !self.copies.as_ref().is_none_or(is_copied) {
                 continue;
             }
             // Out of sight first: a half-removed checkpoint must never look like one.
@@ -216,7 +272,10 @@ impl CheckpointStore {
             {
                 let restored = self.storage.rename(&path, &original);
                 restored.map_err(CheckpointError::folder("rename folder", &path))?;
-            } else if [SAVING, REPLACED, REMOVING].iter().any(|prefix| name.starts_with(prefix)) {
+            } else if [SAVING, REPLACED, REMOVING, copies::FETCHING]
+                .iter()
+                .any(|prefix| name.starts_with(prefix))
+            {
                 let removed = self.storage.remove_dir_all(&path);
                 removed.map_err(CheckpointError::folder("remove folder", &path))?;
             }

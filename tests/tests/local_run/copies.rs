@@ -1,0 +1,176 @@
+//! Checkpoints are copied to an object store beside the training, and a run whose folder is lost goes on from there; a
+//! store that fails, hangs or is not there never stops a run that can go on, and never takes a checkpoint with it.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rlt_tests::object_server::{BUCKET, Mood, ObjectServer};
+use serde_json::{Value, json};
+
+use crate::job::{Ended, Place, merge, signal, tiny_with};
+use crate::resume::assert_same_run;
+
+fn job(steps: u32, uri: &str) -> Value {
+    tiny_with(json!({
+        "training": { "steps": steps }, "checkpoint": { "uri": uri, "keep": 2 },
+        "runPolicy": { "terminationGracePeriodSeconds": 2 }
+    }))
+}
+
+fn on_server(steps: u32) -> Value {
+    job(steps, &format!("s3://{BUCKET}/runs/one"))
+}
+
+fn start(place: &Place, manifest: &Value, server: &ObjectServer) -> Child {
+    let path = place.write(manifest);
+    let mut command = Command::new(rlt_tests::fresh_binary("rlt-trainer"));
+    command.args(["launch", "--manifest"]).arg(path).arg("--output").arg(place.run(""));
+    command.envs(server.environment());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn train(place: &Place, manifest: &Value, server: &ObjectServer) -> Ended {
+    Ended::of(start(place, manifest, server).wait_with_output().unwrap())
+}
+
+/// The checkpoints on the server that have a manifest.
+fn whole_copies(server: &ObjectServer) -> BTreeSet<String> {
+    let keys = server.keys();
+    let names = keys.iter().filter_map(|key| key.strip_prefix("runs/one/")?.strip_suffix("/manifest.json"));
+    names.map(str::to_owned).collect()
+}
+
+fn local(place: &Place) -> BTreeSet<String> {
+    let entries = fs::read_dir(place.run("checkpoints")).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+#[test]
+fn a_run_whose_folder_is_lost_goes_on_from_the_newest_copy() {
+    let (server, whole, first, second) =
+        (ObjectServer::start().unwrap(), Place::new(), Place::new(), Place::new());
+    whole.train(&tiny_with(json!({ "training": { "steps": 6 } }))).expect(0, &[]);
+    train(&first, &on_server(3), &server).expect(0, &[]);
+    assert!(whole_copies(&server).contains("step-000003"), "{:?}", server.keys());
+    let said = ["fetched checkpoint step-000003", "resuming after step 3"];
+    train(&second, &on_server(6), &server).expect(0, &said);
+    assert!(whole.weights() == second.weights(), "the exported weights differ");
+    let steps: Vec<u64> = second.steps().iter().map(|step| step["step"].as_u64().unwrap()).collect();
+    assert_eq!(steps, [4, 5, 6]);
+    assert!(whole_copies(&server).len() <= 2, "as many copies stay as checkpoints");
+    assert!(second.steps().iter().all(|step| step["checkpoint/copied_step"].as_f64() >= Some(3.0)));
+}
+
+#[test]
+fn a_store_that_fails_and_hangs_up_costs_nothing_but_patience() {
+    let (server, whole, place) = (ObjectServer::start().unwrap(), Place::new(), Place::new());
+    whole.train(&tiny_with(json!({ "training": { "steps": 12 } }))).expect(0, &[]);
+    server.become_(Mood::HangingUp);
+    let mut patient = on_server(12);
+    merge(&mut patient["spec"], json!({ "runPolicy": { "terminationGracePeriodSeconds": 20 } }));
+    let child = start(&place, &patient, &server);
+    place.wait_for_steps(12);
+    assert!(whole_copies(&server).is_empty(), "all steps are done without the store");
+    server.become_(Mood::Moody);
+    Ended::of(child.wait_with_output().unwrap())
+        .expect(0, &["a checkpoint has no copy yet, training goes on"]);
+    assert!(whole_copies(&server).contains("step-000012"));
+    assert_same_run(&whole, &place);
+}
+
+#[test]
+fn a_run_is_not_complete_before_its_last_checkpoint_is_copied() {
+    let (server, place) = (ObjectServer::start().unwrap(), Place::new());
+    server.become_(Mood::Silent);
+    let said = ["step 4 is not copied to `s3://checkpoints/runs/one` yet", "exit code 75: RetryableIo"];
+    train(&place, &on_server(4), &server).expect(75, &said);
+    assert_eq!(place.steps().len(), 4);
+    assert!(local(&place).contains("step-000004"));
+    assert!(!place.run("result.json").exists());
+    server.become_(Mood::Willing);
+    train(&place, &on_server(4), &server).expect(0, &["resuming after step 4"]);
+    assert!(whole_copies(&server).contains("step-000004"));
+    assert_eq!(place.steps().len(), 4);
+}
+
+#[test]
+fn a_store_that_hangs_does_not_keep_a_run_from_stopping_in_time() {
+    let (server, place) = (ObjectServer::start().unwrap(), Place::new());
+    server.become_(Mood::Silent);
+    let child = start(&place, &on_server(4000), &server);
+    place.wait_for_steps(2);
+    signal(&child, "TERM");
+    let asked = Instant::now();
+    Ended::of(child.wait_with_output().unwrap()).expect(80, &["is not copied to"]);
+    assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
+}
+
+#[test]
+fn a_copy_that_a_kill_cut_off_does_not_count() {
+    let (server, first, second) = (ObjectServer::start().unwrap(), Place::new(), Place::new());
+    train(&first, &on_server(2), &server).expect(0, &[]);
+    // Of the next one the shard arrives, and no more.
+    server.become_(Mood::WillingFor(1));
+    let child = start(&first, &on_server(4000), &server);
+    let started = Instant::now();
+    while !server.keys().iter().any(|key| &**key > "runs/one/step-000003")
+        && started.elapsed() < Duration::from_secs(30)
+    {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    signal(&child, "KILL");
+    child.wait_with_output().unwrap();
+    let newest = whole_copies(&server).into_iter().next_back().unwrap();
+    assert_eq!(newest, "step-000002", "{:?}", server.keys());
+    server.become_(Mood::Willing);
+    train(&second, &on_server(4), &server).expect(0, &["fetched checkpoint step-000002"]);
+    assert!(whole_copies(&server).contains("step-000004"));
+    assert!(server.keys().len() <= 6, "what was cut off is swept: {:?}", server.keys());
+}
+
+#[test]
+fn what_cannot_be_a_place_for_copies_ends_a_run_before_it_begins() {
+    let server = ObjectServer::start().unwrap();
+    let nowhere = job(2, "s3://nowhere/runs/one");
+    let said = ["spec.checkpoint.uri", "the bucket of `s3://nowhere/runs/one` does not exist"];
+    train(&Place::new(), &nowhere, &server).expect(78, &said);
+    server.become_(Mood::Refusing);
+    train(&Place::new(), &on_server(2), &server)
+        .expect(78, &["are the credentials in the environment right?"]);
+    Place::new().train(&job(2, "ftp://host/folder")).expect(2, &["spec.checkpoint.uri", "s3://"]);
+}
+
+#[test]
+fn nobody_knows_where_a_run_stands_whose_folder_and_store_are_both_gone() {
+    let (server, place) = (ObjectServer::start().unwrap(), Place::new());
+    train(&place, &on_server(2), &server).expect(0, &[]);
+    // Nobody listens on port 1.
+    let alone = |place: &Place, manifest: &Value| {
+        let path = place.write(manifest);
+        let mut command = Command::new(rlt_tests::fresh_binary("rlt-trainer"));
+        command.args(["launch", "--manifest"]).arg(path).arg("--output").arg(place.run(""));
+        command.envs(server.environment()).env("AWS_ENDPOINT", "http://127.0.0.1:1");
+        Ended::of(command.stdout(Stdio::piped()).stderr(Stdio::piped()).output().unwrap())
+    };
+    alone(&Place::new(), &on_server(2)).expect(75, &["runs/one", "exit code 75"]);
+    let said = ["copies of checkpoints could not be looked at", "resuming after step 2", "is not copied to"];
+    alone(&place, &on_server(4)).expect(75, &said);
+    assert_eq!(place.steps().len(), 4, "the local checkpoint was enough to go on from");
+}
+
+#[test]
+fn a_run_that_starts_afresh_forgets_its_copies() {
+    let (server, place) = (ObjectServer::start().unwrap(), Place::new());
+    train(&place, &on_server(3), &server).expect(0, &[]);
+    let mut other = on_server(2);
+    merge(&mut other["spec"], json!({ "training": { "seed": 5 } }));
+    let path = place.write(&other);
+    let mut command = Command::new(rlt_tests::fresh_binary("rlt-trainer"));
+    command.args(["launch", "--overwrite", "--manifest"]).arg(path).arg("--output").arg(place.run(""));
+    let ended = Ended::of(command.envs(server.environment()).output().unwrap()).expect(0, &[]);
+    assert!(!ended.stderr.contains("fetched"), "{}", ended.stderr);
+    let copies = whole_copies(&server);
+    assert!(copies.contains("step-000002") && !copies.contains("step-000003"), "{copies:?}");
+}

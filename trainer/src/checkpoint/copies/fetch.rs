@@ -1,0 +1,149 @@
+//! From the store into the local folder: the newest copy that is whole, and newer than all that lies there.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Runtime};
+
+use super::super::load;
+use super::super::{Checkpoint, CheckpointError};
+use super::CopyError;
+use super::error::with_causes;
+use super::place::Place;
+
+/// A folder being fetched.
+pub(in super::super) const FETCHING: &str = ".fetching-";
+/// How often a fetch is tried in all.
+const NUM_TRIES: u32 = 2;
+/// Between two tries.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// What came of a fetch, for a person to read: one line for what was fetched, one for every copy that is damaged.
+pub(in super::super) type Notes = Vec<String>;
+
+/// Brings the newest whole copy at `uri` into `folder`, where it was saved after the save number `newer_than`.
+///
+/// # Errors
+/// The store cannot be reached or refuses. A damaged copy is no error, it is in the notes, and an older one is tried.
+pub(in super::super) fn fetch_newer(
+    uri: &str,
+    folder: &Path,
+    newer_than: Option<u64>,
+) -> Result<Notes, CopyError> {
+    let (runtime, place) = (runtime()?, Place::open(uri)?);
+    tried_again(|| runtime.block_on(fetch_from(&place, folder, newer_than)))
+}
+
+/// Removes every copy at `uri`.
+///
+/// # Errors
+/// The store cannot be reached or refuses.
+pub fn clear(uri: &str) -> Result<(), CopyError> {
+    let (runtime, place) = (runtime()?, Place::open(uri)?);
+    tried_again(|| {
+        runtime.block_on(async {
+            for name in place.folders().await? {
+                place.remove(&name).await?;
+            }
+            Ok(())
+        })
+    })
+}
+
+pub(super) fn runtime() -> Result<Runtime, CopyError> {
+    Builder::new_current_thread().enable_all().build().map_err(CopyError::Thread)
+}
+
+fn tried_again<T>(mut act: impl FnMut() -> Result<T, CopyError>) -> Result<T, CopyError> {
+    let mut tries = 1;
+    loop {
+        match act() {
+            Err(error) if tries < NUM_TRIES && !error.is_permanent() => {
+                tracing::warn!("{}; trying again", with_causes(&error));
+                std::thread::sleep(PAUSE);
+                tries += 1;
+            }
+            result => return result,
+        }
+    }
+}
+
+pub(super) async fn fetch_from(
+    place: &Place,
+    folder: &Path,
+    newer_than: Option<u64>,
+) -> Result<Notes, CopyError> {
+    let mut notes = Notes::new();
+    for (save_index, name) in newest_first(place, &mut notes).await? {
+        if Some(save_index) <= newer_than {
+            break;
+        }
+        match fetch_one(place, folder, &name).await {
+            Ok(()) => {
+                notes.push(format!("fetched checkpoint {name} from {}", place.uri()));
+                break;
+            }
+            Err(CopyError::Checkpoint(error)) => notes.push(damaged(place, &name, &error)),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(notes)
+}
+
+/// The copies that have a manifest, by save index and step from the newest on.
+async fn newest_first(place: &Place, notes: &mut Notes) -> Result<Vec<(u64, String)>, CopyError> {
+    let mut found = Vec::new();
+    for name in place.folders().await? {
+        let Some(json) = place.manifest(&name).await? else { continue };
+        match load::parse_manifest(Path::new(&name), &json) {
+            Ok(manifest) => found.push((manifest.save_index, manifest.step, name)),
+            Err(error) => notes.push(damaged(place, &name, &error)),
+        }
+    }
+    found.sort_unstable_by(|one, other| other.cmp(one));
+    Ok(found.into_iter().map(|(save_index, _, name)| (save_index, name)).collect())
+}
+
+fn damaged(place: &Place, name: &str, error: &CheckpointError) -> String {
+    format!("passed over a damaged copy of checkpoint {name} at {}: {error}", place.uri())
+}
+
+/// Fetches one copy beside its place, verifies every byte, and gives it its name.
+async fn fetch_one(place: &Place, folder: &Path, name: &str) -> Result<(), CopyError> {
+    // A process's own: several may fetch on one machine.
+    let temporary = folder.join(format!("{FETCHING}{name}-{}", std::process::id()));
+    if temporary.exists() {
+        fs::remove_dir_all(&temporary).map_err(CopyError::local("remove folder", &temporary))?;
+    }
+    fs::create_dir_all(&temporary).map_err(CopyError::local("create folder", &temporary))?;
+    let fetched = fetch_files(place, &temporary, name).await;
+    let fetched = fetched.and_then(|()| commit(&temporary, &folder.join(name)));
+    if fetched.is_err() {
+        // The error that matters is the one above; what stays behind is removed at the next open.
+        let _ = fs::remove_dir_all(&temporary);
+    }
+    fetched
+}
+
+async fn fetch_files(place: &Place, temporary: &Path, name: &str) -> Result<(), CopyError> {
+    let path = temporary.join(super::super::manifest::FILE_NAME);
+    let json = place.manifest(name).await?.unwrap_or_default();
+    let manifest = load::parse_manifest(&path, &json)?;
+    for (file, entry) in &manifest.files {
+        place.get_file(name, &temporary.join(file), entry.num_bytes).await?;
+    }
+    fs::write(&path, json).map_err(CopyError::local("write", &path))?;
+    Checkpoint::open(temporary)?;
+    Ok(())
+}
+
+/// Gives the verified folder its name. A damaged local one of that name makes room.
+fn commit(temporary: &Path, path: &Path) -> Result<(), CopyError> {
+    if path.exists() {
+        fs::remove_dir_all(path).map_err(CopyError::local("remove folder", path))?;
+    }
+    fs::rename(temporary, path).map_err(CopyError::local("rename folder", temporary))?;
+    let parent = path.parent().unwrap_or(path);
+    fs::File::open(parent).and_then(|folder| folder.sync_all()).map_err(CopyError::local("sync", parent))
+}

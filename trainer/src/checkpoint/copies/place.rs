@@ -1,0 +1,266 @@
+//! One run's place in an object store: files of checkpoints in, files out. Which of them is whole is not known here.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::path::Path as FilePath;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use object_store::aws::AmazonS3Builder;
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::{BackoffConfig, ObjectStore, ObjectStoreExt, RetryConfig, WriteMultipart};
+use sha2::{Digest, Sha256};
+
+use super::super::manifest::{self, FileEntry};
+use super::CopyError;
+
+/// Bytes of one request: few enough to be repeated without regret, many enough for the stores' limits (5 MiB at least,
+/// 10,000 parts at most).
+const PART_BYTES: u64 = 8 << 20;
+/// Parts of one file at most; longer files have longer parts.
+const MAX_PARTS: u64 = 9000;
+/// Parts on their way at the same time.
+const NUM_CONCURRENT: usize = 4;
+
+/// Where the copies of one run lie. All of its calls belong to one thread's runtime.
+pub(super) struct Place {
+    store: Arc<dyn ObjectStore>,
+    prefix: Path,
+    uri: String,
+    sent: Arc<AtomicU64>,
+    part_bytes: u64,
+}
+
+impl Place {
+    /// Prepares to reach `uri` with what the environment says of credentials, region and endpoint. Asks nobody yet.
+    pub(super) fn open(uri: &str) -> Result<Self, CopyError> {
+        let (store, prefix) = store_of(uri)?;
+        Ok(Self::on(store, prefix, uri))
+    }
+
+    pub(super) fn on(store: Arc<dyn ObjectStore>, prefix: Path, uri: &str) -> Self {
+        Self { store, prefix, uri: uri.to_owned(), sent: Arc::default(), part_bytes: PART_BYTES }
+    }
+
+    /// The same with shorter parts.
+    #[cfg(test)]
+    pub(super) fn with_part_bytes(self, part_bytes: u64) -> Self {
+        Self { part_bytes, ..self }
+    }
+
+    /// The address.
+    pub(super) fn uri(&self) -> &str {
+        &self.uri
+    }
+
+    /// Bytes that the store has taken so far; grows while a copy advances.
+    pub(super) fn sent(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.sent)
+    }
+
+    /// The folders of checkpoints, whole or not.
+    pub(super) async fn folders(&self) -> Result<BTreeSet<String>, CopyError> {
+        let listed = self.store.list_with_delimiter(Some(&self.prefix)).await;
+        let listed = listed.map_err(CopyError::request(&self.uri, "list", &self.prefix))?;
+        let names = listed.common_prefixes.iter().filter_map(|path| path.filename().map(str::to_owned));
+        Ok(names.filter(|name| name.starts_with("step-")).collect())
+    }
+
+    /// The manifest of a folder; none where the folder is no checkpoint.
+    pub(super) async fn manifest(&self, folder: &str) -> Result<Option<Vec<u8>>, CopyError> {
+        let path = self.path(folder, manifest::FILE_NAME);
+        let read = async { self.store.get(&path).await?.bytes().await };
+        match read.await {
+            Ok(bytes) => Ok(Some(bytes.to_vec())),
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(CopyError::request(&self.uri, "read", &path)(error)),
+        }
+    }
+
+    /// Writes a small file.
+    pub(super) async fn put(&self, folder: &str, file: &str, bytes: Vec<u8>) -> Result<(), CopyError> {
+        let path = self.path(folder, file);
+        self.store.put(&path, bytes.into()).await.map_err(CopyError::request(&self.uri, "write", &path))?;
+        Ok(())
+    }
+
+    /// Copies a local file in, and fails unless it is what `entry` says. What it has read then is no part of a checkpoint:
+    /// the manifest comes last.
+    pub(super) async fn put_file(
+        &self,
+        folder: &str,
+        local: &FilePath,
+        entry: &FileEntry,
+    ) -> Result<(), CopyError> {
+        let mut file = File::open(local).map_err(CopyError::local("open", local))?;
+        let path = self.path(folder, &local.file_name().unwrap_or_default().to_string_lossy());
+        let part_bytes = self.part_bytes.max(entry.num_bytes.div_ceil(MAX_PARTS));
+        let mut reading = Reading { local, digest: Sha256::new(), num_bytes: 0, part_bytes };
+        if entry.num_bytes <= part_bytes {
+            let bytes = reading.next(&mut file)?;
+            reading.check(entry)?;
+            let written = self.store.put(&path, bytes.into()).await;
+            written.map_err(CopyError::request(&self.uri, "write", &path))?;
+            self.sent.fetch_add(entry.num_bytes, Ordering::Relaxed);
+            return Ok(());
+        }
+        let upload = self.store.put_multipart(&path).await;
+        let upload = upload.map_err(CopyError::request(&self.uri, "begin to write", &path))?;
+        let mut writer = WriteMultipart::new_with_chunk_size(upload, part_bytes as usize);
+        let sent = self.send_parts(&mut writer, &mut file, &mut reading).await;
+        if let Err(error) = sent.and_then(|()| reading.check(entry)) {
+            // The parts cost money where nobody sweeps them; the error that matters is the one above.
+            let _ = writer.abort().await;
+            return Err(error);
+        }
+        writer.finish().await.map_err(CopyError::request(&self.uri, "finish writing", &path))?;
+        Ok(())
+    }
+
+    async fn send_parts(
+        &self,
+        writer: &mut WriteMultipart,
+        file: &mut File,
+        reading: &mut Reading<'_>,
+    ) -> Result<(), CopyError> {
+        loop {
+            let bytes = reading.next(file)?;
+            if bytes.is_empty() {
+                return Ok(());
+            }
+            let num_bytes = bytes.len() as u64;
+            let capacity = writer.wait_for_capacity(NUM_CONCURRENT).await;
+            capacity.map_err(CopyError::request(&self.uri, "write a part of", &self.prefix))?;
+            writer.put(bytes.into());
+            self.sent.fetch_add(num_bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Copies a file out, `num_bytes` long.
+    pub(super) async fn get_file(
+        &self,
+        folder: &str,
+        local: &FilePath,
+        num_bytes: u64,
+    ) -> Result<(), CopyError> {
+        let path = self.path(folder, &local.file_name().unwrap_or_default().to_string_lossy());
+        let mut file = File::create(local).map_err(CopyError::local("create", local))?;
+        let mut at = 0;
+        while at < num_bytes {
+            let end = num_bytes.min(at + self.part_bytes);
+            let bytes = self.store.get_range(&path, at..end).await;
+            let bytes = bytes.map_err(CopyError::request(&self.uri, "read", &path))?;
+            file.write_all(&bytes).map_err(CopyError::local("write", local))?;
+            at = end;
+        }
+        file.sync_all().map_err(CopyError::local("sync", local))
+    }
+
+    /// Removes a folder: its manifest first, so that a half-removed one is no checkpoint.
+    pub(super) async fn remove(&self, folder: &str) -> Result<(), CopyError> {
+        let path = self.prefix.clone().join(folder);
+        self.delete(&path.clone().join(manifest::FILE_NAME)).await?;
+        let listed = self.store.list_with_delimiter(Some(&path)).await;
+        let listed = listed.map_err(CopyError::request(&self.uri, "list", &path))?;
+        for object in listed.objects {
+            self.delete(&object.location).await?;
+        }
+        Ok(())
+    }
+
+    /// Makes a folder no checkpoint any more.
+    pub(super) async fn remove_manifest(&self, folder: &str) -> Result<(), CopyError> {
+        self.delete(&self.path(folder, manifest::FILE_NAME)).await
+    }
+
+    async fn delete(&self, path: &Path) -> Result<(), CopyError> {
+        match self.store.delete(path).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(CopyError::request(&self.uri, "delete", path)(error)),
+        }
+    }
+
+    fn path(&self, folder: &str, file: &str) -> Path {
+        self.prefix.clone().join(folder).join(file)
+    }
+}
+
+/// A local file on its way, digested as it is read.
+struct Reading<'a> {
+    local: &'a FilePath,
+    digest: Sha256,
+    num_bytes: u64,
+    part_bytes: u64,
+}
+
+impl Reading<'_> {
+    /// The next part; empty at the end.
+    fn next(&mut self, file: &mut File) -> Result<Vec<u8>, CopyError> {
+        let mut bytes = Vec::new();
+        file.take(self.part_bytes).read_to_end(&mut bytes).map_err(CopyError::local("read", self.local))?;
+        self.digest.update(&bytes);
+        self.num_bytes += bytes.len() as u64;
+        Ok(bytes)
+    }
+
+    fn check(&self, entry: &FileEntry) -> Result<(), CopyError> {
+        let digest = manifest::hex(&self.digest.clone().finalize());
+        if self.num_bytes == entry.num_bytes && digest == entry.sha256 {
+            return Ok(());
+        }
+        Err(CopyError::Changed { path: self.local.to_path_buf() })
+    }
+}
+
+/// The client for the address, and the folder within it.
+fn store_of(uri: &str) -> Result<(Arc<dyn ObjectStore>, Path), CopyError> {
+    let address = || CopyError::Address { uri: uri.to_owned() };
+    let prepare = |source| CopyError::Prepare { uri: uri.to_owned(), source };
+    let (scheme, rest) = uri.split_once("://").ok_or_else(address)?;
+    let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+    if bucket.is_empty() != (scheme == "file") {
+        return Err(address());
+    }
+    let path = Path::parse(prefix).map_err(|_| address())?;
+    let retry = retries();
+    let store: Arc<dyn ObjectStore> = match scheme {
+        "s3" => {
+            let builder = AmazonS3Builder::from_env().with_bucket_name(bucket).with_retry(retry);
+            Arc::new(builder.build().map_err(prepare)?)
+        }
+        "gs" => {
+            let builder = GoogleCloudStorageBuilder::from_env().with_bucket_name(bucket).with_retry(retry);
+            Arc::new(builder.build().map_err(prepare)?)
+        }
+        "az" => {
+            let builder = MicrosoftAzureBuilder::from_env().with_container_name(bucket).with_retry(retry);
+            Arc::new(builder.build().map_err(prepare)?)
+        }
+        "file" => {
+            let folder = FilePath::new("/").join(prefix);
+            fs::create_dir_all(&folder).map_err(CopyError::local("create folder", &folder))?;
+            let store = LocalFileSystem::new_with_prefix(&folder).map_err(prepare)?;
+            return Ok((Arc::new(store), Path::default()));
+        }
+        _ => return Err(address()),
+    };
+    Ok((store, path))
+}
+
+/// One request is tried again for some seconds; a whole copy is tried again for as long as the run goes on.
+fn retries() -> RetryConfig {
+    RetryConfig {
+        backoff: BackoffConfig {
+            init_backoff: Duration::from_millis(100),
+            max_backoff: Duration::from_secs(5),
+            base: 2.0,
+        },
+        max_retries: 4,
+        retry_timeout: Duration::from_secs(30),
+    }
+}

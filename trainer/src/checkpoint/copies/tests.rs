@@ -1,0 +1,163 @@
+//! Copies in stores that behave: folders and memory. Stores that do not behave are met by whole runs.
+
+use std::fs;
+use std::path::Path as FilePath;
+use std::sync::Arc;
+use std::time::Duration;
+
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt};
+use serde_json::json;
+use tch::{Device, Kind, Tensor};
+
+use super::super::{CheckpointContent, CheckpointStore};
+use super::fetch::{fetch_from, runtime};
+use super::place::Place;
+use super::upload::Uploads;
+use super::{CopyError, clear};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn content(step: u64) -> CheckpointContent {
+    let weight = Tensor::arange(5000, (Kind::Float, Device::Cpu)) + step as f64;
+    CheckpointContent { tensors: vec![("weight".into(), weight)], state: json!({ "step": step }) }
+}
+
+fn place(store: &Arc<InMemory>) -> Place {
+    Place::on(store.clone(), Path::from("runs/one"), "memory").with_part_bytes(4096)
+}
+
+/// The names of all objects below the prefix.
+fn objects(store: &InMemory, folder: &str) -> Vec<String> {
+    let listed = runtime().unwrap().block_on(store.list_with_delimiter(Some(&Path::from(folder)))).unwrap();
+    listed.objects.iter().map(|object| object.location.filename().unwrap().to_owned()).collect()
+}
+
+fn folders(store: &Arc<InMemory>) -> Vec<String> {
+    runtime().unwrap().block_on(place(store).folders()).unwrap().into_iter().collect()
+}
+
+fn save_and_copy(store: &Arc<InMemory>, dir: &FilePath, keep: usize, steps: &[u64]) {
+    let uploads = Uploads::to(place(store), keep).unwrap();
+    let mut checkpoints = CheckpointStore::open(dir, 100).unwrap();
+    for &step in steps {
+        let saved = checkpoints.save(step, &content(step)).unwrap();
+        uploads.offer(step, &saved.path);
+        uploads.finish(PATIENCE).unwrap();
+        assert_eq!(uploads.copied_step(), Some(step));
+        assert!(!uploads.needs(&saved.path));
+    }
+}
+
+fn fetch(store: &Arc<InMemory>, dir: &FilePath, newer_than: Option<u64>) -> Vec<String> {
+    runtime().unwrap().block_on(fetch_from(&place(store), dir, newer_than)).unwrap()
+}
+
+fn newest(dir: &FilePath) -> Option<u64> {
+    let latest = CheckpointStore::open(dir, 100).unwrap().latest_complete().unwrap();
+    let checkpoint = latest.checkpoint?;
+    assert!(checkpoint.tensor("weight").unwrap().equal(&content(checkpoint.step()).tensors[0].1));
+    Some(checkpoint.step())
+}
+
+#[test]
+fn a_copy_in_many_parts_comes_back_byte_for_byte_and_only_the_newest_stay() {
+    let (store, here, there) =
+        (Arc::new(InMemory::new()), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    save_and_copy(&store, here.path(), 2, &[1, 2, 3]);
+    assert_eq!(folders(&store), ["step-000002", "step-000003"]);
+    assert_eq!(fetch(&store, there.path(), None).len(), 1);
+    for file in ["manifest.json", "state.json", "shard-00000.safetensors"] {
+        let read = |dir: &FilePath| fs::read(dir.join("step-000003").join(file)).unwrap();
+        assert!(read(here.path()) == read(there.path()), "{file}");
+    }
+    assert_eq!(newest(there.path()), Some(3));
+    assert!(fetch(&store, there.path(), Some(3)).is_empty(), "nothing newer is there");
+}
+
+#[test]
+fn what_was_saved_last_is_the_newest_also_after_a_run_went_back() {
+    let (store, here, there) =
+        (Arc::new(InMemory::new()), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    save_and_copy(&store, here.path(), 2, &[7, 8, 5]);
+    assert_eq!(folders(&store), ["step-000005", "step-000008"]);
+    fetch(&store, there.path(), None);
+    assert_eq!(newest(there.path()), Some(5));
+}
+
+#[test]
+fn a_copy_that_was_cut_off_does_not_count_and_is_swept() {
+    let (store, here, there) =
+        (Arc::new(InMemory::new()), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    save_and_copy(&store, here.path(), 3, &[1, 2]);
+    runtime().unwrap().block_on(place(&store).remove_manifest("step-000002")).unwrap();
+    assert_eq!(objects(&store, "runs/one/step-000002").len(), 2);
+    fetch(&store, there.path(), None);
+    assert_eq!(newest(there.path()), Some(1));
+    save_and_copy(&store, there.path(), 3, &[3]);
+    assert_eq!(folders(&store), ["step-000001", "step-000003"]);
+}
+
+#[test]
+fn a_damaged_copy_is_passed_over_with_a_word_and_is_copied_anew() {
+    let (store, here, there) =
+        (Arc::new(InMemory::new()), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    save_and_copy(&store, here.path(), 3, &[1, 2]);
+    let shard = Path::from("runs/one/step-000002/shard-00000.safetensors");
+    let runtime = runtime().unwrap();
+    let mut bytes = runtime.block_on(async { store.get(&shard).await?.bytes().await }).unwrap().to_vec();
+    *bytes.last_mut().unwrap() ^= 1;
+    runtime.block_on(store.put(&shard, bytes.into())).unwrap();
+    let notes = fetch(&store, there.path(), None);
+    assert!(notes[0].contains("step-000002") && notes[0].contains("SHA-256"), "{notes:?}");
+    assert_eq!(newest(there.path()), Some(1));
+    save_and_copy(&store, there.path(), 3, &[2]);
+    assert_eq!(fetch(&store, here.path(), Some(1)).len(), 1);
+    assert_eq!(newest(here.path()), Some(2));
+}
+
+#[test]
+fn a_local_checkpoint_that_does_not_fit_its_manifest_is_never_copied_as_whole() {
+    let (store, here) = (Arc::new(InMemory::new()), tempfile::tempdir().unwrap());
+    let saved = CheckpointStore::open(here.path(), 3).unwrap().save(1, &content(1)).unwrap();
+    let shard = saved.path.join("shard-00000.safetensors");
+    let mut bytes = fs::read(&shard).unwrap();
+    bytes[9000] ^= 1;
+    fs::write(&shard, bytes).unwrap();
+    let uploads = Uploads::to(place(&store), 3).unwrap();
+    uploads.offer(1, &saved.path);
+    let error = uploads.finish(Duration::from_millis(300)).unwrap_err();
+    assert!(error.to_string().contains("is not what its manifest says"), "{error}");
+    assert!(uploads.needs(&saved.path) && uploads.copied_step().is_none());
+    assert!(!objects(&store, "runs/one/step-000001").contains(&"manifest.json".to_owned()));
+}
+
+#[test]
+fn a_folder_is_a_store_and_can_be_cleared() {
+    let (here, there, store) =
+        (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let uri = format!("file://{}/copies", store.path().display());
+    let mut checkpoints = CheckpointStore::open(here.path(), 1).unwrap().copied_to(&uri).unwrap();
+    for step in 1..=4 {
+        checkpoints.save(step, &content(step)).unwrap();
+    }
+    checkpoints.finish_copies(PATIENCE).unwrap();
+    assert_eq!(checkpoints.copied_step(), Some(4));
+    let elsewhere = CheckpointStore::open(there.path(), 1).unwrap().copied_to(&uri).unwrap();
+    assert_eq!(elsewhere.fetch_newer().unwrap().len(), 1);
+    assert_eq!(newest(there.path()), Some(4));
+    clear(&uri).unwrap();
+    let empty = tempfile::tempdir().unwrap();
+    let third = CheckpointStore::open(empty.path(), 1).unwrap().copied_to(&uri).unwrap();
+    assert!(third.fetch_newer().unwrap().is_empty());
+}
+
+#[test]
+fn an_address_that_cannot_be_one_is_refused_with_what_can() {
+    for uri in ["bucket/prefix", "ftp://bucket", "s3://", "file://relative", "gs:///prefix"] {
+        let error = Place::open(uri).err().unwrap();
+        assert!(matches!(error, CopyError::Address { .. }) && error.is_permanent(), "{uri}: {error}");
+        assert!(error.to_string().contains("s3://BUCKET/PREFIX"), "{error}");
+    }
+}

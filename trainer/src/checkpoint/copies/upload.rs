@@ -1,0 +1,248 @@
+//! From the local folder into the store: the newest checkpoint, on a thread of its own, until it is there.
+//!
+//! A store that is slower than the training gets fewer checkpoints, always the newest; one that fails is asked again and
+//! again. Either costs the training nothing but a checkpoint folder that is kept until its copy is whole.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::runtime::Runtime;
+
+use super::super::{load, manifest};
+use super::CopyError;
+use super::error::with_causes;
+use super::fetch::runtime;
+use super::place::Place;
+
+/// Between the first failure and the next try; twice as long after each further one.
+const FIRST_DELAY: Duration = Duration::from_secs(1);
+/// The longest such wait.
+const MAX_DELAY: Duration = Duration::from_secs(60);
+/// Between two looks at whether the last copy advances.
+const POLL: Duration = Duration::from_millis(20);
+
+/// Stands for the save index of a folder without a manifest; a save's own begins at 1.
+const CUT_OFF: u64 = 0;
+
+/// The thread that copies, and what it has reached.
+pub(in super::super) struct Uploads {
+    shared: Arc<Shared>,
+    sent: Arc<AtomicU64>,
+    uri: String,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Clone, Default)]
+struct State {
+    /// The newest checkpoint that has no copy yet.
+    wanted: Option<Offer>,
+    /// The checkpoint that is being copied.
+    current: Option<Offer>,
+    /// The newest step that has a copy.
+    copied: Option<u64>,
+    /// The last failure, until a copy is whole.
+    failure: Option<String>,
+    /// The run is at its end and waits: no pause grows any more.
+    is_ending: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Offer {
+    step: u64,
+    folder: PathBuf,
+}
+
+impl Uploads {
+    /// Starts the thread; the newest `keep` copies stay in the store.
+    ///
+    /// # Errors
+    /// [`CopyError`] for an address that cannot work; nobody is asked yet.
+    pub(in super::super) fn start(uri: &str, keep: usize) -> Result<Self, CopyError> {
+        Self::to(Place::open(uri)?, keep)
+    }
+
+    pub(super) fn to(place: Place, keep: usize) -> Result<Self, CopyError> {
+        let shared = Arc::new(Shared::default());
+        let uploads = Self { shared: shared.clone(), sent: place.sent(), uri: place.uri().to_owned() };
+        let runtime = runtime()?;
+        let mut copier = Copier { place, keep: keep.max(1), known: BTreeMap::new() };
+        // Never joined: a store that hangs must not hold up the end of the run.
+        let thread = std::thread::Builder::new().name("copy checkpoints".into());
+        thread.spawn(move || copier.copy_all(&shared, &runtime)).map_err(CopyError::Thread)?;
+        Ok(uploads)
+    }
+
+    /// Wants the committed checkpoint in `folder` copied, and none that is older any more.
+    pub(in super::super) fn offer(&self, step: u64, folder: &Path) {
+        self.shared.lock().wanted = Some(Offer { step, folder: folder.to_path_buf() });
+        self.shared.changed.notify_all();
+    }
+
+    /// Whether a folder must stay because its copy is not whole.
+    pub(in super::super) fn needs(&self, folder: &Path) -> bool {
+        let state = self.shared.lock();
+        [&state.wanted, &state.current].into_iter().flatten().any(|offer| offer.folder == folder)
+    }
+
+    /// The newest step that has a copy.
+    pub(in super::super) fn copied_step(&self) -> Option<u64> {
+        self.shared.lock().copied
+    }
+
+    /// Waits until the newest checkpoint has its copy, for as long as the store takes bytes, and `patience` longer.
+    ///
+    /// # Errors
+    /// [`CopyError::NotCopied`] with the last failure.
+    pub(in super::super) fn finish(&self, patience: Duration) -> Result<(), CopyError> {
+        let (mut sent, mut moved) = (self.sent.load(Ordering::Relaxed), Instant::now());
+        self.shared.lock().is_ending = true;
+        self.shared.changed.notify_all();
+        loop {
+            let state = self.shared.lock().clone();
+            let Some(offer) = state.wanted.or(state.current) else { return Ok(()) };
+            let now_sent = self.sent.load(Ordering::Relaxed);
+            if now_sent != sent {
+                (sent, moved) = (now_sent, Instant::now());
+            }
+            if moved.elapsed() >= patience {
+                let waited = || format!("nothing moved for {} s", patience.as_secs());
+                let reason = state.failure.unwrap_or_else(waited);
+                return Err(CopyError::NotCopied { step: offer.step, uri: self.uri.clone(), reason });
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a checkpoint to copy.
+    fn next(&self) -> Offer {
+        let mut state = self.lock();
+        loop {
+            if let Some(offer) = state.wanted.take() {
+                state.current = Some(offer.clone());
+                return offer;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn succeeded(&self, step: u64) {
+        let mut state = self.lock();
+        state.copied = Some(step);
+        (state.current, state.failure) = (None, None);
+    }
+
+    /// Wants `offer` again, unless there is a newer one, and waits at most `delay` for one.
+    fn failed(&self, offer: Offer, failure: String, delay: Duration) {
+        let mut state = self.lock();
+        state.current = None;
+        state.failure = Some(failure);
+        if state.wanted.is_none() {
+            state.wanted = Some(offer.clone());
+            let was_ending = state.is_ending;
+            let delay = if was_ending { FIRST_DELAY } else { delay };
+            let is_still =
+                |state: &mut State| state.wanted.as_ref() == Some(&offer) && state.is_ending == was_ending;
+            drop(
+                self.changed
+                    .wait_timeout_while(state, delay, is_still)
+                    .unwrap_or_else(PoisonError::into_inner),
+            );
+        }
+    }
+}
+
+/// What the thread has.
+struct Copier {
+    place: Place,
+    keep: usize,
+    /// Save index of every copy that is whole, by its folder.
+    known: BTreeMap<String, u64>,
+}
+
+impl Copier {
+    fn copy_all(&mut self, shared: &Shared, runtime: &Runtime) {
+        let mut delay = FIRST_DELAY;
+        loop {
+            let offer = shared.next();
+            match runtime.block_on(self.copy(&offer.folder)) {
+                Ok(()) => {
+                    delay = FIRST_DELAY;
+                    shared.succeeded(offer.step);
+                    if let Err(error) = runtime.block_on(self.remove_old()) {
+                        tracing::warn!("an old copy of a checkpoint stays: {}", with_causes(&error));
+                    }
+                }
+                Err(error) => {
+                    let (step, error) = (offer.step, with_causes(&error));
+                    tracing::warn!(step, "a checkpoint has no copy yet, training goes on: {error}");
+                    shared.failed(offer, error, delay);
+                    delay = (delay * 2).min(MAX_DELAY);
+                }
+            }
+        }
+    }
+
+    /// Copies a checkpoint, its manifest last. One that has its copy already is left alone.
+    async fn copy(&mut self, folder: &Path) -> Result<(), CopyError> {
+        let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let path = folder.join(manifest::FILE_NAME);
+        let json = std::fs::read(&path).map_err(CopyError::local("read", &path))?;
+        let manifest = load::parse_manifest(&path, &json)?;
+        let there = self.place.manifest(&name).await?;
+        if there.as_deref() != Some(&*json) {
+            if there.is_some() {
+                self.place.remove_manifest(&name).await?;
+            }
+            for (file, entry) in &manifest.files {
+                self.place.put_file(&name, &folder.join(file), entry).await?;
+            }
+            self.place.put(&name, manifest::FILE_NAME, json).await?;
+        }
+        self.known.insert(name, manifest.save_index);
+        Ok(())
+    }
+
+    /// Removes all but the newest copies, and what copies that were cut off have left.
+    async fn remove_old(&mut self) -> Result<(), CopyError> {
+        let folders = self.place.folders().await?;
+        for name in &folders {
+            if self.known.contains_key(name) {
+                continue;
+            }
+            match self.place.manifest(name).await? {
+                None => drop(self.known.insert(name.clone(), CUT_OFF)),
+                Some(json) => {
+                    // What cannot be read is not ours to remove.
+                    let manifest = load::parse_manifest(Path::new(name), &json);
+                    let save_index = manifest.map_or(u64::MAX, |manifest| manifest.save_index);
+                    self.known.insert(name.clone(), save_index);
+                }
+            }
+        }
+        self.known.retain(|name, _| folders.contains(name));
+        let mut by_age: Vec<(u64, String)> =
+            self.known.iter().map(|(name, save_index)| (*save_index, name.clone())).collect();
+        by_age.retain(|(save_index, _)| *save_index < u64::MAX);
+        by_age.sort_unstable_by(|one, other| other.cmp(one));
+        let num_whole = by_age.iter().filter(|(save_index, _)| *save_index > CUT_OFF).count();
+        for (_, name) in by_age.into_iter().skip(num_whole.min(self.keep)) {
+            self.place.remove(&name).await?;
+            self.known.remove(&name);
+        }
+        Ok(())
+    }
+}
