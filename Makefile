@@ -30,8 +30,9 @@ cluster-packages: ## Install what a cluster for tests needs, where that needs no
 		{ apt-get install -y -qq $(CLUSTER_PACKAGES) || { apt-get update -qq && apt-get install -y -qq $(CLUSTER_PACKAGES); }; } >/dev/null; \
 	else echo "cluster-packages: not root or no apt here; tests on a cluster skip"; fi
 
-build: libtorch ## Build rlctl and rlt-trainer
+build: libtorch ## Build rlctl, also as kubectl's plug-in, and rlt-trainer
 	cargo build --release --bin rlctl --bin rlt-trainer
+	@for name in kubectl-rlt kubectl_complete-rlt; do ln -sf rlctl "target/release/$$name"; done
 
 quickstart: build ## Train a small transformer from one page of YAML: cold start, GRPO, report
 	target/release/rlctl run examples/quickstart/job.yaml --output $(QUICKSTART_OUTPUT)
@@ -42,9 +43,10 @@ images: libtorch cluster-packages ## Build both images by docker, podman or buil
 	cargo build --release --locked --bin rlt-operator --bin rlt-trainer
 	charts/images.sh release dev target/images rlt-operator rlt-trainer
 
-cluster: images ## Start a real cluster of one node with both images and the CRD, and say how to call kubectl
-	@kubectl=$$(cargo run --quiet --locked --package rlt-cluster -- up target/images/rlt-operator.tar target/images/rlt-trainer.tar) && \
-	env $$kubectl apply --server-side --filename crds/manifests && echo "$$kubectl get nodes"
+cluster: images ## Start a real cluster of one node with both images and the chart installed, and say how to call kubectl
+	@kubectl=$$(cargo run --quiet --locked --package rlt-cluster -- up --chart charts/rl-operator \
+		target/images/rlt-operator.tar target/images/rlt-trainer.tar) && \
+	echo "$$kubectl apply -f examples/quickstart/job.yaml" && echo "$$kubectl get rltj --watch"
 
 cluster-down: ## End that cluster
 	cargo run --quiet --locked --package rlt-cluster -- down

@@ -32,6 +32,7 @@ pub fn custom_resource_definition() -> Result<Value, serde_json::Error> {
     let schema = "/spec/versions/0/schema/openAPIV3Schema";
     if let Some(root) = definition.pointer_mut(schema) {
         make_strict(root);
+        begin_unobserved(root);
         describe(root);
         insert_name_rule(root);
         rules::all().for_each(|rule| insert_rule(root, rule.scope, rule.at, rule.message, (rule.cel)()));
@@ -82,6 +83,13 @@ fn make_bounds_whole(fields: &mut Map<String, Value>) {
     for bound in ["minimum", "maximum"].iter().filter(|_| fields["type"] == "integer").collect::<Vec<_>>() {
         let whole = fields.get(*bound).and_then(Value::as_f64);
         fields.extend(whole.map(|whole| ((*bound).to_owned(), (whole as i64).into())));
+    }
+}
+
+/// What no operator has seen yet must not pass for settled: readers of kstatus take an object without a status for done.
+fn begin_unobserved(root: &mut Value) {
+    if let Some(Value::Object(status)) = schema_at_mut(root, "status") {
+        status.insert("default".into(), json!({"observedGeneration": -1}));
     }
 }
 

@@ -93,6 +93,7 @@ pub const PERMISSIONS: &[Permission] = &[
         &["create", "get", "update"],
         "keep the status channel's authority, shared by replicas",
     ),
+    permission(Reach::Own, "", "services", &["get"], "let the status channel's endpoint go with its Service"),
     permission(
         Reach::Own,
         "discovery.k8s.io",

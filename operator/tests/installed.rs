@@ -217,3 +217,70 @@ async fn what_a_pod_reports_stands_in_the_status_of_its_job() {
     assert_eq!((progress.step, progress.num_steps, progress.reward), (23, 60, Some(0.5)));
     assert_eq!((status.checkpoints[0].step, status.checkpoints[0].latest), (20, true));
 }
+
+#[tokio::test]
+async fn applying_the_bundle_twice_changes_nothing() {
+    let Some(cluster) = own_cluster(&Options::control_plane().without_scheduler()) else { return };
+    for flags in [&[][..], &["--server-side", "--force-conflicts"][..]] {
+        let apply = [&["apply", "-k", "charts/kustomize", "-o", "name"], flags].concat();
+        let names = kubectl(&cluster, &apply);
+        let names: Vec<_> = names.lines().collect();
+        assert!(names.len() > 10, "{names:?}");
+        // The second one, after either kind of apply has found the objects of the other.
+        kubectl(&cluster, &apply);
+        let before = versions(&cluster, &names);
+        kubectl(&cluster, &apply);
+        assert_eq!(versions(&cluster, &names), before, "{flags:?}");
+    }
+}
+
+/// The version of each object that an apply named. The Deployment's changes with its status, so its generation counts.
+fn versions(cluster: &Cluster, names: &[&str]) -> Vec<String> {
+    let version = |name: &&str| {
+        let field = if name.starts_with("deployment") { "generation" } else { "resourceVersion" };
+        let path = format!("jsonpath={{.metadata.{field}}}");
+        format!("{name} {}", kubectl(cluster, &["get", name, "-n", NAMESPACE, "-o", &path]))
+    };
+    names.iter().map(version).collect()
+}
+
+#[tokio::test]
+async fn an_operator_of_two_namespaces_needs_and_touches_no_third() {
+    let Some(cluster) = own_cluster(&Options::control_plane().without_scheduler().with_audit_log()) else {
+        return;
+    };
+    for namespace in [NAMESPACE, "team-a", "team-b", "team-c"] {
+        kubectl(&cluster, &["create", "namespace", namespace]);
+    }
+    let mut helm = cluster.helm().unwrap();
+    helm.args(["template", "rl-operator", "charts/rl-operator", "--namespace", NAMESPACE]);
+    let rendered = helm.args(["--set", "namespaces={team-a,team-b}"]).current_dir(root()).output().unwrap();
+    let bundle = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(bundle.path(), rendered.stdout).unwrap();
+    kubectl(&cluster, &["apply", "-f", bundle.path().to_str().unwrap()]);
+    kubectl(
+        &cluster,
+        &["wait", "--for=condition=Established", "crd/rltrainingjobs.rltraining.dev", "--timeout=20s"],
+    );
+    let port = free_port();
+    let channel = format!("--channel-listen=127.0.0.1:{}", free_port());
+    let watched = "--namespaces=team-a,team-b".to_owned();
+    let _operator =
+        start(&cluster, port, &["--channel-service=rl-operator-channel".to_owned(), channel, watched]).await;
+    eventually("it is ready", async || page(port, "/readyz").await).await;
+    for namespace in ["team-c", "team-a", "team-b"] {
+        kubectl(&cluster, &["apply", "-n", namespace, "-f", "examples/quickstart/job.yaml"]);
+    }
+    let client = cluster.client().await.unwrap();
+    for namespace in ["team-a", "team-b"] {
+        let pods = Api::<Pod>::namespaced(client.clone(), namespace);
+        eventually("a pod is made", async || pods.list(&ListParams::default()).await.unwrap().items.pop())
+            .await;
+    }
+    // It was posted before the others.
+    let other = Api::<Pod>::namespaced(client.clone(), "team-c").list(&ListParams::default()).await.unwrap();
+    assert!(other.items.is_empty());
+    let job = Api::<Job>::namespaced(client, "team-c").get("quickstart").await.unwrap();
+    assert!(job.status.unwrap().conditions.is_empty());
+    check_calls(&cluster);
+}

@@ -3,7 +3,9 @@
 
 use std::net::IpAddr;
 
+use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{ObjectMeta, Patch, PatchParams};
 use kube::{Api, Client};
 
@@ -28,12 +30,27 @@ pub async fn announce(
     service: &str,
     address: (IpAddr, u16),
 ) -> Result<(), EndpointError> {
-    let slice = endpoint_slice(service, address);
+    let mut slice = endpoint_slice(service, address);
+    slice.metadata.owner_references = owner(client, namespace, service).await.map(|owner| vec![owner]);
     let name = slice.metadata.name.clone().unwrap_or_default();
     let api = Api::<EndpointSlice>::namespaced(client.clone(), namespace);
     let params = PatchParams::apply(OPERATOR).force();
     let applied = api.patch(&name, &params, &Patch::Apply(&slice)).await;
     applied.map(drop).map_err(|source| EndpointError { namespace: namespace.into(), name, source })
+}
+
+/// Nobody else clears away a slice whose Service is gone. One that cannot be read is no reason to announce nothing.
+async fn owner(client: &Client, namespace: &str, service: &str) -> Option<OwnerReference> {
+    let found = Api::<Service>::namespaced(client.clone(), namespace).get_metadata(service).await;
+    let uid =
+        found.inspect_err(|error| tracing::warn!(service, %error, "the channel's Service cannot be read"));
+    Some(OwnerReference {
+        api_version: "v1".into(),
+        kind: "Service".into(),
+        name: service.into(),
+        uid: uid.ok()?.metadata.uid?,
+        ..OwnerReference::default()
+    })
 }
 
 fn endpoint_slice(service: &str, (ip, port): (IpAddr, u16)) -> EndpointSlice {

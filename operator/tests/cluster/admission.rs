@@ -80,7 +80,10 @@ async fn unknown_fields_are_refused_by_kubectl_and_applying_twice_changes_nothin
         let metadata = stage.jobs().get("applied").await.unwrap().metadata;
         (metadata.resource_version, metadata.generation)
     };
+    // With the first change of a job that no operator has seen, its default status is stored.
+    assert!(apply().status.success());
     let before = version().await;
     assert!(apply().status.success());
+    assert_eq!(before.1, Some(1));
     assert_eq!(version().await, before, "applying the same again changes nothing");
 }

@@ -6,7 +6,7 @@ use k8s_openapi::api::events::v1::Event;
 use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams, ListParams};
 use rlt_api::FailureCause;
-use rlt_api::status::{ConditionStatus, ConditionType};
+use rlt_api::status::{ConditionStatus, ConditionType, RLTrainingJobStatus};
 use serde_json::json;
 
 use crate::stage::{ADDRESS, is_true, reason};
@@ -195,7 +195,8 @@ async fn a_job_of_another_manager_is_left_alone() {
     stage.post("theirs", json!({"runPolicy": {"managedBy": "kueue.x-k8s.io/multikueue"}})).await;
     stage.post("ours", json!({"runPolicy": {"managedBy": "rltraining.dev/operator"}})).await;
     stage.worker("ours", 1).await;
-    assert_eq!(stage.status("theirs").await, Default::default());
+    let unseen = RLTrainingJobStatus { observed_generation: Some(-1), ..RLTrainingJobStatus::default() };
+    assert_eq!(stage.status("theirs").await, unseen);
 }
 
 #[tokio::test]

@@ -52,5 +52,6 @@ pub use node::{NodeError, PROBE_IMAGE};
 pub use options::Options;
 pub use process::ProcessError;
 pub use program::ProgramError;
+pub use requirements::kstatus;
 pub use shared::{Shared, can_run, own_cluster};
 pub use slot::{ROOT, SlotError, sweep};

@@ -98,6 +98,10 @@ pub(crate) const HELM: Module =
 pub(crate) const JOBSET: Module =
     Module { name: "jobset", package: "sigs.k8s.io/jobset", link_variables: &[], names: &["jobset"] };
 
+/// What Flux makes of an object's status.
+pub(crate) const KSTATUS: Module =
+    Module { name: "kstatus", package: ".", link_variables: &[], names: &["kstatus"] };
+
 /// What runs in the harness's own pods, and holds the namespaces of all.
 pub(crate) const PROBE: Module =
     Module { name: "probe", package: ".", link_variables: &[], names: &["probe"] };

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use crate::program::KUBERNETES;
+use crate::program::{KSTATUS, KUBERNETES, ProgramError};
 
 /// Where skipped tests are noted, so that a run of all tests can say at its end how many there were.
 const SKIPPED: &str = "skipped-cluster-tests.txt";
@@ -25,6 +25,22 @@ pub(crate) fn missing(tools: &[&str]) -> Option<String> {
     static SLOW: OnceLock<Option<String>> = OnceLock::new();
     SLOW.get_or_init(|| namespaces_are_refused().or_else(|| go_is_missing(&KUBERNETES.source_folder())))
         .clone()
+}
+
+/// A program that says of each JSON document on its standard input what Flux's own library makes of that object: a line
+/// such as `Current: Resource is current`. `None` where there is no Go to build it by: then the test says so and returns.
+///
+/// # Errors
+/// When it does not build.
+///
+/// # Panics
+/// Under continuous integration, where a test must not be skipped.
+pub fn kstatus() -> Result<Option<Command>, ProgramError> {
+    if let Some(reason) = go_is_missing(&KSTATUS.source_folder()) {
+        skip(&reason);
+        return Ok(None);
+    }
+    Ok(Some(Command::new(KSTATUS.built()?.join("kstatus"))))
 }
 
 /// Says on the terminal that the running test is skipped, also when its output is captured, and notes it for the end.

@@ -16,9 +16,12 @@ use rlt_cluster::{Cluster, Options};
 /// In the folder of a cluster that waits to be asked for its end.
 const SOCKET: &str = "up.sock";
 const USAGE: &str =
-    "usage: cluster up [IMAGE.tar ...]   start a cluster with a real node and these images loaded
-       cluster down                 end it
-       cluster sweep                end what processes left that were killed";
+    "usage: cluster up [--chart FOLDER] [IMAGE.tar ...]   start a cluster with a real node, these images loaded and this chart
+                                                    installed
+       cluster down                                 end it
+       cluster sweep                                end what processes left that were killed";
+/// The release, and its namespace.
+const RELEASE: &str = "rl-operator";
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
@@ -31,6 +34,8 @@ enum Failure {
     IsUp,
     #[error("the cluster did not start: {0}")]
     NotStarted(String),
+    #[error("helm could not install {chart}: {answer}")]
+    Chart { chart: String, answer: String },
     #[error(transparent)]
     Cluster(#[from] rlt_cluster::ClusterError),
     #[error(transparent)]
@@ -102,10 +107,17 @@ fn up(images: &[&str]) -> Result<(), Failure> {
 }
 
 /// Owns a cluster until it is asked to end it. Says on its first line how to call `kubectl`.
-fn own(images: &[&str]) -> Result<(), Failure> {
+fn own(arguments: &[&str]) -> Result<(), Failure> {
+    let (chart, images) = match arguments {
+        ["--chart", chart, images @ ..] => (Some(chart), images),
+        images => (None, images),
+    };
     let cluster = Cluster::start(&Options::control_plane().with_real_node())?;
     for image in images {
         cluster.load_image(Path::new(image))?;
+    }
+    if let Some(chart) = chart {
+        install(&cluster, chart)?;
     }
     let failed = |source| Failure::System { act: "listening for the cluster's end", source };
     let listener = UnixListener::bind(cluster.kubeconfig().with_file_name(SOCKET)).map_err(failed)?;
@@ -113,6 +125,19 @@ fn own(images: &[&str]) -> Result<(), Failure> {
     let (mut asked, _) = listener.accept().map_err(failed)?;
     drop(cluster);
     asked.write_all(b"ended\n").map_err(failed)
+}
+
+/// Installs a chart and waits until what it brings is ready.
+fn install(cluster: &Cluster, chart: &str) -> Result<(), Failure> {
+    let mut helm = cluster.helm()?;
+    helm.args(["upgrade", "--install", RELEASE, chart, "--namespace", RELEASE, "--create-namespace"]);
+    let output = helm.args(["--wait", "--timeout", "120s"]).output();
+    let output = output.map_err(|source| Failure::System { act: "calling helm", source })?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let answer = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    Err(Failure::Chart { chart: chart.to_owned(), answer })
 }
 
 /// Owns a control plane until standard input ends.

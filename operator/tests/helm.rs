@@ -1,0 +1,127 @@
+//! The chart on a real node with the real images: installed, a job trained to its end, upgraded while another one trains,
+//! and uninstalled without leaving anything but the jobs.
+
+#![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
+
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use rlt_cluster::{Cluster, Options, own_cluster};
+use serde_json::Value;
+
+const RELEASE: &str = "rl-operator";
+/// Longest that a short training may take on two busy cores, as kubectl writes it.
+const TRAINING: &str = "--timeout=300s";
+const PATIENCE: Duration = Duration::from_secs(60);
+/// What a chart, or an operator in its own namespace, may have made.
+const KINDS: &str = "deployments,replicasets,pods,services,endpointslices,secrets,configmaps,serviceaccounts,leases,roles,\
+                     rolebindings,clusterroles,clusterrolebindings,networkpolicies,poddisruptionbudgets";
+
+fn root() -> std::path::PathBuf {
+    std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
+}
+
+fn succeed(command: &mut Command) -> String {
+    let Output { status, stdout, stderr } = command.current_dir(root()).output().unwrap();
+    assert!(status.success(), "{command:?}: {}", String::from_utf8_lossy(&stderr));
+    String::from_utf8(stdout).unwrap()
+}
+
+fn kubectl(cluster: &Cluster, arguments: &[&str]) -> String {
+    succeed(cluster.kubectl().args(arguments))
+}
+
+/// Installs or upgrades the release with the images under test, and waits until all of it is ready.
+fn upgrade(cluster: &Cluster, more: &str) {
+    let values = format!(
+        "image.tag=test,image.pullPolicy=Never,trainerImage.tag=test,trainerImage.pullPolicy=Never{more}"
+    );
+    let mut helm = cluster.helm().unwrap();
+    helm.args(["upgrade", "--install", RELEASE, "charts/rl-operator", "--namespace", RELEASE]);
+    succeed(helm.args(["--create-namespace", "--wait", "--timeout", "120s", "--set", &values]));
+}
+
+/// The quickstart of another name with so many steps.
+fn manifest(name: &str, cold_start: u32, steps: u32) -> Value {
+    let text = std::fs::read_to_string(root().join("examples/quickstart/job.yaml")).unwrap();
+    let mut manifest: Value = serde_saphyr::from_str(&text).unwrap();
+    manifest["metadata"]["name"] = name.into();
+    manifest["spec"]["algorithm"]["coldStart"]["steps"] = cold_start.into();
+    manifest["spec"]["training"]["steps"] = steps.into();
+    manifest
+}
+
+fn apply(cluster: &Cluster, manifest: &Value) {
+    use std::io::Write as _;
+    let mut command = cluster.kubectl();
+    let piped = command.args(["apply", "-n", "team", "-f", "-"]).stdin(std::process::Stdio::piped());
+    let mut child = piped.stdout(std::process::Stdio::null()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(manifest.to_string().as_bytes()).unwrap();
+    assert!(child.wait().unwrap().success());
+}
+
+fn job(cluster: &Cluster, name: &str) -> Value {
+    serde_json::from_str(&kubectl(cluster, &["get", "rltj", name, "-n", "team", "-o", "json"])).unwrap()
+}
+
+fn wait_for(cluster: &Cluster, condition: &str, name: &str) {
+    let (condition, job) = (format!("--for=condition={condition}"), format!("rltj/{name}"));
+    kubectl(cluster, &["wait", &condition, &job, "-n", "team", TRAINING]);
+}
+
+fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < PATIENCE, "{what}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Everything of the release and of the operator, but not what every namespace has.
+fn left(cluster: &Cluster) -> Vec<String> {
+    let of_namespace = kubectl(cluster, &["get", KINDS, "-n", RELEASE, "-o", "name", "--ignore-not-found"]);
+    let of_cluster = kubectl(cluster, &["get", "clusterroles,clusterrolebindings", "-o", "name"]);
+    let is_of_namespace = |name: &&str| !name.ends_with("/default") && !name.ends_with("/kube-root-ca.crt");
+    let in_namespace =
+        of_namespace.lines().filter(is_of_namespace).filter(|name| !name.contains("clusterrole"));
+    let in_cluster = of_cluster.lines().filter(|name| name.contains(RELEASE));
+    in_namespace.chain(in_cluster).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_chart_is_installed_trains_is_upgraded_and_goes_without_a_trace() {
+    let options = Options::control_plane().with_real_node().with_tool("buildah").with_tool("debootstrap");
+    let Some(cluster) = own_cluster(&options) else { return };
+    for image in ["rlt-operator", "rlt-trainer"] {
+        cluster.load_image(&rlt_tests::test_image(image)).unwrap();
+    }
+    upgrade(&cluster, "");
+    kubectl(&cluster, &["create", "namespace", "team"]);
+    let restricted = "pod-security.kubernetes.io/enforce=restricted";
+    kubectl(&cluster, &["label", "namespace", "team", restricted]);
+
+    apply(&cluster, &manifest("short", 40, 8));
+    wait_for(&cluster, "Complete", "short");
+    let status = &job(&cluster, "short")["status"];
+    assert_eq!(
+        status["progress"]["step"], 8,
+        "by the status channel, over the cluster's own network: {status:#}"
+    );
+    assert_eq!(status["attempt"], 1);
+
+    // Longer than an upgrade takes.
+    apply(&cluster, &manifest("long", 40, 2000));
+    wait_for(&cluster, "Progressing", "long");
+    upgrade(&cluster, ",replicas=1,logLevel=debug");
+    let before = job(&cluster, "long")["status"]["progress"]["step"].as_u64().unwrap();
+    eventually("steps are reported to the new operator", || {
+        job(&cluster, "long")["status"]["progress"]["step"].as_u64().unwrap() > before
+    });
+    assert_eq!(job(&cluster, "long")["status"]["attempt"], 1, "an upgrade starts nobody again");
+    kubectl(&cluster, &["delete", "rltj", "long", "-n", "team"]);
+
+    let mut helm = cluster.helm().unwrap();
+    succeed(helm.args(["uninstall", RELEASE, "--namespace", RELEASE, "--wait", "--timeout", "60s"]));
+    assert_eq!(job(&cluster, "short")["status"]["conditions"][0]["type"], "Complete", "jobs are not lost");
+    eventually(&format!("nothing is left: {:?}", left(&cluster)), || left(&cluster).is_empty());
+}

@@ -1,0 +1,166 @@
+//! What Flux, and every other reader of kstatus, makes of a job in each of its states: computed by Flux's own library.
+
+#![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
+
+use std::io::Write as _;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+use rlt_api::status::RLTrainingJobStatus;
+use rlt_operator::decide::{self, Decision, Facts, Report};
+use rlt_operator::job::Job;
+use rlt_operator::prepare::Prepared;
+use rlt_operator::worker::{Exit, Worker, WorkerPhase};
+use serde_json::{Value, json};
+
+fn now() -> Timestamp {
+    "2026-01-01T10:00:00Z".parse().unwrap()
+}
+
+fn prepared(run_policy: &Value) -> Prepared {
+    let mut manifest: Value =
+        serde_saphyr::from_str(include_str!("../../examples/quickstart/job.yaml")).unwrap();
+    manifest["spec"]["runPolicy"] = run_policy.clone();
+    let job: Job = serde_json::from_value(manifest).unwrap();
+    Prepared::new(&job).unwrap()
+}
+
+fn worker(phase: WorkerPhase, attempt: u32, exit_code: Option<i32>) -> Arc<Worker> {
+    let exit = exit_code.map(|code| Exit {
+        code,
+        reason: "Error".into(),
+        message: "last words".into(),
+        finished_at: Some(now()),
+    });
+    Arc::new(Worker {
+        name: "quickstart-trainer-0".into(),
+        uid: "u".into(),
+        resource_version: "1".into(),
+        idx: 0,
+        attempt,
+        phase,
+        is_ready: phase == WorkerPhase::Running,
+        is_deleting: false,
+        node: None,
+        exit,
+        disruption: None,
+        waiting: None,
+        explanation: None,
+    })
+}
+
+/// A job's life: what it is asked for, what its worker does next.
+struct Life {
+    status: RLTrainingJobStatus,
+    run_policy: Value,
+}
+
+impl Life {
+    fn begin(run_policy: Value) -> Self {
+        Self { status: RLTrainingJobStatus::default(), run_policy }
+    }
+
+    /// Decides until nothing changes any more.
+    fn then(mut self, worker: Option<Arc<Worker>>, report: Option<Report>) -> Self {
+        for _ in 0..8 {
+            let decision = self.decide(worker.as_slice(), report.as_ref());
+            if std::mem::replace(&mut self.status, decision.status.clone()) == decision.status {
+                break;
+            }
+        }
+        self
+    }
+
+    fn decide(&self, workers: &[Arc<Worker>], report: Option<&Report>) -> Decision {
+        decide::decide(&Facts {
+            prepared: &prepared(&self.run_policy),
+            status: &self.status,
+            generation: 1,
+            is_tracked: false,
+            workers,
+            report,
+            now: now(),
+        })
+    }
+
+    fn running() -> Self {
+        Self::begin(json!({})).then(Some(worker(WorkerPhase::Running, 1, None)), None)
+    }
+
+    fn with(self, run_policy: Value) -> Self {
+        Self { run_policy, ..self }
+    }
+}
+
+fn trained() -> Report {
+    let progress = json!({"step": 3, "numSteps": 60});
+    Report { attempt: 1, progress: serde_json::from_value(progress).unwrap(), checkpoints: None }
+}
+
+/// Each state with what Flux is to make of it.
+fn states() -> Vec<(&'static str, &'static str, RLTrainingJobStatus)> {
+    let run = worker(WorkerPhase::Running, 1, None);
+    let failed = |code| Some(worker(WorkerPhase::Failed, 1, Some(code)));
+    let refused = Life::begin(json!({})).decide(&[], None).refused("quota".into(), Duration::ZERO, now());
+    let invalid = rlt_operator::prepare::Invalid::Problems(vec!["spec.model: is missing".into()]);
+    let invalid = decide::refuse(&RLTrainingJobStatus::default(), 1, &invalid, now());
+    let suspend = json!({"suspend": true});
+    vec![
+        ("starting", "InProgress", Life::begin(json!({})).then(None, None).status),
+        ("running", "Current", Life::running().status),
+        ("training", "Current", Life::running().then(Some(run.clone()), Some(trained())).status),
+        ("restarting", "InProgress", Life::running().then(failed(75), None).then(None, None).status),
+        ("suspending", "InProgress", Life::running().with(suspend.clone()).then(Some(run), None).status),
+        ("suspended", "Current", Life::running().with(suspend).then(None, None).status),
+        (
+            "complete",
+            "Current",
+            Life::running().then(Some(worker(WorkerPhase::Succeeded, 1, Some(0))), None).status,
+        ),
+        ("failed", "Failed", Life::running().then(failed(78), None).status),
+        ("refused", "Failed", refused.status),
+        ("invalid", "Failed", invalid.status),
+    ]
+}
+
+/// The default that the definition gives a job whose status nobody has written.
+fn unseen() -> Value {
+    let definition = rlt_api::custom_resource_definition().unwrap();
+    let default = "/spec/versions/0/schema/openAPIV3Schema/properties/status/default";
+    definition.pointer(default).unwrap().clone()
+}
+
+#[test]
+fn flux_sees_a_job_in_progress_until_it_runs_and_failed_when_it_cannot() {
+    let Some(mut kstatus) = rlt_cluster::kstatus().unwrap() else { return };
+    let object = |status: Value, generation: i64| {
+        json!({
+            "apiVersion": rlt_api::API_VERSION, "kind": rlt_api::KIND,
+            "metadata": {"name": "adding", "namespace": "team", "generation": generation}, "status": status,
+        })
+    };
+    let mut cases = vec![("unseen".to_owned(), "InProgress", object(unseen(), 1))];
+    for (name, expected, status) in states() {
+        cases.push((name.to_owned(), expected, object(serde_json::to_value(status).unwrap(), 1)));
+    }
+    let running = serde_json::to_value(Life::running().status).unwrap();
+    cases.push(("changed".to_owned(), "InProgress", object(running.clone(), 2)));
+    let mut deleted = object(running, 1);
+    deleted["metadata"]["deletionTimestamp"] = "2026-01-01T10:00:00Z".into();
+    cases.push(("deleted".to_owned(), "Terminating", deleted));
+
+    let mut child = kstatus.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    for (_, _, object) in &cases {
+        writeln!(input, "{object}").unwrap();
+    }
+    drop(input);
+    let answer = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
+    let lines: Vec<_> = answer.lines().collect();
+    assert_eq!(lines.len(), cases.len(), "{answer}");
+    for ((name, expected, object), line) in cases.iter().zip(lines) {
+        assert!(line.starts_with(&format!("{expected}: ")), "{name}: {line}\n{object:#}");
+    }
+}
