@@ -91,6 +91,7 @@ pub fn objects(blueprint: &Blueprint<'_>, attempt: u32) -> Result<Vec<Value>, Ob
         serde_json::to_value(config_map(blueprint)?)?,
     ];
     objects.extend(service(blueprint).map(serde_json::to_value).transpose()?);
+    objects.extend(endpoint(blueprint, None).map(serde_json::to_value).transpose()?);
     objects.extend(storage_claim(blueprint).map(serde_json::to_value).transpose()?);
     let workers = (0..).map_while(|worker_idx| pod(blueprint, attempt, worker_idx));
     for worker in workers {

@@ -44,6 +44,7 @@ fn worker(phase: WorkerPhase, attempt: u32, exit_code: Option<i32>) -> Arc<Worke
         is_ready: phase == WorkerPhase::Running,
         is_deleting: false,
         node: None,
+        address: None,
         exit,
         disruption: None,
         waiting: None,

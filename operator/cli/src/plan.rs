@@ -8,6 +8,7 @@ mod text;
 use std::fs;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use anyhow::Context as _;
 use rlt_api::plan;
@@ -27,7 +28,7 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     };
     let model = model_config(&job, args.model_config.as_deref())?;
     let plan = plan::plan(&job, model.as_ref());
-    let prepared = Prepared { job, plan };
+    let prepared = Prepared { job, plan, manifest_digest: OnceLock::new() };
     if args.server {
         return server::ask(args, &prepared, &manifest);
     }

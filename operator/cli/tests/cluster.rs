@@ -11,6 +11,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, ResourceQuota, Service, ServiceAccount};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Api;
 use kube::api::{ListParams, PostParams};
 use rlt_api::status::ConditionType;
@@ -136,7 +137,7 @@ async fn made(stage: &Stage, job: &str) -> BTreeMap<String, Value> {
             }
         )*};
     }
-    collect!(ServiceAccount, ConfigMap, Service, Pod);
+    collect!(ServiceAccount, ConfigMap, Service, EndpointSlice, Pod);
     objects
 }
 
@@ -172,7 +173,7 @@ async fn the_plan_holds_every_object_that_the_operator_makes() {
     let before = ask(&["--server"]).await;
     let (before, error) =
         (String::from_utf8(before.stdout).unwrap(), String::from_utf8(before.stderr).unwrap());
-    assert_eq!(before.lines().filter(|line| line.starts_with("+ ")).count(), 6, "{before}{error}");
+    assert_eq!(before.lines().filter(|line| line.starts_with("+ ")).count(), 7, "{before}{error}");
 
     let _operator = stage.operator().await;
     stage.post("planned", patch).await;
@@ -193,7 +194,7 @@ async fn the_plan_holds_every_object_that_the_operator_makes() {
         .await;
     let after = String::from_utf8(ask(&["--server"]).await.stdout).unwrap();
     assert!(after.contains("= RLTrainingJob planned: stays as it is"), "{after}");
-    assert!(after.contains("= Pod planned-trainer-1: stays; it is made once for each attempt"), "{after}");
+    assert!(after.contains("= Pod planned-trainer-1: stays; it follows the attempt"), "{after}");
 }
 
 /// Without what is known on a cluster only (the job's UID), and without what this operator is told otherwise than by the
@@ -213,6 +214,8 @@ fn comparable(mut object: Value) -> Value {
         ("/metadata/ownerReferences/0", "uid"),
         ("/spec/containers/0", "imagePullPolicy"),
         ("/metadata/annotations", labels::CONTENT_DIGEST),
+        // It follows the first worker.
+        ("", "endpoints"),
         ("/data", rlt_channel::environment::CA_KEY),
     ];
     for (map, key) in gone {

@@ -103,6 +103,7 @@ mod tests {
             is_ready: false,
             is_deleting: false,
             node: None,
+            address: None,
             exit: None,
             disruption: None,
             waiting: None,

@@ -20,7 +20,7 @@ pub(super) enum Outcome {
     Same,
     /// It is there, and would change so.
     Changed { difference: String },
-    /// It is there, and is only made anew with the next attempt.
+    /// It is there, and follows the attempt, not the manifest.
     Kept,
     /// The cluster would not have it.
     Refused { message: String },
@@ -42,7 +42,7 @@ impl Verdict {
         match &self.outcome {
             Outcome::Made => line("+", "would be made"),
             Outcome::Same => line("=", "stays as it is"),
-            Outcome::Kept => line("=", "stays; it is made once for each attempt"),
+            Outcome::Kept => line("=", "stays; it follows the attempt"),
             Outcome::Refused { message } => line("!", &format!("would be refused: {message}")),
             Outcome::Changed { difference } => {
                 let indented: String = difference.lines().map(|line| format!("    {line}\n")).collect();

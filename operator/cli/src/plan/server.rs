@@ -102,7 +102,8 @@ async fn ask_about_object(connection: &Connection, wanted: &Value) -> anyhow::Re
             Err(error) => refusal(connection, wanted, &name, error),
         };
     };
-    if wanted["kind"] == "Pod" {
+    // A pod is made once, and an address follows its pod.
+    if wanted["kind"] == "Pod" || wanted["kind"] == "EndpointSlice" {
         return Ok(verdict(wanted, Outcome::Kept));
     }
     let params = PatchParams::apply(labels::OPERATOR).force().dry_run();
