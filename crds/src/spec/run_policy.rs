@@ -34,14 +34,9 @@ pub struct RunPolicySpec {
     /// Seconds that a worker has for a checkpoint when it is stopped; then it is killed.
     #[schemars(range(min = 1, max = 86400))]
     pub termination_grace_period_seconds: u32,
-<<<<<<< HEAD
-    /// How often workers are started again without a new checkpoint in between, by what ended them. Evicted workers and
-    /// lost nodes count for nothing.
-=======
-    /// How often workers are started again from the last complete checkpoint, by what ended them. Evicted workers and
-    /// lost nodes count for nothing. A local run of several workers obeys `failure`, `crash`, `io` and `checkpoint`, each
-    /// time anew; one of a single worker is one process, which nobody starts again.
->>>>>>> ba9960a (Copy checkpoints to an object store beside the training)
+    /// How often workers are started again from the last complete checkpoint, by what ended them, without a new one in
+    /// between. Evicted workers and lost nodes count for nothing. A local run of several workers obeys `failure`, `crash`,
+    /// `io` and `checkpoint`; one of a single worker is one process, which nobody starts again.
     pub retries: RetriesSpec,
     /// Who works on the job, as a domain and a path; any value but `rltraining.dev/operator` makes this operator leave
     /// the job alone.
@@ -89,11 +84,7 @@ pub enum CleanPodPolicy {
     None,
 }
 
-<<<<<<< HEAD
 /// How often workers are started again, by what ended them. A failure after a new checkpoint is counted anew.
-=======
-/// How often workers are started again, by what ended them, over the whole life of the job, or of the local run.
->>>>>>> ba9960a (Copy checkpoints to an object store beside the training)
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct RetriesSpec {

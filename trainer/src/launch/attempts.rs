@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rlt_api::plan::SHORT_ATTEMPT;
 use rlt_api::{ExitCode, ValidatedJob};
 
-use super::budget::{Next, Restarts};
+use super::budget::{Next, Progress, Restarts};
 use super::{Children, Failed, LaunchError, StopSignal, Verdict, grace_period, serve, text_of};
 use crate::checkpoint::CheckpointStore;
 use crate::parallel::RankEnvironment;
@@ -33,8 +33,12 @@ pub(super) fn run(args: &WorkerArgs, job: &ValidatedJob) -> Result<ExitCode, Lau
             Verdict::Ended(code) => return Ok(code),
             Verdict::Failed(failed) => failed,
         };
-        let was_short = started.elapsed() < SHORT_ATTEMPT && newest_checkpoint(&root) == saved;
-        let after = match next(&mut restarts, &stop, &failed, was_short) {
+        let progress = match newest_checkpoint(&root) {
+            newest if newest != saved => Progress::Saved,
+            _ if started.elapsed() < SHORT_ATTEMPT => Progress::None,
+            _ => Progress::Lived,
+        };
+        let after = match next(&mut restarts, &stop, &failed, progress) {
             Next::Restart { after, budget } => {
                 announce(attempt, &failed, after, &budget);
                 after
@@ -49,9 +53,9 @@ pub(super) fn run(args: &WorkerArgs, job: &ValidatedJob) -> Result<ExitCode, Lau
     }
 }
 
-fn next(restarts: &mut Restarts, stop: &StopSignal, failed: &Failed, was_short: bool) -> Next {
+fn next(restarts: &mut Restarts, stop: &StopSignal, failed: &Failed, progress: Progress) -> Next {
     match failed.cause {
-        Some(cause) if !stop.is_asked_for() => restarts.after(cause, was_short),
+        Some(cause) if !stop.is_asked_for() => restarts.after(cause, progress),
         _ => Next::End { why: String::new() },
     }
 }

@@ -15,6 +15,17 @@ pub(super) struct Restarts {
     num_short: u32,
 }
 
+/// How far an attempt came before it failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// It saved a checkpoint: the job has come further than ever.
+    Saved,
+    /// It saved none, but lived for a while.
+    Lived,
+    /// It ended soon after its start.
+    None,
+}
+
 /// What follows an attempt that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Next {
@@ -37,9 +48,12 @@ impl Restarts {
         Self { retries: retries.clone(), used: BTreeMap::new(), num_short: 0 }
     }
 
-    /// Decides after an attempt that `cause` ended. `was_short` is one that ended soon and saved nothing: the more there
-    /// are in a row, the longer the next one waits.
-    pub(super) fn after(&mut self, cause: FailureCause, was_short: bool) -> Next {
+    /// Decides after an attempt that `cause` ended. A new checkpoint refills every budget; the more attempts in a row came
+    /// to nothing, the longer the next one waits.
+    pub(super) fn after(&mut self, cause: FailureCause, progress: Progress) -> Next {
+        if progress == Progress::Saved {
+            self.used.clear();
+        }
         let Budget::Limited { field, limit } = cause.budget(&self.retries) else {
             return Next::End { why: String::new() };
         };
@@ -49,7 +63,7 @@ impl Restarts {
         }
         *used += 1;
         let budget = format!("{used} of retries.{field} {limit}");
-        self.num_short = if was_short { self.num_short + 1 } else { 0 };
+        self.num_short = if progress == Progress::None { self.num_short + 1 } else { 0 };
         Next::Restart { after: restart_delay(self.num_short), budget }
     }
 }
@@ -69,21 +83,32 @@ mod tests {
     fn each_cause_has_a_budget_of_its_own_and_what_cannot_heal_has_none() {
         let mut restarts = Restarts::new(&RetriesSpec { crash: 2, io: 1, ..RetriesSpec::default() });
         for cause in [FailureCause::Signalled, FailureCause::PeerLost, FailureCause::RetryableIo] {
-            seconds(restarts.after(cause, false));
+            seconds(restarts.after(cause, Progress::Lived));
         }
         let over = |why: &str| Next::End { why: format!("\n  not started again: {why} used up") };
-        assert_eq!(restarts.after(FailureCause::Signalled, false), over("retries.crash of 2"));
-        assert_eq!(restarts.after(FailureCause::RetryableIo, false), over("retries.io of 1"));
-        assert_eq!(restarts.after(FailureCause::TrainerFailed, false), over("retries.failure of 0"));
+        let mut end = |cause| restarts.after(cause, Progress::Lived);
+        assert_eq!(end(FailureCause::Signalled), over("retries.crash of 2"));
+        assert_eq!(end(FailureCause::RetryableIo), over("retries.io of 1"));
+        assert_eq!(end(FailureCause::TrainerFailed), over("retries.failure of 0"));
         for cause in [FailureCause::BadConfig, FailureCause::Diverged] {
-            assert_eq!(restarts.after(cause, false), Next::End { why: String::new() });
+            assert_eq!(end(cause), Next::End { why: String::new() });
         }
     }
 
     #[test]
+    fn a_new_checkpoint_refills_what_failures_have_used() {
+        let mut restarts = Restarts::new(&RetriesSpec { crash: 1, ..RetriesSpec::default() });
+        for progress in [Progress::None, Progress::Saved, Progress::Saved] {
+            seconds(restarts.after(FailureCause::Signalled, progress));
+        }
+        assert!(matches!(restarts.after(FailureCause::Signalled, Progress::Lived), Next::End { .. }));
+    }
+
+    #[test]
     fn attempts_that_come_to_nothing_wait_the_longer_the_more_there_were() {
+        use Progress::{None, Saved};
         let mut restarts = Restarts::new(&RetriesSpec { crash: 100, ..RetriesSpec::default() });
-        let mut after = |was_short| seconds(restarts.after(FailureCause::Signalled, was_short));
-        assert_eq!([true, true, true, false, true, true].map(&mut after), [0, 5, 10, 0, 0, 5]);
+        let mut after = |progress| seconds(restarts.after(FailureCause::Signalled, progress));
+        assert_eq!([None, None, None, Saved, None, None].map(&mut after), [0, 5, 10, 0, 0, 5]);
     }
 }
