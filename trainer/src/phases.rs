@@ -54,7 +54,7 @@ pub fn cost_metrics(num_tokens: usize, device: Device, clock: &PhaseClock) -> Me
     metrics.insert("perf/time_per_step".into(), seconds);
     metrics.insert("perf/throughput".into(), num_tokens as f64 / seconds);
     let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
-    if let Ok(bytes) = rlt_torch::peak_rss_bytes() {
+    if let Ok(bytes) = rlt_torch::peak_own_bytes() {
         metrics.insert("perf/cpu_memory_used_gb".into(), gib(bytes));
     }
     if let Ok(Some(bytes)) = rlt_torch::peak_device_bytes(device) {

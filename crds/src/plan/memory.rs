@@ -17,7 +17,7 @@ mod shards;
 
 use serde::Serialize;
 
-use super::batch::{BatchPlan, FullPass};
+use super::batch::{BatchPlan, FullPass, share};
 use super::model_config::ModelConfig;
 use crate::resolved::ResolvedSpec;
 use crate::spec::{Device, LoraSpec, Precision};
@@ -27,9 +27,10 @@ use shards::Shards;
 /// Bytes of an fp32 number.
 const FP32: u64 = 4;
 
-/// What the process takes besides tensors, measured on x86-64 with libtorch 2.11: 176 MiB for code and tables of
-/// libtorch, tokenizer and threads, the peak of a job on a few thousand parameters, and 16 MiB for products' code.
-const HOST_BASE_BYTES: u64 = 192 << 20;
+/// What the process takes of its own besides tensors, measured on x86-64 with libtorch 2.11: tables of libtorch,
+/// tokenizer and threads, the peak of a job on a few thousand parameters, and 16 MiB for products' code. The pages of
+/// program and libraries, 60 to 150 MiB that the kernel takes back where it needs them, are not counted.
+const HOST_BASE_BYTES: u64 = 92 << 20;
 
 /// Temporaries of an AdamW step on a GPU, as multiples of the largest trained tensor: scaled and weighted gradient,
 /// denominator, scaled moment. On the CPU one pass over all numbers needs none.
@@ -241,7 +242,7 @@ fn on_gpu(spec: &ResolvedSpec) -> bool {
 fn logprob(spec: &ResolvedSpec, batch: &BatchPlan, activations: &Activations<'_>) -> Vec<MemoryTerm> {
     let budget = spec.training.max_logprob_tokens;
     let FullPass { tokens, predicted, .. } =
-        FullPass::new(spec, batch.prompts_per_step, batch.samples_per_prompt, budget);
+        FullPass::new(spec, share(spec, batch.prompts_per_step), batch.samples_per_prompt, budget);
     let reference = if on_gpu(spec) { 0 } else { reference_bytes(spec, activations.model) };
     let layers = vec![
         term("activations", tokens * activations.inference_bytes_per_token()),
@@ -252,9 +253,10 @@ fn logprob(spec: &ResolvedSpec, batch: &BatchPlan, activations: &Activations<'_>
 }
 
 fn update(spec: &ResolvedSpec, batch: &BatchPlan, activations: &Activations<'_>) -> Vec<MemoryTerm> {
-    let budget = spec.training.max_tokens_per_micro_batch;
+    let (budget, prompts) =
+        (spec.training.max_tokens_per_micro_batch, spec.training.prompts_per_update.into());
     let FullPass { tokens, predicted, .. } =
-        FullPass::new(spec, spec.training.prompts_per_update.into(), batch.samples_per_prompt, budget);
+        FullPass::new(spec, share(spec, prompts), batch.samples_per_prompt, budget);
     let checkpointing = spec.training.activation_checkpointing;
     let kept = vec![
         term("activations", tokens * activations.kept_bytes_per_token(checkpointing)),

@@ -40,7 +40,8 @@ pub use fused::{Activation, apply_rope, gated_activation, gated_activation_packe
 pub use head::{PerChunk, head_forward, head_forward_backward};
 pub use linear::PackedLinear;
 pub use memory::{
-    peak_device_bytes, peak_rss_bytes, release_free_memory, reset_peak_rss, reuse_large_buffers, rss_bytes,
+    peak_device_bytes, peak_own_bytes, peak_rss_bytes, release_free_memory, reset_peak_rss,
+    reuse_large_buffers, rss_bytes,
 };
 pub use optim::{AdamWStep, adamw_step, global_norm};
 pub use precision::{

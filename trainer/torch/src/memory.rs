@@ -37,6 +37,15 @@ pub fn peak_rss_bytes() -> Result<u64, Error> {
     status_bytes("VmHWM")
 }
 
+/// The highest memory of this process's own, in bytes: [`peak_rss_bytes`] less the pages of its program and libraries
+/// (`RssFile`), which are as many as the machine has spare and which the kernel takes back where it needs them.
+///
+/// # Errors
+/// When /proc cannot be read.
+pub fn peak_own_bytes() -> Result<u64, Error> {
+    Ok(peak_rss_bytes()?.saturating_sub(status_bytes("RssFile")?))
+}
+
 /// The resident memory of this process now, in bytes (`VmRSS`).
 ///
 /// # Errors
@@ -46,7 +55,7 @@ pub fn rss_bytes() -> Result<u64, Error> {
 }
 
 /// The most bytes that tensors have held on a GPU at once, as `torch.cuda.max_memory_allocated` counts them; `None`
-/// for the CPU, whose tensors are in [`peak_rss_bytes`].
+/// for the CPU, whose tensors are in [`peak_own_bytes`].
 ///
 /// # Errors
 /// When CUDA was not loaded.
