@@ -91,6 +91,11 @@ impl ObjectServer {
         self.lock().mood = mood;
     }
 
+    /// Requests that came so far.
+    pub fn num_requests(&self) -> u64 {
+        self.lock().num_requests
+    }
+
     /// The keys of all objects.
     pub fn keys(&self) -> Vec<String> {
         let prefix = format!("/{BUCKET}/");

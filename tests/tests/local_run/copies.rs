@@ -73,6 +73,10 @@ fn a_store_that_fails_and_hangs_up_costs_nothing_but_patience() {
     let child = start(&place, &patient, &server);
     place.wait_for_steps(12);
     assert!(whole_copies(&server).is_empty(), "all steps are done without the store");
+    // One question for the copy and five tries of its first file, then the question anew.
+    while server.num_requests() < 7 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
     server.become_(Mood::Moody);
     Ended::of(child.wait_with_output().unwrap())
         .expect(0, &["a checkpoint has no copy yet, training goes on"]);

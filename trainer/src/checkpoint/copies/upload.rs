@@ -89,7 +89,8 @@ impl Uploads {
     /// Whether a folder must stay because its copy is not whole.
     pub(in super::super) fn needs(&self, folder: &Path) -> bool {
         let state = self.shared.lock();
-        [&state.wanted, &state.current].into_iter().flatten().any(|offer| offer.folder == folder)
+        let mut missing = [&state.wanted, &state.current].into_iter().flatten();
+        missing.any(|offer| offer.folder == folder && state.copied != Some(offer.step))
     }
 
     /// The newest step that has a copy.
@@ -97,7 +98,8 @@ impl Uploads {
         self.shared.lock().copied
     }
 
-    /// Waits until the newest checkpoint has its copy, for as long as the store takes bytes, and `patience` longer.
+    /// Waits until the newest checkpoint has its copy and older ones are removed, for as long as the store takes bytes, and
+    /// `patience` longer. What is left to remove then is left to the next run.
     ///
     /// # Errors
     /// [`CopyError::NotCopied`] with the last failure.
@@ -113,6 +115,9 @@ impl Uploads {
                 (sent, moved) = (now_sent, Instant::now());
             }
             if moved.elapsed() >= patience {
+                if state.copied == Some(offer.step) {
+                    return Ok(());
+                }
                 let waited = || format!("nothing moved for {} s", patience.as_secs());
                 let reason = state.failure.unwrap_or_else(waited);
                 return Err(CopyError::NotCopied { step: offer.step, uri: self.uri.clone(), reason });
@@ -141,8 +146,11 @@ impl Shared {
 
     fn succeeded(&self, step: u64) {
         let mut state = self.lock();
-        state.copied = Some(step);
-        (state.current, state.failure) = (None, None);
+        (state.copied, state.failure) = (Some(step), None);
+    }
+
+    fn swept(&self) {
+        self.lock().current = None;
     }
 
     /// Wants `offer` again, unless there is a newer one, and waits at most `delay` for one.
@@ -185,6 +193,7 @@ impl Copier {
                     if let Err(error) = runtime.block_on(self.remove_old()) {
                         tracing::warn!("an old copy of a checkpoint stays: {}", with_causes(&error));
                     }
+                    shared.swept();
                 }
                 Err(error) => {
                     let (step, error) = (offer.step, with_causes(&error));
