@@ -16,9 +16,6 @@ fn bad_specs() -> Vec<Value> {
     let file = json!({"task": null, "train": ["a.jsonl"]});
     let function = |more: Value| json!({"rewards": {"functions": [merged(json!({"name": "a", "kind": "Exact"}), &more)]}});
     let loss = |loss: Value| json!({"algorithm": {"loss": loss}});
-    let resources = |resources: Value| json!({"workers": {"resources": resources}});
-    let storage = |storage: Value| json!({"workers": {"storage": storage}});
-    let env = |env: Value| json!({"workers": {"env": env}});
     vec![
         json!({"model": {"path": "/models/a"}}),
         json!({"model": {"architecture": null}}),
@@ -88,6 +85,15 @@ fn bad_specs() -> Vec<Value> {
         json!({"training": {"maxLogprobTokens": 23}}),
         json!({"training": {"schedule": {"warmupSteps": 1000000}}}),
         json!({"training": {"schedule": {"kind": "Constant", "minRatio": 0.5}}}),
+    ]
+}
+
+/// As [`bad_specs`], of how and where a job runs.
+fn badly_placed_specs() -> Vec<Value> {
+    let resources = |resources: Value| json!({"workers": {"resources": resources}});
+    let storage = |storage: Value| json!({"workers": {"storage": storage}});
+    let env = |env: Value| json!({"workers": {"env": env}});
+    vec![
         resources(json!({"cpu": "many"})),
         resources(json!({"memory": "0Gi"})),
         resources(json!({"sharedMemory": "-1"})),
@@ -191,7 +197,7 @@ fn our_messages(manifest: &Value) -> BTreeSet<String> {
 #[test]
 fn the_api_server_and_we_say_the_same_about_every_bad_specification() {
     let schema = compile_schema(&schema());
-    for patch in bad_specs() {
+    for patch in bad_specs().into_iter().chain(badly_placed_specs()) {
         let manifest = manifest(&patch);
         let theirs = api_server_messages(&schema, &manifest);
         assert!(!theirs.is_empty(), "nothing is wrong with {patch}");
@@ -237,7 +243,7 @@ fn every_rule_has_a_specification_that_breaks_it() {
     let mut untried = BTreeSet::new();
     collect(&schema["properties"]["spec"], &mut untried);
     assert!(untried.len() > 40, "only {} rules were found", untried.len());
-    for patch in bad_specs() {
+    for patch in bad_specs().into_iter().chain(badly_placed_specs()) {
         for message in our_messages(&manifest(&patch)) {
             untried.remove(&message);
         }

@@ -11,6 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 use rlt_api::status::RLTrainingJobStatus;
 use rlt_operator::decide::{self, Decision, Facts, Report};
 use rlt_operator::job::Job;
+use rlt_operator::nodes::NodeStates;
 use rlt_operator::prepare::Prepared;
 use rlt_operator::worker::{Exit, Worker, WorkerPhase};
 use serde_json::{Value, json};
@@ -43,6 +44,7 @@ fn worker(phase: WorkerPhase, attempt: u32, exit_code: Option<i32>) -> Arc<Worke
         phase,
         is_ready: phase == WorkerPhase::Running,
         is_deleting: false,
+        leaves_by: None,
         node: None,
         address: None,
         exit,
@@ -81,6 +83,7 @@ impl Life {
             generation: 1,
             is_tracked: false,
             workers,
+            nodes: &NodeStates::new(),
             report,
             now: now(),
         })

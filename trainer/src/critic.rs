@@ -30,7 +30,7 @@ const VALUE_HEAD: &str = "critic.value_head.weight";
 #[derive(Clone, Debug)]
 pub struct CriticOptions {
     /// What the manifest says of it.
-    pub spec: CriticSpec,
+    pub critic: CriticSpec,
     /// The optimizer's constants.
     pub optimizer: AdamWOptions,
     /// Keep only layer inputs for the backward pass.
@@ -93,7 +93,7 @@ impl Critic {
 
     /// Steps in which only the critic learns.
     pub fn warmup_steps(&self) -> u64 {
-        self.options.spec.warmup_steps.into()
+        self.options.critic.warmup_steps.into()
     }
 
     /// The value of every completion token of `batch`, in micro-batches of at most `max_tokens` tokens.

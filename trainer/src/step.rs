@@ -59,6 +59,7 @@ pub fn step(trainer: &mut Trainer) -> Result<StepEnd, TrainError> {
     if let Some(actor_logprobs) = actor_logprobs {
         metrics.extend(mismatch_metrics(&sampled, actor_logprobs, &batch.rollout_logprobs)?);
     }
+    metrics.insert("training/num_skipped_updates".into(), learned.num_skipped as f64);
     trainer.count_skipped(learned.num_skipped);
     trainer.watch.completions(trainer.progress.step + 1, false, &collected.groups);
     metrics.extend(step_metrics(trainer, &collected.groups, &batch, &clock)?);

@@ -199,9 +199,9 @@ impl Trainer {
 
     /// Makes a critic of the present weights, where the algorithm needs one and has none.
     pub(crate) fn begin_critic(&mut self) -> Result<(), TrainError> {
-        let Some(spec) = self.critic_spec().filter(|_| self.critic.is_none()) else { return Ok(()) };
+        let Some(critic) = self.critic_spec().filter(|_| self.critic.is_none()) else { return Ok(()) };
         let options = CriticOptions {
-            spec,
+            critic,
             optimizer: crate::setup::optimizer_options(self.spec()),
             activation_checkpointing: self.spec().training.activation_checkpointing,
             max_grad_norm: self.spec().training.max_grad_norm,

@@ -68,8 +68,12 @@ fn batch() -> Batch {
 fn critic(actor: &Decoder, family: &str) -> Critic {
     let spec = CriticSpec { learning_rate: 0.0, warmup_steps: 0, value_clip: 1e6 };
     let optimizer = AdamWOptions { betas: (0.0, 0.0), ..AdamWOptions::default() };
-    let options =
-        CriticOptions { spec, optimizer, activation_checkpointing: family == "qwen3", max_grad_norm: 1e12 };
+    let options = CriticOptions {
+        critic: spec,
+        optimizer,
+        activation_checkpointing: family == "qwen3",
+        max_grad_norm: 1e12,
+    };
     let critic = Critic::beginning_as(actor, None, options, Ranks::alone()).unwrap();
     let (_, head_d) =
         critic.state_tensors().into_iter().find(|(name, _)| name.contains("value_head")).unwrap();

@@ -80,7 +80,7 @@ fn a_local_run_names_what_was_set_for_a_cluster_only() {
          spec.runPolicy.suspend, spec.runPolicy.retries.io\n"
     );
     assert_eq!(with("  workers: {threads: 2}\n  runPolicy: {activeDeadlineSeconds: 9}\n"), "");
-    let several = "  workers: {count: 2, peerTimeoutSeconds: 9}\n  \
+    let several = "  workers: {count: 2, device: Cpu, peerTimeoutSeconds: 9}\n  \
                    runPolicy: {terminationGracePeriodSeconds: 9, retries: {io: 9, crash: 9, failure: 9, checkpoint: 9}}\n";
     assert_eq!(with(several), "", "a launcher watches them here, too");
 }

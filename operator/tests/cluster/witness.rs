@@ -96,7 +96,9 @@ impl Witness {
             Sight::Job { name: other, status, .. } if other == name => Some(&**status),
             _ => None,
         });
-        let mut last = RLTrainingJobStatus::default();
+        // The one that a job has from the beginning is nobody's.
+        let mut last =
+            RLTrainingJobStatus { observed_generation: Some(-1), ..RLTrainingJobStatus::default() };
         statuses.filter(|status| **status != std::mem::replace(&mut last, (*status).clone())).count()
     }
 

@@ -96,7 +96,7 @@ fn the_last_error_is_left_where_whoever_started_the_process_looks_for_it() {
     command
         .args(["worker", "--manifest", "/nowhere/job.yaml"])
         .env(rlt_api::TERMINATION_MESSAGE_VARIABLE, &words);
-    Ended::of(command.output().unwrap()).expect(75, &["/nowhere/job.yaml"]);
+    Ended::of(command.output().unwrap()).expect(2, &["/nowhere/job.yaml"]);
     let left = std::fs::read_to_string(words).unwrap();
     assert!(left.contains("/nowhere/job.yaml") && left.contains("No such file"), "{left}");
 }

@@ -103,7 +103,7 @@ impl Critic {
             values: batch.values.as_deref().ok_or(CriticError::Missing("values"))?,
             returns: batch.returns.as_deref().ok_or(CriticError::Missing("returns"))?,
         };
-        let learning_rate = self.options.spec.learning_rate;
+        let learning_rate = self.options.critic.learning_rate;
         let mut report = CriticReport { learning_rate, ..CriticReport::default() };
         for _ in 0..plan.num_epochs {
             for rows in group_ranges(batch, plan.groups_per_update) {
@@ -154,7 +154,7 @@ impl Critic {
         let rows = &micro_batch.rows;
         let old_values = batch.gather(&micro_batch.row_idxs, targets.values);
         let returns = batch.gather(&micro_batch.row_idxs, targets.returns);
-        let clip = self.options.spec.value_clip;
+        let clip = self.options.critic.value_clip;
         self.accumulate(micro_batch, |predictions| {
             let inputs = ValueLossInputs { rows, predictions, old_values: &old_values, returns: &returns };
             let loss = value_loss(&inputs, clip, Aggregation::TokenMean, denominators)?;

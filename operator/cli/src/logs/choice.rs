@@ -102,6 +102,7 @@ mod tests {
             phase,
             is_ready: false,
             is_deleting: false,
+            leaves_by: None,
             node: None,
             address: None,
             exit: None,

@@ -94,9 +94,10 @@ async fn the_gang_of_a_node_that_is_gone_starts_elsewhere_at_once() {
     assert_eq!(second.name_any(), gang[1].name_any());
     assert_eq!(avoided(&second), std::slice::from_ref(&goes.name));
     stage.forget(&gang[0]).await;
-    for pod in stage.gang("moves", 2, 2).await {
-        stage.run(&pod).await;
-        stage.end(&pod, 0, "").await;
+    // The first worker last: with its end the job is complete, and the other is removed.
+    for pod in stage.gang("moves", 2, 2).await.iter().rev() {
+        stage.run(pod).await;
+        stage.end(pod, 0, "").await;
     }
     stage.when_true("moves", ConditionType::Complete).await;
     witness.judge(&stage, false).await;
@@ -125,9 +126,10 @@ async fn a_pod_whose_node_only_does_not_answer_keeps_its_place_until_somebody_vo
     let left = stage.pods().get(&gang[1].name_any()).await.unwrap();
     assert_eq!(left.uid(), gang[1].uid(), "a rank whose pod may live gets no second one");
     silent.take_out_of_service(&stage).await;
-    for pod in stage.gang("waits", 2, 2).await {
-        stage.run(&pod).await;
-        stage.end(&pod, 0, "").await;
+    // The first worker last: with its end the job is complete, and the other is removed.
+    for pod in stage.gang("waits", 2, 2).await.iter().rev() {
+        stage.run(pod).await;
+        stage.end(pod, 0, "").await;
     }
     let status = stage.when_true("waits", ConditionType::Complete).await;
     assert_eq!(status.attempt, Some(2));

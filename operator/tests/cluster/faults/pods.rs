@@ -69,7 +69,7 @@ async fn an_evicted_worker_saves_a_checkpoint_with_the_others_and_the_next_attem
     let failure = status.last_failure.unwrap();
     assert_eq!((failure.pod, failure.exit_code), (Some(gang[0].name_any()), Some(80)));
     assert!(failure.message.contains("EvictionByEvictionAPI"), "{}", failure.message);
-    for pod in &next {
+    for pod in next.iter().rev() {
         stage.run(pod).await;
         stage.end(pod, 0, "").await;
     }
