@@ -10,14 +10,15 @@ use crate::spec::RLTrainingJob;
 /// Formats that Kubernetes knows; others only make it warn.
 const KNOWN_FORMATS: [&str; 4] = ["int32", "int64", "double", "date-time"];
 
-/// The columns of `kubectl get rltj`: name, type, path.
-const COLUMNS: [(&str, &str, &str); 6] = [
-    ("State", "string", ".status.conditions[?(@.status==\"True\")].type"),
-    ("Ready", "string", ".status.ready"),
-    ("Step", "integer", ".status.progress.step"),
-    ("Reward", "number", ".status.progress.reward"),
-    ("Attempt", "integer", ".status.attempt"),
-    ("Age", "date", ".metadata.creationTimestamp"),
+/// The columns of `kubectl get rltj`: name, type, path, and 1 for those that only `-o wide` shows.
+const COLUMNS: [(&str, &str, &str, u32); 7] = [
+    ("State", "string", ".status.conditions[?(@.status==\"True\")].type", 0),
+    ("Ready", "string", ".status.ready", 0),
+    ("Step", "integer", ".status.progress.step", 0),
+    ("Reward", "number", ".status.progress.reward", 0),
+    ("Attempt", "integer", ".status.attempt", 0),
+    ("Age", "date", ".metadata.creationTimestamp", 0),
+    ("Queue", "string", ".status.queue", 1),
 ];
 
 /// The CustomResourceDefinition as it is applied to a cluster.
@@ -45,7 +46,10 @@ pub fn custom_resource_definition() -> Result<Value, serde_json::Error> {
 }
 
 fn printer_columns() -> Value {
-    let column = |(name, type_, path)| json!({"name": name, "type": type_, "jsonPath": path});
+    let column = |(name, type_, path, priority)| match priority {
+        0 => json!({"name": name, "type": type_, "jsonPath": path}),
+        _ => json!({"name": name, "type": type_, "jsonPath": path, "priority": priority}),
+    };
     COLUMNS.into_iter().map(column).collect()
 }
 

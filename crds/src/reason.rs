@@ -19,6 +19,12 @@ pub enum Reason {
     Suspending,
     /// No queue has a say in the job.
     NoQueue,
+    /// The queue has not let the job in yet, or wants its place back.
+    Queued,
+    /// The job asks for a queue, and the cluster has none.
+    QueueMissing,
+    /// The queue has let the job in.
+    Admitted,
     /// Workers are being started.
     WorkersStarting,
     /// All workers run.
@@ -59,6 +65,9 @@ impl Reason {
             Self::Suspended,
             Self::Suspending,
             Self::NoQueue,
+            Self::Queued,
+            Self::QueueMissing,
+            Self::Admitted,
             Self::WorkersStarting,
             Self::WorkersRunning,
             Self::Restarting,

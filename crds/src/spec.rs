@@ -41,6 +41,11 @@ pub use workers::*;
         namespaced,
         status = "crate::status::RLTrainingJobStatus",
         shortname = "rltj",
+        scale(
+            spec_replicas_path = ".spec.workers.count",
+            status_replicas_path = ".status.replicas",
+            label_selector_path = ".status.selector"
+        ),
         category = "all"
     )
 )]

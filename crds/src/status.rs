@@ -60,6 +60,15 @@ pub struct RLTrainingJobStatus {
     /// Ready workers of those that are needed, such as `7/8`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ready: Option<String>,
+    /// Workers that are there, for the scale subresource.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replicas: Option<u32>,
+    /// The label selector of the workers, for the scale subresource.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub selector: Option<String>,
+    /// The queue that has a say in the job.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queue: Option<String>,
     /// The workers, group by group.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(

@@ -97,6 +97,8 @@ fn badly_placed_specs() -> Vec<Value> {
         resources(json!({"cpu": "many"})),
         resources(json!({"memory": "0Gi"})),
         resources(json!({"sharedMemory": "-1"})),
+        json!({"workers": {"topology": {}}}),
+        json!({"workers": {"topology": {"required": "zone", "preferred": "rack"}}}),
         storage(json!({"size": "16GB"})),
         storage(json!({})),
         storage(json!({"size": "1Gi", "claimName": "a"})),

@@ -2,7 +2,9 @@
 
 mod children;
 mod error;
+mod gang;
 mod pods;
+mod queue;
 mod status;
 
 use std::sync::Arc;
@@ -15,11 +17,22 @@ pub use status::{StatusWritten, write_status};
 
 use crate::build::Blueprint;
 use crate::decide::Decision;
+use crate::discovery::Served;
 use crate::index::Index;
 use crate::job::Job;
 use crate::labels;
+use crate::queue::Queueing;
 use crate::worker::{JobKey, Worker};
 use children::Room;
+
+/// What a job meets in its cluster.
+#[derive(Clone, Copy, Debug)]
+pub struct Surroundings<'a> {
+    /// Which queues and gang schedulers there are.
+    pub served: Served,
+    /// What a queue says about the job.
+    pub queueing: &'a Queueing,
+}
 
 /// What carrying out came to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,29 +49,35 @@ pub async fn apply(
     client: &Client,
     index: &Index,
     blueprint: &Blueprint<'_>,
+    surroundings: &Surroundings<'_>,
     decision: &Decision,
 ) -> Result<Outcome, ApplyError> {
-    pods::delete(client, index, blueprint.job, &decision.delete).await?;
-    if decision.delete_job {
-        delete_job(client, blueprint.job).await?;
-    }
-    if !decision.needs_children {
-        return Ok(Outcome::default());
-    }
-    match make(client, index, blueprint, decision).await {
+    match carry_out(client, index, blueprint, surroundings, decision).await {
         Err(ApplyError::Refused { message }) => Ok(Outcome { refused: Some(message) }),
         Err(error) => Err(error),
         Ok(()) => Ok(Outcome::default()),
     }
 }
 
-/// Makes what a job needs: first what its pods must not be without, then pods beside everything that they wait for.
-async fn make(
+/// Tells the queue, and makes what a job needs: first what its pods must not be without, then pods beside everything that
+/// they wait for.
+async fn carry_out(
     client: &Client,
     index: &Index,
     blueprint: &Blueprint<'_>,
+    surroundings: &Surroundings<'_>,
     decision: &Decision,
 ) -> Result<(), ApplyError> {
+    pods::delete(client, index, blueprint.job, &decision.delete).await?;
+    if let Some(act) = &decision.queue {
+        queue::tell(client, index, blueprint, surroundings.queueing, act).await?;
+    }
+    if decision.delete_job {
+        delete_job(client, blueprint.job).await?;
+    }
+    if !decision.needs_children {
+        return Ok(());
+    }
     let attempt = decision.status.attempt.unwrap_or(1);
     let workers = index.workers(blueprint.job.uid());
     let is_first =
@@ -66,7 +85,15 @@ async fn make(
     let first = workers.iter().find(is_first).map(Arc::as_ref);
     let room = Room::new(client, index, blueprint);
     room.prepare(first).await?;
-    let pods = pods::start(client, index, blueprint, &decision.status, &decision.start);
+    let pods = async {
+        if decision.start.is_empty() {
+            return Ok(());
+        }
+        let placement = gang::prepare(client, index, blueprint, surroundings, attempt).await?;
+        let failures_by_node = &decision.status.failures_by_node;
+        let crew = pods::Crew { blueprint, placement: &placement, failures_by_node, attempt };
+        pods::start(client, index, &crew, &decision.start).await
+    };
     // What fails on one side does not cut off calls of the other.
     let (furnished, started) = futures::join!(room.furnish(first), pods);
     furnished.and(started)

@@ -5,22 +5,34 @@ mod claim;
 mod container;
 mod manifest;
 mod network;
+mod network_policy;
+mod placement;
 mod pod;
+mod pod_group;
 mod volumes;
+mod workload;
+
+use std::fmt::Write as _;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use sha2::{Digest as _, Sha256};
 
 pub use avoidance::avoid;
 pub use claim::storage_claim;
 pub use manifest::{config_map, content_digest};
 pub use network::{endpoint, endpoint_digest, service, service_account};
+pub use network_policy::network_policy;
+pub use placement::{Flavor, Placement, PlacementConflict};
 pub use pod::pod;
+pub use pod_group::{Gang, gang, pod_group, pod_group_kind, pod_group_name};
 use serde_json::Value;
+pub use workload::{PriorityClass, queue_priority_class, workload, workload_digest};
 
 use crate::args::PullPolicy;
 use crate::job::Job;
 use crate::labels;
 use crate::prepare::Prepared;
+use crate::queue;
 
 /// What the cluster decides about pods, rather than a job.
 #[derive(Clone, Debug)]
@@ -81,7 +93,8 @@ pub enum ObjectError {
     Json(#[from] serde_json::Error),
 }
 
-/// Every object of an attempt as it is sent, in the order in which they are made.
+/// Every object of an attempt as it is sent, in the order in which they are made; a cluster with a scheduler for gangs gets
+/// a PodGroup besides.
 ///
 /// # Errors
 /// [`ObjectError`], which would be a bug.
@@ -93,6 +106,9 @@ pub fn objects(blueprint: &Blueprint<'_>, attempt: u32) -> Result<Vec<Value>, Ob
     objects.extend(service(blueprint).map(serde_json::to_value).transpose()?);
     objects.extend(endpoint(blueprint, None).map(serde_json::to_value).transpose()?);
     objects.extend(storage_claim(blueprint).map(serde_json::to_value).transpose()?);
+    objects.extend(network_policy(blueprint).map(serde_json::to_value).transpose()?);
+    let asked_for = queue::asked_for(blueprint.job).map(|queue| workload(blueprint, queue, None));
+    objects.extend(asked_for.map(serde_json::to_value).transpose()?);
     let workers = (0..).map_while(|worker_idx| pod(blueprint, attempt, worker_idx));
     for worker in workers {
         objects.push(serde_json::to_value(worker)?);
@@ -113,6 +129,20 @@ pub fn workers_name(job: &str) -> String {
 /// Name of the claim that is made for a job.
 pub fn claim_name(job: &str) -> String {
     format!("{job}-storage")
+}
+
+/// The digest of what an object was made from, as it carries it.
+fn digest<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
+    let mut hasher = Sha256::new();
+    for text in texts {
+        hasher.update((text.len() as u64).to_le_bytes());
+        hasher.update(text);
+    }
+    let mut hex = String::with_capacity(32);
+    for byte in hasher.finalize().iter().take(16) {
+        let _ = write!(hex, "{byte:02x}");
+    }
+    hex
 }
 
 #[cfg(test)]

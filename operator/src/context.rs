@@ -10,6 +10,7 @@ use tokio::sync::watch;
 
 use crate::apply::ApplyError;
 use crate::build::Settings;
+use crate::discovery::Discovery;
 use crate::index::Index;
 use crate::metrics::Metrics;
 use crate::observe::Reports;
@@ -25,6 +26,8 @@ pub struct Context {
     pub settings: Settings,
     /// What the watches have seen.
     pub index: Arc<Index>,
+    /// Which queues and gang schedulers the cluster has.
+    pub discovery: Arc<Discovery>,
     /// Validated jobs.
     pub prepared: Arc<PreparedJobs>,
     /// Statuses written last.

@@ -8,7 +8,8 @@ use futures::stream::{self, StreamExt as _};
 use futures::{Stream, future};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, PersistentVolumeClaim, Pod, Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::core::PartialObjectMeta;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use kube::core::{DynamicObject, PartialObjectMeta};
 use kube::runtime::controller::{Config, Controller};
 use kube::runtime::predicates;
 use kube::runtime::reflector;
@@ -18,6 +19,7 @@ use kube::{Api, Client, Resource};
 use tokio::task::JoinSet;
 
 use crate::context::Context;
+use crate::discovery::{self, Discovery};
 use crate::index::Child;
 use crate::job::Job;
 use crate::labels;
@@ -34,7 +36,9 @@ pub async fn run(
     let (changed, changes) = mpsc::unbounded();
     let sink = Sink { index: context.index.clone(), changed };
     let mut watches = JoinSet::new();
-    let synced = follow_objects(&context.client, namespaces, &sink, &mut watches);
+    context.discovery.refresh(&context.client).await;
+    let mut synced = follow_objects(&context.client, namespaces, &sink, &mut watches);
+    synced.extend(follow_queues(&context, namespaces, &sink, &mut watches));
     let (store, writer) = reflector::store();
     let jobs = jobs(&context, namespaces, writer);
     // A job without its pods in sight would look like one whose pods are gone.
@@ -42,11 +46,12 @@ pub async fn run(
     tracing::info!("all objects are in sight");
     context.synced.send_replace(true);
     let promoted = promotions(context.leadership.clone());
+    let queues = queues_appear(context.discovery.clone());
     Controller::for_stream(jobs, store)
         .with_config(Config::default().concurrency(concurrency))
         .reconcile_on(changes)
         .reconcile_on(context.reports.news())
-        .reconcile_all_on(promoted)
+        .reconcile_all_on(stream::select(promoted.boxed(), queues.boxed()))
         .graceful_shutdown_on(stop)
         .run(reconcile, retry, context)
         .for_each(|_| future::ready(()))
@@ -61,6 +66,41 @@ fn promotions(leadership: tokio::sync::watch::Receiver<bool>) -> impl Stream<Ite
         Some((leads, leadership))
     })
     .filter_map(|leads| future::ready(leads.then_some(())))
+}
+
+/// The moment at which the cluster has queues, where it had none at the start: jobs may be waiting for that.
+fn queues_appear(discovery: Arc<Discovery>) -> impl Stream<Item = ()> + Send {
+    let is_new = !discovery.served().has_workloads;
+    stream::once(async move { discovery.kueue().await }).filter(move |()| future::ready(is_new))
+}
+
+/// Follows what queues say, from when the cluster has any; the answers come with the first complete lists, for queues
+/// that are there now.
+fn follow_queues(
+    context: &Arc<Context>,
+    namespaces: &[String],
+    sink: &Sink,
+    watches: &mut JoinSet<()>,
+) -> Vec<oneshot::Receiver<()>> {
+    let client = &context.client;
+    let resource = discovery::workloads();
+    let everywhere = || vec![(Api::all_with(client.clone(), &resource), None)];
+    let of = |namespace: &String| {
+        let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &resource);
+        (api, Some(namespace.clone()))
+    };
+    let apis = if namespaces.is_empty() { everywhere() } else { namespaces.iter().map(of).collect() };
+    let mut synced = Vec::new();
+    for (api, namespace) in apis {
+        let (done, first) = oneshot::channel();
+        let (discovery, sink) = (context.discovery.clone(), sink.clone());
+        watches.spawn(async move {
+            discovery.kueue().await;
+            watch::workloads(api, namespace, sink, done).await;
+        });
+        synced.push(first);
+    }
+    if context.discovery.served().has_workloads { synced } else { Vec::new() }
 }
 
 /// Jobs that are new or changed in what people write; what this operator writes itself brings nothing to mind.
@@ -130,6 +170,7 @@ fn follow_objects(
     follow!(Service, Child::Service);
     follow!(EndpointSlice, Child::Endpoint);
     follow!(PersistentVolumeClaim, Child::Claim);
+    follow!(NetworkPolicy, Child::NetworkPolicy);
     synced
 }
 

@@ -1,7 +1,8 @@
 //! What to do about a job: a pure function of what was observed and of the time. No API server is spoken to here.
 //!
 //! ```text
-//! finished? -> has it succeeded? -> too long? -> to be suspended? -> an attempt over? -> start what is missing
+//! finished? -> has it succeeded? -> too long? -> to be suspended? -> to wait in a queue? -> an attempt over?
+//!           -> start what is missing
 //! ```
 //! Whoever decides on a new attempt, or on the end, first writes that down: pods follow in the next round, so that
 //! whatever crashes in between, no two attempts are ever alive at once.
@@ -14,6 +15,7 @@ mod departure;
 mod failure;
 mod finished;
 mod notes;
+mod queue;
 mod retries;
 mod success;
 mod suspension;
@@ -25,8 +27,10 @@ use k8s_openapi::jiff::Timestamp;
 use rlt_api::status::{CheckpointStatus, Progress, RLTrainingJobStatus};
 use rlt_api::{FailureCause, Reason};
 
+use crate::labels;
 use crate::nodes::NodeStates;
 use crate::prepare::{Invalid, Prepared};
+use crate::queue::{QueueAct, Queueing};
 use crate::worker::Worker;
 use census::Census;
 pub use conditions::Situation;
@@ -49,6 +53,8 @@ pub struct Facts<'a> {
     pub nodes: &'a NodeStates,
     /// What the trainer reported last.
     pub report: Option<&'a Report>,
+    /// What a queue says about the job.
+    pub queueing: &'a Queueing,
     /// The time.
     pub now: Timestamp,
 }
@@ -69,6 +75,8 @@ pub struct Report {
 pub struct Decision {
     /// Pods to delete.
     pub delete: Vec<Deletion>,
+    /// What to tell the queue.
+    pub queue: Option<QueueAct>,
     /// Whether the job's other objects have to be there.
     pub needs_children: bool,
     /// Indices of the workers to start.
@@ -114,6 +122,8 @@ pub fn decide(facts: &Facts<'_>) -> Decision {
         retries::answer(round, failure::Failure::of_job(FailureCause::DeadlineExceeded, message))
     } else if policy.suspend {
         suspension::suspend(round)
+    } else if let Some(hold) = queue::hold(facts.queueing) {
+        queue::wait(round, hold)
     } else if round.status.active_since.is_none() {
         suspension::begin(round)
     } else {
@@ -136,6 +146,7 @@ pub fn refuse(status: &RLTrainingJobStatus, generation: i64, invalid: &Invalid, 
     status.conditions = conditions::conditions(&situation, &status, now);
     Decision {
         delete: Vec::new(),
+        queue: None,
         needs_children: false,
         start: Vec::new(),
         delete_job: false,
@@ -194,6 +205,7 @@ impl<'a> Round<'a> {
         status.observed_generation = Some(facts.generation);
         let attempt = status.attempt.unwrap_or(1);
         let census = Census::take(facts.workers, attempt, &facts.prepared.plan);
+        status.selector = Some(labels::selector_of_workers(facts.prepared.job.name(), census.group()));
         Self { facts, census, status, delete: Vec::new(), start: Vec::new() }
     }
 
@@ -240,8 +252,10 @@ impl<'a> Round<'a> {
             self.take_report();
             self.status.resolved = Some(self.facts.prepared.resolved_numbers());
         }
+        self.status.queue.clone_from(&self.facts.queueing.queue);
         self.status.conditions = conditions::conditions(&situation, &self.status, self.facts.now);
         Decision {
+            queue: queue::act(&self, &situation),
             delete: self.delete,
             needs_children: false,
             start: self.start,

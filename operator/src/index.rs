@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::nodes::Nodes;
+use crate::queue::Workload;
 use crate::worker::{JobKey, Worker};
 
 /// Pods whose end is remembered, so that a late answer does not bring them back.
@@ -26,6 +27,10 @@ pub enum Child {
     Endpoint,
     /// The volume of the run folder.
     Claim,
+    /// Who may reach the workers.
+    NetworkPolicy,
+    /// What makes a scheduler place all workers or none. It is not watched: it is made before the pods of an attempt.
+    PodGroup,
 }
 
 /// A job's objects besides its pods, each with the digest of what it was made from where it carries one.
@@ -50,6 +55,7 @@ struct Objects {
     key: JobKey,
     workers: BTreeMap<Arc<str>, Arc<Worker>>,
     children: Children,
+    workload: Option<Arc<Workload>>,
     /// Since when a change waits for a look at the job.
     changed_at: Option<Instant>,
 }
@@ -81,6 +87,44 @@ impl Index {
     /// The other objects of a job.
     pub fn children(&self, uid: &str) -> Children {
         self.lock().jobs.get(uid).map(|objects| objects.children.clone()).unwrap_or_default()
+    }
+
+    /// By what the queue knows a job.
+    pub fn workload(&self, uid: &str) -> Option<Arc<Workload>> {
+        self.lock().jobs.get(uid).and_then(|objects| objects.workload.clone())
+    }
+
+    /// Enters what the queue says about a job, unless something newer is known.
+    pub fn enter_workload(&self, key: &JobKey, workload: Workload) {
+        let mut seen = self.lock();
+        let known = &mut seen.objects(key).workload;
+        let is_older = |known: &Arc<Workload>| {
+            known.uid == workload.uid
+                && version(&known.resource_version) > version(&workload.resource_version)
+        };
+        if !known.as_ref().is_some_and(is_older) {
+            *known = Some(Arc::new(workload));
+        }
+    }
+
+    /// Removes what the queue knew a job by.
+    pub fn remove_workload(&self, key: &JobKey, uid: &str) {
+        let mut seen = self.lock();
+        let known = &mut seen.objects(key).workload;
+        known.take_if(|known| known.uid == uid);
+        seen.drop_if_empty(&key.uid);
+    }
+
+    /// Replaces all that the queue says about jobs of a namespace, or of all, after it was listed anew.
+    pub fn replace_workloads(&self, namespace: Option<&str>, listed: Vec<(JobKey, Workload)>) {
+        let mut seen = self.lock();
+        for objects in seen.jobs.values_mut().filter(|objects| is_in(&objects.key, namespace)) {
+            objects.workload = None;
+        }
+        for (key, workload) in listed {
+            seen.objects(&key).workload = Some(Arc::new(workload));
+        }
+        seen.jobs.retain(|_, objects| !objects.is_empty());
     }
 
     /// Enters a pod, unless a newer version of it is known or it is gone already.
@@ -177,6 +221,7 @@ impl Seen {
             key: key.clone(),
             workers: BTreeMap::new(),
             children: Children::new(),
+            workload: None,
             changed_at: None,
         })
     }
@@ -190,7 +235,7 @@ impl Seen {
 
 impl Objects {
     fn is_empty(&self) -> bool {
-        self.workers.is_empty() && self.children.is_empty()
+        self.workers.is_empty() && self.children.is_empty() && self.workload.is_none()
     }
 }
 

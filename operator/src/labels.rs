@@ -32,6 +32,11 @@ pub fn own_objects() -> String {
     format!("{MANAGED_BY}={OPERATOR}")
 }
 
+/// The selector of the workers of a job.
+pub fn selector_of_workers(job: &str, group: &str) -> String {
+    format!("{JOB_NAME}={job},{WORKER_GROUP}={group}")
+}
+
 /// The labels of every object of a job.
 pub fn of_job(job: &Job) -> BTreeMap<String, String> {
     let labels = [

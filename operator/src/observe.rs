@@ -9,6 +9,7 @@ use crate::context::Context;
 use crate::decide::Report;
 use crate::job::Job;
 use crate::nodes::NodeStates;
+use crate::queue::{self, Queueing};
 use crate::worker::Worker;
 use crate::written::Current;
 
@@ -23,6 +24,8 @@ pub struct Observed {
     pub nodes: NodeStates,
     /// What its trainer reported last.
     pub report: Option<Report>,
+    /// What a queue says about it.
+    pub queueing: Queueing,
 }
 
 /// Where reports of trainers are kept.
@@ -69,5 +72,11 @@ pub fn observe(context: &Context, job: &Job) -> Option<Observed> {
         nodes: context.index.nodes.of(&workers),
         workers,
         report: context.reports.latest(job.uid()),
+        queueing: Queueing {
+            queue: queue::asked_for(job).map(str::to_owned),
+            is_served: context.discovery.served().has_workloads,
+            workload: context.index.workload(job.uid()),
+            wanted: None,
+        },
     })
 }

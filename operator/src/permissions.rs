@@ -43,6 +43,11 @@ const fn permission(
 /// An object that is made once for each job, followed, and brought back to what it should be.
 const CHILD: &[&str] = &["create", "list", "patch", "watch"];
 
+/// An object that is made before the pods of an attempt, and replaced with the next one.
+const GROUP: &[&str] = &["create", "deletecollection"];
+const GROUP_REASON: &str =
+    "have all workers of an attempt placed, or none, where the cluster has such a scheduler";
+
 /// Every permission.
 pub const PERMISSIONS: &[Permission] = &[
     permission(
@@ -78,6 +83,30 @@ pub const PERMISSIONS: &[Permission] = &[
     ),
     permission(Reach::Watched, "", "serviceaccounts", CHILD, "give workers an account without rights"),
     permission(Reach::Watched, "", "persistentvolumeclaims", CHILD, "keep checkpoints"),
+    permission(
+        Reach::Watched,
+        "networking.k8s.io",
+        "networkpolicies",
+        &["create", "delete", "list", "patch", "watch"],
+        "keep others away from workers",
+    ),
+    permission(
+        Reach::Watched,
+        "kueue.x-k8s.io",
+        "workloads",
+        &["create", "delete", "get", "list", "watch"],
+        "ask a queue for a place, where the cluster has Kueue",
+    ),
+    permission(
+        Reach::Watched,
+        "kueue.x-k8s.io",
+        "workloads/status",
+        &["patch"],
+        "give a place back, and tell a queue how far a job is",
+    ),
+    permission(Reach::Watched, "scheduling.k8s.io", "podgroups", GROUP, GROUP_REASON),
+    permission(Reach::Watched, "scheduling.volcano.sh", "podgroups", GROUP, GROUP_REASON),
+    permission(Reach::Watched, "scheduling.x-k8s.io", "podgroups", GROUP, GROUP_REASON),
     permission(Reach::Watched, "events.k8s.io", "events", &["create", "patch"], "tell people what happened"),
     permission(
         Reach::Own,
@@ -100,6 +129,27 @@ pub const PERMISSIONS: &[Permission] = &[
         "endpointslices",
         &["create", "patch"],
         "name the leader as the status channel's endpoint",
+    ),
+    permission(
+        Reach::Cluster,
+        "kueue.x-k8s.io",
+        "resourceflavors",
+        &["get"],
+        "know the nodes that a queue has set aside",
+    ),
+    permission(
+        Reach::Cluster,
+        "kueue.x-k8s.io",
+        "workloadpriorityclasses",
+        &["get"],
+        "tell a queue how urgent a job is",
+    ),
+    permission(
+        Reach::Cluster,
+        "scheduling.k8s.io",
+        "priorityclasses",
+        &["get"],
+        "tell a queue how urgent the pods of a job are",
     ),
     permission(
         Reach::Cluster,

@@ -9,14 +9,15 @@ use kube::runtime::controller::Action;
 use kube::runtime::events::{Event, EventType};
 use rlt_api::status::RLTrainingJobStatus;
 
-use crate::apply::{self, ApplyError, StatusWritten};
-use crate::build::Blueprint;
+use crate::apply::{self, ApplyError, StatusWritten, Surroundings};
+use crate::build::{self, Blueprint};
 use crate::context::Context;
 use crate::decide::{self, Decision, Facts, Note};
 use crate::job::Job;
 use crate::labels;
 use crate::observe::{self, Observed};
 use crate::prepare::Prepared;
+use crate::queue;
 
 /// How long a job waits whose pods the API server refuses: what it misses, somebody has to bring.
 const REFUSED_RETRY: Duration = Duration::from_secs(30);
@@ -39,14 +40,20 @@ pub async fn reconcile(job: Arc<Job>, context: Arc<Context>) -> Result<Action, A
 }
 
 async fn look(job: Arc<Job>, context: &Context) -> Result<Action, ApplyError> {
-    let Some(observed) = observe::observe(context, &job) else { return Ok(Action::await_change()) };
+    if queue::asked_for(&job).is_some() && !context.discovery.served().has_workloads && context.is_leader() {
+        context.discovery.refresh(&context.client).await;
+    }
+    let Some(mut observed) = observe::observe(context, &job) else { return Ok(Action::await_change()) };
     let now = Timestamp::now();
     let decision = match context.prepared.get(&job) {
         Err(invalid) => decide::refuse(&observed.current.status, job.generation(), &invalid, now),
         Ok(prepared) if !is_ours(&prepared) => return Ok(Action::await_change()),
         Ok(prepared) => {
+            let blueprint = Blueprint { job: &job, prepared: &prepared, settings: &context.settings };
+            let queue = observed.queueing.queue.as_deref();
+            observed.queueing.wanted = queue.map(|queue| build::workload_digest(&blueprint, queue));
             let decision = decide::decide(&facts(&job, &observed, &prepared, now));
-            carry_out(context, &job, &prepared, decision, now).await?
+            carry_out(context, &blueprint, &observed, decision, now).await?
         }
     };
     report(context, &job, &observed, &decision).await
@@ -66,19 +73,24 @@ fn facts<'a>(job: &Job, observed: &'a Observed, prepared: &'a Prepared, now: Tim
         workers: &observed.workers,
         nodes: &observed.nodes,
         report: observed.report.as_ref(),
+        queueing: &observed.queueing,
         now,
     }
 }
 
 async fn carry_out(
     context: &Context,
-    job: &Job,
-    prepared: &Prepared,
+    blueprint: &Blueprint<'_>,
+    observed: &Observed,
     decision: Decision,
     now: Timestamp,
 ) -> Result<Decision, ApplyError> {
-    let blueprint = Blueprint { job, prepared, settings: &context.settings };
-    let outcome = apply::apply(&context.client, &context.index, &blueprint, &decision).await?;
+    let begins_gang = decision.start.len() > 1;
+    if begins_gang {
+        context.discovery.refresh(&context.client).await;
+    }
+    let surroundings = Surroundings { served: context.discovery.served(), queueing: &observed.queueing };
+    let outcome = apply::apply(&context.client, &context.index, blueprint, &surroundings, &decision).await?;
     Ok(match outcome.refused {
         Some(message) => decision.refused(message, REFUSED_RETRY, now),
         None => decision,

@@ -58,6 +58,7 @@ fn context(args: &Args, process: &Process) -> Context {
             channel,
         },
         index: Arc::default(),
+        discovery: Arc::default(),
         prepared: Arc::default(),
         written: Arc::default(),
         reports: Arc::new(process.reports.clone()),

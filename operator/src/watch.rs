@@ -10,7 +10,7 @@ use futures::channel::oneshot;
 use futures::{Stream, StreamExt as _, pin_mut};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::core::PartialObjectMeta;
+use kube::core::{DynamicObject, PartialObjectMeta};
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher::{self, Event, watcher};
@@ -20,6 +20,7 @@ use crate::index::{Child, Index};
 use crate::job::Job;
 use crate::labels;
 use crate::nodes::NodeState;
+use crate::queue::Workload;
 use crate::worker::{JobKey, Worker, owner};
 
 /// Below the idle limits of load balancers in front of API servers, which drop silent connections from 240 s on.
@@ -131,6 +132,40 @@ pub async fn children<K>(
                 let listed = objects.iter().filter_map(|object| read_child(&object.metadata)).collect();
                 index.replace_children(namespace.as_deref(), child, listed);
                 tell_all(&sink, index.jobs());
+            }
+        }
+    })
+    .await;
+}
+
+/// Follows what a queue says about jobs, for ever.
+pub async fn workloads(
+    api: Api<DynamicObject>,
+    namespace: Option<String>,
+    sink: Sink,
+    synced: oneshot::Sender<()>,
+) {
+    let events = watcher(api, config().labels(&labels::own_objects())).default_backoff();
+    follow(events, "workloads", synced, |change| {
+        let index = &sink.index;
+        match change {
+            Change::Is(object) => {
+                let Some((key, workload)) = Workload::read(&object) else { return };
+                index.enter_workload(&key, workload);
+                sink.tell(&key);
+            }
+            Change::IsGone(object) => {
+                let Some((key, workload)) = Workload::read(&object) else { return };
+                index.remove_workload(&key, &workload.uid);
+                sink.tell(&key);
+            }
+            Change::Are(objects) => {
+                let concerned = index.jobs();
+                index.replace_workloads(
+                    namespace.as_deref(),
+                    objects.iter().filter_map(Workload::read).collect(),
+                );
+                tell_all(&sink, concerned);
             }
         }
     })

@@ -80,7 +80,13 @@ fn with_namespaces_nothing_about_jobs_is_allowed_elsewhere() {
     let operator = cluster.iter().find(|role| role["metadata"]["name"] == "rl-operator").unwrap();
     let resources: Vec<_> =
         operator["rules"].as_array().unwrap().iter().map(|rule| &rule["resources"][0]).collect();
-    assert_eq!(resources, ["nodes", "tokenreviews"], "which are nobody's, and of nodes nothing is changed");
+    let of_queues = ["resourceflavors", "workloadpriorityclasses", "priorityclasses"];
+    assert_eq!(resources[..3], of_queues, "what a queue says of nodes and priorities");
+    assert_eq!(
+        resources[3..],
+        ["nodes", "tokenreviews"],
+        "which are nobody's, and of nodes nothing is changed"
+    );
     let roles = of_kind(&objects, "Role");
     let mut namespaces: Vec<_> =
         roles.iter().map(|role| role["metadata"]["namespace"].as_str().unwrap()).collect();

@@ -13,6 +13,7 @@ use rlt_operator::decide::{self, Decision, Facts, Report};
 use rlt_operator::job::Job;
 use rlt_operator::nodes::NodeStates;
 use rlt_operator::prepare::Prepared;
+use rlt_operator::queue::{NO_QUEUE, Queueing};
 use rlt_operator::worker::{Exit, Worker, WorkerPhase};
 use serde_json::{Value, json};
 
@@ -58,11 +59,12 @@ fn worker(phase: WorkerPhase, attempt: u32, exit_code: Option<i32>) -> Arc<Worke
 struct Life {
     status: RLTrainingJobStatus,
     run_policy: Value,
+    queueing: Queueing,
 }
 
 impl Life {
     fn begin(run_policy: Value) -> Self {
-        Self { status: RLTrainingJobStatus::default(), run_policy }
+        Self { status: RLTrainingJobStatus::default(), run_policy, queueing: NO_QUEUE }
     }
 
     /// Decides until nothing changes any more.
@@ -85,6 +87,7 @@ impl Life {
             workers,
             nodes: &NodeStates::new(),
             report,
+            queueing: &self.queueing,
             now: now(),
         })
     }
@@ -95,6 +98,12 @@ impl Life {
 
     fn with(self, run_policy: Value) -> Self {
         Self { run_policy, ..self }
+    }
+
+    /// A queue has not let the job in.
+    fn queued() -> Self {
+        let queueing = Queueing { queue: Some("team".into()), is_served: true, ..NO_QUEUE };
+        Self { queueing, ..Self::begin(json!({})) }
     }
 }
 
@@ -118,6 +127,7 @@ fn states() -> Vec<(&'static str, &'static str, RLTrainingJobStatus)> {
         ("restarting", "InProgress", Life::running().then(failed(75), None).then(None, None).status),
         ("suspending", "InProgress", Life::running().with(suspend.clone()).then(Some(run), None).status),
         ("suspended", "Current", Life::running().with(suspend).then(None, None).status),
+        ("queued", "Current", Life::queued().then(None, None).status),
         (
             "complete",
             "Current",

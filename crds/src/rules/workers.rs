@@ -163,6 +163,18 @@ pub(super) const RULES: &[Rule] = &[
         allowed: None,
     },
     Rule {
+        scope: "spec.workers",
+        at: "topology",
+        reads: &["topology.required", "topology.preferred"],
+        message: "topology needs either required or preferred",
+        cel: || "!has(self.topology) || has(self.topology.required) != has(self.topology.preferred)".into(),
+        holds: Check::Spec(|spec| {
+            let topology = spec.workers.topology.as_ref();
+            topology.is_none_or(|topology| topology.required.is_some() != topology.preferred.is_some())
+        }),
+        allowed: None,
+    },
+    Rule {
         scope: "spec.runPolicy",
         at: "managedBy",
         reads: &["managedBy"],

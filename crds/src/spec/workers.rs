@@ -48,6 +48,15 @@ pub struct WorkersSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub priority_class_name: Option<String>,
+    /// The scheduler of the pods; by default the cluster's own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub scheduler_name: Option<String>,
+    /// How near to each other the workers are placed; by default anywhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub topology: Option<TopologySpec>,
+    /// Who may reach the workers, and whom they may reach, as far as the cluster's network enforces NetworkPolicies.
+    pub network: NetworkAccess,
     /// Variables in the environment of every worker.
     #[schemars(length(max = 64))]
     pub env: Vec<EnvSpec>,
@@ -70,6 +79,9 @@ impl Default for WorkersSpec {
             node_selector: BTreeMap::new(),
             tolerations: Vec::new(),
             priority_class_name: None,
+            scheduler_name: None,
+            topology: None,
+            network: NetworkAccess::default(),
             env: Vec::new(),
             storage: None,
         }
@@ -170,6 +182,34 @@ pub enum TaintEffect {
     PreferNoSchedule,
     /// Keeps pods away and evicts them.
     NoExecute,
+}
+
+/// How near to each other the workers are placed: one of both fields. A domain is all nodes with the same value of a label,
+/// such as `topology.kubernetes.io/zone`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct TopologySpec {
+    /// The label whose value must be the same for the nodes of all workers; else none of them starts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 317))]
+    pub required: Option<String>,
+    /// The label whose value should be the same for the nodes of all workers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 317))]
+    pub preferred: Option<String>,
+}
+
+/// Who may reach the workers, and whom they may reach.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum NetworkAccess {
+    /// Workers reach everything. They are reached by each other, and by everybody at the port of `tracking.prometheus`.
+    #[default]
+    Guarded,
+    /// As `Guarded`, but workers reach only each other, name servers and the operator: no hub, no remote reward, no
+    /// object store.
+    Isolated,
+    /// No NetworkPolicy is made.
+    Open,
 }
 
 /// A variable in the environment of every worker.

@@ -149,13 +149,13 @@ fn the_plan_for_programs_holds_the_resolved_specification() {
 fn the_objects_for_kubectl_are_those_that_the_plan_names() {
     let yaml = stdout(&rlctl(&["plan", "-f", ARITHMETIC, "-o", "yaml"]));
     let kinds: Vec<_> = yaml.lines().filter_map(|line| line.strip_prefix("kind: ")).collect();
-    assert_eq!(kinds, ["ServiceAccount", "ConfigMap", "Pod"]);
+    assert_eq!(kinds, ["ServiceAccount", "ConfigMap", "NetworkPolicy", "Pod"]);
     let plan: Value =
         serde_json::from_str(&stdout(&rlctl(&["plan", "-f", ARITHMETIC, "-o", "json"]))).unwrap();
     let named: Vec<_> =
         plan["objects"].as_array().unwrap().iter().map(|object| object["kind"].as_str().unwrap()).collect();
     assert_eq!(named, kinds);
-    assert_eq!(plan["objects"][2]["spec"]["containers"][0]["image"], "rlt.local/rlt-trainer:dev");
+    assert_eq!(plan["objects"][3]["spec"]["containers"][0]["image"], "rlt.local/rlt-trainer:dev");
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, ResourceQuota, Service, ServiceAccount};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::Api;
 use kube::api::{ListParams, PostParams};
 use rlt_api::status::ConditionType;
@@ -136,7 +137,7 @@ async fn made(stage: &Stage, job: &str) -> BTreeMap<String, Value> {
             }
         )*};
     }
-    collect!(ServiceAccount, ConfigMap, Service, Pod);
+    collect!(ServiceAccount, ConfigMap, Service, NetworkPolicy, Pod);
     objects
 }
 
@@ -172,11 +173,17 @@ async fn the_plan_holds_every_object_that_the_operator_makes() {
     let before = ask(&["--server"]).await;
     let (before, error) =
         (String::from_utf8(before.stdout).unwrap(), String::from_utf8(before.stderr).unwrap());
-    assert_eq!(before.lines().filter(|line| line.starts_with("+ ")).count(), 7, "{before}{error}");
+    assert_eq!(before.lines().filter(|line| line.starts_with("+ ")).count(), 8, "{before}{error}");
 
     let _operator = stage.operator().await;
     stage.post("planned", patch).await;
     stage.when_pods("planned", |pods| pods.len() == 2).await;
+    // Written once all of it is made.
+    stage
+        .when("planned", |status| {
+            status.conditions.iter().any(|condition| condition.type_ == ConditionType::Reconciling)
+        })
+        .await;
     let plan: Value = serde_json::from_slice(&ask(&["-o", "json"]).await.stdout).unwrap();
     let mut planned: BTreeMap<_, _> =
         plan["objects"].as_array().unwrap().iter().map(|object| (key(object), object.clone())).collect();
@@ -188,11 +195,6 @@ async fn the_plan_holds_every_object_that_the_operator_makes() {
         let (made, planned) = (comparable(made[name].clone()), comparable(planned.clone()));
         assert!(holds(&made, &planned), "{name}: planned {planned:#}\nmade {made:#}");
     }
-    stage
-        .when("planned", |status| {
-            status.conditions.iter().any(|condition| condition.type_ == ConditionType::Reconciling)
-        })
-        .await;
     let after = String::from_utf8(ask(&["--server"]).await.stdout).unwrap();
     assert!(after.contains("= RLTrainingJob planned: stays as it is"), "{after}");
     assert!(after.contains("= Pod planned-trainer-1: stays; it follows the attempt"), "{after}");
@@ -213,6 +215,8 @@ fn comparable(mut object: Value) -> Value {
     let gone = [
         ("/metadata/labels", labels::JOB_UID),
         ("/metadata/ownerReferences/0", "uid"),
+        ("/spec/podSelector/matchLabels", labels::JOB_UID),
+        ("/spec/ingress/0/from/0/podSelector/matchLabels", labels::JOB_UID),
         ("/spec/containers/0", "imagePullPolicy"),
         ("/metadata/annotations", labels::CONTENT_DIGEST),
         ("/data", rlt_channel::environment::CA_KEY),

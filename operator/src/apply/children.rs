@@ -2,9 +2,10 @@
 
 use std::fmt::Debug;
 
-use futures::future::try_join4;
+use futures::future::try_join5;
 use k8s_openapi::NamespaceResourceScope;
-use kube::api::{Patch, PatchParams};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use kube::api::{DeleteParams, Patch, PatchParams};
 use kube::{Api, Client, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -50,10 +51,11 @@ impl<'a> Room<'a> {
                 None => Ok(()),
             }
         };
-        try_join4(
+        try_join5(
             self.hand_over_manifest(),
             self.ensure(Child::Service, None, || build::service(self.blueprint)),
             self.ensure(Child::Claim, None, || build::storage_claim(self.blueprint)),
+            self.guard(),
             point_to_first,
         )
         .await?;
@@ -75,6 +77,30 @@ impl<'a> Room<'a> {
     async fn point_to(&self, first: Option<&Worker>) -> Result<(), ApplyError> {
         let digest = build::endpoint_digest(first);
         self.ensure(Child::Endpoint, Some(digest), || build::endpoint(self.blueprint, first)).await
+    }
+
+    async fn guard(&self) -> Result<(), ApplyError> {
+        let Some(policy) = build::network_policy(self.blueprint) else { return self.remove_policy().await };
+        let digest = build::content_digest(&policy).map(str::to_owned);
+        self.ensure(Child::NetworkPolicy, digest, || Some(policy)).await
+    }
+
+    /// A policy that the job wants no more would go on to keep others away.
+    async fn remove_policy(&self) -> Result<(), ApplyError> {
+        if !self.known.contains_key(&Child::NetworkPolicy) {
+            return Ok(());
+        }
+        let api: Api<NetworkPolicy> = Api::namespaced(self.client.clone(), self.job.namespace());
+        let name = build::workers_name(self.job.name());
+        match api.delete(&name, &DeleteParams::default()).await {
+            Err(error) if !error::is_done(&error) => {
+                Err(ApplyError::Call { act: "delete network policy", name, source: error })
+            }
+            _ => {
+                self.index.remove_child(&key(self.job), Child::NetworkPolicy);
+                Ok(())
+            }
+        }
     }
 
     async fn ensure<K>(

@@ -1,13 +1,14 @@
 //! Pods: made by name, deleted by UID, many at once.
 
+use std::collections::BTreeMap;
+
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::api::DeleteParams;
-use kube::{Api, Client};
-use rlt_api::status::RLTrainingJobStatus;
+use kube::api::{DeleteParams, Request};
+use kube::{Api, Client, Resource as _};
 
 use super::{ApplyError, creation, error, exactly, key};
-use crate::build::{self, Blueprint};
+use crate::build::{self, Blueprint, Placement, PlacementConflict};
 use crate::decide::Deletion;
 use crate::index::Index;
 use crate::job::Job;
@@ -60,33 +61,42 @@ async fn is_lost(client: &Client, node: &str) -> Result<bool, ApplyError> {
     }
 }
 
+/// The pods of one attempt.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Crew<'a> {
+    /// Their job.
+    pub(super) blueprint: &'a Blueprint<'a>,
+    /// What queues and schedulers add to each.
+    pub(super) placement: &'a Placement,
+    /// Failures of the job on nodes, which its pods avoid.
+    pub(super) failures_by_node: &'a BTreeMap<String, u32>,
+    /// The attempt, from 1.
+    pub(super) attempt: u32,
+}
+
 /// Makes the pods of these workers: one, and when it is taken all others. Where a quota is full, one call tells.
 pub(super) async fn start(
     client: &Client,
     index: &Index,
-    blueprint: &Blueprint<'_>,
-    status: &RLTrainingJobStatus,
+    crew: &Crew<'_>,
     indices: &[u32],
 ) -> Result<(), ApplyError> {
     let Some((first, others)) = indices.split_first() else { return Ok(()) };
-    create(client, index, blueprint, status, *first).await?;
-    let calls = others.iter().copied().map(|idx| create(client, index, blueprint, status, idx));
+    create(client, index, crew, *first).await?;
+    let calls = others.iter().copied().map(|idx| create(client, index, crew, idx));
     stream::iter(calls).buffer_unordered(MAX_PARALLEL).try_collect::<()>().await
 }
 
-async fn create(
-    client: &Client,
-    index: &Index,
-    blueprint: &Blueprint<'_>,
-    status: &RLTrainingJobStatus,
-    worker_idx: u32,
-) -> Result<(), ApplyError> {
+async fn create(client: &Client, index: &Index, crew: &Crew<'_>, worker_idx: u32) -> Result<(), ApplyError> {
+    let Crew { blueprint, placement, failures_by_node, attempt } = *crew;
     let api: Api<Pod> = Api::namespaced(client.clone(), blueprint.job.namespace());
-    let attempt = status.attempt.unwrap_or(1);
     let Some(pod) = build::pod(blueprint, attempt, worker_idx) else { return Ok(()) };
-    let pod = build::avoid(pod, &status.failures_by_node);
     let name = pod.metadata.name.clone().unwrap_or_default();
-    let made = match api.create(&creation(), &pod).await {
+    let refused =
+        |conflict: PlacementConflict| ApplyError::Refused { message: format!("pod {name}: {conflict}") };
+    let pod = build::avoid(placement.place(pod).map_err(refused)?, failures_by_node);
+    let body = placement.body(&pod).map_err(|source| ApplyError::Json { name: name.clone(), source })?;
+    let made = match post(client, blueprint.job.namespace(), body).await {
         Ok(made) => made,
         Err(error) if error::exists(&error) => own(&api, blueprint.job, name).await?,
         Err(error) => match error::refusal(&error) {
@@ -98,6 +108,13 @@ async fn create(
         index.enter(&key, worker);
     }
     Ok(())
+}
+
+/// Sends a pod, which may have fields that our type of a pod has not.
+async fn post(client: &Client, namespace: &str, body: Vec<u8>) -> Result<Pod, kube::Error> {
+    let request = Request::new(Pod::url_path(&(), Some(namespace)));
+    let request = request.create(&creation(), body).map_err(kube::Error::BuildRequest)?;
+    client.request(request).await
 }
 
 /// The pod of that name, which the watch has not told of yet, if it is ours.

@@ -84,7 +84,7 @@ fn without_progress(status: &RLTrainingJobStatus) -> RLTrainingJobStatus {
 
 fn without_counts(mut status: RLTrainingJobStatus) -> RLTrainingJobStatus {
     clear_message(&mut status, ConditionType::PodsReady);
-    RLTrainingJobStatus { ready: None, worker_groups: Vec::new(), ..status }
+    RLTrainingJobStatus { ready: None, replicas: None, worker_groups: Vec::new(), ..status }
 }
 
 fn clear_message(status: &mut RLTrainingJobStatus, type_: ConditionType) {

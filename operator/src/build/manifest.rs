@@ -1,12 +1,11 @@
 //! The ConfigMap with the manifest that workers read: every default written out, so that they see what was planned.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
 use k8s_openapi::api::core::v1::ConfigMap;
-use sha2::{Digest as _, Sha256};
+use kube::Resource;
 
-use super::{Blueprint, config_map_name};
+use super::{Blueprint, config_map_name, digest};
 use crate::labels;
 
 /// The key of the manifest, and its file's name.
@@ -27,21 +26,7 @@ pub fn config_map(blueprint: &Blueprint<'_>) -> Result<ConfigMap, serde_saphyr::
     Ok(ConfigMap { metadata, data: Some(data), ..ConfigMap::default() })
 }
 
-/// The digest that the ConfigMap carries.
-pub fn content_digest(config_map: &ConfigMap) -> Option<&str> {
-    config_map.metadata.annotations.as_ref()?.get(labels::CONTENT_DIGEST).map(String::as_str)
-}
-
-/// A short digest of texts, which tells two contents apart.
-pub(super) fn digest<'a>(texts: impl Iterator<Item = &'a str>) -> String {
-    let mut hasher = Sha256::new();
-    for text in texts {
-        hasher.update((text.len() as u64).to_le_bytes());
-        hasher.update(text);
-    }
-    let mut hex = String::with_capacity(32);
-    for byte in hasher.finalize().iter().take(16) {
-        let _ = write!(hex, "{byte:02x}");
-    }
-    hex
+/// The digest that an object carries.
+pub fn content_digest<K: Resource>(object: &K) -> Option<&str> {
+    object.meta().annotations.as_ref()?.get(labels::CONTENT_DIGEST).map(String::as_str)
 }

@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::{ObjectReference, Service, ServiceAccount, Servi
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
 use rlt_api::plan::{RENDEZVOUS_PORT, WorkerGroup};
 
-use super::{Blueprint, manifest, workers_name};
+use super::{Blueprint, digest, workers_name};
 use crate::labels;
 use crate::worker::Worker;
 
@@ -60,9 +60,7 @@ pub fn endpoint(blueprint: &Blueprint<'_>, first: Option<&Worker>) -> Option<End
 
 /// What an endpoint was made from; equal for all that lead nowhere.
 pub fn endpoint_digest(first: Option<&Worker>) -> String {
-    manifest::digest(
-        first.into_iter().flat_map(|worker| [&*worker.uid, worker.address.as_deref().unwrap_or("")]),
-    )
+    digest(first.into_iter().flat_map(|worker| [&*worker.uid, worker.address.as_deref().unwrap_or("")]))
 }
 
 fn gang<'a>(blueprint: &Blueprint<'a>) -> Option<&'a WorkerGroup> {

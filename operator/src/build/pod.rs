@@ -36,6 +36,7 @@ pub fn pod(blueprint: &Blueprint<'_>, attempt: u32, worker_idx: u32) -> Option<P
         tolerations: (!workers.tolerations.is_empty())
             .then(|| workers.tolerations.iter().map(toleration).collect()),
         priority_class_name: workers.priority_class_name.clone(),
+        scheduler_name: workers.scheduler_name.clone(),
         image_pull_secrets: filled(workers.image_pull_secrets.iter().map(|name| reference(name)).collect()),
         ..PodSpec::default()
     };

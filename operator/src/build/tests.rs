@@ -1,5 +1,7 @@
 //! The objects of a job, as they are sent.
 
+mod surroundings;
+
 use serde_json::{Value, json};
 
 use super::{Blueprint, ChannelAccess, Settings, config_map, content_digest, pod, service, storage_claim};

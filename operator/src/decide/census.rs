@@ -34,6 +34,11 @@ impl<'a> Census<'a> {
         Self { group, current, previous }
     }
 
+    /// The name of the group.
+    pub(super) fn group(&self) -> &str {
+        &self.group
+    }
+
     pub(super) fn present(&self) -> impl Iterator<Item = &'a Worker> {
         self.current.iter().flatten().copied()
     }
@@ -81,6 +86,7 @@ impl<'a> Census<'a> {
         let is_terminating = |worker: &&Worker| worker.is_deleting && !worker.is_finished();
         group.terminating = self.everybody().filter(is_terminating).count() as u32;
         status.ready = Some(format!("{}/{}", group.ready, group.desired));
+        status.replicas = Some(group.pending + group.running);
         status.worker_groups = vec![group];
     }
 }

@@ -31,6 +31,8 @@ pub enum Situation {
     Suspending,
     /// No worker is left, on request.
     Suspended,
+    /// No worker is left, because a queue holds the job back, for this reason and in these words.
+    Queued(Reason, String),
     /// The end, and a good one.
     Complete,
     /// The end, for this cause.
@@ -94,11 +96,12 @@ fn say(type_: ConditionType, situation: &Situation, status: &RLTrainingJobStatus
         },
         ConditionType::Suspended => match situation {
             Situation::Suspended => said(True, Reason::Suspended, "held back by spec.runPolicy.suspend"),
+            Situation::Queued(reason, message) => (True, *reason, message.clone()),
             Situation::Suspending => said(False, Reason::Suspending, "workers save their state and stop"),
             Situation::Stuck(_) => said(False, Reason::NodeUnreachable, "a worker cannot be stopped"),
             _ => said(False, Reason::NotSuspended, "nobody asked for a pause"),
         },
-        ConditionType::Admitted => said(True, Reason::NoQueue, "no queue has a say in the job"),
+        ConditionType::Admitted => admitted(situation, status),
         ConditionType::PodsReady => pods_ready(situation, status),
         ConditionType::Progressing => progressing(situation, status),
         ConditionType::CheckpointHealthy => match status.checkpoints.last() {
@@ -119,6 +122,17 @@ fn succeeded(situation: &Situation, status: &RLTrainingJobStatus) -> Said {
         Situation::Complete => said(True, Reason::StepsFinished, "all steps are done"),
         Situation::Failed(_) => (False, cause_of(status), failure_in_words(status)),
         _ => said(Unknown, Reason::NotFinished, "the job is not at its end"),
+    }
+}
+
+fn admitted(situation: &Situation, status: &RLTrainingJobStatus) -> Said {
+    match (situation, &status.queue) {
+        (Situation::Queued(reason, message), _) => (False, *reason, message.clone()),
+        (_, None) => said(True, Reason::NoQueue, "no queue has a say in the job"),
+        (Situation::Suspended, Some(_)) => {
+            said(False, Reason::Suspended, "held back by spec.runPolicy.suspend")
+        }
+        (_, Some(queue)) => (True, Reason::Admitted, format!("queue {queue} has let the job in")),
     }
 }
 

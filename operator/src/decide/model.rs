@@ -113,6 +113,7 @@ impl World {
             workers: &workers,
             nodes: &self.nodes,
             report: self.report.as_ref(),
+            queueing: &crate::queue::NO_QUEUE,
             now: self.now,
         })
     }

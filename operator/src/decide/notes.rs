@@ -62,6 +62,7 @@ fn of_situation(status: &RLTrainingJobStatus, situation: &Situation) -> Option<N
         Situation::Running => note(Reason::WorkersRunning, "all workers run"),
         Situation::Suspending => note(Reason::Suspending, "workers save their state and stop"),
         Situation::Suspended => note(Reason::Suspended, "no worker is left"),
+        Situation::Queued(reason, message) => note(*reason, message),
         Situation::Complete => note(Reason::StepsFinished, "all steps are done"),
         // The end of the attempt is told once it has come.
         Situation::WaitingToRestart(_) | Situation::Leaving(_) => return None,

@@ -2,15 +2,20 @@
 
 use super::{Decision, Round, Situation, clock, departure};
 
-/// Stops all workers; each saves a checkpoint within its grace.
-pub(super) fn suspend(mut round: Round<'_>) -> Decision {
+/// Stops all workers on request of a person.
+pub(super) fn suspend(round: Round<'_>) -> Decision {
+    pause(round, Situation::Suspended)
+}
+
+/// Stops all workers; each saves a checkpoint within its grace. `held` is the situation once none is left.
+pub(super) fn pause(mut round: Round<'_>, held: Situation) -> Decision {
     if round.status.active_since.is_some() {
         round.status.active_seconds = Some(round.active_seconds());
         round.status.active_since = None;
     }
     round.delete = departure::deletions(&round, round.census.everybody(), None);
     if round.census.everybody().next().is_none() {
-        return round.decide(Situation::Suspended, None);
+        return round.decide(held, None);
     }
     let situation = departure::stuck(&round).unwrap_or(Situation::Suspending);
     let look_again = departure::next(&round);

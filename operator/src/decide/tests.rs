@@ -84,6 +84,7 @@ fn on_nodes(
         workers: &workers,
         nodes,
         report,
+        queueing: &crate::queue::NO_QUEUE,
         now: now(),
     })
 }
@@ -118,6 +119,7 @@ fn a_job_starts_at_once_at_every_part_of_a_second() {
             workers: &[],
             nodes: &NodeStates::new(),
             report: None,
+            queueing: &crate::queue::NO_QUEUE,
             now: now() + SignedDuration::from_millis(milliseconds),
         });
         assert_eq!(decision.start, [0, 1], "at {milliseconds} ms");
@@ -342,6 +344,7 @@ fn a_job_goes_when_its_time_is_over_unless_it_would_be_applied_anew() {
             workers: &[Arc::new(succeeded(0))],
             nodes: &NodeStates::new(),
             report: None,
+            queueing: &crate::queue::NO_QUEUE,
             now: now(),
         })
     };

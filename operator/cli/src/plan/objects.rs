@@ -38,6 +38,7 @@ fn without_cluster(prepared: &Prepared) -> Job {
         metadata: ObjectMeta {
             name: Some(metadata.name.clone()),
             namespace: Some(namespace),
+            labels: Some(metadata.labels.clone()),
             generation: Some(1),
             ..ObjectMeta::default()
         },

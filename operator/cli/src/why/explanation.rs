@@ -139,7 +139,7 @@ fn suspended(facts: &Facts, status: &RLTrainingJobStatus) -> Option<Explanation>
                     .so(resume),
             )
         }
-        ConditionStatus::True => Some(queued(condition, status).because(kept)),
+        ConditionStatus::True => Some(queued(condition).because(kept)),
         _ if condition.reason == Reason::Suspending.name() => {
             let left = facts.workers.iter().filter(|worker| !worker.is_finished()).count();
             let grace = facts.prepared.as_ref().ok().map(|prepared| {
@@ -153,12 +153,14 @@ fn suspended(facts: &Facts, status: &RLTrainingJobStatus) -> Option<Explanation>
     }
 }
 
-/// A queue holds the job back.
-fn queued(condition: &Condition, status: &RLTrainingJobStatus) -> Explanation {
-    let admitted = status.conditions.iter().find(|other| other.type_ == ConditionType::Admitted);
-    let queue = admitted.map(|admitted| format!("{}: {}", admitted.reason, admitted.message));
-    Explanation::new(format!("waits in a queue: {}", condition.message))
-        .because(queue)
+/// A queue holds the job back, or there is none.
+fn queued(condition: &Condition) -> Explanation {
+    let explanation = Explanation::new(condition.message.clone());
+    if condition.reason == Reason::QueueMissing.name() {
+        let label = rlt_operator::queue::QUEUE_LABEL;
+        return explanation.so(format!("install Kueue, or remove the label {label} of the job"));
+    }
+    explanation
         .so("see what the queue admits first: kubectl get workloads,localqueues")
         .so("or ask for less: spec.workers.count, spec.workers.resources")
 }

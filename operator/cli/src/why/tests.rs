@@ -239,7 +239,15 @@ fn a_person_suspended_it() {
 
 #[test]
 fn a_queue_holds_it_back() {
-    explained!(plain(status("Suspended", "Queued", "waiting in queue research", json!({}))));
+    let words =
+        "waits in queue research: couldn't assign flavors to pod set trainer: insufficient quota for cpu";
+    explained!(plain(status("Suspended", "Queued", words, json!({}))));
+}
+
+#[test]
+fn it_asks_for_a_queue_where_there_is_none() {
+    let words = "waits for queue research, but the cluster has no Kueue that serves v1beta2";
+    explained!(plain(status("Suspended", "QueueMissing", words, json!({}))));
 }
 
 #[test]

@@ -1,0 +1,91 @@
+//! Before the pods of an attempt: their PodGroup, and what queues and schedulers add to each of them.
+
+use kube::api::{DeleteParams, ListParams};
+use kube::core::DynamicObject;
+use kube::{Api, Client};
+
+use super::{ApplyError, Surroundings, creation, error, key};
+use crate::build::{self, Blueprint, Flavor, Gang, Placement};
+use crate::discovery;
+use crate::index::{Child, Index};
+use crate::labels;
+use crate::queue::Workload;
+
+/// Prepares the pods of an attempt.
+///
+/// # Errors
+/// When the API server did not take the PodGroup, or a flavor is not there.
+pub(super) async fn prepare(
+    client: &Client,
+    index: &Index,
+    blueprint: &Blueprint<'_>,
+    surroundings: &Surroundings<'_>,
+    attempt: u32,
+) -> Result<Placement, ApplyError> {
+    let gang = build::gang(blueprint, surroundings.served);
+    if let Some(gang) = gang {
+        ensure(client, index, blueprint, gang, attempt).await?;
+    }
+    let queueing = surroundings.queueing;
+    let admitted =
+        queueing.workload.as_deref().filter(|workload| queueing.queue.is_some() && workload.is_admitted);
+    let Some(workload) = admitted else { return Ok(Placement::new(blueprint, attempt, gang, None)) };
+    let flavors = flavors(client, workload).await?;
+    Ok(Placement::new(blueprint, attempt, gang, Some((workload, &flavors))))
+}
+
+/// Makes the PodGroup of an attempt, and removes those of earlier ones.
+async fn ensure(
+    client: &Client,
+    index: &Index,
+    blueprint: &Blueprint<'_>,
+    gang: Gang,
+    attempt: u32,
+) -> Result<(), ApplyError> {
+    let job = blueprint.job;
+    let made_for = Some(attempt.to_string());
+    if index.children(job.uid()).get(&Child::PodGroup) == Some(&made_for) {
+        return Ok(());
+    }
+    let api: Api<DynamicObject> =
+        Api::namespaced_with(client.clone(), job.namespace(), &build::pod_group_kind(gang));
+    let group = build::pod_group(blueprint, gang, attempt);
+    let name = group.metadata.name.clone().unwrap_or_default();
+    match api.create(&creation(), &group).await {
+        Ok(_) => {}
+        Err(error) if error::exists(&error) => {}
+        Err(error) => {
+            return Err(match error::refusal(&error) {
+                Some(why) => ApplyError::Refused { message: format!("pod group {name}: {why}") },
+                None => ApplyError::Call { act: "make pod group", name, source: error },
+            });
+        }
+    }
+    if attempt > 1 {
+        let earlier = format!("{}={},{}!={attempt}", labels::JOB_UID, job.uid(), labels::ATTEMPT);
+        let earlier = ListParams::default().labels(&earlier);
+        let removed = api.delete_collection(&DeleteParams::default(), &earlier).await;
+        removed.map_err(|source| ApplyError::Call { act: "delete the pod groups before", name, source })?;
+    }
+    index.enter_child(&key(job), Child::PodGroup, made_for);
+    Ok(())
+}
+
+async fn flavors(client: &Client, workload: &Workload) -> Result<Vec<Flavor>, ApplyError> {
+    let api: Api<DynamicObject> = Api::all_with(client.clone(), &discovery::kueue("ResourceFlavor"));
+    let mut flavors = Vec::new();
+    let names: std::collections::BTreeSet<_> =
+        workload.assignments.iter().flat_map(|assignment| &assignment.flavors).collect();
+    for name in names {
+        let found = api.get(name).await.map_err(|source| ApplyError::Call {
+            act: "read resource flavor",
+            name: name.clone(),
+            source,
+        })?;
+        let spec = found.data.get("spec").cloned().unwrap_or_default();
+        let flavor =
+            serde_json::from_value(spec).map_err(|source| ApplyError::Json { name: name.clone(), source })?;
+        flavors.push(flavor);
+    }
+    Ok(flavors)
+}

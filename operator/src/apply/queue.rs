@@ -1,0 +1,276 @@
+//! Speaking to Kueue: asking for a place, giving it back, saying how far the job is.
+
+use k8s_openapi::api::scheduling::v1::PriorityClass;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::core::DynamicObject;
+use kube::{Api, Client};
+use serde_json::{Value, json};
+
+use super::{ApplyError, creation, error, exactly, key};
+use crate::build::{self, Blueprint};
+use crate::discovery;
+use crate::index::Index;
+use crate::job::Job;
+use crate::labels;
+use crate::queue::{QueueAct, Queueing, Workload};
+
+/// Longest message of a condition of theirs, in bytes.
+const MAX_MESSAGE_BYTES: usize = 32 * 1024;
+
+/// Tells the queue what a decision says.
+///
+/// # Errors
+/// When the API server did not take it.
+pub(super) async fn tell(
+    client: &Client,
+    index: &Index,
+    blueprint: &Blueprint<'_>,
+    queueing: &Queueing,
+    act: &QueueAct,
+) -> Result<(), ApplyError> {
+    let job = blueprint.job;
+    let api: Api<DynamicObject> =
+        Api::namespaced_with(client.clone(), job.namespace(), &discovery::workloads());
+    match act {
+        QueueAct::Ask => match &queueing.queue {
+            Some(queue) => ask(client, &api, index, blueprint, queue).await,
+            None => Ok(()),
+        },
+        QueueAct::Withdraw(workload) => withdraw(&api, index, job, workload).await,
+        QueueAct::Release(workload) => release(&api, index, workload).await,
+        QueueAct::Ready(workload, is_ready) => {
+            let (reason, message) = match is_ready {
+                true => ("Started", "all workers run"),
+                false => ("WaitForRecovery", "workers are being started again"),
+            };
+            say(&api, index, workload, &condition("PodsReady", *is_ready, reason, message)).await
+        }
+        QueueAct::Finish(workload, has_succeeded, message) => {
+            let reason = if *has_succeeded { "Succeeded" } else { "Failed" };
+            say(&api, index, workload, &condition("Finished", true, reason, message)).await
+        }
+    }
+}
+
+async fn ask(
+    client: &Client,
+    api: &Api<DynamicObject>,
+    index: &Index,
+    blueprint: &Blueprint<'_>,
+    queue: &str,
+) -> Result<(), ApplyError> {
+    let priority = priority(client, blueprint).await?;
+    let wanted = build::workload(blueprint, queue, priority);
+    let name = wanted.metadata.name.clone().unwrap_or_default();
+    let made = match api.create(&creation(), &wanted).await {
+        Ok(made) => made,
+        // The watch has not told of it yet, or it is about to go.
+        Err(error) if error::exists(&error) => {
+            api.get(&name).await.map_err(|source| ApplyError::Call { act: "read workload", name, source })?
+        }
+        Err(error) => {
+            return Err(match error::refusal(&error) {
+                Some(why) => ApplyError::Refused { message: format!("workload {name}: {why}") },
+                None => ApplyError::Call { act: "make workload", name, source: error },
+            });
+        }
+    };
+    match Workload::read(&made) {
+        Some((owner, workload)) if owner == key(blueprint.job) => {
+            index.enter_workload(&owner, workload);
+            Ok(())
+        }
+        _ => Err(ApplyError::Occupied { name: made.metadata.name.unwrap_or_default() }),
+    }
+}
+
+/// The value of the class that says how urgent the job is.
+async fn priority(client: &Client, blueprint: &Blueprint<'_>) -> Result<Option<i32>, ApplyError> {
+    let Some(class) = build::queue_priority_class(blueprint) else { return Ok(None) };
+    let name = class.name.clone();
+    let value = if class.kind == "PriorityClass" {
+        let api: Api<PriorityClass> = Api::all(client.clone());
+        api.get_opt(&name).await.map(|found| found.map(|class| Some(class.value)))
+    } else {
+        let api: Api<DynamicObject> = Api::all_with(client.clone(), &discovery::kueue(class.kind));
+        let found = api.get_opt(&name).await;
+        found.map(|found| {
+            found.map(|class| class.data["value"].as_i64().and_then(|value| value.try_into().ok()))
+        })
+    };
+    match value {
+        Ok(Some(value)) => Ok(value),
+        Ok(None) => Err(ApplyError::Refused { message: format!("there is no {} `{name}`", class.kind) }),
+        Err(source) => Err(ApplyError::Call { act: "read the priority class", name, source }),
+    }
+}
+
+async fn withdraw(
+    api: &Api<DynamicObject>,
+    index: &Index,
+    job: &Job,
+    workload: &Workload,
+) -> Result<(), ApplyError> {
+    let params = exactly(&workload.uid, DeleteParams::background());
+    match api.delete(&workload.name, &params).await {
+        // Whoever holds it up by a finalizer is waited for.
+        Ok(answer) => match answer.left().and_then(|object| Workload::read(&object)) {
+            Some((key, leaving)) if leaving.is_deleting => index.enter_workload(&key, leaving),
+            _ => index.remove_workload(&key(job), &workload.uid),
+        },
+        Err(error) if error::is_done(&error) => index.remove_workload(&key(job), &workload.uid),
+        Err(source) => {
+            let name = workload.name.clone();
+            return Err(ApplyError::Call { act: "delete workload", name, source });
+        }
+    }
+    Ok(())
+}
+
+/// Gives the place back, so that whoever asked for it is let in. Fields of the queue's own are changed here, as its
+/// contract wants it, and therefore on the very version that was read.
+async fn release(api: &Api<DynamicObject>, index: &Index, workload: &Workload) -> Result<(), ApplyError> {
+    let failed = |act| {
+        let name = workload.name.clone();
+        move |source| ApplyError::Call { act, name, source }
+    };
+    let found = api.get(&workload.name).await.map_err(failed("read workload"))?;
+    let status = released(&found.data["status"]);
+    let Some(status) = status.filter(|_| found.metadata.uid.as_deref() == Some(&workload.uid)) else {
+        return enter(index, &found);
+    };
+    let version = found.metadata.resource_version.clone().unwrap_or_default();
+    let patch = json!({"metadata": {"resourceVersion": version}, "status": status});
+    let params = PatchParams { field_manager: Some(labels::STATUS_MANAGER.into()), ..PatchParams::default() };
+    let patched = api.patch_status(&workload.name, &params, &Patch::Merge(patch)).await;
+    enter(index, &patched.map_err(failed("release workload"))?)
+}
+
+fn enter(index: &Index, object: &DynamicObject) -> Result<(), ApplyError> {
+    if let Some((key, workload)) = Workload::read(object) {
+        index.enter_workload(&key, workload);
+    }
+    Ok(())
+}
+
+/// The status without its place, as a merge patch; `None` where there is none to give back.
+fn released(status: &Value) -> Option<Value> {
+    let mut conditions = status["conditions"].as_array()?.clone();
+    let find = |conditions: &[Value], type_: &str| conditions.iter().position(|one| one["type"] == type_);
+    let holds = |conditions: &[Value], type_: &str| {
+        find(conditions, type_).is_some_and(|idx| conditions[idx]["status"] == "True")
+    };
+    if !holds(&conditions, "QuotaReserved") || !holds(&conditions, "Evicted") {
+        return None;
+    }
+    let evicted = conditions[find(&conditions, "Evicted")?].clone();
+    let reason = evicted["reason"].as_str().unwrap_or("Evicted").to_owned();
+    let message = evicted["message"].as_str().unwrap_or_default().to_owned();
+    // Others are queued again by the queue itself, after their time.
+    let is_requeued = matches!(reason.as_str(), "Preempted" | "NodeFailures");
+    let mut set = |type_: &str, holds: bool, reason: &str, message: &str| {
+        let new = condition(type_, holds, reason, message);
+        match find(&conditions, type_) {
+            Some(idx) if conditions[idx]["status"] == new["status"] => {
+                conditions[idx]["reason"] = reason.into();
+                conditions[idx]["message"] = message.into();
+            }
+            Some(idx) => conditions[idx] = new,
+            None => conditions.push(new),
+        }
+    };
+    set("Requeued", is_requeued, &reason, &message);
+    set("QuotaReserved", false, "Pending", &message);
+    set("Admitted", false, "NoReservation", "The workload has no reservation");
+    set("PodsReady", false, "WaitForStart", "no worker is wanted");
+    Some(json!({"conditions": conditions, "admission": null}))
+}
+
+fn condition(type_: &str, holds: bool, reason: &str, message: &str) -> Value {
+    let end = message.floor_char_boundary(MAX_MESSAGE_BYTES);
+    json!({
+        "type": type_,
+        "status": if holds { "True" } else { "False" },
+        "reason": reason,
+        "message": message[..end],
+        "lastTransitionTime": now(),
+    })
+}
+
+/// In whole seconds, as Kubernetes writes times.
+fn now() -> String {
+    Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default().to_string()
+}
+
+/// Sets one condition, as its only writer.
+async fn say(
+    api: &Api<DynamicObject>,
+    index: &Index,
+    workload: &Workload,
+    condition: &Value,
+) -> Result<(), ApplyError> {
+    let resource = discovery::workloads();
+    let patch = json!({
+        "apiVersion": resource.api_version,
+        "kind": resource.kind,
+        "metadata": {"name": workload.name, "uid": workload.uid},
+        "status": {"conditions": [condition]},
+    });
+    let writer = format!("{}-{}", labels::OPERATOR, condition["type"].as_str().unwrap_or_default());
+    let params = PatchParams::apply(&writer).force();
+    match api.patch_status(&workload.name, &params, &Patch::Apply(&patch)).await {
+        Ok(object) => enter(index, &object),
+        // It is gone, and with it whoever wanted to know.
+        Err(error) if error::is_done(&error) => Ok(()),
+        Err(source) => {
+            let name = workload.name.clone();
+            Err(ApplyError::Call { act: "write the status of workload", name, source })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(eviction: &str) -> Value {
+        json!({
+            "conditions": [
+                {"type": "QuotaReserved", "status": "True", "lastTransitionTime": "t"},
+                {"type": "Admitted", "status": "True", "lastTransitionTime": "t"},
+                {"type": "Evicted", "status": "True", "reason": eviction, "message": "for another"},
+            ],
+            "admission": {"clusterQueue": "c"},
+        })
+    }
+
+    fn is_true(status: &Value, type_: &str) -> Option<bool> {
+        let conditions = status["conditions"].as_array().unwrap();
+        conditions.iter().find(|one| one["type"] == type_).map(|one| one["status"] == "True")
+    }
+
+    #[test]
+    fn a_place_that_is_given_back_is_no_longer_reserved_and_only_the_preempted_are_queued_again_at_once() {
+        for (reason, requeued) in [("Preempted", true), ("NodeFailures", true), ("PodsReadyTimeout", false)] {
+            let patch = released(&status(reason)).unwrap();
+            assert!(patch["admission"].is_null());
+            assert_eq!(is_true(&patch, "QuotaReserved"), Some(false));
+            assert_eq!(is_true(&patch, "Admitted"), Some(false));
+            assert_eq!(is_true(&patch, "PodsReady"), Some(false));
+            assert_eq!(is_true(&patch, "Evicted"), Some(true), "which the queue takes back itself");
+            assert_eq!(is_true(&patch, "Requeued"), Some(requeued), "{reason}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_given_back_that_nobody_wants_or_that_is_not_there() {
+        let mut wanted_by_nobody = status("Preempted");
+        wanted_by_nobody["conditions"][2]["status"] = "False".into();
+        assert_eq!(released(&wanted_by_nobody), None);
+        let mut without_place = status("Preempted");
+        without_place["conditions"][0]["status"] = "False".into();
+        assert_eq!(released(&without_place), None);
+        assert_eq!(released(&Value::Null), None);
+    }
+}

@@ -1,0 +1,76 @@
+//! Who may reach the workers, and whom they may reach.
+
+use k8s_openapi::api::networking::v1::{
+    NetworkPolicy, NetworkPolicyEgressRule, NetworkPolicyIngressRule, NetworkPolicyPeer, NetworkPolicyPort,
+    NetworkPolicySpec,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use rlt_api::spec::NetworkAccess;
+
+use super::{Blueprint, digest, workers_name};
+use crate::labels;
+
+/// The port of name servers.
+const NAME_PORT: u16 = 53;
+
+/// The NetworkPolicy of a job; `None` where the job wants none. It carries a digest of its content.
+pub fn network_policy(blueprint: &Blueprint<'_>) -> Option<NetworkPolicy> {
+    let access = blueprint.prepared.job.spec().workers.network;
+    let egress = match access {
+        NetworkAccess::Open => return None,
+        NetworkAccess::Guarded => None,
+        NetworkAccess::Isolated => Some(egress(blueprint)),
+    };
+    let types = if egress.is_some() { ["Ingress", "Egress"].as_slice() } else { ["Ingress"].as_slice() };
+    let spec = NetworkPolicySpec {
+        pod_selector: Some(workers(blueprint)),
+        policy_types: Some(types.iter().copied().map(str::to_owned).collect()),
+        ingress: Some(ingress(blueprint)),
+        egress,
+    };
+    let text = serde_json::to_string(&spec).unwrap_or_default();
+    let mut metadata = blueprint.metadata(workers_name(blueprint.name()));
+    metadata.annotations = Some([(labels::CONTENT_DIGEST.to_owned(), digest([text.as_str()]))].into());
+    Some(NetworkPolicy { metadata, spec: Some(spec) })
+}
+
+/// All workers of a job, whatever their attempt.
+fn workers(blueprint: &Blueprint<'_>) -> LabelSelector {
+    let uid = (labels::JOB_UID.to_owned(), blueprint.job.uid().to_owned());
+    LabelSelector { match_labels: Some([uid].into()), match_expressions: None }
+}
+
+fn each_other(blueprint: &Blueprint<'_>) -> Vec<NetworkPolicyPeer> {
+    vec![NetworkPolicyPeer { pod_selector: Some(workers(blueprint)), ..NetworkPolicyPeer::default() }]
+}
+
+fn port(number: u16, protocol: &str) -> NetworkPolicyPort {
+    NetworkPolicyPort {
+        // A number or a name, of a type whose JSON form is either.
+        port: serde_json::from_value(number.into()).ok(),
+        protocol: Some(protocol.into()),
+        end_port: None,
+    }
+}
+
+fn ingress(blueprint: &Blueprint<'_>) -> Vec<NetworkPolicyIngressRule> {
+    let ranks = NetworkPolicyIngressRule { from: Some(each_other(blueprint)), ports: None };
+    let metrics = blueprint.prepared.job.spec().tracking.prometheus.as_ref().map(|endpoint| endpoint.port);
+    // A port that is chosen anew each time can not be named here.
+    let metrics = metrics
+        .filter(|port| *port != 0)
+        .map(|number| NetworkPolicyIngressRule { from: None, ports: Some(vec![port(number, "TCP")]) });
+    std::iter::once(ranks).chain(metrics).collect()
+}
+
+fn egress(blueprint: &Blueprint<'_>) -> Vec<NetworkPolicyEgressRule> {
+    let ranks = NetworkPolicyEgressRule { to: Some(each_other(blueprint)), ports: None };
+    let channel = blueprint.settings.channel.as_ref().and_then(|channel| {
+        let (_, number) = channel.address.rsplit_once(':')?;
+        number.parse().ok()
+    });
+    let mut ports = vec![port(NAME_PORT, "UDP"), port(NAME_PORT, "TCP")];
+    ports.extend(channel.map(|number| port(number, "TCP")));
+    // Name servers and the operator are wherever the cluster has them.
+    vec![ranks, NetworkPolicyEgressRule { to: None, ports: Some(ports) }]
+}

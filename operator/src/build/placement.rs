@@ -1,0 +1,182 @@
+//! What queues and schedulers add to the pods of an attempt. A pod by itself is in `pod.rs`.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{
+    Affinity, Pod, PodAffinity, PodAffinityTerm, PodSchedulingGate, Toleration, WeightedPodAffinityTerm,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use serde::Deserialize;
+use serde_json::json;
+
+use super::{Blueprint, Gang, pod_group_name};
+use crate::labels;
+use crate::queue::Workload;
+
+/// The annotation by which the scheduler of Volcano finds a pod's group.
+const VOLCANO_ANNOTATION: &str = "scheduling.k8s.io/group-name";
+/// The label by which scheduler-plugins finds a pod's group.
+const COSCHEDULING_LABEL: &str = "scheduling.x-k8s.io/pod-group";
+/// Names of Kueue, which finds by them the pods whose nodes it chooses.
+const KUEUE_POD_SET_LABEL: &str = "kueue.x-k8s.io/podset";
+const KUEUE_WORKLOAD_ANNOTATION: &str = "kueue.x-k8s.io/workload";
+const KUEUE_TOPOLOGY_LABEL: &str = "kueue.x-k8s.io/tas";
+const KUEUE_TOPOLOGY_GATE: &str = "kueue.x-k8s.io/topology";
+/// The weight of a wish, at which none is heavier.
+const WEIGHT: i32 = 100;
+
+/// The nodes of a flavor of resources.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Flavor {
+    /// Their labels.
+    pub node_labels: BTreeMap<String, String>,
+    /// Taints that they have.
+    pub tolerations: Vec<Toleration>,
+}
+
+/// What queues and schedulers add to the pods of an attempt.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Placement {
+    labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
+    node_selector: BTreeMap<String, String>,
+    tolerations: Vec<Toleration>,
+    gates: Vec<PodSchedulingGate>,
+    affinity: Option<Affinity>,
+    /// The PodGroup of Kubernetes' own kind.
+    group: Option<String>,
+}
+
+/// A queue and a job name different nodes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the queue lets workers run on nodes with {key}={theirs} only, but the job asks for {key}={ours}")]
+pub struct PlacementConflict {
+    key: String,
+    theirs: String,
+    ours: String,
+}
+
+impl Placement {
+    /// The placement of an attempt in a gang, as far as one is known, and on the nodes that a queue has set aside.
+    pub fn new(
+        blueprint: &Blueprint<'_>,
+        attempt: u32,
+        gang: Option<Gang>,
+        admission: Option<(&Workload, &[Flavor])>,
+    ) -> Self {
+        let mut placement = Self::default();
+        if let Some(gang) = gang {
+            placement.join(gang, pod_group_name(blueprint.name(), attempt));
+        }
+        if let Some((workload, flavors)) = admission {
+            placement.admit(blueprint, workload, flavors);
+        }
+        // Volcano and Kueue place workers side by side themselves. Kubernetes' PodGroup may have lost its constraint to a
+        // feature gate that is off, which nobody would be told.
+        if gang != Some(Gang::Volcano) && placement.gates.is_empty() {
+            placement.affinity = affinity(blueprint, attempt);
+        }
+        placement
+    }
+
+    fn join(&mut self, gang: Gang, group: String) {
+        match gang {
+            Gang::Native(_) => self.group = Some(group),
+            Gang::Volcano => drop(self.annotations.insert(VOLCANO_ANNOTATION.into(), group)),
+            Gang::Coscheduling => drop(self.labels.insert(COSCHEDULING_LABEL.into(), group)),
+        }
+    }
+
+    fn admit(&mut self, blueprint: &Blueprint<'_>, workload: &Workload, flavors: &[Flavor]) {
+        let Some(group) = blueprint.prepared.plan.worker_groups.first() else { return };
+        self.labels.insert(KUEUE_POD_SET_LABEL.into(), group.name.clone());
+        self.annotations.insert(KUEUE_WORKLOAD_ANNOTATION.into(), workload.name.clone());
+        if workload.assignments.iter().any(|one| one.name == group.name && one.has_topology) {
+            self.labels.insert(KUEUE_TOPOLOGY_LABEL.into(), "true".into());
+            self.gates.push(PodSchedulingGate { name: KUEUE_TOPOLOGY_GATE.into() });
+        }
+        for flavor in flavors {
+            self.node_selector.extend(flavor.node_labels.clone());
+            self.tolerations.extend(flavor.tolerations.iter().cloned());
+        }
+        for update in workload.updates.iter().filter(|update| update.name == group.name) {
+            self.labels.extend(update.labels.clone());
+            self.annotations.extend(update.annotations.clone());
+            self.node_selector.extend(update.node_selector.clone());
+            self.tolerations.extend(update.tolerations.iter().cloned());
+        }
+    }
+
+    /// The pod in its place.
+    ///
+    /// # Errors
+    /// When the job asks for other nodes than the queue has set aside.
+    pub fn place(&self, mut pod: Pod) -> Result<Pod, PlacementConflict> {
+        let metadata = &mut pod.metadata;
+        metadata.labels.get_or_insert_default().extend(self.labels.clone());
+        if !self.annotations.is_empty() {
+            metadata.annotations.get_or_insert_default().extend(self.annotations.clone());
+        }
+        let spec = pod.spec.get_or_insert_default();
+        if !self.node_selector.is_empty() {
+            let selector = spec.node_selector.get_or_insert_default();
+            for (key, theirs) in &self.node_selector {
+                let ours = selector.entry(key.clone()).or_insert_with(|| theirs.clone()).clone();
+                if ours != *theirs {
+                    return Err(PlacementConflict { key: key.clone(), theirs: theirs.clone(), ours });
+                }
+            }
+        }
+        if !self.tolerations.is_empty() {
+            spec.tolerations.get_or_insert_default().extend(self.tolerations.iter().cloned());
+        }
+        if !self.gates.is_empty() {
+            spec.scheduling_gates = Some(self.gates.clone());
+        }
+        if let Some(affinity) = &self.affinity {
+            spec.affinity = Some(affinity.clone());
+        }
+        Ok(pod)
+    }
+
+    /// A pod as it is sent. Its group of Kubernetes' own kind is younger than the types here.
+    ///
+    /// # Errors
+    /// When a pod has no JSON form, which would be a bug.
+    pub fn body(&self, pod: &Pod) -> Result<Vec<u8>, serde_json::Error> {
+        let Some(group) = &self.group else { return serde_json::to_vec(pod) };
+        let mut value = serde_json::to_value(pod)?;
+        value["spec"]["schedulingGroup"] = json!({"podGroupName": group});
+        serde_json::to_vec(&value)
+    }
+}
+
+/// Workers of one attempt near to each other, where the job wants it.
+fn affinity(blueprint: &Blueprint<'_>, attempt: u32) -> Option<Affinity> {
+    let topology = blueprint.prepared.job.spec().workers.topology.as_ref()?;
+    let workers = [
+        (labels::JOB_UID.to_owned(), blueprint.job.uid().to_owned()),
+        (labels::ATTEMPT.to_owned(), attempt.to_string()),
+    ];
+    let near = |key: &String| PodAffinityTerm {
+        label_selector: Some(LabelSelector {
+            match_labels: Some(workers.clone().into()),
+            ..LabelSelector::default()
+        }),
+        topology_key: key.clone(),
+        ..PodAffinityTerm::default()
+    };
+    let wish = |key| WeightedPodAffinityTerm { weight: WEIGHT, pod_affinity_term: near(key) };
+    let pod_affinity = PodAffinity {
+        required_during_scheduling_ignored_during_execution: topology
+            .required
+            .as_ref()
+            .map(|key| vec![near(key)]),
+        preferred_during_scheduling_ignored_during_execution: topology
+            .preferred
+            .as_ref()
+            .map(|key| vec![wish(key)]),
+    };
+    Some(Affinity { pod_affinity: Some(pod_affinity), ..Affinity::default() })
+}

@@ -1,0 +1,98 @@
+//! The PodGroup of one attempt: its scheduler places all workers of it, or none. Each attempt has a group of its own, so
+//! that pods of an earlier one, which may still be leaving, do not count for it.
+
+use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
+use serde_json::{Value, json};
+
+use super::{Blueprint, workers_name};
+use crate::discovery::Served;
+use crate::labels;
+use crate::queue;
+
+/// The scheduler of Volcano.
+const VOLCANO: &str = "volcano";
+/// The scheduler of every cluster.
+const DEFAULT: &str = "default-scheduler";
+/// The label by which a job names a queue of Volcano.
+const VOLCANO_QUEUE_LABEL: &str = "volcano.sh/queue-name";
+
+/// Whose PodGroup it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gang {
+    /// Kubernetes' own, in this version.
+    Native(&'static str),
+    /// Volcano's.
+    Volcano,
+    /// The coscheduling plugin's of scheduler-plugins.
+    Coscheduling,
+}
+
+/// Whose PodGroup the workers of a job have: that of their scheduler, as far as the cluster serves it. One worker needs none.
+pub fn gang(blueprint: &Blueprint<'_>, served: Served) -> Option<Gang> {
+    blueprint.prepared.plan.worker_groups.first().filter(|group| group.num_workers > 1)?;
+    let native = served.native_groups.map(Gang::Native);
+    let coscheduling = served.has_coscheduling.then_some(Gang::Coscheduling);
+    match blueprint.prepared.job.spec().workers.scheduler_name.as_deref() {
+        Some(VOLCANO) => served.has_volcano.then_some(Gang::Volcano),
+        None | Some(DEFAULT) => native.or(coscheduling),
+        Some(_) => coscheduling.or(native),
+    }
+}
+
+/// Name of the PodGroup of an attempt.
+pub fn pod_group_name(job: &str, attempt: u32) -> String {
+    format!("{}-{attempt}", workers_name(job))
+}
+
+/// The kind of a PodGroup.
+pub fn pod_group_kind(gang: Gang) -> ApiResource {
+    let (group, version) = match gang {
+        Gang::Native(version) => ("scheduling.k8s.io", version),
+        Gang::Volcano => ("scheduling.volcano.sh", "v1beta1"),
+        Gang::Coscheduling => ("scheduling.x-k8s.io", "v1alpha1"),
+    };
+    ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, "PodGroup"))
+}
+
+/// The PodGroup of an attempt.
+pub fn pod_group(blueprint: &Blueprint<'_>, gang: Gang, attempt: u32) -> DynamicObject {
+    let mut metadata = blueprint.metadata(pod_group_name(blueprint.name(), attempt));
+    metadata.labels.get_or_insert_default().insert(labels::ATTEMPT.into(), attempt.to_string());
+    let num_workers = blueprint.prepared.plan.worker_groups.first().map_or(0, |group| group.num_workers);
+    let mut spec = match gang {
+        Gang::Native(_) => native(blueprint, num_workers),
+        Gang::Volcano => volcano(blueprint, num_workers),
+        Gang::Coscheduling => json!({"minMember": num_workers}),
+    };
+    if let (Gang::Native(_) | Gang::Volcano, Some(class)) =
+        (gang, &blueprint.prepared.job.spec().workers.priority_class_name)
+    {
+        spec["priorityClassName"] = class.as_str().into();
+    }
+    let object = DynamicObject::new("", &pod_group_kind(gang)).data(json!({"spec": spec}));
+    DynamicObject { metadata, ..object }
+}
+
+fn native(blueprint: &Blueprint<'_>, num_workers: u32) -> Value {
+    let mut spec = json!({"schedulingPolicy": {"gang": {"minCount": num_workers}}});
+    let topology = blueprint.prepared.job.spec().workers.topology.as_ref();
+    if let Some(key) = topology.and_then(|topology| topology.required.as_deref()) {
+        spec["schedulingConstraints"] = json!({"topology": [{"key": key}]});
+    }
+    spec
+}
+
+fn volcano(blueprint: &Blueprint<'_>, num_workers: u32) -> Value {
+    let mut spec = json!({"minMember": num_workers});
+    if let Some(queue) = queue::label(blueprint.job, VOLCANO_QUEUE_LABEL) {
+        spec["queue"] = queue.into();
+    }
+    if let Some(topology) = &blueprint.prepared.job.spec().workers.topology {
+        let (mode, tier) = match &topology.required {
+            Some(tier) => ("hard", Some(tier)),
+            None => ("soft", topology.preferred.as_ref()),
+        };
+        spec["networkTopology"] = json!({"mode": mode, "highestTierName": tier});
+    }
+    spec
+}

@@ -1,0 +1,180 @@
+//! What queues, schedulers and networks get: Workloads, PodGroups, policies, and what all of them add to pods.
+
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::{Value, json};
+
+use super::super::{
+    Flavor, Gang, Placement, avoid, gang, network_policy, pod_group, workload, workload_digest,
+};
+use super::{Blueprint, channel, pod, prepared, settings, with_workers};
+use crate::discovery::Served;
+use crate::job::Job;
+use crate::queue::{Assignment, PodSetUpdate, Workload};
+
+const ALL: Served = Served {
+    has_workloads: true,
+    native_groups: Some("v1alpha2"),
+    has_volcano: true,
+    has_coscheduling: true,
+};
+
+/// Calls `look` with the blueprint of two workers.
+fn two<T>(job: &Job, look: impl FnOnce(&Blueprint<'_>) -> T) -> T {
+    let (prepared, settings) = (prepared(job, 2), settings(Some(channel())));
+    look(&Blueprint { job, prepared: &prepared, settings: &settings })
+}
+
+fn labelled(mut job: Job, name: &str, value: &str) -> Job {
+    job.metadata.labels.get_or_insert_default().insert(name.into(), value.into());
+    job
+}
+
+/// A pod as it is sent.
+fn sent(placement: &Placement, pod: Pod) -> Value {
+    let body = placement.body(&placement.place(pod).unwrap()).unwrap();
+    serde_json::from_slice(&body).unwrap()
+}
+
+#[test]
+fn a_workload_asks_for_what_decides_where_pods_fit_and_for_nothing_else() {
+    let job = with_workers(json!({
+        "device": "Cuda",
+        "image": "example.com/trainer:2",
+        "resources": {"cpu": "4", "memory": "16Gi"},
+        "nodeSelector": {"zone": "a"},
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+        "topology": {"required": "rack"},
+    }));
+    let job = labelled(job, "kueue.x-k8s.io/priority-class", "urgent");
+    two(&job, |blueprint| insta::assert_yaml_snapshot!(workload(blueprint, "team", Some(7))));
+}
+
+#[test]
+fn a_new_image_asks_for_nothing_new_and_more_memory_does() {
+    let digest = |workers: Value| two(&with_workers(workers), |blueprint| workload_digest(blueprint, "team"));
+    let first = digest(json!({"image": "a:1", "resources": {"memory": "1Gi"}}));
+    assert_eq!(first, digest(json!({"image": "a:2", "resources": {"memory": "1Gi"}})));
+    assert_ne!(first, digest(json!({"image": "a:1", "resources": {"memory": "2Gi"}})));
+    let job = with_workers(json!({"resources": {"memory": "1Gi"}}));
+    assert_ne!(first, two(&job, |blueprint| workload_digest(blueprint, "other")));
+}
+
+#[test]
+fn the_scheduler_of_the_pods_decides_whose_pod_group_they_have() {
+    let of = |workers: Value, served| two(&with_workers(workers), |blueprint| gang(blueprint, served));
+    assert_eq!(of(json!({}), ALL), Some(Gang::Native("v1alpha2")));
+    assert_eq!(of(json!({"schedulerName": "volcano"}), ALL), Some(Gang::Volcano));
+    assert_eq!(of(json!({"schedulerName": "plugins"}), ALL), Some(Gang::Coscheduling));
+    assert_eq!(of(json!({}), Served { native_groups: None, ..ALL }), Some(Gang::Coscheduling));
+    assert_eq!(of(json!({"schedulerName": "volcano"}), Served { has_volcano: false, ..ALL }), None);
+    assert_eq!(of(json!({}), Served::default()), None);
+    let job = with_workers(json!({}));
+    let (prepared, settings) = (prepared(&job, 1), settings(None));
+    let alone = Blueprint { job: &job, prepared: &prepared, settings: &settings };
+    assert_eq!(gang(&alone, ALL), None, "one worker is placed whole by itself");
+}
+
+#[test]
+fn a_pod_group_of_each_kind_wants_all_workers_near_to_each_other() {
+    let job = with_workers(json!({"topology": {"required": "rack"}, "priorityClassName": "high"}));
+    let job = labelled(job, "volcano.sh/queue-name", "research");
+    let groups = [Gang::Native("v1alpha2"), Gang::Volcano, Gang::Coscheduling];
+    insta::assert_yaml_snapshot!(groups.map(|gang| two(&job, |blueprint| pod_group(blueprint, gang, 3))));
+}
+
+#[test]
+fn pods_know_their_group_in_the_words_of_its_scheduler() {
+    let job = with_workers(json!({"topology": {"preferred": "rack"}}));
+    let placed = |gang| {
+        two(&job, |blueprint| {
+            sent(&Placement::new(blueprint, 3, Some(gang), None), pod(blueprint, 3, 1).unwrap())
+        })
+    };
+    let name = "quickstart-trainer-3";
+    let native = placed(Gang::Native("v1alpha2"));
+    assert_eq!(native["spec"]["schedulingGroup"], json!({"podGroupName": name}));
+    let volcano = placed(Gang::Volcano);
+    assert_eq!(volcano["metadata"]["annotations"]["scheduling.k8s.io/group-name"], name);
+    assert_eq!(volcano["spec"]["affinity"], Value::Null, "it has a topology of its own");
+    let plugins = placed(Gang::Coscheduling);
+    assert_eq!(plugins["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"], name);
+    insta::assert_yaml_snapshot!(plugins["spec"]["affinity"]);
+}
+
+#[test]
+fn pods_go_where_the_queue_has_set_nodes_aside() {
+    let job = with_workers(json!({"nodeSelector": {"zone": "a"}, "topology": {"required": "rack"}}));
+    let update = PodSetUpdate {
+        name: "trainer".into(),
+        node_selector: [("pool".to_owned(), "new".to_owned())].into(),
+        annotations: [("checked".to_owned(), "yes".to_owned())].into(),
+        ..PodSetUpdate::default()
+    };
+    let assignment =
+        |has_topology| Assignment { name: "trainer".into(), has_topology, ..Assignment::default() };
+    let admitted = |has_topology| Workload {
+        name: "quickstart-12345".into(),
+        assignments: vec![assignment(has_topology)],
+        updates: vec![update.clone()],
+        ..Workload::default()
+    };
+    let flavor: Flavor = serde_json::from_value(json!({
+        "nodeLabels": {"instance": "spot"},
+        "nodeTaints": [{"key": "spot", "effect": "NoSchedule"}],
+        "tolerations": [{"key": "spot", "operator": "Exists"}],
+    }))
+    .unwrap();
+    let placed = |has_topology| {
+        two(&job, |blueprint| {
+            let admission = Some((&admitted(has_topology), std::slice::from_ref(&flavor)));
+            sent(&Placement::new(blueprint, 1, None, admission), pod(blueprint, 1, 0).unwrap())
+        })
+    };
+    let pod = placed(false);
+    assert_eq!(pod["spec"]["nodeSelector"], json!({"zone": "a", "instance": "spot", "pool": "new"}));
+    assert_eq!(pod["spec"]["tolerations"], json!([{"key": "spot", "operator": "Exists"}]));
+    assert_eq!(pod["metadata"]["labels"]["kueue.x-k8s.io/podset"], "trainer");
+    assert_eq!(pod["metadata"]["annotations"]["kueue.x-k8s.io/workload"], "quickstart-12345");
+    assert_eq!(pod["metadata"]["annotations"]["checked"], "yes");
+    assert_eq!(pod["spec"]["schedulingGates"], Value::Null);
+    let gated = placed(true);
+    assert_eq!(gated["spec"]["schedulingGates"], json!([{"name": "kueue.x-k8s.io/topology"}]));
+    assert_eq!(gated["metadata"]["labels"]["kueue.x-k8s.io/tas"], "true");
+    assert_eq!(gated["spec"]["affinity"], Value::Null, "the queue chooses the nodes itself");
+}
+
+#[test]
+fn workers_stay_near_to_each_other_and_away_from_nodes_on_which_they_failed() {
+    let job = with_workers(json!({"topology": {"required": "rack"}}));
+    let pod = two(&job, |blueprint| {
+        let placed = Placement::new(blueprint, 2, None, None).place(pod(blueprint, 2, 0).unwrap()).unwrap();
+        avoid(placed, &[("broken".to_owned(), 1)].into())
+    });
+    let affinity = pod.spec.unwrap().affinity.unwrap();
+    assert!(affinity.pod_affinity.is_some() && affinity.node_affinity.is_some());
+}
+
+#[test]
+fn a_queue_that_names_other_nodes_than_the_job_is_told_so() {
+    let job = with_workers(json!({"nodeSelector": {"zone": "a"}}));
+    let flavor = Flavor { node_labels: [("zone".to_owned(), "b".to_owned())].into(), ..Flavor::default() };
+    let conflict = two(&job, |blueprint| {
+        let admission = Some((&Workload::default(), std::slice::from_ref(&flavor)));
+        Placement::new(blueprint, 1, None, admission).place(pod(blueprint, 1, 0).unwrap()).unwrap_err()
+    });
+    let words = "the queue lets workers run on nodes with zone=b only, but the job asks for zone=a";
+    assert_eq!(conflict.to_string(), words);
+}
+
+#[test]
+fn workers_are_reached_by_each_other_and_for_their_metrics() {
+    let policy = |network: &str, port: u16| {
+        let mut job = with_workers(json!({"network": network}));
+        let mut spec: Value = serde_json::from_str(&job.spec).unwrap();
+        spec["tracking"] = json!({"prometheus": {"port": port}});
+        job.spec = spec.to_string();
+        two(&job, network_policy)
+    };
+    insta::assert_yaml_snapshot!((policy("Guarded", 9090), policy("Isolated", 0)));
+    assert!(policy("Open", 9090).is_none());
+}

@@ -1,0 +1,99 @@
+//! The Workload by which Kueue knows a job: how many pods of which size, for which queue. What does not concern a queue,
+//! such as an image, is left out, so that a new operator does not ask anew for what it has.
+
+use k8s_openapi::api::core::v1::{Container, PodSpec, PodTemplateSpec, ResourceRequirements};
+use kube::core::DynamicObject;
+use serde_json::{Value, json};
+
+use super::{Blueprint, digest};
+use crate::discovery;
+use crate::labels;
+use crate::queue::{self, PRIORITY_LABEL};
+
+/// The label by which Kueue finds the Workload of an object.
+const JOB_UID_LABEL: &str = "kueue.x-k8s.io/job-uid";
+
+/// Where a job's priority in a queue is looked up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PriorityClass {
+    /// The API group of the class.
+    pub group: &'static str,
+    /// Its kind.
+    pub kind: &'static str,
+    /// Its name.
+    pub name: String,
+}
+
+/// The class that says how urgent a job is in its queue; `None` where nobody says.
+pub fn queue_priority_class(blueprint: &Blueprint<'_>) -> Option<PriorityClass> {
+    if let Some(name) = queue::label(blueprint.job, PRIORITY_LABEL) {
+        let (group, kind) = ("kueue.x-k8s.io", "WorkloadPriorityClass");
+        return Some(PriorityClass { group, kind, name: name.to_owned() });
+    }
+    let name = blueprint.prepared.job.spec().workers.priority_class_name.clone()?;
+    Some(PriorityClass { group: "scheduling.k8s.io", kind: "PriorityClass", name })
+}
+
+/// The digest of what a job asks its queue for; the value of its priority class is not part of it.
+pub fn workload_digest(blueprint: &Blueprint<'_>, queue: &str) -> String {
+    digest([spec(blueprint, queue).to_string().as_str()])
+}
+
+/// The Workload of a job in a queue, with the value of its priority class where it has one.
+pub fn workload(blueprint: &Blueprint<'_>, queue: &str, priority: Option<i32>) -> DynamicObject {
+    let uid = blueprint.job.uid();
+    let name = format!("{}-{}", blueprint.name(), &digest([uid])[..5]);
+    let mut metadata = blueprint.metadata(name);
+    metadata.labels.get_or_insert_default().insert(JOB_UID_LABEL.into(), uid.into());
+    let digest = workload_digest(blueprint, queue);
+    metadata.annotations = Some([(labels::CONTENT_DIGEST.to_owned(), digest)].into());
+    let mut spec = spec(blueprint, queue);
+    if let Some(priority) = priority {
+        spec["priority"] = priority.into();
+    }
+    let object = DynamicObject::new("", &discovery::workloads()).data(json!({"spec": spec}));
+    DynamicObject { metadata, ..object }
+}
+
+fn spec(blueprint: &Blueprint<'_>, queue: &str) -> Value {
+    let groups = blueprint.prepared.plan.worker_groups.iter();
+    let pod_sets: Vec<_> = groups
+        .map(|group| {
+            let mut set = json!({
+                "name": group.name, "count": group.num_workers, "template": template(blueprint),
+            });
+            if let Some(topology) = &blueprint.prepared.job.spec().workers.topology {
+                set["topologyRequest"] = json!(topology);
+                // Neighbours by rank are neighbours by node.
+                set["topologyRequest"]["podIndexLabel"] = labels::WORKER_IDX.into();
+            }
+            set
+        })
+        .collect();
+    let mut spec = json!({"queueName": queue, "podSets": pod_sets});
+    if let Some(PriorityClass { group, kind, name }) = queue_priority_class(blueprint) {
+        spec["priorityClassRef"] = json!({"group": group, "kind": kind, "name": name});
+    }
+    spec
+}
+
+/// What decides where a pod fits. Limits count as requests where there are none, as they do for pods.
+fn template(blueprint: &Blueprint<'_>) -> PodTemplateSpec {
+    let pod = super::pod(blueprint, 1, 0).and_then(|pod| pod.spec).unwrap_or_default();
+    let container = |container: Container| {
+        let resources = container.resources.unwrap_or_default();
+        let mut requests = resources.limits.clone().unwrap_or_default();
+        requests.extend(resources.requests.unwrap_or_default());
+        let resources = ResourceRequirements { requests: Some(requests), ..ResourceRequirements::default() };
+        Container { name: container.name, resources: Some(resources), ..Container::default() }
+    };
+    let spec = PodSpec {
+        containers: pod.containers.into_iter().map(container).collect(),
+        node_selector: pod.node_selector,
+        tolerations: pod.tolerations,
+        priority_class_name: pod.priority_class_name,
+        restart_policy: pod.restart_policy,
+        ..PodSpec::default()
+    };
+    PodTemplateSpec { metadata: None, spec: Some(spec) }
+}

@@ -1,0 +1,289 @@
+//! Waiting for a queue, and what it is to be told. Being let in and sent away again is no failure: workers save a
+//! checkpoint, and go on from it once the queue has a place for them.
+
+use std::time::Duration;
+
+use rlt_api::Reason;
+
+use super::{Decision, Round, Situation, suspension};
+use crate::queue::{QueueAct, Queueing, Workload};
+
+/// Why a job that wants to run has to wait; `None` where no queue stands in its way.
+pub(super) fn hold(queueing: &Queueing) -> Option<Situation> {
+    let queue = queueing.queue.as_ref()?;
+    if !queueing.is_served {
+        let message = format!("waits for queue {queue}, but the cluster has no Kueue that serves v1beta2");
+        return Some(Situation::Queued(Reason::QueueMissing, message));
+    }
+    let waits = |why: &str| Some(Situation::Queued(Reason::Queued, format!("waits in queue {queue}{why}")));
+    let Some(workload) = &queueing.workload else { return waits("") };
+    match &workload.eviction {
+        _ if workload.is_deleting || workload.is_finished => waits(""),
+        Some(eviction) if workload.has_quota => {
+            waits(&format!(", which took its place back: {}: {}", eviction.reason, eviction.message))
+        }
+        _ if workload.is_admitted && workload.has_quota => None,
+        _ if workload.waiting.is_empty() => waits(""),
+        _ => waits(&format!(": {}", workload.waiting)),
+    }
+}
+
+/// Stops whoever runs, and waits.
+pub(super) fn wait(round: Round<'_>, hold: Situation) -> Decision {
+    let for_queue = matches!(hold, Situation::Queued(Reason::QueueMissing, _)).then_some(LOOK_AGAIN);
+    let mut decision = suspension::pause(round, hold);
+    decision.look_again = [decision.look_again, for_queue].into_iter().flatten().min();
+    decision
+}
+
+/// How often a job looks for a queue that the cluster does not have.
+const LOOK_AGAIN: Duration = Duration::from_secs(30);
+
+/// What the queue is to be told.
+pub(super) fn act(round: &Round<'_>, situation: &Situation) -> Option<QueueAct> {
+    let queueing = round.facts.queueing;
+    let is_empty = round.census.everybody().next().is_none();
+    let workload = queueing.workload.as_ref();
+    let Some(workload) = workload else {
+        let waits = matches!(situation, Situation::Queued(Reason::Queued, _)) && queueing.queue.is_some();
+        return (waits && is_empty).then_some(QueueAct::Ask);
+    };
+    if workload.is_deleting {
+        return None;
+    }
+    let workload = workload.clone();
+    match situation {
+        // The end is told once it stands in the status.
+        Situation::Complete | Situation::Failed(_) => {
+            let stands = round.facts.status.completion_time.is_some() && !workload.is_finished;
+            let has_succeeded = *situation == Situation::Complete;
+            let message = match &round.status.last_failure {
+                Some(failure) if !has_succeeded => failure.message.clone(),
+                _ => "all steps are done".to_owned(),
+            };
+            stands.then_some(QueueAct::Finish(workload, has_succeeded, message))
+        }
+        Situation::Suspended => Some(QueueAct::Withdraw(workload)),
+        Situation::Invalid(_) | Situation::Refused(_) => None,
+        _ if queueing.queue.is_none() => Some(QueueAct::Withdraw(workload)),
+        Situation::Queued(..) if !is_empty => None,
+        Situation::Queued(..) if is_outdated(queueing, &workload) => Some(QueueAct::Withdraw(workload)),
+        Situation::Queued(..) => {
+            (workload.eviction.is_some() && workload.has_quota).then_some(QueueAct::Release(workload))
+        }
+        Situation::Running => (!workload.is_ready).then_some(QueueAct::Ready(workload, true)),
+        Situation::Restarting => workload.is_ready.then_some(QueueAct::Ready(workload, false)),
+        _ => None,
+    }
+}
+
+/// What is asked for has changed, or was answered for good. A place that is held is not given up for that.
+fn is_outdated(queueing: &Queueing, workload: &Workload) -> bool {
+    workload.is_finished || !workload.has_quota && workload.digest != queueing.wanted
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use k8s_openapi::jiff::{SignedDuration, Timestamp};
+    use rlt_api::status::{ConditionStatus, ConditionType, RLTrainingJobStatus};
+    use serde_json::json;
+
+    use super::super::fixtures::{prepared, worker};
+    use super::super::{Facts, decide};
+    use super::*;
+    use crate::nodes::{NodeState, NodeStates};
+    use crate::worker::{Explanation, Worker, WorkerPhase};
+
+    fn asked(workload: Option<Workload>) -> Queueing {
+        Queueing {
+            queue: Some("team".into()),
+            is_served: true,
+            workload: workload.map(Arc::new),
+            wanted: Some("d".into()),
+        }
+    }
+
+    fn waiting() -> Workload {
+        Workload { name: "w".into(), uid: "w".into(), digest: Some("d".into()), ..Workload::default() }
+    }
+
+    fn admitted() -> Workload {
+        Workload { has_quota: true, is_admitted: true, ..waiting() }
+    }
+
+    fn evicted() -> Workload {
+        let eviction = Explanation { reason: "Preempted".into(), message: "for another".into() };
+        Workload { eviction: Some(eviction), ..admitted() }
+    }
+
+    fn decided(
+        queueing: &Queueing,
+        policy: serde_json::Value,
+        status: &RLTrainingJobStatus,
+        workers: Vec<Worker>,
+    ) -> Decision {
+        on_nodes(&NodeStates::new(), queueing, policy, status, workers)
+    }
+
+    fn on_nodes(
+        nodes: &NodeStates,
+        queueing: &Queueing,
+        policy: serde_json::Value,
+        status: &RLTrainingJobStatus,
+        workers: Vec<Worker>,
+    ) -> Decision {
+        let workers: Vec<_> = workers.into_iter().map(Arc::new).collect();
+        decide(&Facts {
+            prepared: &prepared(2, policy),
+            status,
+            generation: 1,
+            is_tracked: false,
+            workers: &workers,
+            nodes,
+            report: None,
+            queueing,
+            now: now(),
+        })
+    }
+
+    fn now() -> Timestamp {
+        Timestamp::from_second(1_800_000_000).unwrap()
+    }
+
+    fn running() -> RLTrainingJobStatus {
+        let since = "2027-01-15T07:00:00Z".to_owned();
+        RLTrainingJobStatus {
+            attempt: Some(1),
+            active_since: Some(since.clone()),
+            attempt_start_time: Some(since.clone()),
+            attempt_running_time: Some(since),
+            ..RLTrainingJobStatus::default()
+        }
+    }
+
+    fn runs(idx: u32) -> Worker {
+        Worker { phase: WorkerPhase::Running, is_ready: true, ..worker(idx, 1) }
+    }
+
+    fn condition(decision: &Decision, type_: ConditionType) -> (ConditionStatus, &str) {
+        let condition = decision.status.conditions.iter().find(|condition| condition.type_ == type_).unwrap();
+        (condition.status, &condition.reason)
+    }
+
+    #[test]
+    fn a_job_asks_its_queue_first_and_starts_nothing_before_it_is_let_in() {
+        let nothing = RLTrainingJobStatus::default();
+        let decision = decided(&asked(None), json!({}), &nothing, vec![]);
+        assert_eq!((decision.queue.clone(), decision.start.len()), (Some(QueueAct::Ask), 0));
+        assert_eq!(condition(&decision, ConditionType::Suspended), (ConditionStatus::True, "Queued"));
+        assert_eq!(condition(&decision, ConditionType::Admitted), (ConditionStatus::False, "Queued"));
+        assert_eq!((decision.status.queue.as_deref(), decision.status.attempt), (Some("team"), None));
+        let decision = decided(&asked(Some(waiting())), json!({}), &nothing, vec![]);
+        assert_eq!((decision.queue.clone(), decision.start.len()), (None, 0));
+        let decision = decided(&asked(Some(admitted())), json!({}), &nothing, vec![]);
+        assert_eq!((decision.queue.clone(), decision.start.clone()), (None, vec![0, 1]));
+        assert_eq!(condition(&decision, ConditionType::Admitted), (ConditionStatus::True, "Admitted"));
+    }
+
+    #[test]
+    fn a_cluster_without_queues_holds_back_a_job_that_asks_for_one_and_says_so() {
+        let missing = Queueing { is_served: false, ..asked(None) };
+        let decision = decided(&missing, json!({}), &RLTrainingJobStatus::default(), vec![]);
+        assert_eq!((decision.queue.clone(), decision.start.len()), (None, 0));
+        assert_eq!(condition(&decision, ConditionType::Admitted), (ConditionStatus::False, "QueueMissing"));
+        assert_eq!(decision.look_again, Some(LOOK_AGAIN));
+    }
+
+    #[test]
+    fn an_eviction_stops_all_workers_and_gives_the_place_back_only_when_none_is_left() {
+        let decision = decided(&asked(Some(evicted())), json!({}), &running(), vec![runs(0), runs(1)]);
+        assert_eq!((decision.delete.len(), decision.queue.clone()), (2, None));
+        assert!(
+            decision.delete.iter().all(|deletion| deletion.grace_seconds.is_none()),
+            "time for a checkpoint"
+        );
+        assert_eq!(condition(&decision, ConditionType::Reconciling), (ConditionStatus::True, "Suspending"));
+        let leaving = Worker { is_deleting: true, ..runs(1) };
+        let decision = decided(&asked(Some(evicted())), json!({}), &running(), vec![leaving]);
+        assert_eq!((decision.delete.len(), decision.queue), (0, None));
+        let decision = decided(&asked(Some(evicted())), json!({}), &running(), vec![]);
+        assert_eq!(decision.queue, Some(QueueAct::Release(Arc::new(evicted()))));
+        assert!(decision.status.failures_by_cause.is_empty(), "to be sent away is no failure");
+        let status = decision.status;
+        let decision = decided(&asked(Some(admitted())), json!({}), &status, vec![]);
+        assert_eq!(decision.status.attempt, Some(2), "let in again, it begins the next attempt");
+    }
+
+    #[test]
+    fn an_eviction_strikes_off_the_workers_of_lost_nodes_and_keeps_the_place_of_those_that_nobody_can_stop() {
+        let node: Arc<str> = "node".into();
+        let leaving = |seconds| Worker {
+            node: Some(node.clone()),
+            is_deleting: true,
+            leaves_by: Some(now() + SignedDuration::from_secs(seconds)),
+            ..runs(0)
+        };
+        let on = |state, worker| {
+            on_nodes(
+                &[(node.clone(), state)].into(),
+                &asked(Some(evicted())),
+                json!({}),
+                &running(),
+                vec![worker],
+            )
+        };
+        let decision = on(NodeState::Lost, leaving(20));
+        assert_eq!(
+            (decision.delete[0].lost_node.as_ref(), decision.delete[0].grace_seconds),
+            (Some(&node), Some(0))
+        );
+        let decision = on(NodeState::Silent, leaving(20));
+        assert_eq!((decision.queue, decision.look_again), (None, Some(Duration::from_secs(20))));
+        let decision = on(NodeState::Silent, leaving(-1));
+        assert_eq!(condition(&decision, ConditionType::Stalled), (ConditionStatus::True, "NodeUnreachable"));
+        assert_eq!((decision.delete.len(), decision.queue), (0, None));
+    }
+
+    #[test]
+    fn a_suspended_job_and_one_that_asks_for_no_queue_any_more_give_up_what_they_asked_for() {
+        let suspend = json!({"suspend": true});
+        let queueing = asked(Some(admitted()));
+        let decision = decided(&queueing, suspend.clone(), &running(), vec![runs(0), runs(1)]);
+        assert_eq!(decision.queue, None);
+        let decision = decided(&queueing, suspend, &running(), vec![]);
+        assert_eq!(decision.queue, Some(QueueAct::Withdraw(Arc::new(admitted()))));
+        let left = Queueing { queue: None, ..queueing };
+        let decision = decided(&left, json!({}), &running(), vec![runs(0), runs(1)]);
+        assert_eq!(decision.queue, Some(QueueAct::Withdraw(Arc::new(admitted()))));
+        assert!(decision.delete.is_empty());
+    }
+
+    #[test]
+    fn what_is_asked_for_follows_the_job_while_it_waits_and_never_while_it_has_a_place() {
+        let other = |workload| Queueing { wanted: Some("other".into()), ..asked(Some(workload)) };
+        let nothing = RLTrainingJobStatus::default();
+        let decision = decided(&other(waiting()), json!({}), &nothing, vec![]);
+        assert_eq!(decision.queue, Some(QueueAct::Withdraw(Arc::new(waiting()))));
+        let decision = decided(&other(admitted()), json!({}), &running(), vec![runs(0), runs(1)]);
+        assert!(decision.delete.is_empty() && !matches!(decision.queue, Some(QueueAct::Withdraw(_))));
+    }
+
+    #[test]
+    fn the_queue_hears_when_all_run_and_of_the_end_once_that_is_written() {
+        let ready = Workload { is_ready: true, ..admitted() };
+        let both = vec![runs(0), runs(1)];
+        let decision = decided(&asked(Some(admitted())), json!({}), &running(), both.clone());
+        assert_eq!(decision.queue, Some(QueueAct::Ready(Arc::new(admitted()), true)));
+        let decision = decided(&asked(Some(ready.clone())), json!({}), &running(), both);
+        assert_eq!(decision.queue, None);
+        let ended = |idx| Worker { phase: WorkerPhase::Succeeded, ..runs(idx) };
+        let queueing = asked(Some(ready.clone()));
+        let decision = decided(&queueing, json!({}), &running(), vec![ended(0), ended(1)]);
+        assert_eq!(decision.queue, None);
+        let decision = decided(&queueing, json!({}), &decision.status, vec![ended(0), ended(1)]);
+        let finish = QueueAct::Finish(Arc::new(ready), true, "all steps are done".into());
+        assert_eq!(decision.queue, Some(finish));
+    }
+}

@@ -1,0 +1,194 @@
+//! What the operator keeps of a Workload: what decides something, and what goes into pods.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::Toleration;
+use kube::core::DynamicObject;
+use serde::Deserialize;
+
+use crate::labels;
+use crate::worker::{Explanation, JobKey, owner};
+
+/// By what the queue knows a job.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Workload {
+    /// Its name.
+    pub name: String,
+    /// Its UID.
+    pub uid: String,
+    /// The version of the object in the API server's store.
+    pub resource_version: String,
+    /// The digest of what it was made from.
+    pub digest: Option<String>,
+    /// Whether somebody deleted it.
+    pub is_deleting: bool,
+    /// Whether its resources are set aside.
+    pub has_quota: bool,
+    /// Whether the job may run.
+    pub is_admitted: bool,
+    /// Whether it counts as ended.
+    pub is_finished: bool,
+    /// Whether the queue was told that all workers run.
+    pub is_ready: bool,
+    /// Why the queue wants the place back.
+    pub eviction: Option<Explanation>,
+    /// Why the job waits.
+    pub waiting: String,
+    /// Where its workers may run.
+    pub assignments: Vec<Assignment>,
+    /// What checks add to pods.
+    pub updates: Vec<PodSetUpdate>,
+}
+
+/// Where the workers of a set may run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Assignment {
+    /// The set.
+    pub name: String,
+    /// The flavors of their resources.
+    pub flavors: BTreeSet<String>,
+    /// Whether the queue itself chooses their nodes, once it sees the pods.
+    pub has_topology: bool,
+}
+
+/// What a check adds to the pods of a set.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PodSetUpdate {
+    /// The set.
+    pub name: String,
+    /// Labels.
+    pub labels: BTreeMap<String, String>,
+    /// Annotations.
+    pub annotations: BTreeMap<String, String>,
+    /// Labels that a node must have.
+    pub node_selector: BTreeMap<String, String>,
+    /// Taints that a node may have.
+    pub tolerations: Vec<Toleration>,
+}
+
+// Tolerations compare exactly: none of their fields is a floating-point number.
+impl Eq for PodSetUpdate {}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Status {
+    conditions: Vec<Condition>,
+    admission: Option<Admission>,
+    admission_checks: Vec<Check>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Condition {
+    #[serde(rename = "type")]
+    type_: String,
+    status: String,
+    reason: String,
+    message: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Admission {
+    pod_set_assignments: Vec<PodSetAssignment>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct PodSetAssignment {
+    name: String,
+    flavors: BTreeMap<String, String>,
+    topology_assignment: Option<serde_json::Value>,
+    delayed_topology_request: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Check {
+    pod_set_updates: Vec<PodSetUpdate>,
+}
+
+impl Workload {
+    /// Reads an object. `None` where it belongs to no job of ours.
+    pub fn read(object: &DynamicObject) -> Option<(JobKey, Self)> {
+        let metadata = &object.metadata;
+        let key = owner(metadata)?;
+        let status = object.data.get("status").cloned().unwrap_or_default();
+        let status: Status = serde_json::from_value(status).unwrap_or_default();
+        let condition = |type_: &str| status.conditions.iter().find(|condition| condition.type_ == type_);
+        let holds = |type_: &str| condition(type_).filter(|condition| condition.status == "True");
+        let annotations = metadata.annotations.as_ref();
+        let workload = Self {
+            name: metadata.name.clone()?,
+            uid: metadata.uid.clone()?,
+            resource_version: metadata.resource_version.clone().unwrap_or_default(),
+            digest: annotations.and_then(|all| all.get(labels::CONTENT_DIGEST)).cloned(),
+            is_deleting: metadata.deletion_timestamp.is_some(),
+            has_quota: holds("QuotaReserved").is_some(),
+            is_admitted: holds("Admitted").is_some(),
+            is_finished: holds("Finished").is_some(),
+            is_ready: holds("PodsReady").is_some(),
+            eviction: holds("Evicted").map(|evicted| Explanation {
+                reason: evicted.reason.clone(),
+                message: evicted.message.clone(),
+            }),
+            waiting: condition("QuotaReserved").map(|reserved| reserved.message.clone()).unwrap_or_default(),
+            assignments: status.admission.unwrap_or_default().pod_set_assignments.iter().map(read).collect(),
+            updates: status.admission_checks.into_iter().flat_map(|check| check.pod_set_updates).collect(),
+        };
+        Some((key, workload))
+    }
+}
+
+fn read(assignment: &PodSetAssignment) -> Assignment {
+    Assignment {
+        name: assignment.name.clone(),
+        flavors: assignment.flavors.values().cloned().collect(),
+        has_topology: assignment.topology_assignment.is_some()
+            || assignment.delayed_topology_request.is_some(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn conditions_assignments_and_updates_are_read_and_nothing_else_is_kept() {
+        let object = json!({
+            "apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload",
+            "metadata": {
+                "name": "w", "namespace": "team", "uid": "1", "resourceVersion": "7",
+                "annotations": {labels::CONTENT_DIGEST: "d"},
+                "ownerReferences": [{
+                    "apiVersion": rlt_api::API_VERSION, "kind": rlt_api::KIND, "name": "job", "uid": "u",
+                }],
+            },
+            "spec": {"queueName": "q"},
+            "status": {
+                "conditions": [
+                    {"type": "QuotaReserved", "status": "True", "reason": "QuotaReserved", "message": "yes"},
+                    {"type": "Admitted", "status": "True", "reason": "Admitted", "message": ""},
+                    {"type": "Evicted", "status": "False", "reason": "Preempted", "message": "before"},
+                ],
+                "admission": {"clusterQueue": "c", "podSetAssignments": [
+                    {"name": "trainer", "flavors": {"cpu": "spot", "memory": "spot"}, "count": 2},
+                ]},
+                "admissionChecks": [{"name": "check", "state": "Ready", "podSetUpdates": [
+                    {"name": "trainer", "nodeSelector": {"zone": "a"}},
+                ]}],
+            },
+        });
+        let (key, workload) = Workload::read(&serde_json::from_value(object).unwrap()).unwrap();
+        assert_eq!((&*key.name, &*key.uid), ("job", "u"));
+        assert!(workload.has_quota && workload.is_admitted && !workload.is_finished && !workload.is_ready);
+        assert_eq!(workload.eviction, None);
+        assert_eq!(workload.assignments[0].flavors, ["spot".to_owned()].into());
+        assert!(!workload.assignments[0].has_topology);
+        assert_eq!(workload.updates[0].node_selector["zone"], "a");
+        assert_eq!(workload.digest.as_deref(), Some("d"));
+    }
+}
