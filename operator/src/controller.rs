@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use futures::channel::{mpsc, oneshot};
 use futures::stream::{self, StreamExt as _};
-use futures::{Stream, future};
+use futures::{FutureExt as _, Stream, future};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, PersistentVolumeClaim, Pod, Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
@@ -33,13 +33,37 @@ pub async fn run(
     concurrency: u16,
     stop: impl Future<Output = ()> + Send + Sync + 'static,
 ) {
+    let stop = stop.shared();
+    let (store, writer) = reflector::store();
+    let stopped_early = {
+        let (store, stop) = (store.clone(), stop.clone());
+        async move {
+            stop.await;
+            // The loop would wait for its first list of jobs, which nobody reads any more.
+            if store.wait_until_ready().now_or_never().is_some() {
+                future::pending().await
+            }
+        }
+    };
+    tokio::select! {
+        () = work(context, namespaces, concurrency, (store, writer), stop) => {}
+        () = stopped_early => {}
+    }
+}
+
+async fn work(
+    context: Arc<Context>,
+    namespaces: &[String],
+    concurrency: u16,
+    (store, writer): (reflector::Store<Job>, reflector::store::Writer<Job>),
+    stop: impl Future<Output = ()> + Send + Sync + 'static,
+) {
     let (changed, changes) = mpsc::unbounded();
     let sink = Sink { index: context.index.clone(), changed };
     let mut watches = JoinSet::new();
     context.discovery.refresh(&context.client).await;
     let mut synced = follow_objects(&context.client, namespaces, &sink, &mut watches);
     synced.extend(follow_queues(&context, namespaces, &sink, &mut watches));
-    let (store, writer) = reflector::store();
     let jobs = jobs(&context, namespaces, writer);
     // A job without its pods in sight would look like one whose pods are gone.
     future::join_all(synced).await;

@@ -114,6 +114,16 @@ async fn what_happens_while_no_operator_is_there_is_made_up_for() {
 }
 
 #[tokio::test]
+async fn an_operator_that_is_asked_to_stop_while_it_starts_ends() {
+    let Some(stage) = crate::set("hasty").await else { return };
+    for wait in [0, 1, 3, 10, 30, 100].map(Duration::from_millis) {
+        let operator = stage.operator().await;
+        tokio::time::sleep(wait).await;
+        tokio::time::timeout(Duration::from_secs(20), operator.stop()).await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn two_operators_at_once_make_every_pod_once() {
     let Some(stage) = crate::set("rivals").await else { return };
     let _operators = (stage.operator().await, stage.operator().await);

@@ -22,12 +22,13 @@ async fn live(stage: &Stage, witness: &Witness, name: &str, axes: &[Axe]) -> boo
             () = axe.fallen() => true,
             () = &mut life => false,
         };
-        operator.kill().await;
-        statuses += axe.num_statuses();
         if !has_fallen {
-            check(witness, name, statuses).await;
+            operator.stop().await;
+            check(witness, name, statuses + axe.num_statuses()).await;
             return false;
         }
+        operator.kill().await;
+        statuses += axe.num_statuses();
     }
     let axe = Axe::never();
     let operator = Operator::start(client(stage, &Faults::default(), &axe).await, &stage.namespace);

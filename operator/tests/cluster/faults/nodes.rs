@@ -9,6 +9,7 @@ use rlt_api::FailureCause;
 use rlt_api::status::{ConditionStatus, ConditionType};
 use serde_json::{Value, json};
 
+use crate::kubelet::Kubelet;
 use crate::stage::{Stage, reason};
 use crate::witness::Witness;
 
@@ -126,13 +127,9 @@ async fn a_pod_whose_node_only_does_not_answer_keeps_its_place_until_somebody_vo
     let left = stage.pods().get(&gang[1].name_any()).await.unwrap();
     assert_eq!(left.uid(), gang[1].uid(), "a rank whose pod may live gets no second one");
     silent.take_out_of_service(&stage).await;
-    // The first worker last: with its end the job is complete, and the other is removed.
-    for pod in stage.gang("waits", 2, 2).await.iter().rev() {
-        stage.run(pod).await;
-        stage.end(pod, 0, "").await;
-    }
-    let status = stage.when_true("waits", ConditionType::Complete).await;
-    assert_eq!(status.attempt, Some(2));
+    // Kubernetes evicts by name, and may still hit the pod that came after.
+    let _kubelet = Kubelet::start(&stage, |_, _| Some(0));
+    stage.when_true("waits", ConditionType::Complete).await;
     witness.judge(&stage, false).await;
     stays.remove(&stage).await;
     silent.remove(&stage).await;

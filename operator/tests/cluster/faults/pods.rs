@@ -1,5 +1,7 @@
 //! What becomes of pods: evicted, killed for their memory, without an image, without a node.
 
+use std::time::Duration;
+
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams, EvictParams};
@@ -166,7 +168,14 @@ async fn the_volume_claim_of_a_job_outlives_it_and_serves_the_next_one_of_its_na
     for _ in 0..2 {
         stage.post("kept", storage.clone()).await;
         stage.worker("kept", 1).await;
-        uids.push(claims.get("kept-storage").await.unwrap().uid().unwrap());
+        // It is made beside the pod, which waits for it.
+        let claim = loop {
+            if let Some(claim) = claims.get_opt("kept-storage").await.unwrap() {
+                break claim;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        };
+        uids.push(claim.uid().unwrap());
         stage.jobs().delete("kept", &DeleteParams::background()).await.unwrap();
         stage.when_gone("kept").await;
         stage.when_pods("kept", <[_]>::is_empty).await;
