@@ -1,16 +1,21 @@
-//! Jobs in a queue, on a cluster that knows the kind of Kueue alone: the test speaks for the queue.
+//! Jobs in a queue: with a real Kueue, and with its kind alone, where the test speaks for the queue.
 
 use std::io::Write as _;
 use std::process::Stdio;
 
+use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use rlt_api::status::{ConditionStatus, ConditionType};
-use rlt_cluster::{Cluster, Options, Shared};
+use rlt_cluster::{Cluster, FakeNodes, Options, Shared};
 use serde_json::{Value, json};
 
-use crate::stage::{Stage, reason};
+use crate::stage::{Stage, is_true, reason};
+
+/// A node that runs whatever is bound to it, and a Kueue.
+static CLUSTER: Shared =
+    Shared::new(|| Options::control_plane().with_kueue().with_fake_nodes(FakeNodes::new(1)));
 
 /// Without Kueue at first.
 static LATER: Shared = Shared::new(|| Options::control_plane().without_scheduler());
@@ -22,6 +27,32 @@ fn create(cluster: &Cluster, namespace: &str, objects: &[Value]) {
     let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
     child.stdin.take().unwrap().write_all(list.to_string().as_bytes()).unwrap();
     assert!(child.wait().unwrap().success());
+}
+
+fn kueue(kind: &str, name: &str, spec: Value) -> Value {
+    json!({"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": {"name": name}, "spec": spec})
+}
+
+/// A queue `team` of four cores, in which the more urgent take the place of the less urgent.
+fn queues() -> Vec<Value> {
+    let quota = json!([{"name": "cpu", "nominalQuota": "4"}]);
+    let groups = json!([{"coveredResources": ["cpu"], "flavors": [{"name": "linux", "resources": quota}]}]);
+    vec![
+        kueue("ResourceFlavor", "linux", json!({"nodeLabels": {"kubernetes.io/os": "linux"}})),
+        kueue(
+            "ClusterQueue",
+            "all",
+            json!({
+                "namespaceSelector": {}, "resourceGroups": groups,
+                "preemption": {"withinClusterQueue": "LowerPriority"},
+            }),
+        ),
+        kueue("LocalQueue", "team", json!({"clusterQueue": "all"})),
+        json!({
+            "apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "WorkloadPriorityClass",
+            "metadata": {"name": "urgent"}, "value": 100,
+        }),
+    ]
 }
 
 impl Stage {
@@ -66,6 +97,71 @@ impl Stage {
         let patch = Patch::Merge(status);
         self.workloads().patch_status(&workload.name_any(), &PatchParams::default(), &patch).await.unwrap();
     }
+
+    /// Tells the node of all workers of a job what becomes of them.
+    async fn annotate_all(&self, job: &str, name: &str, value: &str) {
+        let key = format!("fake.rltraining.dev/{name}");
+        for pod in self.when_pods(job, |_| true).await {
+            let patch = Patch::Merge(json!({"metadata": {"annotations": {&key: value}}}));
+            self.pods().patch(&pod.name_any(), &PatchParams::default(), &patch).await.unwrap();
+        }
+    }
+}
+
+fn holds(workload: &DynamicObject, type_: &str) -> bool {
+    let conditions = workload.data["status"]["conditions"].as_array().into_iter().flatten();
+    conditions.into_iter().any(|one| one["type"] == type_ && one["status"] == "True")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_queue_lets_jobs_in_takes_their_place_for_more_urgent_ones_and_lets_them_in_again() {
+    let Some(cluster) = CLUSTER.get() else { return };
+    let stage = Stage::on(cluster, "queue").await;
+    create(cluster, &stage.namespace, &queues());
+    let _operator = stage.operator().await;
+    // It does not fit, and so has not one pod.
+    stage.post_queued("large", 3, &[]).await;
+    let words = |status: &rlt_api::status::RLTrainingJobStatus| {
+        let admitted = status.conditions.iter().find(|condition| condition.type_ == ConditionType::Admitted);
+        admitted.map(|condition| condition.message.clone()).unwrap_or_default()
+    };
+    let status = stage.when("large", |status| words(status).contains("quota")).await;
+    assert_eq!(reason(&status, ConditionType::Suspended), Some((ConditionStatus::True, "Queued".into())));
+    // It fits, and is placed on the nodes of its flavor.
+    stage.post_queued("patient", 2, &[]).await;
+    stage.when_true("patient", ConditionType::PodsReady).await;
+    let on_linux =
+        |pod: &Pod| pod.spec.as_ref().unwrap().node_selector.as_ref().unwrap()["kubernetes.io/os"] == "linux";
+    assert!(stage.when_pods("patient", |_| true).await.iter().all(on_linux));
+    stage.workload("patient", |workload| holds(workload, "PodsReady")).await;
+    // A more urgent one takes its place, once its workers had their time for a checkpoint and are gone.
+    stage.annotate_all("patient", "stop-after", "1s").await;
+    stage.post_queued("urgent", 2, &[("kueue.x-k8s.io/priority-class", "urgent")]).await;
+    let is_leaving = |pod: &Pod| pod.metadata.deletion_timestamp.is_some();
+    let leaving = stage.when_pods("patient", |pods| pods.len() == 2 && pods.iter().all(is_leaving)).await;
+    let has_its_time = |pod: &Pod| {
+        pod.metadata.deletion_grace_period_seconds
+            == pod.spec.as_ref().unwrap().termination_grace_period_seconds
+    };
+    assert!(leaving.iter().all(has_its_time));
+    assert!(stage.when_pods("urgent", |_| true).await.is_empty(), "a place is given twice");
+    let status = stage.when_true("urgent", ConditionType::PodsReady).await;
+    assert_eq!(status.queue.as_deref(), Some("team"));
+    let status = stage.when_true("patient", ConditionType::Suspended).await;
+    assert_eq!(reason(&status, ConditionType::Admitted), Some((ConditionStatus::False, "Queued".into())));
+    assert!(status.failures_by_cause.is_empty(), "to be sent away is no failure");
+    stage.workload("patient", |workload| holds(workload, "Requeued") || holds(workload, "Evicted")).await;
+    stage.when_pods("patient", <[_]>::is_empty).await;
+    // It ends, says so, and whoever waited goes on.
+    stage.annotate_all("urgent", "exit-code", "0").await;
+    stage.when_true("urgent", ConditionType::Complete).await;
+    stage.workload("urgent", |workload| holds(workload, "Finished")).await;
+    let goes_on = |status: &rlt_api::status::RLTrainingJobStatus| {
+        is_true(status, ConditionType::PodsReady) && status.attempt == Some(2)
+    };
+    let status = stage.when("patient", goes_on).await;
+    assert!(status.failures_by_cause.is_empty());
+    stage.when_pods("large", <[_]>::is_empty).await;
 }
 
 /// Kueue's Workload as far as the API server has to know it.

@@ -17,6 +17,7 @@ use kube::api::{Api, PostParams};
 use crate::audit::{self, Call, CallLog};
 use crate::control_plane::{ControlPlane, ControlPlaneError};
 use crate::fake_nodes::{self, FakeNodes};
+use crate::kueue::{self, KueueError};
 use crate::network::{self, NetworkError};
 use crate::node::{NodeError, RealNode};
 use crate::options::Options;
@@ -42,6 +43,9 @@ pub enum ClusterError {
     /// Its real node does not run.
     #[error(transparent)]
     Node(#[from] NodeError),
+    /// Kueue does not run.
+    #[error(transparent)]
+    Kueue(#[from] KueueError),
     /// A program beside the control plane does not run.
     #[error(transparent)]
     Process(#[from] ProcessError),
@@ -84,6 +88,7 @@ pub struct Cluster {
     control_plane: ControlPlane,
     real_node: Option<RealNode>,
     kwok: Option<Process>,
+    kueue: Option<Process>,
     programs: PathBuf,
     num_namespaces: AtomicU32,
     has_audit_log: bool,
@@ -107,6 +112,7 @@ impl Cluster {
             control_plane,
             real_node: None,
             kwok: None,
+            kueue: None,
             programs,
             num_namespaces: AtomicU32::new(0),
             has_audit_log: options.has_audit_log,
@@ -128,6 +134,12 @@ impl Cluster {
             let mut kwok = self.start_kwok(place, nodes)?;
             nodes.make(&client, &mut kwok).await?;
             self.kwok = Some(kwok);
+        }
+        if options.has_kueue {
+            let authority = &self.control_plane.authority;
+            let mut kueue = kueue::start(self, place, &self.slot.folder(), authority)?;
+            kueue::ready(&client, &mut kueue, place).await?;
+            self.kueue = Some(kueue);
         }
         if let Some(node) = &mut self.real_node {
             node.ready(&client, &self.slot, place).await?;
@@ -242,8 +254,9 @@ impl Cluster {
 
     /// Ends a program of the cluster by SIGKILL; `false` when there is none of that name.
     pub fn kill(&mut self, program: &str) -> bool {
-        if let Some(kwok) = self.kwok.as_mut().filter(|kwok| kwok.name() == program) {
-            kwok.kill();
+        let beside = self.kwok.iter_mut().chain(&mut self.kueue);
+        if let Some(process) = beside.into_iter().find(|process| process.name() == program) {
+            process.kill();
             return true;
         }
         self.control_plane.kill(program) || self.real_node.as_mut().is_some_and(|node| node.kill(program))

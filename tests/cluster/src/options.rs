@@ -13,6 +13,7 @@ pub struct Options {
     pub(crate) served_apis: Vec<String>,
     pub(crate) fake_nodes: Option<FakeNodes>,
     pub(crate) has_real_node: bool,
+    pub(crate) has_kueue: bool,
     pub(crate) tools: Vec<String>,
 }
 
@@ -26,6 +27,7 @@ impl Options {
             served_apis: Vec::new(),
             fake_nodes: None,
             has_real_node: false,
+            has_kueue: false,
             tools: Vec::new(),
         }
     }
@@ -86,6 +88,13 @@ impl Options {
         self.with_api("scheduling.k8s.io/v1alpha2")
             .with_feature_gate("GenericWorkload")
             .with_feature_gate("GangScheduling")
+    }
+
+    /// Adds Kueue, with its webhooks; three seconds, and on the very first time for as long as it takes to build.
+    #[must_use]
+    pub fn with_kueue(mut self) -> Self {
+        self.has_kueue = true;
+        self
     }
 
     /// Why such a cluster can not run on this machine; `None` when it can.

@@ -44,6 +44,9 @@ pub enum ProgramError {
     },
 }
 
+/// In a module's folder: what of the modules that it requires is kept beside the binary.
+const KEPT: &str = "kept.txt";
+
 /// A module of `programs/`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Module {
@@ -102,6 +105,10 @@ pub(crate) const JOBSET: Module =
 pub(crate) const KSTATUS: Module =
     Module { name: "kstatus", package: ".", link_variables: &[], names: &["kstatus"] };
 
+/// Queues, with the files of its kinds and webhooks.
+pub(crate) const KUEUE: Module =
+    Module { name: "kueue", package: "sigs.k8s.io/kueue/cmd/kueue", link_variables: &[], names: &["kueue"] };
+
 /// What runs in the harness's own pods, and holds the namespaces of all.
 pub(crate) const PROBE: Module =
     Module { name: "probe", package: ".", link_variables: &[], names: &["probe"] };
@@ -159,10 +166,39 @@ impl Module {
             let answer = String::from_utf8_lossy(&output.stderr).trim().to_owned();
             return Err(ProgramError::Build { folder: source_folder, answer });
         }
+        for line in fs::read_to_string(source_folder.join(KEPT)).unwrap_or_default().lines() {
+            self.keep(line, folder)?;
+        }
         for link in links {
             symlink(file, folder.join(link)).map_err(file_error("linking", &folder.join(link)))?;
         }
         Ok(())
+    }
+
+    /// Copies a file or folder of a required module, given as `module path`.
+    fn keep(&self, line: &str, folder: &Path) -> Result<(), ProgramError> {
+        let source_folder = self.source_folder();
+        let (module, path) = line.split_once(' ').unwrap_or((line, "."));
+        let asked = Command::new("go")
+            .args(["list", "-m", "-f", "{{.Dir}}", module])
+            .current_dir(&source_folder)
+            .output()
+            .map_err(|source| ProgramError::Run { folder: source_folder.clone(), source })?;
+        let answer = String::from_utf8_lossy(&asked.stdout).trim().to_owned();
+        if answer.is_empty() {
+            let answer = String::from_utf8_lossy(&asked.stderr).trim().to_owned();
+            return Err(ProgramError::Build { folder: source_folder, answer });
+        }
+        let from = Path::new(&answer).join(path);
+        let copied = Command::new("cp").args(["-r", "--no-preserve=mode"]).arg(&from).arg(folder).output();
+        match copied {
+            Ok(output) if output.status.success() => Ok(()),
+            Ok(output) => {
+                let answer = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+                Err(file_error("copying", &from)(io::Error::other(answer)))
+            }
+            Err(error) => Err(file_error("copying", &from)(error)),
+        }
     }
 
     /// Names this very build: the first 16 digits of the digest of all that goes into it.

@@ -1,0 +1,251 @@
+//! A real Kueue: its kinds, its webhooks and its controllers, as one process beside the control plane. It serves its
+//! webhooks by the certificate of the API server, which names the same address.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use kube::api::{Api, DynamicObject, PostParams};
+use kube::core::{ApiResource, GroupVersionKind};
+use serde_json::{Value, json};
+
+use crate::cluster::{Cluster, ClusterError};
+use crate::process::{Place, Process, ProcessError};
+use crate::program::KUEUE;
+
+/// Where it serves webhooks.
+const WEBHOOK_PORT: u16 = 9444;
+/// Its kinds of which one version is not like the other, so that it converts them.
+const CONVERTED: [&str; 5] = ["clusterqueues", "cohorts", "localqueues", "multikueueclusters", "workloads"];
+/// Longest that it may take to answer; usually it is three seconds.
+const PATIENCE: Duration = Duration::from_secs(120);
+const POLL: Duration = Duration::from_millis(50);
+
+/// Why Kueue does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum KueueError {
+    /// A file of it could not be written or read.
+    #[error("{act} {path} failed")]
+    File {
+        /// What was tried.
+        act: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// kubectl did not take its objects.
+    #[error("kubectl {arguments} answered: {answer}")]
+    Kubectl {
+        /// What was asked.
+        arguments: String,
+        /// The answer.
+        answer: String,
+    },
+    /// kubectl's answer is no JSON.
+    #[error("kubectl's answer is no JSON")]
+    Json(#[from] serde_json::Error),
+    /// It ended.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    /// It did not answer in time.
+    #[error("Kueue did not answer within {PATIENCE:?}: {answer}; the end of its log:\n{log}")]
+    NotReady {
+        /// What the API server said last.
+        answer: String,
+        /// The last lines of its log.
+        log: String,
+    },
+}
+
+/// Installs Kueue's kinds and webhooks and starts it.
+pub(crate) fn start(
+    cluster: &Cluster,
+    place: &Place,
+    folder: &Path,
+    authority: &[u8],
+) -> Result<Process, ClusterError> {
+    let built = KUEUE.built()?;
+    let server = format!("https://{}:{WEBHOOK_PORT}", cluster.node_address());
+    let authority = serde_json::to_value(k8s_openapi::ByteString(authority.to_vec())).unwrap_or_default();
+    let webhooks = Webhooks { server, authority };
+    let mut objects =
+        vec![json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kueue-system"}})];
+    objects.extend(read(cluster, &built.join("bases"))?.into_iter().map(|crd| webhooks.in_crd(crd)));
+    let of_webhooks = read(cluster, &built.join("manifests.yaml"))?;
+    objects.extend(of_webhooks.into_iter().map(|configuration| webhooks.in_configuration(configuration)));
+    apply(cluster, &objects)?;
+    wait_for_kinds(cluster)?;
+    let etc = folder.join("kueue-etc");
+    let certificates = etc.join("upper/kueue/metrics/certs");
+    for made in [&certificates, &etc.join("work")] {
+        fs::create_dir_all(made).map_err(|source| file("making", made, source))?;
+    }
+    for (name, of_api_server) in [("tls.crt", "apiserver.crt"), ("tls.key", "apiserver.key")] {
+        let from = folder.join("certificates").join(of_api_server);
+        fs::copy(&from, certificates.join(name)).map_err(|source| file("copying", &from, source))?;
+    }
+    let path = folder.join("kueue.json");
+    fs::write(&path, configuration(&certificates).to_string())
+        .map_err(|source| file("writing", &path, source))?;
+    let flags = [
+        format!("--kubeconfig={}", cluster.kubeconfig().display()),
+        format!("--config={}", path.display()),
+        "--zap-log-level=2".into(),
+    ];
+    Ok(place.start(&with_etc(folder, &etc, &built)?, &flags)?)
+}
+
+/// A program that starts Kueue with its certificates under `/etc/kueue`, where it wants them whatever its configuration
+/// says, and where it alone sees them.
+fn with_etc(folder: &Path, etc: &Path, built: &Path) -> Result<PathBuf, KueueError> {
+    let programs = folder.join("kueue-program");
+    let program = programs.join("kueue");
+    let (etc, built) = (etc.display(), built.display());
+    let mount =
+        format!("mount -t overlay overlay -o lowerdir=/etc,upperdir={etc}/upper,workdir={etc}/work /etc");
+    let script = format!(
+        "#!/bin/sh\nexec unshare --mount sh -c '{mount} && exec {built}/kueue \"$@\"' kueue \"$@\"\n"
+    );
+    let failed = |source| file("writing", &program, source);
+    fs::create_dir_all(&programs).map_err(failed)?;
+    fs::write(&program, script).map_err(failed)?;
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).map_err(failed)?;
+    Ok(program)
+}
+
+/// Waits until its webhooks and controllers answer.
+pub(crate) async fn ready(
+    client: &kube::Client,
+    kueue: &mut Process,
+    place: &Place,
+) -> Result<(), ClusterError> {
+    let kind = GroupVersionKind::gvk("kueue.x-k8s.io", "v1beta2", "ResourceFlavor");
+    let flavors: Api<DynamicObject> = Api::all_with(client.clone(), &ApiResource::from_gvk(&kind));
+    let flavor = DynamicObject::new("probe", &ApiResource::from_gvk(&kind)).data(json!({"spec": {}}));
+    let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+    let started = Instant::now();
+    while let Err(answer) = flavors.create(&dry_run, &flavor).await {
+        kueue.check().map_err(KueueError::from)?;
+        if started.elapsed() > PATIENCE {
+            let log = crate::process::tail(&place.logs.join("kueue.log"));
+            return Err(KueueError::NotReady { answer: answer.to_string(), log }.into());
+        }
+        tokio::time::sleep(POLL).await;
+    }
+    Ok(())
+}
+
+fn configuration(certificates: &Path) -> Value {
+    json!({
+        "apiVersion": "config.kueue.x-k8s.io/v1beta2",
+        "kind": "Configuration",
+        "namespace": "kueue-system",
+        "health": {"healthProbeBindAddress": "127.0.0.1:8086"},
+        "metrics": {"bindAddress": "0"},
+        "webhook": {"host": "0.0.0.0", "port": WEBHOOK_PORT, "certDir": certificates},
+        "leaderElection": {"leaderElect": false},
+        "internalCertManagement": {"enable": false},
+        "clientConnection": {"qps": 1000, "burst": 1000},
+        "featureGates": {"VisibilityOnDemand": false},
+        "integrations": {"frameworks": ["batch/job"]},
+    })
+}
+
+/// Where the API server finds Kueue, which has no Service here.
+struct Webhooks {
+    server: String,
+    authority: Value,
+}
+
+impl Webhooks {
+    fn client(&self, path: &str) -> Value {
+        json!({"url": format!("{}{path}", self.server), "caBundle": self.authority})
+    }
+
+    fn in_crd(&self, mut crd: Value) -> Value {
+        if CONVERTED.iter().any(|kind| crd["spec"]["names"]["plural"] == *kind) {
+            crd["spec"]["conversion"] = json!({
+                "strategy": "Webhook",
+                "webhook": {"clientConfig": self.client("/convert"), "conversionReviewVersions": ["v1"]},
+            });
+        }
+        crd
+    }
+
+    /// Webhooks of Kueue's own kinds; those of others, such as pods, would wait for integrations that are off.
+    fn in_configuration(&self, mut configuration: Value) -> Value {
+        if let Some(all) = configuration.get_mut("webhooks").and_then(Value::as_array_mut) {
+            all.retain(|webhook| webhook["rules"][0]["apiGroups"][0] == "kueue.x-k8s.io");
+            for webhook in all {
+                let path = webhook["clientConfig"]["service"]["path"].as_str().unwrap_or_default().to_owned();
+                webhook["clientConfig"] = self.client(&path);
+            }
+        }
+        configuration
+    }
+}
+
+/// The objects of a file or folder of YAML, read by kubectl.
+fn read(cluster: &Cluster, path: &Path) -> Result<Vec<Value>, KueueError> {
+    let path = path.display().to_string();
+    let arguments = ["create", "--dry-run=client", "--output=json", "--filename", &path];
+    let output = cluster.kubectl().args(arguments).output();
+    let output = output.map_err(|source| file("running", Path::new("kubectl"), source))?;
+    if !output.status.success() {
+        return Err(refused(&arguments, &output.stderr));
+    }
+    // One object a document, one after the other, or a list of them.
+    let mut objects = Vec::new();
+    for object in serde_json::Deserializer::from_slice(&output.stdout).into_iter::<Value>() {
+        let mut object = object?;
+        match object.get_mut("items").and_then(Value::as_array_mut) {
+            Some(items) => objects.append(items),
+            None => objects.push(object),
+        }
+    }
+    Ok(objects)
+}
+
+fn apply(cluster: &Cluster, objects: &[Value]) -> Result<(), KueueError> {
+    let arguments = ["apply", "--server-side", "--filename", "-"];
+    let running = |source| file("running", Path::new("kubectl"), source);
+    let mut command = cluster.kubectl();
+    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(running)?;
+    if let Some(mut input) = child.stdin.take() {
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
+        input.write_all(list.to_string().as_bytes()).map_err(running)?;
+    }
+    let output = child.wait_with_output().map_err(running)?;
+    if output.status.success() { Ok(()) } else { Err(refused(&arguments, &output.stderr)) }
+}
+
+/// Kueue ends at once where a kind of its own is not served yet.
+fn wait_for_kinds(cluster: &Cluster) -> Result<(), KueueError> {
+    let arguments = ["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"];
+    let mut tries_left = 50;
+    loop {
+        let output = cluster.kubectl().args(arguments).output();
+        let output = output.map_err(|source| file("running", Path::new("kubectl"), source))?;
+        // A definition that has no status at all yet is an error to kubectl.
+        match output.status.success() {
+            true => return Ok(()),
+            false if tries_left == 0 => return Err(refused(&arguments, &output.stderr)),
+            false => tries_left -= 1,
+        }
+        std::thread::sleep(POLL);
+    }
+}
+
+fn refused(arguments: &[&str], answer: &[u8]) -> KueueError {
+    let answer = String::from_utf8_lossy(answer).trim().to_owned();
+    KueueError::Kubectl { arguments: arguments.join(" "), answer }
+}
+
+fn file(act: &'static str, path: &Path, source: std::io::Error) -> KueueError {
+    KueueError::File { act, path: path.to_owned(), source }
+}
