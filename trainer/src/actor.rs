@@ -6,13 +6,15 @@
 //!     log-probs, entropies -> loss (rlt-core) -> their derivatives -> hidden and head gradients -> backward
 //! ```
 //! The reference policy is the same weights with the adapter off. Which losses there are, and what a batch holds, is
-//! decided in `rlt-core`; how layers are scheduled in [`islands`].
+//! decided in `rlt-core`; how layers are scheduled in [`islands`]. Where ranks share a stream of tokens, each does this for
+//! its part of them: sums over ranks then are sums over tokens, of log-probs as of gradients.
 //!
 //! Legend of shapes: t tokens of the packed stream, c completion tokens, d hidden size, v vocabulary.
 
 mod gradients;
 pub(crate) mod islands;
 mod micro_batch;
+pub(crate) mod probe;
 
 use std::ops::Range;
 
@@ -24,6 +26,7 @@ use tch::{Device, Kind, Tensor, no_grad};
 pub use self::gradients::OuterGradients;
 use self::islands::Model;
 pub use self::micro_batch::MicroBatch;
+pub use self::probe::ProbeError;
 use crate::model::{Adapter, Decoder};
 use crate::optim::{AdamW, OptimError, StepOutcome};
 use crate::parallel::{RankError, Ranks, ShardedParameters};
@@ -55,7 +58,7 @@ pub struct TokenScores {
 pub struct Accumulated {
     /// Its share of the loss.
     pub loss: LossMetrics,
-    /// The actor's log-prob of each of its completion tokens, before the update.
+    /// The actor's log-prob of each of its completion tokens, before the update; 0 for those of other ranks of its stream.
     pub logprobs: Vec<f64>,
 }
 
@@ -133,7 +136,15 @@ impl Actor {
     }
 
     fn model(&self) -> Model<'_> {
-        Model { decoder: &self.decoder, shards: self.shards.as_ref() }
+        Model { decoder: &self.decoder, shards: self.shards.as_ref(), stream: self.ranks.stream() }
+    }
+
+    /// Fails on all ranks together unless ranks that share a stream of tokens compute what one of them computes alone.
+    ///
+    /// # Errors
+    /// [`ProbeError`].
+    pub fn check_streams(&self) -> Result<(), ProbeError> {
+        probe::check(self.model(), &self.ranks)
     }
 
     /// The ranks that train together.
@@ -142,10 +153,10 @@ impl Actor {
     }
 
     /// Scores every completion token of `batch` under the actor (`Adapter::On`) or the reference (`Adapter::Off`),
-    /// in micro-batches of at most `max_tokens` tokens.
+    /// in micro-batches of at most `max_tokens` tokens for each rank of a stream.
     ///
     /// # Errors
-    /// When a sequence alone is longer than `max_tokens`.
+    /// When a sequence alone is longer than a micro-batch may be, or a rank is lost.
     pub fn score(
         &self,
         batch: &Batch,
@@ -166,7 +177,8 @@ impl Actor {
         adapter: Adapter,
         max_tokens: usize,
     ) -> Result<TokenScores, ActorError> {
-        self.score_through(Model { decoder, shards: None }, batch, adapter, max_tokens)
+        let model = Model { decoder, shards: None, stream: self.ranks.stream() };
+        self.score_through(model, batch, adapter, max_tokens)
     }
 
     fn score_through(
@@ -191,7 +203,8 @@ impl Actor {
         Ok(scores)
     }
 
-    /// Scores one micro-batch of [`Self::passes`] without gradients; nothing for none.
+    /// Scores one micro-batch of [`Self::passes`] without gradients, all of its completion tokens on every rank of its
+    /// stream; nothing for none.
     ///
     /// # Errors
     /// When a kernel refuses its input, or a rank is lost.
@@ -200,12 +213,16 @@ impl Actor {
         micro_batch: Option<&MicroBatch>,
         adapter: Adapter,
     ) -> Result<TokenScores, ActorError> {
-        match micro_batch {
-            Some(micro_batch) => self.score_pass(self.model(), micro_batch, adapter),
-            None => Ok(self.model().pass_by().map(|()| TokenScores::default())?),
-        }
+        let Some(micro_batch) = micro_batch else {
+            return Ok(self.model().pass_by().map(|()| TokenScores::default())?);
+        };
+        let mut scores = self.score_pass(self.model(), micro_batch, adapter)?;
+        self.ranks.sum_over_stream(&mut scores.logprobs)?;
+        self.ranks.sum_over_stream(&mut scores.entropies)?;
+        Ok(scores)
     }
 
+    /// Scores what is predicted from this rank's tokens; 0 for other completion tokens of the micro-batch.
     fn score_pass(
         &self,
         model: Model<'_>,
@@ -225,7 +242,7 @@ impl Actor {
             )
         })?;
         model.leave()?;
-        Ok(TokenScores { logprobs: widen(&logprobs), entropies: widen(&entropies) })
+        Ok(TokenScores { logprobs: micro_batch.spread(&logprobs), entropies: micro_batch.spread(&entropies) })
     }
 
     /// Sum of the squared probabilities of the whole vocabulary at every completion token of `batch`.
@@ -253,7 +270,8 @@ impl Actor {
                 Tensor::cat(&sums.collect::<Vec<_>>(), 0).to_device(Device::Cpu)
             });
             model.leave()?;
-            batch.scatter(&micro_batch.row_idxs, &widen(rlt_torch::f32_slice(&sums_c)?), &mut sums);
+            let micro_sums = micro_batch.spread(rlt_torch::f32_slice(&sums_c)?);
+            batch.scatter(&micro_batch.row_idxs, &micro_sums, &mut sums);
         }
         self.ranks.sum(&mut [&mut sums])?;
         Ok(sums)
@@ -304,23 +322,24 @@ impl Actor {
         loss: &PreparedLoss<'_>,
     ) -> Result<(Tensor, Accumulated), ActorError> {
         let predicting_cd = normed_td.detach().index_select(0, &micro_batch.predictors_c);
-        let mut accumulated =
-            Accumulated { logprobs: vec![0.0; micro_batch.targets.len()], ..Accumulated::default() };
+        let logprobs = vec![0.0; micro_batch.rows.num_tokens()];
+        let mut accumulated = Accumulated { logprobs, ..Accumulated::default() };
         let mut failure = None;
-        let mut per_chunk = |chunk: Range<usize>, logprobs: &[f32], entropies: &[f32]| match loss.evaluate(
-            chunk.clone(),
-            logprobs,
-            entropies,
-        ) {
-            Ok(outputs) => {
-                accumulated.loss += outputs.metrics;
-                accumulated.logprobs[chunk].copy_from_slice(&widen(logprobs));
-                (narrow(&outputs.dlogprobs), narrow(&outputs.dentropies))
+        let mut per_chunk = |chunk: Range<usize>, logprobs: &[f32], entropies: &[f32]| {
+            let mut derivatives = (vec![0.0; chunk.len()], vec![0.0; chunk.len()]);
+            for (here, tokens) in micro_batch.stretches(chunk) {
+                let (logprobs, entropies) = (&logprobs[here.clone()], &entropies[here.clone()]);
+                match loss.evaluate(tokens.clone(), logprobs, entropies) {
+                    Ok(outputs) => {
+                        accumulated.loss += outputs.metrics;
+                        accumulated.logprobs[tokens].copy_from_slice(&widen(logprobs));
+                        derivatives.0[here.clone()].copy_from_slice(&narrow(&outputs.dlogprobs));
+                        derivatives.1[here].copy_from_slice(&narrow(&outputs.dentropies));
+                    }
+                    Err(error) => failure = Some(error),
+                }
             }
-            Err(error) => {
-                failure = Some(error);
-                (vec![0.0; chunk.len()], vec![0.0; chunk.len()])
-            }
+            derivatives
         };
         let grad_cd = rlt_torch::head_forward_backward(
             &predicting_cd,
@@ -400,7 +419,8 @@ impl Actor {
     ) -> Result<Vec<Option<MicroBatch>>, ActorError> {
         let all: Vec<usize> = (0..batch.rows.num_rows()).collect();
         let own = self.ranks.share_of(batch, &all, model.decoder.config.hidden_size);
-        Ok(self.passes_of(model, MicroBatch::split(batch, &own, model.decoder, max_tokens)?)?)
+        let part = self.ranks.stream_part();
+        Ok(self.passes_of(model, MicroBatch::split(batch, &own, model.decoder, max_tokens, part)?)?)
     }
 
     /// Throws the gathered gradients away.

@@ -16,7 +16,7 @@ use rlt_core::batch::Batch;
 use tch::{Kind, Tensor, no_grad};
 
 pub use self::learn::{CriticError, CriticReport, value_metrics};
-use crate::actor::{ActorError, MicroBatch, OuterGradients, islands, narrow, widen};
+use crate::actor::{ActorError, MicroBatch, OuterGradients, islands, narrow};
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::model::{Adapter, Decoder, LoraError};
 use crate::optim::{AdamW, AdamWOptions, OptimError};
@@ -104,13 +104,16 @@ impl Critic {
         let all: Vec<usize> = (0..batch.rows.num_rows()).collect();
         let own = self.ranks.share_of(batch, &all, self.decoder.config.hidden_size);
         let mut values = vec![0.0; batch.rows.num_tokens()];
-        for micro_batch in MicroBatch::split(batch, &own, &self.decoder, max_tokens)? {
+        for micro_batch in
+            MicroBatch::split(batch, &own, &self.decoder, max_tokens, self.ranks.stream_part())?
+        {
             let context = self.decoder.context(&micro_batch.input, Adapter::On);
             let values_c = no_grad(|| {
                 let normed_td = islands::infer(self.model(), &micro_batch.input, &context)?;
                 Ok::<_, RankError>(self.head(&normed_td.index_select(0, &micro_batch.predictors_c)))
             })?;
-            batch.scatter(&micro_batch.row_idxs, &widen(rlt_torch::f32_slice(&values_c)?), &mut values);
+            let micro_values = micro_batch.spread(rlt_torch::f32_slice(&values_c)?);
+            batch.scatter(&micro_batch.row_idxs, &micro_values, &mut values);
         }
         self.ranks.sum(&mut [&mut values])?;
         Ok(values)
@@ -118,7 +121,7 @@ impl Critic {
 
     /// Every rank has the whole of it.
     fn model(&self) -> islands::Model<'_> {
-        islands::Model { decoder: &self.decoder, shards: None }
+        islands::Model { decoder: &self.decoder, shards: None, stream: self.ranks.stream() }
     }
 
     /// Values of hidden states `[c, d]`: f32 `[c]` on the CPU.
@@ -126,8 +129,8 @@ impl Critic {
         predicting_cd.to_kind(Kind::Float).mv(&self.head_d).to_device(tch::Device::Cpu)
     }
 
-    /// Adds the gradient of what `derivative_of` makes of one micro-batch's values: it gets the value of each completion
-    /// token and returns the loss's derivative by each.
+    /// Adds the gradient of what `derivative_of` makes of one micro-batch's values: on every rank of its stream it gets the
+    /// value of each completion token and returns the loss's derivative by each.
     fn accumulate<E: From<ActorError>>(
         &mut self,
         micro_batch: &MicroBatch,
@@ -143,8 +146,10 @@ impl Critic {
         let normed_td = tape.normed_td.detach();
         let predicting_cd = normed_td.index_select(0, &micro_batch.predictors_c).set_requires_grad(true);
         let values_c = self.head(&predicting_cd);
-        let derivatives =
-            derivative_of(&widen(rlt_torch::f32_slice(&values_c.detach()).map_err(ActorError::from)?))?;
+        let own_values = values_c.detach();
+        let mut values = micro_batch.spread(rlt_torch::f32_slice(&own_values).map_err(ActorError::from)?);
+        self.ranks.sum_over_stream(&mut values).map_err(ActorError::from)?;
+        let derivatives = micro_batch.own(&derivative_of(&values)?);
         rlt_torch::backward(&values_c, &Tensor::from_slice(&narrow(&derivatives)));
         let grad_normed_td = normed_td.zeros_like();
         let _ =

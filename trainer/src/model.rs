@@ -34,7 +34,7 @@ pub use layer::{DecoderLayer, LayerContext, Projections};
 pub use load::read_config;
 pub use lora::{BaseModel, LoraConfig, LoraError, ModuleMatch};
 pub use packed::PackedInput;
-pub use projection::{Adapter, Projection, ProjectionWeights};
+pub use projection::{Adapter, Dropout, Projection, ProjectionWeights};
 pub use rlt_api::plan::model_config::{Family, ModelConfig};
 pub use rope::Rope;
 

@@ -7,12 +7,15 @@
 //! rows     -> gradients of every rank's share     -> sum: all ranks apply the same update
 //! ```
 //! So advantages, controllers, data positions and decisions are computed from the same numbers everywhere and need no
-//! exchange of their own. Each rank has a copy of the model, or with [`ShardedParameters`] a shard of one. How tensors travel is `rlt_torch::collectives`; who is started where is `launch`.
+//! exchange of their own. Each rank has a copy of the model, or with [`ShardedParameters`] a shard of one; ranks of one
+//! stream ([`StreamRanks`]) score and differentiate the same rows, each a part of their tokens, so that shares are dealt
+//! out to streams. How tensors travel is `rlt_torch::collectives`; who is started where is `launch`.
 
 mod environment;
 mod error;
 mod mesh;
 mod shards;
+mod stream;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -28,6 +31,7 @@ pub use environment::RankEnvironment;
 pub use error::RankError;
 pub use mesh::MeshRanks;
 pub use shards::{Part, ShardedParameters};
+pub use stream::StreamRanks;
 
 /// How long a rank waits for the others to start: a cluster may need minutes for their names to resolve.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(300);
@@ -40,6 +44,8 @@ pub struct Ranks {
     /// Ranks on this machine.
     local_size: usize,
     link: Arc<Mutex<Link>>,
+    /// The ranks that compute parts of the same tokens; `None` where each has tokens of its own.
+    stream: Option<Arc<StreamRanks>>,
 }
 
 #[derive(Debug)]
@@ -53,7 +59,7 @@ impl Ranks {
     /// One rank, which exchanges nothing.
     pub fn alone() -> Self {
         let link = Link { group: Box::new(Alone::new("all")), rendezvous: None };
-        Self { rank: 0, size: 1, local_size: 1, link: Arc::new(Mutex::new(link)) }
+        Self { rank: 0, size: 1, local_size: 1, link: Arc::new(Mutex::new(link)), stream: None }
     }
 
     /// Joins the ranks that `environment` speaks of; `peer_timeout` bounds every exchange.
@@ -81,6 +87,7 @@ impl Ranks {
             size: environment.world_size,
             local_size: environment.local_world_size,
             link: Arc::new(Mutex::new(link)),
+            stream: None,
         })
     }
 
@@ -105,20 +112,23 @@ impl Ranks {
         (cores / self.local_size).max(1)
     }
 
-    /// This rank's part of the rows `row_idxs` of `batch`: whole runs of one rollout group where there are enough of
-    /// them, of even work for a decoder of `hidden_size`. Every rank divides alike; alone it has all rows, in order.
+    /// The part of the rows `row_idxs` of `batch` that this rank's stream has: whole runs of one rollout group where there
+    /// are enough of them, of even work for a decoder of `hidden_size`. Every rank divides alike, and ranks of one stream
+    /// have the same; a stream that is alone has all rows, in order.
     pub fn share_of(&self, batch: &Batch, row_idxs: &[usize], hidden_size: usize) -> Vec<usize> {
-        if self.size == 1 {
+        let sp = self.stream_part().num_parts;
+        let (num_streams, stream) = (self.size / sp, self.rank / sp);
+        if num_streams == 1 {
             return row_idxs.to_vec();
         }
         let lens = batch.sequence_lens();
         let work = |rows: &[usize]| rows.iter().map(|row| workload(lens[*row], hidden_size)).sum::<u64>();
         let mut parts: Vec<&[usize]> = batch.group_runs(row_idxs).collect();
-        if parts.len() < self.size {
+        if parts.len() < num_streams {
             parts = row_idxs.chunks(1).collect();
         }
         let works: Vec<u64> = parts.iter().map(|rows| work(rows)).collect();
-        let own = shares(&works, self.size).swap_remove(self.rank);
+        let own = shares(&works, num_streams).swap_remove(stream);
         own.into_iter().flat_map(|part| parts[part]).copied().collect()
     }
 

@@ -43,7 +43,7 @@ pub struct UpdatePlan {
     pub groups_per_update: usize,
     /// Passes over the batch.
     pub num_epochs: usize,
-    /// Most tokens of one forward and backward pass.
+    /// Most tokens of one forward and backward pass on one rank.
     pub max_tokens: usize,
     /// The learning rate of all updates of the step.
     pub learning_rate: f64,
@@ -168,7 +168,8 @@ impl OneUpdate<'_> {
         let Self { batch, plan, seed, .. } = *self;
         let denominators = Denominators::of(&batch.micro_rows(row_idxs));
         let own = actor.ranks().share_of(batch, row_idxs, actor.decoder.config.hidden_size);
-        let micro_batches = MicroBatch::split(batch, &own, &actor.decoder, plan.max_tokens)?;
+        let micro_batches =
+            MicroBatch::split(batch, &own, &actor.decoder, plan.max_tokens, actor.ranks().stream_part())?;
         let passes = actor.passes(micro_batches)?;
         let selected = self.select_tokens(actor, row_idxs, &passes)?;
         actor.set_dropout_seed(Some(seed));
@@ -182,7 +183,7 @@ impl OneUpdate<'_> {
             let accumulated = actor.accumulate(micro_batch, &loss)?;
             report.loss += accumulated.loss;
             batch.scatter(&micro_batch.row_idxs, &accumulated.logprobs, &mut report.actor_logprobs);
-            report.num_micro_batches += 1;
+            report.num_micro_batches += usize::from(actor.ranks().counts_for_stream());
         }
         actor.sum_gradients()?;
         match actor.apply(plan.learning_rate)? {
@@ -245,7 +246,7 @@ impl OneUpdate<'_> {
         let mut mask = vec![false; batch.rows.num_tokens()];
         for micro_batch in passes {
             let scores = actor.score_micro_batch(micro_batch.as_ref(), Adapter::On)?;
-            if let Some(micro_batch) = micro_batch {
+            if let Some(micro_batch) = micro_batch.as_ref().filter(|_| actor.ranks().counts_for_stream()) {
                 batch.scatter(&micro_batch.row_idxs, &scores.logprobs, &mut logprobs);
             }
         }

@@ -1,12 +1,16 @@
 //! The mesh of ranks and the arithmetic of shards: who shares what with whom. Nothing here exchanges anything.
 //!
 //! ```text
-//! rank = replica * dp_shard + shard          world size 6, dp_shard 2:     shard 0  shard 1
-//!                                                            replica 0       0        1
-//!                                                            replica 1       2        3
-//!                                                            replica 2       4        5
+//! rank = (replica * dp_shard + shard) * sp + part            8 ranks, dp_shard 2, sp 2:
+//!
+//!                       shard 0          shard 1
+//!                    part 0  part 1   part 0  part 1
+//!     replica 0        0       1        2       3
+//!     replica 1        4       5        6       7
 //! ```
-//! The ranks of one replica hold the model together, each a shard of it; ranks of one shard hold the same numbers.
+//! Neighbours, the ranks of one stream (0 and 1), compute parts of the same tokens; every other rank has tokens of its own.
+//! Ranks of one replica and part (0 and 2) hold a copy of the model together, each a shard of it; all ranks of one shard
+//! (0, 1, 4 and 5) hold the same numbers. The last axis lies innermost because its ranks exchange the most.
 
 use std::ops::Range;
 
@@ -14,62 +18,112 @@ use thiserror::Error;
 
 /// Why a mesh cannot be laid out.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("cannot lay out {world_size} ranks in replicas of {dp_shard}, expected a divisor of the ranks")]
+#[error(
+    "cannot lay out {world_size} ranks in copies of the model by {dp_shard} and streams by {sp}, expected two numbers \
+     whose product divides the ranks"
+)]
 pub struct MeshError {
     /// Ranks in all.
     pub world_size: usize,
-    /// Ranks of one replica.
+    /// Ranks that hold a copy of the model together.
     pub dp_shard: usize,
+    /// Ranks that compute one stream together.
+    pub sp: usize,
 }
 
 /// Where a rank stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Coordinates {
-    /// Which copy of the model.
+    /// Which row of copies of the model.
     pub replica: usize,
-    /// Which part of it.
+    /// Which part of the model.
     pub shard: usize,
+    /// Which part of the stream.
+    pub part: usize,
 }
 
-/// Ranks as replicas of `dp_shard` ranks each.
+/// Ranks along three axes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mesh {
     dp_replicate: usize,
     dp_shard: usize,
+    sp: usize,
 }
 
 impl Mesh {
     /// Lays out `world_size` ranks.
     ///
     /// # Errors
-    /// [`MeshError`] when `dp_shard` does not divide them.
-    pub fn new(world_size: usize, dp_shard: usize) -> Result<Self, MeshError> {
-        if dp_shard == 0 || world_size == 0 || !world_size.is_multiple_of(dp_shard) {
-            return Err(MeshError { world_size, dp_shard });
+    /// [`MeshError`] when `dp_shard * sp` does not divide them.
+    pub fn new(world_size: usize, dp_shard: usize, sp: usize) -> Result<Self, MeshError> {
+        match dp_shard.checked_mul(sp) {
+            Some(inner) if inner > 0 && world_size > 0 && world_size.is_multiple_of(inner) => {
+                Ok(Self { dp_replicate: world_size / inner, dp_shard, sp })
+            }
+            _ => Err(MeshError { world_size, dp_shard, sp }),
         }
-        Ok(Self { dp_replicate: world_size / dp_shard, dp_shard })
     }
 
-    /// Ranks of one replica.
+    /// Ranks that hold a copy of the model together.
     pub fn dp_shard(&self) -> usize {
         self.dp_shard
     }
 
-    /// Where `rank` stands.
-    pub fn coordinates(&self, rank: usize) -> Coordinates {
-        Coordinates { replica: rank / self.dp_shard, shard: rank % self.dp_shard }
+    /// Streams of tokens that are computed at the same time, each by ranks of its own.
+    pub fn num_streams(&self) -> usize {
+        self.dp_replicate * self.dp_shard
     }
 
-    /// The ranks that hold one replica together with `rank`, ascending.
+    /// The stream that `rank` computes a part of.
+    pub fn stream(&self, rank: usize) -> usize {
+        rank / self.sp
+    }
+
+    /// Where `rank` stands.
+    pub fn coordinates(&self, rank: usize) -> Coordinates {
+        let stream = self.stream(rank);
+        Coordinates { replica: stream / self.dp_shard, shard: stream % self.dp_shard, part: rank % self.sp }
+    }
+
+    /// The ranks that hold a copy of the model together with `rank`, ascending.
     pub fn replica_members(&self, rank: usize) -> Vec<usize> {
-        let first = self.coordinates(rank).replica * self.dp_shard;
-        (first..first + self.dp_shard).collect()
+        let Coordinates { replica, part, .. } = self.coordinates(rank);
+        (0..self.dp_shard).map(|shard| (replica * self.dp_shard + shard) * self.sp + part).collect()
     }
 
     /// The ranks that hold the same shard as `rank`, ascending.
     pub fn shard_members(&self, rank: usize) -> Vec<usize> {
         let shard = self.coordinates(rank).shard;
-        (0..self.dp_replicate).map(|replica| replica * self.dp_shard + shard).collect()
+        let streams = (0..self.dp_replicate).map(|replica| replica * self.dp_shard + shard);
+        streams.flat_map(|stream| self.members_of(stream)).collect()
+    }
+
+    /// The ranks that compute one stream together with `rank`, ascending.
+    pub fn stream_members(&self, rank: usize) -> Vec<usize> {
+        self.members_of(self.stream(rank)).collect()
+    }
+
+    fn members_of(&self, stream: usize) -> Range<usize> {
+        stream * self.sp..(stream + 1) * self.sp
+    }
+}
+
+/// One of equal parts of a stream of tokens, which a rank computes; the last ones may hold padding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamPart {
+    /// Which part, from 0.
+    pub place: usize,
+    /// How many parts there are, at least one.
+    pub num_parts: usize,
+}
+
+impl StreamPart {
+    /// All of a stream.
+    pub const WHOLE: Self = Self { place: 0, num_parts: 1 };
+
+    /// Where the part lies in a stream of `num_tokens`, padded to a multiple of the parts.
+    pub fn range(self, num_tokens: usize) -> Range<usize> {
+        Shards::new(num_tokens, self.num_parts).range(self.place)
     }
 }
 
@@ -117,21 +171,53 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_rank_is_in_one_group_of_each_kind_and_no_two_kinds_share_more_than_it(
-            dp_replicate in 1_usize..6,
-            dp_shard in 1_usize..6,
+        fn every_rank_is_in_one_group_of_each_kind_and_finds_itself_there_by_its_coordinates(
+            dp_replicate in 1_usize..5,
+            dp_shard in 1_usize..5,
+            sp in 1_usize..5,
         ) {
-            let mesh = Mesh::new(dp_replicate * dp_shard, dp_shard).unwrap();
-            for rank in 0..dp_replicate * dp_shard {
-                let (replica, shard) = (mesh.replica_members(rank), mesh.shard_members(rank));
-                prop_assert_eq!((replica.len(), shard.len()), (dp_shard, dp_replicate));
-                let both: Vec<usize> = replica.iter().copied().filter(|other| shard.contains(other)).collect();
-                prop_assert_eq!(both, vec![rank]);
-                prop_assert!(replica.iter().all(|other| mesh.replica_members(*other) == replica));
-                prop_assert!(shard.iter().all(|other| mesh.shard_members(*other) == shard));
-                prop_assert_eq!(replica[mesh.coordinates(rank).shard], rank);
-                prop_assert_eq!(shard[mesh.coordinates(rank).replica], rank);
+            let world_size = dp_replicate * dp_shard * sp;
+            let mesh = Mesh::new(world_size, dp_shard, sp).unwrap();
+            prop_assert_eq!(mesh.num_streams() * sp, world_size);
+            for rank in 0..world_size {
+                let Coordinates { replica, shard, part } = mesh.coordinates(rank);
+                let (copy, same, stream) =
+                    (mesh.replica_members(rank), mesh.shard_members(rank), mesh.stream_members(rank));
+                prop_assert_eq!((copy.len(), same.len(), stream.len()), (dp_shard, dp_replicate * sp, sp));
+                prop_assert_eq!((copy[shard], same[replica * sp + part], stream[part]), (rank, rank, rank));
+                for members in [&copy, &same, &stream] {
+                    prop_assert!(members.is_sorted_by(|one, next| one < next));
+                }
+                prop_assert!(copy.iter().all(|other| mesh.replica_members(*other) == copy));
+                prop_assert!(same.iter().all(|other| mesh.shard_members(*other) == same));
+                prop_assert!(stream.iter().all(|other| mesh.stream_members(*other) == stream));
             }
+        }
+
+        #[test]
+        fn a_copy_meets_the_ranks_of_a_shard_once_and_a_stream_lies_within_them(
+            dp_replicate in 1_usize..5,
+            dp_shard in 1_usize..5,
+            sp in 1_usize..5,
+        ) {
+            let mesh = Mesh::new(dp_replicate * dp_shard * sp, dp_shard, sp).unwrap();
+            for rank in 0..dp_replicate * dp_shard * sp {
+                let same = mesh.shard_members(rank);
+                let both: Vec<_> =
+                    mesh.replica_members(rank).into_iter().filter(|other| same.contains(other)).collect();
+                prop_assert_eq!(both, vec![rank]);
+                prop_assert!(mesh.stream_members(rank).iter().all(|other| same.contains(other)));
+            }
+        }
+
+        #[test]
+        fn the_parts_of_a_stream_are_alike_and_lie_end_to_end(num_tokens in 0_usize..100, num_parts in 1_usize..9) {
+            let parts: Vec<_> =
+                (0..num_parts).map(|place| StreamPart { place, num_parts }.range(num_tokens)).collect();
+            prop_assert_eq!(parts[0].start, 0);
+            prop_assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].start));
+            prop_assert!(parts.iter().all(|part| part.len() == num_tokens.div_ceil(num_parts)));
+            prop_assert_eq!(StreamPart::WHOLE.range(num_tokens), 0..num_tokens);
         }
 
         #[test]
@@ -171,8 +257,10 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_make_no_whole_replicas_are_refused() {
-        assert_eq!(Mesh::new(6, 4), Err(MeshError { world_size: 6, dp_shard: 4 }));
-        assert!(Mesh::new(6, 0).is_err());
+    fn ranks_that_make_no_whole_copies_and_streams_are_refused() {
+        assert_eq!(Mesh::new(6, 4, 1), Err(MeshError { world_size: 6, dp_shard: 4, sp: 1 }));
+        assert_eq!(Mesh::new(6, 2, 2), Err(MeshError { world_size: 6, dp_shard: 2, sp: 2 }));
+        assert!(Mesh::new(6, 0, 1).is_err() && Mesh::new(6, 1, 0).is_err() && Mesh::new(0, 1, 1).is_err());
+        assert!(Mesh::new(6, usize::MAX, 2).is_err());
     }
 }

@@ -14,14 +14,18 @@
 //!   backward   layer comes, the one before sets out, layer computes, its gradient goes to all ranks' shards, layer goes
 //! ```
 //! A rank that has nothing to compute passes by: its layers come and go all the same, for each coming is an exchange.
+//! Where ranks share a stream of tokens, a layer has exchanges of its own, see [`pass`].
 //!
 //! Legend of shapes: t tokens of the packed micro-batch, d hidden size.
+
+mod pass;
 
 use rlt_torch::backward;
 use tch::{Tensor, no_grad};
 
+use self::pass::LayerPass;
 use crate::model::{Decoder, DecoderLayer, LayerContext, PackedInput};
-use crate::parallel::{Part, RankError, ShardedParameters};
+use crate::parallel::{Part, RankError, ShardedParameters, StreamRanks};
 
 /// A decoder for one pass: all of its weights are here, or they come and go.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +33,8 @@ pub(crate) struct Model<'a> {
     pub decoder: &'a Decoder,
     /// `None` where every rank has the whole.
     pub shards: Option<&'a ShardedParameters>,
+    /// The ranks that compute parts of the same tokens; `None` where all tokens are this rank's.
+    pub stream: Option<&'a StreamRanks>,
 }
 
 impl Model<'_> {
@@ -56,12 +62,16 @@ impl Model<'_> {
     }
 
     /// Lets every layer `compute` while it is here, first to last.
-    fn forward(&self, last_stays: bool, mut compute: impl FnMut(&DecoderLayer)) -> Result<(), RankError> {
+    fn forward(
+        &self,
+        last_stays: bool,
+        mut compute: impl FnMut(&DecoderLayer) -> Result<(), RankError>,
+    ) -> Result<(), RankError> {
         let layers = self.decoder.layers();
         for (idx, layer) in layers.iter().enumerate() {
             let next = Some(idx + 1).filter(|next| *next < layers.len());
             self.bring(idx, next)?;
-            compute(layer);
+            compute(layer)?;
             if let (Some(shards), true) = (self.shards, next.is_some() || !last_stays) {
                 shards.release(Part::Layer(idx))?;
             }
@@ -70,11 +80,14 @@ impl Model<'_> {
     }
 
     /// Lets every layer `compute` its gradients while it is here, last to first.
-    fn backward(&self, mut compute: impl FnMut(&DecoderLayer)) -> Result<(), RankError> {
+    fn backward(
+        &self,
+        mut compute: impl FnMut(&DecoderLayer) -> Result<(), RankError>,
+    ) -> Result<(), RankError> {
         for (idx, layer) in self.decoder.layers().iter().enumerate().rev() {
             self.bring(idx, idx.checked_sub(1))?;
             self.shards.iter().for_each(|shards| shards.begin_gradient(Part::Layer(idx)));
-            compute(layer);
+            compute(layer)?;
             if let Some(shards) = self.shards {
                 shards.end_gradient(Part::Layer(idx))?;
                 shards.release(Part::Layer(idx))?;
@@ -93,16 +106,16 @@ impl Model<'_> {
     /// Takes part in a pass without gradients, without anything to compute.
     pub(crate) fn pass_by(&self) -> Result<(), RankError> {
         self.enter()?;
-        self.forward(false, |_| ())?;
+        self.forward(false, |_| Ok(()))?;
         self.leave()
     }
 
     /// Takes part in a pass forward and back, adding gradients of zero.
     pub(crate) fn pass_by_with_gradients(&self) -> Result<(), RankError> {
         self.enter()?;
-        self.forward(true, |_| ())?;
+        self.forward(true, |_| Ok(()))?;
         self.begin_outer_gradient();
-        self.backward(|_| ())?;
+        self.backward(|_| Ok(()))?;
         self.end_outer_gradient()?;
         self.leave()
     }
@@ -112,7 +125,7 @@ impl Model<'_> {
 #[derive(Debug)]
 enum Island {
     /// The graph itself: nothing is computed again.
-    Kept { input_td: Tensor, output_td: Tensor },
+    Kept(LayerPass),
     /// The input alone: the layer runs again in the backward pass.
     Recomputed { input_td: Tensor },
 }
@@ -145,7 +158,10 @@ pub(crate) fn infer(
     no_grad(|| {
         model.enter()?;
         let mut hidden_td = model.decoder.embed(&input.tokens);
-        model.forward(false, |layer| hidden_td = layer.forward(&hidden_td, context))?;
+        model.forward(false, |layer| {
+            hidden_td = LayerPass::run(layer, hidden_td.shallow_clone(), context, model.stream)?.output_td;
+            Ok(())
+        })?;
         Ok(model.decoder.final_norm(&hidden_td))
     })
 }
@@ -166,14 +182,16 @@ pub(crate) fn forward(
     model.forward(true, |layer| {
         let input_td = hidden_td.detach().set_requires_grad(wants_input_gradient);
         wants_input_gradient = true;
+        let run = |input_td| LayerPass::run(layer, input_td, context, model.stream);
         if keep.inputs_only {
-            hidden_td = no_grad(|| layer.forward(&input_td, context));
+            hidden_td = no_grad(|| run(input_td.shallow_clone()))?.output_td;
             islands.push(Island::Recomputed { input_td });
         } else {
-            let output_td = layer.forward(&input_td, context);
-            hidden_td = output_td.detach();
-            islands.push(Island::Kept { input_td, output_td });
+            let pass = run(input_td)?;
+            hidden_td = pass.output_td.detach();
+            islands.push(Island::Kept(pass));
         }
+        Ok(())
     })?;
     let norm_input_td = hidden_td.detach().set_requires_grad(true);
     let normed_td = model.decoder.final_norm(&norm_input_td);
@@ -193,18 +211,15 @@ pub(crate) fn backward_through(
     let mut grad_td = Some(norm_input_td.grad());
     drop((normed_td, norm_input_td));
     model.backward(|layer| {
-        let (input_td, output_td) = match islands.pop() {
-            None => return,
-            Some(Island::Kept { input_td, output_td }) => (input_td, output_td),
-            Some(Island::Recomputed { input_td }) => {
-                let output_td = layer.forward(&input_td, context);
-                (input_td, output_td)
-            }
+        let pass = match islands.pop() {
+            None => return Ok(()),
+            Some(Island::Kept(pass)) => pass,
+            Some(Island::Recomputed { input_td }) => LayerPass::run(layer, input_td, context, model.stream)?,
         };
-        if let Some(grad_td) = grad_td.take() {
-            backward(&output_td, &grad_td);
+        if let Some(output_grad_td) = grad_td.take() {
+            grad_td = pass.backward(&output_grad_td, model.stream)?;
         }
-        grad_td = input_td.requires_grad().then(|| input_td.grad());
+        Ok(())
     })?;
     Ok(grad_td)
 }

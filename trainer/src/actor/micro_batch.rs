@@ -6,11 +6,16 @@
 //! ```
 //! The last token of a completion is left out: nothing is predicted from it.
 //!
-//! Legend of shapes: t tokens of the packed stream, c completion tokens of all rows.
+//! Where ranks share a stream, all of them lay the same one out and each keeps its part of the tokens. What is predicted
+//! from a token goes with it, also where the predicted token itself is the next rank's.
+//!
+//! Legend of shapes: t tokens of the packed stream, or of this rank's part of it, c completion tokens that are predicted
+//! from them.
 
 use std::ops::Range;
 
 use rlt_core::batch::Batch;
+use rlt_core::mesh::StreamPart;
 use rlt_core::packing::{PackedLayout, PackingError, Segment, pack_groups};
 use rlt_core::rows::Rows;
 use rlt_core::types::TokenId;
@@ -23,51 +28,96 @@ use crate::model::{Decoder, PackedInput};
 pub struct MicroBatch {
     /// The stream.
     pub input: PackedInput,
-    /// Position in the stream whose hidden state predicts each completion token, i64 `[c]`: the one before it. The
+    /// Position among the t tokens whose hidden state predicts each completion token, i64 `[c]`: the one before it. The
     /// last position of a shared prompt predicts the first token of every completion.
     pub predictors_c: Tensor,
     /// The completion tokens, `c` of them, in the order of the rows.
     pub targets: Vec<i64>,
-    /// Where each row's completion lies among the `c` tokens.
+    /// Their places among the completion tokens of all rows, ascending: all of them, or this rank's part.
+    predicted: Vec<usize>,
+    /// Where each row's completion lies among the completion tokens of all rows.
     pub rows: Rows,
     /// The rows' places in the batch.
     pub row_idxs: Vec<usize>,
 }
 
 impl MicroBatch {
-    /// The rows `row_idxs` of `batch` in micro-batches of at most `max_tokens` tokens for `decoder`.
+    /// The rows `row_idxs` of `batch` in micro-batches for `decoder`, of which this rank computes the `part` with at most
+    /// `max_tokens` tokens: a micro-batch has so many for each part.
     ///
     /// # Errors
-    /// When a sequence alone is longer than `max_tokens`.
+    /// When a sequence alone is longer than a micro-batch may be.
     pub fn split(
         batch: &Batch,
         row_idxs: &[usize],
         decoder: &Decoder,
         max_tokens: usize,
+        part: StreamPart,
     ) -> Result<Vec<Self>, PackingError> {
         let groups = batch.prompt_groups(row_idxs);
+        let max_tokens = max_tokens.saturating_mul(part.num_parts);
         let packing = pack_groups(&groups, max_tokens, decoder.config.hidden_size)?;
         let rows_of =
             |places: Vec<usize>| places.into_iter().map(|place| row_idxs[place]).collect::<Vec<_>>();
         let micro_batches = packing.micro_batches.into_iter().map(rows_of);
-        Ok(micro_batches.map(|rows| Self::new(batch, &rows, decoder.device())).collect())
+        Ok(micro_batches.map(|rows| Self::part_of(batch, &rows, part, decoder.device())).collect())
     }
 
     /// Packs the rows `row_idxs` of `batch` in that order.
     pub fn new(batch: &Batch, row_idxs: &[usize], device: Device) -> Self {
+        Self::part_of(batch, row_idxs, StreamPart::WHOLE, device)
+    }
+
+    /// The same, of which this rank computes a part.
+    fn part_of(batch: &Batch, row_idxs: &[usize], part: StreamPart, device: Device) -> Self {
         let mut stream = Stream::default();
         for rows in batch.group_runs(row_idxs) {
             stream.push_group(batch, rows);
         }
-        let layout = PackedLayout::of(stream.segments);
+        let own = part.range(stream.tokens.len());
         let targets = row_idxs.iter().flat_map(|row_idx| &batch.sequences[*row_idx].completion);
+        let predictions = stream.predictors.iter().zip(targets).enumerate();
+        let (mut predictors, mut targets, mut predicted) = (Vec::new(), Vec::new(), Vec::new());
+        for (place, (predictor, target)) in predictions.filter(|(_, (predictor, _))| own.contains(predictor))
+        {
+            predictors.push((predictor - own.start) as i64);
+            targets.push(i64::from(*target));
+            predicted.push(place);
+        }
+        let layout = PackedLayout::of(stream.segments);
         Self {
-            input: PackedInput::from_layout(&stream.tokens, layout, device),
-            predictors_c: Tensor::from_slice(&stream.predictors).to_device(device),
-            targets: targets.map(|token| i64::from(*token)).collect(),
+            input: PackedInput::part_of_layout(&stream.tokens, layout, part, device),
+            predictors_c: Tensor::from_slice(&predictors).to_device(device),
+            targets,
+            predicted,
             rows: batch.micro_rows(row_idxs),
             row_idxs: row_idxs.to_vec(),
         }
+    }
+
+    /// One number for each completion token of all rows, from those of the c tokens; 0 for those of other ranks.
+    pub fn spread(&self, per_token: &[f32]) -> Vec<f64> {
+        let mut all = vec![0.0; self.rows.num_tokens()];
+        for (place, number) in self.predicted.iter().zip(per_token) {
+            all[*place] = f64::from(*number);
+        }
+        all
+    }
+
+    /// The numbers of the c tokens, of one for each completion token of all rows.
+    pub fn own(&self, per_token: &[f64]) -> Vec<f64> {
+        self.predicted.iter().map(|place| per_token[*place]).collect()
+    }
+
+    /// The stretches of `chunk`, a range of the c tokens, in which these follow each other in their rows: each by its
+    /// place in the chunk, and its place among the completion tokens of all rows.
+    pub fn stretches(&self, chunk: Range<usize>) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+        let mut start = 0;
+        self.predicted[chunk].chunk_by(|one, next| one + 1 == *next).map(move |stretch| {
+            let here = start..start + stretch.len();
+            start = here.end;
+            (here, stretch[0]..stretch[0] + stretch.len())
+        })
     }
 }
 
@@ -76,7 +126,7 @@ impl MicroBatch {
 struct Stream {
     tokens: Vec<TokenId>,
     segments: Vec<Segment>,
-    predictors: Vec<i64>,
+    predictors: Vec<usize>,
 }
 
 impl Stream {
@@ -111,6 +161,6 @@ impl Stream {
     }
 
     fn predict(&mut self, positions: Range<usize>) {
-        self.predictors.extend(positions.map(|position| position as i64));
+        self.predictors.extend(positions);
     }
 }

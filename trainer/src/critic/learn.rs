@@ -128,7 +128,9 @@ impl Critic {
     ) -> Result<(), CriticError> {
         let denominators = Denominators::of(&batch.micro_rows(row_idxs));
         let own = self.ranks.share_of(batch, row_idxs, self.decoder.config.hidden_size);
-        for micro_batch in MicroBatch::split(batch, &own, &self.decoder, max_tokens)? {
+        for micro_batch in
+            MicroBatch::split(batch, &own, &self.decoder, max_tokens, self.ranks.stream_part())?
+        {
             self.learn_micro_batch(batch, &micro_batch, targets, &denominators, report)?;
         }
         if self.ranks.size() > 1 {
@@ -155,14 +157,17 @@ impl Critic {
         let old_values = batch.gather(&micro_batch.row_idxs, targets.values);
         let returns = batch.gather(&micro_batch.row_idxs, targets.returns);
         let clip = self.options.critic.value_clip;
+        let counts = self.ranks.counts_for_stream();
         self.accumulate(micro_batch, |predictions| {
             let inputs = ValueLossInputs { rows, predictions, old_values: &old_values, returns: &returns };
             let loss = value_loss(&inputs, clip, Aggregation::TokenMean, denominators)?;
-            report.loss += loss.loss;
-            report.num_clipped += loss.num_clipped as f64;
-            let counted = rows.valid(0..rows.num_tokens());
-            report.prediction_sum += counted.map(|token| predictions[token]).sum::<f64>();
-            report.num_tokens += rows.num_valid_tokens() as f64;
+            if counts {
+                report.loss += loss.loss;
+                report.num_clipped += loss.num_clipped as f64;
+                let counted = rows.valid(0..rows.num_tokens());
+                report.prediction_sum += counted.map(|token| predictions[token]).sum::<f64>();
+                report.num_tokens += rows.num_valid_tokens() as f64;
+            }
             Ok::<_, CriticError>(loss.gradient)
         })
     }

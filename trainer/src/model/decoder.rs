@@ -81,6 +81,7 @@ impl Decoder {
             rope: self.rope(&input.position_ids),
             cu_seqlens: input.cu_seqlens.clone(),
             prefixes: input.prefixes.clone(),
+            first_token: input.first_token,
             adapter,
             dropout_seed: None,
         }

@@ -8,7 +8,7 @@ use rlt_torch::Segments;
 use tch::Tensor;
 
 use super::ops;
-use super::projection::{Adapter, Projection, ProjectionWeights};
+use super::projection::{Adapter, Dropout, Projection, ProjectionWeights};
 use super::rope::Rope;
 
 /// What all layers of one forward pass share.
@@ -22,10 +22,22 @@ pub struct LayerContext {
     pub prefixes: Vec<Option<usize>>,
     /// Whether adapters take part.
     pub adapter: Adapter,
-    /// What the adapters' dropout is drawn from; the same seed drops the same inputs, so a recomputed layer agrees
-    /// with the first run. `None` drops nothing.
+    /// Where the tokens that are computed begin in the stream.
+    pub first_token: usize,
+    /// What the adapters' dropout is drawn from; the same seed drops the same inputs of a token, so a recomputed layer
+    /// agrees with the first run, and one whose tokens are divided with one that has all. `None` drops nothing.
     pub dropout_seed: Option<u64>,
 }
+
+impl LayerContext {
+    /// Tokens of the stream, all of which attention looks at.
+    pub fn num_tokens(&self) -> usize {
+        self.cu_seqlens.last().map_or(0, |end| *end as usize)
+    }
+}
+
+/// Queries `[tokens, heads, head_dim]`, then keys and values `[tokens, kv_heads, head_dim]`, rotated.
+pub(crate) type QueriesKeysValues = (Tensor, Tensor, Tensor);
 
 /// The linear layers of a decoder layer as someone prepared them: the trainer's own with autograd and adapters, or an
 /// engine's packed ones. Inputs and outputs are [tokens, features] in the compute dtype.
@@ -66,13 +78,40 @@ impl DecoderLayer {
     /// Runs the layer on a packed stream `hidden_td` [tokens, hidden] with causal attention inside each sequence,
     /// prefixes included.
     pub fn forward(&self, hidden_td: &Tensor, context: &LayerContext) -> Tensor {
-        let projections = OwnProjections { layer: self, context };
-        let mut attend = |q_thd: &Tensor, k_tkd: &Tensor, v_tkd: &Tensor| {
-            let (scale, window) = (self.attention_scale(), self.window());
-            let segments = Segments { cu_seqlens: &context.cu_seqlens, prefixes: &context.prefixes };
-            rlt_torch::varlen_attention(q_thd, k_tkd, v_tkd, segments, scale, window)
+        let attended_thd = {
+            let (q_thd, k_tkd, v_tkd) = self.before_attention(hidden_td, context);
+            self.attend(&q_thd, &k_tkd, &v_tkd, context)
         };
-        self.forward_with(hidden_td, &context.rope, &projections, &mut attend)
+        self.after_attention(hidden_td, &attended_thd, context)
+    }
+
+    /// The layer up to attention: each token by itself, from the residual stream `hidden_td` [tokens, hidden].
+    pub(crate) fn before_attention(&self, hidden_td: &Tensor, context: &LayerContext) -> QueriesKeysValues {
+        self.project(hidden_td, &context.rope, &OwnProjections { layer: self, context })
+    }
+
+    /// Attention over a whole stream, of any heads that belong together: queries [tokens, heads, head_dim], keys and values
+    /// [tokens, kv_heads, head_dim], to [tokens, heads, head_dim].
+    pub(crate) fn attend(
+        &self,
+        q_thd: &Tensor,
+        k_tkd: &Tensor,
+        v_tkd: &Tensor,
+        context: &LayerContext,
+    ) -> Tensor {
+        let segments = Segments { cu_seqlens: &context.cu_seqlens, prefixes: &context.prefixes };
+        rlt_torch::varlen_attention(q_thd, k_tkd, v_tkd, segments, self.attention_scale(), self.window())
+    }
+
+    /// The layer behind attention: each token by itself, from the residual stream before the layer, [tokens, hidden], and
+    /// what attention made, [tokens, heads, head_dim].
+    pub(crate) fn after_attention(
+        &self,
+        hidden_td: &Tensor,
+        attended_thd: &Tensor,
+        context: &LayerContext,
+    ) -> Tensor {
+        self.finish(hidden_td, attended_thd, &OwnProjections { layer: self, context })
     }
 
     /// The body of the layer, the same for training and rollout. `attend` gets queries [tokens, heads, head_dim] and
@@ -84,14 +123,22 @@ impl DecoderLayer {
         projections: &dyn Projections,
         attend: &mut dyn FnMut(&Tensor, &Tensor, &Tensor) -> Tensor,
     ) -> Tensor {
+        let (q_thd, k_tkd, v_tkd) = self.project(hidden_td, rope, projections);
+        let attended_thd = attend(&q_thd, &k_tkd, &v_tkd);
+        self.finish(hidden_td, &attended_thd, projections)
+    }
+
+    fn project(&self, hidden_td: &Tensor, rope: &Rope, projections: &dyn Projections) -> QueriesKeysValues {
         let normed_td = self.norm(hidden_td, &self.input_norm);
         let (q, k, v) = projections.qkv(&normed_td);
         let (q_thd, k_tkd) = self.norm_heads(self.split_heads(&q), self.split_heads(&k));
         let q_thd = rlt_torch::apply_rope(&q_thd, &rope.cos_td, &rope.sin_td);
         let k_tkd = rlt_torch::apply_rope(&k_tkd, &rope.cos_td, &rope.sin_td);
-        let attended_thd = attend(&q_thd, &k_tkd, &self.split_heads(&v));
-        let hidden_td = hidden_td + projections.output(&attended_thd.flatten(1, 2));
+        (q_thd, k_tkd, self.split_heads(&v))
+    }
 
+    fn finish(&self, hidden_td: &Tensor, attended_thd: &Tensor, projections: &dyn Projections) -> Tensor {
+        let hidden_td = hidden_td + projections.output(&attended_thd.flatten(1, 2));
         let normed_td = self.norm(&hidden_td, &self.post_attention_norm);
         let (gate, up) = projections.gate_up(&normed_td);
         let activated = ops::gated_activation(&gate, &up, self.shape.activation);
@@ -143,8 +190,9 @@ struct OwnProjections<'a> {
 
 impl OwnProjections<'_> {
     fn apply(&self, projection_idx: usize, x: &Tensor) -> Tensor {
-        let LayerContext { adapter, dropout_seed, .. } = *self.context;
-        self.layer.projections[projection_idx].forward(x, adapter, dropout_seed)
+        let LayerContext { adapter, dropout_seed, first_token, .. } = *self.context;
+        let dropout = dropout_seed.map(|seed| Dropout { seed, first_token });
+        self.layer.projections[projection_idx].forward(x, adapter, dropout)
     }
 }
 

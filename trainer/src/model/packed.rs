@@ -1,16 +1,19 @@
 //! Sequences of different lengths as one stream of tokens, without padding.
 
+use rlt_core::mesh::StreamPart;
 use rlt_core::packing::{PackedLayout, Segment};
 use rlt_core::types::TokenId;
 use tch::{Device, Tensor};
 
-/// A micro-batch: all tokens one after the other, and where each segment ends.
+/// A micro-batch: all tokens one after the other, or a part of them, and where each segment ends.
 #[derive(Debug)]
 pub struct PackedInput {
-    /// Token ids, i64 [tokens].
+    /// Token ids, i64 [tokens]; of a part it is those that are computed here, padding at the stream's end included.
     pub tokens: Tensor,
-    /// Position of each token in its own sequence, from 0, i64 [tokens].
+    /// Position of each of these tokens in its own sequence, from 0, i64 [tokens].
     pub position_ids: Tensor,
+    /// Where these tokens begin in the stream.
+    pub first_token: usize,
     /// Start of each segment in the stream, and the stream's length at the end: segments + 1 entries from 0.
     pub cu_seqlens: Vec<i32>,
     /// The earlier segment that each segment continues: the prompt of a completion, computed once for all of them.
@@ -27,16 +30,33 @@ impl PackedInput {
 
     /// A stream of `tokens` that `layout` divides.
     pub fn from_layout(tokens: &[TokenId], layout: PackedLayout, device: Device) -> Self {
-        let tokens: Vec<i64> = tokens.iter().map(|token| i64::from(*token)).collect();
+        Self::part_of_layout(tokens, layout, StreamPart::WHOLE, device)
+    }
+
+    /// A part of a stream of `tokens` that `layout` divides. What pads the stream to equal parts is token 0 in its first
+    /// position; it belongs to no segment, so that nothing sees it.
+    pub fn part_of_layout(
+        tokens: &[TokenId],
+        layout: PackedLayout,
+        part: StreamPart,
+        device: Device,
+    ) -> Self {
+        let own = part.range(tokens.len());
+        let or_padding = |ids: &mut dyn Iterator<Item = i64>| -> Vec<i64> {
+            ids.chain(std::iter::repeat(0)).take(own.len()).collect()
+        };
+        let ids = or_padding(&mut tokens.iter().skip(own.start).map(|token| i64::from(*token)));
+        let position_ids = or_padding(&mut layout.position_ids.iter().skip(own.start).copied());
         Self {
-            tokens: Tensor::from_slice(&tokens).to_device(device),
-            position_ids: Tensor::from_slice(&layout.position_ids).to_device(device),
+            tokens: Tensor::from_slice(&ids).to_device(device),
+            position_ids: Tensor::from_slice(&position_ids).to_device(device),
+            first_token: own.start,
             cu_seqlens: layout.cu_seqlens,
             prefixes: layout.prefixes,
         }
     }
 
-    /// Tokens in the stream.
+    /// Tokens in the whole stream, without padding.
     pub fn num_tokens(&self) -> usize {
         self.cu_seqlens.last().map_or(0, |end| *end as usize)
     }
@@ -53,5 +73,20 @@ mod tests {
         assert_eq!(Vec::<i64>::try_from(&input.position_ids).unwrap(), [0, 1, 2, 0, 0, 1]);
         assert_eq!(input.cu_seqlens, [0, 3, 4, 6]);
         assert_eq!(input.num_tokens(), 6);
+    }
+    #[test]
+    fn parts_are_the_stream_and_padding_behind_it() {
+        let tokens = [5, 6, 7, 8, 9, 10, 11];
+        let layout = || PackedLayout::of([Segment::alone(3), Segment::alone(4)]);
+        let part = |place| {
+            let part = StreamPart { place, num_parts: 3 };
+            let input = PackedInput::part_of_layout(&tokens, layout(), part, Device::Cpu);
+            assert_eq!((&input.cu_seqlens[..], input.num_tokens()), (&[0, 3, 7][..], 7));
+            let numbers = |tensor: &Tensor| Vec::<i64>::try_from(tensor).unwrap();
+            (input.first_token, numbers(&input.tokens), numbers(&input.position_ids))
+        };
+        assert_eq!(part(0), (0, vec![5, 6, 7], vec![0, 1, 2]));
+        assert_eq!(part(1), (3, vec![8, 9, 10], vec![0, 1, 2]));
+        assert_eq!(part(2), (6, vec![11, 0, 0], vec![3, 0, 0]));
     }
 }

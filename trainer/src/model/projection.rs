@@ -13,6 +13,15 @@ pub enum Adapter {
     Off,
 }
 
+/// What the adapters' dropout is drawn from.
+#[derive(Clone, Copy, Debug)]
+pub struct Dropout {
+    /// Seeds the draws of all projections.
+    pub seed: u64,
+    /// Where the tokens at hand begin in their stream: what is dropped of a token depends on its place there alone.
+    pub first_token: usize,
+}
+
 /// The trainable low-rank part of a projection: `scaling * b a`.
 #[derive(Debug)]
 pub(crate) struct LoraPair {
@@ -47,13 +56,12 @@ pub struct ProjectionWeights {
 
 impl Projection {
     /// Applies the layer to `x` [tokens, in_features] in the dtype of `x`; weights are cast on the fly, and their
-    /// gradients arrive in the storage dtype. `dropout_seed` is what the adapter's dropout is drawn from; without
-    /// one nothing is dropped.
-    pub fn forward(&self, x: &Tensor, adapter: Adapter, dropout_seed: Option<u64>) -> Tensor {
+    /// gradients arrive in the storage dtype. Without `dropout` nothing is dropped.
+    pub fn forward(&self, x: &Tensor, adapter: Adapter, dropout: Option<Dropout>) -> Tensor {
         let kind = x.kind();
         let base = x.linear(&self.weight.to_kind(kind), self.bias.as_ref().map(|bias| bias.to_kind(kind)));
         match (&self.lora, adapter) {
-            (Some(lora), Adapter::On) => lora.add_to(base, x, &self.name, dropout_seed),
+            (Some(lora), Adapter::On) => lora.add_to(base, x, &self.name, dropout),
             _ => base,
         }
     }
@@ -76,10 +84,10 @@ impl LoraPair {
     /// Adds the adapter's part to the base's output in place and scales where there are `rank` numbers a token: of
     /// the wide tensors of a sum out of place, each leaves a hole in the heap that the kept activations between them
     /// keep from being used again.
-    fn add_to(&self, mut base: Tensor, x: &Tensor, name: &str, dropout_seed: Option<u64>) -> Tensor {
+    fn add_to(&self, mut base: Tensor, x: &Tensor, name: &str, dropout: Option<Dropout>) -> Tensor {
         let kind = x.kind();
-        let kept = match dropout_seed {
-            Some(seed) if self.dropout > 0.0 => x * self.dropout_mask(x, name, seed),
+        let kept = match dropout {
+            Some(dropout) if self.dropout > 0.0 => x * self.dropout_mask(x, name, dropout),
             _ => x.shallow_clone(),
         };
         let inner = kept.linear(&self.a.to_kind(kind), None::<Tensor>) * self.scaling;
@@ -87,9 +95,11 @@ impl LoraPair {
     }
 
     /// Zero where an input is dropped and 1 / (1 - dropout) elsewhere; a function of seed, projection and place.
-    pub(crate) fn dropout_mask(&self, x: &Tensor, name: &str, seed: u64) -> Tensor {
+    pub(crate) fn dropout_mask(&self, x: &Tensor, name: &str, dropout: Dropout) -> Tensor {
+        let Dropout { seed, first_token } = dropout;
+        let width = x.size().last().map_or(0, |width| *width as usize);
         let keep = (1.0 / (1.0 - self.dropout)) as f32;
-        let draws = TensorRandom::new(seed, name).uniform(x.numel(), 1.0);
+        let draws = TensorRandom::new(seed, name).skip(first_token * width).uniform(x.numel(), 1.0);
         let threshold = (2.0 * self.dropout - 1.0) as f32;
         let mask: Vec<f32> = draws.iter().map(|draw| if *draw < threshold { 0.0 } else { keep }).collect();
         Tensor::from_slice(&mask).reshape(x.size()).to_device(x.device()).to_kind(x.kind())

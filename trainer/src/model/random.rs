@@ -18,6 +18,12 @@ impl TensorRandom {
         Self { key: name.bytes().fold(splitmix64(seed, 0), absorb), next_idx: 0 }
     }
 
+    /// The same stream behind its next `num` numbers.
+    pub(crate) fn skip(mut self, num: usize) -> Self {
+        self.next_idx += num as u64;
+        self
+    }
+
     /// `num` values of the normal distribution with mean 0, by Box and Muller.
     pub(crate) fn normal(&mut self, num: usize, std: f64) -> Vec<f32> {
         let mut values = Vec::with_capacity(num + 1);
@@ -71,6 +77,12 @@ mod tests {
     fn the_stream_is_pinned() {
         let values = TensorRandom::new(7, "model.norm.weight").normal(2, 1.0);
         assert_eq!(values, [0.785_617_23, -0.169_681_94]);
+    }
+
+    #[test]
+    fn a_stream_can_be_entered_anywhere() {
+        let whole = TensorRandom::new(7, "a").uniform(9, 1.0);
+        assert_eq!(TensorRandom::new(7, "a").skip(4).uniform(5, 1.0), whole[4..]);
     }
 
     #[test]

@@ -8,37 +8,40 @@ use tch::{Kind, Tensor};
 
 use super::{RankError, Ranks};
 
-/// A rank that holds one shard of one replica, with its link to the others of each kind.
+/// A rank that holds one shard of a copy of the model, with its link to the others of each kind.
 #[derive(Debug)]
 pub struct MeshRanks {
     mesh: Mesh,
     place: Coordinates,
-    /// The ranks that hold one replica together.
+    /// The ranks that hold this copy together.
     replica: RefCell<Box<dyn Collectives>>,
     /// The ranks that hold this shard.
     copies: RefCell<Box<dyn Collectives>>,
 }
 
 impl Ranks {
-    /// Lays all ranks out in replicas of `dp_shard` and connects them along both axes. All ranks do so once.
+    /// Lets `dp_shard` ranks hold each copy of the model, and connects those of a copy and those of a shard. All ranks do
+    /// so once.
     ///
     /// # Errors
-    /// [`RankError`] when `dp_shard` does not divide the ranks, or one is lost.
+    /// [`RankError`] when copies and streams do not divide the ranks, or one is lost.
     pub fn on_mesh(&self, dp_shard: usize) -> Result<MeshRanks, RankError> {
-        let mesh = Mesh::new(self.size, dp_shard)?;
+        let mesh = Mesh::new(self.size, dp_shard, self.stream_part().num_parts)?;
         let place = mesh.coordinates(self.rank);
         let link = self.lock();
         let connect = |name: String, members: Vec<usize>| match &link.rendezvous {
             Some(rendezvous) => connect(rendezvous, &name, &members),
             None => Ok(Box::new(Alone::new(&name)) as Box<dyn Collectives>),
         };
-        let replica = connect(format!("replica {}", place.replica), mesh.replica_members(self.rank))?;
+        let copy = format!("replica {}, part {}", place.replica, place.part);
+        let replica = connect(copy, mesh.replica_members(self.rank))?;
         let copies = connect(format!("shard {}", place.shard), mesh.shard_members(self.rank))?;
         Ok(MeshRanks { mesh, place, replica: RefCell::new(replica), copies: RefCell::new(copies) })
     }
 }
 
-fn connect(
+/// Connects this rank with the other `members`.
+pub(super) fn connect(
     rendezvous: &Rendezvous,
     name: &str,
     members: &[usize],
@@ -47,7 +50,7 @@ fn connect(
 }
 
 impl MeshRanks {
-    /// Ranks of one replica.
+    /// Ranks that hold a copy of the model together.
     pub fn dp_shard(&self) -> usize {
         self.mesh.dp_shard()
     }
@@ -57,7 +60,7 @@ impl MeshRanks {
         self.place.shard
     }
 
-    /// Starts to lay the replica's shards, `[n]` each, end to end in `whole`, `[dp_shard * n]`.
+    /// Starts to lay the copy's shards, `[n]` each, end to end in `whole`, `[dp_shard * n]`.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -65,7 +68,7 @@ impl MeshRanks {
         Ok(self.replica.borrow_mut().all_gather(whole, shard)?)
     }
 
-    /// Starts to add up the replica's `whole`, `[dp_shard * n]`, of which this rank's part, `[n]`, comes to `shard`.
+    /// Starts to add up the `whole` of the ranks of this copy, `[dp_shard * n]`, of which this rank's part, `[n]`, comes to `shard`.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -73,11 +76,11 @@ impl MeshRanks {
         Ok(self.replica.borrow_mut().reduce_scatter(shard, whole)?)
     }
 
-    /// Adds the tensors of all replicas in place; all that hold this shard get the same bits.
+    /// Adds the tensors of all ranks of this shard in place; all of them get the same bits.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
-    pub fn sum_over_replicas<'a>(
+    pub fn sum_over_copies<'a>(
         &self,
         tensors: impl IntoIterator<Item = &'a Tensor>,
     ) -> Result<(), RankError> {
@@ -88,7 +91,7 @@ impl MeshRanks {
         Ok(())
     }
 
-    /// The sum of the replica's numbers, in the order of shards: the same bits on every rank of every replica.
+    /// The sum of the numbers of this copy's ranks, in the order of shards: the same bits on every rank of every copy.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.

@@ -171,7 +171,7 @@ impl ShardedParameters {
         Ok(())
     }
 
-    /// Waits for all gradients and adds up those of all replicas: the pieces' gradients are then those of all ranks.
+    /// Waits for all gradients and adds up those of all copies: the pieces' gradients are then those of all ranks.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -179,7 +179,7 @@ impl ShardedParameters {
         self.settle()?;
         let trained = || self.parts().filter_map(|part| self.unit(part).trained.as_ref());
         let gradients: Vec<Tensor> = trained().map(Flat::gradient_shard).collect();
-        self.ranks.sum_over_replicas(&gradients)?;
+        self.ranks.sum_over_copies(&gradients)?;
         trained().for_each(Flat::hand_over_gradient);
         Ok(())
     }

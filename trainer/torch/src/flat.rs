@@ -57,3 +57,13 @@ impl FlatBuffer {
         check("resizing a flat buffer", unsafe { rlt_resize_storage(raw(&self.flat), num_bytes) })
     }
 }
+
+/// Frees the values of `tensor`, which libtorch has made and nobody reads any more, and of everything that shares memory with
+/// it: for the end of a graph whose values have been copied elsewhere. Its size stays, and so does the graph behind it.
+///
+/// # Errors
+/// When the memory is not libtorch's own.
+pub fn forget_values(tensor: &Tensor) -> Result<(), Error> {
+    // SAFETY: a borrowed tensor; its storage keeps its identity.
+    check("freeing the values of a tensor", unsafe { rlt_resize_storage(raw(tensor), 0) })
+}

@@ -35,7 +35,7 @@ pub use attention::{Segments, paged_attention, varlen_attention, write_kv};
 pub use autograd::{backward, backward_many, set_grad};
 pub use cuda::load_cuda;
 pub use error::Error;
-pub use flat::FlatBuffer;
+pub use flat::{FlatBuffer, forget_values};
 pub use fused::{Activation, apply_rope, gated_activation, gated_activation_packed, rms_norm};
 pub use head::{PerChunk, head_forward, head_forward_backward};
 pub use linear::PackedLinear;

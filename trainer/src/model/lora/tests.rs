@@ -5,7 +5,7 @@ use serde_json::json;
 use tch::{Device, Kind};
 
 use super::*;
-use crate::model::{Adapter, LoadOptions, PackedInput};
+use crate::model::{Adapter, Dropout, LoadOptions, PackedInput};
 
 fn decoder() -> Decoder {
     let config = ModelConfig::from_json(&json!({
@@ -137,11 +137,15 @@ fn dropout_repeats_for_a_seed_and_is_off_without_one() {
     let pair = projection.lora.as_mut().unwrap();
     pair.b = pair.b.ones_like();
     let x = Tensor::ones([64, 24], (Kind::Float, Device::Cpu));
-    let run = |seed| projection.forward(&x, Adapter::On, seed);
+    let dropout = |seed| Dropout { seed, first_token: 0 };
+    let run = |seed: Option<u64>| projection.forward(&x, Adapter::On, seed.map(dropout));
     assert_eq!(run(Some(1)), run(Some(1)));
     assert_ne!(run(Some(1)), run(Some(2)));
     assert_ne!(run(Some(1)), run(None));
-    let mask = projection.lora.as_ref().unwrap().dropout_mask(&x, "any", 3);
+    let behind =
+        projection.forward(&x.narrow(0, 9, 20), Adapter::On, Some(Dropout { seed: 1, first_token: 9 }));
+    assert_eq!(behind, run(Some(1)).narrow(0, 9, 20), "a token's place decides, wherever it is computed");
+    let mask = projection.lora.as_ref().unwrap().dropout_mask(&x, "any", dropout(3));
     assert!(
         (mask.mean(Kind::Float).double_value(&[]) - 1.0).abs() < 0.1,
         "kept inputs make up for dropped ones"

@@ -1,0 +1,140 @@
+//! One layer's way forward and back. Where ranks share a stream, attention sees all tokens of some heads and the rest of the
+//! layer all heads of some tokens, so that the layer is three islands with an exchange on either side of attention:
+//!
+//! ```text
+//! own tokens      input -> norm, q k v, rope -> packed   |       returned -> output, feed-forward -> output
+//!                                                 |                 ^
+//! exchange                                        v                 |
+//! own heads                                    gathered -> attention -> attended
+//! ```
+//! Backward the same exchanges carry gradients the other way. An exchange is a line of this schedule and no node of
+//! autograd's graph: so a lost rank is an error that says who it was.
+//!
+//! Legend of shapes: n ranks of the stream, t tokens of one of them, padding included, s tokens of the stream, h query heads
+//! and k key heads of the model, g and j those of one rank, w head width, d hidden size.
+
+use rlt_torch::{backward, forget_values};
+use tch::Tensor;
+
+use crate::model::{DecoderLayer, LayerContext};
+use crate::parallel::{RankError, StreamRanks};
+
+/// A layer that has run, with its graph unless gradients were off.
+#[derive(Debug)]
+pub(super) struct LayerPass {
+    input_td: Tensor,
+    /// What the layer adds up to, `[t, d]`.
+    pub(super) output_td: Tensor,
+    /// `None` where the layer is one island.
+    exchanged: Option<Exchanged>,
+}
+
+/// The ends of the islands around attention.
+#[derive(Debug)]
+struct Exchanged {
+    /// `[n, t, g + 2 j, w]`, a graph without values.
+    packed: Tensor,
+    /// A leaf, `[s, g + 2 j, w]`.
+    gathered: Tensor,
+    /// `[s, g, w]`.
+    attended: Tensor,
+    /// A leaf, `[t, h, w]`.
+    returned: Tensor,
+}
+
+impl LayerPass {
+    /// Runs `layer` on `input_td`, a leaf `[t, d]`.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank of the stream is lost.
+    pub(super) fn run(
+        layer: &DecoderLayer,
+        input_td: Tensor,
+        context: &LayerContext,
+        stream: Option<&StreamRanks>,
+    ) -> Result<Self, RankError> {
+        let Some(stream) = stream else {
+            let output_td = layer.forward(&input_td, context);
+            return Ok(Self { input_td, output_td, exchanged: None });
+        };
+        let (packed, heads) = {
+            let (q_thw, k_tkw, v_tkw) = layer.before_attention(&input_td, context);
+            deal_heads(&q_thw, &k_tkw, &v_tkw, stream.part().num_parts as i64)
+        };
+        let gathered = stream.exchange(&packed)?.flatten(0, 1).narrow(0, 0, context.num_tokens() as i64);
+        forget_values(&packed)?;
+        let gathered = gathered.set_requires_grad(packed.requires_grad());
+        let attended = {
+            let heads = gathered.split_with_sizes(heads, 1);
+            layer.attend(&heads[0], &heads[1], &heads[2], context)
+        };
+        let returned = collect_heads(&stream.exchange(&by_rank(&attended, stream))?);
+        let returned = returned.set_requires_grad(attended.requires_grad());
+        let exchanged = Exchanged { packed, gathered, attended, returned: returned.shallow_clone() };
+        // Where nothing before attention is trained, here or on the other ranks, nothing of it is kept.
+        let exchanged = returned.requires_grad().then_some(exchanged);
+        let output_td = layer.after_attention(&input_td, &returned, context);
+        Ok(Self { input_td, output_td, exchanged })
+    }
+
+    /// Carries the gradient of the output, `[t, d]`, back; parameters add up theirs. The gradient of the input where that
+    /// wants one.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank of the stream is lost.
+    pub(super) fn backward(
+        self,
+        grad_td: &Tensor,
+        stream: Option<&StreamRanks>,
+    ) -> Result<Option<Tensor>, RankError> {
+        let Self { input_td, output_td, exchanged } = self;
+        backward(&output_td, grad_td);
+        drop(output_td);
+        if let (Some(exchanged), Some(stream)) = (exchanged, stream) {
+            exchanged.backward(stream)?;
+        }
+        Ok(input_td.requires_grad().then(|| input_td.grad()))
+    }
+}
+
+impl Exchanged {
+    /// From the gradient of `returned` on.
+    fn backward(self, stream: &StreamRanks) -> Result<(), RankError> {
+        let Self { packed, gathered, attended, returned } = self;
+        let dealt = returned.grad().unflatten(1, [stream.part().num_parts as i64, -1]).transpose(0, 1);
+        drop(returned);
+        let grad_attended = stream.exchange(&dealt)?.flatten(0, 1).narrow(0, 0, attended.size()[0]);
+        backward(&attended, &grad_attended);
+        drop((attended, grad_attended));
+        let grad_packed = stream.exchange(&by_rank(&gathered.grad(), stream))?;
+        drop(gathered);
+        backward(&packed, &grad_packed);
+        Ok(())
+    }
+}
+
+/// Queries `[t, h, w]`, keys and values `[t, k, w]` of own tokens as one block for each of `num_ranks`, `[n, t, g + 2 j, w]`,
+/// and the numbers of heads in a block, g, j and j: a rank's share of the query heads with the key heads that they look at. Where
+/// there are fewer key heads than ranks, several get the same one.
+fn deal_heads(q_thw: &Tensor, k_tkw: &Tensor, v_tkw: &Tensor, num_ranks: i64) -> (Tensor, [i64; 3]) {
+    let shared = |heads: &Tensor| {
+        let copies = (num_ranks / heads.size()[1]).max(1);
+        heads.unsqueeze(2).expand([-1, -1, copies, -1], false).flatten(1, 2)
+    };
+    let blocks = [q_thw.shallow_clone(), shared(k_tkw), shared(v_tkw)];
+    let blocks = blocks.map(|heads| heads.unflatten(1, [num_ranks, -1]));
+    let num_heads = [0, 1, 2].map(|block: usize| blocks[block].size()[2]);
+    (Tensor::cat(&blocks, 2).transpose(0, 1).contiguous(), num_heads)
+}
+
+/// Numbers of all tokens, `[tokens, ..]`, as one block for each rank's tokens, `[n, t, ..]`, the last padded with zeros.
+fn by_rank(all: &Tensor, stream: &StreamRanks) -> Tensor {
+    let (num_tokens, num_ranks) = (all.size()[0], stream.part().num_parts as i64);
+    let padding = (-num_tokens).rem_euclid(num_ranks);
+    all.detach().constant_pad_nd([0, 0, 0, 0, 0, padding]).unflatten(0, [num_ranks, -1])
+}
+
+/// Every rank's heads of own tokens, `[n, t, g, w]`, as the heads of a layer, `[t, h, w]`.
+fn collect_heads(blocks: &Tensor) -> Tensor {
+    blocks.transpose(0, 1).contiguous().flatten(1, 2)
+}

@@ -1,0 +1,373 @@
+//! Ranks that are threads here share streams of tokens, and compute and train what one rank with all tokens does.
+
+use std::sync::Arc;
+
+use rlt_api::spec::{CriticSpec, LoraInit};
+use rlt_core::batch::{Batch, BatchSequence};
+use rlt_core::loss::{Aggregation, Clip, Denominators, LossInputs, Objective, PolicyLoss};
+use rlt_core::rows::Rows;
+use rlt_core::types::{Prompt, TokenId};
+use tch::{Kind, Tensor};
+
+use super::*;
+use crate::actor::islands::{self, Model};
+use crate::actor::probe::Sample;
+use crate::actor::{Actor, ActorOptions, MicroBatch, ProbeError};
+use crate::critic::{Critic, CriticOptions};
+use crate::model::{Adapter, Decoder, LoadOptions, LoraConfig, ModelConfig, ModuleMatch, PackedInput};
+use crate::optim::{AdamW, AdamWOptions};
+use crate::parallel::ShardedParameters;
+use crate::parallel::tests::on_ranks;
+use crate::update::{UpdatePlan, update};
+
+/// Sums over ranks are added in another order; five steps of an optimizer that divides by small gradients enlarge that.
+const TOLERANCE: f64 = 1e-5;
+
+/// Prompt and completions of each group: uneven, of a single token, a group of one, a prompt of one token.
+const GROUPS: [(usize, &[usize]); 4] = [(7, &[4, 1, 6]), (3, &[5]), (1, &[2, 3]), (5, &[9, 2])];
+
+/// Every completion in one micro-batch.
+const ALL: usize = 4096;
+
+/// What a job trains, and how.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    kv_heads: usize,
+    /// The adapter that is trained: of which projections, and its dropout.
+    lora: Option<(&'static [&'static str], f64)>,
+    activation_checkpointing: bool,
+    compute: Kind,
+    max_tokens: usize,
+}
+
+const FULL: Case =
+    Case { kv_heads: 2, lora: None, activation_checkpointing: false, compute: Kind::Float, max_tokens: 15 };
+
+/// How many ranks there are, and how they share the model and the tokens.
+#[derive(Clone, Copy, Debug)]
+struct Layout {
+    size: usize,
+    dp_shard: usize,
+    sp: usize,
+}
+
+const fn layout(size: usize, dp_shard: usize, sp: usize) -> Layout {
+    Layout { size, dp_shard, sp }
+}
+
+const ONE: Layout = layout(1, 1, 1);
+
+fn decoder(case: Case) -> Decoder {
+    let config = ModelConfig::from_json(&serde_json::json!({
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 11, "hidden_size": 13,
+        "intermediate_size": 17, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": case.kv_heads, "head_dim": 6, "max_position_embeddings": 32, "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0, "initializer_range": 0.3, "tie_word_embeddings": true, "hidden_act": "silu",
+    }))
+    .unwrap();
+    let options =
+        LoadOptions { trainable: case.lora.is_none(), compute: case.compute, ..LoadOptions::default() };
+    let mut decoder = Decoder::from_config(&config, 7, &options).unwrap();
+    if let Some((targets, dropout)) = case.lora {
+        let lora = LoraConfig {
+            rank: 4,
+            alpha: 6.0,
+            rank_stabilized: false,
+            targets: ModuleMatch::Names(targets.iter().map(|name| (*name).to_owned()).collect()),
+            exclude: None,
+            dropout,
+            init: LoraInit::Orthogonal,
+        };
+        decoder.attach_lora(&lora, 3).unwrap();
+    }
+    decoder
+}
+
+fn batch() -> Batch {
+    let token = |seed: usize, at: usize| ((seed * 31 + at * 7 + at * at) % 11) as TokenId;
+    let mut sequences = Vec::new();
+    let mut groups = Vec::new();
+    for (group_idx, (prompt_len, lens)) in GROUPS.iter().enumerate() {
+        let prompt = Arc::new(Prompt {
+            row_idx: group_idx as u64,
+            tokens: (0..*prompt_len).map(|at| token(group_idx, at)).collect(),
+            text: String::new(),
+            data_source: String::new(),
+            ground_truth: serde_json::Value::Null,
+            extra_info: serde_json::Value::Null,
+        });
+        for len in *lens {
+            let completion = (0..*len).map(|at| token(sequences.len() + 9, at)).collect();
+            groups.push(group_idx);
+            sequences.push(BatchSequence { prompt: Arc::clone(&prompt), completion });
+        }
+    }
+    let rows = Rows::unmasked(sequences.iter().map(|sequence| sequence.completion.len()));
+    let wave = |rate: f64| (0..rows.num_tokens()).map(|at| (at as f64 * rate).sin()).collect::<Vec<_>>();
+    Batch {
+        rewards: vec![0.0; sequences.len()],
+        sequences,
+        groups,
+        reward_parts: Vec::new(),
+        reward_names: Vec::new(),
+        rollout_logprobs: vec![0.0; rows.num_tokens()],
+        old_logprobs: Some(wave(0.7).iter().map(|at| -2.4 + 0.1 * at).collect()),
+        ref_logprobs: None,
+        values: None,
+        returns: Some(wave(0.3)),
+        advantages: wave(1.0),
+        importance_weights: None,
+        rows,
+    }
+}
+
+fn objective(policy: PolicyLoss) -> Objective {
+    Objective { policy, aggregation: Aggregation::TokenMean, kl: None, entropy_coefficient: 0.1 }
+}
+
+fn plan(case: Case, policy: PolicyLoss, num_epochs: usize) -> UpdatePlan {
+    UpdatePlan {
+        objective: objective(policy),
+        groups_per_update: GROUPS.len(),
+        num_epochs,
+        max_tokens: case.max_tokens,
+        learning_rate: 0.01,
+        seed: 5,
+    }
+}
+
+fn actor(case: Case, ranks: &Ranks, dp_shard: usize) -> Actor {
+    let decoder = decoder(case);
+    let shards =
+        (dp_shard > 1).then(|| ShardedParameters::new(&decoder, ranks.on_mesh(dp_shard).unwrap()).unwrap());
+    let trained = shards.as_ref().map_or_else(|| decoder.trainable_parameters(), ShardedParameters::pieces);
+    let optimizer = AdamW::new(trained, AdamWOptions::default()).unwrap();
+    let options = ActorOptions {
+        temperature: 0.7,
+        head_chunk_tokens: 4,
+        activation_checkpointing: case.activation_checkpointing,
+        max_grad_norm: 1.0,
+    };
+    let actor = Actor::new(decoder, optimizer, options, ranks.clone());
+    match shards {
+        Some(shards) => actor.with_shards(shards),
+        None => actor,
+    }
+}
+
+fn numbers(tensor: &Tensor) -> Vec<f64> {
+    Vec::try_from(tensor.detach().to_kind(Kind::Double).reshape([-1])).unwrap()
+}
+
+/// What `body` makes on every rank of `layout`, which must be the same; that of the first.
+#[track_caller]
+fn everywhere(layout: Layout, body: impl Fn(&Ranks) -> Vec<f64> + Sync) -> Vec<f64> {
+    if layout.size == 1 {
+        return body(&Ranks::alone());
+    }
+    let mut all = on_ranks(layout.size, |ranks| body(&ranks.sharing_streams(layout.sp).unwrap()));
+    assert!(all.iter().all(|numbers| numbers == &all[0]), "ranks differ");
+    all.swap_remove(0)
+}
+
+/// Numbers above 1 are compared by their size: fp32 has 24 bits of each.
+#[track_caller]
+fn assert_close(what: &str, got: &[f64], expected: &[f64], tolerance: f64) {
+    assert_eq!(got.len(), expected.len());
+    let pairs = got.iter().zip(expected);
+    let difference = pairs.map(|(got, one)| (got - one).abs() / one.abs().max(1.0)).fold(0.0, f64::max);
+    assert!(difference <= tolerance, "{what}: {difference}");
+    assert!(expected.iter().any(|number| number.abs() > 100.0 * tolerance), "{what}: nothing to compare");
+}
+
+/// Log-probs, entropies and squared probabilities, by every way in which a batch is scored.
+fn scores(case: Case, ranks: &Ranks) -> Vec<f64> {
+    let (actor, batch) = (actor(case, ranks, 1), batch());
+    let on = actor.score(&batch, Adapter::On, case.max_tokens).unwrap();
+    let off = actor.score(&batch, Adapter::Off, case.max_tokens).unwrap();
+    let reference = actor.score_with(&decoder(case), &batch, Adapter::On, case.max_tokens).unwrap();
+    assert_eq!(on.logprobs, reference.logprobs);
+    let squares = actor.sum_pi_squared(&batch, case.max_tokens).unwrap();
+    [on.logprobs, on.entropies, off.logprobs, squares].concat()
+}
+
+/// Gradients of all parameters.
+fn gradients(case: Case, ranks: &Ranks) -> Vec<f64> {
+    let (mut actor, batch) = (actor(case, ranks, 1), batch());
+    let all: Vec<usize> = (0..batch.rows.num_rows()).collect();
+    let own = ranks.share_of(&batch, &all, actor.decoder.config.hidden_size);
+    let split =
+        MicroBatch::split(&batch, &own, &actor.decoder, case.max_tokens, ranks.stream_part()).unwrap();
+    let objective = objective(PolicyLoss::Gpg);
+    for micro_batch in split {
+        let advantages = batch.gather(&micro_batch.row_idxs, &batch.advantages);
+        let inputs = LossInputs::new(&micro_batch.rows, &advantages);
+        let loss = objective.prepare(inputs, &Denominators::of(&batch.rows)).unwrap();
+        actor.accumulate(&micro_batch, &loss).unwrap();
+    }
+    actor.sum_gradients().unwrap();
+    let parameters = actor.decoder.trainable_parameters();
+    parameters.iter().flat_map(|(_, leaf)| numbers(&leaf.grad())).collect()
+}
+
+/// Streams of `sp` ranks compute of each case what one rank does.
+#[track_caller]
+fn assert_as_one_rank(sp: usize, cases: &[Case], compute: fn(Case, &Ranks) -> Vec<f64>, tolerance: f64) {
+    let all = |ranks: &Ranks| cases.iter().map(|case| compute(*case, ranks)).collect::<Vec<_>>();
+    let (one, many) = (all(&Ranks::alone()), on_ranks(sp, |ranks| all(&ranks.sharing_streams(sp).unwrap())));
+    for rank in &many {
+        assert_eq!(rank, &many[0], "ranks differ");
+        for (case, (one, got)) in cases.iter().zip(one.iter().zip(rank)) {
+            assert_close(&format!("{case:?} by {sp}"), got, one, tolerance);
+        }
+    }
+}
+
+/// What five updates report, and the parameters after them.
+fn train(case: Case, layout: Layout, policy: PolicyLoss) -> Vec<f64> {
+    everywhere(layout, |ranks| {
+        let (mut actor, batch) = (actor(case, ranks, layout.dp_shard), batch());
+        let report = update(&mut actor, &batch, &plan(case, policy, 5)).unwrap();
+        assert_eq!((report.num_skipped, report.grad_norms.len()), (0, 5));
+        let loss = report.loss;
+        let mut all = vec![loss.pg_loss, loss.entropy, loss.num_clipped as f64, loss.num_tokens as f64];
+        all.extend(report.grad_norms.iter().chain(&report.actor_logprobs));
+        actor.hold().unwrap();
+        all.extend(actor.decoder.trainable_parameters().iter().flat_map(|(_, leaf)| numbers(leaf)));
+        all
+    })
+}
+
+const POLICY: PolicyLoss = PolicyLoss::Gpg;
+
+#[test]
+fn log_probs_are_those_of_one_rank_at_every_degree_that_the_heads_allow() {
+    for (sp, kv_heads) in [(2, &[4, 2, 1][..]), (4, &[4, 2, 1])] {
+        let cases =
+            |max_tokens| kv_heads.iter().map(move |heads| Case { kv_heads: *heads, max_tokens, ..FULL });
+        let cases: Vec<Case> = cases(FULL.max_tokens).chain(cases(ALL)).collect();
+        assert_as_one_rank(sp, &cases, scores, TOLERANCE);
+    }
+}
+
+#[test]
+fn gradients_of_every_parameter_are_those_of_one_rank() {
+    let recomputed = Case { kv_heads: 1, activation_checkpointing: true, ..FULL };
+    for sp in [2, 4] {
+        assert_as_one_rank(sp, &[FULL, Case { kv_heads: 4, ..FULL }, recomputed], gradients, TOLERANCE);
+    }
+}
+
+#[test]
+fn streams_train_as_one_rank_also_where_ranks_share_the_model() {
+    let one = train(FULL, ONE, POLICY);
+    for layout in [layout(4, 1, 4), layout(4, 1, 2), layout(4, 2, 2), layout(8, 2, 2)] {
+        assert_close(&format!("{layout:?}"), &train(FULL, layout, POLICY), &one, TOLERANCE);
+    }
+}
+
+/// Of the first layer's attention the queries alone need gradients, or nothing.
+#[test]
+fn an_adapter_trains_as_on_one_rank_and_drops_the_same_inputs() {
+    for (targets, dropout, layout) in [
+        (&["q_proj", "o_proj", "down_proj"][..], 0.0, layout(4, 2, 2)),
+        (&["q_proj", "o_proj", "down_proj"], 0.4, layout(4, 1, 4)),
+        (&["down_proj"], 0.4, layout(2, 1, 2)),
+    ] {
+        let case = Case { lora: Some((targets, dropout)), max_tokens: ALL, ..FULL };
+        let one = train(case, ONE, POLICY);
+        assert_close(&format!("{case:?}"), &train(case, layout, POLICY), &one, TOLERANCE);
+    }
+}
+
+#[test]
+fn losses_over_sequences_and_batches_see_the_tokens_of_all_ranks() {
+    let clip = Clip { low: 0.2, high: 0.3 };
+    let gspo = PolicyLoss::Gspo { clip };
+    let clip_cov = PolicyLoss::ClipCov { clip, ratio: 0.2, lower: -1.0, upper: 1.0 };
+    for policy in [gspo, clip_cov] {
+        let one = train(FULL, ONE, policy);
+        assert_close(&format!("{policy:?}"), &train(FULL, layout(4, 2, 2), policy), &one, TOLERANCE);
+    }
+}
+
+#[test]
+fn a_critic_learns_on_streams_as_on_one_rank() {
+    let learn = |layout: Layout| {
+        everywhere(layout, |ranks| {
+            let critic = CriticSpec { learning_rate: 0.01, warmup_steps: 0, value_clip: 0.2 };
+            let options = CriticOptions {
+                critic,
+                optimizer: AdamWOptions::default(),
+                activation_checkpointing: true,
+                max_grad_norm: 1.0,
+            };
+            let mut batch = batch();
+            let mut critic = Critic::beginning_as(&decoder(FULL), None, options, ranks.clone()).unwrap();
+            batch.values = Some(critic.values(&batch, FULL.max_tokens).unwrap());
+            let report = critic.learn(&batch, &plan(FULL, POLICY, 3)).unwrap();
+            let mut all: Vec<f64> = report.metrics().into_values().collect();
+            all.extend(critic.values(&batch, FULL.max_tokens).unwrap());
+            all.extend(critic.state_tensors().iter().flat_map(|(_, tensor)| numbers(tensor)));
+            all
+        })
+    };
+    let one = learn(ONE);
+    for layout in [layout(4, 1, 2), layout(4, 1, 4)] {
+        assert_close(&format!("{layout:?}"), &learn(layout), &one, TOLERANCE);
+    }
+}
+
+#[test]
+fn layers_in_bf16_round_alike_on_streams_and_on_one_rank() {
+    // The products are the same, of fewer rows each: at most the last of 8 bits differs.
+    let case = Case { compute: Kind::BFloat16, kv_heads: 1, ..FULL };
+    assert_as_one_rank(2, &[case], scores, 0.05);
+}
+
+#[test]
+fn ranks_of_a_stream_have_the_same_samples_and_each_an_equal_part_of_the_tokens() {
+    let batch = batch();
+    let all: Vec<usize> = (0..batch.rows.num_rows()).collect();
+    let shares = on_ranks(4, |ranks| {
+        let ranks = ranks.sharing_streams(2).unwrap();
+        let share = ranks.share_of(&batch, &all, 13);
+        let split =
+            |max_tokens, part| MicroBatch::split(&batch, &share, &decoder(FULL), max_tokens, part).unwrap();
+        for micro_batch in split(12, ranks.stream_part()) {
+            let num_tokens = micro_batch.input.num_tokens();
+            assert!(num_tokens <= 24, "{num_tokens} of two budgets");
+            assert_eq!(micro_batch.input.tokens.size(), [num_tokens.div_ceil(2) as i64]);
+        }
+        share
+    });
+    assert_eq!((&shares[0], &shares[2]), (&shares[1], &shares[3]));
+    let mut together = [&shares[0][..], &shares[2]].concat();
+    together.sort_unstable();
+    assert_eq!(together, all);
+}
+
+#[test]
+fn a_model_that_does_not_see_beyond_its_own_tokens_is_found_before_the_first_step() {
+    let outcomes = on_ranks(2, |ranks| {
+        let ranks = ranks.sharing_streams(2).unwrap();
+        let actor = actor(FULL, &ranks, 1);
+        actor.check_streams().unwrap();
+        let sample = Sample::new(2, 11);
+        let alone = Model { decoder: &actor.decoder, shards: None, stream: None };
+        let whole_td = sample.hidden_states(alone, StreamPart::WHOLE).unwrap();
+        let own = ranks.stream_part().range(11);
+        // Each rank runs its tokens as if they were all there are.
+        let tokens = sample.tokens()[own.start..own.end.min(11)].to_vec();
+        let input = PackedInput::new(&[&tokens], tch::Device::Cpu);
+        let context = actor.decoder.context(&input, Adapter::On);
+        let inert_td = islands::infer(alone, &input, &context).unwrap();
+        sample.compare(&inert_td, &whole_td, &ranks)
+    });
+    for outcome in outcomes {
+        let Err(error @ ProbeError::Differs { difference, .. }) = outcome else {
+            panic!("nothing was found")
+        };
+        assert!(difference > 0.1 && error.to_string().contains("spec.workers.mesh.sp"), "{error}");
+    }
+}
