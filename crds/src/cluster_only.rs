@@ -6,9 +6,10 @@ use crate::resolved::ResolvedSpec;
 use crate::spec::{RunPolicySpec, WorkersSpec};
 
 /// Fields of `spec.workers` and `spec.runPolicy` that act everywhere.
-const EVERYWHERE: [&str; 6] = [
+const EVERYWHERE: [&str; 7] = [
     "spec.workers.count",
     "spec.workers.mesh.dpShard",
+    "spec.workers.mesh.sp",
     "spec.workers.peerTimeoutSeconds",
     "spec.workers.device",
     "spec.workers.threads",

@@ -18,7 +18,8 @@ use serde::Serialize;
 pub use batch::{BatchPlan, concurrent_sequences};
 pub use failure::{Budget, FailureCause, SHORT_ATTEMPT, restart_delay};
 pub use memory::{MemoryPlan, MemoryTerm, Phase, PhaseMemory};
-pub use workers::{EnvironmentVariable, Mesh, RENDEZVOUS_PORT, WorkerGroup};
+pub use workers::{EnvironmentVariable, Mesh, Misfit, RENDEZVOUS_PORT, WorkerGroup, check_model};
+pub(crate) use workers::{deals_out_heads, legal_degrees};
 
 use crate::ValidatedJob;
 use crate::resolved::{ModelSource, TokenizerSource};

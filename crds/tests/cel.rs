@@ -123,6 +123,12 @@ fn badly_placed_specs() -> Vec<Value> {
         json!({"workers": {"count": 2, "device": "Cuda"}}),
         json!({"workers": {"count": 4, "mesh": {"dpShard": 3}, "device": "Cpu"}}),
         json!({"workers": {"mesh": {"dpShard": 2}}}),
+        json!({"workers": {"mesh": {"sp": 2}}}),
+        json!({"workers": {"count": 4, "mesh": {"dpShard": 4, "sp": 2}, "device": "Cpu"}}),
+        json!({"workers": {"count": 3, "mesh": {"sp": 3}, "device": "Cpu"}}),
+        json!({"workers": {"count": 4, "mesh": {"sp": 4}, "device": "Cpu"}, "model": {"architecture": {"numKvHeads": 1, "numHeads": 2}}}),
+        json!({"workers": {"count": 2, "mesh": {"sp": 2}, "device": "Cpu"}, "training": {"maxTokensPerMicroBatch": 11}}),
+        json!({"workers": {"count": 2, "mesh": {"sp": 2}, "device": "Cpu"}, "training": {"maxLogprobTokens": 11}}),
     ]
 }
 
@@ -148,6 +154,8 @@ fn good_specs() -> Vec<Value> {
         }}),
         json!({"workers": {"storage": {"claimName": "models"}}, "runPolicy": {"managedBy": "a.example/b"}}),
         json!({"workers": {"count": 3, "device": "Cpu"}}),
+        json!({"workers": {"count": 8, "mesh": {"dpShard": 2, "sp": 2}, "device": "Cpu"},
+               "training": {"maxTokensPerMicroBatch": 12, "maxLogprobTokens": 12}}),
         json!({"checkpoint": {"uri": "s3://bucket"}}),
         json!({"checkpoint": {"uri": "file:///folder/of/copies"}}),
     ]

@@ -2,7 +2,7 @@
 
 use rlt_api::{ExitCode, Problem};
 
-use crate::actor::ActorError;
+use crate::actor::{ActorError, ProbeError};
 use crate::checkpoint::{CheckpointError, CopyError};
 use crate::critic::{CriticError, NoCritic};
 use crate::data::{DataError, LoaderError};
@@ -64,6 +64,10 @@ pub enum TrainError {
     Lora(#[from] LoraError),
     #[error("the model's configuration is impossible")]
     ModelConfig(#[source] rlt_api::plan::model_config::ModelConfigError),
+    #[error("the model does not fit the workers")]
+    Misfit(#[from] rlt_api::plan::Misfit),
+    #[error("sharing tokens among workers does not work")]
+    Probe(#[from] ProbeError),
     #[error("failed to draw the report")]
     Report(#[from] crate::report::ReportError),
     #[error("failed to read or write the state of a checkpoint")]
@@ -122,7 +126,8 @@ impl TrainError {
             Self::Model(error) => error.exit_code(),
             Self::Lora(error) => error.exit_code(),
             Self::Tokenizer(error) => error.exit_code(),
-            Self::RunFolder(_) | Self::ModelConfig(_) => ExitCode::BadConfig,
+            Self::RunFolder(_) | Self::ModelConfig(_) | Self::Misfit(_) => ExitCode::BadConfig,
+            Self::Probe(ProbeError::Differs { .. }) => ExitCode::BadConfig,
             Self::Data(_) | Self::Loader(_) | Self::Rewards(_) => ExitCode::BadConfig,
             Self::NoCompleteCheckpoint { .. } => ExitCode::CorruptCheckpoint,
             Self::Checkpoint(error) if error.is_corruption() => ExitCode::CorruptCheckpoint,

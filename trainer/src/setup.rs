@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rlt_api::ValidatedJob;
 use rlt_api::plan::model_config::ModelConfig;
-use rlt_api::plan::{HEAD_CHUNK_TOKENS, KV_BLOCK_TOKENS, concurrent_sequences};
+use rlt_api::plan::{HEAD_CHUNK_TOKENS, KV_BLOCK_TOKENS, check_model, concurrent_sequences};
 use rlt_api::resolved::{ModelSource, ResolvedSpec, TokenizerSource};
 use rlt_api::spec;
 use rlt_core::schedule::{Decay, Schedule};
@@ -39,6 +39,7 @@ pub fn setup(
     ranks: Ranks,
 ) -> Result<Trainer, TrainError> {
     let spec = job.spec().clone();
+    let ranks = ranks.sharing_streams(spec.workers.mesh.sp as usize)?;
     let device = prepare_device(&spec, &ranks)?;
     // What the leader downloads the others find.
     let (model_dir, base_model) = ranks.leader_first(|| model_folder(&spec, &folder, &ranks))?.unzip();
@@ -46,6 +47,7 @@ pub fn setup(
     let data = Data::load(&spec, &tokenizer)?;
     let rewards = reward_pool(&spec, &data, ranks.cores())?;
     let decoder = load_decoder(&spec, model_dir.as_deref(), &tokenizer, device)?;
+    check_model(&spec, &decoder.config)?;
     let reference = reference(&spec, &decoder, &folder);
     let engine = RolloutEngine::new(engine_options(&spec, &tokenizer));
     let schedule = schedule(&spec, data.num_steps(&spec));
@@ -172,7 +174,8 @@ struct Data {
 impl Data {
     fn load(spec: &ResolvedSpec, tokenizer: &Tokenizer) -> Result<Self, TrainError> {
         let is_supervised = spec.algorithm.policy_gradient.is_none();
-        let max_tokens = spec.training.max_tokens_per_micro_batch as usize;
+        let sp = spec.workers.mesh.sp as usize;
+        let max_tokens = spec.training.max_tokens_per_micro_batch as usize * sp;
         let wants_demonstrations = is_supervised || spec.algorithm.cold_start.is_some();
         let prompts = |split| Dataset::prompts(&spec.data, split, tokenizer);
         let demonstrations = || Dataset::demonstrations(&spec.data, Split::Train, tokenizer, max_tokens);
@@ -293,10 +296,12 @@ fn actor(spec: &ResolvedSpec, decoder: Decoder, ranks: &Ranks) -> Result<Actor, 
         max_grad_norm: training.max_grad_norm,
     };
     let actor = Actor::new(decoder, optimizer, options, ranks.clone());
-    Ok(match shards {
+    let actor = match shards {
         Some(shards) => actor.with_shards(shards),
         None => actor,
-    })
+    };
+    actor.check_streams()?;
+    Ok(actor)
 }
 
 /// This rank's shards of the decoder; `None` where every rank keeps the whole of it.
@@ -305,7 +310,7 @@ fn shards(
     decoder: &Decoder,
     ranks: &Ranks,
 ) -> Result<Option<ShardedParameters>, TrainError> {
-    let spec::MeshSpec { dp_shard } = spec.workers.mesh;
+    let spec::MeshSpec { dp_shard, .. } = spec.workers.mesh;
     if dp_shard == 1 {
         return Ok(None);
     }

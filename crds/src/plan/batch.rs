@@ -81,19 +81,24 @@ pub fn concurrent_sequences(spec: &ResolvedSpec) -> u64 {
     own.clamp(1, spec.rollout.max_concurrent_sequences.into())
 }
 
-/// What the busiest worker has of `num_prompts`.
+/// What the busiest workers that compute together have of `num_prompts` in passes over the model.
+pub(super) fn scored_share(spec: &ResolvedSpec, num_prompts: u64) -> u64 {
+    num_prompts.div_ceil((spec.workers.count / spec.workers.mesh.sp).into())
+}
+
+/// What the busiest worker samples of `num_prompts`.
 pub(super) fn share(spec: &ResolvedSpec, num_prompts: u64) -> u64 {
     num_prompts.div_ceil(spec.workers.count.into())
 }
 
-/// The fullest pass under a token budget, when every sequence is as long as it may be; shorter ones only make fewer
-/// passes. As the trainer packs: a group takes its prompt once, the last token of a completion is not computed, and only
-/// a group that exceeds the budget is split.
+/// The fullest pass under a token budget of each worker, when every sequence is as long as it may be; shorter ones only
+/// make fewer passes. As the trainer packs: a group takes its prompt once, the last token of a completion is not computed,
+/// and only a group that exceeds the budget is split. Workers that share the tokens of a pass have one budget together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FullPass {
-    /// Tokens of the stream.
+    /// Tokens that one worker computes.
     pub(super) tokens: u64,
-    /// Completion tokens whose log-probs are wanted.
+    /// Most completion tokens of which one worker computes log-probs.
     pub(super) predicted: u64,
     /// Passes that `num_prompts` groups take.
     pub(super) num_passes: u64,
@@ -104,21 +109,19 @@ impl FullPass {
         let (prompt, completion): (u64, u64) =
             (spec.data.max_prompt_tokens.into(), spec.rollout.max_completion_tokens.into());
         let (budget, added) = (u64::from(budget), completion - 1);
+        let sp = u64::from(spec.workers.mesh.sp);
+        let budget = budget.saturating_mul(sp);
         let group = prompt + samples_per_prompt * added;
-        if group <= budget {
+        let (tokens, samples, num_passes) = if group <= budget {
             let num_groups = (budget / group).min(num_prompts);
-            return Self {
-                tokens: num_groups * group,
-                predicted: num_groups * samples_per_prompt * completion,
-                num_passes: num_prompts.div_ceil(num_groups),
-            };
-        }
-        let samples = (budget.saturating_sub(prompt) / added.max(1)).clamp(1, samples_per_prompt);
-        Self {
-            tokens: prompt + samples * added,
-            predicted: samples * completion,
-            num_passes: num_prompts * samples_per_prompt.div_ceil(samples),
-        }
+            (num_groups * group, num_groups * samples_per_prompt, num_prompts.div_ceil(num_groups))
+        } else {
+            let samples = (budget.saturating_sub(prompt) / added.max(1)).clamp(1, samples_per_prompt);
+            (prompt + samples * added, samples, num_prompts * samples_per_prompt.div_ceil(samples))
+        };
+        let tokens = tokens.div_ceil(sp);
+        // Each token predicts one, but the end of a prompt the first token of each of its samples.
+        Self { tokens, predicted: (samples * completion).min(tokens + samples), num_passes }
     }
 }
 

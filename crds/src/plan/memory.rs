@@ -6,7 +6,7 @@
 //! cache, rollout weights).
 //!
 //! With `workers.mesh.dpShard` a worker keeps its part of weights, gradients and optimizer state, and beside it the
-//! parts of the model that a pass has gathered: `shards`.
+//! parts of the model that a pass has gathered: `shards`. With `workers.mesh.sp` it has its part of the tokens of a pass.
 //!
 //! Legend: P parameters, s workers of one copy, L layers, h hidden size, f feed-forward width, q and k widths of all query and all key
 //! heads, v vocabulary, r LoRA rank; t tokens of a pass, c completion tokens of a pass; b bytes of a number.
@@ -17,7 +17,7 @@ mod shards;
 
 use serde::Serialize;
 
-use super::batch::{BatchPlan, FullPass, share};
+use super::batch::{BatchPlan, FullPass, scored_share};
 use super::model_config::ModelConfig;
 use crate::resolved::ResolvedSpec;
 use crate::spec::{Device, LoraSpec, Precision};
@@ -151,7 +151,8 @@ impl MemoryPlan {
             Precision::Bf16 => 2,
         };
         let trained = trained(spec, model);
-        let activations = Activations { model, width, adapter_width: trained.adapter_width };
+        let sp = spec.workers.mesh.sp.into();
+        let activations = Activations { model, width, adapter_width: trained.adapter_width, sp };
         let resident = resident(spec, model, &trained, batch);
         let shards = Shards::new(spec, model, &trained);
         let is_supervised = spec.algorithm.policy_gradient.is_none();
@@ -159,10 +160,9 @@ impl MemoryPlan {
         let mut phases = Vec::new();
         let mut add = |phase, own: Vec<MemoryTerm>| phases.push(PhaseMemory::new(phase, &resident, own));
         if generates {
-            add(
-                Phase::Rollout,
-                [vec![shards.held()], rollout::terms(spec, model, batch, &activations)].concat(),
-            );
+            // Every worker samples sequences of its own.
+            let alone = Activations { sp: 1, ..activations };
+            add(Phase::Rollout, [vec![shards.held()], rollout::terms(spec, model, batch, &alone)].concat());
         }
         if !is_supervised {
             add(Phase::Logprob, [vec![shards.gathered()], logprob(spec, batch, &activations)].concat());
@@ -242,7 +242,7 @@ fn on_gpu(spec: &ResolvedSpec) -> bool {
 fn logprob(spec: &ResolvedSpec, batch: &BatchPlan, activations: &Activations<'_>) -> Vec<MemoryTerm> {
     let budget = spec.training.max_logprob_tokens;
     let FullPass { tokens, predicted, .. } =
-        FullPass::new(spec, share(spec, batch.prompts_per_step), batch.samples_per_prompt, budget);
+        FullPass::new(spec, scored_share(spec, batch.prompts_per_step), batch.samples_per_prompt, budget);
     let reference = if on_gpu(spec) { 0 } else { reference_bytes(spec, activations.model) };
     let layers = vec![
         term("activations", tokens * activations.inference_bytes_per_token()),
@@ -256,7 +256,7 @@ fn update(spec: &ResolvedSpec, batch: &BatchPlan, activations: &Activations<'_>)
     let (budget, prompts) =
         (spec.training.max_tokens_per_micro_batch, spec.training.prompts_per_update.into());
     let FullPass { tokens, predicted, .. } =
-        FullPass::new(spec, share(spec, prompts), batch.samples_per_prompt, budget);
+        FullPass::new(spec, scored_share(spec, prompts), batch.samples_per_prompt, budget);
     let checkpointing = spec.training.activation_checkpointing;
     let kept = vec![
         term("activations", tokens * activations.kept_bytes_per_token(checkpointing)),

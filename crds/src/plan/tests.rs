@@ -253,3 +253,49 @@ fn workers_that_share_a_model_keep_a_part_of_it_and_gather_two_layers_beside_wha
     assert_eq!(term(sharing(2), Phase::Update, "gathered gradients"), 4 * 2 * outer);
     assert_eq!(term(sharing(1), Phase::Update, "gathered weights"), 0);
 }
+
+#[test]
+fn workers_that_share_tokens_hold_a_part_of_each_pass_and_a_budget_together() {
+    let sharing = |sp: u32| {
+        move |spec: &mut Value| {
+            spec["workers"] = json!({"count": 4, "mesh": {"dpShard": 2, "sp": sp}, "device": "Cpu"});
+            // Half of what a group takes, and no whole number of samples.
+            spec["training"]["maxTokensPerMicroBatch"] = ((512 + 8 * 511) / 2).into();
+        }
+    };
+    let mesh = planned(sharing(2)).mesh;
+    assert_eq!((mesh.dp_replicate, mesh.dp_shard, mesh.sp, mesh.world_size()), (1, 2, 2, 4));
+    let passes = |sp| planned(sharing(sp)).batch.max_micro_batches_per_update;
+    // Three samples fit beside a prompt; with twice the room all eight.
+    assert_eq!((passes(1), passes(2)), (8 * 3, 8));
+    let checkpointed = |sp| {
+        move |spec: &mut Value| {
+            sharing(sp)(spec);
+            spec["training"]["activationCheckpointing"] = true.into();
+        }
+    };
+    let token = 4 * 896 * (24 + 2);
+    assert_eq!(term(checkpointed(1), Phase::Update, "activations"), token * (512 + 3 * 511));
+    assert_eq!(term(checkpointed(2), Phase::Update, "activations"), token * (512 + 8 * 511) / 2);
+    let weights = |sp| term(sharing(sp), Phase::Update, "weights");
+    assert_eq!(weights(1), weights(2), "copies of the model are held by dpShard workers alone");
+}
+
+#[test]
+fn a_degree_of_shared_tokens_that_the_heads_do_not_allow_is_answered_with_those_that_they_do() {
+    // 14 query heads look at 2 key heads.
+    let misfit = |sp: u32| {
+        let mut spec = spec();
+        spec["workers"] = json!({"count": 28, "mesh": {"sp": sp}, "device": "Cpu"});
+        let job = validate(&manifest(&spec)).unwrap();
+        super::check_model(job.spec(), &qwen()).err().map(|misfit| misfit.to_string())
+    };
+    for sp in [1, 2, 14] {
+        assert_eq!(misfit(sp), None);
+    }
+    for sp in [4, 7, 28] {
+        let text = misfit(sp).unwrap();
+        let expected = format!("spec.workers.mesh.sp: {sp} workers");
+        assert!(text.starts_with(&expected) && text.ends_with("expected one of 1, 2, 14"), "{text}");
+    }
+}

@@ -1,13 +1,16 @@
-//! Workers: how many, how their ranks are laid out, and what tells a process which rank it is.
+//! Workers: how many, how their ranks are laid out, whether a model fits that, and what tells a process which rank it is.
 
 use serde::Serialize;
 
+use super::model_config::ModelConfig;
+use crate::resolved::ResolvedSpec;
 use crate::spec::{Device, MeshSpec, WorkersSpec};
 
 /// The port of the rendezvous store on the first worker.
 pub const RENDEZVOUS_PORT: u16 = 29500;
 
-/// How ranks share the work: the product of the axes is the number of ranks.
+/// How ranks share the work: the product of the axes is the number of ranks. Rank `(r * dp_shard + d) * sp + s` has the
+/// places r, d and s along them, so that neighbours share tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Mesh {
@@ -15,21 +18,63 @@ pub struct Mesh {
     pub dp_replicate: u32,
     /// Ranks over which parameters, gradients and optimizer are sharded, each with data of its own.
     pub dp_shard: u32,
-    /// Ranks that share the tokens of one micro-batch.
+    /// Ranks that share the tokens of one micro-batch and otherwise hold the same.
     pub sp: u32,
 }
 
 impl Mesh {
     /// The mesh of a valid job.
     pub(super) fn new(workers: &WorkersSpec) -> Self {
-        let MeshSpec { dp_shard } = workers.mesh;
-        Self { dp_replicate: workers.count / dp_shard, dp_shard, sp: 1 }
+        let MeshSpec { dp_shard, sp } = workers.mesh;
+        Self { dp_replicate: workers.count / (dp_shard * sp), dp_shard, sp }
     }
 
     /// Number of ranks.
     pub fn world_size(&self) -> u32 {
         self.dp_replicate * self.dp_shard * self.sp
     }
+}
+
+/// Why a model cannot be trained as the mesh asks.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "spec.workers.mesh.sp: {sp} workers cannot share the heads of a model with {num_heads} query and {num_kv_heads} key \
+     heads: expected {expected}"
+)]
+pub struct Misfit {
+    /// Ranks that would share the tokens of a micro-batch.
+    pub sp: u32,
+    /// Query heads of the model.
+    pub num_heads: usize,
+    /// Key and value heads of the model.
+    pub num_kv_heads: usize,
+    /// The degrees that fit.
+    pub expected: String,
+}
+
+/// Checks that the heads of a model can be dealt out as the job's mesh asks.
+///
+/// # Errors
+/// [`Misfit`], with the degrees that fit.
+pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfit> {
+    let (sp, heads) = (spec.workers.mesh.sp, (model.num_heads as u64, model.num_kv_heads as u64));
+    if deals_out_heads(sp, heads) {
+        return Ok(());
+    }
+    let (num_heads, num_kv_heads) = (model.num_heads, model.num_kv_heads);
+    Err(Misfit { sp, num_heads, num_kv_heads, expected: legal_degrees(heads) })
+}
+
+/// Whether each of `sp` ranks can have as many query heads as the others, with the key heads that these look at.
+pub(crate) fn deals_out_heads(sp: u32, (num_heads, num_kv_heads): (u64, u64)) -> bool {
+    let sp = u64::from(sp);
+    num_heads.is_multiple_of(sp) && (num_kv_heads.is_multiple_of(sp) || sp.is_multiple_of(num_kv_heads))
+}
+
+/// Every degree that fits so many query and key heads, as text.
+pub(crate) fn legal_degrees(heads: (u64, u64)) -> String {
+    let degrees = (1..=u32::try_from(heads.0).unwrap_or(u32::MAX)).filter(|sp| deals_out_heads(*sp, heads));
+    format!("one of {}", degrees.map(|sp| sp.to_string()).collect::<Vec<_>>().join(", "))
 }
 
 /// Workers that are alike.

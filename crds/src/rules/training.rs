@@ -16,6 +16,15 @@ fn holds_longest(spec: &RLTrainingJobSpec, tokens: Option<u32>) -> bool {
     tokens.is_none_or(|tokens| u64::from(tokens) >= longest(spec))
 }
 
+/// What a pass of all workers that share its tokens holds.
+fn together(spec: &RLTrainingJobSpec, tokens: Option<u32>) -> Option<u32> {
+    tokens.map(|tokens| tokens.saturating_mul(spec.workers.mesh.sp))
+}
+
+fn at_least_part_of_longest(spec: &RLTrainingJobSpec) -> String {
+    format!("at least {}", longest(spec).div_ceil(spec.workers.mesh.sp.into()))
+}
+
 pub(super) const RULES: &[Rule] = &[
     Rule {
         scope: "spec.rollout.heldOut",
@@ -99,28 +108,42 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         scope: "spec",
         at: "training.maxTokensPerMicroBatch",
-        reads: &["training.maxTokensPerMicroBatch", "data.maxPromptTokens", "rollout.maxCompletionTokens"],
-        message: "maxTokensPerMicroBatch must hold data.maxPromptTokens and rollout.maxCompletionTokens together",
+        reads: &[
+            "training.maxTokensPerMicroBatch",
+            "workers.mesh.sp",
+            "data.maxPromptTokens",
+            "rollout.maxCompletionTokens",
+        ],
+        message: "maxTokensPerMicroBatch, times workers.mesh.sp, must hold data.maxPromptTokens and rollout.maxCompletionTokens \
+                  together",
         cel: || {
-            "!has(self.training.maxTokensPerMicroBatch) || self.training.maxTokensPerMicroBatch >= \
+            "!has(self.training.maxTokensPerMicroBatch) || self.training.maxTokensPerMicroBatch * self.workers.mesh.sp >= \
              self.data.maxPromptTokens + self.rollout.maxCompletionTokens"
                 .into()
         },
-        holds: Check::Spec(|spec| holds_longest(spec, spec.training.max_tokens_per_micro_batch)),
-        allowed: Some(at_least_longest),
+        holds: Check::Spec(|spec| {
+            holds_longest(spec, together(spec, spec.training.max_tokens_per_micro_batch))
+        }),
+        allowed: Some(at_least_part_of_longest),
     },
     Rule {
         scope: "spec",
         at: "training.maxLogprobTokens",
-        reads: &["training.maxLogprobTokens", "data.maxPromptTokens", "rollout.maxCompletionTokens"],
-        message: "maxLogprobTokens must hold data.maxPromptTokens and rollout.maxCompletionTokens together",
+        reads: &[
+            "training.maxLogprobTokens",
+            "workers.mesh.sp",
+            "data.maxPromptTokens",
+            "rollout.maxCompletionTokens",
+        ],
+        message: "maxLogprobTokens, times workers.mesh.sp, must hold data.maxPromptTokens and rollout.maxCompletionTokens \
+                  together",
         cel: || {
-            "!has(self.training.maxLogprobTokens) || self.training.maxLogprobTokens >= \
+            "!has(self.training.maxLogprobTokens) || self.training.maxLogprobTokens * self.workers.mesh.sp >= \
              self.data.maxPromptTokens + self.rollout.maxCompletionTokens"
                 .into()
         },
-        holds: Check::Spec(|spec| holds_longest(spec, spec.training.max_logprob_tokens)),
-        allowed: Some(at_least_longest),
+        holds: Check::Spec(|spec| holds_longest(spec, together(spec, spec.training.max_logprob_tokens))),
+        allowed: Some(at_least_part_of_longest),
     },
     Rule {
         scope: "spec.training",

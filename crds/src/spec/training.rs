@@ -25,13 +25,13 @@ pub struct TrainingSpec {
     /// Passes over the samples of a step.
     #[schemars(range(min = 1, max = 1000))]
     pub epochs_per_batch: u32,
-    /// Most tokens of one forward and backward pass, never exceeded. A prompt counts once for all of its samples in
-    /// the pass. By default what a whole group of the longest sequences takes, within 1024 and 4096, or twice
+    /// Most tokens of one forward and backward pass on one worker, never exceeded; `workers.mesh.sp` workers together hold so
+    /// many times more. A prompt counts once for all of its samples in the pass. By default what a whole group of the longest sequences takes, within 1024 and 4096, or twice
     /// the longest sequence where that is more.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 2, max = 16777216))]
     pub max_tokens_per_micro_batch: Option<u32>,
-    /// Most tokens of one forward pass without gradients; by default twice `maxTokensPerMicroBatch`.
+    /// Most tokens of one forward pass without gradients, likewise; by default twice `maxTokensPerMicroBatch`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 2, max = 16777216))]
     pub max_logprob_tokens: Option<u32>,

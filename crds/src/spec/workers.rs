@@ -14,7 +14,7 @@ pub struct WorkersSpec {
     /// that of one worker up to rounding.
     #[schemars(range(min = 1, max = 1024))]
     pub count: u32,
-    /// How workers share the model.
+    /// How workers share the model and the tokens.
     pub mesh: MeshSpec,
     /// Seconds that a worker waits for the others in one exchange before they count as lost. A worker that dies is
     /// noticed at once; this is for one that hangs.
@@ -88,7 +88,8 @@ impl Default for WorkersSpec {
     }
 }
 
-/// How workers share the model: `count / dpShard` copies of it, each held by `dpShard` workers.
+/// How workers share the model and the tokens: `count / (dpShard * sp)` times `dpShard` times `sp` of them, the neighbours
+/// along the last.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct MeshSpec {
@@ -97,11 +98,17 @@ pub struct MeshSpec {
     /// a copy of its own.
     #[schemars(range(min = 1, max = 1024))]
     pub dp_shard: u32,
+    /// Workers that share the tokens of one micro-batch (Ulysses sequence parallelism), so that a sequence may be longer than
+    /// one of them could hold; `dpShard * sp` divides `count`. Each computes a part of the tokens, and attention over all of them
+    /// for a part of the heads: `sp` divides the model's query heads, and divides or is a multiple of its key heads. With 1 each
+    /// worker has tokens of its own.
+    #[schemars(range(min = 1, max = 1024))]
+    pub sp: u32,
 }
 
 impl Default for MeshSpec {
     fn default() -> Self {
-        Self { dp_shard: 1 }
+        Self { dp_shard: 1, sp: 1 }
     }
 }
 

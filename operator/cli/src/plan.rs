@@ -27,6 +27,9 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
         Err(error) => return manifest::report(error),
     };
     let model = model_config(&job, args.model_config.as_deref())?;
+    if let Some(model) = &model {
+        plan::check_model(job.spec(), model).context("fit the model to the workers")?;
+    }
     let plan = plan::plan(&job, model.as_ref());
     let prepared = Prepared { job, plan, manifest_digest: OnceLock::new() };
     if args.server {

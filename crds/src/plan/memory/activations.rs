@@ -18,6 +18,8 @@ pub(super) struct Activations<'a> {
     pub(super) width: u64,
     /// Inner values of the adapters of one token, over all layers.
     pub(super) adapter_width: u64,
+    /// Workers that share the tokens of a pass.
+    pub(super) sp: u64,
 }
 
 impl Activations<'_> {
@@ -28,6 +30,21 @@ impl Activations<'_> {
         (hidden, feed_forward, heads(model.num_heads), heads(model.num_kv_heads))
     }
 
+    /// What attention looks at, of each token of a worker: q + 2k, of as many key heads as there are workers if that is
+    /// more. Workers that share tokens exchange it; 0 for one that has its own.
+    fn exchanged(&self) -> u64 {
+        if self.sp == 1 {
+            return 0;
+        }
+        let (_, _, queries, _) = self.sizes();
+        queries + 2 * self.dealt_keys()
+    }
+
+    /// The width of the key heads that attention looks at, copies for several workers included.
+    fn dealt_keys(&self) -> u64 {
+        (self.model.num_kv_heads as u64).max(self.sp) * self.model.head_dim as u64
+    }
+
     fn num_layers(&self) -> u64 {
         self.model.num_layers as u64
     }
@@ -35,11 +52,13 @@ impl Activations<'_> {
     /// What one layer keeps for its backward pass, its input aside: both normed inputs, the middle of the residual
     /// stream, rotated q and k, v, the attention's output, gate, up and their product (b (3h + 2q + 2k + 3f)); q and
     /// k before their norms where they have some; in fp32 the attention's log-sum of each head and a factor for each
-    /// norm.
+    /// norm. Where tokens are shared, the attention's output twice: some heads of all tokens, and all heads of some.
     fn layer_bytes_per_token(&self) -> u64 {
         let (hidden, feed_forward, queries, keys) = self.sizes();
         let before_norms = if self.model.qk_norm { queries + keys } else { 0 };
-        let numbers = 3 * hidden + 2 * queries + 2 * keys + 3 * feed_forward + before_norms;
+        let outputs = if self.sp == 1 { queries } else { 2 * queries };
+        let attention = queries + 2 * self.dealt_keys() + outputs;
+        let numbers = 3 * hidden + attention + 3 * feed_forward + before_norms;
         let statistics = self.model.num_heads as u64 + 2;
         let adapters = self.adapter_width / self.num_layers().max(1);
         self.width * (numbers + adapters) + FP32 * statistics
@@ -60,19 +79,19 @@ impl Activations<'_> {
 
     /// Gradients that are alive in the backward pass of one feed-forward block: of the residual stream, of the
     /// normed hidden states, of the block's input twice before both are added, of gate, up and their product
-    /// (b (4h + 3f)).
+    /// (b (4h + 3f)); or of an exchange beside the residual stream's: by heads, put together, dealt out and received.
     pub(super) fn gradient_bytes_per_token(&self) -> u64 {
         let (hidden, feed_forward, ..) = self.sizes();
-        self.width * (4 * hidden + 3 * feed_forward)
+        self.width * (4 * hidden + 3 * feed_forward).max(hidden + 4 * self.exchanged())
     }
 
     /// The widest moment of a layer without gradients: the residual stream and the normed input beside either gate,
     /// up, their product and the output (b (3h + 3f)), or q, k, v, rotated q and k and the attention's output
-    /// (b (2h + 3q + 3k)).
+    /// (b (2h + 3q + 3k)), and what is exchanged as it is put together, sent and received.
     pub(super) fn inference_bytes_per_token(&self) -> u64 {
         let (hidden, feed_forward, queries, keys) = self.sizes();
         let feed_forward_block = 3 * hidden + 3 * feed_forward;
-        let attention_block = 2 * hidden + 3 * queries + 3 * keys;
+        let attention_block = 2 * hidden + 3 * queries + 3 * keys + 3 * self.exchanged();
         self.width * feed_forward_block.max(attention_block)
     }
 
