@@ -1,15 +1,17 @@
-//! Ranks that share one model train as one that has the whole, and leave checkpoints that any number of ranks goes on
-//! from.
+//! Ranks that share one model, and the tokens of every sequence, train as one that has the whole, and leave checkpoints that
+//! any number of ranks goes on from.
+
+use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::job::{Place, merge};
+use crate::job::{Ended, Place, merge, on_files, small_model};
 use crate::ranks::{TOLERANCE, difference, on, train};
 
-/// `changes` with the model shared by `dp_shard` ranks, in sizes that these do not divide.
-fn shared_by(dp_shard: u32, changes: &Value) -> Value {
+/// `changes` with the model shared by `dp_shard` ranks, in sizes that these do not divide, and tokens by `sp`.
+fn shared_by((dp_shard, sp): (u32, u32), changes: &Value) -> Value {
     let mut shared = uneven(changes);
-    merge(&mut shared, json!({ "workers": { "mesh": { "dpShard": dp_shard } } }));
+    merge(&mut shared, json!({ "workers": { "mesh": { "dpShard": dp_shard, "sp": sp } } }));
     shared
 }
 
@@ -29,45 +31,61 @@ fn ranks_that_share_a_model_train_as_one() {
         "training": { "steps": 3, "evaluateEvery": 1, "evaluateBefore": true }
     });
     let one = train(1, &uneven(&changes));
-    for (count, dp_shard) in [(2, 2), (4, 2)] {
-        let shared = train(count, &shared_by(dp_shard, &changes));
+    for (count, mesh) in [(4, (2, 1)), (4, (2, 2))] {
+        let shared = train(count, &shared_by(mesh, &changes));
         let difference = difference(&one, &shared);
-        assert!(difference < TOLERANCE, "{count} ranks by {dp_shard} differ by {difference}");
+        assert!(difference < TOLERANCE, "{count} ranks by {mesh:?} differ by {difference}");
     }
 }
 
 #[test]
-fn every_pass_over_the_model_is_the_same_on_shards() {
-    for changes in [
-        json!({ "model": { "lora": { "rank": 4, "alpha": 8 } }, "algorithm": { "kl": { "coefficient": 0.1 } } }),
-        json!({ "algorithm": { "kind": "GSPO" }, "training": { "promptsPerUpdate": 1, "epochsPerBatch": 2 } }),
-        json!({ "algorithm": { "loss": { "policy": "ClipCov" }, "advantage": { "estimator": "OptimalTokenBaseline" } } }),
-    ] {
-        let (one, three) = (train(1, &uneven(&changes)), train(3, &shared_by(3, &changes)));
-        let difference = difference(&one, &three);
-        assert!(difference < TOLERANCE, "{changes} differs by {difference}");
+fn every_pass_over_the_model_is_the_same_on_parts() {
+    let adapter = json!({ "model": { "lora": { "rank": 4, "alpha": 8 } }, "algorithm": { "kl": { "coefficient": 0.1 } } });
+    let sequences = json!({ "algorithm": { "kind": "GSPO" }, "training": { "promptsPerUpdate": 1, "epochsPerBatch": 2 } });
+    let batch = json!({ "algorithm": {
+        "loss": { "policy": "ClipCov" }, "advantage": { "estimator": "OptimalTokenBaseline" }
+    } });
+    for (count, mesh, changes) in [(3, (3, 1), adapter), (4, (2, 2), sequences), (2, (1, 2), batch)] {
+        let (one, many) = (train(1, &uneven(&changes)), train(count, &shared_by(mesh, &changes)));
+        let difference = difference(&one, &many);
+        assert!(difference < TOLERANCE, "{changes} by {mesh:?} differs by {difference}");
     }
 }
 
 #[test]
-fn a_checkpoint_of_shards_is_gone_on_from_by_any_number_of_ranks() {
+fn a_checkpoint_of_parts_is_gone_on_from_by_any_number_of_ranks() {
     let steps =
         |steps: u32| json!({ "training": { "steps": steps }, "algorithm": { "coldStart": { "steps": 1 } } });
     let whole = train(1, &uneven(&steps(5)));
     let resumed = Place::new();
-    for (count, dp_shard, num_steps) in [(4, 2, 1), (1, 1, 2), (3, 3, 3), (2, 2, 4), (1, 1, 5)] {
+    let meshes = [(4, (2, 2)), (1, (1, 1)), (3, (3, 1)), (2, (1, 2)), (1, (1, 1))];
+    for ((count, mesh), num_steps) in meshes.into_iter().zip(1..) {
         let says = (num_steps > 1).then(|| format!("resuming after step {}", num_steps - 1));
         let says: Vec<&str> = says.iter().map(String::as_str).collect();
-        resumed.train(&on(count, &shared_by(dp_shard, &steps(num_steps)))).expect(0, &says);
+        resumed.train(&on(count, &shared_by(mesh, &steps(num_steps)))).expect(0, &says);
     }
     let difference = difference(&whole, &resumed);
     assert!(difference < TOLERANCE, "{difference}");
 }
 
 #[test]
-fn a_degree_that_does_not_divide_the_workers_is_refused_by_its_name() {
+fn degrees_that_do_not_fit_are_refused_by_their_names() {
+    for (mesh, words) in [
+        ((3, 1), ["spec.workers.mesh.dpShard", "one of 1, 2, 4"]),
+        ((2, 4), ["spec.workers.mesh.sp", "one of 1, 2"]),
+    ] {
+        Place::new().train(&on(4, &shared_by(mesh, &json!({})))).expect(2, &words);
+    }
+}
+
+/// The heads of a model from a folder are known where the folder is.
+#[test]
+fn a_model_whose_heads_cannot_be_dealt_out_is_refused_with_the_degrees_that_fit() {
     let place = Place::new();
-    place
-        .train(&on(4, &shared_by(3, &json!({}))))
-        .expect(2, &["spec.workers.mesh.dpShard", "one of 1, 2, 4"]);
+    let workers = json!({ "workers": { "count": 3, "mesh": { "sp": 3 } } });
+    let manifest = on_files(small_model(), workers);
+    let words = ["spec.workers.mesh.sp: 3 workers cannot share the heads", "expected one of 1, 2"];
+    place.train(&manifest).expect(78, &words);
+    let mut plan = Command::new(rlt_tests::fresh_binary("rlctl"));
+    Ended::of(plan.args(["plan", "-f"]).arg(place.write(&manifest)).output().unwrap()).expect(1, &words);
 }
