@@ -4,6 +4,9 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <c10/util/env.h>
+
+#include <mutex>
 
 #include "border.h"
 
@@ -38,8 +41,17 @@ void hand_over(const std::vector<uint8_t>& value, uint8_t** data, size_t* len) {
   std::copy(value.begin(), value.end(), *data);
 }
 
+// c10d notes the operations of all groups of a process in one map, which it fills without a lock: threads that use
+// groups of their own would tear it. Nobody reads it; without room it notes nothing. It is asked for once, before the
+// first operation.
+void note_no_operations() {
+  static std::once_flag once;
+  std::call_once(once, [] { c10::utils::set_env("TORCH_FR_BUFFER_SIZE", "0", true); });
+}
+
 GroupPointer join(const StorePointer& store, const char* name, int rank, int size, const char* address,
                   int64_t timeout_ms) {
+  note_no_operations();
   auto options = c10d::ProcessGroupGloo::Options::create(Milliseconds(timeout_ms));
   options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
   auto prefixed = c10::make_intrusive<c10d::PrefixStore>(std::string(name), store);
