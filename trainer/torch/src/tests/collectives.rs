@@ -153,7 +153,7 @@ fn a_rank_that_does_not_come_to_an_operation_is_named_within_the_timeout() {
     thread::scope(|scope| {
         let join = |rank| {
             let timeouts =
-                Membership { operation_timeout: Duration::from_secs(1), ..membership(port, rank, 3) };
+                Membership { operation_timeout: Duration::from_secs(3), ..membership(port, rank, 3) };
             Rendezvous::join(timeouts).unwrap()
         };
         let (done, is_done) = std::sync::mpsc::channel::<()>();
@@ -172,7 +172,7 @@ fn a_rank_that_does_not_come_to_an_operation_is_named_within_the_timeout() {
                 let (begin, tensor) = (Instant::now(), Tensor::ones([4], tch::kind::FLOAT_CPU));
                 let error =
                     group.all_reduce(&tensor, Reduction::Sum).and_then(|pending| pending.wait()).unwrap_err();
-                assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+                assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
                 let CollectiveError::Failed { operation, sequence, diagnosis, .. } = &error else {
                     panic!("{error}")
                 };
