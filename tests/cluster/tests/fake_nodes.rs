@@ -2,9 +2,11 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test that can not go on says where")]
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use rlt_cluster::{FakeNodes, Options, Shared};
 use serde_json::{Value, json};
@@ -40,22 +42,43 @@ async fn wait_for_phase(pods: &Api<Pod>, name: &str, phase: &str) -> Pod {
     waited.await.unwrap_or_else(|_| panic!("{name} did not become {phase}"))
 }
 
+/// The pods that run, once there are so many and none of them is being deleted.
+async fn wait_for_running(pods: &Api<Pod>, count: usize) -> Vec<Pod> {
+    let runs = |pod: &Pod| {
+        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+        phase == Some("Running") && pod.metadata.deletion_timestamp.is_none()
+    };
+    let waited = tokio::time::timeout(PATIENCE, async {
+        loop {
+            let mut all = pods.list(&Default::default()).await.unwrap().items;
+            all.retain(runs);
+            if all.len() == count {
+                return all;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    waited.await.unwrap_or_else(|_| panic!("not {count} pods became Running"))
+}
+
 #[tokio::test]
 async fn pods_run_and_accelerators_are_accounted_for() {
     let Some(cluster) = CLUSTER.get() else { return };
     let namespace = cluster.namespace("gpus").await.unwrap();
     let pods: Api<Pod> = Api::namespaced(cluster.client().await.unwrap(), &namespace);
-    let mut nodes = std::collections::BTreeSet::new();
     for name in ["a", "b", "c", "d"] {
         pods.create(&PostParams::default(), &pod(name, 8, json!({}))).await.unwrap();
     }
-    for name in ["a", "b", "c"] {
-        nodes.insert(wait_for_phase(&pods, name, "Running").await.spec.unwrap().node_name.unwrap());
-    }
+    // Which of them waits is the scheduler's choice.
+    let running = wait_for_running(&pods, 3).await;
+    let node = |pod: &Pod| pod.spec.as_ref().unwrap().node_name.clone();
+    let nodes: BTreeSet<_> = running.iter().map(node).collect();
     assert_eq!(nodes.len(), 3, "eight of eight accelerators leave room for nobody else: {nodes:?}");
-    assert!(pods.get("d").await.unwrap().spec.unwrap().node_name.is_none());
-    pods.delete("a", &DeleteParams::default()).await.unwrap();
-    wait_for_phase(&pods, "d", "Running").await;
+    let all = pods.list(&Default::default()).await.unwrap();
+    assert_eq!(all.iter().filter(|pod| node(pod).is_none()).count(), 1);
+    pods.delete(&running[0].name_any(), &DeleteParams::default()).await.unwrap();
+    let others = wait_for_running(&pods, 3).await;
+    assert!(others.iter().all(|pod| pod.name_any() != running[0].name_any()));
     pods.delete_collection(&DeleteParams::default(), &Default::default()).await.unwrap();
 }
 
