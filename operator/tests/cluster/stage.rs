@@ -253,14 +253,20 @@ impl Operator {
     }
 
     /// Ends it between any two of its instructions.
-    pub(crate) async fn kill(self) {
+    pub(crate) async fn kill(mut self) {
         self.task.abort();
-        let _ = self.task.await;
+        let _ = (&mut self.task).await;
     }
 
     /// Lets it finish what it has begun.
     pub(crate) async fn stop(mut self) {
         drop(self.stop.take());
-        self.task.await.unwrap();
+        (&mut self.task).await.unwrap();
+    }
+}
+
+impl Drop for Operator {
+    fn drop(&mut self) {
+        self.task.abort();
     }
 }

@@ -23,7 +23,11 @@ async fn live(stage: &Stage, witness: &Witness, name: &str, axes: &[Axe]) -> boo
             () = &mut life => false,
         };
         if !has_fallen {
-            operator.stop().await;
+            // A last call, such as an event, may still follow the end of the life, and the axe fall at that.
+            tokio::select! {
+                () = axe.fallen() => {}
+                () = operator.stop() => {}
+            }
             check(witness, name, statuses + axe.num_statuses()).await;
             return false;
         }
