@@ -132,7 +132,8 @@ impl Stage {
 
     pub(crate) async fn set_status(&self, pod: &Pod, status: Value) {
         let (name, patch) = (pod.name_any(), json!({"metadata": {"uid": pod.uid()}, "status": status}));
-        self.pods().patch_status(&name, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
+        // As a kubelet does: conditions of others, such as why a pod is evicted, stay.
+        self.pods().patch_status(&name, &PatchParams::default(), &Patch::Strategic(patch)).await.unwrap();
     }
 
     /// Starts an operator that works in this namespace alone.
