@@ -7,8 +7,8 @@ use k8s_openapi::jiff::Timestamp;
 
 use crate::labels;
 
-/// One pod of a job.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// One pod of a job; by default one of which nothing is known yet.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Worker {
     /// The pod's name.
     pub name: Arc<str>,
@@ -43,9 +43,10 @@ pub struct Worker {
 }
 
 /// How far a pod is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WorkerPhase {
     /// It waits for a node, an image or a volume.
+    #[default]
     Pending,
     /// Its process runs.
     Running,

@@ -44,14 +44,8 @@ fn worker(phase: WorkerPhase, attempt: u32, exit_code: Option<i32>) -> Arc<Worke
         attempt,
         phase,
         is_ready: phase == WorkerPhase::Running,
-        is_deleting: false,
-        leaves_by: None,
-        node: None,
-        address: None,
         exit,
-        disruption: None,
-        waiting: None,
-        explanation: None,
+        ..Worker::default()
     })
 }
 

@@ -15,13 +15,13 @@ mod gradients;
 pub(crate) mod islands;
 mod micro_batch;
 pub(crate) mod probe;
+pub(crate) mod scoring;
 
 use std::ops::Range;
 
-use rlt_core::batch::Batch;
 use rlt_core::loss::{LossError, LossMetrics, PreparedLoss};
 use rlt_core::packing::PackingError;
-use tch::{Device, Kind, Tensor, no_grad};
+use tch::Tensor;
 
 pub use self::gradients::OuterGradients;
 use self::islands::Model;
@@ -152,131 +152,6 @@ impl Actor {
         &self.ranks
     }
 
-    /// Scores every completion token of `batch` under the actor (`Adapter::On`) or the reference (`Adapter::Off`),
-    /// in micro-batches of at most `max_tokens` tokens for each rank of a stream.
-    ///
-    /// # Errors
-    /// When a sequence alone is longer than a micro-batch may be, or a rank is lost.
-    pub fn score(
-        &self,
-        batch: &Batch,
-        adapter: Adapter,
-        max_tokens: usize,
-    ) -> Result<TokenScores, ActorError> {
-        self.score_through(self.model(), batch, adapter, max_tokens)
-    }
-
-    /// The same under another decoder, which every rank has the whole of: a frozen reference.
-    ///
-    /// # Errors
-    /// When a sequence alone is longer than `max_tokens`, or a kernel refuses its input.
-    pub fn score_with(
-        &self,
-        decoder: &Decoder,
-        batch: &Batch,
-        adapter: Adapter,
-        max_tokens: usize,
-    ) -> Result<TokenScores, ActorError> {
-        let model = Model { decoder, shards: None, stream: self.ranks.stream() };
-        self.score_through(model, batch, adapter, max_tokens)
-    }
-
-    fn score_through(
-        &self,
-        model: Model<'_>,
-        batch: &Batch,
-        adapter: Adapter,
-        max_tokens: usize,
-    ) -> Result<TokenScores, ActorError> {
-        let num_tokens = batch.rows.num_tokens();
-        let mut scores = TokenScores { logprobs: vec![0.0; num_tokens], entropies: vec![0.0; num_tokens] };
-        for micro_batch in self.own_passes(batch, model, max_tokens)? {
-            let Some(micro_batch) = micro_batch else {
-                model.pass_by()?;
-                continue;
-            };
-            let micro_scores = self.score_pass(model, &micro_batch, adapter)?;
-            batch.scatter(&micro_batch.row_idxs, &micro_scores.logprobs, &mut scores.logprobs);
-            batch.scatter(&micro_batch.row_idxs, &micro_scores.entropies, &mut scores.entropies);
-        }
-        self.ranks.sum(&mut [&mut scores.logprobs, &mut scores.entropies])?;
-        Ok(scores)
-    }
-
-    /// Scores one micro-batch of [`Self::passes`] without gradients, all of its completion tokens on every rank of its
-    /// stream; nothing for none.
-    ///
-    /// # Errors
-    /// When a kernel refuses its input, or a rank is lost.
-    pub fn score_micro_batch(
-        &self,
-        micro_batch: Option<&MicroBatch>,
-        adapter: Adapter,
-    ) -> Result<TokenScores, ActorError> {
-        let Some(micro_batch) = micro_batch else {
-            return Ok(self.model().pass_by().map(|()| TokenScores::default())?);
-        };
-        let mut scores = self.score_pass(self.model(), micro_batch, adapter)?;
-        self.ranks.sum_over_stream(&mut scores.logprobs)?;
-        self.ranks.sum_over_stream(&mut scores.entropies)?;
-        Ok(scores)
-    }
-
-    /// Scores what is predicted from this rank's tokens; 0 for other completion tokens of the micro-batch.
-    fn score_pass(
-        &self,
-        model: Model<'_>,
-        micro_batch: &MicroBatch,
-        adapter: Adapter,
-    ) -> Result<TokenScores, ActorError> {
-        let context = model.decoder.context(&micro_batch.input, adapter);
-        let normed_td = islands::infer(model, &micro_batch.input, &context)?;
-        let (logprobs, entropies) = no_grad(|| {
-            let predicting_cd = normed_td.index_select(0, &micro_batch.predictors_c);
-            rlt_torch::head_forward(
-                &predicting_cd,
-                &model.decoder.compute_head_weight(),
-                &micro_batch.targets,
-                self.options.temperature,
-                self.options.head_chunk_tokens,
-            )
-        })?;
-        model.leave()?;
-        Ok(TokenScores { logprobs: micro_batch.spread(&logprobs), entropies: micro_batch.spread(&entropies) })
-    }
-
-    /// Sum of the squared probabilities of the whole vocabulary at every completion token of `batch`.
-    ///
-    /// # Errors
-    /// When a sequence alone is longer than `max_tokens`.
-    pub fn sum_pi_squared(&self, batch: &Batch, max_tokens: usize) -> Result<Vec<f64>, ActorError> {
-        let model = self.model();
-        let mut sums = vec![0.0; batch.rows.num_tokens()];
-        for micro_batch in self.own_passes(batch, model, max_tokens)? {
-            let Some(micro_batch) = micro_batch else {
-                model.pass_by()?;
-                continue;
-            };
-            let context = self.decoder.context(&micro_batch.input, Adapter::On);
-            let predicting_cd = islands::infer(model, &micro_batch.input, &context)?
-                .index_select(0, &micro_batch.predictors_c);
-            let sums_c = no_grad(|| {
-                let chunks = predicting_cd.split(self.options.head_chunk_tokens as i64, 0);
-                let sums = chunks.iter().map(|chunk_cd| {
-                    let logits_cv =
-                        self.decoder.logits(chunk_cd).to_kind(Kind::Float) / self.options.temperature;
-                    logits_cv.softmax(-1, Kind::Float).square().sum_dim_intlist(-1, false, Kind::Float)
-                });
-                Tensor::cat(&sums.collect::<Vec<_>>(), 0).to_device(Device::Cpu)
-            });
-            model.leave()?;
-            let micro_sums = micro_batch.spread(rlt_torch::f32_slice(&sums_c)?);
-            batch.scatter(&micro_batch.row_idxs, &micro_sums, &mut sums);
-        }
-        self.ranks.sum(&mut [&mut sums])?;
-        Ok(sums)
-    }
-
     /// Adds the gradient of one micro-batch's share of the loss. Head and loss run chunk by chunk in one pass, so
     /// logits are computed once.
     ///
@@ -394,33 +269,7 @@ impl Actor {
     /// # Errors
     /// When a rank is lost.
     pub fn passes(&self, micro_batches: Vec<MicroBatch>) -> Result<Vec<Option<MicroBatch>>, RankError> {
-        self.passes_of(self.model(), micro_batches)
-    }
-
-    fn passes_of(
-        &self,
-        model: Model<'_>,
-        micro_batches: Vec<MicroBatch>,
-    ) -> Result<Vec<Option<MicroBatch>>, RankError> {
-        let num_own = micro_batches.len();
-        let num_passes =
-            if model.shards.is_some() { self.ranks.max(num_own as i64)? as usize } else { num_own };
-        let mut passes: Vec<_> = micro_batches.into_iter().map(Some).collect();
-        passes.resize_with(num_passes, || None);
-        Ok(passes)
-    }
-
-    /// The passes of this rank's share of a batch in micro-batches of at most `max_tokens` tokens.
-    fn own_passes(
-        &self,
-        batch: &Batch,
-        model: Model<'_>,
-        max_tokens: usize,
-    ) -> Result<Vec<Option<MicroBatch>>, ActorError> {
-        let all: Vec<usize> = (0..batch.rows.num_rows()).collect();
-        let own = self.ranks.share_of(batch, &all, model.decoder.config.hidden_size);
-        let part = self.ranks.stream_part();
-        Ok(self.passes_of(model, MicroBatch::split(batch, &own, model.decoder, max_tokens, part)?)?)
+        self.model().passes(&self.ranks, micro_batches)
     }
 
     /// Throws the gathered gradients away.

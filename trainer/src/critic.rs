@@ -16,11 +16,11 @@ use rlt_core::batch::Batch;
 use tch::{Kind, Tensor, no_grad};
 
 pub use self::learn::{CriticError, CriticReport, value_metrics};
-use crate::actor::{ActorError, MicroBatch, OuterGradients, islands, narrow};
+use crate::actor::{ActorError, MicroBatch, OuterGradients, islands, narrow, scoring};
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::model::{Adapter, Decoder, LoraError};
 use crate::optim::{AdamW, AdamWOptions, OptimError};
-use crate::parallel::{RankError, Ranks};
+use crate::parallel::Ranks;
 
 /// Before the names of the critic's tensors in a checkpoint.
 const PREFIX: &str = "critic.";
@@ -101,27 +101,17 @@ impl Critic {
     /// # Errors
     /// When a sequence alone is longer than `max_tokens`, or a rank is lost.
     pub fn values(&self, batch: &Batch, max_tokens: usize) -> Result<Vec<f64>, ActorError> {
-        let all: Vec<usize> = (0..batch.rows.num_rows()).collect();
-        let own = self.ranks.share_of(batch, &all, self.decoder.config.hidden_size);
-        let mut values = vec![0.0; batch.rows.num_tokens()];
-        for micro_batch in
-            MicroBatch::split(batch, &own, &self.decoder, max_tokens, self.ranks.stream_part())?
-        {
-            let context = self.decoder.context(&micro_batch.input, Adapter::On);
-            let values_c = no_grad(|| {
-                let normed_td = islands::infer(self.model(), &micro_batch.input, &context)?;
-                Ok::<_, RankError>(self.head(&normed_td.index_select(0, &micro_batch.predictors_c)))
-            })?;
-            let micro_values = micro_batch.spread(rlt_torch::f32_slice(&values_c)?);
-            batch.scatter(&micro_batch.row_idxs, &micro_values, &mut values);
-        }
-        self.ranks.sum(&mut [&mut values])?;
+        let of_hidden = |predicting_cd: &Tensor, _: &MicroBatch| {
+            Ok([rlt_torch::f32_slice(&self.head(predicting_cd))?.to_vec()])
+        };
+        let [values] =
+            scoring::of_batch(self.model(), &self.ranks, batch, Adapter::On, max_tokens, of_hidden)?;
         Ok(values)
     }
 
     /// Every rank has the whole of it.
     fn model(&self) -> islands::Model<'_> {
-        islands::Model { decoder: &self.decoder, shards: None, stream: self.ranks.stream() }
+        islands::Model::whole(&self.decoder, &self.ranks)
     }
 
     /// Values of hidden states `[c, d]`: f32 `[c]` on the CPU.

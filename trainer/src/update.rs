@@ -167,9 +167,8 @@ impl OneUpdate<'_> {
     ) -> Result<(), UpdateError> {
         let Self { batch, plan, seed, .. } = *self;
         let denominators = Denominators::of(&batch.micro_rows(row_idxs));
-        let own = actor.ranks().share_of(batch, row_idxs, actor.decoder.config.hidden_size);
         let micro_batches =
-            MicroBatch::split(batch, &own, &actor.decoder, plan.max_tokens, actor.ranks().stream_part())?;
+            MicroBatch::share(batch, row_idxs, &actor.decoder, plan.max_tokens, actor.ranks())?;
         let passes = actor.passes(micro_batches)?;
         let selected = self.select_tokens(actor, row_idxs, &passes)?;
         actor.set_dropout_seed(Some(seed));

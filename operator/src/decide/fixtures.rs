@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::job::Job;
 use crate::prepare::Prepared;
-use crate::worker::{Exit, Worker, WorkerPhase};
+use crate::worker::{Exit, Worker};
 
 /// The quickstart's specification with another run policy.
 pub(crate) fn job(run_policy: &Value) -> Job {
@@ -30,16 +30,7 @@ pub(crate) fn worker(idx: u32, attempt: u32) -> Worker {
         resource_version: "1".into(),
         idx,
         attempt,
-        phase: WorkerPhase::Pending,
-        is_ready: false,
-        is_deleting: false,
-        leaves_by: None,
-        node: None,
-        address: None,
-        exit: None,
-        disruption: None,
-        waiting: None,
-        explanation: None,
+        ..Worker::default()
     }
 }
 

@@ -6,10 +6,10 @@ use k8s_openapi::api::events::v1::Event;
 use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams, ListParams};
 use rlt_api::FailureCause;
-use rlt_api::status::{ConditionStatus, ConditionType, RLTrainingJobStatus};
+use rlt_api::status::{ConditionStatus, ConditionType};
 use serde_json::json;
 
-use crate::stage::{ADDRESS, is_true, reason};
+use crate::stage::{ADDRESS, is_true, reason, unseen};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_becomes_a_pod_runs_and_completes_and_its_status_says_so() {
@@ -195,8 +195,7 @@ async fn a_job_of_another_manager_is_left_alone() {
     stage.post("theirs", json!({"runPolicy": {"managedBy": "kueue.x-k8s.io/multikueue"}})).await;
     stage.post("ours", json!({"runPolicy": {"managedBy": "rltraining.dev/operator"}})).await;
     stage.worker("ours", 1).await;
-    let unseen = RLTrainingJobStatus { observed_generation: Some(-1), ..RLTrainingJobStatus::default() };
-    assert_eq!(stage.status("theirs").await, unseen);
+    assert_eq!(stage.status("theirs").await, unseen());
 }
 
 #[tokio::test]

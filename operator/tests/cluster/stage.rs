@@ -172,6 +172,11 @@ pub(crate) fn container(state: Value) -> Value {
     })
 }
 
+/// The status of a job that no operator has seen.
+pub(crate) fn unseen() -> RLTrainingJobStatus {
+    RLTrainingJobStatus { observed_generation: Some(-1), ..RLTrainingJobStatus::default() }
+}
+
 pub(crate) fn is_true(status: &RLTrainingJobStatus, type_: ConditionType) -> bool {
     reason(status, type_).is_some_and(|(holds, _)| holds == ConditionStatus::True)
 }

@@ -17,7 +17,7 @@ use serde_json::Value;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
-use crate::stage::{PATIENCE, Stage, is_true};
+use crate::stage::{PATIENCE, Stage, is_true, unseen};
 
 /// One version of an object, or its end.
 #[derive(Clone, Debug)]
@@ -97,8 +97,7 @@ impl Witness {
             _ => None,
         });
         // The one that a job has from the beginning is nobody's.
-        let mut last =
-            RLTrainingJobStatus { observed_generation: Some(-1), ..RLTrainingJobStatus::default() };
+        let mut last = unseen();
         statuses.filter(|status| **status != std::mem::replace(&mut last, (*status).clone())).count()
     }
 

@@ -194,13 +194,27 @@ fn score_and_generate_end_on_a_model_as_a_job_on_it_does() {
 }
 
 /// Weights that are finite but overflow in the first product.
-pub(crate) fn overflow(model: &Path) {
+fn overflow(model: &Path) {
     edit_weights(model, |header, data| {
         let gate = "model.layers.0.mlp.gate_proj.weight";
         let up = "model.layers.0.mlp.up_proj.weight";
         set(header, data, gate, |_| true, 1e30);
         set(header, data, up, |_| true, 1e30);
     });
+}
+
+/// A job of nine steps whose losses are never finite; the fourth in a row is one too many.
+pub(crate) fn diverging(place: &Place) -> Value {
+    let model = place.file("model");
+    copy_of_small_model(&model);
+    overflow(&model);
+    on_files(
+        &model,
+        json!({
+            "algorithm": { "kind": "SFT" }, "rewards": null, "data": { "task": { "numHeldOut": 0 } },
+            "training": { "steps": 9, "maxConsecutiveNonFinite": 4, "evaluateBefore": false }
+        }),
+    )
 }
 
 #[test]
@@ -211,14 +225,7 @@ fn logits_that_are_not_finite_end_a_run_as_diverged() {
 #[test]
 fn steps_with_a_non_finite_loss_are_skipped_and_counted_and_then_end_the_run() {
     let place = Place::new();
-    let model = place.file("model");
-    copy_of_small_model(&model);
-    overflow(&model);
-    let changes = json!({
-        "algorithm": { "kind": "SFT" }, "rewards": null, "data": { "task": { "numHeldOut": 0 } },
-        "training": { "steps": 9, "maxConsecutiveNonFinite": 4, "evaluateBefore": false }
-    });
-    place.train(&on_files(&model, changes)).expect(77, &["4 steps in a row", "last step 4"]);
+    place.train(&diverging(&place)).expect(77, &["4 steps in a row", "last step 4"]);
     let steps = place.steps();
     assert_eq!(steps.len(), 4);
     assert!(steps.iter().all(|step| step["training/num_skipped_updates"] == 1.0), "{steps:?}");

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-use crate::bad_model::overflow;
-use crate::job::{Ended, Place, copy_of_small_model, merge, on_files, signal};
+use crate::bad_model::diverging;
+use crate::job::{Ended, Place, merge, signal};
 use crate::ranks::{is_running, on, send, workers};
 use crate::resume::assert_same_run;
 
@@ -187,15 +187,12 @@ fn ranks_that_the_environment_places_are_started_again_by_whoever_placed_them() 
 #[test]
 fn ranks_that_diverge_end_together_with_one_cause_and_are_not_tried_again() {
     let place = Place::new();
-    let model = place.file("model");
-    copy_of_small_model(&model);
-    overflow(&model);
-    let changes = json!({
-        "algorithm": { "kind": "SFT" }, "rewards": null, "data": { "task": { "numHeldOut": 0 } },
-        "training": { "steps": 9, "maxConsecutiveNonFinite": 4, "evaluateBefore": false },
-        "workers": { "count": 2 }, "runPolicy": { "retries": { "failure": 9, "crash": 9 } }
-    });
-    let ended = place.train(&on_files(&model, changes));
+    let mut manifest = diverging(&place);
+    merge(
+        &mut manifest["spec"],
+        json!({ "workers": { "count": 2 }, "runPolicy": { "retries": { "failure": 9, "crash": 9 } } }),
+    );
+    let ended = place.train(&manifest);
     let ended = ended.expect(77, &["4 steps in a row", "exit code 77: Diverged"]);
     assert!(!ended.stderr.contains("attempt"), "{}", ended.stderr);
     assert_eq!(place.steps().len(), 4);

@@ -25,7 +25,7 @@ use tch::{Tensor, no_grad};
 
 use self::pass::LayerPass;
 use crate::model::{Decoder, DecoderLayer, LayerContext, PackedInput};
-use crate::parallel::{Part, RankError, ShardedParameters, StreamRanks};
+use crate::parallel::{Part, RankError, Ranks, ShardedParameters, StreamRanks};
 
 /// A decoder for one pass: all of its weights are here, or they come and go.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +37,24 @@ pub(crate) struct Model<'a> {
     pub stream: Option<&'a StreamRanks>,
 }
 
+impl<'a> Model<'a> {
+    /// A decoder that every rank has the whole of.
+    pub(crate) fn whole(decoder: &'a Decoder, ranks: &'a Ranks) -> Self {
+        Self { decoder, shards: None, stream: ranks.stream() }
+    }
+}
+
 impl Model<'_> {
+    /// As many passes as the rank with the most micro-batches makes: this rank's `own`, then `None`. Where no weights
+    /// come and go, nobody needs to wait for anybody.
+    pub(crate) fn passes<T>(&self, ranks: &Ranks, own: Vec<T>) -> Result<Vec<Option<T>>, RankError> {
+        let num_own = own.len();
+        let num_passes = if self.shards.is_some() { ranks.max(num_own as i64)? as usize } else { num_own };
+        let mut passes: Vec<_> = own.into_iter().map(Some).collect();
+        passes.resize_with(num_passes, || None);
+        Ok(passes)
+    }
+
     /// Begins a pass: what is outside of the layers comes, and the first layer sets out.
     pub(crate) fn enter(&self) -> Result<(), RankError> {
         let Some(shards) = self.shards else { return Ok(()) };

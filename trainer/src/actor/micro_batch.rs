@@ -22,6 +22,7 @@ use rlt_core::types::TokenId;
 use tch::{Device, Tensor};
 
 use crate::model::{Decoder, PackedInput};
+use crate::parallel::Ranks;
 
 /// Rows of a batch, packed into one stream of tokens, the prompt of neighbours of one rollout group once.
 #[derive(Debug)]
@@ -42,6 +43,21 @@ pub struct MicroBatch {
 }
 
 impl MicroBatch {
+    /// This rank's share of the rows `row_idxs` of `batch`, in micro-batches as [`Self::split`] makes them.
+    ///
+    /// # Errors
+    /// When a sequence alone is longer than a micro-batch may be.
+    pub fn share(
+        batch: &Batch,
+        row_idxs: &[usize],
+        decoder: &Decoder,
+        max_tokens: usize,
+        ranks: &Ranks,
+    ) -> Result<Vec<Self>, PackingError> {
+        let own = ranks.share_of(batch, row_idxs, decoder.config.hidden_size);
+        Self::split(batch, &own, decoder, max_tokens, ranks.stream_part())
+    }
+
     /// The rows `row_idxs` of `batch` in micro-batches for `decoder`, of which this rank computes the `part` with at most
     /// `max_tokens` tokens: a micro-batch has so many for each part.
     ///

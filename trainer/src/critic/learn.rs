@@ -127,10 +127,7 @@ impl Critic {
         report: &mut CriticReport,
     ) -> Result<(), CriticError> {
         let denominators = Denominators::of(&batch.micro_rows(row_idxs));
-        let own = self.ranks.share_of(batch, row_idxs, self.decoder.config.hidden_size);
-        for micro_batch in
-            MicroBatch::split(batch, &own, &self.decoder, max_tokens, self.ranks.stream_part())?
-        {
+        for micro_batch in MicroBatch::share(batch, row_idxs, &self.decoder, max_tokens, &self.ranks)? {
             self.learn_micro_batch(batch, &micro_batch, targets, &denominators, report)?;
         }
         if self.ranks.size() > 1 {

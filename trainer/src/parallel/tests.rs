@@ -6,6 +6,9 @@ use rlt_core::batch::Batch;
 use rlt_torch::collectives::serve_store;
 
 use super::*;
+use crate::actor::{Actor, ActorOptions};
+use crate::model::Decoder;
+use crate::optim::{AdamW, AdamWOptions};
 
 /// Runs `body` on every rank; what each returned, in the order of ranks.
 pub(super) fn on_ranks<T: Send>(size: usize, body: impl Fn(Ranks) -> T + Sync) -> Vec<T> {
@@ -36,6 +39,24 @@ pub(super) fn on_ranks<T: Send>(size: usize, body: impl Fn(Ranks) -> T + Sync) -
             .collect();
         handles.into_iter().map(|handle| handle.join().unwrap()).collect()
     })
+}
+
+/// An actor whose decoder `dp_shard` ranks share.
+pub(super) fn actor_on_mesh(
+    decoder: Decoder,
+    options: ActorOptions,
+    ranks: &Ranks,
+    dp_shard: usize,
+) -> Actor {
+    let shards =
+        (dp_shard > 1).then(|| ShardedParameters::new(&decoder, ranks.on_mesh(dp_shard).unwrap()).unwrap());
+    let trained = shards.as_ref().map_or_else(|| decoder.trainable_parameters(), ShardedParameters::pieces);
+    let optimizer = AdamW::new(trained, AdamWOptions::default()).unwrap();
+    let actor = Actor::new(decoder, optimizer, options, ranks.clone());
+    match shards {
+        Some(shards) => actor.with_shards(shards),
+        None => actor,
+    }
 }
 
 #[test]

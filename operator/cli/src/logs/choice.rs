@@ -100,15 +100,7 @@ mod tests {
             idx,
             attempt,
             phase,
-            is_ready: false,
-            is_deleting: false,
-            leaves_by: None,
-            node: None,
-            address: None,
-            exit: None,
-            disruption: None,
-            waiting: None,
-            explanation: None,
+            ..Worker::default()
         }
     }
 

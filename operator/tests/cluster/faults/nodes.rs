@@ -95,11 +95,7 @@ async fn the_gang_of_a_node_that_is_gone_starts_elsewhere_at_once() {
     assert_eq!(second.name_any(), gang[1].name_any());
     assert_eq!(avoided(&second), std::slice::from_ref(&goes.name));
     stage.forget(&gang[0]).await;
-    // The first worker last: with its end the job is complete, and the other is removed.
-    for pod in stage.gang("moves", 2, 2).await.iter().rev() {
-        stage.run(pod).await;
-        stage.end(pod, 0, "").await;
-    }
+    stage.finish(&stage.gang("moves", 2, 2).await).await;
     stage.when_true("moves", ConditionType::Complete).await;
     witness.judge(&stage, false).await;
     stays.remove(&stage).await;

@@ -40,6 +40,15 @@ impl Stage {
         gang
     }
 
+    /// Runs all workers of a gang to a good end, the first one last: with its end the job is complete, and others are
+    /// removed.
+    pub(super) async fn finish(&self, gang: &[Pod]) {
+        for pod in gang.iter().rev() {
+            self.run(pod).await;
+            self.end(pod, 0, "").await;
+        }
+    }
+
     /// Plays the kubelet: the pod is gone.
     pub(super) async fn forget(&self, pod: &Pod) {
         let _ = self.pods().delete(&pod.name_any(), &DeleteParams::default().grace_period(0)).await;
@@ -71,10 +80,7 @@ async fn an_evicted_worker_saves_a_checkpoint_with_the_others_and_the_next_attem
     let failure = status.last_failure.unwrap();
     assert_eq!((failure.pod, failure.exit_code), (Some(gang[0].name_any()), Some(80)));
     assert!(failure.message.contains("EvictionByEvictionAPI"), "{}", failure.message);
-    for pod in next.iter().rev() {
-        stage.run(pod).await;
-        stage.end(pod, 0, "").await;
-    }
+    stage.finish(&next).await;
     stage.when_true("drained", ConditionType::Complete).await;
     witness.judge(&stage, false).await;
     node.remove(&stage).await;

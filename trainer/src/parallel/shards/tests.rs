@@ -4,13 +4,11 @@ use rlt_api::spec::LoraInit;
 use rlt_core::batch::{Batch, Demonstration};
 use tch::{Kind, Tensor};
 
-use super::*;
 use crate::actor::{Actor, ActorOptions};
 use crate::model::{Adapter, Decoder, LoadOptions, LoraConfig, ModelConfig, ModuleMatch};
 use crate::objective::supervised_objective;
-use crate::optim::{AdamW, AdamWOptions};
 use crate::parallel::Ranks;
-use crate::parallel::tests::on_ranks;
+use crate::parallel::tests::{actor_on_mesh, on_ranks};
 use crate::update::{UpdatePlan, update};
 
 /// Sums over ranks are added in another order; five steps of an optimizer that divides by small gradients enlarge that.
@@ -68,22 +66,13 @@ fn batch() -> Batch {
 }
 
 fn actor(case: Case, ranks: &Ranks, dp_shard: usize) -> Actor {
-    let decoder = decoder(case);
-    let shards =
-        (dp_shard > 1).then(|| ShardedParameters::new(&decoder, ranks.on_mesh(dp_shard).unwrap()).unwrap());
-    let trained = shards.as_ref().map_or_else(|| decoder.trainable_parameters(), ShardedParameters::pieces);
-    let optimizer = AdamW::new(trained, AdamWOptions::default()).unwrap();
     let options = ActorOptions {
         temperature: 0.7,
         head_chunk_tokens: 2,
         activation_checkpointing: case.activation_checkpointing,
         max_grad_norm: 1.0,
     };
-    let actor = Actor::new(decoder, optimizer, options, ranks.clone());
-    match shards {
-        Some(shards) => actor.with_shards(shards),
-        None => actor,
-    }
+    actor_on_mesh(decoder(case), options, ranks, dp_shard)
 }
 
 /// All trained parameters, whole.

@@ -15,9 +15,8 @@ use crate::actor::probe::Sample;
 use crate::actor::{Actor, ActorOptions, MicroBatch, ProbeError};
 use crate::critic::{Critic, CriticOptions};
 use crate::model::{Adapter, Decoder, LoadOptions, LoraConfig, ModelConfig, ModuleMatch, PackedInput};
-use crate::optim::{AdamW, AdamWOptions};
-use crate::parallel::ShardedParameters;
-use crate::parallel::tests::on_ranks;
+use crate::optim::AdamWOptions;
+use crate::parallel::tests::{actor_on_mesh, on_ranks};
 use crate::update::{UpdatePlan, update};
 
 /// Sums over ranks are added in another order; five steps of an optimizer that divides by small gradients enlarge that.
@@ -137,22 +136,13 @@ fn plan(case: Case, policy: PolicyLoss, num_epochs: usize) -> UpdatePlan {
 }
 
 fn actor(case: Case, ranks: &Ranks, dp_shard: usize) -> Actor {
-    let decoder = decoder(case);
-    let shards =
-        (dp_shard > 1).then(|| ShardedParameters::new(&decoder, ranks.on_mesh(dp_shard).unwrap()).unwrap());
-    let trained = shards.as_ref().map_or_else(|| decoder.trainable_parameters(), ShardedParameters::pieces);
-    let optimizer = AdamW::new(trained, AdamWOptions::default()).unwrap();
     let options = ActorOptions {
         temperature: 0.7,
         head_chunk_tokens: 4,
         activation_checkpointing: case.activation_checkpointing,
         max_grad_norm: 1.0,
     };
-    let actor = Actor::new(decoder, optimizer, options, ranks.clone());
-    match shards {
-        Some(shards) => actor.with_shards(shards),
-        None => actor,
-    }
+    actor_on_mesh(decoder(case), options, ranks, dp_shard)
 }
 
 fn numbers(tensor: &Tensor) -> Vec<f64> {
@@ -195,9 +185,7 @@ fn scores(case: Case, ranks: &Ranks) -> Vec<f64> {
 fn gradients(case: Case, ranks: &Ranks) -> Vec<f64> {
     let (mut actor, batch) = (actor(case, ranks, 1), batch());
     let all: Vec<usize> = (0..batch.rows.num_rows()).collect();
-    let own = ranks.share_of(&batch, &all, actor.decoder.config.hidden_size);
-    let split =
-        MicroBatch::split(&batch, &own, &actor.decoder, case.max_tokens, ranks.stream_part()).unwrap();
+    let split = MicroBatch::share(&batch, &all, &actor.decoder, case.max_tokens, ranks).unwrap();
     let objective = objective(PolicyLoss::Gpg);
     for micro_batch in split {
         let advantages = batch.gather(&micro_batch.row_idxs, &batch.advantages);
