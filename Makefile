@@ -63,8 +63,8 @@ lint: libtorch ## Formatting and clippy, warnings are errors
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	cargo clippy --package rlt-api --all-targets --features kube --locked -- -D warnings
 
-deny: ## Licences, advisories and duplicate versions (needs cargo-deny)
-	cargo deny check licenses bans sources
+deny: ## Known weaknesses, licences, bans and duplicate versions of packages (needs cargo-deny)
+	cargo deny check
 
 format: ## Format everything
 	cargo fmt --all

@@ -2,6 +2,7 @@
 //!
 //! No product code lives here, and nothing here is used by product code.
 
+pub mod hub_server;
 pub mod object_server;
 
 use std::path::{Path, PathBuf};

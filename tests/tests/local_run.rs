@@ -10,6 +10,8 @@ mod bad_data;
 mod bad_manifest;
 #[path = "local_run/bad_model.rs"]
 mod bad_model;
+#[path = "local_run/commands.rs"]
+mod commands;
 #[path = "local_run/complete.rs"]
 mod complete;
 #[path = "local_run/copies.rs"]
@@ -34,5 +36,7 @@ mod rewards;
 mod rlctl;
 #[path = "local_run/run_folder.rs"]
 mod run_folder;
+#[path = "local_run/sampling.rs"]
+mod sampling;
 #[path = "local_run/sharded.rs"]
 mod sharded;

@@ -1,12 +1,21 @@
 //! Adapters beside PEFT: values, gradients, merged weights, and files both ways.
 
+use std::collections::BTreeMap;
+use std::path::Path;
+
 use rlt_trainer::model::{Adapter, Decoder, ExportOptions};
+use serde_json::Value;
 use tch::{Kind, Tensor};
 
 use crate::fixture::{Fixture, TOLERANCE, TRAINABLE, loss, max_error, packed};
 
 /// All linear layers; a list with rank-stabilised scaling; a pattern with an exception.
 const ADAPTED: [&str; 3] = ["llama", "qwen3", "gemma"];
+
+/// What an export says in its own way: the type of its weights, who wrote it, `rope_theta` and `rope_scaling`, which
+/// every version of transformers reads, and a constant 1.
+const REWRITTEN: [&str; 5] =
+    ["dtype", "torch_dtype", "transformers_version", "rope_parameters", "pretraining_tp"];
 
 fn adapted(fixture: &Fixture) -> Decoder {
     let mut decoder = fixture.load();
@@ -42,6 +51,38 @@ fn an_adapter_made_by_peft_computes_what_peft_computes() {
         let worst = trainable.iter().map(gradient_error).fold(0.0, f64::max);
         println!("{family} with adapter: logits {error:.1e}, gradients {worst:.1e}");
         assert!(worst <= TOLERANCE, "{family}: gradients {worst:.2e}");
+    }
+}
+
+#[test]
+fn a_saved_adapter_is_what_peft_saves() {
+    for family in ADAPTED {
+        let base = Fixture::open(family, "expected.safetensors");
+        let theirs = base.dir.join("adapter");
+        let ours = tempfile::tempdir().unwrap();
+        adapted(&base).save_adapter(ours.path(), None).unwrap();
+        let tensors = |dir: &Path| -> BTreeMap<_, _> {
+            let file = dir.join("adapter_model.safetensors");
+            Tensor::read_safetensors(file).unwrap().into_iter().collect()
+        };
+        assert_eq!(tensors(ours.path()), tensors(&theirs), "{family}");
+
+        let config = |dir: &Path| -> Value {
+            serde_json::from_slice(&std::fs::read(dir.join("adapter_config.json")).unwrap()).unwrap()
+        };
+        let (ours, theirs) = (config(ours.path()), config(&theirs));
+        for (field, value) in ours.as_object().unwrap() {
+            let expected = &theirs[field];
+            let same = match (value, expected) {
+                (Value::Number(a), Value::Number(b)) => a.as_f64() == b.as_f64(),
+                (Value::Array(a), Value::Array(b)) => {
+                    a.len() == b.len() && a.iter().all(|item| b.contains(item))
+                }
+                _ => value == expected,
+            };
+            // The fixtures call their base by the name of its folder.
+            assert!(same || field == "base_model_name_or_path", "{family}: {field}: {value}, not {expected}");
+        }
     }
 }
 
@@ -83,5 +124,14 @@ fn an_export_of_the_base_is_the_base() {
         let loaded = Decoder::load(dir.path(), &TRAINABLE).unwrap();
         assert_eq!(loaded.config, decoder.config, "{family}");
         assert_eq!(loaded.named_parameters(), decoder.named_parameters(), "{family}");
+        let document = |dir: &Path| -> Value {
+            serde_json::from_slice(&std::fs::read(dir.join("config.json")).unwrap()).unwrap()
+        };
+        let (written, original) = (document(dir.path()), document(&base.dir));
+        for (field, value) in original.as_object().unwrap() {
+            if !REWRITTEN.contains(&field.as_str()) {
+                assert_eq!(&written[field], value, "{family}: {field}");
+            }
+        }
     }
 }

@@ -1,0 +1,104 @@
+//! A server that answers as the Hugging Face hub does for one repository.
+//!
+//! What the real hub answers beside that is not proved by this one.
+
+use std::collections::BTreeMap;
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The one repository.
+pub const REPO: &str = "owner/tiny";
+
+/// The commit at which its branch `main` is; its branch `odd` claims to be at none.
+pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+/// The server; it ends with the process.
+#[derive(Clone, Debug)]
+pub struct HubServer {
+    endpoint: String,
+    requests: Arc<Mutex<Vec<String>>>,
+}
+
+impl HubServer {
+    /// Serves a repository of `files`, by their names, on a free port.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn start(files: BTreeMap<String, Vec<u8>>) -> io::Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let endpoint = format!("http://{}", listener.local_addr()?);
+        let server = Self { endpoint, requests: Arc::default() };
+        let requests = server.requests.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                // A client that hangs up is no business of the server's.
+                drop(answer(&stream, &files, &requests));
+            }
+        });
+        Ok(server)
+    }
+
+    /// Where clients find it.
+    pub fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
+    /// The requests for contents of files so far, as `METHOD PATH`.
+    pub fn downloads(&self) -> Vec<String> {
+        let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_download = |line: &&String| line.starts_with("GET") && line.contains("/resolve/");
+        requests.iter().filter(is_download).cloned().collect()
+    }
+}
+
+fn answer(
+    mut stream: &TcpStream,
+    files: &BTreeMap<String, Vec<u8>>,
+    requests: &Mutex<Vec<String>>,
+) -> io::Result<()> {
+    let mut lines = BufReader::new(stream).lines();
+    let request = lines.next().transpose()?.unwrap_or_default();
+    while lines.next().transpose()?.is_some_and(|line| !line.is_empty()) {}
+    let mut words = request.split_whitespace();
+    let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    requests.lock().unwrap_or_else(PoisonError::into_inner).push(format!("{method} {path}"));
+    let path = path.split('?').next().unwrap_or_default();
+    let (status, etag, body) = respond(path, files);
+    write!(
+        stream,
+        "HTTP/1.1 {status}\r\nContent-Length: {}\r\nETag: \"{etag}\"\r\nX-Repo-Commit: {COMMIT}\r\n\
+         Content-Type: application/json\r\nConnection: close\r\n\r\n",
+        body.len()
+    )?;
+    if method != "HEAD" {
+        stream.write_all(&body)?;
+    }
+    Ok(())
+}
+
+/// Status, etag and body of what lies at `path`.
+fn respond(path: &str, files: &BTreeMap<String, Vec<u8>>) -> (&'static str, String, Vec<u8>) {
+    let found = |body: String| ("200 OK", "none".to_owned(), body.into_bytes());
+    let info = |sha: &str| found(format!("{{\"id\": \"{REPO}\", \"_id\": \"1\", \"sha\": \"{sha}\"}}"));
+    if let Some(revision) = path.strip_prefix(&format!("/api/models/{REPO}/revision/")) {
+        match revision {
+            "main" | COMMIT => return info(COMMIT),
+            "odd" => return info("main"),
+            _ => {}
+        }
+    }
+    if path == format!("/api/models/{REPO}/tree/{COMMIT}") {
+        return found(format!("[{}]", files.iter().map(tree_entry).collect::<Vec<_>>().join(",")));
+    }
+    let name = path.strip_prefix(&format!("/{REPO}/resolve/{COMMIT}/"));
+    match name.and_then(|name| files.get_key_value(name)) {
+        Some((name, content)) => ("200 OK", format!("etag-{name}"), content.clone()),
+        None => ("404 Not Found", "none".to_owned(), Vec::new()),
+    }
+}
+
+fn tree_entry((name, content): (&String, &Vec<u8>)) -> String {
+    let size = content.len();
+    format!("{{\"type\": \"file\", \"oid\": \"{name}\", \"size\": {size}, \"path\": \"{name}\"}}")
+}
