@@ -1,4 +1,4 @@
-//! The plan's estimate of memory beside the peak that the run itself reports.
+//! The plan's estimate of memory beside the peak that the run itself reports; pages of program and libraries are in neither.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,10 +10,6 @@ use crate::job::{Ended, Place, copy_of_small_model, merge, tiny};
 
 /// How far the estimate may be from the peak.
 const TOLERANCE: f64 = 0.15;
-
-/// Pages of program and libraries, in GiB: part of a process's resident memory, but neither estimated nor reported, since
-/// how many stay depends on what else the machine does.
-const PROGRAM: f64 = 0.107;
 
 /// What `rlctl plan` estimates for the job in `manifest`, run from `folder`, in GiB.
 pub(crate) fn estimate(manifest: &Path, folder: &Path) -> f64 {
@@ -35,7 +31,7 @@ fn measured(folder: &Path) -> f64 {
 #[track_caller]
 pub(crate) fn assert_taken(name: &str, estimate: f64, folder: &Path) {
     let measured = measured(folder);
-    let ratio = (estimate + PROGRAM) / (measured + PROGRAM);
+    let ratio = estimate / measured;
     assert!(
         (ratio - 1.0).abs() <= TOLERANCE,
         "{name}: {estimate:.3} GiB are {ratio:.3} of {measured:.3} GiB"
@@ -76,7 +72,8 @@ fn the_estimate_is_met_whatever_a_job_trains_and_keeps() {
             json!({ "algorithm": { "kl": { "placement": "Loss", "coefficient": 0.01 } } }),
         ),
         ("an adapter", json!({ "model": { "lora": { "rank": 16 } } })),
-        ("checkpointed activations", json!({ "training": { "activationCheckpointing": true } })),
+        // Sampling takes the most here, and the optimizer's state exists from the second time on.
+        ("checkpointed activations", json!({ "training": { "activationCheckpointing": true, "steps": 2 } })),
         ("half precision", json!({ "training": { "precision": "Bf16" } })),
         ("few key heads", json!({ "model": { "architecture": { "family": "Qwen3", "numKvHeads": 2 } } })),
     ];
