@@ -7,12 +7,15 @@ mod admission;
 mod axe;
 mod end;
 mod faults;
+mod fields;
 mod gangs;
 mod kubelet;
 mod lifecycle;
 mod process;
 mod queue;
 mod scale;
+#[path = "../../../crds/tests/fixtures/specifications.rs"]
+mod specifications;
 mod stage;
 mod witness;
 
