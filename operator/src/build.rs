@@ -43,6 +43,8 @@ pub struct Settings {
     pub pull_policy: PullPolicy,
     /// Where workers report; `None` where nobody listens.
     pub channel: Option<ChannelAccess>,
+    /// Variables by which workers send traces; empty where nobody follows jobs.
+    pub traces: Vec<(String, String)>,
 }
 
 /// Where workers report, and how they know that they speak to the operator.

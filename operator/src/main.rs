@@ -9,6 +9,11 @@ async fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
     let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).json().init();
-    rlt_operator::run(args).await.context("run the operator")
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).json();
+    let traces = rlt_traces::start(lines, filter, Some("rlt-operator"));
+    let outcome = rlt_operator::run(args).await.context("run the operator");
+    if let Some(traces) = traces {
+        traces.finish();
+    }
+    outcome
 }

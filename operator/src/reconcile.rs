@@ -8,6 +8,9 @@ use kube::Resource as _;
 use kube::runtime::controller::Action;
 use kube::runtime::events::{Event, EventType};
 use rlt_api::status::RLTrainingJobStatus;
+use rlt_traces::AttemptTrace;
+use tracing::field::Empty;
+use tracing::{Instrument as _, Span};
 
 use crate::apply::{self, ApplyError, StatusWritten, Surroundings};
 use crate::build::{self, Blueprint};
@@ -43,20 +46,53 @@ async fn look(job: Arc<Job>, context: &Context) -> Result<Action, ApplyError> {
     if queue::asked_for(&job).is_some() && !context.discovery.served().has_workloads && context.is_leader() {
         context.discovery.refresh(&context.client).await;
     }
-    let Some(mut observed) = observe::observe(context, &job) else { return Ok(Action::await_change()) };
+    let Some(observed) = observe::observe(context, &job) else { return Ok(Action::await_change()) };
+    let span = span(&job, &observed);
+    let answered = answer(&job, context, observed).instrument(span.clone()).await;
+    if let Err(error) = &answered {
+        span.record("otel.status_code", "ERROR");
+        span.record("otel.status_description", tracing::field::display(error));
+    }
+    answered
+}
+
+/// A part of the present attempt's trace.
+fn span(job: &Job, observed: &Observed) -> Span {
+    let attempt = observed.current.status.attempt.unwrap_or(1);
+    let span = tracing::info_span!(
+        target: rlt_traces::TARGET, "reconcile", namespace = job.namespace(), job = job.name(), attempt,
+        decision = Empty, num_started = Empty, num_deleted = Empty,
+        otel.status_code = Empty, otel.status_description = Empty
+    );
+    if !span.is_disabled() {
+        AttemptTrace::of(job.uid(), attempt).adopt(&span);
+    }
+    span
+}
+
+/// What was decided, for whoever follows the job.
+fn note(decision: &Decision) {
+    let span = Span::current();
+    span.record("decision", tracing::field::debug(&decision.situation));
+    span.record("num_started", decision.start.len());
+    span.record("num_deleted", decision.delete.len());
+}
+
+async fn answer(job: &Job, context: &Context, mut observed: Observed) -> Result<Action, ApplyError> {
     let now = Timestamp::now();
-    let decision = match context.prepared.get(&job) {
+    let decision = match context.prepared.get(job) {
         Err(invalid) => decide::refuse(&observed.current.status, job.generation(), &invalid, now),
         Ok(prepared) if !is_ours(&prepared) => return Ok(Action::await_change()),
         Ok(prepared) => {
-            let blueprint = Blueprint { job: &job, prepared: &prepared, settings: &context.settings };
+            let blueprint = Blueprint { job, prepared: &prepared, settings: &context.settings };
             let queue = observed.queueing.queue.as_deref();
             observed.queueing.wanted = queue.map(|queue| build::workload_digest(&blueprint, queue));
-            let decision = decide::decide(&facts(&job, &observed, &prepared, now));
+            let decision = decide::decide(&facts(job, &observed, &prepared, now));
+            note(&decision);
             carry_out(context, &blueprint, &observed, decision, now).await?
         }
     };
-    report(context, &job, &observed, &decision).await
+    report(context, job, &observed, &decision).await
 }
 
 fn is_ours(prepared: &Prepared) -> bool {

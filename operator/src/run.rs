@@ -56,6 +56,7 @@ fn context(args: &Args, process: &Process) -> Context {
             trainer_image: args.trainer_image.clone(),
             pull_policy: args.trainer_image_pull_policy,
             channel,
+            traces: rlt_traces::for_pods(|name| std::env::var(name).ok()),
         },
         index: Arc::default(),
         discovery: Arc::default(),

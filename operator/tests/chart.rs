@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use clap::Parser as _;
 use helm::Helm;
 use rlt_operator::Args;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
@@ -73,6 +73,31 @@ fn every_optional_part_can_be_rendered() {
 }
 
 #[test]
+fn an_endpoint_for_traces_reaches_the_operator_and_its_port_is_open() {
+    let Some(helm) = Helm::find() else { return };
+    let policy_and_variables = |endpoint: &str| {
+        let set = format!("traces.endpoint={endpoint},traces.ratio=0.25");
+        let rendered = objects(&helm.template(&["--set", &set]).unwrap());
+        let policy = of_kind(&rendered, "NetworkPolicy")[0]["spec"]["egress"].as_array().unwrap().clone();
+        let container = &of_kind(&rendered, "Deployment")[0]["spec"]["template"]["spec"]["containers"][0];
+        let variables = container["env"].as_array().unwrap().clone();
+        let is_about = |one: &Value| one["name"].as_str().is_some_and(|name| name.starts_with("OTEL"));
+        (policy, variables.into_iter().filter(is_about).map(|one| one["value"].clone()).collect::<Vec<_>>())
+    };
+    let (without, none) = policy_and_variables("");
+    assert_eq!((without.len(), none), (2, vec![]));
+    for (endpoint, port) in [
+        ("http://otel.obs:4318", 4318),
+        ("https://otel.example.com/v1", 443),
+        ("http://[fd00::1]:4318", 4318),
+    ] {
+        let (policy, variables) = policy_and_variables(endpoint);
+        assert_eq!(policy[2]["ports"], json!([{"port": port, "protocol": "TCP"}]), "{endpoint}");
+        assert_eq!(variables, [endpoint, "traceidratio", "0.25"]);
+    }
+}
+
+#[test]
 fn with_namespaces_nothing_about_jobs_is_allowed_elsewhere() {
     let Some(helm) = Helm::find() else { return };
     let objects = objects(&helm.template(&["--set", "namespaces={team-a,team-b}"]).unwrap());
@@ -97,8 +122,14 @@ fn with_namespaces_nothing_about_jobs_is_allowed_elsewhere() {
 #[test]
 fn values_that_can_not_work_are_refused_by_name() {
     let Some(helm) = Helm::find() else { return };
-    for wrong in ["replicas=0", "image.pullPolicy=Sometimes", "imagePullPolicy=Always", "namespaces={Team_A}"]
-    {
+    for wrong in [
+        "replicas=0",
+        "image.pullPolicy=Sometimes",
+        "imagePullPolicy=Always",
+        "namespaces={Team_A}",
+        "traces.endpoint=otel:4318",
+        "traces.ratio=2",
+    ] {
         let error = helm.template(&["--set", wrong]).unwrap_err();
         assert!(error.contains(wrong.split(['=', '.']).next().unwrap()), "{wrong}: {error}");
     }

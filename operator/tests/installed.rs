@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, ServiceAccount};
+use k8s_openapi::api::core::v1::{ConfigMap, EnvVar, Pod, Secret, ServiceAccount};
 use kube::Client;
 use kube::api::{Api, ListParams, PostParams};
 use rlt_channel::client::{Settings, Urgency};
@@ -17,6 +17,8 @@ use rlt_channel::{Checkpoint, Stage, environment};
 use rlt_cluster::{Cluster, Options, own_cluster};
 use rlt_operator::job::Job;
 use rlt_operator::permissions::PERMISSIONS;
+use rlt_tests::collector::{Collector, Received};
+use rlt_traces::AttemptTrace;
 
 const NAMESPACE: &str = "rl-operator";
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -57,11 +59,12 @@ fn free_port() -> u16 {
 }
 
 /// The operator as the Deployment starts it, but on this machine, with its channel at `channel`.
-async fn start(cluster: &Cluster, port: u16, channel: &[String]) -> Running {
+async fn start(cluster: &Cluster, port: u16, channel: &[String], collector: Option<&Collector>) -> Running {
     let kubeconfig = cluster.kubeconfig_of_service_account(NAMESPACE, "rl-operator").await.unwrap();
     let started = Command::new(env!("CARGO_BIN_EXE_rlt-operator"))
         .args(["--lease=rl-operator".to_owned(), format!("--listen=127.0.0.1:{port}")])
         .args(channel)
+        .envs(collector.map(Collector::environment).unwrap_or_default())
         .env("KUBECONFIG", kubeconfig)
         .env("POD_NAMESPACE", NAMESPACE)
         .env("POD_IP", "10.0.0.7")
@@ -92,8 +95,9 @@ async fn the_bundle_allows_the_operator_everything_that_it_does() {
     );
     let port = free_port();
     let channel = format!("--channel-listen=127.0.0.1:{}", free_port());
-    let mut operator =
-        start(&cluster, port, &["--channel-service=rl-operator-channel".to_owned(), channel]).await;
+    let service = "--channel-service=rl-operator-channel".to_owned();
+    let collector = Collector::start().unwrap();
+    let mut operator = start(&cluster, port, &[service, channel], Some(&collector)).await;
     eventually("it is ready", async || page(port, "/readyz").await).await;
     kubectl(&cluster, &["create", "namespace", "team"]);
     kubectl(&cluster, &["apply", "-n", "team", "-f", "examples/quickstart/job.yaml"]);
@@ -102,6 +106,7 @@ async fn the_bundle_allows_the_operator_everything_that_it_does() {
     let pod =
         eventually("a pod is made", async || pods.list(&ListParams::default()).await.unwrap().items.pop())
             .await;
+    let job_uid = pod.metadata.owner_references.unwrap().remove(0).uid;
     let variables = pod.spec.unwrap().containers.remove(0).env.unwrap();
     let address = variables.iter().find(|one| one.name == rlt_channel::environment::ADDRESS).unwrap();
     assert_eq!(address.value.as_deref(), Some("https://rl-operator-channel.rl-operator.svc:9443"));
@@ -121,6 +126,27 @@ async fn the_bundle_allows_the_operator_everything_that_it_does() {
     let lease = leases.get("rl-operator").await.unwrap();
     assert_eq!(lease.spec.unwrap().holder_identity.as_deref(), Some(""), "handed over");
     check_calls(&cluster);
+    check_traces(&collector, &job_uid, &variables);
+}
+
+/// Pods and looks at the job are parts of one trace, that of the job's first attempt.
+fn check_traces(collector: &Collector, job_uid: &str, variables: &[EnvVar]) {
+    let variable = |name: &str| {
+        let found = variables.iter().find(|variable| variable.name == name);
+        found.and_then(|variable| variable.value.clone())
+    };
+    let trace = AttemptTrace::of(job_uid, 1);
+    assert_eq!(variable(rlt_traces::TRACEPARENT), Some(trace.traceparent()));
+    let (endpoint, address) = collector.environment().remove(0);
+    assert_eq!(variable(endpoint), Some(address));
+    let spans = collector.spans();
+    let looks: Vec<&Received> = spans.iter().filter(|span| span.name == "reconcile").collect();
+    assert!(!looks.is_empty() && looks.iter().all(|look| look.trace == trace.id()), "{spans:#?}");
+    let start = looks.iter().find(|look| look.attribute("num_started") == Some("1")).unwrap();
+    assert_eq!((start.attribute("job"), start.attribute("attempt")), (Some("quickstart"), Some("1")));
+    let made = spans.iter().find(|span| span.name == "create pods").unwrap();
+    assert_eq!((&made.parent, made.attribute("http.response.status_code")), (&start.id, Some("201")));
+    assert!(spans.iter().all(|span| span.service == "rlt-operator"));
 }
 
 /// Asks the operator to stop, as the kubelet does.
@@ -183,7 +209,7 @@ async fn what_a_pod_reports_stands_in_the_status_of_its_job() {
     let (port, channel_port) = (free_port(), free_port());
     let channel =
         [format!("--channel-listen=127.0.0.1:{channel_port}"), "--channel-host=127.0.0.1".to_owned()];
-    let _operator = start(&cluster, port, &channel).await;
+    let _operator = start(&cluster, port, &channel, None).await;
     kubectl(&cluster, &["create", "namespace", "team"]);
     kubectl(&cluster, &["apply", "-n", "team", "-f", "examples/quickstart/job.yaml"]);
     let client = cluster.client().await.unwrap();
@@ -266,7 +292,8 @@ async fn an_operator_of_two_namespaces_needs_and_touches_no_third() {
     let channel = format!("--channel-listen=127.0.0.1:{}", free_port());
     let watched = "--namespaces=team-a,team-b".to_owned();
     let _operator =
-        start(&cluster, port, &["--channel-service=rl-operator-channel".to_owned(), channel, watched]).await;
+        start(&cluster, port, &["--channel-service=rl-operator-channel".to_owned(), channel, watched], None)
+            .await;
     eventually("it is ready", async || page(port, "/readyz").await).await;
     for namespace in ["team-c", "team-a", "team-b"] {
         kubectl(&cluster, &["apply", "-n", namespace, "-f", "examples/quickstart/job.yaml"]);

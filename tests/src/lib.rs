@@ -2,6 +2,7 @@
 //!
 //! No product code lives here, and nothing here is used by product code.
 
+pub mod collector;
 pub mod hub_server;
 pub mod object_server;
 
@@ -68,7 +69,7 @@ pub fn fresh_binary(name: &str) -> PathBuf {
             is_fresh("rlt-operator", &["crds/", "operator/src/"]) || build_binaries(&["rlt-operator"])
         }),
         _ => OTHERS.get_or_init(|| {
-            is_fresh("rlt-trainer", &["crds/src/", "trainer/"])
+            is_fresh("rlt-trainer", &["crds/", "trainer/"])
                 && is_fresh("rlctl", &["crds/src/", "operator/cli/src/"])
                 || build_binaries(&["rlt-trainer", "rlctl"])
         }),

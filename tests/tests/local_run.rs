@@ -40,3 +40,5 @@ mod run_folder;
 mod sampling;
 #[path = "local_run/sharded.rs"]
 mod sharded;
+#[path = "local_run/traces.rs"]
+mod traces;

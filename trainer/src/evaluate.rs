@@ -37,6 +37,7 @@ pub fn evaluate(trainer: &mut Trainer) -> Result<Option<Evaluation>, TrainError>
     if trainer.held_out.is_empty() || trainer.spec().rewards.functions.is_empty() {
         return Ok(None);
     }
+    let _followed = tracing::info_span!(target: rlt_traces::TARGET, "testing").entered();
     let mut clock = PhaseClock::start();
     trainer.sync_weights()?;
     let prompts: Vec<Arc<Prompt>> = trainer.held_out.items().to_vec();

@@ -40,7 +40,7 @@ pub fn finish(trainer: &mut Trainer, outcome: Outcome) -> Result<(), TrainError>
     }
     if exports {
         trainer.watch.begin_phase(Phase::Saving, 0);
-        export(trainer)?;
+        tracing::info_span!(target: rlt_traces::TARGET, "export").in_scope(|| export(trainer))?;
     }
     wait_for_copy(trainer, outcome)?;
     write_result(trainer, outcome)?;

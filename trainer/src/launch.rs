@@ -95,11 +95,18 @@ impl LaunchError {
 pub fn run(args: &WorkerArgs) -> Result<ExitCode, LaunchError> {
     let place = RankEnvironment::of_process()?;
     match (worker::read_manifest(&args.manifest), place) {
-        (Ok(job), None) if job.spec().workers.count > 1 => attempts::run(args, &job),
-        (Ok(job), Some(place)) if place.world_size > 1 => run_placed(args, &job, &place),
+        (Ok(job), None) if job.spec().workers.count > 1 => follow(&job, || attempts::run(args, &job)),
+        (Ok(job), Some(place)) if place.world_size > 1 => follow(&job, || run_placed(args, &job, &place)),
         // One rank, or none: nothing to start.
         (job, _) => Ok(worker::run_as_read(args, job).map_err(Box::new)?),
     }
+}
+
+/// Runs `work` as a span of which the ranks' runs are parts.
+fn follow<T>(job: &ValidatedJob, work: impl FnOnce() -> T) -> T {
+    let span = tracing::info_span!(target: rlt_traces::TARGET, "launch", job = job.name());
+    rlt_traces::follow_environment(&span);
+    span.in_scope(work)
 }
 
 /// One attempt of the ranks that the environment gives to this machine; the one with rank 0 serves the rendezvous.

@@ -4,6 +4,7 @@ use std::process::ExitCode as ProcessExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use rlt_api::{ExitCode, TERMINATION_MESSAGE_VARIABLE};
+use rlt_traces::Traces;
 use rlt_trainer::generate::{self, GenerateArgs};
 use rlt_trainer::launch;
 use rlt_trainer::report;
@@ -54,8 +55,17 @@ enum Command {
 fn main() -> ProcessExitCode {
     // An error in the arguments ends the process here, with code 2 and the usage.
     let cli = Cli::parse();
-    start_logging();
-    let outcome = match cli.command {
+    let traces = start_logging(matches!(cli.command, Command::Launch(_) | Command::Worker(_)));
+    let code = run(cli.command);
+    if let Some(traces) = traces {
+        traces.finish();
+    }
+    code.into()
+}
+
+/// Runs a command to its end, and says how that came.
+fn run(command: Command) -> ExitCode {
+    let outcome = match command {
         Command::Launch(args) => {
             launch::run(&args).map_err(|error| (error.exit_code(), anyhow::Error::new(error)))
         }
@@ -89,23 +99,24 @@ fn main() -> ProcessExitCode {
         }
     };
     match outcome {
-        Ok(code) => code.into(),
+        Ok(code) => code,
         Err((code, error)) => {
             report_failure(&error, code);
-            code.into()
+            code
         }
     }
 }
 
 /// Levels by `RUST_LOG`, by default `info`, or `warn` for ranks that repeat what the first one says; lines go to the
-/// standard error stream, beside the progress.
-fn start_logging() {
+/// standard error stream, beside the progress. A training is followed by traces, too, where the environment says so.
+fn start_logging(is_training: bool) -> Option<Traces> {
     let is_first = std::env::var("RANK").map_or(true, |rank| rank == "0");
     // A store that fails is spoken of by those who use it, once.
     let level = if is_first { "info,object_store=warn" } else { "warn" };
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
     let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
+    rlt_traces::start(lines, filter, is_training.then_some("rlt-trainer"))
 }
 
 /// The whole chain of causes, once, and what the exit code means. A launcher says it for its workers.

@@ -36,6 +36,7 @@ pub fn save(trainer: &mut Trainer) -> Result<f64, TrainError> {
     if trainer.saved_at == Some(position) {
         return Ok(0.0);
     }
+    let _followed = tracing::info_span!(target: rlt_traces::TARGET, "save_checkpoint").entered();
     let trained = trained::tensors(&trainer.actor, &trainer.ranks, trainer.folder.root())?;
     // All ranks hold the same state.
     if !trainer.ranks.is_leader() {

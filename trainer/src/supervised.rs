@@ -32,6 +32,8 @@ pub fn cold_start(trainer: &mut Trainer) -> Result<Option<StopReason>, TrainErro
             return Ok(Some(reason));
         }
         let step = trainer.progress.cold_start_steps;
+        let followed = tracing::info_span!(target: rlt_traces::TARGET, "cold start step", step = step + 1);
+        let _followed = followed.entered();
         let metrics = supervised_step(trainer, spec.batch_size as usize, schedule.at(step), &[0, step])?;
         trainer.progress.cold_start_steps += 1;
         trainer.watch.end_step(Stage::ColdStart, trainer.progress.cold_start_steps, metrics);

@@ -70,6 +70,8 @@ fn prepare_first_step(trainer: &mut Trainer) -> Result<(), TrainError> {
 
 /// One step with all that follows it; the reason if it was dropped half way.
 fn train_one_step(trainer: &mut Trainer) -> Result<Option<StopReason>, TrainError> {
+    let step = trainer.progress.step + 1;
+    let _followed = tracing::info_span!(target: rlt_traces::TARGET, "step", step).entered();
     let mut metrics = match next_step(trainer)? {
         step::StepEnd::Complete(metrics) => metrics,
         step::StepEnd::Dropped(reason) => return Ok(Some(reason)),

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use rlt_api::{ExitCode, ValidatedJob};
+use tracing::field::Empty;
 
 use crate::checkpoint::clear_copies;
 use crate::error::TrainError;
@@ -51,8 +52,29 @@ pub(crate) fn run_as_read(
     job: Result<ValidatedJob, TrainError>,
 ) -> Result<ExitCode, TrainError> {
     let channel = Arc::new(StatusChannel::from_environment());
-    let outcome = job.and_then(|job| run_job(args, job, &channel));
+    let outcome = job.and_then(|job| {
+        let name = job.name().to_owned();
+        follow(&name, || run_job(args, job, &channel))
+    });
     channel.finish(&outcome);
+    outcome
+}
+
+/// Runs `work` as the span of this rank's run, a part of whatever its environment names.
+fn follow<T>(job: &str, work: impl FnOnce() -> Result<T, TrainError>) -> Result<T, TrainError> {
+    let rank = std::env::var("RANK").unwrap_or_else(|_| "0".to_owned());
+    let span = tracing::info_span!(
+        target: rlt_traces::TARGET, "run", job, rank, otel.status_code = Empty, otel.status_description = Empty
+    );
+    rlt_traces::follow_environment(&span);
+    if let Some(trace) = rlt_traces::trace_id(&span) {
+        tracing::info!(trace, "this run is followed");
+    }
+    let outcome = span.in_scope(work);
+    if let Err(error) = &outcome {
+        span.record("otel.status_code", "ERROR");
+        span.record("otel.status_description", tracing::field::display(error));
+    }
     outcome
 }
 

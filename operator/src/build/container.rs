@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use rlt_api::spec::{Device, EnvSpec};
 use rlt_channel::environment;
+use rlt_traces::AttemptTrace;
 
 use super::manifest::MANIFEST_KEY;
 use super::volumes::{MANIFEST_FOLDER, STORAGE_FOLDER};
@@ -64,10 +65,23 @@ fn variables(blueprint: &Blueprint<'_>, attempt: u32, worker_idx: u32) -> Vec<En
         plain(environment::JOB_NAME, job.name()),
         plain(environment::ATTEMPT, attempt.to_string()),
     ];
-    let defaults = ["GOMP_SPINCOUNT", "HF_HOME", "HOME"];
+    let traces = blueprint.settings.traces.as_slice();
+    let is_default = |name: &str| {
+        ["GOMP_SPINCOUNT", "HF_HOME", "HOME"].contains(&name) || traces.iter().any(|(known, _)| known == name)
+    };
     let is_set = |name: &str| blueprint.prepared.job.spec().workers.env.iter().any(|env| env.name == name);
-    let ours = ours.into_iter().filter(|one| !(defaults.contains(&one.name.as_str()) && is_set(&one.name)));
+    let ours = ours.into_iter().chain(followed(traces, job.uid(), attempt));
+    let ours = ours.filter(|one| !(is_default(&one.name) && is_set(&one.name)));
     own.chain(ours).chain(rank).chain(blueprint.settings.channel.iter().flat_map(channel)).collect()
+}
+
+/// Which trace the worker is a part of, and where it sends its spans.
+fn followed(traces: &[(String, String)], job_uid: &str, attempt: u32) -> impl Iterator<Item = EnvVar> {
+    let parent = (!traces.is_empty())
+        .then(|| plain(rlt_traces::TRACEPARENT, AttemptTrace::of(job_uid, attempt).traceparent()));
+    // Kubernetes must not expand what an address may hold.
+    let variables = traces.iter().map(|(name, value)| plain(name, value.replace('$', "$$")));
+    variables.chain(parent).collect::<Vec<_>>().into_iter()
 }
 
 fn plain(name: impl Into<String>, value: impl Into<String>) -> EnvVar {

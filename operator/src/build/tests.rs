@@ -11,7 +11,12 @@ use crate::job::Job;
 use crate::prepare::Prepared;
 
 fn settings(channel: Option<ChannelAccess>) -> Settings {
-    Settings { trainer_image: "rlt.local/rlt-trainer:dev".into(), pull_policy: PullPolicy::Never, channel }
+    Settings {
+        trainer_image: "rlt.local/rlt-trainer:dev".into(),
+        pull_policy: PullPolicy::Never,
+        channel,
+        traces: Vec::new(),
+    }
 }
 
 fn channel() -> ChannelAccess {
@@ -91,4 +96,32 @@ fn the_manifest_in_the_config_map_validates_to_the_same_job_and_its_digest_follo
     let other = Settings { channel: None, ..settings };
     let changed = config_map(&Blueprint { job: &job, prepared: &prepared, settings: &other }).unwrap();
     assert_ne!(content_digest(&map), content_digest(&changed));
+}
+
+#[test]
+fn a_pod_that_is_followed_carries_its_attempts_trace_and_what_the_job_sets_itself_goes_first() {
+    let variables = |job: &Job, traces: &[(&str, &str)], attempt: u32| {
+        let traces = traces.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let (prepared, settings) = (prepared(job, 1), Settings { traces, ..settings(None) });
+        let blueprint = Blueprint { job, prepared: &prepared, settings: &settings };
+        let container = pod(&blueprint, attempt, 0).unwrap().spec.unwrap().containers.remove(0);
+        let pairs = container.env.unwrap().into_iter().map(|one| (one.name, one.value.unwrap_or_default()));
+        let is_about = |name: &str| name.starts_with("OTEL") || name == rlt_traces::TRACEPARENT;
+        pairs.filter(|(name, _)| is_about(name)).collect::<Vec<_>>()
+    };
+    let endpoint = "OTEL_EXPORTER_OTLP_ENDPOINT";
+    let collector = [(endpoint, "http://otel:4318/$a")];
+    let job = with_workers(json!({}));
+    assert_eq!(variables(&job, &[], 1), []);
+    let parent = |attempt| {
+        (rlt_traces::TRACEPARENT.to_owned(), rlt_traces::AttemptTrace::of(job.uid(), attempt).traceparent())
+    };
+    let given = (endpoint.to_owned(), "http://otel:4318/$$a".to_owned());
+    assert_eq!(variables(&job, &collector, 1), [given.clone(), parent(1)]);
+    assert_eq!(variables(&job, &collector, 2), [given, parent(2)]);
+    let own = with_workers(json!({"env": [{"name": endpoint, "value": "http://mine:4318"}]}));
+    assert_eq!(
+        variables(&own, &collector, 1),
+        [(endpoint.to_owned(), "http://mine:4318".to_owned()), parent(1)]
+    );
 }

@@ -8,6 +8,8 @@ use std::time::Instant;
 use http::{Request, Response};
 use kube::client::Body;
 use tower::{BoxError, Layer, Service};
+use tracing::field::Empty;
+use tracing::{Instrument as _, Span};
 
 use super::{CALL_TIMEOUT, Call, Limiter, Verb};
 use crate::metrics::Metrics;
@@ -60,7 +62,8 @@ where
         let ApiLayer { limiter, metrics } = self.layer.clone();
         // Nothing is sent before the first poll.
         let answer = self.inner.call(request);
-        Box::pin(async move {
+        let span = span(&call);
+        let answered = async move {
             let _turn = limiter.turn(call.importance()).await;
             let started = Instant::now();
             let answered = match call.verb {
@@ -70,7 +73,25 @@ where
             };
             let code = answered.as_ref().map(|response| response.status().as_u16()).ok();
             metrics.called(&call, code, started.elapsed());
+            match code {
+                Some(code) => drop(Span::current().record("http.response.status_code", code)),
+                None => drop(Span::current().record("otel.status_code", "ERROR")),
+            }
             answered
-        })
+        };
+        Box::pin(answered.instrument(span))
     }
+}
+
+/// A part of the look at a job for which the call is made; calls that belong to no job are not followed.
+fn span(call: &Call) -> Span {
+    let is_followed = Span::current().metadata().is_some_and(|span| span.target() == rlt_traces::TARGET);
+    if !is_followed {
+        return Span::none();
+    }
+    let (verb, resource) = (call.verb.name(), call.resource.as_str());
+    tracing::info_span!(
+        target: rlt_traces::TARGET, "call", otel.name = format_args!("{verb} {resource}"), otel.kind = "client",
+        verb, resource, http.response.status_code = Empty, otel.status_code = Empty
+    )
 }

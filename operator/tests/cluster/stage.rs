@@ -239,6 +239,7 @@ impl Operator {
                 trainer_image: "rlt.local/rlt-trainer:test".into(),
                 pull_policy: PullPolicy::Never,
                 channel: None,
+                traces: Vec::new(),
             },
             index: Default::default(),
             discovery: std::sync::Arc::new(Discovery::new(Duration::from_millis(100))),

@@ -55,6 +55,9 @@ impl Children {
                 command.arg("--overwrite");
             }
             command.envs(place.variables(local_rank));
+            if let Some(followed) = rlt_traces::traceparent(&tracing::Span::current()) {
+                command.env(rlt_traces::TRACEPARENT, followed);
+            }
             command.env(LAUNCHER_VARIABLE, std::process::id().to_string());
             command.env(SPENT_VARIABLE, spent.as_secs().to_string());
             command.env(TERMINATION_MESSAGE_VARIABLE, last_words(children.folder.path(), rank));

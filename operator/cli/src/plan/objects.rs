@@ -27,6 +27,7 @@ pub(super) fn defaults(installation: &InstallationArgs) -> Settings {
             address: format!("https://{release}-channel.{release}.svc:{}", progress::PORT),
             authority_pem: String::new(),
         }),
+        traces: Vec::new(),
     }
 }
 

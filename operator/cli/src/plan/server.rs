@@ -175,7 +175,13 @@ fn settings(deployment: &Deployment) -> Option<Settings> {
         address: format!("https://{service}.{namespace}.svc:{}", progress::PORT),
         authority_pem: String::new(),
     });
-    Some(Settings { trainer_image: args.trainer_image, pull_policy: args.trainer_image_pull_policy, channel })
+    Some(Settings {
+        trainer_image: args.trainer_image,
+        pull_policy: args.trainer_image_pull_policy,
+        channel,
+        // A trace follows from the UID, which a job gets on the cluster.
+        traces: Vec::new(),
+    })
 }
 
 /// The operator's own reading of its command line.

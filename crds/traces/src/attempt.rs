@@ -1,0 +1,128 @@
+//! The trace of an attempt: a function of the job and the attempt, so that whoever takes over goes on with the same one.
+
+use opentelemetry::Context;
+use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt as _, TraceFlags, TraceId, TraceState};
+use sha2::{Digest as _, Sha256};
+use tracing::Span;
+use tracing_opentelemetry::OpenTelemetrySpanExt as _;
+
+/// The variable by which a process learns what it is a part of, in W3C's form `00-<trace>-<span>-<flags>`.
+pub const TRACEPARENT: &str = "TRACEPARENT";
+
+/// The trace of one attempt of a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttemptTrace(SpanContext);
+
+impl AttemptTrace {
+    /// The trace of the attempt, from 1, of the job with this UID.
+    pub fn of(job_uid: &str, attempt: u32) -> Self {
+        let digest =
+            Sha256::new().chain_update(job_uid).chain_update([0]).chain_update(attempt.to_le_bytes());
+        let digest: [u8; 32] = digest.finalize().into();
+        let (trace, rest) = digest.split_at(16);
+        let number = |bytes: &[u8]| bytes.iter().fold(0u128, |number, byte| number << 8 | u128::from(*byte));
+        let (trace, span) = (number(trace).to_be_bytes(), number(&rest[..8]).to_be_bytes());
+        let mut span_bytes = [0; 8];
+        span_bytes.copy_from_slice(&span[8..]);
+        Self(context(TraceId::from_bytes(trace), SpanId::from_bytes(span_bytes)))
+    }
+
+    /// As a pod's environment says it.
+    pub fn traceparent(&self) -> String {
+        text(&self.0)
+    }
+
+    /// The trace's id: 32 hexadecimal digits.
+    pub fn id(&self) -> String {
+        self.0.trace_id().to_string()
+    }
+
+    /// Makes `span`, which has not been entered yet, a part of the trace.
+    pub fn adopt(&self, span: &Span) {
+        // A span that nobody follows has no parent.
+        let _ = span.set_parent(Context::new().with_remote_span_context(self.0.clone()));
+    }
+}
+
+/// Makes `span`, which has not been entered yet, a part of what this process's `TRACEPARENT` names, if it names anything.
+pub fn follow_environment(span: &Span) {
+    let parent = std::env::var(TRACEPARENT).ok().and_then(|text| parse(&text));
+    if let Some(parent) = parent {
+        let _ = span.set_parent(Context::new().with_remote_span_context(parent));
+    }
+}
+
+/// The id of the trace that `span` is a part of; `None` where nobody follows it.
+pub fn trace_id(span: &Span) -> Option<String> {
+    followed(span).filter(SpanContext::is_sampled).map(|context| context.trace_id().to_string())
+}
+
+/// What a process that `span` starts gets as its `TRACEPARENT`; `None` where nobody follows it.
+pub fn traceparent(span: &Span) -> Option<String> {
+    followed(span).map(|context| text(&context))
+}
+
+fn followed(span: &Span) -> Option<SpanContext> {
+    let context = span.context();
+    let context = context.span().span_context().clone();
+    context.is_valid().then_some(context)
+}
+
+fn text(context: &SpanContext) -> String {
+    let flags = context.trace_flags().to_u8();
+    format!("00-{}-{}-{flags:02x}", context.trace_id(), context.span_id())
+}
+
+/// Reads W3C's form; later versions may add parts to it.
+fn parse(text: &str) -> Option<SpanContext> {
+    let mut parts = text.trim().split('-');
+    let [version, trace, span, flags] = [parts.next()?, parts.next()?, parts.next()?, parts.next()?];
+    let is_known = version.len() == 2 && version != "ff" && (version != "00" || parts.next().is_none());
+    let sizes_fit = (trace.len(), span.len(), flags.len()) == (32, 16, 2);
+    if !is_known || !sizes_fit {
+        return None;
+    }
+    let flags = TraceFlags::new(u8::from_str_radix(flags, 16).ok()?);
+    let (trace, span) = (TraceId::from_hex(trace).ok()?, SpanId::from_hex(span).ok()?);
+    let parsed = SpanContext::new(trace, span, flags & TraceFlags::SAMPLED, true, TraceState::NONE);
+    parsed.is_valid().then_some(parsed)
+}
+
+fn context(trace: TraceId, span: SpanId) -> SpanContext {
+    SpanContext::new(trace, span, TraceFlags::SAMPLED, true, TraceState::NONE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UID: &str = "6f1c7a52-7f0e-4a6e-9d6f-0f8f1f0c2b11";
+
+    #[test]
+    fn an_attempt_has_the_same_trace_whoever_asks_and_every_attempt_another_one() {
+        let first = AttemptTrace::of(UID, 1);
+        assert_eq!(first, AttemptTrace::of(UID, 1));
+        assert_ne!(first.id(), AttemptTrace::of(UID, 2).id());
+        assert_ne!(first.id(), AttemptTrace::of("another", 1).id());
+        assert_eq!(parse(&first.traceparent()), Some(first.0.clone()));
+        assert!(first.traceparent().starts_with(&format!("00-{}-", first.id())));
+    }
+
+    #[test]
+    fn a_traceparent_that_is_none_is_not_followed() {
+        let good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        assert_eq!(parse(good).map(|context| text(&context)).as_deref(), Some(good));
+        assert!(parse(&format!("{good}-later").replacen("00", "01", 1)).is_some());
+        for bad in [
+            "",
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331",
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-more",
+            "ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            "00-00000000000000000000000000000000-b7ad6b7169203331-01",
+            "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01",
+            "00-0af7651916cd43dd8448eb211c8031zz-b7ad6b7169203331-01",
+        ] {
+            assert_eq!(parse(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! How spans leave the process: in batches, on a thread of their own, from a queue that is bounded. A collector that is slow,
+//! silent or gone costs spans, which is said once, and nothing else.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use opentelemetry::trace::TracerProvider as _;
+use opentelemetry_otlp::{
+    ExporterBuildError, Protocol, SpanExporter, WithExportConfig as _, WithHttpConfig as _,
+};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::error::OTelSdkResult;
+use opentelemetry_sdk::trace::{SdkTracerProvider, SpanData};
+use reqwest::blocking::Client;
+use tracing::level_filters::LevelFilter;
+use tracing::{Metadata, Subscriber};
+use tracing_subscriber::filter::{FilterExt as _, Targets, filter_fn};
+use tracing_subscriber::layer::Filter;
+use tracing_subscriber::prelude::*;
+use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::{EnvFilter, Layer, Registry};
+
+use crate::TARGET;
+use crate::variables::Endpoint;
+
+/// Time that the collector has for an answer, where the environment says nothing.
+const ANSWER: Duration = Duration::from_secs(10);
+/// Time that the last spans have to leave when a process ends.
+const LAST_SPANS: Duration = Duration::from_secs(2);
+
+/// Why spans can not leave.
+#[derive(Debug, thiserror::Error)]
+enum TracesError {
+    #[error("traces are sent by http/protobuf only, got OTEL_EXPORTER_OTLP_PROTOCOL `{0}`")]
+    Protocol(String),
+    #[error("failed to prepare sending traces to `{address}`")]
+    Exporter { address: String, source: ExporterBuildError },
+    #[error("failed to prepare calls to the collector of traces")]
+    Client(#[from] reqwest::Error),
+    #[error("failed to start a thread for traces")]
+    Thread,
+}
+
+/// Starts what listens to this process: `lines` of its log by `levels`, and spans as the environment says, under the name
+/// `service` where that gives none. Without a `service`, or where the environment asks for what is not spoken here, which is
+/// logged, spans go nowhere.
+pub fn start<L>(lines: L, levels: EnvFilter, service: Option<&'static str>) -> Option<Traces>
+where
+    L: Layer<Registry> + Send + Sync + 'static,
+{
+    let traces = service.map_or(Ok(None), Traces::from_environment);
+    let (traces, refused) = match traces {
+        Ok(traces) => (traces, None),
+        Err(error) => (None, Some(error)),
+    };
+    let lines = lines.with_filter(logged(levels));
+    tracing_subscriber::registry().with(lines).with(traces.as_ref().map(Traces::layer)).init();
+    if let Some(error) = refused {
+        tracing::warn!(error = &error as &dyn std::error::Error, "nobody follows this process by traces");
+    }
+    traces
+}
+
+/// The way of spans out of this process.
+#[derive(Debug)]
+pub struct Traces {
+    provider: SdkTracerProvider,
+}
+
+impl Traces {
+    /// Prepares it as the environment says, under the name `service` where that gives none; `None` where nobody is to get
+    /// spans.
+    fn from_environment(service: &'static str) -> Result<Option<Self>, TracesError> {
+        let variable = |name: &str| std::env::var(name).ok();
+        let address = match Endpoint::read(variable) {
+            Endpoint::Off => return Ok(None),
+            Endpoint::OtherProtocol(protocol) => return Err(TracesError::Protocol(protocol)),
+            Endpoint::Collector(address) => address,
+        };
+        let client = on_its_own_thread(client(&address, variable))?;
+        // The address itself and headers the exporter reads from the same environment.
+        let exporter =
+            SpanExporter::builder().with_http().with_protocol(Protocol::HttpBinary).with_http_client(client);
+        let exporter =
+            exporter.build().map_err(|source| TracesError::Exporter { address: address.clone(), source })?;
+        let exporter = Unhurried { exporter, address, num_lost: AtomicUsize::new(0) };
+        let is_named = variable("OTEL_SERVICE_NAME").is_some_and(|name| !name.is_empty())
+            || variable("OTEL_RESOURCE_ATTRIBUTES").is_some_and(|given| given.contains("service.name="));
+        let resource = Resource::builder();
+        let resource = if is_named { resource } else { resource.with_service_name(service) };
+        let provider = SdkTracerProvider::builder()
+            .with_resource(resource.build())
+            .with_batch_exporter(exporter)
+            .build();
+        Ok(Some(Self { provider }))
+    }
+
+    /// What takes spans of [`TARGET`] from whoever opens them.
+    fn layer<S>(&self) -> impl Layer<S> + use<S>
+    where
+        S: Subscriber + for<'span> LookupSpan<'span>,
+    {
+        tracing_opentelemetry::layer()
+            .with_tracer(self.provider.tracer("rltraining"))
+            .with_location(false)
+            .with_threads(false)
+            .with_target(false)
+            .with_tracked_inactivity(false)
+            .with_context_activation(false)
+            .with_filter(Targets::new().with_target(TARGET, LevelFilter::TRACE))
+    }
+
+    /// Lets the last spans leave, if somebody takes them soon.
+    pub fn finish(self) {
+        if let Err(error) = self.provider.shutdown_with_timeout(LAST_SPANS) {
+            tracing::warn!(%error, "the last spans of this process's traces are lost");
+        }
+    }
+}
+
+/// What makes a client for the collector at `address`, by the limits of the environment.
+fn client(
+    address: &str,
+    variable: impl Fn(&str) -> Option<String>,
+) -> impl FnOnce() -> reqwest::Result<Client> + Send + 'static {
+    let milliseconds = |name| variable(name)?.parse().ok().map(Duration::from_millis);
+    let limit = milliseconds("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT");
+    let limit = limit.or_else(|| milliseconds("OTEL_EXPORTER_OTLP_TIMEOUT")).unwrap_or(ANSWER);
+    let builder = Client::builder().timeout(limit);
+    // Authorities are looked for where they are needed; an image need not have any.
+    let is_secret = address.starts_with("https:");
+    let builder = if is_secret { builder } else { builder.tls_certs_only([]) };
+    move || builder.build()
+}
+
+/// A client that blocks must not be made where others take turns.
+fn on_its_own_thread<T: Send + 'static>(
+    make: impl FnOnce() -> reqwest::Result<T> + Send + 'static,
+) -> Result<T, TracesError> {
+    let made = std::thread::spawn(make).join().map_err(|_| TracesError::Thread)?;
+    Ok(made?)
+}
+
+/// What is logged: by `levels`, and neither spans that are followed nor what the exporter says about each of its failures.
+fn logged<S>(levels: EnvFilter) -> impl Filter<S> + Send + Sync + 'static
+where
+    S: Subscriber + for<'span> LookupSpan<'span>,
+{
+    levels.and(filter_fn(is_logged))
+}
+
+fn is_logged(metadata: &Metadata<'_>) -> bool {
+    let of_exporter = metadata.target().starts_with("opentelemetry");
+    // A queue that overflows says so once, and at the end how much was lost.
+    metadata.target() != TARGET && (!of_exporter || metadata.name().contains("Dropp"))
+}
+
+/// An exporter of which one failure is spoken.
+#[derive(Debug)]
+struct Unhurried {
+    exporter: SpanExporter,
+    address: String,
+    num_lost: AtomicUsize,
+}
+
+impl opentelemetry_sdk::trace::SpanExporter for Unhurried {
+    async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+        let num_spans = batch.len();
+        let sent = self.exporter.export(batch).await;
+        if let Err(error) = &sent
+            && self.num_lost.fetch_add(num_spans, Ordering::Relaxed) == 0
+        {
+            let collector = &self.address;
+            tracing::warn!(collector, %error, "traces are not taken, which is not said again");
+        }
+        sent
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        let num_lost = self.num_lost.load(Ordering::Relaxed);
+        if num_lost > 0 {
+            tracing::warn!(num_lost, "spans were lost because the collector did not take them");
+        }
+        self.exporter.shutdown_with_timeout(timeout)
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        self.exporter.force_flush()
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        self.exporter.set_resource(resource);
+    }
+}

@@ -1,0 +1,87 @@
+//! A run is followed by OpenTelemetry traces where its environment says so, and no collector delays or ends it.
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rlt_tests::collector::{Collector, Received};
+use serde_json::{Value, json};
+
+use crate::job::{Ended, Place, tiny, tiny_with};
+
+const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
+const PARENT: &str = "b7ad6b7169203331";
+
+fn start(place: &Place, manifest: &Value, collector: &Collector) -> Child {
+    let path = place.write(manifest);
+    let mut command = Command::new(rlt_tests::fresh_binary("rlt-trainer"));
+    command.args(["launch", "--manifest"]).arg(path).arg("--output").arg(place.run(""));
+    command.envs(collector.environment()).env("TRACEPARENT", format!("00-{TRACE}-{PARENT}-01"));
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn train(place: &Place, manifest: &Value, collector: &Collector) -> Ended {
+    Ended::of(start(place, manifest, collector).wait_with_output().unwrap())
+}
+
+fn named<'a>(spans: &'a [Received], name: &str) -> Vec<&'a Received> {
+    spans.iter().filter(|span| span.name == name).collect()
+}
+
+#[test]
+fn a_run_is_a_span_of_its_parents_trace_with_its_steps_and_their_phases() {
+    let (place, collector) = (Place::new(), Collector::start().unwrap());
+    let changes = json!({ "algorithm": { "coldStart": { "steps": 2, "batchSize": 2 } } });
+    train(&place, &tiny_with(changes), &collector).expect(0, &[TRACE]);
+    let spans = collector.spans();
+    assert!(spans.iter().all(|span| span.trace == TRACE && span.service == "rlt-trainer"), "{spans:#?}");
+    let [run] = named(&spans, "run")[..] else { panic!("one run in {spans:#?}") };
+    assert_eq!((run.parent.as_str(), run.attribute("job")), (PARENT, Some("tiny")));
+    let steps = named(&spans, "step");
+    let numbers: Vec<_> = steps.iter().map(|step| step.attribute("step").unwrap()).collect();
+    assert_eq!(numbers, ["1", "2", "3"]);
+    assert_eq!(named(&spans, "cold start step").len(), 2);
+    for step in steps {
+        assert_eq!(step.parent, run.id);
+        let children: Vec<&Received> = spans.iter().filter(|span| span.parent == step.id).collect();
+        for phase in ["update_weights", "gen", "reward", "adv", "update_actor"] {
+            assert!(children.iter().any(|child| child.name == phase), "no {phase} in {children:#?}");
+        }
+        let in_phases: Duration = children.iter().map(|child| child.duration).sum();
+        assert!(in_phases <= step.duration, "{in_phases:?} of {:?}", step.duration);
+    }
+    assert_eq!(named(&spans, "export").len(), 1);
+    assert!(!named(&spans, "save_checkpoint").is_empty());
+}
+
+#[test]
+fn the_ranks_of_one_run_are_in_one_trace() {
+    let (place, collector) = (Place::new(), Collector::start().unwrap());
+    let changes = json!({ "training": { "steps": 1 }, "workers": { "count": 2 } });
+    train(&place, &tiny_with(changes), &collector).expect(0, &[]);
+    let spans = collector.spans();
+    let [launch] = named(&spans, "launch")[..] else { panic!("one launch in {spans:#?}") };
+    assert_eq!((launch.trace.as_str(), launch.parent.as_str()), (TRACE, PARENT));
+    let runs = named(&spans, "run");
+    let mut ranks: Vec<_> = runs.iter().map(|run| run.attribute("rank").unwrap()).collect();
+    ranks.sort_unstable();
+    assert_eq!(ranks, ["0", "1"]);
+    assert!(runs.iter().all(|run| run.parent == launch.id), "{runs:#?}");
+}
+
+/// The exporter's patience for one answer is ten seconds, its patience at the end two: a run that waited for the former would
+/// take longer than the latter and a quiet run together.
+#[test]
+fn a_collector_that_never_answers_costs_a_run_two_seconds_at_its_end_and_nothing_else() {
+    let (quiet, silent) = (Place::new(), Place::new());
+    let started = Instant::now();
+    quiet.train(&tiny()).expect(0, &[]);
+    let alone = started.elapsed();
+    let started = Instant::now();
+    train(&silent, &tiny(), &Collector::silent().unwrap()).expect(0, &["traces are lost"]);
+    let followed = started.elapsed();
+    assert_eq!(quiet.weights(), silent.weights());
+    assert!(
+        followed < alone * 2 + Duration::from_secs(6),
+        "{followed:?}, and {alone:?} where nobody follows"
+    );
+}
