@@ -31,6 +31,10 @@ pub struct RLTrainingJobStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub attempt_start_time: Option<String>,
+    /// The id of the attempt's OpenTelemetry trace, where the attempt is followed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    pub trace_id: Option<String>,
     /// When all workers of the attempt ran for the first time (RFC 3339).
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
@@ -104,6 +108,14 @@ pub struct RLTrainingJobStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub completion_time: Option<String>,
+}
+
+impl RLTrainingJobStatus {
+    /// Whether a condition holds.
+    pub fn is(&self, type_: ConditionType) -> bool {
+        let mut conditions = self.conditions.iter();
+        conditions.any(|condition| condition.type_ == type_ && condition.status == ConditionStatus::True)
+    }
 }
 
 /// The condition types, all present from the first status on, and in this order: the first that is true says best what

@@ -1,5 +1,7 @@
 //! One look at one job, from what was observed to what was reported.
 
+mod follow;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,9 +10,7 @@ use kube::Resource as _;
 use kube::runtime::controller::Action;
 use kube::runtime::events::{Event, EventType};
 use rlt_api::status::RLTrainingJobStatus;
-use rlt_traces::AttemptTrace;
-use tracing::field::Empty;
-use tracing::{Instrument as _, Span};
+use tracing::Instrument as _;
 
 use crate::apply::{self, ApplyError, StatusWritten, Surroundings};
 use crate::build::{self, Blueprint};
@@ -47,35 +47,9 @@ async fn look(job: Arc<Job>, context: &Context) -> Result<Action, ApplyError> {
         context.discovery.refresh(&context.client).await;
     }
     let Some(observed) = observe::observe(context, &job) else { return Ok(Action::await_change()) };
-    let span = span(&job, &observed);
+    let span = follow::look(&job, &observed.current.status);
     let answered = answer(&job, context, observed).instrument(span.clone()).await;
-    if let Err(error) = &answered {
-        span.record("otel.status_code", "ERROR");
-        span.record("otel.status_description", tracing::field::display(error));
-    }
-    answered
-}
-
-/// A part of the present attempt's trace.
-fn span(job: &Job, observed: &Observed) -> Span {
-    let attempt = observed.current.status.attempt.unwrap_or(1);
-    let span = tracing::info_span!(
-        target: rlt_traces::TARGET, "reconcile", namespace = job.namespace(), job = job.name(), attempt,
-        decision = Empty, num_started = Empty, num_deleted = Empty,
-        otel.status_code = Empty, otel.status_description = Empty
-    );
-    if !span.is_disabled() {
-        AttemptTrace::of(job.uid(), attempt).adopt(&span);
-    }
-    span
-}
-
-/// What was decided, for whoever follows the job.
-fn note(decision: &Decision) {
-    let span = Span::current();
-    span.record("decision", tracing::field::debug(&decision.situation));
-    span.record("num_started", decision.start.len());
-    span.record("num_deleted", decision.delete.len());
+    answered.inspect_err(|error| follow::note_error(&span, error))
 }
 
 async fn answer(job: &Job, context: &Context, mut observed: Observed) -> Result<Action, ApplyError> {
@@ -87,8 +61,10 @@ async fn answer(job: &Job, context: &Context, mut observed: Observed) -> Result<
             let blueprint = Blueprint { job, prepared: &prepared, settings: &context.settings };
             let queue = observed.queueing.queue.as_deref();
             observed.queueing.wanted = queue.map(|queue| build::workload_digest(&blueprint, queue));
-            let decision = decide::decide(&facts(job, &observed, &prepared, now));
-            note(&decision);
+            let mut decision = decide::decide(&facts(job, &observed, &prepared, now));
+            follow::note(&decision);
+            let sends_traces = !context.settings.traces.is_empty();
+            follow::name_trace(job, sends_traces, &observed.current.status, &mut decision.status);
             carry_out(context, &blueprint, &observed, decision, now).await?
         }
     };
@@ -150,6 +126,7 @@ async fn report(
     let wait = match written {
         StatusWritten::Yes => {
             context.metrics.status_written(&before.status, &decision.status, Timestamp::now());
+            follow::end_attempt(job, &before.status, &decision.status);
             publish(context, job, &before.status, decision);
             decision.look_again
         }

@@ -119,6 +119,12 @@ async fn the_bundle_allows_the_operator_everything_that_it_does() {
     .await;
     assert!(metrics.contains("rlt_operator_leader 1"), "{metrics}");
     assert!(page(port, "/healthz").await.is_some());
+    let suspend = r#"{"spec":{"runPolicy":{"suspend":true}}}"#;
+    kubectl(&cluster, &["patch", "rltj/quickstart", "-n", "team", "--type=merge", "-p", suspend]);
+    let suspended = "--for=condition=Suspended";
+    kubectl(&cluster, &["wait", suspended, "rltj/quickstart", "-n", "team", "--timeout=30s"]);
+    let named = Api::<Job>::namespaced(client.clone(), "team").get("quickstart").await.unwrap();
+    assert_eq!(named.status.unwrap().trace_id, Some(AttemptTrace::of(&job_uid, 1).id()));
     kubectl(&cluster, &["delete", "rltj", "--all", "-n", "team"]);
 
     terminate(&mut operator);
@@ -147,6 +153,12 @@ fn check_traces(collector: &Collector, job_uid: &str, variables: &[EnvVar]) {
     let made = spans.iter().find(|span| span.name == "create pods").unwrap();
     assert_eq!((&made.parent, made.attribute("http.response.status_code")), (&start.id, Some("201")));
     assert!(spans.iter().all(|span| span.service == "rlt-operator"));
+    let ended: Vec<&Received> = spans.iter().filter(|span| span.name == "attempt").collect();
+    assert_eq!(ended.len(), 1, "{spans:#?}");
+    let attempt = ended[0];
+    assert_eq!((&*attempt.parent, attempt.attribute("outcome")), ("", Some("Suspended")));
+    assert_eq!(trace.traceparent(), format!("00-{}-{}-01", attempt.trace, attempt.id));
+    assert!(looks.iter().all(|look| look.parent == attempt.id), "{spans:#?}");
 }
 
 /// Asks the operator to stop, as the kubelet does.

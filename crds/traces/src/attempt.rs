@@ -1,13 +1,25 @@
 //! The trace of an attempt: a function of the job and the attempt, so that whoever takes over goes on with the same one.
 
-use opentelemetry::Context;
-use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt as _, TraceFlags, TraceId, TraceState};
+use std::sync::LazyLock;
+use std::time::SystemTime;
+
+use opentelemetry::trace::{
+    Span as _, SpanBuilder, SpanContext, SpanId, SpanKind, Status, TraceContextExt as _, TraceFlags, TraceId,
+    TraceState, Tracer as _,
+};
+use opentelemetry::{Context, KeyValue, global};
+use opentelemetry_sdk::trace::{Config, SamplingDecision, ShouldSample};
 use sha2::{Digest as _, Sha256};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
+use crate::{SCOPE, ids};
+
 /// The variable by which a process learns what it is a part of, in W3C's form `00-<trace>-<span>-<flags>`.
 pub const TRACEPARENT: &str = "TRACEPARENT";
+
+/// Which attempts are followed, as the environment says it of traces that begin here.
+static SAMPLER: LazyLock<Box<dyn ShouldSample>> = LazyLock::new(|| Config::default().sampler);
 
 /// The trace of one attempt of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,12 +31,10 @@ impl AttemptTrace {
         let digest =
             Sha256::new().chain_update(job_uid).chain_update([0]).chain_update(attempt.to_le_bytes());
         let digest: [u8; 32] = digest.finalize().into();
-        let (trace, rest) = digest.split_at(16);
-        let number = |bytes: &[u8]| bytes.iter().fold(0u128, |number, byte| number << 8 | u128::from(*byte));
-        let (trace, span) = (number(trace).to_be_bytes(), number(&rest[..8]).to_be_bytes());
-        let mut span_bytes = [0; 8];
-        span_bytes.copy_from_slice(&span[8..]);
-        Self(context(TraceId::from_bytes(trace), SpanId::from_bytes(span_bytes)))
+        let trace = TraceId::from_bytes(std::array::from_fn(|idx| digest[idx]));
+        let span = SpanId::from_bytes(std::array::from_fn(|idx| digest[16 + idx]));
+        let flags = TraceFlags::default().with_sampled(is_sampled(trace));
+        Self(SpanContext::new(trace, span, flags, true, TraceState::NONE))
     }
 
     /// As a pod's environment says it.
@@ -37,11 +47,38 @@ impl AttemptTrace {
         self.0.trace_id().to_string()
     }
 
+    /// Whether it is one of those that are followed, where not all are.
+    pub fn is_followed(&self) -> bool {
+        self.0.is_sampled()
+    }
+
     /// Makes `span`, which has not been entered yet, a part of the trace.
     pub fn adopt(&self, span: &Span) {
         // A span that nobody follows has no parent.
         let _ = span.set_parent(Context::new().with_remote_span_context(self.0.clone()));
     }
+
+    /// Sends the attempt's own span, of which all others are parts: from `start` until now, with the `error` that ended it.
+    pub fn end(
+        &self,
+        start: SystemTime,
+        attributes: impl IntoIterator<Item = (&'static str, String)>,
+        error: Option<String>,
+    ) {
+        let attributes = attributes.into_iter().map(|(name, value)| KeyValue::new(name, value));
+        let builder = SpanBuilder::from_name("attempt").with_start_time(start).with_attributes(attributes);
+        let tracer = global::tracer(SCOPE);
+        let mut span = ids::given(&self.0, || tracer.build_with_context(builder, &Context::new()));
+        if let Some(error) = error {
+            span.set_status(Status::error(error));
+        }
+        span.end();
+    }
+}
+
+fn is_sampled(trace: TraceId) -> bool {
+    let sampled = SAMPLER.should_sample(None, trace, "attempt", &SpanKind::Internal, &[], &[]);
+    sampled.decision == SamplingDecision::RecordAndSample
 }
 
 /// Makes `span`, which has not been entered yet, a part of what this process's `TRACEPARENT` names, if it names anything.
@@ -86,10 +123,6 @@ fn parse(text: &str) -> Option<SpanContext> {
     let (trace, span) = (TraceId::from_hex(trace).ok()?, SpanId::from_hex(span).ok()?);
     let parsed = SpanContext::new(trace, span, flags & TraceFlags::SAMPLED, true, TraceState::NONE);
     parsed.is_valid().then_some(parsed)
-}
-
-fn context(trace: TraceId, span: SpanId) -> SpanContext {
-    SpanContext::new(trace, span, TraceFlags::SAMPLED, true, TraceState::NONE)
 }
 
 #[cfg(test)]

@@ -1,9 +1,11 @@
 //! How spans leave the process: in batches, on a thread of their own, from a queue that is bounded. A collector that is slow,
 //! silent or gone costs spans, which is said once, and nothing else.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use opentelemetry::global;
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_otlp::{
     ExporterBuildError, Protocol, SpanExporter, WithExportConfig as _, WithHttpConfig as _,
@@ -20,12 +22,13 @@ use tracing_subscriber::prelude::*;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::{EnvFilter, Layer, Registry};
 
-use crate::TARGET;
+use crate::ids::Ids;
 use crate::variables::Endpoint;
+use crate::{SCOPE, TARGET};
 
 /// Time that the collector has for an answer, where the environment says nothing.
 const ANSWER: Duration = Duration::from_secs(10);
-/// Time that the last spans have to leave when a process ends.
+/// Time that the last spans have to leave when a process ends, unless the collector did not take those before them.
 const LAST_SPANS: Duration = Duration::from_secs(2);
 
 /// Why spans can not leave.
@@ -65,6 +68,7 @@ where
 #[derive(Debug)]
 pub struct Traces {
     provider: SdkTracerProvider,
+    sent: Arc<Sent>,
 }
 
 impl Traces {
@@ -83,16 +87,19 @@ impl Traces {
             SpanExporter::builder().with_http().with_protocol(Protocol::HttpBinary).with_http_client(client);
         let exporter =
             exporter.build().map_err(|source| TracesError::Exporter { address: address.clone(), source })?;
-        let exporter = Unhurried { exporter, address, num_lost: AtomicUsize::new(0) };
+        let sent = Arc::new(Sent::default());
+        let exporter = Unhurried { exporter, address, sent: Arc::clone(&sent) };
         let is_named = variable("OTEL_SERVICE_NAME").is_some_and(|name| !name.is_empty())
             || variable("OTEL_RESOURCE_ATTRIBUTES").is_some_and(|given| given.contains("service.name="));
         let resource = Resource::builder();
         let resource = if is_named { resource } else { resource.with_service_name(service) };
         let provider = SdkTracerProvider::builder()
             .with_resource(resource.build())
+            .with_id_generator(Ids::default())
             .with_batch_exporter(exporter)
             .build();
-        Ok(Some(Self { provider }))
+        global::set_tracer_provider(provider.clone());
+        Ok(Some(Self { provider, sent }))
     }
 
     /// What takes spans of [`TARGET`] from whoever opens them.
@@ -101,7 +108,7 @@ impl Traces {
         S: Subscriber + for<'span> LookupSpan<'span>,
     {
         tracing_opentelemetry::layer()
-            .with_tracer(self.provider.tracer("rltraining"))
+            .with_tracer(self.provider.tracer(SCOPE))
             .with_location(false)
             .with_threads(false)
             .with_target(false)
@@ -112,7 +119,13 @@ impl Traces {
 
     /// Lets the last spans leave, if somebody takes them soon.
     pub fn finish(self) {
-        if let Err(error) = self.provider.shutdown_with_timeout(LAST_SPANS) {
+        let patience = if self.sent.is_refused.load(Ordering::Relaxed) { Duration::ZERO } else { LAST_SPANS };
+        let ended = self.provider.shutdown_with_timeout(patience);
+        let num_lost = self.sent.num_lost.load(Ordering::Relaxed);
+        if num_lost > 0 {
+            tracing::warn!(num_lost, "spans were lost because the collector did not take them");
+        }
+        if let Err(error) = ended {
             tracing::warn!(%error, "the last spans of this process's traces are lost");
         }
     }
@@ -155,32 +168,45 @@ fn is_logged(metadata: &Metadata<'_>) -> bool {
     metadata.target() != TARGET && (!of_exporter || metadata.name().contains("Dropp"))
 }
 
+/// What became of spans so far.
+#[derive(Debug, Default)]
+struct Sent {
+    num_lost: AtomicUsize,
+    /// Whether the collector did not take the last batch.
+    is_refused: AtomicBool,
+}
+
+impl Sent {
+    /// Takes down whether a batch was taken; true for the first that was not.
+    fn note(&self, is_taken: bool, num_spans: usize) -> bool {
+        self.is_refused.store(!is_taken, Ordering::Relaxed);
+        !is_taken && self.num_lost.fetch_add(num_spans, Ordering::Relaxed) == 0
+    }
+}
+
 /// An exporter of which one failure is spoken.
 #[derive(Debug)]
 struct Unhurried {
     exporter: SpanExporter,
     address: String,
-    num_lost: AtomicUsize,
+    sent: Arc<Sent>,
 }
 
 impl opentelemetry_sdk::trace::SpanExporter for Unhurried {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         let num_spans = batch.len();
-        let sent = self.exporter.export(batch).await;
-        if let Err(error) = &sent
-            && self.num_lost.fetch_add(num_spans, Ordering::Relaxed) == 0
+        let taken = self.exporter.export(batch).await;
+        let is_first_loss = self.sent.note(taken.is_ok(), num_spans);
+        if let Err(error) = &taken
+            && is_first_loss
         {
             let collector = &self.address;
             tracing::warn!(collector, %error, "traces are not taken, which is not said again");
         }
-        sent
+        taken
     }
 
     fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
-        let num_lost = self.num_lost.load(Ordering::Relaxed);
-        if num_lost > 0 {
-            tracing::warn!(num_lost, "spans were lost because the collector did not take them");
-        }
         self.exporter.shutdown_with_timeout(timeout)
     }
 

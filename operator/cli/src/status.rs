@@ -19,7 +19,7 @@ use crate::args::{DocumentFormat, StatusArgs};
 use crate::cluster::{Connection, block_on};
 use crate::document;
 use summary::Summary;
-pub(crate) use summary::{is_true, seconds_between};
+pub(crate) use summary::seconds_between;
 
 pub(crate) fn status(args: &StatusArgs) -> anyhow::Result<ExitCode> {
     block_on(async {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use rlt_api::status::{ConditionStatus, ConditionType, RLTrainingJobStatus};
+use rlt_api::status::{ConditionType, RLTrainingJobStatus};
 
 use super::{Metrics, Milestone};
 
@@ -19,7 +19,7 @@ impl Metrics {
             }
         }
         for (type_, outcome) in [(ConditionType::Complete, "complete"), (ConditionType::Failed, "failed")] {
-            if is_true(after, type_) && !is_true(before, type_) {
+            if after.is(type_) && !before.is(type_) {
                 self.job_ended(outcome);
             }
         }
@@ -60,11 +60,6 @@ fn has_all_pods(status: &RLTrainingJobStatus) -> bool {
             group.desired > 0
                 && group.pending + group.running + group.succeeded + group.failed >= group.desired
         })
-}
-
-fn is_true(status: &RLTrainingJobStatus, type_: ConditionType) -> bool {
-    let mut conditions = status.conditions.iter();
-    conditions.any(|condition| condition.type_ == type_ && condition.status == ConditionStatus::True)
 }
 
 fn time(text: Option<&str>) -> Option<Timestamp> {

@@ -1,6 +1,6 @@
 //! A run is followed by OpenTelemetry traces where its environment says so, and no collector delays or ends it.
 
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rlt_tests::collector::{Collector, Received};
@@ -11,16 +11,16 @@ use crate::job::{Ended, Place, tiny, tiny_with};
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const PARENT: &str = "b7ad6b7169203331";
 
-fn start(place: &Place, manifest: &Value, collector: &Collector) -> Child {
+fn command(place: &Place, manifest: &Value, collector: &Collector) -> Command {
     let path = place.write(manifest);
     let mut command = Command::new(rlt_tests::fresh_binary("rlt-trainer"));
     command.args(["launch", "--manifest"]).arg(path).arg("--output").arg(place.run(""));
     command.envs(collector.environment()).env("TRACEPARENT", format!("00-{TRACE}-{PARENT}-01"));
-    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    command
 }
 
 fn train(place: &Place, manifest: &Value, collector: &Collector) -> Ended {
-    Ended::of(start(place, manifest, collector).wait_with_output().unwrap())
+    Ended::of(command(place, manifest, collector).output().unwrap())
 }
 
 fn named<'a>(spans: &'a [Received], name: &str) -> Vec<&'a Received> {
@@ -84,4 +84,13 @@ fn a_collector_that_never_answers_costs_a_run_two_seconds_at_its_end_and_nothing
         followed < alone * 2 + Duration::from_secs(6),
         "{followed:?}, and {alone:?} where nobody follows"
     );
+}
+
+#[test]
+fn that_a_collector_takes_nothing_is_said_once_and_the_last_spans_do_not_wait_for_it() {
+    let (place, collector) = (Place::new(), Collector::silent().unwrap());
+    let mut command = command(&place, &tiny(), &collector);
+    command.envs([("OTEL_BSP_SCHEDULE_DELAY", "20"), ("OTEL_EXPORTER_OTLP_TIMEOUT", "20")]);
+    let ended = Ended::of(command.output().unwrap()).expect(0, &["because the collector did not take them"]);
+    assert_eq!(ended.stderr.matches("traces are not taken").count(), 1, "{}", ended.stderr);
 }

@@ -39,6 +39,7 @@ fn lines(summary: &Summary) -> Vec<(&'static str, Option<String>)> {
         ("remaining", summary.remaining_seconds().map(duration)),
         ("workers", summary.ready.as_ref().map(|ready| format!("{ready} ready"))),
         ("attempt", summary.attempt.map(|attempt| self::attempt(summary, attempt))),
+        ("trace", summary.trace_id.clone()),
         ("checkpoint", checkpoint(summary)),
         ("age", Some(duration(summary.age_seconds))),
     ]

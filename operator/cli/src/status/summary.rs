@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::jiff::Timestamp;
 use rlt_api::FailureCause;
-use rlt_api::status::{
-    CheckpointStatus, Condition, ConditionStatus, ConditionType, Progress, RLTrainingJobStatus,
-};
+use rlt_api::status::{CheckpointStatus, Condition, ConditionStatus, Progress, RLTrainingJobStatus};
 use rlt_operator::job::Job;
 use serde::Serialize;
 
@@ -33,6 +31,9 @@ pub(crate) struct Summary {
     pub(crate) ready: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) attempt: Option<u32>,
+    /// The attempt's OpenTelemetry trace.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) trace_id: Option<String>,
     /// Seconds since the job was made.
     pub(crate) age_seconds: u64,
     /// How far the training is.
@@ -65,6 +66,7 @@ impl Summary {
             has_ended: status.completion_time.is_some(),
             ready: status.ready,
             attempt: status.attempt,
+            trace_id: status.trace_id,
             age_seconds: created.map_or(0, |created| seconds_between(created, now)),
             progress: status.progress,
             checkpoint: checkpoint.cloned(),
@@ -97,12 +99,6 @@ impl Summary {
 /// The condition that says best what the job is doing.
 fn state(status: &RLTrainingJobStatus) -> Option<&Condition> {
     status.conditions.iter().find(|condition| condition.status == ConditionStatus::True)
-}
-
-/// Whether a condition holds.
-pub(crate) fn is_true(status: &RLTrainingJobStatus, type_: ConditionType) -> bool {
-    let condition = status.conditions.iter().find(|condition| condition.type_ == type_);
-    condition.is_some_and(|condition| condition.status == ConditionStatus::True)
 }
 
 pub(crate) fn seconds_between(from: Timestamp, to: Timestamp) -> u64 {

@@ -31,7 +31,8 @@ fn training() -> Job {
         "training",
         &json!({
             "conditions": [condition("Progressing", "StepsAdvancing", "the trainer finishes steps")],
-            "attempt": 2, "ready": "8/8", "failuresByCause": {"Disrupted": 1},
+            "attempt": 2, "traceId": "0af7651916cd43dd8448eb211c80319c", "ready": "8/8",
+            "failuresByCause": {"Disrupted": 1},
             "progress": {
                 "step": 1200, "numSteps": 5000, "reward": 0.51234, "heldOutReward": 0.44, "kl": 0.00123,
                 "phase": "Training", "tokensPerSecond": 15321.4, "goodput": 0.934, "remainingSeconds": 7300,

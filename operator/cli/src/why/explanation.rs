@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::{Facts, failed, refused, waiting};
 use crate::measure::duration;
-use crate::status::{is_true, seconds_between, status_of};
+use crate::status::{seconds_between, status_of};
 
 /// Why a job is as it is. As JSON or YAML its field names are a contract.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -63,7 +63,8 @@ pub(crate) fn explain(facts: &Facts) -> Explanation {
         .or_else(|| suspended(facts, &status))
         .or_else(|| refused::refused(&status))
         .or_else(|| waiting::waiting(facts, &status))
-        .unwrap_or_else(|| running(facts, &status));
+        .unwrap_or_else(|| running(facts, &status))
+        .because(followed(&status));
     let name = format!("{}/{}", facts.job.namespace(), facts.job.name());
     Explanation { summary: format!("{name} {}", said.summary), ..said }
 }
@@ -96,10 +97,10 @@ fn unseen(facts: &Facts, status: &RLTrainingJobStatus) -> Option<Explanation> {
 }
 
 fn ended(facts: &Facts, status: &RLTrainingJobStatus) -> Option<Explanation> {
-    if is_true(status, ConditionType::Failed) {
+    if status.is(ConditionType::Failed) {
         return Some(failed::failed(facts, status));
     }
-    is_true(status, ConditionType::Complete).then(|| {
+    status.is(ConditionType::Complete).then(|| {
         let steps = status.progress.as_ref().map(|progress| format!("{} steps", progress.step));
         let reward =
             status.progress.as_ref().and_then(|progress| progress.held_out_reward.or(progress.reward));
@@ -185,6 +186,12 @@ fn running(facts: &Facts, status: &RLTrainingJobStatus) -> Explanation {
         .because(rest)
         .because(checkpoint(status))
         .because(earlier(facts, status))
+}
+
+/// Where more is to be seen about the attempt.
+fn followed(status: &RLTrainingJobStatus) -> Option<String> {
+    let (attempt, trace) = (status.attempt?, status.trace_id.as_ref()?);
+    Some(format!("attempt {attempt} is trace {trace}"))
 }
 
 /// The condition of this type where it holds.

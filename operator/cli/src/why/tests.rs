@@ -283,8 +283,10 @@ fn it_trains() {
     let progress = json!({
         "step": 23, "numSteps": 60, "remainingSeconds": 100, "stepTime": "2026-01-01T10:04:48Z",
     });
-    let more =
-        json!({"progress": progress, "attempt": 2, "failuresByCause": {"Disrupted": 1, "OutOfMemory": 1}});
+    let more = json!({
+        "progress": progress, "attempt": 2, "traceId": "0af7651916cd43dd8448eb211c80319c",
+        "failuresByCause": {"Disrupted": 1, "OutOfMemory": 1},
+    });
     explained!(plain(status("Progressing", "StepsAdvancing", "the trainer finishes steps", more)));
 }
 

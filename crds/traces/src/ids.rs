@@ -1,0 +1,32 @@
+//! Ids of spans: by chance, but for the span of an attempt, whose parts named it long before it was sent.
+
+use std::cell::Cell;
+
+use opentelemetry::trace::{SpanContext, SpanId, TraceId};
+use opentelemetry_sdk::trace::{IdGenerator, RandomIdGenerator};
+
+thread_local! {
+    static GIVEN: Cell<Option<(TraceId, SpanId)>> = const { Cell::new(None) };
+}
+
+/// Runs `make`, and gives the span that it makes on this thread the ids of `context`.
+pub(crate) fn given<T>(context: &SpanContext, make: impl FnOnce() -> T) -> T {
+    GIVEN.set(Some((context.trace_id(), context.span_id())));
+    let made = make();
+    GIVEN.set(None);
+    made
+}
+
+/// What gives ids to spans.
+#[derive(Debug, Default)]
+pub(crate) struct Ids(RandomIdGenerator);
+
+impl IdGenerator for Ids {
+    fn new_trace_id(&self) -> TraceId {
+        GIVEN.get().map_or_else(|| self.0.new_trace_id(), |(trace, _)| trace)
+    }
+
+    fn new_span_id(&self) -> SpanId {
+        GIVEN.get().map_or_else(|| self.0.new_span_id(), |(_, span)| span)
+    }
+}
