@@ -1,12 +1,13 @@
-// c10d's TCP store and Gloo process group, both inside libtorch_cpu.so, behind a C border. Which collectives a
-// training step needs, and what a failed one means, is decided in Rust.
+// c10d's Gloo process group, inside libtorch_cpu.so, behind a C border, and the store that its ranks find each other
+// through, which is Rust's. Which collectives a training step needs, and what a failed one means, is decided in Rust.
 #define USE_C10D_GLOO
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <c10/util/env.h>
 
+#include <algorithm>
 #include <mutex>
+#include <optional>
 
 #include "border.h"
 
@@ -14,32 +15,88 @@ using at::Tensor;
 using Milliseconds = std::chrono::milliseconds;
 
 namespace rlt {
+// `Asked` and `LentStore` in store/lent.rs.
+struct Asked {
+  uint8_t operation;
+  uint64_t wait_ms;
+  const uint8_t* name;
+  size_t name_len;
+  const uint8_t* value;
+  size_t value_len;
+};
+using Take = void (*)(void* into, const uint8_t* data, size_t len);
+struct LentStore {
+  const void* connection;
+  int (*ask)(const void* connection, const Asked* asked, void* into, Take take);
+  void (*release)(const void* connection);
+};
+
 namespace {
 
-using StorePointer = c10::intrusive_ptr<c10d::Store>;
 using GroupPointer = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
 using WorkPointer = c10::intrusive_ptr<c10d::Work>;
 
-StorePointer connect(const char* host, uint16_t* port, bool is_server, int64_t timeout_ms) {
-  c10d::TCPStoreOptions options;
-  options.port = *port;
-  options.isServer = is_server;
-  // Who has joined is counted by the caller, who can name those that have not.
-  options.waitWorkers = false;
-  options.timeout = Milliseconds(timeout_ms);
-  auto store = c10::make_intrusive<c10d::TCPStore>(std::string(host), options);
-  *port = store->getPort();
-  return store;
-}
+enum Operation : uint8_t { SET = 1, SET_FIRST = 2, ADD = 3, GET = 4 };
+enum Outcome { ANSWERED = 0, NOTHING = 1, FAILED = 2 };
 
-std::vector<uint8_t> bytes_of(const uint8_t* data, size_t len) { return {data, data + len}; }
+using Bytes = std::vector<uint8_t>;
 
-void hand_over(const std::vector<uint8_t>& value, uint8_t** data, size_t* len) {
-  *len = value.size();
-  *data = static_cast<uint8_t*>(malloc(std::max<size_t>(1, value.size())));
-  if (*data == nullptr) throw std::bad_alloc();
-  std::copy(value.begin(), value.end(), *data);
-}
+// What c10d asks of a store, of a connection that is Rust's. Gloo's groups use no more than these.
+class Store final : public c10d::Store {
+ public:
+  Store(LentStore lent, Milliseconds timeout) : c10d::Store(timeout), lent_(lent) {}
+  Store(const Store&) = delete;
+  Store& operator=(const Store&) = delete;
+  ~Store() override { lent_.release(lent_.connection); }
+
+  c10::intrusive_ptr<c10d::Store> clone() override {
+    return c10::intrusive_ptr<c10d::Store>::unsafe_reclaim_from_nonowning(this);
+  }
+  void set(const std::string& key, const Bytes& value) override { ask(SET, key, value, Milliseconds(0)); }
+  Bytes get(const std::string& key) override { return wait_for(key, timeout_); }
+  int64_t add(const std::string& key, int64_t amount) override {
+    const std::string digits = std::to_string(amount);
+    const Bytes sum = ask(ADD, key, {digits.begin(), digits.end()}, Milliseconds(0)).value();
+    return std::stoll(std::string(sum.begin(), sum.end()));
+  }
+  bool check(const std::vector<std::string>& keys) override {
+    return std::all_of(keys.begin(), keys.end(),
+                       [&](const auto& key) { return ask(GET, key, {}, Milliseconds(0)).has_value(); });
+  }
+  void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
+  void wait(const std::vector<std::string>& keys, const Milliseconds& timeout) override {
+    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    for (const auto& key : keys) {
+      const auto left = deadline - std::chrono::steady_clock::now();
+      wait_for(key, std::max(Milliseconds(0), std::chrono::duration_cast<Milliseconds>(left)));
+    }
+  }
+  bool deleteKey(const std::string& key) override { unserved("deleting " + key); }
+  int64_t getNumKeys() override { unserved("counting names"); }
+
+ private:
+  std::optional<Bytes> ask(Operation operation, const std::string& key, const Bytes& value, Milliseconds wait) {
+    const Asked asked{operation, static_cast<uint64_t>(wait.count()),
+                      reinterpret_cast<const uint8_t*>(key.data()), key.size(), value.data(), value.size()};
+    Bytes answer;
+    const auto take = [](void* into, const uint8_t* data, size_t len) {
+      static_cast<Bytes*>(into)->assign(data, data + len);
+    };
+    const int outcome = lent_.ask(lent_.connection, &asked, &answer, take);
+    TORCH_CHECK(outcome != FAILED, std::string(answer.begin(), answer.end()));
+    return outcome == ANSWERED ? std::optional<Bytes>(std::move(answer)) : std::nullopt;
+  }
+  Bytes wait_for(const std::string& key, Milliseconds wait) {
+    auto answer = ask(GET, key, {}, wait);
+    TORCH_CHECK(answer.has_value(), "nobody put ", key, " into the store within ", wait.count(), " ms");
+    return *std::move(answer);
+  }
+  [[noreturn]] static void unserved(const std::string& what) {
+    C10_THROW_ERROR(NotImplementedError, "the ranks' store serves no " + what);
+  }
+
+  LentStore lent_;
+};
 
 // c10d notes the operations of all groups of a process in one map, which it fills without a lock: threads that use
 // groups of their own would tear it. Nobody reads it; without room it notes nothing. It is asked for once, before the
@@ -49,8 +106,10 @@ void note_no_operations() {
   std::call_once(once, [] { c10::utils::set_env("TORCH_FR_BUFFER_SIZE", "0", true); });
 }
 
-GroupPointer join(const StorePointer& store, const char* name, int rank, int size, const char* address,
+GroupPointer join(LentStore lent, const char* name, int rank, int size, const char* address,
                   int64_t timeout_ms) {
+  // First, so that it is given back whatever follows.
+  auto store = c10::make_intrusive<Store>(lent, Milliseconds(timeout_ms));
   note_no_operations();
   auto options = c10d::ProcessGroupGloo::Options::create(Milliseconds(timeout_ms));
   options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
@@ -73,42 +132,13 @@ WorkPointer* kept(WorkPointer work) { return new WorkPointer(std::move(work)); }
 }  // namespace rlt
 
 using rlt::GroupPointer;
-using rlt::StorePointer;
 using rlt::WorkPointer;
 
 extern "C" {
-char* rlt_store_connect(const char* host, uint16_t* port, bool is_server, int64_t timeout_ms,
-                        StorePointer** out) {
-  return rlt::guarded(
-      [&] { *out = new StorePointer(rlt::connect(host, port, is_server, timeout_ms)); });
-}
-char* rlt_store_clone(StorePointer* store, StorePointer** out) {
-  return rlt::guarded([&] { *out = new StorePointer((*store)->clone()); });
-}
-char* rlt_store_set(StorePointer* store, const char* key, const uint8_t* data, size_t len) {
-  return rlt::guarded([&] { (*store)->set(key, rlt::bytes_of(data, len)); });
-}
-char* rlt_store_compare_set(StorePointer* store, const char* key, const uint8_t* data, size_t len,
-                            uint8_t** out, size_t* out_len) {
-  return rlt::guarded(
-      [&] { rlt::hand_over((*store)->compareSet(key, {}, rlt::bytes_of(data, len)), out, out_len); });
-}
-char* rlt_store_add(StorePointer* store, const char* key, int64_t amount, int64_t* out) {
-  return rlt::guarded([&] { *out = (*store)->add(key, amount); });
-}
-char* rlt_store_has(StorePointer* store, const char* key, bool* out) {
-  return rlt::guarded([&] { *out = (*store)->check({key}); });
-}
-char* rlt_store_get(StorePointer* store, const char* key, uint8_t** out, size_t* out_len) {
-  return rlt::guarded([&] { rlt::hand_over((*store)->get(key), out, out_len); });
-}
-void rlt_free_bytes(uint8_t* data) { free(data); }
-void rlt_store_free(StorePointer* store) { delete store; }
-
-char* rlt_group_join(StorePointer* store, const char* name, int rank, int size, const char* address,
+char* rlt_group_join(rlt::LentStore store, const char* name, int rank, int size, const char* address,
                      int64_t timeout_ms, GroupPointer** out) {
   return rlt::guarded(
-      [&] { *out = new GroupPointer(rlt::join(*store, name, rank, size, address, timeout_ms)); });
+      [&] { *out = new GroupPointer(rlt::join(store, name, rank, size, address, timeout_ms)); });
 }
 void rlt_group_free(GroupPointer* group) { delete group; }
 

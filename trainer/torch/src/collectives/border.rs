@@ -4,48 +4,12 @@ use std::ffi::{c_char, c_int, c_void};
 
 use torch_sys::C_tensor;
 
+use super::store::LentStore;
 use crate::border::Outcome;
 
 unsafe extern "C" {
-    pub(super) fn rlt_store_connect(
-        host: *const c_char,
-        port: *mut u16,
-        is_server: bool,
-        timeout_ms: i64,
-        out: *mut *mut c_void,
-    ) -> Outcome;
-    pub(super) fn rlt_store_clone(store: *mut c_void, out: *mut *mut c_void) -> Outcome;
-    pub(super) fn rlt_store_set(
-        store: *mut c_void,
-        key: *const c_char,
-        data: *const u8,
-        len: usize,
-    ) -> Outcome;
-    pub(super) fn rlt_store_compare_set(
-        store: *mut c_void,
-        key: *const c_char,
-        data: *const u8,
-        len: usize,
-        out: *mut *mut u8,
-        out_len: *mut usize,
-    ) -> Outcome;
-    pub(super) fn rlt_store_add(
-        store: *mut c_void,
-        key: *const c_char,
-        amount: i64,
-        out: *mut i64,
-    ) -> Outcome;
-    pub(super) fn rlt_store_has(store: *mut c_void, key: *const c_char, out: *mut bool) -> Outcome;
-    pub(super) fn rlt_store_get(
-        store: *mut c_void,
-        key: *const c_char,
-        out: *mut *mut u8,
-        out_len: *mut usize,
-    ) -> Outcome;
-    pub(super) fn rlt_free_bytes(data: *mut u8);
-    pub(super) fn rlt_store_free(store: *mut c_void);
     pub(super) fn rlt_group_join(
-        store: *mut c_void,
+        store: LentStore,
         name: *const c_char,
         rank: c_int,
         size: c_int,

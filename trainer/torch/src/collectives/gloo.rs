@@ -10,7 +10,7 @@ use tch::{Kind, Tensor, no_grad};
 
 use super::border;
 use super::pulse::Pulse;
-use super::store::{Store, StoreError, milliseconds};
+use super::store::Store;
 use super::{CollectiveError, Collectives, Reduction, RendezvousError};
 use crate::border::{Outcome, check, raw};
 
@@ -48,14 +48,14 @@ impl GlooGroup {
         timeout: Duration,
         pulse: Arc<Pulse>,
     ) -> Result<Self, RendezvousError> {
-        let name = CString::new(format!("group/{}", seat.name)).map_err(StoreError::from)?;
-        let text_address = CString::new(address.to_string()).map_err(StoreError::from)?;
+        let name = text("name of a group", format!("group/{}", seat.name))?;
+        let text_address = text("address", address.to_string())?;
         let (rank, size) = (seat.place as i32, seat.members.len() as i32);
         let mut pointer = std::ptr::null_mut();
         // SAFETY: a live store, NUL-terminated texts and a place for the result.
         let outcome = unsafe {
             border::rlt_group_join(
-                store.raw(),
+                store.lend(),
                 name.as_ptr(),
                 rank,
                 size,
@@ -268,6 +268,19 @@ impl Drop for Pending {
             drop(check(work.operation, outcome));
         }
     }
+}
+
+fn text(name: &'static str, text: String) -> Result<CString, RendezvousError> {
+    CString::new(text).map_err(|error| RendezvousError::Argument {
+        name,
+        expected: "a text without NUL bytes".into(),
+        got: format!("{:?}", String::from_utf8_lossy(&error.into_vec())),
+    })
+}
+
+/// For C++: whole milliseconds, at least one.
+fn milliseconds(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX / 2).max(1)
 }
 
 /// A work object of c10d with what an error message needs.

@@ -43,7 +43,7 @@ pub struct Membership {
 /// # Errors
 /// When the port is taken.
 pub fn serve_store(port: u16, attempt: u64, world_size: usize) -> Result<Store, StoreError> {
-    let store = Store::serve(port, Duration::from_secs(30))?;
+    let store = Store::serve(port)?;
     store.set("world_size", &world_size.to_string())?;
     // Last: who reads it may rely on the rest.
     store.set("attempt", &attempt.to_string())?;
@@ -83,7 +83,7 @@ impl Rendezvous {
         }
         let deadline = Instant::now() + membership.join_timeout;
         let (server, address) = reach(&membership, deadline)?;
-        let store = Store::connect(server, membership.join_timeout)?;
+        let store = Store::connect(server)?;
         check_attempt(&store, &membership, deadline)?;
         if store.add(&seat_name(membership.rank), 1)? > 1 {
             return Err(RendezvousError::RankTaken { rank: membership.rank });

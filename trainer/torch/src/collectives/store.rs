@@ -1,20 +1,37 @@
-//! A client of c10d's TCP store: small values under names, shared by all ranks. What ranks say to each other through
-//! it is decided in `rendezvous` and `pulse`.
+//! A store on the network: small values under names, shared by all ranks, and lent to c10d, whose groups find each
+//! other through it. What ranks say to each other through it is decided in `rendezvous` and `pulse`.
+//!
+//! It is our own, and not c10d's `TCPStore`, because that asks the resolver for the name of every peer it connects to,
+//! and where nobody answers such questions ranks would wait for seconds at every connection.
 
-use std::ffi::{CString, NulError, c_void};
-use std::net::SocketAddr;
+mod lent;
+mod server;
+mod wire;
+
+use std::io::{self, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::border;
-use crate::Error;
-use crate::border::check;
+use server::Server;
+use wire::{Answer, GREETING, Operation, Question};
+
+pub(super) use lent::LentStore;
+
+/// How long an answer may be on its way, and a connection in the making.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A failed act on the store.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// A name that can not be sent.
-    #[error("a name in the store must not hold a NUL byte")]
-    Name(#[from] NulError),
+    /// The port is taken, or there is no network.
+    #[error("failed to serve a store at port {port}")]
+    Serve {
+        /// The port; 0 for any.
+        port: u16,
+        /// Why not.
+        source: io::Error,
+    },
     /// A value that is not what this rank expects under that name.
     #[error("the store holds {got:?} under {name}, expected {expected}")]
     Value {
@@ -25,53 +42,55 @@ pub enum StoreError {
         /// What is there.
         got: String,
     },
-    /// The connection failed, or what was asked for did not come in time.
+    /// What was asked for can not be done.
+    #[error("the store refuses {act} {name}: {why}")]
+    Refused {
+        /// What was tried.
+        act: &'static str,
+        /// The name.
+        name: String,
+        /// Why not.
+        why: String,
+    },
+    /// The connection failed, or no answer came in time.
     #[error("the store does not answer")]
-    Lost(#[source] Error),
+    Lost(#[source] io::Error),
 }
 
-/// A connection to the store; for one thread, see [`Store::try_clone`].
+/// A connection to the store, over which one question is under way at a time; see [`Store::try_clone`]. Whoever serves
+/// the store holds it with its connection.
 #[derive(Debug)]
 pub struct Store {
-    pointer: *mut c_void,
-    port: u16,
+    connection: Arc<Connection>,
+    /// Ends with this value.
+    _server: Option<Server>,
 }
 
-// SAFETY: the client behind the pointer guards its connection by a mutex and belongs to no thread.
-unsafe impl Send for Store {}
+/// Shared with those whom the store is lent to.
+#[derive(Debug)]
+struct Connection {
+    address: SocketAddr,
+    /// `None` once an answer was missed: whatever came then would be that to an earlier question.
+    stream: Mutex<Option<TcpStream>>,
+}
 
 impl Store {
     /// Serves a store on all addresses at `port` (0 for any free one) until it is dropped, and connects to it.
     ///
     /// # Errors
     /// When the port is taken.
-    pub fn serve(port: u16, timeout: Duration) -> Result<Self, StoreError> {
-        Self::open("localhost", port, true, timeout)
+    pub fn serve(port: u16) -> Result<Self, StoreError> {
+        let server = Server::start(port).map_err(|source| StoreError::Serve { port, source })?;
+        let connection = Connection::open((Ipv4Addr::LOCALHOST, server.port()).into())?;
+        Ok(Self { connection: Arc::new(connection), _server: Some(server) })
     }
 
-    /// Connects to the store at `address`. An answer that does not come within `timeout` is an error.
+    /// Connects to the store at `address`.
     ///
     /// # Errors
     /// When nobody answers.
-    pub fn connect(address: SocketAddr, timeout: Duration) -> Result<Self, StoreError> {
-        Self::open(&address.ip().to_string(), address.port(), false, timeout)
-    }
-
-    fn open(host: &str, mut port: u16, is_server: bool, timeout: Duration) -> Result<Self, StoreError> {
-        let host = CString::new(host)?;
-        let mut pointer = std::ptr::null_mut();
-        // SAFETY: a NUL-terminated host, a port to read and write, and a place for the result.
-        let outcome = unsafe {
-            border::rlt_store_connect(
-                host.as_ptr(),
-                &mut port,
-                is_server,
-                milliseconds(timeout),
-                &mut pointer,
-            )
-        };
-        check("connecting to the store", outcome).map_err(StoreError::Lost)?;
-        Ok(Self { pointer, port })
+    pub fn connect(address: SocketAddr) -> Result<Self, StoreError> {
+        Ok(Self { connection: Arc::new(Connection::open(address)?), _server: None })
     }
 
     /// A connection of its own for another thread.
@@ -79,16 +98,12 @@ impl Store {
     /// # Errors
     /// When the store does not answer.
     pub fn try_clone(&self) -> Result<Self, StoreError> {
-        let mut pointer = std::ptr::null_mut();
-        // SAFETY: `pointer` is a live store for as long as `self` is.
-        let outcome = unsafe { border::rlt_store_clone(self.pointer, &mut pointer) };
-        check("connecting to the store", outcome).map_err(StoreError::Lost)?;
-        Ok(Self { pointer, port: self.port })
+        Self::connect(self.connection.address)
     }
 
     /// The port it is served at.
     pub fn port(&self) -> u16 {
-        self.port
+        self.connection.address.port()
     }
 
     /// Puts `value` under `name`.
@@ -96,11 +111,7 @@ impl Store {
     /// # Errors
     /// When the store does not answer.
     pub fn set(&self, name: &str, value: &str) -> Result<(), StoreError> {
-        let name = CString::new(name)?;
-        // SAFETY: a NUL-terminated name and as many bytes as said.
-        let outcome =
-            unsafe { border::rlt_store_set(self.pointer, name.as_ptr(), value.as_ptr(), value.len()) };
-        check("writing to the store", outcome).map_err(StoreError::Lost)
+        self.ask(Operation::Set, name, value).map(drop)
     }
 
     /// Puts `value` under `name` unless something is there already; what is there afterwards.
@@ -108,33 +119,16 @@ impl Store {
     /// # Errors
     /// When the store does not answer.
     pub fn set_first(&self, name: &str, value: &str) -> Result<String, StoreError> {
-        let name = CString::new(name)?;
-        self.bytes("writing to the store", |out, len| {
-            // SAFETY: a NUL-terminated name, as many bytes as said, and places for the answer.
-            unsafe {
-                border::rlt_store_compare_set(
-                    self.pointer,
-                    name.as_ptr(),
-                    value.as_ptr(),
-                    value.len(),
-                    out,
-                    len,
-                )
-            }
-        })
+        self.ask(Operation::SetFirst, name, value).map(Option::unwrap_or_default)
     }
 
     /// Adds `amount` to the number under `name`, which begins at 0; the sum.
     ///
     /// # Errors
-    /// When the store does not answer.
+    /// When the store does not answer, or what is under `name` is no number.
     pub fn add(&self, name: &str, amount: i64) -> Result<i64, StoreError> {
-        let name = CString::new(name)?;
-        let mut sum = 0;
-        // SAFETY: a NUL-terminated name and a place for the sum.
-        let outcome = unsafe { border::rlt_store_add(self.pointer, name.as_ptr(), amount, &mut sum) };
-        check("counting in the store", outcome).map_err(StoreError::Lost)?;
-        Ok(sum)
+        let sum = self.ask(Operation::Add, name, &amount.to_string())?.unwrap_or_default();
+        sum.parse().map_err(|_| StoreError::Value { name: name.to_owned(), expected: "a number", got: sum })
     }
 
     /// What is under `name` now.
@@ -142,51 +136,60 @@ impl Store {
     /// # Errors
     /// When the store does not answer.
     pub fn get(&self, name: &str) -> Result<Option<String>, StoreError> {
-        let name = CString::new(name)?;
-        let mut found = false;
-        // SAFETY: a NUL-terminated name and a place for the answer.
-        let outcome = unsafe { border::rlt_store_has(self.pointer, name.as_ptr(), &mut found) };
-        check("reading from the store", outcome).map_err(StoreError::Lost)?;
-        if !found {
-            return Ok(None);
-        }
-        let value = self.bytes("reading from the store", |out, len| {
-            // SAFETY: a NUL-terminated name and places for the answer.
-            unsafe { border::rlt_store_get(self.pointer, name.as_ptr(), out, len) }
-        })?;
-        Ok(Some(value))
+        self.ask(Operation::Get, name, "")
     }
 
-    fn bytes(
-        &self,
-        act: &'static str,
-        call: impl FnOnce(*mut *mut u8, *mut usize) -> crate::border::Outcome,
-    ) -> Result<String, StoreError> {
-        let (mut data, mut len) = (std::ptr::null_mut(), 0);
-        check(act, call(&mut data, &mut len)).map_err(StoreError::Lost)?;
-        // SAFETY: without an error text there are `len` bytes at `data`, which are ours to free, once.
-        let value = unsafe {
-            let value = String::from_utf8_lossy(std::slice::from_raw_parts(data, len)).into_owned();
-            border::rlt_free_bytes(data);
-            value
+    fn ask(&self, operation: Operation, name: &str, value: &str) -> Result<Option<String>, StoreError> {
+        let answer = self.connection.ask(operation, name.as_bytes(), value.as_bytes(), Duration::ZERO)?;
+        Ok(answer.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
+    }
+
+    /// A share of this connection for c10d.
+    pub(super) fn lend(&self) -> LentStore {
+        LentStore::new(&self.connection)
+    }
+}
+
+impl Connection {
+    fn open(address: SocketAddr) -> Result<Self, StoreError> {
+        let connect = || {
+            let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
+            stream.set_nodelay(true)?;
+            stream.write_all(&GREETING)?;
+            Ok(stream)
         };
-        Ok(value)
+        let stream = connect().map_err(StoreError::Lost)?;
+        Ok(Self { address, stream: Mutex::new(Some(stream)) })
     }
 
-    /// The pointer that C++ borrows.
-    pub(super) fn raw(&self) -> *mut c_void {
-        self.pointer
+    /// The answer to one question; `None` where nothing came under `name` within `wait`.
+    fn ask(
+        &self,
+        operation: Operation,
+        name: &[u8],
+        value: &[u8],
+        wait: Duration,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
+        let question = Question { operation, wait_ms, name: name.to_vec(), value: value.to_vec() };
+        let mut kept = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stream = kept.take().ok_or_else(|| StoreError::Lost(io::ErrorKind::NotConnected.into()))?;
+        let answer = stream
+            .set_read_timeout(Some(wait.saturating_add(TIMEOUT)))
+            .and_then(|()| question.write(&mut stream))
+            .and_then(|()| Answer::read(&mut stream))
+            .map_err(StoreError::Lost)?;
+        *kept = Some(stream);
+        match answer {
+            Answer::Value(value) => Ok(Some(value)),
+            Answer::Nothing => Ok(None),
+            Answer::Refused(why) => {
+                let (act, name) = (operation.act(), String::from_utf8_lossy(name).into_owned());
+                Err(StoreError::Refused { act, name, why })
+            }
+        }
     }
 }
 
-impl Drop for Store {
-    fn drop(&mut self) {
-        // SAFETY: the store was made by `rlt_store_connect` or `rlt_store_clone` and is freed once, here.
-        unsafe { border::rlt_store_free(self.pointer) }
-    }
-}
-
-/// For C++: whole milliseconds, at least one.
-pub(super) fn milliseconds(duration: Duration) -> i64 {
-    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX / 2).max(1)
-}
+#[cfg(test)]
+mod tests;

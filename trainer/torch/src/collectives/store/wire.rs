@@ -1,0 +1,173 @@
+//! What the store and its clients say to each other: one question, one answer, on a connection that opens with
+//! [`GREETING`]. Numbers are little-endian. What is kept, and for how long, is not known here.
+//!
+//! ```text
+//! question  operation: u8, milliseconds to wait: u64, name: u32 and bytes, value: u32 and bytes
+//! answer    kind: u8, u32 and bytes
+//! ```
+
+use std::io::{self, Read, Write};
+
+/// The first bytes of a client: whoever opens with others is no rank.
+pub(super) const GREETING: [u8; 8] = *b"rltstor1";
+/// The longest name or value. The longest in use are the addresses of a group's ranks, some hundred bytes each.
+const MAX_BYTES: usize = 16 << 20;
+
+/// What a client asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Operation {
+    /// The value is kept under the name.
+    Set = 1,
+    /// The same, unless something is there already; answers with what is there then.
+    SetFirst = 2,
+    /// The value, a number in decimal digits, is added to that under the name; answers with the sum.
+    Add = 3,
+    /// Answers with what is under the name, once something is.
+    Get = 4,
+}
+
+impl Operation {
+    /// In an error: what was tried on a name.
+    pub(super) fn act(self) -> &'static str {
+        match self {
+            Self::Set | Self::SetFirst => "to set",
+            Self::Add => "to add to",
+            Self::Get => "to read",
+        }
+    }
+
+    /// By its number; `None` where there is no such.
+    pub(super) fn from_number(number: u8) -> Option<Self> {
+        [Self::Set, Self::SetFirst, Self::Add, Self::Get].into_iter().find(|one| *one as u8 == number)
+    }
+}
+
+/// One question.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Question {
+    pub(super) operation: Operation,
+    pub(super) wait_ms: u64,
+    pub(super) name: Vec<u8>,
+    pub(super) value: Vec<u8>,
+}
+
+/// One answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// What is under the name.
+    Value(Vec<u8>),
+    /// Nothing came under the name for as long as was to be waited.
+    Nothing,
+    /// Why it can not be done.
+    Refused(String),
+}
+
+impl Question {
+    pub(super) fn write(&self, stream: &mut impl Write) -> io::Result<()> {
+        let mut bytes = vec![self.operation as u8];
+        bytes.extend(self.wait_ms.to_le_bytes());
+        push(&mut bytes, &self.name);
+        push(&mut bytes, &self.value);
+        stream.write_all(&bytes)
+    }
+
+    pub(super) fn read(stream: &mut impl Read) -> io::Result<Self> {
+        let [number] = array(stream)?;
+        let operation =
+            Operation::from_number(number).ok_or_else(|| malformed("operation", number.into()))?;
+        let wait_ms = u64::from_le_bytes(array(stream)?);
+        Ok(Self { operation, wait_ms, name: pull(stream)?, value: pull(stream)? })
+    }
+}
+
+impl Answer {
+    pub(super) fn write(&self, stream: &mut impl Write) -> io::Result<()> {
+        let (kind, content) = match self {
+            Self::Value(value) => (0, value.as_slice()),
+            Self::Nothing => (1, [].as_slice()),
+            Self::Refused(why) => (2, why.as_bytes()),
+        };
+        let mut bytes = vec![kind];
+        push(&mut bytes, content);
+        stream.write_all(&bytes)
+    }
+
+    pub(super) fn read(stream: &mut impl Read) -> io::Result<Self> {
+        let [kind] = array(stream)?;
+        let content = pull(stream)?;
+        match kind {
+            0 => Ok(Self::Value(content)),
+            1 => Ok(Self::Nothing),
+            2 => Ok(Self::Refused(String::from_utf8_lossy(&content).into_owned())),
+            other => Err(malformed("kind of answer", other.into())),
+        }
+    }
+}
+
+fn push(bytes: &mut Vec<u8>, content: &[u8]) {
+    bytes.extend((content.len() as u32).to_le_bytes());
+    bytes.extend(content);
+}
+
+fn pull(stream: &mut impl Read) -> io::Result<Vec<u8>> {
+    let len = u32::from_le_bytes(array(stream)?) as usize;
+    if len > MAX_BYTES {
+        return Err(malformed("length", len));
+    }
+    // What was promised takes memory only as it comes.
+    let mut content = Vec::new();
+    stream.take(len as u64).read_to_end(&mut content)?;
+    if content.len() == len { Ok(content) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+}
+
+fn array<const N: usize>(stream: &mut impl Read) -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    stream.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn malformed(what: &str, got: usize) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("{what} {got} is none of the store's"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_what_is_read() {
+        let operations = [Operation::Set, Operation::SetFirst, Operation::Add, Operation::Get];
+        for (operation, wait_ms) in operations.into_iter().zip([0, 1, 300, u64::MAX]) {
+            let question = Question { operation, wait_ms, name: b"joined/3".to_vec(), value: vec![0, 255] };
+            let mut bytes = Vec::new();
+            question.write(&mut bytes).unwrap();
+            assert_eq!(Question::read(&mut bytes.as_slice()).unwrap(), question);
+        }
+        for answer in [Answer::Value(vec![1, 0, 2]), Answer::Nothing, Answer::Refused("no number".into())] {
+            let mut bytes = Vec::new();
+            answer.write(&mut bytes).unwrap();
+            assert_eq!(Answer::read(&mut bytes.as_slice()).unwrap(), answer);
+        }
+    }
+
+    #[test]
+    fn what_nobody_of_ours_would_say_is_an_error() {
+        let question = |operation: u8, len: u32| {
+            let mut bytes = vec![operation];
+            bytes.extend([0; 8]);
+            bytes.extend(len.to_le_bytes());
+            Question::read(&mut bytes.as_slice()).unwrap_err().to_string()
+        };
+        assert_eq!(question(9, 0), "operation 9 is none of the store's");
+        assert_eq!(question(4, u32::MAX), "length 4294967295 is none of the store's");
+        assert_eq!(
+            Answer::read(&mut [7, 0, 0, 0, 0].as_slice()).unwrap_err().kind(),
+            io::ErrorKind::InvalidData
+        );
+        assert_eq!(
+            Answer::read(&mut [0, 9, 0, 0, 0].as_slice()).unwrap_err().kind(),
+            io::ErrorKind::UnexpectedEof
+        );
+    }
+}
