@@ -6,6 +6,9 @@
 #[expect(dead_code, reason = "the kubelet's part is played by the kubelet here")]
 mod stage;
 
+#[path = "real_node/gang.rs"]
+mod gang;
+
 use rlt_api::FailureCause;
 use rlt_api::status::ConditionType;
 use rlt_cluster::{Options, Shared};

@@ -252,7 +252,8 @@ pub struct SecretKeySpec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct StorageSpec {
-    /// A claim that exists; models and data in it can be named by their path below `/storage`.
+    /// A claim that exists; models and data in it can be named by their path below `/storage`, or by one that begins there,
+    /// such as `runs/sft/export`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub claim_name: Option<String>,

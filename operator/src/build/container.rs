@@ -32,6 +32,8 @@ pub(super) fn trainer(
         // A job's own image follows Kubernetes' rule: `Always` for `latest`, else `IfNotPresent`.
         image_pull_policy: workers.image.is_none().then(|| settings.pull_policy.as_str().into()),
         command: Some(command(blueprint)),
+        // So that a relative path in the manifest means beside the run folders, as it does where `rlctl run` makes them.
+        working_dir: Some(STORAGE_FOLDER.into()),
         env: Some(variables(blueprint, attempt, worker_idx)),
         resources: Some(resources(blueprint)),
         volume_mounts: Some(mounts),

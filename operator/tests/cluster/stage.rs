@@ -189,7 +189,7 @@ pub(crate) fn reason(
     Some((condition.status, condition.reason.clone()))
 }
 
-fn merge(base: &mut Value, patch: &Value) {
+pub(crate) fn merge(base: &mut Value, patch: &Value) {
     match (base, patch) {
         (Value::Object(base), Value::Object(patch)) => {
             for (name, value) in patch {

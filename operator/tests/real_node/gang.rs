@@ -1,0 +1,239 @@
+//! The sharded example as pods of a real node, through what a cluster does to pods: what they train is bit for bit what as
+//! many ranks of this machine train whom nobody disturbs.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+use kube::ResourceExt as _;
+use kube::api::{Api, EvictParams, LogParams, PostParams};
+use rlt_api::FailureCause;
+use rlt_api::status::ConditionType;
+use rlt_operator::labels;
+use serde_json::{Value, json};
+
+use crate::stage::{PATIENCE, Stage, merge};
+
+const NAME: &str = "sharded";
+/// Between two checkpoints.
+const EVERY_STEPS: u64 = 4;
+/// Steps of the last attempt.
+const LAST_STEPS: u64 = 3;
+
+/// An example with changes to its specification.
+fn example(text: &str, changes: &Value) -> Value {
+    let mut manifest: Value = serde_saphyr::from_str(text).unwrap();
+    merge(&mut manifest["spec"], changes);
+    manifest
+}
+
+/// The example whose model the sharded one trains, shortened: some of its sums come out right.
+fn supervised() -> Value {
+    let shorter =
+        json!({ "training": { "steps": 100, "evaluateEvery": 0 }, "data": { "task": { "numHeldOut": 8 } } });
+    example(include_str!("../../../examples/sft/job.yaml"), &shorter)
+}
+
+/// The sharded example with fewer prompts a step, and one thread for each rank wherever it is, so that sums have one order.
+/// It is longer than anybody waits for: how many steps it is in the end follows from what happened to it.
+fn sharded() -> Value {
+    let changes = json!({
+        "training": { "steps": 10_000 },
+        "data": { "task": { "numHeldOut": 8 } },
+        "checkpoint": { "everySteps": EVERY_STEPS },
+        "workers": { "threads": 1, "storage": { "claimName": "shared" } }
+    });
+    example(include_str!("../../../examples/sharded/job.yaml"), &changes)
+}
+
+fn on_two_ranks(num_steps: u64) -> Value {
+    json!({ "workers": { "count": 2, "mesh": { "dpShard": 2, "sp": 1 } }, "training": { "steps": num_steps } })
+}
+
+/// A folder of this machine that is also a volume of the namespace, as one on the network would be for many machines.
+struct Folder(PathBuf);
+
+impl Folder {
+    async fn shared(stage: &Stage) -> Self {
+        let path = stage.cluster.folder().join("shared");
+        // Pods run as nobody.
+        for folder in [path.clone(), path.join("runs")] {
+            fs::create_dir_all(&folder).unwrap();
+            fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
+        }
+        let (modes, size) = (json!(["ReadWriteMany"]), json!({ "storage": "1Gi" }));
+        let volume = json!({
+            "metadata": { "name": stage.namespace },
+            "spec": { "hostPath": { "path": path }, "accessModes": modes, "capacity": size }
+        });
+        let claim = json!({
+            "metadata": { "name": "shared" },
+            "spec": {
+                "volumeName": stage.namespace, "storageClassName": "", "accessModes": modes,
+                "resources": { "requests": size }
+            }
+        });
+        let volumes: Api<PersistentVolume> = Api::all(stage.client.clone());
+        let claims: Api<PersistentVolumeClaim> = Api::namespaced(stage.client.clone(), &stage.namespace);
+        let (volume, claim) =
+            (serde_json::from_value(volume).unwrap(), serde_json::from_value(claim).unwrap());
+        volumes.create(&PostParams::default(), &volume).await.unwrap();
+        claims.create(&PostParams::default(), &claim).await.unwrap();
+        Self(path)
+    }
+
+    /// Runs a manifest on this machine to its end, as its author would on a laptop.
+    fn run(&self, manifest: &Value, output: &str) {
+        let job = self.0.join("job.json");
+        fs::write(&job, manifest.to_string()).unwrap();
+        let mut command = Command::new(rlt_tests::fresh_binary("rlctl"));
+        command.arg("run").arg(job).args(["--output", output]).current_dir(&self.0);
+        let ended = command.output().unwrap();
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    }
+
+    /// The lines of a run's metrics without what no two runs have in common, and what is only measured at an end.
+    fn steps(&self, output: &str) -> Vec<Value> {
+        let text = fs::read_to_string(self.0.join(output).join("metrics.jsonl")).unwrap_or_default();
+        let mut lines: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        let own = ["timing_s/", "perf/", "timestamp", "val-", "checkpoint/"];
+        for line in &mut lines {
+            line.as_object_mut()
+                .unwrap()
+                .retain(|name, _| !own.iter().any(|prefix| name.starts_with(prefix)));
+        }
+        lines.retain(|line| line["step"] != 0);
+        lines
+    }
+
+    fn adapter(&self, output: &str) -> Vec<u8> {
+        fs::read(self.0.join(output).join("export/adapter/adapter_model.safetensors")).unwrap()
+    }
+}
+
+/// The job's pods, and what they leave in the folder.
+struct Gang<'a> {
+    stage: &'a Stage,
+    folder: &'a Folder,
+    output: String,
+}
+
+impl Gang<'_> {
+    fn last_step(&self) -> u64 {
+        let steps = self.folder.steps(&self.output);
+        steps.last().and_then(|line| line["step"].as_u64()).unwrap_or(0)
+    }
+
+    /// Waits until a step is done; the last one that is.
+    async fn trained(&self, step: u64) -> u64 {
+        eventually(&format!("step {step} is done"), async || {
+            Some(self.last_step()).filter(|last| *last >= step)
+        })
+        .await
+    }
+
+    /// The step after which the attempt went on, by its first worker's own words.
+    async fn resumed(&self, attempt: u32) -> u64 {
+        let (first, attempt) = (format!("{NAME}-trainer-0"), attempt.to_string());
+        let is_it = |pod: &Pod| pod.name_any() == first && pod.labels()[labels::ATTEMPT] == attempt;
+        self.stage.when_pods(NAME, |pods| pods.iter().any(is_it)).await;
+        let pods = self.stage.pods();
+        eventually("it says where it goes on", async || {
+            let log = pods.logs(&first, &LogParams::default()).await.ok()?;
+            let (_, after) = log.split_once("resuming after step ")?;
+            after.split_whitespace().next()?.parse().ok()
+        })
+        .await
+    }
+
+    /// What the status says of the attempt that ended last: its cause, its pod and that one's exit code.
+    async fn failure(&self, attempt: u32) -> (FailureCause, Option<String>, Option<i32>, String) {
+        let status = self.stage.when(NAME, |status| status.attempt == Some(attempt + 1)).await;
+        let failure = status.last_failure.unwrap();
+        assert_eq!(failure.attempt, attempt);
+        (failure.cause, failure.pod, failure.exit_code, failure.message)
+    }
+}
+
+async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    let started = Instant::now();
+    loop {
+        if let Some(found) = look().await {
+            return found;
+        }
+        assert!(started.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// Ends the first process of a pod's container from outside of it.
+fn kill(pod_uid: &str) {
+    let is_it = |process: &Path| {
+        let read = |name: &str| fs::read_to_string(process.join(name)).unwrap_or_default();
+        read("cgroup").contains(pod_uid)
+            && read("cmdline").contains("\0launch\0")
+            && read("status").lines().any(|line| line.starts_with("NSpid:") && line.ends_with("\t1"))
+    };
+    let mut processes = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
+    let process = processes.find(|process| is_it(process)).unwrap();
+    let killed = Command::new("kill").args(["-s", "KILL"]).arg(process.file_name().unwrap()).status();
+    assert!(killed.unwrap().success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_that_are_killed_evicted_and_resized_train_what_undisturbed_ranks_of_one_machine_do() {
+    let Some(stage) = crate::stage("sharded").await else { return };
+    let folder = Folder::shared(&stage).await;
+    folder.run(&supervised(), "runs/sft");
+    let gang = Gang { stage: &stage, folder: &folder, output: format!("runs/{NAME}") };
+    let _operator = stage.operator().await;
+    let job = serde_json::from_value(sharded()).unwrap();
+    stage.jobs().create(&PostParams::default(), &job).await.unwrap();
+
+    gang.trained(EVERY_STEPS + 1).await;
+    kill(&stage.pods().get("sharded-trainer-2").await.unwrap().uid().unwrap());
+    let (cause, pod, code, _) = gang.failure(1).await;
+    assert_eq!(
+        (cause, pod.as_deref(), code),
+        (FailureCause::Signalled, Some("sharded-trainer-2"), Some(137))
+    );
+    let after_kill = gang.resumed(2).await;
+    assert!(after_kill >= EVERY_STEPS && after_kill % EVERY_STEPS == 0, "{after_kill}");
+
+    // Later than what was saved anyway.
+    let seen = gang.trained(after_kill + EVERY_STEPS + 1).await;
+    stage.pods().evict("sharded-trainer-1", &EvictParams::default()).await.unwrap();
+    let (cause, pod, code, message) = gang.failure(2).await;
+    assert_eq!((cause, pod.as_deref(), code), (FailureCause::Disrupted, Some("sharded-trainer-1"), Some(80)));
+    assert!(message.contains("EvictionByEvictionAPI"), "{message}");
+    let after_eviction = gang.resumed(3).await;
+    assert!(after_eviction >= seen, "all saved what they had done: {after_eviction}, {seen}");
+
+    gang.trained(after_eviction + 1).await;
+    stage.patch_job(NAME, json!({ "runPolicy": { "suspend": true } })).await;
+    stage.when_true(NAME, ConditionType::Suspended).await;
+    stage.when_pods(NAME, <[_]>::is_empty).await;
+    let num_steps = gang.last_step();
+    let mut fewer = on_two_ranks(num_steps + LAST_STEPS);
+    fewer["runPolicy"] = json!({ "suspend": false });
+    stage.patch_job(NAME, fewer).await;
+    assert_eq!(gang.resumed(4).await, num_steps);
+    let status = stage.when_true(NAME, ConditionType::Complete).await;
+    assert_eq!(status.failures_by_cause, [(FailureCause::Signalled, 1), (FailureCause::Disrupted, 1)].into());
+    assert_eq!(status.worker_groups[0].succeeded, 2);
+
+    let mut whole = sharded();
+    whole["spec"]["training"]["steps"] = num_steps.into();
+    folder.run(&whole, "runs/here");
+    merge(&mut whole["spec"], &on_two_ranks(num_steps + LAST_STEPS));
+    folder.run(&whole, "runs/here");
+    let (disturbed, undisturbed) = (folder.steps(&gang.output), folder.steps("runs/here"));
+    let steps: Vec<u64> = disturbed.iter().filter_map(|line| line["step"].as_u64()).collect();
+    assert_eq!(steps, (1..=num_steps + LAST_STEPS).collect::<Vec<_>>(), "every step once");
+    assert_eq!(disturbed, undisturbed);
+    assert!(disturbed.iter().any(|line| line["actor/grad_norm"].as_f64() > Some(0.0)));
+    assert!(folder.adapter(&gang.output) == folder.adapter("runs/here"), "the adapters differ");
+}
