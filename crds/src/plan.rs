@@ -30,6 +30,8 @@ use model_config::{ModelConfig, ModelConfigError};
 pub const HEAD_CHUNK_TOKENS: u32 = 256;
 /// Tokens in one block of the KV cache.
 pub const KV_BLOCK_TOKENS: u32 = 16;
+/// Numbers of a model that are read or drawn at a time.
+pub const READ_CHUNK_NUMBERS: u32 = 1 << 20;
 
 /// Tokens that a character tokenizer has besides its alphabet: padding, begin, end, unknown.
 const NUM_SPECIAL_CHARACTER_TOKENS: usize = 4;

@@ -21,8 +21,9 @@ use rlt_core::loss::{Aggregation, Clip, KlTerm, Objective, PolicyLoss};
 use rlt_core::sampling::{SamplingParams, derive_seed, draw};
 use rlt_core::types::{Completion, Prompt, Reward, RewardStatus, Rollout, RolloutGroup, TokenId};
 use rlt_trainer::actor::Actor;
-use rlt_trainer::model::{Adapter, Decoder};
+use rlt_trainer::model::Adapter;
 use rlt_trainer::phases::PhaseClock;
+use rlt_trainer::reference::FrozenPolicy;
 use rlt_trainer::rollout::{Detokenizer, RolloutEngine, RolloutOptions, RolloutRequest};
 use rlt_trainer::update::{UpdatePlan, update};
 use serde_json::{Value, json};
@@ -52,7 +53,7 @@ fn main() -> anyhow::Result<()> {
 struct Job {
     actor: Actor,
     /// A frozen copy of all weights; an adapter's reference needs none.
-    reference: Option<Decoder>,
+    reference: Option<FrozenPolicy>,
     engine: RolloutEngine,
     step: u64,
 }
@@ -60,7 +61,9 @@ struct Job {
 impl Job {
     fn new() -> anyhow::Result<Self> {
         let actor = subject::actor()?;
-        let reference = (!measure::has("--lora")).then(|| frozen_copy(&actor.decoder)).transpose()?;
+        // As a job on the CPU keeps it: in a file.
+        let in_file = || FrozenPolicy::copy_of(&actor, &std::env::temp_dir());
+        let reference = (!measure::has("--lora")).then(in_file).transpose()?;
         let max_concurrent = NUM_PROMPTS * NUM_SAMPLES;
         let engine = RolloutEngine::new(RolloutOptions { max_concurrent, ..RolloutOptions::default() });
         Ok(Self { actor, reference, engine, step: 0 })
@@ -146,7 +149,7 @@ impl Job {
 
     fn reference_logprobs(&self, batch: &Batch) -> anyhow::Result<Vec<f64>> {
         let scores = match &self.reference {
-            Some(copy) => self.actor.score_with(copy, batch, Adapter::Off, 2 * MAX_TOKENS),
+            Some(copy) => self.actor.score_with(copy, batch, 2 * MAX_TOKENS),
             None => self.actor.score(batch, Adapter::Off, 2 * MAX_TOKENS),
         };
         if let Some(copy) = &self.reference {
@@ -160,13 +163,6 @@ impl Job {
 fn computed_tokens(batch: &Batch) -> usize {
     let rows: Vec<usize> = (0..batch.rows.num_rows()).collect();
     batch.prompt_groups(&rows).iter().map(|group| group.prompt_len + group.lens.iter().sum::<usize>()).sum()
-}
-
-/// The reference as a job on the CPU keeps it: in a file.
-fn frozen_copy(decoder: &Decoder) -> anyhow::Result<Decoder> {
-    let mut copy = decoder.frozen_copy();
-    copy.move_to_file(&std::env::temp_dir())?;
-    Ok(copy)
 }
 
 fn plan(step: u64) -> UpdatePlan {

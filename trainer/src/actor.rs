@@ -30,6 +30,7 @@ pub use self::probe::ProbeError;
 use crate::model::{Adapter, Decoder};
 use crate::optim::{AdamW, OptimError, StepOutcome};
 use crate::parallel::{RankError, Ranks, ShardedParameters};
+use crate::trained::{ApplyError, Trained};
 
 /// How the actor computes; fixed for a run.
 #[derive(Clone, Copy, Debug)]
@@ -96,6 +97,15 @@ pub struct Actor {
     shards: Option<ShardedParameters>,
 }
 
+impl From<ApplyError> for ActorError {
+    fn from(error: ApplyError) -> Self {
+        match error {
+            ApplyError::Optimizer(error) => Self::Optimizer(error),
+            ApplyError::Ranks(error) => Self::Ranks(error),
+        }
+    }
+}
+
 impl Actor {
     /// Takes a decoder whose trainable parameters are those of `optimizer`. All `ranks` have the same.
     pub fn new(decoder: Decoder, optimizer: AdamW, options: ActorOptions, ranks: Ranks) -> Self {
@@ -114,9 +124,9 @@ impl Actor {
         self.shards.as_ref()
     }
 
-    /// This rank's shards with the optimizer of their pieces.
-    pub(crate) fn shards_and_optimizer(&mut self) -> (Option<&ShardedParameters>, &mut AdamW) {
-        (self.shards.as_ref(), &mut self.optimizer)
+    /// What it trains.
+    pub(crate) fn trained(&mut self) -> Trained<'_> {
+        Trained { optimizer: &mut self.optimizer, shards: self.shards.as_ref(), ranks: &self.ranks }
     }
 
     /// Makes the decoder whole on every rank until [`Self::let_go`] or the next update, for whoever reads all of it.
@@ -238,11 +248,7 @@ impl Actor {
     /// # Errors
     /// When a rank is lost.
     pub fn sum_gradients(&mut self) -> Result<(), RankError> {
-        match &self.shards {
-            Some(shards) => shards.finish_gradients(),
-            None if self.ranks.size() == 1 => Ok(()),
-            None => self.ranks.sum_tensors(&self.optimizer.gradients()),
-        }
+        self.trained().sum_gradients()
     }
 
     /// Clips the gathered gradients, applies them at `learning_rate`, and clears them. A non-finite gradient is
@@ -253,14 +259,8 @@ impl Actor {
     pub fn apply(&mut self, learning_rate: f64) -> Result<StepOutcome, ActorError> {
         // What was gathered before the update is not what comes out of it.
         self.let_go()?;
-        let own_norm = self.optimizer.grad_norm()?;
-        let grad_norm = match &self.shards {
-            Some(shards) => shards.norm_over_shards(own_norm)?,
-            None => own_norm,
-        };
-        let outcome = self.optimizer.step_at_norm(grad_norm, learning_rate, Some(self.options.max_grad_norm));
-        self.discard_gradients();
-        Ok(outcome?)
+        let max_grad_norm = self.options.max_grad_norm;
+        Ok(self.trained().apply(learning_rate, max_grad_norm)?)
     }
 
     /// As many passes as the rank with the most micro-batches makes: this rank's own, then `None`. Where no weights
@@ -274,8 +274,7 @@ impl Actor {
 
     /// Throws the gathered gradients away.
     pub fn discard_gradients(&mut self) {
-        self.optimizer.clear_gradients();
-        self.shards.iter().for_each(ShardedParameters::clear_gradients);
+        self.trained().discard_gradients();
     }
 
     /// Seeds the adapters' dropout for the next update; `None` switches it off.

@@ -13,14 +13,15 @@ mod learn;
 
 use rlt_api::spec::{CriticSpec, LoraSpec};
 use rlt_core::batch::Batch;
-use tch::{Kind, Tensor, no_grad};
+use tch::{Kind, Tensor};
 
 pub use self::learn::{CriticError, CriticReport, value_metrics};
-use crate::actor::{ActorError, MicroBatch, OuterGradients, islands, narrow, scoring};
+use crate::actor::{Actor, ActorError, MicroBatch, OuterGradients, islands, narrow, scoring};
 use crate::checkpoint::{Checkpoint, CheckpointError};
-use crate::model::{Adapter, Decoder, LoraError};
+use crate::model::{Adapter, Decoder, LoraError, NamedTensors};
 use crate::optim::{AdamW, AdamWOptions, OptimError};
-use crate::parallel::Ranks;
+use crate::parallel::{RankError, Ranks, ShardedParameters};
+use crate::trained::Trained;
 
 /// Before the names of the critic's tensors in a checkpoint.
 const PREFIX: &str = "critic.";
@@ -48,6 +49,9 @@ pub enum NoCritic {
     /// It cannot be optimized.
     #[error("failed to prepare the critic's optimizer")]
     Optimizer(#[from] OptimError),
+    /// The ranks could not share it.
+    #[error("failed to divide the critic among the ranks")]
+    Ranks(#[from] RankError),
 }
 
 /// A value function with its optimizer.
@@ -60,35 +64,35 @@ pub struct Critic {
     options: CriticOptions,
     outer_gradients: OuterGradients,
     ranks: Ranks,
+    /// This rank's shards of trunk and head; `None` where every rank has the whole.
+    shards: Option<ShardedParameters>,
 }
 
 impl Critic {
     /// A critic that begins as `actor` with a value head of zeros, so that it expects nothing at first. All its weights
-    /// are trained; or, with `lora`, an adapter of its own, drawn from `seed`, on the actor's very base weights.
+    /// are trained; or, with `lora`, an adapter of its own, drawn from `seed`, on the actor's very base weights. It is in shards
+    /// where the actor is: then all ranks take part.
     ///
     /// # Errors
     /// [`NoCritic`].
     pub fn beginning_as(
-        actor: &Decoder,
+        actor: &Actor,
         lora: Option<(&LoraSpec, u64)>,
         options: CriticOptions,
-        ranks: Ranks,
     ) -> Result<Self, NoCritic> {
-        let decoder = match lora {
-            None => actor.trained_trunk(),
-            Some((lora, seed)) => {
-                let mut trunk = actor.shared_trunk();
-                trunk.attach_lora_spec(lora, seed)?;
-                trunk
-            }
-        };
+        let decoder = trunk(&actor.decoder, lora, actor.shards().is_some())?;
         let hidden = decoder.config.hidden_size as i64;
         let head_d = Tensor::zeros([hidden], (Kind::Float, decoder.device())).set_requires_grad(true);
-        let mut parameters = named(&decoder);
-        parameters.push((VALUE_HEAD.into(), head_d.shallow_clone()));
-        let optimizer = AdamW::new(parameters, options.optimizer)?;
+        let shards =
+            actor.shards().map(|base| shards(&decoder, &head_d, base, lora.is_some())).transpose()?;
+        let trained = match &shards {
+            Some(shards) => shards.pieces(),
+            None => named(decoder.trainable_parameters().into_iter().chain([head(&head_d)])).collect(),
+        };
+        let optimizer = AdamW::new(trained, options.optimizer)?;
         let outer_gradients = OuterGradients::new(&decoder);
-        Ok(Self { decoder, head_d, optimizer, options, outer_gradients, ranks })
+        let ranks = actor.ranks().clone();
+        Ok(Self { decoder, head_d, optimizer, options, outer_gradients, ranks, shards })
     }
 
     /// Steps in which only the critic learns.
@@ -109,9 +113,13 @@ impl Critic {
         Ok(values)
     }
 
-    /// Every rank has the whole of it.
     fn model(&self) -> islands::Model<'_> {
-        islands::Model::whole(&self.decoder, &self.ranks)
+        islands::Model { decoder: &self.decoder, shards: self.shards.as_ref(), stream: self.ranks.stream() }
+    }
+
+    /// What it trains.
+    pub(crate) fn trained(&mut self) -> Trained<'_> {
+        Trained { optimizer: &mut self.optimizer, shards: self.shards.as_ref(), ranks: &self.ranks }
     }
 
     /// Values of hidden states `[c, d]`: f32 `[c]` on the CPU.
@@ -131,8 +139,9 @@ impl Critic {
             inputs_only: self.options.activation_checkpointing,
             embedding_gradient: self.outer_gradients.wants_embedding(),
         };
-        let tape =
-            islands::forward(self.model(), &micro_batch.input, &context, keep).map_err(ActorError::from)?;
+        let model = self.model();
+        let tape = islands::forward(model, &micro_batch.input, &context, keep).map_err(ActorError::from)?;
+        model.begin_outer_gradient();
         let normed_td = tape.normed_td.detach();
         let predicting_cd = normed_td.index_select(0, &micro_batch.predictors_c).set_requires_grad(true);
         let values_c = self.head(&predicting_cd);
@@ -144,20 +153,20 @@ impl Critic {
         let grad_normed_td = normed_td.zeros_like();
         let _ =
             grad_normed_td.shallow_clone().index_add_(0, &micro_batch.predictors_c, &predicting_cd.grad());
-        let grad_embedded = islands::backward_through(self.model(), tape, &context, &grad_normed_td)
-            .map_err(ActorError::from)?;
+        let grad_embedded =
+            islands::backward_through(model, tape, &context, &grad_normed_td).map_err(ActorError::from)?;
         if let Some(grad_td) = grad_embedded {
             self.outer_gradients.scatter_embedding(&self.decoder, &micro_batch.input.tokens, &grad_td);
         }
+        model.end_outer_gradient().map_err(ActorError::from)?;
+        model.leave().map_err(ActorError::from)?;
         Ok(())
     }
 
-    /// Everything that a checkpoint keeps of it. The tensors share memory with the critic.
+    /// This rank's part of everything that a checkpoint keeps of it: all of it where every rank has the whole. The tensors
+    /// share memory with the critic.
     pub fn state_tensors(&self) -> Vec<(String, Tensor)> {
-        let mut tensors = named(&self.decoder);
-        tensors.push((VALUE_HEAD.into(), self.head_d.shallow_clone()));
-        tensors.extend(self.optimizer.state_tensors());
-        tensors
+        self.optimizer.parameters().into_iter().chain(self.optimizer.state_tensors()).collect()
     }
 
     /// Whether `checkpoint` holds a critic.
@@ -165,21 +174,50 @@ impl Critic {
         checkpoint.contains(VALUE_HEAD)
     }
 
-    /// Takes over what [`state_tensors`](Self::state_tensors) gave to a checkpoint.
+    /// Takes over the critic of a checkpoint, whatever number of ranks saved it.
     ///
     /// # Errors
     /// The checkpoint lacks a tensor, or one has another shape.
     pub fn load(&mut self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
-        let head = (VALUE_HEAD.to_owned(), self.head_d.shallow_clone());
-        for (name, leaf) in named(&self.decoder).into_iter().chain([head]) {
-            no_grad(|| checkpoint.load_into(&name, &leaf))?;
-        }
-        self.optimizer.load(checkpoint)
+        self.trained().restore(checkpoint)
     }
 }
 
-/// The decoder's trained parameters under the critic's names.
-fn named(decoder: &Decoder) -> Vec<(String, Tensor)> {
-    let parameters = decoder.trainable_parameters().into_iter();
-    parameters.map(|(name, tensor)| (format!("{PREFIX}{name}"), tensor)).collect()
+/// The actor's decoder for another end: with the values that it has, or where the ranks share it in outline.
+fn trunk(actor: &Decoder, lora: Option<(&LoraSpec, u64)>, is_shared: bool) -> Result<Decoder, NoCritic> {
+    let Some((lora, seed)) = lora else {
+        return Ok(if is_shared { actor.trunk_outline() } else { actor.trained_trunk() });
+    };
+    let mut trunk = actor.shared_trunk();
+    trunk.attach_lora_spec(lora, seed)?;
+    Ok(trunk)
+}
+
+/// This rank's shards of a trunk and its head, with the actor's values; below an adapter they are the actor's own.
+fn shards(
+    trunk: &Decoder,
+    head_d: &Tensor,
+    base: &ShardedParameters,
+    has_adapter: bool,
+) -> Result<ShardedParameters, NoCritic> {
+    let (layers, mut outer) = trunk.parameters_by_layer();
+    outer.push(head(head_d));
+    let trained =
+        |part: NamedTensors| named(part.into_iter().filter(|(_, leaf)| leaf.requires_grad())).collect();
+    let parts = (layers.into_iter().map(trained).collect(), trained(outer));
+    if has_adapter {
+        return Ok(ShardedParameters::beside(base, parts)?);
+    }
+    let own = ShardedParameters::of_parts(parts, base.ranks())?;
+    own.copy_from(base, |name| name.strip_prefix(PREFIX).unwrap_or(name))?;
+    Ok(own)
+}
+
+fn head(head_d: &Tensor) -> (String, Tensor) {
+    ("value_head.weight".to_owned(), head_d.shallow_clone())
+}
+
+/// Parameters under the critic's names.
+fn named(parameters: impl IntoIterator<Item = (String, Tensor)>) -> impl Iterator<Item = (String, Tensor)> {
+    parameters.into_iter().map(|(name, tensor)| (format!("{PREFIX}{name}"), tensor))
 }

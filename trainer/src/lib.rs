@@ -3,7 +3,7 @@
 //! ```text
 //! manifest -> setup -> train -> step: rollout -> reward -> advantage -> log-probs -> update -> weight sync
 //! ```
-//! Every rank runs the same step and does its share of the work (`parallel`). Roles (actor, reference, rollout) are capabilities on the same weights, not
+//! Every rank runs the same step and does its share of the work (`parallel`). Roles (actor, reference, critic, rollout) are capabilities on the same weights, not
 //! processes. Nothing here talks to Kubernetes; nothing here is unsafe (that is `rlt-torch`).
 
 pub mod actor;
@@ -22,6 +22,7 @@ pub mod objective;
 pub mod optim;
 pub mod parallel;
 pub mod phases;
+pub mod reference;
 pub mod report;
 pub mod reward;
 pub mod rollout;
@@ -36,6 +37,7 @@ pub mod supervised;
 pub mod tokenizer;
 pub mod tracking;
 pub mod train;
+mod trained;
 pub mod trainer;
 pub mod update;
 pub mod watch;

@@ -26,7 +26,9 @@ mod packed;
 mod projection;
 mod random;
 mod rope;
+mod weights;
 
+pub(crate) use decoder::NamedTensors;
 pub use decoder::{Decoder, LoadOptions};
 pub use error::ModelError;
 pub use export::ExportOptions;
@@ -37,6 +39,7 @@ pub use packed::PackedInput;
 pub use projection::{Adapter, Dropout, Projection, ProjectionWeights};
 pub use rlt_api::plan::model_config::{Family, ModelConfig};
 pub use rope::Rope;
+pub use weights::Weights;
 
 #[cfg(test)]
 mod load_tests;

@@ -2,30 +2,30 @@
 //!
 //! Whatever can be wrong with a model, its data or its rewards is found here, before the first step.
 
+mod model;
+
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rlt_api::ValidatedJob;
-use rlt_api::plan::model_config::ModelConfig;
-use rlt_api::plan::{HEAD_CHUNK_TOKENS, KV_BLOCK_TOKENS, check_model, concurrent_sequences};
+use rlt_api::plan::{KV_BLOCK_TOKENS, check_model, concurrent_sequences};
 use rlt_api::resolved::{ModelSource, ResolvedSpec, TokenizerSource};
 use rlt_api::spec;
 use rlt_core::schedule::{Decay, Schedule};
 use tch::{Device, Kind};
 
-use crate::actor::{Actor, ActorOptions};
 use crate::checkpoint::CheckpointStore;
 use crate::data::{Dataset, Demonstration, Loader, Split};
 use crate::error::TrainError;
-use crate::model::{BaseModel, Decoder, LoadOptions};
-use crate::optim::{AdamW, AdamWOptions};
-use crate::parallel::{Ranks, ShardedParameters};
+use crate::model::BaseModel;
+use crate::optim::AdamWOptions;
+use crate::parallel::Ranks;
 use crate::reward::{PoolOptions, RewardFunctions, RewardPool};
 use crate::rollout::{RolloutEngine, RolloutOptions};
 use crate::run_folder::RunFolder;
 use crate::stop::StopRequest;
 use crate::tokenizer::Tokenizer;
-use crate::trainer::{Progress, Reference, SeedStream, Trainer, kl_controller, seed};
+use crate::trainer::{Progress, SeedStream, Trainer, kl_controller, seed};
 use crate::watch::Watchers;
 
 /// Builds the part of this rank in the run of `job` in `folder`.
@@ -46,9 +46,11 @@ pub fn setup(
     let tokenizer = load_tokenizer(&spec, model_dir.as_deref())?;
     let data = Data::load(&spec, &tokenizer)?;
     let rewards = reward_pool(&spec, &data, ranks.cores())?;
-    let decoder = load_decoder(&spec, model_dir.as_deref(), &tokenizer, device)?;
-    check_model(&spec, &decoder.config)?;
-    let reference = reference(&spec, &decoder, &folder);
+    let weights = model::weights(&spec, model_dir.as_deref(), &tokenizer)?;
+    check_model(&spec, weights.config())?;
+    let actor = model::actor(&spec, &weights, device, &ranks)?;
+    actor.decoder.check_vocabulary(tokenizer.vocab_len().saturating_sub(1) as u32)?;
+    let reference = model::reference(&spec, &actor, &folder)?;
     let engine = RolloutEngine::new(engine_options(&spec, &tokenizer));
     let schedule = schedule(&spec, data.num_steps(&spec));
     let checkpoints = if ranks.is_leader() {
@@ -71,7 +73,7 @@ pub fn setup(
         held_out: data.held_out,
         base_model,
         source_kind: source_kind(model_dir.as_deref()),
-        actor: actor(&spec, decoder, &ranks)?,
+        actor,
         ranks,
         job,
         folder,
@@ -209,51 +211,6 @@ fn reward_pool(spec: &ResolvedSpec, data: &Data, cores: usize) -> Result<RewardP
     Ok(RewardPool::new(functions, PoolOptions { num_workers, timeout }))
 }
 
-fn load_decoder(
-    spec: &ResolvedSpec,
-    model_dir: Option<&Path>,
-    tokenizer: &Tokenizer,
-    device: Device,
-) -> Result<Decoder, TrainError> {
-    let options = LoadOptions {
-        device,
-        storage: Kind::Float,
-        compute: match spec.training.precision {
-            spec::Precision::Fp32 => Kind::Float,
-            spec::Precision::Bf16 => Kind::BFloat16,
-        },
-        trainable: spec.model.lora.is_none(),
-    };
-    let weights_seed = seed(spec.training.seed, SeedStream::Weights, &[]);
-    let mut decoder = match (&spec.model.source, model_dir) {
-        (ModelSource::Architecture(architecture), _) => {
-            let config =
-                ModelConfig::from_architecture(architecture, tokenizer.vocab_len(), tokenizer.eos_ids())
-                    .map_err(TrainError::ModelConfig)?;
-            Decoder::from_config(&config, weights_seed, &options)?
-        }
-        (_, Some(dir)) => Decoder::load(dir, &options)?,
-        (_, None) => return Err(TrainError::NoTokenizer),
-    };
-    decoder.check_vocabulary(tokenizer.vocab_len().saturating_sub(1) as u32)?;
-    if let Some(lora) = &spec.model.lora {
-        decoder.attach_lora_spec(lora, weights_seed)?;
-    }
-    Ok(decoder)
-}
-
-/// The reference that the algorithm needs. Without a cold start it is the model as loaded, and is kept right away, before
-/// a checkpoint overwrites the actor.
-fn reference(spec: &ResolvedSpec, decoder: &Decoder, folder: &RunFolder) -> Reference {
-    let needs_one = spec.algorithm.policy_gradient.as_ref().is_some_and(|a| a.kl.term().is_some());
-    match (needs_one, &spec.model.lora, &spec.algorithm.cold_start) {
-        (false, _, _) => Reference::None,
-        (true, Some(_), _) => Reference::AdapterOff,
-        (true, None, Some(_)) => Reference::Frozen(None),
-        (true, None, None) => Reference::Frozen(Some(Reference::copy_of(decoder, folder.root()))),
-    }
-}
-
 fn engine_options(spec: &ResolvedSpec, tokenizer: &Tokenizer) -> RolloutOptions {
     RolloutOptions {
         max_concurrent: concurrent_sequences(spec) as usize,
@@ -282,37 +239,4 @@ fn schedule(spec: &ResolvedSpec, num_steps: u64) -> Schedule {
 pub(crate) fn optimizer_options(spec: &ResolvedSpec) -> AdamWOptions {
     let spec::OptimizerSpec { betas, weight_decay, .. } = &spec.training.optimizer;
     AdamWOptions { betas: (betas[0], betas[1]), weight_decay: *weight_decay, ..AdamWOptions::default() }
-}
-
-fn actor(spec: &ResolvedSpec, decoder: Decoder, ranks: &Ranks) -> Result<Actor, TrainError> {
-    let training = &spec.training;
-    let shards = shards(spec, &decoder, ranks)?;
-    let trained = shards.as_ref().map_or_else(|| decoder.trainable_parameters(), ShardedParameters::pieces);
-    let optimizer = AdamW::new(trained, optimizer_options(spec))?;
-    let options = ActorOptions {
-        temperature: if spec.algorithm.policy_gradient.is_some() { spec.rollout.temperature } else { 1.0 },
-        head_chunk_tokens: HEAD_CHUNK_TOKENS as usize,
-        activation_checkpointing: training.activation_checkpointing,
-        max_grad_norm: training.max_grad_norm,
-    };
-    let actor = Actor::new(decoder, optimizer, options, ranks.clone());
-    let actor = match shards {
-        Some(shards) => actor.with_shards(shards),
-        None => actor,
-    };
-    actor.check_streams()?;
-    Ok(actor)
-}
-
-/// This rank's shards of the decoder; `None` where every rank keeps the whole of it.
-fn shards(
-    spec: &ResolvedSpec,
-    decoder: &Decoder,
-    ranks: &Ranks,
-) -> Result<Option<ShardedParameters>, TrainError> {
-    let spec::MeshSpec { dp_shard, .. } = spec.workers.mesh;
-    if dp_shard == 1 {
-        return Ok(None);
-    }
-    Ok(Some(ShardedParameters::new(decoder, ranks.on_mesh(dp_shard as usize)?)?))
 }

@@ -3,20 +3,17 @@
 //! Tensors: trained weights and optimizer moments of actor and critic, a frozen reference that no source can make again.
 //! State: progress, data positions, the KL controller's coefficient. Random numbers need no state, they are functions of the seed.
 
-mod trained;
-
 use serde::{Deserialize, Serialize};
-use tch::Tensor;
 
 use crate::checkpoint::{Checkpoint, CheckpointContent};
 use crate::critic::Critic;
 use crate::data::LoaderState;
 use crate::error::TrainError;
+use crate::model::NamedTensors;
+use crate::reference::{FrozenPolicy, Reference};
 use crate::tracking::Stage;
 use crate::tracking::console::Phase;
-use crate::trainer::{Progress, Reference, Trainer};
-
-const REFERENCE: &str = "reference.";
+use crate::trainer::{Progress, Trainer};
 
 /// The small part of a checkpoint.
 #[derive(Debug, Serialize, Deserialize)]
@@ -37,7 +34,7 @@ pub fn save(trainer: &mut Trainer) -> Result<f64, TrainError> {
         return Ok(0.0);
     }
     let _followed = tracing::info_span!(target: rlt_traces::TARGET, "save_checkpoint").entered();
-    let trained = trained::tensors(&trainer.actor, &trainer.ranks, trainer.folder.root())?;
+    let tensors = tensors(trainer)?;
     // All ranks hold the same state.
     if !trainer.ranks.is_leader() {
         trainer.saved_at = Some(position);
@@ -46,7 +43,7 @@ pub fn save(trainer: &mut Trainer) -> Result<f64, TrainError> {
     trainer.watch.begin_phase(Phase::Saving, 0);
     // No step of the checkpoint may be missing from the logs.
     trainer.watch.sync();
-    let content = content(trainer, trained)?;
+    let content = content(trainer, tensors)?;
     let saved = trainer.checkpoints.save(trainer.progress.step, &content)?;
     trainer.reference.rest();
     trainer.saved_at = Some(position);
@@ -64,11 +61,22 @@ fn tell_checkpoints(trainer: &Trainer) {
     }
 }
 
-fn content(trainer: &Trainer, mut tensors: Vec<(String, Tensor)>) -> Result<CheckpointContent, TrainError> {
-    tensors.extend(trainer.critic.iter().flat_map(Critic::state_tensors));
-    if let Some(reference) = own_reference(trainer) {
-        tensors.extend(reference.into_iter().map(|(name, tensor)| (format!("{REFERENCE}{name}"), tensor)));
+/// The tensors of all roles, on the leader. Where ranks share them all take part.
+fn tensors(trainer: &mut Trainer) -> Result<NamedTensors, TrainError> {
+    let folder = trainer.folder.root().to_owned();
+    let mut tensors = trainer.actor.trained().tensors(&folder)?;
+    if let Some(critic) = &mut trainer.critic {
+        tensors.extend(critic.trained().tensors(&folder)?);
     }
+    // Only this run has a reference that was made after a cold start.
+    if let (Reference::Frozen(Some(copy)), true) = (&trainer.reference, trainer.progress.cold_start_steps > 0)
+    {
+        tensors.extend(copy.tensors(trainer.ranks.is_leader(), &folder)?);
+    }
+    Ok(tensors)
+}
+
+fn content(trainer: &Trainer, tensors: NamedTensors) -> Result<CheckpointContent, TrainError> {
     let state = State {
         progress: Progress { elapsed_seconds: trainer.elapsed_seconds(), ..trainer.progress.clone() },
         prompts: trainer.prompts.as_ref().map(|loader| loader.state().clone()),
@@ -77,16 +85,6 @@ fn content(trainer: &Trainer, mut tensors: Vec<(String, Tensor)>) -> Result<Chec
     };
     let state = serde_json::to_value(state).map_err(TrainError::State)?;
     Ok(CheckpointContent { tensors, state })
-}
-
-/// The reference's weights where only this run has them: after a cold start.
-fn own_reference(trainer: &Trainer) -> Option<Vec<(String, Tensor)>> {
-    match &trainer.reference {
-        Reference::Frozen(Some(copy)) if trainer.progress.cold_start_steps > 0 => {
-            Some(copy.named_parameters())
-        }
-        _ => None,
-    }
 }
 
 /// Goes on from the newest complete checkpoint of the run folder, or from `checkpoint.resumeFrom`, or from nothing; then
@@ -146,7 +144,7 @@ fn find(trainer: &mut Trainer) -> Result<(Option<Checkpoint>, Vec<String>), Trai
 }
 
 fn restore(trainer: &mut Trainer, checkpoint: &Checkpoint) -> Result<(Stage, u64), TrainError> {
-    trained::restore(&mut trainer.actor, checkpoint)?;
+    trainer.actor.trained().restore(checkpoint)?;
     let state: State = serde_json::from_value(checkpoint.state().clone()).map_err(TrainError::State)?;
     let loaders = (trainer.prompts.as_mut(), state.prompts);
     if let (Some(loader), Some(position)) = loaders {
@@ -181,17 +179,8 @@ fn restore_critic(trainer: &mut Trainer, checkpoint: &Checkpoint) -> Result<(), 
 /// `setup` keeps before anything is restored.
 fn restore_reference(trainer: &mut Trainer, checkpoint: &Checkpoint) -> Result<(), TrainError> {
     let Reference::Frozen(copy) = &mut trainer.reference else { return Ok(()) };
-    let names = trainer.actor.decoder.named_parameters();
-    if !names.iter().any(|(name, _)| checkpoint.contains(&format!("{REFERENCE}{name}"))) {
-        return Ok(());
+    if let Some(frozen) = FrozenPolicy::of_checkpoint(&trainer.actor, checkpoint, trainer.folder.root())? {
+        *copy = Some(Box::new(frozen));
     }
-    trainer.actor.hold()?;
-    let mut frozen = Box::new(trainer.actor.decoder.frozen_copy());
-    trainer.actor.let_go()?;
-    for (name, tensor) in frozen.named_parameters() {
-        checkpoint.load_into(&format!("{REFERENCE}{name}"), &tensor)?;
-    }
-    Reference::move_to_file(&mut frozen, trainer.folder.root());
-    *copy = Some(frozen);
     Ok(())
 }

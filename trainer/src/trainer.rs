@@ -2,8 +2,6 @@
 //!
 //! Built once by [`crate::setup`]; every rank has one. What happens with it is in `train`, `step`, `evaluate`.
 
-use std::path::Path;
-
 use rlt_api::ValidatedJob;
 use rlt_api::resolved::{Kl, PolicyGradient, ResolvedSpec};
 use rlt_core::batch::Demonstration;
@@ -17,50 +15,15 @@ use crate::checkpoint::CheckpointStore;
 use crate::critic::{Critic, CriticOptions};
 use crate::data::{Dataset, Loader};
 use crate::error::TrainError;
-use crate::model::{BaseModel, Decoder};
+use crate::model::BaseModel;
 use crate::parallel::Ranks;
+use crate::reference::{FrozenPolicy, Reference};
 use crate::reward::RewardPool;
 use crate::rollout::RolloutEngine;
 use crate::run_folder::RunFolder;
 use crate::stop::{StopReason, StopRequest};
 use crate::tokenizer::Tokenizer;
 use crate::watch::Watchers;
-
-/// The policy that the actor is held near.
-#[derive(Debug)]
-pub enum Reference {
-    /// The algorithm has no KL term.
-    None,
-    /// The actor's own weights with the adapter off.
-    AdapterOff,
-    /// A frozen copy; `None` until the cold start is over.
-    Frozen(Option<Box<Decoder>>),
-}
-
-impl Reference {
-    /// A copy of `decoder` to hold the actor near. On the CPU it lies in a nameless file of `folder` where that can be
-    /// written: a pass a step reads it, and memory is needed for more.
-    pub(crate) fn copy_of(decoder: &Decoder, folder: &Path) -> Box<Decoder> {
-        let mut copy = Box::new(decoder.frozen_copy());
-        Self::move_to_file(&mut copy, folder);
-        copy
-    }
-
-    /// Moves a copy into a file, or says why it stays in memory.
-    pub(crate) fn move_to_file(copy: &mut Decoder, folder: &Path) {
-        if let Err(error) = copy.move_to_file(folder) {
-            let error: &dyn std::error::Error = &error;
-            tracing::warn!(error, "the reference policy stays in memory");
-        }
-    }
-
-    /// Lets the memory of a copy go until it is read again.
-    pub(crate) fn rest(&self) {
-        if let Self::Frozen(Some(copy)) = self {
-            copy.rest();
-        }
-    }
-}
 
 /// How far a run has come: what a checkpoint keeps besides tensors and the data's position.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
@@ -190,9 +153,7 @@ impl Trainer {
     /// Keeps a copy of the present weights as the reference, where the algorithm needs one and has none.
     pub(crate) fn freeze_reference(&mut self) -> Result<(), TrainError> {
         if let Reference::Frozen(copy @ None) = &mut self.reference {
-            self.actor.hold()?;
-            *copy = Some(Reference::copy_of(&self.actor.decoder, self.folder.root()));
-            self.actor.let_go()?;
+            *copy = Some(Box::new(FrozenPolicy::copy_of(&self.actor, self.folder.root())?));
         }
         Ok(())
     }
@@ -208,7 +169,7 @@ impl Trainer {
         };
         let lora = self.spec().model.lora.as_ref();
         let lora = lora.map(|lora| (lora, self.seed(SeedStream::Weights, &[CRITIC_ADAPTER])));
-        self.critic = Some(Critic::beginning_as(&self.actor.decoder, lora, options, self.ranks.clone())?);
+        self.critic = Some(Critic::beginning_as(&self.actor, lora, options)?);
         Ok(())
     }
 

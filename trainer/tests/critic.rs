@@ -11,9 +11,10 @@ use rlt_core::loss::Objective;
 use rlt_core::loss::{Aggregation, PolicyLoss};
 use rlt_core::rows::Rows;
 use rlt_core::types::{Prompt, TokenId};
+use rlt_trainer::actor::{Actor, ActorOptions};
 use rlt_trainer::critic::{Critic, CriticOptions};
 use rlt_trainer::model::{Adapter, Decoder, LoadOptions, PackedInput};
-use rlt_trainer::optim::AdamWOptions;
+use rlt_trainer::optim::{AdamW, AdamWOptions};
 use rlt_trainer::parallel::Ranks;
 use rlt_trainer::update::UpdatePlan;
 use tch::{Kind, Tensor};
@@ -21,6 +22,18 @@ use tch::{Kind, Tensor};
 const FAMILIES: [&str; 3] = ["llama3-rope-bias", "qwen3", "gemma"];
 const MAX_TOKENS: usize = 48;
 const LENS: [(usize, usize); 4] = [(9, 7), (9, 30), (9, 1), (1, 12)];
+
+fn actor(family: &str) -> Actor {
+    let decoder = decoder(family);
+    let optimizer = AdamW::new(decoder.trainable_parameters(), AdamWOptions::default()).unwrap();
+    let options = ActorOptions {
+        temperature: 1.0,
+        head_chunk_tokens: 16,
+        activation_checkpointing: false,
+        max_grad_norm: 1.0,
+    };
+    Actor::new(decoder, optimizer, options, Ranks::alone())
+}
 
 fn decoder(family: &str) -> Decoder {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models").join(family);
@@ -65,7 +78,7 @@ fn batch() -> Batch {
 }
 
 /// A critic whose head is not zero, so that gradients reach its layers, and which never clips.
-fn critic(actor: &Decoder, family: &str) -> Critic {
+fn critic(actor: &Actor, family: &str) -> Critic {
     let spec = CriticSpec { learning_rate: 0.0, warmup_steps: 0, value_clip: 1e6 };
     let optimizer = AdamWOptions { betas: (0.0, 0.0), ..AdamWOptions::default() };
     let options = CriticOptions {
@@ -74,7 +87,7 @@ fn critic(actor: &Decoder, family: &str) -> Critic {
         activation_checkpointing: family == "qwen3",
         max_grad_norm: 1e12,
     };
-    let critic = Critic::beginning_as(actor, None, options, Ranks::alone()).unwrap();
+    let critic = Critic::beginning_as(actor, None, options).unwrap();
     let (_, head_d) =
         critic.state_tensors().into_iter().find(|(name, _)| name.contains("value_head")).unwrap();
     tch::no_grad(|| head_d.shallow_clone().copy_(&head_of(&head_d.size())));
@@ -114,11 +127,11 @@ fn plan() -> UpdatePlan {
 #[test]
 fn packed_values_are_those_of_sequences_alone() {
     for family in FAMILIES {
-        let (actor, batch) = (decoder(family), batch());
-        let values = critic(&actor, family).values(&batch, MAX_TOKENS).unwrap();
-        let head_d = head_of(&[actor.config.hidden_size as i64]);
+        let (decoder, batch) = (decoder(family), batch());
+        let values = critic(&actor(family), family).values(&batch, MAX_TOKENS).unwrap();
+        let head_d = head_of(&[decoder.config.hidden_size as i64]);
         let alone: Vec<Tensor> =
-            batch.sequences.iter().map(|sequence| values_alone(&actor, &head_d, sequence)).collect();
+            batch.sequences.iter().map(|sequence| values_alone(&decoder, &head_d, sequence)).collect();
         let alone: Vec<f32> = Vec::try_from(Tensor::cat(&alone, 0).detach()).unwrap();
         for (token, (packed, alone)) in values.iter().zip(alone).enumerate() {
             // What packed and alone may differ by.
@@ -130,13 +143,13 @@ fn packed_values_are_those_of_sequences_alone() {
 #[test]
 fn an_update_of_micro_batches_has_the_gradient_of_the_whole_loss() {
     for family in FAMILIES {
-        let (actor, mut batch) = (decoder(family), batch());
-        let mut critic = critic(&actor, family);
+        let (decoder, mut batch) = (decoder(family), batch());
+        let mut critic = critic(&actor(family), family);
         batch.values = Some(critic.values(&batch, MAX_TOKENS).unwrap());
         let report = critic.learn(&batch, &plan()).unwrap();
 
-        let trunk = actor.trained_trunk();
-        let head_d = head_of(&[actor.config.hidden_size as i64]).set_requires_grad(true);
+        let trunk = decoder.trained_trunk();
+        let head_d = head_of(&[decoder.config.hidden_size as i64]).set_requires_grad(true);
         let values: Vec<Tensor> =
             batch.sequences.iter().map(|sequence| values_alone(&trunk, &head_d, sequence)).collect();
         let returns: Vec<f32> = batch.returns.as_ref().unwrap().iter().map(|value| *value as f32).collect();

@@ -5,13 +5,14 @@
 //! 4 bytes wide (weights, gradients, optimizer, loss head) or as wide as `training.precision` (activations, KV
 //! cache, rollout weights).
 //!
-//! With `workers.mesh.dpShard` a worker keeps its part of weights, gradients and optimizer state, and beside it the
-//! parts of the model that a pass has gathered: `shards`. With `workers.mesh.sp` it has its part of the tokens of a pass.
+//! With `workers.mesh.dpShard` a worker keeps its part of every role's weights, gradients and optimizer state, and beside it the
+//! parts of the model that a pass has gathered: `shards`. It reads no more of the model than that. With `workers.mesh.sp` it has its part of the tokens of a pass.
 //!
 //! Legend: P parameters, s workers of one copy, L layers, h hidden size, f feed-forward width, q and k widths of all query and all key
 //! heads, v vocabulary, r LoRA rank; t tokens of a pass, c completion tokens of a pass; b bytes of a number.
 
 mod activations;
+mod roles;
 mod rollout;
 mod shards;
 
@@ -55,6 +56,8 @@ pub struct MemoryPlan {
 /// The phases of a step that differ in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Phase {
+    /// Weights are read or drawn, copied for the reference and the critic.
+    Loading,
     /// Completions are sampled.
     Rollout,
     /// Completions are scored by the actor or the reference policy, without gradients.
@@ -153,19 +156,22 @@ impl MemoryPlan {
         let trained = trained(spec, model);
         let sp = spec.workers.mesh.sp.into();
         let activations = Activations { model, width, adapter_width: trained.adapter_width, sp };
-        let resident = resident(spec, model, &trained, batch);
         let shards = Shards::new(spec, model, &trained);
+        let resident = resident(spec, model, &trained, batch);
         let is_supervised = spec.algorithm.policy_gradient.is_none();
         let generates = !is_supervised || !spec.rewards.functions.is_empty();
         let mut phases = Vec::new();
         let mut add = |phase, own: Vec<MemoryTerm>| phases.push(PhaseMemory::new(phase, &resident, own));
+        add(Phase::Loading, roles::loading(spec, model, &trained, &shards));
         if generates {
             // Every worker samples sequences of its own.
             let alone = Activations { sp: 1, ..activations };
             add(Phase::Rollout, [vec![shards.held()], rollout::terms(spec, model, batch, &alone)].concat());
         }
         if !is_supervised {
-            add(Phase::Logprob, [vec![shards.gathered()], logprob(spec, batch, &activations)].concat());
+            let reference = roles::reference_read(spec, model, &shards);
+            let scored = logprob(spec, batch, &activations);
+            add(Phase::Logprob, [vec![shards.gathered(), reference], scored].concat());
         }
         // 4 for each trained parameter, or for this worker's part of them; between updates there are none.
         let gradients = term("gradients", FP32 * shards.part_of(trained.num_parameters));
@@ -200,39 +206,17 @@ fn resident(
 ) -> Vec<MemoryTerm> {
     let num_parameters = model.parameter_count().total();
     let adapter = if spec.model.lora.is_some() { trained.num_parameters } else { 0 };
-    // On the CPU the reference rests in a file while nobody reads it.
-    let reference = if on_gpu(spec) { reference_bytes(spec, model) } else { 0 };
     let shards = Shards::new(spec, model, trained);
     vec![
         term("host base", HOST_BASE_BYTES),
         // 4 P / s, and the adapter's.
         term("weights", FP32 * shards.part_of(num_parameters + adapter)),
-        term("reference weights", reference),
+        roles::reference_kept(spec, model, &shards),
         // Two moments of 4.
         term("optimizer state", 2 * FP32 * shards.part_of(trained.num_parameters)),
-        // Weights and both moments, 12 for each parameter that it trains; the base of an adapter is the actor's.
-        term("critic", 3 * FP32 * critic_parameters(spec, model, trained)),
+        roles::critic(spec, model, trained, &shards),
         term("batch on the host", BATCH_BYTES_PER_TOKEN * batch.max_tokens_per_step),
     ]
-}
-
-/// Parameters that a critic trains: those that the actor does, less a head of its own and with a value head, h.
-fn critic_parameters(spec: &ResolvedSpec, model: &ModelConfig, trained: &Trained) -> u64 {
-    if spec.algorithm.policy_gradient.as_ref().is_none_or(|algorithm| algorithm.critic.is_none()) {
-        return 0;
-    }
-    let hidden = model.hidden_size as u64;
-    let has_head = spec.model.lora.is_none() && !model.tie_word_embeddings;
-    let head = if has_head { model.vocab_size as u64 * hidden } else { 0 };
-    trained.num_parameters - head + hidden
-}
-
-/// A frozen copy of the weights, 4 P. With an adapter the reference is the same weights with the adapter off.
-fn reference_bytes(spec: &ResolvedSpec, model: &ModelConfig) -> u64 {
-    let needs_reference =
-        spec.algorithm.policy_gradient.as_ref().is_some_and(|algorithm| algorithm.kl.term().is_some());
-    let has_copy = needs_reference && spec.model.lora.is_none();
-    if has_copy { FP32 * model.parameter_count().total() } else { 0 }
 }
 
 fn on_gpu(spec: &ResolvedSpec) -> bool {
@@ -243,13 +227,12 @@ fn logprob(spec: &ResolvedSpec, batch: &BatchPlan, activations: &Activations<'_>
     let budget = spec.training.max_logprob_tokens;
     let FullPass { tokens, predicted, .. } =
         FullPass::new(spec, scored_share(spec, batch.prompts_per_step), batch.samples_per_prompt, budget);
-    let reference = if on_gpu(spec) { 0 } else { reference_bytes(spec, activations.model) };
     let layers = vec![
         term("activations", tokens * activations.inference_bytes_per_token()),
         term("weight casts", activations.cast_bytes_of_one_layer()),
     ];
     let head = activations.head(predicted, 1, 1);
-    [vec![term("reference weights", reference)], larger(layers, head)].concat()
+    larger(layers, head)
 }
 
 fn update(spec: &ResolvedSpec, batch: &BatchPlan, activations: &Activations<'_>) -> Vec<MemoryTerm> {

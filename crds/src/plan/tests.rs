@@ -180,7 +180,7 @@ fn supervised_training_alone_neither_samples_nor_scores() {
         spec["rewards"]["functions"] = json!([]);
     });
     let phases: Vec<_> = planned.memory.unwrap().phases.iter().map(|phase| phase.phase).collect();
-    assert_eq!(phases, [Phase::Update, Phase::Optimizer]);
+    assert_eq!(phases, [Phase::Loading, Phase::Update, Phase::Optimizer]);
     assert_eq!(planned.batch.samples_per_step, 8);
 }
 
@@ -252,6 +252,34 @@ fn workers_that_share_a_model_keep_a_part_of_it_and_gather_two_layers_beside_wha
     assert_eq!(gathered(Phase::Optimizer), 0);
     assert_eq!(term(sharing(2), Phase::Update, "gathered gradients"), 4 * 2 * outer);
     assert_eq!(term(sharing(1), Phase::Update, "gathered weights"), 0);
+}
+
+#[test]
+fn every_role_is_shared_and_no_worker_reads_more_of_the_model_than_its_part() {
+    let num_parameters = 494_032_768_u64;
+    let sharing = |dp_shard: u32, kind: &'static str| {
+        move |spec: &mut Value| {
+            spec["workers"] = json!({"count": 4, "mesh": {"dpShard": dp_shard}, "device": "Cpu"});
+            spec["algorithm"] = json!({"kind": kind, "kl": {"placement": "Reward", "coefficient": 0.1}});
+        }
+    };
+    for dp_shard in [1, 2, 4] {
+        let part = |num: u64| num.div_ceil(dp_shard.into());
+        let of = |phase, name| term(sharing(dp_shard, "PPO"), phase, name);
+        assert_eq!(of(Phase::Loading, "weights"), 4 * part(num_parameters));
+        assert_eq!(of(Phase::Loading, "weights being read"), 8 << 20);
+        assert_eq!(of(Phase::Loading, "reference weights"), 4 * part(num_parameters));
+        assert_eq!(of(Phase::Logprob, "reference weights"), 4 * part(num_parameters));
+        assert_eq!(of(Phase::Update, "critic"), 12 * part(num_parameters + 896));
+        let outer = if dp_shard == 1 { 0 } else { 4 * (151_936 * 896 + 896) };
+        assert_eq!(of(Phase::Loading, "gathered weights"), outer, "copies are made a part at a time");
+    }
+    let without_copies = |spec: &mut Value| {
+        sharing(4, "SFT")(spec);
+        spec["algorithm"] = json!({"kind": "SFT"});
+        spec["rewards"]["functions"] = json!([]);
+    };
+    assert_eq!(term(without_copies, Phase::Loading, "gathered weights"), 0);
 }
 
 #[test]

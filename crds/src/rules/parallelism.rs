@@ -1,9 +1,8 @@
 //! The rules of how ranks share the work. What a worker needs of its node is not judged here.
 
-use super::algorithm::{cel_estimator, estimator};
 use super::{Check, Rule, divisors};
 use crate::plan::{deals_out_heads, legal_degrees};
-use crate::spec::{AdvantageEstimator, Device, RLTrainingJobSpec};
+use crate::spec::{Device, RLTrainingJobSpec};
 
 /// Query and key heads of a new model; those of others are known where their files are.
 fn heads(spec: &RLTrainingJobSpec) -> Option<(u64, u64)> {
@@ -61,16 +60,5 @@ pub(super) const RULES: &[Rule] = &[
             heads(spec).is_none_or(|heads| deals_out_heads(spec.workers.mesh.sp, heads))
         }),
         allowed: Some(|spec| heads(spec).map_or_else(String::new, legal_degrees)),
-    },
-    Rule {
-        scope: "spec",
-        at: "workers.mesh.dpShard",
-        reads: &["workers.mesh.dpShard", "algorithm.advantage.estimator", "algorithm.kind"],
-        message: "a critic is held whole by every worker, as is the model that it begins as: Gae needs dpShard 1",
-        cel: || format!("self.workers.mesh.dpShard == 1 || {} != 'Gae'", cel_estimator("self.algorithm")),
-        holds: Check::Spec(|spec| {
-            spec.workers.mesh.dp_shard == 1 || estimator(spec) != AdvantageEstimator::Gae
-        }),
-        allowed: Some(|_| "1".into()),
     },
 ];

@@ -116,7 +116,8 @@ pub struct OptimizerSpec {
     /// Decay of the mean of gradients and of their squares.
     #[schemars(inner(range(min = 0.0, max = 0.999999)))]
     pub betas: [f64; 2],
-    /// Decoupled weight decay on matrices; norms and biases are left alone.
+    /// Decoupled weight decay of matrices and adapters. Norms and biases are left alone, as by transformers' `Trainer` and with
+    /// it TRL; verl decays them too.
     #[schemars(range(min = 0.0, max = 10.0))]
     pub weight_decay: f64,
 }

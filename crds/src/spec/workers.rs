@@ -93,9 +93,9 @@ impl Default for WorkersSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct MeshSpec {
-    /// Workers that hold one copy of the model together, a divisor of `count`: each keeps a part of every layer's weights,
-    /// gradients and optimizer state, and a layer is whole only while it is computed with. With 1 each worker has
-    /// a copy of its own.
+    /// Workers that hold one copy of the model together, a divisor of `count`: each reads and keeps a part of every layer's
+    /// weights, gradients and optimizer state, and a layer is whole only while it is computed with. So it is for actor,
+    /// reference and critic. With 1 each worker has a copy of its own.
     #[schemars(range(min = 1, max = 1024))]
     pub dp_shard: u32,
     /// Workers that share the tokens of one micro-batch (Ulysses sequence parallelism), so that a sequence may be longer than

@@ -45,7 +45,24 @@ fn every_pass_over_the_model_is_the_same_on_parts() {
     let batch = json!({ "algorithm": {
         "loss": { "policy": "ClipCov" }, "advantage": { "estimator": "OptimalTokenBaseline" }
     } });
-    for (count, mesh, changes) in [(3, (3, 1), adapter), (4, (2, 2), sequences), (2, (1, 2), batch)] {
+    // All roles at once, in six updates: a critic and a frozen reference, each in shards of its own, and an adapter on the
+    // actor's.
+    let roles = |kl: &str| {
+        json!({
+            "algorithm": { "kind": "PPO", "critic": { "learningRate": 0.01 }, "kl": { "placement": kl, "coefficient": 0.1 } },
+            "training": { "promptsPerUpdate": 1, "steps": 2 }
+        })
+    };
+    let (copies, mut adapters) = (roles("Loss"), roles("Reward"));
+    merge(&mut adapters, json!({ "model": { "lora": { "rank": 4, "alpha": 8 } } }));
+    for (count, mesh, changes) in [
+        (3, (3, 1), adapter),
+        (4, (2, 2), sequences),
+        (2, (1, 2), batch),
+        (2, (2, 1), copies.clone()),
+        (4, (2, 2), copies),
+        (3, (3, 1), adapters),
+    ] {
         let (one, many) = (train(1, &uneven(&changes)), train(count, &shared_by(mesh, &changes)));
         let difference = difference(&one, &many);
         assert!(difference < TOLERANCE, "{changes} by {mesh:?} differs by {difference}");
@@ -54,8 +71,13 @@ fn every_pass_over_the_model_is_the_same_on_parts() {
 
 #[test]
 fn a_checkpoint_of_parts_is_gone_on_from_by_any_number_of_ranks() {
-    let steps =
-        |steps: u32| json!({ "training": { "steps": steps }, "algorithm": { "coldStart": { "steps": 1 } } });
+    // A cold start leaves a reference that only checkpoints have.
+    let steps = |steps: u32| {
+        json!({ "training": { "steps": steps }, "algorithm": {
+            "kind": "PPO", "coldStart": { "steps": 1 }, "critic": { "learningRate": 0.01 },
+            "kl": { "placement": "Loss", "coefficient": 0.1 }
+        } })
+    };
     let whole = train(1, &uneven(&steps(5)));
     let resumed = Place::new();
     let meshes = [(4, (2, 2)), (1, (1, 1)), (3, (3, 1)), (2, (1, 2)), (1, (1, 1))];

@@ -8,6 +8,7 @@ pub mod batch;
 pub mod dapo;
 pub mod digest;
 pub mod engine;
+pub mod excerpt;
 pub mod held_out;
 pub mod importance;
 pub mod kl;

@@ -37,13 +37,6 @@ pub(crate) struct Model<'a> {
     pub stream: Option<&'a StreamRanks>,
 }
 
-impl<'a> Model<'a> {
-    /// A decoder that every rank has the whole of.
-    pub(crate) fn whole(decoder: &'a Decoder, ranks: &'a Ranks) -> Self {
-        Self { decoder, shards: None, stream: ranks.stream() }
-    }
-}
-
 impl Model<'_> {
     /// As many passes as the rank with the most micro-batches makes: this rank's `own`, then `None`. Where no weights
     /// come and go, nobody needs to wait for anybody.

@@ -10,6 +10,7 @@ use super::islands::{self, Model};
 use super::{Actor, ActorError, MicroBatch, TokenScores};
 use crate::model::{Adapter, Decoder};
 use crate::parallel::Ranks;
+use crate::reference::FrozenPolicy;
 
 /// `N` numbers for each completion token of `batch`, on every rank: what `of_hidden` makes of the hidden states `[c, d]`
 /// that predict a micro-batch's tokens, one number a token. Micro-batches have at most `max_tokens` tokens for each rank
@@ -74,18 +75,18 @@ impl Actor {
         self.score_through(self.model(), batch, adapter, max_tokens)
     }
 
-    /// The same under another decoder, which every rank has the whole of: a frozen reference.
+    /// The same under another policy: a frozen reference, without an adapter.
     ///
     /// # Errors
-    /// When a sequence alone is longer than `max_tokens`, or a kernel refuses its input.
+    /// When a sequence alone is longer than `max_tokens`, a kernel refuses its input, or a rank is lost.
     pub fn score_with(
         &self,
-        decoder: &Decoder,
+        policy: &FrozenPolicy,
         batch: &Batch,
-        adapter: Adapter,
         max_tokens: usize,
     ) -> Result<TokenScores, ActorError> {
-        self.score_through(Model::whole(decoder, &self.ranks), batch, adapter, max_tokens)
+        let model = Model { decoder: policy.decoder(), shards: policy.shards(), stream: self.ranks.stream() };
+        self.score_through(model, batch, Adapter::Off, max_tokens)
     }
 
     fn score_through(

@@ -5,6 +5,7 @@ use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use rlt_core::excerpt::Excerpt;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 use tch::{Device, Kind, Tensor};
@@ -94,15 +95,52 @@ impl Checkpoint {
     pub fn load_into(&self, name: &str, destination: &Tensor) -> Result<(), CheckpointError> {
         let (entry, kind) = self.entry(name)?;
         let expected: Vec<u64> = destination.size().into_iter().map(|len| len as u64).collect();
-        if kind != destination.kind() || entry.shape != expected {
-            return Err(CheckpointError::Mismatch {
-                path: self.folder.clone(),
-                name: name.to_owned(),
-                expected: format!("{:?} {expected:?}", destination.kind()),
-                got: format!("{kind:?} {:?}", entry.shape),
-            });
-        }
+        self.check(name, (entry, kind), (&expected, destination.kind()))?;
         self.read_into(name, entry, destination)
+    }
+
+    /// Reads what `excerpt` asks for over `values`, `[len]`, recording no gradient. Beside them there is never more than a
+    /// chunk of the tensor.
+    ///
+    /// # Errors
+    /// No such tensor, another shape than the excerpt says or another dtype than the values have, or a failing read.
+    pub fn fill(&self, excerpt: &Excerpt<'_>, values: &Tensor) -> Result<(), CheckpointError> {
+        let name = excerpt.name;
+        let (entry, kind) = self.entry(name)?;
+        let expected: Vec<u64> = excerpt.shape.iter().map(|&len| len as u64).collect();
+        self.check(name, (entry, kind), (&expected, values.kind()))?;
+        let chunk_len = CHUNK_BYTES as usize / kind.elt_size_in_bytes();
+        excerpt.chunks(chunk_len).try_for_each(|chunk| {
+            let (rows, place) = (chunk.rows(), chunk.place_in_rows());
+            let window = entry.rows(rows.start as u64..rows.end as u64);
+            let shape: Vec<i64> = window.shape.iter().map(|&len| len as i64).collect();
+            let failed = || CheckpointError::tensor(name);
+            let tensor = Tensor::f_empty(&shape, (kind, Device::Cpu)).map_err(failed())?;
+            self.read_into(name, &window, &tensor)?;
+            tch::no_grad(|| {
+                let read = tensor.f_view(-1)?.f_narrow(0, place.start as i64, place.len() as i64)?;
+                let start = (chunk.range.start - excerpt.range.start) as i64;
+                values.f_narrow(0, start, place.len() as i64)?.f_copy_(&read)
+            })
+            .map_err(failed())
+        })
+    }
+
+    fn check(
+        &self,
+        name: &str,
+        (entry, kind): (&TensorEntry, Kind),
+        (expected, expected_kind): (&[u64], Kind),
+    ) -> Result<(), CheckpointError> {
+        if kind == expected_kind && entry.shape == expected {
+            return Ok(());
+        }
+        Err(CheckpointError::Mismatch {
+            path: self.folder.clone(),
+            name: name.to_owned(),
+            expected: format!("{expected_kind:?} {expected:?}"),
+            got: format!("{kind:?} {:?}", entry.shape),
+        })
     }
 
     fn entry(&self, name: &str) -> Result<(&TensorEntry, Kind), CheckpointError> {

@@ -3,6 +3,7 @@
 //! Pure values: nothing here opens a file.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
@@ -135,6 +136,27 @@ impl Manifest {
             .and_then(|num_bytes| num_bytes.checked_add(piece.byte_offset));
         end.is_none_or(|end| end > file.num_bytes)
             .then(|| format!("a piece ends beyond the {} bytes of {:?}", file.num_bytes, piece.file))
+    }
+}
+
+impl TensorEntry {
+    /// The rows `wanted` of the first dim as a tensor of their own, which begins at 0; all of a tensor without dims.
+    pub(super) fn rows(&self, wanted: Range<u64>) -> Self {
+        let Some((_, row_shape)) = self.shape.split_first() else { return self.clone() };
+        let of_piece = |piece: &TensorPiece| {
+            let start = piece.start[0].max(wanted.start);
+            let end = (piece.start[0] + piece.shape[0]).min(wanted.end);
+            let row_bytes = piece.shape[1..].iter().product::<u64>() * dtype::num_bytes(self.dtype);
+            let with_rows = |first: u64, other: &[u64]| [&[first], other].concat();
+            (start < end).then(|| TensorPiece {
+                start: with_rows(start - wanted.start, &piece.start[1..]),
+                shape: with_rows(end - start, &piece.shape[1..]),
+                file: piece.file.clone(),
+                byte_offset: piece.byte_offset + (start - piece.start[0]) * row_bytes,
+            })
+        };
+        let shape = [&[wanted.end - wanted.start], row_shape].concat();
+        Self { dtype: self.dtype, shape, pieces: self.pieces.iter().filter_map(of_piece).collect() }
     }
 }
 

@@ -7,7 +7,7 @@ use rlt_core::packing::PackingError;
 
 use super::Critic;
 use crate::actor::{ActorError, MicroBatch};
-use crate::optim::{OptimError, StepOutcome};
+use crate::optim::StepOutcome;
 use crate::parallel::RankError;
 use crate::update::{UpdatePlan, group_ranges};
 
@@ -23,12 +23,9 @@ pub enum CriticError {
     /// The loss does not fit the batch.
     #[error("failed to evaluate the value loss")]
     Loss(#[from] LossError),
-    /// The critic's forward or backward pass failed.
-    #[error("failed to compute the critic's gradients")]
+    /// The critic's forward or backward pass failed, or its optimizer.
+    #[error("failed to compute or apply the critic's gradients")]
     Compute(#[from] ActorError),
-    /// The optimizer failed.
-    #[error("failed to apply the critic's gradients")]
-    Optimizer(#[from] OptimError),
     /// The ranks could not work together.
     #[error("failed to add up the critic's gradients of all ranks")]
     Ranks(#[from] RankError),
@@ -127,14 +124,18 @@ impl Critic {
         report: &mut CriticReport,
     ) -> Result<(), CriticError> {
         let denominators = Denominators::of(&batch.micro_rows(row_idxs));
-        for micro_batch in MicroBatch::share(batch, row_idxs, &self.decoder, max_tokens, &self.ranks)? {
-            self.learn_micro_batch(batch, &micro_batch, targets, &denominators, report)?;
+        let own = MicroBatch::share(batch, row_idxs, &self.decoder, max_tokens, &self.ranks)?;
+        for micro_batch in self.model().passes(&self.ranks, own)? {
+            match micro_batch {
+                Some(micro_batch) => {
+                    self.learn_micro_batch(batch, &micro_batch, targets, &denominators, report)?
+                }
+                None => self.model().pass_by_with_gradients()?,
+            }
         }
-        if self.ranks.size() > 1 {
-            self.ranks.sum_tensors(&self.optimizer.gradients())?;
-        }
-        let outcome = self.optimizer.step(report.learning_rate, Some(self.options.max_grad_norm));
-        self.optimizer.clear_gradients();
+        let max_grad_norm = self.options.max_grad_norm;
+        self.trained().sum_gradients()?;
+        let outcome = self.trained().apply(report.learning_rate, max_grad_norm).map_err(ActorError::from);
         match outcome? {
             StepOutcome::Applied { grad_norm } => report.grad_norms.push(grad_norm),
             StepOutcome::SkippedNonFinite => report.num_skipped += 1,

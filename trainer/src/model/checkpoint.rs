@@ -1,7 +1,7 @@
 //! Weights on disk: one safetensors file or several with an index, checked against the configuration before a single
 //! weight is read.
 //!
-//! Files are read tensor by tensor at their offsets. Nothing is mapped into memory: a file that shrinks under a map
+//! Files are read at the offsets of what is asked for, a chunk at a time. Nothing is mapped into memory: a file that shrinks under a map
 //! kills the process, while a short read is an error with a name.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,15 +10,19 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use rlt_api::plan::model_config::TensorShape;
+use rlt_core::excerpt::Excerpt;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::Value;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor, no_grad};
 
 use super::error::ModelError;
 
 /// Larger headers than this are refused, as the safetensors library does.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
+
+/// Numbers that are read at a time.
+const CHUNK: usize = rlt_api::plan::READ_CHUNK_NUMBERS as usize;
 
 /// The weight files of a model folder, headers read.
 #[derive(Debug)]
@@ -124,20 +128,55 @@ impl WeightFiles {
     /// Reads a tensor that [`Self::check`] has seen, as it is stored, on the CPU.
     pub(crate) fn read(&self, name: &str) -> Result<Tensor, ModelError> {
         let stored = self.stored(name, &[])?;
-        let kind = stored.kind(name)?;
-        let (start, end) = stored.info.data_offsets;
-        let read_error = |source| ModelError::Read { path: stored.path.clone(), source };
-        let mut bytes = vec![0; end - start];
-        let file = File::open(&stored.path).map_err(read_error)?;
-        file.read_exact_at(&mut bytes, stored.data_start + start as u64).map_err(read_error)?;
         let shape: Vec<i64> = stored.info.shape.iter().map(|dim| *dim as i64).collect();
-        let tensor = Tensor::f_from_data_size(&bytes, &shape, kind).map_err(|source| ModelError::Torch {
-            tensor: name.to_owned(),
-            device: "the CPU".to_owned(),
-            source,
-        })?;
-        refuse_non_finite(&tensor, name, &stored.path)?;
+        let tensor = Tensor::f_empty(&shape, (stored.kind(name)?, Device::Cpu)).map_err(torch_error(name))?;
+        self.read_into(&Excerpt::whole(name, &shape), &tensor.view(-1))?;
         Ok(tensor)
+    }
+
+    /// Reads numbers of a tensor that [`Self::check`] has seen over `values`, `[len]`, of any floating-point dtype and on any
+    /// device. No more of the tensor than a chunk is anywhere else.
+    pub(crate) fn read_into(&self, excerpt: &Excerpt<'_>, values: &Tensor) -> Result<(), ModelError> {
+        let name = excerpt.name;
+        let stored = self.stored(name, &[])?;
+        let (kind, width) = (stored.kind(name)?, stored.kind(name)?.elt_size_in_bytes());
+        let read_error = |source| ModelError::Read { path: stored.path.clone(), source };
+        let file = File::open(&stored.path).map_err(read_error)?;
+        let data_start = stored.data_start + stored.info.data_offsets.0 as u64;
+        let (mut bytes, mut num_bad) = (Vec::new(), 0);
+        for Excerpt { range, .. } in excerpt.chunks(CHUNK) {
+            bytes.resize(range.len() * width, 0);
+            file.read_exact_at(&mut bytes, data_start + (range.start * width) as u64).map_err(read_error)?;
+            let copied = no_grad(|| {
+                let chunk = Tensor::f_from_data_size(&bytes, &[range.len() as i64], kind)?;
+                num_bad += num_non_finite(&chunk);
+                values
+                    .f_narrow(0, (range.start - excerpt.range.start) as i64, range.len() as i64)?
+                    .f_copy_(&chunk)
+            });
+            copied.map_err(torch_error(name))?;
+        }
+        if num_bad == 0 {
+            return Ok(());
+        }
+        let (path, tensor) = (stored.path.clone(), name.to_owned());
+        Err(ModelError::NotFinite { path, tensor, num_bad, num_values: excerpt.range.len() })
+    }
+
+    /// Whether two tensors of one shape that [`Self::check`] has seen hold the same numbers.
+    pub(crate) fn are_equal(&self, names: [&str; 2]) -> Result<bool, ModelError> {
+        let shape: Vec<i64> = self.stored(names[0], &[])?.info.shape.iter().map(|dim| *dim as i64).collect();
+        for chunk in Excerpt::whole(names[0], &shape).chunks(CHUNK) {
+            let values = || Tensor::zeros([chunk.range.len() as i64], (Kind::Float, Device::Cpu));
+            let both = [values(), values()];
+            for (name, values) in names.iter().zip(&both) {
+                self.read_into(&chunk.named(name), values)?;
+            }
+            if !both[0].equal(&both[1]) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     fn stored(&self, name: &str, expected: &[usize]) -> Result<&StoredTensor, ModelError> {
@@ -197,19 +236,19 @@ fn read_header(path: &Path) -> Result<BTreeMap<String, StoredTensor>, ModelError
     Ok(metadata.tensors().into_iter().map(|(name, info)| (name, stored(info))).collect())
 }
 
-/// One pass that carries NaN and infinity into the extremes; values are counted only for the message.
-fn refuse_non_finite(tensor: &Tensor, name: &str, path: &Path) -> Result<(), ModelError> {
+/// How many values are NaN or infinite. One pass carries them into the extremes; they are counted only where there are some.
+fn num_non_finite(tensor: &Tensor) -> i64 {
     if tensor.numel() == 0 {
-        return Ok(());
+        return 0;
     }
     let (low, high) = tensor.aminmax(None, false);
     if low.double_value(&[]).is_finite() && high.double_value(&[]).is_finite() {
-        return Ok(());
+        return 0;
     }
-    Err(ModelError::NotFinite {
-        path: path.to_owned(),
-        tensor: name.to_owned(),
-        num_bad: tensor.isfinite().logical_not().sum(Kind::Int64).int64_value(&[]),
-        num_values: tensor.numel(),
-    })
+    tensor.isfinite().logical_not().sum(Kind::Int64).int64_value(&[])
+}
+
+fn torch_error(name: &str) -> impl FnOnce(tch::TchError) -> ModelError {
+    let tensor = name.to_owned();
+    move |source| ModelError::Torch { tensor, device: "the CPU".to_owned(), source }
 }

@@ -8,6 +8,7 @@ use tch::{Device, Tensor};
 
 use super::decoder::Decoder;
 use super::layer::DecoderLayer;
+use super::load::outline;
 use super::projection::Projection;
 
 impl Decoder {
@@ -21,6 +22,16 @@ impl Decoder {
     /// trained.
     pub fn trained_trunk(&self) -> Self {
         self.without_head(|weight| copied(weight).set_requires_grad(true))
+    }
+
+    /// The shapes of the same weights, without adapter and without gradients, see [`Self::outline`].
+    pub(crate) fn frozen_outline(&self) -> Self {
+        Self { head: self.head.as_ref().map(outlined), ..self.without_head(outlined) }
+    }
+
+    /// The shapes of [`Self::trained_trunk`], see [`Self::outline`].
+    pub(crate) fn trunk_outline(&self) -> Self {
+        self.without_head(|weight| outlined(weight).set_requires_grad(true))
     }
 
     /// The same weights for another end, without adapter and without a head of their own: the very tensors, frozen. They
@@ -100,6 +111,10 @@ fn projection_of(projection: &Projection, of: fn(&Tensor) -> Tensor) -> Projecti
         bias: projection.bias.as_ref().map(of),
         lora: None,
     }
+}
+
+fn outlined(tensor: &Tensor) -> Tensor {
+    outline(&tensor.size(), (tensor.kind(), tensor.device()))
 }
 
 fn copied(tensor: &Tensor) -> Tensor {

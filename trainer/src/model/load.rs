@@ -1,49 +1,66 @@
-//! From a Hugging Face folder, or from a configuration alone, to a [`Decoder`].
+//! From weights, of a Hugging Face folder or drawn, to a [`Decoder`].
 
 use std::path::Path;
 
-use rlt_api::plan::model_config::{ModelConfig, TensorShape};
-use tch::Tensor;
+use rlt_api::plan::model_config::ModelConfig;
+use rlt_core::excerpt::Excerpt;
+use tch::{Device, Kind, Tensor};
 
-use super::checkpoint::{WeightFiles, read_json};
+use super::checkpoint::read_json;
 use super::decoder::{Decoder, LoadOptions};
 use super::error::ModelError;
-use super::fresh::FreshWeights;
 use super::layer::{DecoderLayer, LayerShape};
 use super::projection::Projection;
 use super::rope;
-
-const EMBEDDING: &str = "model.embed_tokens.weight";
-const HEAD: &str = "lm_head.weight";
-
-/// Where the weights of a model come from, by name and shape.
-pub(super) trait WeightSource {
-    /// The tensor of this name with this shape, on any device and in any floating-point dtype.
-    fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor, ModelError>;
-}
+use super::weights::{EMBEDDING, HEAD, Weights};
 
 impl Decoder {
-    /// Reads `config.json`, `generation_config.json` where there is one, and the weights in `dir`: one
-    /// `model.safetensors` or shards with an index, F32, F16 or BF16, head tied or its own.
+    /// Reads a model folder, see [`Weights::open`].
     ///
     /// # Errors
-    /// [`ModelError`], with file and tensor, when a file is missing, cut off or not what its name says, and when a
-    /// tensor is missing, left over, of another shape or type than the configuration says, or not finite.
+    /// [`ModelError`], as of [`Weights::open`] and [`Weights::fill`].
     pub fn load(dir: &Path, options: &LoadOptions) -> Result<Self, ModelError> {
-        let mut config = read_config(dir)?;
-        let files = WeightFiles::open(dir)?;
-        let source = CheckpointWeights::checked(&mut config, files)?;
-        build(config, options, &source)
+        Self::from_weights(&Weights::open(dir)?, options)
     }
 
-    /// A model that was never trained, its weights drawn from `seed`; the same seed gives the same weights on every
-    /// machine.
+    /// A model that was never trained, its weights drawn from `seed`, see [`Weights::fresh`].
     ///
     /// # Errors
     /// [`ModelError::Torch`] when the device has no room.
     pub fn from_config(config: &ModelConfig, seed: u64, options: &LoadOptions) -> Result<Self, ModelError> {
-        build(config.clone(), options, &FreshWeights { config, seed })
+        Self::from_weights(&Weights::fresh(config, seed), options)
     }
+
+    /// All of `weights`.
+    ///
+    /// # Errors
+    /// [`ModelError`], as of [`Weights::fill`], and when the device has no room.
+    pub fn from_weights(weights: &Weights, options: &LoadOptions) -> Result<Self, ModelError> {
+        build(weights.config(), options, &|name, shape| {
+            let numbers = (options.storage, options.device);
+            let tensor = Tensor::f_empty(shape, numbers).map_err(|source| ModelError::Torch {
+                tensor: name.to_owned(),
+                device: format!("{:?}", options.device),
+                source,
+            })?;
+            weights.fill(&Excerpt::whole(name, shape), &tensor.view(-1))?;
+            Ok(tensor)
+        })
+    }
+
+    /// The shapes of a model's weights: each is zero everywhere and takes the memory of one number, until somebody gives
+    /// it memory and values, such as ranks that keep a part of each.
+    ///
+    /// # Errors
+    /// [`ModelError::Torch`] when libtorch cannot reach the device.
+    pub fn outline(config: &ModelConfig, options: &LoadOptions) -> Result<Self, ModelError> {
+        build(config, options, &|_, shape| Ok(outline(shape, (options.storage, options.device))))
+    }
+}
+
+/// A tensor of zeros in the memory of one.
+pub(super) fn outline(shape: &[i64], numbers: (Kind, Device)) -> Tensor {
+    Tensor::zeros([1], numbers).expand(shape, false).detach()
 }
 
 /// Reads the model configuration of a folder, ending tokens from `generation_config.json` where it names some.
@@ -64,82 +81,23 @@ pub fn read_config(dir: &Path) -> Result<ModelConfig, ModelError> {
     config.with_generation_config(&read_json(&path)?).map_err(config_error(&path))
 }
 
-/// Weights of a folder that were found to fit the configuration.
-struct CheckpointWeights {
-    files: WeightFiles,
-    /// Whether the embedding is stored under the head's name alone.
-    embedding_under_head: bool,
-}
+/// Gives the tensor of a name and shape on the model's device.
+type Place<'a> = dyn Fn(&str, &[i64]) -> Result<Tensor, ModelError> + 'a;
 
-impl CheckpointWeights {
-    /// Checks names, shapes and types, and settles as transformers does what a head stored beside a tied embedding
-    /// means: equal, it is the embedding; different, the two are not tied after all.
-    fn checked(config: &mut ModelConfig, files: WeightFiles) -> Result<Self, ModelError> {
-        let tied = config.tie_word_embeddings;
-        let embedding_under_head = tied && files.contains(HEAD) && !files.contains(EMBEDDING);
-        let mut expected = config.tensors();
-        if embedding_under_head {
-            rename(&mut expected, EMBEDDING, HEAD);
-        } else if tied && files.contains(HEAD) {
-            let shape = vec![config.vocab_size, config.hidden_size];
-            expected.push(TensorShape { name: HEAD.to_owned(), shape });
-        }
-        files.check(&expected, |name| name.ends_with(".rotary_emb.inv_freq"))?;
-        if tied && files.contains(HEAD) && !embedding_under_head {
-            config.tie_word_embeddings = files.read(HEAD)?.equal(&files.read(EMBEDDING)?);
-            if !config.tie_word_embeddings {
-                tracing::warn!(
-                    "the configuration ties head and embedding, but the stored ones differ: both are kept"
-                );
-            }
-        }
-        Ok(Self { files, embedding_under_head })
-    }
-}
-
-impl WeightSource for CheckpointWeights {
-    fn tensor(&self, name: &str, _shape: &[usize]) -> Result<Tensor, ModelError> {
-        self.files.read(if self.embedding_under_head && name == EMBEDDING { HEAD } else { name })
-    }
-}
-
-fn rename(tensors: &mut [TensorShape], from: &str, to: &str) {
-    for tensor in tensors.iter_mut().filter(|tensor| tensor.name == from) {
-        to.clone_into(&mut tensor.name);
-    }
-}
-
-/// Gives the tensor of a name and shape, checked, on the model's device.
-type Place<'a> = dyn Fn(&str, &[usize]) -> Result<Tensor, ModelError> + 'a;
-
-fn build(
-    config: ModelConfig,
-    options: &LoadOptions,
-    source: &dyn WeightSource,
-) -> Result<Decoder, ModelError> {
-    let placed = |name: &str, shape: &[usize]| {
-        let torch_error = |error| ModelError::Torch {
-            tensor: name.to_owned(),
-            device: format!("{:?}", options.device),
-            source: error,
-        };
-        let tensor = source.tensor(name, shape)?;
-        let moved =
-            tensor.f_to_device_(options.device, options.storage, false, false).map_err(torch_error)?;
-        Ok(moved.set_requires_grad(options.trainable))
-    };
-    let layers = (0..config.num_layers).map(|layer_idx| build_layer(&config, layer_idx, &placed));
-    let vocabulary = [config.vocab_size, config.hidden_size];
+fn build(config: &ModelConfig, options: &LoadOptions, place: &Place<'_>) -> Result<Decoder, ModelError> {
+    let placed = |name: &str, shape: &[i64]| Ok(place(name, shape)?.set_requires_grad(options.trainable));
+    let layers = (0..config.num_layers).map(|layer_idx| build_layer(config, layer_idx, &placed));
+    let vocabulary = [config.vocab_size as i64, config.hidden_size as i64];
     Ok(Decoder {
         layers: layers.collect::<Result<_, _>>()?,
         embedding: placed(EMBEDDING, &vocabulary)?,
-        norm: placed("model.norm.weight", &[config.hidden_size])?,
+        norm: placed("model.norm.weight", &vocabulary[1..])?,
         head: if config.tie_word_embeddings { None } else { Some(placed(HEAD, &vocabulary)?) },
-        inverse_frequencies: rope::inverse_frequencies(&config, options.device),
+        inverse_frequencies: rope::inverse_frequencies(config, options.device),
         options: *options,
         lora: None,
         resting_place: None,
-        config,
+        config: config.clone(),
     })
 }
 
@@ -152,12 +110,12 @@ fn build_layer(
     let mut projections = Vec::with_capacity(7);
     for shape in config.projections() {
         let name = format!("{layer}.{}", shape.name);
-        let weight = placed(&format!("{name}.weight"), &[shape.out_features, shape.in_features])?;
-        let bias =
-            if shape.bias { Some(placed(&format!("{name}.bias"), &[shape.out_features])?) } else { None };
+        let [outputs, inputs] = [shape.out_features, shape.in_features].map(|width| width as i64);
+        let weight = placed(&format!("{name}.weight"), &[outputs, inputs])?;
+        let bias = if shape.bias { Some(placed(&format!("{name}.bias"), &[outputs])?) } else { None };
         projections.push(Projection { name, weight, bias, lora: None });
     }
-    let norm = |name: &str, width: usize| placed(&format!("{layer}.{name}.weight"), &[width]);
+    let norm = |name: &str, width: usize| placed(&format!("{layer}.{name}.weight"), &[width as i64]);
     let qk_norm = if config.qk_norm {
         Some((norm("self_attn.q_norm", config.head_dim)?, norm("self_attn.k_norm", config.head_dim)?))
     } else {

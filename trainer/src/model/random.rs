@@ -2,6 +2,7 @@
 //! do not depend on which other tensors are made, on how many threads, or on libtorch's global generator.
 
 use std::f64::consts::TAU;
+use std::ops::Range;
 
 use rlt_core::permutation::{GOLDEN_GAMMA, mix64, splitmix64};
 
@@ -34,6 +35,15 @@ impl TensorRandom {
             values.extend([(radius * cos) as f32, (radius * sin) as f32]);
         }
         values.truncate(num);
+        values
+    }
+
+    /// The numbers `range` of what [`Self::normal`] gives.
+    pub(crate) fn normal_between(self, range: Range<usize>, std: f64) -> Vec<f32> {
+        // Numbers are drawn in pairs.
+        let first = range.start - range.start % 2;
+        let mut values = self.skip(first).normal(range.end - first, std);
+        values.drain(..range.start - first);
         values
     }
 
@@ -83,6 +93,10 @@ mod tests {
     fn a_stream_can_be_entered_anywhere() {
         let whole = TensorRandom::new(7, "a").uniform(9, 1.0);
         assert_eq!(TensorRandom::new(7, "a").skip(4).uniform(5, 1.0), whole[4..]);
+        let whole = TensorRandom::new(7, "a").normal(9, 1.0);
+        for range in [0..9, 4..9, 3..8, 5..6, 9..9] {
+            assert_eq!(TensorRandom::new(7, "a").normal_between(range.clone(), 1.0), whole[range]);
+        }
     }
 
     #[test]

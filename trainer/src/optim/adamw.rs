@@ -16,7 +16,8 @@ pub struct AdamWOptions {
     pub betas: (f64, f64),
     /// Added to the root of the second moment, > 0.
     pub epsilon: f64,
-    /// Each step takes `learning_rate * weight_decay` of every parameter away, independently of its gradient.
+    /// Each step takes `learning_rate * weight_decay` of a parameter away, independently of its gradient; of norms and
+    /// biases nothing, which are told by their names as transformers' `Trainer` tells them.
     pub weight_decay: f64,
 }
 
@@ -40,6 +41,8 @@ struct Parameter {
     leaf: Tensor,
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
+    /// Whether weight decay takes part of it away.
+    decays: bool,
     /// Steps that updated this parameter; one without a gradient is passed over, as in torch.
     num_steps: i64,
 }
@@ -101,6 +104,12 @@ impl AdamW {
             .iter_mut()
             .try_for_each(|parameter| parameter.step(&options, learning_rate, scale))?;
         Ok(StepOutcome::Applied { grad_norm })
+    }
+
+    /// The leaves, by name and in their order. They share memory with the optimizer's.
+    pub fn parameters(&self) -> Vec<(String, Tensor)> {
+        let named = |parameter: &Parameter| (parameter.name.clone(), parameter.leaf.shallow_clone());
+        self.parameters.iter().map(named).collect()
     }
 
     /// The gradients of all parameters, in their order; a parameter that has none yet gets one of zeros. They share
@@ -179,7 +188,7 @@ impl Parameter {
                 .map_err(OptimError::tensor("allocate moments of", &name))
         };
         let (exp_avg, exp_avg_sq) = (zeros()?, zeros()?);
-        Ok(Self { exp_avg, exp_avg_sq, name, leaf, num_steps: 0 })
+        Ok(Self { exp_avg, exp_avg_sq, decays: decays(&name), name, leaf, num_steps: 0 })
     }
 
     fn state_name(&self, part: &str) -> String {
@@ -196,7 +205,7 @@ impl Parameter {
             learning_rate,
             betas: options.betas,
             epsilon: options.epsilon,
-            weight_decay: options.weight_decay,
+            weight_decay: if self.decays { options.weight_decay } else { 0.0 },
             grad_scale: scale,
             step: self.num_steps + 1,
         };
@@ -224,6 +233,15 @@ impl Parameter {
     }
 }
 
+/// Norms scale what passes through them, and biases shift it: neither has a size that could grow out of hand, and a norm at
+/// rest is 1 in most families, not 0.
+fn decays(name: &str) -> bool {
+    let is_spared = |part: &str| {
+        part == "bias" || part == "norm" || part.ends_with("_norm") || part.ends_with("layernorm")
+    };
+    !name.split('.').any(is_spared)
+}
+
 /// The factor that brings `grad_norm` down to `max_grad_norm`, at most 1. As `torch.nn.utils.clip_grad_norm_`,
 /// the small constant in it included.
 fn clip_coefficient(grad_norm: f64, max_grad_norm: f64) -> f64 {
@@ -232,6 +250,7 @@ fn clip_coefficient(grad_norm: f64, max_grad_norm: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use rlt_api::plan::model_config::{ModelConfig, TensorShape};
     use tch::Device;
 
     use super::*;
@@ -289,6 +308,35 @@ mod tests {
         // The first step moves by the learning rate, and decay takes a hundredth of that: 0.7475 before rounding.
         assert_eq!(values(&leaf), [0.746_093_75; 3]);
         assert!(optimizer.state_tensors()[..2].iter().all(|(_, tensor)| tensor.kind() == Kind::Float));
+    }
+
+    /// A step without a gradient is decay alone.
+    #[test]
+    fn matrices_decay_and_norms_and_biases_do_not() {
+        let config = ModelConfig::from_json(&serde_json::json!({
+            "architectures": ["Qwen3ForCausalLM"], "vocab_size": 5, "hidden_size": 4, "intermediate_size": 6,
+            "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 2,
+            "attention_bias": true, "tie_word_embeddings": false,
+        }));
+        let ones = |shape: &[i64]| Tensor::ones(shape, (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let named = |tensor: TensorShape| {
+            let shape: Vec<i64> = tensor.shape.iter().map(|len| *len as i64).collect();
+            (tensor.name, ones(&shape))
+        };
+        let mut leaves: Vec<_> = config.expect("a model").tensors().into_iter().map(named).collect();
+        let adapter = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight";
+        leaves.extend([(adapter.to_owned(), ones(&[2, 4])), ("critic.value_head.weight".into(), ones(&[4]))]);
+        let of = |(name, leaf): &(String, Tensor)| (name.clone(), leaf.shallow_clone());
+        let options = AdamWOptions { weight_decay: 0.5, ..AdamWOptions::default() };
+        let mut optimizer = AdamW::new(leaves.iter().map(of).collect(), options).expect("named once");
+        optimizer.gradients();
+        optimizer.step(0.5, None).expect("finite");
+        for (name, leaf) in &leaves {
+            // A piece of a matrix is flat too: its name decides.
+            let expected = if leaf.dim() == 2 || name.contains("value_head") { 0.75 } else { 1.0 };
+            assert!(values(&leaf.reshape([-1])).iter().all(|value| *value == expected), "{name}");
+        }
+        assert!(leaves.iter().filter(|(_, leaf)| leaf.dim() == 1).count() > 6);
     }
 
     #[test]

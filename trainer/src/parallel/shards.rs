@@ -13,15 +13,18 @@
 //! one schedule, for every line of it is an exchange.
 
 mod flat;
+mod values;
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
+use std::rc::Rc;
 
+use rlt_torch::TensorFile;
 use rlt_torch::collectives::Pending;
 use tch::Tensor;
 
 use self::flat::Flat;
 use super::{MeshRanks, RankError};
-use crate::model::Decoder;
+use crate::model::{Decoder, NamedTensors};
 
 /// What is gathered at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,12 +39,13 @@ pub enum Part {
 #[derive(Debug)]
 struct Unit {
     trained: Option<Flat>,
-    frozen: Option<Flat>,
+    /// Several roles may compute with the same frozen parameters.
+    frozen: Option<Rc<Flat>>,
 }
 
 impl Unit {
     fn flats(&self) -> impl Iterator<Item = &Flat> {
-        self.frozen.iter().chain(&self.trained)
+        self.frozen.as_deref().into_iter().chain(&self.trained)
     }
 }
 
@@ -54,14 +58,17 @@ struct Scattering {
     pending: Pending,
 }
 
-/// All parameters of a decoder, in shards.
+/// Parameters of layers, first to last, and of what is outside of them.
+pub(crate) type PartedTensors = (Vec<NamedTensors>, NamedTensors);
+
+/// All parameters of a role, in shards.
 #[derive(Debug)]
 pub struct ShardedParameters {
     layers: Vec<Unit>,
     outer: Unit,
-    ranks: MeshRanks,
-    /// Every part stays whole until [`ShardedParameters::let_go`].
-    is_held: Cell<bool>,
+    ranks: Rc<MeshRanks>,
+    /// The file that shards of a frozen model lie in.
+    resting_place: Option<TensorFile>,
     /// One at a time, so that no more than one layer's gradient waits beside the one that is computed.
     scattering: RefCell<Option<Scattering>>,
 }
@@ -71,19 +78,35 @@ impl ShardedParameters {
     ///
     /// # Errors
     /// [`RankError::Shards`] when there is not enough memory.
-    pub fn new(decoder: &Decoder, ranks: MeshRanks) -> Result<Self, RankError> {
-        let (layers, outer) = decoder.parameters_by_layer();
-        let unit = |parameters: Vec<(String, Tensor)>| -> Result<Unit, RankError> {
+    pub fn new(decoder: &Decoder, ranks: Rc<MeshRanks>) -> Result<Self, RankError> {
+        Self::of_parts(decoder.parameters_by_layer(), ranks)
+    }
+
+    /// The same of any parameters by part.
+    pub(crate) fn of_parts((layers, outer): PartedTensors, ranks: Rc<MeshRanks>) -> Result<Self, RankError> {
+        let unit = |parameters: NamedTensors| -> Result<Unit, RankError> {
             let (trained, frozen) = parameters.into_iter().partition(|(_, leaf)| leaf.requires_grad());
-            Ok(Unit { trained: Flat::new(trained, &ranks)?, frozen: Flat::new(frozen, &ranks)? })
+            Ok(Unit { trained: Flat::new(trained, &ranks)?, frozen: Flat::new(frozen, &ranks)?.map(Rc::new) })
         };
-        Ok(Self {
-            layers: layers.into_iter().map(&unit).collect::<Result<_, _>>()?,
-            outer: unit(outer)?,
-            ranks,
-            is_held: Cell::new(false),
-            scattering: RefCell::new(None),
-        })
+        let (layers, outer) = (layers.into_iter().map(&unit).collect::<Result<_, _>>()?, unit(outer)?);
+        Ok(Self { layers, outer, ranks, resting_place: None, scattering: RefCell::new(None) })
+    }
+
+    /// Trained parameters of another role on the frozen ones of `base`, which are its very shards.
+    ///
+    /// # Errors
+    /// [`RankError::Shards`] when there is not enough memory.
+    pub(crate) fn beside(base: &Self, trained: PartedTensors) -> Result<Self, RankError> {
+        let mut own = Self::of_parts(trained, base.ranks())?;
+        for (own, base) in own.layers.iter_mut().zip(&base.layers).chain([(&mut own.outer, &base.outer)]) {
+            own.frozen = base.frozen.clone();
+        }
+        Ok(own)
+    }
+
+    /// The ranks that share the parameters.
+    pub(crate) fn ranks(&self) -> Rc<MeshRanks> {
+        Rc::clone(&self.ranks)
     }
 
     /// Every part, in the order in which a pass needs them.
@@ -107,11 +130,8 @@ impl ShardedParameters {
     /// # Errors
     /// [`RankError`] when a rank is lost.
     pub fn hold(&self) -> Result<(), RankError> {
-        if self.is_held.get() {
-            return Ok(());
-        }
         self.parts().try_for_each(|part| self.need(part))?;
-        self.is_held.set(true);
+        self.set_held(true);
         Ok(())
     }
 
@@ -120,8 +140,12 @@ impl ShardedParameters {
     /// # Errors
     /// [`RankError::Shards`] when libtorch cannot.
     pub fn let_go(&self) -> Result<(), RankError> {
-        self.is_held.set(false);
+        self.set_held(false);
         self.parts().try_for_each(|part| self.release(part))
+    }
+
+    fn set_held(&self, is_held: bool) {
+        self.parts().flat_map(|part| self.unit(part).flats()).for_each(|flat| flat.set_held(is_held));
     }
 
     /// Starts to gather a part that is not whole.
@@ -146,9 +170,6 @@ impl ShardedParameters {
     /// # Errors
     /// [`RankError::Shards`] when libtorch cannot.
     pub fn release(&self, part: Part) -> Result<(), RankError> {
-        if self.is_held.get() {
-            return Ok(());
-        }
         self.unit(part).flats().try_for_each(Flat::release)
     }
 
@@ -208,21 +229,6 @@ impl ShardedParameters {
     ) -> Result<Vec<(String, Tensor)>, RankError> {
         let trained = &self.unit(part).trained;
         trained.as_ref().map_or(Ok(Vec::new()), |flat| flat.gather(&self.ranks, piece_of))
-    }
-
-    /// Fills a piece, `[len]`, of the trained parameter `name`, or of what goes with it, from the whole tensor that `fill` makes in
-    /// the parameter's shape. Where the piece is empty nothing is asked for.
-    ///
-    /// # Errors
-    /// What `fill` fails with.
-    pub fn fill_piece<E>(
-        &self,
-        name: &str,
-        piece: &Tensor,
-        fill: impl FnOnce(&Tensor) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let mut trained = self.parts().filter_map(|part| self.unit(part).trained.as_ref());
-        trained.find_map(|flat| flat.place_of(name)).map_or(Ok(()), |place| place.fill(piece, fill))
     }
 
     fn unit(&self, part: Part) -> &Unit {

@@ -1,5 +1,6 @@
 //! Ranks that are threads here: what each has after an exchange.
 
+use std::rc::Rc;
 use std::thread;
 
 use rlt_core::batch::Batch;
@@ -48,8 +49,8 @@ pub(super) fn actor_on_mesh(
     ranks: &Ranks,
     dp_shard: usize,
 ) -> Actor {
-    let shards =
-        (dp_shard > 1).then(|| ShardedParameters::new(&decoder, ranks.on_mesh(dp_shard).unwrap()).unwrap());
+    let mesh = || Rc::new(ranks.on_mesh(dp_shard).unwrap());
+    let shards = (dp_shard > 1).then(|| ShardedParameters::new(&decoder, mesh()).unwrap());
     let trained = shards.as_ref().map_or_else(|| decoder.trainable_parameters(), ShardedParameters::pieces);
     let optimizer = AdamW::new(trained, AdamWOptions::default()).unwrap();
     let actor = Actor::new(decoder, optimizer, options, ranks.clone());

@@ -20,7 +20,8 @@ use crate::error::TrainError;
 use crate::model::Adapter;
 use crate::objective;
 use crate::phases::PhaseClock;
-use crate::trainer::{Reference, Trainer};
+use crate::reference::Reference;
+use crate::trainer::Trainer;
 use crate::update::UpdatePlan;
 
 /// Fills log-probs, correction weights and advantages of `batch`.
@@ -74,7 +75,7 @@ fn actor_scores(trainer: &Trainer, batch: &Batch) -> Result<TokenScores, TrainEr
 fn reference_scores(trainer: &Trainer, batch: &Batch) -> Result<TokenScores, TrainError> {
     let max_tokens = trainer.spec().training.max_logprob_tokens as usize;
     let scores = match &trainer.reference {
-        Reference::Frozen(Some(copy)) => trainer.actor.score_with(copy, batch, Adapter::Off, max_tokens),
+        Reference::Frozen(Some(copy)) => trainer.actor.score_with(copy, batch, max_tokens),
         Reference::None | Reference::AdapterOff | Reference::Frozen(None) => {
             trainer.actor.score(batch, Adapter::Off, max_tokens)
         }

@@ -124,10 +124,16 @@ impl TensorFile {
     }
 }
 
-/// A new file that is open for reading and writing and has lost its name.
+/// A new file that is open for reading and writing and has lost its name. Processes of other machines may do the same in
+/// the same folder, and have the same number.
 fn nameless(folder: &Path) -> std::io::Result<File> {
-    let path = folder.join(format!(".tensors-{}", std::process::id()));
-    let file = File::options().read(true).write(true).create(true).truncate(true).open(&path)?;
-    std::fs::remove_file(path)?;
-    Ok(file)
+    let mut attempt = 0;
+    loop {
+        let path = folder.join(format!(".tensors-{}-{attempt}", std::process::id()));
+        match File::options().read(true).write(true).create_new(true).open(&path) {
+            Ok(file) => return std::fs::remove_file(path).map(|()| file),
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => attempt += 1,
+            Err(error) => return Err(error),
+        }
+    }
 }

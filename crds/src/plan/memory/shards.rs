@@ -51,6 +51,11 @@ impl Shards {
         self.term("gathered weights", self.outer + 2 * self.layer)
     }
 
+    /// While another role copies weights, what is outside of the layers, or a layer.
+    pub(super) fn one_part(&self) -> MemoryTerm {
+        self.term("gathered weights", self.outer.max(self.layer))
+    }
+
     /// In a backward pass the whole gradient of what is outside of the layers and of the layer that computes, and of
     /// the one before it twice: as it is sent, and what has come from the others.
     pub(super) fn gradients(&self) -> MemoryTerm {

@@ -6,9 +6,10 @@
 //! shards       [   0   |   1   |   2   ]    all of one length; a piece is what of a parameter lies in a shard
 //! ```
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
+use rlt_core::excerpt::Excerpt;
 use rlt_core::mesh::Shards;
 use rlt_torch::FlatBuffer;
 use rlt_torch::collectives::Pending;
@@ -27,6 +28,8 @@ pub(super) struct Flat {
     shard: Tensor,
     whole: FlatBuffer,
     presence: RefCell<Presence>,
+    /// Whether the whole stays for whoever reads all of the model.
+    is_held: Cell<bool>,
     gradients: RefCell<Gradients>,
 }
 
@@ -66,27 +69,23 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// What of a whole tensor of the parameter's size lies in the shard, `[len]`.
-    fn piece_of(&self, whole: &Tensor) -> Tensor {
+    /// What of the parameter lies in the shard.
+    pub(super) fn excerpt<'a>(&'a self, name: &'a str) -> Excerpt<'a> {
         // A part that is empty may lie beyond the parameter's end.
         let start = self.part.start.saturating_sub(self.range.start).min(self.range.len());
-        whole.detach().contiguous().view(-1).narrow(0, start as i64, self.part.len() as i64)
+        Excerpt { name, shape: &self.size, range: start..start + self.part.len() }
     }
+}
 
-    /// Lets `fill` make the whole tensor and keeps the piece of it.
-    pub(super) fn fill<E>(
-        &self,
-        piece: &Tensor,
-        fill: impl FnOnce(&Tensor) -> Result<(), E>,
-    ) -> Result<(), E> {
-        if self.part.is_empty() {
-            return Ok(());
-        }
-        let whole = Tensor::empty(&self.size, (piece.kind(), piece.device()));
-        fill(&whole)?;
-        no_grad(|| piece.detach().copy_(&self.piece_of(&whole)));
-        Ok(())
+/// The numbers of an excerpt out of the whole tensor, `[len]`; of a tensor with gaps no more is copied than the rows around it.
+pub(super) fn cut(excerpt: &Excerpt<'_>, whole: &Tensor) -> Tensor {
+    let whole = whole.detach();
+    if excerpt.range.is_empty() || whole.dim() == 0 {
+        return whole.reshape([-1]).narrow(0, 0, excerpt.range.len() as i64);
     }
+    let (rows, place) = (excerpt.rows(), excerpt.place_in_rows());
+    let rows = whole.narrow(0, rows.start as i64, rows.len() as i64).contiguous();
+    rows.view(-1).narrow(0, place.start as i64, place.len() as i64)
 }
 
 impl Flat {
@@ -105,7 +104,9 @@ impl Flat {
             let place = Place { part: layout.part_of(&range, ranks.shard()), size: leaf.size(), range };
             let piece = no_grad(|| {
                 let mut piece = narrow(&shard, &own, &place);
-                piece.copy_(&place.piece_of(&leaf));
+                if !place.part.is_empty() {
+                    piece.copy_(&cut(&place.excerpt(&name), &leaf));
+                }
                 leaf.set_data(&whole.view(place.range.start, &place.size));
                 piece
             });
@@ -114,8 +115,17 @@ impl Flat {
         });
         let parameters = parameters.collect();
         whole.release()?;
-        let (presence, gradients) = (RefCell::new(Presence::Away), RefCell::default());
-        Ok(Some(Self { parameters, layout, own, shard, whole, presence, gradients }))
+        let (presence, is_held) = (RefCell::new(Presence::Away), Cell::new(false));
+        Ok(Some(Self {
+            parameters,
+            layout,
+            own,
+            shard,
+            whole,
+            presence,
+            is_held,
+            gradients: RefCell::default(),
+        }))
     }
 
     pub(super) fn shard(&self) -> &Tensor {
@@ -124,6 +134,32 @@ impl Flat {
 
     pub(super) fn pieces(&self) -> impl Iterator<Item = (String, Tensor)> {
         self.parameters.iter().map(|parameter| (parameter.name.clone(), parameter.piece.shallow_clone()))
+    }
+
+    /// Lets `fill` write the pieces that lie in this rank's shard.
+    pub(super) fn fill<E>(
+        &self,
+        fill: &mut impl FnMut(&Excerpt<'_>, &Tensor) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut own = self.parameters.iter().filter(|parameter| !parameter.place.part.is_empty());
+        own.try_for_each(|Parameter { name, place, piece, .. }| fill(&place.excerpt(name), &piece.detach()))
+    }
+
+    /// Lets the shard of frozen parameters be `shard`, which holds the same numbers elsewhere.
+    pub(super) fn lie_in(&mut self, shard: Tensor) {
+        for Parameter { place, piece, .. } in &mut self.parameters {
+            *piece = narrow(&shard, &self.own, place);
+        }
+        self.shard = shard;
+    }
+
+    /// The decoder's own tensor of this name, to be read while the part is whole.
+    pub(super) fn leaf(&self, name: &str) -> Option<&Tensor> {
+        self.parameters.iter().find(|parameter| parameter.name == name).map(|parameter| &parameter.leaf)
+    }
+
+    pub(super) fn leaves(&self) -> impl Iterator<Item = (String, Tensor)> {
+        self.parameters.iter().map(|parameter| (parameter.name.clone(), parameter.leaf.detach()))
     }
 
     pub(super) fn place_of(&self, name: &str) -> Option<&Place> {
@@ -158,7 +194,15 @@ impl Flat {
         Ok(())
     }
 
+    /// Keeps the whole from the next [`Self::need`] on, or lets [`Self::release`] free it again.
+    pub(super) fn set_held(&self, is_held: bool) {
+        self.is_held.set(is_held);
+    }
+
     pub(super) fn release(&self) -> Result<(), RankError> {
+        if self.is_held.get() {
+            return Ok(());
+        }
         self.need()?;
         self.presence.replace(Presence::Away);
         Ok(self.whole.release()?)

@@ -1,14 +1,21 @@
 //! Ranks that are threads here share a small decoder, and train it as one rank that has the whole.
 
-use rlt_api::spec::LoraInit;
+use std::rc::Rc;
+
+use rlt_api::spec::{CriticSpec, LoraInit, LoraSpec};
 use rlt_core::batch::{Batch, Demonstration};
 use tch::{Kind, Tensor};
 
 use crate::actor::{Actor, ActorOptions};
-use crate::model::{Adapter, Decoder, LoadOptions, LoraConfig, ModelConfig, ModuleMatch};
+use crate::critic::{Critic, CriticOptions};
+use crate::model::{
+    Adapter, Decoder, ExportOptions, LoadOptions, LoraConfig, ModelConfig, ModuleMatch, Weights,
+};
 use crate::objective::supervised_objective;
-use crate::parallel::Ranks;
+use crate::optim::AdamWOptions;
 use crate::parallel::tests::{actor_on_mesh, on_ranks};
+use crate::parallel::{Ranks, ShardedParameters};
+use crate::reference::FrozenPolicy;
 use crate::update::{UpdatePlan, update};
 
 /// Sums over ranks are added in another order; five steps of an optimizer that divides by small gradients enlarge that.
@@ -28,16 +35,25 @@ const FULL: Case =
     Case { tied: false, lora: false, activation_checkpointing: false, compute: Kind::Float, max_tokens: 8 };
 
 /// Three layers whose numbers of parameters no small number divides.
-fn decoder(case: Case) -> Decoder {
-    let config = ModelConfig::from_json(&serde_json::json!({
+fn config(case: Case) -> ModelConfig {
+    ModelConfig::from_json(&serde_json::json!({
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 11, "hidden_size": 13,
         "intermediate_size": 17, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1,
         "head_dim": 6, "max_position_embeddings": 32, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
         "initializer_range": 0.3, "tie_word_embeddings": case.tied, "hidden_act": "silu",
     }))
-    .unwrap();
-    let options = LoadOptions { trainable: !case.lora, compute: case.compute, ..LoadOptions::default() };
-    let mut decoder = Decoder::from_config(&config, 7, &options).unwrap();
+    .unwrap()
+}
+
+fn options(case: Case) -> LoadOptions {
+    LoadOptions { trainable: !case.lora, compute: case.compute, ..LoadOptions::default() }
+}
+
+fn decoder(case: Case) -> Decoder {
+    with_adapter(Decoder::from_config(&config(case), 7, &options(case)).unwrap(), case)
+}
+
+fn with_adapter(mut decoder: Decoder, case: Case) -> Decoder {
     if case.lora {
         let lora = LoraConfig {
             rank: 3,
@@ -75,32 +91,40 @@ fn actor(case: Case, ranks: &Ranks, dp_shard: usize) -> Actor {
     actor_on_mesh(decoder(case), options, ranks, dp_shard)
 }
 
+fn plan(case: Case, seed: u64) -> UpdatePlan {
+    UpdatePlan {
+        objective: supervised_objective(),
+        groups_per_update: 5,
+        num_epochs: 1,
+        max_tokens: case.max_tokens,
+        learning_rate: 0.01,
+        seed,
+    }
+}
+
 /// All trained parameters, whole.
 fn parameters(actor: &Actor) -> Vec<f64> {
     actor.hold().unwrap();
-    let trained = actor.decoder.trainable_parameters();
-    let numbers = |(_, leaf): &(String, Tensor)| {
-        Vec::<f64>::try_from(leaf.detach().to_kind(Kind::Double).reshape([-1])).unwrap()
-    };
-    let numbers = trained.iter().flat_map(numbers).collect();
+    let numbers = numbers(&actor.decoder.trainable_parameters());
     actor.let_go().unwrap();
     numbers
+}
+
+fn numbers(tensors: &[(String, Tensor)]) -> Vec<f64> {
+    let of_one = |(_, tensor): &(String, Tensor)| {
+        Vec::<f64>::try_from(tensor.detach().to_kind(Kind::Double).reshape([-1])).unwrap()
+    };
+    tensors.iter().flat_map(of_one).collect()
 }
 
 /// Losses, gradient norms, log-probs and parameters of five updates.
 fn train(case: Case, ranks: &Ranks, dp_shard: usize) -> Vec<f64> {
     let (batch, mut actor) = (batch(), actor(case, ranks, dp_shard));
+    let folder = tempfile::tempdir().unwrap();
+    let reference = FrozenPolicy::copy_of(&actor, folder.path()).unwrap();
     let mut numbers = Vec::new();
     for step in 0..5 {
-        let plan = UpdatePlan {
-            objective: supervised_objective(),
-            groups_per_update: 5,
-            num_epochs: 1,
-            max_tokens: case.max_tokens,
-            learning_rate: 0.01,
-            seed: step,
-        };
-        let report = update(&mut actor, &batch, &plan).unwrap();
+        let report = update(&mut actor, &batch, &plan(case, step)).unwrap();
         assert_eq!(report.num_skipped, 0);
         numbers.push(report.loss.pg_loss);
         numbers.extend(report.grad_norms);
@@ -108,18 +132,25 @@ fn train(case: Case, ranks: &Ranks, dp_shard: usize) -> Vec<f64> {
     }
     numbers.extend(actor.score(&batch, Adapter::Off, case.max_tokens).unwrap().logprobs);
     numbers.extend(actor.sum_pi_squared(&batch, case.max_tokens).unwrap());
+    // The reference is what the actor was, also after it has rested in its file.
+    reference.rest();
+    numbers.extend(actor.score_with(&reference, &batch, case.max_tokens).unwrap().logprobs);
     numbers.extend(parameters(&actor));
     numbers
 }
 
 fn largest_difference(one: &[f64], other: &[f64]) -> f64 {
     assert_eq!(one.len(), other.len());
-    one.iter().zip(other).map(|(one, other)| (one - other).abs()).fold(0.0, f64::max)
+    // Numbers above 1, such as a gradient's norm, are compared by their size: fp32 has 24 bits of each.
+    one.iter().zip(other).map(|(one, other)| (one - other).abs() / one.abs().max(1.0)).fold(0.0, f64::max)
 }
 
 #[track_caller]
 fn assert_trains_as_one(case: Case, meshes: &[(usize, usize)], tolerance: f64) {
     let alone = train(case, &Ranks::alone(), 1);
+    let untrained = actor(case, &Ranks::alone(), 1).score(&batch(), Adapter::Off, case.max_tokens).unwrap();
+    let num_weights = parameters(&actor(case, &Ranks::alone(), 1)).len();
+    assert!(alone[..alone.len() - num_weights].ends_with(&untrained.logprobs), "the reference has moved");
     for (size, dp_shard) in meshes {
         let all = on_ranks(*size, |ranks| train(case, &ranks, *dp_shard));
         for numbers in &all {
@@ -143,6 +174,107 @@ fn shards_train_as_the_whole_on_any_mesh() {
 #[test]
 fn an_adapter_on_shards_of_a_frozen_model_trains_as_on_the_whole() {
     assert_trains_as_one(Case { lora: true, ..FULL }, &[(2, 2), (4, 2)], TOLERANCE);
+}
+
+#[test]
+fn ranks_read_or_draw_their_parts_of_the_very_weights_that_one_rank_has() {
+    for case in [FULL, Case { tied: true, ..FULL }, Case { lora: true, ..FULL }] {
+        let whole = decoder(case);
+        let folder = tempfile::tempdir().unwrap();
+        whole.export(folder.path(), &ExportOptions { merge_lora: false, dtype: Kind::Float }).unwrap();
+        let whole = numbers(&whole.named_parameters());
+        let drawn = Weights::fresh(&config(case), 7);
+        let read = Weights::open(folder.path()).unwrap();
+        for (size, weights) in [(2, &drawn), (3, &drawn), (4, &read), (3, &read)] {
+            let all = on_ranks(size, |ranks| {
+                let outline = Decoder::outline(weights.config(), &options(case)).unwrap();
+                let decoder = with_adapter(outline, case);
+                let mesh = Rc::new(ranks.on_mesh(size).unwrap());
+                let shards = ShardedParameters::new(&decoder, mesh).unwrap();
+                shards.read(weights).unwrap();
+                shards.hold().unwrap();
+                numbers(&decoder.named_parameters())
+            });
+            assert!(all.iter().all(|numbers| numbers == &whole), "{case:?} by {size}");
+        }
+    }
+}
+
+/// What five updates of a critic report, its values after them, and on the leader its weights and moments.
+fn learn(case: Case, ranks: &Ranks, dp_shard: usize) -> (Vec<f64>, Vec<f64>) {
+    let spec = CriticSpec { learning_rate: 0.001, warmup_steps: 0, value_clip: 0.2 };
+    let options = CriticOptions {
+        critic: spec,
+        optimizer: AdamWOptions::default(),
+        activation_checkpointing: case.activation_checkpointing,
+        max_grad_norm: 1.0,
+    };
+    let (mut batch, actor) = (batch(), actor(case, ranks, dp_shard));
+    let lora = LoraSpec { rank: 2, ..LoraSpec::default() };
+    let mut critic = Critic::beginning_as(&actor, case.lora.then_some((&lora, 5)), options).unwrap();
+    let returns = (0..batch.rows.num_tokens()).map(|at| (at as f64 * 0.3).sin()).collect();
+    (batch.values, batch.returns) = (Some(critic.values(&batch, case.max_tokens).unwrap()), Some(returns));
+    let mut reported = Vec::new();
+    for step in 0..5 {
+        let report = critic.learn(&batch, &plan(case, step)).unwrap();
+        assert_eq!(report.num_skipped, 0);
+        reported.extend(report.metrics().into_values());
+    }
+    reported.extend(critic.values(&batch, case.max_tokens).unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let mut state = critic.trained().tensors(folder.path()).unwrap();
+    state.sort_by(|(one, _), (other, _)| one.cmp(other));
+    assert!(state.is_empty() || state.iter().any(|(name, _)| name == "critic.value_head.weight"));
+    (reported, numbers(&state))
+}
+
+#[test]
+fn a_critic_in_shards_learns_as_the_whole() {
+    let checkpointed = Case { tied: true, activation_checkpointing: true, ..FULL };
+    for (case, meshes) in [
+        (FULL, &[(2, 1, 1), (2, 2, 1), (3, 3, 1), (4, 2, 1)][..]),
+        (checkpointed, &[(4, 2, 2)]),
+        (Case { lora: true, ..FULL }, &[(2, 2, 1), (4, 2, 1)]),
+    ] {
+        let (numbers, state) = learn(case, &Ranks::alone(), 1);
+        for &(size, dp_shard, sp) in meshes {
+            let all = on_ranks(size, |ranks| learn(case, &ranks.sharing_streams(sp).unwrap(), dp_shard));
+            assert!(all.iter().all(|(numbers, _)| numbers == &all[0].0), "ranks differ");
+            let difference = largest_difference(&numbers, &all[0].0);
+            assert!(difference < TOLERANCE, "{case:?} on {size} ranks by {dp_shard}: {difference}");
+            let difference = largest_difference(&state, &all[0].1);
+            assert!(
+                difference < TOLERANCE,
+                "{case:?} on {size} ranks by {dp_shard}: {difference} in weights"
+            );
+        }
+    }
+}
+
+/// Below its adapter a critic computes with the actor's shards: nothing of the model is there twice.
+#[test]
+fn a_critic_s_adapter_lies_on_the_actor_s_own_shards() {
+    let case = Case { lora: true, ..FULL };
+    on_ranks(2, |ranks| {
+        let actor = actor(case, &ranks, 2);
+        let options = CriticOptions {
+            critic: CriticSpec::default(),
+            optimizer: AdamWOptions::default(),
+            activation_checkpointing: false,
+            max_grad_norm: 1.0,
+        };
+        let lora = LoraSpec { rank: 1, ..LoraSpec::default() };
+        let mut critic = Critic::beginning_as(&actor, Some((&lora, 5)), options).unwrap();
+        let before = critic.values(&batch(), 64).unwrap();
+        actor.hold().unwrap();
+        let held = actor.shards().unwrap().num_bytes();
+        assert_eq!(critic.values(&batch(), 64).unwrap(), before);
+        assert_eq!(actor.shards().unwrap().num_bytes(), held, "what the actor holds stays");
+        actor.let_go().unwrap();
+        let of_critic = critic.trained().shards.unwrap().num_bytes();
+        let trained: usize = critic.state_tensors().iter().take(3).map(|(_, tensor)| tensor.numel()).sum();
+        assert!(trained > 0 && of_critic < actor.shards().unwrap().num_bytes());
+    });
 }
 
 #[test]
@@ -173,14 +305,7 @@ fn at_rest_a_rank_holds_its_part_and_nothing_more() {
         on_ranks(3, |ranks| {
             let mut actor = actor(case, &ranks, 3);
             let batch = batch();
-            let plan = UpdatePlan {
-                objective: supervised_objective(),
-                groups_per_update: 5,
-                num_epochs: 1,
-                max_tokens: 64,
-                learning_rate: 0.01,
-                seed: 0,
-            };
+            let plan = plan(Case { max_tokens: 64, ..case }, 0);
             // Padding is less than a number for each part, of which there are at most eight.
             let at_rest = 4 * num_parameters / 3..=4 * (num_parameters / 3 + 8);
             let num_bytes = |actor: &Actor| actor.shards().unwrap().num_bytes();

@@ -175,7 +175,7 @@ fn scores(case: Case, ranks: &Ranks) -> Vec<f64> {
     let (actor, batch) = (actor(case, ranks, 1), batch());
     let on = actor.score(&batch, Adapter::On, case.max_tokens).unwrap();
     let off = actor.score(&batch, Adapter::Off, case.max_tokens).unwrap();
-    let reference = actor.score_with(&decoder(case), &batch, Adapter::On, case.max_tokens).unwrap();
+    let reference = actor.score_with(&decoder(case).into(), &batch, case.max_tokens).unwrap();
     assert_eq!(on.logprobs, reference.logprobs);
     let squares = actor.sum_pi_squared(&batch, case.max_tokens).unwrap();
     [on.logprobs, on.entropies, off.logprobs, squares].concat()
@@ -291,7 +291,7 @@ fn a_critic_learns_on_streams_as_on_one_rank() {
                 max_grad_norm: 1.0,
             };
             let mut batch = batch();
-            let mut critic = Critic::beginning_as(&decoder(FULL), None, options, ranks.clone()).unwrap();
+            let mut critic = Critic::beginning_as(&actor(FULL, ranks, 1), None, options).unwrap();
             batch.values = Some(critic.values(&batch, FULL.max_tokens).unwrap());
             let report = critic.learn(&batch, &plan(FULL, POLICY, 3)).unwrap();
             let mut all: Vec<f64> = report.metrics().into_values().collect();

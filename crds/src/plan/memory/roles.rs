@@ -1,0 +1,69 @@
+//! What roles besides the actor keep, a frozen reference and a critic with its optimizer, and how the weights of all of them come
+//! to be there.
+
+use super::shards::Shards;
+use super::{FP32, MemoryTerm, Trained, elements, on_gpu, term};
+use crate::plan::READ_CHUNK_NUMBERS;
+use crate::plan::model_config::ModelConfig;
+use crate::resolved::ResolvedSpec;
+
+const REFERENCE: &str = "reference weights";
+
+/// A worker reads, draws or copies its own part of the weights, 8 bytes for each number at hand. An adapter is drawn whole; a
+/// reference lies in memory before it goes to a file, and what it is copied from is gathered a part at a time.
+pub(super) fn loading(
+    spec: &ResolvedSpec,
+    model: &ModelConfig,
+    trained: &Trained,
+    shards: &Shards,
+) -> Vec<MemoryTerm> {
+    let adapter = if spec.model.lora.is_some() { trained.num_parameters } else { 0 };
+    let copies = has_reference(spec) || has_critic(spec);
+    let largest_tensor = model.tensors().iter().map(elements).max().unwrap_or(0);
+    let mut terms = vec![
+        term("weights being read", 2 * FP32 * u64::from(READ_CHUNK_NUMBERS).min(largest_tensor)),
+        term("whole adapter", FP32 * (adapter - shards.part_of(adapter))),
+        reference_read(spec, model, shards),
+    ];
+    terms.extend(copies.then(|| shards.one_part()));
+    terms
+}
+
+/// The reference where it stays: on a GPU. On the CPU it rests in a file while nobody reads it.
+pub(super) fn reference_kept(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) -> MemoryTerm {
+    term(REFERENCE, if on_gpu(spec) { reference_bytes(spec, model, shards) } else { 0 })
+}
+
+/// The reference where it does not stay, while it is read.
+pub(super) fn reference_read(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) -> MemoryTerm {
+    term(REFERENCE, if on_gpu(spec) { 0 } else { reference_bytes(spec, model, shards) })
+}
+
+/// A frozen copy of the weights, 4 P / s. With an adapter the reference is the same weights with the adapter off.
+fn reference_bytes(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) -> u64 {
+    if has_reference(spec) { FP32 * shards.part_of(model.parameter_count().total()) } else { 0 }
+}
+
+fn has_reference(spec: &ResolvedSpec) -> bool {
+    let algorithm = spec.algorithm.policy_gradient.as_ref();
+    spec.model.lora.is_none() && algorithm.is_some_and(|algorithm| algorithm.kl.term().is_some())
+}
+
+/// Weights and both moments, 12 / s for each parameter that it trains: those that the actor does, less a head of its own and with
+/// a value head, h. The base of an adapter is the actor's.
+pub(super) fn critic(
+    spec: &ResolvedSpec,
+    model: &ModelConfig,
+    trained: &Trained,
+    shards: &Shards,
+) -> MemoryTerm {
+    let hidden = model.hidden_size as u64;
+    let has_head = spec.model.lora.is_none() && !model.tie_word_embeddings;
+    let head = if has_head { model.vocab_size as u64 * hidden } else { 0 };
+    let num_parameters = if has_critic(spec) { trained.num_parameters - head + hidden } else { 0 };
+    term("critic", 3 * FP32 * shards.part_of(num_parameters))
+}
+
+fn has_critic(spec: &ResolvedSpec) -> bool {
+    spec.algorithm.policy_gradient.as_ref().is_some_and(|algorithm| algorithm.critic.is_some())
+}

@@ -1,0 +1,125 @@
+//! The weights of a model by name, read or drawn where they are asked for: all of a tensor, or the part of it that one of
+//! several ranks keeps. What they are for is not known here.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use rlt_api::plan::model_config::{ModelConfig, TensorShape};
+use rlt_core::excerpt::Excerpt;
+use tch::Tensor;
+
+use super::checkpoint::WeightFiles;
+use super::error::ModelError;
+use super::fresh;
+use super::load::read_config;
+
+pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
+pub(super) const HEAD: &str = "lm_head.weight";
+
+/// Where the weights of a model come from, found to fit its configuration.
+#[derive(Debug)]
+pub struct Weights {
+    config: ModelConfig,
+    names: BTreeSet<String>,
+    source: Source,
+}
+
+#[derive(Debug)]
+enum Source {
+    Files {
+        files: WeightFiles,
+        /// Whether the embedding is stored under the head's name alone.
+        embedding_under_head: bool,
+    },
+    Fresh {
+        seed: u64,
+    },
+}
+
+impl Weights {
+    /// Reads `config.json`, `generation_config.json` where there is one, and what the weights in `dir` are: one
+    /// `model.safetensors` or shards with an index, F32, F16 or BF16, head tied or its own.
+    ///
+    /// # Errors
+    /// [`ModelError`], with file and tensor, when a file is missing, cut off or not what its name says, and when a
+    /// tensor is missing, left over, or of another shape or type than the configuration says.
+    pub fn open(dir: &Path) -> Result<Self, ModelError> {
+        let mut config = read_config(dir)?;
+        let files = WeightFiles::open(dir)?;
+        let embedding_under_head = check(&mut config, &files)?;
+        Ok(Self::new(config, Source::Files { files, embedding_under_head }))
+    }
+
+    /// Weights that were never trained, drawn from `seed`; the same seed gives the same weights on every machine, and to
+    /// every rank the same part of them.
+    pub fn fresh(config: &ModelConfig, seed: u64) -> Self {
+        Self::new(config.clone(), Source::Fresh { seed })
+    }
+
+    fn new(config: ModelConfig, source: Source) -> Self {
+        let names = config.tensors().into_iter().map(|tensor| tensor.name).collect();
+        Self { config, names, source }
+    }
+
+    /// What the weights mean.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Whether the model has a weight of this name.
+    pub fn contains(&self, name: &str) -> bool {
+        self.names.contains(name)
+    }
+
+    /// Writes what `excerpt` asks for over `values`, `[len]`, of any floating-point dtype and on any device. Beside them there
+    /// is never more than a chunk of the model.
+    ///
+    /// # Errors
+    /// [`ModelError`], with file and tensor, when a file cannot be read, or holds numbers that are not finite.
+    pub fn fill(&self, excerpt: &Excerpt<'_>, values: &Tensor) -> Result<(), ModelError> {
+        match &self.source {
+            Source::Files { files, embedding_under_head: true } if excerpt.name == EMBEDDING => {
+                files.read_into(&excerpt.named(HEAD), values)
+            }
+            Source::Files { files, .. } => files.read_into(excerpt, values),
+            Source::Fresh { seed } => {
+                fresh::draw_into(&self.config, *seed, excerpt, values).map_err(|source| ModelError::Torch {
+                    tensor: excerpt.name.to_owned(),
+                    device: format!("{:?}", values.device()),
+                    source,
+                })
+            }
+        }
+    }
+}
+
+/// Checks names, shapes and types, and settles as transformers does what a head stored beside a tied embedding means:
+/// equal, it is the embedding; different, the two are not tied after all. Whether the embedding is stored under the head's
+/// name alone.
+fn check(config: &mut ModelConfig, files: &WeightFiles) -> Result<bool, ModelError> {
+    let tied = config.tie_word_embeddings;
+    let embedding_under_head = tied && files.contains(HEAD) && !files.contains(EMBEDDING);
+    let mut expected = config.tensors();
+    if embedding_under_head {
+        rename(&mut expected, EMBEDDING, HEAD);
+    } else if tied && files.contains(HEAD) {
+        let shape = vec![config.vocab_size, config.hidden_size];
+        expected.push(TensorShape { name: HEAD.to_owned(), shape });
+    }
+    files.check(&expected, |name| name.ends_with(".rotary_emb.inv_freq"))?;
+    if tied && files.contains(HEAD) && !embedding_under_head {
+        config.tie_word_embeddings = files.are_equal([HEAD, EMBEDDING])?;
+        if !config.tie_word_embeddings {
+            tracing::warn!(
+                "the configuration ties head and embedding, but the stored ones differ: both are kept"
+            );
+        }
+    }
+    Ok(embedding_under_head)
+}
+
+fn rename(tensors: &mut [TensorShape], from: &str, to: &str) {
+    for tensor in tensors.iter_mut().filter(|tensor| tensor.name == from) {
+        to.clone_into(&mut tensor.name);
+    }
+}

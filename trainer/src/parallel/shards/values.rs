@@ -1,0 +1,112 @@
+//! Where the values of shards come from, and where those of a frozen model lie: each rank asks for its own pieces alone, so that
+//! no rank has the whole of a model on the way. What the values mean is not known here.
+
+use std::path::Path;
+use std::rc::Rc;
+
+use rlt_core::excerpt::Excerpt;
+use rlt_torch::TensorFile;
+use tch::{Device, Tensor, no_grad};
+
+use super::flat::{Flat, cut};
+use super::{Part, ShardedParameters};
+use crate::model::{ModelError, NamedTensors, Weights};
+use crate::parallel::RankError;
+
+impl ShardedParameters {
+    /// Lets `fill` write every piece that this rank has, `[len]`, from what it is an excerpt of.
+    ///
+    /// # Errors
+    /// What `fill` fails with.
+    pub fn fill<E>(&self, mut fill: impl FnMut(&Excerpt<'_>, &Tensor) -> Result<(), E>) -> Result<(), E> {
+        self.parts().try_for_each(|part| self.fill_part(part, &mut fill))
+    }
+
+    /// Gives this rank's pieces of a model's parameters their weights; an adapter keeps what it has.
+    ///
+    /// # Errors
+    /// As [`Weights::fill`].
+    pub fn read(&self, weights: &Weights) -> Result<(), ModelError> {
+        self.fill(|excerpt, values| match weights.contains(excerpt.name) {
+            true => weights.fill(excerpt, values),
+            false => Ok(()),
+        })
+    }
+
+    fn fill_part<E>(
+        &self,
+        part: Part,
+        fill: &mut impl FnMut(&Excerpt<'_>, &Tensor) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.unit(part).flats().try_for_each(|flat| flat.fill(fill))
+    }
+
+    /// Lets `fill` write something that goes with this rank's piece of the trained parameter `name`, `[len]`: a moment of it.
+    /// Where the piece is empty nothing is asked for.
+    ///
+    /// # Errors
+    /// What `fill` fails with.
+    pub fn fill_beside<E>(
+        &self,
+        name: &str,
+        values: &Tensor,
+        fill: impl FnOnce(&Excerpt<'_>, &Tensor) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut trained = self.parts().filter_map(|part| self.unit(part).trained.as_ref());
+        let excerpt = trained.find_map(|flat| flat.place_of(name)).map(|place| place.excerpt(name));
+        let excerpt = excerpt.filter(|excerpt| !excerpt.range.is_empty());
+        excerpt.map_or(Ok(()), |excerpt| fill(&excerpt, values))
+    }
+
+    /// Takes the values of another role's parameters, one part at a time: those that `name_there` names there. What the
+    /// other role does not have stays as it is.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost.
+    pub(crate) fn copy_from(&self, other: &Self, name_there: impl Fn(&str) -> &str) -> Result<(), RankError> {
+        self.parts().try_for_each(|part| {
+            other.need(part)?;
+            let mut of_other = |excerpt: &Excerpt<'_>, values: &Tensor| {
+                let name = name_there(excerpt.name);
+                if let Some(leaf) = other.unit(part).flats().find_map(|flat| flat.leaf(name)) {
+                    no_grad(|| values.shallow_clone().copy_(&cut(excerpt, leaf)));
+                }
+                Ok::<(), RankError>(())
+            };
+            self.fill_part(part, &mut of_other)?;
+            other.release(part)
+        })
+    }
+
+    /// All parameters of a part by name, to be read while it is whole.
+    pub(crate) fn parameters_of(&self, part: Part) -> NamedTensors {
+        self.unit(part).flats().flat_map(Flat::leaves).collect()
+    }
+
+    /// Moves the shards of a frozen model on the CPU into a nameless file of `folder`, from where they are gathered in place:
+    /// while the model rests ([`Self::rest`]) they take none of the process's memory. Elsewhere than on the CPU nothing
+    /// happens.
+    ///
+    /// # Errors
+    /// When the file cannot be written; the shards then stay where they are.
+    pub(crate) fn move_to_file(&mut self, folder: &Path) -> Result<(), rlt_torch::Error> {
+        let units = self.layers.iter_mut().chain([&mut self.outer]);
+        let mut flats: Vec<&mut Flat> = units.filter_map(|unit| Rc::get_mut(unit.frozen.as_mut()?)).collect();
+        if flats.iter().any(|flat| flat.shard().device() != Device::Cpu) {
+            return Ok(());
+        }
+        let resident: Vec<Tensor> = flats.iter().map(|flat| flat.shard().shallow_clone()).collect();
+        let (file, lying) = TensorFile::write(folder, &resident)?;
+        drop(resident);
+        flats.iter_mut().zip(lying).for_each(|(flat, shard)| flat.lie_in(shard));
+        self.resting_place = Some(file);
+        Ok(())
+    }
+
+    /// Gives the memory of shards that lie in a file back until they are read again; nothing changes otherwise.
+    pub(crate) fn rest(&self) {
+        if let Some(file) = &self.resting_place {
+            file.release();
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! The model and the roles on it: the actor with its optimizer, and the reference. Where ranks share the model each of them
+//! reads, draws or copies its own part alone.
+
+use std::path::Path;
+use std::rc::Rc;
+
+use rlt_api::plan::HEAD_CHUNK_TOKENS;
+use rlt_api::plan::model_config::ModelConfig;
+use rlt_api::resolved::{ModelSource, ResolvedSpec};
+use rlt_api::spec::Precision;
+use tch::{Device, Kind};
+
+use super::optimizer_options;
+use crate::actor::{Actor, ActorOptions};
+use crate::error::TrainError;
+use crate::model::{Decoder, LoadOptions, Weights};
+use crate::optim::AdamW;
+use crate::parallel::{Ranks, ShardedParameters};
+use crate::reference::{FrozenPolicy, Reference};
+use crate::run_folder::RunFolder;
+use crate::tokenizer::Tokenizer;
+use crate::trainer::{SeedStream, seed};
+
+/// Where the weights come from, found to fit the model's configuration.
+pub(super) fn weights(
+    spec: &ResolvedSpec,
+    model_dir: Option<&Path>,
+    tokenizer: &Tokenizer,
+) -> Result<Weights, TrainError> {
+    match (&spec.model.source, model_dir) {
+        (ModelSource::Architecture(architecture), _) => {
+            let config =
+                ModelConfig::from_architecture(architecture, tokenizer.vocab_len(), tokenizer.eos_ids())
+                    .map_err(TrainError::ModelConfig)?;
+            Ok(Weights::fresh(&config, weights_seed(spec)))
+        }
+        (_, Some(dir)) => Ok(Weights::open(dir)?),
+        (_, None) => Err(TrainError::NoTokenizer),
+    }
+}
+
+fn weights_seed(spec: &ResolvedSpec) -> u64 {
+    seed(spec.training.seed, SeedStream::Weights, &[])
+}
+
+/// The actor, whole or this rank's part of it.
+pub(super) fn actor(
+    spec: &ResolvedSpec,
+    weights: &Weights,
+    device: Device,
+    ranks: &Ranks,
+) -> Result<Actor, TrainError> {
+    let training = &spec.training;
+    let is_shared = spec.workers.mesh.dp_shard > 1;
+    let decoder = decoder(spec, weights, device, is_shared)?;
+    let shards = is_shared.then(|| shards(spec, weights, &decoder, ranks)).transpose()?;
+    let trained = shards.as_ref().map_or_else(|| decoder.trainable_parameters(), ShardedParameters::pieces);
+    let optimizer = AdamW::new(trained, optimizer_options(spec))?;
+    let options = ActorOptions {
+        temperature: if spec.algorithm.policy_gradient.is_some() { spec.rollout.temperature } else { 1.0 },
+        head_chunk_tokens: HEAD_CHUNK_TOKENS as usize,
+        activation_checkpointing: training.activation_checkpointing,
+        max_grad_norm: training.max_grad_norm,
+    };
+    let actor = Actor::new(decoder, optimizer, options, ranks.clone());
+    let actor = match shards {
+        Some(shards) => actor.with_shards(shards),
+        None => actor,
+    };
+    actor.check_streams()?;
+    Ok(actor)
+}
+
+/// The decoder with its adapter; of one that ranks share the weights have shapes alone.
+fn decoder(
+    spec: &ResolvedSpec,
+    weights: &Weights,
+    device: Device,
+    is_shared: bool,
+) -> Result<Decoder, TrainError> {
+    let options = LoadOptions {
+        device,
+        storage: Kind::Float,
+        compute: match spec.training.precision {
+            Precision::Fp32 => Kind::Float,
+            Precision::Bf16 => Kind::BFloat16,
+        },
+        trainable: spec.model.lora.is_none(),
+    };
+    let mut decoder = match is_shared {
+        true => Decoder::outline(weights.config(), &options)?,
+        false => Decoder::from_weights(weights, &options)?,
+    };
+    if let Some(lora) = &spec.model.lora {
+        decoder.attach_lora_spec(lora, weights_seed(spec))?;
+    }
+    Ok(decoder)
+}
+
+/// This rank's shards of a decoder in outline, with its part of the weights.
+fn shards(
+    spec: &ResolvedSpec,
+    weights: &Weights,
+    decoder: &Decoder,
+    ranks: &Ranks,
+) -> Result<ShardedParameters, TrainError> {
+    let ranks = Rc::new(ranks.on_mesh(spec.workers.mesh.dp_shard as usize)?);
+    let shards = ShardedParameters::new(decoder, ranks)?;
+    shards.read(weights)?;
+    Ok(shards)
+}
+
+/// The reference that the algorithm needs. Without a cold start it is the model as loaded, and is kept right away, before
+/// a checkpoint overwrites the actor.
+pub(super) fn reference(
+    spec: &ResolvedSpec,
+    actor: &Actor,
+    folder: &RunFolder,
+) -> Result<Reference, TrainError> {
+    let needs_one = spec.algorithm.policy_gradient.as_ref().is_some_and(|a| a.kl.term().is_some());
+    Ok(match (needs_one, &spec.model.lora, &spec.algorithm.cold_start) {
+        (false, _, _) => Reference::None,
+        (true, Some(_), _) => Reference::AdapterOff,
+        (true, None, Some(_)) => Reference::Frozen(None),
+        (true, None, None) => Reference::Frozen(Some(Box::new(FrozenPolicy::copy_of(actor, folder.root())?))),
+    })
+}

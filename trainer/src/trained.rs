@@ -1,0 +1,140 @@
+//! What a role trains, wherever it lies: the gradients of all ranks together, applied, and weights and moments on their way into
+//! a checkpoint and out of it. There they are whole and by name, so that a checkpoint does not depend on how many ranks
+//! share the model; shards become whole one part of the model at a time. How gradients come about is the role's.
+
+use std::path::Path;
+
+use rlt_torch::TensorFile;
+use tch::{Tensor, no_grad};
+
+use crate::checkpoint::{Checkpoint, CheckpointError};
+use crate::model::NamedTensors;
+use crate::optim::{AdamW, OptimError, StepOutcome};
+use crate::parallel::{Part, RankError, Ranks, ShardedParameters};
+
+/// The parameters that a role trains, with their optimizer.
+#[derive(Debug)]
+pub(crate) struct Trained<'a> {
+    pub(crate) optimizer: &'a mut AdamW,
+    /// The shards of which the optimizer updates the pieces; `None` where every rank has the whole.
+    pub(crate) shards: Option<&'a ShardedParameters>,
+    pub(crate) ranks: &'a Ranks,
+}
+
+/// Why gradients could not be applied.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ApplyError {
+    #[error("failed to apply the gradients")]
+    Optimizer(#[from] OptimError),
+    #[error("failed to agree on the gradients' norm")]
+    Ranks(#[from] RankError),
+}
+
+impl Trained<'_> {
+    /// Adds up what all ranks have gathered, so that each of them applies the whole gradient.
+    pub(crate) fn sum_gradients(&self) -> Result<(), RankError> {
+        match self.shards {
+            Some(shards) => shards.finish_gradients(),
+            None if self.ranks.size() == 1 => Ok(()),
+            None => self.ranks.sum_tensors(&self.optimizer.gradients()),
+        }
+    }
+
+    /// Clips the gathered gradients to `max_grad_norm`, applies them at `learning_rate`, and clears them. A non-finite gradient
+    /// is thrown away and changes nothing, on all ranks together.
+    pub(crate) fn apply(
+        &mut self,
+        learning_rate: f64,
+        max_grad_norm: f64,
+    ) -> Result<StepOutcome, ApplyError> {
+        let own_norm = self.optimizer.grad_norm()?;
+        let grad_norm = match self.shards {
+            Some(shards) => shards.norm_over_shards(own_norm)?,
+            None => own_norm,
+        };
+        let outcome = self.optimizer.step_at_norm(grad_norm, learning_rate, Some(max_grad_norm));
+        self.discard_gradients();
+        Ok(outcome?)
+    }
+
+    /// Throws the gathered gradients away.
+    pub(crate) fn discard_gradients(&mut self) {
+        self.optimizer.clear_gradients();
+        self.shards.iter().for_each(|shards| shards.clear_gradients());
+    }
+
+    /// Every tensor that an update changes, by its name in a checkpoint. Where ranks share the model all of them take part,
+    /// and the leader alone gets the tensors: they lie in nameless files of `folder` where those can be written, for memory
+    /// is there for one part.
+    pub(crate) fn tensors(&self, folder: &Path) -> Result<NamedTensors, RankError> {
+        let state = self.optimizer.state_tensors();
+        let Some(shards) = self.shards else {
+            return Ok(self.optimizer.parameters().into_iter().chain(state).collect());
+        };
+        let mut tensors = NamedTensors::new();
+        for part in shards.parts() {
+            let whole = self.whole_part(shards, part, &state)?;
+            if self.ranks.is_leader() {
+                tensors.extend(in_file(whole, folder));
+            }
+        }
+        if self.ranks.is_leader() {
+            tensors.extend(state.into_iter().filter(|(name, _)| name.ends_with(".num_steps")));
+        }
+        Ok(tensors)
+    }
+
+    /// A part's parameters and moments.
+    fn whole_part(
+        &self,
+        shards: &ShardedParameters,
+        part: Part,
+        state: &[(String, Tensor)],
+    ) -> Result<NamedTensors, RankError> {
+        let find = |tensors: &[(String, Tensor)], wanted: &str| {
+            tensors.iter().find(|(name, _)| name == wanted).map(|(_, tensor)| tensor.shallow_clone())
+        };
+        let pieces = self.optimizer.parameters();
+        let mut whole = shards.gather(part, |name| find(&pieces, name))?;
+        for moment in ["exp_avg", "exp_avg_sq"] {
+            let state_name = |name: &str| format!("optimizer.{name}.{moment}");
+            let moments = shards.gather(part, |name| find(state, &state_name(name)))?;
+            whole.extend(moments.into_iter().map(|(name, tensor)| (state_name(&name), tensor)));
+        }
+        Ok(whole)
+    }
+
+    /// Takes over what [`Self::tensors`] gave to a checkpoint, each rank its own part.
+    ///
+    /// # Errors
+    /// [`CheckpointError`]: the checkpoint lacks a tensor, or one has another shape.
+    pub(crate) fn restore(&mut self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
+        let Some(shards) = self.shards else {
+            self.optimizer.load(checkpoint)?;
+            let load = |(name, leaf): (String, Tensor)| no_grad(|| checkpoint.load_into(&name, &leaf));
+            return self.optimizer.parameters().into_iter().try_for_each(load);
+        };
+        for (name, piece) in self.optimizer.parameters() {
+            shards.fill_beside(&name, &piece.detach(), |excerpt, values| checkpoint.fill(excerpt, values))?;
+        }
+        self.optimizer.load_moments(checkpoint, |name, state_name, moment| {
+            shards.fill_beside(name, moment, |excerpt, values| {
+                checkpoint.fill(&excerpt.named(state_name), values)
+            })
+        })
+    }
+}
+
+/// The tensors as they lie in a new file, or as they are where none can be written: saving will then say why.
+pub(crate) fn in_file(tensors: NamedTensors, folder: &Path) -> NamedTensors {
+    let (names, resident): (Vec<String>, Vec<Tensor>) = tensors.into_iter().unzip();
+    let lying = match TensorFile::write(folder, &resident) {
+        Ok((_, mapped)) => mapped,
+        Err(error) => {
+            let error: &dyn std::error::Error = &error;
+            tracing::warn!(error, "a part of the checkpoint stays in memory until it is saved");
+            resident
+        }
+    };
+    names.into_iter().zip(lying).collect()
+}
