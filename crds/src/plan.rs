@@ -22,7 +22,7 @@ pub use workers::{EnvironmentVariable, Mesh, Misfit, RENDEZVOUS_PORT, WorkerGrou
 pub(crate) use workers::{deals_out_heads, legal_degrees};
 
 use crate::ValidatedJob;
-use crate::resolved::{ModelSource, TokenizerSource};
+use crate::resolved::{ModelSource, ResolvedSpec, TokenizerSource};
 use crate::spec::Device;
 use model_config::{ModelConfig, ModelConfigError};
 
@@ -51,7 +51,7 @@ pub struct Plan {
     /// The model's parameters; `None` without its configuration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parameters: Option<Parameters>,
-    /// The memory of one worker; `None` without the model's configuration.
+    /// The memory of one worker; `None` without the configurations of all models.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryPlan>,
 }
@@ -66,14 +66,33 @@ pub struct Parameters {
     pub trainable: u64,
 }
 
-/// Plans a job. Without `model` there is no estimate of memory; see [`planned_model`] for models that need no file.
+/// The configurations of a job's models, as far as they are known.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Models {
+    /// The model that is trained; see [`planned_model`] for one that needs no file.
+    pub policy: Option<ModelConfig>,
+    /// Those of the reward functions of kind `Model`.
+    pub reward: Vec<ModelConfig>,
+}
+
+impl Models {
+    /// The policy's, where those of all reward models are known too.
+    fn policy_beside_all_others(&self, spec: &ResolvedSpec) -> Option<&ModelConfig> {
+        let num_judges = spec.rewards.functions.iter().filter(|function| function.model.is_some()).count();
+        self.policy.as_ref().filter(|_| self.reward.len() == num_judges)
+    }
+}
+
+/// Plans a job. Unless all of its `models` are known there is no estimate of memory.
 ///
 /// A job whose device is left open is planned for the CPU.
-pub fn plan(job: &ValidatedJob, model: Option<&ModelConfig>) -> Plan {
+pub fn plan(job: &ValidatedJob, models: &Models) -> Plan {
     let mesh = Mesh::new(&job.spec().workers);
     let batch = BatchPlan::new(job.spec());
-    let memory = model.map(|model| MemoryPlan::new(job.spec(), model, &batch));
-    let parameters = model.map(|model| {
+    let memory = models
+        .policy_beside_all_others(job.spec())
+        .map(|policy| MemoryPlan::new(job.spec(), policy, &models.reward, &batch));
+    let parameters = models.policy.as_ref().map(|model| {
         let trained = memory::trained(job.spec(), model);
         let adapter = if job.spec().model.lora.is_some() { trained.num_parameters } else { 0 };
         Parameters { total: model.parameter_count().total() + adapter, trainable: trained.num_parameters }

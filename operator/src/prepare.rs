@@ -44,7 +44,7 @@ impl Prepared {
             Invalid::Problems(problems.into_iter().map(without_place).collect())
         })?;
         let model = plan::planned_model(&job).map_err(|error| Invalid::Model(Arc::new(error)))?;
-        let plan = plan::plan(&job, model.as_ref());
+        let plan = plan::plan(&job, &plan::Models { policy: model, reward: Vec::new() });
         Ok(Self { job, plan, manifest_digest: OnceLock::new() })
     }
 

@@ -30,6 +30,8 @@ mod ranks;
 mod restarts;
 #[path = "local_run/resume.rs"]
 mod resume;
+#[path = "local_run/reward_model.rs"]
+mod reward_model;
 #[path = "local_run/rewards.rs"]
 mod rewards;
 #[path = "local_run/rlctl.rs"]

@@ -10,7 +10,7 @@ use crate::model::hub::HubError;
 use crate::model::{LoraError, ModelError};
 use crate::optim::OptimError;
 use crate::parallel::RankError;
-use crate::reward::RewardSetupError;
+use crate::reward::{RewardModelError, RewardSetupError};
 use crate::rollout::RolloutError;
 use crate::run_folder::RunFolderError;
 use crate::tokenizer::TokenizerError;
@@ -42,6 +42,8 @@ pub enum TrainError {
     Loader(#[from] LoaderError),
     #[error("failed to prepare the rewards")]
     Rewards(#[from] RewardSetupError),
+    #[error("failed to judge by a reward model")]
+    RewardModel(#[from] RewardModelError),
     #[error("failed to generate")]
     Rollout(#[source] RolloutError),
     #[error("failed to estimate advantages")]
@@ -121,8 +123,9 @@ impl TrainError {
             Self::OtherWorldSize { .. } | Self::Ranks(RankError::Environment { .. }) => ExitCode::Usage,
             Self::NoGpu => ExitCode::BadConfig,
             Self::RunFolder(RunFolderError::Io { .. }) | Self::Io { .. } => ExitCode::RetryableIo,
-            Self::Hub(HubError::NoCommit { .. }) => ExitCode::BadConfig,
-            Self::Hub(_) | Self::Report(_) => ExitCode::RetryableIo,
+            Self::Hub(error) => error.exit_code(),
+            Self::Report(_) => ExitCode::RetryableIo,
+            Self::RewardModel(error) => error.exit_code(),
             Self::Model(error) => error.exit_code(),
             Self::Lora(error) => error.exit_code(),
             Self::Tokenizer(error) => error.exit_code(),

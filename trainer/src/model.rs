@@ -12,6 +12,7 @@
 //! [tokens, heads, head_dim]. Never here: losses, optimizers, sampling.
 
 mod checkpoint;
+mod classifier;
 mod decoder;
 mod error;
 mod export;
@@ -28,6 +29,7 @@ mod random;
 mod rope;
 mod weights;
 
+pub use classifier::SequenceClassifier;
 pub(crate) use decoder::NamedTensors;
 pub use decoder::{Decoder, LoadOptions};
 pub use error::ModelError;

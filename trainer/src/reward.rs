@@ -2,13 +2,16 @@
 //!
 //! ```text
 //! RewardsSpec -> RewardFunctions (compiled, checked on the data) -> RewardPool::score -> one Reward a sample
+//!             -> RewardModels (loaded, fitted to the policy) -> scores ----^
 //! ```
 //! What a function computes lives in `rlt_core::reward`; here are names, weights, time limits and panics.
 
 mod functions;
+mod models;
 mod pool;
 #[cfg(test)]
 mod tests;
 
 pub use functions::{RewardFunctions, RewardSetupError};
+pub use models::{ModelScores, Policy, RewardModelError, RewardModels};
 pub use pool::{PoolOptions, RewardPool};

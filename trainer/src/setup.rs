@@ -51,6 +51,7 @@ pub fn setup(
     let actor = model::actor(&spec, &weights, device, &ranks)?;
     actor.decoder.check_vocabulary(tokenizer.vocab_len().saturating_sub(1) as u32)?;
     let reference = model::reference(&spec, &actor, &folder)?;
+    let reward_models = ranks.leader_first(|| model::reward_models(&spec, &tokenizer, device))?;
     let engine = RolloutEngine::new(engine_options(&spec, &tokenizer));
     let schedule = schedule(&spec, data.num_steps(&spec));
     let checkpoints = if ranks.is_leader() {
@@ -82,6 +83,7 @@ pub fn setup(
         engine,
         tokenizer,
         rewards,
+        reward_models,
         kl,
         schedule,
         checkpoints,

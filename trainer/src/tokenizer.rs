@@ -14,6 +14,7 @@ mod folder;
 mod parity_tests;
 mod python;
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -265,6 +266,15 @@ impl Tokenizer {
     /// Id of a token by its exact text.
     pub fn token_id(&self, token: &str) -> Option<TokenId> {
         self.inner.token_to_id(token)
+    }
+
+    /// The first token by text that `other` numbers otherwise, or only one of the two knows, with its id in each.
+    pub fn first_difference(&self, other: &Self) -> Option<(String, [Option<TokenId>; 2])> {
+        let vocabularies = [self, other].map(|tokenizer| tokenizer.inner.get_vocab(true));
+        let tokens: BTreeSet<&String> =
+            vocabularies.iter().flat_map(|vocabulary| vocabulary.keys()).collect();
+        let ids = |token: &str| vocabularies.each_ref().map(|vocabulary| vocabulary.get(token).copied());
+        tokens.into_iter().map(|token| (token.clone(), ids(token))).find(|(_, [own, others])| own != others)
     }
 
     /// One more than the largest token id: a model's embedding needs at least so many rows.

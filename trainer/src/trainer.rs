@@ -18,7 +18,7 @@ use crate::error::TrainError;
 use crate::model::BaseModel;
 use crate::parallel::Ranks;
 use crate::reference::{FrozenPolicy, Reference};
-use crate::reward::RewardPool;
+use crate::reward::{RewardModels, RewardPool};
 use crate::rollout::RolloutEngine;
 use crate::run_folder::RunFolder;
 use crate::stop::{StopReason, StopRequest};
@@ -62,6 +62,8 @@ pub struct Trainer {
     pub(crate) demonstrations: Option<Loader<Demonstration>>,
     pub(crate) held_out: Dataset<Prompt>,
     pub(crate) rewards: RewardPool,
+    /// Asked before the pool judges.
+    pub(crate) reward_models: RewardModels,
     /// What the model was read from; `None` for a new one.
     pub(crate) base_model: Option<BaseModel>,
     /// Numbers in which the model was stored where it came from.

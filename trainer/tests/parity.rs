@@ -3,6 +3,8 @@
 
 #[path = "parity/adapters.rs"]
 mod adapters;
+#[path = "parity/classifiers.rs"]
+mod classifiers;
 #[path = "parity/families.rs"]
 mod families;
 #[path = "parity/fixture.rs"]

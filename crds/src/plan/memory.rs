@@ -60,6 +60,8 @@ pub enum Phase {
     Loading,
     /// Completions are sampled.
     Rollout,
+    /// Completions are judged by reward models.
+    Reward,
     /// Completions are scored by the actor or the reference policy, without gradients.
     Logprob,
     /// Forward and backward passes of an update.
@@ -148,7 +150,12 @@ fn adapter(lora: &LoraSpec, model: &ModelConfig) -> Trained {
 }
 
 impl MemoryPlan {
-    pub(super) fn new(spec: &ResolvedSpec, model: &ModelConfig, batch: &BatchPlan) -> Self {
+    pub(super) fn new(
+        spec: &ResolvedSpec,
+        model: &ModelConfig,
+        judges: &[ModelConfig],
+        batch: &BatchPlan,
+    ) -> Self {
         let width = match spec.training.precision {
             Precision::Fp32 => FP32,
             Precision::Bf16 => 2,
@@ -157,7 +164,8 @@ impl MemoryPlan {
         let sp = spec.workers.mesh.sp.into();
         let activations = Activations { model, width, adapter_width: trained.adapter_width, sp };
         let shards = Shards::new(spec, model, &trained);
-        let resident = resident(spec, model, &trained, batch);
+        let mut resident = resident(spec, model, &trained, batch);
+        resident.push(roles::reward_models(judges, width));
         let is_supervised = spec.algorithm.policy_gradient.is_none();
         let generates = !is_supervised || !spec.rewards.functions.is_empty();
         let mut phases = Vec::new();
@@ -167,6 +175,13 @@ impl MemoryPlan {
             // Every worker samples sequences of its own.
             let alone = Activations { sp: 1, ..activations };
             add(Phase::Rollout, [vec![shards.held()], rollout::terms(spec, model, batch, &alone)].concat());
+        }
+        if !judges.is_empty() {
+            let kept = rollout::kept(spec, model, batch, width);
+            add(
+                Phase::Reward,
+                [vec![shards.held()], kept, roles::judging(spec, judges, batch, width)].concat(),
+            );
         }
         if !is_supervised {
             let reference = roles::reference_read(spec, model, &shards);

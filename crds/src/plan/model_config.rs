@@ -31,6 +31,17 @@ impl Family {
         }
     }
 
+    /// The class name of the sequence classifier on the same body.
+    pub const fn classifier(self) -> &'static str {
+        match self {
+            Self::Llama => "LlamaForSequenceClassification",
+            Self::Mistral => "MistralForSequenceClassification",
+            Self::Qwen2 => "Qwen2ForSequenceClassification",
+            Self::Qwen3 => "Qwen3ForSequenceClassification",
+            Self::Gemma => "GemmaForSequenceClassification",
+        }
+    }
+
     /// The `model_type` of the configuration.
     pub const fn model_type(self) -> &'static str {
         match self {
@@ -163,6 +174,15 @@ impl ModelConfig {
     /// [`ModelConfigError`], naming the field.
     pub fn from_json(document: &serde_json::Value) -> Result<Self, ModelConfigError> {
         parse::parse(document)
+    }
+
+    /// The body of a sequence classifier (`...ForSequenceClassification`) by its `config.json`: as [`Self::from_json`], and
+    /// without a head for tokens of its own.
+    ///
+    /// # Errors
+    /// [`ModelConfigError`], naming the field.
+    pub fn from_classifier_json(document: &serde_json::Value) -> Result<Self, ModelConfigError> {
+        parse::classifier(document)
     }
 
     /// The configuration of a model to be made, with the family's own biases, norms and activation; `vocab_size` and

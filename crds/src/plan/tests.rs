@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{MemoryPlan, Phase, Plan, plan, planned_model};
+use super::{MemoryPlan, Models, Phase, Plan, plan, planned_model};
 use crate::plan::model_config::ModelConfig;
 use crate::validate;
 
@@ -38,7 +38,7 @@ fn qwen() -> ModelConfig {
 fn planned(change: impl FnOnce(&mut Value)) -> Plan {
     let mut spec = spec();
     change(&mut spec);
-    plan(&validate(&manifest(&spec)).unwrap(), Some(&qwen()))
+    plan(&validate(&manifest(&spec)).unwrap(), &Models { policy: Some(qwen()), reward: Vec::new() })
 }
 
 fn bytes(memory: &MemoryPlan, phase: Phase, name: &str) -> u64 {
@@ -53,8 +53,8 @@ fn term(change: impl FnOnce(&mut Value), phase: Phase, name: &str) -> u64 {
 #[test]
 fn a_model_from_its_architecture_is_planned_without_any_file() {
     let job = validate(ARITHMETIC).unwrap();
-    let model = planned_model(&job).unwrap();
-    insta::assert_yaml_snapshot!(plan(&job, model.as_ref()));
+    let models = Models { policy: planned_model(&job).unwrap(), reward: Vec::new() };
+    insta::assert_yaml_snapshot!(plan(&job, &models));
 }
 
 #[test]
@@ -326,4 +326,21 @@ fn a_degree_of_shared_tokens_that_the_heads_do_not_allow_is_answered_with_those_
         let expected = format!("spec.workers.mesh.sp: {sp} workers");
         assert!(text.starts_with(&expected) && text.ends_with("expected one of 1, 2, 14"), "{text}");
     }
+}
+
+#[test]
+fn a_reward_model_is_kept_whole_and_without_its_configuration_nothing_is_estimated() {
+    let mut spec = spec();
+    spec["rewards"]["functions"][0] =
+        json!({"name": "taste", "kind": "Model", "model": {"path": "/models/taste"}});
+    spec["training"]["precision"] = "Bf16".into();
+    let job = validate(&manifest(&spec)).unwrap();
+    let with = |reward| plan(&job, &Models { policy: Some(qwen()), reward }).memory;
+    assert_eq!(with(Vec::new()), None);
+    let memory = with(vec![qwen()]).unwrap();
+    for phase in &memory.phases {
+        let term = phase.terms.iter().find(|term| term.name == "reward models").unwrap();
+        assert_eq!(term.bytes, 2 * qwen().parameter_count().total(), "{:?}", phase.phase);
+    }
+    assert!(memory.phases.iter().any(|phase| phase.phase == Phase::Reward));
 }

@@ -65,6 +65,28 @@ pub(super) const RULES: &[Rule] = &[
         allowed: None,
     },
     Rule {
+        scope: "spec.rewards.functions[]",
+        at: "model",
+        reads: &["model", "kind"],
+        message: "the kind Model needs a model, and no other kind reads one",
+        cel: || "has(self.model) == (self.kind == 'Model')".into(),
+        holds: Check::RewardFunction(|function| {
+            function.model.is_some() == (function.kind == RewardKind::Model)
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.rewards.functions[]",
+        at: "model",
+        reads: &["model.path", "model.hub"],
+        message: "exactly one of path and hub must be given",
+        cel: || "!has(self.model) || has(self.model.path) != has(self.model.hub)".into(),
+        holds: Check::RewardFunction(|function| {
+            function.model.as_ref().is_none_or(|model| model.path.is_some() != model.hub.is_some())
+        }),
+        allowed: None,
+    },
+    Rule {
         scope: "spec",
         at: "rewards.functions",
         reads: &["rewards.functions[].targetTokens", "rollout.maxCompletionTokens"],

@@ -4,6 +4,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::HubSpec;
+
 /// The reward of a completion: the weighted sum of its functions, shaped and clipped.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
@@ -69,6 +71,8 @@ pub enum RewardKind {
     JsonSchema,
     /// 0 up to `targetTokens`, then falling linearly to -1 at `rollout.maxCompletionTokens`.
     Length,
+    /// What `model` says of prompt and completion: a trained reward model, any number.
+    Model,
 }
 
 /// One reward function.
@@ -100,6 +104,24 @@ pub struct RewardFunctionSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 16777216))]
     pub target_tokens: Option<u32>,
+    /// A reward model, for `Model`. Exactly one of `path` and `hub` says where it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<RewardModelSpec>,
+}
+
+/// A sequence classifier with one label, as transformers and TRL save reward models (`LlamaForSequenceClassification` and
+/// its relatives): the number that it gives the last token of prompt and completion. It reads the policy's tokens, so its
+/// vocabulary must be the policy's. Every worker holds the whole of it beside the policy.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct RewardModelSpec {
+    /// A Hugging Face folder (config.json, safetensors) on a mounted or local file system.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 4096))]
+    pub path: Option<String>,
+    /// A model of the Hugging Face hub, downloaded once. A commit as its revision makes the run repeatable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hub: Option<HubSpec>,
 }
 
 impl RewardFunctionSpec {

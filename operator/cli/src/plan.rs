@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 
 use anyhow::Context as _;
 use rlt_api::plan;
-use rlt_api::plan::model_config::ModelConfig;
+use rlt_api::plan::model_config::{ModelConfig, ModelConfigError};
 use rlt_api::resolved::ModelSource;
 use rlt_api::{ExitCode, ValidatedJob};
 use rlt_operator::prepare::Prepared;
@@ -30,7 +30,8 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     if let Some(model) = &model {
         plan::check_model(job.spec(), model).context("fit the model to the workers")?;
     }
-    let plan = plan::plan(&job, model.as_ref());
+    let models = plan::Models { policy: model, reward: reward_models(&job)? };
+    let plan = plan::plan(&job, &models);
     let prepared = Prepared { job, plan, manifest_digest: OnceLock::new() };
     if args.server {
         return server::ask(args, &prepared, &manifest);
@@ -77,9 +78,22 @@ fn model_config(job: &ValidatedJob, named: Option<&Path>) -> anyhow::Result<Opti
     if file.is_file() { read_config(&file).map(Some) } else { Ok(None) }
 }
 
+/// The configurations of reward models whose folders are here.
+fn reward_models(job: &ValidatedJob) -> anyhow::Result<Vec<ModelConfig>> {
+    let models = job.spec().rewards.functions.iter().filter_map(|function| function.model.as_ref());
+    let files = models.filter_map(|model| Some(Path::new(model.path.as_ref()?).join("config.json")));
+    files.filter(|file| file.is_file()).map(|file| read(&file, ModelConfig::from_classifier_json)).collect()
+}
+
 fn read_config(path: &Path) -> anyhow::Result<ModelConfig> {
+    read(path, ModelConfig::from_json)
+}
+
+fn read(
+    path: &Path,
+    parse: impl FnOnce(&Value) -> Result<ModelConfig, ModelConfigError>,
+) -> anyhow::Result<ModelConfig> {
     let read = || format!("read model configuration {}", path.display());
     let text = fs::read_to_string(path).with_context(read)?;
-    let document = serde_json::from_str(&text).with_context(read)?;
-    ModelConfig::from_json(&document).with_context(read)
+    parse(&serde_json::from_str(&text).with_context(read)?).with_context(read)
 }

@@ -19,7 +19,7 @@ fn train_damaged(changes: Value, damage: impl FnOnce(&Path)) -> Ended {
     place.train(&on_files(&model, changes))
 }
 
-fn edit_config(model: &Path, edit: impl FnOnce(&mut Value)) {
+pub(crate) fn edit_config(model: &Path, edit: impl FnOnce(&mut Value)) {
     let path = model.join("config.json");
     let mut config = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     edit(&mut config);

@@ -14,10 +14,12 @@ pub mod gsm8k;
 pub mod json_schema;
 pub mod length;
 pub mod math;
+pub mod model;
 pub mod overlong;
 pub mod pattern;
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use serde_json::Value;
 
@@ -29,6 +31,7 @@ pub use gsm8k::Gsm8k;
 pub use json_schema::JsonSchema;
 pub use length::LengthPenalty;
 pub use math::Math;
+pub use model::ModelScore;
 pub use overlong::Overlong;
 pub use pattern::Pattern;
 
@@ -45,7 +48,12 @@ pub struct Sample<'a> {
     pub ground_truth: &'a Value,
     /// The row's `extra_info`.
     pub extra_info: &'a Value,
+    /// What reward models said of the sample, by the name of the function that asked.
+    pub model_scores: &'a BTreeMap<String, f64>,
 }
+
+/// Of a sample that no reward model was asked about.
+pub static NO_MODEL_SCORES: BTreeMap<String, f64> = BTreeMap::new();
 
 /// A function that values one completion.
 pub trait RewardFunction: Send + Sync {
@@ -110,6 +118,12 @@ pub enum RewardError {
         /// What is possible.
         expected: &'static str,
     },
+    /// The reward model was not asked about the sample.
+    #[error("ask the model: expected a number for function {name:?}, got none")]
+    NoModelScore {
+        /// The function's name.
+        name: String,
+    },
     /// The row carries no usable ground truth.
     #[error("read the ground truth: expected a string, a number, a boolean or a list of them, got {got}")]
     GroundTruth {
@@ -147,7 +161,14 @@ pub(crate) fn one_if(condition: bool) -> f64 {
 
 #[cfg(test)]
 pub(crate) fn sample<'a>(completion: &'a str, ground_truth: &'a Value) -> Sample<'a> {
-    Sample { prompt: "", completion, num_tokens: completion.len(), ground_truth, extra_info: &Value::Null }
+    Sample {
+        prompt: "",
+        completion,
+        num_tokens: completion.len(),
+        ground_truth,
+        extra_info: &Value::Null,
+        model_scores: &NO_MODEL_SCORES,
+    }
 }
 
 #[cfg(test)]

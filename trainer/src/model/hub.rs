@@ -7,6 +7,7 @@
 use std::path::{Path, PathBuf};
 
 use hf_hub::{HFClient, HFError, split_id};
+use rlt_api::ExitCode;
 use rlt_api::spec::HubSpec;
 
 /// What a model is read from: weights, configuration, tokenizer and chat template, but no code and no other formats.
@@ -74,6 +75,16 @@ pub enum HubError {
         /// What the hub said.
         source: Box<HFError>,
     },
+}
+
+impl HubError {
+    /// The exit code of a run that ends with this.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::NoCommit { .. } => ExitCode::BadConfig,
+            _ => ExitCode::RetryableIo,
+        }
+    }
 }
 
 /// Fetches the model that `spec.model.hub` names into the hub's cache, or into `cache_dir`; what is there already is

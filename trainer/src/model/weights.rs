@@ -8,13 +8,15 @@ use rlt_api::plan::model_config::{ModelConfig, TensorShape};
 use rlt_core::excerpt::Excerpt;
 use tch::Tensor;
 
-use super::checkpoint::WeightFiles;
+use super::checkpoint::{WeightFiles, read_json};
 use super::error::ModelError;
 use super::fresh;
 use super::load::read_config;
 
 pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
 pub(super) const HEAD: &str = "lm_head.weight";
+/// The head of a sequence classifier.
+pub(super) const SCORE_HEAD: &str = "score.weight";
 
 /// Where the weights of a model come from, found to fit its configuration.
 #[derive(Debug)]
@@ -48,6 +50,23 @@ impl Weights {
         let files = WeightFiles::open(dir)?;
         let embedding_under_head = check(&mut config, &files)?;
         Ok(Self::new(config, Source::Files { files, embedding_under_head }))
+    }
+
+    /// As [`Self::open`], of a sequence classifier with one label: the weights of its body, and a head `[1, hidden]` that
+    /// [`Self::fill`] finds by its own name alone.
+    ///
+    /// # Errors
+    /// [`ModelError`], with file and tensor; a class that is no sequence classifier is refused.
+    pub(super) fn open_classifier(dir: &Path) -> Result<Self, ModelError> {
+        let path = dir.join("config.json");
+        let document = read_json(&path)?;
+        let config = ModelConfig::from_classifier_json(&document)
+            .map_err(|source| ModelError::Config { path, source })?;
+        let files = WeightFiles::open(dir)?;
+        let mut expected = config.tensors();
+        expected.push(TensorShape { name: SCORE_HEAD.to_owned(), shape: vec![1, config.hidden_size] });
+        files.check(&expected, is_derived)?;
+        Ok(Self::new(config, Source::Files { files, embedding_under_head: false }))
     }
 
     /// Weights that were never trained, drawn from `seed`; the same seed gives the same weights on every machine, and to
@@ -106,7 +125,7 @@ fn check(config: &mut ModelConfig, files: &WeightFiles) -> Result<bool, ModelErr
         let shape = vec![config.vocab_size, config.hidden_size];
         expected.push(TensorShape { name: HEAD.to_owned(), shape });
     }
-    files.check(&expected, |name| name.ends_with(".rotary_emb.inv_freq"))?;
+    files.check(&expected, is_derived)?;
     if tied && files.contains(HEAD) && !embedding_under_head {
         config.tie_word_embeddings = files.are_equal([HEAD, EMBEDDING])?;
         if !config.tie_word_embeddings {
@@ -116,6 +135,11 @@ fn check(config: &mut ModelConfig, files: &WeightFiles) -> Result<bool, ModelErr
         }
     }
     Ok(embedding_under_head)
+}
+
+/// What old versions of transformers stored though it follows from the configuration.
+fn is_derived(name: &str) -> bool {
+    name.ends_with(".rotary_emb.inv_freq")
 }
 
 fn rename(tensors: &mut [TensorShape], from: &str, to: &str) {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use rlt_api::spec::{RewardFunctionSpec, RewardKind, RewardsSpec};
 use rlt_core::reward::{
-    Clip, Combiner, Exact, Format, Gsm8k, JsonSchema, LengthPenalty, MatchingCharacters, Math, Overlong,
-    Pattern, RewardError, RewardFunction,
+    Clip, Combiner, Exact, Format, Gsm8k, JsonSchema, LengthPenalty, MatchingCharacters, Math, ModelScore,
+    Overlong, Pattern, RewardError, RewardFunction,
 };
 use rlt_core::types::Prompt;
 
@@ -175,6 +175,7 @@ fn compile(
             let schema = spec.schema.as_ref().ok_or_else(|| missing("schema"))?;
             Arc::new(JsonSchema::new(schema).map_err(failed)?)
         }
+        RewardKind::Model => Arc::new(ModelScore::of(&spec.name)),
         RewardKind::Length => {
             let free = spec.target_tokens.ok_or_else(|| missing("targetTokens"))? as usize;
             Arc::new(LengthPenalty::new(free, max_completion_tokens).map_err(failed)?)

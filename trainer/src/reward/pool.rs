@@ -17,7 +17,7 @@ use rlt_core::reward::combine::parts_by_name;
 use rlt_core::reward::{RewardError, Sample, WeightedPart};
 use rlt_core::types::{Completion, Prompt, Reward, RewardStatus};
 
-use super::RewardFunctions;
+use super::{ModelScores, RewardFunctions};
 
 /// Threads that may hang at the same time before no more are started.
 const MAX_ABANDONED: usize = 64;
@@ -52,7 +52,16 @@ impl RewardPool {
         &self,
         samples: impl IntoIterator<Item = (&'a Arc<Prompt>, &'a Completion)>,
     ) -> Vec<Reward> {
-        let jobs: Vec<Job> = samples.into_iter().map(Job::new).collect();
+        self.score_beside_models(samples.into_iter().map(|sample| (sample, ModelScores::new())))
+    }
+
+    /// As [`RewardPool::score`], with what reward models said of each sample.
+    pub fn score_beside_models<'a>(
+        &self,
+        samples: impl IntoIterator<Item = ((&'a Arc<Prompt>, &'a Completion), ModelScores)>,
+    ) -> Vec<Reward> {
+        let jobs: Vec<Job> =
+            samples.into_iter().map(|(sample, model_scores)| Job::new(sample, model_scores)).collect();
         let batch = Arc::new(Batch::new(jobs, self.functions.clone(), self.num_abandoned.clone()));
         let num_workers = self.options.num_workers.clamp(1, batch.jobs.len().max(1));
         let mut workers: Vec<Arc<Worker>> = (0..num_workers).filter_map(|_| batch.start_worker()).collect();
@@ -90,11 +99,13 @@ struct Job {
     prompt: Arc<Prompt>,
     text: String,
     num_tokens: usize,
+    model_scores: ModelScores,
 }
 
 impl Job {
-    fn new((prompt, completion): (&Arc<Prompt>, &Completion)) -> Self {
-        Self { prompt: prompt.clone(), text: completion.text.clone(), num_tokens: completion.tokens.len() }
+    fn new((prompt, completion): (&Arc<Prompt>, &Completion), model_scores: ModelScores) -> Self {
+        let (text, num_tokens) = (completion.text.clone(), completion.tokens.len());
+        Self { prompt: prompt.clone(), text, num_tokens, model_scores }
     }
 
     fn sample(&self) -> Sample<'_> {
@@ -104,6 +115,7 @@ impl Job {
             num_tokens: self.num_tokens,
             ground_truth: &self.prompt.ground_truth,
             extra_info: &self.prompt.extra_info,
+            model_scores: &self.model_scores,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The model and the roles on it: the actor with its optimizer, and the reference. Where ranks share the model each of them
+//! The model and the roles on it: the actor with its optimizer, and the reference; and models that judge. Where ranks share the model each of them
 //! reads, draws or copies its own part alone.
 
 use std::path::Path;
@@ -17,6 +17,7 @@ use crate::model::{Decoder, LoadOptions, Weights};
 use crate::optim::AdamW;
 use crate::parallel::{Ranks, ShardedParameters};
 use crate::reference::{FrozenPolicy, Reference};
+use crate::reward::{Policy, RewardModels};
 use crate::run_folder::RunFolder;
 use crate::tokenizer::Tokenizer;
 use crate::trainer::{SeedStream, seed};
@@ -81,10 +82,7 @@ fn decoder(
     let options = LoadOptions {
         device,
         storage: Kind::Float,
-        compute: match spec.training.precision {
-            Precision::Fp32 => Kind::Float,
-            Precision::Bf16 => Kind::BFloat16,
-        },
+        compute: compute_kind(spec),
         trainable: spec.model.lora.is_none(),
     };
     let mut decoder = match is_shared {
@@ -95,6 +93,14 @@ fn decoder(
         decoder.attach_lora_spec(lora, weights_seed(spec))?;
     }
     Ok(decoder)
+}
+
+/// Numbers in which models compute.
+fn compute_kind(spec: &ResolvedSpec) -> Kind {
+    match spec.training.precision {
+        Precision::Fp32 => Kind::Float,
+        Precision::Bf16 => Kind::BFloat16,
+    }
 }
 
 /// This rank's shards of a decoder in outline, with its part of the weights.
@@ -124,4 +130,18 @@ pub(super) fn reference(
         (true, None, Some(_)) => Reference::Frozen(None),
         (true, None, None) => Reference::Frozen(Some(Box::new(FrozenPolicy::copy_of(actor, folder.root())?))),
     })
+}
+
+/// The reward models, frozen and whole on every rank, in the numbers in which the policy computes.
+pub(super) fn reward_models(
+    spec: &ResolvedSpec,
+    tokenizer: &Tokenizer,
+    device: Device,
+) -> Result<RewardModels, TrainError> {
+    let longest_sequence = spec.data.max_prompt_tokens + spec.rollout.max_completion_tokens;
+    let policy = Policy { tokenizer, longest_sequence: longest_sequence as usize };
+    let numbers = compute_kind(spec);
+    let options = LoadOptions { device, storage: numbers, compute: numbers, trainable: false };
+    let max_tokens = spec.training.max_logprob_tokens as usize;
+    Ok(RewardModels::load(&spec.rewards.functions, policy, max_tokens, &options)?)
 }

@@ -152,7 +152,7 @@ fn sample_own(
     let completions = clock.measure("gen", || generate(trainer, &requests));
     let Some(completions) = completions? else { return Ok(None) };
     let own: Vec<Arc<Prompt>> = own_idxs.iter().map(|idx| Arc::clone(&prompts[*idx])).collect();
-    Ok(Some(clock.measure("reward", || judge(trainer, &own, completions))))
+    Ok(Some(clock.measure("reward", || judge(trainer, &own, completions))?))
 }
 
 fn seeds(trainer: &Trainer, how: &Sampling, stream: &[u64], prompt_idx: u64) -> Vec<u64> {
@@ -183,17 +183,18 @@ fn judge(
     trainer: &mut Trainer,
     prompts: &[Arc<Prompt>],
     completions: Vec<Vec<Completion>>,
-) -> Vec<JudgedGroup> {
+) -> Result<Vec<JudgedGroup>, TrainError> {
     let lens: Vec<usize> = completions.iter().map(Vec::len).collect();
     let samples: Vec<(Arc<Prompt>, Completion)> = prompts
         .iter()
         .zip(completions)
         .flat_map(|(prompt, group)| group.into_iter().map(|completion| (Arc::clone(prompt), completion)))
         .collect();
-    let rewards: Vec<Reward> =
-        trainer.rewards.score(samples.iter().map(|(prompt, completion)| (prompt, completion)));
+    let of_models = trainer.reward_models.scores(&samples)?;
+    let judged = samples.iter().map(|(prompt, completion)| (prompt, completion)).zip(of_models);
+    let rewards: Vec<Reward> = trainer.rewards.score_beside_models(judged);
     let mut judged = samples.into_iter().map(|(_, completion)| completion).zip(rewards);
-    lens.into_iter().map(|len| judged.by_ref().take(len).collect()).collect()
+    Ok(lens.into_iter().map(|len| judged.by_ref().take(len).collect()).collect())
 }
 
 fn rollout_group(prompt: &Arc<Prompt>, judged: JudgedGroup, policy_version: u64) -> RolloutGroup {

@@ -1,9 +1,11 @@
-//! What roles besides the actor keep, a frozen reference and a critic with its optimizer, and how the weights of all of them come
+//! What roles besides the actor keep, a frozen reference, a critic with its optimizer and models that judge, and how the weights of all of them come
 //! to be there.
 
+use super::activations::Activations;
 use super::shards::Shards;
 use super::{FP32, MemoryTerm, Trained, elements, on_gpu, term};
 use crate::plan::READ_CHUNK_NUMBERS;
+use crate::plan::batch::{BatchPlan, FullPass, scored_share};
 use crate::plan::model_config::ModelConfig;
 use crate::resolved::ResolvedSpec;
 
@@ -66,4 +68,24 @@ pub(super) fn critic(
 
 fn has_critic(spec: &ResolvedSpec) -> bool {
     spec.algorithm.policy_gradient.as_ref().is_some_and(|algorithm| algorithm.critic.is_some())
+}
+
+/// Reward models, whole on every worker and as wide as activations: b P of each.
+pub(super) fn reward_models(judges: &[ModelConfig], width: u64) -> MemoryTerm {
+    let num_parameters: u64 = judges.iter().map(|judge| judge.parameter_count().total()).sum();
+    term("reward models", width * num_parameters)
+}
+
+/// A pass of the widest of them over a worker's own samples.
+pub(super) fn judging(
+    spec: &ResolvedSpec,
+    judges: &[ModelConfig],
+    batch: &BatchPlan,
+    width: u64,
+) -> Vec<MemoryTerm> {
+    let budget = spec.training.max_logprob_tokens;
+    let share = scored_share(spec, batch.prompts_per_step);
+    let FullPass { tokens, .. } = FullPass::new(spec, share, batch.samples_per_prompt, budget);
+    let of_token = |model| Activations { model, width, adapter_width: 0, sp: 1 }.inference_bytes_per_token();
+    vec![term("activations", tokens * judges.iter().map(of_token).max().unwrap_or(0))]
 }

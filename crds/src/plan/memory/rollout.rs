@@ -23,13 +23,25 @@ pub(super) fn terms(
     let prompt = u64::from(spec.data.max_prompt_tokens);
     let prefilled = (prompt * share(spec, batch.prompts_per_step)).min(PREFILL_TOKENS.max(prompt));
     let vocab = model.vocab_size as u64;
-    vec![
-        term("rollout weights", activations.width * packed_weights(model)),
-        term("KV cache", activations.width * cache_numbers(spec, model, batch)),
+    let own = vec![
         term("sampling logits", concurrent * vocab * logits_bytes(spec, activations.width)),
         term("activations", prefilled.max(concurrent) * activations.inference_bytes_per_token()),
         // While a layer or the head is packed, its fused or cast original exists beside it.
         term("packing temporaries", activations.width * packing_temporaries(model, activations.width)),
+    ];
+    [kept(spec, model, batch, activations.width), own].concat()
+}
+
+/// What stays until all completions of a step are there and judged.
+pub(super) fn kept(
+    spec: &ResolvedSpec,
+    model: &ModelConfig,
+    batch: &BatchPlan,
+    width: u64,
+) -> Vec<MemoryTerm> {
+    vec![
+        term("rollout weights", width * packed_weights(model)),
+        term("KV cache", width * cache_numbers(spec, model, batch)),
     ]
 }
 

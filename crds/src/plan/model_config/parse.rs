@@ -1,6 +1,6 @@
 //! From JSON to [`ModelConfig`]: each family's defaults, and what follows from the sizes.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::fields::Fields;
 use super::{Family, HiddenActivation, ModelConfig, ModelConfigError, RopeScaling, rope};
@@ -146,6 +146,20 @@ pub(super) fn from_architecture(
         pad_token_id: None,
         eos_token_ids: eos_token_ids.to_vec(),
     })
+}
+
+/// The body of a sequence classifier: its `config.json`, read as that of a model without a head for tokens of its own.
+pub(super) fn classifier(document: &Value) -> Result<ModelConfig, ModelConfigError> {
+    let class = document["architectures"][0].as_str().unwrap_or_default();
+    let family = Family::ALL.into_iter().find(|family| family.classifier() == class);
+    let family = family.ok_or_else(|| ModelConfigError::UnknownArchitecture {
+        got: class.to_owned(),
+        known: Family::ALL.map(Family::classifier).join(", "),
+    })?;
+    let mut body = document.clone();
+    body["architectures"] = json!([family.architecture()]);
+    body["tie_word_embeddings"] = true.into();
+    parse(&body)
 }
 
 fn norm_offset(family: Family) -> f64 {

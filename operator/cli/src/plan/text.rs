@@ -31,7 +31,7 @@ pub(crate) fn render(plan: &Plan, objects: &[Value]) -> String {
     match &plan.memory {
         Some(memory) => write_memory(&mut text, memory),
         None => {
-            text.push_str("\nMemory: give the model's config.json with --model-config for an estimate.\n")
+            text.push_str("\nMemory: an estimate needs the config.json of every model; --model-config names the policy's.\n")
         }
     }
     text.push_str("\nOn a cluster (-o yaml prints them)\n");

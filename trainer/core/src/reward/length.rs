@@ -43,11 +43,19 @@ impl RewardFunction for LengthPenalty {
 mod tests {
     use serde_json::Value;
 
+    use super::super::NO_MODEL_SCORES;
     use super::*;
 
     fn penalty(num_tokens: usize) -> f64 {
         let (ground_truth, extra_info) = (&Value::Null, &Value::Null);
-        let sample = Sample { prompt: "", completion: "", num_tokens, ground_truth, extra_info };
+        let sample = Sample {
+            prompt: "",
+            completion: "",
+            num_tokens,
+            ground_truth,
+            extra_info,
+            model_scores: &NO_MODEL_SCORES,
+        };
         LengthPenalty::new(10, 20).unwrap().score(&sample).unwrap()
     }
 

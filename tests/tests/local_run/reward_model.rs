@@ -1,0 +1,107 @@
+//! Runs that a trained reward model judges.
+
+use std::fs;
+use std::path::Path;
+
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use serde_json::{Value, json};
+
+use crate::bad_model::edit_config;
+use crate::job::{Place, copy_of_small_model, tiny_with};
+
+const HEAD: &str = "score.weight";
+
+/// The small model with a head of one label instead of its own, as transformers saves one.
+fn make_reward_model(folder: &Path) {
+    copy_of_small_model(folder);
+    edit_config(folder, |config| config["architectures"] = json!(["LlamaForSequenceClassification"]));
+    let head: Vec<u8> = (0..32u8).flat_map(|idx| (f32::from(idx % 5) - 2.0).to_le_bytes()).collect();
+    replace_heads(folder, &[1, 32], &head);
+}
+
+/// Leaves `values` as the only head.
+fn replace_heads(folder: &Path, shape: &[usize], values: &[u8]) {
+    let path = folder.join("model.safetensors");
+    let bytes = fs::read(&path).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap().tensors();
+    let kept = tensors.into_iter().filter(|(name, _)| name != "lm_head.weight" && name != HEAD);
+    let head = (HEAD.to_owned(), TensorView::new(Dtype::F32, shape.to_vec(), values).unwrap());
+    let all: Vec<_> = kept.chain([head]).collect();
+    fs::write(&path, safetensors::serialize(all, None).unwrap()).unwrap();
+}
+
+/// A job that `model` judges, with twice the weight.
+fn judged_by(model: &Path, changes: Value) -> Value {
+    let taste = json!({ "name": "taste", "kind": "Model", "weight": 2.0, "model": { "path": model } });
+    let mut all = json!({ "rewards": { "functions": [taste] } });
+    crate::job::merge(&mut all, changes);
+    tiny_with(all)
+}
+
+#[test]
+fn what_the_model_says_is_the_reward_however_many_workers_ask_it() {
+    let place = Place::new();
+    let model = place.file("reward-model");
+    make_reward_model(&model);
+    let rewards = |workers: u32| {
+        let tracking = json!({ "completionsPerStep": 8 });
+        let changes =
+            json!({ "workers": { "count": workers }, "tracking": tracking, "training": { "steps": 1 } });
+        let place = Place::new();
+        place.train(&judged_by(&model, changes)).expect(0, &[]);
+        let step = place.steps().remove(0);
+        let mean = step["reward/taste/mean"].as_f64().unwrap();
+        assert!((step["critic/rewards/mean"].as_f64().unwrap() - 2.0 * mean).abs() < 1e-9, "{step}");
+        let lines = place.completions().into_iter().filter(|line| line["held_out"] == false);
+        lines
+            .map(|line| (line["completion"].clone(), line["reward_parts"]["taste"].as_f64().unwrap()))
+            .collect()
+    };
+    let alone: Vec<(Value, f64)> = rewards(1);
+    assert!(
+        alone.iter().any(|(_, reward)| (reward - alone[0].1).abs() > 1e-3),
+        "it tells them apart: {alone:?}"
+    );
+    for (ours, theirs) in alone.iter().zip(&rewards(2)) {
+        assert_eq!(ours.0, theirs.0);
+        assert!((ours.1 - theirs.1).abs() < 1e-5, "{ours:?} {theirs:?}");
+    }
+}
+
+#[test]
+fn a_reward_model_that_does_not_fit_is_refused_by_name() {
+    type Damage = fn(&Path);
+    let damages: [(Damage, &[&str]); 6] = [
+        (|model| fs::remove_dir_all(model).unwrap(), &["config.json"]),
+        (
+            |model| edit_config(model, |config| config["architectures"] = json!(["LlamaForCausalLM"])),
+            &["LlamaForCausalLM", "LlamaForSequenceClassification"],
+        ),
+        (|model| replace_heads(model, &[2, 32], &[0; 256]), &[HEAD, "[1, 32]", "[2, 32]"]),
+        (
+            |model| edit_config(model, |config| config["max_position_embeddings"] = json!(9)),
+            &["reads at most 9 tokens", "12"],
+        ),
+        (
+            |model| {
+                let path = model.join("tokenizer.json");
+                let text = fs::read_to_string(&path).unwrap();
+                let mut definition: Value = serde_json::from_str(&text).unwrap();
+                let vocabulary = &mut definition["model"]["vocab"];
+                let ids = ["3", "4"].map(|token| vocabulary[token].clone());
+                (vocabulary["3"], vocabulary["4"]) = (ids[1].clone(), ids[0].clone());
+                fs::write(&path, definition.to_string()).unwrap();
+            },
+            &["another vocabulary", "\"3\""],
+        ),
+        (|model| fs::write(model.join("model.safetensors"), [0; 5]).unwrap(), &["model.safetensors"]),
+    ];
+    for (damage, words) in damages {
+        let place = Place::new();
+        let model = place.file("reward-model");
+        make_reward_model(&model);
+        damage(&model);
+        let ended = place.train(&judged_by(&model, json!({}))).expect(78, &["taste"]);
+        ended.expect(78, words);
+    }
+}

@@ -1,0 +1,57 @@
+//! A decoder with one number for a whole sequence instead of a token's scores: `...ForSequenceClassification` with one
+//! label, as transformers and TRL save reward models. What the number is for is not known here.
+//!
+//! Legend of shapes: n sequences, t tokens of the packed stream, d hidden size.
+
+use std::path::Path;
+
+use rlt_core::excerpt::Excerpt;
+use rlt_core::types::TokenId;
+use tch::{Kind, Tensor, no_grad};
+
+use super::weights::{SCORE_HEAD, Weights};
+use super::{Adapter, Decoder, LoadOptions, ModelError, PackedInput};
+
+/// A frozen sequence classifier with one label.
+#[derive(Debug)]
+pub struct SequenceClassifier {
+    /// Its head for tokens does not exist; that of the tied embedding is never asked.
+    decoder: Decoder,
+    /// f32 `[d]`.
+    score_d: Tensor,
+}
+
+impl SequenceClassifier {
+    /// Reads a model folder, see [`Weights::open_classifier`].
+    ///
+    /// # Errors
+    /// [`ModelError`], with file and tensor.
+    pub fn load(dir: &Path, options: &LoadOptions) -> Result<Self, ModelError> {
+        let weights = Weights::open_classifier(dir)?;
+        let decoder = Decoder::from_weights(&weights, options)?;
+        let width = decoder.config.hidden_size as i64;
+        let score_d = Tensor::zeros([width], (Kind::Float, options.device));
+        weights.fill(&Excerpt::whole(SCORE_HEAD, &[1, width]), &score_d)?;
+        Ok(Self { decoder, score_d })
+    }
+
+    /// Its decoder.
+    pub fn decoder(&self) -> &Decoder {
+        &self.decoder
+    }
+
+    /// The number of each sequence, from the hidden state of its last token: f32 `[n]` on the model's device. All
+    /// sequences go through in one packed pass.
+    pub fn scores(&self, sequences: &[&[TokenId]]) -> Tensor {
+        let input = PackedInput::new(sequences, self.decoder.device());
+        let ends = sequences.iter().scan(0, |end, sequence| {
+            *end += sequence.len() as i64;
+            Some(*end - 1)
+        });
+        let last_n = Tensor::from_slice(&ends.collect::<Vec<i64>>()).to_device(self.decoder.device());
+        no_grad(|| {
+            let normed_td = self.decoder.hidden_states(&input, Adapter::Off);
+            normed_td.index_select(0, &last_n).to_kind(Kind::Float).mv(&self.score_d)
+        })
+    }
+}

@@ -1,0 +1,231 @@
+//! The reward models of a manifest: which samples each is asked about, and its numbers for the reward functions of kind
+//! `Model`. Weights and limits are the pool's, like those of all other functions.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rlt_api::spec::{RewardFunctionSpec, RewardModelSpec};
+use rlt_core::packing::{PackingError, pack};
+use rlt_core::types::{Completion, Prompt, TokenId};
+
+use crate::model::hub::{self, HubError};
+use crate::model::{LoadOptions, ModelError, SequenceClassifier};
+use crate::tokenizer::{Tokenizer, TokenizerError};
+
+/// The numbers of reward models for one sample, by the name of the function.
+pub type ModelScores = BTreeMap<String, f64>;
+
+/// Every reward model of a manifest.
+#[derive(Debug, Default)]
+pub struct RewardModels {
+    models: Vec<RewardModel>,
+    max_tokens: usize,
+}
+
+#[derive(Debug)]
+struct RewardModel {
+    name: String,
+    data_sources: Vec<String>,
+    classifier: SequenceClassifier,
+}
+
+/// What a run's policy is, as far as its reward models must fit it.
+#[derive(Clone, Copy, Debug)]
+pub struct Policy<'a> {
+    /// Its tokenizer.
+    pub tokenizer: &'a Tokenizer,
+    /// Tokens of the longest prompt and completion together.
+    pub longest_sequence: usize,
+}
+
+/// Why a reward model cannot judge.
+#[derive(Debug, thiserror::Error)]
+pub enum RewardModelError {
+    /// Its repository cannot be fetched.
+    #[error("fetch the model of reward function {name:?}")]
+    Hub {
+        /// The function's name.
+        name: String,
+        /// Why.
+        source: Box<HubError>,
+    },
+    /// It cannot be read.
+    #[error("load the model of reward function {name:?} from {}", dir.display())]
+    Model {
+        /// The function's name.
+        name: String,
+        /// Its folder.
+        dir: PathBuf,
+        /// What is wrong with it.
+        source: Box<ModelError>,
+    },
+    /// Its tokenizer cannot be read.
+    #[error("load the tokenizer of reward function {name:?} from {}", dir.display())]
+    Tokenizer {
+        /// The function's name.
+        name: String,
+        /// Its folder.
+        dir: PathBuf,
+        /// What is wrong with it.
+        source: TokenizerError,
+    },
+    /// It reads other tokens than the policy writes.
+    #[error(
+        "the model of reward function {name:?} has another vocabulary than the policy: expected {expected}, got {got}"
+    )]
+    Vocabulary {
+        /// The function's name.
+        name: String,
+        /// The policy's.
+        expected: String,
+        /// Its own.
+        got: String,
+    },
+    /// Sequences may become longer than it was made for.
+    #[error(
+        "the model of reward function {name:?} reads at most {max} tokens, but prompt and completion may have {longest}"
+    )]
+    TooShort {
+        /// The function's name.
+        name: String,
+        /// `max_position_embeddings` of its configuration.
+        max: usize,
+        /// The longest sequence of the run.
+        longest: usize,
+    },
+    /// A sequence alone is longer than a pass may be.
+    #[error("split a batch into passes of a reward model")]
+    Packing(#[from] PackingError),
+    /// Its numbers cannot be read back.
+    #[error("read the numbers of a reward model")]
+    Torch(#[from] rlt_torch::Error),
+}
+
+impl RewardModelError {
+    /// The exit code of a run that ends with this.
+    pub fn exit_code(&self) -> rlt_api::ExitCode {
+        match self {
+            Self::Hub { source, .. } => source.exit_code(),
+            Self::Model { source, .. } => source.exit_code(),
+            Self::Tokenizer { source, .. } => source.exit_code(),
+            Self::Vocabulary { .. } | Self::TooShort { .. } | Self::Packing(_) => {
+                rlt_api::ExitCode::BadConfig
+            }
+            Self::Torch(_) => rlt_api::ExitCode::Failure,
+        }
+    }
+}
+
+impl RewardModels {
+    /// Loads the models that `functions` name, to be asked in passes of at most `max_tokens` tokens.
+    ///
+    /// # Errors
+    /// [`RewardModelError`], with the function's name.
+    pub fn load(
+        functions: &[RewardFunctionSpec],
+        policy: Policy<'_>,
+        max_tokens: usize,
+        options: &LoadOptions,
+    ) -> Result<Self, RewardModelError> {
+        let named = functions.iter().filter_map(|function| Some((function, function.model.as_ref()?)));
+        let load = |(function, model): (&RewardFunctionSpec, &RewardModelSpec)| {
+            let dir = folder(&function.name, model)?;
+            let classifier = SequenceClassifier::load(&dir, options).map_err(|source| {
+                let (name, dir) = (function.name.clone(), dir.clone());
+                RewardModelError::Model { name, dir, source: Box::new(source) }
+            })?;
+            fits(&function.name, &dir, &classifier, policy)?;
+            let (name, data_sources) = (function.name.clone(), function.data_sources.clone());
+            Ok(RewardModel { name, data_sources, classifier })
+        };
+        Ok(Self { models: named.map(load).collect::<Result<_, RewardModelError>>()?, max_tokens })
+    }
+
+    /// What every model says of each sample that it is asked about, in the order of the samples.
+    ///
+    /// # Errors
+    /// [`RewardModelError::Packing`] when a sequence alone is longer than a pass, and [`RewardModelError::Torch`].
+    pub fn scores(
+        &self,
+        samples: &[(Arc<Prompt>, Completion)],
+    ) -> Result<Vec<ModelScores>, RewardModelError> {
+        let mut all = vec![ModelScores::new(); samples.len()];
+        for model in &self.models {
+            let asked: Vec<usize> =
+                (0..samples.len()).filter(|idx| model.judges(&samples[*idx].0.data_source)).collect();
+            let sequences: Vec<Vec<TokenId>> = asked
+                .iter()
+                .map(|idx| [samples[*idx].0.tokens.as_slice(), &samples[*idx].1.tokens].concat())
+                .collect();
+            for (idx, score) in asked.iter().zip(model.scores(&sequences, self.max_tokens)?) {
+                all[*idx].insert(model.name.clone(), score);
+            }
+        }
+        Ok(all)
+    }
+}
+
+impl RewardModel {
+    fn judges(&self, data_source: &str) -> bool {
+        self.data_sources.is_empty() || self.data_sources.iter().any(|source| source == data_source)
+    }
+
+    fn scores(&self, sequences: &[Vec<TokenId>], max_tokens: usize) -> Result<Vec<f64>, RewardModelError> {
+        let lens: Vec<usize> = sequences.iter().map(Vec::len).collect();
+        let packing = pack(&lens, max_tokens, self.classifier.decoder().config.hidden_size)?;
+        let mut scores = vec![0.0; sequences.len()];
+        for pass in &packing.micro_batches {
+            let tokens: Vec<&[TokenId]> = pass.iter().map(|idx| sequences[*idx].as_slice()).collect();
+            let numbers_n = self.classifier.scores(&tokens).to_device(tch::Device::Cpu);
+            for (idx, number) in pass.iter().zip(rlt_torch::f32_slice(&numbers_n)?) {
+                scores[*idx] = f64::from(*number);
+            }
+        }
+        Ok(scores)
+    }
+}
+
+/// Where a model is on this machine, fetched first where the hub has it.
+fn folder(name: &str, model: &RewardModelSpec) -> Result<PathBuf, RewardModelError> {
+    match (&model.path, &model.hub) {
+        (Some(path), _) => Ok(path.into()),
+        (None, Some(spec)) => {
+            let failed = |source| RewardModelError::Hub { name: name.to_owned(), source: Box::new(source) };
+            Ok(hub::fetch(spec, None).map_err(failed)?.dir)
+        }
+        (None, None) => Ok(PathBuf::new()),
+    }
+}
+
+/// Whether a model reads the tokens that the policy writes, and as many of them.
+fn fits(
+    name: &str,
+    dir: &Path,
+    classifier: &SequenceClassifier,
+    policy: Policy<'_>,
+) -> Result<(), RewardModelError> {
+    let config = &classifier.decoder().config;
+    let other =
+        |expected: String, got: String| RewardModelError::Vocabulary { name: name.to_owned(), expected, got };
+    let num_tokens = policy.tokenizer.vocab_len();
+    if config.vocab_size < num_tokens {
+        return Err(other(format!("at least {num_tokens} tokens"), config.vocab_size.to_string()));
+    }
+    if dir.join("tokenizer.json").exists() {
+        let own = Tokenizer::load(dir).map_err(|source| RewardModelError::Tokenizer {
+            name: name.to_owned(),
+            dir: dir.to_owned(),
+            source,
+        })?;
+        if let Some((token, ids)) = policy.tokenizer.first_difference(&own) {
+            let [expected, got] = ids.map(|id| id.map_or_else(|| "none".to_owned(), |id| id.to_string()));
+            return Err(other(format!("id {expected} for token {token:?}"), got));
+        }
+    }
+    let (max, longest) = (config.max_position_embeddings, policy.longest_sequence);
+    if max < longest {
+        return Err(RewardModelError::TooShort { name: name.to_owned(), max, longest });
+    }
+    Ok(())
+}

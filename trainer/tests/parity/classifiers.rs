@@ -1,0 +1,21 @@
+//! Sequence classifiers with one label beside transformers.
+
+use rlt_trainer::model::SequenceClassifier;
+use tch::Tensor;
+
+use crate::fixture::{Fixture, TRAINABLE, max_error};
+
+#[test]
+fn a_classifier_says_what_transformers_says_packed_and_alone() {
+    for name in ["reward-llama", "reward-qwen3-tied"] {
+        let fixture = Fixture::open(name, "expected.safetensors");
+        let classifier = SequenceClassifier::load(&fixture.dir, &TRAINABLE).unwrap();
+        let (sequences, expected) = (fixture.sequences(), fixture.expected("scores"));
+        let sequences: Vec<&[u32]> = sequences.iter().map(Vec::as_slice).collect();
+        let packed = max_error(&classifier.scores(&sequences), expected);
+        let alone: Vec<Tensor> = sequences.iter().map(|one| classifier.scores(&[one])).collect();
+        let alone = max_error(&Tensor::cat(&alone, 0), expected);
+        println!("{name}: packed {packed:.1e}, alone {alone:.1e}");
+        assert!(packed <= 1e-5 && alone <= 1e-5, "{name}: {packed:.2e} {alone:.2e}");
+    }
+}
