@@ -9,6 +9,7 @@
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
+use rlt_api::plan::READ_CHUNK_NUMBERS;
 use rlt_core::excerpt::Excerpt;
 use rlt_core::mesh::Shards;
 use rlt_torch::FlatBuffer;
@@ -77,15 +78,20 @@ impl Place {
     }
 }
 
-/// The numbers of an excerpt out of the whole tensor, `[len]`; of a tensor with gaps no more is copied than the rows around it.
-pub(super) fn cut(excerpt: &Excerpt<'_>, whole: &Tensor) -> Tensor {
-    let whole = whole.detach();
-    if excerpt.range.is_empty() || whole.dim() == 0 {
-        return whole.reshape([-1]).narrow(0, 0, excerpt.range.len() as i64);
-    }
-    let (rows, place) = (excerpt.rows(), excerpt.place_in_rows());
-    let rows = whole.narrow(0, rows.start as i64, rows.len() as i64).contiguous();
-    rows.view(-1).narrow(0, place.start as i64, place.len() as i64)
+/// Copies an excerpt of the whole tensor over `values`, `[len]`. Of a tensor whose numbers do not lie in order, such as one that
+/// has a single number for all, a chunk is laid out at a time.
+pub(super) fn copy_excerpt(excerpt: &Excerpt<'_>, whole: &Tensor, values: &Tensor) {
+    let whole = if whole.dim() == 0 { whole.detach().view(1) } else { whole.detach() };
+    let chunks = excerpt.chunks(READ_CHUNK_NUMBERS as usize);
+    no_grad(|| {
+        chunks.for_each(|chunk| {
+            let (rows, place) = (chunk.rows(), chunk.place_in_rows());
+            let rows = whole.narrow(0, rows.start as i64, rows.len() as i64).contiguous().view(-1);
+            let start = (chunk.range.start - excerpt.range.start) as i64;
+            let len = place.len() as i64;
+            values.narrow(0, start, len).copy_(&rows.narrow(0, place.start as i64, len));
+        });
+    });
 }
 
 impl Flat {
@@ -103,10 +109,8 @@ impl Flat {
             start = range.end;
             let place = Place { part: layout.part_of(&range, ranks.shard()), size: leaf.size(), range };
             let piece = no_grad(|| {
-                let mut piece = narrow(&shard, &own, &place);
-                if !place.part.is_empty() {
-                    piece.copy_(&cut(&place.excerpt(&name), &leaf));
-                }
+                let piece = narrow(&shard, &own, &place);
+                copy_excerpt(&place.excerpt(&name), &leaf, &piece);
                 leaf.set_data(&whole.view(place.range.start, &place.size));
                 piece
             });

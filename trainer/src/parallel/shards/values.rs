@@ -6,9 +6,9 @@ use std::rc::Rc;
 
 use rlt_core::excerpt::Excerpt;
 use rlt_torch::TensorFile;
-use tch::{Device, Tensor, no_grad};
+use tch::{Device, Tensor};
 
-use super::flat::{Flat, cut};
+use super::flat::{Flat, copy_excerpt};
 use super::{Part, ShardedParameters};
 use crate::model::{ModelError, NamedTensors, Weights};
 use crate::parallel::RankError;
@@ -69,7 +69,7 @@ impl ShardedParameters {
             let mut of_other = |excerpt: &Excerpt<'_>, values: &Tensor| {
                 let name = name_there(excerpt.name);
                 if let Some(leaf) = other.unit(part).flats().find_map(|flat| flat.leaf(name)) {
-                    no_grad(|| values.shallow_clone().copy_(&cut(excerpt, leaf)));
+                    copy_excerpt(excerpt, leaf, values);
                 }
                 Ok::<(), RankError>(())
             };
