@@ -78,3 +78,25 @@ fn every_list_and_text_of_the_specification_is_bounded() {
     let definition: Value = serde_saphyr::from_str(MANIFEST).unwrap();
     check("spec", definition.pointer("/spec/versions/0/schema/openAPIV3Schema/properties/spec").unwrap());
 }
+
+/// Who applies a list as a whole would take away what the API server has filled into its items: tools that compare what they
+/// applied with what is there would find a difference for ever.
+#[test]
+fn defaults_are_only_filled_into_items_that_are_merged_by_their_name() {
+    fn has_default(schema: &Value) -> bool {
+        let fields = schema["properties"].as_object().into_iter().flatten().map(|(_, field)| field);
+        schema.get("default").is_some() || fields.chain(schema.get("items")).any(has_default)
+    }
+    fn check(path: &str, schema: &Value) {
+        for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+            check(&format!("{path}.{name}"), field);
+        }
+        if let Some(items) = schema.get("items") {
+            let is_merged = schema["x-kubernetes-list-type"] == "map";
+            assert!(is_merged || !has_default(items), "{path} is replaced as a whole");
+            check(&format!("{path}[]"), items);
+        }
+    }
+    let definition: Value = serde_saphyr::from_str(MANIFEST).unwrap();
+    check("spec", definition.pointer("/spec/versions/0/schema/openAPIV3Schema/properties/spec").unwrap());
+}

@@ -153,9 +153,12 @@ pub(super) const RULES: &[Rule] = &[
         at: "tolerations",
         reads: &["tolerations[].key", "tolerations[].operator", "tolerations[].value"],
         message: "a toleration with the operator Equal needs a key, and one with Exists has no value",
-        cel: || "self.tolerations.all(one, one.operator == 'Equal' ? has(one.key) : !has(one.value))".into(),
+        cel: || {
+            "self.tolerations.all(one, has(one.operator) && one.operator == 'Exists' ? !has(one.value) : has(one.key))"
+                .into()
+        },
         holds: Check::Spec(|spec| {
-            spec.workers.tolerations.iter().all(|toleration| match toleration.operator {
+            spec.workers.tolerations.iter().all(|toleration| match toleration.operator.unwrap_or_default() {
                 TolerationOperator::Equal => toleration.key.is_some(),
                 TolerationOperator::Exists => toleration.value.is_none(),
             })

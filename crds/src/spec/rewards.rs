@@ -11,7 +11,10 @@ use super::HubSpec;
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct RewardsSpec {
     /// The functions whose weighted values are added. At least one, unless `algorithm.kind` is `SFT`.
-    #[schemars(length(max = 32))]
+    #[schemars(
+        length(max = 32),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"])
+    )]
     pub functions: Vec<RewardFunctionSpec>,
     /// Longest time in seconds that one function may take for one completion.
     #[schemars(range(min = 0.01, max = 86400.0))]

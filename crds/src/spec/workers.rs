@@ -159,8 +159,9 @@ pub struct TolerationSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 317))]
     pub key: Option<String>,
-    /// How the value is compared.
-    pub operator: TolerationOperator,
+    /// How the value is compared; by default `Equal`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub operator: Option<TolerationOperator>,
     /// The taint's value.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]

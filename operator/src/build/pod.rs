@@ -68,7 +68,7 @@ fn security_context() -> PodSecurityContext {
 
 fn toleration(toleration: &TolerationSpec) -> Toleration {
     let TolerationSpec { key, operator, value, effect } = toleration;
-    let operator = match operator {
+    let operator = match operator.unwrap_or_default() {
         TolerationOperator::Equal => "Equal",
         TolerationOperator::Exists => "Exists",
     };
