@@ -14,12 +14,14 @@ use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Api, PostParams};
 
+use crate::argo_cd;
 use crate::audit::{self, Call, CallLog};
 use crate::control_plane::{ControlPlane, ControlPlaneError};
 use crate::fake_nodes::{self, FakeNodes};
 use crate::kueue::{self, KueueError};
 use crate::network::{self, NetworkError};
 use crate::node::{NodeError, RealNode};
+use crate::objects::ObjectsError;
 use crate::options::Options;
 use crate::process::{Place, Process, ProcessError};
 use crate::program::{HELM, KUBERNETES, KWOK, ProgramError};
@@ -46,6 +48,9 @@ pub enum ClusterError {
     /// Kueue does not run.
     #[error(transparent)]
     Kueue(#[from] KueueError),
+    /// Objects of a program beside the control plane were not taken.
+    #[error(transparent)]
+    Objects(#[from] ObjectsError),
     /// A program beside the control plane does not run.
     #[error(transparent)]
     Process(#[from] ProcessError),
@@ -89,6 +94,7 @@ pub struct Cluster {
     real_node: Option<RealNode>,
     kwok: Option<Process>,
     kueue: Option<Process>,
+    argo_cd: Vec<Process>,
     programs: PathBuf,
     num_namespaces: AtomicU32,
     has_audit_log: bool,
@@ -113,6 +119,7 @@ impl Cluster {
             real_node: None,
             kwok: None,
             kueue: None,
+            argo_cd: Vec::new(),
             programs,
             num_namespaces: AtomicU32::new(0),
             has_audit_log: options.has_audit_log,
@@ -140,6 +147,9 @@ impl Cluster {
             let mut kueue = kueue::start(self, place, &self.slot.folder(), authority)?;
             kueue::ready(&client, &mut kueue, place).await?;
             self.kueue = Some(kueue);
+        }
+        if let Some(settings) = &options.argo_cd {
+            self.argo_cd = argo_cd::start(self, place, &self.slot.folder(), settings)?;
         }
         if let Some(node) = &mut self.real_node {
             node.ready(&client, &self.slot, place).await?;
@@ -254,7 +264,7 @@ impl Cluster {
 
     /// Ends a program of the cluster by SIGKILL; `false` when there is none of that name.
     pub fn kill(&mut self, program: &str) -> bool {
-        let beside = self.kwok.iter_mut().chain(&mut self.kueue);
+        let beside = self.kwok.iter_mut().chain(&mut self.kueue).chain(&mut self.argo_cd);
         if let Some(process) = beside.into_iter().find(|process| process.name() == program) {
             process.kill();
             return true;

@@ -2,10 +2,8 @@
 //! webhooks by the certificate of the API server, which names the same address.
 
 use std::fs;
-use std::io::Write;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use kube::api::{Api, DynamicObject, PostParams};
@@ -13,6 +11,7 @@ use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::{Value, json};
 
 use crate::cluster::{Cluster, ClusterError};
+use crate::objects;
 use crate::process::{Place, Process, ProcessError};
 use crate::program::KUEUE;
 
@@ -37,17 +36,6 @@ pub enum KueueError {
         /// The cause.
         source: std::io::Error,
     },
-    /// kubectl did not take its objects.
-    #[error("kubectl {arguments} answered: {answer}")]
-    Kubectl {
-        /// What was asked.
-        arguments: String,
-        /// The answer.
-        answer: String,
-    },
-    /// kubectl's answer is no JSON.
-    #[error("kubectl's answer is no JSON")]
-    Json(#[from] serde_json::Error),
     /// It ended.
     #[error(transparent)]
     Process(#[from] ProcessError),
@@ -74,11 +62,11 @@ pub(crate) fn start(
     let webhooks = Webhooks { server, authority };
     let mut objects =
         vec![json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kueue-system"}})];
-    objects.extend(read(cluster, &built.join("bases"))?.into_iter().map(|crd| webhooks.in_crd(crd)));
-    let of_webhooks = read(cluster, &built.join("manifests.yaml"))?;
+    objects.extend(objects::read(cluster, &built.join("bases"))?.into_iter().map(|crd| webhooks.in_crd(crd)));
+    let of_webhooks = objects::read(cluster, &built.join("manifests.yaml"))?;
     objects.extend(of_webhooks.into_iter().map(|configuration| webhooks.in_configuration(configuration)));
-    apply(cluster, &objects)?;
-    wait_for_kinds(cluster)?;
+    objects::apply(cluster, &objects)?;
+    objects::wait_for_kinds(cluster)?;
     let etc = folder.join("kueue-etc");
     let certificates = etc.join("upper/kueue/metrics/certs");
     for made in [&certificates, &etc.join("work")] {
@@ -187,63 +175,6 @@ impl Webhooks {
         }
         configuration
     }
-}
-
-/// The objects of a file or folder of YAML, read by kubectl.
-fn read(cluster: &Cluster, path: &Path) -> Result<Vec<Value>, KueueError> {
-    let path = path.display().to_string();
-    let arguments = ["create", "--dry-run=client", "--output=json", "--filename", &path];
-    let output = cluster.kubectl().args(arguments).output();
-    let output = output.map_err(|source| file("running", Path::new("kubectl"), source))?;
-    if !output.status.success() {
-        return Err(refused(&arguments, &output.stderr));
-    }
-    // One object a document, one after the other, or a list of them.
-    let mut objects = Vec::new();
-    for object in serde_json::Deserializer::from_slice(&output.stdout).into_iter::<Value>() {
-        let mut object = object?;
-        match object.get_mut("items").and_then(Value::as_array_mut) {
-            Some(items) => objects.append(items),
-            None => objects.push(object),
-        }
-    }
-    Ok(objects)
-}
-
-fn apply(cluster: &Cluster, objects: &[Value]) -> Result<(), KueueError> {
-    let arguments = ["apply", "--server-side", "--filename", "-"];
-    let running = |source| file("running", Path::new("kubectl"), source);
-    let mut command = cluster.kubectl();
-    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().map_err(running)?;
-    if let Some(mut input) = child.stdin.take() {
-        let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
-        input.write_all(list.to_string().as_bytes()).map_err(running)?;
-    }
-    let output = child.wait_with_output().map_err(running)?;
-    if output.status.success() { Ok(()) } else { Err(refused(&arguments, &output.stderr)) }
-}
-
-/// Kueue ends at once where a kind of its own is not served yet.
-fn wait_for_kinds(cluster: &Cluster) -> Result<(), KueueError> {
-    let arguments = ["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"];
-    let mut tries_left = 50;
-    loop {
-        let output = cluster.kubectl().args(arguments).output();
-        let output = output.map_err(|source| file("running", Path::new("kubectl"), source))?;
-        // A definition that has no status at all yet is an error to kubectl.
-        match output.status.success() {
-            true => return Ok(()),
-            false if tries_left == 0 => return Err(refused(&arguments, &output.stderr)),
-            false => tries_left -= 1,
-        }
-        std::thread::sleep(POLL);
-    }
-}
-
-fn refused(arguments: &[&str], answer: &[u8]) -> KueueError {
-    let answer = String::from_utf8_lossy(answer).trim().to_owned();
-    KueueError::Kubectl { arguments: arguments.join(" "), answer }
 }
 
 fn file(act: &'static str, path: &Path, source: std::io::Error) -> KueueError {

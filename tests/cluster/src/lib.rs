@@ -22,6 +22,7 @@
 //! A cluster ends with its owner. A janitor process waits on a pipe that only the owner holds open, and sweeps when it
 //! ends, also after SIGKILL; whoever starts a cluster next sweeps what even the janitor left.
 
+mod argo_cd;
 mod audit;
 mod cluster;
 mod control_plane;
@@ -33,6 +34,7 @@ mod kubeconfig;
 mod kueue;
 mod network;
 mod node;
+mod objects;
 mod oci;
 mod options;
 mod process;
@@ -51,6 +53,7 @@ pub use jobset::JobSet;
 pub use kueue::KueueError;
 pub use network::NetworkError;
 pub use node::{NodeError, PROBE_IMAGE};
+pub use objects::ObjectsError;
 pub use options::Options;
 pub use process::ProcessError;
 pub use program::ProgramError;

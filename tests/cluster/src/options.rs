@@ -1,5 +1,7 @@
 //! What a cluster consists of. The cheapest that can fail is the right one for a test.
 
+use std::collections::BTreeMap;
+
 use crate::fake_nodes::FakeNodes;
 use crate::node::TOOLS;
 use crate::requirements;
@@ -14,6 +16,7 @@ pub struct Options {
     pub(crate) fake_nodes: Option<FakeNodes>,
     pub(crate) has_real_node: bool,
     pub(crate) has_kueue: bool,
+    pub(crate) argo_cd: Option<BTreeMap<String, String>>,
     pub(crate) tools: Vec<String>,
 }
 
@@ -28,6 +31,7 @@ impl Options {
             fake_nodes: None,
             has_real_node: false,
             has_kueue: false,
+            argo_cd: None,
             tools: Vec::new(),
         }
     }
@@ -95,6 +99,14 @@ impl Options {
     pub fn with_kueue(mut self) -> Self {
         self.has_kueue = true;
         self
+    }
+
+    /// Adds Argo CD with these settings in `argocd-cm` besides those of its own manifests, as far as it syncs: Applications in
+    /// the namespace `argocd`, from git repositories on this machine's disk. At once, but on the very first time for as long as it takes to build.
+    #[must_use]
+    pub fn with_argo_cd(mut self, settings: BTreeMap<String, String>) -> Self {
+        self.argo_cd = Some(settings);
+        self.with_tool("git")
     }
 
     /// Why such a cluster can not run on this machine; `None` when it can.

@@ -81,6 +81,14 @@ pub(crate) const KUBERNETES: Module = Module {
     ],
 };
 
+/// What syncs clusters with git, with the files of its kinds.
+pub(crate) const ARGO_CD: Module = Module {
+    name: "argocd",
+    package: ".",
+    link_variables: &[],
+    names: &["argocd", "argocd-application-controller", "argocd-repo-server", "argocd-redis"],
+};
+
 /// Nodes that exist in the API alone, and their pods.
 pub(crate) const KWOK: Module =
     Module { name: "kwok", package: "sigs.k8s.io/kwok/cmd/kwok", link_variables: &[], names: &["kwok"] };

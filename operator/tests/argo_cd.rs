@@ -1,0 +1,348 @@
+//! Argo CD with jobs: the chart and jobs in a git repository, synced by a real Argo CD to a cluster whose nodes exist in the API
+//! alone, with our health script. Pods end as the test says.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test that can not go on says where")]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use rlt_cluster::{Cluster, FakeNodes, Options, own_cluster};
+use serde_json::{Value, json};
+
+/// Longest that anything here may take; Argo CD usually answers in a second or two.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Of the operator.
+const NAMESPACE: &str = "rl-operator";
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
+}
+
+/// A git repository with an Application for each of its folders, and the cluster that they are synced to.
+struct Stage {
+    cluster: Cluster,
+    repository: PathBuf,
+}
+
+impl Stage {
+    fn begin() -> Option<Self> {
+        let health = fs::read_to_string(root().join("charts/rl-operator/argocd/health.lua")).unwrap();
+        let key = "resource.customizations.health.rltraining.dev_RLTrainingJob".to_owned();
+        let settings = BTreeMap::from([(key, health)]);
+        let options = Options::control_plane().with_fake_nodes(FakeNodes::new(1)).with_kueue();
+        let cluster = own_cluster(&options.with_argo_cd(settings))?;
+        let repository = cluster.folder().join("repository");
+        fs::create_dir(&repository).unwrap();
+        let stage = Self { cluster, repository };
+        stage.git(&["init", "--quiet", "--initial-branch=main"]);
+        Some(stage)
+    }
+
+    fn git(&self, arguments: &[&str]) {
+        let author = ["-c", "user.name=test", "-c", "user.email=test@example.com"];
+        let mut git = Command::new("git");
+        let ended = git.arg("-C").arg(&self.repository).args(author).args(arguments).status().unwrap();
+        assert!(ended.success(), "{arguments:?}");
+    }
+
+    /// Puts a file into the repository, or where there is no text, takes it away.
+    fn write(&self, path: &str, text: Option<&str>) {
+        let path = self.repository.join(path);
+        match text {
+            Some(text) => {
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, text).unwrap();
+            }
+            None => fs::remove_file(path).unwrap(),
+        }
+    }
+
+    fn commit(&self) {
+        self.git(&["add", "--all"]);
+        self.git(&["commit", "--quiet", "--message=change", "--allow-empty"]);
+    }
+
+    fn kubectl(&self, arguments: &[&str]) -> String {
+        let answer = self.cluster.kubectl().args(arguments).output().unwrap();
+        assert!(answer.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&answer.stderr));
+        String::from_utf8(answer.stdout).unwrap()
+    }
+
+    fn get(&self, arguments: &[&str]) -> Value {
+        let arguments = [&["get", "--output=json"], arguments].concat();
+        serde_json::from_str(&self.kubectl(&arguments)).unwrap()
+    }
+
+    /// An Application of a folder of the repository, kept as it is in git.
+    fn apply(&self, name: &str, folder: &str, namespace: &str, option: &str) {
+        let application = json!({
+            "apiVersion": "argoproj.io/v1alpha1", "kind": "Application",
+            "metadata": {"name": name, "finalizers": ["resources-finalizer.argocd.argoproj.io"]},
+            "spec": {
+                "project": "default",
+                "source": {
+                    "repoURL": format!("file://{}", self.repository.display()), "path": folder,
+                    "targetRevision": "main",
+                },
+                "destination": {"server": "https://kubernetes.default.svc", "namespace": namespace},
+                "syncPolicy": {
+                    "automated": {"prune": true, "selfHeal": true, "allowEmpty": true},
+                    "syncOptions": ["CreateNamespace=true", option],
+                },
+            },
+        });
+        let path = self.repository.with_extension(name);
+        fs::write(&path, application.to_string()).unwrap();
+        self.kubectl(&["apply", "-n", "argocd", "-f", path.to_str().unwrap()]);
+    }
+
+    fn application(&self, name: &str) -> Value {
+        self.get(&["application", name, "-n", "argocd"])
+    }
+
+    /// Has Argo CD look at git and cluster anew, and returns what it then says.
+    fn refreshed(&self, name: &str) -> Value {
+        let annotation = "argocd.argoproj.io/refresh";
+        let change = format!("{annotation}=hard");
+        self.kubectl(&["annotate", "application", name, "-n", "argocd", "--overwrite", &change]);
+        let has_looked = |application: &Value| application["metadata"]["annotations"][annotation].is_null();
+        self.eventually(name, has_looked)
+    }
+
+    /// Waits until an Application is as wished.
+    fn eventually(&self, name: &str, wish: impl Fn(&Value) -> bool) -> Value {
+        let started = Instant::now();
+        loop {
+            let application = self.application(name);
+            if wish(&application) {
+                return application;
+            }
+            if started.elapsed() > PATIENCE {
+                let log = self.cluster.log("argocd-application-controller");
+                let jobs = self.kubectl(&["get", "rltj", "--all-namespaces", "--output=yaml"]);
+                panic!("{application:#}\n{log}\n{jobs}");
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Waits until an Application is synced and of this health.
+    fn becomes(&self, name: &str, health: &str) -> Value {
+        self.eventually(name, |application| {
+            application["status"]["health"]["status"] == health
+                && application["status"]["sync"]["status"] == "Synced"
+        })
+    }
+
+    /// Fails unless every new look finds all as it is in git, so many commits have changed it, and nothing is applied again.
+    fn has_no_drift(&self, name: &str, num_commits: usize) {
+        let is_synced = |application: &Value| application["status"]["sync"]["status"] == "Synced";
+        let applied = |application: &Value| application["status"]["operationState"]["startedAt"].clone();
+        // Just after a change Argo CD may look before it has heard of what itself has done, and then applies it twice.
+        self.refreshed(name);
+        let settled = self.eventually(name, is_synced);
+        let application = self.refreshed(name);
+        assert!(is_synced(&application) && applied(&application) == applied(&settled), "{application:#}");
+        let history = application["status"]["history"].as_array().unwrap();
+        assert_eq!(history.len(), num_commits, "{application:#}");
+    }
+
+    fn job(&self, name: &str) -> Value {
+        self.get(&["rltj", name, "-n", "team"])
+    }
+
+    /// Waits until a job is as wished.
+    fn when_job(&self, name: &str, wish: impl Fn(&Value) -> bool) -> Value {
+        let started = Instant::now();
+        loop {
+            let job = self.job(name);
+            if wish(&job) {
+                return job;
+            }
+            assert!(started.elapsed() < PATIENCE, "{job:#}");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Has the process of a job's only worker end.
+    fn end_worker(&self, name: &str, code: u8) {
+        let code = format!("fake.rltraining.dev/exit-code={code}");
+        let pod = format!("{name}-trainer-0");
+        self.kubectl(&["annotate", "pod", &pod, "-n", "team", &code]);
+    }
+
+    fn pods(&self, job: &str) -> Vec<Value> {
+        let of_job = format!("--selector={}={job}", rlt_operator::labels::JOB_NAME);
+        self.get(&["pods", "-n", "team", &of_job])["items"].as_array().unwrap().clone()
+    }
+}
+
+fn holds(job: &Value, type_: &str) -> bool {
+    let conditions = job["status"]["conditions"].as_array().unwrap();
+    conditions.iter().any(|condition| condition["type"] == type_ && condition["status"] == "True")
+}
+
+/// The quickstart under another name, with a run policy, as somebody would write it.
+fn manifest(name: &str, labels: &Value, run_policy: &Value) -> String {
+    let example = fs::read_to_string(root().join("examples/quickstart/job.yaml")).unwrap();
+    let mut manifest: Value = serde_saphyr::from_str(&example).unwrap();
+    manifest["metadata"] = json!({"name": name});
+    if labels != &json!({}) {
+        manifest["metadata"]["labels"] = labels.clone();
+    }
+    manifest["spec"]["runPolicy"] = run_policy.clone();
+    // The API server fills in what lists of these leave out, or nobody does.
+    manifest["spec"]["workers"] = json!({"tolerations": [{"key": "gpu", "value": "present"}]});
+    format!("{manifest:#}")
+}
+
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The operator on this machine, with the rights that the synced chart gives it.
+fn start_operator(stage: &Stage) -> Running {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let account = stage.cluster.kubeconfig_of_service_account(NAMESPACE, "rl-operator");
+    let started = Command::new(env!("CARGO_BIN_EXE_rlt-operator"))
+        .args(["--lease=rl-operator", "--listen=127.0.0.1:0", "--channel-listen=127.0.0.1:0"])
+        .arg("--channel-service=rl-operator-channel")
+        .env("KUBECONFIG", runtime.block_on(account).unwrap())
+        .env("POD_NAMESPACE", NAMESPACE)
+        .env("POD_IP", "10.0.0.7")
+        .env("RLT_TRAINER_IMAGE", "rlt.local/rlt-trainer:dev")
+        .spawn();
+    Running(started.unwrap())
+}
+
+#[test]
+fn argo_cd_syncs_the_chart_and_jobs_which_stay_as_they_are_in_git_whatever_becomes_of_them() {
+    let Some(stage) = Stage::begin() else { return };
+    commit_everything(&stage);
+    stage.apply("rl-operator", "chart", NAMESPACE, "ServerSideApply=false");
+    stage.becomes("rl-operator", "Healthy");
+    stage.has_no_drift("rl-operator", 1);
+    let operator = start_operator(&stage);
+    for (job, is_by_server) in [("trains", false), ("fails", true), ("waits", true), ("ends", false)] {
+        stage.apply(job, job, "team", &format!("ServerSideApply={is_by_server}"));
+    }
+    a_job_that_trains_is_healthy_and_may_be_suspended_in_git(&stage);
+    a_job_that_fails_is_degraded(&stage);
+    a_job_in_a_queue_is_in_progress_until_it_is_let_in(&stage);
+    a_job_that_has_ended_is_not_trained_again(&stage);
+    what_leaves_git_leaves_the_cluster(&stage);
+    stage.has_no_drift("rl-operator", 1);
+    the_chart_goes_without_the_jobs(&stage, operator);
+}
+
+fn commit_everything(stage: &Stage) {
+    let copied = Command::new("cp")
+        .arg("-r")
+        .args([root().join("charts/rl-operator"), stage.repository.join("chart")])
+        .status();
+    assert!(copied.unwrap().success());
+    let queued = json!({"kueue.x-k8s.io/queue-name": "team"});
+    for (name, labels, run_policy) in [
+        ("trains", json!({}), json!({})),
+        ("fails", json!({}), json!({})),
+        ("waits", queued, json!({})),
+        ("ends", json!({}), json!({"ttlSecondsAfterFinished": 1})),
+    ] {
+        stage.write(&format!("{name}/job.yaml"), Some(&manifest(name, &labels, &run_policy)));
+    }
+    stage.commit();
+}
+
+fn a_job_that_trains_is_healthy_and_may_be_suspended_in_git(stage: &Stage) {
+    stage.becomes("trains", "Healthy");
+    stage.has_no_drift("trains", 1);
+    for (num_commits, suspend, health) in [(2, true, "Suspended"), (3, false, "Healthy")] {
+        let changed = manifest("trains", &json!({}), &json!({"suspend": suspend}));
+        stage.write("trains/job.yaml", Some(&changed));
+        stage.commit();
+        stage.refreshed("trains");
+        stage.becomes("trains", health);
+        stage.has_no_drift("trains", num_commits);
+    }
+}
+
+fn a_job_that_fails_is_degraded(stage: &Stage) {
+    stage.becomes("fails", "Healthy");
+    // What can not be helped by another attempt.
+    stage.end_worker("fails", 78);
+    stage.becomes("fails", "Degraded");
+    stage.has_no_drift("fails", 1);
+}
+
+fn a_job_in_a_queue_is_in_progress_until_it_is_let_in(stage: &Stage) {
+    stage.when_job("waits", |job| holds(job, "Suspended"));
+    stage.becomes("waits", "Progressing");
+    stage.has_no_drift("waits", 1);
+    let queues = stage.repository.with_extension("queues");
+    fs::write(&queues, json!({"apiVersion": "v1", "kind": "List", "items": queue()}).to_string()).unwrap();
+    stage.kubectl(&["apply", "-n", "team", "-f", queues.to_str().unwrap()]);
+    stage.becomes("waits", "Healthy");
+    stage.has_no_drift("waits", 1);
+}
+
+/// A queue `team` that lets everybody in.
+fn queue() -> Value {
+    let object = |kind: &str, name: &str, spec: Value| json!({"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": {"name": name}, "spec": spec});
+    let quota = |name: &str, quantity: &str| json!({"name": name, "nominalQuota": quantity});
+    let flavor = json!({"name": "any", "resources": [quota("cpu", "32"), quota("memory", "64Gi")]});
+    let group = json!({"coveredResources": ["cpu", "memory"], "flavors": [flavor]});
+    json!([
+        object("ResourceFlavor", "any", json!({})),
+        object("ClusterQueue", "all", json!({"namespaceSelector": {}, "resourceGroups": [group]})),
+        object("LocalQueue", "team", json!({"clusterQueue": "all"})),
+    ])
+}
+
+fn a_job_that_has_ended_is_not_trained_again(stage: &Stage) {
+    stage.becomes("ends", "Healthy");
+    let uid = stage.job("ends")["metadata"]["uid"].clone();
+    stage.end_worker("ends", 0);
+    stage.when_job("ends", |job| holds(job, "Complete") && stage.pods("ends").is_empty());
+    stage.becomes("ends", "Healthy");
+    stage.has_no_drift("ends", 1);
+    let job = stage.job("ends");
+    assert_eq!((&job["metadata"]["uid"], &job["status"]["attempt"]), (&uid, &json!(1)), "{job:#}");
+}
+
+fn what_leaves_git_leaves_the_cluster(stage: &Stage) {
+    stage.write("trains/job.yaml", None);
+    stage.write("trains/README.md", Some("nothing is trained here"));
+    stage.commit();
+    stage.refreshed("trains");
+    let started = Instant::now();
+    let is_left = || {
+        let jobs = stage.get(&["rltj", "-n", "team"]);
+        jobs["items"].as_array().unwrap().iter().any(|job| job["metadata"]["name"] == "trains")
+            || !stage.pods("trains").is_empty()
+    };
+    while is_left() {
+        assert!(started.elapsed() < PATIENCE, "{:#}", stage.application("trains"));
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(stage.job("fails")["metadata"]["name"], "fails", "nobody else's job goes with it");
+}
+
+/// The definition, and with it every job, stays when the chart's Application is deleted with all that it made.
+fn the_chart_goes_without_the_jobs(stage: &Stage, operator: Running) {
+    drop(operator);
+    let timeout = format!("--timeout={}s", PATIENCE.as_secs());
+    stage.kubectl(&["delete", "application", "rl-operator", "-n", "argocd", &timeout]);
+    let left = stage.get(&["deployments,serviceaccounts,configmaps", "-n", NAMESPACE]);
+    let names = left["items"].as_array().unwrap().iter().map(|object| &object["metadata"]["name"]);
+    let names: Vec<_> = names.filter(|name| *name != "kube-root-ca.crt" && *name != "default").collect();
+    assert_eq!(names, Vec::<&Value>::new());
+    assert!(holds(&stage.job("ends"), "Complete"));
+}
