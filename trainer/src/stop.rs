@@ -34,11 +34,11 @@ pub struct StopRequest {
 }
 
 impl StopRequest {
-    /// Starts to listen for SIGTERM and SIGINT. A second signal ends the process at once, so that a person is
-    /// never locked out.
+    /// Starts to listen for SIGTERM and SIGINT, on a thread of its own: to be called by the thread that starts all those
+    /// that compute, before it does. A second signal ends the process at once, so that a person is never locked out.
     ///
     /// # Errors
-    /// When the operating system refuses the handlers.
+    /// When the operating system refuses the handlers or the thread.
     pub fn listen(active_deadline: Option<Duration>) -> std::io::Result<Self> {
         let signal = Arc::new(AtomicUsize::new(0));
         let armed = Arc::new(std::sync::atomic::AtomicBool::new(false));
@@ -48,6 +48,7 @@ impl StopRequest {
             let value = usize::try_from(number).unwrap_or(1);
             signal_hook::flag::register_usize(number, Arc::clone(&signal), value)?;
         }
+        rlt_torch::take_signals_apart(&[SIGTERM, SIGINT])?;
         Ok(Self { signal, deadline: active_deadline.map(|limit| Instant::now() + limit) })
     }
 

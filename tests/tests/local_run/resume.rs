@@ -1,8 +1,12 @@
 //! A run that was interrupted, however it was, ends bit for bit as one that was not.
 
+use std::fs;
+
 use serde_json::{Value, json};
 
 use crate::job::{Place, merge, signal, tiny_with};
+
+const SIGTERM: u32 = 15;
 
 /// What a run may leave different: times, and what was only measured at the end of a shorter run.
 fn is_timing(name: &str) -> bool {
@@ -54,12 +58,29 @@ fn interrupt(changes: &Value, name: &str, code: Option<i32>) {
     whole.train(&manifest).expect(0, &[]);
     let child = resumed.start(&manifest);
     resumed.wait_for_steps(3);
+    assert_no_computing_thread_takes_signals(child.id());
     signal(&child, name);
     let ended = crate::job::Ended::of(child.wait_with_output().unwrap());
     assert_eq!(ended.code, code, "{}", ended.stderr);
     assert!(!resumed.run("export").exists(), "it ended before it was interrupted");
     resumed.train(&manifest).expect(0, &["resuming after step"]);
     assert_same_run(&whole, &resumed);
+}
+
+/// A signal's frame on the stack of a thread that computes would lie where the code of products keeps its numbers.
+fn assert_no_computing_thread_takes_signals(pid: u32) {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap().map(|thread| thread.unwrap().path());
+    let mut taking = Vec::new();
+    for thread in threads {
+        let status = fs::read_to_string(thread.join("status")).unwrap_or_default();
+        let line =
+            |field: &str| status.lines().find_map(|line| line.strip_prefix(field)).unwrap_or_default().trim();
+        let blocked = u64::from_str_radix(line("SigBlk:"), 16).unwrap_or(0);
+        if !status.is_empty() && blocked >> (SIGTERM - 1) & 1 == 0 {
+            taking.push(line("Name:").to_owned());
+        }
+    }
+    assert_eq!(taking, ["signals"]);
 }
 
 fn cold_start() -> Value {

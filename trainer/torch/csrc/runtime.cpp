@@ -1,5 +1,6 @@
 // Switches and services of libtorch that tch does not offer: autograd with explicit gradients, matmul
-// precision, packed linear layers, memory of host and device, the optimizer's flat step, and a look for CUDA.
+// precision, packed linear layers, memory of host and device, the optimizer's flat step, a look for CUDA, and which
+// threads take signals.
 #include <torch/csrc/autograd/autograd.h>
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -11,6 +12,7 @@
 
 #include <dlfcn.h>
 #include <malloc.h>
+#include <signal.h>
 
 #include <cmath>
 #include <cstdlib>
@@ -244,5 +246,13 @@ char* rlt_peak_cuda_bytes(int64_t index, int64_t* out) {
     const auto stats = c10::getDeviceAllocator(at::kCUDA)->getDeviceStats(device);
     *out = stats.allocated_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)].peak;
   });
+}
+
+// Lets the calling thread take signals, or none of them any more; 0, or the number of the error.
+int rlt_take_signals(const int* signals, size_t n, bool takes) {
+  sigset_t set;
+  sigemptyset(&set);
+  for (size_t i = 0; i < n; ++i) sigaddset(&set, signals[i]);
+  return pthread_sigmask(takes ? SIG_UNBLOCK : SIG_BLOCK, &set, nullptr);
 }
 }

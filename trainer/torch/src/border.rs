@@ -1,7 +1,7 @@
 //! The C border of `csrc/` and the few helpers that cross it. Safe wrappers live in the modules that use it.
 
 use crate::Error;
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use tch::Tensor;
 use torch_sys::C_tensor;
 
@@ -181,5 +181,6 @@ unsafe extern "C" {
     pub(crate) fn rlt_load_cuda(found: *mut bool) -> Outcome;
     pub(crate) fn rlt_reuse_large_buffers();
     pub(crate) fn rlt_release_free_memory();
+    pub(crate) fn rlt_take_signals(signals: *const c_int, n: usize, takes: bool) -> c_int;
     pub(crate) fn rlt_peak_cuda_bytes(index: i64, out: *mut i64) -> Outcome;
 }

@@ -29,6 +29,7 @@ mod memory;
 mod optim;
 mod precision;
 mod region;
+mod signals;
 
 pub use access::{f32_slice, f32_slice_mut, i64_slice, tensor_from_bytes, tensor_from_vec};
 pub use attention::{Segments, paged_attention, varlen_attention, write_kv};
@@ -48,6 +49,7 @@ pub use precision::{
     MatmulPrecision, cpu_has_amx, kernel_isa, set_float32_matmul_precision, set_num_threads,
 };
 pub use region::{Block, TensorFile};
+pub use signals::{SIGNALS_THREAD, take_signals_apart};
 
 #[cfg(test)]
 mod tests;

@@ -1,0 +1,69 @@
+//! Which thread signals interrupt: never one that computes. What a signal means is decided by whoever handles it.
+//!
+//! The code that oneDNN compiles for products uses the stack pointer as one more register. Linux lays a signal's frame
+//! down where that points, and so over whatever is there on the heap: training would go on with wrong numbers, or die of a
+//! damaged heap later.
+
+use std::ffi::c_int;
+use std::io;
+
+use crate::border::rlt_take_signals;
+
+/// The name of the thread that takes signals.
+pub const SIGNALS_THREAD: &str = "signals";
+
+/// Lets a thread of its own take `signals`, which never computes. From now on neither the calling thread nor any that it
+/// starts is interrupted by them; handlers are what they were.
+///
+/// # Errors
+/// When the system has no thread left.
+pub fn take_signals_apart(signals: &'static [c_int]) -> io::Result<()> {
+    std::thread::Builder::new().name(SIGNALS_THREAD.to_owned()).spawn(move || {
+        // Also where whoever started this process takes none of them.
+        if set(signals, true).is_ok() {
+            loop {
+                std::thread::park();
+            }
+        }
+    })?;
+    set(signals, false)
+}
+
+fn set(signals: &[c_int], takes: bool) -> io::Result<()> {
+    // SAFETY: as many numbers as said, which are read and not kept.
+    match unsafe { rlt_take_signals(signals.as_ptr(), signals.len(), takes) } {
+        0 => Ok(()),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// SIGWINCH, which nobody handles here and which ends nothing.
+    const SIGNALS: &[c_int] = &[28];
+
+    /// Whether the kernel's account of a thread of this process has it take the signal.
+    fn takes(thread: &str) -> bool {
+        let status = std::fs::read_to_string(format!("{thread}/status")).unwrap();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap();
+        u64::from_str_radix(mask.trim(), 16).unwrap() >> (SIGNALS[0] - 1) & 1 == 0
+    }
+
+    #[test]
+    fn one_thread_takes_signals_and_neither_the_caller_nor_its_threads_do() {
+        std::thread::spawn(|| {
+            assert!(takes("/proc/thread-self"));
+            take_signals_apart(SIGNALS).unwrap();
+            assert!(!takes("/proc/thread-self"));
+            std::thread::spawn(|| assert!(!takes("/proc/thread-self"))).join().unwrap();
+        })
+        .join()
+        .unwrap();
+        let name = |thread: &str| std::fs::read_to_string(format!("{thread}/comm")).unwrap_or_default();
+        let threads = std::fs::read_dir("/proc/self/task").unwrap();
+        let mut threads = threads.map(|thread| thread.unwrap().path().display().to_string());
+        assert!(threads.any(|thread| name(&thread).trim() == SIGNALS_THREAD && takes(&thread)));
+    }
+}
