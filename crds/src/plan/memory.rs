@@ -164,7 +164,7 @@ impl MemoryPlan {
         let sp = spec.workers.mesh.sp.into();
         let activations = Activations { model, width, adapter_width: trained.adapter_width, sp };
         let shards = Shards::new(spec, model, &trained);
-        let mut resident = resident(spec, model, &trained, batch);
+        let mut resident = resident(spec, model, &trained, &shards, batch);
         resident.push(roles::reward_models(judges, width));
         let is_supervised = spec.algorithm.policy_gradient.is_none();
         let generates = !is_supervised || !spec.rewards.functions.is_empty();
@@ -217,19 +217,19 @@ fn resident(
     spec: &ResolvedSpec,
     model: &ModelConfig,
     trained: &Trained,
+    shards: &Shards,
     batch: &BatchPlan,
 ) -> Vec<MemoryTerm> {
     let num_parameters = model.parameter_count().total();
     let adapter = if spec.model.lora.is_some() { trained.num_parameters } else { 0 };
-    let shards = Shards::new(spec, model, trained);
     vec![
         term("host base", HOST_BASE_BYTES),
         // 4 P / s, and the adapter's.
         term("weights", FP32 * shards.part_of(num_parameters + adapter)),
-        roles::reference_kept(spec, model, &shards),
+        roles::reference_kept(spec, model, shards),
         // Two moments of 4.
         term("optimizer state", 2 * FP32 * shards.part_of(trained.num_parameters)),
-        roles::critic(spec, model, trained, &shards),
+        roles::critic(spec, model, trained, shards),
         term("batch on the host", BATCH_BYTES_PER_TOKEN * batch.max_tokens_per_step),
     ]
 }

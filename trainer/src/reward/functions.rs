@@ -137,15 +137,17 @@ impl RewardFunctions {
 
     /// The functions that judge rows of a data source, in the manifest's order.
     pub(super) fn judging(&self, data_source: &str) -> impl Iterator<Item = &NamedFunction> {
-        self.functions.iter().filter(move |function| {
-            let sources = &function.data_sources;
-            sources.is_empty() || sources.iter().any(|source| source == data_source)
-        })
+        self.functions.iter().filter(move |function| judges(&function.data_sources, data_source))
     }
 
     pub(super) fn combiner(&self) -> &Combiner {
         &self.combiner
     }
+}
+
+/// Whether a function of these `dataSources` judges rows of a data source; one that names none judges all.
+pub(super) fn judges(data_sources: &[String], data_source: &str) -> bool {
+    data_sources.is_empty() || data_sources.iter().any(|source| source == data_source)
 }
 
 impl NamedFunction {

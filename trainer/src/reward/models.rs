@@ -9,6 +9,7 @@ use rlt_api::spec::{RewardFunctionSpec, RewardModelSpec};
 use rlt_core::packing::{PackingError, pack};
 use rlt_core::types::{Completion, Prompt, TokenId};
 
+use super::functions::judges;
 use crate::model::hub::{self, HubError};
 use crate::model::{LoadOptions, ModelError, SequenceClassifier};
 use crate::tokenizer::{Tokenizer, TokenizerError};
@@ -152,8 +153,9 @@ impl RewardModels {
     ) -> Result<Vec<ModelScores>, RewardModelError> {
         let mut all = vec![ModelScores::new(); samples.len()];
         for model in &self.models {
-            let asked: Vec<usize> =
-                (0..samples.len()).filter(|idx| model.judges(&samples[*idx].0.data_source)).collect();
+            let asked: Vec<usize> = (0..samples.len())
+                .filter(|idx| judges(&model.data_sources, &samples[*idx].0.data_source))
+                .collect();
             let sequences: Vec<Vec<TokenId>> = asked
                 .iter()
                 .map(|idx| [samples[*idx].0.tokens.as_slice(), &samples[*idx].1.tokens].concat())
@@ -167,10 +169,6 @@ impl RewardModels {
 }
 
 impl RewardModel {
-    fn judges(&self, data_source: &str) -> bool {
-        self.data_sources.is_empty() || self.data_sources.iter().any(|source| source == data_source)
-    }
-
     fn scores(&self, sequences: &[Vec<TokenId>], max_tokens: usize) -> Result<Vec<f64>, RewardModelError> {
         let lens: Vec<usize> = sequences.iter().map(Vec::len).collect();
         let packing = pack(&lens, max_tokens, self.classifier.decoder().config.hidden_size)?;

@@ -44,19 +44,11 @@ impl RewardPool {
         Self { functions: Arc::new(functions), options, num_abandoned: Arc::default() }
     }
 
-    /// One reward for each sample, in the order of the samples.
+    /// One reward for each sample, beside what reward models said of it, in the order of the samples.
     ///
     /// A sample on which a function times out, fails or panics has value 0, no parts, and says so in its
     /// status.
     pub fn score<'a>(
-        &self,
-        samples: impl IntoIterator<Item = (&'a Arc<Prompt>, &'a Completion)>,
-    ) -> Vec<Reward> {
-        self.score_beside_models(samples.into_iter().map(|sample| (sample, ModelScores::new())))
-    }
-
-    /// As [`RewardPool::score`], with what reward models said of each sample.
-    pub fn score_beside_models<'a>(
         &self,
         samples: impl IntoIterator<Item = ((&'a Arc<Prompt>, &'a Completion), ModelScores)>,
     ) -> Vec<Reward> {

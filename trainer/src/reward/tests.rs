@@ -51,7 +51,7 @@ fn pool(functions: RewardFunctions, num_workers: usize, timeout_ms: u64) -> Rewa
 fn score(pool: &RewardPool, texts: &[&str]) -> Vec<Reward> {
     let prompt = prompt(json!("right"));
     let completions: Vec<Completion> = texts.iter().map(|text| completion(text)).collect();
-    pool.score(completions.iter().map(|completion| (&prompt, completion)))
+    pool.score(completions.iter().map(|completion| ((&prompt, completion), ModelScores::new())))
 }
 
 fn statuses(rewards: &[Reward]) -> Vec<RewardStatus> {

@@ -192,7 +192,7 @@ fn judge(
         .collect();
     let of_models = trainer.reward_models.scores(&samples)?;
     let judged = samples.iter().map(|(prompt, completion)| (prompt, completion)).zip(of_models);
-    let rewards: Vec<Reward> = trainer.rewards.score_beside_models(judged);
+    let rewards: Vec<Reward> = trainer.rewards.score(judged);
     let mut judged = samples.into_iter().map(|(_, completion)| completion).zip(rewards);
     Ok(lens.into_iter().map(|len| judged.by_ref().take(len).collect()).collect())
 }
