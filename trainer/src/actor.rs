@@ -94,6 +94,8 @@ pub struct Actor {
     outer_gradients: OuterGradients,
     dropout_seed: Option<u64>,
     ranks: Ranks,
+    /// The same ranks as they share the tokens of passes without gradients.
+    scoring_ranks: Ranks,
     shards: Option<ShardedParameters>,
 }
 
@@ -110,7 +112,23 @@ impl Actor {
     /// Takes a decoder whose trainable parameters are those of `optimizer`. All `ranks` have the same.
     pub fn new(decoder: Decoder, optimizer: AdamW, options: ActorOptions, ranks: Ranks) -> Self {
         let outer_gradients = OuterGradients::new(&decoder);
-        Self { decoder, optimizer, options, outer_gradients, dropout_seed: None, ranks, shards: None }
+        let scoring_ranks = ranks.clone();
+        Self {
+            decoder,
+            optimizer,
+            options,
+            outer_gradients,
+            dropout_seed: None,
+            ranks,
+            scoring_ranks,
+            shards: None,
+        }
+    }
+
+    /// The same, of which `ranks`, in other streams, share the tokens of [`Self::score`] and its like.
+    #[must_use]
+    pub fn scoring_by(self, ranks: Ranks) -> Self {
+        Self { scoring_ranks: ranks, ..self }
     }
 
     /// The same where the ranks share `shards` of the decoder, whose pieces are those of the optimizer.
@@ -149,12 +167,17 @@ impl Actor {
         Model { decoder: &self.decoder, shards: self.shards.as_ref(), stream: self.ranks.stream() }
     }
 
-    /// Fails on all ranks together unless ranks that share a stream of tokens compute what one of them computes alone.
+    fn scoring_model(&self) -> Model<'_> {
+        Model { stream: self.scoring_ranks.stream(), ..self.model() }
+    }
+
+    /// Fails on all ranks together unless those of `ranks` that share a stream of tokens compute what one of them computes
+    /// alone. `field` is what asks for the streams.
     ///
     /// # Errors
     /// [`ProbeError`].
-    pub fn check_streams(&self) -> Result<(), ProbeError> {
-        probe::check(self.model(), &self.ranks)
+    pub fn check_streams(&self, ranks: &Ranks, field: &'static str) -> Result<(), ProbeError> {
+        probe::check(Model { stream: ranks.stream(), ..self.model() }, ranks, field)
     }
 
     /// The ranks that train together.

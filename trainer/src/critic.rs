@@ -71,7 +71,7 @@ pub struct Critic {
 impl Critic {
     /// A critic that begins as `actor` with a value head of zeros, so that it expects nothing at first. All its weights
     /// are trained; or, with `lora`, an adapter of its own, drawn from `seed`, on the actor's very base weights. It is in shards
-    /// where the actor is: then all ranks take part.
+    /// where the actor is: then all ranks take part. `ranks` are the actor's, in streams as the critic's passes have them.
     ///
     /// # Errors
     /// [`NoCritic`].
@@ -79,6 +79,7 @@ impl Critic {
         actor: &Actor,
         lora: Option<(&LoraSpec, u64)>,
         options: CriticOptions,
+        ranks: Ranks,
     ) -> Result<Self, NoCritic> {
         let decoder = trunk(&actor.decoder, lora, actor.shards().is_some())?;
         let hidden = decoder.config.hidden_size as i64;
@@ -91,7 +92,6 @@ impl Critic {
         };
         let optimizer = AdamW::new(trained, options.optimizer)?;
         let outer_gradients = OuterGradients::new(&decoder);
-        let ranks = actor.ranks().clone();
         Ok(Self { decoder, head_d, optimizer, options, outer_gradients, ranks, shards })
     }
 

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rlt_core::batch::Batch;
-use rlt_core::partition::{shares, workload};
+use rlt_core::partition::{Balance, shares, workload};
 use rlt_torch::collectives::{Alone, Collectives, Membership, Reduction, Rendezvous};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -43,6 +43,8 @@ pub struct Ranks {
     size: usize,
     /// Ranks on this machine.
     local_size: usize,
+    /// By what rows are dealt out to ranks.
+    balance: Balance,
     link: Arc<Mutex<Link>>,
     /// The ranks that compute parts of the same tokens; `None` where each has tokens of its own.
     stream: Option<Arc<StreamRanks>>,
@@ -59,7 +61,14 @@ impl Ranks {
     /// One rank, which exchanges nothing.
     pub fn alone() -> Self {
         let link = Link { group: Box::new(Alone::new("all")), rendezvous: None };
-        Self { rank: 0, size: 1, local_size: 1, link: Arc::new(Mutex::new(link)), stream: None }
+        Self {
+            rank: 0,
+            size: 1,
+            local_size: 1,
+            balance: Balance::default(),
+            link: Arc::new(Mutex::new(link)),
+            stream: None,
+        }
     }
 
     /// Joins the ranks that `environment` speaks of; `peer_timeout` bounds every exchange.
@@ -86,9 +95,15 @@ impl Ranks {
             rank: environment.rank,
             size: environment.world_size,
             local_size: environment.local_world_size,
+            balance: Balance::default(),
             link: Arc::new(Mutex::new(link)),
             stream: None,
         })
+    }
+
+    /// The same ranks, to which rows are dealt out by `balance`. All ranks say the same.
+    pub fn dealing_by(self, balance: Balance) -> Self {
+        Self { balance, ..self }
     }
 
     /// This rank's number, from 0.
@@ -113,7 +128,7 @@ impl Ranks {
     }
 
     /// The part of the rows `row_idxs` of `batch` that this rank's stream has: whole runs of one rollout group where there
-    /// are enough of them, of even work for a decoder of `hidden_size`. Every rank divides alike, and ranks of one stream
+    /// are enough of them, balanced as [`Self::dealing_by`] says by the work of a decoder of `hidden_size`. Every rank divides alike, and ranks of one stream
     /// have the same; a stream that is alone has all rows, in order.
     pub fn share_of(&self, batch: &Batch, row_idxs: &[usize], hidden_size: usize) -> Vec<usize> {
         let sp = self.stream_part().num_parts;
@@ -128,7 +143,7 @@ impl Ranks {
             parts = row_idxs.chunks(1).collect();
         }
         let works: Vec<u64> = parts.iter().map(|rows| work(rows)).collect();
-        let own = shares(&works, num_streams).swap_remove(stream);
+        let own = shares(&works, num_streams, self.balance).swap_remove(stream);
         own.into_iter().flat_map(|part| parts[part]).copied().collect()
     }
 

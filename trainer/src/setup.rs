@@ -19,7 +19,7 @@ use crate::data::{Dataset, Demonstration, Loader, Split};
 use crate::error::TrainError;
 use crate::model::BaseModel;
 use crate::optim::AdamWOptions;
-use crate::parallel::Ranks;
+use crate::parallel::{RankError, Ranks};
 use crate::reward::{PoolOptions, RewardFunctions, RewardPool};
 use crate::rollout::{RolloutEngine, RolloutOptions};
 use crate::run_folder::RunFolder;
@@ -39,7 +39,8 @@ pub fn setup(
     ranks: Ranks,
 ) -> Result<Trainer, TrainError> {
     let spec = job.spec().clone();
-    let ranks = ranks.sharing_streams(spec.workers.mesh.sp as usize)?;
+    let streams = Streams::of(&spec, ranks)?;
+    let ranks = streams.updates.clone();
     let device = prepare_device(&spec, &ranks)?;
     // What the leader downloads the others find.
     let (model_dir, base_model) = ranks.leader_first(|| model_folder(&spec, &folder, &ranks))?.unzip();
@@ -48,7 +49,7 @@ pub fn setup(
     let rewards = reward_pool(&spec, &data, ranks.cores())?;
     let weights = model::weights(&spec, model_dir.as_deref(), &tokenizer)?;
     check_model(&spec, weights.config())?;
-    let actor = model::actor(&spec, &weights, device, &ranks)?;
+    let actor = model::actor(&spec, &weights, device, &streams)?;
     actor.decoder.check_vocabulary(tokenizer.vocab_len().saturating_sub(1) as u32)?;
     let reference = model::reference(&spec, &actor, &folder)?;
     let reward_models = ranks.leader_first(|| model::reward_models(&spec, &tokenizer, device))?;
@@ -76,6 +77,7 @@ pub fn setup(
         source_kind: source_kind(model_dir.as_deref()),
         actor,
         ranks,
+        critic_ranks: streams.critic,
         job,
         folder,
         reference,
@@ -94,6 +96,48 @@ pub fn setup(
         seconds_saving: None,
         started: Instant::now(),
     })
+}
+
+/// All ranks, as they share tokens in each kind of pass.
+struct Streams {
+    /// Updates of the actor.
+    updates: Ranks,
+    /// Log-probs of actor and reference.
+    logprobs: Ranks,
+    /// Values and updates of the critic.
+    critic: Ranks,
+}
+
+impl Streams {
+    fn of(spec: &ResolvedSpec, ranks: Ranks) -> Result<Self, RankError> {
+        let mesh = &spec.workers.mesh;
+        let updates = ranks.clone().sharing_streams(mesh.sp as usize)?;
+        let logprobs = match mesh.sp_of_logprobs() {
+            sp if sp == mesh.sp => updates.clone(),
+            sp => ranks.clone().sharing_streams(sp as usize)?,
+        };
+        let critic = match mesh.sp_of_critic() {
+            sp if sp == mesh.sp => updates.clone(),
+            sp if sp == mesh.sp_of_logprobs() => logprobs.clone(),
+            sp => ranks.sharing_streams(sp as usize)?,
+        };
+        Ok(Self { updates, logprobs, critic })
+    }
+
+    /// Those of every degree once, with the field that asks for it.
+    fn of_different_degrees(&self) -> impl Iterator<Item = (&Ranks, &'static str)> {
+        let degree = |ranks: &Ranks| ranks.stream_part().num_parts;
+        let of_logprobs = (degree(&self.logprobs) != degree(&self.updates)).then_some(&self.logprobs);
+        let is_new = ![&self.updates, &self.logprobs].map(degree).contains(&degree(&self.critic));
+        let of_critic = is_new.then_some(&self.critic);
+        [
+            (Some(&self.updates), "spec.workers.mesh.sp"),
+            (of_logprobs, "spec.workers.mesh.logprobSp"),
+            (of_critic, "spec.workers.mesh.criticSp"),
+        ]
+        .into_iter()
+        .filter_map(|(ranks, field)| Some((ranks?, field)))
+    }
 }
 
 /// Threads, arithmetic and device, for the whole process.

@@ -50,6 +50,8 @@ pub struct Trainer {
     pub(crate) folder: RunFolder,
     /// The ranks that run this job together.
     pub(crate) ranks: Ranks,
+    /// The same ranks as they share the critic's tokens.
+    pub(crate) critic_ranks: Ranks,
     pub(crate) actor: Actor,
     pub(crate) reference: Reference,
     /// The value function; `None` until the first step, and for algorithms that know none.
@@ -171,7 +173,7 @@ impl Trainer {
         };
         let lora = self.spec().model.lora.as_ref();
         let lora = lora.map(|lora| (lora, self.seed(SeedStream::Weights, &[CRITIC_ADAPTER])));
-        self.critic = Some(Critic::beginning_as(&self.actor, lora, options)?);
+        self.critic = Some(Critic::beginning_as(&self.actor, lora, options, self.critic_ranks.clone())?);
         Ok(())
     }
 

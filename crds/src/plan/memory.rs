@@ -6,7 +6,8 @@
 //! cache, rollout weights).
 //!
 //! With `workers.mesh.dpShard` a worker keeps its part of every role's weights, gradients and optimizer state, and beside it the
-//! parts of the model that a pass has gathered: `shards`. It reads no more of the model than that. With `workers.mesh.sp` it has its part of the tokens of a pass.
+//! parts of the model that a pass has gathered: `shards`. It reads no more of the model than that. With `workers.mesh.sp` it has its part of
+//! the tokens of a pass, of log-probs and of the critic's passes as their own degrees say.
 //!
 //! Legend: P parameters, s workers of one copy, L layers, h hidden size, f feed-forward width, q and k widths of all query and all key
 //! heads, v vocabulary, r LoRA rank; t tokens of a pass, c completion tokens of a pass; b bytes of a number.
@@ -161,8 +162,14 @@ impl MemoryPlan {
             Precision::Bf16 => 2,
         };
         let trained = trained(spec, model);
-        let sp = spec.workers.mesh.sp.into();
-        let activations = Activations { model, width, adapter_width: trained.adapter_width, sp };
+        let mesh = &spec.workers.mesh;
+        let sharing =
+            |sp: u32| Activations { model, width, adapter_width: trained.adapter_width, sp: sp.into() };
+        // A critic passes over the same tokens in micro-batches of its own.
+        let critic = roles::has_critic(spec).then(|| mesh.sp_of_critic());
+        let fullest = |sp: u32, terms: &dyn Fn(u32) -> Vec<MemoryTerm>| {
+            critic.map_or_else(|| terms(sp), |critic| larger(terms(sp), terms(critic)))
+        };
         let shards = Shards::new(spec, model, &trained);
         let mut resident = resident(spec, model, &trained, &shards, batch);
         resident.push(roles::reward_models(judges, width));
@@ -173,7 +180,7 @@ impl MemoryPlan {
         add(Phase::Loading, roles::loading(spec, model, &trained, &shards));
         if generates {
             // Every worker samples sequences of its own.
-            let alone = Activations { sp: 1, ..activations };
+            let alone = sharing(1);
             add(Phase::Rollout, [vec![shards.held()], rollout::terms(spec, model, batch, &alone)].concat());
         }
         if !judges.is_empty() {
@@ -185,12 +192,12 @@ impl MemoryPlan {
         }
         if !is_supervised {
             let reference = roles::reference_read(spec, model, &shards);
-            let scored = logprob(spec, batch, &activations);
+            let scored = fullest(mesh.sp_of_logprobs(), &|sp| logprob(spec, batch, &sharing(sp), sp));
             add(Phase::Logprob, [vec![shards.gathered(), reference], scored].concat());
         }
         // 4 for each trained parameter, or for this worker's part of them; between updates there are none.
         let gradients = term("gradients", FP32 * shards.part_of(trained.num_parameters));
-        let update = update(spec, batch, &activations);
+        let update = fullest(mesh.sp, &|sp| update(spec, batch, &sharing(sp), sp));
         add(Phase::Update, [vec![gradients, shards.gathered(), shards.gradients()], update].concat());
         let largest_piece = trained.largest_tensor.min(shards.part_of(trained.num_parameters));
         let temporaries = if on_gpu(spec) { OPTIMIZER_TEMPORARIES * FP32 * largest_piece } else { 0 };
@@ -238,10 +245,15 @@ fn on_gpu(spec: &ResolvedSpec) -> bool {
     spec.workers.device == Device::Cuda
 }
 
-fn logprob(spec: &ResolvedSpec, batch: &BatchPlan, activations: &Activations<'_>) -> Vec<MemoryTerm> {
-    let budget = spec.training.max_logprob_tokens;
-    let FullPass { tokens, predicted, .. } =
-        FullPass::new(spec, scored_share(spec, batch.prompts_per_step), batch.samples_per_prompt, budget);
+fn logprob(
+    spec: &ResolvedSpec,
+    batch: &BatchPlan,
+    activations: &Activations<'_>,
+    sp: u32,
+) -> Vec<MemoryTerm> {
+    let share = scored_share(spec, batch.prompts_per_step, sp);
+    let budget = (spec.training.max_logprob_tokens, sp);
+    let FullPass { tokens, predicted, .. } = FullPass::new(spec, share, batch.samples_per_prompt, budget);
     let layers = vec![
         term("activations", tokens * activations.inference_bytes_per_token()),
         term("weight casts", activations.cast_bytes_of_one_layer()),
@@ -250,11 +262,10 @@ fn logprob(spec: &ResolvedSpec, batch: &BatchPlan, activations: &Activations<'_>
     larger(layers, head)
 }
 
-fn update(spec: &ResolvedSpec, batch: &BatchPlan, activations: &Activations<'_>) -> Vec<MemoryTerm> {
-    let (budget, prompts) =
-        (spec.training.max_tokens_per_micro_batch, spec.training.prompts_per_update.into());
-    let FullPass { tokens, predicted, .. } =
-        FullPass::new(spec, scored_share(spec, prompts), batch.samples_per_prompt, budget);
+fn update(spec: &ResolvedSpec, batch: &BatchPlan, activations: &Activations<'_>, sp: u32) -> Vec<MemoryTerm> {
+    let share = scored_share(spec, spec.training.prompts_per_update.into(), sp);
+    let budget = (spec.training.max_tokens_per_micro_batch, sp);
+    let FullPass { tokens, predicted, .. } = FullPass::new(spec, share, batch.samples_per_prompt, budget);
     let checkpointing = spec.training.activation_checkpointing;
     let kept = vec![
         term("activations", tokens * activations.kept_bytes_per_token(checkpointing)),

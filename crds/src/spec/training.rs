@@ -31,7 +31,8 @@ pub struct TrainingSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 2, max = 16777216))]
     pub max_tokens_per_micro_batch: Option<u32>,
-    /// Most tokens of one forward pass without gradients, likewise; by default twice `maxTokensPerMicroBatch`.
+    /// Most tokens of one forward pass without gradients, likewise, where `workers.mesh.logprobSp` workers share them; by
+    /// default twice `maxTokensPerMicroBatch`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 2, max = 16777216))]
     pub max_logprob_tokens: Option<u32>,

@@ -82,10 +82,12 @@ fn any_number_of_ranks_trains_as_one() {
     });
     let one = train(1, &changes);
     assert!(one.steps().iter().all(|step| step["actor/grad_norm"].as_f64() > Some(0.0)));
-    for count in [2, 3, 4] {
+    for (count, balance) in [(2, "Work"), (3, "Count"), (4, "Order")] {
+        let mut changes = changes.clone();
+        merge(&mut changes, json!({ "workers": { "balance": balance } }));
         let many = train(count, &changes);
         let difference = difference(&one, &many);
-        assert!(difference < TOLERANCE, "{count} ranks differ by {difference}");
+        assert!(difference < TOLERANCE, "{count} ranks by {balance} differ by {difference}");
         let completions = |place: &Place| fs::read_to_string(place.run("completions.jsonl")).unwrap();
         assert_eq!(completions(&one), completions(&many));
     }

@@ -38,6 +38,27 @@ fn ranks_that_share_a_model_train_as_one() {
     }
 }
 
+/// All roles at once, in six updates: a critic and a frozen reference, each in shards of its own, or an adapter on the actor's.
+fn roles(kl: &str) -> Value {
+    json!({
+        "algorithm": { "kind": "PPO", "critic": { "learningRate": 0.01 }, "kl": { "placement": kl, "coefficient": 0.1 } },
+        "training": { "promptsPerUpdate": 1, "steps": 2 }
+    })
+}
+
+#[test]
+fn log_probs_and_critic_share_tokens_at_degrees_of_their_own() {
+    let one = train(1, &uneven(&roles("Loss")));
+    for (mesh, logprob_sp, critic_sp) in [((2, 1), 2, 2), ((1, 2), 1, 1)] {
+        let mut shared = shared_by(mesh, &roles("Loss"));
+        let degrees = json!({ "logprobSp": logprob_sp, "criticSp": critic_sp });
+        merge(&mut shared, json!({ "workers": { "mesh": degrees } }));
+        let many = train(4, &shared);
+        let difference = difference(&one, &many);
+        assert!(difference < TOLERANCE, "{mesh:?}, {logprob_sp} and {critic_sp} differ by {difference}");
+    }
+}
+
 #[test]
 fn every_pass_over_the_model_is_the_same_on_parts() {
     let adapter = json!({ "model": { "lora": { "rank": 4, "alpha": 8 } }, "algorithm": { "kl": { "coefficient": 0.1 } } });
@@ -45,14 +66,6 @@ fn every_pass_over_the_model_is_the_same_on_parts() {
     let batch = json!({ "algorithm": {
         "loss": { "policy": "ClipCov" }, "advantage": { "estimator": "OptimalTokenBaseline" }
     } });
-    // All roles at once, in six updates: a critic and a frozen reference, each in shards of its own, and an adapter on the
-    // actor's.
-    let roles = |kl: &str| {
-        json!({
-            "algorithm": { "kind": "PPO", "critic": { "learningRate": 0.01 }, "kl": { "placement": kl, "coefficient": 0.1 } },
-            "training": { "promptsPerUpdate": 1, "steps": 2 }
-        })
-    };
     let (copies, mut adapters) = (roles("Loss"), roles("Reward"));
     merge(&mut adapters, json!({ "model": { "lora": { "rank": 4, "alpha": 8 } } }));
     for (count, mesh, changes) in [

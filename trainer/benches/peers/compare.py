@@ -17,12 +17,12 @@ import subprocess
 import sys
 import time
 
+import bounds
 import serve
 
 HERE = pathlib.Path(__file__).parent
 QUIET_CORES = 0.2
-PHASES = ("rollout_seconds", "reference_seconds", "update_seconds")
-COUNTS = ("computed_tokens", "new_tokens")
+STEP_PHASES = ("rollout_seconds", "reference_seconds", "update_seconds")
 
 
 def contests(arguments):
@@ -119,7 +119,7 @@ def run(contest, load, commands, arguments, raw):
 def median(results, loaded):
     quiet = [result for result in results if result["others_cores"] <= QUIET_CORES]
     middle = lambda key: statistics.median(result[key] for result in quiet or results)
-    optional = (key for key in (*PHASES, *COUNTS) if key in results[0])
+    optional = (key for key in (*bounds.PHASES, *bounds.COUNTS) if key in results[0])
     keys = ("seconds", "cpu_seconds", "tokens", "peak_rss_mb", *optional)
     return {key: middle(key) for key in keys} | {
         "quiet": f"{len(quiet)} of {len(results)}", "loaded_rss_mb": loaded["loaded_rss_mb"],
@@ -128,45 +128,19 @@ def median(results, loaded):
 
 def table(contest, results):
     ours = results["ours"]
-    has_phases = PHASES[0] in ours
+    has_phases = STEP_PHASES[0] in ours
     print(f"\n### {contest}\n")
     phases = " rollout + reference + update s |" if has_phases else ""
     print(f"| | step s |{phases} tokens/s | peak MB (loaded) | others' cores | quiet rounds | ours is faster by | "
           "by processor time | memory of ours |")
     print("| --- | --- |" + (" --- |" if has_phases else "") + " --- | --- | --- | --- | --- | --- | --- |")
     for name, result in results.items():
-        phases = " + ".join(f"{result[phase]:.1f}" for phase in PHASES) + " |" if has_phases else ""
+        phases = " + ".join(f"{result[phase]:.1f}" for phase in STEP_PHASES) + " |" if has_phases else ""
         ratios = (f"{result['seconds'] / ours['seconds']:.2f} | {result['cpu_seconds'] / ours['cpu_seconds']:.2f} | "
                   f"{ours['peak_rss_mb'] / result['peak_rss_mb']:.2f}")
         print(f"| {name} | {result['seconds']:.1f} | {phases} {result['tokens'] / result['seconds']:.0f} | "
               f"{result['peak_rss_mb']:.0f} ({result['loaded_rss_mb']:.0f}) | {result['others_cores']:.2f} | "
               f"{result['quiet']} | {ratios if name != 'ours' else '| |'} |", flush=True)
-
-
-def where_the_time_goes(ours, limits):
-    """The phases of our GRPO step beside what the machine's own limits allow."""
-    shape = json.loads((HERE.parent / "rollout/model.json").read_text())
-    hidden, head_dim = shape["hidden_size"], shape["hidden_size"] // shape["num_attention_heads"]
-    keys = shape["num_key_value_heads"] * head_dim
-    layer = 2 * hidden * hidden + 2 * hidden * keys + 3 * hidden * shape["intermediate_size"]
-    body, head = shape["num_hidden_layers"] * layer, shape["vocab_size"] * hidden
-    computed, new = ours["computed_tokens"], ours["new_tokens"]
-    forward_gflop = 2e-9 * (body * computed + head * new)
-    product_seconds = lambda gflop: gflop / limits["gflops"]
-    # A step of the rollout multiplies a token of each of 16 sequences with every weight, and reads every weight once.
-    rollout_gflop = 2e-9 * (body + head) * new
-    read_seconds = 4e-9 * (body + head) * new / 16 / limits["read_gb_s"]
-    bounds = (max(product_seconds(rollout_gflop), read_seconds), product_seconds(forward_gflop),
-              product_seconds(3 * forward_gflop))
-    seconds = [ours[phase] for phase in PHASES]
-    shares = ", ".join(f"{name} {spent / ours['seconds']:.0%} ({spent:.2f} s; products alone {bound:.2f} s)"
-                       for name, spent, bound in zip(("rollout", "reference", "update"), seconds, bounds))
-    print(f"\nWhere the time of our step goes: {shares}; the rest {max(0.0, ours['seconds'] - sum(seconds)):.2f} s. The limits "
-          f"are this machine's in the same run: {limits['gflops']:.0f} GFLOP/s in fp32 products, {limits['read_gb_s']:.0f} GB/s "
-          f"read. Of {ours['tokens']:.0f} tokens {computed:.0f} go through the model in log-probs and update, since a group's "
-          f"prompt is computed once. A step made of nothing but products would take {sum(bounds):.2f} s; ours takes "
-          f"{ours['seconds'] / sum(bounds):.1f} times that. What is between: attention, norms and the softmax over "
-          f"{shape['vocab_size']} tokens, decoding's few rows a product, the optimizer's pass over four copies of the weights.")
 
 
 def main():
@@ -179,16 +153,20 @@ def main():
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--raw", default=os.devnull)
     arguments = parser.parse_args()
+    if arguments.dtype == "fp32":
+        print("\n" + bounds.EXPLANATION)
     with open(arguments.raw, "a") as raw:
         for contest, (load, commands) in contests(arguments).items():
             if arguments.only and contest not in arguments.only:
                 continue
             results = run(contest, load, commands, arguments, raw)
             table(contest, results)
-            if "computed_tokens" in results["ours"]:
+            if arguments.dtype == "fp32":
                 machine = Contestant([sys.executable, str(HERE / "limits.py")], arguments.threads)
-                where_the_time_goes(results["ours"], machine.measure("limits"))
+                limits = machine.measure("limits")
                 machine.end()
+                print(json.dumps({"contest": contest, "who": "machine", **limits}), file=raw, flush=True)
+                print("\n" + bounds.where_the_time_goes(contest, results["ours"], limits), flush=True)
 
 
 main()

@@ -10,7 +10,7 @@ use rlt_api::resolved::{ModelSource, ResolvedSpec};
 use rlt_api::spec::Precision;
 use tch::{Device, Kind};
 
-use super::optimizer_options;
+use super::{Streams, optimizer_options};
 use crate::actor::{Actor, ActorOptions};
 use crate::error::TrainError;
 use crate::model::{Decoder, LoadOptions, Weights};
@@ -49,8 +49,9 @@ pub(super) fn actor(
     spec: &ResolvedSpec,
     weights: &Weights,
     device: Device,
-    ranks: &Ranks,
+    streams: &Streams,
 ) -> Result<Actor, TrainError> {
+    let ranks = &streams.updates;
     let training = &spec.training;
     let is_shared = spec.workers.mesh.dp_shard > 1;
     let decoder = decoder(spec, weights, device, is_shared)?;
@@ -63,12 +64,14 @@ pub(super) fn actor(
         activation_checkpointing: training.activation_checkpointing,
         max_grad_norm: training.max_grad_norm,
     };
-    let actor = Actor::new(decoder, optimizer, options, ranks.clone());
+    let actor = Actor::new(decoder, optimizer, options, ranks.clone()).scoring_by(streams.logprobs.clone());
     let actor = match shards {
         Some(shards) => actor.with_shards(shards),
         None => actor,
     };
-    actor.check_streams()?;
+    for (ranks, field) in streams.of_different_degrees() {
+        actor.check_streams(ranks, field)?;
+    }
     Ok(actor)
 }
 
@@ -142,6 +145,7 @@ pub(super) fn reward_models(
     let policy = Policy { tokenizer, longest_sequence: longest_sequence as usize };
     let numbers = compute_kind(spec);
     let options = LoadOptions { device, storage: numbers, compute: numbers, trainable: false };
-    let max_tokens = spec.training.max_logprob_tokens as usize;
+    // Every rank judges whole sequences, also where it shares the tokens of other passes.
+    let max_tokens = spec.training.max_logprob_tokens.max(longest_sequence) as usize;
     Ok(RewardModels::load(&spec.rewards.functions, policy, max_tokens, &options)?)
 }

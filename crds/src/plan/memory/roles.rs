@@ -66,7 +66,7 @@ pub(super) fn critic(
     term("critic", 3 * FP32 * shards.part_of(num_parameters))
 }
 
-fn has_critic(spec: &ResolvedSpec) -> bool {
+pub(super) fn has_critic(spec: &ResolvedSpec) -> bool {
     spec.algorithm.policy_gradient.as_ref().is_some_and(|algorithm| algorithm.critic.is_some())
 }
 
@@ -83,9 +83,11 @@ pub(super) fn judging(
     batch: &BatchPlan,
     width: u64,
 ) -> Vec<MemoryTerm> {
-    let budget = spec.training.max_logprob_tokens;
-    let share = scored_share(spec, batch.prompts_per_step);
-    let FullPass { tokens, .. } = FullPass::new(spec, share, batch.samples_per_prompt, budget);
+    // Every worker judges samples of its own, however many tokens of a pass it has elsewhere.
+    let budget = u64::from(spec.training.max_logprob_tokens).max(spec.max_sequence_tokens());
+    let budget = u32::try_from(budget).unwrap_or(u32::MAX);
+    let share = scored_share(spec, batch.prompts_per_step, 1);
+    let FullPass { tokens, .. } = FullPass::new(spec, share, batch.samples_per_prompt, (budget, 1));
     let of_token = |model| Activations { model, width, adapter_width: 0, sp: 1 }.inference_bytes_per_token();
     vec![term("activations", tokens * judges.iter().map(of_token).max().unwrap_or(0))]
 }

@@ -211,7 +211,8 @@ fn learn(case: Case, ranks: &Ranks, dp_shard: usize) -> (Vec<f64>, Vec<f64>) {
     };
     let (mut batch, actor) = (batch(), actor(case, ranks, dp_shard));
     let lora = LoraSpec { rank: 2, ..LoraSpec::default() };
-    let mut critic = Critic::beginning_as(&actor, case.lora.then_some((&lora, 5)), options).unwrap();
+    let mut critic =
+        Critic::beginning_as(&actor, case.lora.then_some((&lora, 5)), options, ranks.clone()).unwrap();
     let returns = (0..batch.rows.num_tokens()).map(|at| (at as f64 * 0.3).sin()).collect();
     (batch.values, batch.returns) = (Some(critic.values(&batch, case.max_tokens).unwrap()), Some(returns));
     let mut reported = Vec::new();
@@ -264,7 +265,7 @@ fn a_critic_s_adapter_lies_on_the_actor_s_own_shards() {
             max_grad_norm: 1.0,
         };
         let lora = LoraSpec { rank: 1, ..LoraSpec::default() };
-        let mut critic = Critic::beginning_as(&actor, Some((&lora, 5)), options).unwrap();
+        let mut critic = Critic::beginning_as(&actor, Some((&lora, 5)), options, ranks.clone()).unwrap();
         let before = critic.values(&batch(), 64).unwrap();
         actor.hold().unwrap();
         let held = actor.shards().unwrap().num_bytes();
