@@ -168,7 +168,8 @@ fn an_engine_and_an_export_take_a_model_over_with_no_more_than_two_parts_of_it_w
         }
         // Packed layers and head, and embeddings; a layer that is fused before it is packed, or a head that is cast.
         let own = width * (count.total() + count.per_layer.max(count.head));
-        let bound = own + two_parts + SLACK;
+        // The heap keeps a hole of up to a layer between what comes and goes.
+        let bound = own + two_parts + 4 * count.per_layer + SLACK;
         assert!(bound < own + 4 * count.total(), "a rank that has all of the model is found");
         for peak in peaks(dir.path(), 2, TAKING_OVER) {
             assert!((width * count.total() / 2..=bound).contains(&peak), "{peak} bytes, at most {bound}");
@@ -194,8 +195,10 @@ fn a_rank_that_resumes_reads_its_part_of_a_checkpoint_into_the_memory_that_it_ha
     let content = CheckpointContent { tensors: tensors.collect(), state: json!({}) };
     CheckpointStore::open(&dir.path().join("checkpoints"), 1).unwrap().save(1, &content).unwrap();
     let part = 4 * ModelConfig::from_json(&config).unwrap().parameter_count().total() / 4;
-    assert!(SLACK < part, "a rank that reads into memory of its own is found");
+    // A chunk that is verified, and two through which numbers come.
+    let bound = SLACK + (3 << 20);
+    assert!(bound < part, "a rank that reads into memory of its own is found");
     for peak in peaks(dir.path(), 4, RESUMING) {
-        assert!(peak <= SLACK, "{peak} bytes more than the part of {part}");
+        assert!(peak <= bound, "{peak} bytes more than the part of {part}");
     }
 }

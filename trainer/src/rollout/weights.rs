@@ -54,6 +54,10 @@ impl RolloutWeights {
         let (mut outer, mut layers) = (None, Vec::new());
         policy.visit(|part| {
             packer.attest(part)?;
+            if part == Part::Layer(0) {
+                // What is outside of the layers has gone, and layers are smaller.
+                rlt_torch::release_free_memory();
+            }
             match part {
                 Part::Outer => outer = Some(packer.outer().map_err(failed("the head".into()))?),
                 Part::Layer(layer_idx) => {
