@@ -29,7 +29,7 @@ pub use self::micro_batch::MicroBatch;
 pub use self::probe::ProbeError;
 use crate::model::{Adapter, Decoder};
 use crate::optim::{AdamW, OptimError, StepOutcome};
-use crate::parallel::{RankError, Ranks, ShardedParameters};
+use crate::parallel::{DecoderParts, RankError, Ranks, ShardedParameters};
 use crate::trained::{ApplyError, Trained};
 
 /// How the actor computes; fixed for a run.
@@ -147,20 +147,9 @@ impl Actor {
         Trained { optimizer: &mut self.optimizer, shards: self.shards.as_ref(), ranks: &self.ranks }
     }
 
-    /// Makes the decoder whole on every rank until [`Self::let_go`] or the next update, for whoever reads all of it.
-    ///
-    /// # Errors
-    /// When a rank is lost.
-    pub fn hold(&self) -> Result<(), RankError> {
-        self.shards.as_ref().map_or(Ok(()), ShardedParameters::hold)
-    }
-
-    /// Gives back what [`Self::hold`] has gathered.
-    ///
-    /// # Errors
-    /// When memory cannot be given back.
-    pub fn let_go(&self) -> Result<(), RankError> {
-        self.shards.as_ref().map_or(Ok(()), ShardedParameters::let_go)
+    /// The decoder for whoever takes all of it over, part by part.
+    pub fn parts(&self) -> DecoderParts<'_> {
+        DecoderParts::new(&self.decoder, self.shards.as_ref())
     }
 
     fn model(&self) -> Model<'_> {
@@ -280,8 +269,6 @@ impl Actor {
     /// # Errors
     /// When libtorch refuses an operation, or a rank is lost.
     pub fn apply(&mut self, learning_rate: f64) -> Result<StepOutcome, ActorError> {
-        // What was gathered before the update is not what comes out of it.
-        self.let_go()?;
         let max_grad_norm = self.options.max_grad_norm;
         Ok(self.trained().apply(learning_rate, max_grad_norm)?)
     }

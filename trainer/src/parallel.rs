@@ -14,6 +14,7 @@
 mod environment;
 mod error;
 mod mesh;
+mod parts;
 mod shards;
 mod stream;
 
@@ -30,6 +31,7 @@ use tch::{Device, Kind, Tensor};
 pub use environment::RankEnvironment;
 pub use error::RankError;
 pub use mesh::MeshRanks;
+pub use parts::DecoderParts;
 pub use shards::{Part, ShardedParameters};
 pub use stream::StreamRanks;
 
@@ -258,4 +260,4 @@ impl Ranks {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

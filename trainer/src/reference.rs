@@ -2,13 +2,14 @@
 //! copy, in shards where the actor is, which on the CPU lies in a file while nobody reads it. What it is compared for
 //! is not known here.
 
+use std::convert::Infallible;
 use std::path::Path;
 
 use crate::actor::Actor;
-use crate::checkpoint::{Checkpoint, CheckpointError};
+use crate::checkpoint::{Checkpoint, CheckpointError, TensorPart, divided};
 use crate::error::TrainError;
 use crate::model::{Decoder, NamedTensors};
-use crate::parallel::{RankError, ShardedParameters};
+use crate::parallel::{RankError, Ranks, ShardedParameters};
 use crate::trained::in_file;
 
 /// Before the names of the reference's tensors in a checkpoint.
@@ -133,6 +134,21 @@ impl FrozenPolicy {
     pub fn rest(&self) {
         self.decoder.rest();
         self.shards.iter().for_each(ShardedParameters::rest);
+    }
+
+    /// What this rank saves of it: every rank a part, which together are every tensor once.
+    pub(crate) fn parts(&self, ranks: &Ranks) -> Vec<TensorPart> {
+        let Some(shards) = &self.shards else {
+            let tensors = self.decoder.named_parameters().into_iter();
+            let whole = tensors.map(|(name, tensor)| TensorPart::whole(stored_name(&name), tensor)).collect();
+            return divided(whole, (ranks.rank(), ranks.size()));
+        };
+        let mut pieces = Vec::new();
+        let Ok(()) = shards.fill(|excerpt, values| {
+            pieces.push(TensorPart::of(&excerpt.named(&stored_name(excerpt.name)), values));
+            Ok::<(), Infallible>(())
+        });
+        divided(pieces, shards.ranks().copy())
     }
 
     /// Every tensor by its name in a checkpoint. Where ranks share it all of them take part, and what the leader alone keeps

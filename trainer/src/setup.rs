@@ -23,6 +23,7 @@ use crate::parallel::{RankError, Ranks};
 use crate::reward::{PoolOptions, RewardFunctions, RewardPool};
 use crate::rollout::{RolloutEngine, RolloutOptions};
 use crate::run_folder::RunFolder;
+use crate::saving::Saving;
 use crate::stop::StopRequest;
 use crate::tokenizer::Tokenizer;
 use crate::trainer::{Progress, SeedStream, Trainer, kl_controller, seed};
@@ -64,6 +65,7 @@ pub fn setup(
     } else {
         CheckpointStore::follow(&folder.checkpoints())
     };
+    let saving = Saving::prepare(&ranks, &checkpoints)?;
     let kl = spec.algorithm.policy_gradient.as_ref().map_or_else(
         || kl_controller(&rlt_api::resolved::Kl::None),
         |algorithm| kl_controller(&algorithm.kl),
@@ -93,6 +95,7 @@ pub fn setup(
         stop,
         progress: Progress::default(),
         saved_at: None,
+        saving,
         seconds_saving: None,
         started: Instant::now(),
     })

@@ -17,6 +17,7 @@ use crate::critic::value_metrics;
 use crate::error::TrainError;
 use crate::objective;
 use crate::phases::{PhaseClock, cost_metrics};
+use crate::state;
 use crate::stop::StopReason;
 use crate::tracking::console::Phase;
 use crate::trainer::{SeedStream, Trainer};
@@ -39,6 +40,8 @@ pub fn step(trainer: &mut Trainer) -> Result<StepEnd, TrainError> {
     let position = trainer.prompts.as_ref().map(|loader| loader.state().clone());
     let mut clock = PhaseClock::start();
     let collected = collect::groups(trainer, &mut clock)?;
+    // Sampling is the longest part of a step: a checkpoint does not wait for its end.
+    state::look_after_save(trainer)?;
     let dropped = trainer.stop_reason()?;
     let (Some(collected), None) = (collected, dropped) else {
         // A dropped step gives its prompts back, so that it comes again, the same, after a resume.

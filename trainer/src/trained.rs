@@ -1,13 +1,15 @@
 //! What a role trains, wherever it lies: the gradients of all ranks together, applied, and weights and moments on their way into
-//! a checkpoint and out of it. There they are whole and by name, so that a checkpoint does not depend on how many ranks
-//! share the model; shards become whole one part of the model at a time. How gradients come about is the role's.
+//! a checkpoint and out of it. There they are by name, with their place in the whole, so that a checkpoint does not depend on how
+//! many ranks share the model: each saves and reads its own part. Only for a leader who must save for all do shards become whole, one
+//! part of the model at a time. How gradients come about is the role's.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use rlt_torch::TensorFile;
 use tch::{Tensor, no_grad};
 
-use crate::checkpoint::{Checkpoint, CheckpointError};
+use crate::checkpoint::{Checkpoint, CheckpointError, TensorPart, divided};
 use crate::model::NamedTensors;
 use crate::optim::{AdamW, OptimError, StepOutcome};
 use crate::parallel::{Part, RankError, Ranks, ShardedParameters};
@@ -19,6 +21,14 @@ pub(crate) struct Trained<'a> {
     /// The shards of which the optimizer updates the pieces; `None` where every rank has the whole.
     pub(crate) shards: Option<&'a ShardedParameters>,
     pub(crate) ranks: &'a Ranks,
+}
+
+/// What the optimizer keeps of a parameter in its own shape.
+const MOMENTS: [&str; 2] = ["exp_avg", "exp_avg_sq"];
+
+/// The name of a parameter's moment in a checkpoint.
+fn moment_name(parameter: &str, moment: &str) -> String {
+    format!("optimizer.{parameter}.{moment}")
 }
 
 /// Why gradients could not be applied.
@@ -63,6 +73,34 @@ impl Trained<'_> {
         self.shards.iter().for_each(|shards| shards.clear_gradients());
     }
 
+    /// What this rank saves of all that an update changes: every rank a part, which together are every tensor once.
+    pub(crate) fn parts(&self) -> Vec<TensorPart> {
+        let state = self.optimizer.state_tensors();
+        let Some(shards) = self.shards else {
+            let tensors = self.optimizer.parameters().into_iter().chain(state);
+            let whole = tensors.map(|(name, tensor)| TensorPart::whole(name, tensor)).collect();
+            return divided(whole, (self.ranks.rank(), self.ranks.size()));
+        };
+        let (counts, moments): (NamedTensors, NamedTensors) =
+            state.into_iter().partition(|(name, _)| name.ends_with(".num_steps"));
+        let moments: BTreeMap<String, Tensor> = moments.into_iter().collect();
+        let mut pieces = Vec::new();
+        for (name, piece) in self.optimizer.parameters() {
+            let Some(excerpt) = shards.excerpt_of(&name) else { continue };
+            pieces.push(TensorPart::of(&excerpt, &piece));
+            for moment in MOMENTS.map(|moment| moment_name(&name, moment)) {
+                pieces.extend(
+                    moments.get(&moment).map(|values| TensorPart::of(&excerpt.named(&moment), values)),
+                );
+            }
+        }
+        let mut parts = divided(pieces, shards.ranks().copy());
+        if self.ranks.is_leader() {
+            parts.extend(counts.into_iter().map(|(name, count)| TensorPart::whole(name, count)));
+        }
+        parts
+    }
+
     /// Every tensor that an update changes, by its name in a checkpoint. Where ranks share the model all of them take part,
     /// and the leader alone gets the tensors: they lie in nameless files of `folder` where those can be written, for memory
     /// is there for one part.
@@ -96,15 +134,15 @@ impl Trained<'_> {
         };
         let pieces = self.optimizer.parameters();
         let mut whole = shards.gather(part, |name| find(&pieces, name))?;
-        for moment in ["exp_avg", "exp_avg_sq"] {
-            let state_name = |name: &str| format!("optimizer.{name}.{moment}");
+        for moment in MOMENTS {
+            let state_name = |name: &str| moment_name(name, moment);
             let moments = shards.gather(part, |name| find(state, &state_name(name)))?;
             whole.extend(moments.into_iter().map(|(name, tensor)| (state_name(&name), tensor)));
         }
         Ok(whole)
     }
 
-    /// Takes over what [`Self::tensors`] gave to a checkpoint, each rank its own part.
+    /// Takes over what [`Self::parts`] or [`Self::tensors`] gave to a checkpoint, each rank its own part.
     ///
     /// # Errors
     /// [`CheckpointError`]: the checkpoint lacks a tensor, or one has another shape.

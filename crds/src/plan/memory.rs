@@ -6,8 +6,9 @@
 //! cache, rollout weights).
 //!
 //! With `workers.mesh.dpShard` a worker keeps its part of every role's weights, gradients and optimizer state, and beside it the
-//! parts of the model that a pass has gathered: `shards`. It reads no more of the model than that. With `workers.mesh.sp` it has its part of
-//! the tokens of a pass, of log-probs and of the critic's passes as their own degrees say.
+//! parts of the model that a pass has gathered: `shards`. It reads no more of the model than that, and takes it over into the rollout
+//! a part at a time. A checkpoint is copied into its file: it takes memory of the kernel's, which is not counted. With
+//! `workers.mesh.sp` it has its part of the tokens of a pass, of log-probs and of the critic's passes as their own degrees say.
 //!
 //! Legend: P parameters, s workers of one copy, L layers, h hidden size, f feed-forward width, q and k widths of all query and all key
 //! heads, v vocabulary, r LoRA rank; t tokens of a pass, c completion tokens of a pass; b bytes of a number.
@@ -181,14 +182,11 @@ impl MemoryPlan {
         if generates {
             // Every worker samples sequences of its own.
             let alone = sharing(1);
-            add(Phase::Rollout, [vec![shards.held()], rollout::terms(spec, model, batch, &alone)].concat());
+            add(Phase::Rollout, rollout::terms(spec, model, batch, &alone, &shards));
         }
         if !judges.is_empty() {
-            let kept = rollout::kept(spec, model, batch, width);
-            add(
-                Phase::Reward,
-                [vec![shards.held()], kept, roles::judging(spec, judges, batch, width)].concat(),
-            );
+            let kept = rollout::kept(spec, model, batch, width, &shards);
+            add(Phase::Reward, [kept, roles::judging(spec, judges, batch, width)].concat());
         }
         if !is_supervised {
             let reference = roles::reference_read(spec, model, &shards);

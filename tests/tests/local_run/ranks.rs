@@ -157,7 +157,8 @@ fn a_killed_rank_ends_all_with_one_named_cause_and_nothing_is_lost() {
     let place = Place::new();
     let job = |steps: u32| on(3, &merged(never_again(), json!({ "training": { "steps": steps } })));
     let launcher = place.start(&job(4000));
-    place.wait_for_steps(2);
+    // Before the second checkpoint begins the first one is committed.
+    place.wait_for_steps(3);
     let workers = workers(&launcher);
     assert_eq!(workers.len(), 3);
     let killed = Instant::now();

@@ -1,7 +1,9 @@
 //! Ranks that share one model, and the tokens of every sequence, train as one that has the whole, and leave checkpoints that
 //! any number of ranks goes on from.
 
-use std::process::Command;
+use std::fs;
+use std::net::TcpListener;
+use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
@@ -98,9 +100,39 @@ fn a_checkpoint_of_parts_is_gone_on_from_by_any_number_of_ranks() {
         let says = (num_steps > 1).then(|| format!("resuming after step {}", num_steps - 1));
         let says: Vec<&str> = says.iter().map(String::as_str).collect();
         resumed.train(&on(count, &shared_by(mesh, &steps(num_steps)))).expect(0, &says);
+        let checkpoint = resumed.run(&format!("checkpoints/step-{num_steps:06}"));
+        let num_files = fs::read_dir(checkpoint).unwrap().count();
+        assert_eq!(num_files, count as usize + 2, "a file of each rank, state and manifest");
     }
     let difference = difference(&whole, &resumed);
     assert!(difference < TOLERANCE, "{difference}");
+}
+
+/// Pods without shared storage: a launcher each, with a run folder of its own.
+#[test]
+fn ranks_that_do_not_see_the_first_one_s_folder_send_it_their_parts_of_a_checkpoint() {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let changes = json!({ "training": { "steps": 2 } });
+    let places = [Place::new(), Place::new()];
+    let pods = [0, 1].map(|rank| {
+        let place = &places[rank];
+        let path = place.write(&on(2, &shared_by((2, 1), &changes)));
+        let mut command = Command::new(rlt_tests::fresh_binary("rlt-trainer"));
+        command.args(["launch", "--manifest"]).arg(path).arg("--output").arg(place.run(""));
+        command.envs([("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "1"), ("MASTER_ADDR", "localhost")]);
+        command.env("RANK", rank.to_string()).env("MASTER_PORT", &port);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    });
+    let [first, second] = pods.map(|pod| Ended::of(pod.wait_with_output().unwrap()));
+    first.expect(0, &["ranks without the run folder: the first rank saves for all"]);
+    second.expect(0, &[]);
+    assert!(!places[1].run("checkpoints").exists());
+    let num_files = fs::read_dir(places[0].run("checkpoints/step-000002")).unwrap().count();
+    assert_eq!(num_files, 3, "one file of tensors, state and manifest");
+    let difference = difference(&train(1, &uneven(&changes)), &places[0]);
+    assert!(difference < TOLERANCE, "{difference}");
+    let longer = json!({ "training": { "steps": 3 } });
+    places[0].train(&on(1, &uneven(&longer))).expect(0, &["resuming after step 2"]);
 }
 
 #[test]

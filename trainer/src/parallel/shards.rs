@@ -35,6 +35,16 @@ pub enum Part {
     Layer(usize),
 }
 
+impl Part {
+    /// The number of the layer that it is; `None` for what is outside of the layers.
+    pub fn layer_idx(self) -> Option<usize> {
+        match self {
+            Self::Outer => None,
+            Self::Layer(layer_idx) => Some(layer_idx),
+        }
+    }
+}
+
 /// The parameters of one part.
 #[derive(Debug)]
 struct Unit {
@@ -125,27 +135,37 @@ impl ShardedParameters {
         self.parts().flat_map(|part| self.unit(part).flats()).map(Flat::num_bytes).sum()
     }
 
-    /// Makes every part whole and keeps it so: for what reads the model as one.
+    /// Lets `read` see every part while it is whole, in the order of [`Self::parts`]; the next one sets out meanwhile. All ranks do
+    /// so together.
     ///
     /// # Errors
-    /// [`RankError`] when a rank is lost.
-    pub fn hold(&self) -> Result<(), RankError> {
-        self.parts().try_for_each(|part| self.need(part))?;
-        self.set_held(true);
+    /// What `read` fails with, or [`RankError`] when a rank is lost or memory is short.
+    pub fn visit<E: From<RankError>>(&self, mut read: impl FnMut(Part) -> Result<(), E>) -> Result<(), E> {
+        let parts: Vec<Part> = self.parts().collect();
+        for (idx, part) in parts.iter().enumerate() {
+            self.need(*part)?;
+            parts.get(idx + 1).map_or(Ok(()), |next| self.begin(*next))?;
+            read(*part)?;
+            self.release(*part)?;
+        }
         Ok(())
     }
 
-    /// Frees every part; from now on they come and go with the layers.
+    /// Whether a part, which is whole here, is what the ranks of this copy hold, by the `digest` of each one's shard. All ranks ask
+    /// together.
     ///
     /// # Errors
-    /// [`RankError::Shards`] when libtorch cannot.
-    pub fn let_go(&self) -> Result<(), RankError> {
-        self.set_held(false);
-        self.parts().try_for_each(|part| self.release(part))
-    }
-
-    fn set_held(&self, is_held: bool) {
-        self.parts().flat_map(|part| self.unit(part).flats()).for_each(|flat| flat.set_held(is_held));
+    /// What `digest` fails with, or [`RankError`] when a rank is lost.
+    pub(crate) fn is_as_held<E: From<RankError>>(
+        &self,
+        part: Part,
+        digest: impl Fn(&Tensor) -> Result<u64, E>,
+    ) -> Result<bool, E> {
+        let mut is_as_held = true;
+        for flat in self.unit(part).flats() {
+            is_as_held &= flat.is_as_held(&self.ranks, &digest)?;
+        }
+        Ok(is_as_held)
     }
 
     /// Starts to gather a part that is not whole.
@@ -165,7 +185,7 @@ impl ShardedParameters {
         self.unit(part).flats().try_for_each(Flat::need)
     }
 
-    /// Frees a part, unless all are held.
+    /// Frees a part.
     ///
     /// # Errors
     /// [`RankError::Shards`] when libtorch cannot.

@@ -1,5 +1,6 @@
 //! Ranks that are threads here: what each has after an exchange.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::thread;
 
@@ -12,7 +13,7 @@ use crate::model::Decoder;
 use crate::optim::{AdamW, AdamWOptions};
 
 /// Runs `body` on every rank; what each returned, in the order of ranks.
-pub(super) fn on_ranks<T: Send>(size: usize, body: impl Fn(Ranks) -> T + Sync) -> Vec<T> {
+pub(crate) fn on_ranks<T: Send>(size: usize, body: impl Fn(Ranks) -> T + Sync) -> Vec<T> {
     let store = serve_store(0, 1, size).unwrap();
     let master_port = store.port();
     let join = |rank| {
@@ -43,7 +44,7 @@ pub(super) fn on_ranks<T: Send>(size: usize, body: impl Fn(Ranks) -> T + Sync) -
 }
 
 /// An actor whose decoder `dp_shard` ranks share.
-pub(super) fn actor_on_mesh(
+pub(crate) fn actor_on_mesh(
     decoder: Decoder,
     options: ActorOptions,
     ranks: &Ranks,
@@ -58,6 +59,27 @@ pub(super) fn actor_on_mesh(
         Some(shards) => actor.with_shards(shards),
         None => actor,
     }
+}
+
+/// Copies of a decoder's parameters by name, whole, wherever its parts are.
+pub(crate) fn whole_parameters(decoder: DecoderParts<'_>) -> BTreeMap<String, Tensor> {
+    let (layers, outer) = decoder.decoder().parameters_by_layer();
+    let mut all = BTreeMap::new();
+    let visited = decoder.visit(|part| {
+        let of_part = part.layer_idx().map_or(&outer, |layer_idx| &layers[layer_idx]);
+        all.extend(of_part.iter().map(|(name, leaf)| (name.clone(), leaf.detach().copy())));
+        Ok::<(), RankError>(())
+    });
+    visited.unwrap();
+    all
+}
+
+/// The same of those that an actor trains.
+pub(crate) fn trained_parameters(actor: &Actor) -> BTreeMap<String, Tensor> {
+    let mut all = whole_parameters(actor.parts());
+    let trained = actor.decoder.trainable_parameters();
+    all.retain(|name, _| trained.iter().any(|(trained, _)| trained == name));
+    all
 }
 
 #[test]

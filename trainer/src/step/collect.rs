@@ -66,7 +66,7 @@ pub(super) fn groups(trainer: &mut Trainer, clock: &mut PhaseClock) -> Result<Op
     }
     groups.truncate(num_wanted);
     let greedy_rewards = greedy_rewards(trainer, &groups, clock)?;
-    trainer.end_rollout()?;
+    trainer.end_rollout();
     Ok(Some(Collected { groups, greedy_rewards, num_batches }))
 }
 
@@ -172,7 +172,7 @@ fn generate(
         watch.advance(progress.num_finished as u64, progress.num_tokens as u64);
         if stop.reason().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    match engine.generate(&actor.decoder, requests, tokenizer, &mut progress) {
+    match engine.generate(actor.parts(), requests, tokenizer, &mut progress) {
         Ok(completions) => Ok(Some(completions)),
         Err(RolloutError::Interrupted) => Ok(None),
         Err(error) => Err(error.into()),

@@ -9,8 +9,6 @@ use crate::resolved::ResolvedSpec;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shards {
     dp_shard: u64,
-    /// Parameters of model and adapter.
-    all: u64,
     /// Of one layer, adapter included.
     layer: u64,
     /// Of embedding, final norm and head.
@@ -24,11 +22,9 @@ impl Shards {
         let count = model.parameter_count();
         let outer = count.embedding + count.final_norm + count.head;
         let has_adapter = spec.model.lora.is_some();
-        let (adapter, adapter_layer) =
-            if has_adapter { (trained.num_parameters, trained.of_one_layer) } else { (0, 0) };
+        let adapter_layer = if has_adapter { trained.of_one_layer } else { 0 };
         Self {
             dp_shard: spec.workers.mesh.dp_shard.into(),
-            all: count.total() + adapter,
             layer: count.per_layer + adapter_layer,
             outer,
             trained_layer: trained.of_one_layer,
@@ -41,9 +37,14 @@ impl Shards {
         num_parameters.div_ceil(self.dp_shard)
     }
 
-    /// While completions are sampled the whole model is there: 4 P.
-    pub(super) fn held(&self) -> MemoryTerm {
-        self.term("gathered weights", self.all)
+    /// While the rollout takes the model over, a part and the one that comes next.
+    pub(super) fn taken_over(&self) -> MemoryTerm {
+        self.term("gathered weights", self.layer + self.outer.max(self.layer))
+    }
+
+    /// Whether several workers hold a copy of the model together.
+    pub(super) fn is_shared(&self) -> bool {
+        self.dp_shard > 1
     }
 
     /// In a pass what is outside of the layers, the layer that computes and the one that comes next.

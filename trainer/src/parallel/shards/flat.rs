@@ -6,7 +6,7 @@
 //! shards       [   0   |   1   |   2   ]    all of one length; a piece is what of a parameter lies in a shard
 //! ```
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::ops::Range;
 
 use rlt_api::plan::READ_CHUNK_NUMBERS;
@@ -29,8 +29,6 @@ pub(super) struct Flat {
     shard: Tensor,
     whole: FlatBuffer,
     presence: RefCell<Presence>,
-    /// Whether the whole stays for whoever reads all of the model.
-    is_held: Cell<bool>,
     gradients: RefCell<Gradients>,
 }
 
@@ -119,17 +117,8 @@ impl Flat {
         });
         let parameters = parameters.collect();
         whole.release()?;
-        let (presence, is_held) = (RefCell::new(Presence::Away), Cell::new(false));
-        Ok(Some(Self {
-            parameters,
-            layout,
-            own,
-            shard,
-            whole,
-            presence,
-            is_held,
-            gradients: RefCell::default(),
-        }))
+        let presence = RefCell::new(Presence::Away);
+        Ok(Some(Self { parameters, layout, own, shard, whole, presence, gradients: RefCell::default() }))
     }
 
     pub(super) fn shard(&self) -> &Tensor {
@@ -198,18 +187,29 @@ impl Flat {
         Ok(())
     }
 
-    /// Keeps the whole from the next [`Self::need`] on, or lets [`Self::release`] free it again.
-    pub(super) fn set_held(&self, is_held: bool) {
-        self.is_held.set(is_held);
-    }
-
     pub(super) fn release(&self) -> Result<(), RankError> {
-        if self.is_held.get() {
-            return Ok(());
-        }
         self.need()?;
         self.presence.replace(Presence::Away);
         Ok(self.whole.release()?)
+    }
+
+    /// See [`super::ShardedParameters::is_as_held`].
+    pub(super) fn is_as_held<E: From<RankError>>(
+        &self,
+        ranks: &MeshRanks,
+        digest: impl Fn(&Tensor) -> Result<u64, E>,
+    ) -> Result<bool, E> {
+        let own = Tensor::from_slice(&[digest(&self.shard)?.cast_signed()]).to_device(self.shard.device());
+        let all = Tensor::zeros([ranks.dp_shard() as i64], (Kind::Int64, self.shard.device()));
+        ranks.all_gather(&all, &own)?.wait().map_err(RankError::from)?;
+        for shard in 0..ranks.dp_shard() {
+            let Range { start, end } = self.layout.range(shard);
+            let gathered = digest(&self.whole.tensor().narrow(0, start as i64, (end - start) as i64))?;
+            if gathered.cast_signed() != all.int64_value(&[shard as i64]) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     pub(super) fn begin_gradient(&self) {

@@ -1,5 +1,8 @@
 //! Ranks that are threads here share a small decoder, and train it as one rank that has the whole.
 
+mod saved;
+mod taken;
+
 use std::rc::Rc;
 
 use rlt_api::spec::{CriticSpec, LoraInit, LoraSpec};
@@ -13,8 +16,8 @@ use crate::model::{
 };
 use crate::objective::supervised_objective;
 use crate::optim::AdamWOptions;
-use crate::parallel::tests::{actor_on_mesh, on_ranks};
-use crate::parallel::{Ranks, ShardedParameters};
+use crate::parallel::tests::{actor_on_mesh, on_ranks, trained_parameters, whole_parameters};
+use crate::parallel::{DecoderParts, RankError, Ranks, ShardedParameters};
 use crate::reference::FrozenPolicy;
 use crate::update::{UpdatePlan, update};
 
@@ -104,17 +107,13 @@ fn plan(case: Case, seed: u64) -> UpdatePlan {
 
 /// All trained parameters, whole.
 fn parameters(actor: &Actor) -> Vec<f64> {
-    actor.hold().unwrap();
-    let numbers = numbers(&actor.decoder.trainable_parameters());
-    actor.let_go().unwrap();
-    numbers
+    numbers(trained_parameters(actor).values())
 }
 
-fn numbers(tensors: &[(String, Tensor)]) -> Vec<f64> {
-    let of_one = |(_, tensor): &(String, Tensor)| {
-        Vec::<f64>::try_from(tensor.detach().to_kind(Kind::Double).reshape([-1])).unwrap()
-    };
-    tensors.iter().flat_map(of_one).collect()
+fn numbers<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> Vec<f64> {
+    let of_one =
+        |tensor: &Tensor| Vec::<f64>::try_from(tensor.detach().to_kind(Kind::Double).reshape([-1])).unwrap();
+    tensors.into_iter().flat_map(of_one).collect()
 }
 
 /// Losses, gradient norms, log-probs and parameters of five updates.
@@ -182,7 +181,7 @@ fn ranks_read_or_draw_their_parts_of_the_very_weights_that_one_rank_has() {
         let whole = decoder(case);
         let folder = tempfile::tempdir().unwrap();
         whole.export(folder.path(), &ExportOptions { merge_lora: false, dtype: Kind::Float }).unwrap();
-        let whole = numbers(&whole.named_parameters());
+        let whole = whole_parameters(DecoderParts::from(&whole));
         let drawn = Weights::fresh(&config(case), 7);
         let read = Weights::open(folder.path()).unwrap();
         for (size, weights) in [(2, &drawn), (3, &drawn), (4, &read), (3, &read)] {
@@ -192,10 +191,9 @@ fn ranks_read_or_draw_their_parts_of_the_very_weights_that_one_rank_has() {
                 let mesh = Rc::new(ranks.on_mesh(size).unwrap());
                 let shards = ShardedParameters::new(&decoder, mesh).unwrap();
                 shards.read(weights).unwrap();
-                shards.hold().unwrap();
-                numbers(&decoder.named_parameters())
+                whole_parameters(DecoderParts::new(&decoder, Some(&shards)))
             });
-            assert!(all.iter().all(|numbers| numbers == &whole), "{case:?} by {size}");
+            assert!(all.iter().all(|parameters| parameters == &whole), "{case:?} by {size}");
         }
     }
 }
@@ -226,7 +224,7 @@ fn learn(case: Case, ranks: &Ranks, dp_shard: usize) -> (Vec<f64>, Vec<f64>) {
     let mut state = critic.trained().tensors(folder.path()).unwrap();
     state.sort_by(|(one, _), (other, _)| one.cmp(other));
     assert!(state.is_empty() || state.iter().any(|(name, _)| name == "critic.value_head.weight"));
-    (reported, numbers(&state))
+    (reported, numbers(state.iter().map(|(_, tensor)| tensor)))
 }
 
 #[test]
@@ -266,12 +264,9 @@ fn a_critic_s_adapter_lies_on_the_actor_s_own_shards() {
         };
         let lora = LoraSpec { rank: 1, ..LoraSpec::default() };
         let mut critic = Critic::beginning_as(&actor, Some((&lora, 5)), options, ranks.clone()).unwrap();
-        let before = critic.values(&batch(), 64).unwrap();
-        actor.hold().unwrap();
-        let held = actor.shards().unwrap().num_bytes();
-        assert_eq!(critic.values(&batch(), 64).unwrap(), before);
-        assert_eq!(actor.shards().unwrap().num_bytes(), held, "what the actor holds stays");
-        actor.let_go().unwrap();
+        let at_rest = actor.shards().unwrap().num_bytes();
+        critic.values(&batch(), 64).unwrap();
+        assert_eq!(actor.shards().unwrap().num_bytes(), at_rest, "what has come for the critic has gone");
         let of_critic = critic.trained().shards.unwrap().num_bytes();
         let trained: usize = critic.state_tensors().iter().take(3).map(|(_, tensor)| tensor.numel()).sum();
         assert!(trained > 0 && of_critic < actor.shards().unwrap().num_bytes());
@@ -317,9 +312,15 @@ fn at_rest_a_rank_holds_its_part_and_nothing_more() {
             let num_pieces = actor.shards().unwrap().pieces().len();
             let expected = 2 * (num_trained / 3)..=2 * (num_trained / 3 + 4) + num_pieces;
             assert!((expected).contains(&moments), "{moments} of {expected:?}");
-            actor.hold().unwrap();
-            assert!(num_bytes(&actor) >= 4 * num_parameters);
-            actor.let_go().unwrap();
+            let (layers, outer) = actor.decoder.parameters_by_layer();
+            let of_part = |part: &[(String, Tensor)]| part.iter().map(|(_, t)| t.numel()).sum::<usize>();
+            let two_parts = of_part(&layers[0]) + of_part(&layers[0]).max(of_part(&outer));
+            let visited = actor.parts().visit(|_| {
+                let more = num_bytes(&actor) - at_rest.start();
+                assert!(more <= 4 * (two_parts + 16), "{more} bytes of a part and the next one");
+                Ok::<(), RankError>(())
+            });
+            visited.unwrap();
             assert!(at_rest.contains(&num_bytes(&actor)));
         });
     }

@@ -52,10 +52,15 @@ impl ShardedParameters {
         values: &Tensor,
         fill: impl FnOnce(&Excerpt<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
+        let excerpt = self.excerpt_of(name);
+        excerpt.map_or(Ok(()), |excerpt| fill(&excerpt, values))
+    }
+
+    /// What of the trained parameter `name` lies in this rank's piece of it; `None` where nothing does.
+    pub(crate) fn excerpt_of<'a>(&'a self, name: &'a str) -> Option<Excerpt<'a>> {
         let mut trained = self.parts().filter_map(|part| self.unit(part).trained.as_ref());
         let excerpt = trained.find_map(|flat| flat.place_of(name)).map(|place| place.excerpt(name));
-        let excerpt = excerpt.filter(|excerpt| !excerpt.range.is_empty());
-        excerpt.map_or(Ok(()), |excerpt| fill(&excerpt, values))
+        excerpt.filter(|excerpt| !excerpt.range.is_empty())
     }
 
     /// Takes the values of another role's parameters, one part at a time: those that `name_there` names there. What the

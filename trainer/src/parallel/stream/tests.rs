@@ -16,7 +16,7 @@ use crate::actor::{Actor, ActorOptions, MicroBatch, ProbeError};
 use crate::critic::{Critic, CriticOptions};
 use crate::model::{Adapter, Decoder, LoadOptions, LoraConfig, ModelConfig, ModuleMatch, PackedInput};
 use crate::optim::AdamWOptions;
-use crate::parallel::tests::{actor_on_mesh, on_ranks};
+use crate::parallel::tests::{actor_on_mesh, on_ranks, trained_parameters};
 use crate::update::{UpdatePlan, update};
 
 /// Sums over ranks are added in another order; five steps of an optimizer that divides by small gradients enlarge that.
@@ -220,8 +220,7 @@ fn train(case: Case, layout: Layout, policy: PolicyLoss) -> Vec<f64> {
         let loss = report.loss;
         let mut all = vec![loss.pg_loss, loss.entropy, loss.num_clipped as f64, loss.num_tokens as f64];
         all.extend(report.grad_norms.iter().chain(&report.actor_logprobs));
-        actor.hold().unwrap();
-        all.extend(actor.decoder.trainable_parameters().iter().flat_map(|(_, leaf)| numbers(leaf)));
+        all.extend(trained_parameters(&actor).values().flat_map(numbers));
         all
     })
 }
