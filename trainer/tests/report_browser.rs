@@ -175,6 +175,7 @@ impl View {
 }
 
 /// Chromium, or a word on why the report is not opened.
+#[expect(clippy::print_stderr, reason = "a test that is skipped says so")]
 fn chromium_or_skip() -> Option<PathBuf> {
     let found = chromium();
     if found.is_none() {

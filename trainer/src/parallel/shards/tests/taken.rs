@@ -20,11 +20,11 @@ impl Detokenizer for Numbers {
     }
 }
 
-/// Two prompts of three samples each: tokens, and what the engine says of their log-probs.
-fn sample(
-    engine: &mut RolloutEngine,
-    policy: DecoderParts<'_>,
-) -> Result<Vec<(Vec<u32>, Vec<f32>)>, RolloutError> {
+/// Tokens of a completion, and what the engine says of their log-probs.
+type Sampled = (Vec<u32>, Vec<f32>);
+
+/// Two prompts of three samples each.
+fn sample(engine: &mut RolloutEngine, policy: DecoderParts<'_>) -> Result<Vec<Sampled>, RolloutError> {
     let request = |prompt: &[TokenId]| RolloutRequest {
         prompt: prompt.into(),
         seeds: vec![1, 2, 3],
