@@ -129,7 +129,7 @@ impl Actor {
         Trained { optimizer: &mut self.optimizer, shards: self.shards.as_ref(), ranks: &self.ranks }
     }
 
-    /// Makes the decoder whole on every rank until [`Self::let_go`] or the next update, for whoever reads all of it.
+    /// Makes the decoder whole and exact on every rank until [`Self::let_go`] or the next update, for whoever reads all of it.
     ///
     /// # Errors
     /// When a rank is lost.
@@ -137,7 +137,18 @@ impl Actor {
         self.shards.as_ref().map_or(Ok(()), ShardedParameters::hold)
     }
 
-    /// Gives back what [`Self::hold`] has gathered.
+    /// The same for whoever samples with it: in the numbers that layers compute with, unless an adapter is to be folded in.
+    ///
+    /// # Errors
+    /// When a rank is lost.
+    pub fn hold_to_sample(&self) -> Result<(), RankError> {
+        match &self.shards {
+            Some(shards) if self.decoder.lora().is_none() => shards.hold_to_compute(),
+            _ => self.hold(),
+        }
+    }
+
+    /// Gives back what [`Self::hold`] or [`Self::hold_to_sample`] has gathered.
     ///
     /// # Errors
     /// When memory cannot be given back.
@@ -186,8 +197,9 @@ impl Actor {
         if let Some(grad_td) = grad_embedded {
             self.outer_gradients.scatter_embedding(&self.decoder, &micro_batch.input.tokens, &grad_td);
         }
-        model.end_outer_gradient()?;
+        // The weights go first, to make room for what is received of the gradient.
         model.leave()?;
+        model.end_outer_gradient()?;
         Ok(accumulated)
     }
 

@@ -138,7 +138,7 @@ impl Trainer {
     /// Lets the engine hold the actor's weights of the current policy version, if it does not yet. Where ranks share
     /// the model, all of it is here until [`Self::end_rollout`].
     pub(crate) fn sync_weights(&mut self) -> Result<(), TrainError> {
-        self.actor.hold()?;
+        self.actor.hold_to_sample()?;
         // The cold start changes weights without a step, so version 0 is taken over anew.
         if self.engine.policy_version() != Some(self.progress.step) {
             self.engine.sync_weights(&self.actor.decoder, self.progress.step)?;

@@ -1,5 +1,7 @@
 //! Ranks that are threads here: what each has after an exchange.
 
+mod traffic;
+
 use std::rc::Rc;
 use std::thread;
 

@@ -287,6 +287,30 @@ fn layers_in_bf16_round_alike_on_shards_and_on_the_whole() {
 }
 
 #[test]
+fn weights_travel_as_layers_compute_with_them_and_are_whole_exactly_where_that_is_asked_for() {
+    let case = Case { compute: Kind::BFloat16, ..FULL };
+    let exact = numbers(&decoder(case).named_parameters());
+    on_ranks(2, |ranks| {
+        let actor = actor(case, &ranks, 2);
+        let at_rest = actor.shards().unwrap().num_bytes();
+        actor.score(&batch(), Adapter::On, case.max_tokens).unwrap();
+        assert_eq!(parameters(&actor), exact);
+        actor.hold_to_sample().unwrap();
+        for (name, tensor) in actor.decoder.named_parameters() {
+            // A norm multiplies with what it is, a projection with what it is rounded to.
+            let expected = if tensor.dim() > 1 { Kind::BFloat16 } else { Kind::Float };
+            assert_eq!(tensor.kind(), expected, "{name}");
+        }
+        let rounded = numbers(&actor.decoder.named_parameters());
+        assert!(largest_difference(&exact, &rounded) < 1.0 / 256.0 && exact != rounded);
+        assert!(actor.shards().unwrap().num_bytes() < at_rest + 3 * exact.len());
+        // What samples has not been asked for the very numbers; whoever asks for them gets them all the same.
+        assert_eq!(parameters(&actor), exact);
+        assert_eq!(actor.shards().unwrap().num_bytes(), at_rest);
+    });
+}
+
+#[test]
 fn accumulated_micro_batches_are_one_batch() {
     let whole = on_ranks(2, |ranks| train(Case { max_tokens: 64, ..FULL }, &ranks, 2));
     let parts = on_ranks(2, |ranks| train(FULL, &ranks, 2));
