@@ -11,7 +11,7 @@ use rlt_torch::collectives::{Collectives, Membership, Pending, Reduction, Rendez
 use tch::{Device, Kind, Tensor};
 
 const SIZE: usize = 3;
-/// Numbers of a tensor: more than one piece of an all-reduce, and a length that nothing divides.
+/// Numbers of a tensor: more than the ring adds up at once, and a length that nothing divides.
 const LEN: i64 = 2_000_037;
 
 unsafe extern "C" {

@@ -16,10 +16,6 @@ use super::traffic::{all_gather, all_to_all, num_bytes, ring_all_reduce, row_byt
 use super::{CollectiveError, Collectives, Pending, Reduction, RendezvousError};
 use crate::border::{Outcome, check, raw};
 
-/// Gloo's ring sends a tensor in two segments for each rank as long as none is longer than this. A longer tensor has more
-/// of them, of which the ring sends all but two in each round, up to twice what is needed; so it goes in pieces.
-const LONGEST_SEGMENT: usize = 1 << 20;
-
 /// A connected group of ranks on CPUs.
 pub(super) struct GlooGroup {
     pointer: *mut c_void,
@@ -99,7 +95,7 @@ impl GlooGroup {
                 )
             }
         })?;
-        Ok(Pending::of([work], finish))
+        Ok(Pending::of(work, finish))
     }
 }
 
@@ -118,19 +114,14 @@ impl Collectives for GlooGroup {
 
     fn all_reduce(&mut self, tensor: &Tensor, reduction: Reduction) -> Result<Pending, CollectiveError> {
         check_sizes("all-reduce", &self.seat.name, (tensor, 1), (tensor, 1))?;
+        let element = tensor.kind().elt_size_in_bytes() as u64;
         let (place, size) = (self.seat.place, self.size());
-        let element = tensor.kind().elt_size_in_bytes();
-        let piece_len = 2 * size * LONGEST_SEGMENT / element;
-        let pieces = tensor.detach().view(-1).split(piece_len as i64, 0);
-        let mut works = Vec::with_capacity(pieces.len());
-        for piece in pieces {
-            self.seat.meter.count(ring_all_reduce(place, size, num_bytes(&piece), element as u64));
-            works.push(self.start("all-reduce", vec![piece.shallow_clone()], |group, out| {
-                // SAFETY: a live group, a borrowed tensor and a place for the result.
-                unsafe { border::rlt_all_reduce(group, raw(&piece), reduction.code(), out) }
-            })?);
-        }
-        Ok(Pending::of(works, None))
+        self.seat.meter.count(ring_all_reduce(place, size, num_bytes(tensor), element));
+        let work = self.start("all-reduce", vec![tensor.shallow_clone()], |group, out| {
+            // SAFETY: a live group, a borrowed tensor and a place for the result.
+            unsafe { border::rlt_all_reduce(group, raw(tensor), reduction.code(), out) }
+        })?;
+        Ok(Pending::of(work, None))
     }
 
     /// Gloo's own reduce-scatter is an all-reduce of which most is thrown away, twice the bytes. Every rank sends every
@@ -156,7 +147,7 @@ impl Collectives for GlooGroup {
             // SAFETY: a live group, borrowed tensors and a place for the result.
             unsafe { border::rlt_all_gather(group, raw(&flat_output), raw(&flat_input), out) }
         })?;
-        Ok(Pending::of([work], None))
+        Ok(Pending::of(work, None))
     }
 
     fn all_to_all(
@@ -178,7 +169,7 @@ impl Collectives for GlooGroup {
             // SAFETY: a live group, a borrowed tensor and a place for the result.
             unsafe { border::rlt_broadcast(group, raw(tensor), root as i64, out) }
         })?;
-        Ok(Pending::of([work], None))
+        Ok(Pending::of(work, None))
     }
 
     fn barrier(&mut self) -> Result<(), CollectiveError> {
@@ -186,7 +177,7 @@ impl Collectives for GlooGroup {
             // SAFETY: a live group and a place for the result.
             unsafe { border::rlt_barrier(group, out) }
         })?;
-        Pending::of([work], None).wait()
+        Pending::of(work, None).wait()
     }
 }
 

@@ -87,7 +87,7 @@ impl NcclGroup {
             seat.failed(operation, sequence, message)
         })?;
         let work = NcclWork { mark, link, operation, sequence, seat, deadline, _keeps: keeps };
-        Ok(Pending::of([Box::new(work) as Box<dyn Work>], finish))
+        Ok(Pending::of(Box::new(work), finish))
     }
 
     fn exchange(

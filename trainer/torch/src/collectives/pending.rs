@@ -1,6 +1,5 @@
 //! Operations under way, whatever carries them. Which operations there are is the groups' business.
 
-use std::collections::VecDeque;
 use std::fmt;
 
 use super::CollectiveError;
@@ -27,26 +26,26 @@ pub(super) type Finish = Box<dyn FnOnce() + Send>;
 /// dropped unwaited, it waits and forgets what went wrong.
 #[must_use = "the tensors of an operation can be used only after it was waited for"]
 pub struct Pending {
-    works: VecDeque<Box<dyn Work>>,
+    work: Option<Box<dyn Work>>,
     finish: Option<Finish>,
 }
 
 impl fmt::Debug for Pending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let operation = self.works.front().map(|work| work.operation());
-        f.debug_struct("Pending").field("operation", &operation).field("parts", &self.works.len()).finish()
+        let operation = self.work.as_ref().map(|work| work.operation());
+        f.debug_struct("Pending").field("operation", &operation).finish()
     }
 }
 
 impl Pending {
     /// An operation that is complete already.
     pub(super) fn done() -> Self {
-        Self { works: VecDeque::new(), finish: None }
+        Self { work: None, finish: None }
     }
 
-    /// An operation that is complete when all `works` are and `finish` has run.
-    pub(super) fn of(works: impl IntoIterator<Item = Box<dyn Work>>, finish: Option<Finish>) -> Self {
-        Self { works: works.into_iter().collect(), finish }
+    /// An operation that is complete when `work` is and `finish` has run.
+    pub(super) fn of(work: Box<dyn Work>, finish: Option<Finish>) -> Self {
+        Self { work: Some(work), finish }
     }
 
     /// Returns when the operation is complete on this rank.
@@ -54,7 +53,7 @@ impl Pending {
     /// # Errors
     /// When a rank is lost or too late; the error names it.
     pub fn wait(mut self) -> Result<(), CollectiveError> {
-        while let Some(mut work) = self.works.pop_front() {
+        if let Some(mut work) = self.work.take() {
             work.wait()?;
         }
         if let Some(finish) = self.finish.take() {
@@ -66,6 +65,8 @@ impl Pending {
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        self.works.iter_mut().for_each(|work| work.settle());
+        if let Some(work) = &mut self.work {
+            work.settle();
+        }
     }
 }

@@ -5,6 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tch::Tensor;
 
+/// Bytes that Gloo's ring adds up at once.
+const LONGEST_SEGMENT: u64 = 1 << 20;
+
 /// Bytes of tensors that a rank has exchanged with others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
@@ -68,22 +71,21 @@ pub(super) fn all_to_all(place: usize, row: u64, sent: &[i64], received: &[i64])
     Traffic { sent: of_others(sent), received: of_others(received) }
 }
 
-/// A tensor in two segments for each rank travels around the ring twice, once to be added up and once to be handed out.
-/// In the first round a rank's last segments stay with it, in the second those that its neighbour has; where segments
-/// do not divide the tensor, the last ones are short or empty.
+/// A tensor in one chunk for each rank travels around the ring twice, once to be added up and once to be handed out. In the
+/// first round a rank's own chunk stays with it, in the second that of the rank before it. Chunks are of whole segments;
+/// where these do not divide the tensor, the last chunks are short or empty.
 pub(super) fn ring_all_reduce(place: usize, size: usize, num_bytes: u64, element: u64) -> Traffic {
-    let num_segments = 2 * size as u64;
-    let segment = num_bytes.div_ceil(num_segments).next_multiple_of(element);
-    let len = |index: u64| {
-        let start = index % num_segments * segment;
-        segment.min(num_bytes.saturating_sub(start))
-    };
-    let of_rank = |rank: u64| {
-        let first = |round: u64| 2 * (rank + 1 - round);
-        (0..2).flat_map(|round| (0..num_segments - 2).map(move |at| first(round) + at)).map(len).sum()
-    };
+    if num_bytes == 0 {
+        return Traffic::default();
+    }
+    let size = size as u64;
+    let segment = num_bytes.div_ceil(2 * size).min(LONGEST_SEGMENT).next_multiple_of(element);
+    let num_segments = num_bytes.div_ceil(segment).max(2 * size).next_multiple_of(size);
+    let chunk = num_segments / size * segment;
+    let len = |idx: u64| chunk.min(num_bytes.saturating_sub(idx * chunk));
+    let sent_by = |rank: u64| 2 * num_bytes - len(rank) - len((rank + size - 1) % size);
     let place = place as u64;
-    Traffic { sent: of_rank(place), received: of_rank((place + 1) % size as u64) }
+    Traffic { sent: sent_by(place), received: sent_by((place + 1) % size) }
 }
 
 /// Ranks that have the tensor hand it on, twice as many in each round.
@@ -108,7 +110,7 @@ mod tests {
     #[test]
     fn what_one_rank_sends_another_receives_and_no_more_than_an_operation_needs() {
         for size in 2..=9 {
-            for num_bytes in [0, 4, 8, 4 * 7, 4 * 1000, 4 * 1003] {
+            for num_bytes in [0, 4, 8, 4 * 7, 4 * 1000, 4 * 1003, 4 * 9_000_001] {
                 let others = (size - 1) as u64;
                 let gathered = all_gather(size, num_bytes);
                 assert_eq!((gathered.sent, gathered.received), (others * num_bytes, others * num_bytes));
