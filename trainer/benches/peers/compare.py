@@ -202,7 +202,7 @@ def main():
                 continue
             results = run(contest, load, commands, arguments, raw)
             table(contest, results)
-            if "formula_mb" in results["ours"]:
+            if contest == "memory-fsdp2":
                 what_a_rank_has(results["ours"])
             if "computed_tokens" in results["ours"]:
                 machine = Contestant([sys.executable, str(HERE / "limits.py")], arguments.threads)
