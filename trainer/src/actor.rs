@@ -198,8 +198,9 @@ impl Actor {
         if let Some(grad_td) = grad_embedded {
             self.outer_gradients.scatter_embedding(&self.decoder, &micro_batch.input.tokens, &grad_td);
         }
-        model.end_outer_gradient()?;
+        // The weights go first, to make room for what is received of the gradient.
         model.leave()?;
+        model.end_outer_gradient()?;
         Ok(accumulated)
     }
 

@@ -158,8 +158,8 @@ impl Critic {
         if let Some(grad_td) = grad_embedded {
             self.outer_gradients.scatter_embedding(&self.decoder, &micro_batch.input.tokens, &grad_td);
         }
-        model.end_outer_gradient().map_err(ActorError::from)?;
         model.leave().map_err(ActorError::from)?;
+        model.end_outer_gradient().map_err(ActorError::from)?;
         Ok(())
     }
 
@@ -208,7 +208,7 @@ fn shards(
     if has_adapter {
         return Ok(ShardedParameters::beside(base, parts)?);
     }
-    let own = ShardedParameters::of_parts(parts, base.ranks())?;
+    let own = ShardedParameters::of_parts(parts, base.ranks(), base.compute_kind())?;
     own.copy_from(base, |name| name.strip_prefix(PREFIX).unwrap_or(name))?;
     Ok(own)
 }

@@ -8,7 +8,7 @@ use tch::Kind;
 
 use crate::error::TrainError;
 use crate::model::{AdapterExport, BaseModel, Export, ExportOptions};
-use crate::parallel::Part;
+use crate::parallel::{Numbers, Part};
 use crate::report;
 use crate::stop::{Outcome, StopReason};
 use crate::tracking::console::Phase;
@@ -65,7 +65,7 @@ fn wait_for_copy(trainer: &Trainer, outcome: Outcome) -> Result<(), TrainError> 
 /// The leader writes one part of the model after the other; where ranks share it, all of them bring it.
 fn export(trainer: &Trainer) -> Result<(), TrainError> {
     let mut files = if trainer.ranks.is_leader() { Some(ExportedFiles::begin(trainer)?) } else { None };
-    trainer.actor.parts().visit(|part| match &mut files {
+    trainer.actor.parts().visit(Numbers::Exact, |part| match &mut files {
         Some(files) => files.write(part),
         None => Ok(()),
     })?;

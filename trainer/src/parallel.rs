@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use rlt_core::batch::Batch;
 use rlt_core::partition::{Balance, shares, workload};
-use rlt_torch::collectives::{Alone, Collectives, Membership, Reduction, Rendezvous};
+use rlt_torch::collectives::{Alone, Collectives, Membership, Reduction, Rendezvous, Traffic};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tch::{Device, Kind, Tensor};
@@ -32,7 +32,7 @@ pub use environment::RankEnvironment;
 pub use error::RankError;
 pub use mesh::MeshRanks;
 pub use parts::DecoderParts;
-pub use shards::{Part, ShardedParameters};
+pub use shards::{Numbers, Part, ShardedParameters};
 pub use stream::StreamRanks;
 
 /// How long a rank waits for the others to start: a cluster may need minutes for their names to resolve.
@@ -121,6 +121,17 @@ impl Ranks {
     /// Whether this rank speaks for all: it alone writes the run folder and talks to people.
     pub fn is_leader(&self) -> bool {
         self.rank == 0
+    }
+
+    /// This rank's number among those of its machine, from 0.
+    pub fn local_rank(&self) -> usize {
+        // A machine's ranks follow each other.
+        self.rank % self.local_size
+    }
+
+    /// Bytes of tensors that this rank has exchanged with others so far.
+    pub fn traffic(&self) -> Traffic {
+        self.lock().rendezvous.as_ref().map_or_else(Traffic::default, Rendezvous::traffic)
     }
 
     /// The share of this machine's cores that belongs to this rank, at least one.

@@ -161,7 +161,7 @@ impl FrozenPolicy {
         };
         let mut tensors = NamedTensors::new();
         for part in shards.parts() {
-            shards.need(part)?;
+            shards.need_exact(part)?;
             if is_leader {
                 tensors.extend(stored(in_file(shards.parameters_of(part), folder)));
             }

@@ -53,7 +53,8 @@ pub fn setup(
     let actor = model::actor(&spec, &weights, device, &streams)?;
     actor.decoder.check_vocabulary(tokenizer.vocab_len().saturating_sub(1) as u32)?;
     let reference = model::reference(&spec, &actor, &folder)?;
-    let reward_models = ranks.leader_first(|| model::reward_models(&spec, &tokenizer, device))?;
+    let folders = model::reward_model_folders(&spec, &ranks)?;
+    let reward_models = model::reward_models(&spec, &folders, &tokenizer, &actor)?;
     let engine = RolloutEngine::new(engine_options(&spec, &tokenizer));
     let schedule = schedule(&spec, data.num_steps(&spec));
     let checkpoints = if ranks.is_leader() {
@@ -161,7 +162,10 @@ fn prepare_device(spec: &ResolvedSpec, ranks: &Ranks) -> Result<Device, TrainErr
         spec::Device::Cpu => Ok(Device::Cpu),
         spec::Device::Auto if !has_gpu => Ok(Device::Cpu),
         spec::Device::Cuda if !has_gpu => Err(TrainError::NoGpu),
-        spec::Device::Auto | spec::Device::Cuda => Ok(Device::Cuda(0)),
+        // Each rank of a machine has a GPU of its own, where there are as many.
+        spec::Device::Auto | spec::Device::Cuda => {
+            Ok(Device::Cuda(ranks.local_rank() % tch::Cuda::device_count().max(1) as usize))
+        }
     }
 }
 

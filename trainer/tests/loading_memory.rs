@@ -12,7 +12,7 @@ use rlt_api::plan::model_config::{ModelConfig, TensorShape};
 use rlt_torch::collectives::serve_store;
 use rlt_trainer::checkpoint::{Checkpoint, CheckpointContent, CheckpointStore};
 use rlt_trainer::model::{Decoder, Export, ExportOptions, LoadOptions, Weights};
-use rlt_trainer::parallel::{DecoderParts, RankEnvironment, RankError, Ranks, ShardedParameters};
+use rlt_trainer::parallel::{DecoderParts, Numbers, RankEnvironment, RankError, Ranks, ShardedParameters};
 use rlt_trainer::rollout::{RolloutEngine, RolloutOptions};
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
@@ -103,7 +103,7 @@ fn measure(folder: &Path, act: &str) {
 fn export(ranks: &Ranks, parts: DecoderParts<'_>, folder: &Path) {
     let options = ExportOptions { merge_lora: false, dtype: Kind::Float };
     let mut export = ranks.is_leader().then(|| Export::begin(parts.decoder(), folder, &options).unwrap());
-    let visited = parts.visit(|part| {
+    let visited = parts.visit(Numbers::Exact, |part| {
         export.iter_mut().for_each(|export| export.write(part.layer_idx()).unwrap());
         Ok::<(), RankError>(())
     });

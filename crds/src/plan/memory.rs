@@ -3,7 +3,7 @@
 //! A phase holds what is resident for the whole run and what it needs itself; phases follow each other, so the peak
 //! is the largest phase, not their sum. Terms are upper bounds for full budgets and longest sequences. Numbers are
 //! 4 bytes wide (weights, gradients, optimizer, loss head) or as wide as `training.precision` (activations, KV
-//! cache, rollout weights).
+//! cache, rollout weights, weights that are gathered to compute with).
 //!
 //! With `workers.mesh.dpShard` a worker keeps its part of every role's weights, gradients and optimizer state, and beside it the
 //! parts of the model that a pass has gathered: `shards`. It reads no more of the model than that, and takes it over into the rollout
@@ -171,9 +171,9 @@ impl MemoryPlan {
         let fullest = |sp: u32, terms: &dyn Fn(u32) -> Vec<MemoryTerm>| {
             critic.map_or_else(|| terms(sp), |critic| larger(terms(sp), terms(critic)))
         };
-        let shards = Shards::new(spec, model, &trained);
+        let shards = Shards::new(spec, model, &trained, width);
         let mut resident = resident(spec, model, &trained, &shards, batch);
-        resident.push(roles::reward_models(judges, width));
+        resident.push(roles::reward_models(judges, width, &shards));
         let is_supervised = spec.algorithm.policy_gradient.is_none();
         let generates = !is_supervised || !spec.rewards.functions.is_empty();
         let mut phases = Vec::new();
@@ -186,7 +186,7 @@ impl MemoryPlan {
         }
         if !judges.is_empty() {
             let kept = rollout::kept(spec, model, batch, width, &shards);
-            add(Phase::Reward, [kept, roles::judging(spec, judges, batch, width)].concat());
+            add(Phase::Reward, [kept, roles::judging(spec, judges, batch, width, &shards)].concat());
         }
         if !is_supervised {
             let reference = roles::reference_read(spec, model, &shards);

@@ -262,6 +262,13 @@ fn workers_that_share_a_model_keep_a_part_of_it_and_gather_two_layers_beside_wha
     assert_eq!(gathered(Phase::Optimizer), 0);
     assert_eq!(term(sharing(2), Phase::Update, "gathered gradients"), 4 * 2 * outer);
     assert_eq!(term(sharing(1), Phase::Update, "gathered weights"), 0);
+    let in_bf16 = |spec: &mut Value| {
+        sharing(2)(spec);
+        spec["training"]["precision"] = "Bf16".into();
+    };
+    assert_eq!(term(in_bf16, Phase::Update, "gathered weights"), 2 * (outer + 2 * layer));
+    assert_eq!(term(in_bf16, Phase::Rollout, "gathered weights"), 2 * 494_032_768);
+    assert_eq!(term(in_bf16, Phase::Update, "gathered gradients"), 4 * 2 * outer);
 }
 
 #[test]
@@ -339,7 +346,7 @@ fn a_degree_of_shared_tokens_that_the_heads_do_not_allow_is_answered_with_those_
 }
 
 #[test]
-fn a_reward_model_is_kept_whole_and_without_its_configuration_nothing_is_estimated() {
+fn a_reward_model_is_kept_like_the_policy_and_without_its_configuration_nothing_is_estimated() {
     let mut spec = spec();
     spec["rewards"]["functions"][0] =
         json!({"name": "taste", "kind": "Model", "model": {"path": "/models/taste"}});
@@ -353,4 +360,12 @@ fn a_reward_model_is_kept_whole_and_without_its_configuration_nothing_is_estimat
         assert_eq!(term.bytes, 2 * qwen().parameter_count().total(), "{:?}", phase.phase);
     }
     assert!(memory.phases.iter().any(|phase| phase.phase == Phase::Reward));
+    spec["workers"] = json!({"count": 4, "mesh": {"dpShard": 4}, "device": "Cpu"});
+    let job = validate(&manifest(&spec)).unwrap();
+    let shared = plan(&job, &Models { policy: Some(qwen()), reward: vec![qwen()] }).memory.unwrap();
+    let phase = shared.phases.iter().find(|phase| phase.phase == Phase::Reward).unwrap();
+    let bytes = |name| phase.terms.iter().find(|term| term.name == name).unwrap().bytes;
+    assert_eq!(bytes("reward models"), 2 * qwen().parameter_count().total().div_ceil(4));
+    let (outer, layer) = (151_936 * 896 + 896, qwen().parameter_count().per_layer);
+    assert_eq!(bytes("gathered reward model"), 2 * (outer + 2 * layer));
 }

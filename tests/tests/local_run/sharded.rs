@@ -37,6 +37,12 @@ fn ranks_that_share_a_model_train_as_one() {
         let shared = train(count, &shared_by(mesh, &changes));
         let difference = difference(&one, &shared);
         assert!(difference < TOLERANCE, "{count} ranks by {mesh:?} differ by {difference}");
+        let sent = |place: &Place| {
+            let steps = place.steps();
+            steps.iter().map(|step| step["perf/communication_gb"].as_f64()).collect::<Vec<_>>()
+        };
+        assert!(sent(&shared).iter().all(|sent| *sent > Some(0.0)), "{:?}", sent(&shared));
+        assert!(sent(&one).iter().all(Option::is_none));
     }
 }
 

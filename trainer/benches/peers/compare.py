@@ -1,8 +1,8 @@
-"""Each contestant in a process of its own, all on the same load, dtype and threads, taking turns in one run: GRPO step beside
-TRL, training step and generation beside transformers.
+"""Each contestant in processes of its own, all on the same load, dtype and threads, taking turns in one run: GRPO step beside
+TRL, training step and generation beside transformers, training step on two ranks beside FSDP2.
 
-    python compare.py --grpo-step BINARY --update BINARY --rollout BINARY [--rounds 3] [--threads 2] [--dtype fp32|bf16]
-                      [--only NAME ...] [--raw FILE]
+    python compare.py --grpo-step BINARY --update BINARY --sharded BINARY --rollout BINARY [--rounds 3] [--threads 2]
+                      [--dtype fp32|bf16] [--only NAME ...] [--raw FILE]
 
 Prints Markdown: medians over the rounds after a warm-up. Rounds in which other processes used more than a fifth of a core
 are left out where there are better ones, and counted. Names are those of the tables; bf16 measures generation alone.
@@ -23,6 +23,7 @@ import serve
 HERE = pathlib.Path(__file__).parent
 QUIET_CORES = 0.2
 STEP_PHASES = ("rollout_seconds", "reference_seconds", "update_seconds")
+OF_RANKS = ("own_mb", "formula_mb", "sent_mb")
 
 
 def contests(arguments):
@@ -46,10 +47,15 @@ def contests(arguments):
     }
     ours = [rollout, "--serve"] + (["--bf16"] if arguments.dtype == "bf16" else [])
     generation = {"ours": ours, "transformers static": python("generate.py", "--dtype", arguments.dtype)}
+    # Processor time is that of both ranks, memory that of the rank with more.
+    fsdp2 = lambda precision: python("update_fsdp2.py", "--precision", precision)
+    shared = {"ours": [arguments.sharded, "--serve"], "FSDP2, highest": fsdp2("highest"), "FSDP2, medium": fsdp2("medium")}
+    two_ranks = {"update-fsdp2": ("step", shared), "memory-fsdp2": ("memory", shared)}
     loads = [load["name"] for load in json.loads((HERE.parent / "rollout/loads.json").read_text())]
     all_contests = {f"rollout-{load}": (load, generation) for load in loads}
     if arguments.dtype == "fp32":
-        all_contests = {name: ("step", contestants) for name, contestants in training.items()} | all_contests
+        steps = {name: ("step", contestants) for name, contestants in training.items()}
+        all_contests = steps | two_ranks | all_contests
     return all_contests
 
 
@@ -68,11 +74,16 @@ class Contestant:
         raise SystemExit(f"{self.process.args} ended with {self.process.wait()} before it answered")
 
     def measure(self, load):
-        others = Others(self.process.pid, os.getpid())
+        others = Others(self.process.pid, *self.ranks(), os.getpid())
         self.process.stdin.write(load + "\n")
         self.process.stdin.flush()
         result = self.answer("tokens")
         return result | {"others_cores": round(others.cores(), 2)}
+
+    def ranks(self):
+        """Processes that the contestant has started to compute with it."""
+        pid = self.process.pid
+        return [int(child) for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
     def end(self):
         self.process.stdin.close()
@@ -119,7 +130,7 @@ def run(contest, load, commands, arguments, raw):
 def median(results, loaded):
     quiet = [result for result in results if result["others_cores"] <= QUIET_CORES]
     middle = lambda key: statistics.median(result[key] for result in quiet or results)
-    optional = (key for key in (*bounds.PHASES, *bounds.COUNTS) if key in results[0])
+    optional = (key for key in (*bounds.PHASES, *bounds.COUNTS, *OF_RANKS) if key in results[0])
     keys = ("seconds", "cpu_seconds", "tokens", "peak_rss_mb", *optional)
     return {key: middle(key) for key in keys} | {
         "quiet": f"{len(quiet)} of {len(results)}", "loaded_rss_mb": loaded["loaded_rss_mb"],
@@ -143,9 +154,15 @@ def table(contest, results):
               f"{result['quiet']} | {ratios if name != 'ours' else '| |'} |", flush=True)
 
 
+def what_a_rank_has(ours):
+    print(f"\nA rank of ours takes {ours['own_mb']:.0f} MB above an empty process and sends {ours['sent_mb']:.0f} MB. Its half of "
+          f"weights, gradients and moments, with weights and gradients of a layer and of what is outside of the layers whole, are "
+          f"{ours['formula_mb']:.0f} MB: {ours['own_mb'] / ours['formula_mb']:.2f} of that.")
+
+
 def main():
     parser = argparse.ArgumentParser()
-    for binary in ("--grpo-step", "--update", "--rollout"):
+    for binary in ("--grpo-step", "--update", "--sharded", "--rollout"):
         parser.add_argument(binary, required=True)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
@@ -161,6 +178,8 @@ def main():
                 continue
             results = run(contest, load, commands, arguments, raw)
             table(contest, results)
+            if "formula_mb" in results["ours"]:
+                what_a_rank_has(results["ours"])
             if arguments.dtype == "fp32":
                 machine = Contestant([sys.executable, str(HERE / "limits.py")], arguments.threads)
                 limits = machine.measure("limits")

@@ -35,9 +35,11 @@ impl Decoder {
     }
 
     /// The same weights for another end, without adapter and without a head of their own: the very tensors, frozen. They
-    /// must not change as long as this decoder is used.
+    /// must not change as long as this decoder is used; where their memory comes and goes, it does so for both.
     pub fn shared_trunk(&self) -> Self {
-        self.without_head(Tensor::detach)
+        self.without_head(
+            |weight| if weight.requires_grad() { weight.detach() } else { weight.shallow_clone() },
+        )
     }
 
     /// A decoder of this configuration around other weights, without any layer and without a head: for an engine that brings products

@@ -1,7 +1,7 @@
 //! A decoder that is read part by part, wherever its parts are: whoever takes all of a model over never needs it whole. What is
 //! made of a part is the reader's.
 
-use super::{Part, RankError, ShardedParameters};
+use super::{Numbers, Part, RankError, ShardedParameters};
 use crate::model::Decoder;
 
 /// A decoder to be read one part after the other: all of it is here, or its parts come and go.
@@ -34,14 +34,23 @@ impl<'a> DecoderParts<'a> {
         self.shards
     }
 
-    /// Lets `read` see every part while it is whole: first what is outside of the layers, then these, first to last. Where ranks share
+    /// The numbers that a copy to sample with is made of: those that layers compute with, unless an adapter is to be folded in.
+    pub fn numbers_to_sample(&self) -> Numbers {
+        if self.decoder.lora().is_some() { Numbers::Exact } else { Numbers::Computed }
+    }
+
+    /// Lets `read` see every part while it is whole, in `numbers` where it comes and goes: first what is outside of the layers, then these, first to last. Where ranks share
     /// the decoder all of them do so together.
     ///
     /// # Errors
     /// What `read` fails with, or [`RankError`] when a rank is lost or memory is short.
-    pub fn visit<E: From<RankError>>(&self, mut read: impl FnMut(Part) -> Result<(), E>) -> Result<(), E> {
+    pub fn visit<E: From<RankError>>(
+        &self,
+        numbers: Numbers,
+        mut read: impl FnMut(Part) -> Result<(), E>,
+    ) -> Result<(), E> {
         match self.shards {
-            Some(shards) => shards.visit(read),
+            Some(shards) => shards.visit(numbers, read),
             None => {
                 let layers = (0..self.decoder.layers().len()).map(Part::Layer);
                 std::iter::once(Part::Outer).chain(layers).try_for_each(&mut read)

@@ -20,9 +20,10 @@ use std::rc::Rc;
 
 use rlt_torch::TensorFile;
 use rlt_torch::collectives::Pending;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use self::flat::Flat;
+pub use self::flat::Numbers;
 use super::{MeshRanks, RankError};
 use crate::model::{Decoder, NamedTensors};
 
@@ -45,17 +46,32 @@ impl Part {
     }
 }
 
-/// The parameters of one part.
+/// The parameters of one part: matrices, which travel in the numbers that layers compute with, and vectors, such as a norm's
+/// weights, of which layers make exact use. Where those are the same numbers all are one.
 #[derive(Debug)]
 struct Unit {
-    trained: Option<Flat>,
+    trained: Vec<Flat>,
     /// Several roles may compute with the same frozen parameters.
-    frozen: Option<Rc<Flat>>,
+    frozen: Vec<Rc<Flat>>,
 }
 
 impl Unit {
+    /// Takes parameters of which layers make `compute`.
+    fn new(parameters: NamedTensors, ranks: &MeshRanks, compute: Kind) -> Result<Self, RankError> {
+        let flats = |parameters: NamedTensors| -> Result<Vec<Flat>, RankError> {
+            let is_computed = |tensor: &Tensor| tensor.dim() > 1 || tensor.kind() == compute;
+            let (matrices, vectors): (NamedTensors, NamedTensors) =
+                parameters.into_iter().partition(|(_, tensor)| is_computed(tensor));
+            let exact = vectors.first().map_or(compute, |(_, vector)| vector.kind());
+            let flats = [Flat::new(matrices, ranks, compute)?, Flat::new(vectors, ranks, exact)?];
+            Ok(flats.into_iter().flatten().collect())
+        };
+        let (trained, frozen) = parameters.into_iter().partition(|(_, leaf)| leaf.requires_grad());
+        Ok(Self { trained: flats(trained)?, frozen: flats(frozen)?.into_iter().map(Rc::new).collect() })
+    }
+
     fn flats(&self) -> impl Iterator<Item = &Flat> {
-        self.frozen.as_deref().into_iter().chain(&self.trained)
+        self.frozen.iter().map(Rc::as_ref).chain(&self.trained)
     }
 }
 
@@ -63,6 +79,8 @@ impl Unit {
 #[derive(Debug)]
 struct Scattering {
     part: Part,
+    /// Which of the part's trained buffers.
+    flat_idx: usize,
     /// This rank's part of it, `[n / dp_shard]`.
     own: Tensor,
     pending: Pending,
@@ -77,6 +95,8 @@ pub struct ShardedParameters {
     layers: Vec<Unit>,
     outer: Unit,
     ranks: Rc<MeshRanks>,
+    /// Numbers that layers compute with.
+    compute: Kind,
     /// The file that shards of a frozen model lie in.
     resting_place: Option<TensorFile>,
     /// One at a time, so that no more than one layer's gradient waits beside the one that is computed.
@@ -89,17 +109,18 @@ impl ShardedParameters {
     /// # Errors
     /// [`RankError::Shards`] when there is not enough memory.
     pub fn new(decoder: &Decoder, ranks: Rc<MeshRanks>) -> Result<Self, RankError> {
-        Self::of_parts(decoder.parameters_by_layer(), ranks)
+        Self::of_parts(decoder.parameters_by_layer(), ranks, decoder.compute_kind())
     }
 
-    /// The same of any parameters by part.
-    pub(crate) fn of_parts((layers, outer): PartedTensors, ranks: Rc<MeshRanks>) -> Result<Self, RankError> {
-        let unit = |parameters: NamedTensors| -> Result<Unit, RankError> {
-            let (trained, frozen) = parameters.into_iter().partition(|(_, leaf)| leaf.requires_grad());
-            Ok(Unit { trained: Flat::new(trained, &ranks)?, frozen: Flat::new(frozen, &ranks)?.map(Rc::new) })
-        };
-        let (layers, outer) = (layers.into_iter().map(&unit).collect::<Result<_, _>>()?, unit(outer)?);
-        Ok(Self { layers, outer, ranks, resting_place: None, scattering: RefCell::new(None) })
+    /// The same of any parameters by part, of which layers make `compute`.
+    pub(crate) fn of_parts(
+        (layers, outer): PartedTensors,
+        ranks: Rc<MeshRanks>,
+        compute: Kind,
+    ) -> Result<Self, RankError> {
+        let unit = |parameters: NamedTensors| Unit::new(parameters, &ranks, compute);
+        let (layers, outer) = (layers.into_iter().map(unit).collect::<Result<_, _>>()?, unit(outer)?);
+        Ok(Self { layers, outer, ranks, compute, resting_place: None, scattering: RefCell::new(None) })
     }
 
     /// Trained parameters of another role on the frozen ones of `base`, which are its very shards.
@@ -107,11 +128,16 @@ impl ShardedParameters {
     /// # Errors
     /// [`RankError::Shards`] when there is not enough memory.
     pub(crate) fn beside(base: &Self, trained: PartedTensors) -> Result<Self, RankError> {
-        let mut own = Self::of_parts(trained, base.ranks())?;
+        let mut own = Self::of_parts(trained, base.ranks(), base.compute)?;
         for (own, base) in own.layers.iter_mut().zip(&base.layers).chain([(&mut own.outer, &base.outer)]) {
             own.frozen = base.frozen.clone();
         }
         Ok(own)
+    }
+
+    /// Numbers that layers compute with.
+    pub(crate) fn compute_kind(&self) -> Kind {
+        self.compute
     }
 
     /// The ranks that share the parameters.
@@ -127,7 +153,7 @@ impl ShardedParameters {
     /// What the optimizer updates: this rank's piece of every trained parameter, `[len]`, which may be empty, under the
     /// parameter's name.
     pub fn pieces(&self) -> Vec<(String, Tensor)> {
-        self.parts().filter_map(|part| self.unit(part).trained.as_ref()).flat_map(Flat::pieces).collect()
+        self.trained().flat_map(Flat::pieces).collect()
     }
 
     /// Bytes that parameters and gradients take on this rank now.
@@ -135,16 +161,20 @@ impl ShardedParameters {
         self.parts().flat_map(|part| self.unit(part).flats()).map(Flat::num_bytes).sum()
     }
 
-    /// Lets `read` see every part while it is whole, in the order of [`Self::parts`]; the next one sets out meanwhile. All ranks do
-    /// so together.
+    /// Lets `read` see every part while it is whole, in `numbers`, in the order of [`Self::parts`]; the next one sets out meanwhile.
+    /// All ranks do so together.
     ///
     /// # Errors
     /// What `read` fails with, or [`RankError`] when a rank is lost or memory is short.
-    pub fn visit<E: From<RankError>>(&self, mut read: impl FnMut(Part) -> Result<(), E>) -> Result<(), E> {
+    pub fn visit<E: From<RankError>>(
+        &self,
+        numbers: Numbers,
+        mut read: impl FnMut(Part) -> Result<(), E>,
+    ) -> Result<(), E> {
         let parts: Vec<Part> = self.parts().collect();
         for (idx, part) in parts.iter().enumerate() {
-            self.need(*part)?;
-            parts.get(idx + 1).map_or(Ok(()), |next| self.begin(*next))?;
+            self.need_in(*part, numbers)?;
+            parts.get(idx + 1).map_or(Ok(()), |next| self.begin_in(*next, numbers))?;
             read(*part)?;
             self.release(*part)?;
         }
@@ -173,15 +203,31 @@ impl ShardedParameters {
     /// # Errors
     /// [`RankError`] when a rank is lost or memory is short.
     pub fn begin(&self, part: Part) -> Result<(), RankError> {
-        self.unit(part).flats().try_for_each(|flat| flat.begin(&self.ranks))
+        self.begin_in(part, Numbers::Computed)
     }
 
-    /// Returns when a part is whole.
+    /// Returns when a part is whole, for layers to compute with.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost or memory is short.
     pub fn need(&self, part: Part) -> Result<(), RankError> {
-        self.begin(part)?;
+        self.need_in(part, Numbers::Computed)
+    }
+
+    /// Returns when a part is whole, in the very numbers that shards hold.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost or memory is short.
+    pub fn need_exact(&self, part: Part) -> Result<(), RankError> {
+        self.need_in(part, Numbers::Exact)
+    }
+
+    fn begin_in(&self, part: Part, numbers: Numbers) -> Result<(), RankError> {
+        self.unit(part).flats().try_for_each(|flat| flat.begin(&self.ranks, numbers))
+    }
+
+    fn need_in(&self, part: Part, numbers: Numbers) -> Result<(), RankError> {
+        self.begin_in(part, numbers)?;
         self.unit(part).flats().try_for_each(Flat::need)
     }
 
@@ -203,12 +249,13 @@ impl ShardedParameters {
     /// # Errors
     /// [`RankError`] when a rank is lost.
     pub fn end_gradient(&self, part: Part) -> Result<(), RankError> {
-        let Some(flat) = &self.unit(part).trained else { return Ok(()) };
-        let Some(gradient) = flat.take_gradient() else { return Ok(()) };
-        self.settle()?;
-        let own = flat.shard().zeros_like();
-        let pending = self.ranks.reduce_scatter(&own, &gradient)?;
-        self.scattering.replace(Some(Scattering { part, own, pending }));
+        for (flat_idx, flat) in self.unit(part).trained.iter().enumerate() {
+            let Some(gradient) = flat.take_gradient() else { continue };
+            self.settle()?;
+            let own = flat.shard().zeros_like();
+            let pending = self.ranks.reduce_scatter(&own, &gradient)?;
+            self.scattering.replace(Some(Scattering { part, flat_idx, own, pending }));
+        }
         Ok(())
     }
 
@@ -218,16 +265,15 @@ impl ShardedParameters {
     /// [`RankError`] when a rank is lost.
     pub fn finish_gradients(&self) -> Result<(), RankError> {
         self.settle()?;
-        let trained = || self.parts().filter_map(|part| self.unit(part).trained.as_ref());
-        let gradients: Vec<Tensor> = trained().map(Flat::gradient_shard).collect();
+        let gradients: Vec<Tensor> = self.trained().map(Flat::gradient_shard).collect();
         self.ranks.sum_over_copies(&gradients)?;
-        trained().for_each(Flat::hand_over_gradient);
+        self.trained().for_each(Flat::hand_over_gradient);
         Ok(())
     }
 
     /// Frees the gradients, after the optimizer has let go of those of the pieces.
     pub fn clear_gradients(&self) {
-        self.parts().filter_map(|part| self.unit(part).trained.as_ref()).for_each(Flat::clear_gradient);
+        self.trained().for_each(Flat::clear_gradient);
     }
 
     /// The norm of what is spread over the replica, from the norm of each rank's part: the same bits on all ranks.
@@ -247,8 +293,15 @@ impl ShardedParameters {
         part: Part,
         piece_of: impl Fn(&str) -> Option<Tensor>,
     ) -> Result<Vec<(String, Tensor)>, RankError> {
-        let trained = &self.unit(part).trained;
-        trained.as_ref().map_or(Ok(Vec::new()), |flat| flat.gather(&self.ranks, piece_of))
+        let mut whole = Vec::new();
+        for flat in &self.unit(part).trained {
+            whole.extend(flat.gather(&self.ranks, &piece_of)?);
+        }
+        Ok(whole)
+    }
+
+    fn trained(&self) -> impl Iterator<Item = &Flat> {
+        self.parts().flat_map(move |part| &self.unit(part).trained)
     }
 
     fn unit(&self, part: Part) -> &Unit {
@@ -260,9 +313,9 @@ impl ShardedParameters {
 
     /// Adds what was under way to the gradient shard that it belongs to.
     fn settle(&self) -> Result<(), RankError> {
-        if let Some(Scattering { part, own, pending }) = self.scattering.take() {
+        if let Some(Scattering { part, flat_idx, own, pending }) = self.scattering.take() {
             pending.wait()?;
-            self.unit(part).trained.iter().for_each(|flat| flat.add_to_gradient(&own));
+            self.unit(part).trained[flat_idx].add_to_gradient(&own);
         }
         Ok(())
     }

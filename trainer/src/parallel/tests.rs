@@ -1,5 +1,7 @@
 //! Ranks that are threads here: what each has after an exchange.
 
+mod traffic;
+
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::thread;
@@ -65,7 +67,7 @@ pub(crate) fn actor_on_mesh(
 pub(crate) fn whole_parameters(decoder: DecoderParts<'_>) -> BTreeMap<String, Tensor> {
     let (layers, outer) = decoder.decoder().parameters_by_layer();
     let mut all = BTreeMap::new();
-    let visited = decoder.visit(|part| {
+    let visited = decoder.visit(Numbers::Exact, |part| {
         let of_part = part.layer_idx().map_or(&outer, |layer_idx| &layers[layer_idx]);
         all.extend(of_part.iter().map(|(name, leaf)| (name.clone(), leaf.detach().copy())));
         Ok::<(), RankError>(())

@@ -52,7 +52,7 @@ impl RolloutWeights {
         let block = Block::new(packed_bytes(decoder)).map_err(failed("the packed weights".into()))?;
         let mut packer = Packer { policy, rows_hint, block };
         let (mut outer, mut layers) = (None, Vec::new());
-        policy.visit(|part| {
+        policy.visit(policy.numbers_to_sample(), |part| {
             packer.attest(part)?;
             if part == Part::Layer(0) {
                 // What is outside of the layers has gone, and layers are smaller.

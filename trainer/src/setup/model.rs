@@ -1,7 +1,7 @@
 //! The model and the roles on it: the actor with its optimizer, and the reference; and models that judge. Where ranks share the model each of them
 //! reads, draws or copies its own part alone.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use rlt_api::plan::HEAD_CHUNK_TOKENS;
@@ -135,17 +135,27 @@ pub(super) fn reference(
     })
 }
 
-/// The reward models, frozen and whole on every rank, in the numbers in which the policy computes.
+/// The folders of the reward models. What the leader downloads the others find.
+pub(super) fn reward_model_folders(spec: &ResolvedSpec, ranks: &Ranks) -> Result<Vec<PathBuf>, TrainError> {
+    let functions = &spec.rewards.functions;
+    let folders = || Ok(RewardModels::folders(functions)?);
+    if RewardModels::is_any_on_hub(functions) { ranks.leader_first(folders) } else { folders() }
+}
+
+/// The reward models, frozen, in the numbers in which the policy computes, and shared where the actor is.
 pub(super) fn reward_models(
     spec: &ResolvedSpec,
+    folders: &[PathBuf],
     tokenizer: &Tokenizer,
-    device: Device,
+    actor: &Actor,
 ) -> Result<RewardModels, TrainError> {
     let longest_sequence = spec.data.max_prompt_tokens + spec.rollout.max_completion_tokens;
     let policy = Policy { tokenizer, longest_sequence: longest_sequence as usize };
     let numbers = compute_kind(spec);
+    let device = actor.decoder.device();
     let options = LoadOptions { device, storage: numbers, compute: numbers, trainable: false };
     // Every rank judges whole sequences, also where it shares the tokens of other passes.
     let max_tokens = spec.training.max_logprob_tokens.max(longest_sequence) as usize;
-    Ok(RewardModels::load(&spec.rewards.functions, policy, max_tokens, &options)?)
+    let ranks = (actor.ranks(), actor.shards().map(ShardedParameters::ranks));
+    Ok(RewardModels::load((&spec.rewards.functions, folders), policy, max_tokens, &options, ranks)?)
 }

@@ -149,8 +149,11 @@ fn sample_own(
         })
         .collect();
     trainer.watch.begin_phase(how.phase, (own_idxs.len() * how.num_samples as usize) as u64);
-    let completions = clock.measure("gen", || generate(trainer, &requests));
-    let Some(completions) = completions? else { return Ok(None) };
+    let completions = clock.measure("gen", || generate(trainer, &requests))?;
+    // Ranks that share a reward model judge together or not at all.
+    let is_shared = trainer.reward_models.are_shared();
+    let is_cut_short = is_shared && trainer.ranks.max(completions.is_none().into())? > 0;
+    let Some(completions) = completions.filter(|_| !is_cut_short) else { return Ok(None) };
     let own: Vec<Arc<Prompt>> = own_idxs.iter().map(|idx| Arc::clone(&prompts[*idx])).collect();
     Ok(Some(clock.measure("reward", || judge(trainer, &own, completions))?))
 }

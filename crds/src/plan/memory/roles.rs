@@ -70,18 +70,19 @@ pub(super) fn has_critic(spec: &ResolvedSpec) -> bool {
     spec.algorithm.policy_gradient.as_ref().is_some_and(|algorithm| algorithm.critic.is_some())
 }
 
-/// Reward models, whole on every worker and as wide as activations: b P of each.
-pub(super) fn reward_models(judges: &[ModelConfig], width: u64) -> MemoryTerm {
-    let num_parameters: u64 = judges.iter().map(|judge| judge.parameter_count().total()).sum();
-    term("reward models", width * num_parameters)
+/// Reward models, as wide as activations: b P / s of each.
+pub(super) fn reward_models(judges: &[ModelConfig], width: u64, shards: &Shards) -> MemoryTerm {
+    let part_of = |judge: &ModelConfig| shards.part_of(judge.parameter_count().total());
+    term("reward models", width * judges.iter().map(part_of).sum::<u64>())
 }
 
-/// A pass of the widest of them over a worker's own samples.
+/// A pass of the widest of them over a worker's own samples, and what is gathered of the largest for it.
 pub(super) fn judging(
     spec: &ResolvedSpec,
     judges: &[ModelConfig],
     batch: &BatchPlan,
     width: u64,
+    shards: &Shards,
 ) -> Vec<MemoryTerm> {
     // Every worker judges samples of its own, however many tokens of a pass it has elsewhere.
     let budget = u64::from(spec.training.max_logprob_tokens).max(spec.max_sequence_tokens());
@@ -89,5 +90,8 @@ pub(super) fn judging(
     let share = scored_share(spec, batch.prompts_per_step, 1);
     let FullPass { tokens, .. } = FullPass::new(spec, share, batch.samples_per_prompt, (budget, 1));
     let of_token = |model| Activations { model, width, adapter_width: 0, sp: 1 }.inference_bytes_per_token();
-    vec![term("activations", tokens * judges.iter().map(of_token).max().unwrap_or(0))]
+    vec![
+        shards.gathered_of(judges),
+        term("activations", tokens * judges.iter().map(of_token).max().unwrap_or(0)),
+    ]
 }

@@ -15,10 +15,14 @@ pub(super) struct Shards {
     outer: u64,
     trained_layer: u64,
     trained_outer: u64,
+    /// Bytes of a number as layers compute with it.
+    width: u64,
+    /// Bytes of a number of the model that samples: an adapter is folded into weights as they are kept.
+    sampling_width: u64,
 }
 
 impl Shards {
-    pub(super) fn new(spec: &ResolvedSpec, model: &ModelConfig, trained: &Trained) -> Self {
+    pub(super) fn new(spec: &ResolvedSpec, model: &ModelConfig, trained: &Trained, width: u64) -> Self {
         let count = model.parameter_count();
         let outer = count.embedding + count.final_norm + count.head;
         let has_adapter = spec.model.lora.is_some();
@@ -29,6 +33,8 @@ impl Shards {
             outer,
             trained_layer: trained.of_one_layer,
             trained_outer: if has_adapter { 0 } else { outer },
+            width,
+            sampling_width: if has_adapter { FP32 } else { width },
         }
     }
 
@@ -39,7 +45,7 @@ impl Shards {
 
     /// While the rollout takes the model over, a part and the one that comes next.
     pub(super) fn taken_over(&self) -> MemoryTerm {
-        self.term("gathered weights", self.layer + self.outer.max(self.layer))
+        self.term("gathered weights", self.sampling_width * (self.layer + self.outer.max(self.layer)))
     }
 
     /// Whether several workers hold a copy of the model together.
@@ -47,23 +53,33 @@ impl Shards {
         self.dp_shard > 1
     }
 
-    /// In a pass what is outside of the layers, the layer that computes and the one that comes next.
+    /// In a pass what is outside of the layers, the layer that computes and the one that comes next, b bytes a number.
     pub(super) fn gathered(&self) -> MemoryTerm {
-        self.term("gathered weights", self.outer + 2 * self.layer)
+        self.term("gathered weights", self.width * (self.outer + 2 * self.layer))
+    }
+
+    /// The same of the reward model of which it is the most.
+    pub(super) fn gathered_of(&self, judges: &[ModelConfig]) -> MemoryTerm {
+        let gathered = |judge: &ModelConfig| {
+            let count = judge.parameter_count();
+            count.total() - count.per_layer * (judge.num_layers as u64).saturating_sub(2)
+        };
+        self.term("gathered reward model", self.width * judges.iter().map(gathered).max().unwrap_or(0))
     }
 
     /// While another role copies weights, what is outside of the layers, or a layer.
     pub(super) fn one_part(&self) -> MemoryTerm {
-        self.term("gathered weights", self.outer.max(self.layer))
+        self.term("gathered weights", FP32 * self.outer.max(self.layer))
     }
 
     /// In a backward pass the whole gradient of what is outside of the layers and of the layer that computes, and of
     /// the one before it twice: as it is sent, and what has come from the others.
     pub(super) fn gradients(&self) -> MemoryTerm {
-        self.term("gathered gradients", self.trained_outer + (3 * self.trained_layer).max(self.trained_outer))
+        let num_gradients = self.trained_outer + (3 * self.trained_layer).max(self.trained_outer);
+        self.term("gathered gradients", FP32 * num_gradients)
     }
 
-    fn term(&self, name: &'static str, num_parameters: u64) -> MemoryTerm {
-        term(name, if self.dp_shard == 1 { 0 } else { FP32 * num_parameters })
+    fn term(&self, name: &'static str, num_bytes: u64) -> MemoryTerm {
+        term(name, if self.dp_shard == 1 { 0 } else { num_bytes })
     }
 }

@@ -5,6 +5,8 @@
 //! whole        [.....|.........|...]pad
 //! shards       [   0   |   1   |   2   ]    all of one length; a piece is what of a parameter lies in a shard
 //! ```
+//! The whole is there in the numbers that layers compute with, which are what travels, or exactly as shards hold it. Gradients
+//! are always as exact as shards.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -27,17 +29,56 @@ pub(super) struct Flat {
     own: Range<usize>,
     /// This rank's part, `[shard_len]`; what pads the last one is zero.
     shard: Tensor,
-    whole: FlatBuffer,
+    exact: Whole,
+    /// `None` where layers compute with what shards hold.
+    computed: Option<Whole>,
     presence: RefCell<Presence>,
     gradients: RefCell<Gradients>,
+}
+
+/// In which numbers a whole is wanted; the later covers the earlier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Numbers {
+    /// As layers compute with them.
+    Computed,
+    /// As shards hold them.
+    Exact,
+}
+
+/// Memory for all parameters, which comes and goes.
+#[derive(Debug)]
+struct Whole {
+    buffer: FlatBuffer,
+    /// Of each parameter.
+    views: Vec<Tensor>,
+}
+
+impl Whole {
+    /// Without memory until it is taken.
+    fn new(layout: Shards, places: &[Place], numbers: (Kind, Device)) -> Result<Self, rlt_torch::Error> {
+        let buffer = FlatBuffer::new(layout.padded_len(), numbers)?;
+        let views = places.iter().map(|place| buffer.view(place.range.start, &place.size)).collect();
+        buffer.release()?;
+        Ok(Self { buffer, views })
+    }
 }
 
 /// Where the whole is.
 #[derive(Debug)]
 enum Presence {
     Away,
-    Coming(Pending),
-    Here,
+    Coming(Numbers, Pending),
+    Here(Numbers),
+}
+
+impl Presence {
+    /// What it is there in, or will be.
+    fn numbers(&self) -> Option<Numbers> {
+        match self {
+            Self::Away => None,
+            Self::Coming(numbers, _) | Self::Here(numbers) => Some(*numbers),
+        }
+    }
 }
 
 /// Memory of gradients, which exist while an update gathers them.
@@ -93,32 +134,43 @@ pub(super) fn copy_excerpt(excerpt: &Excerpt<'_>, whole: &Tensor, values: &Tenso
 }
 
 impl Flat {
-    /// Takes the named leaves, all of one dtype; `None` without any.
-    pub(super) fn new(leaves: Vec<(String, Tensor)>, ranks: &MeshRanks) -> Result<Option<Self>, RankError> {
+    /// Takes the named leaves, all of one dtype, of which layers make `compute`; `None` without any.
+    pub(super) fn new(
+        leaves: Vec<(String, Tensor)>,
+        ranks: &MeshRanks,
+        compute: Kind,
+    ) -> Result<Option<Self>, RankError> {
         let Some((_, first)) = leaves.first() else { return Ok(None) };
-        let numbers = (first.kind(), first.device());
+        let (kind, device) = (first.kind(), first.device());
         let layout = Shards::new(leaves.iter().map(|(_, leaf)| leaf.numel()).sum(), ranks.dp_shard());
         let own = layout.range(ranks.shard());
-        let whole = FlatBuffer::new(layout.padded_len(), numbers)?;
-        let shard = Tensor::zeros([layout.shard_len() as i64], numbers);
-        let mut start = 0;
-        let parameters = leaves.into_iter().map(|(name, mut leaf)| {
-            let range = start..start + leaf.numel();
-            start = range.end;
-            let place = Place { part: layout.part_of(&range, ranks.shard()), size: leaf.size(), range };
+        let places = places(&leaves, layout, ranks.shard());
+        let exact = Whole::new(layout, &places, (kind, device))?;
+        let computed =
+            (kind != compute).then(|| Whole::new(layout, &places, (compute, device))).transpose()?;
+        let shard = Tensor::zeros([layout.shard_len() as i64], (kind, device));
+        let parameter = |(((name, mut leaf), place), view): (((String, Tensor), Place), &Tensor)| {
             let piece = no_grad(|| {
                 let piece = narrow(&shard, &own, &place);
                 copy_excerpt(&place.excerpt(&name), &leaf, &piece);
-                leaf.set_data(&whole.view(place.range.start, &place.size));
+                leaf.set_data(view);
                 piece
             });
             let piece = piece.detach().set_requires_grad(leaf.requires_grad());
             Parameter { name, leaf, place, piece }
-        });
-        let parameters = parameters.collect();
-        whole.release()?;
+        };
+        let parameters = leaves.into_iter().zip(places).zip(&exact.views).map(parameter).collect();
         let presence = RefCell::new(Presence::Away);
-        Ok(Some(Self { parameters, layout, own, shard, whole, presence, gradients: RefCell::default() }))
+        Ok(Some(Self {
+            parameters,
+            layout,
+            own,
+            shard,
+            exact,
+            computed,
+            presence,
+            gradients: RefCell::default(),
+        }))
     }
 
     pub(super) fn shard(&self) -> &Tensor {
@@ -162,26 +214,43 @@ impl Flat {
     /// Bytes of parameters and gradients that are there now.
     pub(super) fn num_bytes(&self) -> usize {
         let gradients = self.gradients.borrow();
-        let whole = match *self.presence.borrow() {
-            Presence::Away => 0,
-            Presence::Coming(_) | Presence::Here => self.layout.padded_len(),
-        };
         let gradient = |tensor: &Option<Tensor>| tensor.as_ref().map_or(0, Tensor::numel);
-        let numbers = self.shard.numel() + whole + gradient(&gradients.whole) + gradient(&gradients.shard);
-        numbers * self.shard.kind().elt_size_in_bytes()
+        let exact = self.shard.numel() + gradient(&gradients.whole) + gradient(&gradients.shard);
+        let whole = self.presence.borrow().numbers().map_or(0, |numbers| {
+            let tensor = self.whole(numbers).buffer.tensor();
+            tensor.numel() * tensor.kind().elt_size_in_bytes()
+        });
+        exact * self.shard.kind().elt_size_in_bytes() + whole
     }
 
-    pub(super) fn begin(&self, ranks: &MeshRanks) -> Result<(), RankError> {
-        let mut presence = self.presence.borrow_mut();
-        if matches!(*presence, Presence::Away) {
-            self.whole.take()?;
-            *presence = Presence::Coming(ranks.all_gather(self.whole.tensor(), &self.shard)?);
+    fn whole(&self, numbers: Numbers) -> &Whole {
+        self.computed.as_ref().filter(|_| numbers == Numbers::Computed).unwrap_or(&self.exact)
+    }
+
+    /// Starts to gather the whole, unless it is there in at least these numbers or on its way.
+    pub(super) fn begin(&self, ranks: &MeshRanks, wanted: Numbers) -> Result<(), RankError> {
+        let wanted = if self.computed.is_some() { wanted } else { Numbers::Exact };
+        let present = self.presence.borrow().numbers();
+        if present >= Some(wanted) {
+            return Ok(());
         }
+        self.release()?;
+        let whole = self.whole(wanted);
+        whole.buffer.take()?;
+        if self.computed.is_some() {
+            for (parameter, view) in self.parameters.iter().zip(&whole.views) {
+                no_grad(|| parameter.leaf.shallow_clone().set_data(view));
+            }
+        }
+        let gathered = whole.buffer.tensor();
+        let shard = no_grad(|| self.shard.detach().to_kind(gathered.kind()));
+        self.presence.replace(Presence::Coming(wanted, ranks.all_gather(gathered, &shard)?));
         Ok(())
     }
 
     pub(super) fn need(&self) -> Result<(), RankError> {
-        if let Presence::Coming(pending) = self.presence.replace(Presence::Here) {
+        let Some(numbers) = self.presence.borrow().numbers() else { return Ok(()) };
+        if let Presence::Coming(_, pending) = self.presence.replace(Presence::Here(numbers)) {
             pending.wait()?;
         }
         Ok(())
@@ -189,8 +258,10 @@ impl Flat {
 
     pub(super) fn release(&self) -> Result<(), RankError> {
         self.need()?;
-        self.presence.replace(Presence::Away);
-        Ok(self.whole.release()?)
+        match self.presence.replace(Presence::Away).numbers() {
+            Some(numbers) => Ok(self.whole(numbers).buffer.release()?),
+            None => Ok(()),
+        }
     }
 
     /// See [`super::ShardedParameters::is_as_held`].
@@ -199,12 +270,15 @@ impl Flat {
         ranks: &MeshRanks,
         digest: impl Fn(&Tensor) -> Result<u64, E>,
     ) -> Result<bool, E> {
-        let own = Tensor::from_slice(&[digest(&self.shard)?.cast_signed()]).to_device(self.shard.device());
+        let numbers = self.presence.borrow().numbers().unwrap_or(Numbers::Exact);
+        let whole = self.whole(numbers).buffer.tensor();
+        let sent = no_grad(|| self.shard.detach().to_kind(whole.kind()));
+        let own = Tensor::from_slice(&[digest(&sent)?.cast_signed()]).to_device(sent.device());
         let all = Tensor::zeros([ranks.dp_shard() as i64], (Kind::Int64, self.shard.device()));
         ranks.all_gather(&all, &own)?.wait().map_err(RankError::from)?;
         for shard in 0..ranks.dp_shard() {
             let Range { start, end } = self.layout.range(shard);
-            let gathered = digest(&self.whole.tensor().narrow(0, start as i64, (end - start) as i64))?;
+            let gathered = digest(&whole.narrow(0, start as i64, (end - start) as i64))?;
             if gathered.cast_signed() != all.int64_value(&[shard as i64]) {
                 return Ok(false);
             }
@@ -279,6 +353,17 @@ impl Flat {
     fn numbers(&self) -> (Kind, Device) {
         (self.shard.kind(), self.shard.device())
     }
+}
+
+/// Where leaves lie that follow each other in a buffer, and what of each is this rank's.
+fn places(leaves: &[(String, Tensor)], layout: Shards, shard: usize) -> Vec<Place> {
+    let mut start = 0;
+    let place = |(_, leaf): &(String, Tensor)| {
+        let range = start..start + leaf.numel();
+        start = range.end;
+        Place { part: layout.part_of(&range, shard), size: leaf.size(), range }
+    };
+    leaves.iter().map(place).collect()
 }
 
 /// What of a shard that lies at `own` is a parameter's, `[len]`.

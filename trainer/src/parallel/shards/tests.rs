@@ -3,6 +3,7 @@
 mod saved;
 mod taken;
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use rlt_api::spec::{CriticSpec, LoraInit, LoraSpec};
@@ -17,7 +18,7 @@ use crate::model::{
 use crate::objective::supervised_objective;
 use crate::optim::AdamWOptions;
 use crate::parallel::tests::{actor_on_mesh, on_ranks, trained_parameters, whole_parameters};
-use crate::parallel::{DecoderParts, RankError, Ranks, ShardedParameters};
+use crate::parallel::{DecoderParts, Numbers, RankError, Ranks, ShardedParameters};
 use crate::reference::FrozenPolicy;
 use crate::update::{UpdatePlan, update};
 
@@ -283,6 +284,34 @@ fn layers_in_bf16_round_alike_on_shards_and_on_the_whole() {
 }
 
 #[test]
+fn weights_travel_as_layers_compute_with_them_and_are_whole_exactly_where_that_is_asked_for() {
+    let case = Case { compute: Kind::BFloat16, ..FULL };
+    let exact = numbers(whole_parameters(DecoderParts::from(&decoder(case))).values());
+    on_ranks(2, |ranks| {
+        let actor = actor(case, &ranks, 2);
+        let at_rest = actor.shards().unwrap().num_bytes();
+        actor.score(&batch(), Adapter::On, case.max_tokens).unwrap();
+        assert_eq!(parameters(&actor), exact);
+        let (parts, mut rounded) = (actor.parts(), BTreeMap::new());
+        assert_eq!(parts.numbers_to_sample(), Numbers::Computed);
+        let visited = parts.visit(parts.numbers_to_sample(), |part| {
+            for (name, tensor) in actor.shards().unwrap().parameters_of(part) {
+                // A norm multiplies with what it is, a projection with what it is rounded to.
+                let expected = if tensor.dim() > 1 { Kind::BFloat16 } else { Kind::Float };
+                assert_eq!(tensor.kind(), expected, "{name}");
+                rounded.insert(name, tensor.copy());
+            }
+            Ok::<(), RankError>(())
+        });
+        visited.unwrap();
+        let rounded = numbers(rounded.values());
+        assert!(largest_difference(&exact, &rounded) < 1.0 / 256.0 && exact != rounded);
+        assert_eq!(parameters(&actor), exact);
+        assert_eq!(actor.shards().unwrap().num_bytes(), at_rest);
+    });
+}
+
+#[test]
 fn accumulated_micro_batches_are_one_batch() {
     let whole = on_ranks(2, |ranks| train(Case { max_tokens: 64, ..FULL }, &ranks, 2));
     let parts = on_ranks(2, |ranks| train(FULL, &ranks, 2));
@@ -315,7 +344,7 @@ fn at_rest_a_rank_holds_its_part_and_nothing_more() {
             let (layers, outer) = actor.decoder.parameters_by_layer();
             let of_part = |part: &[(String, Tensor)]| part.iter().map(|(_, t)| t.numel()).sum::<usize>();
             let two_parts = of_part(&layers[0]) + of_part(&layers[0]).max(of_part(&outer));
-            let visited = actor.parts().visit(|_| {
+            let visited = actor.parts().visit(Numbers::Exact, |_| {
                 let more = num_bytes(&actor) - at_rest.start();
                 assert!(more <= 4 * (two_parts + 16), "{more} bytes of a part and the next one");
                 Ok::<(), RankError>(())

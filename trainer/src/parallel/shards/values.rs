@@ -58,8 +58,7 @@ impl ShardedParameters {
 
     /// What of the trained parameter `name` lies in this rank's piece of it; `None` where nothing does.
     pub(crate) fn excerpt_of<'a>(&'a self, name: &'a str) -> Option<Excerpt<'a>> {
-        let mut trained = self.parts().filter_map(|part| self.unit(part).trained.as_ref());
-        let excerpt = trained.find_map(|flat| flat.place_of(name)).map(|place| place.excerpt(name));
+        let excerpt = self.trained().find_map(|flat| flat.place_of(name)).map(|place| place.excerpt(name));
         excerpt.filter(|excerpt| !excerpt.range.is_empty())
     }
 
@@ -70,7 +69,7 @@ impl ShardedParameters {
     /// [`RankError`] when a rank is lost.
     pub(crate) fn copy_from(&self, other: &Self, name_there: impl Fn(&str) -> &str) -> Result<(), RankError> {
         self.parts().try_for_each(|part| {
-            other.need(part)?;
+            other.need_exact(part)?;
             let mut of_other = |excerpt: &Excerpt<'_>, values: &Tensor| {
                 let name = name_there(excerpt.name);
                 if let Some(leaf) = other.unit(part).flats().find_map(|flat| flat.leaf(name)) {
@@ -96,7 +95,8 @@ impl ShardedParameters {
     /// When the file cannot be written; the shards then stay where they are.
     pub(crate) fn move_to_file(&mut self, folder: &Path) -> Result<(), rlt_torch::Error> {
         let units = self.layers.iter_mut().chain([&mut self.outer]);
-        let mut flats: Vec<&mut Flat> = units.filter_map(|unit| Rc::get_mut(unit.frozen.as_mut()?)).collect();
+        let frozen = units.flat_map(|unit| &mut unit.frozen);
+        let mut flats: Vec<&mut Flat> = frozen.filter_map(Rc::get_mut).collect();
         if flats.iter().any(|flat| flat.shard().device() != Device::Cpu) {
             return Ok(());
         }

@@ -12,9 +12,9 @@ use super::*;
 use crate::model::{AdapterExport, Export};
 use crate::rollout::{RolloutEngine, RolloutError, RolloutOptions, RolloutRequest};
 
-struct Numbers;
+struct Digits;
 
-impl Detokenizer for Numbers {
+impl Detokenizer for Digits {
     fn decode(&self, tokens: &[TokenId]) -> Result<String, DetokenizeError> {
         Ok(format!("{tokens:?}"))
     }
@@ -32,7 +32,7 @@ fn sample(engine: &mut RolloutEngine, policy: DecoderParts<'_>) -> Result<Vec<Sa
         max_new_tokens: 5,
     };
     let requests = [request(&[3, 1, 4]), request(&[1, 5, 9, 2, 6])];
-    let completions = engine.generate(policy, &requests, &Numbers, &mut |_| ControlFlow::Continue(()))?;
+    let completions = engine.generate(policy, &requests, &Digits, &mut |_| ControlFlow::Continue(()))?;
     Ok(completions
         .into_iter()
         .flatten()
@@ -107,7 +107,7 @@ fn what_was_gathered_wrong_is_told_by_the_digests_of_all_ranks() {
         let actor = actor(FULL, &ranks, 2);
         let shards = actor.shards().unwrap();
         let mut told = Vec::new();
-        let visited = shards.visit(|part| {
+        let visited = shards.visit(Numbers::Exact, |part| {
             told.push(shards.is_as_held(part, digest)?);
             // The first number of rank 0's shard, as it has come to rank 1.
             if ranks.rank() == 1 {
@@ -154,7 +154,7 @@ fn shards_are_exported_byte_for_byte_as_the_whole() {
             let mut model = ranks.is_leader().then(|| Export::begin(&actor.decoder, dir, &options).unwrap());
             let mut adapter = (ranks.is_leader() && case.lora)
                 .then(|| AdapterExport::begin(&actor.decoder, &adapter_dir, None).unwrap());
-            let visited = actor.parts().visit(|part| {
+            let visited = actor.parts().visit(Numbers::Exact, |part| {
                 model.iter_mut().for_each(|model| model.write(part.layer_idx()).unwrap());
                 adapter.iter_mut().for_each(|adapter| adapter.write(part.layer_idx()).unwrap());
                 Ok::<(), RankError>(())
