@@ -164,8 +164,7 @@ impl MemoryPlan {
         };
         let trained = trained(spec, model);
         let mesh = &spec.workers.mesh;
-        let sharing =
-            |sp: u32| Activations { model, width, adapter_width: trained.adapter_width, sp: sp.into() };
+        let sharing = |sp: u32| Activations { model, width, adapter_width: trained.adapter_width, sp };
         // A critic passes over the same tokens in micro-batches of its own.
         let critic = roles::has_critic(spec).then(|| mesh.sp_of_critic());
         let fullest = |sp: u32, terms: &dyn Fn(u32) -> Vec<MemoryTerm>| {
@@ -190,12 +189,12 @@ impl MemoryPlan {
         }
         if !is_supervised {
             let reference = roles::reference_read(spec, model, &shards);
-            let scored = fullest(mesh.sp_of_logprobs(), &|sp| logprob(spec, batch, &sharing(sp), sp));
+            let scored = fullest(mesh.sp_of_logprobs(), &|sp| logprob(spec, batch, &sharing(sp)));
             add(Phase::Logprob, [vec![shards.gathered(), reference], scored].concat());
         }
         // 4 for each trained parameter, or for this worker's part of them; between updates there are none.
         let gradients = term("gradients", FP32 * shards.part_of(trained.num_parameters));
-        let update = fullest(mesh.sp, &|sp| update(spec, batch, &sharing(sp), sp));
+        let update = fullest(mesh.sp, &|sp| update(spec, batch, &sharing(sp)));
         add(Phase::Update, [vec![gradients, shards.gathered(), shards.gradients()], update].concat());
         let largest_piece = trained.largest_tensor.min(shards.part_of(trained.num_parameters));
         let temporaries = if on_gpu(spec) { OPTIMIZER_TEMPORARIES * FP32 * largest_piece } else { 0 };
@@ -243,14 +242,9 @@ fn on_gpu(spec: &ResolvedSpec) -> bool {
     spec.workers.device == Device::Cuda
 }
 
-fn logprob(
-    spec: &ResolvedSpec,
-    batch: &BatchPlan,
-    activations: &Activations<'_>,
-    sp: u32,
-) -> Vec<MemoryTerm> {
-    let share = scored_share(spec, batch.prompts_per_step, sp);
-    let budget = (spec.training.max_logprob_tokens, sp);
+fn logprob(spec: &ResolvedSpec, batch: &BatchPlan, activations: &Activations<'_>) -> Vec<MemoryTerm> {
+    let share = scored_share(spec, batch.prompts_per_step, activations.sp);
+    let budget = (spec.training.max_logprob_tokens, activations.sp);
     let FullPass { tokens, predicted, .. } = FullPass::new(spec, share, batch.samples_per_prompt, budget);
     let layers = vec![
         term("activations", tokens * activations.inference_bytes_per_token()),
@@ -260,9 +254,9 @@ fn logprob(
     larger(layers, head)
 }
 
-fn update(spec: &ResolvedSpec, batch: &BatchPlan, activations: &Activations<'_>, sp: u32) -> Vec<MemoryTerm> {
-    let share = scored_share(spec, spec.training.prompts_per_update.into(), sp);
-    let budget = (spec.training.max_tokens_per_micro_batch, sp);
+fn update(spec: &ResolvedSpec, batch: &BatchPlan, activations: &Activations<'_>) -> Vec<MemoryTerm> {
+    let share = scored_share(spec, spec.training.prompts_per_update.into(), activations.sp);
+    let budget = (spec.training.max_tokens_per_micro_batch, activations.sp);
     let FullPass { tokens, predicted, .. } = FullPass::new(spec, share, batch.samples_per_prompt, budget);
     let checkpointing = spec.training.activation_checkpointing;
     let kept = vec![

@@ -108,10 +108,15 @@ impl Place {
 
     /// Starts the trainer on `manifest`.
     pub(crate) fn start(&self, manifest: &Value) -> Child {
+        self.start_in(manifest, Vec::new())
+    }
+
+    /// The same with variables in its environment.
+    pub(crate) fn start_in(&self, manifest: &Value, environment: Vec<(&'static str, String)>) -> Child {
         let path = self.write(manifest);
         let mut command = Command::new(rlt_tests::fresh_binary("rlt-trainer"));
         command.args(["launch", "--manifest"]).arg(path).arg("--output").arg(self.root.path().join("run"));
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        command.envs(environment).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
 
     /// Runs the trainer on `manifest` to its end, however it comes.

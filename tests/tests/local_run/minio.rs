@@ -1,13 +1,14 @@
 //! Copies of checkpoints in a real object store, which is slow, cut off in the middle of an upload, and killed.
 
 use std::collections::BTreeSet;
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 use rlt_cluster::Minio;
 use rlt_tests::relay::{Flow, Relay};
 use serde_json::{Value, json};
 
+use crate::copies::whole_of;
 use crate::job::{Ended, Place, signal, tiny_with};
 
 /// 1.1 million weights: a checkpoint of three times as many numbers takes two parts of an upload.
@@ -33,23 +34,15 @@ impl Store {
     }
 
     fn begin(&self, place: &Place, manifest: &Value) -> Child {
-        let path = place.write(manifest);
-        let mut command = Command::new(rlt_tests::fresh_binary("rlt-trainer"));
-        command.args(["launch", "--manifest"]).arg(path).arg("--output").arg(place.run(""));
-        command.envs(self.minio.environment(self.relay.address()));
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        place.start_in(manifest, self.minio.environment(self.relay.address()))
     }
 
     fn train(&self, place: &Place, manifest: &Value) -> Ended {
         Ended::of(self.begin(place, manifest).wait_with_output().unwrap())
     }
 
-    /// The checkpoints that have a manifest.
     fn whole_copies(&self) -> BTreeSet<String> {
-        let keys = self.minio.keys();
-        let names =
-            keys.iter().filter_map(|key| key.strip_prefix("runs/one/")?.strip_suffix("/manifest.json"));
-        names.map(str::to_owned).collect()
+        whole_of(&self.minio.keys())
     }
 }
 

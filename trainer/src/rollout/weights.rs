@@ -54,8 +54,8 @@ impl RolloutWeights {
         let (mut outer, mut layers) = (None, Vec::new());
         policy.visit(policy.numbers_to_sample(), |part| {
             packer.attest(part)?;
-            if part == Part::Layer(0) {
-                // What is outside of the layers has gone, and layers are smaller.
+            if part == Part::Layer(0) && policy.shards().is_some() {
+                // What was gathered of what is outside of the layers has gone, and layers are smaller.
                 rlt_torch::release_free_memory();
             }
             match part {
