@@ -129,6 +129,11 @@ impl Ranks {
         self.rank % self.local_size
     }
 
+    /// Ranks on this rank's machine.
+    pub fn local_size(&self) -> usize {
+        self.local_size
+    }
+
     /// Bytes of tensors that this rank has exchanged with others so far.
     pub fn traffic(&self) -> Traffic {
         self.lock().rendezvous.as_ref().map_or_else(Traffic::default, Rendezvous::traffic)

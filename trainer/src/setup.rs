@@ -2,6 +2,7 @@
 //!
 //! Whatever can be wrong with a model, its data or its rewards is found here, before the first step.
 
+mod device;
 mod model;
 
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use rlt_api::plan::{KV_BLOCK_TOKENS, check_model, concurrent_sequences};
 use rlt_api::resolved::{ModelSource, ResolvedSpec, TokenizerSource};
 use rlt_api::spec;
 use rlt_core::schedule::{Decay, Schedule};
-use tch::{Device, Kind};
+use tch::Kind;
 
 use crate::checkpoint::CheckpointStore;
 use crate::data::{Dataset, Demonstration, Loader, Split};
@@ -42,7 +43,7 @@ pub fn setup(
     let spec = job.spec().clone();
     let streams = Streams::of(&spec, ranks)?;
     let ranks = streams.updates.clone();
-    let device = prepare_device(&spec, &ranks)?;
+    let device = device::prepare(&spec, &ranks)?;
     // What the leader downloads the others find.
     let (model_dir, base_model) = ranks.leader_first(|| model_folder(&spec, &folder, &ranks))?.unzip();
     let tokenizer = load_tokenizer(&spec, model_dir.as_deref())?;
@@ -141,31 +142,6 @@ impl Streams {
         ]
         .into_iter()
         .filter_map(|(ranks, field)| Some((ranks?, field)))
-    }
-}
-
-/// Threads, arithmetic and device, for the whole process.
-fn prepare_device(spec: &ResolvedSpec, ranks: &Ranks) -> Result<Device, TrainError> {
-    rlt_torch::set_num_threads(spec.workers.threads.map_or(ranks.cores(), |threads| threads as usize));
-    rlt_torch::reuse_large_buffers();
-    use spec::MatmulPrecision as Wanted;
-    let precision = match spec.training.matmul_precision {
-        // Without matrix tiles libtorch's "medium" is full fp32 by a faster library; with them it would be bfloat16.
-        Wanted::Highest if !rlt_torch::cpu_has_amx() => rlt_torch::MatmulPrecision::Medium,
-        Wanted::Highest => rlt_torch::MatmulPrecision::Highest,
-        Wanted::High => rlt_torch::MatmulPrecision::High,
-        Wanted::Medium => rlt_torch::MatmulPrecision::MediumEvenReduced,
-    };
-    rlt_torch::set_float32_matmul_precision(precision)?;
-    let has_gpu = rlt_torch::load_cuda().unwrap_or(false) && tch::Cuda::is_available();
-    match spec.workers.device {
-        spec::Device::Cpu => Ok(Device::Cpu),
-        spec::Device::Auto if !has_gpu => Ok(Device::Cpu),
-        spec::Device::Cuda if !has_gpu => Err(TrainError::NoGpu),
-        // Each rank of a machine has a GPU of its own, where there are as many.
-        spec::Device::Auto | spec::Device::Cuda => {
-            Ok(Device::Cuda(ranks.local_rank() % tch::Cuda::device_count().max(1) as usize))
-        }
     }
 }
 

@@ -3,7 +3,7 @@
 use super::algorithm::{cel_estimator, estimator};
 use super::{Check, Rule, divisors};
 use crate::plan::{deals_out_heads, legal_degrees};
-use crate::spec::{AdvantageEstimator, AlgorithmKind, Device, RLTrainingJobSpec};
+use crate::spec::{AdvantageEstimator, AlgorithmKind, RLTrainingJobSpec};
 
 /// Query and key heads of a new model; those of others are known where their files are.
 fn heads(spec: &RLTrainingJobSpec) -> Option<(u64, u64)> {
@@ -12,15 +12,6 @@ fn heads(spec: &RLTrainingJobSpec) -> Option<(u64, u64)> {
 }
 
 pub(super) const RULES: &[Rule] = &[
-    Rule {
-        scope: "spec.workers",
-        at: "device",
-        reads: &["count", "device"],
-        message: "several workers exchange gradients between CPUs: device must be Cpu",
-        cel: || "self.count == 1 || self.device == 'Cpu'".into(),
-        holds: Check::Spec(|spec| spec.workers.count == 1 || spec.workers.device == Device::Cpu),
-        allowed: Some(|_| "Cpu, or count 1".into()),
-    },
     Rule {
         scope: "spec.workers",
         at: "mesh.dpShard",

@@ -23,7 +23,8 @@ pub struct WorkersSpec {
     /// noticed at once; this is for one that hangs.
     #[schemars(range(min = 1, max = 86400))]
     pub peer_timeout_seconds: u32,
-    /// The device of the tensors. On a cluster a worker has a GPU with `Cuda` and none with the others.
+    /// The device of the tensors; workers exchange them by NCCL on GPUs and by Gloo on CPUs. On a cluster a worker has a GPU
+    /// with `Cuda` and none with the others.
     pub device: Device,
     /// CPU threads of one worker; by default its share of the machine's cores.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -153,12 +154,12 @@ pub enum Balance {
 /// The device of the tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Device {
-    /// A GPU where there is one, else the CPU.
+    /// GPUs where each worker has one of its own, else CPUs.
     #[default]
     Auto,
     /// The CPU.
     Cpu,
-    /// A GPU; without one the job fails.
+    /// A GPU for each worker; without them the job fails.
     Cuda,
 }
 
