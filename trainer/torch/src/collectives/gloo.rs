@@ -16,6 +16,10 @@ use super::traffic::{all_gather, all_to_all, num_bytes, ring_all_reduce, row_byt
 use super::{CollectiveError, Collectives, Pending, Reduction, RendezvousError};
 use crate::border::{Outcome, check, raw};
 
+/// The most that a rank receives at once before it adds it up: room for what it has received is memory beside the gradient
+/// itself, which is whole at that moment. A layer of a small model is shorter, so that its exchange runs beside computing.
+const RECEIVED_BYTES: i64 = 16 << 20;
+
 /// A connected group of ranks on CPUs.
 pub(super) struct GlooGroup {
     pointer: *mut c_void,
@@ -99,6 +103,18 @@ impl GlooGroup {
     }
 }
 
+impl GlooGroup {
+    /// `output` = the sum of what all ranks have in their row of `chunks` for this one.
+    fn reduce_piece(&mut self, output: Tensor, chunks: &Tensor) -> Result<Pending, CollectiveError> {
+        let input = chunks.contiguous();
+        let received = input.empty_like();
+        let arrived = received.shallow_clone();
+        let finish = move || add_chunks(&output, &arrived);
+        let splits = vec![1; self.size()];
+        self.exchange("reduce-scatter", (received, &splits), (input, &splits), Some(Box::new(finish)))
+    }
+}
+
 impl Collectives for GlooGroup {
     fn name(&self) -> &str {
         &self.seat.name
@@ -125,16 +141,24 @@ impl Collectives for GlooGroup {
     }
 
     /// Gloo's own reduce-scatter is an all-reduce of which most is thrown away, twice the bytes. Every rank sends every
-    /// other the chunk it needs, once, and adds what it received.
+    /// other the chunk it needs, once, and adds what it received. What is longer than [`RECEIVED_BYTES`] goes piece by piece,
+    /// all but the last at once.
     fn reduce_scatter(&mut self, output: &Tensor, input: &Tensor) -> Result<Pending, CollectiveError> {
-        let size = self.size();
-        check_sizes("reduce-scatter", &self.seat.name, (output, size as i64), (input, 1))?;
-        let input = input.detach().view([size as i64, -1]);
-        let received = input.empty_like();
-        let (output, chunks) = (output.detach(), received.shallow_clone());
-        let finish = move || add_chunks(&output, &chunks);
-        let splits = vec![1; size];
-        self.exchange("reduce-scatter", (received, &splits), (input, &splits), Some(Box::new(finish)))
+        let size = self.size() as i64;
+        check_sizes("reduce-scatter", &self.seat.name, (output, size), (input, 1))?;
+        let (output, chunks) = (output.detach().view(-1), input.detach().view([size, -1]));
+        let longest = (RECEIVED_BYTES / (size * chunks.kind().elt_size_in_bytes() as i64)).max(1);
+        let mut start = 0;
+        loop {
+            let len = longest.min(output.numel() as i64 - start);
+            let piece = (output.narrow(0, start, len), chunks.narrow(1, start, len));
+            let pending = self.reduce_piece(piece.0, &piece.1)?;
+            start += len;
+            if start == output.numel() as i64 {
+                return Ok(pending);
+            }
+            pending.wait()?;
+        }
     }
 
     fn all_gather(&mut self, output: &Tensor, input: &Tensor) -> Result<Pending, CollectiveError> {
