@@ -19,7 +19,7 @@ pub use batch::{BatchPlan, concurrent_sequences};
 pub use failure::{Budget, FailureCause, SHORT_ATTEMPT, restart_delay};
 pub use memory::{MemoryPlan, MemoryTerm, Phase, PhaseMemory};
 pub use workers::{EnvironmentVariable, Mesh, Misfit, RENDEZVOUS_PORT, WorkerGroup, check_model};
-pub(crate) use workers::{deals_out_heads, legal_degrees};
+pub(crate) use workers::{deals_out_heads, legal_degrees, slices_layers};
 
 use crate::ValidatedJob;
 use crate::resolved::{ModelSource, ResolvedSpec, TokenizerSource};

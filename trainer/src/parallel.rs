@@ -9,13 +9,14 @@
 //! So advantages, controllers, data positions and decisions are computed from the same numbers everywhere and need no
 //! exchange of their own. Each rank has a copy of the model, or with [`ShardedParameters`] a shard of one; ranks of one
 //! stream ([`StreamRanks`]) score and differentiate the same rows, each a part of their tokens, so that shares are dealt
-//! out to streams. How tensors travel is `rlt_torch::collectives`; who is started where is `launch`.
+//! out to streams. Ranks of one copy of the rollout's weights ([`SliceRanks`]) sample the same prompts. How tensors travel is `rlt_torch::collectives`; who is started where is `launch`.
 
 mod environment;
 mod error;
 mod mesh;
 mod parts;
 mod shards;
+mod slices;
 mod stream;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -33,6 +34,7 @@ pub use error::RankError;
 pub use mesh::MeshRanks;
 pub use parts::DecoderParts;
 pub use shards::{Numbers, Part, ShardedParameters};
+pub use slices::SliceRanks;
 pub use stream::StreamRanks;
 
 /// How long a rank waits for the others to start: a cluster may need minutes for their names to resolve.
@@ -57,6 +59,17 @@ struct Link {
     group: Box<dyn Collectives>,
     /// `None` for a rank that is alone.
     rendezvous: Option<Rendezvous>,
+}
+
+impl Link {
+    /// Connects this rank with the other `members`.
+    fn connect(&self, name: &str, members: &[usize]) -> Result<Box<dyn Collectives>, RankError> {
+        let group = match &self.rendezvous {
+            Some(rendezvous) => rendezvous.group(name, members)?,
+            None => None,
+        };
+        Ok(group.unwrap_or_else(|| Box::new(Alone::new(name))))
+    }
 }
 
 impl Ranks {

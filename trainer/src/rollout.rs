@@ -10,12 +10,15 @@
 //! - One body: a layer's arithmetic is [`crate::model::DecoderLayer::forward_with`], which training runs too; only
 //!   the linear layers are packed for few rows and the attention reads a paged cache.
 //! - Sequences join and leave between two steps; no row of a batch is padding.
+//! - Ranks may sample as one ([`RolloutEngine::sliced_among`]): each packs its slice of every layer and keeps keys and values of its
+//!   heads, all of them run the same scheduler on the same requests, and draw from the same logits, bit by bit. That they
+//!   drew the same, and whether one of them is to stop, is agreed on in every step. Embeddings and norms are whole on each.
 //! - Weights are packed by `sync_weights`, one part of the model at a time, which takes a digest of every parameter. Generation first
 //!   takes the digest of the trainer's parameters again and refuses to run when one of them has changed. Where ranks share the
 //!   model each digests what it holds, and what is packed of a part is compared with the digests of all.
 //! - A sample depends on its prompt, its seed and the weights. On a CPU in f32 packed products, norms and attention
-//!   treat each row by itself, so what runs beside a sample does not change a bit of it. Elsewhere, and after a
-//!   preemption, additions may come in another order, by about 1e-6 in a log-prob; the draw is made so that such
+//!   treat each row by itself, so what runs beside a sample does not change a bit of it. Elsewhere, in three slices and more, and after
+//!   a preemption, additions may come in another order, by about 1e-6 in a log-prob; the draw is made so that such
 //!   noise moves no token unless the seed's number lies within it of a boundary (see [`rlt_core::sampling`]).
 //!
 //! Shapes: b sequences in a decode, t tokens, v vocabulary. Never here: rewards, advantages, what the prompts mean.
@@ -26,6 +29,7 @@ mod engine;
 mod kv_cache;
 mod runner;
 mod sampler;
+mod slices;
 mod weights;
 
 use std::sync::Arc;
@@ -109,8 +113,10 @@ pub struct RolloutStats {
     pub num_prefilled_tokens: usize,
     /// Sequences that ran out of cache and were computed again.
     pub num_preemptions: usize,
-    /// Memory of the key-value cache in bytes.
+    /// Memory of this rank's key-value cache in bytes.
     pub cache_bytes: usize,
+    /// Memory of this rank's packed weights in bytes.
+    pub weight_bytes: usize,
     /// Time to take the digest of the trainer's weights.
     pub digest_time: Duration,
     /// Time to compute keys and values of prompts.
@@ -154,9 +160,15 @@ pub enum RolloutError {
         /// Which part of the model.
         part: String,
     },
-    /// The ranks that share the model could not bring it.
-    #[error("failed to gather the weights")]
+    /// The ranks that share the model could not bring it, or those that sample as one lost one another.
+    #[error("failed to bring the weights, or what slices of them make, together")]
     Ranks(#[from] RankError),
+    /// Ranks that sample as one do not go on alike.
+    #[error("generate: ranks that hold the weights together have drawn different tokens in step {step}")]
+    Disagreement {
+        /// The how many-th step of the call, from 1.
+        step: usize,
+    },
     /// A sampling parameter is out of its range.
     #[error("request {request_idx}")]
     Sampling {
@@ -239,6 +251,7 @@ impl RolloutError {
             | Self::OlderWeights { .. }
             | Self::Torn { .. }
             | Self::Ranks(_)
+            | Self::Disagreement { .. }
             | Self::Tensor { .. } => None,
         }
     }

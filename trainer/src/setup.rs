@@ -56,7 +56,8 @@ pub fn setup(
     let reference = model::reference(&spec, &actor, &folder)?;
     let folders = model::reward_model_folders(&spec, &ranks)?;
     let reward_models = model::reward_models(&spec, &folders, &tokenizer, &actor)?;
-    let engine = RolloutEngine::new(engine_options(&spec, &tokenizer));
+    let sampling_as_one = ranks.slicing_rollout(spec.workers.mesh.rollout_tp as usize)?;
+    let engine = RolloutEngine::new(engine_options(&spec, &tokenizer)).sliced_among(sampling_as_one);
     let schedule = schedule(&spec, data.num_steps(&spec));
     let checkpoints = if ranks.is_leader() {
         let store = CheckpointStore::open(&folder.checkpoints(), spec.checkpoint.keep as usize)?;

@@ -24,6 +24,7 @@ const FOLDER: &str = "RLT_TEST_LOAD_A_PART_OF";
 const ACT: &str = "RLT_TEST_MEASURED_ACT";
 const LOADING: &str = "loading";
 const TAKING_OVER: &str = "taking over";
+const TAKING_A_SLICE: &str = "taking a slice";
 const EXPORTING: &str = "exporting";
 const RESUMING: &str = "resuming";
 
@@ -81,13 +82,15 @@ fn measure(folder: &Path, act: &str) {
     let shards = ShardedParameters::new(&decoder, mesh).unwrap();
     shards.read(&weights).unwrap();
     let parts = DecoderParts::new(&decoder, Some(&shards));
-    let mut engine = RolloutEngine::new(RolloutOptions::default());
+    let slices =
+        ranks.slicing_rollout(if act == TAKING_A_SLICE { environment.world_size } else { 1 }).unwrap();
+    let mut engine = RolloutEngine::new(RolloutOptions::default()).sliced_among(slices);
     if act != LOADING {
         rlt_torch::release_free_memory();
         before = begin();
     }
     match act {
-        TAKING_OVER => drop(engine.sync_weights(parts, 0).unwrap()),
+        TAKING_OVER | TAKING_A_SLICE => drop(engine.sync_weights(parts, 0).unwrap()),
         EXPORTING => export(&ranks, parts, &folder.join("export")),
         RESUMING => {
             let checkpoint = Checkpoint::open(&folder.join("checkpoints/step-000001")).unwrap();
@@ -161,6 +164,7 @@ fn an_engine_and_an_export_take_a_model_over_with_no_more_than_two_parts_of_it_w
     let count = ModelConfig::from_json(&config).unwrap().parameter_count();
     let outer = count.embedding + count.final_norm + count.head;
     let two_parts = 4 * (count.per_layer + outer.max(count.per_layer));
+    let mut whole_peaks = Vec::new();
     for (dir, width) in [(&full, 4), (&half, 2)] {
         write_zeros(dir.path(), &config);
         if width == 2 {
@@ -173,7 +177,17 @@ fn an_engine_and_an_export_take_a_model_over_with_no_more_than_two_parts_of_it_w
         assert!(bound < own + 4 * count.total(), "a rank that has all of the model is found");
         for peak in peaks(dir.path(), 2, TAKING_OVER) {
             assert!((width * count.total() / 2..=bound).contains(&peak), "{peak} bytes, at most {bound}");
+            whole_peaks.push(peak);
         }
+    }
+    // Half of every layer and of the head, and embeddings all the same.
+    let half = 4 * (count.per_layer * count.num_layers + count.head) / 2;
+    for (whole, slice) in whole_peaks.into_iter().zip(peaks(full.path(), 2, TAKING_A_SLICE)) {
+        let saved = whole.saturating_sub(slice) + 4 * count.per_layer;
+        assert!(
+            saved >= half,
+            "{slice} bytes instead of {whole}: expected {half} fewer, but for a hole of a layer"
+        );
     }
     // The leader lays one tensor out in bytes.
     let bound = two_parts + 2 * 4 * count.head + SLACK;

@@ -13,5 +13,7 @@ mod fixture;
 mod life;
 #[path = "fixtures/models.rs"]
 mod models;
+#[path = "rollout/sliced.rs"]
+mod sliced;
 #[path = "rollout/stopping.rs"]
 mod stopping;

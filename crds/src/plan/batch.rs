@@ -77,8 +77,8 @@ impl BatchPlan {
     }
 }
 
-/// Most sequences that one worker decodes at the same time: as many as it samples in a step, within the job's limit.
-/// An evaluation of more takes longer, not more memory.
+/// Most sequences that one worker decodes at the same time, alone or with those that sample as one with it: as many as it
+/// samples in a step, within the job's limit. An evaluation of more takes longer, not more memory.
 pub fn concurrent_sequences(spec: &ResolvedSpec) -> u64 {
     let samples = u64::from(spec.rollout.samples_per_prompt);
     let own = share(spec, spec.training.prompts_per_step.into()).saturating_mul(samples);
@@ -90,9 +90,9 @@ pub(super) fn scored_share(spec: &ResolvedSpec, num_prompts: u64, sp: u32) -> u6
     num_prompts.div_ceil((spec.workers.count / sp).into())
 }
 
-/// What the busiest worker samples of `num_prompts`.
+/// What the busiest worker, and whoever samples as one with it, samples of `num_prompts`.
 pub(super) fn share(spec: &ResolvedSpec, num_prompts: u64) -> u64 {
-    num_prompts.div_ceil(spec.workers.count.into())
+    num_prompts.div_ceil((spec.workers.count / spec.workers.mesh.rollout_tp).into())
 }
 
 /// The fullest pass under a token budget of each of `sp` workers, when every sequence is as long as it may be; shorter ones only

@@ -8,7 +8,8 @@
 //! With `workers.mesh.dpShard` a worker keeps its part of every role's weights, gradients and optimizer state, and beside it the
 //! parts of the model that a pass has gathered: `shards`. It reads no more of the model than that, and takes it over into the rollout
 //! a part at a time. A checkpoint is copied into its file: it takes memory of the kernel's, which is not counted. With
-//! `workers.mesh.sp` it has its part of the tokens of a pass, of log-probs and of the critic's passes as their own degrees say.
+//! `workers.mesh.sp` it has its part of the tokens of a pass, of log-probs and of the critic's passes as their own degrees say; with
+//! `workers.mesh.rolloutTp` a slice of what it samples with: `rollout`.
 //!
 //! Legend: P parameters, s workers of one copy, L layers, h hidden size, f feed-forward width, q and k widths of all query and all key
 //! heads, v vocabulary, r LoRA rank; t tokens of a pass, c completion tokens of a pass; b bytes of a number.
@@ -179,7 +180,7 @@ impl MemoryPlan {
         let mut add = |phase, own: Vec<MemoryTerm>| phases.push(PhaseMemory::new(phase, &resident, own));
         add(Phase::Loading, roles::loading(spec, model, &trained, &shards));
         if generates {
-            // Every worker samples sequences of its own.
+            // Every worker samples whole sequences, also where it has a slice of each layer.
             let alone = sharing(1);
             add(Phase::Rollout, rollout::terms(spec, model, batch, &alone, &shards));
         }

@@ -327,6 +327,49 @@ fn workers_that_share_tokens_hold_a_part_of_each_pass_and_a_budget_together() {
 }
 
 #[test]
+fn workers_that_sample_as_one_have_a_slice_of_what_they_sample_with_and_the_sequences_of_all() {
+    let sampling = |rollout_tp: u32| {
+        move |spec: &mut Value| {
+            spec["workers"] = json!({"count": 4, "mesh": {"rolloutTp": rollout_tp}, "device": "Cpu"});
+        }
+    };
+    let (batch, mesh) = (planned(sampling(2)).batch, planned(sampling(2)).mesh);
+    assert_eq!((mesh.rollout_tp, mesh.dp_replicate, mesh.world_size()), (2, 4, 4));
+    // 8 prompts of 8 samples for two copies of the weights.
+    assert_eq!((planned(sampling(1)).batch.concurrent_sequences, batch.concurrent_sequences), (16, 32));
+    let of = |rollout_tp, name| term(sampling(rollout_tp), Phase::Rollout, name);
+    let norms = 24 * 2 * 896 + 896;
+    assert_eq!(of(1, "rollout weights"), 4 * (494_032_768 - norms));
+    assert_eq!(of(2, "rollout weights") * 2, of(1, "rollout weights"));
+    // Twice the sequences of half of the key heads.
+    let blocks =
+        |rollout_tp| of(rollout_tp, "KV cache") / (4 * 2 * 24 * 64 * 16 * (2 / u64::from(rollout_tp)));
+    assert!(blocks(2) > blocks(1) * 19 / 10, "{} and {}", blocks(2), blocks(1));
+    assert_eq!(of(2, "sampling logits"), 2 * of(1, "sampling logits"));
+    let weights = |rollout_tp| term(sampling(rollout_tp), Phase::Update, "weights");
+    assert_eq!(weights(1), weights(2), "what is trained is as it was");
+}
+
+#[test]
+fn a_degree_of_rollout_slices_that_the_layers_do_not_allow_is_answered_with_those_that_they_do() {
+    // 14 query heads look at 2 key heads, beside a feed-forward block 4864 wide.
+    let misfit = |rollout_tp: u32| {
+        let mut spec = spec();
+        spec["workers"] = json!({"count": 28, "mesh": {"rolloutTp": rollout_tp}, "device": "Cpu"});
+        let job = validate(&manifest(&spec)).unwrap();
+        super::check_model(job.spec(), &qwen()).err().map(|misfit| misfit.to_string())
+    };
+    for tp in [1, 2] {
+        assert_eq!(misfit(tp), None);
+    }
+    for tp in [4, 7, 14] {
+        let text = misfit(tp).unwrap();
+        let expected = format!("spec.workers.mesh.rolloutTp: {tp} workers cannot share the layers");
+        assert!(text.starts_with(&expected) && text.ends_with("expected one of 1, 2"), "{text}");
+    }
+}
+
+#[test]
 fn a_degree_of_shared_tokens_that_the_heads_do_not_allow_is_answered_with_those_that_they_do() {
     // 14 query heads look at 2 key heads.
     let misfit = |sp: u32| {

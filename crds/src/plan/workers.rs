@@ -24,14 +24,17 @@ pub struct Mesh {
     pub logprob_sp: u32,
     /// Neighbours that share the tokens of the critic.
     pub critic_sp: u32,
+    /// Neighbours that sample as one, with one copy of the weights.
+    pub rollout_tp: u32,
 }
 
 impl Mesh {
     /// The mesh of a valid job.
     pub(super) fn new(workers: &WorkersSpec) -> Self {
-        let MeshSpec { dp_shard, sp, .. } = workers.mesh;
+        let MeshSpec { dp_shard, sp, rollout_tp, .. } = workers.mesh;
         let (logprob_sp, critic_sp) = (workers.mesh.sp_of_logprobs(), workers.mesh.sp_of_critic());
-        Self { dp_replicate: workers.count / (dp_shard * sp), dp_shard, sp, logprob_sp, critic_sp }
+        let dp_replicate = workers.count / (dp_shard * sp);
+        Self { dp_replicate, dp_shard, sp, logprob_sp, critic_sp, rollout_tp }
     }
 
     /// Number of ranks.
@@ -42,41 +45,45 @@ impl Mesh {
 
 /// Why a model cannot be trained as the mesh asks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{field}: {sp} workers cannot share the heads of a model with {num_heads} query and {num_kv_heads} key \
-     heads: expected {expected}"
-)]
+#[error("{field}: {degree} workers cannot share {shared}: expected {expected}")]
 pub struct Misfit {
     /// The field that asks for it.
     pub field: &'static str,
-    /// Ranks that would share the tokens of a micro-batch.
-    pub sp: u32,
-    /// Query heads of the model.
-    pub num_heads: usize,
-    /// Key and value heads of the model.
-    pub num_kv_heads: usize,
+    /// Ranks that would share it.
+    pub degree: u32,
+    /// What of the model they would share, with its sizes.
+    pub shared: String,
     /// The degrees that fit.
     pub expected: String,
 }
 
-/// Checks that the heads of a model can be dealt out as the job's mesh asks.
+/// Checks that the heads of a model, and where workers sample as one its layers, can be dealt out as the job's mesh asks.
 ///
 /// # Errors
 /// [`Misfit`], with the degrees that fit.
 pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfit> {
     let (mesh, heads) = (&spec.workers.mesh, (model.num_heads as u64, model.num_kv_heads as u64));
-    let degrees = [
+    let of_heads = [
         ("spec.workers.mesh.sp", mesh.sp),
         ("spec.workers.mesh.logprobSp", mesh.sp_of_logprobs()),
         ("spec.workers.mesh.criticSp", mesh.sp_of_critic()),
     ];
-    let (num_heads, num_kv_heads) = (model.num_heads, model.num_kv_heads);
-    match degrees.into_iter().find(|(_, sp)| !deals_out_heads(*sp, heads)) {
-        Some((field, sp)) => {
-            Err(Misfit { field, sp, num_heads, num_kv_heads, expected: legal_degrees(heads) })
-        }
-        None => Ok(()),
+    if let Some((field, degree)) = of_heads.into_iter().find(|(_, sp)| !deals_out_heads(*sp, heads)) {
+        let shared = format!("the heads of a model with {} query and {} key heads", heads.0, heads.1);
+        let expected = legal_degrees(heads, |sp| deals_out_heads(sp, heads));
+        return Err(Misfit { field, degree, shared, expected });
     }
+    let width = model.intermediate_size as u64;
+    if !slices_layers(mesh.rollout_tp, heads, width) {
+        let field = "spec.workers.mesh.rolloutTp";
+        let shared = format!(
+            "the layers of a model with {} query and {} key heads and a feed-forward block {width} wide",
+            heads.0, heads.1
+        );
+        let expected = legal_degrees(heads, |tp| slices_layers(tp, heads, width));
+        return Err(Misfit { field, degree: mesh.rollout_tp, shared, expected });
+    }
+    Ok(())
 }
 
 /// Whether each of `sp` ranks can have as many query heads as the others, with the key heads that these look at.
@@ -85,9 +92,14 @@ pub(crate) fn deals_out_heads(sp: u32, (num_heads, num_kv_heads): (u64, u64)) ->
     num_heads.is_multiple_of(sp) && (num_kv_heads.is_multiple_of(sp) || sp.is_multiple_of(num_kv_heads))
 }
 
-/// Every degree that fits so many query and key heads, as text.
-pub(crate) fn legal_degrees(heads: (u64, u64)) -> String {
-    let degrees = (1..=u32::try_from(heads.0).unwrap_or(u32::MAX)).filter(|sp| deals_out_heads(*sp, heads));
+/// Whether each of `tp` ranks can have as wide a slice of every layer as the others: heads, and of the feed-forward block's width.
+pub(crate) fn slices_layers(tp: u32, heads: (u64, u64), intermediate_size: u64) -> bool {
+    deals_out_heads(tp, heads) && intermediate_size.is_multiple_of(tp.into())
+}
+
+/// Every degree up to the number of query heads that `fits`, as text.
+pub(crate) fn legal_degrees((num_heads, _): (u64, u64), fits: impl Fn(u32) -> bool) -> String {
+    let degrees = (1..=u32::try_from(num_heads).unwrap_or(u32::MAX)).filter(|degree| fits(*degree));
     format!("one of {}", degrees.map(|sp| sp.to_string()).collect::<Vec<_>>().join(", "))
 }
 

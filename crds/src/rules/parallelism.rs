@@ -2,8 +2,8 @@
 
 use super::algorithm::{cel_estimator, estimator};
 use super::{Check, Rule, divisors};
-use crate::plan::{deals_out_heads, legal_degrees};
-use crate::spec::{AdvantageEstimator, AlgorithmKind, RLTrainingJobSpec};
+use crate::plan::{deals_out_heads, legal_degrees, slices_layers};
+use crate::spec::{AdvantageEstimator, AlgorithmKind, MeshSpec, RLTrainingJobSpec};
 
 /// Query and key heads of a new model; those of others are known where their files are.
 fn heads(spec: &RLTrainingJobSpec) -> Option<(u64, u64)> {
@@ -11,16 +11,69 @@ fn heads(spec: &RLTrainingJobSpec) -> Option<(u64, u64)> {
     Some((shape.num_heads.into(), shape.kv_heads().into()))
 }
 
+/// The width of its feed-forward block.
+fn feed_forward_width(spec: &RLTrainingJobSpec) -> Option<u64> {
+    spec.model.architecture.as_ref().map(|shape| shape.intermediate_size.into())
+}
+
+/// A degree divides the number of workers.
+macro_rules! divides_count {
+    ($degree:literal, $given:expr, $because:literal) => {
+        Rule {
+            scope: "spec.workers",
+            at: concat!("mesh.", $degree),
+            reads: &[concat!("mesh.", $degree), "count"],
+            message: concat!($degree, " must divide count: ", $because),
+            cel: || {
+                let degree = concat!("self.mesh.", $degree);
+                format!("!has({degree}) || self.count % {degree} == 0")
+            },
+            holds: Check::Spec(|spec| {
+                given(spec, $given).is_none_or(|degree| spec.workers.count.is_multiple_of(degree))
+            }),
+            allowed: Some(|spec| divisors(spec.workers.count)),
+        }
+    };
+}
+
+/// A degree of shared tokens deals out the heads of a new model; those of others are known where their files are.
+macro_rules! deals_out_heads {
+    ($degree:literal, $given:expr) => {
+        Rule {
+            scope: "spec",
+            at: concat!("workers.mesh.", $degree),
+            reads: &[
+                concat!("workers.mesh.", $degree),
+                "model.architecture.numHeads",
+                "model.architecture.numKvHeads",
+            ],
+            message: concat!(
+                $degree,
+                " must divide the model's numHeads, and divide or be a multiple of its numKvHeads"
+            ),
+            cel: || {
+                let degree = concat!("self.workers.mesh.", $degree);
+                let has_none = format!("!has({degree}) || !has(self.model.architecture)");
+                format!("{has_none} || ({})", cel_deals_out_heads(degree))
+            },
+            holds: Check::Spec(|spec| {
+                let given = given(spec, $given).zip(heads(spec));
+                given.is_none_or(|(degree, heads)| deals_out_heads(degree, heads))
+            }),
+            allowed: Some(|spec| {
+                let legal = |heads| legal_degrees(heads, |degree| deals_out_heads(degree, heads));
+                heads(spec).map_or_else(String::new, legal)
+            }),
+        }
+    };
+}
+
 pub(super) const RULES: &[Rule] = &[
-    Rule {
-        scope: "spec.workers",
-        at: "mesh.dpShard",
-        reads: &["mesh.dpShard", "count"],
-        message: "dpShard must divide count: every copy of the model is held by as many workers",
-        cel: || "self.count % self.mesh.dpShard == 0".into(),
-        holds: Check::Spec(|spec| spec.workers.count.is_multiple_of(spec.workers.mesh.dp_shard)),
-        allowed: Some(|spec| divisors(spec.workers.count)),
-    },
+    divides_count!(
+        "dpShard",
+        |mesh| Some(mesh.dp_shard),
+        "every copy of the model is held by as many workers"
+    ),
     Rule {
         scope: "spec.workers",
         at: "mesh.sp",
@@ -33,24 +86,21 @@ pub(super) const RULES: &[Rule] = &[
         }),
         allowed: Some(|spec| divisors(spec.workers.count / spec.workers.mesh.dp_shard)),
     },
-    Rule {
-        scope: "spec.workers",
-        at: "mesh.logprobSp",
-        reads: &["mesh.logprobSp", "count"],
-        message: "logprobSp must divide count: every pass for log-probs is computed by logprobSp workers",
-        cel: || "!has(self.mesh.logprobSp) || self.count % self.mesh.logprobSp == 0".into(),
-        holds: Check::Spec(|spec| divides_count(spec, spec.workers.mesh.logprob_sp)),
-        allowed: Some(|spec| divisors(spec.workers.count)),
-    },
-    Rule {
-        scope: "spec.workers",
-        at: "mesh.criticSp",
-        reads: &["mesh.criticSp", "count"],
-        message: "criticSp must divide count: every micro-batch of the critic is computed by criticSp workers",
-        cel: || "!has(self.mesh.criticSp) || self.count % self.mesh.criticSp == 0".into(),
-        holds: Check::Spec(|spec| divides_count(spec, spec.workers.mesh.critic_sp)),
-        allowed: Some(|spec| divisors(spec.workers.count)),
-    },
+    divides_count!(
+        "logprobSp",
+        |mesh| mesh.logprob_sp,
+        "every pass for log-probs is computed by logprobSp workers"
+    ),
+    divides_count!(
+        "criticSp",
+        |mesh| mesh.critic_sp,
+        "every micro-batch of the critic is computed by criticSp workers"
+    ),
+    divides_count!(
+        "rolloutTp",
+        |mesh| Some(mesh.rollout_tp),
+        "every completion is sampled by rolloutTp workers"
+    ),
     Rule {
         scope: "spec",
         at: "workers.mesh.logprobSp",
@@ -75,53 +125,59 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         scope: "spec",
-        at: "workers.mesh.sp",
-        reads: &["workers.mesh.sp", "model.architecture.numHeads", "model.architecture.numKvHeads"],
-        message: "sp must divide the model's numHeads, and divide or be a multiple of its numKvHeads",
-        cel: || cel_deals_out_heads("self.workers.mesh.sp"),
-        holds: Check::Spec(|spec| deals_out(spec, Some(spec.workers.mesh.sp))),
-        allowed: Some(|spec| heads(spec).map_or_else(String::new, legal_degrees)),
+        at: "workers.mesh.rolloutTp",
+        reads: &["workers.mesh.rolloutTp", "algorithm.kind", "rewards.functions"],
+        message: "SFT without reward functions samples nothing: remove rolloutTp",
+        cel: || {
+            "self.workers.mesh.rolloutTp == 1 || self.algorithm.kind != 'SFT' || self.rewards.functions.size() > 0"
+                .into()
+        },
+        holds: Check::Spec(|spec| {
+            spec.workers.mesh.rollout_tp == 1
+                || spec.algorithm.kind != AlgorithmKind::Sft
+                || !spec.rewards.functions.is_empty()
+        }),
+        allowed: None,
     },
+    deals_out_heads!("sp", |mesh| Some(mesh.sp)),
+    deals_out_heads!("logprobSp", |mesh| mesh.logprob_sp),
+    deals_out_heads!("criticSp", |mesh| mesh.critic_sp),
     Rule {
         scope: "spec",
-        at: "workers.mesh.logprobSp",
-        reads: &["workers.mesh.logprobSp", "model.architecture.numHeads", "model.architecture.numKvHeads"],
-        message: "logprobSp must divide the model's numHeads, and divide or be a multiple of its numKvHeads",
+        at: "workers.mesh.rolloutTp",
+        reads: &[
+            "workers.mesh.rolloutTp",
+            "model.architecture.numHeads",
+            "model.architecture.numKvHeads",
+            "model.architecture.intermediateSize",
+        ],
+        message: "rolloutTp must divide the model's numHeads and intermediateSize, and divide or be a multiple of \
+                  its numKvHeads",
         cel: || {
-            let sp = "self.workers.mesh.logprobSp";
-            format!("!has({sp}) || {}", cel_deals_out_heads(sp))
+            let tp = "self.workers.mesh.rolloutTp";
+            let width = format!("self.model.architecture.intermediateSize % {tp} == 0");
+            format!("!has(self.model.architecture) || ({} && {width})", cel_deals_out_heads(tp))
         },
-        holds: Check::Spec(|spec| deals_out(spec, spec.workers.mesh.logprob_sp)),
-        allowed: Some(|spec| heads(spec).map_or_else(String::new, legal_degrees)),
-    },
-    Rule {
-        scope: "spec",
-        at: "workers.mesh.criticSp",
-        reads: &["workers.mesh.criticSp", "model.architecture.numHeads", "model.architecture.numKvHeads"],
-        message: "criticSp must divide the model's numHeads, and divide or be a multiple of its numKvHeads",
-        cel: || {
-            let sp = "self.workers.mesh.criticSp";
-            format!("!has({sp}) || {}", cel_deals_out_heads(sp))
-        },
-        holds: Check::Spec(|spec| deals_out(spec, spec.workers.mesh.critic_sp)),
-        allowed: Some(|spec| heads(spec).map_or_else(String::new, legal_degrees)),
+        holds: Check::Spec(|spec| {
+            let sizes = heads(spec).zip(feed_forward_width(spec));
+            sizes.is_none_or(|(heads, width)| slices_layers(spec.workers.mesh.rollout_tp, heads, width))
+        }),
+        allowed: Some(|spec| {
+            let legal = |(heads, width)| legal_degrees(heads, |tp| slices_layers(tp, heads, width));
+            heads(spec).zip(feed_forward_width(spec)).map_or_else(String::new, legal)
+        }),
     },
 ];
 
-fn divides_count(spec: &RLTrainingJobSpec, degree: Option<u32>) -> bool {
-    degree.is_none_or(|degree| spec.workers.count.is_multiple_of(degree))
+/// A degree of the mesh; `None` where it is another field's.
+fn given(spec: &RLTrainingJobSpec, degree: fn(&MeshSpec) -> Option<u32>) -> Option<u32> {
+    degree(&spec.workers.mesh)
 }
 
-fn deals_out(spec: &RLTrainingJobSpec, degree: Option<u32>) -> bool {
-    degree.zip(heads(spec)).is_none_or(|(degree, heads)| deals_out_heads(degree, heads))
-}
-
-fn cel_deals_out_heads(sp: &str) -> String {
+/// That `degree` deals out the heads of a new model.
+fn cel_deals_out_heads(degree: &str) -> String {
     let heads = "self.model.architecture.numHeads";
     let kv_heads = "self.model.architecture.numKvHeads";
     let kv_heads = format!("(has({kv_heads}) ? {kv_heads} : {heads})");
-    format!(
-        "!has(self.model.architecture) || \
-         ({heads} % {sp} == 0 && ({kv_heads} % {sp} == 0 || {sp} % {kv_heads} == 0))"
-    )
+    format!("{heads} % {degree} == 0 && ({kv_heads} % {degree} == 0 || {degree} % {kv_heads} == 0)")
 }

@@ -118,11 +118,18 @@ pub struct MeshSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1024))]
     pub critic_sp: Option<u32>,
+    /// Workers that sample as one with one copy of the packed weights (tensor parallelism, verl's
+    /// `rollout.tensor_model_parallel_size`), a divisor of `count`: each has some of every layer's heads with their keys and values, a
+    /// part of its feed-forward block and of the head's rows, and all of them write the same completions; embeddings and norms are
+    /// whole on each. It divides the model's query heads and feed-forward width, and divides or is a multiple of its key heads.
+    /// With 1 each worker samples by itself.
+    #[schemars(range(min = 1, max = 1024))]
+    pub rollout_tp: u32,
 }
 
 impl Default for MeshSpec {
     fn default() -> Self {
-        Self { dp_shard: 1, sp: 1, logprob_sp: None, critic_sp: None }
+        Self { dp_shard: 1, sp: 1, logprob_sp: None, critic_sp: None, rollout_tp: 1 }
     }
 }
 

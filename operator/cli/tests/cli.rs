@@ -137,6 +137,17 @@ fn the_plan_is_one_page() {
 }
 
 #[test]
+fn the_plan_says_how_many_workers_sample_as_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let manifest = folder.path().join("job.yaml");
+    let workers = "\n  workers: {count: 4, device: Cpu, mesh: {sp: 2, rolloutTp: 4}}\n";
+    fs::write(&manifest, include_str!("../../../crds/tests/fixtures/arithmetic.yaml").to_owned() + workers)
+        .unwrap();
+    let plan = stdout(&rlctl(&["plan", "-f", manifest.to_str().unwrap()]));
+    assert!(plan.contains("dp_replicate 2 x dp_shard 1 x sp 2, rollout tp 4"), "{plan}");
+}
+
+#[test]
 fn the_plan_for_programs_holds_the_resolved_specification() {
     let output = rlctl(&["plan", "-f", ARITHMETIC, "-o", "json"]);
     let plan: Value = serde_json::from_str(&stdout(&output)).unwrap();

@@ -46,6 +46,29 @@ fn ranks_that_share_a_model_train_as_one() {
     }
 }
 
+/// Their heads and widths are those that four ranks can share.
+#[test]
+fn ranks_that_sample_as_one_train_as_one() {
+    let architecture = json!({ "intermediateSize": 28, "numHeads": 4, "numKvHeads": 2 });
+    let changes = json!({
+        "model": { "architecture": architecture },
+        "rollout": { "samplesPerPrompt": 3, "heldOut": { "samplesPerPrompt": 2, "temperature": 0.5 } },
+        "training": { "steps": 3, "promptsPerStep": 5, "evaluateEvery": 1, "evaluateBefore": true }
+    });
+    let one = train(1, &uneven(&changes));
+    for (count, mesh, rollout_tp) in [(4, (1, 1), 2), (4, (2, 2), 2), (4, (4, 1), 4)] {
+        let mut sliced = shared_by(mesh, &changes);
+        merge(&mut sliced, json!({ "workers": { "mesh": { "rolloutTp": rollout_tp } } }));
+        let sliced = train(count, &sliced);
+        let difference = difference(&one, &sliced);
+        assert!(difference < TOLERANCE, "{mesh:?} sampling by {rollout_tp} differ by {difference}");
+        let texts = |place: &Place| -> Vec<Value> {
+            place.completions().iter().map(|one| one["completion"].clone()).collect()
+        };
+        assert_eq!(texts(&one), texts(&sliced));
+    }
+}
+
 /// All roles at once, in six updates: a critic and a frozen reference, each in shards of its own, or an adapter on the actor's.
 fn roles(kl: &str) -> Value {
     json!({
@@ -143,22 +166,27 @@ fn ranks_that_do_not_see_the_first_one_s_folder_send_it_their_parts_of_a_checkpo
 
 #[test]
 fn degrees_that_do_not_fit_are_refused_by_their_names() {
-    for (mesh, words) in [
-        ((3, 1), ["spec.workers.mesh.dpShard", "one of 1, 2, 4"]),
-        ((2, 4), ["spec.workers.mesh.sp", "one of 1, 2"]),
+    let three_slices = json!({ "workers": { "mesh": { "rolloutTp": 3 } } });
+    for (mesh, changes, words) in [
+        ((3, 1), json!({}), ["spec.workers.mesh.dpShard", "one of 1, 2, 4"]),
+        ((2, 4), json!({}), ["spec.workers.mesh.sp", "one of 1, 2"]),
+        ((1, 1), three_slices, ["spec.workers.mesh.rolloutTp", "one of 1, 2, 4"]),
     ] {
-        Place::new().train(&on(4, &shared_by(mesh, &json!({})))).expect(2, &words);
+        Place::new().train(&on(4, &shared_by(mesh, &changes))).expect(2, &words);
     }
 }
 
 /// The heads of a model from a folder are known where the folder is.
 #[test]
 fn a_model_whose_heads_cannot_be_dealt_out_is_refused_with_the_degrees_that_fit() {
-    let place = Place::new();
-    let workers = json!({ "workers": { "count": 3, "mesh": { "sp": 3 } } });
-    let manifest = on_files(small_model(), workers);
-    let words = ["spec.workers.mesh.sp: 3 workers cannot share the heads", "expected one of 1, 2"];
-    place.train(&manifest).expect(78, &words);
-    let mut plan = Command::new(rlt_tests::fresh_binary("rlctl"));
-    Ended::of(plan.args(["plan", "-f"]).arg(place.write(&manifest)).output().unwrap()).expect(1, &words);
+    for (degree, shared) in [("sp", "heads"), ("rolloutTp", "layers")] {
+        let place = Place::new();
+        let workers = json!({ "workers": { "count": 3, "mesh": { degree: 3 } } });
+        let manifest = on_files(small_model(), workers);
+        let misfit = format!("spec.workers.mesh.{degree}: 3 workers cannot share the {shared}");
+        let words = [misfit.as_str(), "expected one of 1, 2"];
+        place.train(&manifest).expect(78, &words);
+        let mut plan = Command::new(rlt_tests::fresh_binary("rlctl"));
+        Ended::of(plan.args(["plan", "-f"]).arg(place.write(&manifest)).output().unwrap()).expect(1, &words);
+    }
 }

@@ -23,6 +23,7 @@ pub mod reward;
 pub mod rows;
 pub mod sampling;
 pub mod schedule;
+pub mod slice;
 pub mod task;
 pub mod types;
 pub mod whiten;

@@ -3,6 +3,8 @@
 //! The layer is an autograd island. It holds no state between calls and reaches no other layer, so the caller decides
 //! what is kept, recomputed or gathered: detach the input, call, and later send a gradient back into the output.
 
+use std::convert::Infallible;
+
 use rlt_api::plan::model_config::HiddenActivation;
 use rlt_torch::Segments;
 use tch::Tensor;
@@ -42,14 +44,22 @@ pub(crate) type QueriesKeysValues = (Tensor, Tensor, Tensor);
 /// The linear layers of a decoder layer as someone prepared them: the trainer's own with autograd and adapters, or an
 /// engine's packed ones. Inputs and outputs are [tokens, features] in the compute dtype.
 pub trait Projections {
+    /// Why a product of which several ranks have a slice each could not be made; nothing fails where all of it is here.
+    type Error;
     /// Queries [tokens, heads * head_dim], then keys and values [tokens, kv_heads * head_dim].
     fn qkv(&self, normed_td: &Tensor) -> (Tensor, Tensor, Tensor);
     /// The attention's output, from [tokens, heads * head_dim] to [tokens, hidden].
-    fn output(&self, attended: &Tensor) -> Tensor;
+    ///
+    /// # Errors
+    /// [`Self::Error`].
+    fn output(&self, attended: &Tensor) -> Result<Tensor, Self::Error>;
     /// Gate and up [tokens, intermediate].
     fn gate_up(&self, normed_td: &Tensor) -> (Tensor, Tensor);
     /// From [tokens, intermediate] to [tokens, hidden].
-    fn down(&self, activated: &Tensor) -> Tensor;
+    ///
+    /// # Errors
+    /// [`Self::Error`].
+    fn down(&self, activated: &Tensor) -> Result<Tensor, Self::Error>;
 }
 
 /// The weights of one layer and the few numbers that shape its arithmetic.
@@ -111,24 +121,29 @@ impl DecoderLayer {
         attended_thd: &Tensor,
         context: &LayerContext,
     ) -> Tensor {
-        self.finish(hidden_td, attended_thd, &OwnProjections { layer: self, context })
+        let Ok(output_td) = self.finish(hidden_td, attended_thd, &OwnProjections { layer: self, context });
+        output_td
     }
 
     /// The body of the layer, the same for training and rollout. `attend` gets queries [tokens, heads, head_dim] and
-    /// keys and values [tokens, kv_heads, head_dim], rotated, and gives back [tokens, heads, head_dim].
-    pub fn forward_with(
+    /// keys and values [tokens, kv_heads, head_dim], rotated, and gives back [tokens, heads, head_dim]. All of the model's
+    /// heads, or those of which `projections` have the slice.
+    ///
+    /// # Errors
+    /// Why `projections` could not multiply.
+    pub fn forward_with<P: Projections>(
         &self,
         hidden_td: &Tensor,
         rope: &Rope,
-        projections: &dyn Projections,
+        projections: &P,
         attend: &mut dyn FnMut(&Tensor, &Tensor, &Tensor) -> Tensor,
-    ) -> Tensor {
+    ) -> Result<Tensor, P::Error> {
         let (q_thd, k_tkd, v_tkd) = self.project(hidden_td, rope, projections);
         let attended_thd = attend(&q_thd, &k_tkd, &v_tkd);
         self.finish(hidden_td, &attended_thd, projections)
     }
 
-    fn project(&self, hidden_td: &Tensor, rope: &Rope, projections: &dyn Projections) -> QueriesKeysValues {
+    fn project(&self, hidden_td: &Tensor, rope: &Rope, projections: &impl Projections) -> QueriesKeysValues {
         let normed_td = self.norm(hidden_td, &self.input_norm);
         let (q, k, v) = projections.qkv(&normed_td);
         let (q_thd, k_tkd) = self.norm_heads(self.split_heads(&q), self.split_heads(&k));
@@ -137,12 +152,17 @@ impl DecoderLayer {
         (q_thd, k_tkd, self.split_heads(&v))
     }
 
-    fn finish(&self, hidden_td: &Tensor, attended_thd: &Tensor, projections: &dyn Projections) -> Tensor {
-        let hidden_td = hidden_td + projections.output(&attended_thd.flatten(1, 2));
+    fn finish<P: Projections>(
+        &self,
+        hidden_td: &Tensor,
+        attended_thd: &Tensor,
+        projections: &P,
+    ) -> Result<Tensor, P::Error> {
+        let hidden_td = hidden_td + projections.output(&attended_thd.flatten(1, 2))?;
         let normed_td = self.norm(&hidden_td, &self.post_attention_norm);
         let (gate, up) = projections.gate_up(&normed_td);
         let activated = ops::gated_activation(&gate, &up, self.shape.activation);
-        hidden_td + projections.down(&activated)
+        Ok(hidden_td + projections.down(&activated)?)
     }
 
     /// What queries are multiplied with before the softmax.
@@ -197,19 +217,21 @@ impl OwnProjections<'_> {
 }
 
 impl Projections for OwnProjections<'_> {
+    type Error = Infallible;
+
     fn qkv(&self, normed_td: &Tensor) -> (Tensor, Tensor, Tensor) {
         (self.apply(0, normed_td), self.apply(1, normed_td), self.apply(2, normed_td))
     }
 
-    fn output(&self, attended: &Tensor) -> Tensor {
-        self.apply(3, attended)
+    fn output(&self, attended: &Tensor) -> Result<Tensor, Infallible> {
+        Ok(self.apply(3, attended))
     }
 
     fn gate_up(&self, normed_td: &Tensor) -> (Tensor, Tensor) {
         (self.apply(4, normed_td), self.apply(5, normed_td))
     }
 
-    fn down(&self, activated: &Tensor) -> Tensor {
-        self.apply(6, activated)
+    fn down(&self, activated: &Tensor) -> Result<Tensor, Infallible> {
+        Ok(self.apply(6, activated))
     }
 }

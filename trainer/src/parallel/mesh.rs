@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use rlt_core::mesh::{Coordinates, Mesh};
-use rlt_torch::collectives::{Alone, CollectiveError, Collectives, Pending, Reduction, Rendezvous};
+use rlt_torch::collectives::{CollectiveError, Collectives, Pending, Reduction};
 use tch::{Kind, Tensor};
 
 use super::{RankError, Ranks};
@@ -31,26 +31,13 @@ impl Ranks {
         let mesh = Mesh::new(self.size, dp_shard, self.stream_part().num_parts)?;
         let place = mesh.coordinates(self.rank);
         let link = self.lock();
-        let connect = |name: String, members: Vec<usize>| match &link.rendezvous {
-            Some(rendezvous) => connect(rendezvous, &name, &members),
-            None => Ok(Box::new(Alone::new(&name)) as Box<dyn Collectives>),
-        };
         let name = format!("replica {}, part {}", place.replica, place.part);
-        let replica = connect(name, mesh.replica_members(self.rank))?;
+        let replica = link.connect(&name, &mesh.replica_members(self.rank))?;
         let same = mesh.shard_members(self.rank);
         let copy = (same.iter().position(|member| *member == self.rank).unwrap_or(0), same.len());
-        let copies = connect(format!("shard {}", place.shard), same)?;
+        let copies = link.connect(&format!("shard {}", place.shard), &same)?;
         Ok(MeshRanks { mesh, place, copy, replica: RefCell::new(replica), copies: RefCell::new(copies) })
     }
-}
-
-/// Connects this rank with the other `members`.
-pub(super) fn connect(
-    rendezvous: &Rendezvous,
-    name: &str,
-    members: &[usize],
-) -> Result<Box<dyn Collectives>, RankError> {
-    Ok(rendezvous.group(name, members)?.unwrap_or_else(|| Box::new(Alone::new(name))))
 }
 
 impl MeshRanks {

@@ -4,10 +4,10 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rlt_core::mesh::{Mesh, StreamPart};
-use rlt_torch::collectives::{Alone, Collectives, Reduction};
+use rlt_torch::collectives::{Collectives, Reduction};
 use tch::Tensor;
 
-use super::{RankError, Ranks, mesh::connect};
+use super::{RankError, Ranks};
 
 /// The ranks of one stream, of which this is one.
 #[derive(Debug)]
@@ -53,10 +53,7 @@ impl Ranks {
             return Ok(Self { stream: None, ..self });
         }
         let name = format!("stream {} of {sp}", mesh.stream(self.rank));
-        let group = match &self.lock().rendezvous {
-            Some(rendezvous) => connect(rendezvous, &name, &mesh.stream_members(self.rank))?,
-            None => Box::new(Alone::new(&name)),
-        };
+        let group = self.lock().connect(&name, &mesh.stream_members(self.rank))?;
         let part = StreamPart { place: mesh.coordinates(self.rank).part, num_parts: sp };
         Ok(Self { stream: Some(Arc::new(StreamRanks { part, group: Mutex::new(group) })), ..self })
     }

@@ -1,21 +1,23 @@
 //! The engine's life: weights in, completions out, memory back.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rlt_core::engine::{Detokenizer, Scheduler, SchedulerLimits, SequenceRequest};
 use rlt_core::sampling::SamplingParams;
+use rlt_core::slice::Slice;
 use rlt_core::types::Completion;
 use tch::Tensor;
 
 use super::completion::Drafts;
 use super::kv_cache::{self, KvCache};
 use super::runner::ModelRunner;
-use super::sampler;
+use super::sampler::{self, Drawn};
 use super::weights::RolloutWeights;
 use super::{RolloutError, RolloutOptions, RolloutProgress, RolloutRequest, RolloutStats, WeightDigest};
 use crate::model::Decoder;
-use crate::parallel::DecoderParts;
+use crate::parallel::{DecoderParts, RankError, SliceRanks};
 
 /// Rows beyond which a packed weight's layout no longer depends on their number.
 const MAX_ROWS_HINT: usize = 64;
@@ -24,6 +26,8 @@ const MAX_ROWS_HINT: usize = 64;
 #[derive(Debug)]
 pub struct RolloutEngine {
     options: RolloutOptions,
+    /// The ranks that sample as one with this one.
+    ranks: Option<Arc<SliceRanks>>,
     weights: Option<RolloutWeights>,
     cache: Option<KvCache>,
     stats: RolloutStats,
@@ -32,7 +36,18 @@ pub struct RolloutEngine {
 impl RolloutEngine {
     /// An engine without weights; it takes memory with the first [`Self::sync_weights`].
     pub fn new(options: RolloutOptions) -> Self {
-        Self { options, weights: None, cache: None, stats: RolloutStats::default() }
+        Self { options, ranks: None, weights: None, cache: None, stats: RolloutStats::default() }
+    }
+
+    /// The same engine, of whose weights this rank packs a slice. All of `ranks` make the same calls with the same requests, and
+    /// get the same completions.
+    pub fn sliced_among(self, ranks: Option<Arc<SliceRanks>>) -> Self {
+        Self { ranks, ..self }
+    }
+
+    /// Ranks that sample as one.
+    pub fn num_slices(&self) -> usize {
+        self.ranks.as_ref().map_or(Slice::WHOLE, |ranks| ranks.slice()).num_slices
     }
 
     /// Packs the policy's weights, adapters folded in, as those of `policy_version`; returns what
@@ -54,7 +69,8 @@ impl RolloutEngine {
         self.weights = None;
         rlt_torch::release_free_memory();
         let rows_hint = self.options.max_concurrent.clamp(1, MAX_ROWS_HINT) as i64;
-        let weights = tch::no_grad(|| RolloutWeights::pack(policy.into(), policy_version, rows_hint))?;
+        let of_slice = (rows_hint, self.ranks.clone());
+        let weights = tch::no_grad(|| RolloutWeights::pack(policy.into(), policy_version, of_slice))?;
         Ok(self.weights.insert(weights).digest.clone())
     }
 
@@ -78,7 +94,7 @@ impl RolloutEngine {
 
     /// Writes all samples of all requests; one list a request, in the order of its seeds.
     ///
-    /// `progress` is called after each step and may end the generation there.
+    /// `progress` is called after each step and may end the generation there, on all ranks that sample as one.
     ///
     /// # Errors
     /// [`RolloutError`]; in particular [`RolloutError::StaleWeights`] when a parameter of `policy` differs from
@@ -96,14 +112,14 @@ impl RolloutEngine {
         let mut stats = RolloutStats::default();
         timed(&mut stats.digest_time, || check_fresh(weights, policy))?;
         let planned = self.plan(decoder, requests)?;
-        let cache = fitting_cache(&mut self.cache, &self.options, decoder, &planned);
-        stats.cache_bytes = cache.bytes();
+        let cache = fitting_cache(&mut self.cache, &self.options, weights, &planned);
+        (stats.cache_bytes, stats.weight_bytes) = (cache.bytes(), weights.num_bytes());
         let mut scheduler = scheduler_for(&self.options, cache, &planned)?;
         let mut drafts = Drafts::new(requests, &self.options.eos_token_ids, detokenizer);
         let mut runner = ModelRunner { weights, cache };
         let mut done = RolloutProgress::default();
         while !scheduler.is_idle() {
-            let logits_bv = run_step(&mut scheduler, &mut runner, &mut stats);
+            let logits_bv = run_step(&mut scheduler, &mut runner, &mut stats)?;
             let running = scheduler.running();
             let params: Vec<&SamplingParams> =
                 running.iter().map(|s| &requests[s.request_idx].sampling).collect();
@@ -119,7 +135,8 @@ impl RolloutEngine {
             done.num_tokens += drawn.len();
             done.num_running = scheduler.running().len();
             done.num_waiting = scheduler.num_waiting();
-            if progress(done).is_break() {
+            let is_over = progress(done).is_break();
+            if agree(self.ranks.as_deref(), stats.num_steps, &drawn, is_over)? {
                 return Err(RolloutError::Interrupted);
             }
         }
@@ -158,13 +175,31 @@ impl RolloutEngine {
 }
 
 /// Runs one step of the scheduler up to the logits [b, v] of its running sequences.
-fn run_step(scheduler: &mut Scheduler, runner: &mut ModelRunner<'_>, stats: &mut RolloutStats) -> Tensor {
+fn run_step(
+    scheduler: &mut Scheduler,
+    runner: &mut ModelRunner<'_>,
+    stats: &mut RolloutStats,
+) -> Result<Tensor, RankError> {
     let step = scheduler.schedule();
-    timed(&mut stats.prefill_time, || runner.prefill(&step.prefills));
+    timed(&mut stats.prefill_time, || runner.prefill(&step.prefills))?;
     timed(&mut stats.decode_time, || {
         runner.cache.copy_blocks(&step.copies);
         runner.decode(scheduler.running())
     })
+}
+
+/// Whether a rank of those that sample as one `wants_end`. Fails on all of them where they have drawn different tokens.
+fn agree(
+    ranks: Option<&SliceRanks>,
+    step: usize,
+    drawn: &[Drawn],
+    wants_end: bool,
+) -> Result<bool, RolloutError> {
+    let Some(ranks) = ranks else { return Ok(wants_end) };
+    let digest = sampler::digest(drawn);
+    // The largest and the smallest of the digests.
+    let [ends, largest, smallest] = ranks.largest([wants_end.into(), digest, -digest])?;
+    if largest == -smallest { Ok(ends > 0) } else { Err(RolloutError::Disagreement { step }) }
 }
 
 /// Adds the time that `work` takes to `total`.
@@ -190,11 +225,11 @@ fn check_fresh(weights: &RolloutWeights, policy: DecoderParts<'_>) -> Result<(),
 fn fitting_cache<'a>(
     cache: &'a mut Option<KvCache>,
     options: &RolloutOptions,
-    decoder: &Decoder,
+    weights: &RolloutWeights,
     planned: &[SequenceRequest],
 ) -> &'a mut KvCache {
-    let kind = decoder.compute_kind();
-    let block_bytes = kv_cache::block_bytes(&decoder.config, options.block_size, kind);
+    let (kind, device) = (weights.frame.compute_kind(), weights.frame.device());
+    let block_bytes = kv_cache::block_bytes(&weights.slice, options.block_size, kind);
     let allowed = options.max_cache_bytes.map_or(usize::MAX, |bytes| bytes / block_bytes.max(1));
     let wanted = Scheduler::blocks_wanted(planned, options.block_size, options.max_concurrent);
     let num_blocks = wanted.min(allowed).clamp(1, u32::MAX as usize) as u32;
@@ -203,7 +238,7 @@ fn fitting_cache<'a>(
         *cache = None;
     }
     cache.get_or_insert_with(|| {
-        KvCache::allocate(&decoder.config, num_blocks, options.block_size, (kind, decoder.device()))
+        KvCache::allocate(&weights.slice, num_blocks, options.block_size, (kind, device))
     })
 }
 

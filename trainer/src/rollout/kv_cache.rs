@@ -1,4 +1,4 @@
-//! Keys and values of the running sequences, in blocks.
+//! Keys and values of the running sequences, in blocks: of all key heads, or of those of this rank's slice of the model.
 //!
 //! Each layer has two tensors [num_blocks, block_size, kv_heads, head_dim]. They are not initialised: the scheduler
 //! hands out no slot that is read before it was written, and on a CPU a block that was never used takes no memory.

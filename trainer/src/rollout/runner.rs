@@ -7,6 +7,7 @@ use tch::Tensor;
 use super::kv_cache::{KvCache, LayerCache};
 use super::weights::RolloutWeights;
 use crate::model::DecoderLayer;
+use crate::parallel::RankError;
 
 /// Packed weights and a cache to write to.
 pub(super) struct ModelRunner<'a> {
@@ -33,22 +34,23 @@ enum Context {
 
 impl ModelRunner<'_> {
     /// Stores keys and values of all prompts in one pass.
-    pub(super) fn prefill(&mut self, prefills: &[Prefill]) {
-        if !prefills.is_empty() {
-            let _ = self.forward(&prepare_prefill(prefills));
+    pub(super) fn prefill(&mut self, prefills: &[Prefill]) -> Result<(), RankError> {
+        if prefills.is_empty() {
+            return Ok(());
         }
+        self.forward(&prepare_prefill(prefills)).map(drop)
     }
 
     /// Feeds in each sequence's last token; logits [b, v] of the next ones, f32.
-    pub(super) fn decode(&mut self, sequences: &[Sequence]) -> Tensor {
+    pub(super) fn decode(&mut self, sequences: &[Sequence]) -> Result<Tensor, RankError> {
         let batch = prepare_decode(sequences, self.cache.block_size());
-        let hidden_bd = self.forward(&batch);
+        let hidden_bd = self.forward(&batch)?;
         let normed_bd = self.weights.frame.final_norm(&hidden_bd);
-        self.weights.head.forward(&normed_bd).to_kind(tch::Kind::Float)
+        Ok(self.weights.logits(&normed_bd)?.to_kind(tch::Kind::Float))
     }
 
     /// Hidden states [t, d] behind the last layer.
-    fn forward(&mut self, batch: &Batch) -> Tensor {
+    fn forward(&mut self, batch: &Batch) -> Result<Tensor, RankError> {
         let device = self.weights.frame.device();
         let tokens = Tensor::from_slice(&batch.tokens).to_device(device);
         let position_ids = Tensor::from_slice(&batch.position_ids).to_device(device);
@@ -61,9 +63,10 @@ impl ModelRunner<'_> {
                 rlt_torch::write_kv(&mut cache.keys, &mut cache.values, k_tkd, v_tkd, &batch.slot_mapping);
                 attention(layer, [q_thd, k_tkd, v_tkd], cache)
             };
-            hidden_td = layer.forward_with(&hidden_td, &rope, &self.weights.layers[layer_idx], &mut attend);
+            let projections = self.weights.projections(layer_idx);
+            hidden_td = layer.forward_with(&hidden_td, &rope, &projections, &mut attend)?;
         }
-        hidden_td
+        Ok(hidden_td)
     }
 }
 

@@ -4,6 +4,7 @@
 //! probabilities in [`rlt_core::sampling`], which also says what the parameters mean.
 
 use rlt_core::engine::Sequence;
+use rlt_core::permutation::splitmix64;
 use rlt_core::sampling::{self, SamplingParams};
 use rlt_core::types::TokenId;
 use tch::{Kind, Tensor};
@@ -15,6 +16,13 @@ use super::RolloutError;
 pub(super) struct Drawn {
     pub(super) token: TokenId,
     pub(super) logprob: f32,
+}
+
+/// A number that differs where one of the tokens or log-probs does, and is not negative.
+pub(super) fn digest(drawn: &[Drawn]) -> i64 {
+    let word = |drawn: &Drawn| u64::from(drawn.token) << 32 | u64::from(drawn.logprob.to_bits());
+    let digest = drawn.iter().fold(drawn.len() as u64, |digest, drawn| splitmix64(digest, word(drawn)));
+    (digest >> 1) as i64
 }
 
 /// Draws the next token of each row of `logits_bv` (f32 [b, v]); `params` gives each row's parameters.

@@ -3,31 +3,40 @@
 //! Queries, keys and values come out of one product, gate and up out of another: five products a layer become four,
 //! each over a wider weight. Norms and embeddings stay the trainer's own tensors where it has all of them. Where ranks share the
 //! model its parts are whole one after the other, each no longer than it is packed, and the engine has copies of what it does
-//! not pack: embeddings in the dtype in which it computes, and norms. So what it has packed is the one whole copy of the model.
+//! not pack: embeddings in the dtype in which it computes, and norms. So what it has packed is the one whole copy of the model,
+//! or where ranks sample as one a slice of it, cut out of each part behind its folding.
 
+use std::sync::Arc;
+
+use rlt_api::plan::model_config::ModelConfig;
+use rlt_core::slice::Slice;
+use rlt_torch::{Block, PackedLinear};
 use tch::{Device, Kind, Tensor};
 
 use super::digest::digest_of;
+use super::slices::Cut;
 use super::{RolloutError, WeightDigest};
 use crate::model::{Adapter, Decoder, DecoderLayer, ProjectionWeights, Projections};
-use crate::parallel::{DecoderParts, Part};
-use rlt_torch::{Block, PackedLinear};
+use crate::parallel::{DecoderParts, Part, RankError, SliceRanks};
 
 /// Packed weights of one policy version.
 #[derive(Debug)]
 pub(super) struct RolloutWeights {
     /// Embeddings and norms.
     pub(super) frame: Decoder,
-    pub(super) layers: Vec<PackedLayer>,
-    /// [vocabulary, hidden].
-    pub(super) head: PackedLinear,
+    /// The model as wide as what is packed of it.
+    pub(super) slice: ModelConfig,
+    layers: Vec<PackedLayer>,
+    /// [vocabulary, hidden], or a slice of the rows, as many on each rank.
+    head: PackedLinear,
+    ranks: Option<Arc<SliceRanks>>,
     pub(super) digest: WeightDigest,
     pub(super) policy_version: u64,
 }
 
 /// The four products of one layer.
 #[derive(Debug)]
-pub(super) struct PackedLayer {
+struct PackedLayer {
     qkv: PackedLinear,
     /// Widths of queries, keys and values in the output of `qkv`.
     qkv_widths: [i64; 3],
@@ -40,17 +49,19 @@ pub(super) struct PackedLayer {
 
 impl RolloutWeights {
     /// Packs every linear layer of `policy` in its compute dtype, one part of the model at a time, for products of about
-    /// `rows_hint` rows.
+    /// `rows_hint` rows: all of it, or this rank's slice where `ranks` multiply together.
     pub(super) fn pack(
         policy: DecoderParts<'_>,
         policy_version: u64,
-        rows_hint: i64,
+        (rows_hint, ranks): (i64, Option<Arc<SliceRanks>>),
     ) -> Result<Self, RolloutError> {
         let digest = WeightDigest::of(policy)?;
         let decoder = policy.decoder();
         let failed = |what: String| |source| RolloutError::Tensor { what, source };
-        let block = Block::new(packed_bytes(decoder)).map_err(failed("the packed weights".into()))?;
-        let mut packer = Packer { policy, rows_hint, block };
+        let cut = Cut::new(ranks.as_ref().map_or(Slice::WHOLE, |ranks| ranks.slice()), &decoder.config);
+        let slice = cut.config();
+        let block = Block::new(packed_bytes(decoder, &slice)).map_err(failed("the packed weights".into()))?;
+        let mut packer = Packer { policy, cut, rows_hint, block };
         let (mut outer, mut layers) = (None, Vec::new());
         policy.visit(policy.numbers_to_sample(), |part| {
             packer.attest(part)?;
@@ -70,13 +81,38 @@ impl RolloutWeights {
         let (mut frame, head) = outer.ok_or(RolloutError::Asleep)?;
         let (norms, layers) = layers.into_iter().unzip();
         frame.layers = norms;
-        Ok(Self { frame, layers, head, digest, policy_version })
+        Ok(Self { frame, slice, layers, head, ranks, digest, policy_version })
+    }
+
+    /// The products of a layer, as the body of layers multiplies with them.
+    pub(super) fn projections(&self, layer_idx: usize) -> SlicedProjections<'_> {
+        SlicedProjections { layer: &self.layers[layer_idx], ranks: self.ranks.as_deref() }
+    }
+
+    /// Scores of every token [b, v], from hidden states [b, d] after the final norm.
+    pub(super) fn logits(&self, normed_bd: &Tensor) -> Result<Tensor, RankError> {
+        let own = self.head.forward(normed_bd);
+        match &self.ranks {
+            None => Ok(own),
+            // The last slices may end in rows that fill them up.
+            Some(ranks) => Ok(ranks.side_by_side(&own)?.narrow(1, 0, self.frame.config.vocab_size as i64)),
+        }
+    }
+
+    /// Memory of what is packed.
+    pub(super) fn num_bytes(&self) -> usize {
+        let of_layer = |layer: &PackedLayer| {
+            let products = [&layer.qkv, &layer.output, &layer.gate_up, &layer.down];
+            products.iter().map(|product| product.num_bytes()).sum::<usize>()
+        };
+        self.layers.iter().map(of_layer).sum::<usize>() + self.head.num_bytes()
     }
 }
 
 /// Takes the parts of a policy over while they are whole.
 struct Packer<'a> {
     policy: DecoderParts<'a>,
+    cut: Cut<'a>,
     rows_hint: i64,
     block: Block,
 }
@@ -100,9 +136,10 @@ impl Packer<'_> {
         };
         // On the CPU fp32 is packed, and anything else was cast: either is a copy.
         let is_kept_plain = kind != Kind::Float || decoder.device() != Device::Cpu;
+        let rows_vd = self.cut.head(decoder.head_weight());
         let head_vd = match self.policy.shards() {
-            Some(_) if is_kept_plain => cast(decoder.head_weight(), kind),
-            _ => decoder.head_weight().detach().to_kind(kind),
+            Some(_) if is_kept_plain => cast(&rows_vd, kind),
+            _ => rows_vd.to_kind(kind),
         };
         let head = PackedLinear::new(&head_vd, None, self.rows_hint, Some(&mut self.block))?;
         Ok((frame, head))
@@ -115,7 +152,8 @@ impl Packer<'_> {
             None => layer.norms(Tensor::detach),
             Some(_) => layer.norms(copied),
         };
-        Ok((norms, PackedLayer::pack(layer, kind, self.rows_hint, &mut self.block)?))
+        let weights = self.cut.layer(layer.merged_projection_weights(Adapter::On));
+        Ok((norms, PackedLayer::pack(&weights, kind, self.rows_hint, &mut self.block)?))
     }
 }
 
@@ -133,13 +171,13 @@ fn cast(tensor: &Tensor, kind: Kind) -> Tensor {
 }
 
 impl PackedLayer {
+    /// Packs q, k, v, o, gate, up and down.
     fn pack(
-        layer: &DecoderLayer,
+        weights: &[ProjectionWeights],
         kind: Kind,
         rows_hint: i64,
         block: &mut Block,
     ) -> Result<Self, rlt_torch::Error> {
-        let weights = layer.merged_projection_weights(Adapter::On);
         let mut fuse = |parts: &[ProjectionWeights]| {
             let (weight, bias) = fused(parts, kind);
             PackedLinear::new(&weight, bias.as_ref(), rows_hint, Some(block))
@@ -158,13 +196,14 @@ impl PackedLayer {
 
 /// Room for the packed projections and head, where they are packed by ourselves: float32 on the CPU. Each product may
 /// fill its last panel up.
-fn packed_bytes(decoder: &Decoder) -> usize {
+fn packed_bytes(decoder: &Decoder, slice: &ModelConfig) -> usize {
     if decoder.compute_kind() != Kind::Float || decoder.device() != Device::Cpu {
         return 0;
     }
-    let of = |weight: &Tensor| PackedLinear::packed_bytes(weight.size()[0], weight.size()[1]);
-    let projections = decoder.layers().iter().flat_map(|layer| layer.projections());
-    projections.map(|projection| of(&projection.weight)).sum::<usize>() + of(decoder.head_weight())
+    let of = |outputs: usize, inputs: usize| PackedLinear::packed_bytes(outputs as i64, inputs as i64);
+    let projections = slice.projections();
+    let of_layer: usize = projections.iter().map(|shape| of(shape.out_features, shape.in_features)).sum();
+    slice.num_layers * of_layer + of(slice.vocab_size, slice.hidden_size)
 }
 
 /// Weights and biases stacked along the output, in `kind`; a part without a bias counts as zero beside one with.
@@ -179,23 +218,39 @@ fn fused(parts: &[ProjectionWeights], kind: Kind) -> (Tensor, Option<Tensor>) {
     (Tensor::cat(&weights, 0), has_bias.then(|| Tensor::cat(&biases, 0)))
 }
 
-impl Projections for PackedLayer {
+/// The products of a layer: all of them, or slices whose sums several ranks make together.
+pub(super) struct SlicedProjections<'a> {
+    layer: &'a PackedLayer,
+    ranks: Option<&'a SliceRanks>,
+}
+
+impl SlicedProjections<'_> {
+    fn summed(&self, own: Tensor) -> Result<Tensor, RankError> {
+        self.ranks.map_or(Ok(()), |ranks| ranks.sum(&own))?;
+        Ok(own)
+    }
+}
+
+impl Projections for SlicedProjections<'_> {
+    type Error = RankError;
+
     fn qkv(&self, normed_td: &Tensor) -> (Tensor, Tensor, Tensor) {
-        let qkv = self.qkv.forward(normed_td);
-        let [q, k, v] = self.qkv_widths;
+        let qkv = self.layer.qkv.forward(normed_td);
+        let [q, k, v] = self.layer.qkv_widths;
         (qkv.narrow(1, 0, q), qkv.narrow(1, q, k), qkv.narrow(1, q + k, v))
     }
 
-    fn output(&self, attended: &Tensor) -> Tensor {
-        self.output.forward(attended)
+    fn output(&self, attended: &Tensor) -> Result<Tensor, RankError> {
+        self.summed(self.layer.output.forward(attended))
     }
 
     fn gate_up(&self, normed_td: &Tensor) -> (Tensor, Tensor) {
-        let gate_up = self.gate_up.forward(normed_td);
-        (gate_up.narrow(1, 0, self.intermediate), gate_up.narrow(1, self.intermediate, self.intermediate))
+        let gate_up = self.layer.gate_up.forward(normed_td);
+        let width = self.layer.intermediate;
+        (gate_up.narrow(1, 0, width), gate_up.narrow(1, width, width))
     }
 
-    fn down(&self, activated: &Tensor) -> Tensor {
-        self.down.forward(activated)
+    fn down(&self, activated: &Tensor) -> Result<Tensor, RankError> {
+        self.summed(self.layer.down.forward(activated))
     }
 }

@@ -9,6 +9,7 @@ use rlt_api::spec::{DynamicSamplingMetric, DynamicSamplingSpec, RewardErrorPolic
 use rlt_core::batch::Batch;
 use rlt_core::dapo::keeps_group;
 use rlt_core::sampling::SamplingParams;
+use rlt_core::slice::Dealing;
 use rlt_core::types::{Completion, Prompt, Reward, Rollout, RolloutGroup};
 
 use crate::error::TrainError;
@@ -102,8 +103,8 @@ pub(crate) struct Sampling {
     pub num_samples: u32,
 }
 
-/// Samples and judges `num_samples` completions of each prompt; `None` when a rank was asked to stop. Every rank takes
-/// every so many-th prompt and learns what the others have made of theirs.
+/// Samples and judges `num_samples` completions of each prompt; `None` when a rank was asked to stop. Every rank, and with it
+/// those that sample as one, takes every so many-th prompt and learns what the others have made of theirs.
 pub(crate) fn sample_groups(
     trainer: &mut Trainer,
     prompts: &[Arc<Prompt>],
@@ -112,8 +113,8 @@ pub(crate) fn sample_groups(
     clock: &mut PhaseClock,
 ) -> Result<Option<Vec<RolloutGroup>>, TrainError> {
     let ranks = trainer.ranks.clone();
-    let own_idxs: Vec<usize> = (ranks.rank()..prompts.len()).step_by(ranks.size()).collect();
-    let own = sample_own(trainer, prompts, &own_idxs, (how, stream), clock)?;
+    let dealing = Dealing::new(ranks.size(), trainer.engine.num_slices());
+    let own = sample_own(trainer, prompts, dealing, (how, stream), clock)?;
     let gathered = clock.measure("gather", || ranks.gather(own))?;
     let Some(by_rank) = gathered.into_iter().collect::<Option<Vec<Vec<JudgedGroup>>>>() else {
         return Ok(None);
@@ -121,7 +122,7 @@ pub(crate) fn sample_groups(
     let mut by_rank: Vec<_> = by_rank.into_iter().map(IntoIterator::into_iter).collect();
     let policy_version = trainer.progress.step;
     let group = |(prompt_idx, prompt): (usize, &Arc<Prompt>)| {
-        let judged = by_rank[prompt_idx % ranks.size()].next().unwrap_or_default();
+        let judged = by_rank[dealing.judge_of(prompt_idx)].next().unwrap_or_default();
         rollout_group(prompt, judged, policy_version)
     };
     Ok(Some(prompts.iter().enumerate().map(group).collect()))
@@ -130,15 +131,17 @@ pub(crate) fn sample_groups(
 /// The completions of one prompt with their rewards, as ranks tell each other.
 type JudgedGroup = Vec<(Completion, Reward)>;
 
-/// Samples and judges the prompts `own_idxs`; `None` when this rank was asked to stop.
+/// Samples what is dealt out to this rank, and judges its part of that; `None` when this rank was asked to stop.
 fn sample_own(
     trainer: &mut Trainer,
     prompts: &[Arc<Prompt>],
-    own_idxs: &[usize],
+    dealing: Dealing,
     (how, stream): (&Sampling, &[u64]),
     clock: &mut PhaseClock,
 ) -> Result<Option<Vec<JudgedGroup>>, TrainError> {
     let max_new_tokens = trainer.spec().rollout.max_completion_tokens as usize;
+    let rank = trainer.ranks.rank();
+    let own_idxs: Vec<usize> = dealing.sampled_by(rank, prompts.len()).collect();
     let requests: Vec<RolloutRequest> = own_idxs
         .iter()
         .map(|prompt_idx| RolloutRequest {
@@ -154,8 +157,10 @@ fn sample_own(
     let is_shared = trainer.reward_models.are_shared();
     let is_cut_short = is_shared && trainer.ranks.max(completions.is_none().into())? > 0;
     let Some(completions) = completions.filter(|_| !is_cut_short) else { return Ok(None) };
-    let own: Vec<Arc<Prompt>> = own_idxs.iter().map(|idx| Arc::clone(&prompts[*idx])).collect();
-    Ok(Some(clock.measure("reward", || judge(trainer, &own, completions))?))
+    let sampled = own_idxs.into_iter().zip(completions);
+    let judged_here = sampled.filter(|(prompt_idx, _)| dealing.judge_of(*prompt_idx) == rank);
+    let own = judged_here.map(|(prompt_idx, group)| (Arc::clone(&prompts[prompt_idx]), group)).collect();
+    Ok(Some(clock.measure("reward", || judge(trainer, own))?))
 }
 
 fn seeds(trainer: &Trainer, how: &Sampling, stream: &[u64], prompt_idx: u64) -> Vec<u64> {
@@ -184,14 +189,14 @@ fn generate(
 
 fn judge(
     trainer: &mut Trainer,
-    prompts: &[Arc<Prompt>],
-    completions: Vec<Vec<Completion>>,
+    sampled: Vec<(Arc<Prompt>, Vec<Completion>)>,
 ) -> Result<Vec<JudgedGroup>, TrainError> {
-    let lens: Vec<usize> = completions.iter().map(Vec::len).collect();
-    let samples: Vec<(Arc<Prompt>, Completion)> = prompts
-        .iter()
-        .zip(completions)
-        .flat_map(|(prompt, group)| group.into_iter().map(|completion| (Arc::clone(prompt), completion)))
+    let lens: Vec<usize> = sampled.iter().map(|(_, group)| group.len()).collect();
+    let samples: Vec<(Arc<Prompt>, Completion)> = sampled
+        .into_iter()
+        .flat_map(|(prompt, group)| {
+            group.into_iter().map(move |completion| (Arc::clone(&prompt), completion))
+        })
         .collect();
     let of_models = trainer.reward_models.scores(&samples)?;
     let judged = samples.iter().map(|(prompt, completion)| (prompt, completion)).zip(of_models);

@@ -95,6 +95,13 @@ impl PackedLinear {
         !matches!(self.weight, Weight::Plain(_))
     }
 
+    /// Bytes of the weight as it lies here.
+    pub fn num_bytes(&self) -> usize {
+        let (Weight::Panels { panels: weight, .. } | Weight::Packed(weight) | Weight::Plain(weight)) =
+            &self.weight;
+        weight.numel() * weight.kind().elt_size_in_bytes()
+    }
+
     fn multiply(&self, x: &Tensor) -> Result<Tensor, Error> {
         match &self.weight {
             Weight::Plain(weight) => Ok(tch::no_grad(|| x.linear(weight, self.bias.as_ref()))),

@@ -1,5 +1,6 @@
 //! What sampling holds: packed weights, KV cache, logits and the activations of a prefill. Where workers share the model, first the parts
-//! from which weights are packed, and then embeddings of its own; the packed copy is the one that is whole.
+//! from which weights are packed, and then embeddings of its own; the packed copy is the one that is whole. Workers that sample
+//! as one, n of them, have a slice of the packed weights each and keys and values of its heads, for the sequences of all.
 
 use super::activations::Activations;
 use super::shards::Shards;
@@ -26,16 +27,24 @@ pub(super) fn terms(
     let prompt = u64::from(spec.data.max_prompt_tokens);
     let prefilled = (prompt * share(spec, batch.prompts_per_step)).min(PREFILL_TOKENS.max(prompt));
     let vocab = model.vocab_size as u64;
+    let slice = slice(spec, model);
+    let activations = Activations { model: &slice, ..*activations };
     let sampling = vec![
-        kv_cache(spec, model, batch, activations.width),
+        kv_cache(spec, &slice, batch, activations.width),
         term("sampling logits", concurrent * vocab * logits_bytes(spec, activations.width)),
         term("activations", prefilled.max(concurrent) * activations.inference_bytes_per_token()),
     ];
-    // While a layer or the head is packed, its fused or cast original exists beside it.
+    // While a layer or the head is packed, its fused or cast original exists beside it. An adapter is folded in before a slice is cut.
+    let original = if spec.model.lora.is_some() { model } else { &slice };
     let packing =
-        term("packing temporaries", activations.width * packing_temporaries(model, activations.width));
+        term("packing temporaries", activations.width * packing_temporaries(original, activations.width));
     let moments = larger(sampling, vec![shards.taken_over()]);
-    [weights(model, activations.width, shards), moments, vec![packing]].concat()
+    [weights((model, &slice), activations.width, shards), moments, vec![packing]].concat()
+}
+
+/// The model as wide as this worker samples with it: q / n, f / n and v / n, and k / n of at least one head.
+fn slice(spec: &ResolvedSpec, model: &ModelConfig) -> ModelConfig {
+    model.sliced(spec.workers.mesh.rollout_tp as usize)
 }
 
 /// What stays until all completions of a step are there and judged.
@@ -46,20 +55,21 @@ pub(super) fn kept(
     width: u64,
     shards: &Shards,
 ) -> Vec<MemoryTerm> {
-    [weights(model, width, shards), vec![kv_cache(spec, model, batch, width)]].concat()
+    let slice = slice(spec, model);
+    [weights((model, &slice), width, shards), vec![kv_cache(spec, &slice, batch, width)]].concat()
 }
 
-/// What is packed, and embeddings, b v h, where the worker's own come and go.
-fn weights(model: &ModelConfig, width: u64, shards: &Shards) -> Vec<MemoryTerm> {
+/// What is packed, and embeddings, b v h of the whole model, where the worker's own come and go.
+fn weights((model, slice): (&ModelConfig, &ModelConfig), width: u64, shards: &Shards) -> Vec<MemoryTerm> {
     let embeddings = if shards.is_shared() { (model.vocab_size * model.hidden_size) as u64 } else { 0 };
     vec![
-        term("rollout weights", width * packed_weights(model)),
+        term("rollout weights", width * packed_weights(slice)),
         term("rollout embeddings", width * embeddings),
     ]
 }
 
-fn kv_cache(spec: &ResolvedSpec, model: &ModelConfig, batch: &BatchPlan, width: u64) -> MemoryTerm {
-    term("KV cache", width * cache_numbers(spec, model, batch))
+fn kv_cache(spec: &ResolvedSpec, slice: &ModelConfig, batch: &BatchPlan, width: u64) -> MemoryTerm {
+    term("KV cache", width * cache_numbers(spec, slice, batch))
 }
 
 /// Bytes of one logit while tokens are drawn: as it was computed, and in fp32 itself, its log-prob and its probability;
@@ -74,9 +84,9 @@ fn logits_bytes(spec: &ResolvedSpec, width: u64) -> u64 {
     computed + FP32 * (3 + divided + penalised)
 }
 
-/// A packed copy of every projection and of the head: L (projections) + v h.
-fn packed_weights(model: &ModelConfig) -> u64 {
-    model.num_layers as u64 * projections(model) + (model.vocab_size * model.hidden_size) as u64
+/// A packed copy of a slice of every projection and of the head: L (projections) + v / n h.
+fn packed_weights(slice: &ModelConfig) -> u64 {
+    slice.num_layers as u64 * projections(slice) + (slice.vocab_size * slice.hidden_size) as u64
 }
 
 fn projections(model: &ModelConfig) -> u64 {
@@ -89,14 +99,14 @@ fn packing_temporaries(model: &ModelConfig, width: u64) -> u64 {
 }
 
 /// 2 L k numbers for each slot of the blocks that the engine asks for, in a step or in an evaluation.
-fn cache_numbers(spec: &ResolvedSpec, model: &ModelConfig, batch: &BatchPlan) -> u64 {
+fn cache_numbers(spec: &ResolvedSpec, slice: &ModelConfig, batch: &BatchPlan) -> u64 {
     let blocks = |num_prompts: u64, samples_per_prompt: u64| {
         blocks_wanted(spec, share(spec, num_prompts), samples_per_prompt, batch.concurrent_sequences)
     };
     let step = blocks(batch.prompts_per_step, batch.samples_per_prompt);
     let evaluation = blocks(num_held_out_prompts(spec), spec.rollout.held_out.samples_per_prompt.into());
     let slots = step.max(evaluation) * u64::from(KV_BLOCK_TOKENS);
-    2 * model.num_layers as u64 * (model.num_kv_heads * model.head_dim) as u64 * slots
+    2 * slice.num_layers as u64 * (slice.num_kv_heads * slice.head_dim) as u64 * slots
 }
 
 /// The first sample of a prompt brings the shared blocks of the prompt and one to be copied from, the others only

@@ -109,6 +109,20 @@ impl ModelConfig {
         tensors
     }
 
+    /// The model as wide as each of `num_slices` ranks multiplies with it that hold its weights together: its query heads, the key
+    /// heads that these look at, at least one, its part of the feed-forward block and of the head's rows, rounded up. The
+    /// residual stream is as wide as ever.
+    #[must_use]
+    pub fn sliced(&self, num_slices: usize) -> Self {
+        Self {
+            num_heads: self.num_heads / num_slices,
+            num_kv_heads: (self.num_kv_heads / num_slices).max(1),
+            intermediate_size: self.intermediate_size / num_slices,
+            vocab_size: self.vocab_size.div_ceil(num_slices),
+            ..self.clone()
+        }
+    }
+
     /// Exact numbers of parameters.
     pub fn parameter_count(&self) -> ParameterCount {
         let embedding = self.vocab_size as u64 * self.hidden_size as u64;

@@ -26,6 +26,9 @@ pub(crate) fn render(plan: &Plan, objects: &[Value]) -> String {
     if (mesh.logprob_sp, mesh.critic_sp) != (mesh.sp, mesh.sp) {
         axes += &format!(" (log-probs {}, critic {})", mesh.logprob_sp, mesh.critic_sp);
     }
+    if mesh.rollout_tp > 1 {
+        axes += &format!(", rollout tp {}", mesh.rollout_tp);
+    }
     line(&mut text, "mesh", &axes);
     if let Some(parameters) = &plan.parameters {
         line(&mut text, "parameters", &format!("{} ({} trained)", parameters.total, parameters.trainable));

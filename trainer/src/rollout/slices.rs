@@ -1,0 +1,85 @@
+//! A rank's slice of a decoder's products: which rows and columns of the weights it multiplies with. What comes of the slices is
+//! put together elsewhere.
+//!
+//! ```text
+//! q, k, v       rows of own heads       -> queries of own heads, keys and values that these look at
+//! o             columns of own heads    -> a summand of the output, which one slice gives its bias
+//! gate, up      rows of own width       -> own part of the feed-forward block
+//! down          columns of own width    -> a summand of the output, likewise
+//! head          rows of own tokens      -> logits of own tokens
+//! ```
+
+use std::ops::Range;
+
+use rlt_api::plan::model_config::ModelConfig;
+use rlt_core::slice::Slice;
+use tch::Tensor;
+
+use crate::model::ProjectionWeights;
+
+/// How a decoder is cut.
+pub(super) struct Cut<'a> {
+    slice: Slice,
+    config: &'a ModelConfig,
+}
+
+/// What of a weight [out, in] is kept.
+#[derive(Clone)]
+enum Kept {
+    Rows(Range<usize>),
+    Columns(Range<usize>),
+}
+
+impl<'a> Cut<'a> {
+    pub(super) fn new(slice: Slice, config: &'a ModelConfig) -> Self {
+        Self { slice, config }
+    }
+
+    /// The model as wide as the slice is.
+    pub(super) fn config(&self) -> ModelConfig {
+        self.config.sliced(self.slice.num_slices)
+    }
+
+    /// The slice of a layer's weights, q, k, v, o, gate, up and down; views of them.
+    pub(super) fn layer(&self, weights: Vec<ProjectionWeights>) -> Vec<ProjectionWeights> {
+        let (slice, config) = (self.slice, self.config);
+        let of_heads = |heads: Range<usize>| heads.start * config.head_dim..heads.end * config.head_dim;
+        let queries = of_heads(slice.of(config.num_heads));
+        let keys = Kept::Rows(of_heads(slice.of_key_heads(config.num_kv_heads)));
+        let inner = slice.of(config.intermediate_size);
+        let kept = [
+            Kept::Rows(queries.clone()),
+            keys.clone(),
+            keys,
+            Kept::Columns(queries),
+            Kept::Rows(inner.clone()),
+            Kept::Rows(inner.clone()),
+            Kept::Columns(inner),
+        ];
+        weights.into_iter().zip(kept).map(|(weights, kept)| self.keep(weights, kept)).collect()
+    }
+
+    fn keep(&self, ProjectionWeights { weight, bias }: ProjectionWeights, kept: Kept) -> ProjectionWeights {
+        let narrow = |tensor: &Tensor, dim, range: &Range<usize>| {
+            tensor.narrow(dim, range.start as i64, range.len() as i64)
+        };
+        match kept {
+            Kept::Rows(rows) => ProjectionWeights {
+                weight: narrow(&weight, 0, &rows),
+                bias: bias.map(|bias| narrow(&bias, 0, &rows)),
+            },
+            Kept::Columns(columns) => ProjectionWeights {
+                weight: narrow(&weight, 1, &columns),
+                bias: bias.filter(|_| self.slice.place == 0),
+            },
+        }
+    }
+
+    /// The slice of the head's weight [vocabulary, hidden]; zeros fill the last ones up to the length of the first.
+    pub(super) fn head(&self, weight_vd: &Tensor) -> Tensor {
+        let rows = self.slice.of(self.config.vocab_size);
+        let missing = (self.slice.longest(self.config.vocab_size) - rows.len()) as i64;
+        let own_vd = weight_vd.detach().narrow(0, rows.start as i64, rows.len() as i64);
+        if missing == 0 { own_vd } else { own_vd.constant_pad_nd([0, 0, 0, missing]) }
+    }
+}

@@ -1,0 +1,262 @@
+//! Ranks that are threads here sample as one, each with a slice of the weights: the completions of one rank that has the whole.
+
+use std::error::Error;
+use std::ops::ControlFlow;
+use std::rc::Rc;
+use std::sync::Barrier;
+use std::thread;
+use std::time::Duration;
+
+use rlt_core::sampling::SamplingParams;
+use rlt_core::types::Completion;
+use rlt_torch::collectives::serve_store;
+use rlt_trainer::model::{Decoder, LoadOptions, ModelConfig};
+use rlt_trainer::parallel::{DecoderParts, RankEnvironment, Ranks, ShardedParameters};
+use rlt_trainer::rollout::{RolloutEngine, RolloutError, RolloutOptions, RolloutRequest, RolloutStats};
+use tch::Kind;
+
+use crate::fixture::*;
+
+/// Runs `body` on every rank, which waits for the others for so many seconds; what each returned, in the order of ranks.
+fn on_ranks<T: Send>(size: usize, patience: u64, body: impl Fn(Ranks) -> T + Sync) -> Vec<T> {
+    let store = serve_store(0, 1, size).unwrap();
+    let environment = |rank| RankEnvironment {
+        rank,
+        world_size: size,
+        local_world_size: size,
+        master_address: "localhost".into(),
+        master_port: store.port(),
+        attempt: 1,
+    };
+    let run = |rank| body(Ranks::join(&environment(rank), Duration::from_secs(patience)).unwrap());
+    thread::scope(|scope| {
+        let run = &run;
+        let ranks: Vec<_> = (0..size).map(|rank| scope.spawn(move || run(rank))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// The engine of a rank that samples as one with the others.
+fn engine(ranks: &Ranks, options: RolloutOptions) -> RolloutEngine {
+    let slices = ranks.slicing_rollout(ranks.size()).unwrap();
+    assert!(slices.is_some(), "the engine has a slice");
+    RolloutEngine::new(options).sliced_among(slices)
+}
+
+type Samples = Vec<Vec<Completion>>;
+
+fn sample<'a>(
+    engine: &mut RolloutEngine,
+    policy: impl Into<DecoderParts<'a>>,
+    requests: &[RolloutRequest],
+) -> Result<Samples, RolloutError> {
+    engine.generate(policy, requests, &Letters, &mut |_| ControlFlow::Continue(()))
+}
+
+/// What ranks that sample as one write, the same on each of them, with `options` and in each of several calls.
+fn sliced(
+    num_slices: usize,
+    decoder: impl Fn() -> Decoder + Sync,
+    options: &RolloutOptions,
+    calls: &[Vec<RolloutRequest>],
+) -> (Vec<Samples>, RolloutStats) {
+    let mut of_ranks = on_ranks(num_slices, 60, |ranks| {
+        let (decoder, mut engine) = (decoder(), engine(&ranks, options.clone()));
+        engine.sync_weights(&decoder, 0).unwrap();
+        let samples: Vec<Samples> =
+            calls.iter().map(|requests| sample(&mut engine, &decoder, requests).unwrap()).collect();
+        (samples, RolloutStats { digest_time: Duration::ZERO, ..engine.stats() })
+    });
+    let (first, stats) = of_ranks.swap_remove(0);
+    for (others, _) in of_ranks {
+        // To the bit, log-probs included.
+        assert_eq!(others, first);
+    }
+    (first, stats)
+}
+
+#[test]
+fn slices_of_every_family_sample_what_the_actor_would() {
+    for family in FAMILIES {
+        let exact = decoder_f64(family);
+        let whole = decoder(family);
+        let calls = [SamplingParams::default(), truncated(), SamplingParams::greedy()]
+            .map(|sampling| requests(4, 2, &sampling));
+        let greedy = tokens(&generate(&whole, options(), &calls[2]).unwrap());
+        for num_slices in [2, 4] {
+            let (samples, _) = sliced(num_slices, || decoder(family), &options(), &calls);
+            for (requests, samples) in calls.iter().zip(&samples) {
+                let case = format!("{family} in {num_slices} slices");
+                assert_like_actor(&case, [&whole, &exact], requests, samples);
+            }
+            assert_eq!(tokens(&samples[2]), greedy, "{family} in {num_slices} slices");
+        }
+    }
+}
+
+/// Two numbers have one sum, in whatever order, so that with two slices rows stay by themselves; also where the cache is short
+/// of room for all, and the samples of a prompt share it.
+#[test]
+fn two_slices_sample_the_same_in_any_batch_and_after_a_preemption() {
+    let calls = [requests(7, 2, &truncated())];
+    let run = |options: RolloutOptions| sliced(2, || decoder("qwen3"), &options, &calls);
+    let (together, roomy) = run(options());
+    for (max_concurrent, max_prefill_tokens) in [(1, 4096), (3, 10)] {
+        let bounds = RolloutOptions { max_concurrent, max_prefill_tokens, ..options() };
+        assert_eq!(run(bounds).0, together);
+    }
+    let sizes = decoder("qwen3").config;
+    // Of one of the two key heads.
+    let token_bytes = 2 * 4 * sizes.num_layers * sizes.head_dim;
+    let (preempted, tight) = run(RolloutOptions { max_cache_bytes: Some(token_bytes * 48), ..options() });
+    assert!(tight.num_preemptions > 0 && roomy.num_preemptions == 0, "{tight:?}");
+    let mut same = SameSamples::default();
+    same.compare(&together[0], &preempted[0]);
+    let whole = generate(&decoder("qwen3"), options(), &calls[0]).unwrap();
+    same.compare(&whole, &together[0]);
+    same.check();
+}
+
+#[test]
+fn a_stop_string_ends_a_sliced_sample_where_it_ends_a_whole_one() {
+    let unstopped =
+        generate(&decoder("llama"), options(), &requests(3, 1, &SamplingParams::greedy())).unwrap();
+    let stop = unstopped[2][0].text[2..4].to_owned();
+    let sampling = SamplingParams { stop: vec![stop], ..SamplingParams::greedy() };
+    let calls = [requests(3, 1, &sampling)];
+    let whole = generate(&decoder("llama"), options(), &calls[0]).unwrap();
+    assert!(whole[2][0].tokens.len() < unstopped[2][0].tokens.len());
+    let (samples, _) = sliced(2, || decoder("llama"), &options(), &calls);
+    let ends = |samples: &Samples| -> Vec<_> {
+        let ends = samples.iter().flatten();
+        ends.map(|one| (one.tokens.clone(), one.text.clone(), one.finish_reason)).collect()
+    };
+    assert_eq!(ends(&samples[0]), ends(&whole));
+}
+
+/// Folded in before the cut, of a model that is whole on each rank or shared by them.
+#[test]
+fn an_adapter_is_folded_into_slices_of_the_whole_and_of_shards() {
+    let adapted = |family: &str| {
+        let mut decoder = decoder(family);
+        decoder.load_adapter(&folder(family).join("adapter")).unwrap();
+        decoder
+    };
+    for family in ["llama", "gemma"] {
+        let calls = [requests(3, 2, &SamplingParams::default())];
+        let (samples, _) = sliced(2, || adapted(family), &options(), &calls);
+        let mut exact = decoder_f64(family);
+        exact.load_adapter(&folder(family).join("adapter")).unwrap();
+        assert_like_actor(family, [&adapted(family), &exact], &calls[0], &samples[0]);
+        let of_shards = on_ranks(2, 60, |ranks| {
+            let decoder = adapted(family);
+            let shards = ShardedParameters::new(&decoder, Rc::new(ranks.on_mesh(2).unwrap())).unwrap();
+            let (parts, mut engine) = (DecoderParts::new(&decoder, Some(&shards)), engine(&ranks, options()));
+            engine.sync_weights(parts, 0).unwrap();
+            sample(&mut engine, parts, &calls[0]).unwrap()
+        });
+        assert_eq!(of_shards, [samples[0].clone(), samples[0].clone()], "{family}");
+    }
+}
+
+/// bf16 rounds each activation to 8 bits, and each rank's summand of a product too.
+#[test]
+fn sliced_bf16_rollouts_stay_as_close_to_the_actor_as_whole_ones() {
+    let bf16 = LoadOptions { storage: Kind::BFloat16, compute: Kind::BFloat16, ..LoadOptions::default() };
+    let decoder = || Decoder::load(&folder("qwen3"), &bf16).unwrap();
+    let calls = [requests(5, 2, &SamplingParams::default())];
+    for num_slices in [2, 4] {
+        let (samples, _) = sliced(num_slices, decoder, &options(), &calls);
+        let error = actor_error(&decoder(), &calls[0], &samples[0]);
+        assert!(error <= 0.1, "{num_slices} slices: {error:.1e}");
+    }
+}
+
+#[test]
+fn a_slice_takes_its_part_of_the_memory() {
+    let config = ModelConfig::from_json(&serde_json::json!({
+        "architectures": ["LlamaForCausalLM"], "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128,
+        "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32,
+    }))
+    .unwrap();
+    let decoder = || Decoder::from_config(&config, 5, &LoadOptions::default()).unwrap();
+    let calls = [requests(2, 2, &SamplingParams::greedy())];
+    let mut engine = RolloutEngine::new(options());
+    engine.sync_weights(&decoder(), 0).unwrap();
+    sample(&mut engine, &decoder(), &calls[0]).unwrap();
+    let whole = engine.stats();
+    for num_slices in [2, 4] {
+        let (_, slice) = sliced(num_slices, decoder, &options(), &calls);
+        assert_eq!(slice.weight_bytes * num_slices, whole.weight_bytes);
+        assert_eq!(slice.cache_bytes * num_slices, whole.cache_bytes);
+    }
+}
+
+#[test]
+fn what_ranks_exchange_to_sample_as_one_is_counted_and_is_what_their_sums_and_logits_need() {
+    let num_slices = 2;
+    let requests = requests(6, 3, &SamplingParams::default());
+    let of_ranks = on_ranks(num_slices, 60, |ranks| {
+        let (decoder, mut engine) = (decoder("llama"), engine(&ranks, options()));
+        engine.sync_weights(&decoder, 0).unwrap();
+        let before = ranks.traffic();
+        sample(&mut engine, &decoder, &requests).unwrap();
+        let (sizes, stats) = (decoder.config, engine.stats());
+        let num_sums = 2 * sizes.num_layers * (stats.num_prefilled_tokens + stats.num_tokens);
+        let num_logits = stats.num_tokens * sizes.vocab_size / num_slices;
+        (ranks.traffic().since(before).sent, 4 * (num_sums * sizes.hidden_size + num_logits))
+    });
+    // Of a sum each of two ranks sends half, twice.
+    let (sent, needed) = of_ranks.iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1 as u64));
+    let ratio = sent as f64 / needed as f64;
+    assert!((1.0..1.05).contains(&ratio), "{sent} bytes, {needed} at least: {ratio}");
+}
+
+#[test]
+fn as_soon_as_one_rank_is_to_stop_all_that_sample_as_one_do() {
+    let requests = requests(3, 1, &SamplingParams::greedy());
+    let num_steps = on_ranks(2, 60, |ranks| {
+        let (decoder, mut engine) = (decoder("llama"), engine(&ranks, options()));
+        engine.sync_weights(&decoder, 0).unwrap();
+        let mut num_steps = 0;
+        let ended = engine.generate(&decoder, &requests, &Letters, &mut |_| {
+            num_steps += 1;
+            let is_asked = ranks.rank() == 1 && num_steps == 3;
+            if is_asked { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        assert!(matches!(ended, Err(RolloutError::Interrupted)), "{ended:?}");
+        num_steps
+    });
+    assert_eq!(num_steps, [3, 3]);
+}
+
+#[test]
+fn ranks_that_draw_different_tokens_end_in_that_step() {
+    let steps = on_ranks(2, 60, |ranks| {
+        let (decoder, mut engine) = (decoder("llama"), engine(&ranks, options()));
+        engine.sync_weights(&decoder, 0).unwrap();
+        let mut requests = requests(1, 8, &SamplingParams::default());
+        requests[0].seeds[ranks.rank()] += 1;
+        match sample(&mut engine, &decoder, &requests) {
+            Err(RolloutError::Disagreement { step }) => step,
+            other => panic!("{other:?}"),
+        }
+    });
+    assert!(steps[0] == steps[1] && steps[0] <= requests(1, 8, &SamplingParams::default())[0].max_new_tokens);
+}
+
+#[test]
+fn a_rank_that_does_not_come_to_a_sum_is_named() {
+    let requests = requests(1, 1, &SamplingParams::greedy());
+    let end = Barrier::new(2);
+    let said = on_ranks(2, 5, |ranks| {
+        let (decoder, mut engine) = (decoder("llama"), engine(&ranks, options()));
+        engine.sync_weights(&decoder, 0).unwrap();
+        let failed = (ranks.rank() == 0).then(|| sample(&mut engine, &decoder, &requests).unwrap_err());
+        end.wait();
+        let cause = failed.as_ref().and_then(Error::source).and_then(Error::source);
+        cause.map(ToString::to_string).unwrap_or_default()
+    });
+    let words = ["all-reduce", "of group rollout 0 of 2 slices", "rank 1"];
+    assert!(words.iter().all(|word| said[0].contains(word)), "{said:?}");
+}
