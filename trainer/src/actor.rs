@@ -18,6 +18,7 @@ pub(crate) mod probe;
 pub(crate) mod scoring;
 
 use std::ops::Range;
+use std::path::PathBuf;
 
 use rlt_core::loss::{LossError, LossMetrics, PreparedLoss};
 use rlt_core::packing::PackingError;
@@ -95,6 +96,8 @@ pub struct Actor {
     dropout_seed: Option<u64>,
     ranks: Ranks,
     shards: Option<ShardedParameters>,
+    /// Where layer inputs rest between forward and backward pass.
+    inputs_rest_in: Option<PathBuf>,
 }
 
 impl From<ApplyError> for ActorError {
@@ -102,6 +105,7 @@ impl From<ApplyError> for ActorError {
         match error {
             ApplyError::Optimizer(error) => Self::Optimizer(error),
             ApplyError::Ranks(error) => Self::Ranks(error),
+            ApplyError::Parameters(error) => Self::Ranks(error.into()),
         }
     }
 }
@@ -110,13 +114,29 @@ impl Actor {
     /// Takes a decoder whose trainable parameters are those of `optimizer`. All `ranks` have the same.
     pub fn new(decoder: Decoder, optimizer: AdamW, options: ActorOptions, ranks: Ranks) -> Self {
         let outer_gradients = OuterGradients::new(&decoder);
-        Self { decoder, optimizer, options, outer_gradients, dropout_seed: None, ranks, shards: None }
+        Self {
+            decoder,
+            optimizer,
+            options,
+            outer_gradients,
+            dropout_seed: None,
+            ranks,
+            shards: None,
+            inputs_rest_in: None,
+        }
     }
 
     /// The same where the ranks share `shards` of the decoder, whose pieces are those of the optimizer.
     #[must_use]
     pub fn with_shards(self, shards: ShardedParameters) -> Self {
         Self { shards: Some(shards), ..self }
+    }
+
+    /// The same where layer inputs that are kept for the backward pass rest away from the device, on the CPU in nameless files
+    /// of `folder`. Only with `activation_checkpointing` are they all that is kept.
+    #[must_use]
+    pub fn with_resting_inputs(self, folder: PathBuf) -> Self {
+        Self { inputs_rest_in: Some(folder), ..self }
     }
 
     /// This rank's shards of the decoder; `None` where every rank has the whole of it.
@@ -177,6 +197,7 @@ impl Actor {
         let keep = islands::Keep {
             inputs_only: self.options.activation_checkpointing,
             embedding_gradient: self.outer_gradients.wants_embedding(),
+            rest_in: self.inputs_rest_in.as_deref(),
         };
         let model = self.model();
         let tape = islands::forward(model, &micro_batch.input, &context, keep)?;

@@ -59,7 +59,7 @@ impl FrozenPolicy {
         let Some(shards) = actor.shards() else {
             return Ok(Self::from(actor.decoder.frozen_copy()).in_file(folder));
         };
-        let copy = Self::outline_of(actor, shards)?;
+        let copy = Self::outline_of(actor, shards, folder)?;
         copy.shards.iter().try_for_each(|own| own.copy_from(shards, |name| name))?;
         Ok(copy.in_file(folder))
     }
@@ -86,7 +86,7 @@ impl FrozenPolicy {
                 Self::from(decoder)
             }
             Some(shards) => {
-                let copy = Self::outline_of(actor, shards)?;
+                let copy = Self::outline_of(actor, shards, folder)?;
                 copy.fill_from(checkpoint)?;
                 copy
             }
@@ -94,10 +94,11 @@ impl FrozenPolicy {
         Ok(Some(copy.in_file(folder)))
     }
 
-    /// Shards of zeros.
-    fn outline_of(actor: &Actor, shards: &ShardedParameters) -> Result<Self, RankError> {
+    /// Shards of zeros, which rest where the actor's do.
+    fn outline_of(actor: &Actor, shards: &ShardedParameters, folder: &Path) -> Result<Self, RankError> {
         let decoder = actor.decoder.frozen_outline();
-        let shards = ShardedParameters::new(&decoder, shards.ranks())?;
+        let rest_in = shards.is_resting().then_some(folder);
+        let shards = ShardedParameters::new(&decoder, shards.ranks(), rest_in)?;
         Ok(Self { decoder, shards: Some(shards) })
     }
 

@@ -48,7 +48,7 @@ pub fn setup(
     let rewards = reward_pool(&spec, &data, ranks.cores())?;
     let weights = model::weights(&spec, model_dir.as_deref(), &tokenizer)?;
     check_model(&spec, weights.config())?;
-    let actor = model::actor(&spec, &weights, device, &ranks)?;
+    let actor = model::actor(&spec, &weights, device, &ranks, &folder)?;
     actor.decoder.check_vocabulary(tokenizer.vocab_len().saturating_sub(1) as u32)?;
     let reference = model::reference(&spec, &actor, &folder)?;
     let reward_models = ranks.leader_first(|| model::reward_models(&spec, &tokenizer, device))?;

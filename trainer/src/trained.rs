@@ -9,7 +9,7 @@ use tch::{Tensor, no_grad};
 
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::model::NamedTensors;
-use crate::optim::{AdamW, OptimError, StepOutcome};
+use crate::optim::{AdamW, Clipped, OptimError, StepOutcome};
 use crate::parallel::{Part, RankError, Ranks, ShardedParameters};
 
 /// The parameters that a role trains, with their optimizer.
@@ -28,6 +28,8 @@ pub(crate) enum ApplyError {
     Optimizer(#[from] OptimError),
     #[error("failed to agree on the gradients' norm")]
     Ranks(#[from] RankError),
+    #[error("failed to fetch the parameters that are updated, or to put them back")]
+    Parameters(#[from] rlt_torch::Error),
 }
 
 impl Trained<'_> {
@@ -52,9 +54,20 @@ impl Trained<'_> {
             Some(shards) => shards.norm_over_shards(own_norm)?,
             None => own_norm,
         };
-        let outcome = self.optimizer.step_at_norm(grad_norm, learning_rate, Some(max_grad_norm));
+        let outcome = match Clipped::at_norm(grad_norm, learning_rate, Some(max_grad_norm)) {
+            Some(clipped) => self.update(&clipped).map(|()| StepOutcome::Applied { grad_norm }),
+            None => Ok(StepOutcome::SkippedNonFinite),
+        };
         self.discard_gradients();
-        Ok(outcome?)
+        outcome
+    }
+
+    /// Updates all parameters; those that rest are here part by part.
+    fn update(&mut self, clipped: &Clipped) -> Result<(), ApplyError> {
+        let Some(shards) = self.shards else { return Ok(self.optimizer.update(clipped, |_| true)?) };
+        shards.parts().try_for_each(|part| {
+            shards.change(part, || Ok(self.optimizer.update(clipped, |name| shards.trains(part, name))?))
+        })
     }
 
     /// Throws the gathered gradients away.
@@ -67,7 +80,7 @@ impl Trained<'_> {
     /// and the leader alone gets the tensors: they lie in nameless files of `folder` where those can be written, for memory
     /// is there for one part.
     pub(crate) fn tensors(&self, folder: &Path) -> Result<NamedTensors, RankError> {
-        let state = self.optimizer.state_tensors();
+        let state = self.optimizer.state_tensors()?;
         let Some(shards) = self.shards else {
             return Ok(self.optimizer.parameters().into_iter().chain(state).collect());
         };
@@ -94,8 +107,7 @@ impl Trained<'_> {
         let find = |tensors: &[(String, Tensor)], wanted: &str| {
             tensors.iter().find(|(name, _)| name == wanted).map(|(_, tensor)| tensor.shallow_clone())
         };
-        let pieces = self.optimizer.parameters();
-        let mut whole = shards.gather(part, |name| find(&pieces, name))?;
+        let mut whole = shards.gather_parameters(part)?;
         for moment in ["exp_avg", "exp_avg_sq"] {
             let state_name = |name: &str| format!("optimizer.{name}.{moment}");
             let moments = shards.gather(part, |name| find(state, &state_name(name)))?;
@@ -114,9 +126,7 @@ impl Trained<'_> {
             let load = |(name, leaf): (String, Tensor)| no_grad(|| checkpoint.load_into(&name, &leaf));
             return self.optimizer.parameters().into_iter().try_for_each(load);
         };
-        for (name, piece) in self.optimizer.parameters() {
-            shards.fill_beside(&name, &piece.detach(), |excerpt, values| checkpoint.fill(excerpt, values))?;
-        }
+        shards.fill_trained(|excerpt, values| checkpoint.fill(excerpt, values))?;
         self.optimizer.load_moments(checkpoint, |name, state_name, moment| {
             shards.fill_beside(name, moment, |excerpt, values| {
                 checkpoint.fill(&excerpt.named(state_name), values)
@@ -133,7 +143,8 @@ pub(crate) fn in_file(tensors: NamedTensors, folder: &Path) -> NamedTensors {
         Err(error) => {
             let error: &dyn std::error::Error = &error;
             tracing::warn!(error, "a part of the checkpoint stays in memory until it is saved");
-            resident
+            // What they are views of may go.
+            resident.iter().map(|tensor| tensor.detach().copy()).collect()
         }
     };
     names.into_iter().zip(lying).collect()

@@ -63,7 +63,7 @@ fn load(folder: &Path) {
     };
     let decoder =
         Decoder::outline(weights.config(), &LoadOptions { trainable: true, ..LoadOptions::default() });
-    let shards = ShardedParameters::new(&decoder.unwrap(), mesh).unwrap();
+    let shards = ShardedParameters::new(&decoder.unwrap(), mesh, None).unwrap();
     shards.read(&weights).unwrap();
     let raised_by = rlt_torch::peak_own_bytes().unwrap() - before;
     fs::write(answer(folder, ranks.rank()), raised_by.to_string()).unwrap();

@@ -6,7 +6,9 @@
 //! cache, rollout weights).
 //!
 //! With `workers.mesh.dpShard` a worker keeps its part of every role's weights, gradients and optimizer state, and beside it the
-//! parts of the model that a pass has gathered: `shards`. It reads no more of the model than that. With `workers.mesh.sp` it has its part of the tokens of a pass.
+//! parts of the model that a pass has gathered: `shards`. It reads no more of the model than that. With `workers.mesh.sp` it has its
+//! part of the tokens of a pass. What `training.offload` lets rest takes memory of a GPU's host; on the CPU it lies in a file, and
+//! only what is at hand counts.
 //!
 //! Legend: P parameters, s workers of one copy, L layers, h hidden size, f feed-forward width, q and k widths of all query and all key
 //! heads, v vocabulary, r LoRA rank; t tokens of a pass, c completion tokens of a pass; b bytes of a number.
@@ -194,7 +196,15 @@ impl MemoryPlan {
         add(Phase::Update, [vec![gradients, shards.gathered(), shards.gradients()], update].concat());
         let largest_piece = trained.largest_tensor.min(shards.part_of(trained.num_parameters));
         let temporaries = if on_gpu(spec) { OPTIMIZER_TEMPORARIES * FP32 * largest_piece } else { 0 };
-        add(Phase::Optimizer, vec![gradients, term("optimizer temporaries", temporaries)]);
+        // Moments that rest: both of a tensor that is updated, and of the next one.
+        let moments = if spec.training.offload.optimizer { 4 * FP32 * largest_piece } else { 0 };
+        let own = vec![
+            gradients,
+            shards.fetched(),
+            term("fetched moments", moments),
+            term("optimizer temporaries", temporaries),
+        ];
+        add(Phase::Optimizer, own);
         let peak = phases.iter().max_by_key(|phase| phase.total_bytes);
         let (peak_bytes, peak_phase) = peak.map_or((0, Phase::Update), |peak| (peak.total_bytes, peak.phase));
         Self { phases, peak_bytes, peak_phase }
@@ -212,6 +222,11 @@ fn term(name: &'static str, bytes: u64) -> MemoryTerm {
     MemoryTerm { name, bytes }
 }
 
+/// What of so many bytes takes memory for the whole run: all of it, or of what rests nothing where it lies in a file.
+fn kept_bytes(spec: &ResolvedSpec, rests: bool, bytes: u64) -> u64 {
+    if rests && !on_gpu(spec) { 0 } else { bytes }
+}
+
 /// What stays for the whole run.
 fn resident(
     spec: &ResolvedSpec,
@@ -222,13 +237,16 @@ fn resident(
 ) -> Vec<MemoryTerm> {
     let num_parameters = model.parameter_count().total();
     let adapter = if spec.model.lora.is_some() { trained.num_parameters } else { 0 };
+    let offload = spec.training.offload;
+    // 4 P / s, and the adapter's.
+    let weights = FP32 * shards.part_of(num_parameters + adapter);
+    // Two moments of 4.
+    let moments = 2 * FP32 * shards.part_of(trained.num_parameters);
     vec![
         term("host base", HOST_BASE_BYTES),
-        // 4 P / s, and the adapter's.
-        term("weights", FP32 * shards.part_of(num_parameters + adapter)),
+        term("weights", kept_bytes(spec, offload.parameters, weights)),
         roles::reference_kept(spec, model, shards),
-        // Two moments of 4.
-        term("optimizer state", 2 * FP32 * shards.part_of(trained.num_parameters)),
+        term("optimizer state", kept_bytes(spec, offload.optimizer, moments)),
         roles::critic(spec, model, trained, shards),
         term("batch on the host", BATCH_BYTES_PER_TOKEN * batch.max_tokens_per_step),
     ]
@@ -256,8 +274,9 @@ fn update(spec: &ResolvedSpec, batch: &BatchPlan, activations: &Activations<'_>)
     let FullPass { tokens, predicted, .. } =
         FullPass::new(spec, scored_share(spec, prompts), batch.samples_per_prompt, budget);
     let checkpointing = spec.training.activation_checkpointing;
+    let inputs_rest = spec.training.offload.activations && !on_gpu(spec);
     let kept = vec![
-        term("activations", tokens * activations.kept_bytes_per_token(checkpointing)),
+        term("activations", tokens * activations.kept_bytes_per_token(checkpointing, inputs_rest)),
         term("weight casts", activations.kept_cast_bytes(checkpointing)),
     ];
     let layers = vec![

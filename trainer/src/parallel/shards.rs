@@ -8,18 +8,23 @@
 //! release      the whole is freed
 //! backward     gradients add up in a whole buffer -> reduce-scatter -> gradient shard
 //! ```
+//! Where parameters rest (`training.offload`), a shard at rest is away from the device too: a part comes from there, and before
+//! an update or a checkpoint this rank's pieces do, part by part. A rank that is alone with its copy has shards of one as well.
+//!
 //! A part is what comes at once: a layer, or all that is outside of layers. Its frozen parameters come and go like those
 //! that are trained, but have no gradient. When parts come and go is the business of whoever schedules (`actor`); all ranks follow
 //! one schedule, for every line of it is an exchange.
 
 mod flat;
+mod own;
 mod values;
 
 use std::cell::RefCell;
+use std::path::Path;
 use std::rc::Rc;
 
-use rlt_torch::TensorFile;
 use rlt_torch::collectives::Pending;
+use rlt_torch::{RestingPlace, TensorFile};
 use tch::Tensor;
 
 use self::flat::Flat;
@@ -74,30 +79,43 @@ pub struct ShardedParameters {
 }
 
 impl ShardedParameters {
-    /// Takes the parameters of `decoder`, which lose their memory: from now on they can be read where a part is whole.
+    /// Takes the parameters of `decoder`, which lose their memory: from now on they can be read where a part is whole. With a
+    /// folder shards rest away from the device, on the CPU in a nameless file there.
     ///
     /// # Errors
-    /// [`RankError::Shards`] when there is not enough memory.
-    pub fn new(decoder: &Decoder, ranks: Rc<MeshRanks>) -> Result<Self, RankError> {
-        Self::of_parts(decoder.parameters_by_layer(), ranks)
+    /// [`RankError::Shards`] when there is not enough memory, or the file cannot be written.
+    pub fn new(decoder: &Decoder, ranks: Rc<MeshRanks>, rest_in: Option<&Path>) -> Result<Self, RankError> {
+        Self::of_parts(decoder.parameters_by_layer(), ranks, rest_in)
     }
 
     /// The same of any parameters by part.
-    pub(crate) fn of_parts((layers, outer): PartedTensors, ranks: Rc<MeshRanks>) -> Result<Self, RankError> {
-        let unit = |parameters: NamedTensors| -> Result<Unit, RankError> {
+    pub(crate) fn of_parts(
+        (layers, outer): PartedTensors,
+        ranks: Rc<MeshRanks>,
+        rest_in: Option<&Path>,
+    ) -> Result<Self, RankError> {
+        let device = layers.iter().flatten().chain(&outer).map(|(_, leaf)| leaf.device()).next();
+        let place = rest_in.zip(device).map(|(folder, device)| RestingPlace::new(folder, device));
+        let mut place = place.transpose()?;
+        let mut unit = |parameters: NamedTensors| -> Result<Unit, RankError> {
             let (trained, frozen) = parameters.into_iter().partition(|(_, leaf)| leaf.requires_grad());
-            Ok(Unit { trained: Flat::new(trained, &ranks)?, frozen: Flat::new(frozen, &ranks)?.map(Rc::new) })
+            let trained = Flat::new(trained, &ranks, place.as_mut())?;
+            Ok(Unit { trained, frozen: Flat::new(frozen, &ranks, place.as_mut())?.map(Rc::new) })
         };
-        let (layers, outer) = (layers.into_iter().map(&unit).collect::<Result<_, _>>()?, unit(outer)?);
+        let (layers, outer) = (layers.into_iter().map(&mut unit).collect::<Result<_, _>>()?, unit(outer)?);
         Ok(Self { layers, outer, ranks, resting_place: None, scattering: RefCell::new(None) })
     }
 
     /// Trained parameters of another role on the frozen ones of `base`, which are its very shards.
     ///
     /// # Errors
-    /// [`RankError::Shards`] when there is not enough memory.
-    pub(crate) fn beside(base: &Self, trained: PartedTensors) -> Result<Self, RankError> {
-        let mut own = Self::of_parts(trained, base.ranks())?;
+    /// As [`Self::new`].
+    pub(crate) fn beside(
+        base: &Self,
+        trained: PartedTensors,
+        rest_in: Option<&Path>,
+    ) -> Result<Self, RankError> {
+        let mut own = Self::of_parts(trained, base.ranks(), rest_in)?;
         for (own, base) in own.layers.iter_mut().zip(&base.layers).chain([(&mut own.outer, &base.outer)]) {
             own.frozen = base.frozen.clone();
         }
@@ -216,6 +234,32 @@ impl ShardedParameters {
     /// [`RankError`] when a rank is lost.
     pub fn norm_over_shards(&self, own_norm: f64) -> Result<f64, RankError> {
         Ok(self.ranks.sum_in_replica(own_norm * own_norm)?.sqrt())
+    }
+
+    /// Lets `change` read and write this rank's pieces of a part's trained parameters, which are here meanwhile.
+    ///
+    /// # Errors
+    /// What `change` fails with, or when pieces that rest cannot be fetched or put back.
+    pub(crate) fn change<E: From<rlt_torch::Error>>(
+        &self,
+        part: Part,
+        change: impl FnOnce() -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.unit(part).trained.as_ref().map_or(Ok(()), |flat| flat.change(change))
+    }
+
+    /// Whether a part trains a parameter of this name.
+    pub(crate) fn trains(&self, part: Part, name: &str) -> bool {
+        self.unit(part).trained.as_ref().is_some_and(|flat| flat.place_of(name).is_some())
+    }
+
+    /// The trained parameters of a part, whole and by name, in memory of their own.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost, or what rests cannot be fetched.
+    pub(crate) fn gather_parameters(&self, part: Part) -> Result<NamedTensors, RankError> {
+        let trained = &self.unit(part).trained;
+        trained.as_ref().map_or(Ok(Vec::new()), |flat| flat.gather_parameters(&self.ranks))
     }
 
     /// One tensor for each trained parameter of a part, whole and by name, from this rank's pieces of them, `[len]`.

@@ -14,7 +14,7 @@ use super::optimizer_options;
 use crate::actor::{Actor, ActorOptions};
 use crate::error::TrainError;
 use crate::model::{Decoder, LoadOptions, Weights};
-use crate::optim::AdamW;
+use crate::offload::Offload;
 use crate::parallel::{Ranks, ShardedParameters};
 use crate::reference::{FrozenPolicy, Reference};
 use crate::reward::{Policy, RewardModels};
@@ -44,19 +44,21 @@ fn weights_seed(spec: &ResolvedSpec) -> u64 {
     seed(spec.training.seed, SeedStream::Weights, &[])
 }
 
-/// The actor, whole or this rank's part of it.
+/// The actor, whole or this rank's part of it. One whose parameters rest comes part by part too, if only from there.
 pub(super) fn actor(
     spec: &ResolvedSpec,
     weights: &Weights,
     device: Device,
     ranks: &Ranks,
+    folder: &RunFolder,
 ) -> Result<Actor, TrainError> {
     let training = &spec.training;
-    let is_shared = spec.workers.mesh.dp_shard > 1;
-    let decoder = decoder(spec, weights, device, is_shared)?;
-    let shards = is_shared.then(|| shards(spec, weights, &decoder, ranks)).transpose()?;
+    let offload = Offload::new(training.offload, folder.root());
+    let comes_in_parts = spec.workers.mesh.dp_shard > 1 || offload.parameters().is_some();
+    let decoder = decoder(spec, weights, device, comes_in_parts)?;
+    let shards = comes_in_parts.then(|| shards(spec, weights, &decoder, ranks, &offload)).transpose()?;
     let trained = shards.as_ref().map_or_else(|| decoder.trainable_parameters(), ShardedParameters::pieces);
-    let optimizer = AdamW::new(trained, optimizer_options(spec))?;
+    let optimizer = offload.optimizer(trained, optimizer_options(spec))?;
     let options = ActorOptions {
         temperature: if spec.algorithm.policy_gradient.is_some() { spec.rollout.temperature } else { 1.0 },
         head_chunk_tokens: HEAD_CHUNK_TOKENS as usize,
@@ -68,16 +70,20 @@ pub(super) fn actor(
         Some(shards) => actor.with_shards(shards),
         None => actor,
     };
+    let actor = match offload.activations() {
+        Some(folder) => actor.with_resting_inputs(folder.to_owned()),
+        None => actor,
+    };
     actor.check_streams()?;
     Ok(actor)
 }
 
-/// The decoder with its adapter; of one that ranks share the weights have shapes alone.
+/// The decoder with its adapter; of one that comes in parts the weights have shapes alone.
 fn decoder(
     spec: &ResolvedSpec,
     weights: &Weights,
     device: Device,
-    is_shared: bool,
+    comes_in_parts: bool,
 ) -> Result<Decoder, TrainError> {
     let options = LoadOptions {
         device,
@@ -85,7 +91,7 @@ fn decoder(
         compute: compute_kind(spec),
         trainable: spec.model.lora.is_none(),
     };
-    let mut decoder = match is_shared {
+    let mut decoder = match comes_in_parts {
         true => Decoder::outline(weights.config(), &options)?,
         false => Decoder::from_weights(weights, &options)?,
     };
@@ -109,9 +115,10 @@ fn shards(
     weights: &Weights,
     decoder: &Decoder,
     ranks: &Ranks,
+    offload: &Offload,
 ) -> Result<ShardedParameters, TrainError> {
     let ranks = Rc::new(ranks.on_mesh(spec.workers.mesh.dp_shard as usize)?);
-    let shards = ShardedParameters::new(decoder, ranks)?;
+    let shards = ShardedParameters::new(decoder, ranks, offload.parameters())?;
     shards.read(weights)?;
     Ok(shards)
 }

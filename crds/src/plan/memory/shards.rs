@@ -1,5 +1,5 @@
-//! What a worker holds of a model that several share: its part at rest, and whole parts of the model while they are
-//! computed with. Zero where every worker has a copy of its own.
+//! What a worker holds of a model that several share, or whose weights rest (`training.offload.parameters`): its part at rest,
+//! and whole parts of the model while they are computed with. Zero where every worker has a copy of its own at hand.
 
 use super::{FP32, MemoryTerm, Trained, term};
 use crate::plan::model_config::ModelConfig;
@@ -9,6 +9,8 @@ use crate::resolved::ResolvedSpec;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shards {
     dp_shard: u64,
+    /// Whether a worker's part is away while nobody needs it.
+    rests: bool,
     /// Parameters of model and adapter.
     all: u64,
     /// Of one layer, adapter included.
@@ -28,6 +30,7 @@ impl Shards {
             if has_adapter { (trained.num_parameters, trained.of_one_layer) } else { (0, 0) };
         Self {
             dp_shard: spec.workers.mesh.dp_shard.into(),
+            rests: spec.training.offload.parameters,
             all: count.total() + adapter,
             layer: count.per_layer + adapter_layer,
             outer,
@@ -57,12 +60,20 @@ impl Shards {
     }
 
     /// In a backward pass the whole gradient of what is outside of the layers and of the layer that computes, and of
-    /// the one before it twice: as it is sent, and what has come from the others.
+    /// the one before it twice: as it is sent, and what has come from the others. A worker alone adds up where they stay.
     pub(super) fn gradients(&self) -> MemoryTerm {
-        self.term("gathered gradients", self.trained_outer + (3 * self.trained_layer).max(self.trained_outer))
+        let gathered = self.trained_outer + (3 * self.trained_layer).max(self.trained_outer);
+        term("gathered gradients", if self.dp_shard == 1 { 0 } else { FP32 * gathered })
+    }
+
+    /// A worker's part of what is outside of the layers, or of a layer, while it is read, updated or saved; 4 / s. Nothing
+    /// where it never goes.
+    pub(super) fn fetched(&self) -> MemoryTerm {
+        let part = self.part_of(self.outer.max(self.layer));
+        term("fetched weights", if self.rests { FP32 * part } else { 0 })
     }
 
     fn term(&self, name: &'static str, num_parameters: u64) -> MemoryTerm {
-        term(name, if self.dp_shard == 1 { 0 } else { FP32 * num_parameters })
+        term(name, if self.dp_shard == 1 && !self.rests { 0 } else { FP32 * num_parameters })
     }
 }

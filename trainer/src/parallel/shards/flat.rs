@@ -5,6 +5,8 @@
 //! whole        [.....|.........|...]pad
 //! shards       [   0   |   1   |   2   ]    all of one length; a piece is what of a parameter lies in a shard
 //! ```
+//! A rank that is alone with its copy has one shard, the whole itself: it keeps it where that rests, and its gradients add up
+//! where they stay. Parameters then begin where memory is read fastest, so that products are those of tensors of their own.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -12,11 +14,15 @@ use std::ops::Range;
 use rlt_api::plan::READ_CHUNK_NUMBERS;
 use rlt_core::excerpt::Excerpt;
 use rlt_core::mesh::Shards;
-use rlt_torch::FlatBuffer;
 use rlt_torch::collectives::Pending;
+use rlt_torch::{Coming, FlatBuffer, RestingPlace};
 use tch::{Device, Kind, Tensor, no_grad};
 
+use super::own::OwnShard;
 use crate::parallel::{MeshRanks, RankError};
+
+/// Bytes between places where memory is read fastest.
+const CACHE_LINE: usize = 64;
 
 /// Parameters of one dtype in one buffer, all trained or all frozen.
 #[derive(Debug)]
@@ -25,8 +31,8 @@ pub(super) struct Flat {
     layout: Shards,
     /// Where this rank's part lies in the whole.
     own: Range<usize>,
-    /// This rank's part, `[shard_len]`; what pads the last one is zero.
-    shard: Tensor,
+    /// This rank's part, `[shard_len]`; what is nobody's is zero.
+    shard: OwnShard,
     whole: FlatBuffer,
     presence: RefCell<Presence>,
     /// Whether the whole stays for whoever reads all of the model.
@@ -38,8 +44,17 @@ pub(super) struct Flat {
 #[derive(Debug)]
 enum Presence {
     Away,
-    Coming(Pending),
+    Coming(Arrival),
     Here,
+}
+
+/// How the whole comes.
+#[derive(Debug)]
+enum Arrival {
+    /// From the shards of all ranks.
+    Gathered(Pending),
+    /// From where it rests.
+    Fetched(Coming),
 }
 
 /// Memory of gradients, which exist while an update gathers them.
@@ -95,21 +110,24 @@ pub(super) fn copy_excerpt(excerpt: &Excerpt<'_>, whole: &Tensor, values: &Tenso
 }
 
 impl Flat {
-    /// Takes the named leaves, all of one dtype; `None` without any.
-    pub(super) fn new(leaves: Vec<(String, Tensor)>, ranks: &MeshRanks) -> Result<Option<Self>, RankError> {
+    /// Takes the named leaves, all of one dtype; `None` without any. The shard rests in `place` where there is one.
+    pub(super) fn new(
+        leaves: Vec<(String, Tensor)>,
+        ranks: &MeshRanks,
+        place: Option<&mut RestingPlace>,
+    ) -> Result<Option<Self>, RankError> {
         let Some((_, first)) = leaves.first() else { return Ok(None) };
         let numbers = (first.kind(), first.device());
-        let layout = Shards::new(leaves.iter().map(|(_, leaf)| leaf.numel()).sum(), ranks.dp_shard());
+        let ranges = ranges(&leaves, ranks);
+        let layout = Shards::new(ranges.last().map_or(0, |last| last.end), ranks.dp_shard());
         let own = layout.range(ranks.shard());
         let whole = FlatBuffer::new(layout.padded_len(), numbers)?;
-        let shard = Tensor::zeros([layout.shard_len() as i64], numbers);
-        let mut start = 0;
-        let parameters = leaves.into_iter().map(|(name, mut leaf)| {
-            let range = start..start + leaf.numel();
-            start = range.end;
+        let shard = FlatBuffer::new(layout.shard_len(), numbers)?;
+        let _ = shard.tensor().shallow_clone().zero_();
+        let parameters = leaves.into_iter().zip(ranges).map(|((name, mut leaf), range)| {
             let place = Place { part: layout.part_of(&range, ranks.shard()), size: leaf.size(), range };
             let piece = no_grad(|| {
-                let piece = narrow(&shard, &own, &place);
+                let piece = narrow(shard.tensor(), &own, &place);
                 copy_excerpt(&place.excerpt(&name), &leaf, &piece);
                 leaf.set_data(&whole.view(place.range.start, &place.size));
                 piece
@@ -119,6 +137,7 @@ impl Flat {
         });
         let parameters = parameters.collect();
         whole.release()?;
+        let shard = OwnShard::new(shard, place)?;
         let (presence, is_held) = (RefCell::new(Presence::Away), Cell::new(false));
         Ok(Some(Self {
             parameters,
@@ -132,8 +151,26 @@ impl Flat {
         }))
     }
 
+    /// This rank's part, whose values can be read unless they rest.
     pub(super) fn shard(&self) -> &Tensor {
-        &self.shard
+        self.shard.tensor()
+    }
+
+    pub(super) fn is_resting(&self) -> bool {
+        self.shard.resting().is_some()
+    }
+
+    /// Whether this rank's part is all there is.
+    fn is_whole(&self) -> bool {
+        self.own.len() == self.layout.padded_len()
+    }
+
+    /// Lets `change` read and write this rank's pieces.
+    pub(super) fn change<E: From<rlt_torch::Error>>(
+        &self,
+        change: impl FnOnce() -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.shard.change(change)
     }
 
     pub(super) fn pieces(&self) -> impl Iterator<Item = (String, Tensor)> {
@@ -141,12 +178,16 @@ impl Flat {
     }
 
     /// Lets `fill` write the pieces that lie in this rank's shard.
-    pub(super) fn fill<E>(
+    pub(super) fn fill<E: From<rlt_torch::Error>>(
         &self,
         fill: &mut impl FnMut(&Excerpt<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut own = self.parameters.iter().filter(|parameter| !parameter.place.part.is_empty());
-        own.try_for_each(|Parameter { name, place, piece, .. }| fill(&place.excerpt(name), &piece.detach()))
+        self.change(|| {
+            own.try_for_each(|Parameter { name, place, piece, .. }| {
+                fill(&place.excerpt(name), &piece.detach())
+            })
+        })
     }
 
     /// Lets the shard of frozen parameters be `shard`, which holds the same numbers elsewhere.
@@ -154,7 +195,7 @@ impl Flat {
         for Parameter { place, piece, .. } in &mut self.parameters {
             *piece = narrow(&shard, &self.own, place);
         }
-        self.shard = shard;
+        self.shard = OwnShard::Here(shard);
     }
 
     /// The decoder's own tensor of this name, to be read while the part is whole.
@@ -178,22 +219,33 @@ impl Flat {
             Presence::Coming(_) | Presence::Here => self.layout.padded_len(),
         };
         let gradient = |tensor: &Option<Tensor>| tensor.as_ref().map_or(0, Tensor::numel);
-        let numbers = self.shard.numel() + whole + gradient(&gradients.whole) + gradient(&gradients.shard);
-        numbers * self.shard.kind().elt_size_in_bytes()
+        let shard = if self.is_resting() { 0 } else { self.shard().numel() };
+        let numbers = shard + whole + gradient(&gradients.whole) + gradient(&gradients.shard);
+        numbers * self.shard().kind().elt_size_in_bytes()
     }
 
     pub(super) fn begin(&self, ranks: &MeshRanks) -> Result<(), RankError> {
         let mut presence = self.presence.borrow_mut();
         if matches!(*presence, Presence::Away) {
             self.whole.take()?;
-            *presence = Presence::Coming(ranks.all_gather(self.whole.tensor(), &self.shard)?);
+            *presence = Presence::Coming(self.depart(ranks)?);
         }
         Ok(())
     }
 
+    fn depart(&self, ranks: &MeshRanks) -> Result<Arrival, RankError> {
+        let whole = self.whole.tensor();
+        Ok(match self.shard.resting().filter(|_| self.is_whole()) {
+            Some(resting) => Arrival::Fetched(resting.depart(whole)?),
+            None => Arrival::Gathered(ranks.all_gather(whole, &self.shard.values()?)?),
+        })
+    }
+
     pub(super) fn need(&self) -> Result<(), RankError> {
-        if let Presence::Coming(pending) = self.presence.replace(Presence::Here) {
-            pending.wait()?;
+        match self.presence.replace(Presence::Here) {
+            Presence::Coming(Arrival::Gathered(pending)) => pending.wait()?,
+            Presence::Coming(Arrival::Fetched(coming)) => drop(coming.arrive()?),
+            Presence::Away | Presence::Here => {}
         }
         Ok(())
     }
@@ -207,13 +259,17 @@ impl Flat {
         if self.is_held.get() {
             return Ok(());
         }
-        self.need()?;
-        self.presence.replace(Presence::Away);
+        if let Presence::Coming(Arrival::Gathered(pending)) = self.presence.replace(Presence::Away) {
+            pending.wait()?;
+        }
         Ok(self.whole.release()?)
     }
 
     pub(super) fn begin_gradient(&self) {
-        let whole = Tensor::zeros([self.layout.padded_len() as i64], self.numbers());
+        let whole = match self.is_whole() {
+            true => self.gradient_shard(),
+            false => Tensor::zeros([self.layout.padded_len() as i64], self.numbers()),
+        };
         for Parameter { leaf, place: Place { range, size, .. }, .. } in &self.parameters {
             let view = whole.narrow(0, range.start as i64, range.len() as i64).view(size.as_slice());
             rlt_torch::set_grad(leaf, Some(&view));
@@ -221,11 +277,11 @@ impl Flat {
         self.gradients.borrow_mut().whole = Some(whole);
     }
 
-    /// The whole gradient, `[padded_len]`, which the leaves lose.
+    /// The whole gradient, `[padded_len]`, which the leaves lose; `None` where it is this rank's own.
     pub(super) fn take_gradient(&self) -> Option<Tensor> {
         let whole = self.gradients.borrow_mut().whole.take()?;
         self.parameters.iter().for_each(|parameter| rlt_torch::set_grad(&parameter.leaf, None));
-        Some(whole)
+        (!self.is_whole()).then_some(whole)
     }
 
     /// Adds `[shard_len]` to this rank's gradient.
@@ -240,7 +296,7 @@ impl Flat {
     /// This rank's gradient, `[shard_len]`; zeros where no pass has made one.
     pub(super) fn gradient_shard(&self) -> Tensor {
         let mut gradients = self.gradients.borrow_mut();
-        gradients.shard.get_or_insert_with(|| self.shard.zeros_like()).shallow_clone()
+        gradients.shard.get_or_insert_with(|| self.shard().zeros_like()).shallow_clone()
     }
 
     /// Makes the gradient that of the pieces.
@@ -267,8 +323,17 @@ impl Flat {
                 no_grad(|| narrow(&shard, &self.own, place).copy_(&piece.detach()));
             }
         }
+        self.gather_shards(ranks, &shard)
+    }
+
+    /// The parameters themselves, whole and by name, in memory of their own.
+    pub(super) fn gather_parameters(&self, ranks: &MeshRanks) -> Result<Vec<(String, Tensor)>, RankError> {
+        self.gather_shards(ranks, &self.shard.values()?)
+    }
+
+    fn gather_shards(&self, ranks: &MeshRanks, shard: &Tensor) -> Result<Vec<(String, Tensor)>, RankError> {
         let whole = Tensor::empty([self.layout.padded_len() as i64], self.numbers());
-        ranks.all_gather(&whole, &shard)?.wait()?;
+        ranks.all_gather(&whole, shard)?.wait()?;
         let one = |Parameter { name, place: Place { range, size, .. }, .. }: &Parameter| {
             let view = whole.narrow(0, range.start as i64, range.len() as i64);
             (name.clone(), view.view(size.as_slice()))
@@ -277,8 +342,20 @@ impl Flat {
     }
 
     fn numbers(&self) -> (Kind, Device) {
-        (self.shard.kind(), self.shard.device())
+        (self.shard().kind(), self.shard().device())
     }
+}
+
+/// Where each leaf lies in the whole: one behind the other, or from a cache line on.
+fn ranges(leaves: &[(String, Tensor)], ranks: &MeshRanks) -> Vec<Range<usize>> {
+    let mut end = 0_usize;
+    let range = |(_, leaf): &(String, Tensor)| {
+        let step = if ranks.dp_shard() == 1 { CACHE_LINE / leaf.kind().elt_size_in_bytes() } else { 1 };
+        let start = end.next_multiple_of(step);
+        end = start + leaf.numel();
+        start..end
+    };
+    leaves.iter().map(range).collect()
 }
 
 /// What of a shard that lies at `own` is a parameter's, `[len]`.

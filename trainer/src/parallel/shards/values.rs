@@ -18,8 +18,23 @@ impl ShardedParameters {
     ///
     /// # Errors
     /// What `fill` fails with.
-    pub fn fill<E>(&self, mut fill: impl FnMut(&Excerpt<'_>, &Tensor) -> Result<(), E>) -> Result<(), E> {
+    pub fn fill<E: From<rlt_torch::Error>>(
+        &self,
+        mut fill: impl FnMut(&Excerpt<'_>, &Tensor) -> Result<(), E>,
+    ) -> Result<(), E> {
         self.parts().try_for_each(|part| self.fill_part(part, &mut fill))
+    }
+
+    /// The same of the trained parameters alone.
+    ///
+    /// # Errors
+    /// What `fill` fails with.
+    pub(crate) fn fill_trained<E: From<rlt_torch::Error>>(
+        &self,
+        mut fill: impl FnMut(&Excerpt<'_>, &Tensor) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut trained = self.parts().filter_map(|part| self.unit(part).trained.as_ref());
+        trained.try_for_each(|flat| flat.fill(&mut fill))
     }
 
     /// Gives this rank's pieces of a model's parameters their weights; an adapter keeps what it has.
@@ -33,7 +48,7 @@ impl ShardedParameters {
         })
     }
 
-    fn fill_part<E>(
+    fn fill_part<E: From<rlt_torch::Error>>(
         &self,
         part: Part,
         fill: &mut impl FnMut(&Excerpt<'_>, &Tensor) -> Result<(), E>,
@@ -85,14 +100,14 @@ impl ShardedParameters {
 
     /// Moves the shards of a frozen model on the CPU into a nameless file of `folder`, from where they are gathered in place:
     /// while the model rests ([`Self::rest`]) they take none of the process's memory. Elsewhere than on the CPU nothing
-    /// happens.
+    /// happens, and where they rest already.
     ///
     /// # Errors
     /// When the file cannot be written; the shards then stay where they are.
     pub(crate) fn move_to_file(&mut self, folder: &Path) -> Result<(), rlt_torch::Error> {
         let units = self.layers.iter_mut().chain([&mut self.outer]);
         let mut flats: Vec<&mut Flat> = units.filter_map(|unit| Rc::get_mut(unit.frozen.as_mut()?)).collect();
-        if flats.iter().any(|flat| flat.shard().device() != Device::Cpu) {
+        if flats.iter().any(|flat| flat.shard().device() != Device::Cpu || flat.is_resting()) {
             return Ok(());
         }
         let resident: Vec<Tensor> = flats.iter().map(|flat| flat.shard().shallow_clone()).collect();
@@ -101,6 +116,11 @@ impl ShardedParameters {
         flats.iter_mut().zip(lying).for_each(|(flat, shard)| flat.lie_in(shard));
         self.resting_place = Some(file);
         Ok(())
+    }
+
+    /// Whether shards rest away from the device.
+    pub(crate) fn is_resting(&self) -> bool {
+        self.parts().flat_map(|part| self.unit(part).flats()).any(Flat::is_resting)
     }
 
     /// Gives the memory of shards that lie in a file back until they are read again; nothing changes otherwise.
