@@ -6,10 +6,13 @@ use crate::resolved::ResolvedSpec;
 use crate::spec::{RunPolicySpec, WorkersSpec};
 
 /// Fields of `spec.workers` and `spec.runPolicy` that act everywhere.
-const EVERYWHERE: [&str; 7] = [
+const EVERYWHERE: [&str; 10] = [
     "spec.workers.count",
     "spec.workers.mesh.dpShard",
     "spec.workers.mesh.sp",
+    "spec.workers.mesh.logprobSp",
+    "spec.workers.mesh.criticSp",
+    "spec.workers.balance",
     "spec.workers.peerTimeoutSeconds",
     "spec.workers.device",
     "spec.workers.threads",

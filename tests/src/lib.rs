@@ -5,10 +5,14 @@
 pub mod collector;
 pub mod hub_server;
 pub mod object_server;
+pub mod relay;
+mod tiny;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+
+pub use tiny::tiny_job;
 
 /// One source file of the workspace.
 #[derive(Debug)]

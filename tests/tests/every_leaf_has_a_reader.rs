@@ -21,7 +21,7 @@ const TRAINERS: [&str; 8] =
     ["model", "data", "rewards", "algorithm", "rollout", "training", "checkpoint", "tracking"];
 
 /// Fields that resolution turns into a choice between types or into a call: what reading them looks like.
-const TURNED: [(&str, &str); 15] = [
+const TURNED: [(&str, &str); 17] = [
     ("model.path", "ModelSource::Path"),
     ("model.tokenizer.path", "TokenizerSource::Path"),
     ("model.tokenizer.characters", "TokenizerSource::Characters"),
@@ -37,6 +37,8 @@ const TURNED: [(&str, &str); 15] = [
     ("training.steps", "length.num_steps"),
     ("training.epochs", "length.num_steps"),
     ("training.optimizer.betas", "betas"),
+    ("workers.mesh.logprob_sp", "sp_of_logprobs()"),
+    ("workers.mesh.critic_sp", "sp_of_critic()"),
 ];
 
 /// A field of the specification that holds a value of its own.

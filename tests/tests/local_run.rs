@@ -22,6 +22,8 @@ mod examples;
 mod job;
 #[path = "local_run/memory.rs"]
 mod memory;
+#[path = "local_run/minio.rs"]
+mod minio;
 #[path = "local_run/offload.rs"]
 mod offload;
 #[path = "local_run/presets.rs"]

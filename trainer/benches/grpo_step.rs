@@ -6,6 +6,8 @@
 
 #[path = "training/measure.rs"]
 mod measure;
+#[path = "training/shape.rs"]
+mod shape;
 #[path = "training/subject.rs"]
 mod subject;
 
@@ -45,7 +47,7 @@ impl Detokenizer for NoText {
 }
 
 fn main() -> anyhow::Result<()> {
-    subject::prepare()?;
+    shape::prepare()?;
     let mut job = Job::new()?;
     measure::serve(&["step"], |_| measure::measured(|| job.step()))
 }

@@ -32,6 +32,7 @@ print(f"{peers}, Python {platform.python_version()}")'
 
 rollout=$(binary_of rlt-trainer rollout)
 update=$(binary_of rlt-trainer update)
+sharded=$(binary_of rlt-trainer sharded)
 grpo_step=$(binary_of rlt-trainer grpo_step)
 checkpoint=$(binary_of rlt-trainer checkpoint)
 kernels=$(binary_of rlt-torch kernels)
@@ -53,8 +54,8 @@ mkdir -p "$(dirname "$raw")" "$(dirname "$report")"
   echo "- In a quiet round other processes used at most 0.2 cores. Figures without a quiet round come from a busy machine:"
   echo "  their ratios, best those of processor time, say more than their seconds."
   # shellcheck disable=SC2086 # a list of names
-  "$python" trainer/benches/peers/compare.py --grpo-step "$grpo_step" --update "$update" --rollout "$rollout" \
-    --dtype "$dtype" --rounds "$rounds" --raw "$raw" ${BENCH_CONTESTS:+--only $BENCH_CONTESTS}
+  "$python" trainer/benches/peers/compare.py --grpo-step "$grpo_step" --update "$update" --sharded "$sharded" \
+    --rollout "$rollout" --dtype "$dtype" --rounds "$rounds" --raw "$raw" ${BENCH_CONTESTS:+--only $BENCH_CONTESTS}
   if [[ $dtype == fp32 && -z ${BENCH_CONTESTS:-} ]]; then
     printf '\n### loss head beside dense autograd\n\n```text\n'
     "$kernels" head

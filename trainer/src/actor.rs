@@ -30,7 +30,7 @@ pub use self::micro_batch::MicroBatch;
 pub use self::probe::ProbeError;
 use crate::model::{Adapter, Decoder};
 use crate::optim::{AdamW, OptimError, StepOutcome};
-use crate::parallel::{RankError, Ranks, ShardedParameters};
+use crate::parallel::{DecoderParts, RankError, Ranks, ShardedParameters};
 use crate::trained::{ApplyError, Trained};
 
 /// How the actor computes; fixed for a run.
@@ -95,6 +95,8 @@ pub struct Actor {
     outer_gradients: OuterGradients,
     dropout_seed: Option<u64>,
     ranks: Ranks,
+    /// The same ranks as they share the tokens of passes without gradients.
+    scoring_ranks: Ranks,
     shards: Option<ShardedParameters>,
     /// Where layer inputs rest between forward and backward pass.
     inputs_rest_in: Option<PathBuf>,
@@ -114,6 +116,7 @@ impl Actor {
     /// Takes a decoder whose trainable parameters are those of `optimizer`. All `ranks` have the same.
     pub fn new(decoder: Decoder, optimizer: AdamW, options: ActorOptions, ranks: Ranks) -> Self {
         let outer_gradients = OuterGradients::new(&decoder);
+        let scoring_ranks = ranks.clone();
         Self {
             decoder,
             optimizer,
@@ -121,9 +124,16 @@ impl Actor {
             outer_gradients,
             dropout_seed: None,
             ranks,
+            scoring_ranks,
             shards: None,
             inputs_rest_in: None,
         }
+    }
+
+    /// The same, of which `ranks`, in other streams, share the tokens of [`Self::score`] and its like.
+    #[must_use]
+    pub fn scoring_by(self, ranks: Ranks) -> Self {
+        Self { scoring_ranks: ranks, ..self }
     }
 
     /// The same where the ranks share `shards` of the decoder, whose pieces are those of the optimizer.
@@ -149,32 +159,26 @@ impl Actor {
         Trained { optimizer: &mut self.optimizer, shards: self.shards.as_ref(), ranks: &self.ranks }
     }
 
-    /// Makes the decoder whole on every rank until [`Self::let_go`] or the next update, for whoever reads all of it.
-    ///
-    /// # Errors
-    /// When a rank is lost.
-    pub fn hold(&self) -> Result<(), RankError> {
-        self.shards.as_ref().map_or(Ok(()), ShardedParameters::hold)
-    }
-
-    /// Gives back what [`Self::hold`] has gathered.
-    ///
-    /// # Errors
-    /// When memory cannot be given back.
-    pub fn let_go(&self) -> Result<(), RankError> {
-        self.shards.as_ref().map_or(Ok(()), ShardedParameters::let_go)
+    /// The decoder for whoever takes all of it over, part by part.
+    pub fn parts(&self) -> DecoderParts<'_> {
+        DecoderParts::new(&self.decoder, self.shards.as_ref())
     }
 
     fn model(&self) -> Model<'_> {
         Model { decoder: &self.decoder, shards: self.shards.as_ref(), stream: self.ranks.stream() }
     }
 
-    /// Fails on all ranks together unless ranks that share a stream of tokens compute what one of them computes alone.
+    fn scoring_model(&self) -> Model<'_> {
+        Model { stream: self.scoring_ranks.stream(), ..self.model() }
+    }
+
+    /// Fails on all ranks together unless those of `ranks` that share a stream of tokens compute what one of them computes
+    /// alone. `field` is what asks for the streams.
     ///
     /// # Errors
     /// [`ProbeError`].
-    pub fn check_streams(&self) -> Result<(), ProbeError> {
-        probe::check(self.model(), &self.ranks)
+    pub fn check_streams(&self, ranks: &Ranks, field: &'static str) -> Result<(), ProbeError> {
+        probe::check(Model { stream: ranks.stream(), ..self.model() }, ranks, field)
     }
 
     /// The ranks that train together.
@@ -207,8 +211,9 @@ impl Actor {
         if let Some(grad_td) = grad_embedded {
             self.outer_gradients.scatter_embedding(&self.decoder, &micro_batch.input.tokens, &grad_td);
         }
-        model.end_outer_gradient()?;
+        // The weights go first, to make room for what is received of the gradient.
         model.leave()?;
+        model.end_outer_gradient()?;
         Ok(accumulated)
     }
 
@@ -278,8 +283,6 @@ impl Actor {
     /// # Errors
     /// When libtorch refuses an operation, or a rank is lost.
     pub fn apply(&mut self, learning_rate: f64) -> Result<StepOutcome, ActorError> {
-        // What was gathered before the update is not what comes out of it.
-        self.let_go()?;
         let max_grad_norm = self.options.max_grad_norm;
         Ok(self.trained().apply(learning_rate, max_grad_norm)?)
     }

@@ -4,12 +4,12 @@
 //! checkpoints/
 //!   step-000020/
 //!     manifest.json              what is where: global shapes, byte offsets, SHA-256 of every file
-//!     shard-00000.safetensors    tensors, readable by any safetensors library
+//!     shard-00000.safetensors    tensors or parts of them, a file of each rank, readable by any safetensors library
 //!     state.json                 everything small: counters, random states, data position, controllers
 //! ```
 //!
-//! A checkpoint is written beside its final place, synced, and committed by one rename, so a kill at any
-//! instruction leaves the previous one selected. Tensors are described by their global shape and by pieces that
+//! A checkpoint is written beside its final place by all processes together, each its own file, synced, and committed by one
+//! process with one rename, so a kill of any of them at any instruction leaves the previous one selected. Tensors are described by their global shape and by pieces that
 //! say which part of it lies where; nothing in the format knows how many processes wrote it. Loading parses JSON
 //! and copies bytes: no code is executed.
 //!
@@ -22,6 +22,7 @@ mod dtype;
 mod error;
 mod load;
 mod manifest;
+mod part;
 mod save;
 mod storage;
 mod store;
@@ -31,6 +32,8 @@ mod crash_tests;
 #[cfg(test)]
 mod kill_tests;
 #[cfg(test)]
+mod shards_tests;
+#[cfg(test)]
 mod store_tests;
 
 use tch::Tensor;
@@ -39,9 +42,11 @@ pub use copies::{CopyError, clear as clear_copies};
 pub use error::CheckpointError;
 pub use load::Checkpoint;
 pub use manifest::{FileEntry, Manifest, TensorEntry, TensorPiece};
+pub use part::{TensorPart, divided};
+pub use save::{UnsyncedShard, WrittenShard};
 pub use store::{CheckpointStore, CommittedCheckpoint, Latest, Saved};
 
-/// What one checkpoint holds.
+/// What a checkpoint holds that one process saves.
 #[derive(Debug)]
 pub struct CheckpointContent {
     /// Tensors by unique name, of any shape, dtype and device; shared with the training, never copied whole.

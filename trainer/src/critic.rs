@@ -74,7 +74,7 @@ pub struct Critic {
 impl Critic {
     /// A critic that begins as `actor` with a value head of zeros, so that it expects nothing at first. All its weights
     /// are trained; or, with `lora`, an adapter of its own, drawn from `seed`, on the actor's very base weights. It is in shards
-    /// where the actor is: then all ranks take part.
+    /// where the actor is: then all ranks take part. `ranks` are the actor's, in streams as the critic's passes have them.
     ///
     /// # Errors
     /// [`NoCritic`].
@@ -82,6 +82,7 @@ impl Critic {
         actor: &Actor,
         lora: Option<(&LoraSpec, u64)>,
         options: CriticOptions,
+        ranks: Ranks,
     ) -> Result<Self, NoCritic> {
         let decoder = trunk(&actor.decoder, lora, actor.shards().is_some())?;
         let hidden = decoder.config.hidden_size as i64;
@@ -95,7 +96,6 @@ impl Critic {
         };
         let optimizer = options.offload.optimizer(trained, options.optimizer)?;
         let outer_gradients = OuterGradients::new(&decoder);
-        let ranks = actor.ranks().clone();
         Ok(Self { decoder, head_d, optimizer, options, outer_gradients, ranks, shards })
     }
 
@@ -163,8 +163,8 @@ impl Critic {
         if let Some(grad_td) = grad_embedded {
             self.outer_gradients.scatter_embedding(&self.decoder, &micro_batch.input.tokens, &grad_td);
         }
-        model.end_outer_gradient().map_err(ActorError::from)?;
         model.leave().map_err(ActorError::from)?;
+        model.end_outer_gradient().map_err(ActorError::from)?;
         Ok(())
     }
 
@@ -218,7 +218,7 @@ fn shards(
     if has_adapter {
         return Ok(ShardedParameters::beside(base, parts, offload.parameters())?);
     }
-    let own = ShardedParameters::of_parts(parts, base.ranks(), offload.parameters())?;
+    let own = ShardedParameters::of_parts(parts, base.ranks(), base.compute_kind(), offload.parameters())?;
     own.copy_from(base, |name| name.strip_prefix(PREFIX).unwrap_or(name))?;
     Ok(own)
 }

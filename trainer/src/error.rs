@@ -96,8 +96,11 @@ pub enum TrainError {
          spec.training.optimizer.learningRate or spec.training.maxGradNorm"
     )]
     Diverged { num_steps: u32, last_step: u64 },
-    #[error("spec.workers.device: Cuda was asked for, but libtorch sees no GPU")]
-    NoGpu,
+    #[error(
+        "spec.workers.device: Cuda was asked for; expected a GPU for each of the {num_workers} workers on this machine, \
+         libtorch sees {num_gpus}"
+    )]
+    TooFewGpus { num_workers: usize, num_gpus: usize },
     #[error("no complete checkpoint is left in `{path}`: {reasons}")]
     NoCompleteCheckpoint { path: String, reasons: String },
     #[error("the job is supervised and has no policy gradient")]
@@ -124,7 +127,7 @@ impl TrainError {
         match self {
             Self::Manifest(_) | Self::ReadManifest { .. } => ExitCode::Usage,
             Self::OtherWorldSize { .. } | Self::Ranks(RankError::Environment { .. }) => ExitCode::Usage,
-            Self::NoGpu => ExitCode::BadConfig,
+            Self::TooFewGpus { .. } => ExitCode::BadConfig,
             Self::RunFolder(RunFolderError::Io { .. }) | Self::Io { .. } => ExitCode::RetryableIo,
             Self::Hub(error) => error.exit_code(),
             Self::Report(_) => ExitCode::RetryableIo,

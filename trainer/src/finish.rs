@@ -7,7 +7,8 @@ use serde::Serialize;
 use tch::Kind;
 
 use crate::error::TrainError;
-use crate::model::{BaseModel, ExportOptions};
+use crate::model::{AdapterExport, BaseModel, Export, ExportOptions};
+use crate::parallel::{Numbers, Part};
 use crate::report;
 use crate::stop::{Outcome, StopReason};
 use crate::tracking::console::Phase;
@@ -26,21 +27,17 @@ struct RunResult<'a> {
     num_tokens: u64,
 }
 
-/// On the leading rank: exports the model where the run is complete, writes the verdict, closes the trackers, draws the report.
+/// Exports the model where the run is complete; then, on the leading rank, writes the verdict, closes the trackers, draws the report.
 ///
 /// # Errors
 /// [`TrainError`]; the checkpoint of the last step is safe already.
 pub fn finish(trainer: &mut Trainer, outcome: Outcome) -> Result<(), TrainError> {
-    let exports = outcome == Outcome::Complete && trainer.spec().checkpoint.export.enabled;
-    if exports {
-        trainer.actor.hold()?;
+    if outcome == Outcome::Complete && trainer.spec().checkpoint.export.enabled {
+        trainer.watch.begin_phase(Phase::Saving, 0);
+        tracing::info_span!(target: rlt_traces::TARGET, "export").in_scope(|| export(trainer))?;
     }
     if !trainer.ranks.is_leader() {
         return Ok(());
-    }
-    if exports {
-        trainer.watch.begin_phase(Phase::Saving, 0);
-        tracing::info_span!(target: rlt_traces::TARGET, "export").in_scope(|| export(trainer))?;
     }
     wait_for_copy(trainer, outcome)?;
     write_result(trainer, outcome)?;
@@ -65,23 +62,57 @@ fn wait_for_copy(trainer: &Trainer, outcome: Outcome) -> Result<(), TrainError> 
     }
 }
 
+/// The leader writes one part of the model after the other; where ranks share it, all of them bring it.
 fn export(trainer: &Trainer) -> Result<(), TrainError> {
-    let spec = &trainer.spec().checkpoint.export;
-    let dtype = match spec.dtype {
-        ExportDtype::Auto => trainer.source_kind,
-        ExportDtype::Fp32 => Kind::Float,
-        ExportDtype::Bf16 => Kind::BFloat16,
-    };
-    let (folder, decoder) = (trainer.folder.export(), &trainer.actor.decoder);
-    decoder.export(&folder, &ExportOptions { merge_lora: spec.merge_lora, dtype })?;
-    if decoder.lora().is_some() {
+    let mut files = if trainer.ranks.is_leader() { Some(ExportedFiles::begin(trainer)?) } else { None };
+    trainer.actor.parts().visit(Numbers::Exact, |part| match &mut files {
+        Some(files) => files.write(part),
+        None => Ok(()),
+    })?;
+    files.map_or(Ok(()), ExportedFiles::finish)?;
+    if trainer.ranks.is_leader() {
+        trainer.tokenizer.save(&trainer.folder.export())?;
+    }
+    Ok(())
+}
+
+/// The files of weights of an export.
+struct ExportedFiles<'a> {
+    model: Export<'a>,
+    adapter: Option<AdapterExport<'a>>,
+}
+
+impl<'a> ExportedFiles<'a> {
+    fn begin(trainer: &'a Trainer) -> Result<Self, TrainError> {
+        let spec = &trainer.spec().checkpoint.export;
+        let dtype = match spec.dtype {
+            ExportDtype::Auto => trainer.source_kind,
+            ExportDtype::Fp32 => Kind::Float,
+            ExportDtype::Bf16 => Kind::BFloat16,
+        };
+        let (folder, decoder) = (trainer.folder.export(), &trainer.actor.decoder);
+        let model = Export::begin(decoder, &folder, &ExportOptions { merge_lora: spec.merge_lora, dtype })?;
+        if decoder.lora().is_none() {
+            return Ok(Self { model, adapter: None });
+        }
         // What is below the adapter of a new model is nowhere but here, and only where it is not merged.
         let exported = || BaseModel { name_or_path: folder.display().to_string(), revision: None };
         let base = trainer.base_model.clone().or_else(|| (!spec.merge_lora).then(exported));
-        decoder.save_adapter(&folder.join("adapter"), base.as_ref())?;
+        let adapter = AdapterExport::begin(decoder, &folder.join("adapter"), base.as_ref())?;
+        Ok(Self { model, adapter: Some(adapter) })
     }
-    trainer.tokenizer.save(&folder)?;
-    Ok(())
+
+    fn write(&mut self, part: Part) -> Result<(), TrainError> {
+        self.model.write(part.layer_idx())?;
+        self.adapter.as_mut().map_or(Ok(()), |adapter| adapter.write(part.layer_idx()))?;
+        Ok(())
+    }
+
+    fn finish(self) -> Result<(), TrainError> {
+        self.model.finish()?;
+        self.adapter.map_or(Ok(()), AdapterExport::finish)?;
+        Ok(())
+    }
 }
 
 fn write_result(trainer: &Trainer, outcome: Outcome) -> Result<(), TrainError> {

@@ -104,7 +104,7 @@ pub enum GenerateError {
         /// Number of the line, from 1.
         line: usize,
         /// Where in the completion.
-        source: RolloutError,
+        source: Box<RolloutError>,
     },
     /// The engine failed for no one line's fault.
     #[error("generate completions")]
@@ -199,7 +199,7 @@ pub fn run(args: &GenerateArgs) -> Result<GenerateReport, GenerateError> {
     let mut engine = RolloutEngine::new(options(args, &decoder, tokenizer.as_ref()));
     let failed = |error: RolloutError| match error.request_idx().map(|request_idx| lines[request_idx].0) {
         Some(line) if matches!(error, RolloutError::NonFiniteLogits { .. }) => {
-            GenerateError::NotFinite { path: args.input.clone(), line, source: error }
+            GenerateError::NotFinite { path: args.input.clone(), line, source: Box::new(error) }
         }
         Some(line) => JsonlError::at_line(&args.input, line, error).into(),
         None => GenerateError::Rollout(error),

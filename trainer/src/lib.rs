@@ -28,6 +28,7 @@ pub mod report;
 pub mod reward;
 pub mod rollout;
 pub mod run_folder;
+mod saving;
 pub mod score;
 pub mod setup;
 pub mod state;

@@ -14,6 +14,7 @@
 mod environment;
 mod error;
 mod mesh;
+mod parts;
 mod shards;
 mod stream;
 
@@ -21,8 +22,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rlt_core::batch::Batch;
-use rlt_core::partition::{shares, workload};
-use rlt_torch::collectives::{Alone, Collectives, Membership, Reduction, Rendezvous};
+use rlt_core::partition::{Balance, shares, workload};
+use rlt_torch::collectives::{Alone, Collectives, Membership, Reduction, Rendezvous, Traffic};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tch::{Device, Kind, Tensor};
@@ -30,7 +31,8 @@ use tch::{Device, Kind, Tensor};
 pub use environment::RankEnvironment;
 pub use error::RankError;
 pub use mesh::MeshRanks;
-pub use shards::{Part, ShardedParameters};
+pub use parts::DecoderParts;
+pub use shards::{Numbers, Part, ShardedParameters};
 pub use stream::StreamRanks;
 
 /// How long a rank waits for the others to start: a cluster may need minutes for their names to resolve.
@@ -43,6 +45,8 @@ pub struct Ranks {
     size: usize,
     /// Ranks on this machine.
     local_size: usize,
+    /// By what rows are dealt out to ranks.
+    balance: Balance,
     link: Arc<Mutex<Link>>,
     /// The ranks that compute parts of the same tokens; `None` where each has tokens of its own.
     stream: Option<Arc<StreamRanks>>,
@@ -59,7 +63,14 @@ impl Ranks {
     /// One rank, which exchanges nothing.
     pub fn alone() -> Self {
         let link = Link { group: Box::new(Alone::new("all")), rendezvous: None };
-        Self { rank: 0, size: 1, local_size: 1, link: Arc::new(Mutex::new(link)), stream: None }
+        Self {
+            rank: 0,
+            size: 1,
+            local_size: 1,
+            balance: Balance::default(),
+            link: Arc::new(Mutex::new(link)),
+            stream: None,
+        }
     }
 
     /// Joins the ranks that `environment` speaks of; `peer_timeout` bounds every exchange.
@@ -86,9 +97,15 @@ impl Ranks {
             rank: environment.rank,
             size: environment.world_size,
             local_size: environment.local_world_size,
+            balance: Balance::default(),
             link: Arc::new(Mutex::new(link)),
             stream: None,
         })
+    }
+
+    /// The same ranks, to which rows are dealt out by `balance`. All ranks say the same.
+    pub fn dealing_by(self, balance: Balance) -> Self {
+        Self { balance, ..self }
     }
 
     /// This rank's number, from 0.
@@ -106,6 +123,22 @@ impl Ranks {
         self.rank == 0
     }
 
+    /// This rank's number among those of its machine, from 0.
+    pub fn local_rank(&self) -> usize {
+        // A machine's ranks follow each other.
+        self.rank % self.local_size
+    }
+
+    /// Ranks on this rank's machine.
+    pub fn local_size(&self) -> usize {
+        self.local_size
+    }
+
+    /// Bytes of tensors that this rank has exchanged with others so far.
+    pub fn traffic(&self) -> Traffic {
+        self.lock().rendezvous.as_ref().map_or_else(Traffic::default, Rendezvous::traffic)
+    }
+
     /// The share of this machine's cores that belongs to this rank, at least one.
     pub fn cores(&self) -> usize {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -113,7 +146,7 @@ impl Ranks {
     }
 
     /// The part of the rows `row_idxs` of `batch` that this rank's stream has: whole runs of one rollout group where there
-    /// are enough of them, of even work for a decoder of `hidden_size`. Every rank divides alike, and ranks of one stream
+    /// are enough of them, balanced as [`Self::dealing_by`] says by the work of a decoder of `hidden_size`. Every rank divides alike, and ranks of one stream
     /// have the same; a stream that is alone has all rows, in order.
     pub fn share_of(&self, batch: &Batch, row_idxs: &[usize], hidden_size: usize) -> Vec<usize> {
         let sp = self.stream_part().num_parts;
@@ -128,7 +161,7 @@ impl Ranks {
             parts = row_idxs.chunks(1).collect();
         }
         let works: Vec<u64> = parts.iter().map(|rows| work(rows)).collect();
-        let own = shares(&works, num_streams).swap_remove(stream);
+        let own = shares(&works, num_streams, self.balance).swap_remove(stream);
         own.into_iter().flat_map(|part| parts[part]).copied().collect()
     }
 
@@ -243,4 +276,4 @@ impl Ranks {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use rlt_core::metrics::Metrics;
+use rlt_torch::collectives::Traffic;
 use tch::Device;
+
+use crate::parallel::{RankError, Ranks};
 
 /// Measures the phases of one step; a phase may come more than once.
 #[derive(Debug)]
@@ -54,7 +57,6 @@ pub fn cost_metrics(num_tokens: usize, device: Device, clock: &PhaseClock) -> Me
     metrics.insert("perf/total_num_tokens".into(), num_tokens as f64);
     metrics.insert("perf/time_per_step".into(), seconds);
     metrics.insert("perf/throughput".into(), num_tokens as f64 / seconds);
-    let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
     if let Ok(bytes) = rlt_torch::peak_own_bytes() {
         metrics.insert("perf/cpu_memory_used_gb".into(), gib(bytes));
     }
@@ -62,6 +64,23 @@ pub fn cost_metrics(num_tokens: usize, device: Device, clock: &PhaseClock) -> Me
         metrics.insert("perf/max_memory_allocated_gb".into(), gib(bytes));
     }
     metrics
+}
+
+/// `perf/communication_gb`: what the rank that has sent most since `before` has sent to others. All ranks take part; one that
+/// is alone has nothing to tell.
+///
+/// # Errors
+/// [`RankError`] when a rank is lost.
+pub fn communication_metrics(ranks: &Ranks, before: Traffic) -> Result<Metrics, RankError> {
+    if ranks.size() == 1 {
+        return Ok(Metrics::new());
+    }
+    let most = ranks.max(ranks.traffic().since(before).sent as i64)?;
+    Ok(Metrics::from([("perf/communication_gb".to_owned(), gib(most as u64))]))
+}
+
+fn gib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 30)
 }
 
 #[cfg(test)]

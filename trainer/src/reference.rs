@@ -5,10 +5,10 @@
 use std::path::Path;
 
 use crate::actor::Actor;
-use crate::checkpoint::{Checkpoint, CheckpointError};
+use crate::checkpoint::{Checkpoint, CheckpointError, TensorPart, divided};
 use crate::error::TrainError;
 use crate::model::{Decoder, NamedTensors};
-use crate::parallel::{RankError, ShardedParameters};
+use crate::parallel::{RankError, Ranks, ShardedParameters};
 use crate::trained::in_file;
 
 /// Before the names of the reference's tensors in a checkpoint.
@@ -136,6 +136,24 @@ impl FrozenPolicy {
         self.shards.iter().for_each(ShardedParameters::rest);
     }
 
+    /// What this rank saves of it: every rank a part, which together are every tensor once.
+    ///
+    /// # Errors
+    /// [`RankError::Shards`] when what rests cannot be read.
+    pub(crate) fn parts(&self, ranks: &Ranks) -> Result<Vec<TensorPart>, RankError> {
+        let Some(shards) = &self.shards else {
+            let tensors = self.decoder.named_parameters().into_iter();
+            let whole = tensors.map(|(name, tensor)| TensorPart::whole(stored_name(&name), tensor)).collect();
+            return Ok(divided(whole, (ranks.rank(), ranks.size())));
+        };
+        let mut pieces = Vec::new();
+        shards.show(|excerpt, values| {
+            pieces.push(TensorPart::of(&excerpt.named(&stored_name(excerpt.name)), values));
+            Ok::<(), RankError>(())
+        })?;
+        Ok(divided(pieces, shards.ranks().copy()))
+    }
+
     /// Every tensor by its name in a checkpoint. Where ranks share it all of them take part, and what the leader alone keeps
     /// lies in nameless files of `folder`.
     pub(crate) fn tensors(&self, is_leader: bool, folder: &Path) -> Result<NamedTensors, RankError> {
@@ -146,7 +164,7 @@ impl FrozenPolicy {
         };
         let mut tensors = NamedTensors::new();
         for part in shards.parts() {
-            shards.need(part)?;
+            shards.need_exact(part)?;
             if is_leader {
                 tensors.extend(stored(in_file(shards.parameters_of(part), folder)));
             }

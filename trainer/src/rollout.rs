@@ -1,7 +1,7 @@
 //! The rollout engine: writes completions with the actor's own weights, many sequences at once.
 //!
 //! ```text
-//!   sync_weights(decoder, version) -> generate(requests) ... -> sleep() -> (update) -> sync_weights ...
+//!   sync_weights(policy, version) -> generate(requests) ... -> sleep() -> (update) -> sync_weights ...
 //!
 //!   generate:  Scheduler (rlt-core, no tensors)  -- Step -->  ModelRunner -- logits -->  RowSampler
 //!                   ^                                                                        |
@@ -10,8 +10,9 @@
 //! - One body: a layer's arithmetic is [`crate::model::DecoderLayer::forward_with`], which training runs too; only
 //!   the linear layers are packed for few rows and the attention reads a paged cache.
 //! - Sequences join and leave between two steps; no row of a batch is padding.
-//! - Weights are packed by `sync_weights`, which takes a digest of every parameter. Generation first takes the digest
-//!   of the trainer's parameters again and refuses to run when one of them has changed.
+//! - Weights are packed by `sync_weights`, one part of the model at a time, which takes a digest of every parameter. Generation first
+//!   takes the digest of the trainer's parameters again and refuses to run when one of them has changed. Where ranks share the
+//!   model each digests what it holds, and what is packed of a part is compared with the digests of all.
 //! - A sample depends on its prompt, its seed and the weights. On a CPU in f32 packed products, norms and attention
 //!   treat each row by itself, so what runs beside a sample does not change a bit of it. Elsewhere, and after a
 //!   preemption, additions may come in another order, by about 1e-6 in a log-prob; the draw is made so that such
@@ -33,6 +34,8 @@ use std::time::Duration;
 use rlt_core::engine::{DetokenizeError, SchedulerError};
 use rlt_core::sampling::{SamplingError, SamplingParams};
 use rlt_core::types::TokenId;
+
+use crate::parallel::RankError;
 
 pub use digest::WeightDigest;
 pub use engine::RolloutEngine;
@@ -145,6 +148,15 @@ pub enum RolloutError {
         /// The version that was to replace it.
         offered: u64,
     },
+    /// What was gathered of the weights is not what the ranks hold.
+    #[error("synchronise weights: what was gathered of {part} is not what the ranks hold")]
+    Torn {
+        /// Which part of the model.
+        part: String,
+    },
+    /// The ranks that share the model could not bring it.
+    #[error("failed to gather the weights")]
+    Ranks(#[from] RankError),
     /// A sampling parameter is out of its range.
     #[error("request {request_idx}")]
     Sampling {
@@ -225,6 +237,8 @@ impl RolloutError {
             | Self::Asleep
             | Self::StaleWeights { .. }
             | Self::OlderWeights { .. }
+            | Self::Torn { .. }
+            | Self::Ranks(_)
             | Self::Tensor { .. } => None,
         }
     }

@@ -2,6 +2,7 @@
 //!
 //! Whatever can be wrong with a model, its data or its rewards is found here, before the first step.
 
+mod device;
 mod model;
 
 use std::path::{Path, PathBuf};
@@ -12,17 +13,18 @@ use rlt_api::plan::{KV_BLOCK_TOKENS, check_model, concurrent_sequences};
 use rlt_api::resolved::{ModelSource, ResolvedSpec, TokenizerSource};
 use rlt_api::spec;
 use rlt_core::schedule::{Decay, Schedule};
-use tch::{Device, Kind};
+use tch::Kind;
 
 use crate::checkpoint::CheckpointStore;
 use crate::data::{Dataset, Demonstration, Loader, Split};
 use crate::error::TrainError;
 use crate::model::BaseModel;
 use crate::optim::AdamWOptions;
-use crate::parallel::Ranks;
+use crate::parallel::{RankError, Ranks};
 use crate::reward::{PoolOptions, RewardFunctions, RewardPool};
 use crate::rollout::{RolloutEngine, RolloutOptions};
 use crate::run_folder::RunFolder;
+use crate::saving::Saving;
 use crate::stop::StopRequest;
 use crate::tokenizer::Tokenizer;
 use crate::trainer::{Progress, SeedStream, Trainer, kl_controller, seed};
@@ -39,8 +41,9 @@ pub fn setup(
     ranks: Ranks,
 ) -> Result<Trainer, TrainError> {
     let spec = job.spec().clone();
-    let ranks = ranks.sharing_streams(spec.workers.mesh.sp as usize)?;
-    let device = prepare_device(&spec, &ranks)?;
+    let streams = Streams::of(&spec, ranks)?;
+    let ranks = streams.updates.clone();
+    let device = device::prepare(&spec, &ranks)?;
     // What the leader downloads the others find.
     let (model_dir, base_model) = ranks.leader_first(|| model_folder(&spec, &folder, &ranks))?.unzip();
     let tokenizer = load_tokenizer(&spec, model_dir.as_deref())?;
@@ -48,10 +51,11 @@ pub fn setup(
     let rewards = reward_pool(&spec, &data, ranks.cores())?;
     let weights = model::weights(&spec, model_dir.as_deref(), &tokenizer)?;
     check_model(&spec, weights.config())?;
-    let actor = model::actor(&spec, &weights, device, &ranks, &folder)?;
+    let actor = model::actor(&spec, &weights, device, &streams, &folder)?;
     actor.decoder.check_vocabulary(tokenizer.vocab_len().saturating_sub(1) as u32)?;
     let reference = model::reference(&spec, &actor, &folder)?;
-    let reward_models = ranks.leader_first(|| model::reward_models(&spec, &tokenizer, device))?;
+    let folders = model::reward_model_folders(&spec, &ranks)?;
+    let reward_models = model::reward_models(&spec, &folders, &tokenizer, &actor, &folder)?;
     let engine = RolloutEngine::new(engine_options(&spec, &tokenizer));
     let schedule = schedule(&spec, data.num_steps(&spec));
     let checkpoints = if ranks.is_leader() {
@@ -63,6 +67,7 @@ pub fn setup(
     } else {
         CheckpointStore::follow(&folder.checkpoints())
     };
+    let saving = Saving::prepare(&ranks, &checkpoints)?;
     let kl = spec.algorithm.policy_gradient.as_ref().map_or_else(
         || kl_controller(&rlt_api::resolved::Kl::None),
         |algorithm| kl_controller(&algorithm.kl),
@@ -76,6 +81,7 @@ pub fn setup(
         source_kind: source_kind(model_dir.as_deref()),
         actor,
         ranks,
+        critic_ranks: streams.critic,
         job,
         folder,
         reference,
@@ -91,30 +97,51 @@ pub fn setup(
         stop,
         progress: Progress::default(),
         saved_at: None,
+        saving,
         seconds_saving: None,
         started: Instant::now(),
     })
 }
 
-/// Threads, arithmetic and device, for the whole process.
-fn prepare_device(spec: &ResolvedSpec, ranks: &Ranks) -> Result<Device, TrainError> {
-    rlt_torch::set_num_threads(spec.workers.threads.map_or(ranks.cores(), |threads| threads as usize));
-    rlt_torch::reuse_large_buffers();
-    use spec::MatmulPrecision as Wanted;
-    let precision = match spec.training.matmul_precision {
-        // Without matrix tiles libtorch's "medium" is full fp32 by a faster library; with them it would be bfloat16.
-        Wanted::Highest if !rlt_torch::cpu_has_amx() => rlt_torch::MatmulPrecision::Medium,
-        Wanted::Highest => rlt_torch::MatmulPrecision::Highest,
-        Wanted::High => rlt_torch::MatmulPrecision::High,
-        Wanted::Medium => rlt_torch::MatmulPrecision::MediumEvenReduced,
-    };
-    rlt_torch::set_float32_matmul_precision(precision)?;
-    let has_gpu = rlt_torch::load_cuda().unwrap_or(false) && tch::Cuda::is_available();
-    match spec.workers.device {
-        spec::Device::Cpu => Ok(Device::Cpu),
-        spec::Device::Auto if !has_gpu => Ok(Device::Cpu),
-        spec::Device::Cuda if !has_gpu => Err(TrainError::NoGpu),
-        spec::Device::Auto | spec::Device::Cuda => Ok(Device::Cuda(0)),
+/// All ranks, as they share tokens in each kind of pass.
+struct Streams {
+    /// Updates of the actor.
+    updates: Ranks,
+    /// Log-probs of actor and reference.
+    logprobs: Ranks,
+    /// Values and updates of the critic.
+    critic: Ranks,
+}
+
+impl Streams {
+    fn of(spec: &ResolvedSpec, ranks: Ranks) -> Result<Self, RankError> {
+        let mesh = &spec.workers.mesh;
+        let updates = ranks.clone().sharing_streams(mesh.sp as usize)?;
+        let logprobs = match mesh.sp_of_logprobs() {
+            sp if sp == mesh.sp => updates.clone(),
+            sp => ranks.clone().sharing_streams(sp as usize)?,
+        };
+        let critic = match mesh.sp_of_critic() {
+            sp if sp == mesh.sp => updates.clone(),
+            sp if sp == mesh.sp_of_logprobs() => logprobs.clone(),
+            sp => ranks.sharing_streams(sp as usize)?,
+        };
+        Ok(Self { updates, logprobs, critic })
+    }
+
+    /// Those of every degree once, with the field that asks for it.
+    fn of_different_degrees(&self) -> impl Iterator<Item = (&Ranks, &'static str)> {
+        let degree = |ranks: &Ranks| ranks.stream_part().num_parts;
+        let of_logprobs = (degree(&self.logprobs) != degree(&self.updates)).then_some(&self.logprobs);
+        let is_new = ![&self.updates, &self.logprobs].map(degree).contains(&degree(&self.critic));
+        let of_critic = is_new.then_some(&self.critic);
+        [
+            (Some(&self.updates), "spec.workers.mesh.sp"),
+            (of_logprobs, "spec.workers.mesh.logprobSp"),
+            (of_critic, "spec.workers.mesh.criticSp"),
+        ]
+        .into_iter()
+        .filter_map(|(ranks, field)| Some((ranks?, field)))
     }
 }
 

@@ -3,14 +3,18 @@
 //! Tensors: trained weights and optimizer moments of actor and critic, a frozen reference that no source can make again.
 //! State: progress, data positions, the KL controller's coefficient. Random numbers need no state, they are functions of the seed.
 
-use serde::{Deserialize, Serialize};
+use std::time::Instant;
 
-use crate::checkpoint::{Checkpoint, CheckpointContent};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::checkpoint::{Checkpoint, TensorPart};
 use crate::critic::Critic;
 use crate::data::LoaderState;
 use crate::error::TrainError;
 use crate::model::NamedTensors;
 use crate::reference::{FrozenPolicy, Reference};
+use crate::saving::{Patience, Settled};
 use crate::tracking::Stage;
 use crate::tracking::console::Phase;
 use crate::trainer::{Progress, Trainer};
@@ -24,31 +28,111 @@ struct State {
     kl_coefficient: f64,
 }
 
-/// Saves a checkpoint of the last complete step; seconds that it took. A step that is saved already is left alone.
+/// Saves a checkpoint of the last complete step and waits until it is committed. A step that is saved already is left alone.
 ///
 /// # Errors
 /// [`TrainError::Checkpoint`]; earlier checkpoints are as they were.
-pub fn save(trainer: &mut Trainer) -> Result<f64, TrainError> {
+pub fn save(trainer: &mut Trainer) -> Result<(), TrainError> {
+    look_after(trainer, Patience::Until)?;
+    timed(trainer, begin)?;
+    timed(trainer, |trainer| settle(trainer, Patience::Until))
+}
+
+/// Begins to save a checkpoint of the last complete step; the training waits no longer than until its state is copied. One that
+/// cannot be written, for example because the disk is full, costs only itself: earlier ones are as they were, and the next
+/// one is tried at its time.
+///
+/// # Errors
+/// [`TrainError`], other than that a checkpoint could not be saved.
+pub fn save_beside(trainer: &mut Trainer) -> Result<(), TrainError> {
+    look_after(trainer, Patience::Until)?;
+    let begun = timed(trainer, begin);
+    tolerate(trainer.progress.step, begun)
+}
+
+/// Commits the checkpoint that is being saved, if all ranks are done with it. One that could not be saved costs only itself.
+///
+/// # Errors
+/// As [`save_beside`].
+pub fn look_after_save(trainer: &mut Trainer) -> Result<(), TrainError> {
+    look_after(trainer, Patience::None)
+}
+
+fn look_after(trainer: &mut Trainer, patience: Patience) -> Result<(), TrainError> {
+    let Some(step) = trainer.saving.step() else { return Ok(()) };
+    let settled = timed(trainer, |trainer| settle(trainer, patience));
+    tolerate(step, settled)
+}
+
+/// Commits the checkpoint that is being saved though the run has failed, where no other rank can be elsewhere: a rank that is alone
+/// does, and ranks that have come to the same end together.
+pub fn keep_save(trainer: &mut Trainer, error: &TrainError) {
+    if (trainer.ranks.size() == 1 || matches!(error, TrainError::Diverged { .. }))
+        && let Err(error) = settle(trainer, Patience::Until)
+    {
+        tracing::error!(error = &error as &dyn std::error::Error, "the last checkpoint could not be saved");
+    }
+}
+
+/// Counts the time of `act` as the checkpoint's.
+fn timed(
+    trainer: &mut Trainer,
+    act: impl FnOnce(&mut Trainer) -> Result<(), TrainError>,
+) -> Result<(), TrainError> {
+    let started = Instant::now();
+    let result = act(trainer);
+    *trainer.seconds_saving.get_or_insert(0.0) += started.elapsed().as_secs_f64();
+    result
+}
+
+fn tolerate(step: u64, result: Result<(), TrainError>) -> Result<(), TrainError> {
+    match result {
+        Err(TrainError::Checkpoint(error)) => {
+            let error = &error as &dyn std::error::Error;
+            tracing::error!(error, step, "a checkpoint could not be saved, training goes on without it");
+            Ok(())
+        }
+        result => result,
+    }
+}
+
+fn begin(trainer: &mut Trainer) -> Result<(), TrainError> {
     let position = (trainer.progress.cold_start_steps, trainer.progress.step);
     if trainer.saved_at == Some(position) {
-        return Ok(0.0);
+        return Ok(());
     }
     let _followed = tracing::info_span!(target: rlt_traces::TARGET, "save_checkpoint").entered();
-    let tensors = tensors(trainer)?;
-    // All ranks hold the same state.
-    if !trainer.ranks.is_leader() {
-        trainer.saved_at = Some(position);
-        return Ok(0.0);
-    }
     trainer.watch.begin_phase(Phase::Saving, 0);
-    // No step of the checkpoint may be missing from the logs.
-    trainer.watch.sync();
-    let content = content(trainer, tensors)?;
-    let saved = trainer.checkpoints.save(trainer.progress.step, &content)?;
+    let parts = parts(trainer)?;
+    let mut small = Value::Null;
+    if trainer.ranks.is_leader() {
+        // No step of the checkpoint may be missing from the logs.
+        trainer.watch.sync();
+        small = state(trainer)?;
+    }
+    let Trainer { saving, ranks, checkpoints, progress, .. } = trainer;
+    saving.begin((ranks, checkpoints), progress.step, small, parts)?;
     trainer.reference.rest();
     trainer.saved_at = Some(position);
-    tell_checkpoints(trainer);
-    Ok(saved.duration.as_secs_f64())
+    Ok(())
+}
+
+fn settle(trainer: &mut Trainer, patience: Patience) -> Result<(), TrainError> {
+    let Trainer { saving, ranks, checkpoints, .. } = trainer;
+    match saving.settle((ranks, checkpoints), patience) {
+        Ok(Settled::Nothing | Settled::Later) => Ok(()),
+        Ok(Settled::Committed) => {
+            if trainer.ranks.is_leader() {
+                tell_checkpoints(trainer);
+            }
+            Ok(())
+        }
+        Err(error) => {
+            // Whoever asks again for a checkpoint of that step gets a new one.
+            trainer.saved_at = None;
+            Err(error)
+        }
+    }
 }
 
 /// Lets those who watch know which checkpoints there are. A folder that cannot be listed costs them the news.
@@ -61,6 +145,31 @@ fn tell_checkpoints(trainer: &Trainer) {
     }
 }
 
+/// What this rank saves of all roles; `None` where the leader saves for it.
+fn parts(trainer: &mut Trainer) -> Result<Option<Vec<TensorPart>>, TrainError> {
+    if !trainer.saving.is_shared() {
+        let tensors = tensors(trainer)?.into_iter();
+        let whole = || tensors.map(|(name, tensor)| TensorPart::whole(name, tensor)).collect();
+        return Ok(trainer.ranks.is_leader().then(whole));
+    }
+    let mut parts = trainer.actor.trained().parts()?;
+    if let Some(critic) = &mut trainer.critic {
+        parts.extend(critic.trained().parts()?);
+    }
+    if let Some(copy) = own_reference(trainer) {
+        parts.extend(copy.parts(&trainer.ranks)?);
+    }
+    Ok(Some(parts))
+}
+
+/// The reference that was made after a cold start: only this run has it.
+fn own_reference(trainer: &Trainer) -> Option<&FrozenPolicy> {
+    match &trainer.reference {
+        Reference::Frozen(Some(copy)) if trainer.progress.cold_start_steps > 0 => Some(copy),
+        _ => None,
+    }
+}
+
 /// The tensors of all roles, on the leader. Where ranks share them all take part.
 fn tensors(trainer: &mut Trainer) -> Result<NamedTensors, TrainError> {
     let folder = trainer.folder.root().to_owned();
@@ -68,23 +177,20 @@ fn tensors(trainer: &mut Trainer) -> Result<NamedTensors, TrainError> {
     if let Some(critic) = &mut trainer.critic {
         tensors.extend(critic.trained().tensors(&folder)?);
     }
-    // Only this run has a reference that was made after a cold start.
-    if let (Reference::Frozen(Some(copy)), true) = (&trainer.reference, trainer.progress.cold_start_steps > 0)
-    {
+    if let Some(copy) = own_reference(trainer) {
         tensors.extend(copy.tensors(trainer.ranks.is_leader(), &folder)?);
     }
     Ok(tensors)
 }
 
-fn content(trainer: &Trainer, tensors: NamedTensors) -> Result<CheckpointContent, TrainError> {
+fn state(trainer: &Trainer) -> Result<Value, TrainError> {
     let state = State {
         progress: Progress { elapsed_seconds: trainer.elapsed_seconds(), ..trainer.progress.clone() },
         prompts: trainer.prompts.as_ref().map(|loader| loader.state().clone()),
         demonstrations: trainer.demonstrations.as_ref().map(|loader| loader.state().clone()),
         kl_coefficient: trainer.kl.coefficient(),
     };
-    let state = serde_json::to_value(state).map_err(TrainError::State)?;
-    Ok(CheckpointContent { tensors, state })
+    serde_json::to_value(state).map_err(TrainError::State)
 }
 
 /// Goes on from the newest complete checkpoint of the run folder, or from `checkpoint.resumeFrom`, or from nothing; then
@@ -103,17 +209,19 @@ pub fn resume(trainer: &mut Trainer) -> Result<(), TrainError> {
     Ok(())
 }
 
-/// The leader chooses; the other ranks take the same.
+/// The leader chooses and verifies; the other ranks take the same, of which they read no more than they need.
 fn find_together(trainer: &mut Trainer) -> Result<(Option<Checkpoint>, Vec<String>), TrainError> {
     let ranks = trainer.ranks.clone();
     let found = if ranks.is_leader() { Some(find(trainer)?) } else { None };
-    let path_of =
-        |(checkpoint, _): &(Option<Checkpoint>, _)| checkpoint.as_ref().map(|c| c.path().to_path_buf());
-    let path = ranks.from_leader(found.as_ref().map(path_of))?;
-    match (found, path) {
-        (Some(found), _) => Ok(found),
-        (None, path) => Ok((path.map(|path| Checkpoint::open(&path)).transpose()?, Vec::new())),
+    let named = |(checkpoint, _): &(Option<Checkpoint>, _)| {
+        checkpoint.as_ref().map(|found| (found.path().to_path_buf(), found.manifest().sha256.clone()))
+    };
+    let chosen = ranks.from_leader(found.as_ref().map(named))?;
+    if let Some(found) = found {
+        return Ok(found);
     }
+    let opened = chosen.map(|(path, digest)| Checkpoint::open_verified(&path, &digest)).transpose()?;
+    Ok((opened, Vec::new()))
 }
 
 fn find(trainer: &mut Trainer) -> Result<(Option<Checkpoint>, Vec<String>), TrainError> {

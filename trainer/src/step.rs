@@ -16,7 +16,8 @@ use rlt_core::types::RolloutGroup;
 use crate::critic::value_metrics;
 use crate::error::TrainError;
 use crate::objective;
-use crate::phases::{PhaseClock, cost_metrics};
+use crate::phases::{PhaseClock, communication_metrics, cost_metrics};
+use crate::state;
 use crate::stop::StopReason;
 use crate::tracking::console::Phase;
 use crate::trainer::{SeedStream, Trainer};
@@ -37,8 +38,11 @@ pub enum StepEnd {
 /// [`TrainError`]; the step does not count.
 pub fn step(trainer: &mut Trainer) -> Result<StepEnd, TrainError> {
     let position = trainer.prompts.as_ref().map(|loader| loader.state().clone());
+    let exchanged = trainer.ranks.traffic();
     let mut clock = PhaseClock::start();
     let collected = collect::groups(trainer, &mut clock)?;
+    // Sampling is the longest part of a step: a checkpoint does not wait for its end.
+    state::look_after_save(trainer)?;
     let dropped = trainer.stop_reason()?;
     let (Some(collected), None) = (collected, dropped) else {
         // A dropped step gives its prompts back, so that it comes again, the same, after a resume.
@@ -63,6 +67,7 @@ pub fn step(trainer: &mut Trainer) -> Result<StepEnd, TrainError> {
     trainer.count_skipped(learned.num_skipped);
     trainer.watch.completions(trainer.progress.step + 1, false, &collected.groups);
     metrics.extend(step_metrics(trainer, &collected.groups, &batch, &clock)?);
+    metrics.extend(communication_metrics(&trainer.ranks, exchanged)?);
     Ok(StepEnd::Complete(metrics))
 }
 

@@ -8,7 +8,7 @@ use rlt_core::schedule::{Decay, Schedule};
 
 use crate::error::TrainError;
 use crate::objective::supervised_objective;
-use crate::phases::{PhaseClock, cost_metrics};
+use crate::phases::{PhaseClock, communication_metrics, cost_metrics};
 use crate::stop::StopReason;
 use crate::tracking::Stage;
 use crate::tracking::console::Phase;
@@ -65,6 +65,7 @@ pub fn supervised_step(
     learning_rate: f64,
     stream: &[u64],
 ) -> Result<Metrics, TrainError> {
+    let exchanged = trainer.ranks.traffic();
     let mut clock = PhaseClock::start();
     let Some(loader) = trainer.demonstrations.as_mut() else { return Err(TrainError::NoDemonstrations) };
     let demonstrations = loader.next_batch(batch_size);
@@ -91,5 +92,6 @@ pub fn supervised_step(
     let num_tokens: usize = batch.sequence_lens().iter().sum();
     trainer.progress.num_tokens += num_tokens as u64;
     metrics.extend(cost_metrics(num_tokens, trainer.actor.decoder.device(), &clock));
+    metrics.extend(communication_metrics(&trainer.ranks, exchanged)?);
     Ok(metrics)
 }

@@ -22,6 +22,7 @@ pub fn train(trainer: &mut Trainer) -> Result<Outcome, TrainError> {
     state::resume(trainer)?;
     let outcome = run_to_the_end(trainer);
     if let Err(error) = &outcome {
+        state::keep_save(trainer, error);
         trainer.watch.message(&format!("the run failed: {error}"));
         trainer.watch.finish();
     }
@@ -83,29 +84,16 @@ fn train_one_step(trainer: &mut Trainer) -> Result<Option<StopReason>, TrainErro
         trainer.progress.last_evaluation = Some(evaluation.reward);
         metrics.extend(evaluation.into_metrics());
     }
+    state::look_after_save(trainer)?;
     let every_steps = trainer.spec().checkpoint.every_steps;
     // Logged first: whenever a kill comes, no step of a checkpoint is missing from the logs.
     log(trainer, metrics);
     // The last step is followed by a checkpoint in any case, after the loop.
     if trainer.progress.step < trainer.num_steps && is_due(trainer.progress.step, every_steps, u64::MAX) {
-        save_if_possible(trainer)?;
+        state::save_beside(trainer)?;
     }
     trainer.check_divergence()?;
     Ok(None)
-}
-
-/// Saves a checkpoint in the middle of a run. One that cannot be written, for example because the disk is full, costs
-/// only itself: earlier ones are as they were, and the next one is tried at its time.
-fn save_if_possible(trainer: &mut Trainer) -> Result<(), TrainError> {
-    match state::save(trainer) {
-        Ok(seconds) => trainer.seconds_saving = Some(seconds),
-        Err(TrainError::Checkpoint(error)) => {
-            let (step, error) = (trainer.progress.step, &error as &dyn std::error::Error);
-            tracing::error!(error, step, "a checkpoint could not be saved, training goes on without it");
-        }
-        Err(error) => return Err(error),
-    }
-    Ok(())
 }
 
 fn next_step(trainer: &mut Trainer) -> Result<step::StepEnd, TrainError> {

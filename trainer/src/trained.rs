@@ -1,13 +1,15 @@
 //! What a role trains, wherever it lies: the gradients of all ranks together, applied, and weights and moments on their way into
-//! a checkpoint and out of it. There they are whole and by name, so that a checkpoint does not depend on how many ranks
-//! share the model; shards become whole one part of the model at a time. How gradients come about is the role's.
+//! a checkpoint and out of it. There they are by name, with their place in the whole, so that a checkpoint does not depend on how
+//! many ranks share the model: each saves and reads its own part. Only for a leader who must save for all do shards become whole, one
+//! part of the model at a time. How gradients come about is the role's.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use rlt_torch::TensorFile;
 use tch::{Tensor, no_grad};
 
-use crate::checkpoint::{Checkpoint, CheckpointError};
+use crate::checkpoint::{Checkpoint, CheckpointError, TensorPart, divided};
 use crate::model::NamedTensors;
 use crate::optim::{AdamW, Clipped, OptimError, StepOutcome};
 use crate::parallel::{Part, RankError, Ranks, ShardedParameters};
@@ -19,6 +21,14 @@ pub(crate) struct Trained<'a> {
     /// The shards of which the optimizer updates the pieces; `None` where every rank has the whole.
     pub(crate) shards: Option<&'a ShardedParameters>,
     pub(crate) ranks: &'a Ranks,
+}
+
+/// What the optimizer keeps of a parameter in its own shape.
+const MOMENTS: [&str; 2] = ["exp_avg", "exp_avg_sq"];
+
+/// The name of a parameter's moment in a checkpoint.
+fn moment_name(parameter: &str, moment: &str) -> String {
+    format!("optimizer.{parameter}.{moment}")
 }
 
 /// Why gradients could not be applied.
@@ -62,12 +72,13 @@ impl Trained<'_> {
         outcome
     }
 
-    /// Updates all parameters; those that rest are here part by part.
+    /// Updates all parameters; those that rest are here one buffer after the other.
     fn update(&mut self, clipped: &Clipped) -> Result<(), ApplyError> {
-        let Some(shards) = self.shards else { return Ok(self.optimizer.update(clipped, |_| true)?) };
-        shards.parts().try_for_each(|part| {
-            shards.change(part, || Ok(self.optimizer.update(clipped, |name| shards.trains(part, name))?))
-        })
+        let optimizer = &mut *self.optimizer;
+        match self.shards {
+            Some(shards) => shards.change(|is_here| Ok(optimizer.update(clipped, is_here)?)),
+            None => Ok(optimizer.update(clipped, |_| true)?),
+        }
     }
 
     /// Throws the gathered gradients away.
@@ -76,47 +87,69 @@ impl Trained<'_> {
         self.shards.iter().for_each(|shards| shards.clear_gradients());
     }
 
+    /// What this rank saves of all that an update changes: every rank a part, which together are every tensor once. What rests
+    /// stays there, and must be read before the next update.
+    ///
+    /// # Errors
+    /// [`RankError::Shards`] when what rests cannot be read.
+    pub(crate) fn parts(&self) -> Result<Vec<TensorPart>, RankError> {
+        let Some(shards) = self.shards else {
+            let tensors = self.optimizer.parameters().into_iter().chain(self.optimizer.state_tensors()?);
+            let whole = tensors.map(|(name, tensor)| TensorPart::whole(name, tensor)).collect();
+            return Ok(divided(whole, (self.ranks.rank(), self.ranks.size())));
+        };
+        let (mut moments, counts) = self.state()?;
+        let mut pieces = Vec::new();
+        shards.show_trained(|excerpt, piece| {
+            pieces.push(TensorPart::of(excerpt, piece));
+            for moment in MOMENTS.map(|moment| moment_name(excerpt.name, moment)) {
+                let values = moments.remove(&moment);
+                pieces.extend(values.map(|values| TensorPart::of(&excerpt.named(&moment), &values)));
+            }
+            Ok::<(), RankError>(())
+        })?;
+        let mut parts = divided(pieces, shards.ranks().copy());
+        if self.ranks.is_leader() {
+            parts.extend(counts.into_iter().map(|(name, count)| TensorPart::whole(name, count)));
+        }
+        Ok(parts)
+    }
+
+    /// The optimizer's moments by name, and its counts.
+    fn state(&self) -> Result<(BTreeMap<String, Tensor>, NamedTensors), RankError> {
+        let is_count = |(name, _): &(String, Tensor)| name.ends_with(".num_steps");
+        let (counts, moments): (NamedTensors, NamedTensors) =
+            self.optimizer.state_tensors()?.into_iter().partition(is_count);
+        Ok((moments.into_iter().collect(), counts))
+    }
+
     /// Every tensor that an update changes, by its name in a checkpoint. Where ranks share the model all of them take part,
     /// and the leader alone gets the tensors: they lie in nameless files of `folder` where those can be written, for memory
     /// is there for one part.
     pub(crate) fn tensors(&self, folder: &Path) -> Result<NamedTensors, RankError> {
-        let state = self.optimizer.state_tensors()?;
         let Some(shards) = self.shards else {
-            return Ok(self.optimizer.parameters().into_iter().chain(state).collect());
+            return Ok(self
+                .optimizer
+                .parameters()
+                .into_iter()
+                .chain(self.optimizer.state_tensors()?)
+                .collect());
         };
+        let (mut moments, counts) = self.state()?;
         let mut tensors = NamedTensors::new();
         for part in shards.parts() {
-            let whole = self.whole_part(shards, part, &state)?;
+            let whole = whole_part(shards, part, &mut moments)?;
             if self.ranks.is_leader() {
                 tensors.extend(in_file(whole, folder));
             }
         }
         if self.ranks.is_leader() {
-            tensors.extend(state.into_iter().filter(|(name, _)| name.ends_with(".num_steps")));
+            tensors.extend(counts);
         }
         Ok(tensors)
     }
 
-    /// A part's parameters and moments.
-    fn whole_part(
-        &self,
-        shards: &ShardedParameters,
-        part: Part,
-        state: &[(String, Tensor)],
-    ) -> Result<NamedTensors, RankError> {
-        let find = |tensors: &[(String, Tensor)], wanted: &str| {
-            tensors.iter().find(|(name, _)| name == wanted).map(|(_, tensor)| tensor.shallow_clone())
-        };
-        let mut whole = shards.gather_parameters(part)?;
-        for moment in ["exp_avg", "exp_avg_sq"] {
-            let state_name = |name: &str| format!("optimizer.{name}.{moment}");
-            let moments = shards.gather(part, |name| find(state, &state_name(name)))?;
-            whole.extend(moments.into_iter().map(|(name, tensor)| (state_name(&name), tensor)));
-        }
-        Ok(whole)
-    }
-
-    /// Takes over what [`Self::tensors`] gave to a checkpoint, each rank its own part.
+    /// Takes over what [`Self::parts`] or [`Self::tensors`] gave to a checkpoint, each rank its own part.
     ///
     /// # Errors
     /// [`CheckpointError`]: the checkpoint lacks a tensor, or one has another shape.
@@ -133,6 +166,20 @@ impl Trained<'_> {
             })
         })
     }
+}
+
+/// A part's parameters and moments, which are taken out of `moments`.
+fn whole_part(
+    shards: &ShardedParameters,
+    part: Part,
+    moments: &mut BTreeMap<String, Tensor>,
+) -> Result<NamedTensors, RankError> {
+    let mut whole = shards.gather_parameters(part)?;
+    for moment in MOMENTS {
+        let gathered = shards.gather(part, |name| moments.remove(&moment_name(name, moment)))?;
+        whole.extend(gathered.into_iter().map(|(name, tensor)| (moment_name(&name, moment), tensor)));
+    }
+    Ok(whole)
 }
 
 /// The tensors as they lie in a new file, or as they are where none can be written: saving will then say why.

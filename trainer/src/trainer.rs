@@ -22,6 +22,7 @@ use crate::reference::{FrozenPolicy, Reference};
 use crate::reward::{RewardModels, RewardPool};
 use crate::rollout::RolloutEngine;
 use crate::run_folder::RunFolder;
+use crate::saving::Saving;
 use crate::stop::{StopReason, StopRequest};
 use crate::tokenizer::Tokenizer;
 use crate::watch::Watchers;
@@ -51,6 +52,8 @@ pub struct Trainer {
     pub(crate) folder: RunFolder,
     /// The ranks that run this job together.
     pub(crate) ranks: Ranks,
+    /// The same ranks as they share the critic's tokens.
+    pub(crate) critic_ranks: Ranks,
     pub(crate) actor: Actor,
     pub(crate) reference: Reference,
     /// The value function; `None` until the first step, and for algorithms that know none.
@@ -78,7 +81,9 @@ pub struct Trainer {
     pub(crate) num_steps: u64,
     /// Cold-start steps and steps at the latest checkpoint.
     pub(crate) saved_at: Option<(u64, u64)>,
-    /// What the latest checkpoint took, until a step reports it.
+    /// How ranks save, and the checkpoint that is being saved.
+    pub(crate) saving: Saving,
+    /// How long the training has waited for checkpoints, until a step reports it.
     pub(crate) seconds_saving: Option<f64>,
     pub(crate) started: std::time::Instant,
 }
@@ -136,21 +141,19 @@ impl Trainer {
         self.prompts.as_ref().map(|loader| loader.state().epoch).or_else(demonstrations).unwrap_or(0)
     }
 
-    /// Lets the engine hold the actor's weights of the current policy version, if it does not yet. Where ranks share
-    /// the model, all of it is here until [`Self::end_rollout`].
+    /// Lets the engine hold the actor's weights of the current policy version, if it does not yet. Where ranks share the model all of
+    /// them take part.
     pub(crate) fn sync_weights(&mut self) -> Result<(), TrainError> {
-        self.actor.hold()?;
         // The cold start changes weights without a step, so version 0 is taken over anew.
         if self.engine.policy_version() != Some(self.progress.step) {
-            self.engine.sync_weights(&self.actor.decoder, self.progress.step)?;
+            self.engine.sync_weights(self.actor.parts(), self.progress.step)?;
         }
         Ok(())
     }
 
     /// Gives the memory of generation back.
-    pub(crate) fn end_rollout(&mut self) -> Result<(), TrainError> {
+    pub(crate) fn end_rollout(&mut self) {
         self.engine.sleep();
-        Ok(self.actor.let_go()?)
     }
 
     /// Keeps a copy of the present weights as the reference, where the algorithm needs one and has none.
@@ -173,7 +176,7 @@ impl Trainer {
         };
         let lora = self.spec().model.lora.as_ref();
         let lora = lora.map(|lora| (lora, self.seed(SeedStream::Weights, &[CRITIC_ADAPTER])));
-        self.critic = Some(Critic::beginning_as(&self.actor, lora, options)?);
+        self.critic = Some(Critic::beginning_as(&self.actor, lora, options, self.critic_ranks.clone())?);
         Ok(())
     }
 

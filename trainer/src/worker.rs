@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use rlt_api::{ExitCode, ValidatedJob};
+use rlt_api::{ExitCode, ValidatedJob, spec};
+use rlt_core::partition::Balance;
 use tracing::field::Empty;
 
 use crate::checkpoint::clear_copies;
@@ -109,10 +110,15 @@ fn join(job: &ValidatedJob) -> Result<Ranks, TrainError> {
         return Err(TrainError::OtherWorldSize { count, world_size });
     }
     let peer_timeout = Duration::from_secs(job.spec().workers.peer_timeout_seconds.into());
-    Ok(match environment {
+    let ranks = match environment {
         Some(environment) => Ranks::join(&environment, peer_timeout)?,
         None => Ranks::alone(),
-    })
+    };
+    Ok(ranks.dealing_by(match job.spec().workers.balance {
+        spec::Balance::Work => Balance::Work,
+        spec::Balance::Count => Balance::Count,
+        spec::Balance::Order => Balance::Order,
+    }))
 }
 
 fn run_rank(

@@ -89,7 +89,7 @@ fn critic(actor: &Actor, family: &str) -> Critic {
         max_grad_norm: 1e12,
         offload: Offload::default(),
     };
-    let critic = Critic::beginning_as(actor, None, options).unwrap();
+    let critic = Critic::beginning_as(actor, None, options, actor.ranks().clone()).unwrap();
     let (_, head_d) =
         critic.state_tensors().unwrap().into_iter().find(|(name, _)| name.contains("value_head")).unwrap();
     tch::no_grad(|| head_d.shallow_clone().copy_(&head_of(&head_d.size())));

@@ -1,4 +1,5 @@
-//! A rank's memory while it loads its part of a model, in a process of its own: the peak counts everything that runs beside it.
+//! A rank's memory while it loads its part of a model, lets an engine take the model over, exports it, and resumes, in a process of its
+//! own: the peak counts everything that runs beside it.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
@@ -9,12 +10,22 @@ use std::time::Duration;
 
 use rlt_api::plan::model_config::{ModelConfig, TensorShape};
 use rlt_torch::collectives::serve_store;
-use rlt_trainer::model::{Decoder, LoadOptions, Weights};
-use rlt_trainer::parallel::{RankEnvironment, Ranks, ShardedParameters};
+use rlt_trainer::checkpoint::{Checkpoint, CheckpointContent, CheckpointStore};
+use rlt_trainer::model::{Decoder, Export, ExportOptions, LoadOptions, Weights};
+use rlt_trainer::parallel::{DecoderParts, Numbers, RankEnvironment, RankError, Ranks, ShardedParameters};
+use rlt_trainer::rollout::{RolloutEngine, RolloutOptions};
 use serde_json::{Value, json};
+use tch::{Device, Kind, Tensor};
 
 /// The folder of the model that this process is to load its part of, and what makes it one of many.
 const FOLDER: &str = "RLT_TEST_LOAD_A_PART_OF";
+
+/// What of it is measured: one of the following.
+const ACT: &str = "RLT_TEST_MEASURED_ACT";
+const LOADING: &str = "loading";
+const TAKING_OVER: &str = "taking over";
+const EXPORTING: &str = "exporting";
+const RESUMING: &str = "resuming";
 
 /// What the exchange buffers of a few threads and a heap in use may take besides.
 const SLACK: u64 = 4 << 20;
@@ -48,30 +59,60 @@ fn answer(folder: &Path, rank: usize) -> PathBuf {
     folder.join(format!("peak-of-{rank}"))
 }
 
-/// Loads this rank's part of the model in `folder`, or draws it where there are no weights, and answers.
-fn load(folder: &Path) {
+/// Loads this rank's part of the model in `folder`, or draws it where there are no weights, does what is measured, and answers.
+fn measure(folder: &Path, act: &str) {
     let environment = RankEnvironment::of_process().unwrap().unwrap();
     let ranks = Ranks::join(&environment, Duration::from_secs(60)).unwrap();
     let mesh = Rc::new(ranks.on_mesh(environment.world_size).unwrap());
     rlt_torch::reuse_large_buffers();
-    rlt_torch::reset_peak_rss().unwrap();
-    let before = rlt_torch::peak_own_bytes().unwrap();
+    let begin = || {
+        rlt_torch::reset_peak_rss().unwrap();
+        rlt_torch::peak_own_bytes().unwrap()
+    };
+    let mut before = begin();
     let weights = if folder.join("model.safetensors").exists() {
         Weights::open(folder).unwrap()
     } else {
         Weights::fresh(&rlt_trainer::model::read_config(folder).unwrap(), 1)
     };
-    let decoder =
-        Decoder::outline(weights.config(), &LoadOptions { trainable: true, ..LoadOptions::default() });
-    let shards = ShardedParameters::new(&decoder.unwrap(), mesh, None).unwrap();
+    let compute = if folder.join("half").exists() { Kind::BFloat16 } else { Kind::Float };
+    let options = LoadOptions { trainable: true, compute, ..LoadOptions::default() };
+    let decoder = Decoder::outline(weights.config(), &options).unwrap();
+    let shards = ShardedParameters::new(&decoder, mesh, None).unwrap();
     shards.read(&weights).unwrap();
+    let parts = DecoderParts::new(&decoder, Some(&shards));
+    let mut engine = RolloutEngine::new(RolloutOptions::default());
+    if act != LOADING {
+        rlt_torch::release_free_memory();
+        before = begin();
+    }
+    match act {
+        TAKING_OVER => drop(engine.sync_weights(parts, 0).unwrap()),
+        EXPORTING => export(&ranks, parts, &folder.join("export")),
+        RESUMING => {
+            let checkpoint = Checkpoint::open(&folder.join("checkpoints/step-000001")).unwrap();
+            shards.fill(|excerpt, piece| checkpoint.fill(excerpt, piece)).unwrap();
+        }
+        _ => {}
+    }
     let raised_by = rlt_torch::peak_own_bytes().unwrap() - before;
     fs::write(answer(folder, ranks.rank()), raised_by.to_string()).unwrap();
     ranks.max(0).unwrap();
 }
 
+fn export(ranks: &Ranks, parts: DecoderParts<'_>, folder: &Path) {
+    let options = ExportOptions { merge_lora: false, dtype: Kind::Float };
+    let mut export = ranks.is_leader().then(|| Export::begin(parts.decoder(), folder, &options).unwrap());
+    let visited = parts.visit(Numbers::Exact, |part| {
+        export.iter_mut().for_each(|export| export.write(part.layer_idx()).unwrap());
+        Ok::<(), RankError>(())
+    });
+    visited.unwrap();
+    export.into_iter().for_each(|export| export.finish().unwrap());
+}
+
 /// By how many bytes each of so many ranks has raised its peak.
-fn peaks(folder: &Path, dp_shard: usize) -> Vec<u64> {
+fn peaks(folder: &Path, dp_shard: usize, act: &str) -> Vec<u64> {
     let store = serve_store(0, 1, dp_shard).unwrap();
     let start = |rank| {
         let environment = RankEnvironment {
@@ -83,7 +124,8 @@ fn peaks(folder: &Path, dp_shard: usize) -> Vec<u64> {
             attempt: 1,
         };
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.arg("a_rank_that_loads_its_part").env(FOLDER, folder).envs(environment.variables(0));
+        command.arg("a_rank_that_loads_its_part").env(FOLDER, folder).env(ACT, act);
+        command.envs(environment.variables(0));
         command.stdout(Stdio::null()).spawn().unwrap()
     };
     let ranks: Vec<_> = (0..dp_shard).map(start).collect();
@@ -94,7 +136,7 @@ fn peaks(folder: &Path, dp_shard: usize) -> Vec<u64> {
 #[test]
 fn a_rank_that_loads_its_part_never_has_more_than_that_and_two_layers() {
     if let Some(folder) = std::env::var_os(FOLDER) {
-        return load(folder.as_ref());
+        return measure(folder.as_ref(), &std::env::var(ACT).unwrap());
     }
     let (stored, drawn) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (large, small) = (model(768, 2048, 4, 12288), model(384, 1024, 4, 2048));
@@ -105,8 +147,58 @@ fn a_rank_that_loads_its_part_never_has_more_than_that_and_two_layers() {
         let part = 4 * count.total().div_ceil(dp_shard);
         let bound = part + 2 * 4 * count.per_layer + SLACK;
         assert!(bound < 4 * count.total(), "a rank that has all of the model is found");
-        for peak in peaks(dir.path(), dp_shard as usize) {
+        for peak in peaks(dir.path(), dp_shard as usize, LOADING) {
             assert!((part..=bound).contains(&peak), "{peak} bytes for a part of {part}, at most {bound}");
         }
+    }
+}
+
+/// Nobody ever has all of the model but as the engine has packed it.
+#[test]
+fn an_engine_and_an_export_take_a_model_over_with_no_more_than_two_parts_of_it_whole() {
+    let (full, half) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let config = model(768, 2048, 8, 12288);
+    let count = ModelConfig::from_json(&config).unwrap().parameter_count();
+    let outer = count.embedding + count.final_norm + count.head;
+    let two_parts = 4 * (count.per_layer + outer.max(count.per_layer));
+    for (dir, width) in [(&full, 4), (&half, 2)] {
+        write_zeros(dir.path(), &config);
+        if width == 2 {
+            fs::write(dir.path().join("half"), "").unwrap();
+        }
+        // Packed layers and head, and embeddings; a layer that is fused before it is packed, or a head that is cast.
+        let own = width * (count.total() + count.per_layer.max(count.head));
+        // The heap keeps a hole of up to a layer between what comes and goes.
+        let bound = own + two_parts + 4 * count.per_layer + SLACK;
+        assert!(bound < own + 4 * count.total(), "a rank that has all of the model is found");
+        for peak in peaks(dir.path(), 2, TAKING_OVER) {
+            assert!((width * count.total() / 2..=bound).contains(&peak), "{peak} bytes, at most {bound}");
+        }
+    }
+    // The leader lays one tensor out in bytes.
+    let bound = two_parts + 2 * 4 * count.head + SLACK;
+    assert!(bound < 4 * count.total(), "a rank that has all of the model is found");
+    for peak in peaks(full.path(), 2, EXPORTING) {
+        assert!((4 * count.per_layer..=bound).contains(&peak), "{peak} bytes, at most {bound}");
+    }
+}
+
+#[test]
+fn a_rank_that_resumes_reads_its_part_of_a_checkpoint_into_the_memory_that_it_has() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = model(384, 1024, 4, 2048);
+    fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    let tensors = ModelConfig::from_json(&config).unwrap().tensors().into_iter().map(|tensor| {
+        let shape: Vec<i64> = tensor.shape.iter().map(|len| *len as i64).collect();
+        (tensor.name, Tensor::zeros(&shape, (Kind::Float, Device::Cpu)))
+    });
+    let content = CheckpointContent { tensors: tensors.collect(), state: json!({}) };
+    CheckpointStore::open(&dir.path().join("checkpoints"), 1).unwrap().save(1, &content).unwrap();
+    let part = 4 * ModelConfig::from_json(&config).unwrap().parameter_count().total() / 4;
+    // A chunk that is verified, and two through which numbers come.
+    let bound = SLACK + (3 << 20);
+    assert!(bound < part, "a rank that reads into memory of its own is found");
+    for peak in peaks(dir.path(), 4, RESUMING) {
+        assert!(peak <= bound, "{peak} bytes more than the part of {part}");
     }
 }

@@ -174,13 +174,65 @@ impl View {
     }
 }
 
-#[test]
-fn the_report_reads_well_on_every_screen() {
-    let Some(chromium) = chromium() else {
+/// Chromium, or a word on why the report is not opened.
+#[expect(clippy::print_stderr, reason = "a test that is skipped says so")]
+fn chromium_or_skip() -> Option<PathBuf> {
+    let found = chromium();
+    if found.is_none() {
         assert!(std::env::var_os("CI").is_none(), "CI must have a chromium to open reports with");
         eprintln!("SKIPPED: no chromium on PATH, so the report was not opened in a browser");
-        return;
-    };
+    }
+    found
+}
+
+/// What holds for every page, on every screen.
+#[track_caller]
+fn assert_reads_well(view: &View, seen: &Value) {
+    assert_eq!(seen["errors"], json!([]), "{}", view.name);
+    assert_eq!(seen["requests"], json!([]), "{}", view.name);
+    assert_eq!(seen["dark"], view.dark, "{}", view.name);
+    assert_eq!(seen["width"], view.width, "{}", view.name);
+    assert!(seen["page_width"].as_u64().unwrap() <= u64::from(view.width), "{}: {seen}", view.name);
+    assert!(seen["smallest_text"].as_f64().unwrap() >= 11.0, "{}: {seen}", view.name);
+    assert_eq!(seen["low_contrast"], json!([]), "{}", view.name);
+    for plot in seen["plots"].as_array().unwrap() {
+        let at_least = |name: &str, least: u64| plot[name].as_u64().unwrap() >= least;
+        assert!(at_least("points", 7) && at_least("width", 200) && at_least("height", 100), "{plot}");
+        assert!(plot["readout"].as_str().unwrap().starts_with("step "), "{plot}");
+        assert!(!plot["description"].as_str().unwrap().is_empty(), "{plot}");
+    }
+}
+
+/// Eight steps of the trainer itself, each evaluated; the page that it has left.
+fn page_of_a_real_run(folder: &Path) -> String {
+    let mut manifest = rlt_tests::tiny_job();
+    let spec = &mut manifest["spec"];
+    spec["algorithm"]["kl"] = json!({ "coefficient": 0.01 });
+    spec["training"]["steps"] = json!(8);
+    spec["training"]["evaluateEvery"] = json!(1);
+    let (file, run) = (folder.join("job.yaml"), folder.join("run"));
+    fs::write(&file, manifest.to_string()).unwrap();
+    let mut trainer = Command::new(env!("CARGO_BIN_EXE_rlt-trainer"));
+    let ended = trainer.args(["launch", "--manifest"]).arg(&file).arg("--output").arg(&run).output().unwrap();
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    fs::read_to_string(run.join("report.html")).unwrap()
+}
+
+#[test]
+fn the_report_of_a_real_run_reads_well() {
+    let Some(chromium) = chromium_or_skip() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let page = page_of_a_real_run(folder.path());
+    let view = View { name: "phone-dark", width: 390, height: 844, dark: true };
+    let seen = view.probe(&chromium, &page);
+    assert_eq!(seen["title"], "tiny");
+    assert_reads_well(&view, &seen);
+    assert!(seen["plots"].as_array().unwrap().len() >= 10, "{seen}");
+}
+
+#[test]
+fn the_report_reads_well_on_every_screen() {
+    let Some(chromium) = chromium_or_skip() else { return };
     let temporary = tempfile::tempdir().unwrap();
     let kept = std::env::var_os("RLT_REPORT_FOLDER").map(PathBuf::from);
     let folder = kept.clone().unwrap_or_else(|| temporary.path().to_path_buf());
@@ -193,22 +245,9 @@ fn the_report_reads_well_on_every_screen() {
     ];
     for view in &views {
         let seen = view.probe(&chromium, &page);
-        assert_eq!(seen["errors"], json!([]), "{}", view.name);
-        assert_eq!(seen["requests"], json!([]), "{}", view.name);
         assert_eq!(seen["title"], "quickstart");
-        assert_eq!(seen["dark"], view.dark, "{}", view.name);
-        assert_eq!(seen["width"], view.width, "{}", view.name);
-        assert!(seen["page_width"].as_u64().unwrap() <= u64::from(view.width), "{}: {seen}", view.name);
-        assert!(seen["smallest_text"].as_f64().unwrap() >= 11.0, "{}: {seen}", view.name);
-        assert_eq!(seen["low_contrast"], json!([]), "{}", view.name);
-        let plots = seen["plots"].as_array().unwrap();
-        assert_eq!(plots.len(), 13, "{}: {seen}", view.name);
-        for plot in plots {
-            let at_least = |name: &str, least: u64| plot[name].as_u64().unwrap() >= least;
-            assert!(at_least("points", 7) && at_least("width", 200) && at_least("height", 100), "{plot}");
-            assert!(plot["readout"].as_str().unwrap().starts_with("step "), "{plot}");
-            assert!(!plot["description"].as_str().unwrap().is_empty(), "{plot}");
-        }
+        assert_reads_well(view, &seen);
+        assert_eq!(seen["plots"].as_array().unwrap().len(), 13, "{}: {seen}", view.name);
         if kept.is_some() {
             view.picture(&chromium, &page, &folder);
         }

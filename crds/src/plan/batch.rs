@@ -45,7 +45,8 @@ impl BatchPlan {
         let samples_per_update = u64::from(training.prompts_per_update) * samples_per_prompt;
         let samples_per_step = prompts_per_step * samples_per_prompt;
         let max_sequence_tokens = spec.max_sequence_tokens();
-        let passes = |num_prompts: u64, budget: u32| {
+        let mesh = &spec.workers.mesh;
+        let passes = |num_prompts: u64, budget: (u32, u32)| {
             FullPass::new(spec, num_prompts, samples_per_prompt, budget).num_passes
         };
         Self {
@@ -59,9 +60,12 @@ impl BatchPlan {
             max_tokens_per_step: samples_per_step * max_sequence_tokens,
             max_micro_batches_per_update: passes(
                 training.prompts_per_update.into(),
-                training.max_tokens_per_micro_batch,
+                (training.max_tokens_per_micro_batch, mesh.sp),
             ),
-            max_logprob_passes_per_step: passes(prompts_per_step, training.max_logprob_tokens),
+            max_logprob_passes_per_step: passes(
+                prompts_per_step,
+                (training.max_logprob_tokens, mesh.sp_of_logprobs()),
+            ),
             concurrent_sequences: concurrent_sequences(spec),
             num_steps: num_steps(spec),
             cold_start_steps: spec
@@ -81,9 +85,9 @@ pub fn concurrent_sequences(spec: &ResolvedSpec) -> u64 {
     own.clamp(1, spec.rollout.max_concurrent_sequences.into())
 }
 
-/// What the busiest workers that compute together have of `num_prompts` in passes over the model.
-pub(super) fn scored_share(spec: &ResolvedSpec, num_prompts: u64) -> u64 {
-    num_prompts.div_ceil((spec.workers.count / spec.workers.mesh.sp).into())
+/// What the busiest `sp` workers that compute together have of `num_prompts` in passes over the model.
+pub(super) fn scored_share(spec: &ResolvedSpec, num_prompts: u64, sp: u32) -> u64 {
+    num_prompts.div_ceil((spec.workers.count / sp).into())
 }
 
 /// What the busiest worker samples of `num_prompts`.
@@ -91,7 +95,7 @@ pub(super) fn share(spec: &ResolvedSpec, num_prompts: u64) -> u64 {
     num_prompts.div_ceil(spec.workers.count.into())
 }
 
-/// The fullest pass under a token budget of each worker, when every sequence is as long as it may be; shorter ones only
+/// The fullest pass under a token budget of each of `sp` workers, when every sequence is as long as it may be; shorter ones only
 /// make fewer passes. As the trainer packs: a group takes its prompt once, the last token of a completion is not computed,
 /// and only a group that exceeds the budget is split. Workers that share the tokens of a pass have one budget together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,11 +109,16 @@ pub(super) struct FullPass {
 }
 
 impl FullPass {
-    pub(super) fn new(spec: &ResolvedSpec, num_prompts: u64, samples_per_prompt: u64, budget: u32) -> Self {
+    pub(super) fn new(
+        spec: &ResolvedSpec,
+        num_prompts: u64,
+        samples_per_prompt: u64,
+        (budget, sp): (u32, u32),
+    ) -> Self {
         let (prompt, completion): (u64, u64) =
             (spec.data.max_prompt_tokens.into(), spec.rollout.max_completion_tokens.into());
         let (budget, added) = (u64::from(budget), completion - 1);
-        let sp = u64::from(spec.workers.mesh.sp);
+        let sp = u64::from(sp);
         let budget = budget.saturating_mul(sp);
         let group = prompt + samples_per_prompt * added;
         let (tokens, samples, num_passes) = if group <= budget {

@@ -3,12 +3,13 @@
 //! A phase holds what is resident for the whole run and what it needs itself; phases follow each other, so the peak
 //! is the largest phase, not their sum. Terms are upper bounds for full budgets and longest sequences. Numbers are
 //! 4 bytes wide (weights, gradients, optimizer, loss head) or as wide as `training.precision` (activations, KV
-//! cache, rollout weights).
+//! cache, rollout weights, weights that are gathered to compute with).
 //!
 //! With `workers.mesh.dpShard` a worker keeps its part of every role's weights, gradients and optimizer state, and beside it the
-//! parts of the model that a pass has gathered: `shards`. It reads no more of the model than that. With `workers.mesh.sp` it has its
-//! part of the tokens of a pass. What `training.offload` lets rest takes memory of a GPU's host; on the CPU it lies in a file, and
-//! only what is at hand counts.
+//! parts of the model that a pass has gathered: `shards`. It reads no more of the model than that, and takes it over into the rollout
+//! a part at a time. A checkpoint is copied into its file: it takes memory of the kernel's, which is not counted. With
+//! `workers.mesh.sp` it has its part of the tokens of a pass, of log-probs and of the critic's passes as their own degrees say.
+//! What `training.offload` lets rest takes memory of a GPU's host; on the CPU it lies in a file, and only what is at hand counts.
 //!
 //! Legend: P parameters, s workers of one copy, L layers, h hidden size, f feed-forward width, q and k widths of all query and all key
 //! heads, v vocabulary, r LoRA rank; t tokens of a pass, c completion tokens of a pass; b bytes of a number.
@@ -163,11 +164,16 @@ impl MemoryPlan {
             Precision::Bf16 => 2,
         };
         let trained = trained(spec, model);
-        let sp = spec.workers.mesh.sp.into();
-        let activations = Activations { model, width, adapter_width: trained.adapter_width, sp };
-        let shards = Shards::new(spec, model, &trained);
+        let mesh = &spec.workers.mesh;
+        let sharing = |sp: u32| Activations { model, width, adapter_width: trained.adapter_width, sp };
+        // A critic passes over the same tokens in micro-batches of its own.
+        let critic = roles::has_critic(spec).then(|| mesh.sp_of_critic());
+        let fullest = |sp: u32, terms: &dyn Fn(u32) -> Vec<MemoryTerm>| {
+            critic.map_or_else(|| terms(sp), |critic| larger(terms(sp), terms(critic)))
+        };
+        let shards = Shards::new(spec, model, &trained, width);
         let mut resident = resident(spec, model, &trained, &shards, batch);
-        resident.push(roles::reward_models(judges, width));
+        resident.push(roles::reward_models(spec, judges, width, &shards));
         let is_supervised = spec.algorithm.policy_gradient.is_none();
         let generates = !is_supervised || !spec.rewards.functions.is_empty();
         let mut phases = Vec::new();
@@ -175,25 +181,23 @@ impl MemoryPlan {
         add(Phase::Loading, roles::loading(spec, model, &trained, &shards));
         if generates {
             // Every worker samples sequences of its own.
-            let alone = Activations { sp: 1, ..activations };
-            add(Phase::Rollout, [vec![shards.held()], rollout::terms(spec, model, batch, &alone)].concat());
+            let alone = sharing(1);
+            add(Phase::Rollout, rollout::terms(spec, model, batch, &alone, &shards));
         }
         if !judges.is_empty() {
-            let kept = rollout::kept(spec, model, batch, width);
-            add(
-                Phase::Reward,
-                [vec![shards.held()], kept, roles::judging(spec, judges, batch, width)].concat(),
-            );
+            let kept = rollout::kept(spec, model, batch, width, &shards);
+            add(Phase::Reward, [kept, roles::judging(spec, judges, batch, width, &shards)].concat());
         }
         if !is_supervised {
             let reference = roles::reference_read(spec, model, &shards);
-            let scored = logprob(spec, batch, &activations);
-            add(Phase::Logprob, [vec![shards.gathered(), reference], scored].concat());
+            let scored = fullest(mesh.sp_of_logprobs(), &|sp| logprob(spec, batch, &sharing(sp)));
+            add(Phase::Logprob, [shards.gathered().to_vec(), vec![reference], scored].concat());
         }
         // 4 for each trained parameter, or for this worker's part of them; between updates there are none.
         let gradients = term("gradients", FP32 * shards.part_of(trained.num_parameters));
-        let update = update(spec, batch, &activations);
-        add(Phase::Update, [vec![gradients, shards.gathered(), shards.gradients()], update].concat());
+        let update = fullest(mesh.sp, &|sp| update(spec, batch, &sharing(sp)));
+        let shared = [&shards.gathered()[..], &[gradients, shards.gradients()]].concat();
+        add(Phase::Update, [shared, update].concat());
         let largest_piece = trained.largest_tensor.min(shards.part_of(trained.num_parameters));
         let temporaries = if on_gpu(spec) { OPTIMIZER_TEMPORARIES * FP32 * largest_piece } else { 0 };
         // Moments that rest: both of a tensor that is updated, and of the next one.
@@ -257,9 +261,9 @@ fn on_gpu(spec: &ResolvedSpec) -> bool {
 }
 
 fn logprob(spec: &ResolvedSpec, batch: &BatchPlan, activations: &Activations<'_>) -> Vec<MemoryTerm> {
-    let budget = spec.training.max_logprob_tokens;
-    let FullPass { tokens, predicted, .. } =
-        FullPass::new(spec, scored_share(spec, batch.prompts_per_step), batch.samples_per_prompt, budget);
+    let share = scored_share(spec, batch.prompts_per_step, activations.sp);
+    let budget = (spec.training.max_logprob_tokens, activations.sp);
+    let FullPass { tokens, predicted, .. } = FullPass::new(spec, share, batch.samples_per_prompt, budget);
     let layers = vec![
         term("activations", tokens * activations.inference_bytes_per_token()),
         term("weight casts", activations.cast_bytes_of_one_layer()),
@@ -269,10 +273,9 @@ fn logprob(spec: &ResolvedSpec, batch: &BatchPlan, activations: &Activations<'_>
 }
 
 fn update(spec: &ResolvedSpec, batch: &BatchPlan, activations: &Activations<'_>) -> Vec<MemoryTerm> {
-    let (budget, prompts) =
-        (spec.training.max_tokens_per_micro_batch, spec.training.prompts_per_update.into());
-    let FullPass { tokens, predicted, .. } =
-        FullPass::new(spec, scored_share(spec, prompts), batch.samples_per_prompt, budget);
+    let share = scored_share(spec, spec.training.prompts_per_update.into(), activations.sp);
+    let budget = (spec.training.max_tokens_per_micro_batch, activations.sp);
+    let FullPass { tokens, predicted, .. } = FullPass::new(spec, share, batch.samples_per_prompt, budget);
     let checkpointing = spec.training.activation_checkpointing;
     let inputs_rest = spec.training.offload.activations && !on_gpu(spec);
     let kept = vec![

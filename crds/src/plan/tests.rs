@@ -248,10 +248,27 @@ fn workers_that_share_a_model_keep_a_part_of_it_and_gather_two_layers_beside_wha
     let gathered = |phase| term(sharing(2), phase, "gathered weights");
     assert_eq!(gathered(Phase::Update), 4 * (outer + 2 * layer));
     assert_eq!(gathered(Phase::Logprob), gathered(Phase::Update));
-    assert_eq!(gathered(Phase::Rollout), 4 * 494_032_768, "all of it while completions are sampled");
+    let rollout = |dp_shard| planned(sharing(dp_shard)).memory.unwrap().phases;
+    let rollout =
+        |dp_shard| rollout(dp_shard).into_iter().find(|phase| phase.phase == Phase::Rollout).unwrap();
+    let embeddings = term(sharing(4), Phase::Rollout, "rollout embeddings");
+    assert_eq!((embeddings, term(sharing(1), Phase::Rollout, "rollout embeddings")), (4 * 151_936 * 896, 0));
+    // Weights, moments and their parts: what is packed is the one whole copy.
+    let saved = 3 * 494_032_768_u64.div_ceil(4) * 12;
+    let taken_over = 4 * (outer + layer);
+    let least = rollout(1).total_bytes + embeddings - saved;
+    let expected = least.saturating_sub(16)..=least + taken_over;
+    assert!(expected.contains(&rollout(4).total_bytes), "{expected:?} {:?}", rollout(4));
     assert_eq!(gathered(Phase::Optimizer), 0);
     assert_eq!(term(sharing(2), Phase::Update, "gathered gradients"), 4 * 2 * outer);
     assert_eq!(term(sharing(1), Phase::Update, "gathered weights"), 0);
+    let in_bf16 = |spec: &mut Value| {
+        sharing(2)(spec);
+        spec["training"]["precision"] = "Bf16".into();
+    };
+    assert_eq!(term(in_bf16, Phase::Update, "gathered weights"), 2 * (outer + 2 * layer));
+    assert_eq!(term(in_bf16, Phase::Rollout, "gathered weights"), 2 * (outer + layer));
+    assert_eq!(term(in_bf16, Phase::Update, "gathered gradients"), 4 * 2 * outer);
 }
 
 #[test]
@@ -336,9 +353,23 @@ fn what_rests_counts_while_it_is_at_hand_and_beside_a_gpu_where_it_rests() {
     assert_eq!(resting(Phase::Update, "gradients"), 4 * num_parameters);
     assert_eq!(resting(Phase::Optimizer, "fetched weights"), 4 * outer);
     assert_eq!(resting(Phase::Optimizer, "fetched moments"), 2 * 2 * 4 * 151_936 * 896);
-    assert_eq!(resting(Phase::Rollout, "gathered weights"), 4 * num_parameters);
+    // Sampling outweighs taking the model over. What it samples with is a copy of its own.
+    assert_eq!(resting(Phase::Rollout, "gathered weights"), 0);
+    assert_eq!(resting(Phase::Rollout, "rollout embeddings"), 4 * 151_936 * 896);
     // Of 24 layer inputs two, beside both sides of the final norm.
     assert_eq!(resting(Phase::Update, "activations"), (512 + 7 * 511) * 4 * 896 * (2 + 2));
+    // Alone and in fp32 a layer comes to where it is computed with; otherwise it is cast or gathered there.
+    assert_eq!(resting(Phase::Update, "fetched weights"), 0);
+    let changed = |field: &'static str, value: Value| {
+        move |spec: &mut Value| {
+            with(all(), "Cpu")(spec);
+            spec[field].as_object_mut().unwrap().extend(value.as_object().unwrap().clone());
+        }
+    };
+    let in_bf16 = changed("training", json!({"precision": "Bf16"}));
+    assert_eq!(term(in_bf16, Phase::Update, "fetched weights"), 4 * layer);
+    let shared = changed("workers", json!({"count": 4, "mesh": {"dpShard": 4}}));
+    assert_eq!(term(shared, Phase::Update, "fetched weights"), 4 * layer.div_ceil(4));
     let moments_alone = |name| term(with(json!({"optimizer": true}), "Cpu"), Phase::Update, name);
     assert_eq!((moments_alone("weights"), moments_alone("optimizer state")), (4 * num_parameters, 0));
     assert_eq!(moments_alone("critic"), 4 * (num_parameters + 896));
@@ -364,7 +395,7 @@ fn a_degree_of_shared_tokens_that_the_heads_do_not_allow_is_answered_with_those_
 }
 
 #[test]
-fn a_reward_model_is_kept_whole_and_without_its_configuration_nothing_is_estimated() {
+fn a_reward_model_is_kept_like_the_policy_and_without_its_configuration_nothing_is_estimated() {
     let mut spec = spec();
     spec["rewards"]["functions"][0] =
         json!({"name": "taste", "kind": "Model", "model": {"path": "/models/taste"}});
@@ -378,4 +409,17 @@ fn a_reward_model_is_kept_whole_and_without_its_configuration_nothing_is_estimat
         assert_eq!(term.bytes, 2 * qwen().parameter_count().total(), "{:?}", phase.phase);
     }
     assert!(memory.phases.iter().any(|phase| phase.phase == Phase::Reward));
+    spec["training"]["offload"]["parameters"] = true.into();
+    let job = validate(&manifest(&spec)).unwrap();
+    let phases = plan(&job, &Models { policy: Some(qwen()), reward: vec![qwen()] }).memory.unwrap().phases;
+    assert!(phases.iter().flat_map(|phase| &phase.terms).all(|term| term.name != "reward models"));
+    spec["training"]["offload"]["parameters"] = false.into();
+    spec["workers"] = json!({"count": 4, "mesh": {"dpShard": 4}, "device": "Cpu"});
+    let job = validate(&manifest(&spec)).unwrap();
+    let shared = plan(&job, &Models { policy: Some(qwen()), reward: vec![qwen()] }).memory.unwrap();
+    let phase = shared.phases.iter().find(|phase| phase.phase == Phase::Reward).unwrap();
+    let bytes = |name| phase.terms.iter().find(|term| term.name == name).unwrap().bytes;
+    assert_eq!(bytes("reward models"), 2 * qwen().parameter_count().total().div_ceil(4));
+    let (outer, layer) = (151_936 * 896 + 896, qwen().parameter_count().per_layer);
+    assert_eq!(bytes("gathered reward model"), 2 * (outer + 2 * layer));
 }

@@ -20,13 +20,18 @@ pub struct Mesh {
     pub dp_shard: u32,
     /// Ranks that share the tokens of one micro-batch and otherwise hold the same.
     pub sp: u32,
+    /// Neighbours that share the tokens of log-probs, along which axes ever.
+    pub logprob_sp: u32,
+    /// Neighbours that share the tokens of the critic.
+    pub critic_sp: u32,
 }
 
 impl Mesh {
     /// The mesh of a valid job.
     pub(super) fn new(workers: &WorkersSpec) -> Self {
-        let MeshSpec { dp_shard, sp } = workers.mesh;
-        Self { dp_replicate: workers.count / (dp_shard * sp), dp_shard, sp }
+        let MeshSpec { dp_shard, sp, .. } = workers.mesh;
+        let (logprob_sp, critic_sp) = (workers.mesh.sp_of_logprobs(), workers.mesh.sp_of_critic());
+        Self { dp_replicate: workers.count / (dp_shard * sp), dp_shard, sp, logprob_sp, critic_sp }
     }
 
     /// Number of ranks.
@@ -38,10 +43,12 @@ impl Mesh {
 /// Why a model cannot be trained as the mesh asks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "spec.workers.mesh.sp: {sp} workers cannot share the heads of a model with {num_heads} query and {num_kv_heads} key \
+    "{field}: {sp} workers cannot share the heads of a model with {num_heads} query and {num_kv_heads} key \
      heads: expected {expected}"
 )]
 pub struct Misfit {
+    /// The field that asks for it.
+    pub field: &'static str,
     /// Ranks that would share the tokens of a micro-batch.
     pub sp: u32,
     /// Query heads of the model.
@@ -57,12 +64,19 @@ pub struct Misfit {
 /// # Errors
 /// [`Misfit`], with the degrees that fit.
 pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfit> {
-    let (sp, heads) = (spec.workers.mesh.sp, (model.num_heads as u64, model.num_kv_heads as u64));
-    if deals_out_heads(sp, heads) {
-        return Ok(());
-    }
+    let (mesh, heads) = (&spec.workers.mesh, (model.num_heads as u64, model.num_kv_heads as u64));
+    let degrees = [
+        ("spec.workers.mesh.sp", mesh.sp),
+        ("spec.workers.mesh.logprobSp", mesh.sp_of_logprobs()),
+        ("spec.workers.mesh.criticSp", mesh.sp_of_critic()),
+    ];
     let (num_heads, num_kv_heads) = (model.num_heads, model.num_kv_heads);
-    Err(Misfit { sp, num_heads, num_kv_heads, expected: legal_degrees(heads) })
+    match degrees.into_iter().find(|(_, sp)| !deals_out_heads(*sp, heads)) {
+        Some((field, sp)) => {
+            Err(Misfit { field, sp, num_heads, num_kv_heads, expected: legal_degrees(heads) })
+        }
+        None => Ok(()),
+    }
 }
 
 /// Whether each of `sp` ranks can have as many query heads as the others, with the key heads that these look at.

@@ -21,12 +21,12 @@ const BY_TOKEN: &[AdvantageEstimator] = &[AdvantageEstimator::ReinforcePlusPlus,
 const K1: &[RejectionStatistic] =
     &[RejectionStatistic::TokenK1, RejectionStatistic::SequenceSumK1, RejectionStatistic::SequenceMeanK1];
 
-fn estimator(spec: &RLTrainingJobSpec) -> AdvantageEstimator {
+pub(super) fn estimator(spec: &RLTrainingJobSpec) -> AdvantageEstimator {
     let given = spec.algorithm.advantage.as_ref().and_then(|advantage| advantage.estimator);
     given.unwrap_or_else(|| preset_of(spec).estimator)
 }
 
-fn cel_estimator(algorithm: &str) -> String {
+pub(super) fn cel_estimator(algorithm: &str) -> String {
     cel_effective(algorithm, "advantage", "estimator", |preset| preset.estimator)
 }
 

@@ -12,17 +12,23 @@ fn at_least_longest(spec: &RLTrainingJobSpec) -> String {
     format!("at least {}", longest(spec))
 }
 
-fn holds_longest(spec: &RLTrainingJobSpec, tokens: Option<u32>) -> bool {
-    tokens.is_none_or(|tokens| u64::from(tokens) >= longest(spec))
+/// Whether passes of `tokens` on each of `sp` workers hold the longest sequence.
+fn holds_longest(spec: &RLTrainingJobSpec, tokens: Option<u32>, sp: u32) -> bool {
+    tokens.is_none_or(|tokens| u64::from(tokens) * u64::from(sp) >= longest(spec))
 }
 
-/// What a pass of all workers that share its tokens holds.
-fn together(spec: &RLTrainingJobSpec, tokens: Option<u32>) -> Option<u32> {
-    tokens.map(|tokens| tokens.saturating_mul(spec.workers.mesh.sp))
+/// The least number of workers that share passes of a role: `own` of the actor, or the critic's, where it has its own.
+fn least_sp(spec: &RLTrainingJobSpec, own: u32) -> u32 {
+    spec.workers.mesh.critic_sp.map_or(own, |critic| critic.min(own))
 }
 
-fn at_least_part_of_longest(spec: &RLTrainingJobSpec) -> String {
-    format!("at least {}", longest(spec).div_ceil(spec.workers.mesh.sp.into()))
+/// The same in CEL.
+fn cel_holds_longest(tokens: &str, own: &str) -> String {
+    let critic = "self.workers.mesh.criticSp";
+    let longest = "self.data.maxPromptTokens + self.rollout.maxCompletionTokens";
+    format!(
+        "!has({tokens}) || ({tokens} * {own} >= {longest} && (!has({critic}) || {tokens} * {critic} >= {longest}))"
+    )
 }
 
 pub(super) const RULES: &[Rule] = &[
@@ -52,7 +58,11 @@ pub(super) const RULES: &[Rule] = &[
                 .into()
         },
         holds: Check::Spec(|spec| {
-            holds_longest(spec, spec.model.architecture.as_ref().map(|shape| shape.max_position_embeddings))
+            holds_longest(
+                spec,
+                spec.model.architecture.as_ref().map(|shape| shape.max_position_embeddings),
+                1,
+            )
         }),
         allowed: Some(at_least_longest),
     },
@@ -111,20 +121,20 @@ pub(super) const RULES: &[Rule] = &[
         reads: &[
             "training.maxTokensPerMicroBatch",
             "workers.mesh.sp",
+            "workers.mesh.criticSp",
             "data.maxPromptTokens",
             "rollout.maxCompletionTokens",
         ],
-        message: "maxTokensPerMicroBatch, times workers.mesh.sp, must hold data.maxPromptTokens and rollout.maxCompletionTokens \
-                  together",
-        cel: || {
-            "!has(self.training.maxTokensPerMicroBatch) || self.training.maxTokensPerMicroBatch * self.workers.mesh.sp >= \
-             self.data.maxPromptTokens + self.rollout.maxCompletionTokens"
-                .into()
-        },
+        message: "maxTokensPerMicroBatch, times workers.mesh.sp, and criticSp where it is given, must hold data.maxPromptTokens \
+                  and rollout.maxCompletionTokens together",
+        cel: || cel_holds_longest("self.training.maxTokensPerMicroBatch", "self.workers.mesh.sp"),
         holds: Check::Spec(|spec| {
-            holds_longest(spec, together(spec, spec.training.max_tokens_per_micro_batch))
+            let sp = least_sp(spec, spec.workers.mesh.sp);
+            holds_longest(spec, spec.training.max_tokens_per_micro_batch, sp)
         }),
-        allowed: Some(at_least_part_of_longest),
+        allowed: Some(|spec| {
+            format!("at least {}", longest(spec).div_ceil(least_sp(spec, spec.workers.mesh.sp).into()))
+        }),
     },
     Rule {
         scope: "spec",
@@ -132,18 +142,26 @@ pub(super) const RULES: &[Rule] = &[
         reads: &[
             "training.maxLogprobTokens",
             "workers.mesh.sp",
+            "workers.mesh.logprobSp",
+            "workers.mesh.criticSp",
             "data.maxPromptTokens",
             "rollout.maxCompletionTokens",
         ],
-        message: "maxLogprobTokens, times workers.mesh.sp, must hold data.maxPromptTokens and rollout.maxCompletionTokens \
-                  together",
+        message: "maxLogprobTokens, times workers.mesh.logprobSp (by default sp), and criticSp where it is given, must hold \
+                  data.maxPromptTokens and rollout.maxCompletionTokens together",
         cel: || {
-            "!has(self.training.maxLogprobTokens) || self.training.maxLogprobTokens * self.workers.mesh.sp >= \
-             self.data.maxPromptTokens + self.rollout.maxCompletionTokens"
-                .into()
+            let own =
+                "(has(self.workers.mesh.logprobSp) ? self.workers.mesh.logprobSp : self.workers.mesh.sp)";
+            cel_holds_longest("self.training.maxLogprobTokens", own)
         },
-        holds: Check::Spec(|spec| holds_longest(spec, together(spec, spec.training.max_logprob_tokens))),
-        allowed: Some(at_least_part_of_longest),
+        holds: Check::Spec(|spec| {
+            let sp = least_sp(spec, spec.workers.mesh.sp_of_logprobs());
+            holds_longest(spec, spec.training.max_logprob_tokens, sp)
+        }),
+        allowed: Some(|spec| {
+            let sp = least_sp(spec, spec.workers.mesh.sp_of_logprobs());
+            format!("at least {}", longest(spec).div_ceil(sp.into()))
+        }),
     },
     Rule {
         scope: "spec.training",

@@ -31,7 +31,8 @@ pub struct TrainingSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 2, max = 16777216))]
     pub max_tokens_per_micro_batch: Option<u32>,
-    /// Most tokens of one forward pass without gradients, likewise; by default twice `maxTokensPerMicroBatch`.
+    /// Most tokens of one forward pass without gradients, likewise, where `workers.mesh.logprobSp` workers share them; by
+    /// default twice `maxTokensPerMicroBatch`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 2, max = 16777216))]
     pub max_logprob_tokens: Option<u32>,
@@ -93,8 +94,8 @@ impl Default for TrainingSpec {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct OffloadSpec {
-    /// Weights, 4 bytes each, of a reference policy too. A layer is there while it computes, the next one on its way; all are
-    /// while completions are sampled.
+    /// Weights, 4 bytes each, of a reference policy and reward models too. A layer is there while it computes, the next one on its
+    /// way.
     pub parameters: bool,
     /// Moments, 8 bytes for each trained weight: those of one tensor after the other are there for its update.
     pub optimizer: bool,

@@ -16,11 +16,15 @@ pub struct WorkersSpec {
     pub count: u32,
     /// How workers share the model and the tokens.
     pub mesh: MeshSpec,
+    /// By what a step's samples are dealt out to the workers. The result is the same up to rounding; how long the last one
+    /// computes is not.
+    pub balance: Balance,
     /// Seconds that a worker waits for the others in one exchange before they count as lost. A worker that dies is
     /// noticed at once; this is for one that hangs.
     #[schemars(range(min = 1, max = 86400))]
     pub peer_timeout_seconds: u32,
-    /// The device of the tensors. On a cluster a worker has a GPU with `Cuda` and none with the others.
+    /// The device of the tensors; workers exchange them by NCCL on GPUs and by Gloo on CPUs. On a cluster a worker has a GPU
+    /// with `Cuda` and none with the others.
     pub device: Device,
     /// CPU threads of one worker; by default its share of the machine's cores.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -70,6 +74,7 @@ impl Default for WorkersSpec {
         Self {
             count: 1,
             mesh: MeshSpec::default(),
+            balance: Balance::default(),
             peer_timeout_seconds: 1800,
             device: Device::default(),
             threads: None,
@@ -98,29 +103,63 @@ pub struct MeshSpec {
     /// reference and critic. With 1 each worker has a copy of its own.
     #[schemars(range(min = 1, max = 1024))]
     pub dp_shard: u32,
-    /// Workers that share the tokens of one micro-batch (Ulysses sequence parallelism), so that a sequence may be longer than
+    /// Workers that share the tokens of one micro-batch of an update (Ulysses sequence parallelism), so that a sequence may be longer than
     /// one of them could hold; `dpShard * sp` divides `count`. Each computes a part of the tokens, and attention over all of them
     /// for a part of the heads: `sp` divides the model's query heads, and divides or is a multiple of its key heads. With 1 each
     /// worker has tokens of its own.
     #[schemars(range(min = 1, max = 1024))]
     pub sp: u32,
+    /// The same for log-probs of actor and reference, which keep nothing for a backward pass and so hold longer sequences:
+    /// a divisor of `count`; by default `sp`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1024))]
+    pub logprob_sp: Option<u32>,
+    /// The same for the critic's values and updates: a divisor of `count`; by default `sp`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1024))]
+    pub critic_sp: Option<u32>,
 }
 
 impl Default for MeshSpec {
     fn default() -> Self {
-        Self { dp_shard: 1, sp: 1 }
+        Self { dp_shard: 1, sp: 1, logprob_sp: None, critic_sp: None }
     }
+}
+
+impl MeshSpec {
+    /// Workers that share the tokens of log-probs.
+    pub fn sp_of_logprobs(&self) -> u32 {
+        self.logprob_sp.unwrap_or(self.sp)
+    }
+
+    /// Workers that share the critic's tokens.
+    pub fn sp_of_critic(&self) -> u32 {
+        self.critic_sp.unwrap_or(self.sp)
+    }
+}
+
+/// By what a step's samples are dealt out to workers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Balance {
+    /// Even work, as the lengths of the sequences let it be estimated, by the differencing method of Karmarkar and Karp.
+    #[default]
+    Work,
+    /// Even work among shares of as many groups each (verl's `balance_batch`), so that all workers hold as many.
+    Count,
+    /// As many neighbours each, whatever their lengths (verl without `balance_batch`): where a sample goes then follows from its
+    /// place in the batch alone.
+    Order,
 }
 
 /// The device of the tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Device {
-    /// A GPU where there is one, else the CPU.
+    /// GPUs where each worker has one of its own, else CPUs.
     #[default]
     Auto,
     /// The CPU.
     Cpu,
-    /// A GPU; without one the job fails.
+    /// A GPU for each worker; without them the job fails.
     Cuda,
 }
 

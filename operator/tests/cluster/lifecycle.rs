@@ -137,11 +137,11 @@ async fn a_passing_failure_is_tried_again_and_a_lasting_one_ends_the_job_with_ad
     stage.end(&first, 75, "failed to read `/storage/model`: stale file handle").await;
     let second = stage.worker("fails", 2).await;
     stage.run(&second).await;
-    stage.end(&second, 78, "spec.workers.device: Cuda was asked for, but libtorch sees no GPU").await;
+    stage.end(&second, 78, "spec.workers.device: Cuda was asked for, libtorch sees 0").await;
     let status = stage.when_true("fails", ConditionType::Failed).await;
     let failure = status.last_failure.clone().unwrap();
     assert_eq!((failure.cause, failure.attempt, failure.exit_code), (FailureCause::BadConfig, 2, Some(78)));
-    assert!(failure.message.contains("libtorch sees no GPU"), "{}", failure.message);
+    assert!(failure.message.contains("libtorch sees 0"), "{}", failure.message);
     assert_eq!(reason(&status, ConditionType::Stalled), Some((ConditionStatus::True, "BadConfig".into())));
     // Events follow the status.
     let events: Api<Event> = Api::namespaced(stage.client.clone(), &stage.namespace);

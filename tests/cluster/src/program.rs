@@ -117,6 +117,10 @@ pub(crate) const KSTATUS: Module =
 pub(crate) const KUEUE: Module =
     Module { name: "kueue", package: "sigs.k8s.io/kueue/cmd/kueue", link_variables: &[], names: &["kueue"] };
 
+/// An object store that speaks S3.
+pub(crate) const MINIO: Module =
+    Module { name: "minio", package: "github.com/minio/minio", link_variables: &[], names: &["minio"] };
+
 /// What runs in the harness's own pods, and holds the namespaces of all.
 pub(crate) const PROBE: Module =
     Module { name: "probe", package: ".", link_variables: &[], names: &["probe"] };

@@ -86,7 +86,7 @@ fn is_on_path(tool: &str) -> bool {
 }
 
 /// Go answers in the module's folder only if it is new enough for the module or may fetch one that is.
-fn go_is_missing(module_folder: &Path) -> Option<String> {
+pub(crate) fn go_is_missing(module_folder: &Path) -> Option<String> {
     if !is_on_path("go") {
         return Some("no go here, and the programs are built by it".into());
     }

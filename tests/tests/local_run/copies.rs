@@ -24,22 +24,21 @@ fn on_server(steps: u32) -> Value {
 }
 
 fn start(place: &Place, manifest: &Value, server: &ObjectServer) -> Child {
-    let path = place.write(manifest);
-    let mut command = Command::new(rlt_tests::fresh_binary("rlt-trainer"));
-    command.args(["launch", "--manifest"]).arg(path).arg("--output").arg(place.run(""));
-    command.envs(server.environment());
-    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    place.start_in(manifest, server.environment())
 }
 
 fn train(place: &Place, manifest: &Value, server: &ObjectServer) -> Ended {
     Ended::of(start(place, manifest, server).wait_with_output().unwrap())
 }
 
-/// The checkpoints on the server that have a manifest.
-fn whole_copies(server: &ObjectServer) -> BTreeSet<String> {
-    let keys = server.keys();
+/// The checkpoints of the run `runs/one` that have a manifest, of all that a store has.
+pub(crate) fn whole_of(keys: &[String]) -> BTreeSet<String> {
     let names = keys.iter().filter_map(|key| key.strip_prefix("runs/one/")?.strip_suffix("/manifest.json"));
     names.map(str::to_owned).collect()
+}
+
+fn whole_copies(server: &ObjectServer) -> BTreeSet<String> {
+    whole_of(&server.keys())
 }
 
 fn local(place: &Place) -> BTreeSet<String> {

@@ -6,44 +6,12 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+pub(crate) use rlt_tests::tiny_job as tiny;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// Longest that a test waits for something that takes a second.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A manifest: one layer, one operator, two prompts of four samples a step. The reward differs between samples of an
-/// untrained model already, so that every step has a gradient.
-pub(crate) fn tiny() -> Value {
-    json!({
-        "apiVersion": "rltraining.dev/v1alpha1",
-        "kind": "RLTrainingJob",
-        "metadata": { "name": "tiny" },
-        "spec": {
-            "model": {
-                "architecture": {
-                    "family": "Llama", "hiddenSize": 32, "intermediateSize": 64, "numLayers": 1, "numHeads": 2,
-                    "maxPositionEmbeddings": 32
-                },
-                "tokenizer": { "characters": "0123456789+=" }
-            },
-            "data": {
-                "task": {
-                    "kind": "Arithmetic", "operators": ["+"], "maxOperand": 9, "numTrain": 16, "numHeldOut": 4
-                },
-                "maxPromptTokens": 8
-            },
-            "rewards": { "functions": [{ "name": "small", "kind": "Format", "pattern": "[0-4].*" }] },
-            "algorithm": { "kind": "GRPO" },
-            "rollout": { "samplesPerPrompt": 4, "maxCompletionTokens": 4 },
-            "training": {
-                "steps": 3, "promptsPerStep": 2, "optimizer": { "learningRate": 0.01 }, "evaluateEvery": 0
-            },
-            "checkpoint": { "everySteps": 1 },
-            "workers": { "device": "Cpu", "threads": 1 }
-        }
-    })
-}
 
 /// The tiny job with `changes` to its `spec` laid over it: maps are merged, `null` removes, all else replaces.
 pub(crate) fn tiny_with(changes: Value) -> Value {
@@ -140,10 +108,15 @@ impl Place {
 
     /// Starts the trainer on `manifest`.
     pub(crate) fn start(&self, manifest: &Value) -> Child {
+        self.start_in(manifest, Vec::new())
+    }
+
+    /// The same with variables in its environment.
+    pub(crate) fn start_in(&self, manifest: &Value, environment: Vec<(&'static str, String)>) -> Child {
         let path = self.write(manifest);
         let mut command = Command::new(rlt_tests::fresh_binary("rlt-trainer"));
         command.args(["launch", "--manifest"]).arg(path).arg("--output").arg(self.root.path().join("run"));
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        command.envs(environment).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
 
     /// Runs the trainer on `manifest` to its end, however it comes.

@@ -84,6 +84,24 @@ fn the_estimate_is_met_whatever_a_job_trains_and_keeps() {
     }
 }
 
+#[test]
+fn ranks_that_share_a_model_sample_from_the_one_whole_copy_that_is_packed() {
+    for precision in ["Fp32", "Bf16"] {
+        let mut manifest = large();
+        merge(
+            &mut manifest["spec"],
+            json!({
+                "workers": { "count": 2, "mesh": { "dpShard": 2 } },
+                "training": {
+                    "precision": precision, "activationCheckpointing": true, "steps": 2,
+                    "maxTokensPerMicroBatch": 160, "maxLogprobTokens": 160
+                }
+            }),
+        );
+        train_as_estimated(precision, &Place::new(), &manifest);
+    }
+}
+
 /// A tokenizer folder with `num_tokens` tokens, all but the first few never seen.
 fn with_vocabulary(place: &Place, num_tokens: usize) -> PathBuf {
     let folder = place.file("tokenizer");

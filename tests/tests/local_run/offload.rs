@@ -43,10 +43,13 @@ fn a_run_in_which_everything_rests_is_the_run_in_which_nothing_does() {
     }
 }
 
+/// With a cold start, after which the reference is in checkpoints too.
 #[test]
 fn a_run_goes_on_with_what_stayed_at_rest_and_back() {
+    let mut changes = roles();
+    merge(&mut changes, json!({ "algorithm": { "coldStart": { "steps": 2, "batchSize": 5 } } }));
     let steps = |steps: u64, rests: bool| {
-        let mut manifest = job(&roles(), rests);
+        let mut manifest = job(&changes, rests);
         merge(&mut manifest["spec"], json!({ "training": { "steps": steps } }));
         manifest
     };
@@ -60,7 +63,7 @@ fn a_run_goes_on_with_what_stayed_at_rest_and_back() {
     assert_same_run(&whole, &resumed);
 }
 
-/// Supervised, for sampling needs the whole model.
+/// Supervised, for sampling has a packed copy of the whole model.
 #[test]
 fn what_rests_takes_the_memory_that_was_estimated_and_gives_back_what_it_took() {
     let measured = [false, true].map(|rests| {

@@ -57,7 +57,8 @@ fn interrupt(changes: &Value, name: &str, code: Option<i32>) {
     let manifest = with_steps(changes, 40);
     whole.train(&manifest).expect(0, &[]);
     let child = resumed.start(&manifest);
-    resumed.wait_for_steps(3);
+    // A checkpoint is committed beside the next steps, and before the next one begins: that of step 2 before step 5.
+    resumed.wait_for_steps(5);
     assert_no_computing_thread_takes_signals(child.id());
     signal(&child, name);
     let ended = crate::job::Ended::of(child.wait_with_output().unwrap());

@@ -1,7 +1,9 @@
 //! Ranks that share one model, and the tokens of every sequence, train as one that has the whole, and leave checkpoints that
 //! any number of ranks goes on from.
 
-use std::process::Command;
+use std::fs;
+use std::net::TcpListener;
+use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
@@ -35,6 +37,33 @@ fn ranks_that_share_a_model_train_as_one() {
         let shared = train(count, &shared_by(mesh, &changes));
         let difference = difference(&one, &shared);
         assert!(difference < TOLERANCE, "{count} ranks by {mesh:?} differ by {difference}");
+        let sent = |place: &Place| {
+            let steps = place.steps();
+            steps.iter().map(|step| step["perf/communication_gb"].as_f64()).collect::<Vec<_>>()
+        };
+        assert!(sent(&shared).iter().all(|sent| *sent > Some(0.0)), "{:?}", sent(&shared));
+        assert!(sent(&one).iter().all(Option::is_none));
+    }
+}
+
+/// All roles at once, in six updates: a critic and a frozen reference, each in shards of its own, or an adapter on the actor's.
+fn roles(kl: &str) -> Value {
+    json!({
+        "algorithm": { "kind": "PPO", "critic": { "learningRate": 0.01 }, "kl": { "placement": kl, "coefficient": 0.1 } },
+        "training": { "promptsPerUpdate": 1, "steps": 2 }
+    })
+}
+
+#[test]
+fn log_probs_and_critic_share_tokens_at_degrees_of_their_own() {
+    let one = train(1, &uneven(&roles("Loss")));
+    for (mesh, logprob_sp, critic_sp) in [((2, 1), 2, 2), ((1, 2), 1, 1)] {
+        let mut shared = shared_by(mesh, &roles("Loss"));
+        let degrees = json!({ "logprobSp": logprob_sp, "criticSp": critic_sp });
+        merge(&mut shared, json!({ "workers": { "mesh": degrees } }));
+        let many = train(4, &shared);
+        let difference = difference(&one, &many);
+        assert!(difference < TOLERANCE, "{mesh:?}, {logprob_sp} and {critic_sp} differ by {difference}");
     }
 }
 
@@ -45,14 +74,6 @@ fn every_pass_over_the_model_is_the_same_on_parts() {
     let batch = json!({ "algorithm": {
         "loss": { "policy": "ClipCov" }, "advantage": { "estimator": "OptimalTokenBaseline" }
     } });
-    // All roles at once, in six updates: a critic and a frozen reference, each in shards of its own, and an adapter on the
-    // actor's.
-    let roles = |kl: &str| {
-        json!({
-            "algorithm": { "kind": "PPO", "critic": { "learningRate": 0.01 }, "kl": { "placement": kl, "coefficient": 0.1 } },
-            "training": { "promptsPerUpdate": 1, "steps": 2 }
-        })
-    };
     let (copies, mut adapters) = (roles("Loss"), roles("Reward"));
     merge(&mut adapters, json!({ "model": { "lora": { "rank": 4, "alpha": 8 } } }));
     for (count, mesh, changes) in [
@@ -85,9 +106,39 @@ fn a_checkpoint_of_parts_is_gone_on_from_by_any_number_of_ranks() {
         let says = (num_steps > 1).then(|| format!("resuming after step {}", num_steps - 1));
         let says: Vec<&str> = says.iter().map(String::as_str).collect();
         resumed.train(&on(count, &shared_by(mesh, &steps(num_steps)))).expect(0, &says);
+        let checkpoint = resumed.run(&format!("checkpoints/step-{num_steps:06}"));
+        let num_files = fs::read_dir(checkpoint).unwrap().count();
+        assert_eq!(num_files, count as usize + 2, "a file of each rank, state and manifest");
     }
     let difference = difference(&whole, &resumed);
     assert!(difference < TOLERANCE, "{difference}");
+}
+
+/// Pods without shared storage: a launcher each, with a run folder of its own.
+#[test]
+fn ranks_that_do_not_see_the_first_one_s_folder_send_it_their_parts_of_a_checkpoint() {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let changes = json!({ "training": { "steps": 2 } });
+    let places = [Place::new(), Place::new()];
+    let pods = [0, 1].map(|rank| {
+        let place = &places[rank];
+        let path = place.write(&on(2, &shared_by((2, 1), &changes)));
+        let mut command = Command::new(rlt_tests::fresh_binary("rlt-trainer"));
+        command.args(["launch", "--manifest"]).arg(path).arg("--output").arg(place.run(""));
+        command.envs([("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "1"), ("MASTER_ADDR", "localhost")]);
+        command.env("RANK", rank.to_string()).env("MASTER_PORT", &port);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    });
+    let [first, second] = pods.map(|pod| Ended::of(pod.wait_with_output().unwrap()));
+    first.expect(0, &["ranks without the run folder: the first rank saves for all"]);
+    second.expect(0, &[]);
+    assert!(!places[1].run("checkpoints").exists());
+    let num_files = fs::read_dir(places[0].run("checkpoints/step-000002")).unwrap().count();
+    assert_eq!(num_files, 3, "one file of tensors, state and manifest");
+    let difference = difference(&train(1, &uneven(&changes)), &places[0]);
+    assert!(difference < TOLERANCE, "{difference}");
+    let longer = json!({ "training": { "steps": 3 } });
+    places[0].train(&on(1, &uneven(&longer))).expect(0, &["resuming after step 2"]);
 }
 
 #[test]

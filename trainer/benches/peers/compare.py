@@ -1,8 +1,8 @@
-"""Each contestant in a process of its own, all on the same load, dtype and threads, taking turns in one run: GRPO step beside
-TRL, training step and generation beside transformers.
+"""Each contestant in processes of its own, all on the same load, dtype and threads, taking turns in one run: GRPO step beside
+TRL, training step and generation beside transformers, training step on two ranks beside FSDP2.
 
-    python compare.py --grpo-step BINARY --update BINARY --rollout BINARY [--rounds 3] [--threads 2] [--dtype fp32|bf16]
-                      [--only NAME ...] [--raw FILE]
+    python compare.py --grpo-step BINARY --update BINARY --sharded BINARY --rollout BINARY [--rounds 3] [--threads 2]
+                      [--dtype fp32|bf16] [--only NAME ...] [--raw FILE]
 
 Prints Markdown: medians over the rounds after a warm-up. Rounds in which other processes used more than a fifth of a core
 are left out where there are better ones, and counted. Names are those of the tables; bf16 measures generation alone.
@@ -17,12 +17,13 @@ import subprocess
 import sys
 import time
 
+import bounds
 import serve
 
 HERE = pathlib.Path(__file__).parent
 QUIET_CORES = 0.2
-PHASES = ("rollout_seconds", "reference_seconds", "update_seconds")
-COUNTS = ("computed_tokens", "new_tokens")
+STEP_PHASES = ("rollout_seconds", "reference_seconds", "update_seconds")
+OF_RANKS = ("own_mb", "formula_mb", "sent_mb")
 
 
 def contests(arguments):
@@ -46,10 +47,15 @@ def contests(arguments):
     }
     ours = [rollout, "--serve"] + (["--bf16"] if arguments.dtype == "bf16" else [])
     generation = {"ours": ours, "transformers static": python("generate.py", "--dtype", arguments.dtype)}
+    # Processor time is that of both ranks, memory that of the rank with more.
+    fsdp2 = lambda precision: python("update_fsdp2.py", "--precision", precision)
+    shared = {"ours": [arguments.sharded, "--serve"], "FSDP2, highest": fsdp2("highest"), "FSDP2, medium": fsdp2("medium")}
+    two_ranks = {"update-fsdp2": ("step", shared), "memory-fsdp2": ("memory", shared)}
     loads = [load["name"] for load in json.loads((HERE.parent / "rollout/loads.json").read_text())]
     all_contests = {f"rollout-{load}": (load, generation) for load in loads}
     if arguments.dtype == "fp32":
-        all_contests = {name: ("step", contestants) for name, contestants in training.items()} | all_contests
+        steps = {name: ("step", contestants) for name, contestants in training.items()}
+        all_contests = steps | two_ranks | all_contests
     return all_contests
 
 
@@ -68,11 +74,16 @@ class Contestant:
         raise SystemExit(f"{self.process.args} ended with {self.process.wait()} before it answered")
 
     def measure(self, load):
-        others = Others(self.process.pid, os.getpid())
+        others = Others(self.process.pid, *self.ranks(), os.getpid())
         self.process.stdin.write(load + "\n")
         self.process.stdin.flush()
         result = self.answer("tokens")
         return result | {"others_cores": round(others.cores(), 2)}
+
+    def ranks(self):
+        """Processes that the contestant has started to compute with it."""
+        pid = self.process.pid
+        return [int(child) for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
     def end(self):
         self.process.stdin.close()
@@ -119,7 +130,7 @@ def run(contest, load, commands, arguments, raw):
 def median(results, loaded):
     quiet = [result for result in results if result["others_cores"] <= QUIET_CORES]
     middle = lambda key: statistics.median(result[key] for result in quiet or results)
-    optional = (key for key in (*PHASES, *COUNTS) if key in results[0])
+    optional = (key for key in (*bounds.PHASES, *bounds.COUNTS, *OF_RANKS) if key in results[0])
     keys = ("seconds", "cpu_seconds", "tokens", "peak_rss_mb", *optional)
     return {key: middle(key) for key in keys} | {
         "quiet": f"{len(quiet)} of {len(results)}", "loaded_rss_mb": loaded["loaded_rss_mb"],
@@ -128,14 +139,14 @@ def median(results, loaded):
 
 def table(contest, results):
     ours = results["ours"]
-    has_phases = PHASES[0] in ours
+    has_phases = STEP_PHASES[0] in ours
     print(f"\n### {contest}\n")
     phases = " rollout + reference + update s |" if has_phases else ""
     print(f"| | step s |{phases} tokens/s | peak MB (loaded) | others' cores | quiet rounds | ours is faster by | "
           "by processor time | memory of ours |")
     print("| --- | --- |" + (" --- |" if has_phases else "") + " --- | --- | --- | --- | --- | --- | --- |")
     for name, result in results.items():
-        phases = " + ".join(f"{result[phase]:.1f}" for phase in PHASES) + " |" if has_phases else ""
+        phases = " + ".join(f"{result[phase]:.1f}" for phase in STEP_PHASES) + " |" if has_phases else ""
         ratios = (f"{result['seconds'] / ours['seconds']:.2f} | {result['cpu_seconds'] / ours['cpu_seconds']:.2f} | "
                   f"{ours['peak_rss_mb'] / result['peak_rss_mb']:.2f}")
         print(f"| {name} | {result['seconds']:.1f} | {phases} {result['tokens'] / result['seconds']:.0f} | "
@@ -143,35 +154,15 @@ def table(contest, results):
               f"{result['quiet']} | {ratios if name != 'ours' else '| |'} |", flush=True)
 
 
-def where_the_time_goes(ours, limits):
-    """The phases of our GRPO step beside what the machine's own limits allow."""
-    shape = json.loads((HERE.parent / "rollout/model.json").read_text())
-    hidden, head_dim = shape["hidden_size"], shape["hidden_size"] // shape["num_attention_heads"]
-    keys = shape["num_key_value_heads"] * head_dim
-    layer = 2 * hidden * hidden + 2 * hidden * keys + 3 * hidden * shape["intermediate_size"]
-    body, head = shape["num_hidden_layers"] * layer, shape["vocab_size"] * hidden
-    computed, new = ours["computed_tokens"], ours["new_tokens"]
-    forward_gflop = 2e-9 * (body * computed + head * new)
-    product_seconds = lambda gflop: gflop / limits["gflops"]
-    # A step of the rollout multiplies a token of each of 16 sequences with every weight, and reads every weight once.
-    rollout_gflop = 2e-9 * (body + head) * new
-    read_seconds = 4e-9 * (body + head) * new / 16 / limits["read_gb_s"]
-    bounds = (max(product_seconds(rollout_gflop), read_seconds), product_seconds(forward_gflop),
-              product_seconds(3 * forward_gflop))
-    seconds = [ours[phase] for phase in PHASES]
-    shares = ", ".join(f"{name} {spent / ours['seconds']:.0%} ({spent:.2f} s; products alone {bound:.2f} s)"
-                       for name, spent, bound in zip(("rollout", "reference", "update"), seconds, bounds))
-    print(f"\nWhere the time of our step goes: {shares}; the rest {max(0.0, ours['seconds'] - sum(seconds)):.2f} s. The limits "
-          f"are this machine's in the same run: {limits['gflops']:.0f} GFLOP/s in fp32 products, {limits['read_gb_s']:.0f} GB/s "
-          f"read. Of {ours['tokens']:.0f} tokens {computed:.0f} go through the model in log-probs and update, since a group's "
-          f"prompt is computed once. A step made of nothing but products would take {sum(bounds):.2f} s; ours takes "
-          f"{ours['seconds'] / sum(bounds):.1f} times that. What is between: attention, norms and the softmax over "
-          f"{shape['vocab_size']} tokens, decoding's few rows a product, the optimizer's pass over four copies of the weights.")
+def what_a_rank_has(ours):
+    print(f"\nA rank of ours takes {ours['own_mb']:.0f} MB above an empty process and sends {ours['sent_mb']:.0f} MB. Its half of "
+          f"weights, gradients and moments, with weights and gradients of a layer and of what is outside of the layers whole, are "
+          f"{ours['formula_mb']:.0f} MB: {ours['own_mb'] / ours['formula_mb']:.2f} of that.")
 
 
 def main():
     parser = argparse.ArgumentParser()
-    for binary in ("--grpo-step", "--update", "--rollout"):
+    for binary in ("--grpo-step", "--update", "--sharded", "--rollout"):
         parser.add_argument(binary, required=True)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
@@ -179,16 +170,22 @@ def main():
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--raw", default=os.devnull)
     arguments = parser.parse_args()
+    if arguments.dtype == "fp32":
+        print("\n" + bounds.EXPLANATION)
     with open(arguments.raw, "a") as raw:
         for contest, (load, commands) in contests(arguments).items():
             if arguments.only and contest not in arguments.only:
                 continue
             results = run(contest, load, commands, arguments, raw)
             table(contest, results)
-            if "computed_tokens" in results["ours"]:
+            if "formula_mb" in results["ours"]:
+                what_a_rank_has(results["ours"])
+            if arguments.dtype == "fp32":
                 machine = Contestant([sys.executable, str(HERE / "limits.py")], arguments.threads)
-                where_the_time_goes(results["ours"], machine.measure("limits"))
+                limits = machine.measure("limits")
                 machine.end()
+                print(json.dumps({"contest": contest, "who": "machine", **limits}), file=raw, flush=True)
+                print("\n" + bounds.where_the_time_goes(contest, results["ours"], limits), flush=True)
 
 
 main()

@@ -31,10 +31,13 @@ class Measurement:
             pass  # The peak is then that of the whole life of the process.
         self.started, self.cpu_before = time.perf_counter(), cpu_seconds()
 
-    def answer(self, tokens, **values):
+    def result(self, tokens, **values):
         seconds = time.perf_counter() - self.started
-        answer({"tokens": tokens, "seconds": seconds, "cpu_seconds": cpu_seconds() - self.cpu_before,
-                "tokens_per_second": tokens / seconds, "peak_rss_mb": rss_mb("VmHWM"), **values})
+        return {"tokens": tokens, "seconds": seconds, "cpu_seconds": cpu_seconds() - self.cpu_before,
+                "tokens_per_second": tokens / seconds, "peak_rss_mb": rss_mb("VmHWM"), **values}
+
+    def answer(self, tokens, **values):
+        answer(self.result(tokens, **values))
 
 
 def wait_for_turn():

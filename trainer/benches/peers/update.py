@@ -72,4 +72,5 @@ def main():
         measurement.answer(sum(lens), loss=loss, grad_norm=grad_norm)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -14,6 +14,29 @@ pub struct Excerpt<'a> {
     pub range: Range<usize>,
 }
 
+/// A box within a tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// Its first index in each dim.
+    pub start: Vec<u64>,
+    /// Its lengths.
+    pub shape: Vec<u64>,
+}
+
+impl Region {
+    /// The same within row `row` of a tensor of one more dim.
+    fn within_row(self, row: usize) -> Self {
+        Self { start: [&[row as u64], &self.start[..]].concat(), shape: [&[1], &self.shape[..]].concat() }
+    }
+
+    /// So many whole rows from row `row` on.
+    fn of_rows(rows: Range<usize>, row_shape: &[i64]) -> Self {
+        let start = [vec![rows.start as u64], vec![0; row_shape.len()]].concat();
+        let shape = std::iter::once(rows.len() as u64).chain(row_shape.iter().map(|len| *len as u64));
+        Self { start, shape: shape.collect() }
+    }
+}
+
 impl<'a> Excerpt<'a> {
     /// All of a tensor.
     pub fn whole(name: &'a str, shape: &'a [i64]) -> Self {
@@ -47,9 +70,41 @@ impl<'a> Excerpt<'a> {
         self.range.start - before..self.range.end - before
     }
 
+    /// It as boxes whose numbers, laid end to end, are its own: at most one on either side of whole rows, and so in each dim.
+    pub fn regions(&self) -> Vec<Region> {
+        regions(self.shape, self.range.clone())
+    }
+
     fn row_len(&self) -> usize {
         self.shape.get(1..).map_or(1, numel).max(1)
     }
+}
+
+fn regions(shape: &[i64], range: Range<usize>) -> Vec<Region> {
+    if range.is_empty() {
+        return Vec::new();
+    }
+    let Some((_, row_shape)) = shape.split_first() else {
+        return vec![Region { start: Vec::new(), shape: Vec::new() }];
+    };
+    let row_len = numel(row_shape);
+    let of_row = |row: usize, wanted: Range<usize>| {
+        let start = row * row_len;
+        let inner = regions(row_shape, wanted.start - start..wanted.end - start);
+        inner.into_iter().map(move |region| region.within_row(row))
+    };
+    let whole = range.start.div_ceil(row_len)..range.end / row_len;
+    if whole.is_empty() {
+        // Neither its start nor its end is a row's, or both lie within one: at most two rows are touched.
+        let border = (whole.start * row_len).clamp(range.start, range.end);
+        let parts = [range.start..border, border..range.end].into_iter().filter(|part| !part.is_empty());
+        return parts.flat_map(|part| of_row(part.start / row_len, part)).collect();
+    }
+    let (head, tail) = (range.start..whole.start * row_len, whole.end * row_len..range.end);
+    let middle = Region::of_rows(whole.clone(), row_shape);
+    let head = (!head.is_empty()).then(|| of_row(whole.start - 1, head)).into_iter().flatten();
+    let tail = (!tail.is_empty()).then(|| of_row(whole.end, tail)).into_iter().flatten();
+    head.chain([middle]).chain(tail).collect()
 }
 
 /// Numbers of a tensor of this shape.
@@ -62,6 +117,16 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    /// The places in row-major order of a region's numbers, in the region's own order.
+    fn numbers_of(shape: &[i64], region: &Region) -> Vec<usize> {
+        let dims = shape.iter().zip(region.start.iter().zip(&region.shape));
+        dims.fold(vec![0], |places, (len, (start, num))| {
+            let within =
+                |place: usize| (*start..start + num).map(move |at| place * *len as usize + at as usize);
+            places.into_iter().flat_map(within).collect()
+        })
+    }
 
     proptest! {
         #[test]
@@ -79,6 +144,20 @@ mod tests {
             let numbers: Vec<usize> = (rows.start * row_len..rows.end * row_len).collect();
             prop_assert_eq!(&numbers[place.clone()], &range.collect::<Vec<_>>()[..]);
             prop_assert!(place.start < row_len && numbers.len() - place.end < row_len);
+        }
+
+        #[test]
+        fn its_regions_are_it_in_order(
+            shape in prop::collection::vec(1_i64..6, 0..5),
+            (one, other) in (0.0..=1.0, 0.0..=1.0),
+        ) {
+            let place = |share: f64| (share * numel(&shape) as f64) as usize;
+            let range = place(f64::min(one, other))..place(f64::max(one, other));
+            let regions = Excerpt { name: "a", shape: &shape, range: range.clone() }.regions();
+            // Two a dim, and whole rows.
+            prop_assert!(regions.len() <= 2 * shape.len() + 1);
+            let numbers = regions.iter().flat_map(|region| numbers_of(&shape, region));
+            prop_assert_eq!(numbers.collect::<Vec<_>>(), range.collect::<Vec<_>>());
         }
 
         #[test]

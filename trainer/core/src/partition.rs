@@ -4,6 +4,8 @@
 
 mod karmarkar_karp;
 
+use std::cmp::Reverse;
+
 use thiserror::Error;
 
 pub use karmarkar_karp::karmarkar_karp;
@@ -40,13 +42,52 @@ pub enum PartitionError {
     },
 }
 
-/// The items of each of `num_shares` shares of even work, ascending; some are empty where items are fewer.
-pub fn shares(workloads: &[u64], num_shares: usize) -> Vec<Vec<usize>> {
-    let mut shares = karmarkar_karp(workloads, num_shares, PartSizes::Free)
-        .unwrap_or_else(|_| (0..workloads.len()).map(|item| vec![item]).collect());
+/// By what items are dealt out to shares.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Balance {
+    /// Even work.
+    #[default]
+    Work,
+    /// Even work among shares of as many items each; where their number does not allow it, some have one more.
+    Count,
+    /// As many neighbours each; where their number does not allow it, the first shares have one more.
+    Order,
+}
+
+/// The items of each of `num_shares` shares, ascending; some are empty where items are fewer.
+pub fn shares(workloads: &[u64], num_shares: usize, balance: Balance) -> Vec<Vec<usize>> {
+    let spread = match balance {
+        Balance::Work => karmarkar_karp(workloads, num_shares, PartSizes::Free),
+        Balance::Count => of_equal_count(workloads, num_shares),
+        Balance::Order => Ok(neighbours(workloads.len(), num_shares)),
+    };
+    let mut shares = spread.unwrap_or_else(|_| (0..workloads.len()).map(|item| vec![item]).collect());
     shares.iter_mut().for_each(|share| share.sort_unstable());
     shares.resize(num_shares, Vec::new());
     shares
+}
+
+/// Shares of equal size of the heaviest items, as many as their number allows; the lightest go one each to the shares of
+/// least work.
+fn of_equal_count(workloads: &[u64], num_shares: usize) -> Result<Vec<Vec<usize>>, PartitionError> {
+    let mut by_work: Vec<usize> = (0..workloads.len()).collect();
+    by_work.sort_by_key(|item| Reverse(workloads[*item]));
+    let left_over = by_work.split_off(workloads.len() - workloads.len() % num_shares.max(1));
+    let heaviest: Vec<u64> = by_work.iter().map(|item| workloads[*item]).collect();
+    let parts = karmarkar_karp(&heaviest, num_shares, PartSizes::Equal)?;
+    let mut shares: Vec<Vec<usize>> =
+        parts.into_iter().map(|part| part.into_iter().map(|place| by_work[place]).collect()).collect();
+    shares.sort_by_key(|share| share.iter().map(|item| workloads[*item]).sum::<u64>());
+    for (share, item) in shares.iter_mut().zip(left_over) {
+        share.push(item);
+    }
+    Ok(shares)
+}
+
+fn neighbours(num_items: usize, num_shares: usize) -> Vec<Vec<usize>> {
+    let (each, more) = (num_items / num_shares.max(1), num_items % num_shares.max(1));
+    let start = |share: usize| share * each + share.min(more);
+    (0..num_shares).map(|share| (start(share)..start(share + 1)).collect()).collect()
 }
 
 /// Work of one sequence in a decoder: proportional to 12 h^2 L + 2 h L^2 floating point operations a layer,
@@ -54,15 +95,6 @@ pub fn shares(workloads: &[u64], num_shares: usize) -> Vec<Vec<usize>> {
 pub fn workload(len: usize, hidden_size: usize) -> u64 {
     let (len, hidden_size) = (len as u64, hidden_size as u64);
     6 * hidden_size * len + len * len
-}
-
-/// Order within a rank's part in which work rises and falls again, so that micro-batches cut from neighbours
-/// are alike: ascending by work, then every second item, then the others backwards.
-pub fn zigzag(part: &[usize], workloads: &[u64]) -> Vec<usize> {
-    let mut sorted = part.to_vec();
-    sorted.sort_unstable_by_key(|item| (workloads[*item], *item));
-    let odd: Vec<usize> = sorted.iter().copied().skip(1).step_by(2).collect();
-    sorted.into_iter().step_by(2).chain(odd.into_iter().rev()).collect()
 }
 
 #[cfg(test)]
@@ -86,21 +118,44 @@ mod tests {
             workloads in prop::collection::vec(1_u64..1000, 0..40),
             num_shares in 1_usize..9,
         ) {
-            let shares = shares(&workloads, num_shares);
+            let shares = shares(&workloads, num_shares, Balance::Work);
             prop_assert_eq!(shares.len(), num_shares);
-            let mut items: Vec<usize> = shares.concat();
-            items.sort_unstable();
-            prop_assert_eq!(items, (0..workloads.len()).collect::<Vec<_>>());
             let work = |share: &Vec<usize>| share.iter().map(|item| workloads[*item]).sum::<u64>();
             let mean = workloads.iter().sum::<u64>() / num_shares as u64;
             let largest = workloads.iter().copied().max().unwrap_or(0);
             prop_assert!(shares.iter().all(|share| work(share) <= mean + largest));
         }
+
+        #[test]
+        fn every_item_is_in_one_share_whatever_is_balanced(
+            workloads in prop::collection::vec(1_u64..1000, 0..40),
+            num_shares in 1_usize..9,
+        ) {
+            for balance in [Balance::Work, Balance::Count, Balance::Order] {
+                let shares = shares(&workloads, num_shares, balance);
+                prop_assert_eq!(shares.len(), num_shares);
+                let mut items: Vec<usize> = shares.concat();
+                items.sort_unstable();
+                prop_assert_eq!(items, (0..workloads.len()).collect::<Vec<_>>());
+                let fewest = workloads.len() / num_shares;
+                if balance != Balance::Work {
+                    prop_assert!(shares.iter().all(|share| (fewest..=fewest + 1).contains(&share.len())));
+                }
+            }
+        }
     }
 
     #[test]
-    fn zigzag_rises_and_falls() {
-        assert_eq!(zigzag(&[3, 1, 0, 2, 4], &[10, 20, 30, 40, 50]), [0, 2, 4, 3, 1]);
-        assert_eq!(zigzag(&[], &[]), [0_usize; 0]);
+    fn a_balance_decides_who_gets_the_long_sequences() {
+        let workloads = [90, 30, 30, 30, 10, 10];
+        let work = |share: &Vec<usize>| share.iter().map(|item| workloads[*item]).sum::<u64>();
+        let dealt = |balance| {
+            let mut works: Vec<u64> = shares(&workloads, 2, balance).iter().map(work).collect();
+            works.sort_unstable();
+            works
+        };
+        assert_eq!(dealt(Balance::Work), [100, 100], "one and a light one beside the other four");
+        assert!(dealt(Balance::Count)[1] < 150, "three each, and the heavy one beside light ones");
+        assert_eq!(dealt(Balance::Order), [50, 150]);
     }
 }

@@ -135,8 +135,8 @@ impl Model<'_> {
         self.forward(true, |_| Ok(()))?;
         self.begin_outer_gradient();
         self.backward(|_| Ok(()))?;
-        self.end_outer_gradient()?;
-        self.leave()
+        self.leave()?;
+        self.end_outer_gradient()
     }
 }
 

@@ -27,11 +27,13 @@ const REDUCED_TOLERANCE: f64 = 2e-2;
 pub enum ProbeError {
     /// The ranks together compute something else than one of them.
     #[error(
-        "spec.workers.mesh.sp: hidden states of {num_tokens} tokens differ by {difference:.1e} of their size between {sp} \
+        "{field}: hidden states of {num_tokens} tokens differ by {difference:.1e} of their size between {sp} \
          workers that share them and one that has all, expected at most {tolerance:.0e}: the model does not see beyond a \
-         worker's own tokens; set sp to 1"
+         worker's own tokens; set it to 1"
     )]
     Differs {
+        /// The field that asks for shared streams.
+        field: &'static str,
         /// Tokens that were tried.
         num_tokens: usize,
         /// Ranks of a stream.
@@ -51,14 +53,14 @@ pub enum ProbeError {
 ///
 /// # Errors
 /// [`ProbeError`].
-pub(crate) fn check(model: Model<'_>, ranks: &Ranks) -> Result<(), ProbeError> {
+pub(crate) fn check(model: Model<'_>, ranks: &Ranks, field: &'static str) -> Result<(), ProbeError> {
     if model.stream.is_none() {
         return Ok(());
     }
     let sample = Sample::new(ranks.stream_part().num_parts, model.decoder.config.vocab_size);
     let own_td = sample.hidden_states(model, ranks.stream_part())?;
     let whole_td = sample.hidden_states(Model { stream: None, ..model }, StreamPart::WHOLE)?;
-    sample.compare(&own_td, &whole_td, ranks)
+    sample.compare(&own_td, &whole_td, (ranks, field))
 }
 
 /// What is tried: a prompt and what continues it, over all parts, with padding behind the last token.
@@ -96,7 +98,7 @@ impl Sample {
         &self,
         own_td: &Tensor,
         whole_td: &Tensor,
-        ranks: &Ranks,
+        (ranks, field): (&Ranks, &'static str),
     ) -> Result<(), ProbeError> {
         let own = ranks.stream_part().range(self.tokens.len());
         let num_real = own.end.min(self.tokens.len()).saturating_sub(own.start) as i64;
@@ -112,6 +114,6 @@ impl Sample {
             return Ok(());
         }
         let (num_tokens, sp) = (self.tokens.len(), ranks.stream_part().num_parts);
-        Err(ProbeError::Differs { num_tokens, sp, difference, tolerance })
+        Err(ProbeError::Differs { field, num_tokens, sp, difference, tolerance })
     }
 }

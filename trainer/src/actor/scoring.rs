@@ -72,7 +72,7 @@ impl Actor {
         adapter: Adapter,
         max_tokens: usize,
     ) -> Result<TokenScores, ActorError> {
-        self.score_through(self.model(), batch, adapter, max_tokens)
+        self.score_through(self.scoring_model(), batch, adapter, max_tokens)
     }
 
     /// The same under another policy: a frozen reference, without an adapter.
@@ -85,7 +85,8 @@ impl Actor {
         batch: &Batch,
         max_tokens: usize,
     ) -> Result<TokenScores, ActorError> {
-        let model = Model { decoder: policy.decoder(), shards: policy.shards(), stream: self.ranks.stream() };
+        let stream = self.scoring_ranks.stream();
+        let model = Model { decoder: policy.decoder(), shards: policy.shards(), stream };
         self.score_through(model, batch, Adapter::Off, max_tokens)
     }
 
@@ -97,7 +98,7 @@ impl Actor {
         max_tokens: usize,
     ) -> Result<TokenScores, ActorError> {
         let score = self.logprobs_and_entropies(model.decoder);
-        let [logprobs, entropies] = of_batch(model, &self.ranks, batch, adapter, max_tokens, score)?;
+        let [logprobs, entropies] = of_batch(model, &self.scoring_ranks, batch, adapter, max_tokens, score)?;
         Ok(TokenScores { logprobs, entropies })
     }
 
@@ -152,7 +153,8 @@ impl Actor {
             let sums_c = Tensor::cat(&sums.collect::<Vec<_>>(), 0).to_device(Device::Cpu);
             Ok([rlt_torch::f32_slice(&sums_c)?.to_vec()])
         };
-        let [sums] = of_batch(self.model(), &self.ranks, batch, Adapter::On, max_tokens, of_hidden)?;
+        let (model, ranks) = (self.scoring_model(), &self.scoring_ranks);
+        let [sums] = of_batch(model, ranks, batch, Adapter::On, max_tokens, of_hidden)?;
         Ok(sums)
     }
 }

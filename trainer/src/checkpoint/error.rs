@@ -130,6 +130,20 @@ pub enum CheckpointError {
         /// Dtype and shape in the checkpoint.
         got: String,
     },
+    /// Another rank could not save its part.
+    #[error("rank {rank} could not save its part of the checkpoint: {cause}")]
+    Elsewhere {
+        /// Which rank.
+        rank: usize,
+        /// What it says, with all causes.
+        cause: String,
+    },
+    /// The thread that saves could not be started, or has ended early.
+    #[error("failed to save beside the training")]
+    Thread {
+        /// Why.
+        source: io::Error,
+    },
     /// libtorch refused to hand out or take a tensor's values.
     #[error("failed to copy the values of tensor {name}")]
     Tensor {

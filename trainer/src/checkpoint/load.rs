@@ -1,4 +1,5 @@
-//! Opens one committed checkpoint: every byte is verified before any of it is used.
+//! Opens one committed checkpoint: every byte is verified before any of it is used, by this process or by the one that chose
+//! it for all.
 
 use std::fs::File;
 use std::io::Read;
@@ -35,6 +36,27 @@ impl Checkpoint {
         for (name, entry) in &manifest.files {
             verify_file(&folder.join(name), entry)?;
         }
+        Self::with_state(folder, manifest)
+    }
+
+    /// Opens the checkpoint in `folder` whose bytes another process has verified, by the digest of its manifest: of its
+    /// tensors no more is read than what is asked for.
+    ///
+    /// # Errors
+    /// As [`Self::open`], of manifest and state alone; [`CheckpointError::Digest`] where the manifest is another one.
+    pub fn open_verified(folder: &Path, digest: &str) -> Result<Self, CheckpointError> {
+        let manifest = read_manifest(folder)?;
+        if manifest.sha256 != digest {
+            let path = folder.join(manifest::FILE_NAME);
+            return Err(CheckpointError::Digest { path, expected: digest.to_owned(), got: manifest.sha256 });
+        }
+        if let Some(entry) = manifest.files.get(manifest::STATE_FILE_NAME) {
+            verify_file(&folder.join(manifest::STATE_FILE_NAME), entry)?;
+        }
+        Self::with_state(folder, manifest)
+    }
+
+    fn with_state(folder: &Path, manifest: Manifest) -> Result<Self, CheckpointError> {
         let state_path = folder.join(manifest::STATE_FILE_NAME);
         let state_json = std::fs::read(&state_path).map_err(CheckpointError::read(&state_path))?;
         let state = serde_json::from_slice(&state_json).map_err(CheckpointError::parse(&state_path))?;
@@ -245,26 +267,39 @@ fn check_version(path: &Path, json: &[u8]) -> Result<(), CheckpointError> {
 }
 
 fn verify_file(path: &Path, entry: &FileEntry) -> Result<(), CheckpointError> {
-    let mut file = File::open(path).map_err(CheckpointError::read(path))?;
-    let got = file.metadata().map_err(CheckpointError::read(path))?.len();
+    let length = |got| CheckpointError::Length { path: path.to_path_buf(), expected: entry.num_bytes, got };
+    let got = std::fs::metadata(path).map_err(CheckpointError::read(path))?.len();
     if got != entry.num_bytes {
-        return Err(CheckpointError::Length { path: path.to_path_buf(), expected: entry.num_bytes, got });
+        return Err(length(got));
     }
-    let mut sha256 = Sha256::new();
-    let mut buffer = vec![0; CHUNK_BYTES.min(got.max(1)) as usize];
-    loop {
-        match file.read(&mut buffer).map_err(CheckpointError::read(path))? {
-            0 => break,
-            num_bytes => sha256.update(&buffer[..num_bytes]),
-        }
+    let got = digest_of(path)?;
+    if got.num_bytes != entry.num_bytes {
+        return Err(length(got.num_bytes));
     }
-    let got = manifest::hex(&sha256.finalize());
-    if got != entry.sha256 {
+    if got.sha256 != entry.sha256 {
         return Err(CheckpointError::Digest {
             path: path.to_path_buf(),
             expected: entry.sha256.clone(),
-            got,
+            got: got.sha256,
         });
     }
     Ok(())
+}
+
+/// Reads a file from its first byte to its last: their number and their digest.
+pub(super) fn digest_of(path: &Path) -> Result<FileEntry, CheckpointError> {
+    let mut file = File::open(path).map_err(CheckpointError::read(path))?;
+    let mut sha256 = Sha256::new();
+    let mut buffer = vec![0; CHUNK_BYTES as usize];
+    let mut num_bytes = 0;
+    loop {
+        match file.read(&mut buffer).map_err(CheckpointError::read(path))? {
+            0 => break,
+            num_read => {
+                sha256.update(&buffer[..num_read]);
+                num_bytes += num_read as u64;
+            }
+        }
+    }
+    Ok(FileEntry { num_bytes, sha256: manifest::hex(&sha256.finalize()) })
 }

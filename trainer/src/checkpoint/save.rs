@@ -1,62 +1,151 @@
 //! Streams tensors and state into one folder; committing that folder is the store's.
+//!
+//! ```text
+//! each process    write: its shard file, into the kernel's memory     what training waits for
+//!                 complete: synced, read again and digested           beside the training
+//! the first one   write_manifest: state, and what all have written
+//! ```
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::mpsc::{SyncSender, sync_channel};
-use std::thread::JoinHandle;
 
 use safetensors::Dtype;
 use safetensors::tensor::TensorInfo;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tch::Tensor;
 
 use super::manifest::{self, FileEntry, Manifest, TensorEntry, TensorPiece};
+use super::part::TensorPart;
 use super::storage::{Storage, StorageFile};
-use super::{CheckpointContent, CheckpointError, dtype};
+use super::{CheckpointError, dtype, load};
 
 /// Bytes copied out of a tensor at a time: large enough that calls cost nothing, small enough to stay in cache.
 const CHUNK_BYTES: usize = 1 << 20;
 /// The first bytes of a safetensors file are the length of its header.
 const HEADER_LENGTH_BYTES: u64 = 8;
 
-/// Writes and syncs all files of a checkpoint into the existing, empty `folder`. Returns the bytes written.
-pub(super) fn write_folder(
+/// A process's file of tensors that is written, but could still be lost with the machine's power.
+pub struct UnsyncedShard {
+    name: String,
+    path: PathBuf,
+    file: Box<dyn StorageFile>,
+    num_bytes: u64,
+    tensors: BTreeMap<String, TensorEntry>,
+}
+
+/// A process's file of tensors that is complete, as processes tell each other.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WrittenShard {
+    name: String,
+    file: FileEntry,
+    /// What of each tensor lies in it.
+    tensors: BTreeMap<String, TensorEntry>,
+}
+
+/// Name of the file that process `writer_idx` writes.
+pub(super) fn shard_name(writer_idx: usize) -> String {
+    format!("shard-{writer_idx:05}.safetensors")
+}
+
+impl UnsyncedShard {
+    /// Writes `parts` into a new file `name` of `folder`, and lets go of each once it is written.
+    pub(super) fn write(
+        storage: &dyn Storage,
+        folder: &Path,
+        name: String,
+        parts: Vec<TensorPart>,
+    ) -> Result<Self, CheckpointError> {
+        let path = folder.join(&name);
+        let Layout { header, order, entries } = Layout::new(&name, &parts)?;
+        let mut parts: Vec<Option<TensorPart>> = parts.into_iter().map(Some).collect();
+        let mut file = storage.create_file(&path).map_err(CheckpointError::write(&path))?;
+        file.write_all(&header).map_err(CheckpointError::write(&path))?;
+        let mut num_bytes = header.len() as u64;
+        let mut buffer = Vec::new();
+        for idx in order {
+            // What lies in a file takes memory from when it is read until nobody has it any more.
+            if let Some(part) = parts[idx].take() {
+                num_bytes += write_values(&mut *file, &path, &part, &mut buffer)?;
+            }
+        }
+        file.flush().map_err(CheckpointError::write(&path))?;
+        Ok(Self { name, path, file, num_bytes, tensors: entries })
+    }
+
+    /// Makes the file survive a power loss, and digests what lies in it.
+    ///
+    /// # Errors
+    /// [`CheckpointError`]: the disk is full or broken, or the file is not what was written.
+    pub fn complete(self) -> Result<WrittenShard, CheckpointError> {
+        let Self { name, path, mut file, num_bytes, tensors } = self;
+        let (synced, digested) = std::thread::scope(|scope| {
+            let digest = scope.spawn(|| load::digest_of(&path));
+            let synced = file.sync_all().map_err(CheckpointError::write(&path));
+            let lost = || {
+                CheckpointError::read(&path)(std::io::Error::other("the digesting thread has ended early"))
+            };
+            (synced, digest.join().unwrap_or_else(|_| Err(lost())))
+        });
+        synced?;
+        let file = digested?;
+        if file.num_bytes != num_bytes {
+            return Err(CheckpointError::Length { path, expected: num_bytes, got: file.num_bytes });
+        }
+        Ok(WrittenShard { name, file, tensors })
+    }
+}
+
+/// Writes and syncs state and manifest of what all processes have written into `folder`. Returns the bytes of all files.
+pub(super) fn write_manifest(
     storage: &dyn Storage,
     folder: &Path,
     (step, save_index): (u64, u64),
-    content: &CheckpointContent,
+    shards: Vec<WrittenShard>,
+    state: &serde_json::Value,
 ) -> Result<u64, CheckpointError> {
-    let shard_name = "shard-00000.safetensors";
-    let layout = Layout::new(shard_name, &content.tensors)?;
-    let shard_entry = write_tensors(storage, &folder.join(shard_name), &layout, &content.tensors)?;
-
     let state_path = folder.join(manifest::STATE_FILE_NAME);
-    let state_json =
-        serde_json::to_vec_pretty(&content.state).map_err(CheckpointError::parse(&state_path))?;
+    let state_json = serde_json::to_vec_pretty(state).map_err(CheckpointError::parse(&state_path))?;
     let state_entry = write_file(storage, &state_path, &state_json)?;
-
-    let manifest = Manifest {
-        format: manifest::FORMAT.into(),
-        version: manifest::VERSION,
-        step,
-        save_index,
-        files: BTreeMap::from([
-            (shard_name.to_owned(), shard_entry.clone()),
-            (manifest::STATE_FILE_NAME.to_owned(), state_entry.clone()),
-        ]),
-        tensors: layout.entries,
-        sha256: String::new(),
-    };
     let manifest_path = folder.join(manifest::FILE_NAME);
+    let inconsistent =
+        |problem: String| CheckpointError::Inconsistent { path: manifest_path.clone(), problem };
+    let mut files = BTreeMap::from([(manifest::STATE_FILE_NAME.to_owned(), state_entry)]);
+    let mut tensors = BTreeMap::new();
+    for WrittenShard { name, file, tensors: of_shard } in shards {
+        files.insert(name, file);
+        for (name, entry) in of_shard {
+            join(&mut tensors, name, entry).map_err(&inconsistent)?;
+        }
+    }
+    let num_bytes: u64 = files.values().map(|file| file.num_bytes).sum();
+    let (format, version, sha256) = (manifest::FORMAT.into(), manifest::VERSION, String::new());
+    let manifest = Manifest { format, version, step, save_index, files, tensors, sha256 };
+    // A part that nobody has written is found here, not by whoever resumes.
+    manifest.find_problem().map_or(Ok(()), |problem| Err(inconsistent(problem)))?;
     let manifest_json = manifest.to_json().map_err(CheckpointError::parse(&manifest_path))?;
     let manifest_entry = write_file(storage, &manifest_path, &manifest_json)?;
     storage.sync_dir(folder).map_err(CheckpointError::folder("sync folder", folder))?;
-    Ok(shard_entry.num_bytes + state_entry.num_bytes + manifest_entry.num_bytes)
+    Ok(num_bytes + manifest_entry.num_bytes)
 }
 
-/// Where each tensor goes within one safetensors file.
+/// Adds what a shard holds of a tensor to what others hold of it.
+fn join(tensors: &mut BTreeMap<String, TensorEntry>, name: String, entry: TensorEntry) -> Result<(), String> {
+    let Some(known) = tensors.get_mut(&name) else {
+        tensors.insert(name, entry);
+        return Ok(());
+    };
+    if (known.dtype, &known.shape) != (entry.dtype, &entry.shape) {
+        let (one, other) = ((known.dtype, &known.shape), (entry.dtype, &entry.shape));
+        return Err(format!("tensor {name} is {one:?} in one shard and {other:?} in another"));
+    }
+    known.pieces.extend(entry.pieces);
+    known.pieces.sort_by(|one, other| one.start.cmp(&other.start));
+    Ok(())
+}
+
+/// Where each part goes within one safetensors file.
 struct Layout {
     /// Length prefix and JSON, padded so that tensor data starts at a multiple of eight bytes.
     header: Vec<u8>,
@@ -67,46 +156,42 @@ struct Layout {
 }
 
 impl Layout {
-    fn new(file: &str, tensors: &[(String, Tensor)]) -> Result<Self, CheckpointError> {
-        let dtypes =
-            tensors.iter().map(|(name, tensor)| dtype_of(name, tensor)).collect::<Result<Vec<_>, _>>()?;
-        let mut order: Vec<usize> = (0..tensors.len()).collect();
+    fn new(file: &str, parts: &[TensorPart]) -> Result<Self, CheckpointError> {
+        let dtypes = parts.iter().map(dtype_of).collect::<Result<Vec<_>, _>>()?;
+        let mut order: Vec<usize> = (0..parts.len()).collect();
         // Wide elements first keeps every tensor aligned to its element; the sort is stable.
         order.sort_by_key(|&idx| std::cmp::Reverse(dtypes[idx].bitsize()));
 
         let mut header = serde_json::Map::new();
         let mut offset = 0;
-        let mut ranges = Vec::with_capacity(tensors.len());
+        let mut ranges = Vec::with_capacity(parts.len());
         for &idx in &order {
-            let (name, tensor) = &tensors[idx];
-            let end = offset + tensor.numel() as u64 * dtype::num_bytes(dtypes[idx]);
+            let part = &parts[idx];
+            let end = offset + part.range.len() as u64 * dtype::num_bytes(dtypes[idx]);
+            // A part of a tensor is a list of numbers; what they are is in the manifest.
+            let shape = if part.is_whole() { part.shape.clone() } else { vec![part.range.len() as i64] };
             let info = TensorInfo {
                 dtype: dtypes[idx],
-                shape: shape_of(tensor).map(|len| len as usize).collect(),
+                shape: shape.into_iter().map(|len| len as usize).collect(),
                 data_offsets: (offset as usize, end as usize),
             };
             // A header of numbers and strings always serialises.
-            header.insert(name.clone(), serde_json::to_value(info).unwrap_or_default());
+            header.insert(part.name.clone(), serde_json::to_value(info).unwrap_or_default());
             ranges.push(offset);
             offset = end;
         }
         let header = header_bytes(&serde_json::Value::Object(header).to_string());
         let entries = order.iter().zip(ranges).map(|(&idx, offset)| {
-            let (name, tensor) = &tensors[idx];
             let byte_offset = header.len() as u64 + offset;
-            (name.clone(), whole_entry(dtypes[idx], tensor, file, byte_offset))
+            (parts[idx].name.clone(), entry(dtypes[idx], &parts[idx], file, byte_offset))
         });
         Ok(Self { entries: unique(entries)?, order, header })
     }
 }
 
-fn dtype_of(name: &str, tensor: &Tensor) -> Result<Dtype, CheckpointError> {
-    let kind = tensor.f_kind().map_err(CheckpointError::tensor(name))?;
+fn dtype_of(TensorPart { name, values, .. }: &TensorPart) -> Result<Dtype, CheckpointError> {
+    let kind = values.f_kind().map_err(CheckpointError::tensor(name))?;
     dtype::of_kind(kind).ok_or_else(|| CheckpointError::UnsupportedKind { name: name.to_owned(), kind })
-}
-
-fn shape_of(tensor: &Tensor) -> impl Iterator<Item = u64> {
-    tensor.size().into_iter().map(|len| len as u64)
 }
 
 fn header_bytes(json: &str) -> Vec<u8> {
@@ -117,11 +202,16 @@ fn header_bytes(json: &str) -> Vec<u8> {
     bytes
 }
 
-fn whole_entry(dtype: Dtype, tensor: &Tensor, file: &str, byte_offset: u64) -> TensorEntry {
-    let shape: Vec<u64> = shape_of(tensor).collect();
-    let piece =
-        TensorPiece { start: vec![0; shape.len()], shape: shape.clone(), file: file.to_owned(), byte_offset };
-    TensorEntry { dtype, shape, pieces: vec![piece] }
+/// The boxes that the part is made of; they lie in the file as they follow each other.
+fn entry(dtype: Dtype, part: &TensorPart, file: &str, mut byte_offset: u64) -> TensorEntry {
+    let pieces = part.excerpt().regions().into_iter().map(|region| {
+        let piece =
+            TensorPiece { start: region.start, shape: region.shape, file: file.to_owned(), byte_offset };
+        byte_offset += piece.shape.iter().product::<u64>() * dtype::num_bytes(dtype);
+        piece
+    });
+    let pieces = pieces.collect();
+    TensorEntry { dtype, shape: part.shape.iter().map(|&len| len as u64).collect(), pieces }
 }
 
 fn unique(
@@ -136,107 +226,38 @@ fn unique(
         .collect()
 }
 
-fn write_tensors(
-    storage: &dyn Storage,
-    path: &Path,
-    layout: &Layout,
-    tensors: &[(String, Tensor)],
-) -> Result<FileEntry, CheckpointError> {
-    let mut file = DigestingFile::create(storage, path)?;
-    file.write(Arc::new(layout.header.clone()))?;
-    let mut buffers = Buffers::default();
-    for &idx in &layout.order {
-        let (name, tensor) = &tensors[idx];
-        write_values(&mut file, name, tensor, &mut buffers)?;
-    }
-    file.finish()
-}
-
-/// Writes a tensor's values in row-major order, a chunk at a time, so that no second copy of it exists.
+/// Writes a part's values in row-major order, a chunk at a time, so that no second copy of it exists. Returns the bytes.
 fn write_values(
-    file: &mut DigestingFile,
-    name: &str,
-    tensor: &Tensor,
-    buffers: &mut Buffers,
-) -> Result<(), CheckpointError> {
-    let element_bytes = dtype::num_bytes(dtype_of(name, tensor)?) as usize;
+    file: &mut dyn StorageFile,
+    path: &Path,
+    part: &TensorPart,
+    buffer: &mut Vec<u8>,
+) -> Result<u64, CheckpointError> {
+    let element_bytes = dtype::num_bytes(dtype_of(part)?) as usize;
     let chunk = (CHUNK_BYTES / element_bytes) as i64;
-    let flat =
-        tensor.detach().f_contiguous().and_then(|t| t.f_view(-1)).map_err(CheckpointError::tensor(name))?;
+    let failed = || CheckpointError::tensor(&part.name);
+    let flat = part.values.detach().f_contiguous().and_then(|t| t.f_view(-1)).map_err(failed())?;
     let num_values = flat.numel() as i64;
     for start in (0..num_values).step_by(chunk as usize) {
         let len = chunk.min(num_values - start);
-        let buffer = buffers.filled(len as usize * element_bytes, |bytes| {
-            flat.f_narrow(0, start, len)?.f_copy_data_u8(bytes, len as usize)
-        });
-        file.write(buffer.map_err(CheckpointError::tensor(name))?)?;
+        buffer.resize(len as usize * element_bytes, 0);
+        let copied = flat.f_narrow(0, start, len).and_then(|chunk| copy_bytes(&chunk, buffer));
+        copied.map_err(failed())?;
+        file.write_all(buffer).map_err(CheckpointError::write(path))?;
     }
-    Ok(())
+    Ok(num_values as u64 * element_bytes as u64)
 }
 
-/// Chunks that are being written and digested, used again once both are done with one.
-#[derive(Default)]
-struct Buffers(Vec<Arc<Vec<u8>>>);
-
-impl Buffers {
-    fn filled<E>(
-        &mut self,
-        len: usize,
-        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
-    ) -> Result<Arc<Vec<u8>>, E> {
-        let free = self.0.iter().position(|buffer| Arc::strong_count(buffer) == 1);
-        let mut buffer = free.map_or_else(Arc::default, |idx| self.0.swap_remove(idx));
-        let bytes = Arc::make_mut(&mut buffer);
-        bytes.resize(len, 0);
-        fill(bytes)?;
-        self.0.push(buffer.clone());
-        Ok(buffer)
-    }
+fn copy_bytes(values: &Tensor, bytes: &mut [u8]) -> Result<(), tch::TchError> {
+    values.f_copy_data_u8(bytes, values.numel())
 }
 
 fn write_file(storage: &dyn Storage, path: &Path, bytes: &[u8]) -> Result<FileEntry, CheckpointError> {
-    let mut file = DigestingFile::create(storage, path)?;
-    file.write(Arc::new(bytes.to_vec()))?;
-    file.finish()
-}
-
-/// Counts what passes through to a file, while a thread of its own digests it: on two cores a checkpoint is written
-/// at the pace of the disk.
-struct DigestingFile {
-    path: PathBuf,
-    file: Box<dyn StorageFile>,
-    chunks: SyncSender<Arc<Vec<u8>>>,
-    digest: JoinHandle<String>,
-    num_bytes: u64,
-}
-
-impl DigestingFile {
-    fn create(storage: &dyn Storage, path: &Path) -> Result<Self, CheckpointError> {
-        let file = storage.create_file(path).map_err(CheckpointError::write(path))?;
-        let (chunks, received) = sync_channel(2);
-        let digest = std::thread::Builder::new().name("digest checkpoint".into()).spawn(move || {
-            let mut sha256 = Sha256::new();
-            received.into_iter().for_each(|chunk: Arc<Vec<u8>>| sha256.update(&*chunk));
-            manifest::hex(&sha256.finalize())
-        });
-        let digest = digest.map_err(CheckpointError::write(path))?;
-        Ok(Self { path: path.to_path_buf(), file, chunks, digest, num_bytes: 0 })
-    }
-
-    fn write(&mut self, bytes: Arc<Vec<u8>>) -> Result<(), CheckpointError> {
-        // The digesting thread only ends after its sender.
-        let _ = self.chunks.send(bytes.clone());
-        self.file.write_all(&bytes).map_err(CheckpointError::write(&self.path))?;
-        self.num_bytes += bytes.len() as u64;
-        Ok(())
-    }
-
-    fn finish(self) -> Result<FileEntry, CheckpointError> {
-        let Self { path, mut file, chunks, digest, num_bytes } = self;
-        drop(chunks);
-        file.flush().and_then(|()| file.sync_all()).map_err(CheckpointError::write(&path))?;
-        let lost =
-            || CheckpointError::write(&path)(std::io::Error::other("the digesting thread has ended early"));
-        Ok(FileEntry { num_bytes, sha256: digest.join().map_err(|_| lost())? })
-    }
+    let written = storage.create_file(path).and_then(|mut file| {
+        file.write_all(bytes)?;
+        file.flush()?;
+        file.sync_all()
+    });
+    written.map_err(CheckpointError::write(path))?;
+    Ok(FileEntry { num_bytes: bytes.len() as u64, sha256: manifest::hex(&Sha256::digest(bytes)) })
 }

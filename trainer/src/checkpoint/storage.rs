@@ -23,8 +23,8 @@ pub(super) trait Storage: Send + Sync {
     fn remove_dir_all(&self, path: &Path) -> io::Result<()>;
 }
 
-/// A file being written.
-pub(super) trait StorageFile: Write {
+/// A file being written, by one thread after the other.
+pub(super) trait StorageFile: Write + Send {
     /// Makes the content survive a power loss.
     fn sync_all(&mut self) -> io::Result<()>;
 }

@@ -5,15 +5,19 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use super::copies::{self, CopyError, Uploads};
 use super::load::{self, Checkpoint};
+use super::part::TensorPart;
+use super::save::{self, UnsyncedShard, WrittenShard};
 use super::storage::{FileSystem, Storage};
-use super::{CheckpointContent, CheckpointError, save};
+use super::{CheckpointContent, CheckpointError};
 
 /// A folder being written.
 const SAVING: &str = ".saving-";
+/// A sign by which processes see that they share the folder.
+const SIGN: &str = ".shared-";
 /// A folder that lost its place to a newer one of the same step.
 const REPLACED: &str = ".replaced-";
 /// A folder being removed.
@@ -41,8 +45,6 @@ pub struct Saved {
     pub path: PathBuf,
     /// Bytes of all its files.
     pub num_bytes: u64,
-    /// Wall time from the first byte to the commit.
-    pub duration: Duration,
 }
 
 /// The newest checkpoint that is complete, and why newer ones are not it.
@@ -63,7 +65,7 @@ pub struct CommittedCheckpoint {
     pub path: PathBuf,
     /// SHA-256 of its manifest, hexadecimal.
     pub digest: String,
-    /// Files of tensors; every rank writes one.
+    /// Files of tensors, one of each rank that has written.
     pub num_shards: u32,
     /// When it was written.
     pub time: SystemTime,
@@ -79,7 +81,7 @@ impl CheckpointStore {
         Self::with_storage(dir, keep, Box::new(FileSystem))
     }
 
-    /// The folder `dir` as a rank sees it that another rank saves for: nothing is created or removed.
+    /// The folder `dir` as a rank sees it whose leader has opened it: it writes shards there, and removes nothing.
     pub fn follow(dir: &Path) -> Self {
         Self {
             dir: dir.to_path_buf(),
@@ -88,6 +90,29 @@ impl CheckpointStore {
             resumed_from: None,
             copies: None,
         }
+    }
+
+    /// Leaves a sign in the folder by which other processes see that theirs is the same one; its name.
+    ///
+    /// # Errors
+    /// The sign cannot be left.
+    pub fn leave_sign(&self) -> Result<String, CheckpointError> {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let name = format!("{SIGN}{}-{}", std::process::id(), since.as_nanos());
+        let path = self.dir.join(&name);
+        self.storage.create_dir(&path).map_err(CheckpointError::folder("create folder", &path))?;
+        Ok(name)
+    }
+
+    /// Whether process `writer_idx` finds the sign `name` in its folder and may write there.
+    pub fn sees_sign(&self, name: &str, writer_idx: usize) -> bool {
+        self.storage.create_dir(&self.dir.join(name).join(writer_idx.to_string())).is_ok()
+    }
+
+    /// Removes the sign, as far as that is possible.
+    pub fn remove_sign(&self, name: &str) {
+        // What stays behind is removed at the next open.
+        let _ = self.storage.remove_dir_all(&self.dir.join(name));
     }
 
     pub(super) fn with_storage(
@@ -135,24 +160,73 @@ impl CheckpointStore {
         self.copies.as_ref().map_or(Ok(()), |copies| copies.uploads.finish(patience))
     }
 
-    /// Writes a checkpoint of `step` finished steps and commits it; then removes the oldest ones beyond `keep`.
-    /// A checkpoint of the same step is replaced. On an error the temporary folder is removed as far as possible,
-    /// every earlier checkpoint is as it was, and the store can be used again.
+    /// Writes a checkpoint of `step` finished steps that this process has all of, and commits it; see [`Self::commit`].
     ///
     /// # Errors
-    /// A file or folder cannot be written, for example because the disk is full; a tensor has no storable dtype;
-    /// two tensors share a name.
+    /// As [`Self::begin`], [`Self::write`], [`UnsyncedShard::complete`] and [`Self::commit`]; nothing is left of it then.
     pub fn save(&mut self, step: u64, content: &CheckpointContent) -> Result<Saved, CheckpointError> {
-        let started = Instant::now();
-        let name = folder_name(step);
-        let temporary = self.dir.join(format!("{SAVING}{name}"));
-        let path = self.dir.join(&name);
-        let written = self.write_and_commit(step, content, &temporary, &path);
-        if written.is_err() && temporary.exists() {
-            // The error that matters is the one above; what stays behind is removed at the next open.
-            let _ = self.storage.remove_dir_all(&temporary);
+        let tensors = content.tensors.iter();
+        let parts: Vec<TensorPart> =
+            tensors.map(|(name, tensor)| TensorPart::whole(name.clone(), tensor.shallow_clone())).collect();
+        self.begin(step)?;
+        let written = self.write(step, 0, parts).and_then(UnsyncedShard::complete);
+        match written {
+            Ok(shard) => self.commit(step, vec![shard], &content.state),
+            Err(error) => {
+                self.abandon(step);
+                Err(error)
+            }
         }
-        let saved = Saved { path, num_bytes: written?, duration: started.elapsed() };
+    }
+
+    /// Makes room for a checkpoint of `step` finished steps: only then may processes write their shards.
+    ///
+    /// # Errors
+    /// What an earlier try has left cannot be removed, or the folder not be created.
+    pub fn begin(&self, step: u64) -> Result<(), CheckpointError> {
+        let (storage, temporary) = (&*self.storage, self.temporary(step));
+        if temporary.exists() {
+            storage
+                .remove_dir_all(&temporary)
+                .map_err(CheckpointError::folder("remove folder", &temporary))?;
+        }
+        storage.create_dir(&temporary).map_err(CheckpointError::folder("create folder", &temporary))
+    }
+
+    /// Writes what process `writer_idx` saves. The file is the kernel's by then: syncing it can wait
+    /// ([`UnsyncedShard::complete`]), and the tensors may change.
+    ///
+    /// # Errors
+    /// The file cannot be written, for example because the disk is full; a tensor has no storable dtype; two tensors
+    /// share a name.
+    pub fn write(
+        &self,
+        step: u64,
+        writer_idx: usize,
+        parts: Vec<TensorPart>,
+    ) -> Result<UnsyncedShard, CheckpointError> {
+        let name = save::shard_name(writer_idx);
+        UnsyncedShard::write(&*self.storage, &self.temporary(step), name, parts)
+    }
+
+    /// Commits the checkpoint of `step` that all processes have written; then removes the oldest ones beyond `keep`. A
+    /// checkpoint of the same step is replaced. On an error the temporary folder is removed as far as possible, every
+    /// earlier checkpoint is as it was, and the store can be used again.
+    ///
+    /// # Errors
+    /// A file or folder cannot be written; a tensor is not there with all of its parts.
+    pub fn commit(
+        &mut self,
+        step: u64,
+        shards: Vec<WrittenShard>,
+        state: &serde_json::Value,
+    ) -> Result<Saved, CheckpointError> {
+        let (temporary, path) = (self.temporary(step), self.dir.join(folder_name(step)));
+        let written = self.complete_and_rename(step, shards, state, (&temporary, &path));
+        if written.is_err() {
+            self.abandon(step);
+        }
+        let saved = Saved { num_bytes: written?, path };
         if let Some(copies) = &self.copies {
             copies.uploads.offer(step, &saved.path);
         }
@@ -160,6 +234,15 @@ impl CheckpointStore {
             tracing::warn!(error = &error as &dyn std::error::Error, "an old checkpoint stays");
         }
         Ok(saved)
+    }
+
+    /// Removes what was begun for `step` and never was committed, as far as that is possible.
+    pub fn abandon(&self, step: u64) {
+        let temporary = self.temporary(step);
+        if temporary.exists() {
+            // What stays behind is removed at the next open.
+            let _ = self.storage.remove_dir_all(&temporary);
+        }
     }
 
     /// The newest checkpoint whose every byte is right. From now on this store never removes it, because the
@@ -207,26 +290,22 @@ impl CheckpointStore {
         Ok(checkpoint)
     }
 
-    fn write_and_commit(
+    fn complete_and_rename(
         &self,
         step: u64,
-        content: &CheckpointContent,
-        temporary: &Path,
-        path: &Path,
+        shards: Vec<WrittenShard>,
+        state: &serde_json::Value,
+        (temporary, path): (&Path, &Path),
     ) -> Result<u64, CheckpointError> {
-        let storage = &*self.storage;
-        if temporary.exists() {
-            storage.remove_dir_all(temporary).map_err(CheckpointError::folder("remove folder", temporary))?;
-        }
-        storage.create_dir(temporary).map_err(CheckpointError::folder("create folder", temporary))?;
-        let num_bytes = save::write_folder(storage, temporary, (step, self.next_save_index()?), content)?;
-        self.commit(temporary, path)?;
+        let (storage, order) = (&*self.storage, (step, self.next_save_index()?));
+        let num_bytes = save::write_manifest(storage, temporary, order, shards, state)?;
+        self.rename(temporary, path)?;
         storage.sync_dir(&self.dir).map_err(CheckpointError::folder("sync folder", &self.dir))?;
         Ok(num_bytes)
     }
 
     /// Gives the finished folder its name.
-    fn commit(&self, temporary: &Path, path: &Path) -> Result<(), CheckpointError> {
+    fn rename(&self, temporary: &Path, path: &Path) -> Result<(), CheckpointError> {
         let storage = &*self.storage;
         if !path.exists() {
             return storage
@@ -272,7 +351,7 @@ impl CheckpointStore {
             {
                 let restored = self.storage.rename(&path, &original);
                 restored.map_err(CheckpointError::folder("rename folder", &path))?;
-            } else if [SAVING, REPLACED, REMOVING, copies::FETCHING]
+            } else if [SAVING, SIGN, REPLACED, REMOVING, copies::FETCHING]
                 .iter()
                 .any(|prefix| name.starts_with(prefix))
             {
@@ -306,6 +385,11 @@ impl CheckpointStore {
         };
         let entries = list().map_err(CheckpointError::folder("list folder", &self.dir))?;
         Ok(entries.into_iter().filter_map(|(path, name)| Some((path, name.into_string().ok()?))).collect())
+    }
+
+    /// The folder in which a checkpoint is written.
+    fn temporary(&self, step: u64) -> PathBuf {
+        self.dir.join(format!("{SAVING}{}", folder_name(step)))
     }
 
     fn sibling(&self, prefix: &str, path: &Path) -> PathBuf {

@@ -29,8 +29,20 @@ impl SequenceClassifier {
     pub fn load(dir: &Path, options: &LoadOptions) -> Result<Self, ModelError> {
         let weights = Weights::open_classifier(dir)?;
         let decoder = Decoder::from_weights(&weights, options)?;
+        Self::with_head(decoder, &weights)
+    }
+
+    /// The shapes of a decoder, see [`Decoder::outline`], with its head.
+    ///
+    /// # Errors
+    /// [`ModelError`], with file and tensor.
+    pub(crate) fn outline(weights: &Weights, options: &LoadOptions) -> Result<Self, ModelError> {
+        Self::with_head(Decoder::outline(weights.config(), options)?, weights)
+    }
+
+    fn with_head(decoder: Decoder, weights: &Weights) -> Result<Self, ModelError> {
         let width = decoder.config.hidden_size as i64;
-        let score_d = Tensor::zeros([width], (Kind::Float, options.device));
+        let score_d = Tensor::zeros([width], (Kind::Float, decoder.device()));
         weights.fill(&Excerpt::whole(SCORE_HEAD, &[1, width]), &score_d)?;
         Ok(Self { decoder, score_d })
     }
@@ -44,14 +56,16 @@ impl SequenceClassifier {
     /// sequences go through in one packed pass.
     pub fn scores(&self, sequences: &[&[TokenId]]) -> Tensor {
         let input = PackedInput::new(sequences, self.decoder.device());
+        no_grad(|| self.scores_of(&self.decoder.hidden_states(&input, Adapter::Off), sequences))
+    }
+
+    /// The same of hidden states after the final norm, `[t, d]`.
+    pub(crate) fn scores_of(&self, normed_td: &Tensor, sequences: &[&[TokenId]]) -> Tensor {
         let ends = sequences.iter().scan(0, |end, sequence| {
             *end += sequence.len() as i64;
             Some(*end - 1)
         });
         let last_n = Tensor::from_slice(&ends.collect::<Vec<i64>>()).to_device(self.decoder.device());
-        no_grad(|| {
-            let normed_td = self.decoder.hidden_states(&input, Adapter::Off);
-            normed_td.index_select(0, &last_n).to_kind(Kind::Float).mv(&self.score_d)
-        })
+        normed_td.index_select(0, &last_n).to_kind(Kind::Float).mv(&self.score_d)
     }
 }

@@ -187,7 +187,7 @@ impl Decoder {
 pub(crate) type NamedTensors = Vec<(String, Tensor)>;
 
 /// The number in `..layers.<number>..` of a parameter's name, an adapter's too.
-fn layer_idx(name: &str) -> Option<usize> {
+pub(super) fn layer_idx(name: &str) -> Option<usize> {
     name.split_once(".layers.")?.1.split('.').next()?.parse().ok()
 }
 

@@ -5,13 +5,13 @@ use std::collections::HashMap;
 use std::fs;
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 use tempfile::NamedTempFile;
 
-use super::decoder::Decoder;
+use super::decoder::{self, Decoder};
 use super::error::ModelError;
 use super::projection::{Adapter, Projection};
 
@@ -31,21 +31,26 @@ impl Decoder {
     /// # Errors
     /// [`ModelError`] with the file that could not be written.
     pub fn export(&self, dir: &Path, options: &ExportOptions) -> Result<(), ModelError> {
-        let adapter = if options.merge_lora { Adapter::On } else { Adapter::Off };
-        write_json(&dir.join("config.json"), &self.config.to_json(dtype_name(options.dtype)))?;
-        let generation = json!({
-            "bos_token_id": self.config.bos_token_id,
-            "eos_token_id": self.config.to_json("")["eos_token_id"],
-            "pad_token_id": self.config.pad_token_id,
-        });
-        write_json(&dir.join("generation_config.json"), &generation)?;
-        write_tensors(&dir.join("model.safetensors"), self.stored_weights(adapter, options.dtype))
+        let mut export = Export::begin(self, dir, options)?;
+        self.parts().try_for_each(|layer_idx| export.write(layer_idx))?;
+        export.finish()
     }
 
-    fn stored_weights(&self, adapter: Adapter, dtype: Kind) -> Vec<(String, StoredAs<'_>)> {
-        let projections: HashMap<String, &Projection> = self
-            .layers()
-            .iter()
+    /// What of a decoder is written at once, in order: what is outside of the layers, `None`, then each of them by its number.
+    pub(super) fn parts(&self) -> impl Iterator<Item = Option<usize>> + use<> {
+        std::iter::once(None).chain((0..self.layers.len()).map(Some))
+    }
+
+    /// The weights of a part, to be read while it is there.
+    fn stored_weights(
+        &self,
+        layer_idx: Option<usize>,
+        ExportOptions { merge_lora, dtype }: ExportOptions,
+    ) -> Vec<(String, StoredAs<'_>)> {
+        let adapter = if merge_lora { Adapter::On } else { Adapter::Off };
+        let projections: HashMap<String, &Projection> = layer_idx
+            .map(|layer_idx| &self.layers[layer_idx])
+            .into_iter()
             .flat_map(|layer| layer.projections())
             .map(|projection| (format!("{}.weight", projection.name), projection))
             .collect();
@@ -53,7 +58,53 @@ impl Decoder {
             let merged = projections.get(&name).map(|projection| (*projection, adapter));
             (name, StoredAs::new(tensor, merged, dtype))
         };
-        self.base_parameters().into_iter().map(stored).collect()
+        let of_part = |(name, _): &(String, Tensor)| decoder::layer_idx(name) == layer_idx;
+        self.base_parameters().into_iter().filter(of_part).map(stored).collect()
+    }
+}
+
+/// A model folder that is being written, one part of the model after the other: only the part at hand is read.
+#[derive(Debug)]
+pub struct Export<'a> {
+    decoder: &'a Decoder,
+    options: ExportOptions,
+    file: TensorWriter,
+}
+
+impl<'a> Export<'a> {
+    /// As [`Decoder::export`], up to the first weight.
+    ///
+    /// # Errors
+    /// [`ModelError`] with the file that could not be written.
+    pub fn begin(decoder: &'a Decoder, dir: &Path, options: &ExportOptions) -> Result<Self, ModelError> {
+        write_json(&dir.join("config.json"), &decoder.config.to_json(dtype_name(options.dtype)))?;
+        let generation = json!({
+            "bos_token_id": decoder.config.bos_token_id,
+            "eos_token_id": decoder.config.to_json("")["eos_token_id"],
+            "pad_token_id": decoder.config.pad_token_id,
+        });
+        write_json(&dir.join("generation_config.json"), &generation)?;
+        let all: Vec<_> =
+            decoder.parts().flat_map(|layer_idx| decoder.stored_weights(layer_idx, *options)).collect();
+        let file = TensorWriter::begin(&dir.join("model.safetensors"), &all)?;
+        Ok(Self { decoder, options: *options, file })
+    }
+
+    /// Writes the weights of the layer `layer_idx`, or of what is outside of the layers, which comes first.
+    ///
+    /// # Errors
+    /// [`ModelError::Write`].
+    pub fn write(&mut self, layer_idx: Option<usize>) -> Result<(), ModelError> {
+        let weights = self.decoder.stored_weights(layer_idx, self.options);
+        weights.iter().try_for_each(|(_, weight)| self.file.write(weight))
+    }
+
+    /// Gives the file of weights its name, after the last layer.
+    ///
+    /// # Errors
+    /// [`ModelError::Write`].
+    pub fn finish(self) -> Result<(), ModelError> {
+        self.file.finish()
     }
 }
 
@@ -98,19 +149,50 @@ impl<'a> StoredAs<'a> {
     }
 }
 
-/// Writes tensors of one dtype as a safetensors file.
-pub(super) fn write_tensors(path: &Path, tensors: Vec<(String, StoredAs<'_>)>) -> Result<(), ModelError> {
-    let header = header_bytes(&tensors);
-    write_whole(path, |file| {
-        file.write_all(&(header.len() as u64).to_le_bytes())?;
-        file.write_all(&header)?;
-        tensors.iter().try_for_each(|(_, tensor)| file.write_all(&tensor.bytes()))
-    })
+/// A safetensors file beside its place, of which tensors are written in the order of its header.
+#[derive(Debug)]
+pub(super) struct TensorWriter {
+    path: PathBuf,
+    file: BufWriter<NamedTempFile>,
+}
+
+impl TensorWriter {
+    /// Writes the header of a file of `tensors`.
+    pub(super) fn begin(path: &Path, tensors: &[(String, StoredAs<'_>)]) -> Result<Self, ModelError> {
+        let header = header_bytes(tensors);
+        let begin = || {
+            let mut file = BufWriter::with_capacity(1 << 20, new_beside(path)?);
+            file.write_all(&(header.len() as u64).to_le_bytes())?;
+            file.write_all(&header)?;
+            Ok(file)
+        };
+        let file = begin().map_err(|source| ModelError::Write { path: path.to_owned(), source })?;
+        Ok(Self { path: path.to_owned(), file })
+    }
+
+    /// Writes the next tensor.
+    pub(super) fn write(&mut self, tensor: &StoredAs<'_>) -> Result<(), ModelError> {
+        let written = self.file.write_all(&tensor.bytes());
+        written.map_err(|source| ModelError::Write { path: self.path.clone(), source })
+    }
+
+    /// Gives the file its name, after the last tensor.
+    pub(super) fn finish(self) -> Result<(), ModelError> {
+        let Self { path, file } = self;
+        let named = file.into_inner().map_err(io::IntoInnerError::into_error);
+        named
+            .and_then(|file| persist(file, &path))
+            .map_err(|source| ModelError::Write { path: path.clone(), source })
+    }
 }
 
 /// Writes indented JSON; the folder of `path` is made when it is not there.
 pub(super) fn write_json(path: &Path, document: &Value) -> Result<(), ModelError> {
-    write_whole(path, |file| writeln!(file, "{document:#}"))
+    let written = new_beside(path).and_then(|mut file| {
+        writeln!(file, "{document:#}")?;
+        persist(file, path)
+    });
+    written.map_err(|source| ModelError::Write { path: path.to_owned(), source })
 }
 
 /// The header of a safetensors file in which the tensors lie one after the other, padded so that they are aligned.
@@ -131,25 +213,19 @@ fn header_bytes(tensors: &[(String, StoredAs<'_>)]) -> Vec<u8> {
     bytes
 }
 
-/// Fills a new file beside `path`, syncs it and renames it, so that a half-written one is never found; with the mode
-/// of any new file, as others read exports too.
-fn write_whole(
-    path: &Path,
-    fill: impl FnOnce(&mut BufWriter<&mut NamedTempFile>) -> io::Result<()>,
-) -> Result<(), ModelError> {
-    let write = || {
-        let dir = path.parent().unwrap_or(Path::new("."));
-        fs::create_dir_all(dir)?;
-        let mode = fs::Permissions::from_mode(0o666);
-        let mut file = tempfile::Builder::new().prefix(".export-").permissions(mode).tempfile_in(dir)?;
-        let mut writer = BufWriter::with_capacity(1 << 20, &mut file);
-        fill(&mut writer)?;
-        writer.flush()?;
-        drop(writer);
-        file.as_file().sync_all()?;
-        file.persist(path).map_err(|error| error.error)
-    };
-    write().map(drop).map_err(|source| ModelError::Write { path: path.to_owned(), source })
+/// A new file beside `path` without its name, so that a half-written one is never found; with the mode of any new file, as
+/// others read exports too.
+fn new_beside(path: &Path) -> io::Result<NamedTempFile> {
+    let dir = path.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(dir)?;
+    let mode = fs::Permissions::from_mode(0o666);
+    tempfile::Builder::new().prefix(".export-").permissions(mode).tempfile_in(dir)
+}
+
+/// Syncs a file that is written and gives it its name.
+fn persist(file: NamedTempFile, path: &Path) -> io::Result<()> {
+    file.as_file().sync_all()?;
+    file.persist(path).map(drop).map_err(|error| error.error)
 }
 
 fn dtype_name(kind: Kind) -> &'static str {

@@ -1,5 +1,5 @@
-//! Decoders made of another's weights: a frozen copy, the reference policy of a job that trains all weights, and the trunk
-//! of a critic.
+//! Decoders made of another's weights: a frozen copy, the reference policy of a job that trains all weights, the trunk of a critic,
+//! and the frame of an engine.
 
 use std::path::Path;
 
@@ -35,23 +35,32 @@ impl Decoder {
     }
 
     /// The same weights for another end, without adapter and without a head of their own: the very tensors, frozen. They
-    /// must not change as long as this decoder is used.
+    /// must not change as long as this decoder is used; where their memory comes and goes, it does so for both.
     pub fn shared_trunk(&self) -> Self {
-        self.without_head(Tensor::detach)
+        self.without_head(
+            |weight| if weight.requires_grad() { weight.detach() } else { weight.shallow_clone() },
+        )
     }
 
-    fn without_head(&self, of: fn(&Tensor) -> Tensor) -> Self {
+    /// A decoder of this configuration around other weights, without any layer and without a head: for an engine that brings products
+    /// and [`DecoderLayer::norms`].
+    pub(crate) fn frame(&self, embedding: Tensor, norm: Tensor) -> Self {
         Self {
             config: self.config.clone(),
             options: self.options,
-            embedding: of(&self.embedding),
-            layers: self.layers.iter().map(|layer| layer_of(layer, of)).collect(),
-            norm: of(&self.norm),
+            embedding,
+            layers: Vec::new(),
+            norm,
             head: None,
             inverse_frequencies: self.inverse_frequencies.shallow_clone(),
             lora: None,
             resting_place: None,
         }
+    }
+
+    fn without_head(&self, of: fn(&Tensor) -> Tensor) -> Self {
+        let layers = self.layers.iter().map(|layer| layer_of(layer, of)).collect();
+        Self { layers, ..self.frame(of(&self.embedding), of(&self.norm)) }
     }
 
     /// Moves the weights of a frozen decoder on the CPU into a nameless file of `folder`, from where they are read in
@@ -94,14 +103,22 @@ impl Decoder {
     }
 }
 
-fn layer_of(layer: &DecoderLayer, of: fn(&Tensor) -> Tensor) -> DecoderLayer {
-    DecoderLayer {
-        shape: layer.shape,
-        input_norm: of(&layer.input_norm),
-        post_attention_norm: of(&layer.post_attention_norm),
-        qk_norm: layer.qk_norm.as_ref().map(|(q_norm, k_norm)| (of(q_norm), of(k_norm))),
-        projections: layer.projections.iter().map(|projection| projection_of(projection, of)).collect(),
+impl DecoderLayer {
+    /// A layer's norms, as `of` makes them, without its products.
+    pub(crate) fn norms(&self, of: fn(&Tensor) -> Tensor) -> Self {
+        Self {
+            shape: self.shape,
+            input_norm: of(&self.input_norm),
+            post_attention_norm: of(&self.post_attention_norm),
+            qk_norm: self.qk_norm.as_ref().map(|(q_norm, k_norm)| (of(q_norm), of(k_norm))),
+            projections: Vec::new(),
+        }
     }
+}
+
+fn layer_of(layer: &DecoderLayer, of: fn(&Tensor) -> Tensor) -> DecoderLayer {
+    let projections = layer.projections.iter().map(|projection| projection_of(projection, of)).collect();
+    DecoderLayer { projections, ..layer.norms(of) }
 }
 
 fn projection_of(projection: &Projection, of: fn(&Tensor) -> Tensor) -> Projection {

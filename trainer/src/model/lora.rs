@@ -19,7 +19,7 @@ use tch::Tensor;
 use super::decoder::Decoder;
 use super::error::ModelError;
 use super::projection::{LoraPair, Projection};
-pub use adapter::BaseModel;
+pub use adapter::{AdapterExport, BaseModel};
 pub use targets::ModuleMatch;
 
 /// How adapters are shaped, placed and started.

@@ -57,7 +57,7 @@ impl Weights {
     ///
     /// # Errors
     /// [`ModelError`], with file and tensor; a class that is no sequence classifier is refused.
-    pub(super) fn open_classifier(dir: &Path) -> Result<Self, ModelError> {
+    pub(crate) fn open_classifier(dir: &Path) -> Result<Self, ModelError> {
         let path = dir.join("config.json");
         let document = read_json(&path)?;
         let config = ModelConfig::from_classifier_json(&document)

@@ -13,6 +13,8 @@ use super::{RankError, Ranks};
 pub struct MeshRanks {
     mesh: Mesh,
     place: Coordinates,
+    /// Which of so many ranks this is that hold this shard.
+    copy: (usize, usize),
     /// The ranks that hold this copy together.
     replica: RefCell<Box<dyn Collectives>>,
     /// The ranks that hold this shard.
@@ -33,10 +35,12 @@ impl Ranks {
             Some(rendezvous) => connect(rendezvous, &name, &members),
             None => Ok(Box::new(Alone::new(&name)) as Box<dyn Collectives>),
         };
-        let copy = format!("replica {}, part {}", place.replica, place.part);
-        let replica = connect(copy, mesh.replica_members(self.rank))?;
-        let copies = connect(format!("shard {}", place.shard), mesh.shard_members(self.rank))?;
-        Ok(MeshRanks { mesh, place, replica: RefCell::new(replica), copies: RefCell::new(copies) })
+        let name = format!("replica {}, part {}", place.replica, place.part);
+        let replica = connect(name, mesh.replica_members(self.rank))?;
+        let same = mesh.shard_members(self.rank);
+        let copy = (same.iter().position(|member| *member == self.rank).unwrap_or(0), same.len());
+        let copies = connect(format!("shard {}", place.shard), same)?;
+        Ok(MeshRanks { mesh, place, copy, replica: RefCell::new(replica), copies: RefCell::new(copies) })
     }
 }
 
@@ -58,6 +62,11 @@ impl MeshRanks {
     /// Which shard this rank holds.
     pub fn shard(&self) -> usize {
         self.place.shard
+    }
+
+    /// Which rank this is of those that hold the same shard, from 0, and how many they are.
+    pub fn copy(&self) -> (usize, usize) {
+        self.copy
     }
 
     /// Starts to lay the copy's shards, `[n]` each, end to end in `whole`, `[dp_shard * n]`.

@@ -43,7 +43,7 @@ impl StreamRanks {
 }
 
 impl Ranks {
-    /// The same ranks, of which `sp` neighbours each compute one stream together. All ranks do so once.
+    /// The same ranks, of which `sp` neighbours each compute one stream together. All ranks do so once for each `sp`.
     ///
     /// # Errors
     /// [`RankError`] when `sp` does not divide the ranks, or one is lost.
@@ -52,7 +52,7 @@ impl Ranks {
         if sp == 1 {
             return Ok(Self { stream: None, ..self });
         }
-        let name = format!("stream {}", mesh.stream(self.rank));
+        let name = format!("stream {} of {sp}", mesh.stream(self.rank));
         let group = match &self.lock().rendezvous {
             Some(rendezvous) => connect(rendezvous, &name, &mesh.stream_members(self.rank))?,
             None => Box::new(Alone::new(&name)),

@@ -1,5 +1,8 @@
 //! Ranks that are threads here: what each has after an exchange.
 
+mod traffic;
+
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::thread;
 
@@ -13,7 +16,7 @@ use crate::offload::Offload;
 use crate::optim::AdamWOptions;
 
 /// Runs `body` on every rank; what each returned, in the order of ranks.
-pub(super) fn on_ranks<T: Send>(size: usize, body: impl Fn(Ranks) -> T + Sync) -> Vec<T> {
+pub(crate) fn on_ranks<T: Send>(size: usize, body: impl Fn(Ranks) -> T + Sync) -> Vec<T> {
     let store = serve_store(0, 1, size).unwrap();
     let master_port = store.port();
     let join = |rank| {
@@ -44,7 +47,7 @@ pub(super) fn on_ranks<T: Send>(size: usize, body: impl Fn(Ranks) -> T + Sync) -
 }
 
 /// An actor whose decoder `dp_shard` ranks share.
-pub(super) fn actor_on_mesh(
+pub(crate) fn actor_on_mesh(
     decoder: Decoder,
     options: ActorOptions,
     ranks: &Ranks,
@@ -75,6 +78,27 @@ pub(super) fn resting_actor(
         Some(folder) => actor.with_resting_inputs(folder.to_owned()),
         None => actor,
     }
+}
+
+/// Copies of a decoder's parameters by name, whole, wherever its parts are.
+pub(crate) fn whole_parameters(decoder: DecoderParts<'_>) -> BTreeMap<String, Tensor> {
+    let (layers, outer) = decoder.decoder().parameters_by_layer();
+    let mut all = BTreeMap::new();
+    let visited = decoder.visit(Numbers::Exact, |part| {
+        let of_part = part.layer_idx().map_or(&outer, |layer_idx| &layers[layer_idx]);
+        all.extend(of_part.iter().map(|(name, leaf)| (name.clone(), leaf.detach().copy())));
+        Ok::<(), RankError>(())
+    });
+    visited.unwrap();
+    all
+}
+
+/// The same of those that an actor trains.
+pub(crate) fn trained_parameters(actor: &Actor) -> BTreeMap<String, Tensor> {
+    let mut all = whole_parameters(actor.parts());
+    let trained = actor.decoder.trainable_parameters();
+    all.retain(|name, _| trained.iter().any(|(trained, _)| trained == name));
+    all
 }
 
 #[test]
@@ -130,6 +154,16 @@ fn shares_are_whole_groups_where_these_suffice_and_every_row_is_in_one() {
     {
         batch.groups = groups;
         let all: Vec<usize> = (0..6).collect();
+        if size == 2 {
+            let dealt = on_ranks(size, |ranks| ranks.dealing_by(Balance::Order).share_of(&batch, &all, 16));
+            assert_eq!(dealt, [vec![0, 1, 2, 3], vec![4, 5]], "the first group and the second");
+        }
+        if size == 4 {
+            let dealt = on_ranks(size, |ranks| ranks.dealing_by(Balance::Count).share_of(&batch, &all, 16));
+            let mut counts: Vec<usize> = dealt.iter().map(Vec::len).collect();
+            counts.sort_unstable();
+            assert_eq!(counts, [1, 1, 2, 2]);
+        }
         let shares = on_ranks(size, |ranks| ranks.share_of(&batch, &all, 16));
         let mut together = shares.concat();
         together.sort_unstable();

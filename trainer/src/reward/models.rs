@@ -1,27 +1,34 @@
 //! The reward models of a manifest: which samples each is asked about, and its numbers for the reward functions of kind
 //! `Model`. Weights and limits are the pool's, like those of all other functions.
+//!
+//! Where ranks share the policy they share these models too: each asks about its own samples, and passes are made by all.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use rlt_api::spec::{RewardFunctionSpec, RewardModelSpec};
 use rlt_core::packing::{PackingError, pack};
 use rlt_core::types::{Completion, Prompt, TokenId};
+use tch::no_grad;
 
 use super::functions::judges;
+use crate::actor::islands::{self, Model};
 use crate::model::hub::{self, HubError};
-use crate::model::{LoadOptions, ModelError, SequenceClassifier};
+use crate::model::{Adapter, LoadOptions, ModelError, PackedInput, SequenceClassifier, Weights};
+use crate::parallel::{MeshRanks, RankError, Ranks, ShardedParameters};
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
 /// The numbers of reward models for one sample, by the name of the function.
 pub type ModelScores = BTreeMap<String, f64>;
 
 /// Every reward model of a manifest.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct RewardModels {
     models: Vec<RewardModel>,
     max_tokens: usize,
+    ranks: Ranks,
 }
 
 #[derive(Debug)]
@@ -29,6 +36,8 @@ struct RewardModel {
     name: String,
     data_sources: Vec<String>,
     classifier: SequenceClassifier,
+    /// This rank's shards of it; `None` where every rank has the whole.
+    shards: Option<ShardedParameters>,
 }
 
 /// What a run's policy is, as far as its reward models must fit it.
@@ -38,6 +47,15 @@ pub struct Policy<'a> {
     pub tokenizer: &'a Tokenizer,
     /// Tokens of the longest prompt and completion together.
     pub longest_sequence: usize,
+}
+
+/// How ranks share a model.
+#[derive(Clone, Debug)]
+pub struct Sharing<'a> {
+    /// Those that have a copy of it together.
+    pub mesh: Rc<MeshRanks>,
+    /// The folder in whose files parts rest between passes, see [`ShardedParameters::new`].
+    pub rest_in: Option<&'a Path>,
 }
 
 /// Why a reward model cannot judge.
@@ -101,6 +119,9 @@ pub enum RewardModelError {
     /// Its numbers cannot be read back.
     #[error("read the numbers of a reward model")]
     Torch(#[from] rlt_torch::Error),
+    /// Ranks could not share it.
+    #[error("share a reward model with the other ranks")]
+    Ranks(#[from] RankError),
 }
 
 impl RewardModelError {
@@ -113,40 +134,57 @@ impl RewardModelError {
             Self::Vocabulary { .. } | Self::TooShort { .. } | Self::Packing(_) => {
                 rlt_api::ExitCode::BadConfig
             }
-            Self::Torch(_) => rlt_api::ExitCode::Failure,
+            Self::Torch(_) | Self::Ranks(_) => rlt_api::ExitCode::Failure,
         }
     }
 }
 
 impl RewardModels {
-    /// Loads the models that `functions` name, to be asked in passes of at most `max_tokens` tokens.
+    /// Whether one of the models that `functions` name is to be fetched from the hub.
+    pub fn is_any_on_hub(functions: &[RewardFunctionSpec]) -> bool {
+        functions.iter().filter_map(|function| function.model.as_ref()).any(|model| model.hub.is_some())
+    }
+
+    /// The folders of the models that `functions` name, in their order; what the hub has is fetched first.
+    ///
+    /// # Errors
+    /// [`RewardModelError::Hub`], with the function's name.
+    pub fn folders(functions: &[RewardFunctionSpec]) -> Result<Vec<PathBuf>, RewardModelError> {
+        named(functions).map(|(function, model)| folder(&function.name, model)).collect()
+    }
+
+    /// Loads the models that `functions` name from their `folders`, to be asked in passes of at most `max_tokens` tokens. With
+    /// `sharing`, which is the policy's, every rank keeps a part of each; all `ranks` do so alike.
     ///
     /// # Errors
     /// [`RewardModelError`], with the function's name.
     pub fn load(
-        functions: &[RewardFunctionSpec],
+        (functions, folders): (&[RewardFunctionSpec], &[PathBuf]),
         policy: Policy<'_>,
         max_tokens: usize,
         options: &LoadOptions,
+        (ranks, sharing): (&Ranks, Option<Sharing<'_>>),
     ) -> Result<Self, RewardModelError> {
-        let named = functions.iter().filter_map(|function| Some((function, function.model.as_ref()?)));
-        let load = |(function, model): (&RewardFunctionSpec, &RewardModelSpec)| {
-            let dir = folder(&function.name, model)?;
-            let classifier = SequenceClassifier::load(&dir, options).map_err(|source| {
-                let (name, dir) = (function.name.clone(), dir.clone());
-                RewardModelError::Model { name, dir, source: Box::new(source) }
-            })?;
-            fits(&function.name, &dir, &classifier, policy)?;
-            let (name, data_sources) = (function.name.clone(), function.data_sources.clone());
-            Ok(RewardModel { name, data_sources, classifier })
+        let load = |((function, _), dir): ((&RewardFunctionSpec, &RewardModelSpec), &PathBuf)| {
+            let model = RewardModel::load(function, dir, options, sharing.as_ref())?;
+            fits(&function.name, dir, &model.classifier, policy)?;
+            Ok(model)
         };
-        Ok(Self { models: named.map(load).collect::<Result<_, RewardModelError>>()?, max_tokens })
+        let models = named(functions).zip(folders).map(load).collect::<Result<_, RewardModelError>>()?;
+        Ok(Self { models, max_tokens, ranks: ranks.clone() })
     }
 
-    /// What every model says of each sample that it is asked about, in the order of the samples.
+    /// Whether ranks make passes together, so that all must ask where one does.
+    pub fn are_shared(&self) -> bool {
+        self.models.iter().any(|model| model.shards.is_some())
+    }
+
+    /// What every model says of each sample that it is asked about, in the order of the samples. Where ranks share the models
+    /// all of them take part, each with samples of its own.
     ///
     /// # Errors
-    /// [`RewardModelError::Packing`] when a sequence alone is longer than a pass, and [`RewardModelError::Torch`].
+    /// [`RewardModelError::Packing`] when a sequence alone is longer than a pass, [`RewardModelError::Torch`], and
+    /// [`RewardModelError::Ranks`] when a rank is lost.
     pub fn scores(
         &self,
         samples: &[(Arc<Prompt>, Completion)],
@@ -160,7 +198,7 @@ impl RewardModels {
                 .iter()
                 .map(|idx| [samples[*idx].0.tokens.as_slice(), &samples[*idx].1.tokens].concat())
                 .collect();
-            for (idx, score) in asked.iter().zip(model.scores(&sequences, self.max_tokens)?) {
+            for (idx, score) in asked.iter().zip(model.scores(&sequences, self.max_tokens, &self.ranks)?) {
                 all[*idx].insert(model.name.clone(), score);
             }
         }
@@ -169,19 +207,63 @@ impl RewardModels {
 }
 
 impl RewardModel {
-    fn scores(&self, sequences: &[Vec<TokenId>], max_tokens: usize) -> Result<Vec<f64>, RewardModelError> {
+    fn load(
+        function: &RewardFunctionSpec,
+        dir: &Path,
+        options: &LoadOptions,
+        sharing: Option<&Sharing<'_>>,
+    ) -> Result<Self, RewardModelError> {
+        let failed = |source| {
+            let (name, dir) = (function.name.clone(), dir.to_owned());
+            RewardModelError::Model { name, dir, source: Box::new(source) }
+        };
+        let (classifier, shards) = match sharing {
+            None => (SequenceClassifier::load(dir, options).map_err(failed)?, None),
+            Some(Sharing { mesh, rest_in }) => {
+                let weights = Weights::open_classifier(dir).map_err(failed)?;
+                let classifier = SequenceClassifier::outline(&weights, options).map_err(failed)?;
+                let shards = ShardedParameters::new(classifier.decoder(), Rc::clone(mesh), *rest_in)?;
+                shards.read(&weights).map_err(failed)?;
+                (classifier, Some(shards))
+            }
+        };
+        let (name, data_sources) = (function.name.clone(), function.data_sources.clone());
+        Ok(Self { name, data_sources, classifier, shards })
+    }
+
+    fn scores(
+        &self,
+        sequences: &[Vec<TokenId>],
+        max_tokens: usize,
+        ranks: &Ranks,
+    ) -> Result<Vec<f64>, RewardModelError> {
+        let decoder = self.classifier.decoder();
         let lens: Vec<usize> = sequences.iter().map(Vec::len).collect();
-        let packing = pack(&lens, max_tokens, self.classifier.decoder().config.hidden_size)?;
+        let packing = pack(&lens, max_tokens, decoder.config.hidden_size)?;
+        let model = Model { decoder, shards: self.shards.as_ref(), stream: None };
         let mut scores = vec![0.0; sequences.len()];
-        for pass in &packing.micro_batches {
+        for pass in model.passes(ranks, packing.micro_batches)? {
+            let Some(pass) = pass else {
+                model.pass_by()?;
+                continue;
+            };
             let tokens: Vec<&[TokenId]> = pass.iter().map(|idx| sequences[*idx].as_slice()).collect();
-            let numbers_n = self.classifier.scores(&tokens).to_device(tch::Device::Cpu);
+            let input = PackedInput::new(&tokens, decoder.device());
+            let normed_td = islands::infer(model, &input, &decoder.context(&input, Adapter::Off))?;
+            model.leave()?;
+            let numbers_n = no_grad(|| self.classifier.scores_of(&normed_td, &tokens));
+            let numbers_n = numbers_n.to_device(tch::Device::Cpu);
             for (idx, number) in pass.iter().zip(rlt_torch::f32_slice(&numbers_n)?) {
                 scores[*idx] = f64::from(*number);
             }
         }
         Ok(scores)
     }
+}
+
+/// The functions that a model judges for, with it.
+fn named(functions: &[RewardFunctionSpec]) -> impl Iterator<Item = (&RewardFunctionSpec, &RewardModelSpec)> {
+    functions.iter().filter_map(|function| Some((function, function.model.as_ref()?)))
 }
 
 /// Where a model is on this machine, fetched first where the hub has it.

@@ -15,6 +15,7 @@ use super::sampler;
 use super::weights::RolloutWeights;
 use super::{RolloutError, RolloutOptions, RolloutProgress, RolloutRequest, RolloutStats, WeightDigest};
 use crate::model::Decoder;
+use crate::parallel::DecoderParts;
 
 /// Rows beyond which a packed weight's layout no longer depends on their number.
 const MAX_ROWS_HINT: usize = 64;
@@ -34,16 +35,16 @@ impl RolloutEngine {
         Self { options, weights: None, cache: None, stats: RolloutStats::default() }
     }
 
-    /// Packs the decoder's weights, adapters folded in, as those of `policy_version`; returns what
+    /// Packs the policy's weights, adapters folded in, as those of `policy_version`; returns what
     /// [`WeightDigest::of`] gives for them. Nothing of earlier weights stays: no key or value outlives a call of
-    /// [`Self::generate`].
+    /// [`Self::generate`]. Where ranks share the policy all of them do so together; no more than two parts of it are whole at once.
     ///
     /// # Errors
     /// [`RolloutError::OlderWeights`] when the engine already has a later version, [`RolloutError::Tensor`] when
-    /// memory cannot be reached.
-    pub fn sync_weights(
+    /// memory cannot be reached, [`RolloutError::Torn`] or [`RolloutError::Ranks`] when ranks could not bring the weights.
+    pub fn sync_weights<'a>(
         &mut self,
-        decoder: &Decoder,
+        policy: impl Into<DecoderParts<'a>>,
         policy_version: u64,
     ) -> Result<WeightDigest, RolloutError> {
         if let Some(current) = self.policy_version().filter(|&current| current > policy_version) {
@@ -53,7 +54,7 @@ impl RolloutEngine {
         self.weights = None;
         rlt_torch::release_free_memory();
         let rows_hint = self.options.max_concurrent.clamp(1, MAX_ROWS_HINT) as i64;
-        let weights = tch::no_grad(|| RolloutWeights::pack(decoder, policy_version, rows_hint))?;
+        let weights = tch::no_grad(|| RolloutWeights::pack(policy.into(), policy_version, rows_hint))?;
         Ok(self.weights.insert(weights).digest.clone())
     }
 
@@ -80,25 +81,26 @@ impl RolloutEngine {
     /// `progress` is called after each step and may end the generation there.
     ///
     /// # Errors
-    /// [`RolloutError`]; in particular [`RolloutError::StaleWeights`] when a parameter of `decoder` differs from
+    /// [`RolloutError`]; in particular [`RolloutError::StaleWeights`] when a parameter of `policy` differs from
     /// what was synchronised.
-    pub fn generate(
+    pub fn generate<'a>(
         &mut self,
-        decoder: &Decoder,
+        policy: impl Into<DecoderParts<'a>>,
         requests: &[RolloutRequest],
         detokenizer: &dyn Detokenizer,
         progress: &mut dyn FnMut(RolloutProgress) -> ControlFlow<()>,
     ) -> Result<Vec<Vec<Completion>>, RolloutError> {
         let _no_grad = tch::no_grad_guard();
         let weights = self.weights.as_ref().ok_or(RolloutError::Asleep)?;
+        let (decoder, policy) = (&weights.frame, policy.into());
         let mut stats = RolloutStats::default();
-        timed(&mut stats.digest_time, || check_fresh(weights, decoder))?;
+        timed(&mut stats.digest_time, || check_fresh(weights, policy))?;
         let planned = self.plan(decoder, requests)?;
         let cache = fitting_cache(&mut self.cache, &self.options, decoder, &planned);
         stats.cache_bytes = cache.bytes();
         let mut scheduler = scheduler_for(&self.options, cache, &planned)?;
         let mut drafts = Drafts::new(requests, &self.options.eos_token_ids, detokenizer);
-        let mut runner = ModelRunner { decoder, weights, cache };
+        let mut runner = ModelRunner { weights, cache };
         let mut done = RolloutProgress::default();
         while !scheduler.is_idle() {
             let logits_bv = run_step(&mut scheduler, &mut runner, &mut stats);
@@ -173,8 +175,8 @@ fn timed<T>(total: &mut Duration, work: impl FnOnce() -> T) -> T {
     result
 }
 
-fn check_fresh(weights: &RolloutWeights, decoder: &Decoder) -> Result<(), RolloutError> {
-    let now = WeightDigest::of(decoder)?;
+fn check_fresh(weights: &RolloutWeights, policy: DecoderParts<'_>) -> Result<(), RolloutError> {
+    let now = WeightDigest::of(policy)?;
     match weights.digest.first_difference(&now) {
         None => Ok(()),
         Some(parameter) => Err(RolloutError::StaleWeights {

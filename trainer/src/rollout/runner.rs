@@ -6,11 +6,10 @@ use tch::Tensor;
 
 use super::kv_cache::{KvCache, LayerCache};
 use super::weights::RolloutWeights;
-use crate::model::{Decoder, DecoderLayer};
+use crate::model::DecoderLayer;
 
-/// A decoder with packed weights and a cache to write to.
+/// Packed weights and a cache to write to.
 pub(super) struct ModelRunner<'a> {
-    pub(super) decoder: &'a Decoder,
     pub(super) weights: &'a RolloutWeights,
     pub(super) cache: &'a mut KvCache,
 }
@@ -44,19 +43,19 @@ impl ModelRunner<'_> {
     pub(super) fn decode(&mut self, sequences: &[Sequence]) -> Tensor {
         let batch = prepare_decode(sequences, self.cache.block_size());
         let hidden_bd = self.forward(&batch);
-        let normed_bd = self.decoder.final_norm(&hidden_bd);
+        let normed_bd = self.weights.frame.final_norm(&hidden_bd);
         self.weights.head.forward(&normed_bd).to_kind(tch::Kind::Float)
     }
 
     /// Hidden states [t, d] behind the last layer.
     fn forward(&mut self, batch: &Batch) -> Tensor {
-        let device = self.decoder.device();
+        let device = self.weights.frame.device();
         let tokens = Tensor::from_slice(&batch.tokens).to_device(device);
         let position_ids = Tensor::from_slice(&batch.position_ids).to_device(device);
-        let rope = self.decoder.rope(&position_ids);
+        let rope = self.weights.frame.rope(&position_ids);
         let attention = batch.context.attention();
-        let mut hidden_td = self.decoder.embed(&tokens);
-        for (layer_idx, layer) in self.decoder.layers().iter().enumerate() {
+        let mut hidden_td = self.weights.frame.embed(&tokens);
+        for (layer_idx, layer) in self.weights.frame.layers().iter().enumerate() {
             let cache = self.cache.layer(layer_idx);
             let mut attend = |q_thd: &Tensor, k_tkd: &Tensor, v_tkd: &Tensor| {
                 rlt_torch::write_kv(&mut cache.keys, &mut cache.values, k_tkd, v_tkd, &batch.slot_mapping);

@@ -1,17 +1,23 @@
 //! The decoder's linear layers as the engine multiplies with them: fused, packed for few rows, adapters folded in.
 //!
 //! Queries, keys and values come out of one product, gate and up out of another: five products a layer become four,
-//! each over a wider weight. Norms and embeddings stay the trainer's own tensors.
+//! each over a wider weight. Norms and embeddings stay the trainer's own tensors where it has all of them. Where ranks share the
+//! model its parts are whole one after the other, each no longer than it is packed, and the engine has copies of what it does
+//! not pack: embeddings in the dtype in which it computes, and norms. So what it has packed is the one whole copy of the model.
 
 use tch::{Device, Kind, Tensor};
 
+use super::digest::digest_of;
 use super::{RolloutError, WeightDigest};
 use crate::model::{Adapter, Decoder, DecoderLayer, ProjectionWeights, Projections};
+use crate::parallel::{DecoderParts, Part};
 use rlt_torch::{Block, PackedLinear};
 
 /// Packed weights of one policy version.
 #[derive(Debug)]
 pub(super) struct RolloutWeights {
+    /// Embeddings and norms.
+    pub(super) frame: Decoder,
     pub(super) layers: Vec<PackedLayer>,
     /// [vocabulary, hidden].
     pub(super) head: PackedLinear,
@@ -33,23 +39,97 @@ pub(super) struct PackedLayer {
 }
 
 impl RolloutWeights {
-    /// Packs every linear layer of `decoder` in its compute dtype, one layer at a time, for products of about
+    /// Packs every linear layer of `policy` in its compute dtype, one part of the model at a time, for products of about
     /// `rows_hint` rows.
-    pub(super) fn pack(decoder: &Decoder, policy_version: u64, rows_hint: i64) -> Result<Self, RolloutError> {
-        let digest = WeightDigest::of(decoder)?;
-        let kind = decoder.compute_kind();
+    pub(super) fn pack(
+        policy: DecoderParts<'_>,
+        policy_version: u64,
+        rows_hint: i64,
+    ) -> Result<Self, RolloutError> {
+        let digest = WeightDigest::of(policy)?;
+        let decoder = policy.decoder();
         let failed = |what: String| |source| RolloutError::Tensor { what, source };
-        let mut block = Block::new(packed_bytes(decoder)).map_err(failed("the packed weights".into()))?;
-        let mut pack = |(layer_idx, layer): (usize, &DecoderLayer)| {
-            PackedLayer::pack(layer, kind, rows_hint, &mut block)
-                .map_err(failed(format!("layer {layer_idx}")))
-        };
-        let layers = decoder.layers().iter().enumerate().map(&mut pack).collect::<Result<Vec<_>, _>>()?;
-        let head_vd = decoder.head_weight().detach().to_kind(kind);
-        let head = PackedLinear::new(&head_vd, None, rows_hint, Some(&mut block))
-            .map_err(failed("the head".into()))?;
-        Ok(Self { layers, head, digest, policy_version })
+        let block = Block::new(packed_bytes(decoder)).map_err(failed("the packed weights".into()))?;
+        let mut packer = Packer { policy, rows_hint, block };
+        let (mut outer, mut layers) = (None, Vec::new());
+        policy.visit(policy.numbers_to_sample(), |part| {
+            packer.attest(part)?;
+            if part == Part::Layer(0) && policy.shards().is_some() {
+                // What was gathered of what is outside of the layers has gone, and layers are smaller.
+                rlt_torch::release_free_memory();
+            }
+            match part {
+                Part::Outer => outer = Some(packer.outer().map_err(failed("the head".into()))?),
+                Part::Layer(layer_idx) => {
+                    let layer = packer.layer(&decoder.layers()[layer_idx]);
+                    layers.push(layer.map_err(failed(format!("layer {layer_idx}")))?);
+                }
+            }
+            Ok::<(), RolloutError>(())
+        })?;
+        let (mut frame, head) = outer.ok_or(RolloutError::Asleep)?;
+        let (norms, layers) = layers.into_iter().unzip();
+        frame.layers = norms;
+        Ok(Self { frame, layers, head, digest, policy_version })
     }
+}
+
+/// Takes the parts of a policy over while they are whole.
+struct Packer<'a> {
+    policy: DecoderParts<'a>,
+    rows_hint: i64,
+    block: Block,
+}
+
+impl Packer<'_> {
+    /// Fails unless what has been gathered of a part is what the ranks hold of it.
+    fn attest(&self, part: Part) -> Result<(), RolloutError> {
+        let Some(shards) = self.policy.shards() else { return Ok(()) };
+        match shards.is_as_held(part, |tensor| digest_of(&part_name(part), tensor))? {
+            true => Ok(()),
+            false => Err(RolloutError::Torn { part: part_name(part) }),
+        }
+    }
+
+    /// Embedding and final norm, and the head.
+    fn outer(&mut self) -> Result<(Decoder, PackedLinear), rlt_torch::Error> {
+        let (decoder, kind) = (self.policy.decoder(), self.policy.decoder().compute_kind());
+        let frame = match self.policy.shards() {
+            None => decoder.frame(decoder.embedding.detach(), decoder.norm.detach()),
+            Some(_) => decoder.frame(cast(&decoder.embedding, kind), copied(&decoder.norm)),
+        };
+        // On the CPU fp32 is packed, and anything else was cast: either is a copy.
+        let is_kept_plain = kind != Kind::Float || decoder.device() != Device::Cpu;
+        let head_vd = match self.policy.shards() {
+            Some(_) if is_kept_plain => cast(decoder.head_weight(), kind),
+            _ => decoder.head_weight().detach().to_kind(kind),
+        };
+        let head = PackedLinear::new(&head_vd, None, self.rows_hint, Some(&mut self.block))?;
+        Ok((frame, head))
+    }
+
+    /// A layer's norms, and its products.
+    fn layer(&mut self, layer: &DecoderLayer) -> Result<(DecoderLayer, PackedLayer), rlt_torch::Error> {
+        let kind = self.policy.decoder().compute_kind();
+        let norms = match self.policy.shards() {
+            None => layer.norms(Tensor::detach),
+            Some(_) => layer.norms(copied),
+        };
+        Ok((norms, PackedLayer::pack(layer, kind, self.rows_hint, &mut self.block)?))
+    }
+}
+
+fn part_name(part: Part) -> String {
+    part.layer_idx().map_or("what is outside of the layers".into(), |idx| format!("layer {idx}"))
+}
+
+fn copied(tensor: &Tensor) -> Tensor {
+    tensor.detach().copy()
+}
+
+/// A copy in `kind`, also where it has that already.
+fn cast(tensor: &Tensor, kind: Kind) -> Tensor {
+    if tensor.kind() == kind { copied(tensor) } else { tensor.detach().to_kind(kind) }
 }
 
 impl PackedLayer {

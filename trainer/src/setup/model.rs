@@ -1,7 +1,7 @@
 //! The model and the roles on it: the actor with its optimizer, and the reference; and models that judge. Where ranks share the model each of them
 //! reads, draws or copies its own part alone.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use rlt_api::plan::HEAD_CHUNK_TOKENS;
@@ -10,14 +10,14 @@ use rlt_api::resolved::{ModelSource, ResolvedSpec};
 use rlt_api::spec::Precision;
 use tch::{Device, Kind};
 
-use super::optimizer_options;
+use super::{Streams, optimizer_options};
 use crate::actor::{Actor, ActorOptions};
 use crate::error::TrainError;
 use crate::model::{Decoder, LoadOptions, Weights};
 use crate::offload::Offload;
 use crate::parallel::{Ranks, ShardedParameters};
 use crate::reference::{FrozenPolicy, Reference};
-use crate::reward::{Policy, RewardModels};
+use crate::reward::{Policy, RewardModels, Sharing};
 use crate::run_folder::RunFolder;
 use crate::tokenizer::Tokenizer;
 use crate::trainer::{SeedStream, seed};
@@ -49,9 +49,10 @@ pub(super) fn actor(
     spec: &ResolvedSpec,
     weights: &Weights,
     device: Device,
-    ranks: &Ranks,
+    streams: &Streams,
     folder: &RunFolder,
 ) -> Result<Actor, TrainError> {
+    let ranks = &streams.updates;
     let training = &spec.training;
     let offload = Offload::new(training.offload, folder.root());
     let comes_in_parts = spec.workers.mesh.dp_shard > 1 || offload.parameters().is_some();
@@ -65,7 +66,7 @@ pub(super) fn actor(
         activation_checkpointing: training.activation_checkpointing,
         max_grad_norm: training.max_grad_norm,
     };
-    let actor = Actor::new(decoder, optimizer, options, ranks.clone());
+    let actor = Actor::new(decoder, optimizer, options, ranks.clone()).scoring_by(streams.logprobs.clone());
     let actor = match shards {
         Some(shards) => actor.with_shards(shards),
         None => actor,
@@ -74,7 +75,9 @@ pub(super) fn actor(
         Some(folder) => actor.with_resting_inputs(folder.to_owned()),
         None => actor,
     };
-    actor.check_streams()?;
+    for (ranks, field) in streams.of_different_degrees() {
+        actor.check_streams(ranks, field)?;
+    }
     Ok(actor)
 }
 
@@ -139,16 +142,31 @@ pub(super) fn reference(
     })
 }
 
-/// The reward models, frozen and whole on every rank, in the numbers in which the policy computes.
+/// The folders of the reward models. What the leader downloads the others find.
+pub(super) fn reward_model_folders(spec: &ResolvedSpec, ranks: &Ranks) -> Result<Vec<PathBuf>, TrainError> {
+    let functions = &spec.rewards.functions;
+    let folders = || Ok(RewardModels::folders(functions)?);
+    if RewardModels::is_any_on_hub(functions) { ranks.leader_first(folders) } else { folders() }
+}
+
+/// The reward models, frozen, in the numbers in which the policy computes, in shards where the actor is, which rest where its do.
 pub(super) fn reward_models(
     spec: &ResolvedSpec,
+    folders: &[PathBuf],
     tokenizer: &Tokenizer,
-    device: Device,
+    actor: &Actor,
+    folder: &RunFolder,
 ) -> Result<RewardModels, TrainError> {
     let longest_sequence = spec.data.max_prompt_tokens + spec.rollout.max_completion_tokens;
     let policy = Policy { tokenizer, longest_sequence: longest_sequence as usize };
     let numbers = compute_kind(spec);
+    let device = actor.decoder.device();
     let options = LoadOptions { device, storage: numbers, compute: numbers, trainable: false };
-    let max_tokens = spec.training.max_logprob_tokens as usize;
-    Ok(RewardModels::load(&spec.rewards.functions, policy, max_tokens, &options)?)
+    // Every rank judges whole sequences, also where it shares the tokens of other passes.
+    let max_tokens = spec.training.max_logprob_tokens.max(longest_sequence) as usize;
+    let offload = Offload::new(spec.training.offload, folder.root());
+    let sharing =
+        actor.shards().map(|shards| Sharing { mesh: shards.ranks(), rest_in: offload.parameters() });
+    let ranks = (actor.ranks(), sharing);
+    Ok(RewardModels::load((&spec.rewards.functions, folders), policy, max_tokens, &options, ranks)?)
 }

@@ -66,7 +66,7 @@ pub(super) fn groups(trainer: &mut Trainer, clock: &mut PhaseClock) -> Result<Op
     }
     groups.truncate(num_wanted);
     let greedy_rewards = greedy_rewards(trainer, &groups, clock)?;
-    trainer.end_rollout()?;
+    trainer.end_rollout();
     Ok(Some(Collected { groups, greedy_rewards, num_batches }))
 }
 
@@ -149,8 +149,11 @@ fn sample_own(
         })
         .collect();
     trainer.watch.begin_phase(how.phase, (own_idxs.len() * how.num_samples as usize) as u64);
-    let completions = clock.measure("gen", || generate(trainer, &requests));
-    let Some(completions) = completions? else { return Ok(None) };
+    let completions = clock.measure("gen", || generate(trainer, &requests))?;
+    // Ranks that share a reward model judge together or not at all.
+    let is_shared = trainer.reward_models.are_shared();
+    let is_cut_short = is_shared && trainer.ranks.max(completions.is_none().into())? > 0;
+    let Some(completions) = completions.filter(|_| !is_cut_short) else { return Ok(None) };
     let own: Vec<Arc<Prompt>> = own_idxs.iter().map(|idx| Arc::clone(&prompts[*idx])).collect();
     Ok(Some(clock.measure("reward", || judge(trainer, &own, completions))?))
 }
@@ -172,7 +175,7 @@ fn generate(
         watch.advance(progress.num_finished as u64, progress.num_tokens as u64);
         if stop.reason().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    match engine.generate(&actor.decoder, requests, tokenizer, &mut progress) {
+    match engine.generate(actor.parts(), requests, tokenizer, &mut progress) {
         Ok(completions) => Ok(Some(completions)),
         Err(RolloutError::Interrupted) => Ok(None),
         Err(error) => Err(error.into()),

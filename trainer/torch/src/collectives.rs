@@ -1,6 +1,6 @@
-//! Collectives: how ranks exchange tensors. One trait, [`Collectives`], with two implementations: a group of one rank,
-//! which moves nothing, and c10d's Gloo between processes on CPUs. Which tensors a training step exchanges, and how
-//! ranks are laid out on a mesh, is not known here.
+//! Collectives: how ranks exchange tensors. One trait, [`Collectives`], and three who do it: a group of one rank, which moves
+//! nothing, c10d's Gloo for tensors on CPUs, and NCCL for tensors on GPUs. A group takes both and looks where a tensor
+//! is. Which tensors a training step exchanges, and how ranks are laid out on a mesh, is not known here.
 //!
 //! ```text
 //! Rendezvous::join (store, attempt, rank) -> Rendezvous::group (name, members) -> Box<dyn Collectives>
@@ -11,20 +11,26 @@
 
 mod alone;
 mod border;
+mod by_device;
 mod error;
 mod gloo;
+mod nccl;
+mod pending;
 mod pulse;
 mod rendezvous;
+mod seat;
 mod store;
+mod traffic;
 
 use std::fmt::Debug;
 
 pub use alone::Alone;
 pub use error::{CollectiveError, Diagnosis, RendezvousError};
-pub use gloo::{GlooGroup, Pending};
+pub use pending::Pending;
 pub use rendezvous::{Membership, Rendezvous, report_failure, serve_store};
 pub use store::{Store, StoreError};
 use tch::Tensor;
+pub use traffic::Traffic;
 
 /// How an all-reduce combines the ranks' values, element by element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +41,17 @@ pub enum Reduction {
     Max,
     /// The smallest.
     Min,
+}
+
+impl Reduction {
+    /// Its number at the C border.
+    fn code(self) -> i64 {
+        match self {
+            Self::Sum => 0,
+            Self::Max => 1,
+            Self::Min => 2,
+        }
+    }
 }
 
 /// The operations of one group of ranks. Tensors are dense and contiguous; `output` is overwritten.
@@ -54,8 +71,9 @@ pub trait Collectives: Send + Debug {
     /// When the tensor is not contiguous, or the operation could not be started.
     fn all_reduce(&mut self, tensor: &Tensor, reduction: Reduction) -> Result<Pending, CollectiveError>;
 
-    /// Sums `input` (`size` equal chunks along the first dim) over ranks; `output` becomes the chunk of this rank.
-    /// Chunks are added in the order of ranks, in fp32 for bf16 inputs, so the result does not depend on timing.
+    /// Sums `input` (`size` equal chunks along the first dim) over ranks; `output` becomes the chunk of this rank. Chunks of
+    /// bf16 are added in fp32 and rounded once, in the order of ranks; others too on CPUs, and on GPUs in an order of NCCL's own.
+    /// The result does not depend on timing.
     ///
     /// # Errors
     /// When `input` has not `size` times the elements of `output`, or the operation could not be started.

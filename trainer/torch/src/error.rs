@@ -53,6 +53,16 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// libtorch's own words where it failed, else all that there is to say.
+    pub(crate) fn into_message(self) -> String {
+        match self {
+            Self::Libtorch { message, .. } => message,
+            other => other.to_string(),
+        }
+    }
+}
+
 /// The tensor, or a panic with the error: the behaviour of tch's operations inside a model's forward pass.
 #[expect(clippy::panic, reason = "tch's own operations panic on shapes that cannot work; ours behave alike")]
 pub(crate) fn or_panic<T>(result: Result<T, Error>) -> T {

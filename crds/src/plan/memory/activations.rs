@@ -19,7 +19,7 @@ pub(super) struct Activations<'a> {
     /// Inner values of the adapters of one token, over all layers.
     pub(super) adapter_width: u64,
     /// Workers that share the tokens of a pass.
-    pub(super) sp: u64,
+    pub(super) sp: u32,
 }
 
 impl Activations<'_> {
@@ -42,7 +42,7 @@ impl Activations<'_> {
 
     /// The width of the key heads that attention looks at, copies for several workers included.
     fn dealt_keys(&self) -> u64 {
-        (self.model.num_kv_heads as u64).max(self.sp) * self.model.head_dim as u64
+        (self.model.num_kv_heads as u64).max(self.sp.into()) * self.model.head_dim as u64
     }
 
     fn num_layers(&self) -> u64 {

@@ -53,8 +53,8 @@ fn has_reference(spec: &ResolvedSpec) -> bool {
     spec.model.lora.is_none() && algorithm.is_some_and(|algorithm| algorithm.kl.term().is_some())
 }
 
-/// Weights and both moments, 4 and 8 / s unless they rest, for each parameter that it trains: those that the actor does, less a head of its own and with
-/// a value head, h. The base of an adapter is the actor's.
+/// Weights and both moments, 4 and 8 / s unless they rest, for each parameter that it trains: those that the actor does, less a
+/// head of its own and with a value head, h. The base of an adapter is the actor's.
 pub(super) fn critic(
     spec: &ResolvedSpec,
     model: &ModelConfig,
@@ -71,26 +71,38 @@ pub(super) fn critic(
     term("critic", weights + moments)
 }
 
-fn has_critic(spec: &ResolvedSpec) -> bool {
+pub(super) fn has_critic(spec: &ResolvedSpec) -> bool {
     spec.algorithm.policy_gradient.as_ref().is_some_and(|algorithm| algorithm.critic.is_some())
 }
 
-/// Reward models, whole on every worker and as wide as activations: b P of each.
-pub(super) fn reward_models(judges: &[ModelConfig], width: u64) -> MemoryTerm {
-    let num_parameters: u64 = judges.iter().map(|judge| judge.parameter_count().total()).sum();
-    term("reward models", width * num_parameters)
+/// Reward models, as wide as activations: b P / s of each, unless they rest.
+pub(super) fn reward_models(
+    spec: &ResolvedSpec,
+    judges: &[ModelConfig],
+    width: u64,
+    shards: &Shards,
+) -> MemoryTerm {
+    let part_of = |judge: &ModelConfig| shards.part_of(judge.parameter_count().total());
+    let weights = width * judges.iter().map(part_of).sum::<u64>();
+    term("reward models", kept_bytes(spec, spec.training.offload.parameters, weights))
 }
 
-/// A pass of the widest of them over a worker's own samples.
+/// A pass of the widest of them over a worker's own samples, and what is gathered of the largest for it.
 pub(super) fn judging(
     spec: &ResolvedSpec,
     judges: &[ModelConfig],
     batch: &BatchPlan,
     width: u64,
+    shards: &Shards,
 ) -> Vec<MemoryTerm> {
-    let budget = spec.training.max_logprob_tokens;
-    let share = scored_share(spec, batch.prompts_per_step);
-    let FullPass { tokens, .. } = FullPass::new(spec, share, batch.samples_per_prompt, budget);
+    // Every worker judges samples of its own, however many tokens of a pass it has elsewhere.
+    let budget = u64::from(spec.training.max_logprob_tokens).max(spec.max_sequence_tokens());
+    let budget = u32::try_from(budget).unwrap_or(u32::MAX);
+    let share = scored_share(spec, batch.prompts_per_step, 1);
+    let FullPass { tokens, .. } = FullPass::new(spec, share, batch.samples_per_prompt, (budget, 1));
     let of_token = |model| Activations { model, width, adapter_width: 0, sp: 1 }.inference_bytes_per_token();
-    vec![term("activations", tokens * judges.iter().map(of_token).max().unwrap_or(0))]
+    vec![
+        shards.gathered_of(judges),
+        term("activations", tokens * judges.iter().map(of_token).max().unwrap_or(0)),
+    ]
 }

@@ -1,7 +1,9 @@
-//! What sampling holds: packed weights, KV cache, logits and the activations of a prefill.
+//! What sampling holds: packed weights, KV cache, logits and the activations of a prefill. Where workers share the model, first the parts
+//! from which weights are packed, and then embeddings of its own; the packed copy is the one that is whole.
 
 use super::activations::Activations;
-use super::{FP32, MemoryTerm, term};
+use super::shards::Shards;
+use super::{FP32, MemoryTerm, larger, term};
 use crate::plan::KV_BLOCK_TOKENS;
 use crate::plan::batch::{BatchPlan, num_held_out_prompts, share};
 use crate::plan::model_config::ModelConfig;
@@ -18,18 +20,22 @@ pub(super) fn terms(
     model: &ModelConfig,
     batch: &BatchPlan,
     activations: &Activations<'_>,
+    shards: &Shards,
 ) -> Vec<MemoryTerm> {
     let concurrent = batch.concurrent_sequences;
     let prompt = u64::from(spec.data.max_prompt_tokens);
     let prefilled = (prompt * share(spec, batch.prompts_per_step)).min(PREFILL_TOKENS.max(prompt));
     let vocab = model.vocab_size as u64;
-    let own = vec![
+    let sampling = vec![
+        kv_cache(spec, model, batch, activations.width),
         term("sampling logits", concurrent * vocab * logits_bytes(spec, activations.width)),
         term("activations", prefilled.max(concurrent) * activations.inference_bytes_per_token()),
-        // While a layer or the head is packed, its fused or cast original exists beside it.
-        term("packing temporaries", activations.width * packing_temporaries(model, activations.width)),
     ];
-    [kept(spec, model, batch, activations.width), own].concat()
+    // While a layer or the head is packed, its fused or cast original exists beside it.
+    let packing =
+        term("packing temporaries", activations.width * packing_temporaries(model, activations.width));
+    let moments = larger(sampling, shards.taken_over().to_vec());
+    [weights(model, activations.width, shards), moments, vec![packing]].concat()
 }
 
 /// What stays until all completions of a step are there and judged.
@@ -38,11 +44,22 @@ pub(super) fn kept(
     model: &ModelConfig,
     batch: &BatchPlan,
     width: u64,
+    shards: &Shards,
 ) -> Vec<MemoryTerm> {
+    [weights(model, width, shards), vec![kv_cache(spec, model, batch, width)]].concat()
+}
+
+/// What is packed, and embeddings, b v h, where the worker's own come and go.
+fn weights(model: &ModelConfig, width: u64, shards: &Shards) -> Vec<MemoryTerm> {
+    let embeddings = if shards.comes_in_parts() { (model.vocab_size * model.hidden_size) as u64 } else { 0 };
     vec![
         term("rollout weights", width * packed_weights(model)),
-        term("KV cache", width * cache_numbers(spec, model, batch)),
+        term("rollout embeddings", width * embeddings),
     ]
+}
+
+fn kv_cache(spec: &ResolvedSpec, model: &ModelConfig, batch: &BatchPlan, width: u64) -> MemoryTerm {
+    term("KV cache", width * cache_numbers(spec, model, batch))
 }
 
 /// Bytes of one logit while tokens are drawn: as it was computed, and in fp32 itself, its log-prob and its probability;

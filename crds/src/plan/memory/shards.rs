@@ -5,37 +5,42 @@ use super::{FP32, MemoryTerm, Trained, term};
 use crate::plan::model_config::ModelConfig;
 use crate::resolved::ResolvedSpec;
 
+const GATHERED: &str = "gathered weights";
+const FETCHED: &str = "fetched weights";
+
 /// Parameters of the model's parts, and among how many workers they are divided.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shards {
     dp_shard: u64,
     /// Whether a worker's part is away while nobody needs it.
     rests: bool,
-    /// Parameters of model and adapter.
-    all: u64,
     /// Of one layer, adapter included.
     layer: u64,
     /// Of embedding, final norm and head.
     outer: u64,
     trained_layer: u64,
     trained_outer: u64,
+    /// Bytes of a number as layers compute with it.
+    width: u64,
+    /// Bytes of a number of the model that samples: an adapter is folded into weights as they are kept.
+    sampling_width: u64,
 }
 
 impl Shards {
-    pub(super) fn new(spec: &ResolvedSpec, model: &ModelConfig, trained: &Trained) -> Self {
+    pub(super) fn new(spec: &ResolvedSpec, model: &ModelConfig, trained: &Trained, width: u64) -> Self {
         let count = model.parameter_count();
         let outer = count.embedding + count.final_norm + count.head;
         let has_adapter = spec.model.lora.is_some();
-        let (adapter, adapter_layer) =
-            if has_adapter { (trained.num_parameters, trained.of_one_layer) } else { (0, 0) };
+        let adapter_layer = if has_adapter { trained.of_one_layer } else { 0 };
         Self {
             dp_shard: spec.workers.mesh.dp_shard.into(),
             rests: spec.training.offload.parameters,
-            all: count.total() + adapter,
             layer: count.per_layer + adapter_layer,
             outer,
             trained_layer: trained.of_one_layer,
             trained_outer: if has_adapter { 0 } else { outer },
+            width,
+            sampling_width: if has_adapter { FP32 } else { width },
         }
     }
 
@@ -44,36 +49,59 @@ impl Shards {
         num_parameters.div_ceil(self.dp_shard)
     }
 
-    /// While completions are sampled the whole model is there: 4 P.
-    pub(super) fn held(&self) -> MemoryTerm {
-        self.term("gathered weights", self.all)
+    /// While the rollout takes the model over, a part and the one that comes next.
+    pub(super) fn taken_over(&self) -> [MemoryTerm; 2] {
+        let two_parts = self.layer + self.outer.max(self.layer);
+        [self.term(GATHERED, self.sampling_width * two_parts), self.on_its_way(self.sampling_width)]
     }
 
-    /// In a pass what is outside of the layers, the layer that computes and the one that comes next.
-    pub(super) fn gathered(&self) -> MemoryTerm {
-        self.term("gathered weights", self.outer + 2 * self.layer)
+    /// Whether a worker has parts of the model at hand only while it needs them.
+    pub(super) fn comes_in_parts(&self) -> bool {
+        self.dp_shard > 1 || self.rests
+    }
+
+    /// In a pass what is outside of the layers, the layer that computes and the one that comes next, b bytes a number.
+    pub(super) fn gathered(&self) -> [MemoryTerm; 2] {
+        let gathered = self.width * (self.outer + 2 * self.layer);
+        [self.term(GATHERED, gathered), self.on_its_way(self.width)]
+    }
+
+    /// The same of the reward model of which it is the most.
+    pub(super) fn gathered_of(&self, judges: &[ModelConfig]) -> MemoryTerm {
+        let gathered = |judge: &ModelConfig| {
+            let count = judge.parameter_count();
+            count.total() - count.per_layer * (judge.num_layers as u64).saturating_sub(2)
+        };
+        self.term("gathered reward model", self.width * judges.iter().map(gathered).max().unwrap_or(0))
     }
 
     /// While another role copies weights, what is outside of the layers, or a layer.
     pub(super) fn one_part(&self) -> MemoryTerm {
-        self.term("gathered weights", self.outer.max(self.layer))
+        self.term(GATHERED, FP32 * self.outer.max(self.layer))
     }
 
     /// In a backward pass the whole gradient of what is outside of the layers and of the layer that computes, and of
     /// the one before it twice: as it is sent, and what has come from the others. A worker alone adds up where they stay.
     pub(super) fn gradients(&self) -> MemoryTerm {
-        let gathered = self.trained_outer + (3 * self.trained_layer).max(self.trained_outer);
-        term("gathered gradients", if self.dp_shard == 1 { 0 } else { FP32 * gathered })
+        let num_gradients = self.trained_outer + (3 * self.trained_layer).max(self.trained_outer);
+        term("gathered gradients", if self.dp_shard == 1 { 0 } else { FP32 * num_gradients })
     }
 
-    /// A worker's part of what is outside of the layers, or of a layer, while it is read, updated or saved; 4 / s. Nothing
-    /// where it never goes.
+    /// A worker's part of what is outside of the layers, or of a layer, while it is read or updated; 4 / s. Nothing where it never
+    /// goes.
     pub(super) fn fetched(&self) -> MemoryTerm {
         let part = self.part_of(self.outer.max(self.layer));
-        term("fetched weights", if self.rests { FP32 * part } else { 0 })
+        term(FETCHED, if self.rests { FP32 * part } else { 0 })
     }
 
-    fn term(&self, name: &'static str, num_parameters: u64) -> MemoryTerm {
-        term(name, if self.dp_shard == 1 && !self.rests { 0 } else { FP32 * num_parameters })
+    /// In a pass the worker's part of the layer that comes next, 4 / s, until it is gathered or cast: a worker alone fetches one that is
+    /// `width` bytes wide to where it is computed with. What is outside of the layers has come before there is anything else.
+    fn on_its_way(&self, width: u64) -> MemoryTerm {
+        let comes_in_place = self.dp_shard == 1 && width == FP32;
+        term(FETCHED, if self.rests && !comes_in_place { FP32 * self.part_of(self.layer) } else { 0 })
+    }
+
+    fn term(&self, name: &'static str, num_bytes: u64) -> MemoryTerm {
+        term(name, if self.comes_in_parts() { num_bytes } else { 0 })
     }
 }

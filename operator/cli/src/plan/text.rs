@@ -21,7 +21,11 @@ pub(crate) fn render(plan: &Plan, objects: &[Value]) -> String {
             &format!("{workers} x {ranks} rank, {:?}", group.device),
         );
     }
-    let axes = format!("dp_replicate {} x dp_shard {} x sp {}", mesh.dp_replicate, mesh.dp_shard, mesh.sp);
+    let mut axes =
+        format!("dp_replicate {} x dp_shard {} x sp {}", mesh.dp_replicate, mesh.dp_shard, mesh.sp);
+    if (mesh.logprob_sp, mesh.critic_sp) != (mesh.sp, mesh.sp) {
+        axes += &format!(" (log-probs {}, critic {})", mesh.logprob_sp, mesh.critic_sp);
+    }
     line(&mut text, "mesh", &axes);
     if let Some(parameters) = &plan.parameters {
         line(&mut text, "parameters", &format!("{} ({} trained)", parameters.total, parameters.trainable));

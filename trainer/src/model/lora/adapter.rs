@@ -9,8 +9,8 @@ use tch::Tensor;
 
 use super::{LoraConfig, LoraError, ModuleMatch, peft_names};
 use crate::model::checkpoint::{WeightFiles, read_json};
-use crate::model::decoder::Decoder;
-use crate::model::export::{StoredAs, write_json, write_tensors};
+use crate::model::decoder::{self, Decoder};
+use crate::model::export::{StoredAs, TensorWriter, write_json};
 
 const CONFIG_FILE: &str = "adapter_config.json";
 const WEIGHTS_FILE: &str = "adapter_model.safetensors";
@@ -97,11 +97,9 @@ impl Decoder {
     /// # Errors
     /// [`LoraError::NoAdapter`] without an adapter, and [`LoraError::Model`] when a file cannot be written.
     pub fn save_adapter(&self, dir: &Path, base_model: Option<&BaseModel>) -> Result<(), LoraError> {
-        let config = self.lora.as_ref().ok_or_else(|| LoraError::NoAdapter { dir: dir.to_owned() })?;
-        write_json(&dir.join(CONFIG_FILE), &adapter_config(config, base_model))?;
-        let matrices = self.adapter_parameters();
-        let stored = matrices.iter().map(|(name, tensor)| (name.clone(), StoredAs::plain(tensor)));
-        Ok(write_tensors(&dir.join(WEIGHTS_FILE), stored.collect())?)
+        let mut export = AdapterExport::begin(self, dir, base_model)?;
+        self.parts().try_for_each(|layer_idx| export.write(layer_idx))?;
+        export.finish()
     }
 
     /// Every matrix of the adapter under PEFT's name.
@@ -115,6 +113,54 @@ impl Decoder {
             }
         }
         parameters
+    }
+}
+
+/// An adapter's folder that is being written, one part of the model after the other: only the part at hand is read.
+#[derive(Debug)]
+pub struct AdapterExport<'a> {
+    decoder: &'a Decoder,
+    file: TensorWriter,
+}
+
+impl<'a> AdapterExport<'a> {
+    /// As [`Decoder::save_adapter`], up to the first matrix.
+    ///
+    /// # Errors
+    /// As of [`Decoder::save_adapter`].
+    pub fn begin(
+        decoder: &'a Decoder,
+        dir: &Path,
+        base_model: Option<&BaseModel>,
+    ) -> Result<Self, LoraError> {
+        let no_adapter = || LoraError::NoAdapter { dir: dir.to_owned() };
+        let config = decoder.lora.as_ref().ok_or_else(no_adapter)?;
+        write_json(&dir.join(CONFIG_FILE), &adapter_config(config, base_model))?;
+        let matrices = decoder.adapter_parameters();
+        let stored = matrices.iter().map(|(name, tensor)| (name.clone(), StoredAs::plain(tensor)));
+        let file = TensorWriter::begin(&dir.join(WEIGHTS_FILE), &stored.collect::<Vec<_>>())?;
+        Ok(Self { decoder, file })
+    }
+
+    /// Writes the matrices of the layer `layer_idx`; outside of the layers there are none.
+    ///
+    /// # Errors
+    /// [`LoraError::Model`] when the file cannot be written.
+    pub fn write(&mut self, layer_idx: Option<usize>) -> Result<(), LoraError> {
+        let matrices = self.decoder.adapter_parameters().into_iter();
+        let of_part = matrices.filter(|(name, _)| decoder::layer_idx(name) == layer_idx);
+        for (_, matrix) in of_part {
+            self.file.write(&StoredAs::plain(&matrix))?;
+        }
+        Ok(())
+    }
+
+    /// Gives the file of matrices its name, after the last layer.
+    ///
+    /// # Errors
+    /// [`LoraError::Model`] when the file cannot be written.
+    pub fn finish(self) -> Result<(), LoraError> {
+        Ok(self.file.finish()?)
     }
 }
 

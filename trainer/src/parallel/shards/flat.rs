@@ -5,24 +5,24 @@
 //! whole        [.....|.........|...]pad
 //! shards       [   0   |   1   |   2   ]    all of one length; a piece is what of a parameter lies in a shard
 //! ```
+//! The whole is there in the numbers that layers compute with, which are what travels, or exactly as shards hold it. Gradients
+//! are always as exact as shards.
+//!
 //! A rank that is alone with its copy has one shard, the whole itself: it keeps it where that rests, and its gradients add up
 //! where they stay. Parameters then begin where memory is read fastest, so that products are those of tensors of their own.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::ops::Range;
 
-use rlt_api::plan::READ_CHUNK_NUMBERS;
 use rlt_core::excerpt::Excerpt;
 use rlt_core::mesh::Shards;
-use rlt_torch::collectives::Pending;
-use rlt_torch::{Coming, FlatBuffer, RestingPlace};
+use rlt_torch::{FlatBuffer, RestingPlace};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::own::OwnShard;
+use super::place::{Place, copy_excerpt, places, ranges};
+use super::whole::{Arrival, Numbers, Presence, Whole};
 use crate::parallel::{MeshRanks, RankError};
-
-/// Bytes between places where memory is read fastest.
-const CACHE_LINE: usize = 64;
 
 /// Parameters of one dtype in one buffer, all trained or all frozen.
 #[derive(Debug)]
@@ -33,28 +33,11 @@ pub(super) struct Flat {
     own: Range<usize>,
     /// This rank's part, `[shard_len]`; what is nobody's is zero.
     shard: OwnShard,
-    whole: FlatBuffer,
+    exact: Whole,
+    /// `None` where layers compute with what shards hold.
+    computed: Option<Whole>,
     presence: RefCell<Presence>,
-    /// Whether the whole stays for whoever reads all of the model.
-    is_held: Cell<bool>,
     gradients: RefCell<Gradients>,
-}
-
-/// Where the whole is.
-#[derive(Debug)]
-enum Presence {
-    Away,
-    Coming(Arrival),
-    Here,
-}
-
-/// How the whole comes.
-#[derive(Debug)]
-enum Arrival {
-    /// From the shards of all ranks.
-    Gathered(Pending),
-    /// From where it rests.
-    Fetched(Coming),
 }
 
 /// Memory of gradients, which exist while an update gathers them.
@@ -76,79 +59,37 @@ struct Parameter {
     piece: Tensor,
 }
 
-/// A parameter's place in the buffer, and what of it lies in this rank's shard.
-#[derive(Clone, Debug)]
-pub(super) struct Place {
-    range: Range<usize>,
-    size: Vec<i64>,
-    part: Range<usize>,
-}
-
-impl Place {
-    /// What of the parameter lies in the shard.
-    pub(super) fn excerpt<'a>(&'a self, name: &'a str) -> Excerpt<'a> {
-        // A part that is empty may lie beyond the parameter's end.
-        let start = self.part.start.saturating_sub(self.range.start).min(self.range.len());
-        Excerpt { name, shape: &self.size, range: start..start + self.part.len() }
-    }
-}
-
-/// Copies an excerpt of the whole tensor over `values`, `[len]`. Of a tensor whose numbers do not lie in order, such as one that
-/// has a single number for all, a chunk is laid out at a time.
-pub(super) fn copy_excerpt(excerpt: &Excerpt<'_>, whole: &Tensor, values: &Tensor) {
-    let whole = if whole.dim() == 0 { whole.detach().view(1) } else { whole.detach() };
-    let chunks = excerpt.chunks(READ_CHUNK_NUMBERS as usize);
-    no_grad(|| {
-        chunks.for_each(|chunk| {
-            let (rows, place) = (chunk.rows(), chunk.place_in_rows());
-            let rows = whole.narrow(0, rows.start as i64, rows.len() as i64).contiguous().view(-1);
-            let start = (chunk.range.start - excerpt.range.start) as i64;
-            let len = place.len() as i64;
-            values.narrow(0, start, len).copy_(&rows.narrow(0, place.start as i64, len));
-        });
-    });
-}
-
 impl Flat {
-    /// Takes the named leaves, all of one dtype; `None` without any. The shard rests in `place` where there is one.
+    /// Takes the named leaves, all of one dtype, of which layers make `compute`; `None` without any. The shard rests in `place`
+    /// where there is one.
     pub(super) fn new(
         leaves: Vec<(String, Tensor)>,
         ranks: &MeshRanks,
+        compute: Kind,
         place: Option<&mut RestingPlace>,
     ) -> Result<Option<Self>, RankError> {
         let Some((_, first)) = leaves.first() else { return Ok(None) };
-        let numbers = (first.kind(), first.device());
-        let ranges = ranges(&leaves, ranks);
+        let (kind, device) = (first.kind(), first.device());
+        let width = kind.elt_size_in_bytes().min(compute.elt_size_in_bytes());
+        let ranges = ranges(&leaves, ranks.dp_shard(), width);
         let layout = Shards::new(ranges.last().map_or(0, |last| last.end), ranks.dp_shard());
         let own = layout.range(ranks.shard());
-        let whole = FlatBuffer::new(layout.padded_len(), numbers)?;
-        let shard = FlatBuffer::new(layout.shard_len(), numbers)?;
+        let places = places(&leaves, ranges, layout, ranks.shard());
+        let exact = Whole::new(layout, &places, (kind, device))?;
+        let computed =
+            (kind != compute).then(|| Whole::new(layout, &places, (compute, device))).transpose()?;
+        let shard = FlatBuffer::new(layout.shard_len(), (kind, device))?;
         let _ = shard.tensor().shallow_clone().zero_();
-        let parameters = leaves.into_iter().zip(ranges).map(|((name, mut leaf), range)| {
-            let place = Place { part: layout.part_of(&range, ranks.shard()), size: leaf.size(), range };
-            let piece = no_grad(|| {
-                let piece = narrow(shard.tensor(), &own, &place);
-                copy_excerpt(&place.excerpt(&name), &leaf, &piece);
-                leaf.set_data(&whole.view(place.range.start, &place.size));
-                piece
-            });
-            let piece = piece.detach().set_requires_grad(leaf.requires_grad());
-            Parameter { name, leaf, place, piece }
+        let taken = leaves.into_iter().zip(places).zip(&exact.views);
+        let parameters = taken.map(|((named, place), view)| {
+            let piece = no_grad(|| place.in_shard(shard.tensor(), &own));
+            Parameter::new(named, place, piece, view)
         });
         let parameters = parameters.collect();
-        whole.release()?;
         let shard = OwnShard::new(shard, place)?;
-        let (presence, is_held) = (RefCell::new(Presence::Away), Cell::new(false));
-        Ok(Some(Self {
-            parameters,
-            layout,
-            own,
-            shard,
-            whole,
-            presence,
-            is_held,
-            gradients: RefCell::default(),
-        }))
+        let presence = RefCell::new(Presence::Away);
+        let gradients = RefCell::default();
+        Ok(Some(Self { parameters, layout, own, shard, exact, computed, presence, gradients }))
     }
 
     /// This rank's part, whose values can be read unless they rest.
@@ -182,18 +123,32 @@ impl Flat {
         &self,
         fill: &mut impl FnMut(&Excerpt<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
-        let mut own = self.parameters.iter().filter(|parameter| !parameter.place.part.is_empty());
         self.change(|| {
-            own.try_for_each(|Parameter { name, place, piece, .. }| {
+            self.own_parameters().try_for_each(|Parameter { name, place, piece, .. }| {
                 fill(&place.excerpt(name), &piece.detach())
             })
         })
     }
 
+    /// Shows `see` the pieces that lie in this rank's shard, where they are.
+    pub(super) fn show<E: From<RankError>>(
+        &self,
+        see: &mut impl FnMut(&Excerpt<'_>, &Tensor) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let shard = self.shard.in_place().map_err(RankError::from)?;
+        self.own_parameters().try_for_each(|Parameter { name, place, .. }| {
+            see(&place.excerpt(name), &no_grad(|| place.in_shard(&shard, &self.own)))
+        })
+    }
+
+    fn own_parameters(&self) -> impl Iterator<Item = &Parameter> {
+        self.parameters.iter().filter(|parameter| !parameter.place.part.is_empty())
+    }
+
     /// Lets the shard of frozen parameters be `shard`, which holds the same numbers elsewhere.
     pub(super) fn lie_in(&mut self, shard: Tensor) {
         for Parameter { place, piece, .. } in &mut self.parameters {
-            *piece = narrow(&shard, &self.own, place);
+            *piece = place.in_shard(&shard, &self.own);
         }
         self.shard = OwnShard::Here(shard);
     }
@@ -214,55 +169,92 @@ impl Flat {
     /// Bytes of parameters and gradients that are there now.
     pub(super) fn num_bytes(&self) -> usize {
         let gradients = self.gradients.borrow();
-        let whole = match *self.presence.borrow() {
-            Presence::Away => 0,
-            Presence::Coming(_) | Presence::Here => self.layout.padded_len(),
-        };
         let gradient = |tensor: &Option<Tensor>| tensor.as_ref().map_or(0, Tensor::numel);
         let shard = if self.is_resting() { 0 } else { self.shard().numel() };
-        let numbers = shard + whole + gradient(&gradients.whole) + gradient(&gradients.shard);
-        numbers * self.shard().kind().elt_size_in_bytes()
+        // What adds up where it stays is there once.
+        let whole_gradient = if self.is_whole() { 0 } else { gradient(&gradients.whole) };
+        let exact = shard + whole_gradient + gradient(&gradients.shard);
+        let whole = self.presence.borrow().numbers().map_or(0, |numbers| self.whole(numbers).num_bytes());
+        exact * self.shard().kind().elt_size_in_bytes() + whole
     }
 
-    pub(super) fn begin(&self, ranks: &MeshRanks) -> Result<(), RankError> {
-        let mut presence = self.presence.borrow_mut();
-        if matches!(*presence, Presence::Away) {
-            self.whole.take()?;
-            *presence = Presence::Coming(self.depart(ranks)?);
+    fn whole(&self, numbers: Numbers) -> &Whole {
+        self.computed.as_ref().filter(|_| numbers == Numbers::Computed).unwrap_or(&self.exact)
+    }
+
+    /// Lets the whole set out, unless it is there in at least these numbers or on its way.
+    pub(super) fn begin(&self, ranks: &MeshRanks, wanted: Numbers) -> Result<(), RankError> {
+        let wanted = if self.computed.is_some() { wanted } else { Numbers::Exact };
+        let present = self.presence.borrow().numbers();
+        if present >= Some(wanted) {
+            return Ok(());
         }
+        self.release()?;
+        let whole = self.whole(wanted);
+        whole.buffer.take()?;
+        if self.computed.is_some() {
+            for (parameter, view) in self.parameters.iter().zip(&whole.views) {
+                no_grad(|| parameter.leaf.shallow_clone().set_data(view));
+            }
+        }
+        let arrival = self.depart(ranks, whole.buffer.tensor())?;
+        self.presence.replace(Presence::Coming(wanted, arrival));
         Ok(())
     }
 
-    fn depart(&self, ranks: &MeshRanks) -> Result<Arrival, RankError> {
-        let whole = self.whole.tensor();
-        Ok(match self.shard.resting().filter(|_| self.is_whole()) {
-            Some(resting) => Arrival::Fetched(resting.depart(whole)?),
-            None => Arrival::Gathered(ranks.all_gather(whole, &self.shard.values()?)?),
-        })
+    fn depart(&self, ranks: &MeshRanks, whole: &Tensor) -> Result<Arrival, RankError> {
+        if let Some(resting) = self.shard.resting().filter(|_| self.is_whole()) {
+            let is_as_it_rests = whole.kind() == self.shard().kind();
+            let coming = if is_as_it_rests { resting.depart(whole)? } else { resting.depart_anew()? };
+            return Ok(Arrival::Fetched(coming));
+        }
+        let values = self.shard.values()?;
+        let sent = no_grad(|| values.detach().to_kind(whole.kind()));
+        Ok(Arrival::Gathered(ranks.all_gather(whole, &sent)?))
     }
 
     pub(super) fn need(&self) -> Result<(), RankError> {
-        match self.presence.replace(Presence::Here) {
-            Presence::Coming(Arrival::Gathered(pending)) => pending.wait()?,
-            Presence::Coming(Arrival::Fetched(coming)) => drop(coming.arrive()?),
-            Presence::Away | Presence::Here => {}
+        let Some(numbers) = self.presence.borrow().numbers() else { return Ok(()) };
+        match self.presence.replace(Presence::Here(numbers)) {
+            Presence::Coming(_, arrival) => arrival.complete(self.whole(numbers).buffer.tensor()),
+            Presence::Away | Presence::Here(_) => Ok(()),
         }
-        Ok(())
-    }
-
-    /// Keeps the whole from the next [`Self::need`] on, or lets [`Self::release`] free it again.
-    pub(super) fn set_held(&self, is_held: bool) {
-        self.is_held.set(is_held);
     }
 
     pub(super) fn release(&self) -> Result<(), RankError> {
-        if self.is_held.get() {
-            return Ok(());
+        let numbers = match self.presence.replace(Presence::Away) {
+            Presence::Away => return Ok(()),
+            Presence::Coming(numbers, arrival) => {
+                arrival.give_up()?;
+                numbers
+            }
+            Presence::Here(numbers) => numbers,
+        };
+        Ok(self.whole(numbers).buffer.release()?)
+    }
+
+    /// See [`super::ShardedParameters::is_as_held`].
+    pub(super) fn is_as_held<E: From<RankError>>(
+        &self,
+        ranks: &MeshRanks,
+        digest: impl Fn(&Tensor) -> Result<u64, E>,
+    ) -> Result<bool, E> {
+        let numbers = self.presence.borrow().numbers().unwrap_or(Numbers::Exact);
+        let whole = self.whole(numbers).buffer.tensor();
+        let held = self.shard.in_place().map_err(RankError::from)?;
+        let sent = no_grad(|| held.detach().to_kind(whole.kind()));
+        let device = self.shard().device();
+        let own = Tensor::from_slice(&[digest(&sent)?.cast_signed()]).to_device(device);
+        let all = Tensor::zeros([ranks.dp_shard() as i64], (Kind::Int64, device));
+        ranks.all_gather(&all, &own)?.wait().map_err(RankError::from)?;
+        for shard in 0..ranks.dp_shard() {
+            let Range { start, end } = self.layout.range(shard);
+            let gathered = digest(&whole.narrow(0, start as i64, (end - start) as i64))?;
+            if gathered.cast_signed() != all.int64_value(&[shard as i64]) {
+                return Ok(false);
+            }
         }
-        if let Presence::Coming(Arrival::Gathered(pending)) = self.presence.replace(Presence::Away) {
-            pending.wait()?;
-        }
-        Ok(self.whole.release()?)
+        Ok(true)
     }
 
     pub(super) fn begin_gradient(&self) {
@@ -270,9 +262,8 @@ impl Flat {
             true => self.gradient_shard(),
             false => Tensor::zeros([self.layout.padded_len() as i64], self.numbers()),
         };
-        for Parameter { leaf, place: Place { range, size, .. }, .. } in &self.parameters {
-            let view = whole.narrow(0, range.start as i64, range.len() as i64).view(size.as_slice());
-            rlt_torch::set_grad(leaf, Some(&view));
+        for Parameter { leaf, place, .. } in &self.parameters {
+            rlt_torch::set_grad(leaf, Some(&place.in_whole(&whole)));
         }
         self.gradients.borrow_mut().whole = Some(whole);
     }
@@ -303,7 +294,7 @@ impl Flat {
     pub(super) fn hand_over_gradient(&self) {
         let gradient = self.gradient_shard();
         for Parameter { place, piece, .. } in &self.parameters {
-            rlt_torch::set_grad(piece, Some(&narrow(&gradient, &self.own, place)));
+            rlt_torch::set_grad(piece, Some(&place.in_shard(&gradient, &self.own)));
         }
     }
 
@@ -315,12 +306,12 @@ impl Flat {
     pub(super) fn gather(
         &self,
         ranks: &MeshRanks,
-        piece_of: impl Fn(&str) -> Option<Tensor>,
+        mut piece_of: impl FnMut(&str) -> Option<Tensor>,
     ) -> Result<Vec<(String, Tensor)>, RankError> {
         let shard = Tensor::zeros([self.layout.shard_len() as i64], self.numbers());
         for Parameter { name, place, .. } in &self.parameters {
             if let Some(piece) = piece_of(name) {
-                no_grad(|| narrow(&shard, &self.own, place).copy_(&piece.detach()));
+                no_grad(|| place.in_shard(&shard, &self.own).copy_(&piece.detach()));
             }
         }
         self.gather_shards(ranks, &shard)
@@ -334,10 +325,7 @@ impl Flat {
     fn gather_shards(&self, ranks: &MeshRanks, shard: &Tensor) -> Result<Vec<(String, Tensor)>, RankError> {
         let whole = Tensor::empty([self.layout.padded_len() as i64], self.numbers());
         ranks.all_gather(&whole, shard)?.wait()?;
-        let one = |Parameter { name, place: Place { range, size, .. }, .. }: &Parameter| {
-            let view = whole.narrow(0, range.start as i64, range.len() as i64);
-            (name.clone(), view.view(size.as_slice()))
-        };
+        let one = |parameter: &Parameter| (parameter.name.clone(), parameter.place.in_whole(&whole));
         Ok(self.parameters.iter().map(one).collect())
     }
 
@@ -346,19 +334,12 @@ impl Flat {
     }
 }
 
-/// Where each leaf lies in the whole: one behind the other, or from a cache line on.
-fn ranges(leaves: &[(String, Tensor)], ranks: &MeshRanks) -> Vec<Range<usize>> {
-    let mut end = 0_usize;
-    let range = |(_, leaf): &(String, Tensor)| {
-        let step = if ranks.dp_shard() == 1 { CACHE_LINE / leaf.kind().elt_size_in_bytes() } else { 1 };
-        let start = end.next_multiple_of(step);
-        end = start + leaf.numel();
-        start..end
-    };
-    leaves.iter().map(range).collect()
-}
-
-/// What of a shard that lies at `own` is a parameter's, `[len]`.
-fn narrow(shard: &Tensor, own: &Range<usize>, place: &Place) -> Tensor {
-    shard.narrow(0, (place.part.start - own.start) as i64, place.part.len() as i64)
+impl Parameter {
+    /// Takes a leaf, which becomes a view of the whole, and copies what of its values is this rank's to its `piece`.
+    fn new((name, mut leaf): (String, Tensor), place: Place, piece: Tensor, view: &Tensor) -> Self {
+        copy_excerpt(&place.excerpt(&name), &leaf, &piece);
+        no_grad(|| leaf.set_data(view));
+        let piece = piece.detach().set_requires_grad(leaf.requires_grad());
+        Self { name, leaf, place, piece }
+    }
 }

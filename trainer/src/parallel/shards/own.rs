@@ -43,6 +43,15 @@ impl OwnShard {
         }
     }
 
+    /// The values to be read where they are: those that rest take memory of the host as they are read, and change with what is
+    /// laid down later.
+    pub(super) fn in_place(&self) -> Result<Tensor, Error> {
+        match self {
+            Self::Here(shard) => Ok(shard.shallow_clone()),
+            Self::Resting { resting, .. } => resting.in_place(),
+        }
+    }
+
     /// Lets `change` read and write the values through the tensor and its views.
     pub(super) fn change<E: From<Error>>(&self, change: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
         let Self::Resting { buffer, resting } = self else { return change() };

@@ -1,10 +1,14 @@
 //! Ranks that are threads here share a small decoder, and train it as one rank that has the whole.
 
 mod resting;
+mod saved;
+mod taken;
 
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::rc::Rc;
 
-use rlt_api::spec::{CriticSpec, LoraInit, LoraSpec};
+use rlt_api::spec::{CriticSpec, LoraInit, LoraSpec, OffloadSpec};
 use rlt_core::batch::{Batch, Demonstration};
 use tch::{Kind, Tensor};
 
@@ -16,8 +20,8 @@ use crate::model::{
 use crate::objective::supervised_objective;
 use crate::offload::Offload;
 use crate::optim::AdamWOptions;
-use crate::parallel::tests::{actor_on_mesh, on_ranks};
-use crate::parallel::{Part, Ranks, ShardedParameters};
+use crate::parallel::tests::{on_ranks, resting_actor, trained_parameters, whole_parameters};
+use crate::parallel::{DecoderParts, Numbers, Part, RankError, Ranks, ShardedParameters};
 use crate::reference::FrozenPolicy;
 use crate::update::{UpdatePlan, update};
 
@@ -36,6 +40,9 @@ struct Case {
 
 const FULL: Case =
     Case { tied: false, lora: false, activation_checkpointing: false, compute: Kind::Float, max_tokens: 8 };
+
+const ALL: OffloadSpec = OffloadSpec { parameters: true, optimizer: true, activations: true };
+const NONE: OffloadSpec = OffloadSpec { parameters: false, optimizer: false, activations: false };
 
 /// Three layers whose numbers of parameters no small number divides.
 fn config(case: Case) -> ModelConfig {
@@ -94,7 +101,12 @@ fn actor_options(case: Case) -> ActorOptions {
 }
 
 fn actor(case: Case, ranks: &Ranks, dp_shard: usize) -> Actor {
-    actor_on_mesh(decoder(case), actor_options(case), ranks, dp_shard)
+    resting_actor(decoder(case), actor_options(case), ranks, dp_shard, &Offload::default())
+}
+
+/// The same, of which `spec` says what rests in `folder`.
+fn actor_that_rests(case: Case, ranks: &Ranks, dp_shard: usize, spec: OffloadSpec, folder: &Path) -> Actor {
+    resting_actor(decoder(case), actor_options(case), ranks, dp_shard, &Offload::new(spec, folder))
 }
 
 fn plan(case: Case, seed: u64) -> UpdatePlan {
@@ -110,17 +122,13 @@ fn plan(case: Case, seed: u64) -> UpdatePlan {
 
 /// All trained parameters, whole.
 fn parameters(actor: &Actor) -> Vec<f64> {
-    actor.hold().unwrap();
-    let numbers = numbers(&actor.decoder.trainable_parameters());
-    actor.let_go().unwrap();
-    numbers
+    numbers(trained_parameters(actor).values())
 }
 
-fn numbers(tensors: &[(String, Tensor)]) -> Vec<f64> {
-    let of_one = |(_, tensor): &(String, Tensor)| {
-        Vec::<f64>::try_from(tensor.detach().to_kind(Kind::Double).reshape([-1])).unwrap()
-    };
-    tensors.iter().flat_map(of_one).collect()
+fn numbers<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> Vec<f64> {
+    let of_one =
+        |tensor: &Tensor| Vec::<f64>::try_from(tensor.detach().to_kind(Kind::Double).reshape([-1])).unwrap();
+    tensors.into_iter().flat_map(of_one).collect()
 }
 
 /// Losses, gradient norms, log-probs and parameters of five updates.
@@ -192,7 +200,7 @@ fn ranks_read_or_draw_their_parts_of_the_very_weights_that_one_rank_has() {
         let whole = decoder(case);
         let folder = tempfile::tempdir().unwrap();
         whole.export(folder.path(), &ExportOptions { merge_lora: false, dtype: Kind::Float }).unwrap();
-        let whole = numbers(&whole.named_parameters());
+        let whole = whole_parameters(DecoderParts::from(&whole));
         let drawn = Weights::fresh(&config(case), 7);
         let read = Weights::open(folder.path()).unwrap();
         for (size, weights) in [(2, &drawn), (3, &drawn), (4, &read), (3, &read)] {
@@ -202,10 +210,9 @@ fn ranks_read_or_draw_their_parts_of_the_very_weights_that_one_rank_has() {
                 let mesh = Rc::new(ranks.on_mesh(size).unwrap());
                 let shards = ShardedParameters::new(&decoder, mesh, None).unwrap();
                 shards.read(weights).unwrap();
-                shards.hold().unwrap();
-                numbers(&decoder.named_parameters())
+                whole_parameters(DecoderParts::new(&decoder, Some(&shards)))
             });
-            assert!(all.iter().all(|numbers| numbers == &whole), "{case:?} by {size}");
+            assert!(all.iter().all(|parameters| parameters == &whole), "{case:?} by {size}");
         }
     }
 }
@@ -226,7 +233,8 @@ fn learn_beside(case: Case, actor: &Actor, offload: Offload) -> (Vec<f64>, Vec<f
     };
     let mut batch = batch();
     let lora = LoraSpec { rank: 2, ..LoraSpec::default() };
-    let mut critic = Critic::beginning_as(actor, case.lora.then_some((&lora, 5)), options).unwrap();
+    let lora = case.lora.then_some((&lora, 5));
+    let mut critic = Critic::beginning_as(actor, lora, options, actor.ranks().clone()).unwrap();
     let returns = (0..batch.rows.num_tokens()).map(|at| (at as f64 * 0.3).sin()).collect();
     (batch.values, batch.returns) = (Some(critic.values(&batch, case.max_tokens).unwrap()), Some(returns));
     let mut reported = Vec::new();
@@ -240,7 +248,7 @@ fn learn_beside(case: Case, actor: &Actor, offload: Offload) -> (Vec<f64>, Vec<f
     let mut state = critic.trained().tensors(folder.path()).unwrap();
     state.sort_by(|(one, _), (other, _)| one.cmp(other));
     assert!(state.is_empty() || state.iter().any(|(name, _)| name == "critic.value_head.weight"));
-    (reported, numbers(&state))
+    (reported, numbers(state.iter().map(|(_, tensor)| tensor)))
 }
 
 #[test]
@@ -280,13 +288,10 @@ fn a_critic_s_adapter_lies_on_the_actor_s_own_shards() {
             offload: Offload::default(),
         };
         let lora = LoraSpec { rank: 1, ..LoraSpec::default() };
-        let mut critic = Critic::beginning_as(&actor, Some((&lora, 5)), options).unwrap();
-        let before = critic.values(&batch(), 64).unwrap();
-        actor.hold().unwrap();
-        let held = actor.shards().unwrap().num_bytes();
-        assert_eq!(critic.values(&batch(), 64).unwrap(), before);
-        assert_eq!(actor.shards().unwrap().num_bytes(), held, "what the actor holds stays");
-        actor.let_go().unwrap();
+        let mut critic = Critic::beginning_as(&actor, Some((&lora, 5)), options, ranks.clone()).unwrap();
+        let at_rest = actor.shards().unwrap().num_bytes();
+        critic.values(&batch(), 64).unwrap();
+        assert_eq!(actor.shards().unwrap().num_bytes(), at_rest, "what has come for the critic has gone");
         let of_critic = critic.trained().shards.unwrap().num_bytes();
         let trained: usize =
             critic.state_tensors().unwrap().iter().take(3).map(|(_, tensor)| tensor.numel()).sum();
@@ -301,6 +306,34 @@ fn layers_in_bf16_round_alike_on_shards_and_on_the_whole() {
     let alone = train(case, &Ranks::alone(), 1);
     let both = on_ranks(2, |ranks| train(case, &ranks, 2));
     assert!((alone[0] - both[0][0]).abs() < 1e-3, "{} {}", alone[0], both[0][0]);
+}
+
+#[test]
+fn weights_travel_as_layers_compute_with_them_and_are_whole_exactly_where_that_is_asked_for() {
+    let case = Case { compute: Kind::BFloat16, ..FULL };
+    let exact = numbers(whole_parameters(DecoderParts::from(&decoder(case))).values());
+    on_ranks(2, |ranks| {
+        let actor = actor(case, &ranks, 2);
+        let at_rest = actor.shards().unwrap().num_bytes();
+        actor.score(&batch(), Adapter::On, case.max_tokens).unwrap();
+        assert_eq!(parameters(&actor), exact);
+        let (parts, mut rounded) = (actor.parts(), BTreeMap::new());
+        assert_eq!(parts.numbers_to_sample(), Numbers::Computed);
+        let visited = parts.visit(parts.numbers_to_sample(), |part| {
+            for (name, tensor) in actor.shards().unwrap().parameters_of(part) {
+                // A norm multiplies with what it is, a projection with what it is rounded to.
+                let expected = if tensor.dim() > 1 { Kind::BFloat16 } else { Kind::Float };
+                assert_eq!(tensor.kind(), expected, "{name}");
+                rounded.insert(name, tensor.copy());
+            }
+            Ok::<(), RankError>(())
+        });
+        visited.unwrap();
+        let rounded = numbers(rounded.values());
+        assert!(largest_difference(&exact, &rounded) < 1.0 / 256.0 && exact != rounded);
+        assert_eq!(parameters(&actor), exact);
+        assert_eq!(actor.shards().unwrap().num_bytes(), at_rest);
+    });
 }
 
 #[test]
@@ -334,9 +367,15 @@ fn at_rest_a_rank_holds_its_part_and_nothing_more() {
             let num_pieces = actor.shards().unwrap().pieces().len();
             let expected = 2 * (num_trained / 3)..=2 * (num_trained / 3 + 4) + num_pieces;
             assert!((expected).contains(&moments), "{moments} of {expected:?}");
-            actor.hold().unwrap();
-            assert!(num_bytes(&actor) >= 4 * num_parameters);
-            actor.let_go().unwrap();
+            let (layers, outer) = actor.decoder.parameters_by_layer();
+            let of_part = |part: &[(String, Tensor)]| part.iter().map(|(_, t)| t.numel()).sum::<usize>();
+            let two_parts = of_part(&layers[0]) + of_part(&layers[0]).max(of_part(&outer));
+            let visited = actor.parts().visit(Numbers::Exact, |_| {
+                let more = num_bytes(&actor) - at_rest.start();
+                assert!(more <= 4 * (two_parts + 16), "{more} bytes of a part and the next one");
+                Ok::<(), RankError>(())
+            });
+            visited.unwrap();
             assert!(at_rest.contains(&num_bytes(&actor)));
         });
     }

@@ -8,7 +8,8 @@ use rlt_core::excerpt::Excerpt;
 use rlt_torch::TensorFile;
 use tch::{Device, Tensor};
 
-use super::flat::{Flat, copy_excerpt};
+use super::flat::Flat;
+use super::place::copy_excerpt;
 use super::{Part, ShardedParameters};
 use crate::model::{ModelError, NamedTensors, Weights};
 use crate::parallel::RankError;
@@ -17,7 +18,7 @@ impl ShardedParameters {
     /// Lets `fill` write every piece that this rank has, `[len]`, from what it is an excerpt of.
     ///
     /// # Errors
-    /// What `fill` fails with.
+    /// What `fill` fails with, or when a piece that rests cannot be fetched or put back.
     pub fn fill<E: From<rlt_torch::Error>>(
         &self,
         mut fill: impl FnMut(&Excerpt<'_>, &Tensor) -> Result<(), E>,
@@ -28,13 +29,36 @@ impl ShardedParameters {
     /// The same of the trained parameters alone.
     ///
     /// # Errors
-    /// What `fill` fails with.
+    /// As [`Self::fill`].
     pub(crate) fn fill_trained<E: From<rlt_torch::Error>>(
         &self,
         mut fill: impl FnMut(&Excerpt<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
-        let mut trained = self.parts().filter_map(|part| self.unit(part).trained.as_ref());
-        trained.try_for_each(|flat| flat.fill(&mut fill))
+        self.trained().try_for_each(|flat| flat.fill(&mut fill))
+    }
+
+    /// Shows `see` every piece that this rank has, `[len]`, where it is: one that rests is on the host, and takes memory while it
+    /// is read. It may be kept, but not beyond the next change of the parameters.
+    ///
+    /// # Errors
+    /// What `see` fails with, or when a piece that rests cannot be read.
+    pub(crate) fn show<E: From<RankError>>(
+        &self,
+        mut see: impl FnMut(&Excerpt<'_>, &Tensor) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut flats = self.parts().flat_map(|part| self.unit(part).flats());
+        flats.try_for_each(|flat| flat.show(&mut see))
+    }
+
+    /// The same of the trained parameters alone.
+    ///
+    /// # Errors
+    /// As [`Self::show`].
+    pub(crate) fn show_trained<E: From<RankError>>(
+        &self,
+        mut see: impl FnMut(&Excerpt<'_>, &Tensor) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.trained().try_for_each(|flat| flat.show(&mut see))
     }
 
     /// Gives this rank's pieces of a model's parameters their weights; an adapter keeps what it has.
@@ -67,10 +91,14 @@ impl ShardedParameters {
         values: &Tensor,
         fill: impl FnOnce(&Excerpt<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
-        let mut trained = self.parts().filter_map(|part| self.unit(part).trained.as_ref());
-        let excerpt = trained.find_map(|flat| flat.place_of(name)).map(|place| place.excerpt(name));
-        let excerpt = excerpt.filter(|excerpt| !excerpt.range.is_empty());
+        let excerpt = self.excerpt_of(name);
         excerpt.map_or(Ok(()), |excerpt| fill(&excerpt, values))
+    }
+
+    /// What of the trained parameter `name` lies in this rank's piece of it; `None` where nothing does.
+    pub(crate) fn excerpt_of<'a>(&'a self, name: &'a str) -> Option<Excerpt<'a>> {
+        let excerpt = self.trained().find_map(|flat| flat.place_of(name)).map(|place| place.excerpt(name));
+        excerpt.filter(|excerpt| !excerpt.range.is_empty())
     }
 
     /// Takes the values of another role's parameters, one part at a time: those that `name_there` names there. What the
@@ -80,7 +108,7 @@ impl ShardedParameters {
     /// [`RankError`] when a rank is lost.
     pub(crate) fn copy_from(&self, other: &Self, name_there: impl Fn(&str) -> &str) -> Result<(), RankError> {
         self.parts().try_for_each(|part| {
-            other.need(part)?;
+            other.need_exact(part)?;
             let mut of_other = |excerpt: &Excerpt<'_>, values: &Tensor| {
                 let name = name_there(excerpt.name);
                 if let Some(leaf) = other.unit(part).flats().find_map(|flat| flat.leaf(name)) {
@@ -106,7 +134,8 @@ impl ShardedParameters {
     /// When the file cannot be written; the shards then stay where they are.
     pub(crate) fn move_to_file(&mut self, folder: &Path) -> Result<(), rlt_torch::Error> {
         let units = self.layers.iter_mut().chain([&mut self.outer]);
-        let mut flats: Vec<&mut Flat> = units.filter_map(|unit| Rc::get_mut(unit.frozen.as_mut()?)).collect();
+        let frozen = units.flat_map(|unit| &mut unit.frozen);
+        let mut flats: Vec<&mut Flat> = frozen.filter_map(Rc::get_mut).collect();
         if flats.iter().any(|flat| flat.shard().device() != Device::Cpu || flat.is_resting()) {
             return Ok(());
         }

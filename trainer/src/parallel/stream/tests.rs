@@ -17,7 +17,7 @@ use crate::critic::{Critic, CriticOptions};
 use crate::model::{Adapter, Decoder, LoadOptions, LoraConfig, ModelConfig, ModuleMatch, PackedInput};
 use crate::offload::Offload;
 use crate::optim::AdamWOptions;
-use crate::parallel::tests::{actor_on_mesh, on_ranks};
+use crate::parallel::tests::{actor_on_mesh, on_ranks, trained_parameters};
 use crate::update::{UpdatePlan, update};
 
 /// Sums over ranks are added in another order; five steps of an optimizer that divides by small gradients enlarge that.
@@ -221,8 +221,7 @@ fn train(case: Case, layout: Layout, policy: PolicyLoss) -> Vec<f64> {
         let loss = report.loss;
         let mut all = vec![loss.pg_loss, loss.entropy, loss.num_clipped as f64, loss.num_tokens as f64];
         all.extend(report.grad_norms.iter().chain(&report.actor_logprobs));
-        actor.hold().unwrap();
-        all.extend(actor.decoder.trainable_parameters().iter().flat_map(|(_, leaf)| numbers(leaf)));
+        all.extend(trained_parameters(&actor).values().flat_map(numbers));
         all
     })
 }
@@ -293,7 +292,8 @@ fn a_critic_learns_on_streams_as_on_one_rank() {
                 offload: Offload::default(),
             };
             let mut batch = batch();
-            let mut critic = Critic::beginning_as(&actor(FULL, ranks, 1), None, options).unwrap();
+            let mut critic =
+                Critic::beginning_as(&actor(FULL, ranks, 1), None, options, ranks.clone()).unwrap();
             batch.values = Some(critic.values(&batch, FULL.max_tokens).unwrap());
             let report = critic.learn(&batch, &plan(FULL, POLICY, 3)).unwrap();
             let mut all: Vec<f64> = report.metrics().into_values().collect();
@@ -305,6 +305,32 @@ fn a_critic_learns_on_streams_as_on_one_rank() {
     let one = learn(ONE);
     for layout in [layout(4, 1, 2), layout(4, 1, 4)] {
         assert_close(&format!("{layout:?}"), &learn(layout), &one, TOLERANCE);
+    }
+}
+
+/// Where updates, log-probs and critic share tokens at degrees of their own, across the shards of the model.
+#[test]
+fn every_pass_has_a_degree_of_its_own() {
+    let compute = |ranks: &Ranks, [updates, logprobs]: [usize; 2], dp_shard: usize| {
+        let sharing = |sp| ranks.clone().sharing_streams(sp).unwrap();
+        let mut actor = actor(FULL, &sharing(updates), dp_shard);
+        if logprobs != updates {
+            actor = actor.scoring_by(sharing(logprobs));
+        }
+        let batch = batch();
+        let scores = actor.score(&batch, Adapter::On, FULL.max_tokens).unwrap();
+        let mut all = [scores.logprobs, scores.entropies].concat();
+        all.extend(actor.sum_pi_squared(&batch, FULL.max_tokens).unwrap());
+        let report = update(&mut actor, &batch, &plan(FULL, POLICY, 2)).unwrap();
+        all.extend(report.grad_norms.iter().chain(&report.actor_logprobs));
+        all.extend(actor.score(&batch, Adapter::On, FULL.max_tokens).unwrap().logprobs);
+        all
+    };
+    let one = compute(&Ranks::alone(), [1, 1], 1);
+    for (degrees, dp_shard) in [([2, 4], 2), ([4, 1], 1), ([1, 2], 4)] {
+        for got in on_ranks(4, |ranks| compute(&ranks, degrees, dp_shard)) {
+            assert_close(&format!("{degrees:?} by {dp_shard}"), &got, &one, TOLERANCE);
+        }
     }
 }
 
@@ -342,7 +368,7 @@ fn a_model_that_does_not_see_beyond_its_own_tokens_is_found_before_the_first_ste
     let outcomes = on_ranks(2, |ranks| {
         let ranks = ranks.sharing_streams(2).unwrap();
         let actor = actor(FULL, &ranks, 1);
-        actor.check_streams().unwrap();
+        actor.check_streams(actor.ranks(), "sp").unwrap();
         let sample = Sample::new(2, 11);
         let alone = Model { decoder: &actor.decoder, shards: None, stream: None };
         let whole_td = sample.hidden_states(alone, StreamPart::WHOLE).unwrap();
@@ -352,7 +378,7 @@ fn a_model_that_does_not_see_beyond_its_own_tokens_is_found_before_the_first_ste
         let input = PackedInput::new(&[&tokens], tch::Device::Cpu);
         let context = actor.decoder.context(&input, Adapter::On);
         let inert_td = islands::infer(alone, &input, &context).unwrap();
-        sample.compare(&inert_td, &whole_td, &ranks)
+        sample.compare(&inert_td, &whole_td, (&ranks, "spec.workers.mesh.sp"))
     });
     for outcome in outcomes {
         let Err(error @ ProbeError::Differs { difference, .. }) = outcome else {

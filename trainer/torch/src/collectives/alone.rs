@@ -2,8 +2,8 @@
 
 use tch::{Tensor, no_grad};
 
-use super::gloo::{Pending, check_sizes, check_splits};
-use super::{CollectiveError, Collectives, Reduction};
+use super::seat::{check_sizes, check_splits};
+use super::{CollectiveError, Collectives, Pending, Reduction};
 
 /// A group whose only member is this rank.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! The C border of `csrc/collectives.cpp`. Safe wrappers live in the modules that use it.
+//! The C border of `csrc/collectives.cpp` and `csrc/nccl.cpp`. Safe wrappers live in the modules that use it.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -47,4 +47,41 @@ unsafe extern "C" {
     pub(super) fn rlt_barrier(group: *mut c_void, out: *mut *mut c_void) -> Outcome;
     pub(super) fn rlt_work_wait(work: *mut c_void) -> Outcome;
     pub(super) fn rlt_work_free(work: *mut c_void);
+    pub(super) fn rlt_nccl_version(out: *mut c_int) -> Outcome;
+    pub(super) fn rlt_nccl_name(out: *mut u8) -> Outcome;
+    pub(super) fn rlt_nccl_join(
+        name: *const u8,
+        place: c_int,
+        size: c_int,
+        device_idx: c_int,
+        out: *mut *mut c_void,
+    ) -> Outcome;
+    pub(super) fn rlt_nccl_is_settled(link: *mut c_void, out: *mut bool) -> Outcome;
+    pub(super) fn rlt_nccl_finalize(link: *mut c_void) -> Outcome;
+    pub(super) fn rlt_nccl_give_up(link: *mut c_void);
+    pub(super) fn rlt_nccl_free(link: *mut c_void);
+    pub(super) fn rlt_nccl_all_reduce(link: *mut c_void, tensor: *mut C_tensor, reduction: i64) -> Outcome;
+    pub(super) fn rlt_nccl_reduce_scatter(
+        link: *mut c_void,
+        output: *mut C_tensor,
+        input: *mut C_tensor,
+    ) -> Outcome;
+    pub(super) fn rlt_nccl_all_gather(
+        link: *mut c_void,
+        output: *mut C_tensor,
+        input: *mut C_tensor,
+    ) -> Outcome;
+    pub(super) fn rlt_nccl_all_to_all(
+        link: *mut c_void,
+        output: *mut C_tensor,
+        input: *mut C_tensor,
+        output_splits: *const i64,
+        input_splits: *const i64,
+        size: c_int,
+    ) -> Outcome;
+    pub(super) fn rlt_nccl_broadcast(link: *mut c_void, tensor: *mut C_tensor, root: c_int) -> Outcome;
+    pub(super) fn rlt_nccl_mark(link: *mut c_void, out: *mut *mut c_void) -> Outcome;
+    pub(super) fn rlt_nccl_is_past(mark: *mut c_void, out: *mut bool) -> Outcome;
+    pub(super) fn rlt_nccl_compute_after(mark: *mut c_void) -> Outcome;
+    pub(super) fn rlt_nccl_mark_free(mark: *mut c_void);
 }

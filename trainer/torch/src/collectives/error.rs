@@ -20,6 +20,14 @@ pub enum CollectiveError {
         /// What it was.
         got: String,
     },
+    /// A tensor on a GPU cannot be sent.
+    #[error("group {group}: NCCL cannot be loaded: {message}")]
+    NoNccl {
+        /// The group's name.
+        group: String,
+        /// The system's own words.
+        message: String,
+    },
     /// A rank was lost, or too late.
     #[error("{operation} (number {sequence} of group {group}) failed: {diagnosis} ({message})")]
     Failed {

@@ -1,4 +1,4 @@
-//! A group over c10d's Gloo, and what it has pending. Who is in a group is decided in `rendezvous`.
+//! A group over c10d's Gloo, for tensors on CPUs. Who is in a group is decided in `rendezvous`.
 
 use std::ffi::{CString, c_void};
 use std::fmt;
@@ -6,27 +6,24 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tch::{Kind, Tensor, no_grad};
+use tch::Tensor;
 
 use super::border;
-use super::pulse::Pulse;
+use super::pending::{Finish, Work};
+use super::seat::{Seat, add_chunks, check_sizes, check_splits};
 use super::store::Store;
-use super::{CollectiveError, Collectives, Reduction, RendezvousError};
+use super::traffic::{all_gather, all_to_all, num_bytes, ring_all_reduce, row_bytes, tree_broadcast};
+use super::{CollectiveError, Collectives, Pending, Reduction, RendezvousError};
 use crate::border::{Outcome, check, raw};
 
-/// What a group needs to join: its name, its members' global ranks, and this rank's place among them.
-#[derive(Clone, Debug)]
-pub(super) struct Seat {
-    pub(super) name: String,
-    pub(super) members: Vec<usize>,
-    pub(super) place: usize,
-}
+/// The most that a rank receives at once before it adds it up: room for what it has received is memory beside the gradient
+/// itself, which is whole at that moment. A layer of a small model is shorter, so that its exchange runs beside computing.
+const RECEIVED_BYTES: i64 = 16 << 20;
 
 /// A connected group of ranks on CPUs.
-pub struct GlooGroup {
+pub(super) struct GlooGroup {
     pointer: *mut c_void,
     seat: Arc<Seat>,
-    pulse: Arc<Pulse>,
     num_started: u64,
 }
 
@@ -41,16 +38,10 @@ impl fmt::Debug for GlooGroup {
 
 impl GlooGroup {
     /// Connects to the other members over the interface that holds `address`.
-    pub(super) fn join(
-        store: &Store,
-        seat: Seat,
-        address: IpAddr,
-        timeout: Duration,
-        pulse: Arc<Pulse>,
-    ) -> Result<Self, RendezvousError> {
+    pub(super) fn join(store: &Store, seat: Arc<Seat>, address: IpAddr) -> Result<Self, RendezvousError> {
         let name = text("name of a group", format!("group/{}", seat.name))?;
         let text_address = text("address", address.to_string())?;
-        let (rank, size) = (seat.place as i32, seat.members.len() as i32);
+        let (rank, size) = (seat.place as i32, seat.size() as i32);
         let mut pointer = std::ptr::null_mut();
         // SAFETY: a live store, NUL-terminated texts and a place for the result.
         let outcome = unsafe {
@@ -60,40 +51,29 @@ impl GlooGroup {
                 rank,
                 size,
                 text_address.as_ptr(),
-                milliseconds(timeout),
+                milliseconds(seat.timeout),
                 &mut pointer,
             )
         };
         check("connecting a group", outcome)
             .map_err(|source| RendezvousError::Connect { group: seat.name.clone(), source })?;
-        Ok(Self { pointer, seat: Arc::new(seat), pulse, num_started: 0 })
+        Ok(Self { pointer, seat, num_started: 0 })
     }
 
     fn start(
         &mut self,
         operation: &'static str,
         keeps: Vec<Tensor>,
-        finish: Option<Finish>,
         call: impl FnOnce(*mut c_void, *mut *mut c_void) -> Outcome,
-    ) -> Result<Pending, CollectiveError> {
+    ) -> Result<Box<dyn Work>, CollectiveError> {
         self.num_started += 1;
-        self.pulse.started(&self.seat.name, self.num_started);
+        self.seat.started(self.num_started);
         let mut pointer = std::ptr::null_mut();
         let outcome = call(self.pointer, &mut pointer);
-        let mut work = Work {
-            pointer,
-            operation,
-            sequence: self.num_started,
-            seat: Arc::clone(&self.seat),
-            pulse: Arc::clone(&self.pulse),
-            _keeps: keeps,
-        };
+        let seat = Arc::clone(&self.seat);
+        let work = GlooWork { pointer, operation, sequence: self.num_started, seat, _keeps: keeps };
         work.check(outcome)?;
-        Ok(Pending { work: Some(work), finish })
-    }
-
-    fn argument(&self, operation: &'static str, expected: &str, got: String) -> CollectiveError {
-        CollectiveError::Argument { operation, group: self.seat.name.clone(), expected: expected.into(), got }
+        Ok(Box::new(work))
     }
 
     fn exchange(
@@ -103,8 +83,10 @@ impl GlooGroup {
         (input, input_splits): (Tensor, &[i64]),
         finish: Option<Finish>,
     ) -> Result<Pending, CollectiveError> {
+        let row = row_bytes(&input).max(row_bytes(&output));
+        self.seat.meter.count(all_to_all(self.seat.place, row, input_splits, output_splits));
         let keeps = vec![output.shallow_clone(), input.shallow_clone()];
-        self.start(operation, keeps, finish, |group, out| {
+        let work = self.start(operation, keeps, |group, out| {
             // SAFETY: a live group, borrowed tensors, one split for each rank (checked) and a place for the result.
             unsafe {
                 border::rlt_all_to_all(
@@ -116,7 +98,20 @@ impl GlooGroup {
                     out,
                 )
             }
-        })
+        })?;
+        Ok(Pending::of(work, finish))
+    }
+}
+
+impl GlooGroup {
+    /// `output` = the sum of what all ranks have in their row of `chunks` for this one.
+    fn reduce_piece(&mut self, output: Tensor, chunks: &Tensor) -> Result<Pending, CollectiveError> {
+        let input = chunks.contiguous();
+        let received = input.empty_like();
+        let arrived = received.shallow_clone();
+        let finish = move || add_chunks(&output, &arrived);
+        let splits = vec![1; self.size()];
+        self.exchange("reduce-scatter", (received, &splits), (input, &splits), Some(Box::new(finish)))
     }
 }
 
@@ -130,44 +125,53 @@ impl Collectives for GlooGroup {
     }
 
     fn size(&self) -> usize {
-        self.seat.members.len()
+        self.seat.size()
     }
 
     fn all_reduce(&mut self, tensor: &Tensor, reduction: Reduction) -> Result<Pending, CollectiveError> {
         check_sizes("all-reduce", &self.seat.name, (tensor, 1), (tensor, 1))?;
-        let code = match reduction {
-            Reduction::Sum => 0,
-            Reduction::Max => 1,
-            Reduction::Min => 2,
-        };
-        self.start("all-reduce", vec![tensor.shallow_clone()], None, |group, out| {
+        let element = tensor.kind().elt_size_in_bytes() as u64;
+        let (place, size) = (self.seat.place, self.size());
+        self.seat.meter.count(ring_all_reduce(place, size, num_bytes(tensor), element));
+        let work = self.start("all-reduce", vec![tensor.shallow_clone()], |group, out| {
             // SAFETY: a live group, a borrowed tensor and a place for the result.
-            unsafe { border::rlt_all_reduce(group, raw(tensor), code, out) }
-        })
+            unsafe { border::rlt_all_reduce(group, raw(tensor), reduction.code(), out) }
+        })?;
+        Ok(Pending::of(work, None))
     }
 
     /// Gloo's own reduce-scatter is an all-reduce of which most is thrown away, twice the bytes. Every rank sends every
-    /// other the chunk it needs, once, and adds what it received.
+    /// other the chunk it needs, once, and adds what it received. What is longer than [`RECEIVED_BYTES`] goes piece by piece,
+    /// all but the last at once.
     fn reduce_scatter(&mut self, output: &Tensor, input: &Tensor) -> Result<Pending, CollectiveError> {
-        let size = self.size();
-        check_sizes("reduce-scatter", &self.seat.name, (output, size as i64), (input, 1))?;
-        let input = input.detach().view([size as i64, -1]);
-        let received = input.empty_like();
-        let (output, chunks) = (output.detach(), received.shallow_clone());
-        let finish = move || add_chunks(&output, &chunks);
-        let splits = vec![1; size];
-        self.exchange("reduce-scatter", (received, &splits), (input, &splits), Some(Box::new(finish)))
+        let size = self.size() as i64;
+        check_sizes("reduce-scatter", &self.seat.name, (output, size), (input, 1))?;
+        let (output, chunks) = (output.detach().view(-1), input.detach().view([size, -1]));
+        let longest = (RECEIVED_BYTES / (size * chunks.kind().elt_size_in_bytes() as i64)).max(1);
+        let mut start = 0;
+        loop {
+            let len = longest.min(output.numel() as i64 - start);
+            let piece = (output.narrow(0, start, len), chunks.narrow(1, start, len));
+            let pending = self.reduce_piece(piece.0, &piece.1)?;
+            start += len;
+            if start == output.numel() as i64 {
+                return Ok(pending);
+            }
+            pending.wait()?;
+        }
     }
 
     fn all_gather(&mut self, output: &Tensor, input: &Tensor) -> Result<Pending, CollectiveError> {
         check_sizes("all-gather", &self.seat.name, (output, 1), (input, self.size() as i64))?;
+        self.seat.meter.count(all_gather(self.size(), num_bytes(input)));
         let keeps = vec![output.shallow_clone(), input.shallow_clone()];
         // c10d wants the output's first dim to be `size` times the input's.
         let (flat_output, flat_input) = (output.detach().view(-1), input.detach().view(-1));
-        self.start("all-gather", keeps, None, |group, out| {
+        let work = self.start("all-gather", keeps, |group, out| {
             // SAFETY: a live group, borrowed tensors and a place for the result.
             unsafe { border::rlt_all_gather(group, raw(&flat_output), raw(&flat_input), out) }
-        })
+        })?;
+        Ok(Pending::of(work, None))
     }
 
     fn all_to_all(
@@ -183,22 +187,21 @@ impl Collectives for GlooGroup {
 
     fn broadcast(&mut self, tensor: &Tensor, root: usize) -> Result<Pending, CollectiveError> {
         check_sizes("broadcast", &self.seat.name, (tensor, 1), (tensor, 1))?;
-        if root >= self.size() {
-            let expected = format!("a root below {}", self.size());
-            return Err(self.argument("broadcast", &expected, root.to_string()));
-        }
-        self.start("broadcast", vec![tensor.shallow_clone()], None, |group, out| {
+        self.seat.check_root(root)?;
+        self.seat.meter.count(tree_broadcast(self.seat.place, self.size(), root, num_bytes(tensor)));
+        let work = self.start("broadcast", vec![tensor.shallow_clone()], |group, out| {
             // SAFETY: a live group, a borrowed tensor and a place for the result.
             unsafe { border::rlt_broadcast(group, raw(tensor), root as i64, out) }
-        })
+        })?;
+        Ok(Pending::of(work, None))
     }
 
     fn barrier(&mut self) -> Result<(), CollectiveError> {
-        self.start("barrier", Vec::new(), None, |group, out| {
+        let work = self.start("barrier", Vec::new(), |group, out| {
             // SAFETY: a live group and a place for the result.
             unsafe { border::rlt_barrier(group, out) }
-        })?
-        .wait()
+        })?;
+        Pending::of(work, None).wait()
     }
 }
 
@@ -206,67 +209,6 @@ impl Drop for GlooGroup {
     fn drop(&mut self) {
         // SAFETY: the group was made by `rlt_group_join` and is freed once, here.
         unsafe { border::rlt_group_free(self.pointer) }
-    }
-}
-
-/// `output` = the sum over the first dim of `chunks`, row after row, in fp32.
-fn add_chunks(output: &Tensor, chunks: &Tensor) {
-    no_grad(|| {
-        let mut sum = chunks.get(0).to_kind(Kind::Float);
-        for place in 1..chunks.size()[0] {
-            sum += chunks.get(place);
-        }
-        let flat = output.view(-1);
-        flat.shallow_clone().copy_(&sum);
-    });
-}
-
-type Finish = Box<dyn FnOnce() + Send>;
-
-/// An operation under way. Its tensors are kept, and must not be read or written before [`Pending::wait`] returns;
-/// dropped unwaited, it waits and forgets what went wrong.
-#[must_use = "the tensors of an operation can be used only after it was waited for"]
-pub struct Pending {
-    work: Option<Work>,
-    finish: Option<Finish>,
-}
-
-impl fmt::Debug for Pending {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pending").field("operation", &self.work.as_ref().map(|work| work.operation)).finish()
-    }
-}
-
-impl Pending {
-    /// An operation that is complete already.
-    pub(super) fn done() -> Self {
-        Self { work: None, finish: None }
-    }
-
-    /// Returns when the operation is complete on this rank.
-    ///
-    /// # Errors
-    /// When a rank is lost or too late; the error names it.
-    pub fn wait(mut self) -> Result<(), CollectiveError> {
-        if let Some(mut work) = self.work.take() {
-            // SAFETY: a live work object.
-            let outcome = unsafe { border::rlt_work_wait(work.pointer) };
-            work.check(outcome)?;
-        }
-        if let Some(finish) = self.finish.take() {
-            finish();
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Pending {
-    fn drop(&mut self) {
-        if let Some(work) = &self.work {
-            // SAFETY: a live work object.
-            let outcome = unsafe { border::rlt_work_wait(work.pointer) };
-            drop(check(work.operation, outcome));
-        }
     }
 }
 
@@ -284,89 +226,43 @@ fn milliseconds(duration: Duration) -> i64 {
 }
 
 /// A work object of c10d with what an error message needs.
-struct Work {
+struct GlooWork {
     pointer: *mut c_void,
     operation: &'static str,
     sequence: u64,
     seat: Arc<Seat>,
-    pulse: Arc<Pulse>,
     _keeps: Vec<Tensor>,
 }
 
 // SAFETY: a c10d work object may be waited for from any thread.
-unsafe impl Send for Work {}
+unsafe impl Send for GlooWork {}
 
-impl Work {
-    fn check(&mut self, outcome: Outcome) -> Result<(), CollectiveError> {
-        check(self.operation, outcome).map_err(|error| {
-            let message = match error {
-                crate::Error::Libtorch { message, .. } => message,
-                other => other.to_string(),
-            };
-            let diagnosis = Box::new(self.pulse.diagnose(&self.seat.name, self.sequence, &self.seat.members));
-            let (operation, group) = (self.operation, self.seat.name.clone());
-            CollectiveError::Failed { operation, group, sequence: self.sequence, diagnosis, message }
-        })
+impl GlooWork {
+    fn check(&self, outcome: Outcome) -> Result<(), CollectiveError> {
+        check(self.operation, outcome)
+            .map_err(|error| self.seat.failed(self.operation, self.sequence, error.into_message()))
     }
 }
 
-impl Drop for Work {
+impl Work for GlooWork {
+    fn operation(&self) -> &'static str {
+        self.operation
+    }
+
+    fn wait(&mut self) -> Result<(), CollectiveError> {
+        // SAFETY: a live work object.
+        self.check(unsafe { border::rlt_work_wait(self.pointer) })
+    }
+
+    fn settle(&mut self) {
+        // SAFETY: a live work object.
+        drop(check(self.operation, unsafe { border::rlt_work_wait(self.pointer) }));
+    }
+}
+
+impl Drop for GlooWork {
     fn drop(&mut self) {
         // SAFETY: null, or a work object that is freed once, here.
         unsafe { border::rlt_work_free(self.pointer) }
     }
-}
-
-/// Contiguous tensors of one dtype whose numbers of elements, times their factors, are equal.
-pub(super) fn check_sizes(
-    operation: &'static str,
-    group: &str,
-    (output, output_factor): (&Tensor, i64),
-    (input, input_factor): (&Tensor, i64),
-) -> Result<(), CollectiveError> {
-    let numbers = (output.numel() as i64 * output_factor, input.numel() as i64 * input_factor);
-    let contiguous = output.is_contiguous() && input.is_contiguous();
-    if numbers.0 == numbers.1 && output.kind() == input.kind() && contiguous {
-        return Ok(());
-    }
-    Err(CollectiveError::Argument {
-        operation,
-        group: group.to_owned(),
-        expected: format!(
-            "contiguous tensors of one dtype, the output's elements times {output_factor} equal to the input's \
-             times {input_factor}"
-        ),
-        got: format!(
-            "output {:?} {:?}, input {:?} {:?}, contiguous: {contiguous}",
-            output.size(),
-            output.kind(),
-            input.size(),
-            input.kind()
-        ),
-    })
-}
-
-/// One split for each rank; together the rows of their tensor.
-pub(super) fn check_splits(
-    group: &str,
-    size: usize,
-    output: (&Tensor, &[i64]),
-    input: (&Tensor, &[i64]),
-) -> Result<(), CollectiveError> {
-    for (tensor, splits) in [output, input] {
-        let num_rows = tensor.size().first().copied().unwrap_or(0);
-        let fits =
-            splits.len() == size && splits.iter().all(|n| *n >= 0) && splits.iter().sum::<i64>() == num_rows;
-        if !fits || !tensor.is_contiguous() || output.0.kind() != input.0.kind() {
-            return Err(CollectiveError::Argument {
-                operation: "all-to-all",
-                group: group.to_owned(),
-                expected: format!(
-                    "contiguous tensors of one dtype and {size} splits that add up to the rows"
-                ),
-                got: format!("{:?} {:?} split by {splits:?}", tensor.size(), tensor.kind()),
-            });
-        }
-    }
-    Ok(())
 }

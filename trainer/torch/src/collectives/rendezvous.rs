@@ -9,10 +9,12 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use super::gloo::{GlooGroup, Seat};
+use super::by_device::GroupByDevice;
 use super::pulse::Pulse;
+use super::seat::Seat;
 use super::store::{Store, StoreError};
-use super::{Alone, Collectives, RendezvousError};
+use super::traffic::Meter;
+use super::{Alone, Collectives, RendezvousError, Traffic};
 
 const RETRY: Duration = Duration::from_millis(200);
 const POLL: Duration = Duration::from_millis(20);
@@ -64,6 +66,7 @@ pub fn report_failure(store: &Store, rank: usize, cause: &str) -> Result<String,
 pub struct Rendezvous {
     store: Store,
     pulse: Arc<Pulse>,
+    meter: Arc<Meter>,
     membership: Membership,
     address: IpAddr,
 }
@@ -90,7 +93,7 @@ impl Rendezvous {
         }
         wait_for_all(&store, &membership, deadline)?;
         let pulse = Arc::new(Pulse::start(&store, membership.rank)?);
-        Ok(Self { store, pulse, membership, address })
+        Ok(Self { store, pulse, meter: Arc::default(), membership, address })
     }
 
     /// This rank.
@@ -127,10 +130,31 @@ impl Rendezvous {
         if members.len() == 1 {
             return Ok(Some(Box::new(Alone::new(name))));
         }
-        let seat = Seat { name: name.to_owned(), members: members.to_vec(), place };
-        let timeout = self.membership.operation_timeout;
-        let group = GlooGroup::join(&self.store, seat, self.address, timeout, Arc::clone(&self.pulse))?;
+        let seat = self.seat(name, members, place);
+        let group = GroupByDevice::join(&self.store, self.membership.attempt, seat, self.address)?;
         Ok(Some(Box::new(group)))
+    }
+
+    /// What this rank has sent and received so far in all of its groups.
+    pub fn traffic(&self) -> Traffic {
+        self.meter.total()
+    }
+
+    /// This rank's seat at `place` among `members`.
+    pub(super) fn seat(&self, name: &str, members: &[usize], place: usize) -> Seat {
+        Seat {
+            name: name.to_owned(),
+            members: members.to_vec(),
+            place,
+            timeout: self.membership.operation_timeout,
+            pulse: Arc::clone(&self.pulse),
+            meter: Arc::clone(&self.meter),
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn store(&self) -> &Store {
+        &self.store
     }
 
     /// Reports why this rank fails; the report of the rank that came first is what every rank gets back.

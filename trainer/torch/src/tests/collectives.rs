@@ -105,6 +105,19 @@ fn every_collective_is_what_its_definition_says_on_one_to_four_ranks() {
 
 /// Rank `from` sends `(from + 2 to) % 3` rows to rank `to`, which is sometimes none.
 #[test]
+fn a_long_reduce_scatter_in_pieces_adds_up_the_same_numbers() {
+    // 24 MB from three ranks, where 16 MiB are received at once.
+    const LEN: i64 = 2_000_001;
+    on_ranks(3, |_, group| {
+        let rank = group.rank();
+        let scattered = Tensor::zeros([LEN], tch::kind::FLOAT_CPU);
+        group.reduce_scatter(&scattered, &of(rank, &[3 * LEN], Kind::Float)).unwrap().wait().unwrap();
+        let own = |r| of(r, &[3 * LEN], Kind::Float).narrow(0, rank as i64 * LEN, LEN);
+        assert_eq!(scattered, own(0) + own(1) + own(2));
+    });
+}
+
+#[test]
 fn all_to_all_takes_uneven_and_empty_splits() {
     let rows = |from: usize, to: usize| ((from + 2 * to) % 3) as i64;
     for world_size in [1, 2, 3, 4] {

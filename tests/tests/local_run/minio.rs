@@ -1,0 +1,101 @@
+//! Copies of checkpoints in a real object store, which is slow, cut off in the middle of an upload, and killed.
+
+use std::collections::BTreeSet;
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use rlt_cluster::Minio;
+use rlt_tests::relay::{Flow, Relay};
+use serde_json::{Value, json};
+
+use crate::copies::whole_of;
+use crate::job::{Ended, Place, signal, tiny_with};
+
+/// 1.1 million weights: a checkpoint of three times as many numbers takes two parts of an upload.
+fn job(steps: u32) -> Value {
+    tiny_with(json!({
+        "model": { "architecture": { "hiddenSize": 192, "intermediateSize": 768, "numLayers": 2 } },
+        "training": { "steps": steps },
+        "checkpoint": { "uri": format!("s3://{}/runs/one", Minio::BUCKET), "keep": 3 },
+        "runPolicy": { "terminationGracePeriodSeconds": 60 }
+    }))
+}
+
+struct Store {
+    minio: Minio,
+    relay: Relay,
+}
+
+impl Store {
+    fn start() -> Option<Self> {
+        let minio = Minio::start().unwrap()?;
+        let relay = Relay::to(&minio.address()).unwrap();
+        Some(Self { minio, relay })
+    }
+
+    fn begin(&self, place: &Place, manifest: &Value) -> Child {
+        place.start_in(manifest, self.minio.environment(self.relay.address()))
+    }
+
+    fn train(&self, place: &Place, manifest: &Value) -> Ended {
+        Ended::of(self.begin(place, manifest).wait_with_output().unwrap())
+    }
+
+    fn whole_copies(&self) -> BTreeSet<String> {
+        whole_of(&self.minio.keys())
+    }
+}
+
+fn names(names: &[&str]) -> BTreeSet<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
+#[test]
+fn a_slow_store_takes_a_checkpoint_in_parts_and_gives_it_back() {
+    let Some(store) = Store::start() else { return };
+    let (whole, first, second) = (Place::new(), Place::new(), Place::new());
+    let mut alone = job(3);
+    alone["spec"]["checkpoint"] = json!({ "everySteps": 1 });
+    whole.train(&alone).expect(0, &[]);
+    // Four uploads at a time: the shard of 13 MB takes about a second.
+    store.relay.set(Flow::PerSecond(6 << 20));
+    store.train(&first, &job(2)).expect(0, &[]);
+    assert!(store.whole_copies().contains("step-000002"), "{:?}", store.minio.keys());
+    store.relay.set(Flow::Free);
+    store.train(&second, &job(3)).expect(0, &["fetched checkpoint step-000002", "resuming after step 2"]);
+    assert!(whole.weights() == second.weights(), "the exported weights differ");
+}
+
+#[test]
+fn an_upload_that_a_kill_cut_off_is_no_checkpoint_and_a_store_that_dies_stops_nobody() {
+    let Some(mut store) = Store::start() else { return };
+    let (first, second) = (Place::new(), Place::new());
+    store.train(&first, &job(1)).expect(0, &[]);
+    assert_eq!(store.whole_copies(), names(&["step-000001"]));
+    // Of the next shard a part arrives, and of the one after it some.
+    store.relay.set(Flow::Only(10 << 20));
+    let child = store.begin(&first, &job(4000));
+    wait_until(|| store.relay.is_dry());
+    signal(&child, "KILL");
+    child.wait_with_output().unwrap();
+    store.relay.set(Flow::Free);
+    assert_eq!(store.whole_copies(), names(&["step-000001"]), "{:?}", store.minio.keys());
+
+    let child = store.begin(&second, &job(12));
+    second.wait_for_steps(1);
+    store.minio.kill();
+    second.wait_for_steps(11);
+    store.minio.restart().unwrap();
+    Ended::of(child.wait_with_output().unwrap()).expect(0, &["fetched checkpoint step-000001"]);
+    assert_eq!(second.steps().len(), 11, "none twice");
+    let copies = store.whole_copies();
+    assert!(copies.contains("step-000012") && copies.len() <= 3, "{copies:?}");
+}
+
+fn wait_until(mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(60));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,83 @@
+//! The training step of `update.rs` on two ranks of this machine that share the model, its gradients and its optimizer state;
+//! and the memory of a rank where activations take hardly any, beside what sharing promises.
+//!
+//! The peer is `peers/update_fsdp2.py`; both answer `--serve` to `peers/compare.py`.
+
+#[path = "training/crew.rs"]
+mod crew;
+#[path = "training/measure.rs"]
+mod measure;
+#[path = "training/rows.rs"]
+mod rows;
+#[path = "training/shape.rs"]
+mod shape;
+
+use std::rc::Rc;
+
+use crew::Crew;
+use rlt_trainer::actor::Actor;
+use rlt_trainer::model::{Decoder, LoadOptions, Weights};
+use rlt_trainer::optim::{AdamW, AdamWOptions};
+use rlt_trainer::parallel::{Ranks, ShardedParameters};
+use rlt_trainer::update::update;
+use serde_json::{Value, json};
+
+const NUM_RANKS: usize = 2;
+/// Sequences whose activations weigh nothing beside the model, one for each rank.
+const SHORT: [usize; NUM_RANKS] = [8; NUM_RANKS];
+const MIB: f64 = (1 << 20) as f64;
+
+fn main() -> anyhow::Result<()> {
+    shape::prepare()?;
+    let mut crew = Crew::gather(NUM_RANKS)?;
+    rlt_torch::set_num_threads(crew.ranks.cores());
+    let empty = rlt_torch::peak_own_bytes()?;
+    let mut actor = actor(&crew.ranks)?;
+    measure::serve(&["step", "memory"], |load| {
+        let lens = if load == "memory" { SHORT.to_vec() } else { rows::long_tailed()? };
+        let of_model = formula(&actor.decoder);
+        crew.measured(load, || step(&mut actor, &lens, empty, of_model))
+    })
+}
+
+fn step(actor: &mut Actor, lens: &[usize], empty: u64, formula: f64) -> anyhow::Result<Value> {
+    let batch = rows::batch(lens, actor.decoder.config.vocab_size);
+    let before = actor.ranks().traffic();
+    let report = update(actor, &batch, &rows::plan(&batch))?;
+    let own = rlt_torch::peak_own_bytes()?.saturating_sub(empty);
+    Ok(json!({
+        "tokens": batch.sequence_lens().iter().sum::<usize>(),
+        "grad_norm": report.grad_norms.first(),
+        "own_mb": own as f64 / MIB,
+        "formula_mb": formula / MIB,
+        "sent_mb": actor.ranks().traffic().since(before).sent as f64 / MIB,
+    }))
+}
+
+/// This rank's part of an actor of which it never has the whole.
+fn actor(ranks: &Ranks) -> anyhow::Result<Actor> {
+    let options = LoadOptions { trainable: true, ..LoadOptions::default() };
+    let weights = Weights::fresh(&shape::config()?, 0);
+    let decoder = Decoder::outline(weights.config(), &options)?;
+    let shards = ShardedParameters::new(&decoder, Rc::new(ranks.on_mesh(NUM_RANKS)?), None)?;
+    shards.read(&weights)?;
+    let optimizer = AdamW::new(shards.pieces(), AdamWOptions::default())?;
+    Ok(Actor::new(decoder, optimizer, shape::actor_options(), ranks.clone()).with_shards(shards))
+}
+
+/// Bytes of a rank: its part of weights, gradients and two moments, and weights and gradients of the two largest of what comes
+/// whole at once, which are a layer and what is outside of the layers.
+fn formula(decoder: &Decoder) -> f64 {
+    const NUMBER: f64 = 4.0;
+    let (mut outer, mut layer, mut all) = (0, 0, 0);
+    for (name, parameter) in decoder.named_parameters() {
+        let num = parameter.numel();
+        all += num;
+        match name.starts_with("model.layers.0.") {
+            true => layer += num,
+            false if name.contains(".layers.") => {}
+            false => outer += num,
+        }
+    }
+    NUMBER * (4.0 * all as f64 / NUM_RANKS as f64 + 2.0 * (outer + layer) as f64)
+}

@@ -1,0 +1,113 @@
+//! The ranks of a benchmark: the process that was started, and those that it starts to do the same beside it. What they do is
+//! the benchmark's business.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::Context;
+use rlt_torch::collectives::{Store, serve_store};
+use rlt_trainer::parallel::{RankEnvironment, Ranks};
+use serde_json::{Value, json};
+
+use crate::measure;
+
+/// How long a rank waits for another one.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// All ranks, as one of them sees them.
+pub(crate) struct Crew {
+    pub(crate) ranks: Ranks,
+    /// Those that this one has started.
+    others: Vec<Member>,
+    _store: Option<Store>,
+}
+
+/// A rank in a process of its own.
+struct Member {
+    process: Child,
+    asked: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Crew {
+    /// Starts the other ranks, or joins those that have started this one.
+    pub(crate) fn gather(size: usize) -> anyhow::Result<Self> {
+        if let Some(environment) = RankEnvironment::of_process()? {
+            let ranks = Ranks::join(&environment, PATIENCE)?;
+            return Ok(Self { ranks, others: Vec::new(), _store: None });
+        }
+        let store = serve_store(0, 1, size)?;
+        let first = RankEnvironment {
+            rank: 0,
+            world_size: size,
+            local_world_size: size,
+            master_address: "localhost".to_owned(),
+            master_port: store.port(),
+            attempt: 1,
+        };
+        let others = (1..size).map(|rank| Member::start(first.variables(rank))).collect::<Result<_, _>>()?;
+        let ranks = Ranks::join(&first, PATIENCE)?;
+        Ok(Self { ranks, others, _store: Some(store) })
+    }
+
+    /// Lets all ranks do `load`, of which this one's part is `work`: processor time of all together, the peak of memory of the
+    /// rank that had the highest, and what else this one tells.
+    pub(crate) fn measured(
+        &mut self,
+        load: &str,
+        work: impl FnOnce() -> anyhow::Result<Value>,
+    ) -> anyhow::Result<Value> {
+        for member in &mut self.others {
+            member.ask(load)?;
+        }
+        let mut result = measure::measured(work)?;
+        for member in &mut self.others {
+            let other = member.answer()?;
+            let both = |key: &str| [&result, &other].map(|one| one[key].as_f64().unwrap_or_default());
+            let (cpu, peak) = (both("cpu_seconds"), both("peak_rss_mb"));
+            result["cpu_seconds"] = json!(cpu[0] + cpu[1]);
+            result["peak_rss_mb"] = json!(peak[0].max(peak[1]));
+        }
+        Ok(result)
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        for member in &mut self.others {
+            // Its input ends, and so does it.
+            member.asked = None;
+            member.process.wait().ok();
+        }
+    }
+}
+
+impl Member {
+    fn start(variables: impl IntoIterator<Item = (&'static str, String)>) -> anyhow::Result<Self> {
+        let mut command = Command::new(std::env::current_exe().context("finding this benchmark")?);
+        command.args(std::env::args().skip(1).filter(|argument| argument != "--serve")).arg("--serve");
+        command.envs(variables).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = command.spawn().context("starting a rank")?;
+        let asked = process.stdin.take();
+        let answers = BufReader::new(process.stdout.take().context("reading what a rank answers")?);
+        Ok(Self { process, asked, answers })
+    }
+
+    fn ask(&mut self, load: &str) -> anyhow::Result<()> {
+        writeln!(self.asked.as_mut().context("a rank that has ended")?, "{load}")?;
+        Ok(())
+    }
+
+    /// The next measurement.
+    fn answer(&mut self) -> anyhow::Result<Value> {
+        loop {
+            let mut line = String::new();
+            anyhow::ensure!(self.answers.read_line(&mut line)? > 0, "a rank ended before it answered");
+            let value: Value = serde_json::from_str(&line)?;
+            if value["tokens"].is_number() {
+                return Ok(value);
+            }
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! The 135M-parameter Llama that benchmarks of training share: its shape, how an actor of it computes, and the arithmetic
+//! that a job runs with.
+
+use rlt_api::plan::model_config::ModelConfig;
+use rlt_trainer::actor::ActorOptions;
+
+use crate::measure::has;
+
+/// The arithmetic of a job that sets nothing: full fp32 by the fastest library.
+pub(crate) fn prepare() -> anyhow::Result<()> {
+    rlt_torch::reuse_large_buffers();
+    let precision = match rlt_torch::cpu_has_amx() {
+        true => rlt_torch::MatmulPrecision::Highest,
+        false => rlt_torch::MatmulPrecision::Medium,
+    };
+    rlt_torch::set_float32_matmul_precision(precision)?;
+    Ok(())
+}
+
+/// The shape of the 135M-parameter Llama.
+pub(crate) fn config() -> anyhow::Result<ModelConfig> {
+    Ok(ModelConfig::from_json(&serde_json::from_str(include_str!("../rollout/model.json"))?)?)
+}
+
+/// How an actor computes.
+pub(crate) fn actor_options() -> ActorOptions {
+    ActorOptions {
+        temperature: 1.0,
+        head_chunk_tokens: 256,
+        activation_checkpointing: has("--checkpointing"),
+        max_grad_norm: 1.0,
+    }
+}

@@ -1,0 +1,136 @@
+//! What of a tensor one process saves, and how processes that hold the same divide it. Nothing is written here.
+
+use std::ops::Range;
+
+use rlt_core::excerpt::Excerpt;
+use rlt_core::mesh::Shards;
+use tch::Tensor;
+
+/// From so many bytes on every copy saves a stretch of a tensor; of smaller ones each saves some whole.
+const DIVIDED_BYTES: usize = 64 << 10;
+
+/// Numbers of a tensor that one process saves.
+#[derive(Debug)]
+pub struct TensorPart {
+    /// The tensor's name, unique in a checkpoint.
+    pub name: String,
+    /// The shape of all of it.
+    pub shape: Vec<i64>,
+    /// Which of its numbers these are, by their place in row-major order.
+    pub range: Range<usize>,
+    /// The numbers, of any dtype and device, in row-major order whatever their shape; shared with the training.
+    pub values: Tensor,
+}
+
+impl TensorPart {
+    /// All of a tensor.
+    pub fn whole(name: String, values: Tensor) -> Self {
+        Self { name, shape: values.size(), range: 0..values.numel(), values }
+    }
+
+    /// The numbers `values` of `excerpt`.
+    pub fn of(excerpt: &Excerpt<'_>, values: &Tensor) -> Self {
+        let Excerpt { name, shape, range } = excerpt;
+        Self {
+            name: (*name).to_owned(),
+            shape: shape.to_vec(),
+            range: range.clone(),
+            values: values.shallow_clone(),
+        }
+    }
+
+    /// Whether it is all of its tensor.
+    pub(super) fn is_whole(&self) -> bool {
+        self.values.size() == self.shape
+    }
+
+    /// Where its numbers lie.
+    pub(super) fn excerpt(&self) -> Excerpt<'_> {
+        Excerpt { name: &self.name, shape: &self.shape, range: self.range.clone() }
+    }
+
+    fn num_bytes(&self) -> usize {
+        self.range.len() * self.values.kind().elt_size_in_bytes()
+    }
+
+    /// Stretch `place` of `num_places` equal ones; none where nothing is left for it.
+    fn stretch(self, place: usize, num_places: usize) -> Option<Self> {
+        let len = self.range.len();
+        let own = Shards::new(len, num_places).range(place);
+        let own = own.start.min(len)..own.end.min(len);
+        let start = self.range.start;
+        let values = self.values.detach().contiguous().view(-1);
+        (!own.is_empty()).then(|| Self {
+            range: start + own.start..start + own.end,
+            values: values.narrow(0, own.start as i64, own.len() as i64),
+            ..self
+        })
+    }
+}
+
+/// What copy `place` of `num_copies` saves of `parts`, which all of them hold alike: together they save every number once, and
+/// each about as many bytes.
+pub fn divided(parts: Vec<TensorPart>, (place, num_copies): (usize, usize)) -> Vec<TensorPart> {
+    if num_copies == 1 {
+        return parts;
+    }
+    let mut small_bytes = vec![0; num_copies];
+    let own = |part: TensorPart| {
+        if part.num_bytes() >= DIVIDED_BYTES {
+            return part.stretch(place, num_copies);
+        }
+        let least = (0..num_copies).min_by_key(|copy| small_bytes[*copy]).unwrap_or(0);
+        // An empty tensor has an entry all the same, so it must be somebody's.
+        small_bytes[least] += part.num_bytes().max(1);
+        (least == place).then_some(part)
+    };
+    parts.into_iter().filter_map(own).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Device, Kind};
+
+    use super::*;
+
+    fn parts() -> Vec<TensorPart> {
+        let numbers = |len: i64| Tensor::arange(len, (Kind::Float, Device::Cpu));
+        let mut parts = vec![
+            TensorPart::whole("large".into(), numbers(60_001).view([1, 60_001])),
+            TensorPart::whole("scalar".into(), Tensor::from(7_i64)),
+            TensorPart::whole("nothing".into(), numbers(0)),
+        ];
+        parts.extend((0..9).map(|idx| TensorPart::whole(format!("small {idx}"), numbers(100))));
+        let shape = [4, 100_000];
+        let piece = Excerpt { name: "piece", shape: &shape, range: 50..350_000 };
+        parts.push(TensorPart::of(&piece, &numbers(349_950)));
+        parts
+    }
+
+    #[test]
+    fn copies_save_every_number_once_and_as_many_bytes_each() {
+        for num_copies in 1..=5 {
+            let shares: Vec<_> = (0..num_copies).map(|place| divided(parts(), (place, num_copies))).collect();
+            let bytes = shares.iter().map(|share| share.iter().map(TensorPart::num_bytes).sum::<usize>());
+            let (least, most) = (bytes.clone().min().unwrap(), bytes.max().unwrap());
+            // A small tensor more or less, and the rounding of the stretches of large ones.
+            assert!(most - least <= 400 + 8 + 2 * 4 * num_copies, "{least} to {most} bytes by {num_copies}");
+            for part in parts() {
+                let of_part = shares.iter().flatten().filter(|share| share.name == part.name);
+                let (mut next, mut num_shares) = (part.range.start, 0);
+                for share in of_part {
+                    assert_eq!((share.range.start, &share.shape), (next, &part.shape), "{}", part.name);
+                    let whole = part.values.view(-1);
+                    let expected = whole.narrow(
+                        0,
+                        (share.range.start - part.range.start) as i64,
+                        share.range.len() as i64,
+                    );
+                    assert!(share.values.view(-1).equal(&expected), "{}", part.name);
+                    (next, num_shares) = (share.range.end, num_shares + 1);
+                }
+                assert!(next == part.range.end && num_shares > 0, "{} by {num_copies}", part.name);
+            }
+        }
+    }
+}

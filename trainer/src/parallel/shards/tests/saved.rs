@@ -1,0 +1,108 @@
+//! What any number of ranks has saved together any number goes on from.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde_json::json;
+
+use super::*;
+use crate::checkpoint::{Checkpoint, CheckpointStore};
+use crate::saving::{Patience, Saving, Settled};
+
+/// How ranks lay out a model and its tokens: how many, by `dpShard`, by `sp`.
+pub(super) type Layout = (usize, usize, usize);
+
+/// What is trained, on which ranks, and what of it rests.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Way {
+    pub case: Case,
+    pub layout: Layout,
+    pub rests: OffloadSpec,
+}
+
+fn on_layout<T: Send>((size, _, sp): Layout, body: impl Fn(&Ranks) -> T + Sync) -> Vec<T> {
+    match size {
+        1 => vec![body(&Ranks::alone())],
+        _ => on_ranks(size, |ranks| body(&ranks.sharing_streams(sp).unwrap())),
+    }
+}
+
+/// Weights, moments and counts, whole, by their names in a checkpoint; nothing on other ranks than the first.
+fn state_of(actor: &mut Actor) -> BTreeMap<String, Tensor> {
+    let folder = tempfile::tempdir().unwrap();
+    let state = actor.trained().tensors(folder.path()).unwrap();
+    state.into_iter().map(|(name, tensor)| (name, tensor.detach().copy())).collect()
+}
+
+fn train_on(actor: &mut Actor, case: Case, steps: std::ops::Range<u64>) {
+    steps.for_each(|step| drop(update(actor, &batch(), &plan(case, step)).unwrap()));
+}
+
+/// Two updates, a checkpoint in `dir`, two more; the state at the checkpoint, and at the end.
+pub(super) fn save(Way { case, layout, rests }: Way, dir: &Path) -> [BTreeMap<String, Tensor>; 2] {
+    let ended = on_layout(layout, |ranks| {
+        let mut actor = actor_that_rests(case, ranks, layout.1, rests, dir);
+        train_on(&mut actor, case, 0..2);
+        let mut store = match ranks.is_leader() {
+            true => CheckpointStore::open(dir, 1).unwrap(),
+            false => CheckpointStore::follow(dir),
+        };
+        let mut saving = Saving::prepare(ranks, &store).unwrap();
+        assert!(saving.is_shared());
+        let saved = state_of(&mut actor);
+        saving.begin((ranks, &store), 2, json!({}), Some(actor.trained().parts().unwrap())).unwrap();
+        // What happens to the weights from now on is no part of it.
+        train_on(&mut actor, case, 2..4);
+        let settled = saving.settle((ranks, &mut store), Patience::Until).unwrap();
+        assert!(matches!(settled, Settled::Committed));
+        [saved, state_of(&mut actor)]
+    });
+    ended.into_iter().next().unwrap()
+}
+
+/// The state that the checkpoint gives, and that after two more updates.
+pub(super) fn go_on(Way { case, layout, rests }: Way, path: &Path) -> [BTreeMap<String, Tensor>; 2] {
+    let folder = tempfile::tempdir().unwrap();
+    let ended = on_layout(layout, |ranks| {
+        let mut actor = actor_that_rests(case, ranks, layout.1, rests, folder.path());
+        actor.trained().restore(&Checkpoint::open(path).unwrap()).unwrap();
+        let restored = state_of(&mut actor);
+        train_on(&mut actor, case, 2..4);
+        [restored, state_of(&mut actor)]
+    });
+    ended.into_iter().next().unwrap()
+}
+
+#[test]
+fn any_number_of_ranks_goes_on_from_what_any_number_has_saved() {
+    let tied = Case { tied: true, ..FULL };
+    let adapter = Case { lora: true, ..FULL };
+    let four: &[Layout] = &[(1, 1, 1), (2, 2, 1), (3, 3, 1), (8, 4, 2)];
+    for (case, layout, heirs) in [
+        (FULL, (4, 4, 1), four),
+        (FULL, (1, 1, 1), &[(4, 2, 1)]),
+        (tied, (4, 2, 2), &[(3, 1, 1), (8, 8, 1)]),
+        (tied, (3, 1, 1), &[(2, 2, 1)]),
+        (adapter, (4, 2, 1), &[(1, 1, 1), (3, 3, 1)]),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let way = |layout| Way { case, layout, rests: NONE };
+        let [saved, ended] = save(way(layout), dir.path());
+        let path = dir.path().join("step-000002");
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        assert_eq!(checkpoint.manifest().files.len(), layout.0 + 1, "a file of each rank, and the state");
+        let names = || checkpoint.manifest().tensors.keys();
+        assert!(names().eq(saved.keys()), "{:?}", names().collect::<Vec<_>>());
+        for (name, tensor) in &saved {
+            assert!(checkpoint.tensor(name).unwrap().equal(tensor), "{name} of {layout:?}");
+        }
+        for heir in heirs {
+            let [restored, went_on] = go_on(way(*heir), &path);
+            assert_eq!(restored, saved, "{heir:?} from {layout:?}");
+            assert!(went_on.keys().eq(ended.keys()));
+            let difference = largest_difference(&numbers(ended.values()), &numbers(went_on.values()));
+            // Two updates from the same bits: sums over ranks are added in another order.
+            assert!(difference < 1e-6, "{case:?}: {heir:?} from {layout:?} differ by {difference}");
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! A model that ranks share is taken over part by part, by an engine and into a folder, as one that is whole.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use rlt_core::engine::{DetokenizeError, Detokenizer};
+use rlt_core::sampling::SamplingParams;
+use rlt_core::types::TokenId;
+
+use super::*;
+use crate::model::{AdapterExport, Export};
+use crate::rollout::{RolloutEngine, RolloutError, RolloutOptions, RolloutRequest};
+
+struct Digits;
+
+impl Detokenizer for Digits {
+    fn decode(&self, tokens: &[TokenId]) -> Result<String, DetokenizeError> {
+        Ok(format!("{tokens:?}"))
+    }
+}
+
+/// Tokens of a completion, and what the engine says of their log-probs.
+type Sampled = (Vec<u32>, Vec<f32>);
+
+/// Two prompts of three samples each.
+fn sample(engine: &mut RolloutEngine, policy: DecoderParts<'_>) -> Result<Vec<Sampled>, RolloutError> {
+    let request = |prompt: &[TokenId]| RolloutRequest {
+        prompt: prompt.into(),
+        seeds: vec![1, 2, 3],
+        sampling: SamplingParams { ignore_eos: true, ..SamplingParams::default() },
+        max_new_tokens: 5,
+    };
+    let requests = [request(&[3, 1, 4]), request(&[1, 5, 9, 2, 6])];
+    let completions = engine.generate(policy, &requests, &Digits, &mut |_| ControlFlow::Continue(()))?;
+    Ok(completions
+        .into_iter()
+        .flatten()
+        .map(|completion| (completion.tokens, completion.rollout_logprobs))
+        .collect())
+}
+
+/// An adapter begins as nothing.
+fn put_adapter_to_work(actor: &Actor) {
+    let set = |name: &str, values: Tensor| {
+        if name.contains("lora_B") {
+            tch::no_grad(|| drop(values.detach().fill_(0.25)));
+        }
+    };
+    match actor.shards() {
+        Some(shards) => {
+            let filled = shards.fill(|excerpt, piece| {
+                set(excerpt.name, piece.shallow_clone());
+                Ok::<(), RankError>(())
+            });
+            filled.unwrap();
+        }
+        None => actor.decoder.adapter_parameters().into_iter().for_each(|(name, leaf)| set(&name, leaf)),
+    }
+}
+
+fn engine() -> RolloutEngine {
+    RolloutEngine::new(RolloutOptions { block_size: 4, ..RolloutOptions::default() })
+}
+
+#[test]
+fn an_engine_samples_from_shards_what_it_samples_from_the_whole() {
+    let (tied, adapter) = (Case { tied: true, ..FULL }, Case { lora: true, ..FULL });
+    for (case, size) in [(FULL, 3), (tied, 2), (adapter, 2), (Case { compute: Kind::BFloat16, ..tied }, 2)] {
+        let folder = tempfile::tempdir().unwrap();
+        let drawn = |ranks: &Ranks, dp_shard, rests| {
+            let actor = actor_that_rests(case, ranks, dp_shard, rests, folder.path());
+            put_adapter_to_work(&actor);
+            let mut engine = engine();
+            let at_rest = actor.shards().map(ShardedParameters::num_bytes);
+            engine.sync_weights(actor.parts(), 1).unwrap();
+            assert_eq!(actor.shards().map(ShardedParameters::num_bytes), at_rest, "what has come has gone");
+            sample(&mut engine, actor.parts()).unwrap()
+        };
+        let whole = drawn(&Ranks::alone(), 1, NONE);
+        // The same products of the same bits.
+        assert_eq!(drawn(&Ranks::alone(), 1, ALL), whole, "{case:?} at rest");
+        for rests in [NONE, ALL] {
+            for samples in on_ranks(size, |ranks| drawn(&ranks, size, rests)) {
+                assert_eq!(samples, whole, "{case:?} with {rests:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_whose_shard_has_changed_since_the_synchronisation_refuses_to_generate() {
+    let folder = tempfile::tempdir().unwrap();
+    let refuses = |ranks: &Ranks, rests| {
+        let mut actor = actor_that_rests(FULL, ranks, ranks.size(), rests, folder.path());
+        let mut engine = engine();
+        engine.sync_weights(actor.parts(), 1).unwrap();
+        sample(&mut engine, actor.parts()).unwrap();
+        update(&mut actor, &batch(), &plan(FULL, 0)).unwrap();
+        let error = sample(&mut engine, actor.parts()).unwrap_err();
+        engine.sync_weights(actor.parts(), 2).unwrap();
+        sample(&mut engine, actor.parts()).unwrap();
+        matches!(error, RolloutError::StaleWeights { policy_version: 1, .. })
+    };
+    assert_eq!(on_ranks(2, |ranks| refuses(&ranks, NONE)), [true, true]);
+    assert!(refuses(&Ranks::alone(), OffloadSpec { parameters: true, ..NONE }));
+}
+
+#[test]
+fn what_was_gathered_wrong_is_told_by_the_digests_of_all_ranks() {
+    let digest =
+        |tensor: &Tensor| Ok::<_, RankError>(tensor.double_value(&[0]).to_bits() ^ tensor.numel() as u64);
+    let told = on_ranks(2, |ranks| {
+        let actor = actor(FULL, &ranks, 2);
+        let shards = actor.shards().unwrap();
+        let mut told = Vec::new();
+        let visited = shards.visit(Numbers::Exact, |part| {
+            told.push(shards.is_as_held(part, digest)?);
+            // The first number of rank 0's shard, as it has come to rank 1.
+            if ranks.rank() == 1 {
+                let (_, leaf) = shards.parameters_of(part).into_iter().next().unwrap();
+                let _ = leaf.view(-1).narrow(0, 0, 1).fill_(77.0);
+            }
+            told.push(shards.is_as_held(part, digest)?);
+            Ok::<(), RankError>(())
+        });
+        visited.unwrap();
+        told
+    });
+    assert!(told[0].iter().all(|is_as_held| *is_as_held));
+    assert!(told[1].chunks(2).all(|pair| pair == [true, false]), "{:?}", told[1]);
+}
+
+/// All files of a folder, by name.
+fn files(dir: &Path) -> BTreeMap<String, Vec<u8>> {
+    let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
+    entries
+        .filter(|entry| entry.path().is_file())
+        .map(|entry| (entry.file_name().into_string().unwrap(), std::fs::read(entry.path()).unwrap()))
+        .collect()
+}
+
+#[test]
+fn shards_are_exported_byte_for_byte_as_the_whole() {
+    for (case, merge_lora) in
+        [(FULL, false), (Case { tied: true, ..FULL }, false), (Case { lora: true, ..FULL }, true)]
+    {
+        let options = ExportOptions { merge_lora, dtype: Kind::BFloat16 };
+        let (whole, shared) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let alone = actor(case, &Ranks::alone(), 1);
+        put_adapter_to_work(&alone);
+        let alone = alone.decoder;
+        alone.export(whole.path(), &options).unwrap();
+        if case.lora {
+            alone.save_adapter(&whole.path().join("adapter"), None).unwrap();
+        }
+        on_ranks(3, |ranks| {
+            let actor = actor(case, &ranks, 3);
+            put_adapter_to_work(&actor);
+            let (dir, adapter_dir) = (shared.path(), shared.path().join("adapter"));
+            let mut model = ranks.is_leader().then(|| Export::begin(&actor.decoder, dir, &options).unwrap());
+            let mut adapter = (ranks.is_leader() && case.lora)
+                .then(|| AdapterExport::begin(&actor.decoder, &adapter_dir, None).unwrap());
+            let visited = actor.parts().visit(Numbers::Exact, |part| {
+                model.iter_mut().for_each(|model| model.write(part.layer_idx()).unwrap());
+                adapter.iter_mut().for_each(|adapter| adapter.write(part.layer_idx()).unwrap());
+                Ok::<(), RankError>(())
+            });
+            visited.unwrap();
+            model.into_iter().for_each(|model| model.finish().unwrap());
+            adapter.into_iter().for_each(|adapter| adapter.finish().unwrap());
+        });
+        for folder in if case.lora { &["", "adapter"][..] } else { &[""] } {
+            let (one, other) = (whole.path().join(folder), shared.path().join(folder));
+            let (one, other) = (files(&one), files(&other));
+            assert!(one.keys().eq(other.keys()) && one.len() >= 2, "{:?}", other.keys());
+            one.iter().for_each(|(name, bytes)| assert!(&other[name] == bytes, "{case:?}: {name}"));
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! A group over NCCL, for tensors on GPUs: operations run on a stream of the group's own, behind what was computed before they
+//! were started and before what is computed after they were waited for. So an exchange that is begun early runs while
+//! others compute. Whether a tensor goes this way is decided in `by_device`.
+//!
+//! A thread that waits looks at the operation now and then instead of sleeping in CUDA: a peer that is lost or late ends the
+//! communicator on this rank, and is named.
+
+mod link;
+
+use std::ffi::c_void;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tch::{Kind, Tensor};
+
+use self::link::{Link, Mark, await_until};
+use super::border;
+use super::pending::{Finish, Work};
+use super::seat::{Seat, add_chunks, check_sizes, check_splits};
+use super::store::Store;
+use super::traffic::{all_gather, all_to_all, num_bytes, ring_all_reduce, row_bytes, tree_broadcast};
+use super::{CollectiveError, Collectives, Pending, Reduction};
+use crate::border::{Outcome, raw};
+
+/// A connected group of ranks, each with a GPU.
+pub(super) struct NcclGroup {
+    link: Arc<Link>,
+    seat: Arc<Seat>,
+    num_started: u64,
+}
+
+impl fmt::Debug for NcclGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NcclGroup").field("seat", &self.seat).field("num_started", &self.num_started).finish()
+    }
+}
+
+/// What an error calls the connecting of a group's GPUs.
+const CONNECT: &str = "connecting GPUs";
+
+impl NcclGroup {
+    /// Connects GPU number `device_idx` of this machine with those of the other members, who find each other by a name that the
+    /// first member leaves in the store of `attempt`.
+    pub(super) fn join(
+        store: &Store,
+        attempt: u64,
+        seat: Arc<Seat>,
+        device_idx: usize,
+    ) -> Result<Self, CollectiveError> {
+        link::version().map_err(|error| CollectiveError::NoNccl {
+            group: seat.name.clone(),
+            message: error.into_message(),
+        })?;
+        let deadline = Instant::now() + seat.timeout;
+        seat.started(1);
+        let connect = || {
+            let name =
+                link::agree_on_name(store, &format!("nccl/{attempt}/{}", seat.name), seat.place, deadline)?;
+            let link = Link::join(&name, (seat.place, seat.size()), device_idx)?;
+            await_until(deadline, || link.is_settled())?;
+            Ok(link)
+        };
+        let link = connect().map_err(|message| seat.failed(CONNECT, 1, message))?;
+        Ok(Self { link: Arc::new(link), seat, num_started: 1 })
+    }
+
+    fn start(
+        &mut self,
+        operation: &'static str,
+        keeps: Vec<Tensor>,
+        finish: Option<Finish>,
+        call: impl FnOnce(*mut c_void) -> Outcome,
+    ) -> Result<Pending, CollectiveError> {
+        self.num_started += 1;
+        self.seat.started(self.num_started);
+        let deadline = Instant::now() + self.seat.timeout;
+        let (link, sequence) = (Arc::clone(&self.link), self.num_started);
+        let enqueue = || {
+            link.call(operation, call)?;
+            await_until(deadline, || link.is_settled())?;
+            link.mark()
+        };
+        let seat = Arc::clone(&self.seat);
+        let mark = enqueue().map_err(|message| {
+            link.give_up();
+            seat.failed(operation, sequence, message)
+        })?;
+        let work = NcclWork { mark, link, operation, sequence, seat, deadline, _keeps: keeps };
+        Ok(Pending::of(Box::new(work), finish))
+    }
+
+    fn exchange(
+        &mut self,
+        operation: &'static str,
+        (output, output_splits): (Tensor, &[i64]),
+        (input, input_splits): (Tensor, &[i64]),
+        finish: Option<Finish>,
+    ) -> Result<Pending, CollectiveError> {
+        let row = row_bytes(&input).max(row_bytes(&output));
+        self.seat.meter.count(all_to_all(self.seat.place, row, input_splits, output_splits));
+        let keeps = vec![output.shallow_clone(), input.shallow_clone()];
+        let size = self.seat.size() as i32;
+        let (into, from) = (output_splits.as_ptr(), input_splits.as_ptr());
+        self.start(operation, keeps, finish, |link| {
+            // SAFETY: a live communicator, borrowed tensors, and one split for each rank (checked).
+            unsafe { border::rlt_nccl_all_to_all(link, raw(&output), raw(&input), into, from, size) }
+        })
+    }
+}
+
+impl Collectives for NcclGroup {
+    fn name(&self) -> &str {
+        &self.seat.name
+    }
+
+    fn rank(&self) -> usize {
+        self.seat.place
+    }
+
+    fn size(&self) -> usize {
+        self.seat.size()
+    }
+
+    fn all_reduce(&mut self, tensor: &Tensor, reduction: Reduction) -> Result<Pending, CollectiveError> {
+        check_sizes("all-reduce", &self.seat.name, (tensor, 1), (tensor, 1))?;
+        let element = tensor.kind().elt_size_in_bytes() as u64;
+        let (place, size) = (self.seat.place, self.size());
+        self.seat.meter.count(ring_all_reduce(place, size, num_bytes(tensor), element));
+        self.start("all-reduce", vec![tensor.shallow_clone()], None, |link| {
+            // SAFETY: a live communicator and a borrowed tensor.
+            unsafe { border::rlt_nccl_all_reduce(link, raw(tensor), reduction.code()) }
+        })
+    }
+
+    /// Numbers of 16 bits are sent to the ranks that add them up in fp32, as the operation promises: NCCL would round each of
+    /// its sums. Wider ones NCCL adds up itself, in an order that depends on nothing but sizes and machines.
+    fn reduce_scatter(&mut self, output: &Tensor, input: &Tensor) -> Result<Pending, CollectiveError> {
+        let size = self.size();
+        check_sizes("reduce-scatter", &self.seat.name, (output, size as i64), (input, 1))?;
+        if matches!(input.kind(), Kind::BFloat16 | Kind::Half) {
+            let input = input.detach().view([size as i64, -1]);
+            let received = input.empty_like();
+            let (output, chunks) = (output.detach(), received.shallow_clone());
+            let finish = move || add_chunks(&output, &chunks);
+            let splits = vec![1; size];
+            let finish: Finish = Box::new(finish);
+            return self.exchange("reduce-scatter", (received, &splits), (input, &splits), Some(finish));
+        }
+        self.seat.meter.count(all_gather(size, num_bytes(output)));
+        let keeps = vec![output.shallow_clone(), input.shallow_clone()];
+        self.start("reduce-scatter", keeps, None, |link| {
+            // SAFETY: a live communicator and borrowed tensors.
+            unsafe { border::rlt_nccl_reduce_scatter(link, raw(output), raw(input)) }
+        })
+    }
+
+    fn all_gather(&mut self, output: &Tensor, input: &Tensor) -> Result<Pending, CollectiveError> {
+        check_sizes("all-gather", &self.seat.name, (output, 1), (input, self.size() as i64))?;
+        self.seat.meter.count(all_gather(self.size(), num_bytes(input)));
+        let keeps = vec![output.shallow_clone(), input.shallow_clone()];
+        self.start("all-gather", keeps, None, |link| {
+            // SAFETY: a live communicator and borrowed tensors.
+            unsafe { border::rlt_nccl_all_gather(link, raw(output), raw(input)) }
+        })
+    }
+
+    fn all_to_all(
+        &mut self,
+        output: &Tensor,
+        input: &Tensor,
+        output_splits: &[i64],
+        input_splits: &[i64],
+    ) -> Result<Pending, CollectiveError> {
+        check_splits(&self.seat.name, self.size(), (output, output_splits), (input, input_splits))?;
+        self.exchange("all-to-all", (output.detach(), output_splits), (input.detach(), input_splits), None)
+    }
+
+    fn broadcast(&mut self, tensor: &Tensor, root: usize) -> Result<Pending, CollectiveError> {
+        check_sizes("broadcast", &self.seat.name, (tensor, 1), (tensor, 1))?;
+        self.seat.check_root(root)?;
+        self.seat.meter.count(tree_broadcast(self.seat.place, self.size(), root, num_bytes(tensor)));
+        self.start("broadcast", vec![tensor.shallow_clone()], None, |link| {
+            // SAFETY: a live communicator and a borrowed tensor.
+            unsafe { border::rlt_nccl_broadcast(link, raw(tensor), root as i32) }
+        })
+    }
+
+    fn barrier(&mut self) -> Result<(), CollectiveError> {
+        let device = tch::Device::Cuda(self.link.device_idx());
+        self.all_reduce(&Tensor::zeros([1], (Kind::Float, device)), Reduction::Sum)?.wait()
+    }
+}
+
+/// An operation in the group's stream, with what an error message needs.
+struct NcclWork {
+    mark: Mark,
+    link: Arc<Link>,
+    operation: &'static str,
+    sequence: u64,
+    seat: Arc<Seat>,
+    deadline: Instant,
+    _keeps: Vec<Tensor>,
+}
+
+impl NcclWork {
+    fn finish(&self) -> Result<(), String> {
+        await_until(self.deadline, || Ok(self.link.is_settled()? && self.mark.is_past()?))
+            .and_then(|()| self.mark.compute_after())
+            .inspect_err(|_| self.link.give_up())
+    }
+}
+
+impl Work for NcclWork {
+    fn operation(&self) -> &'static str {
+        self.operation
+    }
+
+    fn wait(&mut self) -> Result<(), CollectiveError> {
+        self.finish().map_err(|message| self.seat.failed(self.operation, self.sequence, message))
+    }
+
+    fn settle(&mut self) {
+        drop(self.finish());
+    }
+}
+
+#[cfg(test)]
+mod tests;

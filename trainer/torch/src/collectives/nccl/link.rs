@@ -1,0 +1,223 @@
+//! A communicator of NCCL and moments in its stream, safe to hold and to free; what ranks say to each other before they have
+//! one. Errors are NCCL's own words, of which the group makes its own.
+
+use std::ffi::c_void;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use super::super::border;
+use super::super::store::Store;
+use crate::Error;
+use crate::border::{Outcome, check};
+
+/// Bytes of the name by which members of a communicator find each other.
+const NAME_BYTES: usize = 128;
+/// How long a wait spins before it sleeps, and then sleeps between two looks.
+const SPIN: Duration = Duration::from_millis(2);
+const POLL: Duration = Duration::from_micros(200);
+/// How long the last bytes may take to leave before a communicator is freed.
+const FAREWELL: Duration = Duration::from_secs(10);
+
+/// The version of the NCCL that is loaded, such as 22809.
+///
+/// # Errors
+/// When there is none.
+pub(super) fn version() -> Result<i32, Error> {
+    let mut version = 0;
+    // SAFETY: a place for the answer.
+    check("asking for NCCL's version", unsafe { border::rlt_nccl_version(&mut version) })?;
+    Ok(version)
+}
+
+/// Looks until `is_done`, or fails at `deadline`.
+pub(super) fn await_until(
+    deadline: Instant,
+    mut is_done: impl FnMut() -> Result<bool, String>,
+) -> Result<(), String> {
+    let started = Instant::now();
+    while !is_done()? {
+        let now = Instant::now();
+        if now >= deadline {
+            return Err(format!("not done after {:.1} s", (now - started).as_secs_f64()));
+        }
+        if now - started < SPIN { std::thread::yield_now() } else { sleep(POLL) }
+    }
+    Ok(())
+}
+
+/// The name that member 0 has drawn and left in the store under `key`.
+pub(super) fn agree_on_name(
+    store: &Store,
+    key: &str,
+    place: usize,
+    deadline: Instant,
+) -> Result<[u8; NAME_BYTES], String> {
+    let lost = |error: super::super::StoreError| error.to_string();
+    if place == 0 {
+        let mut name = [0; NAME_BYTES];
+        // SAFETY: a place for as many bytes.
+        told("drawing a name", unsafe { border::rlt_nccl_name(name.as_mut_ptr()) })?;
+        store.set(key, &to_text(&name)).map_err(lost)?;
+        return Ok(name);
+    }
+    let mut text = None;
+    await_until(deadline, || {
+        text = store.get(key).map_err(lost)?;
+        Ok(text.is_some())
+    })?;
+    from_text(&text.unwrap_or_default()).ok_or_else(|| format!("the store holds no name under {key}"))
+}
+
+fn to_text(name: &[u8; NAME_BYTES]) -> String {
+    name.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn from_text(text: &str) -> Option<[u8; NAME_BYTES]> {
+    let bytes: Option<Vec<u8>> =
+        (0..NAME_BYTES).map(|at| u8::from_str_radix(text.get(2 * at..2 * at + 2)?, 16).ok()).collect();
+    bytes?.try_into().ok().filter(|_| text.len() == 2 * NAME_BYTES)
+}
+
+/// NCCL's or libtorch's words where it failed.
+fn told(act: &'static str, outcome: Outcome) -> Result<(), String> {
+    check(act, outcome).map_err(Error::into_message)
+}
+
+/// A communicator; freed with this.
+#[derive(Debug)]
+pub(super) struct Link {
+    pointer: Mutex<Pointer>,
+    device_idx: usize,
+}
+
+#[derive(Debug)]
+struct Pointer(*mut c_void);
+
+// SAFETY: a communicator belongs to no thread; the mutex around it lets one in at a time.
+unsafe impl Send for Pointer {}
+
+impl Link {
+    /// Begins to connect; it is settled when all members are there.
+    pub(super) fn join(
+        name: &[u8; NAME_BYTES],
+        (place, size): (usize, usize),
+        device_idx: usize,
+    ) -> Result<Self, String> {
+        let mut pointer = std::ptr::null_mut();
+        // SAFETY: as many bytes as a name has, and a place for the result.
+        let outcome = unsafe {
+            border::rlt_nccl_join(name.as_ptr(), place as i32, size as i32, device_idx as i32, &mut pointer)
+        };
+        told("connecting", outcome)?;
+        Ok(Self { pointer: Mutex::new(Pointer(pointer)), device_idx })
+    }
+
+    /// The GPU's number on this machine.
+    pub(super) fn device_idx(&self) -> usize {
+        self.device_idx
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Pointer> {
+        self.pointer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets `call` use the communicator.
+    pub(super) fn call(
+        &self,
+        act: &'static str,
+        call: impl FnOnce(*mut c_void) -> Outcome,
+    ) -> Result<(), String> {
+        told(act, call(self.lock().0))
+    }
+
+    /// Whether all that was asked for so far is in the stream.
+    pub(super) fn is_settled(&self) -> Result<bool, String> {
+        let mut is_settled = false;
+        // SAFETY: a live communicator and a place for the answer.
+        self.call("looking", |link| unsafe { border::rlt_nccl_is_settled(link, &mut is_settled) })?;
+        Ok(is_settled)
+    }
+
+    /// The moment behind all that is in the stream.
+    pub(super) fn mark(&self) -> Result<Mark, String> {
+        let mut pointer = std::ptr::null_mut();
+        // SAFETY: a live communicator and a place for the result.
+        self.call("marking", |link| unsafe { border::rlt_nccl_mark(link, &mut pointer) })?;
+        Ok(Mark(Pointer(pointer)))
+    }
+
+    /// Ends what is under way on this rank; nothing can be started any more.
+    pub(super) fn give_up(&self) {
+        // SAFETY: a live communicator.
+        unsafe { border::rlt_nccl_give_up(self.lock().0) }
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        // SAFETY: a live communicator.
+        let finalized = self.call("ending", |link| unsafe { border::rlt_nccl_finalize(link) });
+        let left = finalized.and_then(|()| await_until(Instant::now() + FAREWELL, || self.is_settled()));
+        if left.is_err() {
+            self.give_up();
+        }
+        // SAFETY: made by `rlt_nccl_join` and freed once, here.
+        unsafe { border::rlt_nccl_free(self.lock().0) }
+    }
+}
+
+/// A moment in a communicator's stream; its communicator outlives it.
+#[derive(Debug)]
+pub(super) struct Mark(Pointer);
+
+impl Mark {
+    /// Whether the stream has come past it.
+    pub(super) fn is_past(&self) -> Result<bool, String> {
+        let mut is_past = false;
+        // SAFETY: a live mark and a place for the answer.
+        told("looking", unsafe { border::rlt_nccl_is_past(self.0.0, &mut is_past) })?;
+        Ok(is_past)
+    }
+
+    /// Lets whatever is computed from here on come after it.
+    pub(super) fn compute_after(&self) -> Result<(), String> {
+        // SAFETY: a live mark of a live communicator.
+        told("ordering streams", unsafe { border::rlt_nccl_compute_after(self.0.0) })
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        // SAFETY: made by `rlt_nccl_mark` and freed once, here.
+        unsafe { border::rlt_nccl_mark_free(self.0.0) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_ends_when_it_is_done_when_it_fails_and_at_its_deadline() {
+        let soon = || Instant::now() + Duration::from_millis(20);
+        let mut looks = 0;
+        let third = || {
+            looks += 1;
+            Ok(looks == 3)
+        };
+        assert_eq!(await_until(soon(), third), Ok(()));
+        assert_eq!(await_until(soon(), || Err("a peer is gone".into())), Err("a peer is gone".into()));
+        let late = await_until(soon(), || Ok(false)).unwrap_err();
+        assert!(late.starts_with("not done after 0.0"), "{late}");
+    }
+
+    #[test]
+    fn a_name_comes_out_of_the_store_as_it_went_in() {
+        let name: [u8; NAME_BYTES] = std::array::from_fn(|at| (at * 7) as u8);
+        assert_eq!(from_text(&to_text(&name)), Some(name));
+        for text in ["", "00", &"zz".repeat(NAME_BYTES), &"00".repeat(NAME_BYTES + 1)] {
+            assert_eq!(from_text(text), None, "{text}");
+        }
+    }
+}

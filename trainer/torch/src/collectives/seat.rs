@@ -1,0 +1,134 @@
+//! A rank's place in a group, and whether tensors fit the group's operations. Nothing here sends anything.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tch::{Kind, Tensor, no_grad};
+
+use super::pulse::Pulse;
+use super::traffic::Meter;
+use super::{CollectiveError, Diagnosis};
+
+/// What a rank needs to be in a group over any transport.
+#[derive(Clone, Debug)]
+pub(super) struct Seat {
+    /// The group's name, as errors give it.
+    pub(super) name: String,
+    /// Global ranks of all members, ascending.
+    pub(super) members: Vec<usize>,
+    /// This rank's place among them.
+    pub(super) place: usize,
+    /// How long an operation may take.
+    pub(super) timeout: Duration,
+    pub(super) pulse: Arc<Pulse>,
+    pub(super) meter: Arc<Meter>,
+}
+
+impl Seat {
+    /// Ranks of the group.
+    pub(super) fn size(&self) -> usize {
+        self.members.len()
+    }
+
+    /// Notes that operation number `sequence` begins.
+    pub(super) fn started(&self, sequence: u64) {
+        self.pulse.started(&self.name, sequence);
+    }
+
+    /// Why operation number `sequence` failed, and whom it waited for; takes a few seconds.
+    pub(super) fn failed(&self, operation: &'static str, sequence: u64, message: String) -> CollectiveError {
+        let diagnosis = self.pulse.diagnose(&self.name, sequence, &self.members);
+        self.failed_by(operation, sequence, message, diagnosis)
+    }
+
+    /// The same where it is known whom it waited for.
+    pub(super) fn failed_by(
+        &self,
+        operation: &'static str,
+        sequence: u64,
+        message: String,
+        diagnosis: Diagnosis,
+    ) -> CollectiveError {
+        let (group, diagnosis) = (self.name.clone(), Box::new(diagnosis));
+        CollectiveError::Failed { operation, group, sequence, diagnosis, message }
+    }
+
+    /// Fails unless `root` is a place in the group.
+    pub(super) fn check_root(&self, root: usize) -> Result<(), CollectiveError> {
+        if root < self.size() {
+            return Ok(());
+        }
+        Err(CollectiveError::Argument {
+            operation: "broadcast",
+            group: self.name.clone(),
+            expected: format!("a root below {}", self.size()),
+            got: root.to_string(),
+        })
+    }
+}
+
+/// Contiguous tensors of one dtype whose numbers of elements, times their factors, are equal.
+pub(super) fn check_sizes(
+    operation: &'static str,
+    group: &str,
+    (output, output_factor): (&Tensor, i64),
+    (input, input_factor): (&Tensor, i64),
+) -> Result<(), CollectiveError> {
+    let numbers = (output.numel() as i64 * output_factor, input.numel() as i64 * input_factor);
+    let contiguous = output.is_contiguous() && input.is_contiguous();
+    if numbers.0 == numbers.1 && output.kind() == input.kind() && contiguous {
+        return Ok(());
+    }
+    Err(CollectiveError::Argument {
+        operation,
+        group: group.to_owned(),
+        expected: format!(
+            "contiguous tensors of one dtype, the output's elements times {output_factor} equal to the input's \
+             times {input_factor}"
+        ),
+        got: format!(
+            "output {:?} {:?}, input {:?} {:?}, contiguous: {contiguous}",
+            output.size(),
+            output.kind(),
+            input.size(),
+            input.kind()
+        ),
+    })
+}
+
+/// One split for each rank; together the rows of their tensor.
+pub(super) fn check_splits(
+    group: &str,
+    size: usize,
+    output: (&Tensor, &[i64]),
+    input: (&Tensor, &[i64]),
+) -> Result<(), CollectiveError> {
+    for (tensor, splits) in [output, input] {
+        let num_rows = tensor.size().first().copied().unwrap_or(0);
+        let fits =
+            splits.len() == size && splits.iter().all(|n| *n >= 0) && splits.iter().sum::<i64>() == num_rows;
+        if !fits || !tensor.is_contiguous() || output.0.kind() != input.0.kind() {
+            return Err(CollectiveError::Argument {
+                operation: "all-to-all",
+                group: group.to_owned(),
+                expected: format!(
+                    "contiguous tensors of one dtype and {size} splits that add up to the rows"
+                ),
+                got: format!("{:?} {:?} split by {splits:?}", tensor.size(), tensor.kind()),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// `output` = the sum over the first dim of `chunks`, row after row, in fp32.
+pub(super) fn add_chunks(output: &Tensor, chunks: &Tensor) {
+    no_grad(|| {
+        let mut sum = chunks.get(0).to_kind(Kind::Float);
+        for place in 1..chunks.size()[0] {
+            sum += chunks.get(place);
+        }
+        let flat = output.view(-1);
+        flat.shallow_clone().copy_(&sum);
+    });
+}
