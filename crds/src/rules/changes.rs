@@ -15,7 +15,7 @@ pub(crate) struct ChangeRule {
 }
 
 /// Fields of `spec.training` that a run may be continued with another value of.
-const CONTINUABLE: [&str; 3] = ["steps", "epochs", "evaluateEvery"];
+const CONTINUABLE: [&str; 4] = ["steps", "epochs", "evaluateEvery", "offload"];
 
 const NEVER: &str = "cannot be changed, because the run could not be continued under it: make a new job";
 
@@ -29,8 +29,8 @@ pub(crate) const CHANGE_RULES: &[ChangeRule] = &[
     ChangeRule {
         scope: "spec.training",
         at: "",
-        message: "only steps, epochs and evaluateEvery can be changed, because the run could not be continued \
-                  otherwise: make a new job",
+        message: "only steps, epochs, evaluateEvery and offload can be changed, because the run could not be \
+                  continued otherwise: make a new job",
         cel: same_training,
     },
     ChangeRule {

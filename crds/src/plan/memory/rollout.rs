@@ -34,7 +34,7 @@ pub(super) fn terms(
     // While a layer or the head is packed, its fused or cast original exists beside it.
     let packing =
         term("packing temporaries", activations.width * packing_temporaries(model, activations.width));
-    let moments = larger(sampling, vec![shards.taken_over()]);
+    let moments = larger(sampling, shards.taken_over().to_vec());
     [weights(model, activations.width, shards), moments, vec![packing]].concat()
 }
 
@@ -51,7 +51,7 @@ pub(super) fn kept(
 
 /// What is packed, and embeddings, b v h, where the worker's own come and go.
 fn weights(model: &ModelConfig, width: u64, shards: &Shards) -> Vec<MemoryTerm> {
-    let embeddings = if shards.is_shared() { (model.vocab_size * model.hidden_size) as u64 } else { 0 };
+    let embeddings = if shards.comes_in_parts() { (model.vocab_size * model.hidden_size) as u64 } else { 0 };
     vec![
         term("rollout weights", width * packed_weights(model)),
         term("rollout embeddings", width * embeddings),
