@@ -78,7 +78,10 @@ pub(super) const RULES: &[Rule] = &[
         at: "workers.mesh.sp",
         reads: &["workers.mesh.sp", "model.architecture.numHeads", "model.architecture.numKvHeads"],
         message: "sp must divide the model's numHeads, and divide or be a multiple of its numKvHeads",
-        cel: || cel_deals_out_heads("self.workers.mesh.sp"),
+        cel: || {
+            let sp = "self.workers.mesh.sp";
+            format!("{sp} == 1 || {}", cel_deals_out_heads(sp))
+        },
         holds: Check::Spec(|spec| deals_out(spec, Some(spec.workers.mesh.sp))),
         allowed: Some(|spec| heads(spec).map_or_else(String::new, legal_degrees)),
     },
