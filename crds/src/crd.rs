@@ -38,8 +38,8 @@ pub fn custom_resource_definition() -> Result<Value, serde_json::Error> {
         insert_name_rule(root);
         rules::all().for_each(|rule| insert_rule(root, rule.scope, rule.at, rule.message, (rule.cel)()));
         for rule in rules::CHANGE_RULES {
-            let cel = schema_at(root, rule.scope).map(rule.cel).unwrap_or_default();
-            insert_rule(root, rule.scope, rule.at, rule.message, cel);
+            let cel = rule.cel(root);
+            insert_rule(root, "", &rules::below(rule.section, rule.at), rule.message, cel);
         }
     }
     Ok(definition)
@@ -138,7 +138,7 @@ fn insert_rule(root: &mut Value, scope: &str, at: &str, message: &str, cel: Stri
     }
 }
 
-/// The schema of a field by its path, `[]` for the items of a list.
+/// The schema of a field by its path, `[]` for the items of a list; that of the whole resource by the empty one.
 pub(crate) fn schema_at<'a>(root: &'a Value, path: &str) -> Option<&'a Value> {
     root.pointer(&pointer_to(path))
 }
@@ -148,6 +148,9 @@ fn schema_at_mut<'a>(root: &'a mut Value, path: &str) -> Option<&'a mut Value> {
 }
 
 fn pointer_to(path: &str) -> String {
+    if path.is_empty() {
+        return String::new();
+    }
     path.split('.').map(|name| format!("/properties/{}", name.replace("[]", "/items"))).collect()
 }
 

@@ -95,7 +95,7 @@ impl Rule {
     }
 }
 
-fn below(scope: &str, field: &str) -> String {
+pub(crate) fn below(scope: &str, field: &str) -> String {
     if field.is_empty() { scope.to_owned() } else { format!("{scope}.{field}") }
 }
 

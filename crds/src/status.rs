@@ -17,6 +17,9 @@ pub struct RLTrainingJobStatus {
     /// The generation of the specification that this status speaks of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
+    /// How often this status was written. Where it differs from before nothing else can have changed, so that the rules about
+    /// changes of the specification have nothing to compare.
+    pub writes: u64,
     /// What is true of the job, one entry a type.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(

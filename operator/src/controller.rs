@@ -139,10 +139,10 @@ fn jobs(
         .map(|(api, _)| watcher(api, watch::config()).default_backoff().boxed());
     stream::select_all(watches)
         .modify(forget_what_nobody_reads)
-        .inspect(move |event| {
-            if let Ok(Event::Delete(job)) = event {
-                context.forget(job.uid());
-            }
+        .inspect(move |event| match event {
+            Ok(Event::Delete(job)) => context.forget(job.uid()),
+            Ok(Event::Apply(job) | Event::InitApply(job)) => context.written.seen(job),
+            _ => {}
         })
         .reflect(writer)
         .applied_objects()

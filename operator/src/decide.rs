@@ -165,6 +165,11 @@ impl Decision {
         self
     }
 
+    /// When to look again, at the latest after this time.
+    pub fn sooner(&self, wait: Duration) -> Duration {
+        self.look_again.map_or(wait, |own| own.min(wait))
+    }
+
     /// What to tell people about the change from a status to this one.
     pub fn notes(&self, before: &RLTrainingJobStatus) -> Vec<Note> {
         notes::between(before, &self.status, &self.situation)

@@ -31,7 +31,9 @@ pub struct Job {
 }
 
 fn as_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
-    Value::deserialize(deserializer).map(|value| value.to_string())
+    let mut text = Value::deserialize(deserializer)?.to_string();
+    text.shrink_to_fit();
+    Ok(text)
 }
 
 fn no_status() -> Result<RLTrainingJobStatus, String> {

@@ -131,7 +131,11 @@ async fn report(
             decision.look_again
         }
         StatusWritten::NothingNew => decision.look_again,
-        StatusWritten::Later(wait) => Some(decision.look_again.map_or(wait, |sooner| sooner.min(wait))),
+        StatusWritten::Later(wait) => Some(decision.sooner(wait)),
+        StatusWritten::Deferred(wait) => {
+            context.metrics.status_written(&before.status, &decision.status, Timestamp::now());
+            Some(decision.sooner(wait))
+        }
     };
     Ok(wait.map_or_else(Action::await_change, Action::requeue))
 }

@@ -17,9 +17,11 @@ pub struct Current {
     pub status: RLTrainingJobStatus,
     /// The object's version.
     pub resource_version: String,
+    /// Since when this status, a job's first, waits to be written; `None` where it was.
+    pub deferred_since: Option<Instant>,
 }
 
-/// The statuses that were written last, by the job's UID.
+/// The statuses that were written last, and those that wait for it, by the job's UID.
 #[derive(Debug, Default)]
 pub struct Written {
     by_uid: Mutex<HashMap<String, Entry>>,
@@ -28,38 +30,61 @@ pub struct Written {
 #[derive(Debug)]
 struct Entry {
     /// Until the watch has sent it back.
-    ahead: Option<Current>,
-    written_at: Instant,
+    ahead: Option<Box<Current>>,
+    written_at: Option<Instant>,
+}
+
+impl Current {
+    /// Whether the store has nothing newer.
+    fn is_ahead_of(&self, job: &Job) -> bool {
+        match self.deferred_since {
+            Some(_) => job.status.as_ref().is_ok_and(|status| status.conditions.is_empty()),
+            None => version(&self.resource_version) > version(job.resource_version()),
+        }
+    }
 }
 
 impl Written {
     /// The newest status that is known. `None` when the job's own cannot be read.
     pub fn current(&self, job: &Job) -> Option<Current> {
         let mut entries = self.lock();
-        if let Some(entry) = entries.get_mut(job.uid()) {
-            let is_ahead =
-                |ahead: &Current| version(&ahead.resource_version) > version(job.resource_version());
-            match entry.ahead.take().filter(is_ahead) {
-                Some(ahead) => {
-                    entry.ahead = Some(ahead.clone());
-                    return Some(ahead);
-                }
-                None => entry.ahead = None,
+        let ahead = entries.get_mut(job.uid()).and_then(|entry| {
+            entry.ahead.take_if(|ahead| !ahead.is_ahead_of(job));
+            entry.ahead.as_deref().cloned()
+        });
+        let resource_version = job.resource_version().to_owned();
+        match ahead {
+            Some(ahead) if ahead.deferred_since.is_some() => Some(Current { resource_version, ..ahead }),
+            Some(ahead) => Some(ahead),
+            None => {
+                let status = job.status.as_ref().ok()?.clone();
+                Some(Current { status, resource_version, deferred_since: None })
             }
         }
-        let status = job.status.as_ref().ok()?.clone();
-        Some(Current { status, resource_version: job.resource_version().to_owned() })
     }
 
     /// Notes a status that the API server has taken.
     pub fn note(&self, uid: &str, current: Current) {
-        let entry = Entry { ahead: Some(current), written_at: Instant::now() };
+        let entry = Entry { ahead: Some(current.into()), written_at: Some(Instant::now()) };
         self.lock().insert(uid.to_owned(), entry);
+    }
+
+    /// Notes a first status that is yet to be written.
+    pub fn defer(&self, uid: &str, status: RLTrainingJobStatus, since: Instant) {
+        let current = Current { status, resource_version: String::new(), deferred_since: Some(since) };
+        self.lock().insert(uid.to_owned(), Entry { ahead: Some(current.into()), written_at: None });
+    }
+
+    /// Lets go of what the watch has sent back.
+    pub fn seen(&self, job: &Job) {
+        if let Some(entry) = self.lock().get_mut(job.uid()) {
+            entry.ahead.take_if(|ahead| !ahead.is_ahead_of(job));
+        }
     }
 
     /// How long it is until this time will have passed since the last write.
     pub fn wait(&self, uid: &str, interval: Duration) -> Option<Duration> {
-        let since = self.lock().get(uid)?.written_at.elapsed();
+        let since = self.lock().get(uid)?.written_at?.elapsed();
         interval.checked_sub(since).filter(|wait| !wait.is_zero())
     }
 

@@ -24,6 +24,8 @@ mod job;
 mod memory;
 #[path = "local_run/minio.rs"]
 mod minio;
+#[path = "local_run/offload.rs"]
+mod offload;
 #[path = "local_run/presets.rs"]
 mod presets;
 #[path = "local_run/ranks.rs"]

@@ -71,7 +71,7 @@ fn save(
     let (waited, shards): (Vec<Duration>, Vec<WrittenShard>) = std::thread::scope(|scope| {
         let write = |(writer_idx, parts): (usize, Vec<TensorPart>)| {
             scope.spawn(move || {
-                let shard = CheckpointStore::follow(folder).write(step, writer_idx, &parts).unwrap();
+                let shard = CheckpointStore::follow(folder).write(step, writer_idx, parts).unwrap();
                 (started.elapsed(), shard.complete().unwrap())
             })
         };

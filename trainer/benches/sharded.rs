@@ -59,7 +59,7 @@ fn actor(ranks: &Ranks) -> anyhow::Result<Actor> {
     let options = LoadOptions { trainable: true, ..LoadOptions::default() };
     let weights = Weights::fresh(&shape::config()?, 0);
     let decoder = Decoder::outline(weights.config(), &options)?;
-    let shards = ShardedParameters::new(&decoder, Rc::new(ranks.on_mesh(NUM_RANKS)?))?;
+    let shards = ShardedParameters::new(&decoder, Rc::new(ranks.on_mesh(NUM_RANKS)?), None)?;
     shards.read(&weights)?;
     let optimizer = AdamW::new(shards.pieces(), AdamWOptions::default())?;
     Ok(Actor::new(decoder, optimizer, shape::actor_options(), ranks.clone()).with_shards(shards))

@@ -18,6 +18,7 @@ pub(crate) mod probe;
 pub(crate) mod scoring;
 
 use std::ops::Range;
+use std::path::PathBuf;
 
 use rlt_core::loss::{LossError, LossMetrics, PreparedLoss};
 use rlt_core::packing::PackingError;
@@ -97,6 +98,8 @@ pub struct Actor {
     /// The same ranks as they share the tokens of passes without gradients.
     scoring_ranks: Ranks,
     shards: Option<ShardedParameters>,
+    /// Where layer inputs rest between forward and backward pass.
+    inputs_rest_in: Option<PathBuf>,
 }
 
 impl From<ApplyError> for ActorError {
@@ -104,6 +107,7 @@ impl From<ApplyError> for ActorError {
         match error {
             ApplyError::Optimizer(error) => Self::Optimizer(error),
             ApplyError::Ranks(error) => Self::Ranks(error),
+            ApplyError::Parameters(error) => Self::Ranks(error.into()),
         }
     }
 }
@@ -122,6 +126,7 @@ impl Actor {
             ranks,
             scoring_ranks,
             shards: None,
+            inputs_rest_in: None,
         }
     }
 
@@ -135,6 +140,13 @@ impl Actor {
     #[must_use]
     pub fn with_shards(self, shards: ShardedParameters) -> Self {
         Self { shards: Some(shards), ..self }
+    }
+
+    /// The same where layer inputs that are kept for the backward pass rest away from the device, on the CPU in nameless files
+    /// of `folder`. Only with `activation_checkpointing` are they all that is kept.
+    #[must_use]
+    pub fn with_resting_inputs(self, folder: PathBuf) -> Self {
+        Self { inputs_rest_in: Some(folder), ..self }
     }
 
     /// This rank's shards of the decoder; `None` where every rank has the whole of it.
@@ -189,6 +201,7 @@ impl Actor {
         let keep = islands::Keep {
             inputs_only: self.options.activation_checkpointing,
             embedding_gradient: self.outer_gradients.wants_embedding(),
+            rest_in: self.inputs_rest_in.as_deref(),
         };
         let model = self.model();
         let tape = islands::forward(model, &micro_batch.input, &context, keep)?;

@@ -19,6 +19,7 @@ pub use self::learn::{CriticError, CriticReport, value_metrics};
 use crate::actor::{Actor, ActorError, MicroBatch, OuterGradients, islands, narrow, scoring};
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::model::{Adapter, Decoder, LoraError, NamedTensors};
+use crate::offload::Offload;
 use crate::optim::{AdamW, AdamWOptions, OptimError};
 use crate::parallel::{RankError, Ranks, ShardedParameters};
 use crate::trained::Trained;
@@ -38,6 +39,8 @@ pub struct CriticOptions {
     pub activation_checkpointing: bool,
     /// Largest global norm of a gradient.
     pub max_grad_norm: f64,
+    /// What of it rests while it is not needed.
+    pub offload: Offload,
 }
 
 /// Why there is no critic.
@@ -85,12 +88,13 @@ impl Critic {
         let hidden = decoder.config.hidden_size as i64;
         let head_d = Tensor::zeros([hidden], (Kind::Float, decoder.device())).set_requires_grad(true);
         let shards =
-            actor.shards().map(|base| shards(&decoder, &head_d, base, lora.is_some())).transpose()?;
+            actor.shards().map(|base| shards(&decoder, &head_d, base, lora.is_some(), &options.offload));
+        let shards = shards.transpose()?;
         let trained = match &shards {
             Some(shards) => shards.pieces(),
             None => named(decoder.trainable_parameters().into_iter().chain([head(&head_d)])).collect(),
         };
-        let optimizer = AdamW::new(trained, options.optimizer)?;
+        let optimizer = options.offload.optimizer(trained, options.optimizer)?;
         let outer_gradients = OuterGradients::new(&decoder);
         Ok(Self { decoder, head_d, optimizer, options, outer_gradients, ranks, shards })
     }
@@ -138,6 +142,7 @@ impl Critic {
         let keep = islands::Keep {
             inputs_only: self.options.activation_checkpointing,
             embedding_gradient: self.outer_gradients.wants_embedding(),
+            rest_in: self.options.offload.activations(),
         };
         let model = self.model();
         let tape = islands::forward(model, &micro_batch.input, &context, keep).map_err(ActorError::from)?;
@@ -164,9 +169,13 @@ impl Critic {
     }
 
     /// This rank's part of everything that a checkpoint keeps of it: all of it where every rank has the whole. The tensors
-    /// share memory with the critic.
-    pub fn state_tensors(&self) -> Vec<(String, Tensor)> {
-        self.optimizer.parameters().into_iter().chain(self.optimizer.state_tensors()).collect()
+    /// share memory with the critic, or lie where its moments rest.
+    ///
+    /// # Errors
+    /// Moments that rest cannot be read.
+    pub fn state_tensors(&self) -> Result<Vec<(String, Tensor)>, rlt_torch::Error> {
+        let state = self.optimizer.state_tensors()?;
+        Ok(self.optimizer.parameters().into_iter().chain(state).collect())
     }
 
     /// Whether `checkpoint` holds a critic.
@@ -199,6 +208,7 @@ fn shards(
     head_d: &Tensor,
     base: &ShardedParameters,
     has_adapter: bool,
+    offload: &Offload,
 ) -> Result<ShardedParameters, NoCritic> {
     let (layers, mut outer) = trunk.parameters_by_layer();
     outer.push(head(head_d));
@@ -206,9 +216,9 @@ fn shards(
         |part: NamedTensors| named(part.into_iter().filter(|(_, leaf)| leaf.requires_grad())).collect();
     let parts = (layers.into_iter().map(trained).collect(), trained(outer));
     if has_adapter {
-        return Ok(ShardedParameters::beside(base, parts)?);
+        return Ok(ShardedParameters::beside(base, parts, offload.parameters())?);
     }
-    let own = ShardedParameters::of_parts(parts, base.ranks(), base.compute_kind())?;
+    let own = ShardedParameters::of_parts(parts, base.ranks(), base.compute_kind(), offload.parameters())?;
     own.copy_from(base, |name| name.strip_prefix(PREFIX).unwrap_or(name))?;
     Ok(own)
 }

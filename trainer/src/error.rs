@@ -60,7 +60,7 @@ pub enum TrainError {
     NoCritic(#[from] NoCritic),
     #[error("failed to update the critic")]
     Critic(#[from] CriticError),
-    #[error("failed to make the optimizer")]
+    #[error("failed to prepare the optimizer")]
     Optimizer(#[from] OptimError),
     #[error("failed to prepare the adapter, or to export the model")]
     Lora(#[from] LoraError),
@@ -121,6 +121,9 @@ impl TrainError {
         if self.is_peer_lost() {
             return ExitCode::PeerLost;
         }
+        if self.causes().any(is_file_error) {
+            return ExitCode::RetryableIo;
+        }
         match self {
             Self::Manifest(_) | Self::ReadManifest { .. } => ExitCode::Usage,
             Self::OtherWorldSize { .. } | Self::Ranks(RankError::Environment { .. }) => ExitCode::Usage,
@@ -152,9 +155,17 @@ impl TrainError {
 impl TrainError {
     /// Whether another rank is gone, wherever it was noticed.
     fn is_peer_lost(&self) -> bool {
-        let causes = std::iter::successors(Some(self as &dyn std::error::Error), |error| error.source());
-        causes.filter_map(|error| error.downcast_ref::<RankError>()).any(RankError::is_peer_lost)
+        self.causes().filter_map(|error| error.downcast_ref::<RankError>()).any(RankError::is_peer_lost)
     }
+
+    fn causes(&self) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
+        std::iter::successors(Some(self as &(dyn std::error::Error + 'static)), |error| error.source())
+    }
+}
+
+/// Whether tensors that rest in a file could not be written or read: the disk may have room again.
+fn is_file_error(error: &(dyn std::error::Error + 'static)) -> bool {
+    matches!(error.downcast_ref(), Some(rlt_torch::Error::File { .. }))
 }
 
 fn listed(problems: &[Problem]) -> String {

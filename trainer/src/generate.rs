@@ -145,8 +145,8 @@ pub struct GenerateReport {
     pub num_completions: usize,
     /// New tokens in them.
     pub num_tokens: usize,
-    /// Prompt tokens computed.
-    pub num_prefilled_tokens: usize,
+    /// Tokens of the prompts, each counted once for all of its completions.
+    pub num_prompt_tokens: usize,
     /// Time of the rollout alone, loading excluded.
     pub elapsed: Duration,
 }
@@ -159,7 +159,7 @@ impl fmt::Display for GenerateReport {
             "{} completions, {} new tokens after {} prompt tokens in {seconds:.2} s: {:.1} tokens/s",
             self.num_completions,
             self.num_tokens,
-            self.num_prefilled_tokens,
+            self.num_prompt_tokens,
             self.num_tokens as f64 / seconds.max(f64::MIN_POSITIVE),
         )
     }
@@ -219,11 +219,10 @@ pub fn run(args: &GenerateArgs) -> Result<GenerateReport, GenerateError> {
     bar.finish_and_clear();
 
     jsonl::write(&args.output, output_lines(&lines, &completions, tokenizer.is_some()))?;
-    let stats = engine.stats();
     Ok(GenerateReport {
         num_completions: completions.iter().map(Vec::len).sum(),
-        num_tokens: stats.num_tokens,
-        num_prefilled_tokens: stats.num_prefilled_tokens,
+        num_tokens: engine.stats().num_tokens,
+        num_prompt_tokens: requests.iter().map(|request| request.prompt.len()).sum(),
         elapsed,
     })
 }

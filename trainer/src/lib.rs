@@ -19,6 +19,7 @@ pub mod launch;
 pub mod model;
 pub mod model_args;
 pub mod objective;
+pub mod offload;
 pub mod optim;
 pub mod parallel;
 pub mod phases;

@@ -5,6 +5,7 @@
 
 mod adamw;
 
+pub(crate) use adamw::Clipped;
 pub use adamw::{AdamW, AdamWOptions};
 
 /// What became of one optimizer step.
@@ -44,6 +45,20 @@ pub enum OptimError {
         /// The parameter.
         name: String,
         /// What the kernel said.
+        source: rlt_torch::Error,
+    },
+    /// There is no place for moments to rest.
+    #[error("failed to make a place where the optimizer's moments rest")]
+    Rest {
+        /// The file, and what the system said.
+        source: rlt_torch::Error,
+    },
+    /// Moments could not be made, fetched or put back.
+    #[error("failed to keep the moments of parameter {name}")]
+    Moments {
+        /// The parameter.
+        name: String,
+        /// What was tried, on what, and why it failed.
         source: rlt_torch::Error,
     },
     /// Two parameters have the same name.

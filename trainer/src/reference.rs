@@ -2,7 +2,6 @@
 //! copy, in shards where the actor is, which on the CPU lies in a file while nobody reads it. What it is compared for
 //! is not known here.
 
-use std::convert::Infallible;
 use std::path::Path;
 
 use crate::actor::Actor;
@@ -60,7 +59,7 @@ impl FrozenPolicy {
         let Some(shards) = actor.shards() else {
             return Ok(Self::from(actor.decoder.frozen_copy()).in_file(folder));
         };
-        let copy = Self::outline_of(actor, shards)?;
+        let copy = Self::outline_of(actor, shards, folder)?;
         copy.shards.iter().try_for_each(|own| own.copy_from(shards, |name| name))?;
         Ok(copy.in_file(folder))
     }
@@ -87,7 +86,7 @@ impl FrozenPolicy {
                 Self::from(decoder)
             }
             Some(shards) => {
-                let copy = Self::outline_of(actor, shards)?;
+                let copy = Self::outline_of(actor, shards, folder)?;
                 copy.fill_from(checkpoint)?;
                 copy
             }
@@ -95,10 +94,11 @@ impl FrozenPolicy {
         Ok(Some(copy.in_file(folder)))
     }
 
-    /// Shards of zeros.
-    fn outline_of(actor: &Actor, shards: &ShardedParameters) -> Result<Self, RankError> {
+    /// Shards of zeros, which rest where the actor's do.
+    fn outline_of(actor: &Actor, shards: &ShardedParameters, folder: &Path) -> Result<Self, RankError> {
         let decoder = actor.decoder.frozen_outline();
-        let shards = ShardedParameters::new(&decoder, shards.ranks())?;
+        let rest_in = shards.is_resting().then_some(folder);
+        let shards = ShardedParameters::new(&decoder, shards.ranks(), rest_in)?;
         Ok(Self { decoder, shards: Some(shards) })
     }
 
@@ -137,18 +137,21 @@ impl FrozenPolicy {
     }
 
     /// What this rank saves of it: every rank a part, which together are every tensor once.
-    pub(crate) fn parts(&self, ranks: &Ranks) -> Vec<TensorPart> {
+    ///
+    /// # Errors
+    /// [`RankError::Shards`] when what rests cannot be read.
+    pub(crate) fn parts(&self, ranks: &Ranks) -> Result<Vec<TensorPart>, RankError> {
         let Some(shards) = &self.shards else {
             let tensors = self.decoder.named_parameters().into_iter();
             let whole = tensors.map(|(name, tensor)| TensorPart::whole(stored_name(&name), tensor)).collect();
-            return divided(whole, (ranks.rank(), ranks.size()));
+            return Ok(divided(whole, (ranks.rank(), ranks.size())));
         };
         let mut pieces = Vec::new();
-        let Ok(()) = shards.fill(|excerpt, values| {
+        shards.show(|excerpt, values| {
             pieces.push(TensorPart::of(&excerpt.named(&stored_name(excerpt.name)), values));
-            Ok::<(), Infallible>(())
-        });
-        divided(pieces, shards.ranks().copy())
+            Ok::<(), RankError>(())
+        })?;
+        Ok(divided(pieces, shards.ranks().copy()))
     }
 
     /// Every tensor by its name in a checkpoint. Where ranks share it all of them take part, and what the leader alone keeps

@@ -13,5 +13,5 @@ mod pool;
 mod tests;
 
 pub use functions::{RewardFunctions, RewardSetupError};
-pub use models::{ModelScores, Policy, RewardModelError, RewardModels};
+pub use models::{ModelScores, Policy, RewardModelError, RewardModels, Sharing};
 pub use pool::{PoolOptions, RewardPool};

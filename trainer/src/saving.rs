@@ -86,7 +86,7 @@ impl Saving {
         parts: Option<Vec<TensorPart>>,
     ) -> Result<(), TrainError> {
         agree(ranks, if ranks.is_leader() { store.begin(step) } else { Ok(()) })?;
-        let write = |parts: Vec<TensorPart>| store.write(step, ranks.rank(), &parts);
+        let write = |parts: Vec<TensorPart>| store.write(step, ranks.rank(), parts);
         let written = agree(ranks, parts.map(write).transpose());
         let started = written.and_then(|shard| agree(ranks, shard.map(complete_on_thread).transpose()));
         if started.is_err() && ranks.is_leader() {

@@ -51,11 +51,11 @@ pub fn setup(
     let rewards = reward_pool(&spec, &data, ranks.cores())?;
     let weights = model::weights(&spec, model_dir.as_deref(), &tokenizer)?;
     check_model(&spec, weights.config())?;
-    let actor = model::actor(&spec, &weights, device, &streams)?;
+    let actor = model::actor(&spec, &weights, device, &streams, &folder)?;
     actor.decoder.check_vocabulary(tokenizer.vocab_len().saturating_sub(1) as u32)?;
     let reference = model::reference(&spec, &actor, &folder)?;
     let folders = model::reward_model_folders(&spec, &ranks)?;
-    let reward_models = model::reward_models(&spec, &folders, &tokenizer, &actor)?;
+    let reward_models = model::reward_models(&spec, &folders, &tokenizer, &actor, &folder)?;
     let sampling_as_one = ranks.slicing_rollout(spec.workers.mesh.rollout_tp as usize)?;
     let engine = RolloutEngine::new(engine_options(&spec, &tokenizer)).sliced_among(sampling_as_one);
     let schedule = schedule(&spec, data.num_steps(&spec));

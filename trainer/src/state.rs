@@ -152,11 +152,13 @@ fn parts(trainer: &mut Trainer) -> Result<Option<Vec<TensorPart>>, TrainError> {
         let whole = || tensors.map(|(name, tensor)| TensorPart::whole(name, tensor)).collect();
         return Ok(trainer.ranks.is_leader().then(whole));
     }
-    let mut parts = trainer.actor.trained().parts();
+    let mut parts = trainer.actor.trained().parts()?;
     if let Some(critic) = &mut trainer.critic {
-        parts.extend(critic.trained().parts());
+        parts.extend(critic.trained().parts()?);
     }
-    parts.extend(own_reference(trainer).map(|copy| copy.parts(&trainer.ranks)).into_iter().flatten());
+    if let Some(copy) = own_reference(trainer) {
+        parts.extend(copy.parts(&trainer.ranks)?);
+    }
     Ok(Some(parts))
 }
 

@@ -40,7 +40,7 @@ pub fn cold_start(trainer: &mut Trainer) -> Result<Option<StopReason>, TrainErro
         trainer.check_divergence()?;
     }
     // What comes next is another problem: moments of the supervised loss would steer its first updates.
-    trainer.actor.optimizer.reset();
+    trainer.actor.optimizer.reset()?;
     Ok(None)
 }
 

@@ -11,7 +11,7 @@ use tch::{Tensor, no_grad};
 
 use crate::checkpoint::{Checkpoint, CheckpointError, TensorPart, divided};
 use crate::model::NamedTensors;
-use crate::optim::{AdamW, OptimError, StepOutcome};
+use crate::optim::{AdamW, Clipped, OptimError, StepOutcome};
 use crate::parallel::{Part, RankError, Ranks, ShardedParameters};
 
 /// The parameters that a role trains, with their optimizer.
@@ -38,6 +38,8 @@ pub(crate) enum ApplyError {
     Optimizer(#[from] OptimError),
     #[error("failed to agree on the gradients' norm")]
     Ranks(#[from] RankError),
+    #[error("failed to fetch the parameters that are updated, or to put them back")]
+    Parameters(#[from] rlt_torch::Error),
 }
 
 impl Trained<'_> {
@@ -62,9 +64,21 @@ impl Trained<'_> {
             Some(shards) => shards.norm_over_shards(own_norm)?,
             None => own_norm,
         };
-        let outcome = self.optimizer.step_at_norm(grad_norm, learning_rate, Some(max_grad_norm));
+        let outcome = match Clipped::at_norm(grad_norm, learning_rate, Some(max_grad_norm)) {
+            Some(clipped) => self.update(&clipped).map(|()| StepOutcome::Applied { grad_norm }),
+            None => Ok(StepOutcome::SkippedNonFinite),
+        };
         self.discard_gradients();
-        Ok(outcome?)
+        outcome
+    }
+
+    /// Updates all parameters; those that rest are here one buffer after the other.
+    fn update(&mut self, clipped: &Clipped) -> Result<(), ApplyError> {
+        let optimizer = &mut *self.optimizer;
+        match self.shards {
+            Some(shards) => shards.change(|is_here| Ok(optimizer.update(clipped, is_here)?)),
+            None => Ok(optimizer.update(clipped, |_| true)?),
+        }
     }
 
     /// Throws the gathered gradients away.
@@ -73,73 +87,66 @@ impl Trained<'_> {
         self.shards.iter().for_each(|shards| shards.clear_gradients());
     }
 
-    /// What this rank saves of all that an update changes: every rank a part, which together are every tensor once.
-    pub(crate) fn parts(&self) -> Vec<TensorPart> {
-        let state = self.optimizer.state_tensors();
+    /// What this rank saves of all that an update changes: every rank a part, which together are every tensor once. What rests
+    /// stays there, and must be read before the next update.
+    ///
+    /// # Errors
+    /// [`RankError::Shards`] when what rests cannot be read.
+    pub(crate) fn parts(&self) -> Result<Vec<TensorPart>, RankError> {
         let Some(shards) = self.shards else {
-            let tensors = self.optimizer.parameters().into_iter().chain(state);
+            let tensors = self.optimizer.parameters().into_iter().chain(self.optimizer.state_tensors()?);
             let whole = tensors.map(|(name, tensor)| TensorPart::whole(name, tensor)).collect();
-            return divided(whole, (self.ranks.rank(), self.ranks.size()));
+            return Ok(divided(whole, (self.ranks.rank(), self.ranks.size())));
         };
-        let (counts, moments): (NamedTensors, NamedTensors) =
-            state.into_iter().partition(|(name, _)| name.ends_with(".num_steps"));
-        let moments: BTreeMap<String, Tensor> = moments.into_iter().collect();
+        let (mut moments, counts) = self.state()?;
         let mut pieces = Vec::new();
-        for (name, piece) in self.optimizer.parameters() {
-            let Some(excerpt) = shards.excerpt_of(&name) else { continue };
-            pieces.push(TensorPart::of(&excerpt, &piece));
-            for moment in MOMENTS.map(|moment| moment_name(&name, moment)) {
-                pieces.extend(
-                    moments.get(&moment).map(|values| TensorPart::of(&excerpt.named(&moment), values)),
-                );
+        shards.show_trained(|excerpt, piece| {
+            pieces.push(TensorPart::of(excerpt, piece));
+            for moment in MOMENTS.map(|moment| moment_name(excerpt.name, moment)) {
+                let values = moments.remove(&moment);
+                pieces.extend(values.map(|values| TensorPart::of(&excerpt.named(&moment), &values)));
             }
-        }
+            Ok::<(), RankError>(())
+        })?;
         let mut parts = divided(pieces, shards.ranks().copy());
         if self.ranks.is_leader() {
             parts.extend(counts.into_iter().map(|(name, count)| TensorPart::whole(name, count)));
         }
-        parts
+        Ok(parts)
+    }
+
+    /// The optimizer's moments by name, and its counts.
+    fn state(&self) -> Result<(BTreeMap<String, Tensor>, NamedTensors), RankError> {
+        let is_count = |(name, _): &(String, Tensor)| name.ends_with(".num_steps");
+        let (counts, moments): (NamedTensors, NamedTensors) =
+            self.optimizer.state_tensors()?.into_iter().partition(is_count);
+        Ok((moments.into_iter().collect(), counts))
     }
 
     /// Every tensor that an update changes, by its name in a checkpoint. Where ranks share the model all of them take part,
     /// and the leader alone gets the tensors: they lie in nameless files of `folder` where those can be written, for memory
     /// is there for one part.
     pub(crate) fn tensors(&self, folder: &Path) -> Result<NamedTensors, RankError> {
-        let state = self.optimizer.state_tensors();
         let Some(shards) = self.shards else {
-            return Ok(self.optimizer.parameters().into_iter().chain(state).collect());
+            return Ok(self
+                .optimizer
+                .parameters()
+                .into_iter()
+                .chain(self.optimizer.state_tensors()?)
+                .collect());
         };
+        let (mut moments, counts) = self.state()?;
         let mut tensors = NamedTensors::new();
         for part in shards.parts() {
-            let whole = self.whole_part(shards, part, &state)?;
+            let whole = whole_part(shards, part, &mut moments)?;
             if self.ranks.is_leader() {
                 tensors.extend(in_file(whole, folder));
             }
         }
         if self.ranks.is_leader() {
-            tensors.extend(state.into_iter().filter(|(name, _)| name.ends_with(".num_steps")));
+            tensors.extend(counts);
         }
         Ok(tensors)
-    }
-
-    /// A part's parameters and moments.
-    fn whole_part(
-        &self,
-        shards: &ShardedParameters,
-        part: Part,
-        state: &[(String, Tensor)],
-    ) -> Result<NamedTensors, RankError> {
-        let find = |tensors: &[(String, Tensor)], wanted: &str| {
-            tensors.iter().find(|(name, _)| name == wanted).map(|(_, tensor)| tensor.shallow_clone())
-        };
-        let pieces = self.optimizer.parameters();
-        let mut whole = shards.gather(part, |name| find(&pieces, name))?;
-        for moment in MOMENTS {
-            let state_name = |name: &str| moment_name(name, moment);
-            let moments = shards.gather(part, |name| find(state, &state_name(name)))?;
-            whole.extend(moments.into_iter().map(|(name, tensor)| (state_name(&name), tensor)));
-        }
-        Ok(whole)
     }
 
     /// Takes over what [`Self::parts`] or [`Self::tensors`] gave to a checkpoint, each rank its own part.
@@ -152,15 +159,27 @@ impl Trained<'_> {
             let load = |(name, leaf): (String, Tensor)| no_grad(|| checkpoint.load_into(&name, &leaf));
             return self.optimizer.parameters().into_iter().try_for_each(load);
         };
-        for (name, piece) in self.optimizer.parameters() {
-            shards.fill_beside(&name, &piece.detach(), |excerpt, values| checkpoint.fill(excerpt, values))?;
-        }
+        shards.fill_trained(|excerpt, values| checkpoint.fill(excerpt, values))?;
         self.optimizer.load_moments(checkpoint, |name, state_name, moment| {
             shards.fill_beside(name, moment, |excerpt, values| {
                 checkpoint.fill(&excerpt.named(state_name), values)
             })
         })
     }
+}
+
+/// A part's parameters and moments, which are taken out of `moments`.
+fn whole_part(
+    shards: &ShardedParameters,
+    part: Part,
+    moments: &mut BTreeMap<String, Tensor>,
+) -> Result<NamedTensors, RankError> {
+    let mut whole = shards.gather_parameters(part)?;
+    for moment in MOMENTS {
+        let gathered = shards.gather(part, |name| moments.remove(&moment_name(name, moment)))?;
+        whole.extend(gathered.into_iter().map(|(name, tensor)| (moment_name(&name, moment), tensor)));
+    }
+    Ok(whole)
 }
 
 /// The tensors as they lie in a new file, or as they are where none can be written: saving will then say why.
@@ -171,7 +190,8 @@ pub(crate) fn in_file(tensors: NamedTensors, folder: &Path) -> NamedTensors {
         Err(error) => {
             let error: &dyn std::error::Error = &error;
             tracing::warn!(error, "a part of the checkpoint stays in memory until it is saved");
-            resident
+            // What they are views of may go.
+            resident.iter().map(|tensor| tensor.detach().copy()).collect()
         }
     };
     names.into_iter().zip(lying).collect()

@@ -16,6 +16,7 @@ use crate::critic::{Critic, CriticOptions};
 use crate::data::{Dataset, Loader};
 use crate::error::TrainError;
 use crate::model::BaseModel;
+use crate::offload::Offload;
 use crate::parallel::Ranks;
 use crate::reference::{FrozenPolicy, Reference};
 use crate::reward::{RewardModels, RewardPool};
@@ -171,6 +172,7 @@ impl Trainer {
             optimizer: crate::setup::optimizer_options(self.spec()),
             activation_checkpointing: self.spec().training.activation_checkpointing,
             max_grad_norm: self.spec().training.max_grad_norm,
+            offload: Offload::new(self.spec().training.offload, self.folder.root()),
         };
         let lora = self.spec().model.lora.as_ref();
         let lora = lora.map(|lora| (lora, self.seed(SeedStream::Weights, &[CRITIC_ADAPTER])));

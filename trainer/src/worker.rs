@@ -182,12 +182,13 @@ pub(crate) fn read_manifest(path: &Path) -> Result<ValidatedJob, TrainError> {
 
 /// Parts of the manifest that may change between a run and its continuation: how long it goes on, what it leaves behind,
 /// who watches, and on what it runs.
-const CONTINUABLE: [&[&str]; 9] = [
+const CONTINUABLE: [&[&str]; 10] = [
     &["metadata"],
     &["spec", "training", "length"],
     &["spec", "training", "steps"],
     &["spec", "training", "epochs"],
     &["spec", "training", "evaluateEvery"],
+    &["spec", "training", "offload"],
     &["spec", "checkpoint"],
     &["spec", "tracking"],
     &["spec", "workers"],

@@ -14,6 +14,7 @@ use rlt_core::types::{Prompt, TokenId};
 use rlt_trainer::actor::{Actor, ActorOptions};
 use rlt_trainer::critic::{Critic, CriticOptions};
 use rlt_trainer::model::{Adapter, Decoder, LoadOptions, PackedInput};
+use rlt_trainer::offload::Offload;
 use rlt_trainer::optim::{AdamW, AdamWOptions};
 use rlt_trainer::parallel::Ranks;
 use rlt_trainer::update::UpdatePlan;
@@ -86,10 +87,11 @@ fn critic(actor: &Actor, family: &str) -> Critic {
         optimizer,
         activation_checkpointing: family == "qwen3",
         max_grad_norm: 1e12,
+        offload: Offload::default(),
     };
     let critic = Critic::beginning_as(actor, None, options, actor.ranks().clone()).unwrap();
     let (_, head_d) =
-        critic.state_tensors().into_iter().find(|(name, _)| name.contains("value_head")).unwrap();
+        critic.state_tensors().unwrap().into_iter().find(|(name, _)| name.contains("value_head")).unwrap();
     tch::no_grad(|| head_d.shallow_clone().copy_(&head_of(&head_d.size())));
     critic
 }
@@ -159,7 +161,7 @@ fn an_update_of_micro_batches_has_the_gradient_of_the_whole_loss() {
         assert!(off.abs() <= 1e-5, "{family}: loss off by {off}");
 
         // Without a memory of earlier gradients the first moment is the gradient.
-        let state = critic.state_tensors();
+        let state = critic.state_tensors().unwrap();
         let mut expected = trunk.trainable_parameters();
         expected.push(("value_head.weight".into(), head_d));
         for (name, leaf) in expected {

@@ -79,7 +79,7 @@ fn measure(folder: &Path, act: &str) {
     let compute = if folder.join("half").exists() { Kind::BFloat16 } else { Kind::Float };
     let options = LoadOptions { trainable: true, compute, ..LoadOptions::default() };
     let decoder = Decoder::outline(weights.config(), &options).unwrap();
-    let shards = ShardedParameters::new(&decoder, mesh).unwrap();
+    let shards = ShardedParameters::new(&decoder, mesh, None).unwrap();
     shards.read(&weights).unwrap();
     let parts = DecoderParts::new(&decoder, Some(&shards));
     let slices =

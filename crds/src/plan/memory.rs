@@ -9,7 +9,8 @@
 //! parts of the model that a pass has gathered: `shards`. It reads no more of the model than that, and takes it over into the rollout
 //! a part at a time. A checkpoint is copied into its file: it takes memory of the kernel's, which is not counted. With
 //! `workers.mesh.sp` it has its part of the tokens of a pass, of log-probs and of the critic's passes as their own degrees say; with
-//! `workers.mesh.rolloutTp` a slice of what it samples with: `rollout`.
+//! `workers.mesh.rolloutTp` a slice of what it samples with: `rollout`. What `training.offload` lets rest takes memory of a GPU's
+//! host; on the CPU it lies in a file, and only what is at hand counts.
 //!
 //! Legend: P parameters, s workers of one copy, L layers, h hidden size, f feed-forward width, q and k widths of all query and all key
 //! heads, v vocabulary, r LoRA rank; t tokens of a pass, c completion tokens of a pass; b bytes of a number.
@@ -173,7 +174,7 @@ impl MemoryPlan {
         };
         let shards = Shards::new(spec, model, &trained, width);
         let mut resident = resident(spec, model, &trained, &shards, batch);
-        resident.push(roles::reward_models(judges, width, &shards));
+        resident.push(roles::reward_models(spec, judges, width, &shards));
         let is_supervised = spec.algorithm.policy_gradient.is_none();
         let generates = !is_supervised || !spec.rewards.functions.is_empty();
         let mut phases = Vec::new();
@@ -191,15 +192,24 @@ impl MemoryPlan {
         if !is_supervised {
             let reference = roles::reference_read(spec, model, &shards);
             let scored = fullest(mesh.sp_of_logprobs(), &|sp| logprob(spec, batch, &sharing(sp)));
-            add(Phase::Logprob, [vec![shards.gathered(), reference], scored].concat());
+            add(Phase::Logprob, [shards.gathered().to_vec(), vec![reference], scored].concat());
         }
         // 4 for each trained parameter, or for this worker's part of them; between updates there are none.
         let gradients = term("gradients", FP32 * shards.part_of(trained.num_parameters));
         let update = fullest(mesh.sp, &|sp| update(spec, batch, &sharing(sp)));
-        add(Phase::Update, [vec![gradients, shards.gathered(), shards.gradients()], update].concat());
+        let shared = [&shards.gathered()[..], &[gradients, shards.gradients()]].concat();
+        add(Phase::Update, [shared, update].concat());
         let largest_piece = trained.largest_tensor.min(shards.part_of(trained.num_parameters));
         let temporaries = if on_gpu(spec) { OPTIMIZER_TEMPORARIES * FP32 * largest_piece } else { 0 };
-        add(Phase::Optimizer, vec![gradients, term("optimizer temporaries", temporaries)]);
+        // Moments that rest: both of a tensor that is updated, and of the next one.
+        let moments = if spec.training.offload.optimizer { 4 * FP32 * largest_piece } else { 0 };
+        let own = vec![
+            gradients,
+            shards.fetched(),
+            term("fetched moments", moments),
+            term("optimizer temporaries", temporaries),
+        ];
+        add(Phase::Optimizer, own);
         let peak = phases.iter().max_by_key(|phase| phase.total_bytes);
         let (peak_bytes, peak_phase) = peak.map_or((0, Phase::Update), |peak| (peak.total_bytes, peak.phase));
         Self { phases, peak_bytes, peak_phase }
@@ -217,6 +227,11 @@ fn term(name: &'static str, bytes: u64) -> MemoryTerm {
     MemoryTerm { name, bytes }
 }
 
+/// What of so many bytes takes memory for the whole run: all of it, or of what rests nothing where it lies in a file.
+fn kept_bytes(spec: &ResolvedSpec, rests: bool, bytes: u64) -> u64 {
+    if rests && !on_gpu(spec) { 0 } else { bytes }
+}
+
 /// What stays for the whole run.
 fn resident(
     spec: &ResolvedSpec,
@@ -227,13 +242,16 @@ fn resident(
 ) -> Vec<MemoryTerm> {
     let num_parameters = model.parameter_count().total();
     let adapter = if spec.model.lora.is_some() { trained.num_parameters } else { 0 };
+    let offload = spec.training.offload;
+    // 4 P / s, and the adapter's.
+    let weights = FP32 * shards.part_of(num_parameters + adapter);
+    // Two moments of 4.
+    let moments = 2 * FP32 * shards.part_of(trained.num_parameters);
     vec![
         term("host base", HOST_BASE_BYTES),
-        // 4 P / s, and the adapter's.
-        term("weights", FP32 * shards.part_of(num_parameters + adapter)),
+        term("weights", kept_bytes(spec, offload.parameters, weights)),
         roles::reference_kept(spec, model, shards),
-        // Two moments of 4.
-        term("optimizer state", 2 * FP32 * shards.part_of(trained.num_parameters)),
+        term("optimizer state", kept_bytes(spec, offload.optimizer, moments)),
         roles::critic(spec, model, trained, shards),
         term("batch on the host", BATCH_BYTES_PER_TOKEN * batch.max_tokens_per_step),
     ]
@@ -260,8 +278,9 @@ fn update(spec: &ResolvedSpec, batch: &BatchPlan, activations: &Activations<'_>)
     let budget = (spec.training.max_tokens_per_micro_batch, activations.sp);
     let FullPass { tokens, predicted, .. } = FullPass::new(spec, share, batch.samples_per_prompt, budget);
     let checkpointing = spec.training.activation_checkpointing;
+    let inputs_rest = spec.training.offload.activations && !on_gpu(spec);
     let kept = vec![
-        term("activations", tokens * activations.kept_bytes_per_token(checkpointing)),
+        term("activations", tokens * activations.kept_bytes_per_token(checkpointing, inputs_rest)),
         term("weight casts", activations.kept_cast_bytes(checkpointing)),
     ];
     let layers = vec![

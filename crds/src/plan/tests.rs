@@ -370,6 +370,55 @@ fn a_degree_of_rollout_slices_that_the_layers_do_not_allow_is_answered_with_thos
 }
 
 #[test]
+fn what_rests_counts_while_it_is_at_hand_and_beside_a_gpu_where_it_rests() {
+    let num_parameters = 494_032_768_u64;
+    let outer = 151_936 * 896 + 896;
+    let layer = (num_parameters - outer) / 24;
+    let with = |offload: Value, device: &'static str| {
+        move |spec: &mut Value| {
+            let kl = json!({"placement": "Loss", "coefficient": 0.1});
+            spec["algorithm"] = json!({"kind": "PPO", "kl": kl});
+            spec["training"]["activationCheckpointing"] = true.into();
+            spec["training"]["offload"] = offload.clone();
+            spec["workers"]["device"] = device.into();
+        }
+    };
+    let all = || json!({"parameters": true, "optimizer": true, "activations": true});
+    let resting = |phase, name| term(with(all(), "Cpu"), phase, name);
+    for name in ["weights", "optimizer state", "reference weights", "critic"] {
+        assert_eq!(resting(Phase::Logprob, name), 0, "{name}");
+        let beside_gpu = |offload| term(with(offload, "Cuda"), Phase::Logprob, name);
+        assert_eq!(beside_gpu(all()), beside_gpu(json!({})), "{name}");
+        assert!(beside_gpu(all()) > 0, "{name}");
+    }
+    assert_eq!(resting(Phase::Update, "gathered weights"), 4 * (outer + 2 * layer));
+    assert_eq!(resting(Phase::Update, "gathered gradients"), 0);
+    assert_eq!(resting(Phase::Update, "gradients"), 4 * num_parameters);
+    assert_eq!(resting(Phase::Optimizer, "fetched weights"), 4 * outer);
+    assert_eq!(resting(Phase::Optimizer, "fetched moments"), 2 * 2 * 4 * 151_936 * 896);
+    // Sampling outweighs taking the model over. What it samples with is a copy of its own.
+    assert_eq!(resting(Phase::Rollout, "gathered weights"), 0);
+    assert_eq!(resting(Phase::Rollout, "rollout embeddings"), 4 * 151_936 * 896);
+    // Of 24 layer inputs two, beside both sides of the final norm.
+    assert_eq!(resting(Phase::Update, "activations"), (512 + 7 * 511) * 4 * 896 * (2 + 2));
+    // Alone and in fp32 a layer comes to where it is computed with; otherwise it is cast or gathered there.
+    assert_eq!(resting(Phase::Update, "fetched weights"), 0);
+    let changed = |field: &'static str, value: Value| {
+        move |spec: &mut Value| {
+            with(all(), "Cpu")(spec);
+            spec[field].as_object_mut().unwrap().extend(value.as_object().unwrap().clone());
+        }
+    };
+    let in_bf16 = changed("training", json!({"precision": "Bf16"}));
+    assert_eq!(term(in_bf16, Phase::Update, "fetched weights"), 4 * layer);
+    let shared = changed("workers", json!({"count": 4, "mesh": {"dpShard": 4}}));
+    assert_eq!(term(shared, Phase::Update, "fetched weights"), 4 * layer.div_ceil(4));
+    let moments_alone = |name| term(with(json!({"optimizer": true}), "Cpu"), Phase::Update, name);
+    assert_eq!((moments_alone("weights"), moments_alone("optimizer state")), (4 * num_parameters, 0));
+    assert_eq!(moments_alone("critic"), 4 * (num_parameters + 896));
+}
+
+#[test]
 fn a_degree_of_shared_tokens_that_the_heads_do_not_allow_is_answered_with_those_that_they_do() {
     // 14 query heads look at 2 key heads.
     let misfit = |sp: u32| {
@@ -403,6 +452,11 @@ fn a_reward_model_is_kept_like_the_policy_and_without_its_configuration_nothing_
         assert_eq!(term.bytes, 2 * qwen().parameter_count().total(), "{:?}", phase.phase);
     }
     assert!(memory.phases.iter().any(|phase| phase.phase == Phase::Reward));
+    spec["training"]["offload"]["parameters"] = true.into();
+    let job = validate(&manifest(&spec)).unwrap();
+    let phases = plan(&job, &Models { policy: Some(qwen()), reward: vec![qwen()] }).memory.unwrap().phases;
+    assert!(phases.iter().flat_map(|phase| &phase.terms).all(|term| term.name != "reward models"));
+    spec["training"]["offload"]["parameters"] = false.into();
     spec["workers"] = json!({"count": 4, "mesh": {"dpShard": 4}, "device": "Cpu"});
     let job = validate(&manifest(&spec)).unwrap();
     let shared = plan(&job, &Models { policy: Some(qwen()), reward: vec![qwen()] }).memory.unwrap();

@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use crate::spec::{
-    DataSource, DataSpec, MatmulPrecision, OptimizerSpec, Precision, RolloutSpec, ScheduleSpec, TaskSpec,
-    TrainingSpec,
+    DataSource, DataSpec, MatmulPrecision, OffloadSpec, OptimizerSpec, Precision, RolloutSpec, ScheduleSpec,
+    TaskSpec, TrainingSpec,
 };
 
 /// Tokens of the default micro-batch: enough rows to keep matrix products busy, and not so many that their activations
@@ -30,6 +30,7 @@ pub struct ResolvedTraining {
     pub schedule: ScheduleSpec,
     pub max_grad_norm: f64,
     pub activation_checkpointing: bool,
+    pub offload: OffloadSpec,
     pub seed: u64,
     pub max_consecutive_non_finite: u32,
     pub evaluate_every: u64,
@@ -79,6 +80,7 @@ impl ResolvedTraining {
             schedule: spec.schedule.clone(),
             max_grad_norm: spec.max_grad_norm,
             activation_checkpointing: spec.activation_checkpointing,
+            offload: spec.offload,
             seed: spec.seed,
             max_consecutive_non_finite: spec.max_consecutive_non_finite,
             evaluate_every: spec.evaluate_every,

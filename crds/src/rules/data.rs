@@ -99,9 +99,9 @@ pub(super) const RULES: &[Rule] = &[
         message: "characters must hold the digits, '=' and the operators of data.task",
         cel: || {
             "!has(self.data.task) || !has(self.model.tokenizer) || !has(self.model.tokenizer.characters) || \
-             (['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', '='].all(symbol, \
-             self.model.tokenizer.characters.contains(symbol)) && self.data.task.operators.all(symbol, \
-             self.model.tokenizer.characters.contains(symbol)))"
+             [self.model.tokenizer.characters].all(alphabet, \
+             ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', '='].all(symbol, alphabet.contains(symbol)) && \
+             self.data.task.operators.all(symbol, alphabet.contains(symbol)))"
                 .into()
         },
         holds: Check::Spec(|spec| {

@@ -53,8 +53,8 @@ macro_rules! deals_out_heads {
             ),
             cel: || {
                 let degree = concat!("self.workers.mesh.", $degree);
-                let has_none = format!("!has({degree}) || !has(self.model.architecture)");
-                format!("{has_none} || ({})", cel_deals_out_heads(degree))
+                let is_one = format!("!has({degree}) || {degree} == 1");
+                format!("{is_one} || !has(self.model.architecture) || ({})", cel_deals_out_heads(degree))
             },
             holds: Check::Spec(|spec| {
                 let given = given(spec, $given).zip(heads(spec));
@@ -156,7 +156,8 @@ pub(super) const RULES: &[Rule] = &[
         cel: || {
             let tp = "self.workers.mesh.rolloutTp";
             let width = format!("self.model.architecture.intermediateSize % {tp} == 0");
-            format!("!has(self.model.architecture) || ({} && {width})", cel_deals_out_heads(tp))
+            let is_whole = format!("{tp} == 1 || !has(self.model.architecture)");
+            format!("{is_whole} || ({} && {width})", cel_deals_out_heads(tp))
         },
         holds: Check::Spec(|spec| {
             let sizes = heads(spec).zip(feed_forward_width(spec));

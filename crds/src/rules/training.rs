@@ -165,6 +165,17 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         scope: "spec.training",
+        at: "offload.activations",
+        reads: &["offload.activations", "activationCheckpointing"],
+        message: "offload.activations needs activationCheckpointing: without it layers keep more than their inputs",
+        cel: || "!self.offload.activations || self.activationCheckpointing".into(),
+        holds: Check::Spec(|spec| {
+            !spec.training.offload.activations || spec.training.activation_checkpointing
+        }),
+        allowed: Some(|_| "false, or activationCheckpointing true".into()),
+    },
+    Rule {
+        scope: "spec.training",
         at: "schedule.warmupSteps",
         reads: &["schedule.warmupSteps", "steps"],
         message: "warmupSteps must be below steps",

@@ -49,6 +49,9 @@ pub struct TrainingSpec {
     pub max_grad_norm: f64,
     /// Keep only the layers' inputs and compute the rest again in the backward pass.
     pub activation_checkpointing: bool,
+    /// What rests away from the device while it is not needed, of actor and critic alike: less memory, more time, the same
+    /// numbers.
+    pub offload: OffloadSpec,
     /// Seed of everything random but the generated task.
     pub seed: u64,
     /// Steps in a row with a non-finite loss or gradient, each skipped, before the job gives up.
@@ -77,12 +80,27 @@ impl Default for TrainingSpec {
             schedule: ScheduleSpec::default(),
             max_grad_norm: 1.0,
             activation_checkpointing: false,
+            offload: OffloadSpec::default(),
             seed: 42,
             max_consecutive_non_finite: 5,
             evaluate_every: 10,
             evaluate_before: true,
         }
     }
+}
+
+/// What rests away from the device while it is not needed: in pinned memory of a GPU's host, and where a CPU computes in files
+/// without a name in the run folder, which must lie on a disk and not in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct OffloadSpec {
+    /// Weights, 4 bytes each, of a reference policy and reward models too. A layer is there while it computes, the next one on its
+    /// way.
+    pub parameters: bool,
+    /// Moments, 8 bytes for each trained weight: those of one tensor after the other are there for its update.
+    pub optimizer: bool,
+    /// The layers' inputs between forward and backward pass; needs `activationCheckpointing`, without which layers keep more.
+    pub activations: bool,
 }
 
 /// Numbers in which layers are computed.

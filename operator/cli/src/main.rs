@@ -16,6 +16,7 @@ mod status;
 mod validate;
 mod why;
 
+use std::error::Error;
 use std::io::{self, Write as _};
 use std::{env, process};
 
@@ -66,6 +67,9 @@ fn complete() -> anyhow::Result<ExitCode> {
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    let cause = error.root_cause().downcast_ref::<io::Error>();
-    cause.is_some_and(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
+    let kind = |cause: &(dyn Error + 'static)| {
+        let written = cause.downcast_ref::<io::Error>().map(io::Error::kind);
+        written.or_else(|| cause.downcast_ref::<serde_json::Error>()?.io_error_kind())
+    };
+    error.chain().any(|cause| kind(cause) == Some(io::ErrorKind::BrokenPipe))
 }

@@ -7,7 +7,7 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -51,6 +51,19 @@ fn fake_trainer(folder: &Path, exit_code: i32) -> PathBuf {
     fs::write(&path, format!("#!/bin/sh\nprintf '%s\\n' \"$@\"\nexit {exit_code}\n")).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     path
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    for args in [["plan", "-f", ARITHMETIC, "-o", "json"], ["validate", "-f", ARITHMETIC, "-o", "json"]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rlctl"));
+        command.args(args).current_dir(&root).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""), "{args:?}");
+    }
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! The status: one write where something changed, none where nothing did.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
+use rlt_api::Reason;
 use rlt_api::status::{ConditionType, RLTrainingJobStatus};
 use serde_json::json;
 
@@ -15,7 +16,9 @@ use crate::written::{Current, Written};
 /// Least time between two writes of nothing but the progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 /// Least time between two writes of nothing but how many workers are how far.
-const COUNTS_INTERVAL: Duration = Duration::from_secs(2);
+const COUNTS_INTERVAL: Duration = Duration::from_secs(5);
+/// Longest that the first status waits for all workers to run, once their pods are made: one write then says both.
+const FIRST_STATUS_WAIT: Duration = Duration::from_millis(500);
 
 /// What became of a status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +29,8 @@ pub enum StatusWritten {
     NothingNew,
     /// Nothing but counts and progress is new; it is written after this time.
     Later(Duration),
+    /// It says no more than that a first attempt begins; unless more has happened by then, it is written after this time.
+    Deferred(Duration),
 }
 
 /// Writes a status, provided that the job is still the one that was looked at.
@@ -39,13 +44,20 @@ pub async fn write_status(
     before: &Current,
     status: &RLTrainingJobStatus,
 ) -> Result<StatusWritten, ApplyError> {
-    if before.status == *status {
+    if before.deferred_since.is_none() && before.status == *status {
         return Ok(StatusWritten::NothingNew);
+    }
+    let since = before.deferred_since.unwrap_or_else(Instant::now);
+    let wait = FIRST_STATUS_WAIT.saturating_sub(since.elapsed());
+    if only_begins(before, status) && !wait.is_zero() {
+        written.defer(job.uid(), status.clone(), since);
+        return Ok(StatusWritten::Deferred(wait));
     }
     let interval = least_interval(&before.status, status);
     if let Some(wait) = interval.and_then(|interval| written.wait(job.uid(), interval)) {
         return Ok(StatusWritten::Later(wait));
     }
+    let status = RLTrainingJobStatus { writes: before.status.writes + 1, ..status.clone() };
     let name = job.name();
     let api: Api<Job> = Api::namespaced(client.clone(), job.namespace());
     let patch = json!({
@@ -62,8 +74,18 @@ pub async fn write_status(
         source,
     })?;
     let resource_version = taken.resource_version().to_owned();
-    written.note(job.uid(), Current { status: status.clone(), resource_version });
+    written.note(job.uid(), Current { status, resource_version, deferred_since: None });
     Ok(StatusWritten::Yes)
+}
+
+/// Whether a job's first status says no more than that its workers are being started. Whoever finds pods without it knows
+/// that they are of the first attempt.
+fn only_begins(before: &Current, status: &RLTrainingJobStatus) -> bool {
+    let is_first = before.deferred_since.is_some() || before.status.conditions.is_empty();
+    let starts_workers = status.conditions.iter().any(|condition| {
+        condition.type_ == ConditionType::Reconciling && condition.reason == Reason::WorkersStarting.name()
+    });
+    is_first && status.attempt == Some(1) && starts_workers
 }
 
 /// Least time since the last write, where nothing is new but how far workers or training are: that changes all the time.
@@ -90,4 +112,75 @@ fn without_counts(mut status: RLTrainingJobStatus) -> RLTrainingJobStatus {
 fn clear_message(status: &mut RLTrainingJobStatus, type_: ConditionType) {
     let conditions = status.conditions.iter_mut().filter(|condition| condition.type_ == type_);
     conditions.for_each(|condition| condition.message.clear());
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use http::{Request, Response};
+    use kube::client::Body;
+    use serde_json::Value;
+
+    use super::*;
+
+    fn job(status: &Value) -> Value {
+        json!({
+            "apiVersion": rlt_api::API_VERSION, "kind": rlt_api::KIND, "spec": {}, "status": status,
+            "metadata": {"name": "a", "namespace": "b", "uid": "c", "resourceVersion": "7"},
+        })
+    }
+
+    /// An API server that takes every status, and how many it took.
+    fn server() -> (Client, Arc<AtomicUsize>) {
+        let num_writes = Arc::new(AtomicUsize::new(0));
+        let counter = num_writes.clone();
+        let service = tower::service_fn(move |_: Request<Body>| {
+            counter.fetch_add(1, Ordering::SeqCst);
+            let answer = Body::from(serde_json::to_vec(&job(&json!({}))).unwrap());
+            futures::future::ready(Ok::<_, tower::BoxError>(Response::new(answer)))
+        });
+        (Client::new(service, "b"), num_writes)
+    }
+
+    fn status(reason: Reason) -> RLTrainingJobStatus {
+        let condition = json!({
+            "type": "Reconciling", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z",
+            "reason": reason.name(), "message": "",
+        });
+        serde_json::from_value(json!({"attempt": 1, "conditions": [condition]})).unwrap()
+    }
+
+    #[tokio::test]
+    async fn the_first_status_waits_for_the_workers_and_no_longer_than_it_may() {
+        let (client, num_writes) = server();
+        let written = Written::default();
+        let unseen: Job = serde_json::from_value(job(&json!({"observedGeneration": -1}))).unwrap();
+        let write = async |status: &RLTrainingJobStatus| {
+            let before = written.current(&unseen).unwrap();
+            write_status(&client, &written, &unseen, &before, status).await.unwrap()
+        };
+        let (starting, running) = (status(Reason::WorkersStarting), status(Reason::Settled));
+        for _ in 0..2 {
+            assert!(matches!(write(&starting).await, StatusWritten::Deferred(wait) if !wait.is_zero()));
+        }
+        assert_eq!(written.current(&unseen).unwrap().status, starting, "the next look goes on from it");
+        assert_eq!(num_writes.load(Ordering::SeqCst), 0);
+        assert_eq!(write(&running).await, StatusWritten::Yes);
+
+        written.defer("c", starting.clone(), Instant::now() - FIRST_STATUS_WAIT);
+        assert_eq!(write(&starting).await, StatusWritten::Yes);
+        assert_eq!(num_writes.load(Ordering::SeqCst), 2);
+    }
+
+    #[tokio::test]
+    async fn a_status_that_somebody_else_wrote_takes_the_place_of_one_that_waits() {
+        let written = Written::default();
+        written.defer("c", status(Reason::WorkersStarting), Instant::now());
+        let theirs = status(Reason::Restarting);
+        let seen: Job = serde_json::from_value(job(&serde_json::to_value(&theirs).unwrap())).unwrap();
+        let current = written.current(&seen).unwrap();
+        assert_eq!((current.status, current.deferred_since), (theirs, None));
+    }
 }

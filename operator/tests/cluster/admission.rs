@@ -31,8 +31,13 @@ async fn what_a_run_began_with_cannot_be_changed_and_the_rest_only_while_nothing
     };
     let refused = change(json!({"model": {"architecture": {"numLayers": 3}}})).await.unwrap_err();
     assert!(refused.contains("make a new job"), "{refused}");
+    // Who changes the specification cannot claim that it is the status.
+    let claim = json!({"spec": {"rollout": {"temperature": 0.5}}, "status": {"writes": 99}});
+    let claim = kube::api::Patch::Merge(claim);
+    let refused = stage.jobs().patch("fixed", &Default::default(), &claim).await.unwrap_err().to_string();
+    assert!(refused.contains("spec.rollout") && refused.contains("make a new job"), "{refused}");
     let refused = change(json!({"training": {"promptsPerStep": 64}})).await.unwrap_err();
-    assert!(refused.contains("only steps, epochs and evaluateEvery"), "{refused}");
+    assert!(refused.contains("only steps, epochs, evaluateEvery and offload"), "{refused}");
     let refused = change(json!({"workers": {"resources": {"cpu": "2"}}})).await.unwrap_err();
     assert!(refused.contains("while runPolicy.suspend is true"), "{refused}");
     change(json!({"runPolicy": {"suspend": true}})).await.unwrap();

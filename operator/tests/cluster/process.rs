@@ -58,6 +58,9 @@ async fn an_operator_that_takes_over_a_settled_job_makes_no_call_about_it() {
     second.stop().await;
 }
 
+/// One says that all workers run; where that takes longer than half a second, another one comes before.
+const STATUSES_OF_A_START: std::ops::RangeInclusive<usize> = 1..=2;
+
 #[tokio::test]
 async fn a_job_that_goes_well_costs_few_calls() {
     let Some(stage) = crate::set("calls").await else { return };
@@ -72,14 +75,15 @@ async fn a_job_that_goes_well_costs_few_calls() {
         calls.iter().filter(|call| call.resource == resource && call.verb == verb).count()
     };
     assert_eq!(count("pods", "create"), 1);
-    assert_eq!(count("rltrainingjobs", "patch"), 2, "{calls:#?}");
+    let num_statuses = count("rltrainingjobs", "patch");
+    assert!(STATUSES_OF_A_START.contains(&num_statuses), "{calls:#?}");
     assert_eq!((count("serviceaccounts", "create"), count("configmaps", "create")), (1, 1));
     assert_eq!((count("networkpolicies", "create"), count("events", "create")), (1, 1));
-    assert_eq!(calls.len(), 7, "{calls:#?}");
+    assert_eq!(calls.len(), 5 + num_statuses, "{calls:#?}");
 }
 
 #[tokio::test]
-async fn a_gang_costs_a_call_for_each_worker_and_eight_more() {
+async fn a_gang_costs_a_call_for_each_worker_and_seven_more() {
     let Some(stage) = crate::set("gang").await else { return };
     let (_operator, user) = stage.counted_operator("thrifty").await;
     stage.post("gang", json!({"workers": {"count": 4, "device": "Cpu"}})).await;
@@ -90,12 +94,14 @@ async fn a_gang_costs_a_call_for_each_worker_and_eight_more() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     let calls = stage.calls_of(&user);
     let count = |resource: &str| calls.iter().filter(|call| call.resource == resource).count();
-    assert_eq!((count("pods"), count("rltrainingjobs"), count("events")), (4, 2, 1), "{calls:#?}");
+    assert_eq!((count("pods"), count("events")), (4, 1), "{calls:#?}");
+    let num_statuses = count("rltrainingjobs");
+    assert!(STATUSES_OF_A_START.contains(&num_statuses), "{calls:#?}");
     // Nobody follows a selector: one write names the first worker, and that is all.
     let slices: Vec<_> =
         stage.calls().into_iter().filter(|call| call.resource.starts_with("endpoint")).collect();
     assert_eq!(slices.len(), 1, "{slices:#?}");
-    assert_eq!(calls.len(), 4 + 8, "{calls:#?}");
+    assert_eq!(calls.len(), 4 + 6 + num_statuses, "{calls:#?}");
 }
 
 #[tokio::test]

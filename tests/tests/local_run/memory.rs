@@ -21,7 +21,7 @@ pub(crate) fn estimate(manifest: &Path, folder: &Path) -> f64 {
 }
 
 /// The peak that the run in `folder` reports, in GiB.
-fn measured(folder: &Path) -> f64 {
+pub(crate) fn measured(folder: &Path) -> f64 {
     let text = fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
     let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     lines.filter_map(|line| line["perf/cpu_memory_used_gb"].as_f64()).fold(0.0, f64::max)
@@ -40,7 +40,7 @@ pub(crate) fn assert_taken(name: &str, estimate: f64, folder: &Path) {
 
 /// A job whose tensors outweigh the process around them, and whose passes are full: every prompt has the longest
 /// length, and nothing ends a completion early.
-fn large() -> Value {
+pub(crate) fn large() -> Value {
     let mut manifest = tiny();
     merge(
         &mut manifest["spec"],
@@ -58,7 +58,7 @@ fn large() -> Value {
     manifest
 }
 
-fn train_as_estimated(name: &str, place: &Place, manifest: &Value) {
+pub(crate) fn train_as_estimated(name: &str, place: &Place, manifest: &Value) {
     let estimate = estimate(&place.write(manifest), &place.file(""));
     place.train(manifest).expect(0, &[]);
     assert_taken(name, estimate, &place.run(""));

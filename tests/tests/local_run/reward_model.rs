@@ -39,14 +39,15 @@ fn judged_by(model: &Path, changes: Value) -> Value {
 }
 
 #[test]
-fn what_the_model_says_is_the_reward_however_many_workers_ask_or_share_it() {
+fn what_the_model_says_is_the_reward_however_many_workers_ask_or_share_it_and_where_it_rests() {
     let place = Place::new();
     let model = place.file("reward-model");
     make_reward_model(&model);
-    let rewards = |workers: u32, dp_shard: u32| {
+    let rewards = |workers: u32, dp_shard: u32, rests: bool| {
         let tracking = json!({ "completionsPerStep": 8 });
         let workers = json!({ "count": workers, "mesh": { "dpShard": dp_shard } });
-        let changes = json!({ "workers": workers, "tracking": tracking, "training": { "steps": 1 } });
+        let training = json!({ "steps": 1, "offload": { "parameters": rests } });
+        let changes = json!({ "workers": workers, "tracking": tracking, "training": training });
         let place = Place::new();
         place.train(&judged_by(&model, changes)).expect(0, &[]);
         let step = place.steps().remove(0);
@@ -57,13 +58,13 @@ fn what_the_model_says_is_the_reward_however_many_workers_ask_or_share_it() {
             .map(|line| (line["completion"].clone(), line["reward_parts"]["taste"].as_f64().unwrap()))
             .collect()
     };
-    let alone: Vec<(Value, f64)> = rewards(1, 1);
+    let alone: Vec<(Value, f64)> = rewards(1, 1, false);
     assert!(
         alone.iter().any(|(_, reward)| (reward - alone[0].1).abs() > 1e-3),
         "it tells them apart: {alone:?}"
     );
     // Three workers have two prompts, so that one of them passes by what the others ask.
-    for many in [rewards(2, 1), rewards(3, 3)] {
+    for many in [rewards(2, 1, false), rewards(2, 1, true), rewards(3, 3, false)] {
         assert_eq!(alone.len(), many.len());
         for (ours, theirs) in alone.iter().zip(&many) {
             assert_eq!(ours.0, theirs.0);

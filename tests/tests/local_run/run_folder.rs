@@ -121,11 +121,11 @@ fn retention_survives_restarts() {
 }
 
 /// A file system of its own, as small as wanted; unmounted when dropped.
-struct SmallDisk<'a>(&'a Path);
+pub(crate) struct SmallDisk<'a>(&'a Path);
 
 impl<'a> SmallDisk<'a> {
     /// `None` where this process may not mount.
-    fn mount(at: &'a Path, size: &str) -> Option<Self> {
+    pub(crate) fn mount(at: &'a Path, size: &str) -> Option<Self> {
         fs::create_dir_all(at).unwrap();
         Self::run(&["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"], at).then_some(Self(at))
     }

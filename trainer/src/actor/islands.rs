@@ -13,16 +13,25 @@
 //!   forward    layer comes, the next one sets out, layer computes, layer goes     (the last one stays)
 //!   backward   layer comes, the one before sets out, layer computes, its gradient goes to all ranks' shards, layer goes
 //! ```
+//! ```text
+//! at rest      inputs alone are kept, away from the device
+//!   forward    layer computes, its input goes
+//!   backward   input comes, the one before sets out, layer computes again, then back
+//! ```
 //! A rank that has nothing to compute passes by: its layers come and go all the same, for each coming is an exchange.
 //! Where ranks share a stream of tokens, a layer has exchanges of its own, see [`pass`].
 //!
 //! Legend of shapes: t tokens of the packed micro-batch, d hidden size.
 
+mod kept;
 mod pass;
 
-use rlt_torch::backward;
+use std::path::Path;
+
+use rlt_torch::{RestingPlace, backward};
 use tch::{Tensor, no_grad};
 
+use self::kept::{Held, Island};
 use self::pass::LayerPass;
 use crate::model::{Decoder, DecoderLayer, LayerContext, PackedInput};
 use crate::parallel::{Part, RankError, Ranks, ShardedParameters, StreamRanks};
@@ -131,22 +140,15 @@ impl Model<'_> {
     }
 }
 
-/// What the forward pass keeps of a layer for the backward pass.
-#[derive(Debug)]
-enum Island {
-    /// The graph itself: nothing is computed again.
-    Kept(LayerPass),
-    /// The input alone: the layer runs again in the backward pass.
-    Recomputed { input_td: Tensor },
-}
-
 /// What a forward pass must leave for its backward pass.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Keep {
+pub(crate) struct Keep<'a> {
     /// Activation checkpointing: keep layer inputs and compute the rest again.
     pub inputs_only: bool,
     /// The embedding is trained: the first layer's input needs a gradient.
     pub embedding_gradient: bool,
+    /// Where layer inputs that are all that is kept rest; `None` where they stay.
+    pub rest_in: Option<&'a Path>,
 }
 
 /// The forward pass of one micro-batch, ready for its backward pass.
@@ -182,11 +184,13 @@ pub(crate) fn forward(
     model: Model<'_>,
     input: &PackedInput,
     context: &LayerContext,
-    keep: Keep,
+    keep: Keep<'_>,
 ) -> Result<Tape, RankError> {
     model.enter()?;
     let mut hidden_td = no_grad(|| model.decoder.embed(&input.tokens));
     let mut islands = Vec::with_capacity(model.decoder.layers().len());
+    let place = keep.rest_in.map(|folder| RestingPlace::new(folder, model.decoder.device()));
+    let mut place = place.transpose().map_err(RankError::Activations)?;
     // The embedding of a model with frozen weights has no use for a gradient, and the first layer need not make it.
     let mut wants_input_gradient = keep.embedding_gradient;
     model.forward(true, |layer| {
@@ -195,11 +199,11 @@ pub(crate) fn forward(
         let run = |input_td| LayerPass::run(layer, input_td, context, model.stream);
         if keep.inputs_only {
             hidden_td = no_grad(|| run(input_td.shallow_clone()))?.output_td;
-            islands.push(Island::Recomputed { input_td });
+            islands.push(Island::of_input(input_td, place.as_mut())?);
         } else {
             let pass = run(input_td)?;
             hidden_td = pass.output_td.detach();
-            islands.push(Island::Kept(pass));
+            islands.push(Island::Here(Held::Graph(pass)));
         }
         Ok(())
     })?;
@@ -220,12 +224,12 @@ pub(crate) fn backward_through(
     let Tape { mut islands, norm_input_td, normed_td } = tape;
     let mut grad_td = Some(norm_input_td.grad());
     drop((normed_td, norm_input_td));
+    let mut next = islands.pop().map(Island::depart).transpose()?;
     model.backward(|layer| {
-        let pass = match islands.pop() {
-            None => return Ok(()),
-            Some(Island::Kept(pass)) => pass,
-            Some(Island::Recomputed { input_td }) => LayerPass::run(layer, input_td, context, model.stream)?,
-        };
+        let Some(departed) = next.take() else { return Ok(()) };
+        let held = departed.arrive()?;
+        next = islands.pop().map(Island::depart).transpose()?;
+        let pass = held.pass(|input_td| LayerPass::run(layer, input_td, context, model.stream))?;
         if let Some(output_grad_td) = grad_td.take() {
             grad_td = pass.backward(&output_grad_td, model.stream)?;
         }

@@ -50,21 +50,25 @@ pub(super) fn shard_name(writer_idx: usize) -> String {
 }
 
 impl UnsyncedShard {
-    /// Writes `parts` into a new file `name` of `folder`.
+    /// Writes `parts` into a new file `name` of `folder`, and lets go of each once it is written.
     pub(super) fn write(
         storage: &dyn Storage,
         folder: &Path,
         name: String,
-        parts: &[TensorPart],
+        parts: Vec<TensorPart>,
     ) -> Result<Self, CheckpointError> {
         let path = folder.join(&name);
-        let Layout { header, order, entries } = Layout::new(&name, parts)?;
+        let Layout { header, order, entries } = Layout::new(&name, &parts)?;
+        let mut parts: Vec<Option<TensorPart>> = parts.into_iter().map(Some).collect();
         let mut file = storage.create_file(&path).map_err(CheckpointError::write(&path))?;
         file.write_all(&header).map_err(CheckpointError::write(&path))?;
         let mut num_bytes = header.len() as u64;
         let mut buffer = Vec::new();
         for idx in order {
-            num_bytes += write_values(&mut *file, &path, &parts[idx], &mut buffer)?;
+            // What lies in a file takes memory from when it is read until nobody has it any more.
+            if let Some(part) = parts[idx].take() {
+                num_bytes += write_values(&mut *file, &path, &part, &mut buffer)?;
+            }
         }
         file.flush().map_err(CheckpointError::write(&path))?;
         Ok(Self { name, path, file, num_bytes, tensors: entries })

@@ -36,7 +36,7 @@ fn parts(writer_idx: usize, step: u64) -> Vec<TensorPart> {
 }
 
 fn write(store: &CheckpointStore, writer_idx: usize, step: u64) -> WrittenShard {
-    store.write(step, writer_idx, &parts(writer_idx, step)).unwrap().complete().unwrap()
+    store.write(step, writer_idx, parts(writer_idx, step)).unwrap().complete().unwrap()
 }
 
 fn save(dir: &Path, step: u64) -> PathBuf {
@@ -166,8 +166,7 @@ fn ranks_that_disagree_on_a_tensor_do_not_make_a_checkpoint() {
     store.begin(1).unwrap();
     let of_shape = |shape: &[i64]| vec![TensorPart::whole("weight".into(), numbers(shape, 1))];
     let shards = [&[2, 3][..], &[3, 2]].into_iter().enumerate();
-    let shards =
-        shards.map(|(idx, shape)| store.write(1, idx, &of_shape(shape)).unwrap().complete().unwrap());
+    let shards = shards.map(|(idx, shape)| store.write(1, idx, of_shape(shape)).unwrap().complete().unwrap());
     let shards = shards.collect();
     let error = store.commit(1, shards, &json!({})).unwrap_err().to_string();
     assert!(error.contains("tensor weight is") && error.contains("[3, 2]"), "{error}");

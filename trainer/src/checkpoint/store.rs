@@ -169,7 +169,7 @@ impl CheckpointStore {
         let parts: Vec<TensorPart> =
             tensors.map(|(name, tensor)| TensorPart::whole(name.clone(), tensor.shallow_clone())).collect();
         self.begin(step)?;
-        let written = self.write(step, 0, &parts).and_then(UnsyncedShard::complete);
+        let written = self.write(step, 0, parts).and_then(UnsyncedShard::complete);
         match written {
             Ok(shard) => self.commit(step, vec![shard], &content.state),
             Err(error) => {
@@ -203,7 +203,7 @@ impl CheckpointStore {
         &self,
         step: u64,
         writer_idx: usize,
-        parts: &[TensorPart],
+        parts: Vec<TensorPart>,
     ) -> Result<UnsyncedShard, CheckpointError> {
         let name = save::shard_name(writer_idx);
         UnsyncedShard::write(&*self.storage, &self.temporary(step), name, parts)

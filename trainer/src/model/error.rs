@@ -25,6 +25,9 @@ pub enum ModelError {
         /// What the system said.
         source: io::Error,
     },
+    /// What weights are read into rests, and could not be fetched or put back.
+    #[error("reading weights into where they rest")]
+    Rest(#[from] rlt_torch::Error),
     /// A file is not the JSON document it should be.
     #[error("parsing {path} as JSON", path = path.display())]
     Json {

@@ -1,11 +1,16 @@
 //! AdamW with decoupled weight decay (Loshchilov & Hutter, arXiv:1711.05101), step by step as
-//! `torch.optim.AdamW` computes it.
+//! `torch.optim.AdamW` computes it. Where its moments rest between steps they come and go with their parameter, one after
+//! the other.
 
-use std::collections::BTreeSet;
+mod moments;
 
-use rlt_torch::AdamWStep;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use rlt_torch::{AdamWStep, RestingPlace};
 use tch::{Kind, Tensor};
 
+use self::moments::{Departed, Moments};
 use super::{OptimError, StepOutcome};
 use crate::checkpoint::{Checkpoint, CheckpointError};
 
@@ -39,12 +44,28 @@ pub struct AdamW {
 struct Parameter {
     name: String,
     leaf: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
+    moments: Moments,
     /// Whether weight decay takes part of it away.
     decays: bool,
     /// Steps that updated this parameter; one without a gradient is passed over, as in torch.
     num_steps: i64,
+}
+
+/// What one step does to every parameter.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Clipped {
+    learning_rate: f64,
+    /// Multiplies gradients.
+    scale: f64,
+}
+
+impl Clipped {
+    /// A step at `learning_rate` whose gradients together have the norm `grad_norm`, which is brought down to
+    /// `max_grad_norm`; `None` where it is not finite and the step must be skipped.
+    pub(crate) fn at_norm(grad_norm: f64, learning_rate: f64, max_grad_norm: Option<f64>) -> Option<Self> {
+        let scale = max_grad_norm.map_or(1.0, |max| clip_coefficient(grad_norm, max));
+        grad_norm.is_finite().then_some(Self { learning_rate, scale })
+    }
 }
 
 impl AdamW {
@@ -53,11 +74,36 @@ impl AdamW {
     /// # Errors
     /// Two parameters share a name, or the moments cannot be allocated.
     pub fn new(parameters: Vec<(String, Tensor)>, options: AdamWOptions) -> Result<Self, OptimError> {
+        Self::with_moments(parameters, options, None)
+    }
+
+    /// The same where moments rest between steps: those of a parameter are there while it and the one before it are
+    /// updated, else in pinned memory of the host, or on the CPU in a nameless file of `folder`.
+    ///
+    /// # Errors
+    /// As [`Self::new`], or the file cannot be written, for instance on a full disk.
+    pub fn with_resting_moments(
+        parameters: Vec<(String, Tensor)>,
+        options: AdamWOptions,
+        folder: &Path,
+    ) -> Result<Self, OptimError> {
+        let Some((_, first)) = parameters.first() else { return Self::new(parameters, options) };
+        let place =
+            RestingPlace::new(folder, first.device()).map_err(|source| OptimError::Rest { source })?;
+        Self::with_moments(parameters, options, Some(place))
+    }
+
+    fn with_moments(
+        parameters: Vec<(String, Tensor)>,
+        options: AdamWOptions,
+        mut place: Option<RestingPlace>,
+    ) -> Result<Self, OptimError> {
         let mut names = BTreeSet::new();
         if let Some((name, _)) = parameters.iter().find(|(name, _)| !names.insert(name.clone())) {
             return Err(OptimError::DuplicateParameter { name: name.clone() });
         }
-        let parameters = parameters.into_iter().map(Parameter::new).collect::<Result<_, _>>()?;
+        let parameters = parameters.into_iter().map(|named| Parameter::new(named, place.as_mut()));
+        let parameters = parameters.collect::<Result<_, _>>()?;
         Ok(Self { options, parameters })
     }
 
@@ -71,39 +117,46 @@ impl AdamW {
         learning_rate: f64,
         max_grad_norm: Option<f64>,
     ) -> Result<StepOutcome, OptimError> {
-        self.step_at_norm(self.grad_norm()?, learning_rate, max_grad_norm)
+        let grad_norm = self.grad_norm()?;
+        let Some(clipped) = Clipped::at_norm(grad_norm, learning_rate, max_grad_norm) else {
+            return Ok(StepOutcome::SkippedNonFinite);
+        };
+        self.update(&clipped, |_| true)?;
+        Ok(StepOutcome::Applied { grad_norm })
     }
 
-    /// The L2 norm of all gradients together.
+    /// The L2 norm of all gradients together, which does not depend on the order of parameters.
     ///
     /// # Errors
     /// A gradient cannot be read.
     pub fn grad_norm(&self) -> Result<f64, OptimError> {
-        let gradients: Vec<Tensor> =
-            self.parameters.iter().map(|parameter| parameter.leaf.grad()).filter(Tensor::defined).collect();
-        rlt_torch::global_norm(&gradients).map_err(|source| OptimError::Norm { source })
+        let of_one = |parameter: &Parameter| (parameter.name.clone(), parameter.leaf.grad());
+        let gradients: BTreeMap<String, Tensor> =
+            self.parameters.iter().map(of_one).filter(|(_, gradient)| gradient.defined()).collect();
+        rlt_torch::global_norm(gradients.values()).map_err(|source| OptimError::Norm { source })
     }
 
-    /// [`step`](Self::step) where the leaves are a part of the model, whose gradients together have the norm
-    /// `grad_norm`.
+    /// Updates the parameters that have a gradient and whose name is `among` those wanted. The moments of the next one are
+    /// on their way meanwhile.
     ///
     /// # Errors
     /// A parameter cannot be updated.
-    pub fn step_at_norm(
+    pub(crate) fn update(
         &mut self,
-        grad_norm: f64,
-        learning_rate: f64,
-        max_grad_norm: Option<f64>,
-    ) -> Result<StepOutcome, OptimError> {
-        if !grad_norm.is_finite() {
-            return Ok(StepOutcome::SkippedNonFinite);
-        }
-        let scale = max_grad_norm.map_or(1.0, |max| clip_coefficient(grad_norm, max));
+        clipped: &Clipped,
+        among: impl Fn(&str) -> bool,
+    ) -> Result<(), OptimError> {
         let options = self.options;
-        self.parameters
-            .iter_mut()
-            .try_for_each(|parameter| parameter.step(&options, learning_rate, scale))?;
-        Ok(StepOutcome::Applied { grad_norm })
+        let is_wanted =
+            |parameter: &&mut Parameter| parameter.leaf.grad().defined() && among(&parameter.name);
+        let mut wanted = self.parameters.iter_mut().filter(is_wanted).map(Parameter::depart);
+        let mut next = wanted.next().transpose()?;
+        while let Some((parameter, departed)) = next {
+            let moments = departed.arrive().map_err(parameter.failed())?;
+            next = wanted.next().transpose()?;
+            parameter.step(&options, clipped, moments)?;
+        }
+        Ok(())
     }
 
     /// The leaves, by name and in their order. They share memory with the optimizer's.
@@ -130,26 +183,34 @@ impl AdamW {
     }
 
     /// Forgets moments and counts, as if no step had been taken.
-    pub fn reset(&mut self) {
-        for parameter in &mut self.parameters {
-            let _ = parameter.exp_avg.zero_();
-            let _ = parameter.exp_avg_sq.zero_();
+    ///
+    /// # Errors
+    /// Moments that rest cannot be written.
+    pub fn reset(&mut self) -> Result<(), OptimError> {
+        self.parameters.iter_mut().try_for_each(|parameter| {
             parameter.num_steps = 0;
-        }
+            let forget = |moments: &[Tensor; 2]| {
+                moments.iter().for_each(|moment| drop(moment.shallow_clone().zero_()));
+                Ok::<_, rlt_torch::Error>(())
+            };
+            parameter.moments.change(forget).map_err(parameter.failed())
+        })
     }
 
     /// The moments and the count of steps of every parameter, for a checkpoint: `<name>.exp_avg` and
     /// `<name>.exp_avg_sq`, float32 in the parameter's shape, and `<name>.num_steps`, one int64, each under
-    /// `optimizer.`. They share memory with the optimizer.
-    pub fn state_tensors(&self) -> Vec<(String, Tensor)> {
-        let of_one = |parameter: &Parameter| {
-            [
-                (parameter.state_name("exp_avg"), parameter.exp_avg.shallow_clone()),
-                (parameter.state_name("exp_avg_sq"), parameter.exp_avg_sq.shallow_clone()),
-                (parameter.state_name("num_steps"), Tensor::from(parameter.num_steps)),
-            ]
-        };
-        self.parameters.iter().flat_map(of_one).collect()
+    /// `optimizer.`. They share memory with the optimizer, or lie where its moments rest.
+    ///
+    /// # Errors
+    /// Moments that rest cannot be read.
+    pub fn state_tensors(&self) -> Result<Vec<(String, Tensor)>, rlt_torch::Error> {
+        let mut tensors = Vec::with_capacity(3 * self.parameters.len());
+        for parameter in &self.parameters {
+            let moments = moments::NAMES.into_iter().zip(parameter.moments.in_place()?);
+            tensors.extend(moments.map(|(part, moment)| (parameter.state_name(part), moment)));
+            tensors.push((parameter.state_name("num_steps"), Tensor::from(parameter.num_steps)));
+        }
+        Ok(tensors)
     }
 
     /// Takes over the moments and counts that [`state_tensors`](Self::state_tensors) gave to a checkpoint.
@@ -171,8 +232,12 @@ impl AdamW {
         mut load_moment: impl FnMut(&str, &str, &Tensor) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
         self.parameters.iter_mut().try_for_each(|parameter| {
-            load_moment(&parameter.name, &parameter.state_name("exp_avg"), &parameter.exp_avg)?;
-            load_moment(&parameter.name, &parameter.state_name("exp_avg_sq"), &parameter.exp_avg_sq)?;
+            parameter.moments.change(|moments| {
+                let mut named = moments::NAMES.into_iter().zip(moments);
+                named.try_for_each(|(part, moment)| {
+                    load_moment(&parameter.name, &parameter.state_name(part), moment)
+                })
+            })?;
             let num_steps = Tensor::from(0i64);
             checkpoint.load_into(&parameter.state_name("num_steps"), &num_steps)?;
             parameter.num_steps = num_steps.int64_value(&[]);
@@ -182,49 +247,60 @@ impl AdamW {
 }
 
 impl Parameter {
-    fn new((name, leaf): (String, Tensor)) -> Result<Self, OptimError> {
-        let zeros = || {
-            Tensor::f_zeros(leaf.size(), (Kind::Float, leaf.device()))
-                .map_err(OptimError::tensor("allocate moments of", &name))
-        };
-        let (exp_avg, exp_avg_sq) = (zeros()?, zeros()?);
-        Ok(Self { exp_avg, exp_avg_sq, decays: decays(&name), name, leaf, num_steps: 0 })
+    fn new((name, leaf): (String, Tensor), place: Option<&mut RestingPlace>) -> Result<Self, OptimError> {
+        let moments = Moments::zeros(&leaf, place)
+            .map_err(|source| OptimError::Moments { name: name.clone(), source })?;
+        Ok(Self { moments, decays: decays(&name), name, leaf, num_steps: 0 })
     }
 
     fn state_name(&self, part: &str) -> String {
         format!("optimizer.{}.{part}", self.name)
     }
 
-    /// One update with the gradient times `scale`.
-    fn step(&mut self, options: &AdamWOptions, learning_rate: f64, scale: f64) -> Result<(), OptimError> {
-        let gradient = self.leaf.grad();
-        if !gradient.defined() {
-            return Ok(());
-        }
+    fn failed(&self) -> impl FnOnce(rlt_torch::Error) -> OptimError + use<> {
+        let name = self.name.clone();
+        move |source| OptimError::Moments { name, source }
+    }
+
+    /// Lets the moments set out.
+    fn depart(&mut self) -> Result<(&mut Self, Departed), OptimError> {
+        let departed = self.moments.depart().map_err(self.failed())?;
+        Ok((self, departed))
+    }
+
+    /// One update with the gradient.
+    fn step(
+        &mut self,
+        options: &AdamWOptions,
+        clipped: &Clipped,
+        mut moments: [Tensor; 2],
+    ) -> Result<(), OptimError> {
         let step = AdamWStep {
-            learning_rate,
+            learning_rate: clipped.learning_rate,
             betas: options.betas,
             epsilon: options.epsilon,
             weight_decay: if self.decays { options.weight_decay } else { 0.0 },
-            grad_scale: scale,
+            grad_scale: clipped.scale,
             step: self.num_steps + 1,
         };
         // Both share memory with their original where that is float32 already.
         let wide = |tensor: &Tensor| tensor.f_detach()?.f_to_kind(Kind::Float);
         let (values, gradient) = wide(&self.leaf)
-            .and_then(|values| Ok((values, wide(&gradient)?)))
+            .and_then(|values| Ok((values, wide(&self.leaf.grad())?)))
             .map_err(OptimError::tensor("read parameter", &self.name))?;
-        self.update(values, &gradient, &step)
-            .map_err(|source| OptimError::Step { name: self.name.clone(), source })
+        self.update(values, &gradient, &mut moments, &step)
+            .map_err(|source| OptimError::Step { name: self.name.clone(), source })?;
+        self.moments.put_back(&moments).map_err(self.failed())
     }
 
     fn update(
         &mut self,
         mut values: Tensor,
         gradient: &Tensor,
+        [exp_avg, exp_avg_sq]: &mut [Tensor; 2],
         step: &AdamWStep,
     ) -> Result<(), rlt_torch::Error> {
-        rlt_torch::adamw_step(&mut values, gradient, &mut self.exp_avg, &mut self.exp_avg_sq, step)?;
+        rlt_torch::adamw_step(&mut values, gradient, exp_avg, exp_avg_sq, step)?;
         if self.leaf.kind() != Kind::Float {
             tch::no_grad(|| self.leaf.copy_(&values));
         }
@@ -278,13 +354,14 @@ mod tests {
             let mut optimizer = optimizer(&leaf);
             give_gradient(&leaf, &[0.5, 0.5]);
             optimizer.step(0.1, None).expect("finite");
-            let before: Vec<_> = optimizer.state_tensors().iter().map(|(_, tensor)| tensor.copy()).collect();
+            let state = optimizer.state_tensors().expect("here");
+            let before: Vec<_> = state.iter().map(|(_, tensor)| tensor.copy()).collect();
             let weights = values(&leaf);
             optimizer.clear_gradients();
             give_gradient(&leaf, &[bad, 1.0]);
             assert_eq!(optimizer.step(0.1, Some(1.0)).expect("no error"), StepOutcome::SkippedNonFinite);
             assert_eq!(values(&leaf), weights);
-            let after = optimizer.state_tensors();
+            let after = optimizer.state_tensors().expect("here");
             assert!(before.iter().zip(&after).all(|(before, (_, after))| before.equal(after)));
         }
     }
@@ -307,7 +384,8 @@ mod tests {
         assert_eq!(leaf.kind(), Kind::BFloat16);
         // The first step moves by the learning rate, and decay takes a hundredth of that: 0.7475 before rounding.
         assert_eq!(values(&leaf), [0.746_093_75; 3]);
-        assert!(optimizer.state_tensors()[..2].iter().all(|(_, tensor)| tensor.kind() == Kind::Float));
+        let state = optimizer.state_tensors().expect("here");
+        assert!(state[..2].iter().all(|(_, tensor)| tensor.kind() == Kind::Float));
     }
 
     /// A step without a gradient is decay alone.
@@ -337,6 +415,40 @@ mod tests {
             assert!(values(&leaf.reshape([-1])).iter().all(|value| *value == expected), "{name}");
         }
         assert!(leaves.iter().filter(|(_, leaf)| leaf.dim() == 1).count() > 6);
+    }
+
+    #[test]
+    fn moments_that_rest_are_those_that_stay_and_can_be_forgotten() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let trained = |rests: bool| {
+            let leaves = [leaf(&[1.0, -2.0, 3.0]), leaf(&[]), leaf(&[0.5])];
+            let named = |(idx, leaf): (usize, &Tensor)| (format!("w{idx}"), leaf.shallow_clone());
+            let named = leaves.iter().enumerate().map(named).collect();
+            let mut optimizer = match rests {
+                true => AdamW::with_resting_moments(named, AdamWOptions::default(), folder.path()),
+                false => AdamW::new(named, AdamWOptions::default()),
+            }
+            .expect("room");
+            for step in 1..4 {
+                // The last one has no gradient in every step.
+                give_gradient(&leaves[0], &[0.3, 0.1, -0.2]);
+                if step != 2 {
+                    give_gradient(&leaves[2], &[step as f32]);
+                }
+                optimizer.step(0.1, Some(0.4)).expect("finite");
+                optimizer.clear_gradients();
+            }
+            let state = |optimizer: &AdamW| -> Vec<Vec<f32>> {
+                let state = optimizer.state_tensors().expect("there");
+                state.iter().map(|(_, tensor)| values(&tensor.reshape([-1]))).collect()
+            };
+            let (weights, learned) = (leaves.each_ref().map(values), state(&optimizer));
+            optimizer.reset().expect("written");
+            assert!(state(&optimizer).concat().iter().all(|number| *number == 0.0));
+            (weights, learned)
+        };
+        assert_eq!(trained(true), trained(false));
+        assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0, "nothing is left");
     }
 
     #[test]

@@ -13,8 +13,10 @@ pub enum RankError {
     Collective(#[from] CollectiveError),
     #[error("failed to divide the model among the ranks")]
     Mesh(#[from] MeshError),
-    #[error("failed to make room for the parameters of a part of the model")]
+    #[error("failed to make room for a part of the model, or to move it there")]
     Shards(#[from] rlt_torch::Error),
+    #[error("failed to put what a layer's backward pass needs away, or to fetch it")]
+    Activations(#[source] rlt_torch::Error),
     #[error("failed to write a message to the other ranks")]
     Encode(#[source] serde_json::Error),
     #[error("failed to read a message of another rank")]

@@ -8,22 +8,29 @@
 //! release      the whole is freed
 //! backward     gradients add up in a whole buffer -> reduce-scatter -> gradient shard
 //! ```
+//! Where parameters rest (`training.offload`), a shard at rest is away from the device too: a part comes from there, and for an
+//! update this rank's pieces do, one buffer after the other; whoever only reads them does so where they rest. A rank that is alone with its copy has shards of one as well.
+//!
 //! A part is what comes at once: a layer, or all that is outside of layers. Its frozen parameters come and go like those
 //! that are trained, but have no gradient. When parts come and go is the business of whoever schedules (`actor`); all ranks follow
 //! one schedule, for every line of it is an exchange.
 
 mod flat;
+mod own;
+mod place;
 mod values;
+mod whole;
 
 use std::cell::RefCell;
+use std::path::Path;
 use std::rc::Rc;
 
-use rlt_torch::TensorFile;
 use rlt_torch::collectives::Pending;
+use rlt_torch::{RestingPlace, TensorFile};
 use tch::{Kind, Tensor};
 
 use self::flat::Flat;
-pub use self::flat::Numbers;
+pub use self::whole::Numbers;
 use super::{MeshRanks, RankError};
 use crate::model::{Decoder, NamedTensors};
 
@@ -56,15 +63,21 @@ struct Unit {
 }
 
 impl Unit {
-    /// Takes parameters of which layers make `compute`.
-    fn new(parameters: NamedTensors, ranks: &MeshRanks, compute: Kind) -> Result<Self, RankError> {
-        let flats = |parameters: NamedTensors| -> Result<Vec<Flat>, RankError> {
+    /// Takes parameters of which layers make `compute`, to rest in `place` where there is one.
+    fn new(
+        parameters: NamedTensors,
+        ranks: &MeshRanks,
+        compute: Kind,
+        mut place: Option<&mut RestingPlace>,
+    ) -> Result<Self, RankError> {
+        let mut flats = |parameters: NamedTensors| -> Result<Vec<Flat>, RankError> {
             let is_computed = |tensor: &Tensor| tensor.dim() > 1 || tensor.kind() == compute;
             let (matrices, vectors): (NamedTensors, NamedTensors) =
                 parameters.into_iter().partition(|(_, tensor)| is_computed(tensor));
             let exact = vectors.first().map_or(compute, |(_, vector)| vector.kind());
-            let flats = [Flat::new(matrices, ranks, compute)?, Flat::new(vectors, ranks, exact)?];
-            Ok(flats.into_iter().flatten().collect())
+            let matrices = Flat::new(matrices, ranks, compute, place.as_deref_mut())?;
+            let vectors = Flat::new(vectors, ranks, exact, place.as_deref_mut())?;
+            Ok(matrices.into_iter().chain(vectors).collect())
         };
         let (trained, frozen) = parameters.into_iter().partition(|(_, leaf)| leaf.requires_grad());
         Ok(Self { trained: flats(trained)?, frozen: flats(frozen)?.into_iter().map(Rc::new).collect() })
@@ -104,12 +117,13 @@ pub struct ShardedParameters {
 }
 
 impl ShardedParameters {
-    /// Takes the parameters of `decoder`, which lose their memory: from now on they can be read where a part is whole.
+    /// Takes the parameters of `decoder`, which lose their memory: from now on they can be read where a part is whole. With a
+    /// folder shards rest away from the device, on the CPU in a nameless file there.
     ///
     /// # Errors
-    /// [`RankError::Shards`] when there is not enough memory.
-    pub fn new(decoder: &Decoder, ranks: Rc<MeshRanks>) -> Result<Self, RankError> {
-        Self::of_parts(decoder.parameters_by_layer(), ranks, decoder.compute_kind())
+    /// [`RankError::Shards`] when there is not enough memory, or the file cannot be written.
+    pub fn new(decoder: &Decoder, ranks: Rc<MeshRanks>, rest_in: Option<&Path>) -> Result<Self, RankError> {
+        Self::of_parts(decoder.parameters_by_layer(), ranks, decoder.compute_kind(), rest_in)
     }
 
     /// The same of any parameters by part, of which layers make `compute`.
@@ -117,18 +131,26 @@ impl ShardedParameters {
         (layers, outer): PartedTensors,
         ranks: Rc<MeshRanks>,
         compute: Kind,
+        rest_in: Option<&Path>,
     ) -> Result<Self, RankError> {
-        let unit = |parameters: NamedTensors| Unit::new(parameters, &ranks, compute);
-        let (layers, outer) = (layers.into_iter().map(unit).collect::<Result<_, _>>()?, unit(outer)?);
+        let device = layers.iter().flatten().chain(&outer).map(|(_, leaf)| leaf.device()).next();
+        let place = rest_in.zip(device).map(|(folder, device)| RestingPlace::new(folder, device));
+        let mut place = place.transpose()?;
+        let mut unit = |parameters: NamedTensors| Unit::new(parameters, &ranks, compute, place.as_mut());
+        let (layers, outer) = (layers.into_iter().map(&mut unit).collect::<Result<_, _>>()?, unit(outer)?);
         Ok(Self { layers, outer, ranks, compute, resting_place: None, scattering: RefCell::new(None) })
     }
 
     /// Trained parameters of another role on the frozen ones of `base`, which are its very shards.
     ///
     /// # Errors
-    /// [`RankError::Shards`] when there is not enough memory.
-    pub(crate) fn beside(base: &Self, trained: PartedTensors) -> Result<Self, RankError> {
-        let mut own = Self::of_parts(trained, base.ranks(), base.compute)?;
+    /// As [`Self::new`].
+    pub(crate) fn beside(
+        base: &Self,
+        trained: PartedTensors,
+        rest_in: Option<&Path>,
+    ) -> Result<Self, RankError> {
+        let mut own = Self::of_parts(trained, base.ranks(), base.compute, rest_in)?;
         for (own, base) in own.layers.iter_mut().zip(&base.layers).chain([(&mut own.outer, &base.outer)]) {
             own.frozen = base.frozen.clone();
         }
@@ -284,6 +306,30 @@ impl ShardedParameters {
         Ok(self.ranks.sum_in_replica(own_norm * own_norm)?.sqrt())
     }
 
+    /// Lets `change` read and write this rank's pieces of the trained parameters, those of one buffer after the other; it is told
+    /// which are here.
+    ///
+    /// # Errors
+    /// What `change` fails with, or when pieces that rest cannot be fetched or put back.
+    pub(crate) fn change<E: From<rlt_torch::Error>>(
+        &self,
+        mut change: impl FnMut(&dyn Fn(&str) -> bool) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.trained().try_for_each(|flat| flat.change(|| change(&|name| flat.place_of(name).is_some())))
+    }
+
+    /// The trained parameters of a part, whole and by name, in memory of their own.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost, or what rests cannot be fetched.
+    pub(crate) fn gather_parameters(&self, part: Part) -> Result<NamedTensors, RankError> {
+        let mut whole = NamedTensors::new();
+        for flat in &self.unit(part).trained {
+            whole.extend(flat.gather_parameters(&self.ranks)?);
+        }
+        Ok(whole)
+    }
+
     /// One tensor for each trained parameter of a part, whole and by name, from this rank's pieces of them, `[len]`.
     ///
     /// # Errors
@@ -291,11 +337,11 @@ impl ShardedParameters {
     pub fn gather(
         &self,
         part: Part,
-        piece_of: impl Fn(&str) -> Option<Tensor>,
-    ) -> Result<Vec<(String, Tensor)>, RankError> {
-        let mut whole = Vec::new();
+        mut piece_of: impl FnMut(&str) -> Option<Tensor>,
+    ) -> Result<NamedTensors, RankError> {
+        let mut whole = NamedTensors::new();
         for flat in &self.unit(part).trained {
-            whole.extend(flat.gather(&self.ranks, &piece_of)?);
+            whole.extend(flat.gather(&self.ranks, &mut piece_of)?);
         }
         Ok(whole)
     }

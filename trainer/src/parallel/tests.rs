@@ -12,7 +12,8 @@ use rlt_torch::collectives::serve_store;
 use super::*;
 use crate::actor::{Actor, ActorOptions};
 use crate::model::Decoder;
-use crate::optim::{AdamW, AdamWOptions};
+use crate::offload::Offload;
+use crate::optim::AdamWOptions;
 
 /// Runs `body` on every rank; what each returned, in the order of ranks.
 pub(crate) fn on_ranks<T: Send>(size: usize, body: impl Fn(Ranks) -> T + Sync) -> Vec<T> {
@@ -52,13 +53,29 @@ pub(crate) fn actor_on_mesh(
     ranks: &Ranks,
     dp_shard: usize,
 ) -> Actor {
-    let mesh = || Rc::new(ranks.on_mesh(dp_shard).unwrap());
-    let shards = (dp_shard > 1).then(|| ShardedParameters::new(&decoder, mesh()).unwrap());
+    resting_actor(decoder, options, ranks, dp_shard, &Offload::default())
+}
+
+/// The same, of which `offload` says what rests.
+pub(super) fn resting_actor(
+    decoder: Decoder,
+    options: ActorOptions,
+    ranks: &Ranks,
+    dp_shard: usize,
+    offload: &Offload,
+) -> Actor {
+    let rest_in = offload.parameters();
+    let shards = (dp_shard > 1 || rest_in.is_some()).then(|| {
+        ShardedParameters::new(&decoder, Rc::new(ranks.on_mesh(dp_shard).unwrap()), rest_in).unwrap()
+    });
     let trained = shards.as_ref().map_or_else(|| decoder.trainable_parameters(), ShardedParameters::pieces);
-    let optimizer = AdamW::new(trained, AdamWOptions::default()).unwrap();
-    let actor = Actor::new(decoder, optimizer, options, ranks.clone());
-    match shards {
-        Some(shards) => actor.with_shards(shards),
+    let optimizer = offload.optimizer(trained, AdamWOptions::default()).unwrap();
+    let mut actor = Actor::new(decoder, optimizer, options, ranks.clone());
+    if let Some(shards) = shards {
+        actor = actor.with_shards(shards);
+    }
+    match offload.activations() {
+        Some(folder) => actor.with_resting_inputs(folder.to_owned()),
         None => actor,
     }
 }

@@ -49,6 +49,15 @@ pub struct Policy<'a> {
     pub longest_sequence: usize,
 }
 
+/// How ranks share a model.
+#[derive(Clone, Debug)]
+pub struct Sharing<'a> {
+    /// Those that have a copy of it together.
+    pub mesh: Rc<MeshRanks>,
+    /// The folder in whose files parts rest between passes, see [`ShardedParameters::new`].
+    pub rest_in: Option<&'a Path>,
+}
+
 /// Why a reward model cannot judge.
 #[derive(Debug, thiserror::Error)]
 pub enum RewardModelError {
@@ -144,8 +153,8 @@ impl RewardModels {
         named(functions).map(|(function, model)| folder(&function.name, model)).collect()
     }
 
-    /// Loads the models that `functions` name from their `folders`, to be asked in passes of at most `max_tokens` tokens. Of
-    /// `mesh`, which share the policy, every rank keeps a part of each; all `ranks` do so alike.
+    /// Loads the models that `functions` name from their `folders`, to be asked in passes of at most `max_tokens` tokens. With
+    /// `sharing`, which is the policy's, every rank keeps a part of each; all `ranks` do so alike.
     ///
     /// # Errors
     /// [`RewardModelError`], with the function's name.
@@ -154,10 +163,10 @@ impl RewardModels {
         policy: Policy<'_>,
         max_tokens: usize,
         options: &LoadOptions,
-        (ranks, mesh): (&Ranks, Option<Rc<MeshRanks>>),
+        (ranks, sharing): (&Ranks, Option<Sharing<'_>>),
     ) -> Result<Self, RewardModelError> {
         let load = |((function, _), dir): ((&RewardFunctionSpec, &RewardModelSpec), &PathBuf)| {
-            let model = RewardModel::load(function, dir, options, mesh.clone())?;
+            let model = RewardModel::load(function, dir, options, sharing.as_ref())?;
             fits(&function.name, dir, &model.classifier, policy)?;
             Ok(model)
         };
@@ -202,18 +211,18 @@ impl RewardModel {
         function: &RewardFunctionSpec,
         dir: &Path,
         options: &LoadOptions,
-        mesh: Option<Rc<MeshRanks>>,
+        sharing: Option<&Sharing<'_>>,
     ) -> Result<Self, RewardModelError> {
         let failed = |source| {
             let (name, dir) = (function.name.clone(), dir.to_owned());
             RewardModelError::Model { name, dir, source: Box::new(source) }
         };
-        let (classifier, shards) = match mesh {
+        let (classifier, shards) = match sharing {
             None => (SequenceClassifier::load(dir, options).map_err(failed)?, None),
-            Some(mesh) => {
+            Some(Sharing { mesh, rest_in }) => {
                 let weights = Weights::open_classifier(dir).map_err(failed)?;
                 let classifier = SequenceClassifier::outline(&weights, options).map_err(failed)?;
-                let shards = ShardedParameters::new(classifier.decoder(), mesh)?;
+                let shards = ShardedParameters::new(classifier.decoder(), Rc::clone(mesh), *rest_in)?;
                 shards.read(&weights).map_err(failed)?;
                 (classifier, Some(shards))
             }

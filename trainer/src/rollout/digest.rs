@@ -25,7 +25,7 @@ impl WeightDigest {
             Ok(())
         };
         match policy.shards() {
-            Some(shards) => shards.fill(|excerpt, piece| add(excerpt.name, piece))?,
+            Some(shards) => shards.show(|excerpt, piece| add(excerpt.name, piece))?,
             None => {
                 let whole = policy.decoder().named_parameters();
                 whole.iter().try_for_each(|(name, tensor)| add(name, tensor))?;

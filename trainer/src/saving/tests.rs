@@ -75,7 +75,7 @@ fn a_file_that_is_not_what_was_written_is_never_committed() {
         let mut saving = Saving::prepare(&ranks, &store).unwrap();
         save(&ranks, &mut saving, &mut store, 1).unwrap();
         agree(&ranks, if ranks.is_leader() { store.begin(2) } else { Ok(()) }).unwrap();
-        let shard = store.write(2, ranks.rank(), &parts(&ranks, 2)).unwrap();
+        let shard = store.write(2, ranks.rank(), parts(&ranks, 2)).unwrap();
         if ranks.rank() == 1 {
             let path = dir.path().join(".saving-step-000002/shard-00001.safetensors");
             std::fs::File::options().write(true).open(path).unwrap().set_len(1000).unwrap();
@@ -95,7 +95,7 @@ fn training_goes_on_while_a_rank_is_not_done_and_the_commit_waits_for_it() {
         let mut store = store(&ranks, dir.path());
         let mut saving = Saving::prepare(&ranks, &store).unwrap();
         agree(&ranks, if ranks.is_leader() { store.begin(1) } else { Ok(()) }).unwrap();
-        let shard = store.write(1, ranks.rank(), &parts(&ranks, 1)).unwrap();
+        let shard = store.write(1, ranks.rank(), parts(&ranks, 1)).unwrap();
         let (go, wait) = channel::<()>();
         let is_slow = ranks.rank() == 2;
         let slow = std::thread::spawn(move || {

@@ -14,10 +14,10 @@ use super::{Streams, optimizer_options};
 use crate::actor::{Actor, ActorOptions};
 use crate::error::TrainError;
 use crate::model::{Decoder, LoadOptions, Weights};
-use crate::optim::AdamW;
+use crate::offload::Offload;
 use crate::parallel::{Ranks, ShardedParameters};
 use crate::reference::{FrozenPolicy, Reference};
-use crate::reward::{Policy, RewardModels};
+use crate::reward::{Policy, RewardModels, Sharing};
 use crate::run_folder::RunFolder;
 use crate::tokenizer::Tokenizer;
 use crate::trainer::{SeedStream, seed};
@@ -44,20 +44,22 @@ fn weights_seed(spec: &ResolvedSpec) -> u64 {
     seed(spec.training.seed, SeedStream::Weights, &[])
 }
 
-/// The actor, whole or this rank's part of it.
+/// The actor, whole or this rank's part of it. One whose parameters rest comes part by part too, if only from there.
 pub(super) fn actor(
     spec: &ResolvedSpec,
     weights: &Weights,
     device: Device,
     streams: &Streams,
+    folder: &RunFolder,
 ) -> Result<Actor, TrainError> {
     let ranks = &streams.updates;
     let training = &spec.training;
-    let is_shared = spec.workers.mesh.dp_shard > 1;
-    let decoder = decoder(spec, weights, device, is_shared)?;
-    let shards = is_shared.then(|| shards(spec, weights, &decoder, ranks)).transpose()?;
+    let offload = Offload::new(training.offload, folder.root());
+    let comes_in_parts = spec.workers.mesh.dp_shard > 1 || offload.parameters().is_some();
+    let decoder = decoder(spec, weights, device, comes_in_parts)?;
+    let shards = comes_in_parts.then(|| shards(spec, weights, &decoder, ranks, &offload)).transpose()?;
     let trained = shards.as_ref().map_or_else(|| decoder.trainable_parameters(), ShardedParameters::pieces);
-    let optimizer = AdamW::new(trained, optimizer_options(spec))?;
+    let optimizer = offload.optimizer(trained, optimizer_options(spec))?;
     let options = ActorOptions {
         temperature: if spec.algorithm.policy_gradient.is_some() { spec.rollout.temperature } else { 1.0 },
         head_chunk_tokens: HEAD_CHUNK_TOKENS as usize,
@@ -69,18 +71,22 @@ pub(super) fn actor(
         Some(shards) => actor.with_shards(shards),
         None => actor,
     };
+    let actor = match offload.activations() {
+        Some(folder) => actor.with_resting_inputs(folder.to_owned()),
+        None => actor,
+    };
     for (ranks, field) in streams.of_different_degrees() {
         actor.check_streams(ranks, field)?;
     }
     Ok(actor)
 }
 
-/// The decoder with its adapter; of one that ranks share the weights have shapes alone.
+/// The decoder with its adapter; of one that comes in parts the weights have shapes alone.
 fn decoder(
     spec: &ResolvedSpec,
     weights: &Weights,
     device: Device,
-    is_shared: bool,
+    comes_in_parts: bool,
 ) -> Result<Decoder, TrainError> {
     let options = LoadOptions {
         device,
@@ -88,7 +94,7 @@ fn decoder(
         compute: compute_kind(spec),
         trainable: spec.model.lora.is_none(),
     };
-    let mut decoder = match is_shared {
+    let mut decoder = match comes_in_parts {
         true => Decoder::outline(weights.config(), &options)?,
         false => Decoder::from_weights(weights, &options)?,
     };
@@ -112,9 +118,10 @@ fn shards(
     weights: &Weights,
     decoder: &Decoder,
     ranks: &Ranks,
+    offload: &Offload,
 ) -> Result<ShardedParameters, TrainError> {
     let ranks = Rc::new(ranks.on_mesh(spec.workers.mesh.dp_shard as usize)?);
-    let shards = ShardedParameters::new(decoder, ranks)?;
+    let shards = ShardedParameters::new(decoder, ranks, offload.parameters())?;
     shards.read(weights)?;
     Ok(shards)
 }
@@ -142,12 +149,13 @@ pub(super) fn reward_model_folders(spec: &ResolvedSpec, ranks: &Ranks) -> Result
     if RewardModels::is_any_on_hub(functions) { ranks.leader_first(folders) } else { folders() }
 }
 
-/// The reward models, frozen, in the numbers in which the policy computes, and shared where the actor is.
+/// The reward models, frozen, in the numbers in which the policy computes, in shards where the actor is, which rest where its do.
 pub(super) fn reward_models(
     spec: &ResolvedSpec,
     folders: &[PathBuf],
     tokenizer: &Tokenizer,
     actor: &Actor,
+    folder: &RunFolder,
 ) -> Result<RewardModels, TrainError> {
     let longest_sequence = spec.data.max_prompt_tokens + spec.rollout.max_completion_tokens;
     let policy = Policy { tokenizer, longest_sequence: longest_sequence as usize };
@@ -156,6 +164,9 @@ pub(super) fn reward_models(
     let options = LoadOptions { device, storage: numbers, compute: numbers, trainable: false };
     // Every rank judges whole sequences, also where it shares the tokens of other passes.
     let max_tokens = spec.training.max_logprob_tokens.max(longest_sequence) as usize;
-    let ranks = (actor.ranks(), actor.shards().map(ShardedParameters::ranks));
+    let offload = Offload::new(spec.training.offload, folder.root());
+    let sharing =
+        actor.shards().map(|shards| Sharing { mesh: shards.ranks(), rest_in: offload.parameters() });
+    let ranks = (actor.ranks(), sharing);
     Ok(RewardModels::load((&spec.rewards.functions, folders), policy, max_tokens, &options, ranks)?)
 }

@@ -54,6 +54,26 @@ pub fn f32_slice_mut(tensor: &mut Tensor) -> Result<&mut [f32], Error> {
     Ok(if len == 0 { &mut [] } else { unsafe { std::slice::from_raw_parts_mut(data, len) } })
 }
 
+/// Start and number of a tensor's bytes, after checking that they lie without gaps where the CPU can read them.
+fn place_of_bytes(act: &'static str, tensor: &Tensor) -> Result<(*mut u8, usize), Error> {
+    let (data, len) = elements(act, tensor, tensor.kind())?;
+    Ok((data, len * tensor.kind().elt_size_in_bytes()))
+}
+
+/// The bytes of a contiguous tensor on the CPU.
+pub(crate) fn bytes<'a>(act: &'static str, tensor: &'a Tensor) -> Result<&'a [u8], Error> {
+    let (data, len) = place_of_bytes(act, tensor)?;
+    // SAFETY: as in `shared`.
+    Ok(if len == 0 { &[] } else { unsafe { std::slice::from_raw_parts(data, len) } })
+}
+
+/// The bytes of a contiguous tensor on the CPU, to write.
+pub(crate) fn bytes_mut<'a>(act: &'static str, tensor: &'a mut Tensor) -> Result<&'a mut [u8], Error> {
+    let (data, len) = place_of_bytes(act, tensor)?;
+    // SAFETY: as in `shared`; the handle is borrowed mutably.
+    Ok(if len == 0 { &mut [] } else { unsafe { std::slice::from_raw_parts_mut(data, len) } })
+}
+
 unsafe extern "C" fn release<O>(owner: *mut c_void) {
     // SAFETY: the pointer came from `Box::into_raw` in `from_owner`, and libtorch calls this once.
     drop(unsafe { Box::from_raw(owner.cast::<O>()) });

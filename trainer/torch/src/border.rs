@@ -178,6 +178,10 @@ unsafe extern "C" {
         out: *mut *mut C_tensor,
     ) -> Outcome;
     pub(crate) fn rlt_resize_storage(tensor: *mut C_tensor, num_bytes: usize) -> Outcome;
+    pub(crate) fn rlt_pinned_like(tensor: *mut C_tensor, out: *mut *mut C_tensor) -> Outcome;
+    pub(crate) fn rlt_copy_beside(to: *mut C_tensor, from: *mut C_tensor) -> Outcome;
+    pub(crate) fn rlt_follow_copies(cuda_index: i64) -> Outcome;
+    pub(crate) fn rlt_finish_copies(cuda_index: i64) -> Outcome;
     pub(crate) fn rlt_load_cuda(found: *mut bool) -> Outcome;
     pub(crate) fn rlt_reuse_large_buffers();
     pub(crate) fn rlt_release_free_memory();

@@ -29,6 +29,7 @@ mod memory;
 mod optim;
 mod precision;
 mod region;
+mod resting;
 mod signals;
 
 pub use access::{f32_slice, f32_slice_mut, i64_slice, tensor_from_bytes, tensor_from_vec};
@@ -49,6 +50,7 @@ pub use precision::{
     MatmulPrecision, cpu_has_amx, kernel_isa, set_float32_matmul_precision, set_num_threads,
 };
 pub use region::{Block, TensorFile};
+pub use resting::{Coming, Resting, RestingPlace};
 pub use signals::{SIGNALS_THREAD, take_signals_apart};
 
 #[cfg(test)]

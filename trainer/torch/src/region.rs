@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tch::{Device, Tensor};
 
 /// Start of every tensor: a cache line.
-const ALIGNMENT: usize = 64;
+pub(crate) const ALIGNMENT: usize = 64;
 
 /// A block that hands out its memory from front to back. It lives as long as one of its tensors.
 ///
@@ -126,7 +126,7 @@ impl TensorFile {
 
 /// A new file that is open for reading and writing and has lost its name. Processes of other machines may do the same in
 /// the same folder, and have the same number.
-fn nameless(folder: &Path) -> std::io::Result<File> {
+pub(crate) fn nameless(folder: &Path) -> std::io::Result<File> {
     let mut attempt = 0;
     loop {
         let path = folder.join(format!(".tensors-{}-{attempt}", std::process::id()));

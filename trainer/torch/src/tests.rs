@@ -4,6 +4,7 @@ mod attention;
 mod collectives;
 mod fused;
 mod head;
+mod resting;
 mod services;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

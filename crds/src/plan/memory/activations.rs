@@ -65,11 +65,12 @@ impl Activations<'_> {
     }
 
     /// What all layers keep: their inputs (b L h) and, without checkpointing, everything in them; and around the
-    /// final norm its input and output (b 2h).
-    pub(super) fn kept_bytes_per_token(&self, checkpointing: bool) -> u64 {
+    /// final norm its input and output (b 2h). Of inputs that rest, that of the layer that computes and the next one's.
+    pub(super) fn kept_bytes_per_token(&self, checkpointing: bool, inputs_rest: bool) -> u64 {
         let (hidden, ..) = self.sizes();
-        let inside = if checkpointing { 0 } else { self.layer_bytes_per_token() };
-        self.num_layers() * (self.width * hidden + inside) + 2 * self.width * hidden
+        let inside = if checkpointing { 0 } else { self.num_layers() * self.layer_bytes_per_token() };
+        let num_inputs = if inputs_rest { self.num_layers().min(2) } else { self.num_layers() };
+        (num_inputs + 2) * self.width * hidden + inside
     }
 
     /// One layer computed again, with checkpointing.

@@ -3,7 +3,7 @@
 
 use super::activations::Activations;
 use super::shards::Shards;
-use super::{FP32, MemoryTerm, Trained, elements, on_gpu, term};
+use super::{FP32, MemoryTerm, Trained, elements, kept_bytes, on_gpu, term};
 use crate::plan::READ_CHUNK_NUMBERS;
 use crate::plan::batch::{BatchPlan, FullPass, scored_share};
 use crate::plan::model_config::ModelConfig;
@@ -26,6 +26,7 @@ pub(super) fn loading(
         term("weights being read", 2 * FP32 * u64::from(READ_CHUNK_NUMBERS).min(largest_tensor)),
         term("whole adapter", FP32 * (adapter - shards.part_of(adapter))),
         reference_read(spec, model, shards),
+        shards.fetched(),
     ];
     terms.extend(copies.then(|| shards.one_part()));
     terms
@@ -36,9 +37,10 @@ pub(super) fn reference_kept(spec: &ResolvedSpec, model: &ModelConfig, shards: &
     term(REFERENCE, if on_gpu(spec) { reference_bytes(spec, model, shards) } else { 0 })
 }
 
-/// The reference where it does not stay, while it is read.
+/// The reference where it does not stay, while it is read. One that rests comes part by part, in the memory of the parts.
 pub(super) fn reference_read(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) -> MemoryTerm {
-    term(REFERENCE, if on_gpu(spec) { 0 } else { reference_bytes(spec, model, shards) })
+    let stays = on_gpu(spec) || spec.training.offload.parameters;
+    term(REFERENCE, if stays { 0 } else { reference_bytes(spec, model, shards) })
 }
 
 /// A frozen copy of the weights, 4 P / s. With an adapter the reference is the same weights with the adapter off.
@@ -51,8 +53,8 @@ fn has_reference(spec: &ResolvedSpec) -> bool {
     spec.model.lora.is_none() && algorithm.is_some_and(|algorithm| algorithm.kl.term().is_some())
 }
 
-/// Weights and both moments, 12 / s for each parameter that it trains: those that the actor does, less a head of its own and with
-/// a value head, h. The base of an adapter is the actor's.
+/// Weights and both moments, 4 and 8 / s unless they rest, for each parameter that it trains: those that the actor does, less a
+/// head of its own and with a value head, h. The base of an adapter is the actor's.
 pub(super) fn critic(
     spec: &ResolvedSpec,
     model: &ModelConfig,
@@ -63,17 +65,26 @@ pub(super) fn critic(
     let has_head = spec.model.lora.is_none() && !model.tie_word_embeddings;
     let head = if has_head { model.vocab_size as u64 * hidden } else { 0 };
     let num_parameters = if has_critic(spec) { trained.num_parameters - head + hidden } else { 0 };
-    term("critic", 3 * FP32 * shards.part_of(num_parameters))
+    let offload = spec.training.offload;
+    let weights = kept_bytes(spec, offload.parameters, FP32 * shards.part_of(num_parameters));
+    let moments = kept_bytes(spec, offload.optimizer, 2 * FP32 * shards.part_of(num_parameters));
+    term("critic", weights + moments)
 }
 
 pub(super) fn has_critic(spec: &ResolvedSpec) -> bool {
     spec.algorithm.policy_gradient.as_ref().is_some_and(|algorithm| algorithm.critic.is_some())
 }
 
-/// Reward models, as wide as activations: b P / s of each.
-pub(super) fn reward_models(judges: &[ModelConfig], width: u64, shards: &Shards) -> MemoryTerm {
+/// Reward models, as wide as activations: b P / s of each, unless they rest.
+pub(super) fn reward_models(
+    spec: &ResolvedSpec,
+    judges: &[ModelConfig],
+    width: u64,
+    shards: &Shards,
+) -> MemoryTerm {
     let part_of = |judge: &ModelConfig| shards.part_of(judge.parameter_count().total());
-    term("reward models", width * judges.iter().map(part_of).sum::<u64>())
+    let weights = width * judges.iter().map(part_of).sum::<u64>();
+    term("reward models", kept_bytes(spec, spec.training.offload.parameters, weights))
 }
 
 /// A pass of the widest of them over a worker's own samples, and what is gathered of the largest for it.

@@ -38,7 +38,7 @@ pub(super) fn terms(
     let original = if spec.model.lora.is_some() { model } else { &slice };
     let packing =
         term("packing temporaries", activations.width * packing_temporaries(original, activations.width));
-    let moments = larger(sampling, vec![shards.taken_over()]);
+    let moments = larger(sampling, shards.taken_over().to_vec());
     [weights((model, &slice), activations.width, shards), moments, vec![packing]].concat()
 }
 
@@ -61,7 +61,7 @@ pub(super) fn kept(
 
 /// What is packed, and embeddings, b v h of the whole model, where the worker's own come and go.
 fn weights((model, slice): (&ModelConfig, &ModelConfig), width: u64, shards: &Shards) -> Vec<MemoryTerm> {
-    let embeddings = if shards.is_shared() { (model.vocab_size * model.hidden_size) as u64 } else { 0 };
+    let embeddings = if shards.comes_in_parts() { (model.vocab_size * model.hidden_size) as u64 } else { 0 };
     vec![
         term("rollout weights", width * packed_weights(slice)),
         term("rollout embeddings", width * embeddings),

@@ -7,17 +7,21 @@
 //! ```
 //! The whole is there in the numbers that layers compute with, which are what travels, or exactly as shards hold it. Gradients
 //! are always as exact as shards.
+//!
+//! A rank that is alone with its copy has one shard, the whole itself: it keeps it where that rests, and its gradients add up
+//! where they stay. Parameters then begin where memory is read fastest, so that products are those of tensors of their own.
 
 use std::cell::RefCell;
 use std::ops::Range;
 
-use rlt_api::plan::READ_CHUNK_NUMBERS;
 use rlt_core::excerpt::Excerpt;
 use rlt_core::mesh::Shards;
-use rlt_torch::FlatBuffer;
-use rlt_torch::collectives::Pending;
+use rlt_torch::{FlatBuffer, RestingPlace};
 use tch::{Device, Kind, Tensor, no_grad};
 
+use super::own::OwnShard;
+use super::place::{Place, copy_excerpt, places, ranges};
+use super::whole::{Arrival, Numbers, Presence, Whole};
 use crate::parallel::{MeshRanks, RankError};
 
 /// Parameters of one dtype in one buffer, all trained or all frozen.
@@ -27,58 +31,13 @@ pub(super) struct Flat {
     layout: Shards,
     /// Where this rank's part lies in the whole.
     own: Range<usize>,
-    /// This rank's part, `[shard_len]`; what pads the last one is zero.
-    shard: Tensor,
+    /// This rank's part, `[shard_len]`; what is nobody's is zero.
+    shard: OwnShard,
     exact: Whole,
     /// `None` where layers compute with what shards hold.
     computed: Option<Whole>,
     presence: RefCell<Presence>,
     gradients: RefCell<Gradients>,
-}
-
-/// In which numbers a whole is wanted; the later covers the earlier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Numbers {
-    /// As layers compute with them.
-    Computed,
-    /// As shards hold them.
-    Exact,
-}
-
-/// Memory for all parameters, which comes and goes.
-#[derive(Debug)]
-struct Whole {
-    buffer: FlatBuffer,
-    /// Of each parameter.
-    views: Vec<Tensor>,
-}
-
-impl Whole {
-    /// Without memory until it is taken.
-    fn new(layout: Shards, places: &[Place], numbers: (Kind, Device)) -> Result<Self, rlt_torch::Error> {
-        let buffer = FlatBuffer::new(layout.padded_len(), numbers)?;
-        let views = places.iter().map(|place| buffer.view(place.range.start, &place.size)).collect();
-        buffer.release()?;
-        Ok(Self { buffer, views })
-    }
-}
-
-/// Where the whole is.
-#[derive(Debug)]
-enum Presence {
-    Away,
-    Coming(Numbers, Pending),
-    Here(Numbers),
-}
-
-impl Presence {
-    /// What it is there in, or will be.
-    fn numbers(&self) -> Option<Numbers> {
-        match self {
-            Self::Away => None,
-            Self::Coming(numbers, _) | Self::Here(numbers) => Some(*numbers),
-        }
-    }
 }
 
 /// Memory of gradients, which exist while an update gathers them.
@@ -100,81 +59,59 @@ struct Parameter {
     piece: Tensor,
 }
 
-/// A parameter's place in the buffer, and what of it lies in this rank's shard.
-#[derive(Clone, Debug)]
-pub(super) struct Place {
-    range: Range<usize>,
-    size: Vec<i64>,
-    part: Range<usize>,
-}
-
-impl Place {
-    /// What of the parameter lies in the shard.
-    pub(super) fn excerpt<'a>(&'a self, name: &'a str) -> Excerpt<'a> {
-        // A part that is empty may lie beyond the parameter's end.
-        let start = self.part.start.saturating_sub(self.range.start).min(self.range.len());
-        Excerpt { name, shape: &self.size, range: start..start + self.part.len() }
-    }
-}
-
-/// Copies an excerpt of the whole tensor over `values`, `[len]`. Of a tensor whose numbers do not lie in order, such as one that
-/// has a single number for all, a chunk is laid out at a time.
-pub(super) fn copy_excerpt(excerpt: &Excerpt<'_>, whole: &Tensor, values: &Tensor) {
-    let whole = if whole.dim() == 0 { whole.detach().view(1) } else { whole.detach() };
-    let chunks = excerpt.chunks(READ_CHUNK_NUMBERS as usize);
-    no_grad(|| {
-        chunks.for_each(|chunk| {
-            let (rows, place) = (chunk.rows(), chunk.place_in_rows());
-            let rows = whole.narrow(0, rows.start as i64, rows.len() as i64).contiguous().view(-1);
-            let start = (chunk.range.start - excerpt.range.start) as i64;
-            let len = place.len() as i64;
-            values.narrow(0, start, len).copy_(&rows.narrow(0, place.start as i64, len));
-        });
-    });
-}
-
 impl Flat {
-    /// Takes the named leaves, all of one dtype, of which layers make `compute`; `None` without any.
+    /// Takes the named leaves, all of one dtype, of which layers make `compute`; `None` without any. The shard rests in `place`
+    /// where there is one.
     pub(super) fn new(
         leaves: Vec<(String, Tensor)>,
         ranks: &MeshRanks,
         compute: Kind,
+        place: Option<&mut RestingPlace>,
     ) -> Result<Option<Self>, RankError> {
         let Some((_, first)) = leaves.first() else { return Ok(None) };
         let (kind, device) = (first.kind(), first.device());
-        let layout = Shards::new(leaves.iter().map(|(_, leaf)| leaf.numel()).sum(), ranks.dp_shard());
+        let width = kind.elt_size_in_bytes().min(compute.elt_size_in_bytes());
+        let ranges = ranges(&leaves, ranks.dp_shard(), width);
+        let layout = Shards::new(ranges.last().map_or(0, |last| last.end), ranks.dp_shard());
         let own = layout.range(ranks.shard());
-        let places = places(&leaves, layout, ranks.shard());
+        let places = places(&leaves, ranges, layout, ranks.shard());
         let exact = Whole::new(layout, &places, (kind, device))?;
         let computed =
             (kind != compute).then(|| Whole::new(layout, &places, (compute, device))).transpose()?;
-        let shard = Tensor::zeros([layout.shard_len() as i64], (kind, device));
-        let parameter = |(((name, mut leaf), place), view): (((String, Tensor), Place), &Tensor)| {
-            let piece = no_grad(|| {
-                let piece = narrow(&shard, &own, &place);
-                copy_excerpt(&place.excerpt(&name), &leaf, &piece);
-                leaf.set_data(view);
-                piece
-            });
-            let piece = piece.detach().set_requires_grad(leaf.requires_grad());
-            Parameter { name, leaf, place, piece }
-        };
-        let parameters = leaves.into_iter().zip(places).zip(&exact.views).map(parameter).collect();
+        let shard = FlatBuffer::new(layout.shard_len(), (kind, device))?;
+        let _ = shard.tensor().shallow_clone().zero_();
+        let taken = leaves.into_iter().zip(places).zip(&exact.views);
+        let parameters = taken.map(|((named, place), view)| {
+            let piece = no_grad(|| place.in_shard(shard.tensor(), &own));
+            Parameter::new(named, place, piece, view)
+        });
+        let parameters = parameters.collect();
+        let shard = OwnShard::new(shard, place)?;
         let presence = RefCell::new(Presence::Away);
-        Ok(Some(Self {
-            parameters,
-            layout,
-            own,
-            shard,
-            exact,
-            computed,
-            presence,
-            gradients: RefCell::default(),
-        }))
+        let gradients = RefCell::default();
+        Ok(Some(Self { parameters, layout, own, shard, exact, computed, presence, gradients }))
     }
 
+    /// This rank's part, whose values can be read unless they rest.
     pub(super) fn shard(&self) -> &Tensor {
-        &self.shard
+        self.shard.tensor()
+    }
+
+    pub(super) fn is_resting(&self) -> bool {
+        self.shard.resting().is_some()
+    }
+
+    /// Whether this rank's part is all there is.
+    fn is_whole(&self) -> bool {
+        self.own.len() == self.layout.padded_len()
+    }
+
+    /// Lets `change` read and write this rank's pieces.
+    pub(super) fn change<E: From<rlt_torch::Error>>(
+        &self,
+        change: impl FnOnce() -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.shard.change(change)
     }
 
     pub(super) fn pieces(&self) -> impl Iterator<Item = (String, Tensor)> {
@@ -182,20 +119,38 @@ impl Flat {
     }
 
     /// Lets `fill` write the pieces that lie in this rank's shard.
-    pub(super) fn fill<E>(
+    pub(super) fn fill<E: From<rlt_torch::Error>>(
         &self,
         fill: &mut impl FnMut(&Excerpt<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
-        let mut own = self.parameters.iter().filter(|parameter| !parameter.place.part.is_empty());
-        own.try_for_each(|Parameter { name, place, piece, .. }| fill(&place.excerpt(name), &piece.detach()))
+        self.change(|| {
+            self.own_parameters().try_for_each(|Parameter { name, place, piece, .. }| {
+                fill(&place.excerpt(name), &piece.detach())
+            })
+        })
+    }
+
+    /// Shows `see` the pieces that lie in this rank's shard, where they are.
+    pub(super) fn show<E: From<RankError>>(
+        &self,
+        see: &mut impl FnMut(&Excerpt<'_>, &Tensor) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let shard = self.shard.in_place().map_err(RankError::from)?;
+        self.own_parameters().try_for_each(|Parameter { name, place, .. }| {
+            see(&place.excerpt(name), &no_grad(|| place.in_shard(&shard, &self.own)))
+        })
+    }
+
+    fn own_parameters(&self) -> impl Iterator<Item = &Parameter> {
+        self.parameters.iter().filter(|parameter| !parameter.place.part.is_empty())
     }
 
     /// Lets the shard of frozen parameters be `shard`, which holds the same numbers elsewhere.
     pub(super) fn lie_in(&mut self, shard: Tensor) {
         for Parameter { place, piece, .. } in &mut self.parameters {
-            *piece = narrow(&shard, &self.own, place);
+            *piece = place.in_shard(&shard, &self.own);
         }
-        self.shard = shard;
+        self.shard = OwnShard::Here(shard);
     }
 
     /// The decoder's own tensor of this name, to be read while the part is whole.
@@ -215,19 +170,19 @@ impl Flat {
     pub(super) fn num_bytes(&self) -> usize {
         let gradients = self.gradients.borrow();
         let gradient = |tensor: &Option<Tensor>| tensor.as_ref().map_or(0, Tensor::numel);
-        let exact = self.shard.numel() + gradient(&gradients.whole) + gradient(&gradients.shard);
-        let whole = self.presence.borrow().numbers().map_or(0, |numbers| {
-            let tensor = self.whole(numbers).buffer.tensor();
-            tensor.numel() * tensor.kind().elt_size_in_bytes()
-        });
-        exact * self.shard.kind().elt_size_in_bytes() + whole
+        let shard = if self.is_resting() { 0 } else { self.shard().numel() };
+        // What adds up where it stays is there once.
+        let whole_gradient = if self.is_whole() { 0 } else { gradient(&gradients.whole) };
+        let exact = shard + whole_gradient + gradient(&gradients.shard);
+        let whole = self.presence.borrow().numbers().map_or(0, |numbers| self.whole(numbers).num_bytes());
+        exact * self.shard().kind().elt_size_in_bytes() + whole
     }
 
     fn whole(&self, numbers: Numbers) -> &Whole {
         self.computed.as_ref().filter(|_| numbers == Numbers::Computed).unwrap_or(&self.exact)
     }
 
-    /// Starts to gather the whole, unless it is there in at least these numbers or on its way.
+    /// Lets the whole set out, unless it is there in at least these numbers or on its way.
     pub(super) fn begin(&self, ranks: &MeshRanks, wanted: Numbers) -> Result<(), RankError> {
         let wanted = if self.computed.is_some() { wanted } else { Numbers::Exact };
         let present = self.presence.borrow().numbers();
@@ -242,26 +197,40 @@ impl Flat {
                 no_grad(|| parameter.leaf.shallow_clone().set_data(view));
             }
         }
-        let gathered = whole.buffer.tensor();
-        let shard = no_grad(|| self.shard.detach().to_kind(gathered.kind()));
-        self.presence.replace(Presence::Coming(wanted, ranks.all_gather(gathered, &shard)?));
+        let arrival = self.depart(ranks, whole.buffer.tensor())?;
+        self.presence.replace(Presence::Coming(wanted, arrival));
         Ok(())
+    }
+
+    fn depart(&self, ranks: &MeshRanks, whole: &Tensor) -> Result<Arrival, RankError> {
+        if let Some(resting) = self.shard.resting().filter(|_| self.is_whole()) {
+            let is_as_it_rests = whole.kind() == self.shard().kind();
+            let coming = if is_as_it_rests { resting.depart(whole)? } else { resting.depart_anew()? };
+            return Ok(Arrival::Fetched(coming));
+        }
+        let values = self.shard.values()?;
+        let sent = no_grad(|| values.detach().to_kind(whole.kind()));
+        Ok(Arrival::Gathered(ranks.all_gather(whole, &sent)?))
     }
 
     pub(super) fn need(&self) -> Result<(), RankError> {
         let Some(numbers) = self.presence.borrow().numbers() else { return Ok(()) };
-        if let Presence::Coming(_, pending) = self.presence.replace(Presence::Here(numbers)) {
-            pending.wait()?;
+        match self.presence.replace(Presence::Here(numbers)) {
+            Presence::Coming(_, arrival) => arrival.complete(self.whole(numbers).buffer.tensor()),
+            Presence::Away | Presence::Here(_) => Ok(()),
         }
-        Ok(())
     }
 
     pub(super) fn release(&self) -> Result<(), RankError> {
-        self.need()?;
-        match self.presence.replace(Presence::Away).numbers() {
-            Some(numbers) => Ok(self.whole(numbers).buffer.release()?),
-            None => Ok(()),
-        }
+        let numbers = match self.presence.replace(Presence::Away) {
+            Presence::Away => return Ok(()),
+            Presence::Coming(numbers, arrival) => {
+                arrival.give_up()?;
+                numbers
+            }
+            Presence::Here(numbers) => numbers,
+        };
+        Ok(self.whole(numbers).buffer.release()?)
     }
 
     /// See [`super::ShardedParameters::is_as_held`].
@@ -272,9 +241,11 @@ impl Flat {
     ) -> Result<bool, E> {
         let numbers = self.presence.borrow().numbers().unwrap_or(Numbers::Exact);
         let whole = self.whole(numbers).buffer.tensor();
-        let sent = no_grad(|| self.shard.detach().to_kind(whole.kind()));
-        let own = Tensor::from_slice(&[digest(&sent)?.cast_signed()]).to_device(sent.device());
-        let all = Tensor::zeros([ranks.dp_shard() as i64], (Kind::Int64, self.shard.device()));
+        let held = self.shard.in_place().map_err(RankError::from)?;
+        let sent = no_grad(|| held.detach().to_kind(whole.kind()));
+        let device = self.shard().device();
+        let own = Tensor::from_slice(&[digest(&sent)?.cast_signed()]).to_device(device);
+        let all = Tensor::zeros([ranks.dp_shard() as i64], (Kind::Int64, device));
         ranks.all_gather(&all, &own)?.wait().map_err(RankError::from)?;
         for shard in 0..ranks.dp_shard() {
             let Range { start, end } = self.layout.range(shard);
@@ -287,19 +258,21 @@ impl Flat {
     }
 
     pub(super) fn begin_gradient(&self) {
-        let whole = Tensor::zeros([self.layout.padded_len() as i64], self.numbers());
-        for Parameter { leaf, place: Place { range, size, .. }, .. } in &self.parameters {
-            let view = whole.narrow(0, range.start as i64, range.len() as i64).view(size.as_slice());
-            rlt_torch::set_grad(leaf, Some(&view));
+        let whole = match self.is_whole() {
+            true => self.gradient_shard(),
+            false => Tensor::zeros([self.layout.padded_len() as i64], self.numbers()),
+        };
+        for Parameter { leaf, place, .. } in &self.parameters {
+            rlt_torch::set_grad(leaf, Some(&place.in_whole(&whole)));
         }
         self.gradients.borrow_mut().whole = Some(whole);
     }
 
-    /// The whole gradient, `[padded_len]`, which the leaves lose.
+    /// The whole gradient, `[padded_len]`, which the leaves lose; `None` where it is this rank's own.
     pub(super) fn take_gradient(&self) -> Option<Tensor> {
         let whole = self.gradients.borrow_mut().whole.take()?;
         self.parameters.iter().for_each(|parameter| rlt_torch::set_grad(&parameter.leaf, None));
-        Some(whole)
+        (!self.is_whole()).then_some(whole)
     }
 
     /// Adds `[shard_len]` to this rank's gradient.
@@ -314,14 +287,14 @@ impl Flat {
     /// This rank's gradient, `[shard_len]`; zeros where no pass has made one.
     pub(super) fn gradient_shard(&self) -> Tensor {
         let mut gradients = self.gradients.borrow_mut();
-        gradients.shard.get_or_insert_with(|| self.shard.zeros_like()).shallow_clone()
+        gradients.shard.get_or_insert_with(|| self.shard().zeros_like()).shallow_clone()
     }
 
     /// Makes the gradient that of the pieces.
     pub(super) fn hand_over_gradient(&self) {
         let gradient = self.gradient_shard();
         for Parameter { place, piece, .. } in &self.parameters {
-            rlt_torch::set_grad(piece, Some(&narrow(&gradient, &self.own, place)));
+            rlt_torch::set_grad(piece, Some(&place.in_shard(&gradient, &self.own)));
         }
     }
 
@@ -333,40 +306,40 @@ impl Flat {
     pub(super) fn gather(
         &self,
         ranks: &MeshRanks,
-        piece_of: impl Fn(&str) -> Option<Tensor>,
+        mut piece_of: impl FnMut(&str) -> Option<Tensor>,
     ) -> Result<Vec<(String, Tensor)>, RankError> {
         let shard = Tensor::zeros([self.layout.shard_len() as i64], self.numbers());
         for Parameter { name, place, .. } in &self.parameters {
             if let Some(piece) = piece_of(name) {
-                no_grad(|| narrow(&shard, &self.own, place).copy_(&piece.detach()));
+                no_grad(|| place.in_shard(&shard, &self.own).copy_(&piece.detach()));
             }
         }
+        self.gather_shards(ranks, &shard)
+    }
+
+    /// The parameters themselves, whole and by name, in memory of their own.
+    pub(super) fn gather_parameters(&self, ranks: &MeshRanks) -> Result<Vec<(String, Tensor)>, RankError> {
+        self.gather_shards(ranks, &self.shard.values()?)
+    }
+
+    fn gather_shards(&self, ranks: &MeshRanks, shard: &Tensor) -> Result<Vec<(String, Tensor)>, RankError> {
         let whole = Tensor::empty([self.layout.padded_len() as i64], self.numbers());
-        ranks.all_gather(&whole, &shard)?.wait()?;
-        let one = |Parameter { name, place: Place { range, size, .. }, .. }: &Parameter| {
-            let view = whole.narrow(0, range.start as i64, range.len() as i64);
-            (name.clone(), view.view(size.as_slice()))
-        };
+        ranks.all_gather(&whole, shard)?.wait()?;
+        let one = |parameter: &Parameter| (parameter.name.clone(), parameter.place.in_whole(&whole));
         Ok(self.parameters.iter().map(one).collect())
     }
 
     fn numbers(&self) -> (Kind, Device) {
-        (self.shard.kind(), self.shard.device())
+        (self.shard().kind(), self.shard().device())
     }
 }
 
-/// Where leaves lie that follow each other in a buffer, and what of each is this rank's.
-fn places(leaves: &[(String, Tensor)], layout: Shards, shard: usize) -> Vec<Place> {
-    let mut start = 0;
-    let place = |(_, leaf): &(String, Tensor)| {
-        let range = start..start + leaf.numel();
-        start = range.end;
-        Place { part: layout.part_of(&range, shard), size: leaf.size(), range }
-    };
-    leaves.iter().map(place).collect()
-}
-
-/// What of a shard that lies at `own` is a parameter's, `[len]`.
-fn narrow(shard: &Tensor, own: &Range<usize>, place: &Place) -> Tensor {
-    shard.narrow(0, (place.part.start - own.start) as i64, place.part.len() as i64)
+impl Parameter {
+    /// Takes a leaf, which becomes a view of the whole, and copies what of its values is this rank's to its `piece`.
+    fn new((name, mut leaf): (String, Tensor), place: Place, piece: Tensor, view: &Tensor) -> Self {
+        copy_excerpt(&place.excerpt(&name), &leaf, &piece);
+        no_grad(|| leaf.set_data(view));
+        let piece = piece.detach().set_requires_grad(leaf.requires_grad());
+        Self { name, leaf, place, piece }
+    }
 }

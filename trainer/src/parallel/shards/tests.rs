@@ -1,12 +1,14 @@
 //! Ranks that are threads here share a small decoder, and train it as one rank that has the whole.
 
+mod resting;
 mod saved;
 mod taken;
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::rc::Rc;
 
-use rlt_api::spec::{CriticSpec, LoraInit, LoraSpec};
+use rlt_api::spec::{CriticSpec, LoraInit, LoraSpec, OffloadSpec};
 use rlt_core::batch::{Batch, Demonstration};
 use tch::{Kind, Tensor};
 
@@ -16,9 +18,10 @@ use crate::model::{
     Adapter, Decoder, ExportOptions, LoadOptions, LoraConfig, ModelConfig, ModuleMatch, Weights,
 };
 use crate::objective::supervised_objective;
+use crate::offload::Offload;
 use crate::optim::AdamWOptions;
-use crate::parallel::tests::{actor_on_mesh, on_ranks, trained_parameters, whole_parameters};
-use crate::parallel::{DecoderParts, Numbers, RankError, Ranks, ShardedParameters};
+use crate::parallel::tests::{on_ranks, resting_actor, trained_parameters, whole_parameters};
+use crate::parallel::{DecoderParts, Numbers, Part, RankError, Ranks, ShardedParameters};
 use crate::reference::FrozenPolicy;
 use crate::update::{UpdatePlan, update};
 
@@ -37,6 +40,9 @@ struct Case {
 
 const FULL: Case =
     Case { tied: false, lora: false, activation_checkpointing: false, compute: Kind::Float, max_tokens: 8 };
+
+const ALL: OffloadSpec = OffloadSpec { parameters: true, optimizer: true, activations: true };
+const NONE: OffloadSpec = OffloadSpec { parameters: false, optimizer: false, activations: false };
 
 /// Three layers whose numbers of parameters no small number divides.
 fn config(case: Case) -> ModelConfig {
@@ -85,14 +91,22 @@ fn batch() -> Batch {
     Batch::from_demonstrations(&demonstrations)
 }
 
-fn actor(case: Case, ranks: &Ranks, dp_shard: usize) -> Actor {
-    let options = ActorOptions {
+fn actor_options(case: Case) -> ActorOptions {
+    ActorOptions {
         temperature: 0.7,
         head_chunk_tokens: 2,
         activation_checkpointing: case.activation_checkpointing,
         max_grad_norm: 1.0,
-    };
-    actor_on_mesh(decoder(case), options, ranks, dp_shard)
+    }
+}
+
+fn actor(case: Case, ranks: &Ranks, dp_shard: usize) -> Actor {
+    resting_actor(decoder(case), actor_options(case), ranks, dp_shard, &Offload::default())
+}
+
+/// The same, of which `spec` says what rests in `folder`.
+fn actor_that_rests(case: Case, ranks: &Ranks, dp_shard: usize, spec: OffloadSpec, folder: &Path) -> Actor {
+    resting_actor(decoder(case), actor_options(case), ranks, dp_shard, &Offload::new(spec, folder))
 }
 
 fn plan(case: Case, seed: u64) -> UpdatePlan {
@@ -119,7 +133,11 @@ fn numbers<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> Vec<f64> {
 
 /// Losses, gradient norms, log-probs and parameters of five updates.
 fn train(case: Case, ranks: &Ranks, dp_shard: usize) -> Vec<f64> {
-    let (batch, mut actor) = (batch(), actor(case, ranks, dp_shard));
+    train_actor(case, actor(case, ranks, dp_shard))
+}
+
+fn train_actor(case: Case, mut actor: Actor) -> Vec<f64> {
+    let batch = batch();
     let folder = tempfile::tempdir().unwrap();
     let reference = FrozenPolicy::copy_of(&actor, folder.path()).unwrap();
     let mut numbers = Vec::new();
@@ -190,7 +208,7 @@ fn ranks_read_or_draw_their_parts_of_the_very_weights_that_one_rank_has() {
                 let outline = Decoder::outline(weights.config(), &options(case)).unwrap();
                 let decoder = with_adapter(outline, case);
                 let mesh = Rc::new(ranks.on_mesh(size).unwrap());
-                let shards = ShardedParameters::new(&decoder, mesh).unwrap();
+                let shards = ShardedParameters::new(&decoder, mesh, None).unwrap();
                 shards.read(weights).unwrap();
                 whole_parameters(DecoderParts::new(&decoder, Some(&shards)))
             });
@@ -201,17 +219,22 @@ fn ranks_read_or_draw_their_parts_of_the_very_weights_that_one_rank_has() {
 
 /// What five updates of a critic report, its values after them, and on the leader its weights and moments.
 fn learn(case: Case, ranks: &Ranks, dp_shard: usize) -> (Vec<f64>, Vec<f64>) {
+    learn_beside(case, &actor(case, ranks, dp_shard), Offload::default())
+}
+
+fn learn_beside(case: Case, actor: &Actor, offload: Offload) -> (Vec<f64>, Vec<f64>) {
     let spec = CriticSpec { learning_rate: 0.001, warmup_steps: 0, value_clip: 0.2 };
     let options = CriticOptions {
         critic: spec,
         optimizer: AdamWOptions::default(),
         activation_checkpointing: case.activation_checkpointing,
         max_grad_norm: 1.0,
+        offload,
     };
-    let (mut batch, actor) = (batch(), actor(case, ranks, dp_shard));
+    let mut batch = batch();
     let lora = LoraSpec { rank: 2, ..LoraSpec::default() };
-    let mut critic =
-        Critic::beginning_as(&actor, case.lora.then_some((&lora, 5)), options, ranks.clone()).unwrap();
+    let lora = case.lora.then_some((&lora, 5));
+    let mut critic = Critic::beginning_as(actor, lora, options, actor.ranks().clone()).unwrap();
     let returns = (0..batch.rows.num_tokens()).map(|at| (at as f64 * 0.3).sin()).collect();
     (batch.values, batch.returns) = (Some(critic.values(&batch, case.max_tokens).unwrap()), Some(returns));
     let mut reported = Vec::new();
@@ -262,6 +285,7 @@ fn a_critic_s_adapter_lies_on_the_actor_s_own_shards() {
             optimizer: AdamWOptions::default(),
             activation_checkpointing: false,
             max_grad_norm: 1.0,
+            offload: Offload::default(),
         };
         let lora = LoraSpec { rank: 1, ..LoraSpec::default() };
         let mut critic = Critic::beginning_as(&actor, Some((&lora, 5)), options, ranks.clone()).unwrap();
@@ -269,7 +293,8 @@ fn a_critic_s_adapter_lies_on_the_actor_s_own_shards() {
         critic.values(&batch(), 64).unwrap();
         assert_eq!(actor.shards().unwrap().num_bytes(), at_rest, "what has come for the critic has gone");
         let of_critic = critic.trained().shards.unwrap().num_bytes();
-        let trained: usize = critic.state_tensors().iter().take(3).map(|(_, tensor)| tensor.numel()).sum();
+        let trained: usize =
+            critic.state_tensors().unwrap().iter().take(3).map(|(_, tensor)| tensor.numel()).sum();
         assert!(trained > 0 && of_critic < actor.shards().unwrap().num_bytes());
     });
 }
@@ -337,7 +362,8 @@ fn at_rest_a_rank_holds_its_part_and_nothing_more() {
             assert!(at_rest.contains(&num_bytes(&actor)));
             update(&mut actor, &batch, &plan).unwrap();
             assert!(at_rest.contains(&num_bytes(&actor)), "{} of {at_rest:?}", num_bytes(&actor));
-            let moments: usize = actor.optimizer.state_tensors().iter().map(|(_, t)| t.numel()).sum();
+            let moments: usize =
+                actor.optimizer.state_tensors().unwrap().iter().map(|(_, t)| t.numel()).sum();
             let num_pieces = actor.shards().unwrap().pieces().len();
             let expected = 2 * (num_trained / 3)..=2 * (num_trained / 3 + 4) + num_pieces;
             assert!((expected).contains(&moments), "{moments} of {expected:?}");

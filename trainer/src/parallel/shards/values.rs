@@ -8,7 +8,8 @@ use rlt_core::excerpt::Excerpt;
 use rlt_torch::TensorFile;
 use tch::{Device, Tensor};
 
-use super::flat::{Flat, copy_excerpt};
+use super::flat::Flat;
+use super::place::copy_excerpt;
 use super::{Part, ShardedParameters};
 use crate::model::{ModelError, NamedTensors, Weights};
 use crate::parallel::RankError;
@@ -17,9 +18,47 @@ impl ShardedParameters {
     /// Lets `fill` write every piece that this rank has, `[len]`, from what it is an excerpt of.
     ///
     /// # Errors
-    /// What `fill` fails with.
-    pub fn fill<E>(&self, mut fill: impl FnMut(&Excerpt<'_>, &Tensor) -> Result<(), E>) -> Result<(), E> {
+    /// What `fill` fails with, or when a piece that rests cannot be fetched or put back.
+    pub fn fill<E: From<rlt_torch::Error>>(
+        &self,
+        mut fill: impl FnMut(&Excerpt<'_>, &Tensor) -> Result<(), E>,
+    ) -> Result<(), E> {
         self.parts().try_for_each(|part| self.fill_part(part, &mut fill))
+    }
+
+    /// The same of the trained parameters alone.
+    ///
+    /// # Errors
+    /// As [`Self::fill`].
+    pub(crate) fn fill_trained<E: From<rlt_torch::Error>>(
+        &self,
+        mut fill: impl FnMut(&Excerpt<'_>, &Tensor) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.trained().try_for_each(|flat| flat.fill(&mut fill))
+    }
+
+    /// Shows `see` every piece that this rank has, `[len]`, where it is: one that rests is on the host, and takes memory while it
+    /// is read. It may be kept, but not beyond the next change of the parameters.
+    ///
+    /// # Errors
+    /// What `see` fails with, or when a piece that rests cannot be read.
+    pub(crate) fn show<E: From<RankError>>(
+        &self,
+        mut see: impl FnMut(&Excerpt<'_>, &Tensor) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut flats = self.parts().flat_map(|part| self.unit(part).flats());
+        flats.try_for_each(|flat| flat.show(&mut see))
+    }
+
+    /// The same of the trained parameters alone.
+    ///
+    /// # Errors
+    /// As [`Self::show`].
+    pub(crate) fn show_trained<E: From<RankError>>(
+        &self,
+        mut see: impl FnMut(&Excerpt<'_>, &Tensor) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.trained().try_for_each(|flat| flat.show(&mut see))
     }
 
     /// Gives this rank's pieces of a model's parameters their weights; an adapter keeps what it has.
@@ -33,7 +72,7 @@ impl ShardedParameters {
         })
     }
 
-    fn fill_part<E>(
+    fn fill_part<E: From<rlt_torch::Error>>(
         &self,
         part: Part,
         fill: &mut impl FnMut(&Excerpt<'_>, &Tensor) -> Result<(), E>,
@@ -89,7 +128,7 @@ impl ShardedParameters {
 
     /// Moves the shards of a frozen model on the CPU into a nameless file of `folder`, from where they are gathered in place:
     /// while the model rests ([`Self::rest`]) they take none of the process's memory. Elsewhere than on the CPU nothing
-    /// happens.
+    /// happens, and where they rest already.
     ///
     /// # Errors
     /// When the file cannot be written; the shards then stay where they are.
@@ -97,7 +136,7 @@ impl ShardedParameters {
         let units = self.layers.iter_mut().chain([&mut self.outer]);
         let frozen = units.flat_map(|unit| &mut unit.frozen);
         let mut flats: Vec<&mut Flat> = frozen.filter_map(Rc::get_mut).collect();
-        if flats.iter().any(|flat| flat.shard().device() != Device::Cpu) {
+        if flats.iter().any(|flat| flat.shard().device() != Device::Cpu || flat.is_resting()) {
             return Ok(());
         }
         let resident: Vec<Tensor> = flats.iter().map(|flat| flat.shard().shallow_clone()).collect();
@@ -106,6 +145,11 @@ impl ShardedParameters {
         flats.iter_mut().zip(lying).for_each(|(flat, shard)| flat.lie_in(shard));
         self.resting_place = Some(file);
         Ok(())
+    }
+
+    /// Whether shards rest away from the device.
+    pub(crate) fn is_resting(&self) -> bool {
+        self.parts().flat_map(|part| self.unit(part).flats()).any(Flat::is_resting)
     }
 
     /// Gives the memory of shards that lie in a file back until they are read again; nothing changes otherwise.

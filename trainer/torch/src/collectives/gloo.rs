@@ -12,7 +12,6 @@ use super::border;
 use super::pending::{Finish, Work};
 use super::seat::{Seat, add_chunks, check_sizes, check_splits};
 use super::store::Store;
-use super::traffic::{all_gather, all_to_all, num_bytes, ring_all_reduce, row_bytes, tree_broadcast};
 use super::{CollectiveError, Collectives, Pending, Reduction, RendezvousError};
 use crate::border::{Outcome, check, raw};
 
@@ -83,8 +82,7 @@ impl GlooGroup {
         (input, input_splits): (Tensor, &[i64]),
         finish: Option<Finish>,
     ) -> Result<Pending, CollectiveError> {
-        let row = row_bytes(&input).max(row_bytes(&output));
-        self.seat.meter.count(all_to_all(self.seat.place, row, input_splits, output_splits));
+        self.seat.count_exchange((&output, output_splits), (&input, input_splits));
         let keeps = vec![output.shallow_clone(), input.shallow_clone()];
         let work = self.start(operation, keeps, |group, out| {
             // SAFETY: a live group, borrowed tensors, one split for each rank (checked) and a place for the result.
@@ -129,10 +127,7 @@ impl Collectives for GlooGroup {
     }
 
     fn all_reduce(&mut self, tensor: &Tensor, reduction: Reduction) -> Result<Pending, CollectiveError> {
-        check_sizes("all-reduce", &self.seat.name, (tensor, 1), (tensor, 1))?;
-        let element = tensor.kind().elt_size_in_bytes() as u64;
-        let (place, size) = (self.seat.place, self.size());
-        self.seat.meter.count(ring_all_reduce(place, size, num_bytes(tensor), element));
+        self.seat.admit_all_reduce(tensor)?;
         let work = self.start("all-reduce", vec![tensor.shallow_clone()], |group, out| {
             // SAFETY: a live group, a borrowed tensor and a place for the result.
             unsafe { border::rlt_all_reduce(group, raw(tensor), reduction.code(), out) }
@@ -162,8 +157,7 @@ impl Collectives for GlooGroup {
     }
 
     fn all_gather(&mut self, output: &Tensor, input: &Tensor) -> Result<Pending, CollectiveError> {
-        check_sizes("all-gather", &self.seat.name, (output, 1), (input, self.size() as i64))?;
-        self.seat.meter.count(all_gather(self.size(), num_bytes(input)));
+        self.seat.admit_all_gather(output, input)?;
         let keeps = vec![output.shallow_clone(), input.shallow_clone()];
         // c10d wants the output's first dim to be `size` times the input's.
         let (flat_output, flat_input) = (output.detach().view(-1), input.detach().view(-1));
@@ -186,9 +180,7 @@ impl Collectives for GlooGroup {
     }
 
     fn broadcast(&mut self, tensor: &Tensor, root: usize) -> Result<Pending, CollectiveError> {
-        check_sizes("broadcast", &self.seat.name, (tensor, 1), (tensor, 1))?;
-        self.seat.check_root(root)?;
-        self.seat.meter.count(tree_broadcast(self.seat.place, self.size(), root, num_bytes(tensor)));
+        self.seat.admit_broadcast(tensor, root)?;
         let work = self.start("broadcast", vec![tensor.shallow_clone()], |group, out| {
             // SAFETY: a live group, a borrowed tensor and a place for the result.
             unsafe { border::rlt_broadcast(group, raw(tensor), root as i64, out) }

@@ -19,7 +19,7 @@ use super::border;
 use super::pending::{Finish, Work};
 use super::seat::{Seat, add_chunks, check_sizes, check_splits};
 use super::store::Store;
-use super::traffic::{all_gather, all_to_all, num_bytes, ring_all_reduce, row_bytes, tree_broadcast};
+use super::traffic::{all_gather, num_bytes};
 use super::{CollectiveError, Collectives, Pending, Reduction};
 use crate::border::{Outcome, raw};
 
@@ -97,8 +97,7 @@ impl NcclGroup {
         (input, input_splits): (Tensor, &[i64]),
         finish: Option<Finish>,
     ) -> Result<Pending, CollectiveError> {
-        let row = row_bytes(&input).max(row_bytes(&output));
-        self.seat.meter.count(all_to_all(self.seat.place, row, input_splits, output_splits));
+        self.seat.count_exchange((&output, output_splits), (&input, input_splits));
         let keeps = vec![output.shallow_clone(), input.shallow_clone()];
         let size = self.seat.size() as i32;
         let (into, from) = (output_splits.as_ptr(), input_splits.as_ptr());
@@ -123,10 +122,7 @@ impl Collectives for NcclGroup {
     }
 
     fn all_reduce(&mut self, tensor: &Tensor, reduction: Reduction) -> Result<Pending, CollectiveError> {
-        check_sizes("all-reduce", &self.seat.name, (tensor, 1), (tensor, 1))?;
-        let element = tensor.kind().elt_size_in_bytes() as u64;
-        let (place, size) = (self.seat.place, self.size());
-        self.seat.meter.count(ring_all_reduce(place, size, num_bytes(tensor), element));
+        self.seat.admit_all_reduce(tensor)?;
         self.start("all-reduce", vec![tensor.shallow_clone()], None, |link| {
             // SAFETY: a live communicator and a borrowed tensor.
             unsafe { border::rlt_nccl_all_reduce(link, raw(tensor), reduction.code()) }
@@ -156,8 +152,7 @@ impl Collectives for NcclGroup {
     }
 
     fn all_gather(&mut self, output: &Tensor, input: &Tensor) -> Result<Pending, CollectiveError> {
-        check_sizes("all-gather", &self.seat.name, (output, 1), (input, self.size() as i64))?;
-        self.seat.meter.count(all_gather(self.size(), num_bytes(input)));
+        self.seat.admit_all_gather(output, input)?;
         let keeps = vec![output.shallow_clone(), input.shallow_clone()];
         self.start("all-gather", keeps, None, |link| {
             // SAFETY: a live communicator and borrowed tensors.
@@ -177,9 +172,7 @@ impl Collectives for NcclGroup {
     }
 
     fn broadcast(&mut self, tensor: &Tensor, root: usize) -> Result<Pending, CollectiveError> {
-        check_sizes("broadcast", &self.seat.name, (tensor, 1), (tensor, 1))?;
-        self.seat.check_root(root)?;
-        self.seat.meter.count(tree_broadcast(self.seat.place, self.size(), root, num_bytes(tensor)));
+        self.seat.admit_broadcast(tensor, root)?;
         self.start("broadcast", vec![tensor.shallow_clone()], None, |link| {
             // SAFETY: a live communicator and a borrowed tensor.
             unsafe { border::rlt_nccl_broadcast(link, raw(tensor), root as i32) }

@@ -1,4 +1,5 @@
-//! A rank's place in a group, and whether tensors fit the group's operations. Nothing here sends anything.
+//! A rank's place in a group, whether tensors fit the group's operations, and the bytes that these exchange over
+//! any transport. Nothing here sends anything.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +7,7 @@ use std::time::Duration;
 use tch::{Kind, Tensor, no_grad};
 
 use super::pulse::Pulse;
-use super::traffic::Meter;
+use super::traffic::{Meter, all_gather, all_to_all, num_bytes, ring_all_reduce, row_bytes, tree_broadcast};
 use super::{CollectiveError, Diagnosis};
 
 /// What a rank needs to be in a group over any transport.
@@ -53,8 +54,41 @@ impl Seat {
         CollectiveError::Failed { operation, group, sequence, diagnosis, message }
     }
 
+    /// Counts an all-reduce of `tensor`, if it fits.
+    pub(super) fn admit_all_reduce(&self, tensor: &Tensor) -> Result<(), CollectiveError> {
+        check_sizes("all-reduce", &self.name, (tensor, 1), (tensor, 1))?;
+        let element = tensor.kind().elt_size_in_bytes() as u64;
+        self.meter.count(ring_all_reduce(self.place, self.size(), num_bytes(tensor), element));
+        Ok(())
+    }
+
+    /// Counts an all-gather, if its tensors fit.
+    pub(super) fn admit_all_gather(&self, output: &Tensor, input: &Tensor) -> Result<(), CollectiveError> {
+        check_sizes("all-gather", &self.name, (output, 1), (input, self.size() as i64))?;
+        self.meter.count(all_gather(self.size(), num_bytes(input)));
+        Ok(())
+    }
+
+    /// Counts a broadcast of `tensor`, if it and its root fit.
+    pub(super) fn admit_broadcast(&self, tensor: &Tensor, root: usize) -> Result<(), CollectiveError> {
+        check_sizes("broadcast", &self.name, (tensor, 1), (tensor, 1))?;
+        self.check_root(root)?;
+        self.meter.count(tree_broadcast(self.place, self.size(), root, num_bytes(tensor)));
+        Ok(())
+    }
+
+    /// Counts the rows that go to the others and come from them.
+    pub(super) fn count_exchange(
+        &self,
+        (output, output_splits): (&Tensor, &[i64]),
+        (input, input_splits): (&Tensor, &[i64]),
+    ) {
+        let row = row_bytes(input).max(row_bytes(output));
+        self.meter.count(all_to_all(self.place, row, input_splits, output_splits));
+    }
+
     /// Fails unless `root` is a place in the group.
-    pub(super) fn check_root(&self, root: usize) -> Result<(), CollectiveError> {
+    fn check_root(&self, root: usize) -> Result<(), CollectiveError> {
         if root < self.size() {
             return Ok(());
         }

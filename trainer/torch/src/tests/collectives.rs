@@ -103,7 +103,6 @@ fn every_collective_is_what_its_definition_says_on_one_to_four_ranks() {
     }
 }
 
-/// Rank `from` sends `(from + 2 to) % 3` rows to rank `to`, which is sometimes none.
 #[test]
 fn a_long_reduce_scatter_in_pieces_adds_up_the_same_numbers() {
     // 24 MB from three ranks, where 16 MiB are received at once.
@@ -117,6 +116,7 @@ fn a_long_reduce_scatter_in_pieces_adds_up_the_same_numbers() {
     });
 }
 
+/// Rank `from` sends `(from + 2 to) % 3` rows to rank `to`, which is sometimes none.
 #[test]
 fn all_to_all_takes_uneven_and_empty_splits() {
     let rows = |from: usize, to: usize| ((from + 2 * to) % 3) as i64;

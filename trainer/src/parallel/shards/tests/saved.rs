@@ -10,7 +10,15 @@ use crate::checkpoint::{Checkpoint, CheckpointStore};
 use crate::saving::{Patience, Saving, Settled};
 
 /// How ranks lay out a model and its tokens: how many, by `dpShard`, by `sp`.
-type Layout = (usize, usize, usize);
+pub(super) type Layout = (usize, usize, usize);
+
+/// What is trained, on which ranks, and what of it rests.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Way {
+    pub case: Case,
+    pub layout: Layout,
+    pub rests: OffloadSpec,
+}
 
 fn on_layout<T: Send>((size, _, sp): Layout, body: impl Fn(&Ranks) -> T + Sync) -> Vec<T> {
     match size {
@@ -31,9 +39,9 @@ fn train_on(actor: &mut Actor, case: Case, steps: std::ops::Range<u64>) {
 }
 
 /// Two updates, a checkpoint in `dir`, two more; the state at the checkpoint, and at the end.
-fn save(case: Case, layout: Layout, dir: &Path) -> [BTreeMap<String, Tensor>; 2] {
+pub(super) fn save(Way { case, layout, rests }: Way, dir: &Path) -> [BTreeMap<String, Tensor>; 2] {
     let ended = on_layout(layout, |ranks| {
-        let mut actor = actor(case, ranks, layout.1);
+        let mut actor = actor_that_rests(case, ranks, layout.1, rests, dir);
         train_on(&mut actor, case, 0..2);
         let mut store = match ranks.is_leader() {
             true => CheckpointStore::open(dir, 1).unwrap(),
@@ -42,7 +50,7 @@ fn save(case: Case, layout: Layout, dir: &Path) -> [BTreeMap<String, Tensor>; 2]
         let mut saving = Saving::prepare(ranks, &store).unwrap();
         assert!(saving.is_shared());
         let saved = state_of(&mut actor);
-        saving.begin((ranks, &store), 2, json!({}), Some(actor.trained().parts())).unwrap();
+        saving.begin((ranks, &store), 2, json!({}), Some(actor.trained().parts().unwrap())).unwrap();
         // What happens to the weights from now on is no part of it.
         train_on(&mut actor, case, 2..4);
         let settled = saving.settle((ranks, &mut store), Patience::Until).unwrap();
@@ -53,9 +61,10 @@ fn save(case: Case, layout: Layout, dir: &Path) -> [BTreeMap<String, Tensor>; 2]
 }
 
 /// The state that the checkpoint gives, and that after two more updates.
-fn go_on(case: Case, layout: Layout, path: &Path) -> [BTreeMap<String, Tensor>; 2] {
+pub(super) fn go_on(Way { case, layout, rests }: Way, path: &Path) -> [BTreeMap<String, Tensor>; 2] {
+    let folder = tempfile::tempdir().unwrap();
     let ended = on_layout(layout, |ranks| {
-        let mut actor = actor(case, ranks, layout.1);
+        let mut actor = actor_that_rests(case, ranks, layout.1, rests, folder.path());
         actor.trained().restore(&Checkpoint::open(path).unwrap()).unwrap();
         let restored = state_of(&mut actor);
         train_on(&mut actor, case, 2..4);
@@ -77,7 +86,8 @@ fn any_number_of_ranks_goes_on_from_what_any_number_has_saved() {
         (adapter, (4, 2, 1), &[(1, 1, 1), (3, 3, 1)]),
     ] {
         let dir = tempfile::tempdir().unwrap();
-        let [saved, ended] = save(case, layout, dir.path());
+        let way = |layout| Way { case, layout, rests: NONE };
+        let [saved, ended] = save(way(layout), dir.path());
         let path = dir.path().join("step-000002");
         let checkpoint = Checkpoint::open(&path).unwrap();
         assert_eq!(checkpoint.manifest().files.len(), layout.0 + 1, "a file of each rank, and the state");
@@ -87,7 +97,7 @@ fn any_number_of_ranks_goes_on_from_what_any_number_has_saved() {
             assert!(checkpoint.tensor(name).unwrap().equal(tensor), "{name} of {layout:?}");
         }
         for heir in heirs {
-            let [restored, went_on] = go_on(case, *heir, &path);
+            let [restored, went_on] = go_on(way(*heir), &path);
             assert_eq!(restored, saved, "{heir:?} from {layout:?}");
             assert!(went_on.keys().eq(ended.keys()));
             let difference = largest_difference(&numbers(ended.values()), &numbers(went_on.values()));

@@ -49,10 +49,11 @@ fn put_adapter_to_work(actor: &Actor) {
     };
     match actor.shards() {
         Some(shards) => {
-            let Ok(()) = shards.fill(|excerpt, piece| {
+            let filled = shards.fill(|excerpt, piece| {
                 set(excerpt.name, piece.shallow_clone());
-                Ok::<(), std::convert::Infallible>(())
+                Ok::<(), RankError>(())
             });
+            filled.unwrap();
         }
         None => actor.decoder.adapter_parameters().into_iter().for_each(|(name, leaf)| set(&name, leaf)),
     }
@@ -66,8 +67,9 @@ fn engine() -> RolloutEngine {
 fn an_engine_samples_from_shards_what_it_samples_from_the_whole() {
     let (tied, adapter) = (Case { tied: true, ..FULL }, Case { lora: true, ..FULL });
     for (case, size) in [(FULL, 3), (tied, 2), (adapter, 2), (Case { compute: Kind::BFloat16, ..tied }, 2)] {
-        let drawn = |ranks: &Ranks, dp_shard| {
-            let actor = actor(case, ranks, dp_shard);
+        let folder = tempfile::tempdir().unwrap();
+        let drawn = |ranks: &Ranks, dp_shard, rests| {
+            let actor = actor_that_rests(case, ranks, dp_shard, rests, folder.path());
             put_adapter_to_work(&actor);
             let mut engine = engine();
             let at_rest = actor.shards().map(ShardedParameters::num_bytes);
@@ -75,18 +77,22 @@ fn an_engine_samples_from_shards_what_it_samples_from_the_whole() {
             assert_eq!(actor.shards().map(ShardedParameters::num_bytes), at_rest, "what has come has gone");
             sample(&mut engine, actor.parts()).unwrap()
         };
-        let whole = drawn(&Ranks::alone(), 1);
-        for samples in on_ranks(size, |ranks| drawn(&ranks, size)) {
-            // The same products of the same bits.
-            assert_eq!(samples, whole, "{case:?}");
+        let whole = drawn(&Ranks::alone(), 1, NONE);
+        // The same products of the same bits.
+        assert_eq!(drawn(&Ranks::alone(), 1, ALL), whole, "{case:?} at rest");
+        for rests in [NONE, ALL] {
+            for samples in on_ranks(size, |ranks| drawn(&ranks, size, rests)) {
+                assert_eq!(samples, whole, "{case:?} with {rests:?}");
+            }
         }
     }
 }
 
 #[test]
 fn a_rank_whose_shard_has_changed_since_the_synchronisation_refuses_to_generate() {
-    let refused = on_ranks(2, |ranks| {
-        let mut actor = actor(FULL, &ranks, 2);
+    let folder = tempfile::tempdir().unwrap();
+    let refuses = |ranks: &Ranks, rests| {
+        let mut actor = actor_that_rests(FULL, ranks, ranks.size(), rests, folder.path());
         let mut engine = engine();
         engine.sync_weights(actor.parts(), 1).unwrap();
         sample(&mut engine, actor.parts()).unwrap();
@@ -95,8 +101,9 @@ fn a_rank_whose_shard_has_changed_since_the_synchronisation_refuses_to_generate(
         engine.sync_weights(actor.parts(), 2).unwrap();
         sample(&mut engine, actor.parts()).unwrap();
         matches!(error, RolloutError::StaleWeights { policy_version: 1, .. })
-    });
-    assert_eq!(refused, [true, true]);
+    };
+    assert_eq!(on_ranks(2, |ranks| refuses(&ranks, NONE)), [true, true]);
+    assert!(refuses(&Ranks::alone(), OffloadSpec { parameters: true, ..NONE }));
 }
 
 #[test]

@@ -1,0 +1,110 @@
+//! A job whose parameters, moments and layer inputs rest in files is the job in which they stay, bit for bit, in less memory; and a
+//! disk without room for them is told by its name.
+
+use std::io::Write as _;
+
+use serde_json::{Value, json};
+
+use crate::job::{Place, merge, tiny, tiny_with};
+use crate::memory;
+use crate::resume::assert_same_run;
+use crate::run_folder::SmallDisk;
+
+/// `changes` with layer inputs alone kept, and everything resting or nothing.
+fn job(changes: &Value, rests: bool) -> Value {
+    let mut manifest = tiny_with(changes.clone());
+    let offload = json!({ "parameters": rests, "optimizer": rests, "activations": rests });
+    merge(
+        &mut manifest["spec"],
+        json!({ "training": { "activationCheckpointing": true, "offload": offload } }),
+    );
+    manifest
+}
+
+/// All roles: a critic, and a reference of its own or that of an adapter.
+fn roles() -> Value {
+    json!({
+        "model": { "architecture": { "numLayers": 2 } },
+        "algorithm": { "kind": "PPO", "critic": { "learningRate": 0.01 }, "kl": { "placement": "Loss", "coefficient": 0.1 } },
+        "training": { "promptsPerUpdate": 1 }
+    })
+}
+
+#[test]
+fn a_run_in_which_everything_rests_is_the_run_in_which_nothing_does() {
+    let mut adapters = roles();
+    merge(&mut adapters, json!({ "model": { "lora": { "rank": 4 } } }));
+    let supervised = json!({ "algorithm": { "coldStart": { "steps": 2, "batchSize": 5 } } });
+    for changes in [roles(), adapters, supervised] {
+        let (staying, resting) = (Place::new(), Place::new());
+        staying.train(&job(&changes, false)).expect(0, &[]);
+        resting.train(&job(&changes, true)).expect(0, &[]);
+        assert_same_run(&staying, &resting);
+    }
+}
+
+/// With a cold start, after which the reference is in checkpoints too.
+#[test]
+fn a_run_goes_on_with_what_stayed_at_rest_and_back() {
+    let mut changes = roles();
+    merge(&mut changes, json!({ "algorithm": { "coldStart": { "steps": 2, "batchSize": 5 } } }));
+    let steps = |steps: u64, rests: bool| {
+        let mut manifest = job(&changes, rests);
+        merge(&mut manifest["spec"], json!({ "training": { "steps": steps } }));
+        manifest
+    };
+    let (whole, resumed) = (Place::new(), Place::new());
+    whole.train(&steps(6, false)).expect(0, &[]);
+    for (num_steps, rests, says) in
+        [(2, true, None), (4, false, Some("after step 2")), (6, true, Some("after step 4"))]
+    {
+        resumed.train(&steps(num_steps, rests)).expect(0, says.as_slice());
+    }
+    assert_same_run(&whole, &resumed);
+}
+
+/// Supervised, for sampling has a packed copy of the whole model.
+#[test]
+fn what_rests_takes_the_memory_that_was_estimated_and_gives_back_what_it_took() {
+    let measured = [false, true].map(|rests| {
+        let mut manifest = memory::large();
+        let all = json!({ "parameters": rests, "optimizer": rests, "activations": rests });
+        let changes = json!({
+            "model": { "architecture": { "numLayers": 12 } },
+            "algorithm": { "kind": "SFT" },
+            "rewards": { "functions": [] },
+            "data": { "task": { "numTrain": 64 } },
+            "rollout": { "maxCompletionTokens": 8 },
+            "training": {
+                "steps": 2, "promptsPerStep": 22, "maxTokensPerMicroBatch": 256, "activationCheckpointing": true, "offload": all,
+                "evaluateBefore": false
+            }
+        });
+        merge(&mut manifest["spec"], changes);
+        let place = Place::new();
+        memory::train_as_estimated(if rests { "at rest" } else { "at hand" }, &place, &manifest);
+        memory::measured(&place.run(""))
+    });
+    // 12 bytes for each of 21 million parameters, less two layers and what is fetched for an update.
+    let fallen = (measured[0] - measured[1]) * 1024.0;
+    assert!(fallen > 200.0, "{measured:?} GiB differ by {fallen:.0} MiB");
+}
+
+#[test]
+fn a_full_disk_ends_a_run_retryably_and_names_what_had_no_room_there() {
+    let place = Place::new();
+    let folder = place.run("");
+    let Some(_disk) = SmallDisk::mount(&folder, "1m") else {
+        writeln!(std::io::stderr(), "SKIPPED: a full disk is not tested, since this process may not mount")
+            .unwrap();
+        return;
+    };
+    let wide = json!({ "model": { "architecture": { "hiddenSize": 128, "intermediateSize": 512 } } });
+    let mut manifest = tiny();
+    merge(&mut manifest["spec"], wide);
+    merge(&mut manifest["spec"], json!({ "training": { "offload": { "optimizer": true } } }));
+    let folder = folder.display().to_string();
+    let words =
+        ["moments of parameter", "nameless file of", folder.trim_end_matches('/'), "No space left on device"];
+    place.train(&manifest).expect(75, &words);
+}

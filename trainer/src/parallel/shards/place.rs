@@ -1,0 +1,82 @@
+//! Where parameters lie that follow each other in a flat buffer, and what of each is in one rank's shard of it.
+
+use std::ops::Range;
+
+use rlt_api::plan::READ_CHUNK_NUMBERS;
+use rlt_core::excerpt::Excerpt;
+use rlt_core::mesh::Shards;
+use tch::{Tensor, no_grad};
+
+/// Bytes between places where memory is read fastest.
+const CACHE_LINE: usize = 64;
+
+/// A parameter's place in the buffer, and what of it lies in this rank's shard.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub(super) range: Range<usize>,
+    pub(super) size: Vec<i64>,
+    pub(super) part: Range<usize>,
+}
+
+impl Place {
+    /// What of the parameter lies in the shard.
+    pub(super) fn excerpt<'a>(&'a self, name: &'a str) -> Excerpt<'a> {
+        // A part that is empty may lie beyond the parameter's end.
+        let start = self.part.start.saturating_sub(self.range.start).min(self.range.len());
+        Excerpt { name, shape: &self.size, range: start..start + self.part.len() }
+    }
+
+    /// The parameter in all of the buffer, `[padded_len]`, in its own size.
+    pub(super) fn in_whole(&self, whole: &Tensor) -> Tensor {
+        whole.narrow(0, self.range.start as i64, self.range.len() as i64).view(self.size.as_slice())
+    }
+
+    /// What of a shard that lies at `own` is the parameter's, `[len]`.
+    pub(super) fn in_shard(&self, shard: &Tensor, own: &Range<usize>) -> Tensor {
+        shard.narrow(0, (self.part.start - own.start) as i64, self.part.len() as i64)
+    }
+}
+
+/// Where each leaf lies that follow each other in a buffer of `num_shards`: one behind the other, or where there is one shard from a
+/// cache line on, of numbers of `width` bytes.
+pub(super) fn ranges(leaves: &[(String, Tensor)], num_shards: usize, width: usize) -> Vec<Range<usize>> {
+    let step = if num_shards == 1 { CACHE_LINE / width } else { 1 };
+    let mut end = 0_usize;
+    let range = |(_, leaf): &(String, Tensor)| {
+        let start = end.next_multiple_of(step);
+        end = start + leaf.numel();
+        start..end
+    };
+    leaves.iter().map(range).collect()
+}
+
+/// The places of leaves that lie at `ranges`, with what of each is in shard `shard` of `layout`.
+pub(super) fn places(
+    leaves: &[(String, Tensor)],
+    ranges: Vec<Range<usize>>,
+    layout: Shards,
+    shard: usize,
+) -> Vec<Place> {
+    let place = |((_, leaf), range): (&(String, Tensor), Range<usize>)| Place {
+        part: layout.part_of(&range, shard),
+        size: leaf.size(),
+        range,
+    };
+    leaves.iter().zip(ranges).map(place).collect()
+}
+
+/// Copies an excerpt of the whole tensor over `values`, `[len]`. Of a tensor whose numbers do not lie in order, such as one that
+/// has a single number for all, a chunk is laid out at a time.
+pub(super) fn copy_excerpt(excerpt: &Excerpt<'_>, whole: &Tensor, values: &Tensor) {
+    let whole = if whole.dim() == 0 { whole.detach().view(1) } else { whole.detach() };
+    let chunks = excerpt.chunks(READ_CHUNK_NUMBERS as usize);
+    no_grad(|| {
+        chunks.for_each(|chunk| {
+            let (rows, place) = (chunk.rows(), chunk.place_in_rows());
+            let rows = whole.narrow(0, rows.start as i64, rows.len() as i64).contiguous().view(-1);
+            let start = (chunk.range.start - excerpt.range.start) as i64;
+            let len = place.len() as i64;
+            values.narrow(0, start, len).copy_(&rows.narrow(0, place.start as i64, len));
+        });
+    });
+}

@@ -1,0 +1,163 @@
+//! What rests away from its device trains as what stays, bit for bit: every role, on one rank and on several, and from either's
+//! checkpoints.
+
+use super::saved::{Layout, Way, go_on, save};
+use super::*;
+
+/// Several micro-batches for each update, of which inputs alone are kept.
+const TIED: Case = Case { tied: true, activation_checkpointing: true, ..FULL };
+const UNTIED: Case = Case { activation_checkpointing: true, ..FULL };
+const ADAPTER: Case = Case { lora: true, activation_checkpointing: true, ..FULL };
+
+/// What `body` makes on every rank, which must be the same; that of the first.
+fn everywhere<T: PartialEq + std::fmt::Debug + Send>(size: usize, body: impl Fn(&Ranks) -> T + Sync) -> T {
+    if size == 1 {
+        return body(&Ranks::alone());
+    }
+    let mut all = on_ranks(size, |ranks| body(&ranks));
+    assert!(all.iter().all(|one| one == &all[0]), "ranks differ");
+    all.swap_remove(0)
+}
+
+#[test]
+fn an_actor_that_rests_trains_as_one_that_stays() {
+    let alone = [
+        OffloadSpec { optimizer: true, ..NONE },
+        OffloadSpec { activations: true, ..NONE },
+        OffloadSpec { parameters: true, ..NONE },
+        ALL,
+    ];
+    let in_bf16 = Case { compute: Kind::BFloat16, ..UNTIED };
+    for (case, size, dp_shard, specs) in [
+        (UNTIED, 1, 1, &alone[..]),
+        (TIED, 1, 1, &[ALL]),
+        (in_bf16, 1, 1, &[ALL]),
+        (ADAPTER, 1, 1, &[ALL]),
+        (TIED, 2, 1, &[ALL]),
+        (UNTIED, 2, 2, &[ALL]),
+        (ADAPTER, 2, 2, &[ALL]),
+    ] {
+        let trained = |spec| {
+            let folder = tempfile::tempdir().unwrap();
+            everywhere(size, |ranks| {
+                train_actor(case, actor_that_rests(case, ranks, dp_shard, spec, folder.path()))
+            })
+        };
+        let expected = trained(NONE);
+        for spec in specs {
+            assert!(trained(*spec) == expected, "{case:?} on {size} ranks by {dp_shard} with {spec:?}");
+        }
+    }
+}
+
+#[test]
+fn a_critic_that_rests_learns_as_one_that_stays() {
+    for (case, size, dp_shard) in [(TIED, 1, 1), (ADAPTER, 1, 1), (UNTIED, 2, 2), (ADAPTER, 2, 2)] {
+        let learned = |spec| {
+            let folder = tempfile::tempdir().unwrap();
+            // The leader alone has all weights and moments.
+            let state = std::sync::Mutex::new(Vec::new());
+            let reported = everywhere(size, |ranks| {
+                let actor = actor_that_rests(case, ranks, dp_shard, spec, folder.path());
+                let (reported, own) = learn_beside(case, &actor, Offload::new(spec, folder.path()));
+                if ranks.is_leader() {
+                    *state.lock().unwrap() = own;
+                }
+                reported
+            });
+            (reported, state.into_inner().unwrap())
+        };
+        let (resting, staying) = (learned(ALL), learned(NONE));
+        assert!(!staying.1.is_empty() && resting == staying, "{case:?} on {size} ranks by {dp_shard}");
+    }
+}
+
+#[test]
+fn a_checkpoint_goes_on_whether_what_it_holds_rests_or_stays() {
+    let in_bf16 = Case { compute: Kind::BFloat16, ..UNTIED };
+    let (alone, copies, shards): (Layout, Layout, Layout) = ((1, 1, 1), (2, 1, 1), (4, 2, 1));
+    for (case, layout, changes) in [
+        (TIED, alone, &[(NONE, ALL), (ALL, NONE), (ALL, ALL)][..]),
+        (TIED, copies, &[(ALL, NONE)]),
+        (UNTIED, shards, &[(ALL, NONE), (ALL, ALL)]),
+        (ADAPTER, alone, &[(ALL, NONE)]),
+        (ADAPTER, shards, &[(ALL, ALL)]),
+        (in_bf16, (2, 2, 1), &[(ALL, ALL)]),
+    ] {
+        let staying = tempfile::tempdir().unwrap();
+        let expected = save(Way { case, layout, rests: NONE }, staying.path());
+        for &(before, after) in changes {
+            let named = format!("{case:?} on {layout:?}: {before:?}, then {after:?}");
+            let resting = tempfile::tempdir().unwrap();
+            assert!(save(Way { case, layout, rests: before }, resting.path()) == expected, "{named}");
+            let path = resting.path().join("step-000002");
+            assert!(go_on(Way { case, layout, rests: after }, &path) == expected, "{named}");
+        }
+    }
+}
+
+#[test]
+fn any_number_of_ranks_goes_on_from_what_rested() {
+    let dir = tempfile::tempdir().unwrap();
+    let [saved, ended] = save(Way { case: UNTIED, layout: (4, 4, 1), rests: ALL }, dir.path());
+    for (layout, rests) in [((1, 1, 1), ALL), ((2, 2, 1), NONE), ((4, 2, 2), ALL)] {
+        let way = Way { case: UNTIED, layout, rests };
+        let [restored, went_on] = go_on(way, &dir.path().join("step-000002"));
+        assert_eq!(restored, saved, "{way:?}");
+        let difference = largest_difference(&numbers(ended.values()), &numbers(went_on.values()));
+        // Two updates from the same bits: sums over ranks are added in another order.
+        assert!(difference < 1e-6, "{way:?}: {difference}");
+    }
+}
+
+#[test]
+fn parameters_that_rest_take_no_memory_between_passes_and_two_layers_in_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut actor = actor_that_rests(TIED, &Ranks::alone(), 1, ALL, folder.path());
+    let num_bytes = |actor: &Actor| actor.shards().unwrap().num_bytes();
+    assert_eq!(num_bytes(&actor), 0);
+    update(&mut actor, &batch(), &plan(TIED, 0)).unwrap();
+    assert_eq!(num_bytes(&actor), 0);
+    let (layer, outer) = {
+        let (layers, outer) = actor.decoder.parameters_by_layer();
+        let count = |part: &[(String, Tensor)]| part.iter().map(|(_, t)| t.numel()).sum::<usize>();
+        (count(&layers[0]), count(&outer))
+    };
+    let mut largest = 0;
+    let visited = actor.parts().visit(Numbers::Exact, |_| {
+        largest = largest.max(num_bytes(&actor));
+        Ok::<(), RankError>(())
+    });
+    visited.unwrap();
+    // Each parameter may begin up to a cache line later than the last one ends.
+    let is_near = |num_bytes: usize, num: usize| (4 * num..4 * num + 64 * 30).contains(&num_bytes);
+    assert!(is_near(largest, layer + outer.max(layer)), "{largest} of a part and the next one");
+    assert_eq!(num_bytes(&actor), 0);
+    let shards = actor.shards().unwrap();
+    [Part::Outer, Part::Layer(0), Part::Layer(1)].into_iter().for_each(|part| shards.need(part).unwrap());
+    assert!(is_near(num_bytes(&actor), outer + 2 * layer), "{} in a pass", num_bytes(&actor));
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_named_by_whoever_needs_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = folder.path().join("missing");
+    let told = |error: &dyn std::error::Error| {
+        let causes = std::iter::successors(Some(error), |error| error.source());
+        causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+    };
+    let offload = Offload::new(ALL, &missing);
+    let whole = decoder(TIED);
+    let error = offload.optimizer(whole.trainable_parameters(), AdamWOptions::default()).unwrap_err();
+    assert!(
+        told(&error).contains("moments rest: making a nameless file in") && told(&error).contains("missing")
+    );
+    let mesh = Rc::new(Ranks::alone().on_mesh(1).unwrap());
+    let error = ShardedParameters::new(&whole, mesh, offload.parameters()).unwrap_err();
+    assert!(told(&error).contains("making a nameless file in") && told(&error).contains("missing"));
+    let spec = OffloadSpec { activations: true, ..NONE };
+    let mut actor = actor_that_rests(TIED, &Ranks::alone(), 1, spec, &missing);
+    let error = update(&mut actor, &batch(), &plan(TIED, 0)).unwrap_err();
+    let told = told(&error);
+    assert!(told.contains("what a layer's backward pass needs") && told.contains("missing"), "{told}");
+}

@@ -1,0 +1,251 @@
+//! Tensors away from their device: in pinned memory of the host, or, where the host's memory is the device's, in a file
+//! without a name. What rests, and when it comes, is the caller's.
+//!
+//! ```text
+//! keep, put   device -> place      a GPU goes on computing meanwhile
+//! depart      place -> a tensor    a GPU goes on computing; on the CPU the kernel reads ahead
+//! arrive                           the tensor has its values
+//! ```
+//! A GPU copies on one stream of its own, so that copies follow each other in the order of calls.
+
+use std::fs::File;
+use std::num::NonZeroU64;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use memmap2::MmapOptions;
+use rustix::fs::{Advice, fadvise};
+use tch::{Device, Kind, Tensor};
+
+use crate::Error;
+use crate::access::{bytes, bytes_mut, tensor_from_bytes};
+use crate::border::{
+    check, raw, rlt_copy_beside, rlt_finish_copies, rlt_follow_copies, rlt_pinned_like, tensor_from,
+};
+use crate::region::{ALIGNMENT, nameless};
+
+const WRITING: &str = "writing tensors that rest in a nameless file of";
+const READING: &str = "reading tensors that rest in a nameless file of";
+
+/// Where tensors of one device rest. What rests there outlives this value.
+#[derive(Debug)]
+pub struct RestingPlace {
+    /// `None` where tensors rest in pinned memory.
+    file: Option<Arc<NamelessFile>>,
+    /// Where the next tensor begins in the file, in bytes.
+    end: u64,
+}
+
+#[derive(Debug)]
+struct NamelessFile {
+    file: File,
+    folder: PathBuf,
+}
+
+impl NamelessFile {
+    fn failed(&self, act: &'static str) -> impl FnOnce(std::io::Error) -> Error + use<> {
+        let folder = self.folder.clone();
+        move |source| Error::File { act, folder, source }
+    }
+}
+
+impl RestingPlace {
+    /// A place for tensors on `device`. Those of the CPU lie in a new file of `folder`, which is gone with the last of them.
+    ///
+    /// # Errors
+    /// [`Error::File`] when the file cannot be made.
+    pub fn new(folder: &Path, device: Device) -> Result<Self, Error> {
+        let failed =
+            |source| Error::File { act: "making a nameless file in", folder: folder.to_owned(), source };
+        let file = match device {
+            Device::Cpu => {
+                Some(NamelessFile { file: nameless(folder).map_err(failed)?, folder: folder.to_owned() })
+            }
+            _ => None,
+        };
+        Ok(Self { file: file.map(Arc::new), end: 0 })
+    }
+
+    /// Lays a copy of a contiguous tensor down.
+    ///
+    /// # Errors
+    /// [`Error::File`] when the disk is full, or there is not enough pinned memory.
+    pub fn keep(&mut self, tensor: &Tensor) -> Result<Resting, Error> {
+        let place = match &self.file {
+            Some(file) => Place::File { file: Arc::clone(file), start: self.end },
+            None => Place::Pinned(pinned_like(tensor)?),
+        };
+        let resting = Resting { size: tensor.size(), numbers: (tensor.kind(), tensor.device()), place };
+        resting.put(tensor)?;
+        self.end = (self.end + resting.num_bytes() as u64).next_multiple_of(ALIGNMENT as u64);
+        Ok(resting)
+    }
+}
+
+/// A tensor's numbers, at rest.
+#[derive(Debug)]
+pub struct Resting {
+    size: Vec<i64>,
+    numbers: (Kind, Device),
+    place: Place,
+}
+
+#[derive(Debug)]
+enum Place {
+    File {
+        file: Arc<NamelessFile>,
+        start: u64,
+    },
+    /// Of the size that rests.
+    Pinned(Tensor),
+}
+
+impl Resting {
+    /// Lays other numbers down in the place of these: a contiguous tensor of the same size, kind and device, which may be
+    /// freed at once, but not written to before the next [`Coming::arrive`].
+    ///
+    /// # Errors
+    /// [`Error::File`] when they cannot be written, for instance on a full disk, or [`Error::Argument`].
+    pub fn put(&self, tensor: &Tensor) -> Result<(), Error> {
+        self.check_alike("laying a tensor down", tensor)?;
+        match &self.place {
+            Place::File { file, start } => {
+                file.file.write_all_at(bytes(WRITING, tensor)?, *start).map_err(file.failed(WRITING))
+            }
+            Place::Pinned(host) => copy_beside(host, tensor),
+        }
+    }
+
+    /// Lets the numbers set out for `target`, a contiguous tensor of the same size, kind and device, which nobody may use
+    /// before they have arrived.
+    ///
+    /// # Errors
+    /// When the device refuses the copy, or [`Error::Argument`].
+    pub fn depart(&self, target: &Tensor) -> Result<Coming, Error> {
+        self.check_alike("fetching a tensor", target)?;
+        let target = target.detach();
+        let unread = match &self.place {
+            Place::File { file, start } => {
+                // A file system that reads nothing ahead reads when it must.
+                let _ =
+                    fadvise(&file.file, *start, NonZeroU64::new(self.num_bytes() as u64), Advice::WillNeed);
+                Some((Arc::clone(file), *start))
+            }
+            Place::Pinned(host) => {
+                copy_beside(&target, host)?;
+                None
+            }
+        };
+        Ok(Coming { target, unread })
+    }
+
+    /// Lets the numbers set out for a tensor of their own.
+    ///
+    /// # Errors
+    /// When there is not enough memory, or the device refuses the copy.
+    pub fn depart_anew(&self) -> Result<Coming, Error> {
+        let target = Tensor::f_empty(self.size.as_slice(), self.numbers).map_err(|source| {
+            Error::Libtorch { act: "making room for a tensor that rests", message: source.to_string() }
+        })?;
+        self.depart(&target)
+    }
+
+    /// The numbers in a tensor of their own.
+    ///
+    /// # Errors
+    /// As [`Self::depart_anew`] and [`Coming::arrive`].
+    pub fn bring(&self) -> Result<Tensor, Error> {
+        self.depart_anew()?.arrive()
+    }
+
+    /// The numbers where they rest, a tensor of the CPU that must not be written to: it takes memory as it is read. What is
+    /// laid down later shows through.
+    ///
+    /// # Errors
+    /// [`Error::File`] when the file cannot be mapped.
+    pub fn in_place(&self) -> Result<Tensor, Error> {
+        let (file, start) = match &self.place {
+            Place::File { file, start } if self.num_bytes() > 0 => (file, *start),
+            Place::File { .. } => return Ok(Tensor::zeros(self.size.as_slice(), self.numbers)),
+            Place::Pinned(host) => {
+                // SAFETY: waits.
+                check("waiting for copies", unsafe { rlt_finish_copies(cuda_index(self.numbers.1)) })?;
+                return Ok(host.shallow_clone());
+            }
+        };
+        let mut range = MmapOptions::new();
+        range.offset(start).len(self.num_bytes());
+        // SAFETY: the file has no name and is never shortened; that it is written to while it is read is the caller's to avoid.
+        let map = unsafe { range.map(&file.file) }.map_err(file.failed("mapping a nameless file of"))?;
+        tensor_from_bytes(Arc::new(map), 0, &self.size, self.numbers.0)
+    }
+
+    /// Bytes of the numbers.
+    pub fn num_bytes(&self) -> usize {
+        self.size.iter().product::<i64>() as usize * self.numbers.0.elt_size_in_bytes()
+    }
+
+    fn check_alike(&self, act: &'static str, tensor: &Tensor) -> Result<(), Error> {
+        let is_alike = tensor.size() == self.size && (tensor.kind(), tensor.device()) == self.numbers;
+        if is_alike && tensor.is_contiguous() {
+            return Ok(());
+        }
+        let described =
+            |size: &[i64], (kind, device): (Kind, Device)| format!("{size:?} of {kind:?} on {device:?}");
+        Err(Error::Argument {
+            act,
+            expected: format!("a contiguous tensor {}", described(&self.size, self.numbers)),
+            got: described(&tensor.size(), (tensor.kind(), tensor.device())),
+        })
+    }
+}
+
+/// Numbers on their way to a tensor.
+#[derive(Debug)]
+#[must_use = "a tensor has its numbers only after they have arrived"]
+pub struct Coming {
+    target: Tensor,
+    /// What the CPU has yet to read, and where it begins.
+    unread: Option<(Arc<NamelessFile>, u64)>,
+}
+
+impl Coming {
+    /// The tensor, with its numbers; all that has set out before is there too.
+    ///
+    /// # Errors
+    /// [`Error::File`] when they cannot be read.
+    pub fn arrive(mut self) -> Result<Tensor, Error> {
+        match self.unread.take() {
+            Some((file, start)) => {
+                let target = bytes_mut(READING, &mut self.target)?;
+                file.file.read_exact_at(target, start).map_err(file.failed(READING))?;
+            }
+            None => {
+                let index = cuda_index(self.target.device());
+                // SAFETY: one stream waits for another.
+                check("waiting for a copy", unsafe { rlt_follow_copies(index) })?;
+            }
+        }
+        Ok(self.target)
+    }
+}
+
+fn cuda_index(device: Device) -> i64 {
+    match device {
+        Device::Cuda(index) => index as i64,
+        _ => 0,
+    }
+}
+
+fn pinned_like(tensor: &Tensor) -> Result<Tensor, Error> {
+    tensor_from("reserving pinned memory", |out| {
+        // SAFETY: a borrowed tensor and a place for the result.
+        unsafe { rlt_pinned_like(raw(tensor), out) }
+    })
+}
+
+fn copy_beside(to: &Tensor, from: &Tensor) -> Result<(), Error> {
+    // SAFETY: borrowed tensors, whose memory lives until the copy is over.
+    check("copying between device and host", unsafe { rlt_copy_beside(raw(to), raw(from)) })
+}
