@@ -9,7 +9,8 @@
 //! So advantages, controllers, data positions and decisions are computed from the same numbers everywhere and need no
 //! exchange of their own. Each rank has a copy of the model, or with [`ShardedParameters`] a shard of one; ranks of one
 //! stream ([`StreamRanks`]) score and differentiate the same rows, each a part of their tokens, so that shares are dealt
-//! out to streams. Ranks of one copy of the rollout's weights ([`SliceRanks`]) sample the same prompts. How tensors travel is `rlt_torch::collectives`; who is started where is `launch`.
+//! out to streams. Ranks of one copy of the rollout's weights ([`SliceRanks`]) sample the same prompts. How tensors travel is
+//! `rlt_torch::collectives`; who is started where is `launch`.
 
 mod environment;
 mod error;

@@ -150,7 +150,7 @@ fn an_adapter_is_folded_into_slices_of_the_whole_and_of_shards() {
         assert_like_actor(family, [&adapted(family), &exact], &calls[0], &samples[0]);
         let of_shards = on_ranks(2, 60, |ranks| {
             let decoder = adapted(family);
-            let shards = ShardedParameters::new(&decoder, Rc::new(ranks.on_mesh(2).unwrap())).unwrap();
+            let shards = ShardedParameters::new(&decoder, Rc::new(ranks.on_mesh(2).unwrap()), None).unwrap();
             let (parts, mut engine) = (DecoderParts::new(&decoder, Some(&shards)), engine(&ranks, options()));
             engine.sync_weights(parts, 0).unwrap();
             sample(&mut engine, parts, &calls[0]).unwrap()
