@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measures jobs beside batch Jobs and JobSets in one run and writes reports/jobs_<hardware>_<date>.md.
 #   operator/benches/run.sh
-# Shorter by BENCH_CONTESTANTS ("operator job jobset"), BENCH_PODS ("8 64": pods of single jobs), BENCH_ROUNDS (10),
+# Shorter by BENCH_CONTESTANTS ("operator job trainer-job jobset"), BENCH_PODS ("8 64": pods of single jobs), BENCH_ROUNDS (10),
 # BENCH_FAILURES (1), BENCH_BURSTS ("200 1000": jobs of eight pods), BENCH_RAW_PODS (1600), BENCH_IDLE_SECONDS (60).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -29,7 +29,8 @@ loads=$(cut -d' ' -f1-3 /proc/loadavg)
     "kwok $(sed -n 's/^\tsigs.k8s.io\/kwok \(v[0-9.]*\).*/\1/p' tests/cluster/programs/kwok/go.mod), 32 nodes," \
     "pods start and end at once."
   echo "- JobSet $(sed -n 's/^\tsigs.k8s.io\/jobset \(v[0-9.]*\).*/\1/p' tests/cluster/programs/jobset/go.mod) with its own" \
-    "defaults and webhooks. Each gang has a fresh cluster; raw is a plain client that posts pods, 16 at a time, right before."
+    "defaults and webhooks. Each gang has a fresh cluster; raw is a plain client that posts pods, 16 at a time," \
+    "right before: small ones of a single container, and those that the gang has."
   echo "- Load average before: $loads."
   "$bench"
 } | tee "$report.unfinished"

@@ -3,6 +3,7 @@
 mod avoidance;
 mod claim;
 mod container;
+mod environment;
 mod manifest;
 mod network;
 mod network_policy;

@@ -3,13 +3,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 
+use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{ConfigMap, EnvVar, Pod, Secret, ServiceAccount};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, ServiceAccount};
 use kube::Client;
 use kube::api::{Api, ListParams, PostParams};
 use rlt_channel::client::{Settings, Urgency};
@@ -106,10 +107,9 @@ async fn the_bundle_allows_the_operator_everything_that_it_does() {
     let pod =
         eventually("a pod is made", async || pods.list(&ListParams::default()).await.unwrap().items.pop())
             .await;
-    let job_uid = pod.metadata.owner_references.unwrap().remove(0).uid;
-    let variables = pod.spec.unwrap().containers.remove(0).env.unwrap();
-    let address = variables.iter().find(|one| one.name == rlt_channel::environment::ADDRESS).unwrap();
-    assert_eq!(address.value.as_deref(), Some("https://rl-operator-channel.rl-operator.svc:9443"));
+    let job_uid = pod.metadata.owner_references.clone().unwrap().remove(0).uid;
+    let variables = variables(&pod, &told(&client).await);
+    assert_eq!(variables[environment::ADDRESS], "https://rl-operator-channel.rl-operator.svc:9443");
     Api::<Secret>::namespaced(client.clone(), NAMESPACE).get("rl-operator-channel").await.unwrap();
     let metrics = eventually("a look is counted", async || {
         page(port, "/metrics")
@@ -136,15 +136,11 @@ async fn the_bundle_allows_the_operator_everything_that_it_does() {
 }
 
 /// Pods and looks at the job are parts of one trace, that of the job's first attempt.
-fn check_traces(collector: &Collector, job_uid: &str, variables: &[EnvVar]) {
-    let variable = |name: &str| {
-        let found = variables.iter().find(|variable| variable.name == name);
-        found.and_then(|variable| variable.value.clone())
-    };
+fn check_traces(collector: &Collector, job_uid: &str, variables: &BTreeMap<String, String>) {
     let trace = AttemptTrace::of(job_uid, 1);
-    assert_eq!(variable(rlt_traces::TRACEPARENT), Some(trace.traceparent()));
+    assert_eq!(variables[rlt_traces::TRACEPARENT], trace.traceparent());
     let (endpoint, address) = collector.environment().remove(0);
-    assert_eq!(variable(endpoint), Some(address));
+    assert_eq!(variables[endpoint], address);
     let spans = collector.spans();
     let looks: Vec<&Received> = spans.iter().filter(|span| span.name == "reconcile").collect();
     assert!(!looks.is_empty() && looks.iter().all(|look| look.trace == trace.id()), "{spans:#?}");
@@ -185,12 +181,27 @@ fn check_calls(cluster: &Cluster) {
     }
 }
 
-/// The files that a pod would have: the authority from its job's ConfigMap, a token that is bound to it.
-async fn pod_files(client: &Client, pod: &Pod) -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
+/// What the operator tells all workers of the job.
+async fn told(client: &Client) -> BTreeMap<String, String> {
     let maps = Api::<ConfigMap>::namespaced(client.clone(), "team");
-    let data = maps.get("quickstart-manifest").await.unwrap().data.unwrap();
-    std::fs::write(folder.path().join("ca.crt"), &data[environment::CA_KEY]).unwrap();
+    let map = eventually("what workers read is there", async || maps.get_opt("quickstart-manifest").await.unwrap());
+    map.await.data.unwrap()
+}
+
+/// The variables that a pod's trainer would see.
+fn variables(pod: &Pod, told: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let mut variables: BTreeMap<String, String> = serde_json::from_str(&told["environment.json"]).unwrap();
+    let own = pod.spec.clone().unwrap().containers.remove(0).env.unwrap();
+    variables.extend(own.into_iter().map(|one| (one.name, one.value.unwrap_or_default())));
+    variables
+}
+
+/// The files that a pod would have: what all of them are told, and a token that is bound to it.
+async fn pod_files(client: &Client, pod: &Pod, told: &BTreeMap<String, String>) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (key, text) in told {
+        std::fs::write(folder.path().join(key), text).unwrap();
+    }
     let bound_object_ref = Some(BoundObjectReference {
         api_version: Some("v1".into()),
         kind: Some("Pod".into()),
@@ -206,7 +217,7 @@ async fn pod_files(client: &Client, pod: &Pod) -> tempfile::TempDir {
     let accounts = Api::<ServiceAccount>::namespaced(client.clone(), "team");
     let request = TokenRequest { spec, ..TokenRequest::default() };
     let granted = accounts.create_token_request(&account, &PostParams::default(), &request).await.unwrap();
-    std::fs::write(folder.path().join("token"), granted.status.unwrap().token).unwrap();
+    std::fs::write(folder.path().join(environment::TOKEN_KEY), granted.status.unwrap().token).unwrap();
     folder
 }
 
@@ -229,13 +240,12 @@ async fn what_a_pod_reports_stands_in_the_status_of_its_job() {
     let pod =
         eventually("a pod is made", async || pods.list(&ListParams::default()).await.unwrap().items.pop())
             .await;
-    let files = pod_files(&client, &pod).await;
-    let variables = pod.spec.as_ref().unwrap().containers[0].env.clone().unwrap();
-    let variable = |name: &str| match name {
-        environment::CA_FILE => Some(files.path().join("ca.crt").display().to_string()),
-        environment::TOKEN_FILE => Some(files.path().join("token").display().to_string()),
-        _ => variables.iter().find(|one| one.name == name)?.value.clone(),
-    };
+    let told = told(&client).await;
+    let files = pod_files(&client, &pod, &told).await;
+    let variables = variables(&pod, &told);
+    // Where the folder of the job is in a pod.
+    let here = files.path().display().to_string();
+    let variable = |name: &str| Some(variables.get(name)?.replace("/etc/rltraining", &here));
     let settings = Settings::from_environment(variable).unwrap().unwrap();
     let rank = rlt_channel::client::Client::start(settings).unwrap();
     rank.update(Urgency::AtOnce, |report| {

@@ -10,6 +10,7 @@ pub mod actor;
 pub mod checkpoint;
 pub mod critic;
 pub mod data;
+pub mod env;
 pub mod error;
 pub mod evaluate;
 pub mod finish;

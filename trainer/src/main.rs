@@ -5,6 +5,7 @@ use std::process::ExitCode as ProcessExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 use rlt_api::{ExitCode, TERMINATION_MESSAGE_VARIABLE};
 use rlt_traces::Traces;
+use rlt_trainer::env::{self, EnvArgs};
 use rlt_trainer::generate::{self, GenerateArgs};
 use rlt_trainer::launch;
 use rlt_trainer::report;
@@ -36,6 +37,8 @@ enum Command {
     Launch(WorkerArgs),
     /// Run one rank of an RLTrainingJob manifest in this process.
     Worker(WorkerArgs),
+    /// Run another of these commands, with the variables of a file.
+    Env(EnvArgs),
     /// Log-probs and entropies of given tokens under a model.
     Score(ScoreArgs),
     /// Completions of given prompts under a model.
@@ -76,6 +79,9 @@ fn run(command: Command) -> ExitCode {
                 worker::run(&args).map_err(|error| (error.exit_code(), anyhow::Error::new(error)))
             })
         }
+        Command::Env(args) => match env::run(&args) {
+            Err(error) => Err((error.exit_code(), error.into())),
+        },
         Command::Score(args) => {
             score::run(&args).map(|()| ExitCode::Success).map_err(|error| (error.exit_code(), error.into()))
         }

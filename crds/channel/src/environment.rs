@@ -1,4 +1,5 @@
-//! How a pod learns where to report and as whom: variables that the operator sets and the trainer reads.
+//! How a pod learns where to report and as whom: variables that the operator sets and the trainer reads. `RANK` and `RLT_ATTEMPT`
+//! are the pod's own, the others in a file that all pods of a job read.
 //!
 //! | variable | value |
 //! |---|---|
@@ -25,9 +26,7 @@ pub const ATTEMPT: &str = "RLT_ATTEMPT";
 /// The rank, from 0.
 pub const RANK: &str = "RANK";
 
-/// Where the operator mounts the projected token.
-pub const TOKEN_FOLDER: &str = "/var/run/rltraining/token";
-/// The token's file in [`TOKEN_FOLDER`].
+/// The token's file, where the operator mounts it.
 pub const TOKEN_KEY: &str = "token";
 /// Key of the authority's certificate in the job's ConfigMap.
 pub const CA_KEY: &str = "channel-ca.crt";

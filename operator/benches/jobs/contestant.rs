@@ -1,6 +1,11 @@
 //! Who takes part: the same gang of pods, each time as another kind of object.
 
+use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
+use rlt_operator::PullPolicy;
+use rlt_operator::build::{self, Blueprint, ChannelAccess, Settings};
+use rlt_operator::job::Job;
+use rlt_operator::prepare::Prepared;
 use serde_json::{Value, json};
 
 use crate::restart::End;
@@ -12,18 +17,21 @@ pub(crate) enum Contestant {
     Operator,
     /// An indexed batch Job.
     Job,
+    /// An indexed batch Job of the pods that an RLTrainingJob has.
+    TrainerJob,
     /// A JobSet of one such Job.
     JobSet,
 }
 
 impl Contestant {
-    pub(crate) const ALL: [Self; 3] = [Self::Operator, Self::Job, Self::JobSet];
+    pub(crate) const ALL: [Self; 4] = [Self::Operator, Self::Job, Self::TrainerJob, Self::JobSet];
 
     /// Its name in a report.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Operator => "RLTrainingJob",
             Self::Job => "batch Job",
+            Self::TrainerJob => "batch Job of trainer pods",
             Self::JobSet => "JobSet",
         }
     }
@@ -33,6 +41,7 @@ impl Contestant {
         match self {
             Self::Operator => "operator",
             Self::Job => "job",
+            Self::TrainerJob => "trainer-job",
             Self::JobSet => "jobset",
         }
     }
@@ -41,7 +50,7 @@ impl Contestant {
     pub(crate) fn user(self) -> &'static str {
         match self {
             Self::Operator => "system:serviceaccount:rl-operator:rl-operator",
-            Self::Job => "system:serviceaccount:kube-system:job-controller",
+            Self::Job | Self::TrainerJob => "system:serviceaccount:kube-system:job-controller",
             Self::JobSet => "system:serviceaccount:jobset-system:jobset-controller-manager",
         }
     }
@@ -49,7 +58,7 @@ impl Contestant {
     pub(crate) fn resource(self) -> ApiResource {
         let (group, version, kind) = match self {
             Self::Operator => ("rltraining.dev", "v1alpha1", "RLTrainingJob"),
-            Self::Job => ("batch", "v1", "Job"),
+            Self::Job | Self::TrainerJob => ("batch", "v1", "Job"),
             Self::JobSet => ("jobset.x-k8s.io", "v1alpha2", "JobSet"),
         };
         ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind))
@@ -60,17 +69,25 @@ impl Contestant {
         let resource = self.resource();
         let spec = match self {
             Self::Operator => training(num_pods),
-            Self::Job => batch_job(num_pods, 6),
+            Self::Job | Self::TrainerJob => batch_job(num_pods, 6, &self.pod()),
             Self::JobSet => json!({
                 // Where one pod is lost, the whole gang starts again, as ours does.
                 "failurePolicy": { "maxRestarts": 3 },
-                "replicatedJobs": [{ "name": "workers", "replicas": 1, "template": { "spec": batch_job(num_pods, 0) } }]
+                "replicatedJobs": [{ "name": "workers", "replicas": 1, "template": { "spec": batch_job(num_pods, 0, &self.pod()) } }]
             }),
         };
         let object = json!({
             "apiVersion": resource.api_version, "kind": resource.kind, "metadata": { "name": name }, "spec": spec
         });
         serde_json::from_value(object).unwrap()
+    }
+
+    /// The specification of one of its pods, without what only a gang has.
+    pub(crate) fn pod(self) -> Value {
+        match self {
+            Self::Operator | Self::TrainerJob => serde_json::to_value(trainer_pod()).unwrap(),
+            Self::Job | Self::JobSet => small_pod(),
+        }
     }
 
     /// Whether the status says that all pods run.
@@ -82,7 +99,7 @@ impl Contestant {
                 let mut ready = conditions.filter(|condition| condition["type"] == "PodsReady");
                 ready.any(|condition| condition["status"] == "True")
             }
-            Self::Job => status["ready"] == num_pods,
+            Self::Job | Self::TrainerJob => status["ready"] == num_pods,
             Self::JobSet => status["replicatedJobsStatus"][0]["ready"] == 1,
         }
     }
@@ -91,7 +108,7 @@ impl Contestant {
     pub(crate) fn pods_after_loss(self) -> usize {
         match self {
             Self::Operator | Self::JobSet => 8,
-            Self::Job => 1,
+            Self::Job | Self::TrainerJob => 1,
         }
     }
 
@@ -104,7 +121,7 @@ impl Contestant {
     pub(crate) fn ends(self) -> &'static [End] {
         match self {
             Self::Operator => &[End::AskedToStop, End::Killed],
-            Self::Job => &[],
+            Self::Job | Self::TrainerJob => &[],
             Self::JobSet => &[End::AskedToStop],
         }
     }
@@ -120,18 +137,35 @@ fn training(num_pods: usize) -> Value {
     manifest["spec"].take()
 }
 
-fn batch_job(num_pods: usize, retries: usize) -> Value {
+fn batch_job(num_pods: usize, retries: usize, pod: &Value) -> Value {
     json!({
         "parallelism": num_pods, "completions": num_pods, "completionMode": "Indexed", "backoffLimit": retries,
-        "template": { "spec": pod() }
+        "template": { "spec": pod }
     })
 }
 
-/// One container, as every pod here has.
-pub(crate) fn pod() -> Value {
+/// One container, which is all that a pod needs.
+pub(crate) fn small_pod() -> Value {
     let requests = json!({ "cpu": "100m", "memory": "64Mi" });
     json!({
         "restartPolicy": "Never",
         "containers": [{ "name": "main", "image": "rlt.local/none", "resources": { "requests": requests } }]
     })
+}
+
+/// What the operator makes, by an account and under a name that are there without it.
+fn trainer_pod() -> PodSpec {
+    let mut manifest = serde_json::to_value(Contestant::Operator.manifest("gang", 8)).unwrap();
+    manifest["metadata"]["namespace"] = json!("crowd");
+    let job: Job = serde_json::from_value(manifest).unwrap();
+    let prepared = Prepared::new(&job).unwrap();
+    let address = "https://rl-operator-channel.rl-operator.svc:8443".into();
+    let settings = Settings {
+        trainer_image: "rlt.local/none".into(),
+        pull_policy: PullPolicy::IfNotPresent,
+        channel: Some(ChannelAccess { address, authority_pem: String::new() }),
+        traces: Vec::new(),
+    };
+    let pod: Pod = build::pod(&Blueprint { job: &job, prepared: &prepared, settings: &settings }, 1, 1).unwrap();
+    PodSpec { service_account_name: None, hostname: None, subdomain: None, ..pod.spec.unwrap() }
 }

@@ -56,9 +56,10 @@ async fn measure(settings: &Settings) {
         }
         for num_jobs in settings.burst_jobs.clone() {
             eprintln!("{}: burst of {num_jobs}", contestant.name());
-            let raw = raw::measure(&mut stage, settings.raw_pods).await;
+            let small = raw::measure(&mut stage, settings.raw_pods, &contestant::small_pod()).await;
+            let same = raw::measure(&mut stage, settings.raw_pods, &contestant.pod()).await;
             let burst = burst::measure(&mut stage, num_jobs).await;
-            tables.burst(contestant, num_jobs, &burst, &raw);
+            tables.burst(contestant, num_jobs, &burst, [&small, &same]);
             if settings.burst_jobs.last() == Some(&num_jobs) {
                 eprintln!("{}: idle and restart", contestant.name());
                 tables.idle(contestant, num_jobs, &restart::idle(&mut stage, settings.idle).await);
@@ -104,7 +105,8 @@ impl Tables {
             ),
             bursts: Table::new(
                 "Many jobs of 8 pods at once",
-                "gang | jobs | raw pods/s | pods created/s | share of raw | all Running, s | all statuses say so, s",
+                "gang | jobs | raw small pods/s | raw pods/s of the same | pods created/s | share of small | share of the same | \
+                 all Running, s | all statuses say so, s",
             ),
             costs: Table::new(
                 "What they cost",
@@ -148,15 +150,18 @@ impl Tables {
         ]);
     }
 
-    fn burst(&mut self, contestant: Contestant, num_jobs: usize, burst: &burst::Burst, raw: &raw::Raw) {
+    fn burst(&mut self, contestant: Contestant, num_jobs: usize, burst: &burst::Burst, raws: [&raw::Raw; 2]) {
         let head = || [contestant.name().to_owned(), num_jobs.to_string()];
+        let [small, same] = raws;
         let [name, jobs] = head();
         self.bursts.row([
             name,
             jobs,
-            format!("{:.0}", raw.pods_per_second),
+            format!("{:.0}", small.pods_per_second),
+            format!("{:.0}", same.pods_per_second),
             format!("{:.0}", burst.pods_per_second),
-            format!("{:.2}", burst.pods_per_second / raw.pods_per_second),
+            format!("{:.2}", burst.pods_per_second / small.pods_per_second),
+            format!("{:.2}", burst.pods_per_second / same.pods_per_second),
             format!("{:.1}", burst.all_running),
             format!("{:.1}", burst.all_told),
         ]);

@@ -3,9 +3,8 @@
 use futures::stream::{self, StreamExt as _};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, ListParams, PostParams};
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::contestant;
 use crate::stage::Stage;
 
 /// Calls under way at the same time, here and where jobs are posted.
@@ -18,12 +17,12 @@ pub(crate) struct Raw {
     pub(crate) pods_per_second: f64,
 }
 
-/// Makes pods and waits until they run; then they go.
-pub(crate) async fn measure(stage: &mut Stage, num_pods: usize) -> Raw {
+/// Makes pods of a specification and waits until they run; then they go.
+pub(crate) async fn measure(stage: &mut Stage, num_pods: usize, spec: &Value) -> Raw {
     let pods = stage.pods();
     let mut observed = stage.observe();
     let posts = (0..num_pods).map(|index| {
-        let pod = json!({ "metadata": { "name": format!("raw-{index}") }, "spec": contestant::pod() });
+        let pod = json!({ "metadata": { "name": format!("raw-{index}") }, "spec": spec });
         let (pods, pod) = (pods.clone(), serde_json::from_value::<Pod>(pod).unwrap());
         async move { pods.create(&PostParams::default(), &pod).await.unwrap() }
     });

@@ -27,7 +27,7 @@ impl Settings {
     pub(crate) fn from_environment() -> Self {
         let number = |name, default: &str| numbers(name, default)[0];
         Self {
-            contestants: words("BENCH_CONTESTANTS", "operator job jobset"),
+            contestants: words("BENCH_CONTESTANTS", "operator job trainer-job jobset"),
             single_pods: numbers("BENCH_PODS", "8 64"),
             rounds: number("BENCH_ROUNDS", "10"),
             has_failures: number("BENCH_FAILURES", "1") > 0,

@@ -69,7 +69,7 @@ impl Stage {
 
     async fn install(&mut self) -> Result<(), String> {
         match self.contestant {
-            Contestant::Job => {}
+            Contestant::Job | Contestant::TrainerJob => {}
             Contestant::Operator => {
                 self.kubectl(&["apply", "-k", "charts/kustomize"]);
                 // Here it runs beside the cluster.
@@ -100,7 +100,7 @@ impl Stage {
         let process = match self.contestant {
             Contestant::Operator => self.operator(port).await,
             Contestant::JobSet => jobset::start(self, port).await,
-            Contestant::Job => return,
+            Contestant::Job | Contestant::TrainerJob => return,
         };
         let begun = Instant::now();
         while !is_ready(port).await {

@@ -32,10 +32,13 @@ impl<'a> Room<'a> {
         Self { client, index, blueprint, job, known: index.children(job.uid()) }
     }
 
-    /// What has to be there before pods are made: they are refused without their account, and must not find a worker of an
-    /// earlier attempt.
+    /// What has to be there before pods are made: they are refused without their account, and must not find the manifest or a
+    /// worker of an earlier attempt.
     pub(super) async fn prepare(&self, first: Option<&Worker>) -> Result<(), ApplyError> {
         self.ensure(Child::ServiceAccount, None, || Some(build::service_account(self.blueprint))).await?;
+        if self.known.contains_key(&Child::ConfigMap) {
+            self.hand_over_manifest().await?;
+        }
         if first.is_none() && self.known.contains_key(&Child::Endpoint) {
             self.point_to(None).await
         } else {
@@ -45,6 +48,12 @@ impl<'a> Room<'a> {
 
     /// What pods wait for.
     pub(super) async fn furnish(&self, first: Option<&Worker>) -> Result<(), ApplyError> {
+        let hand_over_first_manifest = async {
+            match self.known.contains_key(&Child::ConfigMap) {
+                true => Ok(()),
+                false => self.hand_over_manifest().await,
+            }
+        };
         let point_to_first = async {
             match first {
                 Some(first) => self.point_to(Some(first)).await,
@@ -52,7 +61,7 @@ impl<'a> Room<'a> {
             }
         };
         try_join5(
-            self.hand_over_manifest(),
+            hand_over_first_manifest,
             self.ensure(Child::Service, None, || build::service(self.blueprint)),
             self.ensure(Child::Claim, None, || build::storage_claim(self.blueprint)),
             self.guard(),

@@ -1,5 +1,7 @@
 //! What can go wrong between a decision and the API server.
 
+use crate::build::ObjectError;
+
 /// Why a decision was not carried out.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each variant is its message")]
@@ -10,8 +12,8 @@ pub enum ApplyError {
     Refused { message: String },
     #[error("`{name}` exists already and belongs to somebody else")]
     Occupied { name: String },
-    #[error("failed to write the manifest of `{name}`")]
-    Manifest { name: String, source: serde_saphyr::SerializeError },
+    #[error("failed to write what the workers of `{name}` read")]
+    Manifest { name: String, source: ObjectError },
     #[error("failed to write the status of `{name}` as JSON")]
     Json { name: String, source: serde_json::Error },
 }

@@ -1,22 +1,20 @@
-//! The one container of a worker: the trainer, which knows its rank from its environment.
+//! The one container of a worker: the trainer, which knows its rank from its environment. What all workers are told alike is
+//! `environment`.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    Capabilities, Container, EnvVar, EnvVarSource, ResourceRequirements, SeccompProfile, SecretKeySelector,
-    SecurityContext, VolumeMount,
+    Capabilities, Container, EnvVar, EnvVarSource, ResourceRequirements, SecretKeySelector, SecurityContext,
+    VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use rlt_api::spec::{Device, EnvSpec};
-use rlt_channel::environment;
+use rlt_channel::environment as channel;
 use rlt_traces::AttemptTrace;
 
 use super::manifest::MANIFEST_KEY;
-use super::volumes::{MANIFEST_FOLDER, STORAGE_FOLDER};
-use super::{Blueprint, ChannelAccess};
-
-/// Where the trainer leaves its last error, and Kubernetes reads it.
-const TERMINATION_MESSAGE_FILE: &str = "/dev/termination-log";
+use super::volumes::{JOB_FOLDER, STORAGE_FOLDER};
+use super::{Blueprint, environment};
 
 pub(super) fn trainer(
     blueprint: &Blueprint<'_>,
@@ -38,52 +36,33 @@ pub(super) fn trainer(
         resources: Some(resources(blueprint)),
         volume_mounts: Some(mounts),
         security_context: Some(unprivileged()),
-        termination_message_path: Some(TERMINATION_MESSAGE_FILE.into()),
         termination_message_policy: Some("FallbackToLogsOnError".into()),
         ..Container::default()
     }
 }
 
+/// The trainer with the variables that all workers share, which are in a file: Kubernetes handles a pod's own again with every
+/// change of the pod.
 fn command(blueprint: &Blueprint<'_>) -> Vec<String> {
-    let manifest = format!("{MANIFEST_FOLDER}/{MANIFEST_KEY}");
+    let file = |key: &str| format!("{JOB_FOLDER}/{key}");
+    let (variables, manifest) = (file(environment::KEY), file(MANIFEST_KEY));
     let output = format!("{STORAGE_FOLDER}/runs/{}", blueprint.name());
-    ["rlt-trainer", "launch", "--manifest", &manifest, "--output", &output].map(str::to_owned).into()
+    ["rlt-trainer", "env", &variables, "launch", "--manifest", &manifest, "--output", &output]
+        .map(str::to_owned)
+        .into()
 }
 
-/// Later entries see earlier ones; the job's own come first, so that none of them replaces one of ours.
+/// The job's own, and those by which this worker is told from the others.
 fn variables(blueprint: &Blueprint<'_>, attempt: u32, worker_idx: u32) -> Vec<EnvVar> {
     let own = blueprint.prepared.job.spec().workers.env.iter().map(own_variable);
-    let group = blueprint.prepared.plan.worker_groups.first();
-    let rank = group.and_then(|group| group.environment(worker_idx * group.ranks_per_worker));
-    let rank = rank.unwrap_or_default().into_iter().map(|variable| plain(variable.name, variable.value));
-    let job = blueprint.job;
-    let ours = [
-        plain("GOMP_SPINCOUNT", "1000"),
-        plain("HF_HOME", format!("{STORAGE_FOLDER}/hub")),
-        plain("HOME", "/tmp"),
-        plain(rlt_api::TERMINATION_MESSAGE_VARIABLE, TERMINATION_MESSAGE_FILE),
-        plain(environment::JOB_UID, job.uid()),
-        plain(environment::JOB_NAMESPACE, job.namespace()),
-        plain(environment::JOB_NAME, job.name()),
-        plain(environment::ATTEMPT, attempt.to_string()),
-    ];
-    let traces = blueprint.settings.traces.as_slice();
-    let is_default = |name: &str| {
-        ["GOMP_SPINCOUNT", "HF_HOME", "HOME"].contains(&name) || traces.iter().any(|(known, _)| known == name)
-    };
-    let is_set = |name: &str| blueprint.prepared.job.spec().workers.env.iter().any(|env| env.name == name);
-    let ours = ours.into_iter().chain(followed(traces, job.uid(), attempt));
-    let ours = ours.filter(|one| !(is_default(&one.name) && is_set(&one.name)));
-    own.chain(ours).chain(rank).chain(blueprint.settings.channel.iter().flat_map(channel)).collect()
-}
-
-/// Which trace the worker is a part of, and where it sends its spans.
-fn followed(traces: &[(String, String)], job_uid: &str, attempt: u32) -> impl Iterator<Item = EnvVar> {
-    let parent = (!traces.is_empty())
-        .then(|| plain(rlt_traces::TRACEPARENT, AttemptTrace::of(job_uid, attempt).traceparent()));
-    // Kubernetes must not expand what an address may hold.
-    let variables = traces.iter().map(|(name, value)| plain(name, value.replace('$', "$$")));
-    variables.chain(parent).collect::<Vec<_>>().into_iter()
+    let parent = (!blueprint.settings.traces.is_empty()).then(|| {
+        let trace = AttemptTrace::of(blueprint.job.uid(), attempt);
+        plain(rlt_traces::TRACEPARENT, trace.traceparent())
+    });
+    let first_rank = environment::first_rank(blueprint, worker_idx);
+    let ours =
+        [plain(channel::RANK, first_rank.to_string()), plain(channel::ATTEMPT, attempt.to_string())];
+    own.chain(ours).chain(parent).collect()
 }
 
 fn plain(name: impl Into<String>, value: impl Into<String>) -> EnvVar {
@@ -104,15 +83,6 @@ fn own_variable(env: &EnvSpec) -> EnvVar {
     EnvVar { name: env.name.clone(), value, value_from: secret }
 }
 
-fn channel(channel: &ChannelAccess) -> [EnvVar; 3] {
-    let file = |key: &str| format!("{}/{key}", environment::TOKEN_FOLDER);
-    [
-        plain(environment::ADDRESS, &channel.address),
-        plain(environment::CA_FILE, file(environment::CA_KEY)),
-        plain(environment::TOKEN_FILE, file(environment::TOKEN_KEY)),
-    ]
-}
-
 /// Memory and GPUs are limits, because nobody can lend them; CPU time above the request is there for whoever needs it.
 fn resources(blueprint: &Blueprint<'_>) -> ResourceRequirements {
     let resources = &blueprint.prepared.job.spec().workers.resources;
@@ -129,13 +99,12 @@ fn resources(blueprint: &Blueprint<'_>) -> ResourceRequirements {
     ResourceRequirements { limits: filled(limits), requests: filled(requests), claims: None }
 }
 
+/// What the pod's own context cannot say.
 fn unprivileged() -> SecurityContext {
     SecurityContext {
         allow_privilege_escalation: Some(false),
         capabilities: Some(Capabilities { drop: Some(vec!["ALL".into()]), add: None }),
         read_only_root_filesystem: Some(true),
-        run_as_non_root: Some(true),
-        seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".into(), localhost_profile: None }),
         ..SecurityContext::default()
     }
 }

@@ -1,11 +1,12 @@
-//! The ConfigMap with the manifest that workers read: every default written out, so that they see what was planned.
+//! The ConfigMap that workers read: the manifest with every default written out, so that they see what was planned, and the
+//! variables that they share.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Resource;
 
-use super::{Blueprint, config_map_name, digest};
+use super::{Blueprint, ObjectError, config_map_name, digest, environment};
 use crate::labels;
 
 /// The key of the manifest, and its file's name.
@@ -14,9 +15,12 @@ pub(super) const MANIFEST_KEY: &str = "manifest.yaml";
 /// The ConfigMap of a job.
 ///
 /// # Errors
-/// When the manifest has no YAML form, which would be a bug.
-pub fn config_map(blueprint: &Blueprint<'_>) -> Result<ConfigMap, serde_saphyr::SerializeError> {
-    let mut data = BTreeMap::from([(MANIFEST_KEY.to_owned(), blueprint.prepared.job.to_yaml()?)]);
+/// [`ObjectError`], which would be a bug.
+pub fn config_map(blueprint: &Blueprint<'_>) -> Result<ConfigMap, ObjectError> {
+    let mut data = BTreeMap::from([
+        (MANIFEST_KEY.to_owned(), blueprint.prepared.job.to_yaml()?),
+        (environment::KEY.to_owned(), serde_json::to_string_pretty(&environment::shared(blueprint))?),
+    ]);
     if let Some(channel) = &blueprint.settings.channel {
         data.insert(rlt_channel::environment::CA_KEY.into(), channel.authority_pem.clone());
     }

@@ -2,6 +2,8 @@
 
 mod surroundings;
 
+use std::collections::BTreeMap;
+
 use serde_json::{Value, json};
 
 use super::{Blueprint, ChannelAccess, Settings, config_map, content_digest, pod, service, storage_claim};
@@ -43,7 +45,9 @@ fn the_quickstart_is_one_restricted_pod() {
     let job = with_workers(json!({}));
     let (prepared, settings) = (prepared(&job, 1), settings(Some(channel())));
     let blueprint = Blueprint { job: &job, prepared: &prepared, settings: &settings };
-    insta::assert_yaml_snapshot!(pod(&blueprint, 1, 0).unwrap());
+    let shared = config_map(&blueprint).unwrap().data.unwrap().remove("environment.json").unwrap();
+    let shared: Value = serde_json::from_str(&shared).unwrap();
+    insta::assert_yaml_snapshot!((pod(&blueprint, 1, 0).unwrap(), shared));
     assert!(pod(&blueprint, 1, 1).is_none());
     assert!(service(&blueprint).is_none(), "one worker needs no address");
     assert!(storage_claim(&blueprint).is_none());
@@ -99,29 +103,33 @@ fn the_manifest_in_the_config_map_validates_to_the_same_job_and_its_digest_follo
 }
 
 #[test]
-fn a_pod_that_is_followed_carries_its_attempts_trace_and_what_the_job_sets_itself_goes_first() {
-    let variables = |job: &Job, traces: &[(&str, &str)], attempt: u32| {
-        let traces = traces.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        let (prepared, settings) = (prepared(job, 1), Settings { traces, ..settings(None) });
-        let blueprint = Blueprint { job, prepared: &prepared, settings: &settings };
-        let container = pod(&blueprint, attempt, 0).unwrap().spec.unwrap().containers.remove(0);
-        let pairs = container.env.unwrap().into_iter().map(|one| (one.name, one.value.unwrap_or_default()));
-        let is_about = |name: &str| name.starts_with("OTEL") || name == rlt_traces::TRACEPARENT;
-        pairs.filter(|(name, _)| is_about(name)).collect::<Vec<_>>()
-    };
+fn what_a_job_sets_itself_stays_and_what_tells_ranks_and_attempts_apart_is_the_pods_own() {
     let endpoint = "OTEL_EXPORTER_OTLP_ENDPOINT";
-    let collector = [(endpoint, "http://otel:4318/$a")];
-    let job = with_workers(json!({}));
-    assert_eq!(variables(&job, &[], 1), []);
-    let parent = |attempt| {
-        (rlt_traces::TRACEPARENT.to_owned(), rlt_traces::AttemptTrace::of(job.uid(), attempt).traceparent())
+    let collector = [(endpoint.to_owned(), "http://otel:4318/$a".to_owned())];
+    let told = |job: &Job, traces: &[(String, String)], attempt: u32| {
+        let (prepared, settings) = (prepared(job, 2), Settings { traces: traces.into(), ..settings(None) });
+        let blueprint = Blueprint { job, prepared: &prepared, settings: &settings };
+        let container = pod(&blueprint, attempt, 1).unwrap().spec.unwrap().containers.remove(0);
+        let pairs = container.env.unwrap().into_iter().map(|one| (one.name, one.value.unwrap_or_default()));
+        let shared = config_map(&blueprint).unwrap().data.unwrap().remove("environment.json").unwrap();
+        (pairs.collect::<BTreeMap<_, _>>(), serde_json::from_str::<BTreeMap<String, String>>(&shared).unwrap())
     };
-    let given = (endpoint.to_owned(), "http://otel:4318/$$a".to_owned());
-    assert_eq!(variables(&job, &collector, 1), [given.clone(), parent(1)]);
-    assert_eq!(variables(&job, &collector, 2), [given, parent(2)]);
-    let own = with_workers(json!({"env": [{"name": endpoint, "value": "http://mine:4318"}]}));
-    assert_eq!(
-        variables(&own, &collector, 1),
-        [(endpoint.to_owned(), "http://mine:4318".to_owned()), parent(1)]
-    );
+    let own = |pairs: &[(&str, &str)]| {
+        pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect::<BTreeMap<_, _>>()
+    };
+    let job = with_workers(json!({}));
+    let (of_pod, shared) = told(&job, &[], 3);
+    assert_eq!(of_pod, own(&[("RANK", "1"), ("RLT_ATTEMPT", "3")]));
+    assert_eq!((&*shared["WORLD_SIZE"], &*shared["HF_HOME"]), ("2", "/storage/hub"));
+    assert!(!shared.contains_key("RANK") && !shared.contains_key(endpoint));
+
+    let parent = rlt_traces::AttemptTrace::of(job.uid(), 3).traceparent();
+    let (of_pod, shared) = told(&job, &collector, 3);
+    assert_eq!(of_pod[rlt_traces::TRACEPARENT], parent);
+    assert_eq!(shared[endpoint], "http://otel:4318/$a");
+
+    let mine = json!([{"name": endpoint, "value": "http://mine:4318"}, {"name": "HF_HOME", "value": "/models"}]);
+    let (of_pod, shared) = told(&with_workers(json!({"env": mine})), &collector, 3);
+    assert_eq!((&*of_pod[endpoint], &*of_pod["HF_HOME"]), ("http://mine:4318", "/models"));
+    assert!(!shared.contains_key(endpoint) && !shared.contains_key("HF_HOME"), "{shared:?}");
 }

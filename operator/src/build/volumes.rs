@@ -1,32 +1,28 @@
 //! The folders of a worker: what it reads, what it may write, and what outlives it.
 
 use k8s_openapi::api::core::v1::{
-    ConfigMapProjection, ConfigMapVolumeSource, EmptyDirVolumeSource, KeyToPath,
-    PersistentVolumeClaimVolumeSource, ProjectedVolumeSource, ServiceAccountTokenProjection, Volume,
+    ConfigMapProjection, EmptyDirVolumeSource, PersistentVolumeClaimVolumeSource, ProjectedVolumeSource, ServiceAccountTokenProjection, Volume,
     VolumeMount, VolumeProjection,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use rlt_api::spec::Device;
 use rlt_channel::environment;
 
-use super::manifest::MANIFEST_KEY;
 use super::{Blueprint, claim_name, config_map_name};
 
-/// The folder of the manifest.
-pub(super) const MANIFEST_FOLDER: &str = "/etc/rltraining";
+/// The folder of all that the operator tells workers: the files of the job's ConfigMap, and the token.
+pub(super) const JOB_FOLDER: &str = "/etc/rltraining";
 /// The folder of run folders, models and data.
 pub(super) const STORAGE_FOLDER: &str = "/storage";
 
 /// The volumes of a worker, each with where it is mounted.
 pub(super) fn volumes(blueprint: &Blueprint<'_>) -> Vec<(Volume, VolumeMount)> {
     let mut volumes = vec![
-        read_only(manifest(blueprint), MANIFEST_FOLDER),
+        read_only(told(blueprint), JOB_FOLDER),
         writable(storage(blueprint), STORAGE_FOLDER),
         writable(scratch(), "/tmp"),
-        writable(shared_memory(blueprint), "/dev/shm"),
     ];
-    if blueprint.settings.channel.is_some() {
-        volumes.push(read_only(channel(blueprint), environment::TOKEN_FOLDER));
-    }
+    volumes.extend(shared_memory(blueprint).map(|volume| writable(volume, "/dev/shm")));
     volumes
 }
 
@@ -40,18 +36,25 @@ fn writable(volume: Volume, path: &str) -> (Volume, VolumeMount) {
     (volume, mount)
 }
 
-fn key_to_path(key: &str) -> KeyToPath {
-    KeyToPath { key: key.into(), path: key.into(), mode: None }
-}
-
-fn manifest(blueprint: &Blueprint<'_>) -> Volume {
+/// What the operator tells workers: what all of them read, beside a token that only the operator accepts.
+fn told(blueprint: &Blueprint<'_>) -> Volume {
+    let map = ConfigMapProjection {
+        name: config_map_name(blueprint.name()),
+        ..ConfigMapProjection::default()
+    };
+    let token = ServiceAccountTokenProjection {
+        audience: Some(rlt_channel::AUDIENCE.into()),
+        expiration_seconds: Some(environment::TOKEN_SECONDS),
+        path: environment::TOKEN_KEY.into(),
+    };
+    let mut sources = vec![VolumeProjection { config_map: Some(map), ..VolumeProjection::default() }];
+    if blueprint.settings.channel.is_some() {
+        let token = Some(token);
+        sources.push(VolumeProjection { service_account_token: token, ..VolumeProjection::default() });
+    }
     Volume {
-        name: "manifest".into(),
-        config_map: Some(ConfigMapVolumeSource {
-            name: config_map_name(blueprint.name()),
-            items: Some(vec![key_to_path(MANIFEST_KEY)]),
-            ..ConfigMapVolumeSource::default()
-        }),
+        name: "job".into(),
+        projected: Some(ProjectedVolumeSource { sources: Some(sources), ..ProjectedVolumeSource::default() }),
         ..Volume::default()
     }
 }
@@ -72,31 +75,12 @@ fn scratch() -> Volume {
     Volume { name: "tmp".into(), empty_dir: Some(EmptyDirVolumeSource::default()), ..Volume::default() }
 }
 
-fn shared_memory(blueprint: &Blueprint<'_>) -> Volume {
+/// Where it is asked for, and where GPUs or several ranks may need more than the 64 MiB that a container has anyway.
+fn shared_memory(blueprint: &Blueprint<'_>) -> Option<Volume> {
     let size = blueprint.prepared.job.spec().workers.resources.shared_memory.clone();
-    let memory = EmptyDirVolumeSource { medium: Some("Memory".into()), size_limit: size.map(Quantity) };
-    Volume { name: "shared-memory".into(), empty_dir: Some(memory), ..Volume::default() }
-}
-
-/// A token that only the operator accepts, beside the authority by which the operator is known.
-fn channel(blueprint: &Blueprint<'_>) -> Volume {
-    let token = ServiceAccountTokenProjection {
-        audience: Some(rlt_channel::AUDIENCE.into()),
-        expiration_seconds: Some(environment::TOKEN_SECONDS),
-        path: environment::TOKEN_KEY.into(),
-    };
-    let authority = ConfigMapProjection {
-        name: config_map_name(blueprint.name()),
-        items: Some(vec![key_to_path(environment::CA_KEY)]),
-        optional: None,
-    };
-    let sources = vec![
-        VolumeProjection { service_account_token: Some(token), ..VolumeProjection::default() },
-        VolumeProjection { config_map: Some(authority), ..VolumeProjection::default() },
-    ];
-    Volume {
-        name: "channel".into(),
-        projected: Some(ProjectedVolumeSource { sources: Some(sources), ..ProjectedVolumeSource::default() }),
-        ..Volume::default()
-    }
+    let group = blueprint.prepared.plan.worker_groups.first();
+    let is_short = group.is_some_and(|group| group.device == Device::Cuda || group.ranks_per_worker > 1);
+    let memory = EmptyDirVolumeSource { medium: Some("Memory".into()), size_limit: size.clone().map(Quantity) };
+    let volume = Volume { name: "shared-memory".into(), empty_dir: Some(memory), ..Volume::default() };
+    (size.is_some() || is_short).then_some(volume)
 }

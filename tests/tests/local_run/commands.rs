@@ -146,3 +146,19 @@ fn a_run_on_a_model_of_the_hub_records_its_commit_and_names_it_as_the_base() {
     let adapter = document("export/adapter/adapter_config.json");
     assert_eq!((&adapter["base_model_name_or_path"], &adapter["revision"]), (&json!(REPO), &json!(COMMIT)));
 }
+
+#[test]
+fn variables_that_cannot_be_read_end_the_command_before_it_begins() {
+    let place = Place::new();
+    fs::write(place.file("list.json"), r#"["RANK=1"]"#).unwrap();
+    fs::write(place.file("number.json"), r#"{"RANK": 1}"#).unwrap();
+    for (file, code, words) in [
+        ("absent.json", 75, ["failed to read variables", "No such file"]),
+        ("list.json", 2, ["list.json", "is no JSON object of strings"]),
+        ("number.json", 2, ["number.json", "expected a string at line 1 column 9"]),
+    ] {
+        let mut command = Command::new(rlt_tests::fresh_binary("rlt-trainer"));
+        command.arg("env").arg(place.file(file)).args(["launch", "--manifest", "job.yaml"]);
+        Ended::of(command.output().unwrap()).expect(code, &words);
+    }
+}

@@ -146,10 +146,13 @@ fn ranks_that_do_not_see_the_first_one_s_folder_send_it_their_parts_of_a_checkpo
     let pods = [0, 1].map(|rank| {
         let place = &places[rank];
         let path = place.write(&on(2, &shared_by((2, 1), &changes)));
+        let shared = json!({
+            "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": port
+        });
+        fs::write(place.file("environment.json"), shared.to_string()).unwrap();
         let mut command = Command::new(rlt_tests::fresh_binary("rlt-trainer"));
-        command.args(["launch", "--manifest"]).arg(path).arg("--output").arg(place.run(""));
-        command.envs([("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "1"), ("MASTER_ADDR", "localhost")]);
-        command.env("RANK", rank.to_string()).env("MASTER_PORT", &port);
+        command.arg("env").arg(place.file("environment.json")).args(["launch", "--manifest"]).arg(path);
+        command.arg("--output").arg(place.run("")).env("RANK", rank.to_string()).env("WORLD_SIZE", "5");
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     });
     let [first, second] = pods.map(|pod| Ended::of(pod.wait_with_output().unwrap()));
