@@ -184,7 +184,8 @@ fn check_calls(cluster: &Cluster) {
 /// What the operator tells all workers of the job.
 async fn told(client: &Client) -> BTreeMap<String, String> {
     let maps = Api::<ConfigMap>::namespaced(client.clone(), "team");
-    let map = eventually("what workers read is there", async || maps.get_opt("quickstart-manifest").await.unwrap());
+    let map =
+        eventually("what workers read is there", async || maps.get_opt("quickstart-manifest").await.unwrap());
     map.await.data.unwrap()
 }
 

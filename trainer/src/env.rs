@@ -62,9 +62,10 @@ impl EnvError {
 /// [`EnvError`] when it does not.
 pub fn run(args: &EnvArgs) -> Result<Infallible, EnvError> {
     let file = &args.file;
-    let text = std::fs::read_to_string(file).map_err(|source| EnvError::Read { file: file.clone(), source })?;
-    let variables: BTreeMap<String, String> = serde_json::from_str(&text)
-        .map_err(|source| EnvError::Malformed { file: file.clone(), source })?;
+    let text =
+        std::fs::read_to_string(file).map_err(|source| EnvError::Read { file: file.clone(), source })?;
+    let variables: BTreeMap<String, String> =
+        serde_json::from_str(&text).map_err(|source| EnvError::Malformed { file: file.clone(), source })?;
     let program = std::env::current_exe().map_err(EnvError::Start)?;
     let mut command = Command::new(program);
     command.arg0("rlt-trainer").args(&args.command).envs(variables);

@@ -166,6 +166,7 @@ fn trainer_pod() -> PodSpec {
         channel: Some(ChannelAccess { address, authority_pem: String::new() }),
         traces: Vec::new(),
     };
-    let pod: Pod = build::pod(&Blueprint { job: &job, prepared: &prepared, settings: &settings }, 1, 1).unwrap();
+    let pod: Pod =
+        build::pod(&Blueprint { job: &job, prepared: &prepared, settings: &settings }, 1, 1).unwrap();
     PodSpec { service_account_name: None, hostname: None, subdomain: None, ..pod.spec.unwrap() }
 }

@@ -60,8 +60,7 @@ fn variables(blueprint: &Blueprint<'_>, attempt: u32, worker_idx: u32) -> Vec<En
         plain(rlt_traces::TRACEPARENT, trace.traceparent())
     });
     let first_rank = environment::first_rank(blueprint, worker_idx);
-    let ours =
-        [plain(channel::RANK, first_rank.to_string()), plain(channel::ATTEMPT, attempt.to_string())];
+    let ours = [plain(channel::RANK, first_rank.to_string()), plain(channel::ATTEMPT, attempt.to_string())];
     own.chain(ours).chain(parent).collect()
 }
 

@@ -112,10 +112,16 @@ fn what_a_job_sets_itself_stays_and_what_tells_ranks_and_attempts_apart_is_the_p
         let container = pod(&blueprint, attempt, 1).unwrap().spec.unwrap().containers.remove(0);
         let pairs = container.env.unwrap().into_iter().map(|one| (one.name, one.value.unwrap_or_default()));
         let shared = config_map(&blueprint).unwrap().data.unwrap().remove("environment.json").unwrap();
-        (pairs.collect::<BTreeMap<_, _>>(), serde_json::from_str::<BTreeMap<String, String>>(&shared).unwrap())
+        (
+            pairs.collect::<BTreeMap<_, _>>(),
+            serde_json::from_str::<BTreeMap<String, String>>(&shared).unwrap(),
+        )
     };
     let own = |pairs: &[(&str, &str)]| {
-        pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect::<BTreeMap<_, _>>()
+        pairs
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect::<BTreeMap<_, _>>()
     };
     let job = with_workers(json!({}));
     let (of_pod, shared) = told(&job, &[], 3);
@@ -128,7 +134,8 @@ fn what_a_job_sets_itself_stays_and_what_tells_ranks_and_attempts_apart_is_the_p
     assert_eq!(of_pod[rlt_traces::TRACEPARENT], parent);
     assert_eq!(shared[endpoint], "http://otel:4318/$a");
 
-    let mine = json!([{"name": endpoint, "value": "http://mine:4318"}, {"name": "HF_HOME", "value": "/models"}]);
+    let mine =
+        json!([{"name": endpoint, "value": "http://mine:4318"}, {"name": "HF_HOME", "value": "/models"}]);
     let (of_pod, shared) = told(&with_workers(json!({"env": mine})), &collector, 3);
     assert_eq!((&*of_pod[endpoint], &*of_pod["HF_HOME"]), ("http://mine:4318", "/models"));
     assert!(!shared.contains_key(endpoint) && !shared.contains_key("HF_HOME"), "{shared:?}");

@@ -1,8 +1,8 @@
 //! The folders of a worker: what it reads, what it may write, and what outlives it.
 
 use k8s_openapi::api::core::v1::{
-    ConfigMapProjection, EmptyDirVolumeSource, PersistentVolumeClaimVolumeSource, ProjectedVolumeSource, ServiceAccountTokenProjection, Volume,
-    VolumeMount, VolumeProjection,
+    ConfigMapProjection, EmptyDirVolumeSource, PersistentVolumeClaimVolumeSource, ProjectedVolumeSource,
+    ServiceAccountTokenProjection, Volume, VolumeMount, VolumeProjection,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use rlt_api::spec::Device;
@@ -38,10 +38,8 @@ fn writable(volume: Volume, path: &str) -> (Volume, VolumeMount) {
 
 /// What the operator tells workers: what all of them read, beside a token that only the operator accepts.
 fn told(blueprint: &Blueprint<'_>) -> Volume {
-    let map = ConfigMapProjection {
-        name: config_map_name(blueprint.name()),
-        ..ConfigMapProjection::default()
-    };
+    let map =
+        ConfigMapProjection { name: config_map_name(blueprint.name()), ..ConfigMapProjection::default() };
     let token = ServiceAccountTokenProjection {
         audience: Some(rlt_channel::AUDIENCE.into()),
         expiration_seconds: Some(environment::TOKEN_SECONDS),
@@ -80,7 +78,8 @@ fn shared_memory(blueprint: &Blueprint<'_>) -> Option<Volume> {
     let size = blueprint.prepared.job.spec().workers.resources.shared_memory.clone();
     let group = blueprint.prepared.plan.worker_groups.first();
     let is_short = group.is_some_and(|group| group.device == Device::Cuda || group.ranks_per_worker > 1);
-    let memory = EmptyDirVolumeSource { medium: Some("Memory".into()), size_limit: size.clone().map(Quantity) };
+    let memory =
+        EmptyDirVolumeSource { medium: Some("Memory".into()), size_limit: size.clone().map(Quantity) };
     let volume = Volume { name: "shared-memory".into(), empty_dir: Some(memory), ..Volume::default() };
     (size.is_some() || is_short).then_some(volume)
 }
