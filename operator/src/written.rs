@@ -27,11 +27,13 @@ pub struct Written {
     by_uid: Mutex<HashMap<String, Entry>>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Entry {
     /// Until the watch has sent it back.
     ahead: Option<Box<Current>>,
     written_at: Option<Instant>,
+    /// Since when something waits that is not urgent.
+    held_since: Option<Instant>,
 }
 
 impl Current {
@@ -65,14 +67,21 @@ impl Written {
 
     /// Notes a status that the API server has taken.
     pub fn note(&self, uid: &str, current: Current) {
-        let entry = Entry { ahead: Some(current.into()), written_at: Some(Instant::now()) };
+        let entry = Entry { ahead: Some(current.into()), written_at: Some(Instant::now()), held_since: None };
         self.lock().insert(uid.to_owned(), entry);
     }
 
     /// Notes a first status that is yet to be written.
     pub fn defer(&self, uid: &str, status: RLTrainingJobStatus, since: Instant) {
         let current = Current { status, resource_version: String::new(), deferred_since: Some(since) };
-        self.lock().insert(uid.to_owned(), Entry { ahead: Some(current.into()), written_at: None });
+        self.lock().insert(uid.to_owned(), Entry { ahead: Some(current.into()), ..Entry::default() });
+    }
+
+    /// How many jobs have a first status that is yet to be written.
+    pub fn num_deferred(&self) -> usize {
+        let is_deferred =
+            |entry: &&Entry| entry.ahead.as_ref().is_some_and(|ahead| ahead.deferred_since.is_some());
+        self.lock().values().filter(is_deferred).count()
     }
 
     /// Lets go of what the watch has sent back.
@@ -82,10 +91,14 @@ impl Written {
         }
     }
 
-    /// How long it is until this time will have passed since the last write.
-    pub fn wait(&self, uid: &str, interval: Duration) -> Option<Duration> {
-        let since = self.lock().get(uid)?.written_at?.elapsed();
-        interval.checked_sub(since).filter(|wait| !wait.is_zero())
+    /// How long it is until `interval` will have passed since the last write, and `held` since something first waited for it.
+    pub fn wait(&self, uid: &str, interval: Duration, held: Duration) -> Option<Duration> {
+        let mut entries = self.lock();
+        let entry = entries.entry(uid.to_owned()).or_default();
+        let held_since = *entry.held_since.get_or_insert_with(Instant::now);
+        let since_write = entry.written_at.map(|at| interval.saturating_sub(at.elapsed()));
+        let wait = since_write.unwrap_or_default().max(held.saturating_sub(held_since.elapsed()));
+        (!wait.is_zero()).then_some(wait)
     }
 
     /// Forgets a job that is gone.

@@ -26,7 +26,7 @@ macro_rules! divides_count {
             message: concat!($degree, " must divide count: ", $because),
             cel: || {
                 let degree = concat!("self.mesh.", $degree);
-                format!("!has({degree}) || self.count % {degree} == 0")
+                format!("!has({degree}) || {degree} == 1 || self.count % {degree} == 0")
             },
             holds: Check::Spec(|spec| {
                 given(spec, $given).is_none_or(|degree| spec.workers.count.is_multiple_of(degree))

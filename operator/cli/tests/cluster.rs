@@ -203,14 +203,18 @@ async fn the_plan_holds_every_object_that_the_operator_makes() {
 /// Without what is known on a cluster only (the job's UID), and without what this operator is told otherwise than by the
 /// chart: it serves no channel and pulls no image.
 fn comparable(mut object: Value) -> Value {
-    for (list, marks) in [
-        ("/spec/volumes", ["channel", "channel"]),
-        ("/spec/containers/0/volumeMounts", ["channel", "channel"]),
-        ("/spec/containers/0/env", ["RLT_CHANNEL", rlt_channel::environment::JOB_UID]),
-    ] {
-        if let Some(list) = object.pointer_mut(list).and_then(Value::as_array_mut) {
-            list.retain(|one| !marks.iter().any(|mark| one["name"].as_str().unwrap().starts_with(mark)));
-        }
+    // The first of what the folder of the job holds is the ConfigMap; the other is a token for the channel.
+    if let Some(sources) =
+        object.pointer_mut("/spec/volumes/0/projected/sources").and_then(Value::as_array_mut)
+    {
+        sources.truncate(1);
+    }
+    if let Some(text) = object.pointer_mut("/data/environment.json") {
+        let mut variables: BTreeMap<String, String> = serde_json::from_str(text.as_str().unwrap()).unwrap();
+        let is_known =
+            |name: &str| !name.starts_with("RLT_CHANNEL") && name != rlt_channel::environment::JOB_UID;
+        variables.retain(|name, _| is_known(name));
+        *text = json!(variables);
     }
     let gone = [
         ("/metadata/labels", labels::JOB_UID),

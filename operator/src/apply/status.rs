@@ -17,8 +17,15 @@ use crate::written::{Current, Written};
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 /// Least time between two writes of nothing but how many workers are how far.
 const COUNTS_INTERVAL: Duration = Duration::from_secs(5);
+/// Longest that such counts wait for more to happen, so that one write says all of it.
+const COUNTS_WAIT: Duration = Duration::from_secs(2);
 /// Longest that the first status waits for all workers to run, once their pods are made: one write then says both.
 const FIRST_STATUS_WAIT: Duration = Duration::from_millis(500);
+/// So many jobs whose first status waits lengthen the wait of each by as much again: a status costs the API server what two pods
+/// do, and pods go first.
+const CROWD: u32 = 10;
+/// Longest that a first status waits in a crowd.
+const CROWD_WAIT: Duration = Duration::from_secs(10);
 
 /// What became of a status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,13 +55,13 @@ pub async fn write_status(
         return Ok(StatusWritten::NothingNew);
     }
     let since = before.deferred_since.unwrap_or_else(Instant::now);
-    let wait = FIRST_STATUS_WAIT.saturating_sub(since.elapsed());
+    let wait = first_wait(written.num_deferred()).saturating_sub(since.elapsed());
     if only_begins(before, status) && !wait.is_zero() {
         written.defer(job.uid(), status.clone(), since);
         return Ok(StatusWritten::Deferred(wait));
     }
-    let interval = least_interval(&before.status, status);
-    if let Some(wait) = interval.and_then(|interval| written.wait(job.uid(), interval)) {
+    let pace = pace(&before.status, status);
+    if let Some(wait) = pace.and_then(|(interval, wait)| written.wait(job.uid(), interval, wait)) {
         return Ok(StatusWritten::Later(wait));
     }
     let status = RLTrainingJobStatus { writes: before.status.writes + 1, ..status.clone() };
@@ -88,13 +95,20 @@ fn only_begins(before: &Current, status: &RLTrainingJobStatus) -> bool {
     is_first && status.attempt == Some(1) && starts_workers
 }
 
-/// Least time since the last write, where nothing is new but how far workers or training are: that changes all the time.
-fn least_interval(before: &RLTrainingJobStatus, after: &RLTrainingJobStatus) -> Option<Duration> {
+/// How long a job's first status waits at most beside those of others.
+fn first_wait(num_deferred: usize) -> Duration {
+    let crowd = u32::try_from(num_deferred).unwrap_or(u32::MAX) / CROWD;
+    FIRST_STATUS_WAIT.saturating_mul(crowd.saturating_add(1)).min(CROWD_WAIT)
+}
+
+/// Least time since the last write and since the change itself, where nothing is new but how far workers or training are: that
+/// changes all the time.
+fn pace(before: &RLTrainingJobStatus, after: &RLTrainingJobStatus) -> Option<(Duration, Duration)> {
     let (before, after) = (without_progress(before), without_progress(after));
     if before == after {
-        return Some(PROGRESS_INTERVAL);
+        return Some((PROGRESS_INTERVAL, Duration::ZERO));
     }
-    (without_counts(before) == without_counts(after)).then_some(COUNTS_INTERVAL)
+    (without_counts(before) == without_counts(after)).then_some((COUNTS_INTERVAL, COUNTS_WAIT))
 }
 
 /// Nor is it urgent that a scheduler has found other words for what a worker waits for.
@@ -172,6 +186,40 @@ mod tests {
         written.defer("c", starting.clone(), Instant::now() - FIRST_STATUS_WAIT);
         assert_eq!(write(&starting).await, StatusWritten::Yes);
         assert_eq!(num_writes.load(Ordering::SeqCst), 2);
+    }
+
+    #[test]
+    fn in_a_crowd_first_statuses_wait_longer_but_not_for_ever() {
+        assert_eq!(first_wait(0), FIRST_STATUS_WAIT);
+        assert_eq!(first_wait(9), FIRST_STATUS_WAIT);
+        assert_eq!(first_wait(35), FIRST_STATUS_WAIT * 4);
+        assert_eq!(first_wait(usize::MAX), CROWD_WAIT);
+    }
+
+    #[tokio::test]
+    async fn counts_wait_for_more_to_happen_and_conditions_for_nothing() {
+        let (client, num_writes) = server();
+        let written = Written::default();
+        let before = status(Reason::WorkersStarting);
+        let mut seen: Job = serde_json::from_value(job(&serde_json::to_value(&before).unwrap())).unwrap();
+        let write = async |seen: &Job, status: &RLTrainingJobStatus| {
+            let current = written.current(seen).unwrap();
+            write_status(&client, &written, seen, &current, status).await.unwrap()
+        };
+        let counts = |ready: u32| {
+            let ready = Some(format!("{ready}/8"));
+            RLTrainingJobStatus { ready, ..before.clone() }
+        };
+        for ready in 1..4 {
+            let StatusWritten::Later(wait) = write(&seen, &counts(ready)).await else { panic!("written") };
+            assert!(wait <= COUNTS_WAIT);
+        }
+        assert_eq!(num_writes.load(Ordering::SeqCst), 0);
+        assert_eq!(write(&seen, &status(Reason::Settled)).await, StatusWritten::Yes);
+        // What was written stands in the store; the next counts wait anew, and for the last write.
+        seen.metadata.resource_version = Some("8".into());
+        let StatusWritten::Later(wait) = write(&seen, &counts(5)).await else { panic!("written") };
+        assert!(wait > COUNTS_WAIT && wait <= COUNTS_INTERVAL, "{wait:?}");
     }
 
     #[tokio::test]

@@ -155,7 +155,7 @@ fn variables_that_cannot_be_read_end_the_command_before_it_begins() {
     for (file, code, words) in [
         ("absent.json", 75, ["failed to read variables", "No such file"]),
         ("list.json", 2, ["list.json", "is no JSON object of strings"]),
-        ("number.json", 2, ["number.json", "expected a string at line 1 column 9"]),
+        ("number.json", 2, ["number.json", "expected a string at line 1 column 10"]),
     ] {
         let mut command = Command::new(rlt_tests::fresh_binary("rlt-trainer"));
         command.arg("env").arg(place.file(file)).args(["launch", "--manifest", "job.yaml"]);
