@@ -59,8 +59,8 @@ pub async fn apply(
     }
 }
 
-/// Tells the queue, and makes what a job needs: first what its pods must not be without, then pods beside everything that
-/// they wait for.
+/// Tells the queue, and makes what a job needs: first what its pods must not be without, then pods beside what nodes need to
+/// start them, and last what the pods meet each other by.
 async fn carry_out(
     client: &Client,
     index: &Index,
@@ -94,9 +94,10 @@ async fn carry_out(
         let crew = pods::Crew { blueprint, placement: &placement, failures_by_node, attempt };
         pods::start(client, index, &crew, &decision.start).await
     };
-    // What fails on one side does not cut off calls of the other.
-    let (furnished, started) = futures::join!(room.furnish(first), pods);
-    furnished.and(started)
+    // What fails in one place does not cut off calls in another.
+    let (supplied, started) = futures::join!(room.supply(), pods);
+    let surrounded = room.surround(first).await;
+    supplied.and(started).and(surrounded)
 }
 
 async fn delete_job(client: &Client, job: &Job) -> Result<(), ApplyError> {

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use futures::future::try_join5;
+use futures::future::{try_join, try_join3};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::api::{DeleteParams, Patch, PatchParams};
@@ -46,29 +46,28 @@ impl<'a> Room<'a> {
         }
     }
 
-    /// What pods wait for.
-    pub(super) async fn furnish(&self, first: Option<&Worker>) -> Result<(), ApplyError> {
-        let hand_over_first_manifest = async {
+    /// What nodes need to start pods.
+    pub(super) async fn supply(&self) -> Result<(), ApplyError> {
+        let manifest = async {
             match self.known.contains_key(&Child::ConfigMap) {
                 true => Ok(()),
                 false => self.hand_over_manifest().await,
             }
         };
+        let claim = self.ensure(Child::Claim, None, || build::storage_claim(self.blueprint));
+        try_join(manifest, claim).await.map(drop)
+    }
+
+    /// What pods meet each other by, and what keeps others away from them.
+    pub(super) async fn surround(&self, first: Option<&Worker>) -> Result<(), ApplyError> {
         let point_to_first = async {
             match first {
                 Some(first) => self.point_to(Some(first)).await,
                 None => Ok(()),
             }
         };
-        try_join5(
-            hand_over_first_manifest,
-            self.ensure(Child::Service, None, || build::service(self.blueprint)),
-            self.ensure(Child::Claim, None, || build::storage_claim(self.blueprint)),
-            self.guard(),
-            point_to_first,
-        )
-        .await?;
-        Ok(())
+        let service = self.ensure(Child::Service, None, || build::service(self.blueprint));
+        try_join3(service, self.guard(), point_to_first).await.map(drop)
     }
 
     async fn hand_over_manifest(&self) -> Result<(), ApplyError> {

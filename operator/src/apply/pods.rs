@@ -17,6 +17,8 @@ use crate::worker::Worker;
 
 /// Calls for one job under way at the same time.
 const MAX_PARALLEL: usize = 32;
+/// Pods that are asked for before the API server has taken one of them: so many calls a full quota costs at most.
+const FIRST_PODS: usize = 8;
 
 /// Deletes pods.
 pub(super) async fn delete(
@@ -74,17 +76,19 @@ pub(super) struct Crew<'a> {
     pub(super) attempt: u32,
 }
 
-/// Makes the pods of these workers: one, and when it is taken all others. Where a quota is full, one call tells.
+/// Makes the pods of these workers: a few, and when they are taken all others. Where a quota is full, a few calls tell.
 pub(super) async fn start(
     client: &Client,
     index: &Index,
     crew: &Crew<'_>,
     indices: &[u32],
 ) -> Result<(), ApplyError> {
-    let Some((first, others)) = indices.split_first() else { return Ok(()) };
-    create(client, index, crew, *first).await?;
-    let calls = others.iter().copied().map(|idx| create(client, index, crew, idx));
-    stream::iter(calls).buffer_unordered(MAX_PARALLEL).try_collect::<()>().await
+    let (first, others) = indices.split_at(indices.len().min(FIRST_PODS));
+    for wave in [first, others] {
+        let calls = wave.iter().copied().map(|idx| create(client, index, crew, idx));
+        stream::iter(calls).buffer_unordered(MAX_PARALLEL).try_collect::<()>().await?;
+    }
+    Ok(())
 }
 
 async fn create(client: &Client, index: &Index, crew: &Crew<'_>, worker_idx: u32) -> Result<(), ApplyError> {
