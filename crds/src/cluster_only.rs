@@ -1,4 +1,5 @@
-//! Fields that act only on a cluster: what a local run has to say about them instead of passing over them in silence.
+//! Fields that act only on a cluster: what a local run has to say about them instead of passing over them in
+//! silence.
 
 use serde_json::Value;
 

@@ -1,4 +1,5 @@
-//! The CustomResourceDefinition: what kube derives from the types, made strict and small, with the rules as CEL.
+//! The CustomResourceDefinition: what kube derives from the types, made strict and small, with the rules as
+//! CEL.
 
 use kube::CustomResourceExt;
 use serde_json::{Map, Value, json};
@@ -53,8 +54,8 @@ fn printer_columns() -> Value {
     COLUMNS.into_iter().map(column).collect()
 }
 
-/// Removes what says nothing on an API server: null as a value of optional fields, null defaults, formats that it
-/// does not know, line breaks in descriptions.
+/// Removes what says nothing on an API server: null as a value of optional fields, null defaults, formats
+/// that it does not know, line breaks in descriptions.
 fn make_strict(schema: &mut Value) {
     let Some(fields) = schema.as_object_mut() else { return };
     fields.remove("nullable");
@@ -90,7 +91,8 @@ fn make_bounds_whole(fields: &mut Map<String, Value>) {
     }
 }
 
-/// What no operator has seen yet must not pass for settled: readers of kstatus take an object without a status for done.
+/// What no operator has seen yet must not pass for settled: readers of kstatus take an object without a
+/// status for done.
 fn begin_unobserved(root: &mut Value) {
     if let Some(Value::Object(status)) = schema_at_mut(root, "status") {
         status.insert("default".into(), json!({"observedGeneration": -1}));
@@ -138,7 +140,8 @@ fn insert_rule(root: &mut Value, scope: &str, at: &str, message: &str, cel: Stri
     }
 }
 
-/// The schema of a field by its path, `[]` for the items of a list; that of the whole resource by the empty one.
+/// The schema of a field by its path, `[]` for the items of a list; that of the whole resource by the empty
+/// one.
 pub(crate) fn schema_at<'a>(root: &'a Value, path: &str) -> Option<&'a Value> {
     root.pointer(&pointer_to(path))
 }

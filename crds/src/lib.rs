@@ -1,11 +1,11 @@
 //! The RLTrainingJob custom resource: its types, its rules, and the plan that follows from it.
 //!
 //! ```text
-//! YAML --validate--> ValidatedJob (ResolvedSpec: every default filled in) --plan--> worker groups, batches, memory
+//! YAML --validate--> ValidatedJob (ResolvedSpec: defaults filled in) --plan--> groups, batches, memory
 //! ```
-//! One schema serves the custom resource, the file and the local run. Everything here is pure: no I/O, no clock,
-//! no tensors, no client. With the feature `kube` the types also derive Kubernetes' traits, and the definition and
-//! the field reference can be written.
+//! One schema serves the custom resource, the file and the local run. Everything here is pure: no I/O, no
+//! clock, no tensors, no client. With the feature `kube` the types also derive Kubernetes' traits, and the
+//! definition and the field reference can be written.
 
 mod cluster_only;
 #[cfg(feature = "kube")]

@@ -1,4 +1,5 @@
-//! A manifest as it stands in a file: type, metadata and specification. Rules that span fields live in `rules`.
+//! A manifest as it stands in a file: type, metadata and specification. Rules that span fields live in
+//! `rules`.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +21,8 @@ pub(crate) const NAME_NOT_A_LABEL: &str = "is not a name that Kubernetes accepts
 #[cfg(feature = "kube")]
 pub(crate) const NAME_PATTERN: &str = "^[a-z]([-a-z0-9]*[a-z0-9])?$";
 
-/// The part of Kubernetes' object metadata that a local run uses; the rest is Kubernetes' own and passed over.
+/// The part of Kubernetes' object metadata that a local run uses; the rest is Kubernetes' own and passed
+/// over.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Metadata {

@@ -1,5 +1,5 @@
-//! The rules that span fields, each in one place: its Kubernetes form (CEL) and its Rust form stand side by side
-//! and share one message. What concerns a single field (type, range, choices) is in the schema instead.
+//! The rules that span fields, each in one place: its Kubernetes form (CEL) and its Rust form stand side by
+//! side and share one message. What concerns a single field (type, range, choices) is in the schema instead.
 
 mod algorithm;
 #[cfg(feature = "kube")]
@@ -85,7 +85,8 @@ impl Rule {
         below(self.scope, self.at)
     }
 
-    /// Whether the rule reads a field at, above or below `path`: its verdict means nothing when that is wrong.
+    /// Whether the rule reads a field at, above or below `path`: its verdict means nothing when that is
+    /// wrong.
     pub(crate) fn reads(&self, path: &str) -> bool {
         let path = without_indices(path);
         self.reads.iter().any(|field| {
@@ -129,8 +130,8 @@ fn cel_name<T: Serialize>(choice: &T) -> String {
     format!("'{}'", name.unwrap_or_default())
 }
 
-/// The value of an overridable field in CEL: as given, else what the preset of `kind` says. `algorithm` is the path
-/// of the section from the rule's scope.
+/// The value of an overridable field in CEL: as given, else what the preset of `kind` says. `algorithm` is
+/// the path of the section from the rule's scope.
 fn cel_effective<T: Serialize>(algorithm: &str, section: &str, field: &str, of: fn(Preset) -> T) -> String {
     let mut table = String::new();
     for kind in AlgorithmKind::ALL {

@@ -17,8 +17,8 @@ pub struct RLTrainingJobStatus {
     /// The generation of the specification that this status speaks of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// How often this status was written. Where it differs from before nothing else can have changed, so that the rules about
-    /// changes of the specification have nothing to compare.
+    /// How often this status was written. Where it differs from before nothing else can have changed, so that
+    /// the rules about changes of the specification have nothing to compare.
     pub writes: u64,
     /// What is true of the job, one entry a type.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -49,15 +49,17 @@ pub struct RLTrainingJobStatus {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("additionalProperties" = {"type": "integer", "minimum": 0}))]
     pub failures_by_cause: BTreeMap<FailureCause, u32>,
-    /// Failures since the last one that a new checkpoint came before: these count against `spec.runPolicy.retries`.
+    /// Failures since the last one that a new checkpoint came before: these count against
+    /// `spec.runPolicy.retries`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("additionalProperties" = {"type": "integer", "minimum": 0}))]
     pub retries_used: BTreeMap<FailureCause, u32>,
-    /// The step of the newest checkpoint when `retriesUsed` was begun; a failure after a newer one begins it anew.
+    /// The step of the newest checkpoint when `retriesUsed` was begun; a failure after a newer one begins it
+    /// anew.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retries_since_step: Option<u64>,
-    /// Failures that may be a node's fault, by its name: new workers prefer other nodes, the more it has the stronger. The 16
-    /// worst are kept.
+    /// Failures that may be a node's fault, by its name: new workers prefer other nodes, the more it has the
+    /// stronger. The 16 worst are kept.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("additionalProperties" = {"type": "integer", "minimum": 0}, "maxProperties" = 16))]
     pub failures_by_node: BTreeMap<String, u32>,
@@ -121,8 +123,8 @@ impl RLTrainingJobStatus {
     }
 }
 
-/// The condition types, all present from the first status on, and in this order: the first that is true says best what
-/// the job is doing.
+/// The condition types, all present from the first status on, and in this order: the first that is true says
+/// best what the job is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum ConditionType {
     /// The job has ended well.
@@ -197,7 +199,8 @@ pub struct Condition {
     pub message: String,
 }
 
-/// How many workers of one group there are, and how far they are. A worker is counted once, besides in `ready`.
+/// How many workers of one group there are, and how far they are. A worker is counted once, besides in
+/// `ready`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WorkerGroupStatus {

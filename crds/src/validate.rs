@@ -73,7 +73,8 @@ impl ValidatedJob {
     }
 }
 
-/// Reads a manifest, checks everything that can be checked without looking at files, and fills in its defaults.
+/// Reads a manifest, checks everything that can be checked without looking at files, and fills in its
+/// defaults.
 ///
 /// # Errors
 /// Everything that is wrong, in the order of the text. What only follows from another problem is left out.

@@ -1,5 +1,5 @@
-//! The rules that the API server evaluates and the rules that we evaluate are the same: on each bad specification
-//! both give the same messages, and every rule has one that breaks it.
+//! The rules that the API server evaluates and the rules that we evaluate are the same: on each bad
+//! specification both give the same messages, and every rule has one that breaks it.
 
 #![expect(clippy::unwrap_used, reason = "a broken fixture should end the test")]
 
@@ -162,7 +162,8 @@ fn what_a_restart_takes_up_can_be_changed_while_nothing_runs() {
     }
 }
 
-/// The API server's CEL refuses them as names; the evaluator of these tests does not (CEL's grammar, RESERVED).
+/// The API server's CEL refuses them as names; the evaluator of these tests does not (CEL's grammar,
+/// RESERVED).
 #[test]
 fn no_rule_uses_a_reserved_name() {
     const RESERVED: [&str; 18] = [

@@ -79,8 +79,8 @@ fn every_list_and_text_of_the_specification_is_bounded() {
     check("spec", definition.pointer("/spec/versions/0/schema/openAPIV3Schema/properties/spec").unwrap());
 }
 
-/// Who applies a list as a whole would take away what the API server has filled into its items: tools that compare what they
-/// applied with what is there would find a difference for ever.
+/// Who applies a list as a whole would take away what the API server has filled into its items: tools that
+/// compare what they applied with what is there would find a difference for ever.
 #[test]
 fn defaults_are_only_filled_into_items_that_are_merged_by_their_name() {
     fn has_default(schema: &Value) -> bool {

@@ -59,8 +59,8 @@ pub async fn apply(
     }
 }
 
-/// Tells the queue, and makes what a job needs: first what its pods must not be without, then pods beside what nodes need to
-/// start them, and last what the pods meet each other by.
+/// Tells the queue, and makes what a job needs: first what its pods must not be without, then pods beside
+/// what nodes need to start them, and last what the pods meet each other by.
 async fn carry_out(
     client: &Client,
     index: &Index,

@@ -1,4 +1,5 @@
-//! The operator's command line. What a single job needs is its manifest's; here stands what the cluster decides.
+//! The operator's command line. What a single job needs is its manifest's; here stands what the cluster
+//! decides.
 
 use clap::{Parser, ValueEnum};
 

@@ -1,4 +1,5 @@
-//! The objects of a job, each a pure function of the job and its plan. What is there already is not known here.
+//! The objects of a job, each a pure function of the job and its plan. What is there already is not known
+//! here.
 
 mod avoidance;
 mod claim;
@@ -96,8 +97,8 @@ pub enum ObjectError {
     Json(#[from] serde_json::Error),
 }
 
-/// Every object of an attempt as it is sent, in the order in which they are made; a cluster with a scheduler for gangs gets
-/// a PodGroup besides.
+/// Every object of an attempt as it is sent, in the order in which they are made; a cluster with a scheduler
+/// for gangs gets a PodGroup besides.
 ///
 /// # Errors
 /// [`ObjectError`], which would be a bug.

@@ -1,6 +1,7 @@
 //! The way to the API server: every call is counted, bounded in time, and let through by its importance.
 //!
-//! kube's own retries are off: whoever calls decides about the next try, and one reconcile can not hold its place for minutes.
+//! kube's own retries are off: whoever calls decides about the next try, and one reconcile can not hold its
+//! place for minutes.
 
 mod call;
 mod connection;
@@ -27,14 +28,15 @@ pub struct CallRate {
 }
 
 impl Default for CallRate {
-    /// A burst of 200 jobs of eight pods goes through at once; what the API server itself will not take, it says.
+    /// A burst of 200 jobs of eight pods goes through at once; what the API server itself will not take, it
+    /// says.
     fn default() -> Self {
         Self { per_second: 1000.0, burst: 2000.0 }
     }
 }
 
-/// Calls under way at the same time. More than the API server works on would only wait there, where a status comes no
-/// sooner than an event.
+/// Calls under way at the same time. More than the API server works on would only wait there, where a status
+/// comes no sooner than an event.
 pub const MAX_IN_FLIGHT: usize = 64;
 
 /// Time for any call that is no watch.

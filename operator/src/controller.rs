@@ -98,8 +98,8 @@ fn queues_appear(discovery: Arc<Discovery>) -> impl Stream<Item = ()> + Send {
     stream::once(async move { discovery.kueue().await }).filter(move |()| future::ready(is_new))
 }
 
-/// Follows what queues say, from when the cluster has any; the answers come with the first complete lists, for queues
-/// that are there now.
+/// Follows what queues say, from when the cluster has any; the answers come with the first complete lists,
+/// for queues that are there now.
 fn follow_queues(
     context: &Arc<Context>,
     namespaces: &[String],
@@ -127,7 +127,8 @@ fn follow_queues(
     if context.discovery.served().has_workloads { synced } else { Vec::new() }
 }
 
-/// Jobs that are new or changed in what people write; what this operator writes itself brings nothing to mind.
+/// Jobs that are new or changed in what people write; what this operator writes itself brings nothing to
+/// mind.
 fn jobs(
     context: &Arc<Context>,
     namespaces: &[String],

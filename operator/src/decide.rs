@@ -1,11 +1,12 @@
-//! What to do about a job: a pure function of what was observed and of the time. No API server is spoken to here.
+//! What to do about a job: a pure function of what was observed and of the time. No API server is spoken to
+//! here.
 //!
 //! ```text
 //! finished? -> has it succeeded? -> too long? -> to be suspended? -> to wait in a queue? -> an attempt over?
 //!           -> start what is missing
 //! ```
-//! Whoever decides on a new attempt, or on the end, first writes that down: pods follow in the next round, so that
-//! whatever crashes in between, no two attempts are ever alive at once.
+//! Whoever decides on a new attempt, or on the end, first writes that down: pods follow in the next round, so
+//! that whatever crashes in between, no two attempts are ever alive at once.
 
 mod census;
 mod clock;

@@ -1,5 +1,5 @@
-//! Which of the APIs that a cluster may have, it has: queues and gang schedulers. Known from one call; asked again only
-//! when a job would need one that was not there. What is not there is neither watched nor called.
+//! Which of the APIs that a cluster may have, it has: queues and gang schedulers. Known from one call; asked
+//! again only when a job would need one that was not there. What is not there is neither watched nor called.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -87,7 +87,8 @@ impl Discovery {
         self.served.subscribe()
     }
 
-    /// Asks the API server, unless that was done a moment ago. A question without an answer leaves everything as it is.
+    /// Asks the API server, unless that was done a moment ago. A question without an answer leaves everything
+    /// as it is.
     pub async fn refresh(&self, client: &Client) {
         let mut asked_at = self.asked_at.lock().await;
         if asked_at.is_some_and(|at| at.elapsed() < self.patience) {

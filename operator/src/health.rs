@@ -1,7 +1,7 @@
 //! The operator's own web page for kubelet and Prometheus: `/healthz`, `/readyz`, `/metrics`.
 //!
-//! Alive is an operator whose watches are begun again and again, as they have to be: one that has silently lost a watch is
-//! restarted. Ready is one that has seen all objects, whether or not it leads.
+//! Alive is an operator whose watches are begun again and again, as they have to be: one that has silently
+//! lost a watch is restarted. Ready is one that has seen all objects, whether or not it leads.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

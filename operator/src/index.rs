@@ -1,5 +1,6 @@
-//! What the watches have seen, by the UID of the job that it belongs to: pods, cut down to what decides something, and
-//! the presence of a job's other objects. Looking up a job costs the size of that job, whatever else is in the cluster.
+//! What the watches have seen, by the UID of the job that it belongs to: pods, cut down to what decides
+//! something, and the presence of a job's other objects. Looking up a job costs the size of that job,
+//! whatever else is in the cluster.
 //!
 //! What the operator itself made is entered at once, without waiting for the watch to tell it.
 
@@ -29,7 +30,8 @@ pub enum Child {
     Claim,
     /// Who may reach the workers.
     NetworkPolicy,
-    /// What makes a scheduler place all workers or none. It is not watched: it is made before the pods of an attempt.
+    /// What makes a scheduler place all workers or none. It is not watched: it is made before the pods of an
+    /// attempt.
     PodGroup,
 }
 

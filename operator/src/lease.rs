@@ -1,9 +1,9 @@
 //! Which replica leads: a Lease that one of them holds and renews, while the others stand by.
 //!
-//! A holder counts as gone when its Lease has not changed for a while by the clock of whoever watches; clocks of two machines are
-//! never compared. The leader stops earlier than others may begin: it gives up when its last renewal is older than
-//! [`Timing::renew_within`], and then the process must end. A standby makes no calls; it watches. [`Election::release`] hands the
-//! Lease over at once.
+//! A holder counts as gone when its Lease has not changed for a while by the clock of whoever watches; clocks
+//! of two machines are never compared. The leader stops earlier than others may begin: it gives up when its
+//! last renewal is older than [`Timing::renew_within`], and then the process must end. A standby makes no
+//! calls; it watches. [`Election::release`] hands the Lease over at once.
 
 mod elector;
 
@@ -100,7 +100,8 @@ impl Election {
         }
     }
 
-    /// Gives the Lease up, so that another replica leads at once. To be called when nothing is written any more.
+    /// Gives the Lease up, so that another replica leads at once. To be called when nothing is written any
+    /// more.
     pub async fn release(mut self) {
         if let Some(release) = self.release.take() {
             let _ = release.send(());

@@ -1,4 +1,5 @@
-//! What the operator counts, for Prometheus. No label names a job, a namespace or a pod: their number has no bound.
+//! What the operator counts, for Prometheus. No label names a job, a namespace or a pod: their number has no
+//! bound.
 //!
 //! | metric | labels |
 //! |---|---|

@@ -1,5 +1,5 @@
-//! What is known about nodes: of each, in one word, whether its pods can be stopped in good order. Which of a job's pods are on
-//! it is the index's to say; what follows is `decide`'s.
+//! What is known about nodes: of each, in one word, whether its pods can be stopped in good order. Which of a
+//! job's pods are on it is the index's to say; what follows is `decide`'s.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -39,7 +39,8 @@ impl NodeState {
     }
 }
 
-/// All nodes of the cluster, once they were listed. Where the operator may not see nodes, nothing is ever known.
+/// All nodes of the cluster, once they were listed. Where the operator may not see nodes, nothing is ever
+/// known.
 #[derive(Debug, Default)]
 pub struct Nodes {
     known: Mutex<Option<HashMap<Arc<str>, NodeState>>>,

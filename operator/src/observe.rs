@@ -52,8 +52,8 @@ impl Reports for NoReports {
     }
 }
 
-/// Looks at a job. `None` where nothing may be done: it is being deleted, its status is not ours to understand, or
-/// another operator leads.
+/// Looks at a job. `None` where nothing may be done: it is being deleted, its status is not ours to
+/// understand, or another operator leads.
 pub fn observe(context: &Context, job: &Job) -> Option<Observed> {
     if job.metadata.deletion_timestamp.is_some() || !context.is_leader() {
         return None;

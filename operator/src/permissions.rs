@@ -1,6 +1,7 @@
 //! What the operator may do in a cluster, and why: the one table from which the chart's roles are generated.
 //!
-//! A call that is not here is refused by the API server; a line that no call needs is too much. Tests compare both.
+//! A call that is not here is refused by the API server; a line that no call needs is too much. Tests compare
+//! both.
 
 use serde::Serialize;
 

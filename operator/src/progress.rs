@@ -1,4 +1,5 @@
-//! What ranks report: a server over TLS, the question who may report what, and the newest report of every job.
+//! What ranks report: a server over TLS, the question who may report what, and the newest report of every
+//! job.
 //!
 //! ```text
 //! rank -- TLS, token --> service -> token review (cached) -> is the pod a worker of that job and attempt?
@@ -6,10 +7,12 @@
 //!                           v
 //!                        Reports -- released at most once in 10 s --> reconcile -> status
 //! ```
-//! Only the leader serves: it names itself in the EndpointSlice of the channel's Service. A standby could take reports, but
-//! would have to pass them on; and since every report carries the whole state, a change of leader costs one report.
+//! Only the leader serves: it names itself in the EndpointSlice of the channel's Service. A standby could
+//! take reports, but would have to pass them on; and since every report carries the whole state, a change of
+//! leader costs one report.
 //!
-//! The names of variables, files and the audience are [`rlt_channel`]'s. How a status is written is not known here.
+//! The names of variables, files and the audience are [`rlt_channel`]'s. How a status is written is not known
+//! here.
 
 mod certificates;
 mod endpoint;

@@ -1,6 +1,6 @@
-//! What a queue says about a job: whether one has a say at all, and what the Workload tells by which Kueue knows the job.
-//! Kueue's contract for kinds that it does not know is spoken by the operator itself; `spec.runPolicy.suspend` stays the
-//! people's own.
+//! What a queue says about a job: whether one has a say at all, and what the Workload tells by which Kueue
+//! knows the job. Kueue's contract for kinds that it does not know is spoken by the operator itself;
+//! `spec.runPolicy.suspend` stays the people's own.
 
 mod workload;
 

@@ -1,5 +1,5 @@
-//! From watch streams to the index, and from every change to the job that it concerns. A stream that fails is tried
-//! again by itself: it holds up no other one.
+//! From watch streams to the index, and from every change to the job that it concerns. A stream that fails is
+//! tried again by itself: it holds up no other one.
 
 use std::collections::HashSet;
 use std::fmt::Debug;
@@ -23,7 +23,8 @@ use crate::nodes::NodeState;
 use crate::queue::Workload;
 use crate::worker::{JobKey, Worker, owner};
 
-/// Below the idle limits of load balancers in front of API servers, which drop silent connections from 240 s on.
+/// Below the idle limits of load balancers in front of API servers, which drop silent connections from 240 s
+/// on.
 const WATCH_SECONDS: u32 = 200;
 /// Objects of one page of a list: what is decoded at once is the peak of the operator's memory.
 const PAGE_SIZE: u32 = 200;

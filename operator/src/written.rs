@@ -1,5 +1,5 @@
-//! The statuses that were written last: the watch takes a moment to send them back, and until then the store holds an
-//! older one.
+//! The statuses that were written last: the watch takes a moment to send them back, and until then the store
+//! holds an older one.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -91,7 +91,8 @@ impl Written {
         }
     }
 
-    /// How long it is until `interval` will have passed since the last write, and `held` since something first waited for it.
+    /// How long it is until `interval` will have passed since the last write, and `held` since something
+    /// first waited for it.
     pub fn wait(&self, uid: &str, interval: Duration, held: Duration) -> Option<Duration> {
         let mut entries = self.lock();
         let entry = entries.entry(uid.to_owned()).or_default();

@@ -1,5 +1,5 @@
-//! Argo CD with jobs: the chart and jobs in a git repository, synced by a real Argo CD to a cluster whose nodes exist in the API
-//! alone, with our health script. Pods end as the test says.
+//! Argo CD with jobs: the chart and jobs in a git repository, synced by a real Argo CD to a cluster whose
+//! nodes exist in the API alone, with our health script. Pods end as the test says.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test that can not go on says where")]
 
@@ -137,11 +137,13 @@ impl Stage {
         })
     }
 
-    /// Fails unless every new look finds all as it is in git, so many commits have changed it, and nothing is applied again.
+    /// Fails unless every new look finds all as it is in git, so many commits have changed it, and nothing is
+    /// applied again.
     fn has_no_drift(&self, name: &str, num_commits: usize) {
         let is_synced = |application: &Value| application["status"]["sync"]["status"] == "Synced";
         let applied = |application: &Value| application["status"]["operationState"]["startedAt"].clone();
-        // Just after a change Argo CD may look before it has heard of what itself has done, and then applies it twice.
+        // Just after a change Argo CD may look before it has heard of what itself has done, and then applies
+        // it twice.
         self.refreshed(name);
         let settled = self.eventually(name, is_synced);
         let application = self.refreshed(name);
@@ -335,7 +337,8 @@ fn what_leaves_git_leaves_the_cluster(stage: &Stage) {
     assert_eq!(stage.job("fails")["metadata"]["name"], "fails", "nobody else's job goes with it");
 }
 
-/// The definition, and with it every job, stays when the chart's Application is deleted with all that it made.
+/// The definition, and with it every job, stays when the chart's Application is deleted with all that it
+/// made.
 fn the_chart_goes_without_the_jobs(stage: &Stage, operator: Running) {
     drop(operator);
     let timeout = format!("--timeout={}s", PATIENCE.as_secs());

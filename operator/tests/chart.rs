@@ -1,4 +1,5 @@
-//! The chart: what is generated is current, what Helm renders is what is checked in, and what it names exists.
+//! The chart: what is generated is current, what Helm renders is what is checked in, and what it names
+//! exists.
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 #![expect(clippy::print_stdout, reason = "a test that skips says so")]

@@ -1,5 +1,5 @@
-//! The operator's binary under the roles of the chart, on a real API server: it leads, works, serves, is allowed all that it does
-//! and hands over when it is stopped.
+//! The operator's binary under the roles of the chart, on a real API server: it leads, works, serves, is
+//! allowed all that it does and hands over when it is stopped.
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 
@@ -283,7 +283,8 @@ async fn applying_the_bundle_twice_changes_nothing() {
     }
 }
 
-/// The version of each object that an apply named. The Deployment's changes with its status, so its generation counts.
+/// The version of each object that an apply named. The Deployment's changes with its status, so its
+/// generation counts.
 fn versions(cluster: &Cluster, names: &[&str]) -> Vec<String> {
     let version = |name: &&str| {
         let field = if name.starts_with("deployment") { "generation" } else { "resourceVersion" };

@@ -1,4 +1,5 @@
-//! What Flux, and every other reader of kstatus, makes of a job in each of its states: computed by Flux's own library.
+//! What Flux, and every other reader of kstatus, makes of a job in each of its states: computed by Flux's own
+//! library.
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 

@@ -1,4 +1,5 @@
-//! The status channel from a rank's client to what statuses are written from: over TLS, with tokens, wrong ones included.
+//! The status channel from a rank's client to what statuses are written from: over TLS, with tokens, wrong
+//! ones included.
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 

@@ -1,4 +1,5 @@
-//! A collector of OpenTelemetry traces, in memory: it takes spans over HTTP in protobuf, or accepts calls and never answers.
+//! A collector of OpenTelemetry traces, in memory: it takes spans over HTTP in protobuf, or accepts calls and
+//! never answers.
 
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};

@@ -60,7 +60,8 @@ pub fn binary(name: &str) -> PathBuf {
     profile_folder().join(name)
 }
 
-/// As [`binary`], and built first where it is missing or older than a source: for `cargo test -p rlt-tests` alone.
+/// As [`binary`], and built first where it is missing or older than a source: for `cargo test -p rlt-tests`
+/// alone.
 ///
 /// # Panics
 /// When Cargo can not build it.
@@ -82,8 +83,8 @@ pub fn fresh_binary(name: &str) -> PathBuf {
     binary(name)
 }
 
-/// An image `rlt.local/<name>:test` of the binary under test as an OCI archive, by the project's own Dockerfile; built
-/// only where the archive is older than what goes into it.
+/// An image `rlt.local/<name>:test` of the binary under test as an OCI archive, by the project's own
+/// Dockerfile; built only where the archive is older than what goes into it.
 ///
 /// # Panics
 /// When binary or image can not be built.

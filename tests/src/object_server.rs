@@ -1,5 +1,5 @@
-//! A server that speaks as much of S3 as a run needs, in memory, and misbehaves on request: it fails, is slow, hangs up in
-//! the middle, or goes silent.
+//! A server that speaks as much of S3 as a run needs, in memory, and misbehaves on request: it fails, is
+//! slow, hangs up in the middle, or goes silent.
 //!
 //! What a real server accepts is not proved by this one.
 

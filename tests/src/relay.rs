@@ -1,5 +1,5 @@
-//! A relay on loopback between a client and a server, which carries what the client sends as fast as it is told to: freely,
-//! slowly, or so many bytes and then no more.
+//! A relay on loopback between a client and a server, which carries what the client sends as fast as it is
+//! told to: freely, slowly, or so many bytes and then no more.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-/// A manifest: three steps of GRPO, one layer, one operator, two prompts of four samples a step. The reward differs between
-/// samples of an untrained model already, so that every step has a gradient.
+/// A manifest: three steps of GRPO, one layer, one operator, two prompts of four samples a step. The reward
+/// differs between samples of an untrained model already, so that every step has a gradient.
 pub fn tiny_job() -> Value {
     json!({
         "apiVersion": "rltraining.dev/v1alpha1",

@@ -1,9 +1,9 @@
-//! Every field of the specification is read by code that acts on it. A field that nobody reads is a lie to whoever
-//! sets it.
+//! Every field of the specification is read by code that acts on it. A field that nobody reads is a lie to
+//! whoever sets it.
 //!
 //! The scan is of source text. A field counts as read where it is taken from a value named like its group
-//! (`training.max_grad_norm`), or taken or destructured in a file that reaches into its group or names a type that
-//! holds it. Types, rules and resolution in `crds/` are no readers, plans are.
+//! (`training.max_grad_norm`), or taken or destructured in a file that reaches into its group or names a type
+//! that holds it. Types, rules and resolution in `crds/` are no readers, plans are.
 
 #![expect(clippy::unwrap_used, reason = "a broken source tree should end the test")]
 

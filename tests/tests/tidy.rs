@@ -11,6 +11,8 @@ use rlt_tests::{SourceFile, rust_sources, workspace_root};
 const MAX_FILE_LINES: usize = 600;
 /// Lines above which a function body fails; 25 is the aim.
 const MAX_FUNCTION_LINES: usize = 100;
+/// As wide as code; the formatter leaves comments alone.
+const MAX_COMMENT_COLUMNS: usize = 110;
 /// This file names what it forbids.
 const THIS_FILE: &str = "tests/tests/tidy.rs";
 
@@ -109,6 +111,24 @@ fn files_and_functions_stay_small() {
         }
     }
     assert!(too_long.is_empty(), "{}", too_long.join("\n"));
+}
+
+#[test]
+fn comments_are_no_wider_than_code() {
+    let is_prose = |line: &str| {
+        let comment = line.trim_start().strip_prefix("//").map(|rest| rest.trim_start_matches(['/', '!']));
+        // A row of a table is one line.
+        comment.is_some_and(|comment| !comment.trim_start().starts_with('|'))
+    };
+    let mut too_wide = Vec::new();
+    for file in rust_sources().unwrap() {
+        for (idx, line) in file.text.lines().enumerate() {
+            if is_prose(line) && line.chars().count() > MAX_COMMENT_COLUMNS {
+                too_wide.push(format!("{}:{}", file.path, idx + 1));
+            }
+        }
+    }
+    assert!(too_wide.is_empty(), "{}", too_wide.join("\n"));
 }
 
 /// Name and number of lines of each function: from its `fn` line to the line that closes at the same indent.

@@ -1,5 +1,5 @@
-//! How fast a checkpoint of one gibibyte is saved by one process and by four, how long training waits for it, and how fast it is
-//! verified, beside writing and syncing the same bytes plainly.
+//! How fast a checkpoint of one gibibyte is saved by one process and by four, how long training waits for it,
+//! and how fast it is verified, beside writing and syncing the same bytes plainly.
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark prints and may panic")]
 
 use std::io::Write;
@@ -52,7 +52,8 @@ fn write_plainly(path: &Path) -> Duration {
     duration
 }
 
-/// Saves on so many threads; how long the slowest of them kept its tensors, how long all took, and where it lies.
+/// Saves on so many threads; how long the slowest of them kept its tensors, how long all took, and where it
+/// lies.
 fn save(
     folder: &Path,
     step: u64,

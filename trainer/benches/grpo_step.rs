@@ -1,8 +1,9 @@
-//! One whole GRPO step on a 135M-parameter Llama shape with random weights: 2 prompts of 64 tokens, 8 samples of 64
-//! tokens each, KL term of 0.04 against a reference, one update. Rewards are random, as no model learns here.
+//! One whole GRPO step on a 135M-parameter Llama shape with random weights: 2 prompts of 64 tokens, 8 samples
+//! of 64 tokens each, KL term of 0.04 against a reference, one update. Rewards are random, as no model learns
+//! here.
 //!
-//! `--lora` trains an adapter, whose reference is the base. The peer on the same load is `peers/grpo_step.py`; both
-//! answer `--serve` to `peers/compare.py`.
+//! `--lora` trains an adapter, whose reference is the base. The peer on the same load is
+//! `peers/grpo_step.py`; both answer `--serve` to `peers/compare.py`.
 
 #[path = "training/measure.rs"]
 mod measure;

@@ -1,7 +1,7 @@
 //! Rollout throughput on a 135M-parameter Llama shape with random weights.
 //!
-//! Alone it runs every load and prints where the time goes. The peer on the same loads is `peers/generate.py`; both answer
-//! `--serve` to `peers/compare.py`.
+//! Alone it runs every load and prints where the time goes. The peer on the same loads is
+//! `peers/generate.py`; both answer `--serve` to `peers/compare.py`.
 
 #[path = "training/measure.rs"]
 mod measure;

@@ -1,5 +1,5 @@
-//! The training step of `update.rs` on two ranks of this machine that share the model, its gradients and its optimizer state;
-//! and the memory of a rank where activations take hardly any, beside what sharing promises.
+//! The training step of `update.rs` on two ranks of this machine that share the model, its gradients and its
+//! optimizer state; and the memory of a rank where activations take hardly any, beside what sharing promises.
 //!
 //! The peer is `peers/update_fsdp2.py`; both answer `--serve` to `peers/compare.py`.
 
@@ -65,8 +65,8 @@ fn actor(ranks: &Ranks) -> anyhow::Result<Actor> {
     Ok(Actor::new(decoder, optimizer, shape::actor_options(), ranks.clone()).with_shards(shards))
 }
 
-/// Bytes of a rank: its part of weights, gradients and two moments, and weights and gradients of the two largest of what comes
-/// whole at once, which are a layer and what is outside of the layers.
+/// Bytes of a rank: its part of weights, gradients and two moments, and weights and gradients of the two
+/// largest of what comes whole at once, which are a layer and what is outside of the layers.
 fn formula(decoder: &Decoder) -> f64 {
     const NUMBER: f64 = 4.0;
     let (mut outer, mut layer, mut all) = (0, 0, 0);

@@ -1,8 +1,8 @@
-//! One packed training step on a 135M-parameter Llama shape with random weights: 16 sequences of long-tailed lengths,
-//! forward, backward and AdamW.
+//! One packed training step on a 135M-parameter Llama shape with random weights: 16 sequences of long-tailed
+//! lengths, forward, backward and AdamW.
 //!
-//! `--lora` trains an adapter instead of all weights. The peer on the same lengths is `peers/update.py`; both answer
-//! `--serve` to `peers/compare.py`.
+//! `--lora` trains an adapter instead of all weights. The peer on the same lengths is `peers/update.py`; both
+//! answer `--serve` to `peers/compare.py`.
 
 #[path = "training/measure.rs"]
 mod measure;

@@ -1,13 +1,14 @@
-//! The actor: the policy that is trained. It turns batches into log-probs, losses into gradients, gradients into an
-//! update.
+//! The actor: the policy that is trained. It turns batches into log-probs, losses into gradients, gradients
+//! into an update.
 //!
 //! ```text
 //! MicroBatch -> forward (tape) -> hidden of predicting positions -> head, chunk by chunk:
 //!     log-probs, entropies -> loss (rlt-core) -> their derivatives -> hidden and head gradients -> backward
 //! ```
-//! The reference policy is the same weights with the adapter off. Which losses there are, and what a batch holds, is
-//! decided in `rlt-core`; how layers are scheduled in [`islands`]. Where ranks share a stream of tokens, each does this for
-//! its part of them: sums over ranks then are sums over tokens, of log-probs as of gradients.
+//! The reference policy is the same weights with the adapter off. Which losses there are, and what a batch
+//! holds, is decided in `rlt-core`; how layers are scheduled in [`islands`]. Where ranks share a stream of
+//! tokens, each does this for its part of them: sums over ranks then are sums over tokens, of log-probs as of
+//! gradients.
 //!
 //! Legend of shapes: t tokens of the packed stream, c completion tokens, d hidden size, v vocabulary.
 
@@ -60,7 +61,8 @@ pub struct TokenScores {
 pub struct Accumulated {
     /// Its share of the loss.
     pub loss: LossMetrics,
-    /// The actor's log-prob of each of its completion tokens, before the update; 0 for those of other ranks of its stream.
+    /// The actor's log-prob of each of its completion tokens, before the update; 0 for those of other ranks
+    /// of its stream.
     pub logprobs: Vec<f64>,
 }
 
@@ -142,8 +144,8 @@ impl Actor {
         Self { shards: Some(shards), ..self }
     }
 
-    /// The same where layer inputs that are kept for the backward pass rest away from the device, on the CPU in nameless files
-    /// of `folder`. Only with `activation_checkpointing` are they all that is kept.
+    /// The same where layer inputs that are kept for the backward pass rest away from the device, on the CPU
+    /// in nameless files of `folder`. Only with `activation_checkpointing` are they all that is kept.
     #[must_use]
     pub fn with_resting_inputs(self, folder: PathBuf) -> Self {
         Self { inputs_rest_in: Some(folder), ..self }
@@ -172,8 +174,8 @@ impl Actor {
         Model { stream: self.scoring_ranks.stream(), ..self.model() }
     }
 
-    /// Fails on all ranks together unless those of `ranks` that share a stream of tokens compute what one of them computes
-    /// alone. `field` is what asks for the streams.
+    /// Fails on all ranks together unless those of `ranks` that share a stream of tokens compute what one of
+    /// them computes alone. `field` is what asks for the streams.
     ///
     /// # Errors
     /// [`ProbeError`].
@@ -186,8 +188,8 @@ impl Actor {
         &self.ranks
     }
 
-    /// Adds the gradient of one micro-batch's share of the loss. Head and loss run chunk by chunk in one pass, so
-    /// logits are computed once.
+    /// Adds the gradient of one micro-batch's share of the loss. Head and loss run chunk by chunk in one
+    /// pass, so logits are computed once.
     ///
     /// # Errors
     /// When the loss does not fit the micro-batch.
@@ -217,7 +219,8 @@ impl Actor {
         Ok(accumulated)
     }
 
-    /// Takes part in [`Self::accumulate`] of the other ranks, where [`Self::passes`] has no micro-batch for this one.
+    /// Takes part in [`Self::accumulate`] of the other ranks, where [`Self::passes`] has no micro-batch for
+    /// this one.
     ///
     /// # Errors
     /// When a rank is lost.
@@ -277,8 +280,8 @@ impl Actor {
         self.trained().sum_gradients()
     }
 
-    /// Clips the gathered gradients, applies them at `learning_rate`, and clears them. A non-finite gradient is
-    /// thrown away and changes nothing, on all ranks together.
+    /// Clips the gathered gradients, applies them at `learning_rate`, and clears them. A non-finite gradient
+    /// is thrown away and changes nothing, on all ranks together.
     ///
     /// # Errors
     /// When libtorch refuses an operation, or a rank is lost.
@@ -287,8 +290,8 @@ impl Actor {
         Ok(self.trained().apply(learning_rate, max_grad_norm)?)
     }
 
-    /// As many passes as the rank with the most micro-batches makes: this rank's own, then `None`. Where no weights
-    /// come and go, nobody needs to wait for anybody.
+    /// As many passes as the rank with the most micro-batches makes: this rank's own, then `None`. Where no
+    /// weights come and go, nobody needs to wait for anybody.
     ///
     /// # Errors
     /// When a rank is lost.

@@ -4,14 +4,15 @@
 //! checkpoints/
 //!   step-000020/
 //!     manifest.json              what is where: global shapes, byte offsets, SHA-256 of every file
-//!     shard-00000.safetensors    tensors or parts of them, a file of each rank, readable by any safetensors library
+//!     shard-00000.safetensors    tensors or parts of them, a file a rank; any safetensors library reads it
 //!     state.json                 everything small: counters, random states, data position, controllers
 //! ```
 //!
-//! A checkpoint is written beside its final place by all processes together, each its own file, synced, and committed by one
-//! process with one rename, so a kill of any of them at any instruction leaves the previous one selected. Tensors are described by their global shape and by pieces that
-//! say which part of it lies where; nothing in the format knows how many processes wrote it. Loading parses JSON
-//! and copies bytes: no code is executed.
+//! A checkpoint is written beside its final place by all processes together, each its own file, synced, and
+//! committed by one process with one rename, so a kill of any of them at any instruction leaves the previous
+//! one selected. Tensors are described by their global shape and by pieces that say which part of it lies
+//! where; nothing in the format knows how many processes wrote it. Loading parses JSON and copies bytes: no
+//! code is executed.
 //!
 //! Where `checkpoint.uri` names an object store, `copies` brings committed checkpoints there and back.
 //!

@@ -1,11 +1,12 @@
-//! The critic: a decoder of its own with a value head, which says at every token how much reward is still to come.
+//! The critic: a decoder of its own with a value head, which says at every token how much reward is still to
+//! come.
 //!
 //! ```text
 //! MicroBatch -> forward (tape) -> hidden of predicting positions -> value head: one number each
 //!     -> value loss (rlt-core) -> its derivative -> hidden and head gradients -> backward
 //! ```
-//! A token's value is that of the state in which it was chosen, so it stands at the position that predicts it. What the
-//! values are compared with is decided in `rlt-core`; how a batch is passed over in [`learn`].
+//! A token's value is that of the state in which it was chosen, so it stands at the position that predicts
+//! it. What the values are compared with is decided in `rlt-core`; how a batch is passed over in [`learn`].
 //!
 //! Legend of shapes: t tokens of the packed stream, c completion tokens, d hidden size.
 
@@ -72,9 +73,10 @@ pub struct Critic {
 }
 
 impl Critic {
-    /// A critic that begins as `actor` with a value head of zeros, so that it expects nothing at first. All its weights
-    /// are trained; or, with `lora`, an adapter of its own, drawn from `seed`, on the actor's very base weights. It is in shards
-    /// where the actor is: then all ranks take part. `ranks` are the actor's, in streams as the critic's passes have them.
+    /// A critic that begins as `actor` with a value head of zeros, so that it expects nothing at first. All
+    /// its weights are trained; or, with `lora`, an adapter of its own, drawn from `seed`, on the actor's
+    /// very base weights. It is in shards where the actor is: then all ranks take part. `ranks` are the
+    /// actor's, in streams as the critic's passes have them.
     ///
     /// # Errors
     /// [`NoCritic`].
@@ -131,8 +133,8 @@ impl Critic {
         predicting_cd.to_kind(Kind::Float).mv(&self.head_d).to_device(tch::Device::Cpu)
     }
 
-    /// Adds the gradient of what `derivative_of` makes of one micro-batch's values: on every rank of its stream it gets the
-    /// value of each completion token and returns the loss's derivative by each.
+    /// Adds the gradient of what `derivative_of` makes of one micro-batch's values: on every rank of its
+    /// stream it gets the value of each completion token and returns the loss's derivative by each.
     fn accumulate<E: From<ActorError>>(
         &mut self,
         micro_batch: &MicroBatch,
@@ -168,8 +170,8 @@ impl Critic {
         Ok(())
     }
 
-    /// This rank's part of everything that a checkpoint keeps of it: all of it where every rank has the whole. The tensors
-    /// share memory with the critic, or lie where its moments rest.
+    /// This rank's part of everything that a checkpoint keeps of it: all of it where every rank has the
+    /// whole. The tensors share memory with the critic, or lie where its moments rest.
     ///
     /// # Errors
     /// Moments that rest cannot be read.
@@ -202,7 +204,8 @@ fn trunk(actor: &Decoder, lora: Option<(&LoraSpec, u64)>, is_shared: bool) -> Re
     Ok(trunk)
 }
 
-/// This rank's shards of a trunk and its head, with the actor's values; below an adapter they are the actor's own.
+/// This rank's shards of a trunk and its head, with the actor's values; below an adapter they are the actor's
+/// own.
 fn shards(
     trunk: &Decoder,
     head_d: &Tensor,

@@ -1,5 +1,6 @@
-//! `rlt-trainer env`: another command of this program, with the variables of a file. So a cluster tells all workers of a job what
-//! they share once, and not in each of their pods. What variables mean is said where they are read.
+//! `rlt-trainer env`: another command of this program, with the variables of a file. So a cluster tells all
+//! workers of a job what they share once, and not in each of their pods. What variables mean is said where
+//! they are read.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;

@@ -28,8 +28,8 @@ impl Evaluation {
     }
 }
 
-/// Samples every held-out prompt under the present weights; `None` without held-out prompts or rewards, or when the
-/// run was asked to stop.
+/// Samples every held-out prompt under the present weights; `None` without held-out prompts or rewards, or
+/// when the run was asked to stop.
 ///
 /// # Errors
 /// [`TrainError`].

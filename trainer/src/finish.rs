@@ -27,7 +27,8 @@ struct RunResult<'a> {
     num_tokens: u64,
 }
 
-/// Exports the model where the run is complete; then, on the leading rank, writes the verdict, closes the trackers, draws the report.
+/// Exports the model where the run is complete; then, on the leading rank, writes the verdict, closes the
+/// trackers, draws the report.
 ///
 /// # Errors
 /// [`TrainError`]; the checkpoint of the last step is safe already.
@@ -47,8 +48,8 @@ pub fn finish(trainer: &mut Trainer, outcome: Outcome) -> Result<(), TrainError>
     Ok(())
 }
 
-/// A complete run is complete once its last checkpoint is where it was asked for. One that was asked to stop has half of its
-/// time left for that, and what is missing is copied when it goes on.
+/// A complete run is complete once its last checkpoint is where it was asked for. One that was asked to stop
+/// has half of its time left for that, and what is missing is copied when it goes on.
 fn wait_for_copy(trainer: &Trainer, outcome: Outcome) -> Result<(), TrainError> {
     let grace = u64::from(trainer.spec().run_policy.termination_grace_period_seconds);
     match outcome {

@@ -1,8 +1,8 @@
 //! `rlt-trainer generate`: completions for a file of prompts, by the engine that training uses.
 //!
-//! In: one object a line with `id` and one of `prompt` (text), `messages` (a conversation for the model's chat
-//! template) or `tokens`. Out: one line a sample with `id`, `tokens` (the new ones), `text`, `logprobs` and
-//! `finish_reason`, and `sample` when several are asked for. Other fields of an input line are not read.
+//! In: one object a line with `id` and one of `prompt` (text), `messages` (a conversation for the model's
+//! chat template) or `tokens`. Out: one line a sample with `id`, `tokens` (the new ones), `text`, `logprobs`
+//! and `finish_reason`, and `sample` when several are asked for. Other fields of an input line are not read.
 
 use std::fmt;
 use std::num::NonZeroUsize;

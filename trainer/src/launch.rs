@@ -1,13 +1,14 @@
-//! `rlt-trainer launch`: starts this machine's ranks, watches them, and ends with the exit code of whatever came first.
+//! `rlt-trainer launch`: starts this machine's ranks, watches them, and ends with the exit code of whatever
+//! came first.
 //!
 //! ```text
-//! manifest + environment -> one worker for each local rank -> watch: signals to all, the first end -> verdict
-//!        all ranks are here, and a failure that may pass -> another attempt from the last complete checkpoint
+//! manifest + environment -> a worker for each local rank -> watch: signals to all, the first end -> verdict
+//!        all ranks are here, a failure that may pass -> another attempt from the last complete checkpoint
 //! ```
-//! It is the first process of a pod, and what `rlctl run` becomes. A job of one rank runs in this very process, and so
-//! ends with it. Where the environment places the ranks (`WORLD_SIZE`), whoever set it starts them again, on a cluster
-//! the operator; without it all ranks are here and `runPolicy.retries` is obeyed here. What a worker does is in
-//! [`crate::worker`].
+//! It is the first process of a pod, and what `rlctl run` becomes. A job of one rank runs in this very
+//! process, and so ends with it. Where the environment places the ranks (`WORLD_SIZE`), whoever set it starts
+//! them again, on a cluster the operator; without it all ranks are here and `runPolicy.retries` is obeyed
+//! here. What a worker does is in [`crate::worker`].
 
 mod attempts;
 mod budget;
@@ -109,7 +110,8 @@ fn follow<T>(job: &ValidatedJob, work: impl FnOnce() -> T) -> T {
     span.in_scope(work)
 }
 
-/// One attempt of the ranks that the environment gives to this machine; the one with rank 0 serves the rendezvous.
+/// One attempt of the ranks that the environment gives to this machine; the one with rank 0 serves the
+/// rendezvous.
 fn run_placed(
     args: &WorkerArgs,
     job: &ValidatedJob,

@@ -3,8 +3,9 @@
 //! ```text
 //! manifest -> setup -> train -> step: rollout -> reward -> advantage -> log-probs -> update -> weight sync
 //! ```
-//! Every rank runs the same step and does its share of the work (`parallel`). Roles (actor, reference, critic, rollout) are capabilities on the same weights, not
-//! processes. Nothing here talks to Kubernetes; nothing here is unsafe (that is `rlt-torch`).
+//! Every rank runs the same step and does its share of the work (`parallel`). Roles (actor, reference,
+//! critic, rollout) are capabilities on the same weights, not processes. Nothing here talks to Kubernetes;
+//! nothing here is unsafe (that is `rlt-torch`).
 
 pub mod actor;
 pub mod checkpoint;

@@ -113,8 +113,9 @@ fn run(command: Command) -> ExitCode {
     }
 }
 
-/// Levels by `RUST_LOG`, by default `info`, or `warn` for ranks that repeat what the first one says; lines go to the
-/// standard error stream, beside the progress. A training is followed by traces, too, where the environment says so.
+/// Levels by `RUST_LOG`, by default `info`, or `warn` for ranks that repeat what the first one says; lines go
+/// to the standard error stream, beside the progress. A training is followed by traces, too, where the
+/// environment says so.
 fn start_logging(is_training: bool) -> Option<Traces> {
     let is_first = std::env::var("RANK").map_or(true, |rank| rank == "0");
     // A store that fails is spoken of by those who use it, once.

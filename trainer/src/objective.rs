@@ -28,8 +28,8 @@ pub fn objective(algorithm: &PolicyGradient, kl_coefficient: f64) -> Objective {
     }
 }
 
-/// The objective of supervised training: mean negative log-likelihood of the demonstrated tokens, which is `gpg` with
-/// an advantage of 1.
+/// The objective of supervised training: mean negative log-likelihood of the demonstrated tokens, which is
+/// `gpg` with an advantage of 1.
 pub fn supervised_objective() -> Objective {
     Objective {
         policy: PolicyLoss::Gpg,
@@ -39,7 +39,8 @@ pub fn supervised_objective() -> Objective {
     }
 }
 
-/// The estimator of the advantages; `reward_weights` are those of the reward functions by the order of their names.
+/// The estimator of the advantages; `reward_weights` are those of the reward functions by the order of their
+/// names.
 pub fn advantage_estimator(advantage: resolved::Advantage, reward_weights: &[f64]) -> AdvantageEstimator {
     use resolved::Advantage as From;
     match advantage {

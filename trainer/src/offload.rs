@@ -1,5 +1,6 @@
-//! What of a role rests away from its device while it is not needed, and where: the same for actor and critic. How it comes and
-//! goes is told by those who need it, [`crate::optim`], [`crate::parallel`] and [`crate::actor`].
+//! What of a role rests away from its device while it is not needed, and where: the same for actor and
+//! critic. How it comes and goes is told by those who need it, [`crate::optim`], [`crate::parallel`] and
+//! [`crate::actor`].
 
 use std::path::{Path, PathBuf};
 

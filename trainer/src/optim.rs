@@ -1,7 +1,7 @@
 //! Optimizers over named leaf tensors: from gradients to one applied or skipped step.
 //!
-//! The learning rate comes in with each step; schedules live in `rlt-core`. Moments are named tensors, so that
-//! a checkpoint holds them like any weight.
+//! The learning rate comes in with each step; schedules live in `rlt-core`. Moments are named tensors, so
+//! that a checkpoint holds them like any weight.
 
 mod adamw;
 
@@ -16,7 +16,8 @@ pub enum StepOutcome {
         /// L2 norm over all gradients before clipping.
         grad_norm: f64,
     },
-    /// A gradient held an infinity or a NaN, so nothing was changed, neither parameters nor moments nor counts.
+    /// A gradient held an infinity or a NaN, so nothing was changed, neither parameters nor moments nor
+    /// counts.
     SkippedNonFinite,
 }
 

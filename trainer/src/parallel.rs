@@ -1,16 +1,17 @@
-//! Ranks: processes that train one job together. Every rank runs the same step on the same batch; what costs time
-//! (sampling, scoring, gradients) is divided among them and put together again here.
+//! Ranks: processes that train one job together. Every rank runs the same step on the same batch; what costs
+//! time (sampling, scoring, gradients) is divided among them and put together again here.
 //!
 //! ```text
 //! prompts  -> every rank samples its share        -> gather: all ranks have all rollout groups
 //! rows     -> every rank scores its share         -> sum: all ranks have all log-probs
 //! rows     -> gradients of every rank's share     -> sum: all ranks apply the same update
 //! ```
-//! So advantages, controllers, data positions and decisions are computed from the same numbers everywhere and need no
-//! exchange of their own. Each rank has a copy of the model, or with [`ShardedParameters`] a shard of one; ranks of one
-//! stream ([`StreamRanks`]) score and differentiate the same rows, each a part of their tokens, so that shares are dealt
-//! out to streams. Ranks of one copy of the rollout's weights ([`SliceRanks`]) sample the same prompts. How tensors travel is
-//! `rlt_torch::collectives`; who is started where is `launch`.
+//! So advantages, controllers, data positions and decisions are computed from the same numbers everywhere and
+//! need no exchange of their own. Each rank has a copy of the model, or with [`ShardedParameters`] a shard of
+//! one; ranks of one stream ([`StreamRanks`]) score and differentiate the same rows, each a part of their
+//! tokens, so that shares are dealt out to streams. Ranks of one copy of the rollout's weights
+//! ([`SliceRanks`]) sample the same prompts. How tensors travel is `rlt_torch::collectives`; who is started
+//! where is `launch`.
 
 mod environment;
 mod error;
@@ -159,9 +160,10 @@ impl Ranks {
         (cores / self.local_size).max(1)
     }
 
-    /// The part of the rows `row_idxs` of `batch` that this rank's stream has: whole runs of one rollout group where there
-    /// are enough of them, balanced as [`Self::dealing_by`] says by the work of a decoder of `hidden_size`. Every rank divides alike, and ranks of one stream
-    /// have the same; a stream that is alone has all rows, in order.
+    /// The part of the rows `row_idxs` of `batch` that this rank's stream has: whole runs of one rollout
+    /// group where there are enough of them, balanced as [`Self::dealing_by`] says by the work of a decoder
+    /// of `hidden_size`. Every rank divides alike, and ranks of one stream have the same; a stream that is
+    /// alone has all rows, in order.
     pub fn share_of(&self, batch: &Batch, row_idxs: &[usize], hidden_size: usize) -> Vec<usize> {
         let sp = self.stream_part().num_parts;
         let (num_streams, stream) = (self.size / sp, self.rank / sp);

@@ -50,7 +50,8 @@ impl PhaseClock {
     }
 }
 
-/// `perf/..` of a step that trained on `num_tokens` tokens of a model on `device`: what it cost in time and memory.
+/// `perf/..` of a step that trained on `num_tokens` tokens of a model on `device`: what it cost in time and
+/// memory.
 pub fn cost_metrics(num_tokens: usize, device: Device, clock: &PhaseClock) -> Metrics {
     let seconds = clock.total_seconds();
     let mut metrics = clock.metrics();
@@ -66,8 +67,8 @@ pub fn cost_metrics(num_tokens: usize, device: Device, clock: &PhaseClock) -> Me
     metrics
 }
 
-/// `perf/communication_gb`: what the rank that has sent most since `before` has sent to others. All ranks take part; one that
-/// is alone has nothing to tell.
+/// `perf/communication_gb`: what the rank that has sent most since `before` has sent to others. All ranks
+/// take part; one that is alone has nothing to tell.
 ///
 /// # Errors
 /// [`RankError`] when a rank is lost.

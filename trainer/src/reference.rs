@@ -1,6 +1,6 @@
-//! The reference: the policy that the actor is held near. With an adapter it is the actor without it; without one it is a frozen
-//! copy, in shards where the actor is, which on the CPU lies in a file while nobody reads it. What it is compared for
-//! is not known here.
+//! The reference: the policy that the actor is held near. With an adapter it is the actor without it; without
+//! one it is a frozen copy, in shards where the actor is, which on the CPU lies in a file while nobody reads
+//! it. What it is compared for is not known here.
 
 use std::path::Path;
 
@@ -50,8 +50,9 @@ impl From<Decoder> for FrozenPolicy {
 }
 
 impl FrozenPolicy {
-    /// The actor's present weights without its adapter, in shards where the actor is: then all ranks take part. On the CPU they
-    /// lie in a nameless file of `folder` where that can be written: a pass a step reads them, and memory is needed for more.
+    /// The actor's present weights without its adapter, in shards where the actor is: then all ranks take
+    /// part. On the CPU they lie in a nameless file of `folder` where that can be written: a pass a step
+    /// reads them, and memory is needed for more.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost, or there is not enough memory.
@@ -64,7 +65,8 @@ impl FrozenPolicy {
         Ok(copy.in_file(folder))
     }
 
-    /// The reference of a checkpoint that was saved of a run with a model like the actor's; `None` where there is none in it.
+    /// The reference of a checkpoint that was saved of a run with a model like the actor's; `None` where
+    /// there is none in it.
     ///
     /// # Errors
     /// [`TrainError`]: a tensor is missing or of another shape, or there is not enough memory.
@@ -154,8 +156,8 @@ impl FrozenPolicy {
         Ok(divided(pieces, shards.ranks().copy()))
     }
 
-    /// Every tensor by its name in a checkpoint. Where ranks share it all of them take part, and what the leader alone keeps
-    /// lies in nameless files of `folder`.
+    /// Every tensor by its name in a checkpoint. Where ranks share it all of them take part, and what the
+    /// leader alone keeps lies in nameless files of `folder`.
     pub(crate) fn tensors(&self, is_leader: bool, folder: &Path) -> Result<NamedTensors, RankError> {
         let stored =
             |tensors: NamedTensors| tensors.into_iter().map(|(name, tensor)| (stored_name(&name), tensor));

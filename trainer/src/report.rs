@@ -3,9 +3,9 @@
 //! ```text
 //! metrics.jsonl, completions.jsonl, manifest.yaml -> Run -> sections of plots and tables -> one HTML file
 //! ```
-//! The page needs nothing outside itself: plots are inline SVG, the style sheet follows the reader's light or dark
-//! scheme, and a small script only adds read-outs under the pointer. It can be made at any time, of one step as
-//! well as of a thousand; what is missing is left out.
+//! The page needs nothing outside itself: plots are inline SVG, the style sheet follows the reader's light or
+//! dark scheme, and a small script only adds read-outs under the pointer. It can be made at any time, of one
+//! step as well as of a thousand; what is missing is left out.
 
 mod completions;
 mod headline;

@@ -7,21 +7,25 @@
 //!                   ^                                                                        |
 //!                   +--------------------------- tokens drawn -------------------------------+
 //! ```
-//! - One body: a layer's arithmetic is [`crate::model::DecoderLayer::forward_with`], which training runs too; only
-//!   the linear layers are packed for few rows and the attention reads a paged cache.
+//! - One body: a layer's arithmetic is [`crate::model::DecoderLayer::forward_with`], which training runs too;
+//!   only the linear layers are packed for few rows and the attention reads a paged cache.
 //! - Sequences join and leave between two steps; no row of a batch is padding.
-//! - Ranks may sample as one ([`RolloutEngine::sliced_among`]): each packs its slice of every layer and keeps keys and values of its
-//!   heads, all of them run the same scheduler on the same requests, and draw from the same logits, bit by bit. That they
-//!   drew the same, and whether one of them is to stop, is agreed on in every step. Embeddings and norms are whole on each.
-//! - Weights are packed by `sync_weights`, one part of the model at a time, which takes a digest of every parameter. Generation first
-//!   takes the digest of the trainer's parameters again and refuses to run when one of them has changed. Where ranks share the
-//!   model each digests what it holds, and what is packed of a part is compared with the digests of all.
-//! - A sample depends on its prompt, its seed and the weights. On a CPU in f32 packed products, norms and attention
-//!   treat each row by itself, so what runs beside a sample does not change a bit of it. Elsewhere, in three slices and more, and after
-//!   a preemption, additions may come in another order, by about 1e-6 in a log-prob; the draw is made so that such
-//!   noise moves no token unless the seed's number lies within it of a boundary (see [`rlt_core::sampling`]).
+//! - Ranks may sample as one ([`RolloutEngine::sliced_among`]): each packs its slice of every layer and keeps
+//!   keys and values of its heads, all of them run the same scheduler on the same requests, and draw from the
+//!   same logits, bit by bit. That they drew the same, and whether one of them is to stop, is agreed on in
+//!   every step. Embeddings and norms are whole on each.
+//! - Weights are packed by `sync_weights`, one part of the model at a time, which takes a digest of every
+//!   parameter. Generation first takes the digest of the trainer's parameters again and refuses to run when
+//!   one of them has changed. Where ranks share the model each digests what it holds, and what is packed of a
+//!   part is compared with the digests of all.
+//! - A sample depends on its prompt, its seed and the weights. On a CPU in f32 packed products, norms and
+//!   attention treat each row by itself, so what runs beside a sample does not change a bit of it. Elsewhere,
+//!   in three slices and more, and after a preemption, additions may come in another order, by about 1e-6 in
+//!   a log-prob; the draw is made so that such noise moves no token unless the seed's number lies within it
+//!   of a boundary (see [`rlt_core::sampling`]).
 //!
-//! Shapes: b sequences in a decode, t tokens, v vocabulary. Never here: rewards, advantages, what the prompts mean.
+//! Shapes: b sequences in a decode, t tokens, v vocabulary. Never here: rewards, advantages, what the prompts
+//! mean.
 
 mod completion;
 mod digest;
@@ -52,10 +56,11 @@ pub struct RolloutOptions {
     pub max_concurrent: usize,
     /// Tokens a block of the key-value cache holds.
     pub block_size: usize,
-    /// Longest prompt and completion together, in tokens; `None` is the model's own `max_position_embeddings`.
+    /// Longest prompt and completion together, in tokens; `None` is the model's own
+    /// `max_position_embeddings`.
     pub max_model_len: Option<usize>,
-    /// Most memory for keys and values, in bytes; `None` is as much as the requests can fill. With less, sequences
-    /// that find no room are computed again later.
+    /// Most memory for keys and values, in bytes; `None` is as much as the requests can fill. With less,
+    /// sequences that find no room are computed again later.
     pub max_cache_bytes: Option<usize>,
     /// Prompt tokens that are prefilled together.
     pub max_prefill_tokens: usize,
@@ -102,7 +107,8 @@ pub struct RolloutProgress {
     pub num_finished: usize,
 }
 
-/// Counts of one call of `generate`, and where its time went. On a GPU a phase's time is that of its launches.
+/// Counts of one call of `generate`, and where its time went. On a GPU a phase's time is that of its
+/// launches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RolloutStats {
     /// New tokens.

@@ -77,7 +77,8 @@ const CONTENT: [&str; 9] = [
 pub(crate) const UNFINISHED: &str = ".new-";
 
 impl RunFolder {
-    /// Creates or re-opens the folder and takes its lock. With `overwrite` what an earlier run left is removed.
+    /// Creates or re-opens the folder and takes its lock. With `overwrite` what an earlier run left is
+    /// removed.
     ///
     /// # Errors
     /// [`RunFolderError`]: the folder is busy, belongs to something else, or can not be written.

@@ -1,12 +1,13 @@
-//! Saving on all ranks together and beside the training: who writes, what is under way, and that all agree on how it ended.
+//! Saving on all ranks together and beside the training: who writes, what is under way, and that all agree on
+//! how it ended.
 //!
 //! ```text
 //! begin     the leader makes room -> each rank writes its parts into the kernel's memory      training waits
-//!           each rank syncs and digests its file on a thread                                  training goes on
+//!           each rank syncs and digests its file on a thread                                training goes on
 //! settle    the files of all are complete -> the leader commits -> all know how it ended
 //! ```
-//! Every rank writes where every rank sees the leader's folder; otherwise the leader writes what the others send. At most one save
-//! is under way. What a checkpoint holds is not known here.
+//! Every rank writes where every rank sees the leader's folder; otherwise the leader writes what the others
+//! send. At most one save is under way. What a checkpoint holds is not known here.
 
 use std::io;
 use std::thread::{Builder, JoinHandle};
@@ -73,11 +74,13 @@ impl Saving {
         self.under_way.as_ref().map(|under_way| under_way.step)
     }
 
-    /// Writes `parts`, which this rank has of the checkpoint of `step`, and completes the file beside the training; `None` where the
-    /// leader writes for it. The leader's `state` goes with them. All ranks do so together.
+    /// Writes `parts`, which this rank has of the checkpoint of `step`, and completes the file beside the
+    /// training; `None` where the leader writes for it. The leader's `state` goes with them. All ranks do so
+    /// together.
     ///
     /// # Errors
-    /// On all ranks, when one of them cannot write; nothing is left of the checkpoint then. Or when a rank is lost.
+    /// On all ranks, when one of them cannot write; nothing is left of the checkpoint then. Or when a rank is
+    /// lost.
     pub(crate) fn begin(
         &mut self,
         (ranks, store): (&Ranks, &CheckpointStore),
@@ -96,11 +99,12 @@ impl Saving {
         Ok(())
     }
 
-    /// Commits what is under way, once all ranks have completed their files; what came of it. All ranks do so together.
+    /// Commits what is under way, once all ranks have completed their files; what came of it. All ranks do so
+    /// together.
     ///
     /// # Errors
-    /// On all ranks, when one of them could not save its part, or the leader not commit; nothing is left of the checkpoint
-    /// then. Or when a rank is lost.
+    /// On all ranks, when one of them could not save its part, or the leader not commit; nothing is left of
+    /// the checkpoint then. Or when a rank is lost.
     pub(crate) fn settle(
         &mut self,
         (ranks, store): (&Ranks, &mut CheckpointStore),
@@ -136,8 +140,8 @@ pub(crate) enum Settled {
     Committed,
 }
 
-/// What this rank has come to, where every rank has come to something; otherwise its own error, or what the first says that
-/// failed.
+/// What this rank has come to, where every rank has come to something; otherwise its own error, or what the
+/// first says that failed.
 fn agree<T>(ranks: &Ranks, own: Result<T, CheckpointError>) -> Result<T, TrainError> {
     let causes: Result<Vec<Option<String>>, RankError> =
         ranks.gather(own.as_ref().err().map(|error| error_chain(error)));

@@ -1,9 +1,11 @@
-//! `rlt-trainer score`: how likely a model finds given sequences, token by token, through the code that trains.
+//! `rlt-trainer score`: how likely a model finds given sequences, token by token, through the code that
+//! trains.
 //!
 //! ```text
-//! {"id", "tokens" | "text"} a line  ->  packed micro-batches  ->  {"id", "tokens", "logprobs", "entropies"} a line
+//! {"id", "tokens" | "text"} -> packed micro-batches -> {"id", "tokens", "logprobs", "entropies"} a line
 //! ```
-//! Sequences are packed under a token budget and scored in any order; lines come out in the order they came in.
+//! Sequences are packed under a token budget and scored in any order; lines come out in the order they came
+//! in.
 
 use std::path::PathBuf;
 
@@ -166,7 +168,8 @@ pub fn run(args: &ScoreArgs) -> Result<(), ScoreError> {
     Ok(jsonl::write(&args.output, scored)?)
 }
 
-/// Log-probs and entropies of every token but the first of each sequence, in micro-batches of at most `max_tokens`.
+/// Log-probs and entropies of every token but the first of each sequence, in micro-batches of at most
+/// `max_tokens`.
 ///
 /// # Errors
 /// [`ScoreError::Packing`] when a sequence alone is longer, [`ScoreError::Head`] when libtorch fails.

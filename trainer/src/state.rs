@@ -1,7 +1,8 @@
 //! What a run keeps across a restart: everything that the next step depends on.
 //!
-//! Tensors: trained weights and optimizer moments of actor and critic, a frozen reference that no source can make again.
-//! State: progress, data positions, the KL controller's coefficient. Random numbers need no state, they are functions of the seed.
+//! Tensors: trained weights and optimizer moments of actor and critic, a frozen reference that no source can
+//! make again. State: progress, data positions, the KL controller's coefficient. Random numbers need no
+//! state, they are functions of the seed.
 
 use std::time::Instant;
 
@@ -28,7 +29,8 @@ struct State {
     kl_coefficient: f64,
 }
 
-/// Saves a checkpoint of the last complete step and waits until it is committed. A step that is saved already is left alone.
+/// Saves a checkpoint of the last complete step and waits until it is committed. A step that is saved already
+/// is left alone.
 ///
 /// # Errors
 /// [`TrainError::Checkpoint`]; earlier checkpoints are as they were.
@@ -38,9 +40,9 @@ pub fn save(trainer: &mut Trainer) -> Result<(), TrainError> {
     timed(trainer, |trainer| settle(trainer, Patience::Until))
 }
 
-/// Begins to save a checkpoint of the last complete step; the training waits no longer than until its state is copied. One that
-/// cannot be written, for example because the disk is full, costs only itself: earlier ones are as they were, and the next
-/// one is tried at its time.
+/// Begins to save a checkpoint of the last complete step; the training waits no longer than until its state
+/// is copied. One that cannot be written, for example because the disk is full, costs only itself: earlier
+/// ones are as they were, and the next one is tried at its time.
 ///
 /// # Errors
 /// [`TrainError`], other than that a checkpoint could not be saved.
@@ -50,7 +52,8 @@ pub fn save_beside(trainer: &mut Trainer) -> Result<(), TrainError> {
     tolerate(trainer.progress.step, begun)
 }
 
-/// Commits the checkpoint that is being saved, if all ranks are done with it. One that could not be saved costs only itself.
+/// Commits the checkpoint that is being saved, if all ranks are done with it. One that could not be saved
+/// costs only itself.
 ///
 /// # Errors
 /// As [`save_beside`].
@@ -64,8 +67,8 @@ fn look_after(trainer: &mut Trainer, patience: Patience) -> Result<(), TrainErro
     tolerate(step, settled)
 }
 
-/// Commits the checkpoint that is being saved though the run has failed, where no other rank can be elsewhere: a rank that is alone
-/// does, and ranks that have come to the same end together.
+/// Commits the checkpoint that is being saved though the run has failed, where no other rank can be
+/// elsewhere: a rank that is alone does, and ranks that have come to the same end together.
 pub fn keep_save(trainer: &mut Trainer, error: &TrainError) {
     if (trainer.ranks.size() == 1 || matches!(error, TrainError::Diverged { .. }))
         && let Err(error) = settle(trainer, Patience::Until)
@@ -193,8 +196,8 @@ fn state(trainer: &Trainer) -> Result<Value, TrainError> {
     serde_json::to_value(state).map_err(TrainError::State)
 }
 
-/// Goes on from the newest complete checkpoint of the run folder, or from `checkpoint.resumeFrom`, or from nothing; then
-/// opens the trackers where that stands.
+/// Goes on from the newest complete checkpoint of the run folder, or from `checkpoint.resumeFrom`, or from
+/// nothing; then opens the trackers where that stands.
 ///
 /// # Errors
 /// [`TrainError`]: damaged checkpoints and no complete one left, or a checkpoint of another model or data.
@@ -283,8 +286,8 @@ fn restore_critic(trainer: &mut Trainer, checkpoint: &Checkpoint) -> Result<(), 
     Ok(())
 }
 
-/// The reference as it was: from the checkpoint where a cold start made it, else it is what the model's source gave, which
-/// `setup` keeps before anything is restored.
+/// The reference as it was: from the checkpoint where a cold start made it, else it is what the model's
+/// source gave, which `setup` keeps before anything is restored.
 fn restore_reference(trainer: &mut Trainer, checkpoint: &Checkpoint) -> Result<(), TrainError> {
     let Reference::Frozen(copy) = &mut trainer.reference else { return Ok(()) };
     if let Some(frozen) = FrozenPolicy::of_checkpoint(&trainer.actor, checkpoint, trainer.folder.root())? {

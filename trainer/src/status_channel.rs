@@ -1,7 +1,7 @@
 //! What the operator is told about a run: progress, metrics, checkpoints, the end.
 //!
-//! Everything here turns the training's events into the one state that [`rlt_channel::client`] keeps and sends. Outside of a
-//! cluster nobody listens, and every call does nothing. No call waits or fails.
+//! Everything here turns the training's events into the one state that [`rlt_channel::client`] keeps and
+//! sends. Outside of a cluster nobody listens, and every call does nothing. No call waits or fails.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -41,7 +41,8 @@ impl Default for Pace {
 }
 
 impl StatusChannel {
-    /// The channel that this process's environment describes. One that cannot work costs a warning, never the run.
+    /// The channel that this process's environment describes. One that cannot work costs a warning, never the
+    /// run.
     pub fn from_environment() -> Self {
         let settings = Settings::from_environment(|name| std::env::var(name).ok());
         let client = match settings {
@@ -88,7 +89,8 @@ impl StatusChannel {
         });
     }
 
-    /// A step is finished. The first one of a process is told at once: it ends the waiting of whoever started it.
+    /// A step is finished. The first one of a process is told at once: it ends the waiting of whoever started
+    /// it.
     pub(crate) fn end_step(&self, metrics: &StepMetrics) {
         let (urgency, process_seconds, remaining_seconds) = {
             let mut pace = self.pace();
@@ -139,7 +141,8 @@ impl StatusChannel {
     }
 }
 
-/// Takes over what the metrics of a step say. What a step does not say, such as the held-out reward, stays as it was.
+/// Takes over what the metrics of a step say. What a step does not say, such as the held-out reward, stays as
+/// it was.
 fn take_step(progress: &mut Progress, metrics: &StepMetrics) {
     let value = |names: &[&str]| names.iter().find_map(|name| metrics.values.get(*name)).copied();
     progress.set_stage(stage_of(metrics.stage));

@@ -1,7 +1,8 @@
 //! One step of reinforcement learning: the algorithm in order.
 //!
-//! Every rank runs this same step on the same batch, and does its share of the sampling, scoring and gradients. What each line does is one module away: sampling in [`collect`], advantages in
-//! [`advantages`], the update in [`crate::update`].
+//! Every rank runs this same step on the same batch, and does its share of the sampling, scoring and
+//! gradients. What each line does is one module away: sampling in [`collect`], advantages in [`advantages`],
+//! the update in [`crate::update`].
 
 mod advantages;
 mod collect;

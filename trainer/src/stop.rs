@@ -1,4 +1,5 @@
-//! How a run learns that it should end early: signals and the job's own deadline, asked between micro-batches.
+//! How a run learns that it should end early: signals and the job's own deadline, asked between
+//! micro-batches.
 //!
 //! Nothing here ends anything by itself: the loop asks, finishes or drops what it is doing, and checkpoints.
 
@@ -34,8 +35,9 @@ pub struct StopRequest {
 }
 
 impl StopRequest {
-    /// Starts to listen for SIGTERM and SIGINT, on a thread of its own: to be called by the thread that starts all those
-    /// that compute, before it does. A second signal ends the process at once, so that a person is never locked out.
+    /// Starts to listen for SIGTERM and SIGINT, on a thread of its own: to be called by the thread that
+    /// starts all those that compute, before it does. A second signal ends the process at once, so that a
+    /// person is never locked out.
     ///
     /// # Errors
     /// When the operating system refuses the handlers or the thread.

@@ -1,5 +1,5 @@
-//! Supervised steps: demonstrations in, changed weights out. The cold start before reinforcement learning, and the whole
-//! of an `SFT` job.
+//! Supervised steps: demonstrations in, changed weights out. The cold start before reinforcement learning,
+//! and the whole of an `SFT` job.
 
 use rlt_api::spec::ColdStartSpec;
 use rlt_core::batch::Batch;
@@ -15,7 +15,8 @@ use crate::tracking::console::Phase;
 use crate::trainer::{SeedStream, Trainer};
 use crate::update::{UpdatePlan, update};
 
-/// Trains on demonstrations before the first step, from wherever that stands; the reason if it was asked to stop.
+/// Trains on demonstrations before the first step, from wherever that stands; the reason if it was asked to
+/// stop.
 ///
 /// # Errors
 /// [`TrainError`].

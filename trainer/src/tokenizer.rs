@@ -149,7 +149,8 @@ pub enum TokenizerError {
 }
 
 impl TokenizerError {
-    /// The exit code of a process that ends with this: a disk may have room again, a tokenizer stays what it is.
+    /// The exit code of a process that ends with this: a disk may have room again, a tokenizer stays what it
+    /// is.
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Write { .. } => ExitCode::RetryableIo,
@@ -268,7 +269,8 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
-    /// The first token by text that `other` numbers otherwise, or only one of the two knows, with its id in each.
+    /// The first token by text that `other` numbers otherwise, or only one of the two knows, with its id in
+    /// each.
     pub fn first_difference(&self, other: &Self) -> Option<(String, [Option<TokenId>; 2])> {
         let vocabularies = [self, other].map(|tokenizer| tokenizer.inner.get_vocab(true));
         let tokens: BTreeSet<&String> =

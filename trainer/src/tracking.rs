@@ -5,9 +5,9 @@
 //!                        +- bounded queue -> thread -> events/
 //!                        +- bounded queue -> thread -> /metrics
 //! ```
-//! A tracker that blocks, fails or was never there costs the training one failed `try_send` a step and is named
-//! in [`Trackers::finish`]; it never delays or ends the training. Names and units are in `docs/metrics.md`;
-//! what a metric means is not known here.
+//! A tracker that blocks, fails or was never there costs the training one failed `try_send` a step and is
+//! named in [`Trackers::finish`]; it never delays or ends the training. Names and units are in
+//! `docs/metrics.md`; what a metric means is not known here.
 
 mod append_file;
 pub mod console;
@@ -147,9 +147,9 @@ impl Trackers {
         self.send(|| Item::Completions(completions.clone()));
     }
 
-    /// Waits until everything logged so far would survive a power loss, but never longer than `timeout`. To be
-    /// called before a checkpoint is committed, so that no step of the checkpoint is missing from the logs.
-    /// Returns whether all trackers made it.
+    /// Waits until everything logged so far would survive a power loss, but never longer than `timeout`. To
+    /// be called before a checkpoint is committed, so that no step of the checkpoint is missing from the
+    /// logs. Returns whether all trackers made it.
     pub fn sync(&self, timeout: Duration) -> bool {
         lane::sync_all(&self.lanes, timeout)
     }

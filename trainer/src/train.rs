@@ -3,7 +3,8 @@
 //! ```text
 //! resume? -> cold start -> evaluate -> [ step -> log -> evaluate? -> checkpoint? ]* -> export -> report
 //! ```
-//! What a step does is in [`crate::step`]; what is kept across a restart in [`crate::state`]. Nothing here computes.
+//! What a step does is in [`crate::step`]; what is kept across a restart in [`crate::state`]. Nothing here
+//! computes.
 
 use rlt_core::metrics::Metrics;
 
@@ -55,7 +56,8 @@ fn run_to_the_end(trainer: &mut Trainer) -> Result<Outcome, TrainError> {
     Ok(Outcome::Complete)
 }
 
-/// What comes between cold start and the first step: the reference, the first evaluation, a checkpoint of both.
+/// What comes between cold start and the first step: the reference, the first evaluation, a checkpoint of
+/// both.
 fn prepare_first_step(trainer: &mut Trainer) -> Result<(), TrainError> {
     trainer.freeze_reference()?;
     if trainer.spec().training.evaluate_before {

@@ -1,7 +1,8 @@
-//! What a role trains, wherever it lies: the gradients of all ranks together, applied, and weights and moments on their way into
-//! a checkpoint and out of it. There they are by name, with their place in the whole, so that a checkpoint does not depend on how
-//! many ranks share the model: each saves and reads its own part. Only for a leader who must save for all do shards become whole, one
-//! part of the model at a time. How gradients come about is the role's.
+//! What a role trains, wherever it lies: the gradients of all ranks together, applied, and weights and
+//! moments on their way into a checkpoint and out of it. There they are by name, with their place in the
+//! whole, so that a checkpoint does not depend on how many ranks share the model: each saves and reads its
+//! own part. Only for a leader who must save for all do shards become whole, one part of the model at a time.
+//! How gradients come about is the role's.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -52,8 +53,8 @@ impl Trained<'_> {
         }
     }
 
-    /// Clips the gathered gradients to `max_grad_norm`, applies them at `learning_rate`, and clears them. A non-finite gradient
-    /// is thrown away and changes nothing, on all ranks together.
+    /// Clips the gathered gradients to `max_grad_norm`, applies them at `learning_rate`, and clears them. A
+    /// non-finite gradient is thrown away and changes nothing, on all ranks together.
     pub(crate) fn apply(
         &mut self,
         learning_rate: f64,
@@ -87,8 +88,8 @@ impl Trained<'_> {
         self.shards.iter().for_each(|shards| shards.clear_gradients());
     }
 
-    /// What this rank saves of all that an update changes: every rank a part, which together are every tensor once. What rests
-    /// stays there, and must be read before the next update.
+    /// What this rank saves of all that an update changes: every rank a part, which together are every tensor
+    /// once. What rests stays there, and must be read before the next update.
     ///
     /// # Errors
     /// [`RankError::Shards`] when what rests cannot be read.
@@ -123,9 +124,9 @@ impl Trained<'_> {
         Ok((moments.into_iter().collect(), counts))
     }
 
-    /// Every tensor that an update changes, by its name in a checkpoint. Where ranks share the model all of them take part,
-    /// and the leader alone gets the tensors: they lie in nameless files of `folder` where those can be written, for memory
-    /// is there for one part.
+    /// Every tensor that an update changes, by its name in a checkpoint. Where ranks share the model all of
+    /// them take part, and the leader alone gets the tensors: they lie in nameless files of `folder` where
+    /// those can be written, for memory is there for one part.
     pub(crate) fn tensors(&self, folder: &Path) -> Result<NamedTensors, RankError> {
         let Some(shards) = self.shards else {
             return Ok(self

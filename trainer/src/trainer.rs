@@ -1,6 +1,7 @@
 //! Everything a run holds, and the few acts that more than one part of the loop needs.
 //!
-//! Built once by [`crate::setup`]; every rank has one. What happens with it is in `train`, `step`, `evaluate`.
+//! Built once by [`crate::setup`]; every rank has one. What happens with it is in `train`, `step`,
+//! `evaluate`.
 
 use rlt_api::ValidatedJob;
 use rlt_api::resolved::{Kl, PolicyGradient, ResolvedSpec};
@@ -141,8 +142,8 @@ impl Trainer {
         self.prompts.as_ref().map(|loader| loader.state().epoch).or_else(demonstrations).unwrap_or(0)
     }
 
-    /// Lets the engine hold the actor's weights of the current policy version, if it does not yet. Where ranks share the model all of
-    /// them take part.
+    /// Lets the engine hold the actor's weights of the current policy version, if it does not yet. Where
+    /// ranks share the model all of them take part.
     pub(crate) fn sync_weights(&mut self) -> Result<(), TrainError> {
         // The cold start changes weights without a step, so version 0 is taken over anew.
         if self.engine.policy_version() != Some(self.progress.step) {

@@ -1,7 +1,8 @@
 //! The update: a batch with advantages in, changed weights out.
 //!
-//! A batch is passed over `epochsPerBatch` times in updates of `promptsPerUpdate` rollout groups. Denominators are those
-//! of the whole update, so micro-batches only bound memory. Where advantages come from is not known here.
+//! A batch is passed over `epochsPerBatch` times in updates of `promptsPerUpdate` rollout groups.
+//! Denominators are those of the whole update, so micro-batches only bound memory. Where advantages come from
+//! is not known here.
 
 use std::ops::Range;
 
@@ -67,8 +68,8 @@ pub struct UpdateReport {
     pub grad_norms: Vec<f64>,
     /// Updates that were skipped because a gradient was not finite.
     pub num_skipped: usize,
-    /// The actor's log-prob of each token of the batch as its last update saw it: on-policy, under the weights that
-    /// sampled.
+    /// The actor's log-prob of each token of the batch as its last update saw it: on-policy, under the
+    /// weights that sampled.
     pub actor_logprobs: Vec<f64>,
     /// Forward and backward passes.
     pub num_micro_batches: usize,
@@ -200,8 +201,8 @@ impl OneUpdate<'_> {
         Ok(actor.accumulate_nothing()?)
     }
 
-    /// Whether the actor scores a micro-batch before its gradient: off-policy a sequence's ratio must be known before
-    /// the first of its tokens can be evaluated.
+    /// Whether the actor scores a micro-batch before its gradient: off-policy a sequence's ratio must be
+    /// known before the first of its tokens can be evaluated.
     fn needs_sequences(&self) -> bool {
         self.plan.objective.policy.scope() == LossScope::Sequence && self.old_logprobs.is_some()
     }
@@ -229,8 +230,8 @@ impl OneUpdate<'_> {
         })
     }
 
-    /// The tokens that a loss over the whole batch treats specially, as flags over the batch; `None` for other
-    /// losses.
+    /// The tokens that a loss over the whole batch treats specially, as flags over the batch; `None` for
+    /// other losses.
     fn select_tokens(
         &self,
         actor: &Actor,

@@ -33,7 +33,8 @@ impl Watchers {
         self.channel = Arc::clone(channel);
     }
 
-    /// Opens what the job asks for; `resumed_after` is the last finished step of the checkpoint that it goes on from.
+    /// Opens what the job asks for; `resumed_after` is the last finished step of the checkpoint that it goes
+    /// on from.
     pub fn open(&mut self, spec: &TrackingSpec, folder: &RunFolder, resumed_after: Option<(Stage, u64)>) {
         let trackers = Trackers::open(&TrackersOptions {
             folder: folder.root(),

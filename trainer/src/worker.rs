@@ -180,8 +180,8 @@ pub(crate) fn read_manifest(path: &Path) -> Result<ValidatedJob, TrainError> {
     rlt_api::validate(&text).map_err(TrainError::Manifest)
 }
 
-/// Parts of the manifest that may change between a run and its continuation: how long it goes on, what it leaves behind,
-/// who watches, and on what it runs.
+/// Parts of the manifest that may change between a run and its continuation: how long it goes on, what it
+/// leaves behind, who watches, and on what it runs.
 const CONTINUABLE: [&[&str]; 10] = [
     &["metadata"],
     &["spec", "training", "length"],

@@ -1,4 +1,5 @@
-//! The actor's schedule of islands, chunked head and hand-made loss gradients, against one plain autograd graph.
+//! The actor's schedule of islands, chunked head and hand-made loss gradients, against one plain autograd
+//! graph.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,5 @@
-//! The critic's passes over packed micro-batches give what one differentiable pass over each sequence alone gives.
+//! The critic's passes over packed micro-batches give what one differentiable pass over each sequence alone
+//! gives.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,5 +1,5 @@
-//! A rank's memory while it loads its part of a model, lets an engine take the model over, exports it, and resumes, in a process of its
-//! own: the peak counts everything that runs beside it.
+//! A rank's memory while it loads its part of a model, lets an engine take the model over, exports it, and
+//! resumes, in a process of its own: the peak counts everything that runs beside it.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
@@ -60,7 +60,8 @@ fn answer(folder: &Path, rank: usize) -> PathBuf {
     folder.join(format!("peak-of-{rank}"))
 }
 
-/// Loads this rank's part of the model in `folder`, or draws it where there are no weights, does what is measured, and answers.
+/// Loads this rank's part of the model in `folder`, or draws it where there are no weights, does what is
+/// measured, and answers.
 fn measure(folder: &Path, act: &str) {
     let environment = RankEnvironment::of_process().unwrap().unwrap();
     let ranks = Ranks::join(&environment, Duration::from_secs(60)).unwrap();
@@ -170,7 +171,8 @@ fn an_engine_and_an_export_take_a_model_over_with_no_more_than_two_parts_of_it_w
         if width == 2 {
             fs::write(dir.path().join("half"), "").unwrap();
         }
-        // Packed layers and head, and embeddings; a layer that is fused before it is packed, or a head that is cast.
+        // Packed layers and head, and embeddings; a layer that is fused before it is packed, or a head that
+        // is cast.
         let own = width * (count.total() + count.per_layer.max(count.head));
         // The heap keeps a hole of up to a layer between what comes and goes.
         let bound = own + two_parts + 4 * count.per_layer + SLACK;

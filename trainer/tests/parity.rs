@@ -1,4 +1,5 @@
-//! Our models beside transformers and PEFT, on the committed fixtures of `fixtures/make.py`. Nothing here needs Python.
+//! Our models beside transformers and PEFT, on the committed fixtures of `fixtures/make.py`. Nothing here
+//! needs Python.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 #[path = "parity/adapters.rs"]

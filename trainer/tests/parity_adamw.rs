@@ -48,7 +48,8 @@ fn step(
 }
 
 fn assert_close(got: &Tensor, expected: &Tensor, num_steps: usize, what: &str) {
-    // 1e-7 a step, or the spacing of float32 where that is wider: the fused step rounds less often than torch.
+    // 1e-7 a step, or the spacing of float32 where that is wider: the fused step rounds less often than
+    // torch.
     let allowed = (expected.abs() * f64::from(f32::EPSILON)).clamp_min(1e-7) * num_steps as f64;
     let worst = ((got - expected).abs() / allowed).max().double_value(&[]);
     assert!(worst <= 1.0, "{what} differs by {worst} times what is allowed");

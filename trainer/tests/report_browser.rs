@@ -1,8 +1,8 @@
-//! Opens a report in headless Chromium, at desk and phone size, light and dark: no error, no request beyond the
-//! page itself, every plot with points, nothing wider than the screen, enough contrast.
+//! Opens a report in headless Chromium, at desk and phone size, light and dark: no error, no request beyond
+//! the page itself, every plot with points, nothing wider than the screen, enough contrast.
 //!
-//! Skipped, with a notice, where no Chromium is installed; under `CI` it must be. `RLT_REPORT_FOLDER=dir` keeps the
-//! report and pictures of it there.
+//! Skipped, with a notice, where no Chromium is installed; under `CI` it must be. `RLT_REPORT_FOLDER=dir`
+//! keeps the report and pictures of it there.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::fs;

@@ -1,4 +1,5 @@
-//! A group's prompt computed once gives what a copy of it for every completion gives: log-probs, entropies, gradients.
+//! A group's prompt computed once gives what a copy of it for every completion gives: log-probs, entropies,
+//! gradients.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -100,8 +101,8 @@ fn scores(actor: &Actor, batch: &Batch, max_tokens: usize) -> TokenScores {
     actor.score(batch, Adapter::On, max_tokens).unwrap()
 }
 
-/// Sums over the tokens of a few sequences in another order: 1e-4 of a parameter's largest gradient, as between any
-/// two ways to pack.
+/// Sums over the tokens of a few sequences in another order: 1e-4 of a parameter's largest gradient, as
+/// between any two ways to pack.
 fn assert_same_gradients(case: &str, got: &[(String, Tensor)], expected: &[(String, Tensor)]) {
     assert_eq!(got.len(), expected.len());
     for ((name, got), (_, expected)) in got.iter().zip(expected) {
@@ -159,7 +160,8 @@ fn recomputed_activations_give_a_shared_prompt_the_gradients_of_kept_ones() {
     }
 }
 
-/// The first token of every completion is predicted from the last one of the prompt, the others from the one before.
+/// The first token of every completion is predicted from the last one of the prompt, the others from the one
+/// before.
 #[test]
 fn predictors_are_the_tokens_before_their_targets() {
     let batch = batch(true);

@@ -1,4 +1,5 @@
-//! Compiles csrc/ against libtorch: tensor code once, kernels once for each instruction set. Nothing else lives here.
+//! Compiles csrc/ against libtorch: tensor code once, kernels once for each instruction set. Nothing else
+//! lives here.
 
 use std::env;
 use std::path::PathBuf;
@@ -17,8 +18,8 @@ fn build() -> cc::Build {
 
 fn kernels(isa: &str, flags: &[&str]) {
     let mut build = build();
-    // Kernels are always optimised: a debug build that trains a hundred times slower helps nobody. The warning is
-    // about lanes that the compiler's own headers leave undefined on purpose.
+    // Kernels are always optimised: a debug build that trains a hundred times slower helps nobody. The
+    // warning is about lanes that the compiler's own headers leave undefined on purpose.
     build
         .opt_level(3)
         .debug(false)
@@ -40,12 +41,14 @@ fn main() {
     let x86 = env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "x86_64");
 
     let mut tensors = build();
-    // Nothing here is hot: the loops are in the kernels, and torch's headers are slow enough to compile at this level.
+    // Nothing here is hot: the loops are in the kernels, and torch's headers are slow enough to compile at
+    // this level.
     tensors.opt_level(1).debug(false).flag("-fopenmp").define("AT_PER_OPERATOR_HEADERS", None);
     for include in ["include", "include/torch/csrc/api/include"] {
         tensors.flag("-isystem").flag(libtorch.join(include).display().to_string());
     }
-    // Declarations of the few names of Gloo that c10d's header mentions; libtorch comes without Gloo's headers.
+    // Declarations of the few names of Gloo that c10d's header mentions; libtorch comes without Gloo's
+    // headers.
     tensors.include("csrc");
     if x86 {
         tensors.define("RLT_X86", None);

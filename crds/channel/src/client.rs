@@ -1,11 +1,12 @@
-//! The reporting end: one process keeps its newest state in a mailbox, and a thread of its own brings it to the operator.
+//! The reporting end: one process keeps its newest state in a mailbox, and a thread of its own brings it to
+//! the operator.
 //!
 //! ```text
 //! training -> Client::update -> mailbox (the newest state, once) -> thread -> TLS -> operator
 //! ```
-//! Whatever the operator does (absent, slow, hanging, refusing, restarting, unknown certificate), a call here takes
-//! microseconds and never fails. Since every report carries the whole state, nothing is lost by waiting, and memory does not
-//! grow. What the state means is not known here.
+//! Whatever the operator does (absent, slow, hanging, refusing, restarting, unknown certificate), a call here
+//! takes microseconds and never fails. Since every report carries the whole state, nothing is lost by
+//! waiting, and memory does not grow. What the state means is not known here.
 
 mod backoff;
 mod connection;
@@ -56,8 +57,8 @@ impl Client {
         self.mailbox.update(urgency, change);
     }
 
-    /// Says how the process ends, and waits until the operator knows it, at most `timeout`. Returns whether it does.
-    /// Nothing is reported afterwards.
+    /// Says how the process ends, and waits until the operator knows it, at most `timeout`. Returns whether
+    /// it does. Nothing is reported afterwards.
     pub fn finish(&self, ending: Ending, timeout: Duration) -> bool {
         self.mailbox.update(Urgency::AtOnce, |report| report.ending = Some(ending));
         self.mailbox.close(timeout)

@@ -77,8 +77,9 @@ impl BatchPlan {
     }
 }
 
-/// Most sequences that one worker decodes at the same time, alone or with those that sample as one with it: as many as it
-/// samples in a step, within the job's limit. An evaluation of more takes longer, not more memory.
+/// Most sequences that one worker decodes at the same time, alone or with those that sample as one with it:
+/// as many as it samples in a step, within the job's limit. An evaluation of more takes longer, not more
+/// memory.
 pub fn concurrent_sequences(spec: &ResolvedSpec) -> u64 {
     let samples = u64::from(spec.rollout.samples_per_prompt);
     let own = share(spec, spec.training.prompts_per_step.into()).saturating_mul(samples);
@@ -95,9 +96,10 @@ pub(super) fn share(spec: &ResolvedSpec, num_prompts: u64) -> u64 {
     num_prompts.div_ceil((spec.workers.count / spec.workers.mesh.rollout_tp).into())
 }
 
-/// The fullest pass under a token budget of each of `sp` workers, when every sequence is as long as it may be; shorter ones only
-/// make fewer passes. As the trainer packs: a group takes its prompt once, the last token of a completion is not computed,
-/// and only a group that exceeds the budget is split. Workers that share the tokens of a pass have one budget together.
+/// The fullest pass under a token budget of each of `sp` workers, when every sequence is as long as it may
+/// be; shorter ones only make fewer passes. As the trainer packs: a group takes its prompt once, the last
+/// token of a completion is not computed, and only a group that exceeds the budget is split. Workers that
+/// share the tokens of a pass have one budget together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FullPass {
     /// Tokens that one worker computes.

@@ -1,4 +1,5 @@
-//! What can end an attempt, and how often each is tried again. How a cause is told from a pod is not decided here.
+//! What can end an attempt, and how often each is tried again. How a cause is told from a pod is not decided
+//! here.
 
 use std::time::Duration;
 

@@ -1,19 +1,21 @@
 //! The memory of one worker, by phase, in named terms whose formulas stand beside them.
 //!
-//! A phase holds what is resident for the whole run and what it needs itself; phases follow each other, so the peak
-//! is the largest phase, not their sum. Terms are upper bounds for full budgets and longest sequences. Numbers are
-//! 4 bytes wide (weights, gradients, optimizer, loss head) or as wide as `training.precision` (activations, KV
-//! cache, rollout weights, weights that are gathered to compute with).
+//! A phase holds what is resident for the whole run and what it needs itself; phases follow each other, so
+//! the peak is the largest phase, not their sum. Terms are upper bounds for full budgets and longest
+//! sequences. Numbers are 4 bytes wide (weights, gradients, optimizer, loss head) or as wide as
+//! `training.precision` (activations, KV cache, rollout weights, weights that are gathered to compute with).
 //!
-//! With `workers.mesh.dpShard` a worker keeps its part of every role's weights, gradients and optimizer state, and beside it the
-//! parts of the model that a pass has gathered: `shards`. It reads no more of the model than that, and takes it over into the rollout
-//! a part at a time. A checkpoint is copied into its file: it takes memory of the kernel's, which is not counted. With
-//! `workers.mesh.sp` it has its part of the tokens of a pass, of log-probs and of the critic's passes as their own degrees say; with
-//! `workers.mesh.rolloutTp` a slice of what it samples with: `rollout`. What `training.offload` lets rest takes memory of a GPU's
-//! host; on the CPU it lies in a file, and only what is at hand counts.
+//! With `workers.mesh.dpShard` a worker keeps its part of every role's weights, gradients and optimizer
+//! state, and beside it the parts of the model that a pass has gathered: `shards`. It reads no more of the
+//! model than that, and takes it over into the rollout a part at a time. A checkpoint is copied into its
+//! file: it takes memory of the kernel's, which is not counted. With `workers.mesh.sp` it has its part of the
+//! tokens of a pass, of log-probs and of the critic's passes as their own degrees say; with
+//! `workers.mesh.rolloutTp` a slice of what it samples with: `rollout`. What `training.offload` lets rest
+//! takes memory of a GPU's host; on the CPU it lies in a file, and only what is at hand counts.
 //!
-//! Legend: P parameters, s workers of one copy, L layers, h hidden size, f feed-forward width, q and k widths of all query and all key
-//! heads, v vocabulary, r LoRA rank; t tokens of a pass, c completion tokens of a pass; b bytes of a number.
+//! Legend: P parameters, s workers of one copy, L layers, h hidden size, f feed-forward width, q and k widths
+//! of all query and all key heads, v vocabulary, r LoRA rank; t tokens of a pass, c completion tokens of a
+//! pass; b bytes of a number.
 
 mod activations;
 mod roles;
@@ -32,17 +34,18 @@ use shards::Shards;
 /// Bytes of an fp32 number.
 const FP32: u64 = 4;
 
-/// What the process takes of its own besides tensors, measured on x86-64 with libtorch 2.11: tables of libtorch,
-/// tokenizer and threads, the peak of a job on a few thousand parameters, and 16 MiB for products' code. The pages of
-/// program and libraries, 60 to 150 MiB that the kernel takes back where it needs them, are not counted.
+/// What the process takes of its own besides tensors, measured on x86-64 with libtorch 2.11: tables of
+/// libtorch, tokenizer and threads, the peak of a job on a few thousand parameters, and 16 MiB for products'
+/// code. The pages of program and libraries, 60 to 150 MiB that the kernel takes back where it needs them,
+/// are not counted.
 const HOST_BASE_BYTES: u64 = 92 << 20;
 
-/// Temporaries of an AdamW step on a GPU, as multiples of the largest trained tensor: scaled and weighted gradient,
-/// denominator, scaled moment. On the CPU one pass over all numbers needs none.
+/// Temporaries of an AdamW step on a GPU, as multiples of the largest trained tensor: scaled and weighted
+/// gradient, denominator, scaled moment. On the CPU one pass over all numbers needs none.
 const OPTIMIZER_TEMPORARIES: u64 = 4;
 
-/// Bytes of one token of the step's batch on the host: ids, masks and per-token numbers in f64, twice over while
-/// batches are split.
+/// Bytes of one token of the step's batch on the host: ids, masks and per-token numbers in f64, twice over
+/// while batches are split.
 const BATCH_BYTES_PER_TOKEN: u64 = 2 * (4 + 1 + 6 * 8);
 
 /// The memory of one worker.
@@ -125,8 +128,8 @@ fn elements(tensor: &super::model_config::TensorShape) -> u64 {
     tensor.shape.iter().map(|size| *size as u64).product()
 }
 
-/// r (inputs + outputs) for each adapted projection. Targets given by a pattern, or other than by a module's last
-/// name, count as all: an upper bound.
+/// r (inputs + outputs) for each adapted projection. Targets given by a pattern, or other than by a module's
+/// last name, count as all: an upper bound.
 fn adapter(lora: &LoraSpec, model: &ModelConfig) -> Trained {
     let rank = u64::from(lora.rank);
     let is_named = |names: &[String], module: &str| {
@@ -227,7 +230,8 @@ fn term(name: &'static str, bytes: u64) -> MemoryTerm {
     MemoryTerm { name, bytes }
 }
 
-/// What of so many bytes takes memory for the whole run: all of it, or of what rests nothing where it lies in a file.
+/// What of so many bytes takes memory for the whole run: all of it, or of what rests nothing where it lies in
+/// a file.
 fn kept_bytes(spec: &ResolvedSpec, rests: bool, bytes: u64) -> u64 {
     if rests && !on_gpu(spec) { 0 } else { bytes }
 }

@@ -1,9 +1,9 @@
-//! A decoder's shape, as its Hugging Face `config.json` states it: the one reading that memory plan, trainer and
-//! export share.
+//! A decoder's shape, as its Hugging Face `config.json` states it: the one reading that memory plan, trainer
+//! and export share.
 //!
-//! Families differ in data here, never in code elsewhere: biases, norms on queries and keys, the norm's offset, the
-//! activation, windows and rope scaling are fields. What is not implemented is refused by name; nothing that would
-//! change a number is skipped. Never here: files, tensors, tokenizers.
+//! Families differ in data here, never in code elsewhere: biases, norms on queries and keys, the norm's
+//! offset, the activation, windows and rope scaling are fields. What is not implemented is refused by name;
+//! nothing that would change a number is skipped. Never here: files, tensors, tokenizers.
 
 mod fields;
 mod parse;
@@ -166,9 +166,9 @@ pub enum ModelConfigError {
 }
 
 impl ModelConfig {
-    /// Reads the content of a `config.json`, in the form of transformers 4 (`rope_theta`, `rope_scaling`) or 5
-    /// (`rope_parameters`). Fields that do not change the model's numbers are not looked at; `attention_dropout` is
-    /// one of them, because an update must see the policy that sampled.
+    /// Reads the content of a `config.json`, in the form of transformers 4 (`rope_theta`, `rope_scaling`) or
+    /// 5 (`rope_parameters`). Fields that do not change the model's numbers are not looked at;
+    /// `attention_dropout` is one of them, because an update must see the policy that sampled.
     ///
     /// # Errors
     /// [`ModelConfigError`], naming the field.
@@ -176,8 +176,8 @@ impl ModelConfig {
         parse::parse(document)
     }
 
-    /// The body of a sequence classifier (`...ForSequenceClassification`) by its `config.json`: as [`Self::from_json`], and
-    /// without a head for tokens of its own.
+    /// The body of a sequence classifier (`...ForSequenceClassification`) by its `config.json`: as
+    /// [`Self::from_json`], and without a head for tokens of its own.
     ///
     /// # Errors
     /// [`ModelConfigError`], naming the field.
@@ -185,8 +185,8 @@ impl ModelConfig {
         parse::classifier(document)
     }
 
-    /// The configuration of a model to be made, with the family's own biases, norms and activation; `vocab_size` and
-    /// the ending tokens come from its tokenizer.
+    /// The configuration of a model to be made, with the family's own biases, norms and activation;
+    /// `vocab_size` and the ending tokens come from its tokenizer.
     ///
     /// # Errors
     /// [`ModelConfigError`] when the sizes do not fit together; fields are named as in `config.json`.
@@ -198,8 +198,8 @@ impl ModelConfig {
         parse::from_architecture(spec, vocab_size, eos_token_ids)
     }
 
-    /// The `config.json` that transformers 4 and 5 both read as this model, with `dtype` (`float32`, `bfloat16`,
-    /// ...) as the stored type of the weights.
+    /// The `config.json` that transformers 4 and 5 both read as this model, with `dtype` (`float32`,
+    /// `bfloat16`, ...) as the stored type of the weights.
     pub fn to_json(&self, dtype: &str) -> serde_json::Value {
         write::to_json(self, dtype)
     }

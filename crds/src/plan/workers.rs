@@ -1,4 +1,5 @@
-//! Workers: how many, how their ranks are laid out, whether a model fits that, and what tells a process which rank it is.
+//! Workers: how many, how their ranks are laid out, whether a model fits that, and what tells a process which
+//! rank it is.
 
 use serde::Serialize;
 
@@ -9,8 +10,8 @@ use crate::spec::{Device, MeshSpec, WorkersSpec};
 /// The port of the rendezvous store on the first worker.
 pub const RENDEZVOUS_PORT: u16 = 29500;
 
-/// How ranks share the work: the product of the axes is the number of ranks. Rank `(r * dp_shard + d) * sp + s` has the
-/// places r, d and s along them, so that neighbours share tokens.
+/// How ranks share the work: the product of the axes is the number of ranks. Rank
+/// `(r * dp_shard + d) * sp + s` has the places r, d and s along them, so that neighbours share tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Mesh {
@@ -57,7 +58,8 @@ pub struct Misfit {
     pub expected: String,
 }
 
-/// Checks that the heads of a model, and where workers sample as one its layers, can be dealt out as the job's mesh asks.
+/// Checks that the heads of a model, and where workers sample as one its layers, can be dealt out as the
+/// job's mesh asks.
 ///
 /// # Errors
 /// [`Misfit`], with the degrees that fit.
@@ -86,13 +88,15 @@ pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfi
     Ok(())
 }
 
-/// Whether each of `sp` ranks can have as many query heads as the others, with the key heads that these look at.
+/// Whether each of `sp` ranks can have as many query heads as the others, with the key heads that these look
+/// at.
 pub(crate) fn deals_out_heads(sp: u32, (num_heads, num_kv_heads): (u64, u64)) -> bool {
     let sp = u64::from(sp);
     num_heads.is_multiple_of(sp) && (num_kv_heads.is_multiple_of(sp) || sp.is_multiple_of(num_kv_heads))
 }
 
-/// Whether each of `tp` ranks can have as wide a slice of every layer as the others: heads, and of the feed-forward block's width.
+/// Whether each of `tp` ranks can have as wide a slice of every layer as the others: heads, and of the
+/// feed-forward block's width.
 pub(crate) fn slices_layers(tp: u32, heads: (u64, u64), intermediate_size: u64) -> bool {
     deals_out_heads(tp, heads) && intermediate_size.is_multiple_of(tp.into())
 }

@@ -7,8 +7,8 @@ use crate::spec::{
     TaskSpec, TrainingSpec,
 };
 
-/// Tokens of the default micro-batch: enough rows to keep matrix products busy, and not so many that their activations
-/// outgrow the weights.
+/// Tokens of the default micro-batch: enough rows to keep matrix products busy, and not so many that their
+/// activations outgrow the weights.
 const MICRO_BATCH_TOKENS: std::ops::RangeInclusive<u32> = 1024..=4096;
 
 /// The training, every default filled in. See [`TrainingSpec`] for the fields' meaning.
@@ -48,8 +48,8 @@ pub enum TrainingLength {
 }
 
 impl TrainingLength {
-    /// Number of steps when one pass has `num_prompts` prompts; an incomplete last batch of a pass is left out,
-    /// but a data set smaller than one step still gives one step a pass.
+    /// Number of steps when one pass has `num_prompts` prompts; an incomplete last batch of a pass is left
+    /// out, but a data set smaller than one step still gives one step a pass.
     pub fn num_steps(self, num_prompts: u64, prompts_per_step: u32) -> u64 {
         match self {
             Self::Steps(steps) => steps,

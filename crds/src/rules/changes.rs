@@ -1,8 +1,10 @@
-//! What may not change in a job that exists. Only the API server sees a change, so these rules have no form in Rust.
+//! What may not change in a job that exists. Only the API server sees a change, so these rules have no form
+//! in Rust.
 //!
-//! The API server evaluates every rule at every write, those of the status too, and comparing whole sections is dear. All stand
-//! at the root, where they see whether the status is what is being written: then the specification stays as it is, and there is
-//! nothing to compare. Nobody gets around them by this: who writes the specification cannot change the status beside it.
+//! The API server evaluates every rule at every write, those of the status too, and comparing whole sections
+//! is dear. All stand at the root, where they see whether the status is what is being written: then the
+//! specification stays as it is, and there is nothing to compare. Nobody gets around them by this: who writes
+//! the specification cannot change the status beside it.
 
 use serde_json::Value;
 
@@ -27,7 +29,8 @@ impl ChangeRule {
     }
 }
 
-/// The API server fills both in where they are missing. Whether they are is not asked: that would cost as much again.
+/// The API server fills both in where they are missing. Whether they are is not asked: that would cost as
+/// much again.
 const STATUS_IS_WRITTEN: &str = "self.status.writes != oldSelf.status.writes";
 
 /// Fields of `spec.training` that a run may be continued with another value of.

@@ -36,7 +36,8 @@ macro_rules! divides_count {
     };
 }
 
-/// A degree of shared tokens deals out the heads of a new model; those of others are known where their files are.
+/// A degree of shared tokens deals out the heads of a new model; those of others are known where their files
+/// are.
 macro_rules! deals_out_heads {
     ($degree:literal, $given:expr) => {
         Rule {

@@ -17,7 +17,8 @@ fn holds_longest(spec: &RLTrainingJobSpec, tokens: Option<u32>, sp: u32) -> bool
     tokens.is_none_or(|tokens| u64::from(tokens) * u64::from(sp) >= longest(spec))
 }
 
-/// The least number of workers that share passes of a role: `own` of the actor, or the critic's, where it has its own.
+/// The least number of workers that share passes of a role: `own` of the actor, or the critic's, where it has
+/// its own.
 fn least_sp(spec: &RLTrainingJobSpec, own: u32) -> u32 {
     spec.workers.mesh.critic_sp.map_or(own, |critic| critic.min(own))
 }

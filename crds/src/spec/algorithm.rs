@@ -58,7 +58,8 @@ pub enum AlgorithmKind {
     /// GRPO without its length and difficulty bias (<https://arxiv.org/abs/2503.20783>).
     #[serde(rename = "DrGRPO")]
     DrGrpo,
-    /// Higher upper clip, dynamic sampling, token-level loss, overlong shaping (<https://arxiv.org/abs/2503.14476>).
+    /// Higher upper clip, dynamic sampling, token-level loss, overlong shaping
+    /// (<https://arxiv.org/abs/2503.14476>).
     #[serde(rename = "DAPO")]
     Dapo,
     /// REINFORCE with the mean of the other samples as the baseline (<https://arxiv.org/abs/2402.14740>).
@@ -141,7 +142,8 @@ pub enum AdvantageEstimator {
     OptimalTokenBaseline,
     /// Each reward function normalised within the group on its own, then summed and whitened.
     Gdpo,
-    /// Generalised advantage estimation against a critic, whitened over the batch (<https://arxiv.org/abs/1506.02438>).
+    /// Generalised advantage estimation against a critic, whitened over the batch
+    /// (<https://arxiv.org/abs/1506.02438>).
     Gae,
 }
 
@@ -159,8 +161,8 @@ pub struct AdvantageSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 1.0))]
     pub gamma: Option<f64>,
-    /// How far ahead rewards are awaited before the critic is believed (`Gae` only): 0 for one token, 1 for the end;
-    /// by default 1.
+    /// How far ahead rewards are awaited before the critic is believed (`Gae` only): 0 for one token, 1 for
+    /// the end; by default 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 1.0))]
     pub lambda: Option<f64>,

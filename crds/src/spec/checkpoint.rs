@@ -13,15 +13,16 @@ pub struct CheckpointSpec {
     /// Complete checkpoints to keep; older ones are deleted.
     #[schemars(range(min = 1, max = 1000000))]
     pub keep: u32,
-    /// A checkpoint folder of another run to start from. A run that has checkpoints itself goes on from its newest
-    /// complete one.
+    /// A checkpoint folder of another run to start from. A run that has checkpoints itself goes on from its
+    /// newest complete one.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 4096))]
     pub resume_from: Option<String>,
-    /// Where complete checkpoints are copied to, beside the training: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`,
-    /// `az://CONTAINER/PREFIX` or `file:///FOLDER`. The prefix belongs to this run alone; as many copies stay as `keep`
-    /// says. A run goes on from the newest copy where its folder has nothing newer. Credentials, region and endpoint
-    /// come from the environment of the workers, in the stores' own names (`AWS_`, `GOOGLE_`, `AZURE_`).
+    /// Where complete checkpoints are copied to, beside the training: `s3://BUCKET/PREFIX`,
+    /// `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX` or `file:///FOLDER`. The prefix belongs to this run
+    /// alone; as many copies stay as `keep` says. A run goes on from the newest copy where its folder has
+    /// nothing newer. Credentials, region and endpoint come from the environment of the workers, in the
+    /// stores' own names (`AWS_`, `GOOGLE_`, `AZURE_`).
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024))]
     pub uri: Option<String>,

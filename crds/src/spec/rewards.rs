@@ -57,7 +57,8 @@ pub enum RewardErrorPolicy {
 pub enum RewardKind {
     /// 1 when the completion, trimmed, equals the ground truth.
     Exact,
-    /// Share of positions at which the completion has the ground truth's character: partial credit beside `Exact`.
+    /// Share of positions at which the completion has the ground truth's character: partial credit beside
+    /// `Exact`.
     MatchingCharacters,
     /// 1 when the number after the last `####` equals the ground truth (GSM8K, verl's strict form).
     Gsm8k,
@@ -112,9 +113,10 @@ pub struct RewardFunctionSpec {
     pub model: Option<RewardModelSpec>,
 }
 
-/// A sequence classifier with one label, as transformers and TRL save reward models (`LlamaForSequenceClassification` and
-/// its relatives): the number that it gives the last token of prompt and completion. It reads the policy's tokens, so its
-/// vocabulary must be the policy's. Every worker holds the whole of it beside the policy.
+/// A sequence classifier with one label, as transformers and TRL save reward models
+/// (`LlamaForSequenceClassification` and its relatives): the number that it gives the last token of prompt
+/// and completion. It reads the policy's tokens, so its vocabulary must be the policy's. Every worker holds
+/// the whole of it beside the policy.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RewardModelSpec {

@@ -1,5 +1,6 @@
-//! `spec.runPolicy`: when the job starts, stops, starts again and goes away. In a local run the deadline of the whole job
-//! acts, and with several workers the time for a stop and most retries; all else acts only on a cluster.
+//! `spec.runPolicy`: when the job starts, stops, starts again and goes away. In a local run the deadline of
+//! the whole job acts, and with several workers the time for a stop and most retries; all else acts only on a
+//! cluster.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -10,8 +11,8 @@ use serde::{Deserialize, Serialize};
 pub struct RunPolicySpec {
     /// Hold the job back: its workers save a checkpoint and stop, and start again when this is false.
     pub suspend: bool,
-    /// Seconds that the job may take, without those that it was suspended; then it is stopped with a checkpoint and
-    /// fails. By default no limit.
+    /// Seconds that the job may take, without those that it was suspended; then it is stopped with a
+    /// checkpoint and fails. By default no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 315360000))]
     pub active_deadline_seconds: Option<u64>,
@@ -19,7 +20,8 @@ pub struct RunPolicySpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 315360000))]
     pub startup_deadline_seconds: Option<u64>,
-    /// Seconds that running workers may go without finishing a step; then they are started again. By default no limit.
+    /// Seconds that running workers may go without finishing a step; then they are started again. By default
+    /// no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 315360000))]
     pub stall_deadline_seconds: Option<u64>,
@@ -34,12 +36,13 @@ pub struct RunPolicySpec {
     /// Seconds that a worker has for a checkpoint when it is stopped; then it is killed.
     #[schemars(range(min = 1, max = 86400))]
     pub termination_grace_period_seconds: u32,
-    /// How often workers are started again from the last complete checkpoint, by what ended them, without a new one in
-    /// between. Evicted workers and lost nodes count for nothing. A local run of several workers obeys `failure`, `crash`,
-    /// `io` and `checkpoint`; one of a single worker is one process, which nobody starts again.
+    /// How often workers are started again from the last complete checkpoint, by what ended them, without a
+    /// new one in between. Evicted workers and lost nodes count for nothing. A local run of several workers
+    /// obeys `failure`, `crash`, `io` and `checkpoint`; one of a single worker is one process, which nobody
+    /// starts again.
     pub retries: RetriesSpec,
-    /// Who works on the job, as a domain and a path; any value but `rltraining.dev/operator` makes this operator leave
-    /// the job alone.
+    /// Who works on the job, as a domain and a path; any value but `rltraining.dev/operator` makes this
+    /// operator leave the job alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     pub managed_by: Option<String>,

@@ -25,14 +25,15 @@ pub struct TrainingSpec {
     /// Passes over the samples of a step.
     #[schemars(range(min = 1, max = 1000))]
     pub epochs_per_batch: u32,
-    /// Most tokens of one forward and backward pass on one worker, never exceeded; `workers.mesh.sp` workers together hold so
-    /// many times more. A prompt counts once for all of its samples in the pass. By default what a whole group of the longest sequences takes, within 1024 and 4096, or twice
-    /// the longest sequence where that is more.
+    /// Most tokens of one forward and backward pass on one worker, never exceeded; `workers.mesh.sp` workers
+    /// together hold so many times more. A prompt counts once for all of its samples in the pass. By default
+    /// what a whole group of the longest sequences takes, within 1024 and 4096, or twice the longest sequence
+    /// where that is more.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 2, max = 16777216))]
     pub max_tokens_per_micro_batch: Option<u32>,
-    /// Most tokens of one forward pass without gradients, likewise, where `workers.mesh.logprobSp` workers share them; by
-    /// default twice `maxTokensPerMicroBatch`.
+    /// Most tokens of one forward pass without gradients, likewise, where `workers.mesh.logprobSp` workers
+    /// share them; by default twice `maxTokensPerMicroBatch`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 2, max = 16777216))]
     pub max_logprob_tokens: Option<u32>,
@@ -49,8 +50,8 @@ pub struct TrainingSpec {
     pub max_grad_norm: f64,
     /// Keep only the layers' inputs and compute the rest again in the backward pass.
     pub activation_checkpointing: bool,
-    /// What rests away from the device while it is not needed, of actor and critic alike: less memory, more time, the same
-    /// numbers.
+    /// What rests away from the device while it is not needed, of actor and critic alike: less memory, more
+    /// time, the same numbers.
     pub offload: OffloadSpec,
     /// Seed of everything random but the generated task.
     pub seed: u64,
@@ -89,17 +90,19 @@ impl Default for TrainingSpec {
     }
 }
 
-/// What rests away from the device while it is not needed: in pinned memory of a GPU's host, and where a CPU computes in files
-/// without a name in the run folder, which must lie on a disk and not in memory.
+/// What rests away from the device while it is not needed: in pinned memory of a GPU's host, and where a CPU
+/// computes in files without a name in the run folder, which must lie on a disk and not in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct OffloadSpec {
-    /// Weights, 4 bytes each, of a reference policy and reward models too. A layer is there while it computes, the next one on its
-    /// way.
+    /// Weights, 4 bytes each, of a reference policy and reward models too. A layer is there while it
+    /// computes, the next one on its way.
     pub parameters: bool,
-    /// Moments, 8 bytes for each trained weight: those of one tensor after the other are there for its update.
+    /// Moments, 8 bytes for each trained weight: those of one tensor after the other are there for its
+    /// update.
     pub optimizer: bool,
-    /// The layers' inputs between forward and backward pass; needs `activationCheckpointing`, without which layers keep more.
+    /// The layers' inputs between forward and backward pass; needs `activationCheckpointing`, without which
+    /// layers keep more.
     pub activations: bool,
 }
 
@@ -135,8 +138,8 @@ pub struct OptimizerSpec {
     /// Decay of the mean of gradients and of their squares.
     #[schemars(inner(range(min = 0.0, max = 0.999999)))]
     pub betas: [f64; 2],
-    /// Decoupled weight decay of matrices and adapters. Norms and biases are left alone, as by transformers' `Trainer` and with
-    /// it TRL; verl decays them too.
+    /// Decoupled weight decay of matrices and adapters. Norms and biases are left alone, as by transformers'
+    /// `Trainer` and with it TRL; verl decays them too.
     #[schemars(range(min = 0.0, max = 10.0))]
     pub weight_decay: f64,
 }

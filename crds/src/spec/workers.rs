@@ -1,5 +1,5 @@
-//! `spec.workers`: what the training runs on. Everything but the number of workers, their mesh, device, threads and
-//! timeout acts only on a cluster.
+//! `spec.workers`: what the training runs on. Everything but the number of workers, their mesh, device,
+//! threads and timeout acts only on a cluster.
 
 use std::collections::BTreeMap;
 
@@ -10,21 +10,21 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct WorkersSpec {
-    /// Workers, each a process with a rank of its own. They divide the work of every step among them, and the result is
-    /// that of one worker up to rounding.
+    /// Workers, each a process with a rank of its own. They divide the work of every step among them, and the
+    /// result is that of one worker up to rounding.
     #[schemars(range(min = 1, max = 1024))]
     pub count: u32,
     /// How workers share the model and the tokens.
     pub mesh: MeshSpec,
-    /// By what a step's samples are dealt out to the workers. The result is the same up to rounding; how long the last one
-    /// computes is not.
+    /// By what a step's samples are dealt out to the workers. The result is the same up to rounding; how long
+    /// the last one computes is not.
     pub balance: Balance,
-    /// Seconds that a worker waits for the others in one exchange before they count as lost. A worker that dies is
-    /// noticed at once; this is for one that hangs.
+    /// Seconds that a worker waits for the others in one exchange before they count as lost. A worker that
+    /// dies is noticed at once; this is for one that hangs.
     #[schemars(range(min = 1, max = 86400))]
     pub peer_timeout_seconds: u32,
-    /// The device of the tensors; workers exchange them by NCCL on GPUs and by Gloo on CPUs. On a cluster a worker has a GPU
-    /// with `Cuda` and none with the others.
+    /// The device of the tensors; workers exchange them by NCCL on GPUs and by Gloo on CPUs. On a cluster a
+    /// worker has a GPU with `Cuda` and none with the others.
     pub device: Device,
     /// CPU threads of one worker; by default its share of the machine's cores.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -59,7 +59,8 @@ pub struct WorkersSpec {
     /// How near to each other the workers are placed; by default anywhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub topology: Option<TopologySpec>,
-    /// Who may reach the workers, and whom they may reach, as far as the cluster's network enforces NetworkPolicies.
+    /// Who may reach the workers, and whom they may reach, as far as the cluster's network enforces
+    /// NetworkPolicies.
     pub network: NetworkAccess,
     /// Variables in the environment of every worker.
     #[schemars(length(max = 64))]
@@ -93,24 +94,24 @@ impl Default for WorkersSpec {
     }
 }
 
-/// How workers share the model and the tokens: `count / (dpShard * sp)` times `dpShard` times `sp` of them, the neighbours
-/// along the last.
+/// How workers share the model and the tokens: `count / (dpShard * sp)` times `dpShard` times `sp` of them,
+/// the neighbours along the last.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct MeshSpec {
-    /// Workers that hold one copy of the model together, a divisor of `count`: each reads and keeps a part of every layer's
-    /// weights, gradients and optimizer state, and a layer is whole only while it is computed with. So it is for actor,
-    /// reference and critic. With 1 each worker has a copy of its own.
+    /// Workers that hold one copy of the model together, a divisor of `count`: each reads and keeps a part of
+    /// every layer's weights, gradients and optimizer state, and a layer is whole only while it is computed
+    /// with. So it is for actor, reference and critic. With 1 each worker has a copy of its own.
     #[schemars(range(min = 1, max = 1024))]
     pub dp_shard: u32,
-    /// Workers that share the tokens of one micro-batch of an update (Ulysses sequence parallelism), so that a sequence may be longer than
-    /// one of them could hold; `dpShard * sp` divides `count`. Each computes a part of the tokens, and attention over all of them
-    /// for a part of the heads: `sp` divides the model's query heads, and divides or is a multiple of its key heads. With 1 each
-    /// worker has tokens of its own.
+    /// Workers that share the tokens of one micro-batch of an update (Ulysses sequence parallelism), so that
+    /// a sequence may be longer than one of them could hold; `dpShard * sp` divides `count`. Each computes a
+    /// part of the tokens, and attention over all of them for a part of the heads: `sp` divides the model's
+    /// query heads, and divides or is a multiple of its key heads. With 1 each worker has tokens of its own.
     #[schemars(range(min = 1, max = 1024))]
     pub sp: u32,
-    /// The same for log-probs of actor and reference, which keep nothing for a backward pass and so hold longer sequences:
-    /// a divisor of `count`; by default `sp`.
+    /// The same for log-probs of actor and reference, which keep nothing for a backward pass and so hold
+    /// longer sequences: a divisor of `count`; by default `sp`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1024))]
     pub logprob_sp: Option<u32>,
@@ -119,10 +120,11 @@ pub struct MeshSpec {
     #[schemars(range(min = 1, max = 1024))]
     pub critic_sp: Option<u32>,
     /// Workers that sample as one with one copy of the packed weights (tensor parallelism, verl's
-    /// `rollout.tensor_model_parallel_size`), a divisor of `count`: each has some of every layer's heads with their keys and values, a
-    /// part of its feed-forward block and of the head's rows, and all of them write the same completions; embeddings and norms are
-    /// whole on each. It divides the model's query heads and feed-forward width, and divides or is a multiple of its key heads.
-    /// With 1 each worker samples by itself.
+    /// `rollout.tensor_model_parallel_size`), a divisor of `count`: each has some of every layer's heads with
+    /// their keys and values, a part of its feed-forward block and of the head's rows, and all of them write
+    /// the same completions; embeddings and norms are whole on each. It divides the model's query heads and
+    /// feed-forward width, and divides or is a multiple of its key heads. With 1 each worker samples by
+    /// itself.
     #[schemars(range(min = 1, max = 1024))]
     pub rollout_tp: u32,
 }
@@ -148,13 +150,15 @@ impl MeshSpec {
 /// By what a step's samples are dealt out to workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Balance {
-    /// Even work, as the lengths of the sequences let it be estimated, by the differencing method of Karmarkar and Karp.
+    /// Even work, as the lengths of the sequences let it be estimated, by the differencing method of
+    /// Karmarkar and Karp.
     #[default]
     Work,
-    /// Even work among shares of as many groups each (verl's `balance_batch`), so that all workers hold as many.
+    /// Even work among shares of as many groups each (verl's `balance_batch`), so that all workers hold as
+    /// many.
     Count,
-    /// As many neighbours each, whatever their lengths (verl without `balance_batch`): where a sample goes then follows from its
-    /// place in the batch alone.
+    /// As many neighbours each, whatever their lengths (verl without `balance_batch`): where a sample goes
+    /// then follows from its place in the batch alone.
     Order,
 }
 
@@ -238,8 +242,8 @@ pub enum TaintEffect {
     NoExecute,
 }
 
-/// How near to each other the workers are placed: one of both fields. A domain is all nodes with the same value of a label,
-/// such as `topology.kubernetes.io/zone`.
+/// How near to each other the workers are placed: one of both fields. A domain is all nodes with the same
+/// value of a label, such as `topology.kubernetes.io/zone`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct TopologySpec {
@@ -256,11 +260,12 @@ pub struct TopologySpec {
 /// Who may reach the workers, and whom they may reach.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum NetworkAccess {
-    /// Workers reach everything. They are reached by each other, and by everybody at the port of `tracking.prometheus`.
+    /// Workers reach everything. They are reached by each other, and by everybody at the port of
+    /// `tracking.prometheus`.
     #[default]
     Guarded,
-    /// As `Guarded`, but workers reach only each other, name servers and the operator: no hub, no remote reward, no
-    /// object store.
+    /// As `Guarded`, but workers reach only each other, name servers and the operator: no hub, no remote
+    /// reward, no object store.
     Isolated,
     /// No NetworkPolicy is made.
     Open,
@@ -294,13 +299,13 @@ pub struct SecretKeySpec {
     pub key: String,
 }
 
-/// The volume in which run folders lie: a claim that exists, or one that is made for the job. It is mounted at
-/// `/storage`, and the run folder is `/storage/runs/<job>`.
+/// The volume in which run folders lie: a claim that exists, or one that is made for the job. It is mounted
+/// at `/storage`, and the run folder is `/storage/runs/<job>`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct StorageSpec {
-    /// A claim that exists; models and data in it can be named by their path below `/storage`, or by one that begins there,
-    /// such as `runs/sft/export`.
+    /// A claim that exists; models and data in it can be named by their path below `/storage`, or by one that
+    /// begins there, such as `runs/sft/export`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub claim_name: Option<String>,

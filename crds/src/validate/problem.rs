@@ -9,7 +9,8 @@ use serde_json::Value;
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Problem {
-    /// The field, such as `spec.rollout.topP` or `spec.rewards.functions[1].pattern`; empty for the whole text.
+    /// The field, such as `spec.rollout.topP` or `spec.rewards.functions[1].pattern`; empty for the whole
+    /// text.
     pub path: String,
     /// What is wrong.
     pub message: String,

@@ -1,8 +1,8 @@
 //! What can be said about single fields: a value beside the schema that the API server enforces.
 //!
-//! The schema is the one of `manifests/rltrainingjobs.yaml`, so a field's type, bounds and choices are written once,
-//! at its type. Besides problems, checking gives a repaired value in which whatever is wrong is left out or replaced,
-//! so that rules between the other fields can still be tried.
+//! The schema is the one of `manifests/rltrainingjobs.yaml`, so a field's type, bounds and choices are
+//! written once, at its type. Besides problems, checking gives a repaired value in which whatever is wrong is
+//! left out or replaced, so that rules between the other fields can still be tried.
 
 use std::sync::LazyLock;
 

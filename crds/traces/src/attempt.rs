@@ -1,4 +1,5 @@
-//! The trace of an attempt: a function of the job and the attempt, so that whoever takes over goes on with the same one.
+//! The trace of an attempt: a function of the job and the attempt, so that whoever takes over goes on with
+//! the same one.
 
 use std::sync::LazyLock;
 use std::time::SystemTime;
@@ -58,7 +59,8 @@ impl AttemptTrace {
         let _ = span.set_parent(Context::new().with_remote_span_context(self.0.clone()));
     }
 
-    /// Sends the attempt's own span, of which all others are parts: from `start` until now, with the `error` that ended it.
+    /// Sends the attempt's own span, of which all others are parts: from `start` until now, with the `error`
+    /// that ended it.
     pub fn end(
         &self,
         start: SystemTime,
@@ -81,7 +83,8 @@ fn is_sampled(trace: TraceId) -> bool {
     sampled.decision == SamplingDecision::RecordAndSample
 }
 
-/// Makes `span`, which has not been entered yet, a part of what this process's `TRACEPARENT` names, if it names anything.
+/// Makes `span`, which has not been entered yet, a part of what this process's `TRACEPARENT` names, if it
+/// names anything.
 pub fn follow_environment(span: &Span) {
     let parent = std::env::var(TRACEPARENT).ok().and_then(|text| parse(&text));
     if let Some(parent) = parent {

@@ -1,5 +1,5 @@
-//! How spans leave the process: in batches, on a thread of their own, from a queue that is bounded. A collector that is slow,
-//! silent or gone costs spans, which is said once, and nothing else.
+//! How spans leave the process: in batches, on a thread of their own, from a queue that is bounded. A
+//! collector that is slow, silent or gone costs spans, which is said once, and nothing else.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -28,7 +28,8 @@ use crate::{SCOPE, TARGET};
 
 /// Time that the collector has for an answer, where the environment says nothing.
 const ANSWER: Duration = Duration::from_secs(10);
-/// Time that the last spans have to leave when a process ends, unless the collector did not take those before them.
+/// Time that the last spans have to leave when a process ends, unless the collector did not take those before
+/// them.
 const LAST_SPANS: Duration = Duration::from_secs(2);
 
 /// Why spans can not leave.
@@ -44,9 +45,9 @@ enum TracesError {
     Thread,
 }
 
-/// Starts what listens to this process: `lines` of its log by `levels`, and spans as the environment says, under the name
-/// `service` where that gives none. Without a `service`, or where the environment asks for what is not spoken here, which is
-/// logged, spans go nowhere.
+/// Starts what listens to this process: `lines` of its log by `levels`, and spans as the environment says,
+/// under the name `service` where that gives none. Without a `service`, or where the environment asks for
+/// what is not spoken here, which is logged, spans go nowhere.
 pub fn start<L>(lines: L, levels: EnvFilter, service: Option<&'static str>) -> Option<Traces>
 where
     L: Layer<Registry> + Send + Sync + 'static,
@@ -72,8 +73,8 @@ pub struct Traces {
 }
 
 impl Traces {
-    /// Prepares it as the environment says, under the name `service` where that gives none; `None` where nobody is to get
-    /// spans.
+    /// Prepares it as the environment says, under the name `service` where that gives none; `None` where
+    /// nobody is to get spans.
     fn from_environment(service: &'static str) -> Result<Option<Self>, TracesError> {
         let variable = |name: &str| std::env::var(name).ok();
         let address = match Endpoint::read(variable) {
@@ -154,7 +155,8 @@ fn on_its_own_thread<T: Send + 'static>(
     Ok(made?)
 }
 
-/// What is logged: by `levels`, and neither spans that are followed nor what the exporter says about each of its failures.
+/// What is logged: by `levels`, and neither spans that are followed nor what the exporter says about each of
+/// its failures.
 fn logged<S>(levels: EnvFilter) -> impl Filter<S> + Send + Sync + 'static
 where
     S: Subscriber + for<'span> LookupSpan<'span>,

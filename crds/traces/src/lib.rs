@@ -4,8 +4,8 @@
 //! job uid + attempt --digest--> attempt --TRACEPARENT--> pods --> run --> step --> phase
 //!                                  \--> reconcile --> calls to the API server
 //! ```
-//! A process turns it on by the variables that OpenTelemetry knows. Off, a span is a branch that is not taken. What is followed
-//! is the business of those who do it; no clock, no job and no Kubernetes here.
+//! A process turns it on by the variables that OpenTelemetry knows. Off, a span is a branch that is not
+//! taken. What is followed is the business of those who do it; no clock, no job and no Kubernetes here.
 
 mod attempt;
 mod export;

@@ -1,7 +1,7 @@
 //! OpenTelemetry's variables, as far as they decide whether spans leave and where to.
 
-/// What a pod gets of the operator's own variables. Headers, which may hold a password, and what describes the operator
-/// itself stay here.
+/// What a pod gets of the operator's own variables. Headers, which may hold a password, and what describes
+/// the operator itself stay here.
 const FOR_PODS: [&str; 5] =
     [ENDPOINT, TRACES_ENDPOINT, PROTOCOL, "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG"];
 const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
@@ -40,7 +40,8 @@ impl Endpoint {
     }
 }
 
-/// The variables by which pods send their spans to where this process sends its own; none where it sends none.
+/// The variables by which pods send their spans to where this process sends its own; none where it sends
+/// none.
 pub fn for_pods(variable: impl Fn(&str) -> Option<String>) -> Vec<(String, String)> {
     if !matches!(Endpoint::read(&variable), Endpoint::Collector(_)) {
         return Vec::new();

@@ -1,7 +1,8 @@
 //! JobSet's controller beside the cluster, under its own roles and with its webhooks on.
 //!
-//! The API server calls webhooks by the address of their Service. Here that address is this machine's, so nothing about the
-//! webhooks has to be changed, and the controller makes its certificates itself. It expects to find them as a mounted Secret.
+//! The API server calls webhooks by the address of their Service. Here that address is this machine's, so
+//! nothing about the webhooks has to be changed, and the controller makes its certificates itself. It expects
+//! to find them as a mounted Secret.
 
 use std::collections::BTreeMap;
 use std::path::Path;

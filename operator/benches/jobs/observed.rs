@@ -80,8 +80,8 @@ impl Observed {
         times
     }
 
-    /// Milliseconds from the beginning to when each new pod runs: its first status after it was made. Pods whose names the API
-    /// server chose count from their first status that was written here.
+    /// Milliseconds from the beginning to when each new pod runs: its first status after it was made. Pods
+    /// whose names the API server chose count from their first status that was written here.
     pub(crate) fn running_times(&self) -> Vec<f64> {
         // On a busy machine a pod may run before whoever made it has the answer.
         let made: HashMap<&str, &str> = self

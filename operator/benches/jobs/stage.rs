@@ -127,7 +127,8 @@ impl Stage {
         Process::start(&mut command)
     }
 
-    /// The process whose costs are the contestant's own: where it has none, that of all of Kubernetes' own controllers.
+    /// The process whose costs are the contestant's own: where it has none, that of all of Kubernetes' own
+    /// controllers.
     pub(crate) fn own_process(&self) -> u32 {
         let of_kubernetes = || self.cluster.process_id("kube-controller-manager").unwrap();
         self.controllers.first().map_or_else(of_kubernetes, Process::id)

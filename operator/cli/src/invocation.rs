@@ -1,5 +1,5 @@
-//! How the program was called: as itself, as kubectl's plug-in, or by kubectl to complete a command line. The name of
-//! the file decides.
+//! How the program was called: as itself, as kubectl's plug-in, or by kubectl to complete a command line. The
+//! name of the file decides.
 
 use std::ffi::OsStr;
 use std::path::Path;

@@ -1,5 +1,6 @@
-//! `rlctl`: run, plan and validate RLTrainingJob manifests from a terminal, and see how jobs on a cluster are. No tensors
-//! here: training is `rlt-trainer`'s, rules and plans are `rlt-api`'s, what a cluster is given is `rlt-operator`'s.
+//! `rlctl`: run, plan and validate RLTrainingJob manifests from a terminal, and see how jobs on a cluster
+//! are. No tensors here: training is `rlt-trainer`'s, rules and plans are `rlt-api`'s, what a cluster is
+//! given is `rlt-operator`'s.
 
 mod args;
 mod cluster;

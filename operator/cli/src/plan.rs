@@ -62,7 +62,8 @@ fn write_objects(out: &mut impl io::Write, objects: &[Value]) -> anyhow::Result<
     Ok(())
 }
 
-/// The configuration that was named, else the manifest's own, else the one in the model's folder if it is here.
+/// The configuration that was named, else the manifest's own, else the one in the model's folder if it is
+/// here.
 fn model_config(job: &ValidatedJob, named: Option<&Path>) -> anyhow::Result<Option<ModelConfig>> {
     if let Some(named) = named {
         return read_config(named).map(Some);

@@ -1,7 +1,7 @@
 //! `rlctl run`: validates a manifest and becomes the trainer's launcher.
 //!
-//! rlctl replaces itself instead of starting a child: signals, terminal and exit code are the trainer's own, and
-//! there is nobody in between who could die first.
+//! rlctl replaces itself instead of starting a child: signals, terminal and exit code are the trainer's own,
+//! and there is nobody in between who could die first.
 
 use std::env;
 use std::fs::File;
@@ -34,8 +34,9 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     if args.overwrite {
         command.arg("--overwrite");
     }
-    // The OpenMP runtime reads this before the trainer's first line. By default its idle threads spin, which slows every
-    // operation tenfold as soon as another process, or a container's CPU limit, wants the same cores.
+    // The OpenMP runtime reads this before the trainer's first line. By default its idle threads spin, which
+    // slows every operation tenfold as soon as another process, or a container's CPU limit, wants the same
+    // cores.
     if env::var_os("GOMP_SPINCOUNT").is_none() && env::var_os("OMP_WAIT_POLICY").is_none() {
         command.env("GOMP_SPINCOUNT", "1000");
     }

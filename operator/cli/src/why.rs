@@ -1,5 +1,5 @@
-//! `rlctl why`: why a job waits, failed or goes on, and what to change. Facts are gathered here; what they mean is decided
-//! by pure functions.
+//! `rlctl why`: why a job waits, failed or goes on, and what to change. Facts are gathered here; what they
+//! mean is decided by pure functions.
 
 mod explanation;
 mod failed;

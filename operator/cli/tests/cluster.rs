@@ -1,4 +1,5 @@
-//! What people see of jobs on a real API server with a real operator. No pod runs here: its kubelet is played.
+//! What people see of jobs on a real API server with a real operator. No pod runs here: its kubelet is
+//! played.
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 
@@ -200,8 +201,8 @@ async fn the_plan_holds_every_object_that_the_operator_makes() {
     assert!(after.contains("= Pod planned-trainer-1: stays; it follows the attempt"), "{after}");
 }
 
-/// Without what is known on a cluster only (the job's UID), and without what this operator is told otherwise than by the
-/// chart: it serves no channel and pulls no image.
+/// Without what is known on a cluster only (the job's UID), and without what this operator is told otherwise
+/// than by the chart: it serves no channel and pulls no image.
 fn comparable(mut object: Value) -> Value {
     // The first of what the folder of the job holds is the ConfigMap; the other is a token for the channel.
     if let Some(sources) =

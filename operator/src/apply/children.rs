@@ -1,4 +1,5 @@
-//! A job's objects besides its pods: made where they are missing, changed where they were made from something else.
+//! A job's objects besides its pods: made where they are missing, changed where they were made from something
+//! else.
 
 use std::fmt::Debug;
 
@@ -32,8 +33,8 @@ impl<'a> Room<'a> {
         Self { client, index, blueprint, job, known: index.children(job.uid()) }
     }
 
-    /// What has to be there before pods are made: they are refused without their account, and must not find the manifest or a
-    /// worker of an earlier attempt.
+    /// What has to be there before pods are made: they are refused without their account, and must not find
+    /// the manifest or a worker of an earlier attempt.
     pub(super) async fn prepare(&self, first: Option<&Worker>) -> Result<(), ApplyError> {
         self.ensure(Child::ServiceAccount, None, || Some(build::service_account(self.blueprint))).await?;
         if self.known.contains_key(&Child::ConfigMap) {

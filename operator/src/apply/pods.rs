@@ -17,7 +17,8 @@ use crate::worker::Worker;
 
 /// Calls for one job under way at the same time.
 const MAX_PARALLEL: usize = 32;
-/// Pods that are asked for before the API server has taken one of them: so many calls a full quota costs at most.
+/// Pods that are asked for before the API server has taken one of them: so many calls a full quota costs at
+/// most.
 const FIRST_PODS: usize = 8;
 
 /// Deletes pods.
@@ -54,8 +55,8 @@ pub(super) async fn delete(
     stream::iter(calls).buffer_unordered(MAX_PARALLEL).try_collect::<()>().await
 }
 
-/// Asks the API server itself: a pod that is struck off although its process lives would let two workers of one rank run, and
-/// a watch may be behind.
+/// Asks the API server itself: a pod that is struck off although its process lives would let two workers of
+/// one rank run, and a watch may be behind.
 async fn is_lost(client: &Client, node: &str) -> Result<bool, ApplyError> {
     match Api::<Node>::all(client.clone()).get_opt(node).await {
         Ok(found) => Ok(found.is_none_or(|found| NodeState::read(&found) == NodeState::Lost)),
@@ -76,7 +77,8 @@ pub(super) struct Crew<'a> {
     pub(super) attempt: u32,
 }
 
-/// Makes the pods of these workers: a few, and when they are taken all others. Where a quota is full, a few calls tell.
+/// Makes the pods of these workers: a few, and when they are taken all others. Where a quota is full, a few
+/// calls tell.
 pub(super) async fn start(
     client: &Client,
     index: &Index,

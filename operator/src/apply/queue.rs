@@ -128,8 +128,8 @@ async fn withdraw(
     Ok(())
 }
 
-/// Gives the place back, so that whoever asked for it is let in. Fields of the queue's own are changed here, as its
-/// contract wants it, and therefore on the very version that was read.
+/// Gives the place back, so that whoever asked for it is let in. Fields of the queue's own are changed here,
+/// as its contract wants it, and therefore on the very version that was read.
 async fn release(api: &Api<DynamicObject>, index: &Index, workload: &Workload) -> Result<(), ApplyError> {
     let failed = |act| {
         let name = workload.name.clone();

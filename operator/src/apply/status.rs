@@ -19,10 +19,11 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 const COUNTS_INTERVAL: Duration = Duration::from_secs(5);
 /// Longest that such counts wait for more to happen, so that one write says all of it.
 const COUNTS_WAIT: Duration = Duration::from_secs(2);
-/// Longest that the first status waits for all workers to run, once their pods are made: one write then says both.
+/// Longest that the first status waits for all workers to run, once their pods are made: one write then says
+/// both.
 const FIRST_STATUS_WAIT: Duration = Duration::from_millis(500);
-/// So many jobs whose first status waits lengthen the wait of each by as much again: a status costs the API server what two pods
-/// do, and pods go first.
+/// So many jobs whose first status waits lengthen the wait of each by as much again: a status costs the API
+/// server what two pods do, and pods go first.
 const CROWD: u32 = 10;
 /// Longest that a first status waits in a crowd.
 const CROWD_WAIT: Duration = Duration::from_secs(10);
@@ -36,7 +37,8 @@ pub enum StatusWritten {
     NothingNew,
     /// Nothing but counts and progress is new; it is written after this time.
     Later(Duration),
-    /// It says no more than that a first attempt begins; unless more has happened by then, it is written after this time.
+    /// It says no more than that a first attempt begins; unless more has happened by then, it is written
+    /// after this time.
     Deferred(Duration),
 }
 
@@ -85,8 +87,8 @@ pub async fn write_status(
     Ok(StatusWritten::Yes)
 }
 
-/// Whether a job's first status says no more than that its workers are being started. Whoever finds pods without it knows
-/// that they are of the first attempt.
+/// Whether a job's first status says no more than that its workers are being started. Whoever finds pods
+/// without it knows that they are of the first attempt.
 fn only_begins(before: &Current, status: &RLTrainingJobStatus) -> bool {
     let is_first = before.deferred_since.is_some() || before.status.conditions.is_empty();
     let starts_workers = status.conditions.iter().any(|condition| {
@@ -101,8 +103,8 @@ fn first_wait(num_deferred: usize) -> Duration {
     FIRST_STATUS_WAIT.saturating_mul(crowd.saturating_add(1)).min(CROWD_WAIT)
 }
 
-/// Least time since the last write and since the change itself, where nothing is new but how far workers or training are: that
-/// changes all the time.
+/// Least time since the last write and since the change itself, where nothing is new but how far workers or
+/// training are: that changes all the time.
 fn pace(before: &RLTrainingJobStatus, after: &RLTrainingJobStatus) -> Option<(Duration, Duration)> {
     let (before, after) = (without_progress(before), without_progress(after));
     if before == after {

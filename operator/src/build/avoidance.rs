@@ -1,5 +1,5 @@
-//! Which nodes a worker would rather not be given: those on which the job has failed before. It is a wish, so that a job never
-//! waits for a node that is not there.
+//! Which nodes a worker would rather not be given: those on which the job has failed before. It is a wish, so
+//! that a job never waits for a node that is not there.
 
 use std::collections::BTreeMap;
 

@@ -9,7 +9,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::{Blueprint, claim_name};
 
-/// The claim of a job that asks for a new one. Unless it goes with the job, a job of the same name finds it again.
+/// The claim of a job that asks for a new one. Unless it goes with the job, a job of the same name finds it
+/// again.
 pub fn storage_claim(blueprint: &Blueprint<'_>) -> Option<PersistentVolumeClaim> {
     let storage = blueprint.prepared.job.spec().workers.storage.as_ref()?;
     let size = storage.size.clone()?;

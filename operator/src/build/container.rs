@@ -1,5 +1,5 @@
-//! The one container of a worker: the trainer, which knows its rank from its environment. What all workers are told alike is
-//! `environment`.
+//! The one container of a worker: the trainer, which knows its rank from its environment. What all workers
+//! are told alike is `environment`.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,8 @@ pub(super) fn trainer(
         // A job's own image follows Kubernetes' rule: `Always` for `latest`, else `IfNotPresent`.
         image_pull_policy: workers.image.is_none().then(|| settings.pull_policy.as_str().into()),
         command: Some(command(blueprint)),
-        // So that a relative path in the manifest means beside the run folders, as it does where `rlctl run` makes them.
+        // So that a relative path in the manifest means beside the run folders, as it does where `rlctl run`
+        // makes them.
         working_dir: Some(STORAGE_FOLDER.into()),
         env: Some(variables(blueprint, attempt, worker_idx)),
         resources: Some(resources(blueprint)),
@@ -41,8 +42,8 @@ pub(super) fn trainer(
     }
 }
 
-/// The trainer with the variables that all workers share, which are in a file: Kubernetes handles a pod's own again with every
-/// change of the pod.
+/// The trainer with the variables that all workers share, which are in a file: Kubernetes handles a pod's own
+/// again with every change of the pod.
 fn command(blueprint: &Blueprint<'_>) -> Vec<String> {
     let file = |key: &str| format!("{JOB_FOLDER}/{key}");
     let (variables, manifest) = (file(environment::KEY), file(MANIFEST_KEY));
@@ -82,7 +83,8 @@ fn own_variable(env: &EnvSpec) -> EnvVar {
     EnvVar { name: env.name.clone(), value, value_from: secret }
 }
 
-/// Memory and GPUs are limits, because nobody can lend them; CPU time above the request is there for whoever needs it.
+/// Memory and GPUs are limits, because nobody can lend them; CPU time above the request is there for whoever
+/// needs it.
 fn resources(blueprint: &Blueprint<'_>) -> ResourceRequirements {
     let resources = &blueprint.prepared.job.spec().workers.resources;
     let group = blueprint.prepared.plan.worker_groups.first();

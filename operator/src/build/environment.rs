@@ -1,5 +1,5 @@
-//! The variables that all workers of a job share, in a file of its ConfigMap. What differs between workers or attempts is the
-//! container's.
+//! The variables that all workers of a job share, in a file of its ConfigMap. What differs between workers or
+//! attempts is the container's.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! The ConfigMap that workers read: the manifest with every default written out, so that they see what was planned, and the
-//! variables that they share.
+//! The ConfigMap that workers read: the manifest with every default written out, so that they see what was
+//! planned, and the variables that they share.
 
 use std::collections::BTreeMap;
 

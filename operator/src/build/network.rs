@@ -11,9 +11,9 @@ use crate::worker::Worker;
 /// Name of the one port.
 const PORT_NAME: &str = "rendezvous";
 
-/// The headless Service behind the first worker's name. It selects nothing: the operator itself knows the one address that
-/// matters, and whoever follows selectors would write it twice and look at every pod of the namespace for it. `None` where
-/// there is only one worker.
+/// The headless Service behind the first worker's name. It selects nothing: the operator itself knows the one
+/// address that matters, and whoever follows selectors would write it twice and look at every pod of the
+/// namespace for it. `None` where there is only one worker.
 pub fn service(blueprint: &Blueprint<'_>) -> Option<Service> {
     gang(blueprint)?;
     let port =
@@ -29,8 +29,8 @@ pub fn service(blueprint: &Blueprint<'_>) -> Option<Service> {
     })
 }
 
-/// The address of the first worker under its name, or nobody's: the name of a gang never leads to a worker that is gone.
-/// `None` where there is only one worker.
+/// The address of the first worker under its name, or nobody's: the name of a gang never leads to a worker
+/// that is gone. `None` where there is only one worker.
 pub fn endpoint(blueprint: &Blueprint<'_>, first: Option<&Worker>) -> Option<EndpointSlice> {
     let group = gang(blueprint)?;
     let name = workers_name(blueprint.name());

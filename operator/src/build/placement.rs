@@ -58,7 +58,8 @@ pub struct PlacementConflict {
 }
 
 impl Placement {
-    /// The placement of an attempt in a gang, as far as one is known, and on the nodes that a queue has set aside.
+    /// The placement of an attempt in a gang, as far as one is known, and on the nodes that a queue has set
+    /// aside.
     pub fn new(
         blueprint: &Blueprint<'_>,
         attempt: u32,
@@ -72,8 +73,8 @@ impl Placement {
         if let Some((workload, flavors)) = admission {
             placement.admit(blueprint, workload, flavors);
         }
-        // Volcano and Kueue place workers side by side themselves. Kubernetes' PodGroup may have lost its constraint to a
-        // feature gate that is off, which nobody would be told.
+        // Volcano and Kueue place workers side by side themselves. Kubernetes' PodGroup may have lost its
+        // constraint to a feature gate that is off, which nobody would be told.
         if gang != Some(Gang::Volcano) && placement.gates.is_empty() {
             placement.affinity = affinity(blueprint, attempt);
         }

@@ -1,4 +1,5 @@
-//! The pod of one worker. Its name is a function of job and index, so that the API server itself refuses a second one.
+//! The pod of one worker. Its name is a function of job and index, so that the API server itself refuses a
+//! second one.
 
 use k8s_openapi::api::core::v1::{
     LocalObjectReference, Pod, PodSecurityContext, PodSpec, SeccompProfile, Toleration,

@@ -1,5 +1,5 @@
-//! The PodGroup of one attempt: its scheduler places all workers of it, or none. Each attempt has a group of its own, so
-//! that pods of an earlier one, which may still be leaving, do not count for it.
+//! The PodGroup of one attempt: its scheduler places all workers of it, or none. Each attempt has a group of
+//! its own, so that pods of an earlier one, which may still be leaving, do not count for it.
 
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use serde_json::{Value, json};
@@ -27,7 +27,8 @@ pub enum Gang {
     Coscheduling,
 }
 
-/// Whose PodGroup the workers of a job have: that of their scheduler, as far as the cluster serves it. One worker needs none.
+/// Whose PodGroup the workers of a job have: that of their scheduler, as far as the cluster serves it. One
+/// worker needs none.
 pub fn gang(blueprint: &Blueprint<'_>, served: Served) -> Option<Gang> {
     blueprint.prepared.plan.worker_groups.first().filter(|group| group.num_workers > 1)?;
     let native = served.native_groups.map(Gang::Native);

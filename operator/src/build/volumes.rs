@@ -73,7 +73,8 @@ fn scratch() -> Volume {
     Volume { name: "tmp".into(), empty_dir: Some(EmptyDirVolumeSource::default()), ..Volume::default() }
 }
 
-/// Where it is asked for, and where GPUs or several ranks may need more than the 64 MiB that a container has anyway.
+/// Where it is asked for, and where GPUs or several ranks may need more than the 64 MiB that a container has
+/// anyway.
 fn shared_memory(blueprint: &Blueprint<'_>) -> Option<Volume> {
     let size = blueprint.prepared.job.spec().workers.resources.shared_memory.clone();
     let group = blueprint.prepared.plan.worker_groups.first();

@@ -54,7 +54,8 @@ pub enum Importance {
 pub struct Call {
     /// What it does.
     pub verb: Verb,
-    /// To which resource, with its subresource: `pods`, `pods/status`; `none` for addresses that are no resource.
+    /// To which resource, with its subresource: `pods`, `pods/status`; `none` for addresses that are no
+    /// resource.
     pub resource: String,
 }
 

@@ -1,5 +1,5 @@
-//! The connection to the API server. All calls and watches share one over HTTP/2: many calls at once cost no handshake each, and
-//! a connection that is dead without saying so is found out while nothing is called.
+//! The connection to the API server. All calls and watches share one over HTTP/2: many calls at once cost no
+//! handshake each, and a connection that is dead without saying so is found out while nothing is called.
 
 use std::time::Duration;
 
@@ -13,7 +13,8 @@ use tower::{BoxError, ServiceBuilder};
 
 use super::ApiLayer;
 
-/// Silence after which the API server is asked whether it is there, and how long it has for the answer: as client-go does.
+/// Silence after which the API server is asked whether it is there, and how long it has for the answer: as
+/// client-go does.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(15));
 
 /// A client of the API server of `config`, with its credentials and with `layer` around every call.

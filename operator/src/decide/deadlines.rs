@@ -1,4 +1,5 @@
-//! What has a time limit while a job is active: its start, its steps, the job as a whole; and when to look again for their sake.
+//! What has a time limit while a job is active: its start, its steps, the job as a whole; and when to look
+//! again for their sake.
 
 use std::time::Duration;
 
@@ -62,7 +63,8 @@ fn stall_seconds_left(round: &Round<'_>) -> Option<u64> {
     let ran_at = round.time(round.status.attempt_running_time.as_deref())?;
     let report = round.facts.report.filter(|report| report.attempt == round.attempt());
     let reported = report.and_then(|report| report.progress.as_ref());
-    // An operator that has just started has heard of nobody; what was written down is of this attempt if it is younger.
+    // An operator that has just started has heard of nobody; what was written down is of this attempt if it
+    // is younger.
     let step_time = |step: Option<&rlt_api::status::Progress>| round.time(step?.step_time.as_deref());
     let written = step_time(round.status.progress.as_ref()).filter(|at| *at >= ran_at);
     let step_at = match reported {

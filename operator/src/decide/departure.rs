@@ -1,5 +1,5 @@
-//! Workers that leave, or have to: in good order, or by being struck off where their node is lost and nobody is left to stop
-//! them. A worker whose node is merely silent may live on, and keeps its place.
+//! Workers that leave, or have to: in good order, or by being struck off where their node is lost and nobody
+//! is left to stop them. A worker whose node is merely silent may live on, and keeps its place.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,8 @@ use super::{Deletion, Round, Situation, clock};
 use crate::nodes::NodeState;
 use crate::worker::Worker;
 
-/// What to delete of these workers: those that nobody has deleted yet, and those that leave a node that is lost.
+/// What to delete of these workers: those that nobody has deleted yet, and those that leave a node that is
+/// lost.
 pub(super) fn deletions<'w>(
     round: &Round<'_>,
     workers: impl Iterator<Item = &'w Worker>,

@@ -1,6 +1,7 @@
 //! What ended an attempt. The first worker that fails names the cause: the others die of its absence.
 //!
-//! A worker that somebody stops has its grace: all workers save a checkpoint then, and the attempt ends with them.
+//! A worker that somebody stops has its grace: all workers save a checkpoint then, and the attempt ends with
+//! them.
 
 use std::time::Duration;
 
@@ -153,8 +154,8 @@ pub(super) fn in_words(explanation: &Explanation) -> String {
     if message.is_empty() { reason.clone() } else { format!("{reason}: {message}") }
 }
 
-/// A worker of a gang that ran, and that somebody else deleted. While a gang starts, its place is filled again instead. It has
-/// its time where all others are there to save a checkpoint with it.
+/// A worker of a gang that ran, and that somebody else deleted. While a gang starts, its place is filled
+/// again instead. It has its time where all others are there to save a checkpoint with it.
 fn deleted(round: &Round<'_>, are_all_there: bool) -> Option<Verdict> {
     round.status.attempt_running_time.as_ref()?;
     let is_leaving = |worker: &&Worker| worker.is_deleting && worker.phase != WorkerPhase::Succeeded;

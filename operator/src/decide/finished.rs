@@ -1,4 +1,5 @@
-//! The end: reached once, never left. Afterwards only pods are cleaned up, and the job itself when its time is over.
+//! The end: reached once, never left. Afterwards only pods are cleaned up, and the job itself when its time
+//! is over.
 
 use std::time::Duration;
 

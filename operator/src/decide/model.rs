@@ -1,6 +1,6 @@
-//! Random lives of a job against an API server held in memory, with an operator that crashes between any two calls.
-//! Whatever happens: no two processes of one rank are ever alive, attempts only grow, the end is the end, nothing runs while the job is suspended, nothing is written
-//! when nothing is new, and every job ends.
+//! Random lives of a job against an API server held in memory, with an operator that crashes between any two
+//! calls. Whatever happens: no two processes of one rank are ever alive, attempts only grow, the end is the
+//! end, nothing runs while the job is suspended, nothing is written when nothing is new, and every job ends.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};

@@ -1,5 +1,5 @@
-//! Waiting for a queue, and what it is to be told. Being let in and sent away again is no failure: workers save a
-//! checkpoint, and go on from it once the queue has a place for them.
+//! Waiting for a queue, and what it is to be told. Being let in and sent away again is no failure: workers
+//! save a checkpoint, and go on from it once the queue has a place for them.
 
 use std::time::Duration;
 

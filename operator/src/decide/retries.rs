@@ -1,7 +1,7 @@
 //! What follows from the end of an attempt: another one, or the end of the job.
 //!
-//! Failures are counted by their cause, in the status, so that an operator that has just started knows them too. A failure after
-//! a new checkpoint is counted anew: the job has come further than ever, and may go on.
+//! Failures are counted by their cause, in the status, so that an operator that has just started knows them
+//! too. A failure after a new checkpoint is counted anew: the job has come further than ever, and may go on.
 
 use std::time::Duration;
 
@@ -38,8 +38,8 @@ pub(super) fn answer(mut round: Round<'_>, failure: Failure) -> Decision {
     }
 }
 
-/// Seconds for those that an attempt left behind; `None` for those of their own specification, where a worker was stopped and
-/// had the others save a checkpoint with it.
+/// Seconds for those that an attempt left behind; `None` for those of their own specification, where a worker
+/// was stopped and had the others save a checkpoint with it.
 pub(super) fn survivors_grace(status: &RLTrainingJobStatus) -> Option<u32> {
     let stopped = i32::from(ExitCode::Preempted.code());
     let exit_code = status.last_failure.as_ref().and_then(|failure| failure.exit_code);

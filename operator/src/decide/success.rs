@@ -1,4 +1,5 @@
-//! When a job has succeeded: the first worker alone writes results, and ends well only when all steps are done.
+//! When a job has succeeded: the first worker alone writes results, and ends well only when all steps are
+//! done.
 
 use std::time::Duration;
 

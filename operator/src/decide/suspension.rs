@@ -33,7 +33,8 @@ pub(super) fn begin(mut round: Round<'_>) -> Decision {
         None => {
             round.status.attempt = Some(1);
             round.status.start_time = Some(now);
-            // An operator before this one made them, and died before it wrote that down: they may have ended since.
+            // An operator before this one made them, and died before it wrote that down: they may have ended
+            // since.
             if round.census.everybody().next().is_some() {
                 return round.write_first(Situation::Starting);
             }

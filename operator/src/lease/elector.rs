@@ -181,7 +181,8 @@ impl Elector {
         Ok(())
     }
 
-    /// The Lease to renew next, after a renewal failed: as it is now, if that can be seen and it is still ours.
+    /// The Lease to renew next, after a renewal failed: as it is now, if that can be seen and it is still
+    /// ours.
     async fn still_held(&self, lease: Lease, problem: Option<&kube::Error>) -> Result<Lease, LeaseError> {
         if !matches!(problem, Some(kube::Error::Api(status)) if status.is_conflict() || status.is_not_found())
         {

@@ -1,4 +1,5 @@
-//! The channel's own authority and the certificate that it signs: made, kept as text, and renewed in time. No I/O.
+//! The channel's own authority and the certificate that it signs: made, kept as text, and renewed in time. No
+//! I/O.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -68,8 +69,8 @@ impl Certificates {
         self.server.renew_after
     }
 
-    /// Certificates for `names` that are good at the time `now`: `present` where they are, else new ones, by the same
-    /// authority as long as that is good.
+    /// Certificates for `names` that are good at the time `now`: `present` where they are, else new ones, by
+    /// the same authority as long as that is good.
     ///
     /// # Errors
     /// [`CertificateError`].

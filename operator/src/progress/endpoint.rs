@@ -1,5 +1,5 @@
-//! The leader's address in the EndpointSlice of the channel's Service, which has no selector: exactly one replica serves, and a
-//! change of leader is one write.
+//! The leader's address in the EndpointSlice of the channel's Service, which has no selector: exactly one
+//! replica serves, and a change of leader is one write.
 
 use std::net::IpAddr;
 
@@ -39,7 +39,8 @@ pub async fn announce(
     applied.map(drop).map_err(|source| EndpointError { namespace: namespace.into(), name, source })
 }
 
-/// Nobody else clears away a slice whose Service is gone. One that cannot be read is no reason to announce nothing.
+/// Nobody else clears away a slice whose Service is gone. One that cannot be read is no reason to announce
+/// nothing.
 async fn owner(client: &Client, namespace: &str, service: &str) -> Option<OwnerReference> {
     let found = Api::<Service>::namespaced(client.clone(), namespace).get_metadata(service).await;
     let uid =

@@ -1,4 +1,5 @@
-//! Which pod is it that speaks? The API server says so, for a token that is meant for the channel and bound to the pod.
+//! Which pod is it that speaks? The API server says so, for a token that is meant for the channel and bound
+//! to the pod.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -10,7 +11,8 @@ use kube::{Api, Client};
 use sha2::{Digest, Sha256};
 use tokio::sync::Semaphore;
 
-/// How long the API server's word for a token is taken. A token ends with its pod, and a pod that is gone is no worker.
+/// How long the API server's word for a token is taken. A token ends with its pod, and a pod that is gone is
+/// no worker.
 const VALID_FOR: Duration = Duration::from_secs(300);
 /// How long a token that was refused is refused without asking again.
 const REFUSED_FOR: Duration = Duration::from_secs(10);

@@ -1,8 +1,8 @@
 //! The newest report of every job, and the one that statuses are written from.
 //!
-//! A status may be written for many reasons. So that progress alone never causes more than one write in ten seconds, readers see
-//! a report only once it is released; whatever is newer stays hidden until then. Nothing is lost when the operator restarts:
-//! each rank's next report carries everything.
+//! A status may be written for many reasons. So that progress alone never causes more than one write in ten
+//! seconds, readers see a report only once it is released; whatever is newer stays hidden until then. Nothing
+//! is lost when the operator restarts: each rank's next report carries everything.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -117,8 +117,8 @@ impl Reports {
         })
     }
 
-    /// Takes a report whose source was found to be true. One that is older than what is known changes nothing. Must be called
-    /// within a tokio runtime.
+    /// Takes a report whose source was found to be true. One that is older than what is known changes
+    /// nothing. Must be called within a tokio runtime.
     pub fn take(&self, source: &Source, report: ReportRequest) {
         let now = Instant::now();
         let mut jobs = self.shared.lock();

@@ -1,4 +1,5 @@
-//! The Secret that all replicas share: read, made where it is missing, renewed where it is old. Whoever is first wins.
+//! The Secret that all replicas share: read, made where it is missing, renewed where it is old. Whoever is
+//! first wins.
 
 use std::collections::BTreeMap;
 

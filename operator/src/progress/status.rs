@@ -1,4 +1,5 @@
-//! From what ranks reported to what a status says: times as text, numbers that JSON can hold, shares instead of seconds.
+//! From what ranks reported to what a status says: times as text, numbers that JSON can hold, shares instead
+//! of seconds.
 
 use futures::stream::{self, BoxStream, StreamExt};
 use jiff::Timestamp;
@@ -47,7 +48,8 @@ fn read(report: &JobReport) -> Report {
     }
 }
 
-/// How far the training is; none before it is known how far it goes, or in the cold start, which counts other steps.
+/// How far the training is; none before it is known how far it goes, or in the cold start, which counts other
+/// steps.
 fn progress(reported: &channel::Progress) -> Option<Progress> {
     if reported.stage() != Stage::Training {
         return None;

@@ -1,4 +1,5 @@
-//! What whoever follows a job by traces sees of the operator: its looks, and the attempts that end. Nothing is decided here.
+//! What whoever follows a job by traces sees of the operator: its looks, and the attempts that end. Nothing
+//! is decided here.
 
 use std::time::SystemTime;
 
@@ -39,7 +40,8 @@ pub(super) fn note_error(span: &Span, error: &ApplyError) {
     span.record("otel.status_description", tracing::field::display(error));
 }
 
-/// Names the trace of an attempt that begins with the status `after`, where workers of this operator send traces.
+/// Names the trace of an attempt that begins with the status `after`, where workers of this operator send
+/// traces.
 pub(super) fn name_trace(
     job: &Job,
     sends_traces: bool,
@@ -52,7 +54,8 @@ pub(super) fn name_trace(
     }
 }
 
-/// Sends the span of an attempt that ended with the status `after`. An operator that dies before it does sends none.
+/// Sends the span of an attempt that ended with the status `after`. An operator that dies before it does
+/// sends none.
 pub(super) fn end_attempt(job: &Job, before: &RLTrainingJobStatus, after: &RLTrainingJobStatus) {
     let Some(ended) = Ended::between(before, after) else { return };
     let attributes = [

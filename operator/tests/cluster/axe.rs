@@ -1,5 +1,5 @@
-//! The end of an operator at a certain call: right before the API server hears of it, or right after it has done what it was
-//! asked. Lists and watches are not counted, for they change nothing.
+//! The end of an operator at a certain call: right before the API server hears of it, or right after it has
+//! done what it was asked. Lists and watches are not counted, for they change nothing.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -25,7 +25,8 @@ pub(crate) async fn client(stage: &Stage, faults: &Faults, axe: &Axe) -> Client 
     builder.with_layer(faults).with_layer(axe).build()
 }
 
-/// A client that speaks to the API server by way of a proxy, and takes a connection for dead that is silent for so long.
+/// A client that speaks to the API server by way of a proxy, and takes a connection for dead that is silent
+/// for so long.
 pub(crate) async fn client_through(stage: &Stage, proxy: &FaultProxy, silence: Duration) -> Client {
     let mut config = config(stage, Some(proxy.url())).await;
     config.read_timeout = Some(silence);

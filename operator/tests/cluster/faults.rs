@@ -1,5 +1,5 @@
-//! Everything that can go wrong between a job and its end. Each life below has two workers, a failure that passes, a pause and a
-//! good end; a witness judges it.
+//! Everything that can go wrong between a job and its end. Each life below has two workers, a failure that
+//! passes, a pause and a good end; a witness judges it.
 
 mod answers;
 mod crashes;

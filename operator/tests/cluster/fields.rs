@@ -1,4 +1,5 @@
-//! Every field of a specification with values that it can not have, before the API server and before `rlctl validate`.
+//! Every field of a specification with values that it can not have, before the API server and before
+//! `rlctl validate`.
 
 use http::Request;
 use serde_json::{Value, json};
@@ -73,7 +74,8 @@ fn put(document: &mut Value, place: &[String], value: Value) {
     }
 }
 
-/// What the API server says to `manifest`, as `kubectl` would ask it, without keeping anything; nothing where it agrees.
+/// What the API server says to `manifest`, as `kubectl` would ask it, without keeping anything; nothing where
+/// it agrees.
 async fn refusal(stage: &Stage, manifest: &Value) -> Option<String> {
     let jobs = format!("/apis/rltraining.dev/v1alpha1/namespaces/{}/rltrainingjobs", stage.namespace);
     let request = Request::post(format!("{jobs}?dryRun=All&fieldValidation=Strict"))

@@ -1,4 +1,5 @@
-//! The stage of a test: one cluster for all, a namespace and an operator for each, and hands that play the kubelet.
+//! The stage of a test: one cluster for all, a namespace and an operator for each, and hands that play the
+//! kubelet.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};

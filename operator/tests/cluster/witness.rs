@@ -1,6 +1,6 @@
-//! Sees everything that happens to the jobs and pods of a namespace, in the API server's own order, and judges it in the end:
-//! whatever goes wrong in between, no rank has two pods, none is made while the job is suspended or has ended, attempts only
-//! grow, the end is the end, and every write says something new.
+//! Sees everything that happens to the jobs and pods of a namespace, in the API server's own order, and
+//! judges it in the end: whatever goes wrong in between, no rank has two pods, none is made while the job is
+//! suspended or has ended, attempts only grow, the end is the end, and every write says something new.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -104,8 +104,8 @@ impl Witness {
         statuses.filter(|status| *status != std::mem::replace(&mut last, status.clone())).count()
     }
 
-    /// Judges what happened, once all of it was seen. `has_rivals` where two operators worked at once: the slower one may make
-    /// a pod of the attempt before, which is then removed.
+    /// Judges what happened, once all of it was seen. `has_rivals` where two operators worked at once: the
+    /// slower one may make a pod of the attempt before, which is then removed.
     pub(crate) async fn judge(&self, stage: &Stage, has_rivals: bool) {
         let now = stage.jobs().list(&Default::default()).await.unwrap();
         let newest = now.iter().map(version).max().unwrap_or_default();

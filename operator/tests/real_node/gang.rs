@@ -1,5 +1,5 @@
-//! The sharded example as pods of a real node, through what a cluster does to pods: what they train is bit for bit what as
-//! many ranks of this machine train whom nobody disturbs.
+//! The sharded example as pods of a real node, through what a cluster does to pods: what they train is bit
+//! for bit what as many ranks of this machine train whom nobody disturbs.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -37,8 +37,9 @@ fn supervised() -> Value {
     example(include_str!("../../../examples/sft/job.yaml"), &shorter)
 }
 
-/// The sharded example with fewer prompts a step, and one thread for each rank wherever it is, so that sums have one order.
-/// It is longer than anybody waits for: how many steps it is in the end follows from what happened to it.
+/// The sharded example with fewer prompts a step, and one thread for each rank wherever it is, so that sums
+/// have one order. It is longer than anybody waits for: how many steps it is in the end follows from what
+/// happened to it.
 fn sharded() -> Value {
     let changes = json!({
         "training": { "steps": 10_000 },
@@ -53,7 +54,8 @@ fn on_two_ranks(num_steps: u64) -> Value {
     json!({ "workers": { "count": 2, "mesh": { "dpShard": 2, "sp": 1 } }, "training": { "steps": num_steps } })
 }
 
-/// A folder of this machine that is also a volume of the namespace, as one on the network would be for many machines.
+/// A folder of this machine that is also a volume of the namespace, as one on the network would be for many
+/// machines.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -95,7 +97,8 @@ impl Folder {
         assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
     }
 
-    /// The lines of a run's metrics without what no two runs have in common, and what is only measured at an end.
+    /// The lines of a run's metrics without what no two runs have in common, and what is only measured at an
+    /// end.
     fn steps(&self, output: &str) -> Vec<Value> {
         let text = fs::read_to_string(self.0.join(output).join("metrics.jsonl")).unwrap_or_default();
         let mut lines: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();

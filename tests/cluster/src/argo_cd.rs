@@ -1,5 +1,6 @@
-//! A real Argo CD as far as it syncs: its kinds, its application controller and its repository server, as processes beside
-//! the control plane. Applications come from git repositories on this machine's disk; nobody logs in.
+//! A real Argo CD as far as it syncs: its kinds, its application controller and its repository server, as
+//! processes beside the control plane. Applications come from git repositories on this machine's disk; nobody
+//! logs in.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,7 +18,8 @@ pub(crate) const NAMESPACE: &str = "argocd";
 const REDIS: &str = "127.0.0.1:6379";
 const REPOSITORIES: &str = "127.0.0.1:8081";
 
-/// Installs Argo CD's kinds with these settings in `argocd-cm`, besides those of its own manifests, and starts it.
+/// Installs Argo CD's kinds with these settings in `argocd-cm`, besides those of its own manifests, and
+/// starts it.
 pub(crate) fn start(
     cluster: &Cluster,
     place: &Place,

@@ -1,4 +1,5 @@
-//! The API server's own account of who called what: the honest way to count an operator's calls, and to time them.
+//! The API server's own account of who called what: the honest way to count an operator's calls, and to time
+//! them.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom};

@@ -87,7 +87,8 @@ pub enum ClusterError {
     },
 }
 
-/// A cluster that this process owns. It ends when it is dropped, and when the process ends, however that comes.
+/// A cluster that this process owns. It ends when it is dropped, and when the process ends, however that
+/// comes.
 #[derive(Debug)]
 pub struct Cluster {
     control_plane: ControlPlane,
@@ -103,8 +104,8 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts a cluster and returns when its API server is ready; blocks for a second or two, and on the very first
-    /// time for as long as Kubernetes takes to build.
+    /// Starts a cluster and returns when its API server is ready; blocks for a second or two, and on the very
+    /// first time for as long as Kubernetes takes to build.
     ///
     /// # Errors
     /// When a program does not build, start or get ready, or the network can not be made.
@@ -164,8 +165,8 @@ impl Cluster {
         Ok(place.start(&KWOK.built()?.join("kwok"), &flags)?)
     }
 
-    /// Loads an image into the real node from an OCI archive, under the name that the archive gives it. Pods that use
-    /// it set `imagePullPolicy: IfNotPresent` or `Never`.
+    /// Loads an image into the real node from an OCI archive, under the name that the archive gives it. Pods
+    /// that use it set `imagePullPolicy: IfNotPresent` or `Never`.
     ///
     /// # Errors
     /// When the cluster has no real node, or containerd refuses the archive.
@@ -195,7 +196,8 @@ impl Cluster {
         Ok(command)
     }
 
-    /// Makes a namespace that no other test has, named after `purpose`, and waits until pods can be made in it.
+    /// Makes a namespace that no other test has, named after `purpose`, and waits until pods can be made in
+    /// it.
     ///
     /// # Errors
     /// When the API server refuses it.
@@ -213,7 +215,8 @@ impl Cluster {
         Ok(name)
     }
 
-    /// Every call the API server answered so far, oldest first; none unless the options ask for the audit log.
+    /// Every call the API server answered so far, oldest first; none unless the options ask for the audit
+    /// log.
     ///
     /// # Errors
     /// When the log can not be read.
@@ -230,7 +233,8 @@ impl Cluster {
         CallLog::new(self.slot.folder().join("audit.log"))
     }
 
-    /// The id of a program's process, such as that of `kube-apiserver`; `None` when there is none of that name.
+    /// The id of a program's process, such as that of `kube-apiserver`; `None` when there is none of that
+    /// name.
     pub fn process_id(&self, program: &str) -> Option<u32> {
         let kwok = self.kwok.iter().find(|kwok| kwok.name() == program).map(Process::id);
         kwok.or_else(|| self.control_plane.process_id(program))
@@ -241,8 +245,8 @@ impl Cluster {
         self.slot.folder()
     }
 
-    /// Address at which the cluster's pods and API server (webhooks) reach a server of this process, if it listens on
-    /// all addresses or on this one.
+    /// Address at which the cluster's pods and API server (webhooks) reach a server of this process, if it
+    /// listens on all addresses or on this one.
     pub fn host_address(&self) -> Ipv4Addr {
         self.slot.host_address()
     }
@@ -291,7 +295,8 @@ fn write(path: &Path, text: &str) -> Result<(), ClusterError> {
     })
 }
 
-/// Runs a future to its end on a thread of its own, so that a test that has a runtime already may call it too.
+/// Runs a future to its end on a thread of its own, so that a test that has a runtime already may call it
+/// too.
 fn blocking<T: Send>(
     future: impl Future<Output = Result<T, ClusterError>> + Send,
 ) -> Result<T, ClusterError> {

@@ -12,7 +12,8 @@ use crate::options::Options;
 use crate::process::{Place, Process, ProcessError};
 use crate::slot::Slot;
 
-/// Longest that a program may take to come up; usually it is a second or two. Builds beside it take the processor.
+/// Longest that a program may take to come up; usually it is a second or two. Builds beside it take the
+/// processor.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// How often readiness is asked for.
 const POLL: Duration = Duration::from_millis(20);

@@ -1,4 +1,5 @@
-//! Nodes that exist in the API alone: the real scheduler binds pods to them, and kwok writes the status a kubelet would.
+//! Nodes that exist in the API alone: the real scheduler binds pods to them, and kwok writes the status a
+//! kubelet would.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,8 +18,9 @@ const MARK: &str = "fake.rltraining.dev/node";
 
 /// Nodes that exist in the API alone, all alike.
 ///
-/// A pod on them is `Running` after [`FakeNodes::start_after`] and gone [`FakeNodes::stop_after`] its deletion; it ends
-/// only where its annotations say so, which may be set while it runs. Durations are such as `250ms`.
+/// A pod on them is `Running` after [`FakeNodes::start_after`] and gone [`FakeNodes::stop_after`] its
+/// deletion; it ends only where its annotations say so, which may be set while it runs. Durations are such as
+/// `250ms`.
 ///
 /// | annotation of the pod | meaning |
 /// |---|---|

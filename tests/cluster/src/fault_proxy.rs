@@ -1,7 +1,8 @@
-//! A proxy on loopback in which calls meet [`Faults`]: for a program whose client nobody can put a layer into.
+//! A proxy on loopback in which calls meet [`Faults`]: for a program whose client nobody can put a layer
+//! into.
 //!
 //! ```text
-//! operator --http--> FaultProxy --https--> API server        the caller's own token passes through, so its own roles hold
+//! operator --http--> FaultProxy --https--> API server     the caller's own token passes, so its roles hold
 //! ```
 
 use std::io;

@@ -1,5 +1,5 @@
-//! Faults between a client and the API server, by a script: answers that say no, answers that are lost after the deed, requests
-//! that never arrive, silence.
+//! Faults between a client and the API server, by a script: answers that say no, answers that are lost after
+//! the deed, requests that never arrive, silence.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -50,8 +50,8 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// From now on the next `num_calls` calls of `method` whose path or query contains `path`, such as `watch=true`, meet
-    /// `fault`. Older rules come first.
+    /// From now on the next `num_calls` calls of `method` whose path or query contains `path`, such as
+    /// `watch=true`, meet `fault`. Older rules come first.
     pub fn inject(&self, method: &'static str, path: &str, num_calls: usize, fault: Fault) {
         let rule = Rule { method, path: path.to_owned(), num_left: num_calls, fault };
         self.rules.lock().unwrap_or_else(PoisonError::into_inner).push(rule);

@@ -1,4 +1,5 @@
-//! Who calls the API server, and how: tokens, and the file by which `kubectl`, `helm` and clients find the cluster.
+//! Who calls the API server, and how: tokens, and the file by which `kubectl`, `helm` and clients find the
+//! cluster.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -28,13 +29,15 @@ impl User {
     }
 }
 
-/// 32 hexadecimal digits that no other process knows: the standard library keys its hashers from the system's randomness.
+/// 32 hexadecimal digits that no other process knows: the standard library keys its hashers from the system's
+/// randomness.
 fn random_token() -> String {
     let word = || RandomState::new().build_hasher().finish();
     format!("{:016x}{:016x}", word(), word())
 }
 
-/// A kubeconfig with one context; JSON, which is YAML. `authority` is the certificate of the authority as PEM.
+/// A kubeconfig with one context; JSON, which is YAML. `authority` is the certificate of the authority as
+/// PEM.
 pub(crate) fn kubeconfig(server: &str, authority: &[u8], token: &str, namespace: &str) -> serde_json::Value {
     json!({
         "apiVersion": "v1",

@@ -1,5 +1,5 @@
-//! A real Kueue: its kinds, its webhooks and its controllers, as one process beside the control plane. It serves its
-//! webhooks by the certificate of the API server, which names the same address.
+//! A real Kueue: its kinds, its webhooks and its controllers, as one process beside the control plane. It
+//! serves its webhooks by the certificate of the API server, which names the same address.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -87,8 +87,8 @@ pub(crate) fn start(
     Ok(place.start(&with_etc(folder, &etc, &built)?, &flags)?)
 }
 
-/// A program that starts Kueue with its certificates under `/etc/kueue`, where it wants them whatever its configuration
-/// says, and where it alone sees them.
+/// A program that starts Kueue with its certificates under `/etc/kueue`, where it wants them whatever its
+/// configuration says, and where it alone sees them.
 fn with_etc(folder: &Path, etc: &Path, built: &Path) -> Result<PathBuf, KueueError> {
     let programs = folder.join("kueue-program");
     let program = programs.join("kueue");
@@ -164,7 +164,8 @@ impl Webhooks {
         crd
     }
 
-    /// Webhooks of Kueue's own kinds; those of others, such as pods, would wait for integrations that are off.
+    /// Webhooks of Kueue's own kinds; those of others, such as pods, would wait for integrations that are
+    /// off.
     fn in_configuration(&self, mut configuration: Value) -> Value {
         if let Some(all) = configuration.get_mut("webhooks").and_then(Value::as_array_mut) {
             all.retain(|webhook| webhook["rules"][0]["apiGroups"][0] == "kueue.x-k8s.io");

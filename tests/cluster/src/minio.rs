@@ -54,7 +54,8 @@ impl Minio {
     /// The one bucket that exists.
     pub const BUCKET: &str = "checkpoints";
 
-    /// Starts a store on a free port. `None` where there is no Go to build it by: then the test says so and returns.
+    /// Starts a store on a free port. `None` where there is no Go to build it by: then the test says so and
+    /// returns.
     ///
     /// # Errors
     /// When it does not build or does not serve.

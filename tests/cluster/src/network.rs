@@ -6,7 +6,8 @@
 //!                                                                        --- 198.19.N.0/24   services
 //! ```
 //!
-//! Both sides reach each other by these addresses and nothing else: the namespace has no way out of the machine.
+//! Both sides reach each other by these addresses and nothing else: the namespace has no way out of the
+//! machine.
 
 use std::io::{self, Write};
 use std::process::{Command, Stdio};

@@ -1,5 +1,5 @@
-//! The smallest image there can be, written by hand: one static binary, as an OCI archive. A node needs such an image
-//! for its pods' sandboxes before anything that builds images may be there.
+//! The smallest image there can be, written by hand: one static binary, as an OCI archive. A node needs such
+//! an image for its pods' sandboxes before anything that builds images may be there.
 
 use std::fs;
 use std::io;
@@ -9,8 +9,8 @@ use std::process::Command;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-/// Writes an OCI archive with the one file `binary`, which is what a container of it runs, under the name `reference`.
-/// `folder` is for work and is left behind.
+/// Writes an OCI archive with the one file `binary`, which is what a container of it runs, under the name
+/// `reference`. `folder` is for work and is left behind.
 pub(crate) fn write_archive(binary: &Path, reference: &str, folder: &Path, archive: &Path) -> io::Result<()> {
     let blobs = folder.join("blobs/sha256");
     fs::create_dir_all(&blobs)?;

@@ -6,7 +6,8 @@ use crate::fake_nodes::FakeNodes;
 use crate::node::TOOLS;
 use crate::requirements;
 
-/// What to start. [`Options::control_plane`] is the cheapest: etcd, API server, controller manager and scheduler.
+/// What to start. [`Options::control_plane`] is the cheapest: etcd, API server, controller manager and
+/// scheduler.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub(crate) has_scheduler: bool,
@@ -36,22 +37,24 @@ impl Options {
         }
     }
 
-    /// Adds nodes that exist in the API alone: for scale, for timing and for pods that end as a test wants them to.
+    /// Adds nodes that exist in the API alone: for scale, for timing and for pods that end as a test wants
+    /// them to.
     #[must_use]
     pub fn with_fake_nodes(mut self, nodes: FakeNodes) -> Self {
         self.fake_nodes = Some(nodes);
         self
     }
 
-    /// Adds a node whose pods are processes of this machine, with names and addresses of services; five to eight
-    /// seconds. Its images come from [`crate::Cluster::load_image`].
+    /// Adds a node whose pods are processes of this machine, with names and addresses of services; five to
+    /// eight seconds. Its images come from [`crate::Cluster::load_image`].
     #[must_use]
     pub fn with_real_node(mut self) -> Self {
         self.has_real_node = true;
         self
     }
 
-    /// Names a program of the system that the test itself calls: without it the test skips as without the cluster.
+    /// Names a program of the system that the test itself calls: without it the test skips as without the
+    /// cluster.
     #[must_use]
     pub fn with_tool(mut self, tool: &str) -> Self {
         self.tools.push(tool.to_owned());
@@ -86,7 +89,8 @@ impl Options {
         self
     }
 
-    /// Serves `PodGroup` and `Workload` of `scheduling.k8s.io/v1alpha2`, and schedules gangs whole or not at all.
+    /// Serves `PodGroup` and `Workload` of `scheduling.k8s.io/v1alpha2`, and schedules gangs whole or not at
+    /// all.
     #[must_use]
     pub fn with_gang_scheduling(self) -> Self {
         self.with_api("scheduling.k8s.io/v1alpha2")
@@ -94,15 +98,17 @@ impl Options {
             .with_feature_gate("GangScheduling")
     }
 
-    /// Adds Kueue, with its webhooks; three seconds, and on the very first time for as long as it takes to build.
+    /// Adds Kueue, with its webhooks; three seconds, and on the very first time for as long as it takes to
+    /// build.
     #[must_use]
     pub fn with_kueue(mut self) -> Self {
         self.has_kueue = true;
         self
     }
 
-    /// Adds Argo CD with these settings in `argocd-cm` besides those of its own manifests, as far as it syncs: Applications in
-    /// the namespace `argocd`, from git repositories on this machine's disk. At once, but on the very first time for as long as it takes to build.
+    /// Adds Argo CD with these settings in `argocd-cm` besides those of its own manifests, as far as it
+    /// syncs: Applications in the namespace `argocd`, from git repositories on this machine's disk. At once,
+    /// but on the very first time for as long as it takes to build.
     #[must_use]
     pub fn with_argo_cd(mut self, settings: BTreeMap<String, String>) -> Self {
         self.argo_cd = Some(settings);

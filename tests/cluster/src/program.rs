@@ -1,4 +1,5 @@
-//! The programs: Go modules in `programs/`, built once for each content of their `go.mod`, `go.sum` and sources.
+//! The programs: Go modules in `programs/`, built once for each content of their `go.mod`, `go.sum` and
+//! sources.
 //!
 //! Nothing is downloaded as a binary: whatever registry serves Go modules serves a whole Kubernetes.
 
@@ -133,7 +134,8 @@ impl Module {
 
     /// The folder that holds the built program under each of its names, built now if it was not yet.
     ///
-    /// Processes that ask at once wait for one build; a build that was cut off leaves nothing that is taken for whole.
+    /// Processes that ask at once wait for one build; a build that was cut off leaves nothing that is taken
+    /// for whole.
     pub(crate) fn built(&self) -> Result<PathBuf, ProgramError> {
         let cache = cache_folder()?;
         fs::create_dir_all(&cache).map_err(file_error("making", &cache))?;

@@ -27,8 +27,9 @@ pub(crate) fn missing(tools: &[&str]) -> Option<String> {
         .clone()
 }
 
-/// A program that says of each JSON document on its standard input what Flux's own library makes of that object: a line
-/// such as `Current: Resource is current`. `None` where there is no Go to build it by: then the test says so and returns.
+/// A program that says of each JSON document on its standard input what Flux's own library makes of that
+/// object: a line such as `Current: Resource is current`. `None` where there is no Go to build it by: then
+/// the test says so and returns.
 ///
 /// # Errors
 /// When it does not build.
@@ -43,7 +44,8 @@ pub fn kstatus() -> Result<Option<Command>, ProgramError> {
     Ok(Some(Command::new(KSTATUS.built()?.join("kstatus"))))
 }
 
-/// Says on the terminal that the running test is skipped, also when its output is captured, and notes it for the end.
+/// Says on the terminal that the running test is skipped, also when its output is captured, and notes it for
+/// the end.
 ///
 /// # Panics
 /// Under continuous integration, where a skipped test would pass for one that ran.

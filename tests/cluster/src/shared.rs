@@ -37,7 +37,8 @@ impl Shared {
     }
 }
 
-/// A cluster for one test alone, or `None` where the machine can not run one: then the test says so and returns.
+/// A cluster for one test alone, or `None` where the machine can not run one: then the test says so and
+/// returns.
 ///
 /// # Panics
 /// As [`Shared::get`].

@@ -168,8 +168,8 @@ fn sweep_now(index: u8) -> Result<(), SlotError> {
     swept.map(drop).map_err(|source| SlotError::Janitor { name: name(index), source })
 }
 
-/// Starts the shell that waits for its standard input to end. It holds the lock as its standard error stream: a lock
-/// lives as long as any process has the file open, so the slot is free only once it is swept.
+/// Starts the shell that waits for its standard input to end. It holds the lock as its standard error stream:
+/// a lock lives as long as any process has the file open, so the slot is free only once it is swept.
 fn start_janitor(index: u8, lock: &File) -> Result<Child, SlotError> {
     let failed = |source| SlotError::Janitor { name: name(index), source };
     let lock = lock.try_clone().map_err(failed)?;

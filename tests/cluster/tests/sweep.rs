@@ -1,4 +1,5 @@
-//! What becomes of a cluster whose owner is killed: the janitor ends it, and whoever comes next ends what is left.
+//! What becomes of a cluster whose owner is killed: the janitor ends it, and whoever comes next ends what is
+//! left.
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 

@@ -64,7 +64,8 @@ fn what_generate_says_of_its_completions_score_says_too() {
         let ended = numbers(&line["tokens"]).last() == Some(&END_OF_SEQUENCE);
         assert_eq!(reason, if ended { "stop" } else { "length" }, "{line}");
         assert!(ended || num_new == 6, "{line}");
-        // Behind the four special tokens, characters are numbered in the order in which the manifest names them.
+        // Behind the four special tokens, characters are numbered in the order in which the manifest names
+        // them.
         let characters = numbers(&line["tokens"]).into_iter().filter(|token| *token >= 4.0);
         let text: String = characters.map(|token| &"0123456789+="[token as usize - 4..][..1]).collect();
         assert_eq!(line["text"], text, "{line}");

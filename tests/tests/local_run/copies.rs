@@ -1,5 +1,6 @@
-//! Checkpoints are copied to an object store beside the training, and a run whose folder is lost goes on from there; a
-//! store that fails, hangs or is not there never stops a run that can go on, and never takes a checkpoint with it.
+//! Checkpoints are copied to an object store beside the training, and a run whose folder is lost goes on from
+//! there; a store that fails, hangs or is not there never stops a run that can go on, and never takes a
+//! checkpoint with it.
 
 use std::collections::BTreeSet;
 use std::fs;

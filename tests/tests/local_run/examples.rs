@@ -9,8 +9,8 @@ use serde_json::Value;
 use crate::job::{Ended, Place};
 use crate::memory;
 
-/// Runs the example `name` as `rlctl run` in the folder of `place`, in the memory that its plan says; mean reward on
-/// held-out problems before and after.
+/// Runs the example `name` as `rlctl run` in the folder of `place`, in the memory that its plan says; mean
+/// reward on held-out problems before and after.
 fn run(place: &Place, name: &str) -> (f64, f64) {
     let job = rlt_tests::workspace_root().join("examples").join(name).join("job.yaml");
     let estimate = memory::estimate(&job, &place.file(""));

@@ -13,7 +13,8 @@ use tempfile::TempDir;
 /// Longest that a test waits for something that takes a second.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The tiny job with `changes` to its `spec` laid over it: maps are merged, `null` removes, all else replaces.
+/// The tiny job with `changes` to its `spec` laid over it: maps are merged, `null` removes, all else
+/// replaces.
 pub(crate) fn tiny_with(changes: Value) -> Value {
     let mut manifest = tiny();
     merge(&mut manifest["spec"], changes);

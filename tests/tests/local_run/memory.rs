@@ -1,4 +1,5 @@
-//! The plan's estimate of memory beside the peak that the run itself reports; pages of program and libraries are in neither.
+//! The plan's estimate of memory beside the peak that the run itself reports; pages of program and libraries
+//! are in neither.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -38,8 +39,8 @@ pub(crate) fn assert_taken(name: &str, estimate: f64, folder: &Path) {
     );
 }
 
-/// A job whose tensors outweigh the process around them, and whose passes are full: every prompt has the longest
-/// length, and nothing ends a completion early.
+/// A job whose tensors outweigh the process around them, and whose passes are full: every prompt has the
+/// longest length, and nothing ends a completion early.
 pub(crate) fn large() -> Value {
     let mut manifest = tiny();
     merge(

@@ -1,4 +1,5 @@
-//! Copies of checkpoints in a real object store, which is slow, cut off in the middle of an upload, and killed.
+//! Copies of checkpoints in a real object store, which is slow, cut off in the middle of an upload, and
+//! killed.
 
 use std::collections::BTreeSet;
 use std::process::Child;

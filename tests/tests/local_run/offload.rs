@@ -1,5 +1,5 @@
-//! A job whose parameters, moments and layer inputs rest in files is the job in which they stay, bit for bit, in less memory; and a
-//! disk without room for them is told by its name.
+//! A job whose parameters, moments and layer inputs rest in files is the job in which they stay, bit for bit,
+//! in less memory; and a disk without room for them is told by its name.
 
 use std::io::Write as _;
 

@@ -1,5 +1,5 @@
-//! Ranks that end before their time are started again, and the run comes out as if nothing had happened; what cannot heal,
-//! or was asked for, is not tried again.
+//! Ranks that end before their time are started again, and the run comes out as if nothing had happened; what
+//! cannot heal, or was asked for, is not tried again.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -72,7 +72,8 @@ fn retries(retries: Value) -> Value {
     json!({ "runPolicy": { "retries": retries } })
 }
 
-/// Kills a random rank at a random moment `num_kills` times: while ranks start, in a step, or beside a checkpoint.
+/// Kills a random rank at a random moment `num_kills` times: while ranks start, in a step, or beside a
+/// checkpoint.
 fn survives(count: u32, num_kills: usize, dice: &mut Dice) {
     let mut changes = retries(json!({ "crash": 1000 }));
     let num_steps = 16 * num_kills as u64;

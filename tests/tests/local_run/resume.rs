@@ -57,7 +57,8 @@ fn interrupt(changes: &Value, name: &str, code: Option<i32>) {
     let manifest = with_steps(changes, 40);
     whole.train(&manifest).expect(0, &[]);
     let child = resumed.start(&manifest);
-    // A checkpoint is committed beside the next steps, and before the next one begins: that of step 2 before step 5.
+    // A checkpoint is committed beside the next steps, and before the next one begins: that of step 2 before
+    // step 5.
     resumed.wait_for_steps(5);
     assert_no_computing_thread_takes_signals(child.id());
     signal(&child, name);
@@ -68,7 +69,8 @@ fn interrupt(changes: &Value, name: &str, code: Option<i32>) {
     assert_same_run(&whole, &resumed);
 }
 
-/// A signal's frame on the stack of a thread that computes would lie where the code of products keeps its numbers.
+/// A signal's frame on the stack of a thread that computes would lie where the code of products keeps its
+/// numbers.
 fn assert_no_computing_thread_takes_signals(pid: u32) {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap().map(|thread| thread.unwrap().path());
     let mut taking = Vec::new();

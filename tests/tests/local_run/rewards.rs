@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 
 use crate::job::{Place, tiny_with};
 
-/// A schema that refers to itself twice at each of 40 depths: to judge any JSON document by it takes 2^40 steps.
+/// A schema that refers to itself twice at each of 40 depths: to judge any JSON document by it takes 2^40
+/// steps.
 fn endless_schema() -> Value {
     let twice = |depth: usize| json!({ "$ref": format!("#/$defs/depth{depth}") });
     let depths = (0..40).map(|depth| {

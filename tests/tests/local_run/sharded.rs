@@ -1,5 +1,5 @@
-//! Ranks that share one model, and the tokens of every sequence, train as one that has the whole, and leave checkpoints that
-//! any number of ranks goes on from.
+//! Ranks that share one model, and the tokens of every sequence, train as one that has the whole, and leave
+//! checkpoints that any number of ranks goes on from.
 
 use std::fs;
 use std::net::TcpListener;
@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 use crate::job::{Ended, Place, merge, on_files, small_model};
 use crate::ranks::{TOLERANCE, difference, on, train};
 
-/// `changes` with the model shared by `dp_shard` ranks, in sizes that these do not divide, and tokens by `sp`.
+/// `changes` with the model shared by `dp_shard` ranks, in sizes that these do not divide, and tokens by
+/// `sp`.
 fn shared_by((dp_shard, sp): (u32, u32), changes: &Value) -> Value {
     let mut shared = uneven(changes);
     merge(&mut shared, json!({ "workers": { "mesh": { "dpShard": dp_shard, "sp": sp } } }));
@@ -69,7 +70,8 @@ fn ranks_that_sample_as_one_train_as_one() {
     }
 }
 
-/// All roles at once, in six updates: a critic and a frozen reference, each in shards of its own, or an adapter on the actor's.
+/// All roles at once, in six updates: a critic and a frozen reference, each in shards of its own, or an
+/// adapter on the actor's.
 fn roles(kl: &str) -> Value {
     json!({
         "algorithm": { "kind": "PPO", "critic": { "learningRate": 0.01 }, "kl": { "placement": kl, "coefficient": 0.1 } },

@@ -1,4 +1,5 @@
-//! A run is followed by OpenTelemetry traces where its environment says so, and no collector delays or ends it.
+//! A run is followed by OpenTelemetry traces where its environment says so, and no collector delays or ends
+//! it.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -68,8 +69,8 @@ fn the_ranks_of_one_run_are_in_one_trace() {
     assert!(runs.iter().all(|run| run.parent == launch.id), "{runs:#?}");
 }
 
-/// The exporter's patience for one answer is ten seconds, its patience at the end two: a run that waited for the former would
-/// take longer than the latter and a quiet run together.
+/// The exporter's patience for one answer is ten seconds, its patience at the end two: a run that waited for
+/// the former would take longer than the latter and a quiet run together.
 #[test]
 fn a_collector_that_never_answers_costs_a_run_two_seconds_at_its_end_and_nothing_else() {
     let (quiet, silent) = (Place::new(), Place::new());

@@ -1,5 +1,5 @@
-//! How the benchmarks that peers take turns with measure and answer: one line of standard input, one JSON object.
-//! What is measured is each benchmark's own business.
+//! How the benchmarks that peers take turns with measure and answer: one line of standard input, one JSON
+//! object. What is measured is each benchmark's own business.
 
 use std::io::{BufRead, Write};
 use std::time::Instant;
@@ -12,8 +12,8 @@ pub(crate) fn has(name: &str) -> bool {
     std::env::args().skip(1).any(|argument| argument == name)
 }
 
-/// With `--serve` answers each line of standard input, which names one of `loads`; alone a warm-up and a measurement of
-/// each load that is named on the command line, or of all.
+/// With `--serve` answers each line of standard input, which names one of `loads`; alone a warm-up and a
+/// measurement of each load that is named on the command line, or of all.
 pub(crate) fn serve(
     loads: &[&str],
     mut answer: impl FnMut(&str) -> anyhow::Result<Value>,

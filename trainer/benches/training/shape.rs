@@ -1,5 +1,5 @@
-//! The 135M-parameter Llama that benchmarks of training share: its shape, how an actor of it computes, and the arithmetic
-//! that a job runs with.
+//! The 135M-parameter Llama that benchmarks of training share: its shape, how an actor of it computes, and
+//! the arithmetic that a job runs with.
 
 use rlt_api::plan::model_config::ModelConfig;
 use rlt_trainer::actor::ActorOptions;

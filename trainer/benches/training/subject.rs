@@ -9,8 +9,8 @@ use rlt_trainer::parallel::Ranks;
 use crate::measure::has;
 use crate::shape::{actor_options, config};
 
-/// Random weights, all of them trained, or with `--lora` an adapter of rank 16 on every linear layer. Activations are
-/// kept, or recomputed with `--checkpointing`.
+/// Random weights, all of them trained, or with `--lora` an adapter of rank 16 on every linear layer.
+/// Activations are kept, or recomputed with `--checkpointing`.
 pub(crate) fn actor() -> anyhow::Result<Actor> {
     let config = config()?;
     let options = LoadOptions { trainable: !has("--lora"), ..LoadOptions::default() };

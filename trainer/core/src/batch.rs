@@ -26,7 +26,8 @@ impl BatchSequence {
         [self.prompt.tokens.as_slice(), self.completion.as_slice()].concat()
     }
 
-    /// The completion without its last token: what the following tokens are predicted from, beside the prompt.
+    /// The completion without its last token: what the following tokens are predicted from, beside the
+    /// prompt.
     pub fn predicting_completion(&self) -> &[TokenId] {
         &self.completion[..self.completion.len().saturating_sub(1)]
     }
@@ -169,8 +170,9 @@ impl Batch {
         row_idxs.chunk_by(|left, right| self.groups[*left] == self.groups[*right])
     }
 
-    /// What a token budget is filled with: for each of [`Batch::group_runs`] the tokens of its prompt, and those that
-    /// each row adds. The last token of a completion is not among them, since nothing is predicted from it.
+    /// What a token budget is filled with: for each of [`Batch::group_runs`] the tokens of its prompt, and
+    /// those that each row adds. The last token of a completion is not among them, since nothing is predicted
+    /// from it.
     pub fn prompt_groups(&self, row_idxs: &[usize]) -> Vec<PromptGroup> {
         let group = |rows: &[usize]| PromptGroup {
             prompt_len: self.sequences[rows[0]].prompt.tokens.len(),

@@ -6,7 +6,7 @@
 //!                      ^                  |
 //!                      +----- preempt ----+          (out of blocks: recomputed later)
 //!
-//!   loop { schedule() -> Step; run its prefills, then its copies, then one decode of running(); advance(tokens) }
+//!   loop { schedule() -> Step; run its prefills, then its copies; one decode of running(); advance(tokens) }
 //! ```
 //! Four nouns, as in vLLM: [`Block`] and [`BlockPool`], [`Sequence`], [`Scheduler`]. A running sequence
 //! always has the keys and values of every token **but its last** in the cache; a decode writes the last

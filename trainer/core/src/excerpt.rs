@@ -1,5 +1,5 @@
-//! Some of a tensor's numbers, told by their place in it: what one of several ranks reads, draws or copies of a tensor that no
-//! rank needs whole. Where the numbers come from is not known here.
+//! Some of a tensor's numbers, told by their place in it: what one of several ranks reads, draws or copies of
+//! a tensor that no rank needs whole. Where the numbers come from is not known here.
 
 use std::ops::Range;
 
@@ -70,7 +70,8 @@ impl<'a> Excerpt<'a> {
         self.range.start - before..self.range.end - before
     }
 
-    /// It as boxes whose numbers, laid end to end, are its own: at most one on either side of whole rows, and so in each dim.
+    /// It as boxes whose numbers, laid end to end, are its own: at most one on either side of whole rows, and
+    /// so in each dim.
     pub fn regions(&self) -> Vec<Region> {
         regions(self.shape, self.range.clone())
     }

@@ -1,9 +1,11 @@
-//! What the samples of held-out prompts say about a policy: their mean, and what the best, the worst and the majority
-//! of several samples would earn, under the names of verl (`process_validation_metrics` in `ppo/metric_utils.py`).
+//! What the samples of held-out prompts say about a policy: their mean, and what the best, the worst and the
+//! majority of several samples would earn, under the names of verl (`process_validation_metrics` in
+//! `ppo/metric_utils.py`).
 //!
-//! Judged samples in, metrics out. Of a prompt's `N` samples, `n` are drawn with replacement, for `n` of 2, 4, 8 and so
-//! on up to `N`. verl estimates the best and the worst from 1000 draws; they have closed forms, which these draws
-//! approach, and the closed forms stand here. A majority has none and is drawn 1000 times, as in verl, from fixed seeds.
+//! Judged samples in, metrics out. Of a prompt's `N` samples, `n` are drawn with replacement, for `n` of 2,
+//! 4, 8 and so on up to `N`. verl estimates the best and the worst from 1000 draws; they have closed forms,
+//! which these draws approach, and the closed forms stand here. A majority has none and is drawn 1000 times,
+//! as in verl, from fixed seeds.
 
 use std::collections::BTreeMap;
 
@@ -20,8 +22,8 @@ type Moments = (f64, f64);
 /// Metrics of held-out prompts with `num_samples` samples each: `val-core/reward/mean`,
 /// `val-core/<source>/reward/..`, `val-aux/<source>/reward/..` and `val-aux/response_length/mean`.
 ///
-/// Samples whose reward can not be trusted count for nothing, prompts without any other neither. Majorities are there
-/// where a reward function finds answers to vote with.
+/// Samples whose reward can not be trusted count for nothing, prompts without any other neither. Majorities
+/// are there where a reward function finds answers to vote with.
 pub fn held_out_metrics(groups: &[RolloutGroup], num_samples: u32) -> Metrics {
     let mut by_source: BTreeMap<&str, Vec<Vec<&Reward>>> = BTreeMap::new();
     for group in groups {
@@ -100,8 +102,8 @@ fn worst(scores: &[f64], num_drawn: u32) -> Moments {
     last_in_order(&descending, num_drawn)
 }
 
-/// All draws fall among the first `i` of `N` with probability `(i / N)^n`; so the last of them is the `i`-th with the
-/// difference of two of these.
+/// All draws fall among the first `i` of `N` with probability `(i / N)^n`; so the last of them is the `i`-th
+/// with the difference of two of these.
 fn last_in_order(ordered: &[f64], num_drawn: u32) -> Moments {
     let among_first = |num: usize| (num as f64 / ordered.len() as f64).powf(f64::from(num_drawn));
     let weighted =
@@ -111,8 +113,8 @@ fn last_in_order(ordered: &[f64], num_drawn: u32) -> Moments {
     (mean, variance.sqrt())
 }
 
-/// Of the score that the most frequent answer of `num_drawn` drawn samples has; of equally frequent ones the first
-/// drawn counts, and of its samples the first drawn. Having no answer is one of the answers.
+/// Of the score that the most frequent answer of `num_drawn` drawn samples has; of equally frequent ones the
+/// first drawn counts, and of its samples the first drawn. Having no answer is one of the answers.
 fn majority(rewards: &[&Reward], num_drawn: u32) -> Moments {
     let first_alike =
         |reward: &&Reward| rewards.iter().position(|other| other.answer == reward.answer).unwrap_or(0);

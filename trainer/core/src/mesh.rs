@@ -1,4 +1,5 @@
-//! The mesh of ranks and the arithmetic of shards: who shares what with whom. Nothing here exchanges anything.
+//! The mesh of ranks and the arithmetic of shards: who shares what with whom. Nothing here exchanges
+//! anything.
 //!
 //! ```text
 //! rank = (replica * dp_shard + shard) * sp + part            8 ranks, dp_shard 2, sp 2:
@@ -8,9 +9,10 @@
 //!     replica 0        0       1        2       3
 //!     replica 1        4       5        6       7
 //! ```
-//! Neighbours, the ranks of one stream (0 and 1), compute parts of the same tokens; every other rank has tokens of its own.
-//! Ranks of one replica and part (0 and 2) hold a copy of the model together, each a shard of it; all ranks of one shard
-//! (0, 1, 4 and 5) hold the same numbers. The last axis lies innermost because its ranks exchange the most.
+//! Neighbours, the ranks of one stream (0 and 1), compute parts of the same tokens; every other rank has
+//! tokens of its own. Ranks of one replica and part (0 and 2) hold a copy of the model together, each a shard
+//! of it; all ranks of one shard (0, 1, 4 and 5) hold the same numbers. The last axis lies innermost because
+//! its ranks exchange the most.
 
 use std::ops::Range;
 
@@ -155,7 +157,8 @@ impl Shards {
         shard * self.shard_len()..(shard + 1) * self.shard_len()
     }
 
-    /// What of the elements `wanted` lies in a shard, by their places in the buffer; empty where nothing does.
+    /// What of the elements `wanted` lies in a shard, by their places in the buffer; empty where nothing
+    /// does.
     pub fn part_of(&self, wanted: &Range<usize>, shard: usize) -> Range<usize> {
         let own = self.range(shard);
         let start = wanted.start.clamp(own.start, own.end);

@@ -48,7 +48,8 @@ pub enum Balance {
     /// Even work.
     #[default]
     Work,
-    /// Even work among shares of as many items each; where their number does not allow it, some have one more.
+    /// Even work among shares of as many items each; where their number does not allow it, some have one
+    /// more.
     Count,
     /// As many neighbours each; where their number does not allow it, the first shares have one more.
     Order,
@@ -67,8 +68,8 @@ pub fn shares(workloads: &[u64], num_shares: usize, balance: Balance) -> Vec<Vec
     shares
 }
 
-/// Shares of equal size of the heaviest items, as many as their number allows; the lightest go one each to the shares of
-/// least work.
+/// Shares of equal size of the heaviest items, as many as their number allows; the lightest go one each to
+/// the shares of least work.
 fn of_equal_count(workloads: &[u64], num_shares: usize) -> Result<Vec<Vec<usize>>, PartitionError> {
     let mut by_work: Vec<usize> = (0..workloads.len()).collect();
     by_work.sort_by_key(|item| Reverse(workloads[*item]));

@@ -79,8 +79,8 @@ pub trait RewardFunction: Send + Sync {
         if self.compares_with_ground_truth() { check_comparable(ground_truth) } else { Ok(()) }
     }
 
-    /// What the completion answers, written so that equal answers are equal text: samples of a prompt vote with it.
-    /// `None` where the completion holds no answer, and always where the function looks for none.
+    /// What the completion answers, written so that equal answers are equal text: samples of a prompt vote
+    /// with it. `None` where the completion holds no answer, and always where the function looks for none.
     fn answer<'a>(&self, _completion: &'a str) -> Option<Cow<'a, str>> {
         None
     }

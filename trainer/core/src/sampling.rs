@@ -4,12 +4,12 @@
 //! ```text
 //! logits -> repetition penalty -> / temperature -> softmax -> top-k -> top-p -> min-p -> draw
 //! ```
-//! - repetition penalty `r`: the logit of every token of prompt and completion is divided by `r` when positive and
-//!   multiplied by it when negative (Keskar et al. 2019, CTRL);
+//! - repetition penalty `r`: the logit of every token of prompt and completion is divided by `r` when
+//!   positive and multiplied by it when negative (Keskar et al. 2019, CTRL);
 //! - temperature 0 takes the largest logit (the first of equal ones) and ignores top-k, top-p and min-p;
 //! - top-k keeps the `k` most probable tokens, and those tied with the last of them;
-//! - top-p keeps the fewest most probable tokens of what top-k left whose share of it reaches `p`: the token that
-//!   crosses the threshold is in; of equal ones the lower token id comes first;
+//! - top-p keeps the fewest most probable tokens of what top-k left whose share of it reaches `p`: the token
+//!   that crosses the threshold is in; of equal ones the lower token id comes first;
 //! - min-p keeps tokens at least `min_p` times as probable as the most probable one.
 //!
 //! The draw inverts the cumulative distribution **in the order of the vocabulary** at `u = draw(seed,

@@ -1,5 +1,5 @@
-//! Slices of a layer's products, and who samples what where several ranks multiply with one copy of the weights. Nothing here
-//! exchanges anything.
+//! Slices of a layer's products, and who samples what where several ranks multiply with one copy of the
+//! weights. Nothing here exchanges anything.
 //!
 //! ```text
 //! 4 ranks, 2 slices, 8 prompts
@@ -10,7 +10,8 @@
 //!     2          0        1, 3, 5, 7    1, 5
 //!     3          1        1, 3, 5, 7    3, 7
 //! ```
-//! Neighbours with one copy of the weights sample the very same completions, so that each judges a part of them alone.
+//! Neighbours with one copy of the weights sample the very same completions, so that each judges a part of
+//! them alone.
 
 use std::ops::Range;
 
@@ -27,7 +28,8 @@ impl Slice {
     /// All of a product.
     pub const WHOLE: Self = Self { place: 0, num_slices: 1 };
 
-    /// What the slice has of `len` heads, rows or columns. Where slices do not divide them the last ones are shorter, or empty.
+    /// What the slice has of `len` heads, rows or columns. Where slices do not divide them the last ones are
+    /// shorter, or empty.
     pub fn of(self, len: usize) -> Range<usize> {
         let longest = self.longest(len);
         (self.place * longest).min(len)..((self.place + 1) * longest).min(len)
@@ -38,8 +40,8 @@ impl Slice {
         len.div_ceil(self.num_slices)
     }
 
-    /// What the slice has of `len` key heads, which divide the slices or are divided by them: its own, or one that several
-    /// slices have, the one that the slice's query heads look at.
+    /// What the slice has of `len` key heads, which divide the slices or are divided by them: its own, or one
+    /// that several slices have, the one that the slice's query heads look at.
     pub fn of_key_heads(self, len: usize) -> Range<usize> {
         let start = self.place * len / self.num_slices;
         start..start + (len / self.num_slices).max(1)

@@ -75,7 +75,8 @@ pub struct Reward {
     pub value: f64,
     /// Each function's own unweighted value by its name.
     pub parts: BTreeMap<String, f64>,
-    /// What the completion answers, by the first function that found an answer; held-out samples vote with it.
+    /// What the completion answers, by the first function that found an answer; held-out samples vote with
+    /// it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<String>,
     /// Whether `value` can be trusted; a sample whose status is not `Ok` is masked out or counts as zero, by

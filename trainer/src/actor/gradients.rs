@@ -1,8 +1,8 @@
 //! Gradients that the backward pass does not make by autograd: those of the embedding and of the head.
 //!
-//! The head gets its gradient chunk by chunk and the embedding by scatter, both into the leaf's own gradient, so that no
-//! `[v, d]` tensor of zeros is made for every micro-batch. Between updates no gradient takes memory. Nothing here changes
-//! a parameter.
+//! The head gets its gradient chunk by chunk and the embedding by scatter, both into the leaf's own gradient,
+//! so that no `[v, d]` tensor of zeros is made for every micro-batch. Between updates no gradient takes
+//! memory. Nothing here changes a parameter.
 //!
 //! Legend of shapes: t tokens, d hidden size, v vocabulary.
 
@@ -54,8 +54,8 @@ impl OuterGradients {
         leaf.as_ref().map(gradient)
     }
 
-    /// Adds the gradient of embedded tokens, `[t, d]`, to the embedding's rows of those tokens, `[t]` i64. The row of
-    /// the padding token gets none, as in transformers.
+    /// Adds the gradient of embedded tokens, `[t, d]`, to the embedding's rows of those tokens, `[t]` i64.
+    /// The row of the padding token gets none, as in transformers.
     pub fn scatter_embedding(&self, decoder: &Decoder, tokens_t: &Tensor, grad_td: &Tensor) {
         let Some(mut embedding_vd) = self.embedding_vd.as_ref().map(gradient) else { return };
         no_grad(|| {

@@ -11,15 +11,15 @@
 //! ```text
 //! sharded      outer comes and stays for the pass
 //!   forward    layer comes, the next one sets out, layer computes, layer goes     (the last one stays)
-//!   backward   layer comes, the one before sets out, layer computes, its gradient goes to all ranks' shards, layer goes
+//!   backward   layer comes, the one before sets out, layer computes, its gradient goes to all, layer goes
 //! ```
 //! ```text
 //! at rest      inputs alone are kept, away from the device
 //!   forward    layer computes, its input goes
 //!   backward   input comes, the one before sets out, layer computes again, then back
 //! ```
-//! A rank that has nothing to compute passes by: its layers come and go all the same, for each coming is an exchange.
-//! Where ranks share a stream of tokens, a layer has exchanges of its own, see [`pass`].
+//! A rank that has nothing to compute passes by: its layers come and go all the same, for each coming is an
+//! exchange. Where ranks share a stream of tokens, a layer has exchanges of its own, see [`pass`].
 //!
 //! Legend of shapes: t tokens of the packed micro-batch, d hidden size.
 
@@ -47,8 +47,8 @@ pub(crate) struct Model<'a> {
 }
 
 impl Model<'_> {
-    /// As many passes as the rank with the most micro-batches makes: this rank's `own`, then `None`. Where no weights
-    /// come and go, nobody needs to wait for anybody.
+    /// As many passes as the rank with the most micro-batches makes: this rank's `own`, then `None`. Where no
+    /// weights come and go, nobody needs to wait for anybody.
     pub(crate) fn passes<T>(&self, ranks: &Ranks, own: Vec<T>) -> Result<Vec<Option<T>>, RankError> {
         let num_own = own.len();
         let num_passes = if self.shards.is_some() { ranks.max(num_own as i64)? as usize } else { num_own };
@@ -191,7 +191,8 @@ pub(crate) fn forward(
     let mut islands = Vec::with_capacity(model.decoder.layers().len());
     let place = keep.rest_in.map(|folder| RestingPlace::new(folder, model.decoder.device()));
     let mut place = place.transpose().map_err(RankError::Activations)?;
-    // The embedding of a model with frozen weights has no use for a gradient, and the first layer need not make it.
+    // The embedding of a model with frozen weights has no use for a gradient, and the first layer need not
+    // make it.
     let mut wants_input_gradient = keep.embedding_gradient;
     model.forward(true, |layer| {
         let input_td = hidden_td.detach().set_requires_grad(wants_input_gradient);
@@ -212,8 +213,9 @@ pub(crate) fn forward(
     Ok(Tape { islands, norm_input_td, normed_td })
 }
 
-/// Carries the gradient of the normed hidden states, `[t, d]`, back through all layers. The layers' parameters
-/// accumulate theirs; the gradient of the embedded tokens is returned where the embedding is trained.
+/// Carries the gradient of the normed hidden states, `[t, d]`, back through all layers. The layers'
+/// parameters accumulate theirs; the gradient of the embedded tokens is returned where the embedding is
+/// trained.
 pub(crate) fn backward_through(
     model: Model<'_>,
     tape: Tape,

@@ -1,16 +1,16 @@
 //! A micro-batch as tensors: packed sequences, and which positions predict which completion tokens.
 //!
 //! ```text
-//! rows of one group     prompt | completion 1 | completion 2 | ...   a completion continues the prompt's segment
+//! rows of one group     prompt | completion 1 | completion 2 | ...   each continues the prompt's segment
 //! a row by itself       prompt and completion
 //! ```
 //! The last token of a completion is left out: nothing is predicted from it.
 //!
-//! Where ranks share a stream, all of them lay the same one out and each keeps its part of the tokens. What is predicted
-//! from a token goes with it, also where the predicted token itself is the next rank's.
+//! Where ranks share a stream, all of them lay the same one out and each keeps its part of the tokens. What
+//! is predicted from a token goes with it, also where the predicted token itself is the next rank's.
 //!
-//! Legend of shapes: t tokens of the packed stream, or of this rank's part of it, c completion tokens that are predicted
-//! from them.
+//! Legend of shapes: t tokens of the packed stream, or of this rank's part of it, c completion tokens that
+//! are predicted from them.
 
 use std::ops::Range;
 
@@ -29,8 +29,8 @@ use crate::parallel::Ranks;
 pub struct MicroBatch {
     /// The stream.
     pub input: PackedInput,
-    /// Position among the t tokens whose hidden state predicts each completion token, i64 `[c]`: the one before it. The
-    /// last position of a shared prompt predicts the first token of every completion.
+    /// Position among the t tokens whose hidden state predicts each completion token, i64 `[c]`: the one
+    /// before it. The last position of a shared prompt predicts the first token of every completion.
     pub predictors_c: Tensor,
     /// The completion tokens, `c` of them, in the order of the rows.
     pub targets: Vec<i64>,
@@ -58,8 +58,8 @@ impl MicroBatch {
         Self::split(batch, &own, decoder, max_tokens, ranks.stream_part())
     }
 
-    /// The rows `row_idxs` of `batch` in micro-batches for `decoder`, of which this rank computes the `part` with at most
-    /// `max_tokens` tokens: a micro-batch has so many for each part.
+    /// The rows `row_idxs` of `batch` in micro-batches for `decoder`, of which this rank computes the `part`
+    /// with at most `max_tokens` tokens: a micro-batch has so many for each part.
     ///
     /// # Errors
     /// When a sequence alone is longer than a micro-batch may be.
@@ -111,7 +111,8 @@ impl MicroBatch {
         }
     }
 
-    /// One number for each completion token of all rows, from those of the c tokens; 0 for those of other ranks.
+    /// One number for each completion token of all rows, from those of the c tokens; 0 for those of other
+    /// ranks.
     pub fn spread(&self, per_token: &[f32]) -> Vec<f64> {
         let mut all = vec![0.0; self.rows.num_tokens()];
         for (place, number) in self.predicted.iter().zip(per_token) {
@@ -125,8 +126,8 @@ impl MicroBatch {
         self.predicted.iter().map(|place| per_token[*place]).collect()
     }
 
-    /// The stretches of `chunk`, a range of the c tokens, in which these follow each other in their rows: each by its
-    /// place in the chunk, and its place among the completion tokens of all rows.
+    /// The stretches of `chunk`, a range of the c tokens, in which these follow each other in their rows:
+    /// each by its place in the chunk, and its place among the completion tokens of all rows.
     pub fn stretches(&self, chunk: Range<usize>) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
         let mut start = 0;
         self.predicted[chunk].chunk_by(|one, next| one + 1 == *next).map(move |stretch| {

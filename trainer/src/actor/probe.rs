@@ -1,6 +1,6 @@
-//! A look before the first step whether sharing a stream really acts: what all of a stream's ranks make of a few tokens
-//! together is what each of them makes of all of these alone. An attention that saw no more than its own rank's tokens would
-//! train without a word, on another model.
+//! A look before the first step whether sharing a stream really acts: what all of a stream's ranks make of a
+//! few tokens together is what each of them makes of all of these alone. An attention that saw no more than
+//! its own rank's tokens would train without a word, on another model.
 
 use rlt_core::mesh::StreamPart;
 use rlt_core::packing::{PackedLayout, Segment};
@@ -15,8 +15,8 @@ use crate::parallel::{RankError, Ranks};
 /// Tokens of each rank, even: enough that sequences reach over the borders of parts.
 const TOKENS_PER_RANK: usize = 6;
 
-/// What rounding may make of a matrix product with fewer rows, relative to hidden states in fp32. An attention that misses
-/// tokens is off by a tenth and more.
+/// What rounding may make of a matrix product with fewer rows, relative to hidden states in fp32. An
+/// attention that misses tokens is off by a tenth and more.
 const FP32_TOLERANCE: f64 = 1e-3;
 
 /// The same for hidden states in bf16, which has 8 bits.
@@ -48,8 +48,8 @@ pub enum ProbeError {
     Ranks(#[from] RankError),
 }
 
-/// Fails on all ranks together unless `model` computes the same on a shared stream as on one of its own. Nothing is
-/// computed where no stream is shared.
+/// Fails on all ranks together unless `model` computes the same on a shared stream as on one of its own.
+/// Nothing is computed where no stream is shared.
 ///
 /// # Errors
 /// [`ProbeError`].

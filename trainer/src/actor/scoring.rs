@@ -1,5 +1,6 @@
-//! Numbers of completion tokens, without gradients: log-probs and entropies, squared probabilities, a critic's values. What
-//! is made of a hidden state is the caller's; how layers are scheduled is in [`islands`].
+//! Numbers of completion tokens, without gradients: log-probs and entropies, squared probabilities, a
+//! critic's values. What is made of a hidden state is the caller's; how layers are scheduled is in
+//! [`islands`].
 //!
 //! Legend of shapes: c completion tokens of a micro-batch, d hidden size, v vocabulary.
 
@@ -12,9 +13,9 @@ use crate::model::{Adapter, Decoder};
 use crate::parallel::Ranks;
 use crate::reference::FrozenPolicy;
 
-/// `N` numbers for each completion token of `batch`, on every rank: what `of_hidden` makes of the hidden states `[c, d]`
-/// that predict a micro-batch's tokens, one number a token. Micro-batches have at most `max_tokens` tokens for each rank
-/// of a stream.
+/// `N` numbers for each completion token of `batch`, on every rank: what `of_hidden` makes of the hidden
+/// states `[c, d]` that predict a micro-batch's tokens, one number a token. Micro-batches have at most
+/// `max_tokens` tokens for each rank of a stream.
 ///
 /// # Errors
 /// When a sequence alone is longer than a micro-batch may be, a kernel refuses its input, or a rank is lost.
@@ -61,8 +62,8 @@ fn of_micro_batch<const N: usize>(
 }
 
 impl Actor {
-    /// Scores every completion token of `batch` under the actor (`Adapter::On`) or the reference (`Adapter::Off`),
-    /// in micro-batches of at most `max_tokens` tokens for each rank of a stream.
+    /// Scores every completion token of `batch` under the actor (`Adapter::On`) or the reference
+    /// (`Adapter::Off`), in micro-batches of at most `max_tokens` tokens for each rank of a stream.
     ///
     /// # Errors
     /// When a sequence alone is longer than a micro-batch may be, or a rank is lost.
@@ -102,8 +103,8 @@ impl Actor {
         Ok(TokenScores { logprobs, entropies })
     }
 
-    /// Scores one micro-batch of [`Self::passes`] without gradients, all of its completion tokens on every rank of its
-    /// stream; nothing for none.
+    /// Scores one micro-batch of [`Self::passes`] without gradients, all of its completion tokens on every
+    /// rank of its stream; nothing for none.
     ///
     /// # Errors
     /// When a kernel refuses its input, or a rank is lost.

@@ -16,8 +16,8 @@ use super::{Checkpoint, CheckpointContent};
 /// Acts are small here so that every one of them, in the middle of a file too, gets its turn.
 const WRITE_BYTES: usize = 256;
 
-/// A file system that works until act number `fail_at`. That act is left half done and fails; afterwards it is
-/// either healthy again (a full disk that was cleaned) or dead (a killed process).
+/// A file system that works until act number `fail_at`. That act is left half done and fails; afterwards it
+/// is either healthy again (a full disk that was cleaned) or dead (a killed process).
 struct FailingStorage {
     disk: Arc<Mutex<Disk>>,
 }

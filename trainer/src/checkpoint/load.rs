@@ -1,5 +1,5 @@
-//! Opens one committed checkpoint: every byte is verified before any of it is used, by this process or by the one that chose
-//! it for all.
+//! Opens one committed checkpoint: every byte is verified before any of it is used, by this process or by the
+//! one that chose it for all.
 
 use std::fs::File;
 use std::io::Read;
@@ -39,11 +39,12 @@ impl Checkpoint {
         Self::with_state(folder, manifest)
     }
 
-    /// Opens the checkpoint in `folder` whose bytes another process has verified, by the digest of its manifest: of its
-    /// tensors no more is read than what is asked for.
+    /// Opens the checkpoint in `folder` whose bytes another process has verified, by the digest of its
+    /// manifest: of its tensors no more is read than what is asked for.
     ///
     /// # Errors
-    /// As [`Self::open`], of manifest and state alone; [`CheckpointError::Digest`] where the manifest is another one.
+    /// As [`Self::open`], of manifest and state alone; [`CheckpointError::Digest`] where the manifest is
+    /// another one.
     pub fn open_verified(folder: &Path, digest: &str) -> Result<Self, CheckpointError> {
         let manifest = read_manifest(folder)?;
         if manifest.sha256 != digest {
@@ -121,11 +122,12 @@ impl Checkpoint {
         self.read_into(name, entry, destination)
     }
 
-    /// Reads what `excerpt` asks for over `values`, `[len]`, recording no gradient. Beside them there is never more than a
-    /// chunk of the tensor.
+    /// Reads what `excerpt` asks for over `values`, `[len]`, recording no gradient. Beside them there is
+    /// never more than a chunk of the tensor.
     ///
     /// # Errors
-    /// No such tensor, another shape than the excerpt says or another dtype than the values have, or a failing read.
+    /// No such tensor, another shape than the excerpt says or another dtype than the values have, or a
+    /// failing read.
     pub fn fill(&self, excerpt: &Excerpt<'_>, values: &Tensor) -> Result<(), CheckpointError> {
         let name = excerpt.name;
         let (entry, kind) = self.entry(name)?;

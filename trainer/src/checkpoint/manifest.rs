@@ -30,8 +30,8 @@ pub struct Manifest {
     pub version: u32,
     /// Finished steps.
     pub step: u64,
-    /// Grows by one with every save of a run: the newest checkpoint is the one saved last, also after a run went
-    /// back to an earlier step.
+    /// Grows by one with every save of a run: the newest checkpoint is the one saved last, also after a run
+    /// went back to an earlier step.
     pub save_index: u64,
     /// Every file beside the manifest by its name.
     pub files: BTreeMap<String, FileEntry>,
@@ -140,7 +140,8 @@ impl Manifest {
 }
 
 impl TensorEntry {
-    /// The rows `wanted` of the first dim as a tensor of their own, which begins at 0; all of a tensor without dims.
+    /// The rows `wanted` of the first dim as a tensor of their own, which begins at 0; all of a tensor
+    /// without dims.
     pub(super) fn rows(&self, wanted: Range<u64>) -> Self {
         let Some((_, row_shape)) = self.shape.split_first() else { return self.clone() };
         let of_piece = |piece: &TensorPiece| {

@@ -1,4 +1,5 @@
-//! What of a tensor one process saves, and how processes that hold the same divide it. Nothing is written here.
+//! What of a tensor one process saves, and how processes that hold the same divide it. Nothing is written
+//! here.
 
 use std::ops::Range;
 
@@ -18,7 +19,8 @@ pub struct TensorPart {
     pub shape: Vec<i64>,
     /// Which of its numbers these are, by their place in row-major order.
     pub range: Range<usize>,
-    /// The numbers, of any dtype and device, in row-major order whatever their shape; shared with the training.
+    /// The numbers, of any dtype and device, in row-major order whatever their shape; shared with the
+    /// training.
     pub values: Tensor,
 }
 
@@ -68,8 +70,8 @@ impl TensorPart {
     }
 }
 
-/// What copy `place` of `num_copies` saves of `parts`, which all of them hold alike: together they save every number once, and
-/// each about as many bytes.
+/// What copy `place` of `num_copies` saves of `parts`, which all of them hold alike: together they save every
+/// number once, and each about as many bytes.
 pub fn divided(parts: Vec<TensorPart>, (place, num_copies): (usize, usize)) -> Vec<TensorPart> {
     if num_copies == 1 {
         return parts;

@@ -21,7 +21,8 @@ use super::part::TensorPart;
 use super::storage::{Storage, StorageFile};
 use super::{CheckpointError, dtype, load};
 
-/// Bytes copied out of a tensor at a time: large enough that calls cost nothing, small enough to stay in cache.
+/// Bytes copied out of a tensor at a time: large enough that calls cost nothing, small enough to stay in
+/// cache.
 const CHUNK_BYTES: usize = 1 << 20;
 /// The first bytes of a safetensors file are the length of its header.
 const HEADER_LENGTH_BYTES: u64 = 8;
@@ -97,7 +98,8 @@ impl UnsyncedShard {
     }
 }
 
-/// Writes and syncs state and manifest of what all processes have written into `folder`. Returns the bytes of all files.
+/// Writes and syncs state and manifest of what all processes have written into `folder`. Returns the bytes of
+/// all files.
 pub(super) fn write_manifest(
     storage: &dyn Storage,
     folder: &Path,
@@ -226,7 +228,8 @@ fn unique(
         .collect()
 }
 
-/// Writes a part's values in row-major order, a chunk at a time, so that no second copy of it exists. Returns the bytes.
+/// Writes a part's values in row-major order, a chunk at a time, so that no second copy of it exists. Returns
+/// the bytes.
 fn write_values(
     file: &mut dyn StorageFile,
     path: &Path,

@@ -1,4 +1,5 @@
-//! Checkpoints that several processes write together: whole with all of their files, refused with any of them amiss.
+//! Checkpoints that several processes write together: whole with all of their files, refused with any of them
+//! amiss.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +18,8 @@ fn numbers(shape: &[i64], step: u64) -> Tensor {
     (Tensor::arange(len, (Kind::Float, Device::Cpu)) + step as f64).view(shape)
 }
 
-/// Tensors that all writers hold, large and small, and one of which each holds a piece that begins and ends within rows.
+/// Tensors that all writers hold, large and small, and one of which each holds a piece that begins and ends
+/// within rows.
 fn tensors(step: u64) -> Vec<(String, Tensor)> {
     let shapes: [(&str, &[i64]); 4] =
         [("large", &[70, 501]), ("cube", &[9, 70, 40]), ("norm", &[13]), ("pieces", &[7, 10])];

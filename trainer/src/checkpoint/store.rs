@@ -72,8 +72,8 @@ pub struct CommittedCheckpoint {
 }
 
 impl CheckpointStore {
-    /// Opens the folder `dir`, creating it where missing, and removes what a crash left unfinished. After each
-    /// save the newest `keep` checkpoints stay, at least one.
+    /// Opens the folder `dir`, creating it where missing, and removes what a crash left unfinished. After
+    /// each save the newest `keep` checkpoints stay, at least one.
     ///
     /// # Errors
     /// The folder cannot be created, listed or cleaned.
@@ -81,7 +81,8 @@ impl CheckpointStore {
         Self::with_storage(dir, keep, Box::new(FileSystem))
     }
 
-    /// The folder `dir` as a rank sees it whose leader has opened it: it writes shards there, and removes nothing.
+    /// The folder `dir` as a rank sees it whose leader has opened it: it writes shards there, and removes
+    /// nothing.
     pub fn follow(dir: &Path) -> Self {
         Self {
             dir: dir.to_path_buf(),
@@ -136,8 +137,8 @@ impl CheckpointStore {
         Ok(Self { copies: Some(Copies { uri: uri.to_owned(), uploads }), ..self })
     }
 
-    /// Brings the newest whole copy here where it is newer than every checkpoint that is here; what came of it, for a
-    /// person to read.
+    /// Brings the newest whole copy here where it is newer than every checkpoint that is here; what came of
+    /// it, for a person to read.
     ///
     /// # Errors
     /// The store cannot be reached or refuses.
@@ -160,10 +161,12 @@ impl CheckpointStore {
         self.copies.as_ref().map_or(Ok(()), |copies| copies.uploads.finish(patience))
     }
 
-    /// Writes a checkpoint of `step` finished steps that this process has all of, and commits it; see [`Self::commit`].
+    /// Writes a checkpoint of `step` finished steps that this process has all of, and commits it; see
+    /// [`Self::commit`].
     ///
     /// # Errors
-    /// As [`Self::begin`], [`Self::write`], [`UnsyncedShard::complete`] and [`Self::commit`]; nothing is left of it then.
+    /// As [`Self::begin`], [`Self::write`], [`UnsyncedShard::complete`] and [`Self::commit`]; nothing is left
+    /// of it then.
     pub fn save(&mut self, step: u64, content: &CheckpointContent) -> Result<Saved, CheckpointError> {
         let tensors = content.tensors.iter();
         let parts: Vec<TensorPart> =
@@ -197,8 +200,8 @@ impl CheckpointStore {
     /// ([`UnsyncedShard::complete`]), and the tensors may change.
     ///
     /// # Errors
-    /// The file cannot be written, for example because the disk is full; a tensor has no storable dtype; two tensors
-    /// share a name.
+    /// The file cannot be written, for example because the disk is full; a tensor has no storable dtype; two
+    /// tensors share a name.
     pub fn write(
         &self,
         step: u64,
@@ -209,9 +212,9 @@ impl CheckpointStore {
         UnsyncedShard::write(&*self.storage, &self.temporary(step), name, parts)
     }
 
-    /// Commits the checkpoint of `step` that all processes have written; then removes the oldest ones beyond `keep`. A
-    /// checkpoint of the same step is replaced. On an error the temporary folder is removed as far as possible, every
-    /// earlier checkpoint is as it was, and the store can be used again.
+    /// Commits the checkpoint of `step` that all processes have written; then removes the oldest ones beyond
+    /// `keep`. A checkpoint of the same step is replaced. On an error the temporary folder is removed as far
+    /// as possible, every earlier checkpoint is as it was, and the store can be used again.
     ///
     /// # Errors
     /// A file or folder cannot be written; a tensor is not there with all of its parts.
@@ -268,8 +271,8 @@ impl CheckpointStore {
         Ok(Latest { checkpoint: None, skipped })
     }
 
-    /// Every checkpoint that exists and has a manifest that can be read, in the order in which they were saved: the last one
-    /// is the one that a restart goes on from.
+    /// Every checkpoint that exists and has a manifest that can be read, in the order in which they were
+    /// saved: the last one is the one that a restart goes on from.
     ///
     /// # Errors
     /// The folder cannot be listed.
@@ -279,8 +282,8 @@ impl CheckpointStore {
         Ok(readable.filter_map(|(path, _)| committed_checkpoint(path).ok()).collect())
     }
 
-    /// Opens and verifies one checkpoint by its folder, inside or outside of this store. From now on this store
-    /// never removes it.
+    /// Opens and verifies one checkpoint by its folder, inside or outside of this store. From now on this
+    /// store never removes it.
     ///
     /// # Errors
     /// As [`Checkpoint::open`].
@@ -313,7 +316,8 @@ impl CheckpointStore {
                 .map_err(CheckpointError::folder("rename folder", temporary));
         }
         let swapped = match storage.exchange(temporary, path) {
-            // Two renames: between them only the earlier checkpoints are visible, and `open` puts this one back.
+            // Two renames: between them only the earlier checkpoints are visible, and `open` puts this one
+            // back.
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {
                 let replaced = self.sibling(REPLACED, path);
                 storage

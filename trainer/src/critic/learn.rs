@@ -48,7 +48,8 @@ pub struct CriticReport {
 }
 
 impl CriticReport {
-    /// verl's names: `critic/vf_loss`, `critic/vf_clipfrac`, `critic/vpred_mean`, `critic/grad_norm`, `critic/lr`.
+    /// verl's names: `critic/vf_loss`, `critic/vf_clipfrac`, `critic/vpred_mean`, `critic/grad_norm`,
+    /// `critic/lr`.
     pub fn metrics(&self) -> Metrics {
         let num_updates = (self.grad_norms.len() + self.num_skipped).max(1) as f64;
         let num_tokens = self.num_tokens.max(1.0);

@@ -1,5 +1,5 @@
-//! A job whose ranks are all on this machine: attempt after attempt, each from the last complete checkpoint, for as long
-//! as `runPolicy.retries` allows. Which causes it pays for is in [`super::budget`].
+//! A job whose ranks are all on this machine: attempt after attempt, each from the last complete checkpoint,
+//! for as long as `runPolicy.retries` allows. Which causes it pays for is in [`super::budget`].
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -25,7 +25,8 @@ pub(super) fn run(args: &WorkerArgs, job: &ValidatedJob) -> Result<ExitCode, Lau
     loop {
         let (started, saved) = (Instant::now(), newest_checkpoint(&root));
         let count = job.spec().workers.count as usize;
-        // Another store with another number each time: nobody whom an attempt left behind finds the next one's.
+        // Another store with another number each time: nobody whom an attempt left behind finds the next
+        // one's.
         let store = serve(0, attempt, count)?;
         let children =
             Children::start(&args, &manifest, &all_here(&store, attempt, count), launched.elapsed())?;

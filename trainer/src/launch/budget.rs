@@ -1,4 +1,5 @@
-//! Whether another attempt follows one that failed, and when. No process is touched here, and no clock is read.
+//! Whether another attempt follows one that failed, and when. No process is touched here, and no clock is
+//! read.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -48,8 +49,8 @@ impl Restarts {
         Self { retries: retries.clone(), used: BTreeMap::new(), num_short: 0 }
     }
 
-    /// Decides after an attempt that `cause` ended. A new checkpoint refills every budget; the more attempts in a row came
-    /// to nothing, the longer the next one waits.
+    /// Decides after an attempt that `cause` ended. A new checkpoint refills every budget; the more attempts
+    /// in a row came to nothing, the longer the next one waits.
     pub(super) fn after(&mut self, cause: FailureCause, progress: Progress) -> Next {
         if progress == Progress::Saved {
             self.used.clear();

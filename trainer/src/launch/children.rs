@@ -1,4 +1,5 @@
-//! The workers as processes: started, signalled, waited for. What their ends mean is judged in [`super::verdict`].
+//! The workers as processes: started, signalled, waited for. What their ends mean is judged in
+//! [`super::verdict`].
 
 use std::fs;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -20,7 +21,8 @@ use crate::worker::WorkerArgs;
 const POLL: Duration = Duration::from_millis(20);
 /// How long ranks may go on after one whose own end says what happened.
 const GRACE_WITH_CAUSE: Duration = Duration::from_secs(1);
-/// How long ranks may go on after one that has lost another: long enough for all to notice and to say whom they miss.
+/// How long ranks may go on after one that has lost another: long enough for all to notice and to say whom
+/// they miss.
 const GRACE_WITHOUT_CAUSE: Duration = Duration::from_secs(6);
 
 /// The workers of this machine. Whoever still runs when this is dropped is killed.
@@ -31,8 +33,8 @@ pub(super) struct Children {
 }
 
 impl Children {
-    /// Starts a worker for every rank of `place`, all on one copy of the manifest: standard input can be read only once,
-    /// and a file may change. `spent` is what earlier attempts took of the job's time.
+    /// Starts a worker for every rank of `place`, all on one copy of the manifest: standard input can be read
+    /// only once, and a file may change. `spent` is what earlier attempts took of the job's time.
     pub(super) fn start(
         args: &WorkerArgs,
         manifest: &str,
@@ -68,8 +70,8 @@ impl Children {
         Ok(children)
     }
 
-    /// Waits for all; hands signals on to all, and ends those that take longer than the time for it; ends all soon after
-    /// one has failed. Ranks that still join learn of a failure from `store`.
+    /// Waits for all; hands signals on to all, and ends those that take longer than the time for it; ends all
+    /// soon after one has failed. Ranks that still join learn of a failure from `store`.
     pub(super) fn watch(
         mut self,
         stop: &mut StopSignal,

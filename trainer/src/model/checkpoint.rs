@@ -1,8 +1,8 @@
-//! Weights on disk: one safetensors file or several with an index, checked against the configuration before a single
-//! weight is read.
+//! Weights on disk: one safetensors file or several with an index, checked against the configuration before a
+//! single weight is read.
 //!
-//! Files are read at the offsets of what is asked for, a chunk at a time. Nothing is mapped into memory: a file that shrinks under a map
-//! kills the process, while a short read is an error with a name.
+//! Files are read at the offsets of what is asked for, a chunk at a time. Nothing is mapped into memory: a
+//! file that shrinks under a map kills the process, while a short read is an error with a name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -91,8 +91,8 @@ impl WeightFiles {
         self.tensors.contains_key(name)
     }
 
-    /// Compares what is stored with what is `expected`: nothing may be missing, misshapen, of a foreign type or left
-    /// over, except where `ignored` says so.
+    /// Compares what is stored with what is `expected`: nothing may be missing, misshapen, of a foreign type
+    /// or left over, except where `ignored` says so.
     pub(crate) fn check(
         &self,
         expected: &[TensorShape],
@@ -134,8 +134,8 @@ impl WeightFiles {
         Ok(tensor)
     }
 
-    /// Reads numbers of a tensor that [`Self::check`] has seen over `values`, `[len]`, of any floating-point dtype and on any
-    /// device. No more of the tensor than a chunk is anywhere else.
+    /// Reads numbers of a tensor that [`Self::check`] has seen over `values`, `[len]`, of any floating-point
+    /// dtype and on any device. No more of the tensor than a chunk is anywhere else.
     pub(crate) fn read_into(&self, excerpt: &Excerpt<'_>, values: &Tensor) -> Result<(), ModelError> {
         let name = excerpt.name;
         let stored = self.stored(name, &[])?;
@@ -236,7 +236,8 @@ fn read_header(path: &Path) -> Result<BTreeMap<String, StoredTensor>, ModelError
     Ok(metadata.tensors().into_iter().map(|(name, info)| (name, stored(info))).collect())
 }
 
-/// How many values are NaN or infinite. One pass carries them into the extremes; they are counted only where there are some.
+/// How many values are NaN or infinite. One pass carries them into the extremes; they are counted only where
+/// there are some.
 fn num_non_finite(tensor: &Tensor) -> i64 {
     if tensor.numel() == 0 {
         return 0;

@@ -1,5 +1,5 @@
-//! A decoder with one number for a whole sequence instead of a token's scores: `...ForSequenceClassification` with one
-//! label, as transformers and TRL save reward models. What the number is for is not known here.
+//! A decoder with one number for a whole sequence instead of a token's scores: `...ForSequenceClassification`
+//! with one label, as transformers and TRL save reward models. What the number is for is not known here.
 //!
 //! Legend of shapes: n sequences, t tokens of the packed stream, d hidden size.
 
@@ -52,8 +52,8 @@ impl SequenceClassifier {
         &self.decoder
     }
 
-    /// The number of each sequence, from the hidden state of its last token: f32 `[n]` on the model's device. All
-    /// sequences go through in one packed pass.
+    /// The number of each sequence, from the hidden state of its last token: f32 `[n]` on the model's device.
+    /// All sequences go through in one packed pass.
     pub fn scores(&self, sequences: &[&[TokenId]]) -> Tensor {
         let input = PackedInput::new(sequences, self.decoder.device());
         no_grad(|| self.scores_of(&self.decoder.hidden_states(&input, Adapter::Off), sequences))

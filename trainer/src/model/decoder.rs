@@ -50,8 +50,8 @@ pub struct Decoder {
 impl Decoder {
     /// Token embeddings [tokens, hidden] in the compute dtype. Token ids must be below `vocab_size`.
     ///
-    /// As in transformers the row of `pad_token_id` receives no gradient from here, and Gemma's factor is rounded
-    /// to the compute dtype before it is multiplied in.
+    /// As in transformers the row of `pad_token_id` receives no gradient from here, and Gemma's factor is
+    /// rounded to the compute dtype before it is multiplied in.
     pub fn embed(&self, tokens: &Tensor) -> Tensor {
         let padding_idx = self.config.pad_token_id.map_or(-1, i64::from);
         let compute = self.options.compute;
@@ -60,7 +60,8 @@ impl Decoder {
         if self.config.scale_embeddings { hidden_td * self.embedding_scale() } else { hidden_td }
     }
 
-    /// What embeddings are multiplied with: 1, or for Gemma the root of the hidden size as the compute dtype has it.
+    /// What embeddings are multiplied with: 1, or for Gemma the root of the hidden size as the compute dtype
+    /// has it.
     pub fn embedding_scale(&self) -> f64 {
         if !self.config.scale_embeddings {
             return 1.0;
@@ -103,8 +104,9 @@ impl Decoder {
         self.head.as_ref().unwrap_or(&self.embedding)
     }
 
-    /// The head's weight in the compute dtype, as the loss head wants it beside hidden states: the very tensor where
-    /// storage and compute agree, else a copy of [vocabulary, hidden], so ask once a micro-batch.
+    /// The head's weight in the compute dtype, as the loss head wants it beside hidden states: the very
+    /// tensor where storage and compute agree, else a copy of [vocabulary, hidden], so ask once a
+    /// micro-batch.
     pub fn compute_head_weight(&self) -> Tensor {
         tch::no_grad(|| self.head_weight().detach().to_kind(self.options.compute))
     }
@@ -117,8 +119,8 @@ impl Decoder {
         self.final_norm(&last)
     }
 
-    /// Scores of every next token, [tokens, vocabulary] in the compute dtype, for `hidden_td` after the final norm.
-    /// Whole batches go through a chunked head instead, which never holds this tensor.
+    /// Scores of every next token, [tokens, vocabulary] in the compute dtype, for `hidden_td` after the final
+    /// norm. Whole batches go through a chunked head instead, which never holds this tensor.
     pub fn logits(&self, hidden_td: &Tensor) -> Tensor {
         hidden_td.linear(&self.head_weight().to_kind(self.options.compute), None::<Tensor>)
     }
@@ -133,8 +135,8 @@ impl Decoder {
         self.options.compute
     }
 
-    /// Every parameter, in checkpoint order: the model's under their Hugging Face names, a tied head once as the
-    /// embedding, then the adapter's under PEFT's. The tensors share storage with the model.
+    /// Every parameter, in checkpoint order: the model's under their Hugging Face names, a tied head once as
+    /// the embedding, then the adapter's under PEFT's. The tensors share storage with the model.
     pub fn named_parameters(&self) -> Vec<(String, Tensor)> {
         let mut parameters = self.base_parameters();
         parameters.extend(self.adapter_parameters());
@@ -154,7 +156,8 @@ impl Decoder {
         parameters
     }
 
-    /// Every parameter, adapters included: those of each layer, first to last, and those outside of the layers.
+    /// Every parameter, adapters included: those of each layer, first to last, and those outside of the
+    /// layers.
     pub(crate) fn parameters_by_layer(&self) -> (Vec<NamedTensors>, NamedTensors) {
         let mut layers: Vec<NamedTensors> = self.layers.iter().map(|_| Vec::new()).collect();
         let mut outer = Vec::new();
@@ -169,8 +172,8 @@ impl Decoder {
         self.named_parameters().into_iter().filter(|(_, tensor)| tensor.requires_grad()).collect()
     }
 
-    /// Checks that every id of a tokenizer has a row in the embedding; `max_token_id` is the largest id it can give.
-    /// An embedding with rows to spare is common and fine.
+    /// Checks that every id of a tokenizer has a row in the embedding; `max_token_id` is the largest id it
+    /// can give. An embedding with rows to spare is common and fine.
     ///
     /// # Errors
     /// [`ModelError::VocabularyMismatch`].

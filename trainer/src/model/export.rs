@@ -1,5 +1,5 @@
-//! A decoder as a Hugging Face folder: what `transformers` loads, and what [`Decoder::load`] reads back. Tokenizer
-//! files are written by the tokenizer.
+//! A decoder as a Hugging Face folder: what `transformers` loads, and what [`Decoder::load`] reads back.
+//! Tokenizer files are written by the tokenizer.
 
 use std::collections::HashMap;
 use std::fs;
@@ -25,8 +25,9 @@ pub struct ExportOptions {
 }
 
 impl Decoder {
-    /// Writes `config.json`, `generation_config.json` and `model.safetensors` to `dir`, which is made when it is
-    /// not there. The model itself is not changed, and an adapter is only written by [`Decoder::save_adapter`].
+    /// Writes `config.json`, `generation_config.json` and `model.safetensors` to `dir`, which is made when it
+    /// is not there. The model itself is not changed, and an adapter is only written by
+    /// [`Decoder::save_adapter`].
     ///
     /// # Errors
     /// [`ModelError`] with the file that could not be written.
@@ -36,7 +37,8 @@ impl Decoder {
         export.finish()
     }
 
-    /// What of a decoder is written at once, in order: what is outside of the layers, `None`, then each of them by its number.
+    /// What of a decoder is written at once, in order: what is outside of the layers, `None`, then each of
+    /// them by its number.
     pub(super) fn parts(&self) -> impl Iterator<Item = Option<usize>> + use<> {
         std::iter::once(None).chain((0..self.layers.len()).map(Some))
     }
@@ -63,7 +65,8 @@ impl Decoder {
     }
 }
 
-/// A model folder that is being written, one part of the model after the other: only the part at hand is read.
+/// A model folder that is being written, one part of the model after the other: only the part at hand is
+/// read.
 #[derive(Debug)]
 pub struct Export<'a> {
     decoder: &'a Decoder,
@@ -195,7 +198,8 @@ pub(super) fn write_json(path: &Path, document: &Value) -> Result<(), ModelError
     written.map_err(|source| ModelError::Write { path: path.to_owned(), source })
 }
 
-/// The header of a safetensors file in which the tensors lie one after the other, padded so that they are aligned.
+/// The header of a safetensors file in which the tensors lie one after the other, padded so that they are
+/// aligned.
 fn header_bytes(tensors: &[(String, StoredAs<'_>)]) -> Vec<u8> {
     let mut header = serde_json::Map::new();
     // transformers refuses files that do not name the framework whose layout the tensors follow.
@@ -213,8 +217,8 @@ fn header_bytes(tensors: &[(String, StoredAs<'_>)]) -> Vec<u8> {
     bytes
 }
 
-/// A new file beside `path` without its name, so that a half-written one is never found; with the mode of any new file, as
-/// others read exports too.
+/// A new file beside `path` without its name, so that a half-written one is never found; with the mode of any
+/// new file, as others read exports too.
 fn new_beside(path: &Path) -> io::Result<NamedTempFile> {
     let dir = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(dir)?;

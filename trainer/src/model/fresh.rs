@@ -7,8 +7,9 @@ use tch::{TchError, Tensor, no_grad};
 
 use super::random::TensorRandom;
 
-/// Writes an excerpt of weights as transformers initialises them over `values`, `[len]`: normal with the configuration's
-/// `initializer_range`, biases zero, norms the identity. A weight's numbers depend on `seed`, its name and their place in it.
+/// Writes an excerpt of weights as transformers initialises them over `values`, `[len]`: normal with the
+/// configuration's `initializer_range`, biases zero, norms the identity. A weight's numbers depend on `seed`,
+/// its name and their place in it.
 pub(super) fn draw_into(
     config: &ModelConfig,
     seed: u64,

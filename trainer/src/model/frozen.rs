@@ -1,5 +1,5 @@
-//! Decoders made of another's weights: a frozen copy, the reference policy of a job that trains all weights, the trunk of a critic,
-//! and the frame of an engine.
+//! Decoders made of another's weights: a frozen copy, the reference policy of a job that trains all weights,
+//! the trunk of a critic, and the frame of an engine.
 
 use std::path::Path;
 
@@ -12,14 +12,14 @@ use super::load::outline;
 use super::projection::Projection;
 
 impl Decoder {
-    /// The same weights in memory of their own, without adapter and without gradients. What happens to this decoder
-    /// afterwards does not reach the copy.
+    /// The same weights in memory of their own, without adapter and without gradients. What happens to this
+    /// decoder afterwards does not reach the copy.
     pub fn frozen_copy(&self) -> Self {
         Self { head: self.head.as_ref().map(copied), ..self.without_head(copied) }
     }
 
-    /// The same weights for another end, without adapter and without a head of their own: in memory of their own, and
-    /// trained.
+    /// The same weights for another end, without adapter and without a head of their own: in memory of their
+    /// own, and trained.
     pub fn trained_trunk(&self) -> Self {
         self.without_head(|weight| copied(weight).set_requires_grad(true))
     }
@@ -34,16 +34,17 @@ impl Decoder {
         self.without_head(|weight| outlined(weight).set_requires_grad(true))
     }
 
-    /// The same weights for another end, without adapter and without a head of their own: the very tensors, frozen. They
-    /// must not change as long as this decoder is used; where their memory comes and goes, it does so for both.
+    /// The same weights for another end, without adapter and without a head of their own: the very tensors,
+    /// frozen. They must not change as long as this decoder is used; where their memory comes and goes, it
+    /// does so for both.
     pub fn shared_trunk(&self) -> Self {
         self.without_head(
             |weight| if weight.requires_grad() { weight.detach() } else { weight.shallow_clone() },
         )
     }
 
-    /// A decoder of this configuration around other weights, without any layer and without a head: for an engine that brings products
-    /// and [`DecoderLayer::norms`].
+    /// A decoder of this configuration around other weights, without any layer and without a head: for an
+    /// engine that brings products and [`DecoderLayer::norms`].
     pub(crate) fn frame(&self, embedding: Tensor, norm: Tensor) -> Self {
         Self {
             config: self.config.clone(),
@@ -63,9 +64,9 @@ impl Decoder {
         Self { layers, ..self.frame(of(&self.embedding), of(&self.norm)) }
     }
 
-    /// Moves the weights of a frozen decoder on the CPU into a nameless file of `folder`, from where they are read in
-    /// place: while the decoder rests ([`Self::rest`]) they take none of the process's memory. Elsewhere than on the CPU
-    /// nothing happens.
+    /// Moves the weights of a frozen decoder on the CPU into a nameless file of `folder`, from where they are
+    /// read in place: while the decoder rests ([`Self::rest`]) they take none of the process's memory.
+    /// Elsewhere than on the CPU nothing happens.
     ///
     /// # Errors
     /// When the file cannot be written; the weights then stay where they are.
@@ -81,7 +82,8 @@ impl Decoder {
         Ok(())
     }
 
-    /// Gives the memory of weights that lie in a file back until they are read again; nothing changes otherwise.
+    /// Gives the memory of weights that lie in a file back until they are read again; nothing changes
+    /// otherwise.
     pub fn rest(&self) {
         if let Some(file) = &self.resting_place {
             file.release();

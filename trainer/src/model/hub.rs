@@ -1,8 +1,8 @@
 //! Models by their id on the Hugging Face hub, or on a mirror that speaks its protocol.
 //!
-//! A revision is resolved to a commit first, and everything is then fetched by that commit, so that a branch which
-//! moves in between cannot mix two versions. Files go to the hub's ordinary cache (`HF_HOME`, `HF_HUB_CACHE`), shared
-//! with other tools; `HF_TOKEN` is sent where it is set.
+//! A revision is resolved to a commit first, and everything is then fetched by that commit, so that a branch
+//! which moves in between cannot mix two versions. Files go to the hub's ordinary cache (`HF_HOME`,
+//! `HF_HUB_CACHE`), shared with other tools; `HF_TOKEN` is sent where it is set.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,8 @@ use hf_hub::{HFClient, HFError, split_id};
 use rlt_api::ExitCode;
 use rlt_api::spec::HubSpec;
 
-/// What a model is read from: weights, configuration, tokenizer and chat template, but no code and no other formats.
+/// What a model is read from: weights, configuration, tokenizer and chat template, but no code and no other
+/// formats.
 const WANTED: [&str; 9] = [
     "config.json",
     "generation_config.json",
@@ -87,8 +88,8 @@ impl HubError {
     }
 }
 
-/// Fetches the model that `spec.model.hub` names into the hub's cache, or into `cache_dir`; what is there already is
-/// not fetched again.
+/// Fetches the model that `spec.model.hub` names into the hub's cache, or into `cache_dir`; what is there
+/// already is not fetched again.
 ///
 /// # Errors
 /// [`HubError`], by the step that failed.

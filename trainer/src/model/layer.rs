@@ -1,7 +1,8 @@
 //! One decoder layer: attention and feed-forward block, each behind a norm and added to the residual stream.
 //!
-//! The layer is an autograd island. It holds no state between calls and reaches no other layer, so the caller decides
-//! what is kept, recomputed or gathered: detach the input, call, and later send a gradient back into the output.
+//! The layer is an autograd island. It holds no state between calls and reaches no other layer, so the caller
+//! decides what is kept, recomputed or gathered: detach the input, call, and later send a gradient back into
+//! the output.
 
 use std::convert::Infallible;
 
@@ -26,8 +27,9 @@ pub struct LayerContext {
     pub adapter: Adapter,
     /// Where the tokens that are computed begin in the stream.
     pub first_token: usize,
-    /// What the adapters' dropout is drawn from; the same seed drops the same inputs of a token, so a recomputed layer
-    /// agrees with the first run, and one whose tokens are divided with one that has all. `None` drops nothing.
+    /// What the adapters' dropout is drawn from; the same seed drops the same inputs of a token, so a
+    /// recomputed layer agrees with the first run, and one whose tokens are divided with one that has all.
+    /// `None` drops nothing.
     pub dropout_seed: Option<u64>,
 }
 
@@ -41,10 +43,11 @@ impl LayerContext {
 /// Queries `[tokens, heads, head_dim]`, then keys and values `[tokens, kv_heads, head_dim]`, rotated.
 pub(crate) type QueriesKeysValues = (Tensor, Tensor, Tensor);
 
-/// The linear layers of a decoder layer as someone prepared them: the trainer's own with autograd and adapters, or an
-/// engine's packed ones. Inputs and outputs are [tokens, features] in the compute dtype.
+/// The linear layers of a decoder layer as someone prepared them: the trainer's own with autograd and
+/// adapters, or an engine's packed ones. Inputs and outputs are [tokens, features] in the compute dtype.
 pub trait Projections {
-    /// Why a product of which several ranks have a slice each could not be made; nothing fails where all of it is here.
+    /// Why a product of which several ranks have a slice each could not be made; nothing fails where all of
+    /// it is here.
     type Error;
     /// Queries [tokens, heads * head_dim], then keys and values [tokens, kv_heads * head_dim].
     fn qkv(&self, normed_td: &Tensor) -> (Tensor, Tensor, Tensor);
@@ -85,8 +88,8 @@ pub(crate) struct LayerShape {
 }
 
 impl DecoderLayer {
-    /// Runs the layer on a packed stream `hidden_td` [tokens, hidden] with causal attention inside each sequence,
-    /// prefixes included.
+    /// Runs the layer on a packed stream `hidden_td` [tokens, hidden] with causal attention inside each
+    /// sequence, prefixes included.
     pub fn forward(&self, hidden_td: &Tensor, context: &LayerContext) -> Tensor {
         let attended_thd = {
             let (q_thd, k_tkd, v_tkd) = self.before_attention(hidden_td, context);
@@ -95,13 +98,14 @@ impl DecoderLayer {
         self.after_attention(hidden_td, &attended_thd, context)
     }
 
-    /// The layer up to attention: each token by itself, from the residual stream `hidden_td` [tokens, hidden].
+    /// The layer up to attention: each token by itself, from the residual stream `hidden_td` [tokens,
+    /// hidden].
     pub(crate) fn before_attention(&self, hidden_td: &Tensor, context: &LayerContext) -> QueriesKeysValues {
         self.project(hidden_td, &context.rope, &OwnProjections { layer: self, context })
     }
 
-    /// Attention over a whole stream, of any heads that belong together: queries [tokens, heads, head_dim], keys and values
-    /// [tokens, kv_heads, head_dim], to [tokens, heads, head_dim].
+    /// Attention over a whole stream, of any heads that belong together: queries [tokens, heads, head_dim],
+    /// keys and values [tokens, kv_heads, head_dim], to [tokens, heads, head_dim].
     pub(crate) fn attend(
         &self,
         q_thd: &Tensor,
@@ -113,8 +117,8 @@ impl DecoderLayer {
         rlt_torch::varlen_attention(q_thd, k_tkd, v_tkd, segments, self.attention_scale(), self.window())
     }
 
-    /// The layer behind attention: each token by itself, from the residual stream before the layer, [tokens, hidden], and
-    /// what attention made, [tokens, heads, head_dim].
+    /// The layer behind attention: each token by itself, from the residual stream before the layer, [tokens,
+    /// hidden], and what attention made, [tokens, heads, head_dim].
     pub(crate) fn after_attention(
         &self,
         hidden_td: &Tensor,
@@ -125,9 +129,9 @@ impl DecoderLayer {
         output_td
     }
 
-    /// The body of the layer, the same for training and rollout. `attend` gets queries [tokens, heads, head_dim] and
-    /// keys and values [tokens, kv_heads, head_dim], rotated, and gives back [tokens, heads, head_dim]. All of the model's
-    /// heads, or those of which `projections` have the slice.
+    /// The body of the layer, the same for training and rollout. `attend` gets queries [tokens, heads,
+    /// head_dim] and keys and values [tokens, kv_heads, head_dim], rotated, and gives back [tokens, heads,
+    /// head_dim]. All of the model's heads, or those of which `projections` have the slice.
     ///
     /// # Errors
     /// Why `projections` could not multiply.
@@ -175,8 +179,8 @@ impl DecoderLayer {
         self.shape.window
     }
 
-    /// The weights of q, k, v, o, gate, up and down, adapters folded in where `adapter` is on; the base stays as it
-    /// is. What is returned shares storage with the model wherever nothing had to be added.
+    /// The weights of q, k, v, o, gate, up and down, adapters folded in where `adapter` is on; the base stays
+    /// as it is. What is returned shares storage with the model wherever nothing had to be added.
     pub fn merged_projection_weights(&self, adapter: Adapter) -> Vec<ProjectionWeights> {
         self.projections.iter().map(|projection| projection.merged(adapter)).collect()
     }

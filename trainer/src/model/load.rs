@@ -48,8 +48,8 @@ impl Decoder {
         })
     }
 
-    /// The shapes of a model's weights: each is zero everywhere and takes the memory of one number, until somebody gives
-    /// it memory and values, such as ranks that keep a part of each.
+    /// The shapes of a model's weights: each is zero everywhere and takes the memory of one number, until
+    /// somebody gives it memory and values, such as ranks that keep a part of each.
     ///
     /// # Errors
     /// [`ModelError::Torch`] when libtorch cannot reach the device.
@@ -63,7 +63,8 @@ pub(super) fn outline(shape: &[i64], numbers: (Kind, Device)) -> Tensor {
     Tensor::zeros([1], numbers).expand(shape, false).detach()
 }
 
-/// Reads the model configuration of a folder, ending tokens from `generation_config.json` where it names some.
+/// Reads the model configuration of a folder, ending tokens from `generation_config.json` where it names
+/// some.
 ///
 /// # Errors
 /// [`ModelError`] with the file.

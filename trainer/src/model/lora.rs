@@ -3,9 +3,9 @@
 //! ```text
 //! y = x W^T + scaling * (x A^T) B^T        A [rank, in], B [out, rank], both f32 and trainable
 //! ```
-//! With [`Adapter::Off`](super::Adapter) the same weights are the reference policy. B starts at zero (except under
-//! `Orthogonal`), so the first step computes the base's values bit for bit. Names, matching rules, initialisation and
-//! files are PEFT's.
+//! With [`Adapter::Off`](super::Adapter) the same weights are the reference policy. B starts at zero (except
+//! under `Orthogonal`), so the first step computes the base's values bit for bit. Names, matching rules,
+//! initialisation and files are PEFT's.
 
 mod adapter;
 mod init;
@@ -145,8 +145,8 @@ impl LoraConfig {
 }
 
 impl Decoder {
-    /// Attaches what `spec.model.lora` describes: fresh from `seed`, or the adapter of `adapterPath`, whose rank,
-    /// scaling and targets must then be the spec's. Everything but the adapter is frozen.
+    /// Attaches what `spec.model.lora` describes: fresh from `seed`, or the adapter of `adapterPath`, whose
+    /// rank, scaling and targets must then be the spec's. Everything but the adapter is frozen.
     ///
     /// # Errors
     /// [`LoraError`].

@@ -1,5 +1,5 @@
-//! The numeric building blocks of a decoder layer: the fused kernels of `rlt-torch`, with weights cast to the dtype of
-//! the activations first, so that a bf16 pass rounds where transformers rounds.
+//! The numeric building blocks of a decoder layer: the fused kernels of `rlt-torch`, with weights cast to the
+//! dtype of the activations first, so that a bf16 pass rounds where transformers rounds.
 
 use rlt_api::plan::model_config::HiddenActivation;
 use rlt_torch::Activation;

@@ -8,7 +8,8 @@ use tch::{Device, Tensor};
 /// A micro-batch: all tokens one after the other, or a part of them, and where each segment ends.
 #[derive(Debug)]
 pub struct PackedInput {
-    /// Token ids, i64 [tokens]; of a part it is those that are computed here, padding at the stream's end included.
+    /// Token ids, i64 [tokens]; of a part it is those that are computed here, padding at the stream's end
+    /// included.
     pub tokens: Tensor,
     /// Position of each of these tokens in its own sequence, from 0, i64 [tokens].
     pub position_ids: Tensor,
@@ -16,7 +17,8 @@ pub struct PackedInput {
     pub first_token: usize,
     /// Start of each segment in the stream, and the stream's length at the end: segments + 1 entries from 0.
     pub cu_seqlens: Vec<i32>,
-    /// The earlier segment that each segment continues: the prompt of a completion, computed once for all of them.
+    /// The earlier segment that each segment continues: the prompt of a completion, computed once for all of
+    /// them.
     pub prefixes: Vec<Option<usize>>,
 }
 
@@ -33,8 +35,8 @@ impl PackedInput {
         Self::part_of_layout(tokens, layout, StreamPart::WHOLE, device)
     }
 
-    /// A part of a stream of `tokens` that `layout` divides. What pads the stream to equal parts is token 0 in its first
-    /// position; it belongs to no segment, so that nothing sees it.
+    /// A part of a stream of `tokens` that `layout` divides. What pads the stream to equal parts is token 0
+    /// in its first position; it belongs to no segment, so that nothing sees it.
     pub fn part_of_layout(
         tokens: &[TokenId],
         layout: PackedLayout,

@@ -18,7 +18,8 @@ pub enum Adapter {
 pub struct Dropout {
     /// Seeds the draws of all projections.
     pub seed: u64,
-    /// Where the tokens at hand begin in their stream: what is dropped of a token depends on its place there alone.
+    /// Where the tokens at hand begin in their stream: what is dropped of a token depends on its place there
+    /// alone.
     pub first_token: usize,
 }
 
@@ -48,15 +49,16 @@ pub struct Projection {
 /// What a projection multiplies with at rest, for engines that prepare weights their own way.
 #[derive(Debug)]
 pub struct ProjectionWeights {
-    /// [out_features, in_features] in the storage dtype; shares storage with the model where there is no adapter.
+    /// [out_features, in_features] in the storage dtype; shares storage with the model where there is no
+    /// adapter.
     pub weight: Tensor,
     /// [out_features] in the storage dtype.
     pub bias: Option<Tensor>,
 }
 
 impl Projection {
-    /// Applies the layer to `x` [tokens, in_features] in the dtype of `x`; weights are cast on the fly, and their
-    /// gradients arrive in the storage dtype. Without `dropout` nothing is dropped.
+    /// Applies the layer to `x` [tokens, in_features] in the dtype of `x`; weights are cast on the fly, and
+    /// their gradients arrive in the storage dtype. Without `dropout` nothing is dropped.
     pub fn forward(&self, x: &Tensor, adapter: Adapter, dropout: Option<Dropout>) -> Tensor {
         let kind = x.kind();
         let base = x.linear(&self.weight.to_kind(kind), self.bias.as_ref().map(|bias| bias.to_kind(kind)));
@@ -66,8 +68,8 @@ impl Projection {
         }
     }
 
-    /// The weights with the adapter folded in: `W + scaling * B A`, summed in f32 and rounded once to the storage
-    /// dtype. The base is not touched. Without an adapter, or with it off, the base itself.
+    /// The weights with the adapter folded in: `W + scaling * B A`, summed in f32 and rounded once to the
+    /// storage dtype. The base is not touched. Without an adapter, or with it off, the base itself.
     pub fn merged(&self, adapter: Adapter) -> ProjectionWeights {
         let weight = match (&self.lora, adapter) {
             (Some(lora), Adapter::On) => tch::no_grad(|| {
@@ -81,9 +83,9 @@ impl Projection {
 }
 
 impl LoraPair {
-    /// Adds the adapter's part to the base's output in place and scales where there are `rank` numbers a token: of
-    /// the wide tensors of a sum out of place, each leaves a hole in the heap that the kept activations between them
-    /// keep from being used again.
+    /// Adds the adapter's part to the base's output in place and scales where there are `rank` numbers a
+    /// token: of the wide tensors of a sum out of place, each leaves a hole in the heap that the kept
+    /// activations between them keep from being used again.
     fn add_to(&self, mut base: Tensor, x: &Tensor, name: &str, dropout: Option<Dropout>) -> Tensor {
         let kind = x.kind();
         let kept = match dropout {
@@ -94,7 +96,8 @@ impl LoraPair {
         base.addmm_(&inner, &self.b.to_kind(kind).tr())
     }
 
-    /// Zero where an input is dropped and 1 / (1 - dropout) elsewhere; a function of seed, projection and place.
+    /// Zero where an input is dropped and 1 / (1 - dropout) elsewhere; a function of seed, projection and
+    /// place.
     pub(crate) fn dropout_mask(&self, x: &Tensor, name: &str, dropout: Dropout) -> Tensor {
         let Dropout { seed, first_token } = dropout;
         let width = x.size().last().map_or(0, |width| *width as usize);

@@ -1,5 +1,6 @@
-//! Random numbers for fresh weights. Every tensor has a stream of its own, keyed by seed and name, so that its values
-//! do not depend on which other tensors are made, on how many threads, or on libtorch's global generator.
+//! Random numbers for fresh weights. Every tensor has a stream of its own, keyed by seed and name, so that
+//! its values do not depend on which other tensors are made, on how many threads, or on libtorch's global
+//! generator.
 
 use std::f64::consts::TAU;
 use std::ops::Range;

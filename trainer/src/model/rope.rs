@@ -1,7 +1,7 @@
 //! Rotary position embeddings: frequencies from the configuration, cosines and sines for given positions.
 //!
-//! All arithmetic is libtorch's in f32, operation by operation as in transformers' `modeling_rope_utils`, because a
-//! last-bit difference in a frequency grows with the position.
+//! All arithmetic is libtorch's in f32, operation by operation as in transformers' `modeling_rope_utils`,
+//! because a last-bit difference in a frequency grows with the position.
 
 use std::f64::consts::TAU;
 

@@ -1,5 +1,5 @@
-//! The weights of a model by name, read or drawn where they are asked for: all of a tensor, or the part of it that one of
-//! several ranks keeps. What they are for is not known here.
+//! The weights of a model by name, read or drawn where they are asked for: all of a tensor, or the part of it
+//! that one of several ranks keeps. What they are for is not known here.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -39,12 +39,12 @@ enum Source {
 }
 
 impl Weights {
-    /// Reads `config.json`, `generation_config.json` where there is one, and what the weights in `dir` are: one
-    /// `model.safetensors` or shards with an index, F32, F16 or BF16, head tied or its own.
+    /// Reads `config.json`, `generation_config.json` where there is one, and what the weights in `dir` are:
+    /// one `model.safetensors` or shards with an index, F32, F16 or BF16, head tied or its own.
     ///
     /// # Errors
-    /// [`ModelError`], with file and tensor, when a file is missing, cut off or not what its name says, and when a
-    /// tensor is missing, left over, or of another shape or type than the configuration says.
+    /// [`ModelError`], with file and tensor, when a file is missing, cut off or not what its name says, and
+    /// when a tensor is missing, left over, or of another shape or type than the configuration says.
     pub fn open(dir: &Path) -> Result<Self, ModelError> {
         let mut config = read_config(dir)?;
         let files = WeightFiles::open(dir)?;
@@ -52,8 +52,8 @@ impl Weights {
         Ok(Self::new(config, Source::Files { files, embedding_under_head }))
     }
 
-    /// As [`Self::open`], of a sequence classifier with one label: the weights of its body, and a head `[1, hidden]` that
-    /// [`Self::fill`] finds by its own name alone.
+    /// As [`Self::open`], of a sequence classifier with one label: the weights of its body, and a head
+    /// `[1, hidden]` that [`Self::fill`] finds by its own name alone.
     ///
     /// # Errors
     /// [`ModelError`], with file and tensor; a class that is no sequence classifier is refused.
@@ -69,8 +69,8 @@ impl Weights {
         Ok(Self::new(config, Source::Files { files, embedding_under_head: false }))
     }
 
-    /// Weights that were never trained, drawn from `seed`; the same seed gives the same weights on every machine, and to
-    /// every rank the same part of them.
+    /// Weights that were never trained, drawn from `seed`; the same seed gives the same weights on every
+    /// machine, and to every rank the same part of them.
     pub fn fresh(config: &ModelConfig, seed: u64) -> Self {
         Self::new(config.clone(), Source::Fresh { seed })
     }
@@ -90,11 +90,12 @@ impl Weights {
         self.names.contains(name)
     }
 
-    /// Writes what `excerpt` asks for over `values`, `[len]`, of any floating-point dtype and on any device. Beside them there
-    /// is never more than a chunk of the model.
+    /// Writes what `excerpt` asks for over `values`, `[len]`, of any floating-point dtype and on any device.
+    /// Beside them there is never more than a chunk of the model.
     ///
     /// # Errors
-    /// [`ModelError`], with file and tensor, when a file cannot be read, or holds numbers that are not finite.
+    /// [`ModelError`], with file and tensor, when a file cannot be read, or holds numbers that are not
+    /// finite.
     pub fn fill(&self, excerpt: &Excerpt<'_>, values: &Tensor) -> Result<(), ModelError> {
         match &self.source {
             Source::Files { files, embedding_under_head: true } if excerpt.name == EMBEDDING => {
@@ -112,9 +113,9 @@ impl Weights {
     }
 }
 
-/// Checks names, shapes and types, and settles as transformers does what a head stored beside a tied embedding means:
-/// equal, it is the embedding; different, the two are not tied after all. Whether the embedding is stored under the head's
-/// name alone.
+/// Checks names, shapes and types, and settles as transformers does what a head stored beside a tied
+/// embedding means: equal, it is the embedding; different, the two are not tied after all. Whether the
+/// embedding is stored under the head's name alone.
 fn check(config: &mut ModelConfig, files: &WeightFiles) -> Result<bool, ModelError> {
     let tied = config.tie_word_embeddings;
     let embedding_under_head = tied && files.contains(HEAD) && !files.contains(EMBEDDING);

@@ -1,6 +1,6 @@
 //! AdamW with decoupled weight decay (Loshchilov & Hutter, arXiv:1711.05101), step by step as
-//! `torch.optim.AdamW` computes it. Where its moments rest between steps they come and go with their parameter, one after
-//! the other.
+//! `torch.optim.AdamW` computes it. Where its moments rest between steps they come and go with their
+//! parameter, one after the other.
 
 mod moments;
 
@@ -21,8 +21,8 @@ pub struct AdamWOptions {
     pub betas: (f64, f64),
     /// Added to the root of the second moment, > 0.
     pub epsilon: f64,
-    /// Each step takes `learning_rate * weight_decay` of a parameter away, independently of its gradient; of norms and
-    /// biases nothing, which are told by their names as transformers' `Trainer` tells them.
+    /// Each step takes `learning_rate * weight_decay` of a parameter away, independently of its gradient; of
+    /// norms and biases nothing, which are told by their names as transformers' `Trainer` tells them.
     pub weight_decay: f64,
 }
 
@@ -77,8 +77,8 @@ impl AdamW {
         Self::with_moments(parameters, options, None)
     }
 
-    /// The same where moments rest between steps: those of a parameter are there while it and the one before it are
-    /// updated, else in pinned memory of the host, or on the CPU in a nameless file of `folder`.
+    /// The same where moments rest between steps: those of a parameter are there while it and the one before
+    /// it are updated, else in pinned memory of the host, or on the CPU in a nameless file of `folder`.
     ///
     /// # Errors
     /// As [`Self::new`], or the file cannot be written, for instance on a full disk.
@@ -136,8 +136,8 @@ impl AdamW {
         rlt_torch::global_norm(gradients.values()).map_err(|source| OptimError::Norm { source })
     }
 
-    /// Updates the parameters that have a gradient and whose name is `among` those wanted. The moments of the next one are
-    /// on their way meanwhile.
+    /// Updates the parameters that have a gradient and whose name is `among` those wanted. The moments of the
+    /// next one are on their way meanwhile.
     ///
     /// # Errors
     /// A parameter cannot be updated.
@@ -165,8 +165,8 @@ impl AdamW {
         self.parameters.iter().map(named).collect()
     }
 
-    /// The gradients of all parameters, in their order; a parameter that has none yet gets one of zeros. They share
-    /// memory with the leaves'.
+    /// The gradients of all parameters, in their order; a parameter that has none yet gets one of zeros. They
+    /// share memory with the leaves'.
     pub fn gradients(&self) -> Vec<Tensor> {
         let of_one = |parameter: &Parameter| {
             if !parameter.leaf.grad().defined() {
@@ -221,8 +221,8 @@ impl AdamW {
         self.load_moments(checkpoint, |_, state_name, moment| checkpoint.load_into(state_name, moment))
     }
 
-    /// [`load`](Self::load) where the leaves are parts of what the checkpoint holds: `load_moment` gets the parameter's
-    /// name, the checkpoint's name of a moment, and the moment, in the leaf's shape.
+    /// [`load`](Self::load) where the leaves are parts of what the checkpoint holds: `load_moment` gets the
+    /// parameter's name, the checkpoint's name of a moment, and the moment, in the leaf's shape.
     ///
     /// # Errors
     /// The checkpoint lacks a count, or what `load_moment` fails with.
@@ -309,8 +309,8 @@ impl Parameter {
     }
 }
 
-/// Norms scale what passes through them, and biases shift it: neither has a size that could grow out of hand, and a norm at
-/// rest is 1 in most families, not 0.
+/// Norms scale what passes through them, and biases shift it: neither has a size that could grow out of hand,
+/// and a norm at rest is 1 in most families, not 0.
 fn decays(name: &str) -> bool {
     let is_spared = |part: &str| {
         part == "bias" || part == "norm" || part.ends_with("_norm") || part.ends_with("layernorm")
@@ -318,8 +318,8 @@ fn decays(name: &str) -> bool {
     !name.split('.').any(is_spared)
 }
 
-/// The factor that brings `grad_norm` down to `max_grad_norm`, at most 1. As `torch.nn.utils.clip_grad_norm_`,
-/// the small constant in it included.
+/// The factor that brings `grad_norm` down to `max_grad_norm`, at most 1. As
+/// `torch.nn.utils.clip_grad_norm_`, the small constant in it included.
 fn clip_coefficient(grad_norm: f64, max_grad_norm: f64) -> f64 {
     (max_grad_norm / (grad_norm + 1e-6)).min(1.0)
 }
@@ -382,7 +382,8 @@ mod tests {
         (&leaf * 2.0).sum(Kind::BFloat16).backward();
         optimizer.step(0.25, None).expect("finite");
         assert_eq!(leaf.kind(), Kind::BFloat16);
-        // The first step moves by the learning rate, and decay takes a hundredth of that: 0.7475 before rounding.
+        // The first step moves by the learning rate, and decay takes a hundredth of that: 0.7475 before
+        // rounding.
         assert_eq!(values(&leaf), [0.746_093_75; 3]);
         let state = optimizer.state_tensors().expect("here");
         assert!(state[..2].iter().all(|(_, tensor)| tensor.kind() == Kind::Float));

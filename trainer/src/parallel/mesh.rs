@@ -22,8 +22,8 @@ pub struct MeshRanks {
 }
 
 impl Ranks {
-    /// Lets `dp_shard` ranks hold each copy of the model, and connects those of a copy and those of a shard. All ranks do
-    /// so once.
+    /// Lets `dp_shard` ranks hold each copy of the model, and connects those of a copy and those of a shard.
+    /// All ranks do so once.
     ///
     /// # Errors
     /// [`RankError`] when copies and streams do not divide the ranks, or one is lost.
@@ -64,7 +64,8 @@ impl MeshRanks {
         Ok(self.replica.borrow_mut().all_gather(whole, shard)?)
     }
 
-    /// Starts to add up the `whole` of the ranks of this copy, `[dp_shard * n]`, of which this rank's part, `[n]`, comes to `shard`.
+    /// Starts to add up the `whole` of the ranks of this copy, `[dp_shard * n]`, of which this rank's part,
+    /// `[n]`, comes to `shard`.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -87,7 +88,8 @@ impl MeshRanks {
         Ok(())
     }
 
-    /// The sum of the numbers of this copy's ranks, in the order of shards: the same bits on every rank of every copy.
+    /// The sum of the numbers of this copy's ranks, in the order of shards: the same bits on every rank of
+    /// every copy.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.

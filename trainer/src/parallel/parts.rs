@@ -1,5 +1,5 @@
-//! A decoder that is read part by part, wherever its parts are: whoever takes all of a model over never needs it whole. What is
-//! made of a part is the reader's.
+//! A decoder that is read part by part, wherever its parts are: whoever takes all of a model over never needs
+//! it whole. What is made of a part is the reader's.
 
 use super::{Numbers, Part, RankError, ShardedParameters};
 use crate::model::Decoder;
@@ -34,13 +34,15 @@ impl<'a> DecoderParts<'a> {
         self.shards
     }
 
-    /// The numbers that a copy to sample with is made of: those that layers compute with, unless an adapter is to be folded in.
+    /// The numbers that a copy to sample with is made of: those that layers compute with, unless an adapter
+    /// is to be folded in.
     pub fn numbers_to_sample(&self) -> Numbers {
         if self.decoder.lora().is_some() { Numbers::Exact } else { Numbers::Computed }
     }
 
-    /// Lets `read` see every part while it is whole, in `numbers` where it comes and goes: first what is outside of the layers, then these, first to last. Where ranks share
-    /// the decoder all of them do so together.
+    /// Lets `read` see every part while it is whole, in `numbers` where it comes and goes: first what is
+    /// outside of the layers, then these, first to last. Where ranks share the decoder all of them do so
+    /// together.
     ///
     /// # Errors
     /// What `read` fails with, or [`RankError`] when a rank is lost or memory is short.

@@ -1,5 +1,5 @@
-//! A decoder's parameters in shards: each rank of a replica holds a part of every layer, and the whole of a layer exists
-//! only while it is computed with.
+//! A decoder's parameters in shards: each rank of a replica holds a part of every layer, and the whole of a
+//! layer exists only while it is computed with.
 //!
 //! ```text
 //! at rest      shard [n / dp_shard] on each rank; gradient and optimizer moments are as long
@@ -8,12 +8,13 @@
 //! release      the whole is freed
 //! backward     gradients add up in a whole buffer -> reduce-scatter -> gradient shard
 //! ```
-//! Where parameters rest (`training.offload`), a shard at rest is away from the device too: a part comes from there, and for an
-//! update this rank's pieces do, one buffer after the other; whoever only reads them does so where they rest. A rank that is alone with its copy has shards of one as well.
+//! Where parameters rest (`training.offload`), a shard at rest is away from the device too: a part comes from
+//! there, and for an update this rank's pieces do, one buffer after the other; whoever only reads them does
+//! so where they rest. A rank that is alone with its copy has shards of one as well.
 //!
-//! A part is what comes at once: a layer, or all that is outside of layers. Its frozen parameters come and go like those
-//! that are trained, but have no gradient. When parts come and go is the business of whoever schedules (`actor`); all ranks follow
-//! one schedule, for every line of it is an exchange.
+//! A part is what comes at once: a layer, or all that is outside of layers. Its frozen parameters come and go
+//! like those that are trained, but have no gradient. When parts come and go is the business of whoever
+//! schedules (`actor`); all ranks follow one schedule, for every line of it is an exchange.
 
 mod flat;
 mod own;
@@ -53,8 +54,8 @@ impl Part {
     }
 }
 
-/// The parameters of one part: matrices, which travel in the numbers that layers compute with, and vectors, such as a norm's
-/// weights, of which layers make exact use. Where those are the same numbers all are one.
+/// The parameters of one part: matrices, which travel in the numbers that layers compute with, and vectors,
+/// such as a norm's weights, of which layers make exact use. Where those are the same numbers all are one.
 #[derive(Debug)]
 struct Unit {
     trained: Vec<Flat>,
@@ -117,8 +118,8 @@ pub struct ShardedParameters {
 }
 
 impl ShardedParameters {
-    /// Takes the parameters of `decoder`, which lose their memory: from now on they can be read where a part is whole. With a
-    /// folder shards rest away from the device, on the CPU in a nameless file there.
+    /// Takes the parameters of `decoder`, which lose their memory: from now on they can be read where a part
+    /// is whole. With a folder shards rest away from the device, on the CPU in a nameless file there.
     ///
     /// # Errors
     /// [`RankError::Shards`] when there is not enough memory, or the file cannot be written.
@@ -172,8 +173,8 @@ impl ShardedParameters {
         std::iter::once(Part::Outer).chain((0..self.layers.len()).map(Part::Layer))
     }
 
-    /// What the optimizer updates: this rank's piece of every trained parameter, `[len]`, which may be empty, under the
-    /// parameter's name.
+    /// What the optimizer updates: this rank's piece of every trained parameter, `[len]`, which may be empty,
+    /// under the parameter's name.
     pub fn pieces(&self) -> Vec<(String, Tensor)> {
         self.trained().flat_map(Flat::pieces).collect()
     }
@@ -183,8 +184,8 @@ impl ShardedParameters {
         self.parts().flat_map(|part| self.unit(part).flats()).map(Flat::num_bytes).sum()
     }
 
-    /// Lets `read` see every part while it is whole, in `numbers`, in the order of [`Self::parts`]; the next one sets out meanwhile.
-    /// All ranks do so together.
+    /// Lets `read` see every part while it is whole, in `numbers`, in the order of [`Self::parts`]; the next
+    /// one sets out meanwhile. All ranks do so together.
     ///
     /// # Errors
     /// What `read` fails with, or [`RankError`] when a rank is lost or memory is short.
@@ -203,8 +204,8 @@ impl ShardedParameters {
         Ok(())
     }
 
-    /// Whether a part, which is whole here, is what the ranks of this copy hold, by the `digest` of each one's shard. All ranks ask
-    /// together.
+    /// Whether a part, which is whole here, is what the ranks of this copy hold, by the `digest` of each
+    /// one's shard. All ranks ask together.
     ///
     /// # Errors
     /// What `digest` fails with, or [`RankError`] when a rank is lost.
@@ -281,7 +282,8 @@ impl ShardedParameters {
         Ok(())
     }
 
-    /// Waits for all gradients and adds up those of all copies: the pieces' gradients are then those of all ranks.
+    /// Waits for all gradients and adds up those of all copies: the pieces' gradients are then those of all
+    /// ranks.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -298,7 +300,8 @@ impl ShardedParameters {
         self.trained().for_each(Flat::clear_gradient);
     }
 
-    /// The norm of what is spread over the replica, from the norm of each rank's part: the same bits on all ranks.
+    /// The norm of what is spread over the replica, from the norm of each rank's part: the same bits on all
+    /// ranks.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -306,8 +309,8 @@ impl ShardedParameters {
         Ok(self.ranks.sum_in_replica(own_norm * own_norm)?.sqrt())
     }
 
-    /// Lets `change` read and write this rank's pieces of the trained parameters, those of one buffer after the other; it is told
-    /// which are here.
+    /// Lets `change` read and write this rank's pieces of the trained parameters, those of one buffer after
+    /// the other; it is told which are here.
     ///
     /// # Errors
     /// What `change` fails with, or when pieces that rest cannot be fetched or put back.
@@ -330,7 +333,8 @@ impl ShardedParameters {
         Ok(whole)
     }
 
-    /// One tensor for each trained parameter of a part, whole and by name, from this rank's pieces of them, `[len]`.
+    /// One tensor for each trained parameter of a part, whole and by name, from this rank's pieces of them,
+    /// `[len]`.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.

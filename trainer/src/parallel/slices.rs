@@ -1,5 +1,6 @@
-//! Ranks that sample as one: each multiplies with a slice of every layer, and what they make is added up or laid side by
-//! side here. What a slice is made of is `rollout::slices`; who samples and judges what is `rlt_core::slice`.
+//! Ranks that sample as one: each multiplies with a slice of every layer, and what they make is added up or
+//! laid side by side here. What a slice is made of is `rollout::slices`; who samples and judges what is
+//! `rlt_core::slice`.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -64,8 +65,8 @@ impl SliceRanks {
 }
 
 impl Ranks {
-    /// Connects the `num_slices` neighbours that sample as one; `None` where every rank does so by itself. All ranks do so
-    /// once.
+    /// Connects the `num_slices` neighbours that sample as one; `None` where every rank does so by itself.
+    /// All ranks do so once.
     ///
     /// # Errors
     /// [`RankError`] when `num_slices` does not divide the ranks, or one is lost.

@@ -1,5 +1,5 @@
-//! Ranks that compute one stream of tokens together, each a part of it: how many share one, and what they exchange. How
-//! attention makes use of it is `actor::islands`; how ranks are laid out is `rlt_core::mesh`.
+//! Ranks that compute one stream of tokens together, each a part of it: how many share one, and what they
+//! exchange. How attention makes use of it is `actor::islands`; how ranks are laid out is `rlt_core::mesh`.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -22,8 +22,8 @@ impl StreamRanks {
         self.part
     }
 
-    /// Sends block `r` of `blocks`, `[num_parts, ..]`, to the rank of part `r`, and returns what they have sent to this
-    /// one, in the order of parts.
+    /// Sends block `r` of `blocks`, `[num_parts, ..]`, to the rank of part `r`, and returns what they have
+    /// sent to this one, in the order of parts.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -43,7 +43,8 @@ impl StreamRanks {
 }
 
 impl Ranks {
-    /// The same ranks, of which `sp` neighbours each compute one stream together. All ranks do so once for each `sp`.
+    /// The same ranks, of which `sp` neighbours each compute one stream together. All ranks do so once for
+    /// each `sp`.
     ///
     /// # Errors
     /// [`RankError`] when `sp` does not divide the ranks, or one is lost.

@@ -1,7 +1,7 @@
 //! Plots as inline SVG.
 //!
-//! The drawing stretches with its frame while strokes keep their width, and labels are HTML beside it, so a plot is
-//! as sharp and its text as large on a phone as on a desk.
+//! The drawing stretches with its frame while strokes keep their width, and labels are HTML beside it, so a
+//! plot is as sharp and its text as large on a phone as on a desk.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

@@ -121,7 +121,8 @@ fn a_trend_reaches_both_ends_without_a_hook() {
     let heights: Vec<f64> =
         trend.split('L').map(|point| point.split(',').nth(1).unwrap().parse().unwrap()).collect();
     assert_eq!(heights.len(), 101);
-    // The true trend falls by 99 % of the drawing's height per 1.5 units of reward; the noise by itself is 400.
+    // The true trend falls by 99 % of the drawing's height per 1.5 units of reward; the noise by itself is
+    // 400.
     let straight = |idx: usize| heights[0] + (heights[100] - heights[0]) * idx as f64 / 100.0;
     let worst =
         heights.iter().enumerate().map(|(idx, height)| (height - straight(idx)).abs()).fold(0.0, f64::max);

@@ -1,7 +1,8 @@
-//! The reward models of a manifest: which samples each is asked about, and its numbers for the reward functions of kind
-//! `Model`. Weights and limits are the pool's, like those of all other functions.
+//! The reward models of a manifest: which samples each is asked about, and its numbers for the reward
+//! functions of kind `Model`. Weights and limits are the pool's, like those of all other functions.
 //!
-//! Where ranks share the policy they share these models too: each asks about its own samples, and passes are made by all.
+//! Where ranks share the policy they share these models too: each asks about its own samples, and passes are
+//! made by all.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -153,8 +154,9 @@ impl RewardModels {
         named(functions).map(|(function, model)| folder(&function.name, model)).collect()
     }
 
-    /// Loads the models that `functions` name from their `folders`, to be asked in passes of at most `max_tokens` tokens. With
-    /// `sharing`, which is the policy's, every rank keeps a part of each; all `ranks` do so alike.
+    /// Loads the models that `functions` name from their `folders`, to be asked in passes of at most
+    /// `max_tokens` tokens. With `sharing`, which is the policy's, every rank keeps a part of each; all
+    /// `ranks` do so alike.
     ///
     /// # Errors
     /// [`RewardModelError`], with the function's name.
@@ -179,12 +181,12 @@ impl RewardModels {
         self.models.iter().any(|model| model.shards.is_some())
     }
 
-    /// What every model says of each sample that it is asked about, in the order of the samples. Where ranks share the models
-    /// all of them take part, each with samples of its own.
+    /// What every model says of each sample that it is asked about, in the order of the samples. Where ranks
+    /// share the models all of them take part, each with samples of its own.
     ///
     /// # Errors
-    /// [`RewardModelError::Packing`] when a sequence alone is longer than a pass, [`RewardModelError::Torch`], and
-    /// [`RewardModelError::Ranks`] when a rank is lost.
+    /// [`RewardModelError::Packing`] when a sequence alone is longer than a pass,
+    /// [`RewardModelError::Torch`], and [`RewardModelError::Ranks`] when a rank is lost.
     pub fn scores(
         &self,
         samples: &[(Arc<Prompt>, Completion)],

@@ -6,14 +6,16 @@ use tch::{Device, Kind, Tensor};
 use super::RolloutError;
 use crate::parallel::DecoderParts;
 
-/// Digests of all parameters of a decoder, adapters included, at one moment; where ranks share it, of what this rank holds of them.
+/// Digests of all parameters of a decoder, adapters included, at one moment; where ranks share it, of what
+/// this rank holds of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WeightDigest {
     parameters: Vec<(String, u64)>,
 }
 
 impl WeightDigest {
-    /// Digests every parameter of `policy` that is here, bit by bit; reads each of them once and gathers nothing.
+    /// Digests every parameter of `policy` that is here, bit by bit; reads each of them once and gathers
+    /// nothing.
     ///
     /// # Errors
     /// [`RolloutError::Tensor`] when a parameter's memory cannot be read.

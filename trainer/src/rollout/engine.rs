@@ -39,8 +39,8 @@ impl RolloutEngine {
         Self { options, ranks: None, weights: None, cache: None, stats: RolloutStats::default() }
     }
 
-    /// The same engine, of whose weights this rank packs a slice. All of `ranks` make the same calls with the same requests, and
-    /// get the same completions.
+    /// The same engine, of whose weights this rank packs a slice. All of `ranks` make the same calls with the
+    /// same requests, and get the same completions.
     pub fn sliced_among(self, ranks: Option<Arc<SliceRanks>>) -> Self {
         Self { ranks, ..self }
     }
@@ -51,12 +51,14 @@ impl RolloutEngine {
     }
 
     /// Packs the policy's weights, adapters folded in, as those of `policy_version`; returns what
-    /// [`WeightDigest::of`] gives for them. Nothing of earlier weights stays: no key or value outlives a call of
-    /// [`Self::generate`]. Where ranks share the policy all of them do so together; no more than two parts of it are whole at once.
+    /// [`WeightDigest::of`] gives for them. Nothing of earlier weights stays: no key or value outlives a call
+    /// of [`Self::generate`]. Where ranks share the policy all of them do so together; no more than two parts
+    /// of it are whole at once.
     ///
     /// # Errors
-    /// [`RolloutError::OlderWeights`] when the engine already has a later version, [`RolloutError::Tensor`] when
-    /// memory cannot be reached, [`RolloutError::Torn`] or [`RolloutError::Ranks`] when ranks could not bring the weights.
+    /// [`RolloutError::OlderWeights`] when the engine already has a later version, [`RolloutError::Tensor`]
+    /// when memory cannot be reached, [`RolloutError::Torn`] or [`RolloutError::Ranks`] when ranks could not
+    /// bring the weights.
     pub fn sync_weights<'a>(
         &mut self,
         policy: impl Into<DecoderParts<'a>>,
@@ -94,11 +96,12 @@ impl RolloutEngine {
 
     /// Writes all samples of all requests; one list a request, in the order of its seeds.
     ///
-    /// `progress` is called after each step and may end the generation there, on all ranks that sample as one.
+    /// `progress` is called after each step and may end the generation there, on all ranks that sample as
+    /// one.
     ///
     /// # Errors
-    /// [`RolloutError`]; in particular [`RolloutError::StaleWeights`] when a parameter of `policy` differs from
-    /// what was synchronised.
+    /// [`RolloutError`]; in particular [`RolloutError::StaleWeights`] when a parameter of `policy` differs
+    /// from what was synchronised.
     pub fn generate<'a>(
         &mut self,
         policy: impl Into<DecoderParts<'a>>,
@@ -188,7 +191,8 @@ fn run_step(
     })
 }
 
-/// Whether a rank of those that sample as one `wants_end`. Fails on all of them where they have drawn different tokens.
+/// Whether a rank of those that sample as one `wants_end`. Fails on all of them where they have drawn
+/// different tokens.
 fn agree(
     ranks: Option<&SliceRanks>,
     step: usize,

@@ -1,7 +1,9 @@
-//! Keys and values of the running sequences, in blocks: of all key heads, or of those of this rank's slice of the model.
+//! Keys and values of the running sequences, in blocks: of all key heads, or of those of this rank's slice of
+//! the model.
 //!
-//! Each layer has two tensors [num_blocks, block_size, kv_heads, head_dim]. They are not initialised: the scheduler
-//! hands out no slot that is read before it was written, and on a CPU a block that was never used takes no memory.
+//! Each layer has two tensors [num_blocks, block_size, kv_heads, head_dim]. They are not initialised: the
+//! scheduler hands out no slot that is read before it was written, and on a CPU a block that was never used
+//! takes no memory.
 
 use rlt_api::plan::model_config::ModelConfig;
 use rlt_core::engine::BlockCopy;

@@ -1,5 +1,5 @@
-//! A rank's slice of a decoder's products: which rows and columns of the weights it multiplies with. What comes of the slices is
-//! put together elsewhere.
+//! A rank's slice of a decoder's products: which rows and columns of the weights it multiplies with. What
+//! comes of the slices is put together elsewhere.
 //!
 //! ```text
 //! q, k, v       rows of own heads       -> queries of own heads, keys and values that these look at
@@ -75,7 +75,8 @@ impl<'a> Cut<'a> {
         }
     }
 
-    /// The slice of the head's weight [vocabulary, hidden]; zeros fill the last ones up to the length of the first.
+    /// The slice of the head's weight [vocabulary, hidden]; zeros fill the last ones up to the length of the
+    /// first.
     pub(super) fn head(&self, weight_vd: &Tensor) -> Tensor {
         let rows = self.slice.of(self.config.vocab_size);
         let missing = (self.slice.longest(self.config.vocab_size) - rows.len()) as i64;

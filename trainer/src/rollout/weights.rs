@@ -1,10 +1,12 @@
-//! The decoder's linear layers as the engine multiplies with them: fused, packed for few rows, adapters folded in.
+//! The decoder's linear layers as the engine multiplies with them: fused, packed for few rows, adapters
+//! folded in.
 //!
-//! Queries, keys and values come out of one product, gate and up out of another: five products a layer become four,
-//! each over a wider weight. Norms and embeddings stay the trainer's own tensors where it has all of them. Where ranks share the
-//! model its parts are whole one after the other, each no longer than it is packed, and the engine has copies of what it does
-//! not pack: embeddings in the dtype in which it computes, and norms. So what it has packed is the one whole copy of the model,
-//! or where ranks sample as one a slice of it, cut out of each part behind its folding.
+//! Queries, keys and values come out of one product, gate and up out of another: five products a layer become
+//! four, each over a wider weight. Norms and embeddings stay the trainer's own tensors where it has all of
+//! them. Where ranks share the model its parts are whole one after the other, each no longer than it is
+//! packed, and the engine has copies of what it does not pack: embeddings in the dtype in which it computes,
+//! and norms. So what it has packed is the one whole copy of the model, or where ranks sample as one a slice
+//! of it, cut out of each part behind its folding.
 
 use std::sync::Arc;
 
@@ -48,8 +50,8 @@ struct PackedLayer {
 }
 
 impl RolloutWeights {
-    /// Packs every linear layer of `policy` in its compute dtype, one part of the model at a time, for products of about
-    /// `rows_hint` rows: all of it, or this rank's slice where `ranks` multiply together.
+    /// Packs every linear layer of `policy` in its compute dtype, one part of the model at a time, for
+    /// products of about `rows_hint` rows: all of it, or this rank's slice where `ranks` multiply together.
     pub(super) fn pack(
         policy: DecoderParts<'_>,
         policy_version: u64,
@@ -194,8 +196,8 @@ impl PackedLayer {
     }
 }
 
-/// Room for the packed projections and head, where they are packed by ourselves: float32 on the CPU. Each product may
-/// fill its last panel up.
+/// Room for the packed projections and head, where they are packed by ourselves: float32 on the CPU. Each
+/// product may fill its last panel up.
 fn packed_bytes(decoder: &Decoder, slice: &ModelConfig) -> usize {
     if decoder.compute_kind() != Kind::Float || decoder.device() != Device::Cpu {
         return 0;
@@ -206,7 +208,8 @@ fn packed_bytes(decoder: &Decoder, slice: &ModelConfig) -> usize {
     slice.num_layers * of_layer + of(slice.vocab_size, slice.hidden_size)
 }
 
-/// Weights and biases stacked along the output, in `kind`; a part without a bias counts as zero beside one with.
+/// Weights and biases stacked along the output, in `kind`; a part without a bias counts as zero beside one
+/// with.
 fn fused(parts: &[ProjectionWeights], kind: Kind) -> (Tensor, Option<Tensor>) {
     let weights: Vec<Tensor> = parts.iter().map(|part| part.weight.to_kind(kind)).collect();
     let has_bias = parts.iter().any(|part| part.bias.is_some());

@@ -1,4 +1,5 @@
-//! Threads, arithmetic and the device of a rank's process. Which numbers are computed on it is not decided here.
+//! Threads, arithmetic and the device of a rank's process. Which numbers are computed on it is not decided
+//! here.
 
 use rlt_api::resolved::ResolvedSpec;
 use rlt_api::spec;
@@ -24,7 +25,8 @@ pub(super) fn prepare(spec: &ResolvedSpec, ranks: &Ranks) -> Result<Device, Trai
 fn matmul_precision(wanted: spec::MatmulPrecision) -> rlt_torch::MatmulPrecision {
     use spec::MatmulPrecision as Wanted;
     match wanted {
-        // Without matrix tiles libtorch's "medium" is full fp32 by a faster library; with them it would be bfloat16.
+        // Without matrix tiles libtorch's "medium" is full fp32 by a faster library; with them it would be
+        // bfloat16.
         Wanted::Highest if !rlt_torch::cpu_has_amx() => rlt_torch::MatmulPrecision::Medium,
         Wanted::Highest => rlt_torch::MatmulPrecision::Highest,
         Wanted::High => rlt_torch::MatmulPrecision::High,
@@ -32,8 +34,8 @@ fn matmul_precision(wanted: spec::MatmulPrecision) -> rlt_torch::MatmulPrecision
     }
 }
 
-/// The device of rank `local_rank` of the `local_size` on a machine with `num_gpus`. Two ranks never share a GPU: NCCL
-/// connects none with itself.
+/// The device of rank `local_rank` of the `local_size` on a machine with `num_gpus`. Two ranks never share a
+/// GPU: NCCL connects none with itself.
 fn device_of(
     wanted: spec::Device,
     num_gpus: usize,

@@ -1,5 +1,5 @@
-//! The model and the roles on it: the actor with its optimizer, and the reference; and models that judge. Where ranks share the model each of them
-//! reads, draws or copies its own part alone.
+//! The model and the roles on it: the actor with its optimizer, and the reference; and models that judge.
+//! Where ranks share the model each of them reads, draws or copies its own part alone.
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -44,7 +44,8 @@ fn weights_seed(spec: &ResolvedSpec) -> u64 {
     seed(spec.training.seed, SeedStream::Weights, &[])
 }
 
-/// The actor, whole or this rank's part of it. One whose parameters rest comes part by part too, if only from there.
+/// The actor, whole or this rank's part of it. One whose parameters rest comes part by part too, if only from
+/// there.
 pub(super) fn actor(
     spec: &ResolvedSpec,
     weights: &Weights,
@@ -126,8 +127,8 @@ fn shards(
     Ok(shards)
 }
 
-/// The reference that the algorithm needs. Without a cold start it is the model as loaded, and is kept right away, before
-/// a checkpoint overwrites the actor.
+/// The reference that the algorithm needs. Without a cold start it is the model as loaded, and is kept right
+/// away, before a checkpoint overwrites the actor.
 pub(super) fn reference(
     spec: &ResolvedSpec,
     actor: &Actor,
@@ -149,7 +150,8 @@ pub(super) fn reward_model_folders(spec: &ResolvedSpec, ranks: &Ranks) -> Result
     if RewardModels::is_any_on_hub(functions) { ranks.leader_first(folders) } else { folders() }
 }
 
-/// The reward models, frozen, in the numbers in which the policy computes, in shards where the actor is, which rest where its do.
+/// The reward models, frozen, in the numbers in which the policy computes, in shards where the actor is,
+/// which rest where its do.
 pub(super) fn reward_models(
     spec: &ResolvedSpec,
     folders: &[PathBuf],

@@ -46,8 +46,8 @@ pub(super) fn fill(
         batch.values = Some(clock.measure("values", || critic.values(batch, max_tokens))?);
     }
     let mut metrics = Metrics::new();
-    // Outcomes are laid down before tokens are rejected: a rejected sample does not learn, but it still is a sample
-    // of its group.
+    // Outcomes are laid down before tokens are rejected: a rejected sample does not learn, but it still is a
+    // sample of its group.
     let outcomes = batch.rows.at_last_valid(&batch.rewards);
     if let Some(correction) = &algorithm.importance_correction {
         metrics.extend(correct(batch, correction)?);

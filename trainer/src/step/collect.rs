@@ -61,7 +61,8 @@ pub(super) fn groups(trainer: &mut Trainer, clock: &mut PhaseClock) -> Result<Op
             Some(dynamic) if !(is_last && groups.is_empty()) => {
                 groups.extend(sampled.into_iter().filter(|group| teaches_something(group, dynamic)));
             }
-            // Without dynamic sampling, or where no group of any batch differs: the step goes on with what it has.
+            // Without dynamic sampling, or where no group of any batch differs: the step goes on with what it
+            // has.
             _ => groups.extend(sampled),
         }
     }
@@ -103,8 +104,9 @@ pub(crate) struct Sampling {
     pub num_samples: u32,
 }
 
-/// Samples and judges `num_samples` completions of each prompt; `None` when a rank was asked to stop. Every rank, and with it
-/// those that sample as one, takes every so many-th prompt and learns what the others have made of theirs.
+/// Samples and judges `num_samples` completions of each prompt; `None` when a rank was asked to stop. Every
+/// rank, and with it those that sample as one, takes every so many-th prompt and learns what the others have
+/// made of theirs.
 pub(crate) fn sample_groups(
     trainer: &mut Trainer,
     prompts: &[Arc<Prompt>],
@@ -131,7 +133,8 @@ pub(crate) fn sample_groups(
 /// The completions of one prompt with their rewards, as ranks tell each other.
 type JudgedGroup = Vec<(Completion, Reward)>;
 
-/// Samples what is dealt out to this rank, and judges its part of that; `None` when this rank was asked to stop.
+/// Samples what is dealt out to this rank, and judges its part of that; `None` when this rank was asked to
+/// stop.
 fn sample_own(
     trainer: &mut Trainer,
     prompts: &[Arc<Prompt>],

@@ -43,8 +43,8 @@ impl Tokenizer {
         Ok(Self { inner: Arc::new(inner), special, eos_ids: vec![2], chat: None, origin: Origin::Memory })
     }
 
-    /// Refuses `text`, whose tokens are `tokens`, where a character of it became `<unk>`: for data, in which that is a
-    /// mistake. Tokenizers that were not made from an alphabet take any text.
+    /// Refuses `text`, whose tokens are `tokens`, where a character of it became `<unk>`: for data, in which
+    /// that is a mistake. Tokenizers that were not made from an alphabet take any text.
     ///
     /// # Errors
     /// [`TokenizerError::OutsideAlphabet`] with the first such character.

@@ -1,7 +1,7 @@
 //! Progress for a person: live bars on a terminal, one plain line a step everywhere else.
 //!
-//! The training says where it is through [`Progress`] and never learns who listens. Drawing happens on a thread of
-//! its own: a terminal that is held back loses updates and delays nothing.
+//! The training says where it is through [`Progress`] and never learns who listens. Drawing happens on a
+//! thread of its own: a terminal that is held back loses updates and delays nothing.
 
 mod bars;
 mod lines;

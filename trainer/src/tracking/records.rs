@@ -19,8 +19,8 @@ pub enum Stage {
 
 /// The metrics of one finished step: a line of `metrics.jsonl`.
 ///
-/// As JSON it is one flat object: `step`, `training/phase`, `timestamp`, then the metrics by name. A value that
-/// is not finite is `null`, since JSON has no word for it.
+/// As JSON it is one flat object: `step`, `training/phase`, `timestamp`, then the metrics by name. A value
+/// that is not finite is `null`, since JSON has no word for it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepMetrics {
     /// Which part of the run the step belongs to.

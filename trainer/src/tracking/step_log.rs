@@ -18,8 +18,8 @@ pub(super) struct StepLog(AppendFile);
 pub(super) struct CompletionLog(AppendFile);
 
 impl StepLog {
-    /// Opens the log in `folder`, forgetting all steps after `resumed_after`, or all of them. Returns the steps
-    /// that stay, in order.
+    /// Opens the log in `folder`, forgetting all steps after `resumed_after`, or all of them. Returns the
+    /// steps that stay, in order.
     pub(super) fn open(
         folder: &Path,
         resumed_after: Option<(Stage, u64)>,
@@ -69,8 +69,8 @@ impl Tracker for CompletionLog {
     }
 }
 
-/// All steps of a `metrics.jsonl` in the order of the run, the last of those logged twice; none where the file is
-/// missing. Lines that a kill has torn are passed over.
+/// All steps of a `metrics.jsonl` in the order of the run, the last of those logged twice; none where the
+/// file is missing. Lines that a kill has torn are passed over.
 ///
 /// # Errors
 /// The file exists and cannot be read.

@@ -63,7 +63,8 @@ fn record(event: &[u8]) -> Vec<u8> {
     record
 }
 
-/// The mask keeps a checksum of data that itself holds checksums meaningful (`tensorflow/core/lib/hash/crc32c.h`).
+/// The mask keeps a checksum of data that itself holds checksums meaningful
+/// (`tensorflow/core/lib/hash/crc32c.h`).
 fn masked_crc32c(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }

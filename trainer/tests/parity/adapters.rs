@@ -12,8 +12,8 @@ use crate::fixture::{Fixture, TOLERANCE, TRAINABLE, loss, max_error, packed};
 /// All linear layers; a list with rank-stabilised scaling; a pattern with an exception.
 const ADAPTED: [&str; 3] = ["llama", "qwen3", "gemma"];
 
-/// What an export says in its own way: the type of its weights, who wrote it, `rope_theta` and `rope_scaling`, which
-/// every version of transformers reads, and a constant 1.
+/// What an export says in its own way: the type of its weights, who wrote it, `rope_theta` and
+/// `rope_scaling`, which every version of transformers reads, and a constant 1.
 const REWRITTEN: [&str; 5] =
     ["dtype", "torch_dtype", "transformers_version", "rope_parameters", "pretraining_tp"];
 

@@ -1,4 +1,5 @@
-//! Every family computes what transformers computes: values, gradients, one optimizer step, greedy continuations.
+//! Every family computes what transformers computes: values, gradients, one optimizer step, greedy
+//! continuations.
 
 use rlt_trainer::model::{Adapter, Decoder, PackedInput};
 use rlt_trainer::optim::{AdamW, AdamWOptions};

@@ -44,8 +44,8 @@ fn paged_greedy_continuations_are_those_of_transformers() {
     }
 }
 
-/// To the bit: packed products, norms and attention treat each row by itself, so on the CPU in f32 nothing that runs
-/// beside a sample touches it.
+/// To the bit: packed products, norms and attention treat each row by itself, so on the CPU in f32 nothing
+/// that runs beside a sample touches it.
 #[test]
 fn a_sample_is_the_same_alone_and_in_any_batch() {
     for family in FAMILIES {
@@ -159,8 +159,8 @@ fn next_penalised(decoder: &Decoder, sequence: &[u32], penalty: f32) -> u32 {
     (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap() as u32
 }
 
-/// bf16 rounds each activation to 8 bits: log-probs of the two routes differ by what one rounding in a residual
-/// stream of a few units makes, some hundredths.
+/// bf16 rounds each activation to 8 bits: log-probs of the two routes differ by what one rounding in a
+/// residual stream of a few units makes, some hundredths.
 #[test]
 fn a_bf16_rollout_stays_close_to_the_bf16_actor() {
     let bf16 = LoadOptions { storage: Kind::BFloat16, compute: Kind::BFloat16, ..LoadOptions::default() };

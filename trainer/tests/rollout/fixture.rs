@@ -81,9 +81,10 @@ pub(crate) fn tokens(completions: &[Vec<Completion>]) -> Vec<Vec<TokenId>> {
 
 /// Two routes to the same samples, counted over many of them.
 ///
-/// What a prefill computes again a decode may have computed first, with additions in another order: log-probs agree to
-/// rounding, which these models' large random weights amplify to some 1e-5, and a draw moves when its number lies
-/// within that much of a boundary. That is one of thousands of samples, on one machine or another.
+/// What a prefill computes again a decode may have computed first, with additions in another order: log-probs
+/// agree to rounding, which these models' large random weights amplify to some 1e-5, and a draw moves when
+/// its number lies within that much of a boundary. That is one of thousands of samples, on one machine or
+/// another.
 #[derive(Default)]
 pub(crate) struct SameSamples {
     num_samples: usize,
@@ -112,8 +113,8 @@ impl SameSamples {
     }
 }
 
-/// Asserts that the engine's log-probs are the actor's: within 1e-5, or within what f32 arithmetic itself is away from
-/// f64 on a model that amplifies rounding more than that.
+/// Asserts that the engine's log-probs are the actor's: within 1e-5, or within what f32 arithmetic itself is
+/// away from f64 on a model that amplifies rounding more than that.
 pub(crate) fn assert_like_actor(
     case: &str,
     [decoder, exact]: [&Decoder; 2],

@@ -95,7 +95,8 @@ fn two_hundred_sleeps_leave_no_memory_behind() {
         }
     }
     let grown = rlt_torch::rss_bytes().unwrap().saturating_sub(after_warm_up);
-    // One leaked set of packed weights and cache is 0.2 MB; 160 of them would be 30 MB. Other tests run beside this.
+    // One leaked set of packed weights and cache is 0.2 MB; 160 of them would be 30 MB. Other tests run
+    // beside this.
     assert!(grown < 16 << 20, "grew by {grown} bytes");
 }
 

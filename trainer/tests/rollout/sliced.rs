@@ -1,4 +1,5 @@
-//! Ranks that are threads here sample as one, each with a slice of the weights: the completions of one rank that has the whole.
+//! Ranks that are threads here sample as one, each with a slice of the weights: the completions of one rank
+//! that has the whole.
 
 use std::error::Error;
 use std::ops::ControlFlow;
@@ -17,7 +18,8 @@ use tch::Kind;
 
 use crate::fixture::*;
 
-/// Runs `body` on every rank, which waits for the others for so many seconds; what each returned, in the order of ranks.
+/// Runs `body` on every rank, which waits for the others for so many seconds; what each returned, in the
+/// order of ranks.
 fn on_ranks<T: Send>(size: usize, patience: u64, body: impl Fn(Ranks) -> T + Sync) -> Vec<T> {
     let store = serve_store(0, 1, size).unwrap();
     let environment = |rank| RankEnvironment {
@@ -53,7 +55,8 @@ fn sample<'a>(
     engine.generate(policy, requests, &Letters, &mut |_| ControlFlow::Continue(()))
 }
 
-/// What ranks that sample as one write, the same on each of them, with `options` and in each of several calls.
+/// What ranks that sample as one write, the same on each of them, with `options` and in each of several
+/// calls.
 fn sliced(
     num_slices: usize,
     decoder: impl Fn() -> Decoder + Sync,
@@ -94,8 +97,8 @@ fn slices_of_every_family_sample_what_the_actor_would() {
     }
 }
 
-/// Two numbers have one sum, in whatever order, so that with two slices rows stay by themselves; also where the cache is short
-/// of room for all, and the samples of a prompt share it.
+/// Two numbers have one sum, in whatever order, so that with two slices rows stay by themselves; also where
+/// the cache is short of room for all, and the samples of a prompt share it.
 #[test]
 fn two_slices_sample_the_same_in_any_batch_and_after_a_preemption() {
     let calls = [requests(7, 2, &truncated())];

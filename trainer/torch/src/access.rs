@@ -54,7 +54,8 @@ pub fn f32_slice_mut(tensor: &mut Tensor) -> Result<&mut [f32], Error> {
     Ok(if len == 0 { &mut [] } else { unsafe { std::slice::from_raw_parts_mut(data, len) } })
 }
 
-/// Start and number of a tensor's bytes, after checking that they lie without gaps where the CPU can read them.
+/// Start and number of a tensor's bytes, after checking that they lie without gaps where the CPU can read
+/// them.
 fn place_of_bytes(act: &'static str, tensor: &Tensor) -> Result<(*mut u8, usize), Error> {
     let (data, len) = elements(act, tensor, tensor.kind())?;
     Ok((data, len * tensor.kind().elt_size_in_bytes()))

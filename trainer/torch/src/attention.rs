@@ -10,7 +10,8 @@ use tch::Tensor;
 pub struct Segments<'a> {
     /// Start of each segment, and T at the end: rises from 0 to T.
     pub cu_seqlens: &'a [i32],
-    /// For each segment the earlier one that it continues, which itself continues none; no entries: none does.
+    /// For each segment the earlier one that it continues, which itself continues none; no entries: none
+    /// does.
     pub prefixes: &'a [Option<usize>],
 }
 
@@ -21,13 +22,14 @@ impl<'a> Segments<'a> {
     }
 }
 
-/// Causal attention inside each segment of a packed stream. A segment that continues another, its prefix, sees all of
-/// that first, as if both were one sequence; other tokens never see each other. So a prefix that many segments
-/// continue, a prompt with its completions, is computed once.
+/// Causal attention inside each segment of a packed stream. A segment that continues another, its prefix,
+/// sees all of that first, as if both were one sequence; other tokens never see each other. So a prefix that
+/// many segments continue, a prompt with its completions, is computed once.
 ///
 /// `q_thd` is `[T, H, D]`, `k_tkd` and `v_tkd` are `[T, K, D]` with K dividing H (grouped queries), f32 or
-/// bf16, the last dim contiguous (slices of a fused projection need no copy). Returns `[T, H, D]`. Differentiable in
-/// q, k and v, with the same sums in the same order in every run. Memory grows with T, never with its square.
+/// bf16, the last dim contiguous (slices of a fused projection need no copy). Returns `[T, H, D]`.
+/// Differentiable in q, k and v, with the same sums in the same order in every run. Memory grows with T,
+/// never with its square.
 ///
 /// # Panics
 /// When shapes, dtypes or segments do not fit.

@@ -25,8 +25,8 @@ pub fn backward_many(outputs: &[&Tensor], grads: &[&Tensor]) {
     or_panic(check("backward", unsafe { rlt_backward(outputs.as_ptr(), grads.as_ptr(), outputs.len()) }));
 }
 
-/// Makes `grad` (same shape, dtype and device) the leaf's `.grad()`, sharing memory with it; `None` takes the gradient
-/// away and frees it, so that the next backward pass hands its own over instead of adding to zeros.
+/// Makes `grad` (same shape, dtype and device) the leaf's `.grad()`, sharing memory with it; `None` takes the
+/// gradient away and frees it, so that the next backward pass hands its own over instead of adding to zeros.
 ///
 /// # Panics
 /// When shape, dtype or device differ.

@@ -1,13 +1,14 @@
-//! Collectives: how ranks exchange tensors. One trait, [`Collectives`], and three who do it: a group of one rank, which moves
-//! nothing, c10d's Gloo for tensors on CPUs, and NCCL for tensors on GPUs. A group takes both and looks where a tensor
-//! is. Which tensors a training step exchanges, and how ranks are laid out on a mesh, is not known here.
+//! Collectives: how ranks exchange tensors. One trait, [`Collectives`], and three who do it: a group of one
+//! rank, which moves nothing, c10d's Gloo for tensors on CPUs, and NCCL for tensors on GPUs. A group takes
+//! both and looks where a tensor is. Which tensors a training step exchanges, and how ranks are laid out on a
+//! mesh, is not known here.
 //!
 //! ```text
 //! Rendezvous::join (store, attempt, rank) -> Rendezvous::group (name, members) -> Box<dyn Collectives>
 //!     -> all_gather(..) -> Pending -> wait
 //! ```
-//! All members of a group call the same operations in the same order. Every operation is asynchronous: it returns a
-//! [`Pending`] that keeps its tensors and must be waited for before they are read or written.
+//! All members of a group call the same operations in the same order. Every operation is asynchronous: it
+//! returns a [`Pending`] that keeps its tensors and must be waited for before they are read or written.
 
 mod alone;
 mod border;
@@ -71,9 +72,9 @@ pub trait Collectives: Send + Debug {
     /// When the tensor is not contiguous, or the operation could not be started.
     fn all_reduce(&mut self, tensor: &Tensor, reduction: Reduction) -> Result<Pending, CollectiveError>;
 
-    /// Sums `input` (`size` equal chunks along the first dim) over ranks; `output` becomes the chunk of this rank. Chunks of
-    /// bf16 are added in fp32 and rounded once, in the order of ranks; others too on CPUs, and on GPUs in an order of NCCL's own.
-    /// The result does not depend on timing.
+    /// Sums `input` (`size` equal chunks along the first dim) over ranks; `output` becomes the chunk of this
+    /// rank. Chunks of bf16 are added in fp32 and rounded once, in the order of ranks; others too on CPUs,
+    /// and on GPUs in an order of NCCL's own. The result does not depend on timing.
     ///
     /// # Errors
     /// When `input` has not `size` times the elements of `output`, or the operation could not be started.
@@ -85,8 +86,8 @@ pub trait Collectives: Send + Debug {
     /// When `output` has not `size` times the elements of `input`, or the operation could not be started.
     fn all_gather(&mut self, output: &Tensor, input: &Tensor) -> Result<Pending, CollectiveError>;
 
-    /// Sends `input_splits[r]` rows of `input` to rank `r` and receives `output_splits[r]` rows from it, both in the
-    /// order of ranks along the first dim.
+    /// Sends `input_splits[r]` rows of `input` to rank `r` and receives `output_splits[r]` rows from it, both
+    /// in the order of ranks along the first dim.
     ///
     /// # Errors
     /// When splits do not add up to the rows of their tensors, or the operation could not be started.

@@ -1,5 +1,6 @@
-//! A buffer whose memory comes and goes behind tensors that stay: views of it can be leaves of a model and be saved in
-//! autograd's graphs while there is nothing behind them. When it comes and goes is the caller's business.
+//! A buffer whose memory comes and goes behind tensors that stay: views of it can be leaves of a model and be
+//! saved in autograd's graphs while there is nothing behind them. When it comes and goes is the caller's
+//! business.
 
 use crate::Error;
 use crate::border::{check, raw, rlt_resize_storage};
@@ -30,8 +31,8 @@ impl FlatBuffer {
         self.resize(self.flat.numel() * self.flat.kind().elt_size_in_bytes())
     }
 
-    /// Frees the memory. Until the next [`Self::take`] nobody may read or write a view: the process would be ended by
-    /// the kernel.
+    /// Frees the memory. Until the next [`Self::take`] nobody may read or write a view: the process would be
+    /// ended by the kernel.
     ///
     /// # Errors
     /// When the memory is not libtorch's, which it is from [`Self::new`] on.
@@ -58,8 +59,9 @@ impl FlatBuffer {
     }
 }
 
-/// Frees the values of `tensor`, which libtorch has made and nobody reads any more, and of everything that shares memory with
-/// it: for the end of a graph whose values have been copied elsewhere. Its size stays, and so does the graph behind it.
+/// Frees the values of `tensor`, which libtorch has made and nobody reads any more, and of everything that
+/// shares memory with it: for the end of a graph whose values have been copied elsewhere. Its size stays, and
+/// so does the graph behind it.
 ///
 /// # Errors
 /// When the memory is not libtorch's own.

@@ -1,4 +1,5 @@
-//! The process's memory: what it uses, its peak on host and device, and how the allocator treats large buffers.
+//! The process's memory: what it uses, its peak on host and device, and how the allocator treats large
+//! buffers.
 
 use crate::Error;
 use crate::border::{check, rlt_peak_cuda_bytes, rlt_release_free_memory, rlt_reuse_large_buffers};
@@ -7,7 +8,8 @@ use tch::Device;
 const STATUS: &str = "/proc/self/status";
 const CLEAR_REFS: &str = "/proc/self/clear_refs";
 
-/// Shapes of products whose code stays, of oneDNN and of what lies between it and libtorch; both begin with 1024.
+/// Shapes of products whose code stays, of oneDNN and of what lies between it and libtorch; both begin with
+/// 1024.
 const KEPT_SHAPES: &str = "64";
 const KEPT_SHAPES_VARIABLES: [&str; 2] = ["ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"];
 
@@ -37,8 +39,9 @@ pub fn peak_rss_bytes() -> Result<u64, Error> {
     status_bytes("VmHWM")
 }
 
-/// The highest memory of this process's own, in bytes: [`peak_rss_bytes`] less the pages of its program and libraries
-/// (`RssFile`), which are as many as the machine has spare and which the kernel takes back where it needs them.
+/// The highest memory of this process's own, in bytes: [`peak_rss_bytes`] less the pages of its program and
+/// libraries (`RssFile`), which are as many as the machine has spare and which the kernel takes back where it
+/// needs them.
 ///
 /// # Errors
 /// When /proc cannot be read.
@@ -54,8 +57,8 @@ pub fn rss_bytes() -> Result<u64, Error> {
     status_bytes("VmRSS")
 }
 
-/// The most bytes that tensors have held on a GPU at once, as `torch.cuda.max_memory_allocated` counts them; `None`
-/// for the CPU, whose tensors are in [`peak_own_bytes`].
+/// The most bytes that tensors have held on a GPU at once, as `torch.cuda.max_memory_allocated` counts them;
+/// `None` for the CPU, whose tensors are in [`peak_own_bytes`].
 ///
 /// # Errors
 /// When CUDA was not loaded.
@@ -85,8 +88,8 @@ pub fn reset_peak_rss() -> Result<(), Error> {
 /// against 0.04 for writing it). Call once, before the first tensor; [`release_free_memory`] gives back what
 /// is kept.
 ///
-/// The library of matrix products keeps, for every shape that it has met, the code it made for it: as many as a step
-/// has shapes are enough, not as many as there are batches of different lengths.
+/// The library of matrix products keeps, for every shape that it has met, the code it made for it: as many as
+/// a step has shapes are enough, not as many as there are batches of different lengths.
 pub fn reuse_large_buffers() {
     for variable in KEPT_SHAPES_VARIABLES.into_iter().filter(|name| std::env::var_os(name).is_none()) {
         // SAFETY: before the first tensor no other thread asks C for the environment.

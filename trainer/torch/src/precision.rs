@@ -13,15 +13,16 @@ pub enum MatmulPrecision {
     Highest,
     /// TF32 on GPUs that have it; on CPUs as `Highest`.
     High,
-    /// On CPUs: through oneDNN (up to 2.2 times faster than MKL on AMD), as long as products stay true float32.
-    /// A CPU with AMX would round to bfloat16, so there `Highest` is kept instead.
+    /// On CPUs: through oneDNN (up to 2.2 times faster than MKL on AMD), as long as products stay true
+    /// float32. A CPU with AMX would round to bfloat16, so there `Highest` is kept instead.
     Medium,
     /// As `Medium`, and on CPUs with AMX too, where products are rounded to bfloat16.
     MediumEvenReduced,
 }
 
-/// Sets the precision of float32 products for the whole process and returns the one in effect: `Highest` where
-/// `Medium` would lose precision on this CPU, which is decided by its features and then by trying a product.
+/// Sets the precision of float32 products for the whole process and returns the one in effect: `Highest`
+/// where `Medium` would lose precision on this CPU, which is decided by its features and then by trying a
+/// product.
 ///
 /// # Errors
 /// When libtorch refuses.

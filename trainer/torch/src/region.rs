@@ -1,5 +1,5 @@
-//! Memory that many tensors share and that goes back to the kernel in one piece: a block of large pages for weights that
-//! are read again and again, and a file without a name for weights that mostly lie still.
+//! Memory that many tensors share and that goes back to the kernel in one piece: a block of large pages for
+//! weights that are read again and again, and a file without a name for weights that mostly lie still.
 
 use crate::Error;
 use crate::access::{from_owner, tensor_from_bytes};
@@ -15,8 +15,8 @@ pub(crate) const ALIGNMENT: usize = 64;
 
 /// A block that hands out its memory from front to back. It lives as long as one of its tensors.
 ///
-/// Pages are large where the kernel allows it: a pass over half a gigabyte of weights spends more time on looking up
-/// small pages than on reading them.
+/// Pages are large where the kernel allows it: a pass over half a gigabyte of weights spends more time on
+/// looking up small pages than on reading them.
 #[derive(Debug)]
 pub struct Block {
     map: Arc<Owned>,
@@ -32,8 +32,8 @@ struct Owned {
     len: usize,
 }
 
-// SAFETY: the mapping is plain memory that no thread owns; who writes where is settled by `Block::keep`, which hands
-// every byte out once.
+// SAFETY: the mapping is plain memory that no thread owns; who writes where is settled by `Block::keep`,
+// which hands every byte out once.
 unsafe impl Send for Owned {}
 // SAFETY: as above.
 unsafe impl Sync for Owned {}
@@ -52,7 +52,8 @@ impl Block {
         Ok(Self { map: Arc::new(Owned { _map: map, start, len }), used: 0 })
     }
 
-    /// A contiguous copy of a CPU tensor, in this block where there is room left and elsewhere where there is not.
+    /// A contiguous copy of a CPU tensor, in this block where there is room left and elsewhere where there is
+    /// not.
     ///
     /// # Errors
     /// When libtorch refuses the dtype.
@@ -71,15 +72,16 @@ impl Block {
     }
 }
 
-/// Tensors in a file without a name, mapped for reading: while nobody reads them the kernel may have the memory.
+/// Tensors in a file without a name, mapped for reading: while nobody reads them the kernel may have the
+/// memory.
 #[derive(Debug)]
 pub struct TensorFile {
     map: Arc<Mmap>,
 }
 
 impl TensorFile {
-    /// Writes CPU tensors into a new file in `folder` that has no name by the time this returns, and gives each back
-    /// as it lies there, in order. They must not be written to.
+    /// Writes CPU tensors into a new file in `folder` that has no name by the time this returns, and gives
+    /// each back as it lies there, in order. They must not be written to.
     ///
     /// # Errors
     /// When the file cannot be written or mapped, for instance on a full disk.
@@ -116,16 +118,16 @@ impl TensorFile {
         Ok((Self { map }, mapped))
     }
 
-    /// Gives the memory of all pages back; whoever reads next gets them from the file again, or from the kernel's
-    /// cache while that has room.
+    /// Gives the memory of all pages back; whoever reads next gets them from the file again, or from the
+    /// kernel's cache while that has room.
     pub fn release(&self) {
         // SAFETY: the mapping is shared and only read, so dropped pages come back with the same bytes.
         let _ = unsafe { self.map.unchecked_advise(UncheckedAdvice::DontNeed) };
     }
 }
 
-/// A new file that is open for reading and writing and has lost its name. Processes of other machines may do the same in
-/// the same folder, and have the same number.
+/// A new file that is open for reading and writing and has lost its name. Processes of other machines may do
+/// the same in the same folder, and have the same number.
 pub(crate) fn nameless(folder: &Path) -> std::io::Result<File> {
     let mut attempt = 0;
     loop {

@@ -1,5 +1,5 @@
-//! Tensors away from their device: in pinned memory of the host, or, where the host's memory is the device's, in a file
-//! without a name. What rests, and when it comes, is the caller's.
+//! Tensors away from their device: in pinned memory of the host, or, where the host's memory is the device's,
+//! in a file without a name. What rests, and when it comes, is the caller's.
 //!
 //! ```text
 //! keep, put   device -> place      a GPU goes on computing meanwhile
@@ -51,7 +51,8 @@ impl NamelessFile {
 }
 
 impl RestingPlace {
-    /// A place for tensors on `device`. Those of the CPU lie in a new file of `folder`, which is gone with the last of them.
+    /// A place for tensors on `device`. Those of the CPU lie in a new file of `folder`, which is gone with
+    /// the last of them.
     ///
     /// # Errors
     /// [`Error::File`] when the file cannot be made.
@@ -102,8 +103,8 @@ enum Place {
 }
 
 impl Resting {
-    /// Lays other numbers down in the place of these: a contiguous tensor of the same size, kind and device, which may be
-    /// freed at once, but not written to before the next [`Coming::arrive`].
+    /// Lays other numbers down in the place of these: a contiguous tensor of the same size, kind and device,
+    /// which may be freed at once, but not written to before the next [`Coming::arrive`].
     ///
     /// # Errors
     /// [`Error::File`] when they cannot be written, for instance on a full disk, or [`Error::Argument`].
@@ -117,8 +118,8 @@ impl Resting {
         }
     }
 
-    /// Lets the numbers set out for `target`, a contiguous tensor of the same size, kind and device, which nobody may use
-    /// before they have arrived.
+    /// Lets the numbers set out for `target`, a contiguous tensor of the same size, kind and device, which
+    /// nobody may use before they have arrived.
     ///
     /// # Errors
     /// When the device refuses the copy, or [`Error::Argument`].
@@ -159,8 +160,8 @@ impl Resting {
         self.depart_anew()?.arrive()
     }
 
-    /// The numbers where they rest, a tensor of the CPU that must not be written to: it takes memory as it is read. What is
-    /// laid down later shows through.
+    /// The numbers where they rest, a tensor of the CPU that must not be written to: it takes memory as it is
+    /// read. What is laid down later shows through.
     ///
     /// # Errors
     /// [`Error::File`] when the file cannot be mapped.
@@ -176,7 +177,8 @@ impl Resting {
         };
         let mut range = MmapOptions::new();
         range.offset(start).len(self.num_bytes());
-        // SAFETY: the file has no name and is never shortened; that it is written to while it is read is the caller's to avoid.
+        // SAFETY: the file has no name and is never shortened; that it is written to while it is read is the
+        // caller's to avoid.
         let map = unsafe { range.map(&file.file) }.map_err(file.failed("mapping a nameless file of"))?;
         tensor_from_bytes(Arc::new(map), 0, &self.size, self.numbers.0)
     }

@@ -1,8 +1,9 @@
-//! Which thread signals interrupt: never one that computes. What a signal means is decided by whoever handles it.
+//! Which thread signals interrupt: never one that computes. What a signal means is decided by whoever handles
+//! it.
 //!
-//! The code that oneDNN compiles for products uses the stack pointer as one more register. Linux lays a signal's frame
-//! down where that points, and so over whatever is there on the heap: training would go on with wrong numbers, or die of a
-//! damaged heap later.
+//! The code that oneDNN compiles for products uses the stack pointer as one more register. Linux lays a
+//! signal's frame down where that points, and so over whatever is there on the heap: training would go on
+//! with wrong numbers, or die of a damaged heap later.
 
 use std::ffi::c_int;
 use std::io;
@@ -12,8 +13,8 @@ use crate::border::rlt_take_signals;
 /// The name of the thread that takes signals.
 pub const SIGNALS_THREAD: &str = "signals";
 
-/// Lets a thread of its own take `signals`, which never computes. From now on neither the calling thread nor any that it
-/// starts is interrupted by them; handlers are what they were.
+/// Lets a thread of its own take `signals`, which never computes. From now on neither the calling thread nor
+/// any that it starts is interrupted by them; handlers are what they were.
 ///
 /// # Errors
 /// When the system has no thread left.

@@ -1,5 +1,5 @@
-//! Bytes that a rank says it has exchanged, beside those that the kernel has carried between all ranks: in a process of
-//! its own, whose connections are those of its ranks alone.
+//! Bytes that a rank says it has exchanged, beside those that the kernel has carried between all ranks: in a
+//! process of its own, whose connections are those of its ranks alone.
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 
@@ -18,7 +18,8 @@ unsafe extern "C" {
     fn getsockopt(socket: c_int, level: c_int, option: c_int, value: *mut c_void, len: *mut u32) -> c_int;
 }
 
-/// `tcpi_bytes_received` of a connection, as linux/tcp.h lays it out; `None` of whatever else a descriptor may be.
+/// `tcpi_bytes_received` of a connection, as linux/tcp.h lays it out; `None` of whatever else a descriptor
+/// may be.
 fn bytes_received(socket: c_int) -> Option<u64> {
     const IPPROTO_TCP: c_int = 6;
     const TCP_INFO: c_int = 11;
@@ -109,7 +110,8 @@ fn ranks_count_what_their_connections_carry() {
         let sent: u64 = ranks.iter().map(|rank| rank[idx].0.sent).sum();
         let received: u64 = ranks.iter().map(|rank| rank[idx].0.received).sum();
         assert_eq!(sent, received, "{name}");
-        // Headers of messages, the barriers around the operation, and what ranks tell the store of themselves.
+        // Headers of messages, the barriers around the operation, and what ranks tell the store of
+        // themselves.
         let carried = ranks[0][idx].1;
         assert!(carried >= sent && carried < sent + sent / 100, "{name}: {sent} counted, {carried} carried");
     }

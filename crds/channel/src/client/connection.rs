@@ -24,8 +24,8 @@ pub(super) enum SendError {
     Timeout { seconds: f64 },
 }
 
-/// A connection that is made when it is needed, and made anew after every failure: certificates and the process behind the
-/// address may have changed.
+/// A connection that is made when it is needed, and made anew after every failure: certificates and the
+/// process behind the address may have changed.
 #[derive(Debug, Default)]
 pub(super) struct Connection {
     client: Option<ChannelClient<Channel>>,

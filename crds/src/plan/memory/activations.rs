@@ -30,8 +30,8 @@ impl Activations<'_> {
         (hidden, feed_forward, heads(model.num_heads), heads(model.num_kv_heads))
     }
 
-    /// What attention looks at, of each token of a worker: q + 2k, of as many key heads as there are workers if that is
-    /// more. Workers that share tokens exchange it; 0 for one that has its own.
+    /// What attention looks at, of each token of a worker: q + 2k, of as many key heads as there are workers
+    /// if that is more. Workers that share tokens exchange it; 0 for one that has its own.
     fn exchanged(&self) -> u64 {
         if self.sp == 1 {
             return 0;
@@ -49,10 +49,11 @@ impl Activations<'_> {
         self.model.num_layers as u64
     }
 
-    /// What one layer keeps for its backward pass, its input aside: both normed inputs, the middle of the residual
-    /// stream, rotated q and k, v, the attention's output, gate, up and their product (b (3h + 2q + 2k + 3f)); q and
-    /// k before their norms where they have some; in fp32 the attention's log-sum of each head and a factor for each
-    /// norm. Where tokens are shared, the attention's output twice: some heads of all tokens, and all heads of some.
+    /// What one layer keeps for its backward pass, its input aside: both normed inputs, the middle of the
+    /// residual stream, rotated q and k, v, the attention's output, gate, up and their product (b (3h + 2q +
+    /// 2k + 3f)); q and k before their norms where they have some; in fp32 the attention's log-sum of each
+    /// head and a factor for each norm. Where tokens are shared, the attention's output twice: some heads of
+    /// all tokens, and all heads of some.
     fn layer_bytes_per_token(&self) -> u64 {
         let (hidden, feed_forward, queries, keys) = self.sizes();
         let before_norms = if self.model.qk_norm { queries + keys } else { 0 };
@@ -64,8 +65,9 @@ impl Activations<'_> {
         self.width * (numbers + adapters) + FP32 * statistics
     }
 
-    /// What all layers keep: their inputs (b L h) and, without checkpointing, everything in them; and around the
-    /// final norm its input and output (b 2h). Of inputs that rest, that of the layer that computes and the next one's.
+    /// What all layers keep: their inputs (b L h) and, without checkpointing, everything in them; and around
+    /// the final norm its input and output (b 2h). Of inputs that rest, that of the layer that computes and
+    /// the next one's.
     pub(super) fn kept_bytes_per_token(&self, checkpointing: bool, inputs_rest: bool) -> u64 {
         let (hidden, ..) = self.sizes();
         let inside = if checkpointing { 0 } else { self.num_layers() * self.layer_bytes_per_token() };
@@ -78,17 +80,18 @@ impl Activations<'_> {
         if checkpointing { self.layer_bytes_per_token() } else { 0 }
     }
 
-    /// Gradients that are alive in the backward pass of one feed-forward block: of the residual stream, of the
-    /// normed hidden states, of the block's input twice before both are added, of gate, up and their product
-    /// (b (4h + 3f)); or of an exchange beside the residual stream's: by heads, put together, dealt out and received.
+    /// Gradients that are alive in the backward pass of one feed-forward block: of the residual stream, of
+    /// the normed hidden states, of the block's input twice before both are added, of gate, up and their
+    /// product (b (4h + 3f)); or of an exchange beside the residual stream's: by heads, put together, dealt
+    /// out and received.
     pub(super) fn gradient_bytes_per_token(&self) -> u64 {
         let (hidden, feed_forward, ..) = self.sizes();
         self.width * (4 * hidden + 3 * feed_forward).max(hidden + 4 * self.exchanged())
     }
 
-    /// The widest moment of a layer without gradients: the residual stream and the normed input beside either gate,
-    /// up, their product and the output (b (3h + 3f)), or q, k, v, rotated q and k and the attention's output
-    /// (b (2h + 3q + 3k)), and what is exchanged as it is put together, sent and received.
+    /// The widest moment of a layer without gradients: the residual stream and the normed input beside either
+    /// gate, up, their product and the output (b (3h + 3f)), or q, k, v, rotated q and k and the attention's
+    /// output (b (2h + 3q + 3k)), and what is exchanged as it is put together, sent and received.
     pub(super) fn inference_bytes_per_token(&self) -> u64 {
         let (hidden, feed_forward, queries, keys) = self.sizes();
         let feed_forward_block = 3 * hidden + 3 * feed_forward;
@@ -96,9 +99,10 @@ impl Activations<'_> {
         self.width * feed_forward_block.max(attention_block)
     }
 
-    /// The loss head over `predicted` positions: `copies` of their hidden states (b c h each; the second is the
-    /// gradient), the logits of one chunk (b chunk v) and, where the compute precision is not fp32, `casts` tensors of
-    /// the head's shape in it (b v h): the weight itself, and its gradient before it is added.
+    /// The loss head over `predicted` positions: `copies` of their hidden states (b c h each; the second is
+    /// the gradient), the logits of one chunk (b chunk v) and, where the compute precision is not fp32,
+    /// `casts` tensors of the head's shape in it (b v h): the weight itself, and its gradient before it is
+    /// added.
     pub(super) fn head(&self, predicted: u64, copies: u64, casts: u64) -> Vec<MemoryTerm> {
         let (hidden, vocab) = (self.model.hidden_size as u64, self.model.vocab_size as u64);
         let rows = u64::from(HEAD_CHUNK_TOKENS).min(predicted);

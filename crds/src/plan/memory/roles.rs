@@ -1,5 +1,5 @@
-//! What roles besides the actor keep, a frozen reference, a critic with its optimizer and models that judge, and how the weights of all of them come
-//! to be there.
+//! What roles besides the actor keep, a frozen reference, a critic with its optimizer and models that judge,
+//! and how the weights of all of them come to be there.
 
 use super::activations::Activations;
 use super::shards::Shards;
@@ -11,8 +11,9 @@ use crate::resolved::ResolvedSpec;
 
 const REFERENCE: &str = "reference weights";
 
-/// A worker reads, draws or copies its own part of the weights, 8 bytes for each number at hand. An adapter is drawn whole; a
-/// reference lies in memory before it goes to a file, and what it is copied from is gathered a part at a time.
+/// A worker reads, draws or copies its own part of the weights, 8 bytes for each number at hand. An adapter
+/// is drawn whole; a reference lies in memory before it goes to a file, and what it is copied from is
+/// gathered a part at a time.
 pub(super) fn loading(
     spec: &ResolvedSpec,
     model: &ModelConfig,
@@ -37,13 +38,15 @@ pub(super) fn reference_kept(spec: &ResolvedSpec, model: &ModelConfig, shards: &
     term(REFERENCE, if on_gpu(spec) { reference_bytes(spec, model, shards) } else { 0 })
 }
 
-/// The reference where it does not stay, while it is read. One that rests comes part by part, in the memory of the parts.
+/// The reference where it does not stay, while it is read. One that rests comes part by part, in the memory
+/// of the parts.
 pub(super) fn reference_read(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) -> MemoryTerm {
     let stays = on_gpu(spec) || spec.training.offload.parameters;
     term(REFERENCE, if stays { 0 } else { reference_bytes(spec, model, shards) })
 }
 
-/// A frozen copy of the weights, 4 P / s. With an adapter the reference is the same weights with the adapter off.
+/// A frozen copy of the weights, 4 P / s. With an adapter the reference is the same weights with the adapter
+/// off.
 fn reference_bytes(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) -> u64 {
     if has_reference(spec) { FP32 * shards.part_of(model.parameter_count().total()) } else { 0 }
 }
@@ -53,8 +56,8 @@ fn has_reference(spec: &ResolvedSpec) -> bool {
     spec.model.lora.is_none() && algorithm.is_some_and(|algorithm| algorithm.kl.term().is_some())
 }
 
-/// Weights and both moments, 4 and 8 / s unless they rest, for each parameter that it trains: those that the actor does, less a
-/// head of its own and with a value head, h. The base of an adapter is the actor's.
+/// Weights and both moments, 4 and 8 / s unless they rest, for each parameter that it trains: those that the
+/// actor does, less a head of its own and with a value head, h. The base of an adapter is the actor's.
 pub(super) fn critic(
     spec: &ResolvedSpec,
     model: &ModelConfig,

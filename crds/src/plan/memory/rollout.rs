@@ -1,6 +1,7 @@
-//! What sampling holds: packed weights, KV cache, logits and the activations of a prefill. Where workers share the model, first the parts
-//! from which weights are packed, and then embeddings of its own; the packed copy is the one that is whole. Workers that sample
-//! as one, n of them, have a slice of the packed weights each and keys and values of its heads, for the sequences of all.
+//! What sampling holds: packed weights, KV cache, logits and the activations of a prefill. Where workers
+//! share the model, first the parts from which weights are packed, and then embeddings of its own; the packed
+//! copy is the one that is whole. Workers that sample as one, n of them, have a slice of the packed weights
+//! each and keys and values of its heads, for the sequences of all.
 
 use super::activations::Activations;
 use super::shards::Shards;
@@ -34,7 +35,8 @@ pub(super) fn terms(
         term("sampling logits", concurrent * vocab * logits_bytes(spec, activations.width)),
         term("activations", prefilled.max(concurrent) * activations.inference_bytes_per_token()),
     ];
-    // While a layer or the head is packed, its fused or cast original exists beside it. An adapter is folded in before a slice is cut.
+    // While a layer or the head is packed, its fused or cast original exists beside it. An adapter is folded
+    // in before a slice is cut.
     let original = if spec.model.lora.is_some() { model } else { &slice };
     let packing =
         term("packing temporaries", activations.width * packing_temporaries(original, activations.width));
@@ -72,8 +74,8 @@ fn kv_cache(spec: &ResolvedSpec, slice: &ModelConfig, batch: &BatchPlan, width: 
     term("KV cache", width * cache_numbers(spec, slice, batch))
 }
 
-/// Bytes of one logit while tokens are drawn: as it was computed, and in fp32 itself, its log-prob and its probability;
-/// once more where the temperature divides it, twice more where repetition is penalised.
+/// Bytes of one logit while tokens are drawn: as it was computed, and in fp32 itself, its log-prob and its
+/// probability; once more where the temperature divides it, twice more where repetition is penalised.
 fn logits_bytes(spec: &ResolvedSpec, width: u64) -> u64 {
     let rollout = &spec.rollout;
     let computed = if width == FP32 { 0 } else { width };
@@ -109,8 +111,8 @@ fn cache_numbers(spec: &ResolvedSpec, slice: &ModelConfig, batch: &BatchPlan) ->
     2 * slice.num_layers as u64 * (slice.num_kv_heads * slice.head_dim) as u64 * slots
 }
 
-/// The first sample of a prompt brings the shared blocks of the prompt and one to be copied from, the others only
-/// what follows the shared ones; the last token needs no slot.
+/// The first sample of a prompt brings the shared blocks of the prompt and one to be copied from, the others
+/// only what follows the shared ones; the last token needs no slot.
 fn blocks_wanted(spec: &ResolvedSpec, num_prompts: u64, samples_per_prompt: u64, at_once: u64) -> u64 {
     let block = u64::from(KV_BLOCK_TOKENS);
     let longest = (spec.max_sequence_tokens() - 1).div_ceil(block);

@@ -1,5 +1,6 @@
-//! What a worker holds of a model that several share, or whose weights rest (`training.offload.parameters`): its part at rest,
-//! and whole parts of the model while they are computed with. Zero where every worker has a copy of its own at hand.
+//! What a worker holds of a model that several share, or whose weights rest (`training.offload.parameters`):
+//! its part at rest, and whole parts of the model while they are computed with. Zero where every worker has a
+//! copy of its own at hand.
 
 use super::{FP32, MemoryTerm, Trained, term};
 use crate::plan::model_config::ModelConfig;
@@ -60,7 +61,8 @@ impl Shards {
         self.dp_shard > 1 || self.rests
     }
 
-    /// In a pass what is outside of the layers, the layer that computes and the one that comes next, b bytes a number.
+    /// In a pass what is outside of the layers, the layer that computes and the one that comes next, b bytes
+    /// a number.
     pub(super) fn gathered(&self) -> [MemoryTerm; 2] {
         let gathered = self.width * (self.outer + 2 * self.layer);
         [self.term(GATHERED, gathered), self.on_its_way(self.width)]
@@ -80,22 +82,24 @@ impl Shards {
         self.term(GATHERED, FP32 * self.outer.max(self.layer))
     }
 
-    /// In a backward pass the whole gradient of what is outside of the layers and of the layer that computes, and of
-    /// the one before it twice: as it is sent, and what has come from the others. A worker alone adds up where they stay.
+    /// In a backward pass the whole gradient of what is outside of the layers and of the layer that computes,
+    /// and of the one before it twice: as it is sent, and what has come from the others. A worker alone adds
+    /// up where they stay.
     pub(super) fn gradients(&self) -> MemoryTerm {
         let num_gradients = self.trained_outer + (3 * self.trained_layer).max(self.trained_outer);
         term("gathered gradients", if self.dp_shard == 1 { 0 } else { FP32 * num_gradients })
     }
 
-    /// A worker's part of what is outside of the layers, or of a layer, while it is read or updated; 4 / s. Nothing where it never
-    /// goes.
+    /// A worker's part of what is outside of the layers, or of a layer, while it is read or updated; 4 / s.
+    /// Nothing where it never goes.
     pub(super) fn fetched(&self) -> MemoryTerm {
         let part = self.part_of(self.outer.max(self.layer));
         term(FETCHED, if self.rests { FP32 * part } else { 0 })
     }
 
-    /// In a pass the worker's part of the layer that comes next, 4 / s, until it is gathered or cast: a worker alone fetches one that is
-    /// `width` bytes wide to where it is computed with. What is outside of the layers has come before there is anything else.
+    /// In a pass the worker's part of the layer that comes next, 4 / s, until it is gathered or cast: a
+    /// worker alone fetches one that is `width` bytes wide to where it is computed with. What is outside of
+    /// the layers has come before there is anything else.
     fn on_its_way(&self, width: u64) -> MemoryTerm {
         let comes_in_place = self.dp_shard == 1 && width == FP32;
         term(FETCHED, if self.rests && !comes_in_place { FP32 * self.part_of(self.layer) } else { 0 })

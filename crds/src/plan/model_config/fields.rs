@@ -1,4 +1,5 @@
-//! Typed reading of a JSON object's fields, with errors that name the field, what was expected and what was found.
+//! Typed reading of a JSON object's fields, with errors that name the field, what was expected and what was
+//! found.
 
 use std::borrow::Cow;
 

@@ -148,7 +148,8 @@ pub(super) fn from_architecture(
     })
 }
 
-/// The body of a sequence classifier: its `config.json`, read as that of a model without a head for tokens of its own.
+/// The body of a sequence classifier: its `config.json`, read as that of a model without a head for tokens of
+/// its own.
 pub(super) fn classifier(document: &Value) -> Result<ModelConfig, ModelConfigError> {
     let class = document["architectures"][0].as_str().unwrap_or_default();
     let family = Family::ALL.into_iter().find(|family| family.classifier() == class);
@@ -210,7 +211,8 @@ fn activation(fields: &Fields<'_>, default: &str) -> Result<HiddenActivation, Mo
     }
 }
 
-/// Mistral slides in every layer, Qwen where `layer_types` or else `max_window_layers` says so, others nowhere.
+/// Mistral slides in every layer, Qwen where `layer_types` or else `max_window_layers` says so, others
+/// nowhere.
 fn layer_windows(
     fields: &Fields<'_>,
     family: Family,
@@ -293,8 +295,8 @@ fn check(config: ModelConfig) -> Result<ModelConfig, ModelConfigError> {
     Ok(config)
 }
 
-/// Token ids of `field`, which holds one id, a list, or null; `None` when it is absent or null. Negative ids mean
-/// "no such token" in old configurations and are left out.
+/// Token ids of `field`, which holds one id, a list, or null; `None` when it is absent or null. Negative ids
+/// mean "no such token" in old configurations and are left out.
 pub(super) fn token_ids(document: &Value, field: &str) -> Result<Option<Vec<u32>>, ModelConfigError> {
     let fields = Fields::root(document)?;
     let Some(value) = fields.get(field).filter(|value| !value.is_null()) else {

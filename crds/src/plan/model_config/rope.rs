@@ -1,5 +1,5 @@
-//! Rotary embeddings as configured: plain, linearly scaled, Llama 3's or YaRN. Frequencies are computed where the
-//! tensors are; other kinds of scaling are refused here by name.
+//! Rotary embeddings as configured: plain, linearly scaled, Llama 3's or YaRN. Frequencies are computed where
+//! the tensors are; other kinds of scaling are refused here by name.
 
 use serde_json::Value;
 
@@ -27,8 +27,8 @@ pub enum RopeScaling {
         /// Context of the pre-training in tokens.
         original_max_position_embeddings: f64,
     },
-    /// YaRN (Peng et al. 2023, arXiv 2309.00071): pairs of dims that turn often in the original context are kept,
-    /// those that turn seldom are stretched, with a ramp between.
+    /// YaRN (Peng et al. 2023, arXiv 2309.00071): pairs of dims that turn often in the original context are
+    /// kept, those that turn seldom are stretched, with a ramp between.
     Yarn {
         /// Stretch of the context.
         factor: f64,

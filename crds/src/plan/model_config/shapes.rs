@@ -1,5 +1,5 @@
-//! Which tensors a model consists of: names as in Hugging Face checkpoints, shapes, and exact counts. Loader, fresh
-//! initialisation, LoRA and the memory estimate all read this one list.
+//! Which tensors a model consists of: names as in Hugging Face checkpoints, shapes, and exact counts. Loader,
+//! fresh initialisation, LoRA and the memory estimate all read this one list.
 
 use super::ModelConfig;
 
@@ -109,9 +109,9 @@ impl ModelConfig {
         tensors
     }
 
-    /// The model as wide as each of `num_slices` ranks multiplies with it that hold its weights together: its query heads, the key
-    /// heads that these look at, at least one, its part of the feed-forward block and of the head's rows, rounded up. The
-    /// residual stream is as wide as ever.
+    /// The model as wide as each of `num_slices` ranks multiplies with it that hold its weights together: its
+    /// query heads, the key heads that these look at, at least one, its part of the feed-forward block and of
+    /// the head's rows, rounded up. The residual stream is as wide as ever.
     #[must_use]
     pub fn sliced(&self, num_slices: usize) -> Self {
         Self {

@@ -1,4 +1,5 @@
-//! `spec.algorithm.importanceCorrection`: for the difference between the policy that sampled and the trained one.
+//! `spec.algorithm.importanceCorrection`: for the difference between the policy that sampled and the trained
+//! one.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -22,7 +23,8 @@ pub struct ImportanceCorrectionSpec {
     /// Largest weight.
     #[schemars(range(min = 1e-6, max = 1e6))]
     pub threshold: f64,
-    /// Smallest weight; given it, weights outside of the two become 0 (IcePop), else only truncated from above.
+    /// Smallest weight; given it, weights outside of the two become 0 (IcePop), else only truncated from
+    /// above.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 1e6))]
     pub lower_threshold: Option<f64>,

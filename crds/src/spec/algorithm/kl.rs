@@ -14,7 +14,8 @@ pub enum KlPlacement {
     Reward,
 }
 
-/// Estimators of the KL divergence from one sample (<http://joschu.net/blog/kl-approx.html>), d = actor - reference.
+/// Estimators of the KL divergence from one sample (<http://joschu.net/blog/kl-approx.html>), d = actor -
+/// reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum KlEstimator {
     /// d.
@@ -45,7 +46,8 @@ pub struct KlSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 1000.0))]
     pub coefficient: Option<f64>,
-    /// Adapt the factor so that the divergence stays near a target (<https://arxiv.org/abs/1909.08593>, section 2.2).
+    /// Adapt the factor so that the divergence stays near a target (<https://arxiv.org/abs/1909.08593>,
+    /// section 2.2).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adaptive: Option<AdaptiveKlSpec>,
 }

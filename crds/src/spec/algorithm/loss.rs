@@ -65,13 +65,13 @@ pub struct LossSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 1000.0))]
     pub clip_high: Option<f64>,
-    /// Bound on the loss of tokens with a negative advantage, as a multiple of it (`Vanilla`); by default none.
-    /// For `DppoTv` and `DppoKl` the cap on the importance weight; by default 20.
+    /// Bound on the loss of tokens with a negative advantage, as a multiple of it (`Vanilla`); by default
+    /// none. For `DppoTv` and `DppoKl` the cap on the importance weight; by default 20.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1.0, max = 1000.0))]
     pub dual_clip: Option<f64>,
-    /// How the losses of tokens become the loss of a batch; by default the preset's. `Gspo`, `Sapo` and `GeoMean`
-    /// are defined with `SequenceMeanTokenMean` alone.
+    /// How the losses of tokens become the loss of a batch; by default the preset's. `Gspo`, `Sapo` and
+    /// `GeoMean` are defined with `SequenceMeanTokenMean` alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub aggregation: Option<LossAggregation>,
     /// The constant length of `SequenceMeanTokenSumNorm`; by default `rollout.maxCompletionTokens`.

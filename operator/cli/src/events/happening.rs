@@ -54,7 +54,8 @@ fn time(event: &Event) -> Option<Timestamp> {
     of_series.or(last).or_else(|| event.event_time.as_ref().map(|time| time.0))
 }
 
-/// The Events about a job, its pods and its claim, oldest first. Those of a job of this name before it are left out.
+/// The Events about a job, its pods and its claim, oldest first. Those of a job of this name before it are
+/// left out.
 pub(crate) fn of_job(job: &Job, events: &[Event]) -> Vec<Happening> {
     let created = job.metadata.creation_timestamp.as_ref().map(|time| time.0);
     let is_of_now = |event: &&Event| match (created, time(event)) {

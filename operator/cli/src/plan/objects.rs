@@ -17,7 +17,8 @@ pub(super) fn offline(prepared: &Prepared, installation: &InstallationArgs) -> a
     build::objects(&blueprint, 1).context("write the objects of the job")
 }
 
-/// What the chart makes the operator put into pods; the authority behind its certificate is known on a cluster only.
+/// What the chart makes the operator put into pods; the authority behind its certificate is known on a
+/// cluster only.
 pub(super) fn defaults(installation: &InstallationArgs) -> Settings {
     let release = &installation.release;
     Settings {

@@ -90,7 +90,8 @@ async fn ask_about_object(connection: &Connection, wanted: &Value) -> anyhow::Re
     let Some(is) = is else {
         let params = PostParams { dry_run: true, field_manager: Some(labels::OPERATOR.into()) };
         let mut tried = wanted.clone();
-        // A dry run leaves no account behind that a pod could be tried with; every namespace has a default one.
+        // A dry run leaves no account behind that a pod could be tried with; every namespace has a default
+        // one.
         if let Some(spec) =
             tried.get_mut("spec").filter(|_| wanted["kind"] == "Pod").and_then(Value::as_object_mut)
         {
@@ -153,7 +154,8 @@ fn api_of(connection: &Connection, object: &Value) -> anyhow::Result<(Api<Dynami
     Ok((api, word(object, "/metadata/name")))
 }
 
-/// What the operator of this cluster puts into pods, from its own Deployment; `None` where it is not to be seen.
+/// What the operator of this cluster puts into pods, from its own Deployment; `None` where it is not to be
+/// seen.
 async fn installed(connection: &Connection) -> io::Result<Option<Settings>> {
     let by_label = ListParams::default().labels("app.kubernetes.io/name=rl-operator");
     let deployments = Api::<Deployment>::all(connection.client.clone()).list(&by_label).await;

@@ -9,7 +9,8 @@ pub(super) struct Reading {
     pub(super) change: Vec<String>,
 }
 
-/// Reads a message such as `0/3 nodes are available: 1 Insufficient cpu, 2 node(s) had untolerated taint {a: b}.`
+/// Reads a message such as
+/// `0/3 nodes are available: 1 Insufficient cpu, 2 node(s) had untolerated taint {a: b}.`
 pub(super) fn read(facts: &Facts, message: &str) -> Reading {
     let Some((total, reasons)) = parse(message) else {
         return Reading { evidence: vec![message.to_owned()], change: vec![CLAIM_OR_NODES.to_owned()] };
@@ -33,7 +34,8 @@ const CLAIM_OR_NODES: &str = "see `kubectl get nodes` and `kubectl get pvc`";
 fn parse(message: &str) -> Option<(u32, Vec<Reason>)> {
     let (head, rest) = message.split_once(" nodes are available: ")?;
     let total = head.rsplit('/').next()?.parse().ok()?;
-    // What follows is about preemption: `no new claims to deallocate, preemption: 0/3 nodes are available: ...`.
+    // What follows is about preemption:
+    // `no new claims to deallocate, preemption: 0/3 nodes are available: ...`.
     let reasons = rest.split(". ").next().unwrap_or(rest).trim_end_matches('.');
     let mut parsed: Vec<Reason> = Vec::new();
     for piece in reasons.split(", ") {

@@ -1,4 +1,5 @@
-//! What queues, schedulers and networks get: Workloads, PodGroups, policies, and what all of them add to pods.
+//! What queues, schedulers and networks get: Workloads, PodGroups, policies, and what all of them add to
+//! pods.
 
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};

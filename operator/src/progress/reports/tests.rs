@@ -31,7 +31,8 @@ async fn a_job_that_steps_ten_times_a_second_is_reconciled_once_in_ten_seconds()
     let reports = Reports::new();
     let mut news = reports.take_news().unwrap();
     let mut num_news = 0;
-    // The clock of the store is the machine's: the timers run on tokio's, which is paused and steps with `advance`.
+    // The clock of the store is the machine's: the timers run on tokio's, which is paused and steps with
+    // `advance`.
     for sequence in 1..=300 {
         reports.take(&source(1, 0), step(sequence, sequence));
         while news.next().now_or_never().is_some() {

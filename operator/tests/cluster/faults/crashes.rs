@@ -10,7 +10,8 @@ use crate::axe::{Axe, Side, client};
 use crate::stage::{Operator, Stage};
 use crate::witness::Witness;
 
-/// Lets a job live under operators of which the first ones end at these calls of theirs. Returns whether the last axe fell.
+/// Lets a job live under operators of which the first ones end at these calls of theirs. Returns whether the
+/// last axe fell.
 async fn live(stage: &Stage, witness: &Witness, name: &str, axes: &[Axe]) -> bool {
     let life = life(stage, witness, name);
     tokio::pin!(life);

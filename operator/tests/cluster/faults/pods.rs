@@ -40,8 +40,8 @@ impl Stage {
         gang
     }
 
-    /// Runs all workers of a gang to a good end, the first one last: with its end the job is complete, and others are
-    /// removed.
+    /// Runs all workers of a gang to a good end, the first one last: with its end the job is complete, and
+    /// others are removed.
     pub(super) async fn finish(&self, gang: &[Pod]) {
         for pod in gang.iter().rev() {
             self.run(pod).await;

@@ -1,7 +1,7 @@
 //! `cluster up`, `down` and `sweep`: a cluster for people, by the same means as those of the tests.
 //!
-//! `up` leaves a process behind that owns the cluster, and `down` asks it to end over a socket; whoever kills it ends the
-//! cluster as well.
+//! `up` leaves a process behind that owns the cluster, and `down` asks it to end over a socket; whoever kills
+//! it ends the cluster as well.
 
 #![expect(clippy::print_stdout, reason = "it talks to people")]
 

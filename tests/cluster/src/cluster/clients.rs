@@ -1,4 +1,5 @@
-//! Who asks the cluster, and how: clients and kubeconfigs of whoever may do everything, and of service accounts.
+//! Who asks the cluster, and how: clients and kubeconfigs of whoever may do everything, and of service
+//! accounts.
 
 use std::path::PathBuf;
 
@@ -18,7 +19,8 @@ use crate::kubeconfig::kubeconfig;
 const TOKEN_SECONDS: i64 = 24 * 3600;
 
 impl Cluster {
-    /// A new client that may do everything. It belongs to the runtime it is made in, so each test makes its own.
+    /// A new client that may do everything. It belongs to the runtime it is made in, so each test makes its
+    /// own.
     ///
     /// # Errors
     /// When the kubeconfig is malformed.
@@ -26,7 +28,8 @@ impl Cluster {
         client_of(self.admin_kubeconfig()).await
     }
 
-    /// A new client that is a service account and may do what its roles say. The account is made if it is missing.
+    /// A new client that is a service account and may do what its roles say. The account is made if it is
+    /// missing.
     ///
     /// # Errors
     /// When the API server refuses the account or its token.
@@ -38,7 +41,8 @@ impl Cluster {
         client_of(self.service_account_kubeconfig(namespace, account).await?).await
     }
 
-    /// Starts a proxy in which calls meet `faults`. It runs in the calling runtime and ends when it is dropped.
+    /// Starts a proxy in which calls meet `faults`. It runs in the calling runtime and ends when it is
+    /// dropped.
     ///
     /// # Errors
     /// When no port can be had.

@@ -43,8 +43,8 @@ pub(super) fn probe_image(site: &Site, program: &Path) -> Result<PathBuf, NodeEr
     }
 }
 
-/// Point-to-point links and not a bridge: so every packet is routed, and a service's address works between two pods of
-/// one node.
+/// Point-to-point links and not a bridge: so every packet is routed, and a service's address works between
+/// two pods of one node.
 fn network(site: &Site) -> serde_json::Value {
     json!({
         "cniVersion": "0.4.0",

@@ -1,4 +1,5 @@
-//! The node's control groups: one below the cluster's name for each controller, or one for all where they are unified.
+//! The node's control groups: one below the cluster's name for each controller, or one for all where they are
+//! unified.
 
 use std::fs;
 use std::path::Path;

@@ -65,7 +65,8 @@ fn one_sample_has_a_mean_and_nothing_else() {
 
 #[test]
 fn best_and_worst_of_two_are_those_of_all_pairs() {
-    // Of the four equally likely pairs of 0 and 1, three hold a 1 and three a 0: both extremes vary by sqrt(3) / 4.
+    // Of the four equally likely pairs of 0 and 1, three hold a 1 and three a 0: both extremes vary by
+    // sqrt(3) / 4.
     let metrics = held_out_metrics(&[group("a", &scored(&[1.0, 0.0])), group("a", &scored(&[1.0, 1.0]))], 2);
     assert_close(metrics["val-core/a/reward/mean@2"], 0.75, 1e-15);
     assert_close(metrics["val-aux/a/reward/std@2"], 0.25, 1e-15);
@@ -102,8 +103,8 @@ fn the_majority_earns_what_its_answer_earns() {
     let metrics = held_out_metrics(&[group("a", &unanimous)], 2);
     assert_eq!(metrics["val-core/a/reward/maj@2/mean"], 1.0);
     assert_eq!(metrics["val-core/a/reward/maj@2/std"], 0.0);
-    // Two draws agree or the first wins: either way the majority is the first drawn, right half of the time. The standard
-    // error of 1000 draws is 0.016.
+    // Two draws agree or the first wins: either way the majority is the first drawn, right half of the time.
+    // The standard error of 1000 draws is 0.016.
     let divided = [(Some(1.0), Some("7")), (Some(0.0), None)];
     let metrics = held_out_metrics(&[group("a", &divided)], 2);
     assert_close(metrics["val-core/a/reward/maj@2/mean"], 0.5, 0.05);
@@ -120,8 +121,8 @@ fn the_same_samples_give_what_verl_gives() {
     let answers = [Some("7"), Some("8"), Some("7"), Some("6"), Some("8"), None, Some("9"), Some("7")];
     let samples: Vec<_> = scores.into_iter().map(Some).zip(answers).collect();
     let metrics = held_out_metrics(&[group("a", &samples)], 8);
-    // verl's means over 1000 draws for best and worst, over 200 000 for majorities, whose standard deviation is 0.42:
-    // five standard errors of the 1000 draws on either side are 0.066.
+    // verl's means over 1000 draws for best and worst, over 200 000 for majorities, whose standard deviation
+    // is 0.42: five standard errors of the 1000 draws on either side are 0.066.
     let expected = [
         ("val-aux/a/reward/best@2/mean", 0.557),
         ("val-aux/a/reward/worst@2/mean", 0.12825),

@@ -1,7 +1,7 @@
 //! Packing samples that share prompts: a group takes its prompt once, wherever it is kept together.
 //!
-//! A group that fits the budget is one unit, so its prompt is computed once; a larger one falls into few parts, each
-//! with the prompt. Units are what micro-batches are filled with.
+//! A group that fits the budget is one unit, so its prompt is computed once; a larger one falls into few
+//! parts, each with the prompt. Units are what micro-batches are filled with.
 
 use super::{Packing, PackingError, balance, fill, stream_limit, workload};
 
@@ -22,11 +22,11 @@ struct Unit {
     work: u64,
 }
 
-/// Packs samples that share prompts into micro-batches of at most `max_tokens` tokens, each prompt counted once where
-/// its samples are together. Samples are numbered group after group.
+/// Packs samples that share prompts into micro-batches of at most `max_tokens` tokens, each prompt counted
+/// once where its samples are together. Samples are numbered group after group.
 ///
-/// A group is only split when it alone exceeds the budget, into at most one part more than the fewest possible; of the
-/// units that are then there, [`super::pack`] makes micro-batches with the same promises.
+/// A group is only split when it alone exceeds the budget, into at most one part more than the fewest
+/// possible; of the units that are then there, [`super::pack`] makes micro-batches with the same promises.
 ///
 /// # Errors
 /// Names the first sample that is longer than `max_tokens` with its prompt.
@@ -35,7 +35,7 @@ struct Unit {
 /// use rlt_core::packing::{PromptGroup, pack_groups};
 /// let group = PromptGroup { prompt_len: 4, lens: vec![3, 3] };
 /// let packing = pack_groups(&[group.clone(), group], 10, 64)?;
-/// assert_eq!(packing.micro_batches, [[0, 1], [2, 3]], "ten tokens hold a prompt of four and both its samples");
+/// assert_eq!(packing.micro_batches, [[0, 1], [2, 3]], "ten tokens hold a prompt and both samples");
 /// # Ok::<(), rlt_core::packing::PackingError>(())
 /// ```
 pub fn pack_groups(

@@ -28,8 +28,8 @@ pub struct PackedLayout {
 }
 
 impl PackedLayout {
-    /// The layout of segments, end to end in this order. The sum of their lengths must fit an `i32`, as in every
-    /// micro-batch of [`super::pack`] and [`super::pack_groups`].
+    /// The layout of segments, end to end in this order. The sum of their lengths must fit an `i32`, as in
+    /// every micro-batch of [`super::pack`] and [`super::pack_groups`].
     pub fn of(segments: impl IntoIterator<Item = Segment>) -> Self {
         let mut layout = Self { cu_seqlens: vec![0], ..Self::default() };
         for Segment { len, prefix } in segments {

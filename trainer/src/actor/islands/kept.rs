@@ -1,5 +1,5 @@
-//! What the forward pass keeps of a layer for its backward pass: the graph itself, or the layer's input alone, here or at rest
-//! away from the device. When it goes and comes is the schedule's.
+//! What the forward pass keeps of a layer for its backward pass: the graph itself, or the layer's input
+//! alone, here or at rest away from the device. When it goes and comes is the schedule's.
 //!
 //! Legend of shapes: t tokens, d hidden size.
 

@@ -1,5 +1,6 @@
-//! One layer's way forward and back. Where ranks share a stream, attention sees all tokens of some heads and the rest of the
-//! layer all heads of some tokens, so that the layer is three islands with an exchange on either side of attention:
+//! One layer's way forward and back. Where ranks share a stream, attention sees all tokens of some heads and
+//! the rest of the layer all heads of some tokens, so that the layer is three islands with an exchange on
+//! either side of attention:
 //!
 //! ```text
 //! own tokens      input -> norm, q k v, rope -> packed   |       returned -> output, feed-forward -> output
@@ -7,11 +8,12 @@
 //! exchange                                        v                 |
 //! own heads                                    gathered -> attention -> attended
 //! ```
-//! Backward the same exchanges carry gradients the other way. An exchange is a line of this schedule and no node of
-//! autograd's graph: so a lost rank is an error that says who it was.
+//! Backward the same exchanges carry gradients the other way. An exchange is a line of this schedule and no
+//! node of autograd's graph: so a lost rank is an error that says who it was.
 //!
-//! Legend of shapes: n ranks of the stream, t tokens of one of them, padding included, s tokens of the stream, h query heads
-//! and k key heads of the model, g and j those of one rank, w head width, d hidden size.
+//! Legend of shapes: n ranks of the stream, t tokens of one of them, padding included, s tokens of the
+//! stream, h query heads and k key heads of the model, g and j those of one rank, w head width, d hidden
+//! size.
 
 use rlt_torch::{backward, forget_values};
 use tch::Tensor;
@@ -77,8 +79,8 @@ impl LayerPass {
         Ok(Self { input_td, output_td, exchanged })
     }
 
-    /// Carries the gradient of the output, `[t, d]`, back; parameters add up theirs. The gradient of the input where that
-    /// wants one.
+    /// Carries the gradient of the output, `[t, d]`, back; parameters add up theirs. The gradient of the
+    /// input where that wants one.
     ///
     /// # Errors
     /// [`RankError`] when a rank of the stream is lost.
@@ -113,9 +115,10 @@ impl Exchanged {
     }
 }
 
-/// Queries `[t, h, w]`, keys and values `[t, k, w]` of own tokens as one block for each of `num_ranks`, `[n, t, g + 2 j, w]`,
-/// and the numbers of heads in a block, g, j and j: a rank's share of the query heads with the key heads that they look at. Where
-/// there are fewer key heads than ranks, several get the same one.
+/// Queries `[t, h, w]`, keys and values `[t, k, w]` of own tokens as one block for each of `num_ranks`,
+/// `[n, t, g + 2 j, w]`, and the numbers of heads in a block, g, j and j: a rank's share of the query heads
+/// with the key heads that they look at. Where there are fewer key heads than ranks, several get the same
+/// one.
 fn deal_heads(q_thw: &Tensor, k_tkw: &Tensor, v_tkw: &Tensor, num_ranks: i64) -> (Tensor, [i64; 3]) {
     let shared = |heads: &Tensor| {
         let copies = (num_ranks / heads.size()[1]).max(1);
@@ -127,7 +130,8 @@ fn deal_heads(q_thw: &Tensor, k_tkw: &Tensor, v_tkw: &Tensor, num_ranks: i64) ->
     (Tensor::cat(&blocks, 2).transpose(0, 1).contiguous(), num_heads)
 }
 
-/// Numbers of all tokens, `[tokens, ..]`, as one block for each rank's tokens, `[n, t, ..]`, the last padded with zeros.
+/// Numbers of all tokens, `[tokens, ..]`, as one block for each rank's tokens, `[n, t, ..]`, the last padded
+/// with zeros.
 fn by_rank(all: &Tensor, stream: &StreamRanks) -> Tensor {
     let (num_tokens, num_ranks) = (all.size()[0], stream.part().num_parts as i64);
     let padding = (-num_tokens).rem_euclid(num_ranks);

@@ -63,7 +63,8 @@ pub enum CopyError {
         /// What the operating system said.
         source: io::Error,
     },
-    /// The local checkpoint is not what its manifest says: it was replaced while it was copied, or is damaged.
+    /// The local checkpoint is not what its manifest says: it was replaced while it was copied, or is
+    /// damaged.
     #[error("{} is not what its manifest says", path.display())]
     Changed {
         /// The file.

@@ -19,13 +19,16 @@ const NUM_TRIES: u32 = 2;
 /// Between two tries.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// What came of a fetch, for a person to read: one line for what was fetched, one for every copy that is damaged.
+/// What came of a fetch, for a person to read: one line for what was fetched, one for every copy that is
+/// damaged.
 pub(in super::super) type Notes = Vec<String>;
 
-/// Brings the newest whole copy at `uri` into `folder`, where it was saved after the save number `newer_than`.
+/// Brings the newest whole copy at `uri` into `folder`, where it was saved after the save number
+/// `newer_than`.
 ///
 /// # Errors
-/// The store cannot be reached or refuses. A damaged copy is no error, it is in the notes, and an older one is tried.
+/// The store cannot be reached or refuses. A damaged copy is no error, it is in the notes, and an older one
+/// is tried.
 pub(in super::super) fn fetch_newer(
     uri: &str,
     folder: &Path,

@@ -1,4 +1,5 @@
-//! One run's place in an object store: files of checkpoints in, files out. Which of them is whole is not known here.
+//! One run's place in an object store: files of checkpoints in, files out. Which of them is whole is not
+//! known here.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -19,8 +20,8 @@ use sha2::{Digest, Sha256};
 use super::super::manifest::{self, FileEntry};
 use super::CopyError;
 
-/// Bytes of one request: few enough to be repeated without regret, many enough for the stores' limits (5 MiB at least,
-/// 10,000 parts at most).
+/// Bytes of one request: few enough to be repeated without regret, many enough for the stores' limits (5 MiB
+/// at least, 10,000 parts at most).
 const PART_BYTES: u64 = 8 << 20;
 /// Parts of one file at most; longer files have longer parts.
 const MAX_PARTS: u64 = 9000;
@@ -37,7 +38,8 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Prepares to reach `uri` with what the environment says of credentials, region and endpoint. Asks nobody yet.
+    /// Prepares to reach `uri` with what the environment says of credentials, region and endpoint. Asks
+    /// nobody yet.
     pub(super) fn open(uri: &str) -> Result<Self, CopyError> {
         let (store, prefix) = store_of(uri)?;
         Ok(Self::on(store, prefix, uri))
@@ -89,8 +91,8 @@ impl Place {
         Ok(())
     }
 
-    /// Copies a local file in, and fails unless it is what `entry` says. What it has read then is no part of a checkpoint:
-    /// the manifest comes last.
+    /// Copies a local file in, and fails unless it is what `entry` says. What it has read then is no part of
+    /// a checkpoint: the manifest comes last.
     pub(super) async fn put_file(
         &self,
         folder: &str,

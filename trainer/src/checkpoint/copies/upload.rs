@@ -1,7 +1,8 @@
 //! From the local folder into the store: the newest checkpoint, on a thread of its own, until it is there.
 //!
-//! A store that is slower than the training gets fewer checkpoints, always the newest; one that fails is asked again and
-//! again. Either costs the training nothing but a checkpoint folder that is kept until its copy is whole.
+//! A store that is slower than the training gets fewer checkpoints, always the newest; one that fails is
+//! asked again and again. Either costs the training nothing but a checkpoint folder that is kept until its
+//! copy is whole.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -98,8 +99,8 @@ impl Uploads {
         self.shared.lock().copied
     }
 
-    /// Waits until the newest checkpoint has its copy and older ones are removed, for as long as the store takes bytes, and
-    /// `patience` longer. What is left to remove then is left to the next run.
+    /// Waits until the newest checkpoint has its copy and older ones are removed, for as long as the store
+    /// takes bytes, and `patience` longer. What is left to remove then is left to the next run.
     ///
     /// # Errors
     /// [`CopyError::NotCopied`] with the last failure.

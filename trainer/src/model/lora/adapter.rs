@@ -15,8 +15,8 @@ use crate::model::export::{StoredAs, TensorWriter, write_json};
 const CONFIG_FILE: &str = "adapter_config.json";
 const WEIGHTS_FILE: &str = "adapter_model.safetensors";
 
-/// Settings of PEFT that change what an adapter computes and are not implemented; each must be absent, null, false or
-/// empty.
+/// Settings of PEFT that change what an adapter computes and are not implemented; each must be absent, null,
+/// false or empty.
 const UNSUPPORTED: [&str; 17] = [
     "use_dora",
     "use_qalora",
@@ -57,7 +57,8 @@ impl Decoder {
         self.read_adapter_weights(dir)
     }
 
-    /// Replaces the attached adapter's weights by those in `dir`, whose rank, scaling and targets must be the same.
+    /// Replaces the attached adapter's weights by those in `dir`, whose rank, scaling and targets must be the
+    /// same.
     pub(super) fn overwrite_adapter(&mut self, dir: &Path, config: &LoraConfig) -> Result<(), LoraError> {
         let stored = read_adapter_config(dir)?;
         let disagree = |field: &str, expected: String, got: String| LoraError::BadConfig {
@@ -91,8 +92,8 @@ impl Decoder {
         Ok(())
     }
 
-    /// Writes the attached adapter to `dir` as PEFT does, matrices in f32; `base_model` is the model that PEFT loads
-    /// beneath it.
+    /// Writes the attached adapter to `dir` as PEFT does, matrices in f32; `base_model` is the model that
+    /// PEFT loads beneath it.
     ///
     /// # Errors
     /// [`LoraError::NoAdapter`] without an adapter, and [`LoraError::Model`] when a file cannot be written.
@@ -116,7 +117,8 @@ impl Decoder {
     }
 }
 
-/// An adapter's folder that is being written, one part of the model after the other: only the part at hand is read.
+/// An adapter's folder that is being written, one part of the model after the other: only the part at hand is
+/// read.
 #[derive(Debug)]
 pub struct AdapterExport<'a> {
     decoder: &'a Decoder,

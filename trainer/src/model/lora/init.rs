@@ -27,8 +27,8 @@ pub(super) fn matrices(config: &LoraConfig, seed: u64, projection: &Projection) 
     }
 }
 
-/// PEFT's `orthogonal_init`: rows of one orthogonal matrix are dealt alternately to A and B, so that B A is zero up
-/// to rounding although neither is.
+/// PEFT's `orthogonal_init`: rows of one orthogonal matrix are dealt alternately to A and B, so that B A is
+/// zero up to rounding although neither is.
 fn orthogonal(
     random_a: &mut TensorRandom,
     random_b: &mut TensorRandom,

@@ -1,5 +1,5 @@
-//! Which linear layers an adapter goes to, by PEFT's rules: a list matches a whole name or its end after a dot, a
-//! pattern matches the whole name.
+//! Which linear layers an adapter goes to, by PEFT's rules: a list matches a whole name or its end after a
+//! dot, a pattern matches the whole name.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,7 +13,8 @@ use super::{LoraConfig, LoraError};
 pub enum ModuleMatch {
     /// Every linear layer except the head.
     AllLinear,
-    /// Layers with one of these names, whole or as the end after a dot, such as `q_proj` or `layers.0.mlp.up_proj`.
+    /// Layers with one of these names, whole or as the end after a dot, such as `q_proj` or
+    /// `layers.0.mlp.up_proj`.
     Names(Vec<String>),
     /// Layers whose whole name matches this regular expression.
     Pattern(String),

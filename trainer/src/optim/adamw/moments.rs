@@ -1,4 +1,5 @@
-//! The moments of one parameter, float32 in its shape: here, or at rest between steps. What is done with them is AdamW's.
+//! The moments of one parameter, float32 in its shape: here, or at rest between steps. What is done with them
+//! is AdamW's.
 
 use rlt_torch::{Coming, Error, Resting, RestingPlace};
 use tch::{Kind, Tensor};

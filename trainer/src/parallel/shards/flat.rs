@@ -3,13 +3,14 @@
 //! ```text
 //! parameters   |  a  |    b    | c |        each a view of the whole, wherever its memory is
 //! whole        [.....|.........|...]pad
-//! shards       [   0   |   1   |   2   ]    all of one length; a piece is what of a parameter lies in a shard
+//! shards       [   0   |   1   |   2   ]    of one length; a piece is what of a parameter lies in a shard
 //! ```
-//! The whole is there in the numbers that layers compute with, which are what travels, or exactly as shards hold it. Gradients
-//! are always as exact as shards.
+//! The whole is there in the numbers that layers compute with, which are what travels, or exactly as shards
+//! hold it. Gradients are always as exact as shards.
 //!
-//! A rank that is alone with its copy has one shard, the whole itself: it keeps it where that rests, and its gradients add up
-//! where they stay. Parameters then begin where memory is read fastest, so that products are those of tensors of their own.
+//! A rank that is alone with its copy has one shard, the whole itself: it keeps it where that rests, and its
+//! gradients add up where they stay. Parameters then begin where memory is read fastest, so that products are
+//! those of tensors of their own.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -55,13 +56,14 @@ struct Parameter {
     /// The decoder's own tensor.
     leaf: Tensor,
     place: Place,
-    /// The part of the shard that is this parameter's, `[len]`: a leaf of its own, which the optimizer updates.
+    /// The part of the shard that is this parameter's, `[len]`: a leaf of its own, which the optimizer
+    /// updates.
     piece: Tensor,
 }
 
 impl Flat {
-    /// Takes the named leaves, all of one dtype, of which layers make `compute`; `None` without any. The shard rests in `place`
-    /// where there is one.
+    /// Takes the named leaves, all of one dtype, of which layers make `compute`; `None` without any. The
+    /// shard rests in `place` where there is one.
     pub(super) fn new(
         leaves: Vec<(String, Tensor)>,
         ranks: &MeshRanks,
@@ -335,7 +337,8 @@ impl Flat {
 }
 
 impl Parameter {
-    /// Takes a leaf, which becomes a view of the whole, and copies what of its values is this rank's to its `piece`.
+    /// Takes a leaf, which becomes a view of the whole, and copies what of its values is this rank's to its
+    /// `piece`.
     fn new((name, mut leaf): (String, Tensor), place: Place, piece: Tensor, view: &Tensor) -> Self {
         copy_excerpt(&place.excerpt(&name), &leaf, &piece);
         no_grad(|| leaf.set_data(view));

@@ -43,8 +43,8 @@ impl OwnShard {
         }
     }
 
-    /// The values to be read where they are: those that rest take memory of the host as they are read, and change with what is
-    /// laid down later.
+    /// The values to be read where they are: those that rest take memory of the host as they are read, and
+    /// change with what is laid down later.
     pub(super) fn in_place(&self) -> Result<Tensor, Error> {
         match self {
             Self::Here(shard) => Ok(shard.shallow_clone()),

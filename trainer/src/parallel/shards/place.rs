@@ -1,4 +1,5 @@
-//! Where parameters lie that follow each other in a flat buffer, and what of each is in one rank's shard of it.
+//! Where parameters lie that follow each other in a flat buffer, and what of each is in one rank's shard of
+//! it.
 
 use std::ops::Range;
 
@@ -37,8 +38,8 @@ impl Place {
     }
 }
 
-/// Where each leaf lies that follow each other in a buffer of `num_shards`: one behind the other, or where there is one shard from a
-/// cache line on, of numbers of `width` bytes.
+/// Where each leaf lies that follow each other in a buffer of `num_shards`: one behind the other, or where
+/// there is one shard from a cache line on, of numbers of `width` bytes.
 pub(super) fn ranges(leaves: &[(String, Tensor)], num_shards: usize, width: usize) -> Vec<Range<usize>> {
     let step = if num_shards == 1 { CACHE_LINE / width } else { 1 };
     let mut end = 0_usize;
@@ -65,8 +66,8 @@ pub(super) fn places(
     leaves.iter().zip(ranges).map(place).collect()
 }
 
-/// Copies an excerpt of the whole tensor over `values`, `[len]`. Of a tensor whose numbers do not lie in order, such as one that
-/// has a single number for all, a chunk is laid out at a time.
+/// Copies an excerpt of the whole tensor over `values`, `[len]`. Of a tensor whose numbers do not lie in
+/// order, such as one that has a single number for all, a chunk is laid out at a time.
 pub(super) fn copy_excerpt(excerpt: &Excerpt<'_>, whole: &Tensor, values: &Tensor) {
     let whole = if whole.dim() == 0 { whole.detach().view(1) } else { whole.detach() };
     let chunks = excerpt.chunks(READ_CHUNK_NUMBERS as usize);

@@ -25,7 +25,8 @@ use crate::parallel::{DecoderParts, Numbers, Part, RankError, Ranks, ShardedPara
 use crate::reference::FrozenPolicy;
 use crate::update::{UpdatePlan, update};
 
-/// Sums over ranks are added in another order; five steps of an optimizer that divides by small gradients enlarge that.
+/// Sums over ranks are added in another order; five steps of an optimizer that divides by small gradients
+/// enlarge that.
 const TOLERANCE: f64 = 1e-5;
 
 /// What a job trains, and how.
@@ -301,7 +302,8 @@ fn a_critic_s_adapter_lies_on_the_actor_s_own_shards() {
 
 #[test]
 fn layers_in_bf16_round_alike_on_shards_and_on_the_whole() {
-    // The very same products are summed in another order in fp32; AdamW's first steps turn on a gradient's sign.
+    // The very same products are summed in another order in fp32; AdamW's first steps turn on a gradient's
+    // sign.
     let case = Case { compute: Kind::BFloat16, max_tokens: 64, ..FULL };
     let alone = train(case, &Ranks::alone(), 1);
     let both = on_ranks(2, |ranks| train(case, &ranks, 2));

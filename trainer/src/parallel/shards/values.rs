@@ -1,5 +1,5 @@
-//! Where the values of shards come from, and where those of a frozen model lie: each rank asks for its own pieces alone, so that
-//! no rank has the whole of a model on the way. What the values mean is not known here.
+//! Where the values of shards come from, and where those of a frozen model lie: each rank asks for its own
+//! pieces alone, so that no rank has the whole of a model on the way. What the values mean is not known here.
 
 use std::path::Path;
 use std::rc::Rc;
@@ -37,8 +37,8 @@ impl ShardedParameters {
         self.trained().try_for_each(|flat| flat.fill(&mut fill))
     }
 
-    /// Shows `see` every piece that this rank has, `[len]`, where it is: one that rests is on the host, and takes memory while it
-    /// is read. It may be kept, but not beyond the next change of the parameters.
+    /// Shows `see` every piece that this rank has, `[len]`, where it is: one that rests is on the host, and
+    /// takes memory while it is read. It may be kept, but not beyond the next change of the parameters.
     ///
     /// # Errors
     /// What `see` fails with, or when a piece that rests cannot be read.
@@ -80,8 +80,8 @@ impl ShardedParameters {
         self.unit(part).flats().try_for_each(|flat| flat.fill(fill))
     }
 
-    /// Lets `fill` write something that goes with this rank's piece of the trained parameter `name`, `[len]`: a moment of it.
-    /// Where the piece is empty nothing is asked for.
+    /// Lets `fill` write something that goes with this rank's piece of the trained parameter `name`, `[len]`:
+    /// a moment of it. Where the piece is empty nothing is asked for.
     ///
     /// # Errors
     /// What `fill` fails with.
@@ -101,8 +101,8 @@ impl ShardedParameters {
         excerpt.filter(|excerpt| !excerpt.range.is_empty())
     }
 
-    /// Takes the values of another role's parameters, one part at a time: those that `name_there` names there. What the
-    /// other role does not have stays as it is.
+    /// Takes the values of another role's parameters, one part at a time: those that `name_there` names
+    /// there. What the other role does not have stays as it is.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -126,9 +126,9 @@ impl ShardedParameters {
         self.unit(part).flats().flat_map(Flat::leaves).collect()
     }
 
-    /// Moves the shards of a frozen model on the CPU into a nameless file of `folder`, from where they are gathered in place:
-    /// while the model rests ([`Self::rest`]) they take none of the process's memory. Elsewhere than on the CPU nothing
-    /// happens, and where they rest already.
+    /// Moves the shards of a frozen model on the CPU into a nameless file of `folder`, from where they are
+    /// gathered in place: while the model rests ([`Self::rest`]) they take none of the process's memory.
+    /// Elsewhere than on the CPU nothing happens, and where they rest already.
     ///
     /// # Errors
     /// When the file cannot be written; the shards then stay where they are.
@@ -152,7 +152,8 @@ impl ShardedParameters {
         self.parts().flat_map(|part| self.unit(part).flats()).any(Flat::is_resting)
     }
 
-    /// Gives the memory of shards that lie in a file back until they are read again; nothing changes otherwise.
+    /// Gives the memory of shards that lie in a file back until they are read again; nothing changes
+    /// otherwise.
     pub(crate) fn rest(&self) {
         if let Some(file) = &self.resting_place {
             file.release();

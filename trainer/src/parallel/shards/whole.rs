@@ -1,4 +1,5 @@
-//! Memory for all parameters of a flat buffer, which comes and goes, and how numbers come there. When they do is not decided here.
+//! Memory for all parameters of a flat buffer, which comes and goes, and how numbers come there. When they do
+//! is not decided here.
 
 use rlt_core::mesh::Shards;
 use rlt_torch::collectives::Pending;

@@ -1,4 +1,5 @@
-//! Ranks that are threads here share streams of tokens, and compute and train what one rank with all tokens does.
+//! Ranks that are threads here share streams of tokens, and compute and train what one rank with all tokens
+//! does.
 
 use std::sync::Arc;
 
@@ -20,7 +21,8 @@ use crate::optim::AdamWOptions;
 use crate::parallel::tests::{actor_on_mesh, on_ranks, trained_parameters};
 use crate::update::{UpdatePlan, update};
 
-/// Sums over ranks are added in another order; five steps of an optimizer that divides by small gradients enlarge that.
+/// Sums over ranks are added in another order; five steps of an optimizer that divides by small gradients
+/// enlarge that.
 const TOLERANCE: f64 = 1e-5;
 
 /// Prompt and completions of each group: uneven, of a single token, a group of one, a prompt of one token.

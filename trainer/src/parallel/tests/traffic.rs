@@ -63,7 +63,8 @@ fn batch() -> Batch {
     Batch::from_demonstrations(&(0..8).map(demonstration).collect::<Vec<_>>())
 }
 
-/// Bytes of a model's weights, of each layer and of all that is outside of them, and of what is trained the gradients'.
+/// Bytes of a model's weights, of each layer and of all that is outside of them, and of what is trained the
+/// gradients'.
 struct Sizes {
     layers: Vec<f64>,
     outer: f64,
@@ -90,19 +91,21 @@ impl Sizes {
         self.outer + self.layers.iter().sum::<f64>()
     }
 
-    /// What comes for a pass forward and back: everything once, and every layer but the last, which stays, again.
+    /// What comes for a pass forward and back: everything once, and every layer but the last, which stays,
+    /// again.
     fn of_update_pass(&self) -> f64 {
         self.all() + self.layers[..LAYERS - 1].iter().sum::<f64>()
     }
 }
 
-/// The fewest bytes that a rank sends in a step with the weights' sync, log-probs and one update, in `num_passes` micro-batches
-/// of together `num_tokens` tokens of this rank.
+/// The fewest bytes that a rank sends in a step with the weights' sync, log-probs and one update, in
+/// `num_passes` micro-batches of together `num_tokens` tokens of this rank.
 fn lower_bound(layout: Layout, decoder: &Decoder, num_passes: usize, num_tokens: usize) -> f64 {
     let Layout { size, dp_shard, sp, lora, compute } = layout;
     let number = compute.elt_size_in_bytes();
     let (computed, exact) = (Sizes::of(decoder, number), Sizes::of(decoder, EXACT as usize));
-    // Of what `ranks` have in equal parts each sends its own to all others, of what they add up each its part of the others'.
+    // Of what `ranks` have in equal parts each sends its own to all others, of what they add up each its part
+    // of the others'.
     let of_others = |ranks: usize| (ranks - 1) as f64 / ranks as f64;
     let num_passes = num_passes as f64;
     // An adapter is folded into weights as they are kept.
@@ -112,8 +115,8 @@ fn lower_bound(layout: Layout, decoder: &Decoder, num_passes: usize, num_tokens:
     let gradients = num_passes * of_others(dp_shard) * computed.gradients;
     // Shards of gradients are added up over the copies of the model and handed back.
     let copies = 2.0 * of_others(size / dp_shard) * computed.gradients / dp_shard as f64;
-    // Queries, keys and values of own tokens go to the ranks that have their heads, and what attention made comes back; a
-    // rank has at least one key head. Once for log-probs, and forward and back for the update.
+    // Queries, keys and values of own tokens go to the ranks that have their heads, and what attention made
+    // comes back; a rank has at least one key head. Once for log-probs, and forward and back for the update.
     let heads = 2 * HEADS + 2 * KV_HEADS.max(sp);
     let attention = 3.0 * of_others(sp) * (LAYERS * num_tokens * heads * HEAD_DIM * number) as f64;
     synced + scored + updated + gradients + copies + attention

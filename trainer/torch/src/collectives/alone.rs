@@ -1,4 +1,5 @@
-//! A group of one rank: every collective is a copy or nothing at all, so that code written for many ranks runs on one.
+//! A group of one rank: every collective is a copy or nothing at all, so that code written for many ranks
+//! runs on one.
 
 use tch::{Tensor, no_grad};
 

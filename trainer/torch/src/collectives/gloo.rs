@@ -15,8 +15,9 @@ use super::store::Store;
 use super::{CollectiveError, Collectives, Pending, Reduction, RendezvousError};
 use crate::border::{Outcome, check, raw};
 
-/// The most that a rank receives at once before it adds it up: room for what it has received is memory beside the gradient
-/// itself, which is whole at that moment. A layer of a small model is shorter, so that its exchange runs beside computing.
+/// The most that a rank receives at once before it adds it up: room for what it has received is memory beside
+/// the gradient itself, which is whole at that moment. A layer of a small model is shorter, so that its
+/// exchange runs beside computing.
 const RECEIVED_BYTES: i64 = 16 << 20;
 
 /// A connected group of ranks on CPUs.
@@ -85,7 +86,8 @@ impl GlooGroup {
         self.seat.count_exchange((&output, output_splits), (&input, input_splits));
         let keeps = vec![output.shallow_clone(), input.shallow_clone()];
         let work = self.start(operation, keeps, |group, out| {
-            // SAFETY: a live group, borrowed tensors, one split for each rank (checked) and a place for the result.
+            // SAFETY: a live group, borrowed tensors, one split for each rank (checked) and a place for the
+            // result.
             unsafe {
                 border::rlt_all_to_all(
                     group,
@@ -135,9 +137,9 @@ impl Collectives for GlooGroup {
         Ok(Pending::of(work, None))
     }
 
-    /// Gloo's own reduce-scatter is an all-reduce of which most is thrown away, twice the bytes. Every rank sends every
-    /// other the chunk it needs, once, and adds what it received. What is longer than [`RECEIVED_BYTES`] goes piece by piece,
-    /// all but the last at once.
+    /// Gloo's own reduce-scatter is an all-reduce of which most is thrown away, twice the bytes. Every rank
+    /// sends every other the chunk it needs, once, and adds what it received. What is longer than
+    /// [`RECEIVED_BYTES`] goes piece by piece, all but the last at once.
     fn reduce_scatter(&mut self, output: &Tensor, input: &Tensor) -> Result<Pending, CollectiveError> {
         let size = self.size() as i64;
         check_sizes("reduce-scatter", &self.seat.name, (output, size), (input, 1))?;

@@ -1,9 +1,9 @@
-//! A group over NCCL, for tensors on GPUs: operations run on a stream of the group's own, behind what was computed before they
-//! were started and before what is computed after they were waited for. So an exchange that is begun early runs while
-//! others compute. Whether a tensor goes this way is decided in `by_device`.
+//! A group over NCCL, for tensors on GPUs: operations run on a stream of the group's own, behind what was
+//! computed before they were started and before what is computed after they were waited for. So an exchange
+//! that is begun early runs while others compute. Whether a tensor goes this way is decided in `by_device`.
 //!
-//! A thread that waits looks at the operation now and then instead of sleeping in CUDA: a peer that is lost or late ends the
-//! communicator on this rank, and is named.
+//! A thread that waits looks at the operation now and then instead of sleeping in CUDA: a peer that is lost
+//! or late ends the communicator on this rank, and is named.
 
 mod link;
 
@@ -40,8 +40,8 @@ impl fmt::Debug for NcclGroup {
 const CONNECT: &str = "connecting GPUs";
 
 impl NcclGroup {
-    /// Connects GPU number `device_idx` of this machine with those of the other members, who find each other by a name that the
-    /// first member leaves in the store of `attempt`.
+    /// Connects GPU number `device_idx` of this machine with those of the other members, who find each other
+    /// by a name that the first member leaves in the store of `attempt`.
     pub(super) fn join(
         store: &Store,
         attempt: u64,
@@ -129,8 +129,9 @@ impl Collectives for NcclGroup {
         })
     }
 
-    /// Numbers of 16 bits are sent to the ranks that add them up in fp32, as the operation promises: NCCL would round each of
-    /// its sums. Wider ones NCCL adds up itself, in an order that depends on nothing but sizes and machines.
+    /// Numbers of 16 bits are sent to the ranks that add them up in fp32, as the operation promises: NCCL
+    /// would round each of its sums. Wider ones NCCL adds up itself, in an order that depends on nothing but
+    /// sizes and machines.
     fn reduce_scatter(&mut self, output: &Tensor, input: &Tensor) -> Result<Pending, CollectiveError> {
         let size = self.size();
         check_sizes("reduce-scatter", &self.seat.name, (output, size as i64), (input, 1))?;

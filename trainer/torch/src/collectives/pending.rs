@@ -22,8 +22,8 @@ pub(super) trait Work: Send {
 /// What is done with the tensors of an operation once it is complete.
 pub(super) type Finish = Box<dyn FnOnce() + Send>;
 
-/// An operation under way. Its tensors are kept, and must not be read or written before [`Pending::wait`] returns;
-/// dropped unwaited, it waits and forgets what went wrong.
+/// An operation under way. Its tensors are kept, and must not be read or written before [`Pending::wait`]
+/// returns; dropped unwaited, it waits and forgets what went wrong.
 #[must_use = "the tensors of an operation can be used only after it was waited for"]
 pub struct Pending {
     work: Option<Box<dyn Work>>,

@@ -1,7 +1,8 @@
-//! Every rank's sign of life: a thread that tells the store, once a second, that this process runs and how far each of
-//! its groups is. It costs training nothing, and lets a failed operation say whom it waited for.
+//! Every rank's sign of life: a thread that tells the store, once a second, that this process runs and how
+//! far each of its groups is. It costs training nothing, and lets a failed operation say whom it waited for.
 //!
-//! A beat is a number that changes; whether a rank lives is judged by seeing it change, so no clocks are compared.
+//! A beat is a number that changes; whether a rank lives is judged by seeing it change, so no clocks are
+//! compared.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};

@@ -1,8 +1,8 @@
-//! How ranks find each other: one of them (or whoever started them) serves a store, all join it, and from it make the
-//! groups they exchange tensors in.
+//! How ranks find each other: one of them (or whoever started them) serves a store, all join it, and from it
+//! make the groups they exchange tensors in.
 //!
-//! The store carries the attempt's number. A rank that a former attempt left behind finds another number there and is
-//! refused, so it can never take part in the new attempt's collectives.
+//! The store carries the attempt's number. A rank that a former attempt left behind finds another number
+//! there and is refused, so it can never take part in the new attempt's collectives.
 
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
@@ -52,8 +52,8 @@ pub fn serve_store(port: u16, attempt: u64, world_size: usize) -> Result<Store, 
     Ok(store)
 }
 
-/// Reports through the store why `rank` failed, unless somebody has done so already: ranks that still join are told, and
-/// the first report is what everybody gets back.
+/// Reports through the store why `rank` failed, unless somebody has done so already: ranks that still join
+/// are told, and the first report is what everybody gets back.
 ///
 /// # Errors
 /// When the store is gone.
@@ -106,8 +106,8 @@ impl Rendezvous {
         self.membership.world_size
     }
 
-    /// Connects the ranks `members` (ascending) to a group; `None` for ranks that are not among them. Every member
-    /// makes the same groups, under names that are used once.
+    /// Connects the ranks `members` (ascending) to a group; `None` for ranks that are not among them. Every
+    /// member makes the same groups, under names that are used once.
     ///
     /// # Errors
     /// When the members do not connect in time.

@@ -1,5 +1,5 @@
-//! A rank's place in a group, whether tensors fit the group's operations, and the bytes that these exchange over
-//! any transport. Nothing here sends anything.
+//! A rank's place in a group, whether tensors fit the group's operations, and the bytes that these exchange
+//! over any transport. Nothing here sends anything.
 
 use std::sync::Arc;
 use std::time::Duration;

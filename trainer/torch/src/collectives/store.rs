@@ -1,8 +1,8 @@
-//! A store on the network: small values under names, shared by all ranks, and lent to c10d, whose groups find each
-//! other through it. What ranks say to each other through it is decided in `rendezvous` and `pulse`.
+//! A store on the network: small values under names, shared by all ranks, and lent to c10d, whose groups find
+//! each other through it. What ranks say to each other through it is decided in `rendezvous` and `pulse`.
 //!
-//! It is our own, and not c10d's `TCPStore`, because that asks the resolver for the name of every peer it connects to,
-//! and where nobody answers such questions ranks would wait for seconds at every connection.
+//! It is our own, and not c10d's `TCPStore`, because that asks the resolver for the name of every peer it
+//! connects to, and where nobody answers such questions ranks would wait for seconds at every connection.
 
 mod lent;
 mod server;
@@ -57,8 +57,8 @@ pub enum StoreError {
     Lost(#[source] io::Error),
 }
 
-/// A connection to the store, over which one question is under way at a time; see [`Store::try_clone`]. Whoever serves
-/// the store holds it with its connection.
+/// A connection to the store, over which one question is under way at a time; see [`Store::try_clone`].
+/// Whoever serves the store holds it with its connection.
 #[derive(Debug)]
 pub struct Store {
     connection: Arc<Connection>,
@@ -75,7 +75,8 @@ struct Connection {
 }
 
 impl Store {
-    /// Serves a store on all addresses at `port` (0 for any free one) until it is dropped, and connects to it.
+    /// Serves a store on all addresses at `port` (0 for any free one) until it is dropped, and connects to
+    /// it.
     ///
     /// # Errors
     /// When the port is taken.

@@ -1,5 +1,6 @@
-//! How many bytes of tensors a rank sends and receives, counted where an operation is started: what the transport's own
-//! schedule moves for it. What a transport adds around them, a few dozen bytes a message, is not counted, nor are barriers.
+//! How many bytes of tensors a rank sends and receives, counted where an operation is started: what the
+//! transport's own schedule moves for it. What a transport adds around them, a few dozen bytes a message, is
+//! not counted, nor are barriers.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -71,9 +72,9 @@ pub(super) fn all_to_all(place: usize, row: u64, sent: &[i64], received: &[i64])
     Traffic { sent: of_others(sent), received: of_others(received) }
 }
 
-/// A tensor in one chunk for each rank travels around the ring twice, once to be added up and once to be handed out. In the
-/// first round a rank's own chunk stays with it, in the second that of the rank before it. Chunks are of whole segments;
-/// where these do not divide the tensor, the last chunks are short or empty.
+/// A tensor in one chunk for each rank travels around the ring twice, once to be added up and once to be
+/// handed out. In the first round a rank's own chunk stays with it, in the second that of the rank before it.
+/// Chunks are of whole segments; where these do not divide the tensor, the last chunks are short or empty.
 pub(super) fn ring_all_reduce(place: usize, size: usize, num_bytes: u64, element: u64) -> Traffic {
     if num_bytes == 0 {
         return Traffic::default();

@@ -125,8 +125,8 @@ impl Stream {
         Segments { cu_seqlens: &self.cu_seqlens, prefixes: &self.prefixes }
     }
 
-    /// Every segment with a copy of its own prefix before it, as tokens of the stream; and where in that longer stream
-    /// each token of this one has its own segment's copy.
+    /// Every segment with a copy of its own prefix before it, as tokens of the stream; and where in that
+    /// longer stream each token of this one has its own segment's copy.
     fn whole(&self) -> (Vec<i32>, Tensor, Tensor) {
         let span = |s: usize| i64::from(self.cu_seqlens[s])..i64::from(self.cu_seqlens[s + 1]);
         let (mut cu_seqlens, mut tokens, mut own) = (vec![0], Vec::new(), Vec::new());

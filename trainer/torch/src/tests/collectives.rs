@@ -1,5 +1,5 @@
-//! Collectives between ranks that are threads here, each with a connection of its own: every operation against its
-//! definition, asynchronous use, and what is said of ranks that are missing.
+//! Collectives between ranks that are threads here, each with a connection of its own: every operation
+//! against its definition, asynchronous use, and what is said of ranks that are missing.
 
 use std::sync::Mutex;
 use std::thread;

@@ -1,5 +1,5 @@
-//! What rests away from its device trains as what stays, bit for bit: every role, on one rank and on several, and from either's
-//! checkpoints.
+//! What rests away from its device trains as what stays, bit for bit: every role, on one rank and on several,
+//! and from either's checkpoints.
 
 use super::saved::{Layout, Way, go_on, save};
 use super::*;

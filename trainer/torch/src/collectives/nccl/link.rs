@@ -1,5 +1,5 @@
-//! A communicator of NCCL and moments in its stream, safe to hold and to free; what ranks say to each other before they have
-//! one. Errors are NCCL's own words, of which the group makes its own.
+//! A communicator of NCCL and moments in its stream, safe to hold and to free; what ranks say to each other
+//! before they have one. Errors are NCCL's own words, of which the group makes its own.
 
 use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,5 +1,5 @@
-//! The store as c10d sees it: one function that C++ calls, with a share of a connection. `csrc/collectives.cpp` makes a
-//! `c10d::Store` of it.
+//! The store as c10d sees it: one function that C++ calls, with a share of a connection.
+//! `csrc/collectives.cpp` makes a `c10d::Store` of it.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -45,8 +45,8 @@ impl LentStore {
 /// Asks, and hands over the answer or what went wrong.
 ///
 /// # Safety
-/// `connection` is that of a [`LentStore`] that was not released; `asked` holds as many bytes as it says; `take` may be
-/// called with `into`.
+/// `connection` is that of a [`LentStore`] that was not released; `asked` holds as many bytes as it says;
+/// `take` may be called with `into`.
 unsafe extern "C" fn ask(
     connection: *const c_void,
     asked: *const Asked,

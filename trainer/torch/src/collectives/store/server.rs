@@ -1,5 +1,5 @@
-//! The store's own end: values under names, in memory, for as long as it is served. A thread for each connection; what
-//! values mean is decided by those who connect.
+//! The store's own end: values under names, in memory, for as long as it is served. A thread for each
+//! connection; what values mean is decided by those who connect.
 
 use std::collections::HashMap;
 use std::io;

@@ -1,5 +1,5 @@
-//! What the store and its clients say to each other: one question, one answer, on a connection that opens with
-//! [`GREETING`]. Numbers are little-endian. What is kept, and for how long, is not known here.
+//! What the store and its clients say to each other: one question, one answer, on a connection that opens
+//! with [`GREETING`]. Numbers are little-endian. What is kept, and for how long, is not known here.
 //!
 //! ```text
 //! question  operation: u8, milliseconds to wait: u64, name: u32 and bytes, value: u32 and bytes
@@ -10,7 +10,8 @@ use std::io::{self, Read, Write};
 
 /// The first bytes of a client: whoever opens with others is no rank.
 pub(super) const GREETING: [u8; 8] = *b"rltstor1";
-/// The longest name or value. The longest in use are the addresses of a group's ranks, some hundred bytes each.
+/// The longest name or value. The longest in use are the addresses of a group's ranks, some hundred bytes
+/// each.
 const MAX_BYTES: usize = 16 << 20;
 
 /// What a client asks for.
