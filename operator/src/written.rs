@@ -91,14 +91,13 @@ impl Written {
         }
     }
 
-    /// How long it is until `interval` will have passed since the last write, and `held` since something
-    /// first waited for it.
+    /// How long it is until `interval` will have passed since the last write, and `held` since something first waited for it.
     pub fn wait(&self, uid: &str, interval: Duration, held: Duration) -> Option<Duration> {
         let mut entries = self.lock();
-        let entry = entries.entry(uid.to_owned()).or_default();
+        let entry = entries.get_mut(uid)?;
+        let since_write = interval.saturating_sub(entry.written_at?.elapsed());
         let held_since = *entry.held_since.get_or_insert_with(Instant::now);
-        let since_write = entry.written_at.map(|at| interval.saturating_sub(at.elapsed()));
-        let wait = since_write.unwrap_or_default().max(held.saturating_sub(held_since.elapsed()));
+        let wait = since_write.max(held.saturating_sub(held_since.elapsed()));
         (!wait.is_zero()).then_some(wait)
     }
 
