@@ -13,7 +13,7 @@ use rlt_channel::environment as channel;
 use rlt_traces::AttemptTrace;
 
 use super::manifest::MANIFEST_KEY;
-use super::volumes::{JOB_FOLDER, STORAGE_FOLDER};
+use super::volumes::{STORAGE_FOLDER, job_file};
 use super::{Blueprint, environment};
 
 pub(super) fn trainer(
@@ -45,8 +45,7 @@ pub(super) fn trainer(
 /// The trainer with the variables that all workers share, which are in a file: Kubernetes handles a pod's own
 /// again with every change of the pod.
 fn command(blueprint: &Blueprint<'_>) -> Vec<String> {
-    let file = |key: &str| format!("{JOB_FOLDER}/{key}");
-    let (variables, manifest) = (file(environment::KEY), file(MANIFEST_KEY));
+    let (variables, manifest) = (job_file(environment::KEY), job_file(MANIFEST_KEY));
     let output = format!("{STORAGE_FOLDER}/runs/{}", blueprint.name());
     ["rlt-trainer", "env", &variables, "launch", "--manifest", &manifest, "--output", &output]
         .map(str::to_owned)

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use rlt_channel::environment as channel;
 
-use super::volumes::{JOB_FOLDER, STORAGE_FOLDER};
+use super::volumes::{STORAGE_FOLDER, job_file};
 use super::{Blueprint, ChannelAccess};
 
 /// The key of the variables, and their file's name: a JSON object of strings, as `rlt-trainer env` reads it.
@@ -59,10 +59,9 @@ fn of_job(blueprint: &Blueprint<'_>) -> [(String, String); 4] {
 }
 
 fn of_channel(access: &ChannelAccess) -> [(String, String); 3] {
-    let file = |key: &str| format!("{JOB_FOLDER}/{key}");
     [
         (channel::ADDRESS.into(), access.address.clone()),
-        (channel::CA_FILE.into(), file(channel::CA_KEY)),
-        (channel::TOKEN_FILE.into(), file(channel::TOKEN_KEY)),
+        (channel::CA_FILE.into(), job_file(channel::CA_KEY)),
+        (channel::TOKEN_FILE.into(), job_file(channel::TOKEN_KEY)),
     ]
 }

@@ -11,9 +11,14 @@ use rlt_channel::environment;
 use super::{Blueprint, claim_name, config_map_name};
 
 /// The folder of all that the operator tells workers: the files of the job's ConfigMap, and the token.
-pub(super) const JOB_FOLDER: &str = "/etc/rltraining";
+const JOB_FOLDER: &str = "/etc/rltraining";
 /// The folder of run folders, models and data.
 pub(super) const STORAGE_FOLDER: &str = "/storage";
+
+/// Where workers find what the operator tells them under `key`.
+pub(super) fn job_file(key: &str) -> String {
+    format!("{JOB_FOLDER}/{key}")
+}
 
 /// The volumes of a worker, each with where it is mounted.
 pub(super) fn volumes(blueprint: &Blueprint<'_>) -> Vec<(Volume, VolumeMount)> {
