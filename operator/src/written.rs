@@ -91,8 +91,8 @@ impl Written {
         }
     }
 
-    /// How long it is until `interval` will have passed since the last write, and `held` since something first
-    /// waited for it.
+    /// How long it is until `interval` will have passed since the last write, and `held` since something
+    /// first waited for it.
     pub fn wait(&self, uid: &str, interval: Duration, held: Duration) -> Option<Duration> {
         let mut entries = self.lock();
         let entry = entries.get_mut(uid)?;
