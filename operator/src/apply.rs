@@ -16,6 +16,7 @@ pub use error::ApplyError;
 pub use status::{StatusWritten, write_status};
 
 use crate::build::Blueprint;
+use crate::client::Limiter;
 use crate::decide::Decision;
 use crate::discovery::Served;
 use crate::index::Index;
@@ -24,6 +25,17 @@ use crate::labels;
 use crate::queue::Queueing;
 use crate::worker::{JobKey, Worker};
 use children::Room;
+
+/// What decisions are carried out by.
+#[derive(Clone, Copy)]
+pub struct Access<'a> {
+    /// The API server.
+    pub client: &'a Client,
+    /// Whose turn it is to call it.
+    pub limiter: &'a Limiter,
+    /// What was seen of jobs, where what is made is entered.
+    pub index: &'a Index,
+}
 
 /// What a job meets in its cluster.
 #[derive(Clone, Copy, Debug)]
@@ -46,13 +58,12 @@ pub struct Outcome {
 /// # Errors
 /// The first call that failed in a way that may pass.
 pub async fn apply(
-    client: &Client,
-    index: &Index,
+    access: Access<'_>,
     blueprint: &Blueprint<'_>,
     surroundings: &Surroundings<'_>,
     decision: &Decision,
 ) -> Result<Outcome, ApplyError> {
-    match carry_out(client, index, blueprint, surroundings, decision).await {
+    match carry_out(access, blueprint, surroundings, decision).await {
         Err(ApplyError::Refused { message }) => Ok(Outcome { refused: Some(message) }),
         Err(error) => Err(error),
         Ok(()) => Ok(Outcome::default()),
@@ -62,12 +73,12 @@ pub async fn apply(
 /// Tells the queue, and makes what a job needs: first what its pods must not be without, then pods beside
 /// what nodes need to start them, and last what the pods meet each other by.
 async fn carry_out(
-    client: &Client,
-    index: &Index,
+    access: Access<'_>,
     blueprint: &Blueprint<'_>,
     surroundings: &Surroundings<'_>,
     decision: &Decision,
 ) -> Result<(), ApplyError> {
+    let Access { client, index, .. } = access;
     pods::delete(client, index, blueprint.job, &decision.delete).await?;
     if let Some(act) = &decision.queue {
         queue::tell(client, index, blueprint, surroundings.queueing, act).await?;
@@ -92,7 +103,7 @@ async fn carry_out(
         let placement = gang::prepare(client, index, blueprint, surroundings, attempt).await?;
         let failures_by_node = &decision.status.failures_by_node;
         let crew = pods::Crew { blueprint, placement: &placement, failures_by_node, attempt };
-        pods::start(client, index, &crew, &decision.start).await
+        pods::start(access, &crew, &decision.start).await
     };
     // What fails in one place does not cut off calls in another.
     let (supplied, started) = futures::join!(room.supply(), pods);

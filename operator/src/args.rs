@@ -23,8 +23,8 @@ pub struct Args {
         default_value = "IfNotPresent"
     )]
     pub trainer_image_pull_policy: PullPolicy,
-    /// Jobs that are worked on at the same time.
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..))]
+    /// Jobs that are worked on at the same time; most of them wait for their calls' turn.
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..))]
     pub concurrency: u16,
     /// What the process is told about itself.
     #[command(flatten)]

@@ -14,7 +14,7 @@ use kube::{Client, Config};
 
 pub use call::{Call, Importance, Verb};
 pub use layer::ApiLayer;
-pub use limiter::Limiter;
+pub use limiter::{Limiter, Turn};
 
 use crate::metrics::Metrics;
 
@@ -37,17 +37,16 @@ impl Default for CallRate {
 
 /// Calls under way at the same time. More than the API server works on would only wait there, where a status
 /// comes no sooner than an event.
-pub const MAX_IN_FLIGHT: usize = 64;
+pub const MAX_IN_FLIGHT: usize = 32;
 
 /// Time for any call that is no watch.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A client that counts into `metrics`, at most as fast as `rate`.
+/// A client whose calls `limiter` lets through and `metrics` counts.
 ///
 /// # Errors
 /// The configuration's certificates can not be used.
-pub fn client(mut config: Config, rate: CallRate, metrics: &Metrics) -> Result<Client, kube::Error> {
+pub fn client(mut config: Config, limiter: &Limiter, metrics: &Metrics) -> Result<Client, kube::Error> {
     config.default_retry = false;
-    let layer = ApiLayer::new(Limiter::new(rate, MAX_IN_FLIGHT), metrics.clone());
-    connection::connect(config, &layer)
+    connection::connect(config, &ApiLayer::new(limiter.clone(), metrics.clone()))
 }

@@ -10,6 +10,7 @@ use tokio::sync::watch;
 
 use crate::apply::ApplyError;
 use crate::build::Settings;
+use crate::client::Limiter;
 use crate::discovery::Discovery;
 use crate::index::Index;
 use crate::metrics::Metrics;
@@ -22,6 +23,8 @@ use crate::written::Written;
 pub struct Context {
     /// The API server.
     pub client: Client,
+    /// Whose turn it is to call it.
+    pub limiter: Limiter,
     /// What the cluster decides about pods.
     pub settings: Settings,
     /// What the watches have seen.

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use futures::channel::{mpsc, oneshot};
 use futures::stream::{self, StreamExt as _};
 use futures::{FutureExt as _, Stream, future};
-use k8s_openapi::api::core::v1::{ConfigMap, Node, PersistentVolumeClaim, Pod, Service, ServiceAccount};
+use k8s_openapi::api::core::v1::{ConfigMap, Node, PersistentVolumeClaim, Service, ServiceAccount};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
-use kube::core::{DynamicObject, PartialObjectMeta};
+use kube::core::DynamicObject;
 use kube::runtime::controller::{Config, Controller};
 use kube::runtime::predicates;
 use kube::runtime::reflector;
@@ -24,6 +24,7 @@ use crate::index::Child;
 use crate::job::Job;
 use crate::labels;
 use crate::reconcile::{reconcile, retry};
+use crate::seen::{SeenMetadata, SeenPod};
 use crate::watch::{self, Sink};
 
 /// Looks at jobs until `stop`; looks that have begun are finished.
@@ -139,7 +140,7 @@ fn jobs(
         .into_iter()
         .map(|(api, _)| watcher(api, watch::config()).default_backoff().boxed());
     stream::select_all(watches)
-        .modify(forget_what_nobody_reads)
+        .modify(forget_the_manifest_as_applied)
         .inspect(move |event| match event {
             Ok(Event::Delete(job)) => context.forget(job.uid()),
             Ok(Event::Apply(job) | Event::InitApply(job)) => context.written.seen(job),
@@ -160,8 +161,7 @@ fn jobs(
 }
 
 /// A manifest as it was applied stands beside the specification, and is as long.
-fn forget_what_nobody_reads(job: &mut Job) {
-    job.metadata.managed_fields = None;
+fn forget_the_manifest_as_applied(job: &mut Job) {
     if let Some(annotations) = &mut job.metadata.annotations {
         annotations.remove(labels::LAST_APPLIED);
     }
@@ -176,14 +176,14 @@ fn follow_objects(
 ) -> Vec<oneshot::Receiver<()>> {
     let mut synced = Vec::new();
     watches.spawn(watch::nodes(Api::<Node>::all(client.clone()), sink.clone()));
-    for (api, namespace) in apis::<Pod>(client, namespaces) {
+    for (api, namespace) in apis::<SeenPod>(client, namespaces) {
         let (done, first) = oneshot::channel();
         watches.spawn(watch::pods(api, namespace, sink.clone(), done));
         synced.push(first);
     }
     macro_rules! follow {
         ($kind:ty, $child:expr) => {
-            for (api, namespace) in apis::<PartialObjectMeta<$kind>>(client, namespaces) {
+            for (api, namespace) in apis::<SeenMetadata<$kind>>(client, namespaces) {
                 let (done, first) = oneshot::channel();
                 watches.spawn(watch::children::<$kind>(api, $child, namespace, sink.clone(), done));
                 synced.push(first);

@@ -8,6 +8,8 @@ use rlt_api::status::RLTrainingJobStatus;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
+use crate::seen::lean;
+
 /// What marks a job as applied by Argo CD or Flux, who would apply it anew after it was deleted.
 const TRACKING: [&str; 4] = [
     "argocd.argoproj.io/tracking-id",
@@ -21,6 +23,7 @@ const TRACKING: [&str; 4] = [
 #[resource(inherit = "RLTrainingJob")]
 pub struct Job {
     /// Name, namespace, UID, generation.
+    #[serde(deserialize_with = "lean")]
     pub metadata: ObjectMeta,
     /// The specification as JSON text, a tenth of the memory that its parsed form takes.
     #[serde(default, deserialize_with = "as_text")]

@@ -30,6 +30,7 @@ pub mod progress;
 pub mod queue;
 pub mod reconcile;
 mod run;
+pub mod seen;
 pub mod watch;
 pub mod worker;
 pub mod written;

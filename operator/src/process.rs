@@ -6,7 +6,7 @@ use std::time::Duration;
 use kube::{Client, Config};
 use tokio::sync::watch;
 
-use crate::client::{self, CallRate};
+use crate::client::{self, CallRate, Limiter};
 use crate::health::{self, Health, ListenError};
 use crate::lease::{Candidate, Election, LeaseError, Timing};
 use crate::metrics::Metrics;
@@ -88,6 +88,8 @@ pub struct Channel {
 pub struct Process {
     /// The way to the API server.
     pub client: Client,
+    /// Whose turn it is to call it.
+    pub limiter: Limiter,
     /// What is counted.
     pub metrics: Metrics,
     /// What ranks reported.
@@ -111,7 +113,8 @@ impl Process {
         let metrics = Metrics::default();
         let rate = CallRate { per_second: args.calls_per_second.into(), burst: args.call_burst.into() };
         let config = Config::infer().await.map_err(ProcessError::Config)?;
-        let client = client::client(config, rate, &metrics).map_err(ProcessError::Client)?;
+        let limiter = Limiter::new(rate, client::MAX_IN_FLIGHT);
+        let client = client::client(config, &limiter, &metrics).map_err(ProcessError::Client)?;
         let election = args.lease.as_ref().map(|name| Election::start(client.clone(), candidate(args, name)));
         let (alone, always) = watch::channel(true);
         let leadership = election.as_ref().map_or(always, Election::leadership);
@@ -125,7 +128,7 @@ impl Process {
         let address = health::serve(health, args.listen).await?;
         tracing::info!(%address, "probes and metrics are served");
         let channel = Channel::prepare(args, &client).await?;
-        Ok(Self { client, metrics, reports, channel, synced, election, leadership, _alone: alone })
+        Ok(Self { client, limiter, metrics, reports, channel, synced, election, leadership, _alone: alone })
     }
 
     /// Whether this process leads, now and from now on.

@@ -12,7 +12,7 @@ use kube::runtime::events::{Event, EventType};
 use rlt_api::status::RLTrainingJobStatus;
 use tracing::Instrument as _;
 
-use crate::apply::{self, ApplyError, StatusWritten, Surroundings};
+use crate::apply::{self, Access, ApplyError, StatusWritten, Surroundings};
 use crate::build::{self, Blueprint};
 use crate::context::Context;
 use crate::decide::{self, Decision, Facts, Note};
@@ -102,7 +102,9 @@ async fn carry_out(
         context.discovery.refresh(&context.client).await;
     }
     let surroundings = Surroundings { served: context.discovery.served(), queueing: &observed.queueing };
-    let outcome = apply::apply(&context.client, &context.index, blueprint, &surroundings, &decision).await?;
+    let Context { client, limiter, index, .. } = context;
+    let access = Access { client, limiter, index };
+    let outcome = apply::apply(access, blueprint, &surroundings, &decision).await?;
     Ok(match outcome.refused {
         Some(message) => decision.refused(message, REFUSED_RETRY, now),
         None => decision,

@@ -52,6 +52,7 @@ fn context(args: &Args, process: &Process) -> Context {
     Context {
         recorder: Recorder::new(process.client.clone(), reporter),
         client: process.client.clone(),
+        limiter: process.limiter.clone(),
         settings: Settings {
             trainer_image: args.trainer_image.clone(),
             pull_policy: args.trainer_image_pull_policy,

@@ -8,9 +8,10 @@ use std::sync::Arc;
 use futures::channel::mpsc::UnboundedSender;
 use futures::channel::oneshot;
 use futures::{Stream, StreamExt as _, pin_mut};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::core::{DynamicObject, PartialObjectMeta};
+use kube::core::DynamicObject;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher::{self, Event, watcher};
@@ -21,6 +22,7 @@ use crate::job::Job;
 use crate::labels;
 use crate::nodes::NodeState;
 use crate::queue::Workload;
+use crate::seen::{SeenMetadata, SeenPod};
 use crate::worker::{JobKey, Worker, owner};
 
 /// Below the idle limits of load balancers in front of API servers, which drop silent connections from 240 s
@@ -53,15 +55,16 @@ impl Sink {
 }
 
 /// Follows the pods of a namespace, or of all, for ever. `synced` hears of the first complete list.
-pub async fn pods(api: Api<Pod>, namespace: Option<String>, sink: Sink, synced: oneshot::Sender<()>) {
+pub async fn pods(api: Api<SeenPod>, namespace: Option<String>, sink: Sink, synced: oneshot::Sender<()>) {
     let events = watcher(api, config().labels(&labels::own_objects())).default_backoff();
     follow(events, "pods", synced, |change| {
         let index = &sink.index;
         match change {
             Change::Is(pod) => {
                 let Some((key, worker)) = Worker::read(&pod) else { return };
-                index.enter(&key, worker);
-                sink.tell(&key);
+                if index.enter(&key, worker) {
+                    sink.tell(&key);
+                }
             }
             Change::IsGone(pod) => {
                 let Some((key, worker)) = Worker::read(&pod) else { return };
@@ -108,13 +111,13 @@ pub async fn nodes(api: Api<Node>, sink: Sink) {
 
 /// Follows one kind of a job's other objects, by their metadata alone.
 pub async fn children<K>(
-    api: Api<PartialObjectMeta<K>>,
+    api: Api<SeenMetadata<K>>,
     child: Child,
     namespace: Option<String>,
     sink: Sink,
     synced: oneshot::Sender<()>,
 ) where
-    K: Resource<DynamicType = ()> + Clone + Debug + Send + 'static,
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + Send + 'static,
 {
     let events = watcher(api, config().labels(&labels::own_objects())).default_backoff();
     follow(events, "children", synced, |change| {

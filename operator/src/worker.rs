@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition, PodStatus};
+use k8s_openapi::api::core::v1::{ContainerStatus, PodCondition, PodStatus};
 use k8s_openapi::jiff::Timestamp;
 
 use crate::labels;
+use crate::seen::SeenPod;
 
 /// One pod of a job; by default one of which nothing is known yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -100,11 +101,11 @@ pub struct JobKey {
 
 impl Worker {
     /// Reads a pod. `None` where it is no worker of ours.
-    pub fn read(pod: &Pod) -> Option<(JobKey, Self)> {
+    pub fn read(pod: &SeenPod) -> Option<(JobKey, Self)> {
         let metadata = &pod.metadata;
         let owner = owner(metadata)?;
         let label = |name| metadata.labels.as_ref()?.get(name);
-        let status = pod.status.clone().unwrap_or_default();
+        let status = &pod.status;
         let container = status.container_statuses.iter().flatten().next();
         let idx = label(labels::WORKER_IDX)?.parse().ok()?;
         let worker = Self {
@@ -113,23 +114,28 @@ impl Worker {
             resource_version: metadata.resource_version.clone().unwrap_or_default(),
             idx,
             attempt: label(labels::ATTEMPT)?.parse().ok()?,
-            phase: phase(&status),
-            is_ready: condition(&status, "Ready").is_some_and(|ready| ready.status == "True"),
+            phase: phase(status),
+            is_ready: condition(status, "Ready").is_some_and(|ready| ready.status == "True"),
             is_deleting: metadata.deletion_timestamp.is_some(),
             leaves_by: metadata.deletion_timestamp.as_ref().map(|time| time.0),
-            node: pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).map(Into::into),
+            node: pod.spec.node_name.as_deref().map(Into::into),
             address: status.pod_ip.as_deref().filter(|ip| idx == 0 && !ip.is_empty()).map(Into::into),
             exit: container.and_then(exit),
-            disruption: condition(&status, "DisruptionTarget")
+            disruption: condition(status, "DisruptionTarget")
                 .filter(|target| target.status == "True")
                 .map(explain_condition),
-            waiting: waiting(&status, container),
+            waiting: waiting(status, container),
             explanation: status
                 .reason
                 .clone()
                 .map(|reason| Explanation { reason, message: status.message.clone().unwrap_or_default() }),
         };
         Some((owner, worker))
+    }
+
+    /// Whether another version of the same pod has nothing new to say.
+    pub fn says_the_same_as(&self, other: &Self) -> bool {
+        *self == Self { resource_version: self.resource_version.clone(), ..other.clone() }
     }
 
     /// Whether its process is over.

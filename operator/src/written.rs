@@ -111,3 +111,25 @@ impl Written {
         self.by_uid.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn who_has_no_status_yet_waits_for_nothing() {
+        let written = Written::default();
+        assert_eq!(written.wait("a", SECOND, SECOND), None, "a job that nobody has heard of");
+        written.defer("a", RLTrainingJobStatus::default(), Instant::now());
+        assert_eq!(written.wait("a", SECOND, SECOND), None, "a job whose first status waits");
+        let current = Current {
+            status: RLTrainingJobStatus::default(),
+            resource_version: "1".into(),
+            deferred_since: None,
+        };
+        written.note("a", current);
+        assert!(written.wait("a", SECOND, SECOND).is_some_and(|wait| wait <= SECOND && !wait.is_zero()));
+    }
+}

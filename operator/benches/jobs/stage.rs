@@ -11,7 +11,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::{DynamicObject, PartialObjectMeta};
 use kube::{Api, Client, Config};
 use rlt_cluster::{Cluster, FakeNodes, Options};
-use rlt_operator::client::{CallRate, client};
+use rlt_operator::client::{CallRate, Limiter, MAX_IN_FLIGHT, client};
 use rlt_operator::metrics::Metrics;
 
 use crate::contestant::Contestant;
@@ -116,7 +116,7 @@ impl Stage {
         let log = std::fs::File::create(self.cluster.folder().join(format!("operator-{port}.log"))).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_rlt-operator"));
         command
-            .args(["--concurrency=32", "--calls-per-second=1000", "--call-burst=2000"])
+            .args(["--concurrency=256", "--calls-per-second=1000", "--call-burst=2000"])
             .args(["--lease=rl-operator", "--channel-service=rl-operator-channel"])
             .arg(format!("--listen=127.0.0.1:{port}"))
             .arg(format!("--channel-listen=127.0.0.1:{}", free_port()))
@@ -199,7 +199,8 @@ impl Stage {
 async fn unlimited(cluster: &Cluster) -> Client {
     let kubeconfig = Kubeconfig::read_from(cluster.kubeconfig()).unwrap();
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
-    client(config, CallRate { per_second: 1e6, burst: 1e6 }, &Metrics::default()).unwrap()
+    let limiter = Limiter::new(CallRate { per_second: 1e6, burst: 1e6 }, MAX_IN_FLIGHT);
+    client(config, &limiter, &Metrics::default()).unwrap()
 }
 
 /// The root of the repository.

@@ -9,6 +9,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use rlt_operator::job::Job;
 use rlt_operator::labels;
+use rlt_operator::seen::SeenPod;
 
 use crate::args::ClusterArgs;
 
@@ -95,9 +96,10 @@ impl Connection {
     }
 
     /// The pods of a job, of whatever attempt.
-    pub(crate) async fn pods(&self, job: &Job) -> Result<Vec<Pod>, ClusterError> {
+    pub(crate) async fn pods(&self, job: &Job) -> Result<Vec<SeenPod>, ClusterError> {
         let of_job = ListParams::default().labels(&format!("{}={}", labels::JOB_UID, job.uid()));
-        self.list(&self.pods_api(), "list the job's pods", of_job).await
+        let pods = Api::namespaced(self.client.clone(), &self.namespace);
+        self.list(&pods, "list the job's pods", of_job).await
     }
 
     pub(crate) fn pods_api(&self) -> Api<Pod> {

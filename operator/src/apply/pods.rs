@@ -1,18 +1,21 @@
 //! Pods: made by name, deleted by UID, many at once.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::Node;
 use kube::api::{DeleteParams, Request};
 use kube::{Api, Client, Resource as _};
 
-use super::{ApplyError, creation, error, exactly, key};
+use super::{Access, ApplyError, creation, error, exactly, key};
 use crate::build::{self, Blueprint, Placement, PlacementConflict};
+use crate::client::{Importance, Turn};
 use crate::decide::Deletion;
 use crate::index::Index;
 use crate::job::Job;
 use crate::nodes::NodeState;
+use crate::seen::SeenPod;
 use crate::worker::Worker;
 
 /// Calls for one job under way at the same time.
@@ -28,7 +31,7 @@ pub(super) async fn delete(
     job: &Job,
     deletions: &[Deletion],
 ) -> Result<(), ApplyError> {
-    let api: &Api<Pod> = &Api::namespaced(client.clone(), job.namespace());
+    let api: &Api<SeenPod> = &Api::namespaced(client.clone(), job.namespace());
     let calls = deletions.iter().cloned().map(|deletion| async move {
         if let Some(node) = deletion.lost_node.as_deref()
             && !is_lost(client, node).await?
@@ -79,32 +82,24 @@ pub(super) struct Crew<'a> {
 
 /// Makes the pods of these workers: a few, and when they are taken all others. Where a quota is full, a few
 /// calls tell.
-pub(super) async fn start(
-    client: &Client,
-    index: &Index,
-    crew: &Crew<'_>,
-    indices: &[u32],
-) -> Result<(), ApplyError> {
+pub(super) async fn start(access: Access<'_>, crew: &Crew<'_>, indices: &[u32]) -> Result<(), ApplyError> {
     let (first, others) = indices.split_at(indices.len().min(FIRST_PODS));
     for wave in [first, others] {
-        let calls = wave.iter().copied().map(|idx| create(client, index, crew, idx));
+        let calls = wave.iter().copied().map(|idx| create(access, crew, idx));
         stream::iter(calls).buffer_unordered(MAX_PARALLEL).try_collect::<()>().await?;
     }
     Ok(())
 }
 
-async fn create(client: &Client, index: &Index, crew: &Crew<'_>, worker_idx: u32) -> Result<(), ApplyError> {
-    let Crew { blueprint, placement, failures_by_node, attempt } = *crew;
-    let api: Api<Pod> = Api::namespaced(client.clone(), blueprint.job.namespace());
-    let Some(pod) = build::pod(blueprint, attempt, worker_idx) else { return Ok(()) };
-    let name = pod.metadata.name.clone().unwrap_or_default();
-    let refused =
-        |conflict: PlacementConflict| ApplyError::Refused { message: format!("pod {name}: {conflict}") };
-    let pod = build::avoid(placement.place(pod).map_err(refused)?, failures_by_node);
-    let body = placement.body(&pod).map_err(|source| ApplyError::Json { name: name.clone(), source })?;
-    let made = match post(client, blueprint.job.namespace(), body).await {
+/// A pod is put together when its turn has come: in a crowd many wait for theirs.
+async fn create(access: Access<'_>, crew: &Crew<'_>, worker_idx: u32) -> Result<(), ApplyError> {
+    let Access { client, limiter, index } = access;
+    let turn = limiter.turn(Importance::Change).await;
+    let Some((name, body)) = crew.pod(worker_idx)? else { return Ok(()) };
+    let job = crew.blueprint.job;
+    let made = match post(client, job.namespace(), body, turn).await {
         Ok(made) => made,
-        Err(error) if error::exists(&error) => own(&api, blueprint.job, name).await?,
+        Err(error) if error::exists(&error) => own(client, job, name).await?,
         Err(error) => match error::refusal(&error) {
             Some(why) => return Err(ApplyError::Refused { message: format!("pod {name}: {why}") }),
             None => return Err(ApplyError::Call { act: "make pod", name, source: error }),
@@ -116,15 +111,30 @@ async fn create(client: &Client, index: &Index, crew: &Crew<'_>, worker_idx: u32
     Ok(())
 }
 
-/// Sends a pod, which may have fields that our type of a pod has not.
-async fn post(client: &Client, namespace: &str, body: Vec<u8>) -> Result<Pod, kube::Error> {
-    let request = Request::new(Pod::url_path(&(), Some(namespace)));
-    let request = request.create(&creation(), body).map_err(kube::Error::BuildRequest)?;
+impl Crew<'_> {
+    /// The name of a pod and the pod, which may have fields that our type of a pod has not.
+    fn pod(&self, worker_idx: u32) -> Result<Option<(String, Vec<u8>)>, ApplyError> {
+        let Self { blueprint, placement, failures_by_node, attempt } = *self;
+        let Some(pod) = build::pod(blueprint, attempt, worker_idx) else { return Ok(None) };
+        let name = pod.metadata.name.clone().unwrap_or_default();
+        let refused =
+            |conflict: PlacementConflict| ApplyError::Refused { message: format!("pod {name}: {conflict}") };
+        let pod = build::avoid(placement.place(pod).map_err(refused)?, failures_by_node);
+        let body = placement.body(&pod).map_err(|source| ApplyError::Json { name: name.clone(), source })?;
+        Ok(Some((name, body)))
+    }
+}
+
+async fn post(client: &Client, namespace: &str, body: Vec<u8>, turn: Turn) -> Result<SeenPod, kube::Error> {
+    let request = Request::new(SeenPod::url_path(&(), Some(namespace)));
+    let mut request = request.create(&creation(), body).map_err(kube::Error::BuildRequest)?;
+    request.extensions_mut().insert(Arc::new(turn));
     client.request(request).await
 }
 
 /// The pod of that name, which the watch has not told of yet, if it is ours.
-async fn own(api: &Api<Pod>, job: &Job, name: String) -> Result<Pod, ApplyError> {
+async fn own(client: &Client, job: &Job, name: String) -> Result<SeenPod, ApplyError> {
+    let api: Api<SeenPod> = Api::namespaced(client.clone(), job.namespace());
     let found = api.get(&name).await;
     let found = found.map_err(|source| ApplyError::Call { act: "read pod", name: name.clone(), source })?;
     match Worker::read(&found) {

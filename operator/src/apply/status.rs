@@ -2,15 +2,17 @@
 
 use std::time::{Duration, Instant};
 
-use kube::api::{Patch, PatchParams};
-use kube::{Api, Client};
+use kube::api::{Patch, PatchParams, Request};
+use kube::{Client, Resource as _};
 use rlt_api::Reason;
 use rlt_api::status::{ConditionType, RLTrainingJobStatus};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::ApplyError;
+use crate::client::Importance;
 use crate::job::Job;
 use crate::labels;
+use crate::seen::SeenMetadata;
 use crate::written::{Current, Written};
 
 /// Least time between two writes of nothing but the progress.
@@ -68,33 +70,53 @@ pub async fn write_status(
     }
     let status = RLTrainingJobStatus { writes: before.status.writes + 1, ..status.clone() };
     let name = job.name();
-    let api: Api<Job> = Api::namespaced(client.clone(), job.namespace());
     let patch = json!({
         "apiVersion": rlt_api::API_VERSION,
         "kind": rlt_api::KIND,
         "metadata": {"name": name, "uid": job.uid(), "resourceVersion": before.resource_version},
         "status": status,
     });
-    let params = PatchParams::apply(labels::STATUS_MANAGER).force();
-    let taken = api.patch_status(name, &params, &Patch::Apply(&patch)).await;
-    let taken = taken.map_err(|source| ApplyError::Call {
+    let is_news_only = pace.is_some() || is_first(before, &status);
+    let importance = if is_news_only { Importance::Notice } else { Importance::Status };
+    let taken = write(client, job, &Patch::Apply(&patch), importance).await;
+    let resource_version = taken.map_err(|source| ApplyError::Call {
         act: "write the status of",
         name: name.to_owned(),
         source,
     })?;
-    let resource_version = taken.resource_version().to_owned();
     written.note(job.uid(), Current { status, resource_version, deferred_since: None });
     Ok(StatusWritten::Yes)
+}
+
+/// The job's version with the status in it.
+async fn write(
+    client: &Client,
+    job: &Job,
+    patch: &Patch<&Value>,
+    importance: Importance,
+) -> Result<String, kube::Error> {
+    let request = Request::new(Job::url_path(&(), Some(job.namespace())));
+    let params = PatchParams::apply(labels::STATUS_MANAGER).force();
+    let request = request.patch_subresource("status", job.name(), &params, patch);
+    let mut request = request.map_err(kube::Error::BuildRequest)?;
+    request.extensions_mut().insert(importance);
+    let taken: SeenMetadata<Job> = client.request(request).await?;
+    Ok(taken.metadata.resource_version.unwrap_or_default())
 }
 
 /// Whether a job's first status says no more than that its workers are being started. Whoever finds pods
 /// without it knows that they are of the first attempt.
 fn only_begins(before: &Current, status: &RLTrainingJobStatus) -> bool {
-    let is_first = before.deferred_since.is_some() || before.status.conditions.is_empty();
     let starts_workers = status.conditions.iter().any(|condition| {
         condition.type_ == ConditionType::Reconciling && condition.reason == Reason::WorkersStarting.name()
     });
-    is_first && status.attempt == Some(1) && starts_workers
+    is_first(before, status) && starts_workers
+}
+
+/// Whether it is the first status of a first attempt, which people and pods can do without for a while.
+fn is_first(before: &Current, status: &RLTrainingJobStatus) -> bool {
+    let is_first = before.deferred_since.is_some() || before.status.conditions.is_empty();
+    is_first && status.attempt == Some(1)
 }
 
 /// How long a job's first status waits at most beside those of others.
@@ -135,11 +157,9 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use super::*;
     use http::{Request, Response};
     use kube::client::Body;
-    use serde_json::Value;
-
-    use super::*;
 
     fn job(status: &Value) -> Value {
         json!({

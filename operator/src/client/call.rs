@@ -1,5 +1,7 @@
 //! What a request to the API server is, read from its method and address. Pure.
 
+use std::time::Duration;
+
 use kube::client::Body;
 
 /// Kubernetes' word for what a call does.
@@ -41,12 +43,26 @@ impl Verb {
 pub enum Importance {
     /// Leases and watches: never held back, and not counted.
     Vital,
-    /// Statuses, and tokens that ranks wait for.
+    /// Statuses that decide something, and tokens that ranks wait for.
     Status,
-    /// Objects of jobs.
+    /// Pods, what they must not be without, and questions.
     Change,
-    /// Events and everything that only informs.
+    /// What pods meet each other by once they run.
+    Surrounding,
+    /// Statuses that tell nothing but how far a job is, and Events.
     Notice,
+}
+
+impl Importance {
+    /// How long such a call can wait while others come that can wait less.
+    pub fn patience(self) -> Duration {
+        match self {
+            Self::Vital | Self::Status => Duration::ZERO,
+            Self::Change => Duration::from_millis(500),
+            Self::Surrounding => Duration::from_secs(5),
+            Self::Notice => Duration::from_secs(10),
+        }
+    }
 }
 
 /// One call.
@@ -92,13 +108,16 @@ impl Call {
         Self { verb, resource }
     }
 
-    /// How important it is.
+    /// How important it is, where whoever makes it says nothing about that.
     pub fn importance(&self) -> Importance {
         match (self.verb, self.resource.as_str()) {
             (Verb::Watch, _) | (_, "leases") => Importance::Vital,
             (_, "tokenreviews") => Importance::Status,
+            // What is asked, something waits for.
+            (Verb::Get | Verb::List, _) => Importance::Change,
+            (_, "services" | "networkpolicies" | "endpointslices") => Importance::Surrounding,
             (_, resource) if resource.ends_with("/status") => Importance::Status,
-            (_, "events" | "none") | (Verb::Get | Verb::List, _) => Importance::Notice,
+            (_, "events") => Importance::Notice,
             _ => Importance::Change,
         }
     }
@@ -137,12 +156,14 @@ mod tests {
     }
 
     #[test]
-    fn leases_come_before_statuses_before_pods_before_events() {
+    fn leases_come_before_statuses_before_pods_before_services_before_events() {
         let lease = call("PUT", "/apis/coordination.k8s.io/v1/namespaces/rl/leases/rl-operator");
         let status = call("PATCH", "/apis/rltraining.dev/v1alpha1/namespaces/a/rltrainingjobs/b/status");
         let pod = call("POST", "/api/v1/namespaces/team/pods");
+        let service = call("POST", "/api/v1/namespaces/team/services");
         let event = call("POST", "/apis/events.k8s.io/v1/namespaces/team/events");
-        let order = [lease, status, pod, event].map(|call| call.importance());
+        let order = [lease, status, pod, service, event].map(|call| call.importance());
         assert!(order.is_sorted_by(|one, other| one < other), "{order:?}");
+        assert!(order.is_sorted_by_key(|importance| importance.patience()), "{order:?}");
     }
 }

@@ -1,7 +1,11 @@
 //! The tower layer around every call: its turn, its time limit, its count.
+//!
+//! Whoever makes a call can say more by the extensions of its request: how important it is, by an
+//! [`Importance`](super::Importance), or that it has its [`Turn`] already.
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
@@ -11,7 +15,7 @@ use tower::{BoxError, Layer, Service};
 use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
 
-use super::{CALL_TIMEOUT, Call, Limiter, Verb};
+use super::{CALL_TIMEOUT, Call, Limiter, Turn, Verb};
 use crate::metrics::Metrics;
 
 /// Puts [`ApiService`] around a client's service.
@@ -57,14 +61,19 @@ where
         self.inner.poll_ready(context)
     }
 
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let call = Call::of(&request);
+        let importance = request.extensions().get().copied().unwrap_or_else(|| call.importance());
+        let own_turn = request.extensions_mut().remove::<Arc<Turn>>();
         let ApiLayer { limiter, metrics } = self.layer.clone();
         // Nothing is sent before the first poll.
         let answer = self.inner.call(request);
         let span = span(&call);
         let answered = async move {
-            let _turn = limiter.turn(call.importance()).await;
+            let _turn = match own_turn {
+                Some(turn) => turn,
+                None => Arc::new(limiter.turn(importance).await),
+            };
             let started = Instant::now();
             let answered = match call.verb {
                 // A watch may take its time.
@@ -94,4 +103,44 @@ fn span(call: &Call) -> Span {
         target: rlt_traces::TARGET, "call", otel.name = format_args!("{verb} {resource}"), otel.kind = "client",
         verb, resource, http.response.status_code = Empty, otel.status_code = Empty
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::super::{CallRate, Importance};
+    use super::*;
+
+    /// Which of two calls was made first, both of which waited for the one place.
+    async fn first(status: Option<Importance>) -> String {
+        let limiter = Limiter::new(CallRate::default(), 1);
+        let made: Arc<Mutex<Vec<String>>> = Arc::default();
+        let noted = made.clone();
+        let server = tower::service_fn(move |request: Request<Body>| {
+            let noted = noted.clone();
+            async move {
+                noted.lock().unwrap().push(request.uri().path().to_owned());
+                Ok::<_, BoxError>(Response::new(()))
+            }
+        });
+        let mut service = ApiLayer::new(limiter.clone(), Metrics::default()).layer(server);
+        let only_place = limiter.turn(Importance::Change).await;
+        let mut write = Request::patch("/apis/a/v1/namespaces/b/jobs/c/status").body(Body::empty()).unwrap();
+        if let Some(importance) = status {
+            write.extensions_mut().insert(importance);
+        }
+        let make = Request::post("/api/v1/namespaces/b/pods").body(Body::empty()).unwrap();
+        let calls = futures::future::join(service.call(write), service.call(make));
+        let ((written, made_pod), ()) = futures::join!(calls, async { drop(only_place) });
+        written.and(made_pod).unwrap();
+        let made = made.lock().unwrap();
+        made[0].clone()
+    }
+
+    #[tokio::test]
+    async fn a_status_goes_before_pods_unless_whoever_writes_it_says_that_it_can_wait() {
+        assert!(first(None).await.ends_with("/status"));
+        assert!(first(Some(Importance::Notice)).await.ends_with("/pods"));
+    }
 }

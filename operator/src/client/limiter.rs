@@ -1,4 +1,6 @@
-//! Lets calls through at a rate, and so many at a time; of those that wait, the most important goes first.
+//! Lets calls through at a rate, and so many at a time. Of those that wait, the one goes first whose time has
+//! come first: when it was asked for, and what it can wait by its importance. So a crowd of important calls
+//! holds up the others that long and no longer.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,12 +24,14 @@ struct State {
     tokens: f64,
     filled_at: Instant,
     num_in_flight: usize,
-    waiting: BTreeMap<(Importance, u64), oneshot::Sender<Turn>>,
+    /// By the moment that each can wait for, and which one came first.
+    waiting: BTreeMap<(Instant, u64), oneshot::Sender<Turn>>,
     num_waited: u64,
     is_pumping: bool,
 }
 
-/// A call's place among those under way, which it gives back when it is dropped.
+/// A call's place among those under way, which it gives back when it is dropped. Whoever needs it before the
+/// call is put together sends it along in an `Arc`, among the extensions of the request.
 #[derive(Debug)]
 #[must_use = "the place is given back at once"]
 pub struct Turn {
@@ -72,7 +76,7 @@ impl Limiter {
         let (sender, receiver) = oneshot::channel();
         let mut state = self.lock();
         state.num_waited += 1;
-        let place = (importance, state.num_waited);
+        let place = (Instant::now() + importance.patience(), state.num_waited);
         state.waiting.insert(place, sender);
         self.admit(&mut state);
         receiver
@@ -170,6 +174,34 @@ mod tests {
         }
         let order = order.lock().unwrap();
         assert_eq!(*order, [Importance::Status, Importance::Change, Importance::Notice]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_crowd_of_pods_holds_up_a_service_for_as_long_as_it_can_wait() {
+        let limiter = limiter(10.0, 1.0);
+        drop(limiter.turn(Importance::Change).await);
+        let started = Instant::now();
+        let crowd = tokio::spawn({
+            let limiter = limiter.clone();
+            async move {
+                // Always some that wait, at twice the rate.
+                for _ in 0..200 {
+                    let limiter = limiter.clone();
+                    tokio::spawn(async move { drop(limiter.turn(Importance::Change).await) });
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            }
+        });
+        tokio::task::yield_now().await;
+        drop(limiter.turn(Importance::Surrounding).await);
+        let waited = started.elapsed();
+        crowd.abort();
+        let patience = Importance::Surrounding.patience();
+        assert!(waited >= patience, "{waited:?}");
+        assert!(
+            waited < patience * 3,
+            "{waited:?}: all pods that came before it could go first, and no later ones"
+        );
     }
 
     #[tokio::test(start_paused = true)]

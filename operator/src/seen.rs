@@ -1,0 +1,152 @@
+//! Objects as they come from the API server, without what nobody here asks of them: who manages which field
+//! is longer than all else that is read of a pod. What they mean is read elsewhere.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::marker::PhantomData;
+
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
+use kube::Resource;
+use serde::{Deserialize, Deserializer};
+
+/// Of a pod what a worker is read from.
+#[derive(Clone, Debug, Default, Deserialize, Resource)]
+#[resource(inherit = "Pod")]
+pub struct SeenPod {
+    /// Without managed fields.
+    #[serde(deserialize_with = "lean")]
+    pub metadata: ObjectMeta,
+    /// The little that is asked of its specification.
+    #[serde(default)]
+    pub spec: SeenPodSpec,
+    /// All of its status.
+    #[serde(default)]
+    pub status: PodStatus,
+}
+
+/// Of a pod's specification what is given to it after it is made.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SeenPodSpec {
+    /// The node that it has.
+    #[serde(default)]
+    pub node_name: Option<String>,
+}
+
+/// The metadata of a `K`, all that is asked for.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(bound = "")]
+pub struct SeenMetadata<K> {
+    /// Without managed fields.
+    #[serde(deserialize_with = "lean")]
+    pub metadata: ObjectMeta,
+    #[serde(skip)]
+    kind: PhantomData<fn() -> K>,
+}
+
+impl<K: Resource<Scope = NamespaceResourceScope>> Resource for SeenMetadata<K> {
+    type DynamicType = K::DynamicType;
+    type Scope = K::Scope;
+
+    fn metadata_api() -> bool {
+        true
+    }
+
+    fn kind(kind: &Self::DynamicType) -> std::borrow::Cow<'_, str> {
+        K::kind(kind)
+    }
+
+    fn group(kind: &Self::DynamicType) -> std::borrow::Cow<'_, str> {
+        K::group(kind)
+    }
+
+    fn version(kind: &Self::DynamicType) -> std::borrow::Cow<'_, str> {
+        K::version(kind)
+    }
+
+    fn plural(kind: &Self::DynamicType) -> std::borrow::Cow<'_, str> {
+        K::plural(kind)
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+/// Reads metadata past its managed fields, which are never put together.
+///
+/// # Errors
+/// What is read is no metadata.
+pub fn lean<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
+    let lean = LeanMetadata::deserialize(deserializer)?;
+    Ok(ObjectMeta {
+        name: lean.name,
+        namespace: lean.namespace,
+        uid: lean.uid,
+        resource_version: lean.resource_version,
+        generation: lean.generation,
+        labels: lean.labels,
+        annotations: lean.annotations,
+        owner_references: lean.owner_references,
+        creation_timestamp: lean.creation_timestamp,
+        deletion_timestamp: lean.deletion_timestamp,
+        ..ObjectMeta::default()
+    })
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct LeanMetadata {
+    name: Option<String>,
+    namespace: Option<String>,
+    uid: Option<String>,
+    resource_version: Option<String>,
+    generation: Option<i64>,
+    labels: Option<BTreeMap<String, String>>,
+    annotations: Option<BTreeMap<String, String>>,
+    owner_references: Option<Vec<OwnerReference>>,
+    creation_timestamp: Option<Time>,
+    deletion_timestamp: Option<Time>,
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn of_a_pod_all_is_read_that_a_worker_follows_from_and_no_managed_fields() {
+        let sent = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {
+                "name": "a", "namespace": "b", "uid": "c", "resourceVersion": "7", "generation": 2,
+                "creationTimestamp": "2026-01-01T00:00:00Z", "deletionTimestamp": "2026-01-01T00:01:00Z",
+                "labels": {"app": "trainer"}, "annotations": {"digest": "f00d"},
+                "ownerReferences": [{"apiVersion": "v1", "kind": "Job", "name": "o", "uid": "u"}],
+                "managedFields": [{"manager": "m", "fieldsV1": {"f:spec": {"f:nodeName": {}}}}],
+            },
+            "spec": {"nodeName": "n", "containers": [{"name": "main"}]},
+            "status": {"phase": "Running", "podIP": "10.0.0.1"},
+        });
+        let lean: SeenPod = serde_json::from_value(sent.clone()).unwrap();
+        let whole: Pod = serde_json::from_value(sent).unwrap();
+        assert_eq!(lean.metadata, ObjectMeta { managed_fields: None, ..whole.metadata });
+        assert_eq!(Some(lean.status), whole.status);
+        assert_eq!(lean.spec.node_name, whole.spec.unwrap().node_name);
+    }
+
+    #[test]
+    fn metadata_alone_is_asked_for_under_the_name_of_its_kind() {
+        assert!(SeenMetadata::<ConfigMap>::metadata_api());
+        assert_eq!(SeenMetadata::<ConfigMap>::url_path(&(), Some("b")), "/api/v1/namespaces/b/configmaps");
+        assert_eq!(SeenPod::url_path(&(), Some("b")), "/api/v1/namespaces/b/pods");
+    }
+}
