@@ -14,7 +14,7 @@ use kube::{Client, Config};
 
 pub use call::{Call, Importance, Verb};
 pub use layer::ApiLayer;
-pub use limiter::{Limiter, Turn};
+pub use limiter::{Closed, Limiter, Turn};
 
 use crate::metrics::Metrics;
 

@@ -1,19 +1,24 @@
 //! The operator's binary: arguments in, exit code out.
 
-use anyhow::Context as _;
+use std::process::ExitCode;
+
 use clap::Parser as _;
 use rlt_operator::Args;
 
 #[tokio::main]
-async fn main() -> anyhow::Result<()> {
+async fn main() -> ExitCode {
     let args = Args::parse();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
     let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).json();
     let traces = rlt_traces::start(lines, filter, Some("rlt-operator"));
-    let outcome = rlt_operator::run(args).await.context("run the operator");
+    let outcome = rlt_operator::run(args).await.map_err(anyhow::Error::new);
+    if let Err(error) = &outcome {
+        // With all that it follows from, in one object like everything else.
+        tracing::error!(error = format!("{error:#}"), "the operator ends");
+    }
     if let Some(traces) = traces {
         traces.finish();
     }
-    outcome
+    if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

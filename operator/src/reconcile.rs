@@ -167,6 +167,9 @@ fn event(note: &Note) -> Event {
 
 /// How long a job waits whose last look failed: not at all after a conflict, else the longer the more often.
 pub fn retry(job: Arc<Job>, error: &ApplyError, context: Arc<Context>) -> Action {
+    if error.is_stop() {
+        return Action::await_change();
+    }
     let wait = context.failures.next_wait(job.uid(), error);
     let cause = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
     tracing::warn!(namespace = job.namespace(), job = job.name(), %error, cause, ?wait, "a look at a job failed");

@@ -32,6 +32,12 @@ pub async fn run(args: Args) -> Result<(), RunError> {
     let mut process = Process::start(&args.process, Reports::new()).await?;
     let context = Arc::new(context(&args, &process));
     process.serve_channel(&args.process, Arc::clone(&context.index));
+    let limiter = process.limiter.clone();
+    // Looks that have begun end with the calls that are under way, so that another leader begins at once.
+    let stop = async move {
+        stop.await;
+        limiter.close();
+    };
     let working = controller::run(context, &args.namespaces, args.concurrency, stop);
     tokio::select! {
         () = working => {}

@@ -94,7 +94,7 @@ pub(super) async fn start(access: Access<'_>, crew: &Crew<'_>, indices: &[u32]) 
 /// A pod is put together when its turn has come: in a crowd many wait for theirs.
 async fn create(access: Access<'_>, crew: &Crew<'_>, worker_idx: u32) -> Result<(), ApplyError> {
     let Access { client, limiter, index } = access;
-    let turn = limiter.turn(Importance::Change).await;
+    let turn = limiter.turn(Importance::Change).await?;
     let Some((name, body)) = crew.pod(worker_idx)? else { return Ok(()) };
     let job = crew.blueprint.job;
     let made = match post(client, job.namespace(), body, turn).await {

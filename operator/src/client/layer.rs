@@ -72,7 +72,7 @@ where
         let answered = async move {
             let _turn = match own_turn {
                 Some(turn) => turn,
-                None => Arc::new(limiter.turn(importance).await),
+                None => Arc::new(limiter.turn(importance).await?),
             };
             let started = Instant::now();
             let answered = match call.verb {
@@ -125,7 +125,7 @@ mod tests {
             }
         });
         let mut service = ApiLayer::new(limiter.clone(), Metrics::default()).layer(server);
-        let only_place = limiter.turn(Importance::Change).await;
+        let only_place = limiter.turn(Importance::Change).await.unwrap();
         let mut write = Request::patch("/apis/a/v1/namespaces/b/jobs/c/status").body(Body::empty()).unwrap();
         if let Some(importance) = status {
             write.extensions_mut().insert(importance);

@@ -28,7 +28,13 @@ struct State {
     waiting: BTreeMap<(Instant, u64), oneshot::Sender<Turn>>,
     num_waited: u64,
     is_pumping: bool,
+    is_closed: bool,
 }
+
+/// The process is asked to stop: whatever waits for its turn, another leader will do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the operator is asked to stop")]
+pub struct Closed;
 
 /// A call's place among those under way, which it gives back when it is dropped. Whoever needs it before the
 /// call is put together sends it along in an `Arc`, among the extensions of the request.
@@ -58,23 +64,36 @@ impl Limiter {
             waiting: BTreeMap::new(),
             num_waited: 0,
             is_pumping: false,
+            is_closed: false,
         };
         Self { state: Arc::new(Mutex::new(state)), rate, max_in_flight }
     }
 
     /// Waits for this call's turn.
-    pub async fn turn(&self, importance: Importance) -> Turn {
+    ///
+    /// # Errors
+    /// [`Closed`], unless the call is vital.
+    pub async fn turn(&self, importance: Importance) -> Result<Turn, Closed> {
         if importance == Importance::Vital {
-            return Turn { limiter: None };
+            return Ok(Turn { limiter: None });
         }
         let turn = self.queue(importance);
-        // Whoever waits is admitted: the pump lives as long as anybody does.
-        turn.await.unwrap_or(Turn { limiter: None })
+        turn.await.map_err(|_| Closed)
+    }
+
+    /// Lets no call through any more but vital ones, so that what is under way is soon over.
+    pub fn close(&self) {
+        let mut state = self.lock();
+        state.is_closed = true;
+        state.waiting.clear();
     }
 
     fn queue(&self, importance: Importance) -> oneshot::Receiver<Turn> {
         let (sender, receiver) = oneshot::channel();
         let mut state = self.lock();
+        if state.is_closed {
+            return receiver;
+        }
         state.num_waited += 1;
         let place = (Instant::now() + importance.patience(), state.num_waited);
         state.waiting.insert(place, sender);
@@ -143,11 +162,11 @@ mod tests {
         let limiter = limiter(10.0, 5.0);
         let started = Instant::now();
         for _ in 0..5 {
-            drop(limiter.turn(Importance::Change).await);
+            drop(limiter.turn(Importance::Change).await.unwrap());
         }
         assert_eq!(started.elapsed(), Duration::ZERO);
         for _ in 0..10 {
-            drop(limiter.turn(Importance::Change).await);
+            drop(limiter.turn(Importance::Change).await.unwrap());
         }
         let elapsed = started.elapsed().as_secs_f64();
         assert!((0.9..1.3).contains(&elapsed), "ten calls at ten a second took {elapsed} s");
@@ -156,18 +175,18 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn of_those_who_wait_the_most_important_goes_first_and_a_lease_never_waits() {
         let limiter = limiter(10.0, 1.0);
-        drop(limiter.turn(Importance::Change).await);
+        drop(limiter.turn(Importance::Change).await.unwrap());
         let order = Arc::new(Mutex::new(Vec::new()));
         let waits = [Importance::Notice, Importance::Change, Importance::Status].map(|importance| {
             let (limiter, order) = (limiter.clone(), Arc::clone(&order));
             tokio::spawn(async move {
-                drop(limiter.turn(importance).await);
+                drop(limiter.turn(importance).await.unwrap());
                 order.lock().unwrap().push(importance);
             })
         });
         tokio::task::yield_now().await;
         let started = Instant::now();
-        drop(limiter.turn(Importance::Vital).await);
+        drop(limiter.turn(Importance::Vital).await.unwrap());
         assert_eq!(started.elapsed(), Duration::ZERO);
         for wait in waits {
             wait.await.unwrap();
@@ -179,7 +198,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_crowd_of_pods_holds_up_a_service_for_as_long_as_it_can_wait() {
         let limiter = limiter(10.0, 1.0);
-        drop(limiter.turn(Importance::Change).await);
+        drop(limiter.turn(Importance::Change).await.unwrap());
         let started = Instant::now();
         let crowd = tokio::spawn({
             let limiter = limiter.clone();
@@ -187,13 +206,13 @@ mod tests {
                 // Always some that wait, at twice the rate.
                 for _ in 0..200 {
                     let limiter = limiter.clone();
-                    tokio::spawn(async move { drop(limiter.turn(Importance::Change).await) });
+                    tokio::spawn(async move { drop(limiter.turn(Importance::Change).await.unwrap()) });
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
             }
         });
         tokio::task::yield_now().await;
-        drop(limiter.turn(Importance::Surrounding).await);
+        drop(limiter.turn(Importance::Surrounding).await.unwrap());
         let waited = started.elapsed();
         crowd.abort();
         let patience = Importance::Surrounding.patience();
@@ -207,31 +226,47 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_gives_up_waiting_takes_nobodys_turn() {
         let limiter = limiter(1.0, 1.0);
-        drop(limiter.turn(Importance::Change).await);
+        drop(limiter.turn(Importance::Change).await.unwrap());
         let impatient = tokio::time::timeout(Duration::from_millis(100), limiter.turn(Importance::Status));
         assert!(impatient.await.is_err());
         let started = Instant::now();
-        drop(limiter.turn(Importance::Change).await);
+        drop(limiter.turn(Importance::Change).await.unwrap());
         assert!(started.elapsed() < Duration::from_millis(1100), "{:?}", started.elapsed());
     }
 
     #[tokio::test(start_paused = true)]
     async fn so_many_are_under_way_and_the_most_important_follows_whoever_ends() {
         let limiter = Limiter::new(CallRate { per_second: 1000.0, burst: 1000.0 }, 2);
-        let first = limiter.turn(Importance::Change).await;
-        let second = limiter.turn(Importance::Change).await;
+        let first = limiter.turn(Importance::Change).await.unwrap();
+        let second = limiter.turn(Importance::Change).await.unwrap();
         let mut notice = std::pin::pin!(limiter.turn(Importance::Notice));
         let mut status = std::pin::pin!(limiter.turn(Importance::Status));
         let soon = Duration::from_secs(1);
         assert!(tokio::time::timeout(soon, &mut notice).await.is_err());
         assert!(tokio::time::timeout(soon, &mut status).await.is_err());
         drop(first);
-        let _third = status.await;
+        let _third = status.await.unwrap();
         assert!(tokio::time::timeout(soon, &mut notice).await.is_err());
         drop(second);
-        let _fourth = notice.await;
+        let _fourth = notice.await.unwrap();
         // Whoever gives up while it waits leaves its place to the next one.
         assert!(tokio::time::timeout(soon, limiter.turn(Importance::Status)).await.is_err());
         assert_eq!(limiter.lock().num_in_flight, 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn once_it_is_closed_nobody_waits_any_more_and_only_a_lease_is_let_through() {
+        let limiter = Limiter::new(CallRate { per_second: 1000.0, burst: 1000.0 }, 1);
+        let under_way = limiter.turn(Importance::Change).await.unwrap();
+        let waiting = tokio::spawn({
+            let limiter = limiter.clone();
+            async move { limiter.turn(Importance::Status).await.map(drop) }
+        });
+        tokio::task::yield_now().await;
+        limiter.close();
+        assert_eq!(waiting.await.unwrap(), Err(Closed));
+        drop(under_way);
+        assert_eq!(limiter.turn(Importance::Change).await.map(drop), Err(Closed));
+        assert_eq!(limiter.turn(Importance::Vital).await.map(drop), Ok(()));
     }
 }

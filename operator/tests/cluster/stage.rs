@@ -13,6 +13,7 @@ use kube::{Client, ResourceExt as _};
 use rlt_api::status::{ConditionStatus, ConditionType, RLTrainingJobStatus};
 use rlt_cluster::Cluster;
 use rlt_operator::build::Settings;
+use rlt_operator::client::{CallRate, Limiter, MAX_IN_FLIGHT};
 use rlt_operator::context::Context;
 use rlt_operator::discovery::Discovery;
 use rlt_operator::job::Job;
@@ -236,6 +237,7 @@ impl Operator {
         let context = Context {
             recorder: Recorder::new(client.clone(), reporter),
             client,
+            limiter: Limiter::new(CallRate::default(), MAX_IN_FLIGHT),
             settings: Settings {
                 trainer_image: "rlt.local/rlt-trainer:test".into(),
                 pull_policy: PullPolicy::Never,
