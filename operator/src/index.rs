@@ -129,23 +129,19 @@ impl Index {
         seen.jobs.retain(|_, objects| !objects.is_empty());
     }
 
-    /// Enters a pod, unless a newer version of it is known or it is gone already. Whether that is news.
-    pub fn enter(&self, key: &JobKey, worker: Worker) -> bool {
+    /// Enters a pod, unless a newer version of it is known or it is gone already.
+    pub fn enter(&self, key: &JobKey, worker: Worker) {
         let mut seen = self.lock();
         if seen.gone.contains(&worker.uid) {
-            return false;
+            return;
         }
         let workers = &mut seen.objects(key).workers;
         let is_older = |known: &Arc<Worker>| {
             known.uid == worker.uid && version(&known.resource_version) > version(&worker.resource_version)
         };
-        let known = workers.get(&worker.name);
-        if known.is_some_and(is_older) {
-            return false;
+        if !workers.get(&worker.name).is_some_and(is_older) {
+            workers.insert(worker.name.clone(), Arc::new(worker));
         }
-        let is_news = known.is_none_or(|known| !known.says_the_same_as(&worker));
-        workers.insert(worker.name.clone(), Arc::new(worker));
-        is_news
     }
 
     /// Removes a pod that is gone.

@@ -62,9 +62,8 @@ pub async fn pods(api: Api<SeenPod>, namespace: Option<String>, sink: Sink, sync
         match change {
             Change::Is(pod) => {
                 let Some((key, worker)) = Worker::read(&pod) else { return };
-                if index.enter(&key, worker) {
-                    sink.tell(&key);
-                }
+                index.enter(&key, worker);
+                sink.tell(&key);
             }
             Change::IsGone(pod) => {
                 let Some((key, worker)) = Worker::read(&pod) else { return };

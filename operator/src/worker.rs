@@ -133,11 +133,6 @@ impl Worker {
         Some((owner, worker))
     }
 
-    /// Whether another version of the same pod has nothing new to say.
-    pub fn says_the_same_as(&self, other: &Self) -> bool {
-        *self == Self { resource_version: self.resource_version.clone(), ..other.clone() }
-    }
-
     /// Whether its process is over.
     pub fn is_finished(&self) -> bool {
         matches!(self.phase, WorkerPhase::Succeeded | WorkerPhase::Failed)

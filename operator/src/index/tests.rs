@@ -23,17 +23,6 @@ fn an_older_version_of_a_pod_does_not_replace_a_newer_one() {
 }
 
 #[test]
-fn a_version_of_a_pod_that_says_the_same_is_no_news() {
-    let index = Index::default();
-    assert!(index.enter(&key(), version(9, WorkerPhase::Pending)));
-    assert!(!index.enter(&key(), version(10, WorkerPhase::Pending)));
-    assert!(index.enter(&key(), version(11, WorkerPhase::Running)));
-    assert!(!index.enter(&key(), version(10, WorkerPhase::Pending)), "what is old");
-    let successor = Worker { uid: "another".into(), ..version(12, WorkerPhase::Running) };
-    assert!(index.enter(&key(), successor));
-}
-
-#[test]
 fn a_pod_that_is_gone_is_not_brought_back_by_the_answer_to_its_creation() {
     let index = Index::default();
     let gone = worker(0, 1);

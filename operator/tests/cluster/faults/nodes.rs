@@ -130,3 +130,24 @@ async fn a_pod_whose_node_only_does_not_answer_keeps_its_place_until_somebody_vo
     stays.remove(&stage).await;
     silent.remove(&stage).await;
 }
+
+#[tokio::test]
+async fn a_job_that_is_to_pause_names_the_worker_that_it_cannot_stop_on_a_silent_node() {
+    let Some(stage) = crate::set("deaf").await else { return };
+    let deaf = Node::make(&stage, "deaf").await;
+    let _operator = stage.operator().await;
+    let workers = json!({"count": 1, "device": "Cpu"});
+    stage
+        .post("pauses", json!({"workers": workers, "runPolicy": {"terminationGracePeriodSeconds": 1}}))
+        .await;
+    stage.run_on("pauses", 1, &[&deaf]).await;
+    deaf.set_ready(&stage, "Unknown").await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    stage.patch_job("pauses", json!({"runPolicy": {"suspend": true}})).await;
+    // Nothing happens after the operator's own deletion that could bring the job to mind.
+    let is_stuck = (ConditionStatus::True, "NodeUnreachable".to_owned());
+    stage.when("pauses", |status| reason(status, ConditionType::Stalled) == Some(is_stuck.clone())).await;
+    deaf.take_out_of_service(&stage).await;
+    stage.when_true("pauses", ConditionType::Suspended).await;
+    deaf.remove(&stage).await;
+}
