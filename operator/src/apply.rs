@@ -81,10 +81,10 @@ async fn carry_out(
     let Access { client, index, .. } = access;
     pods::delete(client, index, blueprint.job, &decision.delete).await?;
     if let Some(act) = &decision.queue {
-        queue::tell(client, index, blueprint, surroundings.queueing, act).await?;
+        Box::pin(queue::tell(client, index, blueprint, surroundings.queueing, act)).await?;
     }
     if decision.delete_job {
-        delete_job(client, blueprint.job).await?;
+        Box::pin(delete_job(client, blueprint.job)).await?;
     }
     if !decision.needs_children {
         return Ok(());
@@ -100,7 +100,7 @@ async fn carry_out(
         if decision.start.is_empty() {
             return Ok(());
         }
-        let placement = gang::prepare(client, index, blueprint, surroundings, attempt).await?;
+        let placement = Box::pin(gang::prepare(client, index, blueprint, surroundings, attempt)).await?;
         let failures_by_node = &decision.status.failures_by_node;
         let crew = pods::Crew { blueprint, placement: &placement, failures_by_node, attempt };
         pods::start(access, &crew, &decision.start).await

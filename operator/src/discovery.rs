@@ -94,7 +94,7 @@ impl Discovery {
         if asked_at.is_some_and(|at| at.elapsed() < self.patience) {
             return;
         }
-        match client.list_api_groups().await {
+        match Box::pin(client.list_api_groups()).await {
             Ok(groups) => {
                 *asked_at = Some(Instant::now());
                 let served = Served::read(&groups);

@@ -136,9 +136,8 @@ impl Index {
             return;
         }
         let workers = &mut seen.objects(key).workers;
-        let is_older = |known: &Arc<Worker>| {
-            known.uid == worker.uid && version(&known.resource_version) > version(&worker.resource_version)
-        };
+        let is_older =
+            |known: &Arc<Worker>| known.uid == worker.uid && known.resource_version > worker.resource_version;
         if !workers.get(&worker.name).is_some_and(is_older) {
             workers.insert(worker.name.clone(), Arc::new(worker));
         }

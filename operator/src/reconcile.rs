@@ -48,7 +48,8 @@ async fn look(job: Arc<Job>, context: &Context) -> Result<Action, ApplyError> {
     }
     let Some(observed) = observe::observe(context, &job) else { return Ok(Action::await_change()) };
     let span = follow::look(&job, &observed.current.status);
-    let answered = answer(&job, context, observed).instrument(span.clone()).await;
+    // Boxed, so that it is not held once more by each of those who pass it on.
+    let answered = Box::pin(answer(&job, context, observed)).instrument(span.clone()).await;
     answered.inspect_err(|error| follow::note_error(&span, error))
 }
 

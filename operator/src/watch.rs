@@ -57,22 +57,20 @@ impl Sink {
 /// Follows the pods of a namespace, or of all, for ever. `synced` hears of the first complete list.
 pub async fn pods(api: Api<SeenPod>, namespace: Option<String>, sink: Sink, synced: oneshot::Sender<()>) {
     let events = watcher(api, config().labels(&labels::own_objects())).default_backoff();
-    follow(events, "pods", synced, |change| {
+    follow(events, "pods", synced, Worker::read, |change| {
         let index = &sink.index;
         match change {
-            Change::Is(pod) => {
-                let Some((key, worker)) = Worker::read(&pod) else { return };
+            Change::Is((key, worker)) => {
                 index.enter(&key, worker);
                 sink.tell(&key);
             }
-            Change::IsGone(pod) => {
-                let Some((key, worker)) = Worker::read(&pod) else { return };
+            Change::IsGone((key, worker)) => {
                 index.remove(&key, &worker.name, &worker.uid);
                 sink.tell(&key);
             }
-            Change::Are(pods) => {
+            Change::Are(workers) => {
                 let concerned = index.jobs();
-                index.replace(namespace.as_deref(), pods.iter().filter_map(Worker::read).collect());
+                index.replace(namespace.as_deref(), workers);
                 tell_all(&sink, concerned);
             }
         }
@@ -85,21 +83,21 @@ pub async fn nodes(api: Api<Node>, sink: Sink) {
     let events = watcher(api, config()).default_backoff();
     // Nobody waits for nodes: where they cannot be seen, jobs run all the same.
     let (listed, _) = oneshot::channel();
-    follow(events, "nodes", listed, |change| {
+    follow(events, "nodes", listed, read_node, |change| {
         let nodes = &sink.index.nodes;
-        let name = |node: &Node| -> Arc<str> { node.metadata.name.as_deref().unwrap_or_default().into() };
         let news = match change {
-            Change::Is(node) => {
-                let name = name(&node);
-                if nodes.enter(&name, NodeState::read(&node)) { vec![name] } else { Vec::new() }
+            Change::Is((name, state)) => {
+                if nodes.enter(&name, state) {
+                    vec![name]
+                } else {
+                    Vec::new()
+                }
             }
-            Change::IsGone(node) => {
-                nodes.remove(&name(&node));
-                vec![name(&node)]
+            Change::IsGone((name, _)) => {
+                nodes.remove(&name);
+                vec![name]
             }
-            Change::Are(all) => {
-                nodes.replace(all.iter().map(|node| (name(node), NodeState::read(node))).collect())
-            }
+            Change::Are(all) => nodes.replace(all.into_iter().collect()),
         };
         if !news.is_empty() {
             sink.index.jobs_on(&news).iter().for_each(|key| sink.tell(key));
@@ -119,20 +117,16 @@ pub async fn children<K>(
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + Send + 'static,
 {
     let events = watcher(api, config().labels(&labels::own_objects())).default_backoff();
-    follow(events, "children", synced, |change| {
+    let read = |object: &SeenMetadata<K>| read_child(&object.metadata);
+    follow(events, "children", synced, read, |change| {
         let index = &sink.index;
         match change {
-            Change::Is(object) => {
-                let Some((key, digest)) = read_child(&object.metadata) else { return };
-                index.enter_child(&key, child, digest);
-            }
-            Change::IsGone(object) => {
-                let Some((key, _)) = read_child(&object.metadata) else { return };
+            Change::Is((key, digest)) => index.enter_child(&key, child, digest),
+            Change::IsGone((key, _)) => {
                 index.remove_child(&key, child);
                 sink.tell(&key);
             }
-            Change::Are(objects) => {
-                let listed = objects.iter().filter_map(|object| read_child(&object.metadata)).collect();
+            Change::Are(listed) => {
                 index.replace_children(namespace.as_deref(), child, listed);
                 tell_all(&sink, index.jobs());
             }
@@ -149,25 +143,20 @@ pub async fn workloads(
     synced: oneshot::Sender<()>,
 ) {
     let events = watcher(api, config().labels(&labels::own_objects())).default_backoff();
-    follow(events, "workloads", synced, |change| {
+    follow(events, "workloads", synced, Workload::read, |change| {
         let index = &sink.index;
         match change {
-            Change::Is(object) => {
-                let Some((key, workload)) = Workload::read(&object) else { return };
+            Change::Is((key, workload)) => {
                 index.enter_workload(&key, workload);
                 sink.tell(&key);
             }
-            Change::IsGone(object) => {
-                let Some((key, workload)) = Workload::read(&object) else { return };
+            Change::IsGone((key, workload)) => {
                 index.remove_workload(&key, &workload.uid);
                 sink.tell(&key);
             }
-            Change::Are(objects) => {
+            Change::Are(workloads) => {
                 let concerned = index.jobs();
-                index.replace_workloads(
-                    namespace.as_deref(),
-                    objects.iter().filter_map(Workload::read).collect(),
-                );
+                index.replace_workloads(namespace.as_deref(), workloads);
                 tell_all(&sink, concerned);
             }
         }
@@ -178,6 +167,10 @@ pub async fn workloads(
 fn tell_all(sink: &Sink, before: Vec<JobKey>) {
     let concerned: HashSet<_> = before.into_iter().chain(sink.index.jobs()).collect();
     concerned.iter().for_each(|key| sink.tell(key));
+}
+
+fn read_node(node: &Node) -> Option<(Arc<str>, NodeState)> {
+    Some((node.metadata.name.as_deref()?.into(), NodeState::read(node)))
 }
 
 /// An object belongs to a job by its owner, or, where it is to outlive the job, by its labels.
@@ -195,30 +188,32 @@ fn read_child(metadata: &ObjectMeta) -> Option<(JobKey, Option<String>)> {
 }
 
 /// What a watch tells.
-enum Change<K> {
+enum Change<T> {
     /// An object is like this.
-    Is(K),
-    /// An object is gone.
-    IsGone(K),
+    Is(T),
+    /// An object is gone, which was like this.
+    IsGone(T),
     /// These are all.
-    Are(Vec<K>),
+    Are(Vec<T>),
 }
 
-async fn follow<K: Send>(
+/// Reads every object as it arrives, so that of a long list no more is ever held than what is kept of it.
+async fn follow<K: Send, T: Send>(
     events: impl Stream<Item = Result<Event<K>, watcher::Error>> + Send,
     what: &'static str,
     synced: oneshot::Sender<()>,
-    mut take: impl FnMut(Change<K>) + Send,
+    read: impl Fn(&K) -> Option<T> + Send,
+    mut take: impl FnMut(Change<T>) + Send,
 ) {
     let mut synced = Some(synced);
     let mut listed = Vec::new();
     pin_mut!(events);
     while let Some(event) = events.next().await {
         match event {
-            Ok(Event::Apply(object)) => take(Change::Is(object)),
-            Ok(Event::Delete(object)) => take(Change::IsGone(object)),
+            Ok(Event::Apply(object)) => read(&object).map(Change::Is).into_iter().for_each(&mut take),
+            Ok(Event::Delete(object)) => read(&object).map(Change::IsGone).into_iter().for_each(&mut take),
             Ok(Event::Init) => listed.clear(),
-            Ok(Event::InitApply(object)) => listed.push(object),
+            Ok(Event::InitApply(object)) => listed.extend(read(&object)),
             Ok(Event::InitDone) => {
                 take(Change::Are(std::mem::take(&mut listed)));
                 if let Some(synced) = synced.take() {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{ContainerStatus, PodCondition, PodStatus};
 use k8s_openapi::jiff::Timestamp;
 
+use crate::index::version;
 use crate::labels;
 use crate::seen::SeenPod;
 
@@ -15,8 +16,8 @@ pub struct Worker {
     pub name: Arc<str>,
     /// The pod's UID.
     pub uid: Arc<str>,
-    /// The version of the pod in the API server's store.
-    pub resource_version: String,
+    /// The version of the pod in the API server's store, 0 where it is none that can be compared.
+    pub resource_version: u64,
     /// Its index in its group, from 0.
     pub idx: u32,
     /// The attempt that it belongs to, from 1.
@@ -33,14 +34,14 @@ pub struct Worker {
     pub node: Option<Arc<str>>,
     /// The address of the first worker, whom the others look for; nobody asks for theirs.
     pub address: Option<Arc<str>>,
-    /// How its process ended.
-    pub exit: Option<Exit>,
+    /// How its process ended. Boxed like what follows: of thousands of pods, few have anything to say.
+    pub exit: Option<Box<Exit>>,
     /// Why Kubernetes is ending it, or has ended it.
-    pub disruption: Option<Explanation>,
+    pub disruption: Option<Box<Explanation>>,
     /// Why it does not start.
-    pub waiting: Option<Waiting>,
+    pub waiting: Option<Box<Waiting>>,
     /// What the pod says about itself as a whole.
-    pub explanation: Option<Explanation>,
+    pub explanation: Option<Box<Explanation>>,
 }
 
 /// How far a pod is.
@@ -111,7 +112,7 @@ impl Worker {
         let worker = Self {
             name: metadata.name.as_deref()?.into(),
             uid: metadata.uid.as_deref()?.into(),
-            resource_version: metadata.resource_version.clone().unwrap_or_default(),
+            resource_version: metadata.resource_version.as_deref().map_or(0, version),
             idx,
             attempt: label(labels::ATTEMPT)?.parse().ok()?,
             phase: phase(status),
@@ -120,15 +121,12 @@ impl Worker {
             leaves_by: metadata.deletion_timestamp.as_ref().map(|time| time.0),
             node: pod.spec.node_name.as_deref().map(Into::into),
             address: status.pod_ip.as_deref().filter(|ip| idx == 0 && !ip.is_empty()).map(Into::into),
-            exit: container.and_then(exit),
+            exit: container.and_then(exit).map(Box::new),
             disruption: condition(status, "DisruptionTarget")
                 .filter(|target| target.status == "True")
-                .map(explain_condition),
-            waiting: waiting(status, container),
-            explanation: status
-                .reason
-                .clone()
-                .map(|reason| Explanation { reason, message: status.message.clone().unwrap_or_default() }),
+                .map(|target| Box::new(explain_condition(target))),
+            waiting: waiting(status, container).map(Box::new),
+            explanation: explain(status).map(Box::new),
         };
         Some((owner, worker))
     }
@@ -173,6 +171,11 @@ fn phase(status: &PodStatus) -> WorkerPhase {
 
 fn condition<'a>(status: &'a PodStatus, name: &str) -> Option<&'a PodCondition> {
     status.conditions.iter().flatten().find(|condition| condition.type_ == name)
+}
+
+fn explain(status: &PodStatus) -> Option<Explanation> {
+    let reason = status.reason.clone()?;
+    Some(Explanation { reason, message: status.message.clone().unwrap_or_default() })
 }
 
 fn explain_condition(condition: &PodCondition) -> Explanation {

@@ -40,12 +40,12 @@ fn worker(phase: WorkerPhase, attempt: u32, exit_code: Option<i32>) -> Arc<Worke
     Arc::new(Worker {
         name: "quickstart-trainer-0".into(),
         uid: "u".into(),
-        resource_version: "1".into(),
+        resource_version: 1,
         idx: 0,
         attempt,
         phase,
         is_ready: phase == WorkerPhase::Running,
-        exit,
+        exit: exit.map(Box::new),
         ..Worker::default()
     })
 }

@@ -101,7 +101,7 @@ impl<'a> Room<'a> {
         }
         let api: Api<NetworkPolicy> = Api::namespaced(self.client.clone(), self.job.namespace());
         let name = build::workers_name(self.job.name());
-        match api.delete(&name, &DeleteParams::default()).await {
+        match Box::pin(api.delete(&name, &DeleteParams::default())).await {
             Err(error) if !error::is_done(&error) => {
                 Err(ApplyError::Call { act: "delete network policy", name, source: error })
             }
@@ -130,9 +130,11 @@ impl<'a> Room<'a> {
             return Ok(());
         }
         let Some(wanted) = wanted() else { return Ok(()) };
+        // Boxed, as every call here: its future is large, and a look that waits or has nothing to do does not
+        // need the room.
         match known {
-            Some(_) => self.change(&wanted).await?,
-            None => self.make(&wanted).await?,
+            Some(_) => Box::pin(self.change(&wanted)).await?,
+            None => Box::pin(self.make(&wanted)).await?,
         }
         self.index.enter_child(&key(self.job), child, digest);
         Ok(())

@@ -91,10 +91,15 @@ pub(super) async fn start(access: Access<'_>, crew: &Crew<'_>, indices: &[u32]) 
     Ok(())
 }
 
-/// A pod is put together when its turn has come: in a crowd many wait for theirs.
+/// A pod is put together when its turn has come: in a crowd many wait for theirs, and until then none needs
+/// the room of a pod or of a call.
 async fn create(access: Access<'_>, crew: &Crew<'_>, worker_idx: u32) -> Result<(), ApplyError> {
-    let Access { client, limiter, index } = access;
-    let turn = limiter.turn(Importance::Change).await?;
+    let turn = access.limiter.turn(Importance::Change).await?;
+    Box::pin(make(access, crew, worker_idx, turn)).await
+}
+
+async fn make(access: Access<'_>, crew: &Crew<'_>, worker_idx: u32, turn: Turn) -> Result<(), ApplyError> {
+    let Access { client, index, .. } = access;
     let Some((name, body)) = crew.pod(worker_idx)? else { return Ok(()) };
     let job = crew.blueprint.job;
     let made = match post(client, job.namespace(), body, turn).await {

@@ -78,7 +78,7 @@ pub async fn write_status(
     });
     let is_news_only = pace.is_some() || is_first(before, &status);
     let importance = if is_news_only { Importance::Notice } else { Importance::Status };
-    let taken = write(client, job, &Patch::Apply(&patch), importance).await;
+    let taken = Box::pin(write(client, job, &Patch::Apply(&patch), importance)).await;
     let resource_version = taken.map_err(|source| ApplyError::Call {
         act: "write the status of",
         name: name.to_owned(),

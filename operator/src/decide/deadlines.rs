@@ -85,7 +85,7 @@ fn late_start(round: &Round<'_>, seconds: u64) -> Failure {
 
 fn held_up_worker<'a>(round: &Round<'a>) -> Option<(&'a Worker, FailureCause, String)> {
     round.census.present().find_map(|worker| {
-        let (cause, why) = match worker.waiting.as_ref()? {
+        let (cause, why) = match worker.waiting.as_deref()? {
             Waiting::Unschedulable(why) => (FailureCause::NotScheduled, why.clone()),
             Waiting::Container(why) => (FailureCause::StartFailed, in_words(why)),
         };

@@ -27,7 +27,7 @@ pub(crate) fn worker(idx: u32, attempt: u32) -> Worker {
     Worker {
         name: format!("quickstart-trainer-{idx}").into(),
         uid: format!("{idx}-{attempt}").into(),
-        resource_version: "1".into(),
+        resource_version: 1,
         idx,
         attempt,
         ..Worker::default()
@@ -35,12 +35,12 @@ pub(crate) fn worker(idx: u32, attempt: u32) -> Worker {
 }
 
 /// How a process with this code ended.
-pub(crate) fn exit(code: i32, seconds: i64) -> Exit {
+pub(crate) fn exit(code: i32, seconds: i64) -> Box<Exit> {
     let finished_at = k8s_openapi::jiff::Timestamp::from_second(seconds).ok();
-    Exit {
+    Box::new(Exit {
         code,
         reason: if code == 0 { "Completed" } else { "Error" }.into(),
         message: String::new(),
         finished_at,
-    }
+    })
 }

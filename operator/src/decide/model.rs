@@ -257,7 +257,7 @@ impl World {
                 self.set_node(idx, NodeState::Silent);
                 self.change(idx, |pod| {
                     let reason = "DeletionByTaintManager".to_owned();
-                    pod.disruption = Some(Explanation { reason, message: String::new() });
+                    pod.disruption = Some(Box::new(Explanation { reason, message: String::new() }));
                     pod.is_deleting = true;
                     pod.leaves_by.get_or_insert(leaves_by);
                 });

@@ -173,7 +173,7 @@ fn every_end_of_a_worker_has_its_cause_and_its_consequence() {
 
 #[test]
 fn kubernetes_own_words_name_causes_that_exit_codes_do_not() {
-    let explain = |reason: &str| Some(Explanation { reason: reason.into(), message: "why".into() });
+    let explain = |reason: &str| Some(Box::new(Explanation { reason: reason.into(), message: "why".into() }));
     let killed = |reason: &str| {
         let mut worker = failed(0, 137, 10);
         worker.exit.as_mut().unwrap().reason = reason.into();
@@ -280,7 +280,7 @@ fn deadlines_end_a_job_with_what_it_waited_for() {
         (Waiting::Container(image), FailureCause::StartFailed, "no such image"),
     ];
     for (waiting, cause, said) in table {
-        let late = Worker { waiting: Some(waiting), ..worker(0, 1) };
+        let late = Worker { waiting: Some(Box::new(waiting)), ..worker(0, 1) };
         let early = decided(policy.clone(), &starting(59), vec![late.clone(), runs(1)]);
         assert_eq!((early.status.last_failure, early.look_again), (None, Some(Duration::from_secs(1))));
         let failure =

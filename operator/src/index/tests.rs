@@ -9,7 +9,7 @@ fn key() -> JobKey {
 }
 
 fn version(version: u64, phase: WorkerPhase) -> Worker {
-    Worker { resource_version: version.to_string(), phase, ..worker(0, 1) }
+    Worker { resource_version: version, phase, ..worker(0, 1) }
 }
 
 #[test]

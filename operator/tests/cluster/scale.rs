@@ -1,5 +1,7 @@
 //! `kubectl scale`, and the policy that keeps others away from workers.
 
+use std::time::Duration;
+
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::api::Api;
 use rlt_api::status::ConditionType;
@@ -46,12 +48,20 @@ async fn a_job_has_a_network_policy_unless_it_wants_none() {
     let policies: Api<NetworkPolicy> = Api::namespaced(stage.client.clone(), &stage.namespace);
     stage.post("guarded", json!({})).await;
     stage.worker("guarded", 1).await;
-    stage.when("guarded", |status| status.attempt == Some(1)).await;
-    policies.get("guarded-trainer").await.unwrap();
+    let is_guarded = async |wished: bool| {
+        for _ in 0..1000 {
+            if policies.get_opt("guarded-trainer").await.unwrap().is_some() == wished {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!("the policy is {}", if wished { "missing" } else { "still there" });
+    };
+    is_guarded(true).await;
     stage.patch_job("guarded", json!({"runPolicy": {"suspend": true}})).await;
     stage.when_true("guarded", ConditionType::Suspended).await;
     let open = json!({"runPolicy": {"suspend": false}, "workers": {"network": "Open"}});
     stage.patch_job("guarded", open).await;
     stage.worker("guarded", 2).await;
-    assert!(policies.get_opt("guarded-trainer").await.unwrap().is_none());
+    is_guarded(false).await;
 }

@@ -96,7 +96,7 @@ mod tests {
         Worker {
             name: format!("ranks-trainer-{idx}").into(),
             uid: format!("{idx}-{attempt}").into(),
-            resource_version: "1".into(),
+            resource_version: 1,
             idx,
             attempt,
             phase,

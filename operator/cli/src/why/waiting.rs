@@ -58,7 +58,7 @@ fn delayed(facts: &Facts, status: &RLTrainingJobStatus) -> Explanation {
 }
 
 fn unschedulable(facts: &Facts, worker: &Worker) -> Option<Explanation> {
-    let Some(Waiting::Unschedulable(message)) = &worker.waiting else { return None };
+    let Some(Waiting::Unschedulable(message)) = worker.waiting.as_deref() else { return None };
     let reading = scheduling::read(facts, message);
     let explanation =
         Explanation::new(format!("waits: no node has room for {}", worker.name)).because(reading.evidence);
@@ -66,7 +66,7 @@ fn unschedulable(facts: &Facts, worker: &Worker) -> Option<Explanation> {
 }
 
 fn container(facts: &Facts, worker: &Worker) -> Option<Explanation> {
-    let Some(Waiting::Container(said)) = &worker.waiting else { return None };
+    let Some(Waiting::Container(said)) = worker.waiting.as_deref() else { return None };
     if IMAGE_REASONS.contains(&said.reason.as_str()) {
         return Some(image(facts, worker, said));
     }

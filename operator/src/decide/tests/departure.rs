@@ -8,7 +8,7 @@ fn preempted(worker: Worker, seconds_left: i64) -> Worker {
     Worker {
         is_deleting: true,
         leaves_by: Some(now() + SignedDuration::from_secs(seconds_left)),
-        disruption: Some(Explanation { reason, message: "a better one came".into() }),
+        disruption: Some(Box::new(Explanation { reason, message: "a better one came".into() })),
         ..worker
     }
 }
@@ -110,7 +110,8 @@ fn the_first_worker_alone_decides_that_the_work_is_done_and_the_others_have_a_mi
 
 #[test]
 fn a_start_that_is_held_up_says_what_it_waits_for_once_it_takes_longer_than_usual() {
-    let waits = || Worker { waiting: Some(Waiting::Unschedulable("0/3 nodes".into())), ..worker(0, 1) };
+    let waits =
+        || Worker { waiting: Some(Box::new(Waiting::Unschedulable("0/3 nodes".into()))), ..worker(0, 1) };
     let early = decided(json!({}), &starting(4), vec![waits(), runs(1)]);
     assert_eq!((early.situation, early.look_again), (Situation::Starting, Some(Duration::from_secs(6))));
     let late = decided(json!({}), &starting(10), vec![waits(), runs(1)]);
