@@ -8,14 +8,12 @@ mod text;
 use std::fs;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 
 use anyhow::Context as _;
-use rlt_api::plan;
 use rlt_api::plan::model_config::{ModelConfig, ModelConfigError};
+use rlt_api::plan::{self, Plan};
 use rlt_api::resolved::ModelSource;
 use rlt_api::{ExitCode, ValidatedJob};
-use rlt_operator::prepare::Prepared;
 use serde_json::Value;
 
 use crate::args::{DocumentFormat, PlanArgs};
@@ -32,24 +30,23 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     }
     let models = plan::Models { policy: model, reward: reward_models(&job)? };
     let plan = plan::plan(&job, &models);
-    let prepared = Prepared { job, plan, manifest_digest: OnceLock::new() };
     if args.server {
-        return server::ask(args, &prepared, &manifest);
+        return server::ask(args, &job, &manifest);
     }
-    let objects = objects::offline(&prepared, &args.installation)?;
+    let objects = objects::offline(args, &job, &manifest)?;
     let mut out = io::stdout().lock();
     match args.output {
-        DocumentFormat::Json => document::write_json(&mut out, &everything(&prepared, &objects)?)?,
+        DocumentFormat::Json => document::write_json(&mut out, &everything(&plan, &job, &objects)?)?,
         DocumentFormat::Yaml => write_objects(&mut out, &objects)?,
-        DocumentFormat::Text => out.write_all(text::render(&prepared.plan, &objects).as_bytes())?,
+        DocumentFormat::Text => out.write_all(text::render(&plan, &objects).as_bytes())?,
     }
     Ok(ExitCode::Success)
 }
 
 /// The plan, the manifest that it follows from with every default written out, and the objects on a cluster.
-fn everything(prepared: &Prepared, objects: &[Value]) -> anyhow::Result<Value> {
-    let mut document = serde_json::to_value(&prepared.plan).context("write the plan")?;
-    document["spec"] = serde_json::to_value(prepared.job.spec()).context("write the specification")?;
+fn everything(plan: &Plan, job: &ValidatedJob, objects: &[Value]) -> anyhow::Result<Value> {
+    let mut document = serde_json::to_value(plan).context("write the plan")?;
+    document["spec"] = serde_json::to_value(job.spec()).context("write the specification")?;
     document["objects"] = objects.into();
     Ok(document)
 }

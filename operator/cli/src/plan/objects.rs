@@ -2,19 +2,26 @@
 
 use anyhow::Context as _;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use rlt_api::ValidatedJob;
 use rlt_operator::build::{self, Blueprint, ChannelAccess, Settings};
 use rlt_operator::job::Job;
 use rlt_operator::prepare::Prepared;
 use rlt_operator::{PullPolicy, progress};
 use serde_json::Value;
 
-use crate::args::InstallationArgs;
+use crate::args::{InstallationArgs, PlanArgs};
 
 /// What every object of attempt 1 would be, as far as it is known without a cluster.
-pub(super) fn offline(prepared: &Prepared, installation: &InstallationArgs) -> anyhow::Result<Vec<Value>> {
-    let settings = defaults(installation);
-    let blueprint = Blueprint { job: &without_cluster(prepared), prepared, settings: &settings };
-    build::objects(&blueprint, 1).context("write the objects of the job")
+pub(super) fn offline(args: &PlanArgs, job: &ValidatedJob, manifest: &str) -> anyhow::Result<Vec<Value>> {
+    let settings = defaults(&args.installation);
+    of_attempt(&without_cluster(args, job, manifest)?, &settings, 1)
+}
+
+/// What every object of an attempt of a job would be. The operator sees less of a job than its file holds, so
+/// that it prepares the job by itself.
+pub(super) fn of_attempt(job: &Job, settings: &Settings, attempt: u32) -> anyhow::Result<Vec<Value>> {
+    let prepared = &Prepared::new(job).context("prepare the job as the operator does")?;
+    build::objects(&Blueprint { job, prepared, settings }, attempt).context("write the objects of the job")
 }
 
 /// What the chart makes the operator put into pods; the authority behind its certificate is known on a
@@ -33,18 +40,19 @@ pub(super) fn defaults(installation: &InstallationArgs) -> Settings {
 }
 
 /// The job as it would be once a cluster has it, but for its UID.
-fn without_cluster(prepared: &Prepared) -> Job {
-    let metadata = prepared.job.metadata();
-    let namespace = metadata.namespace.clone().unwrap_or_else(|| "default".to_owned());
-    Job {
+fn without_cluster(args: &PlanArgs, job: &ValidatedJob, manifest: &str) -> anyhow::Result<Job> {
+    let metadata = job.metadata();
+    let namespace = args.cluster.namespace.as_ref().or(metadata.namespace.as_ref());
+    let manifest: Value = serde_saphyr::from_str(manifest).context("read the manifest")?;
+    Ok(Job {
         metadata: ObjectMeta {
             name: Some(metadata.name.clone()),
-            namespace: Some(namespace),
+            namespace: Some(namespace.map_or_else(|| "default".to_owned(), Clone::clone)),
             labels: Some(metadata.labels.clone()),
             generation: Some(1),
             ..ObjectMeta::default()
         },
-        spec: String::new(),
+        spec: manifest["spec"].to_string(),
         status: Ok(Default::default()),
-    }
+    })
 }

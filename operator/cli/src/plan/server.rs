@@ -7,10 +7,9 @@ use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Container};
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind, TypeMeta};
-use rlt_api::ExitCode;
-use rlt_operator::build::{self, Blueprint, Settings};
+use rlt_api::{ExitCode, ValidatedJob};
+use rlt_operator::build::{self, Settings};
 use rlt_operator::job::Job;
-use rlt_operator::prepare::Prepared;
 use rlt_operator::{Args, labels, progress};
 use serde_json::Value;
 
@@ -24,13 +23,13 @@ use crate::status::status_of;
 /// By whom a manifest is applied here, as the API server notes it.
 const FIELD_MANAGER: &str = "rlctl";
 
-pub(super) fn ask(args: &PlanArgs, prepared: &Prepared, manifest: &str) -> anyhow::Result<ExitCode> {
+pub(super) fn ask(args: &PlanArgs, job: &ValidatedJob, manifest: &str) -> anyhow::Result<ExitCode> {
     let verdicts = block_on(async {
         let mut connection = Connection::open(&args.cluster).await?;
-        if let (None, Some(own)) = (&args.cluster.namespace, &prepared.job.metadata().namespace) {
+        if let (None, Some(own)) = (&args.cluster.namespace, &job.metadata().namespace) {
             connection.namespace.clone_from(own);
         }
-        verdicts(&connection, args, prepared, manifest).await
+        verdicts(&connection, args, manifest).await
     })?;
     let mut out = io::stdout().lock();
     match args.output {
@@ -44,22 +43,16 @@ pub(super) fn ask(args: &PlanArgs, prepared: &Prepared, manifest: &str) -> anyho
     Ok(if is_refused { ExitCode::Failure } else { ExitCode::Success })
 }
 
-async fn verdicts(
-    connection: &Connection,
-    args: &PlanArgs,
-    prepared: &Prepared,
-    manifest: &str,
-) -> anyhow::Result<Vec<Verdict>> {
+async fn verdicts(connection: &Connection, args: &PlanArgs, manifest: &str) -> anyhow::Result<Vec<Verdict>> {
     let mut wanted: Value = serde_saphyr::from_str(manifest).context("read the manifest")?;
     wanted["metadata"]["namespace"] = connection.namespace.clone().into();
     let (verdict, job) = ask_about_job(connection, &wanted).await?;
     let Some(job) = job else { return Ok(vec![verdict]) };
     let mut settings = installed(connection).await?.unwrap_or_else(|| objects::defaults(&args.installation));
     take_authority(connection, &job, &mut settings).await;
-    let blueprint = Blueprint { job: &job, prepared, settings: &settings };
     let attempt = status_of(&job).attempt.unwrap_or(1);
     let mut verdicts = vec![verdict];
-    for object in build::objects(&blueprint, attempt).context("write the objects of the job")? {
+    for object in objects::of_attempt(&job, &settings, attempt)? {
         verdicts.push(ask_about_object(connection, &object).await?);
     }
     Ok(verdicts)
