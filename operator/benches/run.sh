@@ -12,7 +12,7 @@ built = [json.loads(line) for line in sys.stdin if line.startswith("{")]
 print([one["executable"] for one in built if "bench" in one.get("target", {}).get("kind", [])][-1])')
 
 hardware=$(lscpu | sed -n 's/^Model name: *//p' | head -n 1)
-slug=$(printf '%s %s cores' "$hardware" "$(nproc)" | tr -cs '[:alnum:]' '-' | tr '[:upper:]' '[:lower:]')
+slug=$(printf '%s %s cores' "$hardware" "$(nproc --all)" | tr -cs '[:alnum:]' '-' | tr '[:upper:]' '[:lower:]')
 report=operator/benches/reports/jobs_${slug}_$(date -u +%F).md
 mkdir -p "$(dirname "$report")"
 
@@ -20,7 +20,7 @@ loads=$(cut -d' ' -f1-3 /proc/loadavg)
 {
   echo "# Jobs beside batch Jobs and JobSets, $(date -u +%F)"
   echo
-  echo "- Hardware: $hardware, $(nproc) cores, $(awk '/MemTotal/ {printf "%.0f", $2 / 1048576}' /proc/meminfo) GiB;" \
+  echo "- Hardware: $hardware, $(nproc --all) cores, $(awk '/MemTotal/ {printf "%.0f", $2 / 1048576}' /proc/meminfo) GiB;" \
     "everything shares them: control plane, nodes, controllers and who measures."
   echo "- Ours: commit $(git rev-parse --short HEAD), profile ${BENCH_PROFILE:-bench}, $(rustc --version | cut -d' ' -f1-2), the" \
     "chart's settings and roles."

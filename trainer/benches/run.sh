@@ -38,7 +38,7 @@ checkpoint=$(binary_of rlt-trainer checkpoint)
 kernels=$(binary_of rlt-torch kernels)
 
 hardware=$(lscpu | sed -n 's/^Model name: *//p' | head -n 1)
-slug=$(printf '%s %s cores' "$hardware" "$(nproc)" | tr -cs '[:alnum:]' '-' | tr '[:upper:]' '[:lower:]')
+slug=$(printf '%s %s cores' "$hardware" "$(nproc --all)" | tr -cs '[:alnum:]' '-' | tr '[:upper:]' '[:lower:]')
 raw=target/bench/$(date -u +%FT%H%M%S).jsonl
 report=trainer/benches/reports/llama-135m_${dtype}_${slug}_$(date -u +%F).md
 mkdir -p "$(dirname "$raw")" "$(dirname "$report")"
@@ -46,7 +46,7 @@ mkdir -p "$(dirname "$raw")" "$(dirname "$report")"
 {
   echo "# Llama 135M beside its peers, $dtype, $(date -u +%F)"
   echo
-  echo "- Hardware: $hardware, $(nproc) cores, $(awk '/MemTotal/ {printf "%.0f", $2 / 1048576}' /proc/meminfo) GiB"
+  echo "- Hardware: $hardware, $(nproc --all) cores, $(awk '/MemTotal/ {printf "%.0f", $2 / 1048576}' /proc/meminfo) GiB"
   echo "- Ours: commit $(git rev-parse --short HEAD), profile ${BENCH_PROFILE:-bench}, $(rustc --version | cut -d' ' -f1-2)," \
     "libtorch $(sed -n 's/^VERSION=//p' trainer/torch/fetch-libtorch.sh)"
   echo "- Peers: $(versions)"
