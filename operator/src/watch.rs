@@ -210,8 +210,16 @@ async fn follow<K: Send, T: Send>(
     pin_mut!(events);
     while let Some(event) = events.next().await {
         match event {
-            Ok(Event::Apply(object)) => read(&object).map(Change::Is).into_iter().for_each(&mut take),
-            Ok(Event::Delete(object)) => read(&object).map(Change::IsGone).into_iter().for_each(&mut take),
+            Ok(Event::Apply(object)) => {
+                if let Some(seen) = read(&object) {
+                    take(Change::Is(seen));
+                }
+            }
+            Ok(Event::Delete(object)) => {
+                if let Some(seen) = read(&object) {
+                    take(Change::IsGone(seen));
+                }
+            }
             Ok(Event::Init) => listed.clear(),
             Ok(Event::InitApply(object)) => listed.extend(read(&object)),
             Ok(Event::InitDone) => {

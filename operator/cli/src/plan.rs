@@ -29,10 +29,11 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
         plan::check_model(job.spec(), model).context("fit the model to the workers")?;
     }
     let models = plan::Models { policy: model, reward: reward_models(&job)? };
-    let plan = plan::plan(&job, &models);
+    let manifest: Value = serde_saphyr::from_str(&manifest).context("read the manifest")?;
     if args.server {
-        return server::ask(args, &job, &manifest);
+        return server::ask(args, manifest);
     }
+    let plan = plan::plan(&job, &models);
     let objects = objects::offline(args, &job, &manifest)?;
     let mut out = io::stdout().lock();
     match args.output {

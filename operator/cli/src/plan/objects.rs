@@ -12,9 +12,9 @@ use serde_json::Value;
 use crate::args::{InstallationArgs, PlanArgs};
 
 /// What every object of attempt 1 would be, as far as it is known without a cluster.
-pub(super) fn offline(args: &PlanArgs, job: &ValidatedJob, manifest: &str) -> anyhow::Result<Vec<Value>> {
+pub(super) fn offline(args: &PlanArgs, job: &ValidatedJob, manifest: &Value) -> anyhow::Result<Vec<Value>> {
     let settings = defaults(&args.installation);
-    of_attempt(&without_cluster(args, job, manifest)?, &settings, 1)
+    of_attempt(&without_cluster(args, job, manifest), &settings, 1)
 }
 
 /// What every object of an attempt of a job would be. The operator sees less of a job than its file holds, so
@@ -40,11 +40,10 @@ pub(super) fn defaults(installation: &InstallationArgs) -> Settings {
 }
 
 /// The job as it would be once a cluster has it, but for its UID.
-fn without_cluster(args: &PlanArgs, job: &ValidatedJob, manifest: &str) -> anyhow::Result<Job> {
+fn without_cluster(args: &PlanArgs, job: &ValidatedJob, manifest: &Value) -> Job {
     let metadata = job.metadata();
     let namespace = args.cluster.namespace.as_ref().or(metadata.namespace.as_ref());
-    let manifest: Value = serde_saphyr::from_str(manifest).context("read the manifest")?;
-    Ok(Job {
+    Job {
         metadata: ObjectMeta {
             name: Some(metadata.name.clone()),
             namespace: Some(namespace.map_or_else(|| "default".to_owned(), Clone::clone)),
@@ -54,5 +53,5 @@ fn without_cluster(args: &PlanArgs, job: &ValidatedJob, manifest: &str) -> anyho
         },
         spec: manifest["spec"].to_string(),
         status: Ok(Default::default()),
-    })
+    }
 }

@@ -7,7 +7,7 @@ use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Container};
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind, TypeMeta};
-use rlt_api::{ExitCode, ValidatedJob};
+use rlt_api::ExitCode;
 use rlt_operator::build::{self, Settings};
 use rlt_operator::job::Job;
 use rlt_operator::{Args, labels, progress};
@@ -23,13 +23,13 @@ use crate::status::status_of;
 /// By whom a manifest is applied here, as the API server notes it.
 const FIELD_MANAGER: &str = "rlctl";
 
-pub(super) fn ask(args: &PlanArgs, job: &ValidatedJob, manifest: &str) -> anyhow::Result<ExitCode> {
+pub(super) fn ask(args: &PlanArgs, wanted: Value) -> anyhow::Result<ExitCode> {
     let verdicts = block_on(async {
         let mut connection = Connection::open(&args.cluster).await?;
-        if let (None, Some(own)) = (&args.cluster.namespace, &job.metadata().namespace) {
-            connection.namespace.clone_from(own);
+        if let (None, Some(own)) = (&args.cluster.namespace, wanted["metadata"]["namespace"].as_str()) {
+            own.clone_into(&mut connection.namespace);
         }
-        verdicts(&connection, args, manifest).await
+        verdicts(&connection, args, wanted).await
     })?;
     let mut out = io::stdout().lock();
     match args.output {
@@ -43,8 +43,11 @@ pub(super) fn ask(args: &PlanArgs, job: &ValidatedJob, manifest: &str) -> anyhow
     Ok(if is_refused { ExitCode::Failure } else { ExitCode::Success })
 }
 
-async fn verdicts(connection: &Connection, args: &PlanArgs, manifest: &str) -> anyhow::Result<Vec<Verdict>> {
-    let mut wanted: Value = serde_saphyr::from_str(manifest).context("read the manifest")?;
+async fn verdicts(
+    connection: &Connection,
+    args: &PlanArgs,
+    mut wanted: Value,
+) -> anyhow::Result<Vec<Verdict>> {
     wanted["metadata"]["namespace"] = connection.namespace.clone().into();
     let (verdict, job) = ask_about_job(connection, &wanted).await?;
     let Some(job) = job else { return Ok(vec![verdict]) };
