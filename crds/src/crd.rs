@@ -38,10 +38,8 @@ pub fn custom_resource_definition() -> Result<Value, serde_json::Error> {
         describe(root);
         insert_name_rule(root);
         rules::all().for_each(|rule| insert_rule(root, rule.scope, rule.at, rule.message, (rule.cel)()));
-        for rule in rules::CHANGE_RULES {
-            let cel = rule.cel(root);
-            insert_rule(root, "", &rules::below(rule.section, rule.at), rule.message, cel);
-        }
+        let about_changes = rules::change_rule(root);
+        push_rule(root, "", about_changes);
     }
     Ok(definition)
 }
@@ -127,16 +125,20 @@ fn describe(root: &mut Value) {
 }
 
 fn insert_rule(root: &mut Value, scope: &str, at: &str, message: &str, cel: String) {
-    let Some(fields) = schema_at_mut(root, scope).and_then(Value::as_object_mut) else { return };
     let mut entry = Map::new();
     entry.insert("rule".into(), cel.into());
     entry.insert("message".into(), message.into());
     if !at.is_empty() {
         entry.insert("fieldPath".into(), format!(".{at}").into());
     }
+    push_rule(root, scope, entry.into());
+}
+
+fn push_rule(root: &mut Value, scope: &str, rule: Value) {
+    let Some(fields) = schema_at_mut(root, scope).and_then(Value::as_object_mut) else { return };
     let list = fields.entry("x-kubernetes-validations").or_insert_with(|| json!([]));
     if let Some(list) = list.as_array_mut() {
-        list.push(entry.into());
+        list.push(rule);
     }
 }
 

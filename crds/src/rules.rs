@@ -20,11 +20,13 @@ use serde::Serialize;
 use crate::resolved::{Preset, preset};
 use crate::spec::{AlgorithmKind, RLTrainingJobSpec, RewardFunctionSpec};
 #[cfg(feature = "kube")]
-pub(crate) use changes::CHANGE_RULES;
+pub(crate) use changes::change_rule;
 
 /// One rule.
 pub(crate) struct Rule {
-    /// Where `self` of the CEL form stands, such as `spec.model`; `[]` for each item of a list.
+    /// Where `self` of the CEL form stands, such as `spec.model`; `[]` for each item of a list. The API
+    /// server tries a rule only where that is given, and every look at a field costs it: the nearer the
+    /// better, and first whatever settles it for most jobs.
     pub(crate) scope: &'static str,
     /// The field at which a problem is reported, relative to the scope; empty for the scope itself.
     pub(crate) at: &'static str,
@@ -96,8 +98,12 @@ impl Rule {
     }
 }
 
-pub(crate) fn below(scope: &str, field: &str) -> String {
-    if field.is_empty() { scope.to_owned() } else { format!("{scope}.{field}") }
+fn below(scope: &str, field: &str) -> String {
+    match field {
+        "" => scope.to_owned(),
+        items if items.starts_with("[]") => format!("{scope}{items}"),
+        field => format!("{scope}.{field}"),
+    }
 }
 
 fn is_within(path: &str, outer: &str) -> bool {

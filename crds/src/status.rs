@@ -10,9 +10,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::FailureCause;
 
-/// What is known about a job.
+/// What is known about a job. One writer says all of it, so the API server need not keep who wrote which
+/// field: that would be half of the object.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-map-type" = "atomic"))]
 pub struct RLTrainingJobStatus {
     /// The generation of the specification that this status speaks of.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -117,19 +117,20 @@ fn messages_between(before: &Value, after: &Value) -> BTreeSet<String> {
 #[test]
 fn what_a_run_began_with_can_never_be_changed() {
     let suspended = json!({"runPolicy": {"suspend": true}});
-    for section in [
-        json!({"model": {"architecture": {"numLayers": 3}}}),
-        json!({"data": {"maxPromptTokens": 12}}),
-        json!({"rewards": {"timeoutSeconds": 3.0}}),
-        json!({"algorithm": {"kind": "DAPO"}}),
-        json!({"rollout": {"temperature": 0.5}}),
-        json!({"training": {"promptsPerStep": 64}}),
-        json!({"training": {"maxLogprobTokens": 4096}}),
-        json!({"runPolicy": {"managedBy": "example.com/other"}}),
+    for (field, section) in [
+        ("spec.model", json!({"model": {"architecture": {"numLayers": 3}}})),
+        ("spec.data", json!({"data": {"maxPromptTokens": 12}})),
+        ("spec.rewards", json!({"rewards": {"timeoutSeconds": 3.0}})),
+        ("spec.algorithm", json!({"algorithm": {"kind": "DAPO"}})),
+        ("spec.rollout", json!({"rollout": {"temperature": 0.5}})),
+        ("spec.training", json!({"training": {"promptsPerStep": 64}})),
+        ("spec.training", json!({"training": {"maxLogprobTokens": 4096}})),
+        ("spec.runPolicy.managedBy", json!({"runPolicy": {"managedBy": "example.com/other"}})),
     ] {
         let messages = change_messages(&suspended, &merged(suspended.clone(), &section));
         assert_eq!(messages.len(), 1, "{section}: {messages:?}");
-        assert!(messages.iter().all(|message| message.contains("changed")), "{section}: {messages:?}");
+        let names_it = |message: &String| message.contains(field) && message.contains("changed");
+        assert!(messages.iter().all(names_it), "{section}: {messages:?}");
     }
 }
 

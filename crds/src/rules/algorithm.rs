@@ -143,7 +143,7 @@ pub(super) const RULES: &[Rule] = &[
         message: "an estimator that compares the samples of a prompt needs samplesPerPrompt of at least 2",
         cel: || {
             format!(
-                "self.algorithm.kind == 'SFT' || self.rollout.samplesPerPrompt >= 2 || !({} in {})",
+                "self.rollout.samplesPerPrompt >= 2 || self.algorithm.kind == 'SFT' || !({} in {})",
                 cel_estimator("self.algorithm"),
                 cel_list(BY_GROUP)
             )

@@ -1,32 +1,43 @@
 //! What may not change in a job that exists. Only the API server sees a change, so these rules have no form
 //! in Rust.
 //!
-//! The API server evaluates every rule at every write, those of the status too, and comparing whole sections
-//! is dear. All stand at the root, where they see whether the status is what is being written: then the
-//! specification stays as it is, and there is nothing to compare. Nobody gets around them by this: who writes
-//! the specification cannot change the status beside it.
+//! The API server evaluates every rule at every write, those of the status too, and a look at a field costs
+//! it a copy of the schema of every field beside that one. So these rules are one, at the root, which first
+//! looks whether the status is what is being written: then the specification stays as it is, and there is
+//! nothing to compare. Nobody gets around them by this: who writes the specification cannot change the status
+//! beside it.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::crd::schema_at;
 
 /// A field that may not change.
-pub(crate) struct ChangeRule {
-    /// The section that it is about.
-    pub(crate) section: &'static str,
-    /// The field at which a problem is reported, relative to the section; empty for the section itself.
-    pub(crate) at: &'static str,
+struct ChangeRule {
+    /// The field that it is about, in words.
+    field: &'static str,
+    /// The section whose schema its form in CEL depends on.
+    section: &'static str,
     /// What must hold, for people.
-    pub(crate) message: &'static str,
+    message: &'static str,
     cel: fn(section: &str, schema: &Value) -> String,
 }
 
-impl ChangeRule {
-    /// The rule as the API server evaluates it at the root, whose schema is `root`.
-    pub(crate) fn cel(&self, root: &Value) -> String {
-        let same = schema_at(root, self.section).map(|schema| (self.cel)(self.section, schema));
-        format!("{STATUS_IS_WRITTEN} || ({})", same.unwrap_or_default())
-    }
+/// The rule about changes as the API server evaluates it at the root, whose schema is `root`. Its message is
+/// that of the first change that may not be.
+pub(crate) fn change_rule(root: &Value) -> Value {
+    let cel = |rule: &ChangeRule| {
+        schema_at(root, rule.section).map(|schema| (rule.cel)(rule.section, schema)).unwrap_or_default()
+    };
+    let rules = CHANGE_RULES.map(|rule| (cel(&rule), format!("'{} {}'", rule.field, rule.message)));
+    let holds = rules.iter().map(|(cel, _)| format!("({cel})")).collect::<Vec<_>>().join(" && ");
+    let [others @ .., (_, last)] = &rules;
+    let message =
+        others.iter().rev().fold(last.clone(), |below, (cel, words)| format!("!({cel}) ? {words} : {below}"));
+    json!({
+        "rule": format!("{STATUS_IS_WRITTEN} || ({holds})"),
+        "messageExpression": message,
+        "fieldPath": ".spec",
+    })
 }
 
 /// The API server fills both in where they are missing. Whether they are is not asked: that would cost as
@@ -39,34 +50,34 @@ const CONTINUABLE: [&str; 4] = ["steps", "epochs", "evaluateEvery", "offload"];
 const NEVER: &str = "cannot be changed, because the run could not be continued under it: make a new job";
 
 /// Every rule about changes.
-pub(crate) const CHANGE_RULES: &[ChangeRule] = &[
-    ChangeRule { section: "spec.model", at: "", message: NEVER, cel: same },
-    ChangeRule { section: "spec.data", at: "", message: NEVER, cel: same },
-    ChangeRule { section: "spec.rewards", at: "", message: NEVER, cel: same },
-    ChangeRule { section: "spec.algorithm", at: "", message: NEVER, cel: same },
-    ChangeRule { section: "spec.rollout", at: "", message: NEVER, cel: same },
+const CHANGE_RULES: [ChangeRule; 8] = [
+    ChangeRule { field: "spec.model", section: "spec.model", message: NEVER, cel: same },
+    ChangeRule { field: "spec.data", section: "spec.data", message: NEVER, cel: same },
+    ChangeRule { field: "spec.rewards", section: "spec.rewards", message: NEVER, cel: same },
+    ChangeRule { field: "spec.algorithm", section: "spec.algorithm", message: NEVER, cel: same },
+    ChangeRule { field: "spec.rollout", section: "spec.rollout", message: NEVER, cel: same },
     ChangeRule {
+        field: "of spec.training",
         section: "spec.training",
-        at: "",
         message: "only steps, epochs, evaluateEvery and offload can be changed, because the run could not be \
                   continued otherwise: make a new job",
         cel: same_training,
     },
     ChangeRule {
+        field: "spec.runPolicy.managedBy",
+        section: "spec.runPolicy",
+        message: "cannot be changed",
+        cel: |section, _| same_optional(&format!("{section}.managedBy")),
+    },
+    ChangeRule {
+        field: "training, checkpoint, tracking and workers of spec",
         section: "spec",
-        at: "",
-        message: "training, checkpoint, tracking and workers can be changed only while runPolicy.suspend is true",
+        message: "can be changed only while runPolicy.suspend is true",
         cel: |spec, _| {
             let sections = ["training", "checkpoint", "tracking", "workers"];
             let same = sections.map(|section| equal(&format!("{spec}.{section}"))).join(" && ");
             format!("self.{spec}.runPolicy.suspend || oldSelf.{spec}.runPolicy.suspend || ({same})")
         },
-    },
-    ChangeRule {
-        section: "spec.runPolicy",
-        at: "managedBy",
-        message: "managedBy cannot be changed",
-        cel: |section, _| same_optional(&format!("{section}.managedBy")),
     },
 ];
 

@@ -12,14 +12,14 @@ fn is_address(uri: &str) -> bool {
 }
 
 pub(super) const RULES: &[Rule] = &[Rule {
-    scope: "spec.checkpoint",
-    at: "uri",
-    reads: &["uri"],
+    scope: "spec.checkpoint.uri",
+    at: "",
+    reads: &[""],
     message: "uri must be an object store with a bucket, or a folder: s3://, gs://, az:// or file:///",
     cel: || {
         format!(
-            "!has(self.uri) || {}.exists(scheme, self.uri.startsWith(scheme) && self.uri.size() > scheme.size() && \
-             !self.uri.startsWith(scheme + '/'))",
+            "{}.exists(scheme, self.startsWith(scheme) && self.size() > scheme.size() && \
+             !self.startsWith(scheme + '/'))",
             cel_list(&SCHEMES)
         )
     },

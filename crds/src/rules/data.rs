@@ -37,33 +37,35 @@ pub(super) const RULES: &[Rule] = &[
         allowed: None,
     },
     Rule {
-        scope: "spec.data",
-        at: "train",
-        reads: &["train"],
+        scope: "spec.data.train",
+        at: "",
+        reads: &[""],
         message: "every file to train on must end in .jsonl, .json or .parquet",
         cel: || {
-            "self.train.all(file, file.endsWith('.jsonl') || file.endsWith('.json') || file.endsWith('.parquet'))".into()
+            "self.all(file, file.endsWith('.jsonl') || file.endsWith('.json') || file.endsWith('.parquet'))"
+                .into()
         },
         holds: Check::Spec(|spec| spec.data.train.iter().all(|file| has_known_ending(file))),
         allowed: None,
     },
     Rule {
-        scope: "spec.data",
-        at: "heldOut",
-        reads: &["heldOut"],
+        scope: "spec.data.heldOut",
+        at: "",
+        reads: &[""],
         message: "every held-out file must end in .jsonl, .json or .parquet",
         cel: || {
-            "self.heldOut.all(file, file.endsWith('.jsonl') || file.endsWith('.json') || file.endsWith('.parquet'))".into()
+            "self.all(file, file.endsWith('.jsonl') || file.endsWith('.json') || file.endsWith('.parquet'))"
+                .into()
         },
         holds: Check::Spec(|spec| spec.data.held_out.iter().all(|file| has_known_ending(file))),
         allowed: None,
     },
     Rule {
-        scope: "spec.data.task",
-        at: "operators",
-        reads: &["operators"],
+        scope: "spec.data.task.operators",
+        at: "",
+        reads: &[""],
         message: "each operator may be named once",
-        cel: || "self.operators.all(one, self.operators.exists_one(other, other == one))".into(),
+        cel: || "self.all(one, self.exists_one(other, other == one))".into(),
         holds: Check::Spec(|spec| {
             task_holds(&spec.data, |task| {
                 task.operators.iter().enumerate().all(|(idx, one)| !task.operators[..idx].contains(one))

@@ -16,6 +16,17 @@ fn feed_forward_width(spec: &RLTrainingJobSpec) -> Option<u64> {
     spec.model.architecture.as_ref().map(|shape| shape.intermediate_size.into())
 }
 
+/// The degrees that the API server fills in.
+const WITH_DEFAULT: [&str; 3] = ["dpShard", "sp", "rolloutTp"];
+
+/// That a degree is 1, or another field's.
+fn cel_is_one(degree: &str, path: &str) -> String {
+    match WITH_DEFAULT.contains(&degree) {
+        true => format!("{path} == 1"),
+        false => format!("!has({path}) || {path} == 1"),
+    }
+}
+
 /// A degree divides the number of workers.
 macro_rules! divides_count {
     ($degree:literal, $given:expr, $because:literal) => {
@@ -26,7 +37,7 @@ macro_rules! divides_count {
             message: concat!($degree, " must divide count: ", $because),
             cel: || {
                 let degree = concat!("self.mesh.", $degree);
-                format!("!has({degree}) || {degree} == 1 || self.count % {degree} == 0")
+                format!("{} || self.count % {degree} == 0", cel_is_one($degree, degree))
             },
             holds: Check::Spec(|spec| {
                 given(spec, $given).is_none_or(|degree| spec.workers.count.is_multiple_of(degree))
@@ -54,7 +65,7 @@ macro_rules! deals_out_heads {
             ),
             cel: || {
                 let degree = concat!("self.workers.mesh.", $degree);
-                let is_one = format!("!has({degree}) || {degree} == 1");
+                let is_one = cel_is_one($degree, degree);
                 format!("{is_one} || !has(self.model.architecture) || ({})", cel_deals_out_heads(degree))
             },
             holds: Check::Spec(|spec| {
@@ -107,7 +118,7 @@ pub(super) const RULES: &[Rule] = &[
         at: "workers.mesh.logprobSp",
         reads: &["workers.mesh.logprobSp", "algorithm.kind"],
         message: "SFT computes no log-probs without gradients: remove logprobSp",
-        cel: || "!has(self.workers.mesh.logprobSp) || self.algorithm.kind != 'SFT'".into(),
+        cel: || "self.algorithm.kind != 'SFT' || !has(self.workers.mesh.logprobSp)".into(),
         holds: Check::Spec(|spec| {
             spec.workers.mesh.logprob_sp.is_none() || spec.algorithm.kind != AlgorithmKind::Sft
         }),
@@ -130,7 +141,7 @@ pub(super) const RULES: &[Rule] = &[
         reads: &["workers.mesh.rolloutTp", "algorithm.kind", "rewards.functions"],
         message: "SFT without reward functions samples nothing: remove rolloutTp",
         cel: || {
-            "self.workers.mesh.rolloutTp == 1 || self.algorithm.kind != 'SFT' || self.rewards.functions.size() > 0"
+            "self.algorithm.kind != 'SFT' || self.workers.mesh.rolloutTp == 1 || self.rewards.functions.size() > 0"
                 .into()
         },
         holds: Check::Spec(|spec| {

@@ -11,18 +11,18 @@ pub(super) const RULES: &[Rule] = &[
         at: "rewards.functions",
         reads: &["rewards.functions", "algorithm.kind"],
         message: "reinforcement learning needs at least one reward function",
-        cel: || "self.algorithm.kind == 'SFT' || self.rewards.functions.size() > 0".into(),
+        cel: || "self.rewards.functions.size() > 0 || self.algorithm.kind == 'SFT'".into(),
         holds: Check::Spec(|spec| {
             spec.algorithm.kind == AlgorithmKind::Sft || !spec.rewards.functions.is_empty()
         }),
         allowed: None,
     },
     Rule {
-        scope: "spec.rewards",
-        at: "functions",
-        reads: &["functions[].name"],
+        scope: "spec.rewards.functions",
+        at: "",
+        reads: &["[].name"],
         message: "the names of reward functions must differ",
-        cel: || "self.functions.all(one, self.functions.exists_one(other, other.name == one.name))".into(),
+        cel: || "self.all(one, self.exists_one(other, other.name == one.name))".into(),
         holds: Check::Spec(|spec| {
             let functions = &spec.rewards.functions;
             let is_first =
@@ -76,11 +76,11 @@ pub(super) const RULES: &[Rule] = &[
         allowed: None,
     },
     Rule {
-        scope: "spec.rewards.functions[]",
-        at: "model",
-        reads: &["model.path", "model.hub"],
+        scope: "spec.rewards.functions[].model",
+        at: "",
+        reads: &["path", "hub"],
         message: "exactly one of path and hub must be given",
-        cel: || "!has(self.model) || has(self.model.path) != has(self.model.hub)".into(),
+        cel: || "has(self.path) != has(self.hub)".into(),
         holds: Check::RewardFunction(|function| {
             function.model.as_ref().is_none_or(|model| model.path.is_some() != model.hub.is_some())
         }),

@@ -12,12 +12,7 @@ fn is_quantity(field: Option<&String>) -> bool {
     field.is_none_or(|text| is_positive_quantity(text))
 }
 
-fn cel_is_quantity(field: &str) -> String {
-    format!(
-        "!has(self.{field}) || (isQuantity(self.{field}) && \
-         quantity(self.{field}).isGreaterThan(quantity('0')))"
-    )
-}
+const CEL_IS_QUANTITY: &str = "isQuantity(self) && quantity(self).isGreaterThan(quantity('0'))";
 
 fn of_resources(spec: &RLTrainingJobSpec, field: fn(&ResourcesSpec) -> Option<&String>) -> bool {
     is_quantity(field(&spec.workers.resources))
@@ -41,38 +36,38 @@ const A_QUANTITY: &str = "a quantity above zero such as 500m, 4 or 16Gi";
 
 pub(super) const RULES: &[Rule] = &[
     Rule {
-        scope: "spec.workers.resources",
-        at: "cpu",
-        reads: &["cpu"],
+        scope: "spec.workers.resources.cpu",
+        at: "",
+        reads: &[""],
         message: "cpu must be a quantity of Kubernetes",
-        cel: || cel_is_quantity("cpu"),
+        cel: || CEL_IS_QUANTITY.into(),
         holds: Check::Spec(|spec| of_resources(spec, |resources| resources.cpu.as_ref())),
         allowed: Some(|_| A_QUANTITY.into()),
     },
     Rule {
-        scope: "spec.workers.resources",
-        at: "memory",
-        reads: &["memory"],
+        scope: "spec.workers.resources.memory",
+        at: "",
+        reads: &[""],
         message: "memory must be a quantity of Kubernetes",
-        cel: || cel_is_quantity("memory"),
+        cel: || CEL_IS_QUANTITY.into(),
         holds: Check::Spec(|spec| of_resources(spec, |resources| resources.memory.as_ref())),
         allowed: Some(|_| A_QUANTITY.into()),
     },
     Rule {
-        scope: "spec.workers.resources",
-        at: "sharedMemory",
-        reads: &["sharedMemory"],
+        scope: "spec.workers.resources.sharedMemory",
+        at: "",
+        reads: &[""],
         message: "sharedMemory must be a quantity of Kubernetes",
-        cel: || cel_is_quantity("sharedMemory"),
+        cel: || CEL_IS_QUANTITY.into(),
         holds: Check::Spec(|spec| of_resources(spec, |resources| resources.shared_memory.as_ref())),
         allowed: Some(|_| A_QUANTITY.into()),
     },
     Rule {
-        scope: "spec.workers.storage",
-        at: "size",
-        reads: &["size"],
+        scope: "spec.workers.storage.size",
+        at: "",
+        reads: &[""],
         message: "size must be a quantity of Kubernetes",
-        cel: || cel_is_quantity("size"),
+        cel: || CEL_IS_QUANTITY.into(),
         holds: Check::Spec(|spec| of_storage(spec, |storage| is_quantity(storage.size.as_ref()))),
         allowed: Some(|_| A_QUANTITY.into()),
     },
@@ -99,11 +94,11 @@ pub(super) const RULES: &[Rule] = &[
         allowed: None,
     },
     Rule {
-        scope: "spec.workers",
-        at: "env",
-        reads: &["env[].name"],
+        scope: "spec.workers.env",
+        at: "",
+        reads: &["[].name"],
         message: "the names of variables must differ",
-        cel: || "self.env.all(one, self.env.exists_one(other, other.name == one.name))".into(),
+        cel: || "self.all(one, self.exists_one(other, other.name == one.name))".into(),
         holds: Check::Spec(|spec| {
             let env = &spec.workers.env;
             let is_first = |idx: usize| env[..idx].iter().all(|other| other.name != env[idx].name);
@@ -112,23 +107,23 @@ pub(super) const RULES: &[Rule] = &[
         allowed: None,
     },
     Rule {
-        scope: "spec.workers",
-        at: "env",
-        reads: &["env[].name"],
+        scope: "spec.workers.env",
+        at: "",
+        reads: &["[].name"],
         message: "the name of a variable consists of letters, digits, '_', '-' and '.', and begins with no digit",
-        cel: || "self.env.all(one, one.name.matches('^[-._a-zA-Z][-._a-zA-Z0-9]*$'))".into(),
+        cel: || "self.all(one, one.name.matches('^[-._a-zA-Z][-._a-zA-Z0-9]*$'))".into(),
         holds: Check::Spec(|spec| all_env(spec, |env| is_variable_name(&env.name))),
         allowed: None,
     },
     Rule {
-        scope: "spec.workers",
-        at: "env",
-        reads: &["env[].name"],
+        scope: "spec.workers.env",
+        at: "",
+        reads: &["[].name"],
         message: "RLT_ variables and those of the ranks (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, \
                   MASTER_PORT) are set by the operator",
         cel: || {
             format!(
-                "self.env.all(one, !one.name.startsWith('RLT_') && !(one.name in {}))",
+                "self.all(one, !one.name.startsWith('RLT_') && !(one.name in {}))",
                 cel_list(&RESERVED_VARIABLES)
             )
         },
@@ -140,21 +135,21 @@ pub(super) const RULES: &[Rule] = &[
         allowed: None,
     },
     Rule {
-        scope: "spec.workers",
-        at: "env",
-        reads: &["env[].value", "env[].secret"],
+        scope: "spec.workers.env",
+        at: "",
+        reads: &["[].value", "[].secret"],
         message: "a variable needs either a value or a secret",
-        cel: || "self.env.all(one, has(one.value) != has(one.secret))".into(),
+        cel: || "self.all(one, has(one.value) != has(one.secret))".into(),
         holds: Check::Spec(|spec| all_env(spec, |env| env.value.is_some() != env.secret.is_some())),
         allowed: None,
     },
     Rule {
-        scope: "spec.workers",
-        at: "tolerations",
-        reads: &["tolerations[].key", "tolerations[].operator", "tolerations[].value"],
+        scope: "spec.workers.tolerations",
+        at: "",
+        reads: &["[].key", "[].operator", "[].value"],
         message: "a toleration with the operator Equal needs a key, and one with Exists has no value",
         cel: || {
-            "self.tolerations.all(one, has(one.operator) && one.operator == 'Exists' ? !has(one.value) : has(one.key))"
+            "self.all(one, has(one.operator) && one.operator == 'Exists' ? !has(one.value) : has(one.key))"
                 .into()
         },
         holds: Check::Spec(|spec| {
@@ -166,11 +161,11 @@ pub(super) const RULES: &[Rule] = &[
         allowed: None,
     },
     Rule {
-        scope: "spec.workers",
-        at: "topology",
-        reads: &["topology.required", "topology.preferred"],
+        scope: "spec.workers.topology",
+        at: "",
+        reads: &["required", "preferred"],
         message: "topology needs either required or preferred",
-        cel: || "!has(self.topology) || has(self.topology.required) != has(self.topology.preferred)".into(),
+        cel: || "has(self.required) != has(self.preferred)".into(),
         holds: Check::Spec(|spec| {
             let topology = spec.workers.topology.as_ref();
             topology.is_none_or(|topology| topology.required.is_some() != topology.preferred.is_some())
@@ -178,13 +173,11 @@ pub(super) const RULES: &[Rule] = &[
         allowed: None,
     },
     Rule {
-        scope: "spec.runPolicy",
-        at: "managedBy",
-        reads: &["managedBy"],
+        scope: "spec.runPolicy.managedBy",
+        at: "",
+        reads: &[""],
         message: "managedBy must be a domain and a path such as kueue.x-k8s.io/multikueue",
-        cel: || {
-            "!has(self.managedBy) || self.managedBy.matches('^[a-z0-9][-.a-z0-9]*/[-._/a-zA-Z0-9]+$')".into()
-        },
+        cel: || "self.matches('^[a-z0-9][-.a-z0-9]*/[-._/a-zA-Z0-9]+$')".into(),
         holds: Check::Spec(|spec| spec.run_policy.managed_by.as_deref().is_none_or(is_domain_path)),
         allowed: None,
     },

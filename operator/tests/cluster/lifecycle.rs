@@ -7,6 +7,7 @@ use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams, ListParams};
 use rlt_api::FailureCause;
 use rlt_api::status::{ConditionStatus, ConditionType};
+use rlt_operator::labels;
 use serde_json::json;
 
 use crate::stage::{ADDRESS, is_true, reason, unseen};
@@ -34,6 +35,10 @@ async fn a_job_becomes_a_pod_runs_and_completes_and_its_status_says_so() {
     let status = stage.status("quick").await;
     assert!(is_true(&status, ConditionType::Succeeded));
     assert!(status.completion_time.is_some());
+    let metadata = serde_json::to_value(stage.jobs().get("quick").await.unwrap().metadata).unwrap();
+    let written = metadata["managedFields"].as_array().unwrap();
+    let ours = written.iter().find(|entry| entry["manager"] == labels::STATUS_MANAGER).unwrap();
+    assert_eq!(ours["fieldsV1"], json!({"f:status": {}}), "who wrote it is kept as a whole, which is cheap");
     operator.stop().await;
 }
 
