@@ -24,7 +24,7 @@ pub struct Args {
     )]
     pub trainer_image_pull_policy: PullPolicy,
     /// Jobs that are worked on at the same time; most of them wait for their calls' turn.
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u16).range(1..))]
     pub concurrency: u16,
     /// What the process is told about itself.
     #[command(flatten)]

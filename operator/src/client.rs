@@ -37,7 +37,7 @@ impl Default for CallRate {
 
 /// Calls under way at the same time. More than the API server works on would only wait there, where a status
 /// comes no sooner than an event.
-pub const MAX_IN_FLIGHT: usize = 32;
+pub const MAX_IN_FLIGHT: usize = 64;
 
 /// Time for any call that is no watch.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(30);

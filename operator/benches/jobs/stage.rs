@@ -116,7 +116,7 @@ impl Stage {
         let log = std::fs::File::create(self.cluster.folder().join(format!("operator-{port}.log"))).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_rlt-operator"));
         command
-            .args(["--concurrency=256", "--calls-per-second=1000", "--call-burst=2000"])
+            .args(["--concurrency=128", "--calls-per-second=1000", "--call-burst=2000"])
             .args(["--lease=rl-operator", "--channel-service=rl-operator-channel"])
             .arg(format!("--listen=127.0.0.1:{port}"))
             .arg(format!("--channel-listen=127.0.0.1:{}", free_port()))

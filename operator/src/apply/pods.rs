@@ -19,7 +19,7 @@ use crate::seen::SeenPod;
 use crate::worker::Worker;
 
 /// Calls for one job under way at the same time.
-const MAX_PARALLEL: usize = 32;
+const MAX_PARALLEL: usize = 64;
 /// Pods that are asked for before the API server has taken one of them: so many calls a full quota costs at
 /// most.
 const FIRST_PODS: usize = 8;

@@ -26,9 +26,9 @@ const COUNTS_WAIT: Duration = Duration::from_secs(2);
 const FIRST_STATUS_WAIT: Duration = Duration::from_millis(500);
 /// So many jobs whose first status waits lengthen the wait of each by as much again: a status costs the API
 /// server what two pods do, and pods go first.
-const CROWD: u32 = 10;
+const CROWD: u32 = 5;
 /// Longest that a first status waits in a crowd.
-const CROWD_WAIT: Duration = Duration::from_secs(10);
+const CROWD_WAIT: Duration = Duration::from_secs(20);
 
 /// What became of a status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -213,8 +213,8 @@ mod tests {
     #[test]
     fn in_a_crowd_first_statuses_wait_longer_but_not_for_ever() {
         assert_eq!(first_wait(0), FIRST_STATUS_WAIT);
-        assert_eq!(first_wait(9), FIRST_STATUS_WAIT);
-        assert_eq!(first_wait(35), FIRST_STATUS_WAIT * 4);
+        assert_eq!(first_wait(4), FIRST_STATUS_WAIT);
+        assert_eq!(first_wait(15), FIRST_STATUS_WAIT * 4);
         assert_eq!(first_wait(usize::MAX), CROWD_WAIT);
     }
 
