@@ -10,10 +10,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::FailureCause;
 
-/// What is known about a job. One writer says all of it, so the API server need not keep who wrote which
-/// field: that would be half of the object.
+/// What is known about a job.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
+// One writer says all of it, so the API server need not keep who wrote which field: that was a fifth of the
+// whole object.
 #[schemars(extend("x-kubernetes-map-type" = "atomic"))]
 pub struct RLTrainingJobStatus {
     /// The generation of the specification that this status speaks of.

@@ -16,14 +16,11 @@ fn feed_forward_width(spec: &RLTrainingJobSpec) -> Option<u64> {
     spec.model.architecture.as_ref().map(|shape| shape.intermediate_size.into())
 }
 
-/// The degrees that the API server fills in.
-const WITH_DEFAULT: [&str; 3] = ["dpShard", "sp", "rolloutTp"];
-
-/// That a degree is 1, or another field's.
-fn cel_is_one(degree: &str, path: &str) -> String {
-    match WITH_DEFAULT.contains(&degree) {
-        true => format!("{path} == 1"),
-        false => format!("!has({path}) || {path} == 1"),
+/// That a degree is 1, or another field's. One that has a default the API server fills in.
+fn cel_is_one(path: &str, degree: fn(&MeshSpec) -> Option<u32>) -> String {
+    match degree(&MeshSpec::default()) {
+        Some(_) => format!("{path} == 1"),
+        None => format!("!has({path}) || {path} == 1"),
     }
 }
 
@@ -37,7 +34,7 @@ macro_rules! divides_count {
             message: concat!($degree, " must divide count: ", $because),
             cel: || {
                 let degree = concat!("self.mesh.", $degree);
-                format!("{} || self.count % {degree} == 0", cel_is_one($degree, degree))
+                format!("{} || self.count % {degree} == 0", cel_is_one(degree, $given))
             },
             holds: Check::Spec(|spec| {
                 given(spec, $given).is_none_or(|degree| spec.workers.count.is_multiple_of(degree))
@@ -65,7 +62,7 @@ macro_rules! deals_out_heads {
             ),
             cel: || {
                 let degree = concat!("self.workers.mesh.", $degree);
-                let is_one = cel_is_one($degree, degree);
+                let is_one = cel_is_one(degree, $given);
                 format!("{is_one} || !has(self.model.architecture) || ({})", cel_deals_out_heads(degree))
             },
             holds: Check::Spec(|spec| {

@@ -10,7 +10,7 @@ use kube::{Api, Client, Resource as _};
 
 use super::{Access, ApplyError, creation, error, exactly, key};
 use crate::build::{self, Blueprint, Placement, PlacementConflict};
-use crate::client::{Importance, Turn};
+use crate::client::{Importance, MAX_IN_FLIGHT, Turn};
 use crate::decide::Deletion;
 use crate::index::Index;
 use crate::job::Job;
@@ -18,8 +18,6 @@ use crate::nodes::NodeState;
 use crate::seen::SeenPod;
 use crate::worker::Worker;
 
-/// Calls for one job under way at the same time.
-const MAX_PARALLEL: usize = 64;
 /// Pods that are asked for before the API server has taken one of them: so many calls a full quota costs at
 /// most.
 const FIRST_PODS: usize = 8;
@@ -55,7 +53,7 @@ pub(super) async fn delete(
             }
         }
     });
-    stream::iter(calls).buffer_unordered(MAX_PARALLEL).try_collect::<()>().await
+    stream::iter(calls).buffer_unordered(MAX_IN_FLIGHT).try_collect::<()>().await
 }
 
 /// Asks the API server itself: a pod that is struck off although its process lives would let two workers of
@@ -86,7 +84,7 @@ pub(super) async fn start(access: Access<'_>, crew: &Crew<'_>, indices: &[u32]) 
     let (first, others) = indices.split_at(indices.len().min(FIRST_PODS));
     for wave in [first, others] {
         let calls = wave.iter().copied().map(|idx| create(access, crew, idx));
-        stream::iter(calls).buffer_unordered(MAX_PARALLEL).try_collect::<()>().await?;
+        stream::iter(calls).buffer_unordered(MAX_IN_FLIGHT).try_collect::<()>().await?;
     }
     Ok(())
 }

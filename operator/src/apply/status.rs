@@ -25,7 +25,7 @@ const COUNTS_WAIT: Duration = Duration::from_secs(2);
 /// both.
 const FIRST_STATUS_WAIT: Duration = Duration::from_millis(500);
 /// So many jobs whose first status waits lengthen the wait of each by as much again: a status costs the API
-/// server what two pods do, and pods go first.
+/// server what a pod does, and pods go first.
 const CROWD: u32 = 5;
 /// Longest that a first status waits in a crowd.
 const CROWD_WAIT: Duration = Duration::from_secs(20);
