@@ -138,16 +138,19 @@ struct RecurringSizes final : c10::Allocator {
   }
 };
 
-// A build linked without CUDA finds it when the driver and libtorch's CUDA half are there: loading the
-// library registers its devices. Without a driver nothing is loaded, so a CPU machine needs none of CUDA's
-// libraries.
-bool load_cuda() {
-  static const bool loaded = [] {
-    if (at::hasCUDA()) return true;
-    if (dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL) == nullptr) return false;
-    return dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL) != nullptr && at::hasCUDA();
-  }();
-  return loaded;
+// A build linked without CUDA finds it when the driver and libtorch's CUDA half are there: loading the library
+// registers its devices. Without a driver nothing is loaded, so a CPU machine needs none of CUDA's libraries.
+// libtorch keeps its first answer to `at::hasCUDA()` for ever, so nobody asks before both are open. Empty where CUDA
+// can be used, else what is missing.
+std::string load_cuda() {
+  const auto missing = [](const char* library) {
+    const char* cause = dlerror();
+    return std::string(library) + " cannot be loaded: " + (cause != nullptr ? cause : "no cause is known");
+  };
+  for (const char* library : {"libcuda.so.1", "libtorch_cuda.so"})
+    if (dlopen(library, RTLD_NOW | RTLD_GLOBAL) == nullptr) return missing(library);
+  if (!at::hasCUDA()) return "libtorch_cuda.so is loaded, but libtorch finds no CUDA in it";
+  return {};
 }
 
 }  // namespace
@@ -221,8 +224,12 @@ char* rlt_resize_storage(Tensor* tensor, size_t num_bytes) {
   });
 }
 
-char* rlt_load_cuda(bool* found) {
-  return rlt::guarded([&] { *found = rlt::load_cuda(); });
+// Null in `missing` where CUDA can be used, else what is missing, to be freed by the caller.
+char* rlt_load_cuda(char** missing) {
+  return rlt::guarded([&] {
+    static const std::string found = rlt::load_cuda();
+    *missing = found.empty() ? nullptr : strdup(found.c_str());
+  });
 }
 
 // glibc maps what is larger than a threshold and unmaps it when freed; 32 MiB is the largest threshold it

@@ -42,13 +42,21 @@ pub(crate) fn check(act: &'static str, outcome: Outcome) -> Result<(), Error> {
     if outcome.is_null() {
         return Ok(());
     }
-    // SAFETY: a non-null outcome is a NUL-terminated text allocated by `guarded`, freed once, here.
-    let message = unsafe {
-        let message = CStr::from_ptr(outcome).to_string_lossy().into_owned();
-        rlt_free_text(outcome);
-        message
-    };
-    Err(Error::Libtorch { act, message })
+    // SAFETY: a non-null outcome is a text that `guarded` allocated, freed once, here.
+    Err(Error::Libtorch { act, message: unsafe { owned_text(outcome) } })
+}
+
+/// Takes over a text that C++ allocated.
+///
+/// # Safety
+/// `text` is NUL-terminated, allocated by C's allocator, and used by nobody else.
+pub(crate) unsafe fn owned_text(text: *mut c_char) -> String {
+    // SAFETY: promised by the caller.
+    unsafe {
+        let owned = CStr::from_ptr(text).to_string_lossy().into_owned();
+        rlt_free_text(text);
+        owned
+    }
 }
 
 /// Runs `call` with a place for its tensor and takes ownership of what it leaves there.
@@ -182,7 +190,7 @@ unsafe extern "C" {
     pub(crate) fn rlt_copy_beside(to: *mut C_tensor, from: *mut C_tensor) -> Outcome;
     pub(crate) fn rlt_follow_copies(cuda_index: i64) -> Outcome;
     pub(crate) fn rlt_finish_copies(cuda_index: i64) -> Outcome;
-    pub(crate) fn rlt_load_cuda(found: *mut bool) -> Outcome;
+    pub(crate) fn rlt_load_cuda(missing: *mut *mut c_char) -> Outcome;
     pub(crate) fn rlt_reuse_large_buffers();
     pub(crate) fn rlt_release_free_memory();
     pub(crate) fn rlt_take_signals(signals: *const c_int, n: usize, takes: bool) -> c_int;

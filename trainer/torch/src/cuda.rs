@@ -1,17 +1,30 @@
 //! Finding CUDA at run time in a binary that is linked without it.
 
 use crate::Error;
-use crate::border::{check, rlt_load_cuda};
+use crate::border::{check, owned_text, rlt_load_cuda};
 
-/// Loads libtorch's CUDA half where a driver and the library are present; returns whether CUDA can be used.
-/// Where there is no driver nothing is loaded, so a CPU machine needs none of CUDA's libraries. Call before
-/// the first use of a device.
+/// Loads the driver and libtorch's CUDA half, where they are present; returns whether CUDA can be used. Where
+/// there is no driver nothing else is loaded, so a CPU machine needs none of CUDA's libraries. Call before the
+/// first use of a device.
 ///
 /// # Errors
 /// When libtorch fails while it registers its devices.
 pub fn load_cuda() -> Result<bool, Error> {
-    let mut found = false;
+    Ok(missing_cuda()?.is_none())
+}
+
+/// Does what [`load_cuda`] does; returns what stands in the way of CUDA, in the words of the dynamic linker.
+///
+/// # Errors
+/// When libtorch fails while it registers its devices.
+pub fn missing_cuda() -> Result<Option<String>, Error> {
+    let mut missing = std::ptr::null_mut();
     // SAFETY: a place for the answer.
-    check("loading CUDA", unsafe { rlt_load_cuda(&mut found) })?;
-    Ok(found && tch::Cuda::is_available())
+    check("loading CUDA", unsafe { rlt_load_cuda(&mut missing) })?;
+    if missing.is_null() {
+        let none = (!tch::Cuda::is_available()).then(|| "libtorch sees no CUDA device".to_owned());
+        return Ok(none);
+    }
+    // SAFETY: a text of `strdup`, which nobody else has.
+    Ok(Some(unsafe { owned_text(missing) }))
 }

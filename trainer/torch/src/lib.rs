@@ -35,7 +35,7 @@ mod signals;
 pub use access::{f32_slice, f32_slice_mut, i64_slice, tensor_from_bytes, tensor_from_vec};
 pub use attention::{Segments, paged_attention, varlen_attention, write_kv};
 pub use autograd::{backward, backward_many, set_grad};
-pub use cuda::load_cuda;
+pub use cuda::{load_cuda, missing_cuda};
 pub use error::Error;
 pub use flat::{FlatBuffer, forget_values};
 pub use fused::{Activation, apply_rope, gated_activation, gated_activation_packed, rms_norm};

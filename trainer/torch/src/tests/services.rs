@@ -259,8 +259,10 @@ fn medium_precision_stays_true_float32_or_is_not_taken() {
 #[test]
 fn a_machine_without_a_driver_has_no_cuda() {
     let driver = std::path::Path::new("/dev/nvidiactl").exists();
-    let found = crate::load_cuda().unwrap();
-    assert!(driver || !found);
+    let missing = crate::missing_cuda().unwrap();
+    assert_eq!(crate::load_cuda().unwrap(), missing.is_none());
+    let missing = missing.unwrap_or_default();
+    assert!(driver || missing.starts_with("libcuda.so.1 cannot be loaded: libcuda.so.1: "), "{missing}");
 }
 
 #[test]
