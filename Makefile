@@ -9,8 +9,8 @@ QUICKSTART_OUTPUT ?= runs/quickstart
 help: ## List the commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-libtorch: ## Fetch the pinned libtorch once (an own LIBTORCH is respected)
-	@bash trainer/torch/fetch-libtorch.sh
+libtorch: ## Fetch the pinned libtorch once, with CUDA=1 CUDA's libraries too (an own LIBTORCH is respected)
+	@CUDA=$(CUDA) bash trainer/torch/fetch-libtorch.sh
 
 browser: ## Install Chromium for the report's test, where that needs nobody's password
 	@if command -v chromium chromium-browser google-chrome >/dev/null; then :; \

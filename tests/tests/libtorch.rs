@@ -45,7 +45,7 @@ impl Machine {
 
     /// A machine whose pip brings one wheel with `files`.
     fn with_wheel(files: &[&str]) -> Self {
-        let machine = Self::new("cp \"$WHEEL\" \"$dest/all.whl\"; cp \"$wanted\" \"$SEEN\"");
+        let machine = Self::new("cp \"$WHEEL\" \"$dest/all.whl\" || exit 1; cp \"$wanted\" \"$SEEN\"");
         for file in files {
             let path = machine.path("wheel").join(file);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -62,12 +62,21 @@ impl Machine {
     }
 
     fn fetch(&self, libtorch: Option<&str>) -> Output {
+        self.script(libtorch).output().unwrap()
+    }
+
+    fn fetch_with_cuda(&self, libtorch: Option<&str>) -> Output {
+        self.script(libtorch).env("CUDA", "1").output().unwrap()
+    }
+
+    fn script(&self, libtorch: Option<&str>) -> Command {
         let mut script = Command::new("bash");
         script.arg(self.path("checkout/trainer/torch/fetch-libtorch.sh"));
         let path = format!("{}:{}", self.path("bin").display(), std::env::var("PATH").unwrap());
-        script.env("PATH", path).env("XDG_CACHE_HOME", self.path("cache")).env_remove("LIBTORCH");
+        script.env("PATH", path).env("XDG_CACHE_HOME", self.path("cache")).env_remove("LIBTORCH").env_remove("CUDA");
         script.env("WHEEL", self.path("all.whl")).env("SEEN", self.path("seen"));
-        script.envs(libtorch.map(|folder| ("LIBTORCH", folder))).output().unwrap()
+        script.envs(libtorch.map(|folder| ("LIBTORCH", folder)));
+        script
     }
 
     /// Folders in the cache, hidden ones included.
@@ -132,6 +141,42 @@ fn a_half_kept_version_is_fetched_anew() {
 }
 
 #[test]
+fn cuda_s_libraries_are_fetched_beside_the_others_only_where_asked_and_once() {
+    let machine = Machine::with_wheel(&NEEDED);
+    assert!(machine.fetch(None).status.success());
+    let listed = || fs::read_to_string(machine.path("seen")).unwrap();
+    assert!(!listed().contains("cudnn"), "a CPU needs none of it");
+
+    let of_cuda = "nvidia/cudnn/lib/libcudnn.so.9";
+    let brought = Machine::with_wheel(&[&NEEDED[..], &[of_cuda]].concat());
+    fs::copy(brought.path("all.whl"), machine.path("all.whl")).unwrap();
+    let second = machine.fetch_with_cuda(None);
+    assert!(second.status.success(), "{}", String::from_utf8_lossy(&second.stderr));
+    let link = machine.path("checkout/.libtorch");
+    assert!(NEEDED.iter().chain([&of_cuda]).all(|file| link.join(file).exists()));
+    assert_eq!(machine.kept().len(), 1, "{:?}", machine.kept());
+    for name in ["nvidia-cublas==", "nvidia-cudnn-cu13==", "nvidia-nccl-cu13=="] {
+        assert!(listed().lines().any(|line| line.starts_with(name) && line.contains("sha256:")), "{name}");
+    }
+
+    fs::remove_file(machine.path("all.whl")).unwrap();
+    assert!(machine.fetch_with_cuda(None).status.success(), "nothing is downloaded again");
+    assert!(machine.fetch(None).status.success(), "and a CPU's build takes what is there");
+}
+
+#[test]
+fn a_download_of_cuda_that_fails_leaves_what_a_cpu_needs_and_is_begun_anew() {
+    let machine = Machine::with_wheel(&NEEDED);
+    assert!(machine.fetch(None).status.success());
+    fs::rename(machine.path("all.whl"), machine.path("later.whl")).unwrap();
+    refuses(&machine.fetch_with_cuda(None), "nothing was kept");
+    assert!(machine.fetch(None).status.success());
+    fs::rename(machine.path("later.whl"), machine.path("all.whl")).unwrap();
+    assert!(machine.fetch_with_cuda(None).status.success());
+    assert_eq!(machine.kept().len(), 1, "{:?}", machine.kept());
+}
+
+#[test]
 fn a_libtorch_of_one_s_own_is_respected_or_refused_by_name() {
     let machine = Machine::new("exit 1");
     refuses(&machine.fetch(Some("/nowhere/torch")), "LIBTORCH=/nowhere/torch holds no lib/libtorch_cpu.so");
@@ -140,4 +185,5 @@ fn a_libtorch_of_one_s_own_is_respected_or_refused_by_name() {
     fs::write(own.join("lib/libtorch_cpu.so"), "").unwrap();
     assert!(machine.fetch(own.to_str()).status.success());
     assert!(!machine.path("checkout/.libtorch").exists(), "nothing is linked");
+    refuses(&machine.fetch_with_cuda(own.to_str()), "holds no lib/libtorch_cuda.so");
 }
