@@ -73,7 +73,11 @@ impl Machine {
         let mut script = Command::new("bash");
         script.arg(self.path("checkout/trainer/torch/fetch-libtorch.sh"));
         let path = format!("{}:{}", self.path("bin").display(), std::env::var("PATH").unwrap());
-        script.env("PATH", path).env("XDG_CACHE_HOME", self.path("cache")).env_remove("LIBTORCH").env_remove("CUDA");
+        script
+            .env("PATH", path)
+            .env("XDG_CACHE_HOME", self.path("cache"))
+            .env_remove("LIBTORCH")
+            .env_remove("CUDA");
         script.env("WHEEL", self.path("all.whl")).env("SEEN", self.path("seen"));
         script.envs(libtorch.map(|folder| ("LIBTORCH", folder)));
         script

@@ -191,6 +191,9 @@ unsafe extern "C" {
     pub(crate) fn rlt_follow_copies(cuda_index: i64) -> Outcome;
     pub(crate) fn rlt_finish_copies(cuda_index: i64) -> Outcome;
     pub(crate) fn rlt_load_cuda(missing: *mut *mut c_char) -> Outcome;
+    pub(crate) fn rlt_current_stream(device: i64, id: *mut i64, handle: *mut *mut c_void) -> Outcome;
+    pub(crate) fn rlt_pool_stream(device: i64, id: *mut i64, handle: *mut *mut c_void) -> Outcome;
+    pub(crate) fn rlt_exchange_stream(device: i64, id: i64, before: *mut i64) -> Outcome;
     pub(crate) fn rlt_reuse_large_buffers();
     pub(crate) fn rlt_release_free_memory();
     pub(crate) fn rlt_take_signals(signals: *const c_int, n: usize, takes: bool) -> c_int;

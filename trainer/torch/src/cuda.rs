@@ -1,4 +1,34 @@
-//! Finding CUDA at run time in a binary that is linked without it.
+//! Finding CUDA at run time in a binary that is linked without it, and computing there: a border to the driver,
+//! streams, graphs, and the launchers of our own kernels (`csrc/cuda/`).
+
+mod activation;
+mod adamw;
+mod attention;
+mod decode_state;
+mod digest;
+pub mod driver;
+mod graph;
+mod head;
+mod kernels;
+mod module;
+mod norm;
+mod operand;
+mod rope;
+mod sampling;
+mod stream;
+
+pub use activation::SwiGlu;
+pub use adamw::{AdamWTable, AdamWTensor, FusedAdamW};
+pub use attention::{PagedDecodeAttention, attention_splits, attention_workspace_bytes};
+pub use decode_state::{Advance, EmbedGather, MarkSeen};
+pub use digest::DeviceDigest;
+pub use graph::Graph;
+pub use head::{HeadBackward, HeadForward};
+pub use kernels::{BUILT_FOR, Kernels};
+pub use norm::RmsNormResidual;
+pub use rope::RopeAndWriteKv;
+pub use sampling::{SAMPLING_ROW_WORDS, Sample, SamplingRow, sampling_workspace_bytes};
+pub use stream::{Event, Stream, StreamScope};
 
 use crate::Error;
 use crate::border::{check, owned_text, rlt_load_cuda};

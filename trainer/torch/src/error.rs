@@ -11,6 +11,50 @@ pub enum Error {
         /// libtorch's message.
         message: String,
     },
+    /// A shared library or one of its functions is missing.
+    #[error("{name} cannot be loaded: {message}")]
+    Library {
+        /// The library or function.
+        name: String,
+        /// The dynamic linker's message.
+        message: String,
+    },
+    /// The CUDA driver refused or failed.
+    #[error("{act} failed in the CUDA driver: {name} ({message})")]
+    Driver {
+        /// What was tried.
+        act: &'static str,
+        /// CUDA's number of the error.
+        code: i32,
+        /// CUDA's name of the error.
+        name: String,
+        /// CUDA's text.
+        message: String,
+    },
+    /// The file of our own kernels is in none of its places.
+    #[error(
+        "the kernels for GPUs, rlt-kernels.fatbin, were not found in {}; `make kernels` builds them",
+        list(tried)
+    )]
+    KernelsMissing {
+        /// Where they were looked for.
+        tried: Vec<std::path::PathBuf>,
+    },
+    /// The file of our own kernels has nothing for this device.
+    #[error(
+        "{} has no kernels for device {device} with compute capability {}.{}: built for {built}",
+        path.display(), capability.0, capability.1
+    )]
+    Architecture {
+        /// The file.
+        path: std::path::PathBuf,
+        /// Index of the device.
+        device: usize,
+        /// The device's compute capability.
+        capability: (i32, i32),
+        /// The architectures in the file.
+        built: String,
+    },
     /// An argument cannot work, found before libtorch was called.
     #[error("{act}: expected {expected}, got {got}")]
     Argument {
@@ -51,6 +95,11 @@ pub enum Error {
         /// The cause.
         source: std::io::Error,
     },
+}
+
+fn list(paths: &[std::path::PathBuf]) -> String {
+    let names: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+    names.join(", ")
 }
 
 impl Error {

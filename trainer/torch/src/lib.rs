@@ -19,7 +19,7 @@ mod attention;
 mod autograd;
 mod border;
 pub mod collectives;
-mod cuda;
+pub mod cuda;
 mod error;
 mod flat;
 mod fused;

@@ -4,6 +4,7 @@ mod attention;
 mod collectives;
 mod fused;
 mod head;
+pub(crate) mod kernels;
 mod resting;
 mod services;
 

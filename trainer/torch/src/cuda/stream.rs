@@ -1,0 +1,271 @@
+//! Streams of a device and what is put into them beside kernels: copies, functions of the host, events. Nothing
+//! here keeps the calling thread waiting except what says so.
+
+use super::driver::{Driver, Handle};
+use super::operand::cuda_index;
+use crate::Error;
+use crate::border::{check, rlt_current_stream, rlt_exchange_stream, rlt_pool_stream};
+use std::ffi::c_void;
+use std::marker::PhantomData;
+use tch::Tensor;
+
+/// A stream of one device, as libtorch numbers it and as the driver knows it.
+#[derive(Clone, Copy, Debug)]
+pub struct Stream {
+    device: usize,
+    /// libtorch's number of the stream.
+    id: i64,
+    handle: Handle,
+}
+
+// SAFETY: the driver's functions take streams from any thread; libtorch's streams are never destroyed.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    /// The stream that libtorch computes on, for this thread and device.
+    ///
+    /// # Errors
+    /// When there is no such device.
+    pub fn current(device: usize) -> Result<Self, Error> {
+        let (mut id, mut handle) = (0, std::ptr::null_mut());
+        // SAFETY: places for the answers.
+        let outcome = unsafe { rlt_current_stream(device as i64, &mut id, &mut handle) };
+        check("finding the current stream", outcome).map(|()| Self { device, id, handle })
+    }
+
+    /// Another stream of the device, from libtorch's pool. Graphs are captured on such a one: the default
+    /// stream cannot capture.
+    ///
+    /// # Errors
+    /// When there is no such device.
+    pub fn from_pool(device: usize) -> Result<Self, Error> {
+        let (mut id, mut handle) = (0, std::ptr::null_mut());
+        // SAFETY: places for the answers.
+        let outcome = unsafe { rlt_pool_stream(device as i64, &mut id, &mut handle) };
+        check("finding a stream", outcome).map(|()| Self { device, id, handle })
+    }
+
+    /// Makes libtorch compute on this stream, on this thread, until the scope is dropped.
+    ///
+    /// # Errors
+    /// When libtorch refuses.
+    pub fn enter(self) -> Result<StreamScope, Error> {
+        let mut before = 0;
+        // SAFETY: a place for the number of the stream before.
+        let outcome = unsafe { rlt_exchange_stream(self.device as i64, self.id, &mut before) };
+        check("changing the stream", outcome).map(|()| StreamScope {
+            device: self.device,
+            before,
+            of_this_thread: PhantomData,
+        })
+    }
+
+    /// Index of the stream's device.
+    pub fn device(&self) -> usize {
+        self.device
+    }
+
+    pub(crate) fn handle(&self) -> Handle {
+        self.handle
+    }
+
+    /// Copies a device's tensor into pinned memory of the host when the stream gets there. Wait for an event
+    /// recorded behind it before you read `to`; both must live until then.
+    ///
+    /// # Errors
+    /// When kinds or sizes differ, a tensor has gaps or lies on the wrong side, or the driver fails.
+    pub fn copy_to_host(&self, to: &Tensor, from: &Tensor) -> Result<(), Error> {
+        let num_bytes = self.copied_bytes("a copy to the host", to, from)?;
+        let driver = Driver::get()?;
+        // SAFETY: both sides have that many bytes; that they live on is the caller's part, as documented.
+        driver.check("a copy to the host", unsafe {
+            (driver.memcpy_dtoh_async)(to.data_ptr(), from.data_ptr() as u64, num_bytes, self.handle)
+        })
+    }
+
+    /// Copies pinned memory of the host to a device's tensor when the stream gets there; see
+    /// [`Self::copy_to_host`].
+    ///
+    /// # Errors
+    /// As [`Self::copy_to_host`].
+    pub fn copy_to_device(&self, to: &Tensor, from: &Tensor) -> Result<(), Error> {
+        let num_bytes = self.copied_bytes("a copy to the device", from, to)?;
+        let driver = Driver::get()?;
+        // SAFETY: as in `copy_to_host`.
+        driver.check("a copy to the device", unsafe {
+            (driver.memcpy_htod_async)(to.data_ptr() as u64, from.data_ptr(), num_bytes, self.handle)
+        })
+    }
+
+    fn copied_bytes(&self, act: &'static str, host: &Tensor, device: &Tensor) -> Result<usize, Error> {
+        let fits = host.kind() == device.kind() && host.numel() == device.numel();
+        let dense = host.is_contiguous() && device.is_contiguous();
+        let sides = host.device() == tch::Device::Cpu && cuda_index(device.device()) == Some(self.device);
+        if fits && dense && sides {
+            return Ok(host.numel() * host.kind().elt_size_in_bytes());
+        }
+        let say = |t: &Tensor| format!("{:?} of {:?} on {:?}", t.size(), t.kind(), t.device());
+        Err(Error::Argument {
+            act,
+            expected: format!(
+                "dense tensors of one kind and size, on the host and on device {}",
+                self.device
+            ),
+            got: format!("{} and {}", say(host), say(device)),
+        })
+    }
+
+    /// Calls `call` on a thread of the driver when the stream gets there; what comes later in the stream waits
+    /// for its end. It must not call CUDA or libtorch on a device, must not panic (a panic is caught and
+    /// dropped), and runs once: a capturing stream refuses nothing but would call it only at the first launch.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    pub fn call(&self, call: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+        let boxed: Box<Box<dyn FnOnce() + Send>> = Box::new(Box::new(call));
+        let data = Box::into_raw(boxed);
+        let driver = Driver::get()?;
+        // SAFETY: `run_once` takes the box back, once.
+        let code = unsafe { (driver.launch_host_func)(self.handle, run_once, data.cast()) };
+        if code != 0 {
+            // SAFETY: the driver refused and will never call with it.
+            drop(unsafe { Box::from_raw(data) });
+        }
+        driver.check("calling the host in stream order", code)
+    }
+
+    /// Lets what comes later in this stream wait until `event` has happened; the thread goes on.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    pub fn wait_for(&self, event: &Event) -> Result<(), Error> {
+        let driver = Driver::get()?;
+        // SAFETY: a live event.
+        driver.check("ordering streams", unsafe { (driver.stream_wait_event)(self.handle, event.0, 0) })
+    }
+
+    /// Waits, on this thread, until all work of the stream is done.
+    ///
+    /// # Errors
+    /// What failed in the stream since the last wait.
+    pub fn synchronize(&self) -> Result<(), Error> {
+        let driver = Driver::get()?;
+        // SAFETY: a stream that is never destroyed.
+        driver.check("waiting for a stream", unsafe { (driver.stream_synchronize)(self.handle) })
+    }
+}
+
+unsafe extern "C" fn run_once(data: *mut c_void) {
+    // SAFETY: the box of `Stream::call`, handed over once.
+    let call = unsafe { Box::from_raw(data.cast::<Box<dyn FnOnce() + Send>>()) };
+    // The driver's thread knows nothing of panics.
+    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| (*call)()));
+}
+
+/// libtorch computes on the stream of [`Stream::enter`] while this lives.
+#[derive(Debug)]
+#[must_use = "dropping it goes back to the stream before"]
+pub struct StreamScope {
+    device: usize,
+    before: i64,
+    of_this_thread: PhantomData<*const ()>,
+}
+
+impl Drop for StreamScope {
+    fn drop(&mut self) {
+        let mut ours = 0;
+        // SAFETY: a place for the number of the stream that is left.
+        let outcome = unsafe { rlt_exchange_stream(self.device as i64, self.before, &mut ours) };
+        // The stream before was accepted once and exists as long as the process.
+        let _ = check("changing the stream", outcome);
+    }
+}
+
+/// A moment in a stream.
+#[derive(Debug)]
+pub struct Event(Handle);
+
+// SAFETY: the driver's functions take events from any thread.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// An event that has not been recorded; it measures no time, which makes it cheaper.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    pub fn new(device: usize) -> Result<Self, Error> {
+        const NO_TIMING: u32 = 2;
+        Self::with_flags(device, NO_TIMING)
+    }
+
+    /// An event for [`Self::milliseconds_since`].
+    ///
+    /// # Errors
+    /// When the driver fails.
+    pub fn with_timing(device: usize) -> Result<Self, Error> {
+        Self::with_flags(device, 0)
+    }
+
+    fn with_flags(device: usize, flags: u32) -> Result<Self, Error> {
+        let driver = Driver::get()?;
+        let _context = super::driver::Context::enter(driver, device)?;
+        let mut event = std::ptr::null_mut();
+        // SAFETY: a place for the event.
+        driver.check("creating an event", unsafe { (driver.event_create)(&mut event, flags) })?;
+        Ok(Self(event))
+    }
+
+    /// The event happens when `stream` has done all it was given so far.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    pub fn record(&self, stream: &Stream) -> Result<(), Error> {
+        let driver = Driver::get()?;
+        // SAFETY: a live event and stream.
+        driver.check("recording an event", unsafe { (driver.event_record)(self.0, stream.handle) })
+    }
+
+    /// Whether it has happened; does not wait.
+    ///
+    /// # Errors
+    /// What failed in the stream before it.
+    pub fn has_happened(&self) -> Result<bool, Error> {
+        let driver = Driver::get()?;
+        // SAFETY: a live event.
+        driver.is_done("asking for an event", unsafe { (driver.event_query)(self.0) })
+    }
+
+    /// Waits, on this thread, until it has happened.
+    ///
+    /// # Errors
+    /// What failed in the stream before it.
+    pub fn synchronize(&self) -> Result<(), Error> {
+        let driver = Driver::get()?;
+        // SAFETY: a live event.
+        driver.check("waiting for an event", unsafe { (driver.event_synchronize)(self.0) })
+    }
+
+    /// Milliseconds on the device between two events that have happened.
+    ///
+    /// # Errors
+    /// When one has not, or does not measure time.
+    pub fn milliseconds_since(&self, earlier: &Self) -> Result<f32, Error> {
+        let (driver, mut milliseconds) = (Driver::get()?, 0.0);
+        // SAFETY: live events and a place for the answer.
+        let code = unsafe { (driver.event_elapsed_time)(&mut milliseconds, earlier.0, self.0) };
+        driver.check("measuring between events", code).map(|()| milliseconds)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if let Ok(driver) = Driver::get() {
+            // SAFETY: created by `with_flags`, destroyed once; the driver keeps it until it has happened.
+            unsafe { (driver.event_destroy)(self.0) };
+        }
+    }
+}

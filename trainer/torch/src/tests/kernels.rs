@@ -1,0 +1,111 @@
+//! Our CUDA kernels, compiled for the CPU with the threads of a block as fibers, against the CPU's own functions.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use crate::Error;
+use crate::cuda::Kernels;
+use crate::cuda::driver::{open, symbol};
+
+/// `RltKernelEntry` of tests/devices/csrc/on_cpu/table.h.
+#[repr(C)]
+struct Entry {
+    name: *const c_char,
+    invoke: unsafe extern "C" fn(*const u32, *const u32, usize, *mut *mut c_void),
+}
+
+/// The kernels' sources as a library of this machine.
+#[derive(Clone, Copy)]
+pub(crate) struct OnCpu {
+    entries: &'static [Entry],
+    seed: unsafe extern "C" fn(u64),
+}
+
+// SAFETY: names and functions of a library that is never closed.
+unsafe impl Send for OnCpu {}
+// SAFETY: as above.
+unsafe impl Sync for OnCpu {}
+
+impl OnCpu {
+    fn library() -> &'static Self {
+        static LIBRARY: OnceLock<OnCpu> = OnceLock::new();
+        LIBRARY.get_or_init(|| {
+            let path = CString::new(build().into_os_string().into_encoded_bytes()).unwrap();
+            let library = open(&path).unwrap();
+            let find = |name: &CStr| symbol(library, name).unwrap();
+            let mut count = 0;
+            // SAFETY: table.h declares these functions so.
+            unsafe {
+                let table: unsafe extern "C" fn(*mut usize) -> *const Entry =
+                    std::mem::transmute(find(c"rlt_kernel_table"));
+                let entries = table(&mut count);
+                let entries = std::slice::from_raw_parts(entries, count);
+                Self { entries, seed: std::mem::transmute(find(c"rlt_fibers_seed")) }
+            }
+        })
+    }
+
+    pub(crate) fn launch<A>(
+        &self,
+        name: &str,
+        grid: [u32; 3],
+        block: [u32; 3],
+        shared_bytes: usize,
+        arguments: &A,
+    ) -> Result<(), Error> {
+        // SAFETY: names of the table are NUL-terminated.
+        let is_named = |entry: &&Entry| unsafe { CStr::from_ptr(entry.name) }.to_bytes() == name.as_bytes();
+        let entry = self.entries.iter().find(is_named).unwrap_or_else(|| panic!("no kernel {name}"));
+        let mut parameters = [std::ptr::from_ref(arguments).cast_mut().cast::<c_void>()];
+        // SAFETY: one parameter of the kernel's layout, sizes of three numbers.
+        unsafe { (entry.invoke)(grid.as_ptr(), block.as_ptr(), shared_bytes, parameters.as_mut_ptr()) };
+        Ok(())
+    }
+}
+
+/// Compiles the sources once for each state of them.
+fn build() -> PathBuf {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let on_cpu = package.join("../../tests/devices/csrc/on_cpu");
+    let sources = package.join("csrc/cuda");
+    let out =
+        Path::new(env!("OUT_DIR")).join(format!("kernels-on-cpu-{:016x}.so", newest(&[&on_cpu, &sources])));
+    if out.exists() {
+        return out;
+    }
+    let partial = out.with_extension(format!("{}.partial", std::process::id()));
+    let mut command = Command::new("g++");
+    command.args(["-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", "-Werror", "-ffp-contract=off", "-I"]);
+    command.arg(&sources).arg("-I").arg(&on_cpu).arg("-o").arg(&partial).arg(on_cpu.join("kernels.cpp"));
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    std::fs::rename(&partial, &out).unwrap();
+    out
+}
+
+/// A number that changes with the contents of the folders' files.
+fn newest(folders: &[&Path]) -> u64 {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let mut hasher = DefaultHasher::new();
+    for folder in folders {
+        let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let mut files: Vec<PathBuf> = files.filter(|path| path.is_file()).collect();
+        files.sort();
+        for file in files {
+            (&file, std::fs::read(&file).unwrap()).hash(&mut hasher);
+        }
+    }
+    hasher.finish()
+}
+
+/// Runs `body` with the threads of a block in several orders.
+fn in_every_order(body: impl Fn(&Kernels)) {
+    let library = OnCpu::library();
+    for seed in [1, 2, 3] {
+        // SAFETY: any number will do; the order is this thread's own.
+        unsafe { (library.seed)(seed) };
+        body(&Kernels::on_cpu(*library));
+    }
+}
