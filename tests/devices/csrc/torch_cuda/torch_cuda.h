@@ -1,0 +1,42 @@
+// The stand-in for libtorch_cuda: what makes tensors on stand-in devices real for ATen. Its parts share what is here.
+#pragma once
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/Stream.h>
+
+#include "../driver/stand_in.h"
+
+namespace torch_cuda {
+
+// Throws what the driver refused, in its own words.
+void check(CUresult result, const char* act);
+// Throws where a device has failed.
+void check_devices();
+
+int num_devices();
+// The calling thread's device; becomes the driver's current one.
+int current_device();
+void use_device(int idx);
+
+CUstream handle_of(const c10::Stream& stream);
+// The stream on which the calling thread computes.
+c10::Stream current_stream(int device);
+inline CUstream current_handle(int device) { return handle_of(current_stream(device)); }
+
+c10::DeviceAllocator& device_allocator();
+c10::Allocator& pinned_allocator();
+// Pinned memory is not given to anybody else before the stream is done with it.
+void record_pinned(const void* address, CUstream stream);
+
+const at::Generator& default_generator(int device);
+// The generator of the CPU that draws for one of a device.
+at::Generator drawing(const at::Generator& generator);
+
+// The same numbers as a tensor of the CPU, for device work: the host itself may not touch them.
+at::Tensor host_view(const at::Tensor& tensor);
+// A tensor of the device with these numbers.
+at::Tensor on_device(const at::Tensor& result, int device);
+
+}  // namespace torch_cuda

@@ -1,0 +1,227 @@
+//! Compiling the stand-ins: by g++, once for their sources, the kernels' and libtorch's version, whoever asks first.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use sha2::{Digest, Sha256};
+
+use crate::KERNELS;
+
+pub(crate) const KERNELS_FILE: &str = "rlt-kernels.fatbin";
+
+/// How all sources are compiled. The stand-ins' own loops are not what a test waits for; libtorch's headers are slow
+/// enough to compile at this level.
+const FLAGS: [&str; 8] = [
+    "-std=c++17",
+    "-O1",
+    "-fPIC",
+    "-fopenmp",
+    "-DAT_PER_OPERATOR_HEADERS",
+    "-D_GLIBCXX_USE_CXX11_ABI=1",
+    "-Wall",
+    "-Wno-unused-parameter",
+];
+
+/// Why there are no stand-ins.
+#[derive(Debug)]
+pub struct BuildError(String);
+
+impl std::fmt::Display for BuildError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "building the stand-in devices: {}", self.0)
+    }
+}
+
+impl std::error::Error for BuildError {}
+
+fn failed(act: &str, path: &Path) -> impl FnOnce(io::Error) -> BuildError {
+    let what = format!("{act} {}", path.display());
+    move |error| BuildError(format!("{what}: {error}"))
+}
+
+/// One library: its file, the folder of its sources, and what it is linked with.
+struct Library {
+    file: &'static str,
+    folders: &'static [&'static str],
+    links: &'static [&'static str],
+}
+
+/// Each is linked with those before it.
+const LIBRARIES: [Library; 3] = [
+    Library { file: "libcuda.so.1", folders: &["driver", "on_cpu"], links: &["-pthread"] },
+    Library {
+        file: "libtorch_cuda.so",
+        folders: &["torch_cuda"],
+        links: &["-ltorch_cpu", "-lc10", "-l:libcuda.so.1"],
+    },
+    Library { file: "libnccl.so.2", folders: &["nccl"], links: &["-l:libcuda.so.1", "-pthread", "-lrt"] },
+];
+
+/// Where things are.
+struct Places {
+    sources: PathBuf,
+    libtorch: PathBuf,
+    target: PathBuf,
+}
+
+impl Places {
+    fn find() -> Result<Self, BuildError> {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let root = root.canonicalize().map_err(failed("finding", &root))?;
+        let libtorch =
+            std::env::var_os("LIBTORCH").map_or_else(|| root.join(".libtorch/torch"), PathBuf::from);
+        let libtorch = libtorch.canonicalize().map_err(failed("finding libtorch in", &libtorch))?;
+        // The running test's own path is target/<profile>/deps/<test>.
+        let program = std::env::current_exe().map_err(failed("finding", Path::new("this program")))?;
+        let target = program
+            .ancestors()
+            .find(|folder| folder.join("CACHEDIR.TAG").exists())
+            .map_or_else(|| root.join("target"), Path::to_path_buf);
+        Ok(Self { sources: root.join("tests/devices/csrc"), libtorch, target })
+    }
+
+    /// The headers of CUDA beside libtorch.
+    fn cuda(&self) -> PathBuf {
+        self.libtorch.join("../nvidia/cu13/include")
+    }
+
+    /// The `.cu` sources of our own kernels.
+    fn kernels(&self) -> PathBuf {
+        self.sources.join("../../../trainer/torch/csrc/cuda")
+    }
+}
+
+/// The folder with the libraries of the sources as they are.
+pub(crate) fn libraries() -> Result<PathBuf, BuildError> {
+    let places = Places::find()?;
+    let cache = places.target.join("stand-in");
+    let folder = cache.join(digest(&places)?);
+    if folder.exists() {
+        return Ok(folder);
+    }
+    fs::create_dir_all(&cache).map_err(failed("making", &cache))?;
+    // One process compiles, the others wait for it.
+    let lock = cache.join("lock");
+    let held = File::create(&lock).map_err(failed("making", &lock))?;
+    rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive)
+        .map_err(|error| failed("locking", &lock)(error.into()))?;
+    if !folder.exists() {
+        let work = tempfile::tempdir_in(&cache).map_err(failed("making a folder in", &cache))?;
+        compile(&places, work.path())?;
+        let image = work.path().join(KERNELS_FILE);
+        fs::write(&image, KERNELS).map_err(failed("writing", &image))?;
+        fs::rename(work.keep(), &folder).map_err(failed("moving to", &folder))?;
+    }
+    Ok(folder)
+}
+
+fn files_below(folder: &Path) -> Result<Vec<PathBuf>, BuildError> {
+    let mut found = Vec::new();
+    let Ok(entries) = fs::read_dir(folder) else { return Ok(found) };
+    for entry in entries {
+        let path = entry.map_err(failed("reading", folder))?.path();
+        if path.is_dir() {
+            found.extend(files_below(&path)?);
+        } else {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn digest(places: &Places) -> Result<String, BuildError> {
+    let mut digest = Sha256::new();
+    digest.update(FLAGS.join(" "));
+    digest.update(places.libtorch.as_os_str().as_encoded_bytes());
+    for path in [files_below(&places.sources)?, files_below(&places.kernels())?].concat() {
+        digest.update(path.as_os_str().as_encoded_bytes());
+        digest.update(fs::read(&path).map_err(failed("reading", &path))?);
+    }
+    Ok(digest.finalize().iter().take(10).map(|byte| format!("{byte:02x}")).collect())
+}
+
+fn is_source(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "cpp")
+}
+
+fn compile(places: &Places, into: &Path) -> Result<(), BuildError> {
+    let mut objects: Vec<Vec<PathBuf>> = Vec::new();
+    let mut work = Vec::new();
+    for library in &LIBRARIES {
+        let mut own = Vec::new();
+        for folder in library.folders {
+            for source in
+                files_below(&places.sources.join(folder))?.into_iter().filter(|path| is_source(path))
+            {
+                let name = source.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+                let object = into.join(format!("{folder}-{name}.o"));
+                own.push(object.clone());
+                work.push((source, object));
+            }
+        }
+        objects.push(own);
+    }
+    compile_all(places, &work)?;
+    for (library, objects) in LIBRARIES.iter().zip(&objects).filter(|(_, objects)| !objects.is_empty()) {
+        let mut link = Command::new("g++");
+        link.args(["-shared", "-fopenmp", "-Wl,--no-undefined", "-Wl,-rpath,$ORIGIN"]);
+        link.arg(format!("-Wl,-soname,{}", library.file))
+            .arg("-o")
+            .arg(into.join(library.file))
+            .args(objects);
+        link.arg("-L").arg(into).arg("-L").arg(places.libtorch.join("lib")).args(library.links);
+        run(&mut link)?;
+    }
+    for object in objects.iter().flatten() {
+        fs::remove_file(object).map_err(failed("removing", object))?;
+    }
+    Ok(())
+}
+
+/// As many at a time as there are cores.
+fn compile_all(places: &Places, work: &[(PathBuf, PathBuf)]) -> Result<(), BuildError> {
+    let next = AtomicUsize::new(0);
+    let failure = Mutex::new(None);
+    let num_threads = std::thread::available_parallelism().map_or(1, usize::from).min(work.len());
+    std::thread::scope(|scope| {
+        for _ in 0..num_threads {
+            scope.spawn(|| {
+                while let Some((source, object)) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if let Err(error) = run(&mut compiler(places, source, object)) {
+                        failure
+                            .lock()
+                            .unwrap_or_else(std::sync::PoisonError::into_inner)
+                            .get_or_insert(error);
+                    }
+                }
+            });
+        }
+    });
+    failure.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner).map_or(Ok(()), Err)
+}
+
+fn compiler(places: &Places, source: &Path, object: &Path) -> Command {
+    let mut command = Command::new("g++");
+    command.args(FLAGS);
+    let include = places.libtorch.join("include");
+    for folder in [include.clone(), include.join("torch/csrc/api/include"), places.cuda()] {
+        command.arg("-isystem").arg(folder);
+    }
+    command.arg("-I").arg(&places.sources).arg("-I").arg(places.kernels());
+    command.arg("-c").arg(source).arg("-o").arg(object);
+    command
+}
+
+fn run(command: &mut Command) -> Result<(), BuildError> {
+    let output = command.output().map_err(|error| BuildError(format!("starting g++: {error}")))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let text = String::from_utf8_lossy(&output.stderr);
+    Err(BuildError(format!("g++ {}: {text}", output.status)))
+}

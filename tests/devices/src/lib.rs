@@ -1,0 +1,72 @@
+//! CUDA devices of CPU memory, for machines without a GPU: three libraries under the names by which the product
+//! opens NVIDIA's and libtorch's, built here and given to processes by their environment. Tests only.
+//!
+//! ```text
+//! libcuda.so.1      the device: memory that the host may not touch, streams whose work is done when somebody
+//!                   waits for it, events, pinned memory, graphs, and our own kernels run by fibers
+//! libtorch_cuda.so  tensors on it: every operator of the CPU, and references for those that only CUDA has
+//! libnccl.so.2      collectives between processes
+//! ```
+//!
+//! | variable | meaning |
+//! |---|---|
+//! | `RLT_STAND_IN_DEVICES` | number of devices, 1 by default |
+//! | `RLT_STAND_IN_MEMORY` | bytes of each device, 1 GiB by default |
+//! | `RLT_STAND_IN_TAKEN` | bytes of each that another process has |
+//! | `RLT_STAND_IN_ARCH` | compute capability, 90 by default |
+//! | `RLT_STAND_IN_DRIVER` | version of the driver, 13000 by default |
+//! | `RLT_STAND_IN_FAILURE` | `<launches>:<CUresult>`: what every call returns after so many launches |
+//! | `RLT_STAND_IN_REPORT` | file for the counts, written at the end; `%p` in it is the process's number |
+//! | `RLT_STAND_IN_KERNELS_SEED` | in which order the threads of a kernel's block run |
+
+mod build;
+mod counts;
+
+use std::path::{Path, PathBuf};
+
+pub use build::BuildError;
+pub use counts::Counts;
+
+/// The image that the stand-in device takes for our kernels: for every architecture that we build for.
+const KERNELS: &str = "rlt-stand-in kernels sm_80 sm_90 sm_100\n";
+
+/// The libraries, built.
+#[derive(Debug, Clone)]
+pub struct StandIn {
+    folder: PathBuf,
+}
+
+impl StandIn {
+    /// The libraries as the sources are now; compiled where nobody has done it yet, once for all processes.
+    ///
+    /// # Errors
+    /// When there is no libtorch, or the compiler fails.
+    pub fn build() -> Result<Self, BuildError> {
+        Ok(Self { folder: build::libraries()? })
+    }
+
+    /// The folder with the libraries.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// What a process needs in its environment to find one device; further variables may follow, as the crate's head
+    /// lists them.
+    pub fn env(&self) -> Vec<(String, String)> {
+        let inherited = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
+        let own = self.folder.display().to_string();
+        let mut paths = vec![own.as_str()];
+        paths.extend(inherited.split(':').filter(|path| !path.is_empty() && *path != own));
+        vec![
+            ("LD_LIBRARY_PATH".into(), paths.join(":")),
+            ("RLT_KERNELS".into(), self.folder.join(build::KERNELS_FILE).display().to_string()),
+        ]
+    }
+
+    /// The same with so many devices.
+    pub fn with_devices(&self, num_devices: usize) -> Vec<(String, String)> {
+        let mut variables = self.env();
+        variables.push(("RLT_STAND_IN_DEVICES".into(), num_devices.to_string()));
+        variables
+    }
+}
