@@ -209,6 +209,8 @@ char* rlt_nccl_join(const uint8_t* name, int place, int size, int device_idx, Li
 // Whether everything that was asked for is in the stream; an error once a peer or the network has failed.
 char* rlt_nccl_is_settled(Link* link, bool* out) {
   return rlt::guarded([&] {
+    // NCCL has freed it.
+    TORCH_CHECK(!link->is_given_up, "the communicator was given up after an earlier failure");
     int state = rlt::SUCCESS;
     rlt::expect(nccl().CommGetAsyncError(link->communicator, &state), link->communicator);
     rlt::expect(state, link->communicator);
