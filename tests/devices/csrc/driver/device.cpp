@@ -66,6 +66,9 @@ using namespace stand_in;
 
 namespace {
 
+// What lies below the current device on a thread's stack of contexts.
+thread_local std::vector<Device*> covered_devices;
+
 // Device numbers are handles; contexts are the devices' own.
 Device* device_at(CUdevice idx) {
   auto& devices = core().devices;
@@ -221,6 +224,19 @@ CUresult cuCtxGetCurrent(CUcontext* out) { return *out = reinterpret_cast<CUcont
 CUresult cuCtxGetDevice(CUdevice* out) {
   if (current_device == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   return *out = current_device->idx, CUDA_SUCCESS;
+}
+CUresult cuCtxPushCurrent(CUcontext context) {
+  if (CUresult refused = ready()) return refused;
+  if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  covered_devices.push_back(current_device);
+  return current_device = reinterpret_cast<Device*>(context), CUDA_SUCCESS;
+}
+CUresult cuCtxPopCurrent(CUcontext* out) {
+  if (current_device == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (out != nullptr) *out = reinterpret_cast<CUcontext>(current_device);
+  current_device = covered_devices.empty() ? nullptr : covered_devices.back();
+  if (!covered_devices.empty()) covered_devices.pop_back();
+  return CUDA_SUCCESS;
 }
 CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) { return *least = 0, *greatest = -5, CUDA_SUCCESS; }
 }
