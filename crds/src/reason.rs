@@ -35,6 +35,12 @@ pub enum Reason {
     WaitingToRestart,
     /// The API server refuses a pod.
     WorkersRefused,
+    /// The API server refuses a call about another object of the job.
+    ObjectRefused,
+    /// An object of a name that the job needs belongs to somebody else.
+    NameConflict,
+    /// The job's objects could not be applied several times in a row.
+    ApplyFailed,
     /// A worker cannot be stopped, because its node does not answer.
     NodeUnreachable,
     /// No worker is wanted.
@@ -73,6 +79,9 @@ impl Reason {
             Self::Restarting,
             Self::WaitingToRestart,
             Self::WorkersRefused,
+            Self::ObjectRefused,
+            Self::NameConflict,
+            Self::ApplyFailed,
             Self::NodeUnreachable,
             Self::NoWorkers,
             Self::InvalidSpec,

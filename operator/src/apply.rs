@@ -46,33 +46,13 @@ pub struct Surroundings<'a> {
     pub queueing: &'a Queueing,
 }
 
-/// What carrying out came to.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
-    /// Why the API server will not have a pod, where it is not a passing trouble.
-    pub refused: Option<String>,
-}
-
-/// Deletes and makes what a decision says.
+/// Deletes and creates what a decision says: first what pods must not be without, then pods beside what nodes
+/// need to start them, and last what the pods reach each other by.
 ///
 /// # Errors
-/// The first call that failed in a way that may pass.
+/// Of the calls that failed, the one that a person has to know of first. Calls that do not depend on it were
+/// made.
 pub async fn apply(
-    access: Access<'_>,
-    blueprint: &Blueprint<'_>,
-    surroundings: &Surroundings<'_>,
-    decision: &Decision,
-) -> Result<Outcome, ApplyError> {
-    match carry_out(access, blueprint, surroundings, decision).await {
-        Err(ApplyError::Refused { message }) => Ok(Outcome { refused: Some(message) }),
-        Err(error) => Err(error),
-        Ok(()) => Ok(Outcome::default()),
-    }
-}
-
-/// Tells the queue, and makes what a job needs: first what its pods must not be without, then pods beside
-/// what nodes need to start them, and last what the pods meet each other by.
-async fn carry_out(
     access: Access<'_>,
     blueprint: &Blueprint<'_>,
     surroundings: &Surroundings<'_>,
@@ -108,7 +88,7 @@ async fn carry_out(
     // What fails in one place does not cut off calls in another.
     let (supplied, started) = futures::join!(room.supply(), pods);
     let surrounded = room.surround(first).await;
-    supplied.and(started).and(surrounded)
+    ApplyError::first_of([supplied, started, surrounded])
 }
 
 async fn delete_job(client: &Client, job: &Job) -> Result<(), ApplyError> {

@@ -85,6 +85,11 @@ impl Failures {
         (Self::FIRST * 2u32.saturating_pow(*count)).min(Self::LONGEST)
     }
 
+    /// How often it failed in a row.
+    pub fn count(&self, uid: &str) -> u32 {
+        self.by_uid.lock().unwrap_or_else(PoisonError::into_inner).get(uid).copied().unwrap_or(0)
+    }
+
     /// Forgets the failures of a job.
     pub fn forget(&self, uid: &str) {
         self.by_uid.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);

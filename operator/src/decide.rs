@@ -8,6 +8,7 @@
 //! Whoever decides on a new attempt, or on the end, first writes that down: pods follow in the next round, so
 //! that whatever crashes in between, no two attempts are ever alive at once.
 
+mod apply_failure;
 mod census;
 mod clock;
 mod conditions;
@@ -33,6 +34,7 @@ use crate::nodes::NodeStates;
 use crate::prepare::{Invalid, Prepared};
 use crate::queue::{QueueAct, Queueing};
 use crate::worker::Worker;
+pub use apply_failure::ApplyFailure;
 use census::Census;
 pub use conditions::Situation;
 pub use notes::Note;
@@ -88,6 +90,8 @@ pub struct Decision {
     pub status: RLTrainingJobStatus,
     /// What the job is doing.
     pub situation: Situation,
+    /// Why it could not be applied, once that was tried.
+    pub apply_failure: Option<ApplyFailure>,
     /// When to decide anew although nothing has happened.
     pub look_again: Option<Duration>,
 }
@@ -144,7 +148,7 @@ pub fn refuse(status: &RLTrainingJobStatus, generation: i64, invalid: &Invalid, 
     let mut status = status.clone();
     status.observed_generation = Some(generation);
     let situation = Situation::Invalid(invalid.to_string());
-    status.conditions = conditions::conditions(&situation, &status, now);
+    status.conditions = conditions::conditions(&situation, None, &status, now);
     Decision {
         delete: Vec::new(),
         queue: None,
@@ -153,19 +157,12 @@ pub fn refuse(status: &RLTrainingJobStatus, generation: i64, invalid: &Invalid, 
         delete_job: false,
         status,
         situation,
+        apply_failure: None,
         look_again: None,
     }
 }
 
 impl Decision {
-    /// The decision after the API server refused a pod: the status says so.
-    pub fn refused(mut self, message: String, retry: Duration, now: Timestamp) -> Self {
-        self.situation = Situation::Refused(message);
-        self.status.conditions = conditions::conditions(&self.situation, &self.status, now);
-        self.look_again = Some(retry);
-        self
-    }
-
     /// When to look again, at the latest after this time.
     pub fn sooner(&self, wait: Duration) -> Duration {
         self.look_again.map_or(wait, |own| own.min(wait))
@@ -173,7 +170,7 @@ impl Decision {
 
     /// What to tell people about the change from a status to this one.
     pub fn notes(&self, before: &RLTrainingJobStatus) -> Vec<Note> {
-        notes::between(before, &self.status, &self.situation)
+        notes::between(before, &self.status, &self.situation, self.apply_failure.as_ref())
     }
 }
 
@@ -259,7 +256,7 @@ impl<'a> Round<'a> {
             self.status.resolved = Some(self.facts.prepared.resolved_numbers());
         }
         self.status.queue.clone_from(&self.facts.queueing.queue);
-        self.status.conditions = conditions::conditions(&situation, &self.status, self.facts.now);
+        self.status.conditions = conditions::conditions(&situation, None, &self.status, self.facts.now);
         Decision {
             queue: queue::act(&self, &situation),
             delete: self.delete,
@@ -268,6 +265,7 @@ impl<'a> Round<'a> {
             delete_job: false,
             status: self.status,
             situation,
+            apply_failure: None,
             look_again,
         }
     }

@@ -41,8 +41,9 @@ const fn permission(
     Permission { reach, group, resource, verbs, reason }
 }
 
-/// An object that is made once for each job, followed, and brought back to what it should be.
-const CHILD: &[&str] = &["create", "list", "patch", "watch"];
+/// An object that is made once for each job, followed, and brought back to what it should be. One that exists
+/// before it is made is read, to know whose it is.
+const CHILD: &[&str] = &["create", "get", "list", "patch", "watch"];
 
 /// An object that is made before the pods of an attempt, and replaced with the next one.
 const GROUP: &[&str] = &["create", "deletecollection"];
@@ -88,7 +89,7 @@ pub const PERMISSIONS: &[Permission] = &[
         Reach::Watched,
         "networking.k8s.io",
         "networkpolicies",
-        &["create", "delete", "list", "patch", "watch"],
+        &["create", "delete", "get", "list", "patch", "watch"],
         "keep others away from workers",
     ),
     permission(

@@ -22,7 +22,8 @@ use crate::observe::{self, Observed};
 use crate::prepare::Prepared;
 use crate::queue;
 
-/// How long a job waits whose pods the API server refuses: what it misses, somebody has to bring.
+/// Requeue delay after the API server refused an object of a job (quota, permissions, admission). Somebody
+/// has to change something first, so retries are slow.
 const REFUSED_RETRY: Duration = Duration::from_secs(30);
 /// Longest note of an Event, in bytes.
 const MAX_NOTE_BYTES: usize = 1024;
@@ -55,8 +56,8 @@ async fn look(job: Arc<Job>, context: &Context) -> Result<Action, ApplyError> {
 
 async fn answer(job: &Job, context: &Context, mut observed: Observed) -> Result<Action, ApplyError> {
     let now = Timestamp::now();
-    let decision = match context.prepared.get(job) {
-        Err(invalid) => decide::refuse(&observed.current.status, job.generation(), &invalid, now),
+    let (decision, applied) = match context.prepared.get(job) {
+        Err(invalid) => (decide::refuse(&observed.current.status, job.generation(), &invalid, now), Ok(())),
         Ok(prepared) if !is_ours(&prepared) => return Ok(Action::await_change()),
         Ok(prepared) => {
             let blueprint = Blueprint { job, prepared: &prepared, settings: &context.settings };
@@ -66,10 +67,54 @@ async fn answer(job: &Job, context: &Context, mut observed: Observed) -> Result<
             follow::note(&decision);
             let sends_traces = !context.settings.traces.is_empty();
             follow::name_trace(job, sends_traces, &observed.current.status, &mut decision.status);
-            carry_out(context, &blueprint, &observed, decision, now).await?
+            let applied = apply_decision(context, &blueprint, &observed, &decision).await;
+            (with_failure(context, job, decision, &applied, now), applied)
         }
     };
-    report(context, job, &observed, &decision).await
+    if let Some(stop) = applied.as_ref().err().filter(|error| error.is_stop()) {
+        tracing::debug!(job = job.name(), %stop, "a reconcile is left to the next leader");
+        return applied.map(|()| Action::await_change());
+    }
+    let wait = report(context, job, &observed, &decision).await?;
+    requeue(context, job, &decision, applied, wait)
+}
+
+/// The decision, and what its status says about the error by which it could not be applied.
+fn with_failure(
+    context: &Context,
+    job: &Job,
+    decision: Decision,
+    applied: &Result<(), ApplyError>,
+    now: Timestamp,
+) -> Decision {
+    let Err(error) = applied else { return decision };
+    let decision = Decision { delete_job: false, ..decision };
+    match error.failure(context.failures.count(job.uid()) + 1) {
+        Some(failure) => decision.failed(failure, now),
+        None => decision,
+    }
+}
+
+/// When to reconcile next. An error that may pass by itself is returned, and so retried with back-off.
+fn requeue(
+    context: &Context,
+    job: &Job,
+    decision: &Decision,
+    applied: Result<(), ApplyError>,
+    wait: Option<Duration>,
+) -> Result<Action, ApplyError> {
+    let needs_action = decision.apply_failure.as_ref().is_some_and(|failure| failure.needs_action);
+    match applied {
+        Err(error) if !needs_action => return Err(error),
+        Err(error) => {
+            tracing::warn!(namespace = job.namespace(), job = job.name(), %error, "a job could not be applied");
+        }
+        Ok(()) => {}
+    }
+    context.failures.forget(job.uid());
+    let retry = needs_action.then_some(REFUSED_RETRY);
+    let wait = [wait, retry].into_iter().flatten().min();
+    Ok(wait.map_or_else(Action::await_change, Action::requeue))
 }
 
 fn is_ours(prepared: &Prepared) -> bool {
@@ -91,13 +136,12 @@ fn facts<'a>(job: &Job, observed: &'a Observed, prepared: &'a Prepared, now: Tim
     }
 }
 
-async fn carry_out(
+async fn apply_decision(
     context: &Context,
     blueprint: &Blueprint<'_>,
     observed: &Observed,
-    decision: Decision,
-    now: Timestamp,
-) -> Result<Decision, ApplyError> {
+    decision: &Decision,
+) -> Result<(), ApplyError> {
     let begins_gang = decision.start.len() > 1;
     if begins_gang {
         context.discovery.refresh(&context.client).await;
@@ -105,28 +149,23 @@ async fn carry_out(
     let surroundings = Surroundings { served: context.discovery.served(), queueing: &observed.queueing };
     let Context { client, limiter, index, .. } = context;
     let access = Access { client, limiter, index };
-    let outcome = apply::apply(access, blueprint, &surroundings, &decision).await?;
-    Ok(match outcome.refused {
-        Some(message) => decision.refused(message, REFUSED_RETRY, now),
-        None => decision,
-    })
+    apply::apply(access, blueprint, &surroundings, decision).await
 }
 
-/// The status first; people are told once it stands.
+/// Writes the status, then publishes Events. Returns when to reconcile next at the latest.
 async fn report(
     context: &Context,
     job: &Job,
     observed: &Observed,
     decision: &Decision,
-) -> Result<Action, ApplyError> {
+) -> Result<Option<Duration>, ApplyError> {
     if decision.delete_job {
-        return Ok(Action::await_change());
+        return Ok(None);
     }
     let before = &observed.current;
     let written =
         apply::write_status(&context.client, &context.written, job, before, &decision.status).await?;
-    context.failures.forget(job.uid());
-    let wait = match written {
+    Ok(match written {
         StatusWritten::Yes => {
             context.metrics.status_written(&before.status, &decision.status, Timestamp::now());
             follow::end_attempt(job, &before.status, &decision.status);
@@ -139,8 +178,7 @@ async fn report(
             context.metrics.status_written(&before.status, &decision.status, Timestamp::now());
             Some(decision.sooner(wait))
         }
-    };
-    Ok(wait.map_or_else(Action::await_change, Action::requeue))
+    })
 }
 
 /// Nobody waits for Events. One that is lost costs nothing: the status says the same.
@@ -176,3 +214,6 @@ pub fn retry(job: Arc<Job>, error: &ApplyError, context: Arc<Context>) -> Action
     tracing::warn!(namespace = job.namespace(), job = job.name(), %error, cause, ?wait, "a look at a job failed");
     Action::requeue(wait)
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,11 +6,11 @@
 use std::io::Write as _;
 use std::process::Stdio;
 use std::sync::Arc;
-use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
+use rlt_api::Reason;
 use rlt_api::status::RLTrainingJobStatus;
-use rlt_operator::decide::{self, Decision, Facts, Report};
+use rlt_operator::decide::{self, ApplyFailure, Decision, Facts, Report};
 use rlt_operator::job::Job;
 use rlt_operator::nodes::NodeStates;
 use rlt_operator::prepare::Prepared;
@@ -111,7 +111,10 @@ fn trained() -> Report {
 fn states() -> Vec<(&'static str, &'static str, RLTrainingJobStatus)> {
     let run = worker(WorkerPhase::Running, 1, None);
     let failed = |code| Some(worker(WorkerPhase::Failed, 1, Some(code)));
-    let refused = Life::begin(json!({})).decide(&[], None).refused("quota".into(), Duration::ZERO, now());
+    let quota = ApplyFailure { reason: Reason::WorkersRefused, message: "quota".into(), needs_action: true };
+    let refused = Life::begin(json!({})).decide(&[], None).failed(quota.clone(), now());
+    let succeeded = Some(worker(WorkerPhase::Succeeded, 1, Some(0)));
+    let unfinished = Life::running().then(succeeded, None).decide(&[], None).failed(quota, now());
     let invalid = rlt_operator::prepare::Invalid::Problems(vec!["spec.model: is missing".into()]);
     let invalid = decide::refuse(&RLTrainingJobStatus::default(), 1, &invalid, now());
     let suspend = json!({"suspend": true});
@@ -130,6 +133,7 @@ fn states() -> Vec<(&'static str, &'static str, RLTrainingJobStatus)> {
         ),
         ("failed", "Failed", Life::running().then(failed(78), None).status),
         ("refused", "Failed", refused.status),
+        ("complete, but not cleaned up", "InProgress", unfinished.status),
         ("invalid", "Failed", invalid.status),
     ]
 }

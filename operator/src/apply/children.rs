@@ -3,7 +3,7 @@
 
 use std::fmt::Debug;
 
-use futures::future::{try_join, try_join3};
+use futures::future::{join, join3};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::api::{DeleteParams, Patch, PatchParams};
@@ -56,7 +56,9 @@ impl<'a> Room<'a> {
             }
         };
         let claim = self.ensure(Child::Claim, None, || build::storage_claim(self.blueprint));
-        try_join(manifest, claim).await.map(drop)
+        // A claim that is refused leaves workers without a manifest no less than one that is not.
+        let (manifest, claim) = join(manifest, claim).await;
+        ApplyError::first_of([manifest, claim])
     }
 
     /// What pods meet each other by, and what keeps others away from them.
@@ -68,7 +70,8 @@ impl<'a> Room<'a> {
             }
         };
         let service = self.ensure(Child::Service, None, || build::service(self.blueprint));
-        try_join3(service, self.guard(), point_to_first).await.map(drop)
+        let (service, policy, endpoint) = join3(service, self.guard(), point_to_first).await;
+        ApplyError::first_of([service, policy, endpoint])
     }
 
     async fn hand_over_manifest(&self) -> Result<(), ApplyError> {
@@ -161,13 +164,10 @@ impl<'a> Room<'a> {
                     Some(true) => self.change(wanted).await,
                     // A claim that outlived a job of this name.
                     None if is_free(&found.metadata) => self.change(wanted).await,
-                    _ => Err(ApplyError::Occupied { name }),
+                    _ => Err(ApplyError::occupied(self.job, &found.metadata)),
                 }
             }
-            Err(error) => match error::refusal(&error) {
-                Some(why) => Err(ApplyError::Refused { message: format!("{} {name}: {why}", K::kind(&())) }),
-                None => Err(ApplyError::Call { act: "make", name, source: error }),
-            },
+            Err(source) => Err(ApplyError::Call { act: "create", name, source }),
         }
     }
 

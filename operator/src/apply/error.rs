@@ -1,7 +1,16 @@
 //! What can go wrong between a decision and the API server.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use rlt_api::Reason;
+
 use crate::build::ObjectError;
 use crate::client::Closed;
+use crate::decide::ApplyFailure;
+use crate::job::Job;
+use crate::labels;
+
+/// Faults in a row from which on a fault that may pass is reported: about three seconds of retries.
+const REPORTED_FROM: u32 = 5;
 
 /// Why a decision was not carried out.
 #[derive(Debug, thiserror::Error)]
@@ -11,8 +20,13 @@ pub enum ApplyError {
     Call { act: &'static str, name: String, source: kube::Error },
     #[error("{message}")]
     Refused { message: String },
-    #[error("`{name}` exists already and belongs to somebody else")]
-    Occupied { name: String },
+    #[error("`{name}` exists already and belongs to {owner}")]
+    Occupied {
+        name: String,
+        owner: String,
+        /// Whether it is about to be deleted.
+        is_going: bool,
+    },
     #[error("failed to write what the workers of `{name}` read")]
     Manifest { name: String, source: ObjectError },
     #[error("failed to write the status of `{name}` as JSON")]
@@ -25,6 +39,58 @@ impl ApplyError {
     /// Whether somebody else changed the job in between: it is looked at again at once.
     pub fn is_conflict(&self) -> bool {
         matches!(self, Self::Call { source: kube::Error::Api(status), .. } if status.is_conflict())
+    }
+
+    /// An object of a name that a job needs, which is not the job's.
+    pub(super) fn occupied(job: &Job, found: &ObjectMeta) -> Self {
+        let owner = found.owner_references.iter().flatten().next();
+        // There is one job of a name: any other one is gone, and what it owned is about to go.
+        let is_of_earlier_job = owner.is_some_and(|owner| {
+            owner.kind == rlt_api::KIND && owner.name == job.name() && owner.uid != job.uid()
+        });
+        let manager = found.labels.as_ref().and_then(|all| all.get(labels::MANAGED_BY));
+        let owner = match (owner, manager) {
+            _ if is_of_earlier_job => "an earlier job of this name".to_owned(),
+            (Some(owner), _) => format!("{} `{}`", owner.kind, owner.name),
+            (None, Some(manager)) => format!("nobody, and is managed by `{manager}`"),
+            (None, None) => "nobody".to_owned(),
+        };
+        let is_going = is_of_earlier_job || found.deletion_timestamp.is_some();
+        Self::Occupied { name: found.name.clone().unwrap_or_default(), owner, is_going }
+    }
+
+    /// What the status says about it, after so many faults in a row; `None` where it may pass unnoticed.
+    pub fn failure(&self, num_in_a_row: u32) -> Option<ApplyFailure> {
+        let (reason, needs_action) = match self {
+            Self::Closed(_) => return None,
+            Self::Refused { .. } => (Reason::WorkersRefused, true),
+            Self::Occupied { is_going, .. } => (Reason::NameConflict, !is_going),
+            Self::Call { source, .. } if refusal(source).is_some() => (Reason::ObjectRefused, true),
+            Self::Manifest { .. } | Self::Json { .. } => (Reason::ApplyFailed, true),
+            Self::Call { .. } if self.is_conflict() || num_in_a_row < REPORTED_FROM => return None,
+            Self::Call { .. } => (Reason::ApplyFailed, false),
+        };
+        Some(ApplyFailure { reason, message: self.in_full(), needs_action })
+    }
+
+    /// The error with its cause.
+    fn in_full(&self) -> String {
+        let cause = match self {
+            Self::Call { source: kube::Error::Api(status), .. } => Some(status.message.clone()),
+            _ => std::error::Error::source(self).map(ToString::to_string),
+        };
+        cause.map_or_else(|| self.to_string(), |cause| format!("{self}: {cause}"))
+    }
+
+    /// Of several errors the one that a person has to know of first.
+    pub(super) fn first_of(outcomes: impl IntoIterator<Item = Result<(), Self>>) -> Result<(), Self> {
+        let rank = |error: &Self| match error.failure(0) {
+            _ if error.is_stop() => 0,
+            Some(failure) if failure.needs_action => 1,
+            Some(_) => 2,
+            None => 3,
+        };
+        outcomes.into_iter().filter_map(Result::err).min_by_key(rank).map_or(Ok(()), Err)
     }
 
     /// Whether nothing failed but this process is about to end.
@@ -47,10 +113,13 @@ pub(super) fn exists(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.is_already_exists())
 }
 
-/// What the API server says where it will not have an object as it is: forbidden, or invalid.
+/// What the API server says where it refuses a call as it is: forbidden, invalid, too large, not a method of
+/// that resource.
 pub(super) fn refusal(error: &kube::Error) -> Option<&str> {
     match error {
-        kube::Error::Api(status) if matches!(status.code, 403 | 422 | 400) => Some(&status.message),
+        kube::Error::Api(status) if matches!(status.code, 400 | 403 | 405 | 413 | 415 | 422) => {
+            Some(&status.message)
+        }
         _ => None,
     }
 }

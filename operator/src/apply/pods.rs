@@ -142,7 +142,6 @@ async fn own(client: &Client, job: &Job, name: String) -> Result<SeenPod, ApplyE
     let found = found.map_err(|source| ApplyError::Call { act: "read pod", name: name.clone(), source })?;
     match Worker::read(&found) {
         Some((owner, _)) if owner == key(job) => Ok(found),
-        // What belonged to a job of this name before is about to be collected.
-        _ => Err(ApplyError::Occupied { name }),
+        _ => Err(ApplyError::occupied(job, &found.metadata)),
     }
 }

@@ -81,7 +81,7 @@ async fn ask(
             index.enter_workload(&owner, workload);
             Ok(())
         }
-        _ => Err(ApplyError::Occupied { name: made.metadata.name.unwrap_or_default() }),
+        _ => Err(ApplyError::occupied(blueprint.job, &made.metadata)),
     }
 }
 

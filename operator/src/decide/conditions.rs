@@ -6,7 +6,11 @@ use k8s_openapi::jiff::Timestamp;
 use rlt_api::status::{Condition, ConditionStatus, ConditionType, RLTrainingJobStatus};
 use rlt_api::{FailureCause, Reason};
 
+use super::apply_failure::{self, ApplyFailure};
 use super::{cause_of, clock};
+
+/// Longest message of a condition: the schema takes so many characters.
+const MAX_MESSAGE_BYTES: usize = 32 * 1024;
 
 /// What a job is doing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,8 +23,6 @@ pub enum Situation {
     Restarting,
     /// Attempts ended soon after their start; the next one waits this long.
     WaitingToRestart(Duration),
-    /// The API server refuses a pod, with this message.
-    Refused(String),
     /// A worker does not start, for this cause and with this message.
     HeldUp(FailureCause, String),
     /// Somebody stops a worker, and the others save a checkpoint with it.
@@ -59,11 +61,14 @@ impl Situation {
 /// Every condition of a status, in their order; a condition whose status stays keeps its time.
 pub(super) fn conditions(
     situation: &Situation,
+    failure: Option<&ApplyFailure>,
     status: &RLTrainingJobStatus,
     now: Timestamp,
 ) -> Vec<Condition> {
     let condition = |type_: ConditionType| {
-        let (holds, reason, message) = say(type_, situation, status);
+        let failed = failure.and_then(|failure| say_failed(type_, situation, failure, status));
+        let (holds, reason, mut message) = failed.unwrap_or_else(|| say(type_, situation, status));
+        message.truncate(message.floor_char_boundary(MAX_MESSAGE_BYTES));
         let before = status.conditions.iter().find(|before| before.type_ == type_);
         let since =
             before.filter(|before| before.status == holds).map(|before| before.last_transition_time.clone());
@@ -77,6 +82,25 @@ pub(super) fn conditions(
         }
     };
     ConditionType::ALL.into_iter().map(condition).collect()
+}
+
+/// What a decision that could not be applied changes about two of the conditions.
+fn say_failed(
+    type_: ConditionType,
+    situation: &Situation,
+    failure: &ApplyFailure,
+    status: &RLTrainingJobStatus,
+) -> Option<Said> {
+    match type_ {
+        ConditionType::Reconciling if failure.reason == Reason::WorkersRefused => {
+            Some(said(True, failure.reason, "workers cannot be made"))
+        }
+        ConditionType::Reconciling => Some((True, failure.reason, failure.message.clone())),
+        ConditionType::Stalled if apply_failure::stalls(situation, failure, status) => {
+            Some((True, failure.reason, failure.message.clone()))
+        }
+        _ => None,
+    }
 }
 
 type Said = (ConditionStatus, Reason, String);
@@ -144,8 +168,7 @@ fn pods_ready(situation: &Situation, status: &RLTrainingJobStatus) -> Said {
         | Situation::Restarting
         | Situation::WaitingToRestart(_)
         | Situation::HeldUp(..)
-        | Situation::Leaving(_)
-        | Situation::Refused(_) => (False, Reason::WorkersStarting, ready),
+        | Situation::Leaving(_) => (False, Reason::WorkersStarting, ready),
         Situation::Stuck(_) => (False, Reason::NodeUnreachable, ready),
         _ => said(False, Reason::NoWorkers, "no worker is wanted"),
     }
@@ -170,7 +193,6 @@ fn reconciling(situation: &Situation, status: &RLTrainingJobStatus) -> Said {
             let at = status.attempt_start_time.as_deref().unwrap_or_default();
             (True, Reason::WaitingToRestart, format!("attempts ended early; the next one begins at {at}"))
         }
-        Situation::Refused(_) => said(True, Reason::WorkersRefused, "workers cannot be made"),
         Situation::HeldUp(cause, message) => (True, Reason::Failure(*cause), message.clone()),
         Situation::Leaving(message) => (True, Reason::Failure(FailureCause::Disrupted), message.clone()),
         Situation::Stuck(_) => said(True, Reason::NodeUnreachable, "a worker cannot be stopped"),
@@ -183,7 +205,6 @@ fn stalled(situation: &Situation, status: &RLTrainingJobStatus) -> Said {
     match situation {
         Situation::Failed(_) => (True, cause_of(status), failure_in_words(status)),
         Situation::Invalid(problems) => (True, Reason::InvalidSpec, problems.clone()),
-        Situation::Refused(message) => (True, Reason::WorkersRefused, message.clone()),
         Situation::Stuck(message) => (True, Reason::NodeUnreachable, message.clone()),
         _ => said(False, Reason::NothingStalled, "nothing stands in the way"),
     }

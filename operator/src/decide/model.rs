@@ -12,7 +12,7 @@ use rlt_api::status::{CheckpointStatus, ConditionStatus, ConditionType, RLTraini
 use serde_json::{Value, json};
 
 use super::fixtures::{exit, prepared, worker};
-use super::{Decision, Deletion, Facts, Report, decide};
+use super::{ApplyFailure, Decision, Deletion, Facts, Report, decide};
 use crate::nodes::{NodeState, NodeStates};
 use crate::prepare::Prepared;
 use crate::worker::{Explanation, Worker, WorkerPhase};
@@ -42,6 +42,8 @@ enum Happening {
     Waits(i64),
     /// The operator dies after so many of its next calls, and another one takes over.
     Crashes(usize),
+    /// After so many calls the API server refuses those that follow; the status is written all the same.
+    Refuses(usize),
 }
 
 fn happenings() -> impl Strategy<Value = Vec<Happening>> {
@@ -59,6 +61,7 @@ fn happenings() -> impl Strategy<Value = Vec<Happening>> {
         1 => any::<bool>().prop_map(Happening::Suspends),
         2 => (1..400i64).prop_map(Happening::Waits),
         1 => (0..6usize).prop_map(Happening::Crashes),
+        1 => (0..6usize).prop_map(Happening::Refuses),
     ];
     prop::collection::vec(one, 0..60)
 }
@@ -282,6 +285,7 @@ impl World {
             Happening::Suspends(suspend) => self.suspend(suspend),
             Happening::Waits(seconds) => self.now += SignedDuration::from_secs(seconds),
             Happening::Crashes(num_calls) => self.crash(num_calls),
+            Happening::Refuses(num_calls) => self.refuse(num_calls),
         }
     }
 
@@ -339,6 +343,20 @@ impl World {
         }
     }
 
+    fn refuse(&mut self, num_calls: usize) {
+        let decision = self.decide();
+        let num_changes = decision.delete.len() + decision.start.len();
+        let done = num_calls.min(num_changes);
+        let failure = ApplyFailure {
+            reason: rlt_api::Reason::ObjectRefused,
+            message: "no".into(),
+            needs_action: num_calls.is_multiple_of(2),
+        };
+        let failed = decision.clone().failed(failure, self.now);
+        self.carry_out(decision, done);
+        self.write(failed.status);
+    }
+
     fn suspend(&mut self, suspend: bool) {
         self.prepared = if suspend { &SUSPENDED } else { &ACTIVE };
         self.generation += 1;
@@ -381,6 +399,8 @@ fn verdict(status: &RLTrainingJobStatus) -> Value {
     let conditions: Vec<_> = status
         .conditions
         .iter()
+        // What is left to clean up may fail.
+        .filter(|condition| condition.type_ != ConditionType::Reconciling)
         .map(|condition| (condition.type_, condition.status, &condition.reason))
         .collect();
     json!([conditions, status.completion_time, status.attempt, status.failures_by_cause, status.last_failure])
@@ -394,7 +414,7 @@ proptest! {
         let mut world = World::new();
         for happening in &happenings {
             world.happen(happening);
-            if !matches!(happening, Happening::Crashes(_)) {
+            if !matches!(happening, Happening::Crashes(_) | Happening::Refuses(_)) {
                 world.settle();
             }
         }

@@ -3,7 +3,7 @@
 use rlt_api::status::RLTrainingJobStatus;
 use rlt_api::{FailureCause, Reason};
 
-use super::{Situation, cause_of};
+use super::{ApplyFailure, Situation, cause_of};
 
 /// One thing to tell.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +21,7 @@ pub(super) fn between(
     before: &RLTrainingJobStatus,
     after: &RLTrainingJobStatus,
     situation: &Situation,
+    failure: Option<&ApplyFailure>,
 ) -> Vec<Note> {
     let mut notes = Vec::new();
     if let Some(failure) = after.last_failure.as_ref().filter(|_| before.last_failure != after.last_failure) {
@@ -32,7 +33,14 @@ pub(super) fn between(
     }
     let reason = reconciling_reason(after);
     if reason != reconciling_reason(before) || before.attempt != after.attempt {
-        notes.extend(of_situation(after, situation));
+        match failure {
+            Some(failure) => notes.push(Note {
+                is_warning: true,
+                reason: failure.reason,
+                message: failure.message.clone(),
+            }),
+            None => notes.extend(of_situation(after, situation)),
+        }
     }
     notes
 }
@@ -74,7 +82,6 @@ fn of_situation(status: &RLTrainingJobStatus, situation: &Situation) -> Option<N
             Note { is_warning: true, ..note(Reason::Failure(*cause), message) }
         }
         Situation::Stuck(message) => Note { is_warning: true, ..note(Reason::NodeUnreachable, message) },
-        Situation::Refused(message) => Note { is_warning: true, ..note(Reason::WorkersRefused, message) },
         Situation::Invalid(problems) => Note { is_warning: true, ..note(Reason::InvalidSpec, problems) },
     })
 }

@@ -64,7 +64,7 @@ pub(super) fn act(round: &Round<'_>, situation: &Situation) -> Option<QueueAct> 
             stands.then_some(QueueAct::Finish(workload, has_succeeded, message))
         }
         Situation::Suspended => Some(QueueAct::Withdraw(workload)),
-        Situation::Invalid(_) | Situation::Refused(_) => None,
+        Situation::Invalid(_) => None,
         _ if queueing.queue.is_none() => Some(QueueAct::Withdraw(workload)),
         Situation::Queued(..) if !is_empty => None,
         Situation::Queued(..) if is_outdated(queueing, &workload) => Some(QueueAct::Withdraw(workload)),

@@ -1,4 +1,5 @@
-//! Why the API server refuses a pod: quotas, policies, classes that are not there.
+//! Why the API server refuses a pod or another object: quotas, policies, classes that are not there, names that
+//! are taken.
 
 use rlt_api::Reason;
 use rlt_api::status::{ConditionType, RLTrainingJobStatus};
@@ -7,10 +8,17 @@ use super::explanation::{Explanation, when_true};
 
 pub(super) fn refused(status: &RLTrainingJobStatus) -> Option<Explanation> {
     let stalled = when_true(status, ConditionType::Stalled)?;
-    if stalled.reason != Reason::WorkersRefused.name() {
+    let message = stalled.message.as_str();
+    let is_because = |reason: Reason| stalled.reason == reason.name();
+    if is_because(Reason::ObjectRefused) {
+        return Some(quota(message).unwrap_or_else(|| object(message)));
+    }
+    if is_because(Reason::NameConflict) {
+        return Some(taken(message));
+    }
+    if !is_because(Reason::WorkersRefused) {
         return None;
     }
-    let message = stalled.message.as_str();
     Some(
         quota(message)
             .or_else(|| policy(message))
@@ -59,6 +67,19 @@ fn class(message: &str) -> Option<Explanation> {
             .because([message.to_owned()])
             .so("correct spec.workers.priorityClassName, in a new job, or have the class made"),
     )
+}
+
+fn object(message: &str) -> Explanation {
+    Explanation::new("cannot apply its objects: the API server refuses one")
+        .because([message.to_owned()])
+        .so("correct what the message names, such as a permission that the operator lacks or a field that cannot be changed")
+        .so("the operator tries again every 30 s")
+}
+
+fn taken(message: &str) -> Explanation {
+    Explanation::new("cannot apply its objects: a name that it needs is taken")
+        .because([message.to_owned()])
+        .so("delete that object, or give the job another name; the operator tries again every 30 s")
 }
 
 fn other(message: &str) -> Explanation {

@@ -220,6 +220,19 @@ fn the_cluster_refuses_for_a_reason_of_its_own() {
 }
 
 #[test]
+fn an_object_cannot_be_changed() {
+    let message = "failed to change `adding-storage`: spec.resources.requests.storage: Forbidden: field can not be less \
+                   than previous value";
+    explained!(plain(status("Stalled", "ObjectRefused", message, json!({}))));
+}
+
+#[test]
+fn a_name_is_taken() {
+    let message = "`adding-trainer` exists already and belongs to Deployment `web`";
+    explained!(plain(status("Stalled", "NameConflict", message, json!({}))));
+}
+
+#[test]
 fn the_specification_breaks_rules() {
     let message = "the specification has 1 problem(s)";
     let workers = json!({"resources": {"memory": "much"}, "count": 0});
