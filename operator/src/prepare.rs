@@ -89,6 +89,13 @@ impl PreparedJobs {
         outcome
     }
 
+    /// How many ranks each worker of a job runs; none where its latest generation is not known or invalid.
+    pub fn ranks_per_worker(&self, uid: &str) -> Option<u32> {
+        let entries = self.lock();
+        let prepared = entries.get(uid)?.outcome.as_ref().ok()?;
+        prepared.plan.worker_groups.first().map(|group| group.ranks_per_worker)
+    }
+
     /// Forgets a job that is gone.
     pub fn forget(&self, uid: &str) {
         self.lock().remove(uid);

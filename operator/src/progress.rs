@@ -2,8 +2,8 @@
 //! job.
 //!
 //! ```text
-//! rank -- TLS, token --> service -> token review (cached) -> is the pod a worker of that job and attempt?
-//!                           |
+//! rank -- TLS, token --> service -> does the token claim to be a worker of that job and attempt, with that rank?
+//!                           |    -> token review (cached): is the claim true?  -> does the report fit?
 //!                           v
 //!                        Reports -- released at most once in 10 s --> reconcile -> status
 //! ```
@@ -14,7 +14,9 @@
 //! The names of variables, files and the audience are [`rlt_channel`]'s. How a status is written is not known
 //! here.
 
+mod bounds;
 mod certificates;
+mod connections;
 mod endpoint;
 mod identity;
 mod rate;
@@ -24,6 +26,7 @@ mod secret;
 mod server;
 mod service;
 mod status;
+mod token;
 
 pub use certificates::{CertificateError, Certificates};
 pub use endpoint::{EndpointError, announce};
@@ -32,6 +35,7 @@ pub use reports::{JobReport, Reports};
 pub use secret::{SecretError, certificates};
 pub use server::{ServeError, serve};
 pub use service::{ChannelService, ReportingWorker, Workers};
+pub use status::KnownWorkers;
 
 /// The port on which the channel is served.
 pub const PORT: u16 = 9443;

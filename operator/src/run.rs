@@ -11,7 +11,7 @@ use crate::context::Context;
 use crate::controller;
 use crate::labels;
 use crate::process::{Process, ProcessError};
-use crate::progress::Reports;
+use crate::progress::{KnownWorkers, Reports};
 
 /// Why the operator ended.
 #[derive(Debug, thiserror::Error)]
@@ -31,7 +31,8 @@ pub async fn run(args: Args) -> Result<(), RunError> {
     let stop = asked_to_stop().map_err(RunError::Signals)?;
     let mut process = Process::start(&args.process, Reports::new()).await?;
     let context = Arc::new(context(&args, &process));
-    process.serve_channel(&args.process, Arc::clone(&context.index));
+    let (index, prepared) = (Arc::clone(&context.index), Arc::clone(&context.prepared));
+    process.serve_channel(&args.process, KnownWorkers { index, prepared });
     let limiter = process.limiter.clone();
     // Looks that have begun end with the calls that are under way, so that another leader begins at once.
     let stop = async move {

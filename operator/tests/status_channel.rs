@@ -6,8 +6,11 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use futures::StreamExt as _;
 use jiff::Timestamp;
 use rlt_channel::channel_client::ChannelClient;
@@ -18,34 +21,61 @@ use rlt_operator::progress::{
     Certificates, ChannelService, PodIdentity, ReportingWorker, Reports, ReviewError, Reviewer, Workers,
     serve,
 };
+use serde_json::{Value, json};
+use tokio::io::AsyncReadExt as _;
 use tokio::sync::oneshot;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};
 use tonic::{Code, Request};
 
-/// Tokens read `<namespace>.<pod>.signed`; the pod's UID is its name.
-struct Tokens;
+/// Vouches for tokens whose signature reads `signed`, and counts its reviews.
+#[derive(Clone, Default)]
+struct Tokens(Arc<AtomicUsize>);
 
 #[tonic::async_trait]
 impl Reviewer for Tokens {
     async fn review(&self, token: &str) -> Result<Option<PodIdentity>, ReviewError> {
+        self.0.fetch_add(1, Ordering::SeqCst);
         let parts: Vec<&str> = token.split('.').collect();
-        let [namespace, pod, "signed"] = parts[..] else { return Ok(None) };
-        Ok(Some(PodIdentity { namespace: namespace.into(), name: pod.into(), uid: pod.into() }))
+        let [_, claims, "signed"] = parts[..] else { return Ok(None) };
+        let claims: Value = serde_json::from_slice(&URL_SAFE_NO_PAD.decode(claims).unwrap()).unwrap();
+        let bound = &claims["kubernetes.io"];
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        let (namespace, name) = (text(&bound["namespace"]), text(&bound["pod"]["name"]));
+        Ok(Some(PodIdentity { namespace, name, uid: text(&bound["pod"]["uid"]) }))
     }
 }
 
-/// Job `adding` in `team` has attempt 2 with the pod `adding-0`.
+/// A token that claims to be a pod's, whose UID is its name, for this audience.
+fn token_for(audience: &str, namespace: &str, pod: &str, signature: &str) -> String {
+    let claims = json!({
+        "aud": [audience], "exp": Timestamp::now().as_second() + 600,
+        "kubernetes.io": {"namespace": namespace, "pod": {"name": pod, "uid": pod}},
+    });
+    format!("e30.{}.{signature}", URL_SAFE_NO_PAD.encode(claims.to_string()))
+}
+
+fn token(namespace: &str, pod: &str, signature: &str) -> String {
+    token_for(rlt_channel::AUDIENCE, namespace, pod, signature)
+}
+
+fn own_token() -> String {
+    token("team", "adding-0", "signed")
+}
+
+/// Job `adding` in `team` has attempt 2 with the pod `adding-0`, which runs rank 0.
 struct OneJob;
 
 impl Workers for OneJob {
     fn worker(&self, job_uid: &str, pod_uid: &str) -> Option<ReportingWorker> {
-        let worker = ReportingWorker { namespace: "team".into(), job_name: "adding".into(), attempt: 2 };
+        let (namespace, job_name) = ("team".into(), "adding".into());
+        let worker = ReportingWorker { namespace, job_name, attempt: 2, ranks: 0..1 };
         (job_uid == "adding-uid" && pod_uid == "adding-0").then_some(worker)
     }
 }
 
 struct Served {
     reports: Reports,
+    reviews: Tokens,
     address: SocketAddr,
     certificates: Certificates,
     stop: oneshot::Sender<()>,
@@ -56,11 +86,12 @@ async fn start() -> Served {
     let certificates = Certificates::current(None, &["127.0.0.1".into()], Timestamp::now()).unwrap();
     let reports = Reports::new();
     let news = reports.take_news().unwrap();
-    let service = ChannelService::new(Tokens, OneJob, reports.clone(), Metrics::default());
+    let reviews = Tokens::default();
+    let service = ChannelService::new(reviews.clone(), OneJob, reports.clone(), Metrics::default());
     let (stop, stopped) = oneshot::channel::<()>();
     let stopped = async move { drop(stopped.await) };
     let (address, _task) = serve(service, ([127, 0, 0, 1], 0).into(), &certificates, stopped).await.unwrap();
-    Served { reports, address, certificates, stop, news: Box::new(news.map(|job| job.name)) }
+    Served { reports, reviews, address, certificates, stop, news: Box::new(news.map(|job| job.name)) }
 }
 
 fn source() -> Source {
@@ -118,7 +149,7 @@ fn report(source: Source) -> ReportRequest {
 #[tokio::test]
 async fn what_a_rank_reports_is_there_to_be_written_and_its_job_is_reconciled() {
     let mut served = start().await;
-    let (_folder, settings) = pod(&served, "team.adding-0.signed");
+    let (_folder, settings) = pod(&served, &own_token());
     let client = Client::start(settings).unwrap();
     client.update(Urgency::AtOnce, |report| {
         report.knows_checkpoints = true;
@@ -140,35 +171,79 @@ async fn what_a_rank_reports_is_there_to_be_written_and_its_job_is_reconciled() 
 #[tokio::test]
 async fn a_pod_speaks_for_its_own_job_and_attempt_only() {
     let served = start().await;
-    let own = Some("team.adding-0.signed");
+    let own_token = own_token();
+    let own = Some(own_token.as_str());
     assert_eq!(answer(&served, own, report(source())).await, Ok(5));
     let other_attempt = Source { attempt: 1, ..source() };
     let other_job = Source { job_uid: "other-uid".into(), ..source() };
     let other_name = Source { name: "other".into(), ..source() };
     let other_namespace = Source { namespace: "kube-system".into(), ..source() };
-    for source in [other_attempt, other_job, other_name, other_namespace] {
+    let other_rank = Source { rank: 1, ..source() };
+    for source in [other_attempt, other_job, other_name, other_namespace, other_rank] {
         assert_eq!(
             answer(&served, own, report(source.clone())).await,
             Err(Code::PermissionDenied),
             "{source:?}"
         );
     }
-    for foreigner in ["team.other-0.signed", "elsewhere.adding-0.signed"] {
+    for foreigner in [token("team", "other-0", "signed"), token("elsewhere", "adding-0", "signed")] {
         assert_eq!(
-            answer(&served, Some(foreigner), report(source())).await,
+            answer(&served, Some(&foreigner), report(source())).await,
             Err(Code::PermissionDenied),
             "{foreigner}"
         );
     }
-    for nobody in [None, Some("team.adding-0.forged"), Some("nonsense")] {
+    assert_eq!(
+        served.reviews.0.load(Ordering::SeqCst),
+        1,
+        "who does not claim to be a worker costs no review"
+    );
+    let for_others = token_for("https://kubernetes.default.svc", "team", "adding-0", "signed");
+    let forged = token("team", "adding-0", "forged");
+    for nobody in [None, Some("nonsense"), Some(&*for_others), Some(&*forged)] {
         assert_eq!(answer(&served, nobody, report(source())).await, Err(Code::Unauthenticated), "{nobody:?}");
     }
+    assert_eq!(served.reviews.0.load(Ordering::SeqCst), 2, "only what may be true is reviewed");
+}
+
+#[tokio::test]
+async fn tokens_that_are_forged_one_after_the_other_cost_a_bounded_number_of_reviews() {
+    let served = start().await;
+    let mut answers = Vec::new();
+    for idx in 0..100 {
+        let forged = token("team", "adding-0", &format!("forged{idx}"));
+        answers.push(answer(&served, Some(&forged), report(source())).await);
+    }
+    let num_reviews = served.reviews.0.load(Ordering::SeqCst);
+    assert!((60..=75).contains(&num_reviews), "{num_reviews}");
+    assert!(answers.contains(&Err(Code::ResourceExhausted)));
+}
+
+#[tokio::test]
+async fn a_peer_that_does_not_shake_hands_is_left_and_one_address_opens_a_bounded_number_of_connections() {
+    let served = start().await;
+    let mut silent = Vec::new();
+    for _ in 0..300 {
+        silent.push(tokio::net::TcpStream::connect(served.address).await.unwrap());
+    }
+    let begin = Instant::now();
+    let mut byte = [0];
+    for (idx, stream) in silent.iter_mut().enumerate() {
+        let read = tokio::time::timeout(Duration::from_secs(20), stream.read(&mut byte)).await;
+        assert!(
+            read.is_ok_and(|read| read.is_err() || read.is_ok_and(|length| length == 0)),
+            "{idx} is open"
+        );
+    }
+    assert!(begin.elapsed() >= Duration::from_secs(3), "those that were admitted had their time");
+    assert_eq!(answer(&served, Some(&own_token()), report(source())).await, Ok(5));
 }
 
 #[tokio::test]
 async fn a_report_without_a_source_or_beyond_its_bounds_is_refused() {
     let served = start().await;
-    let token = Some("team.adding-0.signed");
+    let own_token = own_token();
+    let token = Some(own_token.as_str());
     assert_eq!(answer(&served, token, ReportRequest::default()).await, Err(Code::InvalidArgument));
     let many = vec![Checkpoint::default(); limits::MAX_CHECKPOINTS + 1];
     let many = ReportRequest { checkpoints: many, ..report(source()) };
@@ -185,7 +260,7 @@ async fn a_pod_that_floods_is_held_back() {
     let served = start().await;
     let mut refused = 0;
     for _ in 0..40 {
-        let answered = answer(&served, Some("team.adding-0.signed"), report(source())).await;
+        let answered = answer(&served, Some(&own_token()), report(source())).await;
         refused += usize::from(answered == Err(Code::ResourceExhausted));
     }
     assert!((10..=20).contains(&refused), "{refused} of 40 refused");
@@ -197,11 +272,11 @@ async fn two_replicas_of_one_secret_serve_the_same_clients() {
     let read = Certificates::from_data(&first.certificates.to_data()).unwrap();
     let renewed = Certificates::current(Some(&read), &["127.0.0.1".into()], Timestamp::now()).unwrap();
     let reports = Reports::new();
-    let service = ChannelService::new(Tokens, OneJob, reports.clone(), Metrics::default());
+    let service = ChannelService::new(Tokens::default(), OneJob, reports.clone(), Metrics::default());
     let forever = std::future::pending();
     let (address, _task) =
         serve(Arc::clone(&service), ([127, 0, 0, 1], 0).into(), &renewed, forever).await.unwrap();
     let second = Served { address, reports, ..start().await };
     let second = Served { certificates: first.certificates.clone(), ..second };
-    assert_eq!(answer(&second, Some("team.adding-0.signed"), report(source())).await, Ok(5));
+    assert_eq!(answer(&second, Some(&own_token()), report(source())).await, Ok(5));
 }

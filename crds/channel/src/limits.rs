@@ -6,6 +6,8 @@ pub const MAX_REPORT_BYTES: usize = 128 * 1024;
 pub const MAX_CHECKPOINTS: usize = 100;
 /// Metrics in one report.
 pub const MAX_METRICS: usize = 512;
+/// Bytes of a metric's name.
+pub const MAX_NAME_BYTES: usize = 256;
 /// Bytes of the message of an ending.
 pub const MAX_MESSAGE_BYTES: usize = 4096;
 /// Bytes of any other text, such as a path.

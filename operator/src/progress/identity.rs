@@ -11,6 +11,8 @@ use kube::{Api, Client};
 use sha2::{Digest, Sha256};
 use tokio::sync::Semaphore;
 
+use super::token::MAX_TOKEN_BYTES;
+
 /// How long the API server's word for a token is taken. A token ends with its pod, and a pod that is gone is
 /// no worker.
 const VALID_FOR: Duration = Duration::from_secs(300);
@@ -20,8 +22,6 @@ const REFUSED_FOR: Duration = Duration::from_secs(10);
 const MAX_TOKENS: usize = 20_000;
 /// Reviews at the same time.
 const MAX_REVIEWS: usize = 16;
-/// Longer texts are no service account tokens.
-const MAX_TOKEN_BYTES: usize = 16 * 1024;
 
 const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
 const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
@@ -128,6 +128,11 @@ impl<R: Reviewer> Authenticator<R> {
         let identity = self.reviewer.review(token).await?;
         self.remember(digest, identity.clone());
         Ok(identity)
+    }
+
+    /// Whether a token's review is remembered, so that another one costs nothing.
+    pub fn remembers(&self, token: &str) -> bool {
+        self.known(&Sha256::digest(token.as_bytes()).into()).is_some()
     }
 
     fn known(&self, digest: &[u8; 32]) -> Option<Option<PodIdentity>> {

@@ -1,20 +1,33 @@
-//! How often a pod may report: a bucket of tokens each.
+//! How often somebody may do something: a bucket of tokens each.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-/// Reports that a pod may send in a row.
-const BURST: f64 = 20.0;
-/// Reports a second that a pod may send all the time.
-const PER_SECOND: f64 = 2.0;
+/// How much is allowed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Allowance {
+    /// In a row.
+    pub(super) burst: f64,
+    /// A second, all the time.
+    pub(super) per_second: f64,
+}
+
+/// Reports of one pod.
+pub(super) const OF_POD: Allowance = Allowance { burst: 20.0, per_second: 2.0 };
+/// Reports from one address, whoever they claim to be from: the pods on the network of one node.
+pub(super) const OF_ADDRESS: Allowance = Allowance { burst: 1000.0, per_second: 100.0 };
+/// Token reviews for one address: each costs the API server a call.
+pub(super) const REVIEWS_OF_ADDRESS: Allowance = Allowance { burst: 64.0, per_second: 1.0 };
 /// Buckets above which full ones are dropped.
 const MANY: usize = 4096;
 
-/// The buckets of all pods.
-#[derive(Debug, Default)]
-pub(super) struct ReportRate {
-    buckets: Mutex<HashMap<String, Bucket>>,
+/// The buckets of all.
+#[derive(Debug)]
+pub(super) struct Rate<K> {
+    allowance: Allowance,
+    buckets: Mutex<HashMap<K, Bucket>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -24,23 +37,30 @@ struct Bucket {
 }
 
 impl Bucket {
-    fn filled(self, now: Instant) -> Self {
+    fn filled(self, allowance: Allowance, now: Instant) -> Self {
         let seconds = now.saturating_duration_since(self.filled_at).as_secs_f64();
-        Self { tokens: (self.tokens + seconds * PER_SECOND).min(BURST), filled_at: now }
+        let tokens = (self.tokens + seconds * allowance.per_second).min(allowance.burst);
+        Self { tokens, filled_at: now }
     }
 }
 
-impl ReportRate {
-    /// Whether a pod may report now; takes a token if so.
-    pub(super) fn allows(&self, pod_uid: &str, now: Instant) -> bool {
+impl<K: Eq + Hash> Rate<K> {
+    /// Full buckets.
+    pub(super) fn new(allowance: Allowance) -> Self {
+        Self { allowance, buckets: Mutex::default() }
+    }
+
+    /// Whether somebody may do it now; takes a token if so.
+    pub(super) fn allows(&self, who: K, now: Instant) -> bool {
+        let allowance = self.allowance;
         let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
         if buckets.len() > MANY {
             // A full bucket is no different from one that does not exist.
-            buckets.retain(|_, bucket| bucket.filled(now).tokens < BURST);
+            buckets.retain(|_, bucket| bucket.filled(allowance, now).tokens < allowance.burst);
         }
-        let full = Bucket { tokens: BURST, filled_at: now };
-        let bucket = buckets.entry(pod_uid.to_owned()).or_insert(full);
-        *bucket = bucket.filled(now);
+        let full = Bucket { tokens: allowance.burst, filled_at: now };
+        let bucket = buckets.entry(who).or_insert(full);
+        *bucket = bucket.filled(allowance, now);
         let is_allowed = bucket.tokens >= 1.0;
         if is_allowed {
             bucket.tokens -= 1.0;
@@ -57,7 +77,7 @@ mod tests {
 
     #[test]
     fn a_pod_may_report_in_a_burst_and_then_twice_a_second_whatever_others_do() {
-        let (rate, start) = (ReportRate::default(), Instant::now());
+        let (rate, start) = (Rate::new(OF_POD), Instant::now());
         assert_eq!((0..100).filter(|_| rate.allows("noisy", start)).count(), 20);
         assert!(rate.allows("quiet", start));
         let later = start + Duration::from_secs(3);

@@ -107,6 +107,8 @@ impl Reports {
         let jobs = self.shared.lock();
         let running = jobs.values().filter(|entry| entry.newest.endings.is_empty());
         let all = running.filter_map(|entry| entry.newest.progress.as_ref()?.time_spent);
+        // One number that is none would make every sum none.
+        let all = all.filter(|one| one.process_seconds.is_finite() && one.step_seconds.is_finite());
         all.fold(TimeSpent::default(), |sum, one| TimeSpent {
             process_seconds: sum.process_seconds + one.process_seconds,
             setup_seconds: sum.setup_seconds + one.setup_seconds,

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::StreamExt as _;
 use rlt_channel::channel_server::{Channel, ChannelServer};
 use rlt_channel::limits::MAX_REPORT_BYTES;
 use tokio::net::TcpListener;
@@ -11,9 +12,15 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::{Identity, Server, ServerTlsConfig};
 
 use super::certificates::Certificates;
+use super::connections::Connections;
+use super::token::MAX_TOKEN_BYTES;
 
 /// Time for one report, its token's review included.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time for the TLS handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Bytes of a request's headers: the token and little else.
+const MAX_HEADER_BYTES: u32 = 2 * MAX_TOKEN_BYTES as u32;
 /// Reports at the same time on one connection; a rank sends one.
 const STREAMS_PER_CONNECTION: u32 = 4;
 /// Silence after which a connection is asked whether it lives.
@@ -51,15 +58,24 @@ pub async fn serve<S: Channel>(
     };
     let (address, listener) = listen.await.map_err(|source| ServeError::Listen { address, source })?;
     let (certificate, key) = certificates.identity();
-    let tls = ServerTlsConfig::new().identity(Identity::from_pem(certificate, key));
+    let tls =
+        ServerTlsConfig::new().identity(Identity::from_pem(certificate, key)).timeout(HANDSHAKE_TIMEOUT);
     let service = ChannelServer::from_arc(service).max_decoding_message_size(MAX_REPORT_BYTES);
     let router = Server::builder()
         .timeout(REQUEST_TIMEOUT)
         .max_concurrent_streams(STREAMS_PER_CONNECTION)
+        .http2_max_header_list_size(MAX_HEADER_BYTES)
         .http2_keepalive_interval(Some(KEEPALIVE))
         .tls_config(tls)?
         .add_service(service);
-    let incoming = TcpListenerStream::new(listener);
+    let connections = Connections::default();
+    let incoming = TcpListenerStream::new(listener).filter_map(move |accepted| {
+        let counted = match accepted {
+            Ok(stream) => connections.admit(stream).map(Ok),
+            Err(error) => Some(Err(error)),
+        };
+        std::future::ready(counted)
+    });
     let serving = async move {
         // Ranks never close their connections by themselves: no graceful shutdown.
         tokio::select! {

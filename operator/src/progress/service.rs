@@ -1,15 +1,19 @@
-//! The channel's service: who speaks, may they, is it small enough; then it is taken.
+//! The channel's service: who speaks, may they, does it fit; then it is taken.
 
+use std::net::{IpAddr, Ipv4Addr};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use jiff::Timestamp;
 use rlt_channel::channel_server::Channel;
-use rlt_channel::{AUTHORIZATION, ReportRequest, ReportResponse, Source, limits};
+use rlt_channel::{AUTHORIZATION, ReportRequest, ReportResponse, Source};
 use tonic::{Code, Request, Response, Status};
 
 use super::identity::{Authenticator, PodIdentity, Reviewer};
-use super::rate::ReportRate;
+use super::rate::{self, Rate};
 use super::reports::Reports;
+use super::{bounds, token};
 use crate::metrics::Metrics;
 
 /// Reports a second that all jobs together are asked to stay below.
@@ -26,6 +30,8 @@ pub struct ReportingWorker {
     pub job_name: String,
     /// The attempt that the pod belongs to.
     pub attempt: u32,
+    /// The ranks whose processes run in the pod.
+    pub ranks: Range<u32>,
 }
 
 /// Whoever knows which pods are workers of which jobs.
@@ -39,7 +45,9 @@ pub struct ChannelService<R, W> {
     authenticator: Authenticator<R>,
     workers: W,
     reports: Reports,
-    rate: ReportRate,
+    of_pods: Rate<String>,
+    of_addresses: Rate<IpAddr>,
+    reviews: Rate<IpAddr>,
     metrics: Metrics,
 }
 
@@ -47,36 +55,55 @@ impl<R: Reviewer, W: Workers> ChannelService<R, W> {
     /// Takes what is allowed into `reports`, and counts everything.
     pub fn new(reviewer: R, workers: W, reports: Reports, metrics: Metrics) -> Arc<Self> {
         let authenticator = Authenticator::new(reviewer);
-        Arc::new(Self { authenticator, workers, reports, rate: ReportRate::default(), metrics })
+        let (of_pods, of_addresses) = (Rate::new(rate::OF_POD), Rate::new(rate::OF_ADDRESS));
+        let reviews = Rate::new(rate::REVIEWS_OF_ADDRESS);
+        Arc::new(Self { authenticator, workers, reports, of_pods, of_addresses, reviews, metrics })
     }
 
     async fn take(&self, request: Request<ReportRequest>) -> Result<ReportResponse, Status> {
-        let pod = self.identify(&request).await?;
-        if !self.rate.allows(&pod.uid, Instant::now()) {
+        let address = request.remote_addr().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |address| address.ip());
+        if !self.of_addresses.allows(address, Instant::now()) {
+            return Err(Status::resource_exhausted("too many reports come from this address"));
+        }
+        let source = request.get_ref().source.clone();
+        let source = source.ok_or_else(|| Status::invalid_argument("source is missing"))?;
+        let pod = self.identify(&request, &source, address).await?;
+        if !self.of_pods.allows(pod.uid, Instant::now()) {
             return Err(Status::resource_exhausted("the pod reports too often"));
         }
         let report = request.into_inner();
-        let source = report.source.clone().ok_or_else(|| Status::invalid_argument("source is missing"))?;
-        self.authorize(&pod, &source)?;
-        check_size(&report)?;
+        bounds::check(&report).map_err(Status::invalid_argument)?;
         self.reports.take(&source, report);
         let seconds = (self.reports.len() / REPORTS_PER_SECOND).max(REPORT_EVERY_SECONDS);
         Ok(ReportResponse { report_every_seconds: u32::try_from(seconds).unwrap_or(u32::MAX) })
     }
 
-    async fn identify(&self, request: &Request<ReportRequest>) -> Result<PodIdentity, Status> {
+    /// The pod that speaks. Whatever its token only claims is judged before anybody is asked whether it is
+    /// true.
+    async fn identify(
+        &self,
+        request: &Request<ReportRequest>,
+        source: &Source,
+        address: IpAddr,
+    ) -> Result<PodIdentity, Status> {
         let value = request.metadata().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
         let token = value.and_then(|value| value.strip_prefix("Bearer "));
         let token = token.ok_or_else(|| Status::unauthenticated("a report needs a bearer token"))?;
+        let problem = "the token is not valid for this channel, or is not bound to a pod";
+        let claimed = token::claimed_pod(token, Timestamp::now());
+        let claimed = claimed.ok_or_else(|| Status::unauthenticated(problem))?;
+        self.authorize(&claimed, source)?;
+        if !self.authenticator.remembers(token) && !self.reviews.allows(address, Instant::now()) {
+            return Err(Status::resource_exhausted("too many tokens of this address are new"));
+        }
         let identified = self.authenticator.identify(token).await.map_err(|error| {
             tracing::warn!(error = &error as &dyn std::error::Error, "a token could not be reviewed");
             Status::unavailable("the token could not be reviewed")
         })?;
-        let problem = "the token is not valid for this channel, or is not bound to a pod";
-        identified.ok_or_else(|| Status::unauthenticated(problem))
+        identified.filter(|pod| *pod == claimed).ok_or_else(|| Status::unauthenticated(problem))
     }
 
-    /// A pod speaks for itself only: for its own job, in its own attempt.
+    /// A pod speaks for itself only: for its own job, in its own attempt, of its own ranks.
     fn authorize(&self, pod: &PodIdentity, source: &Source) -> Result<(), Status> {
         let worker = self.workers.worker(&source.job_uid, &pod.uid);
         let Some(worker) = worker.filter(|worker| worker.namespace == pod.namespace) else {
@@ -87,6 +114,12 @@ impl<R: Reviewer, W: Workers> ChannelService<R, W> {
         }
         if worker.attempt != source.attempt {
             return Err(Status::permission_denied("the pod belongs to another attempt"));
+        }
+        if !worker.ranks.contains(&source.rank) {
+            let Range { start, end } = worker.ranks;
+            let problem =
+                format!("the pod runs the ranks from {start} to below {end}, not rank {}", source.rank);
+            return Err(Status::permission_denied(problem));
         }
         Ok(())
     }
@@ -112,20 +145,4 @@ fn outcome(refusal: Code) -> &'static str {
         Code::InvalidArgument => "invalid",
         _ => "failed",
     }
-}
-
-/// Refuses what no trainer of ours sends.
-fn check_size(report: &ReportRequest) -> Result<(), Status> {
-    let within = |what: &str, size: usize, limit: usize| {
-        let problem = || Status::invalid_argument(format!("{what}: at most {limit} are taken, got {size}"));
-        if size > limit { Err(problem()) } else { Ok(()) }
-    };
-    within("checkpoints", report.checkpoints.len(), limits::MAX_CHECKPOINTS)?;
-    within("metrics", report.metrics.len(), limits::MAX_METRICS)?;
-    for checkpoint in &report.checkpoints {
-        within("bytes of checkpoints.path", checkpoint.path.len(), limits::MAX_TEXT_BYTES)?;
-        within("bytes of checkpoints.digest", checkpoint.digest.len(), limits::MAX_TEXT_BYTES)?;
-    }
-    let message = report.ending.as_ref().map_or(0, |ending| ending.message.len());
-    within("bytes of ending.message", message, limits::MAX_MESSAGE_BYTES)
 }

@@ -1,17 +1,21 @@
 //! From what ranks reported to what a status says: times as text, numbers that JSON can hold, shares instead
 //! of seconds.
 
+use std::sync::Arc;
+
 use futures::stream::{self, BoxStream, StreamExt};
 use jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
 use rlt_api::status::{CheckpointStatus, Progress};
 use rlt_channel::{self as channel, Stage, TimeSpent};
 
+use super::bounds;
 use super::reports::{JobReport, Reports};
 use crate::decide::Report;
 use crate::index::Index;
 use crate::job::Job;
 use crate::observe;
+use crate::prepare::PreparedJobs;
 use crate::progress::{ReportingWorker, Workers};
 
 impl observe::Reports for Reports {
@@ -28,19 +32,32 @@ impl observe::Reports for Reports {
     }
 }
 
-impl Workers for std::sync::Arc<Index> {
+/// The workers that the operator follows.
+#[derive(Clone, Debug)]
+pub struct KnownWorkers {
+    /// What the watches have seen.
+    pub index: Arc<Index>,
+    /// Validated jobs.
+    pub prepared: Arc<PreparedJobs>,
+}
+
+impl Workers for KnownWorkers {
     fn worker(&self, job_uid: &str, pod_uid: &str) -> Option<ReportingWorker> {
-        let key = self.key(job_uid)?;
-        let worker = self.workers(job_uid).into_iter().find(|worker| &*worker.uid == pod_uid)?;
+        let key = self.index.key(job_uid)?;
+        let worker = self.index.workers(job_uid).into_iter().find(|worker| &*worker.uid == pod_uid)?;
+        // Of a job that this operator has not reconciled yet the plan is not known.
+        let ranks_per_worker = self.prepared.ranks_per_worker(job_uid).unwrap_or(1);
+        let first_rank = worker.idx.saturating_mul(ranks_per_worker);
         Some(ReportingWorker {
             namespace: key.namespace.to_string(),
             job_name: key.name.to_string(),
             attempt: worker.attempt,
+            ranks: first_rank..first_rank.saturating_add(ranks_per_worker),
         })
     }
 }
 
-fn read(report: &JobReport) -> Report {
+pub(super) fn read(report: &JobReport) -> Report {
     Report {
         attempt: report.attempt,
         progress: report.progress.as_ref().and_then(progress),
@@ -54,7 +71,8 @@ fn progress(reported: &channel::Progress) -> Option<Progress> {
     if reported.stage() != Stage::Training {
         return None;
     }
-    let seconds = finite(reported.remaining_seconds).filter(|seconds| *seconds >= 0.0);
+    let is_countable = |seconds: &f64| (0.0..=bounds::MAX_WHOLE as f64).contains(seconds);
+    let seconds = finite(reported.remaining_seconds).filter(is_countable);
     Some(Progress {
         step: reported.step,
         num_steps: reported.num_steps,

@@ -1,0 +1,93 @@
+//! What a report may hold, so that whatever is taken fits into a status that the API server accepts. Pure.
+
+use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
+
+use rlt_channel::{Checkpoint, Progress, ReportRequest, TimeSpent, limits};
+
+/// The largest whole number that JSON's readers hold exactly, 2^53.
+pub(super) const MAX_WHOLE: u64 = 1 << 53;
+/// Times in milliseconds since 1970 whose year has four digits, as RFC 3339 wants it.
+pub(super) const TIMES_MS: RangeInclusive<i64> = 0..=253_402_300_799_999;
+/// The longest time of one process, in seconds: 30,000 years.
+const MAX_SECONDS: f64 = 1e12;
+
+/// Refuses what no trainer of ours sends.
+///
+/// # Errors
+/// The field, what was expected of it, and what it holds.
+pub(super) fn check(report: &ReportRequest) -> Result<(), String> {
+    at_most("checkpoints", report.checkpoints.len(), limits::MAX_CHECKPOINTS)?;
+    at_most("metrics", report.metrics.len(), limits::MAX_METRICS)?;
+    for name in report.metrics.keys() {
+        at_most("bytes of a metric's name", name.len(), limits::MAX_NAME_BYTES)?;
+    }
+    let mut steps = BTreeSet::new();
+    for checkpoint in &report.checkpoints {
+        check_checkpoint(checkpoint)?;
+        if !steps.insert(checkpoint.step) {
+            return Err(format!(
+                "checkpoints: expected one of each step, got two of step {}",
+                checkpoint.step
+            ));
+        }
+    }
+    if let Some(progress) = &report.progress {
+        check_progress(progress)?;
+    }
+    if let Some(ending) = &report.ending {
+        at_most("bytes of ending.message", ending.message.len(), limits::MAX_MESSAGE_BYTES)?;
+        check_time("ending.time_ms", ending.time_ms)?;
+    }
+    Ok(())
+}
+
+fn check_checkpoint(checkpoint: &Checkpoint) -> Result<(), String> {
+    at_most("bytes of checkpoints.path", checkpoint.path.len(), limits::MAX_TEXT_BYTES)?;
+    at_most("bytes of checkpoints.digest", checkpoint.digest.len(), limits::MAX_TEXT_BYTES)?;
+    check_whole("checkpoints.step", checkpoint.step)?;
+    check_time("checkpoints.committed_ms", checkpoint.committed_ms)
+}
+
+fn check_progress(progress: &Progress) -> Result<(), String> {
+    check_whole("progress.step", progress.step)?;
+    check_whole("progress.num_steps", progress.num_steps)?;
+    progress.step_finished_ms.map_or(Ok(()), |ms| check_time("progress.step_finished_ms", ms))?;
+    progress.time_spent.as_ref().map_or(Ok(()), check_time_spent)
+}
+
+fn check_time_spent(spent: &TimeSpent) -> Result<(), String> {
+    check_whole("time_spent.resumed_after_step", spent.resumed_after_step)?;
+    let seconds = [
+        ("process_seconds", spent.process_seconds),
+        ("setup_seconds", spent.setup_seconds),
+        ("step_seconds", spent.step_seconds),
+        ("evaluation_seconds", spent.evaluation_seconds),
+        ("checkpoint_seconds", spent.checkpoint_seconds),
+    ];
+    let is_within = |seconds: f64| seconds.is_finite() && seconds.abs() <= MAX_SECONDS;
+    match seconds.into_iter().find(|(_, seconds)| !is_within(*seconds)) {
+        None => Ok(()),
+        Some((field, got)) => {
+            Err(format!("time_spent.{field}: expected at most {MAX_SECONDS} seconds, got {got}"))
+        }
+    }
+}
+
+fn at_most(what: &str, size: usize, limit: usize) -> Result<(), String> {
+    if size > limit { Err(format!("{what}: at most {limit} are taken, got {size}")) } else { Ok(()) }
+}
+
+fn check_whole(field: &str, got: u64) -> Result<(), String> {
+    if got > MAX_WHOLE { Err(format!("{field}: expected at most 2^53, got {got}")) } else { Ok(()) }
+}
+
+fn check_time(field: &str, got: i64) -> Result<(), String> {
+    if TIMES_MS.contains(&got) {
+        return Ok(());
+    }
+    Err(format!("{field}: expected a time from 1970 to 9999 in milliseconds since 1970, got {got}"))
+}
+
+#[cfg(test)]
+mod tests;

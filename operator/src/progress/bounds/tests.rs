@@ -1,0 +1,203 @@
+//! Proves that no report, however it is made, is taken that would make a status which the API server refuses.
+
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
+use jiff::Timestamp;
+use proptest::prelude::*;
+use prost::Message as _;
+use rlt_api::status::RLTrainingJobStatus;
+use rlt_channel::{Ending, Source};
+use serde_json::Value;
+
+use super::super::reports::JobReport;
+use super::super::status::read;
+use super::*;
+
+/// The schema of a status as the API server has it.
+static SCHEMA: LazyLock<Value> = LazyLock::new(|| {
+    let definition = rlt_api::custom_resource_definition().unwrap();
+    definition.pointer("/spec/versions/0/schema/openAPIV3Schema/properties/status").unwrap().clone()
+});
+
+/// What the API server would say against a value.
+fn problem(schema: &Value, value: &Value, path: &str) -> Option<String> {
+    let refuse = |why: &str| Some(format!("{path}: {why}: {value}"));
+    let limit = |name: &str| schema[name].as_u64().unwrap_or(u64::MAX);
+    match (schema["type"].as_str().unwrap_or_default(), value) {
+        ("object", Value::Object(fields)) => fields.iter().find_map(|(name, value)| {
+            let schema = schema["properties"].get(name).unwrap_or(&schema["additionalProperties"]);
+            problem(schema, value, &format!("{path}.{name}"))
+        }),
+        ("array", Value::Array(items)) => {
+            let keys = schema["x-kubernetes-list-map-keys"].as_array();
+            let key = |item: &Value| {
+                keys.map(|keys| keys.iter().map(|key| item[key.as_str().unwrap()].clone()).collect())
+            };
+            let keys: Vec<Option<Vec<Value>>> = items.iter().map(key).collect();
+            let is_twice = |idx: usize| keys[idx].is_some() && keys[..idx].contains(&keys[idx]);
+            if items.len() as u64 > limit("maxItems") || (0..items.len()).any(is_twice) {
+                return refuse("too many, or two of one key");
+            }
+            items.iter().find_map(|item| problem(&schema["items"], item, &format!("{path}[]")))
+        }
+        ("integer", Value::Number(number)) => {
+            let whole = number
+                .as_i64()
+                .filter(|whole| schema["minimum"].as_i64().is_none_or(|least| *whole >= least));
+            if whole.is_none() { refuse("no whole number in range") } else { None }
+        }
+        ("string", Value::String(text)) => {
+            let is_time =
+                |text: &str| text.len() == "2026-01-01T00:00:00Z".len() && text.parse::<Timestamp>().is_ok();
+            if text.chars().count() as u64 > limit("maxLength") {
+                return refuse("too long");
+            }
+            if schema["format"] == "date-time" && !is_time(text) { refuse("no RFC 3339 time") } else { None }
+        }
+        ("number", Value::Number(_)) | ("boolean", Value::Bool(_)) => None,
+        _ => refuse("another type"),
+    }
+}
+
+/// What is wrong with the status that follows from a report; nothing for one that is refused.
+fn problem_of(report: ReportRequest) -> Option<String> {
+    check(&report).ok()?;
+    let ReportRequest { progress, checkpoints, metrics, .. } = report;
+    let report =
+        JobReport { attempt: 1, progress, checkpoints: Some(checkpoints), metrics, ..JobReport::default() };
+    let read = read(&report);
+    let checkpoints = read.checkpoints.unwrap_or_default();
+    let status =
+        RLTrainingJobStatus { progress: read.progress, checkpoints, ..RLTrainingJobStatus::default() };
+    problem(&SCHEMA, &serde_json::to_value(status).unwrap(), "status")
+}
+
+fn whole() -> impl Strategy<Value = u64> {
+    prop_oneof![0..100u64, Just(MAX_WHOLE), Just(MAX_WHOLE + 1), Just(i64::MAX as u64 + 1), any::<u64>()]
+}
+
+fn time_ms() -> impl Strategy<Value = i64> {
+    prop_oneof![
+        Just(0),
+        Just(*TIMES_MS.end()),
+        Just(*TIMES_MS.end() + 1),
+        Just(-1),
+        any::<i64>(),
+        0..2_000_000_000_000i64
+    ]
+}
+
+fn number() -> impl Strategy<Value = f64> {
+    prop_oneof![Just(f64::NAN), Just(f64::INFINITY), Just(1e300), Just(-1.0), any::<f64>(), 0.0..1e9]
+}
+
+fn checkpoint() -> impl Strategy<Value = Checkpoint> {
+    (whole(), ".{0,20}", any::<u32>(), time_ms(), any::<bool>()).prop_map(
+        |(step, path, world_size, committed_ms, is_latest)| Checkpoint {
+            step,
+            digest: path.clone(),
+            path,
+            world_size,
+            committed_ms,
+            is_latest,
+        },
+    )
+}
+
+fn progress() -> impl Strategy<Value = Progress> {
+    let spent =
+        prop::option::of((number(), number(), whole()).prop_map(|(process, step, resumed)| TimeSpent {
+            process_seconds: process,
+            step_seconds: step,
+            resumed_after_step: resumed,
+            ..TimeSpent::default()
+        }));
+    (0..12i32, 0..4i32, (whole(), whole()), prop::option::of(number()), prop::option::of(time_ms()), spent)
+        .prop_map(|(phase, stage, (step, num_steps), number, step_finished_ms, time_spent)| Progress {
+            phase,
+            stage,
+            step,
+            num_steps,
+            reward: number,
+            held_out_reward: number,
+            kl: number,
+            tokens_per_second: number,
+            remaining_seconds: number,
+            time_spent,
+            step_finished_ms,
+        })
+}
+
+fn report() -> impl Strategy<Value = ReportRequest> {
+    let checkpoints = prop::collection::vec(checkpoint(), 0..8);
+    let ending = prop::option::of(time_ms().prop_map(|time_ms| Ending { time_ms, ..Ending::default() }));
+    let metrics = prop::collection::hash_map(".{0,8}", number(), 0..4);
+    (prop::option::of(progress()), checkpoints, ending, metrics, any::<u64>()).prop_map(
+        |(progress, checkpoints, ending, metrics, sequence)| ReportRequest {
+            source: Some(Source::default()),
+            sequence,
+            progress,
+            checkpoints,
+            metrics,
+            ending,
+            knows_checkpoints: true,
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_report_that_is_taken_makes_a_status_that_the_api_server_takes(report in report()) {
+        prop_assert_eq!(problem_of(report), None);
+    }
+
+    #[test]
+    fn so_does_one_whose_bytes_were_changed(
+        report in report(),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+    ) {
+        let mut bytes = report.encode_to_vec();
+        for (place, byte) in changes {
+            let place = place.index(bytes.len().max(1));
+            bytes.get_mut(place).into_iter().for_each(|each| *each = byte);
+        }
+        let found = ReportRequest::decode(&*bytes).ok().and_then(problem_of);
+        prop_assert_eq!(found, None);
+    }
+
+    #[test]
+    fn so_do_any_bytes_that_are_a_report(bytes in prop::collection::vec(any::<u8>(), 0..256)) {
+        let found = ReportRequest::decode(&*bytes).ok().and_then(problem_of);
+        prop_assert_eq!(found, None);
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_by_its_field() {
+    let refusal = |report: ReportRequest| check(&report).expect_err("a refusal");
+    let with =
+        |progress: Progress| refusal(ReportRequest { progress: Some(progress), ..ReportRequest::default() });
+    let saved = |checkpoint: Checkpoint, count: usize| {
+        refusal(ReportRequest { checkpoints: vec![checkpoint; count], ..ReportRequest::default() })
+    };
+    let step = MAX_WHOLE + 1;
+    assert!(
+        with(Progress { step, ..Progress::default() }).starts_with("progress.step: expected at most 2^53")
+    );
+    assert!(
+        with(Progress { step_finished_ms: Some(-1), ..Progress::default() })
+            .starts_with("progress.step_finished")
+    );
+    let spent = TimeSpent { step_seconds: f64::NAN, ..TimeSpent::default() };
+    let spent = with(Progress { time_spent: Some(spent), ..Progress::default() });
+    assert!(spent.starts_with("time_spent.step_seconds"), "{spent}");
+    assert!(saved(Checkpoint::default(), 2).contains("two of step 0"));
+    assert!(
+        saved(Checkpoint { committed_ms: i64::MAX, ..Checkpoint::default() }, 1).contains("committed_ms")
+    );
+    let names = HashMap::from([("x".repeat(limits::MAX_NAME_BYTES + 1), 1.0)]);
+    assert!(refusal(ReportRequest { metrics: names, ..ReportRequest::default() }).contains("metric's name"));
+}
