@@ -4,7 +4,7 @@ SHELL := /bin/bash
 
 QUICKSTART_OUTPUT ?= runs/quickstart
 
-.PHONY: help libtorch browser cluster-packages build images cluster cluster-down quickstart test lint deny format generate bench bench-operator clean
+.PHONY: kernels kernels-check help libtorch browser cluster-packages build images cluster cluster-down quickstart test lint deny format generate bench bench-operator clean
 
 help: ## List the commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,12 @@ cluster-packages: ## Install what a cluster for tests needs, where that needs no
 		echo "cluster-packages: installing $(CLUSTER_PACKAGES)"; export DEBIAN_FRONTEND=noninteractive; \
 		{ apt-get install -y -qq $(CLUSTER_PACKAGES) || { apt-get update -qq && apt-get install -y -qq $(CLUSTER_PACKAGES); }; } >/dev/null; \
 	else echo "cluster-packages: not root or no apt here; tests on a cluster skip"; fi
+
+kernels: ## Compile the kernels for GPUs (fetches the pinned nvcc once; needs no GPU)
+	@bash trainer/torch/build-kernels.sh
+
+kernels-check: ## Compile them and compare what they need with the committed table; no register may be spilled
+	@bash trainer/torch/build-kernels.sh --check
 
 build: libtorch ## Build rlctl, also as kubectl's plug-in, and rlt-trainer
 	cargo build --release --bin rlctl --bin rlt-trainer
@@ -55,6 +61,7 @@ test: libtorch browser cluster-packages lint ## Every check and every test
 	@rm -f target/skipped-cluster-tests.txt
 	cargo test --workspace --locked
 	cargo test --package rlt-api --features kube --locked
+	@bash trainer/torch/build-kernels.sh --check-if-fetched
 	@! [ -e target/skipped-cluster-tests.txt ] || \
 		echo "SKIPPED $$(wc -l <target/skipped-cluster-tests.txt) tests that need a cluster: target/skipped-cluster-tests.txt"
 

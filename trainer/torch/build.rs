@@ -31,8 +31,17 @@ fn kernels(isa: &str, flags: &[&str]) {
     build.file(format!("csrc/kernels/{isa}.cpp")).compile(&format!("rlt_kernels_{isa}"));
 }
 
+/// Everything in csrc but the kernels for GPUs, which nothing here compiles.
+fn watch_sources() {
+    for entry in std::fs::read_dir("csrc").into_iter().flatten().flatten() {
+        if entry.file_name() != "cuda" {
+            println!("cargo:rerun-if-changed={}", entry.path().display());
+        }
+    }
+}
+
 fn main() {
-    println!("cargo:rerun-if-changed=csrc");
+    watch_sources();
     println!("cargo:rerun-if-env-changed=LIBTORCH");
     let Some(libtorch) = env::var_os("LIBTORCH").map(PathBuf::from) else {
         println!("cargo::error=LIBTORCH is not set; `make libtorch` prepares it");

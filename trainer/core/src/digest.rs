@@ -2,8 +2,13 @@
 //! step.
 //!
 //! It finds accidents (a tensor that was not synchronised, a page that was overwritten), not attacks; files
-//! have cryptographic digests of their own.
+//! have cryptographic digests of their own. Chunks are digested apart and their digests added, so that a
+//! device with thousands of threads finds the same number.
 
+use crate::permutation::{GOLDEN_GAMMA, mix64};
+
+/// Numbers that are digested in sequence.
+pub const CHUNK: usize = 1024;
 const NUM_LANES: usize = 8;
 /// Numbers taken in together: two a lane.
 const STRIDE: usize = 2 * NUM_LANES;
@@ -14,7 +19,16 @@ const PRIME: u64 = 0x9e37_79b1_85eb_ca87;
 ///
 /// Each step is a bijection of its lane, so two inputs that differ in one number always differ in their
 /// digests. Eight independent lanes keep the multipliers busy: memory bandwidth is the limit.
+///
+/// The sum over chunks c of mix64(digest of the chunk + c * [`GOLDEN_GAMMA`]), and the number of values.
 pub fn digest64(values: &[f32]) -> u64 {
+    let chunks = values.chunks(CHUNK).zip(0u64..);
+    let mixed =
+        chunks.map(|(chunk, idx)| mix64(chunk_digest(chunk).wrapping_add(idx.wrapping_mul(GOLDEN_GAMMA))));
+    mixed.fold(values.len() as u64, u64::wrapping_add)
+}
+
+fn chunk_digest(values: &[f32]) -> u64 {
     let mut lanes: [u64; NUM_LANES] = std::array::from_fn(|lane| PRIME.wrapping_mul(lane as u64 + 1));
     let mut strides = values.chunks_exact(STRIDE);
     for stride in &mut strides {
@@ -63,9 +77,19 @@ mod tests {
         for len in 0..200 {
             assert!(seen.insert(digest64(&vec![0.0; len])), "length {len}");
         }
-        let values: Vec<f32> = (0..128u8).map(f32::from).collect();
-        let mut swapped = values.clone();
-        swapped.swap(0, 64);
-        assert_ne!(digest64(&values), digest64(&swapped));
+        let values: Vec<f32> = (0..u16::MAX).map(f32::from).collect();
+        for (a, b) in [(0, 64), (0, CHUNK), (5, 5 + 7 * CHUNK)] {
+            let mut swapped = values.clone();
+            swapped.swap(a, b);
+            assert_ne!(digest64(&values), digest64(&swapped), "{a} and {b}");
+        }
+    }
+
+    #[test]
+    fn whole_chunks_change_places_visibly() {
+        let values: Vec<f32> = (0..4 * CHUNK as u16).map(f32::from).collect();
+        let mut rotated = values.clone();
+        rotated.rotate_left(CHUNK);
+        assert_ne!(digest64(&values), digest64(&rotated));
     }
 }

@@ -1,5 +1,5 @@
-//! Finding CUDA at run time in a binary that is linked without it, and computing there: a border to the driver,
-//! streams, graphs, and the launchers of our own kernels (`csrc/cuda/`).
+//! Finding CUDA at run time in a binary that is linked without it, and computing there: a border to the
+//! driver, streams, graphs, and the launchers of our own kernels (`csrc/cuda/`).
 
 mod activation;
 mod adamw;
@@ -34,8 +34,8 @@ use crate::Error;
 use crate::border::{check, owned_text, rlt_load_cuda};
 
 /// Loads the driver and libtorch's CUDA half, where they are present; returns whether CUDA can be used. Where
-/// there is no driver nothing else is loaded, so a CPU machine needs none of CUDA's libraries. Call before the
-/// first use of a device.
+/// there is no driver nothing else is loaded, so a CPU machine needs none of CUDA's libraries. Call before
+/// the first use of a device.
 ///
 /// # Errors
 /// When libtorch fails while it registers its devices.

@@ -35,8 +35,8 @@ pub struct PagedDecodeAttention<'a> {
     pub window: Option<i64>,
     /// Parts of a long context that different blocks take: [`attention_splits`].
     pub splits: usize,
-    /// u8, at least [`attention_workspace_bytes`]; all zero before the first launch, which every launch leaves
-    /// fit for the next.
+    /// u8, at least [`attention_workspace_bytes`]; all zero before the first launch, which every launch
+    /// leaves fit for the next.
     pub workspace: &'a Tensor,
     /// `[rows, heads, head_dim]` of q's dtype.
     pub out: &'a Tensor,

@@ -11,8 +11,8 @@ const CHUNK: usize = 1024;
 /// Chunks of a block: eight threads take one.
 const CHUNKS_A_BLOCK: usize = 16;
 
-/// Digests of tensors, one word each, as `rlt_core::digest::digest64` has them of the f32 numbers; of half-width
-/// numbers in pairs as they lie, or of an odd number of them widened to f32.
+/// Digests of tensors, one word each, as `rlt_core::digest::digest64` has them of the f32 numbers; of
+/// half-width numbers in pairs as they lie, or of an odd number of them widened to f32.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceDigest<'a> {
     /// Any dense tensor of f32, bf16 or f16.
@@ -41,8 +41,14 @@ impl DeviceDigest<'_> {
         let name = operands.kernel("digest", kind)?;
         let is_paired = kind != Kind::Float && numel % 2 == 0;
         let count = if is_paired { numel / 2 } else { numel };
+        let data = operands.address("tensor", self.tensor, kind, &self.tensor.size())?;
+        operands.require(
+            !is_paired || data.addr() % 4 == 0,
+            "numbers that begin at a multiple of 4 bytes",
+            data.addr(),
+        )?;
         let arguments = Arguments {
-            data: operands.address("tensor", self.tensor, kind, &self.tensor.size())?,
+            data,
             out: operands.address("out", self.out, Kind::Int64, &[1])?,
             count: count as i64,
         };

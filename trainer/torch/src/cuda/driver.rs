@@ -1,5 +1,6 @@
-//! The functions of the CUDA driver that this crate calls, found in `libcuda.so.1` at run time. A missing library
-//! or function and every failed call are errors with CUDA's own name and text; nothing here ends the process.
+//! The functions of the CUDA driver that this crate calls, found in `libcuda.so.1` at run time. A missing
+//! library or function and every failed call are errors with CUDA's own name and text; nothing here ends the
+//! process.
 
 use crate::Error;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -58,8 +59,8 @@ driver! {
     device_get = c"cuDeviceGet" (*mut c_int, c_int);
     device_get_attribute = c"cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
     device_primary_ctx_retain = c"cuDevicePrimaryCtxRetain" (*mut Handle, c_int);
-    ctx_push_current = c"cuCtxPushCurrent_v2" (Handle);
-    ctx_pop_current = c"cuCtxPopCurrent_v2" (*mut Handle);
+    ctx_get_current = c"cuCtxGetCurrent" (*mut Handle);
+    ctx_set_current = c"cuCtxSetCurrent" (Handle);
     module_load_data = c"cuModuleLoadData" (*mut Handle, *const c_void);
     module_get_function = c"cuModuleGetFunction" (*mut Handle, Handle, *const c_char);
     func_set_attribute = c"cuFuncSetAttribute" (Handle, c_int, c_int);
@@ -81,7 +82,7 @@ driver! {
     event_record = c"cuEventRecord" (Handle, Handle);
     event_query = c"cuEventQuery" (Handle);
     event_synchronize = c"cuEventSynchronize" (Handle);
-    event_elapsed_time = c"cuEventElapsedTime" (*mut f32, Handle, Handle);
+    event_elapsed_time = c"cuEventElapsedTime_v2" (*mut f32, Handle, Handle);
     event_destroy = c"cuEventDestroy_v2" (Handle);
 }
 
@@ -196,22 +197,33 @@ impl Driver {
 }
 
 /// A device's primary context, which libtorch computes in, current on this thread while the guard lives.
-pub(crate) struct Context(&'static Driver);
+pub(crate) struct Context {
+    driver: &'static Driver,
+    before: Handle,
+}
 
 impl Context {
     pub(crate) fn enter(driver: &'static Driver, device: usize) -> Result<Self, Error> {
+        const ACT: &str = "entering a device's context";
         let context = primary_context(driver, device)?;
-        // SAFETY: a context that is never released.
-        driver.check("entering a device's context", unsafe { (driver.ctx_push_current)(context) })?;
-        Ok(Self(driver))
+        let mut before = std::ptr::null_mut();
+        // SAFETY: a place for the answer.
+        driver.check(ACT, unsafe { (driver.ctx_get_current)(&mut before) })?;
+        if before != context {
+            // SAFETY: a context that is never released.
+            driver.check(ACT, unsafe { (driver.ctx_set_current)(context) })?;
+        }
+        Ok(Self { driver, before })
     }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
-        let mut popped = std::ptr::null_mut();
-        // SAFETY: what `enter` pushed is popped; a failure leaves a context current, which harms nothing.
-        unsafe { (self.0.ctx_pop_current)(&mut popped) };
+        // A thread that had no context may keep this one: libtorch sets it likewise.
+        if !self.before.is_null() {
+            // SAFETY: the context that was current before.
+            unsafe { (self.driver.ctx_set_current)(self.before) };
+        }
     }
 }
 

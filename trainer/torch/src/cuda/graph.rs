@@ -16,8 +16,8 @@ unsafe impl Send for Graph {}
 
 impl Graph {
     /// Records what `work` puts into `stream` instead of running it. `work` must allocate nothing on the
-    /// device and wait for nothing; run it once before, so that libraries have their workspaces. Make `stream`
-    /// libtorch's ([`Stream::enter`]) around the call where `work` uses libtorch.
+    /// device and wait for nothing; run it once before, so that libraries have their workspaces. Make
+    /// `stream` libtorch's ([`Stream::enter`]) around the call where `work` uses libtorch.
     ///
     /// # Errors
     /// The error of `work`, or the driver's when something was done that cannot be recorded.

@@ -1,5 +1,5 @@
-//! One chunk of the vocabulary head between its two products: statistics of the logits, and the gradient written
-//! over them. Formulas: `csrc/kernels/head.inl`.
+//! One chunk of the vocabulary head between its two products: statistics of the logits, and the gradient
+//! written over them. Formulas: `csrc/kernels/head.inl`.
 
 use super::kernels::Kernels;
 use super::module::Shape;

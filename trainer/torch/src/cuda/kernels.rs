@@ -1,6 +1,6 @@
-//! Our own kernels on one device. Each launcher writes into tensors that the caller gives, on libtorch's current
-//! stream: it allocates nothing, copies nothing and waits for nothing, so that a stream capture can hold it.
-//! Launchers take one structure each; its `launch` method says shapes and dtypes.
+//! Our own kernels on one device. Each launcher writes into tensors that the caller gives, on libtorch's
+//! current stream: it allocates nothing, copies nothing and waits for nothing, so that a stream capture can
+//! hold it. Launchers take one structure each; its `launch` method says shapes and dtypes.
 
 use super::module::{Module, Shape};
 use super::operand::Operands;
@@ -32,8 +32,8 @@ impl std::fmt::Debug for Kernels {
 }
 
 impl Kernels {
-    /// The kernels of device `index`, loaded at the first call. The file is `rlt-kernels.fatbin`: the one that
-    /// `RLT_KERNELS` names, else beside the executable, in `../lib` of it, or beside `libtorch_cuda.so`.
+    /// The kernels of device `index`, loaded at the first call. The file is `rlt-kernels.fatbin`: the one
+    /// that `RLT_KERNELS` names, else beside the executable, in `../lib` of it, or beside `libtorch_cuda.so`.
     ///
     /// # Errors
     /// When the driver or the file is missing, or the file has no code for this device.

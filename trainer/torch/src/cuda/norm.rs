@@ -31,6 +31,7 @@ struct Arguments {
     weight: *const c_void,
     out: *mut c_void,
     width: i64,
+    inverse_width: f64,
     eps: f64,
     offset: f32,
 }
@@ -51,6 +52,7 @@ impl RmsNormResidual<'_> {
             weight: operands.address("weight", self.weight, kind, &[width])?,
             out: operands.address("out", self.out, kind, &shape)?,
             width,
+            inverse_width: 1.0 / width as f64,
             eps: self.eps,
             offset: self.offset as f32,
         };

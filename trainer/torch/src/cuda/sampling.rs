@@ -1,4 +1,4 @@
-//! The draw of the next tokens: `rlt_core::sampling` on the device, in two launches.
+//! The draw of the next tokens: `rlt_core::sampling` on the device, in three launches.
 
 use super::kernels::Kernels;
 use super::module::Shape;
@@ -13,6 +13,8 @@ const PART: i64 = 8192;
 /// Floats that the first launch leaves for each part: maximum and sum of both distributions, and the largest
 /// penalised logit with its index.
 const PART_FLOATS: i64 = 6;
+/// Tokens whose weights are summed together on the way to the drawn one.
+const CHUNK: i64 = 256;
 
 /// How one row's token is drawn; the meaning of the numbers is that of `rlt_core::sampling`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -50,8 +52,8 @@ pub struct Sample<'a> {
     pub params: &'a Tensor,
     /// i32 `[rows]`: tokens of the completion so far; negative: the row is left alone.
     pub steps: &'a Tensor,
-    /// i32 `[rows, ceil(vocabulary / 32)]`, a bit for each token that occurred ([`MarkSeen`](super::MarkSeen));
-    /// the drawn token's is set. `None` where no row has a penalty.
+    /// i32 `[rows, ceil(vocabulary / 32)]`, a bit for each token that occurred
+    /// ([`MarkSeen`](super::MarkSeen)); the drawn token's is set. `None` where no row has a penalty.
     pub seen: Option<&'a Tensor>,
     /// f32, at least [`sampling_workspace_bytes`] / 4 numbers.
     pub workspace: &'a Tensor,
@@ -70,19 +72,30 @@ struct Arguments {
     steps: *const c_void,
     seen: *mut c_void,
     parts: *mut c_void,
+    chunk_sums: *mut c_void,
+    probs: *mut c_void,
     tokens: *mut c_void,
     logprobs: *mut c_void,
     vocabulary: i64,
     num_parts: i32,
+    num_chunks: i32,
 }
 
-/// Bytes of workspace for launches of at most so many rows.
+/// Floats of each piece of the workspace: sums of chunks (two floats each), statistics of parts,
+/// probabilities.
+fn pieces(rows: i64, vocabulary: i64) -> [i64; 3] {
+    let of = |size: i64| (vocabulary + size - 1) / size;
+    [rows * of(CHUNK) * 2, rows * of(PART) * PART_FLOATS, rows * vocabulary]
+}
+
+/// Bytes of workspace for launches of at most so many rows; most of it are the probabilities of rows with
+/// top-k, top-p or min-p.
 pub fn sampling_workspace_bytes(rows: usize, vocabulary: usize) -> usize {
-    4 * rows * vocabulary.div_ceil(PART as usize) * PART_FLOATS as usize
+    4 * pieces(rows as i64, vocabulary as i64).iter().sum::<i64>() as usize
 }
 
 impl Sample<'_> {
-    /// Launches the statistics of all parts of all rows, then one block a row that draws.
+    /// Launches the statistics of all parts of all rows, their weights, then one block a row that draws.
     ///
     /// # Errors
     /// When shapes, dtypes or devices do not fit, or the vocabulary has more than 2^20 tokens.
@@ -96,9 +109,12 @@ impl Sample<'_> {
             vocabulary,
         )?;
         let words = (vocabulary + 31) / 32;
-        let num_parts = (vocabulary + PART - 1) / PART;
+        let (num_parts, num_chunks) = ((vocabulary + PART - 1) / PART, (vocabulary + CHUNK - 1) / CHUNK);
         let [got] = operands.sizes("workspace", self.workspace)?;
-        let least = rows * num_parts * PART_FLOATS;
+        let pieces = pieces(rows, vocabulary);
+        let least: i64 = pieces.iter().sum();
+        let workspace = operands.address("workspace", self.workspace, Kind::Float, &[got])?;
+        let behind = |floats: i64| workspace.wrapping_byte_add(4 * floats as usize);
         operands.require(got >= least, &format!("at least {least} floats of workspace"), got)?;
         let arguments = Arguments {
             logits: operands.address("logits", self.logits, kind, &[rows, vocabulary])?,
@@ -110,15 +126,20 @@ impl Sample<'_> {
             )?,
             steps: operands.address("steps", self.steps, Kind::Int, &[rows])?,
             seen: operands.address_or_null("seen", self.seen, Kind::Int, &[rows, words])?,
-            parts: operands.address("workspace", self.workspace, Kind::Float, &[got])?,
+            chunk_sums: workspace,
+            parts: behind(pieces[0]),
+            probs: behind(pieces[0] + pieces[1]),
             tokens: operands.address("tokens", self.tokens, Kind::Int, &[rows])?,
             logprobs: operands.address("logprobs", self.logprobs, Kind::Float, &[rows])?,
             vocabulary,
             num_parts: num_parts as i32,
+            num_chunks: num_chunks as i32,
         };
         let statistics = operands.kernel("sample_statistics", kind)?;
         let grid = [rows as usize, num_parts as usize, 1];
         kernels.launch(&statistics, Shape::blocks(grid, 256), &arguments)?;
+        let weights = operands.kernel("sample_weights", kind)?;
+        kernels.launch(&weights, Shape::blocks(grid, 256), &arguments)?;
         let draw = operands.kernel("sample_draw", kind)?;
         kernels.launch(&draw, Shape::blocks([rows as usize, 1, 1], 1024), &arguments)
     }

@@ -1,5 +1,5 @@
-//! Streams of a device and what is put into them beside kernels: copies, functions of the host, events. Nothing
-//! here keeps the calling thread waiting except what says so.
+//! Streams of a device and what is put into them beside kernels: copies, functions of the host, events.
+//! Nothing here keeps the calling thread waiting except what says so.
 
 use super::driver::{Driver, Handle};
 use super::operand::cuda_index;
@@ -117,9 +117,10 @@ impl Stream {
         })
     }
 
-    /// Calls `call` on a thread of the driver when the stream gets there; what comes later in the stream waits
-    /// for its end. It must not call CUDA or libtorch on a device, must not panic (a panic is caught and
-    /// dropped), and runs once: a capturing stream refuses nothing but would call it only at the first launch.
+    /// Calls `call` on a thread of the driver when the stream gets there; what comes later in the stream
+    /// waits for its end. It must not call CUDA or libtorch on a device, must not panic (a panic is caught
+    /// and dropped), and runs once: a capturing stream refuses nothing but would call it only at the first
+    /// launch.
     ///
     /// # Errors
     /// When the driver fails.

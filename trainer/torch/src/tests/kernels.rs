@@ -1,10 +1,20 @@
-//! Our CUDA kernels, compiled for the CPU with the threads of a block as fibers, against the CPU's own functions.
+//! Our CUDA kernels, compiled for the CPU with the threads of a block as fibers, against the CPU's own
+//! functions.
+
+mod attention;
+mod optimizer;
+mod rows;
+mod sampling;
+mod state;
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
+use tch::{Kind, Tensor};
+
+use super::{randn, relative_difference};
 use crate::Error;
 use crate::cuda::Kernels;
 use crate::cuda::driver::{open, symbol};
@@ -14,6 +24,8 @@ use crate::cuda::driver::{open, symbol};
 struct Entry {
     name: *const c_char,
     invoke: unsafe extern "C" fn(*const u32, *const u32, usize, *mut *mut c_void),
+    num_params: u32,
+    param_sizes: *const u32,
 }
 
 /// The kernels' sources as a library of this machine.
@@ -58,6 +70,9 @@ impl OnCpu {
         // SAFETY: names of the table are NUL-terminated.
         let is_named = |entry: &&Entry| unsafe { CStr::from_ptr(entry.name) }.to_bytes() == name.as_bytes();
         let entry = self.entries.iter().find(is_named).unwrap_or_else(|| panic!("no kernel {name}"));
+        assert_eq!(entry.num_params, 1, "{name}");
+        // SAFETY: the table has a size for each parameter.
+        assert_eq!(unsafe { *entry.param_sizes } as usize, size_of::<A>(), "the parameter of {name}");
         let mut parameters = [std::ptr::from_ref(arguments).cast_mut().cast::<c_void>()];
         // SAFETY: one parameter of the kernel's layout, sizes of three numbers.
         unsafe { (entry.invoke)(grid.as_ptr(), block.as_ptr(), shared_bytes, parameters.as_mut_ptr()) };
@@ -70,23 +85,29 @@ fn build() -> PathBuf {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     let on_cpu = package.join("../../tests/devices/csrc/on_cpu");
     let sources = package.join("csrc/cuda");
-    let out =
-        Path::new(env!("OUT_DIR")).join(format!("kernels-on-cpu-{:016x}.so", newest(&[&on_cpu, &sources])));
+    let out = Path::new(env!("OUT_DIR"))
+        .join(format!("kernels-on-cpu-{:016x}.so", digest_of(&[&on_cpu, &sources])));
     if out.exists() {
         return out;
     }
     let partial = out.with_extension(format!("{}.partial", std::process::id()));
     let mut command = Command::new("g++");
     command.args(["-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", "-Werror", "-ffp-contract=off", "-I"]);
-    command.arg(&sources).arg("-I").arg(&on_cpu).arg("-o").arg(&partial).arg(on_cpu.join("kernels.cpp"));
+    command
+        .arg(&sources)
+        .arg("-I")
+        .arg(&on_cpu)
+        .arg("-o")
+        .arg(&partial)
+        .args(["fibers.cpp", "kernels.cpp"].map(|file| on_cpu.join(file)));
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     std::fs::rename(&partial, &out).unwrap();
     out
 }
 
-/// A number that changes with the contents of the folders' files.
-fn newest(folders: &[&Path]) -> u64 {
+/// A digest that changes with the contents of the folders' files.
+fn digest_of(folders: &[&Path]) -> u64 {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let mut hasher = DefaultHasher::new();
     for folder in folders {
@@ -108,4 +129,33 @@ fn in_every_order(body: impl Fn(&Kernels)) {
         unsafe { (library.seed)(seed) };
         body(&Kernels::on_cpu(*library));
     }
+}
+
+/// What rounding to `kind` may change, relative to the largest number; sums in another order stay far below.
+fn tolerance(kind: Kind) -> f64 {
+    match kind {
+        Kind::Float => 4e-6,
+        Kind::BFloat16 => 8e-3,
+        _ => 1e-3,
+    }
+}
+
+const KINDS: [Kind; 3] = [Kind::Float, Kind::BFloat16, Kind::Half];
+
+fn assert_near(name: &str, got: &Tensor, expected: &Tensor) {
+    assert_eq!(got.size(), expected.size(), "{name}");
+    let difference = relative_difference(&got.to_kind(Kind::Float), &expected.to_kind(Kind::Float));
+    assert!(difference <= tolerance(got.kind()), "{name} of {:?}: {difference}", got.kind());
+}
+
+fn ints(values: &[i32]) -> Tensor {
+    Tensor::from_slice(values)
+}
+
+fn words(tensor: &Tensor) -> Vec<i32> {
+    Vec::try_from(tensor.contiguous().view([-1])).unwrap()
+}
+
+fn floats(tensor: &Tensor) -> Vec<f32> {
+    Vec::try_from(tensor.to_kind(Kind::Float).contiguous().view([-1])).unwrap()
 }

@@ -1,0 +1,196 @@
+// What all kernels share: numbers as they are stored, vectors of 16 bytes, reductions, asynchronous copies. The same
+// sources are compiled for GPUs by nvcc and, for tests, by a C++ compiler with fibers as threads; what differs is here.
+#pragma once
+#include <stdint.h>
+
+// A kernel's one parameter is a structure; every kernel is listed by its name. The bounds are those of CUDA's
+// __launch_bounds__: threads of a block, and blocks that a multiprocessor should have room for.
+#define RLT_KERNEL(name, Arguments, body, ...)                                          \
+  extern "C" __global__ void __launch_bounds__(__VA_ARGS__)                             \
+      name(const __grid_constant__ Arguments a) {                                       \
+    body(a);                                                                            \
+  }                                                                                     \
+  RLT_REGISTER(name)
+// For f32, bf16 and f16: `body<T>`.
+#define RLT_KERNELS(family, Arguments, body, ...)               \
+  RLT_KERNEL(family##_f32, Arguments, body<float>, __VA_ARGS__) \
+  RLT_KERNEL(family##_bf16, Arguments, body<bf16>, __VA_ARGS__) \
+  RLT_KERNEL(family##_f16, Arguments, body<f16>, __VA_ARGS__)
+
+#if defined(__CUDACC__)
+#define RLT_REGISTER(name)
+#define RLT_UNROLL _Pragma("unroll")
+// Dynamic shared memory of the block, aligned to 16 bytes.
+#define RLT_DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
+#else
+#define RLT_UNROLL
+#define RLT_DYNAMIC_SHARED(name) unsigned char* const name = fibers::dynamic_shared
+#endif
+
+namespace rlt {
+
+constexpr unsigned ALL_LANES = 0xffffffffu;
+constexpr float INFINITE = __builtin_huge_valf();
+
+struct bf16 {
+  uint16_t bits;
+};
+struct f16 {
+  uint16_t bits;
+};
+
+__device__ inline float to_float(float x) { return x; }
+__device__ inline float to_float(bf16 x) { return __uint_as_float(uint32_t(x.bits) << 16); }
+
+// Rounding to nearest even; a NaN keeps being one.
+template <class T>
+__device__ T from_float(float x);
+template <>
+__device__ inline float from_float<float>(float x) {
+  return x;
+}
+
+#if defined(__CUDA_ARCH__)
+__device__ inline float to_float(f16 x) {
+  float wide;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x.bits));
+  return wide;
+}
+template <>
+__device__ inline bf16 from_float<bf16>(float x) {
+  bf16 narrow;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(x));
+  return narrow;
+}
+template <>
+__device__ inline f16 from_float<f16>(float x) {
+  f16 narrow;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(x));
+  return narrow;
+}
+#else
+inline float to_float(f16 x) {
+  const uint32_t sign = uint32_t(x.bits >> 15) << 31, exponent = x.bits >> 10 & 31, fraction = x.bits & 1023;
+  if (exponent == 31) return __uint_as_float(sign | 0x7f800000u | fraction << 13);
+  // Below 2^-14 the fraction counts in steps of 2^-24.
+  if (exponent == 0) return (sign ? -1.0f : 1.0f) * float(fraction) * 0x1p-24f;
+  return __uint_as_float(sign | (exponent + 112) << 23 | fraction << 13);
+}
+template <>
+inline bf16 from_float<bf16>(float x) {
+  const uint32_t bits = __float_as_uint(x);
+  if (x != x) return {0x7fc0};
+  return {uint16_t((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
+}
+template <>
+inline f16 from_float<f16>(float x) {
+  const uint16_t sign = uint16_t(__float_as_uint(x) >> 31 << 15);
+  const float size = fabsf(x);
+  if (x != x) return {uint16_t(sign | 0x7fff)};
+  if (size >= 65520.0f) return {uint16_t(sign | 0x7c00)};
+  // Adding and subtracting rounds to the step of f16 at this size: 2^-24 at the least.
+  int exponent;
+  frexpf(size, &exponent);
+  const float step = ldexpf(1.0f, exponent - 11 < -24 ? -24 : exponent - 11);
+  const float rounded = nearbyintf(size / step) * step;
+  if (rounded < 0x1p-14f) return {uint16_t(sign | uint16_t(rounded * 0x1p24f))};
+  const uint32_t bits = __float_as_uint(rounded);
+  return {uint16_t(sign | ((bits >> 23) - 112) << 10 | (bits >> 13 & 1023))};
+}
+#endif
+
+// What storing as T and loading again gives.
+template <class T>
+__device__ inline float rounded(float x) {
+  return to_float(from_float<T>(x));
+}
+
+// N numbers side by side, loaded and stored as one where N of them are 16, 8 or 4 bytes.
+template <class T, int N>
+struct alignas(sizeof(T) * N) Vec {
+  T at[N];
+};
+template <class T, int N>
+__device__ inline Vec<T, N> load(const T* from) {
+  return *reinterpret_cast<const Vec<T, N>*>(from);
+}
+template <class T, int N>
+__device__ inline void store(T* to, const Vec<T, N>& value) {
+  *reinterpret_cast<Vec<T, N>*>(to) = value;
+}
+// Numbers of a 16-byte vector.
+template <class T>
+constexpr int WIDE = 16 / int(sizeof(T));
+
+// Whether rows of `width` numbers from `data` can be read by vectors of 16 bytes.
+template <class T>
+__device__ inline bool is_wide(const T* data, int64_t width) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && width % WIDE<T> == 0;
+}
+
+// A number of elements that is known to the compiler.
+template <int N>
+struct Width {
+  static constexpr int value = N;
+};
+
+__device__ inline int lane_idx() { return int(threadIdx.x & 31); }
+__device__ inline int warp_idx() { return int(threadIdx.x >> 5); }
+
+struct Sum {
+  template <class T>
+  __device__ T operator()(T a, T b) const {
+    return a + b;
+  }
+};
+struct Max {
+  template <class T>
+  __device__ T operator()(T a, T b) const {
+    return a > b ? a : b;
+  }
+};
+
+// The reduction over a warp, in every lane.
+template <class T, class Op>
+__device__ inline T warp_reduce(T value, Op op) {
+  RLT_UNROLL
+  for (int distance = 16; distance > 0; distance /= 2)
+    value = op(value, __shfl_xor_sync(ALL_LANES, value, distance));
+  return value;
+}
+
+// The reduction over a block, in every thread; every thread must call.
+template <class T, class Op>
+__device__ inline T block_reduce(T value, Op op, T identity) {
+  __shared__ T of_warp[32];
+  value = warp_reduce(value, op);
+  __syncthreads();  // an earlier reduction has been read
+  if (lane_idx() == 0) of_warp[warp_idx()] = value;
+  __syncthreads();
+  return warp_reduce(lane_idx() < int(blockDim.x / 32) ? of_warp[lane_idx()] : identity, op);
+}
+
+// Copies 16 bytes from global to shared memory; done when `wait_for_copies` says so, and seen by others after a barrier.
+__device__ inline void copy_16_async(void* to_shared, const void* from) {
+#if defined(__CUDA_ARCH__)
+  const unsigned to = unsigned(__cvta_generic_to_shared(to_shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+#else
+  __builtin_memcpy(to_shared, from, 16);
+#endif
+}
+// Closes a group of copies.
+__device__ inline void commit_copies() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+// Waits until all but the last `PENDING` groups are done.
+template <int PENDING>
+__device__ inline void wait_for_copies() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+#endif
+}
+
+}  // namespace rlt

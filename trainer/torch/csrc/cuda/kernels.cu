@@ -1,0 +1,10 @@
+// All kernels as one source, for one fat binary.
+#include "activation.cu"
+#include "adamw.cu"
+#include "attention.cu"
+#include "decode_state.cu"
+#include "digest.cu"
+#include "head.cu"
+#include "norm.cu"
+#include "rope.cu"
+#include "sampling.cu"

@@ -1,0 +1,206 @@
+//! From a fused projection to attention over the paged cache.
+
+use tch::{Device, Kind, Tensor};
+
+use super::{KINDS, assert_near, in_every_order, ints, randn};
+use crate::cuda::{PagedDecodeAttention, RopeAndWriteKv, attention_splits, attention_workspace_bytes};
+
+/// Heads, key heads, width of a head.
+type Heads = (i64, i64, i64);
+
+fn rotated(x_thd: &Tensor, positions: &[i32], inverse: &Tensor, factor: f64) -> Tensor {
+    let angles = ints(positions).to_kind(Kind::Float).unsqueeze(1) * inverse.unsqueeze(0);
+    let table = |t: Tensor| (t * factor).to_kind(x_thd.kind());
+    crate::apply_rope(x_thd, &table(angles.cos()), &table(angles.sin()))
+}
+
+#[test]
+fn rope_and_write_is_norm_rotation_and_write() {
+    // A token that is not written, and positions far apart.
+    const POSITIONS: [i32; 5] = [0, 3, 17, 1000, 70_001];
+    const SLOTS: [i32; 5] = [4, -1, 0, 11, 7];
+    in_every_order(|kernels| {
+        for (idx, (heads, kv_heads, dim)) in
+            [(2, 1, 8), (4, 4, 16), (8, 2, 64), (3, 1, 128), (2, 2, 256), (2, 1, 80)].into_iter().enumerate()
+        {
+            for kind in KINDS {
+                let qkv = randn(&[5, (heads + 2 * kv_heads) * dim], dim).to_kind(kind);
+                let inverse = (Tensor::arange(dim / 2, (Kind::Float, Device::Cpu)) * -0.1).exp();
+                let norms = [1, 2].map(|seed| (randn(&[dim], seed) * 0.1 + 1.0).to_kind(kind));
+                let has_norms = idx % 2 == 0;
+                let caches = [3, 4].map(|seed| randn(&[3, 4, kv_heads, dim], seed).to_kind(kind));
+                let (q_out, [k_cache, v_cache]) = (
+                    Tensor::zeros([5, heads, dim], (kind, Device::Cpu)),
+                    caches.each_ref().map(Tensor::copy),
+                );
+                RopeAndWriteKv {
+                    qkv: &qkv,
+                    inverse_frequencies: &inverse,
+                    rope_factor: 1.1,
+                    positions: &ints(&POSITIONS),
+                    slots: &ints(&SLOTS),
+                    qk_norms: has_norms.then_some((&norms[0], &norms[1])),
+                    eps: 1e-6,
+                    offset: 0.0,
+                    k_cache: &k_cache,
+                    v_cache: &v_cache,
+                    q_out: &q_out,
+                }
+                .launch(kernels)
+                .unwrap();
+                let heads_of =
+                    |start: i64, count: i64| qkv.narrow(1, start * dim, count * dim).reshape([5, count, dim]);
+                let normed = |x: Tensor, weight: &Tensor| {
+                    if has_norms { crate::rms_norm(&x, weight, 1e-6, 0.0) } else { x }
+                };
+                let turned = |x: Tensor, weight| rotated(&normed(x, weight), &POSITIONS, &inverse, 1.1);
+                let [mut k_expected, mut v_expected] = caches;
+                let keys = turned(heads_of(heads, kv_heads), &norms[1]);
+                let slots = SLOTS.map(i64::from);
+                let values = heads_of(heads + kv_heads, kv_heads);
+                crate::write_kv(&mut k_expected, &mut v_expected, &keys, &values, &slots);
+                assert_near("queries", &q_out, &turned(heads_of(0, heads), &norms[0]));
+                assert_near("keys", &k_cache, &k_expected);
+                assert_eq!(v_cache, v_expected, "values are copied");
+            }
+        }
+    });
+}
+
+/// One batch: lengths, width of the window, splits.
+struct Batch {
+    lens: Vec<i32>,
+    window: Option<i64>,
+    splits: usize,
+    block_size: i64,
+}
+
+/// Compares with the CPU's attention, launching twice over the same workspace.
+fn assert_is_the_cpus(
+    kernels: &crate::cuda::Kernels,
+    (heads, kv_heads, dim): Heads,
+    kind: Kind,
+    batch: &Batch,
+) {
+    let rows = batch.lens.len() as i64;
+    let max_blocks =
+        batch.lens.iter().map(|&len| (i64::from(len) + batch.block_size - 1) / batch.block_size).max();
+    let (max_blocks, num_blocks) = (max_blocks.unwrap().max(1), 23);
+    let [k_cache, v_cache] =
+        [1, 2].map(|seed| randn(&[num_blocks, batch.block_size, kv_heads, dim], seed).to_kind(kind));
+    let q = (randn(&[rows, heads, dim], 3) * 2.0).to_kind(kind);
+    let tables: Vec<i32> = (0..(rows * max_blocks) as i32).map(|i| i * 7 % num_blocks as i32).collect();
+    let out = q.full_like(f64::NAN);
+    let sizes = [rows, heads, kv_heads, dim].map(|n| n as usize);
+    let bytes = attention_workspace_bytes(sizes[0], sizes[1], sizes[2], sizes[3], batch.splits);
+    let workspace = Tensor::zeros([bytes as i64], (Kind::Uint8, Device::Cpu));
+    let scale = (dim as f64).powf(-0.5);
+    let launch = PagedDecodeAttention {
+        q: &q,
+        k_cache: &k_cache,
+        v_cache: &v_cache,
+        block_tables: &ints(&tables).view([rows, max_blocks]),
+        context_lens: &ints(&batch.lens),
+        scale,
+        window: batch.window,
+        splits: batch.splits,
+        workspace: &workspace,
+        out: &out,
+    };
+    for _ in 0..2 {
+        launch.launch(kernels).unwrap();
+    }
+    let per_row: Vec<&[i32]> = tables.chunks(max_blocks as usize).collect();
+    let wide = |t: &Tensor| if kind == Kind::Half { t.to_kind(Kind::Float) } else { t.shallow_clone() };
+    let expected = crate::paged_attention(
+        &wide(&q),
+        &wide(&k_cache),
+        &wide(&v_cache),
+        &per_row,
+        &batch.lens,
+        scale,
+        batch.window,
+    );
+    assert_near(&format!("attention of {heads}/{kv_heads} x {dim}"), &out, &expected.to_kind(kind));
+}
+
+#[test]
+fn paged_attention_is_the_cpus_for_every_group_and_width() {
+    let heads: [Heads; 10] = [
+        (1, 1, 8),
+        (4, 1, 16),
+        (6, 2, 32),
+        (8, 2, 64),
+        (8, 1, 64),
+        (2, 2, 128),
+        (8, 1, 128),
+        (10, 1, 80),
+        (2, 1, 256),
+        (5, 5, 24),
+    ];
+    in_every_order(|kernels| {
+        for heads in heads {
+            for kind in KINDS {
+                let batch = Batch { lens: vec![1, 37, 150], window: None, splits: 1, block_size: 16 };
+                assert_is_the_cpus(kernels, heads, kind, &batch);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_context_in_parts_is_the_context_whole_windows_included() {
+    in_every_order(|kernels| {
+        for (splits, window, block_size) in
+            [(2, None, 16), (7, None, 5), (4, Some(9), 16), (3, Some(700), 64)]
+        {
+            for kind in [Kind::Float, Kind::BFloat16] {
+                let batch = Batch { lens: vec![1, 900, 300, 64], window, splits, block_size };
+                assert_is_the_cpus(kernels, (4, 2, 32), kind, &batch);
+            }
+        }
+    });
+}
+
+#[test]
+fn queries_of_one_sequence_see_what_was_before_them() {
+    in_every_order(|kernels| {
+        // Rows with one table and rising lengths, as a prompt in pieces has them.
+        let batch = Batch { lens: vec![60, 61, 62, 63, 64, 65], window: Some(40), splits: 2, block_size: 32 };
+        assert_is_the_cpus(kernels, (4, 4, 64), Kind::Float, &batch);
+    });
+}
+
+#[test]
+fn rows_without_a_context_are_zero() {
+    in_every_order(|kernels| {
+        let q = randn(&[2, 2, 16], 1);
+        let cache = randn(&[2, 4, 1, 16], 2);
+        let (out, table) = (q.full_like(f64::NAN), ints(&[0, 1, 1, 0]).view([2, 2]));
+        let workspace = Tensor::zeros([1 << 12], (Kind::Uint8, Device::Cpu));
+        let launch = PagedDecodeAttention {
+            q: &q,
+            k_cache: &cache,
+            v_cache: &cache,
+            block_tables: &table,
+            context_lens: &ints(&[0, 1]),
+            scale: 1.0,
+            window: None,
+            splits: 2,
+            workspace: &workspace,
+            out: &out,
+        };
+        launch.launch(kernels).unwrap();
+        assert_eq!(out.get(0), q.get(0).zeros_like());
+        assert_eq!(out.get(1), cache.get(1).get(0).expand([2, 16], false), "one key has all the weight");
+        let error = PagedDecodeAttention { workspace: &workspace.narrow(0, 0, 8), ..launch }.launch(kernels);
+        assert!(error.unwrap_err().to_string().contains("bytes of workspace"));
+    });
+}
+
+#[test]
+fn splits_fill_a_device_and_no_more() {
+    assert_eq!(attention_splits(1, 2, 132), 64, "at most 64");
+    assert_eq!(attention_splits(8, 8, 132), 5);
+    assert_eq!(attention_splits(256, 8, 132), 1);
+}

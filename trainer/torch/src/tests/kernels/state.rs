@@ -1,0 +1,80 @@
+//! The batch's state between steps, and digests.
+
+use rlt_core::digest::digest64;
+use tch::{Device, Kind, Tensor};
+
+use super::{KINDS, floats, in_every_order, ints, randn, words};
+use crate::cuda::{Advance, DeviceDigest, EmbedGather, MarkSeen};
+
+#[test]
+fn embeddings_are_gathered_and_scaled() {
+    in_every_order(|kernels| {
+        for (width, scale) in [(24, 1.0), (7, 3.0), (1100, 1.0)] {
+            for kind in KINDS {
+                let embedding = randn(&[11, width], width).to_kind(kind);
+                let out = Tensor::zeros([4, width], (kind, Device::Cpu));
+                let tokens = ints(&[10, 0, 3, 11]);
+                EmbedGather { tokens: &tokens, embedding: &embedding, scale, out: &out }
+                    .launch(kernels)
+                    .unwrap();
+                let rows = embedding.index_select(0, &Tensor::from_slice(&[10i64, 0, 3])) * scale;
+                assert_eq!(out.narrow(0, 0, 3), rows);
+                assert_eq!(out.get(3), out.get(3).zeros_like(), "outside of the vocabulary");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_step_follows_from_the_tokens_drawn() {
+    in_every_order(|kernels| {
+        // Within a block, into the next, beyond the table, into a block that is not there, and a row that
+        // rests.
+        let positions = ints(&[0, 3, 7, 3, -1]);
+        let tables = [[5, 6], [2, 9], [1, 8], [4, -1], [7, 7]].concat();
+        let [tokens, slots, lens, steps] = [0; 4].map(|_| ints(&[100, 101, 102, 103, 104]));
+        let advance = Advance {
+            drawn: &ints(&[20, 21, 22, 23, 24]),
+            block_tables: &ints(&tables).view([5, 2]),
+            block_size: 4,
+            tokens: &tokens,
+            positions: &positions,
+            slots: &slots,
+            context_lens: &lens,
+            steps: &steps,
+        };
+        advance.launch(kernels).unwrap();
+        assert_eq!(words(&tokens), [20, 21, 22, 23, 104]);
+        assert_eq!(words(&positions), [1, 4, 8, 4, -1]);
+        assert_eq!(words(&slots), [21, 36, -1, -1, 104]);
+        assert_eq!(words(&lens), [2, 5, 9, 5, 104]);
+        assert_eq!(words(&steps), [101, 102, 103, 104, 104]);
+    });
+}
+
+#[test]
+fn seen_tokens_are_bits_of_their_row() {
+    in_every_order(|kernels| {
+        let seen = Tensor::zeros([3, 2], (Kind::Int, Device::Cpu));
+        let (tokens, rows) = (ints(&[0, 31, 32, 5, 0, 64, 1]), ints(&[0, 0, 1, 2, 0, 1, -1]));
+        MarkSeen { tokens: &tokens, rows: &rows, seen: &seen }.launch(kernels).unwrap();
+        assert_eq!(words(&seen), [i32::MIN | 1, 0, 0, 1, 32, 0]);
+    });
+}
+
+#[test]
+fn the_digest_of_a_tensor_is_that_of_its_numbers_on_the_host() {
+    in_every_order(|kernels| {
+        for len in [0i64, 1, 2, 15, 16, 17, 1023, 1024, 1025, 40_003] {
+            for kind in KINDS {
+                let tensor = randn(&[len], len).to_kind(kind);
+                let out = Tensor::zeros([1], (Kind::Int64, Device::Cpu));
+                DeviceDigest { tensor: &tensor, out: &out }.launch(kernels).unwrap();
+                let is_paired = kind != Kind::Float && len % 2 == 0;
+                let numbers =
+                    if is_paired { floats(&tensor.view_dtype(Kind::Float)) } else { floats(&tensor) };
+                assert_eq!(out.int64_value(&[0]) as u64, digest64(&numbers), "{len} of {kind:?}");
+            }
+        }
+    });
+}
