@@ -99,7 +99,8 @@ impl Places {
 pub(crate) fn libraries() -> Result<PathBuf, BuildError> {
     let places = Places::find()?;
     let cache = places.target.join("stand-in");
-    let folder = cache.join(digest(&places)?);
+    let all = [files_below(&places.sources)?, files_below(&places.kernels())?].concat();
+    let folder = cache.join(digest(&places, &all)?);
     if folder.exists() {
         return Ok(folder);
     }
@@ -111,7 +112,7 @@ pub(crate) fn libraries() -> Result<PathBuf, BuildError> {
         .map_err(|error| failed("locking", &lock)(error.into()))?;
     if !folder.exists() {
         let work = tempfile::tempdir_in(&cache).map_err(failed("making a folder in", &cache))?;
-        compile(&places, work.path())?;
+        compile(&places, &cache.join("objects"), work.path())?;
         let image = work.path().join(KERNELS_FILE);
         fs::write(&image, KERNELS).map_err(failed("writing", &image))?;
         fs::rename(work.keep(), &folder).map_err(failed("moving to", &folder))?;
@@ -134,40 +135,54 @@ fn files_below(folder: &Path) -> Result<Vec<PathBuf>, BuildError> {
     Ok(found)
 }
 
-fn digest(places: &Places) -> Result<String, BuildError> {
+/// A digest of how things are compiled, and of these files.
+fn digest(places: &Places, files: &[PathBuf]) -> Result<String, BuildError> {
     let mut digest = Sha256::new();
     digest.update(FLAGS.join(" "));
     digest.update(places.libtorch.as_os_str().as_encoded_bytes());
-    for path in [files_below(&places.sources)?, files_below(&places.kernels())?].concat() {
+    for path in files {
         digest.update(path.as_os_str().as_encoded_bytes());
-        digest.update(fs::read(&path).map_err(failed("reading", &path))?);
+        digest.update(fs::read(path).map_err(failed("reading", path))?);
     }
     Ok(digest.finalize().iter().take(10).map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// What an object of `folder` is made of besides its own source: all headers, and for kernels their sources.
+fn included(places: &Places, folder: &str) -> Result<Vec<PathBuf>, BuildError> {
+    let mut files = files_below(&places.sources)?;
+    files.retain(|path| !is_source(path));
+    if folder == "on_cpu" {
+        files.extend(files_below(&places.kernels())?);
+    }
+    Ok(files)
 }
 
 fn is_source(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "cpp")
 }
 
-fn compile(places: &Places, into: &Path) -> Result<(), BuildError> {
-    let mut objects: Vec<Vec<PathBuf>> = Vec::new();
-    let mut work = Vec::new();
+/// Objects that nobody has compiled yet go to `objects`, named by their digest.
+fn compile(places: &Places, objects: &Path, into: &Path) -> Result<(), BuildError> {
+    fs::create_dir_all(objects).map_err(failed("making", objects))?;
+    let (mut of_libraries, mut work) = (Vec::new(), Vec::new());
     for library in &LIBRARIES {
         let mut own = Vec::new();
         for folder in library.folders {
+            let included = included(places, folder)?;
             for source in
                 files_below(&places.sources.join(folder))?.into_iter().filter(|path| is_source(path))
             {
-                let name = source.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-                let object = into.join(format!("{folder}-{name}.o"));
+                let digest = digest(places, &[included.as_slice(), std::slice::from_ref(&source)].concat())?;
+                let object = objects.join(format!("{digest}.o"));
                 own.push(object.clone());
                 work.push((source, object));
             }
         }
-        objects.push(own);
+        of_libraries.push(own);
     }
+    work.retain(|(_, object)| !object.exists());
     compile_all(places, &work)?;
-    for (library, objects) in LIBRARIES.iter().zip(&objects).filter(|(_, objects)| !objects.is_empty()) {
+    for (library, objects) in LIBRARIES.iter().zip(&of_libraries) {
         let mut link = Command::new("g++");
         link.args(["-shared", "-fopenmp", "-Wl,--no-undefined", "-Wl,-rpath,$ORIGIN"]);
         link.arg(format!("-Wl,-soname,{}", library.file))
@@ -177,9 +192,6 @@ fn compile(places: &Places, into: &Path) -> Result<(), BuildError> {
         link.arg("-L").arg(into).arg("-L").arg(places.libtorch.join("lib")).args(library.links);
         run(&mut link)?;
     }
-    for object in objects.iter().flatten() {
-        fs::remove_file(object).map_err(failed("removing", object))?;
-    }
     Ok(())
 }
 
@@ -187,12 +199,12 @@ fn compile(places: &Places, into: &Path) -> Result<(), BuildError> {
 fn compile_all(places: &Places, work: &[(PathBuf, PathBuf)]) -> Result<(), BuildError> {
     let next = AtomicUsize::new(0);
     let failure = Mutex::new(None);
-    let num_threads = std::thread::available_parallelism().map_or(1, usize::from).min(work.len());
+    let num_threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         for _ in 0..num_threads {
             scope.spawn(|| {
                 while let Some((source, object)) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    if let Err(error) = run(&mut compiler(places, source, object)) {
+                    if let Err(error) = compile_one(places, source, object) {
                         failure
                             .lock()
                             .unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -203,6 +215,13 @@ fn compile_all(places: &Places, work: &[(PathBuf, PathBuf)]) -> Result<(), Build
         }
     });
     failure.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner).map_or(Ok(()), Err)
+}
+
+/// An object is there when it is whole.
+fn compile_one(places: &Places, source: &Path, object: &Path) -> Result<(), BuildError> {
+    let unfinished = object.with_extension("part");
+    run(&mut compiler(places, source, &unfinished))?;
+    fs::rename(&unfinished, object).map_err(failed("moving to", object))
 }
 
 fn compiler(places: &Places, source: &Path, object: &Path) -> Command {

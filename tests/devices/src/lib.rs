@@ -21,6 +21,7 @@
 
 mod build;
 mod counts;
+pub mod driver;
 
 use std::path::{Path, PathBuf};
 

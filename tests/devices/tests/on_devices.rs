@@ -1,6 +1,17 @@
-//! Whole trainings and operators on stand-in devices, each in a process of its own.
+//! What runs on stand-in devices: the devices themselves, the operators that only CUDA has, collectives between processes,
+//! and whole trainings. Each test has processes of its own.
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 
+#[path = "on_devices/attention.rs"]
+mod attention;
+#[path = "on_devices/device.rs"]
+mod device;
+#[path = "on_devices/nccl.rs"]
+mod nccl;
+#[path = "on_devices/process.rs"]
+mod process;
+#[path = "on_devices/run.rs"]
+mod run;
 #[path = "on_devices/trainings.rs"]
 mod trainings;

@@ -155,4 +155,8 @@ CUresult cuEventElapsedTime(float* out, CUevent from, CUevent to) {
   *out = float(end->milliseconds - start->milliseconds);
   return CUDA_SUCCESS;
 }
+
+// The same under the name that it had before.
+#undef cuEventElapsedTime
+CUresult cuEventElapsedTime(float* out, CUevent from, CUevent to) { return cuEventElapsedTime_v2(out, from, to); }
 }

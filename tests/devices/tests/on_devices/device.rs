@@ -1,0 +1,260 @@
+//! The stand-in device itself: it must refuse, and show, what a GPU does not forgive.
+
+use std::ffi::c_int;
+use std::os::unix::process::ExitStatusExt as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rlt_devices::driver::{counts, function};
+use rlt_torch::cuda::{Event, Graph, Stream};
+use tch::{Device, Kind, Tensor};
+
+use crate::process::{again, is_inside, on_device, on_devices, text, variables};
+
+const GPU: Device = Device::Cuda(0);
+
+fn numbers(values: &[f32]) -> Tensor {
+    Tensor::from_slice(values)
+}
+
+fn pinned(tensor: &Tensor) -> Tensor {
+    tensor.pin_memory(GPU)
+}
+
+fn values(tensor: &Tensor) -> Vec<f32> {
+    Vec::try_from(tensor).unwrap()
+}
+
+#[test]
+fn a_read_of_device_memory_by_the_host_is_a_fault() {
+    let name = "device::a_read_of_device_memory_by_the_host_is_a_fault";
+    if is_inside(name) {
+        assert!(rlt_torch::load_cuda().unwrap());
+        let tensor = numbers(&[1.0]).to_device(GPU);
+        // SAFETY: it is not: the fault is what the test is about.
+        let read = unsafe { tensor.data_ptr().cast::<f32>().read_volatile() };
+        panic!("the host has read {read}");
+    }
+    let output = again(name, &variables(1, &[])).output().unwrap();
+    assert_eq!(output.status.signal(), Some(11), "{}", text(&output));
+}
+
+#[test]
+fn tensors_of_two_devices_do_not_meet_in_one_operator() {
+    on_devices("device::tensors_of_two_devices_do_not_meet_in_one_operator", 2, &[], || {
+        let [host, one, other] =
+            [Device::Cpu, GPU, Device::Cuda(1)].map(|d| numbers(&[1.0, 2.0]).to_device(d));
+        for (a, b) in [(&one, &host), (&one, &other)] {
+            let error = a.f_add(b).unwrap_err().to_string();
+            assert!(error.contains("Expected all tensors to be on the same device"), "{error}");
+        }
+        assert_eq!(values(&(&one + &other.to_device(GPU))), [2.0, 4.0]);
+        // A number of the host may take part, as in libtorch.
+        assert_eq!(values(&(&one + Tensor::from(0.5_f32))), [1.5, 2.5]);
+    });
+}
+
+#[test]
+fn a_copy_is_seen_by_who_has_waited_for_it_and_by_nobody_else() {
+    on_device("device::a_copy_is_seen_by_who_has_waited_for_it_and_by_nobody_else", || {
+        let stream = Stream::current(0).unwrap();
+        let (on_device, host) = (numbers(&[1.0, 2.0]).to_device(GPU), pinned(&numbers(&[0.0, 0.0])));
+        let copied = Event::new(0).unwrap();
+        stream.copy_to_host(&host, &on_device).unwrap();
+        copied.record(&stream).unwrap();
+        assert_eq!(values(&host), [0.0, 0.0], "nobody has waited yet");
+        copied.synchronize().unwrap();
+        assert_eq!(values(&host), [1.0, 2.0]);
+        // The other way, what the host writes too early is what arrives.
+        stream.copy_to_device(&on_device, &host).unwrap();
+        let _ = host.shallow_clone().fill_(7.0);
+        assert_eq!(values(&on_device), [7.0, 7.0]);
+    });
+}
+
+#[test]
+fn streams_are_ordered_by_events_alone() {
+    on_device("device::streams_are_ordered_by_events_alone", || {
+        let (one, other) = (Stream::from_pool(0).unwrap(), Stream::from_pool(0).unwrap());
+        let (on_device, filled) = (Tensor::zeros([2], (Kind::Float, GPU)), Event::new(0).unwrap());
+        let (source, first, second) =
+            (numbers(&[3.0, 4.0]), pinned(&numbers(&[0.0; 2])), pinned(&numbers(&[0.0; 2])));
+        let source = pinned(&source);
+        one.copy_to_device(&on_device, &source).unwrap();
+        filled.record(&one).unwrap();
+        other.copy_to_host(&first, &on_device).unwrap();
+        other.wait_for(&filled).unwrap();
+        other.copy_to_host(&second, &on_device).unwrap();
+        other.synchronize().unwrap();
+        assert_eq!((values(&first), values(&second)), (vec![0.0, 0.0], vec![3.0, 4.0]));
+    });
+}
+
+#[test]
+fn the_host_is_called_in_the_order_of_the_stream_and_may_not_call_the_driver() {
+    on_device("device::the_host_is_called_in_the_order_of_the_stream_and_may_not_call_the_driver", || {
+        let stream = Stream::current(0).unwrap();
+        let (host, seen) = (pinned(&numbers(&[0.0])), Arc::new(AtomicU32::new(0)));
+        let on_device = numbers(&[5.0]).to_device(GPU);
+        stream.copy_to_host(&host, &on_device).unwrap();
+        let (address, result) = (host.data_ptr() as usize, Arc::clone(&seen));
+        stream
+            .call(move || {
+                // SAFETY: pinned memory, which lives until the stream is done, holding one number.
+                let read = unsafe { (address as *const f32).read_volatile() };
+                type Version = unsafe extern "C" fn(*mut std::ffi::c_void) -> c_int;
+                // SAFETY: the function's type; no context is made current by the call, which is refused.
+                let refused =
+                    unsafe { function::<Version>(c"cuCtxSetCurrent").unwrap()(std::ptr::null_mut()) };
+                result.store(read as u32 + if refused == 800 { 100 } else { 0 }, Ordering::SeqCst);
+            })
+            .unwrap();
+        assert_eq!(seen.load(Ordering::SeqCst), 0);
+        stream.synchronize().unwrap();
+        assert_eq!(seen.load(Ordering::SeqCst), 105);
+    });
+}
+
+#[test]
+fn a_graph_does_again_what_was_recorded_and_counts_once() {
+    on_device("device::a_graph_does_again_what_was_recorded_and_counts_once", || {
+        let stream = Stream::from_pool(0).unwrap();
+        let scope = stream.enter().unwrap();
+        let (a, b) = (numbers(&[1.0, 2.0]).to_device(GPU), numbers(&[10.0, 20.0]).to_device(GPU));
+        let sum = Tensor::zeros([2], (Kind::Float, GPU));
+        let stream = Stream::current(0).unwrap();
+        let graph = Graph::capture(&stream, || {
+            let _ = a.f_add_out(&sum, &b).map(drop);
+            let _ = a.shallow_clone().f_mul_(&b).map(drop);
+            Ok::<(), rlt_torch::Error>(())
+        })
+        .unwrap();
+        assert_eq!(values(&sum), [0.0, 0.0], "nothing is done while it is recorded");
+        let before = counts().unwrap();
+        graph.launch(&stream).unwrap();
+        graph.launch(&stream).unwrap();
+        let after = counts().unwrap();
+        assert_eq!((after.graph_launches - before.graph_launches, after.launches - before.launches), (2, 0));
+        assert_eq!(
+            values(&sum),
+            [20.0, 60.0],
+            "1 * 10 + 10 and 2 * 20 + 20, as the second launch finds them"
+        );
+        drop(scope);
+    });
+}
+
+#[test]
+fn a_capture_refuses_memory_and_waiting() {
+    on_device("device::a_capture_refuses_memory_and_waiting", || {
+        let stream = Stream::from_pool(0).unwrap();
+        let _scope = stream.enter().unwrap();
+        let stream = Stream::current(0).unwrap();
+        let one = numbers(&[1.0]).to_device(GPU);
+        let refused = |work: &dyn Fn() -> Result<(), tch::TchError>| {
+            let mut said = String::new();
+            let captured = Graph::capture(&stream, || {
+                said = work().unwrap_err().to_string();
+                Ok::<(), rlt_torch::Error>(())
+            });
+            (said, captured.is_ok())
+        };
+        for work in
+            [&|| one.f_add(&one).map(drop) as Result<_, _>, &|| one.f_to_device(Device::Cpu).map(drop)]
+                as [&dyn Fn() -> Result<(), tch::TchError>; 2]
+        {
+            let (said, _) = refused(work);
+            assert!(said.contains("operation not permitted when stream is capturing"), "{said}");
+        }
+        let (_, was_captured) = refused(&|| one.f_to_device(Device::Cpu).map(drop));
+        assert!(!was_captured, "a wait makes the capture invalid");
+        // The stream works as before.
+        assert_eq!(values(&(&one + &one)), [2.0]);
+    });
+}
+
+#[test]
+fn memory_ends_where_the_device_is_configured_to_end() {
+    let name = "device::memory_ends_where_the_device_is_configured_to_end";
+    on_devices(name, 1, &[("RLT_STAND_IN_MEMORY", "8388608"), ("RLT_STAND_IN_TAKEN", "1048576")], || {
+        let options = (Kind::Float, GPU);
+        let kept = Tensor::zeros([1 << 20], options);
+        let error = Tensor::f_zeros([1 << 20], options).unwrap_err().to_string();
+        let said = "CUDA out of memory. Tried to allocate 4.00 MiB. GPU 0 has a total capacity of 8.00 MiB of which 3.00 \
+                    MiB is free";
+        assert!(error.contains(said), "{error}");
+        drop(kept);
+        drop(Tensor::zeros([1 << 20], options));
+        assert_eq!(rlt_torch::peak_device_bytes(GPU).unwrap(), Some(4 << 20));
+        assert_eq!(counts().unwrap().peak_bytes, [4 << 20]);
+    });
+}
+
+#[test]
+fn freed_memory_is_anybodys_unless_its_use_on_another_stream_was_recorded() {
+    on_device("device::freed_memory_is_anybodys_unless_its_use_on_another_stream_was_recorded", || {
+        let source = || numbers(&[1.0, 2.0, 3.0, 4.0]).to_device(GPU);
+        let (beside, host) = (Stream::from_pool(0).unwrap(), pinned(&numbers(&[0.0; 4])));
+        let tensor = source();
+        beside.copy_to_host(&host, &tensor).unwrap();
+        drop(tensor);
+        let next = Tensor::zeros([4], (Kind::Float, GPU));
+        beside.synchronize().unwrap();
+        assert_eq!(values(&host), [0.0; 4], "it reads what another tensor has written there");
+        drop(next);
+        // What offloads a tensor records its use.
+        let folder = tempfile::tempdir().unwrap();
+        let resting = rlt_torch::RestingPlace::new(folder.path(), GPU).unwrap().keep(&source()).unwrap();
+        let _next = Tensor::zeros([4], (Kind::Float, GPU));
+        assert_eq!(values(&resting.depart_anew().unwrap().arrive().unwrap()), [1.0, 2.0, 3.0, 4.0]);
+    });
+}
+
+#[test]
+fn copies_launches_and_waits_are_counted_exactly() {
+    on_device("device::copies_launches_and_waits_are_counted_exactly", || {
+        let host = numbers(&[1.0; 6]);
+        let before = counts().unwrap();
+        let on_device = host.to_device(GPU);
+        let sum = (&on_device * 2.0).sum(Kind::Float);
+        assert_eq!(sum.double_value(&[]), 12.0);
+        let _ = on_device.to_device(Device::Cpu);
+        let _ = on_device.copy();
+        let after = counts().unwrap();
+        assert_eq!(after.host_to_device - before.host_to_device, 1);
+        assert_eq!(after.bytes_host_to_device - before.bytes_host_to_device, 24);
+        assert_eq!(after.device_to_host - before.device_to_host, 2);
+        assert_eq!(after.bytes_device_to_host - before.bytes_device_to_host, 4 + 24);
+        assert_eq!(
+            (after.launches - before.launches, after.device_to_device - before.device_to_device),
+            (3, 1)
+        );
+        assert_eq!(after.waits - before.waits, 3);
+    });
+}
+
+#[test]
+fn a_device_that_fails_says_so_at_every_later_call() {
+    let name = "device::a_device_that_fails_says_so_at_every_later_call";
+    on_devices(name, 1, &[("RLT_STAND_IN_FAILURE", "3:214")], || {
+        let one = Tensor::zeros([1], (Kind::Float, GPU));
+        let mut said = String::new();
+        for _ in 0..4 {
+            said = one.f_add(&one).err().map(|error| error.to_string()).unwrap_or_default();
+        }
+        assert!(said.contains("CUDA error: uncorrectable ECC error encountered"), "{said}");
+        assert!(Stream::current(0).unwrap().synchronize().unwrap_err().to_string().contains("ECC"));
+    });
+}
+
+#[test]
+fn an_old_driver_has_no_devices() {
+    let name = "device::an_old_driver_has_no_devices";
+    if is_inside(name) {
+        assert!(rlt_torch::missing_cuda().unwrap().is_some());
+        assert_eq!(tch::Cuda::device_count(), 0);
+        return;
+    }
+    let output = again(name, &variables(1, &[("RLT_STAND_IN_DRIVER", "12040")])).output().unwrap();
+    assert!(output.status.success() && text(&output).contains("too old"), "{}", text(&output));
+}

@@ -1,0 +1,51 @@
+//! Tests that compute on devices: each runs again in a process that finds them, for libtorch learns once in a process
+//! whether there are any.
+
+use std::env;
+use std::process::{Command, Output};
+
+use rlt_devices::StandIn;
+
+/// In the environment of the process in which a test's body runs: the test's name.
+const CHILD: &str = "RLT_TEST_ON_DEVICES";
+
+/// Variables of a process with so many devices and further ones.
+pub(crate) fn variables(num_devices: usize, others: &[(&str, &str)]) -> Vec<(String, String)> {
+    let mut all = StandIn::build().unwrap().with_devices(num_devices);
+    all.extend(others.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+    all
+}
+
+/// The test of this name again, in a process of its own.
+pub(crate) fn again(test: &str, variables: &[(String, String)]) -> Command {
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.args([test, "--exact", "--nocapture", "--test-threads", "1"]).env(CHILD, test);
+    command.envs(variables.iter().cloned());
+    command
+}
+
+/// Whether this is the process in which the body of `test` runs.
+pub(crate) fn is_inside(test: &str) -> bool {
+    env::var(CHILD).is_ok_and(|name| name == test)
+}
+
+/// Runs `body` with one device and fails as it does.
+pub(crate) fn on_device(test: &str, body: impl FnOnce()) {
+    on_devices(test, 1, &[], body);
+}
+
+/// The same with more devices and further variables.
+pub(crate) fn on_devices(test: &str, num_devices: usize, others: &[(&str, &str)], body: impl FnOnce()) {
+    if is_inside(test) {
+        assert_eq!(rlt_torch::missing_cuda().unwrap(), None);
+        return body();
+    }
+    let output = again(test, &variables(num_devices, others)).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    assert!(text(&output).contains("1 passed"), "{}", text(&output));
+}
+
+/// All that a process wrote.
+pub(crate) fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&[output.stdout.as_slice(), &output.stderr].concat()).into_owned()
+}

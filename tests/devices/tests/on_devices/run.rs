@@ -1,0 +1,125 @@
+//! Runs of the tiny job on devices and on the CPU, and how far two of them differ.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use rlt_devices::{Counts, StandIn};
+use rlt_tests::{fresh_binary, tiny_job};
+use safetensors::SafeTensors;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// Lays `changes` over `base`; `null` removes.
+pub(crate) fn merge(base: &mut Value, changes: &Value) {
+    match (base, changes) {
+        (Value::Object(base), Value::Object(changes)) => {
+            for (key, change) in changes {
+                if change.is_null() {
+                    base.remove(key);
+                } else {
+                    merge(base.entry(key).or_insert(Value::Null), change);
+                }
+            }
+        }
+        (base, changes) => *base = changes.clone(),
+    }
+}
+
+/// A run that has ended well.
+pub(crate) struct Run {
+    folder: TempDir,
+}
+
+impl Run {
+    /// Trains the tiny job with `changes` on so many devices; on the CPU with none.
+    pub(crate) fn new(num_devices: usize, changes: &Value) -> Self {
+        Self::with(num_devices, changes, &[])
+    }
+
+    pub(crate) fn with(num_devices: usize, changes: &Value, variables: &[(&str, &str)]) -> Self {
+        let run = Self { folder: tempfile::tempdir().unwrap() };
+        run.go_on(num_devices, changes, variables);
+        run
+    }
+
+    /// Trains in the same run folder, where a run may have left something.
+    pub(crate) fn go_on(&self, num_devices: usize, changes: &Value, variables: &[(&str, &str)]) {
+        let mut manifest = tiny_job();
+        merge(&mut manifest["spec"], changes);
+        let device = if num_devices == 0 { "Cpu" } else { "Cuda" };
+        merge(&mut manifest["spec"], &json!({ "workers": { "device": device } }));
+        let path = self.file("job.yaml");
+        fs::write(&path, manifest.to_string()).unwrap();
+        let mut command = Command::new(fresh_binary("rlt-trainer"));
+        command.args(["launch", "--manifest"]).arg(path).arg("--output").arg(self.file("run"));
+        if num_devices > 0 {
+            command.envs(StandIn::build().unwrap().with_devices(num_devices));
+            command.env("RLT_STAND_IN_REPORT", self.file("counts-%p.json"));
+        }
+        let output = command.envs(variables.iter().copied()).output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub(crate) fn steps(&self) -> Vec<Value> {
+        let text = fs::read_to_string(self.file("run/metrics.jsonl")).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    pub(crate) fn weights(&self) -> Vec<(String, Vec<f64>)> {
+        let folder = self.file("run/export");
+        let name = ["model.safetensors", "adapter_model.safetensors"];
+        let path = name.map(|name| folder.join(name)).into_iter().find(|path| path.exists()).unwrap();
+        let bytes = fs::read(path).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        let number = |bytes: &[u8]| f64::from(f32::from_le_bytes(bytes.try_into().unwrap()));
+        let mut weights: Vec<_> = tensors
+            .iter()
+            .map(|(name, tensor)| (name.to_owned(), tensor.data().chunks_exact(4).map(number).collect()))
+            .collect();
+        weights.sort_by(|(a, _): &(String, Vec<f64>), (b, _)| a.cmp(b));
+        weights
+    }
+
+    /// What all processes of the run asked of their devices.
+    pub(crate) fn counts(&self) -> Vec<Counts> {
+        let reports = fs::read_dir(self.folder.path()).unwrap().map(|entry| entry.unwrap().path());
+        let is_report = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with("counts-");
+        reports.filter(is_report).map(|path| Counts::read(&path).unwrap()).collect()
+    }
+}
+
+/// What depends on the machine, or on how rows are dealt out.
+fn is_own(name: &str) -> bool {
+    ["timing_s/", "perf/", "timestamp", "training/num_micro_batches"]
+        .iter()
+        .any(|prefix| name.starts_with(prefix))
+}
+
+/// The largest difference between two runs, over all metrics of all steps and all weights, relative above 1.
+#[track_caller]
+pub(crate) fn difference(one: &Run, other: &Run) -> f64 {
+    let (steps, others) = (one.steps(), other.steps());
+    assert_eq!(steps.len(), others.len());
+    let mut largest = 0.0_f64;
+    for (step, other) in steps.iter().zip(&others) {
+        for (name, value) in step.as_object().unwrap().iter().filter(|(name, _)| !is_own(name)) {
+            let (Some(value), Some(other)) = (value.as_f64(), other[name].as_f64()) else { continue };
+            largest = largest.max((value - other).abs() / value.abs().max(1.0));
+        }
+    }
+    let (weights, others) = (one.weights(), other.weights());
+    assert!(!weights.is_empty() && weights.len() == others.len());
+    for ((name, weight), (other_name, other)) in weights.iter().zip(&others) {
+        assert_eq!((name, weight.len()), (other_name, other.len()));
+        for (value, other) in weight.iter().zip(other) {
+            largest = largest.max((value - other).abs());
+        }
+    }
+    largest
+}
