@@ -9,6 +9,7 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <dlfcn.h>
 #include <malloc.h>
@@ -219,6 +220,8 @@ char* rlt_resize_storage(Tensor* tensor, size_t num_bytes) {
     storage->set_data_ptr_noswap(std::move(data));
     storage->set_nbytes(0);
     if (num_bytes == 0) return;
+    // An allocator takes memory of the thread's device, which need not be the tensor's.
+    const c10::DeviceGuard guard(storage->device());
     storage->set_data_ptr_noswap(storage->allocator()->allocate(num_bytes));
     storage->set_nbytes(num_bytes);
   });
