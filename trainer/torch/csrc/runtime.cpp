@@ -172,6 +172,33 @@ char* rlt_set_float32_matmul_precision(const char* name) {
   return rlt::guarded([&] { at::globalContext().setFloat32MatmulPrecision(name); });
 }
 
+// Products on CPUs by oneDNN, as "medium" lets them, and on GPUs as "highest": that one name would mean TF32
+// there.
+char* rlt_multiply_by_onednn() {
+  return rlt::guarded([&] {
+    at::globalContext().setFloat32MatmulPrecision("highest");
+    at::globalContext().setFloat32Precision(at::Float32Backend::MKLDNN, at::Float32Op::MATMUL,
+                                            at::Float32Precision::BF16);
+  });
+}
+
+char* rlt_cuda_multiplies_in_tf32(bool* out) {
+  return rlt::guarded([&] { *out = at::globalContext().allowTF32CuBLAS(); });
+}
+
+// cuBLAS reads its workspace's size from the environment when its first handle is made; another one lets streams
+// share workspaces, and sums then depend on their order.
+char* rlt_set_deterministic(bool wanted) {
+  return rlt::guarded([&] {
+    if (wanted) TORCH_CHECK(setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", 0) == 0, "setenv failed");
+    at::globalContext().setDeterministicAlgorithms(wanted, false);
+    // Memory that is not written yet would otherwise be filled first, which finds mistakes and changes no number.
+    at::globalContext().setDeterministicFillUninitializedMemory(false);
+    at::globalContext().setDeterministicCuDNN(wanted);
+  });
+}
+bool rlt_is_deterministic() { return at::globalContext().deterministicAlgorithms(); }
+
 const char* rlt_kernels_isa() { return rlt::kernels().isa; }
 bool rlt_select_kernels(const char* isa) { return rlt::select_kernels(isa); }
 

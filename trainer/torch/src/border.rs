@@ -79,6 +79,10 @@ unsafe extern "C" {
     ) -> Outcome;
     pub(crate) fn rlt_set_grad(leaf: *mut C_tensor, grad: *mut C_tensor) -> Outcome;
     pub(crate) fn rlt_set_float32_matmul_precision(name: *const c_char) -> Outcome;
+    pub(crate) fn rlt_multiply_by_onednn() -> Outcome;
+    pub(crate) fn rlt_cuda_multiplies_in_tf32(out: *mut bool) -> Outcome;
+    pub(crate) fn rlt_set_deterministic(wanted: bool) -> Outcome;
+    pub(crate) fn rlt_is_deterministic() -> bool;
     pub(crate) fn rlt_kernels_isa() -> *const c_char;
     #[cfg(test)]
     pub(crate) fn rlt_select_kernels(isa: *const c_char) -> bool;

@@ -47,7 +47,8 @@ pub use memory::{
 };
 pub use optim::{AdamWStep, adamw_step, global_norm};
 pub use precision::{
-    MatmulPrecision, cpu_has_amx, kernel_isa, set_float32_matmul_precision, set_num_threads,
+    MatmulPrecision, cpu_has_amx, cuda_multiplies_in_tf32, is_deterministic, kernel_isa, set_deterministic,
+    set_float32_matmul_precision, set_num_threads,
 };
 pub use region::{Block, TensorFile};
 pub use resting::{Coming, Resting, RestingPlace};

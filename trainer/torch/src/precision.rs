@@ -1,8 +1,11 @@
-//! How matrix products are computed on the CPU: their precision, their threads and the instruction set of our
-//! kernels.
+//! How matrix products are computed, on CPUs and on GPUs apart: their precision, whether every run gives the
+//! same bits, the CPU's threads and the instruction set of our kernels there.
 
 use crate::Error;
-use crate::border::{check, rlt_kernels_isa, rlt_set_float32_matmul_precision};
+use crate::border::{
+    check, rlt_cuda_multiplies_in_tf32, rlt_is_deterministic, rlt_kernels_isa, rlt_multiply_by_onednn,
+    rlt_set_deterministic, rlt_set_float32_matmul_precision,
+};
 use std::ffi::CStr;
 use tch::{Device, Kind, Tensor};
 
@@ -14,9 +17,9 @@ pub enum MatmulPrecision {
     /// TF32 on GPUs that have it; on CPUs as `Highest`.
     High,
     /// On CPUs: through oneDNN (up to 2.2 times faster than MKL on AMD), as long as products stay true
-    /// float32. A CPU with AMX would round to bfloat16, so there `Highest` is kept instead.
+    /// float32. A CPU with AMX would round to bfloat16, so there `Highest` is kept instead. On GPUs `Highest`.
     Medium,
-    /// As `Medium`, and on CPUs with AMX too, where products are rounded to bfloat16.
+    /// As `Medium`, and on CPUs with AMX too, where products are rounded to bfloat16; TF32 on GPUs.
     MediumEvenReduced,
 }
 
@@ -43,10 +46,41 @@ fn apply(precision: MatmulPrecision) -> Result<(), Error> {
     let name = match precision {
         MatmulPrecision::Highest => c"highest",
         MatmulPrecision::High => c"high",
-        MatmulPrecision::Medium | MatmulPrecision::MediumEvenReduced => c"medium",
+        MatmulPrecision::MediumEvenReduced => c"medium",
+        MatmulPrecision::Medium => {
+            // SAFETY: a call without arguments.
+            return check("multiplying by oneDNN", unsafe { rlt_multiply_by_onednn() });
+        }
     };
     // SAFETY: a constant NUL-terminated name.
     check("setting the float32 matmul precision", unsafe { rlt_set_float32_matmul_precision(name.as_ptr()) })
+}
+
+/// Whether products of float32 matrices on GPUs are computed in TF32.
+///
+/// # Errors
+/// When libtorch's settings contradict each other.
+pub fn cuda_multiplies_in_tf32() -> Result<bool, Error> {
+    let mut answer = false;
+    // SAFETY: a place for the answer that lives for the call.
+    check("asking for TF32", unsafe { rlt_cuda_multiplies_in_tf32(&mut answer) })?;
+    Ok(answer)
+}
+
+/// Uses only algorithms that give the same bits in every run, for the whole process; before the first operation
+/// on a GPU, whose libraries read a part of it at their start. CPUs do so always.
+///
+/// # Errors
+/// When libtorch refuses.
+pub fn set_deterministic(wanted: bool) -> Result<(), Error> {
+    // SAFETY: a plain value.
+    check("choosing deterministic algorithms", unsafe { rlt_set_deterministic(wanted) })
+}
+
+/// Whether [`set_deterministic`] is in effect.
+pub fn is_deterministic() -> bool {
+    // SAFETY: a call without arguments.
+    unsafe { rlt_is_deterministic() }
 }
 
 /// Whether a product of numbers near one, which bfloat16 cannot tell from one, keeps what float32 can tell.

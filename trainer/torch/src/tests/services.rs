@@ -256,6 +256,55 @@ fn medium_precision_stays_true_float32_or_is_not_taken() {
     assert!(off < 2e-6, "products in {effective:?} are off by {off}");
 }
 
+/// One name would set both, and TF32 on a GPU would then depend on the tiles of its host's CPU.
+#[test]
+fn products_on_gpus_are_float32_unless_tf32_was_asked_for_whatever_the_cpu_does() {
+    let tf32 = |precision: MatmulPrecision| {
+        crate::set_float32_matmul_precision(precision).unwrap();
+        crate::cuda_multiplies_in_tf32().unwrap()
+    };
+    let [highest, high, medium, reduced] = [
+        MatmulPrecision::Highest,
+        MatmulPrecision::High,
+        MatmulPrecision::Medium,
+        MatmulPrecision::MediumEvenReduced,
+    ]
+    .map(tf32);
+    assert_eq!([highest, high, medium, reduced], [false, true, false, true]);
+    let (a, b) = (randn(&[65, 300], 1), randn(&[130, 300], 2));
+    let product = |precision: MatmulPrecision| {
+        crate::set_float32_matmul_precision(precision).unwrap();
+        a.matmul(&b.tr())
+    };
+    // Without tiles both are float32 by the same library, so the CPU's own setting is libtorch's "medium".
+    if !crate::cpu_has_amx() {
+        assert_eq!(product(MatmulPrecision::Medium), product(MatmulPrecision::MediumEvenReduced));
+    }
+    crate::set_float32_matmul_precision(MatmulPrecision::Highest).unwrap();
+}
+
+#[test]
+fn deterministic_algorithms_are_chosen_and_give_the_same_bits_twice() {
+    let pass = || {
+        let (hidden, weight) = (randn(&[300, 64], 1), randn(&[700, 64], 2).set_requires_grad(true));
+        let index = Tensor::from_slice(&(0..300).map(|at| at * 7 % 50).collect::<Vec<i64>>());
+        let logits = hidden.matmul(&weight.tr());
+        let summed = Tensor::zeros([50, 700], (Kind::Float, tch::Device::Cpu)).index_add(0, &index, &logits);
+        summed.log_softmax(-1, Kind::Float).square().sum(Kind::Float).backward();
+        (summed.detach(), weight.grad())
+    };
+    let (free, free_grad) = pass();
+    crate::set_deterministic(true).unwrap();
+    assert!(crate::is_deterministic());
+    let workspace = std::env::var("CUBLAS_WORKSPACE_CONFIG").unwrap();
+    assert!([":4096:8", ":16:8"].contains(&workspace.as_str()), "{workspace}");
+    let ((one, one_grad), (other, other_grad)) = (pass(), pass());
+    crate::set_deterministic(false).unwrap();
+    assert!(!crate::is_deterministic());
+    assert!(one == other && one_grad == other_grad, "two runs differ");
+    assert!(one == free && one_grad == free_grad, "a CPU always is deterministic");
+}
+
 #[test]
 fn a_machine_without_a_driver_has_no_cuda() {
     let driver = std::path::Path::new("/dev/nvidiactl").exists();
