@@ -30,7 +30,7 @@ use self::islands::Model;
 pub use self::micro_batch::MicroBatch;
 pub use self::probe::ProbeError;
 use crate::model::{Adapter, Decoder};
-use crate::optim::{AdamW, OptimError, StepOutcome};
+use crate::optim::{AdamW, LossScale, OptimError, StepOutcome};
 use crate::parallel::{DecoderParts, RankError, Ranks, ShardedParameters};
 use crate::trained::{ApplyError, Trained};
 
@@ -94,6 +94,7 @@ pub struct Actor {
     /// The optimizer and its state.
     pub optimizer: AdamW,
     options: ActorOptions,
+    loss_scale: LossScale,
     outer_gradients: OuterGradients,
     dropout_seed: Option<u64>,
     ranks: Ranks,
@@ -118,11 +119,13 @@ impl Actor {
     /// Takes a decoder whose trainable parameters are those of `optimizer`. All `ranks` have the same.
     pub fn new(decoder: Decoder, optimizer: AdamW, options: ActorOptions, ranks: Ranks) -> Self {
         let outer_gradients = OuterGradients::new(&decoder);
+        let loss_scale = LossScale::of(decoder.compute_kind());
         let scoring_ranks = ranks.clone();
         Self {
             decoder,
             optimizer,
             options,
+            loss_scale,
             outer_gradients,
             dropout_seed: None,
             ranks,
@@ -158,7 +161,18 @@ impl Actor {
 
     /// What it trains.
     pub(crate) fn trained(&mut self) -> Trained<'_> {
-        Trained { optimizer: &mut self.optimizer, shards: self.shards.as_ref(), ranks: &self.ranks }
+        let (optimizer, loss_scale) = (&mut self.optimizer, &mut self.loss_scale);
+        Trained { optimizer, loss_scale, shards: self.shards.as_ref(), ranks: &self.ranks }
+    }
+
+    /// By what its losses are multiplied before the backward pass.
+    pub fn loss_scale(&self) -> LossScale {
+        self.loss_scale
+    }
+
+    /// Goes on with the scale of a checkpoint, where that and this actor compute in half precision.
+    pub(crate) fn resume_loss_scale(&mut self, saved: Option<LossScale>) {
+        resume_loss_scale(&mut self.loss_scale, saved);
     }
 
     /// The decoder for whoever takes all of it over, part by part.
@@ -239,6 +253,7 @@ impl Actor {
         let logprobs = vec![0.0; micro_batch.rows.num_tokens()];
         let mut accumulated = Accumulated { logprobs, ..Accumulated::default() };
         let mut failure = None;
+        let factor = self.loss_scale.factor();
         let mut per_chunk = |chunk: Range<usize>, logprobs: &[f32], entropies: &[f32]| {
             let mut derivatives = (vec![0.0; chunk.len()], vec![0.0; chunk.len()]);
             for (here, tokens) in micro_batch.stretches(chunk) {
@@ -247,8 +262,8 @@ impl Actor {
                     Ok(outputs) => {
                         accumulated.loss += outputs.metrics;
                         accumulated.logprobs[tokens].copy_from_slice(&widen(logprobs));
-                        derivatives.0[here.clone()].copy_from_slice(&narrow(&outputs.dlogprobs));
-                        derivatives.1[here].copy_from_slice(&narrow(&outputs.dentropies));
+                        derivatives.0[here.clone()].copy_from_slice(&scaled(&outputs.dlogprobs, factor));
+                        derivatives.1[here].copy_from_slice(&scaled(&outputs.dentropies, factor));
                     }
                     Err(error) => failure = Some(error),
                 }
@@ -314,6 +329,14 @@ pub(crate) fn widen(values: &[f32]) -> Vec<f64> {
     values.iter().map(|value| f64::from(*value)).collect()
 }
 
-pub(crate) fn narrow(values: &[f64]) -> Vec<f32> {
-    values.iter().map(|value| *value as f32).collect()
+/// Derivatives of a loss that is multiplied by `factor`, a power of two.
+pub(crate) fn scaled(values: &[f64], factor: f64) -> Vec<f32> {
+    values.iter().map(|value| (*value * factor) as f32).collect()
+}
+
+/// A scale that follows gradients goes on where it was saved; a fixed one stays.
+pub(crate) fn resume_loss_scale(scale: &mut LossScale, saved: Option<LossScale>) {
+    if let Some(saved) = saved.filter(|saved| saved.is_dynamic() && scale.is_dynamic()) {
+        *scale = saved;
+    }
 }

@@ -17,11 +17,13 @@ use rlt_core::batch::Batch;
 use tch::{Kind, Tensor};
 
 pub use self::learn::{CriticError, CriticReport, value_metrics};
-use crate::actor::{Actor, ActorError, MicroBatch, OuterGradients, islands, narrow, scoring};
+use crate::actor::{
+    Actor, ActorError, MicroBatch, OuterGradients, islands, resume_loss_scale, scaled, scoring,
+};
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::model::{Adapter, Decoder, LoraError, NamedTensors};
 use crate::offload::Offload;
-use crate::optim::{AdamW, AdamWOptions, OptimError};
+use crate::optim::{AdamW, AdamWOptions, LossScale, OptimError};
 use crate::parallel::{RankError, Ranks, ShardedParameters};
 use crate::trained::Trained;
 
@@ -65,6 +67,7 @@ pub struct Critic {
     /// The value head, f32 `[d]`.
     head_d: Tensor,
     optimizer: AdamW,
+    loss_scale: LossScale,
     options: CriticOptions,
     outer_gradients: OuterGradients,
     ranks: Ranks,
@@ -98,7 +101,8 @@ impl Critic {
         };
         let optimizer = options.offload.optimizer(trained, options.optimizer)?;
         let outer_gradients = OuterGradients::new(&decoder);
-        Ok(Self { decoder, head_d, optimizer, options, outer_gradients, ranks, shards })
+        let loss_scale = LossScale::of(decoder.compute_kind());
+        Ok(Self { decoder, head_d, optimizer, loss_scale, options, outer_gradients, ranks, shards })
     }
 
     /// Steps in which only the critic learns.
@@ -125,7 +129,18 @@ impl Critic {
 
     /// What it trains.
     pub(crate) fn trained(&mut self) -> Trained<'_> {
-        Trained { optimizer: &mut self.optimizer, shards: self.shards.as_ref(), ranks: &self.ranks }
+        let (optimizer, loss_scale) = (&mut self.optimizer, &mut self.loss_scale);
+        Trained { optimizer, loss_scale, shards: self.shards.as_ref(), ranks: &self.ranks }
+    }
+
+    /// By what its losses are multiplied before the backward pass.
+    pub fn loss_scale(&self) -> LossScale {
+        self.loss_scale
+    }
+
+    /// Goes on with the scale of a checkpoint, where that and this critic compute in half precision.
+    pub(crate) fn resume_loss_scale(&mut self, saved: Option<LossScale>) {
+        resume_loss_scale(&mut self.loss_scale, saved);
     }
 
     /// Values of hidden states `[c, d]`: f32 `[c]` on the CPU.
@@ -156,7 +171,7 @@ impl Critic {
         let mut values = micro_batch.spread(rlt_torch::f32_slice(&own_values).map_err(ActorError::from)?);
         self.ranks.sum_over_stream(&mut values).map_err(ActorError::from)?;
         let derivatives = micro_batch.own(&derivative_of(&values)?);
-        rlt_torch::backward(&values_c, &Tensor::from_slice(&narrow(&derivatives)));
+        rlt_torch::backward(&values_c, &Tensor::from_slice(&scaled(&derivatives, self.loss_scale.factor())));
         let grad_normed_td = normed_td.zeros_like();
         let _ =
             grad_normed_td.shallow_clone().index_add_(0, &micro_batch.predictors_c, &predicting_cd.grad());

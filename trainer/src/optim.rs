@@ -4,9 +4,11 @@
 //! that a checkpoint holds them like any weight.
 
 mod adamw;
+mod loss_scale;
 
 pub(crate) use adamw::Clipped;
 pub use adamw::{AdamW, AdamWOptions};
+pub use loss_scale::LossScale;
 
 /// What became of one optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -19,6 +21,8 @@ pub enum StepOutcome {
     /// A gradient held an infinity or a NaN, so nothing was changed, neither parameters nor moments nor
     /// counts.
     SkippedNonFinite,
+    /// The same where the loss was scaled up: its factor is smaller from now on, see [`LossScale`].
+    SkippedOverflow,
 }
 
 /// An optimizer act that failed.

@@ -1,8 +1,8 @@
 //! What a run keeps across a restart: everything that the next step depends on.
 //!
 //! Tensors: trained weights and optimizer moments of actor and critic, a frozen reference that no source can
-//! make again. State: progress, data positions, the KL controller's coefficient. Random numbers need no
-//! state, they are functions of the seed.
+//! make again. State: progress, data positions, the KL controller's coefficient, the scales of losses in half
+//! precision. Random numbers need no state, they are functions of the seed.
 
 use std::time::Instant;
 
@@ -14,6 +14,7 @@ use crate::critic::Critic;
 use crate::data::LoaderState;
 use crate::error::TrainError;
 use crate::model::NamedTensors;
+use crate::optim::LossScale;
 use crate::reference::{FrozenPolicy, Reference};
 use crate::saving::{Patience, Settled};
 use crate::tracking::Stage;
@@ -27,6 +28,12 @@ struct State {
     prompts: Option<LoaderState>,
     demonstrations: Option<LoaderState>,
     kl_coefficient: f64,
+    /// Of the actor; none in checkpoints that know nothing of it.
+    #[serde(default)]
+    loss_scale: Option<LossScale>,
+    /// Of the critic.
+    #[serde(default)]
+    critic_loss_scale: Option<LossScale>,
 }
 
 /// Saves a checkpoint of the last complete step and waits until it is committed. A step that is saved already
@@ -192,6 +199,8 @@ fn state(trainer: &Trainer) -> Result<Value, TrainError> {
         prompts: trainer.prompts.as_ref().map(|loader| loader.state().clone()),
         demonstrations: trainer.demonstrations.as_ref().map(|loader| loader.state().clone()),
         kl_coefficient: trainer.kl.coefficient(),
+        loss_scale: Some(trainer.actor.loss_scale()),
+        critic_loss_scale: trainer.critic.as_ref().map(Critic::loss_scale),
     };
     serde_json::to_value(state).map_err(TrainError::State)
 }
@@ -265,10 +274,14 @@ fn restore(trainer: &mut Trainer, checkpoint: &Checkpoint) -> Result<(Stage, u64
         loader.resume(&position)?;
     }
     trainer.kl.resume(state.kl_coefficient);
+    trainer.actor.resume_loss_scale(state.loss_scale);
     trainer.progress = state.progress;
     trainer.saved_at = Some((trainer.progress.cold_start_steps, trainer.progress.step));
     restore_reference(trainer, checkpoint)?;
     restore_critic(trainer, checkpoint)?;
+    if let Some(critic) = &mut trainer.critic {
+        critic.resume_loss_scale(state.critic_loss_scale);
+    }
     Ok(match trainer.progress.step {
         0 if trainer.progress.first_evaluation.is_none() => {
             (Stage::ColdStart, trainer.progress.cold_start_steps)

@@ -12,13 +12,15 @@ use tch::{Tensor, no_grad};
 
 use crate::checkpoint::{Checkpoint, CheckpointError, TensorPart, divided};
 use crate::model::NamedTensors;
-use crate::optim::{AdamW, Clipped, OptimError, StepOutcome};
+use crate::optim::{AdamW, Clipped, LossScale, OptimError, StepOutcome};
 use crate::parallel::{Part, RankError, Ranks, ShardedParameters};
 
 /// The parameters that a role trains, with their optimizer.
 #[derive(Debug)]
 pub(crate) struct Trained<'a> {
     pub(crate) optimizer: &'a mut AdamW,
+    /// By what its gradients are too large.
+    pub(crate) loss_scale: &'a mut LossScale,
     /// The shards of which the optimizer updates the pieces; `None` where every rank has the whole.
     pub(crate) shards: Option<&'a ShardedParameters>,
     pub(crate) ranks: &'a Ranks,
@@ -54,19 +56,25 @@ impl Trained<'_> {
     }
 
     /// Clips the gathered gradients to `max_grad_norm`, applies them at `learning_rate`, and clears them. A
-    /// non-finite gradient is thrown away and changes nothing, on all ranks together.
+    /// non-finite gradient is thrown away and changes nothing but the loss's scale, on all ranks together.
     pub(crate) fn apply(
         &mut self,
         learning_rate: f64,
         max_grad_norm: f64,
     ) -> Result<StepOutcome, ApplyError> {
         let own_norm = self.optimizer.grad_norm()?;
-        let grad_norm = match self.shards {
+        let scaled_norm = match self.shards {
             Some(shards) => shards.norm_over_shards(own_norm)?,
             None => own_norm,
         };
+        let factor = self.loss_scale.factor();
+        let grad_norm = scaled_norm / factor;
         let outcome = match Clipped::at_norm(grad_norm, learning_rate, Some(max_grad_norm)) {
-            Some(clipped) => self.update(&clipped).map(|()| StepOutcome::Applied { grad_norm }),
+            Some(clipped) => {
+                self.loss_scale.grow();
+                self.update(&clipped.of_scaled(factor)).map(|()| StepOutcome::Applied { grad_norm })
+            }
+            None if self.loss_scale.back_off() => Ok(StepOutcome::SkippedOverflow),
             None => Ok(StepOutcome::SkippedNonFinite),
         };
         self.discard_gradients();

@@ -68,6 +68,10 @@ pub struct UpdateReport {
     pub grad_norms: Vec<f64>,
     /// Updates that were skipped because a gradient was not finite.
     pub num_skipped: usize,
+    /// Updates that were skipped because a scaled gradient overflowed, see [`crate::optim::LossScale`].
+    pub num_overflows: usize,
+    /// The scale of the losses after the updates, where it follows gradients.
+    pub loss_scale: Option<f64>,
     /// The actor's log-prob of each token of the batch as its last update saw it: on-policy, under the
     /// weights that sampled.
     pub actor_logprobs: Vec<f64>,
@@ -97,9 +101,10 @@ impl UpdateReport {
         Ok(())
     }
 
-    /// verl's names: `actor/*`, and `training/num_micro_batches`.
+    /// verl's names: `actor/*`, and `training/num_micro_batches`; in half precision `actor/loss_scale` and
+    /// `actor/num_overflows`.
     pub fn metrics(&self, plan: &UpdatePlan) -> Metrics {
-        let num_updates = (self.grad_norms.len() + self.num_skipped).max(1) as f64;
+        let num_updates = (self.grad_norms.len() + self.num_skipped + self.num_overflows).max(1) as f64;
         let mut metrics: Metrics = self
             .loss
             .values()
@@ -118,6 +123,10 @@ impl UpdateReport {
         if !self.grad_norms.is_empty() {
             let mean = self.grad_norms.iter().sum::<f64>() / self.grad_norms.len() as f64;
             metrics.insert("actor/grad_norm".into(), mean);
+        }
+        if let Some(factor) = self.loss_scale {
+            metrics.insert("actor/loss_scale".into(), factor);
+            metrics.insert("actor/num_overflows".into(), self.num_overflows as f64);
         }
         metrics.insert("actor/lr".into(), plan.learning_rate);
         metrics.insert("training/num_skipped_updates".into(), self.num_skipped as f64);
@@ -146,6 +155,8 @@ pub fn update(actor: &mut Actor, batch: &Batch, plan: &UpdatePlan) -> Result<Upd
             one.run(actor, &row_idxs.clone().collect::<Vec<_>>(), &mut report)?;
         }
     }
+    let scale = actor.loss_scale();
+    report.loss_scale = scale.is_dynamic().then(|| scale.factor());
     report.add_up(actor.ranks())?;
     Ok(report)
 }
@@ -189,6 +200,7 @@ impl OneUpdate<'_> {
         match actor.apply(plan.learning_rate)? {
             StepOutcome::Applied { grad_norm } => report.grad_norms.push(grad_norm),
             StepOutcome::SkippedNonFinite => report.num_skipped += 1,
+            StepOutcome::SkippedOverflow => report.num_overflows += 1,
         }
         Ok(())
     }

@@ -43,7 +43,7 @@ fn step(
     let learning_rate = fixture["learning_rates"].double_value(&[step as i64]);
     match optimizer.step(learning_rate, Some(MAX_GRAD_NORM)).expect("steps") {
         StepOutcome::Applied { grad_norm } => grad_norm,
-        StepOutcome::SkippedNonFinite => panic!("the fixture is finite"),
+        StepOutcome::SkippedNonFinite | StepOutcome::SkippedOverflow => panic!("the fixture is finite"),
     }
 }
 

@@ -44,14 +44,18 @@ pub struct CriticReport {
     grad_norms: Vec<f64>,
     /// Updates that were skipped because a gradient was not finite.
     pub num_skipped: usize,
+    /// Updates that were skipped because a scaled gradient overflowed.
+    num_overflows: usize,
+    /// The scale of the losses after the updates, where it follows gradients.
+    loss_scale: Option<f64>,
     learning_rate: f64,
 }
 
 impl CriticReport {
     /// verl's names: `critic/vf_loss`, `critic/vf_clipfrac`, `critic/vpred_mean`, `critic/grad_norm`,
-    /// `critic/lr`.
+    /// `critic/lr`; in half precision `critic/loss_scale` and `critic/num_overflows`.
     pub fn metrics(&self) -> Metrics {
-        let num_updates = (self.grad_norms.len() + self.num_skipped).max(1) as f64;
+        let num_updates = (self.grad_norms.len() + self.num_skipped + self.num_overflows).max(1) as f64;
         let num_tokens = self.num_tokens.max(1.0);
         let mut metrics = Metrics::from([
             ("critic/vf_loss".into(), self.loss / num_updates),
@@ -62,6 +66,10 @@ impl CriticReport {
         if !self.grad_norms.is_empty() {
             let mean = self.grad_norms.iter().sum::<f64>() / self.grad_norms.len() as f64;
             metrics.insert("critic/grad_norm".into(), mean);
+        }
+        if let Some(factor) = self.loss_scale {
+            metrics.insert("critic/loss_scale".into(), factor);
+            metrics.insert("critic/num_overflows".into(), self.num_overflows as f64);
         }
         metrics
     }
@@ -108,6 +116,7 @@ impl Critic {
                 self.update(batch, &rows.collect::<Vec<_>>(), plan.max_tokens, targets, &mut report)?;
             }
         }
+        report.loss_scale = self.loss_scale.is_dynamic().then(|| self.loss_scale.factor());
         let mut sums = vec![report.loss, report.prediction_sum, report.num_clipped, report.num_tokens];
         self.ranks.sum(&mut [&mut sums])?;
         [report.loss, report.prediction_sum, report.num_clipped, report.num_tokens] =
@@ -140,6 +149,7 @@ impl Critic {
         match outcome? {
             StepOutcome::Applied { grad_norm } => report.grad_norms.push(grad_norm),
             StepOutcome::SkippedNonFinite => report.num_skipped += 1,
+            StepOutcome::SkippedOverflow => report.num_overflows += 1,
         }
         Ok(())
     }

@@ -66,6 +66,11 @@ impl Clipped {
         let scale = max_grad_norm.map_or(1.0, |max| clip_coefficient(grad_norm, max));
         grad_norm.is_finite().then_some(Self { learning_rate, scale })
     }
+
+    /// The same for gradients that are `factor` times as large.
+    pub(crate) fn of_scaled(self, factor: f64) -> Self {
+        Self { scale: self.scale / factor, ..self }
+    }
 }
 
 impl AdamW {
