@@ -4,20 +4,29 @@
 //! ValidatedJob -> Mesh, WorkerGroup, rank environment
 //!              -> BatchPlan: prompts, samples, updates, micro-batches
 //!   ModelConfig -> MemoryPlan: named terms by phase
+//!       Machine -> Choices, Fit, SpeedPlan: what is left to the device, whether it fits, how long it takes
 //! ```
 //! The operator builds pods from it, the trainer checks itself against it, `rlctl plan` prints it.
 
 mod batch;
+mod choices;
 mod failure;
+mod fit;
+mod machine;
 mod memory;
 pub mod model_config;
+mod speed;
 mod workers;
 
 use serde::Serialize;
 
 pub use batch::{BatchPlan, concurrent_sequences};
+pub use choices::Choices;
 pub use failure::{Budget, FailureCause, SHORT_ATTEMPT, restart_delay};
-pub use memory::{MemoryPlan, MemoryTerm, Phase, PhaseMemory};
+pub use fit::{Fit, Misfit as MemoryMisfit, Remedy};
+pub use machine::{Flops, MEMORY_LABEL, Machine, PRODUCT_LABEL, UnknownGpu};
+pub use memory::{MemoryPlan, MemoryTerm, Phase, PhaseMemory, Place};
+pub use speed::{Bound, PhaseSpeed, SpeedPlan};
 pub use workers::{EnvironmentVariable, Mesh, Misfit, RENDEZVOUS_PORT, WorkerGroup, check_model};
 pub(crate) use workers::{deals_out_heads, legal_degrees, slices_layers};
 
@@ -51,9 +60,17 @@ pub struct Plan {
     /// The model's parameters; `None` without its configuration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parameters: Option<Parameters>,
+    /// What the manifest leaves to the device.
+    pub choices: Choices,
     /// The memory of one worker; `None` without the configurations of all models.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryPlan>,
+    /// Whether that fits the device; `None` where its memory is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fit: Option<Fit>,
+    /// How long a step takes; `None` where the machine is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub speed: Option<SpeedPlan>,
 }
 
 /// How many parameters there are.
@@ -87,22 +104,39 @@ impl Models {
 ///
 /// A job whose device is left open is planned for the CPU.
 pub fn plan(job: &ValidatedJob, models: &Models) -> Plan {
-    let mesh = Mesh::new(&job.spec().workers);
-    let batch = BatchPlan::new(job.spec());
-    let memory = models
-        .policy_beside_all_others(job.spec())
-        .map(|policy| MemoryPlan::new(job.spec(), policy, &models.reward, &batch));
-    let parameters = models.policy.as_ref().map(|model| {
-        let trained = memory::trained(job.spec(), model);
-        let adapter = if job.spec().model.lora.is_some() { trained.num_parameters } else { 0 };
-        Parameters { total: model.parameter_count().total() + adapter, trainable: trained.num_parameters }
-    });
     let device = match job.spec().workers.device {
         Device::Cuda => Device::Cuda,
         Device::Auto | Device::Cpu => Device::Cpu,
     };
+    plan_for(job, models, device, None)
+}
+
+/// Plans a job whose workers each have such a machine, whatever device the manifest names: what it leaves open
+/// is chosen for it, and it is said whether the job fits and how long a step takes.
+pub fn plan_on(job: &ValidatedJob, models: &Models, machine: &Machine) -> Plan {
+    plan_for(job, models, machine.device, Some(machine))
+}
+
+fn plan_for(job: &ValidatedJob, models: &Models, device: Device, machine: Option<&Machine>) -> Plan {
+    let available = machine.and_then(|machine| machine.memory_bytes);
+    let choices = Choices::new(job.spec(), models.policy.as_ref(), device, available);
+    let mut spec = choices.made_in(job.spec());
+    spec.workers.device = device;
+    let spec = &spec;
+    let mesh = Mesh::new(&spec.workers);
+    let batch = BatchPlan::new(spec);
+    let policy = models.policy_beside_all_others(spec);
+    let memory = policy.map(|policy| MemoryPlan::new(spec, policy, &models.reward, &batch));
+    let fit =
+        memory.as_ref().zip(available).map(|(memory, available)| Fit::new(spec, models, memory, available));
+    let speed = policy.zip(machine).map(|(policy, machine)| SpeedPlan::new(spec, policy, &batch, machine));
+    let parameters = models.policy.as_ref().map(|model| {
+        let trained = memory::trained(spec, model);
+        let adapter = if spec.model.lora.is_some() { trained.num_parameters } else { 0 };
+        Parameters { total: model.parameter_count().total() + adapter, trainable: trained.num_parameters }
+    });
     let worker_groups = vec![WorkerGroup::trainer(job.name(), &mesh, device)];
-    Plan { job: job.name().to_owned(), mesh, worker_groups, batch, parameters, memory }
+    Plan { job: job.name().to_owned(), mesh, worker_groups, batch, parameters, choices, memory, fit, speed }
 }
 
 /// The configuration of a model that the manifest itself describes; `None` when it is in a file.

@@ -17,6 +17,7 @@ pub use problem::Problem;
 pub(crate) use schema::allowed_range;
 
 use crate::manifest::{API_VERSION, KIND, MAX_NAME_LEN, Metadata, NAME_NOT_A_LABEL, NAME_TOO_LONG};
+use crate::plan::Choices;
 use crate::resolved::ResolvedSpec;
 use crate::rules;
 use crate::spec::RLTrainingJobSpec;
@@ -44,6 +45,13 @@ impl ValidatedJob {
     /// The specification with every default filled in.
     pub fn spec(&self) -> &ResolvedSpec {
         &self.spec
+    }
+
+    /// The same job with what it leaves to the device chosen.
+    #[must_use]
+    pub fn with(self, choices: &Choices) -> Self {
+        let spec = choices.made_in(&self.spec);
+        Self { spec, ..self }
     }
 
     /// The fields that were set and act only on a cluster: a local run says so.

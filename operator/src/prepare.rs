@@ -56,7 +56,7 @@ impl Prepared {
             prompts_per_step: batch.prompts_per_step,
             samples_per_step: batch.samples_per_step,
             updates_per_step: batch.updates_per_step,
-            peak_memory_bytes: self.plan.memory.as_ref().map(|memory| memory.peak_bytes),
+            peak_memory_bytes: self.plan.memory.as_ref().map(|memory| memory.peak_host_bytes),
             model_commit: None,
         }
     }

@@ -18,6 +18,7 @@ pub mod finish;
 pub mod generate;
 pub mod jsonl;
 pub mod launch;
+pub mod measure;
 pub mod model;
 pub mod model_args;
 pub mod objective;

@@ -8,6 +8,7 @@ use rlt_traces::Traces;
 use rlt_trainer::env::{self, EnvArgs};
 use rlt_trainer::generate::{self, GenerateArgs};
 use rlt_trainer::launch;
+use rlt_trainer::measure::{self, MeasureArgs};
 use rlt_trainer::report;
 use rlt_trainer::score::{self, ScoreArgs};
 use rlt_trainer::worker::{self, WorkerArgs};
@@ -43,6 +44,8 @@ enum Command {
     Score(ScoreArgs),
     /// Completions of given prompts under a model.
     Generate(GenerateArgs),
+    /// Measure what this machine can do at best, for `rlctl plan --measure`.
+    Measure(MeasureArgs),
     /// Draw `report.html` of a run folder anew, also while the run goes on.
     Report {
         /// The run folder.
@@ -90,6 +93,10 @@ fn run(command: Command) -> ExitCode {
                 tracing::info!("{report}");
                 Ok(ExitCode::Success)
             }
+            Err(error) => Err((error.exit_code(), error.into())),
+        },
+        Command::Measure(args) => match measure::run(&args) {
+            Ok(()) => Ok(ExitCode::Success),
             Err(error) => Err((error.exit_code(), error.into())),
         },
         Command::Report { folder } => match report::render_named(&folder) {

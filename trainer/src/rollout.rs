@@ -42,6 +42,7 @@ use std::time::Duration;
 use rlt_core::engine::{DetokenizeError, SchedulerError};
 use rlt_core::sampling::{SamplingError, SamplingParams};
 use rlt_core::types::TokenId;
+use tch::Kind;
 
 use crate::parallel::RankError;
 
@@ -56,6 +57,8 @@ pub struct RolloutOptions {
     pub max_concurrent: usize,
     /// Tokens a block of the key-value cache holds.
     pub block_size: usize,
+    /// Numbers in which is sampled; `None` is what the policy computes in.
+    pub compute: Option<Kind>,
     /// Longest prompt and completion together, in tokens; `None` is the model's own
     /// `max_position_embeddings`.
     pub max_model_len: Option<usize>,
@@ -73,6 +76,7 @@ impl Default for RolloutOptions {
         Self {
             max_concurrent: 64,
             block_size: 16,
+            compute: None,
             max_model_len: None,
             max_cache_bytes: None,
             max_prefill_tokens: 4096,

@@ -51,6 +51,8 @@ pub fn setup(
     let rewards = reward_pool(&spec, &data, ranks.cores())?;
     let weights = model::weights(&spec, model_dir.as_deref(), &tokenizer)?;
     check_model(&spec, weights.config())?;
+    let job = job.with(&device::choices(&spec, weights.config(), device));
+    let spec = job.spec().clone();
     let actor = model::actor(&spec, &weights, device, &streams, &folder)?;
     actor.decoder.check_vocabulary(tokenizer.vocab_len().saturating_sub(1) as u32)?;
     let reference = model::reference(&spec, &actor, &folder)?;
@@ -245,6 +247,7 @@ fn engine_options(spec: &ResolvedSpec, tokenizer: &Tokenizer) -> RolloutOptions 
     RolloutOptions {
         max_concurrent: concurrent_sequences(spec) as usize,
         block_size: KV_BLOCK_TOKENS as usize,
+        compute: spec.rollout.precision.map(model::kind_of),
         eos_token_ids: tokenizer.eos_ids().to_vec(),
         ..RolloutOptions::default()
     }

@@ -171,7 +171,7 @@ impl Trainer {
         let options = CriticOptions {
             critic,
             optimizer: crate::setup::optimizer_options(self.spec()),
-            activation_checkpointing: self.spec().training.activation_checkpointing,
+            activation_checkpointing: self.spec().training.activation_checkpointing.unwrap_or(false),
             max_grad_norm: self.spec().training.max_grad_norm,
             offload: Offload::new(self.spec().training.offload, self.folder.root()),
         };

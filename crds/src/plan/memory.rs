@@ -1,9 +1,11 @@
-//! The memory of one worker, by phase, in named terms whose formulas stand beside them.
+//! The memory of one worker, by phase, in named terms whose formulas stand beside them, and where each lies:
+//! on the device or on its host, which on a CPU are one.
 //!
 //! A phase holds what is resident for the whole run and what it needs itself; phases follow each other, so
 //! the peak is the largest phase, not their sum. Terms are upper bounds for full budgets and longest
-//! sequences. Numbers are 4 bytes wide (weights, gradients, optimizer, loss head) or as wide as
-//! `training.precision` (activations, KV cache, rollout weights, weights that are gathered to compute with).
+//! sequences. Numbers are 4 bytes wide (trained weights, gradients, optimizer, loss head) or as wide as
+//! `training.precision` (activations, weights that are gathered to compute with, on a GPU frozen weights too)
+//! or `rollout.precision` (KV cache, rollout weights).
 //!
 //! With `workers.mesh.dpShard` a worker keeps its part of every role's weights, gradients and optimizer
 //! state, and beside it the parts of the model that a pass has gathered: `shards`. It reads no more of the
@@ -11,7 +13,7 @@
 //! file: it takes memory of the kernel's, which is not counted. With `workers.mesh.sp` it has its part of the
 //! tokens of a pass, of log-probs and of the critic's passes as their own degrees say; with
 //! `workers.mesh.rolloutTp` a slice of what it samples with: `rollout`. What `training.offload` lets rest
-//! takes memory of a GPU's host; on the CPU it lies in a file, and only what is at hand counts.
+//! takes memory of a GPU's host, and of the GPU only while it is at hand; on the CPU it lies in a file.
 //!
 //! Legend: P parameters, s workers of one copy, L layers, h hidden size, f feed-forward width, q and k widths
 //! of all query and all key heads, v vocabulary, r LoRA rank; t tokens of a pass, c completion tokens of a
@@ -27,8 +29,9 @@ use serde::Serialize;
 use super::batch::{BatchPlan, FullPass, scored_share};
 use super::model_config::ModelConfig;
 use crate::resolved::ResolvedSpec;
-use crate::spec::{Device, LoraSpec, Precision};
+use crate::spec::{Device, LoraSpec};
 use activations::Activations;
+pub(super) use roles::has_critic;
 use shards::Shards;
 
 /// Bytes of an fp32 number.
@@ -39,6 +42,11 @@ const FP32: u64 = 4;
 /// code. The pages of program and libraries, 60 to 150 MiB that the kernel takes back where it needs them,
 /// are not counted.
 const HOST_BASE_BYTES: u64 = 92 << 20;
+
+/// What a process takes of a GPU besides tensors: the context with libtorch's kernels and cuBLAS' workspace,
+/// as `nvidia-smi` shows for a process that has multiplied two small matrices (PyTorch issues report 400 to 600
+/// MiB on sm_80 to sm_100).
+const CUDA_CONTEXT_BYTES: u64 = 640 << 20;
 
 /// Temporaries of an AdamW step on a GPU, as multiples of the largest trained tensor: scaled and weighted
 /// gradient, denominator, scaled moment. On the CPU one pass over all numbers needs none.
@@ -56,7 +64,11 @@ pub struct MemoryPlan {
     pub phases: Vec<PhaseMemory>,
     /// Bytes of the largest phase, on device and host together.
     pub peak_bytes: u64,
-    /// The largest phase.
+    /// Most bytes of a GPU in any phase; 0 on a CPU.
+    pub peak_device_bytes: u64,
+    /// Most bytes of the host in any phase.
+    pub peak_host_bytes: u64,
+    /// The phase that takes the most of the GPU, on a CPU of the host.
     pub peak_phase: Phase,
 }
 
@@ -85,8 +97,21 @@ pub struct PhaseMemory {
     pub phase: Phase,
     /// What it holds; terms of 0 bytes are left out.
     pub terms: Vec<MemoryTerm>,
+    /// The sum of its terms on the GPU; 0 on a CPU.
+    pub device_bytes: u64,
+    /// The sum of its terms on the host.
+    pub host_bytes: u64,
     /// The sum of its terms.
     pub total_bytes: u64,
+}
+
+/// Where a term lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Place {
+    /// In memory of the GPU.
+    Device,
+    /// In memory of the host, pinned where a GPU copies it; everything that a CPU computes with.
+    Host,
 }
 
 /// One thing that takes memory.
@@ -94,6 +119,8 @@ pub struct PhaseMemory {
 pub struct MemoryTerm {
     /// Its name, the same in every phase and version.
     pub name: &'static str,
+    /// Where it lies.
+    pub place: Place,
     /// How much it takes.
     pub bytes: u64,
 }
@@ -163,13 +190,19 @@ impl MemoryPlan {
         judges: &[ModelConfig],
         batch: &BatchPlan,
     ) -> Self {
-        let width = match spec.training.precision {
-            Precision::Fp32 => FP32,
-            Precision::Bf16 => 2,
-        };
+        let width = spec.training.precision.width();
+        let rollout_width = rollout::width(spec);
         let trained = trained(spec, model);
         let mesh = &spec.workers.mesh;
-        let sharing = |sp: u32| Activations { model, width, adapter_width: trained.adapter_width, sp };
+        let cast_of_layer = cast_of_layer(spec, model, &trained);
+        let sharing = |sp: u32| Activations {
+            model,
+            width,
+            adapter_width: trained.adapter_width,
+            sp,
+            cast_of_layer,
+            casts_head: !comes_in_parts(spec) && (casts_frozen(spec) || spec.model.lora.is_none()),
+        };
         // A critic passes over the same tokens in micro-batches of its own.
         let critic = roles::has_critic(spec).then(|| mesh.sp_of_critic());
         let fullest = |sp: u32, terms: &dyn Fn(u32) -> Vec<MemoryTerm>| {
@@ -185,11 +218,11 @@ impl MemoryPlan {
         add(Phase::Loading, roles::loading(spec, model, &trained, &shards));
         if generates {
             // Every worker samples whole sequences, also where it has a slice of each layer.
-            let alone = sharing(1);
+            let alone = Activations { width: rollout_width, ..sharing(1) };
             add(Phase::Rollout, rollout::terms(spec, model, batch, &alone, &shards));
         }
         if !judges.is_empty() {
-            let kept = rollout::kept(spec, model, batch, width, &shards);
+            let kept = rollout::kept(spec, model, batch, &shards);
             add(Phase::Reward, [kept, roles::judging(spec, judges, batch, width, &shards)].concat());
         }
         if !is_supervised {
@@ -213,27 +246,85 @@ impl MemoryPlan {
             term("optimizer temporaries", temporaries),
         ];
         add(Phase::Optimizer, own);
-        let peak = phases.iter().max_by_key(|phase| phase.total_bytes);
-        let (peak_bytes, peak_phase) = peak.map_or((0, Phase::Update), |peak| (peak.total_bytes, peak.phase));
-        Self { phases, peak_bytes, peak_phase }
+        if !on_gpu(spec) {
+            phases.iter_mut().for_each(PhaseMemory::lies_on_host);
+        }
+        Self::of_phases(phases)
+    }
+
+    fn of_phases(phases: Vec<PhaseMemory>) -> Self {
+        let most = |of: fn(&PhaseMemory) -> u64| phases.iter().map(of).max().unwrap_or(0);
+        let peak = phases.iter().max_by_key(|phase| (phase.device_bytes, phase.total_bytes));
+        Self {
+            peak_bytes: most(|phase| phase.total_bytes),
+            peak_device_bytes: most(|phase| phase.device_bytes),
+            peak_host_bytes: most(|phase| phase.host_bytes),
+            peak_phase: peak.map_or(Phase::Update, |peak| peak.phase),
+            phases,
+        }
     }
 }
 
 impl PhaseMemory {
     fn new(phase: Phase, resident: &[MemoryTerm], own: Vec<MemoryTerm>) -> Self {
         let terms: Vec<_> = resident.iter().copied().chain(own).filter(|term| term.bytes > 0).collect();
-        Self { phase, total_bytes: terms.iter().map(|term| term.bytes).sum(), terms }
+        let at = |place| terms.iter().filter(|term| term.place == place).map(|term| term.bytes).sum::<u64>();
+        let (device_bytes, host_bytes) = (at(Place::Device), at(Place::Host));
+        Self { phase, device_bytes, host_bytes, total_bytes: device_bytes + host_bytes, terms }
+    }
+
+    /// On a CPU the device is the host.
+    fn lies_on_host(&mut self) {
+        self.terms.iter_mut().for_each(|term| term.place = Place::Host);
+        (self.device_bytes, self.host_bytes) = (0, self.total_bytes);
     }
 }
 
+/// What lies where it is computed with.
 fn term(name: &'static str, bytes: u64) -> MemoryTerm {
-    MemoryTerm { name, bytes }
+    MemoryTerm { name, place: Place::Device, bytes }
 }
 
-/// What of so many bytes takes memory for the whole run: all of it, or of what rests nothing where it lies in
-/// a file.
-fn kept_bytes(spec: &ResolvedSpec, rests: bool, bytes: u64) -> u64 {
-    if rests && !on_gpu(spec) { 0 } else { bytes }
+/// What lies on the host whatever computes.
+fn on_host(name: &'static str, bytes: u64) -> MemoryTerm {
+    MemoryTerm { name, place: Place::Host, bytes }
+}
+
+/// What stays for the whole run: on the device, or where it rests on the host of a GPU, beside a CPU in a file.
+fn kept(spec: &ResolvedSpec, name: &'static str, rests: bool, bytes: u64) -> MemoryTerm {
+    match (rests, on_gpu(spec)) {
+        (true, true) => on_host(name, bytes),
+        (true, false) => term(name, 0),
+        (false, _) => term(name, bytes),
+    }
+}
+
+/// Bytes of a number of frozen weights: on a GPU they are kept as they are computed with, on a CPU in fp32.
+fn frozen_width(spec: &ResolvedSpec) -> u64 {
+    if on_gpu(spec) { spec.training.precision.width() } else { FP32 }
+}
+
+/// Whether frozen weights are kept in other numbers than they are computed with.
+fn casts_frozen(spec: &ResolvedSpec) -> bool {
+    frozen_width(spec) != spec.training.precision.width()
+}
+
+/// Whether a worker has parts of the model at hand only while it needs them, in the numbers that it computes
+/// with.
+fn comes_in_parts(spec: &ResolvedSpec) -> bool {
+    spec.workers.mesh.dp_shard > 1 || spec.training.offload.parameters
+}
+
+/// Numbers of one layer that are cast to compute with them: of all projections, or of the adapter alone where
+/// the frozen ones need no cast. Parts come in the numbers that compute.
+fn cast_of_layer(spec: &ResolvedSpec, model: &ModelConfig, trained: &Trained) -> u64 {
+    if spec.training.precision.width() == FP32 || comes_in_parts(spec) {
+        return 0;
+    }
+    if spec.model.lora.is_some() && !casts_frozen(spec) {
+        return trained.of_one_layer;
+    }
+    model.projections().iter().map(|projection| projection.num_parameters()).sum()
 }
 
 /// What stays for the whole run.
@@ -247,18 +338,25 @@ fn resident(
     let num_parameters = model.parameter_count().total();
     let adapter = if spec.model.lora.is_some() { trained.num_parameters } else { 0 };
     let offload = spec.training.offload;
-    // 4 P / s, and the adapter's.
-    let weights = FP32 * shards.part_of(num_parameters + adapter);
+    // 4 P / s, or below an adapter b P / s on a GPU, and the adapter's 4.
+    let weights = match spec.model.lora {
+        Some(_) if frozen_width(spec) != FP32 => {
+            frozen_width(spec) * shards.part_of(num_parameters) + FP32 * shards.part_of(adapter)
+        }
+        _ => FP32 * shards.part_of(num_parameters + adapter),
+    };
     // Two moments of 4.
     let moments = 2 * FP32 * shards.part_of(trained.num_parameters);
-    vec![
-        term("host base", HOST_BASE_BYTES),
-        term("weights", kept_bytes(spec, offload.parameters, weights)),
+    let mut terms = vec![
+        on_host("host base", HOST_BASE_BYTES),
+        term("CUDA context", if on_gpu(spec) { CUDA_CONTEXT_BYTES } else { 0 }),
+        kept(spec, "weights", offload.parameters, weights),
         roles::reference_kept(spec, model, shards),
-        term("optimizer state", kept_bytes(spec, offload.optimizer, moments)),
-        roles::critic(spec, model, trained, shards),
-        term("batch on the host", BATCH_BYTES_PER_TOKEN * batch.max_tokens_per_step),
-    ]
+        kept(spec, "optimizer state", offload.optimizer, moments),
+    ];
+    terms.extend(roles::critic(spec, model, trained, shards));
+    terms.push(on_host("batch on the host", BATCH_BYTES_PER_TOKEN * batch.max_tokens_per_step));
+    terms
 }
 
 fn on_gpu(spec: &ResolvedSpec) -> bool {
@@ -281,10 +379,12 @@ fn update(spec: &ResolvedSpec, batch: &BatchPlan, activations: &Activations<'_>)
     let share = scored_share(spec, spec.training.prompts_per_update.into(), activations.sp);
     let budget = (spec.training.max_tokens_per_micro_batch, activations.sp);
     let FullPass { tokens, predicted, .. } = FullPass::new(spec, share, batch.samples_per_prompt, budget);
-    let checkpointing = spec.training.activation_checkpointing;
-    let inputs_rest = spec.training.offload.activations && !on_gpu(spec);
+    let checkpointing = spec.training.activation_checkpointing.unwrap_or(false);
+    let inputs_rest = spec.training.offload.activations;
+    let resting = if inputs_rest && on_gpu(spec) { activations.input_bytes_per_token() } else { 0 };
     let kept = vec![
         term("activations", tokens * activations.kept_bytes_per_token(checkpointing, inputs_rest)),
+        on_host("activations", tokens * resting),
         term("weight casts", activations.kept_cast_bytes(checkpointing)),
     ];
     let layers = vec![

@@ -2,9 +2,11 @@
 
 use serde_json::{Value, json};
 
-use super::{MemoryPlan, Models, Phase, Plan, plan, planned_model};
+use super::{MemoryPlan, Models, Phase, Place, Plan, plan, planned_model};
 use crate::plan::model_config::ModelConfig;
 use crate::validate;
+
+mod on_machines;
 
 const ARITHMETIC: &str = include_str!("../../tests/fixtures/arithmetic.yaml");
 
@@ -44,6 +46,11 @@ fn planned(change: impl FnOnce(&mut Value)) -> Plan {
 fn bytes(memory: &MemoryPlan, phase: Phase, name: &str) -> u64 {
     let phase = memory.phases.iter().find(|candidate| candidate.phase == phase).unwrap();
     phase.terms.iter().find(|term| term.name == name).map_or(0, |term| term.bytes)
+}
+
+fn place(memory: &MemoryPlan, phase: Phase, name: &str) -> Option<Place> {
+    let phase = memory.phases.iter().find(|candidate| candidate.phase == phase)?;
+    phase.terms.iter().find(|term| term.name == name).map(|term| term.place)
 }
 
 fn term(change: impl FnOnce(&mut Value), phase: Phase, name: &str) -> u64 {
@@ -107,7 +114,7 @@ fn full_training_keeps_sixteen_bytes_a_parameter_and_four_more_for_a_reference()
         with_kl(spec);
         spec["workers"]["device"] = "Cuda".into();
     };
-    assert_eq!(term(on_gpu, Phase::Update, "reference weights"), 4 * num_parameters);
+    assert_eq!(term(on_gpu, Phase::Update, "reference weights"), 2 * num_parameters, "kept as it computes");
 }
 
 #[test]
@@ -287,7 +294,8 @@ fn every_role_is_shared_and_no_worker_reads_more_of_the_model_than_its_part() {
         assert_eq!(of(Phase::Loading, "weights being read"), 8 << 20);
         assert_eq!(of(Phase::Loading, "reference weights"), 4 * part(num_parameters));
         assert_eq!(of(Phase::Logprob, "reference weights"), 4 * part(num_parameters));
-        assert_eq!(of(Phase::Update, "critic"), 12 * part(num_parameters + 896));
+        assert_eq!(of(Phase::Update, "critic"), 4 * part(num_parameters + 896));
+        assert_eq!(of(Phase::Update, "critic's optimizer state"), 8 * part(num_parameters + 896));
         let outer = if dp_shard == 1 { 0 } else { 4 * (151_936 * 896 + 896) };
         assert_eq!(of(Phase::Loading, "gathered weights"), outer, "copies are made a part at a time");
     }
@@ -385,11 +393,13 @@ fn what_rests_counts_while_it_is_at_hand_and_beside_a_gpu_where_it_rests() {
     };
     let all = || json!({"parameters": true, "optimizer": true, "activations": true});
     let resting = |phase, name| term(with(all(), "Cpu"), phase, name);
-    for name in ["weights", "optimizer state", "reference weights", "critic"] {
+    for name in ["weights", "optimizer state", "reference weights", "critic", "critic's optimizer state"] {
         assert_eq!(resting(Phase::Logprob, name), 0, "{name}");
-        let beside_gpu = |offload| term(with(offload, "Cuda"), Phase::Logprob, name);
-        assert_eq!(beside_gpu(all()), beside_gpu(json!({})), "{name}");
-        assert!(beside_gpu(all()) > 0, "{name}");
+        let beside_gpu = |offload| planned(with(offload, "Cuda")).memory.unwrap();
+        let (away, here) = (beside_gpu(all()), beside_gpu(json!({})));
+        let lies = |memory: &MemoryPlan| place(memory, Phase::Logprob, name);
+        assert_eq!((lies(&away), lies(&here)), (Some(Place::Host), Some(Place::Device)), "{name}");
+        assert_eq!(bytes(&away, Phase::Logprob, name), bytes(&here, Phase::Logprob, name), "{name}");
     }
     assert_eq!(resting(Phase::Update, "gathered weights"), 4 * (outer + 2 * layer));
     assert_eq!(resting(Phase::Update, "gathered gradients"), 0);
@@ -415,7 +425,10 @@ fn what_rests_counts_while_it_is_at_hand_and_beside_a_gpu_where_it_rests() {
     assert_eq!(term(shared, Phase::Update, "fetched weights"), 4 * layer.div_ceil(4));
     let moments_alone = |name| term(with(json!({"optimizer": true}), "Cpu"), Phase::Update, name);
     assert_eq!((moments_alone("weights"), moments_alone("optimizer state")), (4 * num_parameters, 0));
-    assert_eq!(moments_alone("critic"), 4 * (num_parameters + 896));
+    assert_eq!(
+        (moments_alone("critic"), moments_alone("critic's optimizer state")),
+        (4 * (num_parameters + 896), 0)
+    );
 }
 
 #[test]

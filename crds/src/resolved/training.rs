@@ -29,7 +29,9 @@ pub struct ResolvedTraining {
     pub optimizer: OptimizerSpec,
     pub schedule: ScheduleSpec,
     pub max_grad_norm: f64,
-    pub activation_checkpointing: bool,
+    pub deterministic: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub activation_checkpointing: Option<bool>,
     pub offload: OffloadSpec,
     pub seed: u64,
     pub max_consecutive_non_finite: u32,
@@ -79,6 +81,7 @@ impl ResolvedTraining {
             optimizer: spec.optimizer.clone(),
             schedule: spec.schedule.clone(),
             max_grad_norm: spec.max_grad_norm,
+            deterministic: spec.deterministic,
             activation_checkpointing: spec.activation_checkpointing,
             offload: spec.offload,
             seed: spec.seed,

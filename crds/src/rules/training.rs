@@ -169,9 +169,12 @@ pub(super) const RULES: &[Rule] = &[
         at: "offload.activations",
         reads: &["offload.activations", "activationCheckpointing"],
         message: "offload.activations needs activationCheckpointing: without it layers keep more than their inputs",
-        cel: || "!self.offload.activations || self.activationCheckpointing".into(),
+        cel: || {
+            "!self.offload.activations || (has(self.activationCheckpointing) && self.activationCheckpointing)"
+                .into()
+        },
         holds: Check::Spec(|spec| {
-            !spec.training.offload.activations || spec.training.activation_checkpointing
+            !spec.training.offload.activations || spec.training.activation_checkpointing == Some(true)
         }),
         allowed: Some(|_| "false, or activationCheckpointing true".into()),
     },

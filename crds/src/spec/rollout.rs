@@ -3,6 +3,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::training::Precision;
+
 /// How completions are sampled.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
@@ -36,6 +38,10 @@ pub struct RolloutSpec {
     pub stop_token_ids: Vec<u32>,
     /// Continue past the model's end-of-sequence tokens.
     pub ignore_eos: bool,
+    /// Numbers in which completions are sampled; by default `training.precision`. Where the two differ, so do
+    /// the log-probs of rollout and actor (`training/rollout_probs_diff_max`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub precision: Option<Precision>,
     /// Most sequences that are decoded at the same time.
     #[schemars(range(min = 1, max = 65536))]
     pub max_concurrent_sequences: u32,
@@ -56,6 +62,7 @@ impl Default for RolloutSpec {
             stop: Vec::new(),
             stop_token_ids: Vec::new(),
             ignore_eos: false,
+            precision: None,
             max_concurrent_sequences: 256,
             held_out: HeldOutRolloutSpec::default(),
         }

@@ -3,6 +3,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::workers::Device;
+
 /// How the model is trained. All batch sizes count prompts; `rollout.samplesPerPrompt` multiplies them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
@@ -38,6 +40,7 @@ pub struct TrainingSpec {
     #[schemars(range(min = 2, max = 16777216))]
     pub max_logprob_tokens: Option<u32>,
     /// Numbers in which layers are computed; weights, gradients and optimizer are kept in fp32 where trained.
+    /// With `Auto` bf16 on a GPU and fp32 on a CPU.
     pub precision: Precision,
     /// How fp32 matrix products are computed.
     pub matmul_precision: MatmulPrecision,
@@ -48,8 +51,13 @@ pub struct TrainingSpec {
     /// Gradients are scaled down to this global norm.
     #[schemars(range(min = 1e-6, max = 1e6))]
     pub max_grad_norm: f64,
-    /// Keep only the layers' inputs and compute the rest again in the backward pass.
-    pub activation_checkpointing: bool,
+    /// Use only algorithms that give the same bits in every run. CPUs always do; on GPUs it makes attention's
+    /// backward pass, sums by index and matrix products slower.
+    pub deterministic: bool,
+    /// Keep only the layers' inputs and compute the rest again in the backward pass. By default on GPUs for
+    /// models above a billion parameters, unless the device holds everything that layers keep; never on CPUs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub activation_checkpointing: Option<bool>,
     /// What rests away from the device while it is not needed, of actor and critic alike: less memory, more
     /// time, the same numbers.
     pub offload: OffloadSpec,
@@ -75,12 +83,13 @@ impl Default for TrainingSpec {
             epochs_per_batch: 1,
             max_tokens_per_micro_batch: None,
             max_logprob_tokens: None,
-            precision: Precision::Fp32,
+            precision: Precision::Auto,
             matmul_precision: MatmulPrecision::Highest,
             optimizer: OptimizerSpec::default(),
             schedule: ScheduleSpec::default(),
             max_grad_norm: 1.0,
-            activation_checkpointing: false,
+            deterministic: false,
+            activation_checkpointing: None,
             offload: OffloadSpec::default(),
             seed: 42,
             max_consecutive_non_finite: 5,
@@ -109,22 +118,48 @@ pub struct OffloadSpec {
 /// Numbers in which layers are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Precision {
-    /// 32 bits.
+    /// `Bf16` on a GPU, `Fp32` on a CPU.
     #[default]
+    Auto,
+    /// 32 bits.
     Fp32,
     /// 16 bits with the range of 32 (bfloat16); reductions in fp32.
     Bf16,
+    /// 16 bits with more digits and less range (IEEE half); reductions in fp32. In training the loss is scaled
+    /// up before the backward pass by a factor that grows until a gradient overflows; the update that does is
+    /// skipped and the factor halved (dynamic loss scaling).
+    Fp16,
+}
+
+impl Precision {
+    /// The same with `Auto` decided for a device.
+    #[must_use]
+    pub fn on(self, device: Device) -> Self {
+        match (self, device) {
+            (Self::Auto, Device::Cuda) => Self::Bf16,
+            (Self::Auto, Device::Cpu | Device::Auto) => Self::Fp32,
+            (decided, _) => decided,
+        }
+    }
+
+    /// Bytes of a number; those of fp32 where it is not decided.
+    pub fn width(self) -> u64 {
+        match self {
+            Self::Auto | Self::Fp32 => 4,
+            Self::Bf16 | Self::Fp16 => 2,
+        }
+    }
 }
 
 /// How fp32 matrix products are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum MatmulPrecision {
-    /// In fp32.
+    /// In fp32, on GPUs too.
     #[default]
     Highest,
     /// In fp32 split into three bfloat16 products, or TF32 on a GPU.
     High,
-    /// In bfloat16 with fp32 sums, where the machine has units for it.
+    /// In bfloat16 with fp32 sums, where the machine has units for it; TF32 on a GPU.
     Medium,
 }
 

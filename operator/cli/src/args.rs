@@ -80,6 +80,11 @@ pub(crate) struct RunArgs {
 Memory is estimated from the model's config.json: the one in spec.model.path, or the one given with --model-config.
 Without one the rest of the plan is still shown.
 
+  --gpu     plans for workers that each have such a GPU: what the manifest leaves open is chosen for it, memory is held
+            against the GPU's, and the times of a step are predicted; docs/memory-and-speed.md says how. A job that
+            cannot fit ends with 78 and with the changes that would make it fit
+  --measure plans for workers like this machine, whose speed rlt-trainer measures in a few seconds
+
   -o json   the plan, the manifest with every default written out, and the objects that the operator would make
   -o yaml   these objects alone, as they would be sent
   --server  asks a cluster instead: what it would say to each object, and how it differs from what is there
@@ -96,8 +101,17 @@ pub(crate) struct PlanArgs {
     /// How to write the plan.
     #[arg(long, short, value_enum, default_value_t = DocumentFormat::Text)]
     pub(crate) output: DocumentFormat,
-    /// Ask the cluster what would come of it; nothing is changed there.
+    /// Plan for workers with such a GPU: a100-40gb, a100-80gb, l40s, h100, h200, b200, rtx-4090.
+    #[arg(long, value_name = "NAME", conflicts_with = "measure")]
+    pub(crate) gpu: Option<String>,
+    /// Plan for workers like this machine, which is measured.
     #[arg(long)]
+    pub(crate) measure: bool,
+    /// The trainer that measures.
+    #[arg(long, value_name = "PATH", env = "RLT_TRAINER")]
+    pub(crate) trainer: Option<PathBuf>,
+    /// Ask the cluster what would come of it, the GPUs of its nodes included; nothing is changed there.
+    #[arg(long, conflicts_with_all = ["gpu", "measure"])]
     pub(crate) server: bool,
     #[command(flatten)]
     pub(crate) installation: InstallationArgs,

@@ -1,6 +1,9 @@
 //! `rlctl plan`: what a job will be, for people or for programs, and what a cluster would say to it.
 
 mod comparison;
+mod fit;
+mod machine;
+mod nodes;
 mod objects;
 mod server;
 mod text;
@@ -31,9 +34,12 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     let models = plan::Models { policy: model, reward: reward_models(&job)? };
     let manifest: Value = serde_saphyr::from_str(&manifest).context("read the manifest")?;
     if args.server {
-        return server::ask(args, manifest);
+        return server::ask(args, manifest, (&job, &models));
     }
-    let plan = plan::plan(&job, &models);
+    let plan = match machine::of(args, &job)? {
+        Some(machine) => plan::plan_on(&job, &models, &machine),
+        None => plan::plan(&job, &models),
+    };
     let objects = objects::offline(args, &job, &manifest)?;
     let mut out = io::stdout().lock();
     match args.output {
@@ -41,7 +47,14 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
         DocumentFormat::Yaml => write_objects(&mut out, &objects)?,
         DocumentFormat::Text => out.write_all(text::render(&plan, &objects).as_bytes())?,
     }
-    Ok(ExitCode::Success)
+    out.flush()?;
+    match fit::refusal(&plan) {
+        Some(refusal) => {
+            writeln!(io::stderr(), "{refusal}")?;
+            Ok(ExitCode::BadConfig)
+        }
+        None => Ok(ExitCode::Success),
+    }
 }
 
 /// The plan, the manifest that it follows from with every default written out, and the objects on a cluster.

@@ -60,7 +60,7 @@ fn note_cluster_only_fields(job: &ValidatedJob) {
 }
 
 /// The trainer that was named, else the one beside this binary, else the first one on `PATH`.
-fn find_trainer(named: Option<&Path>) -> anyhow::Result<PathBuf> {
+pub(crate) fn find_trainer(named: Option<&Path>) -> anyhow::Result<PathBuf> {
     if let Some(named) = named {
         anyhow::ensure!(named.is_file(), "find the trainer: {} is not a file", named.display());
         return Ok(named.to_owned());

@@ -149,6 +149,67 @@ fn the_plan_is_one_page() {
     insta::assert_snapshot!(stdout(&output));
 }
 
+/// A 7B model on the hub, whose configuration is beside the manifest; `-f` with the manifest and the rest.
+fn large_model(folder: &Path, workers: &str) -> [String; 4] {
+    let (manifest, config) = (folder.join("job.yaml"), folder.join("config.json"));
+    let job = format!(
+        "apiVersion: rltraining.dev/v1alpha1\nkind: RLTrainingJob\nmetadata: {{name: large}}\nspec:\n  \
+         model: {{hub: {{repo: a/b}}}}\n  data: {{train: [a.jsonl]}}\n  algorithm: {{kind: GRPO}}\n  \
+         rewards: {{functions: [{{name: right, kind: Math}}]}}\n  workers: {workers}\n"
+    );
+    fs::write(&manifest, job).unwrap();
+    let shape = r#"{"architectures": ["Qwen2ForCausalLM"], "hidden_size": 3584, "intermediate_size": 18944,
+        "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064,
+        "max_position_embeddings": 32768, "tie_word_embeddings": false}"#;
+    fs::write(&config, shape).unwrap();
+    let text = |path: PathBuf| path.to_str().unwrap().to_owned();
+    ["-f".into(), text(manifest), "--model-config".into(), text(config)]
+}
+
+/// `rlctl plan` of [`large_model`] on a GPU.
+fn planned_on(gpu: &str, workers: &str, more: &[&str]) -> Output {
+    let folder = tempfile::tempdir().unwrap();
+    let model = large_model(folder.path(), workers);
+    let mut args = vec!["plan", "--gpu", gpu];
+    args.extend(model.iter().map(String::as_str).chain(more.iter().copied()));
+    rlctl(&args)
+}
+
+#[test]
+fn the_plan_for_a_gpu_has_both_memories_and_the_times_of_a_step() {
+    let output = planned_on("h100", "{count: 8, mesh: {dpShard: 8}, device: Cuda}", &[]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let text = stdout(&output);
+    insta::assert_snapshot!(text.split("\nOn a cluster").next().unwrap());
+    let output = planned_on("h100", "{count: 8, mesh: {dpShard: 8}, device: Cuda}", &["-o", "json"]);
+    let plan: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!((&plan["choices"]["precision"], &plan["fit"]["fits"]), (&"Bf16".into(), &true.into()));
+    assert!(plan["speed"]["updateMfu"].as_f64() > Some(0.1), "{}", plan["speed"]);
+    assert!(plan["memory"]["peakDeviceBytes"].as_u64() < plan["fit"]["availableBytes"].as_u64());
+}
+
+#[test]
+fn a_job_that_cannot_fit_is_refused_with_what_would() {
+    let output = planned_on("rtx-4090", "{count: 2, device: Cuda}", &[]);
+    assert_eq!(output.status.code(), Some(78), "{}", stderr(&output));
+    assert!(stdout(&output).contains("Memory of one worker's GPU: "), "what it needs is shown");
+    let error = stderr(&output);
+    assert!(error.starts_with("the job does not fit the GPU of a worker: "), "{error}");
+    assert!(error.contains(" of 24.0 GiB (too large: ") && error.contains("\n  spec."), "{error}");
+    assert!(error.contains("spec.workers.mesh.dpShard: "), "{error}");
+}
+
+#[test]
+fn a_gpu_that_is_not_known_is_answered_with_those_that_are_and_none_is_planned_for_cpus() {
+    let unknown = planned_on("h101", "{device: Cuda}", &[]);
+    assert_eq!(unknown.status.code(), Some(1));
+    let expected =
+        "GPU \"h101\" is not known: expected one of a100-40gb, a100-80gb, l40s, h100, h200, b200, rtx-4090";
+    assert!(stderr(&unknown).contains(expected), "{}", stderr(&unknown));
+    let error = stderr(&planned_on("h100", "{device: Cpu}", &[]));
+    assert!(error.contains("spec.workers.device is Cpu; expected Cuda or Auto"), "{error}");
+}
+
 #[test]
 fn the_plan_says_how_many_workers_sample_as_one() {
     let folder = tempfile::tempdir().unwrap();

@@ -42,13 +42,14 @@ fn with_steps(changes: &Value, steps: u64) -> Value {
     manifest
 }
 
-/// Six steps at once beside three and three.
-fn prolong(changes: &Value) {
+/// Six steps at once beside three and three; both runs.
+fn prolong(changes: &Value) -> (Place, Place) {
     let (whole, resumed) = (Place::new(), Place::new());
     whole.train(&with_steps(changes, 6)).expect(0, &[]);
     resumed.train(&with_steps(changes, 3)).expect(0, &[]);
     resumed.train(&with_steps(changes, 6)).expect(0, &["resuming after step 3"]);
     assert_same_run(&whole, &resumed);
+    (whole, resumed)
 }
 
 /// A run that `name` ends early, and a second process that goes on.
@@ -124,6 +125,27 @@ fn a_critic_is_resumed_in_and_after_its_warmup() {
     let critic = json!({ "kind": "PPO", "critic": { "learningRate": 0.01, "warmupSteps": 2 } });
     prolong(&json!({ "algorithm": critic }));
     prolong(&json!({ "algorithm": critic, "model": lora()["model"] }));
+}
+
+#[test]
+fn half_precision_is_resumed_with_the_scales_of_its_losses() {
+    let half = json!({ "training": { "precision": "Fp16" }, "algorithm": { "kind": "PPO" } });
+    let (whole, resumed) = prolong(&half);
+    let state = |place: &Place| -> Value {
+        serde_json::from_slice(&fs::read(place.run("checkpoints/step-000006/state.json")).unwrap()).unwrap()
+    };
+    let (whole, resumed) = (state(&whole), state(&resumed));
+    for role in ["loss_scale", "critic_loss_scale"] {
+        assert_eq!(whole[role], resumed[role], "{role}");
+        // One begun anew would have counted the last three updates alone.
+        assert!(whole[role]["numGood"].as_u64() >= Some(4), "{whole}");
+        assert!(whole[role]["factor"].as_f64() >= Some(1.0), "{whole}");
+    }
+}
+
+#[test]
+fn a_rollout_in_other_numbers_than_the_training_is_resumed() {
+    prolong(&json!({ "rollout": { "precision": "Bf16" } }));
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! A decoder that is read part by part, wherever its parts are: whoever takes all of a model over never needs
 //! it whole. What is made of a part is the reader's.
 
+use tch::Kind;
+
 use super::{Numbers, Part, RankError, ShardedParameters};
 use crate::model::Decoder;
 
@@ -34,10 +36,11 @@ impl<'a> DecoderParts<'a> {
         self.shards
     }
 
-    /// The numbers that a copy to sample with is made of: those that layers compute with, unless an adapter
-    /// is to be folded in.
-    pub fn numbers_to_sample(&self) -> Numbers {
-        if self.decoder.lora().is_some() { Numbers::Exact } else { Numbers::Computed }
+    /// The numbers that a copy to sample with in `kind` is made of: those that layers compute with, unless an
+    /// adapter is to be folded in, or `kind` is another one: no number is rounded twice.
+    pub fn numbers_to_sample(&self, kind: Kind) -> Numbers {
+        let is_other = self.decoder.lora().is_some() || kind != self.decoder.compute_kind();
+        if is_other { Numbers::Exact } else { Numbers::Computed }
     }
 
     /// Lets `read` see every part while it is whole, in `numbers` where it comes and goes: first what is

@@ -71,8 +71,10 @@ impl RolloutEngine {
         self.weights = None;
         rlt_torch::release_free_memory();
         let rows_hint = self.options.max_concurrent.clamp(1, MAX_ROWS_HINT) as i64;
-        let of_slice = (rows_hint, self.ranks.clone());
-        let weights = tch::no_grad(|| RolloutWeights::pack(policy.into(), policy_version, of_slice))?;
+        let policy: DecoderParts<'_> = policy.into();
+        let kind = self.options.compute.unwrap_or_else(|| policy.decoder().compute_kind());
+        let of_slice = (rows_hint, kind, self.ranks.clone());
+        let weights = tch::no_grad(|| RolloutWeights::pack(policy, policy_version, of_slice))?;
         Ok(self.weights.insert(weights).digest.clone())
     }
 

@@ -50,22 +50,23 @@ struct PackedLayer {
 }
 
 impl RolloutWeights {
-    /// Packs every linear layer of `policy` in its compute dtype, one part of the model at a time, for
-    /// products of about `rows_hint` rows: all of it, or this rank's slice where `ranks` multiply together.
+    /// Packs every linear layer of `policy` in `kind`, one part of the model at a time, for products of about
+    /// `rows_hint` rows: all of it, or this rank's slice where `ranks` multiply together.
     pub(super) fn pack(
         policy: DecoderParts<'_>,
         policy_version: u64,
-        (rows_hint, ranks): (i64, Option<Arc<SliceRanks>>),
+        (rows_hint, kind, ranks): (i64, Kind, Option<Arc<SliceRanks>>),
     ) -> Result<Self, RolloutError> {
         let digest = WeightDigest::of(policy)?;
         let decoder = policy.decoder();
         let failed = |what: String| |source| RolloutError::Tensor { what, source };
         let cut = Cut::new(ranks.as_ref().map_or(Slice::WHOLE, |ranks| ranks.slice()), &decoder.config);
         let slice = cut.config();
-        let block = Block::new(packed_bytes(decoder, &slice)).map_err(failed("the packed weights".into()))?;
-        let mut packer = Packer { policy, cut, rows_hint, block };
+        let block = Block::new(packed_bytes((decoder.device(), kind), &slice))
+            .map_err(failed("the packed weights".into()))?;
+        let mut packer = Packer { policy, kind, cut, rows_hint, block };
         let (mut outer, mut layers) = (None, Vec::new());
-        policy.visit(policy.numbers_to_sample(), |part| {
+        policy.visit(policy.numbers_to_sample(kind), |part| {
             packer.attest(part)?;
             if part == Part::Layer(0) && policy.shards().is_some() {
                 // What was gathered of what is outside of the layers has gone, and layers are smaller.
@@ -114,6 +115,7 @@ impl RolloutWeights {
 /// Takes the parts of a policy over while they are whole.
 struct Packer<'a> {
     policy: DecoderParts<'a>,
+    kind: Kind,
     cut: Cut<'a>,
     rows_hint: i64,
     block: Block,
@@ -131,11 +133,12 @@ impl Packer<'_> {
 
     /// Embedding and final norm, and the head.
     fn outer(&mut self) -> Result<(Decoder, PackedLinear), rlt_torch::Error> {
-        let (decoder, kind) = (self.policy.decoder(), self.policy.decoder().compute_kind());
-        let frame = match self.policy.shards() {
+        let (decoder, kind) = (self.policy.decoder(), self.kind);
+        let mut frame = match self.policy.shards() {
             None => decoder.frame(decoder.embedding.detach(), decoder.norm.detach()),
             Some(_) => decoder.frame(cast(&decoder.embedding, kind), copied(&decoder.norm)),
         };
+        frame.options.compute = kind;
         // On the CPU fp32 is packed, and anything else was cast: either is a copy.
         let is_kept_plain = kind != Kind::Float || decoder.device() != Device::Cpu;
         let rows_vd = self.cut.head(decoder.head_weight());
@@ -149,13 +152,12 @@ impl Packer<'_> {
 
     /// A layer's norms, and its products.
     fn layer(&mut self, layer: &DecoderLayer) -> Result<(DecoderLayer, PackedLayer), rlt_torch::Error> {
-        let kind = self.policy.decoder().compute_kind();
         let norms = match self.policy.shards() {
             None => layer.norms(Tensor::detach),
             Some(_) => layer.norms(copied),
         };
         let weights = self.cut.layer(layer.merged_projection_weights(Adapter::On));
-        Ok((norms, PackedLayer::pack(&weights, kind, self.rows_hint, &mut self.block)?))
+        Ok((norms, PackedLayer::pack(&weights, self.kind, self.rows_hint, &mut self.block)?))
     }
 }
 
@@ -198,8 +200,8 @@ impl PackedLayer {
 
 /// Room for the packed projections and head, where they are packed by ourselves: float32 on the CPU. Each
 /// product may fill its last panel up.
-fn packed_bytes(decoder: &Decoder, slice: &ModelConfig) -> usize {
-    if decoder.compute_kind() != Kind::Float || decoder.device() != Device::Cpu {
+fn packed_bytes((device, kind): (Device, Kind), slice: &ModelConfig) -> usize {
+    if kind != Kind::Float || device != Device::Cpu {
         return 0;
     }
     let of = |outputs: usize, inputs: usize| PackedLinear::packed_bytes(outputs as i64, inputs as i64);

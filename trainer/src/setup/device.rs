@@ -1,6 +1,8 @@
 //! Threads, arithmetic and the device of a rank's process. Which numbers are computed on it is not decided
 //! here.
 
+use rlt_api::plan::Choices;
+use rlt_api::plan::model_config::ModelConfig;
 use rlt_api::resolved::ResolvedSpec;
 use rlt_api::spec;
 use tch::Device;
@@ -16,10 +18,17 @@ pub(super) fn prepare(spec: &ResolvedSpec, ranks: &Ranks) -> Result<Device, Trai
     rlt_torch::set_num_threads(spec.workers.threads.map_or(ranks.cores(), |threads| threads as usize));
     rlt_torch::reuse_large_buffers();
     rlt_torch::set_float32_matmul_precision(matmul_precision(spec.training.matmul_precision))?;
+    rlt_torch::set_deterministic(spec.training.deterministic)?;
     let sees_cuda = rlt_torch::load_cuda().unwrap_or(false) && tch::Cuda::is_available();
     let num_gpus = if sees_cuda { tch::Cuda::device_count().max(0) as usize } else { 0 };
     let own = device_of(spec.workers.device, num_gpus, (ranks.local_rank(), ranks.local_size()))?;
     Ok(if is_everywhere(own, ranks)? { own } else { Device::Cpu })
+}
+
+/// What the manifest leaves to the device, chosen for `device`.
+pub(super) fn choices(spec: &ResolvedSpec, model: &ModelConfig, device: Device) -> Choices {
+    let kind = if device.is_cuda() { spec::Device::Cuda } else { spec::Device::Cpu };
+    Choices::new(spec, Some(model), kind, None)
 }
 
 fn matmul_precision(wanted: spec::MatmulPrecision) -> rlt_torch::MatmulPrecision {

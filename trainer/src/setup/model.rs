@@ -64,7 +64,7 @@ pub(super) fn actor(
     let options = ActorOptions {
         temperature: if spec.algorithm.policy_gradient.is_some() { spec.rollout.temperature } else { 1.0 },
         head_chunk_tokens: HEAD_CHUNK_TOKENS as usize,
-        activation_checkpointing: training.activation_checkpointing,
+        activation_checkpointing: training.activation_checkpointing.unwrap_or(false),
         max_grad_norm: training.max_grad_norm,
     };
     let actor = Actor::new(decoder, optimizer, options, ranks.clone()).scoring_by(streams.logprobs.clone());
@@ -107,9 +107,15 @@ fn decoder(
 
 /// Numbers in which models compute.
 fn compute_kind(spec: &ResolvedSpec) -> Kind {
-    match spec.training.precision {
-        Precision::Fp32 => Kind::Float,
+    kind_of(spec.training.precision)
+}
+
+/// The numbers of a precision that has been decided.
+pub(super) fn kind_of(precision: Precision) -> Kind {
+    match precision {
+        Precision::Auto | Precision::Fp32 => Kind::Float,
         Precision::Bf16 => Kind::BFloat16,
+        Precision::Fp16 => Kind::Half,
     }
 }
 

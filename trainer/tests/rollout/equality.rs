@@ -61,6 +61,19 @@ fn a_sample_is_the_same_alone_and_in_any_batch() {
     }
 }
 
+/// Weights are rounded once, from where they are kept.
+#[test]
+fn an_engine_in_other_numbers_than_its_policy_samples_as_one_of_a_policy_in_these() {
+    let requests = requests(7, 2, &truncated());
+    for (family, kind) in FAMILIES.into_iter().zip([Kind::BFloat16, Kind::Half].into_iter().cycle()) {
+        let load = LoadOptions { compute: kind, ..LoadOptions::default() };
+        let narrow = Decoder::load(&folder(family), &load).unwrap();
+        let expected = generate(&narrow, options(), &requests).unwrap();
+        let bounds = RolloutOptions { compute: Some(kind), ..options() };
+        assert_eq!(generate(&decoder(family), bounds, &requests).unwrap(), expected, "{family} in {kind:?}");
+    }
+}
+
 #[test]
 fn a_shared_prompt_gives_what_prompts_of_their_own_give() {
     for family in FAMILIES {

@@ -20,6 +20,10 @@ pub(super) struct Activations<'a> {
     pub(super) adapter_width: u64,
     /// Workers that share the tokens of a pass.
     pub(super) sp: u32,
+    /// Numbers of one layer that are cast to the compute precision before it computes with them.
+    pub(super) cast_of_layer: u64,
+    /// Whether the head is cast, too.
+    pub(super) casts_head: bool,
 }
 
 impl Activations<'_> {
@@ -75,6 +79,12 @@ impl Activations<'_> {
         (num_inputs + 2) * self.width * hidden + inside
     }
 
+    /// The inputs of all layers (b L h).
+    pub(super) fn input_bytes_per_token(&self) -> u64 {
+        let (hidden, ..) = self.sizes();
+        self.num_layers() * self.width * hidden
+    }
+
     /// One layer computed again, with checkpointing.
     pub(super) fn recomputed_bytes_per_token(&self, checkpointing: bool) -> u64 {
         if checkpointing { self.layer_bytes_per_token() } else { 0 }
@@ -106,7 +116,7 @@ impl Activations<'_> {
     pub(super) fn head(&self, predicted: u64, copies: u64, casts: u64) -> Vec<MemoryTerm> {
         let (hidden, vocab) = (self.model.hidden_size as u64, self.model.vocab_size as u64);
         let rows = u64::from(HEAD_CHUNK_TOKENS).min(predicted);
-        let casts = if self.width == FP32 { 0 } else { casts };
+        let casts = if self.width == FP32 { 0 } else { casts - u64::from(!self.casts_head) };
         vec![
             term("loss head inputs", self.width * copies * predicted * hidden),
             term("loss head chunk", self.width * rows * vocab),
@@ -121,13 +131,9 @@ impl Activations<'_> {
         bytes * projections.iter().map(|projection| projection.num_parameters()).max().unwrap_or(0)
     }
 
-    fn projections_of_one_layer(&self) -> u64 {
-        self.model.projections().iter().map(|projection| projection.num_parameters()).sum()
-    }
-
-    /// Projections of one layer in the compute precision; nothing where that is fp32.
+    /// What of one layer is cast to the compute precision.
     pub(super) fn cast_bytes_of_one_layer(&self) -> u64 {
-        if self.width == FP32 { 0 } else { self.width * self.projections_of_one_layer() }
+        self.width * self.cast_of_layer
     }
 
     /// The casts that the graph keeps for its backward pass: of all layers, or of one with checkpointing.

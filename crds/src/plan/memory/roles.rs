@@ -3,7 +3,7 @@
 
 use super::activations::Activations;
 use super::shards::Shards;
-use super::{FP32, MemoryTerm, Trained, elements, kept_bytes, on_gpu, term};
+use super::{FP32, MemoryTerm, Trained, elements, frozen_width, kept, on_gpu, term};
 use crate::plan::READ_CHUNK_NUMBERS;
 use crate::plan::batch::{BatchPlan, FullPass, scored_share};
 use crate::plan::model_config::ModelConfig;
@@ -33,9 +33,10 @@ pub(super) fn loading(
     terms
 }
 
-/// The reference where it stays: on a GPU. On the CPU it rests in a file while nobody reads it.
+/// The reference where it stays: on a GPU or its host. On the CPU it rests in a file while nobody reads it.
 pub(super) fn reference_kept(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) -> MemoryTerm {
-    term(REFERENCE, if on_gpu(spec) { reference_bytes(spec, model, shards) } else { 0 })
+    let bytes = if on_gpu(spec) { reference_bytes(spec, model, shards) } else { 0 };
+    kept(spec, REFERENCE, spec.training.offload.parameters, bytes)
 }
 
 /// The reference where it does not stay, while it is read. One that rests comes part by part, in the memory
@@ -45,10 +46,11 @@ pub(super) fn reference_read(spec: &ResolvedSpec, model: &ModelConfig, shards: &
     term(REFERENCE, if stays { 0 } else { reference_bytes(spec, model, shards) })
 }
 
-/// A frozen copy of the weights, 4 P / s. With an adapter the reference is the same weights with the adapter
-/// off.
+/// A frozen copy of the weights, 4 P / s, on a GPU b P / s. With an adapter the reference is the same weights
+/// with the adapter off.
 fn reference_bytes(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) -> u64 {
-    if has_reference(spec) { FP32 * shards.part_of(model.parameter_count().total()) } else { 0 }
+    let part = shards.part_of(model.parameter_count().total());
+    if has_reference(spec) { frozen_width(spec) * part } else { 0 }
 }
 
 fn has_reference(spec: &ResolvedSpec) -> bool {
@@ -63,18 +65,20 @@ pub(super) fn critic(
     model: &ModelConfig,
     trained: &Trained,
     shards: &Shards,
-) -> MemoryTerm {
+) -> [MemoryTerm; 2] {
     let hidden = model.hidden_size as u64;
     let has_head = spec.model.lora.is_none() && !model.tie_word_embeddings;
     let head = if has_head { model.vocab_size as u64 * hidden } else { 0 };
     let num_parameters = if has_critic(spec) { trained.num_parameters - head + hidden } else { 0 };
     let offload = spec.training.offload;
-    let weights = kept_bytes(spec, offload.parameters, FP32 * shards.part_of(num_parameters));
-    let moments = kept_bytes(spec, offload.optimizer, 2 * FP32 * shards.part_of(num_parameters));
-    term("critic", weights + moments)
+    let part = FP32 * shards.part_of(num_parameters);
+    [
+        kept(spec, "critic", offload.parameters, part),
+        kept(spec, "critic's optimizer state", offload.optimizer, 2 * part),
+    ]
 }
 
-pub(super) fn has_critic(spec: &ResolvedSpec) -> bool {
+pub(in crate::plan) fn has_critic(spec: &ResolvedSpec) -> bool {
     spec.algorithm.policy_gradient.as_ref().is_some_and(|algorithm| algorithm.critic.is_some())
 }
 
@@ -87,7 +91,7 @@ pub(super) fn reward_models(
 ) -> MemoryTerm {
     let part_of = |judge: &ModelConfig| shards.part_of(judge.parameter_count().total());
     let weights = width * judges.iter().map(part_of).sum::<u64>();
-    term("reward models", kept_bytes(spec, spec.training.offload.parameters, weights))
+    kept(spec, "reward models", spec.training.offload.parameters, weights)
 }
 
 /// A pass of the widest of them over a worker's own samples, and what is gathered of the largest for it.
@@ -103,7 +107,9 @@ pub(super) fn judging(
     let budget = u32::try_from(budget).unwrap_or(u32::MAX);
     let share = scored_share(spec, batch.prompts_per_step, 1);
     let FullPass { tokens, .. } = FullPass::new(spec, share, batch.samples_per_prompt, (budget, 1));
-    let of_token = |model| Activations { model, width, adapter_width: 0, sp: 1 }.inference_bytes_per_token();
+    let pass =
+        |model| Activations { model, width, adapter_width: 0, sp: 1, cast_of_layer: 0, casts_head: false };
+    let of_token = |model| pass(model).inference_bytes_per_token();
     vec![
         shards.gathered_of(judges),
         term("activations", tokens * judges.iter().map(of_token).max().unwrap_or(0)),

@@ -17,6 +17,11 @@ const PREFILL_TOKENS: u64 = 4096;
 /// One block in so many is not given to newcomers.
 const HEADROOM_DIVISOR: u64 = 100;
 
+/// Bytes of a number of what samples.
+pub(super) fn width(spec: &ResolvedSpec) -> u64 {
+    spec.rollout.precision.unwrap_or(spec.training.precision).width()
+}
+
 pub(super) fn terms(
     spec: &ResolvedSpec,
     model: &ModelConfig,
@@ -54,10 +59,9 @@ pub(super) fn kept(
     spec: &ResolvedSpec,
     model: &ModelConfig,
     batch: &BatchPlan,
-    width: u64,
     shards: &Shards,
 ) -> Vec<MemoryTerm> {
-    let slice = slice(spec, model);
+    let (slice, width) = (slice(spec, model), width(spec));
     [weights((model, &slice), width, shards), vec![kv_cache(spec, &slice, batch, width)]].concat()
 }
 

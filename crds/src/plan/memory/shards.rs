@@ -2,7 +2,7 @@
 //! its part at rest, and whole parts of the model while they are computed with. Zero where every worker has a
 //! copy of its own at hand.
 
-use super::{FP32, MemoryTerm, Trained, term};
+use super::{FP32, MemoryTerm, Trained, frozen_width, term};
 use crate::plan::model_config::ModelConfig;
 use crate::resolved::ResolvedSpec;
 
@@ -23,7 +23,10 @@ pub(super) struct Shards {
     trained_outer: u64,
     /// Bytes of a number as layers compute with it.
     width: u64,
-    /// Bytes of a number of the model that samples: an adapter is folded into weights as they are kept.
+    /// Bytes of a number as weights of layers are kept.
+    kept_width: u64,
+    /// Bytes of a number of the model that samples: an adapter is folded into weights as they are kept, and
+    /// weights that sample in other numbers than layers compute with are rounded once.
     sampling_width: u64,
 }
 
@@ -33,6 +36,9 @@ impl Shards {
         let outer = count.embedding + count.final_norm + count.head;
         let has_adapter = spec.model.lora.is_some();
         let adapter_layer = if has_adapter { trained.of_one_layer } else { 0 };
+        let kept_width = if has_adapter { frozen_width(spec) } else { FP32 };
+        let samples_as_computed =
+            spec.rollout.precision.is_none_or(|precision| precision == spec.training.precision);
         Self {
             dp_shard: spec.workers.mesh.dp_shard.into(),
             rests: spec.training.offload.parameters,
@@ -41,7 +47,8 @@ impl Shards {
             trained_layer: trained.of_one_layer,
             trained_outer: if has_adapter { 0 } else { outer },
             width,
-            sampling_width: if has_adapter { FP32 } else { width },
+            kept_width,
+            sampling_width: if has_adapter || !samples_as_computed { kept_width } else { width },
         }
     }
 
@@ -94,15 +101,16 @@ impl Shards {
     /// Nothing where it never goes.
     pub(super) fn fetched(&self) -> MemoryTerm {
         let part = self.part_of(self.outer.max(self.layer));
-        term(FETCHED, if self.rests { FP32 * part } else { 0 })
+        term(FETCHED, if self.rests { self.kept_width * part } else { 0 })
     }
 
     /// In a pass the worker's part of the layer that comes next, 4 / s, until it is gathered or cast: a
     /// worker alone fetches one that is `width` bytes wide to where it is computed with. What is outside of
     /// the layers has come before there is anything else.
     fn on_its_way(&self, width: u64) -> MemoryTerm {
-        let comes_in_place = self.dp_shard == 1 && width == FP32;
-        term(FETCHED, if self.rests && !comes_in_place { FP32 * self.part_of(self.layer) } else { 0 })
+        let comes_in_place = self.dp_shard == 1 && width == self.kept_width;
+        let part = self.kept_width * self.part_of(self.layer);
+        term(FETCHED, if self.rests && !comes_in_place { part } else { 0 })
     }
 
     fn term(&self, name: &'static str, num_bytes: u64) -> MemoryTerm {

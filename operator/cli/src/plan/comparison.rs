@@ -22,6 +22,8 @@ pub(super) enum Outcome {
     Changed { difference: String },
     /// It is there, and follows the attempt, not the manifest.
     Kept,
+    /// The workers' GPU holds the job.
+    Fits { message: String },
     /// The cluster would not have it.
     Refused { message: String },
 }
@@ -43,6 +45,7 @@ impl Verdict {
             Outcome::Made => line("+", "would be made"),
             Outcome::Same => line("=", "stays as it is"),
             Outcome::Kept => line("=", "stays; it follows the attempt"),
+            Outcome::Fits { message } => line("=", message),
             Outcome::Refused { message } => line("!", &format!("would be refused: {message}")),
             Outcome::Changed { difference } => {
                 let indented: String = difference.lines().map(|line| format!("    {line}\n")).collect();

@@ -7,14 +7,15 @@ use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Container};
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind, TypeMeta};
-use rlt_api::ExitCode;
+use rlt_api::plan::Models;
+use rlt_api::{ExitCode, ValidatedJob};
 use rlt_operator::build::{self, Settings};
 use rlt_operator::job::Job;
 use rlt_operator::{Args, labels, progress};
 use serde_json::Value;
 
 use super::comparison::{Outcome, Verdict, compare};
-use super::objects;
+use super::{nodes, objects};
 use crate::args::{DocumentFormat, PlanArgs};
 use crate::cluster::{Connection, block_on};
 use crate::document;
@@ -23,13 +24,19 @@ use crate::status::status_of;
 /// By whom a manifest is applied here, as the API server notes it.
 const FIELD_MANAGER: &str = "rlctl";
 
-pub(super) fn ask(args: &PlanArgs, wanted: Value) -> anyhow::Result<ExitCode> {
+pub(super) fn ask(
+    args: &PlanArgs,
+    wanted: Value,
+    planned: (&ValidatedJob, &Models),
+) -> anyhow::Result<ExitCode> {
     let verdicts = block_on(async {
         let mut connection = Connection::open(&args.cluster).await?;
         if let (None, Some(own)) = (&args.cluster.namespace, wanted["metadata"]["namespace"].as_str()) {
             own.clone_into(&mut connection.namespace);
         }
-        verdicts(&connection, args, wanted).await
+        let mut verdicts = verdicts(&connection, args, wanted).await?;
+        verdicts.extend(nodes::ask(&connection, planned).await?);
+        Ok(verdicts)
     })?;
     let mut out = io::stdout().lock();
     match args.output {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use rlt_api::plan::{BatchPlan, MemoryPlan, PhaseMemory, Plan};
+use rlt_api::plan::{BatchPlan, Fit, MemoryPlan, PhaseMemory, Place, Plan, SpeedPlan};
 use serde_json::Value;
 
 use crate::measure::bytes;
@@ -33,14 +33,23 @@ pub(crate) fn render(plan: &Plan, objects: &[Value]) -> String {
     if let Some(parameters) = &plan.parameters {
         line(&mut text, "parameters", &format!("{} ({} trained)", parameters.total, parameters.trainable));
     }
+    let choices = &plan.choices;
+    let rollout = match choices.rollout_precision {
+        same if same == choices.precision => String::new(),
+        other => format!(", rollout {other:?}"),
+    };
+    line(&mut text, "precision", &format!("{:?}{rollout}", choices.precision));
+    let checkpointing = if choices.activation_checkpointing { "layers' inputs are kept" } else { "off" };
+    line(&mut text, "activation checkpointing", checkpointing);
     text.push_str("\nBatch\n");
     write_batch(&mut text, &plan.batch);
     match &plan.memory {
-        Some(memory) => write_memory(&mut text, memory),
+        Some(memory) => write_memory(&mut text, memory, plan.fit.as_ref()),
         None => {
             text.push_str("\nMemory: an estimate needs the config.json of every model; --model-config names the policy's.\n")
         }
     }
+    plan.speed.iter().for_each(|speed| write_speed(&mut text, speed));
     text.push_str("\nOn a cluster (-o yaml prints them)\n");
     for group in objects.chunk_by(|one, next| one["kind"] == next["kind"]) {
         let name = |object: &Value| object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
@@ -75,25 +84,64 @@ fn write_batch(text: &mut String, batch: &BatchPlan) {
     line(text, "sequences decoded together", &format!("at most {}", batch.concurrent_sequences));
 }
 
-/// One row a term, one column a phase.
-fn write_memory(text: &mut String, memory: &MemoryPlan) {
-    let _ = writeln!(text, "\nMemory of one worker: {} in {:?}", bytes(memory.peak_bytes), memory.peak_phase);
+/// One row a term, one column a phase; of a GPU and its host one table each.
+fn write_memory(text: &mut String, memory: &MemoryPlan, fit: Option<&Fit>) {
+    let of_phase = format!("in {:?}", memory.peak_phase);
+    if memory.peak_device_bytes == 0 {
+        let _ = writeln!(text, "\nMemory of one worker: {} {of_phase}", bytes(memory.peak_bytes));
+        return write_terms(text, memory, Place::Host);
+    }
+    let available = fit.map_or_else(String::new, |fit| format!(", of {}", bytes(fit.available_bytes)));
+    let _ = writeln!(
+        text,
+        "\nMemory of one worker's GPU: {} {of_phase}{available}",
+        bytes(memory.peak_device_bytes)
+    );
+    write_terms(text, memory, Place::Device);
+    let _ = writeln!(text, "\nMemory of its host: {}", bytes(memory.peak_host_bytes));
+    write_terms(text, memory, Place::Host);
+}
+
+/// The terms in one place.
+fn write_terms(text: &mut String, memory: &MemoryPlan, place: Place) {
     let columns = |cell: &dyn Fn(&PhaseMemory) -> String| -> String {
         memory.phases.iter().map(|phase| format!("{:>12}", cell(phase))).collect()
     };
     line(text, "", &columns(&|phase| format!("{:?}", phase.phase)));
     let mut names: Vec<&str> = Vec::new();
-    for term in memory.phases.iter().flat_map(|phase| &phase.terms) {
+    let terms = memory.phases.iter().flat_map(|phase| &phase.terms);
+    for term in terms.filter(|term| term.place == place) {
         if !names.contains(&term.name) {
             names.push(term.name);
         }
     }
     for name in names {
         let cell = |phase: &PhaseMemory| {
-            let term = phase.terms.iter().find(|term| term.name == name);
+            let term = phase.terms.iter().find(|term| term.name == name && term.place == place);
             term.map_or_else(|| "-".to_owned(), |term| bytes(term.bytes))
         };
         line(text, name, &columns(&cell));
     }
-    line(text, "together", &columns(&|phase| bytes(phase.total_bytes)));
+    let total = |phase: &PhaseMemory| match place {
+        Place::Device => phase.device_bytes,
+        Place::Host => phase.host_bytes,
+    };
+    line(text, "together", &columns(&|phase| bytes(total(phase))));
+}
+
+/// One row a phase.
+fn write_speed(text: &mut String, speed: &SpeedPlan) {
+    let _ = writeln!(text, "\nPredicted on {}, where every sequence is as long as it may be", speed.machine);
+    line(text, "", &format!("{:>12}{:>12}{:>12}  bound by", "seconds", "TFLOP", "GB"));
+    for phase in &speed.phases {
+        let (flop, bytes) = (phase.flop / 1e12, phase.bytes / 1e9);
+        let numbers = format!("{:>12.3}{flop:>12.2}{bytes:>12.1}  {:?}", phase.seconds, phase.bound);
+        line(text, phase.name, &numbers);
+    }
+    line(text, "step", &format!("{:>12.3}", speed.step_seconds));
+    if speed.rollout_tokens_per_second > 0.0 {
+        line(text, "rollout, tokens/s", &format!("{:>12.0}", speed.rollout_tokens_per_second));
+    }
+    line(text, "update, tokens/s", &format!("{:>12.0}", speed.update_tokens_per_second));
+    line(text, "update, MFU", &format!("{:>11.0}%", 100.0 * speed.update_mfu));
 }

@@ -320,8 +320,10 @@ fn weights_travel_as_layers_compute_with_them_and_are_whole_exactly_where_that_i
         actor.score(&batch(), Adapter::On, case.max_tokens).unwrap();
         assert_eq!(parameters(&actor), exact);
         let (parts, mut rounded) = (actor.parts(), BTreeMap::new());
-        assert_eq!(parts.numbers_to_sample(), Numbers::Computed);
-        let visited = parts.visit(parts.numbers_to_sample(), |part| {
+        let computed = parts.decoder().compute_kind();
+        assert_eq!(parts.numbers_to_sample(computed), Numbers::Computed);
+        assert_eq!(parts.numbers_to_sample(Kind::Half), Numbers::Exact, "no number is rounded twice");
+        let visited = parts.visit(parts.numbers_to_sample(computed), |part| {
             for (name, tensor) in actor.shards().unwrap().parameters_of(part) {
                 // A norm multiplies with what it is, a projection with what it is rounded to.
                 let expected = if tensor.dim() > 1 { Kind::BFloat16 } else { Kind::Float };

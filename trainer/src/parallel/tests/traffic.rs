@@ -138,7 +138,9 @@ fn step(layout: Layout, ranks: &Ranks) -> (f64, f64) {
     let mut actor = actor_on_mesh(decoder, options, ranks, layout.dp_shard);
     let before = ranks.traffic();
     let parts = actor.parts();
-    parts.visit(parts.numbers_to_sample(), |_| Ok::<(), RankError>(())).unwrap();
+    parts
+        .visit(parts.numbers_to_sample(parts.decoder().compute_kind()), |_| Ok::<(), RankError>(()))
+        .unwrap();
     actor.score(&batch, Adapter::On, MAX_TOKENS).unwrap();
     let plan = UpdatePlan {
         objective: supervised_objective(),

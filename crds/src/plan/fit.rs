@@ -1,0 +1,212 @@
+//! Whether a job fits the memory of a device, and if not which single changes of the manifest would make it
+//! fit. Changes that alter what is learned are none.
+
+use serde::Serialize;
+
+use super::batch::BatchPlan;
+use super::memory::{MemoryPlan, Phase};
+use super::model_config::ModelConfig;
+use super::{Models, workers};
+use crate::resolved::ResolvedSpec;
+
+/// What a device has, and what the job needs of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Fit {
+    /// Bytes that the device has.
+    pub available_bytes: u64,
+    /// Whether every phase fits.
+    pub fits: bool,
+    /// The phases that do not, the largest first.
+    pub misfits: Vec<Misfit>,
+    /// Changes that would make the job fit, each by itself where it can.
+    pub remedies: Vec<Remedy>,
+}
+
+/// A phase that needs more than there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Misfit {
+    /// Which phase.
+    pub phase: Phase,
+    /// Bytes of the device that it needs.
+    pub needed_bytes: u64,
+}
+
+/// Values of fields with which the job fits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Remedy {
+    /// The fields below `spec` with their values, such as `training.offload.optimizer: true`.
+    pub fields: Vec<String>,
+    /// Bytes of the device that the job then needs.
+    pub needed_bytes: u64,
+}
+
+/// A change of a specification; `None` where it changes nothing or may not be made.
+type Change = fn(&ResolvedSpec, &ModelConfig) -> Vec<(String, ResolvedSpec)>;
+
+/// In the order of what they cost: nothing but passes, recomputation, sequences at a time, the link to the host,
+/// more workers.
+const CHANGES: [Change; 7] = [
+    fewer_tokens,
+    checkpointing,
+    fewer_sequences,
+    |spec, _| offloaded(spec, "training.offload.optimizer", |spec| &mut spec.training.offload.optimizer),
+    |spec, _| offloaded(spec, "training.offload.parameters", |spec| &mut spec.training.offload.parameters),
+    sharded,
+    sliced_rollout,
+];
+
+impl Fit {
+    /// Of a specification in which everything is decided.
+    pub(super) fn new(spec: &ResolvedSpec, models: &Models, memory: &MemoryPlan, available: u64) -> Self {
+        let mut misfits: Vec<Misfit> = memory
+            .phases
+            .iter()
+            .filter(|phase| phase.device_bytes > available)
+            .map(|phase| Misfit { phase: phase.phase, needed_bytes: phase.device_bytes })
+            .collect();
+        misfits.sort_by_key(|misfit| std::cmp::Reverse(misfit.needed_bytes));
+        let fits = misfits.is_empty();
+        let remedies = match &models.policy {
+            Some(policy) if !fits => remedies(spec, policy, models, available),
+            _ => Vec::new(),
+        };
+        Self { available_bytes: available, fits, misfits, remedies }
+    }
+}
+
+fn needed(spec: &ResolvedSpec, policy: &ModelConfig, models: &Models) -> u64 {
+    MemoryPlan::new(spec, policy, &models.reward, &BatchPlan::new(spec)).peak_device_bytes
+}
+
+/// Each kind of change alone, at its first value that suffices; where none does, all of them one after the
+/// other until they suffice together.
+fn remedies(spec: &ResolvedSpec, policy: &ModelConfig, models: &Models, available: u64) -> Vec<Remedy> {
+    let alone = CHANGES.iter().filter_map(|change| {
+        change(spec, policy).into_iter().find_map(|(field, changed)| {
+            let needed_bytes = needed(&changed, policy, models);
+            (needed_bytes <= available).then(|| Remedy { fields: vec![field], needed_bytes })
+        })
+    });
+    let alone: Vec<Remedy> = alone.collect();
+    if alone.is_empty() { together(spec, policy, models, available).into_iter().collect() } else { alone }
+}
+
+/// Every change at the value that helps most, for as long as it helps.
+fn together(spec: &ResolvedSpec, policy: &ModelConfig, models: &Models, available: u64) -> Option<Remedy> {
+    let (mut spec, mut fields) = (spec.clone(), Vec::new());
+    for change in &CHANGES {
+        for (field, changed) in change(&spec, policy).into_iter().rev().take(1) {
+            if needed(&changed, policy, models) < needed(&spec, policy, models) {
+                fields.push(field);
+                spec = changed;
+            }
+        }
+        let needed_bytes = needed(&spec, policy, models);
+        if needed_bytes <= available {
+            return Some(Remedy { fields, needed_bytes });
+        }
+    }
+    None
+}
+
+fn changed(
+    spec: &ResolvedSpec,
+    field: String,
+    change: impl FnOnce(&mut ResolvedSpec),
+) -> (String, ResolvedSpec) {
+    let mut spec = spec.clone();
+    change(&mut spec);
+    (field, spec)
+}
+
+/// `from` halved until `least`, without itself.
+fn halves(from: u32, least: u32) -> impl Iterator<Item = u32> {
+    std::iter::successors(Some(from), move |tokens| (*tokens > least).then(|| (tokens / 2).max(least)))
+        .skip(1)
+}
+
+/// Both budgets, down to the longest sequence.
+fn fewer_tokens(spec: &ResolvedSpec, _: &ModelConfig) -> Vec<(String, ResolvedSpec)> {
+    let mesh = &spec.workers.mesh;
+    let sp = mesh.sp.min(mesh.sp_of_logprobs()).min(mesh.sp_of_critic());
+    let least = u32::try_from(spec.max_sequence_tokens().div_ceil(sp.into())).unwrap_or(u32::MAX);
+    let budget = spec.training.max_tokens_per_micro_batch;
+    let with = |tokens: u32| {
+        let field =
+            format!("training.maxTokensPerMicroBatch: {tokens} with training.maxLogprobTokens: {tokens}");
+        changed(spec, field, |spec| {
+            spec.training.max_tokens_per_micro_batch = tokens;
+            spec.training.max_logprob_tokens = spec.training.max_logprob_tokens.min(tokens);
+        })
+    };
+    halves(budget, least).map(with).collect()
+}
+
+fn checkpointing(spec: &ResolvedSpec, _: &ModelConfig) -> Vec<(String, ResolvedSpec)> {
+    let on = || {
+        changed(spec, "training.activationCheckpointing: true".into(), |spec| {
+            spec.training.activation_checkpointing = Some(true);
+        })
+    };
+    if spec.training.activation_checkpointing == Some(true) { Vec::new() } else { vec![on()] }
+}
+
+fn fewer_sequences(spec: &ResolvedSpec, _: &ModelConfig) -> Vec<(String, ResolvedSpec)> {
+    let from = u32::try_from(super::concurrent_sequences(spec)).unwrap_or(u32::MAX);
+    let with = |sequences: u32| {
+        changed(spec, format!("rollout.maxConcurrentSequences: {sequences}"), |spec| {
+            spec.rollout.max_concurrent_sequences = sequences;
+        })
+    };
+    halves(from, 1).map(with).collect()
+}
+
+fn offloaded(
+    spec: &ResolvedSpec,
+    field: &str,
+    of: fn(&mut ResolvedSpec) -> &mut bool,
+) -> Vec<(String, ResolvedSpec)> {
+    let (field, with) = changed(spec, format!("{field}: true"), |spec| *of(spec) = true);
+    if with == *spec { Vec::new() } else { vec![(field, with)] }
+}
+
+/// More workers that hold one copy together: of those there are, then with more of them.
+fn sharded(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<(String, ResolvedSpec)> {
+    let (count, mesh) = (spec.workers.count, &spec.workers.mesh);
+    let degrees = std::iter::successors(Some(mesh.dp_shard), |degree| degree.checked_mul(2));
+    let with = |degree: u32| {
+        let count = count.max(degree * mesh.sp);
+        let more =
+            if count == spec.workers.count { String::new() } else { format!(" with workers.count: {count}") };
+        let field = format!("workers.mesh.dpShard: {degree}{more}");
+        let change = |spec: &mut ResolvedSpec| {
+            spec.workers.mesh.dp_shard = degree;
+            spec.workers.count = count;
+        };
+        changed(spec, field, change)
+    };
+    let is_legal = |(_, spec): &(String, ResolvedSpec)| {
+        let mesh = &spec.workers.mesh;
+        spec.workers.count.is_multiple_of(mesh.dp_shard * mesh.sp)
+            && workers::check_model(spec, model).is_ok()
+    };
+    degrees.skip(1).take_while(|degree| *degree <= 1024).map(with).filter(is_legal).collect()
+}
+
+/// More workers that sample as one.
+fn sliced_rollout(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<(String, ResolvedSpec)> {
+    let count = spec.workers.count;
+    let from = spec.workers.mesh.rollout_tp;
+    let degrees = std::iter::successors(Some(from), |degree| degree.checked_mul(2)).skip(1);
+    let with = |degree: u32| {
+        changed(spec, format!("workers.mesh.rolloutTp: {degree}"), |spec| {
+            spec.workers.mesh.rollout_tp = degree;
+        })
+    };
+    let degrees =
+        degrees.take_while(|degree| *degree <= count).filter(|degree| count.is_multiple_of(*degree));
+    degrees.map(with).filter(|(_, spec)| workers::check_model(spec, model).is_ok()).collect()
+}

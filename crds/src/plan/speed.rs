@@ -1,0 +1,109 @@
+//! How long a step takes on a machine, predicted from the bytes and products of every phase: a roofline with
+//! stated efficiencies (`work`), over counts of what the trainer computes (`passes`, `sampling`).
+//!
+//! ```text
+//! seconds of a phase = roofline(bytes read and written, FLOP, operations, bytes exchanged, bytes to the host)
+//! step               = rollout + weight sync + log-probs + values + update     phases follow each other
+//! MFU of the update  = FLOP of the model (no recomputation) / (seconds x FLOP/s of the machine)
+//! ```
+//! Every sequence is as long as it may be, as in the plan of memory: shorter completions take less. Rewards,
+//! data and checkpoints are not counted. The busiest worker decides.
+
+mod passes;
+mod sampling;
+mod work;
+
+use serde::Serialize;
+
+use super::batch::BatchPlan;
+use super::machine::Machine;
+use super::memory;
+use super::model_config::ModelConfig;
+use crate::resolved::ResolvedSpec;
+use passes::Passes;
+pub use work::Bound;
+use work::{Kind, Work};
+
+/// Times of one step, predicted.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SpeedPlan {
+    /// The machine of each worker.
+    pub machine: String,
+    /// The phases of a step, in order.
+    pub phases: Vec<PhaseSpeed>,
+    /// Seconds of a step.
+    pub step_seconds: f64,
+    /// Tokens that all workers sample in a second of the rollout.
+    pub rollout_tokens_per_second: f64,
+    /// Tokens of prompts and completions that all workers train on in a second of the update; a prompt counts
+    /// once for its samples in a pass.
+    pub update_tokens_per_second: f64,
+    /// The part of the machine's FLOP/s that the update's model FLOP are.
+    pub update_mfu: f64,
+}
+
+/// One phase.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PhaseSpeed {
+    /// Its name.
+    pub name: &'static str,
+    /// How long it takes.
+    pub seconds: f64,
+    /// FLOP of the busiest worker.
+    pub flop: f64,
+    /// Bytes that the busiest worker's device reads and writes.
+    pub bytes: f64,
+    /// What takes the most of the time.
+    pub bound: Bound,
+}
+
+impl SpeedPlan {
+    /// Of a specification in which the device is decided, on `machine`.
+    pub(super) fn new(
+        spec: &ResolvedSpec,
+        model: &ModelConfig,
+        batch: &BatchPlan,
+        machine: &Machine,
+    ) -> Self {
+        let trained = memory::trained(spec, model);
+        let passes = Passes::new(spec, model, batch, trained.num_parameters);
+        let phase = |name, kind, work: Work| {
+            let (seconds, bound) = work.seconds(machine, kind);
+            PhaseSpeed { name, seconds, flop: work.flop(), bytes: work.bytes, bound }
+        };
+        let mut phases = Vec::new();
+        let is_supervised = spec.algorithm.policy_gradient.is_none();
+        let mut rollout_tokens_per_second = 0.0;
+        if !is_supervised {
+            phases.push(phase("weight sync", Kind::Stream, passes.weight_sync()));
+            let rollout = sampling::of_step(spec, model, batch, machine);
+            let groups = f64::from(spec.workers.count / spec.workers.mesh.rollout_tp);
+            rollout_tokens_per_second = groups * rollout.tokens / rollout.speed.seconds;
+            phases.push(rollout.speed);
+            phases.push(phase("log-probs", Kind::Products, passes.scoring()));
+        }
+        if memory::has_critic(spec) {
+            phases.push(phase("critic", Kind::Products, passes.critic()));
+        }
+        let update = passes.update();
+        let update_speed = phase("update", Kind::Products, update.work);
+        let streams = f64::from(spec.workers.count / spec.workers.mesh.sp);
+        let peak = update.peak(machine);
+        let update_mfu = update.model_flop / (update_speed.seconds * peak);
+        let update_tokens_per_second = streams * update.tokens / update_speed.seconds;
+        phases.push(update_speed);
+        phases.retain(|phase| phase.seconds > 0.0);
+        let step_seconds = phases.iter().map(|phase| phase.seconds).sum();
+        let machine = machine.name.clone();
+        Self {
+            machine,
+            phases,
+            step_seconds,
+            rollout_tokens_per_second,
+            update_tokens_per_second,
+            update_mfu,
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! Counts of what passes over a step's tokens compute, read and exchange: log-probs, updates, the critic, and
+//! the weight sync.
+//!
+//! Legend: P trained parameters, W weights of all layers' projections, H those of the head, L layers, q width of
+//! all query heads, t tokens of a pass, c completion tokens, l tokens that attention looks at.
+//!
+//! ```text
+//! forward   2 W t + 2 H c + 4 L q l t      FLOP; attention sees half of a segment's tokens, and its prompt
+//! backward  twice that; once below an adapter, whose frozen weights have no gradient
+//! again     one more forward of the layers with activation checkpointing
+//! AdamW     32 P / s bytes: weight and both moments read and written, gradient read and cleared
+//! ```
+
+use super::work::Work;
+use crate::plan::batch::{BatchPlan, FullPass, scored_share};
+use crate::plan::machine::Machine;
+use crate::plan::model_config::ModelConfig;
+use crate::resolved::ResolvedSpec;
+use crate::spec::{Device, MatmulPrecision, Precision};
+
+/// Operations of libtorch in a layer's forward pass; a backward pass has twice as many.
+const OPERATIONS_OF_LAYER: f64 = 24.0;
+/// Bytes of AdamW for each parameter that a worker updates.
+const OPTIMIZER_BYTES: f64 = 32.0;
+/// Times that a layer's activations are read or written in a forward pass, for each that is kept.
+const ACTIVATION_PASSES: f64 = 2.0;
+/// A CPU's memory that a phase has given back comes page by page: as if so many times its bytes were written.
+const FRESH_MEMORY: f64 = 25.0;
+
+/// The passes of one step on the busiest worker.
+pub(super) struct Passes<'a> {
+    spec: &'a ResolvedSpec,
+    model: &'a ModelConfig,
+    batch: &'a BatchPlan,
+    trained: f64,
+    numbers: (Precision, MatmulPrecision),
+}
+
+/// What the updates of a step take.
+pub(super) struct Update {
+    pub(super) work: Work,
+    /// FLOP of forward and backward passes, none of them twice.
+    pub(super) model_flop: f64,
+    /// Tokens of all passes of the busiest stream.
+    pub(super) tokens: f64,
+}
+
+impl Update {
+    /// FLOP/s of the machine at best in these numbers.
+    pub(super) fn peak(&self, machine: &Machine) -> f64 {
+        machine.flops(self.work.numbers.0, self.work.numbers.1)
+    }
+}
+
+/// Tokens that go through the model, and those of them that are predicted, each worker's part.
+#[derive(Clone, Copy, Debug)]
+struct Tokens {
+    computed: f64,
+    predicted: f64,
+    num_passes: f64,
+    sp: f64,
+}
+
+impl<'a> Passes<'a> {
+    pub(super) fn new(
+        spec: &'a ResolvedSpec,
+        model: &'a ModelConfig,
+        batch: &'a BatchPlan,
+        num_trained: u64,
+    ) -> Self {
+        let numbers = (spec.training.precision, spec.training.matmul_precision);
+        Self { spec, model, batch, trained: num_trained as f64, numbers }
+    }
+
+    fn width(&self) -> f64 {
+        self.spec.training.precision.width() as f64
+    }
+
+    fn body(&self) -> f64 {
+        let of_layer: u64 = self.model.projections().iter().map(|shape| shape.num_parameters()).sum();
+        (of_layer * self.model.num_layers as u64) as f64
+    }
+
+    fn head(&self) -> f64 {
+        (self.model.vocab_size * self.model.hidden_size) as f64
+    }
+
+    fn layers(&self) -> f64 {
+        self.model.num_layers as f64
+    }
+
+    /// Tokens of `num_prompts` groups in passes under a budget. A group's prompt is computed once in each pass
+    /// that has samples of it.
+    fn tokens(&self, num_prompts: u64, (budget, sp): (u32, u32)) -> Tokens {
+        let share = scored_share(self.spec, num_prompts, sp);
+        let samples = self.batch.samples_per_prompt;
+        let full = FullPass::new(self.spec, share, samples, (budget, sp));
+        let (prompt, completion) =
+            (f64::from(self.spec.data.max_prompt_tokens), f64::from(self.spec.rollout.max_completion_tokens));
+        let passes_of_group = (full.num_passes as f64 / share as f64).max(1.0);
+        let (share, sp) = (share as f64, f64::from(sp));
+        let computed = share * (passes_of_group * prompt + samples as f64 * (completion - 1.0));
+        let predicted = share * samples as f64 * completion;
+        Tokens { computed: computed / sp, predicted: predicted / sp, num_passes: full.num_passes as f64, sp }
+    }
+
+    /// FLOP of the layers in one forward pass over all tokens.
+    fn layers_flop(&self, tokens: Tokens) -> f64 {
+        let (prompt, completion) =
+            (f64::from(self.spec.data.max_prompt_tokens), f64::from(self.spec.rollout.max_completion_tokens));
+        let queries = (self.model.num_heads * self.model.head_dim) as f64;
+        let attention = 4.0 * self.layers() * queries * (prompt + completion / 2.0);
+        tokens.computed * (2.0 * self.body() + attention)
+    }
+
+    fn head_flop(&self, tokens: Tokens) -> f64 {
+        2.0 * self.head() * tokens.predicted
+    }
+
+    /// Bytes of weights and activations that a forward pass over all tokens reads and writes.
+    fn forward_bytes(&self, tokens: Tokens) -> f64 {
+        let (hidden, wide) = (self.model.hidden_size as f64, self.model.intermediate_size as f64);
+        let of_token = self.layers() * ACTIVATION_PASSES * (6.0 * hidden + 3.0 * wide);
+        let weights = tokens.num_passes * (self.body() + self.head());
+        self.width() * (tokens.computed * of_token + weights)
+            // Logits are written in the compute precision and read twice.
+            + 3.0 * self.width() * tokens.predicted * self.model.vocab_size as f64
+    }
+
+    /// Bytes that a worker sends in one pass over the model: what it gathers of others' shards, and where
+    /// workers share tokens what attention exchanges, twice a layer.
+    fn exchanged(&self, tokens: Tokens, gathers: f64) -> f64 {
+        let shards = f64::from(self.spec.workers.mesh.dp_shard);
+        let weights = self.body() + self.head();
+        let gathered = tokens.num_passes * gathers * self.width() * weights * (shards - 1.0) / shards;
+        let heads = ((self.model.num_heads + 2 * self.model.num_kv_heads) * self.model.head_dim) as f64;
+        let of_token =
+            self.layers() * self.width() * (heads + (self.model.num_heads * self.model.head_dim) as f64);
+        gathered + tokens.computed * of_token * (tokens.sp - 1.0) / tokens.sp
+    }
+
+    /// Passes forward without gradients: the actor's log-probs where updates are off-policy, and the
+    /// reference's.
+    pub(super) fn scoring(&self) -> Work {
+        let budget = (self.spec.training.max_logprob_tokens, self.spec.workers.mesh.sp_of_logprobs());
+        let tokens = self.tokens(self.batch.prompts_per_step, budget);
+        let is_off_policy = self.batch.updates_per_step > 1;
+        let algorithm = self.spec.algorithm.policy_gradient.as_ref();
+        let has_reference = algorithm.is_some_and(|algorithm| algorithm.kl.term().is_some());
+        let times = f64::from(u8::from(is_off_policy) + u8::from(has_reference));
+        self.forward(tokens, times)
+    }
+
+    /// `times` forward passes over the same tokens.
+    fn forward(&self, tokens: Tokens, times: f64) -> Work {
+        Work {
+            products: times * (self.layers_flop(tokens) + self.head_flop(tokens)),
+            bytes: times * self.forward_bytes(tokens),
+            operations: times * tokens.num_passes * self.layers() * OPERATIONS_OF_LAYER,
+            exchanged: times * self.exchanged(tokens, 1.0),
+            moved: times * self.moved_weights(tokens),
+            ..Work::in_numbers(self.numbers)
+        }
+    }
+
+    /// Weights that rest come from the host once a pass.
+    fn moved_weights(&self, tokens: Tokens) -> f64 {
+        let rests = self.spec.training.offload.parameters;
+        let part = (self.body() + self.head()) / f64::from(self.spec.workers.mesh.dp_shard);
+        if rests { tokens.num_passes * 4.0 * part } else { 0.0 }
+    }
+
+    /// All updates of a step.
+    pub(super) fn update(&self) -> Update {
+        let num_updates = self.batch.updates_per_step as f64;
+        let budget = (self.spec.training.max_tokens_per_micro_batch, self.spec.workers.mesh.sp);
+        let tokens = self.tokens(self.spec.training.prompts_per_update.into(), budget);
+        let (layers, head) = (self.layers_flop(tokens), self.head_flop(tokens));
+        let backward = if self.spec.model.lora.is_some() { 1.0 } else { 2.0 };
+        let again = f64::from(u8::from(self.spec.training.activation_checkpointing == Some(true)));
+        let own_part = self.trained / f64::from(self.spec.workers.mesh.dp_shard);
+        let forward = self.forward(tokens, 1.0);
+        let rests = self.spec.training.offload;
+        let inputs = tokens.computed * self.layers() * self.model.hidden_size as f64 * self.width();
+        let work = Work {
+            products: num_updates * ((1.0 + backward + again) * layers + (1.0 + backward) * head),
+            bytes: num_updates * ((1.0 + backward + again) * forward.bytes + OPTIMIZER_BYTES * own_part),
+            operations: num_updates * (3.0 + again) * forward.operations,
+            exchanged: num_updates * (self.exchanged(tokens, 2.0) + self.summed(own_part)),
+            moved: num_updates
+                * (2.0 * forward.moved
+                    + if rests.optimizer { 16.0 * own_part } else { 0.0 }
+                    + if rests.activations { 2.0 * inputs } else { 0.0 }),
+            ..Work::in_numbers(self.numbers)
+        };
+        let model_flop = num_updates * (1.0 + backward) * (layers + head);
+        Update { work, model_flop, tokens: num_updates * tokens.computed * tokens.sp }
+    }
+
+    /// Bytes of gradients, fp32, that a worker sends so that all have the sum.
+    fn summed(&self, own_part: f64) -> f64 {
+        let (count, shards) =
+            (f64::from(self.spec.workers.count), f64::from(self.spec.workers.mesh.dp_shard));
+        let copies = count / shards;
+        4.0 * (self.trained * (shards - 1.0) / shards + 2.0 * own_part * (copies - 1.0) / copies)
+    }
+
+    /// The critic's values once and its updates, on a trunk like the actor's.
+    pub(super) fn critic(&self) -> Work {
+        let sp = self.spec.workers.mesh.sp_of_critic();
+        let tokens = self.tokens(self.batch.prompts_per_step, (self.spec.training.max_logprob_tokens, sp));
+        let (values, update) = (self.forward(tokens, 1.0), self.update().work);
+        Work {
+            products: values.products - self.head_flop(tokens) + update.products,
+            bytes: values.bytes + update.bytes,
+            operations: values.operations + update.operations,
+            exchanged: values.exchanged + update.exchanged,
+            moved: values.moved + update.moved,
+            ..update
+        }
+    }
+
+    /// Weights are read twice, to pack and to attest, and the packed copy is written; on a CPU into fresh
+    /// memory.
+    pub(super) fn weight_sync(&self) -> Work {
+        let weights = self.body() + self.head();
+        let is_gpu = self.spec.workers.device == Device::Cuda;
+        let packed = self.spec.rollout.precision.unwrap_or_default().width() as f64 * weights
+            / f64::from(self.spec.workers.mesh.rollout_tp);
+        let kept = if self.spec.model.lora.is_some() && is_gpu { self.width() } else { 4.0 };
+        let shards = f64::from(self.spec.workers.mesh.dp_shard);
+        // An adapter is folded into a copy of each weight first.
+        let folded = if self.spec.model.lora.is_some() { kept * self.body() } else { 0.0 };
+        Work {
+            bytes: 2.0 * kept * weights + (packed + folded) * if is_gpu { 1.0 } else { FRESH_MEMORY },
+            operations: self.layers() * OPERATIONS_OF_LAYER,
+            exchanged: kept * weights * (shards - 1.0) / shards,
+            ..Work::in_numbers(self.numbers)
+        }
+    }
+}

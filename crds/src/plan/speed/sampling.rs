@@ -1,0 +1,137 @@
+//! How long a worker samples: prefill of its prompts, then one decoding step for every token of the longest
+//! completions, as often as the sequences that fit together are exchanged for the next ones.
+//!
+//! ```text
+//! bytes of a step   packed weights / n + b (p + c / 2) keys and values / n + b v logits
+//! FLOP of a step    2 b packed weights / n + 4 b (p + c / 2) L q / n
+//! ```
+//! b sequences together, p prompt tokens, c completion tokens, n workers that sample as one, L layers, q query
+//! width, v vocabulary.
+
+use super::PhaseSpeed;
+use super::work::{Kind, Work};
+use crate::plan::batch::{BatchPlan, share};
+use crate::plan::machine::Machine;
+use crate::plan::model_config::ModelConfig;
+use crate::resolved::ResolvedSpec;
+use crate::spec::Device;
+
+/// Kernels of a decoding step for a layer, and besides.
+const KERNELS: (f64, f64) = (9.0, 12.0);
+/// Seconds that a kernel takes at least where a graph launches them all: its start, and the memory's latency.
+const GRAPH_KERNEL_SECONDS: f64 = 2e-6;
+/// On a CPU a decoding step's operations for a layer, and besides, of which each takes a launch.
+const CPU_OPERATIONS: (f64, f64) = (14.0, 20.0);
+/// Seconds of the host for each token: scheduling, drawing, text. Between two steps of the device on a CPU.
+const HOST_SECONDS_OF_TOKEN: f64 = 4e-6;
+/// Passes over the logits in fp32 while tokens are drawn.
+const LOGIT_PASSES: f64 = 6.0;
+
+/// What one group of workers samples in a step.
+pub(super) struct Rollout {
+    pub(super) speed: PhaseSpeed,
+    /// Sampled tokens.
+    pub(super) tokens: f64,
+}
+
+pub(super) fn of_step(
+    spec: &ResolvedSpec,
+    model: &ModelConfig,
+    batch: &BatchPlan,
+    machine: &Machine,
+) -> Rollout {
+    let slice = model.sliced(spec.workers.mesh.rollout_tp as usize);
+    let prompts = share(spec, batch.prompts_per_step) as f64;
+    let samples = prompts * batch.samples_per_prompt as f64;
+    let together = (batch.concurrent_sequences as f64).min(samples);
+    let completion = f64::from(spec.rollout.max_completion_tokens);
+    let steps = (samples / together).ceil() * completion;
+    let step = Step { spec, model: &slice, together };
+    let decode = step.work();
+    let (decode_seconds, bound) = decode.seconds(machine, Kind::Sampling);
+    let prefill = step.prefill(prompts);
+    let (prefill_seconds, _) = prefill.seconds(machine, Kind::Sampling);
+    let seconds_of_step = decode_seconds + step.overhead(machine);
+    let speed = PhaseSpeed {
+        name: "rollout",
+        seconds: steps * seconds_of_step + prefill_seconds,
+        flop: steps * decode.flop() + prefill.flop(),
+        bytes: steps * decode.bytes + prefill.bytes,
+        bound,
+    };
+    Rollout { speed, tokens: samples * completion }
+}
+
+/// One decoding step of `together` sequences on a slice of the model.
+struct Step<'a> {
+    spec: &'a ResolvedSpec,
+    model: &'a ModelConfig,
+    together: f64,
+}
+
+impl Step<'_> {
+    fn width(&self) -> f64 {
+        self.spec.rollout.precision.unwrap_or(self.spec.training.precision).width() as f64
+    }
+
+    fn layers(&self) -> f64 {
+        self.model.num_layers as f64
+    }
+
+    fn body(&self) -> f64 {
+        let of_layer: u64 = self.model.projections().iter().map(|shape| shape.num_parameters()).sum();
+        of_layer as f64 * self.layers()
+    }
+
+    fn head(&self) -> f64 {
+        (self.model.vocab_size * self.model.hidden_size) as f64
+    }
+
+    fn empty(&self) -> Work {
+        let precision = self.spec.rollout.precision.unwrap_or(self.spec.training.precision);
+        Work::in_numbers((precision, self.spec.training.matmul_precision))
+    }
+
+    fn work(&self) -> Work {
+        let context = f64::from(self.spec.data.max_prompt_tokens)
+            + f64::from(self.spec.rollout.max_completion_tokens) / 2.0;
+        let heads = |num_heads: usize| (num_heads * self.model.head_dim) as f64;
+        let cache = 2.0 * self.layers() * heads(self.model.num_kv_heads) * context;
+        let weights = self.body() + self.head();
+        let attention = 4.0 * self.layers() * heads(self.model.num_heads) * context;
+        let logits = LOGIT_PASSES * 4.0 * self.model.vocab_size as f64;
+        let (per_layer, besides) = CPU_OPERATIONS;
+        // Two sums of hidden states a layer, and the logits, where workers sample as one.
+        let tp = f64::from(self.spec.workers.mesh.rollout_tp);
+        let summed = 4.0 * self.layers() * self.model.hidden_size as f64 + self.model.vocab_size as f64;
+        let is_gpu = self.spec.workers.device == Device::Cuda;
+        Work {
+            products: self.together * (2.0 * weights + attention),
+            bytes: self.width() * (weights + self.together * cache) + self.together * logits,
+            operations: if is_gpu { 1.0 } else { self.layers() * per_layer + besides },
+            exchanged: self.together * self.width() * summed * (tp - 1.0) / tp,
+            ..self.empty()
+        }
+    }
+
+    /// What is added to a step's roofline.
+    fn overhead(&self, machine: &Machine) -> f64 {
+        let (per_layer, besides) = KERNELS;
+        match machine.device {
+            Device::Cuda => (self.layers() * per_layer + besides) * GRAPH_KERNEL_SECONDS,
+            Device::Auto | Device::Cpu => self.together * HOST_SECONDS_OF_TOKEN,
+        }
+    }
+
+    /// Every prompt once.
+    fn prefill(&self, prompts: f64) -> Work {
+        let tokens = prompts * f64::from(self.spec.data.max_prompt_tokens);
+        let hidden = (self.model.hidden_size + self.model.intermediate_size) as f64;
+        Work {
+            products: tokens * 2.0 * self.body() + prompts * 2.0 * self.head(),
+            bytes: self.width() * (self.body() + tokens * self.layers() * 6.0 * hidden),
+            operations: self.layers() * CPU_OPERATIONS.0,
+            ..self.empty()
+        }
+    }
+}

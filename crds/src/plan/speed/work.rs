@@ -1,0 +1,98 @@
+//! What a phase asks of a machine, and how long that takes: the roofline and its efficiencies.
+
+use serde::Serialize;
+
+use crate::plan::machine::Machine;
+use crate::spec::{Device, MatmulPrecision, Precision};
+
+/// Kinds of work that reach different parts of a machine's FLOP/s.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Many rows a product: log-probs and updates, with attention, norms and losses between the products.
+    Products,
+    /// Few rows a product, without gradients: prefill and decode.
+    Sampling,
+    /// No products worth counting.
+    Stream,
+}
+
+/// What decides a phase's time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Bound {
+    /// Products of matrices.
+    Compute,
+    /// Reading and writing memory.
+    Memory,
+    /// Starting operations.
+    Launches,
+    /// Bytes between workers.
+    Exchange,
+    /// Bytes between device and host.
+    Host,
+}
+
+/// The parts of a machine's best figures that work of a kind reaches.
+struct Efficiency {
+    flops: f64,
+    bytes: f64,
+}
+
+/// GPU: training of dense models with flash attention reaches 0.4 to 0.6 of the dense bf16 peak in published
+/// runs (PaLM, Llama 3, torchtitan), streaming kernels 0.8 to 0.9 of the memory's. CPU: medians over the 135M
+/// shape's benchmarks in `trainer/benches/reports`, whose limits are measured beside them.
+fn efficiency(device: Device, kind: Kind) -> Efficiency {
+    let (flops, bytes) = match (device, kind) {
+        (Device::Cuda, Kind::Products) => (0.5, 0.8),
+        (Device::Cuda, Kind::Sampling | Kind::Stream) => (0.6, 0.8),
+        (_, Kind::Products) => (0.65, 0.8),
+        (_, Kind::Sampling | Kind::Stream) => (0.8, 0.8),
+    };
+    Efficiency { flops, bytes }
+}
+
+/// What one worker computes and moves.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Work {
+    /// FLOP in the compute precision.
+    pub(super) products: f64,
+    /// The numbers of `products`.
+    pub(super) numbers: (Precision, MatmulPrecision),
+    /// Bytes that the device reads and writes.
+    pub(super) bytes: f64,
+    /// Operations that the host starts.
+    pub(super) operations: f64,
+    /// Bytes that are sent to other workers.
+    pub(super) exchanged: f64,
+    /// Bytes between device and host.
+    pub(super) moved: f64,
+}
+
+impl Work {
+    pub(super) fn in_numbers(numbers: (Precision, MatmulPrecision)) -> Self {
+        Self { products: 0.0, numbers, bytes: 0.0, operations: 0.0, exchanged: 0.0, moved: 0.0 }
+    }
+
+    pub(super) fn flop(&self) -> f64 {
+        self.products
+    }
+
+    /// Seconds, and what takes the most of them. A GPU reads, multiplies, exchanges and is given work at the
+    /// same time, so that the longest decides. A CPU's cores do one after the other.
+    pub(super) fn seconds(&self, machine: &Machine, kind: Kind) -> (f64, Bound) {
+        let efficiency = efficiency(machine.device, kind);
+        let peak = machine.flops(self.numbers.0, self.numbers.1);
+        let parts = [
+            (self.products / (peak * efficiency.flops), Bound::Compute),
+            (self.bytes / (machine.memory_bytes_per_second * efficiency.bytes), Bound::Memory),
+            (self.operations * machine.launch_seconds, Bound::Launches),
+            (self.exchanged / (machine.peer_bytes_per_second * efficiency.bytes), Bound::Exchange),
+            (self.moved / (machine.host_bytes_per_second * efficiency.bytes), Bound::Host),
+        ];
+        let (longest, bound) = parts
+            .into_iter()
+            .fold((0.0, Bound::Compute), |most, part| if part.0 > most.0 { part } else { most });
+        let seconds =
+            if machine.device == Device::Cuda { longest } else { parts.iter().map(|part| part.0).sum() };
+        (seconds, bound)
+    }
+}

@@ -1,0 +1,42 @@
+//! The machine that a job is planned for: a GPU by its name, or this machine, as the trainer measures it.
+
+use std::process::Command;
+
+use anyhow::Context as _;
+use rlt_api::ValidatedJob;
+use rlt_api::plan::Machine;
+use rlt_api::spec::Device;
+
+use crate::args::PlanArgs;
+use crate::run::find_trainer;
+
+/// What was asked for; `None` where nothing was.
+pub(super) fn of(args: &PlanArgs, job: &ValidatedJob) -> anyhow::Result<Option<Machine>> {
+    let device = job.spec().workers.device;
+    match &args.gpu {
+        Some(name) => {
+            anyhow::ensure!(
+                device != Device::Cpu,
+                "plan for GPU {name}: spec.workers.device is Cpu; expected Cuda or Auto"
+            );
+            Ok(Some(Machine::gpu(name).context("plan for the GPU of --gpu")?))
+        }
+        None if args.measure => measured(args, device).map(Some),
+        None => Ok(None),
+    }
+}
+
+/// Lets the trainer measure this machine.
+fn measured(args: &PlanArgs, device: Device) -> anyhow::Result<Machine> {
+    let trainer = find_trainer(args.trainer.as_deref())?;
+    let device = match device {
+        Device::Cuda => "cuda",
+        Device::Auto | Device::Cpu => "cpu",
+    };
+    let mut command = Command::new(&trainer);
+    let output = command.args(["measure", "--device", device]).output();
+    let output = output.with_context(|| format!("start {}", trainer.display()))?;
+    let said = || String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    anyhow::ensure!(output.status.success(), "measure this machine with {}: {}", trainer.display(), said());
+    serde_json::from_slice(&output.stdout).context("read what the trainer has measured")
+}

@@ -1,0 +1,178 @@
+//! `rlt-trainer measure`: what this machine can do at best, in the figures that a plan is made from: products of
+//! matrices, reading memory, copies between device and host, starting an operation. What a training reaches of
+//! them is not measured here.
+
+use std::io::Write as _;
+use std::time::Instant;
+
+use clap::ValueEnum;
+use rlt_api::plan::{Flops, Machine};
+use rlt_api::{ExitCode, spec};
+use tch::{Device, Kind, Tensor};
+
+/// Rows, inputs and outputs of the products: those of a large layer, and on a CPU of a small one.
+const LARGE: [i64; 3] = [4096, 4096, 4096];
+const SMALL: [i64; 3] = [1024, 576, 3072];
+/// Numbers of 4 bytes that are read, far more than any cache holds.
+const READ_NUMBERS: i64 = 64 << 20;
+/// Times that each is tried; the best counts.
+const REPEATS: usize = 12;
+/// Operations that are started one after the other.
+const NUM_OPERATIONS: usize = 2000;
+
+/// The devices that can be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MeasuredDevice {
+    /// All cores.
+    Cpu,
+    /// The first GPU.
+    Cuda,
+}
+
+/// What to measure.
+#[derive(Clone, Debug, clap::Args)]
+pub struct MeasureArgs {
+    /// The device.
+    #[arg(long, value_enum, default_value_t = MeasuredDevice::Cpu)]
+    pub device: MeasuredDevice,
+    /// CPU threads; by default as many as cores.
+    #[arg(long)]
+    pub threads: Option<usize>,
+}
+
+/// Why nothing was measured.
+#[derive(Debug, thiserror::Error)]
+pub enum MeasureError {
+    /// There is no GPU.
+    #[error("measure a GPU: libtorch sees none here")]
+    NoGpu,
+    /// libtorch refused an operation.
+    #[error("failed to measure {act}")]
+    Tensor {
+        /// What was measured.
+        act: &'static str,
+        /// What libtorch said.
+        source: tch::TchError,
+    },
+    /// A setting was refused.
+    #[error("failed to prepare the machine")]
+    Setting(#[from] rlt_torch::Error),
+    /// Standard output is gone.
+    #[error("failed to write what was measured")]
+    Output(#[from] std::io::Error),
+}
+
+impl MeasureError {
+    /// The process's end.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::NoGpu => ExitCode::BadConfig,
+            Self::Tensor { .. } | Self::Setting(_) => ExitCode::Failure,
+            Self::Output(_) => ExitCode::RetryableIo,
+        }
+    }
+}
+
+/// Measures, and prints a [`Machine`] as JSON.
+///
+/// # Errors
+/// [`MeasureError`].
+pub fn run(args: &MeasureArgs) -> Result<(), MeasureError> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    rlt_torch::set_num_threads(args.threads.unwrap_or(cores));
+    rlt_torch::reuse_large_buffers();
+    rlt_torch::set_float32_matmul_precision(rlt_torch::MatmulPrecision::Medium)?;
+    let device = match args.device {
+        MeasuredDevice::Cpu => Device::Cpu,
+        MeasuredDevice::Cuda => gpu()?,
+    };
+    let machine = tch::no_grad(|| measured(device))?;
+    let mut out = std::io::stdout().lock();
+    serde_json::to_writer_pretty(&mut out, &machine).map_err(std::io::Error::from)?;
+    Ok(writeln!(out)?)
+}
+
+fn gpu() -> Result<Device, MeasureError> {
+    if rlt_torch::load_cuda()? { Ok(Device::Cuda(0)) } else { Err(MeasureError::NoGpu) }
+}
+
+fn measured(device: Device) -> Result<Machine, MeasureError> {
+    let read = read_rate(device)?;
+    let fp32 = product_rate(device, Kind::Float)?;
+    let (bf16, fp16, tf32) = if device.is_cuda() {
+        rlt_torch::set_float32_matmul_precision(rlt_torch::MatmulPrecision::High)?;
+        let tf32 = product_rate(device, Kind::Float)?;
+        (product_rate(device, Kind::BFloat16)?, product_rate(device, Kind::Half)?, tf32)
+    } else {
+        (product_rate(device, Kind::BFloat16)?, product_rate(device, Kind::Half)?, fp32)
+    };
+    Ok(Machine {
+        name: if device.is_cuda() { "this machine's GPU".into() } else { "this machine".into() },
+        device: if device.is_cuda() { spec::Device::Cuda } else { spec::Device::Cpu },
+        memory_bytes: None,
+        memory_bytes_per_second: read,
+        flops: Flops { bf16, fp16, tf32, fp32 },
+        // Workers of one machine reach each other by its memory: sent, received, added.
+        peer_bytes_per_second: if device.is_cuda() { copy_rate(device)? } else { read / 3.0 },
+        host_bytes_per_second: copy_rate(device)?,
+        launch_seconds: launch_seconds(device)?,
+    })
+}
+
+/// Seconds of the fastest of several runs of `work`.
+fn fastest(
+    (act, device): (&'static str, Device),
+    mut work: impl FnMut() -> Result<(), tch::TchError>,
+) -> Result<f64, MeasureError> {
+    let mut best = f64::INFINITY;
+    for _ in 0..REPEATS {
+        let started = Instant::now();
+        work().map_err(|source| MeasureError::Tensor { act, source })?;
+        wait(device);
+        best = best.min(started.elapsed().as_secs_f64());
+    }
+    Ok(best)
+}
+
+/// Until a GPU has done what it was given.
+fn wait(device: Device) {
+    if let Device::Cuda(idx) = device {
+        tch::Cuda::synchronize(idx as i64);
+    }
+}
+
+/// FLOP/s of a product.
+fn product_rate(device: Device, kind: Kind) -> Result<f64, MeasureError> {
+    let [rows, inputs, outputs] = if device.is_cuda() { LARGE } else { SMALL };
+    let x = Tensor::ones([rows, inputs], (kind, device));
+    let weight = Tensor::ones([outputs, inputs], (kind, device));
+    let out = Tensor::empty([rows, outputs], (kind, device));
+    let seconds =
+        fastest(("products of matrices", device), || x.f_matmul_out(&out, &weight.tr()).map(drop))?;
+    Ok(2.0 * (rows * inputs * outputs) as f64 / seconds)
+}
+
+/// Bytes read in a second.
+fn read_rate(device: Device) -> Result<f64, MeasureError> {
+    let numbers = Tensor::ones([READ_NUMBERS], (Kind::Float, device));
+    let seconds = fastest(("reading memory", device), || numbers.f_sum(Kind::Float).map(drop))?;
+    Ok(4.0 * READ_NUMBERS as f64 / seconds)
+}
+
+/// Bytes copied from the host in a second.
+fn copy_rate(device: Device) -> Result<f64, MeasureError> {
+    let on_host = Tensor::ones([READ_NUMBERS / 4], (Kind::Float, Device::Cpu));
+    let on_host = if device.is_cuda() { on_host.pin_memory(device) } else { on_host };
+    let mut there = Tensor::empty([READ_NUMBERS / 4], (Kind::Float, device));
+    let seconds = fastest(("copies", device), || there.f_copy_(&on_host))?;
+    Ok(READ_NUMBERS as f64 / seconds)
+}
+
+/// Seconds of the host for one operation on next to nothing.
+fn launch_seconds(device: Device) -> Result<f64, MeasureError> {
+    let small = Tensor::ones([16], (Kind::Float, device));
+    let seconds = fastest(("starting operations", device), || {
+        (0..NUM_OPERATIONS).try_for_each(|_| small.f_add_scalar(1.0).map(drop))
+    })?;
+    Ok(seconds / NUM_OPERATIONS as f64)
+}
