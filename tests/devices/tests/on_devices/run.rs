@@ -46,6 +46,8 @@ impl Run {
     /// Trains in the same run folder, where a run may have left something.
     pub(crate) fn go_on(&self, num_devices: usize, changes: &Value, variables: &[(&str, &str)]) {
         let mut manifest = tiny_job();
+        // Unless a test says otherwise: what is compared with CPUs computes in their numbers.
+        merge(&mut manifest["spec"], &json!({ "training": { "precision": "Fp32" } }));
         merge(&mut manifest["spec"], changes);
         let device = if num_devices == 0 { "Cpu" } else { "Cuda" };
         merge(&mut manifest["spec"], &json!({ "workers": { "device": device } }));
