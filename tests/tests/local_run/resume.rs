@@ -24,15 +24,20 @@ fn values(place: &Place) -> Vec<Value> {
 
 #[track_caller]
 pub(crate) fn assert_same_run(whole: &Place, resumed: &Place) {
+    assert_same_numbers(whole, resumed);
+    let moves = |step: &Value| {
+        ["actor/grad_norm", "critic/grad_norm"].iter().any(|norm| step[norm].as_f64() > Some(0.0))
+    };
+    assert!(whole.steps().iter().all(moves));
+}
+
+#[track_caller]
+fn assert_same_numbers(whole: &Place, resumed: &Place) {
     let (whole_values, resumed_values) = (values(whole), values(resumed));
     assert_eq!(whole_values.len(), resumed_values.len());
     for (whole, resumed) in whole_values.iter().zip(&resumed_values) {
         assert_eq!(whole, resumed);
     }
-    let moves = |step: &Value| {
-        ["actor/grad_norm", "critic/grad_norm"].iter().any(|norm| step[norm].as_f64() > Some(0.0))
-    };
-    assert!(whole.steps().iter().all(moves));
     assert!(whole.weights() == resumed.weights(), "the exported weights differ");
 }
 
@@ -42,13 +47,18 @@ fn with_steps(changes: &Value, steps: u64) -> Value {
     manifest
 }
 
-/// Six steps at once beside three and three; both runs.
-fn prolong(changes: &Value) -> (Place, Place) {
+/// Six steps at once beside three and three.
+fn prolong(changes: &Value) {
+    let (whole, resumed) = prolonged(changes);
+    assert_same_run(&whole, &resumed);
+}
+
+/// Both runs.
+fn prolonged(changes: &Value) -> (Place, Place) {
     let (whole, resumed) = (Place::new(), Place::new());
     whole.train(&with_steps(changes, 6)).expect(0, &[]);
     resumed.train(&with_steps(changes, 3)).expect(0, &[]);
     resumed.train(&with_steps(changes, 6)).expect(0, &["resuming after step 3"]);
-    assert_same_run(&whole, &resumed);
     (whole, resumed)
 }
 
@@ -130,16 +140,18 @@ fn a_critic_is_resumed_in_and_after_its_warmup() {
 #[test]
 fn half_precision_is_resumed_with_the_scales_of_its_losses() {
     let half = json!({ "training": { "precision": "Fp16" }, "algorithm": { "kind": "PPO" } });
-    let (whole, resumed) = prolong(&half);
+    let (whole, resumed) = prolonged(&half);
+    // Not every step of the first ones moves: some overflow.
+    assert_same_numbers(&whole, &resumed);
     let state = |place: &Place| -> Value {
         serde_json::from_slice(&fs::read(place.run("checkpoints/step-000006/state.json")).unwrap()).unwrap()
     };
     let (whole, resumed) = (state(&whole), state(&resumed));
     for role in ["loss_scale", "critic_loss_scale"] {
         assert_eq!(whole[role], resumed[role], "{role}");
-        // One begun anew would have counted the last three updates alone.
-        assert!(whole[role]["numGood"].as_u64() >= Some(4), "{whole}");
-        assert!(whole[role]["factor"].as_f64() >= Some(1.0), "{whole}");
+        // One begun anew has its first factor, and has counted the last three updates alone.
+        let (factor, num_good) = (whole[role]["factor"].as_f64(), whole[role]["numGood"].as_u64());
+        assert!(num_good >= Some(1) && (factor < Some(65536.0) || num_good > Some(3)), "{whole}");
     }
 }
 
