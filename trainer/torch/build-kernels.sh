@@ -95,7 +95,7 @@ write_table() { # LOG
     echo
     echo "As ptxas of CUDA $VERSION reports it; \`make kernels\` writes this file, \`make kernels-check\` holds it. Shared memory"
     echo "is the static part in bytes; occupancy is that of registers, threads and static shared memory. Attention asks for"
-    echo "up to 84 KiB of dynamic shared memory, which leaves room for two blocks on sm_80 and three on the others."
+    echo "up to 75 KiB of dynamic shared memory, which leaves room for two blocks on sm_80 and three on the others."
     echo
     echo "| kernel | architecture | threads | registers | shared | stack | spilled bytes | occupancy |"
     echo "|---|---|---|---|---|---|---|---|"

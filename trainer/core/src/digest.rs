@@ -8,7 +8,7 @@
 use crate::permutation::{GOLDEN_GAMMA, mix64};
 
 /// Numbers that are digested in sequence.
-pub const CHUNK: usize = 1024;
+pub const CHUNK: usize = 4096;
 const NUM_LANES: usize = 8;
 /// Numbers taken in together: two a lane.
 const STRIDE: usize = 2 * NUM_LANES;

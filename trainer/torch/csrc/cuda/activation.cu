@@ -6,7 +6,7 @@ namespace rlt {
 struct SwiGluArguments {
   const void* gate_up;
   void* out;
-  int64_t rows, width;
+  int64_t width;
   int32_t activation;  // 0: x sigmoid(x), 1: GELU by tanh
 };
 
@@ -18,25 +18,28 @@ __device__ inline float activated(float x, int32_t activation) {
 }
 
 template <class T, int N>
-__device__ inline void gate_vector(const SwiGluArguments& a, int64_t at) {
-  const int64_t row = at / a.width, i = at % a.width;
+__device__ inline void gate_vector(const SwiGluArguments& a, int64_t i) {
+  const int64_t row = blockIdx.x;
   const T* gate = static_cast<const T*>(a.gate_up) + row * 2 * a.width + i;
   const Vec<T, N> g = load<T, N>(gate), up = load<T, N>(gate + a.width);
   Vec<T, N> out;
   RLT_UNROLL
   for (int k = 0; k < N; ++k)
     out.at[k] = from_float<T>(activated(to_float(g.at[k]), a.activation) * to_float(up.at[k]));
-  store<T, N>(static_cast<T*>(a.out) + at, out);
+  store<T, N>(static_cast<T*>(a.out) + row * a.width + i, out);
 }
 
+// A block takes a part of one row, so that nothing has to be divided.
 template <class T>
 __device__ inline void swiglu(const SwiGluArguments& a) {
-  const int64_t count = a.rows * a.width, first = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-  const int64_t threads = int64_t(gridDim.x) * blockDim.x;
+  constexpr int64_t PER_THREAD = 8;
+  const int64_t begin = int64_t(blockIdx.y) * blockDim.x * PER_THREAD;
+  const int64_t behind = begin + blockDim.x * PER_THREAD, end = behind < a.width ? behind : a.width;
   if (is_wide(static_cast<const T*>(a.gate_up), a.width) && is_wide(static_cast<const T*>(a.out), a.width)) {
-    for (int64_t at = first * WIDE<T>; at < count; at += threads * WIDE<T>) gate_vector<T, WIDE<T>>(a, at);
+    for (int64_t i = begin + int64_t(threadIdx.x) * WIDE<T>; i < end; i += int64_t(blockDim.x) * WIDE<T>)
+      gate_vector<T, WIDE<T>>(a, i);
   } else {
-    for (int64_t at = first; at < count; at += threads) gate_vector<T, 1>(a, at);
+    for (int64_t i = begin + threadIdx.x; i < end; i += blockDim.x) gate_vector<T, 1>(a, i);
   }
 }
 

@@ -1,4 +1,4 @@
-// rlt_core::digest::digest64 where the numbers lie: chunks of 1024 numbers are digested by eight threads each, a lane of
+// rlt_core::digest::digest64 where the numbers lie: chunks of 4096 numbers are digested by eight threads each, a lane of
 // the digest apiece, and the mixed digests of chunks are added, which knows no order. Bound by one reading.
 #include "device.cuh"
 
@@ -11,7 +11,7 @@ struct DigestArguments {
 };
 
 constexpr uint64_t DIGEST_PRIME = 0x9e3779b185ebca87u;
-constexpr int DIGEST_LANES = 8, DIGEST_CHUNK = 1024;
+constexpr int DIGEST_LANES = 8, DIGEST_CHUNK = 4096;
 
 __device__ inline uint64_t digest_step(uint64_t state, uint64_t word) {
   const uint64_t product = (state ^ word) * DIGEST_PRIME;

@@ -144,6 +144,7 @@ struct Distribution {
 
   __device__ Distribution(const SampleArguments& a, int idx)
       : row(a, idx), plain(normaliser(a, idx, 0)), drawn(row.p.has_penalty ? normaliser(a, idx, 2) : plain) {}
+  __device__ bool is_finite() const { return plain.is_finite && drawn.is_finite; }
   __device__ float prob(int64_t token) const { return expf(row.penalised(token) - drawn.max - drawn.log_sum); }
 };
 
@@ -153,7 +154,7 @@ __device__ inline void sample_weights(const SampleArguments& a) {
   const int idx = int(blockIdx.x);
   if (a.steps[idx] < 0) return;
   const Distribution<T> d(a, idx);
-  if (d.row.p.is_greedy || !d.plain.is_finite) return;
+  if (d.row.p.is_greedy || !d.is_finite()) return;
   constexpr int WARPS = STATISTICS_THREADS / 32;
   const int first = int(blockIdx.y) * (PART / CHUNK) + warp_idx();
   for (int chunk = first; chunk < int(blockIdx.y + 1) * (PART / CHUNK) && chunk < a.num_chunks; chunk += WARPS) {
@@ -385,7 +386,7 @@ __device__ inline void sample_draw(const SampleArguments& a) {
   const int row = int(blockIdx.x);
   if (a.steps[row] < 0) return;
   const Distribution<T> d(a, row);
-  if (!d.plain.is_finite) {
+  if (!d.is_finite()) {
     if (threadIdx.x == 0) a.tokens[row] = 0, a.logprobs[row] = NAN;
     return;
   }

@@ -21,7 +21,6 @@ pub struct SwiGlu<'a> {
 struct Arguments {
     gate_up: *const c_void,
     out: *mut c_void,
-    rows: i64,
     width: i64,
     activation: i32,
 }
@@ -40,12 +39,11 @@ impl SwiGlu<'_> {
         let arguments = Arguments {
             gate_up: operands.address("gate_up", self.gate_up, kind, &[rows, 2 * width])?,
             out: operands.address("out", self.out, kind, &[rows, width])?,
-            rows,
             width,
             activation: self.activation as i32,
         };
-        let blocks = (rows as usize * width as usize).div_ceil(THREADS * PER_THREAD);
+        let parts = (width as usize).div_ceil(THREADS * PER_THREAD);
         let name = operands.kernel("swiglu", kind)?;
-        kernels.launch(&name, Shape::blocks([blocks, 1, 1], THREADS as u32), &arguments)
+        kernels.launch(&name, Shape::blocks([rows as usize, parts, 1], THREADS as u32), &arguments)
     }
 }

@@ -7,7 +7,7 @@ use std::ffi::c_void;
 use tch::{Kind, Tensor};
 
 /// Numbers that are digested in sequence (`rlt_core::digest::CHUNK`).
-const CHUNK: usize = 1024;
+const CHUNK: usize = 4096;
 /// Chunks of a block: eight threads take one.
 const CHUNKS_A_BLOCK: usize = 16;
 
@@ -39,11 +39,11 @@ impl DeviceDigest<'_> {
         let numel = self.tensor.numel();
         let kind = self.tensor.kind();
         let name = operands.kernel("digest", kind)?;
-        let is_paired = kind != Kind::Float && numel % 2 == 0;
+        let is_paired = kind != Kind::Float && numel.is_multiple_of(2);
         let count = if is_paired { numel / 2 } else { numel };
         let data = operands.address("tensor", self.tensor, kind, &self.tensor.size())?;
         operands.require(
-            !is_paired || data.addr() % 4 == 0,
+            !is_paired || data.addr().is_multiple_of(4),
             "numbers that begin at a multiple of 4 bytes",
             data.addr(),
         )?;

@@ -2,6 +2,7 @@
 //! functions.
 
 mod attention;
+mod fibers;
 mod optimizer;
 mod rows;
 mod sampling;
@@ -28,11 +29,14 @@ struct Entry {
     param_sizes: *const u32,
 }
 
+/// Chooses the order of fibers.
+type Seed = unsafe extern "C" fn(u64);
+
 /// The kernels' sources as a library of this machine.
 #[derive(Clone, Copy)]
 pub(crate) struct OnCpu {
     entries: &'static [Entry],
-    seed: unsafe extern "C" fn(u64),
+    seed: Seed,
 }
 
 // SAFETY: names and functions of a library that is never closed.
@@ -54,7 +58,8 @@ impl OnCpu {
                     std::mem::transmute(find(c"rlt_kernel_table"));
                 let entries = table(&mut count);
                 let entries = std::slice::from_raw_parts(entries, count);
-                Self { entries, seed: std::mem::transmute(find(c"rlt_fibers_seed")) }
+                let seed: Seed = std::mem::transmute::<*mut c_void, Seed>(find(c"rlt_fibers_seed"));
+                Self { entries, seed }
             }
         })
     }
@@ -80,29 +85,33 @@ impl OnCpu {
     }
 }
 
-/// Compiles the sources once for each state of them.
-fn build() -> PathBuf {
-    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let on_cpu = package.join("../../tests/devices/csrc/on_cpu");
-    let sources = package.join("csrc/cuda");
-    let out = Path::new(env!("OUT_DIR"))
-        .join(format!("kernels-on-cpu-{:016x}.so", digest_of(&[&on_cpu, &sources])));
-    if out.exists() {
-        return out;
-    }
-    let partial = out.with_extension(format!("{}.partial", std::process::id()));
+/// Where the fibers are.
+fn on_cpu() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/devices/csrc/on_cpu")
+}
+
+fn compile(sources: &[PathBuf], flags: &[&str], out: &Path) {
     let mut command = Command::new("g++");
-    command.args(["-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", "-Werror", "-ffp-contract=off", "-I"]);
-    command
-        .arg(&sources)
-        .arg("-I")
-        .arg(&on_cpu)
-        .arg("-o")
-        .arg(&partial)
-        .args(["fibers.cpp", "kernels.cpp"].map(|file| on_cpu.join(file)));
-    let output = command.output().unwrap();
+    command.args(["-std=c++17", "-O2", "-Wall", "-Werror", "-ffp-contract=off"]).args(flags);
+    command.arg("-I").arg(on_cpu()).arg("-I").arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("csrc/cuda"));
+    let output = command.arg("-o").arg(out).args(sources).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    std::fs::rename(&partial, &out).unwrap();
+}
+
+/// Compiles the kernels once for each state of them.
+fn build() -> PathBuf {
+    let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("csrc/cuda");
+    let digest = digest_of(&[&on_cpu(), &kernels]);
+    let out = Path::new(env!("OUT_DIR")).join(format!("kernels-on-cpu-{digest:016x}.so"));
+    if !out.exists() {
+        let partial = out.with_extension(format!("{}.partial", std::process::id()));
+        compile(
+            &["fibers.cpp", "kernels.cpp"].map(|file| on_cpu().join(file)),
+            &["-fPIC", "-shared"],
+            &partial,
+        );
+        std::fs::rename(&partial, &out).unwrap();
+    }
     out
 }
 
@@ -158,4 +167,13 @@ fn words(tensor: &Tensor) -> Vec<i32> {
 
 fn floats(tensor: &Tensor) -> Vec<f32> {
     Vec::try_from(tensor.to_kind(Kind::Float).contiguous().view([-1])).unwrap()
+}
+
+#[test]
+fn the_architectures_named_are_those_that_are_built() {
+    let listed = include_str!("../../csrc/cuda/architectures.txt").lines();
+    let mut expected: Vec<String> = listed.map(|arch| format!("sm_{arch}")).collect();
+    let last = expected.last().unwrap().replace("sm_", "compute_");
+    expected.push(format!("{last} (PTX)"));
+    assert_eq!(crate::cuda::BUILT_FOR.map(str::to_owned).to_vec(), expected);
 }

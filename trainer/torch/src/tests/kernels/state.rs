@@ -65,7 +65,7 @@ fn seen_tokens_are_bits_of_their_row() {
 #[test]
 fn the_digest_of_a_tensor_is_that_of_its_numbers_on_the_host() {
     in_every_order(|kernels| {
-        for len in [0i64, 1, 2, 15, 16, 17, 1023, 1024, 1025, 40_003] {
+        for len in [0i64, 1, 2, 15, 16, 17, 4095, 4096, 4097, 150_003] {
             for kind in KINDS {
                 let tensor = randn(&[len], len).to_kind(kind);
                 let out = Tensor::zeros([1], (Kind::Int64, Device::Cpu));
