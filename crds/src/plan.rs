@@ -111,8 +111,8 @@ pub fn plan(job: &ValidatedJob, models: &Models) -> Plan {
     plan_for(job, models, device, None)
 }
 
-/// Plans a job whose workers each have such a machine, whatever device the manifest names: what it leaves open
-/// is chosen for it, and it is said whether the job fits and how long a step takes.
+/// Plans a job whose workers each have such a machine, whatever device the manifest names: what it leaves
+/// open is chosen for it, and it is said whether the job fits and how long a step takes.
 pub fn plan_on(job: &ValidatedJob, models: &Models, machine: &Machine) -> Plan {
     plan_for(job, models, machine.device, Some(machine))
 }

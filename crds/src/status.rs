@@ -326,7 +326,8 @@ pub struct ResolvedNumbers {
     pub samples_per_step: u64,
     /// Optimizer updates of a step.
     pub updates_per_step: u64,
-    /// Estimated peak memory of one worker on its host, in bytes: what its pod takes, a GPU's own memory aside.
+    /// Estimated peak memory of one worker on its host, in bytes: what its pod takes, a GPU's own memory
+    /// aside.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peak_memory_bytes: Option<u64>,
     /// The commit that `model.hub.revision` resolved to.

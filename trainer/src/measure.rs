@@ -1,6 +1,6 @@
-//! `rlt-trainer measure`: what this machine can do at best, in the figures that a plan is made from: products of
-//! matrices, reading memory, copies between device and host, starting an operation. What a training reaches of
-//! them is not measured here.
+//! `rlt-trainer measure`: what this machine can do at best, in the figures that a plan is made from: products
+//! of matrices, reading memory, copies between device and host, starting an operation. What a training
+//! reaches of them is not measured here.
 
 use std::io::Write as _;
 use std::time::Instant;
@@ -147,8 +147,7 @@ fn product_rate(device: Device, kind: Kind) -> Result<f64, MeasureError> {
     let x = Tensor::ones([rows, inputs], (kind, device));
     let weight = Tensor::ones([outputs, inputs], (kind, device));
     let out = Tensor::empty([rows, outputs], (kind, device));
-    let seconds =
-        fastest(("products of matrices", device), || x.f_matmul_out(&out, &weight.tr()).map(drop))?;
+    let seconds = fastest(("products of matrices", device), || x.f_matmul_out(&out, &weight.tr()).map(drop))?;
     Ok(2.0 * (rows * inputs * outputs) as f64 / seconds)
 }
 

@@ -60,7 +60,8 @@ fn leaves(actor: &Actor) -> Vec<(String, Tensor)> {
     actor.decoder.trainable_parameters()
 }
 
-/// The first update that does not overflow, from the weights of the beginning: the scale of a loss starts high.
+/// The first update that does not overflow, from the weights of the beginning: the scale of a loss starts
+/// high.
 fn update(actor: &mut Actor, weight: f64) -> StepOutcome {
     loop {
         accumulate(actor, weight);
@@ -85,8 +86,8 @@ fn gradients(compute: Kind, weight: f64) -> Vec<(String, Tensor)> {
     }
 }
 
-/// Half has 11 significant bits. A factor of a millionth would leave nothing of most gradients, whose smallest
-/// numbers in half are 6e-8, if the loss were not scaled.
+/// Half has 11 significant bits. A factor of a millionth would leave nothing of most gradients, whose
+/// smallest numbers in half are 6e-8, if the loss were not scaled.
 #[test]
 fn gradients_of_a_scaled_loss_are_those_of_fp32_up_to_rounding_however_small_they_are() {
     let exact = gradients(Kind::Float, 1.0);

@@ -12,8 +12,8 @@ use crate::spec::{Device, Precision};
 /// Models above so many parameters checkpoint activations on GPUs by default.
 const CHECKPOINTED_PARAMETERS: u64 = 1_000_000_000;
 
-/// The part of a device's memory that a choice may fill: the allocator's fragments and what libraries take need
-/// the rest.
+/// The part of a device's memory that a choice may fill: the allocator's fragments and what libraries take
+/// need the rest.
 const FILLED: f64 = 0.8;
 
 /// What was chosen.
@@ -29,8 +29,8 @@ pub struct Choices {
 }
 
 impl Choices {
-    /// What the manifest says or leaves to `device`, with `memory` bytes where that is known. Reward models do
-    /// not enter into it.
+    /// What the manifest says or leaves to `device`, with `memory` bytes where that is known. Reward models
+    /// do not enter into it.
     pub fn new(
         spec: &ResolvedSpec,
         model: Option<&ModelConfig>,

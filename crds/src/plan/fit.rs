@@ -46,8 +46,8 @@ pub struct Remedy {
 /// A change of a specification; `None` where it changes nothing or may not be made.
 type Change = fn(&ResolvedSpec, &ModelConfig) -> Vec<(String, ResolvedSpec)>;
 
-/// In the order of what they cost: nothing but passes, recomputation, sequences at a time, the link to the host,
-/// more workers.
+/// In the order of what they cost: nothing but passes, recomputation, sequences at a time, the link to the
+/// host, more workers.
 const CHANGES: [Change; 7] = [
     fewer_tokens,
     checkpointing,

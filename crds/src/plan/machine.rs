@@ -1,5 +1,5 @@
-//! What a worker computes on, in the figures that decide what fits and how long it takes: a GPU from the table
-//! in `gpus`, or a machine that was measured. How the figures are used is not decided here.
+//! What a worker computes on, in the figures that decide what fits and how long it takes: a GPU from the
+//! table in `gpus`, or a machine that was measured. How the figures are used is not decided here.
 
 mod gpus;
 

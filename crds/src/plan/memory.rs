@@ -44,8 +44,8 @@ const FP32: u64 = 4;
 const HOST_BASE_BYTES: u64 = 92 << 20;
 
 /// What a process takes of a GPU besides tensors: the context with libtorch's kernels and cuBLAS' workspace,
-/// as `nvidia-smi` shows for a process that has multiplied two small matrices (PyTorch issues report 400 to 600
-/// MiB on sm_80 to sm_100).
+/// as `nvidia-smi` shows for a process that has multiplied two small matrices (PyTorch issues report 400 to
+/// 600 MiB on sm_80 to sm_100).
 const CUDA_CONTEXT_BYTES: u64 = 640 << 20;
 
 /// Temporaries of an AdamW step on a GPU, as multiples of the largest trained tensor: scaled and weighted
@@ -290,7 +290,8 @@ fn on_host(name: &'static str, bytes: u64) -> MemoryTerm {
     MemoryTerm { name, place: Place::Host, bytes }
 }
 
-/// What stays for the whole run: on the device, or where it rests on the host of a GPU, beside a CPU in a file.
+/// What stays for the whole run: on the device, or where it rests on the host of a GPU, beside a CPU in a
+/// file.
 fn kept(spec: &ResolvedSpec, name: &'static str, rests: bool, bytes: u64) -> MemoryTerm {
     match (rests, on_gpu(spec)) {
         (true, true) => on_host(name, bytes),

@@ -125,9 +125,9 @@ pub enum Precision {
     Fp32,
     /// 16 bits with the range of 32 (bfloat16); reductions in fp32.
     Bf16,
-    /// 16 bits with more digits and less range (IEEE half); reductions in fp32. In training the loss is scaled
-    /// up before the backward pass by a factor that grows until a gradient overflows; the update that does is
-    /// skipped and the factor halved (dynamic loss scaling).
+    /// 16 bits with more digits and less range (IEEE half); reductions in fp32. In training the loss is
+    /// scaled up before the backward pass by a factor that grows until a gradient overflows; the update that
+    /// does is skipped and the factor halved (dynamic loss scaling).
     Fp16,
 }
 

@@ -1,7 +1,7 @@
-//! Dynamic loss scaling (Micikevicius et al., arXiv:1710.03740): numbers of 16 bits with 5 for the exponent lose
-//! gradients below 6e-8, so the loss is multiplied by a factor before the backward pass and gradients are divided
-//! by it before they are applied. The factor is as large as gradients allow: it doubles after many updates without
-//! an overflow and is halved by each. With the constants of `torch.amp.GradScaler`.
+//! Dynamic loss scaling (Micikevicius et al., arXiv:1710.03740): numbers of 16 bits with 5 for the exponent
+//! lose gradients below 6e-8, so the loss is multiplied by a factor before the backward pass and gradients
+//! are divided by it before they are applied. The factor is as large as gradients allow: it doubles after
+//! many updates without an overflow and is halved by each. With the constants of `torch.amp.GradScaler`.
 
 use serde::{Deserialize, Serialize};
 use tch::Kind;

@@ -17,7 +17,8 @@ pub enum MatmulPrecision {
     /// TF32 on GPUs that have it; on CPUs as `Highest`.
     High,
     /// On CPUs: through oneDNN (up to 2.2 times faster than MKL on AMD), as long as products stay true
-    /// float32. A CPU with AMX would round to bfloat16, so there `Highest` is kept instead. On GPUs `Highest`.
+    /// float32. A CPU with AMX would round to bfloat16, so there `Highest` is kept instead. On GPUs
+    /// `Highest`.
     Medium,
     /// As `Medium`, and on CPUs with AMX too, where products are rounded to bfloat16; TF32 on GPUs.
     MediumEvenReduced,
@@ -67,8 +68,8 @@ pub fn cuda_multiplies_in_tf32() -> Result<bool, Error> {
     Ok(answer)
 }
 
-/// Uses only algorithms that give the same bits in every run, for the whole process; before the first operation
-/// on a GPU, whose libraries read a part of it at their start. CPUs do so always.
+/// Uses only algorithms that give the same bits in every run, for the whole process; before the first
+/// operation on a GPU, whose libraries read a part of it at their start. CPUs do so always.
 ///
 /// # Errors
 /// When libtorch refuses.

@@ -4,8 +4,8 @@
 use super::{Flops, Machine};
 use crate::spec::Device;
 
-/// Host time of one operation of libtorch on a GPU, from its call to the kernel's start: 4 to 8 microseconds on
-/// present servers (NVIDIA, "Getting Started with CUDA Graphs"; PyTorch profiles agree).
+/// Host time of one operation of libtorch on a GPU, from its call to the kernel's start: 4 to 8 microseconds
+/// on present servers (NVIDIA, "Getting Started with CUDA Graphs"; PyTorch profiles agree).
 const LAUNCH_SECONDS: f64 = 6e-6;
 
 const MIB: u64 = 1 << 20;
@@ -35,7 +35,8 @@ struct Gpu {
 
 /// Links: NVLink's and PCIe's figures count both directions; these are one.
 const GPUS: [Gpu; 7] = [
-    // NVIDIA A100 datasheet (2021-06): 1555 GB/s, 312 / 156 / 19.5 TFLOP/s, NVLink 600 GB/s, PCIe 4.0 64 GB/s.
+    // NVIDIA A100 datasheet (2021-06): 1555 GB/s, 312 / 156 / 19.5 TFLOP/s, NVLink 600 GB/s, PCIe 4.0 64
+    // GB/s.
     Gpu {
         name: "a100-40gb",
         product: &["a100", "40gb"],
@@ -91,8 +92,8 @@ const GPUS: [Gpu; 7] = [
         teraflops: [2250.0, 1125.0, 75.0],
         links: [900.0, 64.0],
     },
-    // NVIDIA Ada GPU architecture whitepaper (2023), table 2: 1008 GB/s, 165.2 with sums in fp32 / 82.6 / 82.6
-    // TFLOP/s, no NVLink, PCIe 4.0 64 GB/s.
+    // NVIDIA Ada GPU architecture whitepaper (2023), table 2: 1008 GB/s, 165.2 with sums in fp32 / 82.6 /
+    // 82.6 TFLOP/s, no NVLink, PCIe 4.0 64 GB/s.
     Gpu {
         name: "rtx-4090",
         product: &["rtx4090"],

@@ -1,8 +1,8 @@
 //! Counts of what passes over a step's tokens compute, read and exchange: log-probs, updates, the critic, and
 //! the weight sync.
 //!
-//! Legend: P trained parameters, W weights of all layers' projections, H those of the head, L layers, q width of
-//! all query heads, t tokens of a pass, c completion tokens, l tokens that attention looks at.
+//! Legend: P trained parameters, W weights of all layers' projections, H those of the head, L layers, q width
+//! of all query heads, t tokens of a pass, c completion tokens, l tokens that attention looks at.
 //!
 //! ```text
 //! forward   2 W t + 2 H c + 4 L q l t      FLOP; attention sees half of a segment's tokens, and its prompt
@@ -89,8 +89,8 @@ impl<'a> Passes<'a> {
         self.model.num_layers as f64
     }
 
-    /// Tokens of `num_prompts` groups in passes under a budget. A group's prompt is computed once in each pass
-    /// that has samples of it.
+    /// Tokens of `num_prompts` groups in passes under a budget. A group's prompt is computed once in each
+    /// pass that has samples of it.
     fn tokens(&self, num_prompts: u64, (budget, sp): (u32, u32)) -> Tokens {
         let share = scored_share(self.spec, num_prompts, sp);
         let samples = self.batch.samples_per_prompt;

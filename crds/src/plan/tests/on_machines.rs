@@ -1,4 +1,5 @@
-//! What a plan says about a machine: what is chosen for it, what lies where, what fits, and how long it takes.
+//! What a plan says about a machine: what is chosen for it, what lies where, what fits, and how long it
+//! takes.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};

@@ -1,5 +1,5 @@
-//! What is said of a job that does not fit its GPU: the phase, what it needs, what there is, and which fields to
-//! change.
+//! What is said of a job that does not fit its GPU: the phase, what it needs, what there is, and which fields
+//! to change.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,5 @@
-//! Whether a job fits the GPUs of the nodes that its workers may run on. What a node has follows from its labels.
+//! Whether a job fits the GPUs of the nodes that its workers may run on. What a node has follows from its
+//! labels.
 
 use std::collections::BTreeMap;
 
