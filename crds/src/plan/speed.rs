@@ -2,7 +2,7 @@
 //! stated efficiencies (`work`), over counts of what the trainer computes (`passes`, `sampling`).
 //!
 //! ```text
-//! seconds of a phase = roofline(bytes read and written, FLOP, operations, bytes exchanged, bytes to the host)
+//! seconds of a phase = roofline(bytes of memory, FLOP, operations, bytes exchanged and to the host)
 //! step               = rollout + weight sync + log-probs + values + update     phases follow each other
 //! MFU of the update  = FLOP of the model (no recomputation) / (seconds x FLOP/s of the machine)
 //! ```
