@@ -1,4 +1,5 @@
-//! Compiling the stand-ins: by g++, once for their sources, the kernels' and libtorch's version, whoever asks first.
+//! Compiling the stand-ins: by g++, once for their sources, the kernels' and libtorch's version, whoever asks
+//! first.
 
 use std::fs::{self, File};
 use std::io;
@@ -13,8 +14,8 @@ use crate::KERNELS;
 
 pub(crate) const KERNELS_FILE: &str = "rlt-kernels.fatbin";
 
-/// How all sources are compiled. The stand-ins' own loops are not what a test waits for; libtorch's headers are slow
-/// enough to compile at this level.
+/// How all sources are compiled. The stand-ins' own loops are not what a test waits for; libtorch's headers
+/// are slow enough to compile at this level.
 const FLAGS: [&str; 8] = [
     "-std=c++17",
     "-O1",

@@ -1,5 +1,5 @@
-//! The stand-in driver as this process has loaded it: its counts, and functions of CUDA's driver that a test calls
-//! by itself.
+//! The stand-in driver as this process has loaded it: its counts, and functions of CUDA's driver that a test
+//! calls by itself.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -35,7 +35,8 @@ pub unsafe fn function<F: Copy>(name: &CStr) -> Option<F> {
 /// # Safety
 /// As [`function`].
 pub unsafe fn function_of<F: Copy>(library: &CStr, name: &CStr) -> Option<F> {
-    // SAFETY: NUL-terminated names; a function pointer is as large as any pointer, as the caller promises its type.
+    // SAFETY: NUL-terminated names; a function pointer is as large as any pointer, as the caller promises its
+    // type.
     unsafe {
         let library = dlopen(library.as_ptr(), NOW);
         let found = if library.is_null() { library } else { dlsym(library, name.as_ptr()) };

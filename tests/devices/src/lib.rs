@@ -1,5 +1,5 @@
-//! CUDA devices of CPU memory, for machines without a GPU: three libraries under the names by which the product
-//! opens NVIDIA's and libtorch's, built here and given to processes by their environment. Tests only.
+//! CUDA devices of CPU memory, for machines without a GPU: three libraries under the names by which the
+//! product opens NVIDIA's and libtorch's, built here and given to processes by their environment. Tests only.
 //!
 //! ```text
 //! libcuda.so.1      the device: memory that the host may not touch, streams whose work is done when somebody
@@ -51,8 +51,8 @@ impl StandIn {
         &self.folder
     }
 
-    /// What a process needs in its environment to find one device; further variables may follow, as the crate's head
-    /// lists them.
+    /// What a process needs in its environment to find one device; further variables may follow, as the
+    /// crate's head lists them.
     pub fn env(&self) -> Vec<(String, String)> {
         let inherited = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
         let own = self.folder.display().to_string();

@@ -1,5 +1,5 @@
-//! What runs on stand-in devices: the devices themselves, the operators that only CUDA has, collectives between processes,
-//! and whole trainings. Each test has processes of its own.
+//! What runs on stand-in devices: the devices themselves, the operators that only CUDA has, collectives
+//! between processes, and whole trainings. Each test has processes of its own.
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 
@@ -7,6 +7,8 @@
 mod attention;
 #[path = "on_devices/device.rs"]
 mod device;
+#[path = "on_devices/kernels.rs"]
+mod kernels;
 #[path = "on_devices/nccl.rs"]
 mod nccl;
 #[path = "on_devices/process.rs"]

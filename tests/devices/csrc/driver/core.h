@@ -18,7 +18,8 @@ namespace stand_in {
 struct Stream;
 struct Capture;
 
-// A moment in a stream: over when the stream has passed the position. A moment of a capture is part of its graph only.
+// A moment in a stream: over when the stream has passed the position. A moment of a capture is part of its graph
+// only.
 struct Moment {
   Stream* stream;
   uint64_t position;
@@ -44,8 +45,8 @@ struct Graph {
   std::vector<Copy> copies;
 };
 
-// What is recorded between the begin and the end of a capture. Streams that follow the first one's events join it, and
-// must be followed by it before the end.
+// What is recorded between the begin and the end of a capture. Streams that follow the first one's events join it,
+// and must be followed by it before the end.
 struct Capture {
   Capture(Stream* begun_on, CUstreamCaptureMode in) : origin(begun_on), mode(in) {}
 

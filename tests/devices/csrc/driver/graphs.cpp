@@ -1,4 +1,5 @@
-// Graphs by capture of streams: what is put into a stream meanwhile is recorded, and each launch carries it out again.
+// Graphs by capture of streams: what is put into a stream meanwhile is recorded, and each launch carries it out
+// again.
 #include "core.h"
 
 using namespace stand_in;

@@ -1,5 +1,6 @@
-// Memory of the devices. A device's memory is one nameless file, mapped twice: at the addresses that programs know, which
-// fault when the host touches them, and where device work finds it. So no operator has to open and close anything.
+// Memory of the devices. A device's memory is one nameless file, mapped twice: at the addresses that programs know,
+// which fault when the host touches them, and where device work finds it. So no operator has to open and close
+// anything.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>

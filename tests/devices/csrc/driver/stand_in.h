@@ -1,5 +1,5 @@
-// What the stand-in device offers beside the CUDA driver's own functions, to the stand-ins for libtorch_cuda and NCCL and
-// to tests. The functions of the driver are those of cuda.h.
+// What the stand-in device offers beside the CUDA driver's own functions, to the stand-ins for libtorch_cuda and NCCL
+// and to tests. The functions of the driver are those of cuda.h.
 #pragma once
 #include <cuda.h>
 
@@ -8,8 +8,8 @@
 
 constexpr int RLT_MOST_DEVICES = 16;
 
-// What a process has asked of its devices. Copies and bytes are counted in each direction; a wait is a moment at which
-// the host was kept until a device was done.
+// What a process has asked of its devices. Copies and bytes are counted in each direction; a wait is a moment at
+// which the host was kept until a device was done.
 struct RltStandInCounts {
   int64_t host_to_device, device_to_host, device_to_device;
   int64_t launches, graph_launches, waits;
@@ -18,7 +18,14 @@ struct RltStandInCounts {
   int64_t peak_bytes[RLT_MOST_DEVICES];
 };
 
-enum RltCounter { RLT_HOST_TO_DEVICE, RLT_DEVICE_TO_HOST, RLT_DEVICE_TO_DEVICE, RLT_LAUNCH, RLT_GRAPH_LAUNCH, RLT_WAIT };
+enum RltCounter {
+  RLT_HOST_TO_DEVICE,
+  RLT_DEVICE_TO_HOST,
+  RLT_DEVICE_TO_DEVICE,
+  RLT_LAUNCH,
+  RLT_GRAPH_LAUNCH,
+  RLT_WAIT
+};
 
 extern "C" {
 void rlt_stand_in_counts(RltStandInCounts* out);
@@ -28,7 +35,8 @@ void rlt_stand_in_count(RltCounter counter, size_t num_bytes);
 // process's end as well.
 void rlt_stand_in_report();
 
-// Where device work finds the memory that the host knows by a device address; other addresses are returned as they are.
+// Where device work finds the memory that the host knows by a device address; other addresses are returned as they
+// are.
 void* rlt_stand_in_alias(const void* address);
 // The device whose memory an address is in, or -1.
 int rlt_stand_in_device_of(const void* address);

@@ -1,4 +1,5 @@
-// Streams and their work. Work is carried out when somebody waits for it: nobody sees a result that was not waited for.
+// Streams and their work. Work is carried out when somebody waits for it: nobody sees a result that was not waited
+// for.
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -15,8 +16,8 @@ double now() {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// With `running` held. Carries out what the stream was asked for up to a position, and first what it awaits of others;
-// false where something is not done yet.
+// With `running` held. Carries out what the stream was asked for up to a position, and first what it awaits of
+// others; false where something is not done yet.
 bool run_until(Stream& stream, uint64_t position) {
   while (stream.passed.load() < position) {
     Entry entry;

@@ -1,6 +1,6 @@
 // Memory of tensors. A piece that was freed is given to somebody else once the stream that it was taken on, and those
-// that recorded its use, have come past the moment at which it was freed; no other stream is asked. So whoever forgets to
-// record a use reads other numbers.
+// that recorded its use, have come past the moment at which it was freed; no other stream is asked. So whoever
+// forgets to record a use reads other numbers.
 #include <c10/core/CachingDeviceAllocator.h>
 
 #include <cstdio>

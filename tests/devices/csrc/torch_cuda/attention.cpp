@@ -1,5 +1,5 @@
-// The operators of attention that only CUDA has, with the shapes, dtypes and refusals of libtorch's: flash attention for
-// 16 bits with fewer heads of keys than of queries, and memory-efficient attention for fp32 as well.
+// The operators of attention that only CUDA has, with the shapes, dtypes and refusals of libtorch's: flash attention
+// for 16 bits with fewer heads of keys than of queries, and memory-efficient attention for fp32 as well.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros_like.h>
@@ -32,8 +32,8 @@ std::vector<int64_t> boundaries(Given cu_seqlens, const char* name, const Tensor
   }
   TORCH_CHECK(cu_seqlens->scalar_type() == at::kInt && cu_seqlens->device() == beside.device() &&
                   cu_seqlens->is_contiguous(),
-              name, " must be contiguous, of int32 and on ", beside.device(), ", got ", cu_seqlens->scalar_type(), " on ",
-              cu_seqlens->device());
+              name, " must be contiguous, of int32 and on ", beside.device(), ", got ", cu_seqlens->scalar_type(),
+              " on ", cu_seqlens->device());
   const Tensor seen = host_view(*cu_seqlens);
   bounds.assign(seen.const_data_ptr<int>(), seen.const_data_ptr<int>() + seen.numel());
   TORCH_CHECK(bounds.size() >= 2 && bounds.front() == 0, name, " must begin with 0 and hold a segment");

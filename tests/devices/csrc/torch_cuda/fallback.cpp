@@ -1,5 +1,5 @@
-// Every operator that has no kernel of its own here runs on the CPU, upon the device's memory: at once, behind all work of
-// the current stream. While that stream captures, an operator that writes into its arguments is recorded.
+// Every operator that has no kernel of its own here runs on the CPU, upon the device's memory: at once, behind all
+// work of the current stream. While that stream captures, an operator that writes into its arguments is recorded.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/as_strided.h>

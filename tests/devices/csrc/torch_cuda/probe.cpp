@@ -1,5 +1,5 @@
-// Calls of operators that `tch` does not offer, for tests of their references. Tensors are borrowed, results owned by the
-// caller; an error is a text that it frees.
+// Calls of operators that `tch` does not offer, for tests of their references. Tensors are borrowed, results owned by
+// the caller; an error is a text that it frees.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_efficient_attention_forward.h>
 #include <ATen/ops/_flash_attention_forward.h>

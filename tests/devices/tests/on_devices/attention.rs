@@ -1,4 +1,5 @@
-//! The references for operators of attention that only CUDA has, against the formula on the CPU, forward and backward.
+//! The references for operators of attention that only CUDA has, against the formula on the CPU, forward and
+//! backward.
 
 use std::ffi::{CStr, c_char};
 
@@ -36,7 +37,8 @@ fn call(
     let [q, k, v, cu_q, cu_k] = [q, k, v, cu_q, cu_k].map(Tensor::as_ptr);
     let arguments = Arguments { q, k, v, cu_q, cu_k, max_q: longest, max_k: longest, window, mask };
     let (mut out, mut lse) = (std::ptr::null_mut(), std::ptr::null_mut());
-    // SAFETY: the type in probe.cpp; borrowed tensors, places for the results, and an error text that is leaked.
+    // SAFETY: the type in probe.cpp; borrowed tensors, places for the results, and an error text that is
+    // leaked.
     unsafe {
         let said = function_of::<Call>(c"libtorch_cuda.so", name).unwrap()(&arguments, &mut out, &mut lse);
         if said.is_null() {
@@ -55,7 +57,8 @@ fn random(size: &[i64], seed: i64) -> Tensor {
     Tensor::randn(size, (Kind::Float, Device::Cpu))
 }
 
-/// Lengths of queries and keys of each segment, the window (0: none) and whether places count from the end of both.
+/// Lengths of queries and keys of each segment, the window (0: none) and whether places count from the end of
+/// both.
 struct Case {
     lens: Vec<(i64, i64)>,
     heads: (i64, i64),
@@ -152,7 +155,8 @@ fn flash_attention_over_segments_is_the_formula_with_its_gradients() {
                 assert_eq!((lse.size(), lse.kind()), (vec![case.heads.0, q.size()[0]], Kind::Float));
                 out
             });
-            // Inputs are bf16 numbers in either; the output and the derivatives are rounded to 8 bits of mantissa.
+            // Inputs are bf16 numbers in either; the output and the derivatives are rounded to 8 bits of
+            // mantissa.
             assert_close(&found, &on_cpu(&case, Kind::BFloat16), 1e-2);
         }
     });

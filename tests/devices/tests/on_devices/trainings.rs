@@ -1,12 +1,13 @@
-//! What a training gives on devices: the numbers that it gives on the CPU, on any number of devices, interrupted or not,
-//! offloaded or not, in any split.
+//! What a training gives on devices: the numbers that it gives on the CPU, on any number of devices,
+//! interrupted or not, offloaded or not, in any split.
 
 use serde_json::{Value, json};
 
 use crate::run::{Run, difference, merge};
 
-/// Devices compute with the CPU's own operators, but attention, the head and the optimizer compose others there than the
-/// CPU's fused kernels: a few roundings of fp32, enlarged by the optimizer's division by small gradients.
+/// Devices compute with the CPU's own operators, but attention, the head and the optimizer compose others
+/// there than the CPU's fused kernels: a few roundings of fp32, enlarged by the optimizer's division by small
+/// gradients.
 const TOLERANCE: f64 = 1e-5;
 
 fn merged(parts: &[Value]) -> Value {
@@ -53,8 +54,8 @@ fn every_kind_of_training_on_a_device_gives_the_cpus_numbers() {
     }
 }
 
-/// Sampled with log-probs of layers in bf16: the rollout's are the actor's, up to the order in which a product of a batch
-/// of another shape adds up, which is one rounding of bf16 (2^-9) of a logit now and then.
+/// Sampled with log-probs of layers in bf16: the rollout's are the actor's, up to the order in which a
+/// product of a batch of another shape adds up, which is one rounding of bf16 (2^-9) of a logit now and then.
 #[test]
 fn log_probs_of_the_rollout_are_the_actors_on_a_device() {
     for (precision, tolerance) in [("Fp32", 1e-5), ("Bf16", 0.05)] {
@@ -69,12 +70,12 @@ fn log_probs_of_the_rollout_are_the_actors_on_a_device() {
 
 #[test]
 fn what_is_offloaded_to_pinned_memory_changes_nothing() {
-    for lora in [json!(null), json!({ "rank": 4 })] {
+    for (lora, precision) in [(json!(null), "Fp32"), (json!({ "rank": 4 }), "Bf16")] {
         let job = |rests: bool| {
             json!({
                 "model": { "lora": lora, "architecture": { "numLayers": 2 } },
                 "training": {
-                    "activationCheckpointing": true,
+                    "activationCheckpointing": true, "precision": precision,
                     "offload": { "parameters": rests, "optimizer": rests, "activations": rests }
                 }
             })
@@ -85,12 +86,19 @@ fn what_is_offloaded_to_pinned_memory_changes_nothing() {
 
 #[test]
 fn a_resumed_run_on_a_device_is_the_uninterrupted_one() {
-    let steps = |steps: u32| json!({ "training": { "steps": steps } });
-    let (whole, resumed) = (Run::new(1, &steps(4)), Run::new(1, &steps(2)));
-    resumed.go_on(1, &steps(4), &[]);
-    assert_same(&whole, &resumed, 0.0, "the resumed run");
-    // A checkpoint of a device serves a CPU.
-    let moved = Run::new(1, &steps(2));
+    for precision in ["Fp32", "Bf16"] {
+        let steps = |steps: u32| json!({ "training": { "steps": steps, "precision": precision } });
+        let (whole, resumed) = (Run::new(1, &steps(4)), Run::new(1, &steps(2)));
+        resumed.go_on(1, &steps(4), &[]);
+        assert_same(&whole, &resumed, 0.0, "the resumed run");
+    }
+}
+
+#[test]
+fn a_checkpoint_of_a_device_serves_a_cpu() {
+    let steps =
+        |steps: u32| json!({ "training": { "steps": steps, "optimizer": { "learningRate": 0.001 } } });
+    let (whole, moved) = (Run::new(1, &steps(4)), Run::new(1, &steps(2)));
     moved.go_on(0, &steps(4), &[]);
     assert_same(&whole, &moved, TOLERANCE, "the run that went on on the CPU");
 }
