@@ -13,6 +13,7 @@
 //! Legend of shapes: t tokens of the packed stream, c completion tokens, d hidden size, v vocabulary.
 
 mod gradients;
+mod in_stream;
 pub(crate) mod islands;
 mod micro_batch;
 pub(crate) mod probe;
@@ -26,6 +27,8 @@ use rlt_core::packing::PackingError;
 use tch::Tensor;
 
 pub use self::gradients::OuterGradients;
+use self::in_stream::LossSums;
+pub use self::in_stream::{EvaluateLoss, PendingLoss};
 use self::islands::Model;
 pub use self::micro_batch::MicroBatch;
 pub use self::probe::ProbeError;
@@ -78,6 +81,9 @@ pub enum ActorError {
     /// A kernel refused its input.
     #[error("failed to run the loss head")]
     Kernel(#[from] rlt_torch::Error),
+    /// The loss panicked on a thread of the driver.
+    #[error("the loss of a micro-batch panicked")]
+    LossPanicked,
     /// The ranks could not work together.
     #[error("failed to work with the other ranks")]
     Ranks(#[from] RankError),
@@ -212,6 +218,16 @@ impl Actor {
         micro_batch: &MicroBatch,
         loss: &PreparedLoss<'_>,
     ) -> Result<Accumulated, ActorError> {
+        self.pass(micro_batch, |actor, predicting_cd| actor.head_and_loss(predicting_cd, micro_batch, loss))
+    }
+
+    /// One pass forward and back. `head` gets the hidden states `[c, d]` that predict, after the final norm,
+    /// and returns the gradient of the loss by them beside what it makes of the loss.
+    fn pass<T>(
+        &mut self,
+        micro_batch: &MicroBatch,
+        head: impl FnOnce(&Self, &Tensor) -> Result<(Tensor, T), ActorError>,
+    ) -> Result<T, ActorError> {
         let mut context = self.decoder.context(&micro_batch.input, Adapter::On);
         context.dropout_seed = self.dropout_seed;
         let keep = islands::Keep {
@@ -222,7 +238,12 @@ impl Actor {
         let model = self.model();
         let tape = islands::forward(model, &micro_batch.input, &context, keep)?;
         model.begin_outer_gradient();
-        let (grad_normed_td, accumulated) = self.head_and_loss(&tape.normed_td, micro_batch, loss)?;
+        let (grad_normed_td, made) = {
+            let normed_td = tape.normed_td.detach();
+            let predicting_cd = normed_td.index_select(0, &micro_batch.predictors_c);
+            let (grad_cd, made) = head(self, &predicting_cd)?;
+            (normed_td.zeros_like().index_add_(0, &micro_batch.predictors_c, &grad_cd), made)
+        };
         let grad_embedded = islands::backward_through(model, tape, &context, &grad_normed_td)?;
         if let Some(grad_td) = grad_embedded {
             self.outer_gradients.scatter_embedding(&self.decoder, &micro_batch.input.tokens, &grad_td);
@@ -230,7 +251,7 @@ impl Actor {
         // The weights go first, to make room for what is received of the gradient.
         model.leave()?;
         model.end_outer_gradient()?;
-        Ok(accumulated)
+        Ok(made)
     }
 
     /// Takes part in [`Self::accumulate`] of the other ranks, where [`Self::passes`] has no micro-batch for
@@ -242,36 +263,24 @@ impl Actor {
         self.model().pass_by_with_gradients()
     }
 
-    /// The loss of one micro-batch and its gradient with respect to the normed hidden states, `[t, d]`.
+    /// The gradient of one micro-batch's loss by the hidden states that predict, `[c, d]`, and its sums.
     fn head_and_loss(
         &self,
-        normed_td: &Tensor,
+        predicting_cd: &Tensor,
         micro_batch: &MicroBatch,
         loss: &PreparedLoss<'_>,
     ) -> Result<(Tensor, Accumulated), ActorError> {
-        let predicting_cd = normed_td.detach().index_select(0, &micro_batch.predictors_c);
-        let logprobs = vec![0.0; micro_batch.rows.num_tokens()];
-        let mut accumulated = Accumulated { logprobs, ..Accumulated::default() };
-        let mut failure = None;
-        let factor = self.loss_scale.factor();
+        let mut sums = LossSums::of(micro_batch, self.loss_scale.factor());
         let mut per_chunk = |chunk: Range<usize>, logprobs: &[f32], entropies: &[f32]| {
-            let mut derivatives = (vec![0.0; chunk.len()], vec![0.0; chunk.len()]);
-            for (here, tokens) in micro_batch.stretches(chunk) {
-                let (logprobs, entropies) = (&logprobs[here.clone()], &entropies[here.clone()]);
-                match loss.evaluate(tokens.clone(), logprobs, entropies) {
-                    Ok(outputs) => {
-                        accumulated.loss += outputs.metrics;
-                        accumulated.logprobs[tokens].copy_from_slice(&widen(logprobs));
-                        derivatives.0[here.clone()].copy_from_slice(&scaled(&outputs.dlogprobs, factor));
-                        derivatives.1[here].copy_from_slice(&scaled(&outputs.dentropies, factor));
-                    }
-                    Err(error) => failure = Some(error),
-                }
-            }
-            derivatives
+            let (mut by_logprob, mut by_entropy) = (vec![0.0; chunk.len()], vec![0.0; chunk.len()]);
+            let derivatives = [by_logprob.as_mut_slice(), &mut by_entropy];
+            sums.add((&micro_batch.predicted, chunk), [logprobs, entropies], derivatives, |tokens, l, e| {
+                loss.evaluate(tokens, l, e)
+            });
+            (by_logprob, by_entropy)
         };
         let grad_cd = rlt_torch::head_forward_backward(
-            &predicting_cd,
+            predicting_cd,
             &self.decoder.compute_head_weight(),
             &micro_batch.targets,
             self.options.temperature,
@@ -279,12 +288,7 @@ impl Actor {
             self.outer_gradients.head().as_mut(),
             &mut per_chunk,
         )?;
-        if let Some(error) = failure {
-            return Err(error.into());
-        }
-        let grad_normed_td = normed_td.detach().zeros_like();
-        let _ = grad_normed_td.shallow_clone().index_add_(0, &micro_batch.predictors_c, &grad_cd);
-        Ok((grad_normed_td, accumulated))
+        Ok((grad_cd, sums.finish()?))
     }
 
     /// Adds up what all ranks have gathered, so that each of them applies the whole gradient.

@@ -11,12 +11,15 @@
 //! Legend of shapes: t tokens of the packed stream, c completion tokens, d hidden size.
 
 mod learn;
+mod pending;
 
 use rlt_api::spec::{CriticSpec, LoraSpec};
 use rlt_core::batch::Batch;
-use tch::{Kind, Tensor};
+use rlt_core::loss::LossError;
+use tch::{Device, Kind, Tensor};
 
 pub use self::learn::{CriticError, CriticReport, value_metrics};
+use self::pending::PendingSums;
 use crate::actor::{
     Actor, ActorError, MicroBatch, OuterGradients, islands, resume_loss_scale, scaled, scoring,
 };
@@ -115,9 +118,8 @@ impl Critic {
     /// # Errors
     /// When a sequence alone is longer than `max_tokens`, or a rank is lost.
     pub fn values(&self, batch: &Batch, max_tokens: usize) -> Result<Vec<f64>, ActorError> {
-        let of_hidden = |predicting_cd: &Tensor, _: &MicroBatch| {
-            Ok([rlt_torch::f32_slice(&self.head(predicting_cd))?.to_vec()])
-        };
+        let of_hidden =
+            |predicting_cd: &Tensor, _: &MicroBatch| scoring::TokenNumbers::of(&self.head(predicting_cd));
         let [values] =
             scoring::of_batch(self.model(), &self.ranks, batch, Adapter::On, max_tokens, of_hidden)?;
         Ok(values)
@@ -143,18 +145,19 @@ impl Critic {
         resume_loss_scale(&mut self.loss_scale, saved);
     }
 
-    /// Values of hidden states `[c, d]`: f32 `[c]` on the CPU.
+    /// Values of hidden states `[c, d]`: f32 `[c]`.
     fn head(&self, predicting_cd: &Tensor) -> Tensor {
-        predicting_cd.to_kind(Kind::Float).mv(&self.head_d).to_device(tch::Device::Cpu)
+        predicting_cd.to_kind(Kind::Float).mv(&self.head_d)
     }
 
     /// Adds the gradient of what `derivative_of` makes of one micro-batch's values: on every rank of its
-    /// stream it gets the value of each completion token and returns the loss's derivative by each.
-    fn accumulate<E: From<ActorError>>(
+    /// stream it gets the value of each completion token, and returns the loss's derivative by each beside
+    /// what it counts. On a GPU it is called in the order of the stream, and nobody waits for it.
+    fn accumulate<S: Send + 'static>(
         &mut self,
         micro_batch: &MicroBatch,
-        derivative_of: impl FnOnce(&[f64]) -> Result<Vec<f64>, E>,
-    ) -> Result<(), E> {
+        derivative_of: impl FnOnce(&[f64]) -> Result<(Vec<f64>, S), LossError> + Send + 'static,
+    ) -> Result<PendingSums<S>, ActorError> {
         let context = self.decoder.context(&micro_batch.input, Adapter::On);
         let keep = islands::Keep {
             inputs_only: self.options.activation_checkpointing,
@@ -162,27 +165,33 @@ impl Critic {
             rest_in: self.options.offload.activations(),
         };
         let model = self.model();
-        let tape = islands::forward(model, &micro_batch.input, &context, keep).map_err(ActorError::from)?;
+        let tape = islands::forward(model, &micro_batch.input, &context, keep)?;
         model.begin_outer_gradient();
         let normed_td = tape.normed_td.detach();
         let predicting_cd = normed_td.index_select(0, &micro_batch.predictors_c).set_requires_grad(true);
         let values_c = self.head(&predicting_cd);
-        let own_values = values_c.detach();
-        let mut values = micro_batch.spread(rlt_torch::f32_slice(&own_values).map_err(ActorError::from)?);
-        self.ranks.sum_over_stream(&mut values).map_err(ActorError::from)?;
-        let derivatives = micro_batch.own(&derivative_of(&values)?);
-        rlt_torch::backward(&values_c, &Tensor::from_slice(&scaled(&derivatives, self.loss_scale.factor())));
+        let (mut pending, factor) = (PendingSums::default(), self.loss_scale.factor());
+        let derivative_c = match values_c.device().is_cuda() && self.ranks.stream().is_none() {
+            true => pending.in_stream(&values_c.detach(), micro_batch, factor, derivative_of)?,
+            false => {
+                let own_values = values_c.detach().to_device(Device::Cpu);
+                let mut values = micro_batch.spread(rlt_torch::f32_slice(&own_values)?);
+                self.ranks.sum_over_stream(&mut values)?;
+                let derivatives = micro_batch.own(&pending.here(derivative_of(&values)?));
+                Tensor::from_slice(&scaled(&derivatives, factor)).to_device(values_c.device())
+            }
+        };
+        rlt_torch::backward(&values_c, &derivative_c);
         let grad_normed_td = normed_td.zeros_like();
         let _ =
             grad_normed_td.shallow_clone().index_add_(0, &micro_batch.predictors_c, &predicting_cd.grad());
-        let grad_embedded =
-            islands::backward_through(model, tape, &context, &grad_normed_td).map_err(ActorError::from)?;
+        let grad_embedded = islands::backward_through(model, tape, &context, &grad_normed_td)?;
         if let Some(grad_td) = grad_embedded {
             self.outer_gradients.scatter_embedding(&self.decoder, &micro_batch.input.tokens, &grad_td);
         }
-        model.leave().map_err(ActorError::from)?;
-        model.end_outer_gradient().map_err(ActorError::from)?;
-        Ok(())
+        model.leave()?;
+        model.end_outer_gradient()?;
+        Ok(pending)
     }
 
     /// This rank's part of everything that a checkpoint keeps of it: all of it where every rank has the

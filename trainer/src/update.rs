@@ -5,15 +5,17 @@
 //! is not known here.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use rlt_core::batch::Batch;
 use rlt_core::loss::{
-    CovarianceInputs, Denominators, LossError, LossInputs, LossMetrics, LossScope, Objective,
+    CovarianceInputs, Denominators, LossError, LossInputs, LossMetrics, LossScope, Objective, PreparedLoss,
 };
 use rlt_core::metrics::Metrics;
 use rlt_core::packing::PackingError;
+use rlt_core::rows::Rows;
 
-use crate::actor::{Actor, ActorError, MicroBatch};
+use crate::actor::{Accumulated, Actor, ActorError, EvaluateLoss, MicroBatch};
 use crate::model::Adapter;
 use crate::optim::StepOutcome;
 use crate::parallel::{RankError, Ranks};
@@ -183,63 +185,82 @@ impl OneUpdate<'_> {
             MicroBatch::share(batch, row_idxs, &actor.decoder, plan.max_tokens, actor.ranks())?;
         let passes = actor.passes(micro_batches)?;
         let selected = self.select_tokens(actor, row_idxs, &passes)?;
+        let actor_logprobs = self.score_sequences(actor, &passes)?;
         actor.set_dropout_seed(Some(seed));
+        let mut pending = Vec::new();
+        let mut own_idx = 0;
         for micro_batch in &passes {
             let Some(micro_batch) = micro_batch else {
-                self.pass_by(actor)?;
+                actor.accumulate_nothing()?;
                 continue;
             };
-            let inputs = self.gather(actor, micro_batch, selected.as_deref())?;
-            let loss = plan.objective.prepare(inputs.as_loss_inputs(micro_batch), &denominators)?;
-            let accumulated = actor.accumulate(micro_batch, &loss)?;
-            report.loss += accumulated.loss;
-            batch.scatter(&micro_batch.row_idxs, &accumulated.logprobs, &mut report.actor_logprobs);
-            report.num_micro_batches += usize::from(actor.ranks().counts_for_stream());
+            let scored = actor_logprobs.as_ref().map(|scored| scored[own_idx].clone());
+            own_idx += 1;
+            let inputs = self.gather(micro_batch, selected.as_deref(), scored);
+            let loss = plan.objective.prepare(inputs.as_loss_inputs(&micro_batch.rows), &denominators)?;
+            if actor.decoder.device().is_cuda() {
+                let evaluate = inputs.clone().evaluates(&loss, micro_batch);
+                pending.push((micro_batch, actor.accumulate_in_stream(micro_batch, evaluate)?));
+            } else {
+                let accumulated = actor.accumulate(micro_batch, &loss)?;
+                self.report(micro_batch, accumulated, actor.ranks(), report);
+            }
         }
         actor.sum_gradients()?;
+        // Reads the gradients' norm: what is pending is over then.
         match actor.apply(plan.learning_rate)? {
             StepOutcome::Applied { grad_norm } => report.grad_norms.push(grad_norm),
             StepOutcome::SkippedNonFinite => report.num_skipped += 1,
             StepOutcome::SkippedOverflow => report.num_overflows += 1,
         }
+        for (micro_batch, pending) in pending {
+            self.report(micro_batch, pending.finish()?, actor.ranks(), report);
+        }
         Ok(())
     }
 
-    /// Takes part in a pass of the other ranks.
-    fn pass_by(&self, actor: &mut Actor) -> Result<(), ActorError> {
-        if self.needs_sequences() {
-            actor.score_micro_batch(None, Adapter::On)?;
-        }
-        Ok(actor.accumulate_nothing()?)
+    fn report(
+        &self,
+        micro_batch: &MicroBatch,
+        accumulated: Accumulated,
+        ranks: &Ranks,
+        report: &mut UpdateReport,
+    ) {
+        report.loss += accumulated.loss;
+        self.batch.scatter(&micro_batch.row_idxs, &accumulated.logprobs, &mut report.actor_logprobs);
+        report.num_micro_batches += usize::from(ranks.counts_for_stream());
     }
 
-    /// Whether the actor scores a micro-batch before its gradient: off-policy a sequence's ratio must be
-    /// known before the first of its tokens can be evaluated.
-    fn needs_sequences(&self) -> bool {
-        self.plan.objective.policy.scope() == LossScope::Sequence && self.old_logprobs.is_some()
+    /// The actor's log-probs of each micro-batch of this rank, where a loss needs them before its gradient:
+    /// off-policy a sequence's ratio must be known before the first of its tokens can be evaluated.
+    fn score_sequences(
+        &self,
+        actor: &Actor,
+        passes: &[Option<MicroBatch>],
+    ) -> Result<Option<Vec<Vec<f64>>>, ActorError> {
+        if self.plan.objective.policy.scope() != LossScope::Sequence || self.old_logprobs.is_none() {
+            return Ok(None);
+        }
+        let scores = actor.score_passes(passes, Adapter::On)?;
+        Ok(Some(scores.into_iter().map(|scores| scores.logprobs).collect()))
     }
 
     fn gather(
         &self,
-        actor: &Actor,
         micro_batch: &MicroBatch,
         selected: Option<&[bool]>,
-    ) -> Result<MicroInputs, ActorError> {
+        actor_logprobs: Option<Vec<f64>>,
+    ) -> MicroInputs {
         let (batch, rows) = (self.batch, &micro_batch.row_idxs);
         let part = |values: Option<&[f64]>| values.map(|values| batch.gather(rows, values));
-        let old_logprobs = part(self.old_logprobs);
-        Ok(MicroInputs {
+        MicroInputs {
             advantages: batch.gather(rows, &batch.advantages),
-            old_logprobs,
+            old_logprobs: part(self.old_logprobs),
             ref_logprobs: part(batch.ref_logprobs.as_deref()),
             importance_weights: part(batch.importance_weights.as_deref()),
-            actor_logprobs: self
-                .needs_sequences()
-                .then(|| actor.score_micro_batch(Some(micro_batch), Adapter::On))
-                .transpose()?
-                .map(|scores| scores.logprobs),
+            actor_logprobs,
             selected: selected.map(|selected| batch.gather(rows, selected)),
-        })
+        }
     }
 
     /// The tokens that a loss over the whole batch treats specially, as flags over the batch; `None` for
@@ -256,9 +277,9 @@ impl OneUpdate<'_> {
         }
         let mut logprobs = vec![0.0; batch.rows.num_tokens()];
         let mut mask = vec![false; batch.rows.num_tokens()];
-        for micro_batch in passes {
-            let scores = actor.score_micro_batch(micro_batch.as_ref(), Adapter::On)?;
-            if let Some(micro_batch) = micro_batch.as_ref().filter(|_| actor.ranks().counts_for_stream()) {
+        let scores = actor.score_passes(passes, Adapter::On)?;
+        for (micro_batch, scores) in passes.iter().flatten().zip(&scores) {
+            if actor.ranks().counts_for_stream() {
                 batch.scatter(&micro_batch.row_idxs, &scores.logprobs, &mut logprobs);
             }
         }
@@ -276,6 +297,7 @@ impl OneUpdate<'_> {
 }
 
 /// A micro-batch's part of the batch's per-token values.
+#[derive(Clone)]
 struct MicroInputs {
     advantages: Vec<f64>,
     old_logprobs: Option<Vec<f64>>,
@@ -286,15 +308,24 @@ struct MicroInputs {
 }
 
 impl MicroInputs {
-    fn as_loss_inputs<'a>(&'a self, micro_batch: &'a MicroBatch) -> LossInputs<'a> {
+    fn as_loss_inputs<'a>(&'a self, rows: &'a Rows) -> LossInputs<'a> {
         LossInputs {
             old_logprobs: self.old_logprobs.as_deref(),
             ref_logprobs: self.ref_logprobs.as_deref(),
             importance_weights: self.importance_weights.as_deref(),
             actor_logprobs: self.actor_logprobs.as_deref(),
             selected: self.selected.as_deref(),
-            ..LossInputs::new(&micro_batch.rows, &self.advantages)
+            ..LossInputs::new(rows, &self.advantages)
         }
+    }
+
+    /// What evaluates `loss`, prepared of these very inputs, wherever and whenever it is called.
+    fn evaluates(self, loss: &PreparedLoss<'_>, micro_batch: &MicroBatch) -> Box<EvaluateLoss> {
+        let ((objective, weights), rows) = (loss.owned(), micro_batch.rows.clone());
+        Box::new(move |tokens, logprobs, entropies| {
+            let loss = objective.resume(self.as_loss_inputs(&rows), Arc::clone(&weights))?;
+            loss.evaluate(tokens, logprobs, entropies)
+        })
     }
 }
 

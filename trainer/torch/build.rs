@@ -4,8 +4,18 @@
 use std::env;
 use std::path::PathBuf;
 
-const TENSOR_SOURCES: [&str; 9] =
-    ["attention", "collectives", "fused", "head", "linear", "nccl", "resting", "runtime", "streams"];
+const TENSOR_SOURCES: [&str; 10] = [
+    "attention",
+    "attention_cuda",
+    "collectives",
+    "fused",
+    "head",
+    "linear",
+    "nccl",
+    "resting",
+    "runtime",
+    "streams",
+];
 const AVX2: [&str; 2] = ["-mavx2", "-mfma"];
 const AVX512: [&str; 7] =
     ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"];

@@ -31,7 +31,7 @@ use thiserror::Error;
 pub use aggregation::{Aggregation, Denominators};
 pub use covariance::CovarianceInputs;
 pub use metrics::LossMetrics;
-pub use objective::{KlTerm, LossInputs, LossOutputs, Objective, PreparedLoss};
+pub use objective::{KlTerm, LossInputs, LossOutputs, LossWeights, Objective, PreparedLoss};
 pub use policy::{Clip, LossScope, PolicyLoss};
 pub use value::{ValueLoss, ValueLossInputs, value_loss};
 

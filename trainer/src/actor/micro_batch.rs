@@ -13,6 +13,7 @@
 //! are predicted from them.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use rlt_core::batch::Batch;
 use rlt_core::mesh::StreamPart;
@@ -34,8 +35,10 @@ pub struct MicroBatch {
     pub predictors_c: Tensor,
     /// The completion tokens, `c` of them, in the order of the rows.
     pub targets: Vec<i64>,
-    /// Their places among the completion tokens of all rows, ascending: all of them, or this rank's part.
-    predicted: Vec<usize>,
+    /// The same where the loss head reads them, i64 `[c]`.
+    pub targets_c: Tensor,
+    /// Their places among the completion tokens of all rows.
+    pub(crate) predicted: Predicted,
     /// Where each row's completion lies among the completion tokens of all rows.
     pub rows: Rows,
     /// The rows' places in the batch.
@@ -101,11 +104,15 @@ impl MicroBatch {
             predicted.push(place);
         }
         let layout = PackedLayout::of(stream.segments);
+        let arrays = [predictors.as_slice(), &targets];
+        let (input, [predictors_c, targets_c]) =
+            PackedInput::beside(arrays, &stream.tokens, layout, part, device);
         Self {
-            input: PackedInput::part_of_layout(&stream.tokens, layout, part, device),
-            predictors_c: Tensor::from_slice(&predictors).to_device(device),
+            input,
+            predictors_c,
             targets,
-            predicted,
+            targets_c,
+            predicted: Predicted(predicted.into()),
             rows: batch.micro_rows(row_idxs),
             row_idxs: row_idxs.to_vec(),
         }
@@ -114,23 +121,43 @@ impl MicroBatch {
     /// One number for each completion token of all rows, from those of the c tokens; 0 for those of other
     /// ranks.
     pub fn spread(&self, per_token: &[f32]) -> Vec<f64> {
-        let mut all = vec![0.0; self.rows.num_tokens()];
-        for (place, number) in self.predicted.iter().zip(per_token) {
+        self.predicted.spread(per_token, self.rows.num_tokens())
+    }
+
+    /// The numbers of the c tokens, of one for each completion token of all rows.
+    pub fn own(&self, per_token: &[f64]) -> Vec<f64> {
+        self.predicted.own(per_token)
+    }
+}
+
+/// The places of predicted tokens among the completion tokens of all rows, ascending: all of them, or this
+/// rank's part.
+#[derive(Clone, Debug)]
+pub(crate) struct Predicted(Arc<[usize]>);
+
+impl Predicted {
+    /// See [`MicroBatch::spread`]; there are `num_tokens` in all rows.
+    pub(crate) fn spread(&self, per_token: &[f32], num_tokens: usize) -> Vec<f64> {
+        let mut all = vec![0.0; num_tokens];
+        for (place, number) in self.0.iter().zip(per_token) {
             all[*place] = f64::from(*number);
         }
         all
     }
 
-    /// The numbers of the c tokens, of one for each completion token of all rows.
-    pub fn own(&self, per_token: &[f64]) -> Vec<f64> {
-        self.predicted.iter().map(|place| per_token[*place]).collect()
+    /// See [`MicroBatch::own`].
+    pub(crate) fn own(&self, per_token: &[f64]) -> Vec<f64> {
+        self.0.iter().map(|place| per_token[*place]).collect()
     }
 
     /// The stretches of `chunk`, a range of the c tokens, in which these follow each other in their rows:
     /// each by its place in the chunk, and its place among the completion tokens of all rows.
-    pub fn stretches(&self, chunk: Range<usize>) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+    pub(crate) fn stretches(
+        &self,
+        chunk: Range<usize>,
+    ) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
         let mut start = 0;
-        self.predicted[chunk].chunk_by(|one, next| one + 1 == *next).map(move |stretch| {
+        self.0[chunk].chunk_by(|one, next| one + 1 == *next).map(move |stretch| {
             let here = start..start + stretch.len();
             start = here.end;
             (here, stretch[0]..stretch[0] + stretch.len())

@@ -1,10 +1,11 @@
 //! Numbers of completion tokens, without gradients: log-probs and entropies, squared probabilities, a
 //! critic's values. What is made of a hidden state is the caller's; how layers are scheduled is in
-//! [`islands`].
+//! [`islands`]. The numbers of a GPU are on their way while the next micro-batch computes: one wait, for all.
 //!
 //! Legend of shapes: c completion tokens of a micro-batch, d hidden size, v vocabulary.
 
 use rlt_core::batch::Batch;
+use rlt_torch::{DeviceHead, HostCalls};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::islands::{self, Model};
@@ -12,6 +13,54 @@ use super::{Actor, ActorError, MicroBatch, TokenScores};
 use crate::model::{Adapter, Decoder};
 use crate::parallel::Ranks;
 use crate::reference::FrozenPolicy;
+
+/// `N` numbers for each of the c tokens of a micro-batch.
+pub(crate) enum TokenNumbers<const N: usize> {
+    Here([Vec<f32>; N]),
+    /// f32 `[N, c]` on a GPU.
+    OnDevice(Tensor),
+}
+
+/// The same, or on their way to here.
+enum Arriving<const N: usize> {
+    Here([Vec<f32>; N]),
+    /// f32 `[N * c]` in pinned memory.
+    Fetched(Tensor),
+}
+
+impl TokenNumbers<1> {
+    /// One number a token, f32 `[c]`.
+    pub(crate) fn of(numbers_c: &Tensor) -> Result<Self, rlt_torch::Error> {
+        match numbers_c.device() {
+            Device::Cpu => Ok(Self::Here([rlt_torch::f32_slice(numbers_c)?.to_vec()])),
+            _ => Ok(Self::OnDevice(numbers_c.unsqueeze(0))),
+        }
+    }
+}
+
+impl<const N: usize> TokenNumbers<N> {
+    fn fetch(self, calls: &mut HostCalls) -> Result<Arriving<N>, rlt_torch::Error> {
+        Ok(match self {
+            Self::Here(numbers) => Arriving::Here(numbers),
+            Self::OnDevice(numbers) => Arriving::Fetched(calls.fetch(&numbers.contiguous())?),
+        })
+    }
+}
+
+impl<const N: usize> Arriving<N> {
+    /// What is predicted from this rank's tokens, once the stream is past it; 0 for other completion tokens
+    /// of the micro-batch.
+    fn spread(&self, micro_batch: &MicroBatch) -> Result<[Vec<f64>; N], rlt_torch::Error> {
+        match self {
+            Self::Here(numbers) => Ok(numbers.each_ref().map(|numbers| micro_batch.spread(numbers))),
+            Self::Fetched(pinned) => {
+                let all = rlt_torch::f32_slice(pinned)?;
+                let len = all.len() / N;
+                Ok(std::array::from_fn(|at| micro_batch.spread(&all[at * len..][..len])))
+            }
+        }
+    }
+}
 
 /// `N` numbers for each completion token of `batch`, on every rank: what `of_hidden` makes of the hidden
 /// states `[c, d]` that predict a micro-batch's tokens, one number a token. Micro-batches have at most
@@ -25,18 +74,15 @@ pub(crate) fn of_batch<const N: usize>(
     batch: &Batch,
     adapter: Adapter,
     max_tokens: usize,
-    of_hidden: impl Fn(&Tensor, &MicroBatch) -> Result<[Vec<f32>; N], rlt_torch::Error>,
+    of_hidden: impl Fn(&Tensor, &MicroBatch) -> Result<TokenNumbers<N>, rlt_torch::Error>,
 ) -> Result<[Vec<f64>; N], ActorError> {
     let rows: Vec<usize> = (0..batch.rows.num_rows()).collect();
     let own = MicroBatch::share(batch, &rows, model.decoder, max_tokens, ranks)?;
+    let passes = model.passes(ranks, own)?;
+    let numbers = of_passes(model, &passes, adapter, of_hidden)?;
     let mut all = [(); N].map(|()| vec![0.0; batch.rows.num_tokens()]);
-    for micro_batch in model.passes(ranks, own)? {
-        let Some(micro_batch) = micro_batch else {
-            model.pass_by()?;
-            continue;
-        };
-        let numbers = of_micro_batch(model, &micro_batch, adapter, &of_hidden)?;
-        for (all, numbers) in all.iter_mut().zip(&numbers) {
+    for (micro_batch, numbers) in passes.iter().flatten().zip(&numbers) {
+        for (all, numbers) in all.iter_mut().zip(numbers) {
             batch.scatter(&micro_batch.row_idxs, numbers, all);
         }
     }
@@ -44,13 +90,36 @@ pub(crate) fn of_batch<const N: usize>(
     Ok(all)
 }
 
-/// What is predicted from this rank's tokens; 0 for other completion tokens of the micro-batch.
+/// What is predicted from this rank's tokens of each micro-batch that it has; 0 for its other completion
+/// tokens.
+fn of_passes<const N: usize>(
+    model: Model<'_>,
+    passes: &[Option<MicroBatch>],
+    adapter: Adapter,
+    of_hidden: impl Fn(&Tensor, &MicroBatch) -> Result<TokenNumbers<N>, rlt_torch::Error>,
+) -> Result<Vec<[Vec<f64>; N]>, ActorError> {
+    let mut calls = HostCalls::new();
+    let mut arriving = Vec::with_capacity(passes.len());
+    for micro_batch in passes {
+        let Some(micro_batch) = micro_batch else {
+            model.pass_by()?;
+            continue;
+        };
+        let numbers = of_micro_batch(model, micro_batch, adapter, &of_hidden)?;
+        arriving.push(numbers.fetch(&mut calls)?);
+    }
+    calls.wait()?;
+    let spread =
+        passes.iter().flatten().zip(&arriving).map(|(micro_batch, numbers)| numbers.spread(micro_batch));
+    Ok(spread.collect::<Result<_, _>>()?)
+}
+
 fn of_micro_batch<const N: usize>(
     model: Model<'_>,
     micro_batch: &MicroBatch,
     adapter: Adapter,
-    of_hidden: impl Fn(&Tensor, &MicroBatch) -> Result<[Vec<f32>; N], rlt_torch::Error>,
-) -> Result<[Vec<f64>; N], ActorError> {
+    of_hidden: impl Fn(&Tensor, &MicroBatch) -> Result<TokenNumbers<N>, rlt_torch::Error>,
+) -> Result<TokenNumbers<N>, ActorError> {
     let context = model.decoder.context(&micro_batch.input, adapter);
     let normed_td = islands::infer(model, &micro_batch.input, &context)?;
     let numbers = no_grad(|| {
@@ -58,7 +127,7 @@ fn of_micro_batch<const N: usize>(
         of_hidden(&predicting_cd, micro_batch)
     })?;
     model.leave()?;
-    Ok(numbers.map(|numbers| micro_batch.spread(&numbers)))
+    Ok(numbers)
 }
 
 impl Actor {
@@ -103,40 +172,43 @@ impl Actor {
         Ok(TokenScores { logprobs, entropies })
     }
 
-    /// Scores one micro-batch of [`Self::passes`] without gradients, all of its completion tokens on every
-    /// rank of its stream; nothing for none.
+    /// Scores the micro-batches of [`Self::passes`] that this rank has, without gradients: all completion
+    /// tokens of each on every rank of its stream.
     ///
     /// # Errors
     /// When a kernel refuses its input, or a rank is lost.
-    pub fn score_micro_batch(
+    pub fn score_passes(
         &self,
-        micro_batch: Option<&MicroBatch>,
+        passes: &[Option<MicroBatch>],
         adapter: Adapter,
-    ) -> Result<TokenScores, ActorError> {
+    ) -> Result<Vec<TokenScores>, ActorError> {
         let model = self.model();
-        let Some(micro_batch) = micro_batch else {
-            return Ok(model.pass_by().map(|()| TokenScores::default())?);
+        let scores = of_passes(model, passes, adapter, self.logprobs_and_entropies(model.decoder))?;
+        let over_stream = |[mut logprobs, mut entropies]: [Vec<f64>; 2]| {
+            self.ranks.sum_over_stream(&mut logprobs)?;
+            self.ranks.sum_over_stream(&mut entropies)?;
+            Ok(TokenScores { logprobs, entropies })
         };
-        let score = self.logprobs_and_entropies(model.decoder);
-        let [mut logprobs, mut entropies] = of_micro_batch(model, micro_batch, adapter, score)?;
-        self.ranks.sum_over_stream(&mut logprobs)?;
-        self.ranks.sum_over_stream(&mut entropies)?;
-        Ok(TokenScores { logprobs, entropies })
+        scores.into_iter().map(over_stream).collect()
     }
 
     fn logprobs_and_entropies(
         &self,
         decoder: &Decoder,
-    ) -> impl Fn(&Tensor, &MicroBatch) -> Result<[Vec<f32>; 2], rlt_torch::Error> {
+    ) -> impl Fn(&Tensor, &MicroBatch) -> Result<TokenNumbers<2>, rlt_torch::Error> {
+        let (temperature, chunk) = (self.options.temperature, self.options.head_chunk_tokens);
         move |predicting_cd, micro_batch| {
-            let (logprobs, entropies) = rlt_torch::head_forward(
-                predicting_cd,
-                &decoder.compute_head_weight(),
-                &micro_batch.targets,
-                self.options.temperature,
-                self.options.head_chunk_tokens,
-            )?;
-            Ok([logprobs, entropies])
+            let weight_vd = decoder.compute_head_weight();
+            if predicting_cd.device().is_cuda() {
+                let targets_c = &micro_batch.targets_c;
+                let hidden_cd = predicting_cd;
+                let head = DeviceHead { hidden_cd, weight_vd: &weight_vd, targets_c, temperature, chunk };
+                return Ok(TokenNumbers::OnDevice(head.forward()?));
+            }
+            let targets = &micro_batch.targets;
+            let (logprobs, entropies) =
+                rlt_torch::head_forward(predicting_cd, &weight_vd, targets, temperature, chunk)?;
+            Ok(TokenNumbers::Here([logprobs, entropies]))
         }
     }
 
@@ -151,8 +223,7 @@ impl Actor {
                 let logits_cv = self.decoder.logits(chunk_cd).to_kind(Kind::Float) / self.options.temperature;
                 logits_cv.softmax(-1, Kind::Float).square().sum_dim_intlist(-1, false, Kind::Float)
             });
-            let sums_c = Tensor::cat(&sums.collect::<Vec<_>>(), 0).to_device(Device::Cpu);
-            Ok([rlt_torch::f32_slice(&sums_c)?.to_vec()])
+            TokenNumbers::of(&Tensor::cat(&sums.collect::<Vec<_>>(), 0))
         };
         let (model, ranks) = (self.scoring_model(), &self.scoring_ranks);
         let [sums] = of_batch(model, ranks, batch, Adapter::On, max_tokens, of_hidden)?;

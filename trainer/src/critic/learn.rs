@@ -6,6 +6,7 @@ use rlt_core::metrics::{Metrics, summarize};
 use rlt_core::packing::PackingError;
 
 use super::Critic;
+use super::pending::PendingSums;
 use crate::actor::{ActorError, MicroBatch};
 use crate::optim::StepOutcome;
 use crate::parallel::RankError;
@@ -135,21 +136,30 @@ impl Critic {
     ) -> Result<(), CriticError> {
         let denominators = Denominators::of(&batch.micro_rows(row_idxs));
         let own = MicroBatch::share(batch, row_idxs, &self.decoder, max_tokens, &self.ranks)?;
+        let mut pending = Vec::new();
         for micro_batch in self.model().passes(&self.ranks, own)? {
             match micro_batch {
                 Some(micro_batch) => {
-                    self.learn_micro_batch(batch, &micro_batch, targets, &denominators, report)?
+                    pending.push(self.learn_micro_batch(batch, &micro_batch, targets, &denominators)?)
                 }
                 None => self.model().pass_by_with_gradients()?,
             }
         }
         let max_grad_norm = self.options.max_grad_norm;
         self.trained().sum_gradients()?;
+        // Reads the gradients' norm: what is pending is over then.
         let outcome = self.trained().apply(report.learning_rate, max_grad_norm).map_err(ActorError::from);
         match outcome? {
             StepOutcome::Applied { grad_norm } => report.grad_norms.push(grad_norm),
             StepOutcome::SkippedNonFinite => report.num_skipped += 1,
             StepOutcome::SkippedOverflow => report.num_overflows += 1,
+        }
+        let counts = self.ranks.counts_for_stream();
+        for pending in pending {
+            let sums = pending.finish()?;
+            if counts {
+                report.add(&sums);
+            }
         }
         Ok(())
     }
@@ -160,25 +170,42 @@ impl Critic {
         micro_batch: &MicroBatch,
         targets: Targets<'_>,
         denominators: &Denominators,
-        report: &mut CriticReport,
-    ) -> Result<(), CriticError> {
-        let rows = &micro_batch.rows;
+    ) -> Result<PendingSums<MicroSums>, CriticError> {
+        let (rows, denominators) = (micro_batch.rows.clone(), *denominators);
         let old_values = batch.gather(&micro_batch.row_idxs, targets.values);
         let returns = batch.gather(&micro_batch.row_idxs, targets.returns);
         let clip = self.options.critic.value_clip;
-        let counts = self.ranks.counts_for_stream();
-        self.accumulate(micro_batch, |predictions| {
-            let inputs = ValueLossInputs { rows, predictions, old_values: &old_values, returns: &returns };
-            let loss = value_loss(&inputs, clip, Aggregation::TokenMean, denominators)?;
-            if counts {
-                report.loss += loss.loss;
-                report.num_clipped += loss.num_clipped as f64;
-                let counted = rows.valid(0..rows.num_tokens());
-                report.prediction_sum += counted.map(|token| predictions[token]).sum::<f64>();
-                report.num_tokens += rows.num_valid_tokens() as f64;
-            }
-            Ok::<_, CriticError>(loss.gradient)
-        })
+        let derivative_of = move |predictions: &[f64]| {
+            let inputs =
+                ValueLossInputs { rows: &rows, predictions, old_values: &old_values, returns: &returns };
+            let loss = value_loss(&inputs, clip, Aggregation::TokenMean, &denominators)?;
+            let counted = rows.valid(0..rows.num_tokens());
+            let sums = MicroSums {
+                loss: loss.loss,
+                num_clipped: loss.num_clipped as f64,
+                prediction_sum: counted.map(|token| predictions[token]).sum::<f64>(),
+                num_tokens: rows.num_valid_tokens() as f64,
+            };
+            Ok((loss.gradient, sums))
+        };
+        Ok(self.accumulate(micro_batch, derivative_of)?)
+    }
+}
+
+/// What a micro-batch adds to the report.
+struct MicroSums {
+    loss: f64,
+    num_clipped: f64,
+    prediction_sum: f64,
+    num_tokens: f64,
+}
+
+impl CriticReport {
+    fn add(&mut self, sums: &MicroSums) {
+        self.loss += sums.loss;
+        self.num_clipped += sums.num_clipped;
+        self.prediction_sum += sums.prediction_sum;
+        self.num_tokens += sums.num_tokens;
     }
 }
 

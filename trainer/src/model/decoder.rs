@@ -82,6 +82,7 @@ impl Decoder {
             rope: self.rope(&input.position_ids),
             cu_seqlens: input.cu_seqlens.clone(),
             prefixes: input.prefixes.clone(),
+            segments: input.segments.clone(),
             first_token: input.first_token,
             adapter,
             dropout_seed: None,

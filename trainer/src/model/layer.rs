@@ -5,9 +5,10 @@
 //! the output.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 
 use rlt_api::plan::model_config::HiddenActivation;
-use rlt_torch::Segments;
+use rlt_torch::{DeviceSegments, Segments};
 use tch::Tensor;
 
 use super::ops;
@@ -23,6 +24,8 @@ pub struct LayerContext {
     pub cu_seqlens: Vec<i32>,
     /// The segment that each segment continues.
     pub prefixes: Vec<Option<usize>>,
+    /// The same where a GPU's attention reads it; `None` on the CPU.
+    pub segments: Option<Arc<DeviceSegments>>,
     /// Whether adapters take part.
     pub adapter: Adapter,
     /// Where the tokens that are computed begin in the stream.
@@ -113,6 +116,10 @@ impl DecoderLayer {
         v_tkd: &Tensor,
         context: &LayerContext,
     ) -> Tensor {
+        if let Some(segments) = &context.segments {
+            let (scale, window) = (self.attention_scale(), self.window());
+            return rlt_torch::packed_attention(q_thd, k_tkd, v_tkd, segments, scale, window);
+        }
         let segments = Segments { cu_seqlens: &context.cu_seqlens, prefixes: &context.prefixes };
         rlt_torch::varlen_attention(q_thd, k_tkd, v_tkd, segments, self.attention_scale(), self.window())
     }

@@ -1,9 +1,12 @@
 //! Sequences of different lengths as one stream of tokens, without padding.
 
+use std::sync::Arc;
+
 use rlt_core::mesh::StreamPart;
 use rlt_core::packing::{PackedLayout, Segment};
 use rlt_core::types::TokenId;
-use tch::{Device, Tensor};
+use rlt_torch::{DeviceSegments, Segments};
+use tch::{Device, Kind, Tensor};
 
 /// A micro-batch: all tokens one after the other, or a part of them, and where each segment ends.
 #[derive(Debug)]
@@ -20,6 +23,8 @@ pub struct PackedInput {
     /// The earlier segment that each segment continues: the prompt of a completion, computed once for all of
     /// them.
     pub prefixes: Vec<Option<usize>>,
+    /// The same where a GPU's attention reads it; `None` on the CPU.
+    pub segments: Option<Arc<DeviceSegments>>,
 }
 
 impl PackedInput {
@@ -43,19 +48,43 @@ impl PackedInput {
         part: StreamPart,
         device: Device,
     ) -> Self {
+        Self::beside([], tokens, layout, part, device).0
+    }
+
+    /// The same beside `arrays` of integers: a GPU gets all of it by one copy.
+    pub(crate) fn beside<const N: usize>(
+        arrays: [&[i64]; N],
+        tokens: &[TokenId],
+        layout: PackedLayout,
+        part: StreamPart,
+        device: Device,
+    ) -> (Self, [Tensor; N]) {
         let own = part.range(tokens.len());
         let or_padding = |ids: &mut dyn Iterator<Item = i64>| -> Vec<i64> {
             ids.chain(std::iter::repeat(0)).take(own.len()).collect()
         };
         let ids = or_padding(&mut tokens.iter().skip(own.start).map(|token| i64::from(*token)));
         let position_ids = or_padding(&mut layout.position_ids.iter().skip(own.start).copied());
-        Self {
-            tokens: Tensor::from_slice(&ids).to_device(device),
-            position_ids: Tensor::from_slice(&position_ids).to_device(device),
+        let all = [[ids.as_slice(), &position_ids].as_slice(), &arrays].concat();
+        let (segments, uploaded) = match device {
+            Device::Cpu => (None, rlt_torch::upload(&all, device)),
+            _ => {
+                let segments = Segments { cu_seqlens: &layout.cu_seqlens, prefixes: &layout.prefixes };
+                let (segments, uploaded) = DeviceSegments::with_arrays(segments, &all, device);
+                (Some(Arc::new(segments)), uploaded)
+            }
+        };
+        let mut uploaded = uploaded.into_iter();
+        let mut next = || uploaded.next().unwrap_or_else(|| Tensor::empty([0], (Kind::Int64, device)));
+        let input = Self {
+            tokens: next(),
+            position_ids: next(),
             first_token: own.start,
             cu_seqlens: layout.cu_seqlens,
             prefixes: layout.prefixes,
-        }
+            segments,
+        };
+        (input, std::array::from_fn(|_| next()))
     }
 
     /// Tokens in the whole stream, without padding.

@@ -49,8 +49,7 @@ pub struct Projection {
 /// What a projection multiplies with at rest, for engines that prepare weights their own way.
 #[derive(Debug)]
 pub struct ProjectionWeights {
-    /// [out_features, in_features] in the storage dtype; shares storage with the model where there is no
-    /// adapter.
+    /// [out_features, in_features]: in f32 where an adapter is folded in, else the model's own tensor.
     pub weight: Tensor,
     /// [out_features] in the storage dtype.
     pub bias: Option<Tensor>,
@@ -68,13 +67,14 @@ impl Projection {
         }
     }
 
-    /// The weights with the adapter folded in: `W + scaling * B A`, summed in f32 and rounded once to the
-    /// storage dtype. The base is not touched. Without an adapter, or with it off, the base itself.
+    /// The weights with the adapter folded in: `W + scaling * B A`, summed in f32 and left so, for whoever
+    /// takes them to round once. The base is not touched. Without an adapter, or with it off, the base
+    /// itself.
     pub fn merged(&self, adapter: Adapter) -> ProjectionWeights {
         let weight = match (&self.lora, adapter) {
             (Some(lora), Adapter::On) => tch::no_grad(|| {
                 let delta = lora.b.matmul(&lora.a) * lora.scaling;
-                (self.weight.to_kind(Kind::Float) + delta).to_kind(self.weight.kind())
+                self.weight.to_kind(Kind::Float) + delta
             }),
             _ => self.weight.detach(),
         };
@@ -105,6 +105,6 @@ impl LoraPair {
         let draws = TensorRandom::new(seed, name).skip(first_token * width).uniform(x.numel(), 1.0);
         let threshold = (2.0 * self.dropout - 1.0) as f32;
         let mask: Vec<f32> = draws.iter().map(|draw| if *draw < threshold { 0.0 } else { keep }).collect();
-        Tensor::from_slice(&mask).reshape(x.size()).to_device(x.device()).to_kind(x.kind())
+        rlt_torch::upload_f32(&mask, x.device()).reshape(x.size()).to_kind(x.kind())
     }
 }

@@ -2,6 +2,7 @@
 //! `torch.optim.AdamW` computes it. Where its moments rest between steps they come and go with their
 //! parameter, one after the other.
 
+mod fused;
 mod moments;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -154,7 +155,10 @@ impl AdamW {
         let options = self.options;
         let is_wanted =
             |parameter: &&mut Parameter| parameter.leaf.grad().defined() && among(&parameter.name);
-        let mut wanted = self.parameters.iter_mut().filter(is_wanted).map(Parameter::depart);
+        let wanted = self.parameters.iter_mut().filter(is_wanted);
+        let (together, one_by_one): (Vec<_>, Vec<_>) = wanted.partition(|parameter| parameter.is_fusible());
+        fused::update(&options, clipped, together)?;
+        let mut wanted = one_by_one.into_iter().map(Parameter::depart);
         let mut next = wanted.next().transpose()?;
         while let Some((parameter, departed)) = next {
             let moments = departed.arrive().map_err(parameter.failed())?;
@@ -273,6 +277,17 @@ impl Parameter {
         Ok((self, departed))
     }
 
+    fn next_step(&self, options: &AdamWOptions, clipped: &Clipped) -> AdamWStep {
+        AdamWStep {
+            learning_rate: clipped.learning_rate,
+            betas: options.betas,
+            epsilon: options.epsilon,
+            weight_decay: if self.decays { options.weight_decay } else { 0.0 },
+            grad_scale: clipped.scale,
+            step: self.num_steps + 1,
+        }
+    }
+
     /// One update with the gradient.
     fn step(
         &mut self,
@@ -280,14 +295,7 @@ impl Parameter {
         clipped: &Clipped,
         mut moments: [Tensor; 2],
     ) -> Result<(), OptimError> {
-        let step = AdamWStep {
-            learning_rate: clipped.learning_rate,
-            betas: options.betas,
-            epsilon: options.epsilon,
-            weight_decay: if self.decays { options.weight_decay } else { 0.0 },
-            grad_scale: clipped.scale,
-            step: self.num_steps + 1,
-        };
+        let step = self.next_step(options, clipped);
         // Both share memory with their original where that is float32 already.
         let wide = |tensor: &Tensor| tensor.f_detach()?.f_to_kind(Kind::Float);
         let (values, gradient) = wide(&self.leaf)

@@ -54,6 +54,16 @@ pub fn f32_slice_mut(tensor: &mut Tensor) -> Result<&mut [f32], Error> {
     Ok(if len == 0 { &mut [] } else { unsafe { std::slice::from_raw_parts_mut(data, len) } })
 }
 
+/// The elements of a contiguous i64 tensor on the CPU, to write; see [`f32_slice_mut`].
+///
+/// # Errors
+/// As [`f32_slice`].
+pub(crate) fn i64_slice_mut(tensor: &mut Tensor) -> Result<&mut [i64], Error> {
+    let (data, len) = elements::<i64>("writing i64 elements", tensor, Kind::Int64)?;
+    // SAFETY: as in `shared`; the handle is borrowed mutably.
+    Ok(if len == 0 { &mut [] } else { unsafe { std::slice::from_raw_parts_mut(data, len) } })
+}
+
 /// Start and number of a tensor's bytes, after checking that they lie without gaps where the CPU can read
 /// them.
 fn place_of_bytes(act: &'static str, tensor: &Tensor) -> Result<(*mut u8, usize), Error> {

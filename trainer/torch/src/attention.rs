@@ -2,6 +2,7 @@
 //! A sliding window w lets query i see key j when i - w < j <= i, as transformers defines it.
 
 use crate::border::{check, raw, rlt_paged_attention, rlt_varlen_attention, rlt_write_kv, tensor_from};
+use crate::device_segments::{DeviceSegments, packed_attention};
 use crate::error::or_panic;
 use tch::Tensor;
 
@@ -28,8 +29,8 @@ impl<'a> Segments<'a> {
 ///
 /// `q_thd` is `[T, H, D]`, `k_tkd` and `v_tkd` are `[T, K, D]` with K dividing H (grouped queries), f32 or
 /// bf16, the last dim contiguous (slices of a fused projection need no copy). Returns `[T, H, D]`.
-/// Differentiable in q, k and v, with the same sums in the same order in every run. Memory grows with T,
-/// never with its square.
+/// Differentiable in q, k and v, on the CPU with the same sums in the same order in every run. Memory grows
+/// with T, never with its square. On a GPU [`packed_attention`] spares every layer the copy of its segments.
 ///
 /// # Panics
 /// When shapes, dtypes or segments do not fit.
@@ -41,6 +42,10 @@ pub fn varlen_attention(
     scale: f64,
     window: Option<i64>,
 ) -> Tensor {
+    if q_thd.device().is_cuda() {
+        let on_device = DeviceSegments::new(segments, q_thd.device());
+        return packed_attention(q_thd, k_tkd, v_tkd, &on_device, scale, window);
+    }
     let cu_seqlens: Vec<i64> = segments.cu_seqlens.iter().map(|&at| i64::from(at)).collect();
     let index = |prefix: &Option<usize>| prefix.map_or(-1, |segment| segment as i64);
     let prefixes: Vec<i64> = segments.prefixes.iter().map(index).collect();

@@ -136,6 +136,19 @@ unsafe extern "C" {
         window: i64,
         out: *mut *mut C_tensor,
     ) -> Outcome;
+    pub(crate) fn rlt_packed_attention(
+        q: *mut C_tensor,
+        k: *mut C_tensor,
+        v: *mut C_tensor,
+        cu_queries: *mut C_tensor,
+        cu_keys: *mut C_tensor,
+        keys: *mut C_tensor,
+        max_queries: i64,
+        max_keys: i64,
+        scale: f64,
+        window: i64,
+        out: *mut *mut C_tensor,
+    ) -> Outcome;
     pub(crate) fn rlt_paged_attention(
         q: *mut C_tensor,
         k_cache: *mut C_tensor,

@@ -20,10 +20,13 @@ mod autograd;
 mod border;
 pub mod collectives;
 pub mod cuda;
+mod device_head;
+mod device_segments;
 mod error;
 mod flat;
 mod fused;
 mod head;
+mod host_calls;
 mod linear;
 mod memory;
 mod optim;
@@ -31,15 +34,19 @@ mod precision;
 mod region;
 mod resting;
 mod signals;
+mod upload;
 
 pub use access::{f32_slice, f32_slice_mut, i64_slice, tensor_from_bytes, tensor_from_vec};
 pub use attention::{Segments, paged_attention, varlen_attention, write_kv};
 pub use autograd::{backward, backward_many, set_grad};
 pub use cuda::{load_cuda, missing_cuda};
+pub use device_head::{ChunkLoss, DeviceHead};
+pub use device_segments::{DeviceSegments, packed_attention};
 pub use error::Error;
 pub use flat::{FlatBuffer, forget_values};
 pub use fused::{Activation, apply_rope, gated_activation, gated_activation_packed, rms_norm};
 pub use head::{PerChunk, head_forward, head_forward_backward};
+pub use host_calls::HostCalls;
 pub use linear::PackedLinear;
 pub use memory::{
     peak_device_bytes, peak_own_bytes, peak_rss_bytes, release_free_memory, reset_peak_rss,
@@ -53,6 +60,7 @@ pub use precision::{
 pub use region::{Block, TensorFile};
 pub use resting::{Coming, Resting, RestingPlace};
 pub use signals::{SIGNALS_THREAD, take_signals_apart};
+pub use upload::{upload, upload_f32};
 
 #[cfg(test)]
 mod tests;

@@ -3,7 +3,7 @@
 
 use crate::Error;
 use crate::border::{AdamWSettings, check, raw, rlt_adamw, rlt_sum_of_squares};
-use tch::Tensor;
+use tch::{Kind, TchError, Tensor};
 
 /// The numbers of one AdamW step.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -51,11 +51,16 @@ pub fn adamw_step(
 }
 
 /// The L2 norm of all elements of `tensors` together, accumulated in f64 in an order that does not depend on
-/// the number of threads. Not finite exactly when some element is not, or its square leaves f64.
+/// the number of threads. Not finite exactly when some element is not, or its square leaves f64. Of tensors
+/// on a GPU one number comes to the host, the only thing that is waited for.
 ///
 /// # Errors
 /// When libtorch fails on a tensor.
 pub fn global_norm<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> Result<f64, Error> {
+    let tensors: Vec<&Tensor> = tensors.into_iter().collect();
+    if tensors.first().is_some_and(|first| first.device().is_cuda()) {
+        return norm_on_device(&tensors);
+    }
     let mut total = 0.0;
     for tensor in tensors {
         let mut sum = 0.0;
@@ -64,4 +69,18 @@ pub fn global_norm<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> Result<
         total += sum;
     }
     Ok(total.sqrt())
+}
+
+fn norm_on_device(tensors: &[&Tensor]) -> Result<f64, Error> {
+    let norm = || {
+        let of_one = |tensor: &&Tensor| norm_of(&tensor.detach());
+        let norms = tensors.iter().map(of_one).collect::<Result<Vec<_>, _>>()?;
+        norm_of(&Tensor::f_stack(&norms, 0)?)?.f_double_value(&[])
+    };
+    let failed = |source: TchError| Error::Libtorch { act: "a gradient norm", message: source.to_string() };
+    tch::no_grad(norm).map_err(failed)
+}
+
+fn norm_of(tensor: &Tensor) -> Result<Tensor, TchError> {
+    tensor.f_norm_scalaropt_dtype(2, Kind::Double)
 }

@@ -1,6 +1,7 @@
 //! The whole objective of an update, evaluated over any chunk of tokens.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::policy::{Token, TokenLoss};
 use super::sequence::{RowTerm, row_terms};
@@ -108,7 +109,7 @@ impl Objective {
     /// # Errors
     /// When slices do not fit the rows or one that the objective reads is missing.
     pub fn prepare<'a>(
-        &'a self,
+        &self,
         inputs: LossInputs<'a>,
         batch: &Denominators,
     ) -> Result<PreparedLoss<'a>, LossError> {
@@ -120,22 +121,48 @@ impl Objective {
         if let Some(weights) = inputs.importance_weights.filter(|_| self.policy.weighs_tokens()) {
             policy_weights.iter_mut().zip(weights).for_each(|(weight, correction)| *weight *= correction);
         }
-        let row_terms = row_terms(&self.policy, &inputs)?;
-        Ok(PreparedLoss { objective: self, inputs, policy_weights, term_weights, row_terms })
+        let rows = row_terms(&self.policy, &inputs)?;
+        let weights = Arc::new(LossWeights { policy: policy_weights, terms: term_weights, rows });
+        Ok(PreparedLoss { objective: *self, inputs, weights })
     }
+
+    /// What [`Self::prepare`] gave for the same `inputs` at another place, of the weights that it made.
+    ///
+    /// # Errors
+    /// As of [`Self::prepare`].
+    pub fn resume<'a>(
+        &self,
+        inputs: LossInputs<'a>,
+        weights: Arc<LossWeights>,
+    ) -> Result<PreparedLoss<'a>, LossError> {
+        inputs.check(self)?;
+        inputs.rows.check_tokens("loss weights", &weights.policy)?;
+        Ok(PreparedLoss { objective: *self, inputs, weights })
+    }
+}
+
+/// What was prepared of a micro-batch's loss: weights of tokens, and what the tokens of a sequence share.
+#[derive(Debug)]
+pub struct LossWeights {
+    policy: Vec<f64>,
+    terms: Vec<f64>,
+    rows: Vec<RowTerm>,
 }
 
 /// An objective over one micro-batch, waiting for log-probs.
 #[derive(Clone, Debug)]
 pub struct PreparedLoss<'a> {
-    objective: &'a Objective,
+    objective: Objective,
     inputs: LossInputs<'a>,
-    policy_weights: Vec<f64>,
-    term_weights: Vec<f64>,
-    row_terms: Vec<RowTerm>,
+    weights: Arc<LossWeights>,
 }
 
 impl PreparedLoss<'_> {
+    /// What borrows nothing, for whoever evaluates the loss later and owns its inputs: [`Objective::resume`].
+    pub fn owned(&self) -> (Objective, Arc<LossWeights>) {
+        (self.objective, Arc::clone(&self.weights))
+    }
+
     /// Loss and gradients of the tokens `chunk` of the micro-batch, given their log-probs and entropies under
     /// the actor (f32 or f64, one per token of the chunk). Chunks may come in any order and any size; entries
     /// of masked tokens are never read.
@@ -181,17 +208,17 @@ impl PreparedLoss<'_> {
             old_logprob: self.inputs.old_logprobs.map_or(logprob, |old| old[token_idx]),
             advantage: self.inputs.advantages[token_idx],
         };
-        let row = self.row_terms.get(row_idx).unwrap_or(&RowTerm::NONE);
+        let row = self.weights.rows.get(row_idx).unwrap_or(&RowTerm::NONE);
         let selected = self.inputs.selected.is_some_and(|selected| selected[token_idx]);
         let loss: TokenLoss = self.objective.policy.token(&token, row, selected);
-        let weight = self.policy_weights[token_idx];
+        let weight = self.weights.policy[token_idx];
         outputs.metrics.pg_loss += weight * loss.value;
         outputs.dlogprobs[at] += weight * loss.gradient;
         self.objective.policy.record(&mut outputs.metrics, &token, &loss);
     }
 
     fn add_terms(&self, token_idx: usize, logprob: f64, entropy: f64, at: usize, outputs: &mut LossOutputs) {
-        let weight = self.term_weights[token_idx];
+        let weight = self.weights.terms[token_idx];
         if let (Some(kl), Some(ref_logprobs)) = (self.objective.kl, self.inputs.ref_logprobs) {
             let ref_logprob = ref_logprobs[token_idx];
             outputs.metrics.kl_loss += weight * kl.estimator.value(logprob, ref_logprob);

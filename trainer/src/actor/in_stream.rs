@@ -1,0 +1,152 @@
+//! The loss of micro-batches on a GPU: evaluated by the host in the order of the device's stream, so that
+//! nobody waits between micro-batches; and its sums, which whoever evaluates a loss adds up alike.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rlt_core::loss::{LossError, LossOutputs};
+use rlt_torch::{DeviceHead, HostCalls};
+use tch::Tensor;
+
+use super::micro_batch::Predicted;
+use super::{Accumulated, Actor, ActorError, MicroBatch, scaled, widen};
+
+/// Evaluates the loss of the completion tokens in a range, by their log-probs and entropies.
+pub type EvaluateLoss = dyn FnMut(Range<usize>, &[f32], &[f32]) -> Result<LossOutputs, LossError> + Send;
+
+/// What the chunks of a micro-batch have added so far.
+#[derive(Debug)]
+pub(super) struct LossSums {
+    accumulated: Accumulated,
+    /// Multiplies derivatives.
+    factor: f64,
+    failure: Option<LossError>,
+    num_chunks: usize,
+}
+
+impl LossSums {
+    /// Of a loss that is multiplied by `factor` before its backward pass.
+    pub(super) fn of(micro_batch: &MicroBatch, factor: f64) -> Self {
+        let logprobs = vec![0.0; micro_batch.rows.num_tokens()];
+        let accumulated = Accumulated { logprobs, ..Accumulated::default() };
+        Self { accumulated, factor, failure: None, num_chunks: 0 }
+    }
+
+    /// Adds the loss of a chunk of the predicted tokens and writes its derivatives, over zeros.
+    pub(super) fn add(
+        &mut self,
+        (predicted, chunk): (&Predicted, Range<usize>),
+        [logprobs, entropies]: [&[f32]; 2],
+        [by_logprob, by_entropy]: [&mut [f32]; 2],
+        mut evaluate: impl FnMut(Range<usize>, &[f32], &[f32]) -> Result<LossOutputs, LossError>,
+    ) {
+        for (here, tokens) in predicted.stretches(chunk) {
+            let (logprobs, entropies) = (&logprobs[here.clone()], &entropies[here.clone()]);
+            match evaluate(tokens.clone(), logprobs, entropies) {
+                Ok(outputs) => {
+                    self.accumulated.loss += outputs.metrics;
+                    self.accumulated.logprobs[tokens].copy_from_slice(&widen(logprobs));
+                    by_logprob[here.clone()].copy_from_slice(&scaled(&outputs.dlogprobs, self.factor));
+                    by_entropy[here].copy_from_slice(&scaled(&outputs.dentropies, self.factor));
+                }
+                Err(error) => self.failure = Some(error),
+            }
+        }
+        self.num_chunks += 1;
+    }
+
+    pub(super) fn finish(&mut self) -> Result<Accumulated, LossError> {
+        match self.failure.take() {
+            Some(error) => Err(error),
+            None => Ok(std::mem::take(&mut self.accumulated)),
+        }
+    }
+}
+
+/// What a micro-batch adds to an update, once the device's stream is past it.
+pub struct PendingLoss {
+    calls: HostCalls,
+    evaluation: Arc<Mutex<Evaluation>>,
+    num_chunks: usize,
+}
+
+struct Evaluation {
+    sums: LossSums,
+    predicted: Predicted,
+    evaluate: Box<EvaluateLoss>,
+}
+
+impl std::fmt::Debug for PendingLoss {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "PendingLoss of {} chunks", self.num_chunks)
+    }
+}
+
+impl PendingLoss {
+    /// Waits for the stream unless it is past the micro-batch already, as it is when something was read from
+    /// the device since.
+    ///
+    /// # Errors
+    /// When the loss did not fit the micro-batch, or the device failed.
+    pub fn finish(mut self) -> Result<Accumulated, ActorError> {
+        self.calls.wait()?;
+        let mut evaluation = self.evaluation.lock().unwrap_or_else(PoisonError::into_inner);
+        if evaluation.sums.num_chunks != self.num_chunks && evaluation.sums.failure.is_none() {
+            return Err(ActorError::LossPanicked);
+        }
+        Ok(evaluation.sums.finish()?)
+    }
+}
+
+impl Actor {
+    /// [`Self::accumulate`] on a GPU, without waiting: the stream calls `evaluate` for each chunk, which owns
+    /// what it reads. The gradient is there for whatever comes later in the stream.
+    ///
+    /// # Errors
+    /// When the device refuses a call.
+    pub fn accumulate_in_stream(
+        &mut self,
+        micro_batch: &MicroBatch,
+        evaluate: Box<EvaluateLoss>,
+    ) -> Result<PendingLoss, ActorError> {
+        let predicted = micro_batch.predicted.clone();
+        let evaluation =
+            Evaluation { sums: LossSums::of(micro_batch, self.loss_scale.factor()), predicted, evaluate };
+        let mut pending = PendingLoss {
+            calls: HostCalls::new(),
+            evaluation: Arc::new(Mutex::new(evaluation)),
+            num_chunks: 0,
+        };
+        self.pass(micro_batch, |actor, predicting_cd| {
+            let grad_cd = actor.head_in_stream(predicting_cd, micro_batch, &mut pending)?;
+            Ok((grad_cd, ()))
+        })?;
+        Ok(pending)
+    }
+
+    /// The gradient of the hidden states that predict, `[c, d]`.
+    fn head_in_stream(
+        &self,
+        predicting_cd: &Tensor,
+        micro_batch: &MicroBatch,
+        pending: &mut PendingLoss,
+    ) -> Result<Tensor, rlt_torch::Error> {
+        let head = DeviceHead {
+            hidden_cd: predicting_cd,
+            weight_vd: &self.decoder.compute_head_weight(),
+            targets_c: &micro_batch.targets_c,
+            temperature: self.options.temperature,
+            chunk: self.options.head_chunk_tokens,
+        };
+        let PendingLoss { calls, evaluation, num_chunks } = pending;
+        head.forward_backward(self.outer_gradients.head(), calls, |chunk| {
+            *num_chunks += 1;
+            let evaluation = Arc::clone(evaluation);
+            Box::new(move |numbers, derivatives| {
+                let mut evaluation = evaluation.lock().unwrap_or_else(PoisonError::into_inner);
+                let Evaluation { sums, predicted, evaluate } = &mut *evaluation;
+                sums.add((predicted, chunk), numbers, derivatives, evaluate);
+            })
+        })
+    }
+}

@@ -1,0 +1,92 @@
+//! Parameters on a GPU, updated together: one launch for all of a dtype that have taken as many steps.
+
+use std::collections::BTreeMap;
+
+use rlt_torch::cuda::{AdamWTable, AdamWTensor, FusedAdamW, Kernels};
+use tch::{Device, Kind, Tensor};
+
+use super::moments::Moments;
+use super::{AdamWOptions, Clipped, OptimError, Parameter};
+
+impl Parameter {
+    /// Whether a launch may update it beside others: an f32 master on a GPU with its moments.
+    pub(super) fn is_fusible(&self) -> bool {
+        let Self { leaf, moments, .. } = self;
+        let is_dense = leaf.is_contiguous() && leaf.grad().is_contiguous() && leaf.numel() > 0;
+        leaf.device().is_cuda()
+            && leaf.kind() == Kind::Float
+            && is_dense
+            && matches!(moments, Moments::Here(_))
+    }
+}
+
+/// Updates `parameters`, all of them fusible.
+pub(super) fn update(
+    options: &AdamWOptions,
+    clipped: &Clipped,
+    parameters: Vec<&mut Parameter>,
+) -> Result<(), OptimError> {
+    let mut alike: BTreeMap<_, Vec<&mut Parameter>> = BTreeMap::new();
+    for parameter in parameters {
+        let Device::Cuda(index) = parameter.leaf.device() else { continue };
+        let key = (index, parameter.leaf.grad().kind() as i8, parameter.num_steps);
+        alike.entry(key).or_default().push(parameter);
+    }
+    alike.into_iter().try_for_each(|((index, ..), parameters)| launch(index, options, clipped, parameters))
+}
+
+/// One launch for parameters whose gradients have one dtype and that have taken as many steps.
+fn launch(
+    index: usize,
+    options: &AdamWOptions,
+    clipped: &Clipped,
+    mut parameters: Vec<&mut Parameter>,
+) -> Result<(), OptimError> {
+    let Some(first) = parameters.first() else { return Ok(()) };
+    let (name, step) = (first.name.clone(), first.next_step(options, clipped));
+    let failed = |source| OptimError::Step { name, source };
+    let read: Vec<_> = parameters.iter().filter_map(|parameter| Operands::of(parameter, options)).collect();
+    let launched = || {
+        let kernels = Kernels::load(index)?;
+        let rows: Vec<AdamWTensor<'_>> = read.iter().map(Operands::row).collect();
+        let table = AdamWTable::new(&kernels, &rows)?;
+        let words = rlt_torch::upload(&[table.words()], Device::Cuda(index)).swap_remove(0);
+        FusedAdamW { table: &table, words: &words, step, device_scale: None }.launch(&kernels)
+    };
+    launched().map_err(failed)?;
+    parameters.iter_mut().for_each(|parameter| parameter.num_steps = step.step);
+    Ok(())
+}
+
+/// What a launch reads and writes of a parameter.
+struct Operands {
+    leaf: Tensor,
+    gradient: Tensor,
+    moments: [Tensor; 2],
+    weight_decay: f64,
+}
+
+impl Operands {
+    fn of(parameter: &Parameter, options: &AdamWOptions) -> Option<Self> {
+        let Moments::Here(moments) = &parameter.moments else { return None };
+        Some(Self {
+            leaf: parameter.leaf.detach(),
+            gradient: parameter.leaf.grad(),
+            moments: moments.each_ref().map(Tensor::shallow_clone),
+            weight_decay: if parameter.decays { options.weight_decay } else { 0.0 },
+        })
+    }
+
+    fn row(&self) -> AdamWTensor<'_> {
+        let Self { leaf, gradient, moments: [exp_avg, exp_avg_sq], weight_decay } = self;
+        AdamWTensor {
+            param: leaf,
+            grad: gradient,
+            exp_avg,
+            exp_avg_sq,
+            copy: None,
+            rate_factor: 1.0,
+            weight_decay: *weight_decay,
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! The vocabulary head on a GPU, chunk by chunk as in [`crate::head_forward_backward`]: the loss between the
+//! two products is the host's, in stream order, so that the launching thread waits for nothing.
+
+use std::ops::Range;
+
+use tch::{Kind, Tensor, no_grad};
+
+use crate::Error;
+use crate::cuda::{HeadBackward, HeadForward, Kernels};
+use crate::host_calls::HostCalls;
+
+/// The loss of one chunk: gets log-probs and entropies of its tokens and writes the derivatives by either.
+pub type ChunkLoss = Box<dyn FnOnce([&[f32]; 2], [&mut [f32]; 2]) + Send>;
+
+/// What the head of one micro-batch reads.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceHead<'a> {
+    /// Hidden states after the final norm, `[c, d]`.
+    pub hidden_cd: &'a Tensor,
+    /// The head's weight in the dtype of hidden states, `[v, d]`.
+    pub weight_vd: &'a Tensor,
+    /// The tokens that are predicted, i64 `[c]` on the device.
+    pub targets_c: &'a Tensor,
+    /// Divides the logits.
+    pub temperature: f64,
+    /// Tokens whose logits exist at once.
+    pub chunk: usize,
+}
+
+/// The rows of one chunk, and the kernels' numbers of each: log-prob, entropy, maximum, log of the sum.
+struct Chunk {
+    tokens: Range<i64>,
+    logits: Tensor,
+    /// f32 `[4, rows]`.
+    numbers: Tensor,
+}
+
+impl Chunk {
+    fn forward<'a>(&'a self, rows: &'a [Tensor], targets: &'a Tensor, temperature: f64) -> HeadForward<'a> {
+        let [logprob, entropy, max, log_sum] = [&rows[0], &rows[1], &rows[2], &rows[3]];
+        HeadForward { logits: &self.logits, targets, temperature, logprob, entropy, max, log_sum }
+    }
+}
+
+impl DeviceHead<'_> {
+    /// Log-probs of the targets and entropies, f32 `[2, c]` on the device; nothing waits for them.
+    ///
+    /// # Errors
+    /// When shapes do not fit, memory is short, or the kernels cannot be launched.
+    pub fn forward(&self) -> Result<Tensor, Error> {
+        let kernels = self.kernels()?;
+        let logits = self.logits()?;
+        let mut numbers = vec![empty(&[2, 0], Kind::Float, self.hidden_cd)?];
+        for tokens in self.chunks() {
+            let chunk = self.chunk_forward(&kernels, &logits, tokens)?;
+            numbers.push(chunk.numbers.narrow(0, 0, 2));
+        }
+        Ok(no_grad(|| Tensor::cat(&numbers, 1)))
+    }
+
+    /// The forward pass and its backward in one: each chunk's numbers go to the host, where the stream calls
+    /// what `loss_of` gives for it, and the derivatives come back. Returns the gradient of the hidden states; that
+    /// of the weight is added to `grad_weight` unless the head is frozen.
+    ///
+    /// # Errors
+    /// As of [`Self::forward`], and of [`HostCalls::compute`].
+    pub fn forward_backward(
+        &self,
+        mut grad_weight: Option<Tensor>,
+        calls: &mut HostCalls,
+        mut loss_of: impl FnMut(Range<usize>) -> ChunkLoss,
+    ) -> Result<Tensor, Error> {
+        let kernels = self.kernels()?;
+        let logits = self.logits()?;
+        let grad_hidden = empty(&self.hidden_cd.size(), self.hidden_cd.kind(), self.hidden_cd)?;
+        for tokens in self.chunks() {
+            let chunk = self.chunk_forward(&kernels, &logits, tokens.clone())?;
+            let (start, len) = (tokens.start, tokens.end - tokens.start);
+            let loss = loss_of(start as usize..tokens.end as usize);
+            let rows = len as usize;
+            let grads = calls.compute(&chunk.numbers.narrow(0, 0, 2), 2 * rows, move |numbers, grads| {
+                let (logprobs, entropies) = numbers.split_at(rows);
+                let (by_logprob, by_entropy) = grads.split_at_mut(rows);
+                loss([logprobs, entropies], [by_logprob, by_entropy]);
+            })?;
+            let (targets, stats) = (self.targets_c.narrow(0, start, len), chunk.numbers.unbind(0));
+            let forward = chunk.forward(&stats, &targets, self.temperature);
+            let [grad_logprob, grad_entropy] = [0, len].map(|from| grads.narrow(0, from, len));
+            HeadBackward { forward, grad_logprob: &grad_logprob, grad_entropy: &grad_entropy }
+                .launch(&kernels)?;
+            self.products(&chunk, &grad_hidden, grad_weight.as_mut())?;
+        }
+        Ok(grad_hidden)
+    }
+
+    fn kernels(&self) -> Result<Kernels, Error> {
+        match self.hidden_cd.device() {
+            tch::Device::Cuda(index) => Kernels::load(index),
+            device => Err(Error::Argument {
+                act: "the vocabulary head on a device",
+                expected: "hidden states on a GPU".into(),
+                got: format!("{device:?}"),
+            }),
+        }
+    }
+
+    /// Room for the logits of one chunk.
+    fn logits(&self) -> Result<Tensor, Error> {
+        let rows = self.hidden_cd.size()[0].min(self.chunk.max(1) as i64);
+        empty(&[rows, self.weight_vd.size()[0]], self.hidden_cd.kind(), self.hidden_cd)
+    }
+
+    fn chunks(&self) -> impl Iterator<Item = Range<i64>> + use<> {
+        let (num_tokens, chunk) = (self.hidden_cd.size()[0], self.chunk.max(1) as i64);
+        (0..num_tokens).step_by(chunk as usize).map(move |start| start..num_tokens.min(start + chunk))
+    }
+
+    fn chunk_forward(&self, kernels: &Kernels, logits: &Tensor, tokens: Range<i64>) -> Result<Chunk, Error> {
+        let len = tokens.end - tokens.start;
+        let logits = logits.narrow(0, 0, len);
+        let hidden = self.hidden_cd.detach().narrow(0, tokens.start, len);
+        let _ = no_grad(|| hidden.f_mm_out(&logits, &self.weight_vd.detach().tr())).map_err(failed)?;
+        let chunk = Chunk { tokens, logits, numbers: empty(&[4, len], Kind::Float, self.hidden_cd)? };
+        let (targets, rows) = (self.targets_c.narrow(0, chunk.tokens.start, len), chunk.numbers.unbind(0));
+        chunk.forward(&rows, &targets, self.temperature).launch(kernels)?;
+        Ok(chunk)
+    }
+
+    /// The products of the logits' gradient with weight and hidden states.
+    fn products(
+        &self,
+        chunk: &Chunk,
+        grad_hidden: &Tensor,
+        grad_weight: Option<&mut Tensor>,
+    ) -> Result<(), Error> {
+        let Chunk { tokens, logits, .. } = chunk;
+        let len = tokens.end - tokens.start;
+        let hidden = self.hidden_cd.detach().narrow(0, tokens.start, len);
+        no_grad(|| {
+            let _ = logits.f_mm_out(&grad_hidden.narrow(0, tokens.start, len), &self.weight_vd.detach())?;
+            match grad_weight {
+                Some(grad) if grad.kind() == logits.kind() => grad.f_addmm_(&logits.tr(), &hidden).map(drop),
+                Some(grad) => grad.f_add_(&logits.tr().f_mm(&hidden)?).map(drop),
+                None => Ok(()),
+            }
+        })
+        .map_err(failed)
+    }
+}
+
+fn empty(size: &[i64], kind: Kind, beside: &Tensor) -> Result<Tensor, Error> {
+    Tensor::f_empty(size, (kind, beside.device())).map_err(failed)
+}
+
+fn failed(source: tch::TchError) -> Error {
+    Error::Libtorch { act: "the vocabulary head on a device", message: source.to_string() }
+}

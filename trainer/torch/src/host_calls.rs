@@ -1,0 +1,130 @@
+//! Arithmetic of the host in the order of a device's stream: numbers come from the device, a function of the
+//! host makes others of them, these go back, and the thread that asks for it waits for none of it.
+//!
+//! ```text
+//! stream    ... -> numbers -> pinned -> compute(numbers, results) -> pinned -> results on the device -> ...
+//! ```
+
+use tch::{Device, Kind, Tensor};
+
+use crate::access::{f32_slice, f32_slice_mut};
+use crate::cuda::{Event, Stream};
+use crate::{Error, upload};
+
+/// What a stream of a device has yet to copy and to call, and the pinned memory of it, which lives until
+/// then.
+#[derive(Debug, Default)]
+pub struct HostCalls {
+    /// Held until the stream is past them.
+    pinned: Vec<Tensor>,
+    /// Behind the last copy or call.
+    reached: Option<(Stream, Event)>,
+}
+
+impl HostCalls {
+    /// None yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Lets `compute` make `num_results` numbers of `numbers`, dense f32 on a GPU, when its current stream
+    /// gets there; it finds zeros in the place of its results. They are the tensor `[num_results]` that is
+    /// returned, for operations of the same stream. `compute` runs on a thread of the driver: it must neither
+    /// call a device nor panic; of a panic nothing is heard.
+    ///
+    /// # Errors
+    /// When `numbers` are others, memory is short, or the driver fails.
+    pub fn compute(
+        &mut self,
+        numbers: &Tensor,
+        num_results: usize,
+        compute: impl FnOnce(&[f32], &mut [f32]) + Send + 'static,
+    ) -> Result<Tensor, Error> {
+        let stream = stream_of(numbers)?;
+        let from = self.pinned(numbers.numel())?;
+        let mut to = self.pinned(num_results)?;
+        f32_slice_mut(&mut to)?.fill(0.0);
+        let results =
+            Tensor::f_empty([num_results as i64], (Kind::Float, numbers.device())).map_err(failed)?;
+        stream.copy_to_host(&from, &numbers.detach().reshape([-1]))?;
+        let mut written = to.shallow_clone();
+        stream.call(move || {
+            if let (Ok(from), Ok(to)) = (f32_slice(&from), f32_slice_mut(&mut written)) {
+                compute(from, to);
+            }
+        })?;
+        stream.copy_to_device(&results, &to)?;
+        self.reach(stream)?;
+        Ok(results)
+    }
+
+    /// Lets dense f32 `numbers` of a GPU set out for the host: the tensor in pinned memory that is returned
+    /// has them after [`Self::wait`].
+    ///
+    /// # Errors
+    /// As of [`Self::compute`].
+    pub fn fetch(&mut self, numbers: &Tensor) -> Result<Tensor, Error> {
+        let stream = stream_of(numbers)?;
+        let to = self.pinned(numbers.numel())?;
+        stream.copy_to_host(&to, &numbers.detach().reshape([-1]))?;
+        self.reach(stream)?;
+        Ok(to)
+    }
+
+    /// Returns when all has been copied and called; at once where that is so already.
+    ///
+    /// # Errors
+    /// What failed in the stream.
+    pub fn wait(&mut self) -> Result<(), Error> {
+        if let Some((stream, event)) = &self.reached
+            && !event.has_happened()?
+        {
+            stream.synchronize()?;
+        }
+        self.reached = None;
+        self.pinned.clear();
+        Ok(())
+    }
+
+    fn reach(&mut self, stream: Stream) -> Result<(), Error> {
+        let event = match self.reached.take() {
+            Some((_, event)) => event,
+            None => Event::new(stream.device())?,
+        };
+        let recorded = event.record(&stream);
+        self.reached = Some((stream, event));
+        recorded
+    }
+
+    fn pinned(&mut self, len: usize) -> Result<Tensor, Error> {
+        let pinned = upload::pinned(len, Kind::Float)?;
+        self.pinned.push(pinned.shallow_clone());
+        Ok(pinned)
+    }
+}
+
+impl Drop for HostCalls {
+    fn drop(&mut self) {
+        if let Some((stream, _)) = self.reached.take()
+            && stream.synchronize().is_err()
+        {
+            // What the device may still write to is never given back.
+            self.pinned.drain(..).for_each(std::mem::forget);
+        }
+    }
+}
+
+fn stream_of(numbers: &Tensor) -> Result<Stream, Error> {
+    match (numbers.device(), numbers.kind()) {
+        (Device::Cuda(index), Kind::Float) => Stream::current(index),
+        (device, kind) => Err(Error::Argument {
+            act: "calling the host in stream order",
+            expected: "f32 numbers on a GPU".into(),
+            got: format!("{kind:?} on {device:?}"),
+        }),
+    }
+}
+
+fn failed(source: tch::TchError) -> Error {
+    Error::Libtorch { act: "making room for what the host computes", message: source.to_string() }
+}

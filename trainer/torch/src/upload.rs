@@ -1,0 +1,71 @@
+//! Numbers on their way to a device, for which the host does not wait: they go by way of pinned memory.
+
+use tch::{Device, Kind, Tensor};
+
+use crate::Error;
+use crate::access::{f32_slice_mut, i64_slice_mut};
+use crate::border::{raw, rlt_pinned_like, tensor_from};
+use crate::error::or_panic;
+
+/// `arrays` as i64 tensors `[len]` on `device`. On a GPU all of them are views of one tensor, which one copy
+/// from pinned memory fills in stream order.
+///
+/// # Panics
+/// When there is not enough memory on the device, or not enough pinned memory on the host.
+pub fn upload(arrays: &[&[i64]], device: Device) -> Vec<Tensor> {
+    match device {
+        Device::Cpu => arrays.iter().map(|array| Tensor::from_slice(array)).collect(),
+        _ => or_panic(upload_at_once(arrays, device)),
+    }
+}
+
+fn upload_at_once(arrays: &[&[i64]], device: Device) -> Result<Vec<Tensor>, Error> {
+    let num_all = arrays.iter().map(|array| array.len()).sum::<usize>();
+    let mut host = pinned(num_all, Kind::Int64)?;
+    let mut rest = i64_slice_mut(&mut host)?;
+    for array in arrays {
+        let (place, behind) = rest.split_at_mut(array.len());
+        place.copy_from_slice(array);
+        rest = behind;
+    }
+    let all = sent(&host, device)?;
+    let mut start = 0;
+    let views = arrays.iter().map(|array| {
+        let view = all.narrow(0, start, array.len() as i64);
+        start += array.len() as i64;
+        view
+    });
+    Ok(views.collect())
+}
+
+/// `numbers` as f32 `[len]` on `device`, on a GPU in stream order.
+///
+/// # Panics
+/// As of [`upload`].
+pub fn upload_f32(numbers: &[f32], device: Device) -> Tensor {
+    if device == Device::Cpu {
+        return Tensor::from_slice(numbers);
+    }
+    let uploaded = || {
+        let mut host = pinned(numbers.len(), Kind::Float)?;
+        f32_slice_mut(&mut host)?.copy_from_slice(numbers);
+        sent(&host, device)
+    };
+    or_panic(uploaded())
+}
+
+/// A copy of pinned memory on a device; libtorch keeps the memory until it is made.
+fn sent(host: &Tensor, device: Device) -> Result<Tensor, Error> {
+    host.f_to_device_(device, host.kind(), true, false)
+        .map_err(|source| Error::Libtorch { act: "copying numbers to a device", message: source.to_string() })
+}
+
+/// Pinned memory for `len` numbers, in which is anything.
+pub(crate) fn pinned(len: usize, kind: Kind) -> Result<Tensor, Error> {
+    // The memory of one number stands for all of them: only their count matters.
+    let like = Tensor::zeros([1], (kind, Device::Cpu)).expand([len as i64], false);
+    tensor_from("reserving pinned memory", |out| {
+        // SAFETY: a borrowed tensor and a place for the result.
+        unsafe { rlt_pinned_like(raw(&like), out) }
+    })
+}
