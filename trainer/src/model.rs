@@ -44,4 +44,6 @@ pub use rope::Rope;
 pub use weights::Weights;
 
 #[cfg(test)]
+mod frozen_tests;
+#[cfg(test)]
 mod load_tests;

@@ -4,6 +4,8 @@
 
 use std::path::Path;
 
+use rlt_core::excerpt::Excerpt;
+
 use crate::actor::Actor;
 use crate::checkpoint::{Checkpoint, CheckpointError, TensorPart, divided};
 use crate::error::TrainError;
@@ -83,7 +85,8 @@ impl FrozenPolicy {
             None => {
                 let decoder = actor.decoder.frozen_copy();
                 for (name, tensor) in decoder.named_parameters() {
-                    checkpoint.load_into(&stored_name(&name), &tensor)?;
+                    let (stored, shape) = (stored_name(&name), tensor.size());
+                    checkpoint.fill_rounded(&Excerpt::whole(&stored, &shape), &tensor.view(-1))?;
                 }
                 Self::from(decoder)
             }
@@ -106,7 +109,9 @@ impl FrozenPolicy {
 
     fn fill_from(&self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
         self.shards.iter().try_for_each(|shards| {
-            shards.fill(|excerpt, values| checkpoint.fill(&excerpt.named(&stored_name(excerpt.name)), values))
+            shards.fill(|excerpt, values| {
+                checkpoint.fill_rounded(&excerpt.named(&stored_name(excerpt.name)), values)
+            })
         })
     }
 

@@ -129,10 +129,25 @@ impl Checkpoint {
     /// No such tensor, another shape than the excerpt says or another dtype than the values have, or a
     /// failing read.
     pub fn fill(&self, excerpt: &Excerpt<'_>, values: &Tensor) -> Result<(), CheckpointError> {
+        self.fill_as(excerpt, values, values.kind())
+    }
+
+    /// [`Self::fill`] whatever dtype the values have: what was saved is rounded to it.
+    pub(crate) fn fill_rounded(&self, excerpt: &Excerpt<'_>, values: &Tensor) -> Result<(), CheckpointError> {
+        let (_, kind) = self.entry(excerpt.name)?;
+        self.fill_as(excerpt, values, kind)
+    }
+
+    fn fill_as(
+        &self,
+        excerpt: &Excerpt<'_>,
+        values: &Tensor,
+        expected_kind: Kind,
+    ) -> Result<(), CheckpointError> {
         let name = excerpt.name;
         let (entry, kind) = self.entry(name)?;
         let expected: Vec<u64> = excerpt.shape.iter().map(|&len| len as u64).collect();
-        self.check(name, (entry, kind), (&expected, values.kind()))?;
+        self.check(name, (entry, kind), (&expected, expected_kind))?;
         let chunk_len = CHUNK_BYTES as usize / kind.elt_size_in_bytes();
         excerpt.chunks(chunk_len).try_for_each(|chunk| {
             let (rows, place) = (chunk.rows(), chunk.place_in_rows());

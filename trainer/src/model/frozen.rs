@@ -6,16 +6,18 @@ use std::path::Path;
 use rlt_torch::TensorFile;
 use tch::{Device, Tensor};
 
-use super::decoder::Decoder;
+use super::decoder::{Decoder, LoadOptions};
 use super::layer::DecoderLayer;
 use super::load::outline;
 use super::projection::Projection;
 
 impl Decoder {
-    /// The same weights in memory of their own, without adapter and without gradients. What happens to this
-    /// decoder afterwards does not reach the copy.
+    /// The same weights in memory of their own, without adapter and without gradients, in the dtype in which
+    /// they compute: each use would round them to that. What happens to this decoder afterwards does not
+    /// reach the copy.
     pub fn frozen_copy(&self) -> Self {
-        Self { head: self.head.as_ref().map(copied), ..self.without_head(copied) }
+        let compute = self.options.compute;
+        self.frozen_as(|weight| weight.detach().to_dtype(compute, false, true))
     }
 
     /// The same weights for another end, without adapter and without a head of their own: in memory of their
@@ -24,9 +26,15 @@ impl Decoder {
         self.without_head(|weight| copied(weight).set_requires_grad(true))
     }
 
-    /// The shapes of the same weights, without adapter and without gradients, see [`Self::outline`].
+    /// The shapes of [`Self::frozen_copy`], see [`Self::outline`].
     pub(crate) fn frozen_outline(&self) -> Self {
-        Self { head: self.head.as_ref().map(outlined), ..self.without_head(outlined) }
+        let compute = self.options.compute;
+        self.frozen_as(|weight| outline(&weight.size(), (compute, weight.device())))
+    }
+
+    fn frozen_as(&self, of: impl Fn(&Tensor) -> Tensor) -> Self {
+        let options = LoadOptions { storage: self.options.compute, trainable: false, ..self.options };
+        Self { options, head: self.head.as_ref().map(&of), ..self.without_head(of) }
     }
 
     /// The shapes of [`Self::trained_trunk`], see [`Self::outline`].
@@ -59,8 +67,8 @@ impl Decoder {
         }
     }
 
-    fn without_head(&self, of: fn(&Tensor) -> Tensor) -> Self {
-        let layers = self.layers.iter().map(|layer| layer_of(layer, of)).collect();
+    fn without_head(&self, of: impl Fn(&Tensor) -> Tensor) -> Self {
+        let layers = self.layers.iter().map(|layer| layer_of(layer, &of)).collect();
         Self { layers, ..self.frame(of(&self.embedding), of(&self.norm)) }
     }
 
@@ -107,7 +115,7 @@ impl Decoder {
 
 impl DecoderLayer {
     /// A layer's norms, as `of` makes them, without its products.
-    pub(crate) fn norms(&self, of: fn(&Tensor) -> Tensor) -> Self {
+    pub(crate) fn norms(&self, of: impl Fn(&Tensor) -> Tensor) -> Self {
         Self {
             shape: self.shape,
             input_norm: of(&self.input_norm),
@@ -118,12 +126,12 @@ impl DecoderLayer {
     }
 }
 
-fn layer_of(layer: &DecoderLayer, of: fn(&Tensor) -> Tensor) -> DecoderLayer {
+fn layer_of(layer: &DecoderLayer, of: &impl Fn(&Tensor) -> Tensor) -> DecoderLayer {
     let projections = layer.projections.iter().map(|projection| projection_of(projection, of)).collect();
     DecoderLayer { projections, ..layer.norms(of) }
 }
 
-fn projection_of(projection: &Projection, of: fn(&Tensor) -> Tensor) -> Projection {
+fn projection_of(projection: &Projection, of: &impl Fn(&Tensor) -> Tensor) -> Projection {
     Projection {
         name: projection.name.clone(),
         weight: of(&projection.weight),

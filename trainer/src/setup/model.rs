@@ -89,12 +89,11 @@ fn decoder(
     device: Device,
     comes_in_parts: bool,
 ) -> Result<Decoder, TrainError> {
-    let options = LoadOptions {
-        device,
-        storage: Kind::Float,
-        compute: compute_kind(spec),
-        trainable: spec.model.lora.is_none(),
-    };
+    let (compute, trainable) = (compute_kind(spec), spec.model.lora.is_none());
+    // What is trained has masters in fp32. What lies below an adapter never changes, and each use would round
+    // it.
+    let storage = if trainable { Kind::Float } else { compute };
+    let options = LoadOptions { device, storage, compute, trainable };
     let mut decoder = match comes_in_parts {
         true => Decoder::outline(weights.config(), &options)?,
         false => Decoder::from_weights(weights, &options)?,

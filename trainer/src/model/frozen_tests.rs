@@ -1,0 +1,87 @@
+//! Frozen weights lie in the numbers that they compute in, and compute the bits of fp32 ones that each use
+//! rounds.
+
+use rlt_api::plan::model_config::ModelConfig;
+use rlt_api::spec::LoraSpec;
+use serde_json::json;
+use tch::{Device, Kind, Tensor};
+
+use super::*;
+
+/// Of every kind of weight some: biases, norms of heads, a head of its own.
+fn config() -> ModelConfig {
+    ModelConfig::from_json(&json!({
+        "architectures": ["Qwen3ForCausalLM"], "vocab_size": 50, "hidden_size": 24, "intermediate_size": 40,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+        "attention_bias": true, "tie_word_embeddings": false, "initializer_range": 0.3
+    }))
+    .unwrap()
+}
+
+fn decoder(storage: Kind) -> Decoder {
+    let options = LoadOptions { storage, compute: Kind::BFloat16, ..LoadOptions::default() };
+    Decoder::from_config(&config(), 7, &options).unwrap()
+}
+
+fn adapted(storage: Kind) -> Decoder {
+    let mut decoder = decoder(storage);
+    decoder.attach_lora(&LoraConfig::from_spec(&LoraSpec { rank: 4, ..LoraSpec::default() }), 1).unwrap();
+    tch::manual_seed(3);
+    for (_, matrix) in decoder.trainable_parameters() {
+        tch::no_grad(|| matrix.shallow_clone().copy_(&(matrix.randn_like() * 0.1)));
+    }
+    decoder
+}
+
+fn bits(tensor: &Tensor) -> Vec<f32> {
+    Vec::try_from(tensor.detach().to_kind(Kind::Float).reshape([-1])).unwrap()
+}
+
+/// Hidden states and logits, then the gradients of what is trained.
+fn computed(decoder: &Decoder) -> Vec<Vec<f32>> {
+    let input = PackedInput::new(&[&[3, 14, 15, 9, 26], &[5, 35]], Device::Cpu);
+    let hidden_td = decoder.hidden_states(&input, Adapter::On);
+    let logits_tv = decoder.logits(&hidden_td);
+    let trained = decoder.trainable_parameters();
+    if !trained.is_empty() {
+        logits_tv.to_kind(Kind::Float).square().sum(Kind::Float).backward();
+    }
+    let gradients = trained.iter().map(|(_, matrix)| matrix.grad());
+    [hidden_td, logits_tv].into_iter().chain(gradients).map(|tensor| bits(&tensor)).collect()
+}
+
+#[test]
+fn a_base_in_bf16_below_an_adapter_computes_and_learns_as_one_in_fp32() {
+    let (narrow, wide) = (adapted(Kind::BFloat16), adapted(Kind::Float));
+    assert!(narrow.base_parameters().iter().all(|(_, weight)| weight.kind() == Kind::BFloat16));
+    assert!(narrow.trainable_parameters().iter().all(|(_, matrix)| matrix.kind() == Kind::Float));
+    let computed = [computed(&narrow), computed(&wide)];
+    assert!(computed[0].len() > 20);
+    assert_eq!(computed[0], computed[1]);
+}
+
+#[test]
+fn an_adapter_is_folded_into_a_narrow_base_with_one_rounding() {
+    let decoder = adapted(Kind::BFloat16);
+    for projection in decoder.layers().iter().flat_map(DecoderLayer::projections) {
+        let lora = projection.lora.as_ref().unwrap();
+        let delta = lora.b.matmul(&lora.a) * lora.scaling;
+        let expected = (projection.weight.to_kind(Kind::Float) + delta).to_kind(Kind::BFloat16);
+        let folded = projection.merged(Adapter::On).weight.to_kind(Kind::BFloat16);
+        assert_eq!(bits(&folded), bits(&expected));
+    }
+}
+
+#[test]
+fn a_frozen_copy_takes_half_the_memory_and_computes_the_same() {
+    let trained = decoder(Kind::Float);
+    let copy = trained.frozen_copy();
+    let bytes = |decoder: &Decoder| -> usize {
+        let size = |weight: &Tensor| weight.numel() * weight.kind().elt_size_in_bytes();
+        decoder.named_parameters().iter().map(|(_, weight)| size(weight)).sum()
+    };
+    assert_eq!(2 * bytes(&copy), bytes(&trained));
+    assert_eq!(computed(&copy), computed(&trained));
+    let outline = trained.frozen_outline();
+    assert!(outline.named_parameters().iter().all(|(_, weight)| weight.kind() == Kind::BFloat16));
+}
