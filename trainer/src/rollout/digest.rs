@@ -1,10 +1,16 @@
 //! What trainer and engine compare before a rollout: one 64-bit digest a parameter, or a rank's piece of it.
+//!
+//! What nothing trains is digested once: as long as libtorch counts no change of the same tensor, its digest
+//! is what it was. So a sync of a model with an adapter reads the adapter alone.
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use rlt_core::digest::digest64;
+use rlt_torch::cuda::{DeviceDigest, Kernels};
 use tch::{Device, Kind, Tensor};
 
 use super::RolloutError;
-use crate::parallel::DecoderParts;
+use crate::parallel::{DecoderParts, ShardedParameters};
 
 /// Digests of all parameters of a decoder, adapters included, at one moment; where ranks share it, of what
 /// this rank holds of them.
@@ -20,11 +26,19 @@ impl WeightDigest {
     /// # Errors
     /// [`RolloutError::Tensor`] when a parameter's memory cannot be read.
     pub fn of<'a>(policy: impl Into<DecoderParts<'a>>) -> Result<Self, RolloutError> {
-        let policy = policy.into();
-        let mut parameters = Vec::new();
+        Self::of_known(policy.into(), &mut KnownDigests::default())
+    }
+
+    /// The same, of which `known` spares what cannot have changed.
+    pub(super) fn of_known(policy: DecoderParts<'_>, known: &mut KnownDigests) -> Result<Self, RolloutError> {
+        let trained = policy.decoder().trainable_parameters().into_iter().map(|(name, _)| name).collect();
+        // What rests lies elsewhere each time that it is read.
+        let rests = policy.shards().is_some_and(ShardedParameters::is_resting);
+        let mut of_policy = known.of_policy(trained, rests);
+        let mut names = Vec::new();
         let mut add = |name: &str, tensor: &Tensor| -> Result<(), RolloutError> {
-            parameters.push((name.to_owned(), digest_of(name, tensor)?));
-            Ok(())
+            names.push(name.to_owned());
+            of_policy.see(name, tensor)
         };
         match policy.shards() {
             Some(shards) => shards.show(|excerpt, piece| add(excerpt.name, piece))?,
@@ -33,7 +47,9 @@ impl WeightDigest {
                 whole.iter().try_for_each(|(name, tensor)| add(name, tensor))?;
             }
         }
-        Ok(Self { parameters })
+        let (digests, frozen) = of_policy.finish()?;
+        known.frozen = frozen;
+        Ok(Self { parameters: names.into_iter().zip(digests).collect() })
     }
 
     /// Name of the first parameter that differs, is missing or is new in `other`.
@@ -46,12 +62,180 @@ impl WeightDigest {
     }
 }
 
+/// Digests of what nothing trained when it was last looked at.
+#[derive(Debug, Default)]
+pub(super) struct KnownDigests {
+    frozen: BTreeMap<String, Known>,
+    /// Tensors that were read, ever.
+    num_read: usize,
+}
+
+/// A digest, and what it was taken of.
+#[derive(Debug)]
+struct Known {
+    /// Holds the memory, so that no other tensor can lie there.
+    tensor: Tensor,
+    version: i64,
+    digest: u64,
+}
+
+impl Known {
+    /// Whether `tensor` is the very one, unchanged.
+    fn is_of(&self, tensor: &Tensor) -> bool {
+        let place = |tensor: &Tensor| (tensor.data_ptr(), tensor.kind(), tensor.size());
+        self.version == tensor.internal_version() && place(&self.tensor) == place(tensor)
+    }
+}
+
+impl KnownDigests {
+    fn of_policy(&mut self, trained: BTreeSet<String>, rests: bool) -> OfPolicy<'_> {
+        let before = std::mem::take(&mut self.frozen);
+        OfPolicy { before, trained, rests, seen: Vec::new(), num_read: &mut self.num_read }
+    }
+}
+
+/// One look at all parameters.
+struct OfPolicy<'a> {
+    before: BTreeMap<String, Known>,
+    trained: BTreeSet<String>,
+    rests: bool,
+    seen: Vec<Seen>,
+    num_read: &'a mut usize,
+}
+
+/// A parameter whose digest is known, here or not yet.
+struct Seen {
+    name: String,
+    digest: Option<u64>,
+    /// `None` where nobody reads it again.
+    tensor: Option<Tensor>,
+}
+
+impl OfPolicy<'_> {
+    /// Takes a parameter's digest; of one on a GPU later, with those of all others.
+    fn see(&mut self, name: &str, tensor: &Tensor) -> Result<(), RolloutError> {
+        let known = self.before.remove(name).filter(|known| known.is_of(tensor));
+        *self.num_read += usize::from(known.is_none());
+        let digest = match known {
+            Some(known) => Some(known.digest),
+            None if tensor.device().is_cuda() => None,
+            None => Some(digest_of(name, tensor)?),
+        };
+        let is_kept = !self.rests && !self.trained.contains(name);
+        let tensor = (is_kept || digest.is_none()).then(|| tensor.detach());
+        self.seen.push(Seen { name: name.to_owned(), digest, tensor });
+        Ok(())
+    }
+
+    /// All digests in their order, and those to know the next time.
+    fn finish(self) -> Result<(Vec<u64>, BTreeMap<String, Known>), RolloutError> {
+        let absent = |seen: &&Seen| seen.digest.is_none();
+        let unread: Vec<Tensor> = self
+            .seen
+            .iter()
+            .filter(absent)
+            .filter_map(|seen| seen.tensor.as_ref())
+            .map(Tensor::detach)
+            .collect();
+        let mut read = on_device(&unread)?.into_iter();
+        let (mut digests, mut frozen) = (Vec::with_capacity(self.seen.len()), BTreeMap::new());
+        for Seen { name, digest, tensor } in self.seen {
+            let digest = digest.or_else(|| read.next()).unwrap_or_default();
+            digests.push(digest);
+            if let Some(tensor) = tensor.filter(|_| !self.rests && !self.trained.contains(&name)) {
+                let version = tensor.internal_version();
+                frozen.insert(name, Known { tensor, version, digest });
+            }
+        }
+        Ok((digests, frozen))
+    }
+}
+
+/// Digests of tensors on one GPU, made there: one word each comes to the host, all by one copy.
+fn on_device(tensors: &[Tensor]) -> Result<Vec<u64>, RolloutError> {
+    let failed = |source| RolloutError::Tensor { what: "the digests of weights".into(), source };
+    let Some(Device::Cuda(index)) = tensors.first().map(Tensor::device) else { return Ok(Vec::new()) };
+    let digests = || {
+        let kernels = Kernels::load(index)?;
+        let words = Tensor::zeros([tensors.len() as i64], (Kind::Int64, Device::Cuda(index)));
+        for (at, tensor) in tensors.iter().enumerate() {
+            let (tensor, out) = (tensor.contiguous(), words.narrow(0, at as i64, 1));
+            DeviceDigest { tensor: &tensor, out: &out }.launch(&kernels)?;
+        }
+        let here = words.to_device(Device::Cpu);
+        Ok(rlt_torch::i64_slice(&here)?.iter().map(|word| word.cast_unsigned()).collect())
+    };
+    digests().map_err(failed)
+}
+
 /// The digest of a tensor of `what`.
 pub(super) fn digest_of(what: &str, tensor: &Tensor) -> Result<u64, RolloutError> {
-    let flat = tensor.detach().to_device(Device::Cpu).contiguous().view([-1]);
+    if tensor.device().is_cuda() {
+        return Ok(on_device(&[tensor.detach()])?.swap_remove(0));
+    }
+    let flat = tensor.detach().contiguous().view([-1]);
     let is_viewable = flat.kind() == Kind::Float || flat.size1().is_ok_and(|len| len % 2 == 0);
     // Half-width numbers are read in pairs; an odd one out is widened, which loses nothing.
     let values = if is_viewable { flat.view_dtype(Kind::Float) } else { flat.to_kind(Kind::Float) };
     let digest = rlt_torch::f32_slice(&values).map(digest64);
     digest.map_err(|source| RolloutError::Tensor { what: what.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use rlt_api::plan::model_config::ModelConfig;
+    use rlt_api::spec::LoraSpec;
+    use serde_json::json;
+
+    use super::*;
+    use crate::model::{Decoder, LoadOptions, LoraConfig};
+
+    fn adapted() -> Decoder {
+        let config = ModelConfig::from_json(&json!({
+            "architectures": ["Qwen2ForCausalLM"], "vocab_size": 50, "hidden_size": 24, "intermediate_size": 40,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2
+        }));
+        let mut decoder = Decoder::from_config(&config.unwrap(), 7, &LoadOptions::default()).unwrap();
+        decoder.attach_lora(&LoraConfig::from_spec(&LoraSpec::default()), 1).unwrap();
+        decoder
+    }
+
+    fn nudge(decoder: &Decoder, name: &str) {
+        let (_, tensor) = decoder.named_parameters().into_iter().find(|(own, _)| own == name).unwrap();
+        tch::no_grad(|| drop(tensor.view([-1]).narrow(0, 0, 1).g_add_scalar_(0.5)));
+    }
+
+    #[test]
+    fn a_sync_of_an_adapted_model_reads_the_adapter_alone_and_yet_finds_any_change() {
+        let decoder = adapted();
+        let mut known = KnownDigests::default();
+        let mut digest = || {
+            let before = known.num_read;
+            let digest = WeightDigest::of_known((&decoder).into(), &mut known).unwrap();
+            assert_eq!(digest, WeightDigest::of(&decoder).unwrap(), "as if nothing were known");
+            (digest, known.num_read - before)
+        };
+        let (num_all, num_trained) = (decoder.named_parameters().len(), decoder.trainable_parameters().len());
+        let (mut last, num_read) = digest();
+        assert_eq!(num_read, num_all);
+        assert_eq!(digest(), (last.clone(), num_trained));
+        for (name, _) in decoder.named_parameters() {
+            nudge(&decoder, &name);
+            let (now, num_read) = digest();
+            assert_eq!(last.first_difference(&now), Some(name.as_str()));
+            let is_frozen = !name.contains("lora_");
+            assert_eq!(num_read, num_trained + usize::from(is_frozen), "{name}");
+            last = now;
+        }
+    }
+
+    #[test]
+    fn another_model_is_read_anew() {
+        let mut known = KnownDigests::default();
+        for num_read in 1..3 {
+            let decoder = adapted();
+            WeightDigest::of_known((&decoder).into(), &mut known).unwrap();
+            assert_eq!(known.num_read, num_read * decoder.named_parameters().len());
+        }
+    }
 }

@@ -11,6 +11,7 @@ use rlt_core::types::Completion;
 use tch::Tensor;
 
 use super::completion::Drafts;
+use super::digest::KnownDigests;
 use super::kv_cache::{self, KvCache};
 use super::runner::ModelRunner;
 use super::sampler::{self, Drawn};
@@ -30,13 +31,16 @@ pub struct RolloutEngine {
     ranks: Option<Arc<SliceRanks>>,
     weights: Option<RolloutWeights>,
     cache: Option<KvCache>,
+    /// Digests of what no sync needs to read again.
+    known: KnownDigests,
     stats: RolloutStats,
 }
 
 impl RolloutEngine {
     /// An engine without weights; it takes memory with the first [`Self::sync_weights`].
     pub fn new(options: RolloutOptions) -> Self {
-        Self { options, ranks: None, weights: None, cache: None, stats: RolloutStats::default() }
+        let (known, stats) = Default::default();
+        Self { options, ranks: None, weights: None, cache: None, known, stats }
     }
 
     /// The same engine, of whose weights this rank packs a slice. All of `ranks` make the same calls with the
@@ -74,7 +78,8 @@ impl RolloutEngine {
         let policy: DecoderParts<'_> = policy.into();
         let kind = self.options.compute.unwrap_or_else(|| policy.decoder().compute_kind());
         let of_slice = (rows_hint, kind, self.ranks.clone());
-        let weights = tch::no_grad(|| RolloutWeights::pack(policy, policy_version, of_slice))?;
+        let known = &mut self.known;
+        let weights = tch::no_grad(|| RolloutWeights::pack(policy, policy_version, of_slice, known))?;
         Ok(self.weights.insert(weights).digest.clone())
     }
 
@@ -115,7 +120,7 @@ impl RolloutEngine {
         let weights = self.weights.as_ref().ok_or(RolloutError::Asleep)?;
         let (decoder, policy) = (&weights.frame, policy.into());
         let mut stats = RolloutStats::default();
-        timed(&mut stats.digest_time, || check_fresh(weights, policy))?;
+        timed(&mut stats.digest_time, || check_fresh(weights, policy, &mut self.known))?;
         let planned = self.plan(decoder, requests)?;
         let cache = fitting_cache(&mut self.cache, &self.options, weights, &planned);
         (stats.cache_bytes, stats.weight_bytes) = (cache.bytes(), weights.num_bytes());
@@ -216,8 +221,12 @@ fn timed<T>(total: &mut Duration, work: impl FnOnce() -> T) -> T {
     result
 }
 
-fn check_fresh(weights: &RolloutWeights, policy: DecoderParts<'_>) -> Result<(), RolloutError> {
-    let now = WeightDigest::of(policy)?;
+fn check_fresh(
+    weights: &RolloutWeights,
+    policy: DecoderParts<'_>,
+    known: &mut KnownDigests,
+) -> Result<(), RolloutError> {
+    let now = WeightDigest::of_known(policy, known)?;
     match weights.digest.first_difference(&now) {
         None => Ok(()),
         Some(parameter) => Err(RolloutError::StaleWeights {

@@ -15,7 +15,7 @@ use rlt_core::slice::Slice;
 use rlt_torch::{Block, PackedLinear};
 use tch::{Device, Kind, Tensor};
 
-use super::digest::digest_of;
+use super::digest::{KnownDigests, digest_of};
 use super::slices::Cut;
 use super::{RolloutError, WeightDigest};
 use crate::model::{Adapter, Decoder, DecoderLayer, ProjectionWeights, Projections};
@@ -56,8 +56,9 @@ impl RolloutWeights {
         policy: DecoderParts<'_>,
         policy_version: u64,
         (rows_hint, kind, ranks): (i64, Kind, Option<Arc<SliceRanks>>),
+        known: &mut KnownDigests,
     ) -> Result<Self, RolloutError> {
-        let digest = WeightDigest::of(policy)?;
+        let digest = WeightDigest::of_known(policy, known)?;
         let decoder = policy.decoder();
         let failed = |what: String| |source| RolloutError::Tensor { what, source };
         let cut = Cut::new(ranks.as_ref().map_or(Slice::WHOLE, |ranks| ranks.slice()), &decoder.config);
@@ -157,7 +158,9 @@ impl Packer<'_> {
             Some(_) => layer.norms(copied),
         };
         let weights = self.cut.layer(layer.merged_projection_weights(Adapter::On));
-        Ok((norms, PackedLayer::pack(&weights, self.kind, self.rows_hint, &mut self.block)?))
+        // A part that goes again leaves nothing behind that shares its memory.
+        let shares = self.policy.shards().is_none();
+        Ok((norms, PackedLayer::pack(&weights, (self.kind, shares), self.rows_hint, &mut self.block)?))
     }
 }
 
@@ -175,15 +178,16 @@ fn cast(tensor: &Tensor, kind: Kind) -> Tensor {
 }
 
 impl PackedLayer {
-    /// Packs q, k, v, o, gate, up and down.
+    /// Packs q, k, v, o, gate, up and down in `kind`. With `shares` a weight that is packed nowhere else and
+    /// is alone in its product may be the model's own tensor.
     fn pack(
         weights: &[ProjectionWeights],
-        kind: Kind,
+        (kind, shares): (Kind, bool),
         rows_hint: i64,
         block: &mut Block,
     ) -> Result<Self, rlt_torch::Error> {
         let mut fuse = |parts: &[ProjectionWeights]| {
-            let (weight, bias) = fused(parts, kind);
+            let (weight, bias) = fused(parts, kind, shares);
             PackedLinear::new(&weight, bias.as_ref(), rows_hint, Some(block))
         };
         let width = |part: usize| weights[part].weight.size()[0];
@@ -211,8 +215,11 @@ fn packed_bytes((device, kind): (Device, Kind), slice: &ModelConfig) -> usize {
 }
 
 /// Weights and biases stacked along the output, in `kind`; a part without a bias counts as zero beside one
-/// with.
-fn fused(parts: &[ProjectionWeights], kind: Kind) -> (Tensor, Option<Tensor>) {
+/// with. A part alone may share memory with the model where that `shares`.
+fn fused(parts: &[ProjectionWeights], kind: Kind, shares: bool) -> (Tensor, Option<Tensor>) {
+    if let ([part], true) = (parts, shares) {
+        return (part.weight.to_kind(kind).contiguous(), part.bias.as_ref().map(|bias| bias.to_kind(kind)));
+    }
     let weights: Vec<Tensor> = parts.iter().map(|part| part.weight.to_kind(kind)).collect();
     let has_bias = parts.iter().any(|part| part.bias.is_some());
     let bias_of = |(part, weight): (&ProjectionWeights, &Tensor)| match &part.bias {
