@@ -9,6 +9,7 @@ use crate::data::{DataError, LoaderError};
 use crate::model::hub::HubError;
 use crate::model::{LoraError, ModelError};
 use crate::optim::OptimError;
+use crate::out_of_memory::OutOfMemory;
 use crate::parallel::RankError;
 use crate::reward::{RewardModelError, RewardSetupError};
 use crate::rollout::RolloutError;
@@ -101,6 +102,8 @@ pub enum TrainError {
          libtorch sees {num_gpus}"
     )]
     TooFewGpus { num_workers: usize, num_gpus: usize },
+    #[error(transparent)]
+    OutOfMemory(#[from] OutOfMemory),
     #[error("no complete checkpoint is left in `{path}`: {reasons}")]
     NoCompleteCheckpoint { path: String, reasons: String },
     #[error("the job is supervised and has no policy gradient")]
@@ -127,7 +130,7 @@ impl TrainError {
         match self {
             Self::Manifest(_) | Self::ReadManifest { .. } => ExitCode::Usage,
             Self::OtherWorldSize { .. } | Self::Ranks(RankError::Environment { .. }) => ExitCode::Usage,
-            Self::TooFewGpus { .. } => ExitCode::BadConfig,
+            Self::TooFewGpus { .. } | Self::OutOfMemory(_) => ExitCode::BadConfig,
             Self::RunFolder(RunFolderError::Io { .. }) | Self::Io { .. } => ExitCode::RetryableIo,
             Self::Hub(error) => error.exit_code(),
             Self::Report(_) => ExitCode::RetryableIo,
@@ -158,7 +161,7 @@ impl TrainError {
         self.causes().filter_map(|error| error.downcast_ref::<RankError>()).any(RankError::is_peer_lost)
     }
 
-    fn causes(&self) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
+    pub(crate) fn causes(&self) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
         std::iter::successors(Some(self as &(dyn std::error::Error + 'static)), |error| error.source())
     }
 }

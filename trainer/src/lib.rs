@@ -24,6 +24,7 @@ pub mod model_args;
 pub mod objective;
 pub mod offload;
 pub mod optim;
+pub mod out_of_memory;
 pub mod parallel;
 pub mod phases;
 pub mod reference;

@@ -7,6 +7,7 @@ use rlt_core::metrics::Metrics;
 use rlt_torch::collectives::Traffic;
 use tch::Device;
 
+use crate::out_of_memory;
 use crate::parallel::{RankError, Ranks};
 
 /// Measures the phases of one step; a phase may come more than once.
@@ -25,6 +26,7 @@ impl PhaseClock {
     /// Runs `work` and adds its time to `phase`, which whoever follows the run sees as a span.
     pub fn measure<T>(&mut self, phase: &'static str, work: impl FnOnce() -> T) -> T {
         let started = Instant::now();
+        out_of_memory::enter(phase);
         let result =
             tracing::info_span!(target: rlt_traces::TARGET, "phase", otel.name = phase).in_scope(work);
         *self.seconds.entry(phase).or_default() += started.elapsed().as_secs_f64();

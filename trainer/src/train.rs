@@ -13,7 +13,7 @@ use crate::evaluate::{Evaluation, evaluate};
 use crate::stop::{Outcome, StopReason};
 use crate::tracking::Stage;
 use crate::trainer::Trainer;
-use crate::{finish, state, step, supervised};
+use crate::{finish, out_of_memory, state, step, supervised};
 
 /// Trains from wherever the run folder stands to the end.
 ///
@@ -21,7 +21,7 @@ use crate::{finish, state, step, supervised};
 /// [`TrainError`]; what was complete before it is in the run folder.
 pub fn train(trainer: &mut Trainer) -> Result<Outcome, TrainError> {
     state::resume(trainer)?;
-    let outcome = run_to_the_end(trainer);
+    let outcome = out_of_memory::explained(|| run_to_the_end(trainer));
     if let Err(error) = &outcome {
         state::keep_save(trainer, error);
         trainer.watch.message(&format!("the run failed: {error}"));

@@ -16,7 +16,7 @@ use crate::run_folder::RunFolder;
 use crate::status_channel::StatusChannel;
 use crate::stop::{Outcome, StopRequest};
 use crate::train::train;
-use crate::{launch, report, setup};
+use crate::{launch, out_of_memory, report, setup};
 
 /// Runs a manifest in this process.
 #[derive(Args, Clone, Debug)]
@@ -133,7 +133,7 @@ fn run_rank(
     if ranks.from_leader(complete)? {
         return if ranks.is_leader() { already_complete(&folder) } else { Ok(ExitCode::Success) };
     }
-    let mut trainer = setup::setup(job, folder, stop, ranks.clone())?;
+    let mut trainer = out_of_memory::explained(|| setup::setup(job, folder, stop, ranks.clone()))?;
     trainer.watch.tell(channel);
     Ok(match train(&mut trainer)? {
         Outcome::Complete => ExitCode::Success,
