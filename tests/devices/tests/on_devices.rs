@@ -3,6 +3,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 
+#[path = "on_devices/asked.rs"]
+mod asked;
 #[path = "on_devices/attention.rs"]
 mod attention;
 #[path = "on_devices/device.rs"]
@@ -11,9 +13,13 @@ mod device;
 mod kernels;
 #[path = "on_devices/nccl.rs"]
 mod nccl;
+#[path = "on_devices/passes.rs"]
+mod passes;
 #[path = "on_devices/process.rs"]
 mod process;
 #[path = "on_devices/run.rs"]
 mod run;
 #[path = "on_devices/trainings.rs"]
 mod trainings;
+#[path = "on_devices/weights.rs"]
+mod weights;

@@ -59,8 +59,8 @@ impl DeviceHead<'_> {
     }
 
     /// The forward pass and its backward in one: each chunk's numbers go to the host, where the stream calls
-    /// what `loss_of` gives for it, and the derivatives come back. Returns the gradient of the hidden states; that
-    /// of the weight is added to `grad_weight` unless the head is frozen.
+    /// what `loss_of` gives for it, and the derivatives come back. Returns the gradient of the hidden states;
+    /// that of the weight is added to `grad_weight` unless the head is frozen.
     ///
     /// # Errors
     /// As of [`Self::forward`], and of [`HostCalls::compute`].
