@@ -45,11 +45,14 @@ quickstart: build ## Train a small transformer from one page of YAML: cold start
 	@echo "report: $(QUICKSTART_OUTPUT)/report.html   model: $(QUICKSTART_OUTPUT)/export/"
 	@echo "to train again: target/release/rlctl run examples/quickstart/job.yaml --output $(QUICKSTART_OUTPUT) --overwrite"
 
-images: libtorch cluster-packages ## Build both images by docker, podman or buildah, and leave them as target/images/*.tar
+# The image for GPUs needs CUDA's libraries: 2 GB to fetch, once. CUDA=0 leaves it out.
+images: CUDA ?= 1
+images: libtorch cluster-packages ## Build all images by docker, podman or buildah, and leave them as target/images/*.tar
 	cargo build --release --locked --bin rlt-operator --bin rlt-trainer
-	charts/images.sh release dev target/images rlt-operator rlt-trainer
+	charts/images.sh release dev target/images rlt-operator rlt-trainer $(if $(filter 1,$(CUDA)),rlt-trainer-cuda)
 
-cluster: images ## Start a real cluster of one node with both images and the chart installed, and say how to call kubectl
+cluster: ## Start a real cluster of one node with both images and the chart installed, and say how to call kubectl
+	@$(MAKE) --no-print-directory images CUDA=$(or $(CUDA),0) # its node has no GPU
 	@kubectl=$$(cargo run --quiet --locked --package rlt-cluster -- up --chart charts/rl-operator \
 		target/images/rlt-operator.tar target/images/rlt-trainer.tar) && \
 	echo "$$kubectl apply -f examples/quickstart/job.yaml" && echo "$$kubectl get rltj --watch"

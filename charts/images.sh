@@ -3,12 +3,22 @@
 # an OCI archive. Without a registry the base is made by debootstrap; the Dockerfiles stay the same.
 #
 #   images.sh PROFILE TAG FOLDER NAME...   such as: images.sh release dev target/images rlt-operator rlt-trainer
+#
+# The name rlt-trainer-cuda stands for the trainer's binary with all that libtorch's CUDA half loads: rlt-trainer:TAG-cuda.
 set -euo pipefail
 
 BASE=docker.io/library/debian:bookworm-slim
 # What the trainer links to, of libtorch itself and of the two small libraries of CUDA.
 LIBTORCH_LIBRARIES="libtorch_cpu.so libc10.so libgomp.so.1"
 CUDA_LIBRARIES="libcudart.so.13 libcupti.so.13"
+# What libtorch's CUDA half is linked to, and what it opens on demand: linear algebra, NVRTC, the parts of cuDNN. The
+# driver is the node's, and our own kernels are there where `make kernels` has built them.
+GPU_LIBRARIES="libtorch_cuda.so libtorch_cuda_linalg.so libtorch_nvshmem.so libc10_cuda.so libcaffe2_nvrtc.so \
+    libcublas.so.13 libcublasLt.so.13 libcufft.so.12 libcufile.so.0 libcurand.so.10 libcusolver.so.12 \
+    libcusparse.so.12 libcusparseLt.so.0 libnccl.so.2 libnvJitLink.so.13 libnvrtc.so.13 libnvrtc-builtins.so.13.0 \
+    libnvshmem_host.so.3 libcudnn.so.9 libcudnn_adv.so.9 libcudnn_cnn.so.9 libcudnn_engines_precompiled.so.9 \
+    libcudnn_engines_runtime_compiled.so.9 libcudnn_graph.so.9 libcudnn_heuristic.so.9 libcudnn_ops.so.9"
+KERNELS=${RLT_KERNELS:-${CARGO_TARGET_DIR:-target}/kernels/rlt-kernels.fatbin}
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 profile=$1 tag=$2 folder=$3
@@ -32,8 +42,7 @@ works() { # whether a tool is here and answers
 
 library() { # NAME: where libtorch's folders hold it
     local place
-    for place in "$libtorch/lib" "$libtorch/../nvidia/cu13/lib" "$libtorch/../nvidia/cuda_runtime/lib" \
-        "$libtorch/../nvidia/cuda_cupti/lib"; do
+    for place in "$libtorch/lib" "$libtorch"/../nvidia/*/lib; do
         [ -e "$place/$1" ] && echo "$place/$1" && return
     done
     return 1
@@ -44,8 +53,8 @@ stage() { # NAME CONTEXT
     local name=$1 context=$2 file path
     rm -rf "$context"
     mkdir -p "$context/bin"
-    strip -o "$context/bin/$name" "$binaries/$name"
-    if [ "$name" = rlt-trainer ]; then
+    strip -o "$context/bin/${name%-cuda}" "$binaries/${name%-cuda}"
+    if [ "${name%-cuda}" = rlt-trainer ]; then
         mkdir "$context/lib"
         for file in $LIBTORCH_LIBRARIES; do
             cp -L "$(library "$file" || fail "no $file in $libtorch/lib")" "$context/lib/"
@@ -54,6 +63,17 @@ stage() { # NAME CONTEXT
         for file in $CUDA_LIBRARIES; do
             if path=$(library "$file"); then cp -L "$path" "$context/lib/"; fi
         done
+    fi
+    if [ "$name" = rlt-trainer-cuda ]; then
+        for file in $GPU_LIBRARIES; do
+            path=$(library "$file") || fail "no $file beside $libtorch/lib; \`make libtorch CUDA=1\` fetches it"
+            cp -L --reflink=auto "$path" "$context/lib/"
+        done
+        if [ -e "$KERNELS" ]; then
+            cp -L "$KERNELS" "$context/lib/rlt-kernels.fatbin"
+        else
+            say "no $KERNELS: the image has none of our own kernels; \`make kernels\` builds them"
+        fi
     fi
     find "$context" -exec touch --no-dereference --date=@0 {} +
 }
@@ -125,8 +145,10 @@ for name; do
     rm -f "$archive" "$archive.part"
     stage "$name" "$context"
     have_base || timeout 120 "$tool" pull --quiet "$BASE" >/dev/null 2>&1 || make_base
-    build "$name" "rlt.local/$name:$tag" "$context" "$archive.part"
+    image=rlt.local/$name:$tag
+    [ "$name" = rlt-trainer-cuda ] && image=rlt.local/rlt-trainer:$tag-cuda
+    build "$name" "$image" "$context" "$archive.part"
     rm -rf "$context"
     mv "$archive.part" "$archive"
-    say "rlt.local/$name:$tag by $tool, in $archive ($(du -h "$archive" | cut -f1))"
+    say "$image by $tool, in $archive ($(du -h "$archive" | cut -f1))"
 done

@@ -55,6 +55,8 @@ pub enum Reason {
     NoReport,
     /// The trainer finishes steps.
     StepsAdvancing,
+    /// The trainer works, but on the CPU, although it is beside a GPU.
+    RunsOnCpu,
     /// No checkpoint is complete yet.
     NoCheckpoint,
     /// The newest checkpoint is complete.
@@ -89,6 +91,7 @@ impl Reason {
             Self::Settled,
             Self::NoReport,
             Self::StepsAdvancing,
+            Self::RunsOnCpu,
             Self::NoCheckpoint,
             Self::CheckpointComplete,
         ];

@@ -283,6 +283,10 @@ pub struct Progress {
     /// Part of the time of the workers that went into steps, from 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub goodput: Option<f64>,
+    /// What the trainer warns of, such as computing on the CPU beside a GPU that cannot be used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 4096))]
+    pub warning: Option<String>,
     /// When the last step was finished (RFC 3339).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
@@ -320,6 +324,9 @@ pub struct CheckpointStatus {
 pub struct ResolvedNumbers {
     /// Ranks.
     pub world_size: u32,
+    /// GPUs that each worker asks the cluster for; none unless `spec.workers.device` is `Cuda`.
+    #[serde(default)]
+    pub gpus_per_worker: u32,
     /// Prompts of a step.
     pub prompts_per_step: u64,
     /// Samples of a step.

@@ -15,7 +15,10 @@ pub struct Args {
     /// The image of the workers, where a job names none.
     #[arg(long, env = "RLT_TRAINER_IMAGE", value_name = "IMAGE")]
     pub trainer_image: String,
-    /// When that image is pulled.
+    /// The image of workers with GPUs, where a job names none; by default the same.
+    #[arg(long, env = "RLT_TRAINER_CUDA_IMAGE", value_name = "IMAGE")]
+    pub trainer_cuda_image: Option<String>,
+    /// When those images are pulled.
     #[arg(
         long,
         env = "RLT_TRAINER_IMAGE_PULL_POLICY",

@@ -17,6 +17,7 @@ mod workload;
 use std::fmt::Write as _;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use rlt_api::spec::Device;
 use sha2::{Digest as _, Sha256};
 
 pub use avoidance::avoid;
@@ -41,12 +42,22 @@ use crate::queue;
 pub struct Settings {
     /// The image of the workers, where a job names none.
     pub trainer_image: String,
-    /// When that image is pulled.
+    /// The image of workers with GPUs, where a job names none; `None` where one image does for both.
+    pub trainer_cuda_image: Option<String>,
+    /// When those images are pulled.
     pub pull_policy: PullPolicy,
     /// Where workers report; `None` where nobody listens.
     pub channel: Option<ChannelAccess>,
     /// Variables by which workers send traces; empty where nobody follows jobs.
     pub traces: Vec<(String, String)>,
+}
+
+impl Settings {
+    /// The image of workers that compute on `device`.
+    pub fn image_for(&self, device: Device) -> &str {
+        let cuda = self.trainer_cuda_image.as_ref().filter(|_| device == Device::Cuda);
+        cuda.unwrap_or(&self.trainer_image)
+    }
 }
 
 /// Where workers report, and how they know that they speak to the operator.

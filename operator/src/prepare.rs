@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use rlt_api::ValidatedJob;
 use rlt_api::plan::model_config::ModelConfigError;
 use rlt_api::plan::{self, Plan};
+use rlt_api::spec::Device;
 use rlt_api::status::ResolvedNumbers;
 
 use crate::job::Job;
@@ -48,11 +49,18 @@ impl Prepared {
         Ok(Self { job, plan, manifest_digest: OnceLock::new() })
     }
 
+    /// GPUs that each worker asks the cluster for.
+    pub fn gpus_per_worker(&self) -> u32 {
+        let group = self.plan.worker_groups.first().filter(|group| group.device == Device::Cuda);
+        group.map_or(0, |group| group.ranks_per_worker)
+    }
+
     /// The numbers of the plan that a status shows.
     pub fn resolved_numbers(&self) -> ResolvedNumbers {
         let batch = &self.plan.batch;
         ResolvedNumbers {
             world_size: self.plan.mesh.world_size(),
+            gpus_per_worker: self.gpus_per_worker(),
             prompts_per_step: batch.prompts_per_step,
             samples_per_step: batch.samples_per_step,
             updates_per_step: batch.updates_per_step,

@@ -62,6 +62,7 @@ fn context(args: &Args, process: &Process) -> Context {
         limiter: process.limiter.clone(),
         settings: Settings {
             trainer_image: args.trainer_image.clone(),
+            trainer_cuda_image: args.trainer_cuda_image.clone(),
             pull_policy: args.trainer_image_pull_policy,
             channel,
             traces: rlt_traces::for_pods(|name| std::env::var(name).ok()),

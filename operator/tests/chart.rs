@@ -99,6 +99,22 @@ fn an_endpoint_for_traces_reaches_the_operator_and_its_port_is_open() {
 }
 
 #[test]
+fn the_operator_knows_the_image_for_workers_with_gpus() {
+    let Some(helm) = Helm::find() else { return };
+    let image = |set: &str| {
+        let rendered = objects(&helm.template(&["--set", set]).unwrap());
+        let container = &of_kind(&rendered, "Deployment")[0]["spec"]["template"]["spec"]["containers"][0];
+        let variables = container["env"].as_array().unwrap().clone();
+        variables.into_iter().find(|one| one["name"] == "RLT_TRAINER_CUDA_IMAGE").unwrap()["value"].clone()
+    };
+    assert_eq!(image("trainerImage.tag=v1"), "rlt.local/rlt-trainer:dev-cuda");
+    assert_eq!(
+        image("trainerCudaImage.repository=example.com/t,trainerCudaImage.tag=v2"),
+        "example.com/t:v2"
+    );
+}
+
+#[test]
 fn with_namespaces_nothing_about_jobs_is_allowed_elsewhere() {
     let Some(helm) = Helm::find() else { return };
     let objects = objects(&helm.template(&["--set", "namespaces={team-a,team-b}"]).unwrap());
@@ -127,6 +143,7 @@ fn values_that_can_not_work_are_refused_by_name() {
         "replicas=0",
         "image.pullPolicy=Sometimes",
         "imagePullPolicy=Always",
+        "trainerCudaImage.tag=",
         "namespaces={Team_A}",
         "traces.endpoint=otel:4318",
         "traces.ratio=2",

@@ -8,7 +8,7 @@ pub const MAX_CHECKPOINTS: usize = 100;
 pub const MAX_METRICS: usize = 512;
 /// Bytes of a metric's name.
 pub const MAX_NAME_BYTES: usize = 256;
-/// Bytes of the message of an ending.
+/// Bytes of the message of an ending, and of a warning.
 pub const MAX_MESSAGE_BYTES: usize = 4096;
 /// Bytes of any other text, such as a path.
 pub const MAX_TEXT_BYTES: usize = 4096;

@@ -162,6 +162,7 @@ fn trainer_pod() -> PodSpec {
     let address = "https://rl-operator-channel.rl-operator.svc:8443".into();
     let settings = Settings {
         trainer_image: "rlt.local/none".into(),
+        trainer_cuda_image: None,
         pull_policy: PullPolicy::IfNotPresent,
         channel: Some(ChannelAccess { address, authority_pem: String::new() }),
         traces: Vec::new(),

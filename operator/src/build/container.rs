@@ -26,7 +26,9 @@ pub(super) fn trainer(
     let settings = blueprint.settings;
     Container {
         name: "trainer".into(),
-        image: Some(workers.image.clone().unwrap_or_else(|| settings.trainer_image.clone())),
+        image: Some(
+            workers.image.clone().unwrap_or_else(|| settings.image_for(device(blueprint)).to_owned()),
+        ),
         // A job's own image follows Kubernetes' rule: `Always` for `latest`, else `IfNotPresent`.
         image_pull_policy: workers.image.is_none().then(|| settings.pull_policy.as_str().into()),
         command: Some(command(blueprint)),
@@ -82,16 +84,21 @@ fn own_variable(env: &EnvSpec) -> EnvVar {
     EnvVar { name: env.name.clone(), value, value_from: secret }
 }
 
+/// What the ranks of a worker compute on.
+fn device(blueprint: &Blueprint<'_>) -> Device {
+    blueprint.prepared.plan.worker_groups.first().map_or(Device::Cpu, |group| group.device)
+}
+
 /// Memory and GPUs are limits, because nobody can lend them; CPU time above the request is there for whoever
 /// needs it.
 fn resources(blueprint: &Blueprint<'_>) -> ResourceRequirements {
     let resources = &blueprint.prepared.job.spec().workers.resources;
-    let group = blueprint.prepared.plan.worker_groups.first();
     let quantity = |name: &str, amount: &String| (name.to_owned(), Quantity(amount.clone()));
     let mut limits = BTreeMap::new();
     limits.extend(resources.memory.as_ref().map(|memory| quantity("memory", memory)));
-    if let Some(group) = group.filter(|group| group.device == Device::Cuda) {
-        limits.insert(resources.gpu.clone(), Quantity(group.ranks_per_worker.to_string()));
+    let num_gpus = blueprint.prepared.gpus_per_worker();
+    if num_gpus > 0 {
+        limits.insert(resources.gpu.clone(), Quantity(num_gpus.to_string()));
     }
     let mut requests = limits.clone();
     requests.extend(resources.cpu.as_ref().map(|cpu| quantity("cpu", cpu)));

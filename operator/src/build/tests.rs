@@ -15,6 +15,7 @@ use crate::prepare::Prepared;
 fn settings(channel: Option<ChannelAccess>) -> Settings {
     Settings {
         trainer_image: "rlt.local/rlt-trainer:dev".into(),
+        trainer_cuda_image: Some("rlt.local/rlt-trainer:dev-cuda".into()),
         pull_policy: PullPolicy::Never,
         channel,
         traces: Vec::new(),
@@ -74,6 +75,29 @@ fn every_field_of_the_workers_reaches_the_pod() {
     let blueprint = Blueprint { job: &job, prepared: &prepared, settings: &settings };
     let rank_1 = pod(&blueprint, 3, 1).unwrap();
     insta::assert_yaml_snapshot!((rank_1, service(&blueprint), storage_claim(&blueprint)));
+}
+
+#[test]
+fn workers_with_gpus_run_the_image_with_cuda_s_libraries_unless_the_job_names_one() {
+    let image = |workers: Value, settings: &Settings| {
+        let job = with_workers(workers);
+        let prepared = prepared(&job, 1);
+        let pod = pod(&Blueprint { job: &job, prepared: &prepared, settings }, 1, 0).unwrap();
+        let container = pod.spec.unwrap().containers.remove(0);
+        let gpus = container.resources.unwrap().limits.unwrap_or_default().remove("nvidia.com/gpu");
+        (container.image.unwrap(), gpus.map(|quantity| quantity.0))
+    };
+    let both = settings(None);
+    let (plain, cuda) = ("rlt.local/rlt-trainer:dev".to_owned(), "rlt.local/rlt-trainer:dev-cuda".to_owned());
+    let one_gpu = Some("1".to_owned());
+    assert_eq!(image(json!({"device": "Cuda"}), &both), (cuda, one_gpu.clone()));
+    for device in ["Auto", "Cpu"] {
+        assert_eq!(image(json!({"device": device}), &both), (plain.clone(), None), "{device}");
+    }
+    let own = json!({"device": "Cuda", "image": "example.com/trainer:2"});
+    assert_eq!(image(own, &both), ("example.com/trainer:2".to_owned(), one_gpu.clone()));
+    let one_for_both = Settings { trainer_cuda_image: None, ..both };
+    assert_eq!(image(json!({"device": "Cuda"}), &one_for_both), (plain, one_gpu));
 }
 
 #[test]

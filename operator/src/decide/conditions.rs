@@ -176,6 +176,15 @@ fn pods_ready(situation: &Situation, status: &RLTrainingJobStatus) -> Said {
 
 fn progressing(situation: &Situation, status: &RLTrainingJobStatus) -> Said {
     let has_steps = status.progress.as_ref().is_some_and(|progress| progress.step > 0);
+    let warning = status.progress.as_ref().and_then(|progress| progress.warning.as_ref());
+    match (situation, warning) {
+        (Situation::Running, Some(warning)) if has_steps => (True, Reason::RunsOnCpu, warning.clone()),
+        (Situation::Running, Some(warning)) => (Unknown, Reason::RunsOnCpu, warning.clone()),
+        (situation, _) => progressing_unhindered(situation, has_steps),
+    }
+}
+
+fn progressing_unhindered(situation: &Situation, has_steps: bool) -> Said {
     match situation {
         Situation::Running if has_steps => said(True, Reason::StepsAdvancing, "the trainer finishes steps"),
         Situation::Running => said(Unknown, Reason::NoReport, "no finished step was reported yet"),
@@ -185,7 +194,7 @@ fn progressing(situation: &Situation, status: &RLTrainingJobStatus) -> Said {
 
 fn reconciling(situation: &Situation, status: &RLTrainingJobStatus) -> Said {
     match situation {
-        Situation::Starting => said(True, Reason::WorkersStarting, "workers are being started"),
+        Situation::Starting => (True, Reason::WorkersStarting, starting(status)),
         Situation::Restarting => {
             (True, Reason::Restarting, format!("attempt {} begins", status.attempt.unwrap_or(1)))
         }
@@ -198,6 +207,15 @@ fn reconciling(situation: &Situation, status: &RLTrainingJobStatus) -> Said {
         Situation::Stuck(_) => said(True, Reason::NodeUnreachable, "a worker cannot be stopped"),
         Situation::Suspending => said(True, Reason::Suspending, "workers save their state and stop"),
         _ => said(False, Reason::Settled, "there is nothing left to do"),
+    }
+}
+
+/// That workers are being started, and whether they ask for GPUs.
+fn starting(status: &RLTrainingJobStatus) -> String {
+    match status.resolved.as_ref().map_or(0, |resolved| resolved.gpus_per_worker) {
+        0 => "workers are being started, without GPUs: spec.workers.device Cuda asks for one each".into(),
+        1 => "workers are being started, each with a GPU".into(),
+        num_gpus => format!("workers are being started, each with {num_gpus} GPUs"),
     }
 }
 

@@ -31,6 +31,10 @@ pub(super) fn between(
         let is_warning = failure.cause != FailureCause::Disrupted;
         notes.push(Note { is_warning, reason: Reason::Failure(failure.cause), message });
     }
+    let warning = |status: &RLTrainingJobStatus| status.progress.as_ref()?.warning.clone();
+    if let Some(message) = warning(after).filter(|_| warning(before) != warning(after)) {
+        notes.push(Note { is_warning: true, reason: Reason::RunsOnCpu, message });
+    }
     let reason = reconciling_reason(after);
     if reason != reconciling_reason(before) || before.attempt != after.attempt {
         match failure {

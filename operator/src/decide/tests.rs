@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use rlt_api::FailureCause;
+use rlt_api::spec::Device;
 use rlt_api::status::{ConditionStatus, ConditionType, Progress, RLTrainingJobStatus};
 use serde_json::{Value, json};
 
@@ -105,6 +106,50 @@ fn a_new_job_gets_all_of_its_workers_in_the_first_round() {
     assert_eq!(condition(&decision, ConditionType::Reconciling), (ConditionStatus::True, "WorkersStarting"));
     assert_eq!(condition(&decision, ConditionType::Succeeded).0, ConditionStatus::Unknown);
     assert_eq!(decision.status.conditions.len(), ConditionType::ALL.len());
+}
+
+#[test]
+fn a_job_says_before_it_starts_whether_its_workers_ask_for_gpus() {
+    let said = |device: Device| {
+        let mut prepared = prepared(1, json!({}));
+        prepared.plan.worker_groups[0].device = device;
+        let decision = decide(&Facts {
+            prepared: &prepared,
+            status: &RLTrainingJobStatus::default(),
+            generation: 1,
+            is_tracked: false,
+            workers: &[],
+            nodes: &NodeStates::new(),
+            report: None,
+            queueing: &crate::queue::NO_QUEUE,
+            now: now(),
+        });
+        let mut conditions = decision.status.conditions.into_iter();
+        let message = conditions.find(|one| one.type_ == ConditionType::Reconciling).unwrap().message;
+        (decision.status.resolved.unwrap().gpus_per_worker, message)
+    };
+    assert_eq!(said(Device::Cuda), (1, "workers are being started, each with a GPU".into()));
+    let (num_gpus, message) = said(Device::Cpu);
+    assert!(num_gpus == 0 && message.contains("without GPUs: spec.workers.device"), "{message}");
+}
+
+#[test]
+fn a_trainer_that_computes_on_the_cpu_beside_a_gpu_is_seen_in_status_and_events() {
+    let warning = "computes on the CPU: libcublas.so.13 cannot be loaded".to_owned();
+    let report = Report {
+        attempt: 1,
+        progress: Some(Progress { step: 1, warning: Some(warning.clone()), ..Progress::default() }),
+        checkpoints: None,
+    };
+    let before = running(1, 60);
+    let decision = reported(json!({}), &before, vec![runs(0), runs(1)], Some(&report));
+    assert_eq!(condition(&decision, ConditionType::Progressing), (ConditionStatus::True, "RunsOnCpu"));
+    let notes = decision.notes(&before);
+    assert!(notes.iter().any(|note| note.is_warning && note.message == warning), "{notes:?}");
+    // An operator that has forgotten the report still has it from the status, and says it once.
+    let later = reported(json!({}), &decision.status, vec![runs(0), runs(1)], None);
+    assert_eq!(condition(&later, ConditionType::Progressing), (ConditionStatus::True, "RunsOnCpu"));
+    assert!(later.notes(&decision.status).is_empty());
 }
 
 /// Times in a status are whole seconds: one that is rounded up would have to be waited for.

@@ -44,7 +44,7 @@ fn is_urgent(released: &JobReport, newest: &JobReport) -> bool {
 
 /// Whether a status would say the same; clocks that always run are no news.
 fn same_progress(one: Option<&Progress>, other: Option<&Progress>) -> bool {
-    let without_clocks = |progress: &Progress| Progress { time_spent: None, ..*progress };
+    let without_clocks = |progress: &Progress| Progress { time_spent: None, ..progress.clone() };
     one.map(without_clocks) == other.map(without_clocks)
 }
 

@@ -83,6 +83,7 @@ fn progress(reported: &channel::Progress) -> Option<Progress> {
         tokens_per_second: finite(reported.tokens_per_second),
         remaining_seconds: seconds.map(|seconds| seconds as u64),
         goodput: reported.time_spent.as_ref().and_then(goodput),
+        warning: (!reported.warning.is_empty()).then(|| reported.warning.clone()),
         step_time: reported.step_finished_ms.and_then(time),
         ..Progress::default()
     })

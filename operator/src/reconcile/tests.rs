@@ -111,6 +111,7 @@ fn context(server: &Server) -> Context {
         limiter: Limiter::new(CallRate::default(), MAX_IN_FLIGHT),
         settings: Settings {
             trainer_image: "rlt.local/rlt-trainer:test".into(),
+            trainer_cuda_image: None,
             pull_policy: PullPolicy::Never,
             channel: None,
             traces: Vec::new(),

@@ -107,12 +107,15 @@ impl Mailbox {
     }
 }
 
-/// Keeps a report within what the operator takes: the newest checkpoints, the beginning of a long message.
+/// Keeps a report within what the operator takes: the newest checkpoints, the beginnings of long messages.
 fn bound(report: &mut ReportRequest) {
     let num_surplus = report.checkpoints.len().saturating_sub(limits::MAX_CHECKPOINTS);
     report.checkpoints.drain(..num_surplus);
     if let Some(ending) = &mut report.ending {
         ending.message.truncate(limits::shortened(&ending.message, limits::MAX_MESSAGE_BYTES).len());
+    }
+    if let Some(progress) = &mut report.progress {
+        progress.warning.truncate(limits::shortened(&progress.warning, limits::MAX_MESSAGE_BYTES).len());
     }
     while report.metrics.len() > limits::MAX_METRICS {
         let Some(name) = report.metrics.keys().next().cloned() else { break };

@@ -27,6 +27,9 @@ pub(crate) struct InstallationArgs {
     /// The image of the workers, where the job names none.
     #[arg(long, value_name = "IMAGE", default_value = "rlt.local/rlt-trainer:dev")]
     pub(crate) trainer_image: String,
+    /// The image of workers with GPUs, where the job names none.
+    #[arg(long, value_name = "IMAGE", default_value = "rlt.local/rlt-trainer:dev-cuda")]
+    pub(crate) trainer_cuda_image: String,
     /// The name of the chart's release, which is its namespace's, too.
     #[arg(long, value_name = "NAME", default_value = "rl-operator")]
     pub(crate) release: String,

@@ -30,6 +30,7 @@ pub(super) fn defaults(installation: &InstallationArgs) -> Settings {
     let release = &installation.release;
     Settings {
         trainer_image: installation.trainer_image.clone(),
+        trainer_cuda_image: Some(installation.trainer_cuda_image.clone()),
         pull_policy: PullPolicy::IfNotPresent,
         channel: Some(ChannelAccess {
             address: format!("https://{release}-channel.{release}.svc:{}", progress::PORT),

@@ -182,6 +182,7 @@ fn settings(deployment: &Deployment) -> Option<Settings> {
     });
     Some(Settings {
         trainer_image: args.trainer_image,
+        trainer_cuda_image: args.trainer_cuda_image,
         pull_policy: args.trainer_image_pull_policy,
         channel,
         // A trace follows from the UID, which a job gets on the cluster.
@@ -196,10 +197,12 @@ fn arguments(container: &Container) -> Option<Args> {
         variable.and_then(|variable| variable.value.clone())
     };
     let image = value("RLT_TRAINER_IMAGE").map(|image| format!("--trainer-image={image}"));
+    let cuda_image = value("RLT_TRAINER_CUDA_IMAGE").map(|image| format!("--trainer-cuda-image={image}"));
     let policy =
         value("RLT_TRAINER_IMAGE_PULL_POLICY").map(|policy| format!("--trainer-image-pull-policy={policy}"));
     let own = container.args.iter().flatten().cloned();
-    let words = ["rlt-operator".to_owned()].into_iter().chain(image).chain(policy).chain(own);
+    let words =
+        ["rlt-operator".to_owned()].into_iter().chain(image).chain(cuda_image).chain(policy).chain(own);
     clap::Parser::try_parse_from(words).ok()
 }
 

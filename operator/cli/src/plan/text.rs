@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use rlt_api::plan::{BatchPlan, Fit, MemoryPlan, PhaseMemory, Place, Plan, SpeedPlan};
+use rlt_api::spec::Device;
 use serde_json::Value;
 
 use crate::measure::bytes;
@@ -18,7 +19,7 @@ pub(crate) fn render(plan: &Plan, objects: &[Value]) -> String {
         line(
             &mut text,
             &format!("workers {}", group.name),
-            &format!("{workers} x {ranks} rank, {:?}", group.device),
+            &format!("{workers} x {ranks} rank, {}", device(group.device)),
         );
     }
     let mut axes =
@@ -60,6 +61,13 @@ pub(crate) fn render(plan: &Plan, objects: &[Value]) -> String {
         line(&mut text, group[0]["kind"].as_str().unwrap_or_default(), &names);
     }
     text
+}
+
+fn device(device: Device) -> &'static str {
+    match device {
+        Device::Cuda => "Cuda: on a cluster each rank asks for a GPU",
+        Device::Auto | Device::Cpu => "Cpu: on a cluster no rank asks for a GPU",
+    }
 }
 
 fn line(text: &mut String, name: &str, value: &str) {

@@ -83,6 +83,9 @@ fn image(facts: &Facts, worker: &Worker, said: &Said) -> Explanation {
     let own = facts.prepared.as_ref().ok().and_then(|prepared| prepared.job.spec().workers.image.clone());
     let (image, field) = match &own {
         Some(image) => (format!("image `{image}`"), "spec.workers.image"),
+        None if has_gpus(facts) => {
+            ("the operator's trainer image for GPUs".to_owned(), "the chart's value trainerCudaImage")
+        }
         None => ("the operator's trainer image".to_owned(), "the chart's value trainerImage"),
     };
     let node = worker.node.as_ref().map(|node| format!(" on node {node}")).unwrap_or_default();
@@ -102,6 +105,10 @@ fn image(facts: &Facts, worker: &Worker, said: &Said) -> Explanation {
         _ if is_private => explanation.so("name a secret for its registry in spec.workers.imagePullSecrets"),
         _ => explanation.so(format!("correct {field}, and see whether nodes reach its registry")),
     }
+}
+
+fn has_gpus(facts: &Facts) -> bool {
+    facts.prepared.as_ref().is_ok_and(|prepared| prepared.gpus_per_worker() > 0)
 }
 
 /// A pod that has a node, but not its volume.
