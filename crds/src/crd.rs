@@ -34,6 +34,7 @@ pub fn custom_resource_definition() -> Result<Value, serde_json::Error> {
     let schema = "/spec/versions/0/schema/openAPIV3Schema";
     if let Some(root) = definition.pointer_mut(schema) {
         make_strict(root);
+        forget_defaults_in_lists(root);
         begin_unobserved(root);
         describe(root);
         insert_name_rule(root);
@@ -76,6 +77,41 @@ fn make_strict(schema: &mut Value) {
         match key.as_str() {
             "properties" => value.as_object_mut().into_iter().flat_map(Map::values_mut).for_each(make_strict),
             "items" | "additionalProperties" | "openAPIV3Schema" => make_strict(value),
+            _ => {}
+        }
+    }
+}
+
+/// Removes defaults within items of lists. Client-side apply replaces lists as they are in the file, so that a
+/// value that the API server wrote into an item is taken out and written again by every `kubectl apply`. Such
+/// fields have their defaults from the types.
+fn forget_defaults_in_lists(schema: &mut Value) {
+    let Some(fields) = schema.as_object_mut() else { return };
+    for (key, value) in fields.iter_mut() {
+        match key.as_str() {
+            "properties" => {
+                value
+                    .as_object_mut()
+                    .into_iter()
+                    .flat_map(Map::values_mut)
+                    .for_each(forget_defaults_in_lists);
+            }
+            "additionalProperties" => forget_defaults_in_lists(value),
+            "items" => forget_defaults(value),
+            _ => {}
+        }
+    }
+}
+
+fn forget_defaults(schema: &mut Value) {
+    let Some(fields) = schema.as_object_mut() else { return };
+    fields.remove("default");
+    for (key, value) in fields.iter_mut() {
+        match key.as_str() {
+            "properties" => {
+                value.as_object_mut().into_iter().flat_map(Map::values_mut).for_each(forget_defaults)
+            }
+            "items" | "additionalProperties" => forget_defaults(value),
             _ => {}
         }
     }

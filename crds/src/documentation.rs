@@ -12,6 +12,8 @@ pub(crate) struct Documented {
     pub(crate) path: String,
     /// What it is, on one line.
     pub(crate) description: String,
+    /// Its default as its type has it; null without one.
+    pub(crate) default: Value,
     /// What each of its choices means; empty unless it is a choice.
     pub(crate) choices: Vec<(String, String)>,
 }
@@ -31,6 +33,7 @@ fn collect(path: &str, schema: &Value, fields: &mut Vec<Documented>) {
         let path = format!("{path}.{name}");
         fields.push(Documented {
             description: one_line(field["description"].as_str().unwrap_or_default()),
+            default: field["default"].clone(),
             choices: choices(field),
             path: path.clone(),
         });

@@ -43,7 +43,8 @@ fn row(field: &Documented, root: &Value) -> String {
     let is_required = schema_at(root, parent)
         .and_then(|parent| parent["required"].as_array())
         .is_some_and(|required| required.iter().any(|required| required == name));
-    let default = match &schema["default"] {
+    let of_schema = schema.get("default").filter(|default| !default.is_null());
+    let default = match of_schema.unwrap_or(&field.default) {
         _ if is_required => "required".to_owned(),
         Value::Null | Value::Object(_) => "-".to_owned(),
         default => format!("`{default}`"),

@@ -56,6 +56,25 @@ fn every_field_of_the_definition_has_a_type_and_a_description() {
     check("", definition.pointer("/spec/versions/0/schema/openAPIV3Schema").unwrap());
 }
 
+/// `kubectl apply` takes out of a list's items what is not in the file, and the API server would write it
+/// again: every apply would be a change.
+#[test]
+fn no_item_of_a_list_of_the_specification_has_a_default() {
+    fn check(path: &str, schema: &Value, is_in_list: bool) -> usize {
+        assert!(!is_in_list || schema.get("default").is_none(), "{path} has a default");
+        let fields = schema["properties"].as_object().into_iter().flatten();
+        let below: usize =
+            fields.map(|(name, field)| check(&format!("{path}.{name}"), field, is_in_list)).sum();
+        let items = schema.get("items").map_or(0, |items| check(&format!("{path}[]"), items, true));
+        usize::from(is_in_list) + below + items
+    }
+    let definition: Value = serde_saphyr::from_str(MANIFEST).unwrap();
+    let schema = definition.pointer("/spec/versions/0/schema/openAPIV3Schema/properties/spec").unwrap();
+    assert!(check("spec", schema, false) > 20, "some fields lie in lists");
+    let weight = REFERENCE.lines().find(|line| line.contains("`spec.rewards.functions[].weight`")).unwrap();
+    assert!(weight.contains("| `1.0` |"), "the type's default is documented all the same: {weight}");
+}
+
 /// The API server estimates what a rule costs from the bounds of lists and texts, and refuses unbounded ones.
 #[test]
 fn every_list_and_text_of_the_specification_is_bounded() {

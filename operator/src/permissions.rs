@@ -27,9 +27,15 @@ pub struct Permission {
     pub resource: &'static str,
     /// What may be done.
     pub verbs: &'static [&'static str],
+    /// With which object alone, as the chart names it; with any where it is `None`. Creating cannot be limited
+    /// to names.
+    pub name: Option<&'static str>,
     /// For what.
     pub reason: &'static str,
 }
+
+/// The Secret of the status channel, in the chart's words.
+const CHANNEL_SECRET: &str = "{{ include `rl-operator.name` . }}-channel";
 
 const fn permission(
     reach: Reach,
@@ -38,7 +44,7 @@ const fn permission(
     verbs: &'static [&'static str],
     reason: &'static str,
 ) -> Permission {
-    Permission { reach, group, resource, verbs, reason }
+    Permission { reach, group, resource, verbs, name: None, reason }
 }
 
 /// An object that is made once for each job, followed, and brought back to what it should be. One that exists
@@ -117,13 +123,16 @@ pub const PERMISSIONS: &[Permission] = &[
         &["create", "get", "list", "update", "watch"],
         "elect the replica that leads",
     ),
-    permission(
-        Reach::Own,
-        "",
-        "secrets",
-        &["create", "get", "update"],
-        "keep the status channel's authority, shared by replicas",
-    ),
+    Permission {
+        name: Some(CHANNEL_SECRET),
+        ..permission(
+            Reach::Own,
+            "",
+            "secrets",
+            &["create", "get", "update"],
+            "keep the status channel's authority, shared by replicas",
+        )
+    },
     permission(Reach::Own, "", "services", &["get"], "let the status channel's endpoint go with its Service"),
     permission(
         Reach::Own,
@@ -177,20 +186,31 @@ pub struct Rule {
     pub api_groups: [&'static str; 1],
     /// Resources.
     pub resources: [&'static str; 1],
+    /// Names of objects; any where there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resource_names: Option<[&'static str; 1]>,
     /// Verbs.
-    pub verbs: &'static [&'static str],
+    pub verbs: Vec<&'static str>,
 }
 
 /// The rules of one reach, in the order of the table.
 pub fn rules(reach: Reach) -> Vec<Rule> {
     let within = PERMISSIONS.iter().filter(|permission| permission.reach == reach);
-    within
-        .map(|permission| Rule {
-            api_groups: [permission.group],
-            resources: [permission.resource],
-            verbs: permission.verbs,
-        })
-        .collect()
+    within.flat_map(rules_of).collect()
+}
+
+/// One rule, or two where all verbs but `create` are limited to a name.
+fn rules_of(permission: &Permission) -> Vec<Rule> {
+    let is_limited = |verb: &&&str| permission.name.is_some() && **verb != "create";
+    let rule = |name: Option<&'static str>, verbs: Vec<&'static str>| Rule {
+        api_groups: [permission.group],
+        resources: [permission.resource],
+        resource_names: name.map(|name| [name]),
+        verbs,
+    };
+    let (limited, free): (Vec<_>, Vec<_>) = permission.verbs.iter().partition(|verb| is_limited(verb));
+    let rules = [rule(None, free), rule(permission.name, limited)];
+    rules.into_iter().filter(|rule| !rule.verbs.is_empty()).collect()
 }
 
 #[cfg(test)]
@@ -208,6 +228,16 @@ mod tests {
             assert!(permission.verbs.is_sorted() && !permission.verbs.is_empty(), "{permission:?}");
             assert!(!permission.verbs.contains(&"*") && permission.resource != "*", "{permission:?}");
             assert!(!permission.reason.is_empty());
+        }
+    }
+
+    #[test]
+    fn secrets_are_read_and_written_by_name_alone() {
+        let of_secrets: Vec<_> =
+            rules(Reach::Own).into_iter().filter(|rule| rule.resources == ["secrets"]).collect();
+        assert_eq!(of_secrets.len(), 2);
+        for rule in of_secrets {
+            assert!(rule.resource_names.is_some() || rule.verbs == ["create"], "{rule:?}");
         }
     }
 

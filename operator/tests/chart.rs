@@ -137,6 +137,33 @@ fn with_namespaces_nothing_about_jobs_is_allowed_elsewhere() {
 }
 
 #[test]
+fn people_may_scale_jobs_that_they_may_edit() {
+    let objects = objects(&read("charts/kustomize/rl-operator.yaml"));
+    let verbs = |role: &str| {
+        let roles = of_kind(&objects, "ClusterRole");
+        let role = roles.iter().find(|one| one["metadata"]["name"] == role).unwrap();
+        let rules = role["rules"].as_array().unwrap();
+        let rule = rules.iter().find(|rule| rule["resources"] == json!(["rltrainingjobs/scale"]));
+        rule.unwrap()["verbs"].clone()
+    };
+    assert_eq!(verbs("rl-operator-view"), json!(["get"]));
+    assert_eq!(verbs("rl-operator-edit"), json!(["patch", "update"]));
+}
+
+#[test]
+fn the_operator_reads_and_writes_no_secret_but_its_own() {
+    let objects = objects(&read("charts/kustomize/rl-operator.yaml"));
+    let roles = objects.iter().filter(|one| one["kind"] == "Role" || one["kind"] == "ClusterRole");
+    let rules = roles.flat_map(|role| role["rules"].as_array().unwrap());
+    let about_secrets: Vec<_> = rules.filter(|rule| rule["resources"] == json!(["secrets"])).collect();
+    assert_eq!(about_secrets.len(), 2);
+    for rule in about_secrets {
+        let is_named = rule["resourceNames"] == json!(["rl-operator-channel"]);
+        assert!(is_named || rule["verbs"] == json!(["create"]), "{rule}");
+    }
+}
+
+#[test]
 fn values_that_can_not_work_are_refused_by_name() {
     let Some(helm) = Helm::find() else { return };
     for wrong in [

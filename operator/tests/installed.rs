@@ -10,13 +10,15 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec};
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, ServiceAccount};
+use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret, ServiceAccount};
 use kube::Client;
 use kube::api::{Api, ListParams, PostParams};
+use rlt_api::status::ConditionType;
 use rlt_channel::client::{Settings, Urgency};
 use rlt_channel::{Checkpoint, Stage, environment};
 use rlt_cluster::{Cluster, Options, own_cluster};
 use rlt_operator::job::Job;
+use rlt_operator::labels;
 use rlt_operator::permissions::PERMISSIONS;
 use rlt_tests::collector::{Collector, Received};
 use rlt_traces::AttemptTrace;
@@ -268,6 +270,60 @@ async fn what_a_pod_reports_stands_in_the_status_of_its_job() {
 }
 
 #[tokio::test]
+async fn a_job_that_is_made_again_takes_over_the_claim_that_the_one_before_left() {
+    let Some(cluster) = own_cluster(&Options::control_plane().without_scheduler().with_audit_log()) else {
+        return;
+    };
+    kubectl(&cluster, &["apply", "-k", "charts/kustomize"]);
+    kubectl(
+        &cluster,
+        &["wait", "--for=condition=Established", "crd/rltrainingjobs.rltraining.dev", "--timeout=20s"],
+    );
+    let _operator = start(&cluster, free_port(), &[], None).await;
+    kubectl(&cluster, &["create", "namespace", "team"]);
+    let example = std::fs::read_to_string(root().join("examples/quickstart/job.yaml")).unwrap();
+    let mut manifest: serde_json::Value = serde_saphyr::from_str(&example).unwrap();
+    manifest["spec"]["workers"] = serde_json::json!({"storage": {"size": "2Gi"}});
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let apply = |manifest: &serde_json::Value| {
+        std::fs::write(file.path(), manifest.to_string()).unwrap();
+        kubectl(&cluster, &["apply", "-n", "team", "-f", file.path().to_str().unwrap()]);
+    };
+    let client = cluster.client().await.unwrap();
+    let claims = Api::<PersistentVolumeClaim>::namespaced(client.clone(), "team");
+    let jobs = Api::<Job>::namespaced(client, "team");
+    let claim_of = async |uid: &str| {
+        let claim = claims.list(&ListParams::default()).await.unwrap().items.pop()?;
+        (claim.metadata.labels?.get(labels::JOB_UID)? == uid).then_some(claim.metadata.uid)
+    };
+    let uid = async || jobs.get("quickstart").await.unwrap().metadata.uid.unwrap();
+    apply(&manifest);
+    let first = uid().await;
+    let claim = eventually("a claim is made", async || claim_of(&first).await).await;
+    // In the foreground: a cluster as young as this takes half a minute to collect what the job owned.
+    let delete = ["delete", "rltj", "quickstart", "-n", "team", "--cascade=foreground", "--timeout=100s"];
+    kubectl(&cluster, &delete);
+    apply(&manifest);
+    let second = uid().await;
+    let again = eventually("the claim is taken over", async || claim_of(&second).await).await;
+    assert_eq!(again, claim, "it is the same claim");
+    check_calls(&cluster);
+
+    kubectl(&cluster, &delete);
+    manifest["spec"]["workers"]["storage"]["size"] = "1Gi".into();
+    apply(&manifest);
+    let message = eventually("a claim that cannot become smaller is a condition", async || {
+        let conditions = jobs.get("quickstart").await.unwrap().status.unwrap().conditions;
+        let refused = conditions.into_iter().find(|condition| {
+            condition.type_ == ConditionType::Stalled && condition.reason == "ObjectRefused"
+        });
+        refused.map(|condition| condition.message)
+    })
+    .await;
+    assert!(message.contains("quickstart-storage") && message.contains("Forbidden: spec"), "{message}");
+}
+
+#[tokio::test]
 async fn applying_the_bundle_twice_changes_nothing() {
     let Some(cluster) = own_cluster(&Options::control_plane().without_scheduler()) else { return };
     for flags in [&[][..], &["--server-side", "--force-conflicts"][..]] {
@@ -280,6 +336,25 @@ async fn applying_the_bundle_twice_changes_nothing() {
         let before = versions(&cluster, &names);
         kubectl(&cluster, &apply);
         assert_eq!(versions(&cluster, &names), before, "{flags:?}");
+    }
+}
+
+#[tokio::test]
+async fn applying_any_example_twice_says_unchanged() {
+    let Some(cluster) = own_cluster(&Options::control_plane().without_scheduler()) else { return };
+    kubectl(&cluster, &["apply", "-f", "crds/manifests/rltrainingjobs.yaml"]);
+    kubectl(
+        &cluster,
+        &["wait", "--for=condition=Established", "crd/rltrainingjobs.rltraining.dev", "--timeout=20s"],
+    );
+    let folders = std::fs::read_dir(root().join("examples")).unwrap();
+    let examples: Vec<_> = folders.map(|folder| folder.unwrap().path().join("job.yaml")).collect();
+    assert!(examples.len() >= 7, "{examples:?}");
+    for example in examples {
+        let apply = ["apply", "-f", example.to_str().unwrap()];
+        assert!(kubectl(&cluster, &apply).ends_with(" created\n"));
+        let again = kubectl(&cluster, &apply);
+        assert!(again.ends_with(" unchanged\n"), "{}: {again}", example.display());
     }
 }
 

@@ -13,6 +13,7 @@ use crate::cluster::{Connection, block_on};
 use crate::document;
 use crate::measure::duration;
 use crate::status::seconds_between;
+use crate::terminal::escaped;
 use happening::{Happening, of_job};
 
 pub(crate) fn events(args: &EventsArgs) -> anyhow::Result<ExitCode> {
@@ -25,7 +26,9 @@ pub(crate) fn events(args: &EventsArgs) -> anyhow::Result<ExitCode> {
             DocumentFormat::Json => document::write_json(&mut out, &happenings)?,
             DocumentFormat::Yaml => document::write_yaml(&mut out, &happenings)?,
             DocumentFormat::Text if happenings.is_empty() => writeln!(io::stderr(), "no events")?,
-            DocumentFormat::Text => out.write_all(render(&happenings, Timestamp::now()).as_bytes())?,
+            DocumentFormat::Text => {
+                out.write_all(escaped(&render(&happenings, Timestamp::now())).as_bytes())?
+            }
         }
         Ok(ExitCode::Success)
     })

@@ -2,7 +2,7 @@
 
 mod choice;
 
-use std::io::{self, Write as _};
+use std::io::{self, IsTerminal as _, Write as _};
 use std::pin::pin;
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use rlt_operator::worker::Worker;
 
 use crate::args::LogsArgs;
 use crate::cluster::{Connection, block_on};
+use crate::terminal::{Escaper, escaped};
 use choice::{Choice, Wanted, choose};
 
 /// Between two looks at a job whose worker does not run yet.
@@ -83,17 +84,23 @@ async fn copy(connection: &Connection, pod: &str, args: &LogsArgs, follow: bool)
     hand_on(stream).await
 }
 
-/// As it comes, so that a line that is not ended yet is seen, too.
+/// As it comes, so that a line that is not ended yet is seen, too. A terminal is shown what it would obey; a
+/// file or another program gets every byte.
 async fn hand_on(stream: impl AsyncBufRead) -> anyhow::Result<()> {
     let mut stream = pin!(stream);
     let mut chunk = vec![0; CHUNK_BYTES];
+    let mut escaper = io::stdout().is_terminal().then(Escaper::default);
     loop {
         let length = stream.read(&mut chunk).await?;
+        let mut out = io::stdout().lock();
+        match &mut escaper {
+            Some(escaper) if length == 0 => out.write_all(escaper.finish().as_bytes())?,
+            Some(escaper) => out.write_all(escaper.push(&chunk[..length]).as_bytes())?,
+            None => out.write_all(&chunk[..length])?,
+        }
         if length == 0 {
             return Ok(());
         }
-        let mut out = io::stdout().lock();
-        out.write_all(&chunk[..length])?;
         out.flush()?;
     }
 }
@@ -102,9 +109,9 @@ async fn hand_on(stream: impl AsyncBufRead) -> anyhow::Result<()> {
 fn tell(last: Option<&FailureStatus>) -> io::Result<()> {
     let Some(last) = last else { return Ok(()) };
     let pod = last.pod.as_deref().unwrap_or("the job");
-    writeln!(io::stdout(), "{pod}, attempt {}, {:?}: {}", last.attempt, last.cause, last.message)
+    writeln!(io::stdout(), "{pod}, attempt {}, {:?}: {}", last.attempt, last.cause, escaped(&last.message))
 }
 
 fn note(text: &str) -> io::Result<()> {
-    writeln!(io::stderr(), "-- {text} --")
+    writeln!(io::stderr(), "-- {} --", escaped(text))
 }

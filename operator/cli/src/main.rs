@@ -14,6 +14,7 @@ mod measure;
 mod plan;
 mod run;
 mod status;
+mod terminal;
 mod validate;
 mod why;
 
@@ -42,7 +43,7 @@ fn main() -> process::ExitCode {
         // The reader went away, as `head` does; that is no error of ours.
         Err(error) if is_broken_pipe(&error) => ExitCode::Success.into(),
         Err(error) => {
-            let _ = writeln!(io::stderr(), "rlctl: {error:#}");
+            let _ = writeln!(io::stderr(), "rlctl: {}", terminal::escaped(&format!("{error:#}")));
             ExitCode::Failure.into()
         }
     }

@@ -19,6 +19,7 @@ use crate::args::{DocumentFormat, WhyArgs};
 use crate::cluster::{Connection, block_on};
 use crate::document;
 use crate::events::happening::{Happening, of_job};
+use crate::terminal::escaped;
 use explanation::explain;
 
 /// What an explanation follows from.
@@ -42,7 +43,7 @@ pub(crate) fn why(args: &WhyArgs) -> anyhow::Result<ExitCode> {
         match args.output {
             DocumentFormat::Json => document::write_json(&mut out, &explanation)?,
             DocumentFormat::Yaml => document::write_yaml(&mut out, &explanation)?,
-            DocumentFormat::Text => out.write_all(explanation.to_string().as_bytes())?,
+            DocumentFormat::Text => out.write_all(escaped(&explanation.to_string()).as_bytes())?,
         }
         Ok(ExitCode::Success)
     })

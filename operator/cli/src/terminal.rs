@@ -1,0 +1,96 @@
+//! Text of others on a terminal: what could move its cursor, rename its window or hide what comes next is shown
+//! as an escape and not obeyed.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+
+/// `text` with every control character but line breaks and tabs escaped, and with those that turn the
+/// direction of writing.
+pub(crate) fn escaped(text: &str) -> Cow<'_, str> {
+    if !text.chars().any(is_unsafe) {
+        return Cow::Borrowed(text);
+    }
+    let mut safe = String::with_capacity(text.len() + 16);
+    for each in text.chars() {
+        match is_unsafe(each) {
+            // Writing to a string cannot fail.
+            true => drop(write!(safe, "{}", each.escape_default())),
+            false => safe.push(each),
+        }
+    }
+    Cow::Owned(safe)
+}
+
+fn is_unsafe(each: char) -> bool {
+    let is_turning = matches!(each, '\u{061c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    (each.is_control() && !matches!(each, '\n' | '\t')) || is_turning
+}
+
+/// Escapes a stream that comes in pieces, which may be cut within a character.
+#[derive(Debug, Default)]
+pub(crate) struct Escaper {
+    /// The beginning of a character whose rest has not come yet.
+    begun: Vec<u8>,
+}
+
+impl Escaper {
+    /// What can be shown after the next bytes have come.
+    pub(crate) fn push(&mut self, bytes: &[u8]) -> String {
+        let mut all = std::mem::take(&mut self.begun);
+        all.extend_from_slice(bytes);
+        let mut safe = String::new();
+        for chunk in all.utf8_chunks() {
+            safe.push_str(&escaped(chunk.valid()));
+            for byte in chunk.invalid() {
+                let _ = write!(safe, "\\x{byte:02x}");
+            }
+        }
+        // A character that may yet be completed is no invalid one.
+        let is_cut = |length: &usize| {
+            let tail = &all[all.len() - length..];
+            std::str::from_utf8(tail)
+                .is_err_and(|error| error.valid_up_to() == 0 && error.error_len().is_none())
+        };
+        if let Some(length) = (1..=3.min(all.len())).rev().find(is_cut) {
+            self.begun = all.split_off(all.len() - length);
+            safe.truncate(safe.len() - length * "\\x00".len());
+        }
+        safe
+    }
+
+    /// What is left when nothing more comes.
+    pub(crate) fn finish(&mut self) -> String {
+        std::mem::take(&mut self.begun).iter().map(|byte| format!("\\x{byte:02x}")).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_terminal_would_obey_is_shown_instead() {
+        assert_eq!(escaped("reward 0.5\n\tstep 3 ä 你"), "reward 0.5\n\tstep 3 ä 你");
+        assert_eq!(
+            escaped("\u{1b}]0;root\u{7}\u{1b}[2Jok\rno\u{8}"),
+            "\\u{1b}]0;root\\u{7}\\u{1b}[2Jok\\rno\\u{8}"
+        );
+        assert_eq!(escaped("\u{9b}31m\u{202e}txt\u{7f}"), "\\u{9b}31m\\u{202e}txt\\u{7f}");
+    }
+
+    #[test]
+    fn a_stream_is_shown_the_same_wherever_it_is_cut() {
+        let text = "ä\u{1b}[31m你好\u{9b}\nplain".as_bytes();
+        let bytes = [text, &[0xff, 0xe4, b'x', 0xe4, 0xbd]].concat();
+        let whole = {
+            let mut escaper = Escaper::default();
+            escaper.push(&bytes) + &escaper.finish()
+        };
+        assert_eq!(whole, "ä\\u{1b}[31m你好\\u{9b}\nplain\\xff\\xe4x\\xe4\\xbd");
+        for size in 1..bytes.len() {
+            let mut escaper = Escaper::default();
+            let pieces: String = bytes.chunks(size).map(|chunk| escaper.push(chunk)).collect();
+            assert_eq!(pieces + &escaper.finish(), whole, "pieces of {size} bytes");
+        }
+    }
+}
