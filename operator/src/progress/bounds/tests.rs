@@ -147,7 +147,7 @@ fn report() -> impl Strategy<Value = ReportRequest> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 4000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
 
     #[test]
     fn a_report_that_is_taken_makes_a_status_that_the_api_server_takes(report in report()) {
