@@ -1,4 +1,5 @@
-//! Our kernels, streams, graphs and the driver's border on stand-in devices, each test in a process of its own.
+//! Our kernels, streams, graphs and the driver's border on stand-in devices, each test in a process of its
+//! own.
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 

@@ -1,5 +1,5 @@
-//! Our own kernels on a device, launched as the product launches them: in the order of their stream, recorded in
-//! graphs, and refused where they were not built for the device.
+//! Our own kernels on a device, launched as the product launches them: in the order of their stream, recorded
+//! in graphs, and refused where they were not built for the device.
 
 use rlt_devices::driver::counts;
 use rlt_torch::cuda::{Graph, Kernels, Stream, SwiGlu};
