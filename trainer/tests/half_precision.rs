@@ -87,8 +87,8 @@ fn gradients(compute: Kind, weight: f64) -> Vec<(String, Tensor)> {
 }
 
 /// Half has 11 significant bits, and most of a norm's gradient cancels in its sum over tokens: a twentieth of
-/// the largest. A factor of a millionth would leave nothing of most gradients, whose smallest numbers in half are
-/// 6e-8, if the loss were not scaled.
+/// the largest. A factor of a millionth would leave nothing of most gradients, whose smallest numbers in half
+/// are 6e-8, if the loss were not scaled.
 #[test]
 fn gradients_of_a_scaled_loss_are_those_of_fp32_up_to_rounding_however_small_they_are() {
     let exact = gradients(Kind::Float, 1.0);
