@@ -27,8 +27,8 @@ pub struct Permission {
     pub resource: &'static str,
     /// What may be done.
     pub verbs: &'static [&'static str],
-    /// With which object alone, as the chart names it; with any where it is `None`. Creating cannot be limited
-    /// to names.
+    /// With which object alone, as the chart names it; with any where it is `None`. Creating cannot be
+    /// limited to names.
     pub name: Option<&'static str>,
     /// For what.
     pub reason: &'static str,

@@ -2,7 +2,7 @@
 //! job.
 //!
 //! ```text
-//! rank -- TLS, token --> service -> does the token claim to be a worker of that job and attempt, with that rank?
+//! rank -- TLS, token --> service -> does the token claim to be a worker of that job, attempt, rank?
 //!                           |    -> token review (cached): is the claim true?  -> does the report fit?
 //!                           v
 //!                        Reports -- released at most once in 10 s --> reconcile -> status

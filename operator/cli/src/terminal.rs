@@ -1,5 +1,5 @@
-//! Text of others on a terminal: what could move its cursor, rename its window or hide what comes next is shown
-//! as an escape and not obeyed.
+//! Text of others on a terminal: what could move its cursor, rename its window or hide what comes next is
+//! shown as an escape and not obeyed.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
