@@ -83,8 +83,8 @@ fn make_strict(schema: &mut Value) {
 }
 
 /// Removes defaults within items of lists. Client-side apply replaces lists as they are in the file, so that
-/// a value that the API server wrote into an item is taken out and written again by every `kubectl apply`. Such
-/// fields have their defaults from the types.
+/// a value that the API server wrote into an item is taken out and written again by every `kubectl apply`.
+/// Such fields have their defaults from the types.
 fn forget_defaults_in_lists(schema: &mut Value) {
     let Some(fields) = schema.as_object_mut() else { return };
     for (key, value) in fields.iter_mut() {
