@@ -11,6 +11,8 @@ mod attention;
 mod device;
 #[path = "on_devices/kernels.rs"]
 mod kernels;
+#[path = "on_devices/memory.rs"]
+mod memory;
 #[path = "on_devices/nccl.rs"]
 mod nccl;
 #[path = "on_devices/passes.rs"]

@@ -296,13 +296,17 @@ impl Parameter {
         mut moments: [Tensor; 2],
     ) -> Result<(), OptimError> {
         let step = self.next_step(options, clipped);
+        let failed = |name: &str, source| OptimError::Step { name: name.to_owned(), source };
+        if self.step_by_kernel(&moments, step).map_err(|source| failed(&self.name, source))? {
+            self.num_steps = step.step;
+            return self.moments.put_back(&moments).map_err(self.failed());
+        }
         // Both share memory with their original where that is float32 already.
         let wide = |tensor: &Tensor| tensor.f_detach()?.f_to_kind(Kind::Float);
         let (values, gradient) = wide(&self.leaf)
             .and_then(|values| Ok((values, wide(&self.leaf.grad())?)))
             .map_err(OptimError::tensor("read parameter", &self.name))?;
-        self.update(values, &gradient, &mut moments, &step)
-            .map_err(|source| OptimError::Step { name: self.name.clone(), source })?;
+        self.update(values, &gradient, &mut moments, &step).map_err(|source| failed(&self.name, source))?;
         self.moments.put_back(&moments).map_err(self.failed())
     }
 

@@ -1,7 +1,10 @@
-//! Parameters on a GPU, updated together: one launch for all of a dtype that have taken as many steps.
+//! Parameters on a GPU, updated together: one launch for all of a dtype that have taken as many steps. One
+//! whose moments come from elsewhere takes a launch of its own, of the same kernel, so that its bits are the
+//! same.
 
 use std::collections::BTreeMap;
 
+use rlt_torch::AdamWStep;
 use rlt_torch::cuda::{AdamWTable, AdamWTensor, FusedAdamW, Kernels};
 use tch::{Device, Kind, Tensor};
 
@@ -9,14 +12,29 @@ use super::moments::Moments;
 use super::{AdamWOptions, Clipped, OptimError, Parameter};
 
 impl Parameter {
-    /// Whether a launch may update it beside others: an f32 master on a GPU with its moments.
+    /// Whether a launch may update it beside others: one with its moments.
     pub(super) fn is_fusible(&self) -> bool {
-        let Self { leaf, moments, .. } = self;
+        self.has_kernel() && matches!(self.moments, Moments::Here(_))
+    }
+
+    /// Whether our kernel may update it: an f32 master on a GPU.
+    fn has_kernel(&self) -> bool {
+        let leaf = &self.leaf;
         let is_dense = leaf.is_contiguous() && leaf.grad().is_contiguous() && leaf.numel() > 0;
-        leaf.device().is_cuda()
-            && leaf.kind() == Kind::Float
-            && is_dense
-            && matches!(moments, Moments::Here(_))
+        leaf.device().is_cuda() && leaf.kind() == Kind::Float && is_dense
+    }
+
+    /// Its update by a launch of its own, with the moments that have come for it; whether there was one.
+    pub(super) fn step_by_kernel(
+        &self,
+        moments: &[Tensor; 2],
+        step: AdamWStep,
+    ) -> Result<bool, rlt_torch::Error> {
+        let (true, Device::Cuda(index)) = (self.has_kernel(), self.leaf.device()) else { return Ok(false) };
+        let moments = moments.each_ref().map(Tensor::shallow_clone);
+        let (leaf, gradient) = (self.leaf.detach(), self.leaf.grad());
+        let alone = Operands { leaf, gradient, moments, weight_decay: step.weight_decay };
+        launch_together(index, &[alone], step).map(|()| true)
     }
 }
 
@@ -46,16 +64,17 @@ fn launch(
     let (name, step) = (first.name.clone(), first.next_step(options, clipped));
     let failed = |source| OptimError::Step { name, source };
     let read: Vec<_> = parameters.iter().filter_map(|parameter| Operands::of(parameter, options)).collect();
-    let launched = || {
-        let kernels = Kernels::load(index)?;
-        let rows: Vec<AdamWTensor<'_>> = read.iter().map(Operands::row).collect();
-        let table = AdamWTable::new(&kernels, &rows)?;
-        let words = rlt_torch::upload(&[table.words()], Device::Cuda(index)).swap_remove(0);
-        FusedAdamW { table: &table, words: &words, step, device_scale: None }.launch(&kernels)
-    };
-    launched().map_err(failed)?;
+    launch_together(index, &read, step).map_err(failed)?;
     parameters.iter_mut().for_each(|parameter| parameter.num_steps = step.step);
     Ok(())
+}
+
+fn launch_together(index: usize, read: &[Operands], step: AdamWStep) -> Result<(), rlt_torch::Error> {
+    let kernels = Kernels::load(index)?;
+    let rows: Vec<AdamWTensor<'_>> = read.iter().map(Operands::row).collect();
+    let table = AdamWTable::new(&kernels, &rows)?;
+    let words = rlt_torch::upload(&[table.words()], Device::Cuda(index)).swap_remove(0);
+    FusedAdamW { table: &table, words: &words, step, device_scale: None }.launch(&kernels)
 }
 
 /// What a launch reads and writes of a parameter.
