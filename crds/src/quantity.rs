@@ -1,5 +1,5 @@
-//! Kubernetes' quantities, such as `500m`, `4`, `16Gi` or `1e3`: whether a text is one. What they measure is
-//! not known here.
+//! Kubernetes' quantities, such as `500m`, `4`, `16Gi` or `1e3`: whether a text is one, and its value. What
+//! they measure is not known here.
 
 /// Suffixes of a quantity, none included.
 const SUFFIXES: [&str; 16] =
@@ -15,19 +15,56 @@ pub(crate) fn is_positive_quantity(text: &str) -> bool {
     is_number && is_above_zero && (SUFFIXES.contains(&suffix) || is_exponent(suffix))
 }
 
+/// The value of a positive quantity; `None` for any other text.
+pub(crate) fn value(text: &str) -> Option<f64> {
+    if !is_positive_quantity(text) {
+        return None;
+    }
+    let end = text.rfind(|each: char| each.is_ascii_digit() || each == '.')? + 1;
+    let (number, suffix) = text.split_at(end);
+    let thousands = |powers: &str, base: f64| {
+        let power = powers.chars().position(|power| suffix.starts_with(power)).unwrap_or(0);
+        base.powi(power as i32 + 1)
+    };
+    let factor = match suffix {
+        "" => 1.0,
+        "n" => 1e-9,
+        "u" => 1e-6,
+        "m" => 1e-3,
+        binary if binary.ends_with('i') => thousands("KMGTPE", 1024.0),
+        _ => thousands("kMGTPE", 1000.0),
+    };
+    number.parse::<f64>().ok().map(|number| number * factor)
+}
+
 fn is_exponent(suffix: &str) -> bool {
     suffix.strip_prefix(['e', 'E']).is_some_and(|power| power.parse::<i8>().is_ok())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::is_positive_quantity;
+    use super::{is_positive_quantity, value};
 
     #[test]
     fn quantities_are_told_from_other_texts() {
         for right in ["1", "0.5", "500m", "16Gi", "1e3", "1E-2", "+2", ".5", "5.", "100k"] {
             assert!(is_positive_quantity(right), "{right}");
         }
+        for (text, number) in [
+            ("1", 1.0),
+            ("0.5", 0.5),
+            ("500m", 0.5),
+            ("16Gi", 16.0 * 1024.0 * 1024.0 * 1024.0),
+            ("3Ki", 3072.0),
+            ("1e3", 1000.0),
+            ("1E-2", 0.01),
+            ("2E", 2e18),
+            ("+2", 2.0),
+            ("100k", 1e5),
+        ] {
+            assert_eq!(value(text), Some(number), "{text}");
+        }
+        assert_eq!(value("16GB"), None);
         for wrong in ["", "0", "0Gi", "-1", "1 Gi", "16GB", "1.2.3", ".", "e3", "many", "1e", "Gi"] {
             assert!(!is_positive_quantity(wrong), "{wrong}");
         }

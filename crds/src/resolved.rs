@@ -68,6 +68,14 @@ impl ResolvedSpec {
 
     /// Longest sequence of the training in tokens: prompt and completion.
     pub fn max_sequence_tokens(&self) -> u64 {
-        u64::from(self.data.max_prompt_tokens) + u64::from(self.rollout.max_completion_tokens)
+        self.rollout.longest_sequence(&self.data)
+    }
+
+    /// The prompt and the completion, in tokens, with which a rollout group is largest:
+    /// `data.maxPromptTokens` and `rollout.maxCompletionTokens` where `rollout.maxModelTokens` holds both.
+    pub fn largest_group(&self) -> (u64, u64) {
+        let longest = self.max_sequence_tokens();
+        let completion = u64::from(self.rollout.max_completion_tokens).min(longest - 1);
+        (u64::from(self.data.max_prompt_tokens).min(longest - completion), completion)
     }
 }

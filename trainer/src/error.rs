@@ -146,6 +146,7 @@ impl TrainError {
             Self::Checkpoint(error) if error.is_misfit() => ExitCode::BadConfig,
             Self::Copies(error) if error.is_permanent() => ExitCode::BadConfig,
             Self::Checkpoint(_) | Self::Copies(_) => ExitCode::RetryableIo,
+            Self::Rollout(RolloutError::CacheTooSmall { .. }) => ExitCode::BadConfig,
             Self::Diverged { .. } | Self::Rollout(RolloutError::NonFiniteLogits { .. }) => ExitCode::Diverged,
             Self::Actor(ActorError::Packing(_))
             | Self::Update(UpdateError::Packing(_))

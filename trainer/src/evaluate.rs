@@ -48,7 +48,7 @@ pub fn evaluate(trainer: &mut Trainer) -> Result<Option<Evaluation>, TrainError>
     // The same seeds at every evaluation, so that two evaluations differ by the weights alone.
     let sampled = sample_groups(trainer, &prompts, &how, &[], &mut clock)?;
     trainer.end_rollout();
-    let Some(groups) = sampled else { return Ok(None) };
+    let Some(groups) = sampled.map(|sampled| sampled.groups) else { return Ok(None) };
     trainer.watch.completions(trainer.progress.step, true, &groups);
     let mut metrics = held_out_metrics(&groups, num_samples);
     metrics.insert("timing_s/testing".into(), clock.total_seconds());

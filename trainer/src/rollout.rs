@@ -9,6 +9,8 @@
 //! ```
 //! - One body: a layer's arithmetic is [`crate::model::DecoderLayer::forward_with`], which training runs too;
 //!   only the linear layers are packed for few rows and the attention reads a paged cache.
+//! - A prompt longer than a pass may be is prefilled in pieces, whose tokens attend to the cache.
+//! - On a GPU `device` decodes: one step is launched before the tokens of the one before are read.
 //! - Sequences join and leave between two steps; no row of a batch is padding.
 //! - Ranks may sample as one ([`RolloutEngine::sliced_among`]): each packs its slice of every layer and keeps
 //!   keys and values of its heads, all of them run the same scheduler on the same requests, and draw from the
@@ -28,9 +30,11 @@
 //! mean.
 
 mod completion;
+mod device;
 mod digest;
 mod engine;
 mod kv_cache;
+mod memory;
 mod runner;
 mod sampler;
 mod slices;
@@ -48,6 +52,7 @@ use crate::parallel::RankError;
 
 pub use digest::WeightDigest;
 pub use engine::RolloutEngine;
+pub use memory::MemoryShare;
 pub use rlt_core::engine::Detokenizer;
 
 /// What bounds an engine.
@@ -59,14 +64,18 @@ pub struct RolloutOptions {
     pub block_size: usize,
     /// Numbers in which is sampled; `None` is what the policy computes in.
     pub compute: Option<Kind>,
-    /// Longest prompt and completion together, in tokens; `None` is the model's own
-    /// `max_position_embeddings`.
+    /// Longest prompt and completion together, in tokens, within the model's own `max_position_embeddings`;
+    /// `None` is that.
     pub max_model_len: Option<usize>,
     /// Most memory for keys and values, in bytes; `None` is as much as the requests can fill. With less,
     /// sequences that find no room are computed again later.
     pub max_cache_bytes: Option<usize>,
-    /// Prompt tokens that are prefilled together.
+    /// Most memory for packed weights and cache together; `None` bounds neither.
+    pub memory: Option<MemoryShare>,
+    /// Prompt tokens that are prefilled in one pass; a longer prompt is prefilled in pieces.
     pub max_prefill_tokens: usize,
+    /// Whether steps on a GPU are captured as graphs.
+    pub uses_graphs: bool,
     /// Tokens that end a sample unless its parameters say otherwise: the tokenizer's.
     pub eos_token_ids: Vec<TokenId>,
 }
@@ -79,7 +88,9 @@ impl Default for RolloutOptions {
             compute: None,
             max_model_len: None,
             max_cache_bytes: None,
+            memory: None,
             max_prefill_tokens: 4096,
+            uses_graphs: true,
             eos_token_ids: Vec::new(),
         }
     }
@@ -208,6 +219,26 @@ pub enum RolloutError {
         /// Rows of the embedding.
         vocab_size: usize,
     },
+    /// The cache has no room for one longest sequence.
+    #[error(
+        "spec.rollout.memoryFraction: {} of {} GiB leaves {} GiB for the KV cache beside {} GiB of packed weights; expected \
+         {} GiB for the longest sequence of request {request_idx}: raise spec.rollout.memoryFraction to at least {}, or lower \
+         spec.rollout.maxModelTokens",
+        share.fraction, gib(share.total_bytes), gib(*cache_bytes), gib(*weight_bytes), gib(*needed_bytes),
+        share.fraction_of(weight_bytes + needed_bytes)
+    )]
+    CacheTooSmall {
+        /// Number of the request in the call.
+        request_idx: usize,
+        /// What weights and cache may take.
+        share: MemoryShare,
+        /// What is left for the cache.
+        cache_bytes: usize,
+        /// What the packed weights take.
+        weight_bytes: usize,
+        /// What the cache of its longest sample takes.
+        needed_bytes: usize,
+    },
     /// The requests do not fit the engine's limits.
     #[error("schedule rollouts")]
     Schedule(#[source] SchedulerError),
@@ -245,6 +276,12 @@ pub enum RolloutError {
     },
 }
 
+/// GiB with as many digits as tell small models from nothing.
+fn gib(bytes: usize) -> String {
+    let gib = bytes as f64 / f64::from(1 << 30);
+    if gib >= 1.0 { format!("{gib:.1}") } else { format!("{gib:.2e}") }
+}
+
 impl RolloutError {
     /// Number of the request at fault, where there is one.
     pub fn request_idx(&self) -> Option<usize> {
@@ -252,6 +289,7 @@ impl RolloutError {
             Self::Sampling { request_idx, .. }
             | Self::PromptTooLong { request_idx, .. }
             | Self::UnknownToken { request_idx, .. }
+            | Self::CacheTooSmall { request_idx, .. }
             | Self::NonFiniteLogits { request_idx, .. }
             | Self::Detokenize { request_idx, .. } => Some(*request_idx),
             Self::Schedule(source) => source.request_idx(),

@@ -13,7 +13,7 @@ use rlt_api::plan::{KV_BLOCK_TOKENS, check_model, concurrent_sequences};
 use rlt_api::resolved::{ModelSource, ResolvedSpec, TokenizerSource};
 use rlt_api::spec;
 use rlt_core::schedule::{Decay, Schedule};
-use tch::Kind;
+use tch::{Device, Kind};
 
 use crate::checkpoint::CheckpointStore;
 use crate::data::{Dataset, Demonstration, Loader, Split};
@@ -22,7 +22,7 @@ use crate::model::BaseModel;
 use crate::optim::AdamWOptions;
 use crate::parallel::{RankError, Ranks};
 use crate::reward::{PoolOptions, RewardFunctions, RewardPool};
-use crate::rollout::{RolloutEngine, RolloutOptions};
+use crate::rollout::{MemoryShare, RolloutEngine, RolloutOptions};
 use crate::run_folder::RunFolder;
 use crate::saving::Saving;
 use crate::stop::StopRequest;
@@ -59,7 +59,8 @@ pub fn setup(
     let folders = model::reward_model_folders(&spec, &ranks)?;
     let reward_models = model::reward_models(&spec, &folders, &tokenizer, &actor, &folder)?;
     let sampling_as_one = ranks.slicing_rollout(spec.workers.mesh.rollout_tp as usize)?;
-    let engine = RolloutEngine::new(engine_options(&spec, &tokenizer)).sliced_among(sampling_as_one);
+    let engine = RolloutEngine::new(engine_options(&spec, &tokenizer, device, &ranks)?);
+    let engine = engine.sliced_among(sampling_as_one);
     let schedule = schedule(&spec, data.num_steps(&spec));
     let checkpoints = if ranks.is_leader() {
         let store = CheckpointStore::open(&folder.checkpoints(), spec.checkpoint.keep as usize)?;
@@ -243,14 +244,24 @@ fn reward_pool(spec: &ResolvedSpec, data: &Data, cores: usize) -> Result<RewardP
     Ok(RewardPool::new(functions, PoolOptions { num_workers, timeout }))
 }
 
-fn engine_options(spec: &ResolvedSpec, tokenizer: &Tokenizer) -> RolloutOptions {
-    RolloutOptions {
+fn engine_options(
+    spec: &ResolvedSpec,
+    tokenizer: &Tokenizer,
+    device: Device,
+    ranks: &Ranks,
+) -> Result<RolloutOptions, TrainError> {
+    let rollout = &spec.rollout;
+    Ok(RolloutOptions {
         max_concurrent: concurrent_sequences(spec) as usize,
         block_size: KV_BLOCK_TOKENS as usize,
-        compute: spec.rollout.precision.map(model::kind_of),
+        compute: rollout.precision.map(model::kind_of),
+        max_model_len: rollout.max_model_tokens.map(|longest| longest as usize),
+        memory: Some(MemoryShare::of(device, rollout.memory_fraction, ranks.local_size())?),
+        max_prefill_tokens: rollout.max_batched_tokens as usize,
+        max_cache_bytes: None,
+        uses_graphs: true,
         eos_token_ids: tokenizer.eos_ids().to_vec(),
-        ..RolloutOptions::default()
-    }
+    })
 }
 
 fn schedule(spec: &ResolvedSpec, num_steps: u64) -> Schedule {

@@ -68,6 +68,7 @@ pub fn step(trainer: &mut Trainer) -> Result<StepEnd, TrainError> {
     trainer.count_skipped(learned.num_skipped);
     trainer.watch.completions(trainer.progress.step + 1, false, &collected.groups);
     metrics.extend(step_metrics(trainer, &collected.groups, &batch, &clock)?);
+    metrics.extend(collected.cost.metrics());
     metrics.extend(communication_metrics(&trainer.ranks, exchanged)?);
     Ok(StepEnd::Complete(metrics))
 }

@@ -117,8 +117,7 @@ impl FullPass {
         samples_per_prompt: u64,
         (budget, sp): (u32, u32),
     ) -> Self {
-        let (prompt, completion): (u64, u64) =
-            (spec.data.max_prompt_tokens.into(), spec.rollout.max_completion_tokens.into());
+        let (prompt, completion) = spec.largest_group();
         let (budget, added) = (u64::from(budget), completion - 1);
         let sp = u64::from(sp);
         let budget = budget.saturating_mul(sp);

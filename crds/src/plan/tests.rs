@@ -359,6 +359,46 @@ fn workers_that_sample_as_one_have_a_slice_of_what_they_sample_with_and_the_sequ
 }
 
 #[test]
+fn the_cache_is_bounded_by_the_rollouts_share_of_a_pods_memory_and_a_prefill_by_its_budget() {
+    let cache = |memory: &'static str, fraction: f64| {
+        let change = move |spec: &mut Value| {
+            spec["workers"]["resources"]["memory"] = memory.into();
+            spec["rollout"]["memoryFraction"] = fraction.into();
+        };
+        term(change, Phase::Rollout, "KV cache")
+    };
+    let weights = term(|_| {}, Phase::Rollout, "rollout weights");
+    assert_eq!(cache("64Gi", 0.5), term(|_| {}, Phase::Rollout, "KV cache"), "there is room for all");
+    assert_eq!(cache("4Gi", 0.5), (2 << 30) - weights);
+    assert_eq!(cache("4Gi", 0.1), 0, "the weights alone are larger");
+    let activations = |budget: u32| {
+        let change = move |spec: &mut Value| {
+            spec["rollout"]["maxBatchedTokens"] = budget.into();
+            spec["rollout"]["maxConcurrentSequences"] = 64.into();
+        };
+        term(change, Phase::Rollout, "activations")
+    };
+    assert_eq!(activations(1024), 2 * activations(512));
+    assert_eq!(activations(512), 8 * activations(64), "a prompt of 512 tokens comes in 8 pieces");
+}
+
+#[test]
+fn a_longest_sequence_below_prompt_and_completion_makes_groups_smaller() {
+    let with = |longest: Option<u32>, budget: u32| {
+        planned(move |spec| {
+            spec["rollout"]["maxModelTokens"] = json!(longest);
+            spec["training"]["maxTokensPerMicroBatch"] = budget.into();
+        })
+    };
+    let batch = |longest| with(longest, 1024).batch.max_sequence_tokens;
+    assert_eq!((batch(None), batch(Some(800)), batch(Some(2048))), (1024, 800, 1024));
+    // Of all groups within 800 tokens those with completions of 512 and a prompt of 288 are the largest.
+    let tokens = |longest| bytes(&with(longest, 8192).memory.unwrap(), Phase::Update, "activations");
+    let of_one = tokens(None) / (512 + 8 * 511);
+    assert_eq!(tokens(Some(800)), of_one * (288 + 8 * 511));
+}
+
+#[test]
 fn a_degree_of_rollout_slices_that_the_layers_do_not_allow_is_answered_with_those_that_they_do() {
     // 14 query heads look at 2 key heads, beside a feed-forward block 4864 wide.
     let misfit = |rollout_tp: u32| {

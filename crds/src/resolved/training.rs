@@ -96,7 +96,7 @@ impl ResolvedTraining {
 fn default_micro_batch(data: &DataSpec, rollout: &RolloutSpec) -> u32 {
     let (prompt, completion) = (data.max_prompt_tokens, rollout.max_completion_tokens);
     let group = rollout.samples_per_prompt.saturating_mul(completion).saturating_add(prompt);
-    let two = prompt.saturating_add(completion).saturating_mul(2);
+    let two = u32::try_from(rollout.longest_sequence(data)).unwrap_or(u32::MAX).saturating_mul(2);
     two.max(group.clamp(*MICRO_BATCH_TOKENS.start(), *MICRO_BATCH_TOKENS.end()))
 }
 

@@ -5,7 +5,17 @@ use crate::spec::{AlgorithmKind, RLTrainingJobSpec, ScheduleKind};
 
 /// Longest sequence in tokens.
 fn longest(spec: &RLTrainingJobSpec) -> u64 {
-    u64::from(spec.data.max_prompt_tokens) + u64::from(spec.rollout.max_completion_tokens)
+    spec.rollout.longest_sequence(&spec.data)
+}
+
+/// Whether `tokens`, a number in CEL, hold the longest sequence, in CEL: prompt and completion, or no more
+/// than `rollout.maxModelTokens`.
+fn cel_is_longest_within(tokens: &str) -> String {
+    let limit = "self.rollout.maxModelTokens";
+    format!(
+        "({tokens} >= self.data.maxPromptTokens + self.rollout.maxCompletionTokens || \
+         (has({limit}) && {tokens} >= {limit}))"
+    )
 }
 
 fn at_least_longest(spec: &RLTrainingJobSpec) -> String {
@@ -26,10 +36,9 @@ fn least_sp(spec: &RLTrainingJobSpec, own: u32) -> u32 {
 /// The same in CEL.
 fn cel_holds_longest(tokens: &str, own: &str) -> String {
     let critic = "self.workers.mesh.criticSp";
-    let longest = "self.data.maxPromptTokens + self.rollout.maxCompletionTokens";
-    format!(
-        "!has({tokens}) || ({tokens} * {own} >= {longest} && (!has({critic}) || {tokens} * {critic} >= {longest}))"
-    )
+    let of_own = cel_is_longest_within(&format!("{tokens} * {own}"));
+    let of_critic = cel_is_longest_within(&format!("{tokens} * {critic}"));
+    format!("!has({tokens}) || ({of_own} && (!has({critic}) || {of_critic}))")
 }
 
 pub(super) const RULES: &[Rule] = &[
@@ -45,18 +54,43 @@ pub(super) const RULES: &[Rule] = &[
         allowed: Some(|_| "1, or a temperature above 0".into()),
     },
     Rule {
+        scope: "spec.rollout",
+        at: "maxBatchedTokens",
+        reads: &["maxBatchedTokens", "maxConcurrentSequences"],
+        message: "maxBatchedTokens must be at least maxConcurrentSequences: each sequence decodes one token in a pass",
+        cel: || "self.maxBatchedTokens >= self.maxConcurrentSequences".into(),
+        holds: Check::Spec(|spec| spec.rollout.max_batched_tokens >= spec.rollout.max_concurrent_sequences),
+        allowed: Some(|spec| {
+            format!("at least {}, or fewer maxConcurrentSequences", spec.rollout.max_concurrent_sequences)
+        }),
+    },
+    Rule {
+        scope: "spec",
+        at: "rollout.maxModelTokens",
+        reads: &["rollout.maxModelTokens", "data.maxPromptTokens"],
+        message: "maxModelTokens must be above data.maxPromptTokens: the longest prompt needs room for a completion",
+        cel: || {
+            "!has(self.rollout.maxModelTokens) || self.rollout.maxModelTokens > self.data.maxPromptTokens"
+                .into()
+        },
+        holds: Check::Spec(|spec| {
+            spec.rollout.max_model_tokens.is_none_or(|longest| longest > spec.data.max_prompt_tokens)
+        }),
+        allowed: Some(|spec| format!("at least {}", u64::from(spec.data.max_prompt_tokens) + 1)),
+    },
+    Rule {
         scope: "spec",
         at: "model.architecture.maxPositionEmbeddings",
         reads: &[
             "model.architecture.maxPositionEmbeddings",
             "data.maxPromptTokens",
             "rollout.maxCompletionTokens",
+            "rollout.maxModelTokens",
         ],
         message: "maxPositionEmbeddings must hold data.maxPromptTokens and rollout.maxCompletionTokens together",
         cel: || {
-            "!has(self.model.architecture) || self.model.architecture.maxPositionEmbeddings >= \
-             self.data.maxPromptTokens + self.rollout.maxCompletionTokens"
-                .into()
+            let held = cel_is_longest_within("self.model.architecture.maxPositionEmbeddings");
+            format!("!has(self.model.architecture) || {held}")
         },
         holds: Check::Spec(|spec| {
             holds_longest(
@@ -125,6 +159,7 @@ pub(super) const RULES: &[Rule] = &[
             "workers.mesh.criticSp",
             "data.maxPromptTokens",
             "rollout.maxCompletionTokens",
+            "rollout.maxModelTokens",
         ],
         message: "maxTokensPerMicroBatch, times workers.mesh.sp, and criticSp where it is given, must hold data.maxPromptTokens \
                   and rollout.maxCompletionTokens together",
@@ -147,6 +182,7 @@ pub(super) const RULES: &[Rule] = &[
             "workers.mesh.criticSp",
             "data.maxPromptTokens",
             "rollout.maxCompletionTokens",
+            "rollout.maxModelTokens",
         ],
         message: "maxLogprobTokens, times workers.mesh.logprobSp (by default sp), and criticSp where it is given, must hold \
                   data.maxPromptTokens and rollout.maxCompletionTokens together",

@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::DataSpec;
 use super::training::Precision;
 
 /// How completions are sampled.
@@ -45,6 +46,20 @@ pub struct RolloutSpec {
     /// Most sequences that are decoded at the same time.
     #[schemars(range(min = 1, max = 65536))]
     pub max_concurrent_sequences: u32,
+    /// Most tokens of one pass of the rollout (verl's max_num_batched_tokens): longer prompts are prefilled
+    /// in pieces.
+    #[schemars(range(min = 1, max = 16777216))]
+    pub max_batched_tokens: u32,
+    /// Longest prompt and completion together in tokens (verl's max_model_len); a completion ends there. By
+    /// default data.maxPromptTokens and maxCompletionTokens together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 2, max = 33554432))]
+    pub max_model_tokens: Option<u32>,
+    /// Share of a worker's memory that weights and KV cache of the rollout may take together (verl's
+    /// gpu_memory_utilization): the GPU's memory, or on CPUs what the machine or container allows, divided by
+    /// its workers. A sequence that finds no room in the cache waits, or is computed again later.
+    #[schemars(range(min = 1e-6, max = 1.0))]
+    pub memory_fraction: f64,
     /// How held-out prompts are sampled.
     pub held_out: HeldOutRolloutSpec,
 }
@@ -64,8 +79,19 @@ impl Default for RolloutSpec {
             ignore_eos: false,
             precision: None,
             max_concurrent_sequences: 256,
+            max_batched_tokens: 4096,
+            max_model_tokens: None,
+            memory_fraction: 0.5,
             held_out: HeldOutRolloutSpec::default(),
         }
+    }
+}
+
+impl RolloutSpec {
+    /// Longest prompt and completion together in tokens.
+    pub fn longest_sequence(&self, data: &DataSpec) -> u64 {
+        let sum = u64::from(data.max_prompt_tokens) + u64::from(self.max_completion_tokens);
+        self.max_model_tokens.map_or(sum, |longest| sum.min(longest.into()))
     }
 }
 

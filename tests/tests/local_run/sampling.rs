@@ -105,3 +105,56 @@ fn importance_weights_scale_what_is_learnt_and_rejected_tokens_teach_nothing() {
     assert_eq!(none, 0.0, "{metrics}");
     assert!(metrics["rollout_corr/rollout_rs_masked_fraction"].as_f64().unwrap() > 0.999, "{metrics}");
 }
+
+/// A job whose cache outweighs its weights: 32 sequences of up to 63 tokens.
+fn with_long_completions(rollout: Value) -> Value {
+    let mut changes = json!({
+        "model": { "architecture": { "maxPositionEmbeddings": 72 } },
+        "rollout": { "maxCompletionTokens": 62, "ignoreEos": true }
+    });
+    merge(&mut changes["rollout"], rollout);
+    changes
+}
+
+/// All memory that a worker of this machine has, in bytes, as the error about a cache without room tells it.
+fn memory_of_worker() -> f64 {
+    let place = Place::new();
+    let none = with_long_completions(json!({ "memoryFraction": 1e-6 }));
+    let words =
+        ["spec.rollout.memoryFraction: 0.000001 of", "raise spec.rollout.memoryFraction", "maxModelTokens"];
+    let ended = place.train(&tiny_with(none)).expect(78, &words);
+    let text = format!("{}{}", ended.stdout, ended.stderr);
+    let gib = text.split("memoryFraction: 0.000001 of ").nth(1).unwrap().split(' ').next().unwrap();
+    gib.parse::<f64>().unwrap() * f64::from(1 << 30)
+}
+
+#[test]
+fn sequences_that_find_no_room_in_the_cache_are_computed_again_and_become_the_same() {
+    let roomy = first_step(with_long_completions(json!({})));
+    assert_eq!(roomy.metrics["rollout/num_preemptions"], 0.0);
+    let cache = roomy.metrics["rollout/kv_cache_gb"].as_f64().unwrap() * f64::from(1 << 30);
+    // A third of the cache; the packed weights take less than a tenth of it.
+    let fraction = cache / 3.0 / memory_of_worker();
+    let tight = first_step(with_long_completions(json!({ "memoryFraction": fraction })));
+    assert!(tight.metrics["rollout/num_preemptions"].as_f64().unwrap() > 0.0, "{}", tight.metrics);
+    assert!(tight.metrics["rollout/kv_cache_gb"].as_f64() < roomy.metrics["rollout/kv_cache_gb"].as_f64());
+    assert_eq!(tight.completions, roomy.completions);
+}
+
+#[test]
+fn prompts_in_pieces_and_a_longest_sequence_do_what_they_say() {
+    let whole = first_step(json!({}));
+    let pieces = sampled(json!({ "maxBatchedTokens": 2, "maxConcurrentSequences": 2 }));
+    assert_eq!(pieces, whole.completions, "prompts of up to 8 tokens in passes of 2");
+    assert_eq!(whole.metrics["response_length/max"], 4.0);
+    let place = Place::new();
+    let short = json!({
+        "data": { "maxPromptTokens": 6 },
+        "rollout": { "maxModelTokens": 7, "ignoreEos": true }, "training": { "steps": 1 }
+    });
+    place.train(&tiny_with(short)).expect(0, &[]);
+    let metrics = place.steps().remove(0);
+    let longest =
+        metrics["prompt_length/min"].as_f64().unwrap() + metrics["response_length/max"].as_f64().unwrap();
+    assert_eq!(longest, 7.0, "{metrics}");
+}

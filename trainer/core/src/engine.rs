@@ -20,6 +20,9 @@
 //! 3. each row of a decode sees exactly its own tokens;
 //! 4. the oldest running sequence is never preempted, so every request finishes.
 //!
+//! Where a device computes, the next step is planned before the tokens of the last one are read
+//! ([`Scheduler::advance_unread`]); a sequence found complete then drops the token it drew meanwhile.
+//!
 //! No tensors here, no probabilities, no clock.
 
 mod block_pool;

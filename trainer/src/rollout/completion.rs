@@ -1,15 +1,19 @@
 //! Samples being written: their log-probs, the text so far, and whether the last token ends them.
 
-use rlt_core::engine::{Detokenizer, IncrementalText, Sequence};
+use rlt_core::engine::{Detokenizer, IncrementalText};
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::{Completion, FinishReason, TokenId};
 
 use super::sampler::Drawn;
 use super::{RolloutError, RolloutRequest};
 
-/// What is known of one sample beside its tokens.
+/// Number of a request, and position among its samples.
+type Sample = (usize, usize);
+
+/// What is known of one sample.
 #[derive(Debug, Default)]
 struct Draft {
+    tokens: Vec<TokenId>,
     logprobs: Vec<f32>,
     text: IncrementalText,
     end: Option<End>,
@@ -41,38 +45,55 @@ impl<'a> Drafts<'a> {
         Self { detokenizer, eos_token_ids, requests, drafts: requests.iter().map(empty).collect() }
     }
 
-    /// Records the token drawn for `sequence`, which does not hold it yet; says whether it is the last one.
-    pub(super) fn push(&mut self, sequence: &Sequence, drawn: Drawn) -> Result<bool, RolloutError> {
-        let sampling = &self.requests[sequence.request_idx].sampling;
-        let draft = &mut self.drafts[sequence.request_idx][sequence.sample_idx];
+    pub(super) fn requests(&self) -> &'a [RolloutRequest] {
+        self.requests
+    }
+
+    /// Whether the last token of a sample has been recorded.
+    pub(super) fn is_complete(&self, (request_idx, sample_idx): Sample) -> bool {
+        self.drafts[request_idx][sample_idx].end.is_some()
+    }
+
+    /// Records the token drawn for a sample, the longest that it may become with it where `is_longest`; says
+    /// whether it is the last one.
+    pub(super) fn push(
+        &mut self,
+        sample: Sample,
+        drawn: Drawn,
+        is_longest: bool,
+    ) -> Result<bool, RolloutError> {
+        let (request_idx, sample_idx) = sample;
+        let sampling = &self.requests[request_idx].sampling;
+        let draft = &mut self.drafts[request_idx][sample_idx];
+        // Any NaN or positive infinity among the logits makes the whole row of log-probs NaN.
+        if !drawn.logprob.is_finite() {
+            let position = draft.tokens.len();
+            return Err(RolloutError::NonFiniteLogits { request_idx, sample_idx, position });
+        }
+        draft.tokens.push(drawn.token);
         draft.logprobs.push(drawn.logprob);
         let matched = if sampling.stop.is_empty() {
             None
         } else {
-            let mut tokens = sequence.completion().to_vec();
-            tokens.push(drawn.token);
-            let found = draft.text.extend(&tokens, self.detokenizer, &sampling.stop);
-            found.map_err(|source| failed(sequence, source))?
+            let found = draft.text.extend(&draft.tokens, self.detokenizer, &sampling.stop);
+            found.map_err(|source| failed(sample, source))?
         };
         let stopped = matched.is_some() || ends_sample(drawn.token, sampling, self.eos_token_ids);
-        let reason = if stopped {
-            Some(FinishReason::Stop)
-        } else {
-            sequence.is_at_last_token().then_some(FinishReason::Length)
-        };
+        let reason =
+            if stopped { Some(FinishReason::Stop) } else { is_longest.then_some(FinishReason::Length) };
         draft.end = reason.map(|reason| End { reason, text_len: matched });
         Ok(reason.is_some())
     }
 
-    /// Turns a finished sequence into its completion.
-    pub(super) fn finish(&mut self, sequence: &Sequence) -> Result<(), RolloutError> {
-        let draft = &mut self.drafts[sequence.request_idx][sequence.sample_idx];
-        let tokens = sequence.completion().to_vec();
+    /// Turns a finished sample into its completion.
+    pub(super) fn finish(&mut self, sample: Sample) -> Result<(), RolloutError> {
+        let draft = &mut self.drafts[sample.0][sample.1];
+        let tokens = std::mem::take(&mut draft.tokens);
         let End { reason, text_len } =
             draft.end.unwrap_or(End { reason: FinishReason::Length, text_len: None });
         let text = match text_len {
             Some(len) => draft.text.as_str()[..len].to_owned(),
-            None => self.detokenizer.decode(&tokens).map_err(|source| failed(sequence, source))?,
+            None => self.detokenizer.decode(&tokens).map_err(|source| failed(sample, source))?,
         };
         let rollout_logprobs = std::mem::take(&mut draft.logprobs);
         draft.completion = Some(Completion { tokens, rollout_logprobs, text, finish_reason: reason });
@@ -91,6 +112,6 @@ fn ends_sample(token: TokenId, sampling: &SamplingParams, eos_token_ids: &[Token
     sampling.stop_token_ids.contains(&token) || !sampling.ignore_eos && eos_token_ids.contains(&token)
 }
 
-fn failed(sequence: &Sequence, source: rlt_core::engine::DetokenizeError) -> RolloutError {
-    RolloutError::Detokenize { request_idx: sequence.request_idx, sample_idx: sequence.sample_idx, source }
+fn failed((request_idx, sample_idx): Sample, source: rlt_core::engine::DetokenizeError) -> RolloutError {
+    RolloutError::Detokenize { request_idx, sample_idx, source }
 }

@@ -4,13 +4,14 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rlt_core::engine::{Detokenizer, Scheduler, SchedulerLimits, SequenceRequest};
+use rlt_core::engine::{Detokenizer, Scheduler, SchedulerLimits, Sequence, SequenceRequest};
 use rlt_core::sampling::SamplingParams;
 use rlt_core::slice::Slice;
 use rlt_core::types::Completion;
 use tch::Tensor;
 
 use super::completion::Drafts;
+use super::device;
 use super::digest::KnownDigests;
 use super::kv_cache::{self, KvCache};
 use super::runner::ModelRunner;
@@ -122,35 +123,21 @@ impl RolloutEngine {
         let mut stats = RolloutStats::default();
         timed(&mut stats.digest_time, || check_fresh(weights, policy, &mut self.known))?;
         let planned = self.plan(decoder, requests)?;
-        let cache = fitting_cache(&mut self.cache, &self.options, weights, &planned);
+        let cache = fitting_cache(&mut self.cache, &self.options, weights, &planned)?;
         (stats.cache_bytes, stats.weight_bytes) = (cache.bytes(), weights.num_bytes());
         let mut scheduler = scheduler_for(&self.options, cache, &planned)?;
         let mut drafts = Drafts::new(requests, &self.options.eos_token_ids, detokenizer);
-        let mut runner = ModelRunner { weights, cache };
-        let mut done = RolloutProgress::default();
-        while !scheduler.is_idle() {
-            let logits_bv = run_step(&mut scheduler, &mut runner, &mut stats)?;
-            let running = scheduler.running();
-            let params: Vec<&SamplingParams> =
-                running.iter().map(|s| &requests[s.request_idx].sampling).collect();
-            let drawn = timed(&mut stats.sampling_time, || sampler::draw_rows(&logits_bv, running, &params))?;
-            let verdicts =
-                running.iter().zip(&drawn).map(|(s, &drawn)| Ok((drawn.token, drafts.push(s, drawn)?)));
-            let verdicts = verdicts.collect::<Result<Vec<_>, RolloutError>>()?;
-            for sequence in scheduler.advance(&verdicts) {
-                drafts.finish(&sequence)?;
-                done.num_finished += 1;
-            }
-            stats.num_steps += 1;
-            done.num_tokens += drawn.len();
-            done.num_running = scheduler.running().len();
-            done.num_waiting = scheduler.num_waiting();
-            let is_over = progress(done).is_break();
-            if agree(self.ranks.as_deref(), stats.num_steps, &drawn, is_over)? {
-                return Err(RolloutError::Interrupted);
-            }
+        let mut watch = Watch { done: RolloutProgress::default(), progress };
+        let ranks = self.ranks.as_deref();
+        if device::is_for(weights) {
+            let bounds = device_bounds(&self.options, &planned, requests);
+            let decoder = device::DeviceDecoder::new(weights, cache, &bounds).map_err(on_device)?;
+            device::run(decoder, &mut scheduler, &mut drafts, (&mut stats, &mut watch))?;
+        } else {
+            let mut runner = ModelRunner { weights, cache };
+            run(&mut runner, &mut scheduler, &mut drafts, (&mut stats, &mut watch, ranks))?;
         }
-        stats.num_tokens = done.num_tokens;
+        stats.num_tokens = watch.done.num_tokens;
         stats.num_prefilled_tokens = scheduler.stats().prefilled_tokens;
         stats.num_preemptions = scheduler.stats().preemptions;
         self.stats = stats;
@@ -163,7 +150,8 @@ impl RolloutEngine {
         decoder: &Decoder,
         requests: &[RolloutRequest],
     ) -> Result<Vec<SequenceRequest>, RolloutError> {
-        let max_model_len = self.options.max_model_len.unwrap_or(decoder.config.max_position_embeddings);
+        let context = decoder.config.max_position_embeddings;
+        let max_model_len = self.options.max_model_len.map_or(context, |longest| longest.min(context));
         let vocab_size = decoder.config.vocab_size;
         let plan = |(request_idx, request): (usize, &RolloutRequest)| {
             request.sampling.validate().map_err(|source| RolloutError::Sampling { request_idx, source })?;
@@ -184,6 +172,76 @@ impl RolloutEngine {
     }
 }
 
+/// What a decoder on a device is bounded by.
+fn device_bounds(
+    options: &RolloutOptions,
+    planned: &[SequenceRequest],
+    requests: &[RolloutRequest],
+) -> device::Bounds {
+    let num_samples: usize = planned.iter().map(|request| request.seeds.len()).sum();
+    let longest = planned.iter().map(|request| request.max_blocks(options.block_size)).max();
+    device::Bounds {
+        max_rows: options.max_concurrent.min(num_samples).max(1),
+        max_blocks: longest.unwrap_or(1).max(1),
+        has_penalty: requests.iter().any(|request| request.sampling.has_penalty()),
+        uses_graphs: options.uses_graphs,
+    }
+}
+
+fn on_device(source: rlt_torch::Error) -> RolloutError {
+    RolloutError::Tensor { what: "decoding on the device".into(), source }
+}
+
+/// Runs `scheduler` until nothing is left to do, one step after the other.
+fn run(
+    runner: &mut ModelRunner<'_>,
+    scheduler: &mut Scheduler,
+    drafts: &mut Drafts<'_>,
+    (stats, watch, ranks): (&mut RolloutStats, &mut Watch<'_>, Option<&SliceRanks>),
+) -> Result<(), RolloutError> {
+    let requests = drafts.requests();
+    while !scheduler.is_idle() {
+        let logits_bv = run_step(scheduler, runner, stats)?;
+        let running = scheduler.running();
+        let params: Vec<&SamplingParams> =
+            running.iter().map(|s| &requests[s.request_idx].sampling).collect();
+        let drawn = timed(&mut stats.sampling_time, || sampler::draw_rows(&logits_bv, running, &params))?;
+        let push = |(s, &drawn): (&Sequence, &Drawn)| {
+            Ok((drawn.token, drafts.push(s.sample(), drawn, s.is_at_last_token())?))
+        };
+        let verdicts = running.iter().zip(&drawn).map(push).collect::<Result<Vec<_>, RolloutError>>()?;
+        let finished = scheduler.advance(&verdicts);
+        finished.iter().try_for_each(|sequence| drafts.finish(sequence.sample()))?;
+        stats.num_steps += 1;
+        let is_over = watch.asks_for_end(scheduler, (drawn.len(), finished.len()));
+        if agree(ranks, stats.num_steps, &drawn, is_over)? {
+            return Err(RolloutError::Interrupted);
+        }
+    }
+    Ok(())
+}
+
+/// Whoever follows a call, and how far it has come.
+pub(super) struct Watch<'a> {
+    done: RolloutProgress,
+    progress: &'a mut dyn FnMut(RolloutProgress) -> ControlFlow<()>,
+}
+
+impl Watch<'_> {
+    /// Reports a step with so many new tokens and finished sequences; says whether it is to be the last.
+    pub(super) fn asks_for_end(
+        &mut self,
+        scheduler: &Scheduler,
+        (num_new, num_finished): (usize, usize),
+    ) -> bool {
+        self.done.num_tokens += num_new;
+        self.done.num_finished += num_finished;
+        self.done.num_running = scheduler.running().len();
+        self.done.num_waiting = scheduler.num_waiting();
+        (self.progress)(self.done).is_break()
+    }
+}
+
 /// Runs one step of the scheduler up to the logits [b, v] of its running sequences.
 fn run_step(
     scheduler: &mut Scheduler,
@@ -191,7 +249,7 @@ fn run_step(
     stats: &mut RolloutStats,
 ) -> Result<Tensor, RankError> {
     let step = scheduler.schedule();
-    timed(&mut stats.prefill_time, || runner.prefill(&step.prefills))?;
+    timed(&mut stats.prefill_time, || runner.prefill(&step))?;
     timed(&mut stats.decode_time, || {
         runner.cache.copy_blocks(&step.copies);
         runner.decode(scheduler.running())
@@ -214,7 +272,7 @@ fn agree(
 }
 
 /// Adds the time that `work` takes to `total`.
-fn timed<T>(total: &mut Duration, work: impl FnOnce() -> T) -> T {
+pub(super) fn timed<T>(total: &mut Duration, work: impl FnOnce() -> T) -> T {
     let started = Instant::now();
     let result = work();
     *total += started.elapsed();
@@ -236,25 +294,42 @@ fn check_fresh(
     }
 }
 
-/// The cache of the last call where it is large enough, else a new one.
+/// The cache of the last call where it is large enough, else a new one. Fails where it may not become large
+/// enough for the longest sample of each request.
 fn fitting_cache<'a>(
     cache: &'a mut Option<KvCache>,
     options: &RolloutOptions,
     weights: &RolloutWeights,
     planned: &[SequenceRequest],
-) -> &'a mut KvCache {
+) -> Result<&'a mut KvCache, RolloutError> {
     let (kind, device) = (weights.frame.compute_kind(), weights.frame.device());
     let block_bytes = kv_cache::block_bytes(&weights.slice, options.block_size, kind);
-    let allowed = options.max_cache_bytes.map_or(usize::MAX, |bytes| bytes / block_bytes.max(1));
+    let left = options.memory.map_or(usize::MAX, |share| share.bytes().saturating_sub(weights.num_bytes()));
+    let allowed = left.min(options.max_cache_bytes.unwrap_or(usize::MAX)) / block_bytes.max(1);
+    if let Some(share) = options.memory {
+        for (request_idx, request) in planned.iter().enumerate() {
+            let needed_bytes = request.max_blocks(options.block_size) * block_bytes;
+            if needed_bytes > left {
+                let (cache_bytes, weight_bytes) = (left, weights.num_bytes());
+                return Err(RolloutError::CacheTooSmall {
+                    request_idx,
+                    share,
+                    cache_bytes,
+                    weight_bytes,
+                    needed_bytes,
+                });
+            }
+        }
+    }
     let wanted = Scheduler::blocks_wanted(planned, options.block_size, options.max_concurrent);
     let num_blocks = wanted.min(allowed).clamp(1, u32::MAX as usize) as u32;
     if cache.as_ref().is_some_and(|cache| cache.num_blocks() < num_blocks) {
         // The old one goes before the new one comes.
         *cache = None;
     }
-    cache.get_or_insert_with(|| {
+    Ok(cache.get_or_insert_with(|| {
         KvCache::allocate(&weights.slice, num_blocks, options.block_size, (kind, device))
-    })
+    }))
 }
 
 fn scheduler_for(

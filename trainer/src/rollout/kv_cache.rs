@@ -65,11 +65,15 @@ impl KvCache {
             let picked: Vec<i64> = copies.iter().map(|copy| i64::from(pick(copy))).collect();
             Tensor::from_slice(&picked).to_device(device)
         };
-        let (src, dst) = (indices(|copy| copy.src), indices(|copy| copy.dst));
+        self.copy_blocks_of(&indices(|copy| copy.src), &indices(|copy| copy.dst));
+    }
+
+    /// The same of blocks whose numbers, i64, are where the cache is.
+    pub(super) fn copy_blocks_of(&mut self, src: &Tensor, dst: &Tensor) {
         for layer in &mut self.layers {
             for cache in [&mut layer.keys, &mut layer.values] {
-                let read = cache.index_select(0, &src);
-                let _ = cache.index_copy_(0, &dst, &read);
+                let read = cache.index_select(0, src);
+                let _ = cache.index_copy_(0, dst, &read);
             }
         }
     }

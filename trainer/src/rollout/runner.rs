@@ -1,6 +1,6 @@
 //! Runs the decoder on what the scheduler chose: tensors on this side, decisions on the other.
 
-use rlt_core::engine::{Prefill, Sequence};
+use rlt_core::engine::{Prefill, Sequence, Step};
 use rlt_torch::Segments;
 use tch::Tensor;
 
@@ -28,17 +28,15 @@ struct Batch {
 enum Context {
     /// The tokens before them in the stream, from the start of their own sequence.
     Stream { cu_seqlens: Vec<i32> },
-    /// One token a sequence, which attends to the sequence's blocks.
-    Cache { block_tables: Vec<Vec<i32>>, context_lens: Vec<i32> },
+    /// The blocks of their sequence, each token to as many of the sequence's tokens as its `context_lens`
+    /// says.
+    Cache { block_tables: Vec<Vec<i32>>, table_of_row: Vec<usize>, context_lens: Vec<i32> },
 }
 
 impl ModelRunner<'_> {
-    /// Stores keys and values of all prompts in one pass.
-    pub(super) fn prefill(&mut self, prefills: &[Prefill]) -> Result<(), RankError> {
-        if prefills.is_empty() {
-            return Ok(());
-        }
-        self.forward(&prepare_prefill(prefills)).map(drop)
+    /// Stores keys and values of a step's prompts, pass by pass.
+    pub(super) fn prefill(&mut self, step: &Step) -> Result<(), RankError> {
+        step.prefill_passes().try_for_each(|pass| self.forward(&prepare_prefill(pass)).map(drop))
     }
 
     /// Feeds in each sequence's last token; logits [b, v] of the next ones, f32.
@@ -81,8 +79,9 @@ impl Context {
                 let segments = Segments::alone(cu_seqlens);
                 rlt_torch::varlen_attention(q_thd, k_tkd, v_tkd, segments, scale, window)
             }),
-            Self::Cache { block_tables, context_lens } => {
-                let tables: Vec<&[i32]> = block_tables.iter().map(Vec::as_slice).collect();
+            Self::Cache { block_tables, table_of_row, context_lens } => {
+                let tables: Vec<&[i32]> =
+                    table_of_row.iter().map(|&table| block_tables[table].as_slice()).collect();
                 Box::new(move |layer, [q_bhd, _, _], LayerCache { keys, values }| {
                     let (scale, window) = (layer.attention_scale(), layer.window());
                     rlt_torch::paged_attention(q_bhd, keys, values, &tables, context_lens, scale, window)
@@ -92,18 +91,29 @@ impl Context {
     }
 }
 
+/// Whole prompts, whose tokens attend to each other; or a later piece of one, whose tokens attend to what the
+/// cache has of it, themselves included.
 fn prepare_prefill(prefills: &[Prefill]) -> Batch {
     let mut tokens = Vec::new();
     let mut position_ids = Vec::new();
     let mut slot_mapping = Vec::new();
     let mut cu_seqlens = vec![0];
     for prefill in prefills {
+        let first = prefill.first_position as i64;
         tokens.extend(prefill.tokens.iter().map(|&token| i64::from(token)));
-        position_ids.extend(0..prefill.tokens.len() as i64);
+        position_ids.extend(first..first + prefill.tokens.len() as i64);
         slot_mapping.extend(prefill.slots.iter().map(|&slot| slot as i64));
         cu_seqlens.push(tokens.len() as i32);
     }
-    Batch { tokens, position_ids, slot_mapping, context: Context::Stream { cu_seqlens } }
+    let context = match prefills {
+        [piece] if piece.first_position > 0 => Context::Cache {
+            block_tables: vec![piece.block_table.iter().map(|&block| block as i32).collect()],
+            table_of_row: vec![0; tokens.len()],
+            context_lens: position_ids.iter().map(|&position| position as i32 + 1).collect(),
+        },
+        _ => Context::Stream { cu_seqlens },
+    };
+    Batch { tokens, position_ids, slot_mapping, context }
 }
 
 fn prepare_decode(sequences: &[Sequence], block_size: usize) -> Batch {
@@ -114,6 +124,7 @@ fn prepare_decode(sequences: &[Sequence], block_size: usize) -> Batch {
         slot_mapping: sequences.iter().map(|s| s.last_slot(block_size) as i64).collect(),
         context: Context::Cache {
             block_tables: sequences.iter().map(table).collect(),
+            table_of_row: (0..sequences.len()).collect(),
             context_lens: sequences.iter().map(|s| s.last_position() as i32 + 1).collect(),
         },
     }

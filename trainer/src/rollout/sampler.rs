@@ -44,13 +44,11 @@ pub(super) fn draw_rows(
     let logprobs = rlt_torch::f32_slice(&logprobs).map_err(reach)?.chunks_exact(vocab_size);
     let probs = rlt_torch::f32_slice(&probs_bv).map_err(reach)?.chunks_exact(vocab_size);
     let rows = sequences.iter().zip(params).zip(probs.zip(logprobs));
-    rows.map(|((sequence, params), (probs_v, logprobs_v))| {
+    let drawn = rows.map(|((sequence, params), (probs_v, logprobs_v))| {
         let token = draw_row(probs_v, params, sequence);
-        let logprob = logprobs_v[token as usize];
-        // Any NaN or positive infinity among the logits makes the whole row of log-probs NaN.
-        if logprob.is_finite() { Ok(Drawn { token, logprob }) } else { Err(non_finite(sequence)) }
-    })
-    .collect()
+        Drawn { token, logprob: logprobs_v[token as usize] }
+    });
+    Ok(drawn.collect())
 }
 
 fn draw_row(probs_v: &[f32], params: &SamplingParams, sequence: &Sequence) -> TokenId {
@@ -85,12 +83,4 @@ fn penalised(
         sampling::apply_repetition_penalty(logits_v, sequence.tokens(), params.repetition_penalty);
     }
     Ok(copy)
-}
-
-fn non_finite(sequence: &Sequence) -> RolloutError {
-    RolloutError::NonFiniteLogits {
-        request_idx: sequence.request_idx,
-        sample_idx: sequence.sample_idx,
-        position: sequence.completion().len(),
-    }
 }

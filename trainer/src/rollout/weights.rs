@@ -38,15 +38,15 @@ pub(super) struct RolloutWeights {
 
 /// The four products of one layer.
 #[derive(Debug)]
-struct PackedLayer {
-    qkv: PackedLinear,
+pub(super) struct PackedLayer {
+    pub(super) qkv: PackedLinear,
     /// Widths of queries, keys and values in the output of `qkv`.
     qkv_widths: [i64; 3],
-    output: PackedLinear,
-    gate_up: PackedLinear,
+    pub(super) output: PackedLinear,
+    pub(super) gate_up: PackedLinear,
     /// Width of gate and of up in the output of `gate_up`.
     intermediate: i64,
-    down: PackedLinear,
+    pub(super) down: PackedLinear,
 }
 
 impl RolloutWeights {
@@ -91,6 +91,20 @@ impl RolloutWeights {
     /// The products of a layer, as the body of layers multiplies with them.
     pub(super) fn projections(&self, layer_idx: usize) -> SlicedProjections<'_> {
         SlicedProjections { layer: &self.layers[layer_idx], ranks: self.ranks.as_deref() }
+    }
+
+    /// Whether other ranks have slices of the same weights.
+    pub(super) fn is_sliced(&self) -> bool {
+        self.ranks.is_some()
+    }
+
+    pub(super) fn head(&self) -> &PackedLinear {
+        &self.head
+    }
+
+    /// The products of a layer by themselves.
+    pub(super) fn products(&self, layer_idx: usize) -> &PackedLayer {
+        &self.layers[layer_idx]
     }
 
     /// Scores of every token [b, v], from hidden states [b, d] after the final norm.

@@ -164,13 +164,13 @@ pub(super) fn reward_models(
     actor: &Actor,
     folder: &RunFolder,
 ) -> Result<RewardModels, TrainError> {
-    let longest_sequence = spec.data.max_prompt_tokens + spec.rollout.max_completion_tokens;
-    let policy = Policy { tokenizer, longest_sequence: longest_sequence as usize };
+    let longest_sequence = spec.max_sequence_tokens() as usize;
+    let policy = Policy { tokenizer, longest_sequence };
     let numbers = compute_kind(spec);
     let device = actor.decoder.device();
     let options = LoadOptions { device, storage: numbers, compute: numbers, trainable: false };
     // Every rank judges whole sequences, also where it shares the tokens of other passes.
-    let max_tokens = spec.training.max_logprob_tokens.max(longest_sequence) as usize;
+    let max_tokens = (spec.training.max_logprob_tokens as usize).max(longest_sequence);
     let offload = Offload::new(spec.training.offload, folder.root());
     let sharing =
         actor.shards().map(|shards| Sharing { mesh: shards.ranks(), rest_in: offload.parameters() });

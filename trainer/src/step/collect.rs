@@ -8,13 +8,15 @@ use std::sync::Arc;
 use rlt_api::spec::{DynamicSamplingMetric, DynamicSamplingSpec, RewardErrorPolicy};
 use rlt_core::batch::Batch;
 use rlt_core::dapo::keeps_group;
+use rlt_core::metrics::Metrics;
 use rlt_core::sampling::SamplingParams;
 use rlt_core::slice::Dealing;
 use rlt_core::types::{Completion, Prompt, Reward, Rollout, RolloutGroup};
+use serde::{Deserialize, Serialize};
 
 use crate::error::TrainError;
 use crate::phases::PhaseClock;
-use crate::rollout::{RolloutError, RolloutProgress, RolloutRequest};
+use crate::rollout::{RolloutError, RolloutProgress, RolloutRequest, RolloutStats};
 use crate::tracking::console::Phase;
 use crate::trainer::{SeedStream, Trainer};
 
@@ -27,6 +29,8 @@ pub(super) struct Collected {
     pub greedy_rewards: Option<Vec<f64>>,
     /// Batches that were sampled; more than 1 with dynamic sampling.
     pub num_batches: u32,
+    /// What it cost the engines of all ranks.
+    pub cost: SamplingCost,
 }
 
 impl Collected {
@@ -50,12 +54,14 @@ pub(super) fn groups(trainer: &mut Trainer, clock: &mut PhaseClock) -> Result<Op
     let max_batches = dynamic.as_ref().map_or(1, |dynamic| dynamic.max_batches);
     clock.measure("update_weights", || trainer.sync_weights())?;
     let mut groups: Vec<RolloutGroup> = Vec::new();
-    let mut num_batches = 0;
+    let (mut num_batches, mut cost) = (0, SamplingCost::default());
     while groups.len() < num_wanted && num_batches < max_batches {
         let Some(sampled) = sample_batch(trainer, num_wanted, u64::from(num_batches), clock)? else {
             return Ok(None);
         };
         num_batches += 1;
+        cost.add(sampled.cost);
+        let sampled = sampled.groups;
         let is_last = num_batches == max_batches;
         match &dynamic {
             Some(dynamic) if !(is_last && groups.is_empty()) => {
@@ -69,7 +75,7 @@ pub(super) fn groups(trainer: &mut Trainer, clock: &mut PhaseClock) -> Result<Op
     groups.truncate(num_wanted);
     let greedy_rewards = greedy_rewards(trainer, &groups, clock)?;
     trainer.end_rollout();
-    Ok(Some(Collected { groups, greedy_rewards, num_batches }))
+    Ok(Some(Collected { groups, greedy_rewards, num_batches, cost }))
 }
 
 fn teaches_something(group: &RolloutGroup, dynamic: &DynamicSamplingSpec) -> bool {
@@ -85,7 +91,7 @@ fn sample_batch(
     num_prompts: usize,
     batch_idx: u64,
     clock: &mut PhaseClock,
-) -> Result<Option<Vec<RolloutGroup>>, TrainError> {
+) -> Result<Option<Sampled>, TrainError> {
     let Some(loader) = trainer.prompts.as_mut() else { return Err(TrainError::NoPolicyGradient) };
     let prompts = loader.next_prompts(num_prompts);
     let rollout = &trainer.spec().rollout;
@@ -104,6 +110,41 @@ pub(crate) struct Sampling {
     pub num_samples: u32,
 }
 
+/// Completions of a set of prompts.
+#[derive(Debug)]
+pub(crate) struct Sampled {
+    pub groups: Vec<RolloutGroup>,
+    pub cost: SamplingCost,
+}
+
+/// What sampling cost the engines of all ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SamplingCost {
+    /// Sequences that found no room in the cache and were computed again.
+    pub num_preemptions: u64,
+    /// The largest of the caches.
+    pub cache_bytes: u64,
+}
+
+impl SamplingCost {
+    fn of(stats: RolloutStats) -> Self {
+        Self { num_preemptions: stats.num_preemptions as u64, cache_bytes: stats.cache_bytes as u64 }
+    }
+
+    fn add(&mut self, other: Self) {
+        self.num_preemptions += other.num_preemptions;
+        self.cache_bytes = self.cache_bytes.max(other.cache_bytes);
+    }
+
+    /// `rollout/num_preemptions` and `rollout/kv_cache_gb`.
+    pub(super) fn metrics(self) -> Metrics {
+        Metrics::from([
+            ("rollout/num_preemptions".to_owned(), self.num_preemptions as f64),
+            ("rollout/kv_cache_gb".to_owned(), self.cache_bytes as f64 / f64::from(1 << 30)),
+        ])
+    }
+}
+
 /// Samples and judges `num_samples` completions of each prompt; `None` when a rank was asked to stop. Every
 /// rank, and with it those that sample as one, takes every so many-th prompt and learns what the others have
 /// made of theirs.
@@ -113,21 +154,24 @@ pub(crate) fn sample_groups(
     how: &Sampling,
     stream: &[u64],
     clock: &mut PhaseClock,
-) -> Result<Option<Vec<RolloutGroup>>, TrainError> {
+) -> Result<Option<Sampled>, TrainError> {
     let ranks = trainer.ranks.clone();
     let dealing = Dealing::new(ranks.size(), trainer.engine.num_slices());
     let own = sample_own(trainer, prompts, dealing, (how, stream), clock)?;
     let gathered = clock.measure("gather", || ranks.gather(own))?;
-    let Some(by_rank) = gathered.into_iter().collect::<Option<Vec<Vec<JudgedGroup>>>>() else {
+    let Some(by_rank) = gathered.into_iter().collect::<Option<Vec<(Vec<JudgedGroup>, SamplingCost)>>>()
+    else {
         return Ok(None);
     };
-    let mut by_rank: Vec<_> = by_rank.into_iter().map(IntoIterator::into_iter).collect();
+    let mut cost = SamplingCost::default();
+    by_rank.iter().for_each(|(_, own)| cost.add(*own));
+    let mut by_rank: Vec<_> = by_rank.into_iter().map(|(groups, _)| groups.into_iter()).collect();
     let policy_version = trainer.progress.step;
     let group = |(prompt_idx, prompt): (usize, &Arc<Prompt>)| {
         let judged = by_rank[dealing.judge_of(prompt_idx)].next().unwrap_or_default();
         rollout_group(prompt, judged, policy_version)
     };
-    Ok(Some(prompts.iter().enumerate().map(group).collect()))
+    Ok(Some(Sampled { groups: prompts.iter().enumerate().map(group).collect(), cost }))
 }
 
 /// The completions of one prompt with their rewards, as ranks tell each other.
@@ -141,7 +185,7 @@ fn sample_own(
     dealing: Dealing,
     (how, stream): (&Sampling, &[u64]),
     clock: &mut PhaseClock,
-) -> Result<Option<Vec<JudgedGroup>>, TrainError> {
+) -> Result<Option<(Vec<JudgedGroup>, SamplingCost)>, TrainError> {
     let max_new_tokens = trainer.spec().rollout.max_completion_tokens as usize;
     let rank = trainer.ranks.rank();
     let own_idxs: Vec<usize> = dealing.sampled_by(rank, prompts.len()).collect();
@@ -163,7 +207,10 @@ fn sample_own(
     let sampled = own_idxs.into_iter().zip(completions);
     let judged_here = sampled.filter(|(prompt_idx, _)| dealing.judge_of(*prompt_idx) == rank);
     let own = judged_here.map(|(prompt_idx, group)| (Arc::clone(&prompts[prompt_idx]), group)).collect();
-    Ok(Some(clock.measure("reward", || judge(trainer, own))?))
+    // Those that sample as one preempt alike: one of them tells.
+    let is_counted = rank.is_multiple_of(trainer.engine.num_slices());
+    let cost = if is_counted { SamplingCost::of(trainer.engine.stats()) } else { SamplingCost::default() };
+    Ok(Some((clock.measure("reward", || judge(trainer, own))?, cost)))
 }
 
 fn seeds(trainer: &Trainer, how: &Sampling, stream: &[u64], prompt_idx: u64) -> Vec<u64> {
@@ -236,7 +283,7 @@ fn greedy_rewards(
     let how = Sampling { phase: Phase::Rollout, stream: SeedStream::Rollout, sampling, num_samples: 1 };
     let stream = [trainer.progress.step, u64::MAX];
     let greedy = sample_groups(trainer, &prompts, &how, &stream, clock)?;
-    Ok(greedy.map(|greedy| greedy.iter().map(|group| group.rollouts[0].reward.value).collect()))
+    Ok(greedy.map(|greedy| greedy.groups.iter().map(|group| group.rollouts[0].reward.value).collect()))
 }
 
 /// The sampling parameters of the training.

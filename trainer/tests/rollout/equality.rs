@@ -53,7 +53,7 @@ fn a_sample_is_the_same_alone_and_in_any_batch() {
         for sampling in [SamplingParams::default(), truncated(), SamplingParams::greedy()] {
             let requests = requests(7, 2, &sampling);
             let together = generate(&decoder, options(), &requests).unwrap();
-            for (max_concurrent, max_prefill_tokens) in [(1, 4096), (3, 10), (5, 4096)] {
+            for (max_concurrent, max_prefill_tokens) in [(1, 4096), (3, 20), (5, 4096)] {
                 let bounds = RolloutOptions { max_concurrent, max_prefill_tokens, ..options() };
                 assert_eq!(together, generate(&decoder, bounds, &requests).unwrap(), "{family}");
             }
@@ -110,6 +110,35 @@ fn a_sample_does_not_depend_on_the_size_of_a_block() {
         for block_size in [1, 16] {
             let bounds = RolloutOptions { block_size, ..options() };
             same.compare(&of_four, &generate(&decoder, bounds, &requests).unwrap());
+        }
+    }
+    same.check();
+}
+
+/// The later tokens of a prompt attend to blocks of the cache, where a whole prompt's attend to each other:
+/// the same sums in another order.
+#[test]
+fn a_prompt_prefilled_in_pieces_gives_what_it_gives_whole() {
+    let mut same = SameSamples::default();
+    for family in FAMILIES {
+        let decoder = decoder(family);
+        let requests = requests(7, 2, &truncated());
+        let whole = generate(&decoder, options(), &requests).unwrap();
+        for (max_concurrent, max_prefill_tokens) in [(64, 1), (64, 3), (3, 4), (64, 10)] {
+            let bounds = RolloutOptions { max_concurrent, max_prefill_tokens, ..options() };
+            let pieces = generate(&decoder, bounds, &requests).unwrap();
+            same.compare(&whole, &pieces);
+            if max_concurrent == 64 {
+                continue;
+            }
+            let alone: Vec<_> = requests
+                .iter()
+                .map(|request| {
+                    let bounds = RolloutOptions { max_prefill_tokens, ..options() };
+                    generate(&decoder, bounds, std::slice::from_ref(request)).unwrap().remove(0)
+                })
+                .collect();
+            assert_eq!(pieces, alone, "{family}: pieces do not depend on what runs beside them");
         }
     }
     same.check();

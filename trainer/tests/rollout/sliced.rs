@@ -104,7 +104,7 @@ fn two_slices_sample_the_same_in_any_batch_and_after_a_preemption() {
     let calls = [requests(7, 2, &truncated())];
     let run = |options: RolloutOptions| sliced(2, || decoder("qwen3"), &options, &calls);
     let (together, roomy) = run(options());
-    for (max_concurrent, max_prefill_tokens) in [(1, 4096), (3, 10)] {
+    for (max_concurrent, max_prefill_tokens) in [(1, 4096), (3, 20)] {
         let bounds = RolloutOptions { max_concurrent, max_prefill_tokens, ..options() };
         assert_eq!(run(bounds).0, together);
     }

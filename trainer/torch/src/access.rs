@@ -43,6 +43,24 @@ pub fn i64_slice(tensor: &Tensor) -> Result<&[i64], Error> {
     shared("reading i64 elements", tensor, Kind::Int64)
 }
 
+/// The elements of a contiguous i32 tensor on the CPU; see [`f32_slice`].
+///
+/// # Errors
+/// As [`f32_slice`].
+pub fn i32_slice(tensor: &Tensor) -> Result<&[i32], Error> {
+    shared("reading i32 elements", tensor, Kind::Int)
+}
+
+/// The elements of a contiguous i32 tensor on the CPU, to write; see [`f32_slice_mut`].
+///
+/// # Errors
+/// As [`f32_slice`].
+pub fn i32_slice_mut(tensor: &mut Tensor) -> Result<&mut [i32], Error> {
+    let (data, len) = elements::<i32>("writing i32 elements", tensor, Kind::Int)?;
+    // SAFETY: as in `shared`; the handle is borrowed mutably.
+    Ok(if len == 0 { &mut [] } else { unsafe { std::slice::from_raw_parts_mut(data, len) } })
+}
+
 /// The elements of a contiguous f32 tensor on the CPU, to write. Other handles of the same storage see what
 /// is written.
 ///

@@ -4,6 +4,7 @@
 mod activation;
 mod adamw;
 mod attention;
+mod changes;
 mod decode_state;
 mod digest;
 pub mod driver;
@@ -20,6 +21,7 @@ mod stream;
 pub use activation::SwiGlu;
 pub use adamw::{AdamWTable, AdamWTensor, FusedAdamW};
 pub use attention::{PagedDecodeAttention, attention_splits, attention_workspace_bytes};
+pub use changes::{ApplyChanges, pinned};
 pub use decode_state::{Advance, EmbedGather, MarkSeen};
 pub use digest::DeviceDigest;
 pub use graph::Graph;

@@ -36,7 +36,9 @@ mod resting;
 mod signals;
 mod upload;
 
-pub use access::{f32_slice, f32_slice_mut, i64_slice, tensor_from_bytes, tensor_from_vec};
+pub use access::{
+    f32_slice, f32_slice_mut, i32_slice, i32_slice_mut, i64_slice, tensor_from_bytes, tensor_from_vec,
+};
 pub use attention::{Segments, paged_attention, varlen_attention, write_kv};
 pub use autograd::{backward, backward_many, set_grad};
 pub use cuda::{load_cuda, missing_cuda};
@@ -49,8 +51,8 @@ pub use head::{PerChunk, head_forward, head_forward_backward};
 pub use host_calls::HostCalls;
 pub use linear::PackedLinear;
 pub use memory::{
-    peak_device_bytes, peak_own_bytes, peak_rss_bytes, release_free_memory, reset_peak_rss,
-    reuse_large_buffers, rss_bytes,
+    DeviceMemory, device_memory, machine_memory_bytes, peak_device_bytes, peak_own_bytes, peak_rss_bytes,
+    release_free_memory, reset_peak_rss, reuse_large_buffers, rss_bytes,
 };
 pub use optim::{AdamWStep, adamw_step, global_norm};
 pub use precision::{

@@ -92,6 +92,31 @@ impl PackedLinear {
         crate::error::or_panic(self.multiply(x))
     }
 
+    /// Writes `x weight^T + bias` for `x` `[rows, in]` to `out` `[rows, out]`: one product, nothing is
+    /// allocated.
+    /// Only for weights that lie as given, as they do on GPUs.
+    ///
+    /// # Errors
+    /// When shapes or dtypes do not fit, or the weight is packed.
+    pub fn forward_into(&self, x: &Tensor, out: &Tensor) -> Result<(), Error> {
+        let act = "a linear layer into a given tensor";
+        let Weight::Plain(weight) = &self.weight else {
+            let (expected, got) = ("a weight as it was given".into(), "a packed one".into());
+            return Err(Error::Argument { act, expected, got });
+        };
+        let weight_io = weight.tr();
+        let product = tch::no_grad(|| match &self.bias {
+            Some(bias) => bias.f_addmm_out(out, x, &weight_io),
+            None => x.f_mm_out(out, &weight_io),
+        });
+        product.map(drop).map_err(|error| Error::Libtorch { act, message: error.to_string() })
+    }
+
+    /// The weight `[out, in]` where it lies as given.
+    pub fn plain_weight(&self) -> Option<&Tensor> {
+        if let Weight::Plain(weight) = &self.weight { Some(weight) } else { None }
+    }
+
     /// Whether the weight lies packed in a second copy.
     pub fn is_packed(&self) -> bool {
         !matches!(self.weight, Weight::Plain(_))

@@ -2,10 +2,13 @@
 //! buffers.
 
 use crate::Error;
-use crate::border::{check, rlt_peak_cuda_bytes, rlt_release_free_memory, rlt_reuse_large_buffers};
+use crate::border::{
+    check, rlt_cuda_memory, rlt_peak_cuda_bytes, rlt_release_free_memory, rlt_reuse_large_buffers,
+};
 use tch::Device;
 
 const STATUS: &str = "/proc/self/status";
+const MEMINFO: &str = "/proc/meminfo";
 const CLEAR_REFS: &str = "/proc/self/clear_refs";
 
 /// Shapes of products whose code stays, of oneDNN and of what lies between it and libtorch; both begin with
@@ -14,9 +17,14 @@ const KEPT_SHAPES: &str = "64";
 const KEPT_SHAPES_VARIABLES: [&str; 2] = ["ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"];
 
 fn status_bytes(field: &str) -> Result<u64, Error> {
-    let text = std::fs::read_to_string(STATUS).map_err(|source| Error::Process {
+    field_bytes(STATUS, field)
+}
+
+/// The number of a line `field: number kB` of a file.
+fn field_bytes(path: &'static str, field: &str) -> Result<u64, Error> {
+    let text = std::fs::read_to_string(path).map_err(|source| Error::Process {
         act: "reading memory use",
-        path: STATUS,
+        path,
         source,
     })?;
     let kib = text
@@ -25,7 +33,7 @@ fn status_bytes(field: &str) -> Result<u64, Error> {
         .and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
     kib.map(|kib| kib * 1024).ok_or_else(|| Error::Argument {
         act: "reading memory use",
-        expected: format!("a line `{field}` in {STATUS}"),
+        expected: format!("a line `{field}` in {path}"),
         got: "none".into(),
     })
 }
@@ -68,6 +76,35 @@ pub fn peak_device_bytes(device: Device) -> Result<Option<u64>, Error> {
     // SAFETY: a place for the answer.
     check("reading the device's peak memory", unsafe { rlt_peak_cuda_bytes(index as i64, &mut bytes) })?;
     Ok(Some(bytes.unsigned_abs()))
+}
+
+/// The memory of a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// Bytes that nobody has taken.
+    pub free_bytes: u64,
+    /// Bytes in all.
+    pub total_bytes: u64,
+}
+
+/// The memory of `device`; `None` for the CPU.
+///
+/// # Errors
+/// When CUDA was not loaded.
+pub fn device_memory(device: Device) -> Result<Option<DeviceMemory>, Error> {
+    let Device::Cuda(index) = device else { return Ok(None) };
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: places for the answers.
+    check("reading the device's memory", unsafe { rlt_cuda_memory(index as i64, &mut free, &mut total) })?;
+    Ok(Some(DeviceMemory { free_bytes: free.unsigned_abs(), total_bytes: total.unsigned_abs() }))
+}
+
+/// The memory of this machine, in bytes (`MemTotal`).
+///
+/// # Errors
+/// When /proc cannot be read.
+pub fn machine_memory_bytes() -> Result<u64, Error> {
+    field_bytes(MEMINFO, "MemTotal")
 }
 
 /// Starts a new peak from the present use.

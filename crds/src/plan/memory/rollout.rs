@@ -5,14 +5,12 @@
 
 use super::activations::Activations;
 use super::shards::Shards;
-use super::{FP32, MemoryTerm, larger, term};
+use super::{FP32, MemoryTerm, larger, on_gpu, term};
 use crate::plan::KV_BLOCK_TOKENS;
 use crate::plan::batch::{BatchPlan, num_held_out_prompts, share};
 use crate::plan::model_config::ModelConfig;
+use crate::quantity;
 use crate::resolved::ResolvedSpec;
-
-/// Tokens that the engine prefills in one step unless a prompt alone is longer.
-const PREFILL_TOKENS: u64 = 4096;
 
 /// One block in so many is not given to newcomers.
 const HEADROOM_DIVISOR: u64 = 100;
@@ -31,7 +29,8 @@ pub(super) fn terms(
 ) -> Vec<MemoryTerm> {
     let concurrent = batch.concurrent_sequences;
     let prompt = u64::from(spec.data.max_prompt_tokens);
-    let prefilled = (prompt * share(spec, batch.prompts_per_step)).min(PREFILL_TOKENS.max(prompt));
+    let budget = u64::from(spec.rollout.max_batched_tokens);
+    let prefilled = (prompt * share(spec, batch.prompts_per_step)).min(budget);
     let vocab = model.vocab_size as u64;
     let slice = slice(spec, model);
     let activations = Activations { model: &slice, ..*activations };
@@ -74,8 +73,20 @@ fn weights((model, slice): (&ModelConfig, &ModelConfig), width: u64, shards: &Sh
     ]
 }
 
+/// As much as all sequences can fill, or what `rollout.memoryFraction` of the worker's memory leaves beside
+/// the packed weights.
 fn kv_cache(spec: &ResolvedSpec, slice: &ModelConfig, batch: &BatchPlan, width: u64) -> MemoryTerm {
-    term("KV cache", width * cache_numbers(spec, slice, batch))
+    let wanted = width * cache_numbers(spec, slice, batch);
+    let allowed = memory_of_worker(spec).map_or(u64::MAX, |memory| {
+        let of_rollout = (memory * spec.rollout.memory_fraction) as u64;
+        of_rollout.saturating_sub(width * packed_weights(slice))
+    });
+    term("KV cache", wanted.min(allowed))
+}
+
+/// The memory of which the rollout may take its fraction, where the job says it: on CPUs that of the pod.
+fn memory_of_worker(spec: &ResolvedSpec) -> Option<f64> {
+    if on_gpu(spec) { None } else { spec.workers.resources.memory.as_deref().and_then(quantity::value) }
 }
 
 /// Bytes of one logit while tokens are drawn: as it was computed, and in fp32 itself, its log-prob and its
@@ -120,7 +131,7 @@ fn cache_numbers(spec: &ResolvedSpec, slice: &ModelConfig, batch: &BatchPlan) ->
 fn blocks_wanted(spec: &ResolvedSpec, num_prompts: u64, samples_per_prompt: u64, at_once: u64) -> u64 {
     let block = u64::from(KV_BLOCK_TOKENS);
     let longest = (spec.max_sequence_tokens() - 1).div_ceil(block);
-    let num_shared = u64::from(spec.data.max_prompt_tokens - 1) / block;
+    let num_shared = (spec.largest_group().0 - 1) / block;
     let concurrent = num_prompts.saturating_mul(samples_per_prompt).min(at_once);
     let num_first = num_prompts.min(concurrent);
     let blocks = num_first * (longest + 1) + (concurrent - num_first) * (longest - num_shared);

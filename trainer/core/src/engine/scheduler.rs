@@ -4,11 +4,14 @@
 //! blocks are short, and then lets waiting sequences join. The samples of a request fork from one prefilled
 //! prompt: its full blocks stay shared, the partial last one is copied by the first write into it.
 
+mod ahead;
+
 use std::collections::VecDeque;
 
 use super::sequence::slot;
 use super::{Block, BlockPool, Sequence, SequenceRequest};
 use crate::types::TokenId;
+use ahead::UnreadToken;
 
 /// One block in so many is not given to newcomers (vLLM's watermark is the same hundredth).
 const HEADROOM_DIVISOR: usize = 100;
@@ -22,7 +25,8 @@ pub struct SchedulerLimits {
     pub block_size: usize,
     /// Sequences that may decode together.
     pub max_concurrent: usize,
-    /// Tokens that one step may prefill; a longer prompt is prefilled in a step of its own.
+    /// Tokens of one pass of a prefill. A longer prompt has a step of its own, in which it is prefilled in
+    /// pieces of so many tokens.
     pub max_prefill_tokens: usize,
 }
 
@@ -72,12 +76,19 @@ impl SchedulerError {
 }
 
 /// Tokens whose keys and values are to be computed and stored; nothing is sampled from them.
+///
+/// Where a prompt is cut into pieces depends on its length and the budget alone, never on what runs beside
+/// it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prefill {
-    /// The tokens, at positions 0, 1, ...
+    /// Position of the first token. Keys and values of all before it are in the cache.
+    pub first_position: usize,
+    /// The tokens, at positions `first_position`, `first_position + 1`, ...
     pub tokens: Vec<TokenId>,
     /// Cache slot of each token.
     pub slots: Vec<usize>,
+    /// Numbers of the blocks that hold all positions up to the last token's.
+    pub block_table: Vec<u32>,
 }
 
 /// A block to be duplicated before the step's decode.
@@ -92,10 +103,18 @@ pub struct BlockCopy {
 /// Work of one step: the prefills, then the copies, then one decode of [`Scheduler::running`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Step {
-    /// Packed together into one batch.
+    /// Packed together into passes of at most `max_prefill_tokens` tokens ([`Self::prefill_passes`]).
     pub prefills: Vec<Prefill>,
     /// All sources are read before, or in the order of, the writes.
     pub copies: Vec<BlockCopy>,
+}
+
+impl Step {
+    /// The prefills as passes, in order: whole prompts together, the pieces of a longer one each alone.
+    pub fn prefill_passes(&self) -> impl Iterator<Item = &[Prefill]> {
+        let is_whole = |next: &Prefill| next.first_position == 0;
+        self.prefills.chunk_by(move |_, next| is_whole(next))
+    }
 }
 
 /// What the scheduler has done since it was made.
@@ -130,6 +149,10 @@ pub struct Scheduler {
     groups: Vec<Group>,
     waiting: VecDeque<Sequence>,
     running: Vec<Sequence>,
+    /// As long as they may become, their last tokens not read yet.
+    leaving: Vec<Sequence>,
+    /// What was drawn and not read, a list a step.
+    unread: VecDeque<Vec<UnreadToken>>,
     stats: SchedulerStats,
 }
 
@@ -154,6 +177,8 @@ impl Scheduler {
             groups: Vec::new(),
             waiting: VecDeque::new(),
             running: Vec::new(),
+            leaving: Vec::new(),
+            unread: VecDeque::new(),
             stats: SchedulerStats::default(),
         })
     }
@@ -162,7 +187,7 @@ impl Scheduler {
     pub fn blocks_wanted(requests: &[SequenceRequest], block_size: usize, max_concurrent: usize) -> usize {
         let mut costs: Vec<usize> = Vec::new();
         for request in requests.iter().filter(|request| !request.prompt.is_empty()) {
-            let longest = blocks_of_request(request, block_size);
+            let longest = request.max_blocks(block_size);
             let num_shared = (request.prompt.len() - 1) / block_size;
             // The first sample of a request brings the shared blocks along, and the partial one kept for
             // siblings.
@@ -188,7 +213,7 @@ impl Scheduler {
         if request.max_new_tokens == 0 {
             return Err(SchedulerError::NoNewTokens { request_idx });
         }
-        let needed = blocks_of_request(request, self.limits.block_size);
+        let needed = request.max_blocks(self.limits.block_size);
         if needed > self.pool.num_blocks() {
             return Err(SchedulerError::TooLong { request_idx, needed, num_blocks: self.pool.num_blocks() });
         }
@@ -320,7 +345,7 @@ impl Scheduler {
         let siblings_wait = is_fork && self.groups[group_idx].num_unforked > 1;
         let for_siblings = (siblings_wait && keep == Prefix::KeptForSiblings).then(|| prefix.clone());
         sequence.block_table = prefix;
-        let prefill = (!is_computed).then(|| self.prefill_of(&sequence));
+        let pieces = if is_computed { Vec::new() } else { self.pieces_of(&sequence) };
         if !reserve_last_slot(&self.pool, &mut sequence, self.limits.block_size, step) {
             let prefix = std::mem::take(&mut sequence.block_table);
             if is_computed {
@@ -332,10 +357,8 @@ impl Scheduler {
             self.groups[group_idx] =
                 Group { num_unforked: self.groups[group_idx].num_unforked - 1, prefix: for_siblings };
         }
-        if let Some(prefill) = prefill.filter(|prefill| !prefill.tokens.is_empty()) {
-            self.stats.prefilled_tokens += prefill.tokens.len();
-            step.prefills.push(prefill);
-        }
+        self.stats.prefilled_tokens += pieces.iter().map(|piece| piece.tokens.len()).sum::<usize>();
+        step.prefills.extend(pieces);
         self.running.push(sequence);
         Ok(())
     }
@@ -348,16 +371,22 @@ impl Scheduler {
         fits_budget.then(|| self.pool.allocate_many(num_tokens.div_ceil(self.limits.block_size)))?
     }
 
-    fn prefill_of(&self, sequence: &Sequence) -> Prefill {
+    /// All tokens but the last, cut where the budget of a pass is reached.
+    fn pieces_of(&self, sequence: &Sequence) -> Vec<Prefill> {
+        let (block_size, budget) = (self.limits.block_size, self.limits.max_prefill_tokens);
         let num_tokens = sequence.last_position();
-        let slots = (0..num_tokens).map(|p| slot(&sequence.block_table, p, self.limits.block_size)).collect();
-        Prefill { tokens: sequence.tokens[..num_tokens].to_vec(), slots }
+        let piece = |first: usize| {
+            let end = num_tokens.min(first.saturating_add(budget));
+            let blocks = &sequence.block_table[..end.div_ceil(block_size)];
+            Prefill {
+                first_position: first,
+                tokens: sequence.tokens[first..end].to_vec(),
+                slots: (first..end).map(|position| slot(blocks, position, block_size)).collect(),
+                block_table: blocks.iter().map(Block::idx).collect(),
+            }
+        };
+        (0..num_tokens).step_by(budget).map(piece).collect()
     }
-}
-
-/// Cache blocks that one sample of a request holds at its longest; its very last token is never fed back.
-fn blocks_of_request(request: &SequenceRequest, block_size: usize) -> usize {
-    (request.prompt.len() + request.max_new_tokens - 1).div_ceil(block_size)
 }
 
 /// Gives the last token a slot that only this sequence can see; false, with nothing changed, when no block is

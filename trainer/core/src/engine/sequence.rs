@@ -16,6 +16,13 @@ pub struct SequenceRequest {
     pub max_new_tokens: usize,
 }
 
+impl SequenceRequest {
+    /// Cache blocks that one sample holds at its longest; its very last token is never fed back.
+    pub fn max_blocks(&self, block_size: usize) -> usize {
+        (self.prompt.len() + self.max_new_tokens).saturating_sub(1).div_ceil(block_size)
+    }
+}
+
 /// One sample of one request.
 #[derive(Clone, Debug)]
 pub struct Sequence {
@@ -43,6 +50,11 @@ impl Sequence {
             max_new_tokens: request.max_new_tokens,
             block_table: Vec::new(),
         })
+    }
+
+    /// Number of the request, and position among its samples.
+    pub fn sample(&self) -> (usize, usize) {
+        (self.request_idx, self.sample_idx)
     }
 
     /// Prompt and completion.

@@ -2,6 +2,7 @@
 #include "activation.cu"
 #include "adamw.cu"
 #include "attention.cu"
+#include "changes.cu"
 #include "decode_state.cu"
 #include "digest.cu"
 #include "head.cu"

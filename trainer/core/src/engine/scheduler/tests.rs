@@ -1,6 +1,6 @@
 //! Random loads against a cache that is simulated token by token.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -11,11 +11,15 @@ use super::*;
 type Fingerprint = u64;
 
 fn fingerprints(tokens: &[TokenId]) -> Vec<Fingerprint> {
+    fingerprints_after(1, tokens)
+}
+
+fn fingerprints_after(before: Fingerprint, tokens: &[TokenId]) -> Vec<Fingerprint> {
     let extend = |state: &mut u64, &token: &TokenId| {
         *state = (*state ^ u64::from(token)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23);
         Some(*state)
     };
-    tokens.iter().scan(1, extend).collect()
+    tokens.iter().scan(before, extend).collect()
 }
 
 struct Simulation {
@@ -24,6 +28,10 @@ struct Simulation {
     cache: Vec<Option<Fingerprint>>,
     finished: HashMap<(usize, usize), Vec<TokenId>>,
     num_steps: usize,
+    /// Whether a step is launched before the tokens of the one before are read.
+    is_ahead: bool,
+    /// What was launched and not read: the sequences with their completions' lengths before the draw.
+    launched: VecDeque<Vec<(Sequence, usize)>>,
 }
 
 impl Simulation {
@@ -31,12 +39,21 @@ impl Simulation {
         let mut scheduler = Scheduler::new(limits).unwrap();
         requests.iter().for_each(|request| scheduler.add(request).unwrap());
         let cache = vec![None; limits.num_blocks as usize * limits.block_size];
-        Self { limits, scheduler, cache, finished: HashMap::new(), num_steps: 0 }
+        let (finished, launched) = (HashMap::new(), VecDeque::new());
+        Self { limits, scheduler, cache, finished, num_steps: 0, is_ahead: false, launched }
+    }
+
+    fn ahead(self) -> Self {
+        Self { is_ahead: true, ..self }
     }
 
     /// Runs to the end; `stop_after` says how long each sample becomes.
     fn run(mut self, stop_after: &dyn Fn(&Sequence) -> usize) -> Self {
-        while !self.scheduler.is_idle() {
+        while !self.scheduler.is_idle() || !self.launched.is_empty() {
+            if self.scheduler.is_idle() {
+                self.read(stop_after);
+                continue;
+            }
             let oldest = self.scheduler.running().first().map(|s| (s.request_idx, s.sample_idx));
             let step = self.scheduler.schedule();
             assert!(!self.scheduler.running().is_empty(), "a step with work to do runs something");
@@ -47,19 +64,26 @@ impl Simulation {
             }
             self.prefill_and_copy(&step);
             self.decode();
-            self.advance(stop_after);
+            if self.is_ahead {
+                let with_len = |s: &Sequence| (s.clone(), s.completion().len());
+                self.launched.push_back(self.scheduler.running().iter().map(with_len).collect());
+                self.scheduler.advance_unread();
+                if self.launched.len() > 1 {
+                    self.read(stop_after);
+                }
+            } else {
+                self.advance(stop_after);
+            }
             self.num_steps += 1;
         }
         self
     }
 
     fn prefill_and_copy(&mut self, step: &Step) {
-        let planned: usize = step.prefills.iter().map(|prefill| prefill.tokens.len()).sum();
-        assert!(step.prefills.len() <= 1 || planned <= self.limits.max_prefill_tokens);
-        for prefill in &step.prefills {
-            for (&slot, fingerprint) in prefill.slots.iter().zip(fingerprints(&prefill.tokens)) {
-                self.cache[slot] = Some(fingerprint);
-            }
+        for pass in step.prefill_passes() {
+            let planned: usize = pass.iter().map(|prefill| prefill.tokens.len()).sum();
+            assert!(planned <= self.limits.max_prefill_tokens, "a pass keeps to its budget");
+            pass.iter().for_each(|prefill| self.prefill(prefill));
         }
         // All reads before all writes: the order that asks most of the plan.
         let block =
@@ -70,9 +94,27 @@ impl Simulation {
         }
     }
 
+    /// What a piece computes depends on what the cache has of the tokens before it.
+    fn prefill(&mut self, prefill: &Prefill) {
+        let block_size = self.limits.block_size;
+        let slot_of = |position: usize| {
+            prefill.block_table[position / block_size] as usize * block_size + position % block_size
+        };
+        let before = match prefill.first_position {
+            0 => 1,
+            first => self.cache[slot_of(first - 1)].expect("the piece before is in the cache"),
+        };
+        let computed = fingerprints_after(before, &prefill.tokens);
+        for (idx, (&slot, fingerprint)) in prefill.slots.iter().zip(computed).enumerate() {
+            assert_eq!(slot, slot_of(prefill.first_position + idx), "the table names the block of each slot");
+            self.cache[slot] = Some(fingerprint);
+        }
+    }
+
     fn decode(&mut self) {
         let block_size = self.limits.block_size;
-        let expected: Vec<_> = self.scheduler.running().iter().map(|s| fingerprints(s.tokens())).collect();
+        let expected: Vec<_> =
+            self.scheduler.running().iter().map(|s| fingerprints(&true_tokens(s))).collect();
         for (sequence, fingerprints) in self.scheduler.running().iter().zip(&expected) {
             self.cache[sequence.last_slot(block_size)] = fingerprints.last().copied();
         }
@@ -91,16 +133,44 @@ impl Simulation {
     fn advance(&mut self, stop_after: &dyn Fn(&Sequence) -> usize) {
         let draw = |s: &Sequence| {
             let drawn = s.completion().len() + 1;
-            let token = (s.seed as u32).wrapping_mul(31).wrapping_add(drawn as u32);
-            (token, s.is_at_last_token() || drawn >= stop_after(s))
+            (drawn_token(s, drawn), s.is_at_last_token() || drawn >= stop_after(s))
         };
         let drawn: Vec<_> = self.scheduler.running().iter().map(draw).collect();
-        for sequence in self.scheduler.advance(&drawn) {
+        let finished = self.scheduler.advance(&drawn);
+        self.finish(finished);
+    }
+
+    /// Reads the tokens of the oldest step that was launched.
+    fn read(&mut self, stop_after: &dyn Fn(&Sequence) -> usize) {
+        let launched = self.launched.pop_front().unwrap();
+        let draw = |(s, len): &(Sequence, usize)| {
+            (drawn_token(s, len + 1), s.is_at_last_token() || len + 1 >= stop_after(s))
+        };
+        let drawn: Vec<_> = launched.iter().map(draw).collect();
+        let finished = self.scheduler.resolve(&drawn);
+        self.finish(finished);
+    }
+
+    fn finish(&mut self, finished: Vec<Sequence>) {
+        for sequence in finished {
+            assert_eq!(sequence.tokens(), true_tokens(&sequence), "every token was named");
             let key = (sequence.request_idx, sequence.sample_idx);
             let again = self.finished.insert(key, sequence.completion().to_vec());
             assert_eq!(again, None, "a sample finishes once");
         }
     }
+}
+
+/// The `drawn`-th token of a completion, from 1.
+fn drawn_token(s: &Sequence, drawn: usize) -> TokenId {
+    (s.seed as u32).wrapping_mul(31).wrapping_add(drawn as u32)
+}
+
+/// The sequence's tokens, also those that the scheduler does not know yet.
+fn true_tokens(s: &Sequence) -> Vec<TokenId> {
+    let prompt = &s.tokens()[..s.tokens().len() - s.completion().len()];
+    let completion = (1..=s.completion().len()).map(|drawn| drawn_token(s, drawn));
+    prompt.iter().copied().chain(completion).collect()
 }
 
 fn request(prompt_len: usize, num_samples: u64, max_new_tokens: usize) -> SequenceRequest {
@@ -125,12 +195,15 @@ proptest! {
         stop_seed in 1usize..50,
     ) {
         let requests: Vec<_> = shapes.iter().map(|&(p, n, new)| request(p, n, new)).collect();
-        let longest = requests.iter().map(|r| blocks_of_request(r, block_size)).max().unwrap_or(0);
+        let longest = requests.iter().map(|r| r.max_blocks(block_size)).max().unwrap_or(0);
         // Down to the fewest blocks with which the longest sample can run at all.
         let num_blocks = longest as u32 + spare_blocks;
         let limits = SchedulerLimits { num_blocks, block_size, max_concurrent, max_prefill_tokens };
         let stop_after = |s: &Sequence| 1 + (s.request_idx * 13 + s.sample_idx * 5 + stop_seed) % 24;
         let done = Simulation::new(limits, &requests).run(&stop_after);
+        let ahead = Simulation::new(limits, &requests).ahead().run(&stop_after);
+        prop_assert_eq!(&ahead.finished, &done.finished, "one step ahead nothing else is written");
+        prop_assert_eq!(ahead.scheduler.num_free_blocks(), num_blocks as usize);
         prop_assert_eq!(done.scheduler.num_free_blocks(), num_blocks as usize);
         let num_samples: usize = requests.iter().map(|r| r.seeds.len()).sum();
         prop_assert_eq!(done.finished.len(), num_samples);
@@ -175,6 +248,25 @@ fn a_group_prompt_is_prefilled_once_and_its_full_blocks_are_shared() {
 }
 
 #[test]
+fn a_prompt_beyond_the_budget_is_cut_by_its_own_length_alone() {
+    let pieces_of_second = |first_len: usize| {
+        let limits = SchedulerLimits { max_prefill_tokens: 4, ..limits(64, 4, 8) };
+        let mut scheduler = Scheduler::new(limits).unwrap();
+        scheduler.add(&request(first_len, 1, 4)).unwrap();
+        scheduler.add(&request(12, 1, 4)).unwrap();
+        let prefills = std::iter::from_fn(|| {
+            let prefills = scheduler.schedule().prefills;
+            scheduler.advance(&vec![(1, false); scheduler.running().len()]);
+            Some(prefills)
+        });
+        let of_second = prefills.take(3).flatten().filter(|prefill| prefill.tokens[0] % 7 == 12 % 7);
+        of_second.map(|prefill| (prefill.first_position, prefill.tokens.len())).collect::<Vec<_>>()
+    };
+    assert_eq!(pieces_of_second(2), [(0, 4), (4, 4), (8, 3)]);
+    assert_eq!(pieces_of_second(2), pieces_of_second(4), "whatever else is prefilled");
+}
+
+#[test]
 fn samples_that_wait_for_a_place_fork_from_the_same_prefill() {
     let done = Simulation::new(limits(64, 4, 2), &[request(11, 8, 5)]).run(&|_| 5);
     assert_eq!(done.scheduler.stats().prefilled_tokens, 10);
@@ -197,6 +289,18 @@ fn preemption_computes_the_youngest_again() {
     assert_eq!(stats.preemptions, 1);
     assert!(stats.prefilled_tokens > 6, "the preempted one's tokens are prefilled a second time");
     assert_eq!(done.finished.len(), 2);
+}
+
+#[test]
+fn one_step_ahead_only_what_a_token_ends_takes_a_step_more() {
+    let steps = |stop_after: usize| {
+        let simulation = || Simulation::new(limits(64, 4, 2), &[request(4, 1, 6)]);
+        let (now, ahead) = (simulation().run(&|_| stop_after), simulation().ahead().run(&|_| stop_after));
+        assert_eq!(now.finished, ahead.finished);
+        (now.num_steps, ahead.num_steps)
+    };
+    assert_eq!(steps(6), (6, 6), "the longest is known without its tokens");
+    assert_eq!(steps(3), (3, 4), "the token after the last one is dropped");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use rlt_core::digest::digest64;
 use tch::{Device, Kind, Tensor};
 
 use super::{KINDS, floats, in_every_order, ints, randn, words};
-use crate::cuda::{Advance, DeviceDigest, EmbedGather, MarkSeen};
+use crate::cuda::{Advance, ApplyChanges, DeviceDigest, EmbedGather, MarkSeen};
 
 #[test]
 fn embeddings_are_gathered_and_scaled() {
@@ -76,5 +76,27 @@ fn the_digest_of_a_tensor_is_that_of_its_numbers_on_the_host() {
                 assert_eq!(out.int64_value(&[0]) as u64, digest64(&numbers), "{len} of {kind:?}");
             }
         }
+    });
+}
+
+/// More changes than threads; what is not counted or lies outside of the state changes nothing.
+#[test]
+fn words_are_written_and_copied_as_changes_say() {
+    in_every_order(|kernels| {
+        let before: Vec<i32> = (0..20_000).collect();
+        let mut expected = before.clone();
+        let mut changes = vec![0];
+        for at in 0..9_000 {
+            // Words behind the ten thousandth are copied from, and none of them is written.
+            let (pair, value) = if at % 3 == 0 { ([-1 - at, 10_000 + at], 10_000 + at) } else { ([at, -at], -at) };
+            changes.extend(pair);
+            expected[at as usize] = value;
+        }
+        changes.extend([20_000, 1, -1 - 9_500, 20_000]);
+        changes[0] = (changes.len() as i32 - 1) / 2;
+        changes.extend([9_600, 1]);
+        let state = ints(&before);
+        ApplyChanges { changes: &ints(&changes), state: &state }.launch(kernels).unwrap();
+        assert_eq!(words(&state), expected);
     });
 }

@@ -1,0 +1,87 @@
+//! One step ahead: planning a step before the tokens of the one before are read.
+//!
+//! ```text
+//!   loop { schedule(); launch; advance_unread(); read the tokens of the step before; resolve(tokens) }
+//! ```
+//! How long a sequence is, and so which blocks and slots it needs, is known without its tokens. What only a
+//! token says, that a sequence is complete, is learned one step late: the token that it drew meanwhile is
+//! dropped. A block that is freed so may be written once more by the step under way, and belongs to somebody
+//! else only in a later one.
+
+use std::collections::HashMap;
+
+use super::{Scheduler, Sequence};
+use crate::types::TokenId;
+
+/// Stands for a token that was drawn and not read yet.
+const UNREAD: TokenId = TokenId::MAX;
+
+/// Which sample's token, and how many tokens the sequence had before it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct UnreadToken {
+    sample: (usize, usize),
+    position: usize,
+}
+
+impl Scheduler {
+    /// Appends a token, which [`Self::resolve`] names later, to each running sequence; the next step can be
+    /// planned. A sequence that becomes as long as it may gives up its blocks now.
+    pub fn advance_unread(&mut self) {
+        let mut unread = Vec::with_capacity(self.running.len());
+        let mut still_running = Vec::with_capacity(self.running.len());
+        for mut sequence in self.running.drain(..) {
+            unread.push(UnreadToken { sample: sequence.sample(), position: sequence.tokens.len() });
+            let is_longest = sequence.is_at_last_token();
+            sequence.tokens.push(UNREAD);
+            if is_longest {
+                sequence.block_table.clear();
+                self.leaving.push(sequence);
+            } else {
+                still_running.push(sequence);
+            }
+        }
+        self.running = still_running;
+        self.unread.push_back(unread);
+    }
+
+    /// Whether tokens are to be read.
+    pub fn has_unread(&self) -> bool {
+        !self.unread.is_empty()
+    }
+
+    /// Names the tokens of the oldest step that is not read, and hands back the sequences that are finished.
+    ///
+    /// `drawn` holds, in the order of [`Self::running`] in that step, the token and whether it is the
+    /// sequence's last. Those of sequences that were finished before are dropped.
+    pub fn resolve(&mut self, drawn: &[(TokenId, bool)]) -> Vec<Sequence> {
+        let unread = self.unread.pop_front().unwrap_or_default();
+        debug_assert_eq!(drawn.len(), unread.len());
+        let tokens: HashMap<(usize, usize), (usize, (TokenId, bool))> = unread
+            .iter()
+            .zip(drawn)
+            .map(|(unread, drawn)| (unread.sample, (unread.position, *drawn)))
+            .collect();
+        let mut finished = Vec::new();
+        let mut is_unfinished = |sequence: &mut Sequence| {
+            let Some(&(position, (token, is_last))) = tokens.get(&sequence.sample()) else { return true };
+            sequence.tokens[position] = token;
+            if is_last {
+                sequence.tokens.truncate(position + 1);
+                sequence.block_table.clear();
+                finished.push(sequence.clone());
+            }
+            !is_last
+        };
+        self.running.retain_mut(&mut is_unfinished);
+        self.leaving.retain_mut(&mut is_unfinished);
+        // What was preempted waits before all that has not begun.
+        let num_begun = self.waiting.iter().take_while(|sequence| !sequence.completion().is_empty()).count();
+        let preempted: Vec<Sequence> = self.waiting.drain(..num_begun).collect();
+        for mut sequence in preempted.into_iter().rev() {
+            if is_unfinished(&mut sequence) {
+                self.waiting.push_front(sequence);
+            }
+        }
+        finished
+    }
+}

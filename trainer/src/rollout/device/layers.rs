@@ -1,0 +1,249 @@
+//! The decoder on a device as kernels into given buffers: nine launches a layer, whatever the number of rows.
+//!
+//! ```text
+//! norm with residual, q k v, rope and cache, attention, output, norm with residual, gate and up, gate, down
+//! ```
+//! Rows are the tokens of a decode, one a sequence, or those of a prefill: each sees as many tokens of its
+//! block table as its context length says.
+
+use rlt_api::plan::model_config::{HiddenActivation, ModelConfig};
+use rlt_torch::cuda::{
+    EmbedGather, Kernels, PagedDecodeAttention, RmsNormResidual, RopeAndWriteKv, SwiGlu, attention_splits,
+    attention_workspace_bytes,
+};
+use rlt_torch::{Activation, Error};
+use tch::{Device, Kind, Tensor};
+
+use crate::rollout::kv_cache::KvCache;
+use crate::rollout::weights::RolloutWeights;
+
+/// Norms, embedding and frequencies as the kernels take them.
+#[derive(Debug)]
+pub(super) struct Model<'a> {
+    pub(super) kernels: Kernels,
+    weights: &'a RolloutWeights,
+    embedding: Tensor,
+    embedding_scale: f64,
+    activation: Activation,
+    /// Each layer's norms before attention and behind it, and those of query and key heads.
+    norms: Vec<(Tensor, Tensor, Option<(Tensor, Tensor)>)>,
+    final_norm: Tensor,
+    multiprocessors: usize,
+}
+
+/// What describes the rows of a pass, all on the device.
+pub(super) struct Inputs {
+    /// i32 `[rows]`.
+    pub(super) tokens: Tensor,
+    /// i32 `[rows]`.
+    pub(super) positions: Tensor,
+    /// i32 `[rows]`.
+    pub(super) slots: Tensor,
+    /// i32 `[rows]`.
+    pub(super) context_lens: Tensor,
+    /// i32 `[rows, max_blocks]`.
+    pub(super) block_tables: Tensor,
+}
+
+/// What the layers write, for a number of rows.
+pub(super) struct Buffers {
+    residual: Tensor,
+    added: Tensor,
+    normed: Tensor,
+    qkv: Tensor,
+    queries: Tensor,
+    attended: Tensor,
+    gate_up: Tensor,
+    activated: Tensor,
+    workspace: Tensor,
+    splits: usize,
+}
+
+/// The kernels' name of an activation; `None` for one that they lack.
+fn activation_of(config: &ModelConfig) -> Option<Activation> {
+    match config.hidden_activation {
+        HiddenActivation::Silu => Some(Activation::Silu),
+        HiddenActivation::GeluTanh => Some(Activation::GeluTanh),
+        HiddenActivation::Gelu => None,
+    }
+}
+
+/// Whether the kernels can compute such a model.
+pub(super) fn supports(config: &ModelConfig) -> bool {
+    config.head_dim.is_multiple_of(8) && config.head_dim <= 256 && activation_of(config).is_some()
+}
+
+impl<'a> Model<'a> {
+    /// Casts the norms once. `None` for a model that the kernels cannot compute.
+    pub(super) fn new(kernels: Kernels, weights: &'a RolloutWeights, multiprocessors: usize) -> Option<Self> {
+        let frame = &weights.frame;
+        let kind = frame.compute_kind();
+        let cast = |tensor: &Tensor| tensor.detach().to_kind(kind).contiguous();
+        let norms = frame.layers().iter().map(|layer| {
+            let of_heads = layer.qk_norm.as_ref().map(|(q, k)| (cast(q), cast(k)));
+            (cast(&layer.input_norm), cast(&layer.post_attention_norm), of_heads)
+        });
+        let tied = weights.head().plain_weight().filter(|_| frame.config.tie_word_embeddings);
+        Some(Self {
+            kernels,
+            weights,
+            embedding: tied.map_or_else(|| cast(&frame.embedding), Tensor::shallow_clone),
+            embedding_scale: frame.embedding_scale(),
+            activation: activation_of(&frame.config)?,
+            norms: norms.collect(),
+            final_norm: cast(&frame.norm),
+            multiprocessors,
+        })
+    }
+
+    fn config(&self) -> &ModelConfig {
+        &self.weights.frame.config
+    }
+
+    /// Buffers for passes of `rows` rows.
+    pub(super) fn buffers(&self, rows: usize) -> Buffers {
+        let config = self.config();
+        let options = (self.weights.frame.compute_kind(), self.kernels.device());
+        let (heads, kv_heads, head_dim) = (config.num_heads, config.num_kv_heads, config.head_dim);
+        let empty = |width: usize| Tensor::empty([rows as i64, width as i64], options);
+        let of_heads = || Tensor::empty([rows as i64, heads as i64, head_dim as i64], options);
+        let splits = attention_splits(rows, kv_heads, self.multiprocessors);
+        let num_bytes = attention_workspace_bytes(rows, heads, kv_heads, head_dim, splits);
+        Buffers {
+            residual: empty(config.hidden_size),
+            added: empty(config.hidden_size),
+            normed: empty(config.hidden_size),
+            qkv: empty((heads + 2 * kv_heads) * head_dim),
+            queries: of_heads(),
+            attended: of_heads(),
+            gate_up: empty(2 * config.intermediate_size),
+            activated: empty(config.intermediate_size),
+            workspace: Tensor::zeros([num_bytes as i64], (Kind::Uint8, self.kernels.device())),
+            splits,
+        }
+    }
+
+    /// Runs all layers and writes keys and values of the rows into the cache; their hidden states behind the
+    /// final norm are in what is returned.
+    pub(super) fn run<'b>(
+        &self,
+        inputs: &Inputs,
+        cache: &mut KvCache,
+        buffers: &'b Buffers,
+    ) -> Result<&'b Tensor, Error> {
+        let kernels = &self.kernels;
+        EmbedGather {
+            tokens: &inputs.tokens,
+            embedding: &self.embedding,
+            scale: self.embedding_scale,
+            out: &buffers.residual,
+        }
+        .launch(kernels)?;
+        for layer_idx in 0..self.norms.len() {
+            self.layer(layer_idx, inputs, cache, buffers)?;
+        }
+        let added = (!self.norms.is_empty()).then_some(&buffers.added);
+        self.norm(added, &self.final_norm, buffers)?;
+        Ok(&buffers.normed)
+    }
+
+    /// Adds to the residual stream what the last block made, and normalises it.
+    fn norm(&self, added: Option<&Tensor>, weight: &Tensor, buffers: &Buffers) -> Result<(), Error> {
+        let config = self.config();
+        let (eps, offset) = (config.rms_norm_eps, config.norm_offset);
+        let (residual, out) = (&buffers.residual, &buffers.normed);
+        RmsNormResidual { x: added, residual, weight, eps, offset, out }.launch(&self.kernels)
+    }
+
+    fn layer(
+        &self,
+        layer_idx: usize,
+        inputs: &Inputs,
+        cache: &mut KvCache,
+        buffers: &Buffers,
+    ) -> Result<(), Error> {
+        let (input_norm, post_attention_norm, _) = &self.norms[layer_idx];
+        let products = self.weights.products(layer_idx);
+        self.norm((layer_idx > 0).then_some(&buffers.added), input_norm, buffers)?;
+        products.qkv.forward_into(&buffers.normed, &buffers.qkv)?;
+        self.attend(layer_idx, inputs, cache, buffers)?;
+        products.output.forward_into(&buffers.attended.flatten(1, 2), &buffers.added)?;
+        self.norm(Some(&buffers.added), post_attention_norm, buffers)?;
+        products.gate_up.forward_into(&buffers.normed, &buffers.gate_up)?;
+        let (gate_up, out) = (&buffers.gate_up, &buffers.activated);
+        SwiGlu { gate_up, activation: self.activation, out }.launch(&self.kernels)?;
+        products.down.forward_into(&buffers.activated, &buffers.added)
+    }
+
+    fn attend(
+        &self,
+        layer_idx: usize,
+        inputs: &Inputs,
+        cache: &mut KvCache,
+        buffers: &Buffers,
+    ) -> Result<(), Error> {
+        let frame = &self.weights.frame;
+        let layer = &frame.layers()[layer_idx];
+        let cache = cache.layer(layer_idx);
+        let qk_norms = self.norms[layer_idx].2.as_ref().map(|(q, k)| (q, k));
+        RopeAndWriteKv {
+            qkv: &buffers.qkv,
+            inverse_frequencies: &frame.inverse_frequencies,
+            rope_factor: frame.config.rope_scaling.attention_factor(),
+            positions: &inputs.positions,
+            slots: &inputs.slots,
+            qk_norms,
+            eps: frame.config.rms_norm_eps,
+            offset: frame.config.norm_offset,
+            k_cache: &cache.keys,
+            v_cache: &cache.values,
+            q_out: &buffers.queries,
+        }
+        .launch(&self.kernels)?;
+        PagedDecodeAttention {
+            q: &buffers.queries,
+            k_cache: &cache.keys,
+            v_cache: &cache.values,
+            block_tables: &inputs.block_tables,
+            context_lens: &inputs.context_lens,
+            scale: layer.attention_scale(),
+            window: layer.window(),
+            splits: buffers.splits,
+            workspace: &buffers.workspace,
+            out: &buffers.attended,
+        }
+        .launch(&self.kernels)
+    }
+
+    /// Scores of every token `[rows, vocabulary]`.
+    pub(super) fn logits(&self, normed: &Tensor, out: &Tensor) -> Result<(), Error> {
+        self.weights.head().forward_into(normed, out)
+    }
+
+    pub(super) fn device(&self) -> Device {
+        self.kernels.device()
+    }
+
+    pub(super) fn vocab_size(&self) -> usize {
+        self.config().vocab_size
+    }
+}
+
+impl Buffers {
+    /// The same memory for fewer rows.
+    pub(super) fn of_rows(&self, rows: usize) -> Self {
+        let first = |tensor: &Tensor| tensor.narrow(0, 0, rows as i64);
+        Self {
+            residual: first(&self.residual),
+            added: first(&self.added),
+            normed: first(&self.normed),
+            qkv: first(&self.qkv),
+            queries: first(&self.queries),
+            attended: first(&self.attended),
+            gate_up: first(&self.gate_up),
+            activated: first(&self.activated),
+            workspace: self.workspace.shallow_clone(),
+            splits: self.splits,
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! Which sequence has which row of the batch on the device, and what changes there between two steps.
+//!
+//! The state of a batch is one array of words (i32) on the device, laid out by [`Layout`]. The device itself
+//! moves every row that goes on by one token; the host writes what it alone knows: rows that begin, move or
+//! end, and new blocks. No tensor here.
+
+use std::collections::{HashMap, HashSet};
+
+use rlt_core::engine::Sequence;
+use rlt_core::types::TokenId;
+use rlt_torch::cuda::SAMPLING_ROW_WORDS;
+
+/// Words (i32) of a row's sampling parameters.
+const PARAMETER_WORDS: usize = 2 * SAMPLING_ROW_WORDS;
+
+/// Where what lies in the state.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Layout {
+    pub(super) max_rows: usize,
+    /// Blocks of the longest sequence.
+    pub(super) max_blocks: usize,
+    /// Words of a row's seen tokens, a bit for each token of the vocabulary; 0 where nothing is penalised.
+    pub(super) seen_words: usize,
+    pub(super) block_size: usize,
+}
+
+/// Arrays of the state with one word a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PerRow {
+    /// The token that the next step feeds in.
+    Token,
+    /// Its position; negative for a row of no sequence.
+    Position,
+    /// The cache slot of its keys and values.
+    Slot,
+    /// Tokens that it sees.
+    ContextLen,
+    /// Tokens of the completion so far; negative for a row of no sequence.
+    Step,
+}
+
+impl Layout {
+    /// First word of an array with one word a row. Parameters come first: they are read in pairs of words.
+    pub(super) fn start_of(&self, array: PerRow) -> usize {
+        self.max_rows * (PARAMETER_WORDS + array as usize)
+    }
+
+    /// First word of the block tables `[max_rows, max_blocks]`.
+    pub(super) fn tables(&self) -> usize {
+        self.max_rows * (PARAMETER_WORDS + 5)
+    }
+
+    /// First word of the seen tokens `[max_rows, seen_words]`.
+    pub(super) fn seen(&self) -> usize {
+        self.tables() + self.max_rows * self.max_blocks
+    }
+
+    pub(super) fn num_words(&self) -> usize {
+        self.seen() + self.max_rows * self.seen_words
+    }
+
+    /// Words of the changes of a step at most: their number, and every word of every row once.
+    pub(super) fn max_change_words(&self) -> usize {
+        1 + 2 * self.num_words()
+    }
+
+    /// Rows that a step of `num_running` sequences computes: a power of two, within the most there are.
+    pub(super) fn bucket(&self, num_running: usize) -> usize {
+        num_running.next_power_of_two().min(self.max_rows)
+    }
+}
+
+/// Changes of the state, as [`rlt_torch::cuda::ApplyChanges`] takes them.
+#[derive(Debug)]
+pub(super) struct Changes {
+    words: Vec<i32>,
+}
+
+impl Changes {
+    fn new() -> Self {
+        Self { words: vec![0] }
+    }
+
+    fn write(&mut self, at: usize, value: i32) {
+        self.words[0] += 1;
+        self.words.extend([at as i32, value]);
+    }
+
+    fn copy(&mut self, at: usize, from: usize) {
+        self.words[0] += 1;
+        self.words.extend([-1 - at as i32, from as i32]);
+    }
+
+    pub(super) fn words(&self) -> &[i32] {
+        &self.words
+    }
+}
+
+/// A row's sequence.
+#[derive(Clone, Copy, Debug)]
+struct Occupant {
+    sample: (usize, usize),
+    num_blocks: usize,
+}
+
+/// The rows of the batch as the device will have them behind the changes so far.
+#[derive(Debug)]
+pub(super) struct Rows {
+    layout: Layout,
+    rows: Vec<Option<Occupant>>,
+    row_of: HashMap<(usize, usize), usize>,
+}
+
+/// The token that a row is fed next.
+enum Fed {
+    Known(TokenId),
+    /// It lies on the device, in another row.
+    In(usize),
+}
+
+impl Rows {
+    pub(super) fn new(layout: Layout) -> Self {
+        Self { layout, rows: vec![None; layout.max_rows], row_of: HashMap::new() }
+    }
+
+    /// The row of each of `running`.
+    pub(super) fn rows_of(&self, running: &[Sequence]) -> Vec<usize> {
+        running.iter().map(|sequence| self.row_of[&sequence.sample()]).collect()
+    }
+
+    /// Makes the rows those of `running`, the lowest ones; returns what the state must change for it.
+    /// `parameters` gives a sequence's sampling parameters as words.
+    pub(super) fn follow(
+        &mut self,
+        running: &[Sequence],
+        parameters: &dyn Fn(&Sequence) -> [i64; SAMPLING_ROW_WORDS],
+    ) -> Changes {
+        let mut changes = Changes::new();
+        let mut cleared = self.vacate(running);
+        let bucket = self.layout.bucket(running.len());
+        let mut free = (0..bucket).filter(|&row| self.rows[row].is_none()).collect::<Vec<_>>().into_iter();
+        for sequence in running {
+            let before = self.row_of.get(&sequence.sample()).copied();
+            if let Some(row) = before.filter(|&row| row < bucket) {
+                self.append_blocks(row, sequence, &mut changes);
+                continue;
+            }
+            // There are no more sequences than rows of the bucket.
+            let Some(row) = free.next() else { continue };
+            let fed = before.map_or(Fed::Known(sequence.last_token()), Fed::In);
+            if let Some(before) = before {
+                self.rows[before] = None;
+                cleared.insert(before);
+            }
+            cleared.remove(&row);
+            self.occupy(row, sequence, (fed, parameters(sequence)), &mut changes);
+        }
+        for row in cleared {
+            self.clear(row, &mut changes);
+        }
+        changes
+    }
+
+    /// Frees the rows of sequences that do not run any more.
+    fn vacate(&mut self, running: &[Sequence]) -> HashSet<usize> {
+        let running: HashSet<_> = running.iter().map(Sequence::sample).collect();
+        let gone = |occupant: &Option<Occupant>| occupant.is_some_and(|one| !running.contains(&one.sample));
+        let rows: HashSet<usize> = (0..self.rows.len()).filter(|&row| gone(&self.rows[row])).collect();
+        for &row in &rows {
+            if let Some(occupant) = self.rows[row].take() {
+                self.row_of.remove(&occupant.sample);
+            }
+        }
+        rows
+    }
+
+    fn at(&self, array: PerRow, row: usize) -> usize {
+        self.layout.start_of(array) + row
+    }
+
+    fn occupy(
+        &mut self,
+        row: usize,
+        sequence: &Sequence,
+        (fed, parameters): (Fed, [i64; SAMPLING_ROW_WORDS]),
+        changes: &mut Changes,
+    ) {
+        let layout = self.layout;
+        match fed {
+            Fed::Known(token) => changes.write(self.at(PerRow::Token, row), token as i32),
+            Fed::In(other) => changes.copy(self.at(PerRow::Token, row), self.at(PerRow::Token, other)),
+        }
+        let position = sequence.last_position() as i32;
+        changes.write(self.at(PerRow::Position, row), position);
+        changes.write(self.at(PerRow::Slot, row), sequence.last_slot(layout.block_size) as i32);
+        changes.write(self.at(PerRow::ContextLen, row), position + 1);
+        changes.write(self.at(PerRow::Step, row), sequence.completion().len() as i32);
+        for (idx, word) in parameters.into_iter().enumerate() {
+            let at = row * PARAMETER_WORDS + 2 * idx;
+            changes.write(at, word as i32);
+            changes.write(at + 1, (word >> 32) as i32);
+        }
+        for (idx, block) in sequence.block_table().enumerate() {
+            changes.write(layout.tables() + row * layout.max_blocks + idx, block as i32);
+        }
+        let seen = |row: usize| layout.seen() + row * layout.seen_words;
+        match fed {
+            Fed::In(other) => {
+                (0..layout.seen_words).for_each(|word| changes.copy(seen(row) + word, seen(other) + word))
+            }
+            Fed::Known(_) => {
+                let words = seen_words(sequence.tokens(), layout.seen_words);
+                words.into_iter().enumerate().for_each(|(idx, word)| changes.write(seen(row) + idx, word));
+            }
+        }
+        let num_blocks = sequence.block_table().len();
+        self.rows[row] = Some(Occupant { sample: sequence.sample(), num_blocks });
+        self.row_of.insert(sequence.sample(), row);
+    }
+
+    /// Blocks that the sequence has got since the last step, and the slot of its last token in the newest.
+    fn append_blocks(&mut self, row: usize, sequence: &Sequence, changes: &mut Changes) {
+        let layout = self.layout;
+        let slot = self.at(PerRow::Slot, row);
+        let Some(occupant) = &mut self.rows[row] else { return };
+        let known = std::mem::replace(&mut occupant.num_blocks, sequence.block_table().len());
+        for (idx, block) in sequence.block_table().enumerate().skip(known) {
+            changes.write(layout.tables() + row * layout.max_blocks + idx, block as i32);
+        }
+        if sequence.block_table().len() > known {
+            changes.write(slot, sequence.last_slot(layout.block_size) as i32);
+        }
+    }
+
+    /// What every kernel leaves alone.
+    fn clear(&self, row: usize, changes: &mut Changes) {
+        for (array, value) in
+            [(PerRow::Position, -1), (PerRow::Slot, -1), (PerRow::ContextLen, 0), (PerRow::Step, -1)]
+        {
+            changes.write(self.at(array, row), value);
+        }
+    }
+
+    /// The state with all rows empty.
+    pub(super) fn empty_state(&self) -> Vec<i32> {
+        let mut state = vec![0; self.layout.num_words()];
+        let mut changes = Changes::new();
+        (0..self.layout.max_rows).for_each(|row| self.clear(row, &mut changes));
+        for pair in changes.words[1..].chunks_exact(2) {
+            state[pair[0] as usize] = pair[1];
+        }
+        state
+    }
+}
+
+/// A bit for each token that occurs.
+fn seen_words(tokens: &[TokenId], num_words: usize) -> Vec<i32> {
+    let mut words = vec![0u32; num_words];
+    for &token in tokens {
+        if let Some(word) = words.get_mut(token as usize / 32) {
+            *word |= 1 << (token % 32);
+        }
+    }
+    words.into_iter().map(|word| word as i32).collect()
+}
+
+#[cfg(test)]
+mod tests;

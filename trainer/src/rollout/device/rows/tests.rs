@@ -1,0 +1,185 @@
+//! Random loads on a device of plain arrays: after each step's changes every row says what its sequence says.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use rlt_core::engine::{Scheduler, SchedulerLimits, SequenceRequest};
+
+use super::*;
+
+/// What the device does to its state, on the host.
+struct Device {
+    layout: Layout,
+    state: Vec<i32>,
+}
+
+impl Device {
+    fn apply(&mut self, changes: &Changes) {
+        let (count, pairs) = changes.words().split_first().unwrap();
+        assert_eq!(*count as usize * 2, pairs.len());
+        assert!(changes.words().len() <= self.layout.max_change_words());
+        let before = self.state.clone();
+        let mut written = HashSet::new();
+        for pair in pairs.chunks_exact(2) {
+            let at = if pair[0] < 0 { -1 - pair[0] } else { pair[0] } as usize;
+            assert!(written.insert(at), "word {at} is written once");
+            self.state[at] = if pair[0] < 0 { before[pair[1] as usize] } else { pair[1] };
+        }
+        let copied = pairs.chunks_exact(2).filter(|pair| pair[0] < 0).map(|pair| pair[1] as usize);
+        copied.for_each(|from| assert!(!written.contains(&from), "word {from} is copied and written"));
+    }
+
+    fn word(&self, array: PerRow, row: usize) -> i32 {
+        self.state[self.layout.start_of(array) + row]
+    }
+
+    /// The kernels' part: every row with a sequence gets `token` and goes on by one.
+    fn advance(&mut self, bucket: usize, token: impl Fn(usize) -> i32) {
+        for row in 0..bucket {
+            let position = self.word(PerRow::Position, row);
+            if position < 0 {
+                continue;
+            }
+            let next = position as usize + 1;
+            let table = self.layout.tables() + row * self.layout.max_blocks;
+            let block = self.state[table..table + self.layout.max_blocks].get(next / self.layout.block_size);
+            let slot = block.map_or(-1, |block| {
+                block * self.layout.block_size as i32 + (next % self.layout.block_size) as i32
+            });
+            let step = self.word(PerRow::Step, row) + 1;
+            for (array, value) in [
+                (PerRow::Token, token(row)),
+                (PerRow::Position, next as i32),
+                (PerRow::Slot, slot),
+                (PerRow::ContextLen, next as i32 + 1),
+                (PerRow::Step, step),
+            ] {
+                let at = self.layout.start_of(array) + row;
+                self.state[at] = value;
+            }
+        }
+    }
+
+    fn assert_row(&self, row: usize, sequence: &Sequence) {
+        let layout = &self.layout;
+        assert_eq!(self.word(PerRow::Token, row), true_token(sequence));
+        assert_eq!(self.word(PerRow::Position, row), sequence.last_position() as i32);
+        assert_eq!(self.word(PerRow::Slot, row), sequence.last_slot(layout.block_size) as i32);
+        assert_eq!(self.word(PerRow::ContextLen, row), sequence.last_position() as i32 + 1);
+        assert_eq!(self.word(PerRow::Step, row), sequence.completion().len() as i32);
+        let table = layout.tables() + row * layout.max_blocks;
+        let blocks: Vec<i32> = sequence.block_table().map(|block| block as i32).collect();
+        assert_eq!(self.state[table..table + blocks.len()], blocks);
+        assert_eq!(self.state[row * PARAMETER_WORDS], sequence.seed as i32);
+    }
+}
+
+/// The last token, also where only the device knows it.
+fn true_token(sequence: &Sequence) -> i32 {
+    let drawn = sequence.completion().len() as i32;
+    if drawn == 0 { sequence.last_token() as i32 } else { drawn_token(sequence.sample(), drawn) }
+}
+
+fn drawn_token(sample: (usize, usize), drawn: i32) -> i32 {
+    (sample.0 as i32 * 31 + sample.1 as i32 * 7 + drawn) % 64
+}
+
+fn parameters(sequence: &Sequence) -> [i64; SAMPLING_ROW_WORDS] {
+    [sequence.seed as i64, 0, 0, 0, 0]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn every_row_says_what_its_sequence_says_whoever_comes_moves_and_goes(
+        shapes in prop::collection::vec((1usize..12, 1u64..5, 1usize..16), 1..7),
+        block_size in 1usize..5,
+        max_concurrent in 1usize..9,
+        spare_blocks in 0u32..10,
+        stop_seed in 1usize..40,
+    ) {
+        let requests: Vec<SequenceRequest> = shapes
+            .iter()
+            .enumerate()
+            .map(|(idx, &(prompt, samples, max_new_tokens))| SequenceRequest {
+                prompt: (0..prompt as u32).map(|token| token + idx as u32).collect::<Arc<[u32]>>(),
+                seeds: (0..samples).map(|sample| idx as u64 * 10 + sample).collect(),
+                max_new_tokens,
+            })
+            .collect();
+        let max_blocks = requests.iter().map(|request| request.max_blocks(block_size)).max().unwrap_or(1);
+        let num_blocks = max_blocks as u32 + spare_blocks;
+        let limits = SchedulerLimits { num_blocks, block_size, max_concurrent, max_prefill_tokens: 16 };
+        let mut scheduler = Scheduler::new(limits).unwrap();
+        requests.iter().for_each(|request| scheduler.add(request).unwrap());
+        let layout = Layout { max_rows: max_concurrent, max_blocks, seen_words: 2, block_size };
+        let mut rows = Rows::new(layout);
+        let mut device = Device { layout, state: rows.empty_state() };
+        let ends = |s: &Sequence| s.completion().len() + 1 >= 1 + (s.seed as usize * 5 + stop_seed) % 16;
+        let mut unread: std::collections::VecDeque<Vec<(u32, bool)>> = Default::default();
+        while !scheduler.is_idle() || scheduler.has_unread() {
+            if !scheduler.is_idle() {
+                scheduler.schedule();
+                let running = scheduler.running();
+                let changes = rows.follow(running, &parameters);
+                device.apply(&changes);
+                let bucket = layout.bucket(running.len());
+                let of_running = rows.rows_of(running);
+                for (sequence, &row) in running.iter().zip(&of_running) {
+                    prop_assert!(row < bucket);
+                    device.assert_row(row, sequence);
+                }
+                let active = (0..bucket).filter(|&row| device.word(PerRow::Position, row) >= 0).count();
+                prop_assert_eq!(active, running.len(), "rows of no sequence are left alone");
+                let tokens: HashMap<usize, i32> = running
+                    .iter()
+                    .zip(of_running)
+                    .map(|(s, row)| (row, drawn_token(s.sample(), s.completion().len() as i32 + 1)))
+                    .collect();
+                device.advance(bucket, |row| tokens[&row]);
+                let drawn = running.iter().map(|s| {
+                    let token = drawn_token(s.sample(), s.completion().len() as i32 + 1);
+                    (token as u32, s.is_at_last_token() || ends(s))
+                });
+                unread.push_back(drawn.collect());
+                scheduler.advance_unread();
+            }
+            if unread.len() > 1 || scheduler.is_idle() {
+                let drawn = unread.pop_front().unwrap();
+                scheduler.resolve(&drawn);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_a_moved_row_has_seen_moves_with_it() {
+    let limits = SchedulerLimits { num_blocks: 64, block_size: 4, max_concurrent: 4, max_prefill_tokens: 64 };
+    let mut scheduler = Scheduler::new(limits).unwrap();
+    let request = |token: u32| SequenceRequest {
+        prompt: [token, token + 1].into(),
+        seeds: vec![u64::from(token)],
+        max_new_tokens: 9,
+    };
+    [3, 20, 40].iter().for_each(|&token| scheduler.add(&request(token)).unwrap());
+    let layout = Layout { max_rows: 4, max_blocks: 4, seen_words: 2, block_size: 4 };
+    let mut rows = Rows::new(layout);
+    let mut device = Device { layout, state: rows.empty_state() };
+    scheduler.schedule();
+    device.apply(&rows.follow(scheduler.running(), &parameters));
+    let third = rows.rows_of(scheduler.running())[2];
+    let seen = |device: &Device, row: usize| {
+        let first = layout.seen() + row * 2;
+        device.state[first..first + 2].to_vec()
+    };
+    assert_eq!(seen(&device, third), [0, 3 << (40 - 32)]);
+    scheduler.advance(&[(1, true), (1, true), (1, false)]);
+    scheduler.schedule();
+    // Only the device knows what it has marked meanwhile.
+    device.state[layout.seen() + third * 2] = 77;
+    device.apply(&rows.follow(scheduler.running(), &parameters));
+    let moved = rows.rows_of(scheduler.running())[0];
+    assert_eq!(moved, 0);
+    assert_eq!(seen(&device, moved), [77, 3 << (40 - 32)]);
+}

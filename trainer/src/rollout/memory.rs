@@ -1,0 +1,96 @@
+//! How much memory the rollout's weights and cache may take: a share of the device's, or of what this process
+//! may use of the machine's.
+
+use std::fs;
+use std::path::Path;
+
+use tch::Device;
+
+/// A share of the memory that a worker has.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MemoryShare {
+    /// Above 0, at most 1.
+    pub fraction: f64,
+    /// All that the worker has, in bytes.
+    pub total_bytes: usize,
+}
+
+impl MemoryShare {
+    /// `fraction` of the memory that one of `local_ranks` workers of this machine has on `device`.
+    ///
+    /// # Errors
+    /// When the device or /proc cannot be asked.
+    pub fn of(device: Device, fraction: f64, local_ranks: usize) -> Result<Self, rlt_torch::Error> {
+        let total_bytes = match rlt_torch::device_memory(device)? {
+            Some(memory) => memory.total_bytes,
+            None => allowed_bytes(rlt_torch::machine_memory_bytes()?) / local_ranks.max(1) as u64,
+        };
+        Ok(Self { fraction, total_bytes: total_bytes as usize })
+    }
+
+    /// The bytes of the share.
+    pub fn bytes(&self) -> usize {
+        (self.total_bytes as f64 * self.fraction) as usize
+    }
+
+    /// The least fraction, in steps of a thousandth of itself, that holds `bytes`; above 1 where none does.
+    pub(super) fn fraction_of(&self, bytes: usize) -> f64 {
+        let exact = bytes as f64 / self.total_bytes.max(1) as f64;
+        let step = 10f64.powf(exact.log10().floor() - 3.0);
+        ((exact / step).ceil() * step * 1e12).round() / 1e12
+    }
+}
+
+/// The least of the machine's memory and of the limits of the process's control groups.
+fn allowed_bytes(machine: u64) -> u64 {
+    let limits = control_group_folders().into_iter().flat_map(|folder| {
+        ["memory.max", "memory.limit_in_bytes"].map(|file| limit(&Path::new(&folder).join(file)))
+    });
+    limits.flatten().fold(machine, u64::min)
+}
+
+fn limit(file: &Path) -> Option<u64> {
+    fs::read_to_string(file).ok()?.trim().parse().ok()
+}
+
+/// Where this process's limits stand: its own group and all around it, in a container the root alone.
+fn control_group_folders() -> Vec<String> {
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let mut folders = vec!["/sys/fs/cgroup".to_owned(), "/sys/fs/cgroup/memory".to_owned()];
+    for line in groups.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
+        let root = match controllers {
+            "" => "/sys/fs/cgroup",
+            named if named.split(',').any(|name| name == "memory") => "/sys/fs/cgroup/memory",
+            _ => continue,
+        };
+        let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
+        folders.extend((1..=parts.len()).map(|len| format!("{root}/{}", parts[..len].join("/"))));
+    }
+    folders
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_least_fraction_that_suffices_is_named_and_suffices() {
+        for (bytes, total_bytes) in [(1, 3), (123_456_789, 16 << 30), (1 << 30, 8 << 30), (17, 64 << 30)] {
+            let share = MemoryShare { fraction: 0.5, total_bytes };
+            let fraction = share.fraction_of(bytes);
+            let enough = MemoryShare { fraction, total_bytes };
+            assert!(enough.bytes() >= bytes, "{fraction} of {total_bytes} is below {bytes}");
+            assert!(fraction * total_bytes as f64 <= 1.0011 * bytes as f64 + 1.0, "{fraction}");
+        }
+    }
+
+    #[test]
+    fn a_worker_has_its_part_of_what_the_machine_has() {
+        let share = |ranks| MemoryShare::of(Device::Cpu, 0.5, ranks).unwrap().total_bytes;
+        assert!(share(1) as u64 <= rlt_torch::machine_memory_bytes().unwrap());
+        assert!(share(1) > 64 << 20, "a machine that runs this has some memory");
+        assert_eq!(share(4), share(1) / 4);
+    }
+}

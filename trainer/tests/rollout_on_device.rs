@@ -1,0 +1,205 @@
+//! The rollout on a device of CPU memory: it samples what the CPU samples, a step costs the copies and
+//! launches that it may, and memory comes back. Each test runs itself again in a process that has such a
+//! device.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "rollout/fixture.rs"]
+#[allow(dead_code, unused_imports, reason = "shared with the tests on the CPU, which need more of it")]
+mod fixture;
+#[path = "fixtures/models.rs"]
+mod models;
+
+use std::path::Path;
+use std::process::Command;
+
+use fixture::*;
+use rlt_core::sampling::SamplingParams;
+use rlt_core::types::Completion;
+use rlt_devices::{Counts, StandIn};
+use rlt_trainer::model::{Decoder, LoadOptions};
+use rlt_trainer::rollout::{RolloutEngine, RolloutOptions, RolloutRequest, RolloutStats};
+use tch::Device;
+
+const INSIDE: &str = "RLT_TEST_INSIDE";
+const DEVICE: Device = Device::Cuda(0);
+
+/// Runs the test `name` in a process with a device, its counts in `report`.
+#[track_caller]
+fn run_again(name: &str, report: Option<&Path>, variables: &[(&str, String)]) {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", name, "--nocapture"]).env(INSIDE, "1");
+    command.envs(StandIn::build().unwrap().env()).envs(variables.iter().cloned());
+    if let Some(report) = report {
+        command.env("RLT_STAND_IN_REPORT", report);
+    }
+    let output = command.output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+}
+
+/// Whether this process has the device.
+fn is_inside() -> bool {
+    let inside = std::env::var_os(INSIDE).is_some();
+    if inside {
+        assert_eq!(rlt_torch::missing_cuda().unwrap(), None);
+        rlt_torch::set_num_threads(1);
+    }
+    inside
+}
+
+/// `body` in a process with a device.
+#[track_caller]
+fn on_device(name: &str, body: impl FnOnce()) {
+    if is_inside() { body() } else { run_again(name, None, &[]) }
+}
+
+fn device_decoder(family: &str) -> Decoder {
+    Decoder::load(&folder(family), &LoadOptions { device: DEVICE, ..LoadOptions::default() }).unwrap()
+}
+
+/// Completions of a device, and what they cost.
+fn sampled(
+    decoder: &Decoder,
+    options: RolloutOptions,
+    requests: &[RolloutRequest],
+) -> (Vec<Vec<Completion>>, RolloutStats) {
+    let mut engine = RolloutEngine::new(options);
+    engine.sync_weights(decoder, 0).unwrap();
+    let mut go_on = |_| std::ops::ControlFlow::Continue(());
+    (engine.generate(decoder, requests, &Letters, &mut go_on).unwrap(), engine.stats())
+}
+
+/// Families of every kind: grouped heads, biases, windows, norms of heads, Gemma's offsets, untied heads.
+const ON_DEVICE: [&str; 6] = ["llama", "llama-untied-sharded-bf16", "mistral", "qwen2", "qwen3", "gemma"];
+
+#[test]
+fn a_device_samples_what_the_cpu_samples() {
+    on_device("a_device_samples_what_the_cpu_samples", || {
+        let mut same = SameSamples::default();
+        for family in ON_DEVICE {
+            let (cpu, device) = (decoder(family), device_decoder(family));
+            for sampling in [SamplingParams::default(), truncated(), SamplingParams::greedy()] {
+                // A third of all tokens end a sample, one step after the next one was launched.
+                let stop_token_ids = (0..40).collect();
+                let requests = requests(7, 2, &SamplingParams { stop_token_ids, ..sampling });
+                let expected = generate(&cpu, options(), &requests).unwrap();
+                same.compare(&expected, &sampled(&device, options(), &requests).0);
+                let few = RolloutOptions { max_concurrent: 3, max_prefill_tokens: 6, ..options() };
+                same.compare(&expected, &sampled(&device, few, &requests).0);
+            }
+        }
+        same.check();
+    });
+}
+
+#[test]
+fn graphs_give_the_bits_of_launches_one_by_one() {
+    on_device("graphs_give_the_bits_of_launches_one_by_one", || {
+        for family in ["llama", "qwen3"] {
+            let device = device_decoder(family);
+            let requests = requests(7, 2, &truncated());
+            let eager = RolloutOptions { uses_graphs: false, ..options() };
+            let by_graphs = sampled(&device, options(), &requests).0;
+            assert_eq!(by_graphs, sampled(&device, eager, &requests).0, "{family}");
+        }
+    });
+}
+
+#[test]
+fn a_sample_survives_preemption_on_a_device() {
+    on_device("a_sample_survives_preemption_on_a_device", || {
+        let mut same = SameSamples::default();
+        for family in ["llama", "qwen3"] {
+            let device = device_decoder(family);
+            let requests = requests(7, 2, &truncated());
+            let roomy = sampled(&device, options(), &requests).0;
+            let sizes = &device.config;
+            let token_bytes = 2 * 4 * sizes.num_layers * sizes.num_kv_heads * sizes.head_dim;
+            let tight = RolloutOptions { max_cache_bytes: Some(token_bytes * 48), ..options() };
+            let (preempted, stats) = sampled(&device, tight, &requests);
+            assert!(stats.num_preemptions > 0, "the cache is tight enough to matter");
+            same.compare(&roomy, &preempted);
+        }
+        same.check();
+    });
+}
+
+#[test]
+fn two_hundred_sleeps_leave_no_memory_behind_on_a_device() {
+    on_device("two_hundred_sleeps_leave_no_memory_behind_on_a_device", || {
+        let device = device_decoder("llama");
+        let mut engine = RolloutEngine::new(options());
+        let free = || rlt_torch::device_memory(DEVICE).unwrap().unwrap().free_bytes;
+        let mut after_warm_up = 0;
+        for cycle in 0..200 {
+            // Caches of different sizes, so that what one leaves does not fit the next.
+            let requests = requests(1 + cycle % 4, 1, &SamplingParams::greedy());
+            let short: Vec<_> =
+                requests.into_iter().map(|request| RolloutRequest { max_new_tokens: 3, ..request }).collect();
+            engine.sync_weights(&device, u64::from(cycle)).unwrap();
+            let mut go_on = |_| std::ops::ControlFlow::Continue(());
+            engine.generate(&device, &short, &Letters, &mut go_on).unwrap();
+            engine.sleep();
+            if cycle == 23 {
+                after_warm_up = free();
+            }
+        }
+        assert!(free() >= after_warm_up, "{} bytes are gone", after_warm_up - free());
+    });
+}
+
+const COUNTED: &str = "a_step_costs_two_copies_and_nine_launches_a_layer_or_one_graph";
+
+/// What the process `COUNTED` samples: `batch` sequences of so many tokens.
+fn counted(batch: u64, num_tokens: usize, uses_graphs: bool) {
+    let device = device_decoder("llama");
+    let sampling = SamplingParams { ignore_eos: true, ..truncated() };
+    let request = RolloutRequest {
+        prompt: (5..16).collect(),
+        seeds: (0..batch).collect(),
+        sampling,
+        max_new_tokens: num_tokens,
+    };
+    let options = RolloutOptions { max_concurrent: 256, uses_graphs, ..RolloutOptions::default() };
+    let (completions, _) = sampled(&device, options, &[request]);
+    assert!(completions[0].iter().all(|completion| completion.tokens.len() == num_tokens));
+}
+
+#[test]
+fn a_step_costs_two_copies_and_nine_launches_a_layer_or_one_graph() {
+    let variable = |name: &str| std::env::var(name).unwrap().parse::<usize>().unwrap();
+    if is_inside() {
+        let uses_graphs = variable("RLT_TEST_GRAPHS") == 1;
+        return counted(variable("RLT_TEST_BATCH") as u64, variable("RLT_TEST_TOKENS"), uses_graphs);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let counts = |batch: usize, num_tokens: usize, uses_graphs: bool| {
+        let report = folder.path().join("counts.json");
+        let numbers = [
+            ("RLT_TEST_BATCH", batch),
+            ("RLT_TEST_TOKENS", num_tokens),
+            ("RLT_TEST_GRAPHS", usize::from(uses_graphs)),
+        ];
+        run_again(COUNTED, Some(&report), &numbers.map(|(name, number)| (name, number.to_string())));
+        Counts::read(&report).unwrap()
+    };
+    const LAYERS: u64 = 2;
+    // Two lengths, 2 steps apart, with one block's end between them.
+    for batch in [1, 16, 256] {
+        for (uses_graphs, launches, graphs) in [(true, 0, 1), (false, 9 * LAYERS + 8, 0)] {
+            // What a graph holds is what is launched without one, whatever the batch; 256 rows take their time.
+            if batch == 256 && uses_graphs {
+                continue;
+            }
+            let (short, long) = (counts(batch, 6, uses_graphs), counts(batch, 8, uses_graphs));
+            let of_step = |of: fn(&Counts) -> u64| (of(&long) - of(&short)) as f64 / 2.0;
+            let case = format!("batch {batch}, graphs: {uses_graphs}");
+            assert_eq!(of_step(|counts| counts.host_to_device), 1.0, "{case}");
+            assert_eq!(of_step(|counts| counts.device_to_host), 1.0, "{case}");
+            assert_eq!(of_step(|counts| counts.waits), 1.0, "{case}");
+            assert_eq!(of_step(|counts| counts.launches), launches as f64, "{case}");
+            assert_eq!(of_step(|counts| counts.graph_launches), f64::from(graphs), "{case}");
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Words of a device's memory that the host changes in place: many of them by one copy and one launch.
+
+use super::kernels::Kernels;
+use super::module::Shape;
+use crate::Error;
+use crate::border::{raw, rlt_pinned_like, tensor_from};
+use std::ffi::c_void;
+use tch::{Device, Kind, Tensor};
+
+/// Blocks of a launch, whose threads share out however many changes there are: a graph fixes their number.
+const BLOCKS: usize = 32;
+const THREADS: u32 = 256;
+
+/// Changes single words of `state`. `changes` holds their number n and n pairs: `(i, value)` writes the value
+/// to word i, `(-1 - i, j)` copies word j to word i. No word is written twice, and none that is copied from.
+/// A pair with a word outside `state` changes nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct ApplyChanges<'a> {
+    /// i32 `[at least 1 + 2 n]`.
+    pub changes: &'a Tensor,
+    /// i32 `[words]`.
+    pub state: &'a Tensor,
+}
+
+#[repr(C)]
+struct Arguments {
+    changes: *const c_void,
+    state: *mut c_void,
+    capacity: i64,
+    words: i64,
+}
+
+impl ApplyChanges<'_> {
+    /// Launches.
+    ///
+    /// # Errors
+    /// When shapes, dtypes or devices do not fit.
+    pub fn launch(&self, kernels: &Kernels) -> Result<(), Error> {
+        let operands = kernels.operands("apply_changes");
+        let [length] = operands.sizes("changes", self.changes)?;
+        let [words] = operands.sizes("state", self.state)?;
+        operands.require(length >= 1, "the number of changes first", length)?;
+        let arguments = Arguments {
+            changes: operands.address("changes", self.changes, Kind::Int, &[length])?,
+            state: operands.address("state", self.state, Kind::Int, &[words])?,
+            capacity: (length - 1) / 2,
+            words,
+        };
+        kernels.launch("apply_changes", Shape::blocks([BLOCKS, 1, 1], THREADS), &arguments)
+    }
+}
+
+/// A tensor of `size` in memory of the host that a device reads and writes by itself, not initialised.
+///
+/// # Errors
+/// When there is not enough of it.
+pub fn pinned(size: &[i64], kind: Kind) -> Result<Tensor, Error> {
+    // Of this nothing but shape and kind is looked at.
+    let like = Tensor::empty(size, (kind, Device::Cpu));
+    tensor_from("reserving pinned memory", |out| {
+        // SAFETY: a borrowed tensor and a place for the result.
+        unsafe { rlt_pinned_like(raw(&like), out) }
+    })
+}
