@@ -4,7 +4,7 @@ SHELL := /bin/bash
 
 QUICKSTART_OUTPUT ?= runs/quickstart
 
-.PHONY: kernels kernels-check help libtorch browser cluster-packages build images cluster cluster-down quickstart test lint deny format generate bench bench-operator clean
+.PHONY: kernels kernels-check help libtorch browser cluster-packages build images cluster cluster-down quickstart test test-cuda-image gpu-bundle gpu-check lint deny format generate bench bench-operator clean
 
 help: ## List the commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,6 +67,18 @@ test: libtorch browser cluster-packages lint ## Every check and every test
 	@bash trainer/torch/build-kernels.sh --check-if-fetched
 	@! [ -e target/skipped-cluster-tests.txt ] || \
 		echo "SKIPPED $$(wc -l <target/skipped-cluster-tests.txt) tests that need a cluster: target/skipped-cluster-tests.txt"
+
+test-cuda-image: cluster-packages ## The tests of the image for GPUs, with CUDA's libraries fetched (make test skips them without)
+	@CUDA=1 bash trainer/torch/fetch-libtorch.sh
+	cargo test --package rlt-tests --locked --test cuda_image
+
+gpu-bundle: libtorch ## Pack what checks a machine with a GPU: target/gpu-bundle.tar.gz, less than 60 MiB
+	cargo build --release --locked --bin rlt-trainer
+	trainer/gpu-bundle.sh release target/gpu-bundle.tar.gz
+
+gpu-check: libtorch ## The same checks on devices of CPU memory: a line of JSON each
+	@cargo build --quiet --locked --bin rlt-trainer
+	@cargo run --quiet --locked --package rlt-devices --bin on-devices -- target/debug/rlt-trainer gpu-check
 
 lint: libtorch ## Formatting and clippy, warnings are errors
 	cargo fmt --all --check

@@ -83,8 +83,9 @@ pub fn fresh_binary(name: &str) -> PathBuf {
     binary(name)
 }
 
-/// An image `rlt.local/<name>:test` of the binary under test as an OCI archive, by the project's own
-/// Dockerfile; built only where the archive is older than what goes into it.
+/// An image `rlt.local/<name>:test` (`rlt-trainer-cuda`: `rlt.local/rlt-trainer:test-cuda`) of the binary
+/// under test as an OCI archive, by the project's own Dockerfile; built only where the archive is older than
+/// what goes into it.
 ///
 /// # Panics
 /// When binary or image can not be built.
@@ -94,7 +95,8 @@ pub fn test_image(name: &str) -> PathBuf {
     let folder = profile_folder().join("images");
     let archive = folder.join(format!("{name}.tar"));
     let dockerfile = if name == "rlt-operator" { "operator/Dockerfile" } else { "trainer/Dockerfile" };
-    let sources = [fresh_binary(name), root.join(dockerfile), root.join("charts/images.sh")];
+    let sources =
+        [fresh_binary(name.trim_end_matches("-cuda")), root.join(dockerfile), root.join("charts/images.sh")];
     if modified(&archive)
         .is_some_and(|at| sources.iter().all(|source| modified(source).is_some_and(|m| m < at)))
     {

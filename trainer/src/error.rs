@@ -104,6 +104,13 @@ pub enum TrainError {
     TooFewGpus { num_workers: usize, num_gpus: usize },
     #[error(transparent)]
     OutOfMemory(#[from] OutOfMemory),
+    #[error("spec.workers.device: Cuda was asked for, but {cause}; `rlt-trainer device` shows what is seen")]
+    NoCuda { cause: String },
+    #[error(
+        "GPU {index} has {free:.1} of {total:.1} GiB free, and the plan of this job needs {needed:.1} GiB: another process \
+         fills it; end that process, or choose another GPU by CUDA_VISIBLE_DEVICES"
+    )]
+    GpuTaken { index: usize, free: f64, total: f64, needed: f64 },
     #[error("no complete checkpoint is left in `{path}`: {reasons}")]
     NoCompleteCheckpoint { path: String, reasons: String },
     #[error("the job is supervised and has no policy gradient")]
@@ -130,7 +137,7 @@ impl TrainError {
         match self {
             Self::Manifest(_) | Self::ReadManifest { .. } => ExitCode::Usage,
             Self::OtherWorldSize { .. } | Self::Ranks(RankError::Environment { .. }) => ExitCode::Usage,
-            Self::TooFewGpus { .. } | Self::OutOfMemory(_) => ExitCode::BadConfig,
+            Self::TooFewGpus { .. } | Self::NoCuda { .. } | Self::OutOfMemory(_) => ExitCode::BadConfig,
             Self::RunFolder(RunFolderError::Io { .. }) | Self::Io { .. } => ExitCode::RetryableIo,
             Self::Hub(error) => error.exit_code(),
             Self::Report(_) => ExitCode::RetryableIo,

@@ -25,6 +25,8 @@ struct RunResult<'a> {
     held_out_reward_after: Option<f64>,
     elapsed_seconds: f64,
     num_tokens: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    warning: Option<&'a str>,
 }
 
 /// Exports the model where the run is complete; then, on the leading rank, writes the verdict, closes the
@@ -43,6 +45,9 @@ pub fn finish(trainer: &mut Trainer, outcome: Outcome) -> Result<(), TrainError>
     wait_for_copy(trainer, outcome)?;
     write_result(trainer, outcome)?;
     trainer.watch.message(&summary(trainer, outcome));
+    if let Some(warning) = &trainer.warning {
+        trainer.watch.message(&format!("this run {warning}"));
+    }
     trainer.watch.finish();
     report::render(trainer.folder.root())?;
     Ok(())
@@ -130,6 +135,7 @@ fn write_result(trainer: &Trainer, outcome: Outcome) -> Result<(), TrainError> {
         held_out_reward_after: trainer.progress.last_evaluation,
         elapsed_seconds: trainer.elapsed_seconds(),
         num_tokens: trainer.progress.num_tokens,
+        warning: trainer.warning.as_deref(),
     };
     let result = serde_json::to_value(result).map_err(TrainError::State)?;
     Ok(trainer.folder.write_json("result.json", &result)?)

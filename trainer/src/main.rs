@@ -5,8 +5,10 @@ use std::process::ExitCode as ProcessExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 use rlt_api::{ExitCode, TERMINATION_MESSAGE_VARIABLE};
 use rlt_traces::Traces;
+use rlt_trainer::device::{self, DeviceArgs};
 use rlt_trainer::env::{self, EnvArgs};
 use rlt_trainer::generate::{self, GenerateArgs};
+use rlt_trainer::gpu_check::{self, GpuCheckArgs};
 use rlt_trainer::launch;
 use rlt_trainer::measure::{self, MeasureArgs};
 use rlt_trainer::report;
@@ -40,6 +42,10 @@ enum Command {
     Worker(WorkerArgs),
     /// Run another of these commands, with the variables of a file.
     Env(EnvArgs),
+    /// What of CUDA this machine has: driver, libraries, GPUs, links between them, and what cannot be used.
+    Device(DeviceArgs),
+    /// Check this machine's GPU: a line of JSON a check; without a GPU each is skipped.
+    GpuCheck(GpuCheckArgs),
     /// Log-probs and entropies of given tokens under a model.
     Score(ScoreArgs),
     /// Completions of given prompts under a model.
@@ -85,6 +91,12 @@ fn run(command: Command) -> ExitCode {
         Command::Env(args) => match env::run(&args) {
             Err(error) => Err((error.exit_code(), error.into())),
         },
+        Command::Device(args) => device::run(&args)
+            .map(|()| ExitCode::Success)
+            .map_err(|error| (ExitCode::RetryableIo, error.into())),
+        Command::GpuCheck(args) => {
+            gpu_check::run(&args).map_err(|error| (ExitCode::RetryableIo, error.into()))
+        }
         Command::Score(args) => {
             score::run(&args).map(|()| ExitCode::Success).map_err(|error| (error.exit_code(), error.into()))
         }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use rlt_api::ExitCode;
+use rlt_torch::cuda::{CudaSearch, look_for_cuda};
 use tch::{Device, Kind};
 
 use crate::model::{Decoder, LoadOptions, LoraError, ModelError};
@@ -51,11 +52,8 @@ pub enum DeviceChoice {
 #[derive(Debug, thiserror::Error)]
 pub enum ModelArgsError {
     /// A GPU was asked for and there is none.
-    #[error("choosing the device: expected a CUDA device, got none (no driver, or no libtorch_cuda)")]
-    NoCuda,
-    /// CUDA is there but could not be set up.
-    #[error("choosing the device")]
-    Cuda(#[source] rlt_torch::Error),
+    #[error("choosing the device: expected a CUDA device, got none: {0}")]
+    NoCuda(&'static CudaSearch),
     /// The folder is no model.
     #[error("loading the model {dir}", dir = dir.display())]
     Model {
@@ -78,8 +76,7 @@ impl ModelArgsError {
     /// The exit code of a process that ends with this, the same as that of a job on this model.
     pub fn exit_code(&self) -> ExitCode {
         match self {
-            Self::NoCuda => ExitCode::BadConfig,
-            Self::Cuda(_) => ExitCode::Failure,
+            Self::NoCuda(_) => ExitCode::BadConfig,
             Self::Model { source, .. } => source.exit_code(),
             Self::Adapter { source, .. } => source.exit_code(),
         }
@@ -111,10 +108,16 @@ impl ModelArgs {
         if self.device == DeviceChoice::Cpu {
             return Ok(Device::Cpu);
         }
-        match (rlt_torch::load_cuda().map_err(ModelArgsError::Cuda)?, self.device) {
-            (true, _) => Ok(Device::Cuda(0)),
-            (false, DeviceChoice::Cuda) => Err(ModelArgsError::NoCuda),
-            (false, _) => Ok(Device::Cpu),
+        let search = look_for_cuda();
+        match (search.num_gpus(), self.device) {
+            (0, DeviceChoice::Cuda) => Err(ModelArgsError::NoCuda(search)),
+            (0, _) => {
+                if search.has_unusable_gpu() {
+                    tracing::warn!("computing on the CPU, although this machine has a GPU: {search}");
+                }
+                Ok(Device::Cpu)
+            }
+            _ => Ok(Device::Cuda(0)),
         }
     }
 }

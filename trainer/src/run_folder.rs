@@ -61,7 +61,7 @@ pub struct RunFolder {
 }
 
 /// Everything a run may leave in its folder; `--overwrite` removes these and nothing else.
-const CONTENT: [&str; 9] = [
+const CONTENT: [&str; 10] = [
     "manifest.yaml",
     "metrics.jsonl",
     "completions.jsonl",
@@ -71,7 +71,11 @@ const CONTENT: [&str; 9] = [
     "export",
     "result.json",
     "model.json",
+    WARNINGS,
 ];
+
+/// What people have to know of the last attempt, as a list of sentences.
+pub(crate) const WARNINGS: &str = "warnings.json";
 
 /// How the name of a file begins that is being written beside its place.
 pub(crate) const UNFINISHED: &str = ".new-";

@@ -43,7 +43,7 @@ pub fn setup(
     let spec = job.spec().clone();
     let streams = Streams::of(&spec, ranks)?;
     let ranks = streams.updates.clone();
-    let device = device::prepare(&spec, &ranks)?;
+    let device::Placement { device, warning } = device::prepare(&spec, &ranks)?;
     // What the leader downloads the others find.
     let (model_dir, base_model) = ranks.leader_first(|| model_folder(&spec, &folder, &ranks))?.unzip();
     let tokenizer = load_tokenizer(&spec, model_dir.as_deref())?;
@@ -53,6 +53,7 @@ pub fn setup(
     check_model(&spec, weights.config())?;
     let job = job.with(&device::choices(&spec, weights.config(), device));
     let spec = job.spec().clone();
+    device::check_room(&job, weights.config(), device)?;
     let actor = model::actor(&spec, &weights, device, &streams, &folder)?;
     actor.decoder.check_vocabulary(tokenizer.vocab_len().saturating_sub(1) as u32)?;
     let reference = model::reference(&spec, &actor, &folder)?;
@@ -98,6 +99,7 @@ pub fn setup(
         schedule,
         checkpoints,
         watch: Watchers::nobody(),
+        warning,
         stop,
         progress: Progress::default(),
         saved_at: None,

@@ -82,6 +82,13 @@ impl StatusChannel {
         });
     }
 
+    /// What people have to know although the run goes on.
+    pub(crate) fn warn(&self, warning: &str) {
+        self.change(Urgency::AtOnce, |report| {
+            report.progress.get_or_insert_default().warning = warning.to_owned();
+        });
+    }
+
     /// The process turns to something else.
     pub(crate) fn begin_phase(&self, phase: console::Phase) {
         self.change(Urgency::Routine, |report| {

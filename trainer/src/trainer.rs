@@ -77,6 +77,8 @@ pub struct Trainer {
     pub(crate) schedule: Schedule,
     pub(crate) checkpoints: CheckpointStore,
     pub(crate) watch: Watchers,
+    /// What people have to know although the run goes on.
+    pub(crate) warning: Option<String>,
     pub(crate) stop: StopRequest,
     pub(crate) progress: Progress,
     pub(crate) num_steps: u64,

@@ -97,6 +97,11 @@ impl Watchers {
         self.channel.checkpoints(committed);
     }
 
+    /// Tells the operator what people have to know although the run goes on.
+    pub fn warn(&self, warning: &str) {
+        self.channel.warn(warning);
+    }
+
     /// A sentence for the person who watches.
     pub fn message(&self, text: &str) {
         self.progress.message(text);

@@ -12,10 +12,11 @@ use tracing::field::Empty;
 use crate::checkpoint::clear_copies;
 use crate::error::TrainError;
 use crate::parallel::{RankEnvironment, Ranks};
-use crate::run_folder::RunFolder;
+use crate::run_folder::{RunFolder, WARNINGS};
 use crate::status_channel::StatusChannel;
 use crate::stop::{Outcome, StopRequest};
 use crate::train::train;
+use crate::trainer::Trainer;
 use crate::{launch, out_of_memory, report, setup};
 
 /// Runs a manifest in this process.
@@ -135,10 +136,20 @@ fn run_rank(
     }
     let mut trainer = out_of_memory::explained(|| setup::setup(job, folder, stop, ranks.clone()))?;
     trainer.watch.tell(channel);
+    publish_warning(&trainer)?;
     Ok(match train(&mut trainer)? {
         Outcome::Complete => ExitCode::Success,
         Outcome::Stopped(_) => ExitCode::Preempted,
     })
+}
+
+/// Leaves the warning where people look: in the run folder for the report, and with the operator.
+fn publish_warning(trainer: &Trainer) -> Result<(), TrainError> {
+    if let (Some(warning), true) = (&trainer.warning, trainer.ranks.is_leader()) {
+        trainer.folder.write_json(WARNINGS, &serde_json::json!([warning]))?;
+        trainer.watch.warn(warning);
+    }
+    Ok(())
 }
 
 fn take_folder(args: &WorkerArgs, root: &Path, job: &ValidatedJob) -> Result<RunFolder, TrainError> {

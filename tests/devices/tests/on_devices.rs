@@ -9,6 +9,10 @@ mod asked;
 mod attention;
 #[path = "on_devices/device.rs"]
 mod device;
+#[path = "on_devices/found.rs"]
+mod found;
+#[path = "on_devices/gpu_check.rs"]
+mod gpu_check;
 #[path = "on_devices/kernels.rs"]
 mod kernels;
 #[path = "on_devices/memory.rs"]

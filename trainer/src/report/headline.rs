@@ -15,8 +15,13 @@ pub(super) fn render(run: &Run) -> String {
             format!("<div><dt>{label}</dt><dd>{value}<small>{note}</small></dd></div>")
         })
         .collect();
+    let warnings: String = run
+        .warnings
+        .iter()
+        .map(|warning| format!("<p class=\"warning\" role=\"alert\">This run {}</p>", escape(warning)))
+        .collect();
     format!(
-        "<header><p class=\"kind\">{kind}</p><h1>{name}</h1><p class=\"lede\">{lede}</p><dl>{figures}</dl></header>\n",
+        "<header>{warnings}<p class=\"kind\">{kind}</p><h1>{name}</h1><p class=\"lede\">{lede}</p><dl>{figures}</dl></header>\n",
         kind = escape(&kind(run)),
         name = escape(&run.name),
         lede = escape(&lede(run)),

@@ -6,6 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::ReportError;
+use crate::run_folder::WARNINGS;
 use crate::tracking::{CompletionRecord, Stage, StepMetrics, read_lines, read_steps};
 
 /// A run as the report sees it.
@@ -19,6 +20,8 @@ pub(super) struct Run {
     pub(super) steps: Vec<StepMetrics>,
     /// All recorded completions in order.
     pub(super) completions: Vec<CompletionRecord>,
+    /// What people have to know although the run went on.
+    pub(super) warnings: Vec<String>,
     /// Processor and memory of this machine, in a few words.
     pub(super) hardware: Vec<String>,
 }
@@ -35,7 +38,9 @@ impl Run {
         let name = manifest.pointer("/metadata/name").and_then(Value::as_str).map(str::to_owned);
         let name = name.or_else(|| Some(folder.file_name()?.to_string_lossy().into_owned()));
         let name = name.unwrap_or_else(|| "run".into());
-        Ok(Self { name, manifest, steps, completions, hardware: hardware() })
+        let warnings = fs::read_to_string(folder.join(WARNINGS)).unwrap_or_default();
+        let warnings = serde_json::from_str(&warnings).unwrap_or_default();
+        Ok(Self { name, manifest, steps, completions, warnings, hardware: hardware() })
     }
 
     /// Every value of a metric during one stage.

@@ -6,6 +6,7 @@ use std::path::Path;
 use rlt_core::metrics::Metrics;
 
 use super::*;
+use crate::run_folder::WARNINGS;
 use crate::tracking::{Stage, StepMetrics};
 
 fn folder_with(steps: &[StepMetrics], manifest: &str, completions: &str) -> tempfile::TempDir {
@@ -33,6 +34,17 @@ fn completion(step: u64, prompt: &str, completion: &str) -> String {
         "num_tokens": 3,
     });
     format!("{record}\n")
+}
+
+#[test]
+fn a_warning_of_the_run_stands_above_everything_else() {
+    let dir = folder_with(&[], "metadata: {name: demo}", "");
+    assert!(!page(dir.path()).contains("role=\"alert\""));
+    fs::write(dir.path().join(WARNINGS), r#"["COMPUTES ON THE CPU: <libcudnn.so.9> does not load"]"#)
+        .unwrap();
+    let page = page(dir.path());
+    let warning = page.find("COMPUTES ON THE CPU: &lt;libcudnn.so.9&gt;").unwrap();
+    assert!(warning < page.find("<h1>").unwrap());
 }
 
 #[test]

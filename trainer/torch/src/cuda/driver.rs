@@ -57,6 +57,11 @@ driver! {
     get_error_name = c"cuGetErrorName" (Code, *mut *const c_char);
     get_error_string = c"cuGetErrorString" (Code, *mut *const c_char);
     device_get = c"cuDeviceGet" (*mut c_int, c_int);
+    device_get_count = c"cuDeviceGetCount" (*mut c_int);
+    device_get_name = c"cuDeviceGetName" (*mut c_char, c_int, c_int);
+    device_can_access_peer = c"cuDeviceCanAccessPeer" (*mut c_int, c_int, c_int);
+    device_get_p2p_attribute = c"cuDeviceGetP2PAttribute" (*mut c_int, c_int, c_int, c_int);
+    mem_get_info = c"cuMemGetInfo_v2" (*mut usize, *mut usize);
     device_get_attribute = c"cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
     device_primary_ctx_retain = c"cuDevicePrimaryCtxRetain" (*mut Handle, c_int);
     ctx_get_current = c"cuCtxGetCurrent" (*mut Handle);

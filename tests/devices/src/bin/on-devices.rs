@@ -1,0 +1,26 @@
+//! Runs a command on devices of CPU memory: `on-devices COMMAND [ARGUMENT ...]`. Further variables may be set
+//! around it, as the crate's head lists them.
+
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, ExitCode};
+
+use rlt_devices::StandIn;
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args_os().skip(1);
+    let Some(command) = arguments.next() else { return refuse("usage: on-devices COMMAND [ARGUMENT ...]") };
+    match StandIn::build() {
+        // This process becomes the command; it comes back only where that fails.
+        Ok(stand_in) => {
+            let error = Command::new(&command).args(arguments).envs(stand_in.env()).exec();
+            refuse(&format!("starting {}: {error}", command.display()))
+        }
+        Err(error) => refuse(&error.to_string()),
+    }
+}
+
+#[expect(clippy::print_stderr, reason = "the one place where this program speaks of its own end")]
+fn refuse(cause: &str) -> ExitCode {
+    eprintln!("on-devices: {cause}");
+    ExitCode::from(2)
+}

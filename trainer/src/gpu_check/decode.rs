@@ -1,0 +1,135 @@
+//! What a decoding step costs: the difference of two lengths of `rlt-trainer generate`, and of two depths of
+//! a model.
+//!
+//! Copies, launches and waits are counted where the device counts them, which those of tests do; on a GPU
+//! only the time is measured.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use serde_json::{Map, Value, json};
+
+use super::trainings::{job, train};
+use super::{Failure, Findings, map};
+
+const BATCHES: [usize; 3] = [1, 16, 256];
+/// Layers of the two models.
+const DEPTHS: [u32; 2] = [2, 4];
+/// Completion tokens of the two runs.
+const LENGTHS: [usize; 2] = [8, 24];
+
+/// What a step may cost at most.
+const BOUNDS: [(&str, f64); 4] = [
+    ("host_to_device", 2.0),
+    ("device_to_host", 1.0),
+    ("launches_per_layer", 9.0),
+    ("launches_besides", 12.0),
+];
+
+/// Counts of one process, or of one step.
+#[derive(Clone, Copy, Debug, Default)]
+struct Cost {
+    host_to_device: f64,
+    device_to_host: f64,
+    waits: f64,
+    launches: f64,
+    graph_launches: f64,
+    seconds: f64,
+    is_counted: bool,
+}
+
+impl Cost {
+    fn of_report(report: &Value, seconds: f64) -> Self {
+        let number = |name: &str| report[name].as_f64().unwrap_or_default();
+        Self {
+            host_to_device: number("host_to_device"),
+            device_to_host: number("device_to_host"),
+            waits: number("waits"),
+            launches: number("launches"),
+            graph_launches: number("graph_launches"),
+            seconds,
+            is_counted: report.is_object(),
+        }
+    }
+
+    /// The cost of one of the steps that `longer` has more.
+    fn of_step(shorter: Self, longer: Self) -> Self {
+        let steps = (LENGTHS[1] - LENGTHS[0]) as f64;
+        let each = |of: fn(&Self) -> f64| (of(&longer) - of(&shorter)) / steps;
+        Self {
+            host_to_device: each(|cost| cost.host_to_device),
+            device_to_host: each(|cost| cost.device_to_host),
+            waits: each(|cost| cost.waits),
+            launches: each(|cost| cost.launches),
+            graph_launches: each(|cost| cost.graph_launches),
+            seconds: each(|cost| cost.seconds),
+            is_counted: longer.is_counted,
+        }
+    }
+}
+
+pub(super) fn check() -> Result<Findings, Failure> {
+    let folders = [tempfile::tempdir()?, tempfile::tempdir()?];
+    for (folder, depth) in folders.iter().zip(DEPTHS) {
+        train(folder.path(), &job(depth, 1, "Cpu"))?;
+    }
+    let [shallow, deep] = &folders;
+    BATCHES
+        .into_iter()
+        .map(|batch| {
+            let costs = [step_cost(shallow.path(), batch)?, step_cost(deep.path(), batch)?];
+            Ok(finding(batch, costs))
+        })
+        .collect()
+}
+
+fn finding(batch: usize, [shallow, deep]: [Cost; 2]) -> (bool, Map<String, Value>) {
+    let tokens_per_second = batch as f64 / deep.seconds.max(f64::MIN_POSITIVE);
+    let mut figures = map([
+        ("batch", json!(batch)),
+        ("layers", json!(DEPTHS[1])),
+        ("tokens_per_second", json!(tokens_per_second)),
+    ]);
+    if !deep.is_counted {
+        return (deep.seconds > 0.0, figures);
+    }
+    let per_layer = (deep.launches - shallow.launches) / f64::from(DEPTHS[1] - DEPTHS[0]);
+    figures.extend(map([
+        ("host_to_device", json!(deep.host_to_device)),
+        ("device_to_host", json!(deep.device_to_host)),
+        ("waits", json!(deep.waits)),
+        ("launches_per_layer", json!(per_layer)),
+        ("launches_besides", json!(deep.launches - per_layer * f64::from(DEPTHS[1]))),
+        ("graph_launches", json!(deep.graph_launches)),
+    ]));
+    let holds = BOUNDS.iter().all(|(name, bound)| figures[*name].as_f64().is_some_and(|cost| cost <= *bound));
+    (holds, figures)
+}
+
+/// The cost of a step of a batch, from two lengths.
+fn step_cost(folder: &Path, batch: usize) -> Result<Cost, Failure> {
+    let [shorter, longer] = LENGTHS;
+    Ok(Cost::of_step(generate(folder, batch, shorter)?, generate(folder, batch, longer)?))
+}
+
+fn generate(folder: &Path, batch: usize, num_tokens: usize) -> Result<Cost, Failure> {
+    let (prompts, report) = (folder.join("prompts.jsonl"), folder.join("counts.json"));
+    let lines: String = (0..batch).map(|id| format!("{}\n", json!({ "id": id, "prompt": "1+2=" }))).collect();
+    std::fs::write(&prompts, lines)?;
+    let _ = std::fs::remove_file(&report);
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["generate", "--device", "cuda", "--ignore-eos", "--model"]).arg(folder.join("run/export"));
+    command.arg("--input").arg(&prompts).arg("--output").arg(folder.join("completions.jsonl"));
+    command.args(["--max-new-tokens", &num_tokens.to_string(), "--max-concurrent", &batch.to_string()]);
+    command.env("RLT_STAND_IN_REPORT", &report).stdin(Stdio::null());
+    let started = Instant::now();
+    let output = command.output()?;
+    let seconds = started.elapsed().as_secs_f64();
+    if !output.status.success() {
+        let words = String::from_utf8_lossy(&output.stderr).into_owned();
+        return Err(format!("generate at batch {batch} ended by {}: {words}", output.status).into());
+    }
+    let counts = std::fs::read_to_string(&report).ok().and_then(|text| serde_json::from_str(&text).ok());
+    Ok(Cost::of_report(&counts.unwrap_or(Value::Null), seconds))
+}

@@ -1,0 +1,33 @@
+//! Memory that is taken and given back 200 times: what the device has free afterwards is what it had.
+
+use rlt_torch::cuda::device_memory;
+use serde_json::json;
+use tch::{Device, Kind, Tensor};
+
+use super::{Failure, Findings, map};
+
+const NUM_CYCLES: usize = 200;
+/// Cycles after which libtorch holds what a cycle needs.
+const NUM_WARM: usize = 3;
+/// Numbers of the tensors of a cycle: of the cache, of packed weights, of a step's activations.
+const SIZES: [i64; 3] = [1 << 20, 1 << 18, 3 << 16];
+
+pub(super) fn check() -> Result<Findings, Failure> {
+    let mut after_warm = 0;
+    for cycle in 0..NUM_CYCLES {
+        let taken: Vec<Tensor> =
+            SIZES.iter().map(|size| Tensor::ones([*size], (Kind::Float, Device::Cuda(0)))).collect();
+        // The sum is read, so that the device has used what it gave.
+        let total: f64 = taken.iter().map(|tensor| tensor.sum(Kind::Double).double_value(&[])).sum();
+        if total != SIZES.iter().sum::<i64>() as f64 {
+            return Err(format!("cycle {cycle} read {total} from memory full of ones").into());
+        }
+        drop(taken);
+        if cycle + 1 == NUM_WARM {
+            after_warm = device_memory(0)?.0;
+        }
+    }
+    let lost = after_warm as i64 - device_memory(0)?.0 as i64;
+    let figures = map([("cycles", json!(NUM_CYCLES)), ("lostBytes", json!(lost))]);
+    Ok(vec![(lost <= 0, figures)])
+}

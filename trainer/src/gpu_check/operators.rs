@@ -1,0 +1,110 @@
+//! Operators on the GPU against the CPU's in fp64: the truth, not another rounding.
+
+use rlt_torch::{Activation, apply_rope, gated_activation, rms_norm};
+use serde_json::json;
+use tch::{Device, Kind, Tensor};
+
+use super::{Failure, Findings, map};
+
+/// Largest error that an fp32 operator may have, relative to the largest number of the result: sums of a few
+/// hundred products, in any order.
+const FP32_TOLERANCE: f64 = 2e-5;
+/// The same for bf16, which rounds inputs and results to 8 bits: a few roundings of 2^-9.
+const BF16_TOLERANCE: f64 = 3e-2;
+
+type Operator = fn(&Tensor, &Tensor) -> Tensor;
+
+/// Each takes `x` and `y` of `[24, 64]`.
+const OPERATORS: [(&str, Operator); 14] = [
+    ("matmul", |x, y| x.matmul(&y.tr())),
+    ("add", |x, y| x + y),
+    ("mul", |x, y| x * y),
+    ("softmax", |x, _| x.softmax(-1, None::<Kind>)),
+    ("log_softmax", |x, _| x.log_softmax(-1, None::<Kind>)),
+    ("logsumexp", |x, _| x.logsumexp([-1_i64].as_slice(), false)),
+    ("silu", |x, _| x.silu()),
+    ("gelu", |x, _| x.gelu("tanh")),
+    ("sum", |x, _| x.sum_dim_intlist([0_i64].as_slice(), false, None::<Kind>)),
+    ("cumsum", |x, _| x.cumsum(-1, None::<Kind>)),
+    ("sort", |x, _| x.sort(-1, true).0),
+    ("attention", |x, y| {
+        let heads = |t: &Tensor| t.view([1, 24, 4, 16]).transpose(1, 2);
+        Tensor::scaled_dot_product_attention(
+            &heads(x),
+            &heads(y),
+            &heads(x),
+            None::<Tensor>,
+            0.0,
+            true,
+            None,
+            false,
+        )
+    }),
+    ("gated_activation", |x, y| x.silu() * y),
+    ("gradient", |x, y| {
+        let leaf = x.detach().set_requires_grad(true);
+        let out = (leaf.matmul(&y.tr()).softmax(-1, None::<Kind>)).square().sum(None::<Kind>);
+        out.backward();
+        leaf.grad()
+    }),
+];
+
+/// Our own operators, each with its formula.
+const OWN: [(&str, Operator, Operator); 3] = [
+    (
+        "own rms_norm",
+        |x, y| rms_norm(x, &y.get(0), 1e-6, 0.0),
+        |x, y| {
+            let mean = x.square().mean_dim([-1_i64].as_slice(), true, None::<Kind>);
+            x * (mean + 1e-6).rsqrt() * y.get(0)
+        },
+    ),
+    ("own gated_activation", |x, y| gated_activation(x, y, Activation::Silu), |x, y| x.silu() * y),
+    (
+        "own apply_rope",
+        |x, y| apply_rope(&x.view([24, 4, 16]), &angles(y).cos(), &angles(y).sin()).view([24, 64]),
+        |x, y| {
+            let x = x.view([24, 4, 16]);
+            let halves = x.chunk(2, -1);
+            let rotated = Tensor::cat(&[&-&halves[1], &halves[0]], -1);
+            let (cos, sin) = (angles(y).cos().unsqueeze(1), angles(y).sin().unsqueeze(1));
+            (&x * cos + rotated * sin).view([24, 64])
+        },
+    ),
+];
+
+/// An angle for each position and pair of a head's numbers, the same for both halves: `[24, 16]`.
+fn angles(y: &Tensor) -> Tensor {
+    let half = y.narrow(-1, 0, 8);
+    Tensor::cat(&[&half, &half], -1)
+}
+
+pub(super) fn check() -> Result<Findings, Failure> {
+    tch::manual_seed(7);
+    let draw = || Tensor::randn([24, 64], (Kind::Double, Device::Cpu));
+    let inputs = (draw(), draw());
+    let plain = OPERATORS.iter().map(|(name, operator)| (*name, *operator, *operator));
+    let findings = plain.chain(OWN).flat_map(|(name, operator, formula)| {
+        [(Kind::Float, FP32_TOLERANCE), (Kind::BFloat16, BF16_TOLERANCE)].map(|(kind, tolerance)| {
+            let error = error(operator, formula, &inputs, kind);
+            let figures = map([
+                ("operator", json!(name)),
+                ("dtype", json!(if kind == Kind::Float { "fp32" } else { "bf16" })),
+                ("error", json!(error)),
+                ("tolerance", json!(tolerance)),
+            ]);
+            (error <= tolerance, figures)
+        })
+    });
+    Ok(findings.collect())
+}
+
+/// The largest difference to the formula in fp64 on the very numbers that the operator got, relative to its
+/// largest.
+fn error(operator: Operator, formula: Operator, (x, y): &(Tensor, Tensor), kind: Kind) -> f64 {
+    let (x, y) = (x.to_kind(kind), y.to_kind(kind));
+    let truth = formula(&x.to_kind(Kind::Double), &y.to_kind(Kind::Double));
+    let found = operator(&x.to_device(Device::Cuda(0)), &y.to_device(Device::Cuda(0)));
+    let difference = (found.to_device(Device::Cpu).to_kind(Kind::Double) - &truth).abs().max();
+    difference.double_value(&[]) / truth.abs().max().double_value(&[])
+}
