@@ -51,7 +51,7 @@ pub fn setup(
     let rewards = reward_pool(&spec, &data, ranks.cores())?;
     let weights = model::weights(&spec, model_dir.as_deref(), &tokenizer)?;
     check_model(&spec, weights.config())?;
-    let job = job.with(&device::choices(&spec, weights.config(), device));
+    let job = job.with(&device::choices(&spec, weights.config(), device, &ranks)?);
     let spec = job.spec().clone();
     device::check_room(&job, weights.config(), device)?;
     let actor = model::actor(&spec, &weights, device, &streams, &folder)?;

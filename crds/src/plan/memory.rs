@@ -201,7 +201,7 @@ impl MemoryPlan {
             adapter_width: trained.adapter_width,
             sp,
             cast_of_layer,
-            casts_head: !comes_in_parts(spec) && (casts_frozen(spec) || spec.model.lora.is_none()),
+            casts_head: !comes_in_parts(spec) && spec.model.lora.is_none(),
         };
         // A critic passes over the same tokens in micro-batches of its own.
         let critic = roles::has_critic(spec).then(|| mesh.sp_of_critic());
@@ -300,14 +300,9 @@ fn kept(spec: &ResolvedSpec, name: &'static str, rests: bool, bytes: u64) -> Mem
     }
 }
 
-/// Bytes of a number of frozen weights: on a GPU they are kept as they are computed with, on a CPU in fp32.
+/// Bytes of a number of frozen weights, which are kept as they are computed with.
 fn frozen_width(spec: &ResolvedSpec) -> u64 {
-    if on_gpu(spec) { spec.training.precision.width() } else { FP32 }
-}
-
-/// Whether frozen weights are kept in other numbers than they are computed with.
-fn casts_frozen(spec: &ResolvedSpec) -> bool {
-    frozen_width(spec) != spec.training.precision.width()
+    spec.training.precision.width()
 }
 
 /// Whether a worker has parts of the model at hand only while it needs them, in the numbers that it computes
@@ -322,7 +317,7 @@ fn cast_of_layer(spec: &ResolvedSpec, model: &ModelConfig, trained: &Trained) ->
     if spec.training.precision.width() == FP32 || comes_in_parts(spec) {
         return 0;
     }
-    if spec.model.lora.is_some() && !casts_frozen(spec) {
+    if spec.model.lora.is_some() {
         return trained.of_one_layer;
     }
     model.projections().iter().map(|projection| projection.num_parameters()).sum()
@@ -339,7 +334,7 @@ fn resident(
     let num_parameters = model.parameter_count().total();
     let adapter = if spec.model.lora.is_some() { trained.num_parameters } else { 0 };
     let offload = spec.training.offload;
-    // 4 P / s, or below an adapter b P / s on a GPU, and the adapter's 4.
+    // 4 P / s, or below an adapter b P / s and the adapter's 4.
     let weights = match spec.model.lora {
         Some(_) if frozen_width(spec) != FP32 => {
             frozen_width(spec) * shards.part_of(num_parameters) + FP32 * shards.part_of(adapter)

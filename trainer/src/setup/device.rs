@@ -89,10 +89,23 @@ fn room(index: usize, needed: u64, (free, total): (u64, u64)) -> Result<(), Trai
     Ok(())
 }
 
-/// What the manifest leaves to the device, chosen for `device`.
-pub(super) fn choices(spec: &ResolvedSpec, model: &ModelConfig, device: Device) -> Choices {
-    let kind = if device.is_cuda() { spec::Device::Cuda } else { spec::Device::Cpu };
-    Choices::new(spec, Some(model), kind, None)
+/// What the manifest leaves to the device, chosen for the smallest of all ranks' GPUs: ranks gather weights
+/// for the same passes.
+///
+/// # Errors
+/// [`TrainError::Ranks`] when a rank is lost, [`TrainError::Kernel`] when the driver fails.
+pub(super) fn choices(
+    spec: &ResolvedSpec,
+    model: &ModelConfig,
+    device: Device,
+    ranks: &Ranks,
+) -> Result<Choices, TrainError> {
+    let Device::Cuda(index) = device else {
+        return Ok(Choices::new(spec, Some(model), spec::Device::Cpu, None));
+    };
+    let (_, total) = cuda::device_memory(index)?;
+    let smallest = -ranks.max(-(total as i64))?;
+    Ok(Choices::new(spec, Some(model), spec::Device::Cuda, Some(smallest.unsigned_abs())))
 }
 
 fn matmul_precision(wanted: spec::MatmulPrecision) -> rlt_torch::MatmulPrecision {

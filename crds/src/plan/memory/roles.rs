@@ -46,7 +46,7 @@ pub(super) fn reference_read(spec: &ResolvedSpec, model: &ModelConfig, shards: &
     term(REFERENCE, if stays { 0 } else { reference_bytes(spec, model, shards) })
 }
 
-/// A frozen copy of the weights, 4 P / s, on a GPU b P / s. With an adapter the reference is the same weights
+/// A frozen copy of the weights, b P / s. With an adapter the reference is the same weights
 /// with the adapter off.
 fn reference_bytes(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) -> u64 {
     let part = shards.part_of(model.parameter_count().total());
