@@ -4,25 +4,15 @@
 //! which moves in between cannot mix two versions. Files go to the hub's ordinary cache (`HF_HOME`,
 //! `HF_HUB_CACHE`), shared with other tools; `HF_TOKEN` is sent where it is set.
 
+mod snapshot;
+
 use std::path::{Path, PathBuf};
 
-use hf_hub::{HFClient, HFError, split_id};
+use hf_hub::{HFClient, HFError, resolve_cache_dir, split_id};
 use rlt_api::ExitCode;
 use rlt_api::spec::HubSpec;
 
-/// What a model is read from: weights, configuration, tokenizer and chat template, but no code and no other
-/// formats.
-const WANTED: [&str; 9] = [
-    "config.json",
-    "generation_config.json",
-    "model.safetensors.index.json",
-    "model*.safetensors",
-    "tokenizer*.json",
-    "special_tokens_map.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template*",
-];
+pub use snapshot::SnapshotError;
 
 /// A model that was fetched.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,8 +63,8 @@ pub enum HubError {
         repo: String,
         /// The commit.
         commit: String,
-        /// What the hub said.
-        source: Box<HFError>,
+        /// Which file, and why.
+        source: SnapshotError,
     },
 }
 
@@ -83,6 +73,9 @@ impl HubError {
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::NoCommit { .. } => ExitCode::BadConfig,
+            Self::Fetch { source: SnapshotError::BadName { .. } | SnapshotError::TooMany, .. } => {
+                ExitCode::BadConfig
+            }
             _ => ExitCode::RetryableIo,
         }
     }
@@ -117,16 +110,13 @@ pub fn fetch(spec: &HubSpec, cache_dir: Option<&Path>) -> Result<HubModel, HubEr
     if !is_commit(&got) {
         return Err(HubError::NoCommit { repo: repo.clone(), revision: revision.clone(), got });
     }
-    let dir = repository
-        .snapshot_download()
-        .revision(&got)
-        .allow_patterns(WANTED.map(str::to_owned).to_vec())
-        .send()
-        .map_err(|source| HubError::Fetch {
-            repo: repo.clone(),
-            commit: got.clone(),
-            source: Box::new(source),
-        })?;
+    let cache_dir = cache_dir.map_or_else(resolve_cache_dir, Path::to_path_buf);
+    let dir = cache_dir.join(format!("models--{}", repo.replace('/', "--"))).join("snapshots").join(&got);
+    snapshot::fetch(&repository, &got, &dir).map_err(|source| HubError::Fetch {
+        repo: repo.clone(),
+        commit: got.clone(),
+        source,
+    })?;
     Ok(HubModel { commit: got, dir })
 }
 

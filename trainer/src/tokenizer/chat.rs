@@ -15,6 +15,10 @@ use serde_json::Map;
 use super::SpecialTokens;
 use super::python::{JsonStyle, json_dumps, str_text};
 
+/// Instructions that one conversation may take. Templates come with models: one that loops must end. A
+/// conversation of a thousand turns takes well below a million.
+const FUEL: u64 = 50_000_000;
+
 /// The template used when no other is asked for.
 const DEFAULT: &str = "default";
 /// The template used when there are tools, where a folder has one of this name.
@@ -140,6 +144,7 @@ fn context(request: &ChatRequest<'_>, special: &SpecialTokens) -> Value {
 
 fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
+    environment.set_fuel(Some(FUEL));
     environment.set_trim_blocks(true);
     environment.set_lstrip_blocks(true);
     environment.set_formatter(print_like_python);
@@ -236,6 +241,19 @@ mod tests {
         let error = rendered("{{ raise_exception('roles must alternate') }}", json!([{}])).unwrap_err();
         let ChatError::Render { num_messages: 1, source } = error else { panic!("{error}") };
         assert!(source.to_string().contains("roles must alternate"), "{source}");
+    }
+
+    #[test]
+    fn a_template_that_does_not_end_is_stopped_and_a_long_conversation_is_not() {
+        let endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
+        let error = rendered(endless, json!([{}])).unwrap_err();
+        let ChatError::Render { source, .. } = error else { panic!("{error}") };
+        assert_eq!(source.kind(), ErrorKind::OutOfFuel);
+        let turns: Vec<_> =
+            (0..20_000).map(|turn| json!({"role": "user", "content": turn.to_string()})).collect();
+        let plain =
+            "{% for message in messages %}{{ message.role }}: {{ message.content | trim }}\n{% endfor %}";
+        assert!(rendered(plain, turns.into()).unwrap().ends_with("user: 19999\n"));
     }
 
     #[test]

@@ -54,6 +54,25 @@ fn a_branch_becomes_a_commit_and_its_files_a_model() {
 }
 
 #[test]
+fn a_server_that_lists_files_elsewhere_gets_nothing_written_and_nothing_removed() {
+    for name in
+        ["chat_template/../../../../precious", "../../../../precious", "/tmp/precious", "chat_template/.."]
+    {
+        let (_, mut files) = tiny_model();
+        files.insert(name.to_owned(), b"hostile".to_vec());
+        let hub = HubServer::start(files).unwrap();
+        let outer = tempfile::tempdir().unwrap();
+        let cache = outer.path().join("cache");
+        std::fs::write(outer.path().join("precious"), "of somebody else").unwrap();
+        let error = fetch(&spec(&hub, "main"), Some(&cache)).unwrap_err();
+        assert_eq!(error.exit_code(), ExitCode::BadConfig);
+        assert!(std::error::Error::source(&error).unwrap().to_string().contains(name), "{error:?}");
+        assert_eq!(std::fs::read_to_string(outer.path().join("precious")).unwrap(), "of somebody else");
+        assert!(!cache.exists() && hub.downloads().is_empty(), "{name}");
+    }
+}
+
+#[test]
 fn says_which_repository_and_revision_cannot_be_had() {
     let (_, files) = tiny_model();
     let hub = HubServer::start(files).unwrap();

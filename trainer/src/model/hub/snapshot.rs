@@ -1,0 +1,204 @@
+//! The files of one commit, in the hub's ordinary cache. The names come from a server that nobody vouches for:
+//! none of them may lead out of the snapshot's folder.
+//!
+//! Of what the server says, only names of files and their contents are used. Its entity tags and commits are
+//! not, of which other clients make paths: files lie in the snapshot itself and not behind links.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use hf_hub::repository::{RepoTreeEntry, RepoType};
+use hf_hub::{HFError, HFRepositorySync};
+
+/// What a model is read from: weights, configuration, tokenizer and chat template, but no code and no other
+/// formats. All of it lies at the top; a star stands for any letters.
+const WANTED: [&str; 9] = [
+    "config.json",
+    "generation_config.json",
+    "model.safetensors.index.json",
+    "model*.safetensors",
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template*",
+];
+/// Files that a repository may list.
+const MAX_FILES: usize = 100_000;
+/// Files that are fetched at the same time.
+const NUM_CONCURRENT: usize = 4;
+
+/// Why the files of a commit are not there.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    /// The server lists a file that would lie elsewhere.
+    #[error("file name {name:?}: expected names below the repository's folder, without `.` and `..`")]
+    BadName {
+        /// The name.
+        name: String,
+    },
+    /// The server lists too many files.
+    #[error("expected at most {MAX_FILES} files")]
+    TooMany,
+    /// The server refuses, or gives no answer.
+    #[error("{act}")]
+    Hub {
+        /// What was asked for.
+        act: String,
+        /// What the hub said.
+        source: Box<HFError>,
+    },
+    /// A file is not what the list says.
+    #[error("file {name}: expected {expected} bytes, got {got}")]
+    Length {
+        /// Its name.
+        name: String,
+        /// What the list says.
+        expected: u64,
+        /// What was fetched.
+        got: u64,
+    },
+    /// The cache cannot be written.
+    #[error("{act} {path}", path = path.display())]
+    Cache {
+        /// What was tried.
+        act: &'static str,
+        /// On which file or folder.
+        path: PathBuf,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+}
+
+/// A file of a repository.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Listed {
+    name: String,
+    num_bytes: u64,
+}
+
+/// Fetches what a model is read from into the folder `dir`; what is there already is not fetched again.
+///
+/// # Errors
+/// [`SnapshotError`]; nothing is fetched where a name is bad.
+pub(super) fn fetch<T: RepoType + Sync>(
+    repository: &HFRepositorySync<T>,
+    commit: &str,
+    dir: &Path,
+) -> Result<(), SnapshotError> {
+    let listed = list(repository, commit)?;
+    fs::create_dir_all(dir).map_err(failed("create folder", dir))?;
+    let missing: Vec<Listed> = listed.into_iter().filter(|file| !dir.join(&file.name).exists()).collect();
+    let next = AtomicUsize::new(0);
+    let work = || {
+        while let Some(file) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
+            fetch_file(repository, commit, dir, file)?;
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..NUM_CONCURRENT.min(missing.len())).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().try_for_each(|worker| match worker.join() {
+            Ok(outcome) => outcome,
+            Err(panic) => std::panic::resume_unwind(panic),
+        })
+    })
+}
+
+fn list<T: RepoType>(repository: &HFRepositorySync<T>, commit: &str) -> Result<Vec<Listed>, SnapshotError> {
+    let entries = repository.list_tree().revision(commit).recursive(true).limit(MAX_FILES + 1).send();
+    let entries = entries.map_err(|source| SnapshotError::Hub {
+        act: "listing the files".to_owned(),
+        source: Box::new(source),
+    })?;
+    if entries.len() > MAX_FILES {
+        return Err(SnapshotError::TooMany);
+    }
+    let mut wanted = Vec::new();
+    for entry in entries {
+        let RepoTreeEntry::File { path: name, size: num_bytes, .. } = entry else { continue };
+        if !is_below(&name) {
+            return Err(SnapshotError::BadName { name });
+        }
+        if is_wanted(&name) {
+            wanted.push(Listed { name, num_bytes });
+        }
+    }
+    Ok(wanted)
+}
+
+/// Fetches one file beside its place, and gives it its name once it is whole.
+fn fetch_file<T: RepoType>(
+    repository: &HFRepositorySync<T>,
+    commit: &str,
+    dir: &Path,
+    file: &Listed,
+) -> Result<(), SnapshotError> {
+    let name = &file.name;
+    let beside = dir.join(format!(".fetching-{}-{name}", std::process::id()));
+    let fetched = repository.download_file().filename(name).revision(commit).local_dir(&beside).send();
+    let fetched = fetched
+        .map_err(|source| SnapshotError::Hub { act: format!("fetching {name}"), source: Box::new(source) })
+        .and_then(|_| keep(&beside.join(name), &dir.join(name), file));
+    // The error that matters is the one above.
+    let _ = fs::remove_dir_all(&beside);
+    fetched
+}
+
+fn keep(fetched: &Path, path: &Path, file: &Listed) -> Result<(), SnapshotError> {
+    let got = fs::metadata(fetched).map_err(failed("reading", fetched))?.len();
+    if got != file.num_bytes {
+        return Err(SnapshotError::Length { name: file.name.clone(), expected: file.num_bytes, got });
+    }
+    fs::rename(fetched, path).map_err(failed("renaming", fetched))
+}
+
+fn failed(act: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> SnapshotError {
+    let path = path.to_owned();
+    move |source| SnapshotError::Cache { act, path, source }
+}
+
+/// Whether a path, whose parts are divided by `/`, leads to a place below the folder that it is joined to.
+fn is_below(path: &str) -> bool {
+    !path.contains(['\\', '\0']) && path.split('/').all(|part| !matches!(part, "" | "." | ".."))
+}
+
+fn is_wanted(name: &str) -> bool {
+    let fits = |pattern: &&str| match pattern.split_once('*') {
+        Some((begin, end)) => {
+            name.len() >= begin.len() + end.len() && name.starts_with(begin) && name.ends_with(end)
+        }
+        None => name == *pattern,
+    };
+    !name.contains('/') && WANTED.iter().any(|pattern| fits(&pattern))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_below_only_where_every_part_of_it_goes_down() {
+        for path in ["config.json", "a/b", "..a", "a..b/c", "..."] {
+            assert!(is_below(path), "{path}");
+        }
+        for path in ["", "/etc/passwd", "..", "a/..", "a/../../b", "./a", "a//b", "a/", "a\\..\\b", "a\0"] {
+            assert!(!is_below(path), "{path:?}");
+        }
+    }
+
+    #[test]
+    fn of_a_repository_only_what_a_model_is_read_from_is_wanted() {
+        for name in
+            ["config.json", "model.safetensors", "model-00001-of-00002.safetensors", "chat_template.jinja"]
+        {
+            assert!(is_wanted(name), "{name}");
+        }
+        for name in
+            ["modeling.py", "pytorch_model.bin", "onnx/model.safetensors", "chat_template/../x", "model.safe"]
+        {
+            assert!(!is_wanted(name), "{name}");
+        }
+    }
+}
