@@ -88,7 +88,8 @@ fn words_are_written_and_copied_as_changes_say() {
         let mut changes = vec![0];
         for at in 0..9_000 {
             // Words behind the ten thousandth are copied from, and none of them is written.
-            let (pair, value) = if at % 3 == 0 { ([-1 - at, 10_000 + at], 10_000 + at) } else { ([at, -at], -at) };
+            let (pair, value) =
+                if at % 3 == 0 { ([-1 - at, 10_000 + at], 10_000 + at) } else { ([at, -at], -at) };
             changes.extend(pair);
             expected[at as usize] = value;
         }
