@@ -113,20 +113,31 @@ fn progress() -> impl Strategy<Value = Progress> {
             resumed_after_step: resumed,
             ..TimeSpent::default()
         }));
-    (0..12i32, 0..4i32, (whole(), whole()), prop::option::of(number()), prop::option::of(time_ms()), spent)
-        .prop_map(|(phase, stage, (step, num_steps), number, step_finished_ms, time_spent)| Progress {
-            phase,
-            stage,
-            step,
-            num_steps,
-            reward: number,
-            held_out_reward: number,
-            kl: number,
-            tokens_per_second: number,
-            remaining_seconds: number,
-            time_spent,
-            step_finished_ms,
-        })
+    let text = ".{0,20}";
+    (
+        0..12i32,
+        0..4i32,
+        (whole(), whole()),
+        (prop::option::of(number()), text),
+        prop::option::of(time_ms()),
+        spent,
+    )
+        .prop_map(
+            |(phase, stage, (step, num_steps), (number, warning), step_finished_ms, time_spent)| Progress {
+                warning,
+                phase,
+                stage,
+                step,
+                num_steps,
+                reward: number,
+                held_out_reward: number,
+                kl: number,
+                tokens_per_second: number,
+                remaining_seconds: number,
+                time_spent,
+                step_finished_ms,
+            },
+        )
 }
 
 fn report() -> impl Strategy<Value = ReportRequest> {
