@@ -30,8 +30,8 @@ struct Simulation {
     num_steps: usize,
     /// Whether a step is launched before the tokens of the one before are read.
     is_ahead: bool,
-    /// What was launched and not read: the sequences with their completions' lengths before the draw.
-    launched: VecDeque<Vec<(Sequence, usize)>>,
+    /// What was drawn and not read: tokens, and whether they are the last of their sequences.
+    launched: VecDeque<Vec<(TokenId, bool)>>,
 }
 
 impl Simulation {
@@ -51,7 +51,7 @@ impl Simulation {
     fn run(mut self, stop_after: &dyn Fn(&Sequence) -> usize) -> Self {
         while !self.scheduler.is_idle() || !self.launched.is_empty() {
             if self.scheduler.is_idle() {
-                self.read(stop_after);
+                self.read();
                 continue;
             }
             let oldest = self.scheduler.running().first().map(|s| (s.request_idx, s.sample_idx));
@@ -65,14 +65,14 @@ impl Simulation {
             self.prefill_and_copy(&step);
             self.decode();
             if self.is_ahead {
-                let with_len = |s: &Sequence| (s.clone(), s.completion().len());
-                self.launched.push_back(self.scheduler.running().iter().map(with_len).collect());
+                self.launched.push_back(self.drawn(stop_after));
                 self.scheduler.advance_unread();
                 if self.launched.len() > 1 {
-                    self.read(stop_after);
+                    self.read();
                 }
             } else {
-                self.advance(stop_after);
+                let finished = self.scheduler.advance(&self.drawn(stop_after));
+                self.finish(finished);
             }
             self.num_steps += 1;
         }
@@ -130,23 +130,18 @@ impl Simulation {
         }
     }
 
-    fn advance(&mut self, stop_after: &dyn Fn(&Sequence) -> usize) {
+    /// The tokens that the running sequences draw, and whether they are the last.
+    fn drawn(&self, stop_after: &dyn Fn(&Sequence) -> usize) -> Vec<(TokenId, bool)> {
         let draw = |s: &Sequence| {
             let drawn = s.completion().len() + 1;
             (drawn_token(s, drawn), s.is_at_last_token() || drawn >= stop_after(s))
         };
-        let drawn: Vec<_> = self.scheduler.running().iter().map(draw).collect();
-        let finished = self.scheduler.advance(&drawn);
-        self.finish(finished);
+        self.scheduler.running().iter().map(draw).collect()
     }
 
     /// Reads the tokens of the oldest step that was launched.
-    fn read(&mut self, stop_after: &dyn Fn(&Sequence) -> usize) {
-        let launched = self.launched.pop_front().unwrap();
-        let draw = |(s, len): &(Sequence, usize)| {
-            (drawn_token(s, len + 1), s.is_at_last_token() || len + 1 >= stop_after(s))
-        };
-        let drawn: Vec<_> = launched.iter().map(draw).collect();
+    fn read(&mut self) {
+        let drawn = self.launched.pop_front().unwrap();
         let finished = self.scheduler.resolve(&drawn);
         self.finish(finished);
     }
