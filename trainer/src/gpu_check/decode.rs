@@ -17,7 +17,7 @@ const BATCHES: [usize; 3] = [1, 16, 256];
 /// Layers of the two models.
 const DEPTHS: [u32; 2] = [2, 4];
 /// Completion tokens of the two runs.
-const LENGTHS: [usize; 2] = [8, 24];
+const LENGTHS: [usize; 2] = [4, 8];
 
 /// What a step may cost at most.
 const BOUNDS: [(&str, f64); 4] = [

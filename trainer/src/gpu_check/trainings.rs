@@ -35,7 +35,8 @@ pub(super) fn job(num_layers: u32, steps: u32, device: &str) -> Value {
             "algorithm": { "kind": "GRPO" },
             "rollout": { "samplesPerPrompt": 4, "maxCompletionTokens": 4 },
             "training": {
-                "steps": steps, "promptsPerStep": 2, "optimizer": { "learningRate": 0.01 }, "evaluateEvery": 0
+                "steps": steps, "promptsPerStep": 2, "precision": "Fp32", "evaluateEvery": 0,
+                "optimizer": { "learningRate": 0.01 }
             },
             "checkpoint": { "everySteps": 1 },
             "workers": { "device": device, "threads": 1 }
