@@ -1,7 +1,10 @@
 //! Streams of a device and what is put into them beside kernels: copies, functions of the host, events.
 //! Nothing here keeps the calling thread waiting except what says so.
+//!
+//! A device's default stream is null to the driver, which takes it for that of the thread's current context. So
+//! each call enters the context of its stream's device.
 
-use super::driver::{Driver, Handle};
+use super::driver::{Context, Driver, Handle};
 use super::operand::cuda_index;
 use crate::Error;
 use crate::border::{check, rlt_current_stream, rlt_exchange_stream, rlt_pool_stream};
@@ -79,6 +82,7 @@ impl Stream {
     pub fn copy_to_host(&self, to: &Tensor, from: &Tensor) -> Result<(), Error> {
         let num_bytes = self.copied_bytes("a copy to the host", to, from)?;
         let driver = Driver::get()?;
+        let _context = Context::enter(driver, self.device)?;
         // SAFETY: both sides have that many bytes; that they live on is the caller's part, as documented.
         driver.check("a copy to the host", unsafe {
             (driver.memcpy_dtoh_async)(to.data_ptr(), from.data_ptr() as u64, num_bytes, self.handle)
@@ -93,6 +97,7 @@ impl Stream {
     pub fn copy_to_device(&self, to: &Tensor, from: &Tensor) -> Result<(), Error> {
         let num_bytes = self.copied_bytes("a copy to the device", from, to)?;
         let driver = Driver::get()?;
+        let _context = Context::enter(driver, self.device)?;
         // SAFETY: as in `copy_to_host`.
         driver.check("a copy to the device", unsafe {
             (driver.memcpy_htod_async)(to.data_ptr() as u64, from.data_ptr(), num_bytes, self.handle)
@@ -125,9 +130,10 @@ impl Stream {
     /// # Errors
     /// When the driver fails.
     pub fn call(&self, call: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+        let driver = Driver::get()?;
+        let _context = Context::enter(driver, self.device)?;
         let boxed: Box<Box<dyn FnOnce() + Send>> = Box::new(Box::new(call));
         let data = Box::into_raw(boxed);
-        let driver = Driver::get()?;
         // SAFETY: `run_once` takes the box back, once.
         let code = unsafe { (driver.launch_host_func)(self.handle, run_once, data.cast()) };
         if code != 0 {
@@ -143,6 +149,7 @@ impl Stream {
     /// When the driver fails.
     pub fn wait_for(&self, event: &Event) -> Result<(), Error> {
         let driver = Driver::get()?;
+        let _context = Context::enter(driver, self.device)?;
         // SAFETY: a live event.
         driver.check("ordering streams", unsafe { (driver.stream_wait_event)(self.handle, event.0, 0) })
     }
@@ -153,6 +160,7 @@ impl Stream {
     /// What failed in the stream since the last wait.
     pub fn synchronize(&self) -> Result<(), Error> {
         let driver = Driver::get()?;
+        let _context = Context::enter(driver, self.device)?;
         // SAFETY: a stream that is never destroyed.
         driver.check("waiting for a stream", unsafe { (driver.stream_synchronize)(self.handle) })
     }
@@ -213,7 +221,7 @@ impl Event {
 
     fn with_flags(device: usize, flags: u32) -> Result<Self, Error> {
         let driver = Driver::get()?;
-        let _context = super::driver::Context::enter(driver, device)?;
+        let _context = Context::enter(driver, device)?;
         let mut event = std::ptr::null_mut();
         // SAFETY: a place for the event.
         driver.check("creating an event", unsafe { (driver.event_create)(&mut event, flags) })?;
@@ -226,6 +234,7 @@ impl Event {
     /// When the driver fails.
     pub fn record(&self, stream: &Stream) -> Result<(), Error> {
         let driver = Driver::get()?;
+        let _context = Context::enter(driver, stream.device)?;
         // SAFETY: a live event and stream.
         driver.check("recording an event", unsafe { (driver.event_record)(self.0, stream.handle) })
     }
