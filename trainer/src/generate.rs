@@ -74,6 +74,9 @@ pub struct GenerateArgs {
     /// Sequences that decode together
     #[arg(long, value_name = "N", default_value = "64")]
     pub max_concurrent: NonZeroUsize,
+    /// Decode on a GPU without capturing steps as graphs
+    #[arg(long)]
+    pub no_graphs: bool,
 }
 
 /// Why completions could not be made.
@@ -289,7 +292,12 @@ fn sampling(args: &GenerateArgs) -> SamplingParams {
 fn options(args: &GenerateArgs, decoder: &Decoder, tokenizer: Option<&Tokenizer>) -> RolloutOptions {
     let mut eos_token_ids = decoder.config.eos_token_ids.clone();
     eos_token_ids.extend(tokenizer.iter().flat_map(|tokenizer| tokenizer.eos_ids()));
-    RolloutOptions { max_concurrent: args.max_concurrent.get(), eos_token_ids, ..RolloutOptions::default() }
+    RolloutOptions {
+        max_concurrent: args.max_concurrent.get(),
+        uses_graphs: !args.no_graphs,
+        eos_token_ids,
+        ..RolloutOptions::default()
+    }
 }
 
 fn output_lines<'a>(

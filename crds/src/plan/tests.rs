@@ -386,7 +386,9 @@ fn the_cache_is_bounded_by_the_rollouts_share_of_a_pods_memory_and_a_prefill_by_
 fn a_longest_sequence_below_prompt_and_completion_makes_groups_smaller() {
     let with = |longest: Option<u32>, budget: u32| {
         planned(move |spec| {
-            spec["rollout"]["maxModelTokens"] = json!(longest);
+            if let Some(longest) = longest {
+                spec["rollout"]["maxModelTokens"] = longest.into();
+            }
             spec["training"]["maxTokensPerMicroBatch"] = budget.into();
         })
     };

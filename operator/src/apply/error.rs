@@ -48,11 +48,11 @@ impl ApplyError {
         let is_of_earlier_job = owner.is_some_and(|owner| {
             owner.kind == rlt_api::KIND && owner.name == job.name() && owner.uid != job.uid()
         });
-        let manager = found.labels.as_ref().and_then(|all| all.get(labels::MANAGED_BY));
-        let owner = match (owner, manager) {
+        let managed_by = found.labels.as_ref().and_then(|all| all.get(labels::MANAGED_BY));
+        let owner = match (owner, managed_by) {
             _ if is_of_earlier_job => "an earlier job of this name".to_owned(),
             (Some(owner), _) => format!("{} `{}`", owner.kind, owner.name),
-            (None, Some(manager)) => format!("nobody, and is managed by `{manager}`"),
+            (None, Some(managed_by)) => format!("nobody, and is managed by `{managed_by}`"),
             (None, None) => "nobody".to_owned(),
         };
         let is_going = is_of_earlier_job || found.deletion_timestamp.is_some();

@@ -1,5 +1,5 @@
-//! The files of one commit, in the hub's ordinary cache. The names come from a server that nobody vouches for:
-//! none of them may lead out of the snapshot's folder.
+//! The files of one commit, in the hub's ordinary cache. The names come from a server that nobody vouches
+//! for: none of them may lead out of the snapshot's folder.
 //!
 //! Of what the server says, only names of files and their contents are used. Its entity tags and commits are
 //! not, of which other clients make paths: files lie in the snapshot itself and not behind links.

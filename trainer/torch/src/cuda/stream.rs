@@ -1,8 +1,8 @@
 //! Streams of a device and what is put into them beside kernels: copies, functions of the host, events.
 //! Nothing here keeps the calling thread waiting except what says so.
 //!
-//! A device's default stream is null to the driver, which takes it for that of the thread's current context. So
-//! each call enters the context of its stream's device.
+//! A device's default stream is null to the driver, which takes it for that of the thread's current context.
+//! So each call enters the context of its stream's device.
 
 use super::driver::{Context, Driver, Handle};
 use super::operand::cuda_index;
