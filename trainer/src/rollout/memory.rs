@@ -33,11 +33,15 @@ impl MemoryShare {
         (self.total_bytes as f64 * self.fraction) as usize
     }
 
-    /// The least fraction, in steps of a thousandth of itself, that holds `bytes`; above 1 where none does.
+    /// The least fraction of four digits that holds `bytes`; above 1 where none does.
     pub(super) fn fraction_of(&self, bytes: usize) -> f64 {
         let exact = bytes as f64 / self.total_bytes.max(1) as f64;
-        let step = 10f64.powf(exact.log10().floor() - 3.0);
-        ((exact / step).ceil() * step * 1e12).round() / 1e12
+        let scale = 10f64.powi(3 - exact.log10().floor() as i32);
+        let rounded_up = (exact * scale).ceil();
+        let fraction = rounded_up / scale;
+        // A decimal fraction may lie a hair below what it stands for.
+        let is_enough = Self { fraction, ..*self }.bytes() >= bytes;
+        if is_enough { fraction } else { (rounded_up + 1.0) / scale }
     }
 }
 
