@@ -2,7 +2,6 @@
 //! CUDA half loads with zero devices.
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
-#![expect(clippy::print_stdout, reason = "a test that skips says so")]
 
 use std::collections::BTreeMap;
 use std::process::Command;

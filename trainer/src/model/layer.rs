@@ -5,7 +5,7 @@
 //! the output.
 
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::rc::Rc;
 
 use rlt_api::plan::model_config::HiddenActivation;
 use rlt_torch::{DeviceSegments, Segments};
@@ -25,7 +25,7 @@ pub struct LayerContext {
     /// The segment that each segment continues.
     pub prefixes: Vec<Option<usize>>,
     /// The same where a GPU's attention reads it; `None` on the CPU.
-    pub segments: Option<Arc<DeviceSegments>>,
+    pub segments: Option<Rc<DeviceSegments>>,
     /// Whether adapters take part.
     pub adapter: Adapter,
     /// Where the tokens that are computed begin in the stream.

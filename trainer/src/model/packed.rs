@@ -1,6 +1,6 @@
 //! Sequences of different lengths as one stream of tokens, without padding.
 
-use std::sync::Arc;
+use std::rc::Rc;
 
 use rlt_core::mesh::StreamPart;
 use rlt_core::packing::{PackedLayout, Segment};
@@ -24,7 +24,7 @@ pub struct PackedInput {
     /// them.
     pub prefixes: Vec<Option<usize>>,
     /// The same where a GPU's attention reads it; `None` on the CPU.
-    pub segments: Option<Arc<DeviceSegments>>,
+    pub segments: Option<Rc<DeviceSegments>>,
 }
 
 impl PackedInput {
@@ -71,7 +71,7 @@ impl PackedInput {
             _ => {
                 let segments = Segments { cu_seqlens: &layout.cu_seqlens, prefixes: &layout.prefixes };
                 let (segments, uploaded) = DeviceSegments::with_arrays(segments, &all, device);
-                (Some(Arc::new(segments)), uploaded)
+                (Some(Rc::new(segments)), uploaded)
             }
         };
         let mut uploaded = uploaded.into_iter();

@@ -165,13 +165,13 @@ fn is_below(path: &str) -> bool {
 }
 
 fn is_wanted(name: &str) -> bool {
-    let fits = |pattern: &&str| match pattern.split_once('*') {
+    let fits = |pattern: &str| match pattern.split_once('*') {
         Some((begin, end)) => {
             name.len() >= begin.len() + end.len() && name.starts_with(begin) && name.ends_with(end)
         }
-        None => name == *pattern,
+        None => name == pattern,
     };
-    !name.contains('/') && WANTED.iter().any(|pattern| fits(&pattern))
+    !name.contains('/') && WANTED.iter().any(|pattern| fits(pattern))
 }
 
 #[cfg(test)]

@@ -17,6 +17,9 @@ use tch::{Device, Kind, Tensor};
 use crate::rollout::kv_cache::KvCache;
 use crate::rollout::weights::RolloutWeights;
 
+/// A layer's norms before attention and behind it, and those of query and key heads.
+type LayerNorms = (Tensor, Tensor, Option<(Tensor, Tensor)>);
+
 /// Norms, embedding and frequencies as the kernels take them.
 #[derive(Debug)]
 pub(super) struct Model<'a> {
@@ -25,8 +28,7 @@ pub(super) struct Model<'a> {
     embedding: Tensor,
     embedding_scale: f64,
     activation: Activation,
-    /// Each layer's norms before attention and behind it, and those of query and key heads.
-    norms: Vec<(Tensor, Tensor, Option<(Tensor, Tensor)>)>,
+    norms: Vec<LayerNorms>,
     final_norm: Tensor,
     multiprocessors: usize,
 }
