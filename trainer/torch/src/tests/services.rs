@@ -1,7 +1,7 @@
 //! The services around the kernels: packed linear layers, the optimizer's step, memory access, precision.
 
 use super::{largest_difference, leaf, on_every_isa, randn, relative_difference};
-use crate::{AdamWStep, Error, MatmulPrecision, PackedLinear, adamw_step, backward_many, global_norm};
+use crate::{AdamWStep, Error, PackedLinear, adamw_step, backward_many, global_norm};
 use std::sync::Arc;
 use tch::{Kind, Tensor};
 
@@ -243,66 +243,6 @@ fn a_gpu_has_a_peak_of_its_own_and_the_cpu_has_none() {
         drop(Tensor::ones([4 << 20], (Kind::Float, device)));
         assert!(crate::peak_device_bytes(device).unwrap() >= Some(16 << 20));
     }
-}
-
-#[test]
-fn medium_precision_stays_true_float32_or_is_not_taken() {
-    let (a, b) = (randn(&[65, 300], 1), randn(&[130, 300], 2));
-    let exact = a.to_kind(Kind::Double).matmul(&b.to_kind(Kind::Double).tr());
-    let effective = crate::set_float32_matmul_precision(MatmulPrecision::Medium).unwrap();
-    let off = relative_difference(&a.matmul(&b.tr()), &exact);
-    crate::set_float32_matmul_precision(MatmulPrecision::Highest).unwrap();
-    assert_eq!(effective == MatmulPrecision::Highest, crate::cpu_has_amx());
-    assert!(off < 2e-6, "products in {effective:?} are off by {off}");
-}
-
-/// One name would set both, and TF32 on a GPU would then depend on the tiles of its host's CPU.
-#[test]
-fn products_on_gpus_are_float32_unless_tf32_was_asked_for_whatever_the_cpu_does() {
-    let tf32 = |precision: MatmulPrecision| {
-        crate::set_float32_matmul_precision(precision).unwrap();
-        crate::cuda_multiplies_in_tf32().unwrap()
-    };
-    let [highest, high, medium, reduced] = [
-        MatmulPrecision::Highest,
-        MatmulPrecision::High,
-        MatmulPrecision::Medium,
-        MatmulPrecision::MediumEvenReduced,
-    ]
-    .map(tf32);
-    assert_eq!([highest, high, medium, reduced], [false, true, false, true]);
-    let (a, b) = (randn(&[65, 300], 1), randn(&[130, 300], 2));
-    let product = |precision: MatmulPrecision| {
-        crate::set_float32_matmul_precision(precision).unwrap();
-        a.matmul(&b.tr())
-    };
-    // Without tiles both are float32 by the same library, so the CPU's own setting is libtorch's "medium".
-    if !crate::cpu_has_amx() {
-        assert_eq!(product(MatmulPrecision::Medium), product(MatmulPrecision::MediumEvenReduced));
-    }
-    crate::set_float32_matmul_precision(MatmulPrecision::Highest).unwrap();
-}
-
-#[test]
-fn deterministic_algorithms_are_chosen_and_give_the_same_bits_twice() {
-    let pass = || {
-        let (hidden, weight) = (randn(&[300, 64], 1), randn(&[700, 64], 2).set_requires_grad(true));
-        let index = Tensor::from_slice(&(0..300).map(|at| at * 7 % 50).collect::<Vec<i64>>());
-        let logits = hidden.matmul(&weight.tr());
-        let summed = Tensor::zeros([50, 700], (Kind::Float, tch::Device::Cpu)).index_add(0, &index, &logits);
-        summed.log_softmax(-1, Kind::Float).square().sum(Kind::Float).backward();
-        (summed.detach(), weight.grad())
-    };
-    let (free, free_grad) = pass();
-    crate::set_deterministic(true).unwrap();
-    assert!(crate::is_deterministic());
-    let workspace = std::env::var("CUBLAS_WORKSPACE_CONFIG").unwrap();
-    assert!([":4096:8", ":16:8"].contains(&workspace.as_str()), "{workspace}");
-    let ((one, one_grad), (other, other_grad)) = (pass(), pass());
-    crate::set_deterministic(false).unwrap();
-    assert!(!crate::is_deterministic());
-    assert!(one == other && one_grad == other_grad, "two runs differ");
-    assert!(one == free && one_grad == free_grad, "a CPU always is deterministic");
 }
 
 #[test]
