@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use super::copies::{self, CopyError, Uploads};
 use super::load::{self, Checkpoint};
+use super::manifest::Manifest;
 use super::part::TensorPart;
 use super::save::{self, UnsyncedShard, WrittenShard};
 use super::storage::{FileSystem, Storage};
@@ -406,7 +407,7 @@ impl CheckpointStore {
 type Candidate = (PathBuf, Result<SaveOrder, CheckpointError>);
 
 /// Save index and step: what decides which of two checkpoints is newer.
-type SaveOrder = (u64, u64);
+pub(super) type SaveOrder = (u64, u64);
 
 fn committed_checkpoint(path: PathBuf) -> Result<CommittedCheckpoint, CheckpointError> {
     let manifest_path = path.join(super::manifest::FILE_NAME);
@@ -419,7 +420,11 @@ fn committed_checkpoint(path: PathBuf) -> Result<CommittedCheckpoint, Checkpoint
 }
 
 fn save_order(folder: &Path, step: u64) -> Result<SaveOrder, CheckpointError> {
-    let manifest = load::read_manifest(folder)?;
+    order_of(&load::read_manifest(folder)?, step, folder)
+}
+
+/// The place in the order of a checkpoint in `folder`, whose name says `step`.
+pub(super) fn order_of(manifest: &Manifest, step: u64, folder: &Path) -> Result<SaveOrder, CheckpointError> {
     if manifest.step != step {
         let problem = format!("it is of step {}, its folder's name says {step}", manifest.step);
         return Err(CheckpointError::Inconsistent { path: folder.join(super::manifest::FILE_NAME), problem });
@@ -431,7 +436,8 @@ fn folder_name(step: u64) -> String {
     format!("step-{step:06}")
 }
 
-fn step_of(folder_name: &str) -> Option<u64> {
+/// The step that a checkpoint's folder is named after; none of any other name.
+pub(super) fn step_of(folder_name: &str) -> Option<u64> {
     let step = folder_name.strip_prefix("step-")?.parse().ok()?;
     (self::folder_name(step) == folder_name).then_some(step)
 }

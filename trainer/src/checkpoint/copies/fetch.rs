@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 
 use super::super::load;
+use super::super::store::{order_of, step_of};
 use super::super::{Checkpoint, CheckpointError};
 use super::CopyError;
 use super::error::with_causes;
@@ -98,14 +99,15 @@ pub(super) async fn fetch_from(
 async fn newest_first(place: &Place, notes: &mut Notes) -> Result<Vec<(u64, String)>, CopyError> {
     let mut found = Vec::new();
     for name in place.folders().await? {
-        let Some(json) = place.manifest(&name).await? else { continue };
-        match load::parse_manifest(Path::new(&name), &json) {
-            Ok(manifest) => found.push((manifest.save_index, manifest.step, name)),
+        let (Some(step), Some(json)) = (step_of(&name), place.manifest(&name).await?) else { continue };
+        let manifest = load::parse_manifest(Path::new(&name), &json);
+        match manifest.and_then(|manifest| order_of(&manifest, step, Path::new(&name))) {
+            Ok(order) => found.push((order, name)),
             Err(error) => notes.push(damaged(place, &name, &error)),
         }
     }
     found.sort_unstable_by(|one, other| other.cmp(one));
-    Ok(found.into_iter().map(|(save_index, _, name)| (save_index, name)).collect())
+    Ok(found.into_iter().map(|((save_index, _), name)| (save_index, name)).collect())
 }
 
 fn damaged(place: &Place, name: &str, error: &CheckpointError) -> String {

@@ -18,6 +18,7 @@ use object_store::{BackoffConfig, ObjectStore, ObjectStoreExt, RetryConfig, Writ
 use sha2::{Digest, Sha256};
 
 use super::super::manifest::{self, FileEntry};
+use super::super::store::step_of;
 use super::CopyError;
 
 /// Bytes of one request: few enough to be repeated without regret, many enough for the stores' limits (5 MiB
@@ -65,12 +66,13 @@ impl Place {
         Arc::clone(&self.sent)
     }
 
-    /// The folders of checkpoints, whole or not.
+    /// The folders of checkpoints, whole or not. What else lies there, under names of others, is nobody's
+    /// business here: it is neither fetched nor removed.
     pub(super) async fn folders(&self) -> Result<BTreeSet<String>, CopyError> {
         let listed = self.store.list_with_delimiter(Some(&self.prefix)).await;
         let listed = listed.map_err(CopyError::request(&self.uri, "list", &self.prefix))?;
         let names = listed.common_prefixes.iter().filter_map(|path| path.filename().map(str::to_owned));
-        Ok(names.filter(|name| name.starts_with("step-")).collect())
+        Ok(names.filter(|name| step_of(name).is_some()).collect())
     }
 
     /// The manifest of a folder; none where the folder is no checkpoint.

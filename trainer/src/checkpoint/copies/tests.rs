@@ -117,6 +117,30 @@ fn a_damaged_copy_is_passed_over_with_a_word_and_is_copied_anew() {
     assert_eq!(newest(here.path()), Some(2));
 }
 
+/// Whoever writes to the store gives any name; the one below would lead out of the run's folder on a system where
+/// `\\` does, and would otherwise win over the newest checkpoint without ever being one.
+#[test]
+fn a_folder_of_another_name_than_its_step_is_passed_over_and_what_is_not_ours_stays() {
+    let (store, here, there) =
+        (Arc::new(InMemory::new()), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    save_and_copy(&store, here.path(), 3, &[1, 2]);
+    let runtime = runtime().unwrap();
+    let named = |name: &str, file: &str| Path::from("runs/one").join(name).join(file);
+    for name in ["step-9", "step-..\\..\\evil", "step-000009"] {
+        for file in objects(&store, "runs/one/step-000002") {
+            runtime.block_on(store.copy(&named("step-000002", &file), &named(name, &file))).unwrap();
+        }
+    }
+    runtime.block_on(place(&store).remove_manifest("step-000002")).unwrap();
+    assert_eq!(folders(&store), ["step-000001", "step-000002", "step-000009"]);
+    let notes = fetch(&store, there.path(), None);
+    assert!(notes[0].contains("it is of step 2, its folder's name says 9"), "{notes:?}");
+    assert_eq!(newest(there.path()), Some(1));
+    save_and_copy(&store, there.path(), 1, &[3]);
+    assert_eq!(folders(&store), ["step-000003", "step-000009"], "it is neither counted nor removed");
+    assert_eq!(objects(&store, "runs/one/step-9").len(), 3, "another's folder was removed");
+}
+
 #[test]
 fn a_local_checkpoint_that_does_not_fit_its_manifest_is_never_copied_as_whole() {
     let (store, here) = (Arc::new(InMemory::new()), tempfile::tempdir().unwrap());

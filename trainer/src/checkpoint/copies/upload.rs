@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Runtime;
 
+use super::super::store::{order_of, step_of};
 use super::super::{load, manifest};
 use super::CopyError;
 use super::error::with_causes;
@@ -237,9 +238,10 @@ impl Copier {
                 None => drop(self.known.insert(name.clone(), CUT_OFF)),
                 Some(json) => {
                     // What cannot be read is not ours to remove.
-                    let manifest = load::parse_manifest(Path::new(name), &json);
-                    let save_index = manifest.map_or(u64::MAX, |manifest| manifest.save_index);
-                    self.known.insert(name.clone(), save_index);
+                    let order = load::parse_manifest(Path::new(name), &json).and_then(|manifest| {
+                        order_of(&manifest, step_of(name).unwrap_or_default(), Path::new(name))
+                    });
+                    self.known.insert(name.clone(), order.map_or(u64::MAX, |(save_index, _)| save_index));
                 }
             }
         }
