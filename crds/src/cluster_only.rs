@@ -7,8 +7,9 @@ use crate::resolved::ResolvedSpec;
 use crate::spec::{RunPolicySpec, WorkersSpec};
 
 /// Fields of `spec.workers` and `spec.runPolicy` that act everywhere.
-const EVERYWHERE: [&str; 11] = [
+const EVERYWHERE: [&str; 12] = [
     "spec.workers.count",
+    "spec.workers.ranksPerWorker",
     "spec.workers.mesh.dpShard",
     "spec.workers.mesh.sp",
     "spec.workers.mesh.logprobSp",
@@ -20,8 +21,8 @@ const EVERYWHERE: [&str; 11] = [
     "spec.workers.threads",
     "spec.runPolicy.activeDeadlineSeconds",
 ];
-/// Fields that act where a process watches the workers: on a cluster, and in a local run of several.
-const WITH_SEVERAL_WORKERS: [&str; 5] = [
+/// Fields that act where a process watches the ranks: on a cluster, and in a local run of several.
+const WITH_SEVERAL_RANKS: [&str; 5] = [
     "spec.runPolicy.terminationGracePeriodSeconds",
     "spec.runPolicy.retries.failure",
     "spec.runPolicy.retries.crash",
@@ -38,7 +39,7 @@ pub(crate) fn cluster_only_fields(spec: &ResolvedSpec) -> Vec<String> {
     let policy = (serde_json::to_value(&spec.run_policy), serde_json::to_value(RunPolicySpec::default()));
     collect("spec.runPolicy", &value(policy.0), &value(policy.1), &mut found);
     let acts_here = |path: &str| {
-        EVERYWHERE.contains(&path) || spec.workers.count > 1 && WITH_SEVERAL_WORKERS.contains(&path)
+        EVERYWHERE.contains(&path) || spec.workers.num_ranks() > 1 && WITH_SEVERAL_RANKS.contains(&path)
     };
     found.retain(|path| !acts_here(path));
     found

@@ -62,7 +62,7 @@ pub struct Plan {
     pub parameters: Option<Parameters>,
     /// What the manifest leaves to the device.
     pub choices: Choices,
-    /// The memory of one worker; `None` without the configurations of all models.
+    /// The memory of one rank; `None` without the configurations of all models.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryPlan>,
     /// Whether that fits the device; `None` where its memory is not known.
@@ -111,7 +111,7 @@ pub fn plan(job: &ValidatedJob, models: &Models) -> Plan {
     plan_for(job, models, device, None)
 }
 
-/// Plans a job whose workers each have such a machine, whatever device the manifest names: what it leaves
+/// Plans a job whose ranks each have such a machine, whatever device the manifest names: what it leaves
 /// open is chosen for it, and it is said whether the job fits and how long a step takes.
 pub fn plan_on(job: &ValidatedJob, models: &Models, machine: &Machine) -> Plan {
     plan_for(job, models, machine.device, Some(machine))
@@ -135,7 +135,7 @@ fn plan_for(job: &ValidatedJob, models: &Models, device: Device, machine: Option
         let adapter = if spec.model.lora.is_some() { trained.num_parameters } else { 0 };
         Parameters { total: model.parameter_count().total() + adapter, trainable: trained.num_parameters }
     });
-    let worker_groups = vec![WorkerGroup::trainer(job.name(), &mesh, device)];
+    let worker_groups = vec![WorkerGroup::trainer(job.name(), &spec.workers, device)];
     Plan { job: job.name().to_owned(), mesh, worker_groups, batch, parameters, choices, memory, fit, speed }
 }
 

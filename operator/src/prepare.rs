@@ -55,6 +55,12 @@ impl Prepared {
         group.map_or(0, |group| group.ranks_per_worker)
     }
 
+    /// Bytes of its node's memory that a worker needs at most, its ranks together.
+    fn peak_memory_bytes(&self) -> Option<u64> {
+        let ranks = self.plan.worker_groups.first().map_or(1, |group| group.ranks_per_worker);
+        self.plan.memory.as_ref().map(|memory| memory.peak_host_bytes * u64::from(ranks))
+    }
+
     /// The numbers of the plan that a status shows.
     pub fn resolved_numbers(&self) -> ResolvedNumbers {
         let batch = &self.plan.batch;
@@ -64,7 +70,7 @@ impl Prepared {
             prompts_per_step: batch.prompts_per_step,
             samples_per_step: batch.samples_per_step,
             updates_per_step: batch.updates_per_step,
-            peak_memory_bytes: self.plan.memory.as_ref().map(|memory| memory.peak_host_bytes),
+            peak_memory_bytes: self.peak_memory_bytes(),
             model_commit: None,
         }
     }

@@ -26,6 +26,8 @@ mod memory;
 mod minio;
 #[path = "local_run/offload.rs"]
 mod offload;
+#[path = "local_run/pods_of_ranks.rs"]
+mod pods_of_ranks;
 #[path = "local_run/presets.rs"]
 mod presets;
 #[path = "local_run/ranks.rs"]

@@ -84,10 +84,10 @@ pub enum TrainError {
     #[error("failed to work with the other ranks")]
     Ranks(#[from] RankError),
     #[error(
-        "spec.workers.count is {count}, but this process was started as one of {world_size}: start it with \
-         `rlt-trainer launch`, which starts them all"
+        "spec.workers.count is {count} and spec.workers.ranksPerWorker {ranks_per_worker}, but this process was started as \
+         one of {world_size} ranks: start it with `rlt-trainer launch`, which starts them all"
     )]
-    OtherWorldSize { count: usize, world_size: usize },
+    OtherWorldSize { count: u32, ranks_per_worker: u32, world_size: usize },
     #[error("failed to save or read a checkpoint")]
     Checkpoint(#[from] CheckpointError),
     #[error("failed with the copies of checkpoints")]
@@ -98,10 +98,10 @@ pub enum TrainError {
     )]
     Diverged { num_steps: u32, last_step: u64 },
     #[error(
-        "spec.workers.device: Cuda was asked for; expected a GPU for each of the {num_workers} workers on this machine, \
+        "spec.workers.device: Cuda was asked for; expected a GPU for each of the {num_ranks} ranks on this machine, \
          libtorch sees {num_gpus}"
     )]
-    TooFewGpus { num_workers: usize, num_gpus: usize },
+    TooFewGpus { num_ranks: usize, num_gpus: usize },
     #[error(transparent)]
     OutOfMemory(#[from] OutOfMemory),
     #[error("spec.workers.device: Cuda was asked for, but {cause}; `rlt-trainer device` shows what is seen")]

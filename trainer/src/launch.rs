@@ -96,7 +96,7 @@ impl LaunchError {
 pub fn run(args: &WorkerArgs) -> Result<ExitCode, LaunchError> {
     let place = RankEnvironment::of_process()?;
     match (worker::read_manifest(&args.manifest), place) {
-        (Ok(job), None) if job.spec().workers.count > 1 => follow(&job, || attempts::run(args, &job)),
+        (Ok(job), None) if job.spec().workers.num_ranks() > 1 => follow(&job, || attempts::run(args, &job)),
         (Ok(job), Some(place)) if place.world_size > 1 => follow(&job, || run_placed(args, &job, &place)),
         // One rank, or none: nothing to start.
         (job, _) => Ok(worker::run_as_read(args, job).map_err(Box::new)?),

@@ -103,12 +103,13 @@ fn run_job(
 /// The place that this process's environment gives it among the ranks of `job`.
 fn join(job: &ValidatedJob) -> Result<Ranks, TrainError> {
     let environment = RankEnvironment::of_process()?;
-    let (count, world_size) = (
-        job.spec().workers.count as usize,
+    let (num_ranks, world_size) = (
+        job.spec().workers.num_ranks() as usize,
         environment.as_ref().map_or(1, |environment| environment.world_size),
     );
-    if count != world_size {
-        return Err(TrainError::OtherWorldSize { count, world_size });
+    if num_ranks != world_size {
+        let spec::WorkersSpec { count, ranks_per_worker, .. } = job.spec().workers;
+        return Err(TrainError::OtherWorldSize { count, ranks_per_worker, world_size });
     }
     let peer_timeout = Duration::from_secs(job.spec().workers.peer_timeout_seconds.into());
     let ranks = match environment {

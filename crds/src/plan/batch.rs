@@ -88,12 +88,12 @@ pub fn concurrent_sequences(spec: &ResolvedSpec) -> u64 {
 
 /// What the busiest `sp` workers that compute together have of `num_prompts` in passes over the model.
 pub(super) fn scored_share(spec: &ResolvedSpec, num_prompts: u64, sp: u32) -> u64 {
-    num_prompts.div_ceil((spec.workers.count / sp).into())
+    num_prompts.div_ceil((spec.workers.num_ranks() / sp).into())
 }
 
 /// What the busiest worker, and whoever samples as one with it, samples of `num_prompts`.
 pub(super) fn share(spec: &ResolvedSpec, num_prompts: u64) -> u64 {
-    num_prompts.div_ceil((spec.workers.count / spec.workers.mesh.rollout_tp).into())
+    num_prompts.div_ceil((spec.workers.num_ranks() / spec.workers.mesh.rollout_tp).into())
 }
 
 /// The fullest pass under a token budget of each of `sp` workers, when every sequence is as long as it may

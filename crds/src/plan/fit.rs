@@ -173,14 +173,14 @@ fn offloaded(
     if with == *spec { Vec::new() } else { vec![(field, with)] }
 }
 
-/// More workers that hold one copy together: of those there are, then with more of them.
+/// More ranks that hold one copy together: of those there are, then with more of them.
 fn sharded(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<(String, ResolvedSpec)> {
-    let (count, mesh) = (spec.workers.count, &spec.workers.mesh);
+    let (workers, mesh) = (&spec.workers, &spec.workers.mesh);
     let degrees = std::iter::successors(Some(mesh.dp_shard), |degree| degree.checked_mul(2));
     let with = |degree: u32| {
-        let count = count.max(degree * mesh.sp);
+        let count = workers.count.max((degree * mesh.sp).div_ceil(workers.ranks_per_worker));
         let more =
-            if count == spec.workers.count { String::new() } else { format!(" with workers.count: {count}") };
+            if count == workers.count { String::new() } else { format!(" with workers.count: {count}") };
         let field = format!("workers.mesh.dpShard: {degree}{more}");
         let change = |spec: &mut ResolvedSpec| {
             spec.workers.mesh.dp_shard = degree;
@@ -190,15 +190,15 @@ fn sharded(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<(String, ResolvedSpe
     };
     let is_legal = |(_, spec): &(String, ResolvedSpec)| {
         let mesh = &spec.workers.mesh;
-        spec.workers.count.is_multiple_of(mesh.dp_shard * mesh.sp)
+        spec.workers.num_ranks().is_multiple_of(mesh.dp_shard * mesh.sp)
             && workers::check_model(spec, model).is_ok()
     };
     degrees.skip(1).take_while(|degree| *degree <= 1024).map(with).filter(is_legal).collect()
 }
 
-/// More workers that sample as one.
+/// More ranks that sample as one.
 fn sliced_rollout(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<(String, ResolvedSpec)> {
-    let count = spec.workers.count;
+    let num_ranks = spec.workers.num_ranks();
     let from = spec.workers.mesh.rollout_tp;
     let degrees = std::iter::successors(Some(from), |degree| degree.checked_mul(2)).skip(1);
     let with = |degree: u32| {
@@ -207,6 +207,6 @@ fn sliced_rollout(spec: &ResolvedSpec, model: &ModelConfig) -> Vec<(String, Reso
         })
     };
     let degrees =
-        degrees.take_while(|degree| *degree <= count).filter(|degree| count.is_multiple_of(*degree));
+        degrees.take_while(|degree| *degree <= num_ranks).filter(|degree| num_ranks.is_multiple_of(*degree));
     degrees.map(with).filter(|(_, spec)| workers::check_model(spec, model).is_ok()).collect()
 }

@@ -56,7 +56,7 @@ const OPTIMIZER_TEMPORARIES: u64 = 4;
 /// while batches are split.
 const BATCH_BYTES_PER_TOKEN: u64 = 2 * (4 + 1 + 6 * 8);
 
-/// The memory of one worker.
+/// The memory of one rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MemoryPlan {

@@ -79,7 +79,7 @@ impl SpeedPlan {
         if !is_supervised {
             phases.push(phase("weight sync", Kind::Stream, passes.weight_sync()));
             let rollout = sampling::of_step(spec, model, batch, machine);
-            let groups = f64::from(spec.workers.count / spec.workers.mesh.rollout_tp);
+            let groups = f64::from(spec.workers.num_ranks() / spec.workers.mesh.rollout_tp);
             rollout_tokens_per_second = groups * rollout.tokens / rollout.speed.seconds;
             phases.push(rollout.speed);
             phases.push(phase("log-probs", Kind::Products, passes.scoring()));
@@ -89,7 +89,7 @@ impl SpeedPlan {
         }
         let update = passes.update();
         let update_speed = phase("update", Kind::Products, update.work);
-        let streams = f64::from(spec.workers.count / spec.workers.mesh.sp);
+        let streams = f64::from(spec.workers.num_ranks() / spec.workers.mesh.sp);
         let peak = update.peak(machine);
         let update_mfu = update.model_flop / (update_speed.seconds * peak);
         let update_tokens_per_second = streams * update.tokens / update_speed.seconds;

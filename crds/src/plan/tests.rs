@@ -229,6 +229,39 @@ fn every_worker_has_a_rank_and_finds_the_first_by_name() {
 }
 
 #[test]
+fn a_worker_of_several_ranks_has_neighbours_and_the_mesh_lays_out_all_of_them() {
+    let plan = planned(|spec| {
+        spec["workers"] = json!({"count": 4, "ranksPerWorker": 8, "mesh": {"dpShard": 4}, "device": "Cuda"});
+    });
+    assert_eq!((plan.mesh.world_size(), plan.mesh.dp_replicate), (32, 8));
+    let group = &plan.worker_groups[0];
+    assert_eq!((group.num_workers, group.ranks_per_worker), (4, 8));
+    let environment = |rank: u32| {
+        let variables = group.environment(rank).unwrap();
+        ["LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE"]
+            .map(|name| variables.iter().find(|variable| variable.name == name).unwrap().value.clone())
+    };
+    assert_eq!(environment(8), ["0", "8", "32"]);
+    assert_eq!(environment(31), ["7", "8", "32"]);
+    assert_eq!(group.environment(32), None);
+}
+
+#[test]
+fn an_axis_leaves_its_worker_where_its_degree_does_not_divide_the_ranks_of_one() {
+    let across = |ranks_per_worker: u32, mesh: Value| {
+        let plan = planned(|spec| {
+            spec["workers"] =
+                json!({"count": 6, "ranksPerWorker": ranks_per_worker, "mesh": mesh, "device": "Cuda"});
+        });
+        plan.mesh.across_workers(ranks_per_worker)
+    };
+    assert_eq!(across(4, json!({"sp": 2, "rolloutTp": 2, "dpShard": 12})), []);
+    let crossing = [("mesh.sp", 2), ("mesh.logprobSp", 2), ("mesh.criticSp", 2), ("mesh.rolloutTp", 2)];
+    assert_eq!(across(1, json!({"sp": 2, "rolloutTp": 2})), crossing);
+    assert_eq!(across(3, json!({"rolloutTp": 2})), [("mesh.rolloutTp", 2)]);
+}
+
+#[test]
 fn several_workers_divide_the_sequences_that_are_decoded_together() {
     let with = |count: u32| {
         planned(|spec| spec["workers"] = json!({"count": count, "device": "Cpu"})).batch.concurrent_sequences
@@ -414,7 +447,7 @@ fn a_degree_of_rollout_slices_that_the_layers_do_not_allow_is_answered_with_thos
     }
     for tp in [4, 7, 14] {
         let text = misfit(tp).unwrap();
-        let expected = format!("spec.workers.mesh.rolloutTp: {tp} workers cannot share the layers");
+        let expected = format!("spec.workers.mesh.rolloutTp: {tp} ranks cannot share the layers");
         assert!(text.starts_with(&expected) && text.ends_with("expected one of 1, 2"), "{text}");
     }
 }
@@ -487,7 +520,7 @@ fn a_degree_of_shared_tokens_that_the_heads_do_not_allow_is_answered_with_those_
     }
     for sp in [4, 7, 28] {
         let text = misfit(sp).unwrap();
-        let expected = format!("spec.workers.mesh.sp: {sp} workers");
+        let expected = format!("spec.workers.mesh.sp: {sp} ranks");
         assert!(text.starts_with(&expected) && text.ends_with("expected one of 1, 2, 14"), "{text}");
     }
 }

@@ -34,8 +34,21 @@ impl Mesh {
     pub(super) fn new(workers: &WorkersSpec) -> Self {
         let MeshSpec { dp_shard, sp, rollout_tp, .. } = workers.mesh;
         let (logprob_sp, critic_sp) = (workers.mesh.sp_of_logprobs(), workers.mesh.sp_of_critic());
-        let dp_replicate = workers.count / (dp_shard * sp);
+        let dp_replicate = workers.num_ranks() / (dp_shard * sp);
         Self { dp_replicate, dp_shard, sp, logprob_sp, critic_sp, rollout_tp }
+    }
+
+    /// The axes whose exchanges leave a worker of `ranks_per_worker` ranks, by their fields, with their
+    /// degrees: those of every layer and token, which are slow across machines. Neighbours stay in one worker
+    /// where the degree divides the number of its ranks.
+    pub fn across_workers(&self, ranks_per_worker: u32) -> Vec<(&'static str, u32)> {
+        let axes = [
+            ("mesh.sp", self.sp),
+            ("mesh.logprobSp", self.logprob_sp),
+            ("mesh.criticSp", self.critic_sp),
+            ("mesh.rolloutTp", self.rollout_tp),
+        ];
+        axes.into_iter().filter(|(_, degree)| !ranks_per_worker.is_multiple_of(*degree)).collect()
     }
 
     /// Number of ranks.
@@ -46,7 +59,7 @@ impl Mesh {
 
 /// Why a model cannot be trained as the mesh asks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{field}: {degree} workers cannot share {shared}: expected {expected}")]
+#[error("{field}: {degree} ranks cannot share {shared}: expected {expected}")]
 pub struct Misfit {
     /// The field that asks for it.
     pub field: &'static str,
@@ -58,7 +71,7 @@ pub struct Misfit {
     pub expected: String,
 }
 
-/// Checks that the heads of a model, and where workers sample as one its layers, can be dealt out as the
+/// Checks that the heads of a model, and where ranks sample as one its layers, can be dealt out as the
 /// job's mesh asks.
 ///
 /// # Errors
@@ -134,12 +147,12 @@ pub struct EnvironmentVariable {
 }
 
 impl WorkerGroup {
-    pub(super) fn trainer(job: &str, mesh: &Mesh, device: Device) -> Self {
+    pub(super) fn trainer(job: &str, workers: &WorkersSpec, device: Device) -> Self {
         Self {
             name: "trainer".into(),
             job: job.into(),
-            num_workers: mesh.world_size(),
-            ranks_per_worker: 1,
+            num_workers: workers.count,
+            ranks_per_worker: workers.ranks_per_worker,
             device,
         }
     }

@@ -24,22 +24,27 @@ fn cel_is_one(path: &str, degree: fn(&MeshSpec) -> Option<u32>) -> String {
     }
 }
 
-/// A degree divides the number of workers.
-macro_rules! divides_count {
+/// The number of ranks.
+const NUM_RANKS: &str = "(self.count * self.ranksPerWorker)";
+/// As many as a job may have: what was tried.
+const MAX_RANKS: u32 = 1024;
+
+/// A degree divides the number of ranks.
+macro_rules! divides_num_ranks {
     ($degree:literal, $given:expr, $because:literal) => {
         Rule {
             scope: "spec.workers",
             at: concat!("mesh.", $degree),
-            reads: &[concat!("mesh.", $degree), "count"],
-            message: concat!($degree, " must divide count: ", $because),
+            reads: &[concat!("mesh.", $degree), "count", "ranksPerWorker"],
+            message: concat!($degree, " must divide count * ranksPerWorker: ", $because),
             cel: || {
                 let degree = concat!("self.mesh.", $degree);
-                format!("{} || self.count % {degree} == 0", cel_is_one(degree, $given))
+                format!("{} || {NUM_RANKS} % {degree} == 0", cel_is_one(degree, $given))
             },
             holds: Check::Spec(|spec| {
-                given(spec, $given).is_none_or(|degree| spec.workers.count.is_multiple_of(degree))
+                given(spec, $given).is_none_or(|degree| spec.workers.num_ranks().is_multiple_of(degree))
             }),
-            allowed: Some(|spec| divisors(spec.workers.count)),
+            allowed: Some(|spec| divisors(spec.workers.num_ranks())),
         }
     };
 }
@@ -78,37 +83,46 @@ macro_rules! deals_out_heads {
 }
 
 pub(super) const RULES: &[Rule] = &[
-    divides_count!(
+    Rule {
+        scope: "spec.workers",
+        at: "ranksPerWorker",
+        reads: &["count", "ranksPerWorker"],
+        message: "count * ranksPerWorker must be at most 1024: so many ranks a job may have",
+        cel: || format!("self.ranksPerWorker == 1 || {NUM_RANKS} <= {MAX_RANKS}"),
+        holds: Check::Spec(|spec| spec.workers.num_ranks() <= MAX_RANKS),
+        allowed: Some(|spec| format!("1 to {}", MAX_RANKS / spec.workers.count.max(1))),
+    },
+    divides_num_ranks!(
         "dpShard",
         |mesh| Some(mesh.dp_shard),
-        "every copy of the model is held by as many workers"
+        "every copy of the model is held by as many ranks"
     ),
     Rule {
         scope: "spec.workers",
         at: "mesh.sp",
-        reads: &["mesh.sp", "mesh.dpShard", "count"],
-        message: "dpShard * sp must divide count: every micro-batch is computed by sp workers",
-        cel: || "self.mesh.sp == 1 || self.count % (self.mesh.dpShard * self.mesh.sp) == 0".into(),
+        reads: &["mesh.sp", "mesh.dpShard", "count", "ranksPerWorker"],
+        message: "dpShard * sp must divide count * ranksPerWorker: every micro-batch is computed by sp ranks",
+        cel: || format!("self.mesh.sp == 1 || {NUM_RANKS} % (self.mesh.dpShard * self.mesh.sp) == 0"),
         holds: Check::Spec(|spec| {
             let mesh = &spec.workers.mesh;
-            mesh.sp == 1 || spec.workers.count.is_multiple_of(mesh.dp_shard * mesh.sp)
+            mesh.sp == 1 || spec.workers.num_ranks().is_multiple_of(mesh.dp_shard * mesh.sp)
         }),
-        allowed: Some(|spec| divisors(spec.workers.count / spec.workers.mesh.dp_shard)),
+        allowed: Some(|spec| divisors((spec.workers.num_ranks() / spec.workers.mesh.dp_shard).max(1))),
     },
-    divides_count!(
+    divides_num_ranks!(
         "logprobSp",
         |mesh| mesh.logprob_sp,
-        "every pass for log-probs is computed by logprobSp workers"
+        "every pass for log-probs is computed by logprobSp ranks"
     ),
-    divides_count!(
+    divides_num_ranks!(
         "criticSp",
         |mesh| mesh.critic_sp,
-        "every micro-batch of the critic is computed by criticSp workers"
+        "every micro-batch of the critic is computed by criticSp ranks"
     ),
-    divides_count!(
+    divides_num_ranks!(
         "rolloutTp",
         |mesh| Some(mesh.rollout_tp),
-        "every completion is sampled by rolloutTp workers"
+        "every completion is sampled by rolloutTp ranks"
     ),
     Rule {
         scope: "spec",

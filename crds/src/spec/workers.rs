@@ -1,5 +1,5 @@
-//! `spec.workers`: what the training runs on. Everything but the number of workers, their mesh, device,
-//! threads and timeout acts only on a cluster.
+//! `spec.workers`: what the training runs on. Everything but the numbers of workers and ranks, their mesh,
+//! device, threads and timeout acts only on a cluster.
 
 use std::collections::BTreeMap;
 
@@ -10,23 +10,28 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct WorkersSpec {
-    /// Workers, each a process with a rank of its own. They divide the work of every step among them, and the
-    /// result is that of one worker up to rounding.
+    /// Workers, each a pod on a cluster, with `ranksPerWorker` ranks. Ranks divide the work of every step
+    /// among them, and the result is that of one rank up to rounding.
     #[schemars(range(min = 1, max = 1024))]
     pub count: u32,
-    /// How workers share the model and the tokens.
+    /// Ranks of one worker: processes of one pod, each with a GPU of its own where the device is `Cuda`,
+    /// and neighbours in the mesh. For whole nodes of eight GPUs it is 8; `count * ranksPerWorker` is at
+    /// most 1024.
+    #[schemars(range(min = 1, max = 64))]
+    pub ranks_per_worker: u32,
+    /// How ranks share the model and the tokens.
     pub mesh: MeshSpec,
-    /// By what a step's samples are dealt out to the workers. The result is the same up to rounding; how long
+    /// By what a step's samples are dealt out to the ranks. The result is the same up to rounding; how long
     /// the last one computes is not.
     pub balance: Balance,
-    /// Seconds that a worker waits for the others in one exchange before they count as lost. A worker that
+    /// Seconds that a rank waits for the others in one exchange before they count as lost. A rank that
     /// dies is noticed at once; this is for one that hangs.
     #[schemars(range(min = 1, max = 86400))]
     pub peer_timeout_seconds: u32,
-    /// The device of the tensors; workers exchange them by NCCL on GPUs and by Gloo on CPUs. On a cluster a
-    /// worker has a GPU with `Cuda` and none with the others.
+    /// The device of the tensors; ranks exchange them by NCCL on GPUs and by Gloo on CPUs. On a cluster a
+    /// rank has a GPU with `Cuda` and none with the others.
     pub device: Device,
-    /// CPU threads of one worker; by default its share of the machine's cores.
+    /// CPU threads of one rank; by default its share of the machine's cores.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1024))]
     pub threads: Option<u32>,
@@ -37,7 +42,7 @@ pub struct WorkersSpec {
     /// Secrets with which the image is pulled.
     #[schemars(length(max = 16), inner(length(min = 1, max = 253)))]
     pub image_pull_secrets: Vec<String>,
-    /// What one worker needs of its node.
+    /// What one worker needs of its node, all of its ranks together.
     pub resources: ResourcesSpec,
     /// Labels that a node must have.
     #[schemars(extend(
@@ -74,6 +79,7 @@ impl Default for WorkersSpec {
     fn default() -> Self {
         Self {
             count: 1,
+            ranks_per_worker: 1,
             mesh: MeshSpec::default(),
             balance: Balance::default(),
             peer_timeout_seconds: 1800,
@@ -94,37 +100,47 @@ impl Default for WorkersSpec {
     }
 }
 
-/// How workers share the model and the tokens: `count / (dpShard * sp)` times `dpShard` times `sp` of them,
-/// the neighbours along the last.
+impl WorkersSpec {
+    /// Ranks of all workers: what the mesh lays out.
+    pub fn num_ranks(&self) -> u32 {
+        self.count.saturating_mul(self.ranks_per_worker)
+    }
+}
+
+/// How ranks share the model and the tokens. Their number is `count * ranksPerWorker`: `dpShard` times
+/// `sp` of them hold one copy of the model, and the neighbours are along the last. A degree that divides
+/// `ranksPerWorker` keeps its exchanges within a pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct MeshSpec {
-    /// Workers that hold one copy of the model together, a divisor of `count`: each reads and keeps a part of
-    /// every layer's weights, gradients and optimizer state, and a layer is whole only while it is computed
-    /// with. So it is for actor, reference and critic. With 1 each worker has a copy of its own.
+    /// Ranks that hold one copy of the model together, a divisor of their number: each reads and keeps a
+    /// part of every layer's weights, gradients and optimizer state, and a layer is whole only while it is
+    /// computed with. So it is for actor, reference and critic. With 1 each rank has a copy of its own.
     #[schemars(range(min = 1, max = 1024))]
     pub dp_shard: u32,
-    /// Workers that share the tokens of one micro-batch of an update (Ulysses sequence parallelism), so that
-    /// a sequence may be longer than one of them could hold; `dpShard * sp` divides `count`. Each computes a
-    /// part of the tokens, and attention over all of them for a part of the heads: `sp` divides the model's
-    /// query heads, and divides or is a multiple of its key heads. With 1 each worker has tokens of its own.
+    /// Ranks that share the tokens of one micro-batch of an update (Ulysses sequence parallelism), so that
+    /// a sequence may be longer than one of them could hold; `dpShard * sp` divides the number of ranks.
+    /// Each computes a part of the tokens, and attention over all of them for a part of the heads: `sp`
+    /// divides the model's query heads, and divides or is a multiple of its key heads. With 1 each rank
+    /// has tokens of its own.
     #[schemars(range(min = 1, max = 1024))]
     pub sp: u32,
     /// The same for log-probs of actor and reference, which keep nothing for a backward pass and so hold
-    /// longer sequences: a divisor of `count`; by default `sp`.
+    /// longer sequences: a divisor of the number of ranks; by default `sp`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1024))]
     pub logprob_sp: Option<u32>,
-    /// The same for the critic's values and updates: a divisor of `count`; by default `sp`.
+    /// The same for the critic's values and updates: a divisor of the number of ranks; by default
+    /// `sp`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1024))]
     pub critic_sp: Option<u32>,
-    /// Workers that sample as one with one copy of the packed weights (tensor parallelism, verl's
-    /// `rollout.tensor_model_parallel_size`), a divisor of `count`: each has some of every layer's heads with
-    /// their keys and values, a part of its feed-forward block and of the head's rows, and all of them write
-    /// the same completions; embeddings and norms are whole on each. It divides the model's query heads and
-    /// feed-forward width, and divides or is a multiple of its key heads. With 1 each worker samples by
-    /// itself.
+    /// Ranks that sample as one with one copy of the packed weights (tensor parallelism, verl's
+    /// `rollout.tensor_model_parallel_size`), a divisor of their number: each has some of every layer's
+    /// heads with their keys and values, a part of its feed-forward block and of the head's rows, and all
+    /// of them write the same completions; embeddings and norms are whole on each. It divides the model's
+    /// query heads and feed-forward width, and divides or is a multiple of its key heads. With 1 each rank
+    /// samples by itself.
     #[schemars(range(min = 1, max = 1024))]
     pub rollout_tp: u32,
 }
@@ -136,25 +152,25 @@ impl Default for MeshSpec {
 }
 
 impl MeshSpec {
-    /// Workers that share the tokens of log-probs.
+    /// Ranks that share the tokens of log-probs.
     pub fn sp_of_logprobs(&self) -> u32 {
         self.logprob_sp.unwrap_or(self.sp)
     }
 
-    /// Workers that share the critic's tokens.
+    /// Ranks that share the critic's tokens.
     pub fn sp_of_critic(&self) -> u32 {
         self.critic_sp.unwrap_or(self.sp)
     }
 }
 
-/// By what a step's samples are dealt out to workers.
+/// By what a step's samples are dealt out to ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Balance {
     /// Even work, as the lengths of the sequences let it be estimated, by the differencing method of
     /// Karmarkar and Karp.
     #[default]
     Work,
-    /// Even work among shares of as many groups each (verl's `balance_batch`), so that all workers hold as
+    /// Even work among shares of as many groups each (verl's `balance_batch`), so that all ranks hold as
     /// many.
     Count,
     /// As many neighbours each, whatever their lengths (verl without `balance_batch`): where a sample goes
@@ -165,16 +181,17 @@ pub enum Balance {
 /// The device of the tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Device {
-    /// GPUs where each worker has one of its own, else CPUs.
+    /// GPUs where each rank has one of its own, else CPUs.
     #[default]
     Auto,
     /// The CPU.
     Cpu,
-    /// A GPU for each worker; without them the job fails.
+    /// A GPU for each rank; without them the job fails.
     Cuda,
 }
 
-/// What one worker needs of its node, as Kubernetes' quantities such as `500m`, `4` or `16Gi`.
+/// What one worker, with all of its ranks, needs of its node, as Kubernetes' quantities such as `500m`,
+/// `4` or `16Gi`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ResourcesSpec {
@@ -304,8 +321,8 @@ pub struct SecretKeySpec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct StorageSpec {
-    /// A claim that exists; models and data in it can be named by their path below `/storage`, or by one that
-    /// begins there, such as `runs/sft/export`.
+    /// A claim that exists; models and data in it can be named by their path below `/storage`, or by one
+    /// that begins there, such as `runs/sft/export`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub claim_name: Option<String>,

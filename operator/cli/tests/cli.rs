@@ -192,7 +192,7 @@ fn the_plan_for_a_gpu_has_both_memories_and_the_times_of_a_step() {
 fn a_job_that_cannot_fit_is_refused_with_what_would() {
     let output = planned_on("rtx-4090", "{count: 2, device: Cuda}", &[]);
     assert_eq!(output.status.code(), Some(78), "{}", stderr(&output));
-    assert!(stdout(&output).contains("Memory of one worker's GPU: "), "what it needs is shown");
+    assert!(stdout(&output).contains("Memory of one rank's GPU: "), "what it needs is shown");
     let error = stderr(&output);
     assert!(error.starts_with("the job does not fit the GPU of a worker: "), "{error}");
     assert!(error.contains(" of 24.0 GiB (too large: ") && error.contains("\n  spec."), "{error}");

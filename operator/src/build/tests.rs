@@ -101,6 +101,23 @@ fn workers_with_gpus_run_the_image_with_cuda_s_libraries_unless_the_job_names_on
 }
 
 #[test]
+fn a_pod_of_eight_ranks_has_eight_gpus_and_begins_at_its_first_rank() {
+    let job = with_workers(json!({"count": 4, "ranksPerWorker": 8, "device": "Cuda"}));
+    let (prepared, settings) = (Prepared::new(&job).unwrap(), settings(None));
+    let blueprint = Blueprint { job: &job, prepared: &prepared, settings: &settings };
+    let last = pod(&blueprint, 1, 3).unwrap().spec.unwrap().containers.remove(0);
+    let rank = last.env.unwrap().into_iter().find(|variable| variable.name == "RANK").unwrap();
+    assert_eq!(rank.value.as_deref(), Some("24"));
+    assert_eq!(last.resources.unwrap().limits.unwrap()["nvidia.com/gpu"].0, "8");
+    assert!(pod(&blueprint, 1, 4).is_none(), "a worker is a pod");
+    let shared = config_map(&blueprint).unwrap().data.unwrap().remove("environment.json").unwrap();
+    let shared: Value = serde_json::from_str(&shared).unwrap();
+    assert_eq!((&shared["WORLD_SIZE"], &shared["LOCAL_WORLD_SIZE"]), (&json!("32"), &json!("8")));
+    let resolved = prepared.resolved_numbers();
+    assert_eq!((resolved.world_size, resolved.gpus_per_worker), (32, 8));
+}
+
+#[test]
 fn a_claim_goes_with_the_job_only_on_request() {
     let owners = |storage: Value| {
         let job = with_workers(json!({"storage": storage}));

@@ -50,8 +50,10 @@ fn sharded() -> Value {
     example(include_str!("../../../examples/sharded/job.yaml"), &changes)
 }
 
+/// One pod with two ranks.
 fn on_two_ranks(num_steps: u64) -> Value {
-    json!({ "workers": { "count": 2, "mesh": { "dpShard": 2, "sp": 1 } }, "training": { "steps": num_steps } })
+    let workers = json!({ "count": 1, "ranksPerWorker": 2, "mesh": { "dpShard": 2, "sp": 1 } });
+    json!({ "workers": workers, "training": { "steps": num_steps } })
 }
 
 /// A folder of this machine that is also a volume of the namespace, as one on the network would be for many
@@ -226,7 +228,8 @@ async fn pods_that_are_killed_evicted_and_resized_train_what_undisturbed_ranks_o
     assert_eq!(gang.resumed(4).await, num_steps);
     let status = stage.when_true(NAME, ConditionType::Complete).await;
     assert_eq!(status.failures_by_cause, [(FailureCause::Signalled, 1), (FailureCause::Disrupted, 1)].into());
-    assert_eq!(status.worker_groups[0].succeeded, 2);
+    assert_eq!(status.worker_groups[0].succeeded, 1);
+    assert_eq!(status.resolved.unwrap().world_size, 2);
 
     let mut whole = sharded();
     whole["spec"]["training"]["steps"] = num_steps.into();

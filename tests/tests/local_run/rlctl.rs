@@ -56,7 +56,7 @@ fn plan_shows_batches_and_memory_for_people_and_programs() {
     let place = Place::new();
     let manifest = place.write(&tiny());
     rlctl(&["plan", "-f", manifest.to_str().unwrap()])
-        .expect(0, &["samples of a step", "Memory of one worker"]);
+        .expect(0, &["samples of a step", "Memory of one rank"]);
     let ended = rlctl(&["plan", "-f", manifest.to_str().unwrap(), "-o", "json"]).expect(0, &[]);
     let plan: Value = serde_json::from_str(&ended.stdout).unwrap();
     assert_eq!(plan["spec"]["training"]["promptsPerUpdate"], 2, "{plan:#}");

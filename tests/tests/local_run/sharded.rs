@@ -188,7 +188,7 @@ fn a_model_whose_heads_cannot_be_dealt_out_is_refused_with_the_degrees_that_fit(
         let place = Place::new();
         let workers = json!({ "workers": { "count": 3, "mesh": { degree: 3 } } });
         let manifest = on_files(small_model(), workers);
-        let misfit = format!("spec.workers.mesh.{degree}: 3 workers cannot share the {shared}");
+        let misfit = format!("spec.workers.mesh.{degree}: 3 ranks cannot share the {shared}");
         let words = [misfit.as_str(), "expected one of 1, 2"];
         place.train(&manifest).expect(78, &words);
         let mut plan = Command::new(rlt_tests::fresh_binary("rlctl"));

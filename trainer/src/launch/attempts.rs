@@ -24,7 +24,7 @@ pub(super) fn run(args: &WorkerArgs, job: &ValidatedJob) -> Result<ExitCode, Lau
     let mut attempt = 1;
     loop {
         let (started, saved) = (Instant::now(), newest_checkpoint(&root));
-        let count = job.spec().workers.count as usize;
+        let count = job.spec().workers.num_ranks() as usize;
         // Another store with another number each time: nobody whom an attempt left behind finds the next
         // one's.
         let store = serve(0, attempt, count)?;

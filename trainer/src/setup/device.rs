@@ -132,9 +132,7 @@ fn choose(
         return Ok(Placement { device: Device::Cuda(local_rank), warning: None });
     }
     match wanted {
-        spec::Device::Cuda if num_gpus > 0 => {
-            Err(TrainError::TooFewGpus { num_workers: local_size, num_gpus })
-        }
+        spec::Device::Cuda if num_gpus > 0 => Err(TrainError::TooFewGpus { num_ranks: local_size, num_gpus }),
         spec::Device::Cuda => Err(TrainError::NoCuda { cause: search.to_string() }),
         spec::Device::Auto if num_gpus > 0 => Ok(on_cpu(&format!(
             "it has {num_gpus} GPU(s) for {local_size} ranks, and two ranks never share one"
@@ -189,7 +187,7 @@ mod tests {
         let error = choose(spec::Device::Cuda, &with_gpus(3), (0, 4)).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "spec.workers.device: Cuda was asked for; expected a GPU for each of the 4 workers on this machine, libtorch \
+            "spec.workers.device: Cuda was asked for; expected a GPU for each of the 4 ranks on this machine, libtorch \
              sees 3"
         );
         assert_eq!(error.exit_code(), ExitCode::BadConfig);

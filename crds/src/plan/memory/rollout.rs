@@ -73,20 +73,25 @@ fn weights((model, slice): (&ModelConfig, &ModelConfig), width: u64, shards: &Sh
     ]
 }
 
-/// As much as all sequences can fill, or what `rollout.memoryFraction` of the worker's memory leaves beside
+/// As much as all sequences can fill, or what `rollout.memoryFraction` of the rank's memory leaves beside
 /// the packed weights.
 fn kv_cache(spec: &ResolvedSpec, slice: &ModelConfig, batch: &BatchPlan, width: u64) -> MemoryTerm {
     let wanted = width * cache_numbers(spec, slice, batch);
-    let allowed = memory_of_worker(spec).map_or(u64::MAX, |memory| {
+    let allowed = memory_of_rank(spec).map_or(u64::MAX, |memory| {
         let of_rollout = (memory * spec.rollout.memory_fraction) as u64;
         of_rollout.saturating_sub(width * packed_weights(slice))
     });
     term("KV cache", wanted.min(allowed))
 }
 
-/// The memory of which the rollout may take its fraction, where the job says it: on CPUs that of the pod.
-fn memory_of_worker(spec: &ResolvedSpec) -> Option<f64> {
-    if on_gpu(spec) { None } else { spec.workers.resources.memory.as_deref().and_then(quantity::value) }
+/// The memory of which the rollout may take its fraction, where the job says it: on CPUs its share of the
+/// pod's.
+fn memory_of_rank(spec: &ResolvedSpec) -> Option<f64> {
+    if on_gpu(spec) {
+        return None;
+    }
+    let of_pod = spec.workers.resources.memory.as_deref().and_then(quantity::value);
+    of_pod.map(|memory| memory / f64::from(spec.workers.ranks_per_worker))
 }
 
 /// Bytes of one logit while tokens are drawn: as it was computed, and in fp32 itself, its log-prob and its

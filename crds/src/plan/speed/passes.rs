@@ -200,7 +200,7 @@ impl<'a> Passes<'a> {
     /// Bytes of gradients, fp32, that a worker sends so that all have the sum.
     fn summed(&self, own_part: f64) -> f64 {
         let (count, shards) =
-            (f64::from(self.spec.workers.count), f64::from(self.spec.workers.mesh.dp_shard));
+            (f64::from(self.spec.workers.num_ranks()), f64::from(self.spec.workers.mesh.dp_shard));
         let copies = count / shards;
         4.0 * (self.trained * (shards - 1.0) / shards + 2.0 * own_part * (copies - 1.0) / copies)
     }

@@ -19,7 +19,11 @@ pub(crate) fn render(plan: &Plan, objects: &[Value]) -> String {
         line(
             &mut text,
             &format!("workers {}", group.name),
-            &format!("{workers} x {ranks} rank, {}", device(group.device)),
+            &format!(
+                "{workers} x {ranks} rank{}, {}",
+                if ranks == 1 { "" } else { "s" },
+                device(group.device)
+            ),
         );
     }
     let mut axes =
@@ -31,6 +35,11 @@ pub(crate) fn render(plan: &Plan, objects: &[Value]) -> String {
         axes += &format!(", rollout tp {}", mesh.rollout_tp);
     }
     line(&mut text, "mesh", &axes);
+    for group in plan.worker_groups.iter().filter(|group| group.num_workers > 1) {
+        for (field, degree) in mesh.across_workers(group.ranks_per_worker) {
+            line(&mut text, "", &across_workers(field, degree, group.ranks_per_worker));
+        }
+    }
     if let Some(parameters) = &plan.parameters {
         line(&mut text, "parameters", &format!("{} ({} trained)", parameters.total, parameters.trainable));
     }
@@ -61,6 +70,14 @@ pub(crate) fn render(plan: &Plan, objects: &[Value]) -> String {
         line(&mut text, group[0]["kind"].as_str().unwrap_or_default(), &names);
     }
     text
+}
+
+/// What an exchange of every layer costs that leaves a machine, and how it would stay there.
+fn across_workers(field: &str, degree: u32, ranks: u32) -> String {
+    format!(
+        "{field} {degree} exchanges between workers, over the network: a degree that divides ranksPerWorker ({ranks}) \
+         stays within one"
+    )
 }
 
 fn device(device: Device) -> &'static str {
@@ -96,17 +113,17 @@ fn write_batch(text: &mut String, batch: &BatchPlan) {
 fn write_memory(text: &mut String, memory: &MemoryPlan, fit: Option<&Fit>) {
     let of_phase = format!("in {:?}", memory.peak_phase);
     if memory.peak_device_bytes == 0 {
-        let _ = writeln!(text, "\nMemory of one worker: {} {of_phase}", bytes(memory.peak_bytes));
+        let _ = writeln!(text, "\nMemory of one rank: {} {of_phase}", bytes(memory.peak_bytes));
         return write_terms(text, memory, Place::Host);
     }
     let available = fit.map_or_else(String::new, |fit| format!(", of {}", bytes(fit.available_bytes)));
     let _ = writeln!(
         text,
-        "\nMemory of one worker's GPU: {} {of_phase}{available}",
+        "\nMemory of one rank's GPU: {} {of_phase}{available}",
         bytes(memory.peak_device_bytes)
     );
     write_terms(text, memory, Place::Device);
-    let _ = writeln!(text, "\nMemory of its host: {}", bytes(memory.peak_host_bytes));
+    let _ = writeln!(text, "\nMemory of its host, a rank: {}", bytes(memory.peak_host_bytes));
     write_terms(text, memory, Place::Host);
 }
 

@@ -97,8 +97,7 @@ fn insufficient(facts: &Facts, resource: &str) -> (String, Option<String>) {
     if resource == resources.gpu {
         let ranks = prepared.plan.worker_groups.first().map(|group| group.ranks_per_worker.to_string());
         let what = format!("too few free {resource}{}", asks(ranks).unwrap_or_default());
-        let change =
-            "free or add GPUs, lower spec.workers.count, or train without by spec.workers.device: Cpu";
+        let change = "free or add GPUs, lower spec.workers.count or ranksPerWorker, or train without by spec.workers.device: Cpu";
         return (what, Some(change.to_owned()));
     }
     let (amount, field) = match resource {

@@ -140,7 +140,7 @@ fn three_devices_are_too_few_for_four_ranks() {
     let three = StandIn::build().unwrap().with_devices(3);
     let (code, said) = refused(&json!({ "device": "Cuda", "count": 4 }), &three);
     assert_eq!(code, Some(78), "{said}");
-    assert!(said.contains("each of the 4 workers on this machine") && said.contains("sees 3"), "{said}");
+    assert!(said.contains("each of the 4 ranks on this machine") && said.contains("sees 3"), "{said}");
 }
 
 #[test]

@@ -117,8 +117,8 @@ fn a_damaged_copy_is_passed_over_with_a_word_and_is_copied_anew() {
     assert_eq!(newest(here.path()), Some(2));
 }
 
-/// Whoever writes to the store gives any name; the one below would lead out of the run's folder on a system where
-/// `\\` does, and would otherwise win over the newest checkpoint without ever being one.
+/// Whoever writes to the store gives any name; the one below would lead out of the run's folder on a
+/// system where `\\` does, and would otherwise win over the newest checkpoint without ever being one.
 #[test]
 fn a_folder_of_another_name_than_its_step_is_passed_over_and_what_is_not_ours_stays() {
     let (store, here, there) =

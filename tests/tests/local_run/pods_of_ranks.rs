@@ -1,0 +1,82 @@
+//! Pods of several ranks: a launcher each, which starts its share of the job's ranks on one run folder, as
+//! pods do that share a volume.
+
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::{Value, json};
+
+use crate::job::{Ended, Place, merge, tiny_with};
+use crate::ranks::{TOLERANCE, difference, is_running, send, train, workers};
+use crate::resume::assert_same_run;
+
+const RANKS_PER_WORKER: u32 = 2;
+
+/// A job of two workers of two ranks each.
+fn two_by_two(changes: &Value) -> Value {
+    let mut manifest = tiny_with(json!({
+        "training": { "promptsPerStep": 3, "optimizer": { "learningRate": 0.001 } }
+    }));
+    merge(&mut manifest["spec"], changes.clone());
+    merge(&mut manifest["spec"], json!({ "workers": { "count": 2, "ranksPerWorker": RANKS_PER_WORKER } }));
+    manifest
+}
+
+/// Both pods, started with what the operator says to them.
+fn pods(place: &Place, manifest: &Value) -> [Child; 2] {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let job = rlt_api::validate(&manifest.to_string()).unwrap();
+    let plan = rlt_api::plan::plan(&job, &rlt_api::plan::Models::default());
+    let path = place.write(manifest);
+    [0, 1].map(|worker_idx| {
+        let mut command = Command::new(rlt_tests::fresh_binary("rlt-trainer"));
+        command.args(["launch", "--manifest"]).arg(&path).arg("--output").arg(place.run(""));
+        let variables = plan.worker_groups[0].environment(worker_idx * RANKS_PER_WORKER).unwrap();
+        command.envs(variables.into_iter().map(|variable| (variable.name, variable.value)));
+        command.envs([("MASTER_ADDR", "localhost"), ("MASTER_PORT", &port)]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    })
+}
+
+fn end_of(pods: [Child; 2]) -> [Ended; 2] {
+    pods.map(|pod| Ended::of(pod.wait_with_output().unwrap()))
+}
+
+#[test]
+fn two_pods_of_two_ranks_train_as_one_rank() {
+    let changes = |mesh: Value| json!({ "training": { "steps": 2 }, "workers": { "mesh": mesh } });
+    let one = train(1, &changes(json!({})));
+    for mesh in [json!({ "dpShard": 4 }), json!({ "dpShard": 2, "sp": 2, "rolloutTp": 2 })] {
+        let many = Place::new();
+        for pod in end_of(pods(&many, &two_by_two(&changes(mesh.clone())))) {
+            pod.expect(0, &[]);
+        }
+        let difference = difference(&one, &many);
+        assert!(difference < TOLERANCE, "{mesh}: {difference}");
+    }
+    let here = Place::new();
+    here.train(&two_by_two(&changes(json!({ "sp": 2 })))).expect(0, &[]);
+    let difference = difference(&one, &here);
+    assert!(difference < TOLERANCE, "all on one machine: {difference}");
+}
+
+#[test]
+fn a_rank_that_dies_in_one_pod_ends_both_and_they_go_on_from_the_checkpoint() {
+    let changes = |steps: u32| json!({ "training": { "steps": steps }, "checkpoint": { "everySteps": 1 } });
+    let (place, whole) = (Place::new(), Place::new());
+    let mut running = pods(&place, &two_by_two(&changes(4000)));
+    place.wait_for_steps(2);
+    let of_second = workers(&running[1]);
+    assert!(of_second.keys().eq(["2", "3"]), "{of_second:?}");
+    send(of_second["3"], "KILL");
+    assert!(running[0].wait().unwrap().code() != Some(0));
+    let [first, second] = end_of(running);
+    second.expect(76, &["error: rank 3 was killed by signal 9"]);
+    assert!(first.stderr.contains("rank 3"), "{}", first.stderr);
+    assert!(of_second.values().all(|pid| !is_running(*pid)));
+    let num_steps = u32::try_from(place.steps().len()).unwrap() + 2;
+    let [first, _] = end_of(pods(&place, &two_by_two(&changes(num_steps))));
+    first.expect(0, &["resuming after step"]);
+    whole.train(&two_by_two(&changes(num_steps))).expect(0, &[]);
+    assert_same_run(&whole, &place);
+}
