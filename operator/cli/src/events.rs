@@ -1,6 +1,6 @@
 //! `rlctl events`: what happened to a job, from Kubernetes' Events about it, its pods and its claim.
 
-pub(crate) mod happening;
+pub(crate) mod job_event;
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -14,31 +14,29 @@ use crate::document;
 use crate::measure::duration;
 use crate::status::seconds_between;
 use crate::terminal::escaped;
-use happening::{Happening, of_job};
+use job_event::{JobEvent, of_job};
 
 pub(crate) fn events(args: &EventsArgs) -> anyhow::Result<ExitCode> {
     block_on(async {
         let connection = Connection::open(&args.cluster).await?;
         let job = connection.job(&args.name).await?;
-        let happenings = of_job(&job, &connection.events().await?);
+        let events = of_job(&job, &connection.events().await?);
         let mut out = io::stdout().lock();
         match args.output {
-            DocumentFormat::Json => document::write_json(&mut out, &happenings)?,
-            DocumentFormat::Yaml => document::write_yaml(&mut out, &happenings)?,
-            DocumentFormat::Text if happenings.is_empty() => writeln!(io::stderr(), "no events")?,
-            DocumentFormat::Text => {
-                out.write_all(escaped(&render(&happenings, Timestamp::now())).as_bytes())?
-            }
+            DocumentFormat::Json => document::write_json(&mut out, &events)?,
+            DocumentFormat::Yaml => document::write_yaml(&mut out, &events)?,
+            DocumentFormat::Text if events.is_empty() => writeln!(io::stderr(), "no events")?,
+            DocumentFormat::Text => out.write_all(escaped(&render(&events, Timestamp::now())).as_bytes())?,
         }
         Ok(ExitCode::Success)
     })
 }
 
 /// One line each: when, how bad, about what, why, how often, what.
-fn render(happenings: &[Happening], now: Timestamp) -> String {
-    let width = happenings.iter().map(|one| one.about().len()).max().unwrap_or(0);
+fn render(events: &[JobEvent], now: Timestamp) -> String {
+    let width = events.iter().map(|one| one.about().len()).max().unwrap_or(0);
     let mut text = String::new();
-    for one in happenings {
+    for one in events {
         let age = one.time().map(|time| format!("{} ago", duration(seconds_between(time, now))));
         let mark = if one.is_warning { "!" } else { " " };
         let count = if one.count > 1 { format!(" (x{})", one.count) } else { String::new() };

@@ -12,7 +12,7 @@ use crate::manifest::{self, ManifestError};
 
 /// The answer about one manifest.
 #[derive(Debug, Serialize)]
-struct Verdict<'a> {
+struct FileReport<'a> {
     file: &'a Path,
     valid: bool,
     problems: Vec<Problem>,
@@ -21,7 +21,7 @@ struct Verdict<'a> {
     unreadable: Option<String>,
 }
 
-impl<'a> Verdict<'a> {
+impl<'a> FileReport<'a> {
     fn about(file: &'a Path) -> Self {
         let (problems, unreadable) = match manifest::load(file) {
             Ok(_) => (Vec::new(), None),
@@ -33,28 +33,28 @@ impl<'a> Verdict<'a> {
 }
 
 pub(crate) fn validate(args: &ValidateArgs) -> anyhow::Result<ExitCode> {
-    let verdicts: Vec<_> = args.files.iter().map(|file| Verdict::about(file)).collect();
+    let reports: Vec<_> = args.files.iter().map(|file| FileReport::about(file)).collect();
     let mut out = io::stdout().lock();
     match args.output {
         Format::Json => {
-            serde_json::to_writer_pretty(&mut out, &verdicts).context("write the verdicts")?;
+            serde_json::to_writer_pretty(&mut out, &reports).context("write the reports")?;
             writeln!(out)?;
         }
-        Format::Text => write_text(&mut out, &verdicts)?,
+        Format::Text => write_text(&mut out, &reports)?,
     }
-    Ok(if verdicts.iter().all(|verdict| verdict.valid) { ExitCode::Success } else { ExitCode::Usage })
+    Ok(if reports.iter().all(|report| report.valid) { ExitCode::Success } else { ExitCode::Usage })
 }
 
-fn write_text(out: &mut impl io::Write, verdicts: &[Verdict<'_>]) -> io::Result<()> {
-    for verdict in verdicts {
-        let file = verdict.file.display();
-        match (verdict.problems.len(), &verdict.unreadable) {
+fn write_text(out: &mut impl io::Write, reports: &[FileReport<'_>]) -> io::Result<()> {
+    for report in reports {
+        let file = report.file.display();
+        match (report.problems.len(), &report.unreadable) {
             (_, Some(reason)) => writeln!(out, "{file}: can not be read: {reason}")?,
             (0, None) => writeln!(out, "{file}: valid")?,
             (1, None) => writeln!(out, "{file}: 1 problem")?,
             (num_problems, None) => writeln!(out, "{file}: {num_problems} problems")?,
         }
-        for problem in &verdict.problems {
+        for problem in &report.problems {
             writeln!(out, "  {file}:{problem}")?;
         }
     }

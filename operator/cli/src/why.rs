@@ -1,5 +1,5 @@
-//! `rlctl why`: why a job waits, failed or goes on, and what to change. Facts are gathered here; what they
-//! mean is decided by pure functions.
+//! `rlctl why`: why a job waits, failed or goes on, and what to change. The job, its pods and events are read
+//! here; pure functions decide what they mean.
 
 mod explanation;
 mod failed;
@@ -18,20 +18,20 @@ use rlt_operator::worker::Worker;
 use crate::args::{DocumentFormat, WhyArgs};
 use crate::cluster::{Connection, block_on};
 use crate::document;
-use crate::events::happening::{Happening, of_job};
+use crate::events::job_event::{JobEvent, of_job};
 use crate::terminal::escaped;
 use explanation::explain;
 
 /// What an explanation follows from.
 #[derive(Debug)]
-pub(crate) struct Facts {
+pub(crate) struct JobSnapshot {
     pub(crate) job: Job,
     /// The specification as this version of the rules sees it.
     pub(crate) prepared: Result<Prepared, Invalid>,
     /// The job's pods, of whatever attempt, by index.
     pub(crate) workers: Vec<Worker>,
     /// What happened, oldest first.
-    pub(crate) happenings: Vec<Happening>,
+    pub(crate) events: Vec<JobEvent>,
     pub(crate) now: Timestamp,
 }
 
@@ -49,14 +49,14 @@ pub(crate) fn why(args: &WhyArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-async fn gather(connection: &Connection, name: &str) -> anyhow::Result<Facts> {
+async fn gather(connection: &Connection, name: &str) -> anyhow::Result<JobSnapshot> {
     let job = connection.job(name).await?;
     let pods = connection.pods(&job).await?;
     let mut workers: Vec<_> = pods.iter().filter_map(Worker::read).map(|(_, worker)| worker).collect();
     workers.sort_by_key(|worker| (worker.attempt, worker.idx));
     // Who may see jobs and pods may not always see Events, and most causes are known without.
-    let happenings = connection.events().await.map(|events| of_job(&job, &events)).unwrap_or_default();
-    Ok(Facts { prepared: Prepared::new(&job), job, workers, happenings, now: Timestamp::now() })
+    let events = connection.events().await.map(|events| of_job(&job, &events)).unwrap_or_default();
+    Ok(JobSnapshot { prepared: Prepared::new(&job), job, workers, events, now: Timestamp::now() })
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::Event;
 use rlt_operator::job::Job;
 use serde_json::json;
 
-use super::happening::of_job;
+use super::job_event::of_job;
 use super::render;
 
 fn job() -> Job {

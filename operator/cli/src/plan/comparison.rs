@@ -28,17 +28,17 @@ pub(super) enum Outcome {
     Refused { message: String },
 }
 
-/// The verdict about one object.
+/// What the cluster makes of one object, or of one kind of GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Verdict {
+pub(super) struct PlanCheck {
     pub(super) kind: String,
     pub(super) name: String,
     #[serde(flatten)]
     pub(super) outcome: Outcome,
 }
 
-impl Verdict {
+impl PlanCheck {
     pub(super) fn render(&self) -> String {
         let line = |mark: &str, what: &str| format!("{mark} {} {}: {what}\n", self.kind, self.name);
         match &self.outcome {
@@ -88,7 +88,7 @@ fn in_yaml(mut object: Value) -> Result<String, serde_saphyr::SerializeError> {
 mod tests {
     use serde_json::json;
 
-    use super::{Outcome, Verdict, compare};
+    use super::{PlanCheck, Outcome, compare};
 
     #[test]
     fn only_what_people_and_operators_write_is_compared() {
@@ -96,8 +96,8 @@ mod tests {
         let same = json!({"data": {"k": "v"}, "metadata": {"resourceVersion": "2", "name": "a"}});
         assert_eq!(compare(is.clone(), same).unwrap(), Outcome::Same);
         let outcome = compare(is, json!({"metadata": {"name": "a"}, "data": {"k": "w"}})).unwrap();
-        let verdict = Verdict { kind: "ConfigMap".into(), name: "a".into(), outcome };
-        insta::assert_snapshot!(verdict.render(), @r"
+        let comparison = PlanCheck { kind: "ConfigMap".into(), name: "a".into(), outcome };
+        insta::assert_snapshot!(comparison.render(), @r"
         ~ ConfigMap a: would change
             @@ -1,4 +1,4 @@
              data:

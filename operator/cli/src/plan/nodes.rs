@@ -9,7 +9,7 @@ use rlt_api::ValidatedJob;
 use rlt_api::plan::{Machine, Models, UnknownGpu, plan_on};
 use rlt_api::spec::Device;
 
-use super::comparison::{Outcome, Verdict};
+use super::comparison::{Outcome, PlanCheck};
 use super::fit;
 use crate::cluster::Connection;
 use crate::measure::bytes;
@@ -17,21 +17,21 @@ use crate::measure::bytes;
 /// Labels of a node.
 type Labels = BTreeMap<String, String>;
 
-/// One verdict for each kind of GPU; none for a job on CPUs, or where nodes are not to be seen.
+/// One check for each kind of GPU; none for a job on CPUs, or where nodes are not to be seen.
 pub(super) async fn ask(
     connection: &Connection,
     (job, models): (&ValidatedJob, &Models),
-) -> anyhow::Result<Vec<Verdict>> {
+) -> anyhow::Result<Vec<PlanCheck>> {
     if job.spec().workers.device != Device::Cuda {
         return Ok(Vec::new());
     }
     let nodes = Api::<Node>::all(connection.client.clone()).list(&ListParams::default()).await;
     let labels = nodes.map(|nodes| nodes.items.into_iter().filter_map(|node| node.metadata.labels).collect());
-    Ok(labels.map_or_else(|_| Vec::new(), |labels: Vec<Labels>| verdicts(&labels, job, models)))
+    Ok(labels.map_or_else(|_| Vec::new(), |labels: Vec<Labels>| checks(&labels, job, models)))
 }
 
 /// The kinds of GPU of the nodes that the job selects, each with what the plan says about it.
-fn verdicts(nodes: &[Labels], job: &ValidatedJob, models: &Models) -> Vec<Verdict> {
+fn checks(nodes: &[Labels], job: &ValidatedJob, models: &Models) -> Vec<PlanCheck> {
     let selector = &job.spec().workers.node_selector;
     let is_selected = |labels: &&Labels| selector.iter().all(|(key, value)| labels.get(key) == Some(value));
     let mut kinds: Vec<(Result<Machine, UnknownGpu>, usize)> = Vec::new();
@@ -42,16 +42,16 @@ fn verdicts(nodes: &[Labels], job: &ValidatedJob, models: &Models) -> Vec<Verdic
             None => kinds.push((machine, 1)),
         }
     }
-    kinds.into_iter().map(|(kind, num_nodes)| verdict(kind, num_nodes, job, models)).collect()
+    kinds.into_iter().map(|(kind, num_nodes)| check(kind, num_nodes, job, models)).collect()
 }
 
-fn verdict(
+fn check(
     kind: Result<Machine, UnknownGpu>,
     num_nodes: usize,
     job: &ValidatedJob,
     models: &Models,
-) -> Verdict {
-    let of = |name: String, outcome| Verdict { kind: "GPU".into(), name, outcome };
+) -> PlanCheck {
+    let of = |name: String, outcome| PlanCheck { kind: "GPU".into(), name, outcome };
     let machine = match kind {
         Ok(machine) => machine,
         Err(unknown) => {
@@ -98,14 +98,14 @@ mod tests {
             node("serve", "NVIDIA-L40S"),
             Labels::from([("pool".into(), "train".into())]),
         ];
-        let text: Vec<String> = verdicts(&nodes, &job, &models).iter().map(Verdict::render).collect();
+        let text: Vec<String> = checks(&nodes, &job, &models).iter().map(PlanCheck::render).collect();
         assert_eq!(text.len(), 2, "{text:?}");
         assert!(text[0].starts_with("= GPU h100: fits, ") && text[0].ends_with("on 2 nodes\n"), "{text:?}");
         assert!(text[1].contains("GPU Tesla-V100: of 1 nodes: GPU \"Tesla-V100\" is not known"), "{text:?}");
         // A part of a GPU that is too small is refused with what would fit.
         let mut part = node("train", "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb");
         part.insert(rlt_api::plan::MEMORY_LABEL.into(), "660".into());
-        let refused = verdicts(&[part], &job, &models);
+        let refused = checks(&[part], &job, &models);
         assert!(refused[0].is_refusal(), "{refused:?}");
         assert!(refused[0].render().contains("it would fit with one of\n  spec."), "{refused:?}");
     }

@@ -14,7 +14,7 @@ use rlt_operator::job::Job;
 use rlt_operator::{Args, labels, progress};
 use serde_json::Value;
 
-use super::comparison::{Outcome, Verdict, compare};
+use super::comparison::{Outcome, PlanCheck, compare};
 use super::{nodes, objects};
 use crate::args::{DocumentFormat, PlanArgs};
 use crate::cluster::{Connection, block_on};
@@ -29,47 +29,47 @@ pub(super) fn ask(
     wanted: Value,
     planned: (&ValidatedJob, &Models),
 ) -> anyhow::Result<ExitCode> {
-    let verdicts = block_on(async {
+    let checks = block_on(async {
         let mut connection = Connection::open(&args.cluster).await?;
         if let (None, Some(own)) = (&args.cluster.namespace, wanted["metadata"]["namespace"].as_str()) {
             own.clone_into(&mut connection.namespace);
         }
-        let mut verdicts = verdicts(&connection, args, wanted).await?;
-        verdicts.extend(nodes::ask(&connection, planned).await?);
-        Ok(verdicts)
+        let mut checks = checks(&connection, args, wanted).await?;
+        checks.extend(nodes::ask(&connection, planned).await?);
+        Ok(checks)
     })?;
     let mut out = io::stdout().lock();
     match args.output {
-        DocumentFormat::Json => document::write_json(&mut out, &verdicts)?,
-        DocumentFormat::Yaml => document::write_yaml(&mut out, &verdicts)?,
+        DocumentFormat::Json => document::write_json(&mut out, &checks)?,
+        DocumentFormat::Yaml => document::write_yaml(&mut out, &checks)?,
         DocumentFormat::Text => {
-            verdicts.iter().try_for_each(|verdict| out.write_all(verdict.render().as_bytes()))?;
+            checks.iter().try_for_each(|check| out.write_all(check.render().as_bytes()))?;
         }
     }
-    let is_refused = verdicts.iter().any(Verdict::is_refusal);
+    let is_refused = checks.iter().any(PlanCheck::is_refusal);
     Ok(if is_refused { ExitCode::Failure } else { ExitCode::Success })
 }
 
-async fn verdicts(
+async fn checks(
     connection: &Connection,
     args: &PlanArgs,
     mut wanted: Value,
-) -> anyhow::Result<Vec<Verdict>> {
+) -> anyhow::Result<Vec<PlanCheck>> {
     wanted["metadata"]["namespace"] = connection.namespace.clone().into();
-    let (verdict, job) = ask_about_job(connection, &wanted).await?;
-    let Some(job) = job else { return Ok(vec![verdict]) };
+    let (check, job) = ask_about_job(connection, &wanted).await?;
+    let Some(job) = job else { return Ok(vec![check]) };
     let mut settings = installed(connection).await?.unwrap_or_else(|| objects::defaults(&args.installation));
     take_authority(connection, &job, &mut settings).await;
     let attempt = status_of(&job).attempt.unwrap_or(1);
-    let mut verdicts = vec![verdict];
+    let mut checks = vec![check];
     for object in objects::of_attempt(&job, &settings, attempt)? {
-        verdicts.push(ask_about_object(connection, &object).await?);
+        checks.push(ask_about_object(connection, &object).await?);
     }
-    Ok(verdicts)
+    Ok(checks)
 }
 
 /// The job as the cluster would have it, with the UID that it has or would be given.
-async fn ask_about_job(connection: &Connection, wanted: &Value) -> anyhow::Result<(Verdict, Option<Job>)> {
+async fn ask_about_job(connection: &Connection, wanted: &Value) -> anyhow::Result<(PlanCheck, Option<Job>)> {
     let (api, name) = api_of(connection, wanted)?;
     let is = api.get_opt(&name).await.map_err(|error| connection.explain(read(wanted), &name, error))?;
     // By server-side apply both the first and any later time, as `kubectl apply --server-side` would.
@@ -83,11 +83,11 @@ async fn ask_about_job(connection: &Connection, wanted: &Value) -> anyhow::Resul
         None => Outcome::Made,
     };
     let job = serde_json::from_value(would_be).context("read the job as the cluster would have it")?;
-    Ok((verdict(wanted, outcome), Some(job)))
+    Ok((check(wanted, outcome), Some(job)))
 }
 
 /// As the operator would act: what is there is kept, but for a manifest that has changed.
-async fn ask_about_object(connection: &Connection, wanted: &Value) -> anyhow::Result<Verdict> {
+async fn ask_about_object(connection: &Connection, wanted: &Value) -> anyhow::Result<PlanCheck> {
     let (api, name) = api_of(connection, wanted)?;
     let is = api.get_opt(&name).await.map_err(|error| connection.explain(read(wanted), &name, error))?;
     let Some(is) = is else {
@@ -102,19 +102,19 @@ async fn ask_about_object(connection: &Connection, wanted: &Value) -> anyhow::Re
         }
         let object = serde_json::from_value(tried).context("read an object of the job")?;
         return match api.create(&params, &object).await {
-            Ok(_) => Ok(verdict(wanted, Outcome::Made)),
+            Ok(_) => Ok(check(wanted, Outcome::Made)),
             Err(error) => refusal(connection, wanted, &name, error),
         };
     };
     // A pod is made once, and an address follows its pod.
     if wanted["kind"] == "Pod" || wanted["kind"] == "EndpointSlice" {
-        return Ok(verdict(wanted, Outcome::Kept));
+        return Ok(check(wanted, Outcome::Kept));
     }
     let params = PatchParams::apply(labels::OPERATOR).force().dry_run();
     match api.patch(&name, &params, &Patch::Apply(wanted)).await {
         Ok(would_be) => {
             let outcome = compare(serde_json::to_value(is)?, serde_json::to_value(would_be)?)?;
-            Ok(verdict(wanted, outcome))
+            Ok(check(wanted, outcome))
         }
         Err(error) => refusal(connection, wanted, &name, error),
     }
@@ -124,20 +124,20 @@ fn read(object: &Value) -> String {
     format!("read {} `{}`", word(object, "/kind"), word(object, "/metadata/name"))
 }
 
-fn verdict(object: &Value, outcome: Outcome) -> Verdict {
-    Verdict { kind: word(object, "/kind"), name: word(object, "/metadata/name"), outcome }
+fn check(object: &Value, outcome: Outcome) -> PlanCheck {
+    PlanCheck { kind: word(object, "/kind"), name: word(object, "/metadata/name"), outcome }
 }
 
-/// A cluster that answers no is a verdict; one that does not answer is an error.
+/// A cluster that answers no is a check; one that does not answer is an error.
 fn refusal(
     connection: &Connection,
     object: &Value,
     name: &str,
     error: kube::Error,
-) -> anyhow::Result<Verdict> {
+) -> anyhow::Result<PlanCheck> {
     match error {
         kube::Error::Api(status) if (400..500).contains(&status.code) && status.code != 404 => {
-            Ok(verdict(object, Outcome::Refused { message: status.message.clone() }))
+            Ok(check(object, Outcome::Refused { message: status.message.clone() }))
         }
         error => {
             Err(connection.explain(format!("try {} `{name}`", word(object, "/kind")), name, error).into())

@@ -1,4 +1,4 @@
-//! From facts to an explanation: which of the things that can be said about a job is the one to say.
+//! From a snapshot of a job to an explanation: which of the things that can be said about it is the one to say.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use rlt_api::{Budget, FailureCause, Reason};
 use rlt_operator::prepare::Invalid;
 use serde::Serialize;
 
-use super::{Facts, failed, refused, waiting};
+use super::{JobSnapshot, failed, refused, waiting};
 use crate::measure::duration;
 use crate::status::{seconds_between, status_of};
 
@@ -54,24 +54,24 @@ impl fmt::Display for Explanation {
 }
 
 /// Why a job is as it is.
-pub(crate) fn explain(facts: &Facts) -> Explanation {
-    let status = status_of(&facts.job);
-    let said = is_left_alone(facts)
-        .or_else(|| unseen(facts, &status))
-        .or_else(|| ended(facts, &status))
-        .or_else(|| invalid(facts, &status))
-        .or_else(|| suspended(facts, &status))
+pub(crate) fn explain(snapshot: &JobSnapshot) -> Explanation {
+    let status = status_of(&snapshot.job);
+    let said = is_left_alone(snapshot)
+        .or_else(|| unseen(snapshot, &status))
+        .or_else(|| ended(snapshot, &status))
+        .or_else(|| invalid(snapshot, &status))
+        .or_else(|| suspended(snapshot, &status))
         .or_else(|| refused::refused(&status))
-        .or_else(|| waiting::waiting(facts, &status))
-        .unwrap_or_else(|| running(facts, &status))
+        .or_else(|| waiting::waiting(snapshot, &status))
+        .unwrap_or_else(|| running(snapshot, &status))
         .because(followed(&status));
-    let name = format!("{}/{}", facts.job.namespace(), facts.job.name());
+    let name = format!("{}/{}", snapshot.job.namespace(), snapshot.job.name());
     Explanation { summary: format!("{name} {}", said.summary), ..said }
 }
 
 /// A job that another controller works on.
-fn is_left_alone(facts: &Facts) -> Option<Explanation> {
-    let managed_by = facts.prepared.as_ref().ok()?.job.spec().run_policy.managed_by.clone()?;
+fn is_left_alone(snapshot: &JobSnapshot) -> Option<Explanation> {
+    let managed_by = snapshot.prepared.as_ref().ok()?.job.spec().run_policy.managed_by.clone()?;
     (managed_by != rlt_operator::labels::CONTROLLER).then(|| {
         Explanation::new(format!("is left alone: spec.runPolicy.managedBy names `{managed_by}`"))
             .so("ask that controller, or make the job anew without spec.runPolicy.managedBy")
@@ -79,13 +79,13 @@ fn is_left_alone(facts: &Facts) -> Option<Explanation> {
 }
 
 /// A job, or a change of one, that no operator has looked at.
-fn unseen(facts: &Facts, status: &RLTrainingJobStatus) -> Option<Explanation> {
-    let is_seen = status.observed_generation.is_some_and(|seen| seen >= facts.job.generation());
+fn unseen(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option<Explanation> {
+    let is_seen = status.observed_generation.is_some_and(|seen| seen >= snapshot.job.generation());
     if is_seen {
         return None;
     }
-    let created = facts.job.metadata.creation_timestamp.as_ref().map(|time| time.0);
-    let age = created.map(|created| duration(seconds_between(created, facts.now))).unwrap_or_default();
+    let created = snapshot.job.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    let age = created.map(|created| duration(seconds_between(created, snapshot.now))).unwrap_or_default();
     let what = if status.conditions.is_empty() {
         format!("waits for an operator to look at it, {age} after it was made")
     } else {
@@ -96,9 +96,9 @@ fn unseen(facts: &Facts, status: &RLTrainingJobStatus) -> Option<Explanation> {
     Some(look.so("and whether it watches this namespace: its chart's value `namespaces`"))
 }
 
-fn ended(facts: &Facts, status: &RLTrainingJobStatus) -> Option<Explanation> {
+fn ended(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option<Explanation> {
     if status.is(ConditionType::Failed) {
-        return Some(failed::failed(facts, status));
+        return Some(failed::failed(snapshot, status));
     }
     status.is(ConditionType::Complete).then(|| {
         let steps = status.progress.as_ref().map(|progress| format!("{} steps", progress.step));
@@ -109,12 +109,12 @@ fn ended(facts: &Facts, status: &RLTrainingJobStatus) -> Option<Explanation> {
     })
 }
 
-fn invalid(facts: &Facts, status: &RLTrainingJobStatus) -> Option<Explanation> {
+fn invalid(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option<Explanation> {
     let stalled = when_true(status, ConditionType::Stalled)?;
     if stalled.reason != Reason::InvalidSpec.name() {
         return None;
     }
-    let fields = match &facts.prepared {
+    let fields = match &snapshot.prepared {
         Err(Invalid::Problems(problems)) => problems.clone(),
         // Another version of the rules finds nothing wrong with it.
         _ => vec![stalled.message.clone()],
@@ -123,8 +123,8 @@ fn invalid(facts: &Facts, status: &RLTrainingJobStatus) -> Option<Explanation> {
     Some(Explanation::new("does not start: its specification breaks rules").because(fields).so(correct))
 }
 
-fn suspended(facts: &Facts, status: &RLTrainingJobStatus) -> Option<Explanation> {
-    let (name, namespace) = (facts.job.name(), facts.job.namespace());
+fn suspended(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option<Explanation> {
+    let (name, namespace) = (snapshot.job.name(), snapshot.job.namespace());
     let condition = status.conditions.iter().find(|condition| condition.type_ == ConditionType::Suspended)?;
     let is_by_hand = condition.reason == Reason::Suspended.name();
     let kept = checkpoint(status).into_iter();
@@ -142,8 +142,8 @@ fn suspended(facts: &Facts, status: &RLTrainingJobStatus) -> Option<Explanation>
         }
         ConditionStatus::True => Some(queued(condition).because(kept)),
         _ if condition.reason == Reason::Suspending.name() => {
-            let left = facts.workers.iter().filter(|worker| !worker.is_finished()).count();
-            let grace = facts.prepared.as_ref().ok().map(|prepared| {
+            let left = snapshot.workers.iter().filter(|worker| !worker.is_finished()).count();
+            let grace = snapshot.prepared.as_ref().ok().map(|prepared| {
                 let grace = prepared.job.spec().run_policy.termination_grace_period_seconds;
                 format!("each has {grace} s for a checkpoint (spec.runPolicy.terminationGracePeriodSeconds)")
             });
@@ -167,7 +167,7 @@ fn queued(condition: &Condition) -> Explanation {
 }
 
 /// Nothing is wrong, as far as anybody can see.
-fn running(facts: &Facts, status: &RLTrainingJobStatus) -> Explanation {
+fn running(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Explanation {
     let attempt = status.attempt.unwrap_or(1);
     let progress = status.progress.as_ref().filter(|progress| progress.step > 0);
     let summary = match progress {
@@ -177,15 +177,16 @@ fn running(facts: &Facts, status: &RLTrainingJobStatus) -> Explanation {
         None => format!("runs, and has not reported a finished step of attempt {attempt} yet"),
     };
     let step_time = progress.and_then(|progress| progress.step_time.as_ref()?.parse().ok());
-    let last_step = step_time
-        .map(|time| format!("the last step was finished {} ago", duration(seconds_between(time, facts.now))));
+    let last_step = step_time.map(|time| {
+        format!("the last step was finished {} ago", duration(seconds_between(time, snapshot.now)))
+    });
     let rest = progress.and_then(|progress| progress.remaining_seconds);
     let rest = rest.map(|seconds| format!("the rest takes about {}", duration(seconds)));
     Explanation::new(summary)
         .because(last_step)
         .because(rest)
         .because(checkpoint(status))
-        .because(earlier(facts, status))
+        .because(earlier(snapshot, status))
 }
 
 /// Where more is to be seen about the attempt.
@@ -206,16 +207,16 @@ pub(super) fn checkpoint(status: &RLTrainingJobStatus) -> Option<String> {
 }
 
 /// What ended earlier attempts, and how many more may end so.
-pub(super) fn earlier(facts: &Facts, status: &RLTrainingJobStatus) -> Vec<String> {
+pub(super) fn earlier(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Vec<String> {
     let counts = status.failures_by_cause.iter();
     counts
-        .map(|(cause, count)| format!("ended before: {count} x {cause:?}{}", budget(facts, *cause)))
+        .map(|(cause, count)| format!("ended before: {count} x {cause:?}{}", budget(snapshot, *cause)))
         .collect()
 }
 
 /// How many ends for a cause the job survives.
-pub(super) fn budget(facts: &Facts, cause: FailureCause) -> String {
-    let Ok(prepared) = &facts.prepared else { return String::new() };
+pub(super) fn budget(snapshot: &JobSnapshot, cause: FailureCause) -> String {
+    let Ok(prepared) = &snapshot.prepared else { return String::new() };
     match cause.budget(&prepared.job.spec().run_policy.retries) {
         Budget::Unlimited => ", which counts for nothing".to_owned(),
         Budget::Never => ", which is never tried again".to_owned(),

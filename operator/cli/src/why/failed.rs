@@ -5,28 +5,28 @@ use rlt_api::status::{FailureStatus, RLTrainingJobStatus};
 use rlt_operator::worker::{Worker, WorkerPhase};
 
 use super::explanation::{Explanation, budget, checkpoint};
-use super::{Facts, scheduling};
+use super::{JobSnapshot, scheduling};
 use crate::measure::{bytes, duration, quantity};
 
 /// A limit is proposed this much above an estimate: 11/10.
 const HEADROOM: (u64, u64) = (11, 10);
 
-pub(super) fn failed(facts: &Facts, status: &RLTrainingJobStatus) -> Explanation {
+pub(super) fn failed(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Explanation {
     let Some(failure) = &status.last_failure else {
         return Explanation::new("failed, and its status does not say why");
     };
     let explanation = Explanation::new(summary(failure))
         .because([failure.message.clone()])
-        .because(details(facts, status, failure))
+        .because(details(snapshot, status, failure))
         .because([format!(
             "{} x {:?}{}",
             count(status, failure.cause),
             failure.cause,
-            budget(facts, failure.cause)
+            budget(snapshot, failure.cause)
         )])
         .because(checkpoint(status));
-    let advised = advice(facts, status, failure).into_iter().fold(explanation, Explanation::so);
-    match logs(facts, failure) {
+    let advised = advice(snapshot, status, failure).into_iter().fold(explanation, Explanation::so);
+    match logs(snapshot, failure) {
         Some(logs) => advised.so(logs),
         None => advised,
     }
@@ -43,10 +43,10 @@ fn count(status: &RLTrainingJobStatus, cause: FailureCause) -> u32 {
 }
 
 /// What this cause calls for besides the message.
-fn details(facts: &Facts, status: &RLTrainingJobStatus, failure: &FailureStatus) -> Vec<String> {
+fn details(snapshot: &JobSnapshot, status: &RLTrainingJobStatus, failure: &FailureStatus) -> Vec<String> {
     match failure.cause {
-        FailureCause::OutOfMemory => memory(facts, status),
-        FailureCause::PeerLost | FailureCause::Signalled => other_workers(facts, failure),
+        FailureCause::OutOfMemory => memory(snapshot, status),
+        FailureCause::PeerLost | FailureCause::Signalled => other_workers(snapshot, failure),
         FailureCause::Diverged => last_numbers(status).into_iter().collect(),
         FailureCause::DeadlineExceeded => {
             let active = status.active_seconds.map(duration);
@@ -57,20 +57,20 @@ fn details(facts: &Facts, status: &RLTrainingJobStatus, failure: &FailureStatus)
         }
         FailureCause::NotScheduled => {
             let why = failure.message.split_once(": ").map_or(failure.message.as_str(), |(_, why)| why);
-            scheduling::read(facts, why).evidence
+            scheduling::read(snapshot, why).evidence
         }
         _ => Vec::new(),
     }
 }
 
 /// What the plan expects of a worker, and what it may have.
-fn memory(facts: &Facts, status: &RLTrainingJobStatus) -> Vec<String> {
+fn memory(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Vec<String> {
     let estimate = status.resolved.as_ref().and_then(|resolved| resolved.peak_memory_bytes);
     let estimate = match estimate {
         Some(estimate) => format!("the plan estimates at most {} for a worker", bytes(estimate)),
         None => "there is no estimate without the model's config.json: rlctl plan --model-config".to_owned(),
     };
-    let limit = match limit(facts) {
+    let limit = match limit(snapshot) {
         Some(limit) => format!("the limit is {limit} (spec.workers.resources.memory)"),
         None => {
             "no limit is set (spec.workers.resources.memory): the node itself was short of memory".to_owned()
@@ -79,13 +79,13 @@ fn memory(facts: &Facts, status: &RLTrainingJobStatus) -> Vec<String> {
     vec![estimate, limit]
 }
 
-fn limit(facts: &Facts) -> Option<String> {
-    facts.prepared.as_ref().ok()?.job.spec().workers.resources.memory.clone()
+fn limit(snapshot: &JobSnapshot) -> Option<String> {
+    snapshot.prepared.as_ref().ok()?.job.spec().workers.resources.memory.clone()
 }
 
 /// How the workers ended that still can be asked.
-fn other_workers(facts: &Facts, failure: &FailureStatus) -> Vec<String> {
-    let of_attempt = facts.workers.iter().filter(|worker| worker.attempt == failure.attempt);
+fn other_workers(snapshot: &JobSnapshot, failure: &FailureStatus) -> Vec<String> {
+    let of_attempt = snapshot.workers.iter().filter(|worker| worker.attempt == failure.attempt);
     let others = of_attempt.filter(|worker| Some(&*worker.name) != failure.pod.as_deref());
     let failed = others.filter(|worker| worker.phase == WorkerPhase::Failed);
     let ends = failed.filter_map(|worker| {
@@ -108,12 +108,12 @@ fn last_numbers(status: &RLTrainingJobStatus) -> Option<String> {
     ))
 }
 
-fn advice(facts: &Facts, status: &RLTrainingJobStatus, failure: &FailureStatus) -> Vec<String> {
+fn advice(snapshot: &JobSnapshot, status: &RLTrainingJobStatus, failure: &FailureStatus) -> Vec<String> {
     match failure.cause {
-        FailureCause::OutOfMemory => memory_advice(facts, status, failure),
+        FailureCause::OutOfMemory => memory_advice(snapshot, status, failure),
         FailureCause::NotScheduled => {
             let why = failure.message.split_once(": ").map_or(failure.message.as_str(), |(_, why)| why);
-            let read = scheduling::read(facts, why);
+            let read = scheduling::read(snapshot, why);
             if read.change.is_empty() { vec![failure.advice.clone()] } else { read.change }
         }
         FailureCause::NodeLost | FailureCause::Disrupted => vec![failure.advice.clone()],
@@ -124,9 +124,13 @@ fn advice(facts: &Facts, status: &RLTrainingJobStatus, failure: &FailureStatus) 
     }
 }
 
-fn memory_advice(facts: &Facts, status: &RLTrainingJobStatus, failure: &FailureStatus) -> Vec<String> {
+fn memory_advice(
+    snapshot: &JobSnapshot,
+    status: &RLTrainingJobStatus,
+    failure: &FailureStatus,
+) -> Vec<String> {
     let estimate = status.resolved.as_ref().and_then(|resolved| resolved.peak_memory_bytes);
-    let limit = limit(facts).as_deref().and_then(quantity);
+    let limit = limit(snapshot).as_deref().and_then(quantity);
     let again = "then make the job anew: what has failed for good stays so".to_owned();
     match (estimate, limit) {
         (Some(estimate), Some(limit)) if estimate > limit => {
@@ -142,8 +146,8 @@ fn memory_advice(facts: &Facts, status: &RLTrainingJobStatus, failure: &FailureS
 }
 
 /// Where the log still is: of the worker that failed, or of the one that it lost.
-fn logs(facts: &Facts, failure: &FailureStatus) -> Option<String> {
-    let of_attempt = || facts.workers.iter().filter(|worker| worker.attempt == failure.attempt);
+fn logs(snapshot: &JobSnapshot, failure: &FailureStatus) -> Option<String> {
+    let of_attempt = || snapshot.workers.iter().filter(|worker| worker.attempt == failure.attempt);
     let knows_more = |worker: &&Worker| {
         let code = worker.exit.as_ref().map_or(0, |exit| exit.code);
         FailureCause::from_exit_code(code).is_some_and(|cause| cause != FailureCause::PeerLost)
@@ -151,6 +155,6 @@ fn logs(facts: &Facts, failure: &FailureStatus) -> Option<String> {
     let lost = of_attempt().find(knows_more).filter(|_| failure.cause == FailureCause::PeerLost);
     let own = || of_attempt().find(|worker| Some(&*worker.name) == failure.pod.as_deref());
     let rank = lost.or_else(own)?.idx;
-    let (name, namespace) = (facts.job.name(), facts.job.namespace());
+    let (name, namespace) = (snapshot.job.name(), snapshot.job.namespace());
     Some(format!("its log: rlctl logs {name} -n {namespace} --rank {rank}"))
 }

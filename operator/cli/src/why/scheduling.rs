@@ -1,6 +1,6 @@
 //! The scheduler's message, read: which nodes lack what, in the words of the manifest.
 
-use super::Facts;
+use super::JobSnapshot;
 
 /// What the scheduler's message says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -11,13 +11,13 @@ pub(super) struct Reading {
 
 /// Reads a message such as
 /// `0/3 nodes are available: 1 Insufficient cpu, 2 node(s) had untolerated taint {a: b}.`
-pub(super) fn read(facts: &Facts, message: &str) -> Reading {
+pub(super) fn read(snapshot: &JobSnapshot, message: &str) -> Reading {
     let Some((total, reasons)) = parse(message) else {
         return Reading { evidence: vec![message.to_owned()], change: vec![CLAIM_OR_NODES.to_owned()] };
     };
     let mut reading = Reading::default();
     for (count, reason) in reasons {
-        let (what, change) = in_our_words(facts, &reason);
+        let (what, change) = in_our_words(snapshot, &reason);
         let nodes = count.map(|count| format!("{count} of {total} nodes: ")).unwrap_or_default();
         reading.evidence.push(format!("{nodes}{what}"));
         reading.change.extend(change.filter(|change| !reading.change.contains(change)));
@@ -50,11 +50,11 @@ fn parse(message: &str) -> Option<(u32, Vec<Reason>)> {
     Some((total, parsed))
 }
 
-fn in_our_words(facts: &Facts, reason: &str) -> (String, Option<String>) {
+fn in_our_words(snapshot: &JobSnapshot, reason: &str) -> (String, Option<String>) {
     if let Some(resource) = reason.strip_prefix("Insufficient ") {
-        return insufficient(facts, resource);
+        return insufficient(snapshot, resource);
     }
-    let workers = facts.prepared.as_ref().ok().map(|prepared| &prepared.job.spec().workers);
+    let workers = snapshot.prepared.as_ref().ok().map(|prepared| &prepared.job.spec().workers);
     if reason.contains("node affinity/selector") {
         let labels = workers.map(|workers| {
             let labels = workers.node_selector.iter().map(|(name, value)| format!("{name}={value}"));
@@ -89,8 +89,8 @@ fn in_our_words(facts: &Facts, reason: &str) -> (String, Option<String>) {
     (reason.trim_start_matches("node(s) ").to_owned(), None)
 }
 
-fn insufficient(facts: &Facts, resource: &str) -> (String, Option<String>) {
-    let Ok(prepared) = &facts.prepared else { return (format!("too little {resource}"), None) };
+fn insufficient(snapshot: &JobSnapshot, resource: &str) -> (String, Option<String>) {
+    let Ok(prepared) = &snapshot.prepared else { return (format!("too little {resource}"), None) };
     let resources = &prepared.job.spec().workers.resources;
     let asks = |amount: Option<String>| amount.map(|amount| format!(": a worker asks for {amount}"));
     let lower = |field: &str| Some(format!("lower {field}, free nodes, or add larger ones"));

@@ -6,9 +6,9 @@ use rlt_operator::prepare::Prepared;
 use rlt_operator::worker::Worker;
 use serde_json::{Value, json};
 
-use super::Facts;
+use super::JobSnapshot;
 use super::explanation::explain;
-use crate::events::happening::Happening;
+use crate::events::job_event::JobEvent;
 
 const CREATED: &str = "2026-01-01T10:00:00Z";
 const SINCE: &str = "2026-01-01T10:01:00Z";
@@ -43,7 +43,7 @@ fn failed(cause: &str, message: &str, mut failure: Value, more: Value) -> Value 
 }
 
 /// The quickstart with changes to `spec.workers` and `spec.runPolicy`.
-fn facts(workers: Value, run_policy: Value, status: Value) -> Facts {
+fn snapshot(workers: Value, run_policy: Value, status: Value) -> JobSnapshot {
     let example = include_str!("../../../../examples/quickstart/job.yaml");
     let mut manifest: Value = serde_saphyr::from_str(example).unwrap();
     manifest["spec"]["workers"] = workers;
@@ -53,17 +53,17 @@ fn facts(workers: Value, run_policy: Value, status: Value) -> Facts {
     });
     manifest["status"] = status;
     let job: Job = serde_json::from_value(manifest).unwrap();
-    Facts {
+    JobSnapshot {
         prepared: Prepared::new(&job),
         job,
         workers: Vec::new(),
-        happenings: Vec::new(),
+        events: Vec::new(),
         now: NOW.parse().unwrap(),
     }
 }
 
-fn plain(status: Value) -> Facts {
-    facts(json!({}), json!({}), status)
+fn plain(status: Value) -> JobSnapshot {
+    snapshot(json!({}), json!({}), status)
 }
 
 fn worker(idx: u32, attempt: u32, node: Option<&str>, status: Value) -> Worker {
@@ -101,8 +101,8 @@ fn ended(idx: u32, attempt: u32, code: i32, message: &str) -> Worker {
     worker(idx, attempt, Some("node-a"), json!({"phase": "Failed", "containerStatuses": container(state)}))
 }
 
-fn warning(name: &str, reason: &str, message: &str) -> Happening {
-    Happening {
+fn warning(name: &str, reason: &str, message: &str) -> JobEvent {
+    JobEvent {
         time: Some(NOW.into()),
         is_warning: true,
         kind: "Pod".into(),
@@ -114,8 +114,8 @@ fn warning(name: &str, reason: &str, message: &str) -> Happening {
 }
 
 macro_rules! explained {
-    ($facts:expr) => {
-        insta::assert_snapshot!(explain(&$facts).to_string())
+    ($snapshot:expr) => {
+        insta::assert_snapshot!(explain(&$snapshot).to_string())
     };
 }
 
@@ -126,14 +126,14 @@ fn nobody_has_looked_at_it() {
 
 #[test]
 fn a_change_was_not_seen() {
-    let mut facts = plain(status("PodsReady", "WorkersRunning", "1/1 workers are ready", json!({})));
-    facts.job.metadata.generation = Some(2);
-    explained!(facts);
+    let mut snapshot = plain(status("PodsReady", "WorkersRunning", "1/1 workers are ready", json!({})));
+    snapshot.job.metadata.generation = Some(2);
+    explained!(snapshot);
 }
 
 #[test]
 fn another_controller_works_on_it() {
-    explained!(facts(json!({}), json!({"managedBy": "kueue.x-k8s.io/multikueue"}), json!({})));
+    explained!(snapshot(json!({}), json!({"managedBy": "kueue.x-k8s.io/multikueue"}), json!({})));
 }
 
 #[test]
@@ -141,62 +141,62 @@ fn no_node_has_the_resources() {
     let workers = json!({
         "device": "Cuda", "resources": {"cpu": "64", "memory": "512Gi"}, "nodeSelector": {"zone": "a"},
     });
-    let mut facts = facts(workers, json!({"startupDeadlineSeconds": 600}), starting(json!({})));
-    facts.workers.push(unschedulable(
+    let mut snapshot = snapshot(workers, json!({"startupDeadlineSeconds": 600}), starting(json!({})));
+    snapshot.workers.push(unschedulable(
         "0/9 nodes are available: 1 Insufficient memory, 1 node(s) didn't match Pod's node affinity/selector, \
          1 node(s) were unschedulable, 2 Insufficient cpu, 2 node(s) had untolerated taint {nvidia.com/gpu: present}, \
          2 Insufficient nvidia.com/gpu. no new claims to deallocate, preemption: 0/9 nodes are available: 9 Preemption \
          is not helpful for scheduling.",
     ));
-    explained!(facts);
+    explained!(snapshot);
 }
 
 #[test]
 fn the_claim_has_no_volume() {
-    let mut facts = facts(json!({"storage": {"size": "10Gi"}}), json!({}), starting(json!({})));
-    facts.workers.push(unschedulable(
+    let mut snapshot = snapshot(json!({"storage": {"size": "10Gi"}}), json!({}), starting(json!({})));
+    snapshot.workers.push(unschedulable(
         "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found",
     ));
-    explained!(facts);
+    explained!(snapshot);
 }
 
 #[test]
 fn the_scheduler_says_what_nobody_has_read_before() {
-    let mut facts = plain(starting(json!({})));
-    facts.workers.push(unschedulable("no nodes available to schedule pods"));
-    explained!(facts);
+    let mut snapshot = plain(starting(json!({})));
+    snapshot.workers.push(unschedulable("no nodes available to schedule pods"));
+    explained!(snapshot);
 }
 
 #[test]
 fn the_image_is_missing() {
-    let mut facts = facts(json!({"image": "example.com/trainer:3"}), json!({}), starting(json!({})));
-    facts.workers.push(waits_for("ImagePullBackOff", "Back-off pulling image \"example.com/trainer:3\""));
+    let mut snapshot = snapshot(json!({"image": "example.com/trainer:3"}), json!({}), starting(json!({})));
+    snapshot.workers.push(waits_for("ImagePullBackOff", "Back-off pulling image \"example.com/trainer:3\""));
     let pull = "Failed to pull image \"example.com/trainer:3\": manifest unknown";
-    facts.happenings.push(warning("adding-trainer-0", "Failed", pull));
-    explained!(facts);
+    snapshot.events.push(warning("adding-trainer-0", "Failed", pull));
+    explained!(snapshot);
 }
 
 #[test]
 fn the_image_is_private() {
-    let mut facts = facts(json!({"image": "example.com/trainer:3"}), json!({}), starting(json!({})));
-    facts.workers.push(waits_for("ErrImagePull", "pull access denied, repository does not exist"));
-    explained!(facts);
+    let mut snapshot = snapshot(json!({"image": "example.com/trainer:3"}), json!({}), starting(json!({})));
+    snapshot.workers.push(waits_for("ErrImagePull", "pull access denied, repository does not exist"));
+    explained!(snapshot);
 }
 
 #[test]
 fn a_secret_is_missing() {
-    let mut facts = plain(starting(json!({})));
-    facts.workers.push(waits_for("CreateContainerConfigError", "secret \"hub\" not found"));
-    explained!(facts);
+    let mut snapshot = plain(starting(json!({})));
+    snapshot.workers.push(waits_for("CreateContainerConfigError", "secret \"hub\" not found"));
+    explained!(snapshot);
 }
 
 #[test]
 fn a_volume_cannot_be_mounted() {
-    let mut facts = plain(starting(json!({})));
-    facts.workers.push(waits_for("ContainerCreating", ""));
+    let mut snapshot = plain(starting(json!({})));
+    snapshot.workers.push(waits_for("ContainerCreating", ""));
     let trouble = "Multi-Attach error for volume \"v\": it is already used by other pods";
-    facts.happenings.push(warning("adding-trainer-0", "FailedAttachVolume", trouble));
-    explained!(facts);
+    snapshot.events.push(warning("adding-trainer-0", "FailedAttachVolume", trouble));
+    explained!(snapshot);
 }
 
 #[test]
@@ -236,14 +236,14 @@ fn a_name_is_taken() {
 fn the_specification_breaks_rules() {
     let message = "the specification has 1 problem(s)";
     let workers = json!({"resources": {"memory": "much"}, "count": 0});
-    explained!(facts(workers, json!({}), status("Stalled", "InvalidSpec", message, json!({}))));
+    explained!(snapshot(workers, json!({}), status("Stalled", "InvalidSpec", message, json!({}))));
 }
 
 #[test]
 fn a_person_suspended_it() {
     let checkpoints = json!([{"step": 20, "path": "p", "digest": "d", "latest": true, "time": SINCE}]);
     let more = json!({"checkpoints": checkpoints});
-    explained!(facts(
+    explained!(snapshot(
         json!({}),
         json!({"suspend": true}),
         status("Suspended", "Suspended", "held back", more)
@@ -279,16 +279,16 @@ fn attempts_ended_early_and_the_next_one_waits() {
 #[test]
 fn pods_of_the_attempt_before_are_not_gone() {
     let more = json!({"attempt": 2, "failuresByCause": {"NodeLost": 1}});
-    let mut facts = plain(status("Reconciling", "Restarting", "attempt 2 begins", more));
-    facts.workers.push(worker(0, 1, Some("node-a"), json!({"phase": "Running"})));
-    explained!(facts);
+    let mut snapshot = plain(status("Reconciling", "Restarting", "attempt 2 begins", more));
+    snapshot.workers.push(worker(0, 1, Some("node-a"), json!({"phase": "Running"})));
+    explained!(snapshot);
 }
 
 #[test]
 fn it_starts_as_it_should() {
-    let mut facts = plain(starting(json!({})));
-    facts.workers.push(worker(0, 1, Some("node-a"), json!({"phase": "Pending"})));
-    explained!(facts);
+    let mut snapshot = plain(starting(json!({})));
+    snapshot.workers.push(worker(0, 1, Some("node-a"), json!({"phase": "Pending"})));
+    explained!(snapshot);
 }
 
 #[test]
@@ -308,9 +308,9 @@ fn it_ran_out_of_memory() {
     let failure = json!({"pod": "adding-trainer-0", "node": "node-a", "exitCode": 137});
     let message = "exit code 137: OOMKilled (spec.runPolicy.retries.outOfMemory of 1 used up)";
     let end = failed("OutOfMemory", message, failure, json!({"failuresByCause": {"OutOfMemory": 2}}));
-    let mut facts = facts(json!({"resources": {"memory": "2Gi"}}), json!({}), end);
-    facts.workers.push(ended(0, 2, 137, ""));
-    explained!(facts);
+    let mut snapshot = snapshot(json!({"resources": {"memory": "2Gi"}}), json!({}), end);
+    snapshot.workers.push(ended(0, 2, 137, ""));
+    explained!(snapshot);
 }
 
 #[test]
@@ -330,17 +330,17 @@ fn it_diverged() {
 #[test]
 fn a_rank_was_lost() {
     let failure = json!({"pod": "adding-trainer-0", "node": "node-a", "exitCode": 76});
-    let mut facts = plain(failed("PeerLost", "exit code 76: rank 1 is gone", failure, json!({})));
-    facts.workers.push(ended(0, 2, 76, "rank 1 is gone"));
-    facts.workers.push(ended(1, 2, 139, "segmentation fault"));
-    explained!(facts);
+    let mut snapshot = plain(failed("PeerLost", "exit code 76: rank 1 is gone", failure, json!({})));
+    snapshot.workers.push(ended(0, 2, 76, "rank 1 is gone"));
+    snapshot.workers.push(ended(1, 2, 139, "segmentation fault"));
+    explained!(snapshot);
 }
 
 #[test]
 fn it_took_too_long() {
     let more = json!({"activeSeconds": 3700});
     let message = "the job was active for more than 3600 s";
-    explained!(facts(
+    explained!(snapshot(
         json!({}),
         json!({"activeDeadlineSeconds": 3600}),
         failed("DeadlineExceeded", message, json!({}), more)
@@ -353,7 +353,7 @@ fn it_found_no_node_in_time() {
     let message = "not all workers ran within 60 s: 0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 \
                    nodes are available: 1 No preemption victims found for incoming pod.";
     let end = failed("NotScheduled", message, failure, json!({}));
-    explained!(facts(json!({"resources": {"cpu": "8"}}), json!({"startupDeadlineSeconds": 60}), end));
+    explained!(snapshot(json!({"resources": {"cpu": "8"}}), json!({"startupDeadlineSeconds": 60}), end));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use rlt_api::status::{ConditionType, RLTrainingJobStatus};
 use rlt_operator::worker::{Explanation as Said, Waiting, Worker, WorkerPhase};
 
 use super::explanation::{Explanation, checkpoint, earlier, when_true};
-use super::{Facts, scheduling};
+use super::{JobSnapshot, scheduling};
 use crate::measure::duration;
 use crate::status::seconds_between;
 
@@ -19,30 +19,30 @@ const IMAGE_REASONS: [&str; 6] = [
     "RegistryUnavailable",
 ];
 
-pub(super) fn waiting(facts: &Facts, status: &RLTrainingJobStatus) -> Option<Explanation> {
+pub(super) fn waiting(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option<Explanation> {
     let reconciling = when_true(status, ConditionType::Reconciling)?;
     if reconciling.reason == Reason::WaitingToRestart.name() {
-        return Some(delayed(facts, status));
+        return Some(delayed(snapshot, status));
     }
     let attempt = status.attempt.unwrap_or(1);
-    let current = || facts.workers.iter().filter(|worker| worker.attempt == attempt);
+    let current = || snapshot.workers.iter().filter(|worker| worker.attempt == attempt);
     let said = current()
-        .find_map(|worker| unschedulable(facts, worker))
-        .or_else(|| current().find_map(|worker| container(facts, worker)))
-        .or_else(|| current().find_map(|worker| volume(facts, worker)))
-        .or_else(|| leaving(facts, attempt))
-        .unwrap_or_else(|| starting(facts, status, attempt));
+        .find_map(|worker| unschedulable(snapshot, worker))
+        .or_else(|| current().find_map(|worker| container(snapshot, worker)))
+        .or_else(|| current().find_map(|worker| volume(snapshot, worker)))
+        .or_else(|| leaving(snapshot, attempt))
+        .unwrap_or_else(|| starting(snapshot, status, attempt));
     let since = reconciling.last_transition_time.parse().ok();
-    let since = since.map(|since| format!(", for {}", duration(seconds_between(since, facts.now))));
+    let since = since.map(|since| format!(", for {}", duration(seconds_between(since, snapshot.now))));
     let summary = format!("{} (attempt {attempt}{})", said.summary, since.unwrap_or_default());
-    let deadline = deadline(facts, status);
-    Some(Explanation { summary, ..said }.because(deadline).because(earlier(facts, status)))
+    let deadline = deadline(snapshot, status);
+    Some(Explanation { summary, ..said }.because(deadline).because(earlier(snapshot, status)))
 }
 
 /// Attempts ended soon after their start.
-fn delayed(facts: &Facts, status: &RLTrainingJobStatus) -> Explanation {
+fn delayed(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Explanation {
     let at = status.attempt_start_time.as_deref().and_then(|time| time.parse().ok());
-    let wait = at.map(|at| duration(seconds_between(facts.now, at))).unwrap_or_default();
+    let wait = at.map(|at| duration(seconds_between(snapshot.now, at))).unwrap_or_default();
     let summary =
         format!("waits {wait} before attempt {}: attempts ended early", status.attempt.unwrap_or(1));
     let last = status.last_failure.as_ref();
@@ -50,40 +50,40 @@ fn delayed(facts: &Facts, status: &RLTrainingJobStatus) -> Explanation {
         format!("attempt {} ended: {:?}: {}", failure.attempt, failure.cause, failure.message)
     });
     let explanation =
-        Explanation::new(summary).because(why).because(earlier(facts, status)).because(checkpoint(status));
+        Explanation::new(summary).because(why).because(earlier(snapshot, status)).because(checkpoint(status));
     match last {
         Some(failure) => explanation.so(failure.advice.clone()),
         None => explanation,
     }
 }
 
-fn unschedulable(facts: &Facts, worker: &Worker) -> Option<Explanation> {
+fn unschedulable(snapshot: &JobSnapshot, worker: &Worker) -> Option<Explanation> {
     let Some(Waiting::Unschedulable(message)) = worker.waiting.as_deref() else { return None };
-    let reading = scheduling::read(facts, message);
+    let reading = scheduling::read(snapshot, message);
     let explanation =
         Explanation::new(format!("waits: no node has room for {}", worker.name)).because(reading.evidence);
     Some(reading.change.into_iter().fold(explanation, Explanation::so))
 }
 
-fn container(facts: &Facts, worker: &Worker) -> Option<Explanation> {
+fn container(snapshot: &JobSnapshot, worker: &Worker) -> Option<Explanation> {
     let Some(Waiting::Container(said)) = worker.waiting.as_deref() else { return None };
     if IMAGE_REASONS.contains(&said.reason.as_str()) {
-        return Some(image(facts, worker, said));
+        return Some(image(snapshot, worker, said));
     }
     let explanation = Explanation::new(format!("waits: the container of {} cannot be made", worker.name))
         .because([format!("{}: {}", said.reason, said.message)]);
     let missing = ["secret", "configmap"].iter().find(|kind| said.message.starts_with(**kind));
     Some(match missing {
-        Some(kind) => explanation.so(format!("make that {kind} in namespace {}", facts.job.namespace())),
+        Some(kind) => explanation.so(format!("make that {kind} in namespace {}", snapshot.job.namespace())),
         None => explanation.so("correct what the message names"),
     })
 }
 
-fn image(facts: &Facts, worker: &Worker, said: &Said) -> Explanation {
-    let own = facts.prepared.as_ref().ok().and_then(|prepared| prepared.job.spec().workers.image.clone());
+fn image(snapshot: &JobSnapshot, worker: &Worker, said: &Said) -> Explanation {
+    let own = snapshot.prepared.as_ref().ok().and_then(|prepared| prepared.job.spec().workers.image.clone());
     let (image, field) = match &own {
         Some(image) => (format!("image `{image}`"), "spec.workers.image"),
-        None if has_gpus(facts) => {
+        None if has_gpus(snapshot) => {
             ("the operator's trainer image for GPUs".to_owned(), "the chart's value trainerCudaImage")
         }
         None => ("the operator's trainer image".to_owned(), "the chart's value trainerImage"),
@@ -91,7 +91,7 @@ fn image(facts: &Facts, worker: &Worker, said: &Said) -> Explanation {
     let node = worker.node.as_ref().map(|node| format!(" on node {node}")).unwrap_or_default();
     // The back-off hides what the pull said; its Event still has it.
     let pulled =
-        facts.happenings.iter().rev().find(|one| {
+        snapshot.events.iter().rev().find(|one| {
             one.name == *worker.name && one.reason == "Failed" && one.message.contains("pull image")
         });
     let explanation = Explanation::new(format!("waits: {image} of {} cannot be had{node}", worker.name))
@@ -107,14 +107,14 @@ fn image(facts: &Facts, worker: &Worker, said: &Said) -> Explanation {
     }
 }
 
-fn has_gpus(facts: &Facts) -> bool {
-    facts.prepared.as_ref().is_ok_and(|prepared| prepared.gpus_per_worker() > 0)
+fn has_gpus(snapshot: &JobSnapshot) -> bool {
+    snapshot.prepared.as_ref().is_ok_and(|prepared| prepared.gpus_per_worker() > 0)
 }
 
 /// A pod that has a node, but not its volume.
-fn volume(facts: &Facts, worker: &Worker) -> Option<Explanation> {
+fn volume(snapshot: &JobSnapshot, worker: &Worker) -> Option<Explanation> {
     let is_waiting = worker.phase == WorkerPhase::Pending && worker.node.is_some();
-    let trouble = facts.happenings.iter().rev().find(|one| {
+    let trouble = snapshot.events.iter().rev().find(|one| {
         one.name == *worker.name && matches!(one.reason.as_str(), "FailedMount" | "FailedAttachVolume")
     });
     let trouble = trouble.filter(|_| is_waiting)?;
@@ -126,8 +126,8 @@ fn volume(facts: &Facts, worker: &Worker) -> Option<Explanation> {
 }
 
 /// Workers of the attempt before that have not gone yet.
-fn leaving(facts: &Facts, attempt: u32) -> Option<Explanation> {
-    let before: Vec<_> = facts.workers.iter().filter(|worker| worker.attempt != attempt).collect();
+fn leaving(snapshot: &JobSnapshot, attempt: u32) -> Option<Explanation> {
+    let before: Vec<_> = snapshot.workers.iter().filter(|worker| worker.attempt != attempt).collect();
     let first = before.first()?;
     let names: Vec<_> = before.iter().map(|worker| worker.name.to_string()).collect();
     let node = first.node.as_deref().unwrap_or("none");
@@ -138,9 +138,9 @@ fn leaving(facts: &Facts, attempt: u32) -> Option<Explanation> {
     )
 }
 
-fn starting(facts: &Facts, status: &RLTrainingJobStatus, attempt: u32) -> Explanation {
+fn starting(snapshot: &JobSnapshot, status: &RLTrainingJobStatus, attempt: u32) -> Explanation {
     let ready = status.ready.as_deref().unwrap_or("0/0");
-    let late = facts.workers.iter().filter(|worker| worker.attempt == attempt && !worker.is_in_place());
+    let late = snapshot.workers.iter().filter(|worker| worker.attempt == attempt && !worker.is_in_place());
     let late: Vec<_> = late.map(|worker| format!("{} is {}", worker.name, phase(worker))).collect();
     Explanation::new(format!("starts: {ready} workers are ready")).because(late)
 }
@@ -157,10 +157,10 @@ fn phase(worker: &Worker) -> &'static str {
 }
 
 /// When the operator gives up on the start.
-fn deadline(facts: &Facts, status: &RLTrainingJobStatus) -> Option<String> {
-    let limit = facts.prepared.as_ref().ok()?.job.spec().run_policy.startup_deadline_seconds?;
+fn deadline(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option<String> {
+    let limit = snapshot.prepared.as_ref().ok()?.job.spec().run_policy.startup_deadline_seconds?;
     let since = status.attempt_start_time.as_deref()?.parse().ok()?;
-    let left = limit.saturating_sub(seconds_between(since, facts.now));
+    let left = limit.saturating_sub(seconds_between(since, snapshot.now));
     Some(format!(
         "the job fails in {} unless all run (spec.runPolicy.startupDeadlineSeconds)",
         duration(left)

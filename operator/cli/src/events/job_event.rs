@@ -9,7 +9,7 @@ use serde::Serialize;
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Happening {
+pub(crate) struct JobEvent {
     /// When it last happened (RFC 3339).
     pub(crate) time: Option<String>,
     pub(crate) is_warning: bool,
@@ -23,7 +23,7 @@ pub(crate) struct Happening {
     pub(crate) count: u32,
 }
 
-impl Happening {
+impl JobEvent {
     fn read(event: &Event) -> Self {
         let count = event.series.as_ref().and_then(|series| series.count).or(event.count).unwrap_or(1);
         Self {
@@ -56,16 +56,16 @@ fn time(event: &Event) -> Option<Timestamp> {
 
 /// The Events about a job, its pods and its claim, oldest first. Those of a job of this name before it are
 /// left out.
-pub(crate) fn of_job(job: &Job, events: &[Event]) -> Vec<Happening> {
+pub(crate) fn of_job(job: &Job, events: &[Event]) -> Vec<JobEvent> {
     let created = job.metadata.creation_timestamp.as_ref().map(|time| time.0);
     let is_of_now = |event: &&Event| match (created, time(event)) {
         (Some(created), Some(time)) => time >= created,
         _ => true,
     };
-    let mut happenings: Vec<_> =
-        events.iter().filter(|event| is_about(job, event)).filter(is_of_now).map(Happening::read).collect();
-    happenings.sort_by(|a, b| a.time.cmp(&b.time));
-    happenings
+    let mut events: Vec<_> =
+        events.iter().filter(|event| is_about(job, event)).filter(is_of_now).map(JobEvent::read).collect();
+    events.sort_by(|a, b| a.time.cmp(&b.time));
+    events
 }
 
 fn is_about(job: &Job, event: &Event) -> bool {
