@@ -211,14 +211,17 @@ fn a_gpu_that_is_not_known_is_answered_with_those_that_are_and_none_is_planned_f
 }
 
 #[test]
-fn the_plan_says_how_many_workers_sample_as_one() {
+fn the_plan_says_how_many_ranks_sample_as_one_and_what_leaves_a_worker() {
     let folder = tempfile::tempdir().unwrap();
     let manifest = folder.path().join("job.yaml");
-    let workers = "\n  workers: {count: 4, device: Cpu, mesh: {sp: 2, rolloutTp: 4}}\n";
+    let workers = "\n  workers: {count: 2, ranksPerWorker: 2, device: Cpu, mesh: {sp: 2, rolloutTp: 4}}\n";
     fs::write(&manifest, include_str!("../../../crds/tests/fixtures/arithmetic.yaml").to_owned() + workers)
         .unwrap();
     let plan = stdout(&rlctl(&["plan", "-f", manifest.to_str().unwrap()]));
     assert!(plan.contains("dp_replicate 2 x dp_shard 1 x sp 2, rollout tp 4"), "{plan}");
+    assert!(plan.contains("2 x 2 ranks, Cpu"), "{plan}");
+    assert!(plan.contains("mesh.rolloutTp 4 exchanges between workers"), "{plan}");
+    assert!(!plan.contains("mesh.sp 2 exchanges"), "it stays within a worker: {plan}");
 }
 
 #[test]
