@@ -72,13 +72,14 @@ test-cuda-image: cluster-packages ## The tests of the image for GPUs, with CUDA'
 	@CUDA=1 bash trainer/torch/fetch-libtorch.sh
 	cargo test --package rlt-tests --locked --test cuda_image
 
-gpu-bundle: libtorch ## Pack what checks a machine with a GPU: target/gpu-bundle.tar.gz, less than 60 MiB
+gpu-bundle: libtorch kernels-check ## Pack what checks a machine with a GPU: target/gpu-bundle.tar.gz, less than 60 MiB
 	cargo build --release --locked --bin rlt-trainer
 	trainer/gpu-bundle.sh release target/gpu-bundle.tar.gz
 
-gpu-check: libtorch ## The same checks on devices of CPU memory: a line of JSON each
-	@cargo build --quiet --locked --bin rlt-trainer
-	@cargo run --quiet --locked --package rlt-devices --bin on-devices -- target/debug/rlt-trainer gpu-check
+# Two devices, so that they have something to exchange. A debug build on fibers takes longer than a GPU may.
+gpu-check: libtorch ## The same checks on devices of CPU memory: lines of JSON
+	@cargo build --quiet --locked --bin rlt-trainer --bin on-devices
+	@RLT_STAND_IN_DEVICES=2 target/debug/on-devices target/debug/rlt-trainer gpu-check --limit 300
 
 lint: libtorch ## Formatting and clippy, warnings are errors
 	cargo fmt --all --check

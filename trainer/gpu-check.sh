@@ -1,26 +1,35 @@
 #!/bin/sh
 # Checks this machine's GPU with the trainer beside this script, and a libtorch with CUDA that is here: the folder that
-# --libtorch names, LIBTORCH, or that of Python's torch. A line of JSON for each check goes to standard output.
+# --libtorch names, LIBTORCH/lib, or that of Python's torch. Lines of JSON go to standard output.
 #
-#   gpu-check [--libtorch FOLDER] [CHECK ...]
+#   gpu-check [--libtorch FOLDER] [--limit SECONDS] [CHECK ...]
+#
+# RLT_PEER_PYTHON names the Python whose transformers do the same GRPO steps; `python3` by default.
+# Exit codes: 0 nothing failed (what could not be tried says `skipped`), 1 a check failed, 2 no libtorch, or a wrong
+# command line.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
+python=${RLT_PEER_PYTHON:-python3}
+
+fail() {
+    echo "gpu-check: $*" >&2
+    exit 2
+}
+
 libraries=${LIBTORCH:+$LIBTORCH/lib}
 if [ "${1:-}" = --libtorch ]; then
-    libraries=${2:?gpu-check: --libtorch needs the folder with libtorch_cpu.so}
+    [ $# -ge 2 ] || fail "--libtorch needs the folder with libtorch_cpu.so"
+    libraries=$2
     shift 2
 fi
 if [ -z "$libraries" ]; then
-    libraries=$(python3 -c 'import os, torch; print(os.path.join(os.path.dirname(torch.__file__), "lib"))') || {
-        echo "gpu-check: no torch in python3; name the folder with libtorch_cpu.so by --libtorch" >&2
-        exit 2
-    }
+    # Where torch lies, without the seconds that importing it takes.
+    find_torch='import importlib.util as u; s = u.find_spec("torch"); print(s.submodule_search_locations[0] + "/lib") if s else exit(1)'
+    libraries=$("$python" -c "$find_torch" 2>/dev/null) || fail "no libtorch: --libtorch was not given, LIBTORCH is not set," \
+        "and $python has no torch. Expected libtorch 2.11 with CUDA, such as the torch/lib of torch 2.11.0"
 fi
-if [ ! -e "$libraries/libtorch_cpu.so" ]; then
-    echo "gpu-check: $libraries holds no libtorch_cpu.so" >&2
-    exit 2
-fi
+[ -e "$libraries/libtorch_cpu.so" ] || fail "$libraries holds no libtorch_cpu.so, which libtorch 2.11 has"
 LD_LIBRARY_PATH=$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export LD_LIBRARY_PATH
 exec "$here/rlt-trainer" gpu-check "$@"

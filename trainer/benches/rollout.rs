@@ -11,11 +11,11 @@ use std::time::Instant;
 
 use anyhow::Context;
 use rlt_api::plan::model_config::ModelConfig;
-use rlt_core::engine::DetokenizeError;
 use rlt_core::sampling::{SamplingParams, derive_seed, draw};
 use rlt_core::types::TokenId;
+use rlt_trainer::gpu_check::workload::NoText;
 use rlt_trainer::model::{Decoder, LoadOptions};
-use rlt_trainer::rollout::{Detokenizer, RolloutEngine, RolloutOptions, RolloutRequest};
+use rlt_trainer::rollout::{RolloutEngine, RolloutOptions, RolloutRequest};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tch::{Device, Kind};
@@ -29,15 +29,6 @@ struct Load {
     max_concurrent: usize,
     /// New tokens of each sample, exactly; the samples of a prompt follow each other.
     new_tokens: Vec<usize>,
-}
-
-/// Texts play no part here.
-struct NoText;
-
-impl Detokenizer for NoText {
-    fn decode(&self, _: &[TokenId]) -> Result<String, DetokenizeError> {
-        Ok(String::new())
-    }
 }
 
 fn main() -> anyhow::Result<()> {

@@ -16,6 +16,7 @@ use std::rc::Rc;
 
 use crew::Crew;
 use rlt_trainer::actor::Actor;
+use rlt_trainer::gpu_check::workload::random_demonstrations;
 use rlt_trainer::model::{Decoder, LoadOptions, Weights};
 use rlt_trainer::optim::{AdamW, AdamWOptions};
 use rlt_trainer::parallel::{Ranks, ShardedParameters};
@@ -41,7 +42,7 @@ fn main() -> anyhow::Result<()> {
 }
 
 fn step(actor: &mut Actor, lens: &[usize], empty: u64, formula: f64) -> anyhow::Result<Value> {
-    let batch = rows::batch(lens, actor.decoder.config.vocab_size);
+    let batch = random_demonstrations(lens, actor.decoder.config.vocab_size);
     let before = actor.ranks().traffic();
     let report = update(actor, &batch, &rows::plan(&batch))?;
     let own = rlt_torch::peak_own_bytes()?.saturating_sub(empty);

@@ -13,13 +13,14 @@ mod shape;
 #[path = "training/subject.rs"]
 mod subject;
 
+use rlt_trainer::gpu_check::workload::random_demonstrations;
 use rlt_trainer::update::update;
 use serde_json::json;
 
 fn main() -> anyhow::Result<()> {
     shape::prepare()?;
     let mut actor = subject::actor()?;
-    let batch = rows::batch(&rows::long_tailed()?, actor.decoder.config.vocab_size);
+    let batch = random_demonstrations(&rows::long_tailed()?, actor.decoder.config.vocab_size);
     let num_tokens: usize = batch.sequence_lens().iter().sum();
     let plan = rows::plan(&batch);
     measure::serve(&["step"], |_| {

@@ -2,27 +2,34 @@
 //!
 //! Every check runs in a process of its own with a time limit, so that one that crashes or hangs is a failed
 //! check and no more. Each writes lines of JSON with `name`, `status` (`passed`, `failed` or `skipped`),
-//! `device` and figures. Without a GPU every check is skipped; nothing is ever called passed that did not
-//! run.
+//! `device` and figures. What needs something that is not there (a GPU, a second one, a peer's library) is
+//! skipped with its reason; nothing is ever called passed that did not run. Limits add up to less than ten
+//! minutes. On a device of CPU memory checks of speed run on tiny shapes, and their times mean nothing.
 
+mod child;
 mod decode;
+mod draws;
+mod graphs;
 mod memory;
+mod nccl;
 mod operators;
+mod paged;
+mod shapes;
+mod speed;
 mod trainings;
+pub mod workload;
 
-use std::io::{Read as _, Seek as _, Write as _};
-use std::process::{Command, Stdio};
+use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use rlt_api::ExitCode;
 use rlt_torch::cuda;
+use rustix::process::{Signal, set_parent_process_death_signal};
 use serde_json::{Map, Value, json};
 
-/// How often a parent asks whether its child has ended.
-const POLL: Duration = Duration::from_millis(20);
-/// What of a failed child's last words is repeated, in bytes.
-const MAX_WORDS: usize = 1500;
+/// In the name of a device of CPU memory, whose times mean nothing.
+const STAND_IN: &str = "Stand-in";
 
 /// Checks this machine's GPU.
 #[derive(Args, Clone, Debug)]
@@ -30,9 +37,9 @@ pub struct GpuCheckArgs {
     /// Run only these; by default all
     #[arg(value_enum, value_name = "CHECK")]
     pub checks: Vec<Check>,
-    /// Longest that a check may take, in seconds
-    #[arg(long, value_name = "SECONDS", default_value = "180")]
-    pub limit: u64,
+    /// Longest that a check may take, in seconds; by default each has a limit of its own, in all below 600
+    #[arg(long, value_name = "SECONDS")]
+    pub limit: Option<u64>,
     /// Run the one check in this process, and write its lines
     #[arg(long, hide = true)]
     pub here: bool,
@@ -45,143 +52,196 @@ pub enum Check {
     Device,
     /// Operators against the CPU's in fp64.
     Operators,
+    /// Tokens drawn by the sampling kernel are the CPU's.
+    Draws,
+    /// Attention over a paged cache is dense attention.
+    Paged,
+    /// Decoding by graphs gives the bits of single launches, and the CPU's tokens.
+    Graphs,
     /// A training on the GPU gives the CPU's numbers.
     Training,
     /// A training begun on one goes on on the other.
     Checkpoints,
     /// 200 cycles of taking and giving back memory leave none behind.
     Memory,
-    /// Copies, launches and waits of a decoding step.
+    /// Collectives between this machine's GPUs.
+    Nccl,
+    /// Copies, launches and waits of a decoding step, where the device counts them.
     Decode,
+    /// Speed: products of matrices in bf16.
+    Gemm,
+    /// Speed: copies on the device, and between it and pinned memory of the host.
+    Copies,
+    /// Speed: tokens a second of a 135M-parameter Llama, at batches 1 to 256.
+    DecodeSpeed,
+    /// Speed: an update of it, as a part of the GPU's FLOP/s.
+    Update,
+    /// Speed: a GRPO step of a model of 0.5B parameters, beside transformers.
+    GrpoStepSmall,
+    /// The same with 1.5B parameters.
+    GrpoStepLarge,
 }
 
-/// What a check found: one map of figures a line, and whether it is as it should be.
-type Findings = Vec<(bool, Map<String, Value>)>;
+/// How a check, or a part of one, ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Status {
+    Passed,
+    Failed,
+    Skipped,
+}
+
+/// What a check found: a line.
+struct Finding {
+    status: Status,
+    figures: Map<String, Value>,
+}
+
+type Findings = Vec<Finding>;
 
 /// Why a check could not come to its end.
-type Failure = Box<dyn std::error::Error + Send + Sync>;
+pub type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+impl Finding {
+    /// Figures that are, or are not, as they should be.
+    fn new<const N: usize>(holds: bool, figures: [(&str, Value); N]) -> Self {
+        Self { status: if holds { Status::Passed } else { Status::Failed }, figures: map(figures) }
+    }
+
+    /// What could not be tried, and why.
+    fn skipped(reason: impl Into<String>) -> Self {
+        Self { status: Status::Skipped, figures: map([("reason", reason.into().into())]) }
+    }
+
+    /// With further figures.
+    fn with<const N: usize>(mut self, figures: [(&str, Value); N]) -> Self {
+        self.figures.extend(map(figures));
+        self
+    }
+}
 
 impl Check {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Device => "device",
-            Self::Operators => "operators",
-            Self::Training => "training",
-            Self::Checkpoints => "checkpoints",
-            Self::Memory => "memory",
-            Self::Decode => "decode",
-        }
+    fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+
+    /// Longest that it may take, in seconds: several times what it should.
+    fn limit(self) -> Duration {
+        let seconds = match self {
+            Self::Device | Self::Operators | Self::Draws | Self::Paged | Self::Gemm | Self::Copies => 20,
+            Self::Graphs | Self::Memory | Self::Nccl | Self::Decode => 30,
+            Self::Training | Self::Checkpoints | Self::DecodeSpeed => 50,
+            Self::Update => 30,
+            Self::GrpoStepSmall => 75,
+            Self::GrpoStepLarge => 95,
+        };
+        Duration::from_secs(seconds)
     }
 
     fn run(self) -> Result<Findings, Failure> {
         match self {
             Self::Device => device(),
             Self::Operators => operators::check(),
+            Self::Draws => draws::check(),
+            Self::Paged => paged::check(),
+            Self::Graphs => graphs::check(),
             Self::Training => trainings::same_numbers(),
             Self::Checkpoints => trainings::across(),
             Self::Memory => memory::check(),
+            Self::Nccl => nccl::check(),
             Self::Decode => decode::check(),
+            Self::Gemm => speed::limits::products(),
+            Self::Copies => speed::limits::copies(),
+            Self::DecodeSpeed => speed::decode::check(),
+            Self::Update => speed::update::check(),
+            Self::GrpoStepSmall => speed::grpo_step::check(shapes::Size::Small),
+            Self::GrpoStepLarge => speed::grpo_step::check(shapes::Size::Large),
         }
     }
 }
 
-/// Runs the checks and writes their lines.
+/// Runs the checks and writes their lines, and on standard error how many ended how.
 ///
 /// # Errors
 /// When standard output cannot be written.
 pub fn run(args: &GpuCheckArgs) -> std::io::Result<ExitCode> {
     let checks = if args.checks.is_empty() { Check::value_variants() } else { &args.checks };
-    let mut all_passed = true;
-    for check in checks {
+    let (started, mut counts) = (Instant::now(), [0_usize; 3]);
+    for &check in checks {
         let lines = if cuda::look_for_cuda().num_gpus() == 0 {
-            vec![skipped(*check)]
+            vec![without_gpu(check)]
         } else if args.here {
-            here(*check)
+            here(check)
         } else {
-            in_child(*check, Duration::from_secs(args.limit))
+            let limit = args.limit.map_or(check.limit(), Duration::from_secs);
+            child::lines(check, limit).unwrap_or_else(|error| vec![failed(check, &error.to_string())])
         };
         let mut out = std::io::stdout();
         for line in lines {
-            all_passed &= line["status"] != "failed";
+            let status = ["passed", "failed", "skipped"].iter().position(|status| line["status"] == *status);
+            counts[status.unwrap_or(1)] += 1;
             writeln!(out, "{line}")?;
         }
         out.flush()?;
     }
-    Ok(if all_passed { ExitCode::Success } else { ExitCode::Failure })
+    let [passed, failed, skipped] = counts;
+    if !args.here {
+        let seconds = started.elapsed().as_secs_f64();
+        writeln!(
+            std::io::stderr(),
+            "gpu-check: {passed} passed, {failed} failed, {skipped} skipped in {seconds:.0} s"
+        )?;
+    }
+    Ok(if failed == 0 { ExitCode::Success } else { ExitCode::Failure })
 }
 
-fn skipped(check: Check) -> Value {
-    json!({
-        "name": check.name(), "status": "skipped", "device": null, "reason": cuda::look_for_cuda().to_string(),
-    })
+/// Skipped; where there is a GPU that cannot be used, the check of the device has failed.
+fn without_gpu(check: Check) -> Value {
+    let search = cuda::look_for_cuda();
+    if check == Check::Device && search.has_unusable_gpu() {
+        return failed(check, &search.to_string());
+    }
+    line(check, Finding::skipped(search.to_string()))
 }
 
+/// The first GPU's name.
 fn device_name() -> Option<String> {
     cuda::gpus().ok()?.first().map(|gpu| gpu.name.clone())
 }
 
-fn line(check: Check, status: &str, figures: Map<String, Value>) -> Value {
-    let mut line = json!({ "name": check.name(), "status": status, "device": device_name() });
-    if let Some(line) = line.as_object_mut() {
-        line.extend(figures);
-    }
-    line
+fn is_stand_in() -> bool {
+    device_name().is_some_and(|name| name.contains(STAND_IN))
+}
+
+fn line(check: Check, finding: Finding) -> Value {
+    let status = match finding.status {
+        Status::Passed => "passed",
+        Status::Failed => "failed",
+        Status::Skipped => "skipped",
+    };
+    let name = if cuda::look_for_cuda().num_gpus() > 0 { device_name() } else { None };
+    let mut line = map([("name", json!(check.name())), ("status", json!(status)), ("device", json!(name))]);
+    line.extend(finding.figures);
+    line.into()
 }
 
 fn failed(check: Check, error: &str) -> Value {
-    line(check, "failed", Map::from_iter([("error".to_owned(), error.into())]))
+    line(check, Finding::new(false, [("error", error.into())]))
 }
 
+/// The lines of a check in this process.
 fn here(check: Check) -> Vec<Value> {
+    // Whoever started this ends it too.
+    let _ = set_parent_process_death_signal(Some(Signal::KILL));
     match check.run() {
-        Ok(findings) => findings
-            .into_iter()
-            .map(|(holds, figures)| line(check, if holds { "passed" } else { "failed" }, figures))
-            .collect(),
-        Err(error) => vec![failed(check, &error.to_string())],
+        Ok(findings) => findings.into_iter().map(|finding| line(check, finding)).collect(),
+        Err(error) => vec![failed(check, &error_text(error.as_ref()))],
     }
 }
 
-fn in_child(check: Check, limit: Duration) -> Vec<Value> {
-    child_lines(check, limit).unwrap_or_else(|error| vec![failed(check, &error.to_string())])
-}
-
-/// The lines of the check in a process of its own.
-fn child_lines(check: Check, limit: Duration) -> Result<Vec<Value>, Failure> {
-    let (mut answer, mut words) = (tempfile::tempfile()?, tempfile::tempfile()?);
-    let started = Instant::now();
-    let mut child = Command::new(std::env::current_exe()?)
-        .args(["gpu-check", "--here", check.name()])
-        .stdin(Stdio::null())
-        .stdout(answer.try_clone()?)
-        .stderr(words.try_clone()?)
-        .spawn()?;
-    let status = loop {
-        if let Some(status) = child.try_wait()? {
-            break status;
-        }
-        if started.elapsed() > limit {
-            child.kill()?;
-            child.wait()?;
-            return Err(format!("took longer than {} s", limit.as_secs()).into());
-        }
-        std::thread::sleep(POLL);
-    };
-    let text = read_all(&mut answer)?;
-    let lines: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-    if !lines.is_empty() && (status.success() || lines.iter().any(|line| line["status"] == "failed")) {
-        return Ok(lines);
-    }
-    let words = read_all(&mut words)?;
-    let begin = words.ceil_char_boundary(words.len().saturating_sub(MAX_WORDS));
-    Err(format!("its process ended by {status}: {}", words[begin..].trim()).into())
-}
-
-fn read_all(file: &mut std::fs::File) -> std::io::Result<String> {
-    let mut text = Vec::new();
-    file.rewind()?;
-    file.read_to_end(&mut text)?;
-    Ok(String::from_utf8_lossy(&text).into_owned())
+/// An error with its causes.
+fn error_text(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 /// What the device is, and whether our kernels run on it.
@@ -196,11 +256,23 @@ fn device() -> Result<Findings, Failure> {
             ("freeBytes", json!(gpu.free_bytes)),
             ("kernelsProblem", json!(kernels)),
         ];
-        (kernels.is_none(), map(figures))
+        Finding::new(kernels.is_none(), figures)
     });
     Ok(findings.collect())
 }
 
 fn map<const N: usize>(figures: [(&str, Value); N]) -> Map<String, Value> {
     figures.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limits_of_all_checks_add_up_to_less_than_ten_minutes() {
+        let limits: Duration = Check::value_variants().iter().map(|check| check.limit()).sum();
+        // What is left is for the processes' ends.
+        assert!(limits <= Duration::from_secs(590), "{limits:?}");
+    }
 }

@@ -120,7 +120,7 @@ fn measured(device: Device) -> Result<Machine, MeasureError> {
 }
 
 /// Seconds of the fastest of several runs of `work`.
-fn fastest(
+pub(crate) fn fastest(
     (act, device): (&'static str, Device),
     mut work: impl FnMut() -> Result<(), tch::TchError>,
 ) -> Result<f64, MeasureError> {
@@ -135,7 +135,7 @@ fn fastest(
 }
 
 /// Until a GPU has done what it was given.
-fn wait(device: Device) {
+pub(crate) fn wait(device: Device) {
     if let Device::Cuda(idx) = device {
         tch::Cuda::synchronize(idx as i64);
     }

@@ -63,13 +63,21 @@ impl Machine {
         gpus::by_name(name)
     }
 
+    /// The GPU of a product's name, as its driver or a node's label has it, such as `NVIDIA H100 80GB HBM3`.
+    ///
+    /// # Errors
+    /// [`UnknownGpu`], with the names that are known.
+    pub fn of_product(product: &str) -> Result<Self, UnknownGpu> {
+        gpus::by_product(product)
+    }
+
     /// The GPU that the labels of a node name; `None` where they name none.
     ///
     /// # Errors
     /// [`UnknownGpu`] for a product that is not in the table.
     pub fn of_node(labels: &BTreeMap<String, String>) -> Result<Option<Self>, UnknownGpu> {
         let Some(product) = labels.get(PRODUCT_LABEL) else { return Ok(None) };
-        let mut machine = gpus::by_product(product)?;
+        let mut machine = Self::of_product(product)?;
         // What the driver reports of this very GPU, a part of one (MIG) included.
         let memory = labels.get(MEMORY_LABEL).and_then(|mebibytes| mebibytes.parse::<u64>().ok());
         machine.memory_bytes = memory.map(|mebibytes| mebibytes << 20).or(machine.memory_bytes);

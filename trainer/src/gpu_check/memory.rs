@@ -4,7 +4,7 @@ use rlt_torch::cuda::device_memory;
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
-use super::{Failure, Findings, map};
+use super::{Failure, Finding, Findings};
 
 const NUM_CYCLES: usize = 200;
 /// Cycles after which libtorch holds what a cycle needs.
@@ -28,6 +28,6 @@ pub(super) fn check() -> Result<Findings, Failure> {
         }
     }
     let lost = after_warm as i64 - device_memory(0)?.0 as i64;
-    let figures = map([("cycles", json!(NUM_CYCLES)), ("lostBytes", json!(lost))]);
-    Ok(vec![(lost <= 0, figures)])
+    let figures = [("cycles", json!(NUM_CYCLES)), ("lostBytes", json!(lost))];
+    Ok(vec![Finding::new(lost <= 0, figures)])
 }

@@ -4,13 +4,13 @@ use rlt_torch::{Activation, apply_rope, gated_activation, rms_norm};
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
-use super::{Failure, Findings, map};
+use super::{Failure, Finding, Findings};
 
 /// Largest error that an fp32 operator may have, relative to the largest number of the result: sums of a few
 /// hundred products, in any order.
-const FP32_TOLERANCE: f64 = 2e-5;
+pub(super) const FP32_TOLERANCE: f64 = 2e-5;
 /// The same for bf16, which rounds inputs and results to 8 bits: a few roundings of 2^-9.
-const BF16_TOLERANCE: f64 = 3e-2;
+pub(super) const BF16_TOLERANCE: f64 = 3e-2;
 
 type Operator = fn(&Tensor, &Tensor) -> Tensor;
 
@@ -88,13 +88,13 @@ pub(super) fn check() -> Result<Findings, Failure> {
     let findings = plain.chain(OWN).flat_map(|(name, operator, formula)| {
         [(Kind::Float, FP32_TOLERANCE), (Kind::BFloat16, BF16_TOLERANCE)].map(|(kind, tolerance)| {
             let error = error(operator, formula, &inputs, kind);
-            let figures = map([
+            let figures = [
                 ("operator", json!(name)),
                 ("dtype", json!(if kind == Kind::Float { "fp32" } else { "bf16" })),
                 ("error", json!(error)),
                 ("tolerance", json!(tolerance)),
-            ]);
-            (error <= tolerance, figures)
+            ];
+            Finding::new(error <= tolerance, figures)
         })
     });
     Ok(findings.collect())

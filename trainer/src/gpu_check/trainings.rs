@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
-use super::{Failure, Findings, map};
+use super::{Failure, Finding, Findings};
 
 /// Largest difference of any metric, relative above 1: roundings of fp32, enlarged by the optimizer's
 /// division by small gradients.
@@ -99,7 +99,7 @@ fn compared(runs: &[(&str, Vec<Value>)], truth: &[Value]) -> Findings {
             ("metric", json!(metric)),
             ("tolerance", json!(TOLERANCE)),
         ];
-        (holds, map(figures))
+        Finding::new(holds, figures)
     };
     runs.iter().map(compare).collect()
 }

@@ -33,75 +33,39 @@ struct Gpu {
     links: [f64; 2],
 }
 
-/// Links: NVLink's and PCIe's figures count both directions; these are one.
+impl Gpu {
+    const fn new(
+        (name, product): (&'static str, &'static [&'static str]),
+        (memory_mib, gigabytes_per_second): (u64, f64),
+        teraflops: [f64; 3],
+        links: [f64; 2],
+    ) -> Self {
+        Self { name, product, memory_mib, gigabytes_per_second, teraflops, links }
+    }
+}
+
+/// Links: NVLink's and PCIe's figures count both directions; these are one. Sources, in the rows' order:
+///
+/// - NVIDIA A100 datasheet (2021-06): 1555 GB/s, 312 / 156 / 19.5 TFLOP/s, NVLink 600 GB/s, PCIe 4.0 64 GB/s
+/// - the same, SXM: 2039 GB/s
+/// - NVIDIA L40S datasheet (2023-08): 864 GB/s, 362.05 / 183 / 91.6 TFLOP/s, no NVLink, PCIe 4.0 64 GB/s
+/// - NVIDIA H100 datasheet (2023), SXM: 3.35 TB/s, 1979 and 989 with sparsity, 67 TFLOP/s, NVLink 900 GB/s,
+///   PCIe 5.0 128 GB/s
+/// - NVIDIA H200 datasheet (2024), SXM: 4.8 TB/s, the rest as H100
+/// - NVIDIA HGX B200 datasheet (2025), one of eight: 62 TB/s, 36 and 18 PFLOP/s with sparsity, 600 TFLOP/s,
+///   NVLink 1.8 TB/s, PCIe 5.0 128 GB/s
+/// - NVIDIA Ada GPU architecture whitepaper (2023), table 2: 1008 GB/s, 165.2 with sums in fp32 / 82.6 / 82.6
+///   TFLOP/s, no NVLink, PCIe 4.0 64 GB/s
+#[rustfmt::skip]
 const GPUS: [Gpu; 7] = [
-    // NVIDIA A100 datasheet (2021-06): 1555 GB/s, 312 / 156 / 19.5 TFLOP/s, NVLink 600 GB/s, PCIe 4.0 64
-    // GB/s.
-    Gpu {
-        name: "a100-40gb",
-        product: &["a100", "40gb"],
-        memory_mib: 40_960,
-        gigabytes_per_second: 1555.0,
-        teraflops: [312.0, 156.0, 19.5],
-        links: [300.0, 32.0],
-    },
-    // The same datasheet, SXM: 2039 GB/s.
-    Gpu {
-        name: "a100-80gb",
-        product: &["a100", "80gb"],
-        memory_mib: 81_920,
-        gigabytes_per_second: 2039.0,
-        teraflops: [312.0, 156.0, 19.5],
-        links: [300.0, 32.0],
-    },
-    // NVIDIA L40S datasheet (2023-08): 864 GB/s, 362.05 / 183 / 91.6 TFLOP/s, no NVLink, PCIe 4.0 64 GB/s.
-    Gpu {
-        name: "l40s",
-        product: &["l40s"],
-        memory_mib: 46_068,
-        gigabytes_per_second: 864.0,
-        teraflops: [362.05, 183.0, 91.6],
-        links: [32.0, 32.0],
-    },
-    // NVIDIA H100 datasheet (2023), SXM: 3.35 TB/s, 1979 and 989 with sparsity, 67 TFLOP/s, NVLink 900 GB/s,
-    // PCIe 5.0 128 GB/s.
-    Gpu {
-        name: "h100",
-        product: &["h100"],
-        memory_mib: 81_559,
-        gigabytes_per_second: 3350.0,
-        teraflops: [989.4, 494.7, 66.9],
-        links: [450.0, 64.0],
-    },
-    // NVIDIA H200 datasheet (2024), SXM: 4.8 TB/s, the rest as H100.
-    Gpu {
-        name: "h200",
-        product: &["h200"],
-        memory_mib: 143_771,
-        gigabytes_per_second: 4800.0,
-        teraflops: [989.4, 494.7, 66.9],
-        links: [450.0, 64.0],
-    },
-    // NVIDIA HGX B200 datasheet (2025), one of eight: 62 TB/s, 36 and 18 PFLOP/s with sparsity, 600 TFLOP/s,
-    // NVLink 1.8 TB/s, PCIe 5.0 128 GB/s.
-    Gpu {
-        name: "b200",
-        product: &["b200"],
-        memory_mib: 183_359,
-        gigabytes_per_second: 7700.0,
-        teraflops: [2250.0, 1125.0, 75.0],
-        links: [900.0, 64.0],
-    },
-    // NVIDIA Ada GPU architecture whitepaper (2023), table 2: 1008 GB/s, 165.2 with sums in fp32 / 82.6 /
-    // 82.6 TFLOP/s, no NVLink, PCIe 4.0 64 GB/s.
-    Gpu {
-        name: "rtx-4090",
-        product: &["rtx4090"],
-        memory_mib: 24_564,
-        gigabytes_per_second: 1008.0,
-        teraflops: [165.2, 82.6, 82.6],
-        links: [32.0, 32.0],
-    },
+    // Name and product                            MiB, GB/s           bf16, TF32, fp32          to GPU, host
+    Gpu::new(("a100-40gb", &["a100", "40gb"]), (40_960, 1555.0),  [312.0, 156.0, 19.5],    [300.0, 32.0]),
+    Gpu::new(("a100-80gb", &["a100", "80gb"]), (81_920, 2039.0),  [312.0, 156.0, 19.5],    [300.0, 32.0]),
+    Gpu::new(("l40s", &["l40s"]),              (46_068, 864.0),   [362.05, 183.0, 91.6],   [32.0, 32.0]),
+    Gpu::new(("h100", &["h100"]),              (81_559, 3350.0),  [989.4, 494.7, 66.9],    [450.0, 64.0]),
+    Gpu::new(("h200", &["h200"]),              (143_771, 4800.0), [989.4, 494.7, 66.9],    [450.0, 64.0]),
+    Gpu::new(("b200", &["b200"]),              (183_359, 7700.0), [2250.0, 1125.0, 75.0],  [900.0, 64.0]),
+    Gpu::new(("rtx-4090", &["rtx4090"]),       (24_564, 1008.0),  [165.2, 82.6, 82.6],     [32.0, 32.0]),
 ];
 
 impl Gpu {
@@ -164,6 +128,8 @@ mod tests {
         ] {
             let memory = Machine::gpu(name).unwrap().memory_bytes;
             assert_eq!(of(product, None), Ok(Some((name.to_owned(), memory))), "{product}");
+            // As the driver says it.
+            assert_eq!(Machine::of_product(&product.replace('-', " ")).unwrap().name, name);
         }
         // A part of a GPU has the memory that its driver reports.
         assert_eq!(

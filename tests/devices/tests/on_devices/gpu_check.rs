@@ -1,42 +1,169 @@
 //! The checks of a machine with a GPU, on devices of CPU memory, so that they cannot rot; and without any
 //! device.
 
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::process::{Command, Output};
 
 use rlt_devices::StandIn;
 use rlt_tests::fresh_binary;
 use serde_json::Value;
 
+use crate::process::text;
+
 fn check(names: &[&str], variables: Vec<(String, String)>) -> (Output, Vec<Value>) {
     let mut command = Command::new(fresh_binary("rlt-trainer"));
-    let output = command.arg("gpu-check").args(names).envs(variables).output().unwrap();
+    // Kernels on fibers in a debug build take longer than on a GPU, for which the checks' own limits are.
+    let limit = if names.contains(&"--limit") { [].as_slice() } else { &["--limit", "300"] };
+    let output = command.arg("gpu-check").args(limit).args(names).envs(variables).output().unwrap();
     let lines = String::from_utf8_lossy(&output.stdout).into_owned();
     let lines = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     (output, lines)
+}
+
+/// Every one of these passes, and says on what.
+#[track_caller]
+fn all_pass(names: &[&str], variables: Vec<(String, String)>) -> Vec<Value> {
+    let (output, lines) = check(names, variables);
+    assert!(output.status.success(), "{lines:#?}");
+    for name in names {
+        assert!(lines.iter().any(|line| line["name"] == *name), "{name}: {lines:#?}");
+    }
+    let passed = |line: &Value| {
+        let is_named = line["device"].as_str().is_some_and(|device| device.contains("Stand-in"));
+        line["status"] == "passed" && is_named
+    };
+    assert!(lines.iter().all(passed), "{lines:#?}");
+    lines
+}
+
+fn with_devices(num_devices: usize) -> Vec<(String, String)> {
+    let mut variables = StandIn::build().unwrap().with_devices(num_devices);
+    variables.push(("RLT_PEER_PYTHON".into(), "no-such-python".into()));
+    variables
 }
 
 #[test]
 fn without_a_gpu_every_check_is_skipped_and_none_is_passed() {
     let (output, lines) = check(&[], Vec::new());
     assert!(output.status.success());
-    assert!(lines.len() >= 6 && lines.iter().all(|line| line["status"] == "skipped"), "{lines:?}");
+    assert!(lines.len() == 16 && lines.iter().all(|line| line["status"] == "skipped"), "{lines:?}");
+    assert!(text(&output).contains("0 passed, 0 failed, 16 skipped"), "{}", text(&output));
+}
+
+#[test]
+fn a_gpu_that_cannot_be_used_fails_the_check_of_the_device() {
+    let mut variables = StandIn::build().unwrap().env();
+    variables.push(("RLT_STAND_IN_DRIVER".into(), "12080".into()));
+    let (output, lines) = check(&["device", "gemm"], variables);
+    assert!(!output.status.success());
+    assert_eq!(
+        (&lines[0]["status"], &lines[1]["status"]),
+        (&"failed".into(), &"skipped".into()),
+        "{lines:#?}"
+    );
+    assert!(lines[0]["error"].as_str().unwrap().contains("too old"), "{lines:#?}");
 }
 
 #[test]
 fn operators_memory_and_trainings_pass_on_a_device() {
-    let names = ["device", "operators", "memory", "training", "checkpoints"];
-    let (output, lines) = check(&names, StandIn::build().unwrap().env());
+    all_pass(&["device", "operators", "memory", "training", "checkpoints"], with_devices(1));
+}
+
+#[test]
+fn draws_attention_and_graphs_pass_on_a_device() {
+    let lines = all_pass(&["draws", "paged", "graphs"], with_devices(1));
+    let compared = |line: &&Value| line["name"] == "graphs";
+    // Graphs with launches in two dtypes, and with the CPU.
+    assert_eq!(lines.iter().filter(compared).count(), 3, "{lines:#?}");
+}
+
+#[test]
+fn collectives_pass_between_two_devices_and_are_skipped_on_one() {
+    let lines = all_pass(&["nccl"], with_devices(2));
+    assert_eq!(lines.len(), 19, "six operations in three dtypes, and a rate: {lines:#?}");
+    assert!(lines.iter().all(|line| line["gpus"] == 2), "{lines:#?}");
+    let (output, lines) = check(&["nccl"], with_devices(1));
+    assert!(output.status.success());
+    assert_eq!((lines.len(), &lines[0]["status"]), (1, &"skipped".into()), "{lines:#?}");
+    assert!(lines[0]["reason"].as_str().unwrap().contains("one GPU"), "{lines:#?}");
+}
+
+#[test]
+fn speed_is_measured_on_a_device_and_says_that_its_times_mean_nothing() {
+    let lines = all_pass(&["gemm", "copies", "decode-speed", "update"], with_devices(1));
+    let note = |line: &Value| line["note"].as_str().is_some_and(|note| note.contains("times mean nothing"));
+    assert!(lines.iter().all(note), "{lines:#?}");
+    let batches: Vec<_> = lines.iter().filter_map(|line| line["batch"].as_u64()).collect();
+    assert_eq!(batches, [1, 4, 16, 64, 256]);
+}
+
+/// The lines of a GRPO step beside a peer whose Python is a script that does `body`.
+fn beside(body: &str) -> (Output, Vec<Value>) {
+    let folder = tempfile::tempdir().unwrap();
+    let python = folder.path().join("python");
+    std::fs::write(&python, format!("#!/bin/sh\ncat >/dev/null\n{body}\n")).unwrap();
+    std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let mut variables = StandIn::build().unwrap().env();
+    variables.push(("RLT_PEER_PYTHON".into(), python.display().to_string()));
+    check(&["grpo-step-small"], variables)
+}
+
+#[test]
+fn a_grpo_step_is_a_ratio_beside_a_peer_or_says_why_there_is_none() {
+    let times =
+        r#"{"versions": "peer 1", "rollout_seconds": 3e6, "reference_seconds": 1, "update_seconds": 1}"#;
+    let (output, lines) = beside(&format!("echo '{times}'"));
     assert!(output.status.success(), "{lines:#?}");
-    for name in names {
-        assert!(
-            lines.iter().any(|line| {
-                line["name"] == name
-                    && line["status"] == "passed"
-                    && line["device"].as_str().is_some_and(|device| device.contains("Stand-in"))
-            }),
-            "{name}: {lines:#?}"
-        );
-    }
+    assert_eq!((&lines[1]["status"], &lines[1]["peer"]), (&"passed".into(), &"peer 1".into()), "{lines:#?}");
+    assert_eq!(
+        lines[1]["ratioOfRollout"].as_f64().unwrap(),
+        3e6 / lines[0]["rolloutSeconds"].as_f64().unwrap()
+    );
+
+    let (output, lines) = beside("echo '{\"missing\": \"no module named torch\"}'");
+    assert!(output.status.success(), "{lines:#?}");
+    assert_eq!(
+        (&lines[0]["status"], &lines[1]["status"]),
+        (&"passed".into(), &"skipped".into()),
+        "{lines:#?}"
+    );
+    assert!(lines[1]["reason"].as_str().unwrap().contains("no module named torch"), "{lines:#?}");
+
+    let (output, lines) = beside("echo 'out of memory' >&2; exit 3");
+    assert!(!output.status.success());
+    assert_eq!(
+        (&lines[0]["status"], &lines[1]["status"]),
+        (&"passed".into(), &"failed".into()),
+        "{lines:#?}"
+    );
+    assert!(lines[1]["error"].as_str().unwrap().contains("out of memory"), "{lines:#?}");
+}
+
+/// The script of the bundle beside the binary, in a folder of their own, run in an empty environment.
+fn bundle_script(arguments: &[&str]) -> Output {
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("gpu-check");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../trainer/gpu-check.sh");
+    std::fs::copy(source, &script).unwrap();
+    std::os::unix::fs::symlink(fresh_binary("rlt-trainer"), folder.path().join("rlt-trainer")).unwrap();
+    let mut command = Command::new("sh");
+    command.arg(&script).args(arguments).env_clear().env("PATH", "/usr/bin:/bin");
+    command.env("RLT_PEER_PYTHON", "no-such-python").output().unwrap()
+}
+
+#[test]
+fn the_bundles_script_runs_with_the_libtorch_that_it_is_given_and_names_what_is_missing() {
+    let output = bundle_script(&[]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output).contains("no-such-python has no torch"), "{}", text(&output));
+    let output = bundle_script(&["--libtorch", "/nowhere"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output).contains("/nowhere holds no libtorch_cpu.so"), "{}", text(&output));
+    let libtorch = std::env::var("LIBTORCH").unwrap() + "/lib";
+    let output = bundle_script(&["--libtorch", &libtorch, "device", "gemm"]);
+    assert!(output.status.success(), "{}", text(&output));
+    assert!(text(&output).contains("0 passed, 0 failed, 2 skipped"), "{}", text(&output));
 }
 
 #[test]
