@@ -1,5 +1,6 @@
-//! What is chosen for a whole process (how float32 is multiplied, deterministic algorithms): in a process of its own,
-//! one test after the other, since a choice changes the bits of every product that another thread makes meanwhile.
+//! What is chosen for a whole process (how float32 is multiplied, deterministic algorithms): in a process of
+//! its own, one test after the other, since a choice changes the bits of every product that another thread
+//! makes meanwhile.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

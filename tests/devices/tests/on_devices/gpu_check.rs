@@ -14,7 +14,7 @@ use crate::process::text;
 fn check(names: &[&str], variables: Vec<(String, String)>) -> (Output, Vec<Value>) {
     let mut command = Command::new(fresh_binary("rlt-trainer"));
     // Kernels on fibers in a debug build take longer than on a GPU, for which the checks' own limits are.
-    let limit = if names.contains(&"--limit") { [].as_slice() } else { &["--limit", "300"] };
+    let limit = if names.contains(&"--limit") { [].as_slice() } else { &["--limit", "900"] };
     let output = command.arg("gpu-check").args(limit).args(names).envs(variables).output().unwrap();
     let lines = String::from_utf8_lossy(&output.stdout).into_owned();
     let lines = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
