@@ -13,6 +13,8 @@ mod fixture;
 mod life;
 #[path = "fixtures/models.rs"]
 mod models;
+#[path = "rollout/ranks.rs"]
+mod ranks;
 #[path = "rollout/sliced.rs"]
 mod sliced;
 #[path = "rollout/stopping.rs"]

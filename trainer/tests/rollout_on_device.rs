@@ -9,6 +9,10 @@
 mod fixture;
 #[path = "fixtures/models.rs"]
 mod models;
+#[path = "rollout/ranks.rs"]
+mod ranks;
+#[path = "rollout/sliced_on_devices.rs"]
+mod sliced_on_devices;
 
 use std::path::Path;
 use std::process::Command;
@@ -24,12 +28,12 @@ use tch::Device;
 const INSIDE: &str = "RLT_TEST_INSIDE";
 const DEVICE: Device = Device::Cuda(0);
 
-/// Runs the test `name` in a process with a device, its counts in `report`.
+/// Runs the test `name` in a process with two devices, its counts in `report`.
 #[track_caller]
 fn run_again(name: &str, report: Option<&Path>, variables: &[(&str, String)]) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", name, "--nocapture"]).env(INSIDE, "1");
-    command.envs(StandIn::build().unwrap().env()).envs(variables.iter().cloned());
+    command.envs(StandIn::build().unwrap().with_devices(2)).envs(variables.iter().cloned());
     if let Some(report) = report {
         command.env("RLT_STAND_IN_REPORT", report);
     }
@@ -55,7 +59,11 @@ fn on_device(name: &str, body: impl FnOnce()) {
 }
 
 fn device_decoder(family: &str) -> Decoder {
-    Decoder::load(&folder(family), &LoadOptions { device: DEVICE, ..LoadOptions::default() }).unwrap()
+    decoder_on(DEVICE, family)
+}
+
+fn decoder_on(device: Device, family: &str) -> Decoder {
+    Decoder::load(&folder(family), &LoadOptions { device, ..LoadOptions::default() }).unwrap()
 }
 
 /// Completions of a device, and what they cost.

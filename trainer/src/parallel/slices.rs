@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rlt_core::mesh::Mesh;
 use rlt_core::slice::Slice;
-use rlt_torch::collectives::{Collectives, Pending, Reduction};
+use rlt_torch::collectives::{Collectives, Pending, Reduction, StreamGroup};
 use tch::Tensor;
 
 use super::{RankError, Ranks};
@@ -53,6 +53,14 @@ impl SliceRanks {
         self.exchange(|group| group.all_reduce(&tensor, Reduction::Max))?;
         tensor.copy_data(&mut numbers, N);
         Ok(numbers)
+    }
+
+    /// The same ranks for operations in the order of libtorch's current stream on GPU `device_idx`.
+    ///
+    /// # Errors
+    /// [`RankError`] when GPUs cannot be connected.
+    pub fn in_stream(&self, device_idx: usize) -> Result<StreamGroup, RankError> {
+        Ok(self.group.lock().unwrap_or_else(PoisonError::into_inner).in_stream(device_idx)?)
     }
 
     fn exchange(

@@ -9,18 +9,24 @@
 //! pinned memory, for which the host waits while the next step runs. The launches of a number of rows (1, 2,
 //! 4, 8 and so on) are captured as a graph when they come for the second time. [`rows`] decides what is
 //! written where, [`layers`] launches. No policy of scheduling lives here.
+//!
+//! Ranks that sample as one launch the same steps, whose collectives are work of the same stream. What each
+//! has drawn is gathered behind it, so that a step asks nothing else of the host.
 
 mod generate;
 pub(super) use generate::run;
 mod layers;
+mod peers;
 mod prefill;
 mod rows;
+mod scores;
 
 use std::collections::{HashMap, VecDeque};
 
 use rlt_core::engine::Sequence;
 use rlt_core::sampling::SamplingParams;
 use rlt_torch::Error;
+use rlt_torch::collectives::{CollectiveError, Traffic};
 use rlt_torch::cuda::driver::{Attribute, Driver};
 use rlt_torch::cuda::{
     Advance, ApplyChanges, Event, Graph, Kernels, SAMPLING_ROW_WORDS, Sample, SamplingRow, Stream, pinned,
@@ -28,11 +34,15 @@ use rlt_torch::cuda::{
 };
 use tch::{Device, Kind, Tensor};
 
+use super::RolloutError;
 use super::kv_cache::KvCache;
 use super::sampler::Drawn;
 use super::weights::RolloutWeights;
+use crate::parallel::RankError;
 use layers::{Buffers, Inputs, Model};
+use peers::Peers;
 use rows::{Layout, PerRow, Rows};
+use scores::Scores;
 
 /// Steps that are under way at the same time: one that runs, and the next one.
 const STEPS_UNDER_WAY: usize = 2;
@@ -50,7 +60,7 @@ pub(super) struct DeviceDecoder<'a> {
     changes: Tensor,
     /// The same in pinned memory, for each step under way.
     staged_changes: Vec<Tensor>,
-    /// i32 `[2, max_rows]`: tokens drawn, and the bits of their log-probs.
+    /// i32: what all ranks have drawn, one after the other ([`Layout::drawn`]).
     drawn: Tensor,
     /// The same in pinned memory, for each step under way.
     read_back: Vec<Tensor>,
@@ -58,18 +68,22 @@ pub(super) struct DeviceDecoder<'a> {
     /// Pinned memory from which prompts are copied, with the number of the step that they come before.
     staged: VecDeque<(usize, Tensor)>,
     buffers: Buffers,
-    logits: Tensor,
+    scores: Scores,
     sampling_workspace: Tensor,
     passes: HashMap<usize, Pass>,
     uses_graphs: bool,
     num_steps: usize,
+    /// Number of the last step among ranks that sample as one.
+    sequence: u64,
+    /// Whether this rank wants the end.
+    wants_end: bool,
 }
 
 /// The decode of a number of rows.
 struct Pass {
     inputs: Inputs,
     buffers: Buffers,
-    logits: Tensor,
+    scores: Scores,
     params: Tensor,
     steps: Tensor,
     seen: Option<Tensor>,
@@ -78,6 +92,8 @@ struct Pass {
     graph: Option<Graph>,
     /// Whether it has run, so that libraries have what they allocate.
     has_run: bool,
+    /// What this rank exchanges in it.
+    traffic: Traffic,
 }
 
 /// A step whose tokens are not read yet.
@@ -86,6 +102,52 @@ pub(super) struct Launched {
     place: usize,
     /// The row of each sequence that ran.
     rows: Vec<usize>,
+    /// Its number among ranks that sample as one.
+    sequence: u64,
+}
+
+/// What a step has left.
+pub(super) struct Read {
+    /// In the order of the sequences that ran. A log-prob is NaN where logits were not finite.
+    pub(super) drawn: Vec<Drawn>,
+    /// Whether all ranks have drawn the same.
+    pub(super) is_alike: bool,
+    /// Whether a rank wants the end.
+    pub(super) is_end_wanted: bool,
+}
+
+/// Why a step could not be launched or read.
+#[derive(Debug)]
+pub(super) enum Failure {
+    Device(Error),
+    Ranks(RankError),
+}
+
+impl From<Error> for Failure {
+    fn from(source: Error) -> Self {
+        Self::Device(source)
+    }
+}
+
+impl From<CollectiveError> for Failure {
+    fn from(source: CollectiveError) -> Self {
+        Self::Ranks(source.into())
+    }
+}
+
+impl From<RankError> for Failure {
+    fn from(source: RankError) -> Self {
+        Self::Ranks(source)
+    }
+}
+
+impl From<Failure> for RolloutError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Device(source) => Self::Tensor { what: "decoding on the device".into(), source },
+            Failure::Ranks(source) => Self::Ranks(source),
+        }
+    }
 }
 
 /// What bounds a decoder.
@@ -99,7 +161,7 @@ pub(super) struct Bounds {
 
 /// Whether sequences of such weights are decoded here.
 pub(super) fn is_for(weights: &RolloutWeights) -> bool {
-    weights.frame.device().is_cuda() && !weights.is_sliced() && layers::supports(&weights.frame.config)
+    weights.frame.device().is_cuda() && layers::supports(&weights.frame.config)
 }
 
 impl<'a> DeviceDecoder<'a> {
@@ -109,20 +171,22 @@ impl<'a> DeviceDecoder<'a> {
         weights: &'a RolloutWeights,
         cache: &'a mut KvCache,
         bounds: &Bounds,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, Failure> {
         let Device::Cuda(device) = weights.frame.device() else {
             let (expected, got) = ("weights on a GPU".into(), format!("{:?}", weights.frame.device()));
-            return Err(Error::Argument { act: "decoding on a device", expected, got });
+            return Err(Error::Argument { act: "decoding on a device", expected, got }.into());
         };
+        let peers = weights.ranks().map(|ranks| Peers::new(ranks, device)).transpose()?;
         let stream = Stream::from_pool(device)?;
         follow(&stream, &Stream::current(device)?)?;
         let _on_stream = stream.enter()?;
         let kernels = Kernels::load(device)?;
         let multiprocessors = Driver::get()?.attribute(device, Attribute::MultiprocessorCount)?;
-        let Some(model) = Model::new(kernels, weights, multiprocessors.max(1) as usize) else {
+        let num_ranks = peers.as_ref().map_or(1, Peers::num);
+        let Some(model) = Model::new(kernels, (weights, peers), multiprocessors.max(1) as usize) else {
             let expected = "an activation that our kernels have".into();
             let got = format!("{:?}", weights.frame.config.hidden_activation);
-            return Err(Error::Argument { act: "decoding on a device", expected, got });
+            return Err(Error::Argument { act: "decoding on a device", expected, got }.into());
         };
         let (vocab_size, block_size) = (model.vocab_size(), cache.block_size());
         let layout = Layout {
@@ -132,28 +196,32 @@ impl<'a> DeviceDecoder<'a> {
             block_size,
         };
         let rows = Rows::new(layout);
-        let (max_rows, change_words) = (bounds.max_rows as i64, layout.max_change_words() as i64);
+        let change_words = layout.max_change_words() as i64;
+        let drawn_words = (num_ranks * layout.num_drawn_words()) as i64;
         let ints = |size: &[i64]| Tensor::empty(size, (Kind::Int, model.device()));
         let for_each_step = |size: &[i64]| -> Result<Vec<Tensor>, Error> {
             (0..STEPS_UNDER_WAY).map(|_| pinned(size, Kind::Int)).collect()
         };
         let workspace = sampling_workspace_bytes(bounds.max_rows, vocab_size) / size_of::<f32>();
         let buffers = model.buffers(bounds.max_rows);
-        let logits_size = [max_rows, vocab_size as i64];
+        let state = Tensor::from_slice(&rows.empty_state()).to_device(model.device());
+        let scores = model.scores(bounds.max_rows, weights.frame.compute_kind());
         Ok(Self {
-            state: Tensor::from_slice(&rows.empty_state()).to_device(model.device()),
             changes: ints(&[change_words]),
             staged_changes: for_each_step(&[change_words])?,
-            drawn: ints(&[2, max_rows]),
-            read_back: for_each_step(&[2, max_rows])?,
+            drawn: if num_ranks > 1 { ints(&[drawn_words]) } else { own_drawn(&state, &layout) },
+            state,
+            read_back: for_each_step(&[drawn_words])?,
             is_read: (0..STEPS_UNDER_WAY).map(|_| Event::new(device)).collect::<Result<_, _>>()?,
-            logits: Tensor::empty(logits_size, (weights.frame.compute_kind(), model.device())),
             sampling_workspace: Tensor::empty([workspace as i64], (Kind::Float, model.device())),
             staged: VecDeque::new(),
             passes: HashMap::new(),
             uses_graphs: bounds.uses_graphs,
             num_steps: 0,
+            sequence: 0,
+            wants_end: false,
             buffers,
+            scores,
             model,
             cache,
             stream,
@@ -167,12 +235,16 @@ impl<'a> DeviceDecoder<'a> {
         &mut self,
         running: &[Sequence],
         params: &dyn Fn(&Sequence) -> &'p SamplingParams,
-    ) -> Result<Launched, Error> {
+    ) -> Result<Launched, Failure> {
         let _on_stream = self.stream.enter()?;
         let place = self.num_steps % STEPS_UNDER_WAY;
         self.num_steps += 1;
+        self.sequence = self.model.peers.as_ref().map_or(0, Peers::begin);
         let parameters = |sequence: &Sequence| sampling_words(sequence.seed, params(sequence));
-        let changes = self.rows.follow(running, &parameters);
+        let mut changes = self.rows.follow(running, &parameters);
+        if self.wants_end {
+            changes.ask_for_end(&self.layout);
+        }
         // Whoever was launched from here before has been read, so its copy is over.
         let mut staged = self.staged_changes[place].narrow(0, 0, changes.words().len() as i64);
         rlt_torch::i32_slice_mut(&mut staged)?.copy_from_slice(changes.words());
@@ -180,32 +252,61 @@ impl<'a> DeviceDecoder<'a> {
         self.decode(self.layout.bucket(running.len()))?;
         self.stream.copy_to_host(&self.read_back[place], &self.drawn)?;
         self.is_read[place].record(&self.stream)?;
-        Ok(Launched { place, rows: self.rows.rows_of(running) })
+        Ok(Launched { place, rows: self.rows.rows_of(running), sequence: self.sequence })
     }
 
-    /// Waits for the tokens and log-probs of a step, in the order of the sequences that ran. A log-prob is
-    /// NaN where logits were not finite.
-    pub(super) fn read(&self, launched: &Launched) -> Result<Vec<Drawn>, Error> {
-        self.is_read[launched.place].synchronize()?;
+    /// Waits for what a step has drawn.
+    pub(super) fn read(&self, launched: &Launched) -> Result<Read, Failure> {
+        let is_read = &self.is_read[launched.place];
+        match &self.model.peers {
+            None => is_read.synchronize()?,
+            Some(peers) => peers.wait(launched.sequence, is_read)?,
+        }
         let words = rlt_torch::i32_slice(&self.read_back[launched.place])?;
-        let (tokens, logprobs) = words.split_at(self.layout.max_rows);
-        let drawn =
-            |&row: &usize| Drawn { token: tokens[row] as u32, logprob: f32::from_bits(logprobs[row] as u32) };
-        Ok(launched.rows.iter().map(drawn).collect())
+        let ranks: Vec<&[i32]> = words.chunks_exact(self.layout.num_drawn_words()).collect();
+        let max_rows = self.layout.max_rows;
+        let of_row = |rank: &[i32], row: usize| [rank[row], rank[max_rows + row]];
+        let is_alike = |&row: &usize| ranks.iter().all(|rank| of_row(rank, row) == of_row(ranks[0], row));
+        let drawn = |&row: &usize| {
+            let [token, logprob] = of_row(ranks[0], row);
+            Drawn { token: token as u32, logprob: f32::from_bits(logprob as u32) }
+        };
+        Ok(Read {
+            drawn: launched.rows.iter().map(drawn).collect(),
+            is_alike: launched.rows.iter().all(is_alike),
+            is_end_wanted: ranks.iter().any(|rank| rank[2 * max_rows] != 0),
+        })
+    }
+
+    /// Whether this rank was asked to end.
+    pub(super) fn wants_end(&self) -> bool {
+        self.wants_end
+    }
+
+    /// Whether the last step read is to be the last: at once where this rank samples alone, else as soon as
+    /// all ranks know, by the next step that is launched.
+    pub(super) fn agrees_to_end(&mut self, wants_end: bool, is_end_wanted: bool) -> bool {
+        self.wants_end |= wants_end;
+        if self.model.peers.is_some() { is_end_wanted } else { wants_end }
     }
 
     /// One step of the first `rows` rows: as a graph where it has run before.
-    fn decode(&mut self, rows: usize) -> Result<(), Error> {
+    fn decode(&mut self, rows: usize) -> Result<(), Failure> {
         let mut pass = match self.passes.remove(&rows) {
             Some(pass) => pass,
             None => self.pass(rows),
         };
         if !self.uses_graphs || !pass.has_run {
+            let before = self.traffic();
             self.launch_pass(&pass)?;
+            pass.traffic = self.traffic().since(before);
             pass.has_run = true;
         } else {
             let graph = match pass.graph.take() {
-                Some(graph) => graph,
+                Some(graph) => {
+                    self.model.peers.iter().for_each(|peers| peers.count_again(pass.traffic));
+                    graph
+                }
                 None => {
                     let stream = self.stream;
                     Graph::capture(&stream, || self.launch_pass(&pass))?
@@ -218,13 +319,17 @@ impl<'a> DeviceDecoder<'a> {
         Ok(())
     }
 
-    fn launch_pass(&mut self, pass: &Pass) -> Result<(), Error> {
+    fn traffic(&self) -> Traffic {
+        self.model.peers.as_ref().map_or_else(Traffic::default, Peers::traffic)
+    }
+
+    fn launch_pass(&mut self, pass: &Pass) -> Result<(), Failure> {
         let kernels = self.model.kernels.clone();
         ApplyChanges { changes: &self.changes, state: &self.state }.launch(&kernels)?;
         let normed = self.model.run(&pass.inputs, self.cache, &pass.buffers)?;
-        self.model.logits(normed, &pass.logits)?;
+        self.model.score(normed, &pass.scores)?;
         Sample {
-            logits: &pass.logits,
+            logits: &pass.scores.of_all_tokens,
             params: &pass.params,
             steps: &pass.steps,
             seen: pass.seen.as_ref(),
@@ -243,7 +348,11 @@ impl<'a> DeviceDecoder<'a> {
             context_lens: &pass.inputs.context_lens,
             steps: &pass.steps,
         }
-        .launch(&kernels)
+        .launch(&kernels)?;
+        match &self.model.peers {
+            None => Ok(()),
+            Some(peers) => Ok(peers.gather(&self.drawn, &own_drawn(&self.state, &self.layout))?),
+        }
     }
 
     /// Views of the state and of the buffers for `rows` rows.
@@ -252,7 +361,7 @@ impl<'a> DeviceDecoder<'a> {
         let words = |start: usize, num_words: usize| self.state.narrow(0, start as i64, num_words as i64);
         let per_row = |array| words(layout.start_of(array), rows);
         let matrix = |start, width: usize| words(start, rows * width).view([first_rows, width as i64]);
-        let drawn = |array: i64| self.drawn.select(0, array).narrow(0, 0, first_rows);
+        let drawn = |array: usize| words(layout.drawn() + array * layout.max_rows, rows);
         Pass {
             inputs: Inputs {
                 tokens: per_row(PerRow::Token),
@@ -262,7 +371,7 @@ impl<'a> DeviceDecoder<'a> {
                 block_tables: matrix(layout.tables(), layout.max_blocks),
             },
             buffers: self.buffers.of_rows(rows),
-            logits: self.logits.narrow(0, 0, first_rows),
+            scores: self.scores.of_rows(rows),
             params: matrix(0, 2 * SAMPLING_ROW_WORDS).view_dtype(Kind::Int64),
             steps: per_row(PerRow::Step),
             seen: (layout.seen_words > 0).then(|| matrix(layout.seen(), layout.seen_words)),
@@ -270,19 +379,32 @@ impl<'a> DeviceDecoder<'a> {
             logprobs: drawn(1).view_dtype(Kind::Float),
             graph: None,
             has_run: false,
+            traffic: Traffic::default(),
         }
     }
 
-    /// Lets work of this thread's present stream wait for what was launched here.
-    pub(super) fn finish(self) -> Result<(), Error> {
-        follow(&Stream::current(self.stream.device())?, &self.stream)
+    /// Lets work of this thread's present stream wait for what was launched here. Returns whether a rank
+    /// wants the end, which it may have said too late for a step.
+    pub(super) fn finish(self) -> Result<bool, Failure> {
+        follow(&Stream::current(self.stream.device())?, &self.stream)?;
+        let Some(ranks) = self.model.weights.ranks() else { return Ok(self.wants_end) };
+        let [ends] = ranks.largest([self.wants_end.into()])?;
+        Ok(ends > 0)
+    }
+
+    /// Waits for all that was launched here.
+    fn settle(&self) -> Result<(), Failure> {
+        let Some(peers) = &self.model.peers else { return Ok(self.stream.synchronize()?) };
+        let end = Event::new(self.stream.device())?;
+        end.record(&self.stream)?;
+        Ok(peers.wait(self.sequence, &end)?)
     }
 }
 
 impl Drop for DeviceDecoder<'_> {
     fn drop(&mut self) {
         // Pinned memory and graphs may be in use after an error; there is nobody to tell of another one.
-        let _ = self.stream.synchronize();
+        let _ = self.settle();
         for pass in self.passes.values_mut() {
             pass.graph = None;
         }
@@ -294,6 +416,11 @@ fn follow(stream: &Stream, other: &Stream) -> Result<(), Error> {
     let event = Event::new(other.device())?;
     event.record(other)?;
     stream.wait_for(&event)
+}
+
+/// What this rank draws: a part of the state.
+fn own_drawn(state: &Tensor, layout: &Layout) -> Tensor {
+    state.narrow(0, layout.drawn() as i64, layout.num_drawn_words() as i64)
 }
 
 fn sampling_words(seed: u64, params: &SamplingParams) -> [i64; SAMPLING_ROW_WORDS] {

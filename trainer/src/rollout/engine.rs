@@ -131,7 +131,7 @@ impl RolloutEngine {
         let ranks = self.ranks.as_deref();
         if device::is_for(weights) {
             let bounds = device_bounds(&self.options, &planned, requests);
-            let decoder = device::DeviceDecoder::new(weights, cache, &bounds).map_err(on_device)?;
+            let decoder = device::DeviceDecoder::new(weights, cache, &bounds)?;
             device::run(decoder, &mut scheduler, &mut drafts, (&mut stats, &mut watch))?;
         } else {
             let mut runner = ModelRunner { weights, cache };
@@ -186,10 +186,6 @@ fn device_bounds(
         has_penalty: requests.iter().any(|request| request.sampling.has_penalty()),
         uses_graphs: options.uses_graphs,
     }
-}
-
-fn on_device(source: rlt_torch::Error) -> RolloutError {
-    RolloutError::Tensor { what: "decoding on the device".into(), source }
 }
 
 /// Runs `scheduler` until nothing is left to do, one step after the other.

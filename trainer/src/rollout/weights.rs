@@ -93,9 +93,9 @@ impl RolloutWeights {
         SlicedProjections { layer: &self.layers[layer_idx], ranks: self.ranks.as_deref() }
     }
 
-    /// Whether other ranks have slices of the same weights.
-    pub(super) fn is_sliced(&self) -> bool {
-        self.ranks.is_some()
+    /// The ranks that have slices of the same weights.
+    pub(super) fn ranks(&self) -> Option<&SliceRanks> {
+        self.ranks.as_deref()
     }
 
     pub(super) fn head(&self) -> &PackedLinear {

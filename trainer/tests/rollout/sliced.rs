@@ -5,45 +5,17 @@ use std::error::Error;
 use std::ops::ControlFlow;
 use std::rc::Rc;
 use std::sync::Barrier;
-use std::thread;
 use std::time::Duration;
 
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::Completion;
-use rlt_torch::collectives::serve_store;
 use rlt_trainer::model::{Decoder, LoadOptions, ModelConfig};
-use rlt_trainer::parallel::{DecoderParts, RankEnvironment, Ranks, ShardedParameters};
+use rlt_trainer::parallel::{DecoderParts, ShardedParameters};
 use rlt_trainer::rollout::{RolloutEngine, RolloutError, RolloutOptions, RolloutRequest, RolloutStats};
 use tch::Kind;
 
 use crate::fixture::*;
-
-/// Runs `body` on every rank, which waits for the others for so many seconds; what each returned, in the
-/// order of ranks.
-fn on_ranks<T: Send>(size: usize, patience: u64, body: impl Fn(Ranks) -> T + Sync) -> Vec<T> {
-    let store = serve_store(0, 1, size).unwrap();
-    let environment = |rank| RankEnvironment {
-        rank,
-        world_size: size,
-        local_world_size: size,
-        master_address: "localhost".into(),
-        master_port: store.port(),
-        attempt: 1,
-    };
-    let run = |rank| body(Ranks::join(&environment(rank), Duration::from_secs(patience)).unwrap());
-    thread::scope(|scope| {
-        let run = &run;
-        let ranks: Vec<_> = (0..size).map(|rank| scope.spawn(move || run(rank))).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
-}
-
-/// The engine of a rank that samples as one with the others.
-fn engine(ranks: &Ranks, options: RolloutOptions) -> RolloutEngine {
-    let slices = ranks.slicing_rollout(ranks.size()).unwrap();
-    assert!(slices.is_some(), "the engine has a slice");
-    RolloutEngine::new(options).sliced_among(slices)
-}
+use crate::ranks::{engine, on_ranks};
 
 type Samples = Vec<Vec<Completion>>;
 

@@ -1,7 +1,7 @@
 // NCCL between GPUs, behind a C border: the library that libtorch's CUDA half brings along, found at run time, so that
 // neither building nor running without a GPU needs anything of CUDA. A communicator's operations run on a stream of
-// their own, ordered by events with the stream that computes, and never keep a thread waiting. When an operation has
-// failed, and what that means, is decided in Rust.
+// their own, ordered by events with the stream that computes, or in that stream itself, where a graph may hold them.
+// They never keep a thread waiting. When an operation has failed, and what that means, is decided in Rust.
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
@@ -117,11 +117,13 @@ struct Link {
 
   c10::Stream computing() const { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
 
-  // Starts what `enqueue` puts into the stream, behind everything that was computed so far.
+  // Starts what `enqueue` puts into a stream, behind everything that was computed so far: into the communicator's
+  // own, or as the next work of the stream that computes.
   template <class Enqueue>
-  void start(Enqueue enqueue) {
+  void start(Enqueue enqueue, bool is_in_stream = false) {
     TORCH_CHECK(!is_given_up, "the communicator was given up after an earlier failure");
     const c10::DeviceGuard guard(device);
+    if (is_in_stream) return enqueue(computing().native_handle());
     c10::Event computed(device.type());
     computed.record(computing());
     computed.block(stream);
@@ -229,7 +231,7 @@ char* rlt_nccl_finalize(Link* link) {
 void rlt_nccl_give_up(Link* link) { link->give_up(); }
 void rlt_nccl_free(Link* link) { delete link; }
 
-char* rlt_nccl_all_reduce(Link* link, Tensor* tensor, int64_t reduction) {
+char* rlt_nccl_all_reduce(Link* link, Tensor* tensor, int64_t reduction, bool is_in_stream) {
   // Sum, the largest and the smallest; of NCCL's numbers the second is the product.
   static constexpr int OPERATIONS[] = {0, 2, 3};
   return rlt::guarded([&] {
@@ -238,7 +240,7 @@ char* rlt_nccl_all_reduce(Link* link, Tensor* tensor, int64_t reduction) {
       rlt::expect(nccl().AllReduce(data, data, size_t(tensor->numel()), rlt::type_of(*tensor), OPERATIONS[reduction],
                                    link->communicator, stream),
                   link->communicator);
-    });
+    }, is_in_stream);
   });
 }
 char* rlt_nccl_reduce_scatter(Link* link, Tensor* output, Tensor* input) {
@@ -250,13 +252,13 @@ char* rlt_nccl_reduce_scatter(Link* link, Tensor* output, Tensor* input) {
     });
   });
 }
-char* rlt_nccl_all_gather(Link* link, Tensor* output, Tensor* input) {
+char* rlt_nccl_all_gather(Link* link, Tensor* output, Tensor* input, bool is_in_stream) {
   return rlt::guarded([&] {
     link->start([&](void* stream) {
       rlt::expect(nccl().AllGather(input->const_data_ptr(), output->mutable_data_ptr(), size_t(input->numel()),
                                    rlt::type_of(*input), link->communicator, stream),
                   link->communicator);
-    });
+    }, is_in_stream);
   });
 }
 char* rlt_nccl_all_to_all(Link* link, Tensor* output, Tensor* input, const int64_t* output_splits,

@@ -8,7 +8,8 @@
 //!     -> all_gather(..) -> Pending -> wait
 //! ```
 //! All members of a group call the same operations in the same order. Every operation is asynchronous: it
-//! returns a [`Pending`] that keeps its tensors and must be waited for before they are read or written.
+//! returns a [`Pending`] that keeps its tensors and must be waited for before they are read or written. Those
+//! of a [`StreamGroup`] are work of a GPU's stream like any kernel.
 
 mod alone;
 mod border;
@@ -27,6 +28,7 @@ use std::fmt::Debug;
 
 pub use alone::Alone;
 pub use error::{CollectiveError, Diagnosis, RendezvousError};
+pub use nccl::StreamGroup;
 pub use pending::Pending;
 pub use rendezvous::{Membership, Rendezvous, report_failure, serve_store};
 pub use store::{Store, StoreError};
@@ -52,6 +54,15 @@ impl Reduction {
             Self::Max => 1,
             Self::Min => 2,
         }
+    }
+}
+
+fn no_stream(group: &str, device_idx: usize) -> CollectiveError {
+    CollectiveError::Argument {
+        operation: "collectives in a stream",
+        group: group.to_owned(),
+        expected: format!("ranks that are connected by GPUs, this one by GPU {device_idx}"),
+        got: "others".into(),
     }
 }
 
@@ -104,6 +115,15 @@ pub trait Collectives: Send + Debug {
     /// # Errors
     /// When `root` is no rank of the group, or the operation could not be started.
     fn broadcast(&mut self, tensor: &Tensor, root: usize) -> Result<Pending, CollectiveError>;
+
+    /// The same ranks for operations in the order of libtorch's current stream on GPU `device_idx`. All
+    /// members ask for it alike.
+    ///
+    /// # Errors
+    /// When the group exchanges nothing between GPUs, or is on another one, or they could not be connected.
+    fn in_stream(&mut self, device_idx: usize) -> Result<StreamGroup, CollectiveError> {
+        Err(no_stream(self.name(), device_idx))
+    }
 
     /// Returns when every rank has called it.
     ///

@@ -43,6 +43,8 @@ struct Copy {
 struct Graph {
   std::vector<Work> nodes;
   std::vector<Copy> copies;
+  // Whether other processes wait for a part of it.
+  bool is_exchange = false;
 };
 
 // What is recorded between the begin and the end of a capture. Streams that follow the first one's events join it,

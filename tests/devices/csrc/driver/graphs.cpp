@@ -92,12 +92,14 @@ CUresult cuGraphLaunch(CUgraphExec executable, CUstream handle) {
   }
   // Nodes that are not done yet are taken up where they were left.
   auto next = std::make_shared<size_t>(0);
-  return enqueue(*stream, [graph, next] {
+  const CUresult result = enqueue(*stream, [graph, next] {
     for (; *next < graph->nodes.size(); ++*next)
       if (!graph->nodes[*next]()) return false;
     *next = 0;
     return true;
   });
+  if (graph->is_exchange && stream->capture == nullptr) make_progress_on(*stream);
+  return result;
 }
 
 CUresult cuGraphExecDestroy(CUgraphExec executable) {

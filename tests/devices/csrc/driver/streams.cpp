@@ -200,7 +200,10 @@ CUresult rlt_stand_in_enqueue(CUstream handle, bool (*work)(void*), void (*free)
   if (stream == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   const std::shared_ptr<void> owned(context, free);
   const CUresult result = enqueue(*stream, [owned, work] { return work(owned.get()); });
-  if (is_exchange && !rlt_stand_in_is_capturing(handle)) make_progress_on(*stream);
+  if (!is_exchange) return result;
+  if (!rlt_stand_in_is_capturing(handle)) return make_progress_on(*stream), result;
+  std::lock_guard<std::mutex> guard(core().lock);
+  stream->capture->graph->is_exchange = true;
   return result;
 }
 uint64_t rlt_stand_in_position(CUstream handle) {

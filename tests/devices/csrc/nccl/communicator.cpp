@@ -105,7 +105,7 @@ bool Operation::advance() {
 
 Result start(std::unique_ptr<Operation> operation, CUstream stream) {
   const std::shared_ptr<Communicator> of = operation->of;
-  rlt_stand_in_count(RLT_LAUNCH, 0);
+  if (!rlt_stand_in_is_capturing(stream)) rlt_stand_in_count(RLT_LAUNCH, 0);
   const auto work = [](void* context) { return static_cast<Operation*>(context)->advance(); };
   const auto free = [](void* context) { delete static_cast<Operation*>(context); };
   const CUresult failed = rlt_stand_in_enqueue(stream, work, free, operation.release(), true);

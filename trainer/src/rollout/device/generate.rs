@@ -29,10 +29,10 @@ pub(in crate::rollout) fn run(
             false => Some(launch(&mut decoder, scheduler, drafts.requests(), stats)?),
         };
         if let Some(step) = std::mem::replace(&mut under_way, next) {
-            read(&decoder, scheduler, drafts, (&step, stats, watch))?;
+            read(&mut decoder, scheduler, drafts, (&step, stats, watch))?;
         }
     }
-    decoder.finish().map_err(failed)
+    if decoder.finish()? { Err(RolloutError::Interrupted) } else { Ok(()) }
 }
 
 /// Plans a step and launches it.
@@ -43,27 +43,31 @@ fn launch(
     stats: &mut RolloutStats,
 ) -> Result<UnderWay, RolloutError> {
     let step = scheduler.schedule();
-    timed(&mut stats.prefill_time, || decoder.prepare(&step)).map_err(failed)?;
+    timed(&mut stats.prefill_time, || decoder.prepare(&step))?;
     let running = scheduler.running();
     let samples = running.iter().map(|one| (one.sample(), one.is_at_last_token())).collect();
     let launched = timed(&mut stats.decode_time, || {
         decoder.launch(running, &|sequence| &requests[sequence.request_idx].sampling)
     });
     scheduler.advance_unread();
-    Ok(UnderWay { launched: launched.map_err(failed)?, samples })
+    Ok(UnderWay { launched: launched?, samples })
 }
 
 /// Reads the tokens of a step. Those of samples that were found complete a step before are dropped.
 fn read(
-    decoder: &DeviceDecoder<'_>,
+    decoder: &mut DeviceDecoder<'_>,
     scheduler: &mut Scheduler,
     drafts: &mut Drafts<'_>,
     (step, stats, watch): (&UnderWay, &mut RolloutStats, &mut Watch<'_>),
 ) -> Result<(), RolloutError> {
-    let drawn = timed(&mut stats.sampling_time, || decoder.read(&step.launched)).map_err(failed)?;
-    let mut verdicts: Vec<(TokenId, bool)> = Vec::with_capacity(drawn.len());
+    let read = timed(&mut stats.sampling_time, || decoder.read(&step.launched))?;
+    stats.num_steps += 1;
+    if !read.is_alike {
+        return Err(RolloutError::Disagreement { step: stats.num_steps });
+    }
+    let mut verdicts: Vec<(TokenId, bool)> = Vec::with_capacity(read.drawn.len());
     let mut num_new = 0;
-    for (&(sample, is_longest), drawn) in step.samples.iter().zip(drawn) {
+    for (&(sample, is_longest), drawn) in step.samples.iter().zip(read.drawn) {
         if drafts.is_complete(sample) {
             verdicts.push((drawn.token, true));
             continue;
@@ -73,11 +77,8 @@ fn read(
     }
     let finished = scheduler.resolve(&verdicts);
     finished.iter().try_for_each(|sequence| drafts.finish(sequence.sample()))?;
-    stats.num_steps += 1;
-    let is_over = watch.asks_for_end(scheduler, (num_new, finished.len()));
+    // Whoever has asked for the end is not told of what comes until all ranks know.
+    let wants_end = !decoder.wants_end() && watch.asks_for_end(scheduler, (num_new, finished.len()));
+    let is_over = decoder.agrees_to_end(wants_end, read.is_end_wanted);
     if is_over { Err(RolloutError::Interrupted) } else { Ok(()) }
-}
-
-fn failed(source: rlt_torch::Error) -> RolloutError {
-    RolloutError::Tensor { what: "decoding on the device".into(), source }
 }

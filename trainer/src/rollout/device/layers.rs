@@ -3,6 +3,8 @@
 //! ```text
 //! norm with residual, q k v, rope and cache, attention, output, norm with residual, gate and up, gate, down
 //! ```
+//! Where ranks multiply together two sums come to them, behind output and down, in the same stream.
+//!
 //! Rows are the tokens of a decode, one a sequence, or those of a prefill: each sees as many tokens of its
 //! block table as its context length says.
 
@@ -11,9 +13,11 @@ use rlt_torch::cuda::{
     EmbedGather, Kernels, PagedDecodeAttention, RmsNormResidual, RopeAndWriteKv, SwiGlu, attention_splits,
     attention_workspace_bytes,
 };
-use rlt_torch::{Activation, Error};
+use rlt_torch::{Activation, Error, PackedLinear};
 use tch::{Device, Kind, Tensor};
 
+use super::Failure;
+use super::peers::Peers;
 use crate::rollout::kv_cache::KvCache;
 use crate::rollout::weights::RolloutWeights;
 
@@ -24,7 +28,9 @@ type LayerNorms = (Tensor, Tensor, Option<(Tensor, Tensor)>);
 #[derive(Debug)]
 pub(super) struct Model<'a> {
     pub(super) kernels: Kernels,
-    weights: &'a RolloutWeights,
+    pub(super) weights: &'a RolloutWeights,
+    /// The ranks that have the other slices of the weights.
+    pub(super) peers: Option<Peers>,
     embedding: Tensor,
     embedding_scale: f64,
     activation: Activation,
@@ -77,7 +83,11 @@ pub(super) fn supports(config: &ModelConfig) -> bool {
 
 impl<'a> Model<'a> {
     /// Casts the norms once. `None` for a model that the kernels cannot compute.
-    pub(super) fn new(kernels: Kernels, weights: &'a RolloutWeights, multiprocessors: usize) -> Option<Self> {
+    pub(super) fn new(
+        kernels: Kernels,
+        (weights, peers): (&'a RolloutWeights, Option<Peers>),
+        multiprocessors: usize,
+    ) -> Option<Self> {
         let frame = &weights.frame;
         let kind = frame.compute_kind();
         let cast = |tensor: &Tensor| tensor.detach().to_kind(kind).contiguous();
@@ -85,10 +95,12 @@ impl<'a> Model<'a> {
             let of_heads = layer.qk_norm.as_ref().map(|(q, k)| (cast(q), cast(k)));
             (cast(&layer.input_norm), cast(&layer.post_attention_norm), of_heads)
         });
-        let tied = weights.head().plain_weight().filter(|_| frame.config.tie_word_embeddings);
+        let has_all = frame.config.tie_word_embeddings && peers.is_none();
+        let tied = weights.head().plain_weight().filter(|_| has_all);
         Some(Self {
             kernels,
             weights,
+            peers,
             embedding: tied.map_or_else(|| cast(&frame.embedding), Tensor::shallow_clone),
             embedding_scale: frame.embedding_scale(),
             activation: activation_of(&frame.config)?,
@@ -104,7 +116,7 @@ impl<'a> Model<'a> {
 
     /// Buffers for passes of `rows` rows.
     pub(super) fn buffers(&self, rows: usize) -> Buffers {
-        let config = self.config();
+        let config = &self.weights.slice;
         let options = (self.weights.frame.compute_kind(), self.kernels.device());
         let (heads, kv_heads, head_dim) = (config.num_heads, config.num_kv_heads, config.head_dim);
         let empty = |width: usize| Tensor::empty([rows as i64, width as i64], options);
@@ -132,7 +144,7 @@ impl<'a> Model<'a> {
         inputs: &Inputs,
         cache: &mut KvCache,
         buffers: &'b Buffers,
-    ) -> Result<&'b Tensor, Error> {
+    ) -> Result<&'b Tensor, Failure> {
         let kernels = &self.kernels;
         EmbedGather {
             tokens: &inputs.tokens,
@@ -163,18 +175,25 @@ impl<'a> Model<'a> {
         inputs: &Inputs,
         cache: &mut KvCache,
         buffers: &Buffers,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Failure> {
         let (input_norm, post_attention_norm, _) = &self.norms[layer_idx];
         let products = self.weights.products(layer_idx);
         self.norm((layer_idx > 0).then_some(&buffers.added), input_norm, buffers)?;
         products.qkv.forward_into(&buffers.normed, &buffers.qkv)?;
         self.attend(layer_idx, inputs, cache, buffers)?;
         products.output.forward_into(&buffers.attended.flatten(1, 2), &buffers.added)?;
+        self.sum(&buffers.added)?;
         self.norm(Some(&buffers.added), post_attention_norm, buffers)?;
         products.gate_up.forward_into(&buffers.normed, &buffers.gate_up)?;
         let (gate_up, out) = (&buffers.gate_up, &buffers.activated);
         SwiGlu { gate_up, activation: self.activation, out }.launch(&self.kernels)?;
-        products.down.forward_into(&buffers.activated, &buffers.added)
+        products.down.forward_into(&buffers.activated, &buffers.added)?;
+        self.sum(&buffers.added)
+    }
+
+    /// Adds up what all ranks have.
+    fn sum(&self, own: &Tensor) -> Result<(), Failure> {
+        self.peers.as_ref().map_or(Ok(()), |peers| Ok(peers.sum(own)?))
     }
 
     fn attend(
@@ -217,9 +236,8 @@ impl<'a> Model<'a> {
         .launch(&self.kernels)
     }
 
-    /// Scores of every token `[rows, vocabulary]`.
-    pub(super) fn logits(&self, normed: &Tensor, out: &Tensor) -> Result<(), Error> {
-        self.weights.head().forward_into(normed, out)
+    pub(super) fn head(&self) -> &PackedLinear {
+        self.weights.head()
     }
 
     pub(super) fn device(&self) -> Device {

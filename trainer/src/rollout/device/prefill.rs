@@ -7,18 +7,18 @@ use rlt_torch::cuda::pinned;
 use tch::{Kind, Tensor};
 
 use super::layers::Inputs;
-use super::{DeviceDecoder, STEPS_UNDER_WAY};
+use super::{DeviceDecoder, Failure, STEPS_UNDER_WAY};
 
 impl DeviceDecoder<'_> {
     /// Stores keys and values of a step's prompts, and copies its blocks.
-    pub(in crate::rollout) fn prepare(&mut self, step: &Step) -> Result<(), Error> {
+    pub(in crate::rollout) fn prepare(&mut self, step: &Step) -> Result<(), Failure> {
         let _on_stream = self.stream.enter()?;
         for pass in step.prefill_passes() {
             let inputs = self.inputs_of(pass)?;
             let buffers = self.model.buffers(inputs.tokens.size()[0] as usize);
             self.model.run(&inputs, self.cache, &buffers)?;
         }
-        self.copy_blocks(&step.copies)
+        Ok(self.copy_blocks(&step.copies)?)
     }
 
     /// The tokens of a pass, a row each, with the blocks of its sequence.

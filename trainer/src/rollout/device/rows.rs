@@ -55,8 +55,18 @@ impl Layout {
         self.tables() + self.max_rows * self.max_blocks
     }
 
-    pub(super) fn num_words(&self) -> usize {
+    /// First word of what a step leaves to be read: drawn tokens, the bits of their log-probs, and a word that
+    /// is not 0 once this rank wants the end.
+    pub(super) fn drawn(&self) -> usize {
         self.seen() + self.max_rows * self.seen_words
+    }
+
+    pub(super) fn num_drawn_words(&self) -> usize {
+        2 * self.max_rows + 1
+    }
+
+    pub(super) fn num_words(&self) -> usize {
+        self.drawn() + self.num_drawn_words()
     }
 
     /// Words of the changes of a step at most: their number, and every word of every row once.
@@ -89,6 +99,11 @@ impl Changes {
     fn copy(&mut self, at: usize, from: usize) {
         self.words[0] += 1;
         self.words.extend([-1 - at as i32, from as i32]);
+    }
+
+    /// Lets all ranks know, with what this step draws, that this one wants the end.
+    pub(super) fn ask_for_end(&mut self, layout: &Layout) {
+        self.write(layout.drawn() + layout.num_drawn_words() - 1, 1);
     }
 
     pub(super) fn words(&self) -> &[i32] {

@@ -60,7 +60,12 @@ unsafe extern "C" {
     pub(super) fn rlt_nccl_finalize(link: *mut c_void) -> Outcome;
     pub(super) fn rlt_nccl_give_up(link: *mut c_void);
     pub(super) fn rlt_nccl_free(link: *mut c_void);
-    pub(super) fn rlt_nccl_all_reduce(link: *mut c_void, tensor: *mut C_tensor, reduction: i64) -> Outcome;
+    pub(super) fn rlt_nccl_all_reduce(
+        link: *mut c_void,
+        tensor: *mut C_tensor,
+        reduction: i64,
+        is_in_stream: bool,
+    ) -> Outcome;
     pub(super) fn rlt_nccl_reduce_scatter(
         link: *mut c_void,
         output: *mut C_tensor,
@@ -70,6 +75,7 @@ unsafe extern "C" {
         link: *mut c_void,
         output: *mut C_tensor,
         input: *mut C_tensor,
+        is_in_stream: bool,
     ) -> Outcome;
     pub(super) fn rlt_nccl_all_to_all(
         link: *mut c_void,

@@ -10,7 +10,7 @@ use super::gloo::GlooGroup;
 use super::nccl::NcclGroup;
 use super::seat::Seat;
 use super::store::Store;
-use super::{CollectiveError, Collectives, Pending, Reduction, RendezvousError};
+use super::{CollectiveError, Collectives, Pending, Reduction, RendezvousError, StreamGroup};
 
 /// A group of ranks that exchange tensors on CPUs and GPUs.
 #[derive(Debug)]
@@ -38,15 +38,20 @@ impl GroupByDevice {
 
     /// The transport of tensors where `tensor` is.
     fn of(&mut self, tensor: &Tensor) -> Result<&mut dyn Collectives, CollectiveError> {
-        let Device::Cuda(device_idx) = tensor.device() else { return Ok(&mut self.cpu) };
-        let gpu = match &mut self.gpu {
-            Some(gpu) => gpu,
+        match tensor.device() {
+            Device::Cuda(device_idx) => Ok(self.of_gpu(device_idx)?),
+            _ => Ok(&mut self.cpu),
+        }
+    }
+
+    fn of_gpu(&mut self, device_idx: usize) -> Result<&mut NcclGroup, CollectiveError> {
+        match &mut self.gpu {
+            Some(gpu) => Ok(gpu),
             vacant => {
                 let seat = Seat { name: format!("{} on GPUs", self.seat.name), ..(*self.seat).clone() };
-                vacant.insert(NcclGroup::join(&self.store, self.attempt, Arc::new(seat), device_idx)?)
+                Ok(vacant.insert(NcclGroup::join(&self.store, self.attempt, Arc::new(seat), device_idx)?))
             }
-        };
-        Ok(gpu)
+        }
     }
 }
 
@@ -87,6 +92,10 @@ impl Collectives for GroupByDevice {
 
     fn broadcast(&mut self, tensor: &Tensor, root: usize) -> Result<Pending, CollectiveError> {
         self.of(tensor)?.broadcast(tensor, root)
+    }
+
+    fn in_stream(&mut self, device_idx: usize) -> Result<StreamGroup, CollectiveError> {
+        self.of_gpu(device_idx)?.in_stream(device_idx)
     }
 
     fn barrier(&mut self) -> Result<(), CollectiveError> {

@@ -5,15 +5,18 @@
 //! A thread that waits looks at the operation now and then instead of sleeping in CUDA: a peer that is lost
 //! or late ends the communicator on this rank, and is named.
 
+mod in_stream;
 mod link;
 
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use tch::{Kind, Tensor};
 
+pub use self::in_stream::StreamGroup;
 use self::link::{Link, Mark, await_until};
 use super::border;
 use super::pending::{Finish, Work};
@@ -27,13 +30,20 @@ use crate::border::{Outcome, raw};
 pub(super) struct NcclGroup {
     link: Arc<Link>,
     seat: Arc<Seat>,
-    num_started: u64,
+    num_started: Arc<AtomicU64>,
 }
 
 impl fmt::Debug for NcclGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("NcclGroup").field("seat", &self.seat).field("num_started", &self.num_started).finish()
     }
+}
+
+/// Notes that one more operation begins; returns its number.
+fn started(seat: &Seat, num_started: &AtomicU64) -> u64 {
+    let sequence = num_started.fetch_add(1, Ordering::Relaxed) + 1;
+    seat.started(sequence);
+    sequence
 }
 
 /// What an error calls the connecting of a group's GPUs.
@@ -62,7 +72,7 @@ impl NcclGroup {
             Ok(link)
         };
         let link = connect().map_err(|message| seat.failed(CONNECT, 1, message))?;
-        Ok(Self { link: Arc::new(link), seat, num_started: 1 })
+        Ok(Self { link: Arc::new(link), seat, num_started: Arc::new(AtomicU64::new(1)) })
     }
 
     fn start(
@@ -72,10 +82,9 @@ impl NcclGroup {
         finish: Option<Finish>,
         call: impl FnOnce(*mut c_void) -> Outcome,
     ) -> Result<Pending, CollectiveError> {
-        self.num_started += 1;
-        self.seat.started(self.num_started);
+        let sequence = started(&self.seat, &self.num_started);
         let deadline = Instant::now() + self.seat.timeout;
-        let (link, sequence) = (Arc::clone(&self.link), self.num_started);
+        let link = Arc::clone(&self.link);
         let enqueue = || {
             link.call(operation, call)?;
             await_until(deadline, || link.is_settled())?;
@@ -125,7 +134,7 @@ impl Collectives for NcclGroup {
         self.seat.admit_all_reduce(tensor)?;
         self.start("all-reduce", vec![tensor.shallow_clone()], None, |link| {
             // SAFETY: a live communicator and a borrowed tensor.
-            unsafe { border::rlt_nccl_all_reduce(link, raw(tensor), reduction.code()) }
+            unsafe { border::rlt_nccl_all_reduce(link, raw(tensor), reduction.code(), false) }
         })
     }
 
@@ -157,7 +166,7 @@ impl Collectives for NcclGroup {
         let keeps = vec![output.shallow_clone(), input.shallow_clone()];
         self.start("all-gather", keeps, None, |link| {
             // SAFETY: a live communicator and borrowed tensors.
-            unsafe { border::rlt_nccl_all_gather(link, raw(output), raw(input)) }
+            unsafe { border::rlt_nccl_all_gather(link, raw(output), raw(input), false) }
         })
     }
 
@@ -178,6 +187,14 @@ impl Collectives for NcclGroup {
             // SAFETY: a live communicator and a borrowed tensor.
             unsafe { border::rlt_nccl_broadcast(link, raw(tensor), root as i32) }
         })
+    }
+
+    fn in_stream(&mut self, device_idx: usize) -> Result<StreamGroup, CollectiveError> {
+        if self.link.device_idx() != device_idx {
+            return Err(super::no_stream(&self.seat.name, device_idx));
+        }
+        let (link, seat) = (Arc::clone(&self.link), Arc::clone(&self.seat));
+        Ok(StreamGroup::new(link, seat, Arc::clone(&self.num_started)))
     }
 
     fn barrier(&mut self) -> Result<(), CollectiveError> {

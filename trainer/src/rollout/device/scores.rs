@@ -1,0 +1,82 @@
+//! Scores of every token of the vocabulary: one product, or the slices of several ranks laid side by side.
+
+use rlt_torch::collectives::CollectiveError;
+use tch::{Kind, Tensor};
+
+use super::Failure;
+use super::layers::Model;
+use super::peers::Peers;
+
+/// Memory for the scores of a number of rows.
+pub(super) struct Scores {
+    /// `[rows, vocabulary]`.
+    pub(super) of_all_tokens: Tensor,
+    slices: Option<Slices>,
+}
+
+/// Scores of the tokens of slices, which are as long as the first.
+struct Slices {
+    /// This rank's, `[rows, longest]`.
+    own: Tensor,
+    /// Numbers of all ranks, of as many rows as there are.
+    of_all_ranks: Tensor,
+    num: usize,
+    longest: usize,
+}
+
+impl Model<'_> {
+    /// Memory for the scores of at most `max_rows` rows.
+    pub(super) fn scores(&self, max_rows: usize, kind: Kind) -> Scores {
+        let empty = |size: &[i64]| Tensor::empty(size, (kind, self.device()));
+        let (rows, vocab_size) = (max_rows as i64, self.vocab_size());
+        let slices = self.peers.as_ref().map(|peers| {
+            let (num, longest) = (peers.num(), peers.longest(vocab_size));
+            let own = empty(&[rows, longest as i64]);
+            Slices { own, of_all_ranks: empty(&[(num * max_rows * longest) as i64]), num, longest }
+        });
+        Scores { of_all_tokens: empty(&[rows, vocab_size as i64]), slices }
+    }
+
+    /// Scores of hidden states behind the final norm.
+    pub(super) fn score(&self, normed: &Tensor, scores: &Scores) -> Result<(), Failure> {
+        match (&scores.slices, &self.peers) {
+            (Some(slices), Some(peers)) => {
+                self.head().forward_into(normed, &slices.own)?;
+                Ok(slices.side_by_side(peers, &scores.of_all_tokens)?)
+            }
+            _ => Ok(self.head().forward_into(normed, &scores.of_all_tokens)?),
+        }
+    }
+}
+
+impl Scores {
+    /// The same memory for fewer rows.
+    pub(super) fn of_rows(&self, rows: usize) -> Self {
+        let first = |tensor: &Tensor| tensor.narrow(0, 0, rows as i64);
+        let slices = self.slices.as_ref().map(|slices| Slices {
+            own: first(&slices.own),
+            of_all_ranks: slices.of_all_ranks.narrow(0, 0, (slices.num * rows * slices.longest) as i64),
+            ..*slices
+        });
+        Self { of_all_tokens: first(&self.of_all_tokens), slices }
+    }
+}
+
+impl Slices {
+    /// Lays the scores of all ranks side by side, without the rows that fill the last slices up.
+    fn side_by_side(&self, peers: &Peers, of_all_tokens: &Tensor) -> Result<(), CollectiveError> {
+        peers.gather(&self.of_all_ranks, &self.own)?;
+        let (rows, vocab_size) = (of_all_tokens.size()[0], of_all_tokens.size()[1]);
+        let longest = self.longest as i64;
+        let by_rank = self.of_all_ranks.view([self.num as i64, rows, longest]);
+        let num_whole = vocab_size / longest;
+        let begun = num_whole * longest;
+        let mut whole = of_all_tokens.narrow(1, 0, begun).unflatten(1, [num_whole, longest]);
+        whole.copy_(&by_rank.narrow(0, 0, num_whole).transpose(0, 1));
+        if begun < vocab_size {
+            let mut rest = of_all_tokens.narrow(1, begun, vocab_size - begun);
+            rest.copy_(&by_rank.select(0, num_whole).narrow(1, 0, vocab_size - begun));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,204 @@
+//! Ranks with a device each sample as one: what one rank samples, in steps that ask nothing more of the host.
+
+use std::error::Error;
+use std::ops::ControlFlow;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rlt_core::engine::DetokenizeError;
+use rlt_core::sampling::SamplingParams;
+use rlt_core::types::{Completion, TokenId};
+use rlt_devices::Counts;
+use rlt_trainer::parallel::Ranks;
+use rlt_trainer::rollout::{Detokenizer, RolloutEngine, RolloutError, RolloutOptions, RolloutRequest};
+use tch::Device;
+
+use crate::fixture::*;
+use crate::ranks::{engine, on_ranks};
+use crate::{decoder_on, is_inside, on_device, run_again, sampled};
+
+const GO_ON: fn() -> ControlFlow<()> = || ControlFlow::Continue(());
+
+/// A rank's engine with the weights of its device's model, for `body`.
+fn of_rank<T>(
+    ranks: &Ranks,
+    (family, options): (&str, RolloutOptions),
+    body: impl FnOnce(&mut RolloutEngine, &rlt_trainer::model::Decoder) -> T,
+) -> T {
+    let decoder = decoder_on(Device::Cuda(ranks.rank()), family);
+    let mut engine = engine(ranks, options);
+    engine.sync_weights(&decoder, 0).unwrap();
+    body(&mut engine, &decoder)
+}
+
+/// What two ranks sample as one, the same on either.
+fn sliced(family: &str, options: &RolloutOptions, requests: &[RolloutRequest]) -> Vec<Vec<Completion>> {
+    let of_ranks = on_ranks(2, 60, |ranks| {
+        of_rank(&ranks, (family, options.clone()), |engine, decoder| {
+            engine.generate(decoder, requests, &Letters, &mut |_| GO_ON()).unwrap()
+        })
+    });
+    assert_eq!(of_ranks[0], of_ranks[1], "to the bit, log-probs included");
+    of_ranks[0].clone()
+}
+
+#[test]
+fn two_ranks_with_a_device_each_sample_what_one_rank_does() {
+    on_device("sliced_on_devices::two_ranks_with_a_device_each_sample_what_one_rank_does", || {
+        let mut same = SameSamples::default();
+        let requests = requests(7, 2, &truncated());
+        // Grouped heads, biases, norms of heads, a tied head.
+        for family in ["qwen2", "qwen3", "gemma"] {
+            let as_one = sliced(family, &options(), &requests);
+            let device = decoder_on(Device::Cuda(0), family);
+            same.compare(&sampled(&device, options(), &requests).0, &as_one);
+            same.compare(&generate(&decoder(family), options(), &requests).unwrap(), &as_one);
+        }
+        let few = RolloutOptions { max_concurrent: 3, max_prefill_tokens: 6, ..options() };
+        let eager = RolloutOptions { uses_graphs: false, ..few.clone() };
+        let by_graphs = sliced("llama", &few, &requests);
+        assert_eq!(by_graphs, sliced("llama", &eager, &requests), "graphs hold collectives as they are");
+        same.compare(&generate(&decoder("llama"), options(), &requests).unwrap(), &by_graphs);
+        same.check();
+    });
+}
+
+const COUNTED: &str =
+    "sliced_on_devices::a_step_of_ranks_that_sample_as_one_waits_for_nothing_but_its_tokens";
+
+#[test]
+fn a_step_of_ranks_that_sample_as_one_waits_for_nothing_but_its_tokens() {
+    let variable = |name: &str| std::env::var(name).unwrap().parse::<usize>().unwrap();
+    if is_inside() {
+        let sampling = SamplingParams { ignore_eos: true, ..truncated() };
+        let request = RolloutRequest {
+            prompt: (5..16).collect(),
+            seeds: (0..variable("RLT_TEST_BATCH") as u64).collect(),
+            sampling,
+            max_new_tokens: variable("RLT_TEST_TOKENS"),
+        };
+        let uses_graphs = variable("RLT_TEST_GRAPHS") == 1;
+        let options = RolloutOptions { max_concurrent: 256, uses_graphs, ..RolloutOptions::default() };
+        sliced("llama", &options, &[request]);
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let counts = |batch: usize, num_tokens: usize, uses_graphs: bool| {
+        let report = folder.path().join("counts.json");
+        let numbers = [
+            ("RLT_TEST_BATCH", batch),
+            ("RLT_TEST_TOKENS", num_tokens),
+            ("RLT_TEST_GRAPHS", usize::from(uses_graphs)),
+        ];
+        run_again(COUNTED, Some(&report), &numbers.map(|(name, number)| (name, number.to_string())));
+        Counts::read(&report).unwrap()
+    };
+    const RANKS: f64 = 2.0;
+    const LAYERS: u64 = 2;
+    for batch in [1, 16] {
+        // Of a layer two sums more than alone; besides logits gathered and laid side by side, and what was
+        // drawn.
+        for (uses_graphs, launches, graphs) in [(true, 0, 1), (false, (9 + 2) * LAYERS + 8 + 3, 0)] {
+            let (short, long) = (counts(batch, 6, uses_graphs), counts(batch, 8, uses_graphs));
+            let of_step = |of: fn(&Counts) -> u64| (of(&long) - of(&short)) as f64 / 2.0 / RANKS;
+            let case = format!("batch {batch}, graphs: {uses_graphs}");
+            assert_eq!(of_step(|counts| counts.host_to_device), 1.0, "{case}");
+            assert_eq!(of_step(|counts| counts.device_to_host), 1.0, "{case}");
+            assert_eq!(of_step(|counts| counts.waits), 0.0, "{case}: a thread looks for its tokens");
+            assert_eq!(of_step(|counts| counts.launches), launches as f64, "{case}");
+            assert_eq!(of_step(|counts| counts.graph_launches), f64::from(graphs), "{case}");
+        }
+    }
+}
+
+#[test]
+fn what_ranks_exchange_by_graphs_is_counted_at_every_launch() {
+    on_device("sliced_on_devices::what_ranks_exchange_by_graphs_is_counted_at_every_launch", || {
+        let requests = requests(3, 1, &SamplingParams::greedy());
+        let sent = |uses_graphs: bool| {
+            on_ranks(2, 60, |ranks| {
+                of_rank(&ranks, ("llama", RolloutOptions { uses_graphs, ..options() }), |engine, decoder| {
+                    let before = ranks.traffic();
+                    engine.generate(decoder, &requests, &Letters, &mut |_| GO_ON()).unwrap();
+                    ranks.traffic().since(before).sent
+                })
+            })
+        };
+        let (by_graphs, eager) = (sent(true), sent(false));
+        assert!(eager[0] > 0 && by_graphs == eager, "{by_graphs:?} and {eager:?}");
+    });
+}
+
+#[test]
+fn as_soon_as_one_rank_is_to_stop_all_that_sample_as_one_do() {
+    on_device("sliced_on_devices::as_soon_as_one_rank_is_to_stop_all_that_sample_as_one_do", || {
+        // In the midst, and with the last token of all.
+        let requests = requests(1, 1, &SamplingParams { ignore_eos: true, ..SamplingParams::greedy() });
+        for asked_at in [3, requests[0].max_new_tokens] {
+            let num_steps = on_ranks(2, 60, |ranks| {
+                of_rank(&ranks, ("llama", options()), |engine, decoder| {
+                    let mut num_steps = 0;
+                    let ended = engine.generate(decoder, &requests, &Letters, &mut |_| {
+                        num_steps += 1;
+                        let is_asked = ranks.rank() == 1 && num_steps == asked_at;
+                        if is_asked { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+                    });
+                    assert!(matches!(ended, Err(RolloutError::Interrupted)), "{ended:?}");
+                    num_steps
+                })
+            });
+            // One step is under way by then, and the next one carries the word.
+            assert_eq!(num_steps, [(asked_at + 2).min(requests[0].max_new_tokens), asked_at]);
+        }
+    });
+}
+
+#[test]
+fn ranks_that_draw_different_tokens_end_in_that_step() {
+    on_device("sliced_on_devices::ranks_that_draw_different_tokens_end_in_that_step", || {
+        let steps = on_ranks(2, 60, |ranks| {
+            let mut requests = requests(1, 8, &SamplingParams::default());
+            requests[0].seeds[ranks.rank()] += 1;
+            of_rank(&ranks, ("llama", options()), |engine, decoder| {
+                match engine.generate(decoder, &requests, &Letters, &mut |_| GO_ON()) {
+                    Err(RolloutError::Disagreement { step }) => step,
+                    other => panic!("{other:?}"),
+                }
+            })
+        });
+        assert!(steps[0] == steps[1] && steps[0] < 6, "{steps:?}");
+    });
+}
+
+/// Text for so many completions' pieces, then none.
+struct FailsAfter(AtomicUsize);
+
+impl Detokenizer for FailsAfter {
+    fn decode(&self, tokens: &[TokenId]) -> Result<String, DetokenizeError> {
+        match self.0.fetch_sub(1, Ordering::Relaxed) {
+            0 => Err("no words left".into()),
+            _ => Letters.decode(tokens),
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_come_to_a_step_is_named() {
+    on_device("sliced_on_devices::a_rank_that_does_not_come_to_a_step_is_named", || {
+        let sampling =
+            SamplingParams { ignore_eos: true, stop: vec!["?".into()], ..SamplingParams::greedy() };
+        let requests = [RolloutRequest { max_new_tokens: 40, ..requests(1, 1, &sampling).remove(0) }];
+        let end = Barrier::new(2);
+        let said = on_ranks(2, 5, |ranks| {
+            let words = FailsAfter(AtomicUsize::new(if ranks.rank() == 1 { 8 } else { usize::MAX }));
+            let failed = of_rank(&ranks, ("llama", options()), |engine, decoder| {
+                engine.generate(decoder, &requests, &words, &mut |_| GO_ON()).unwrap_err()
+            });
+            end.wait();
+            let cause = Error::source(&failed).and_then(Error::source);
+            cause.map(ToString::to_string).unwrap_or_default()
+        });
+        let words = ["a rollout step", "of group rollout 0 of 2 slices on GPUs", "rank 1"];
+        assert!(words.iter().all(|word| said[0].contains(word)), "{said:?}");
+    });
+}

@@ -1,0 +1,112 @@
+//! Collectives as work of the stream that computes, like kernels: nothing is ordered by events, no thread
+//! waits for them, and a graph may hold them.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use tch::Tensor;
+
+use super::link::{Link, await_until};
+use super::{border, started};
+use crate::border::{Outcome, raw};
+use crate::collectives::seat::Seat;
+use crate::collectives::{CollectiveError, Reduction, Traffic};
+use crate::cuda::Event;
+
+/// Ranks with a GPU each, whose operations come in the order of libtorch's current stream. All of them put
+/// the same operations into their streams in the same order, and none may be under way when the group goes.
+///
+/// While a stream captures, operations become part of its graph; each launch carries them out. Run each once
+/// before, so that NCCL is connected.
+pub struct StreamGroup {
+    link: Arc<Link>,
+    seat: Arc<Seat>,
+    num_started: Arc<AtomicU64>,
+}
+
+impl fmt::Debug for StreamGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StreamGroup").field("seat", &self.seat).finish()
+    }
+}
+
+impl StreamGroup {
+    pub(super) fn new(link: Arc<Link>, seat: Arc<Seat>, num_started: Arc<AtomicU64>) -> Self {
+        Self { link, seat, num_started }
+    }
+
+    /// Notes that this rank begins a series of operations, so that others know how far it has come; returns
+    /// the number of the series.
+    pub fn begin(&self) -> u64 {
+        started(&self.seat, &self.num_started)
+    }
+
+    /// Replaces `tensor` on every rank by the reduction of all, the same bits everywhere.
+    ///
+    /// # Errors
+    /// When the tensor is not contiguous, or NCCL refuses.
+    pub fn all_reduce(&self, tensor: &Tensor, reduction: Reduction) -> Result<(), CollectiveError> {
+        self.seat.admit_all_reduce(tensor)?;
+        self.put("all-reduce", |link| {
+            // SAFETY: a live communicator and a borrowed tensor, whose memory lives as the stream's other work
+            // needs it.
+            unsafe { border::rlt_nccl_all_reduce(link, raw(tensor), reduction.code(), true) }
+        })
+    }
+
+    /// Lays `input` of every rank end to end in `output`, in the order of ranks.
+    ///
+    /// # Errors
+    /// When `output` has not as many times the elements of `input` as there are ranks, or NCCL refuses.
+    pub fn all_gather(&self, output: &Tensor, input: &Tensor) -> Result<(), CollectiveError> {
+        self.seat.admit_all_gather(output, input)?;
+        self.put("all-gather", |link| {
+            // SAFETY: as above.
+            unsafe { border::rlt_nccl_all_gather(link, raw(output), raw(input), true) }
+        })
+    }
+
+    fn put(
+        &self,
+        operation: &'static str,
+        call: impl FnOnce(*mut std::ffi::c_void) -> Outcome,
+    ) -> Result<(), CollectiveError> {
+        let deadline = Instant::now() + self.seat.timeout;
+        let put = || {
+            self.link.call(operation, call)?;
+            // NCCL puts it into the stream from a thread of its own; what comes next must come behind it.
+            await_until(deadline, || self.link.is_settled())
+        };
+        put().map_err(|message| self.failed(operation, self.num_started.load(Ordering::Relaxed), message))
+    }
+
+    /// Waits, on this thread, until `event` has happened, which is behind the series number `sequence`.
+    ///
+    /// # Errors
+    /// When a rank is lost or too late; the error names it, and what is under way on this rank ends.
+    pub fn wait(&self, operation: &'static str, sequence: u64, event: &Event) -> Result<(), CollectiveError> {
+        let deadline = Instant::now() + self.seat.timeout;
+        let is_done = || {
+            let happened = event.has_happened().map_err(|error| error.to_string())?;
+            Ok(self.link.is_settled()? && happened)
+        };
+        await_until(deadline, is_done).map_err(|message| self.failed(operation, sequence, message))
+    }
+
+    fn failed(&self, operation: &'static str, sequence: u64, message: String) -> CollectiveError {
+        self.link.give_up();
+        self.seat.failed(operation, sequence, message)
+    }
+
+    /// The bytes that this rank has exchanged so far, in all of its groups.
+    pub fn traffic(&self) -> Traffic {
+        self.seat.meter.total()
+    }
+
+    /// Counts what a graph exchanges at each launch but the first: capturing it counted for that.
+    pub fn count_again(&self, traffic: Traffic) {
+        self.seat.meter.count(traffic);
+    }
+}
