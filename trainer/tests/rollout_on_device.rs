@@ -9,6 +9,8 @@
 mod fixture;
 #[path = "fixtures/models.rs"]
 mod models;
+#[path = "rollout/narrow_on_device.rs"]
+mod narrow_on_device;
 #[path = "rollout/ranks.rs"]
 mod ranks;
 #[path = "rollout/sliced_on_devices.rs"]
@@ -211,4 +213,28 @@ fn a_step_costs_two_copies_and_nine_launches_a_layer_or_one_graph() {
             assert_eq!(of_step(|counts| counts.graph_launches), f64::from(graphs), "{case}");
         }
     }
+}
+
+#[test]
+fn the_launches_of_a_prefill_do_not_depend_on_the_number_of_prompts() {
+    on_device("the_launches_of_a_prefill_do_not_depend_on_the_number_of_prompts", || {
+        let device = device_decoder("llama");
+        let launches = |num_prompts: u32| {
+            // Of more than one token each, and of as many lengths as prompts.
+            let mut requests = requests(num_prompts + 1, 1, &SamplingParams::greedy());
+            requests.remove(0);
+            requests.iter_mut().for_each(|request| request.max_new_tokens = 1);
+            let mut engine = RolloutEngine::new(options());
+            engine.sync_weights(&device, 0).unwrap();
+            let before = rlt_devices::driver::counts().unwrap();
+            let mut go_on = |_| std::ops::ControlFlow::Continue(());
+            engine.generate(&device, &requests, &Letters, &mut go_on).unwrap();
+            assert_eq!(engine.stats().num_steps, 1);
+            let after = rlt_devices::driver::counts().unwrap();
+            let sent = after.host_to_device - before.host_to_device;
+            (after.launches - before.launches, sent, after.waits - before.waits)
+        };
+        let one = launches(1);
+        assert_eq!([launches(3), launches(11)], [one, one]);
+    });
 }

@@ -39,7 +39,7 @@ use super::kv_cache::KvCache;
 use super::sampler::Drawn;
 use super::weights::RolloutWeights;
 use crate::parallel::RankError;
-use layers::{Buffers, Inputs, Model};
+use layers::{Buffers, Inputs, Model, Seen};
 use peers::Peers;
 use rows::{Layout, PerRow, Rows};
 use scores::Scores;
@@ -82,6 +82,8 @@ pub(super) struct DeviceDecoder<'a> {
 /// The decode of a number of rows.
 struct Pass {
     inputs: Inputs,
+    context_lens: Tensor,
+    block_tables: Tensor,
     buffers: Buffers,
     scores: Scores,
     params: Tensor,
@@ -203,7 +205,7 @@ impl<'a> DeviceDecoder<'a> {
             (0..STEPS_UNDER_WAY).map(|_| pinned(size, Kind::Int)).collect()
         };
         let workspace = sampling_workspace_bytes(bounds.max_rows, vocab_size) / size_of::<f32>();
-        let buffers = model.buffers(bounds.max_rows);
+        let buffers = model.decode_buffers(bounds.max_rows);
         let state = Tensor::from_slice(&rows.empty_state()).to_device(model.device());
         let scores = model.scores(bounds.max_rows, weights.frame.compute_kind());
         Ok(Self {
@@ -340,12 +342,12 @@ impl<'a> DeviceDecoder<'a> {
         .launch(&kernels)?;
         Advance {
             drawn: &pass.tokens,
-            block_tables: &pass.inputs.block_tables,
+            block_tables: &pass.block_tables,
             block_size: self.layout.block_size,
             tokens: &pass.inputs.tokens,
             positions: &pass.inputs.positions,
             slots: &pass.inputs.slots,
-            context_lens: &pass.inputs.context_lens,
+            context_lens: &pass.context_lens,
             steps: &pass.steps,
         }
         .launch(&kernels)?;
@@ -362,14 +364,20 @@ impl<'a> DeviceDecoder<'a> {
         let per_row = |array| words(layout.start_of(array), rows);
         let matrix = |start, width: usize| words(start, rows * width).view([first_rows, width as i64]);
         let drawn = |array: usize| words(layout.drawn() + array * layout.max_rows, rows);
+        let context_lens = per_row(PerRow::ContextLen);
+        let block_tables = matrix(layout.tables(), layout.max_blocks);
         Pass {
             inputs: Inputs {
                 tokens: per_row(PerRow::Token),
                 positions: per_row(PerRow::Position),
                 slots: per_row(PerRow::Slot),
-                context_lens: per_row(PerRow::ContextLen),
-                block_tables: matrix(layout.tables(), layout.max_blocks),
+                seen: Seen::Paged {
+                    context_lens: context_lens.shallow_clone(),
+                    block_tables: block_tables.shallow_clone(),
+                },
             },
+            context_lens,
+            block_tables,
             buffers: self.buffers.of_rows(rows),
             scores: self.scores.of_rows(rows),
             params: matrix(0, 2 * SAMPLING_ROW_WORDS).view_dtype(Kind::Int64),

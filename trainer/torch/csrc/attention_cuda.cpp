@@ -32,7 +32,7 @@ namespace {
 // Segments as the device has them (`DeviceSegments` in attention.rs).
 struct Packing {
   Tensor cu_queries, cu_keys;  // i32 [segments + 1], no segment empty
-  Tensor keys;                 // i64, rows of the stream; undefined where keys are the stream itself
+  Tensor keys;                 // rows of the stream, or of a cache; undefined where keys are the stream itself
   int64_t max_queries, max_keys;
 };
 
@@ -146,8 +146,10 @@ struct PackedFunction : torch::autograd::Function<PackedFunction> {
 
 Tensor packed_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Packing& packing,
                         double scale, int64_t window) {
-  TORCH_CHECK(q.dim() == 3 && k.dim() == 3 && v.sizes() == k.sizes() && q.size(0) == k.size(0) &&
-                  q.size(2) == k.size(2) && k.size(1) > 0 && q.size(1) % k.size(1) == 0,
+  // Where keys are chosen they may be those of a cache.
+  const bool has_rows = packing.keys.defined() || (k.dim() == 3 && q.size(0) == k.size(0));
+  TORCH_CHECK(q.dim() == 3 && k.dim() == 3 && v.sizes() == k.sizes() && has_rows && q.size(2) == k.size(2) &&
+                  k.size(1) > 0 && q.size(1) % k.size(1) == 0,
               "packed attention expected q [T, H, D] and k, v [T, K, D] with K dividing H, got ", q.sizes(),
               ", ", k.sizes(), " and ", v.sizes());
   if (q.size(0) == 0) return q.clone();

@@ -18,6 +18,7 @@ mod access;
 mod attention;
 mod autograd;
 mod border;
+mod cached_attention;
 pub mod collectives;
 pub mod cuda;
 mod device_head;
@@ -41,6 +42,7 @@ pub use access::{
 };
 pub use attention::{Segments, paged_attention, varlen_attention, write_kv};
 pub use autograd::{backward, backward_many, set_grad};
+pub use cached_attention::{CachedSegments, cached_attention};
 pub use cuda::{load_cuda, missing_cuda};
 pub use device_head::{ChunkLoss, DeviceHead};
 pub use device_segments::{DeviceSegments, packed_attention};

@@ -5,15 +5,15 @@
 //! ```
 //! Where ranks multiply together two sums come to them, behind output and down, in the same stream.
 //!
-//! Rows are the tokens of a decode, one a sequence, or those of a prefill: each sees as many tokens of its
-//! block table as its context length says.
+//! Rows are the tokens of a decode, one a sequence, which read the paged cache; or those of a prefill, for
+//! which keys and values are gathered from there, once for all rows.
 
 use rlt_api::plan::model_config::{HiddenActivation, ModelConfig};
 use rlt_torch::cuda::{
     EmbedGather, Kernels, PagedDecodeAttention, RmsNormResidual, RopeAndWriteKv, SwiGlu, attention_splits,
     attention_workspace_bytes,
 };
-use rlt_torch::{Activation, Error, PackedLinear};
+use rlt_torch::{Activation, CachedSegments, Error, PackedLinear, cached_attention};
 use tch::{Device, Kind, Tensor};
 
 use super::Failure;
@@ -47,10 +47,20 @@ pub(super) struct Inputs {
     pub(super) positions: Tensor,
     /// i32 `[rows]`.
     pub(super) slots: Tensor,
-    /// i32 `[rows]`.
-    pub(super) context_lens: Tensor,
-    /// i32 `[rows, max_blocks]`.
-    pub(super) block_tables: Tensor,
+    pub(super) seen: Seen,
+}
+
+/// What the rows of a pass attend to.
+pub(super) enum Seen {
+    /// Each row to its own sequence, one row a sequence.
+    Paged {
+        /// i32 `[rows]`.
+        context_lens: Tensor,
+        /// i32 `[rows, max_blocks]`.
+        block_tables: Tensor,
+    },
+    /// Many rows to the same sequence.
+    Gathered(CachedSegments),
 }
 
 /// What the layers write, for a number of rows.
@@ -60,9 +70,14 @@ pub(super) struct Buffers {
     normed: Tensor,
     qkv: Tensor,
     queries: Tensor,
-    attended: Tensor,
     gate_up: Tensor,
     activated: Tensor,
+    /// For rows that read the paged cache.
+    paged: Option<Paged>,
+}
+
+struct Paged {
+    attended: Tensor,
     workspace: Tensor,
     splits: usize,
 }
@@ -114,26 +129,33 @@ impl<'a> Model<'a> {
         &self.weights.frame.config
     }
 
-    /// Buffers for passes of `rows` rows.
+    /// Buffers for the decode of at most `rows` rows.
+    pub(super) fn decode_buffers(&self, rows: usize) -> Buffers {
+        let config = &self.weights.slice;
+        let (heads, kv_heads, head_dim) = (config.num_heads, config.num_kv_heads, config.head_dim);
+        let splits = attention_splits(rows, kv_heads, self.multiprocessors);
+        let num_bytes = attention_workspace_bytes(rows, heads, kv_heads, head_dim, splits);
+        let buffers = self.buffers(rows);
+        let attended = buffers.queries.empty_like();
+        let workspace = Tensor::zeros([num_bytes as i64], (Kind::Uint8, self.kernels.device()));
+        Buffers { paged: Some(Paged { attended, workspace, splits }), ..buffers }
+    }
+
+    /// Buffers for a prefill of `rows` rows.
     pub(super) fn buffers(&self, rows: usize) -> Buffers {
         let config = &self.weights.slice;
         let options = (self.weights.frame.compute_kind(), self.kernels.device());
         let (heads, kv_heads, head_dim) = (config.num_heads, config.num_kv_heads, config.head_dim);
         let empty = |width: usize| Tensor::empty([rows as i64, width as i64], options);
-        let of_heads = || Tensor::empty([rows as i64, heads as i64, head_dim as i64], options);
-        let splits = attention_splits(rows, kv_heads, self.multiprocessors);
-        let num_bytes = attention_workspace_bytes(rows, heads, kv_heads, head_dim, splits);
         Buffers {
             residual: empty(config.hidden_size),
             added: empty(config.hidden_size),
             normed: empty(config.hidden_size),
             qkv: empty((heads + 2 * kv_heads) * head_dim),
-            queries: of_heads(),
-            attended: of_heads(),
+            queries: Tensor::empty([rows as i64, heads as i64, head_dim as i64], options),
             gate_up: empty(2 * config.intermediate_size),
             activated: empty(config.intermediate_size),
-            workspace: Tensor::zeros([num_bytes as i64], (Kind::Uint8, self.kernels.device())),
-            splits,
+            paged: None,
         }
     }
 
@@ -180,8 +202,8 @@ impl<'a> Model<'a> {
         let products = self.weights.products(layer_idx);
         self.norm((layer_idx > 0).then_some(&buffers.added), input_norm, buffers)?;
         products.qkv.forward_into(&buffers.normed, &buffers.qkv)?;
-        self.attend(layer_idx, inputs, cache, buffers)?;
-        products.output.forward_into(&buffers.attended.flatten(1, 2), &buffers.added)?;
+        let attended = self.attend(layer_idx, inputs, cache, buffers)?;
+        products.output.forward_into(&attended.flatten(1, 2), &buffers.added)?;
         self.sum(&buffers.added)?;
         self.norm(Some(&buffers.added), post_attention_norm, buffers)?;
         products.gate_up.forward_into(&buffers.normed, &buffers.gate_up)?;
@@ -202,9 +224,10 @@ impl<'a> Model<'a> {
         inputs: &Inputs,
         cache: &mut KvCache,
         buffers: &Buffers,
-    ) -> Result<(), Error> {
+    ) -> Result<Tensor, Error> {
         let frame = &self.weights.frame;
         let layer = &frame.layers()[layer_idx];
+        let (scale, window) = (layer.attention_scale(), layer.window());
         let cache = cache.layer(layer_idx);
         let qk_norms = self.norms[layer_idx].2.as_ref().map(|(q, k)| (q, k));
         RopeAndWriteKv {
@@ -221,19 +244,31 @@ impl<'a> Model<'a> {
             q_out: &buffers.queries,
         }
         .launch(&self.kernels)?;
-        PagedDecodeAttention {
-            q: &buffers.queries,
-            k_cache: &cache.keys,
-            v_cache: &cache.values,
-            block_tables: &inputs.block_tables,
-            context_lens: &inputs.context_lens,
-            scale: layer.attention_scale(),
-            window: layer.window(),
-            splits: buffers.splits,
-            workspace: &buffers.workspace,
-            out: &buffers.attended,
+        let (q, k_cache, v_cache) = (&buffers.queries, &cache.keys, &cache.values);
+        match (&inputs.seen, &buffers.paged) {
+            (Seen::Gathered(segments), _) => cached_attention(q, (k_cache, v_cache), segments, scale, window),
+            (Seen::Paged { context_lens, block_tables }, Some(Paged { attended, workspace, splits })) => {
+                let (splits, out) = (*splits, attended);
+                PagedDecodeAttention {
+                    q,
+                    k_cache,
+                    v_cache,
+                    block_tables,
+                    context_lens,
+                    scale,
+                    window,
+                    splits,
+                    workspace,
+                    out,
+                }
+                .launch(&self.kernels)?;
+                Ok(attended.shallow_clone())
+            }
+            (Seen::Paged { .. }, None) => {
+                let (expected, got) = ("buffers of a decode".into(), "those of a prefill".into());
+                Err(Error::Argument { act: "attention to the paged cache", expected, got })
+            }
         }
-        .launch(&self.kernels)
     }
 
     pub(super) fn head(&self) -> &PackedLinear {
@@ -259,11 +294,13 @@ impl Buffers {
             normed: first(&self.normed),
             qkv: first(&self.qkv),
             queries: first(&self.queries),
-            attended: first(&self.attended),
             gate_up: first(&self.gate_up),
             activated: first(&self.activated),
-            workspace: self.workspace.shallow_clone(),
-            splits: self.splits,
+            paged: self.paged.as_ref().map(|paged| Paged {
+                attended: first(&paged.attended),
+                workspace: paged.workspace.shallow_clone(),
+                splits: paged.splits,
+            }),
         }
     }
 }

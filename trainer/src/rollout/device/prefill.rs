@@ -2,11 +2,11 @@
 //! sequences they belong to; and copies of blocks.
 
 use rlt_core::engine::{BlockCopy, Prefill, Step};
-use rlt_torch::Error;
 use rlt_torch::cuda::pinned;
+use rlt_torch::{CachedSegments, Error};
 use tch::{Kind, Tensor};
 
-use super::layers::Inputs;
+use super::layers::{Inputs, Seen};
 use super::{DeviceDecoder, Failure, STEPS_UNDER_WAY};
 
 impl DeviceDecoder<'_> {
@@ -21,34 +21,20 @@ impl DeviceDecoder<'_> {
         Ok(self.copy_blocks(&step.copies)?)
     }
 
-    /// The tokens of a pass, a row each, with the blocks of its sequence.
+    /// The tokens of a pass, a row each, and the cached tokens of its sequences, all by one copy.
     fn inputs_of(&mut self, prefills: &[Prefill]) -> Result<Inputs, Error> {
-        let max_blocks = self.layout.max_blocks;
-        let num_rows: usize = prefills.iter().map(|prefill| prefill.tokens.len()).sum();
-        let mut rows: [Vec<i32>; 5] = std::array::from_fn(|_| Vec::with_capacity(num_rows));
-        let mut tables = vec![0; prefills.len() * max_blocks];
-        for (idx, prefill) in prefills.iter().enumerate() {
-            for (offset, (&token, &slot)) in prefill.tokens.iter().zip(&prefill.slots).enumerate() {
-                let position = (prefill.first_position + offset) as i32;
-                let row = [token as i32, position, slot as i32, position + 1, idx as i32];
-                rows.iter_mut().zip(row).for_each(|(column, value)| column.push(value));
-            }
-            let table = &mut tables[idx * max_blocks..][..prefill.block_table.len()];
-            table.iter_mut().zip(&prefill.block_table).for_each(|(to, &block)| *to = block as i32);
-        }
-        let words = [rows.concat(), tables].concat();
-        let packed = self.send(&words)?;
-        let column = |idx: usize| packed.narrow(0, (idx * num_rows) as i64, num_rows as i64);
-        let tables = packed
-            .narrow(0, (5 * num_rows) as i64, (prefills.len() * max_blocks) as i64)
-            .view([prefills.len() as i64, max_blocks as i64]);
-        Ok(Inputs {
-            tokens: column(0),
-            positions: column(1),
-            slots: column(2),
-            context_lens: column(3),
-            block_tables: tables.index_select(0, &column(4)),
-        })
+        let words = Words::of(prefills, self.layout.block_size);
+        let arrays = words.arrays();
+        let packed = self.send(&arrays.concat())?;
+        let mut start = 0;
+        let [tokens, positions, slots, cu_queries, cu_keys, seen_slots] = arrays.map(|array| {
+            let view = packed.narrow(0, start, array.len() as i64);
+            start += array.len() as i64;
+            view
+        });
+        let (max_queries, max_keys) = (words.max_queries, words.max_keys);
+        let seen = CachedSegments { cu_queries, cu_keys, slots: seen_slots, max_queries, max_keys };
+        Ok(Inputs { tokens, positions, slots, seen: Seen::Gathered(seen) })
     }
 
     fn copy_blocks(&mut self, copies: &[BlockCopy]) -> Result<(), Error> {
@@ -77,5 +63,70 @@ impl DeviceDecoder<'_> {
             self.staged.pop_front();
         }
         Ok(on_device)
+    }
+}
+
+/// A pass as the device gets it.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Words {
+    tokens: Vec<i32>,
+    positions: Vec<i32>,
+    slots: Vec<i32>,
+    /// Where the rows of each sequence begin, and the number of all.
+    cu_queries: Vec<i32>,
+    /// The same of the cached tokens that they see.
+    cu_keys: Vec<i32>,
+    /// The slots of these.
+    seen_slots: Vec<i32>,
+    max_queries: usize,
+    max_keys: usize,
+}
+
+impl Words {
+    fn of(prefills: &[Prefill], block_size: usize) -> Self {
+        let mut words = Self { cu_queries: vec![0], cu_keys: vec![0], ..Self::default() };
+        for prefill in prefills {
+            let end = prefill.first_position + prefill.tokens.len();
+            let slot = |position: usize| {
+                prefill.block_table[position / block_size] as usize * block_size + position % block_size
+            };
+            words.tokens.extend(prefill.tokens.iter().map(|&token| token as i32));
+            words.positions.extend((prefill.first_position..end).map(|position| position as i32));
+            words.slots.extend(prefill.slots.iter().map(|&slot| slot as i32));
+            words.seen_slots.extend((0..end).map(|position| slot(position) as i32));
+            words.cu_queries.push(words.tokens.len() as i32);
+            words.cu_keys.push(words.seen_slots.len() as i32);
+            words.max_queries = words.max_queries.max(prefill.tokens.len());
+            words.max_keys = words.max_keys.max(end);
+        }
+        words
+    }
+
+    fn arrays(&self) -> [&[i32]; 6] {
+        [&self.tokens, &self.positions, &self.slots, &self.cu_queries, &self.cu_keys, &self.seen_slots]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_piece_sees_what_the_cache_has_of_its_prompt_and_itself() {
+        let whole =
+            Prefill { first_position: 0, tokens: vec![7, 8, 9], slots: vec![4, 5, 6], block_table: vec![1] };
+        let piece =
+            Prefill { first_position: 3, tokens: vec![5, 6], slots: vec![11, 20], block_table: vec![2, 5] };
+        let expected = Words {
+            tokens: vec![7, 8, 9, 5, 6],
+            positions: vec![0, 1, 2, 3, 4],
+            slots: vec![4, 5, 6, 11, 20],
+            cu_queries: vec![0, 3, 5],
+            cu_keys: vec![0, 3, 8],
+            seen_slots: vec![4, 5, 6, 8, 9, 10, 11, 20],
+            max_queries: 3,
+            max_keys: 5,
+        };
+        assert_eq!(Words::of(&[whole, piece], 4), expected);
     }
 }
