@@ -55,8 +55,8 @@ impl Layout {
         self.tables() + self.max_rows * self.max_blocks
     }
 
-    /// First word of what a step leaves to be read: drawn tokens, the bits of their log-probs, and a word that
-    /// is not 0 once this rank wants the end.
+    /// First word of what a step leaves to be read: drawn tokens, the bits of their log-probs, and a word
+    /// that is not 0 once this rank wants the end.
     pub(super) fn drawn(&self) -> usize {
         self.seen() + self.max_rows * self.seen_words
     }

@@ -50,8 +50,8 @@ impl StreamGroup {
     pub fn all_reduce(&self, tensor: &Tensor, reduction: Reduction) -> Result<(), CollectiveError> {
         self.seat.admit_all_reduce(tensor)?;
         self.put("all-reduce", |link| {
-            // SAFETY: a live communicator and a borrowed tensor, whose memory lives as the stream's other work
-            // needs it.
+            // SAFETY: a live communicator and a borrowed tensor, whose memory lives as long as the work of
+            // the stream.
             unsafe { border::rlt_nccl_all_reduce(link, raw(tensor), reduction.code(), true) }
         })
     }
