@@ -9,6 +9,7 @@ mod data;
 mod loss;
 mod model;
 mod parallelism;
+mod pod;
 mod rewards;
 mod training;
 mod workers;
@@ -62,6 +63,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Rule> {
         training::RULES,
         checkpoint::RULES,
         workers::RULES,
+        pod::RULES,
         parallelism::RULES,
     ];
     sections.into_iter().flatten()

@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::WorkerPodSpec;
+
 /// What the training runs on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
@@ -70,6 +72,8 @@ pub struct WorkersSpec {
     /// Variables in the environment of every worker.
     #[schemars(length(max = 64))]
     pub env: Vec<EnvSpec>,
+    /// What the pods have beside: labels, volumes, a service account.
+    pub pod: WorkerPodSpec,
     /// Where run folders lie; without it they are lost with their pod, and a restart begins anew.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storage: Option<StorageSpec>,
@@ -95,6 +99,7 @@ impl Default for WorkersSpec {
             topology: None,
             network: NetworkAccess::default(),
             env: Vec::new(),
+            pod: WorkerPodSpec::default(),
             storage: None,
         }
     }
@@ -206,6 +211,12 @@ pub struct ResourcesSpec {
     /// The resource that stands for a GPU.
     #[schemars(length(min = 1, max = 253))]
     pub gpu: String,
+    /// Other resources by their names, each requested and limited: `rdma/hca_shared: 1`, `hugepages-2Mi: 1Gi`.
+    #[schemars(extend(
+        "maxProperties" = 16,
+        "additionalProperties" = {"type": "string", "maxLength": 32}
+    ))]
+    pub extra: BTreeMap<String, String>,
     /// Shared memory, which counts as memory; by default half of the node's.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 32))]
@@ -214,7 +225,13 @@ pub struct ResourcesSpec {
 
 impl Default for ResourcesSpec {
     fn default() -> Self {
-        Self { cpu: None, memory: None, gpu: "nvidia.com/gpu".into(), shared_memory: None }
+        Self {
+            cpu: None,
+            memory: None,
+            gpu: "nvidia.com/gpu".into(),
+            extra: BTreeMap::new(),
+            shared_memory: None,
+        }
     }
 }
 

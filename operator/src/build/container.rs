@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{
     VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use rlt_api::spec::{Device, EnvSpec};
+use rlt_api::spec::{Device, EnvSpec, ImagePullPolicy};
 use rlt_channel::environment as channel;
 use rlt_traces::AttemptTrace;
 
@@ -29,8 +29,7 @@ pub(super) fn trainer(
         image: Some(
             workers.image.clone().unwrap_or_else(|| settings.image_for(device(blueprint)).to_owned()),
         ),
-        // A job's own image follows Kubernetes' rule: `Always` for `latest`, else `IfNotPresent`.
-        image_pull_policy: workers.image.is_none().then(|| settings.pull_policy.as_str().into()),
+        image_pull_policy: pull_policy(blueprint),
         command: Some(command(blueprint)),
         // So that a relative path in the manifest means beside the run folders, as it does where `rlctl run`
         // makes them.
@@ -42,6 +41,14 @@ pub(super) fn trainer(
         termination_message_policy: Some("FallbackToLogsOnError".into()),
         ..Container::default()
     }
+}
+
+/// The job's own; else for the operator's image the settings', and for the job's Kubernetes' rule: `Always` for
+/// `latest`, else `IfNotPresent`.
+fn pull_policy(blueprint: &Blueprint<'_>) -> Option<String> {
+    let workers = &blueprint.prepared.job.spec().workers;
+    let of_settings = || workers.image.is_none().then(|| blueprint.settings.pull_policy.as_str());
+    workers.pod.image_pull_policy.map(ImagePullPolicy::name).or_else(of_settings).map(str::to_owned)
 }
 
 /// The trainer with the variables that all workers share, which are in a file: Kubernetes handles a pod's own
@@ -96,6 +103,7 @@ fn resources(blueprint: &Blueprint<'_>) -> ResourceRequirements {
     let quantity = |name: &str, amount: &String| (name.to_owned(), Quantity(amount.clone()));
     let mut limits = BTreeMap::new();
     limits.extend(resources.memory.as_ref().map(|memory| quantity("memory", memory)));
+    limits.extend(resources.extra.iter().map(|(name, amount)| quantity(name, amount)));
     let num_gpus = blueprint.prepared.gpus_per_worker();
     if num_gpus > 0 {
         limits.insert(resources.gpu.clone(), Quantity(num_gpus.to_string()));

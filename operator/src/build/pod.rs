@@ -28,7 +28,8 @@ pub fn pod(blueprint: &Blueprint<'_>, attempt: u32, worker_idx: u32) -> Option<P
         restart_policy: Some("Never".into()),
         hostname: Some(name.clone()),
         subdomain: (group.num_workers > 1).then(|| account.clone()),
-        service_account_name: Some(account),
+        service_account_name: Some(workers.pod.service_account_name.clone().unwrap_or(account)),
+        runtime_class_name: workers.pod.runtime_class_name.clone(),
         automount_service_account_token: Some(false),
         enable_service_links: Some(false),
         termination_grace_period_seconds: Some(spec.run_policy.termination_grace_period_seconds.into()),
@@ -42,7 +43,15 @@ pub fn pod(blueprint: &Blueprint<'_>, attempt: u32, worker_idx: u32) -> Option<P
         ..PodSpec::default()
     };
     let mut metadata = blueprint.metadata(name);
-    metadata.labels.get_or_insert_default().extend([
+    if !workers.pod.annotations.is_empty() {
+        metadata.annotations.get_or_insert_default().extend(workers.pod.annotations.clone());
+    }
+    // What tells pods apart comes last: a job cannot set it.
+    let labels = metadata.labels.get_or_insert_default();
+    for (name, value) in &workers.pod.labels {
+        labels.entry(name.clone()).or_insert_with(|| value.clone());
+    }
+    labels.extend([
         (labels::WORKER_GROUP.to_owned(), group.name.clone()),
         (labels::WORKER_IDX.to_owned(), worker_idx.to_string()),
         (labels::ATTEMPT.to_owned(), attempt.to_string()),

@@ -60,9 +60,26 @@ fn every_field_of_the_workers_reaches_the_pod() {
         "device": "Cuda",
         "image": "example.com/trainer:2",
         "imagePullSecrets": ["registry"],
-        "resources": {"cpu": "4", "memory": "16Gi", "gpu": "amd.com/gpu", "sharedMemory": "1Gi"},
+        "resources": {
+            "cpu": "4", "memory": "16Gi", "gpu": "amd.com/gpu", "sharedMemory": "1Gi",
+            "extra": {"rdma/hca_shared": "1", "hugepages-2Mi": "1Gi"}
+        },
         "nodeSelector": {"zone": "a"},
         "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}, {"key": "a", "value": "b"}],
+        "pod": {
+            "labels": {"team": "a", "app.kubernetes.io/name": "other"},
+            "annotations": {"k8s.v1.cni.cncf.io/networks": "rdma"},
+            "serviceAccountName": "bucket-reader",
+            "imagePullPolicy": "Always",
+            "runtimeClassName": "nvidia",
+            "volumes": [
+                {"mountPath": "/models", "claimName": "models", "readOnly": true},
+                {"mountPath": "/scratch", "ephemeral": {"size": "1Ti", "storageClassName": "nvme"}},
+                {"mountPath": "/lists", "configMap": "lists"},
+                {"mountPath": "/keys", "secret": "keys"},
+                {"mountPath": "/base", "image": "example.com/models/qwen:1"},
+            ]
+        },
         "priorityClassName": "high",
         "env": [
             {"name": "PRICE", "value": "$(HOME) $5"},

@@ -1,11 +1,13 @@
 //! The folders of a worker: what it reads, what it may write, and what outlives it.
 
 use k8s_openapi::api::core::v1::{
-    ConfigMapProjection, EmptyDirVolumeSource, PersistentVolumeClaimVolumeSource, ProjectedVolumeSource,
-    ServiceAccountTokenProjection, Volume, VolumeMount, VolumeProjection,
+    ConfigMapProjection, ConfigMapVolumeSource, EmptyDirVolumeSource, EphemeralVolumeSource,
+    ImageVolumeSource, PersistentVolumeClaimSpec, PersistentVolumeClaimTemplate,
+    PersistentVolumeClaimVolumeSource, ProjectedVolumeSource, SecretVolumeSource,
+    ServiceAccountTokenProjection, Volume, VolumeMount, VolumeProjection, VolumeResourceRequirements,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use rlt_api::spec::Device;
+use rlt_api::spec::{Device, EphemeralVolumeSpec, VolumeSpec};
 use rlt_channel::environment;
 
 use super::{Blueprint, claim_name, config_map_name};
@@ -28,6 +30,8 @@ pub(super) fn volumes(blueprint: &Blueprint<'_>) -> Vec<(Volume, VolumeMount)> {
         writable(scratch(), "/tmp"),
     ];
     volumes.extend(shared_memory(blueprint).map(|volume| writable(volume, "/dev/shm")));
+    let own = blueprint.prepared.job.spec().workers.pod.volumes.iter().enumerate();
+    volumes.extend(own.map(|(idx, volume)| of_job(idx, volume)));
     volumes
 }
 
@@ -60,6 +64,49 @@ fn told(blueprint: &Blueprint<'_>) -> Volume {
         projected: Some(ProjectedVolumeSource { sources: Some(sources), ..ProjectedVolumeSource::default() }),
         ..Volume::default()
     }
+}
+
+/// A volume that the job names.
+fn of_job(idx: usize, spec: &VolumeSpec) -> (Volume, VolumeMount) {
+    let claim =
+        |name: &String| PersistentVolumeClaimVolumeSource { claim_name: name.clone(), read_only: None };
+    let map =
+        |name: &String| ConfigMapVolumeSource { name: name.clone(), ..ConfigMapVolumeSource::default() };
+    let secret = |name: &String| SecretVolumeSource {
+        secret_name: Some(name.clone()),
+        ..SecretVolumeSource::default()
+    };
+    let image =
+        |reference: &String| ImageVolumeSource { reference: Some(reference.clone()), pull_policy: None };
+    let volume = Volume {
+        name: format!("volume-{idx}"),
+        persistent_volume_claim: spec.claim_name.as_ref().map(claim),
+        ephemeral: spec.ephemeral.as_ref().map(ephemeral),
+        config_map: spec.config_map.as_ref().map(map),
+        secret: spec.secret.as_ref().map(secret),
+        image: spec.image.as_ref().map(image),
+        ..Volume::default()
+    };
+    let has_files = spec.config_map.is_some() || spec.secret.is_some() || spec.image.is_some();
+    match spec.read_only.unwrap_or(has_files) {
+        true => read_only(volume, &spec.mount_path),
+        false => writable(volume, &spec.mount_path),
+    }
+}
+
+/// A claim that Kubernetes makes with each pod and deletes with it.
+fn ephemeral(spec: &EphemeralVolumeSpec) -> EphemeralVolumeSource {
+    let claim = PersistentVolumeClaimSpec {
+        access_modes: Some(vec!["ReadWriteOnce".into()]),
+        storage_class_name: spec.storage_class_name.clone(),
+        resources: Some(VolumeResourceRequirements {
+            requests: Some([("storage".to_owned(), Quantity(spec.size.clone()))].into()),
+            limits: None,
+        }),
+        ..PersistentVolumeClaimSpec::default()
+    };
+    let template = PersistentVolumeClaimTemplate { metadata: None, spec: claim };
+    EphemeralVolumeSource { volume_claim_template: Some(template) }
 }
 
 fn storage(blueprint: &Blueprint<'_>) -> Volume {

@@ -92,6 +92,7 @@ fn template(blueprint: &Blueprint<'_>) -> PodTemplateSpec {
         node_selector: pod.node_selector,
         tolerations: pod.tolerations,
         priority_class_name: pod.priority_class_name,
+        runtime_class_name: pod.runtime_class_name,
         restart_policy: pod.restart_policy,
         ..PodSpec::default()
     };

@@ -88,7 +88,7 @@ fn in_yaml(mut object: Value) -> Result<String, serde_saphyr::SerializeError> {
 mod tests {
     use serde_json::json;
 
-    use super::{PlanCheck, Outcome, compare};
+    use super::{Outcome, PlanCheck, compare};
 
     #[test]
     fn only_what_people_and_operators_write_is_compared() {
