@@ -37,6 +37,7 @@ pub use export::{Export, ExportOptions};
 pub use layer::{DecoderLayer, LayerContext, Projections};
 pub use load::read_config;
 pub use lora::{AdapterExport, BaseModel, LoraConfig, LoraError, ModuleMatch};
+pub(crate) use ops::activation_of;
 pub use packed::PackedInput;
 pub use projection::{Adapter, Dropout, Projection, ProjectionWeights};
 pub use rlt_api::plan::model_config::{Family, ModelConfig};

@@ -39,6 +39,7 @@ mod runner;
 mod sampler;
 mod slices;
 mod weights;
+mod wide_heads;
 
 use std::sync::Arc;
 use std::time::Duration;

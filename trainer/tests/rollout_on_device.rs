@@ -11,6 +11,8 @@ mod fixture;
 mod models;
 #[path = "rollout/narrow_on_device.rs"]
 mod narrow_on_device;
+#[path = "rollout/odd_models_on_device.rs"]
+mod odd_models_on_device;
 #[path = "rollout/ranks.rs"]
 mod ranks;
 #[path = "rollout/sliced_on_devices.rs"]

@@ -12,10 +12,14 @@ pub(super) fn rms_norm(x: &Tensor, weight_d: &Tensor, eps: f64, offset: f64) -> 
 
 /// `activation(gate) * up`.
 pub(super) fn gated_activation(gate: &Tensor, up: &Tensor, activation: HiddenActivation) -> Tensor {
+    rlt_torch::gated_activation(gate, up, activation_of(activation))
+}
+
+/// The name of an activation among kernels.
+pub(crate) fn activation_of(activation: HiddenActivation) -> Activation {
     match activation {
-        HiddenActivation::Silu => rlt_torch::gated_activation(gate, up, Activation::Silu),
-        HiddenActivation::GeluTanh => rlt_torch::gated_activation(gate, up, Activation::GeluTanh),
-        // Rare enough that no kernel is worth having.
-        HiddenActivation::Gelu => gate.gelu("none") * up,
+        HiddenActivation::Silu => Activation::Silu,
+        HiddenActivation::GeluTanh => Activation::GeluTanh,
+        HiddenActivation::Gelu => Activation::Gelu,
     }
 }

@@ -161,10 +161,8 @@ pub(super) struct Bounds {
     pub(super) uses_graphs: bool,
 }
 
-/// Whether sequences of such weights are decoded here.
-pub(super) fn is_for(weights: &RolloutWeights) -> bool {
-    weights.frame.device().is_cuda() && layers::supports(&weights.frame.config)
-}
+/// The widest heads that kernels take.
+const WIDEST_HEAD: usize = 256;
 
 impl<'a> DeviceDecoder<'a> {
     /// Takes the memory of a decoder on the device of `weights`; work of this thread's present stream is done
@@ -178,6 +176,13 @@ impl<'a> DeviceDecoder<'a> {
             let (expected, got) = ("weights on a GPU".into(), format!("{:?}", weights.frame.device()));
             return Err(Error::Argument { act: "decoding on a device", expected, got }.into());
         };
+        let head_dim = weights.frame.config.head_dim;
+        if head_dim > WIDEST_HEAD {
+            let expected = format!("a model whose head_dim is at most {WIDEST_HEAD}");
+            return Err(
+                Error::Argument { act: "decoding on a GPU", expected, got: head_dim.to_string() }.into()
+            );
+        }
         let peers = weights.ranks().map(|ranks| Peers::new(ranks, device)).transpose()?;
         let stream = Stream::from_pool(device)?;
         follow(&stream, &Stream::current(device)?)?;
@@ -185,11 +190,7 @@ impl<'a> DeviceDecoder<'a> {
         let kernels = Kernels::load(device)?;
         let multiprocessors = Driver::get()?.attribute(device, Attribute::MultiprocessorCount)?;
         let num_ranks = peers.as_ref().map_or(1, Peers::num);
-        let Some(model) = Model::new(kernels, (weights, peers), multiprocessors.max(1) as usize) else {
-            let expected = "an activation that our kernels have".into();
-            let got = format!("{:?}", weights.frame.config.hidden_activation);
-            return Err(Error::Argument { act: "decoding on a device", expected, got }.into());
-        };
+        let model = Model::new(kernels, (weights, peers), multiprocessors.max(1) as usize);
         let (vocab_size, block_size) = (model.vocab_size(), cache.block_size());
         let layout = Layout {
             max_rows: bounds.max_rows,

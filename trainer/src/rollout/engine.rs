@@ -129,7 +129,7 @@ impl RolloutEngine {
         let mut drafts = Drafts::new(requests, &self.options.eos_token_ids, detokenizer);
         let mut watch = Watch { done: RolloutProgress::default(), progress };
         let ranks = self.ranks.as_deref();
-        if device::is_for(weights) {
+        if weights.frame.device().is_cuda() {
             let bounds = device_bounds(&self.options, &planned, requests);
             let decoder = device::DeviceDecoder::new(weights, cache, &bounds)?;
             device::run(decoder, &mut scheduler, &mut drafts, (&mut stats, &mut watch))?;

@@ -55,15 +55,15 @@ impl KvCache {
         self.layers.iter().map(layer_bytes).sum()
     }
 
-    /// Duplicates blocks in every layer; all sources are read before the first destination is written.
+    /// Duplicates blocks in every layer of a cache on a CPU; all sources are read before the first
+    /// destination is written.
     pub(super) fn copy_blocks(&mut self, copies: &[BlockCopy]) {
         if copies.is_empty() {
             return;
         }
-        let Some(device) = self.layers.first().map(|layer| layer.keys.device()) else { return };
         let indices = |pick: fn(&BlockCopy) -> u32| {
             let picked: Vec<i64> = copies.iter().map(|copy| i64::from(pick(copy))).collect();
-            Tensor::from_slice(&picked).to_device(device)
+            Tensor::from_slice(&picked)
         };
         self.copy_blocks_of(&indices(|copy| copy.src), &indices(|copy| copy.dst));
     }

@@ -1,4 +1,5 @@
-//! Runs the decoder on what the scheduler chose: tensors on this side, decisions on the other.
+//! Runs the decoder on a CPU on what the scheduler chose: tensors on this side, decisions on the other. GPUs
+//! have `device` for it.
 
 use rlt_core::engine::{Prefill, Sequence, Step};
 use rlt_torch::Segments;
@@ -49,9 +50,8 @@ impl ModelRunner<'_> {
 
     /// Hidden states [t, d] behind the last layer.
     fn forward(&mut self, batch: &Batch) -> Result<Tensor, RankError> {
-        let device = self.weights.frame.device();
-        let tokens = Tensor::from_slice(&batch.tokens).to_device(device);
-        let position_ids = Tensor::from_slice(&batch.position_ids).to_device(device);
+        let tokens = Tensor::from_slice(&batch.tokens);
+        let position_ids = Tensor::from_slice(&batch.position_ids);
         let rope = self.weights.frame.rope(&position_ids);
         let attention = batch.context.attention();
         let mut hidden_td = self.weights.frame.embed(&tokens);

@@ -1,4 +1,4 @@
-//! From logits to tokens and their log-probs, a batch at a time.
+//! From logits on a CPU to tokens and their log-probs, a batch at a time.
 //!
 //! Softmax and log-sum run vectorised over the whole batch; what is left for each row is one walk over its
 //! probabilities in [`rlt_core::sampling`], which also says what the parameters mean.
@@ -38,10 +38,9 @@ pub(super) fn draw_rows(
     } else {
         logprobs_bv.exp()
     };
-    let probs_bv = probs_bv.to_device(tch::Device::Cpu).contiguous();
+    let probs_bv = probs_bv.contiguous();
     let vocab_size = logits_bv.size()[1] as usize;
-    let logprobs = logprobs_bv.to_device(tch::Device::Cpu);
-    let logprobs = rlt_torch::f32_slice(&logprobs).map_err(reach)?.chunks_exact(vocab_size);
+    let logprobs = rlt_torch::f32_slice(&logprobs_bv).map_err(reach)?.chunks_exact(vocab_size);
     let probs = rlt_torch::f32_slice(&probs_bv).map_err(reach)?.chunks_exact(vocab_size);
     let rows = sequences.iter().zip(params).zip(probs.zip(logprobs));
     let drawn = rows.map(|((sequence, params), (probs_v, logprobs_v))| {
@@ -65,7 +64,7 @@ fn scaled(logits_bv: &Tensor, params: &[&SamplingParams]) -> Tensor {
     if temperatures.iter().all(|&t| t == 1.0) {
         return logits_bv.shallow_clone();
     }
-    logits_bv / Tensor::from_slice(&temperatures).unsqueeze(1).to_device(logits_bv.device())
+    logits_bv / Tensor::from_slice(&temperatures).unsqueeze(1)
 }
 
 /// A copy of the logits with each row's repetition penalty applied.
@@ -75,7 +74,7 @@ fn penalised(
     params: &[&SamplingParams],
 ) -> Result<Tensor, RolloutError> {
     let vocab_size = logits_bv.size()[1] as usize;
-    let mut copy = logits_bv.to_device(tch::Device::Cpu).contiguous().copy();
+    let mut copy = logits_bv.contiguous().copy();
     let rows = rlt_torch::f32_slice_mut(&mut copy)
         .map_err(|source| RolloutError::Tensor { what: "logits".into(), source })?
         .chunks_exact_mut(vocab_size);

@@ -17,6 +17,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::digest::{KnownDigests, digest_of};
 use super::slices::Cut;
+use super::wide_heads::HeadWidth;
 use super::{RolloutError, WeightDigest};
 use crate::model::{Adapter, Decoder, DecoderLayer, ProjectionWeights, Projections};
 use crate::parallel::{DecoderParts, Part, RankError, SliceRanks};
@@ -28,6 +29,7 @@ pub(super) struct RolloutWeights {
     pub(super) frame: Decoder,
     /// The model as wide as what is packed of it.
     pub(super) slice: ModelConfig,
+    pub(super) head_width: HeadWidth,
     layers: Vec<PackedLayer>,
     /// [vocabulary, hidden], or a slice of the rows, as many on each rank.
     head: PackedLinear,
@@ -62,10 +64,11 @@ impl RolloutWeights {
         let decoder = policy.decoder();
         let failed = |what: String| |source| RolloutError::Tensor { what, source };
         let cut = Cut::new(ranks.as_ref().map_or(Slice::WHOLE, |ranks| ranks.slice()), &decoder.config);
-        let slice = cut.config();
+        let head_width = HeadWidth::on(decoder.device(), decoder.config.head_dim);
+        let slice = ModelConfig { head_dim: head_width.filled, ..cut.config() };
         let block = Block::new(packed_bytes((decoder.device(), kind), &slice))
             .map_err(failed("the packed weights".into()))?;
-        let mut packer = Packer { policy, kind, cut, rows_hint, block };
+        let mut packer = Packer { policy, kind, cut, head_width, rows_hint, block };
         let (mut outer, mut layers) = (None, Vec::new());
         policy.visit(policy.numbers_to_sample(kind), |part| {
             packer.attest(part)?;
@@ -85,7 +88,7 @@ impl RolloutWeights {
         let (mut frame, head) = outer.ok_or(RolloutError::Asleep)?;
         let (norms, layers) = layers.into_iter().unzip();
         frame.layers = norms;
-        Ok(Self { frame, slice, layers, head, ranks, digest, policy_version })
+        Ok(Self { frame, slice, head_width, layers, head, ranks, digest, policy_version })
     }
 
     /// The products of a layer, as the body of layers multiplies with them.
@@ -132,6 +135,7 @@ struct Packer<'a> {
     policy: DecoderParts<'a>,
     kind: Kind,
     cut: Cut<'a>,
+    head_width: HeadWidth,
     rows_hint: i64,
     block: Block,
 }
@@ -172,6 +176,7 @@ impl Packer<'_> {
             Some(_) => layer.norms(copied),
         };
         let weights = self.cut.layer(layer.merged_projection_weights(Adapter::On));
+        let weights = self.head_width.layer(weights);
         // A part that goes again leaves nothing behind that shares its memory.
         let shares = self.policy.shards().is_none();
         Ok((norms, PackedLayer::pack(&weights, (self.kind, shares), self.rows_hint, &mut self.block)?))

@@ -15,6 +15,9 @@ pub enum Activation {
     Silu,
     /// GELU by its tanh approximation (`gelu_pytorch_tanh`).
     GeluTanh,
+    /// GELU by the error function. Rare enough that no kernel on CPUs is worth having: two operations of
+    /// libtorch there.
+    Gelu,
 }
 
 impl Activation {
@@ -22,6 +25,7 @@ impl Activation {
         match self {
             Activation::Silu => 0,
             Activation::GeluTanh => 1,
+            Activation::Gelu => 2,
         }
     }
 }
@@ -46,6 +50,9 @@ pub fn rms_norm(x_td: &Tensor, weight_d: &Tensor, eps: f64, weight_offset: f64) 
 /// # Panics
 /// When shapes or dtypes differ.
 pub fn gated_activation(gate: &Tensor, up: &Tensor, activation: Activation) -> Tensor {
+    if activation == Activation::Gelu {
+        return gate.gelu("none") * up;
+    }
     or_panic(tensor_from("gated_activation", |out| {
         // SAFETY: borrowed tensors and a place for the result.
         unsafe { rlt_gated_activation(raw(gate), raw(up), activation.code(), out) }
@@ -58,6 +65,9 @@ pub fn gated_activation(gate: &Tensor, up: &Tensor, activation: Activation) -> T
 /// # Panics
 /// When the width is odd.
 pub fn gated_activation_packed(gate_up: &Tensor, activation: Activation) -> Tensor {
+    if let (Activation::Gelu, [gate, up]) = (activation, gate_up.chunk(2, -1).as_slice()) {
+        return gate.gelu("none") * up;
+    }
     or_panic(tensor_from("gated_activation_packed", |out| {
         // SAFETY: a borrowed tensor and a place for the result.
         unsafe { rlt_gated_activation_packed(raw(gate_up), activation.code(), out) }

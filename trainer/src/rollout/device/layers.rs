@@ -8,7 +8,7 @@
 //! Rows are the tokens of a decode, one a sequence, which read the paged cache; or those of a prefill, for
 //! which keys and values are gathered from there, once for all rows.
 
-use rlt_api::plan::model_config::{HiddenActivation, ModelConfig};
+use rlt_api::plan::model_config::ModelConfig;
 use rlt_torch::cuda::{
     EmbedGather, Kernels, PagedDecodeAttention, RmsNormResidual, RopeAndWriteKv, SwiGlu, attention_splits,
     attention_workspace_bytes,
@@ -18,6 +18,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::Failure;
 use super::peers::Peers;
+use crate::model::activation_of;
 use crate::rollout::kv_cache::KvCache;
 use crate::rollout::weights::RolloutWeights;
 
@@ -36,6 +37,8 @@ pub(super) struct Model<'a> {
     activation: Activation,
     norms: Vec<LayerNorms>,
     final_norm: Tensor,
+    /// f32, of the pairs of a head.
+    inverse_frequencies: Tensor,
     multiprocessors: usize,
 }
 
@@ -82,47 +85,35 @@ struct Paged {
     splits: usize,
 }
 
-/// The kernels' name of an activation; `None` for one that they lack.
-fn activation_of(config: &ModelConfig) -> Option<Activation> {
-    match config.hidden_activation {
-        HiddenActivation::Silu => Some(Activation::Silu),
-        HiddenActivation::GeluTanh => Some(Activation::GeluTanh),
-        HiddenActivation::Gelu => None,
-    }
-}
-
-/// Whether the kernels can compute such a model.
-pub(super) fn supports(config: &ModelConfig) -> bool {
-    config.head_dim.is_multiple_of(8) && config.head_dim <= 256 && activation_of(config).is_some()
-}
-
 impl<'a> Model<'a> {
-    /// Casts the norms once. `None` for a model that the kernels cannot compute.
+    /// Casts the norms once, and fills up what heads share where they are filled up.
     pub(super) fn new(
         kernels: Kernels,
         (weights, peers): (&'a RolloutWeights, Option<Peers>),
         multiprocessors: usize,
-    ) -> Option<Self> {
+    ) -> Self {
         let frame = &weights.frame;
         let kind = frame.compute_kind();
         let cast = |tensor: &Tensor| tensor.detach().to_kind(kind).contiguous();
+        let of_head = |tensor: &Tensor| cast(&weights.head_width.rows(tensor));
         let norms = frame.layers().iter().map(|layer| {
-            let of_heads = layer.qk_norm.as_ref().map(|(q, k)| (cast(q), cast(k)));
+            let of_heads = layer.qk_norm.as_ref().map(|(q, k)| (of_head(q), of_head(k)));
             (cast(&layer.input_norm), cast(&layer.post_attention_norm), of_heads)
         });
         let has_all = frame.config.tie_word_embeddings && peers.is_none();
         let tied = weights.head().plain_weight().filter(|_| has_all);
-        Some(Self {
+        Self {
             kernels,
             weights,
             peers,
             embedding: tied.map_or_else(|| cast(&frame.embedding), Tensor::shallow_clone),
             embedding_scale: frame.embedding_scale(),
-            activation: activation_of(&frame.config)?,
+            activation: activation_of(frame.config.hidden_activation),
             norms: norms.collect(),
             final_norm: cast(&frame.norm),
+            inverse_frequencies: weights.head_width.pairs(&frame.inverse_frequencies),
             multiprocessors,
-        })
+        }
     }
 
     fn config(&self) -> &ModelConfig {
@@ -232,7 +223,8 @@ impl<'a> Model<'a> {
         let qk_norms = self.norms[layer_idx].2.as_ref().map(|(q, k)| (q, k));
         RopeAndWriteKv {
             qkv: &buffers.qkv,
-            inverse_frequencies: &frame.inverse_frequencies,
+            inverse_frequencies: &self.inverse_frequencies,
+            norm_width: frame.config.head_dim,
             rope_factor: frame.config.rope_scaling.attention_factor(),
             positions: &inputs.positions,
             slots: &inputs.slots,

@@ -7,11 +7,12 @@ struct SwiGluArguments {
   const void* gate_up;
   void* out;
   int64_t width;
-  int32_t activation;  // 0: x sigmoid(x), 1: GELU by tanh
+  int32_t activation;  // 0: x sigmoid(x), 1: GELU by tanh, 2: GELU
 };
 
 __device__ inline float activated(float x, int32_t activation) {
   if (activation == 0) return x / (1.0f + expf(-x));
+  if (activation == 2) return x * 0.5f * (1.0f + erff(x * 0.70710678118654752f));
   const float inner = 0.7978845608028654f * (x + 0.044715f * x * x * x);
   // (1 + tanh(inner)) / 2; an overflow of the exponential leaves 1.
   return x * (1.0f - 1.0f / (expf(2.0f * inner) + 1.0f));
@@ -24,8 +25,11 @@ __device__ inline void gate_vector(const SwiGluArguments& a, int64_t i) {
   const Vec<T, N> g = load<T, N>(gate), up = load<T, N>(gate + a.width);
   Vec<T, N> out;
   RLT_UNROLL
-  for (int k = 0; k < N; ++k)
-    out.at[k] = from_float<T>(activated(to_float(g.at[k]), a.activation) * to_float(up.at[k]));
+  for (int k = 0; k < N; ++k) {
+    const float gated = activated(to_float(g.at[k]), a.activation);
+    // Elsewhere GELU is an operation of its own, whose result is stored.
+    out.at[k] = from_float<T>((a.activation == 2 ? rounded<T>(gated) : gated) * to_float(up.at[k]));
+  }
   store<T, N>(static_cast<T*>(a.out) + row * a.width + i, out);
 }
 

@@ -22,6 +22,8 @@ pub struct RopeAndWriteKv<'a> {
     pub slots: &'a Tensor,
     /// Weights `[head_dim]` of the norms of query and key heads.
     pub qk_norms: Option<(&'a Tensor, &'a Tensor)>,
+    /// Numbers of a head that those norms count: `head_dim`, or less where zeros fill it up.
+    pub norm_width: usize,
     /// Of those norms.
     pub eps: f64,
     /// Added to the weights of those norms.
@@ -60,7 +62,7 @@ impl RopeAndWriteKv<'_> {
     /// Launches one warp for each head of each token.
     ///
     /// # Errors
-    /// When shapes, dtypes or devices do not fit, or a head is wider than 256 or of odd width.
+    /// When shapes, dtypes or devices do not fit, or a head is wider than 256 or no multiple of 4.
     pub fn launch(&self, kernels: &Kernels) -> Result<(), Error> {
         const WARPS: usize = 4;
         let operands = kernels.operands("rope_and_write_kv");
@@ -68,8 +70,8 @@ impl RopeAndWriteKv<'_> {
         let [tokens, heads, head_dim] = operands.sizes("q_out", self.q_out)?;
         let [blocks, block_size, kv_heads, _] = operands.sizes("k_cache", self.k_cache)?;
         operands.require(
-            head_dim % 2 == 0 && head_dim <= 256,
-            "an even head_dim of at most 256",
+            head_dim % 4 == 0 && head_dim <= 256,
+            "a head_dim of at most 256 in steps of 4",
             head_dim,
         )?;
         let cache = [blocks, block_size, kv_heads, head_dim];
@@ -91,7 +93,7 @@ impl RopeAndWriteKv<'_> {
             k_cache: operands.address("k_cache", self.k_cache, kind, &cache)?,
             v_cache: operands.address("v_cache", self.v_cache, kind, &cache)?,
             q_out: operands.address("q_out", self.q_out, kind, &[tokens, heads, head_dim])?,
-            inverse_width: 1.0 / head_dim as f64,
+            inverse_width: 1.0 / self.norm_width.max(1) as f64,
             eps: self.eps,
             tokens,
             num_slots: blocks * block_size,

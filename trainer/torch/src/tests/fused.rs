@@ -66,9 +66,12 @@ fn rms_norm_in_bf16_rounds_where_transformers_does() {
 #[test]
 fn gated_activation_equals_its_formula_with_gradients() {
     on_every_isa(|| {
-        for (activation, width) in
-            [(Activation::Silu, 35), (Activation::GeluTanh, 1536), (Activation::Silu, 128)]
-        {
+        for (activation, width) in [
+            (Activation::Silu, 35),
+            (Activation::GeluTanh, 1536),
+            (Activation::Silu, 128),
+            (Activation::Gelu, 35),
+        ] {
             // Beyond 88 the exponential saturates; the activation must not.
             let (a, b, g) = (randn(&[19, width], 1) * 40.0, randn(&[19, width], 2), randn(&[19, width], 3));
             let (gate, up, gate_r, up_r) = (leaf(&a), leaf(&b), leaf(&a), leaf(&b));
@@ -76,6 +79,7 @@ fn gated_activation_equals_its_formula_with_gradients() {
             let activated = match activation {
                 Activation::Silu => gate_r.silu(),
                 Activation::GeluTanh => gate_r.gelu("tanh"),
+                Activation::Gelu => gate_r.gelu("none"),
             };
             let reference = activated * &up_r;
             backward(&out, &g);

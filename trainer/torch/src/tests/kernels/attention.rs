@@ -40,6 +40,7 @@ fn rope_and_write_is_norm_rotation_and_write() {
                     positions: &ints(&POSITIONS),
                     slots: &ints(&SLOTS),
                     qk_norms: has_norms.then_some((&norms[0], &norms[1])),
+                    norm_width: dim as usize,
                     eps: 1e-6,
                     offset: 0.0,
                     k_cache: &k_cache,

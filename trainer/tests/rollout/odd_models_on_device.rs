@@ -1,0 +1,86 @@
+//! Models that kernels cannot read as they are: heads of a width that is no multiple of eight, GELU by the
+//! error function. They take the same steps on a device as any other.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use rlt_core::sampling::SamplingParams;
+use rlt_trainer::model::{Decoder, ExportOptions, LoadOptions, ModelConfig};
+use rlt_trainer::rollout::{RolloutEngine, RolloutError, RolloutOptions};
+use serde_json::json;
+use tch::{Device, Kind};
+
+use crate::fixture::*;
+use crate::ranks::{engine, on_ranks};
+use crate::{DEVICE, on_device, sampled};
+
+/// Writes a model of so wide heads, with norms of them where the family has them.
+fn write(folder: &Path, family: &str, head_dim: usize) {
+    let config = ModelConfig::from_json(&json!({
+        "architectures": [family], "vocab_size": 131, "hidden_size": 48, "intermediate_size": 72,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": head_dim,
+        "hidden_act": "gelu", "max_position_embeddings": 128, "attention_bias": family.starts_with("Llama"),
+    }))
+    .unwrap();
+    let decoder = Decoder::from_config(&config, 5, &LoadOptions::default()).unwrap();
+    decoder.export(folder, &ExportOptions { merge_lora: false, dtype: Kind::Float }).unwrap();
+}
+
+fn load(folder: &Path, device: Device) -> Decoder {
+    Decoder::load(folder, &LoadOptions { device, ..LoadOptions::default() }).unwrap()
+}
+
+#[test]
+fn heads_of_any_even_width_and_exact_gelu_sample_on_a_device_what_they_do_on_the_cpu() {
+    let test = "odd_models_on_device::\
+                heads_of_any_even_width_and_exact_gelu_sample_on_a_device_what_they_do_on_the_cpu";
+    on_device(test, || {
+        let mut same = SameSamples::default();
+        for (family, head_dim) in [("LlamaForCausalLM", 10), ("Qwen3ForCausalLM", 12)] {
+            let folder = tempfile::tempdir().unwrap();
+            write(folder.path(), family, head_dim);
+            let (cpu, device) = (load(folder.path(), Device::Cpu), load(folder.path(), DEVICE));
+            let requests = requests(5, 2, &truncated());
+            let expected = generate(&cpu, options(), &requests).unwrap();
+            let before = rlt_devices::driver::counts().unwrap();
+            let (samples, stats) = sampled(&device, options(), &requests);
+            let after = rlt_devices::driver::counts().unwrap();
+            same.compare(&expected, &samples);
+            // Each number of rows runs once without a graph.
+            let graphs = (after.graph_launches - before.graph_launches) as usize;
+            assert!(graphs > 0 && graphs + 6 > stats.num_steps, "{graphs} of {} steps", stats.num_steps);
+            let as_one = on_ranks(2, 60, |ranks| {
+                let decoder = load(folder.path(), Device::Cuda(ranks.rank()));
+                let mut engine = engine(&ranks, options());
+                engine.sync_weights(&decoder, 0).unwrap();
+                let mut go_on = |_| ControlFlow::Continue(());
+                engine.generate(&decoder, &requests, &Letters, &mut go_on).unwrap()
+            });
+            same.compare(&expected, &as_one[0]);
+            let options = RolloutOptions { compute: Some(Kind::BFloat16), ..options() };
+            let error = actor_error(&cpu, &requests, &sampled(&device, options, &requests).0);
+            assert!(error <= 0.1, "{family} in bf16: {error:.1e}");
+        }
+        same.check();
+    });
+}
+
+#[test]
+fn heads_that_are_too_wide_for_a_device_are_refused_by_name() {
+    on_device("odd_models_on_device::heads_that_are_too_wide_for_a_device_are_refused_by_name", || {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), "LlamaForCausalLM", 258);
+        let device = load(folder.path(), DEVICE);
+        let mut engine = RolloutEngine::new(options());
+        engine.sync_weights(&device, 0).unwrap();
+        let requests = requests(1, 1, &SamplingParams::greedy());
+        let mut go_on = |_| ControlFlow::Continue(());
+        let Err(RolloutError::Tensor { source, .. }) =
+            engine.generate(&device, &requests, &Letters, &mut go_on)
+        else {
+            panic!("expected a refusal")
+        };
+        let said = source.to_string();
+        assert!(said.contains("head_dim is at most 256") && said.contains("258"), "{said}");
+    });
+}
