@@ -162,7 +162,7 @@ mod tests {
     }
 
     fn broken() -> CudaSearch {
-        CudaSearch::LibraryMissing { library: "libcudnn.so.9".into(), message: "no such file".into() }
+        CudaSearch::LibraryMissing { libraries: vec!["libcudnn.so.9".into()], message: "no such file".into() }
     }
 
     #[test]

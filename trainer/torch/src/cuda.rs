@@ -14,6 +14,7 @@ mod head;
 mod kernels;
 mod libraries;
 mod module;
+mod needed;
 mod norm;
 mod operand;
 mod rope;

@@ -45,28 +45,28 @@ fn refused(workers: &Value, variables: &Variables) -> (Option<i32>, String) {
     (output.status.code(), text(&output.stderr))
 }
 
-/// The variables of a machine whose `libtorch_cuda.so` needs a library that is not there.
-fn without_cublas(folder: &Path) -> Variables {
+/// The variables of a machine on which two libraries are missing: one that `libtorch_cuda.so` needs, and one
+/// that something else needs which it needs.
+fn without_two_libraries(folder: &Path) -> Variables {
     let stand_in = StandIn::build().unwrap();
     fs::copy(stand_in.folder().join("libcuda.so.1"), folder.join("libcuda.so.1")).unwrap();
-    let compile = |arguments: &[&str]| {
-        let status = Command::new("cc").current_dir(folder).args(arguments).status().unwrap();
-        assert!(status.success(), "{arguments:?}");
-    };
     fs::write(folder.join("empty.c"), "int rlt_nothing(void) { return 0; }\n").unwrap();
-    let cublas = "libcublas.so.13";
-    compile(&["-shared", "-fPIC", "-Wl,-soname,libcublas.so.13", "-o", cublas, "empty.c"]);
-    compile(&[
-        "-shared",
-        "-fPIC",
-        "-Wl,--no-as-needed",
-        "-o",
-        "libtorch_cuda.so",
-        "empty.c",
-        "-L.",
-        "-l:libcublas.so.13",
-    ]);
-    fs::remove_file(folder.join(cublas)).unwrap();
+    let compile = |file: &str, needed: &[&str]| {
+        let links = needed.iter().map(|name| format!("-l:{name}"));
+        let mut command = Command::new("cc");
+        command.current_dir(folder).args(["-shared", "-fPIC", "-Wl,--no-as-needed", "-L.", "-Wl,-soname"]);
+        command
+            .args([&format!("-Wl,{file}"), "-Wl,--allow-shlib-undefined", "-o", file, "empty.c"])
+            .args(links);
+        assert!(command.status().unwrap().success(), "{command:?}");
+    };
+    compile("libcublas.so.13", &[]);
+    compile("libcusparse.so.12", &[]);
+    compile("libcusolver.so.12", &["libcusparse.so.12"]);
+    compile("libtorch_cuda.so", &["libcublas.so.13", "libcusolver.so.12"]);
+    for missing in ["libcublas.so.13", "libcusparse.so.12"] {
+        fs::remove_file(folder.join(missing)).unwrap();
+    }
     let path = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
     vec![("LD_LIBRARY_PATH".into(), format!("{}:{path}", folder.display()))]
 }
@@ -112,12 +112,13 @@ fn a_driver_that_is_too_old_is_named_with_both_versions() {
 }
 
 #[test]
-fn a_missing_library_fails_with_cuda_and_warns_everywhere_with_auto() {
+fn all_missing_libraries_fail_with_cuda_and_warn_everywhere_with_auto() {
     let folder = tempfile::tempdir().unwrap();
-    let broken = without_cublas(folder.path());
+    let broken = without_two_libraries(folder.path());
     let (code, said) = refused(&json!({ "device": "Cuda" }), &broken);
     assert_eq!(code, Some(78), "{said}");
-    assert!(said.contains("libcublas.so.13 does not load"), "{said}");
+    let all = "libcublas.so.13, libcusparse.so.12 do not load";
+    assert!(said.contains(all), "{said}");
 
     let trained = tempfile::tempdir().unwrap();
     let output = train(trained.path(), &json!({ "device": "Auto" }), &broken);
@@ -127,7 +128,7 @@ fn a_missing_library_fails_with_cuda_and_warns_everywhere_with_auto() {
     assert!(said.matches(warning).count() >= 2, "at the start and in the end: {said}");
     for name in ["run/report.html", "run/result.json"] {
         let page = fs::read_to_string(trained.path().join(name)).unwrap();
-        assert!(page.contains(warning) && page.contains("libcublas.so.13"), "{name}");
+        assert!(page.contains(warning) && page.contains(all), "{name}");
     }
 
     let quiet = tempfile::tempdir().unwrap();

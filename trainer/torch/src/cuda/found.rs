@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 
 use super::driver::{Code, Context, Driver, Handle, open, symbol};
 use super::missing_cuda;
+use super::needed::missing_for;
 use crate::Error;
 
 /// `CUDA_ERROR_NO_DEVICE`.
@@ -15,6 +16,9 @@ const NO_DEVICE: Code = 100;
 const PINNED_RUNTIME: CudaVersion = CudaVersion(13_000);
 /// Where the kernel's part of the driver shows that a machine has a GPU, whatever libraries it has.
 const TRACES_OF_GPUS: [&str; 2] = ["/dev/nvidia0", "/proc/driver/nvidia/gpus"];
+
+/// The library that opens all others.
+const CUDA_HALF: &str = "libtorch_cuda.so";
 
 /// A version as CUDA writes it: 1000 * major + 10 * minor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -59,8 +63,8 @@ pub enum CudaSearch {
     },
     /// Driver and GPU are there, but libtorch's CUDA half does not load.
     LibraryMissing {
-        /// The library that is missing, or that does not fit.
-        library: String,
+        /// The libraries that are missing, all of them, or the one that does not fit.
+        libraries: Vec<String>,
         /// The dynamic linker's words.
         message: String,
     },
@@ -100,8 +104,9 @@ impl fmt::Display for CudaSearch {
                  install a driver for CUDA {}.0 or newer",
                 runtime.0 / 1000
             ),
-            Self::LibraryMissing { library, message } => {
-                write!(f, "there is a GPU, but {library} does not load: {message}")
+            Self::LibraryMissing { libraries, message } => {
+                let verb = if libraries.len() == 1 { "does" } else { "do" };
+                write!(f, "there is a GPU, but {} {verb} not load: {message}", libraries.join(", "))
             }
         }
     }
@@ -183,7 +188,11 @@ fn load(num_gpus: usize) -> CudaSearch {
         Ok(Some(message)) => message,
         Err(error) => error.to_string(),
     };
-    CudaSearch::LibraryMissing { library: culprit(&message), message }
+    let mut libraries = missing_for(CUDA_HALF);
+    if libraries.is_empty() {
+        libraries.push(culprit(&message));
+    }
+    CudaSearch::LibraryMissing { libraries, message }
 }
 
 /// The library that the dynamic linker names: `X cannot be loaded: Y: cannot open shared object file` is
@@ -192,7 +201,7 @@ fn culprit(message: &str) -> String {
     let cause = message.split_once("cannot be loaded: ").map_or(message, |(_, cause)| cause);
     let named = cause.split(": ").next().filter(|name| name.contains(".so"));
     let file = named.and_then(|name| Path::new(name).file_name()).map(|name| name.to_string_lossy());
-    file.map_or_else(|| "libtorch_cuda.so".to_owned(), |name| name.into_owned())
+    file.map_or_else(|| CUDA_HALF.to_owned(), |name| name.into_owned())
 }
 
 /// One GPU, as the driver describes it.
