@@ -29,11 +29,13 @@ pub enum ExitCode {
     CorruptCheckpoint = 79,
     /// Stopped by a signal or a deadline after saving a checkpoint; starting again resumes.
     Preempted = 80,
+    /// A GPU failed, or another process has its memory; another one may do.
+    DeviceFailed = 81,
 }
 
 impl ExitCode {
     /// Every code, in order.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Success,
         Self::Failure,
         Self::Usage,
@@ -43,6 +45,7 @@ impl ExitCode {
         Self::BadConfig,
         Self::CorruptCheckpoint,
         Self::Preempted,
+        Self::DeviceFailed,
     ];
 
     /// The number that the process ends with.

@@ -6,6 +6,7 @@ use crate::actor::{ActorError, ProbeError};
 use crate::checkpoint::{CheckpointError, CopyError};
 use crate::critic::{CriticError, NoCritic};
 use crate::data::{DataError, LoaderError};
+use crate::device_failure::DeviceFailed;
 use crate::model::hub::HubError;
 use crate::model::{LoraError, ModelError};
 use crate::optim::OptimError;
@@ -104,6 +105,10 @@ pub enum TrainError {
     TooFewGpus { num_ranks: usize, num_gpus: usize },
     #[error(transparent)]
     OutOfMemory(#[from] OutOfMemory),
+    #[error(transparent)]
+    DeviceFailed(#[from] DeviceFailed),
+    #[error("spec.workers.device: Cuda was asked for, and our kernels do not run on GPU {index}")]
+    NoKernels { index: usize, source: rlt_torch::Error },
     #[error("spec.workers.device: Cuda was asked for, but {cause}; `rlt-trainer device` shows what is seen")]
     NoCuda { cause: String },
     #[error(
@@ -137,7 +142,9 @@ impl TrainError {
         match self {
             Self::Manifest(_) | Self::ReadManifest { .. } => ExitCode::Usage,
             Self::OtherWorldSize { .. } | Self::Ranks(RankError::Environment { .. }) => ExitCode::Usage,
-            Self::TooFewGpus { .. } | Self::NoCuda { .. } | Self::OutOfMemory(_) => ExitCode::BadConfig,
+            Self::TooFewGpus { .. } | Self::NoCuda { .. } | Self::NoKernels { .. } => ExitCode::BadConfig,
+            Self::OutOfMemory(_) => ExitCode::BadConfig,
+            Self::DeviceFailed(_) | Self::GpuTaken { .. } => ExitCode::DeviceFailed,
             Self::RunFolder(RunFolderError::Io { .. }) | Self::Io { .. } => ExitCode::RetryableIo,
             Self::Hub(error) => error.exit_code(),
             Self::Report(_) => ExitCode::RetryableIo,

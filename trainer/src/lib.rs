@@ -12,6 +12,7 @@ pub mod checkpoint;
 pub mod critic;
 pub mod data;
 pub mod device;
+pub mod device_failure;
 pub mod env;
 pub mod error;
 pub mod evaluate;

@@ -8,6 +8,7 @@ use std::any::Any;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
+use crate::device_failure::DeviceFailed;
 use crate::error::TrainError;
 
 thread_local! {
@@ -75,10 +76,14 @@ pub(crate) fn enter(phase: &'static str) {
     PHASE.set(phase);
 }
 
-/// Does `work`; where device memory ran out in it the error says in which phase, and what to change. Whoever
-/// gets that ends the run: `work` was left half way.
+/// Does `work`; where device memory ran out in it, or the device failed, the error says in which phase, and
+/// what to change. Whoever gets that ends the run: `work` was left half way.
 pub(crate) fn explained<T>(work: impl FnOnce() -> Result<T, TrainError>) -> Result<T, TrainError> {
-    let found = |message: &str| OutOfMemory::in_message(message, PHASE.get()).map(TrainError::OutOfMemory);
+    let found = |message: &str| {
+        let phase = PHASE.get();
+        let ran_out = OutOfMemory::in_message(message, phase).map(TrainError::OutOfMemory);
+        ran_out.or_else(|| DeviceFailed::in_message(message, phase).map(TrainError::DeviceFailed))
+    };
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(done)) => Ok(done),
         Ok(Err(error)) => {

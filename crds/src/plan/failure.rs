@@ -35,6 +35,8 @@ pub enum FailureCause {
     OutOfMemory,
     /// A worker ended by a signal that nobody is known to have sent.
     Signalled,
+    /// The GPU of a worker failed, or another process has its memory.
+    DeviceFailed,
     /// A worker lost another one.
     PeerLost,
     /// Reading or writing failed in a way that may pass.
@@ -75,11 +77,12 @@ pub enum Budget {
 
 impl FailureCause {
     /// Every cause.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Disrupted,
         Self::NodeLost,
         Self::OutOfMemory,
         Self::Signalled,
+        Self::DeviceFailed,
         Self::PeerLost,
         Self::RetryableIo,
         Self::Diverged,
@@ -102,6 +105,7 @@ impl FailureCause {
             Some(ExitCode::Diverged) => Self::Diverged,
             Some(ExitCode::CorruptCheckpoint) => Self::CorruptCheckpoint,
             Some(ExitCode::Preempted) => Self::Disrupted,
+            Some(ExitCode::DeviceFailed) => Self::DeviceFailed,
             Some(ExitCode::Failure) => Self::TrainerFailed,
             None if code > 128 => Self::Signalled,
             None => Self::TrainerFailed,
@@ -114,7 +118,7 @@ impl FailureCause {
         match self {
             Self::Disrupted | Self::NodeLost => Budget::Unlimited,
             Self::OutOfMemory => limited("outOfMemory", retries.out_of_memory),
-            Self::Signalled | Self::PeerLost => limited("crash", retries.crash),
+            Self::Signalled | Self::DeviceFailed | Self::PeerLost => limited("crash", retries.crash),
             Self::RetryableIo => limited("io", retries.io),
             Self::CorruptCheckpoint => limited("checkpoint", retries.checkpoint),
             Self::TrainerFailed => limited("failure", retries.failure),
@@ -129,7 +133,10 @@ impl FailureCause {
 
     /// Whether another node may do better.
     pub fn may_be_the_nodes(self) -> bool {
-        matches!(self, Self::NodeLost | Self::Signalled | Self::RetryableIo | Self::TrainerFailed)
+        matches!(
+            self,
+            Self::NodeLost | Self::Signalled | Self::DeviceFailed | Self::RetryableIo | Self::TrainerFailed
+        )
     }
 
     /// What a person can change about it.
@@ -142,6 +149,10 @@ impl FailureCause {
                  spec.rollout.maxCompletionTokens"
             }
             Self::Signalled => "see the pod's log for what came before the signal",
+            Self::DeviceFailed => {
+                "nothing, where another node has a free GPU; on this one see `nvidia-smi` and the Xid errors in the \
+                 kernel's log, and drain it where its GPU needs a reset"
+            }
             Self::PeerLost => "see the logs of the other workers: one of them ended first",
             Self::RetryableIo => "see whether the storage is full and the model's source can be reached",
             Self::Diverged => "lower spec.training.optimizer.learningRate or spec.training.maxGradNorm",

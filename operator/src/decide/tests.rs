@@ -196,6 +196,7 @@ fn every_end_of_a_worker_has_its_cause_and_its_consequence() {
         (78, FailureCause::BadConfig, false),
         (79, FailureCause::CorruptCheckpoint, true),
         (80, FailureCause::Disrupted, true),
+        (81, FailureCause::DeviceFailed, true),
         (137, FailureCause::Signalled, true),
         (139, FailureCause::Signalled, true),
     ];

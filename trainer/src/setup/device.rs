@@ -6,7 +6,7 @@ use rlt_api::plan::model_config::ModelConfig;
 use rlt_api::plan::{Choices, Models, plan};
 use rlt_api::resolved::ResolvedSpec;
 use rlt_api::spec;
-use rlt_torch::cuda::{self, CudaSearch};
+use rlt_torch::cuda::{self, CudaSearch, Kernels};
 use tch::Device;
 
 use crate::error::TrainError;
@@ -36,7 +36,7 @@ pub(super) fn prepare(spec: &ResolvedSpec, ranks: &Ranks) -> Result<Placement, T
     let place = (ranks.local_rank(), ranks.local_size());
     let own = match spec.workers.device {
         spec::Device::Cpu => Placement { device: Device::Cpu, warning: None },
-        wanted => choose(wanted, cuda::look_for_cuda(), place)?,
+        wanted => with_kernels(choose(wanted, cuda::look_for_cuda(), place)?, wanted)?,
     };
     let placement = match is_everywhere(own.device, ranks)? {
         false if own.device.is_cuda() => on_cpu(
@@ -142,6 +142,16 @@ fn choose(
     }
 }
 
+/// Refuses a GPU that our kernels were not built for, before a run does any work.
+fn with_kernels(placement: Placement, wanted: spec::Device) -> Result<Placement, TrainError> {
+    let Device::Cuda(index) = placement.device else { return Ok(placement) };
+    match Kernels::load(index) {
+        Ok(_) => Ok(placement),
+        Err(source) if wanted == spec::Device::Auto => Ok(on_cpu(&source.to_string())),
+        Err(source) => Err(TrainError::NoKernels { index, source }),
+    }
+}
+
 /// Whether every rank has a GPU, as ranks exchange tensors that are all on one kind of device.
 fn is_everywhere(own: Device, ranks: &Ranks) -> Result<bool, RankError> {
     let mut num_with_gpu = vec![f64::from(u8::from(own.is_cuda()))];
@@ -209,7 +219,7 @@ mod tests {
         let text = error.to_string();
         assert!(text.contains("GPU 1 has 5.0 of 80.0 GiB free") && text.contains("20.0 GiB"), "{text}");
         // Another node may do, so the operator starts the job again and prefers others.
-        assert_eq!(error.exit_code(), ExitCode::Failure);
+        assert_eq!(error.exit_code(), ExitCode::DeviceFailed);
         assert!(room(1, 20 * GIB, (30 * GIB, 80 * GIB)).is_ok());
         assert!(room(1, 100 * GIB, (79 * GIB, 80 * GIB)).is_ok());
     }

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use rlt_api::FailureCause;
 use rlt_devices::StandIn;
 use rlt_tests::{fresh_binary, tiny_job};
 use serde_json::{Value, json};
@@ -149,6 +150,33 @@ fn a_device_that_another_process_fills_is_named_with_what_is_free() {
     let env = with(StandIn::build().unwrap().env(), "RLT_STAND_IN_MEMORY", &(1 << 30).to_string());
     let taken = with(env, "RLT_STAND_IN_TAKEN", &((1_u64 << 30) - 4096).to_string());
     let (code, said) = refused(&json!({ "device": "Cuda" }), &taken);
-    assert_eq!(code, Some(1), "another node may do: {said}");
+    assert_eq!(code, Some(81), "another node may do: {said}");
     assert!(said.contains("GPU 0 has 0.0 of 1.0 GiB free") && said.contains("another process"), "{said}");
+}
+
+#[test]
+fn a_device_that_no_kernel_is_built_for_is_refused_with_the_list_before_any_work() {
+    let old = with(StandIn::build().unwrap().env(), "RLT_STAND_IN_ARCH", "75");
+    let (code, said) = refused(&json!({ "device": "Cuda" }), &old);
+    assert_eq!(code, Some(78), "starting again cannot help: {said}");
+    assert!(said.contains("compute capability 7.5") && said.contains("sm_80, sm_90, sm_100"), "{said}");
+
+    let trained = tempfile::tempdir().unwrap();
+    let output = train(trained.path(), &json!({ "device": "Auto" }), &old);
+    let said = text(&output.stderr);
+    assert!(output.status.success() && said.contains("THE CPU, although this machine has a GPU"), "{said}");
+    assert!(said.contains("sm_80, sm_90, sm_100"), "{said}");
+}
+
+/// Errors that the driver also logs as Xid: of ECC, and a launch that failed for no cause of the program's.
+#[test]
+fn a_device_that_fails_ends_the_run_with_a_cause_that_avoids_its_node() {
+    for (failure, words) in [("900:214", "uncorrectable ECC error"), ("40:719", "launch failure")] {
+        let failing = with(StandIn::build().unwrap().env(), "RLT_STAND_IN_FAILURE", failure);
+        let (code, said) = refused(&json!({ "device": "Cuda" }), &failing);
+        let cause = FailureCause::from_exit_code(code.unwrap()).unwrap();
+        assert_eq!(cause, FailureCause::DeviceFailed, "{said}");
+        assert!(cause.may_be_the_nodes() && said.contains("the GPU failed in phase"), "{said}");
+        assert!(said.contains(words), "{said}");
+    }
 }
