@@ -117,6 +117,16 @@ pub fn plan_on(job: &ValidatedJob, models: &Models, machine: &Machine) -> Plan {
     plan_for(job, models, machine.device, Some(machine))
 }
 
+/// The memory of a job on GPUs with so many bytes each, whatever device the manifest names; `None` unless all
+/// of its `models` are known.
+pub fn memory_on_gpu(job: &ValidatedJob, models: &Models, memory_bytes: u64) -> Option<MemoryPlan> {
+    let (device, memory) = (Device::Cuda, Some(memory_bytes));
+    let policy = models.policy_beside_all_others(job.spec())?;
+    let mut spec = Choices::new(job.spec(), Some(policy), device, memory).made_in(job.spec());
+    spec.workers.device = device;
+    Some(MemoryPlan::new(&spec, policy, &models.reward, &BatchPlan::new(&spec), memory))
+}
+
 fn plan_for(job: &ValidatedJob, models: &Models, device: Device, machine: Option<&Machine>) -> Plan {
     let available = machine.and_then(|machine| machine.memory_bytes);
     let choices = Choices::new(job.spec(), models.policy.as_ref(), device, available);
@@ -126,7 +136,7 @@ fn plan_for(job: &ValidatedJob, models: &Models, device: Device, machine: Option
     let mesh = Mesh::new(&spec.workers);
     let batch = BatchPlan::new(spec);
     let policy = models.policy_beside_all_others(spec);
-    let memory = policy.map(|policy| MemoryPlan::new(spec, policy, &models.reward, &batch));
+    let memory = policy.map(|policy| MemoryPlan::new(spec, policy, &models.reward, &batch, available));
     let fit =
         memory.as_ref().zip(available).map(|(memory, available)| Fit::new(spec, models, memory, available));
     let speed = policy.zip(machine).map(|(policy, machine)| SpeedPlan::new(spec, policy, &batch, machine));

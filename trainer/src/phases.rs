@@ -1,11 +1,12 @@
-//! Where the time of a step goes, by verl's phase names.
+//! Where the time of a step goes, by verl's phase names, and its memory.
+
+pub(crate) mod memory;
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 use rlt_core::metrics::Metrics;
 use rlt_torch::collectives::Traffic;
-use tch::Device;
 
 use crate::out_of_memory;
 use crate::parallel::{RankError, Ranks};
@@ -27,8 +28,8 @@ impl PhaseClock {
     pub fn measure<T>(&mut self, phase: &'static str, work: impl FnOnce() -> T) -> T {
         let started = Instant::now();
         out_of_memory::enter(phase);
-        let result =
-            tracing::info_span!(target: rlt_traces::TARGET, "phase", otel.name = phase).in_scope(work);
+        let result = tracing::info_span!(target: rlt_traces::TARGET, "phase", otel.name = phase)
+            .in_scope(|| memory::during(phase, work));
         *self.seconds.entry(phase).or_default() += started.elapsed().as_secs_f64();
         result
     }
@@ -52,9 +53,8 @@ impl PhaseClock {
     }
 }
 
-/// `perf/..` of a step that trained on `num_tokens` tokens of a model on `device`: what it cost in time and
-/// memory.
-pub fn cost_metrics(num_tokens: usize, device: Device, clock: &PhaseClock) -> Metrics {
+/// `perf/..` of a step that trained on `num_tokens` tokens: what it cost in time and memory.
+pub fn cost_metrics(num_tokens: usize, clock: &PhaseClock) -> Metrics {
     let seconds = clock.total_seconds();
     let mut metrics = clock.metrics();
     metrics.insert("perf/total_num_tokens".into(), num_tokens as f64);
@@ -63,9 +63,7 @@ pub fn cost_metrics(num_tokens: usize, device: Device, clock: &PhaseClock) -> Me
     if let Ok(bytes) = rlt_torch::peak_own_bytes() {
         metrics.insert("perf/cpu_memory_used_gb".into(), gib(bytes));
     }
-    if let Ok(Some(bytes)) = rlt_torch::peak_device_bytes(device) {
-        metrics.insert("perf/max_memory_allocated_gb".into(), gib(bytes));
-    }
+    metrics.extend(memory::metrics());
     metrics
 }
 

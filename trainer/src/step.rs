@@ -130,7 +130,7 @@ fn step_metrics(
     summarize(&mut metrics, "critic/advantages", counted(&batch.advantages));
     let num_tokens: usize = batch.sequence_lens().iter().sum();
     trainer.progress.num_tokens += num_tokens as u64;
-    metrics.extend(cost_metrics(num_tokens, trainer.actor.decoder.device(), clock));
+    metrics.extend(cost_metrics(num_tokens, clock));
     let num_new: usize = groups.iter().flat_map(|g| &g.rollouts).map(|r| r.completion.tokens.len()).sum();
     metrics.insert("perf/rollout_throughput".into(), num_new as f64 / clock.seconds("gen").max(1e-9));
     Ok(metrics)

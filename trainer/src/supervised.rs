@@ -92,7 +92,7 @@ pub fn supervised_step(
     metrics.insert("sft/loss".into(), loss);
     let num_tokens: usize = batch.sequence_lens().iter().sum();
     trainer.progress.num_tokens += num_tokens as u64;
-    metrics.extend(cost_metrics(num_tokens, trainer.actor.decoder.device(), &clock));
+    metrics.extend(cost_metrics(num_tokens, &clock));
     metrics.extend(communication_metrics(&trainer.ranks, exchanged)?);
     Ok(metrics)
 }

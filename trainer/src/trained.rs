@@ -14,6 +14,7 @@ use crate::checkpoint::{Checkpoint, CheckpointError, TensorPart, divided};
 use crate::model::NamedTensors;
 use crate::optim::{AdamW, Clipped, LossScale, OptimError, StepOutcome};
 use crate::parallel::{Part, RankError, Ranks, ShardedParameters};
+use crate::phases::memory;
 
 /// The parameters that a role trains, with their optimizer.
 #[derive(Debug)]
@@ -62,6 +63,10 @@ impl Trained<'_> {
         learning_rate: f64,
         max_grad_norm: f64,
     ) -> Result<StepOutcome, ApplyError> {
+        memory::during("optimizer", || self.apply_clipped(learning_rate, max_grad_norm))
+    }
+
+    fn apply_clipped(&mut self, learning_rate: f64, max_grad_norm: f64) -> Result<StepOutcome, ApplyError> {
         let own_norm = self.optimizer.grad_norm()?;
         let scaled_norm = match self.shards {
             Some(shards) => shards.norm_over_shards(own_norm)?,

@@ -19,6 +19,7 @@ use crate::error::TrainError;
 use crate::model::BaseModel;
 use crate::offload::Offload;
 use crate::parallel::Ranks;
+use crate::phases::memory;
 use crate::reference::{FrozenPolicy, Reference};
 use crate::reward::{RewardModels, RewardPool};
 use crate::rollout::RolloutEngine;
@@ -149,7 +150,8 @@ impl Trainer {
     pub(crate) fn sync_weights(&mut self) -> Result<(), TrainError> {
         // The cold start changes weights without a step, so version 0 is taken over anew.
         if self.engine.policy_version() != Some(self.progress.step) {
-            self.engine.sync_weights(self.actor.parts(), self.progress.step)?;
+            let (engine, policy) = (&mut self.engine, self.actor.parts());
+            memory::during("update_weights", || engine.sync_weights(policy, self.progress.step))?;
         }
         Ok(())
     }

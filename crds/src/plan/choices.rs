@@ -67,7 +67,7 @@ impl Choices {
         let fits = |memory: u64| {
             let mut spec = self.made_in(spec);
             spec.workers.device = device;
-            let plan = MemoryPlan::new(&spec, model, &[], &BatchPlan::new(&spec));
+            let plan = MemoryPlan::new(&spec, model, &[], &BatchPlan::new(&spec), Some(memory));
             let update = plan.phases.iter().find(|phase| phase.phase == Phase::Update);
             update.is_none_or(|update| update.device_bytes as f64 <= FILLED * memory as f64)
         };

@@ -77,8 +77,9 @@ impl Fit {
     }
 }
 
-fn needed(spec: &ResolvedSpec, policy: &ModelConfig, models: &Models) -> u64 {
-    MemoryPlan::new(spec, policy, &models.reward, &BatchPlan::new(spec)).peak_device_bytes
+fn needed(spec: &ResolvedSpec, policy: &ModelConfig, models: &Models, available: u64) -> u64 {
+    let batch = BatchPlan::new(spec);
+    MemoryPlan::new(spec, policy, &models.reward, &batch, Some(available)).peak_device_bytes
 }
 
 /// Each kind of change alone, at its first value that suffices; where none does, all of them one after the
@@ -86,7 +87,7 @@ fn needed(spec: &ResolvedSpec, policy: &ModelConfig, models: &Models) -> u64 {
 fn remedies(spec: &ResolvedSpec, policy: &ModelConfig, models: &Models, available: u64) -> Vec<Remedy> {
     let alone = CHANGES.iter().filter_map(|change| {
         change(spec, policy).into_iter().find_map(|(field, changed)| {
-            let needed_bytes = needed(&changed, policy, models);
+            let needed_bytes = needed(&changed, policy, models, available);
             (needed_bytes <= available).then(|| Remedy { fields: vec![field], needed_bytes })
         })
     });
@@ -99,12 +100,12 @@ fn together(spec: &ResolvedSpec, policy: &ModelConfig, models: &Models, availabl
     let (mut spec, mut fields) = (spec.clone(), Vec::new());
     for change in &CHANGES {
         for (field, changed) in change(&spec, policy).into_iter().rev().take(1) {
-            if needed(&changed, policy, models) < needed(&spec, policy, models) {
+            if needed(&changed, policy, models, available) < needed(&spec, policy, models, available) {
                 fields.push(field);
                 spec = changed;
             }
         }
-        let needed_bytes = needed(&spec, policy, models);
+        let needed_bytes = needed(&spec, policy, models, available);
         if needed_bytes <= available {
             return Some(Remedy { fields, needed_bytes });
         }

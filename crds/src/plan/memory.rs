@@ -48,10 +48,6 @@ const HOST_BASE_BYTES: u64 = 92 << 20;
 /// 600 MiB on sm_80 to sm_100).
 const CUDA_CONTEXT_BYTES: u64 = 640 << 20;
 
-/// Temporaries of an AdamW step on a GPU, as multiples of the largest trained tensor: scaled and weighted
-/// gradient, denominator, scaled moment. On the CPU one pass over all numbers needs none.
-const OPTIMIZER_TEMPORARIES: u64 = 4;
-
 /// Bytes of one token of the step's batch on the host: ids, masks and per-token numbers in f64, twice over
 /// while batches are split.
 const BATCH_BYTES_PER_TOKEN: u64 = 2 * (4 + 1 + 6 * 8);
@@ -77,6 +73,8 @@ pub struct MemoryPlan {
 pub enum Phase {
     /// Weights are read or drawn, copied for the reference and the critic.
     Loading,
+    /// The rollout takes the actor's weights over.
+    WeightSync,
     /// Completions are sampled.
     Rollout,
     /// Completions are judged by reward models.
@@ -130,8 +128,10 @@ pub struct MemoryTerm {
 pub(super) struct Trained {
     /// Trained parameters.
     pub(super) num_parameters: u64,
-    /// Elements of the largest trained tensor.
-    pub(super) largest_tensor: u64,
+    /// Elements of the largest trained tensor of a layer.
+    pub(super) largest_of_layer: u64,
+    /// Elements of the largest outside of the layers.
+    pub(super) largest_outside: u64,
     /// LoRA's inner values of one token over all layers: r for each adapted projection.
     pub(super) adapter_width: u64,
     /// Trained parameters of one layer.
@@ -144,7 +144,8 @@ pub(super) fn trained(spec: &ResolvedSpec, model: &ModelConfig) -> Trained {
         Some(lora) => adapter(lora, model),
         None => Trained {
             num_parameters: model.parameter_count().total(),
-            largest_tensor: model.tensors().iter().map(elements).max().unwrap_or(0),
+            largest_of_layer: model.projections().iter().map(|one| one.num_parameters()).max().unwrap_or(0),
+            largest_outside: (model.vocab_size * model.hidden_size) as u64,
             adapter_width: 0,
             of_one_layer: model.parameter_count().per_layer,
         },
@@ -176,7 +177,8 @@ fn adapter(lora: &LoraSpec, model: &ModelConfig) -> Trained {
             Trained {
                 num_parameters: sum.num_parameters + layers * of_projection,
                 of_one_layer: sum.of_one_layer + of_projection,
-                largest_tensor: sum.largest_tensor.max(rank * inputs.max(outputs)),
+                largest_of_layer: sum.largest_of_layer.max(rank * inputs.max(outputs)),
+                largest_outside: 0,
                 adapter_width: sum.adapter_width + layers * rank,
             }
         },
@@ -184,11 +186,13 @@ fn adapter(lora: &LoraSpec, model: &ModelConfig) -> Trained {
 }
 
 impl MemoryPlan {
+    /// Of workers that each have `memory` bytes of their device, where that is known.
     pub(super) fn new(
         spec: &ResolvedSpec,
         model: &ModelConfig,
         judges: &[ModelConfig],
         batch: &BatchPlan,
+        memory: Option<u64>,
     ) -> Self {
         let width = spec.training.precision.width();
         let rollout_width = rollout::width(spec);
@@ -202,6 +206,9 @@ impl MemoryPlan {
             sp,
             cast_of_layer,
             casts_head: !comes_in_parts(spec) && spec.model.lora.is_none(),
+            composed: on_gpu(spec),
+            largest_trained: trained.largest_of_layer,
+            trains_norms: spec.model.lora.is_none(),
         };
         // A critic passes over the same tokens in micro-batches of its own.
         let critic = roles::has_critic(spec).then(|| mesh.sp_of_critic());
@@ -219,10 +226,11 @@ impl MemoryPlan {
         if generates {
             // Every worker samples whole sequences, also where it has a slice of each layer.
             let alone = Activations { width: rollout_width, ..sharing(1) };
-            add(Phase::Rollout, rollout::terms(spec, model, batch, &alone, &shards));
+            add(Phase::WeightSync, rollout::taking_over(spec, model, alone.width, &shards));
+            add(Phase::Rollout, rollout::terms((spec, memory), model, batch, &alone, &shards));
         }
         if !judges.is_empty() {
-            let kept = rollout::kept(spec, model, batch, &shards);
+            let kept = rollout::kept((spec, memory), model, batch, &shards);
             add(Phase::Reward, [kept, roles::judging(spec, judges, batch, width, &shards)].concat());
         }
         if !is_supervised {
@@ -232,20 +240,10 @@ impl MemoryPlan {
         }
         // 4 for each trained parameter, or for this worker's part of them; between updates there are none.
         let gradients = term("gradients", FP32 * shards.part_of(trained.num_parameters));
-        let update = fullest(mesh.sp, &|sp| update(spec, batch, &sharing(sp)));
-        let shared = [&shards.gathered()[..], &[gradients, shards.gradients()]].concat();
+        let update = fullest(mesh.sp, &|sp| update(spec, batch, &sharing(sp), &shards));
+        let shared = [&shards.gathered()[..], &[gradients]].concat();
         add(Phase::Update, [shared, update].concat());
-        let largest_piece = trained.largest_tensor.min(shards.part_of(trained.num_parameters));
-        let temporaries = if on_gpu(spec) { OPTIMIZER_TEMPORARIES * FP32 * largest_piece } else { 0 };
-        // Moments that rest: both of a tensor that is updated, and of the next one.
-        let moments = if spec.training.offload.optimizer { 4 * FP32 * largest_piece } else { 0 };
-        let own = vec![
-            gradients,
-            shards.fetched(),
-            term("fetched moments", moments),
-            term("optimizer temporaries", temporaries),
-        ];
-        add(Phase::Optimizer, own);
+        add(Phase::Optimizer, [vec![gradients], shards.updated(spec.training.offload.optimizer)].concat());
         if !on_gpu(spec) {
             phases.iter_mut().for_each(PhaseMemory::lies_on_host);
         }
@@ -371,14 +369,21 @@ fn logprob(spec: &ResolvedSpec, batch: &BatchPlan, activations: &Activations<'_>
     larger(layers, head)
 }
 
-fn update(spec: &ResolvedSpec, batch: &BatchPlan, activations: &Activations<'_>) -> Vec<MemoryTerm> {
+fn update(
+    spec: &ResolvedSpec,
+    batch: &BatchPlan,
+    activations: &Activations<'_>,
+    shards: &Shards,
+) -> Vec<MemoryTerm> {
     let share = scored_share(spec, spec.training.prompts_per_update.into(), activations.sp);
     let budget = (spec.training.max_tokens_per_micro_batch, activations.sp);
     let FullPass { tokens, predicted, .. } = FullPass::new(spec, share, batch.samples_per_prompt, budget);
     let checkpointing = spec.training.activation_checkpointing.unwrap_or(false);
     let inputs_rest = spec.training.offload.activations;
     let resting = if inputs_rest && on_gpu(spec) { activations.input_bytes_per_token() } else { 0 };
+    let of_one_layer = tokens * activations.kept_in_layer(checkpointing);
     let kept = vec![
+        shards.gradients(of_one_layer),
         term("activations", tokens * activations.kept_bytes_per_token(checkpointing, inputs_rest)),
         on_host("activations", tokens * resting),
         term("weight casts", activations.kept_cast_bytes(checkpointing)),

@@ -480,7 +480,7 @@ fn what_rests_counts_while_it_is_at_hand_and_beside_a_gpu_where_it_rests() {
     assert_eq!(resting(Phase::Update, "gathered gradients"), 0);
     assert_eq!(resting(Phase::Update, "gradients"), 4 * num_parameters);
     assert_eq!(resting(Phase::Optimizer, "fetched weights"), 4 * outer);
-    assert_eq!(resting(Phase::Optimizer, "fetched moments"), 2 * 2 * 4 * 151_936 * 896);
+    assert_eq!(resting(Phase::Optimizer, "fetched moments"), 2 * 4 * 151_936 * 896);
     // Sampling outweighs taking the model over. What it samples with is a copy of its own.
     assert_eq!(resting(Phase::Rollout, "gathered weights"), 0);
     assert_eq!(resting(Phase::Rollout, "rollout embeddings"), 4 * 151_936 * 896);

@@ -21,6 +21,8 @@ mod memory;
 mod nccl;
 #[path = "on_devices/passes.rs"]
 mod passes;
+#[path = "on_devices/plan.rs"]
+mod plan;
 #[path = "on_devices/process.rs"]
 mod process;
 #[path = "on_devices/run.rs"]

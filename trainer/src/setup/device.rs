@@ -3,7 +3,7 @@
 
 use rlt_api::ValidatedJob;
 use rlt_api::plan::model_config::ModelConfig;
-use rlt_api::plan::{Choices, Models, plan};
+use rlt_api::plan::{Choices, Models, memory_on_gpu};
 use rlt_api::resolved::ResolvedSpec;
 use rlt_api::spec;
 use rlt_torch::cuda::{self, CudaSearch, Kernels};
@@ -11,6 +11,7 @@ use tch::Device;
 
 use crate::error::TrainError;
 use crate::parallel::{RankError, Ranks};
+use crate::phases;
 
 /// What of a GPU's memory may be in use before anybody is blamed: contexts of this process and of displays.
 const UNREMARKABLE_SHARE: f64 = 0.1;
@@ -47,6 +48,7 @@ pub(super) fn prepare(spec: &ResolvedSpec, ranks: &Ranks) -> Result<Placement, T
     if let Some(warning) = &placement.warning {
         warn_loudly(warning);
     }
+    phases::memory::watch(placement.device);
     Ok(placement)
 }
 
@@ -71,13 +73,10 @@ fn on_cpu(cause: &str) -> Placement {
 pub(super) fn check_room(job: &ValidatedJob, model: &ModelConfig, device: Device) -> Result<(), TrainError> {
     let Device::Cuda(index) = device else { return Ok(()) };
     let models = Models { policy: Some(model.clone()), reward: Vec::new() };
-    // A job whose device is left open is planned for a CPU, where all memory is the host's.
-    let needed = plan(job, &models).memory.map_or(0, |memory| match memory.peak_device_bytes {
-        0 => memory.peak_bytes,
-        on_device => on_device,
-    });
     let (free, total) = cuda::device_memory(index)?;
-    room(index, needed, (free as u64, total as u64))
+    let (free, total) = (free as u64, total as u64);
+    let needed = memory_on_gpu(job, &models, total).map_or(0, |memory| memory.peak_device_bytes);
+    room(index, needed, (free, total))
 }
 
 fn room(index: usize, needed: u64, (free, total): (u64, u64)) -> Result<(), TrainError> {

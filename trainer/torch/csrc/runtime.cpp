@@ -285,6 +285,11 @@ char* rlt_peak_cuda_bytes(int64_t index, int64_t* out) {
   });
 }
 
+// Starts a new peak from what is allocated now.
+char* rlt_reset_peak_cuda_bytes(int64_t index) {
+  return rlt::guarded([&] { c10::getDeviceAllocator(at::kCUDA)->resetPeakStats(static_cast<c10::DeviceIndex>(index)); });
+}
+
 // Bytes that are free on a device now, and all that it has.
 char* rlt_cuda_memory(int64_t index, int64_t* free, int64_t* total) {
   return rlt::guarded([&] {

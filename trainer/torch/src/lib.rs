@@ -54,7 +54,7 @@ pub use host_calls::HostCalls;
 pub use linear::PackedLinear;
 pub use memory::{
     DeviceMemory, device_memory, machine_memory_bytes, peak_device_bytes, peak_own_bytes, peak_rss_bytes,
-    release_free_memory, reset_peak_rss, reuse_large_buffers, rss_bytes,
+    release_free_memory, reset_peak_device_bytes, reset_peak_rss, reuse_large_buffers, rss_bytes,
 };
 pub use optim::{AdamWStep, adamw_step, global_norm};
 pub use precision::{

@@ -3,7 +3,8 @@
 
 use crate::Error;
 use crate::border::{
-    check, rlt_cuda_memory, rlt_peak_cuda_bytes, rlt_release_free_memory, rlt_reuse_large_buffers,
+    check, rlt_cuda_memory, rlt_peak_cuda_bytes, rlt_release_free_memory, rlt_reset_peak_cuda_bytes,
+    rlt_reuse_large_buffers,
 };
 use tch::Device;
 
@@ -76,6 +77,16 @@ pub fn peak_device_bytes(device: Device) -> Result<Option<u64>, Error> {
     // SAFETY: a place for the answer.
     check("reading the device's peak memory", unsafe { rlt_peak_cuda_bytes(index as i64, &mut bytes) })?;
     Ok(Some(bytes.unsigned_abs()))
+}
+
+/// Starts a new peak of [`peak_device_bytes`] from what tensors hold now; nothing on the CPU.
+///
+/// # Errors
+/// When CUDA was not loaded.
+pub fn reset_peak_device_bytes(device: Device) -> Result<(), Error> {
+    let Device::Cuda(index) = device else { return Ok(()) };
+    // SAFETY: takes a number.
+    check("starting a new peak of the device's memory", unsafe { rlt_reset_peak_cuda_bytes(index as i64) })
 }
 
 /// The memory of a GPU.

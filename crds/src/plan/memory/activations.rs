@@ -1,6 +1,8 @@
 //! What passes over tokens hold: which tensors of a decoder layer are alive, per token.
 //!
-//! The layer is the one of the trainer's `model/layer.rs` on fused kernels:
+//! The layer is the one of the trainer's `model/layer.rs`, on a CPU of fused kernels, on a GPU of libtorch's
+//! operators, whose graph keeps more: an RMS norm its input in fp32 and, where its weight is trained, what
+//! that multiplies; the gated activation that of the gate.
 //!
 //! ```text
 //! x -> norm -> q, k, v -> rope -> attention -> output -> + x -> norm -> gate, up -> gated -> down -> +
@@ -24,6 +26,12 @@ pub(super) struct Activations<'a> {
     pub(super) cast_of_layer: u64,
     /// Whether the head is cast, too.
     pub(super) casts_head: bool,
+    /// Whether layers are of libtorch's operators, as on GPUs.
+    pub(super) composed: bool,
+    /// Elements of the largest tensor of a layer that is trained.
+    pub(super) largest_trained: u64,
+    /// Whether norms are trained, with everything else.
+    pub(super) trains_norms: bool,
 }
 
 impl Activations<'_> {
@@ -60,13 +68,32 @@ impl Activations<'_> {
     /// all tokens, and all heads of some.
     fn layer_bytes_per_token(&self) -> u64 {
         let (hidden, feed_forward, queries, keys) = self.sizes();
-        let before_norms = if self.model.qk_norm { queries + keys } else { 0 };
         let outputs = if self.sp == 1 { queries } else { 2 * queries };
         let attention = queries + 2 * self.dealt_keys() + outputs;
-        let numbers = 3 * hidden + attention + 3 * feed_forward + before_norms;
+        let numbers = 2 * hidden + attention + self.num_gated() * feed_forward;
         let statistics = self.model.num_heads as u64 + 2;
         let adapters = self.adapter_width / self.num_layers().max(1);
-        self.width * (numbers + adapters) + FP32 * statistics
+        let norms = self.norm_bytes(hidden, 2 * hidden) + self.head_norm_bytes(queries + keys);
+        self.width * (numbers + adapters) + norms + FP32 * statistics
+    }
+
+    /// Tensors of a feed-forward block that its backward pass needs: gate, up and their product, of libtorch's
+    /// operators also the activation of the gate.
+    fn num_gated(&self) -> u64 {
+        if self.composed { 4 } else { 3 }
+    }
+
+    /// What norms keep besides their outputs: of the stream's, `middle` numbers that nobody else keeps. In
+    /// fp32 an input is kept as it is, else by libtorch's operators a wide copy of each of the `inputs`.
+    fn norm_bytes(&self, middle: u64, inputs: u64) -> u64 {
+        let is_wide = self.composed && self.width != FP32;
+        let kept = if is_wide { FP32 * inputs } else { self.width * middle };
+        kept + if self.composed && self.trains_norms { self.width * inputs } else { 0 }
+    }
+
+    /// The same of norms of q and k, where the model has some.
+    fn head_norm_bytes(&self, inputs: u64) -> u64 {
+        if self.model.qk_norm { self.norm_bytes(inputs, inputs) } else { 0 }
     }
 
     /// What all layers keep: their inputs (b L h) and, without checkpointing, everything in them; and around
@@ -74,9 +101,14 @@ impl Activations<'_> {
     /// the next one's.
     pub(super) fn kept_bytes_per_token(&self, checkpointing: bool, inputs_rest: bool) -> u64 {
         let (hidden, ..) = self.sizes();
-        let inside = if checkpointing { 0 } else { self.num_layers() * self.layer_bytes_per_token() };
+        let inside = self.num_layers() * self.kept_in_layer(checkpointing);
         let num_inputs = if inputs_rest { self.num_layers().min(2) } else { self.num_layers() };
         (num_inputs + 2) * self.width * hidden + inside
+    }
+
+    /// What one layer keeps besides its input.
+    pub(super) fn kept_in_layer(&self, checkpointing: bool) -> u64 {
+        if checkpointing { 0 } else { self.layer_bytes_per_token() }
     }
 
     /// The inputs of all layers (b L h).
@@ -101,10 +133,12 @@ impl Activations<'_> {
 
     /// The widest moment of a layer without gradients: the residual stream and the normed input beside either
     /// gate, up, their product and the output (b (3h + 3f)), or q, k, v, rotated q and k and the attention's
-    /// output (b (2h + 3q + 3k)), and what is exchanged as it is put together, sent and received.
+    /// output (b (2h + 3q + 3k)), and what is exchanged as it is put together, sent and received. libtorch's
+    /// operators have the stream's middle and the gate's activation as well (b (4h + 4f)).
     pub(super) fn inference_bytes_per_token(&self) -> u64 {
         let (hidden, feed_forward, queries, keys) = self.sizes();
-        let feed_forward_block = 3 * hidden + 3 * feed_forward;
+        let num_hidden = if self.composed { 4 } else { 3 };
+        let feed_forward_block = num_hidden * hidden + self.num_gated() * feed_forward;
         let attention_block = 2 * hidden + 3 * queries + 3 * keys + 3 * self.exchanged();
         self.width * feed_forward_block.max(attention_block)
     }
@@ -124,11 +158,10 @@ impl Activations<'_> {
         ]
     }
 
-    /// The largest projection's gradient before it is added: in the compute precision, and cast to fp32.
+    /// The largest gradient of a layer before it is added: in the compute precision, and cast to fp32.
     pub(super) fn gradient_temporaries(&self) -> u64 {
         let bytes = if self.width == FP32 { FP32 } else { self.width + FP32 };
-        let projections = self.model.projections();
-        bytes * projections.iter().map(|projection| projection.num_parameters()).max().unwrap_or(0)
+        bytes * self.largest_trained
     }
 
     /// What of one layer is cast to the compute precision.

@@ -3,7 +3,7 @@
 
 use super::activations::Activations;
 use super::shards::Shards;
-use super::{FP32, MemoryTerm, Trained, elements, frozen_width, kept, on_gpu, term};
+use super::{FP32, MemoryTerm, Trained, elements, frozen_width, kept, on_gpu, on_host, term};
 use crate::plan::READ_CHUNK_NUMBERS;
 use crate::plan::batch::{BatchPlan, FullPass, scored_share};
 use crate::plan::model_config::ModelConfig;
@@ -11,7 +11,7 @@ use crate::resolved::ResolvedSpec;
 
 const REFERENCE: &str = "reference weights";
 
-/// A worker reads, draws or copies its own part of the weights, 8 bytes for each number at hand. An adapter
+/// A worker reads, draws or copies its own part of the weights, 8 bytes of the host for each number at hand. An adapter
 /// is drawn whole; a reference lies in memory before it goes to a file, and what it is copied from is
 /// gathered a part at a time.
 pub(super) fn loading(
@@ -23,8 +23,9 @@ pub(super) fn loading(
     let adapter = if spec.model.lora.is_some() { trained.num_parameters } else { 0 };
     let copies = has_reference(spec) || has_critic(spec);
     let largest_tensor = model.tensors().iter().map(elements).max().unwrap_or(0);
+    let read = 2 * FP32 * u64::from(READ_CHUNK_NUMBERS).min(largest_tensor);
     let mut terms = vec![
-        term("weights being read", 2 * FP32 * u64::from(READ_CHUNK_NUMBERS).min(largest_tensor)),
+        on_host("weights being read", read),
         term("whole adapter", FP32 * (adapter - shards.part_of(adapter))),
         reference_read(spec, model, shards),
         shards.fetched(),
@@ -107,8 +108,17 @@ pub(super) fn judging(
     let budget = u32::try_from(budget).unwrap_or(u32::MAX);
     let share = scored_share(spec, batch.prompts_per_step, 1);
     let FullPass { tokens, .. } = FullPass::new(spec, share, batch.samples_per_prompt, (budget, 1));
-    let pass =
-        |model| Activations { model, width, adapter_width: 0, sp: 1, cast_of_layer: 0, casts_head: false };
+    let pass = |model| Activations {
+        model,
+        width,
+        adapter_width: 0,
+        sp: 1,
+        cast_of_layer: 0,
+        casts_head: false,
+        composed: on_gpu(spec),
+        largest_trained: 0,
+        trains_norms: false,
+    };
     let of_token = |model| pass(model).inference_bytes_per_token();
     vec![
         shards.gathered_of(judges),

@@ -21,7 +21,7 @@ pub(super) fn width(spec: &ResolvedSpec) -> u64 {
 }
 
 pub(super) fn terms(
-    spec: &ResolvedSpec,
+    (spec, memory): (&ResolvedSpec, Option<u64>),
     model: &ModelConfig,
     batch: &BatchPlan,
     activations: &Activations<'_>,
@@ -35,17 +35,52 @@ pub(super) fn terms(
     let slice = slice(spec, model);
     let activations = Activations { model: &slice, ..*activations };
     let sampling = vec![
-        kv_cache(spec, &slice, batch, activations.width),
+        kv_cache((spec, memory), &slice, batch, activations.width),
         term("sampling logits", concurrent * vocab * logits_bytes(spec, activations.width)),
         term("activations", prefilled.max(concurrent) * activations.inference_bytes_per_token()),
     ];
-    // While a layer or the head is packed, its fused or cast original exists beside it. An adapter is folded
-    // in before a slice is cut.
+    let weights = weights((model, &slice), activations.width, shards);
+    if on_gpu(spec) {
+        return [weights, sampling].concat();
+    }
+    // What packing has freed stays with the process, whose heap has no holes that it could give back.
+    let packing = packing(spec, model, activations.width);
+    [weights, larger(sampling, shards.taken_over().to_vec()), vec![packing]].concat()
+}
+
+/// What is packed, and the parts from which it is.
+pub(super) fn taking_over(
+    spec: &ResolvedSpec,
+    model: &ModelConfig,
+    width: u64,
+    shards: &Shards,
+) -> Vec<MemoryTerm> {
+    let slice = slice(spec, model);
+    let mut packed = weights((model, &slice), width, shards);
+    if !(on_gpu(spec) && shards.comes_in_parts()) {
+        return [packed, shards.taken_over().to_vec(), vec![packing(spec, model, width)]].concat();
+    }
+    packed[0].bytes -= width * projections(&slice);
+    // Parts are packed from where they were gathered, but for an adapter.
+    let folded = term("packing temporaries", folding(spec, model, width));
+    [packed, shards.last_taken_over().to_vec(), vec![folded]].concat()
+}
+
+/// While a layer or the head is packed, its fused or cast original exists beside it. An adapter is folded in
+/// before a slice is cut.
+fn packing(spec: &ResolvedSpec, model: &ModelConfig, width: u64) -> MemoryTerm {
+    let slice = slice(spec, model);
     let original = if spec.model.lora.is_some() { model } else { &slice };
-    let packing =
-        term("packing temporaries", activations.width * packing_temporaries(original, activations.width));
-    let moments = larger(sampling, shards.taken_over().to_vec());
-    [weights((model, &slice), activations.width, shards), moments, vec![packing]].concat()
+    let packed = width * packing_temporaries(original, width);
+    let folded = if on_gpu(spec) { folding(spec, model, width) } else { 0 };
+    term("packing temporaries", packed.max(folded))
+}
+
+/// Of the largest projection that an adapter is folded into the fp32 copy, what is added, and their sum; and
+/// its packed original, gate and up.
+fn folding(spec: &ResolvedSpec, model: &ModelConfig, width: u64) -> u64 {
+    let largest = model.projections().iter().map(|one| one.num_parameters()).max().unwrap_or(0);
+    if spec.model.lora.is_some() { (3 * FP32 + 2 * width) * largest } else { 0 }
 }
 
 /// The model as wide as this worker samples with it: q / n, f / n and v / n, and k / n of at least one head.
@@ -55,13 +90,13 @@ fn slice(spec: &ResolvedSpec, model: &ModelConfig) -> ModelConfig {
 
 /// What stays until all completions of a step are there and judged.
 pub(super) fn kept(
-    spec: &ResolvedSpec,
+    (spec, memory): (&ResolvedSpec, Option<u64>),
     model: &ModelConfig,
     batch: &BatchPlan,
     shards: &Shards,
 ) -> Vec<MemoryTerm> {
     let (slice, width) = (slice(spec, model), width(spec));
-    [weights((model, &slice), width, shards), vec![kv_cache(spec, &slice, batch, width)]].concat()
+    [weights((model, &slice), width, shards), vec![kv_cache((spec, memory), &slice, batch, width)]].concat()
 }
 
 /// What is packed, and embeddings, b v h of the whole model, where the worker's own come and go.
@@ -75,20 +110,25 @@ fn weights((model, slice): (&ModelConfig, &ModelConfig), width: u64, shards: &Sh
 
 /// As much as all sequences can fill, or what `rollout.memoryFraction` of the rank's memory leaves beside
 /// the packed weights.
-fn kv_cache(spec: &ResolvedSpec, slice: &ModelConfig, batch: &BatchPlan, width: u64) -> MemoryTerm {
+fn kv_cache(
+    (spec, memory): (&ResolvedSpec, Option<u64>),
+    slice: &ModelConfig,
+    batch: &BatchPlan,
+    width: u64,
+) -> MemoryTerm {
     let wanted = width * cache_numbers(spec, slice, batch);
-    let allowed = memory_of_rank(spec).map_or(u64::MAX, |memory| {
+    let allowed = memory_of_rank(spec, memory).map_or(u64::MAX, |memory| {
         let of_rollout = (memory * spec.rollout.memory_fraction) as u64;
         of_rollout.saturating_sub(width * packed_weights(slice))
     });
     term("KV cache", wanted.min(allowed))
 }
 
-/// The memory of which the rollout may take its fraction, where the job says it: on CPUs its share of the
-/// pod's.
-fn memory_of_rank(spec: &ResolvedSpec) -> Option<f64> {
+/// The memory of which the rollout may take its fraction, where it is known: the GPU's, or on CPUs a rank's
+/// share of the pod's.
+fn memory_of_rank(spec: &ResolvedSpec, memory: Option<u64>) -> Option<f64> {
     if on_gpu(spec) {
-        return None;
+        return memory.map(|memory| memory as f64);
     }
     let of_pod = spec.workers.resources.memory.as_deref().and_then(quantity::value);
     of_pod.map(|memory| memory / f64::from(spec.workers.ranks_per_worker))

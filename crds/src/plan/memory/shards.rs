@@ -2,7 +2,7 @@
 //! its part at rest, and whole parts of the model while they are computed with. Zero where every worker has a
 //! copy of its own at hand.
 
-use super::{FP32, MemoryTerm, Trained, frozen_width, term};
+use super::{FP32, MemoryTerm, Trained, frozen_width, larger, on_gpu, term};
 use crate::plan::model_config::ModelConfig;
 use crate::resolved::ResolvedSpec;
 
@@ -21,6 +21,9 @@ pub(super) struct Shards {
     outer: u64,
     trained_layer: u64,
     trained_outer: u64,
+    /// Elements of the largest trained tensor in a layer, and outside of the layers.
+    largest_trained: (u64, u64),
+    on_gpu: bool,
     /// Bytes of a number as layers compute with it.
     width: u64,
     /// Bytes of a number as weights of layers are kept.
@@ -46,6 +49,8 @@ impl Shards {
             outer,
             trained_layer: trained.of_one_layer,
             trained_outer: if has_adapter { 0 } else { outer },
+            largest_trained: (trained.largest_of_layer, trained.largest_outside),
+            on_gpu: on_gpu(spec),
             width,
             kept_width,
             sampling_width: if has_adapter || !samples_as_computed { kept_width } else { width },
@@ -61,6 +66,12 @@ impl Shards {
     pub(super) fn taken_over(&self) -> [MemoryTerm; 2] {
         let two_parts = self.layer + self.outer.max(self.layer);
         [self.term(GATHERED, self.sampling_width * two_parts), self.on_its_way(self.sampling_width)]
+    }
+
+    /// The same while the last layer is on its way, which nothing is packed of yet. What is outside of the
+    /// layers came first.
+    pub(super) fn last_taken_over(&self) -> [MemoryTerm; 2] {
+        [self.term(GATHERED, self.sampling_width * 2 * self.layer), self.on_its_way(self.sampling_width)]
     }
 
     /// Whether a worker has parts of the model at hand only while it needs them.
@@ -84,17 +95,40 @@ impl Shards {
         self.term("gathered reward model", self.width * judges.iter().map(gathered).max().unwrap_or(0))
     }
 
-    /// While another role copies weights, what is outside of the layers, or a layer.
+    /// While another role copies weights, what is outside of the layers, or a layer. On a GPU a worker alone
+    /// copies what it has fetched, into the numbers that compute.
     pub(super) fn one_part(&self) -> MemoryTerm {
-        self.term(GATHERED, FP32 * self.outer.max(self.layer))
+        let width = if self.on_gpu && self.dp_shard == 1 { self.width } else { FP32 };
+        self.term(GATHERED, width * self.outer.max(self.layer))
     }
 
     /// In a backward pass the whole gradient of what is outside of the layers and of the layer that computes,
     /// and of the one before it twice: as it is sent, and what has come from the others. A worker alone adds
-    /// up where they stay.
-    pub(super) fn gradients(&self) -> MemoryTerm {
-        let num_gradients = self.trained_outer + (3 * self.trained_layer).max(self.trained_outer);
-        term("gathered gradients", if self.dp_shard == 1 { 0 } else { FP32 * num_gradients })
+    /// up where they stay. On GPUs only this worker's part comes, and by then the layer that was before has
+    /// let go of the `freed` bytes that it had kept.
+    pub(super) fn gradients(&self, freed: u64) -> MemoryTerm {
+        let (outer, layer) = (self.trained_outer, self.trained_layer);
+        let bytes = if self.on_gpu {
+            let sent = FP32 * (2 * layer + self.part_of(layer)).max(self.part_of(outer));
+            FP32 * outer + sent.saturating_sub(freed).max(FP32 * layer)
+        } else {
+            FP32 * (outer + (3 * layer).max(outer))
+        };
+        term("gathered gradients", if self.dp_shard == 1 { 0 } else { bytes })
+    }
+
+    /// What the optimizer has at hand of weights and moments that rest: a worker's part of what is outside of
+    /// the layers, or of a layer, and both moments of a tensor in it and of the next one. The neighbours of
+    /// those outside of the layers are norms.
+    pub(super) fn updated(&self, moments_rest: bool) -> Vec<MemoryTerm> {
+        let (in_layer, outside) = self.largest_trained;
+        let moments =
+            |num: u64, largest: u64| if moments_rest { num * FP32 * self.part_of(largest) } else { 0 };
+        let of = |unit: u64, moments: u64| {
+            let weights = if self.rests { self.kept_width * self.part_of(unit) } else { 0 };
+            vec![term(FETCHED, weights), term("fetched moments", moments)]
+        };
+        larger(of(self.layer, moments(4, in_layer)), of(self.outer, moments(2, outside)))
     }
 
     /// A worker's part of what is outside of the layers, or of a layer, while it is read or updated; 4 / s.
@@ -106,11 +140,18 @@ impl Shards {
 
     /// In a pass the worker's part of the layer that comes next, 4 / s, until it is gathered or cast: a
     /// worker alone fetches one that is `width` bytes wide to where it is computed with. What is outside of
-    /// the layers has come before there is anything else.
+    /// the layers has come before there is anything else. On GPUs a part that does not rest is cast before
+    /// it is gathered.
     fn on_its_way(&self, width: u64) -> MemoryTerm {
+        let part = self.part_of(self.layer);
+        let is_cast = self.on_gpu && self.dp_shard > 1 && width != self.kept_width;
         let comes_in_place = self.dp_shard == 1 && width == self.kept_width;
-        let part = self.kept_width * self.part_of(self.layer);
-        term(FETCHED, if self.rests && !comes_in_place { part } else { 0 })
+        let bytes = match self.rests {
+            true if !comes_in_place => self.kept_width * part,
+            false if is_cast => width * part,
+            _ => 0,
+        };
+        term(FETCHED, bytes)
     }
 
     fn term(&self, name: &'static str, num_bytes: u64) -> MemoryTerm {

@@ -240,3 +240,8 @@ at::Tensor on_device(const at::Tensor& result, int device) {
 TORCH_LIBRARY_IMPL(_, CUDA, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&torch_cuda::fallback>());
 }
+
+// One kernel on a GPU, though libtorch could also compose it for devices that have none.
+TORCH_LIBRARY_IMPL(aten, CUDA, m) {
+  m.impl("silu_backward", torch::CppFunction::makeFromBoxedFunction<&torch_cuda::fallback>());
+}

@@ -26,6 +26,17 @@ pub(crate) fn merge(base: &mut Value, changes: &Value) {
     }
 }
 
+/// The tiny job with `changes` for so many devices; for the CPU with none.
+pub(crate) fn manifest(num_devices: usize, changes: &Value) -> Value {
+    let mut manifest = tiny_job();
+    // Unless a test says otherwise: what is compared with CPUs computes in their numbers.
+    merge(&mut manifest["spec"], &json!({ "training": { "precision": "Fp32" } }));
+    merge(&mut manifest["spec"], changes);
+    let device = if num_devices == 0 { "Cpu" } else { "Cuda" };
+    merge(&mut manifest["spec"], &json!({ "workers": { "device": device } }));
+    manifest
+}
+
 /// A run that has ended well.
 pub(crate) struct Run {
     folder: TempDir,
@@ -45,14 +56,8 @@ impl Run {
 
     /// Trains in the same run folder, where a run may have left something.
     pub(crate) fn go_on(&self, num_devices: usize, changes: &Value, variables: &[(&str, &str)]) {
-        let mut manifest = tiny_job();
-        // Unless a test says otherwise: what is compared with CPUs computes in their numbers.
-        merge(&mut manifest["spec"], &json!({ "training": { "precision": "Fp32" } }));
-        merge(&mut manifest["spec"], changes);
-        let device = if num_devices == 0 { "Cpu" } else { "Cuda" };
-        merge(&mut manifest["spec"], &json!({ "workers": { "device": device } }));
         let path = self.file("job.yaml");
-        fs::write(&path, manifest.to_string()).unwrap();
+        fs::write(&path, manifest(num_devices, changes).to_string()).unwrap();
         let mut command = Command::new(fresh_binary("rlt-trainer"));
         command.args(["launch", "--manifest"]).arg(path).arg("--output").arg(self.file("run"));
         if num_devices > 0 {
