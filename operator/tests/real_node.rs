@@ -6,6 +6,10 @@
 #[expect(dead_code, reason = "the kubelet's part is played by the kubelet here")]
 mod stage;
 
+#[path = "real_node/device.rs"]
+mod device;
+#[path = "real_node/folder.rs"]
+mod folder;
 #[path = "real_node/gang.rs"]
 mod gang;
 

@@ -2,19 +2,19 @@
 //! for bit what as many ranks of this machine train whom nobody disturbs.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
-use kube::api::{Api, EvictParams, LogParams, PostParams};
+use kube::api::{EvictParams, LogParams, PostParams};
 use rlt_api::FailureCause;
 use rlt_api::status::ConditionType;
 use rlt_operator::labels;
 use serde_json::{Value, json};
 
+use crate::folder::Folder;
 use crate::stage::{PATIENCE, Stage, merge};
 
 const NAME: &str = "sharded";
@@ -54,69 +54,6 @@ fn sharded() -> Value {
 fn on_two_ranks(num_steps: u64) -> Value {
     let workers = json!({ "count": 1, "ranksPerWorker": 2, "mesh": { "dpShard": 2, "sp": 1 } });
     json!({ "workers": workers, "training": { "steps": num_steps } })
-}
-
-/// A folder of this machine that is also a volume of the namespace, as one on the network would be for many
-/// machines.
-struct Folder(PathBuf);
-
-impl Folder {
-    async fn shared(stage: &Stage) -> Self {
-        let path = stage.cluster.folder().join("shared");
-        // Pods run as nobody.
-        for folder in [path.clone(), path.join("runs")] {
-            fs::create_dir_all(&folder).unwrap();
-            fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
-        }
-        let (modes, size) = (json!(["ReadWriteMany"]), json!({ "storage": "1Gi" }));
-        let volume = json!({
-            "metadata": { "name": stage.namespace },
-            "spec": { "hostPath": { "path": path }, "accessModes": modes, "capacity": size }
-        });
-        let claim = json!({
-            "metadata": { "name": "shared" },
-            "spec": {
-                "volumeName": stage.namespace, "storageClassName": "", "accessModes": modes,
-                "resources": { "requests": size }
-            }
-        });
-        let volumes: Api<PersistentVolume> = Api::all(stage.client.clone());
-        let claims: Api<PersistentVolumeClaim> = Api::namespaced(stage.client.clone(), &stage.namespace);
-        let (volume, claim) =
-            (serde_json::from_value(volume).unwrap(), serde_json::from_value(claim).unwrap());
-        volumes.create(&PostParams::default(), &volume).await.unwrap();
-        claims.create(&PostParams::default(), &claim).await.unwrap();
-        Self(path)
-    }
-
-    /// Runs a manifest on this machine to its end, as its author would on a laptop.
-    fn run(&self, manifest: &Value, output: &str) {
-        let job = self.0.join("job.json");
-        fs::write(&job, manifest.to_string()).unwrap();
-        let mut command = Command::new(rlt_tests::fresh_binary("rlctl"));
-        command.arg("run").arg(job).args(["--output", output]).current_dir(&self.0);
-        let ended = command.output().unwrap();
-        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
-    }
-
-    /// The lines of a run's metrics without what no two runs have in common, and what is only measured at an
-    /// end.
-    fn steps(&self, output: &str) -> Vec<Value> {
-        let text = fs::read_to_string(self.0.join(output).join("metrics.jsonl")).unwrap_or_default();
-        let mut lines: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-        let own = ["timing_s/", "perf/", "timestamp", "val-", "checkpoint/"];
-        for line in &mut lines {
-            line.as_object_mut()
-                .unwrap()
-                .retain(|name, _| !own.iter().any(|prefix| name.starts_with(prefix)));
-        }
-        lines.retain(|line| line["step"] != 0);
-        lines
-    }
-
-    fn adapter(&self, output: &str) -> Vec<u8> {
-        fs::read(self.0.join(output).join("export/adapter/adapter_model.safetensors")).unwrap()
-    }
 }
 
 /// The job's pods, and what they leave in the folder.
