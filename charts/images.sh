@@ -4,6 +4,9 @@
 #
 #   images.sh PROFILE TAG FOLDER NAME...   such as: images.sh release dev target/images rlt-operator rlt-trainer
 #
+# Two builds of the same binaries, libraries and base are one image, by digest: files have one time, one owner and one order.
+# By docker that holds for the layers alone.
+#
 # The name rlt-trainer-cuda stands for the trainer's binary with all that libtorch's CUDA half loads: rlt-trainer:TAG-cuda.
 set -euo pipefail
 
@@ -92,16 +95,20 @@ make_base() {
     root=$(mktemp -d)
     # shellcheck disable=SC2064 # the folder of now
     trap "rm -rf '$root'" EXIT
-    debootstrap --variant=minbase --include=ca-certificates bookworm "$root" >/dev/null
+    SOURCE_DATE_EPOCH=0 debootstrap --variant=minbase --include=ca-certificates bookworm "$root" >/dev/null
     rm -rf "$root"/var/lib/apt/lists/* "$root"/var/cache/apt "$root"/usr/share/{doc,man,locale,info}/*
+    # What says when and where it was made, and what a program makes again by itself.
+    rm -rf "$root"/var/cache/ldconfig/aux-cache "$root"/etc/machine-id "$root"/var/lib/dpkg/*-old
+    find "$root/var/log" -type f -delete
+    find "$root" -exec touch --no-dereference --date=@0 {} +
     case $tool in
     buildah)
         container=$(buildah from scratch)
         buildah add --quiet "$container" "$root" / >/dev/null
         buildah config --cmd bash "$container"
-        buildah commit --quiet --rm "$container" "$BASE" >/dev/null
+        buildah commit --quiet --timestamp 0 --rm "$container" "$BASE" >/dev/null
         ;;
-    *) tar --directory "$root" --create . | "$tool" import --change 'CMD ["bash"]' - "$BASE" >/dev/null ;;
+    *) tar --directory "$root" --sort=name --numeric-owner --create . | "$tool" import --change 'CMD ["bash"]' - "$BASE" >/dev/null ;;
     esac
 }
 
@@ -129,6 +136,10 @@ build() { # NAME IMAGE CONTEXT ARCHIVE
     fi
 }
 
+digest() { # ARCHIVE: of the image's manifest
+    tar --extract --to-stdout --occurrence=1 --file "$1" index.json 2>/dev/null | grep --only-matching --max-count=1 'sha256:[0-9a-f]*' || echo "of no known digest"
+}
+
 tool=
 for candidate in docker podman buildah; do
     if works "$candidate"; then
@@ -150,5 +161,5 @@ for name; do
     build "$name" "$image" "$context" "$archive.part"
     rm -rf "$context"
     mv "$archive.part" "$archive"
-    say "$image by $tool, in $archive ($(du -h "$archive" | cut -f1))"
+    say "$image by $tool, in $archive ($(du -h "$archive" | cut -f1)), $(digest "$archive")"
 done

@@ -1,0 +1,95 @@
+//! Two builds of an image from the same binaries and libraries are the same image, to the digest. A program and
+//! libraries of a few bytes stand for the trainer's, so that only what the build itself adds is looked at.
+
+#![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rlt_tests::workspace_root;
+use serde_json::Value;
+use tempfile::TempDir;
+
+const IMAGE: &str = "rlt.local/rlt-trainer:test-reproducible";
+const LIBRARIES: [&str; 3] = ["libtorch_cpu.so", "libc10.so", "libgomp.so.1"];
+
+/// Why nothing can be built here, or not so.
+fn missing() -> Option<&'static str> {
+    let works =
+        |program: &str| Command::new(program).arg("info").output().is_ok_and(|it| it.status.success());
+    if works("docker") {
+        return Some("docker is preferred here, whose images carry the time at which they were built");
+    }
+    (!works("podman") && !works("buildah")).then_some("neither podman nor buildah works here")
+}
+
+/// What an image is made of.
+struct Inputs(TempDir);
+
+impl Inputs {
+    fn new(library: &str, mode: u32) -> Self {
+        let inputs = Self(tempfile::tempdir().unwrap());
+        fs::create_dir_all(inputs.path("target/debug")).unwrap();
+        fs::create_dir_all(inputs.path("torch/lib")).unwrap();
+        fs::copy("/bin/true", inputs.path("target/debug/rlt-trainer")).unwrap();
+        for name in LIBRARIES {
+            let path = inputs.path("torch/lib").join(name);
+            fs::write(&path, format!("{name} {library}")).unwrap();
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        }
+        inputs
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// The digest of the image made of them by somebody with this umask.
+    fn build(&self, umask: &str) -> String {
+        let script = workspace_root().join("charts/images.sh");
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("umask {umask}; exec \"$@\""), "sh"]).arg(script);
+        command.args(["dev", "test-reproducible"]).arg(self.path("images")).arg("rlt-trainer");
+        command.env("CARGO_TARGET_DIR", self.path("target")).env("LIBTORCH", self.path("torch"));
+        let output = command.output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{said}");
+        let digest = digest(&self.path("images/rlt-trainer.tar"));
+        assert!(said.contains(&digest), "the build says its digest: {said}");
+        digest
+    }
+}
+
+fn digest(archive: &Path) -> String {
+    let mut command = Command::new("tar");
+    command.args(["--extract", "--to-stdout", "--file"]).arg(archive).arg("index.json");
+    let index: Value = serde_json::from_slice(&command.output().unwrap().stdout).unwrap();
+    index["manifests"][0]["digest"].as_str().unwrap().to_owned()
+}
+
+/// Takes the image away from whoever built it.
+struct Removed;
+
+impl Drop for Removed {
+    fn drop(&mut self) {
+        for tool in ["podman", "buildah"] {
+            let _ = Command::new(tool).args(["rmi", IMAGE]).output();
+        }
+    }
+}
+
+#[test]
+fn the_same_binaries_make_the_same_image_whenever_and_by_whomever_it_is_built() {
+    if let Some(cause) = missing() {
+        println!("SKIPPED: {cause}");
+        return;
+    }
+    let _removed = Removed;
+    let first = Inputs::new("of libtorch", 0o644).build("022");
+    let later = Inputs::new("of libtorch", 0o755).build("077");
+    assert_eq!(first, later);
+    let other = Inputs::new("of another libtorch", 0o644).build("022");
+    assert_ne!(first, other, "the digest is of what the image holds");
+}
