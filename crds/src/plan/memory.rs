@@ -3,7 +3,8 @@
 //!
 //! A phase holds what is resident for the whole run and what it needs itself; phases follow each other, so
 //! the peak is the largest phase, not their sum. Terms are upper bounds for full budgets and longest
-//! sequences. Numbers are 4 bytes wide (trained weights, gradients, optimizer, loss head) or as wide as
+//! sequences. Counted is what tensors hold: what libtorch's caching allocator keeps of a GPU between them for
+//! later is not. Numbers are 4 bytes wide (trained weights, gradients, optimizer, loss head) or as wide as
 //! `training.precision` (activations, weights that are gathered to compute with, on a GPU frozen weights too)
 //! or `rollout.precision` (KV cache, rollout weights).
 //!
