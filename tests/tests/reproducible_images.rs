@@ -1,5 +1,5 @@
-//! Two builds of an image from the same binaries and libraries are the same image, to the digest. A program and
-//! libraries of a few bytes stand for the trainer's, so that only what the build itself adds is looked at.
+//! Two builds of an image from the same binaries and libraries are the same image, to the digest. A program
+//! and libraries of a few bytes stand for the trainer's: only what the build itself adds is looked at.
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 

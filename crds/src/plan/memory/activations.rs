@@ -77,8 +77,8 @@ impl Activations<'_> {
         self.width * (numbers + adapters) + norms + FP32 * statistics
     }
 
-    /// Tensors of a feed-forward block that its backward pass needs: gate, up and their product, of libtorch's
-    /// operators also the activation of the gate.
+    /// Tensors of a feed-forward block that its backward pass needs: gate, up and their product, of
+    /// libtorch's operators also the activation of the gate.
     fn num_gated(&self) -> u64 {
         if self.composed { 4 } else { 3 }
     }

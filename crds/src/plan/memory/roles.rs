@@ -11,9 +11,9 @@ use crate::resolved::ResolvedSpec;
 
 const REFERENCE: &str = "reference weights";
 
-/// A worker reads, draws or copies its own part of the weights, 8 bytes of the host for each number at hand. An adapter
-/// is drawn whole; a reference lies in memory before it goes to a file, and what it is copied from is
-/// gathered a part at a time.
+/// A worker reads, draws or copies its own part of the weights, 8 bytes of the host for each number at hand.
+/// An adapter is drawn whole; a reference lies in memory before it goes to a file, and what it is copied from
+/// is gathered a part at a time.
 pub(super) fn loading(
     spec: &ResolvedSpec,
     model: &ModelConfig,

@@ -1,5 +1,5 @@
-//! What `rlctl plan` says of a GPU's memory, beside the peak that a run reports of each phase. Both count what
-//! tensors hold: what an allocator keeps for later, and the context of a process, are in neither.
+//! What `rlctl plan` says of a GPU's memory, beside the peak that a run reports of each phase. Both count
+//! what tensors hold: what an allocator keeps for later, and the context of a process, are in neither.
 
 use std::fs;
 use std::process::Command;
