@@ -155,7 +155,7 @@ fn read(file: &File, offset: u64, size: u64) -> io::Result<Vec<u8>> {
 
 fn number(bytes: &[u8], offset: usize, width: usize) -> u64 {
     let own = bytes.get(offset..offset + width).unwrap_or_default();
-    own.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
+    own.iter().rev().fold(0, |number, byte| (number << 8) | u64::from(*byte))
 }
 
 /// The text at `offset`, up to its NUL.
