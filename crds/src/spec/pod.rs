@@ -1,5 +1,5 @@
-//! `spec.workers.pod`: what a cluster wants of the pods of workers beside the training itself. All of it acts only
-//! there.
+//! `spec.workers.pod`: what a cluster wants of the pods of workers beside the training itself. All of it
+//! acts only there.
 
 use std::collections::BTreeMap;
 
@@ -23,8 +23,9 @@ pub struct WorkerPodSpec {
         "additionalProperties" = {"type": "string", "maxLength": 4096}
     ))]
     pub annotations: BTreeMap<String, String>,
-    /// A service account that exists, for object stores and registries that trust one (workload identity); by
-    /// default one is made for the job, without any rights. No token for the API server is mounted for either.
+    /// A service account that exists, for object stores and registries that trust one (workload identity);
+    /// by default one is made for the job, without any rights. No token for the API server is mounted for
+    /// either.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub service_account_name: Option<String>,
@@ -89,8 +90,8 @@ pub struct VolumeSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub secret: Option<String>,
-    /// The files of an OCI image, such as a model that nodes keep as they keep images. It needs a cluster whose
-    /// nodes mount images (Kubernetes 1.35, or the gate `ImageVolume`).
+    /// The files of an OCI image, such as a model that nodes keep as they keep images. It needs a cluster
+    /// whose nodes mount images (Kubernetes 1.35, or the gate `ImageVolume`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024))]
     pub image: Option<String>,

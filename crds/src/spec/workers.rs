@@ -211,7 +211,8 @@ pub struct ResourcesSpec {
     /// The resource that stands for a GPU.
     #[schemars(length(min = 1, max = 253))]
     pub gpu: String,
-    /// Other resources by their names, each requested and limited: `rdma/hca_shared: 1`, `hugepages-2Mi: 1Gi`.
+    /// Other resources by their names, each requested and limited: `rdma/hca_shared: 1`, `hugepages-2Mi:
+    /// 1Gi`.
     #[schemars(extend(
         "maxProperties" = 16,
         "additionalProperties" = {"type": "string", "maxLength": 32}

@@ -31,8 +31,8 @@ pub(super) fn trainer(
         ),
         image_pull_policy: pull_policy(blueprint),
         command: Some(command(blueprint)),
-        // So that a relative path in the manifest means beside the run folders, as it does where `rlctl run`
-        // makes them.
+        // So that a relative path in the manifest means beside the run folders, as it does where `rlctl
+        // run` makes them.
         working_dir: Some(STORAGE_FOLDER.into()),
         env: Some(variables(blueprint, attempt, worker_idx)),
         resources: Some(resources(blueprint)),
@@ -43,16 +43,16 @@ pub(super) fn trainer(
     }
 }
 
-/// The job's own; else for the operator's image the settings', and for the job's Kubernetes' rule: `Always` for
-/// `latest`, else `IfNotPresent`.
+/// The job's own; else for the operator's image the settings', and for the job's Kubernetes' rule:
+/// `Always` for `latest`, else `IfNotPresent`.
 fn pull_policy(blueprint: &Blueprint<'_>) -> Option<String> {
     let workers = &blueprint.prepared.job.spec().workers;
     let of_settings = || workers.image.is_none().then(|| blueprint.settings.pull_policy.as_str());
     workers.pod.image_pull_policy.map(ImagePullPolicy::name).or_else(of_settings).map(str::to_owned)
 }
 
-/// The trainer with the variables that all workers share, which are in a file: Kubernetes handles a pod's own
-/// again with every change of the pod.
+/// The trainer with the variables that all workers share, which are in a file: Kubernetes handles a pod's
+/// own again with every change of the pod.
 fn command(blueprint: &Blueprint<'_>) -> Vec<String> {
     let (variables, manifest) = (job_file(environment::KEY), job_file(MANIFEST_KEY));
     let output = format!("{STORAGE_FOLDER}/runs/{}", blueprint.name());
@@ -96,8 +96,8 @@ fn device(blueprint: &Blueprint<'_>) -> Device {
     blueprint.prepared.plan.worker_groups.first().map_or(Device::Cpu, |group| group.device)
 }
 
-/// Memory and GPUs are limits, because nobody can lend them; CPU time above the request is there for whoever
-/// needs it.
+/// Memory and GPUs are limits, because nobody can lend them; CPU time above the request is there for
+/// whoever needs it.
 fn resources(blueprint: &Blueprint<'_>) -> ResourceRequirements {
     let resources = &blueprint.prepared.job.spec().workers.resources;
     let quantity = |name: &str, amount: &String| (name.to_owned(), Quantity(amount.clone()));

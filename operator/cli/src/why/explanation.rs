@@ -1,4 +1,5 @@
-//! From a snapshot of a job to an explanation: which of the things that can be said about it is the one to say.
+//! From a snapshot of a job to an explanation: which of the things that can be said about it is the one to
+//! say.
 
 use std::fmt;
 

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use crate::run::{Run, difference, merge};
 
 /// Devices compute with the CPU's own operators, but attention, the head and the optimizer compose others
-/// there than the CPU's fused kernels: a few roundings of fp32, enlarged by the optimizer's division by small
-/// gradients.
+/// there than the CPU's fused kernels: a few roundings of fp32, enlarged by the optimizer's division by
+/// small gradients.
 const TOLERANCE: f64 = 1e-5;
 
 fn merged(parts: &[Value]) -> Value {
@@ -55,7 +55,8 @@ fn every_kind_of_training_on_a_device_gives_the_cpus_numbers() {
 }
 
 /// Sampled with log-probs of layers in bf16: the rollout's are the actor's, up to the order in which a
-/// product of a batch of another shape adds up, which is one rounding of bf16 (2^-9) of a logit now and then.
+/// product of a batch of another shape adds up, which is one rounding of bf16 (2^-9) of a logit now and
+/// then.
 #[test]
 fn log_probs_of_the_rollout_are_the_actors_on_a_device() {
     for (precision, tolerance) in [("Fp32", 1e-5), ("Bf16", 0.05)] {
@@ -141,9 +142,9 @@ fn shards_sequence_parallel_ranks_and_sliced_rollouts_train_as_one_on_devices() 
     }
 }
 
-/// Supervised, because a rounding of bf16 may draw another token and then everything differs. Products of other
-/// shapes add up in another order: roundings of 2^-9, of which a step of AdamW with a rate of 0.001 makes at most
-/// twice its rate.
+/// Supervised, because a rounding of bf16 may draw another token and then everything differs. Products of
+/// other shapes add up in another order: roundings of 2^-9, of which a step of AdamW with a rate of 0.001
+/// makes at most twice its rate.
 #[test]
 fn sixteen_bits_packed_or_alone_on_one_device_or_two_train_as_one() {
     let job = |count: u32, tokens: u32, seed: u32| {
