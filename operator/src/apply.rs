@@ -3,6 +3,7 @@
 mod children;
 mod error;
 mod gang;
+mod nodes;
 mod pods;
 mod queue;
 mod status;
@@ -13,6 +14,7 @@ use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::{Api, Client};
 
 pub use error::ApplyError;
+pub use nodes::read_nodes;
 pub use status::{StatusWritten, write_status};
 
 use crate::build::Blueprint;
@@ -23,8 +25,8 @@ use crate::index::Index;
 use crate::job::Job;
 use crate::labels;
 use crate::queue::Queueing;
-use crate::worker::{JobKey, Worker};
-use children::Room;
+use crate::worker::Worker;
+use children::JobChildren;
 
 /// What decisions are carried out by.
 #[derive(Clone, Copy)]
@@ -37,9 +39,9 @@ pub struct Access<'a> {
     pub index: &'a Index,
 }
 
-/// What a job meets in its cluster.
+/// What the cluster offers a job, and what its queue says.
 #[derive(Clone, Copy, Debug)]
-pub struct Surroundings<'a> {
+pub struct ClusterState<'a> {
     /// Which queues and gang schedulers there are.
     pub served: Served,
     /// What a queue says about the job.
@@ -55,13 +57,13 @@ pub struct Surroundings<'a> {
 pub async fn apply(
     access: Access<'_>,
     blueprint: &Blueprint<'_>,
-    surroundings: &Surroundings<'_>,
+    cluster: &ClusterState<'_>,
     decision: &Decision,
 ) -> Result<(), ApplyError> {
     let Access { client, index, .. } = access;
     pods::delete(client, index, blueprint.job, &decision.delete).await?;
     if let Some(act) = &decision.queue {
-        Box::pin(queue::tell(client, index, blueprint, surroundings.queueing, act)).await?;
+        Box::pin(queue::tell(client, index, blueprint, cluster.queueing, act)).await?;
     }
     if decision.delete_job {
         Box::pin(delete_job(client, blueprint.job)).await?;
@@ -70,24 +72,24 @@ pub async fn apply(
         return Ok(());
     }
     let attempt = decision.status.attempt.unwrap_or(1);
-    let workers = index.workers(blueprint.job.uid());
+    let workers = index.workers(&blueprint.job.key());
     let is_first =
         |worker: &&Arc<Worker>| worker.idx == 0 && worker.attempt == attempt && worker.is_reachable();
     let first = workers.iter().find(is_first).map(Arc::as_ref);
-    let room = Room::new(client, index, blueprint);
-    room.prepare(first).await?;
+    let objects = JobChildren::new(client, index, blueprint);
+    objects.prepare(first).await?;
     let pods = async {
         if decision.start.is_empty() {
             return Ok(());
         }
-        let placement = Box::pin(gang::prepare(client, index, blueprint, surroundings, attempt)).await?;
+        let placement = Box::pin(gang::prepare(client, index, blueprint, cluster, attempt)).await?;
         let failures_by_node = &decision.status.failures_by_node;
-        let crew = pods::Crew { blueprint, placement: &placement, failures_by_node, attempt };
-        pods::start(access, &crew, &decision.start).await
+        let attempt_pods = pods::AttemptPods { blueprint, placement: &placement, failures_by_node, attempt };
+        pods::start(access, &attempt_pods, &decision.start).await
     };
     // What fails in one place does not cut off calls in another.
-    let (supplied, started) = futures::join!(room.supply(), pods);
-    let surrounded = room.surround(first).await;
+    let (supplied, started) = futures::join!(objects.supply(), pods);
+    let surrounded = objects.surround(first).await;
     ApplyError::first_of([supplied, started, surrounded])
 }
 
@@ -108,8 +110,4 @@ fn exactly(uid: &str, params: DeleteParams) -> DeleteParams {
 
 fn creation() -> PostParams {
     PostParams { field_manager: Some(labels::OPERATOR.into()), ..PostParams::default() }
-}
-
-fn key(job: &Job) -> JobKey {
-    JobKey { uid: job.uid().into(), namespace: job.namespace().into(), name: job.name().into() }
 }

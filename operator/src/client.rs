@@ -5,6 +5,7 @@
 
 mod call;
 mod connection;
+mod connections;
 mod layer;
 mod limiter;
 
@@ -16,6 +17,7 @@ pub use call::{Call, Importance, Verb};
 pub use layer::ApiLayer;
 pub use limiter::{Closed, Limiter, Turn};
 
+use crate::lease::Term;
 use crate::metrics::Metrics;
 
 /// How many calls are made.
@@ -39,14 +41,19 @@ impl Default for CallRate {
 /// comes no sooner than an event.
 pub const MAX_IN_FLIGHT: usize = 64;
 
-/// Time for any call that is no watch.
+/// Time for any call, and for a watch to begin.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A client whose calls `limiter` lets through and `metrics` counts.
+/// A client whose calls `limiter` lets through and `metrics` counts, and whose writes end with `term`.
 ///
 /// # Errors
 /// The configuration's certificates can not be used.
-pub fn client(mut config: Config, limiter: &Limiter, metrics: &Metrics) -> Result<Client, kube::Error> {
+pub fn client(
+    mut config: Config,
+    limiter: &Limiter,
+    metrics: &Metrics,
+    term: &Term,
+) -> Result<Client, kube::Error> {
     config.default_retry = false;
-    connection::connect(config, &ApiLayer::new(limiter.clone(), metrics.clone()))
+    connection::connect(config, &ApiLayer::new(limiter.clone(), metrics.clone()).within(term.clone()))
 }

@@ -1,4 +1,4 @@
-//! What every look at a job shares.
+//! What every reconcile shares.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,12 +13,13 @@ use crate::build::Settings;
 use crate::client::Limiter;
 use crate::discovery::Discovery;
 use crate::index::Index;
+use crate::job::Job;
 use crate::metrics::Metrics;
 use crate::observe::Reports;
 use crate::prepare::PreparedJobs;
 use crate::written::Written;
 
-/// What every look at a job shares.
+/// What every reconcile shares.
 #[derive(Clone)]
 pub struct Context {
     /// The API server.
@@ -41,7 +42,7 @@ pub struct Context {
     pub reports: Arc<dyn Reports>,
     /// Whether this operator may write.
     pub leadership: watch::Receiver<bool>,
-    /// How often a look at each job failed in a row.
+    /// How often each job could not be reconciled in a row.
     pub failures: Arc<Failures>,
     /// What is counted.
     pub metrics: Metrics,
@@ -56,15 +57,16 @@ impl Context {
     }
 
     /// Forgets a job that is gone.
-    pub fn forget(&self, uid: &str) {
+    pub fn forget(&self, job: &Job) {
+        let uid = job.uid();
         self.prepared.forget(uid);
         self.written.forget(uid);
         self.failures.forget(uid);
-        self.reports.forget(uid);
+        self.reports.forget(&job.key());
     }
 }
 
-/// How often a look at each job failed in a row.
+/// How often each job could not be reconciled in a row.
 #[derive(Debug, Default)]
 pub struct Failures {
     by_uid: Mutex<HashMap<String, u32>>,
@@ -76,13 +78,12 @@ impl Failures {
 
     /// Counts a failure and says how long to wait.
     pub fn next_wait(&self, uid: &str, error: &ApplyError) -> Duration {
-        if error.is_conflict() {
-            return Self::FIRST;
-        }
         let mut counts = self.by_uid.lock().unwrap_or_else(PoisonError::into_inner);
         let count = counts.entry(uid.to_owned()).or_default();
         *count += 1;
-        (Self::FIRST * 2u32.saturating_pow(*count)).min(Self::LONGEST)
+        // A conflict mostly means that the watch is behind for a moment.
+        let doublings = if error.is_conflict() { *count - 1 } else { *count };
+        Self::FIRST.saturating_mul(2u32.saturating_pow(doublings)).min(Self::LONGEST)
     }
 
     /// How often it failed in a row.
@@ -93,5 +94,28 @@ impl Failures {
     /// Forgets the failures of a job.
     pub fn forget(&self, uid: &str) {
         self.by_uid.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(code: u16) -> ApplyError {
+        let reason = if code == 409 { "Conflict" } else { "InternalError" };
+        let status = kube::core::Status { code, reason: reason.into(), ..Default::default() };
+        let source = kube::Error::Api(Box::new(status));
+        ApplyError::Call { act: "write the status of", name: "a".into(), source }
+    }
+
+    #[test]
+    fn conflicts_in_a_row_wait_longer_each_time_and_the_first_hardly_at_all() {
+        let failures = Failures::default();
+        let waits: Vec<_> = (0..13).map(|_| failures.next_wait("a", &error(409))).collect();
+        assert_eq!(waits[..3], [50, 100, 200].map(Duration::from_millis));
+        assert_eq!(waits.last(), Some(&Failures::LONGEST));
+        failures.forget("a");
+        assert_eq!(failures.next_wait("a", &error(409)), Failures::FIRST);
+        assert_eq!(failures.next_wait("b", &error(500)), Failures::FIRST * 2);
     }
 }

@@ -1,4 +1,4 @@
-//! The streams that bring a job to mind, and the loop that looks at it.
+//! The watches that requeue jobs, and the loop that reconciles them.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::reconcile::{reconcile, retry};
 use crate::seen::{SeenMetadata, SeenPod};
 use crate::watch::{self, Sink};
 
-/// Looks at jobs until `stop`; looks that have begun are finished.
+/// Reconciles jobs until `stop`; reconciles that have begun are finished.
 pub async fn run(
     context: Arc<Context>,
     namespaces: &[String],
@@ -62,7 +62,7 @@ async fn work(
     let (changed, changes) = mpsc::unbounded();
     let sink = Sink { index: context.index.clone(), changed };
     let mut watches = JoinSet::new();
-    context.discovery.refresh(&context.client).await;
+    context.discovery.wait_until_known(&context.client).await;
     let mut synced = follow_objects(&context.client, namespaces, &sink, &mut watches);
     synced.extend(follow_queues(&context, namespaces, &sink, &mut watches));
     let jobs = jobs(&context, namespaces, writer);
@@ -128,8 +128,7 @@ fn follow_queues(
     if context.discovery.served().has_workloads { synced } else { Vec::new() }
 }
 
-/// Jobs that are new or changed in what people write; what this operator writes itself brings nothing to
-/// mind.
+/// Jobs that are new or changed in what people write; what this operator writes itself requeues nothing.
 fn jobs(
     context: &Arc<Context>,
     namespaces: &[String],
@@ -142,7 +141,7 @@ fn jobs(
     stream::select_all(watches)
         .modify(forget_the_manifest_as_applied)
         .inspect(move |event| match event {
-            Ok(Event::Delete(job)) => context.forget(job.uid()),
+            Ok(Event::Delete(job)) => context.forget(job),
             Ok(Event::Apply(job) | Event::InitApply(job)) => context.written.seen(job),
             _ => {}
         })

@@ -105,7 +105,7 @@ pub struct Deletion {
     pub uid: Arc<str>,
     /// Seconds that it has; by default those of its own specification.
     pub grace_seconds: Option<u32>,
-    /// Its node, where nobody is left to stop it: it is struck off once that is certain.
+    /// Its node, where nobody is left to stop it: it is force-deleted once that is certain.
     pub lost_node: Option<Arc<str>>,
 }
 
@@ -127,7 +127,7 @@ pub fn decide(facts: &Facts<'_>) -> Decision {
         retries::answer(round, failure::Failure::of_job(FailureCause::DeadlineExceeded, message))
     } else if policy.suspend {
         suspension::suspend(round)
-    } else if let Some(hold) = queue::hold(facts.queueing) {
+    } else if let Some(hold) = queue::hold(&round) {
         queue::wait(round, hold)
     } else if round.status.active_since.is_none() {
         suspension::begin(round)
@@ -181,7 +181,9 @@ fn run(mut round: Round<'_>) -> Decision {
     if let Some(wait) = retries::wait_to_start(&round) {
         return round.decide(Situation::WaitingToRestart(wait), Some(wait));
     }
-    round.start = round.census.vacant();
+    if queue::may_create_pods(round.facts.queueing) {
+        round.start = round.census.vacant();
+    }
     let situation = round.census.situation(&round.status);
     if situation == Situation::Running && round.status.attempt_running_time.is_none() {
         round.status.attempt_running_time = Some(clock::rfc3339(round.facts.now));

@@ -1,5 +1,8 @@
 //! Which of the APIs that a cluster may have, it has: queues and gang schedulers. Known from one call; asked
 //! again only when a job would need one that was not there. What is not there is neither watched nor called.
+//!
+//! A call that fails says nothing about the cluster: it is tried again here, and by nobody else, with
+//! back-off.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,8 +13,12 @@ use kube::core::{ApiResource, GroupVersionKind};
 use tokio::sync::{Mutex, watch};
 use tokio::time::Instant;
 
-/// Least time between two questions.
+/// Least time between an answer and the next call.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Wait after a call that failed, doubled with each failure in a row.
+const FIRST_RETRY: Duration = Duration::from_millis(250);
+/// Longest such wait.
+const LONGEST_RETRY: Duration = Duration::from_secs(10);
 
 /// The APIs that are served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -61,8 +68,18 @@ impl Served {
 #[derive(Debug)]
 pub struct Discovery {
     served: watch::Sender<Served>,
-    asked_at: Mutex<Option<Instant>>,
+    schedule: Mutex<Schedule>,
     patience: Duration,
+}
+
+/// When the API server may be asked next.
+#[derive(Debug, Default)]
+struct Schedule {
+    /// At once where nobody has asked yet.
+    due: Option<Instant>,
+    has_answer: bool,
+    /// Calls in a row that failed.
+    num_failures: u32,
 }
 
 impl Default for Discovery {
@@ -74,7 +91,7 @@ impl Default for Discovery {
 impl Discovery {
     /// Nothing is known, and asked for no more often than this.
     pub fn new(patience: Duration) -> Self {
-        Self { served: watch::Sender::new(Served::default()), asked_at: Mutex::new(None), patience }
+        Self { served: watch::Sender::new(Served::default()), schedule: Mutex::default(), patience }
     }
 
     /// What is served as far as is known.
@@ -87,16 +104,32 @@ impl Discovery {
         self.served.subscribe()
     }
 
-    /// Asks the API server, unless that was done a moment ago. A question without an answer leaves everything
-    /// as it is.
+    /// Asks the API server until it answers. A job must not be judged before: a queue that is only not known
+    /// would look like one that is not there, and its jobs would be stopped.
+    pub async fn wait_until_known(&self, client: &Client) {
+        loop {
+            self.refresh(client).await;
+            let (has_answer, due) = {
+                let schedule = self.schedule.lock().await;
+                (schedule.has_answer, schedule.due)
+            };
+            match due {
+                Some(due) if !has_answer => tokio::time::sleep_until(due).await,
+                _ => return,
+            }
+        }
+    }
+
+    /// Asks the API server, unless it answered or failed a moment ago. A failure leaves everything as it is.
     pub async fn refresh(&self, client: &Client) {
-        let mut asked_at = self.asked_at.lock().await;
-        if asked_at.is_some_and(|at| at.elapsed() < self.patience) {
+        let mut schedule = self.schedule.lock().await;
+        if schedule.due.is_some_and(|due| Instant::now() < due) {
             return;
         }
         match Box::pin(client.list_api_groups()).await {
             Ok(groups) => {
-                *asked_at = Some(Instant::now());
+                let due = Some(Instant::now() + self.patience);
+                *schedule = Schedule { due, has_answer: true, num_failures: 0 };
                 let served = Served::read(&groups);
                 self.served.send_if_modified(|known| {
                     let is_new = *known != served;
@@ -104,7 +137,13 @@ impl Discovery {
                     is_new
                 });
             }
-            Err(error) => tracing::warn!(%error, "the API server did not say what it serves"),
+            Err(error) => {
+                let wait = FIRST_RETRY.saturating_mul(2u32.saturating_pow(schedule.num_failures));
+                let wait = wait.min(LONGEST_RETRY);
+                schedule.due = Some(Instant::now() + wait);
+                schedule.num_failures = schedule.num_failures.saturating_add(1);
+                tracing::warn!(%error, ?wait, "the API server did not say what it serves");
+            }
         }
     }
 
@@ -118,6 +157,10 @@ impl Discovery {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use http::{Request, Response};
+    use kube::client::Body;
     use serde_json::json;
 
     use super::*;
@@ -131,6 +174,55 @@ mod tests {
         };
         let groups: Vec<_> = groups.iter().map(group).collect();
         Served::read(&serde_json::from_value(json!({"groups": groups})).unwrap())
+    }
+
+    /// An API server that fails so many times before it says that it has Kueue, and how often it was asked.
+    fn server(num_failures: usize) -> (Client, Arc<AtomicUsize>) {
+        let num_calls = Arc::new(AtomicUsize::new(0));
+        let counter = num_calls.clone();
+        let service = tower::service_fn(move |_: Request<Body>| {
+            let call = counter.fetch_add(1, Ordering::SeqCst);
+            let (code, answer) = if call < num_failures {
+                (
+                    503,
+                    json!({"kind": "Status", "status": "Failure", "code": 503, "reason": "", "message": ""}),
+                )
+            } else {
+                let version = json!({"groupVersion": "kueue.x-k8s.io/v1beta2", "version": "v1beta2"});
+                let group = json!({"name": "kueue.x-k8s.io", "versions": [version]});
+                (200, json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]}))
+            };
+            let body = Body::from(serde_json::to_vec(&answer).unwrap());
+            let response = Response::builder().status(code).body(body).unwrap();
+            futures::future::ready(Ok::<_, tower::BoxError>(response))
+        });
+        (Client::new(service, "default"), num_calls)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_fails_is_tried_again_with_back_off_whoever_wants_to_know() {
+        let (client, num_calls) = server(usize::MAX);
+        let discovery = Discovery::default();
+        let begin = Instant::now();
+        // As jobs do that would need a queue, all the time.
+        while begin.elapsed() < Duration::from_secs(60) {
+            discovery.refresh(&client).await;
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        // After 0, 0.25, 0.75, 1.75, 3.75 and 7.75 s, and then every 10 s.
+        let num_calls = num_calls.load(Ordering::SeqCst);
+        assert!((10..=12).contains(&num_calls), "{num_calls} calls in a minute");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_known_before_the_first_answer_however_often_the_call_fails() {
+        let (client, num_calls) = server(4);
+        let discovery = Discovery::default();
+        let begin = Instant::now();
+        discovery.wait_until_known(&client).await;
+        assert!(discovery.served().has_workloads);
+        assert_eq!(num_calls.load(Ordering::SeqCst), 5);
+        assert!(begin.elapsed() < Duration::from_secs(4), "{:?}", begin.elapsed());
     }
 
     #[test]

@@ -1,6 +1,9 @@
-//! What the watches have seen, by the UID of the job that it belongs to: pods, cut down to what decides
-//! something, and the presence of a job's other objects. Looking up a job costs the size of that job,
-//! whatever else is in the cluster.
+//! What the watches have seen, by the job that it belongs to: pods, cut down to what decides something, and
+//! the presence of a job's other objects. Looking up a job costs the size of that job, whatever else is in
+//! the cluster.
+//!
+//! A job is known by namespace, name and UID together: whoever writes its UID or our labels into an object of
+//! another namespace makes it the object of a job that does not exist.
 //!
 //! What the operator itself made is entered at once, without waiting for the watch to tell it.
 
@@ -48,52 +51,46 @@ pub struct Index {
 
 #[derive(Debug, Default)]
 struct Seen {
-    jobs: HashMap<Arc<str>, Objects>,
+    jobs: HashMap<JobKey, Objects>,
     gone: VecDeque<Arc<str>>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Objects {
-    key: JobKey,
     workers: BTreeMap<Arc<str>, Arc<Worker>>,
     children: Children,
     workload: Option<Arc<Workload>>,
-    /// Since when a change waits for a look at the job.
+    /// Since when a change waits for the job to be reconciled.
     changed_at: Option<Instant>,
 }
 
 impl Index {
     /// The pods of a job, by their name.
-    pub fn workers(&self, uid: &str) -> Vec<Arc<Worker>> {
+    pub fn workers(&self, job: &JobKey) -> Vec<Arc<Worker>> {
         let seen = self.lock();
-        seen.jobs.get(uid).map(|objects| objects.workers.values().cloned().collect()).unwrap_or_default()
-    }
-
-    /// The name of the job of a UID, where it has objects.
-    pub fn key(&self, uid: &str) -> Option<JobKey> {
-        self.lock().jobs.get(uid).map(|objects| objects.key.clone())
+        seen.jobs.get(job).map(|objects| objects.workers.values().cloned().collect()).unwrap_or_default()
     }
 
     /// Notes that something happened to a job, unless that is noted already.
-    pub fn note_change(&self, uid: &str) {
-        if let Some(objects) = self.lock().jobs.get_mut(uid) {
+    pub fn note_change(&self, job: &JobKey) {
+        if let Some(objects) = self.lock().jobs.get_mut(job) {
             objects.changed_at.get_or_insert_with(Instant::now);
         }
     }
 
-    /// How long the first change since the last look has waited for this one.
-    pub fn since_change(&self, uid: &str) -> Option<Duration> {
-        self.lock().jobs.get_mut(uid)?.changed_at.take().map(|at| at.elapsed())
+    /// How long the first change since the job was last reconciled has waited.
+    pub fn since_change(&self, job: &JobKey) -> Option<Duration> {
+        self.lock().jobs.get_mut(job)?.changed_at.take().map(|at| at.elapsed())
     }
 
     /// The other objects of a job.
-    pub fn children(&self, uid: &str) -> Children {
-        self.lock().jobs.get(uid).map(|objects| objects.children.clone()).unwrap_or_default()
+    pub fn children(&self, job: &JobKey) -> Children {
+        self.lock().jobs.get(job).map(|objects| objects.children.clone()).unwrap_or_default()
     }
 
     /// By what the queue knows a job.
-    pub fn workload(&self, uid: &str) -> Option<Arc<Workload>> {
-        self.lock().jobs.get(uid).and_then(|objects| objects.workload.clone())
+    pub fn workload(&self, job: &JobKey) -> Option<Arc<Workload>> {
+        self.lock().jobs.get(job).and_then(|objects| objects.workload.clone())
     }
 
     /// Enters what the queue says about a job, unless something newer is known.
@@ -114,13 +111,13 @@ impl Index {
         let mut seen = self.lock();
         let known = &mut seen.objects(key).workload;
         known.take_if(|known| known.uid == uid);
-        seen.drop_if_empty(&key.uid);
+        seen.drop_if_empty(key);
     }
 
     /// Replaces all that the queue says about jobs of a namespace, or of all, after it was listed anew.
     pub fn replace_workloads(&self, namespace: Option<&str>, listed: Vec<(JobKey, Workload)>) {
         let mut seen = self.lock();
-        for objects in seen.jobs.values_mut().filter(|objects| is_in(&objects.key, namespace)) {
+        for (_, objects) in seen.jobs.iter_mut().filter(|(key, _)| is_in(key, namespace)) {
             objects.workload = None;
         }
         for (key, workload) in listed {
@@ -154,13 +151,13 @@ impl Index {
         if workers.get(name).is_some_and(|known| known.uid == *uid) {
             workers.remove(name);
         }
-        seen.drop_if_empty(&key.uid);
+        seen.drop_if_empty(key);
     }
 
     /// Replaces all pods of a namespace, or of all, after they were listed anew.
     pub fn replace(&self, namespace: Option<&str>, listed: Vec<(JobKey, Worker)>) {
         let mut seen = self.lock();
-        for objects in seen.jobs.values_mut().filter(|objects| is_in(&objects.key, namespace)) {
+        for (_, objects) in seen.jobs.iter_mut().filter(|(key, _)| is_in(key, namespace)) {
             objects.workers.clear();
         }
         for (key, worker) in listed {
@@ -178,7 +175,7 @@ impl Index {
     pub fn remove_child(&self, key: &JobKey, child: Child) {
         let mut seen = self.lock();
         seen.objects(key).children.remove(&child);
-        seen.drop_if_empty(&key.uid);
+        seen.drop_if_empty(key);
     }
 
     /// Replaces all objects of a kind in a namespace, or in all, after they were listed anew.
@@ -189,7 +186,7 @@ impl Index {
         listed: Vec<(JobKey, Option<String>)>,
     ) {
         let mut seen = self.lock();
-        for objects in seen.jobs.values_mut().filter(|objects| is_in(&objects.key, namespace)) {
+        for (_, objects) in seen.jobs.iter_mut().filter(|(key, _)| is_in(key, namespace)) {
             objects.children.remove(&child);
         }
         for (key, digest) in listed {
@@ -200,15 +197,15 @@ impl Index {
 
     /// Every job that has objects.
     pub fn jobs(&self) -> Vec<JobKey> {
-        self.lock().jobs.values().map(|objects| objects.key.clone()).collect()
+        self.lock().jobs.keys().cloned().collect()
     }
 
     /// The jobs that have a pod on one of these nodes. Looks at every pod, which a node that fails is worth.
     pub fn jobs_on(&self, nodes: &[Arc<str>]) -> Vec<JobKey> {
         let is_on = |worker: &Arc<Worker>| worker.node.as_ref().is_some_and(|node| nodes.contains(node));
         let seen = self.lock();
-        let concerned = seen.jobs.values().filter(|objects| objects.workers.values().any(is_on));
-        concerned.map(|objects| objects.key.clone()).collect()
+        let concerned = seen.jobs.iter().filter(|(_, objects)| objects.workers.values().any(is_on));
+        concerned.map(|(key, _)| key.clone()).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Seen> {
@@ -218,18 +215,12 @@ impl Index {
 
 impl Seen {
     fn objects(&mut self, key: &JobKey) -> &mut Objects {
-        self.jobs.entry(key.uid.clone()).or_insert_with(|| Objects {
-            key: key.clone(),
-            workers: BTreeMap::new(),
-            children: Children::new(),
-            workload: None,
-            changed_at: None,
-        })
+        self.jobs.entry(key.clone()).or_default()
     }
 
-    fn drop_if_empty(&mut self, uid: &str) {
-        if self.jobs.get(uid).is_some_and(Objects::is_empty) {
-            self.jobs.remove(uid);
+    fn drop_if_empty(&mut self, job: &JobKey) {
+        if self.jobs.get(job).is_some_and(Objects::is_empty) {
+            self.jobs.remove(job);
         }
     }
 }

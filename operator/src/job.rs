@@ -9,6 +9,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use crate::seen::lean;
+use crate::worker::JobKey;
 
 /// What marks a job as applied by Argo CD or Flux, who would apply it anew after it was deleted.
 const TRACKING: [&str; 4] = [
@@ -67,6 +68,11 @@ impl Job {
     /// Its UID.
     pub fn uid(&self) -> &str {
         self.metadata.uid.as_deref().unwrap_or_default()
+    }
+
+    /// By what its objects are known to be its own.
+    pub fn key(&self) -> JobKey {
+        JobKey { uid: self.uid().into(), namespace: self.namespace().into(), name: self.name().into() }
     }
 
     /// Grows with every change of its specification.

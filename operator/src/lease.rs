@@ -2,10 +2,11 @@
 //!
 //! A holder counts as gone when its Lease has not changed for a while by the clock of whoever watches; clocks
 //! of two machines are never compared. The leader stops earlier than others may begin: it gives up when its
-//! last renewal is older than [`Timing::renew_within`], and then the process must end. A standby makes no
-//! calls; it watches. [`Election::release`] hands the Lease over at once.
+//! last renewal is older than [`Timing::renew_within`], whatever call is under way, and then the process must
+//! end. A standby makes no calls; it watches. [`Election::release`] hands the Lease over at once.
 
 mod elector;
+mod term;
 
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 use elector::Elector;
+pub use term::Term;
 
 /// How patient everybody is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,9 +27,10 @@ pub struct Timing {
     pub renew_within: Duration,
     /// Between two renewals.
     pub renew_every: Duration,
-    /// After a renewal that failed.
+    /// After a renewal that failed, and after the first failure to become the leader; that wait doubles with
+    /// each.
     pub retry_after: Duration,
-    /// For one call.
+    /// For one call; one of a leader never lasts longer than its term.
     pub call_timeout: Duration,
 }
 
@@ -78,12 +81,12 @@ pub struct Election {
 }
 
 impl Election {
-    /// Becomes a candidate.
-    pub fn start(client: Client, candidate: Candidate) -> Self {
+    /// Becomes a candidate, whose `term` is put off with each renewal.
+    pub fn start(client: Client, candidate: Candidate, term: Term) -> Self {
         let api = Api::<Lease>::namespaced(client, &candidate.namespace);
         let (leading, leadership) = watch::channel(false);
         let (release, released) = oneshot::channel();
-        let task = tokio::spawn(Elector::new(api, candidate, leading).run(released));
+        let task = tokio::spawn(Elector::new(api, candidate, leading, term).run(released));
         Self { leadership, release: Some(release), task }
     }
 
@@ -118,3 +121,6 @@ impl Drop for Election {
         self.task.abort();
     }
 }
+
+#[cfg(test)]
+mod tests;

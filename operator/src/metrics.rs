@@ -14,11 +14,11 @@
 //! | `rlt_operator_leader`, `rlt_operator_jobs_reporting`, `rlt_operator_goodput_ratio` | |
 
 mod milestones;
+mod watches;
 
-use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -28,6 +28,7 @@ use prometheus_client::registry::Registry;
 use rlt_channel::TimeSpent;
 
 use crate::client::{Call, Verb};
+use watches::Watches;
 
 type Label<const N: usize> = [(&'static str, String); N];
 type Counters<const N: usize> = Family<Label<N>, Counter>;
@@ -71,7 +72,7 @@ pub struct Metrics {
     jobs_reporting: Gauge,
     goodput: Gauge<f64, AtomicU64>,
     watch_started: Family<Label<1>, Gauge<f64, AtomicU64>>,
-    watches: Arc<Mutex<HashMap<String, Instant>>>,
+    watches: Watches,
 }
 
 fn quick() -> Histogram {
@@ -99,7 +100,7 @@ impl Default for Metrics {
             jobs_reporting: Gauge::default(),
             goodput: Gauge::default(),
             watch_started: Family::default(),
-            watches: Arc::default(),
+            watches: Watches::default(),
         };
         metrics.registry = Arc::new(metrics.register());
         metrics
@@ -109,11 +110,11 @@ impl Default for Metrics {
 impl Metrics {
     fn register(&self) -> Registry {
         let mut all = Registry::with_prefix("rlt_operator");
-        all.register("reconciles", "Looks at jobs, by their outcome", self.reconciles.clone());
-        all.register("reconcile_seconds", "Time of one look at a job", self.reconcile_seconds.clone());
+        all.register("reconciles", "Reconciles of jobs, by their outcome", self.reconciles.clone());
+        all.register("reconcile_seconds", "Time of one reconcile of a job", self.reconcile_seconds.clone());
         all.register(
             "queue_seconds",
-            "Time from a change to the look at its job",
+            "Time from a change to the reconcile of its job",
             self.queue_seconds.clone(),
         );
         all.register("api_calls", "Calls to the API server", self.calls.clone());
@@ -131,27 +132,32 @@ impl Metrics {
         all.register("jobs_reporting", "Jobs whose ranks report", self.jobs_reporting.clone());
         let help = "Share of the time of all running jobs that went into steps";
         all.register("goodput_ratio", help, self.goodput.clone());
-        let help = "When a watch was last begun, in seconds since 1970";
+        let help =
+            "When the watch of a resource was last begun, in seconds since 1970; of several the oldest";
         all.register("watch_started_seconds", help, self.watch_started.clone());
         all
     }
 
     /// The page for Prometheus.
     pub fn page(&self) -> String {
+        for (resource, begun_at) in self.watches.oldest() {
+            let seconds = begun_at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+            self.watch_started.get_or_create(&[("resource", resource)]).set(seconds);
+        }
         let mut page = String::new();
         // Writing to a string can not fail.
         let _ = prometheus_client::encoding::text::encode(&mut page, &self.registry);
         page
     }
 
-    /// A look at a job has ended.
+    /// A job was reconciled.
     pub fn reconciled(&self, outcome: &'static str, duration: Duration) {
         let label = [("outcome", outcome.to_owned())];
         self.reconciles.get_or_create(&label).inc();
         self.reconcile_seconds.get_or_create(&label).observe(duration.as_secs_f64());
     }
 
-    /// A job was looked at so long after something happened to it.
+    /// A job was reconciled so long after something happened to it.
     pub fn queued(&self, duration: Duration) {
         self.queue_seconds.observe(duration.as_secs_f64());
     }
@@ -166,21 +172,21 @@ impl Metrics {
         if call.verb != Verb::Watch {
             let labels = [("verb", verb), ("resource", resource)];
             self.call_seconds.get_or_create(&labels).observe(duration.as_secs_f64());
-        } else if code == Some(200) {
-            self.watch_began(resource);
+        } else {
+            self.watches.answered(call, code);
         }
     }
 
-    fn watch_began(&self, resource: String) {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-        self.watch_started.get_or_create(&[("resource", resource.clone())]).set(now);
-        self.watches.lock().unwrap_or_else(PoisonError::into_inner).insert(resource, Instant::now());
+    /// A call is about to be sent.
+    pub fn asks(&self, call: &Call) {
+        if call.verb == Verb::Watch {
+            self.watches.asked(call);
+        }
     }
 
-    /// How long ago each watch was last begun.
+    /// How long ago each watch was last begun, or first asked for where it never was.
     pub fn watch_ages(&self) -> Vec<(String, Duration)> {
-        let watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
-        watches.iter().map(|(resource, begun)| (resource.clone(), begun.elapsed())).collect()
+        self.watches.ages()
     }
 
     /// An attempt has come so far, so long after its start.
@@ -221,13 +227,17 @@ impl Metrics {
 mod tests {
     use super::*;
 
+    fn call(verb: Verb) -> Call {
+        Call { verb, resource: "pods".into(), namespace: None }
+    }
+
     #[test]
     fn calls_are_counted_by_verb_resource_and_code_and_watches_by_their_begin() {
         let metrics = Metrics::default();
-        let call = Call { verb: Verb::Create, resource: "pods".into() };
-        metrics.called(&call, Some(201), Duration::from_millis(3));
-        metrics.called(&call, None, Duration::from_millis(3));
-        let watch = Call { verb: Verb::Watch, resource: "pods".into() };
+        let create = call(Verb::Create);
+        metrics.called(&create, Some(201), Duration::from_millis(3));
+        metrics.called(&create, None, Duration::from_millis(3));
+        let watch = call(Verb::Watch);
         metrics.called(&watch, Some(410), Duration::ZERO);
         assert!(metrics.watch_ages().is_empty(), "a refused watch has not begun");
         metrics.called(&watch, Some(200), Duration::ZERO);
@@ -256,8 +266,8 @@ mod tests {
         metrics.set_leader(true);
         let spent = TimeSpent { process_seconds: 10.0, step_seconds: 9.0, ..TimeSpent::default() };
         metrics.set_reporting(2, &spent);
-        metrics.called(&Call { verb: Verb::Watch, resource: "pods".into() }, Some(200), Duration::ZERO);
-        metrics.called(&Call { verb: Verb::Get, resource: "pods".into() }, Some(200), Duration::ZERO);
+        metrics.called(&call(Verb::Watch), Some(200), Duration::ZERO);
+        metrics.called(&call(Verb::Get), Some(200), Duration::ZERO);
         let page = metrics.page();
         let documented =
             include_str!("metrics.rs").lines().filter(|line| line.starts_with("//! | `rlt_operator"));

@@ -1,7 +1,7 @@
 //! What is known about nodes: of each, in one word, whether its pods can be stopped in good order. Which of a
 //! job's pods are on it is the index's to say; what follows is `decide`'s.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use k8s_openapi::api::core::v1::Node;
@@ -47,12 +47,22 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    /// The states of the nodes of these workers; none while nodes are not known.
+    /// The states of the nodes of these workers, of those nodes that are in the cache.
     pub fn of(&self, workers: &[Arc<Worker>]) -> NodeStates {
         let known = self.lock();
         let Some(known) = known.as_ref() else { return NodeStates::new() };
         let names = workers.iter().filter_map(|worker| worker.node.clone());
-        names.map(|name| (name.clone(), known.get(&name).copied().unwrap_or(NodeState::Lost))).collect()
+        names.filter_map(|name| Some((name.clone(), *known.get(&name)?))).collect()
+    }
+
+    /// The nodes of these workers that are not in the cache: they are gone, or the watch has not shown them
+    /// yet. Only the API server can tell. None while nodes were not listed.
+    pub fn uncached(&self, workers: &[Arc<Worker>]) -> BTreeSet<Arc<str>> {
+        let known = self.lock();
+        let Some(known) = known.as_ref() else { return BTreeSet::new() };
+        let matters = |worker: &&Arc<Worker>| !worker.is_finished() || worker.is_deleting;
+        let names = workers.iter().filter(matters).filter_map(|worker| worker.node.clone());
+        names.filter(|name| !known.contains_key(name)).collect()
     }
 
     /// Enters a node. Returns whether that is news.
@@ -91,6 +101,7 @@ mod tests {
 
     use super::*;
     use crate::decide::fixtures::worker;
+    use crate::worker::WorkerPhase;
 
     fn state(taint: Value, ready: Value) -> NodeState {
         let node = json!({"spec": {"taints": taint}, "status": {"conditions": ready}});
@@ -109,15 +120,20 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_known_before_all_nodes_were_listed_and_then_an_absent_one_is_lost() {
+    fn nothing_is_known_before_all_nodes_were_listed_and_then_an_absent_one_is_to_be_asked_about() {
         let on = |name: &str| Arc::new(Worker { node: Some(name.into()), ..worker(0, 1) });
         let (nodes, workers) = (Nodes::default(), [on("a"), on("b")]);
         assert!(!nodes.enter("a", NodeState::Answers));
-        assert!(nodes.of(&workers).is_empty());
+        assert!(nodes.of(&workers).is_empty() && nodes.uncached(&workers).is_empty());
         let listed = |state| HashMap::from([("a".into(), state)]);
         assert_eq!(nodes.replace(listed(NodeState::Answers)), ["a".into()]);
-        let states = [("a".into(), NodeState::Answers), ("b".into(), NodeState::Lost)];
-        assert_eq!(nodes.of(&workers), states.into());
+        assert_eq!(nodes.of(&workers), [("a".into(), NodeState::Answers)].into());
+        assert_eq!(nodes.uncached(&workers), ["b".into()].into());
+        let ended = Worker { phase: WorkerPhase::Succeeded, node: Some("b".into()), ..worker(1, 1) };
+        assert!(
+            nodes.uncached(&[Arc::new(ended)]).is_empty(),
+            "nothing depends on the node of one that has ended"
+        );
         assert!(nodes.enter("b", NodeState::Silent) && !nodes.enter("b", NodeState::Silent));
         assert_eq!(nodes.replace(listed(NodeState::Answers)), ["b".into()]);
     }

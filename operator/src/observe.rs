@@ -10,7 +10,7 @@ use crate::decide::Report;
 use crate::job::Job;
 use crate::nodes::NodeStates;
 use crate::queue::{self, Queueing};
-use crate::worker::Worker;
+use crate::worker::{JobKey, Worker};
 use crate::written::Current;
 
 /// What is known about a job.
@@ -31,15 +31,15 @@ pub struct Observed {
 /// Where reports of trainers are kept.
 pub trait Reports: Send + Sync + std::fmt::Debug {
     /// What the trainer of a job reported last.
-    fn latest(&self, job_uid: &str) -> Option<Report>;
+    fn latest(&self, job: &JobKey) -> Option<Report>;
 
-    /// Jobs that are to be looked at because of a report. To be asked for once.
+    /// Jobs that are to be reconciled because of a report. To be asked for once.
     fn news(&self) -> BoxStream<'static, ObjectRef<Job>> {
         stream::pending().boxed()
     }
 
     /// Forgets a job that is gone.
-    fn forget(&self, _job_uid: &str) {}
+    fn forget(&self, _job: &JobKey) {}
 }
 
 /// Nobody reports.
@@ -47,13 +47,13 @@ pub trait Reports: Send + Sync + std::fmt::Debug {
 pub struct NoReports;
 
 impl Reports for NoReports {
-    fn latest(&self, _: &str) -> Option<Report> {
+    fn latest(&self, _: &JobKey) -> Option<Report> {
         None
     }
 }
 
-/// Looks at a job. `None` where nothing may be done: it is being deleted, its status is not ours to
-/// understand, or another operator leads.
+/// Puts together what is known about a job. `None` where nothing may be done: it is being deleted, its status
+/// is not ours to understand, or another operator leads.
 pub fn observe(context: &Context, job: &Job) -> Option<Observed> {
     if job.metadata.deletion_timestamp.is_some() || !context.is_leader() {
         return None;
@@ -66,16 +66,17 @@ pub fn observe(context: &Context, job: &Job) -> Option<Observed> {
         );
     }
     let current = context.written.current(job)?;
-    let workers = context.index.workers(job.uid());
+    let key = job.key();
+    let workers = context.index.workers(&key);
     Some(Observed {
         current,
         nodes: context.index.nodes.of(&workers),
         workers,
-        report: context.reports.latest(job.uid()),
+        report: context.reports.latest(&key),
         queueing: Queueing {
             queue: queue::asked_for(job).map(str::to_owned),
             is_served: context.discovery.served().has_workloads,
-            workload: context.index.workload(job.uid()),
+            workload: context.index.workload(&key),
             wanted: None,
         },
     })

@@ -51,8 +51,9 @@ const fn permission(
 /// before it is made is read, to know whose it is.
 const CHILD: &[&str] = &["create", "get", "list", "patch", "watch"];
 
-/// An object that is made before the pods of an attempt, and replaced with the next one.
-const GROUP: &[&str] = &["create", "deletecollection"];
+/// An object that is made before the pods of an attempt, and replaced with the next one. One that exists
+/// before it is made is read, to know whose it is.
+const GROUP: &[&str] = &["create", "deletecollection", "get"];
 const GROUP_REASON: &str =
     "have all workers of an attempt placed, or none, where the cluster has such a scheduler";
 

@@ -8,7 +8,7 @@ use tokio::sync::watch;
 
 use crate::client::{self, CallRate, Limiter};
 use crate::health::{self, Health, ListenError};
-use crate::lease::{Candidate, Election, LeaseError, Timing};
+use crate::lease::{Candidate, Election, LeaseError, Term, Timing};
 use crate::metrics::Metrics;
 use crate::progress::{
     self, Certificates, ChannelService, EndpointError, Reports, SecretError, ServeError, TokenReviewer,
@@ -114,8 +114,10 @@ impl Process {
         let rate = CallRate { per_second: args.calls_per_second.into(), burst: args.call_burst.into() };
         let config = Config::infer().await.map_err(ProcessError::Config)?;
         let limiter = Limiter::new(rate, client::MAX_IN_FLIGHT);
-        let client = client::client(config, &limiter, &metrics).map_err(ProcessError::Client)?;
-        let election = args.lease.as_ref().map(|name| Election::start(client.clone(), candidate(args, name)));
+        let term = Term::default();
+        let client = client::client(config, &limiter, &metrics, &term).map_err(ProcessError::Client)?;
+        let elect = |name: &String| Election::start(client.clone(), candidate(args, name), term);
+        let election = args.lease.as_ref().map(elect);
         let (alone, always) = watch::channel(true);
         let leadership = election.as_ref().map_or(always, Election::leadership);
         let (synced, is_synced) = watch::channel(false);

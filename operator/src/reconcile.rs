@@ -1,4 +1,4 @@
-//! One look at one job, from what was observed to what was reported.
+//! One reconcile of one job, from what was observed to what is reported.
 
 mod follow;
 
@@ -12,7 +12,7 @@ use kube::runtime::events::{Event, EventType};
 use rlt_api::status::RLTrainingJobStatus;
 use tracing::Instrument as _;
 
-use crate::apply::{self, Access, ApplyError, StatusWritten, Surroundings};
+use crate::apply::{self, Access, ApplyError, ClusterState, StatusWritten};
 use crate::build::{self, Blueprint};
 use crate::context::Context;
 use crate::decide::{self, Decision, Facts, Note};
@@ -31,30 +31,35 @@ const MAX_NOTE_BYTES: usize = 1024;
 /// Observes, validates, plans, decides, applies, reports.
 ///
 /// # Errors
-/// The first call that failed in a way that may pass; the job is looked at again.
+/// The first call that failed in a way that may pass; the job is requeued.
 pub async fn reconcile(job: Arc<Job>, context: Arc<Context>) -> Result<Action, ApplyError> {
     let started = Instant::now();
-    if let Some(waited) = context.index.since_change(job.uid()) {
+    if let Some(waited) = context.index.since_change(&job.key()) {
         context.metrics.queued(waited);
     }
-    let looked = look(job, &context).await;
-    let outcome = if looked.is_ok() { "done" } else { "failed" };
+    let reconciled = reconcile_traced(job, &context).await;
+    let outcome = if reconciled.is_ok() { "done" } else { "failed" };
     context.metrics.reconciled(outcome, started.elapsed());
-    looked
+    reconciled
 }
 
-async fn look(job: Arc<Job>, context: &Context) -> Result<Action, ApplyError> {
+async fn reconcile_traced(job: Arc<Job>, context: &Context) -> Result<Action, ApplyError> {
     if queue::asked_for(&job).is_some() && !context.discovery.served().has_workloads && context.is_leader() {
         context.discovery.refresh(&context.client).await;
     }
     let Some(observed) = observe::observe(context, &job) else { return Ok(Action::await_change()) };
     let span = follow::look(&job, &observed.current.status);
     // Boxed, so that it is not held once more by each of those who pass it on.
-    let answered = Box::pin(answer(&job, context, observed)).instrument(span.clone()).await;
-    answered.inspect_err(|error| follow::note_error(&span, error))
+    let reconciled = Box::pin(reconcile_observed(&job, context, observed)).instrument(span.clone()).await;
+    reconciled.inspect_err(|error| follow::note_error(&span, error))
 }
 
-async fn answer(job: &Job, context: &Context, mut observed: Observed) -> Result<Action, ApplyError> {
+async fn reconcile_observed(
+    job: &Job,
+    context: &Context,
+    mut observed: Observed,
+) -> Result<Action, ApplyError> {
+    let nodes_read = read_uncached_nodes(context, &mut observed).await;
     let now = Timestamp::now();
     let (decision, applied) = match context.prepared.get(job) {
         Err(invalid) => (decide::refuse(&observed.current.status, job.generation(), &invalid, now), Ok(())),
@@ -68,6 +73,7 @@ async fn answer(job: &Job, context: &Context, mut observed: Observed) -> Result<
             let sends_traces = !context.settings.traces.is_empty();
             follow::name_trace(job, sends_traces, &observed.current.status, &mut decision.status);
             let applied = apply_decision(context, &blueprint, &observed, &decision).await;
+            let applied = ApplyError::first_of([applied, nodes_read]);
             (with_failure(context, job, decision, &applied, now), applied)
         }
     };
@@ -77,6 +83,17 @@ async fn answer(job: &Job, context: &Context, mut observed: Observed) -> Result<
     }
     let wait = report(context, job, &observed, &decision).await?;
     requeue(context, job, &decision, applied, wait)
+}
+
+/// Asks the API server about nodes that the cache does not have, before anybody takes their workers for lost.
+/// A node that cannot be read stays unknown.
+async fn read_uncached_nodes(context: &Context, observed: &mut Observed) -> Result<(), ApplyError> {
+    let uncached = context.index.nodes.uncached(&observed.workers);
+    if !uncached.is_empty() {
+        let states = Box::pin(apply::read_nodes(&context.client, uncached)).await?;
+        observed.nodes.extend(states);
+    }
+    Ok(())
 }
 
 /// The decision, and what its status says about the error by which it could not be applied.
@@ -146,10 +163,10 @@ async fn apply_decision(
     if begins_gang {
         context.discovery.refresh(&context.client).await;
     }
-    let surroundings = Surroundings { served: context.discovery.served(), queueing: &observed.queueing };
+    let cluster = ClusterState { served: context.discovery.served(), queueing: &observed.queueing };
     let Context { client, limiter, index, .. } = context;
     let access = Access { client, limiter, index };
-    apply::apply(access, blueprint, &surroundings, decision).await
+    apply::apply(access, blueprint, &cluster, decision).await
 }
 
 /// Writes the status, then publishes Events. Returns when to reconcile next at the latest.
@@ -204,14 +221,14 @@ fn event(note: &Note) -> Event {
     }
 }
 
-/// How long a job waits whose last look failed: not at all after a conflict, else the longer the more often.
+/// Requeues a job that could not be reconciled, the later the more often it failed in a row.
 pub fn retry(job: Arc<Job>, error: &ApplyError, context: Arc<Context>) -> Action {
     if error.is_stop() {
         return Action::await_change();
     }
     let wait = context.failures.next_wait(job.uid(), error);
     let cause = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
-    tracing::warn!(namespace = job.namespace(), job = job.name(), %error, cause, ?wait, "a look at a job failed");
+    tracing::warn!(namespace = job.namespace(), job = job.name(), %error, cause, ?wait, "a job was not reconciled");
     Action::requeue(wait)
 }
 

@@ -34,7 +34,8 @@ pub async fn run(args: Args) -> Result<(), RunError> {
     let (index, prepared) = (Arc::clone(&context.index), Arc::clone(&context.prepared));
     process.serve_channel(&args.process, KnownWorkers { index, prepared });
     let limiter = process.limiter.clone();
-    // Looks that have begun end with the calls that are under way, so that another leader begins at once.
+    // Reconciles that have begun end with the calls that are under way, so that another leader begins at
+    // once.
     let stop = async move {
         stop.await;
         limiter.close();

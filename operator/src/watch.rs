@@ -46,8 +46,8 @@ pub struct Sink {
 }
 
 impl Sink {
-    fn tell(&self, key: &JobKey) {
-        self.index.note_change(&key.uid);
+    fn requeue(&self, key: &JobKey) {
+        self.index.note_change(key);
         let job = ObjectRef::new(&key.name).within(&key.namespace);
         // Nobody listens any more: the process is about to end.
         let _ = self.changed.unbounded_send(job);
@@ -62,23 +62,23 @@ pub async fn pods(api: Api<SeenPod>, namespace: Option<String>, sink: Sink, sync
         match change {
             Change::Is((key, worker)) => {
                 index.enter(&key, worker);
-                sink.tell(&key);
+                sink.requeue(&key);
             }
             Change::IsGone((key, worker)) => {
                 index.remove(&key, &worker.name, &worker.uid);
-                sink.tell(&key);
+                sink.requeue(&key);
             }
             Change::Are(workers) => {
                 let concerned = index.jobs();
                 index.replace(namespace.as_deref(), workers);
-                tell_all(&sink, concerned);
+                requeue_all(&sink, concerned);
             }
         }
     })
     .await;
 }
 
-/// Follows all nodes, and tells the jobs on those whose state changes.
+/// Follows all nodes, and requeues the jobs on those whose state changes.
 pub async fn nodes(api: Api<Node>, sink: Sink) {
     let events = watcher(api, config()).default_backoff();
     // Nobody waits for nodes: where they cannot be seen, jobs run all the same.
@@ -100,7 +100,7 @@ pub async fn nodes(api: Api<Node>, sink: Sink) {
             Change::Are(all) => nodes.replace(all.into_iter().collect()),
         };
         if !news.is_empty() {
-            sink.index.jobs_on(&news).iter().for_each(|key| sink.tell(key));
+            sink.index.jobs_on(&news).iter().for_each(|key| sink.requeue(key));
         }
     })
     .await;
@@ -124,11 +124,11 @@ pub async fn children<K>(
             Change::Is((key, digest)) => index.enter_child(&key, child, digest),
             Change::IsGone((key, _)) => {
                 index.remove_child(&key, child);
-                sink.tell(&key);
+                sink.requeue(&key);
             }
             Change::Are(listed) => {
                 index.replace_children(namespace.as_deref(), child, listed);
-                tell_all(&sink, index.jobs());
+                requeue_all(&sink, index.jobs());
             }
         }
     })
@@ -148,25 +148,25 @@ pub async fn workloads(
         match change {
             Change::Is((key, workload)) => {
                 index.enter_workload(&key, workload);
-                sink.tell(&key);
+                sink.requeue(&key);
             }
             Change::IsGone((key, workload)) => {
                 index.remove_workload(&key, &workload.uid);
-                sink.tell(&key);
+                sink.requeue(&key);
             }
             Change::Are(workloads) => {
                 let concerned = index.jobs();
                 index.replace_workloads(namespace.as_deref(), workloads);
-                tell_all(&sink, concerned);
+                requeue_all(&sink, concerned);
             }
         }
     })
     .await;
 }
 
-fn tell_all(sink: &Sink, before: Vec<JobKey>) {
+fn requeue_all(sink: &Sink, before: Vec<JobKey>) {
     let concerned: HashSet<_> = before.into_iter().chain(sink.index.jobs()).collect();
-    concerned.iter().for_each(|key| sink.tell(key));
+    concerned.iter().for_each(|key| sink.requeue(key));
 }
 
 fn read_node(node: &Node) -> Option<(Arc<str>, NodeState)> {

@@ -26,6 +26,8 @@ pub struct Worker {
     pub phase: WorkerPhase,
     /// Whether it is ready.
     pub is_ready: bool,
+    /// Whether sidecars run on after its process has ended, and keep what the pod has of its node.
+    pub has_live_sidecars: bool,
     /// Whether somebody deleted it.
     pub is_deleting: bool,
     /// When it has to be gone, if somebody deleted it.
@@ -44,7 +46,10 @@ pub struct Worker {
     pub explanation: Option<Box<Explanation>>,
 }
 
-/// How far a pod is.
+/// The container that decides how far a worker is; others of its pod are sidecars, and say nothing about it.
+pub const TRAINER_CONTAINER: &str = "trainer";
+
+/// How far a worker is, by its container `trainer`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WorkerPhase {
     /// It waits for a node, an image or a volume.
@@ -89,7 +94,7 @@ pub enum Waiting {
     Container(Explanation),
 }
 
-/// The owner of a pod that is a worker of ours.
+/// The job that an object names as its owner, in the object's own namespace: owners are never in another one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct JobKey {
     /// UID of the job.
@@ -107,7 +112,10 @@ impl Worker {
         let owner = owner(metadata)?;
         let label = |name| metadata.labels.as_ref()?.get(name);
         let status = &pod.status;
-        let container = status.container_statuses.iter().flatten().next();
+        let containers = status.container_statuses.iter().flatten();
+        let container = containers.into_iter().find(|container| container.name == TRAINER_CONTAINER);
+        let phase = phase(status, container);
+        let is_finished = matches!(phase, WorkerPhase::Succeeded | WorkerPhase::Failed);
         let idx = label(labels::WORKER_IDX)?.parse().ok()?;
         let worker = Self {
             name: metadata.name.as_deref()?.into(),
@@ -115,8 +123,9 @@ impl Worker {
             resource_version: metadata.resource_version.as_deref().map_or(0, version),
             idx,
             attempt: label(labels::ATTEMPT)?.parse().ok()?,
-            phase: phase(status),
-            is_ready: condition(status, "Ready").is_some_and(|ready| ready.status == "True"),
+            phase,
+            is_ready: container.is_some_and(|container| container.ready),
+            has_live_sidecars: is_finished && status.phase.as_deref() == Some("Running"),
             is_deleting: metadata.deletion_timestamp.is_some(),
             leaves_by: metadata.deletion_timestamp.as_ref().map(|time| time.0),
             node: pod.spec.node_name.as_deref().map(Into::into),
@@ -160,12 +169,18 @@ pub fn owner(metadata: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMe
     })
 }
 
-fn phase(status: &PodStatus) -> WorkerPhase {
-    match status.phase.as_deref() {
-        Some("Running") => WorkerPhase::Running,
-        Some("Succeeded") => WorkerPhase::Succeeded,
-        Some("Failed") => WorkerPhase::Failed,
-        _ => WorkerPhase::Pending,
+/// The phase of the pod says it only while the container has not ended: sidecars start before it, fail
+/// without it and outlive it.
+fn phase(status: &PodStatus, trainer: Option<&ContainerStatus>) -> WorkerPhase {
+    let state = trainer.and_then(|trainer| trainer.state.as_ref());
+    let exit_code = state.and_then(|state| Some(state.terminated.as_ref()?.exit_code));
+    let is_waiting = state.is_some_and(|state| state.waiting.is_some());
+    match (exit_code, status.phase.as_deref()) {
+        (Some(0), _) => WorkerPhase::Succeeded,
+        (Some(_), _) | (None, Some("Failed")) => WorkerPhase::Failed,
+        (None, Some("Succeeded")) => WorkerPhase::Succeeded,
+        (None, Some("Running")) if !is_waiting => WorkerPhase::Running,
+        (None, _) => WorkerPhase::Pending,
     }
 }
 
@@ -205,4 +220,73 @@ fn waiting(status: &PodStatus, container: Option<&ContainerStatus>) -> Option<Wa
     let is_normal = matches!(reason.as_str(), "" | "ContainerCreating" | "PodInitializing");
     let message = waiting.message.clone().unwrap_or_default();
     (!is_normal).then_some(Waiting::Container(Explanation { reason, message }))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// A worker whose pod has this phase and these containers, by their names.
+    fn read(phase: &str, containers: &[(&str, Value)]) -> Worker {
+        let container = |(name, state): &(&str, Value)| {
+            let is_ready = !state["running"].is_null();
+            json!({"name": name, "image": "i", "imageID": "", "ready": is_ready, "restartCount": 0, "state": state})
+        };
+        let owner =
+            json!({"apiVersion": rlt_api::API_VERSION, "kind": rlt_api::KIND, "name": "job", "uid": "u"});
+        let pod = json!({
+            "metadata": {
+                "name": "job-trainer-0", "namespace": "team", "uid": "p", "ownerReferences": [owner],
+                "labels": {labels::WORKER_IDX: "0", labels::ATTEMPT: "1"},
+            },
+            "status": {
+                "phase": phase,
+                "containerStatuses": containers.iter().map(container).collect::<Vec<_>>(),
+            },
+        });
+        Worker::read(&serde_json::from_value(pod).unwrap()).unwrap().1
+    }
+
+    fn runs() -> Value {
+        json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}})
+    }
+
+    fn ended(code: i32) -> Value {
+        json!({"terminated": {"exitCode": code, "reason": if code == 0 { "Completed" } else { "Error" }}})
+    }
+
+    #[test]
+    fn the_container_trainer_decides_wherever_sidecars_stand_and_however_they_end() {
+        let phase = |phase, sidecar: Value, trainer: Value| {
+            let worker = read(phase, &[("a-sidecar", sidecar), ("trainer", trainer)]);
+            (worker.phase, worker.exit.map(|exit| exit.code), worker.has_live_sidecars)
+        };
+        assert_eq!(phase("Running", runs(), runs()), (WorkerPhase::Running, None, false));
+        assert_eq!(phase("Running", ended(1), runs()), (WorkerPhase::Running, None, false));
+        assert_eq!(phase("Running", runs(), ended(0)), (WorkerPhase::Succeeded, Some(0), true));
+        assert_eq!(phase("Running", runs(), ended(78)), (WorkerPhase::Failed, Some(78), true));
+        assert_eq!(phase("Failed", ended(1), ended(0)), (WorkerPhase::Succeeded, Some(0), false));
+        let waits = json!({"waiting": {"reason": "ImagePullBackOff", "message": "typo"}});
+        assert_eq!(phase("Running", runs(), waits.clone()), (WorkerPhase::Pending, None, false));
+        assert_eq!(phase("Failed", ended(0), waits.clone()), (WorkerPhase::Failed, None, false));
+        let explanation = Explanation { reason: "ImagePullBackOff".into(), message: "typo".into() };
+        let waiting = read("Running", &[("a-sidecar", runs()), ("trainer", waits)]).waiting;
+        assert_eq!(waiting.map(|waiting| *waiting), Some(Waiting::Container(explanation)));
+    }
+
+    #[test]
+    fn a_sidecar_that_is_not_ready_leaves_the_worker_ready() {
+        let waits = json!({"waiting": {"reason": "CrashLoopBackOff"}});
+        let worker = read("Running", &[("a-sidecar", waits), ("trainer", runs())]);
+        assert!(worker.is_in_place() && worker.waiting.is_none());
+    }
+
+    #[test]
+    fn a_pod_without_statuses_of_containers_is_as_far_as_it_says_itself() {
+        assert_eq!(read("Pending", &[]).phase, WorkerPhase::Pending);
+        assert_eq!(read("Failed", &[]).phase, WorkerPhase::Failed);
+        assert_eq!(read("Succeeded", &[]).phase, WorkerPhase::Succeeded);
+    }
 }

@@ -369,24 +369,32 @@ fn versions(cluster: &Cluster, names: &[&str]) -> Vec<String> {
     names.iter().map(version).collect()
 }
 
+/// Installs the chart for these namespaces, and makes them.
+fn install_for(cluster: &Cluster, namespaces: &[String]) {
+    let object = |name: &str| format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: {name}}}\n---\n");
+    let mut bundle: String = namespaces.iter().map(|name| object(name)).collect();
+    bundle.push_str(&object(NAMESPACE));
+    let mut helm = cluster.helm().unwrap();
+    helm.args(["template", "rl-operator", "charts/rl-operator", "--namespace", NAMESPACE]);
+    let values = format!("namespaces={{{}}}", namespaces.join(","));
+    let rendered = helm.args(["--set", &values]).current_dir(root()).output().unwrap();
+    bundle.push_str(&String::from_utf8(rendered.stdout).unwrap());
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), bundle).unwrap();
+    kubectl(cluster, &["apply", "-f", file.path().to_str().unwrap()]);
+    kubectl(
+        cluster,
+        &["wait", "--for=condition=Established", "crd/rltrainingjobs.rltraining.dev", "--timeout=20s"],
+    );
+}
+
 #[tokio::test]
 async fn an_operator_of_two_namespaces_needs_and_touches_no_third() {
     let Some(cluster) = own_cluster(&Options::control_plane().without_scheduler().with_audit_log()) else {
         return;
     };
-    for namespace in [NAMESPACE, "team-a", "team-b", "team-c"] {
-        kubectl(&cluster, &["create", "namespace", namespace]);
-    }
-    let mut helm = cluster.helm().unwrap();
-    helm.args(["template", "rl-operator", "charts/rl-operator", "--namespace", NAMESPACE]);
-    let rendered = helm.args(["--set", "namespaces={team-a,team-b}"]).current_dir(root()).output().unwrap();
-    let bundle = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(bundle.path(), rendered.stdout).unwrap();
-    kubectl(&cluster, &["apply", "-f", bundle.path().to_str().unwrap()]);
-    kubectl(
-        &cluster,
-        &["wait", "--for=condition=Established", "crd/rltrainingjobs.rltraining.dev", "--timeout=20s"],
-    );
+    kubectl(&cluster, &["create", "namespace", "team-c"]);
+    install_for(&cluster, &["team-a".to_owned(), "team-b".to_owned()]);
     let port = free_port();
     let channel = format!("--channel-listen=127.0.0.1:{}", free_port());
     let watched = "--namespaces=team-a,team-b".to_owned();
@@ -408,5 +416,36 @@ async fn an_operator_of_two_namespaces_needs_and_touches_no_third() {
     assert!(other.items.is_empty());
     let job = Api::<Job>::namespaced(client, "team-c").get("quickstart").await.unwrap();
     assert!(job.status.unwrap().conditions.is_empty());
+    check_calls(&cluster);
+}
+
+#[tokio::test]
+async fn fifty_namespaces_are_followed_and_the_lease_is_renewed_all_the_while() {
+    let Some(cluster) = own_cluster(&Options::control_plane().without_scheduler().with_audit_log()) else {
+        return;
+    };
+    let teams: Vec<_> = (0..50).map(|idx| format!("team-{idx}")).collect();
+    install_for(&cluster, &teams);
+    let port = free_port();
+    let namespaces = format!("--namespaces={}", teams.join(","));
+    let mut operator = start(&cluster, port, &[namespaces], None).await;
+    eventually("it is ready", async || page(port, "/readyz").await).await;
+    let client = cluster.client().await.unwrap();
+    let leases = Api::<Lease>::namespaced(client.clone(), NAMESPACE);
+    let renewed_at = async || leases.get("rl-operator").await.unwrap().spec.unwrap().renew_time.unwrap().0;
+    let ready_at = jiff::Timestamp::now();
+    for team in [&teams[0], &teams[49]] {
+        kubectl(&cluster, &["apply", "-n", team, "-f", "examples/quickstart/job.yaml"]);
+        let pods = Api::<Pod>::namespaced(client.clone(), team);
+        eventually("a pod is made", async || pods.list(&ListParams::default()).await.unwrap().items.pop())
+            .await;
+    }
+    eventually("the lease is renewed", async || (renewed_at().await > ready_at).then_some(())).await;
+    // Pods, six kinds of children and jobs of each namespace; nodes; the lease.
+    let user = format!("system:serviceaccount:{NAMESPACE}:rl-operator");
+    let is_watched = |call: &rlt_cluster::Call| call.user == user && call.verb == "watch";
+    let num_watches = cluster.calls().unwrap().into_iter().filter(is_watched).count();
+    assert!(num_watches >= 50 * 8, "{num_watches} watches");
+    terminate(&mut operator);
     check_calls(&cluster);
 }

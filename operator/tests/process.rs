@@ -14,7 +14,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use rlt_cluster::{Cluster, Fault, Faults, Options, Shared};
 use rlt_operator::client::{ApiLayer, CallRate, Limiter};
-use rlt_operator::lease::{Candidate, Election, LeaseError, Timing};
+use rlt_operator::lease::{Candidate, Election, LeaseError, Term, Timing};
 use rlt_operator::metrics::Metrics;
 use rlt_operator::progress::{Reviewer as _, TokenReviewer, announce, certificates};
 use serde_json::json;
@@ -63,9 +63,9 @@ async fn a_standby_leads_at_once_when_the_leader_hands_over_and_after_its_patien
     let Some(cluster) = CLUSTER.get() else { return };
     let namespace = cluster.namespace("lease").await.unwrap();
     let client = cluster.client().await.unwrap();
-    let first = Election::start(client.clone(), candidate(&namespace, "first"));
+    let first = Election::start(client.clone(), candidate(&namespace, "first"), Term::default());
     until("the first leads", Duration::from_secs(2), first.leadership()).await;
-    let second = Election::start(client.clone(), candidate(&namespace, "second"));
+    let second = Election::start(client.clone(), candidate(&namespace, "second"), Term::default());
     // Longer than the lease is valid: it is renewed.
     tokio::time::sleep(TIMING.valid_for + Duration::from_secs(1)).await;
     assert!(*first.leadership().borrow() && !*second.leadership().borrow());
@@ -73,7 +73,7 @@ async fn a_standby_leads_at_once_when_the_leader_hands_over_and_after_its_patien
     let handed_over = until("the second leads", Duration::from_secs(2), second.leadership()).await;
     assert!(handed_over < Duration::from_secs(1), "{handed_over:?}");
 
-    let third = Election::start(client, candidate(&namespace, "third"));
+    let third = Election::start(client, candidate(&namespace, "third"), Term::default());
     tokio::time::sleep(Duration::from_millis(500)).await;
     drop(second);
     let taken_over =
@@ -90,9 +90,9 @@ async fn a_leader_renews_once_a_period_and_a_standby_calls_nothing() {
     let rules = json!([{ "apiGroups": ["coordination.k8s.io"], "resources": ["leases"],
         "verbs": ["get", "list", "watch", "create", "update"] }]);
     allow(cluster, &namespace, &rules, &["leader", "standby"]).await;
-    let leader = Election::start(leader, candidate(&namespace, "leader"));
+    let leader = Election::start(leader, candidate(&namespace, "leader"), Term::default());
     until("it leads", Duration::from_secs(20), leader.leadership()).await;
-    let standby = Election::start(standby, candidate(&namespace, "standby"));
+    let standby = Election::start(standby, candidate(&namespace, "standby"), Term::default());
     tokio::time::sleep(Duration::from_millis(700)).await;
     let calls = |account: &str| {
         let user = format!("system:serviceaccount:{namespace}:{account}");
@@ -127,7 +127,11 @@ async fn a_leader_outlives_refused_lost_and_hanging_renewals_and_doubts_about_th
     let Some(cluster) = CLUSTER.get() else { return };
     let namespace = cluster.namespace("faults").await.unwrap();
     let faults = Faults::default();
-    let leader = Election::start(faulty_client(cluster, &faults).await, candidate(&namespace, "leader"));
+    let leader = Election::start(
+        faulty_client(cluster, &faults).await,
+        candidate(&namespace, "leader"),
+        Term::default(),
+    );
     until("it leads", Duration::from_secs(2), leader.leadership()).await;
     let troubles = [
         Fault::Refuse(429),
@@ -155,9 +159,14 @@ async fn a_leader_that_can_not_renew_stops_before_anybody_else_may_begin() {
     let Some(cluster) = CLUSTER.get() else { return };
     let namespace = cluster.namespace("cut-off").await.unwrap();
     let faults = Faults::default();
-    let mut leader = Election::start(faulty_client(cluster, &faults).await, candidate(&namespace, "cut-off"));
+    let mut leader = Election::start(
+        faulty_client(cluster, &faults).await,
+        candidate(&namespace, "cut-off"),
+        Term::default(),
+    );
     until("it leads", Duration::from_secs(2), leader.leadership()).await;
-    let standby = Election::start(cluster.client().await.unwrap(), candidate(&namespace, "standby"));
+    let standby =
+        Election::start(cluster.client().await.unwrap(), candidate(&namespace, "standby"), Term::default());
     let (leads, takes_over) = (leader.leadership(), standby.leadership());
     faults.inject("PUT", "/leases/", usize::MAX >> 1, Fault::Hang);
     let error = leader.lost().await;
@@ -171,7 +180,7 @@ async fn a_leader_whose_lease_somebody_takes_ends() {
     let Some(cluster) = CLUSTER.get() else { return };
     let namespace = cluster.namespace("taken").await.unwrap();
     let client = cluster.client().await.unwrap();
-    let mut leader = Election::start(client.clone(), candidate(&namespace, "leader"));
+    let mut leader = Election::start(client.clone(), candidate(&namespace, "leader"), Term::default());
     until("it leads", Duration::from_secs(2), leader.leadership()).await;
     let leases = Api::<Lease>::namespaced(client, &namespace);
     let patch = json!({ "spec": { "holderIdentity": "thief", "leaseTransitions": 99 } });

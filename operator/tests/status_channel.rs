@@ -21,6 +21,7 @@ use rlt_operator::progress::{
     Certificates, ChannelService, PodIdentity, ReportingWorker, Reports, ReviewError, Reviewer, Workers,
     serve,
 };
+use rlt_operator::worker::JobKey;
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt as _;
 use tokio::sync::oneshot;
@@ -66,11 +67,13 @@ fn own_token() -> String {
 struct OneJob;
 
 impl Workers for OneJob {
-    fn worker(&self, job_uid: &str, pod_uid: &str) -> Option<ReportingWorker> {
-        let (namespace, job_name) = ("team".into(), "adding".into());
-        let worker = ReportingWorker { namespace, job_name, attempt: 2, ranks: 0..1 };
-        (job_uid == "adding-uid" && pod_uid == "adding-0").then_some(worker)
+    fn worker(&self, job: &JobKey, pod_uid: &str) -> Option<ReportingWorker> {
+        (*job == key() && pod_uid == "adding-0").then_some(ReportingWorker { attempt: 2, ranks: 0..1 })
     }
+}
+
+fn key() -> JobKey {
+    JobKey { uid: "adding-uid".into(), namespace: "team".into(), name: "adding".into() }
 }
 
 struct Served {
@@ -157,7 +160,7 @@ async fn what_a_rank_reports_is_there_to_be_written_and_its_job_is_reconciled() 
     });
     let deadline = Instant::now() + Duration::from_secs(20);
     let has_checkpoint = |reports: &Reports| {
-        let report = reports.of("adding-uid");
+        let report = reports.of(&key());
         report.is_some_and(|report| report.checkpoints.as_ref().is_some_and(|all| all[0].step == 20))
     };
     while !has_checkpoint(&served.reports) {
@@ -256,7 +259,7 @@ async fn a_report_without_a_source_or_beyond_its_bounds_is_refused() {
 }
 
 #[tokio::test]
-async fn a_pod_that_floods_is_held_back() {
+async fn a_rank_that_floods_is_held_back() {
     let served = start().await;
     let mut refused = 0;
     for _ in 0..40 {

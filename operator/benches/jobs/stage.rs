@@ -12,6 +12,7 @@ use kube::core::{DynamicObject, PartialObjectMeta};
 use kube::{Api, Client, Config};
 use rlt_cluster::{Cluster, FakeNodes, Options};
 use rlt_operator::client::{CallRate, Limiter, MAX_IN_FLIGHT, client};
+use rlt_operator::lease::Term;
 use rlt_operator::metrics::Metrics;
 
 use crate::contestant::Contestant;
@@ -200,7 +201,7 @@ async fn unlimited(cluster: &Cluster) -> Client {
     let kubeconfig = Kubeconfig::read_from(cluster.kubeconfig()).unwrap();
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
     let limiter = Limiter::new(CallRate { per_second: 1e6, burst: 1e6 }, MAX_IN_FLIGHT);
-    client(config, &limiter, &Metrics::default()).unwrap()
+    client(config, &limiter, &Metrics::default(), &Term::default()).unwrap()
 }
 
 /// The root of the repository.

@@ -11,7 +11,7 @@ use kube::api::LogParams;
 use rlt_api::ExitCode;
 use rlt_api::status::FailureStatus;
 use rlt_operator::job::Job;
-use rlt_operator::worker::Worker;
+use rlt_operator::worker::{TRAINER_CONTAINER, Worker};
 
 use crate::args::LogsArgs;
 use crate::cluster::{Connection, block_on};
@@ -78,7 +78,12 @@ async fn workers(connection: &Connection, job: &Job) -> anyhow::Result<Vec<Worke
 }
 
 async fn copy(connection: &Connection, pod: &str, args: &LogsArgs, follow: bool) -> anyhow::Result<()> {
-    let params = LogParams { follow, tail_lines: args.tail, ..LogParams::default() };
+    let params = LogParams {
+        follow,
+        tail_lines: args.tail,
+        container: Some(TRAINER_CONTAINER.to_owned()),
+        ..LogParams::default()
+    };
     let stream = connection.pods_api().log_stream(pod, &params).await;
     let stream = stream.map_err(|error| connection.explain(format!("read the log of {pod}"), pod, error))?;
     hand_on(stream).await

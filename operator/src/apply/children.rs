@@ -11,15 +11,15 @@ use kube::{Api, Client, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{ApplyError, creation, error, key};
+use super::{ApplyError, creation, error};
 use crate::build::{self, Blueprint};
 use crate::index::{Child, Children, Index};
 use crate::job::Job;
 use crate::labels;
 use crate::worker::{self, Worker};
 
-/// The place of a job's objects besides its pods.
-pub(super) struct Room<'a> {
+/// A job's objects besides its pods, as they are known and as they are wanted.
+pub(super) struct JobChildren<'a> {
     client: &'a Client,
     index: &'a Index,
     blueprint: &'a Blueprint<'a>,
@@ -27,10 +27,10 @@ pub(super) struct Room<'a> {
     known: Children,
 }
 
-impl<'a> Room<'a> {
+impl<'a> JobChildren<'a> {
     pub(super) fn new(client: &'a Client, index: &'a Index, blueprint: &'a Blueprint<'a>) -> Self {
         let job = blueprint.job;
-        Self { client, index, blueprint, job, known: index.children(job.uid()) }
+        Self { client, index, blueprint, job, known: index.children(&job.key()) }
     }
 
     /// What has to be there before pods are made: they are refused without their account, and must not find
@@ -109,7 +109,7 @@ impl<'a> Room<'a> {
                 Err(ApplyError::Call { act: "delete network policy", name, source: error })
             }
             _ => {
-                self.index.remove_child(&key(self.job), Child::NetworkPolicy);
+                self.index.remove_child(&self.job.key(), Child::NetworkPolicy);
                 Ok(())
             }
         }
@@ -133,13 +133,13 @@ impl<'a> Room<'a> {
             return Ok(());
         }
         let Some(wanted) = wanted() else { return Ok(()) };
-        // Boxed, as every call here: its future is large, and a look that waits or has nothing to do does not
-        // need the room.
+        // Boxed, as every call here: its future is large, and a reconcile that waits or has nothing to do
+        // does not need the memory.
         match known {
             Some(_) => Box::pin(self.change(&wanted)).await?,
             None => Box::pin(self.make(&wanted)).await?,
         }
-        self.index.enter_child(&key(self.job), child, digest);
+        self.index.enter_child(&self.job.key(), child, digest);
         Ok(())
     }
 
@@ -159,7 +159,7 @@ impl<'a> Room<'a> {
                 let found = api.get_metadata(&name).await;
                 let found =
                     found.map_err(|source| ApplyError::Call { act: "read", name: name.clone(), source })?;
-                let is_ours = worker::owner(&found.metadata).map(|owner| owner == key(self.job));
+                let is_ours = worker::owner(&found.metadata).map(|owner| owner == self.job.key());
                 match is_ours {
                     Some(true) => self.change(wanted).await,
                     // A claim that outlived a job of this name.

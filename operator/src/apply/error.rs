@@ -83,7 +83,7 @@ impl ApplyError {
     }
 
     /// Of several errors the one that a person has to know of first.
-    pub(super) fn first_of(outcomes: impl IntoIterator<Item = Result<(), Self>>) -> Result<(), Self> {
+    pub fn first_of(outcomes: impl IntoIterator<Item = Result<(), Self>>) -> Result<(), Self> {
         let rank = |error: &Self| match error.failure(0) {
             _ if error.is_stop() => 0,
             Some(failure) if failure.needs_action => 1,

@@ -4,12 +4,14 @@ use kube::api::{DeleteParams, ListParams};
 use kube::core::DynamicObject;
 use kube::{Api, Client};
 
-use super::{ApplyError, Surroundings, creation, error, key};
+use super::{ApplyError, ClusterState, creation, error};
 use crate::build::{self, Blueprint, Flavor, Gang, Placement};
 use crate::discovery;
 use crate::index::{Child, Index};
+use crate::job::Job;
 use crate::labels;
 use crate::queue::Workload;
+use crate::worker;
 
 /// Prepares the pods of an attempt.
 ///
@@ -19,14 +21,14 @@ pub(super) async fn prepare(
     client: &Client,
     index: &Index,
     blueprint: &Blueprint<'_>,
-    surroundings: &Surroundings<'_>,
+    cluster: &ClusterState<'_>,
     attempt: u32,
 ) -> Result<Placement, ApplyError> {
-    let gang = build::gang(blueprint, surroundings.served);
+    let gang = build::gang(blueprint, cluster.served);
     if let Some(gang) = gang {
         ensure(client, index, blueprint, gang, attempt).await?;
     }
-    let queueing = surroundings.queueing;
+    let queueing = cluster.queueing;
     let admitted =
         queueing.workload.as_deref().filter(|workload| queueing.queue.is_some() && workload.is_admitted);
     let Some(workload) = admitted else { return Ok(Placement::new(blueprint, attempt, gang, None)) };
@@ -44,7 +46,7 @@ async fn ensure(
 ) -> Result<(), ApplyError> {
     let job = blueprint.job;
     let made_for = Some(attempt.to_string());
-    if index.children(job.uid()).get(&Child::PodGroup) == Some(&made_for) {
+    if index.children(&job.key()).get(&Child::PodGroup) == Some(&made_for) {
         return Ok(());
     }
     let api: Api<DynamicObject> =
@@ -53,7 +55,7 @@ async fn ensure(
     let name = group.metadata.name.clone().unwrap_or_default();
     match api.create(&creation(), &group).await {
         Ok(_) => {}
-        Err(error) if error::exists(&error) => {}
+        Err(error) if error::exists(&error) => check_owner(&api, blueprint.job, &name).await?,
         Err(error) => {
             return Err(match error::refusal(&error) {
                 Some(why) => ApplyError::Refused { message: format!("pod group {name}: {why}") },
@@ -67,8 +69,20 @@ async fn ensure(
         let removed = api.delete_collection(&DeleteParams::default(), &earlier).await;
         removed.map_err(|source| ApplyError::Call { act: "delete the pod groups before", name, source })?;
     }
-    index.enter_child(&key(job), Child::PodGroup, made_for);
+    index.enter_child(&job.key(), Child::PodGroup, made_for);
     Ok(())
+}
+
+/// Pods of a PodGroup that is not the job's would be placed by somebody else's numbers, or vanish with it.
+async fn check_owner(api: &Api<DynamicObject>, job: &Job, name: &str) -> Result<(), ApplyError> {
+    let found = api.get_metadata(name).await;
+    let failed = |source| ApplyError::Call { act: "read pod group", name: name.to_owned(), source };
+    let found = found.map_err(failed)?.metadata;
+    let is_own = worker::owner(&found).is_some_and(|owner| owner == job.key());
+    if is_own && found.deletion_timestamp.is_none() {
+        return Ok(());
+    }
+    Err(ApplyError::occupied(job, &found))
 }
 
 async fn flavors(client: &Client, workload: &Workload) -> Result<Vec<Flavor>, ApplyError> {

@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
-use k8s_openapi::api::core::v1::Node;
 use kube::api::{DeleteParams, Request};
 use kube::{Api, Client, Resource as _};
 
-use super::{Access, ApplyError, creation, error, exactly, key};
+use super::{Access, ApplyError, creation, error, exactly, nodes};
 use crate::build::{self, Blueprint, Placement, PlacementConflict};
 use crate::client::{Importance, MAX_IN_FLIGHT, Turn};
 use crate::decide::Deletion;
@@ -22,7 +21,8 @@ use crate::worker::Worker;
 /// most.
 const FIRST_PODS: usize = 8;
 
-/// Deletes pods.
+/// Deletes pods. One whose node is lost is force-deleted, once the API server says of the node that it is:
+/// otherwise its process may live, and a second one of its rank would begin.
 pub(super) async fn delete(
     client: &Client,
     index: &Index,
@@ -32,7 +32,7 @@ pub(super) async fn delete(
     let api: &Api<SeenPod> = &Api::namespaced(client.clone(), job.namespace());
     let calls = deletions.iter().cloned().map(|deletion| async move {
         if let Some(node) = deletion.lost_node.as_deref()
-            && !is_lost(client, node).await?
+            && nodes::read(client, node).await? != NodeState::Lost
         {
             return Ok(());
         }
@@ -56,18 +56,9 @@ pub(super) async fn delete(
     stream::iter(calls).buffer_unordered(MAX_IN_FLIGHT).try_collect::<()>().await
 }
 
-/// Asks the API server itself: a pod that is struck off although its process lives would let two workers of
-/// one rank run, and a watch may be behind.
-async fn is_lost(client: &Client, node: &str) -> Result<bool, ApplyError> {
-    match Api::<Node>::all(client.clone()).get_opt(node).await {
-        Ok(found) => Ok(found.is_none_or(|found| NodeState::read(&found) == NodeState::Lost)),
-        Err(source) => Err(ApplyError::Call { act: "read node", name: node.to_owned(), source }),
-    }
-}
-
 /// The pods of one attempt.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Crew<'a> {
+pub(super) struct AttemptPods<'a> {
     /// Their job.
     pub(super) blueprint: &'a Blueprint<'a>,
     /// What queues and schedulers add to each.
@@ -80,26 +71,35 @@ pub(super) struct Crew<'a> {
 
 /// Makes the pods of these workers: a few, and when they are taken all others. Where a quota is full, a few
 /// calls tell.
-pub(super) async fn start(access: Access<'_>, crew: &Crew<'_>, indices: &[u32]) -> Result<(), ApplyError> {
+pub(super) async fn start(
+    access: Access<'_>,
+    pods: &AttemptPods<'_>,
+    indices: &[u32],
+) -> Result<(), ApplyError> {
     let (first, others) = indices.split_at(indices.len().min(FIRST_PODS));
     for wave in [first, others] {
-        let calls = wave.iter().copied().map(|idx| create(access, crew, idx));
+        let calls = wave.iter().copied().map(|idx| create(access, pods, idx));
         stream::iter(calls).buffer_unordered(MAX_IN_FLIGHT).try_collect::<()>().await?;
     }
     Ok(())
 }
 
 /// A pod is put together when its turn has come: in a crowd many wait for theirs, and until then none needs
-/// the room of a pod or of a call.
-async fn create(access: Access<'_>, crew: &Crew<'_>, worker_idx: u32) -> Result<(), ApplyError> {
+/// the memory of a pod or of a call.
+async fn create(access: Access<'_>, pods: &AttemptPods<'_>, worker_idx: u32) -> Result<(), ApplyError> {
     let turn = access.limiter.turn(Importance::Change).await?;
-    Box::pin(make(access, crew, worker_idx, turn)).await
+    Box::pin(make(access, pods, worker_idx, turn)).await
 }
 
-async fn make(access: Access<'_>, crew: &Crew<'_>, worker_idx: u32, turn: Turn) -> Result<(), ApplyError> {
+async fn make(
+    access: Access<'_>,
+    pods: &AttemptPods<'_>,
+    worker_idx: u32,
+    turn: Turn,
+) -> Result<(), ApplyError> {
     let Access { client, index, .. } = access;
-    let Some((name, body)) = crew.pod(worker_idx)? else { return Ok(()) };
-    let job = crew.blueprint.job;
+    let Some((name, body)) = pods.pod(worker_idx)? else { return Ok(()) };
+    let job = pods.blueprint.job;
     let made = match post(client, job.namespace(), body, turn).await {
         Ok(made) => made,
         Err(error) if error::exists(&error) => own(client, job, name).await?,
@@ -114,7 +114,7 @@ async fn make(access: Access<'_>, crew: &Crew<'_>, worker_idx: u32, turn: Turn) 
     Ok(())
 }
 
-impl Crew<'_> {
+impl AttemptPods<'_> {
     /// The name of a pod and the pod, which may have fields that our type of a pod has not.
     fn pod(&self, worker_idx: u32) -> Result<Option<(String, Vec<u8>)>, ApplyError> {
         let Self { blueprint, placement, failures_by_node, attempt } = *self;
@@ -135,13 +135,13 @@ async fn post(client: &Client, namespace: &str, body: Vec<u8>, turn: Turn) -> Re
     client.request(request).await
 }
 
-/// The pod of that name, which the watch has not told of yet, if it is ours.
+/// The pod of that name, which the watch has not shown yet, if it is ours.
 async fn own(client: &Client, job: &Job, name: String) -> Result<SeenPod, ApplyError> {
     let api: Api<SeenPod> = Api::namespaced(client.clone(), job.namespace());
     let found = api.get(&name).await;
     let found = found.map_err(|source| ApplyError::Call { act: "read pod", name: name.clone(), source })?;
     match Worker::read(&found) {
-        Some((owner, _)) if owner == key(job) => Ok(found),
+        Some((owner, _)) if owner == job.key() => Ok(found),
         _ => Err(ApplyError::occupied(job, &found.metadata)),
     }
 }

@@ -7,7 +7,7 @@ use kube::core::DynamicObject;
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
-use super::{ApplyError, creation, error, exactly, key};
+use super::{ApplyError, creation, error, exactly};
 use crate::build::{self, Blueprint};
 use crate::discovery;
 use crate::index::Index;
@@ -77,7 +77,7 @@ async fn ask(
         }
     };
     match Workload::read(&made) {
-        Some((owner, workload)) if owner == key(blueprint.job) => {
+        Some((owner, workload)) if owner == blueprint.job.key() => {
             index.enter_workload(&owner, workload);
             Ok(())
         }
@@ -117,9 +117,9 @@ async fn withdraw(
         // Whoever holds it up by a finalizer is waited for.
         Ok(answer) => match answer.left().and_then(|object| Workload::read(&object)) {
             Some((key, leaving)) if leaving.is_deleting => index.enter_workload(&key, leaving),
-            _ => index.remove_workload(&key(job), &workload.uid),
+            _ => index.remove_workload(&job.key(), &workload.uid),
         },
-        Err(error) if error::is_done(&error) => index.remove_workload(&key(job), &workload.uid),
+        Err(error) if error::is_done(&error) => index.remove_workload(&job.key(), &workload.uid),
         Err(source) => {
             let name = workload.name.clone();
             return Err(ApplyError::Call { act: "delete workload", name, source });

@@ -15,6 +15,7 @@ use rlt_traces::AttemptTrace;
 use super::manifest::MANIFEST_KEY;
 use super::volumes::{STORAGE_FOLDER, job_file};
 use super::{Blueprint, environment};
+use crate::worker::TRAINER_CONTAINER;
 
 pub(super) fn trainer(
     blueprint: &Blueprint<'_>,
@@ -25,7 +26,7 @@ pub(super) fn trainer(
     let workers = &blueprint.prepared.job.spec().workers;
     let settings = blueprint.settings;
     Container {
-        name: "trainer".into(),
+        name: TRAINER_CONTAINER.into(),
         image: Some(
             workers.image.clone().unwrap_or_else(|| settings.image_for(device(blueprint)).to_owned()),
         ),

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use kube::client::Body;
 
+use super::connections::Lane;
+
 /// Kubernetes' word for what a call does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Verb {
@@ -73,6 +75,8 @@ pub struct Call {
     /// To which resource, with its subresource: `pods`, `pods/status`; `none` for addresses that are no
     /// resource.
     pub resource: String,
+    /// In which namespace; `None` where it is in all of them, or the resource is in none.
+    pub namespace: Option<String>,
 }
 
 impl Call {
@@ -81,14 +85,15 @@ impl Call {
         let query = request.uri().query().unwrap_or("");
         let is_watch = query.split('&').any(|part| part == "watch=true" || part == "watch=1");
         let segments: Vec<&str> = request.uri().path().split('/').filter(|part| !part.is_empty()).collect();
-        let resource: &[&str] = match segments.as_slice() {
-            ["api", _, "namespaces", _, rest @ ..] | ["apis", _, _, "namespaces", _, rest @ ..]
+        let (namespace, resource): (Option<&str>, &[&str]) = match segments.as_slice() {
+            ["api", _, "namespaces", namespace, rest @ ..]
+            | ["apis", _, _, "namespaces", namespace, rest @ ..]
                 if !rest.is_empty() =>
             {
-                rest
+                (Some(namespace), rest)
             }
-            ["api", _, rest @ ..] | ["apis", _, _, rest @ ..] => rest,
-            _ => &[],
+            ["api", _, rest @ ..] | ["apis", _, _, rest @ ..] => (None, rest),
+            _ => (None, &[]),
         };
         let has_name = resource.len() > 1;
         let verb = match *request.method() {
@@ -105,7 +110,21 @@ impl Call {
             [kind] | [kind, _] => (*kind).to_owned(),
             [kind, _, subresource, ..] => format!("{kind}/{subresource}"),
         };
-        Self { verb, resource }
+        Self { verb, resource, namespace: namespace.map(str::to_owned) }
+    }
+
+    /// Whether only the leader may make it: it changes something, and is not how the leader is found.
+    pub(super) fn is_bound_by_term(&self) -> bool {
+        !matches!(self.verb, Verb::Get | Verb::List | Verb::Watch) && self.resource != "leases"
+    }
+
+    /// The connections that it may use.
+    pub(super) fn lane(&self) -> Lane {
+        match (self.verb, self.resource.as_str()) {
+            (Verb::Watch, _) => Lane::Watches,
+            (_, "leases") => Lane::Leases,
+            _ => Lane::Calls,
+        }
     }
 
     /// How important it is, where whoever makes it says nothing about that.
@@ -153,6 +172,9 @@ mod tests {
             let call = call(method, address);
             assert_eq!(format!("{} {}", call.verb.name(), call.resource), expected, "{address}");
         }
+        let namespace = |address| call("GET", address).namespace;
+        assert_eq!(namespace("/api/v1/namespaces/team/pods?watch=true").as_deref(), Some("team"));
+        assert_eq!((namespace("/api/v1/pods"), namespace("/api/v1/namespaces/team")), (None, None));
     }
 
     #[test]

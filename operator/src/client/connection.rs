@@ -1,5 +1,6 @@
-//! The connection to the API server. All calls and watches share one over HTTP/2: many calls at once cost no
-//! handshake each, and a connection that is dead without saying so is found out while nothing is called.
+//! How a connection to the API server is opened: over HTTP/2, so that many calls at once cost no handshake
+//! each, and with pings, by which a connection that is dead without saying so is found out while nothing is
+//! called.
 
 use std::time::Duration;
 
@@ -7,11 +8,12 @@ use hyper_rustls::HttpsConnectorBuilder;
 use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
-use kube::client::{ClientBuilder, ConfigExt as _};
+use kube::client::{Body, ClientBuilder, ConfigExt as _};
 use kube::{Client, Config};
 use tower::{BoxError, ServiceBuilder};
 
 use super::ApiLayer;
+use super::connections::Connections;
 
 /// Silence after which the API server is asked whether it is there, and how long it has for the answer: as
 /// client-go does.
@@ -32,18 +34,19 @@ pub(super) fn connect(config: Config, layer: &ApiLayer) -> Result<Client, kube::
         .https_or_http()
         .enable_all_versions()
         .wrap_connector(tcp);
-    let client = legacy::Client::builder(TokioExecutor::new())
+    let mut builder = legacy::Client::builder(TokioExecutor::new());
+    builder
         .timer(TokioTimer::new())
         .pool_timer(TokioTimer::new())
         .http2_keep_alive_interval(KEEP_ALIVE.0)
         .http2_keep_alive_timeout(KEEP_ALIVE.1)
-        .http2_keep_alive_while_idle(true)
-        .build(connector);
+        .http2_keep_alive_while_idle(true);
+    let connections = Connections::new(move || builder.build::<_, Body>(connector.clone()));
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
         .map_err(BoxError::from)
-        .service(client);
+        .service(connections);
     Ok(ClientBuilder::new(service, config.default_namespace).with_layer(layer).build())
 }

@@ -1,4 +1,4 @@
-//! The tower layer around every call: its turn, its time limit, its count.
+//! The tower layer around every call: its turn, its time limit, the end of the leader's term, its count.
 //!
 //! Whoever makes a call can say more by the extensions of its request: how important it is, by an
 //! [`Importance`](super::Importance), or that it has its [`Turn`] already.
@@ -15,7 +15,8 @@ use tower::{BoxError, Layer, Service};
 use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
 
-use super::{CALL_TIMEOUT, Call, Limiter, Turn, Verb};
+use super::{CALL_TIMEOUT, Call, Closed, Limiter, Turn};
+use crate::lease::Term;
 use crate::metrics::Metrics;
 
 /// Puts [`ApiService`] around a client's service.
@@ -23,12 +24,19 @@ use crate::metrics::Metrics;
 pub struct ApiLayer {
     limiter: Limiter,
     metrics: Metrics,
+    term: Term,
 }
 
 impl ApiLayer {
     /// Lets calls through by `limiter` and counts them into `metrics`.
     pub fn new(limiter: Limiter, metrics: Metrics) -> Self {
-        Self { limiter, metrics }
+        Self { limiter, metrics, term: Term::default() }
+    }
+
+    /// Ends calls that change something with `term`, whether they wait or are under way.
+    #[must_use]
+    pub fn within(self, term: Term) -> Self {
+        Self { term, ..self }
     }
 }
 
@@ -64,8 +72,10 @@ where
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let call = Call::of(&request);
         let importance = request.extensions().get().copied().unwrap_or_else(|| call.importance());
+        request.extensions_mut().insert(call.lane());
         let own_turn = request.extensions_mut().remove::<Arc<Turn>>();
-        let ApiLayer { limiter, metrics } = self.layer.clone();
+        let ApiLayer { limiter, metrics, term } = self.layer.clone();
+        let is_bound = call.is_bound_by_term();
         // Nothing is sent before the first poll.
         let answer = self.inner.call(request);
         let span = span(&call);
@@ -75,11 +85,10 @@ where
                 None => Arc::new(limiter.turn(importance).await?),
             };
             let started = Instant::now();
-            let answered = match call.verb {
-                // A watch may take its time.
-                Verb::Watch => answer.await,
-                _ => tokio::time::timeout(CALL_TIMEOUT, answer).await.map_err(BoxError::from).flatten(),
-            };
+            metrics.asks(&call);
+            // The API server begins to answer a watch at once, whenever the first event comes.
+            let answered = tokio::time::timeout(CALL_TIMEOUT, answer).await;
+            let answered = answered.map_err(BoxError::from).flatten();
             let code = answered.as_ref().map(|response| response.status().as_u16()).ok();
             metrics.called(&call, code, started.elapsed());
             match code {
@@ -88,11 +97,22 @@ where
             }
             answered
         };
-        Box::pin(answered.instrument(span))
+        let within_term = async move {
+            if !is_bound {
+                return answered.await;
+            }
+            tokio::select! {
+                // First, so that nothing is sent any more once it is over.
+                biased;
+                () = term.over() => Err(Closed.into()),
+                answered = answered => answered,
+            }
+        };
+        Box::pin(within_term.instrument(span))
     }
 }
 
-/// A part of the look at a job for which the call is made; calls that belong to no job are not followed.
+/// A part of the reconcile of a job for which the call is made; calls that belong to no job are not followed.
 fn span(call: &Call) -> Span {
     let is_followed = Span::current().metadata().is_some_and(|span| span.target() == rlt_traces::TARGET);
     if !is_followed {
@@ -136,6 +156,46 @@ mod tests {
         written.and(made_pod).unwrap();
         let made = made.lock().unwrap();
         made[0].clone()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_write_outlives_the_leaders_term_and_none_begins_after_it() {
+        let num_sent = Arc::new(Mutex::new(0));
+        let counter = num_sent.clone();
+        let server = tower::service_fn(move |_: Request<Body>| {
+            let counter = counter.clone();
+            async move {
+                *counter.lock().unwrap() += 1;
+                std::future::pending::<Result<Response<()>, BoxError>>().await
+            }
+        });
+        let (limiter, term) = (Limiter::new(CallRate::default(), 8), Term::default());
+        let layer = ApiLayer::new(limiter, Metrics::default()).within(term.clone());
+        let mut service = layer.layer(server);
+        let mut send = |method: &str, path: &str| {
+            let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
+            let (started, answer) = (tokio::time::Instant::now(), service.call(request));
+            async move {
+                let error = answer.await.unwrap_err();
+                (error.is::<Closed>(), started.elapsed().as_secs())
+            }
+        };
+        let now = tokio::time::Instant::now();
+        term.set_end(now + std::time::Duration::from_secs(10));
+        let put_off = async {
+            tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+            term.set_end(now + std::time::Duration::from_secs(15));
+        };
+        let (write, read, lease, ()) = futures::join!(
+            send("POST", "/api/v1/namespaces/team/pods"),
+            send("GET", "/api/v1/namespaces/team/pods/a"),
+            send("PUT", "/apis/coordination.k8s.io/v1/namespaces/rl/leases/rl-operator"),
+            put_off,
+        );
+        assert_eq!((write, read, lease), ((true, 15), (false, 30), (false, 30)));
+        assert_eq!(*num_sent.lock().unwrap(), 3);
+        assert_eq!(send("DELETE", "/api/v1/namespaces/team/pods/a").await, (true, 0));
+        assert_eq!(*num_sent.lock().unwrap(), 3, "nothing is sent when the term is over");
     }
 
     #[tokio::test]

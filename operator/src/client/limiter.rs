@@ -31,9 +31,9 @@ struct State {
     is_closed: bool,
 }
 
-/// The process is asked to stop: whatever waits for its turn, another leader will do.
+/// The process is asked to stop, or leads no more: whatever is not done, another leader will do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the operator is asked to stop")]
+#[error("the operator is asked to stop, or leads no more")]
 pub struct Closed;
 
 /// A call's place among those under way, which it gives back when it is dropped. Whoever needs it before the

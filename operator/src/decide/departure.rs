@@ -1,5 +1,5 @@
-//! Workers that leave, or have to: in good order, or by being struck off where their node is lost and nobody
-//! is left to stop them. A worker whose node is merely silent may live on, and keeps its place.
+//! Workers that leave, or have to: in good order, or by being force-deleted where their node is lost and
+//! nobody is left to stop them. A worker whose node is merely silent may live on, and keeps its place.
 
 use std::sync::Arc;
 use std::time::Duration;

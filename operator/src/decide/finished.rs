@@ -43,7 +43,7 @@ pub(super) fn settle(mut round: Round<'_>) -> Decision {
         _ if worker.is_deleting => true,
         _ if is_expired => true,
         CleanPodPolicy::All => true,
-        CleanPodPolicy::Running => !worker.is_finished(),
+        CleanPodPolicy::Running => !worker.is_finished() || worker.has_live_sidecars,
         CleanPodPolicy::None => false,
     };
     round.delete = departure::deletions(&round, round.census.everybody().filter(is_unwanted), None);

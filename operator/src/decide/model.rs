@@ -151,7 +151,7 @@ impl World {
         let pod = self.pods.get(name).unwrap().clone();
         assert_eq!(pod.uid, deletion.uid);
         if deletion.lost_node.is_some() {
-            assert!(!self.processes.contains_key(&pod.idx), "a pod was struck off whose process lives");
+            assert!(!self.processes.contains_key(&pod.idx), "a pod was force-deleted whose process lives");
             self.pods.remove(name);
         } else if pod.phase == WorkerPhase::Running {
             let leaves_by = Some(self.now + SignedDuration::from_secs(60));

@@ -8,8 +8,10 @@ use rlt_api::Reason;
 use super::{Decision, Round, Situation, suspension};
 use crate::queue::{QueueAct, Queueing, Workload};
 
-/// Why a job that wants to run has to wait; `None` where no queue stands in its way.
-pub(super) fn hold(queueing: &Queueing) -> Option<Situation> {
+/// Why a job that wants to run has to wait; `None` where no queue stands in its way. A Workload that cannot
+/// be read is no eviction: pods that exist stay, and [`may_create_pods`] says that no others come.
+pub(super) fn hold(round: &Round<'_>) -> Option<Situation> {
+    let queueing = round.facts.queueing;
     let queue = queueing.queue.as_ref()?;
     if !queueing.is_served {
         let message = format!("waits for queue {queue}, but the cluster has no Kueue that serves v1beta2");
@@ -17,6 +19,11 @@ pub(super) fn hold(queueing: &Queueing) -> Option<Situation> {
     }
     let waits = |why: &str| Some(Situation::Queued(Reason::Queued, format!("waits in queue {queue}{why}")));
     let Some(workload) = &queueing.workload else { return waits("") };
+    if let Some(error) = &workload.unreadable {
+        let has_pods = round.census.everybody().next().is_some();
+        let wait = || waits(&format!(", but the status of its Workload cannot be read: {error}"));
+        return if has_pods { None } else { wait() };
+    }
     match &workload.eviction {
         _ if workload.is_deleting || workload.is_finished => waits(""),
         Some(eviction) if workload.has_quota => {
@@ -26,6 +33,12 @@ pub(super) fn hold(queueing: &Queueing) -> Option<Situation> {
         _ if workload.waiting.is_empty() => waits(""),
         _ => waits(&format!(": {}", workload.waiting)),
     }
+}
+
+/// Whether it is known what the queue says about new pods: that they may come, and on which nodes.
+pub(super) fn may_create_pods(queueing: &Queueing) -> bool {
+    let workload = queueing.workload.as_ref().filter(|_| queueing.queue.is_some());
+    workload.is_none_or(|workload| workload.unreadable.is_none())
 }
 
 /// Stops whoever runs, and waits.
@@ -65,6 +78,8 @@ pub(super) fn act(round: &Round<'_>, situation: &Situation) -> Option<QueueAct> 
         }
         Situation::Suspended => Some(QueueAct::Withdraw(workload)),
         Situation::Invalid(_) => None,
+        // Whether it has a place, is ready or finished is not known.
+        _ if workload.unreadable.is_some() && queueing.queue.is_some() => None,
         _ if queueing.queue.is_none() => Some(QueueAct::Withdraw(workload)),
         Situation::Queued(..) if !is_empty => None,
         Situation::Queued(..) if is_outdated(queueing, &workload) => Some(QueueAct::Withdraw(workload)),
@@ -163,6 +178,10 @@ mod tests {
         }
     }
 
+    fn starting() -> RLTrainingJobStatus {
+        RLTrainingJobStatus { attempt_running_time: None, ..running() }
+    }
+
     fn runs(idx: u32) -> Worker {
         Worker { phase: WorkerPhase::Running, is_ready: true, ..worker(idx, 1) }
     }
@@ -217,7 +236,8 @@ mod tests {
     }
 
     #[test]
-    fn an_eviction_strikes_off_the_workers_of_lost_nodes_and_keeps_the_place_of_those_that_nobody_can_stop() {
+    fn an_eviction_force_deletes_the_workers_of_lost_nodes_and_keeps_the_place_of_those_that_nobody_can_stop()
+    {
         let node: Arc<str> = "node".into();
         let leaving = |seconds| Worker {
             node: Some(node.clone()),
@@ -244,6 +264,24 @@ mod tests {
         let decision = on(NodeState::Silent, leaving(-1));
         assert_eq!(condition(&decision, ConditionType::Stalled), (ConditionStatus::True, "NodeUnreachable"));
         assert_eq!((decision.delete.len(), decision.queue), (0, None));
+    }
+
+    #[test]
+    fn a_workload_that_cannot_be_read_neither_stops_workers_nor_starts_any() {
+        let unreadable = || Workload { unreadable: Some("no sequence".into()), ..waiting() };
+        let queueing = asked(Some(unreadable()));
+        let decision = decided(&queueing, json!({}), &running(), vec![runs(0), runs(1)]);
+        assert!(decision.delete.is_empty() && decision.queue.is_none());
+        assert_eq!(condition(&decision, ConditionType::PodsReady).0, ConditionStatus::True);
+        // Of a gang that starts one pod is there: the other one waits for what the queue says about its node.
+        let decision = decided(&queueing, json!({}), &starting(), vec![worker(0, 1)]);
+        assert!(decision.delete.is_empty() && decision.start.is_empty());
+        let decision = decided(&queueing, json!({}), &RLTrainingJobStatus::default(), vec![]);
+        assert!(decision.start.is_empty() && decision.queue.is_none());
+        assert_eq!(condition(&decision, ConditionType::Suspended), (ConditionStatus::True, "Queued"));
+        let left = Queueing { queue: None, ..queueing };
+        let decision = decided(&left, json!({}), &running(), vec![runs(0), runs(1)]);
+        assert_eq!(decision.queue, Some(QueueAct::Withdraw(Arc::new(unreadable()))));
     }
 
     #[test]

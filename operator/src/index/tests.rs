@@ -17,9 +17,9 @@ fn an_older_version_of_a_pod_does_not_replace_a_newer_one() {
     let index = Index::default();
     index.enter(&key(), version(9, WorkerPhase::Running));
     index.enter(&key(), version(8, WorkerPhase::Pending));
-    assert_eq!(index.workers("u")[0].phase, WorkerPhase::Running);
+    assert_eq!(index.workers(&key())[0].phase, WorkerPhase::Running);
     index.enter(&key(), version(10, WorkerPhase::Failed));
-    assert_eq!(index.workers("u")[0].phase, WorkerPhase::Failed);
+    assert_eq!(index.workers(&key())[0].phase, WorkerPhase::Failed);
 }
 
 #[test]
@@ -28,7 +28,7 @@ fn a_pod_that_is_gone_is_not_brought_back_by_the_answer_to_its_creation() {
     let gone = worker(0, 1);
     index.remove(&key(), &gone.name, &gone.uid);
     index.enter(&key(), gone);
-    assert!(index.workers("u").is_empty());
+    assert!(index.workers(&key()).is_empty());
     assert!(index.jobs().is_empty(), "a job without objects takes no memory");
 }
 
@@ -38,7 +38,7 @@ fn the_end_of_a_pod_does_not_remove_its_successor_of_the_same_name() {
     let (old, new) = (worker(0, 1), worker(0, 2));
     index.enter(&key(), new.clone());
     index.remove(&key(), &old.name, &old.uid);
-    assert_eq!(index.workers("u")[0].uid, new.uid);
+    assert_eq!(index.workers(&key())[0].uid, new.uid);
 }
 
 #[test]
@@ -49,9 +49,25 @@ fn a_new_list_removes_what_it_does_not_name_in_its_namespace_only() {
     index.enter(&elsewhere, worker(0, 1));
     index.enter_child(&key(), Child::ConfigMap, None);
     index.replace(Some("default"), Vec::new());
-    assert!(index.workers("u").is_empty());
-    assert_eq!(index.workers("v").len(), 1);
-    assert!(index.children("u").contains_key(&Child::ConfigMap));
+    assert!(index.workers(&key()).is_empty());
+    assert_eq!(index.workers(&elsewhere).len(), 1);
+    assert!(index.children(&key()).contains_key(&Child::ConfigMap));
     index.replace_children(None, Child::ConfigMap, Vec::new());
     assert_eq!(index.jobs(), [elsewhere]);
+}
+
+#[test]
+fn objects_that_name_a_jobs_uid_in_another_namespace_or_under_another_name_are_none_of_its() {
+    let index = Index::default();
+    let foreign = JobKey { namespace: "other".into(), ..key() };
+    let misnamed = JobKey { name: "another".into(), ..key() };
+    for stranger in [&foreign, &misnamed] {
+        index.enter(stranger, version(9, WorkerPhase::Failed));
+        index.enter_child(stranger, Child::ConfigMap, Some("digest".into()));
+    }
+    assert!(index.workers(&key()).is_empty() && index.children(&key()).is_empty());
+    index.enter(&key(), version(3, WorkerPhase::Running));
+    index.remove(&foreign, &worker(0, 1).name, &"another pod".into());
+    index.replace(Some("other"), Vec::new());
+    assert_eq!(index.workers(&key())[0].phase, WorkerPhase::Running);
 }

@@ -12,9 +12,9 @@ use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::watch_object;
 use kube::{Api, ResourceExt as _};
 use tokio::sync::{oneshot, watch};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::{Candidate, LeaseError};
+use super::{Candidate, LeaseError, Term};
 
 /// What a candidate knows and is.
 #[derive(Debug)]
@@ -33,12 +33,24 @@ pub(super) struct Elector {
     api: Api<Lease>,
     candidate: Candidate,
     leading: watch::Sender<bool>,
+    term: Term,
     standing: Standing,
+    /// How often in a row this candidate could not become the leader.
+    num_failures: u32,
+    /// Until then it does not try again.
+    not_before: Instant,
 }
 
 impl Elector {
-    pub(super) fn new(api: Api<Lease>, candidate: Candidate, leading: watch::Sender<bool>) -> Self {
-        Self { api, candidate, leading, standing: Standing::Unknown { since: Instant::now() } }
+    pub(super) fn new(
+        api: Api<Lease>,
+        candidate: Candidate,
+        leading: watch::Sender<bool>,
+        term: Term,
+    ) -> Self {
+        let now = Instant::now();
+        let standing = Standing::Unknown { since: now };
+        Self { api, candidate, leading, term, standing, num_failures: 0, not_before: now }
     }
 
     pub(super) async fn run(mut self, mut released: oneshot::Receiver<()>) -> Result<(), LeaseError> {
@@ -90,13 +102,14 @@ impl Elector {
 
     /// When to act, if nothing is seen before.
     fn due(&self) -> Instant {
-        match &self.standing {
+        let due = match &self.standing {
             Standing::Unknown { since } => *since + self.candidate.timing.valid_for,
             Standing::Absent => Instant::now(),
             Standing::Standby { lease, .. } if is_free(lease, &self.candidate) => Instant::now(),
             Standing::Standby { lease, seen_at } => *seen_at + self.patience(lease),
-            Standing::Leader { due, .. } => *due,
-        }
+            Standing::Leader { due, .. } => return *due,
+        };
+        due.max(self.not_before)
     }
 
     /// How long an unchanged Lease is respected: as long as its holder counts on, if that is longer.
@@ -108,7 +121,7 @@ impl Elector {
 
     async fn act(&mut self) -> Result<(), LeaseError> {
         match &self.standing {
-            Standing::Unknown { .. } => self.look().await,
+            Standing::Unknown { .. } => self.read().await,
             Standing::Absent => self.create().await,
             Standing::Standby { lease, .. } => {
                 let lease = lease.clone();
@@ -119,8 +132,8 @@ impl Elector {
         Ok(())
     }
 
-    /// Looks by a call, where the watch has said nothing or something old.
-    async fn look(&mut self) {
+    /// Reads the Lease by a call, where the watch has shown nothing or something old.
+    async fn read(&mut self) {
         match self.call(self.api.get_opt(&self.candidate.name)).await {
             Ok(Some(lease)) => self.see(lease),
             Ok(None) => self.standing = Standing::Absent,
@@ -140,7 +153,7 @@ impl Elector {
         let lease = self.held(Lease { metadata, spec: None }, true);
         match self.call(self.api.create(&PostParams::default(), &lease)).await {
             Ok(lease) => self.lead(lease, started),
-            Err(_) => self.look().await,
+            Err(_) => self.back_off().await,
         }
     }
 
@@ -150,13 +163,25 @@ impl Elector {
         match self.replace(&lease).await {
             Ok(lease) => self.lead(lease, started),
             // Somebody was quicker, or the watch is behind.
-            Err(_) => self.look().await,
+            Err(_) => self.back_off().await,
         }
+    }
+
+    /// Waits before the next try to become the leader, twice as long after each failure, and reads whose the
+    /// Lease is.
+    async fn back_off(&mut self) {
+        let timing = self.candidate.timing;
+        let wait = timing.retry_after.saturating_mul(2u32.saturating_pow(self.num_failures));
+        self.num_failures = self.num_failures.saturating_add(1);
+        self.not_before = Instant::now() + wait.min(timing.valid_for);
+        self.read().await;
     }
 
     fn lead(&mut self, lease: Lease, started: Instant) {
         let due = started + self.candidate.timing.renew_every;
         self.standing = Standing::Leader { lease: Box::new(lease), renewed_at: started, due };
+        self.term.set_end(started + self.candidate.timing.renew_within);
+        self.num_failures = 0;
         tracing::info!(identity = self.candidate.identity, "this operator leads");
         let _ = self.leading.send(true);
     }
@@ -165,20 +190,37 @@ impl Elector {
         let Standing::Leader { lease, renewed_at, .. } = &self.standing else { return Ok(()) };
         let (lease, renewed_at, started) = (self.held((**lease).clone(), false), *renewed_at, Instant::now());
         let timing = self.candidate.timing;
+        let Some(deadline) = self.term_ends_at().filter(|deadline| started < *deadline) else {
+            return Err(self.not_renewed(None));
+        };
         let (lease, renewed_at, due, problem) = match self.replace(&lease).await {
             Ok(lease) => (lease, started, started + timing.renew_every, None),
             Err(problem) => {
+                let error = problem.as_ref().map(tracing::field::display);
+                tracing::warn!(error, "the lease was not renewed");
                 let lease = self.still_held(lease, problem.as_ref()).await?;
-                (lease, renewed_at, Instant::now() + timing.retry_after, problem)
+                let due = (Instant::now() + timing.retry_after).min(deadline);
+                (lease, renewed_at, due, Some(problem))
             }
         };
-        let deadline = renewed_at + timing.renew_within;
-        if Instant::now() >= deadline {
-            let seconds = timing.renew_within.as_secs_f64();
-            return Err(LeaseError::NotRenewed { seconds, source: problem });
+        if problem.is_some() && Instant::now() >= deadline {
+            return Err(self.not_renewed(problem.flatten()));
         }
-        self.standing = Standing::Leader { lease: Box::new(lease), renewed_at, due: due.min(deadline) };
+        self.standing = Standing::Leader { lease: Box::new(lease), renewed_at, due };
+        self.term.set_end(renewed_at + timing.renew_within);
         Ok(())
+    }
+
+    /// When the leader has to stop unless it renews the Lease; `None` for any other candidate.
+    fn term_ends_at(&self) -> Option<Instant> {
+        match &self.standing {
+            Standing::Leader { renewed_at, .. } => Some(*renewed_at + self.candidate.timing.renew_within),
+            _ => None,
+        }
+    }
+
+    fn not_renewed(&self, source: Option<kube::Error>) -> LeaseError {
+        LeaseError::NotRenewed { seconds: self.candidate.timing.renew_within.as_secs_f64(), source }
     }
 
     /// The Lease to renew next, after a renewal failed: as it is now, if that can be seen and it is still
@@ -230,12 +272,15 @@ impl Elector {
         self.call(self.api.replace(&self.candidate.name, &PostParams::default(), lease)).await
     }
 
-    /// A call with its time limit; no error is a call that took too long.
+    /// A call with its time limit, which for a leader ends with its term; no error is a call that took too
+    /// long.
     async fn call<T>(
         &self,
         call: impl Future<Output = Result<T, kube::Error>>,
     ) -> Result<T, Option<kube::Error>> {
-        let answered = timeout(self.candidate.timing.call_timeout, call).await;
+        let limit = Instant::now() + self.candidate.timing.call_timeout;
+        let limit = self.term_ends_at().map_or(limit, |end| limit.min(end));
+        let answered = timeout_at(limit, call).await;
         answered.map_err(|_| None)?.map_err(Some)
     }
 }

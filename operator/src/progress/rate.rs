@@ -14,8 +14,8 @@ pub(super) struct Allowance {
     pub(super) per_second: f64,
 }
 
-/// Reports of one pod.
-pub(super) const OF_POD: Allowance = Allowance { burst: 20.0, per_second: 2.0 };
+/// Reports of one rank.
+pub(super) const OF_RANK: Allowance = Allowance { burst: 20.0, per_second: 2.0 };
 /// Reports from one address, whoever they claim to be from: the pods on the network of one node.
 pub(super) const OF_ADDRESS: Allowance = Allowance { burst: 1000.0, per_second: 100.0 };
 /// Token reviews for one address: each costs the API server a call.
@@ -76,8 +76,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_may_report_in_a_burst_and_then_twice_a_second_whatever_others_do() {
-        let (rate, start) = (Rate::new(OF_POD), Instant::now());
+    fn a_rank_may_report_in_a_burst_and_then_twice_a_second_whatever_others_do() {
+        let (rate, start) = (Rate::new(OF_RANK), Instant::now());
         assert_eq!((0..100).filter(|_| rate.allows("noisy", start)).count(), 20);
         assert!(rate.allows("quiet", start));
         let later = start + Duration::from_secs(3);

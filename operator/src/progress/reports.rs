@@ -14,6 +14,7 @@ use rlt_channel::{Checkpoint, Ending, Progress, ReportRequest, Source, TimeSpent
 
 use super::release::{Release, release};
 use crate::job::Job;
+use crate::worker::JobKey;
 
 /// A job of which nothing was heard for so long is forgotten.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(24 * 3600);
@@ -41,7 +42,7 @@ pub struct Reports {
 
 #[derive(Debug)]
 struct Shared {
-    jobs: Mutex<HashMap<String, Entry>>,
+    jobs: Mutex<HashMap<JobKey, Entry>>,
     news: UnboundedSender<ObjectRef<Job>>,
     receiver: Mutex<Option<UnboundedReceiver<ObjectRef<Job>>>>,
 }
@@ -72,24 +73,24 @@ impl Reports {
         }
     }
 
-    /// The jobs that are to be looked at because of a report; none but for the first who asks.
+    /// The jobs that are to be reconciled because of a report; none but for the first who asks.
     pub fn take_news(&self) -> Option<UnboundedReceiver<ObjectRef<Job>>> {
         self.shared.receiver.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// The report to write a status from; `None` where nothing was heard, which says nothing about the job.
-    pub fn of(&self, job_uid: &str) -> Option<Arc<JobReport>> {
-        self.shared.lock().get(job_uid)?.released.as_ref().map(|(report, _)| Arc::clone(report))
+    pub fn of(&self, job: &JobKey) -> Option<Arc<JobReport>> {
+        self.shared.lock().get(job)?.released.as_ref().map(|(report, _)| Arc::clone(report))
     }
 
     /// When a rank of the job was last heard, whether or not it had news.
-    pub fn heard_at(&self, job_uid: &str) -> Option<Instant> {
-        Some(self.shared.lock().get(job_uid)?.heard_at)
+    pub fn heard_at(&self, job: &JobKey) -> Option<Instant> {
+        Some(self.shared.lock().get(job)?.heard_at)
     }
 
     /// Forgets a job that is gone.
-    pub fn forget(&self, job_uid: &str) {
-        self.shared.lock().remove(job_uid);
+    pub fn forget(&self, job: &JobKey) {
+        self.shared.lock().remove(job);
     }
 
     /// Jobs that were heard of.
@@ -120,31 +121,42 @@ impl Reports {
     }
 
     /// Takes a report whose source was found to be true. One that is older than what is known changes
-    /// nothing. Must be called within a tokio runtime.
-    pub fn take(&self, source: &Source, report: ReportRequest) {
+    /// nothing. Returns how many ranks of all jobs report. Must be called within a tokio runtime.
+    pub fn take(&self, source: &Source, report: ReportRequest) -> usize {
         let now = Instant::now();
         let mut jobs = self.shared.lock();
         jobs.retain(|_, entry| now.duration_since(entry.heard_at) < FORGOTTEN_AFTER);
-        let entry = jobs.entry(source.job_uid.clone()).or_insert_with(|| Entry::new(source, now));
+        let key = job(source);
+        let entry = jobs.entry(key.clone()).or_insert_with(|| Entry::new(source, now));
         if entry.take(source, report, now) {
-            self.shared.judge(entry, &source.job_uid, now);
+            self.shared.judge(entry, &key, now);
         }
+        jobs.values().map(Entry::num_ranks).sum()
+    }
+}
+
+/// The job that a report is about.
+pub(super) fn job(source: &Source) -> JobKey {
+    JobKey {
+        uid: source.job_uid.as_str().into(),
+        namespace: source.namespace.as_str().into(),
+        name: source.name.as_str().into(),
     }
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Entry>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<JobKey, Entry>> {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn judge(self: &Arc<Self>, entry: &mut Entry, job_uid: &str, now: Instant) {
+    fn judge(self: &Arc<Self>, entry: &mut Entry, job: &JobKey, now: Instant) {
         let released = entry.released.as_ref().map(|(report, at)| (&**report, *at));
         match release(released, &entry.newest, now) {
             Release::Never => {}
             Release::Now => self.release(entry, now),
             Release::At(due) if !entry.is_timer_set => {
                 entry.is_timer_set = true;
-                tokio::spawn(release_at(Arc::downgrade(self), job_uid.to_owned(), due));
+                tokio::spawn(release_at(Arc::downgrade(self), job.clone(), due));
             }
             Release::At(_) => {}
         }
@@ -157,13 +169,13 @@ impl Shared {
     }
 }
 
-async fn release_at(shared: Weak<Shared>, job_uid: String, due: Instant) {
+async fn release_at(shared: Weak<Shared>, job: JobKey, due: Instant) {
     tokio::time::sleep_until(due.into()).await;
     let Some(shared) = shared.upgrade() else { return };
     let mut jobs = shared.lock();
-    if let Some(entry) = jobs.get_mut(&job_uid) {
+    if let Some(entry) = jobs.get_mut(&job) {
         entry.is_timer_set = false;
-        shared.judge(entry, &job_uid, Instant::now().max(due));
+        shared.judge(entry, &job, Instant::now().max(due));
     }
 }
 
@@ -177,6 +189,11 @@ impl Entry {
             released: None,
             is_timer_set: false,
         }
+    }
+
+    /// Ranks that go on reporting.
+    fn num_ranks(&self) -> usize {
+        self.sequences.len().saturating_sub(self.newest.endings.len())
     }
 
     /// Takes over what is new in a report; false if nothing can be.

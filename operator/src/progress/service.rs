@@ -12,11 +12,12 @@ use tonic::{Code, Request, Response, Status};
 
 use super::identity::{Authenticator, PodIdentity, Reviewer};
 use super::rate::{self, Rate};
-use super::reports::Reports;
+use super::reports::{self, Reports};
 use super::{bounds, token};
 use crate::metrics::Metrics;
+use crate::worker::JobKey;
 
-/// Reports a second that all jobs together are asked to stay below.
+/// Reports a second that all ranks of all jobs together are asked to stay below.
 const REPORTS_PER_SECOND: usize = 200;
 /// Seconds between two reports of a rank where that is no concern.
 const REPORT_EVERY_SECONDS: usize = 5;
@@ -24,10 +25,6 @@ const REPORT_EVERY_SECONDS: usize = 5;
 /// A worker as the operator knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReportingWorker {
-    /// Namespace of the pod and its job.
-    pub namespace: String,
-    /// Name of the job.
-    pub job_name: String,
     /// The attempt that the pod belongs to.
     pub attempt: u32,
     /// The ranks whose processes run in the pod.
@@ -36,8 +33,8 @@ pub struct ReportingWorker {
 
 /// Whoever knows which pods are workers of which jobs.
 pub trait Workers: Send + Sync + 'static {
-    /// The worker of job `job_uid` whose pod has `pod_uid`.
-    fn worker(&self, job_uid: &str, pod_uid: &str) -> Option<ReportingWorker>;
+    /// The worker of a job whose pod has `pod_uid`.
+    fn worker(&self, job: &JobKey, pod_uid: &str) -> Option<ReportingWorker>;
 }
 
 /// The service.
@@ -45,7 +42,7 @@ pub struct ChannelService<R, W> {
     authenticator: Authenticator<R>,
     workers: W,
     reports: Reports,
-    of_pods: Rate<String>,
+    of_ranks: Rate<(String, u32)>,
     of_addresses: Rate<IpAddr>,
     reviews: Rate<IpAddr>,
     metrics: Metrics,
@@ -55,9 +52,9 @@ impl<R: Reviewer, W: Workers> ChannelService<R, W> {
     /// Takes what is allowed into `reports`, and counts everything.
     pub fn new(reviewer: R, workers: W, reports: Reports, metrics: Metrics) -> Arc<Self> {
         let authenticator = Authenticator::new(reviewer);
-        let (of_pods, of_addresses) = (Rate::new(rate::OF_POD), Rate::new(rate::OF_ADDRESS));
+        let (of_ranks, of_addresses) = (Rate::new(rate::OF_RANK), Rate::new(rate::OF_ADDRESS));
         let reviews = Rate::new(rate::REVIEWS_OF_ADDRESS);
-        Arc::new(Self { authenticator, workers, reports, of_pods, of_addresses, reviews, metrics })
+        Arc::new(Self { authenticator, workers, reports, of_ranks, of_addresses, reviews, metrics })
     }
 
     async fn take(&self, request: Request<ReportRequest>) -> Result<ReportResponse, Status> {
@@ -68,13 +65,13 @@ impl<R: Reviewer, W: Workers> ChannelService<R, W> {
         let source = request.get_ref().source.clone();
         let source = source.ok_or_else(|| Status::invalid_argument("source is missing"))?;
         let pod = self.identify(&request, &source, address).await?;
-        if !self.of_pods.allows(pod.uid, Instant::now()) {
-            return Err(Status::resource_exhausted("the pod reports too often"));
+        if !self.of_ranks.allows((pod.uid, source.rank), Instant::now()) {
+            return Err(Status::resource_exhausted("the rank reports too often"));
         }
         let report = request.into_inner();
         bounds::check(&report).map_err(Status::invalid_argument)?;
-        self.reports.take(&source, report);
-        let seconds = (self.reports.len() / REPORTS_PER_SECOND).max(REPORT_EVERY_SECONDS);
+        let num_ranks = self.reports.take(&source, report);
+        let seconds = num_ranks.div_ceil(REPORTS_PER_SECOND).max(REPORT_EVERY_SECONDS);
         Ok(ReportResponse { report_every_seconds: u32::try_from(seconds).unwrap_or(u32::MAX) })
     }
 
@@ -105,13 +102,12 @@ impl<R: Reviewer, W: Workers> ChannelService<R, W> {
 
     /// A pod speaks for itself only: for its own job, in its own attempt, of its own ranks.
     fn authorize(&self, pod: &PodIdentity, source: &Source) -> Result<(), Status> {
-        let worker = self.workers.worker(&source.job_uid, &pod.uid);
-        let Some(worker) = worker.filter(|worker| worker.namespace == pod.namespace) else {
+        // A job and its pods are in one namespace, and the token says in which one this pod is.
+        let job = reports::job(source);
+        let worker = Some(&job).filter(|job| *job.namespace == *pod.namespace);
+        let Some(worker) = worker.and_then(|job| self.workers.worker(job, &pod.uid)) else {
             return Err(Status::permission_denied("the pod is no worker of that job"));
         };
-        if (&worker.namespace, &worker.job_name) != (&source.namespace, &source.name) {
-            return Err(Status::permission_denied("the job has another name or namespace"));
-        }
         if worker.attempt != source.attempt {
             return Err(Status::permission_denied("the pod belongs to another attempt"));
         }

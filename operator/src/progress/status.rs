@@ -17,18 +17,19 @@ use crate::job::Job;
 use crate::observe;
 use crate::prepare::PreparedJobs;
 use crate::progress::{ReportingWorker, Workers};
+use crate::worker::JobKey;
 
 impl observe::Reports for Reports {
-    fn latest(&self, job_uid: &str) -> Option<Report> {
-        self.of(job_uid).map(|report| read(&report))
+    fn latest(&self, job: &JobKey) -> Option<Report> {
+        self.of(job).map(|report| read(&report))
     }
 
     fn news(&self) -> BoxStream<'static, ObjectRef<Job>> {
         self.take_news().map_or_else(|| stream::pending().boxed(), StreamExt::boxed)
     }
 
-    fn forget(&self, job_uid: &str) {
-        Reports::forget(self, job_uid);
+    fn forget(&self, job: &JobKey) {
+        Reports::forget(self, job);
     }
 }
 
@@ -42,15 +43,12 @@ pub struct KnownWorkers {
 }
 
 impl Workers for KnownWorkers {
-    fn worker(&self, job_uid: &str, pod_uid: &str) -> Option<ReportingWorker> {
-        let key = self.index.key(job_uid)?;
-        let worker = self.index.workers(job_uid).into_iter().find(|worker| &*worker.uid == pod_uid)?;
+    fn worker(&self, job: &JobKey, pod_uid: &str) -> Option<ReportingWorker> {
+        let worker = self.index.workers(job).into_iter().find(|worker| &*worker.uid == pod_uid)?;
         // Of a job that this operator has not reconciled yet the plan is not known.
-        let ranks_per_worker = self.prepared.ranks_per_worker(job_uid).unwrap_or(1);
+        let ranks_per_worker = self.prepared.ranks_per_worker(&job.uid).unwrap_or(1);
         let first_rank = worker.idx.saturating_mul(ranks_per_worker);
         Some(ReportingWorker {
-            namespace: key.namespace.to_string(),
-            job_name: key.name.to_string(),
             attempt: worker.attempt,
             ranks: first_rank..first_rank.saturating_add(ranks_per_worker),
         })

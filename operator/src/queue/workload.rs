@@ -22,6 +22,8 @@ pub struct Workload {
     pub digest: Option<String>,
     /// Whether somebody deleted it.
     pub is_deleting: bool,
+    /// Why its status cannot be read; nothing of what follows is known then.
+    pub unreadable: Option<String>,
     /// Whether its resources are set aside.
     pub has_quota: bool,
     /// Whether the job may run.
@@ -114,8 +116,12 @@ impl Workload {
     pub fn read(object: &DynamicObject) -> Option<(JobKey, Self)> {
         let metadata = &object.metadata;
         let key = owner(metadata)?;
-        let status = object.data.get("status").cloned().unwrap_or_default();
-        let status: Status = serde_json::from_value(status).unwrap_or_default();
+        let status = object.data.get("status").cloned().map(serde_json::from_value::<Status>);
+        let (status, unreadable) = match status {
+            Some(Ok(status)) => (status, None),
+            Some(Err(error)) => (Status::default(), Some(error.to_string())),
+            None => (Status::default(), None),
+        };
         let condition = |type_: &str| status.conditions.iter().find(|condition| condition.type_ == type_);
         let holds = |type_: &str| condition(type_).filter(|condition| condition.status == "True");
         let annotations = metadata.annotations.as_ref();
@@ -125,6 +131,7 @@ impl Workload {
             resource_version: metadata.resource_version.clone().unwrap_or_default(),
             digest: annotations.and_then(|all| all.get(labels::CONTENT_DIGEST)).cloned(),
             is_deleting: metadata.deletion_timestamp.is_some(),
+            unreadable,
             has_quota: holds("QuotaReserved").is_some(),
             is_admitted: holds("Admitted").is_some(),
             is_finished: holds("Finished").is_some(),
@@ -190,5 +197,25 @@ mod tests {
         assert!(!workload.assignments[0].has_topology);
         assert_eq!(workload.updates[0].node_selector["zone"], "a");
         assert_eq!(workload.digest.as_deref(), Some("d"));
+        assert_eq!(workload.unreadable, None);
+    }
+
+    #[test]
+    fn a_status_that_cannot_be_read_says_so_and_one_that_is_not_there_says_nothing() {
+        let read = |status: Option<serde_json::Value>| {
+            let mut object = json!({
+                "apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload",
+                "metadata": {"name": "w", "namespace": "team", "uid": "1", "ownerReferences": [
+                    {"apiVersion": rlt_api::API_VERSION, "kind": rlt_api::KIND, "name": "job", "uid": "u"},
+                ]},
+            });
+            if let Some(status) = status {
+                object["status"] = status;
+            }
+            Workload::read(&serde_json::from_value(object).unwrap()).unwrap().1
+        };
+        assert_eq!(read(None).unreadable, None);
+        let unreadable = read(Some(json!({"conditions": {"Admitted": true}}))).unreadable.unwrap();
+        assert!(unreadable.contains("expected a sequence"), "{unreadable}");
     }
 }

@@ -94,7 +94,7 @@ impl Server {
 struct OneReport;
 
 impl observe::Reports for OneReport {
-    fn latest(&self, _: &str) -> Option<Report> {
+    fn latest(&self, _: &JobKey) -> Option<Report> {
         let progress = Progress { step: 3, num_steps: 60, ..Progress::default() };
         Some(Report { attempt: 1, progress: Some(progress), checkpoints: None })
     }
@@ -153,7 +153,7 @@ async fn once(rule: Rule, prepare: impl Fn(&Context)) -> (Server, Result<Action,
     let server = Server::new(rule);
     let context = context(&server);
     prepare(&context);
-    let is_new = context.index.workers("u").is_empty();
+    let is_new = context.index.workers(&key()).is_empty();
     let status = if is_new { json!({"observedGeneration": -1}) } else { begun() };
     let done = reconcile(Arc::new(job(&status)), context.into()).await;
     (server, done)

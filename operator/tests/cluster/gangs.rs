@@ -2,9 +2,9 @@
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use kube::api::{Api, DeleteParams, ListParams};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
-use rlt_api::status::ConditionType;
+use rlt_api::status::{Condition, ConditionType, RLTrainingJobStatus};
 use rlt_cluster::{FakeNodes, Options, Shared};
 use serde_json::{Value, json};
 
@@ -27,6 +27,13 @@ fn is_refused(pod: &Pod) -> bool {
     conditions.is_some_and(|all| all.iter().any(|one| one.reason.as_deref() == Some("Unschedulable")))
 }
 
+impl Stage {
+    fn pod_groups(&self) -> Api<DynamicObject> {
+        let kind = GroupVersionKind::gvk("scheduling.k8s.io", "v1alpha2", "PodGroup");
+        Api::namespaced_with(self.client.clone(), &self.namespace, &ApiResource::from_gvk(&kind))
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gang_that_does_not_fit_binds_no_worker_and_every_attempt_has_a_group_of_its_own() {
     let Some(cluster) = CLUSTER.get() else { return };
@@ -42,10 +49,46 @@ async fn a_gang_that_does_not_fit_binds_no_worker_and_every_attempt_has_a_group_
     let first = DeleteParams::default().grace_period(0);
     stage.pods().delete(&pods[0].name_any(), &first).await.unwrap();
     stage.when("small", |status| status.attempt == Some(2) && status.ready.as_deref() == Some("2/2")).await;
-    let kind = GroupVersionKind::gvk("scheduling.k8s.io", "v1alpha2", "PodGroup");
-    let groups: Api<DynamicObject> =
-        Api::namespaced_with(stage.client.clone(), &stage.namespace, &ApiResource::from_gvk(&kind));
-    let groups = groups.list(&ListParams::default()).await.unwrap();
+    let groups = stage.pod_groups().list(&ListParams::default()).await.unwrap();
     let names: Vec<_> = groups.iter().map(ResourceExt::name_any).collect();
     assert_eq!(names, ["large-trainer-1", "small-trainer-2"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_group_of_somebody_else_stands_in_the_status_and_no_pod_joins_it() {
+    let Some(cluster) = CLUSTER.get() else { return };
+    let stage = Stage::on(cluster, "groups").await;
+    let _operator = stage.operator_in_roles().await;
+    let group = |name: &str, more: Value| {
+        let mut metadata = json!({"name": name});
+        metadata.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let spec = json!({"schedulingPolicy": {"gang": {"minCount": 2}}});
+        json!({"apiVersion": "scheduling.k8s.io/v1alpha2", "kind": "PodGroup", "metadata": metadata, "spec": spec})
+    };
+    // The finalizer holds up what would otherwise be collected with its owner, as somebody's may.
+    let earlier = json!({"apiVersion": rlt_api::API_VERSION, "kind": rlt_api::KIND, "name": "reborn", "uid": "earlier"});
+    stage.create(&[
+        group("taken-trainer-1", json!({"labels": {"app.kubernetes.io/managed-by": "another"}})),
+        group("reborn-trainer-1", json!({"ownerReferences": [earlier], "finalizers": ["example.com/held"]})),
+    ]);
+    let message = |status: &RLTrainingJobStatus, type_: ConditionType| {
+        let conflicts = |one: &&Condition| one.type_ == type_ && one.reason == "NameConflict";
+        status.conditions.iter().find(conflicts).map(|condition| condition.message.clone())
+    };
+    for (name, type_, owner) in [
+        ("taken", ConditionType::Stalled, "managed by `another`"),
+        ("reborn", ConditionType::Reconciling, "an earlier job of this name"),
+    ] {
+        // Small ones, beside the gangs of other tests.
+        let workers = json!({"workers": {"count": 2, "device": "Cpu", "resources": {"cpu": "1"}}});
+        stage.post(name, workers).await;
+        let status = stage.when(name, |status| message(status, type_).is_some()).await;
+        let message = message(&status, type_).unwrap();
+        assert!(message.contains(&format!("{name}-trainer-1")) && message.contains(owner), "{message}");
+        assert!(stage.when_pods(name, |_| true).await.is_empty());
+    }
+    let held = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+    stage.pod_groups().patch("reborn-trainer-1", &PatchParams::default(), &held).await.unwrap();
+    let _ = stage.pod_groups().delete("reborn-trainer-1", &DeleteParams::default()).await;
+    stage.when_pods("reborn", |pods| pods.len() == 2).await;
 }

@@ -1,17 +1,15 @@
 //! Jobs in a queue: with a real Kueue, and with its kind alone, where the test speaks for the queue.
 
-use std::io::Write as _;
-use std::process::Stdio;
-
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use rlt_api::status::{ConditionStatus, ConditionType};
-use rlt_cluster::{Cluster, FakeNodes, Options, Shared};
+use rlt_cluster::{FakeNodes, Fault, Faults, Options, Shared};
 use serde_json::{Value, json};
 
-use crate::stage::{Stage, is_true, reason};
+use crate::axe::{Axe, client};
+use crate::stage::{Operator, Stage, is_true, reason};
 
 /// A node that runs whatever is bound to it, and a Kueue.
 static CLUSTER: Shared =
@@ -19,15 +17,6 @@ static CLUSTER: Shared =
 
 /// Without Kueue at first.
 static LATER: Shared = Shared::new(|| Options::control_plane().without_scheduler());
-
-fn create(cluster: &Cluster, namespace: &str, objects: &[Value]) {
-    let mut kubectl = cluster.kubectl();
-    kubectl.args(["create", "-n", namespace, "-f", "-"]).stdin(Stdio::piped()).stdout(Stdio::null());
-    let mut child = kubectl.spawn().unwrap();
-    let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
-    child.stdin.take().unwrap().write_all(list.to_string().as_bytes()).unwrap();
-    assert!(child.wait().unwrap().success());
-}
 
 fn kueue(kind: &str, name: &str, spec: Value) -> Value {
     json!({"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": {"name": name}, "spec": spec})
@@ -86,15 +75,13 @@ impl Stage {
 
     /// Plays the queue.
     async fn admit(&self, job: &str) {
+        self.set_workload_status(job, json!({"conditions": conditions(&["QuotaReserved", "Admitted"])}))
+            .await;
+    }
+
+    async fn set_workload_status(&self, job: &str, status: Value) {
         let workload = self.workload(job, |_| true).await;
-        let condition = |type_: &str| {
-            json!({
-                "type": type_, "status": "True", "reason": "Test", "message": "",
-                "lastTransitionTime": "2026-01-01T00:00:00Z",
-            })
-        };
-        let status = json!({"status": {"conditions": [condition("QuotaReserved"), condition("Admitted")]}});
-        let patch = Patch::Merge(status);
+        let patch = Patch::Merge(json!({"status": status}));
         self.workloads().patch_status(&workload.name_any(), &PatchParams::default(), &patch).await.unwrap();
     }
 
@@ -108,6 +95,17 @@ impl Stage {
     }
 }
 
+/// Conditions that hold.
+fn conditions(types: &[&str]) -> Value {
+    let condition = |type_: &&str| {
+        json!({
+            "type": type_, "status": "True", "reason": "Test", "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        })
+    };
+    types.iter().map(condition).collect()
+}
+
 fn holds(workload: &DynamicObject, type_: &str) -> bool {
     let conditions = workload.data["status"]["conditions"].as_array().into_iter().flatten();
     conditions.into_iter().any(|one| one["type"] == type_ && one["status"] == "True")
@@ -117,7 +115,7 @@ fn holds(workload: &DynamicObject, type_: &str) -> bool {
 async fn a_queue_lets_jobs_in_takes_their_place_for_more_urgent_ones_and_lets_them_in_again() {
     let Some(cluster) = CLUSTER.get() else { return };
     let stage = Stage::on(cluster, "queue").await;
-    create(cluster, &stage.namespace, &queues());
+    stage.create(&queues());
     let _operator = stage.operator().await;
     // It does not fit, and so has not one pod.
     stage.post_queued("large", 3, &[]).await;
@@ -167,7 +165,17 @@ async fn a_queue_lets_jobs_in_takes_their_place_for_more_urgent_ones_and_lets_th
 /// Kueue's Workload as far as the API server has to know it.
 fn kind_alone() -> Value {
     let anything = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
-    let properties = json!({"spec": anything, "status": anything});
+    let condition = json!({
+        "type": "object", "x-kubernetes-preserve-unknown-fields": true, "required": ["type"],
+        "properties": {"type": {"type": "string"}},
+    });
+    // Each condition has a writer of its own, as in Kueue.
+    let conditions = json!({
+        "type": "array", "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"], "items": condition,
+    });
+    let mut status = anything.clone();
+    status["properties"] = json!({"conditions": conditions});
+    let properties = json!({"spec": anything, "status": status});
     json!({
         "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
         "metadata": {
@@ -196,7 +204,7 @@ async fn queues_that_come_later_are_noticed_and_jobs_without_one_do_not_care() {
     stage.when("waits", |status| admitted(status) == missing).await;
     stage.post("free", json!({})).await;
     stage.worker("free", 1).await;
-    create(cluster, &stage.namespace, &[kind_alone()]);
+    stage.create(&[kind_alone()]);
     let wait = ["wait", "--for=condition=Established", "crd/workloads.kueue.x-k8s.io", "--timeout=20s"];
     assert!(cluster.kubectl().args(wait).output().unwrap().status.success());
     // Any change brings the job to mind before its time.
@@ -211,4 +219,47 @@ async fn queues_that_come_later_are_noticed_and_jobs_without_one_do_not_care() {
     stage.when_pods("waits", <[_]>::is_empty).await;
     stage.admit("waits").await;
     stage.worker("waits", 2).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn neither_a_failed_discovery_nor_a_workload_that_cannot_be_read_stops_workers() {
+    static ALONE: Shared = Shared::new(|| Options::control_plane().without_scheduler());
+    let Some(cluster) = ALONE.get() else { return };
+    let stage = Stage::on(cluster, "unknown").await;
+    stage.create(&[kind_alone()]);
+    let has_kueue = async || {
+        let groups = stage.client.list_api_groups().await.unwrap().groups;
+        groups.iter().any(|group| group.name == "kueue.x-k8s.io")
+    };
+    while !has_kueue().await || stage.workloads().list(&ListParams::default()).await.is_err() {
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    let first = stage.operator_in_roles().await;
+    stage.post_queued("runs", 1, &[]).await;
+    stage.admit("runs").await;
+    let pod = stage.worker("runs", 1).await;
+    stage.run(&pod).await;
+    stage.when_true("runs", ConditionType::PodsReady).await;
+    first.kill().await;
+    let runs_on = async |why: &str| {
+        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        let pods = stage.when_pods("runs", |_| true).await;
+        let is_it = |now: &Pod| now.uid() == pod.uid() && now.metadata.deletion_timestamp.is_none();
+        let status = stage.status("runs").await;
+        assert!(pods.len() == 1 && is_it(&pods[0]), "{why}: {status:#?}");
+        assert!(is_true(&status, ConditionType::PodsReady) && status.attempt == Some(1), "{why}");
+    };
+    let faults = Faults::default();
+    faults.inject("GET", "/apis", 1, Fault::Refuse(503));
+    let _second = Operator::start(client(&stage, &faults, &Axe::never()).await, &stage.namespace);
+    while faults.num_left() > 0 {
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    runs_on("an operator that does not know yet whether there are queues").await;
+    stage.set_workload_status("runs", json!({"admission": "of a version to come"})).await;
+    runs_on("a Workload whose status cannot be read").await;
+    // Once it can be read again, what it says counts.
+    let evicted = json!({"admission": null, "conditions": conditions(&["QuotaReserved", "Evicted"])});
+    stage.set_workload_status("runs", evicted).await;
+    stage.when_pods("runs", <[_]>::is_empty).await;
 }

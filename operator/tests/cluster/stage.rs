@@ -2,6 +2,8 @@
 //! kubelet.
 
 use std::collections::BTreeSet;
+use std::io::Write as _;
+use std::process::Stdio;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,6 +20,7 @@ use rlt_operator::context::Context;
 use rlt_operator::discovery::Discovery;
 use rlt_operator::job::Job;
 use rlt_operator::observe::NoReports;
+use rlt_operator::permissions::{Reach, rules};
 use rlt_operator::{PullPolicy, controller, labels};
 use serde_json::{Value, json};
 use tokio::sync::{oneshot, watch};
@@ -28,6 +31,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Of every pod that runs.
 pub(crate) const ADDRESS: &str = "10.7.8.9";
+
+const RBAC: &str = "rbac.authorization.k8s.io/v1";
 
 pub(crate) struct Stage {
     pub(crate) cluster: &'static Cluster,
@@ -142,6 +147,45 @@ impl Stage {
     pub(crate) async fn operator(&self) -> Operator {
         Operator::start(self.client.clone(), &self.namespace)
     }
+
+    /// Starts an operator that works in this namespace alone, and may do what the chart's roles allow.
+    pub(crate) async fn operator_in_roles(&self) -> Operator {
+        let (namespace, name) = (&self.namespace, "rl-operator");
+        let client = self.cluster.client_of_service_account(namespace, name).await.unwrap();
+        let role = |kind: &str, name: &str, reach: Reach| json!({"apiVersion": RBAC, "kind": kind, "metadata": {"name": name}, "rules": rules(reach)});
+        let binding = |kind: &str, of: &str, role: &str| {
+            let subject = json!({"kind": "ServiceAccount", "name": name, "namespace": namespace});
+            json!({
+                "apiVersion": RBAC, "kind": kind, "metadata": {"name": role}, "subjects": [subject],
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": of, "name": role},
+            })
+        };
+        self.create(&[
+            role("Role", name, Reach::Watched),
+            binding("RoleBinding", "Role", name),
+            role("ClusterRole", namespace, Reach::Cluster),
+            binding("ClusterRoleBinding", "ClusterRole", namespace),
+        ]);
+        let jobs: Api<Job> = Api::namespaced(client.clone(), namespace);
+        // The API server's authorizer follows roles by a watch.
+        while jobs.list(&ListParams::default()).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Operator::start(client, namespace)
+    }
+
+    /// Makes objects, in this namespace where they belong to one.
+    pub(crate) fn create(&self, objects: &[Value]) {
+        let mut kubectl = self.cluster.kubectl();
+        kubectl
+            .args(["create", "-n", &self.namespace, "-f", "-"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null());
+        let mut child = kubectl.spawn().unwrap();
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
+        child.stdin.take().unwrap().write_all(list.to_string().as_bytes()).unwrap();
+        assert!(child.wait().unwrap().success());
+    }
 }
 
 /// What a kubelet says of a pod that runs.
@@ -170,7 +214,8 @@ pub(crate) fn ended(code: i32, message: &str) -> Value {
 
 pub(crate) fn container(state: Value) -> Value {
     json!({
-        "name": "trainer", "image": "i", "imageID": "", "ready": false, "restartCount": 0, "state": state,
+        "name": "trainer", "image": "i", "imageID": "", "ready": state.get("running").is_some(), "restartCount": 0,
+        "state": state,
     })
 }
 
@@ -231,6 +276,10 @@ pub(crate) struct Operator {
 
 impl Operator {
     pub(crate) fn start(client: Client, namespace: &str) -> Self {
+        Self::start_in(client, vec![namespace.to_owned()])
+    }
+
+    pub(crate) fn start_in(client: Client, namespaces: Vec<String>) -> Self {
         let (leader, leadership) = watch::channel(true);
         let (stop, stopped) = oneshot::channel();
         let reporter = Reporter { controller: labels::OPERATOR.into(), instance: None };
@@ -255,7 +304,6 @@ impl Operator {
             metrics: Default::default(),
             synced: watch::Sender::new(false),
         };
-        let namespaces = [namespace.to_owned()];
         let task = tokio::spawn(async move {
             let stop = async move { drop(stopped.await) };
             controller::run(std::sync::Arc::new(context), &namespaces, 8, stop).await;

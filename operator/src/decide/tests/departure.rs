@@ -48,7 +48,7 @@ fn a_worker_that_is_stopped_has_its_time_to_save_a_checkpoint_with_all_others() 
 }
 
 #[test]
-fn a_worker_on_a_lost_node_is_struck_off_and_one_on_a_silent_node_keeps_its_place() {
+fn a_worker_on_a_lost_node_is_force_deleted_and_one_on_a_silent_node_keeps_its_place() {
     let lost = with_node(NodeState::Lost, &running(1, 90), vec![runs(0), worker(1, 1)]);
     let failure = lost.status.last_failure.clone().unwrap();
     assert_eq!((failure.cause, failure.node.as_deref()), (FailureCause::NodeLost, Some("node")));

@@ -23,7 +23,7 @@ fn checkpoints(sequence: u64, steps: &[u64]) -> ReportRequest {
 }
 
 fn step_of(reports: &Reports) -> u64 {
-    reports.of("uid").unwrap().progress.as_ref().unwrap().step
+    reports.of(&job(&source(1, 0))).unwrap().progress.as_ref().unwrap().step
 }
 
 #[tokio::test(start_paused = true)]
@@ -53,7 +53,7 @@ async fn a_report_that_comes_twice_or_late_changes_nothing() {
     reports.take(&source(1, 0), checkpoints(5, &[10, 20]));
     reports.take(&source(1, 0), checkpoints(5, &[]));
     reports.take(&source(1, 0), checkpoints(4, &[10]));
-    assert_eq!(reports.of("uid").unwrap().checkpoints.as_ref().unwrap().len(), 2);
+    assert_eq!(reports.of(&job(&source(1, 0))).unwrap().checkpoints.as_ref().unwrap().len(), 2);
 }
 
 #[tokio::test]
@@ -61,7 +61,7 @@ async fn an_attempt_that_is_over_has_nothing_to_say() {
     let reports = Reports::new();
     reports.take(&source(2, 0), step(1, 7));
     reports.take(&source(1, 0), checkpoints(900, &[99]));
-    let report = reports.of("uid").unwrap();
+    let report = reports.of(&job(&source(1, 0))).unwrap();
     assert_eq!((report.attempt, report.progress.as_ref().unwrap().step), (2, 7));
 }
 
@@ -70,9 +70,9 @@ async fn checkpoints_outlive_the_attempt_that_saved_them_until_the_next_one_list
     let reports = Reports::new();
     reports.take(&source(1, 0), checkpoints(50, &[10, 20]));
     reports.take(&source(2, 0), step(1, 0));
-    assert_eq!(reports.of("uid").unwrap().checkpoints.as_ref().unwrap().len(), 2);
+    assert_eq!(reports.of(&job(&source(1, 0))).unwrap().checkpoints.as_ref().unwrap().len(), 2);
     reports.take(&source(2, 0), checkpoints(2, &[20]));
-    assert_eq!(reports.of("uid").unwrap().checkpoints.as_ref().unwrap().len(), 1);
+    assert_eq!(reports.of(&job(&source(1, 0))).unwrap().checkpoints.as_ref().unwrap().len(), 1);
 }
 
 #[tokio::test]
@@ -81,7 +81,7 @@ async fn only_rank_0_says_how_far_the_training_is_but_every_rank_how_it_ended() 
     reports.take(&source(1, 0), step(1, 3));
     let ending = Ending { exit_code: 76, message: "rank 0 is gone".into(), ..Ending::default() };
     reports.take(&source(1, 5), ReportRequest { ending: Some(ending), ..step(1, 1000) });
-    let report = reports.of("uid").unwrap();
+    let report = reports.of(&job(&source(1, 0))).unwrap();
     assert_eq!(report.progress.as_ref().unwrap().step, 3);
     assert_eq!(report.endings[&5].exit_code, 76);
 }
@@ -90,6 +90,29 @@ async fn only_rank_0_says_how_far_the_training_is_but_every_rank_how_it_ended() 
 async fn a_job_that_is_gone_is_forgotten() {
     let reports = Reports::new();
     reports.take(&source(1, 0), step(1, 3));
-    reports.forget("uid");
-    assert!(reports.of("uid").is_none() && reports.is_empty());
+    reports.forget(&job(&source(1, 0)));
+    assert!(reports.of(&job(&source(1, 0))).is_none() && reports.is_empty());
+}
+
+#[tokio::test]
+async fn ranks_are_counted_until_they_end_and_only_those_of_the_newest_attempt() {
+    let reports = Reports::new();
+    let other = |rank| Source { job_uid: "other".into(), name: "other".into(), ..source(1, rank) };
+    for rank in 0..64 {
+        assert_eq!(reports.take(&source(1, rank), step(1, 1)), rank as usize + 1);
+    }
+    assert_eq!(reports.take(&source(1, 7), step(2, 2)), 64, "each once");
+    assert_eq!(reports.take(&other(0), step(1, 1)), 65);
+    let ended = ReportRequest { ending: Some(Ending::default()), ..step(2, 2) };
+    assert_eq!(reports.take(&source(1, 9), ended), 64, "who has ended reports no more");
+    assert_eq!(reports.take(&source(2, 0), step(1, 1)), 2, "one of either job");
+}
+
+#[tokio::test]
+async fn a_report_about_a_uid_in_another_namespace_is_no_report_about_the_job() {
+    let reports = Reports::new();
+    reports.take(&source(1, 0), step(1, 3));
+    let foreign = Source { namespace: "other".into(), ..source(2, 0) };
+    reports.take(&foreign, step(9, 99));
+    assert_eq!(step_of(&reports), 3);
 }

@@ -7,10 +7,12 @@ use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use rlt_api::FailureCause;
 use rlt_api::status::{ConditionStatus, ConditionType};
+use rlt_cluster::{Fault, Faults};
 use serde_json::{Value, json};
 
+use crate::axe::{Axe, client};
 use crate::kubelet::Kubelet;
-use crate::stage::{Stage, reason};
+use crate::stage::{Operator, Stage, reason};
 use crate::witness::Witness;
 
 /// A node without a machine, on which the scheduler puts nothing.
@@ -150,4 +152,30 @@ async fn a_job_that_is_to_pause_names_the_worker_that_it_cannot_stop_on_a_silent
     deaf.take_out_of_service(&stage).await;
     stage.when_true("pauses", ConditionType::Suspended).await;
     deaf.remove(&stage).await;
+}
+
+#[tokio::test]
+async fn a_gang_on_a_node_that_the_cache_does_not_have_yet_runs_on() {
+    let Some(stage) = crate::set("behind").await else { return };
+    let witness = Witness::of(&stage).await;
+    // The operator lists nodes, and then hears of no change.
+    let faults = Faults::default();
+    faults.inject("GET", "/nodes?&watch=true", usize::MAX >> 1, Fault::Hang);
+    let all = faults.num_left();
+    let _operator = Operator::start(client(&stage, &faults, &Axe::never()).await, &stage.namespace);
+    while faults.num_left() == all {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let node = Node::make(&stage, "new").await;
+    stage.post("early", pair()).await;
+    let gang = stage.run_on("early", 1, &[&node, &node]).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let status = stage.status("early").await;
+    assert_eq!((status.attempt, status.failures_by_cause.len()), (Some(1), 0), "{:?}", status.last_failure);
+    // Nobody says that it is gone either; whoever asks finds out.
+    node.remove(&stage).await;
+    stage.set_status(&gang[0], json!({"conditions": [{"type": "Tested", "status": "True"}]})).await;
+    let status = stage.when("early", |status| status.attempt == Some(2)).await;
+    assert_eq!(status.last_failure.unwrap().cause, FailureCause::NodeLost);
+    witness.judge(&stage, false).await;
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::{Life, life};
 use crate::axe::{Axe, client};
 use crate::kubelet::Kubelet;
-use crate::stage::{Operator, Stage, is_true};
+use crate::stage::{Operator, Stage, ended, is_true};
 use crate::witness::Witness;
 
 #[tokio::test]
@@ -189,4 +189,31 @@ async fn an_operator_waits_for_a_definition_that_is_not_there_and_for_one_that_i
     stage.end(&second, 0, "").await;
     stage.when_true("early", ConditionType::Complete).await;
     operator.stop().await;
+}
+
+#[tokio::test]
+async fn a_pod_of_another_namespace_that_names_a_job_as_its_owner_is_none_of_its_workers() {
+    let Some(stage) = crate::set("owner").await else { return };
+    let elsewhere = stage.cluster.namespace("elsewhere").await.unwrap();
+    let namespaces = vec![stage.namespace.clone(), elsewhere.clone()];
+    let _operator = Operator::start_in(stage.client.clone(), namespaces);
+    stage.post("guarded", json!({})).await;
+    let pod = stage.worker("guarded", 1).await;
+    stage.run(&pod).await;
+    stage.when_true("guarded", ConditionType::PodsReady).await;
+    let copy = json!({
+        "metadata": {"name": pod.name_any(), "labels": pod.labels(), "ownerReferences": pod.owner_references()},
+        "spec": {"containers": [{"name": "trainer", "image": "rlt.local/none"}]},
+    });
+    let pods: Api<Pod> = Api::namespaced(stage.client.clone(), &elsewhere);
+    pods.create(&PostParams::default(), &serde_json::from_value(copy).unwrap()).await.unwrap();
+    let failed = Patch::Merge(json!({"status": ended(75, "not yours")}));
+    pods.patch_status(&pod.name_any(), &PatchParams::default(), &failed).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    // Whatever changes about the job has it reconciled.
+    stage.patch_job("guarded", json!({"runPolicy": {"terminationGracePeriodSeconds": 31}})).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let status = stage.status("guarded").await;
+    assert_eq!((status.attempt, status.failures_by_cause.len()), (Some(1), 0), "{:?}", status.last_failure);
+    assert!(is_true(&status, ConditionType::PodsReady));
 }

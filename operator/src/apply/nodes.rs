@@ -1,0 +1,32 @@
+//! Nodes as the API server has them now. A watch may be behind: who believes its cache ends an attempt that
+//! runs well, or lets two workers of one rank run.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use futures::stream::{self, StreamExt as _, TryStreamExt as _};
+use k8s_openapi::api::core::v1::Node;
+use kube::{Api, Client};
+
+use super::ApplyError;
+use crate::client::MAX_IN_FLIGHT;
+use crate::nodes::{NodeState, NodeStates};
+
+/// The states of these nodes; one that does not exist is lost.
+///
+/// # Errors
+/// When the API server does not say it of one of them.
+pub async fn read_nodes(client: &Client, names: BTreeSet<Arc<str>>) -> Result<NodeStates, ApplyError> {
+    let calls = names.into_iter().map(|name| async move {
+        let state = read(client, &name).await?;
+        Ok((name, state))
+    });
+    stream::iter(calls).buffer_unordered(MAX_IN_FLIGHT).try_collect().await
+}
+
+pub(super) async fn read(client: &Client, name: &str) -> Result<NodeState, ApplyError> {
+    match Api::<Node>::all(client.clone()).get_opt(name).await {
+        Ok(found) => Ok(found.map_or(NodeState::Lost, |found| NodeState::read(&found))),
+        Err(source) => Err(ApplyError::Call { act: "read node", name: name.to_owned(), source }),
+    }
+}
