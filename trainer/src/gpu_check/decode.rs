@@ -72,7 +72,7 @@ pub(super) fn check() -> Result<Findings, Failure> {
     }
     let folders = [tempfile::tempdir()?, tempfile::tempdir()?];
     for (folder, depth) in folders.iter().zip(DEPTHS) {
-        train(folder.path(), &job(depth, 1, "Cpu"))?;
+        train(folder.path(), &job(depth, 1, "Cpu")?)?;
     }
     let [shallow, deep] = &folders;
     BATCHES

@@ -11,37 +11,18 @@ use super::{Failure, Finding, Findings};
 /// division by small gradients.
 const TOLERANCE: f64 = 1e-3;
 
-/// A job that learns little and fast, of so many layers and steps.
-pub(super) fn job(num_layers: u32, steps: u32, device: &str) -> Value {
-    json!({
-        "apiVersion": "rltraining.dev/v1alpha1",
-        "kind": "RLTrainingJob",
-        "metadata": { "name": "gpu-check" },
-        "spec": {
-            "model": {
-                "architecture": {
-                    "family": "Llama", "hiddenSize": 64, "intermediateSize": 128, "numLayers": num_layers,
-                    "numHeads": 4, "maxPositionEmbeddings": 64
-                },
-                "tokenizer": { "characters": "0123456789+=" }
-            },
-            "data": {
-                "task": {
-                    "kind": "Arithmetic", "operators": ["+"], "maxOperand": 9, "numTrain": 16, "numHeldOut": 4
-                },
-                "maxPromptTokens": 8
-            },
-            "rewards": { "functions": [{ "name": "small", "kind": "Format", "pattern": "[0-4].*" }] },
-            "algorithm": { "kind": "GRPO" },
-            "rollout": { "samplesPerPrompt": 4, "maxCompletionTokens": 4 },
-            "training": {
-                "steps": steps, "promptsPerStep": 2, "precision": "Fp32", "evaluateEvery": 0,
-                "optimizer": { "learningRate": 0.01 }
-            },
-            "checkpoint": { "everySteps": 1 },
-            "workers": { "device": device, "threads": 1 }
-        }
-    })
+/// A job that learns little and fast, which tests train too.
+const JOB: &str = include_str!("tiny_job.json");
+
+/// That job, of so many layers and steps.
+pub(super) fn job(num_layers: u32, steps: u32, device: &str) -> Result<Value, Failure> {
+    let mut job: Value = serde_json::from_str(JOB)?;
+    let spec = &mut job["spec"];
+    spec["model"]["architecture"]["numLayers"] = json!(num_layers);
+    spec["training"]["steps"] = json!(steps);
+    spec["training"]["precision"] = json!("Fp32");
+    spec["workers"]["device"] = json!(device);
+    Ok(job)
 }
 
 /// Trains `job` in the run folder `folder/run`, going on where a run ended.
@@ -83,7 +64,7 @@ fn difference(one: &[Value], other: &[Value]) -> (f64, String) {
 fn trained(plan: &[(&str, u32)]) -> Result<Vec<Value>, Failure> {
     let folder = tempfile::tempdir()?;
     for (device, steps) in plan {
-        train(folder.path(), &job(2, *steps, device))?;
+        train(folder.path(), &job(2, *steps, device)?)?;
     }
     steps(folder.path())
 }
