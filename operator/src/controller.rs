@@ -1,5 +1,7 @@
 //! The watches that requeue jobs, and the loop that reconciles them.
 
+mod job_lists;
+
 use std::future::Future;
 use std::sync::Arc;
 
@@ -18,6 +20,7 @@ use kube::runtime::{Predicate as _, PredicateConfig, WatchStreamExt as _};
 use kube::{Api, Client, Resource};
 use tokio::task::JoinSet;
 
+use self::job_lists::JobLists;
 use crate::context::Context;
 use crate::discovery::{self, Discovery};
 use crate::index::Child;
@@ -135,11 +138,18 @@ fn jobs(
     writer: reflector::store::Writer<Job>,
 ) -> impl Stream<Item = Result<Job, watcher::Error>> + Send + use<> {
     let context = context.clone();
-    let watches = apis::<Job>(&context.client, namespaces)
-        .into_iter()
-        .map(|(api, _)| watcher(api, watch::config()).default_backoff().boxed());
+    let (apis, namespaces): (Vec<_>, Vec<_>) = apis::<Job>(&context.client, namespaces).into_iter().unzip();
+    let watches = apis.into_iter().enumerate().map(|(idx, api)| {
+        let events = watcher(api, watch::config()).default_backoff().modify(forget_the_manifest_as_applied);
+        events.map(move |event| (idx, event)).boxed()
+    });
+    let (mut lists, store) = (JobLists::new(namespaces), writer.as_reader());
     stream::select_all(watches)
-        .modify(forget_the_manifest_as_applied)
+        .map(move |(idx, event)| match event {
+            Ok(event) => lists.take(idx, event, &store).into_iter().map(Ok).collect(),
+            Err(error) => vec![Err(error)],
+        })
+        .flat_map(stream::iter)
         .inspect(move |event| match event {
             Ok(Event::Delete(job)) => context.forget(job),
             Ok(Event::Apply(job) | Event::InitApply(job)) => context.written.seen(job),

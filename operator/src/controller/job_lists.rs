@@ -1,0 +1,175 @@
+//! One stream of jobs from the watches of several namespaces, for one reflector store. A store replaces all that
+//! it holds when a list ends, so that lists of several watches, as they come, would lose each other's jobs.
+
+use std::collections::{HashMap, HashSet};
+use std::mem;
+
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::runtime::watcher::Event;
+
+use crate::job::Job;
+
+/// What the watches have listed so far.
+pub(super) struct JobLists {
+    /// The namespace of each watch; none for all namespaces.
+    namespaces: Vec<Option<String>>,
+    /// Jobs of the first lists; none once all of these are complete.
+    first: Option<HashMap<ObjectRef<Job>, Job>>,
+    /// Watches whose first list is not complete.
+    incomplete: HashSet<usize>,
+    /// The jobs of lists that have begun, by their watch.
+    listed: HashMap<usize, HashSet<ObjectRef<Job>>>,
+}
+
+impl JobLists {
+    pub(super) fn new(namespaces: Vec<Option<String>>) -> Self {
+        let incomplete = (0..namespaces.len()).collect();
+        Self { namespaces, first: Some(HashMap::new()), incomplete, listed: HashMap::new() }
+    }
+
+    /// The events for `store` that follow from an event of the watch number `watch`. Nothing reaches the store
+    /// before every watch has a complete list, which then is one list. Every later list of a watch is changes:
+    /// of its own jobs alone, with a deletion for each that is gone.
+    pub(super) fn take(&mut self, watch: usize, event: Event<Job>, store: &Store<Job>) -> Vec<Event<Job>> {
+        match event {
+            Event::Init => {
+                self.listed.insert(watch, HashSet::new());
+                Vec::new()
+            }
+            Event::InitApply(job) => {
+                self.listed.entry(watch).or_default().insert(ObjectRef::from_obj(&job));
+                self.apply(job)
+            }
+            Event::Apply(job) => self.apply(job),
+            Event::Delete(job) => match &mut self.first {
+                Some(first) => {
+                    first.remove(&ObjectRef::from_obj(&job));
+                    Vec::new()
+                }
+                None => vec![Event::Delete(job)],
+            },
+            Event::InitDone => self.end_list(watch, store),
+        }
+    }
+
+    fn apply(&mut self, job: Job) -> Vec<Event<Job>> {
+        match &mut self.first {
+            Some(first) => {
+                first.insert(ObjectRef::from_obj(&job), job);
+                Vec::new()
+            }
+            None => vec![Event::Apply(job)],
+        }
+    }
+
+    fn end_list(&mut self, watch: usize, store: &Store<Job>) -> Vec<Event<Job>> {
+        let listed = self.listed.remove(&watch).unwrap_or_default();
+        let namespace = self.namespaces.get(watch).cloned().flatten();
+        let is_gone = |job: &ObjectRef<Job>| {
+            (namespace.is_none() || job.namespace == namespace) && !listed.contains(job)
+        };
+        let Some(first) = &mut self.first else {
+            let gone = store.state().into_iter().filter(|job| is_gone(&ObjectRef::from_obj(&**job)));
+            return gone.map(|job| Event::Delete((*job).clone())).collect();
+        };
+        first.retain(|job, _| !is_gone(job));
+        self.incomplete.remove(&watch);
+        if !self.incomplete.is_empty() {
+            return Vec::new();
+        }
+        let jobs = mem::take(first);
+        self.first = None;
+        let all = jobs.into_values().map(Event::InitApply);
+        [Event::Init].into_iter().chain(all).chain([Event::InitDone]).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::runtime::reflector::{self, store::Writer};
+    use serde_json::json;
+
+    use super::*;
+
+    struct Cluster {
+        lists: JobLists,
+        store: Store<Job>,
+        writer: Writer<Job>,
+    }
+
+    fn cluster(namespaces: [Option<&str>; 2]) -> Cluster {
+        let (store, writer) = reflector::store();
+        let namespaces = namespaces.map(|namespace| namespace.map(str::to_owned)).to_vec();
+        Cluster { lists: JobLists::new(namespaces), store, writer }
+    }
+
+    fn job(namespace: &str, name: &str) -> Job {
+        let mut job = crate::decide::fixtures::job(&json!({}));
+        job.metadata.namespace = Some(namespace.to_owned());
+        job.metadata.name = Some(name.to_owned());
+        job
+    }
+
+    impl Cluster {
+        fn take(&mut self, watch: usize, event: Event<Job>) {
+            for event in self.lists.take(watch, event, &self.store) {
+                self.writer.apply_watcher_event(&event);
+            }
+        }
+
+        fn list(&mut self, watch: usize, jobs: &[Job]) {
+            self.take(watch, Event::Init);
+            jobs.iter().for_each(|job| self.take(watch, Event::InitApply(job.clone())));
+            self.take(watch, Event::InitDone);
+        }
+
+        fn names(&self) -> Vec<String> {
+            let name = |job: &Job| format!("{}/{}", job.namespace(), job.name());
+            let mut names: Vec<String> = self.store.state().iter().map(|job| name(job)).collect();
+            names.sort();
+            names
+        }
+    }
+
+    #[test]
+    fn lists_of_two_namespaces_that_come_at_the_same_time_lose_no_job() {
+        let mut cluster = cluster([Some("a"), Some("b")]);
+        cluster.take(0, Event::Init);
+        cluster.take(0, Event::InitApply(job("a", "one")));
+        cluster.take(1, Event::Init);
+        cluster.take(1, Event::InitApply(job("b", "one")));
+        cluster.take(0, Event::InitApply(job("a", "two")));
+        cluster.take(0, Event::InitDone);
+        assert!(cluster.names().is_empty(), "nothing is said before all is known");
+        cluster.take(0, Event::Apply(job("a", "three")));
+        cluster.take(0, Event::Delete(job("a", "one")));
+        cluster.take(1, Event::InitDone);
+        assert_eq!(cluster.names(), ["a/three", "a/two", "b/one"]);
+    }
+
+    #[test]
+    fn a_later_list_of_one_namespace_says_nothing_about_another_and_misses_what_is_gone() {
+        let mut cluster = cluster([Some("a"), Some("b")]);
+        cluster.list(0, &[job("a", "one"), job("a", "two")]);
+        cluster.list(1, &[job("b", "one")]);
+        cluster.take(0, Event::Init);
+        cluster.take(0, Event::InitApply(job("a", "two")));
+        assert_eq!(cluster.names(), ["a/one", "a/two", "b/one"], "no list is complete");
+        cluster.take(0, Event::InitApply(job("a", "new")));
+        let gone = cluster.lists.take(0, Event::InitDone, &cluster.store);
+        assert!(matches!(&*gone, [Event::Delete(job)] if job.name() == "one"), "{gone:?}");
+        cluster.writer.apply_watcher_event(&gone[0]);
+        assert_eq!(cluster.names(), ["a/new", "a/two", "b/one"]);
+    }
+
+    #[test]
+    fn a_first_list_that_is_begun_again_is_what_it_says_last() {
+        let mut cluster = cluster([Some("a"), None]);
+        cluster.list(0, &[job("a", "one")]);
+        cluster.list(0, &[job("a", "two")]);
+        cluster.list(1, &[job("a", "two"), job("c", "one")]);
+        assert_eq!(cluster.names(), ["a/two", "c/one"]);
+        cluster.list(1, &[job("c", "one")]);
+        assert_eq!(cluster.names(), ["c/one"], "a watch of all namespaces knows all jobs");
+    }
+}
