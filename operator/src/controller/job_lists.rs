@@ -1,5 +1,6 @@
-//! One stream of jobs from the watches of several namespaces, for one reflector store. A store replaces all that
-//! it holds when a list ends, so that lists of several watches, as they come, would lose each other's jobs.
+//! One stream of jobs from the watches of several namespaces, for one reflector store. A store replaces all
+//! that it holds when a list ends, so that lists of several watches, as they come, would lose each other's
+//! jobs.
 
 use std::collections::{HashMap, HashSet};
 use std::mem;
@@ -27,9 +28,9 @@ impl JobLists {
         Self { namespaces, first: Some(HashMap::new()), incomplete, listed: HashMap::new() }
     }
 
-    /// The events for `store` that follow from an event of the watch number `watch`. Nothing reaches the store
-    /// before every watch has a complete list, which then is one list. Every later list of a watch is changes:
-    /// of its own jobs alone, with a deletion for each that is gone.
+    /// The events for `store` that follow from an event of the watch number `watch`. Nothing reaches the
+    /// store before every watch has a complete list, which then is one list. Every later list of a watch is
+    /// changes: of its own jobs alone, with a deletion for each that is gone.
     pub(super) fn take(&mut self, watch: usize, event: Event<Job>, store: &Store<Job>) -> Vec<Event<Job>> {
         match event {
             Event::Init => {
