@@ -9,6 +9,7 @@ use kube::runtime::events::Recorder;
 use tokio::sync::watch;
 
 use crate::apply::ApplyError;
+use crate::backoff;
 use crate::build::Settings;
 use crate::client::Limiter;
 use crate::discovery::Discovery;
@@ -83,7 +84,7 @@ impl Failures {
         *count += 1;
         // A conflict mostly means that the watch is behind for a moment.
         let doublings = if error.is_conflict() { *count - 1 } else { *count };
-        Self::FIRST.saturating_mul(2u32.saturating_pow(doublings)).min(Self::LONGEST)
+        backoff::doubled(Self::FIRST, doublings, Self::LONGEST)
     }
 
     /// How often it failed in a row.

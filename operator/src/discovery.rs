@@ -13,6 +13,8 @@ use kube::core::{ApiResource, GroupVersionKind};
 use tokio::sync::{Mutex, watch};
 use tokio::time::Instant;
 
+use crate::backoff;
+
 /// Least time between an answer and the next call.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Wait after a call that failed, doubled with each failure in a row.
@@ -138,8 +140,7 @@ impl Discovery {
                 });
             }
             Err(error) => {
-                let wait = FIRST_RETRY.saturating_mul(2u32.saturating_pow(schedule.num_failures));
-                let wait = wait.min(LONGEST_RETRY);
+                let wait = backoff::doubled(FIRST_RETRY, schedule.num_failures, LONGEST_RETRY);
                 schedule.due = Some(Instant::now() + wait);
                 schedule.num_failures = schedule.num_failures.saturating_add(1);
                 tracing::warn!(%error, ?wait, "the API server did not say what it serves");

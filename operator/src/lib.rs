@@ -8,6 +8,7 @@
 
 pub mod apply;
 mod args;
+mod backoff;
 pub mod build;
 pub mod chart;
 pub mod client;

@@ -86,16 +86,22 @@ async fn page(port: u16, path: &str) -> Option<String> {
     answer.starts_with("HTTP/1.1 200").then_some(answer)
 }
 
-#[tokio::test]
-async fn the_bundle_allows_the_operator_everything_that_it_does() {
-    let Some(cluster) = own_cluster(&Options::control_plane().without_scheduler().with_audit_log()) else {
-        return;
-    };
+/// A cluster with the plain bundle in it, its definition served.
+fn installed(options: &Options) -> Option<Cluster> {
+    let cluster = own_cluster(options)?;
     kubectl(&cluster, &["apply", "-k", "charts/kustomize"]);
     kubectl(
         &cluster,
         &["wait", "--for=condition=Established", "crd/rltrainingjobs.rltraining.dev", "--timeout=20s"],
     );
+    Some(cluster)
+}
+
+#[tokio::test]
+async fn the_bundle_allows_the_operator_everything_that_it_does() {
+    let Some(cluster) = installed(&Options::control_plane().without_scheduler().with_audit_log()) else {
+        return;
+    };
     let port = free_port();
     let channel = format!("--channel-listen=127.0.0.1:{}", free_port());
     let service = "--channel-service=rl-operator-channel".to_owned();
@@ -226,12 +232,7 @@ async fn pod_files(client: &Client, pod: &Pod, told: &BTreeMap<String, String>) 
 
 #[tokio::test]
 async fn what_a_pod_reports_stands_in_the_status_of_its_job() {
-    let Some(cluster) = own_cluster(&Options::control_plane().without_scheduler()) else { return };
-    kubectl(&cluster, &["apply", "-k", "charts/kustomize"]);
-    kubectl(
-        &cluster,
-        &["wait", "--for=condition=Established", "crd/rltrainingjobs.rltraining.dev", "--timeout=20s"],
-    );
+    let Some(cluster) = installed(&Options::control_plane().without_scheduler()) else { return };
     let (port, channel_port) = (free_port(), free_port());
     let channel =
         [format!("--channel-listen=127.0.0.1:{channel_port}"), "--channel-host=127.0.0.1".to_owned()];
@@ -271,14 +272,9 @@ async fn what_a_pod_reports_stands_in_the_status_of_its_job() {
 
 #[tokio::test]
 async fn a_job_that_is_made_again_takes_over_the_claim_that_the_one_before_left() {
-    let Some(cluster) = own_cluster(&Options::control_plane().without_scheduler().with_audit_log()) else {
+    let Some(cluster) = installed(&Options::control_plane().without_scheduler().with_audit_log()) else {
         return;
     };
-    kubectl(&cluster, &["apply", "-k", "charts/kustomize"]);
-    kubectl(
-        &cluster,
-        &["wait", "--for=condition=Established", "crd/rltrainingjobs.rltraining.dev", "--timeout=20s"],
-    );
     let _operator = start(&cluster, free_port(), &[], None).await;
     kubectl(&cluster, &["create", "namespace", "team"]);
     let example = std::fs::read_to_string(root().join("examples/quickstart/job.yaml")).unwrap();

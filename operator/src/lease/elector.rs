@@ -15,6 +15,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::{Candidate, LeaseError, Term};
+use crate::backoff;
 
 /// What a candidate knows and is.
 #[derive(Debug)]
@@ -171,9 +172,9 @@ impl Elector {
     /// Lease is.
     async fn back_off(&mut self) {
         let timing = self.candidate.timing;
-        let wait = timing.retry_after.saturating_mul(2u32.saturating_pow(self.num_failures));
+        let wait = backoff::doubled(timing.retry_after, self.num_failures, timing.valid_for);
         self.num_failures = self.num_failures.saturating_add(1);
-        self.not_before = Instant::now() + wait.min(timing.valid_for);
+        self.not_before = Instant::now() + wait;
         self.read().await;
     }
 
