@@ -161,6 +161,25 @@ fn two_hundred_sleeps_leave_no_memory_behind_on_a_device() {
     });
 }
 
+/// What a decoding step asks of its device besides one copy in and one out.
+struct Step {
+    waits: u64,
+    launches: u64,
+    graphs: u64,
+}
+
+/// Holds the counts of two runs, whose lengths are 2 steps apart, of so many ranks together.
+#[track_caller]
+fn assert_step([short, long]: [&Counts; 2], num_ranks: u64, step: Step, case: &str) {
+    let of_steps = |of: fn(&Counts) -> u64| of(long) - of(short);
+    let num_steps = 2 * num_ranks;
+    assert_eq!(of_steps(|counts| counts.host_to_device), num_steps, "{case}: copies in");
+    assert_eq!(of_steps(|counts| counts.device_to_host), num_steps, "{case}: copies out");
+    assert_eq!(of_steps(|counts| counts.waits), num_steps * step.waits, "{case}: waits");
+    assert_eq!(of_steps(|counts| counts.launches), num_steps * step.launches, "{case}: launches");
+    assert_eq!(of_steps(|counts| counts.graph_launches), num_steps * step.graphs, "{case}: graphs");
+}
+
 const COUNTED: &str = "a_step_costs_two_copies_and_nine_launches_a_layer_or_one_graph";
 
 /// What the process `COUNTED` samples: `batch` sequences of so many tokens.
@@ -206,13 +225,8 @@ fn a_step_costs_two_copies_and_nine_launches_a_layer_or_one_graph() {
                 continue;
             }
             let (short, long) = (counts(batch, 6, uses_graphs), counts(batch, 8, uses_graphs));
-            let of_step = |of: fn(&Counts) -> u64| (of(&long) - of(&short)) as f64 / 2.0;
             let case = format!("batch {batch}, graphs: {uses_graphs}");
-            assert_eq!(of_step(|counts| counts.host_to_device), 1.0, "{case}");
-            assert_eq!(of_step(|counts| counts.device_to_host), 1.0, "{case}");
-            assert_eq!(of_step(|counts| counts.waits), 1.0, "{case}");
-            assert_eq!(of_step(|counts| counts.launches), launches as f64, "{case}");
-            assert_eq!(of_step(|counts| counts.graph_launches), f64::from(graphs), "{case}");
+            assert_step([&short, &long], 1, Step { waits: 1, launches, graphs }, &case);
         }
     }
 }
