@@ -73,8 +73,8 @@ fn on_cpu(cause: &str) -> Placement {
 pub(super) fn check_room(job: &ValidatedJob, model: &ModelConfig, device: Device) -> Result<(), TrainError> {
     let Device::Cuda(index) = device else { return Ok(()) };
     let models = Models { policy: Some(model.clone()), reward: Vec::new() };
-    let (free, total) = cuda::device_memory(index)?;
-    let (free, total) = (free as u64, total as u64);
+    let Some(memory) = rlt_torch::device_memory(device)? else { return Ok(()) };
+    let (free, total) = (memory.free_bytes, memory.total_bytes);
     let needed = memory_on_gpu(job, &models, total).map_or(0, |memory| memory.peak_device_bytes);
     room(index, needed, (free, total))
 }
@@ -99,11 +99,10 @@ pub(super) fn choices(
     device: Device,
     ranks: &Ranks,
 ) -> Result<Choices, TrainError> {
-    let Device::Cuda(index) = device else {
+    let Some(memory) = rlt_torch::device_memory(device)? else {
         return Ok(Choices::new(spec, Some(model), spec::Device::Cpu, None));
     };
-    let (_, total) = cuda::device_memory(index)?;
-    let smallest = -ranks.max(-(total as i64))?;
+    let smallest = -ranks.max(-(memory.total_bytes as i64))?;
     Ok(Choices::new(spec, Some(model), spec::Device::Cuda, Some(smallest.unsigned_abs())))
 }
 

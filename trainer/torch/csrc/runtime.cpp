@@ -290,15 +290,6 @@ char* rlt_reset_peak_cuda_bytes(int64_t index) {
   return rlt::guarded([&] { c10::getDeviceAllocator(at::kCUDA)->resetPeakStats(static_cast<c10::DeviceIndex>(index)); });
 }
 
-// Bytes that are free on a device now, and all that it has.
-char* rlt_cuda_memory(int64_t index, int64_t* free, int64_t* total) {
-  return rlt::guarded([&] {
-    const auto device = static_cast<c10::DeviceIndex>(index);
-    const auto [free_bytes, total_bytes] = c10::getDeviceAllocator(at::kCUDA)->getMemoryInfo(device);
-    *free = int64_t(free_bytes), *total = int64_t(total_bytes);
-  });
-}
-
 // Lets the calling thread take signals, or none of them any more; 0, or the number of the error.
 int rlt_take_signals(const int* signals, size_t n, bool takes) {
   sigset_t set;

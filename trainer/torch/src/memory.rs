@@ -3,9 +3,9 @@
 
 use crate::Error;
 use crate::border::{
-    check, rlt_cuda_memory, rlt_peak_cuda_bytes, rlt_release_free_memory, rlt_reset_peak_cuda_bytes,
-    rlt_reuse_large_buffers,
+    check, rlt_peak_cuda_bytes, rlt_release_free_memory, rlt_reset_peak_cuda_bytes, rlt_reuse_large_buffers,
 };
+use crate::cuda::gpu_memory;
 use tch::Device;
 
 const STATUS: &str = "/proc/self/status";
@@ -89,7 +89,7 @@ pub fn reset_peak_device_bytes(device: Device) -> Result<(), Error> {
     check("starting a new peak of the device's memory", unsafe { rlt_reset_peak_cuda_bytes(index as i64) })
 }
 
-/// The memory of a GPU.
+/// The memory of a GPU, whoever uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
     /// Bytes that nobody has taken.
@@ -98,16 +98,13 @@ pub struct DeviceMemory {
     pub total_bytes: u64,
 }
 
-/// The memory of `device`; `None` for the CPU.
+/// The memory of `device`, as its driver says; `None` for the CPU.
 ///
 /// # Errors
-/// When CUDA was not loaded.
+/// When there is no driver or no such device.
 pub fn device_memory(device: Device) -> Result<Option<DeviceMemory>, Error> {
     let Device::Cuda(index) = device else { return Ok(None) };
-    let (mut free, mut total) = (0, 0);
-    // SAFETY: places for the answers.
-    check("reading the device's memory", unsafe { rlt_cuda_memory(index as i64, &mut free, &mut total) })?;
-    Ok(Some(DeviceMemory { free_bytes: free.unsigned_abs(), total_bytes: total.unsigned_abs() }))
+    gpu_memory(index).map(Some)
 }
 
 /// The memory of this machine, in bytes (`MemTotal`).

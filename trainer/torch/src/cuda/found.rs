@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use super::driver::{Code, Context, Driver, Handle, open, symbol};
 use super::missing_cuda;
 use super::needed::missing_for;
-use crate::Error;
+use crate::{DeviceMemory, Error};
 
 /// `CUDA_ERROR_NO_DEVICE`.
 const NO_DEVICE: Code = 100;
@@ -252,21 +252,19 @@ fn describe(driver: &'static Driver, index: usize) -> Result<Gpu, Error> {
         driver.check("naming a device", code)?;
         CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned()
     };
-    let (free_bytes, memory_bytes) = device_memory(index)?;
+    let DeviceMemory { free_bytes, total_bytes } = gpu_memory(index)?;
+    let (free_bytes, memory_bytes) = (free_bytes as usize, total_bytes as usize);
     Ok(Gpu { index, name, compute_capability: driver.compute_capability(index)?, memory_bytes, free_bytes })
 }
 
-/// Free and total memory of a device, in bytes, whoever uses the rest.
-///
-/// # Errors
-/// When there is no such device, or the driver fails.
-pub fn device_memory(index: usize) -> Result<(usize, usize), Error> {
+/// The memory of a GPU.
+pub(crate) fn gpu_memory(index: usize) -> Result<DeviceMemory, Error> {
     let driver = Driver::get()?;
     let _context = Context::enter(driver, index)?;
     let (mut free, mut total) = (0, 0);
     // SAFETY: places for the answers.
     driver.check("reading a device's memory", unsafe { (driver.mem_get_info)(&mut free, &mut total) })?;
-    Ok((free, total))
+    Ok(DeviceMemory { free_bytes: free as u64, total_bytes: total as u64 })
 }
 
 /// How two devices reach each other.
