@@ -17,7 +17,7 @@ pub use error::ApplyError;
 pub use nodes::read_nodes;
 pub use status::{StatusWritten, write_status};
 
-use crate::build::Blueprint;
+use crate::build::BuildInput;
 use crate::client::Limiter;
 use crate::decide::Decision;
 use crate::discovery::Served;
@@ -56,35 +56,35 @@ pub struct ClusterState<'a> {
 /// made.
 pub async fn apply(
     access: Access<'_>,
-    blueprint: &Blueprint<'_>,
+    input: &BuildInput<'_>,
     cluster: &ClusterState<'_>,
     decision: &Decision,
 ) -> Result<(), ApplyError> {
     let Access { client, index, .. } = access;
-    pods::delete(client, index, blueprint.job, &decision.delete).await?;
-    if let Some(act) = &decision.queue {
-        Box::pin(queue::tell(client, index, blueprint, cluster.queueing, act)).await?;
+    pods::delete(client, index, input.job, &decision.delete).await?;
+    if let Some(action) = &decision.queue {
+        Box::pin(queue::apply(client, index, input, cluster.queueing, action)).await?;
     }
     if decision.delete_job {
-        Box::pin(delete_job(client, blueprint.job)).await?;
+        Box::pin(delete_job(client, input.job)).await?;
     }
     if !decision.needs_children {
         return Ok(());
     }
     let attempt = decision.status.attempt.unwrap_or(1);
-    let workers = index.workers(&blueprint.job.key());
+    let workers = index.workers(&input.job.key());
     let is_first =
         |worker: &&Arc<Worker>| worker.idx == 0 && worker.attempt == attempt && worker.is_reachable();
     let first = workers.iter().find(is_first).map(Arc::as_ref);
-    let objects = JobChildren::new(client, index, blueprint);
+    let objects = JobChildren::new(client, index, input);
     objects.prepare(first).await?;
     let pods = async {
         if decision.start.is_empty() {
             return Ok(());
         }
-        let placement = Box::pin(gang::prepare(client, index, blueprint, cluster, attempt)).await?;
+        let placement = Box::pin(gang::prepare(client, index, input, cluster, attempt)).await?;
         let failures_by_node = &decision.status.failures_by_node;
-        let attempt_pods = pods::AttemptPods { blueprint, placement: &placement, failures_by_node, attempt };
+        let attempt_pods = pods::AttemptPods { input, placement: &placement, failures_by_node, attempt };
         pods::start(access, &attempt_pods, &decision.start).await
     };
     // What fails in one place does not cut off calls in another.

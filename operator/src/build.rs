@@ -71,7 +71,7 @@ pub struct ChannelAccess {
 
 /// A job with everything that its objects are made from.
 #[derive(Clone, Copy, Debug)]
-pub struct Blueprint<'a> {
+pub struct BuildInput<'a> {
     /// The resource.
     pub job: &'a Job,
     /// Its specification and plan.
@@ -80,7 +80,7 @@ pub struct Blueprint<'a> {
     pub settings: &'a Settings,
 }
 
-impl Blueprint<'_> {
+impl BuildInput<'_> {
     fn name(&self) -> &str {
         self.job.name()
     }
@@ -113,18 +113,16 @@ pub enum ObjectError {
 ///
 /// # Errors
 /// [`ObjectError`], which would be a bug.
-pub fn objects(blueprint: &Blueprint<'_>, attempt: u32) -> Result<Vec<Value>, ObjectError> {
-    let mut objects = vec![
-        serde_json::to_value(service_account(blueprint))?,
-        serde_json::to_value(config_map(blueprint)?)?,
-    ];
-    objects.extend(service(blueprint).map(serde_json::to_value).transpose()?);
-    objects.extend(endpoint(blueprint, None).map(serde_json::to_value).transpose()?);
-    objects.extend(storage_claim(blueprint).map(serde_json::to_value).transpose()?);
-    objects.extend(network_policy(blueprint).map(serde_json::to_value).transpose()?);
-    let asked_for = queue::asked_for(blueprint.job).map(|queue| workload(blueprint, queue, None));
+pub fn objects(input: &BuildInput<'_>, attempt: u32) -> Result<Vec<Value>, ObjectError> {
+    let mut objects =
+        vec![serde_json::to_value(service_account(input))?, serde_json::to_value(config_map(input)?)?];
+    objects.extend(service(input).map(serde_json::to_value).transpose()?);
+    objects.extend(endpoint(input, None).map(serde_json::to_value).transpose()?);
+    objects.extend(storage_claim(input).map(serde_json::to_value).transpose()?);
+    objects.extend(network_policy(input).map(serde_json::to_value).transpose()?);
+    let asked_for = queue::asked_for(input.job).map(|queue| workload(input, queue, None));
     objects.extend(asked_for.map(serde_json::to_value).transpose()?);
-    let workers = (0..).map_while(|worker_idx| pod(blueprint, attempt, worker_idx));
+    let workers = (0..).map_while(|worker_idx| pod(input, attempt, worker_idx));
     for worker in workers {
         objects.push(serde_json::to_value(worker)?);
     }

@@ -78,7 +78,7 @@ async fn work(
     Controller::for_stream(jobs, store)
         .with_config(Config::default().concurrency(concurrency))
         .reconcile_on(changes)
-        .reconcile_on(context.reports.news())
+        .reconcile_on(context.reports.changes())
         .reconcile_all_on(stream::select(promoted.boxed(), queues.boxed()))
         .graceful_shutdown_on(stop)
         .run(reconcile, retry, context)

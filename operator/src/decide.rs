@@ -9,14 +9,14 @@
 //! that whatever crashes in between, no two attempts are ever alive at once.
 
 mod apply_failure;
-mod census;
 mod clock;
 mod conditions;
 mod deadlines;
-mod departure;
+mod deletion;
+mod events;
 mod failure;
 mod finished;
-mod notes;
+mod job_pods;
 mod queue;
 mod retries;
 mod success;
@@ -32,16 +32,18 @@ use rlt_api::{FailureCause, Reason};
 use crate::labels;
 use crate::nodes::NodeStates;
 use crate::prepare::{Invalid, Prepared};
-use crate::queue::{QueueAct, Queueing};
+use crate::queue::{Queueing, WorkloadAction};
 use crate::worker::Worker;
 pub use apply_failure::ApplyFailure;
-use census::Census;
-pub use conditions::Situation;
-pub use notes::Note;
+pub use conditions::JobState;
+pub use events::JobEvent;
+use failure::AttemptState;
+use job_pods::JobPods;
+use success::Completion;
 
 /// Everything that a decision depends on.
 #[derive(Clone, Debug)]
-pub struct Facts<'a> {
+pub struct ReconcileInput<'a> {
     /// The specification, and what follows from it.
     pub prepared: &'a Prepared,
     /// The status as last written.
@@ -79,7 +81,7 @@ pub struct Decision {
     /// Pods to delete.
     pub delete: Vec<Deletion>,
     /// What to tell the queue.
-    pub queue: Option<QueueAct>,
+    pub queue: Option<WorkloadAction>,
     /// Whether the job's other objects have to be there.
     pub needs_children: bool,
     /// Indices of the workers to start.
@@ -89,11 +91,11 @@ pub struct Decision {
     /// The status to report.
     pub status: RLTrainingJobStatus,
     /// What the job is doing.
-    pub situation: Situation,
+    pub state: JobState,
     /// Why it could not be applied, once that was tried.
     pub apply_failure: Option<ApplyFailure>,
     /// When to decide anew although nothing has happened.
-    pub look_again: Option<Duration>,
+    pub requeue_after: Option<Duration>,
 }
 
 /// A pod to delete.
@@ -110,16 +112,16 @@ pub struct Deletion {
 }
 
 /// What to do about a job.
-pub fn decide(facts: &Facts<'_>) -> Decision {
-    let round = Round::begin(facts);
-    let policy = &facts.prepared.job.spec().run_policy;
+pub fn decide(input: &ReconcileInput<'_>) -> Decision {
+    let round = Round::begin(input);
+    let policy = &input.prepared.job.spec().run_policy;
     if round.is_finished() {
         return finished::settle(round);
     }
-    match success::judge(&round) {
-        success::Verdict::Yes => return finished::complete(round),
-        success::Verdict::Soon(wait) => return round.keep(wait),
-        success::Verdict::No => {}
+    match success::completion(&round) {
+        Completion::Complete => return finished::complete(round),
+        Completion::Completing(wait) => return round.keep(wait),
+        Completion::Incomplete => {}
     }
     if round.is_past(policy.active_deadline_seconds) {
         let seconds = policy.active_deadline_seconds.unwrap_or_default();
@@ -132,13 +134,11 @@ pub fn decide(facts: &Facts<'_>) -> Decision {
     } else if round.status.active_since.is_none() {
         suspension::begin(round)
     } else {
-        match failure::find(&round) {
-            failure::Verdict::Failed(failure) => retries::answer(round, failure),
-            failure::Verdict::Unclear(wait) => round.keep(wait),
-            failure::Verdict::Leaving { message, wait } => {
-                round.decide(Situation::Leaving(message), Some(wait))
-            }
-            failure::Verdict::Well => run(round),
+        match failure::attempt_state(&round) {
+            AttemptState::Failed(failure) => retries::answer(round, failure),
+            AttemptState::CauseUnknown(wait) => round.keep(wait),
+            AttemptState::Stopping { message, wait } => round.decide(JobState::Stopping(message), Some(wait)),
+            AttemptState::Healthy => run(round),
         }
     }
 }
@@ -147,8 +147,8 @@ pub fn decide(facts: &Facts<'_>) -> Decision {
 pub fn refuse(status: &RLTrainingJobStatus, generation: i64, invalid: &Invalid, now: Timestamp) -> Decision {
     let mut status = status.clone();
     status.observed_generation = Some(generation);
-    let situation = Situation::Invalid(invalid.to_string());
-    status.conditions = conditions::conditions(&situation, None, &status, now);
+    let state = JobState::Invalid(invalid.to_string());
+    status.conditions = conditions::conditions(&state, None, &status, now);
     Decision {
         delete: Vec::new(),
         queue: None,
@@ -156,62 +156,62 @@ pub fn refuse(status: &RLTrainingJobStatus, generation: i64, invalid: &Invalid, 
         start: Vec::new(),
         delete_job: false,
         status,
-        situation,
+        state,
         apply_failure: None,
-        look_again: None,
+        requeue_after: None,
     }
 }
 
 impl Decision {
     /// When to look again, at the latest after this time.
     pub fn sooner(&self, wait: Duration) -> Duration {
-        self.look_again.map_or(wait, |own| own.min(wait))
+        self.requeue_after.map_or(wait, |own| own.min(wait))
     }
 
     /// What to tell people about the change from a status to this one.
-    pub fn notes(&self, before: &RLTrainingJobStatus) -> Vec<Note> {
-        notes::between(before, &self.status, &self.situation, self.apply_failure.as_ref())
+    pub fn events(&self, before: &RLTrainingJobStatus) -> Vec<JobEvent> {
+        events::between(before, &self.status, &self.state, self.apply_failure.as_ref())
     }
 }
 
 /// Removes the workers of earlier attempts and starts those that are missing.
 fn run(mut round: Round<'_>) -> Decision {
     let grace = retries::survivors_grace(&round.status);
-    round.delete = departure::deletions(&round, round.census.previous.iter().copied(), grace);
+    round.delete = deletion::deletions(&round, round.pods.previous.iter().copied(), grace);
     if let Some(wait) = retries::wait_to_start(&round) {
-        return round.decide(Situation::WaitingToRestart(wait), Some(wait));
+        return round.decide(JobState::WaitingToRestart(wait), Some(wait));
     }
-    if queue::may_create_pods(round.facts.queueing) {
-        round.start = round.census.vacant();
+    if queue::may_create_pods(round.input.queueing) {
+        round.start = round.pods.missing();
     }
-    let situation = round.census.situation(&round.status);
-    if situation == Situation::Running && round.status.attempt_running_time.is_none() {
-        round.status.attempt_running_time = Some(clock::rfc3339(round.facts.now));
+    let state = round.pods.state(&round.status);
+    if state == JobState::Running && round.status.attempt_running_time.is_none() {
+        round.status.attempt_running_time = Some(clock::rfc3339(round.input.now));
     }
-    let situation = departure::stuck(&round).or_else(|| deadlines::hindrance(&round)).unwrap_or(situation);
-    let look_again = deadlines::next(&round);
-    let mut decision = round.decide(situation, look_again);
+    let state = deletion::stuck(&round).or_else(|| deadlines::start_delay(&round)).unwrap_or(state);
+    let requeue_after = deadlines::next(&round);
+    let mut decision = round.decide(state, requeue_after);
     decision.needs_children = true;
     decision
 }
 
 /// One decision in the making.
 struct Round<'a> {
-    facts: &'a Facts<'a>,
-    census: Census<'a>,
+    input: &'a ReconcileInput<'a>,
+    pods: JobPods<'a>,
     status: RLTrainingJobStatus,
     delete: Vec<Deletion>,
     start: Vec<u32>,
 }
 
 impl<'a> Round<'a> {
-    fn begin(facts: &'a Facts<'a>) -> Self {
-        let mut status = facts.status.clone();
-        status.observed_generation = Some(facts.generation);
+    fn begin(input: &'a ReconcileInput<'a>) -> Self {
+        let mut status = input.status.clone();
+        status.observed_generation = Some(input.generation);
         let attempt = status.attempt.unwrap_or(1);
-        let census = Census::take(facts.workers, attempt, &facts.prepared.plan);
-        status.selector = Some(labels::selector_of_workers(facts.prepared.job.name(), census.group()));
-        Self { facts, census, status, delete: Vec::new(), start: Vec::new() }
+        let pods = JobPods::new(input.workers, attempt, &input.prepared.plan);
+        status.selector = Some(labels::selector_of_workers(input.prepared.job.name(), pods.group()));
+        Self { input, pods, status, delete: Vec::new(), start: Vec::new() }
     }
 
     fn is_finished(&self) -> bool {
@@ -228,7 +228,7 @@ impl<'a> Round<'a> {
 
     /// Seconds that the job has been active.
     fn active_seconds(&self) -> u64 {
-        let now = self.facts.now;
+        let now = self.input.now;
         let since = self.time(self.status.active_since.as_deref()).unwrap_or(now);
         self.status.active_seconds.unwrap_or(0) + clock::seconds_between(since, now)
     }
@@ -240,41 +240,41 @@ impl<'a> Round<'a> {
 
     /// Leaves everything as it is for a while.
     fn keep(self, wait: Duration) -> Decision {
-        let situation = self.census.situation(&self.status);
-        self.decide(situation, Some(wait))
+        let state = self.pods.state(&self.status);
+        self.decide(state, Some(wait))
     }
 
     /// Writes the status down; pods follow in the next round.
-    fn write_first(self, situation: Situation) -> Decision {
-        let mut decision = self.decide(situation, Some(Duration::ZERO));
+    fn write_first(self, state: JobState) -> Decision {
+        let mut decision = self.decide(state, Some(Duration::ZERO));
         decision.delete.clear();
         decision
     }
 
-    fn decide(mut self, situation: Situation, look_again: Option<Duration>) -> Decision {
-        if !self.is_finished() || self.facts.status.completion_time.is_none() {
-            self.census.count(self.start.len(), &mut self.status);
+    fn decide(mut self, state: JobState, requeue_after: Option<Duration>) -> Decision {
+        if !self.is_finished() || self.input.status.completion_time.is_none() {
+            self.pods.count(self.start.len(), &mut self.status);
             self.take_report();
-            self.status.resolved = Some(self.facts.prepared.resolved_numbers());
+            self.status.resolved = Some(self.input.prepared.resolved_numbers());
         }
-        self.status.queue.clone_from(&self.facts.queueing.queue);
-        self.status.conditions = conditions::conditions(&situation, None, &self.status, self.facts.now);
+        self.status.queue.clone_from(&self.input.queueing.queue);
+        self.status.conditions = conditions::conditions(&state, None, &self.status, self.input.now);
         Decision {
-            queue: queue::act(&self, &situation),
+            queue: queue::action(&self, &state),
             delete: self.delete,
             needs_children: false,
             start: self.start,
             delete_job: false,
             status: self.status,
-            situation,
+            state,
             apply_failure: None,
-            look_again,
+            requeue_after,
         }
     }
 
     /// A report of an earlier attempt says nothing about this one; its checkpoints are still there.
     fn take_report(&mut self) {
-        let Some(report) = self.facts.report else { return };
+        let Some(report) = self.input.report else { return };
         if let Some(checkpoints) = &report.checkpoints {
             self.status.checkpoints.clone_from(checkpoints);
         }

@@ -83,11 +83,11 @@ impl Nodes {
     pub fn replace(&self, listed: HashMap<Arc<str>, NodeState>) -> Vec<Arc<str>> {
         let mut known = self.lock();
         let before = known.take().unwrap_or_default();
-        let is_news = |name: &&Arc<str>| before.get(*name) != listed.get(*name);
+        let is_changed = |name: &&Arc<str>| before.get(*name) != listed.get(*name);
         let gone = before.keys().filter(|name| !listed.contains_key(*name));
-        let news = listed.keys().filter(is_news).chain(gone).cloned().collect();
+        let changed = listed.keys().filter(is_changed).chain(gone).cloned().collect();
         *known = Some(listed);
-        news
+        changed
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<HashMap<Arc<str>, NodeState>>> {

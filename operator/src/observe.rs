@@ -34,7 +34,7 @@ pub trait Reports: Send + Sync + std::fmt::Debug {
     fn latest(&self, job: &JobKey) -> Option<Report>;
 
     /// Jobs that are to be reconciled because of a report. To be asked for once.
-    fn news(&self) -> BoxStream<'static, ObjectRef<Job>> {
+    fn changes(&self) -> BoxStream<'static, ObjectRef<Job>> {
         stream::pending().boxed()
     }
 

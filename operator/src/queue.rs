@@ -33,15 +33,15 @@ pub const NO_QUEUE: Queueing = Queueing { queue: None, is_served: false, workloa
 
 /// What to tell the queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum QueueAct {
+pub enum WorkloadAction {
     /// Ask to be let in.
-    Ask,
+    Create,
     /// Ask no more.
-    Withdraw(Arc<Workload>),
+    Delete(Arc<Workload>),
     /// Give the place back: no worker is left.
     Release(Arc<Workload>),
     /// Say whether all workers run.
-    Ready(Arc<Workload>, bool),
+    SetPodsReady(Arc<Workload>, bool),
     /// Say that the job has ended, how, and in which words.
     Finish(Arc<Workload>, bool, String),
 }

@@ -13,9 +13,9 @@ use rlt_api::status::RLTrainingJobStatus;
 use tracing::Instrument as _;
 
 use crate::apply::{self, Access, ApplyError, ClusterState, StatusWritten};
-use crate::build::{self, Blueprint};
+use crate::build::{self, BuildInput};
 use crate::context::Context;
-use crate::decide::{self, Decision, Facts, Note};
+use crate::decide::{self, Decision, JobEvent, ReconcileInput};
 use crate::job::Job;
 use crate::labels;
 use crate::observe::{self, Observed};
@@ -48,7 +48,7 @@ async fn reconcile_traced(job: Arc<Job>, context: &Context) -> Result<Action, Ap
         context.discovery.refresh(&context.client).await;
     }
     let Some(observed) = observe::observe(context, &job) else { return Ok(Action::await_change()) };
-    let span = follow::look(&job, &observed.current.status);
+    let span = follow::reconcile_span(&job, &observed.current.status);
     // Boxed, so that it is not held once more by each of those who pass it on.
     let reconciled = Box::pin(reconcile_observed(&job, context, observed)).instrument(span.clone()).await;
     reconciled.inspect_err(|error| follow::note_error(&span, error))
@@ -65,14 +65,14 @@ async fn reconcile_observed(
         Err(invalid) => (decide::refuse(&observed.current.status, job.generation(), &invalid, now), Ok(())),
         Ok(prepared) if !is_ours(&prepared) => return Ok(Action::await_change()),
         Ok(prepared) => {
-            let blueprint = Blueprint { job, prepared: &prepared, settings: &context.settings };
+            let input = BuildInput { job, prepared: &prepared, settings: &context.settings };
             let queue = observed.queueing.queue.as_deref();
-            observed.queueing.wanted = queue.map(|queue| build::workload_digest(&blueprint, queue));
-            let mut decision = decide::decide(&facts(job, &observed, &prepared, now));
+            observed.queueing.wanted = queue.map(|queue| build::workload_digest(&input, queue));
+            let mut decision = decide::decide(&reconcile_input(job, &observed, &prepared, now));
             follow::note(&decision);
             let sends_traces = !context.settings.traces.is_empty();
             follow::name_trace(job, sends_traces, &observed.current.status, &mut decision.status);
-            let applied = apply_decision(context, &blueprint, &observed, &decision).await;
+            let applied = apply_decision(context, &input, &observed, &decision).await;
             let applied = ApplyError::first_of([applied, nodes_read]);
             (with_failure(context, job, decision, &applied, now), applied)
         }
@@ -139,8 +139,13 @@ fn is_ours(prepared: &Prepared) -> bool {
     managed_by.is_none_or(|managed_by| managed_by == labels::CONTROLLER)
 }
 
-fn facts<'a>(job: &Job, observed: &'a Observed, prepared: &'a Prepared, now: Timestamp) -> Facts<'a> {
-    Facts {
+fn reconcile_input<'a>(
+    job: &Job,
+    observed: &'a Observed,
+    prepared: &'a Prepared,
+    now: Timestamp,
+) -> ReconcileInput<'a> {
+    ReconcileInput {
         prepared,
         status: &observed.current.status,
         generation: job.generation(),
@@ -155,7 +160,7 @@ fn facts<'a>(job: &Job, observed: &'a Observed, prepared: &'a Prepared, now: Tim
 
 async fn apply_decision(
     context: &Context,
-    blueprint: &Blueprint<'_>,
+    input: &BuildInput<'_>,
     observed: &Observed,
     decision: &Decision,
 ) -> Result<(), ApplyError> {
@@ -166,7 +171,7 @@ async fn apply_decision(
     let cluster = ClusterState { served: context.discovery.served(), queueing: &observed.queueing };
     let Context { client, limiter, index, .. } = context;
     let access = Access { client, limiter, index };
-    apply::apply(access, blueprint, &cluster, decision).await
+    apply::apply(access, input, &cluster, decision).await
 }
 
 /// Writes the status, then publishes Events. Returns when to reconcile next at the latest.
@@ -187,9 +192,9 @@ async fn report(
             context.metrics.status_written(&before.status, &decision.status, Timestamp::now());
             follow::end_attempt(job, &before.status, &decision.status);
             publish(context, job, &before.status, decision);
-            decision.look_again
+            decision.requeue_after
         }
-        StatusWritten::NothingNew => decision.look_again,
+        StatusWritten::NothingNew => decision.requeue_after,
         StatusWritten::Later(wait) => Some(decision.sooner(wait)),
         StatusWritten::Deferred(wait) => {
             context.metrics.status_written(&before.status, &decision.status, Timestamp::now());
@@ -200,8 +205,8 @@ async fn report(
 
 /// Nobody waits for Events. One that is lost costs nothing: the status says the same.
 fn publish(context: &Context, job: &Job, before: &RLTrainingJobStatus, decision: &Decision) {
-    for note in decision.notes(before) {
-        let (recorder, event, about) = (context.recorder.clone(), event(&note), job.object_ref(&()));
+    for job_event in decision.events(before) {
+        let (recorder, event, about) = (context.recorder.clone(), event(&job_event), job.object_ref(&()));
         tokio::spawn(async move {
             if let Err(error) = recorder.publish(&event, &about).await {
                 tracing::warn!(job = about.name, %error, "an event was not published");
@@ -210,12 +215,12 @@ fn publish(context: &Context, job: &Job, before: &RLTrainingJobStatus, decision:
     }
 }
 
-fn event(note: &Note) -> Event {
-    let end = note.message.floor_char_boundary(MAX_NOTE_BYTES);
+fn event(job_event: &JobEvent) -> Event {
+    let end = job_event.message.floor_char_boundary(MAX_NOTE_BYTES);
     Event {
-        type_: if note.is_warning { EventType::Warning } else { EventType::Normal },
-        reason: note.reason.name(),
-        note: Some(note.message[..end].to_owned()),
+        type_: if job_event.is_warning { EventType::Warning } else { EventType::Normal },
+        reason: job_event.reason.name(),
+        note: Some(job_event.message[..end].to_owned()),
         action: "Reconcile".into(),
         secondary: None,
     }

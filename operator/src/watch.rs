@@ -85,7 +85,7 @@ pub async fn nodes(api: Api<Node>, sink: Sink) {
     let (listed, _) = oneshot::channel();
     follow(events, "nodes", listed, read_node, |change| {
         let nodes = &sink.index.nodes;
-        let news = match change {
+        let changed = match change {
             Change::Is((name, state)) => {
                 if nodes.enter(&name, state) {
                     vec![name]
@@ -99,8 +99,8 @@ pub async fn nodes(api: Api<Node>, sink: Sink) {
             }
             Change::Are(all) => nodes.replace(all.into_iter().collect()),
         };
-        if !news.is_empty() {
-            sink.index.jobs_on(&news).iter().for_each(|key| sink.requeue(key));
+        if !changed.is_empty() {
+            sink.index.jobs_on(&changed).iter().for_each(|key| sink.requeue(key));
         }
     })
     .await;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use k8s_openapi::jiff::Timestamp;
 use rlt_api::Reason;
 use rlt_api::status::RLTrainingJobStatus;
-use rlt_operator::decide::{self, ApplyFailure, Decision, Facts, Report};
+use rlt_operator::decide::{self, ApplyFailure, Decision, ReconcileInput, Report};
 use rlt_operator::job::Job;
 use rlt_operator::nodes::NodeStates;
 use rlt_operator::prepare::Prepared;
@@ -74,7 +74,7 @@ impl Life {
     }
 
     fn decide(&self, workers: &[Arc<Worker>], report: Option<&Report>) -> Decision {
-        decide::decide(&Facts {
+        decide::decide(&ReconcileInput {
             prepared: &prepared(&self.run_policy),
             status: &self.status,
             generation: 1,

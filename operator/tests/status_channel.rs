@@ -82,19 +82,19 @@ struct Served {
     address: SocketAddr,
     certificates: Certificates,
     stop: oneshot::Sender<()>,
-    news: Box<dyn futures::Stream<Item = String> + Send + Unpin>,
+    changes: Box<dyn futures::Stream<Item = String> + Send + Unpin>,
 }
 
 async fn start() -> Served {
     let certificates = Certificates::current(None, &["127.0.0.1".into()], Timestamp::now()).unwrap();
     let reports = Reports::new();
-    let news = reports.take_news().unwrap();
+    let changes = reports.take_changes().unwrap();
     let reviews = Tokens::default();
     let service = ChannelService::new(reviews.clone(), OneJob, reports.clone(), Metrics::default());
     let (stop, stopped) = oneshot::channel::<()>();
     let stopped = async move { drop(stopped.await) };
     let (address, _task) = serve(service, ([127, 0, 0, 1], 0).into(), &certificates, stopped).await.unwrap();
-    Served { reports, reviews, address, certificates, stop, news: Box::new(news.map(|job| job.name)) }
+    Served { reports, reviews, address, certificates, stop, changes: Box::new(changes.map(|job| job.name)) }
 }
 
 fn source() -> Source {
@@ -167,7 +167,7 @@ async fn what_a_rank_reports_is_there_to_be_written_and_its_job_is_reconciled() 
         assert!(Instant::now() < deadline, "{:?}", served.reports);
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    assert_eq!(served.news.next().await.unwrap(), "adding");
+    assert_eq!(served.changes.next().await.unwrap(), "adding");
     served.stop.send(()).unwrap();
 }
 

@@ -2,7 +2,7 @@
 //! came first.
 //!
 //! ```text
-//! manifest + environment -> a worker for each local rank -> watch: signals to all, the first end -> verdict
+//! manifest + environment -> a worker for each local rank -> watch: signals to all, the first end -> outcome
 //!        all ranks are here, a failure that may pass -> another attempt from the last complete checkpoint
 //! ```
 //! It is the first process of a pod, and what `rlctl run` becomes. A job of one rank runs in this very
@@ -13,8 +13,8 @@
 mod attempts;
 mod budget;
 mod children;
+mod outcome;
 mod stop_signal;
-mod verdict;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -24,8 +24,8 @@ use rlt_torch::collectives::{RendezvousError, Store, serve_store};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 use self::children::Children;
+pub use self::outcome::{AttemptOutcome, Cut, End, Failed};
 use self::stop_signal::StopSignal;
-pub use self::verdict::{Cut, End, Failed, Verdict};
 use crate::error::TrainError;
 use crate::parallel::{RankEnvironment, RankError};
 use crate::worker::{self, WorkerArgs};
@@ -130,8 +130,8 @@ fn run_placed(
     let mut stop = StopSignal::listen(grace_period(job))?;
     let manifest = text_of(job)?;
     match Children::start(args, &manifest, place, Duration::ZERO)?.watch(&mut stop, store.as_ref())? {
-        Verdict::Ended(code) => Ok(code),
-        Verdict::Failed(failed) => Err(LaunchError::Rank { failed, hint: String::new() }),
+        AttemptOutcome::Ended(code) => Ok(code),
+        AttemptOutcome::Failed(failed) => Err(LaunchError::Rank { failed, hint: String::new() }),
     }
 }
 

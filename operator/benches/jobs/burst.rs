@@ -22,8 +22,8 @@ pub(crate) struct Burst {
     pub(crate) pods_per_second: f64,
     /// Seconds until the last pod ran.
     pub(crate) all_running: f64,
-    /// Seconds until the last status said so.
-    pub(crate) all_told: f64,
+    /// Seconds until the last status reported it.
+    pub(crate) all_reported: f64,
     /// Memory of the contestant's own process before the first job of all.
     pub(crate) kib_before: f64,
     /// The most that it had so far.
@@ -47,7 +47,7 @@ pub(crate) async fn measure(stage: &mut Stage, num_jobs: usize) -> Burst {
     let mut observed = stage.observe();
     let posts = names.iter().map(|name| stage.post(name, NUM_PODS));
     stream::iter(posts).buffer_unordered(IN_FLIGHT).for_each(|()| async {}).await;
-    let told = statuses.all_told(num_jobs).await.duration_since(observed.since).as_secs_f64();
+    let reported = statuses.all_reported(num_jobs).await.duration_since(observed.since).as_secs_f64();
     observed.read();
     observed.running(num_pods).await;
     let per_pod = |seconds: f64| seconds * 1e3 / num_pods as f64;
@@ -60,7 +60,7 @@ pub(crate) async fn measure(stage: &mut Stage, num_jobs: usize) -> Burst {
         num_pods: num_pods as f64,
         pods_per_second: num_pods as f64 / (observed.created_times()[num_pods - 1] / 1e3),
         all_running: observed.running_times()[num_pods - 1] / 1e3,
-        all_told: told,
+        all_reported: reported,
         kib_before: stage.kib_at_start,
         kib_at_peak: peak_kib(own),
         own_cpu_ms_per_pod,

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use rlt_operator::PullPolicy;
-use rlt_operator::build::{self, Blueprint, ChannelAccess, Settings};
+use rlt_operator::build::{self, BuildInput, ChannelAccess, Settings};
 use rlt_operator::job::Job;
 use rlt_operator::prepare::Prepared;
 use serde_json::{Value, json};
@@ -168,6 +168,6 @@ fn trainer_pod() -> PodSpec {
         traces: Vec::new(),
     };
     let pod: Pod =
-        build::pod(&Blueprint { job: &job, prepared: &prepared, settings: &settings }, 1, 1).unwrap();
+        build::pod(&BuildInput { job: &job, prepared: &prepared, settings: &settings }, 1, 1).unwrap();
     PodSpec { service_account_name: None, hostname: None, subdomain: None, ..pod.spec.unwrap() }
 }

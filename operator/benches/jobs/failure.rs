@@ -52,7 +52,7 @@ pub(crate) async fn measure(stage: &mut Stage, blow: Blow) -> Vec<Again> {
         let name = stage.new_name();
         let mut before = stage.observe();
         stage.post(&name, NUM_PODS).await;
-        statuses.told(&name).await;
+        statuses.reported(&name).await;
         before.quiet().await;
         all.push(strike(stage, blow).await);
         stage.delete(&name).await;

@@ -1,5 +1,5 @@
 //! Jobs beside the same gangs as plain batch Jobs and as JobSets, on a real control plane with nodes that
-//! exist in the API alone: how soon pods are there and statuses say so, how many calls that takes, and what a
+//! exist in the API alone: how soon pods are there and statuses report it, how many calls that takes, and what a
 //! crowd of jobs costs. Prints the tables of a report; `run.sh` writes its head.
 
 #![expect(
@@ -106,7 +106,7 @@ impl Tables {
             bursts: Table::new(
                 "Many jobs of 8 pods at once",
                 "gang | jobs | raw small pods/s | raw pods/s of the same | pods created/s | share of small | share of the same | \
-                 all Running, s | all statuses say so, s",
+                 all Running, s | all statuses report it, s",
             ),
             costs: Table::new(
                 "What they cost",
@@ -133,7 +133,7 @@ impl Tables {
             times(|single| single.first_created),
             times(|single| single.all_created),
             times(|single| single.all_running),
-            times(|single| single.told),
+            times(|single| single.reported),
         ]);
         let (total, by_whom) = observed::mean_calls(singles.iter().map(|single| &single.calls));
         self.calls.row([contestant.name().to_owned(), num_pods.to_string(), format!("{total:.1}"), by_whom]);
@@ -163,7 +163,7 @@ impl Tables {
             format!("{:.2}", burst.pods_per_second / small.pods_per_second),
             format!("{:.2}", burst.pods_per_second / same.pods_per_second),
             format!("{:.1}", burst.all_running),
-            format!("{:.1}", burst.all_told),
+            format!("{:.1}", burst.all_reported),
         ]);
         let [name, jobs] = head();
         let mib = |kib: f64| format!("{:.1}", kib / 1024.0);

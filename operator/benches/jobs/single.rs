@@ -13,8 +13,8 @@ pub(crate) struct Single {
     pub(crate) all_created: f64,
     /// Until its last pod ran.
     pub(crate) all_running: f64,
-    /// Until its status said so.
-    pub(crate) told: f64,
+    /// Until its status reported it.
+    pub(crate) reported: f64,
     /// All calls about it until quiet.
     pub(crate) calls: Calls,
 }
@@ -27,7 +27,7 @@ pub(crate) async fn measure(stage: &mut Stage, num_pods: usize, rounds: usize) -
         let name = stage.new_name();
         let mut observed = stage.observe();
         stage.post(&name, num_pods).await;
-        let told = statuses.told(&name).await.duration_since(observed.since).as_secs_f64() * 1e3;
+        let reported = statuses.reported(&name).await.duration_since(observed.since).as_secs_f64() * 1e3;
         observed.running(num_pods).await;
         observed.quiet().await;
         let (created, running) = (observed.created_times(), observed.running_times());
@@ -36,7 +36,7 @@ pub(crate) async fn measure(stage: &mut Stage, num_pods: usize, rounds: usize) -
             first_created: created[0],
             all_created: created[num_pods - 1],
             all_running: running[num_pods - 1],
-            told,
+            reported,
             calls: observed.calls(),
         });
         stage.delete(&name).await;

@@ -18,14 +18,14 @@ use crate::observed::PATIENCE;
 /// The watch, which ends with this.
 #[derive(Debug)]
 pub(crate) struct Statuses {
-    told: Arc<Mutex<HashMap<String, Timestamp>>>,
+    reported: Arc<Mutex<HashMap<String, Timestamp>>>,
     task: JoinHandle<()>,
 }
 
 impl Statuses {
     pub(crate) fn follow(api: Api<DynamicObject>, contestant: Contestant, num_pods: usize) -> Self {
-        let told: Arc<Mutex<HashMap<String, Timestamp>>> = Arc::default();
-        let noted = told.clone();
+        let reported: Arc<Mutex<HashMap<String, Timestamp>>> = Arc::default();
+        let noted = reported.clone();
         let task = tokio::spawn(async move {
             let mut objects =
                 watcher(api, watcher::Config::default()).default_backoff().touched_objects().boxed();
@@ -37,14 +37,14 @@ impl Statuses {
                 }
             }
         });
-        Self { told, task }
+        Self { reported, task }
     }
 
     /// When the status of this job said so.
-    pub(crate) async fn told(&self, name: &str) -> Timestamp {
+    pub(crate) async fn reported(&self, name: &str) -> Timestamp {
         let begun = Instant::now();
         loop {
-            if let Some(at) = self.told.lock().unwrap().get(name) {
+            if let Some(at) = self.reported.lock().unwrap().get(name) {
                 return *at;
             }
             assert!(begun.elapsed() < PATIENCE, "the status of {name} never says that it runs");
@@ -53,15 +53,15 @@ impl Statuses {
     }
 
     /// When the last of so many said so.
-    pub(crate) async fn all_told(&self, num_jobs: usize) -> Timestamp {
+    pub(crate) async fn all_reported(&self, num_jobs: usize) -> Timestamp {
         let begun = Instant::now();
         loop {
             {
-                let told = self.told.lock().unwrap();
-                if told.len() >= num_jobs {
-                    return told.values().max().copied().unwrap();
+                let reported = self.reported.lock().unwrap();
+                if reported.len() >= num_jobs {
+                    return reported.values().max().copied().unwrap();
                 }
-                assert!(begun.elapsed() < PATIENCE, "{} of {num_jobs} statuses say so", told.len());
+                assert!(begun.elapsed() < PATIENCE, "{} of {num_jobs} statuses report it", reported.len());
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }

@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::{ApplyError, creation, error};
-use crate::build::{self, Blueprint};
+use crate::build::{self, BuildInput};
 use crate::index::{Child, Children, Index};
 use crate::job::Job;
 use crate::labels;
@@ -22,21 +22,21 @@ use crate::worker::{self, Worker};
 pub(super) struct JobChildren<'a> {
     client: &'a Client,
     index: &'a Index,
-    blueprint: &'a Blueprint<'a>,
+    input: &'a BuildInput<'a>,
     job: &'a Job,
     known: Children,
 }
 
 impl<'a> JobChildren<'a> {
-    pub(super) fn new(client: &'a Client, index: &'a Index, blueprint: &'a Blueprint<'a>) -> Self {
-        let job = blueprint.job;
-        Self { client, index, blueprint, job, known: index.children(&job.key()) }
+    pub(super) fn new(client: &'a Client, index: &'a Index, input: &'a BuildInput<'a>) -> Self {
+        let job = input.job;
+        Self { client, index, input, job, known: index.children(&job.key()) }
     }
 
     /// What has to be there before pods are made: they are refused without their account, and must not find
     /// the manifest or a worker of an earlier attempt.
     pub(super) async fn prepare(&self, first: Option<&Worker>) -> Result<(), ApplyError> {
-        self.ensure(Child::ServiceAccount, None, || Some(build::service_account(self.blueprint))).await?;
+        self.ensure(Child::ServiceAccount, None, || Some(build::service_account(self.input))).await?;
         if self.known.contains_key(&Child::ConfigMap) {
             self.hand_over_manifest().await?;
         }
@@ -55,7 +55,7 @@ impl<'a> JobChildren<'a> {
                 false => self.hand_over_manifest().await,
             }
         };
-        let claim = self.ensure(Child::Claim, None, || build::storage_claim(self.blueprint));
+        let claim = self.ensure(Child::Claim, None, || build::storage_claim(self.input));
         // A claim that is refused leaves workers without a manifest no less than one that is not.
         let (manifest, claim) = join(manifest, claim).await;
         ApplyError::first_of([manifest, claim])
@@ -69,18 +69,18 @@ impl<'a> JobChildren<'a> {
                 None => Ok(()),
             }
         };
-        let service = self.ensure(Child::Service, None, || build::service(self.blueprint));
+        let service = self.ensure(Child::Service, None, || build::service(self.input));
         let (service, policy, endpoint) = join3(service, self.guard(), point_to_first).await;
         ApplyError::first_of([service, policy, endpoint])
     }
 
     async fn hand_over_manifest(&self) -> Result<(), ApplyError> {
         // Made anew only where it is not known: jobs are looked at often, and manifests are long.
-        let made = &self.blueprint.prepared.manifest_digest;
+        let made = &self.input.prepared.manifest_digest;
         if made.get().is_some_and(|digest| self.known.get(&Child::ConfigMap) == Some(&Some(digest.clone()))) {
             return Ok(());
         }
-        let config_map = build::config_map(self.blueprint)
+        let config_map = build::config_map(self.input)
             .map_err(|source| ApplyError::Manifest { name: self.job.name().to_owned(), source })?;
         let digest = build::content_digest(&config_map).unwrap_or_default().to_owned();
         self.ensure(Child::ConfigMap, Some(made.get_or_init(|| digest).clone()), || Some(config_map)).await
@@ -88,11 +88,11 @@ impl<'a> JobChildren<'a> {
 
     async fn point_to(&self, first: Option<&Worker>) -> Result<(), ApplyError> {
         let digest = build::endpoint_digest(first);
-        self.ensure(Child::Endpoint, Some(digest), || build::endpoint(self.blueprint, first)).await
+        self.ensure(Child::Endpoint, Some(digest), || build::endpoint(self.input, first)).await
     }
 
     async fn guard(&self) -> Result<(), ApplyError> {
-        let Some(policy) = build::network_policy(self.blueprint) else { return self.remove_policy().await };
+        let Some(policy) = build::network_policy(self.input) else { return self.remove_policy().await };
         let digest = build::content_digest(&policy).map(str::to_owned);
         self.ensure(Child::NetworkPolicy, digest, || Some(policy)).await
     }

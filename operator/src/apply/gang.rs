@@ -5,7 +5,7 @@ use kube::core::DynamicObject;
 use kube::{Api, Client};
 
 use super::{ApplyError, ClusterState, creation, error};
-use crate::build::{self, Blueprint, Flavor, Gang, Placement};
+use crate::build::{self, BuildInput, Flavor, Gang, Placement};
 use crate::discovery;
 use crate::index::{Child, Index};
 use crate::job::Job;
@@ -20,42 +20,42 @@ use crate::worker;
 pub(super) async fn prepare(
     client: &Client,
     index: &Index,
-    blueprint: &Blueprint<'_>,
+    input: &BuildInput<'_>,
     cluster: &ClusterState<'_>,
     attempt: u32,
 ) -> Result<Placement, ApplyError> {
-    let gang = build::gang(blueprint, cluster.served);
+    let gang = build::gang(input, cluster.served);
     if let Some(gang) = gang {
-        ensure(client, index, blueprint, gang, attempt).await?;
+        ensure(client, index, input, gang, attempt).await?;
     }
     let queueing = cluster.queueing;
     let admitted =
         queueing.workload.as_deref().filter(|workload| queueing.queue.is_some() && workload.is_admitted);
-    let Some(workload) = admitted else { return Ok(Placement::new(blueprint, attempt, gang, None)) };
+    let Some(workload) = admitted else { return Ok(Placement::new(input, attempt, gang, None)) };
     let flavors = flavors(client, workload).await?;
-    Ok(Placement::new(blueprint, attempt, gang, Some((workload, &flavors))))
+    Ok(Placement::new(input, attempt, gang, Some((workload, &flavors))))
 }
 
 /// Makes the PodGroup of an attempt, and removes those of earlier ones.
 async fn ensure(
     client: &Client,
     index: &Index,
-    blueprint: &Blueprint<'_>,
+    input: &BuildInput<'_>,
     gang: Gang,
     attempt: u32,
 ) -> Result<(), ApplyError> {
-    let job = blueprint.job;
+    let job = input.job;
     let made_for = Some(attempt.to_string());
     if index.children(&job.key()).get(&Child::PodGroup) == Some(&made_for) {
         return Ok(());
     }
     let api: Api<DynamicObject> =
         Api::namespaced_with(client.clone(), job.namespace(), &build::pod_group_kind(gang));
-    let group = build::pod_group(blueprint, gang, attempt);
+    let group = build::pod_group(input, gang, attempt);
     let name = group.metadata.name.clone().unwrap_or_default();
     match api.create(&creation(), &group).await {
         Ok(_) => {}
-        Err(error) if error::exists(&error) => check_owner(&api, blueprint.job, &name).await?,
+        Err(error) if error::exists(&error) => check_owner(&api, input.job, &name).await?,
         Err(error) => {
             return Err(match error::refusal(&error) {
                 Some(why) => ApplyError::Refused { message: format!("pod group {name}: {why}") },

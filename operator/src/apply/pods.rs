@@ -8,7 +8,7 @@ use kube::api::{DeleteParams, Request};
 use kube::{Api, Client, Resource as _};
 
 use super::{Access, ApplyError, creation, error, exactly, nodes};
-use crate::build::{self, Blueprint, Placement, PlacementConflict};
+use crate::build::{self, BuildInput, Placement, PlacementConflict};
 use crate::client::{Importance, MAX_IN_FLIGHT, Turn};
 use crate::decide::Deletion;
 use crate::index::Index;
@@ -60,7 +60,7 @@ pub(super) async fn delete(
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AttemptPods<'a> {
     /// Their job.
-    pub(super) blueprint: &'a Blueprint<'a>,
+    pub(super) input: &'a BuildInput<'a>,
     /// What queues and schedulers add to each.
     pub(super) placement: &'a Placement,
     /// Failures of the job on nodes, which its pods avoid.
@@ -99,7 +99,7 @@ async fn make(
 ) -> Result<(), ApplyError> {
     let Access { client, index, .. } = access;
     let Some((name, body)) = pods.pod(worker_idx)? else { return Ok(()) };
-    let job = pods.blueprint.job;
+    let job = pods.input.job;
     let made = match post(client, job.namespace(), body, turn).await {
         Ok(made) => made,
         Err(error) if error::exists(&error) => own(client, job, name).await?,
@@ -117,8 +117,8 @@ async fn make(
 impl AttemptPods<'_> {
     /// The name of a pod and the pod, which may have fields that our type of a pod has not.
     fn pod(&self, worker_idx: u32) -> Result<Option<(String, Vec<u8>)>, ApplyError> {
-        let Self { blueprint, placement, failures_by_node, attempt } = *self;
-        let Some(pod) = build::pod(blueprint, attempt, worker_idx) else { return Ok(None) };
+        let Self { input, placement, failures_by_node, attempt } = *self;
+        let Some(pod) = build::pod(input, attempt, worker_idx) else { return Ok(None) };
         let name = pod.metadata.name.clone().unwrap_or_default();
         let refused =
             |conflict: PlacementConflict| ApplyError::Refused { message: format!("pod {name}: {conflict}") };

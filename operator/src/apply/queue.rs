@@ -8,12 +8,12 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use super::{ApplyError, creation, error, exactly};
-use crate::build::{self, Blueprint};
+use crate::build::{self, BuildInput};
 use crate::discovery;
 use crate::index::Index;
 use crate::job::Job;
 use crate::labels;
-use crate::queue::{QueueAct, Queueing, Workload};
+use crate::queue::{Queueing, Workload, WorkloadAction};
 
 /// Longest message of a condition of theirs, in bytes.
 const MAX_MESSAGE_BYTES: usize = 32 * 1024;
@@ -22,46 +22,46 @@ const MAX_MESSAGE_BYTES: usize = 32 * 1024;
 ///
 /// # Errors
 /// When the API server did not take it.
-pub(super) async fn tell(
+pub(super) async fn apply(
     client: &Client,
     index: &Index,
-    blueprint: &Blueprint<'_>,
+    input: &BuildInput<'_>,
     queueing: &Queueing,
-    act: &QueueAct,
+    action: &WorkloadAction,
 ) -> Result<(), ApplyError> {
-    let job = blueprint.job;
+    let job = input.job;
     let api: Api<DynamicObject> =
         Api::namespaced_with(client.clone(), job.namespace(), &discovery::workloads());
-    match act {
-        QueueAct::Ask => match &queueing.queue {
-            Some(queue) => ask(client, &api, index, blueprint, queue).await,
+    match action {
+        WorkloadAction::Create => match &queueing.queue {
+            Some(queue) => create(client, &api, index, input, queue).await,
             None => Ok(()),
         },
-        QueueAct::Withdraw(workload) => withdraw(&api, index, job, workload).await,
-        QueueAct::Release(workload) => release(&api, index, workload).await,
-        QueueAct::Ready(workload, is_ready) => {
+        WorkloadAction::Delete(workload) => delete(&api, index, job, workload).await,
+        WorkloadAction::Release(workload) => release(&api, index, workload).await,
+        WorkloadAction::SetPodsReady(workload, is_ready) => {
             let (reason, message) = match is_ready {
                 true => ("Started", "all workers run"),
                 false => ("WaitForRecovery", "workers are being started again"),
             };
-            say(&api, index, workload, &condition("PodsReady", *is_ready, reason, message)).await
+            set_condition(&api, index, workload, &condition("PodsReady", *is_ready, reason, message)).await
         }
-        QueueAct::Finish(workload, has_succeeded, message) => {
+        WorkloadAction::Finish(workload, has_succeeded, message) => {
             let reason = if *has_succeeded { "Succeeded" } else { "Failed" };
-            say(&api, index, workload, &condition("Finished", true, reason, message)).await
+            set_condition(&api, index, workload, &condition("Finished", true, reason, message)).await
         }
     }
 }
 
-async fn ask(
+async fn create(
     client: &Client,
     api: &Api<DynamicObject>,
     index: &Index,
-    blueprint: &Blueprint<'_>,
+    input: &BuildInput<'_>,
     queue: &str,
 ) -> Result<(), ApplyError> {
-    let priority = priority(client, blueprint).await?;
-    let wanted = build::workload(blueprint, queue, priority);
+    let priority = priority(client, input).await?;
+    let wanted = build::workload(input, queue, priority);
     let name = wanted.metadata.name.clone().unwrap_or_default();
     let made = match api.create(&creation(), &wanted).await {
         Ok(made) => made,
@@ -77,17 +77,17 @@ async fn ask(
         }
     };
     match Workload::read(&made) {
-        Some((owner, workload)) if owner == blueprint.job.key() => {
+        Some((owner, workload)) if owner == input.job.key() => {
             index.enter_workload(&owner, workload);
             Ok(())
         }
-        _ => Err(ApplyError::occupied(blueprint.job, &made.metadata)),
+        _ => Err(ApplyError::occupied(input.job, &made.metadata)),
     }
 }
 
 /// The value of the class that says how urgent the job is.
-async fn priority(client: &Client, blueprint: &Blueprint<'_>) -> Result<Option<i32>, ApplyError> {
-    let Some(class) = build::queue_priority_class(blueprint) else { return Ok(None) };
+async fn priority(client: &Client, input: &BuildInput<'_>) -> Result<Option<i32>, ApplyError> {
+    let Some(class) = build::queue_priority_class(input) else { return Ok(None) };
     let name = class.name.clone();
     let value = if class.kind == "PriorityClass" {
         let api: Api<PriorityClass> = Api::all(client.clone());
@@ -106,7 +106,7 @@ async fn priority(client: &Client, blueprint: &Blueprint<'_>) -> Result<Option<i
     }
 }
 
-async fn withdraw(
+async fn delete(
     api: &Api<DynamicObject>,
     index: &Index,
     job: &Job,
@@ -204,7 +204,7 @@ fn now() -> String {
 }
 
 /// Sets one condition, as its only writer.
-async fn say(
+async fn set_condition(
     api: &Api<DynamicObject>,
     index: &Index,
     workload: &Workload,

@@ -7,19 +7,19 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use super::{Blueprint, claim_name};
+use super::{BuildInput, claim_name};
 
 /// The claim of a job that asks for a new one. Unless it goes with the job, a job of the same name finds it
 /// again.
-pub fn storage_claim(blueprint: &Blueprint<'_>) -> Option<PersistentVolumeClaim> {
-    let storage = blueprint.prepared.job.spec().workers.storage.as_ref()?;
+pub fn storage_claim(input: &BuildInput<'_>) -> Option<PersistentVolumeClaim> {
+    let storage = input.prepared.job.spec().workers.storage.as_ref()?;
     let size = storage.size.clone()?;
-    let mut metadata = blueprint.metadata(claim_name(blueprint.name()));
+    let mut metadata = input.metadata(claim_name(input.name()));
     if storage.retain {
         metadata.owner_references = None;
     }
     // Workers on several nodes write into one run folder.
-    let is_shared = blueprint.prepared.plan.worker_groups.iter().any(|group| group.num_workers > 1);
+    let is_shared = input.prepared.plan.worker_groups.iter().any(|group| group.num_workers > 1);
     let mode = if is_shared { "ReadWriteMany" } else { "ReadWriteOnce" };
     Some(PersistentVolumeClaim {
         metadata,

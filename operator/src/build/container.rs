@@ -14,29 +14,27 @@ use rlt_traces::AttemptTrace;
 
 use super::manifest::MANIFEST_KEY;
 use super::volumes::{STORAGE_FOLDER, job_file};
-use super::{Blueprint, environment};
+use super::{BuildInput, environment};
 use crate::worker::TRAINER_CONTAINER;
 
 pub(super) fn trainer(
-    blueprint: &Blueprint<'_>,
+    input: &BuildInput<'_>,
     attempt: u32,
     worker_idx: u32,
     mounts: Vec<VolumeMount>,
 ) -> Container {
-    let workers = &blueprint.prepared.job.spec().workers;
-    let settings = blueprint.settings;
+    let workers = &input.prepared.job.spec().workers;
+    let settings = input.settings;
     Container {
         name: TRAINER_CONTAINER.into(),
-        image: Some(
-            workers.image.clone().unwrap_or_else(|| settings.image_for(device(blueprint)).to_owned()),
-        ),
-        image_pull_policy: pull_policy(blueprint),
-        command: Some(command(blueprint)),
+        image: Some(workers.image.clone().unwrap_or_else(|| settings.image_for(device(input)).to_owned())),
+        image_pull_policy: pull_policy(input),
+        command: Some(command(input)),
         // So that a relative path in the manifest means beside the run folders, as it does where `rlctl
         // run` makes them.
         working_dir: Some(STORAGE_FOLDER.into()),
-        env: Some(variables(blueprint, attempt, worker_idx)),
-        resources: Some(resources(blueprint)),
+        env: Some(variables(input, attempt, worker_idx)),
+        resources: Some(resources(input)),
         volume_mounts: Some(mounts),
         security_context: Some(unprivileged()),
         termination_message_policy: Some("FallbackToLogsOnError".into()),
@@ -46,30 +44,30 @@ pub(super) fn trainer(
 
 /// The job's own; else for the operator's image the settings', and for the job's Kubernetes' rule:
 /// `Always` for `latest`, else `IfNotPresent`.
-fn pull_policy(blueprint: &Blueprint<'_>) -> Option<String> {
-    let workers = &blueprint.prepared.job.spec().workers;
-    let of_settings = || workers.image.is_none().then(|| blueprint.settings.pull_policy.as_str());
+fn pull_policy(input: &BuildInput<'_>) -> Option<String> {
+    let workers = &input.prepared.job.spec().workers;
+    let of_settings = || workers.image.is_none().then(|| input.settings.pull_policy.as_str());
     workers.pod.image_pull_policy.map(ImagePullPolicy::name).or_else(of_settings).map(str::to_owned)
 }
 
 /// The trainer with the variables that all workers share, which are in a file: Kubernetes handles a pod's
 /// own again with every change of the pod.
-fn command(blueprint: &Blueprint<'_>) -> Vec<String> {
+fn command(input: &BuildInput<'_>) -> Vec<String> {
     let (variables, manifest) = (job_file(environment::KEY), job_file(MANIFEST_KEY));
-    let output = format!("{STORAGE_FOLDER}/runs/{}", blueprint.name());
+    let output = format!("{STORAGE_FOLDER}/runs/{}", input.name());
     ["rlt-trainer", "env", &variables, "launch", "--manifest", &manifest, "--output", &output]
         .map(str::to_owned)
         .into()
 }
 
 /// The job's own, and those by which this worker is told from the others.
-fn variables(blueprint: &Blueprint<'_>, attempt: u32, worker_idx: u32) -> Vec<EnvVar> {
-    let own = blueprint.prepared.job.spec().workers.env.iter().map(own_variable);
-    let parent = (!blueprint.settings.traces.is_empty()).then(|| {
-        let trace = AttemptTrace::of(blueprint.job.uid(), attempt);
+fn variables(input: &BuildInput<'_>, attempt: u32, worker_idx: u32) -> Vec<EnvVar> {
+    let own = input.prepared.job.spec().workers.env.iter().map(own_variable);
+    let parent = (!input.settings.traces.is_empty()).then(|| {
+        let trace = AttemptTrace::of(input.job.uid(), attempt);
         plain(rlt_traces::TRACEPARENT, trace.traceparent())
     });
-    let first_rank = environment::first_rank(blueprint, worker_idx);
+    let first_rank = environment::first_rank(input, worker_idx);
     let ours = [plain(channel::RANK, first_rank.to_string()), plain(channel::ATTEMPT, attempt.to_string())];
     own.chain(ours).chain(parent).collect()
 }
@@ -93,19 +91,19 @@ fn own_variable(env: &EnvSpec) -> EnvVar {
 }
 
 /// What the ranks of a worker compute on.
-fn device(blueprint: &Blueprint<'_>) -> Device {
-    blueprint.prepared.plan.worker_groups.first().map_or(Device::Cpu, |group| group.device)
+fn device(input: &BuildInput<'_>) -> Device {
+    input.prepared.plan.worker_groups.first().map_or(Device::Cpu, |group| group.device)
 }
 
 /// Memory and GPUs are limits, because nobody can lend them; CPU time above the request is there for
 /// whoever needs it.
-fn resources(blueprint: &Blueprint<'_>) -> ResourceRequirements {
-    let resources = &blueprint.prepared.job.spec().workers.resources;
+fn resources(input: &BuildInput<'_>) -> ResourceRequirements {
+    let resources = &input.prepared.job.spec().workers.resources;
     let quantity = |name: &str, amount: &String| (name.to_owned(), Quantity(amount.clone()));
     let mut limits = BTreeMap::new();
     limits.extend(resources.memory.as_ref().map(|memory| quantity("memory", memory)));
     limits.extend(resources.extra.iter().map(|(name, amount)| quantity(name, amount)));
-    let num_gpus = blueprint.prepared.gpus_per_worker();
+    let num_gpus = input.prepared.gpus_per_worker();
     if num_gpus > 0 {
         limits.insert(resources.gpu.clone(), Quantity(num_gpus.to_string()));
     }

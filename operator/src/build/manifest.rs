@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Resource;
 
-use super::{Blueprint, ObjectError, config_map_name, digest, environment};
+use super::{BuildInput, ObjectError, config_map_name, digest, environment};
 use crate::labels;
 
 /// The key of the manifest, and its file's name.
@@ -16,15 +16,15 @@ pub(super) const MANIFEST_KEY: &str = "manifest.yaml";
 ///
 /// # Errors
 /// [`ObjectError`], which would be a bug.
-pub fn config_map(blueprint: &Blueprint<'_>) -> Result<ConfigMap, ObjectError> {
+pub fn config_map(input: &BuildInput<'_>) -> Result<ConfigMap, ObjectError> {
     let mut data = BTreeMap::from([
-        (MANIFEST_KEY.to_owned(), blueprint.prepared.job.to_yaml()?),
-        (environment::KEY.to_owned(), serde_json::to_string_pretty(&environment::shared(blueprint))?),
+        (MANIFEST_KEY.to_owned(), input.prepared.job.to_yaml()?),
+        (environment::KEY.to_owned(), serde_json::to_string_pretty(&environment::shared(input))?),
     ]);
-    if let Some(channel) = &blueprint.settings.channel {
+    if let Some(channel) = &input.settings.channel {
         data.insert(rlt_channel::environment::CA_KEY.into(), channel.authority_pem.clone());
     }
-    let mut metadata = blueprint.metadata(config_map_name(blueprint.name()));
+    let mut metadata = input.metadata(config_map_name(input.name()));
     let digest = digest(data.iter().flat_map(|(key, text)| [key.as_str(), text]));
     metadata.annotations = Some([(labels::CONTENT_DIGEST.to_owned(), digest)].into());
     Ok(ConfigMap { metadata, data: Some(data), ..ConfigMap::default() })

@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::{ObjectReference, Service, ServiceAccount, Servi
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
 use rlt_api::plan::{RENDEZVOUS_PORT, WorkerGroup};
 
-use super::{Blueprint, digest, workers_name};
+use super::{BuildInput, digest, workers_name};
 use crate::labels;
 use crate::worker::Worker;
 
@@ -14,12 +14,12 @@ const PORT_NAME: &str = "rendezvous";
 /// The headless Service behind the first worker's name. It selects nothing: the operator itself knows the one
 /// address that matters, and whoever follows selectors would write it twice and look at every pod of the
 /// namespace for it. `None` where there is only one worker.
-pub fn service(blueprint: &Blueprint<'_>) -> Option<Service> {
-    gang(blueprint)?;
+pub fn service(input: &BuildInput<'_>) -> Option<Service> {
+    gang(input)?;
     let port =
         ServicePort { name: Some(PORT_NAME.into()), port: RENDEZVOUS_PORT.into(), ..ServicePort::default() };
     Some(Service {
-        metadata: blueprint.metadata(workers_name(blueprint.name())),
+        metadata: input.metadata(workers_name(input.name())),
         spec: Some(ServiceSpec {
             cluster_ip: Some("None".into()),
             ports: Some(vec![port]),
@@ -31,10 +31,10 @@ pub fn service(blueprint: &Blueprint<'_>) -> Option<Service> {
 
 /// The address of the first worker under its name, or nobody's: the name of a gang never leads to a worker
 /// that is gone. `None` where there is only one worker.
-pub fn endpoint(blueprint: &Blueprint<'_>, first: Option<&Worker>) -> Option<EndpointSlice> {
-    let group = gang(blueprint)?;
-    let name = workers_name(blueprint.name());
-    let mut metadata = blueprint.metadata(name.clone());
+pub fn endpoint(input: &BuildInput<'_>, first: Option<&Worker>) -> Option<EndpointSlice> {
+    let group = gang(input)?;
+    let name = workers_name(input.name());
+    let mut metadata = input.metadata(name.clone());
     metadata.labels.get_or_insert_default().extend([
         ("kubernetes.io/service-name".to_owned(), name),
         ("endpointslice.kubernetes.io/managed-by".to_owned(), labels::OPERATOR.to_owned()),
@@ -46,7 +46,7 @@ pub fn endpoint(blueprint: &Blueprint<'_>, first: Option<&Worker>) -> Option<End
         metadata,
         address_type: if is_v6 { "IPv6" } else { "IPv4" }.into(),
         endpoints: first
-            .map(|(worker, address)| reached(blueprint, group, worker, address))
+            .map(|(worker, address)| reached(input, group, worker, address))
             .into_iter()
             .collect(),
         ports: Some(vec![EndpointPort {
@@ -63,11 +63,11 @@ pub fn endpoint_digest(first: Option<&Worker>) -> String {
     digest(first.into_iter().flat_map(|worker| [&*worker.uid, worker.address.as_deref().unwrap_or("")]))
 }
 
-fn gang<'a>(blueprint: &Blueprint<'a>) -> Option<&'a WorkerGroup> {
-    blueprint.prepared.plan.worker_groups.first().filter(|group| group.num_workers > 1)
+fn gang<'a>(input: &BuildInput<'a>) -> Option<&'a WorkerGroup> {
+    input.prepared.plan.worker_groups.first().filter(|group| group.num_workers > 1)
 }
 
-fn reached(blueprint: &Blueprint<'_>, group: &WorkerGroup, worker: &Worker, address: &str) -> Endpoint {
+fn reached(input: &BuildInput<'_>, group: &WorkerGroup, worker: &Worker, address: &str) -> Endpoint {
     Endpoint {
         addresses: vec![address.to_owned()],
         // The others look for it before it is ready.
@@ -76,7 +76,7 @@ fn reached(blueprint: &Blueprint<'_>, group: &WorkerGroup, worker: &Worker, addr
         node_name: worker.node.as_deref().map(str::to_owned),
         target_ref: Some(ObjectReference {
             kind: Some("Pod".into()),
-            namespace: Some(blueprint.job.namespace().into()),
+            namespace: Some(input.job.namespace().into()),
             name: Some(worker.name.to_string()),
             uid: Some(worker.uid.to_string()),
             ..ObjectReference::default()
@@ -86,9 +86,9 @@ fn reached(blueprint: &Blueprint<'_>, group: &WorkerGroup, worker: &Worker, addr
 }
 
 /// The identity of the workers: it may do nothing, and no token of it is mounted unasked.
-pub fn service_account(blueprint: &Blueprint<'_>) -> ServiceAccount {
+pub fn service_account(input: &BuildInput<'_>) -> ServiceAccount {
     ServiceAccount {
-        metadata: blueprint.metadata(workers_name(blueprint.name())),
+        metadata: input.metadata(workers_name(input.name())),
         automount_service_account_token: Some(false),
         ..ServiceAccount::default()
     }

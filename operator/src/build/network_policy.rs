@@ -7,41 +7,41 @@ use k8s_openapi::api::networking::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use rlt_api::spec::NetworkAccess;
 
-use super::{Blueprint, digest, workers_name};
+use super::{BuildInput, digest, workers_name};
 use crate::labels;
 
 /// The port of name servers.
 const NAME_PORT: u16 = 53;
 
 /// The NetworkPolicy of a job; `None` where the job wants none. It carries a digest of its content.
-pub fn network_policy(blueprint: &Blueprint<'_>) -> Option<NetworkPolicy> {
-    let access = blueprint.prepared.job.spec().workers.network;
+pub fn network_policy(input: &BuildInput<'_>) -> Option<NetworkPolicy> {
+    let access = input.prepared.job.spec().workers.network;
     let egress = match access {
         NetworkAccess::Open => return None,
         NetworkAccess::Guarded => None,
-        NetworkAccess::Isolated => Some(egress(blueprint)),
+        NetworkAccess::Isolated => Some(egress(input)),
     };
     let types = if egress.is_some() { ["Ingress", "Egress"].as_slice() } else { ["Ingress"].as_slice() };
     let spec = NetworkPolicySpec {
-        pod_selector: Some(workers(blueprint)),
+        pod_selector: Some(workers(input)),
         policy_types: Some(types.iter().copied().map(str::to_owned).collect()),
-        ingress: Some(ingress(blueprint)),
+        ingress: Some(ingress(input)),
         egress,
     };
     let text = serde_json::to_string(&spec).unwrap_or_default();
-    let mut metadata = blueprint.metadata(workers_name(blueprint.name()));
+    let mut metadata = input.metadata(workers_name(input.name()));
     metadata.annotations = Some([(labels::CONTENT_DIGEST.to_owned(), digest([text.as_str()]))].into());
     Some(NetworkPolicy { metadata, spec: Some(spec) })
 }
 
 /// All workers of a job, whatever their attempt.
-fn workers(blueprint: &Blueprint<'_>) -> LabelSelector {
-    let uid = (labels::JOB_UID.to_owned(), blueprint.job.uid().to_owned());
+fn workers(input: &BuildInput<'_>) -> LabelSelector {
+    let uid = (labels::JOB_UID.to_owned(), input.job.uid().to_owned());
     LabelSelector { match_labels: Some([uid].into()), match_expressions: None }
 }
 
-fn each_other(blueprint: &Blueprint<'_>) -> Vec<NetworkPolicyPeer> {
-    vec![NetworkPolicyPeer { pod_selector: Some(workers(blueprint)), ..NetworkPolicyPeer::default() }]
+fn each_other(input: &BuildInput<'_>) -> Vec<NetworkPolicyPeer> {
+    vec![NetworkPolicyPeer { pod_selector: Some(workers(input)), ..NetworkPolicyPeer::default() }]
 }
 
 fn port(number: u16, protocol: &str) -> NetworkPolicyPort {
@@ -53,9 +53,9 @@ fn port(number: u16, protocol: &str) -> NetworkPolicyPort {
     }
 }
 
-fn ingress(blueprint: &Blueprint<'_>) -> Vec<NetworkPolicyIngressRule> {
-    let ranks = NetworkPolicyIngressRule { from: Some(each_other(blueprint)), ports: None };
-    let metrics = blueprint.prepared.job.spec().tracking.prometheus.as_ref().map(|endpoint| endpoint.port);
+fn ingress(input: &BuildInput<'_>) -> Vec<NetworkPolicyIngressRule> {
+    let ranks = NetworkPolicyIngressRule { from: Some(each_other(input)), ports: None };
+    let metrics = input.prepared.job.spec().tracking.prometheus.as_ref().map(|endpoint| endpoint.port);
     // A port that is chosen anew each time can not be named here.
     let metrics = metrics
         .filter(|port| *port != 0)
@@ -63,9 +63,9 @@ fn ingress(blueprint: &Blueprint<'_>) -> Vec<NetworkPolicyIngressRule> {
     std::iter::once(ranks).chain(metrics).collect()
 }
 
-fn egress(blueprint: &Blueprint<'_>) -> Vec<NetworkPolicyEgressRule> {
-    let ranks = NetworkPolicyEgressRule { to: Some(each_other(blueprint)), ports: None };
-    let channel = blueprint.settings.channel.as_ref().and_then(|channel| {
+fn egress(input: &BuildInput<'_>) -> Vec<NetworkPolicyEgressRule> {
+    let ranks = NetworkPolicyEgressRule { to: Some(each_other(input)), ports: None };
+    let channel = input.settings.channel.as_ref().and_then(|channel| {
         let (_, number) = channel.address.rsplit_once(':')?;
         number.parse().ok()
     });

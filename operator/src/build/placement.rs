@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{Blueprint, Gang, pod_group_name};
+use super::{BuildInput, Gang, pod_group_name};
 use crate::labels;
 use crate::queue::Workload;
 
@@ -61,22 +61,22 @@ impl Placement {
     /// The placement of an attempt in a gang, as far as one is known, and on the nodes that a queue has set
     /// aside.
     pub fn new(
-        blueprint: &Blueprint<'_>,
+        input: &BuildInput<'_>,
         attempt: u32,
         gang: Option<Gang>,
         admission: Option<(&Workload, &[Flavor])>,
     ) -> Self {
         let mut placement = Self::default();
         if let Some(gang) = gang {
-            placement.join(gang, pod_group_name(blueprint.name(), attempt));
+            placement.join(gang, pod_group_name(input.name(), attempt));
         }
         if let Some((workload, flavors)) = admission {
-            placement.admit(blueprint, workload, flavors);
+            placement.admit(input, workload, flavors);
         }
         // Volcano and Kueue place workers side by side themselves. Kubernetes' PodGroup may have lost its
         // constraint to a feature gate that is off, which nobody would be told.
         if gang != Some(Gang::Volcano) && placement.gates.is_empty() {
-            placement.affinity = affinity(blueprint, attempt);
+            placement.affinity = affinity(input, attempt);
         }
         placement
     }
@@ -89,8 +89,8 @@ impl Placement {
         }
     }
 
-    fn admit(&mut self, blueprint: &Blueprint<'_>, workload: &Workload, flavors: &[Flavor]) {
-        let Some(group) = blueprint.prepared.plan.worker_groups.first() else { return };
+    fn admit(&mut self, input: &BuildInput<'_>, workload: &Workload, flavors: &[Flavor]) {
+        let Some(group) = input.prepared.plan.worker_groups.first() else { return };
         self.labels.insert(KUEUE_POD_SET_LABEL.into(), group.name.clone());
         self.annotations.insert(KUEUE_WORKLOAD_ANNOTATION.into(), workload.name.clone());
         if workload.assignments.iter().any(|one| one.name == group.name && one.has_topology) {
@@ -154,10 +154,10 @@ impl Placement {
 }
 
 /// Workers of one attempt near to each other, where the job wants it.
-fn affinity(blueprint: &Blueprint<'_>, attempt: u32) -> Option<Affinity> {
-    let topology = blueprint.prepared.job.spec().workers.topology.as_ref()?;
+fn affinity(input: &BuildInput<'_>, attempt: u32) -> Option<Affinity> {
+    let topology = input.prepared.job.spec().workers.topology.as_ref()?;
     let workers = [
-        (labels::JOB_UID.to_owned(), blueprint.job.uid().to_owned()),
+        (labels::JOB_UID.to_owned(), input.job.uid().to_owned()),
         (labels::ATTEMPT.to_owned(), attempt.to_string()),
     ];
     let near = |key: &String| PodAffinityTerm {

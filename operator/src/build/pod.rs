@@ -6,24 +6,23 @@ use k8s_openapi::api::core::v1::{
 };
 use rlt_api::spec::{TaintEffect, TolerationOperator, TolerationSpec};
 
-use super::{Blueprint, container, volumes, workers_name};
+use super::{BuildInput, container, volumes, workers_name};
 use crate::labels;
 
 /// The user and group of a worker, whatever its image says: nobody's, and the owner of what it writes.
 const USER_ID: i64 = 65532;
 
 /// The pod of a worker in an attempt. `None` when the plan has no such worker.
-pub fn pod(blueprint: &Blueprint<'_>, attempt: u32, worker_idx: u32) -> Option<Pod> {
-    let group =
-        blueprint.prepared.plan.worker_groups.first().filter(|group| worker_idx < group.num_workers)?;
-    let spec = blueprint.prepared.job.spec();
+pub fn pod(input: &BuildInput<'_>, attempt: u32, worker_idx: u32) -> Option<Pod> {
+    let group = input.prepared.plan.worker_groups.first().filter(|group| worker_idx < group.num_workers)?;
+    let spec = input.prepared.job.spec();
     let name = group.worker_name(worker_idx);
-    let (volumes, mounts) = volumes::volumes(blueprint).into_iter().unzip();
+    let (volumes, mounts) = volumes::volumes(input).into_iter().unzip();
     let workers = &spec.workers;
-    let account = workers_name(blueprint.name());
+    let account = workers_name(input.name());
     let filled = |list: Vec<_>| (!list.is_empty()).then_some(list);
     let spec = PodSpec {
-        containers: vec![container::trainer(blueprint, attempt, worker_idx, mounts)],
+        containers: vec![container::trainer(input, attempt, worker_idx, mounts)],
         volumes: Some(volumes),
         restart_policy: Some("Never".into()),
         hostname: Some(name.clone()),
@@ -42,7 +41,7 @@ pub fn pod(blueprint: &Blueprint<'_>, attempt: u32, worker_idx: u32) -> Option<P
         image_pull_secrets: filled(workers.image_pull_secrets.iter().map(|name| reference(name)).collect()),
         ..PodSpec::default()
     };
-    let mut metadata = blueprint.metadata(name);
+    let mut metadata = input.metadata(name);
     if !workers.pod.annotations.is_empty() {
         metadata.annotations.get_or_insert_default().extend(workers.pod.annotations.clone());
     }

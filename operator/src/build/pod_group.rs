@@ -4,7 +4,7 @@
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use serde_json::{Value, json};
 
-use super::{Blueprint, workers_name};
+use super::{BuildInput, workers_name};
 use crate::discovery::Served;
 use crate::labels;
 use crate::queue;
@@ -29,11 +29,11 @@ pub enum Gang {
 
 /// Whose PodGroup the workers of a job have: that of their scheduler, as far as the cluster serves it. One
 /// worker needs none.
-pub fn gang(blueprint: &Blueprint<'_>, served: Served) -> Option<Gang> {
-    blueprint.prepared.plan.worker_groups.first().filter(|group| group.num_workers > 1)?;
+pub fn gang(input: &BuildInput<'_>, served: Served) -> Option<Gang> {
+    input.prepared.plan.worker_groups.first().filter(|group| group.num_workers > 1)?;
     let native = served.native_groups.map(Gang::Native);
     let coscheduling = served.has_coscheduling.then_some(Gang::Coscheduling);
-    match blueprint.prepared.job.spec().workers.scheduler_name.as_deref() {
+    match input.prepared.job.spec().workers.scheduler_name.as_deref() {
         Some(VOLCANO) => served.has_volcano.then_some(Gang::Volcano),
         None | Some(DEFAULT) => native.or(coscheduling),
         Some(_) => coscheduling.or(native),
@@ -56,17 +56,17 @@ pub fn pod_group_kind(gang: Gang) -> ApiResource {
 }
 
 /// The PodGroup of an attempt.
-pub fn pod_group(blueprint: &Blueprint<'_>, gang: Gang, attempt: u32) -> DynamicObject {
-    let mut metadata = blueprint.metadata(pod_group_name(blueprint.name(), attempt));
+pub fn pod_group(input: &BuildInput<'_>, gang: Gang, attempt: u32) -> DynamicObject {
+    let mut metadata = input.metadata(pod_group_name(input.name(), attempt));
     metadata.labels.get_or_insert_default().insert(labels::ATTEMPT.into(), attempt.to_string());
-    let num_workers = blueprint.prepared.plan.worker_groups.first().map_or(0, |group| group.num_workers);
+    let num_workers = input.prepared.plan.worker_groups.first().map_or(0, |group| group.num_workers);
     let mut spec = match gang {
-        Gang::Native(_) => native(blueprint, num_workers),
-        Gang::Volcano => volcano(blueprint, num_workers),
+        Gang::Native(_) => native(input, num_workers),
+        Gang::Volcano => volcano(input, num_workers),
         Gang::Coscheduling => json!({"minMember": num_workers}),
     };
     if let (Gang::Native(_) | Gang::Volcano, Some(class)) =
-        (gang, &blueprint.prepared.job.spec().workers.priority_class_name)
+        (gang, &input.prepared.job.spec().workers.priority_class_name)
     {
         spec["priorityClassName"] = class.as_str().into();
     }
@@ -74,21 +74,21 @@ pub fn pod_group(blueprint: &Blueprint<'_>, gang: Gang, attempt: u32) -> Dynamic
     DynamicObject { metadata, ..object }
 }
 
-fn native(blueprint: &Blueprint<'_>, num_workers: u32) -> Value {
+fn native(input: &BuildInput<'_>, num_workers: u32) -> Value {
     let mut spec = json!({"schedulingPolicy": {"gang": {"minCount": num_workers}}});
-    let topology = blueprint.prepared.job.spec().workers.topology.as_ref();
+    let topology = input.prepared.job.spec().workers.topology.as_ref();
     if let Some(key) = topology.and_then(|topology| topology.required.as_deref()) {
         spec["schedulingConstraints"] = json!({"topology": [{"key": key}]});
     }
     spec
 }
 
-fn volcano(blueprint: &Blueprint<'_>, num_workers: u32) -> Value {
+fn volcano(input: &BuildInput<'_>, num_workers: u32) -> Value {
     let mut spec = json!({"minMember": num_workers});
-    if let Some(queue) = queue::label(blueprint.job, VOLCANO_QUEUE_LABEL) {
+    if let Some(queue) = queue::label(input.job, VOLCANO_QUEUE_LABEL) {
         spec["queue"] = queue.into();
     }
-    if let Some(topology) = &blueprint.prepared.job.spec().workers.topology {
+    if let Some(topology) = &input.prepared.job.spec().workers.topology {
         let (mode, tier) = match &topology.required {
             Some(tier) => ("hard", Some(tier)),
             None => ("soft", topology.preferred.as_ref()),

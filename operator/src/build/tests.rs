@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::{Blueprint, ChannelAccess, Settings, config_map, content_digest, pod, service, storage_claim};
+use super::{BuildInput, ChannelAccess, Settings, config_map, content_digest, pod, service, storage_claim};
 use crate::args::PullPolicy;
 use crate::decide::fixtures::job;
 use crate::job::Job;
@@ -45,13 +45,13 @@ fn prepared(job: &Job, num_workers: u32) -> Prepared {
 fn the_quickstart_is_one_restricted_pod() {
     let job = with_workers(json!({}));
     let (prepared, settings) = (prepared(&job, 1), settings(Some(channel())));
-    let blueprint = Blueprint { job: &job, prepared: &prepared, settings: &settings };
-    let shared = config_map(&blueprint).unwrap().data.unwrap().remove("environment.json").unwrap();
+    let input = BuildInput { job: &job, prepared: &prepared, settings: &settings };
+    let shared = config_map(&input).unwrap().data.unwrap().remove("environment.json").unwrap();
     let shared: Value = serde_json::from_str(&shared).unwrap();
-    insta::assert_yaml_snapshot!((pod(&blueprint, 1, 0).unwrap(), shared));
-    assert!(pod(&blueprint, 1, 1).is_none());
-    assert!(service(&blueprint).is_none(), "one worker needs no address");
-    assert!(storage_claim(&blueprint).is_none());
+    insta::assert_yaml_snapshot!((pod(&input, 1, 0).unwrap(), shared));
+    assert!(pod(&input, 1, 1).is_none());
+    assert!(service(&input).is_none(), "one worker needs no address");
+    assert!(storage_claim(&input).is_none());
 }
 
 #[test]
@@ -89,9 +89,9 @@ fn every_field_of_the_workers_reaches_the_pod() {
         "storage": {"size": "10Gi", "storageClassName": "fast"},
     }));
     let (prepared, settings) = (prepared(&job, 2), settings(None));
-    let blueprint = Blueprint { job: &job, prepared: &prepared, settings: &settings };
-    let rank_1 = pod(&blueprint, 3, 1).unwrap();
-    insta::assert_yaml_snapshot!((rank_1, service(&blueprint), storage_claim(&blueprint)));
+    let input = BuildInput { job: &job, prepared: &prepared, settings: &settings };
+    let rank_1 = pod(&input, 3, 1).unwrap();
+    insta::assert_yaml_snapshot!((rank_1, service(&input), storage_claim(&input)));
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn workers_with_gpus_run_the_image_with_cuda_s_libraries_unless_the_job_names_on
     let image = |workers: Value, settings: &Settings| {
         let job = with_workers(workers);
         let prepared = prepared(&job, 1);
-        let pod = pod(&Blueprint { job: &job, prepared: &prepared, settings }, 1, 0).unwrap();
+        let pod = pod(&BuildInput { job: &job, prepared: &prepared, settings }, 1, 0).unwrap();
         let container = pod.spec.unwrap().containers.remove(0);
         let gpus = container.resources.unwrap().limits.unwrap_or_default().remove("nvidia.com/gpu");
         (container.image.unwrap(), gpus.map(|quantity| quantity.0))
@@ -121,13 +121,13 @@ fn workers_with_gpus_run_the_image_with_cuda_s_libraries_unless_the_job_names_on
 fn a_pod_of_eight_ranks_has_eight_gpus_and_begins_at_its_first_rank() {
     let job = with_workers(json!({"count": 4, "ranksPerWorker": 8, "device": "Cuda"}));
     let (prepared, settings) = (Prepared::new(&job).unwrap(), settings(None));
-    let blueprint = Blueprint { job: &job, prepared: &prepared, settings: &settings };
-    let last = pod(&blueprint, 1, 3).unwrap().spec.unwrap().containers.remove(0);
+    let input = BuildInput { job: &job, prepared: &prepared, settings: &settings };
+    let last = pod(&input, 1, 3).unwrap().spec.unwrap().containers.remove(0);
     let rank = last.env.unwrap().into_iter().find(|variable| variable.name == "RANK").unwrap();
     assert_eq!(rank.value.as_deref(), Some("24"));
     assert_eq!(last.resources.unwrap().limits.unwrap()["nvidia.com/gpu"].0, "8");
-    assert!(pod(&blueprint, 1, 4).is_none(), "a worker is a pod");
-    let shared = config_map(&blueprint).unwrap().data.unwrap().remove("environment.json").unwrap();
+    assert!(pod(&input, 1, 4).is_none(), "a worker is a pod");
+    let shared = config_map(&input).unwrap().data.unwrap().remove("environment.json").unwrap();
     let shared: Value = serde_json::from_str(&shared).unwrap();
     assert_eq!((&shared["WORLD_SIZE"], &shared["LOCAL_WORLD_SIZE"]), (&json!("32"), &json!("8")));
     let resolved = prepared.resolved_numbers();
@@ -139,7 +139,7 @@ fn a_claim_goes_with_the_job_only_on_request() {
     let owners = |storage: Value| {
         let job = with_workers(json!({"storage": storage}));
         let (prepared, settings) = (prepared(&job, 1), settings(None));
-        let claim = storage_claim(&Blueprint { job: &job, prepared: &prepared, settings: &settings });
+        let claim = storage_claim(&BuildInput { job: &job, prepared: &prepared, settings: &settings });
         claim.map(|claim| claim.metadata.owner_references.is_some())
     };
     assert_eq!(owners(json!({"size": "1Gi"})), Some(false));
@@ -151,12 +151,12 @@ fn a_claim_goes_with_the_job_only_on_request() {
 fn the_manifest_in_the_config_map_validates_to_the_same_job_and_its_digest_follows_its_content() {
     let job = with_workers(json!({"resources": {"memory": "2Gi"}}));
     let (prepared, settings) = (prepared(&job, 1), settings(Some(channel())));
-    let map = config_map(&Blueprint { job: &job, prepared: &prepared, settings: &settings }).unwrap();
+    let map = config_map(&BuildInput { job: &job, prepared: &prepared, settings: &settings }).unwrap();
     let data = map.data.clone().unwrap();
     assert_eq!(rlt_api::validate(&data["manifest.yaml"]).unwrap(), prepared.job);
     assert_eq!(data[rlt_channel::environment::CA_KEY], "PEM");
     let other = Settings { channel: None, ..settings };
-    let changed = config_map(&Blueprint { job: &job, prepared: &prepared, settings: &other }).unwrap();
+    let changed = config_map(&BuildInput { job: &job, prepared: &prepared, settings: &other }).unwrap();
     assert_ne!(content_digest(&map), content_digest(&changed));
 }
 
@@ -166,10 +166,10 @@ fn what_a_job_sets_itself_stays_and_what_tells_ranks_and_attempts_apart_is_the_p
     let collector = [(endpoint.to_owned(), "http://otel:4318/$a".to_owned())];
     let told = |job: &Job, traces: &[(String, String)], attempt: u32| {
         let (prepared, settings) = (prepared(job, 2), Settings { traces: traces.into(), ..settings(None) });
-        let blueprint = Blueprint { job, prepared: &prepared, settings: &settings };
-        let container = pod(&blueprint, attempt, 1).unwrap().spec.unwrap().containers.remove(0);
+        let input = BuildInput { job, prepared: &prepared, settings: &settings };
+        let container = pod(&input, attempt, 1).unwrap().spec.unwrap().containers.remove(0);
         let pairs = container.env.unwrap().into_iter().map(|one| (one.name, one.value.unwrap_or_default()));
-        let shared = config_map(&blueprint).unwrap().data.unwrap().remove("environment.json").unwrap();
+        let shared = config_map(&input).unwrap().data.unwrap().remove("environment.json").unwrap();
         (
             pairs.collect::<BTreeMap<_, _>>(),
             serde_json::from_str::<BTreeMap<String, String>>(&shared).unwrap(),

@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use rlt_api::spec::{Device, EphemeralVolumeSpec, VolumeSpec};
 use rlt_channel::environment;
 
-use super::{Blueprint, claim_name, config_map_name};
+use super::{BuildInput, claim_name, config_map_name};
 
 /// The folder of all that the operator tells workers: the files of the job's ConfigMap, and the token.
 const JOB_FOLDER: &str = "/etc/rltraining";
@@ -23,14 +23,14 @@ pub(super) fn job_file(key: &str) -> String {
 }
 
 /// The volumes of a worker, each with where it is mounted.
-pub(super) fn volumes(blueprint: &Blueprint<'_>) -> Vec<(Volume, VolumeMount)> {
+pub(super) fn volumes(input: &BuildInput<'_>) -> Vec<(Volume, VolumeMount)> {
     let mut volumes = vec![
-        read_only(told(blueprint), JOB_FOLDER),
-        writable(storage(blueprint), STORAGE_FOLDER),
+        read_only(told(input), JOB_FOLDER),
+        writable(storage(input), STORAGE_FOLDER),
         writable(scratch(), "/tmp"),
     ];
-    volumes.extend(shared_memory(blueprint).map(|volume| writable(volume, "/dev/shm")));
-    let own = blueprint.prepared.job.spec().workers.pod.volumes.iter().enumerate();
+    volumes.extend(shared_memory(input).map(|volume| writable(volume, "/dev/shm")));
+    let own = input.prepared.job.spec().workers.pod.volumes.iter().enumerate();
     volumes.extend(own.map(|(idx, volume)| of_job(idx, volume)));
     volumes
 }
@@ -46,16 +46,15 @@ fn writable(volume: Volume, path: &str) -> (Volume, VolumeMount) {
 }
 
 /// What the operator tells workers: what all of them read, beside a token that only the operator accepts.
-fn told(blueprint: &Blueprint<'_>) -> Volume {
-    let map =
-        ConfigMapProjection { name: config_map_name(blueprint.name()), ..ConfigMapProjection::default() };
+fn told(input: &BuildInput<'_>) -> Volume {
+    let map = ConfigMapProjection { name: config_map_name(input.name()), ..ConfigMapProjection::default() };
     let token = ServiceAccountTokenProjection {
         audience: Some(rlt_channel::AUDIENCE.into()),
         expiration_seconds: Some(environment::TOKEN_SECONDS),
         path: environment::TOKEN_KEY.into(),
     };
     let mut sources = vec![VolumeProjection { config_map: Some(map), ..VolumeProjection::default() }];
-    if blueprint.settings.channel.is_some() {
+    if input.settings.channel.is_some() {
         let token = Some(token);
         sources.push(VolumeProjection { service_account_token: token, ..VolumeProjection::default() });
     }
@@ -109,13 +108,13 @@ fn ephemeral(spec: &EphemeralVolumeSpec) -> EphemeralVolumeSource {
     EphemeralVolumeSource { volume_claim_template: Some(template) }
 }
 
-fn storage(blueprint: &Blueprint<'_>) -> Volume {
-    let storage = blueprint.prepared.job.spec().workers.storage.as_ref();
+fn storage(input: &BuildInput<'_>) -> Volume {
+    let storage = input.prepared.job.spec().workers.storage.as_ref();
     let volume = Volume { name: "storage".into(), ..Volume::default() };
     let Some(storage) = storage else {
         return Volume { empty_dir: Some(EmptyDirVolumeSource::default()), ..volume };
     };
-    let claim = storage.claim_name.clone().unwrap_or_else(|| claim_name(blueprint.name()));
+    let claim = storage.claim_name.clone().unwrap_or_else(|| claim_name(input.name()));
     let claim = PersistentVolumeClaimVolumeSource { claim_name: claim, read_only: None };
     Volume { persistent_volume_claim: Some(claim), ..volume }
 }
@@ -127,9 +126,9 @@ fn scratch() -> Volume {
 
 /// Where it is asked for, and where GPUs or several ranks may need more than the 64 MiB that a container has
 /// anyway.
-fn shared_memory(blueprint: &Blueprint<'_>) -> Option<Volume> {
-    let size = blueprint.prepared.job.spec().workers.resources.shared_memory.clone();
-    let group = blueprint.prepared.plan.worker_groups.first();
+fn shared_memory(input: &BuildInput<'_>) -> Option<Volume> {
+    let size = input.prepared.job.spec().workers.resources.shared_memory.clone();
+    let group = input.prepared.plan.worker_groups.first();
     let is_short = group.is_some_and(|group| group.device == Device::Cuda || group.ranks_per_worker > 1);
     let memory =
         EmptyDirVolumeSource { medium: Some("Memory".into()), size_limit: size.clone().map(Quantity) };

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{Container, PodSpec, PodTemplateSpec, ResourceRe
 use kube::core::DynamicObject;
 use serde_json::{Value, json};
 
-use super::{Blueprint, digest};
+use super::{BuildInput, digest};
 use crate::discovery;
 use crate::labels;
 use crate::queue::{self, PRIORITY_LABEL};
@@ -25,29 +25,29 @@ pub struct PriorityClass {
 }
 
 /// The class that says how urgent a job is in its queue; `None` where nobody says.
-pub fn queue_priority_class(blueprint: &Blueprint<'_>) -> Option<PriorityClass> {
-    if let Some(name) = queue::label(blueprint.job, PRIORITY_LABEL) {
+pub fn queue_priority_class(input: &BuildInput<'_>) -> Option<PriorityClass> {
+    if let Some(name) = queue::label(input.job, PRIORITY_LABEL) {
         let (group, kind) = ("kueue.x-k8s.io", "WorkloadPriorityClass");
         return Some(PriorityClass { group, kind, name: name.to_owned() });
     }
-    let name = blueprint.prepared.job.spec().workers.priority_class_name.clone()?;
+    let name = input.prepared.job.spec().workers.priority_class_name.clone()?;
     Some(PriorityClass { group: "scheduling.k8s.io", kind: "PriorityClass", name })
 }
 
 /// The digest of what a job asks its queue for; the value of its priority class is not part of it.
-pub fn workload_digest(blueprint: &Blueprint<'_>, queue: &str) -> String {
-    digest([spec(blueprint, queue).to_string().as_str()])
+pub fn workload_digest(input: &BuildInput<'_>, queue: &str) -> String {
+    digest([spec(input, queue).to_string().as_str()])
 }
 
 /// The Workload of a job in a queue, with the value of its priority class where it has one.
-pub fn workload(blueprint: &Blueprint<'_>, queue: &str, priority: Option<i32>) -> DynamicObject {
-    let uid = blueprint.job.uid();
-    let name = format!("{}-{}", blueprint.name(), &digest([uid])[..5]);
-    let mut metadata = blueprint.metadata(name);
+pub fn workload(input: &BuildInput<'_>, queue: &str, priority: Option<i32>) -> DynamicObject {
+    let uid = input.job.uid();
+    let name = format!("{}-{}", input.name(), &digest([uid])[..5]);
+    let mut metadata = input.metadata(name);
     metadata.labels.get_or_insert_default().insert(JOB_UID_LABEL.into(), uid.into());
-    let digest = workload_digest(blueprint, queue);
+    let digest = workload_digest(input, queue);
     metadata.annotations = Some([(labels::CONTENT_DIGEST.to_owned(), digest)].into());
-    let mut spec = spec(blueprint, queue);
+    let mut spec = spec(input, queue);
     if let Some(priority) = priority {
         spec["priority"] = priority.into();
     }
@@ -55,14 +55,14 @@ pub fn workload(blueprint: &Blueprint<'_>, queue: &str, priority: Option<i32>) -
     DynamicObject { metadata, ..object }
 }
 
-fn spec(blueprint: &Blueprint<'_>, queue: &str) -> Value {
-    let groups = blueprint.prepared.plan.worker_groups.iter();
+fn spec(input: &BuildInput<'_>, queue: &str) -> Value {
+    let groups = input.prepared.plan.worker_groups.iter();
     let pod_sets: Vec<_> = groups
         .map(|group| {
             let mut set = json!({
-                "name": group.name, "count": group.num_workers, "template": template(blueprint),
+                "name": group.name, "count": group.num_workers, "template": template(input),
             });
-            if let Some(topology) = &blueprint.prepared.job.spec().workers.topology {
+            if let Some(topology) = &input.prepared.job.spec().workers.topology {
                 set["topologyRequest"] = json!(topology);
                 // Neighbours by rank are neighbours by node.
                 set["topologyRequest"]["podIndexLabel"] = labels::WORKER_IDX.into();
@@ -71,15 +71,15 @@ fn spec(blueprint: &Blueprint<'_>, queue: &str) -> Value {
         })
         .collect();
     let mut spec = json!({"queueName": queue, "podSets": pod_sets});
-    if let Some(PriorityClass { group, kind, name }) = queue_priority_class(blueprint) {
+    if let Some(PriorityClass { group, kind, name }) = queue_priority_class(input) {
         spec["priorityClassRef"] = json!({"group": group, "kind": kind, "name": name});
     }
     spec
 }
 
 /// What decides where a pod fits. Limits count as requests where there are none, as they do for pods.
-fn template(blueprint: &Blueprint<'_>) -> PodTemplateSpec {
-    let pod = super::pod(blueprint, 1, 0).and_then(|pod| pod.spec).unwrap_or_default();
+fn template(input: &BuildInput<'_>) -> PodTemplateSpec {
+    let pod = super::pod(input, 1, 0).and_then(|pod| pod.spec).unwrap_or_default();
     let container = |container: Container| {
         let resources = container.resources.unwrap_or_default();
         let mut requests = resources.limits.clone().unwrap_or_default();

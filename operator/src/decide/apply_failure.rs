@@ -4,7 +4,7 @@ use k8s_openapi::jiff::Timestamp;
 use rlt_api::Reason;
 use rlt_api::status::RLTrainingJobStatus;
 
-use super::{Decision, Situation, conditions};
+use super::{Decision, JobState, conditions};
 
 /// Why a decision could not be applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ impl Decision {
     /// The job itself is not deleted, so that there is a status to read.
     #[must_use]
     pub fn failed(mut self, failure: ApplyFailure, now: Timestamp) -> Self {
-        self.status.conditions = conditions::conditions(&self.situation, Some(&failure), &self.status, now);
+        self.status.conditions = conditions::conditions(&self.state, Some(&failure), &self.status, now);
         self.delete_job = false;
         self.apply_failure = Some(failure);
         self
@@ -31,7 +31,7 @@ impl Decision {
 }
 
 /// A job that has ended stays `Complete` or `Failed`, whatever is left to clean up.
-pub(super) fn stalls(situation: &Situation, failure: &ApplyFailure, status: &RLTrainingJobStatus) -> bool {
-    let has_ended = status.completion_time.is_some() || matches!(situation, Situation::Complete);
+pub(super) fn stalls(state: &JobState, failure: &ApplyFailure, status: &RLTrainingJobStatus) -> bool {
+    let has_ended = status.completion_time.is_some() || matches!(state, JobState::Complete);
     failure.needs_action && !has_ended
 }

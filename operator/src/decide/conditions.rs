@@ -1,4 +1,4 @@
-//! What a status says about a situation: every condition, with its reason and a sentence for people.
+//! What a status says about a state: every condition, with its reason and a sentence for people.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ const MAX_MESSAGE_BYTES: usize = 32 * 1024;
 
 /// What a job is doing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Situation {
+pub enum JobState {
     /// The workers of the first attempt, or of one after a pause, are being started.
     Starting,
     /// All workers run.
@@ -24,9 +24,9 @@ pub enum Situation {
     /// Attempts ended soon after their start; the next one waits this long.
     WaitingToRestart(Duration),
     /// A worker does not start, for this cause and with this message.
-    HeldUp(FailureCause, String),
+    StartDelayed(FailureCause, String),
     /// Somebody stops a worker, and the others save a checkpoint with it.
-    Leaving(String),
+    Stopping(String),
     /// A worker cannot be stopped.
     Stuck(String),
     /// Workers save their state and stop.
@@ -45,8 +45,8 @@ pub enum Situation {
 
 use ConditionStatus::{False, True, Unknown};
 
-impl Situation {
-    /// The situation of a job that has ended.
+impl JobState {
+    /// The state of a job that has ended.
     pub(super) fn of_finished(status: &RLTrainingJobStatus) -> Self {
         let complete = status.conditions.iter().find(|condition| condition.type_ == ConditionType::Complete);
         match &status.last_failure {
@@ -60,14 +60,14 @@ impl Situation {
 
 /// Every condition of a status, in their order; a condition whose status stays keeps its time.
 pub(super) fn conditions(
-    situation: &Situation,
+    state: &JobState,
     failure: Option<&ApplyFailure>,
     status: &RLTrainingJobStatus,
     now: Timestamp,
 ) -> Vec<Condition> {
     let condition = |type_: ConditionType| {
-        let failed = failure.and_then(|failure| say_failed(type_, situation, failure, status));
-        let (holds, reason, mut message) = failed.unwrap_or_else(|| say(type_, situation, status));
+        let failed = failure.and_then(|failure| entry_of_failure(type_, state, failure, status));
+        let (holds, reason, mut message) = failed.unwrap_or_else(|| entry_of(type_, state, status));
         message.truncate(message.floor_char_boundary(MAX_MESSAGE_BYTES));
         let before = status.conditions.iter().find(|before| before.type_ == type_);
         let since =
@@ -85,128 +85,128 @@ pub(super) fn conditions(
 }
 
 /// What a decision that could not be applied changes about two of the conditions.
-fn say_failed(
+fn entry_of_failure(
     type_: ConditionType,
-    situation: &Situation,
+    state: &JobState,
     failure: &ApplyFailure,
     status: &RLTrainingJobStatus,
-) -> Option<Said> {
+) -> Option<Entry> {
     match type_ {
         ConditionType::Reconciling if failure.reason == Reason::WorkersRefused => {
-            Some(said(True, failure.reason, "workers cannot be made"))
+            Some(entry(True, failure.reason, "workers cannot be made"))
         }
         ConditionType::Reconciling => Some((True, failure.reason, failure.message.clone())),
-        ConditionType::Stalled if apply_failure::stalls(situation, failure, status) => {
+        ConditionType::Stalled if apply_failure::stalls(state, failure, status) => {
             Some((True, failure.reason, failure.message.clone()))
         }
         _ => None,
     }
 }
 
-type Said = (ConditionStatus, Reason, String);
+type Entry = (ConditionStatus, Reason, String);
 
-fn say(type_: ConditionType, situation: &Situation, status: &RLTrainingJobStatus) -> Said {
+fn entry_of(type_: ConditionType, state: &JobState, status: &RLTrainingJobStatus) -> Entry {
     match type_ {
-        ConditionType::Succeeded => succeeded(situation, status),
-        ConditionType::Complete => match situation {
-            Situation::Complete => said(True, Reason::StepsFinished, "all steps are done"),
-            Situation::Failed(_) => said(False, cause_of(status), "the job failed"),
-            _ => said(False, Reason::NotFinished, "the job is not at its end"),
+        ConditionType::Succeeded => succeeded(state, status),
+        ConditionType::Complete => match state {
+            JobState::Complete => entry(True, Reason::StepsFinished, "all steps are done"),
+            JobState::Failed(_) => entry(False, cause_of(status), "the job failed"),
+            _ => entry(False, Reason::NotFinished, "the job is not at its end"),
         },
-        ConditionType::Failed => match situation {
-            Situation::Failed(_) => (True, cause_of(status), failure_in_words(status)),
-            Situation::Complete => said(False, Reason::StepsFinished, "all steps are done"),
-            _ => said(False, Reason::NotFinished, "the job is not at its end"),
+        ConditionType::Failed => match state {
+            JobState::Failed(_) => (True, cause_of(status), failure_in_words(status)),
+            JobState::Complete => entry(False, Reason::StepsFinished, "all steps are done"),
+            _ => entry(False, Reason::NotFinished, "the job is not at its end"),
         },
-        ConditionType::Suspended => match situation {
-            Situation::Suspended => said(True, Reason::Suspended, "held back by spec.runPolicy.suspend"),
-            Situation::Queued(reason, message) => (True, *reason, message.clone()),
-            Situation::Suspending => said(False, Reason::Suspending, "workers save their state and stop"),
-            Situation::Stuck(_) => said(False, Reason::NodeUnreachable, "a worker cannot be stopped"),
-            _ => said(False, Reason::NotSuspended, "nobody asked for a pause"),
+        ConditionType::Suspended => match state {
+            JobState::Suspended => entry(True, Reason::Suspended, "held back by spec.runPolicy.suspend"),
+            JobState::Queued(reason, message) => (True, *reason, message.clone()),
+            JobState::Suspending => entry(False, Reason::Suspending, "workers save their state and stop"),
+            JobState::Stuck(_) => entry(False, Reason::NodeUnreachable, "a worker cannot be stopped"),
+            _ => entry(False, Reason::NotSuspended, "nobody asked for a pause"),
         },
-        ConditionType::Admitted => admitted(situation, status),
-        ConditionType::PodsReady => pods_ready(situation, status),
-        ConditionType::Progressing => progressing(situation, status),
+        ConditionType::Admitted => admitted(state, status),
+        ConditionType::PodsReady => pods_ready(state, status),
+        ConditionType::Progressing => progressing(state, status),
         ConditionType::CheckpointHealthy => match status.checkpoints.last() {
-            Some(_) => said(True, Reason::CheckpointComplete, "the newest checkpoint is complete"),
-            None => said(Unknown, Reason::NoCheckpoint, "no checkpoint was reported yet"),
+            Some(_) => entry(True, Reason::CheckpointComplete, "the newest checkpoint is complete"),
+            None => entry(Unknown, Reason::NoCheckpoint, "no checkpoint was reported yet"),
         },
-        ConditionType::Reconciling => reconciling(situation, status),
-        ConditionType::Stalled => stalled(situation, status),
+        ConditionType::Reconciling => reconciling(state, status),
+        ConditionType::Stalled => stalled(state, status),
     }
 }
 
-fn said(holds: ConditionStatus, reason: Reason, message: &str) -> Said {
+fn entry(holds: ConditionStatus, reason: Reason, message: &str) -> Entry {
     (holds, reason, message.to_owned())
 }
 
-fn succeeded(situation: &Situation, status: &RLTrainingJobStatus) -> Said {
-    match situation {
-        Situation::Complete => said(True, Reason::StepsFinished, "all steps are done"),
-        Situation::Failed(_) => (False, cause_of(status), failure_in_words(status)),
-        _ => said(Unknown, Reason::NotFinished, "the job is not at its end"),
+fn succeeded(state: &JobState, status: &RLTrainingJobStatus) -> Entry {
+    match state {
+        JobState::Complete => entry(True, Reason::StepsFinished, "all steps are done"),
+        JobState::Failed(_) => (False, cause_of(status), failure_in_words(status)),
+        _ => entry(Unknown, Reason::NotFinished, "the job is not at its end"),
     }
 }
 
-fn admitted(situation: &Situation, status: &RLTrainingJobStatus) -> Said {
-    match (situation, &status.queue) {
-        (Situation::Queued(reason, message), _) => (False, *reason, message.clone()),
-        (_, None) => said(True, Reason::NoQueue, "no queue has a say in the job"),
-        (Situation::Suspended, Some(_)) => {
-            said(False, Reason::Suspended, "held back by spec.runPolicy.suspend")
+fn admitted(state: &JobState, status: &RLTrainingJobStatus) -> Entry {
+    match (state, &status.queue) {
+        (JobState::Queued(reason, message), _) => (False, *reason, message.clone()),
+        (_, None) => entry(True, Reason::NoQueue, "no queue has a say in the job"),
+        (JobState::Suspended, Some(_)) => {
+            entry(False, Reason::Suspended, "held back by spec.runPolicy.suspend")
         }
         (_, Some(queue)) => (True, Reason::Admitted, format!("queue {queue} has let the job in")),
     }
 }
 
-fn pods_ready(situation: &Situation, status: &RLTrainingJobStatus) -> Said {
+fn pods_ready(state: &JobState, status: &RLTrainingJobStatus) -> Entry {
     let ready = format!("{} workers are ready", status.ready.as_deref().unwrap_or("0/0"));
-    match situation {
-        Situation::Running => (True, Reason::WorkersRunning, ready),
-        Situation::Starting
-        | Situation::Restarting
-        | Situation::WaitingToRestart(_)
-        | Situation::HeldUp(..)
-        | Situation::Leaving(_) => (False, Reason::WorkersStarting, ready),
-        Situation::Stuck(_) => (False, Reason::NodeUnreachable, ready),
-        _ => said(False, Reason::NoWorkers, "no worker is wanted"),
+    match state {
+        JobState::Running => (True, Reason::WorkersRunning, ready),
+        JobState::Starting
+        | JobState::Restarting
+        | JobState::WaitingToRestart(_)
+        | JobState::StartDelayed(..)
+        | JobState::Stopping(_) => (False, Reason::WorkersStarting, ready),
+        JobState::Stuck(_) => (False, Reason::NodeUnreachable, ready),
+        _ => entry(False, Reason::NoWorkers, "no worker is wanted"),
     }
 }
 
-fn progressing(situation: &Situation, status: &RLTrainingJobStatus) -> Said {
+fn progressing(state: &JobState, status: &RLTrainingJobStatus) -> Entry {
     let has_steps = status.progress.as_ref().is_some_and(|progress| progress.step > 0);
     let warning = status.progress.as_ref().and_then(|progress| progress.warning.as_ref());
-    match (situation, warning) {
-        (Situation::Running, Some(warning)) if has_steps => (True, Reason::RunsOnCpu, warning.clone()),
-        (Situation::Running, Some(warning)) => (Unknown, Reason::RunsOnCpu, warning.clone()),
-        (situation, _) => progressing_unhindered(situation, has_steps),
+    match (state, warning) {
+        (JobState::Running, Some(warning)) if has_steps => (True, Reason::RunsOnCpu, warning.clone()),
+        (JobState::Running, Some(warning)) => (Unknown, Reason::RunsOnCpu, warning.clone()),
+        (state, _) => progressing_unhindered(state, has_steps),
     }
 }
 
-fn progressing_unhindered(situation: &Situation, has_steps: bool) -> Said {
-    match situation {
-        Situation::Running if has_steps => said(True, Reason::StepsAdvancing, "the trainer finishes steps"),
-        Situation::Running => said(Unknown, Reason::NoReport, "no finished step was reported yet"),
-        _ => said(False, Reason::NoWorkers, "not all workers run"),
+fn progressing_unhindered(state: &JobState, has_steps: bool) -> Entry {
+    match state {
+        JobState::Running if has_steps => entry(True, Reason::StepsAdvancing, "the trainer finishes steps"),
+        JobState::Running => entry(Unknown, Reason::NoReport, "no finished step was reported yet"),
+        _ => entry(False, Reason::NoWorkers, "not all workers run"),
     }
 }
 
-fn reconciling(situation: &Situation, status: &RLTrainingJobStatus) -> Said {
-    match situation {
-        Situation::Starting => (True, Reason::WorkersStarting, starting(status)),
-        Situation::Restarting => {
+fn reconciling(state: &JobState, status: &RLTrainingJobStatus) -> Entry {
+    match state {
+        JobState::Starting => (True, Reason::WorkersStarting, starting(status)),
+        JobState::Restarting => {
             (True, Reason::Restarting, format!("attempt {} begins", status.attempt.unwrap_or(1)))
         }
-        Situation::WaitingToRestart(_) => {
+        JobState::WaitingToRestart(_) => {
             let at = status.attempt_start_time.as_deref().unwrap_or_default();
             (True, Reason::WaitingToRestart, format!("attempts ended early; the next one begins at {at}"))
         }
-        Situation::HeldUp(cause, message) => (True, Reason::Failure(*cause), message.clone()),
-        Situation::Leaving(message) => (True, Reason::Failure(FailureCause::Disrupted), message.clone()),
-        Situation::Stuck(_) => said(True, Reason::NodeUnreachable, "a worker cannot be stopped"),
-        Situation::Suspending => said(True, Reason::Suspending, "workers save their state and stop"),
-        _ => said(False, Reason::Settled, "there is nothing left to do"),
+        JobState::StartDelayed(cause, message) => (True, Reason::Failure(*cause), message.clone()),
+        JobState::Stopping(message) => (True, Reason::Failure(FailureCause::Disrupted), message.clone()),
+        JobState::Stuck(_) => entry(True, Reason::NodeUnreachable, "a worker cannot be stopped"),
+        JobState::Suspending => entry(True, Reason::Suspending, "workers save their state and stop"),
+        _ => entry(False, Reason::Settled, "there is nothing left to do"),
     }
 }
 
@@ -219,12 +219,12 @@ fn starting(status: &RLTrainingJobStatus) -> String {
     }
 }
 
-fn stalled(situation: &Situation, status: &RLTrainingJobStatus) -> Said {
-    match situation {
-        Situation::Failed(_) => (True, cause_of(status), failure_in_words(status)),
-        Situation::Invalid(problems) => (True, Reason::InvalidSpec, problems.clone()),
-        Situation::Stuck(message) => (True, Reason::NodeUnreachable, message.clone()),
-        _ => said(False, Reason::NothingStalled, "nothing stands in the way"),
+fn stalled(state: &JobState, status: &RLTrainingJobStatus) -> Entry {
+    match state {
+        JobState::Failed(_) => (True, cause_of(status), failure_in_words(status)),
+        JobState::Invalid(problems) => (True, Reason::InvalidSpec, problems.clone()),
+        JobState::Stuck(message) => (True, Reason::NodeUnreachable, message.clone()),
+        _ => entry(False, Reason::NothingStalled, "nothing stands in the way"),
     }
 }
 

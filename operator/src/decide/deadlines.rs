@@ -6,7 +6,7 @@ use std::time::Duration;
 use rlt_api::FailureCause;
 
 use super::failure::{Failure, in_words};
-use super::{Round, Situation, clock, departure};
+use super::{JobState, Round, clock, deletion};
 use crate::worker::{Waiting, Worker};
 
 /// Seconds after which a start that is held up is explained: a cluster that grows by itself needs some.
@@ -14,18 +14,18 @@ const HELD_UP_AFTER_SECONDS: u64 = 10;
 
 /// How long it is until anything has to be decided although nothing happens.
 pub(super) fn next(round: &Round<'_>) -> Option<Duration> {
-    let policy = &round.facts.prepared.job.spec().run_policy;
+    let policy = &round.input.prepared.job.spec().run_policy;
     let active = policy.active_deadline_seconds.map(|limit| limit.saturating_sub(round.active_seconds()));
     let held_up = seconds_starting(round).map(|seconds| HELD_UP_AFTER_SECONDS.saturating_sub(seconds));
     let held_up = held_up.filter(|left| *left > 0 && held_up_worker(round).is_some());
     let seconds = [active, startup_seconds_left(round), stall_seconds_left(round), held_up];
     let next = seconds.into_iter().flatten().min().map(|seconds| Duration::from_secs(seconds.max(1)));
-    [next, departure::next(round)].into_iter().flatten().min()
+    [next, deletion::next(round)].into_iter().flatten().min()
 }
 
 /// A deadline that is over.
 pub(super) fn overdue(round: &Round<'_>) -> Option<Failure> {
-    let policy = &round.facts.prepared.job.spec().run_policy;
+    let policy = &round.input.prepared.job.spec().run_policy;
     if startup_seconds_left(round) == Some(0) {
         let seconds = policy.startup_deadline_seconds.unwrap_or_default();
         return Some(late_start(round, seconds));
@@ -39,29 +39,29 @@ pub(super) fn overdue(round: &Round<'_>) -> Option<Failure> {
 }
 
 /// What holds up a start for longer than is usual.
-pub(super) fn hindrance(round: &Round<'_>) -> Option<Situation> {
+pub(super) fn start_delay(round: &Round<'_>) -> Option<JobState> {
     seconds_starting(round).filter(|seconds| *seconds >= HELD_UP_AFTER_SECONDS)?;
     let (worker, cause, why) = held_up_worker(round)?;
-    Some(Situation::HeldUp(cause, format!("{}: {why}", worker.name)))
+    Some(JobState::StartDelayed(cause, format!("{}: {why}", worker.name)))
 }
 
 /// Seconds since the attempt began, unless its workers have all run already.
 fn seconds_starting(round: &Round<'_>) -> Option<u64> {
     let is_starting = round.status.attempt_running_time.is_none();
     let since = round.time(round.status.attempt_start_time.as_deref()).filter(|_| is_starting)?;
-    Some(clock::seconds_between(since, round.facts.now))
+    Some(clock::seconds_between(since, round.input.now))
 }
 
 fn startup_seconds_left(round: &Round<'_>) -> Option<u64> {
-    let limit = round.facts.prepared.job.spec().run_policy.startup_deadline_seconds?;
+    let limit = round.input.prepared.job.spec().run_policy.startup_deadline_seconds?;
     seconds_starting(round).map(|seconds| limit.saturating_sub(seconds))
 }
 
 /// Seconds until the next step must be finished; `None` without such a limit, or when nobody has reported.
 fn stall_seconds_left(round: &Round<'_>) -> Option<u64> {
-    let limit = round.facts.prepared.job.spec().run_policy.stall_deadline_seconds?;
+    let limit = round.input.prepared.job.spec().run_policy.stall_deadline_seconds?;
     let ran_at = round.time(round.status.attempt_running_time.as_deref())?;
-    let report = round.facts.report.filter(|report| report.attempt == round.attempt());
+    let report = round.input.report.filter(|report| report.attempt == round.attempt());
     let reported = report.and_then(|report| report.progress.as_ref());
     // An operator that has just started has heard of nobody; what was written down is of this attempt if it
     // is younger.
@@ -71,7 +71,7 @@ fn stall_seconds_left(round: &Round<'_>) -> Option<u64> {
         Some(progress) => step_time(Some(progress)).unwrap_or(ran_at),
         None => written?,
     };
-    Some(limit.saturating_sub(clock::seconds_between(step_at.max(ran_at), round.facts.now)))
+    Some(limit.saturating_sub(clock::seconds_between(step_at.max(ran_at), round.input.now)))
 }
 
 /// The worker that is furthest from running says what it waits for.
@@ -84,7 +84,7 @@ fn late_start(round: &Round<'_>, seconds: u64) -> Failure {
 }
 
 fn held_up_worker<'a>(round: &Round<'a>) -> Option<(&'a Worker, FailureCause, String)> {
-    round.census.present().find_map(|worker| {
+    round.pods.present().find_map(|worker| {
         let (cause, why) = match worker.waiting.as_deref()? {
             Waiting::Unschedulable(why) => (FailureCause::NotScheduled, why.clone()),
             Waiting::Container(why) => (FailureCause::StartFailed, in_words(why)),

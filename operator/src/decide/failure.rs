@@ -8,19 +8,19 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 use rlt_api::{ExitCode, FailureCause};
 
-use super::{Round, clock, deadlines, departure};
+use super::{Round, clock, deadlines, deletion};
 use crate::worker::{Explanation, Worker, WorkerPhase};
 
 /// How long the loss of a peer waits for the peer's own story.
 const PEER_PATIENCE: Duration = Duration::from_secs(3);
 /// What can be said about an attempt.
-pub(super) enum Verdict {
+pub(super) enum AttemptState {
     /// Nothing speaks against it.
-    Well,
+    Healthy,
     /// It is over, but the worker that knows why may not have been heard yet.
-    Unclear(Duration),
+    CauseUnknown(Duration),
     /// A worker is being stopped, and the others save a checkpoint with it.
-    Leaving {
+    Stopping {
         /// Who, and why.
         message: String,
         /// How long it may take.
@@ -58,30 +58,30 @@ impl Failure {
 }
 
 /// Looks for the failure that ended the attempt.
-pub(super) fn find(round: &Round<'_>) -> Verdict {
+pub(super) fn attempt_state(round: &Round<'_>) -> AttemptState {
     let mut failed: Vec<_> =
-        round.census.present().filter(|worker| worker.phase == WorkerPhase::Failed).collect();
+        round.pods.present().filter(|worker| worker.phase == WorkerPhase::Failed).collect();
     failed.sort_by_key(|worker| finished_at(worker).unwrap_or(Timestamp::MAX));
     let failures: Vec<_> = failed.iter().map(|worker| classify(worker)).collect();
     let knows_more = |failure: &&Failure| failure.cause != FailureCause::PeerLost;
     if let Some(failure) = failures.iter().find(knows_more) {
-        return Verdict::Failed(by_whom_it_began(round, failure));
+        return AttemptState::Failed(by_whom_it_began(round, failure));
     }
     if let Some(failure) = on_lost_node(round) {
-        return Verdict::Failed(failure);
+        return AttemptState::Failed(failure);
     }
-    if let Some(verdict) = deleted(round, failures.is_empty()) {
-        return verdict;
+    if let Some(state) = deleted(round, failures.is_empty()) {
+        return state;
     }
     if let (Some(failure), Some(first)) = (failures.first(), failed.first()) {
-        let wait = clock::until(finished_at(first).map(|at| at + PEER_PATIENCE), round.facts.now);
+        let wait = clock::until(finished_at(first).map(|at| at + PEER_PATIENCE), round.input.now);
         // A node whose clock runs ahead changes nothing about the patience.
         return match wait.filter(|wait| *wait <= PEER_PATIENCE) {
-            Some(wait) if failed.len() < round.census.current.len() => Verdict::Unclear(wait),
-            _ => Verdict::Failed(on_silent_node(round).unwrap_or_else(|| failure.clone())),
+            Some(wait) if failed.len() < round.pods.current.len() => AttemptState::CauseUnknown(wait),
+            _ => AttemptState::Failed(on_silent_node(round).unwrap_or_else(|| failure.clone())),
         };
     }
-    deadlines::overdue(round).map_or(Verdict::Well, Verdict::Failed)
+    deadlines::overdue(round).map_or(AttemptState::Healthy, AttemptState::Failed)
 }
 
 /// All workers stop when one is asked to: where one has, whoever was asked says why.
@@ -89,7 +89,7 @@ fn by_whom_it_began(round: &Round<'_>, failure: &Failure) -> Failure {
     if failure.exit_code != Some(i32::from(ExitCode::Preempted.code())) {
         return failure.clone();
     }
-    let asked = round.census.present().find(|worker| worker.disruption.is_some() || worker.is_deleting);
+    let asked = round.pods.present().find(|worker| worker.disruption.is_some() || worker.is_deleting);
     asked.map_or_else(
         || failure.clone(),
         |worker| Failure { exit_code: failure.exit_code, ..departed(worker) },
@@ -98,8 +98,8 @@ fn by_whom_it_began(round: &Round<'_>, failure: &Failure) -> Failure {
 
 /// A worker of which nothing can run any more.
 fn on_lost_node(round: &Round<'_>) -> Option<Failure> {
-    let is_lost = |worker: &&Worker| !worker.is_finished() && departure::is_lost(round, worker);
-    let worker = round.census.present().find(is_lost)?;
+    let is_lost = |worker: &&Worker| !worker.is_finished() && deletion::is_lost(round, worker);
+    let worker = round.pods.present().find(is_lost)?;
     let node = worker.node.as_deref().unwrap_or_default();
     let message = format!("its node {node} is gone or out of service");
     Some(Failure::of_worker(FailureCause::NodeLost, message, worker))
@@ -107,8 +107,8 @@ fn on_lost_node(round: &Round<'_>) -> Option<Failure> {
 
 /// The worker that others have lost, where its node says nothing either.
 fn on_silent_node(round: &Round<'_>) -> Option<Failure> {
-    let is_silent = |worker: &&Worker| !worker.is_finished() && departure::is_silent(round, worker);
-    let worker = round.census.present().find(is_silent)?;
+    let is_silent = |worker: &&Worker| !worker.is_finished() && deletion::is_silent(round, worker);
+    let worker = round.pods.present().find(is_silent)?;
     let node = worker.node.as_deref().unwrap_or_default();
     let message = format!("its node {node} does not answer, and other workers have lost it");
     Some(Failure::of_worker(FailureCause::NodeLost, message, worker))
@@ -156,22 +156,24 @@ pub(super) fn in_words(explanation: &Explanation) -> String {
 
 /// A worker of a gang that ran, and that somebody else deleted. While a gang starts, its place is filled
 /// again instead. It has its time where all others are there to save a checkpoint with it.
-fn deleted(round: &Round<'_>, are_all_there: bool) -> Option<Verdict> {
+fn deleted(round: &Round<'_>, are_all_there: bool) -> Option<AttemptState> {
     round.status.attempt_running_time.as_ref()?;
     let is_leaving = |worker: &&Worker| worker.is_deleting && worker.phase != WorkerPhase::Succeeded;
-    if let Some(worker) = round.census.present().find(is_leaving) {
-        let can_save = are_all_there && !departure::is_silent(round, worker);
-        let wait = departure::time_left(round, worker).filter(|_| can_save);
+    if let Some(worker) = round.pods.present().find(is_leaving) {
+        let can_save = are_all_there && !deletion::is_silent(round, worker);
+        let wait = deletion::time_left(round, worker).filter(|_| can_save);
         let failure = departed(worker);
         return Some(match wait {
-            Some(wait) => Verdict::Leaving { message: format!("{}: {}", worker.name, failure.message), wait },
-            None => Verdict::Failed(failure),
+            Some(wait) => {
+                AttemptState::Stopping { message: format!("{}: {}", worker.name, failure.message), wait }
+            }
+            None => AttemptState::Failed(failure),
         });
     }
-    let idx = round.census.current.iter().position(Option::is_none)?;
-    let name = round.facts.prepared.plan.worker_groups.first()?.worker_name(idx as u32);
+    let idx = round.pods.current.iter().position(Option::is_none)?;
+    let name = round.input.prepared.plan.worker_groups.first()?.worker_name(idx as u32);
     let failure = Failure::of_job(FailureCause::Disrupted, "the pod was deleted".into());
-    Some(Verdict::Failed(Failure { pod: Some(name), ..failure }))
+    Some(AttemptState::Failed(Failure { pod: Some(name), ..failure }))
 }
 
 /// Why a worker leaves that has not failed by itself.

@@ -12,56 +12,56 @@ use rlt_api::status::{CheckpointStatus, ConditionStatus, ConditionType, RLTraini
 use serde_json::{Value, json};
 
 use super::fixtures::{exit, prepared, worker};
-use super::{ApplyFailure, Decision, Deletion, Facts, Report, decide};
+use super::{ApplyFailure, Decision, Deletion, ReconcileInput, Report, decide};
 use crate::nodes::{NodeState, NodeStates};
 use crate::prepare::Prepared;
 use crate::worker::{Explanation, Worker, WorkerPhase};
 
 /// Something that happens to a job.
 #[derive(Clone, Debug)]
-enum Happening {
+enum ModelEvent {
     /// A pod's process starts.
-    Runs(u32),
+    PodStarts(u32),
     /// A pod's process ends with this code.
-    Ends(u32, i32),
+    ProcessExits(u32, i32),
     /// Somebody deletes a pod.
-    IsDeleted(u32),
+    PodDeleted(u32),
     /// The node of a pod does not answer any more: the pod is evicted, and its process lives on.
-    LosesNode(u32),
+    NodeSilent(u32),
     /// A silent node answers again, and ends what was deleted.
-    FindsNode(u32),
+    NodeReturns(u32),
     /// A silent node is vouched to be out of service: whatever ran on it is dead.
-    StrikesNode(u32),
+    NodeOutOfService(u32),
     /// A complete checkpoint is reported, this many steps after the last one.
-    Saves(u64),
+    CheckpointSaved(u64),
     /// A pod that is being deleted is gone.
-    IsGone(u32),
+    PodGone(u32),
     /// Somebody holds the job back or lets it go on.
-    Suspends(bool),
+    SetSuspend(bool),
     /// Seconds pass.
-    Waits(i64),
+    TimePasses(i64),
     /// The operator dies after so many of its next calls, and another one takes over.
-    Crashes(usize),
+    OperatorCrashes(usize),
     /// After so many calls the API server refuses those that follow; the status is written all the same.
-    Refuses(usize),
+    ApiServerRefuses(usize),
 }
 
-fn happenings() -> impl Strategy<Value = Vec<Happening>> {
+fn events() -> impl Strategy<Value = Vec<ModelEvent>> {
     let idx = 0..NUM_WORKERS;
     let code = prop::sample::select(vec![0, 1, 2, 75, 76, 77, 78, 79, 80, 137, 139]);
     let one = prop_oneof![
-        4 => idx.clone().prop_map(Happening::Runs),
-        2 => (idx.clone(), code).prop_map(|(idx, code)| Happening::Ends(idx, code)),
-        1 => idx.clone().prop_map(Happening::IsDeleted),
-        1 => idx.clone().prop_map(Happening::LosesNode),
-        1 => idx.clone().prop_map(Happening::FindsNode),
-        1 => idx.clone().prop_map(Happening::StrikesNode),
-        1 => (0..2u64).prop_map(Happening::Saves),
-        3 => idx.prop_map(Happening::IsGone),
-        1 => any::<bool>().prop_map(Happening::Suspends),
-        2 => (1..400i64).prop_map(Happening::Waits),
-        1 => (0..6usize).prop_map(Happening::Crashes),
-        1 => (0..6usize).prop_map(Happening::Refuses),
+        4 => idx.clone().prop_map(ModelEvent::PodStarts),
+        2 => (idx.clone(), code).prop_map(|(idx, code)| ModelEvent::ProcessExits(idx, code)),
+        1 => idx.clone().prop_map(ModelEvent::PodDeleted),
+        1 => idx.clone().prop_map(ModelEvent::NodeSilent),
+        1 => idx.clone().prop_map(ModelEvent::NodeReturns),
+        1 => idx.clone().prop_map(ModelEvent::NodeOutOfService),
+        1 => (0..2u64).prop_map(ModelEvent::CheckpointSaved),
+        3 => idx.prop_map(ModelEvent::PodGone),
+        1 => any::<bool>().prop_map(ModelEvent::SetSuspend),
+        2 => (1..400i64).prop_map(ModelEvent::TimePasses),
+        1 => (0..6usize).prop_map(ModelEvent::OperatorCrashes),
+        1 => (0..6usize).prop_map(ModelEvent::ApiServerRefuses),
     ];
     prop::collection::vec(one, 0..60)
 }
@@ -108,7 +108,7 @@ impl World {
 
     fn decide(&self) -> Decision {
         let workers: Vec<_> = self.pods.values().cloned().collect();
-        decide(&Facts {
+        decide(&ReconcileInput {
             prepared: self.prepared,
             status: &self.status,
             generation: self.generation,
@@ -122,7 +122,7 @@ impl World {
     }
 
     /// Carries out as many calls of one decision as the operator lives for. Returns how many it had.
-    fn carry_out(&mut self, decision: Decision, mut num_calls: usize) -> usize {
+    fn apply(&mut self, decision: Decision, mut num_calls: usize) -> usize {
         let mut done = 0;
         let mut may_call = || {
             let may = num_calls > 0;
@@ -188,7 +188,7 @@ impl World {
         self.num_writes += 1;
         assert!(status.attempt >= self.status.attempt, "an attempt was taken back");
         if let Some(end) = &self.has_ended {
-            assert_eq!(verdict(&status), verdict(end), "the end was not the end");
+            assert_eq!(final_status(&status), final_status(end), "the end was not the end");
         }
         if status.completion_time.is_some() {
             self.has_ended.get_or_insert_with(|| status.clone());
@@ -204,8 +204,8 @@ impl World {
             if !changes_pods && decision.status == self.status {
                 return self.check();
             }
-            let is_to_go_on = changes_pods || decision.look_again == Some(Duration::ZERO);
-            self.carry_out(decision, usize::MAX);
+            let is_to_go_on = changes_pods || decision.requeue_after == Some(Duration::ZERO);
+            self.apply(decision, usize::MAX);
             // Nothing brings the job to mind again: then nothing may be left to do.
             let next = self.decide();
             let is_done = next.delete.is_empty() && next.start.is_empty() && next.status == self.status;
@@ -236,12 +236,12 @@ impl World {
         }
     }
 
-    fn happen(&mut self, happening: &Happening) {
+    fn happen(&mut self, event: &ModelEvent) {
         let seconds = self.now.as_second();
         let leaves_by = self.now + SignedDuration::from_secs(60);
-        match *happening {
-            Happening::Runs(idx) => self.run(idx),
-            Happening::Ends(idx, code) if self.processes.contains_key(&idx) => {
+        match *event {
+            ModelEvent::PodStarts(idx) => self.run(idx),
+            ModelEvent::ProcessExits(idx, code) if self.processes.contains_key(&idx) => {
                 self.processes.remove(&idx);
                 if self.node(idx) == NodeState::Answers {
                     self.change(idx, |pod| {
@@ -251,12 +251,12 @@ impl World {
                     });
                 }
             }
-            Happening::Ends(..) => {}
-            Happening::IsDeleted(idx) => self.change(idx, |pod| {
+            ModelEvent::ProcessExits(..) => {}
+            ModelEvent::PodDeleted(idx) => self.change(idx, |pod| {
                 pod.is_deleting = true;
                 pod.leaves_by.get_or_insert(leaves_by);
             }),
-            Happening::LosesNode(idx) if self.processes.contains_key(&idx) => {
+            ModelEvent::NodeSilent(idx) if self.processes.contains_key(&idx) => {
                 self.set_node(idx, NodeState::Silent);
                 self.change(idx, |pod| {
                     let reason = "DeletionByTaintManager".to_owned();
@@ -265,27 +265,27 @@ impl World {
                     pod.leaves_by.get_or_insert(leaves_by);
                 });
             }
-            Happening::LosesNode(_) => {}
-            Happening::FindsNode(idx) => self.find_node(idx),
-            Happening::StrikesNode(idx) => {
+            ModelEvent::NodeSilent(_) => {}
+            ModelEvent::NodeReturns(idx) => self.find_node(idx),
+            ModelEvent::NodeOutOfService(idx) => {
                 if self.node(idx) == NodeState::Silent {
                     self.set_node(idx, NodeState::Lost);
                     self.processes.remove(&idx);
                 }
             }
-            Happening::Saves(steps) => self.save(steps),
-            Happening::IsGone(idx) if self.node(idx) == NodeState::Answers => {
+            ModelEvent::CheckpointSaved(steps) => self.save(steps),
+            ModelEvent::PodGone(idx) if self.node(idx) == NodeState::Answers => {
                 let is_leaving = self.pods.values().any(|pod| pod.idx == idx && pod.is_deleting);
                 if is_leaving {
                     self.processes.remove(&idx);
                     self.pods.retain(|_, pod| pod.idx != idx);
                 }
             }
-            Happening::IsGone(_) => {}
-            Happening::Suspends(suspend) => self.suspend(suspend),
-            Happening::Waits(seconds) => self.now += SignedDuration::from_secs(seconds),
-            Happening::Crashes(num_calls) => self.crash(num_calls),
-            Happening::Refuses(num_calls) => self.refuse(num_calls),
+            ModelEvent::PodGone(_) => {}
+            ModelEvent::SetSuspend(suspend) => self.suspend(suspend),
+            ModelEvent::TimePasses(seconds) => self.now += SignedDuration::from_secs(seconds),
+            ModelEvent::OperatorCrashes(num_calls) => self.crash(num_calls),
+            ModelEvent::ApiServerRefuses(num_calls) => self.refuse(num_calls),
         }
     }
 
@@ -336,7 +336,7 @@ impl World {
     fn crash(&mut self, mut num_calls: usize) {
         while num_calls > 0 {
             let decision = self.decide();
-            match self.carry_out(decision, num_calls) {
+            match self.apply(decision, num_calls) {
                 0 => return,
                 done => num_calls -= done,
             }
@@ -353,7 +353,7 @@ impl World {
             needs_action: num_calls.is_multiple_of(2),
         };
         let failed = decision.clone().failed(failure, self.now);
-        self.carry_out(decision, done);
+        self.apply(decision, done);
         self.write(failed.status);
     }
 
@@ -366,21 +366,21 @@ impl World {
     fn end_well(&mut self) {
         self.suspend(false);
         for idx in 0..NUM_WORKERS {
-            self.happen(&Happening::StrikesNode(idx));
+            self.happen(&ModelEvent::NodeOutOfService(idx));
         }
         self.settle();
-        (0..NUM_WORKERS).for_each(|idx| self.happen(&Happening::FindsNode(idx)));
+        (0..NUM_WORKERS).for_each(|idx| self.happen(&ModelEvent::NodeReturns(idx)));
         self.settle();
         for _ in 0..20 {
             for idx in 0..NUM_WORKERS {
-                self.happen(&Happening::IsGone(idx));
+                self.happen(&ModelEvent::PodGone(idx));
             }
             self.settle();
-            self.happen(&Happening::Waits(301));
+            self.happen(&ModelEvent::TimePasses(301));
             self.settle();
-            (0..NUM_WORKERS).for_each(|idx| self.happen(&Happening::Runs(idx)));
+            (0..NUM_WORKERS).for_each(|idx| self.happen(&ModelEvent::PodStarts(idx)));
             self.settle();
-            (0..NUM_WORKERS).for_each(|idx| self.happen(&Happening::Ends(idx, 0)));
+            (0..NUM_WORKERS).for_each(|idx| self.happen(&ModelEvent::ProcessExits(idx, 0)));
             self.settle();
             if self.has_ended.is_some() {
                 return;
@@ -395,7 +395,7 @@ fn node_of(idx: u32) -> Arc<str> {
 }
 
 /// What may never change once a job has ended.
-fn verdict(status: &RLTrainingJobStatus) -> Value {
+fn final_status(status: &RLTrainingJobStatus) -> Value {
     let conditions: Vec<_> = status
         .conditions
         .iter()
@@ -410,11 +410,11 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_happens_a_job_keeps_its_promises_and_ends(happenings in happenings()) {
+    fn whatever_happens_a_job_keeps_its_promises_and_ends(events in events()) {
         let mut world = World::new();
-        for happening in &happenings {
-            world.happen(happening);
-            if !matches!(happening, Happening::Crashes(_) | Happening::Refuses(_)) {
+        for event in &events {
+            world.happen(event);
+            if !matches!(event, ModelEvent::OperatorCrashes(_) | ModelEvent::ApiServerRefuses(_)) {
                 world.settle();
             }
         }
@@ -426,11 +426,11 @@ proptest! {
         let mut world = World::new();
         world.settle();
         for idx in 0..NUM_WORKERS {
-            world.happen(&Happening::Waits(waits[idx as usize]));
-            world.happen(&Happening::Runs(idx));
+            world.happen(&ModelEvent::TimePasses(waits[idx as usize]));
+            world.happen(&ModelEvent::PodStarts(idx));
         }
         world.settle();
-        (0..NUM_WORKERS).for_each(|idx| world.happen(&Happening::Ends(idx, 0)));
+        (0..NUM_WORKERS).for_each(|idx| world.happen(&ModelEvent::ProcessExits(idx, 0)));
         world.settle();
         prop_assert_eq!(world.num_pods_made, NUM_WORKERS);
         prop_assert_eq!(world.num_writes, 3);

@@ -5,22 +5,22 @@ use std::time::Duration;
 
 use rlt_api::Reason;
 
-use super::{Decision, Round, Situation, suspension};
-use crate::queue::{QueueAct, Queueing, Workload};
+use super::{Decision, JobState, Round, suspension};
+use crate::queue::{Queueing, Workload, WorkloadAction};
 
 /// Why a job that wants to run has to wait; `None` where no queue stands in its way. A Workload that cannot
 /// be read is no eviction: pods that exist stay, and [`may_create_pods`] says that no others come.
-pub(super) fn hold(round: &Round<'_>) -> Option<Situation> {
-    let queueing = round.facts.queueing;
+pub(super) fn hold(round: &Round<'_>) -> Option<JobState> {
+    let queueing = round.input.queueing;
     let queue = queueing.queue.as_ref()?;
     if !queueing.is_served {
         let message = format!("waits for queue {queue}, but the cluster has no Kueue that serves v1beta2");
-        return Some(Situation::Queued(Reason::QueueMissing, message));
+        return Some(JobState::Queued(Reason::QueueMissing, message));
     }
-    let waits = |why: &str| Some(Situation::Queued(Reason::Queued, format!("waits in queue {queue}{why}")));
+    let waits = |why: &str| Some(JobState::Queued(Reason::Queued, format!("waits in queue {queue}{why}")));
     let Some(workload) = &queueing.workload else { return waits("") };
     if let Some(error) = &workload.unreadable {
-        let has_pods = round.census.everybody().next().is_some();
+        let has_pods = round.pods.all().next().is_some();
         let wait = || waits(&format!(", but the status of its Workload cannot be read: {error}"));
         return if has_pods { None } else { wait() };
     }
@@ -42,52 +42,53 @@ pub(super) fn may_create_pods(queueing: &Queueing) -> bool {
 }
 
 /// Stops whoever runs, and waits.
-pub(super) fn wait(round: Round<'_>, hold: Situation) -> Decision {
-    let for_queue = matches!(hold, Situation::Queued(Reason::QueueMissing, _)).then_some(LOOK_AGAIN);
+pub(super) fn wait(round: Round<'_>, hold: JobState) -> Decision {
+    let for_queue =
+        matches!(hold, JobState::Queued(Reason::QueueMissing, _)).then_some(REQUEUE_WITHOUT_KUEUE);
     let mut decision = suspension::pause(round, hold);
-    decision.look_again = [decision.look_again, for_queue].into_iter().flatten().min();
+    decision.requeue_after = [decision.requeue_after, for_queue].into_iter().flatten().min();
     decision
 }
 
 /// How often a job looks for a queue that the cluster does not have.
-const LOOK_AGAIN: Duration = Duration::from_secs(30);
+const REQUEUE_WITHOUT_KUEUE: Duration = Duration::from_secs(30);
 
 /// What the queue is to be told.
-pub(super) fn act(round: &Round<'_>, situation: &Situation) -> Option<QueueAct> {
-    let queueing = round.facts.queueing;
-    let is_empty = round.census.everybody().next().is_none();
+pub(super) fn action(round: &Round<'_>, state: &JobState) -> Option<WorkloadAction> {
+    let queueing = round.input.queueing;
+    let is_empty = round.pods.all().next().is_none();
     let workload = queueing.workload.as_ref();
     let Some(workload) = workload else {
-        let waits = matches!(situation, Situation::Queued(Reason::Queued, _)) && queueing.queue.is_some();
-        return (waits && is_empty).then_some(QueueAct::Ask);
+        let waits = matches!(state, JobState::Queued(Reason::Queued, _)) && queueing.queue.is_some();
+        return (waits && is_empty).then_some(WorkloadAction::Create);
     };
     if workload.is_deleting {
         return None;
     }
     let workload = workload.clone();
-    match situation {
+    match state {
         // The end is told once it stands in the status.
-        Situation::Complete | Situation::Failed(_) => {
-            let stands = round.facts.status.completion_time.is_some() && !workload.is_finished;
-            let has_succeeded = *situation == Situation::Complete;
+        JobState::Complete | JobState::Failed(_) => {
+            let stands = round.input.status.completion_time.is_some() && !workload.is_finished;
+            let has_succeeded = *state == JobState::Complete;
             let message = match &round.status.last_failure {
                 Some(failure) if !has_succeeded => failure.message.clone(),
                 _ => "all steps are done".to_owned(),
             };
-            stands.then_some(QueueAct::Finish(workload, has_succeeded, message))
+            stands.then_some(WorkloadAction::Finish(workload, has_succeeded, message))
         }
-        Situation::Suspended => Some(QueueAct::Withdraw(workload)),
-        Situation::Invalid(_) => None,
+        JobState::Suspended => Some(WorkloadAction::Delete(workload)),
+        JobState::Invalid(_) => None,
         // Whether it has a place, is ready or finished is not known.
         _ if workload.unreadable.is_some() && queueing.queue.is_some() => None,
-        _ if queueing.queue.is_none() => Some(QueueAct::Withdraw(workload)),
-        Situation::Queued(..) if !is_empty => None,
-        Situation::Queued(..) if is_outdated(queueing, &workload) => Some(QueueAct::Withdraw(workload)),
-        Situation::Queued(..) => {
-            (workload.eviction.is_some() && workload.has_quota).then_some(QueueAct::Release(workload))
+        _ if queueing.queue.is_none() => Some(WorkloadAction::Delete(workload)),
+        JobState::Queued(..) if !is_empty => None,
+        JobState::Queued(..) if is_outdated(queueing, &workload) => Some(WorkloadAction::Delete(workload)),
+        JobState::Queued(..) => {
+            (workload.eviction.is_some() && workload.has_quota).then_some(WorkloadAction::Release(workload))
         }
-        Situation::Running => (!workload.is_ready).then_some(QueueAct::Ready(workload, true)),
-        Situation::Restarting => workload.is_ready.then_some(QueueAct::Ready(workload, false)),
+        JobState::Running => (!workload.is_ready).then_some(WorkloadAction::SetPodsReady(workload, true)),
+        JobState::Restarting => workload.is_ready.then_some(WorkloadAction::SetPodsReady(workload, false)),
         _ => None,
     }
 }
@@ -106,7 +107,7 @@ mod tests {
     use serde_json::json;
 
     use super::super::fixtures::{prepared, worker};
-    use super::super::{Facts, decide};
+    use super::super::{ReconcileInput, decide};
     use super::*;
     use crate::nodes::{NodeState, NodeStates};
     use crate::worker::{Explanation, Worker, WorkerPhase};
@@ -150,7 +151,7 @@ mod tests {
         workers: Vec<Worker>,
     ) -> Decision {
         let workers: Vec<_> = workers.into_iter().map(Arc::new).collect();
-        decide(&Facts {
+        decide(&ReconcileInput {
             prepared: &prepared(2, policy),
             status,
             generation: 1,
@@ -195,7 +196,7 @@ mod tests {
     fn a_job_asks_its_queue_first_and_starts_nothing_before_it_is_let_in() {
         let nothing = RLTrainingJobStatus::default();
         let decision = decided(&asked(None), json!({}), &nothing, vec![]);
-        assert_eq!((decision.queue.clone(), decision.start.len()), (Some(QueueAct::Ask), 0));
+        assert_eq!((decision.queue.clone(), decision.start.len()), (Some(WorkloadAction::Create), 0));
         assert_eq!(condition(&decision, ConditionType::Suspended), (ConditionStatus::True, "Queued"));
         assert_eq!(condition(&decision, ConditionType::Admitted), (ConditionStatus::False, "Queued"));
         assert_eq!((decision.status.queue.as_deref(), decision.status.attempt), (Some("team"), None));
@@ -212,7 +213,7 @@ mod tests {
         let decision = decided(&missing, json!({}), &RLTrainingJobStatus::default(), vec![]);
         assert_eq!((decision.queue.clone(), decision.start.len()), (None, 0));
         assert_eq!(condition(&decision, ConditionType::Admitted), (ConditionStatus::False, "QueueMissing"));
-        assert_eq!(decision.look_again, Some(LOOK_AGAIN));
+        assert_eq!(decision.requeue_after, Some(REQUEUE_WITHOUT_KUEUE));
     }
 
     #[test]
@@ -228,7 +229,7 @@ mod tests {
         let decision = decided(&asked(Some(evicted())), json!({}), &running(), vec![leaving]);
         assert_eq!((decision.delete.len(), decision.queue), (0, None));
         let decision = decided(&asked(Some(evicted())), json!({}), &running(), vec![]);
-        assert_eq!(decision.queue, Some(QueueAct::Release(Arc::new(evicted()))));
+        assert_eq!(decision.queue, Some(WorkloadAction::Release(Arc::new(evicted()))));
         assert!(decision.status.failures_by_cause.is_empty(), "to be sent away is no failure");
         let status = decision.status;
         let decision = decided(&asked(Some(admitted())), json!({}), &status, vec![]);
@@ -260,7 +261,7 @@ mod tests {
             (Some(&node), Some(0))
         );
         let decision = on(NodeState::Silent, leaving(20));
-        assert_eq!((decision.queue, decision.look_again), (None, Some(Duration::from_secs(20))));
+        assert_eq!((decision.queue, decision.requeue_after), (None, Some(Duration::from_secs(20))));
         let decision = on(NodeState::Silent, leaving(-1));
         assert_eq!(condition(&decision, ConditionType::Stalled), (ConditionStatus::True, "NodeUnreachable"));
         assert_eq!((decision.delete.len(), decision.queue), (0, None));
@@ -281,7 +282,7 @@ mod tests {
         assert_eq!(condition(&decision, ConditionType::Suspended), (ConditionStatus::True, "Queued"));
         let left = Queueing { queue: None, ..queueing };
         let decision = decided(&left, json!({}), &running(), vec![runs(0), runs(1)]);
-        assert_eq!(decision.queue, Some(QueueAct::Withdraw(Arc::new(unreadable()))));
+        assert_eq!(decision.queue, Some(WorkloadAction::Delete(Arc::new(unreadable()))));
     }
 
     #[test]
@@ -291,10 +292,10 @@ mod tests {
         let decision = decided(&queueing, suspend.clone(), &running(), vec![runs(0), runs(1)]);
         assert_eq!(decision.queue, None);
         let decision = decided(&queueing, suspend, &running(), vec![]);
-        assert_eq!(decision.queue, Some(QueueAct::Withdraw(Arc::new(admitted()))));
+        assert_eq!(decision.queue, Some(WorkloadAction::Delete(Arc::new(admitted()))));
         let left = Queueing { queue: None, ..queueing };
         let decision = decided(&left, json!({}), &running(), vec![runs(0), runs(1)]);
-        assert_eq!(decision.queue, Some(QueueAct::Withdraw(Arc::new(admitted()))));
+        assert_eq!(decision.queue, Some(WorkloadAction::Delete(Arc::new(admitted()))));
         assert!(decision.delete.is_empty());
     }
 
@@ -303,9 +304,9 @@ mod tests {
         let other = |workload| Queueing { wanted: Some("other".into()), ..asked(Some(workload)) };
         let nothing = RLTrainingJobStatus::default();
         let decision = decided(&other(waiting()), json!({}), &nothing, vec![]);
-        assert_eq!(decision.queue, Some(QueueAct::Withdraw(Arc::new(waiting()))));
+        assert_eq!(decision.queue, Some(WorkloadAction::Delete(Arc::new(waiting()))));
         let decision = decided(&other(admitted()), json!({}), &running(), vec![runs(0), runs(1)]);
-        assert!(decision.delete.is_empty() && !matches!(decision.queue, Some(QueueAct::Withdraw(_))));
+        assert!(decision.delete.is_empty() && !matches!(decision.queue, Some(WorkloadAction::Delete(_))));
     }
 
     #[test]
@@ -313,7 +314,7 @@ mod tests {
         let ready = Workload { is_ready: true, ..admitted() };
         let both = vec![runs(0), runs(1)];
         let decision = decided(&asked(Some(admitted())), json!({}), &running(), both.clone());
-        assert_eq!(decision.queue, Some(QueueAct::Ready(Arc::new(admitted()), true)));
+        assert_eq!(decision.queue, Some(WorkloadAction::SetPodsReady(Arc::new(admitted()), true)));
         let decision = decided(&asked(Some(ready.clone())), json!({}), &running(), both);
         assert_eq!(decision.queue, None);
         let ended = |idx| Worker { phase: WorkerPhase::Succeeded, ..runs(idx) };
@@ -321,7 +322,7 @@ mod tests {
         let decision = decided(&queueing, json!({}), &running(), vec![ended(0), ended(1)]);
         assert_eq!(decision.queue, None);
         let decision = decided(&queueing, json!({}), &decision.status, vec![ended(0), ended(1)]);
-        let finish = QueueAct::Finish(Arc::new(ready), true, "all steps are done".into());
+        let finish = WorkloadAction::Finish(Arc::new(ready), true, "all steps are done".into());
         assert_eq!(decision.queue, Some(finish));
     }
 }

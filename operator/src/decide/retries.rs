@@ -10,7 +10,7 @@ use rlt_api::status::{FailureStatus, RLTrainingJobStatus};
 use rlt_api::{Budget, ExitCode, FailureCause};
 
 use super::failure::Failure;
-use super::{Decision, Round, Situation, clock, finished};
+use super::{Decision, JobState, Round, clock, finished};
 
 /// Longest message of a failure in a status, in bytes.
 const MAX_MESSAGE_BYTES: usize = 4096;
@@ -23,17 +23,17 @@ const SURVIVORS_GRACE_SECONDS: u32 = 5;
 pub(super) fn answer(mut round: Round<'_>, failure: Failure) -> Decision {
     // What was reported last decides whether the job has come further.
     round.take_report();
-    record(&mut round.status, &failure, &clock::rfc3339(round.facts.now));
+    record(&mut round.status, &failure, &clock::rfc3339(round.input.now));
     match used_up(&round, failure.cause) {
         Some(why) => {
             if let Some(last) = &mut round.status.last_failure {
                 last.message = shortened(&format!("{} ({why})", last.message));
             }
-            finished::fail(round, Situation::Failed(failure.cause))
+            finished::fail(round, JobState::Failed(failure.cause))
         }
         None => {
             begin_next(&mut round);
-            round.write_first(Situation::Restarting)
+            round.write_first(JobState::Restarting)
         }
     }
 }
@@ -49,7 +49,7 @@ pub(super) fn survivors_grace(status: &RLTrainingJobStatus) -> Option<u32> {
 /// How long the attempt must still wait for its start.
 pub(super) fn wait_to_start(round: &Round<'_>) -> Option<Duration> {
     let starts_at = round.time(round.status.attempt_start_time.as_deref());
-    let wait = clock::until(starts_at, round.facts.now)?;
+    let wait = clock::until(starts_at, round.input.now)?;
     // A longer wait was never meant: it comes of an operator before this one, whose clock ran ahead.
     (wait <= delay(&round.status)).then_some(wait)
 }
@@ -94,7 +94,7 @@ fn shortened(message: &str) -> String {
 
 /// Why the cause may not be tried again; `None` where it may. The failure itself is counted already.
 fn used_up(round: &Round<'_>, cause: FailureCause) -> Option<String> {
-    let retries = &round.facts.prepared.job.spec().run_policy.retries;
+    let retries = &round.input.prepared.job.spec().run_policy.retries;
     match cause.budget(retries) {
         Budget::Unlimited => None,
         Budget::Never => Some("not tried again, because it would end in the same way".into()),
@@ -108,7 +108,7 @@ fn used_up(round: &Round<'_>, cause: FailureCause) -> Option<String> {
 }
 
 fn begin_next(round: &mut Round<'_>) {
-    let now = round.facts.now;
+    let now = round.input.now;
     let lived = round.time(round.status.attempt_start_time.as_deref()).unwrap_or(now);
     let is_short = clock::seconds_between(lived, now) < SHORT_ATTEMPT.as_secs();
     round.status.short_attempts =

@@ -1,30 +1,30 @@
 //! Holding a job back, and letting it go on. Its clock stands still in between.
 
-use super::{Decision, Round, Situation, clock, departure};
+use super::{Decision, JobState, Round, clock, deletion};
 
 /// Stops all workers on request of a person.
 pub(super) fn suspend(round: Round<'_>) -> Decision {
-    pause(round, Situation::Suspended)
+    pause(round, JobState::Suspended)
 }
 
-/// Stops all workers; each saves a checkpoint within its grace. `held` is the situation once none is left.
-pub(super) fn pause(mut round: Round<'_>, held: Situation) -> Decision {
+/// Stops all workers; each saves a checkpoint within its grace. `held` is the state once none is left.
+pub(super) fn pause(mut round: Round<'_>, held: JobState) -> Decision {
     if round.status.active_since.is_some() {
         round.status.active_seconds = Some(round.active_seconds());
         round.status.active_since = None;
     }
-    round.delete = departure::deletions(&round, round.census.everybody(), None);
-    if round.census.everybody().next().is_none() {
+    round.delete = deletion::deletions(&round, round.pods.all(), None);
+    if round.pods.all().next().is_none() {
         return round.decide(held, None);
     }
-    let situation = departure::stuck(&round).unwrap_or(Situation::Suspending);
-    let look_again = departure::next(&round);
-    round.decide(situation, look_again)
+    let state = deletion::stuck(&round).unwrap_or(JobState::Suspending);
+    let requeue_after = deletion::next(&round);
+    round.decide(state, requeue_after)
 }
 
 /// Begins the first attempt, or after a pause the next one.
 pub(super) fn begin(mut round: Round<'_>) -> Decision {
-    let now = clock::rfc3339(round.facts.now);
+    let now = clock::rfc3339(round.input.now);
     round.status.active_since = Some(now.clone());
     round.status.attempt_start_time = Some(now.clone());
     round.status.attempt_running_time = None;
@@ -35,14 +35,14 @@ pub(super) fn begin(mut round: Round<'_>) -> Decision {
             round.status.start_time = Some(now);
             // An operator before this one made them, and died before it wrote that down: they may have ended
             // since.
-            if round.census.everybody().next().is_some() {
-                return round.write_first(Situation::Starting);
+            if round.pods.all().next().is_some() {
+                return round.write_first(JobState::Starting);
             }
             super::run(round)
         }
         Some(attempt) => {
             round.status.attempt = Some(attempt + 1);
-            round.write_first(Situation::Restarting)
+            round.write_first(JobState::Restarting)
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Decisions, one table a theme.
 
-mod departure;
+mod deletion;
 mod retries;
 
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use rlt_api::status::{ConditionStatus, ConditionType, Progress, RLTrainingJobSta
 use serde_json::{Value, json};
 
 use super::fixtures::{exit, prepared, worker};
-use super::{Decision, Facts, Report, Situation, decide};
+use super::{Decision, JobState, ReconcileInput, Report, decide};
 use crate::nodes::NodeStates;
 use crate::worker::{Explanation, Waiting, Worker, WorkerPhase};
 
@@ -77,7 +77,7 @@ fn on_nodes(
     nodes: &NodeStates,
 ) -> Decision {
     let workers: Vec<_> = workers.into_iter().map(Arc::new).collect();
-    decide(&Facts {
+    decide(&ReconcileInput {
         prepared: &prepared(2, policy),
         status,
         generation: 3,
@@ -113,7 +113,7 @@ fn a_job_says_before_it_starts_whether_its_workers_ask_for_gpus() {
     let said = |device: Device| {
         let mut prepared = prepared(1, json!({}));
         prepared.plan.worker_groups[0].device = device;
-        let decision = decide(&Facts {
+        let decision = decide(&ReconcileInput {
             prepared: &prepared,
             status: &RLTrainingJobStatus::default(),
             generation: 1,
@@ -144,19 +144,19 @@ fn a_trainer_that_computes_on_the_cpu_beside_a_gpu_is_seen_in_status_and_events(
     let before = running(1, 60);
     let decision = reported(json!({}), &before, vec![runs(0), runs(1)], Some(&report));
     assert_eq!(condition(&decision, ConditionType::Progressing), (ConditionStatus::True, "RunsOnCpu"));
-    let notes = decision.notes(&before);
-    assert!(notes.iter().any(|note| note.is_warning && note.message == warning), "{notes:?}");
+    let events = decision.events(&before);
+    assert!(events.iter().any(|note| note.is_warning && note.message == warning), "{events:?}");
     // An operator that has forgotten the report still has it from the status, and says it once.
     let later = reported(json!({}), &decision.status, vec![runs(0), runs(1)], None);
     assert_eq!(condition(&later, ConditionType::Progressing), (ConditionStatus::True, "RunsOnCpu"));
-    assert!(later.notes(&decision.status).is_empty());
+    assert!(later.events(&decision.status).is_empty());
 }
 
 /// Times in a status are whole seconds: one that is rounded up would have to be waited for.
 #[test]
 fn a_job_starts_at_once_at_every_part_of_a_second() {
     for milliseconds in [1, 499, 500, 999] {
-        let decision = decide(&Facts {
+        let decision = decide(&ReconcileInput {
             prepared: &prepared(2, json!({})),
             status: &RLTrainingJobStatus::default(),
             generation: 1,
@@ -174,14 +174,14 @@ fn a_job_starts_at_once_at_every_part_of_a_second() {
 #[test]
 fn a_running_gang_is_settled_and_told_once() {
     let decision = decided(json!({}), &starting(9), vec![runs(0), runs(1)]);
-    assert_eq!(decision.situation, Situation::Running);
+    assert_eq!(decision.state, JobState::Running);
     assert_eq!(decision.status.ready.as_deref(), Some("2/2"));
     assert_eq!(condition(&decision, ConditionType::Reconciling).0, ConditionStatus::False);
     assert_eq!(condition(&decision, ConditionType::PodsReady), (ConditionStatus::True, "WorkersRunning"));
-    assert_eq!(decision.notes(&starting(9)).len(), 1);
+    assert_eq!(decision.events(&starting(9)).len(), 1);
     let again = decided(json!({}), &decision.status, vec![runs(0), runs(1)]);
     assert_eq!(again.status, decision.status);
-    assert!(again.notes(&decision.status).is_empty());
+    assert!(again.events(&decision.status).is_empty());
 }
 
 #[test]
@@ -211,7 +211,7 @@ fn every_end_of_a_worker_has_its_cause_and_its_consequence() {
         assert_eq!(decision.status.attempt, Some(if goes_on { 2 } else { 1 }), "code {code}");
         assert_eq!(decision.status.completion_time.is_none(), goes_on, "code {code}");
         assert!(decision.start.is_empty() && decision.delete.is_empty(), "the status is written first");
-        assert_eq!(decision.look_again, Some(Duration::ZERO));
+        assert_eq!(decision.requeue_after, Some(Duration::ZERO));
         let stalled = condition(&decision, ConditionType::Stalled).0;
         assert_eq!(stalled == ConditionStatus::True, !goes_on);
     }
@@ -251,7 +251,7 @@ fn the_first_worker_that_failed_names_the_cause_and_the_loss_of_a_peer_waits_for
     assert_eq!(first.status.last_failure.unwrap().cause, FailureCause::RetryableIo);
     let unclear = decided(json!({}), &running(1, 90), vec![failed(0, 76, 1), runs(1)]);
     assert_eq!(unclear.status.last_failure, None);
-    assert_eq!(unclear.look_again, Some(Duration::from_secs(2)));
+    assert_eq!(unclear.requeue_after, Some(Duration::from_secs(2)));
 }
 
 #[test]
@@ -278,7 +278,7 @@ fn the_next_attempt_takes_a_place_only_once_it_is_empty() {
 fn suspension_stops_the_clock_and_resumption_is_a_new_attempt() {
     let policy = json!({"suspend": true, "activeDeadlineSeconds": 100});
     let stopping = decided(policy.clone(), &running(1, 40), vec![runs(0), runs(1)]);
-    assert_eq!(stopping.situation, Situation::Suspending);
+    assert_eq!(stopping.state, JobState::Suspending);
     assert_eq!(stopping.delete.len(), 2);
     assert!(stopping.delete.iter().all(|deletion| deletion.grace_seconds.is_none()), "time for a checkpoint");
     assert_eq!((stopping.status.active_seconds, &stopping.status.active_since), (Some(40), &None));
@@ -290,13 +290,13 @@ fn suspension_stops_the_clock_and_resumption_is_a_new_attempt() {
     assert!(resumed.start.is_empty(), "the status is written first");
     let started = decided(json!({"activeDeadlineSeconds": 100}), &resumed.status, Vec::new());
     assert_eq!(started.start, [0, 1]);
-    assert_eq!(started.look_again, Some(Duration::from_secs(60)), "the deadline excludes the pause");
+    assert_eq!(started.requeue_after, Some(Duration::from_secs(60)), "the deadline excludes the pause");
 }
 
 #[test]
 fn a_job_made_suspended_starts_nothing_and_makes_nothing() {
     let decision = decided(json!({"suspend": true}), &RLTrainingJobStatus::default(), Vec::new());
-    assert_eq!(decision.situation, Situation::Suspended);
+    assert_eq!(decision.state, JobState::Suspended);
     assert!(!decision.needs_children && decision.start.is_empty());
     assert_eq!(decision.status.attempt, None);
 }
@@ -305,13 +305,13 @@ fn a_job_made_suspended_starts_nothing_and_makes_nothing() {
 fn a_job_is_complete_when_all_workers_ended_well_even_while_it_is_being_suspended() {
     for policy in [json!({}), json!({"suspend": true})] {
         let decision = decided(policy, &running(1, 90), vec![succeeded(0), succeeded(1)]);
-        assert_eq!(decision.situation, Situation::Complete);
+        assert_eq!(decision.state, JobState::Complete);
         assert_eq!(condition(&decision, ConditionType::Succeeded), (ConditionStatus::True, "StepsFinished"));
         assert_eq!(decision.status.completion_time, Some(ago(0)));
         assert_eq!(decision.status.active_seconds, Some(90));
     }
     let half = decided(json!({}), &running(1, 90), vec![succeeded(0), runs(1)]);
-    assert_eq!(half.situation, Situation::Running);
+    assert_eq!(half.state, JobState::Running);
 }
 
 #[test]
@@ -328,7 +328,7 @@ fn deadlines_end_a_job_with_what_it_waited_for() {
     for (waiting, cause, said) in table {
         let late = Worker { waiting: Some(Box::new(waiting)), ..worker(0, 1) };
         let early = decided(policy.clone(), &starting(59), vec![late.clone(), runs(1)]);
-        assert_eq!((early.status.last_failure, early.look_again), (None, Some(Duration::from_secs(1))));
+        assert_eq!((early.status.last_failure, early.requeue_after), (None, Some(Duration::from_secs(1))));
         let failure =
             decided(policy.clone(), &starting(60), vec![late, runs(1)]).status.last_failure.unwrap();
         assert_eq!(failure.cause, cause);
@@ -346,12 +346,12 @@ fn a_trainer_without_a_new_step_is_started_again_and_one_that_never_reported_is_
     };
     let workers = || vec![runs(0), runs(1)];
     let silent = decided(policy.clone(), &running(1, 999), workers());
-    assert_eq!(silent.situation, Situation::Running);
+    assert_eq!(silent.state, JobState::Running);
     let stale = reported(policy.clone(), &running(2, 999), workers(), Some(&report(1, 999)));
     assert_eq!(stale.status.progress, None, "what an earlier attempt said is not of this one");
     let fresh = reported(policy.clone(), &running(1, 999), workers(), Some(&report(1, 10)));
     assert_eq!(condition(&fresh, ConditionType::Progressing), (ConditionStatus::True, "StepsAdvancing"));
-    assert_eq!(fresh.look_again, Some(Duration::from_secs(20)));
+    assert_eq!(fresh.requeue_after, Some(Duration::from_secs(20)));
     let stuck = reported(policy, &running(1, 999), workers(), Some(&report(1, 30)));
     assert_eq!(stuck.status.last_failure.unwrap().cause, FailureCause::NoProgress);
 }
@@ -382,7 +382,7 @@ fn a_job_goes_when_its_time_is_over_unless_it_would_be_applied_anew() {
     let ended = RLTrainingJobStatus { completion_time: Some(ago(60)), ..running(1, 90) };
     let policy = |policy: &str| json!({"ttlSecondsAfterFinished": 60, "ttlPolicy": policy});
     let at = |policy: Value, is_tracked| {
-        decide(&Facts {
+        decide(&ReconcileInput {
             prepared: &prepared(2, policy),
             status: &ended,
             generation: 3,
@@ -400,8 +400,8 @@ fn a_job_goes_when_its_time_is_over_unless_it_would_be_applied_anew() {
     assert!(!kept.delete_job);
     assert_eq!(kept.delete.len(), 1, "its pods go all the same");
     let early = at(json!({"ttlSecondsAfterFinished": 70}), false);
-    assert_eq!((early.delete_job, early.look_again), (false, Some(Duration::from_secs(10))));
-    assert_eq!(at(json!({}), false).look_again, None);
+    assert_eq!((early.delete_job, early.requeue_after), (false, Some(Duration::from_secs(10))));
+    assert_eq!(at(json!({}), false).requeue_after, None);
 }
 
 #[test]

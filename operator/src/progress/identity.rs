@@ -93,12 +93,12 @@ fn extra<'a>(user: &'a UserInfo, key: &str) -> Option<&'a str> {
 }
 
 /// What was said about a token, and until when that is taken.
-type Verdict = (Option<PodIdentity>, Instant);
+type CachedReview = (Option<PodIdentity>, Instant);
 
 /// Remembers for a short time what it was told about a token; of the token itself only its digest.
 pub struct Authenticator<R> {
     reviewer: R,
-    known: Mutex<HashMap<[u8; 32], Verdict>>,
+    known: Mutex<HashMap<[u8; 32], CachedReview>>,
     reviews: Semaphore,
 }
 

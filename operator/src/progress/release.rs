@@ -61,11 +61,11 @@ mod tests {
 
     fn judge(released: &JobReport, newest: &JobReport, seconds_later: u64) -> Release {
         let then = Instant::now();
-        let verdict = release(Some((released, then)), newest, then + Duration::from_secs(seconds_later));
-        if let Release::At(due) = verdict {
+        let ended = release(Some((released, then)), newest, then + Duration::from_secs(seconds_later));
+        if let Release::At(due) = ended {
             assert_eq!(due, then + PROGRESS_EVERY);
         }
-        verdict
+        ended
     }
 
     #[test]

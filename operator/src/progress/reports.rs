@@ -43,7 +43,7 @@ pub struct Reports {
 #[derive(Debug)]
 struct Shared {
     jobs: Mutex<HashMap<JobKey, Entry>>,
-    news: UnboundedSender<ObjectRef<Job>>,
+    changes: UnboundedSender<ObjectRef<Job>>,
     receiver: Mutex<Option<UnboundedReceiver<ObjectRef<Job>>>>,
 }
 
@@ -67,14 +67,18 @@ impl Default for Reports {
 impl Reports {
     /// No reports yet.
     pub fn new() -> Self {
-        let (news, receiver) = unbounded();
+        let (changes, receiver) = unbounded();
         Self {
-            shared: Arc::new(Shared { jobs: Mutex::default(), news, receiver: Mutex::new(Some(receiver)) }),
+            shared: Arc::new(Shared {
+                jobs: Mutex::default(),
+                changes,
+                receiver: Mutex::new(Some(receiver)),
+            }),
         }
     }
 
     /// The jobs that are to be reconciled because of a report; none but for the first who asks.
-    pub fn take_news(&self) -> Option<UnboundedReceiver<ObjectRef<Job>>> {
+    pub fn take_changes(&self) -> Option<UnboundedReceiver<ObjectRef<Job>>> {
         self.shared.receiver.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
@@ -83,7 +87,7 @@ impl Reports {
         self.shared.lock().get(job)?.released.as_ref().map(|(report, _)| Arc::clone(report))
     }
 
-    /// When a rank of the job was last heard, whether or not it had news.
+    /// When a rank of the job was last heard, whether or not it had changes.
     pub fn heard_at(&self, job: &JobKey) -> Option<Instant> {
         Some(self.shared.lock().get(job)?.heard_at)
     }
@@ -165,7 +169,7 @@ impl Shared {
     fn release(&self, entry: &mut Entry, now: Instant) {
         entry.released = Some((Arc::new(entry.newest.clone()), now));
         // Without a receiver the operator is ending.
-        let _ = self.news.unbounded_send(entry.job.clone());
+        let _ = self.changes.unbounded_send(entry.job.clone());
     }
 }
 

@@ -24,8 +24,8 @@ impl observe::Reports for Reports {
         self.of(job).map(|report| read(&report))
     }
 
-    fn news(&self) -> BoxStream<'static, ObjectRef<Job>> {
-        self.take_news().map_or_else(|| stream::pending().boxed(), StreamExt::boxed)
+    fn changes(&self) -> BoxStream<'static, ObjectRef<Job>> {
+        self.take_changes().map_or_else(|| stream::pending().boxed(), StreamExt::boxed)
     }
 
     fn forget(&self, job: &JobKey) {

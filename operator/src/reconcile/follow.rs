@@ -13,7 +13,7 @@ use crate::decide::Decision;
 use crate::job::Job;
 
 /// One look, a part of the present attempt's trace.
-pub(super) fn look(job: &Job, status: &RLTrainingJobStatus) -> Span {
+pub(super) fn reconcile_span(job: &Job, status: &RLTrainingJobStatus) -> Span {
     let attempt = status.attempt.unwrap_or(1);
     let span = tracing::info_span!(
         target: rlt_traces::TARGET, "reconcile", namespace = job.namespace(), job = job.name(), attempt,
@@ -29,7 +29,7 @@ pub(super) fn look(job: &Job, status: &RLTrainingJobStatus) -> Span {
 /// What this look decided.
 pub(super) fn note(decision: &Decision) {
     let span = Span::current();
-    span.record("decision", tracing::field::debug(&decision.situation));
+    span.record("decision", tracing::field::debug(&decision.state));
     span.record("num_started", decision.start.len());
     span.record("num_deleted", decision.delete.len());
 }

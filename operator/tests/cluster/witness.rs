@@ -31,7 +31,7 @@ enum Sight {
 struct Memory {
     /// By the version in the API server's store, which pods and jobs share.
     sights: Mutex<BTreeMap<(u64, String), Sight>>,
-    news: Notify,
+    changes: Notify,
 }
 
 pub(crate) struct Witness {
@@ -70,11 +70,11 @@ impl Witness {
     ) -> RLTrainingJobStatus {
         let wished = async {
             loop {
-                let news = self.memory.news.notified();
+                let changes = self.memory.changes.notified();
                 if let Some(status) = self.latest(name).filter(|status| wish(status)) {
                     return status;
                 }
-                news.await;
+                changes.await;
             }
         };
         let waited = tokio::time::timeout(PATIENCE, wished).await;
@@ -172,7 +172,7 @@ async fn follow<K: kube::Resource + Clone + Send + 'static>(
         let key = (version(&object), object.meta().uid.clone().unwrap());
         if let Some(sight) = see(object, is_gone) {
             memory.sights.lock().unwrap().insert(key, sight);
-            memory.news.notify_waiters();
+            memory.changes.notify_waiters();
         }
     }
 }

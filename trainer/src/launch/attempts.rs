@@ -8,7 +8,7 @@ use rlt_api::plan::SHORT_ATTEMPT;
 use rlt_api::{ExitCode, ValidatedJob};
 
 use super::budget::{Next, Progress, Restarts};
-use super::{Children, Failed, LaunchError, StopSignal, Verdict, grace_period, serve, text_of};
+use super::{AttemptOutcome, Children, Failed, LaunchError, StopSignal, grace_period, serve, text_of};
 use crate::checkpoint::CheckpointStore;
 use crate::parallel::RankEnvironment;
 use crate::worker::{self, WorkerArgs};
@@ -31,8 +31,8 @@ pub(super) fn run(args: &WorkerArgs, job: &ValidatedJob) -> Result<ExitCode, Lau
         let children =
             Children::start(&args, &manifest, &all_here(&store, attempt, count), launched.elapsed())?;
         let failed = match children.watch(&mut stop, Some(&store))? {
-            Verdict::Ended(code) => return Ok(code),
-            Verdict::Failed(failed) => failed,
+            AttemptOutcome::Ended(code) => return Ok(code),
+            AttemptOutcome::Failed(failed) => failed,
         };
         let progress = match newest_checkpoint(&root) {
             newest if newest != saved => Progress::Saved,

@@ -1,5 +1,5 @@
 //! The workers as processes: started, signalled, waited for. What their ends mean is judged in
-//! [`super::verdict`].
+//! [`super::outcome`].
 
 use std::fs;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -12,8 +12,8 @@ use rlt_torch::collectives::{Store, report_failure};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use super::verdict::Cut;
-use super::{End, LAUNCHER_VARIABLE, LaunchError, SPENT_VARIABLE, StopSignal, Verdict, last_words};
+use super::outcome::Cut;
+use super::{AttemptOutcome, End, LAUNCHER_VARIABLE, LaunchError, SPENT_VARIABLE, StopSignal, last_words};
 use crate::parallel::RankEnvironment;
 use crate::worker::WorkerArgs;
 
@@ -76,7 +76,7 @@ impl Children {
         mut self,
         stop: &mut StopSignal,
         store: Option<&Store>,
-    ) -> Result<Verdict, LaunchError> {
+    ) -> Result<AttemptOutcome, LaunchError> {
         let mut first_end = None;
         while !self.running.is_empty() {
             if stop.has_come() {
@@ -96,7 +96,7 @@ impl Children {
             }
             sleep(POLL);
         }
-        Ok(Verdict::of(&self.ends))
+        Ok(AttemptOutcome::of(&self.ends))
     }
 
     fn grace(&self) -> Duration {

@@ -3,7 +3,7 @@
 use anyhow::Context as _;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use rlt_api::ValidatedJob;
-use rlt_operator::build::{self, Blueprint, ChannelAccess, Settings};
+use rlt_operator::build::{self, BuildInput, ChannelAccess, Settings};
 use rlt_operator::job::Job;
 use rlt_operator::prepare::Prepared;
 use rlt_operator::{PullPolicy, progress};
@@ -21,7 +21,7 @@ pub(super) fn offline(args: &PlanArgs, job: &ValidatedJob, manifest: &Value) -> 
 /// that it prepares the job by itself.
 pub(super) fn of_attempt(job: &Job, settings: &Settings, attempt: u32) -> anyhow::Result<Vec<Value>> {
     let prepared = &Prepared::new(job).context("prepare the job as the operator does")?;
-    build::objects(&Blueprint { job, prepared, settings }, attempt).context("write the objects of the job")
+    build::objects(&BuildInput { job, prepared, settings }, attempt).context("write the objects of the job")
 }
 
 /// What the chart makes the operator put into pods; the authority behind its certificate is known on a

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::super::{
     Flavor, Gang, Placement, avoid, gang, network_policy, pod_group, workload, workload_digest,
 };
-use super::{Blueprint, channel, pod, prepared, settings, with_workers};
+use super::{BuildInput, channel, pod, prepared, settings, with_workers};
 use crate::discovery::Served;
 use crate::job::Job;
 use crate::queue::{Assignment, PodSetUpdate, Workload};
@@ -19,10 +19,10 @@ const ALL: Served = Served {
     has_coscheduling: true,
 };
 
-/// Calls `look` with the blueprint of two workers.
-fn two<T>(job: &Job, look: impl FnOnce(&Blueprint<'_>) -> T) -> T {
+/// Calls `look` with the input of two workers.
+fn two<T>(job: &Job, look: impl FnOnce(&BuildInput<'_>) -> T) -> T {
     let (prepared, settings) = (prepared(job, 2), settings(Some(channel())));
-    look(&Blueprint { job, prepared: &prepared, settings: &settings })
+    look(&BuildInput { job, prepared: &prepared, settings: &settings })
 }
 
 fn labelled(mut job: Job, name: &str, value: &str) -> Job {
@@ -47,22 +47,22 @@ fn a_workload_asks_for_what_decides_where_pods_fit_and_for_nothing_else() {
         "topology": {"required": "rack"},
     }));
     let job = labelled(job, "kueue.x-k8s.io/priority-class", "urgent");
-    two(&job, |blueprint| insta::assert_yaml_snapshot!(workload(blueprint, "team", Some(7))));
+    two(&job, |input| insta::assert_yaml_snapshot!(workload(input, "team", Some(7))));
 }
 
 #[test]
 fn a_new_image_asks_for_nothing_new_and_more_memory_does() {
-    let digest = |workers: Value| two(&with_workers(workers), |blueprint| workload_digest(blueprint, "team"));
+    let digest = |workers: Value| two(&with_workers(workers), |input| workload_digest(input, "team"));
     let first = digest(json!({"image": "a:1", "resources": {"memory": "1Gi"}}));
     assert_eq!(first, digest(json!({"image": "a:2", "resources": {"memory": "1Gi"}})));
     assert_ne!(first, digest(json!({"image": "a:1", "resources": {"memory": "2Gi"}})));
     let job = with_workers(json!({"resources": {"memory": "1Gi"}}));
-    assert_ne!(first, two(&job, |blueprint| workload_digest(blueprint, "other")));
+    assert_ne!(first, two(&job, |input| workload_digest(input, "other")));
 }
 
 #[test]
 fn the_scheduler_of_the_pods_decides_whose_pod_group_they_have() {
-    let of = |workers: Value, served| two(&with_workers(workers), |blueprint| gang(blueprint, served));
+    let of = |workers: Value, served| two(&with_workers(workers), |input| gang(input, served));
     assert_eq!(of(json!({}), ALL), Some(Gang::Native("v1alpha2")));
     assert_eq!(of(json!({"schedulerName": "volcano"}), ALL), Some(Gang::Volcano));
     assert_eq!(of(json!({"schedulerName": "plugins"}), ALL), Some(Gang::Coscheduling));
@@ -71,7 +71,7 @@ fn the_scheduler_of_the_pods_decides_whose_pod_group_they_have() {
     assert_eq!(of(json!({}), Served::default()), None);
     let job = with_workers(json!({}));
     let (prepared, settings) = (prepared(&job, 1), settings(None));
-    let alone = Blueprint { job: &job, prepared: &prepared, settings: &settings };
+    let alone = BuildInput { job: &job, prepared: &prepared, settings: &settings };
     assert_eq!(gang(&alone, ALL), None, "one worker is placed whole by itself");
 }
 
@@ -80,16 +80,14 @@ fn a_pod_group_of_each_kind_wants_all_workers_near_to_each_other() {
     let job = with_workers(json!({"topology": {"required": "rack"}, "priorityClassName": "high"}));
     let job = labelled(job, "volcano.sh/queue-name", "research");
     let groups = [Gang::Native("v1alpha2"), Gang::Volcano, Gang::Coscheduling];
-    insta::assert_yaml_snapshot!(groups.map(|gang| two(&job, |blueprint| pod_group(blueprint, gang, 3))));
+    insta::assert_yaml_snapshot!(groups.map(|gang| two(&job, |input| pod_group(input, gang, 3))));
 }
 
 #[test]
 fn pods_know_their_group_in_the_words_of_its_scheduler() {
     let job = with_workers(json!({"topology": {"preferred": "rack"}}));
     let placed = |gang| {
-        two(&job, |blueprint| {
-            sent(&Placement::new(blueprint, 3, Some(gang), None), pod(blueprint, 3, 1).unwrap())
-        })
+        two(&job, |input| sent(&Placement::new(input, 3, Some(gang), None), pod(input, 3, 1).unwrap()))
     };
     let name = "quickstart-trainer-3";
     let native = placed(Gang::Native("v1alpha2"));
@@ -126,9 +124,9 @@ fn pods_go_where_the_queue_has_set_nodes_aside() {
     }))
     .unwrap();
     let placed = |has_topology| {
-        two(&job, |blueprint| {
+        two(&job, |input| {
             let admission = Some((&admitted(has_topology), std::slice::from_ref(&flavor)));
-            sent(&Placement::new(blueprint, 1, None, admission), pod(blueprint, 1, 0).unwrap())
+            sent(&Placement::new(input, 1, None, admission), pod(input, 1, 0).unwrap())
         })
     };
     let pod = placed(false);
@@ -147,8 +145,8 @@ fn pods_go_where_the_queue_has_set_nodes_aside() {
 #[test]
 fn workers_stay_near_to_each_other_and_away_from_nodes_on_which_they_failed() {
     let job = with_workers(json!({"topology": {"required": "rack"}}));
-    let pod = two(&job, |blueprint| {
-        let placed = Placement::new(blueprint, 2, None, None).place(pod(blueprint, 2, 0).unwrap()).unwrap();
+    let pod = two(&job, |input| {
+        let placed = Placement::new(input, 2, None, None).place(pod(input, 2, 0).unwrap()).unwrap();
         avoid(placed, &[("broken".to_owned(), 1)].into())
     });
     let affinity = pod.spec.unwrap().affinity.unwrap();
@@ -159,9 +157,9 @@ fn workers_stay_near_to_each_other_and_away_from_nodes_on_which_they_failed() {
 fn a_queue_that_names_other_nodes_than_the_job_is_told_so() {
     let job = with_workers(json!({"nodeSelector": {"zone": "a"}}));
     let flavor = Flavor { node_labels: [("zone".to_owned(), "b".to_owned())].into(), ..Flavor::default() };
-    let conflict = two(&job, |blueprint| {
+    let conflict = two(&job, |input| {
         let admission = Some((&Workload::default(), std::slice::from_ref(&flavor)));
-        Placement::new(blueprint, 1, None, admission).place(pod(blueprint, 1, 0).unwrap()).unwrap_err()
+        Placement::new(input, 1, None, admission).place(pod(input, 1, 0).unwrap()).unwrap_err()
     });
     let words = "the queue lets workers run on nodes with zone=b only, but the job asks for zone=a";
     assert_eq!(conflict.to_string(), words);

@@ -26,7 +26,7 @@ fn attempts_that_end_at_their_start_wait_the_longer_the_more_there_were() {
         assert_eq!(decision.status.attempt_start_time.clone(), Some(ago(-wait)), "after {before:?}");
         let next = decided(json!({}), &decision.status, Vec::new());
         let waits = (wait > 0).then(|| Duration::from_secs(wait.unsigned_abs()));
-        assert_eq!(next.look_again, waits);
+        assert_eq!(next.requeue_after, waits);
         assert_eq!(next.start.is_empty(), wait > 0);
     }
     let long = RLTrainingJobStatus { short_attempts: Some(4), ..running(1, 90) };
@@ -83,7 +83,7 @@ fn a_clock_that_ran_ahead_in_the_operator_before_holds_up_no_start() {
     let ahead = RLTrainingJobStatus { short_attempts: Some(3), ..starting(-3600) };
     assert_eq!(decided(json!({}), &ahead, Vec::new()).start, [0, 1]);
     let meant = RLTrainingJobStatus { short_attempts: Some(3), ..starting(-8) };
-    assert_eq!(decided(json!({}), &meant, Vec::new()).look_again, Some(Duration::from_secs(8)));
+    assert_eq!(decided(json!({}), &meant, Vec::new()).requeue_after, Some(Duration::from_secs(8)));
     let node_ahead = decided(json!({}), &running(1, 90), vec![failed(0, 76, -3600), runs(1)]);
     assert_eq!(node_ahead.status.attempt, Some(2), "a node's clock that runs ahead");
 }

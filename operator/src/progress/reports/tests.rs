@@ -29,22 +29,22 @@ fn step_of(reports: &Reports) -> u64 {
 #[tokio::test(start_paused = true)]
 async fn a_job_that_steps_ten_times_a_second_is_reconciled_once_in_ten_seconds() {
     let reports = Reports::new();
-    let mut news = reports.take_news().unwrap();
+    let mut changes = reports.take_changes().unwrap();
     let mut num_news = 0;
     // The clock of the store is the machine's: the timers run on tokio's, which is paused and steps with
     // `advance`.
     for sequence in 1..=300 {
         reports.take(&source(1, 0), step(sequence, sequence));
-        while news.next().now_or_never().is_some() {
+        while changes.next().now_or_never().is_some() {
             num_news += 1;
         }
     }
     assert_eq!(num_news, 1, "the first step only");
     assert_eq!(step_of(&reports), 1, "what is not released is not seen");
     tokio::time::sleep(Duration::from_secs(11)).await;
-    assert_eq!(news.next().now_or_never().flatten().unwrap().name, "adding");
+    assert_eq!(changes.next().now_or_never().flatten().unwrap().name, "adding");
     assert_eq!(step_of(&reports), 300, "and then the newest is");
-    assert!(news.next().now_or_never().is_none());
+    assert!(changes.next().now_or_never().is_none());
 }
 
 #[tokio::test]

@@ -3,11 +3,11 @@
 use rlt_api::status::RLTrainingJobStatus;
 use rlt_api::{FailureCause, Reason};
 
-use super::{ApplyFailure, Situation, cause_of};
+use super::{ApplyFailure, JobState, cause_of};
 
 /// One thing to tell.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Note {
+pub struct JobEvent {
     /// Whether something went wrong.
     pub is_warning: bool,
     /// Why, in one word.
@@ -20,33 +20,33 @@ pub struct Note {
 pub(super) fn between(
     before: &RLTrainingJobStatus,
     after: &RLTrainingJobStatus,
-    situation: &Situation,
+    state: &JobState,
     failure: Option<&ApplyFailure>,
-) -> Vec<Note> {
-    let mut notes = Vec::new();
+) -> Vec<JobEvent> {
+    let mut events = Vec::new();
     if let Some(failure) = after.last_failure.as_ref().filter(|_| before.last_failure != after.last_failure) {
         let pod = failure.pod.as_deref().map(|pod| format!(", {pod}")).unwrap_or_default();
         let message = format!("attempt {}{pod}: {}", failure.attempt, failure.message);
         // Preemption and eviction are a part of a normal life.
         let is_warning = failure.cause != FailureCause::Disrupted;
-        notes.push(Note { is_warning, reason: Reason::Failure(failure.cause), message });
+        events.push(JobEvent { is_warning, reason: Reason::Failure(failure.cause), message });
     }
     let warning = |status: &RLTrainingJobStatus| status.progress.as_ref()?.warning.clone();
     if let Some(message) = warning(after).filter(|_| warning(before) != warning(after)) {
-        notes.push(Note { is_warning: true, reason: Reason::RunsOnCpu, message });
+        events.push(JobEvent { is_warning: true, reason: Reason::RunsOnCpu, message });
     }
     let reason = reconciling_reason(after);
     if reason != reconciling_reason(before) || before.attempt != after.attempt {
         match failure {
-            Some(failure) => notes.push(Note {
+            Some(failure) => events.push(JobEvent {
                 is_warning: true,
                 reason: failure.reason,
                 message: failure.message.clone(),
             }),
-            None => notes.extend(of_situation(after, situation)),
+            None => events.extend(of_state(after, state)),
         }
     }
-    notes
+    events
 }
 
 /// The reason under `Reconciling`, and whether it is still open: together they tell situations apart.
@@ -64,28 +64,28 @@ fn reconciling_reason(status: &RLTrainingJobStatus) -> Vec<(&str, bool)> {
         .collect()
 }
 
-fn of_situation(status: &RLTrainingJobStatus, situation: &Situation) -> Option<Note> {
-    let note = |reason, message: &str| Note { is_warning: false, reason, message: message.to_owned() };
+fn of_state(status: &RLTrainingJobStatus, state: &JobState) -> Option<JobEvent> {
+    let event = |reason, message: &str| JobEvent { is_warning: false, reason, message: message.to_owned() };
     let attempt = status.attempt.unwrap_or(1);
-    Some(match situation {
+    Some(match state {
         // The next thing to tell is that they run, or why not.
-        Situation::Starting => return None,
-        Situation::Restarting => note(Reason::Restarting, &format!("attempt {attempt} begins")),
-        Situation::Running => note(Reason::WorkersRunning, "all workers run"),
-        Situation::Suspending => note(Reason::Suspending, "workers save their state and stop"),
-        Situation::Suspended => note(Reason::Suspended, "no worker is left"),
-        Situation::Queued(reason, message) => note(*reason, message),
-        Situation::Complete => note(Reason::StepsFinished, "all steps are done"),
+        JobState::Starting => return None,
+        JobState::Restarting => event(Reason::Restarting, &format!("attempt {attempt} begins")),
+        JobState::Running => event(Reason::WorkersRunning, "all workers run"),
+        JobState::Suspending => event(Reason::Suspending, "workers save their state and stop"),
+        JobState::Suspended => event(Reason::Suspended, "no worker is left"),
+        JobState::Queued(reason, message) => event(*reason, message),
+        JobState::Complete => event(Reason::StepsFinished, "all steps are done"),
         // The end of the attempt is told once it has come.
-        Situation::WaitingToRestart(_) | Situation::Leaving(_) => return None,
-        Situation::Failed(_) => Note {
+        JobState::WaitingToRestart(_) | JobState::Stopping(_) => return None,
+        JobState::Failed(_) => JobEvent {
             is_warning: true,
-            ..note(cause_of(status), "the job failed for good; see its condition Failed")
+            ..event(cause_of(status), "the job failed for good; see its condition Failed")
         },
-        Situation::HeldUp(cause, message) => {
-            Note { is_warning: true, ..note(Reason::Failure(*cause), message) }
+        JobState::StartDelayed(cause, message) => {
+            JobEvent { is_warning: true, ..event(Reason::Failure(*cause), message) }
         }
-        Situation::Stuck(message) => Note { is_warning: true, ..note(Reason::NodeUnreachable, message) },
-        Situation::Invalid(problems) => Note { is_warning: true, ..note(Reason::InvalidSpec, problems) },
+        JobState::Stuck(message) => JobEvent { is_warning: true, ..event(Reason::NodeUnreachable, message) },
+        JobState::Invalid(problems) => JobEvent { is_warning: true, ..event(Reason::InvalidSpec, problems) },
     })
 }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use rlt_api::plan::Plan;
 use rlt_api::status::{RLTrainingJobStatus, WorkerGroupStatus};
 
-use super::Situation;
+use super::JobState;
 use crate::worker::{Worker, WorkerPhase};
 
 /// Who is there.
-pub(super) struct Census<'a> {
+pub(super) struct JobPods<'a> {
     /// The name of the group.
     group: String,
     /// The workers of this attempt by their index; `None` where there is none.
@@ -18,8 +18,8 @@ pub(super) struct Census<'a> {
     pub(super) previous: Vec<&'a Worker>,
 }
 
-impl<'a> Census<'a> {
-    pub(super) fn take(workers: &'a [Arc<Worker>], attempt: u32, plan: &Plan) -> Self {
+impl<'a> JobPods<'a> {
+    pub(super) fn new(workers: &'a [Arc<Worker>], attempt: u32, plan: &Plan) -> Self {
         let group = plan.worker_groups.first();
         let num_workers = group.map_or(0, |group| group.num_workers);
         let mut current = vec![None; num_workers as usize];
@@ -43,26 +43,26 @@ impl<'a> Census<'a> {
         self.current.iter().flatten().copied()
     }
 
-    pub(super) fn everybody(&self) -> impl Iterator<Item = &'a Worker> {
+    pub(super) fn all(&self) -> impl Iterator<Item = &'a Worker> {
         self.present().chain(self.previous.iter().copied())
     }
 
     /// Indices without a pod of any attempt: only there can one be made.
-    pub(super) fn vacant(&self) -> Vec<u32> {
+    pub(super) fn missing(&self) -> Vec<u32> {
         let is_taken = |idx: u32| self.previous.iter().any(|worker| worker.idx == idx);
         let indices = (0..).zip(&self.current).filter(|(_, place)| place.is_none()).map(|(idx, _)| idx);
         indices.filter(|idx| !is_taken(*idx)).collect()
     }
 
     /// What an attempt that goes well is doing.
-    pub(super) fn situation(&self, status: &RLTrainingJobStatus) -> Situation {
+    pub(super) fn state(&self, status: &RLTrainingJobStatus) -> JobState {
         let is_in_place = |place: &Option<&Worker>| place.is_some_and(Worker::is_in_place);
         if self.current.iter().all(is_in_place) {
-            Situation::Running
+            JobState::Running
         } else if status.attempt.unwrap_or(1) > 1 && status.attempt_running_time.is_none() {
-            Situation::Restarting
+            JobState::Restarting
         } else {
-            Situation::Starting
+            JobState::Starting
         }
     }
 
@@ -84,7 +84,7 @@ impl<'a> Census<'a> {
             group.ready += u32::from(worker.is_in_place());
         }
         let is_terminating = |worker: &&Worker| worker.is_deleting && !worker.is_finished();
-        group.terminating = self.everybody().filter(is_terminating).count() as u32;
+        group.terminating = self.all().filter(is_terminating).count() as u32;
         status.ready = Some(format!("{}/{}", group.ready, group.desired));
         status.replicas = Some(group.pending + group.running);
         status.worker_groups = vec![group];

@@ -24,7 +24,7 @@ fn second(seconds: i64) -> RLTrainingJobStatus {
 #[test]
 fn a_worker_that_is_stopped_has_its_time_to_save_a_checkpoint_with_all_others() {
     let leaving = decided(json!({}), &running(1, 90), vec![preempted(runs(0), 20), runs(1)]);
-    assert_eq!((leaving.status.attempt, leaving.look_again), (Some(1), Some(Duration::from_secs(20))));
+    assert_eq!((leaving.status.attempt, leaving.requeue_after), (Some(1), Some(Duration::from_secs(20))));
     assert!(leaving.delete.is_empty() && leaving.start.is_empty());
     assert_eq!(condition(&leaving, ConditionType::Reconciling), (ConditionStatus::True, "Disrupted"));
 
@@ -35,7 +35,7 @@ fn a_worker_that_is_stopped_has_its_time_to_save_a_checkpoint_with_all_others() 
     assert_eq!((failure.cause, failure.exit_code), (FailureCause::Disrupted, Some(80)));
     assert_eq!(failure.pod.as_deref(), Some("quickstart-trainer-0"));
     assert!(failure.message.contains("a better one came"), "{}", failure.message);
-    assert!(ended.notes(&leaving.status).iter().all(|note| !note.is_warning), "preemption is normal");
+    assert!(ended.events(&leaving.status).iter().all(|note| !note.is_warning), "preemption is normal");
     let next = decided(json!({}), &ended.status, vec![runs(1)]);
     assert_eq!(next.delete[0].grace_seconds, None, "who still saves has its time");
 
@@ -65,7 +65,7 @@ fn a_worker_on_a_lost_node_is_force_deleted_and_one_on_a_silent_node_keeps_its_p
     assert_eq!(condition(&decision, ConditionType::Stalled), (ConditionStatus::True, "NodeUnreachable"));
     let decision = with_node(NodeState::Silent, &second(0), vec![preempted(runs(0), 20)]);
     assert_eq!(condition(&decision, ConditionType::Stalled).0, ConditionStatus::False);
-    assert_eq!(decision.look_again, Some(Duration::from_secs(20)));
+    assert_eq!(decision.requeue_after, Some(Duration::from_secs(20)));
 }
 
 #[test]
@@ -94,18 +94,18 @@ fn the_loss_of_a_peer_on_a_silent_node_is_the_nodes() {
 #[test]
 fn the_first_worker_alone_decides_that_the_work_is_done_and_the_others_have_a_minute() {
     let soon = decided(json!({}), &running(1, 90), vec![succeeded(0), runs(1)]);
-    assert_eq!((soon.situation, soon.look_again), (Situation::Running, Some(Duration::from_secs(51))));
+    assert_eq!((soon.state, soon.requeue_after), (JobState::Running, Some(Duration::from_secs(51))));
     let late = |seconds| Worker { exit: Some(exit(0, now().as_second() - seconds)), ..succeeded(0) };
     for others in [vec![], vec![failed(1, 76, 1)], vec![failed(1, 137, 1)], vec![succeeded(1)]] {
         let all = [vec![succeeded(0)], others].concat();
-        assert_eq!(decided(json!({}), &running(1, 90), all).situation, Situation::Complete);
+        assert_eq!(decided(json!({}), &running(1, 90), all).state, JobState::Complete);
     }
     for seconds in [60, -3600] {
         let over = decided(json!({}), &running(1, 90), vec![late(seconds), runs(1)]);
-        assert_eq!(over.situation, Situation::Complete, "{seconds}");
+        assert_eq!(over.state, JobState::Complete, "{seconds}");
     }
     let other = decided(json!({}), &running(1, 90), vec![runs(0), succeeded(1)]);
-    assert_eq!((other.situation, other.look_again), (Situation::Running, None));
+    assert_eq!((other.state, other.requeue_after), (JobState::Running, None));
 }
 
 #[test]
@@ -113,12 +113,12 @@ fn a_start_that_is_held_up_says_what_it_waits_for_once_it_takes_longer_than_usua
     let waits =
         || Worker { waiting: Some(Box::new(Waiting::Unschedulable("0/3 nodes".into()))), ..worker(0, 1) };
     let early = decided(json!({}), &starting(4), vec![waits(), runs(1)]);
-    assert_eq!((early.situation, early.look_again), (Situation::Starting, Some(Duration::from_secs(6))));
+    assert_eq!((early.state, early.requeue_after), (JobState::Starting, Some(Duration::from_secs(6))));
     let late = decided(json!({}), &starting(10), vec![waits(), runs(1)]);
     assert_eq!(condition(&late, ConditionType::Reconciling), (ConditionStatus::True, "NotScheduled"));
-    assert_eq!((late.look_again, late.notes(&early.status).len()), (None, 1));
+    assert_eq!((late.requeue_after, late.events(&early.status).len()), (None, 1));
     let started = decided(json!({}), &late.status, vec![runs(0), runs(1)]);
-    assert_eq!(started.situation, Situation::Running);
+    assert_eq!(started.state, JobState::Running);
 }
 
 #[test]
@@ -131,5 +131,5 @@ fn a_trainer_that_hangs_is_noticed_by_an_operator_that_never_heard_of_it() {
     let stuck = decided(policy.clone(), &stepped(40), vec![runs(0), runs(1)]);
     assert_eq!(stuck.status.last_failure.unwrap().cause, FailureCause::NoProgress);
     let earlier = decided(policy, &stepped(90), vec![runs(0), runs(1)]);
-    assert_eq!(earlier.situation, Situation::Running, "a step of an earlier attempt says nothing");
+    assert_eq!(earlier.state, JobState::Running, "a step of an earlier attempt says nothing");
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Deletion, Round, Situation, clock};
+use super::{Deletion, JobState, Round, clock};
 use crate::nodes::NodeState;
 use crate::worker::Worker;
 
@@ -41,21 +41,21 @@ pub(super) fn is_silent(round: &Round<'_>, worker: &Worker) -> bool {
 
 fn node_state(round: &Round<'_>, worker: &Worker) -> Option<NodeState> {
     let node: &Arc<str> = worker.node.as_ref()?;
-    round.facts.nodes.get(node).copied()
+    round.input.nodes.get(node).copied()
 }
 
 /// How long a worker that was deleted may still take; `None` once it should be gone.
 pub(super) fn time_left(round: &Round<'_>, worker: &Worker) -> Option<Duration> {
-    clock::until(worker.leaves_by, round.facts.now)
+    clock::until(worker.leaves_by, round.input.now)
 }
 
 /// A worker that should be gone, and whose node does not answer: only a person can say whether it runs on.
-pub(super) fn stuck(round: &Round<'_>) -> Option<Situation> {
+pub(super) fn stuck(round: &Round<'_>) -> Option<JobState> {
     let is_stuck =
         |worker: &&Worker| is_leaving_silently(round, worker) && time_left(round, worker).is_none();
-    let worker = round.census.everybody().find(is_stuck)?;
+    let worker = round.pods.all().find(is_stuck)?;
     let (pod, node) = (&worker.name, worker.node.as_deref().unwrap_or_default());
-    Some(Situation::Stuck(format!(
+    Some(JobState::Stuck(format!(
         "{pod} cannot be stopped, because its node {node} does not answer: bring the node back, delete it, or taint it \
          node.kubernetes.io/out-of-service once nothing runs on it"
     )))
@@ -63,7 +63,7 @@ pub(super) fn stuck(round: &Round<'_>) -> Option<Situation> {
 
 /// How long it is until a worker on a silent node should be gone.
 pub(super) fn next(round: &Round<'_>) -> Option<Duration> {
-    let silent = round.census.everybody().filter(|worker| is_leaving_silently(round, worker));
+    let silent = round.pods.all().filter(|worker| is_leaving_silently(round, worker));
     silent.filter_map(|worker| time_left(round, worker)).min()
 }
 

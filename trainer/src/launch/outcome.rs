@@ -47,7 +47,7 @@ impl Cut {
 
 /// What the ranks of a machine came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum AttemptOutcome {
     /// Nobody failed.
     Ended(ExitCode),
     /// Somebody did.
@@ -132,7 +132,7 @@ impl End {
     }
 }
 
-impl Verdict {
+impl AttemptOutcome {
     /// Judges the ends of all ranks of a machine, in the order in which they came.
     pub fn of(ends: &[End]) -> Self {
         let was_cut_by_signal = ends.iter().any(|end| end.cut == Cut::BySignal);
@@ -168,9 +168,9 @@ mod tests {
     }
 
     fn failed(ends: &[End]) -> Failed {
-        match Verdict::of(ends) {
-            Verdict::Failed(failed) => *failed,
-            Verdict::Ended(code) => unreachable!("ended with {code:?}"),
+        match AttemptOutcome::of(ends) {
+            AttemptOutcome::Failed(failed) => *failed,
+            AttemptOutcome::Ended(code) => unreachable!("ended with {code:?}"),
         }
     }
 
@@ -181,8 +181,14 @@ mod tests {
 
     #[test]
     fn ranks_that_all_end_well_end_well_together() {
-        assert_eq!(Verdict::of(&[exited(1, 0), exited(0, 0)]), Verdict::Ended(ExitCode::Success));
-        assert_eq!(Verdict::of(&[exited(1, 80), exited(0, 80)]), Verdict::Ended(ExitCode::Preempted));
+        assert_eq!(
+            AttemptOutcome::of(&[exited(1, 0), exited(0, 0)]),
+            AttemptOutcome::Ended(ExitCode::Success)
+        );
+        assert_eq!(
+            AttemptOutcome::of(&[exited(1, 80), exited(0, 80)]),
+            AttemptOutcome::Ended(ExitCode::Preempted)
+        );
     }
 
     #[test]
@@ -214,7 +220,7 @@ mod tests {
         let early = End { cut: Cut::by_signal(None, Some(15)), ..killed(0, 15) };
         let missing = End { cut: Cut::AfterAnother, ..killed(2, 9) };
         let ends = [early.clone(), exited(1, 76), missing.clone()];
-        assert_eq!(Verdict::of(&ends), Verdict::Ended(ExitCode::Preempted));
+        assert_eq!(AttemptOutcome::of(&ends), AttemptOutcome::Ended(ExitCode::Preempted));
         assert_eq!(cause(&[early, exited(1, 78), missing]), (1, ExitCode::BadConfig));
         assert_eq!(Cut::by_signal(Some(143), None), Cut::BySignal);
         assert_eq!(Cut::by_signal(None, Some(9)), Cut::Not);
