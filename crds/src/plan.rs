@@ -26,7 +26,7 @@ pub use failure::{Budget, FailureCause, SHORT_ATTEMPT, restart_delay};
 pub use fit::{Fit, Misfit as MemoryMisfit, Remedy};
 pub use machine::{Flops, MEMORY_LABEL, Machine, PRODUCT_LABEL, UnknownGpu};
 pub use memory::{MemoryPlan, MemoryTerm, Phase, PhaseMemory, Place};
-pub use speed::{Bound, PhaseSpeed, SpeedPlan};
+pub use speed::{Bound, MeanLengths, PhaseSpeed, SpeedPlan, UnfitLength};
 pub use workers::{EnvironmentVariable, Mesh, Misfit, RENDEZVOUS_PORT, WorkerGroup, check_model};
 pub(crate) use workers::{deals_out_heads, legal_degrees, slices_layers};
 
@@ -112,9 +112,20 @@ pub fn plan(job: &ValidatedJob, models: &Models) -> Plan {
 }
 
 /// Plans a job whose ranks each have such a machine, whatever device the manifest names: what it leaves
-/// open is chosen for it, and it is said whether the job fits and how long a step takes.
+/// open is chosen for it, and the plan says whether the job fits and how long a step takes when every sequence
+/// is as long as it may be.
 pub fn plan_on(job: &ValidatedJob, models: &Models, machine: &Machine) -> Plan {
-    plan_for(job, models, machine.device, Some(machine))
+    plan_for(job, models, machine.device, Some((machine, MeanLengths::longest(job.spec()))))
+}
+
+/// As [`plan_on`], with the times of steps whose sequences have these lengths. Memory is planned for the longest.
+pub fn plan_for_lengths(
+    job: &ValidatedJob,
+    models: &Models,
+    machine: &Machine,
+    lengths: MeanLengths,
+) -> Plan {
+    plan_for(job, models, machine.device, Some((machine, lengths)))
 }
 
 /// The memory of a job on GPUs with so many bytes each, whatever device the manifest names; `None` unless all
@@ -127,8 +138,13 @@ pub fn memory_on_gpu(job: &ValidatedJob, models: &Models, memory_bytes: u64) -> 
     Some(MemoryPlan::new(&spec, policy, &models.reward, &BatchPlan::new(&spec), memory))
 }
 
-fn plan_for(job: &ValidatedJob, models: &Models, device: Device, machine: Option<&Machine>) -> Plan {
-    let available = machine.and_then(|machine| machine.memory_bytes);
+fn plan_for(
+    job: &ValidatedJob,
+    models: &Models,
+    device: Device,
+    machine: Option<(&Machine, MeanLengths)>,
+) -> Plan {
+    let available = machine.and_then(|(machine, _)| machine.memory_bytes);
     let choices = Choices::new(job.spec(), models.policy.as_ref(), device, available);
     let mut spec = choices.made_in(job.spec());
     spec.workers.device = device;
@@ -139,7 +155,8 @@ fn plan_for(job: &ValidatedJob, models: &Models, device: Device, machine: Option
     let memory = policy.map(|policy| MemoryPlan::new(spec, policy, &models.reward, &batch, available));
     let fit =
         memory.as_ref().zip(available).map(|(memory, available)| Fit::new(spec, models, memory, available));
-    let speed = policy.zip(machine).map(|(policy, machine)| SpeedPlan::new(spec, policy, &batch, machine));
+    let speed = policy.zip(machine);
+    let speed = speed.map(|(policy, (machine, lengths))| SpeedPlan::new(spec, policy, machine, lengths));
     let parameters = models.policy.as_ref().map(|model| {
         let trained = memory::trained(spec, model);
         let adapter = if spec.model.lora.is_some() { trained.num_parameters } else { 0 };

@@ -3,7 +3,7 @@
 //! reaches of them is not measured here.
 
 use std::io::Write as _;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use rlt_api::plan::{Flops, Machine};
@@ -15,8 +15,10 @@ const LARGE: [i64; 3] = [4096, 4096, 4096];
 const SMALL: [i64; 3] = [1024, 576, 3072];
 /// Numbers of 4 bytes that are read, far more than any cache holds.
 const READ_NUMBERS: i64 = 64 << 20;
-/// Times that each is tried; the best counts.
+/// Times that each is tried at least, and for how long; the best counts. A shorter trial may lie in a moment in
+/// which others use the machine.
 const REPEATS: usize = 12;
+const SHORTEST_TRIAL: Duration = Duration::from_millis(400);
 /// Operations that are started one after the other.
 const NUM_OPERATIONS: usize = 2000;
 
@@ -125,7 +127,11 @@ pub(crate) fn fastest(
     mut work: impl FnMut() -> Result<(), tch::TchError>,
 ) -> Result<f64, MeasureError> {
     let mut best = f64::INFINITY;
-    for _ in 0..REPEATS {
+    let trial = Instant::now();
+    for repeat in 0.. {
+        if repeat >= REPEATS && trial.elapsed() >= SHORTEST_TRIAL {
+            break;
+        }
         let started = Instant::now();
         work().map_err(|source| MeasureError::Tensor { act, source })?;
         wait(device);

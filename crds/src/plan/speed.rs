@@ -6,9 +6,10 @@
 //! step               = rollout + weight sync + log-probs + values + update     phases follow each other
 //! MFU of the update  = FLOP of the model (no recomputation) / (seconds x FLOP/s of the machine)
 //! ```
-//! Every sequence is as long as it may be, as in the plan of memory: shorter completions take less. Rewards,
-//! data and checkpoints are not counted. The busiest worker decides.
+//! Sequences have the lengths that the caller expects; without these they are as long as they may be, as in the
+//! plan of memory. Rewards, data and checkpoints are not counted. The busiest rank decides.
 
+mod lengths;
 mod passes;
 mod sampling;
 mod work;
@@ -20,6 +21,7 @@ use super::machine::Machine;
 use super::memory;
 use super::model_config::ModelConfig;
 use crate::resolved::ResolvedSpec;
+pub use lengths::{MeanLengths, UnfitLength};
 use passes::Passes;
 pub use work::Bound;
 use work::{Kind, Work};
@@ -28,8 +30,10 @@ use work::{Kind, Work};
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SpeedPlan {
-    /// The machine of each worker.
+    /// The machine of each rank.
     pub machine: String,
+    /// The lengths of its sequences.
+    pub lengths: MeanLengths,
     /// The phases of a step, in order.
     pub phases: Vec<PhaseSpeed>,
     /// Seconds of a step.
@@ -64,9 +68,11 @@ impl SpeedPlan {
     pub(super) fn new(
         spec: &ResolvedSpec,
         model: &ModelConfig,
-        batch: &BatchPlan,
         machine: &Machine,
+        lengths: MeanLengths,
     ) -> Self {
+        let spec = &lengths.as_longest(spec);
+        let batch = &BatchPlan::new(spec);
         let trained = memory::trained(spec, model);
         let passes = Passes::new(spec, model, batch, trained.num_parameters);
         let phase = |name, kind, work: Work| {
@@ -99,6 +105,7 @@ impl SpeedPlan {
         let machine = machine.name.clone();
         Self {
             machine,
+            lengths,
             phases,
             step_seconds,
             rollout_tokens_per_second,

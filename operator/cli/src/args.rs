@@ -84,6 +84,9 @@ Without one the rest of the plan is still shown.
             against the GPU's, and the times of a step are predicted; docs/memory-and-speed.md says how. A job that
             cannot fit ends with 78 and with the changes that would make it fit
   --measure plans for workers like this machine, whose speed rlt-trainer measures in a few seconds
+  --run     reads the lengths of sequences from a run of the job, and shows what it took beside the prediction.
+            Without it, and without --prompt-tokens and --completion-tokens, every sequence is taken to be as long
+            as it may be
 
   -o json   the plan, the manifest with every default written out, and the objects that the operator would make
   -o yaml   these objects alone, as they would be sent
@@ -102,14 +105,23 @@ pub(crate) struct PlanArgs {
     #[arg(long, short, value_enum, default_value_t = DocumentFormat::Text)]
     pub(crate) output: DocumentFormat,
     /// Plan for workers with such a GPU: a100-40gb, a100-80gb, l40s, h100, h200, b200, rtx-4090.
-    #[arg(long, value_name = "NAME", conflicts_with = "measure")]
+    #[arg(long, value_name = "NAME", group = "machine")]
     pub(crate) gpu: Option<String>,
     /// Plan for workers like this machine, which is measured.
-    #[arg(long)]
+    #[arg(long, group = "machine")]
     pub(crate) measure: bool,
     /// The trainer that measures.
     #[arg(long, value_name = "PATH", env = "RLT_TRAINER")]
     pub(crate) trainer: Option<PathBuf>,
+    /// Predict times for prompts of so many tokens on average.
+    #[arg(long, value_name = "TOKENS", requires = "machine")]
+    pub(crate) prompt_tokens: Option<u32>,
+    /// Predict times for completions of so many tokens on average.
+    #[arg(long, value_name = "TOKENS", requires = "machine")]
+    pub(crate) completion_tokens: Option<u32>,
+    /// Predict times for sequences like those of this run, and compare them with the run's.
+    #[arg(long, value_name = "FOLDER", requires = "machine")]
+    pub(crate) run: Option<PathBuf>,
     /// Ask the cluster what would come of it, the GPUs of its nodes included; nothing is changed there.
     #[arg(long, conflicts_with_all = ["gpu", "measure"])]
     pub(crate) server: bool,

@@ -3,6 +3,7 @@
 mod comparison;
 mod fit;
 mod machine;
+mod measured_run;
 mod nodes;
 mod objects;
 mod server;
@@ -14,13 +15,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use rlt_api::plan::model_config::{ModelConfig, ModelConfigError};
-use rlt_api::plan::{self, Plan};
+use rlt_api::plan::{self, MeanLengths, Plan};
 use rlt_api::resolved::ModelSource;
 use rlt_api::{ExitCode, ValidatedJob};
 use serde_json::Value;
 
 use crate::args::{DocumentFormat, PlanArgs};
 use crate::{document, manifest};
+use measured_run::MeasuredRun;
 
 pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     let (job, manifest) = match manifest::load_with_text(&args.file) {
@@ -36,16 +38,19 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     if args.server {
         return server::ask(args, manifest, (&job, &models));
     }
+    let run = args.run.as_deref().map(MeasuredRun::read).transpose()?;
     let plan = match machine::of(args, &job)? {
-        Some(machine) => plan::plan_on(&job, &models, &machine),
+        Some(machine) => plan::plan_for_lengths(&job, &models, &machine, lengths(args, &job, run.as_ref())?),
         None => plan::plan(&job, &models),
     };
     let objects = objects::offline(args, &job, &manifest)?;
     let mut out = io::stdout().lock();
     match args.output {
-        DocumentFormat::Json => document::write_json(&mut out, &everything(&plan, &job, &objects)?)?,
+        DocumentFormat::Json => {
+            document::write_json(&mut out, &everything(&plan, &job, &objects, run.as_ref())?)?
+        }
         DocumentFormat::Yaml => write_objects(&mut out, &objects)?,
-        DocumentFormat::Text => out.write_all(text::render(&plan, &objects).as_bytes())?,
+        DocumentFormat::Text => out.write_all(text::render(&plan, &objects, run.as_ref()).as_bytes())?,
     }
     out.flush()?;
     match fit::refusal(&plan) {
@@ -57,11 +62,27 @@ pub(crate) fn plan(args: &PlanArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// The plan, the manifest that it follows from with every default written out, and the objects on a cluster.
-fn everything(plan: &Plan, job: &ValidatedJob, objects: &[Value]) -> anyhow::Result<Value> {
+/// The lengths that times are predicted for: those of the flags, else those of the run.
+fn lengths(args: &PlanArgs, job: &ValidatedJob, run: Option<&MeasuredRun>) -> anyhow::Result<MeanLengths> {
+    let prompt = args.prompt_tokens.or(run.and_then(|run| run.prompt_tokens));
+    let completion = args.completion_tokens.or(run.and_then(|run| run.completion_tokens));
+    MeanLengths::of(job.spec(), prompt, completion).context("predict the times of a step")
+}
+
+/// The plan, the manifest that it follows from with every default written out, the objects on a cluster, and
+/// what a run has measured.
+fn everything(
+    plan: &Plan,
+    job: &ValidatedJob,
+    objects: &[Value],
+    run: Option<&MeasuredRun>,
+) -> anyhow::Result<Value> {
     let mut document = serde_json::to_value(plan).context("write the plan")?;
     document["spec"] = serde_json::to_value(job.spec()).context("write the specification")?;
     document["objects"] = objects.into();
+    if let Some(run) = run {
+        document["measured"] = serde_json::to_value(run).context("write what the run measured")?;
+    }
     Ok(document)
 }
 

@@ -200,6 +200,51 @@ fn a_job_that_cannot_fit_is_refused_with_what_would() {
 }
 
 #[test]
+fn times_are_predicted_for_the_lengths_of_a_run_and_stand_beside_its_own() {
+    let run = tempfile::tempdir().unwrap();
+    let step = |phase: u32, step: u32, gen_seconds: f64, completion: f64| {
+        format!(
+            "{{\"step\": {step}, \"training/phase\": {phase}, \"timing_s/gen\": {gen_seconds}, \"timing_s/ref\": 0.5, \
+             \"timing_s/old_log_prob\": 0.25, \"timing_s/update_actor\": 2, \"timing_s/step\": 7, \
+             \"timing_s/testing\": 1.5, \"prompt_length/mean\": 20.4, \"response_length/mean\": {completion}}}\n"
+        )
+    };
+    // The cold start, the evaluation before the first step and the step that warms up do not count.
+    let lines = [
+        step(0, 1, 9.0, 9.0),
+        step(1, 0, 9.0, 9.0),
+        step(1, 1, 9.0, 9.0),
+        step(1, 2, 3.0, 30.0),
+        step(1, 3, 4.0, 34.0),
+    ];
+    fs::write(run.path().join("metrics.jsonl"), lines.concat()).unwrap();
+    let folder = run.path().to_str().unwrap();
+    let workers = "{count: 8, mesh: {dpShard: 8}, device: Cuda}";
+    let text = stdout(&planned_on("h100", workers, &["--run", folder]));
+    assert!(text.contains("prompts of 20 and completions of 32 tokens"), "{text}");
+    let row = |name: &str| {
+        let mut lines = text.lines().skip_while(|line| !line.starts_with("Predicted on"));
+        let line = lines.find(|line| line.trim_start().starts_with(name)).unwrap();
+        line.trim_start()[name.len()..].split_whitespace().nth(1).unwrap().to_owned()
+    };
+    assert_eq!(["rollout ", "update ", "step  "].map(row), ["3.500", "2.000", "5.500"]);
+    let json = stdout(&planned_on("h100", workers, &["--run", folder, "-o", "json"]));
+    let plan: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(plan["measured"]["phases"]["log-probs"], 0.75);
+    assert_eq!(plan["speed"]["lengths"]["completionTokens"], 32);
+    // A flag is stronger than the run; a mean that cannot be is refused.
+    let text = stdout(&planned_on("h100", workers, &["--run", folder, "--completion-tokens", "8"]));
+    assert!(text.contains("prompts of 20 and completions of 8 tokens"), "{text}");
+    let refused = stderr(&planned_on("h100", workers, &["--prompt-tokens", "0"]));
+    assert!(refused.contains("0 tokens of a prompt: expected 1 to "), "{refused}");
+    fs::write(run.path().join("metrics.jsonl"), "").unwrap();
+    let empty = stderr(&planned_on("h100", workers, &["--run", folder]));
+    assert!(empty.contains("metrics.jsonl has no finished step"), "{empty}");
+    let alone = rlctl(&["plan", "-f", ARITHMETIC, "--completion-tokens", "8"]);
+    assert_eq!(alone.status.code(), Some(2), "lengths without a machine: {}", stderr(&alone));
+}
+
+#[test]
 fn a_gpu_that_is_not_known_is_answered_with_those_that_are_and_none_is_planned_for_cpus() {
     let unknown = planned_on("h101", "{device: Cuda}", &[]);
     assert_eq!(unknown.status.code(), Some(1));

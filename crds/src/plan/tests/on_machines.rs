@@ -6,7 +6,9 @@ use serde_json::{Value, json};
 
 use super::{bytes, manifest, place, qwen, spec};
 use crate::plan::model_config::ModelConfig;
-use crate::plan::{Bound, Flops, Machine, Models, Phase, Place, Plan, plan_on};
+use crate::plan::{
+    Bound, Flops, Machine, MeanLengths, Models, Phase, Place, Plan, plan_for_lengths, plan_on,
+};
 use crate::spec::{Device, Precision};
 use crate::validate;
 
@@ -213,6 +215,34 @@ fn on_cpus_the_prediction_is_within_a_third_of_what_was_measured() {
             let ratio = predicted / measured;
             assert!((0.7..=1.3).contains(&ratio), "{contest}, phase {phase}: {predicted} s, {measured} s");
         }
+    }
+}
+
+#[test]
+fn shorter_sequences_take_the_time_of_a_job_that_allows_no_longer_ones_and_the_memory_of_the_longest() {
+    let job = |prompt: u32, completion: u32| {
+        let mut spec = spec();
+        spec["data"]["maxPromptTokens"] = prompt.into();
+        spec["rollout"] = json!({"maxCompletionTokens": completion});
+        spec["training"]["maxTokensPerMicroBatch"] = 8192.into();
+        spec["training"]["maxLogprobTokens"] = 8192.into();
+        validate(&manifest(&spec)).unwrap()
+    };
+    let models = Models { policy: Some(qwen()), reward: Vec::new() };
+    let machine = measured(200.0, 30.0);
+    let (long, short) = (job(256, 512), job(64, 128));
+    let lengths = MeanLengths::of(long.spec(), Some(64), Some(128)).unwrap();
+    let planned = plan_for_lengths(&long, &models, &machine, lengths);
+    let (planned_short, longest) = (plan_on(&short, &models, &machine), plan_on(&long, &models, &machine));
+    assert_eq!(planned.speed, planned_short.speed);
+    assert_eq!(planned.memory, longest.memory);
+    assert!(longest.speed.unwrap().step_seconds > 3.0 * planned.speed.unwrap().step_seconds);
+    // What is not given is the longest, and no mean is longer than that.
+    assert_eq!(MeanLengths::of(long.spec(), None, None), Ok(MeanLengths::longest(long.spec())));
+    for completion in [0, 513] {
+        let error = MeanLengths::of(long.spec(), None, Some(completion)).unwrap_err().to_string();
+        let limit = "expected 1 to 512, spec.rollout.maxCompletionTokens of the manifest";
+        assert_eq!(error, format!("{completion} tokens of a completion: {limit}"));
     }
 }
 

@@ -6,12 +6,13 @@ use rlt_api::plan::{BatchPlan, Fit, MemoryPlan, PhaseMemory, Place, Plan, SpeedP
 use rlt_api::spec::Device;
 use serde_json::Value;
 
+use super::measured_run::MeasuredRun;
 use crate::measure::bytes;
 
 /// Width of the column of names.
 const NAME_WIDTH: usize = 28;
 
-pub(crate) fn render(plan: &Plan, objects: &[Value]) -> String {
+pub(crate) fn render(plan: &Plan, objects: &[Value], run: Option<&MeasuredRun>) -> String {
     let mut text = format!("{}\n\n", plan.job);
     let mesh = &plan.mesh;
     for group in &plan.worker_groups {
@@ -59,7 +60,7 @@ pub(crate) fn render(plan: &Plan, objects: &[Value]) -> String {
             text.push_str("\nMemory: an estimate needs the config.json of every model; --model-config names the policy's.\n")
         }
     }
-    plan.speed.iter().for_each(|speed| write_speed(&mut text, speed));
+    plan.speed.iter().for_each(|speed| write_speed(&mut text, speed, run));
     text.push_str("\nOn a cluster (-o yaml prints them)\n");
     for group in objects.chunk_by(|one, next| one["kind"] == next["kind"]) {
         let name = |object: &Value| object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
@@ -154,16 +155,29 @@ fn write_terms(text: &mut String, memory: &MemoryPlan, place: Place) {
     line(text, "together", &columns(&|phase| bytes(total(phase))));
 }
 
-/// One row a phase.
-fn write_speed(text: &mut String, speed: &SpeedPlan) {
-    let _ = writeln!(text, "\nPredicted on {}, where every sequence is as long as it may be", speed.machine);
-    line(text, "", &format!("{:>12}{:>12}{:>12}  bound by", "seconds", "TFLOP", "GB"));
+/// One row a phase, with what a run took beside the prediction.
+fn write_speed(text: &mut String, speed: &SpeedPlan, run: Option<&MeasuredRun>) {
+    let (prompt, completion) = (speed.lengths.prompt_tokens(), speed.lengths.completion_tokens());
+    let _ = writeln!(
+        text,
+        "\nPredicted on {}, prompts of {prompt} and completions of {completion} tokens",
+        speed.machine
+    );
+    let measured = run.map_or_else(String::new, |run| format!("{:>12}", format!("{} steps", run.num_steps)));
+    line(text, "", &format!("{:>12}{measured}{:>12}{:>12}  bound by", "seconds", "TFLOP", "GB"));
+    let of_run = |seconds: fn(&MeasuredRun, &str) -> Option<f64>, phase: &str| {
+        let cell = |run| seconds(run, phase).map_or_else(|| "-".to_owned(), |taken| format!("{taken:.3}"));
+        run.map_or_else(String::new, |run| format!("{:>12}", cell(run)))
+    };
     for phase in &speed.phases {
         let (flop, bytes) = (phase.flop / 1e12, phase.bytes / 1e9);
-        let numbers = format!("{:>12.3}{flop:>12.2}{bytes:>12.1}  {:?}", phase.seconds, phase.bound);
+        let measured = of_run(|run, phase| run.phases.get(phase).copied(), phase.name);
+        let numbers =
+            format!("{:>12.3}{measured}{flop:>12.2}{bytes:>12.1}  {:?}", phase.seconds, phase.bound);
         line(text, phase.name, &numbers);
     }
-    line(text, "step", &format!("{:>12.3}", speed.step_seconds));
+    let measured = of_run(|run, _| Some(run.step_seconds), "step");
+    line(text, "step", &format!("{:>12.3}{measured}", speed.step_seconds));
     if speed.rollout_tokens_per_second > 0.0 {
         line(text, "rollout, tokens/s", &format!("{:>12.0}", speed.rollout_tokens_per_second));
     }

@@ -1,0 +1,76 @@
+//! The lengths of sequences that a prediction is made for.
+
+use serde::Serialize;
+
+use crate::resolved::ResolvedSpec;
+
+/// Mean lengths of a step's sequences, in tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MeanLengths {
+    prompt_tokens: u32,
+    completion_tokens: u32,
+}
+
+/// A mean length that no step of the job can have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{value} tokens of a {of}: expected 1 to {limit}, {field} of the manifest")]
+pub struct UnfitLength {
+    of: &'static str,
+    value: u32,
+    limit: u32,
+    field: &'static str,
+}
+
+impl MeanLengths {
+    /// Every sequence is as long as the manifest allows.
+    pub fn longest(spec: &ResolvedSpec) -> Self {
+        let (prompt_tokens, completion_tokens) =
+            (spec.data.max_prompt_tokens, spec.rollout.max_completion_tokens);
+        Self { prompt_tokens, completion_tokens }
+    }
+
+    /// With the mean lengths that are known; the longest instead of those that are not.
+    ///
+    /// # Errors
+    /// [`UnfitLength`] for a mean above the longest, or of nothing.
+    pub fn of(
+        spec: &ResolvedSpec,
+        prompt: Option<u32>,
+        completion: Option<u32>,
+    ) -> Result<Self, UnfitLength> {
+        let longest = Self::longest(spec);
+        let known = |of, field, value: Option<u32>, limit| match value {
+            None => Ok(limit),
+            Some(value) if (1..=limit).contains(&value) => Ok(value),
+            Some(value) => Err(UnfitLength { of, value, limit, field }),
+        };
+        Ok(Self {
+            prompt_tokens: known("prompt", "spec.data.maxPromptTokens", prompt, longest.prompt_tokens)?,
+            completion_tokens: known(
+                "completion",
+                "spec.rollout.maxCompletionTokens",
+                completion,
+                longest.completion_tokens,
+            )?,
+        })
+    }
+
+    /// Tokens of a prompt.
+    pub fn prompt_tokens(self) -> u32 {
+        self.prompt_tokens
+    }
+
+    /// Tokens of a completion.
+    pub fn completion_tokens(self) -> u32 {
+        self.completion_tokens
+    }
+
+    /// The specification whose longest sequences are these.
+    pub(super) fn as_longest(self, spec: &ResolvedSpec) -> ResolvedSpec {
+        let mut spec = spec.clone();
+        spec.data.max_prompt_tokens = self.prompt_tokens;
+        spec.rollout.max_completion_tokens = self.completion_tokens;
+        spec
+    }
+}
