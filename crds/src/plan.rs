@@ -112,13 +112,14 @@ pub fn plan(job: &ValidatedJob, models: &Models) -> Plan {
 }
 
 /// Plans a job whose ranks each have such a machine, whatever device the manifest names: what it leaves
-/// open is chosen for it, and the plan says whether the job fits and how long a step takes when every sequence
-/// is as long as it may be.
+/// open is chosen for it, and the plan says whether the job fits and how long a step takes when every
+/// sequence is as long as it may be.
 pub fn plan_on(job: &ValidatedJob, models: &Models, machine: &Machine) -> Plan {
     plan_for(job, models, machine.device, Some((machine, MeanLengths::longest(job.spec()))))
 }
 
-/// As [`plan_on`], with the times of steps whose sequences have these lengths. Memory is planned for the longest.
+/// As [`plan_on`], with the times of steps whose sequences have these lengths. Memory is planned for the
+/// longest.
 pub fn plan_for_lengths(
     job: &ValidatedJob,
     models: &Models,

@@ -6,8 +6,8 @@
 //! step               = rollout + weight sync + log-probs + values + update     phases follow each other
 //! MFU of the update  = FLOP of the model (no recomputation) / (seconds x FLOP/s of the machine)
 //! ```
-//! Sequences have the lengths that the caller expects; without these they are as long as they may be, as in the
-//! plan of memory. Rewards, data and checkpoints are not counted. The busiest rank decides.
+//! Sequences have the lengths that the caller expects; without these they are as long as they may be, as in
+//! the plan of memory. Rewards, data and checkpoints are not counted. The busiest rank decides.
 
 mod lengths;
 mod passes;
