@@ -33,6 +33,7 @@ use crate::resolved::ResolvedSpec;
 use crate::spec::{Device, LoraSpec};
 use activations::Activations;
 pub(super) use roles::has_critic;
+pub(super) use rollout::slice as rollout_slice;
 use shards::Shards;
 
 /// Bytes of an fp32 number.

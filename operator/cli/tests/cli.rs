@@ -249,7 +249,7 @@ fn a_gpu_that_is_not_known_is_answered_with_those_that_are_and_none_is_planned_f
     let unknown = planned_on("h101", "{device: Cuda}", &[]);
     assert_eq!(unknown.status.code(), Some(1));
     let expected =
-        "GPU \"h101\" is not known: expected one of a100-40gb, a100-80gb, l40s, h100, h200, b200, rtx-4090";
+        "GPU \"h101\" is not known: expected one of a100-40gb, a100-80gb, l40s, h100-pcie, h100-nvl, gh200, ";
     assert!(stderr(&unknown).contains(expected), "{}", stderr(&unknown));
     let error = stderr(&planned_on("h100", "{device: Cpu}", &[]));
     assert!(error.contains("spec.workers.device is Cpu; expected Cuda or Auto"), "{error}");

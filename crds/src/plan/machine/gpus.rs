@@ -23,7 +23,8 @@ pub struct UnknownGpu {
 /// One row of the table.
 struct Gpu {
     name: &'static str,
-    /// What its product name contains, all of them, in lower case without `-` and spaces.
+    /// What its product name contains, all of them, in lower case without `-` and spaces. The first row that fits
+    /// decides, so that boards of their own stand before those that merely contain the name.
     product: &'static [&'static str],
     memory_mib: u64,
     gigabytes_per_second: f64,
@@ -49,20 +50,29 @@ impl Gpu {
 /// - NVIDIA A100 datasheet (2021-06): 1555 GB/s, 312 / 156 / 19.5 TFLOP/s, NVLink 600 GB/s, PCIe 4.0 64 GB/s
 /// - the same, SXM: 2039 GB/s
 /// - NVIDIA L40S datasheet (2023-08): 864 GB/s, 362.05 / 183 / 91.6 TFLOP/s, no NVLink, PCIe 4.0 64 GB/s
+/// - NVIDIA H100 PCIe product brief (2022) and architecture whitepaper, table 2: 2039 GB/s, 756 / 378 / 51.2
+///   TFLOP/s, PCIe 5.0 128 GB/s; a bridge to one other board is not counted on
+/// - NVIDIA H100 datasheet (2024), NVL: 3.9 TB/s, 1671 and 835 with sparsity, 60 TFLOP/s, a bridge of 600 GB/s
+/// - NVIDIA GH200 datasheet (2024), 96 GB HBM3: 4 TB/s, the rest as H100 SXM, NVLink-C2C to the host 900 GB/s
 /// - NVIDIA H100 datasheet (2023), SXM: 3.35 TB/s, 1979 and 989 with sparsity, 67 TFLOP/s, NVLink 900 GB/s,
 ///   PCIe 5.0 128 GB/s
-/// - NVIDIA H200 datasheet (2024), SXM: 4.8 TB/s, the rest as H100
+/// - NVIDIA H200 datasheet (2024), NVL: 4.8 TB/s, 1671 and 835 with sparsity, 60 TFLOP/s, a bridge of 900 GB/s
+/// - the same, SXM: the rest as H100
 /// - NVIDIA HGX B200 datasheet (2025), one of eight: 62 TB/s, 36 and 18 PFLOP/s with sparsity, 600 TFLOP/s,
 ///   NVLink 1.8 TB/s, PCIe 5.0 128 GB/s
 /// - NVIDIA Ada GPU architecture whitepaper (2023), table 2: 1008 GB/s, 165.2 with sums in fp32 / 82.6 / 82.6
 ///   TFLOP/s, no NVLink, PCIe 4.0 64 GB/s
 #[rustfmt::skip]
-const GPUS: [Gpu; 7] = [
+const GPUS: [Gpu; 11] = [
     // Name and product                            MiB, GB/s           bf16, TF32, fp32          to GPU, host
     Gpu::new(("a100-40gb", &["a100", "40gb"]), (40_960, 1555.0),  [312.0, 156.0, 19.5],    [300.0, 32.0]),
     Gpu::new(("a100-80gb", &["a100", "80gb"]), (81_920, 2039.0),  [312.0, 156.0, 19.5],    [300.0, 32.0]),
     Gpu::new(("l40s", &["l40s"]),              (46_068, 864.0),   [362.05, 183.0, 91.6],   [32.0, 32.0]),
+    Gpu::new(("h100-pcie", &["h100", "pcie"]), (81_559, 2039.0),  [756.0, 378.0, 51.2],    [64.0, 64.0]),
+    Gpu::new(("h100-nvl", &["h100", "nvl"]),   (95_830, 3900.0),  [835.5, 417.5, 60.0],    [300.0, 64.0]),
+    Gpu::new(("gh200", &["gh200"]),            (97_871, 4000.0),  [989.4, 494.7, 66.9],    [450.0, 450.0]),
     Gpu::new(("h100", &["h100"]),              (81_559, 3350.0),  [989.4, 494.7, 66.9],    [450.0, 64.0]),
+    Gpu::new(("h200-nvl", &["h200", "nvl"]),   (143_771, 4800.0), [835.5, 417.5, 60.0],    [450.0, 64.0]),
     Gpu::new(("h200", &["h200"]),              (143_771, 4800.0), [989.4, 494.7, 66.9],    [450.0, 64.0]),
     Gpu::new(("b200", &["b200"]),              (183_359, 7700.0), [2250.0, 1125.0, 75.0],  [900.0, 64.0]),
     Gpu::new(("rtx-4090", &["rtx4090"]),       (24_564, 1008.0),  [165.2, 82.6, 82.6],     [32.0, 32.0]),
@@ -122,7 +132,11 @@ mod tests {
             ("NVIDIA-A100-80GB-PCIe", "a100-80gb"),
             ("NVIDIA-L40S", "l40s"),
             ("NVIDIA-H100-80GB-HBM3", "h100"),
+            ("NVIDIA-H100-PCIe", "h100-pcie"),
+            ("NVIDIA-H100-NVL", "h100-nvl"),
+            ("NVIDIA-GH200-480GB", "gh200"),
             ("NVIDIA-H200", "h200"),
+            ("NVIDIA-H200-NVL", "h200-nvl"),
             ("NVIDIA-B200", "b200"),
             ("NVIDIA-GeForce-RTX-4090-SHARED", "rtx-4090"),
         ] {
@@ -150,7 +164,8 @@ mod tests {
         }
         assert_eq!(
             Machine::gpu("h300").unwrap_err().to_string(),
-            "GPU \"h300\" is not known: expected one of a100-40gb, a100-80gb, l40s, h100, h200, b200, rtx-4090"
+            "GPU \"h300\" is not known: expected one of a100-40gb, a100-80gb, l40s, h100-pcie, h100-nvl, gh200, h100, \
+             h200-nvl, h200, b200, rtx-4090"
         );
     }
 }

@@ -12,6 +12,8 @@ use crate::plan::model_config::ModelConfig;
 use crate::quantity;
 use crate::resolved::ResolvedSpec;
 
+/// Numbers that kernels for GPUs read of a head at once.
+const GPU_HEAD_STEP: usize = 8;
 /// One block in so many is not given to newcomers.
 const HEADROOM_DIVISOR: u64 = 100;
 
@@ -83,9 +85,14 @@ fn folding(spec: &ResolvedSpec, model: &ModelConfig, width: u64) -> u64 {
     if spec.model.lora.is_some() { (3 * FP32 + 2 * width) * largest } else { 0 }
 }
 
-/// The model as wide as this worker samples with it: q / n, f / n and v / n, and k / n of at least one head.
-fn slice(spec: &ResolvedSpec, model: &ModelConfig) -> ModelConfig {
-    model.sliced(spec.workers.mesh.rollout_tp as usize)
+/// The model as wide as this rank samples with it: q / n, f / n and v / n, and k / n of at least one head. A
+/// GPU's kernels read a head in steps; one of another width is padded with zeros.
+pub(in crate::plan) fn slice(spec: &ResolvedSpec, model: &ModelConfig) -> ModelConfig {
+    let mut slice = model.sliced(spec.workers.mesh.rollout_tp as usize);
+    if on_gpu(spec) {
+        slice.head_dim = slice.head_dim.next_multiple_of(GPU_HEAD_STEP);
+    }
+    slice
 }
 
 /// What stays until all completions of a step are there and judged.

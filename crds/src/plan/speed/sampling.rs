@@ -12,6 +12,7 @@ use super::PhaseSpeed;
 use super::work::{Kind, Work};
 use crate::plan::batch::{BatchPlan, share};
 use crate::plan::machine::Machine;
+use crate::plan::memory::rollout_slice;
 use crate::plan::model_config::ModelConfig;
 use crate::resolved::ResolvedSpec;
 use crate::spec::Device;
@@ -40,7 +41,7 @@ pub(super) fn of_step(
     batch: &BatchPlan,
     machine: &Machine,
 ) -> Rollout {
-    let slice = model.sliced(spec.workers.mesh.rollout_tp as usize);
+    let slice = rollout_slice(spec, model);
     let prompts = share(spec, batch.prompts_per_step) as f64;
     let samples = prompts * batch.samples_per_prompt as f64;
     let together = (batch.concurrent_sequences as f64).min(samples);

@@ -68,6 +68,29 @@ fn the_base_of_an_adapter_lies_on_gpus_once_in_the_numbers_that_it_computes_in()
 }
 
 #[test]
+fn heads_of_a_width_that_kernels_do_not_read_take_the_memory_of_padded_ones_on_gpus_alone() {
+    let of_width = |head_dim: usize| {
+        let mut model = large();
+        model.head_dim = head_dim;
+        model
+    };
+    let cache = |model: &ModelConfig, workers: u32| {
+        let plan = planned(model, "h200", adapter_on(workers));
+        ["KV cache", "rollout weights"].map(|term| bytes(plan.memory.as_ref().unwrap(), Phase::Rollout, term))
+    };
+    for workers in [1, 8] {
+        assert_eq!(cache(&of_width(75), workers), cache(&of_width(80), workers));
+        assert!(cache(&of_width(75), workers) > cache(&of_width(72), workers));
+    }
+    let on_cpu = |model: ModelConfig| {
+        let job = validate(&manifest(&spec())).unwrap();
+        let models = Models { policy: Some(model), reward: Vec::new() };
+        bytes(&crate::plan::plan(&job, &models).memory.unwrap(), Phase::Rollout, "KV cache")
+    };
+    assert_eq!(on_cpu(of_width(75)) / 75, on_cpu(of_width(80)) / 80);
+}
+
+#[test]
 fn what_is_left_open_is_chosen_for_the_device() {
     let choices =
         |model: &ModelConfig, gpu: &str, change: fn(&mut Value)| planned(model, gpu, change).choices;
