@@ -104,8 +104,8 @@ pub(crate) struct PlanArgs {
     /// How to write the plan.
     #[arg(long, short, value_enum, default_value_t = DocumentFormat::Text)]
     pub(crate) output: DocumentFormat,
-    /// Plan for workers with such a GPU: a100-40gb, a100-80gb, l40s, h100-pcie, h100-nvl, gh200, h100, h200-nvl,
-    /// h200, b200, rtx-4090.
+    /// Plan for workers with such a GPU: a100-40gb, a100-80gb, l40s, h100-pcie, h100-nvl, gh200, h100,
+    /// h200-nvl, h200, b200, rtx-4090.
     #[arg(long, value_name = "NAME", group = "machine")]
     pub(crate) gpu: Option<String>,
     /// Plan for workers like this machine, which is measured.

@@ -23,8 +23,8 @@ pub struct UnknownGpu {
 /// One row of the table.
 struct Gpu {
     name: &'static str,
-    /// What its product name contains, all of them, in lower case without `-` and spaces. The first row that fits
-    /// decides, so that boards of their own stand before those that merely contain the name.
+    /// What its product name contains, all of them, in lower case without `-` and spaces. The first row that
+    /// fits decides, so that boards of their own stand before those that merely contain the name.
     product: &'static [&'static str],
     memory_mib: u64,
     gigabytes_per_second: f64,
@@ -52,11 +52,13 @@ impl Gpu {
 /// - NVIDIA L40S datasheet (2023-08): 864 GB/s, 362.05 / 183 / 91.6 TFLOP/s, no NVLink, PCIe 4.0 64 GB/s
 /// - NVIDIA H100 PCIe product brief (2022) and architecture whitepaper, table 2: 2039 GB/s, 756 / 378 / 51.2
 ///   TFLOP/s, PCIe 5.0 128 GB/s; a bridge to one other board is not counted on
-/// - NVIDIA H100 datasheet (2024), NVL: 3.9 TB/s, 1671 and 835 with sparsity, 60 TFLOP/s, a bridge of 600 GB/s
+/// - NVIDIA H100 datasheet (2024), NVL: 3.9 TB/s, 1671 and 835 with sparsity, 60 TFLOP/s, a bridge of
+///   600 GB/s
 /// - NVIDIA GH200 datasheet (2024), 96 GB HBM3: 4 TB/s, the rest as H100 SXM, NVLink-C2C to the host 900 GB/s
 /// - NVIDIA H100 datasheet (2023), SXM: 3.35 TB/s, 1979 and 989 with sparsity, 67 TFLOP/s, NVLink 900 GB/s,
 ///   PCIe 5.0 128 GB/s
-/// - NVIDIA H200 datasheet (2024), NVL: 4.8 TB/s, 1671 and 835 with sparsity, 60 TFLOP/s, a bridge of 900 GB/s
+/// - NVIDIA H200 datasheet (2024), NVL: 4.8 TB/s, 1671 and 835 with sparsity, 60 TFLOP/s, a bridge of
+///   900 GB/s
 /// - the same, SXM: the rest as H100
 /// - NVIDIA HGX B200 datasheet (2025), one of eight: 62 TB/s, 36 and 18 PFLOP/s with sparsity, 600 TFLOP/s,
 ///   NVLink 1.8 TB/s, PCIe 5.0 128 GB/s
