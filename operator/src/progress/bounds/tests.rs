@@ -157,8 +157,15 @@ fn report() -> impl Strategy<Value = ReportRequest> {
     )
 }
 
+/// A thousand cases a test; `PROPTEST_CASES` asks for more, to fuzz for an hour.
+fn cases() -> ProptestConfig {
+    let asked = ProptestConfig::default();
+    let cases = if std::env::var_os("PROPTEST_CASES").is_some() { asked.cases } else { 1000 };
+    ProptestConfig { cases, ..asked }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
+    #![proptest_config(cases())]
 
     #[test]
     fn a_report_that_is_taken_makes_a_status_that_the_api_server_takes(report in report()) {
