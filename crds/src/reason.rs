@@ -11,19 +11,19 @@ pub enum Reason {
     StepsFinished,
     /// What ended an attempt, or the job.
     Failure(FailureCause),
-    /// Nobody asked for a pause.
+    /// `spec.runPolicy.suspend` is not set.
     NotSuspended,
     /// `spec.runPolicy.suspend` is true, and no worker is left.
     Suspended,
-    /// `spec.runPolicy.suspend` is true, and workers still save their state.
+    /// `spec.runPolicy.suspend` is true, and workers save a checkpoint.
     Suspending,
-    /// No queue has a say in the job.
+    /// The job asks for no queue.
     NoQueue,
-    /// The queue has not let the job in yet, or wants its place back.
+    /// The queue has not admitted the job yet, or has evicted it.
     Queued,
     /// The job asks for a queue, and the cluster has none.
     QueueMissing,
-    /// The queue has let the job in.
+    /// The queue has admitted the job.
     Admitted,
     /// Workers are being started.
     WorkersStarting,
@@ -43,13 +43,13 @@ pub enum Reason {
     ApplyFailed,
     /// A worker cannot be stopped, because its node does not answer.
     NodeUnreachable,
-    /// No worker is wanted.
+    /// No worker is needed.
     NoWorkers,
     /// The specification breaks a rule.
     InvalidSpec,
-    /// Nothing stands in the way.
+    /// Nothing prevents progress.
     NothingStalled,
-    /// The operator has nothing left to do.
+    /// There is nothing left to reconcile.
     Settled,
     /// The trainer has not reported yet.
     NoReport,

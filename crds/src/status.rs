@@ -146,7 +146,7 @@ pub enum ConditionType {
     PodsReady,
     /// The newest checkpoint is complete.
     CheckpointHealthy,
-    /// A queue has let the job in.
+    /// A queue has admitted the job.
     Admitted,
     /// The summary: unknown while the job is active, then true or false for good.
     Succeeded,

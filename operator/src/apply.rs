@@ -1,4 +1,4 @@
-//! Carrying out a decision: what goes away first, then what has to be there, and last of all the status.
+//! Applying a decision: deletions first, then children and pods, and last the status.
 
 mod children;
 mod error;
@@ -28,32 +28,31 @@ use crate::queue::Queueing;
 use crate::worker::Worker;
 use children::JobChildren;
 
-/// What decisions are carried out by.
+/// What decisions are applied with.
 #[derive(Clone, Copy)]
 pub struct Access<'a> {
     /// The API server.
     pub client: &'a Client,
-    /// Whose turn it is to call it.
+    /// The rate limiter of its calls.
     pub limiter: &'a Limiter,
-    /// What was seen of jobs, where what is made is entered.
+    /// The cache of jobs' objects, into which created ones are entered.
     pub index: &'a Index,
 }
 
-/// What the cluster offers a job, and what its queue says.
+/// The optional APIs of the cluster, and the job's queue.
 #[derive(Clone, Copy, Debug)]
 pub struct ClusterState<'a> {
-    /// Which queues and gang schedulers there are.
+    /// Whether Kueue and gang schedulers are installed.
     pub served: Served,
-    /// What a queue says about the job.
+    /// The job's queue and Workload.
     pub queueing: &'a Queueing,
 }
 
-/// Deletes and creates what a decision says: first what pods must not be without, then pods beside what nodes
-/// need to start them, and last what the pods reach each other by.
+/// Deletes and creates what a decision says: first what pods must not start without, then pods beside the
+/// volumes that they mount, and last the children of their network.
 ///
 /// # Errors
-/// Of the calls that failed, the one that a person has to know of first. Calls that do not depend on it were
-/// made.
+/// The most important error of the calls that failed. Calls that do not depend on it were made.
 pub async fn apply(
     access: Access<'_>,
     input: &BuildInput<'_>,
@@ -77,7 +76,7 @@ pub async fn apply(
         |worker: &&Arc<Worker>| worker.idx == 0 && worker.attempt == attempt && worker.is_reachable();
     let first = workers.iter().find(is_first).map(Arc::as_ref);
     let objects = JobChildren::new(client, index, input);
-    objects.prepare(first).await?;
+    objects.apply_prerequisites(first).await?;
     let pods = async {
         if decision.start.is_empty() {
             return Ok(());
@@ -87,10 +86,10 @@ pub async fn apply(
         let attempt_pods = pods::AttemptPods { input, placement: &placement, failures_by_node, attempt };
         pods::start(access, &attempt_pods, &decision.start).await
     };
-    // What fails in one place does not cut off calls in another.
-    let (supplied, started) = futures::join!(objects.supply(), pods);
-    let surrounded = objects.surround(first).await;
-    ApplyError::first_of([supplied, started, surrounded])
+    // An error in one branch does not cancel calls in the other.
+    let (supplied, started) = futures::join!(objects.apply_volumes(), pods);
+    let network = objects.apply_network(first).await;
+    ApplyError::first_of([supplied, started, network])
 }
 
 async fn delete_job(client: &Client, job: &Job) -> Result<(), ApplyError> {

@@ -1,5 +1,4 @@
-//! The operator's command line. What a single job needs is its manifest's; here stands what the cluster
-//! decides.
+//! The operator's command line: what the cluster decides. What a single job needs is in its manifest.
 
 use clap::{Parser, ValueEnum};
 
@@ -26,10 +25,10 @@ pub struct Args {
         default_value = "IfNotPresent"
     )]
     pub trainer_image_pull_policy: PullPolicy,
-    /// Jobs that are worked on at the same time; most of them wait for their calls' turn.
+    /// Jobs that are reconciled at the same time; most of them wait for the rate limit.
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u16).range(1..))]
     pub concurrency: u16,
-    /// What the process is told about itself.
+    /// The identity of the process.
     #[command(flatten)]
     pub process: ProcessArgs,
 }

@@ -1,4 +1,4 @@
-//! How long to wait before something is tried again.
+//! Exponential back-off.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The objects of a job, each a pure function of the job and its plan. What is there already is not known
-//! here.
+//! The desired objects of a job, each a pure function of the job and its plan. What exists already is not
+//! known here.
 
 mod avoidance;
 mod claim;
@@ -46,9 +46,9 @@ pub struct Settings {
     pub trainer_cuda_image: Option<String>,
     /// When those images are pulled.
     pub pull_policy: PullPolicy,
-    /// Where workers report; `None` where nobody listens.
+    /// Where pods report; `None` without a status channel.
     pub channel: Option<ChannelAccess>,
-    /// Variables by which workers send traces; empty where nobody follows jobs.
+    /// Variables by which pods send traces; empty without a collector.
     pub traces: Vec<(String, String)>,
 }
 
@@ -60,7 +60,7 @@ impl Settings {
     }
 }
 
-/// Where workers report, and how they know that they speak to the operator.
+/// Where pods report, and the CA by which they verify the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChannelAccess {
     /// `https://host:port` of the operator.
@@ -69,7 +69,7 @@ pub struct ChannelAccess {
     pub authority_pem: String,
 }
 
-/// A job with everything that its objects are made from.
+/// What the objects of a job are built from.
 #[derive(Clone, Copy, Debug)]
 pub struct BuildInput<'a> {
     /// The resource.
@@ -108,8 +108,8 @@ pub enum ObjectError {
     Json(#[from] serde_json::Error),
 }
 
-/// Every object of an attempt as it is sent, in the order in which they are made; a cluster with a scheduler
-/// for gangs gets a PodGroup besides.
+/// Every object of an attempt as it is sent, in the order of creation; a cluster with a gang scheduler gets a
+/// PodGroup besides.
 ///
 /// # Errors
 /// [`ObjectError`], which would be a bug.

@@ -1,4 +1,4 @@
-//! The way to the API server: every call is counted, bounded in time, and let through by its importance.
+//! The client of the API server: every call is counted, has a timeout, and passes a rate limit by priority.
 //!
 //! kube's own retries are off: whoever calls decides about the next try, and one reconcile can not hold its
 //! place for minutes.
@@ -44,7 +44,7 @@ pub const MAX_IN_FLIGHT: usize = 64;
 /// Time for any call, and for a watch to begin.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A client whose calls `limiter` lets through and `metrics` counts, and whose writes end with `term`.
+/// A client whose calls pass `limiter`, are counted by `metrics`, and whose writes end with `term`.
 ///
 /// # Errors
 /// The configuration's certificates can not be used.

@@ -25,11 +25,11 @@ use crate::written::Written;
 pub struct Context {
     /// The API server.
     pub client: Client,
-    /// Whose turn it is to call it.
+    /// The rate limiter of its calls.
     pub limiter: Limiter,
     /// What the cluster decides about pods.
     pub settings: Settings,
-    /// What the watches have seen.
+    /// The cache of the watches.
     pub index: Arc<Index>,
     /// Which queues and gang schedulers the cluster has.
     pub discovery: Arc<Discovery>,
@@ -37,13 +37,13 @@ pub struct Context {
     pub prepared: Arc<PreparedJobs>,
     /// Statuses written last.
     pub written: Arc<Written>,
-    /// Where Events go.
+    /// The recorder of Events.
     pub recorder: Recorder,
     /// What trainers report.
     pub reports: Arc<dyn Reports>,
     /// Whether this operator may write.
     pub leadership: watch::Receiver<bool>,
-    /// How often each job could not be reconciled in a row.
+    /// Consecutive failures of each job.
     pub failures: Arc<Failures>,
     /// What is counted.
     pub metrics: Metrics,
@@ -67,7 +67,7 @@ impl Context {
     }
 }
 
-/// How often each job could not be reconciled in a row.
+/// Consecutive failures of each job.
 #[derive(Debug, Default)]
 pub struct Failures {
     by_uid: Mutex<HashMap<String, u32>>,
@@ -82,12 +82,12 @@ impl Failures {
         let mut counts = self.by_uid.lock().unwrap_or_else(PoisonError::into_inner);
         let count = counts.entry(uid.to_owned()).or_default();
         *count += 1;
-        // A conflict mostly means that the watch is behind for a moment.
+        // A conflict mostly means that the watch is a moment behind.
         let doublings = if error.is_conflict() { *count - 1 } else { *count };
         backoff::doubled(Self::FIRST, doublings, Self::LONGEST)
     }
 
-    /// How often it failed in a row.
+    /// Consecutive failures of a job.
     pub fn count(&self, uid: &str) -> u32 {
         self.by_uid.lock().unwrap_or_else(PoisonError::into_inner).get(uid).copied().unwrap_or(0)
     }

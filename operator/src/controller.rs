@@ -43,7 +43,7 @@ pub async fn run(
         let (store, stop) = (store.clone(), stop.clone());
         async move {
             stop.await;
-            // The loop would wait for its first list of jobs, which nobody reads any more.
+            // The controller would wait for its first list of jobs for ever.
             if store.wait_until_ready().now_or_never().is_some() {
                 future::pending().await
             }
@@ -69,7 +69,7 @@ async fn work(
     let mut synced = follow_objects(&context.client, namespaces, &sink, &mut watches);
     synced.extend(follow_queues(&context, namespaces, &sink, &mut watches));
     let jobs = jobs(&context, namespaces, writer);
-    // A job without its pods in sight would look like one whose pods are gone.
+    // Before the caches are synced a job would look like one without pods.
     future::join_all(synced).await;
     tracing::info!("all objects are in sight");
     context.synced.send_replace(true);
@@ -86,7 +86,7 @@ async fn work(
         .await;
 }
 
-/// Every moment at which this operator begins to lead. What a standby saw, it did nothing about.
+/// Requeues all jobs when this operator becomes the leader: a standby reconciles nothing.
 fn promotions(leadership: tokio::sync::watch::Receiver<bool>) -> impl Stream<Item = ()> + Send {
     stream::unfold(leadership, |mut leadership| async move {
         leadership.changed().await.ok()?;
@@ -96,14 +96,14 @@ fn promotions(leadership: tokio::sync::watch::Receiver<bool>) -> impl Stream<Ite
     .filter_map(|leads| future::ready(leads.then_some(())))
 }
 
-/// The moment at which the cluster has queues, where it had none at the start: jobs may be waiting for that.
+/// Requeues all jobs when Kueue is installed after the operator started: jobs may be waiting for it.
 fn queues_appear(discovery: Arc<Discovery>) -> impl Stream<Item = ()> + Send {
     let is_new = !discovery.served().has_workloads;
     stream::once(async move { discovery.kueue().await }).filter(move |()| future::ready(is_new))
 }
 
-/// Follows what queues say, from when the cluster has any; the answers come with the first complete lists,
-/// for queues that are there now.
+/// Watches Workloads as soon as Kueue is installed. Returns receivers of the first complete lists if it is
+/// installed now.
 fn follow_queues(
     context: &Arc<Context>,
     namespaces: &[String],
@@ -131,7 +131,7 @@ fn follow_queues(
     if context.discovery.served().has_workloads { synced } else { Vec::new() }
 }
 
-/// Jobs that are new or changed in what people write; what this operator writes itself requeues nothing.
+/// Jobs that are new or changed by their users; the operator's own status writes requeue nothing.
 fn jobs(
     context: &Arc<Context>,
     namespaces: &[String],
@@ -169,14 +169,14 @@ fn jobs(
         )
 }
 
-/// A manifest as it was applied stands beside the specification, and is as long.
+/// Drops kubectl's last-applied annotation, which is as long as the specification.
 fn forget_the_manifest_as_applied(job: &mut Job) {
     if let Some(annotations) = &mut job.metadata.annotations {
         annotations.remove(labels::LAST_APPLIED);
     }
 }
 
-/// Follows pods and the other objects of jobs; the answers come with the first complete lists.
+/// Watches pods and the other children of jobs. Returns receivers of the first complete lists.
 fn follow_objects(
     client: &Client,
     namespaces: &[String],

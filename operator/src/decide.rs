@@ -1,12 +1,12 @@
-//! What to do about a job: a pure function of what was observed and of the time. No API server is spoken to
-//! here.
+//! What to do about a job: a pure function of the observed state and the time. Nothing here calls the API
+//! server.
 //!
 //! ```text
-//! finished? -> has it succeeded? -> too long? -> to be suspended? -> to wait in a queue? -> an attempt over?
-//!           -> start what is missing
+//! finished? -> complete? -> past its deadline? -> suspended? -> not admitted? -> attempt failed?
+//!           -> create missing pods
 //! ```
-//! Whoever decides on a new attempt, or on the end, first writes that down: pods follow in the next round, so
-//! that whatever crashes in between, no two attempts are ever alive at once.
+//! A new attempt, and the end of a job, are written to the status first; pods follow in the next reconcile.
+//! An operator that crashes in between never leaves pods of two attempts running.
 
 mod apply_failure;
 mod clock;
@@ -41,7 +41,7 @@ use failure::AttemptState;
 use job_pods::JobPods;
 use success::Completion;
 
-/// Everything that a decision depends on.
+/// The input of a decision: everything that it depends on.
 #[derive(Clone, Debug)]
 pub struct ReconcileInput<'a> {
     /// The specification, and what follows from it.
@@ -50,21 +50,21 @@ pub struct ReconcileInput<'a> {
     pub status: &'a RLTrainingJobStatus,
     /// The generation of the specification.
     pub generation: i64,
-    /// Whether somebody would apply the job anew after it was deleted.
+    /// Whether a GitOps controller would apply the job again after it was deleted.
     pub is_tracked: bool,
-    /// The job's pods, of whatever attempt.
+    /// The job's pods, of all attempts.
     pub workers: &'a [Arc<Worker>],
-    /// The nodes that they are on, as far as they are known.
+    /// The states of their nodes that are known.
     pub nodes: &'a NodeStates,
-    /// What the trainer reported last.
+    /// The trainer's last report.
     pub report: Option<&'a Report>,
-    /// What a queue says about the job.
+    /// The job's queue and Workload.
     pub queueing: &'a Queueing,
     /// The time.
     pub now: Timestamp,
 }
 
-/// What the trainer reported last.
+/// The trainer's last report.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
     /// The attempt that reports, from 1.
@@ -75,26 +75,26 @@ pub struct Report {
     pub checkpoints: Option<Vec<CheckpointStatus>>,
 }
 
-/// What to do, in this order: delete, make, report.
+/// What to do, in this order: delete, create, write the status.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
     /// Pods to delete.
     pub delete: Vec<Deletion>,
-    /// What to tell the queue.
+    /// What to change about the Workload.
     pub queue: Option<WorkloadAction>,
-    /// Whether the job's other objects have to be there.
+    /// Whether the job's other children have to exist.
     pub needs_children: bool,
     /// Indices of the workers to start.
     pub start: Vec<u32>,
     /// Whether the job itself is to be deleted.
     pub delete_job: bool,
-    /// The status to report.
+    /// The status to write.
     pub status: RLTrainingJobStatus,
     /// What the job is doing.
     pub state: JobState,
-    /// Why it could not be applied, once that was tried.
+    /// Why applying it failed; `None` before it was applied.
     pub apply_failure: Option<ApplyFailure>,
-    /// When to decide anew although nothing has happened.
+    /// When to reconcile again if no event requeues the job before.
     pub requeue_after: Option<Duration>,
 }
 
@@ -103,11 +103,11 @@ pub struct Decision {
 pub struct Deletion {
     /// Its name.
     pub name: Arc<str>,
-    /// Its UID: another pod of that name is not meant.
+    /// Its UID, a precondition of the deletion.
     pub uid: Arc<str>,
-    /// Seconds that it has; by default those of its own specification.
+    /// The grace period in seconds; by default the pod's own.
     pub grace_seconds: Option<u32>,
-    /// Its node, where nobody is left to stop it: it is force-deleted once that is certain.
+    /// Its node, if that is lost: the pod is force-deleted once the API server confirms it.
     pub lost_node: Option<Arc<str>>,
 }
 
@@ -143,7 +143,7 @@ pub fn decide(input: &ReconcileInput<'_>) -> Decision {
     }
 }
 
-/// The decision about a job whose specification breaks a rule: nothing is started, nothing is stopped.
+/// The decision about a job with an invalid specification: no pod is created or deleted.
 pub fn refuse(status: &RLTrainingJobStatus, generation: i64, invalid: &Invalid, now: Timestamp) -> Decision {
     let mut status = status.clone();
     status.observed_generation = Some(generation);
@@ -163,18 +163,18 @@ pub fn refuse(status: &RLTrainingJobStatus, generation: i64, invalid: &Invalid, 
 }
 
 impl Decision {
-    /// When to look again, at the latest after this time.
+    /// When to reconcile again, at the latest after this time.
     pub fn sooner(&self, wait: Duration) -> Duration {
         self.requeue_after.map_or(wait, |own| own.min(wait))
     }
 
-    /// What to tell people about the change from a status to this one.
+    /// The Events about the change from a status to this one.
     pub fn events(&self, before: &RLTrainingJobStatus) -> Vec<JobEvent> {
         events::between(before, &self.status, &self.state, self.apply_failure.as_ref())
     }
 }
 
-/// Removes the workers of earlier attempts and starts those that are missing.
+/// Deletes the pods of earlier attempts and creates those that are missing.
 fn run(mut round: Round<'_>) -> Decision {
     let grace = retries::survivors_grace(&round.status);
     round.delete = deletion::deletions(&round, round.pods.previous.iter().copied(), grace);
@@ -195,7 +195,7 @@ fn run(mut round: Round<'_>) -> Decision {
     decision
 }
 
-/// One decision in the making.
+/// One reconcile: its input, and the decision as far as it is made.
 struct Round<'a> {
     input: &'a ReconcileInput<'a>,
     pods: JobPods<'a>,
@@ -238,13 +238,13 @@ impl<'a> Round<'a> {
             && active_deadline_seconds.is_some_and(|deadline| self.active_seconds() >= deadline)
     }
 
-    /// Leaves everything as it is for a while.
+    /// Changes nothing, and reconciles again after `wait`.
     fn keep(self, wait: Duration) -> Decision {
         let state = self.pods.state(&self.status);
         self.decide(state, Some(wait))
     }
 
-    /// Writes the status down; pods follow in the next round.
+    /// Writes the status only; pods follow in the next reconcile.
     fn write_first(self, state: JobState) -> Decision {
         let mut decision = self.decide(state, Some(Duration::ZERO));
         decision.delete.clear();

@@ -1,8 +1,7 @@
-//! Which of the APIs that a cluster may have, it has: queues and gang schedulers. Known from one call; asked
-//! again only when a job would need one that was not there. What is not there is neither watched nor called.
+//! Discovery of optional APIs: Kueue and gang schedulers. One call at the start; repeated only when a job
+//! needs an API that was missing. A missing API is neither watched nor called.
 //!
-//! A call that fails says nothing about the cluster: it is tried again here, and by nobody else, with
-//! back-off.
+//! A failed call says nothing about the cluster: it is retried here with back-off, and nowhere else.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,10 +21,10 @@ const FIRST_RETRY: Duration = Duration::from_millis(250);
 /// Longest such wait.
 const LONGEST_RETRY: Duration = Duration::from_secs(10);
 
-/// The APIs that are served.
+/// The optional APIs that are served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Served {
-    /// Kueue's Workload, in the version that is spoken here.
+    /// Kueue's Workload v1beta2.
     pub has_workloads: bool,
     /// The version of Kubernetes' own PodGroup.
     pub native_groups: Option<&'static str>,
@@ -66,7 +65,7 @@ impl Served {
     }
 }
 
-/// What is known of the cluster.
+/// The cached answer.
 #[derive(Debug)]
 pub struct Discovery {
     served: watch::Sender<Served>,
@@ -74,10 +73,10 @@ pub struct Discovery {
     patience: Duration,
 }
 
-/// When the API server may be asked next.
+/// When the next call may be made.
 #[derive(Debug, Default)]
 struct Schedule {
-    /// At once where nobody has asked yet.
+    /// `None`: at once, before the first call.
     due: Option<Instant>,
     has_answer: bool,
     /// Calls in a row that failed.
@@ -91,12 +90,12 @@ impl Default for Discovery {
 }
 
 impl Discovery {
-    /// Nothing is known, and asked for no more often than this.
+    /// Without an answer yet.
     pub fn new(patience: Duration) -> Self {
         Self { served: watch::Sender::new(Served::default()), schedule: Mutex::default(), patience }
     }
 
-    /// What is served as far as is known.
+    /// The last answer.
     pub fn served(&self) -> Served {
         *self.served.borrow()
     }
@@ -106,8 +105,8 @@ impl Discovery {
         self.served.subscribe()
     }
 
-    /// Asks the API server until it answers. A job must not be judged before: a queue that is only not known
-    /// would look like one that is not there, and its jobs would be stopped.
+    /// Calls the API server until it answers. No job may be reconciled before: an unknown Kueue would look
+    /// like a missing one, and its jobs would be suspended.
     pub async fn wait_until_known(&self, client: &Client) {
         loop {
             self.refresh(client).await;
@@ -122,7 +121,7 @@ impl Discovery {
         }
     }
 
-    /// Asks the API server, unless it answered or failed a moment ago. A failure leaves everything as it is.
+    /// Calls the API server, unless it answered or failed a moment ago. A failure keeps the last answer.
     pub async fn refresh(&self, client: &Client) {
         let mut schedule = self.schedule.lock().await;
         if schedule.due.is_some_and(|due| Instant::now() < due) {
@@ -148,7 +147,7 @@ impl Discovery {
         }
     }
 
-    /// Waits until Kueue is there.
+    /// Waits until Kueue is installed.
     pub async fn kueue(self: &Arc<Self>) {
         let mut changes = self.changes();
         // The sender lives as long as this.

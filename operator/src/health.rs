@@ -1,7 +1,7 @@
 //! The operator's own web page for kubelet and Prometheus: `/healthz`, `/readyz`, `/metrics`.
 //!
-//! Alive is an operator whose watches are begun again and again, as they have to be: one that has silently
-//! lost a watch is restarted. Ready is one that has seen all objects, whether or not it leads.
+//! Live: every watch was begun again when it had to be, so that an operator that silently lost one is
+//! restarted. Ready: all caches are synced, on the leader and on standbys.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,12 +19,12 @@ use tokio::sync::watch;
 use crate::metrics::Metrics;
 use crate::progress::Reports;
 
-/// A watch ends by itself after 200 s and is begun anew; twice that and a minute for tries that fail.
+/// A watch ends by itself after 200 s and is begun again: twice that, and a minute for failed tries.
 pub const WATCH_MAX_AGE: Duration = Duration::from_secs(2 * 200 + 60);
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// What the page tells about.
+/// What the page reports.
 #[derive(Clone, Debug)]
 pub struct Health {
     /// Calls and watches.
@@ -73,7 +73,7 @@ async fn healthz(State(health): State<Arc<Health>>) -> Response {
     if dead.is_empty() { "alive\n".into_response() } else { unavailable(dead.join("")) }
 }
 
-/// A line for each watch that was not begun anew when it should have been.
+/// A line for each watch that was not begun again when it had to be.
 fn dead_watches(ages: &[(String, Duration)]) -> Vec<String> {
     let dead = ages.iter().filter(|(_, age)| *age > WATCH_MAX_AGE);
     dead.map(|(resource, age)| {

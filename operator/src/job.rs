@@ -1,5 +1,5 @@
-//! The custom resource as the operator holds it in memory: small, and never too strange to be read. What its
-//! specification says is only known after `rlt_api::validate`.
+//! The custom resource as the operator caches it: small, and readable whatever its specification holds, which
+//! only `rlt_api::validate` parses.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::Resource;
@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::seen::lean;
 use crate::worker::JobKey;
 
-/// What marks a job as applied by Argo CD or Flux, who would apply it anew after it was deleted.
+/// The marks of Argo CD and Flux, which would apply a deleted job again.
 const TRACKING: [&str; 4] = [
     "argocd.argoproj.io/tracking-id",
     "argocd.argoproj.io/instance",
@@ -70,7 +70,7 @@ impl Job {
         self.metadata.uid.as_deref().unwrap_or_default()
     }
 
-    /// By what its objects are known to be its own.
+    /// The key of its objects in the index.
     pub fn key(&self) -> JobKey {
         JobKey { uid: self.uid().into(), namespace: self.namespace().into(), name: self.name().into() }
     }
@@ -85,7 +85,7 @@ impl Job {
         self.metadata.resource_version.as_deref().unwrap_or_default()
     }
 
-    /// What makes an object go away with the job.
+    /// The owner reference of its children.
     pub fn owner_reference(&self) -> OwnerReference {
         OwnerReference {
             api_version: rlt_api::API_VERSION.into(),
@@ -97,7 +97,7 @@ impl Job {
         }
     }
 
-    /// Whether somebody would apply it anew after it was deleted.
+    /// Whether a GitOps controller would apply it again after it was deleted.
     pub fn is_tracked(&self) -> bool {
         let labels = self.metadata.labels.iter().flatten();
         let mut marks = labels.chain(self.metadata.annotations.iter().flatten()).map(|(name, _)| name);

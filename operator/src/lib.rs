@@ -3,8 +3,8 @@
 //! ```text
 //! observe -> validate -> plan -> decide -> apply -> status
 //! ```
-//! What a job needs is decided by pure functions of what was observed; the API server is spoken to at the
-//! rim. No tensors live here, and no rules about manifests: those are `rlt-api`'s.
+//! Decisions are pure functions of what was observed; only `apply` and the watches call the API server. No
+//! tensors live here, and no rules about manifests: those are `rlt-api`'s.
 
 pub mod apply;
 mod args;

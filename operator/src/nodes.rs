@@ -1,5 +1,4 @@
-//! What is known about nodes: of each, in one word, whether its pods can be stopped in good order. Which of a
-//! job's pods are on it is the index's to say; what follows is `decide`'s.
+//! The cache of nodes: of each only whether it answers. Which pods are on it is the index's to know.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,17 +7,17 @@ use k8s_openapi::api::core::v1::Node;
 
 use crate::worker::Worker;
 
-/// By this taint a person or a controller vouches that nothing runs on a node any more.
+/// The taint by which a person or a controller states that nothing runs on a node any more.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
-/// What can be expected of a node.
+/// Whether a node answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeState {
     /// It answers.
     Answers,
     /// It does not answer; its processes may run on.
     Silent,
-    /// It is gone, or vouched to be out of service: nothing of it runs any more.
+    /// It is gone or tainted out-of-service: nothing on it runs any more.
     Lost,
 }
 
@@ -34,7 +33,7 @@ impl NodeState {
         }
         let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
         let mut ready = conditions.filter(|condition| condition.type_ == "Ready");
-        // A node that has just been made says nothing yet.
+        // A new node has no conditions yet.
         if ready.all(|ready| ready.status == "True") { Self::Answers } else { Self::Silent }
     }
 }
@@ -55,8 +54,8 @@ impl Nodes {
         names.filter_map(|name| Some((name.clone(), *known.get(&name)?))).collect()
     }
 
-    /// The nodes of these workers that are not in the cache: they are gone, or the watch has not shown them
-    /// yet. Only the API server can tell. None while nodes were not listed.
+    /// The nodes of these pods that are not in the cache: they are gone, or the watch has not shown them yet,
+    /// which only the API server knows. Empty while nodes were not listed.
     pub fn uncached(&self, workers: &[Arc<Worker>]) -> BTreeSet<Arc<str>> {
         let known = self.lock();
         let Some(known) = known.as_ref() else { return BTreeSet::new() };
@@ -65,7 +64,7 @@ impl Nodes {
         names.filter(|name| !known.contains_key(name)).collect()
     }
 
-    /// Enters a node. Returns whether that is news.
+    /// Adds or updates a node. Returns whether its state changed.
     pub fn enter(&self, name: &str, state: NodeState) -> bool {
         let mut known = self.lock();
         let Some(known) = known.as_mut() else { return false };
@@ -79,7 +78,7 @@ impl Nodes {
         }
     }
 
-    /// Replaces all nodes after they were listed anew. Returns those whose state is news.
+    /// Replaces all nodes after a list. Returns those whose state changed.
     pub fn replace(&self, listed: HashMap<Arc<str>, NodeState>) -> Vec<Arc<str>> {
         let mut known = self.lock();
         let before = known.take().unwrap_or_default();

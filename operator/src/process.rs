@@ -18,7 +18,7 @@ use crate::progress::{
 /// Between two tries to serve the channel.
 const CHANNEL_RETRY: Duration = Duration::from_secs(5);
 
-/// What the process is told about itself.
+/// The identity of the process.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ProcessArgs {
     /// The operator's own namespace.

@@ -1,5 +1,5 @@
-//! What ranks report: a server over TLS, the question who may report what, and the newest report of every
-//! job.
+//! The server of the status channel: authentication and authorization of reports, and the newest report of
+//! every job.
 //!
 //! ```text
 //! rank -- TLS, token --> service -> does the token claim to be a worker of that job, attempt, rank?

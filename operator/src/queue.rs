@@ -1,6 +1,5 @@
-//! What a queue says about a job: whether one has a say at all, and what the Workload tells by which Kueue
-//! knows the job. Kueue's contract for kinds that it does not know is spoken by the operator itself;
-//! `spec.runPolicy.suspend` stays the people's own.
+//! A job's queue: the Workload by which Kueue admits it. The operator implements Kueue's contract for
+//! external frameworks itself, and never writes `spec.runPolicy.suspend`.
 
 mod workload;
 
@@ -15,34 +14,34 @@ pub const QUEUE_LABEL: &str = "kueue.x-k8s.io/queue-name";
 /// The label by which a job names its priority in the queue.
 pub const PRIORITY_LABEL: &str = "kueue.x-k8s.io/priority-class";
 
-/// What a queue says about a job.
+/// The queue that a job asks for, and its Workload.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Queueing {
     /// The queue that the job asks for.
     pub queue: Option<String>,
     /// Whether the cluster has queues.
     pub is_served: bool,
-    /// By what the queue knows the job.
+    /// The job's Workload.
     pub workload: Option<Arc<Workload>>,
-    /// The digest of what the job would ask for now.
+    /// The digest of the pod sets that the job needs now.
     pub wanted: Option<String>,
 }
 
-/// No queue has a say.
+/// The job asks for no queue.
 pub const NO_QUEUE: Queueing = Queueing { queue: None, is_served: false, workload: None, wanted: None };
 
-/// What to tell the queue.
+/// A change of the Workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WorkloadAction {
-    /// Ask to be let in.
+    /// Create it.
     Create,
-    /// Ask no more.
+    /// Delete it.
     Delete(Arc<Workload>),
-    /// Give the place back: no worker is left.
+    /// Release its quota after an eviction: no pod is left.
     Release(Arc<Workload>),
-    /// Say whether all workers run.
+    /// Set the condition `PodsReady`.
     SetPodsReady(Arc<Workload>, bool),
-    /// Say that the job has ended, how, and in which words.
+    /// Set the condition `Finished`: whether the job succeeded, and the message.
     Finish(Arc<Workload>, bool, String),
 }
 

@@ -1,4 +1,4 @@
-//! One reconcile of one job, from what was observed to what is reported.
+//! One reconcile of one job: observe, decide, apply, write the status.
 
 mod follow;
 
@@ -49,7 +49,7 @@ async fn reconcile_traced(job: Arc<Job>, context: &Context) -> Result<Action, Ap
     }
     let Some(observed) = observe::observe(context, &job) else { return Ok(Action::await_change()) };
     let span = follow::reconcile_span(&job, &observed.current.status);
-    // Boxed, so that it is not held once more by each of those who pass it on.
+    // Boxed: a future is otherwise held again in each of its callers' futures.
     let reconciled = Box::pin(reconcile_observed(&job, context, observed)).instrument(span.clone()).await;
     reconciled.inspect_err(|error| follow::note_error(&span, error))
 }
@@ -85,8 +85,8 @@ async fn reconcile_observed(
     requeue(context, job, &decision, applied, wait)
 }
 
-/// Asks the API server about nodes that the cache does not have, before anybody takes their workers for lost.
-/// A node that cannot be read stays unknown.
+/// Reads nodes that are not in the cache, before their pods are taken for lost. A node that cannot be read
+/// stays unknown.
 async fn read_uncached_nodes(context: &Context, observed: &mut Observed) -> Result<(), ApplyError> {
     let uncached = context.index.nodes.uncached(&observed.workers);
     if !uncached.is_empty() {
@@ -203,7 +203,7 @@ async fn report(
     })
 }
 
-/// Nobody waits for Events. One that is lost costs nothing: the status says the same.
+/// Publishes Events in the background. One that is lost costs nothing: the status has the same information.
 fn publish(context: &Context, job: &Job, before: &RLTrainingJobStatus, decision: &Decision) {
     for job_event in decision.events(before) {
         let (recorder, event, about) = (context.recorder.clone(), event(&job_event), job.object_ref(&()));

@@ -1,4 +1,4 @@
-//! What the operator keeps of a pod: a few hundred bytes of what decides something.
+//! A worker: what the operator caches of a pod, a few hundred bytes.
 
 use std::sync::Arc;
 
@@ -9,61 +9,61 @@ use crate::index::version;
 use crate::labels;
 use crate::seen::SeenPod;
 
-/// One pod of a job; by default one of which nothing is known yet.
+/// A pod of a job; by default one without a status.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Worker {
     /// The pod's name.
     pub name: Arc<str>,
     /// The pod's UID.
     pub uid: Arc<str>,
-    /// The version of the pod in the API server's store, 0 where it is none that can be compared.
+    /// Its resource version, 0 where it cannot be compared.
     pub resource_version: u64,
     /// Its index in its group, from 0.
     pub idx: u32,
     /// The attempt that it belongs to, from 1.
     pub attempt: u32,
-    /// How far it is.
+    /// Its phase.
     pub phase: WorkerPhase,
     /// Whether it is ready.
     pub is_ready: bool,
-    /// Whether sidecars run on after its process has ended, and keep what the pod has of its node.
+    /// Whether sidecars still run after its container `trainer` exited, and hold the pod's resources.
     pub has_live_sidecars: bool,
-    /// Whether somebody deleted it.
+    /// Whether it has a deletion timestamp.
     pub is_deleting: bool,
-    /// When it has to be gone, if somebody deleted it.
+    /// When its grace period is over, once it was deleted.
     pub leaves_by: Option<Timestamp>,
-    /// The node that it was given.
+    /// Its node.
     pub node: Option<Arc<str>>,
-    /// The address of the first worker, whom the others look for; nobody asks for theirs.
+    /// The IP of worker 0, which serves the rendezvous; others' are not kept.
     pub address: Option<Arc<str>>,
-    /// How its process ended. Boxed like what follows: of thousands of pods, few have anything to say.
+    /// How its container exited. Boxed like the fields below: few of thousands of pods have them.
     pub exit: Option<Box<Exit>>,
-    /// Why Kubernetes is ending it, or has ended it.
+    /// Its condition `DisruptionTarget`.
     pub disruption: Option<Box<Explanation>>,
     /// Why it does not start.
     pub waiting: Option<Box<Waiting>>,
-    /// What the pod says about itself as a whole.
+    /// Reason and message of the pod's status.
     pub explanation: Option<Box<Explanation>>,
 }
 
-/// The container that decides how far a worker is; others of its pod are sidecars, and say nothing about it.
+/// The container whose state is the worker's; other containers of the pod are sidecars.
 pub const TRAINER_CONTAINER: &str = "trainer";
 
-/// How far a worker is, by its container `trainer`.
+/// The phase of a worker, by its container `trainer`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WorkerPhase {
-    /// It waits for a node, an image or a volume.
+    /// Waits for a node, an image or a volume.
     #[default]
     Pending,
-    /// Its process runs.
+    /// Its container runs.
     Running,
-    /// Its process has ended well.
+    /// Its container exited with 0.
     Succeeded,
-    /// Its process has failed, or was never able to start.
+    /// Its container failed or could never start.
     Failed,
 }
 
-/// How a process ended.
+/// How a container exited.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exit {
     /// Its exit code, or 128 and the signal.
@@ -76,7 +76,7 @@ pub struct Exit {
     pub finished_at: Option<Timestamp>,
 }
 
-/// A reason in one word, and for people.
+/// Reason and message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
     /// In one word.
@@ -88,9 +88,9 @@ pub struct Explanation {
 /// Why a pod does not start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Waiting {
-    /// No node has room for it.
+    /// The scheduler finds no node.
     Unschedulable(String),
-    /// Its container cannot be made.
+    /// Its container cannot be created.
     Container(Explanation),
 }
 
@@ -140,17 +140,17 @@ impl Worker {
         Some((owner, worker))
     }
 
-    /// Whether its process is over.
+    /// Whether its container has exited.
     pub fn is_finished(&self) -> bool {
         matches!(self.phase, WorkerPhase::Succeeded | WorkerPhase::Failed)
     }
 
-    /// Whether others can reach it, now or in a moment.
+    /// Whether other pods can reach it.
     pub fn is_reachable(&self) -> bool {
         self.address.is_some() && !self.is_deleting && !self.is_finished()
     }
 
-    /// Whether it does, or has done, its part.
+    /// Whether it is ready, or has succeeded.
     pub fn is_in_place(&self) -> bool {
         self.phase == WorkerPhase::Succeeded
             || self.phase == WorkerPhase::Running && self.is_ready && !self.is_deleting
@@ -169,8 +169,8 @@ pub fn owner(metadata: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMe
     })
 }
 
-/// The phase of the pod says it only while the container has not ended: sidecars start before it, fail
-/// without it and outlive it.
+/// The pod's phase counts only until the container exits: sidecars start before it, fail without it and
+/// outlive it.
 fn phase(status: &PodStatus, trainer: Option<&ContainerStatus>) -> WorkerPhase {
     let state = trainer.and_then(|trainer| trainer.state.as_ref());
     let exit_code = state.and_then(|state| Some(state.terminated.as_ref()?.exit_code));

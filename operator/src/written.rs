@@ -1,5 +1,5 @@
-//! The statuses that were written last: the watch takes a moment to send them back, and until then the store
-//! holds an older one.
+//! The statuses that were written last, until the watch shows them: before that the reflector store holds an
+//! older one.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -32,12 +32,12 @@ struct Entry {
     /// Until the watch has sent it back.
     ahead: Option<Box<Current>>,
     written_at: Option<Instant>,
-    /// Since when something waits that is not urgent.
+    /// Since when a change that is not urgent waits.
     held_since: Option<Instant>,
 }
 
 impl Current {
-    /// Whether the store has nothing newer.
+    /// Whether it is newer than the store's.
     fn is_ahead_of(&self, job: &Job) -> bool {
         match self.deferred_since {
             Some(_) => job.status.as_ref().is_ok_and(|status| status.conditions.is_empty()),
@@ -65,7 +65,7 @@ impl Written {
         }
     }
 
-    /// Notes a status that the API server has taken.
+    /// Notes a status that was written.
     pub fn note(&self, uid: &str, current: Current) {
         let entry = Entry { ahead: Some(current.into()), written_at: Some(Instant::now()), held_since: None };
         self.lock().insert(uid.to_owned(), entry);
@@ -84,7 +84,7 @@ impl Written {
         self.lock().values().filter(is_deferred).count()
     }
 
-    /// Lets go of what the watch has sent back.
+    /// Drops what the watch has shown.
     pub fn seen(&self, job: &Job) {
         if let Some(entry) = self.lock().get_mut(job.uid()) {
             entry.ahead.take_if(|ahead| !ahead.is_ahead_of(job));

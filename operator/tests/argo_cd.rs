@@ -103,7 +103,7 @@ impl Stage {
         self.get(&["application", name, "-n", "argocd"])
     }
 
-    /// Has Argo CD look at git and cluster anew, and returns what it then says.
+    /// Refreshes Argo CD's comparison of git and cluster, and returns its result.
     fn refreshed(&self, name: &str) -> Value {
         let annotation = "argocd.argoproj.io/refresh";
         let change = format!("{annotation}=hard");
@@ -137,13 +137,13 @@ impl Stage {
         })
     }
 
-    /// Fails unless every new look finds all as it is in git, so many commits have changed it, and nothing is
+    /// Fails unless every refresh finds all as it is in git, so many commits have changed it, and nothing is
     /// applied again.
     fn has_no_drift(&self, name: &str, num_commits: usize) {
         let is_synced = |application: &Value| application["status"]["sync"]["status"] == "Synced";
         let applied = |application: &Value| application["status"]["operationState"]["startedAt"].clone();
-        // Just after a change Argo CD may look before it has heard of what itself has done, and then applies
-        // it twice.
+        // Just after a change Argo CD may compare before it has seen its own change, and then applies it
+        // twice.
         self.refreshed(name);
         let settled = self.eventually(name, is_synced);
         let application = self.refreshed(name);

@@ -46,10 +46,10 @@ fn kubectl(cluster: &Cluster, arguments: &[&str]) -> String {
     String::from_utf8(answer.stdout).unwrap()
 }
 
-async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+async fn eventually<T>(what: &str, mut check: impl AsyncFnMut() -> Option<T>) -> T {
     let started = Instant::now();
     loop {
-        if let Some(found) = look().await {
+        if let Some(found) = check().await {
             return found;
         }
         assert!(started.elapsed() < PATIENCE, "{what}");
@@ -119,7 +119,7 @@ async fn the_bundle_allows_the_operator_everything_that_it_does() {
     let variables = variables(&pod, &told(&client).await);
     assert_eq!(variables[environment::ADDRESS], "https://rl-operator-channel.rl-operator.svc:9443");
     Api::<Secret>::namespaced(client.clone(), NAMESPACE).get("rl-operator-channel").await.unwrap();
-    let metrics = eventually("a look is counted", async || {
+    let metrics = eventually("a reconcile is counted", async || {
         page(port, "/metrics")
             .await
             .filter(|page| page.contains("rlt_operator_reconciles_total{outcome=\"done\"}"))
@@ -143,16 +143,16 @@ async fn the_bundle_allows_the_operator_everything_that_it_does() {
     check_traces(&collector, &job_uid, &variables);
 }
 
-/// Pods and looks at the job are parts of one trace, that of the job's first attempt.
+/// Pods and reconciles are parts of one trace, that of the job's first attempt.
 fn check_traces(collector: &Collector, job_uid: &str, variables: &BTreeMap<String, String>) {
     let trace = AttemptTrace::of(job_uid, 1);
     assert_eq!(variables[rlt_traces::TRACEPARENT], trace.traceparent());
     let (endpoint, address) = collector.environment().remove(0);
     assert_eq!(variables[endpoint], address);
     let spans = collector.spans();
-    let looks: Vec<&Received> = spans.iter().filter(|span| span.name == "reconcile").collect();
-    assert!(!looks.is_empty() && looks.iter().all(|look| look.trace == trace.id()), "{spans:#?}");
-    let start = looks.iter().find(|look| look.attribute("num_started") == Some("1")).unwrap();
+    let reconciles: Vec<&Received> = spans.iter().filter(|span| span.name == "reconcile").collect();
+    assert!(!reconciles.is_empty() && reconciles.iter().all(|span| span.trace == trace.id()), "{spans:#?}");
+    let start = reconciles.iter().find(|span| span.attribute("num_started") == Some("1")).unwrap();
     assert_eq!((start.attribute("job"), start.attribute("attempt")), (Some("quickstart"), Some("1")));
     let made = spans.iter().find(|span| span.name == "create pods").unwrap();
     assert_eq!((&made.parent, made.attribute("http.response.status_code")), (&start.id, Some("201")));
@@ -162,7 +162,7 @@ fn check_traces(collector: &Collector, job_uid: &str, variables: &BTreeMap<Strin
     let attempt = ended[0];
     assert_eq!((&*attempt.parent, attempt.attribute("outcome")), ("", Some("Suspended")));
     assert_eq!(trace.traceparent(), format!("00-{}-{}-01", attempt.trace, attempt.id));
-    assert!(looks.iter().all(|look| look.parent == attempt.id), "{spans:#?}");
+    assert!(reconciles.iter().all(|span| span.parent == attempt.id), "{spans:#?}");
 }
 
 /// Asks the operator to stop, as the kubelet does.
@@ -189,7 +189,7 @@ fn check_calls(cluster: &Cluster) {
     }
 }
 
-/// What the operator tells all workers of the job.
+/// The ConfigMap that all pods of the job read.
 async fn told(client: &Client) -> BTreeMap<String, String> {
     let maps = Api::<ConfigMap>::namespaced(client.clone(), "team");
     let map =
@@ -205,7 +205,7 @@ fn variables(pod: &Pod, told: &BTreeMap<String, String>) -> BTreeMap<String, Str
     variables
 }
 
-/// The files that a pod would have: what all of them are told, and a token that is bound to it.
+/// The files that a pod would have: the ConfigMap, and a token that is bound to it.
 async fn pod_files(client: &Client, pod: &Pod, told: &BTreeMap<String, String>) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for (key, text) in told {

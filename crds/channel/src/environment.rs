@@ -1,5 +1,5 @@
-//! How a pod learns where to report and as whom: variables that the operator sets and the trainer reads.
-//! `RANK` and `RLT_ATTEMPT` are the pod's own, the others in a file that all pods of a job read.
+//! The variables that the operator sets and the trainer reads: where a pod reports, and its identity. `RANK`
+//! and `RLT_ATTEMPT` are the pod's own, the others in a file that all pods of a job read.
 //!
 //! | variable | value |
 //! |---|---|

@@ -1,8 +1,8 @@
 //! The status channel between trainer and operator: its messages, its reporting end, and the names both sides
 //! agree on.
 //!
-//! Messages are generated from `proto/channel.proto`. Who may report and how reports are kept is the
-//! operator's business, what they say the trainer's.
+//! Messages are generated from `proto/channel.proto`. Authorization and storage of reports is the operator's
+//! part, their content the trainer's.
 
 pub mod client;
 pub mod environment;

@@ -167,7 +167,7 @@ pub enum ModelConfigError {
 
 impl ModelConfig {
     /// Reads the content of a `config.json`, in the form of transformers 4 (`rope_theta`, `rope_scaling`) or
-    /// 5 (`rope_parameters`). Fields that do not change the model's numbers are not looked at;
+    /// 5 (`rope_parameters`). Fields that do not change the model's numbers are not read;
     /// `attention_dropout` is one of them, because an update must see the policy that sampled.
     ///
     /// # Errors

@@ -1,5 +1,5 @@
-//! The way to a cluster: a client from a kubeconfig, the few things that commands ask for, and errors that
-//! say what was tried. What the answers mean is not decided here.
+//! The client of a cluster: from a kubeconfig, the few calls that commands need, and their errors. What the
+//! answers mean is not decided here.
 
 use std::time::Duration;
 

@@ -18,7 +18,7 @@ use crate::cluster::{Connection, block_on};
 use crate::terminal::{Escaper, escaped};
 use choice::{Choice, Wanted, choose};
 
-/// Between two looks at a job whose worker does not run yet.
+/// Between two reads of a job whose pod does not run yet.
 const POLL: Duration = Duration::from_millis(500);
 /// Bytes that are handed on at once.
 const CHUNK_BYTES: usize = 16 << 10;
@@ -110,7 +110,7 @@ async fn hand_on(stream: impl AsyncBufRead) -> anyhow::Result<()> {
     }
 }
 
-/// What the worker said last, as the job's status keeps it.
+/// Shows the last failure's message from the job's status.
 fn tell(last: Option<&FailureStatus>) -> io::Result<()> {
     let Some(last) = last else { return Ok(()) };
     let pod = last.pod.as_deref().unwrap_or("the job");

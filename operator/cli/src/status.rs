@@ -87,7 +87,7 @@ fn has_ended(args: &StatusArgs, rows: &BTreeMap<String, Summary>) -> bool {
     !args.names.is_empty() && rows.values().all(|row| row.has_ended)
 }
 
-/// The status of a job; of one that nobody has looked at, or that this version cannot read, an empty one.
+/// The status of a job; an empty one where it was never reconciled, or cannot be read by this version.
 pub(crate) fn status_of(job: &Job) -> rlt_api::status::RLTrainingJobStatus {
     job.status.clone().unwrap_or_default()
 }

@@ -1,5 +1,5 @@
-//! A job's objects besides its pods: made where they are missing, changed where they were made from something
-//! else.
+//! The children of a job besides its pods: created where they are missing, updated where their digest
+//! differs.
 
 use std::fmt::Debug;
 
@@ -18,7 +18,7 @@ use crate::job::Job;
 use crate::labels;
 use crate::worker::{self, Worker};
 
-/// A job's objects besides its pods, as they are known and as they are wanted.
+/// The children of a job, observed and desired.
 pub(super) struct JobChildren<'a> {
     client: &'a Client,
     index: &'a Index,
@@ -33,49 +33,49 @@ impl<'a> JobChildren<'a> {
         Self { client, index, input, job, known: index.children(&job.key()) }
     }
 
-    /// What has to be there before pods are made: they are refused without their account, and must not find
-    /// the manifest or a worker of an earlier attempt.
-    pub(super) async fn prepare(&self, first: Option<&Worker>) -> Result<(), ApplyError> {
+    /// Children that must exist before pods: without their ServiceAccount pods are refused, and they must not
+    /// find the manifest or the address of an earlier attempt.
+    pub(super) async fn apply_prerequisites(&self, first: Option<&Worker>) -> Result<(), ApplyError> {
         self.ensure(Child::ServiceAccount, None, || Some(build::service_account(self.input))).await?;
         if self.known.contains_key(&Child::ConfigMap) {
-            self.hand_over_manifest().await?;
+            self.apply_config_map().await?;
         }
         if first.is_none() && self.known.contains_key(&Child::Endpoint) {
-            self.point_to(None).await
+            self.apply_endpoint(None).await
         } else {
             Ok(())
         }
     }
 
-    /// What nodes need to start pods.
-    pub(super) async fn supply(&self) -> Result<(), ApplyError> {
+    /// Children that pods mount: the ConfigMap and the claim.
+    pub(super) async fn apply_volumes(&self) -> Result<(), ApplyError> {
         let manifest = async {
             match self.known.contains_key(&Child::ConfigMap) {
                 true => Ok(()),
-                false => self.hand_over_manifest().await,
+                false => self.apply_config_map().await,
             }
         };
         let claim = self.ensure(Child::Claim, None, || build::storage_claim(self.input));
-        // A claim that is refused leaves workers without a manifest no less than one that is not.
+        // The ConfigMap does not depend on the claim: both are tried.
         let (manifest, claim) = join(manifest, claim).await;
         ApplyError::first_of([manifest, claim])
     }
 
-    /// What pods meet each other by, and what keeps others away from them.
-    pub(super) async fn surround(&self, first: Option<&Worker>) -> Result<(), ApplyError> {
-        let point_to_first = async {
+    /// Children of the pods' network: Service, EndpointSlice, NetworkPolicy.
+    pub(super) async fn apply_network(&self, first: Option<&Worker>) -> Result<(), ApplyError> {
+        let endpoint = async {
             match first {
-                Some(first) => self.point_to(Some(first)).await,
+                Some(first) => self.apply_endpoint(Some(first)).await,
                 None => Ok(()),
             }
         };
         let service = self.ensure(Child::Service, None, || build::service(self.input));
-        let (service, policy, endpoint) = join3(service, self.guard(), point_to_first).await;
+        let (service, policy, endpoint) = join3(service, self.apply_network_policy(), endpoint).await;
         ApplyError::first_of([service, policy, endpoint])
     }
 
-    async fn hand_over_manifest(&self) -> Result<(), ApplyError> {
-        // Made anew only where it is not known: jobs are looked at often, and manifests are long.
+    async fn apply_config_map(&self) -> Result<(), ApplyError> {
+        // Built only where the digest is not known: reconciles are frequent, and manifests are long.
         let made = &self.input.prepared.manifest_digest;
         if made.get().is_some_and(|digest| self.known.get(&Child::ConfigMap) == Some(&Some(digest.clone()))) {
             return Ok(());
@@ -86,18 +86,18 @@ impl<'a> JobChildren<'a> {
         self.ensure(Child::ConfigMap, Some(made.get_or_init(|| digest).clone()), || Some(config_map)).await
     }
 
-    async fn point_to(&self, first: Option<&Worker>) -> Result<(), ApplyError> {
+    async fn apply_endpoint(&self, first: Option<&Worker>) -> Result<(), ApplyError> {
         let digest = build::endpoint_digest(first);
         self.ensure(Child::Endpoint, Some(digest), || build::endpoint(self.input, first)).await
     }
 
-    async fn guard(&self) -> Result<(), ApplyError> {
+    async fn apply_network_policy(&self) -> Result<(), ApplyError> {
         let Some(policy) = build::network_policy(self.input) else { return self.remove_policy().await };
         let digest = build::content_digest(&policy).map(str::to_owned);
         self.ensure(Child::NetworkPolicy, digest, || Some(policy)).await
     }
 
-    /// A policy that the job wants no more would go on to keep others away.
+    /// A NetworkPolicy that is no longer desired would still block traffic.
     async fn remove_policy(&self) -> Result<(), ApplyError> {
         if !self.known.contains_key(&Child::NetworkPolicy) {
             return Ok(());
@@ -133,8 +133,7 @@ impl<'a> JobChildren<'a> {
             return Ok(());
         }
         let Some(wanted) = wanted() else { return Ok(()) };
-        // Boxed, as every call here: its future is large, and a reconcile that waits or has nothing to do
-        // does not need the memory.
+        // Boxed, as every call here: the future is large, and most reconciles make no call.
         match known {
             Some(_) => Box::pin(self.change(&wanted)).await?,
             None => Box::pin(self.make(&wanted)).await?,
@@ -162,7 +161,7 @@ impl<'a> JobChildren<'a> {
                 let is_ours = worker::owner(&found.metadata).map(|owner| owner == self.job.key());
                 match is_ours {
                     Some(true) => self.change(wanted).await,
-                    // A claim that outlived a job of this name.
+                    // A claim that was retained after an earlier job of this name.
                     None if is_free(&found.metadata) => self.change(wanted).await,
                     _ => Err(ApplyError::occupied(self.job, &found.metadata)),
                 }

@@ -1,4 +1,4 @@
-//! What can go wrong between a decision and the API server.
+//! Errors of applying a decision.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use rlt_api::Reason;
@@ -9,10 +9,10 @@ use crate::decide::ApplyFailure;
 use crate::job::Job;
 use crate::labels;
 
-/// Faults in a row from which on a fault that may pass is reported: about three seconds of retries.
+/// Consecutive failures from which a transient one is reported: about three seconds of retries.
 const REPORTED_FROM: u32 = 5;
 
-/// Why a decision was not carried out.
+/// Why a decision was not applied.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each variant is its message")]
 pub enum ApplyError {
@@ -36,15 +36,15 @@ pub enum ApplyError {
 }
 
 impl ApplyError {
-    /// Whether somebody else changed the job in between: it is looked at again at once.
+    /// Whether the job changed in between: it is reconciled again at once.
     pub fn is_conflict(&self) -> bool {
         matches!(self, Self::Call { source: kube::Error::Api(status), .. } if status.is_conflict())
     }
 
-    /// An object of a name that a job needs, which is not the job's.
+    /// An object with the name of a child, but of another owner.
     pub(super) fn occupied(job: &Job, found: &ObjectMeta) -> Self {
         let owner = found.owner_references.iter().flatten().next();
-        // There is one job of a name: any other one is gone, and what it owned is about to go.
+        // Its owner was an earlier job of this name; garbage collection will delete it.
         let is_of_earlier_job = owner.is_some_and(|owner| {
             owner.kind == rlt_api::KIND && owner.name == job.name() && owner.uid != job.uid()
         });
@@ -59,7 +59,7 @@ impl ApplyError {
         Self::Occupied { name: found.name.clone().unwrap_or_default(), owner, is_going }
     }
 
-    /// What the status says about it, after so many faults in a row; `None` where it may pass unnoticed.
+    /// What the status says about it after so many consecutive failures; `None` for a transient one at first.
     pub fn failure(&self, num_in_a_row: u32) -> Option<ApplyFailure> {
         let (reason, needs_action) = match self {
             Self::Closed(_) => return None,
@@ -82,7 +82,7 @@ impl ApplyError {
         cause.map_or_else(|| self.to_string(), |cause| format!("{self}: {cause}"))
     }
 
-    /// Of several errors the one that a person has to know of first.
+    /// Of several errors the most important one for a person.
     pub fn first_of(outcomes: impl IntoIterator<Item = Result<(), Self>>) -> Result<(), Self> {
         let rank = |error: &Self| match error.failure(0) {
             _ if error.is_stop() => 0,
@@ -93,7 +93,7 @@ impl ApplyError {
         outcomes.into_iter().filter_map(Result::err).min_by_key(rank).map_or(Ok(()), Err)
     }
 
-    /// Whether nothing failed but this process is about to end.
+    /// Whether the only reason is that this process is about to end.
     pub fn is_stop(&self) -> bool {
         match self {
             Self::Closed(_) => true,
@@ -103,18 +103,18 @@ impl ApplyError {
     }
 }
 
-/// Whether an object that was to be deleted is gone, or is another one by now.
+/// Whether the object to delete is gone, or replaced by another of its name.
 pub(super) fn is_done(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.is_not_found() || status.is_conflict())
 }
 
-/// Whether an object of that name is there already.
+/// Whether an object of that name exists.
 pub(super) fn exists(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.is_already_exists())
 }
 
-/// What the API server says where it refuses a call as it is: forbidden, invalid, too large, not a method of
-/// that resource.
+/// The API server's message where it refuses a call for good: forbidden, invalid, too large, method not
+/// allowed.
 pub(super) fn refusal(error: &kube::Error) -> Option<&str> {
     match error {
         kube::Error::Api(status) if matches!(status.code, 400 | 403 | 405 | 413 | 415 | 422) => {

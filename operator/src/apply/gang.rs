@@ -1,4 +1,4 @@
-//! Before the pods of an attempt: their PodGroup, and what queues and schedulers add to each of them.
+//! Gang scheduling and placement: the PodGroup of an attempt, and what Kueue and schedulers add to its pods.
 
 use kube::api::{DeleteParams, ListParams};
 use kube::core::DynamicObject;
@@ -73,7 +73,7 @@ async fn ensure(
     Ok(())
 }
 
-/// Pods of a PodGroup that is not the job's would be placed by somebody else's numbers, or vanish with it.
+/// A PodGroup of another owner has other numbers, and may be deleted together with the job's pods.
 async fn check_owner(api: &Api<DynamicObject>, job: &Job, name: &str) -> Result<(), ApplyError> {
     let found = api.get_metadata(name).await;
     let failed = |source| ApplyError::Call { act: "read pod group", name: name.to_owned(), source };

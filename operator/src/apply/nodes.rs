@@ -1,5 +1,5 @@
-//! Nodes as the API server has them now. A watch may be behind: who believes its cache ends an attempt that
-//! runs well, or lets two workers of one rank run.
+//! Uncached reads of nodes. A watch may be behind: a decision by the cache could end a healthy attempt, or
+//! run two processes of one rank.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::nodes::{NodeState, NodeStates};
 /// The states of these nodes; one that does not exist is lost.
 ///
 /// # Errors
-/// When the API server does not say it of one of them.
+/// When one of them could not be read.
 pub async fn read_nodes(client: &Client, names: BTreeSet<Arc<str>>) -> Result<NodeStates, ApplyError> {
     let calls = names.into_iter().map(|name| async move {
         let state = read(client, &name).await?;

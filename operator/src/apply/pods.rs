@@ -1,4 +1,4 @@
-//! Pods: made by name, deleted by UID, many at once.
+//! Pods: created by name, deleted by UID, concurrently.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,12 +17,11 @@ use crate::nodes::NodeState;
 use crate::seen::SeenPod;
 use crate::worker::Worker;
 
-/// Pods that are asked for before the API server has taken one of them: so many calls a full quota costs at
-/// most.
+/// Pods that are created first: a full quota costs at most this many calls.
 const FIRST_PODS: usize = 8;
 
-/// Deletes pods. One whose node is lost is force-deleted, once the API server says of the node that it is:
-/// otherwise its process may live, and a second one of its rank would begin.
+/// Deletes pods. A pod on a lost node is force-deleted, after the API server confirmed that the node is lost:
+/// otherwise a process could still run, and a second one of its rank would start.
 pub(super) async fn delete(
     client: &Client,
     index: &Index,
@@ -40,7 +39,7 @@ pub(super) async fn delete(
         let params = DeleteParams { grace_period_seconds, ..DeleteParams::default() };
         match api.delete(&deletion.name, &exactly(&deletion.uid, params)).await {
             Ok(answer) => {
-                // The pod as it is with its end in sight, or nothing where it is gone at once.
+                // The terminating pod, or nothing where it is gone at once.
                 let leaving = answer.left().and_then(|pod| Worker::read(&pod));
                 if let Some((key, worker)) = leaving.filter(|(_, worker)| worker.is_deleting) {
                     index.enter(&key, worker);
@@ -69,8 +68,8 @@ pub(super) struct AttemptPods<'a> {
     pub(super) attempt: u32,
 }
 
-/// Makes the pods of these workers: a few, and when they are taken all others. Where a quota is full, a few
-/// calls tell.
+/// Creates the pods of these workers: a few first, and the others once these were accepted, so that a full
+/// quota costs few calls.
 pub(super) async fn start(
     access: Access<'_>,
     pods: &AttemptPods<'_>,
@@ -84,8 +83,7 @@ pub(super) async fn start(
     Ok(())
 }
 
-/// A pod is put together when its turn has come: in a crowd many wait for theirs, and until then none needs
-/// the memory of a pod or of a call.
+/// A pod is built when the rate limiter lets its call through: pods that wait need no memory.
 async fn create(access: Access<'_>, pods: &AttemptPods<'_>, worker_idx: u32) -> Result<(), ApplyError> {
     let turn = access.limiter.turn(Importance::Change).await?;
     Box::pin(make(access, pods, worker_idx, turn)).await
@@ -115,7 +113,7 @@ async fn make(
 }
 
 impl AttemptPods<'_> {
-    /// The name of a pod and the pod, which may have fields that our type of a pod has not.
+    /// The name of a pod and its JSON, which may have fields that `Pod` lacks.
     fn pod(&self, worker_idx: u32) -> Result<Option<(String, Vec<u8>)>, ApplyError> {
         let Self { input, placement, failures_by_node, attempt } = *self;
         let Some(pod) = build::pod(input, attempt, worker_idx) else { return Ok(None) };

@@ -1,4 +1,4 @@
-//! Speaking to Kueue: asking for a place, giving it back, saying how far the job is.
+//! Calls about a job's Workload: create, delete, release quota, set conditions.
 
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::jiff::Timestamp;
@@ -15,10 +15,10 @@ use crate::job::Job;
 use crate::labels;
 use crate::queue::{Queueing, Workload, WorkloadAction};
 
-/// Longest message of a condition of theirs, in bytes.
+/// Longest message of a Workload's condition, in bytes.
 const MAX_MESSAGE_BYTES: usize = 32 * 1024;
 
-/// Tells the queue what a decision says.
+/// Applies a decision's change of the Workload.
 ///
 /// # Errors
 /// When the API server did not take it.
@@ -65,7 +65,7 @@ async fn create(
     let name = wanted.metadata.name.clone().unwrap_or_default();
     let made = match api.create(&creation(), &wanted).await {
         Ok(made) => made,
-        // The watch has not told of it yet, or it is about to go.
+        // The watch has not shown it yet, or it is being deleted.
         Err(error) if error::exists(&error) => {
             api.get(&name).await.map_err(|source| ApplyError::Call { act: "read workload", name, source })?
         }
@@ -114,7 +114,7 @@ async fn delete(
 ) -> Result<(), ApplyError> {
     let params = exactly(&workload.uid, DeleteParams::background());
     match api.delete(&workload.name, &params).await {
-        // Whoever holds it up by a finalizer is waited for.
+        // With a finalizer it stays until that is removed.
         Ok(answer) => match answer.left().and_then(|object| Workload::read(&object)) {
             Some((key, leaving)) if leaving.is_deleting => index.enter_workload(&key, leaving),
             _ => index.remove_workload(&job.key(), &workload.uid),
@@ -128,8 +128,8 @@ async fn delete(
     Ok(())
 }
 
-/// Gives the place back, so that whoever asked for it is let in. Fields of the queue's own are changed here,
-/// as its contract wants it, and therefore on the very version that was read.
+/// Releases the quota, so that Kueue can admit the job that preempted this one. Kueue's contract has the
+/// job's controller change these status fields; the write is bound to the version that was read.
 async fn release(api: &Api<DynamicObject>, index: &Index, workload: &Workload) -> Result<(), ApplyError> {
     let failed = |act| {
         let name = workload.name.clone();
@@ -154,7 +154,7 @@ fn enter(index: &Index, object: &DynamicObject) -> Result<(), ApplyError> {
     Ok(())
 }
 
-/// The status without its place, as a merge patch; `None` where there is none to give back.
+/// The status without quota and admission, as a merge patch; `None` where there is none to release.
 fn released(status: &Value) -> Option<Value> {
     let mut conditions = status["conditions"].as_array()?.clone();
     let find = |conditions: &[Value], type_: &str| conditions.iter().position(|one| one["type"] == type_);
@@ -167,7 +167,7 @@ fn released(status: &Value) -> Option<Value> {
     let evicted = conditions[find(&conditions, "Evicted")?].clone();
     let reason = evicted["reason"].as_str().unwrap_or("Evicted").to_owned();
     let message = evicted["message"].as_str().unwrap_or_default().to_owned();
-    // Others are queued again by the queue itself, after their time.
+    // Other evictions are requeued by Kueue itself, after its back-off.
     let is_requeued = matches!(reason.as_str(), "Preempted" | "NodeFailures");
     let mut set = |type_: &str, holds: bool, reason: &str, message: &str| {
         let new = condition(type_, holds, reason, message);
@@ -183,7 +183,7 @@ fn released(status: &Value) -> Option<Value> {
     set("Requeued", is_requeued, &reason, &message);
     set("QuotaReserved", false, "Pending", &message);
     set("Admitted", false, "NoReservation", "The workload has no reservation");
-    set("PodsReady", false, "WaitForStart", "no worker is wanted");
+    set("PodsReady", false, "WaitForStart", "no worker is needed");
     Some(json!({"conditions": conditions, "admission": null}))
 }
 
@@ -221,7 +221,7 @@ async fn set_condition(
     let params = PatchParams::apply(&writer).force();
     match api.patch_status(&workload.name, &params, &Patch::Apply(&patch)).await {
         Ok(object) => enter(index, &object),
-        // It is gone, and with it whoever wanted to know.
+        // It is gone.
         Err(error) if error::is_done(&error) => Ok(()),
         Err(source) => {
             let name = workload.name.clone();

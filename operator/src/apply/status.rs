@@ -1,4 +1,4 @@
-//! The status: one write where something changed, none where nothing did.
+//! Status writes: one where something changed, none where nothing did.
 
 use std::time::{Duration, Instant};
 
@@ -17,9 +17,9 @@ use crate::written::{Current, Written};
 
 /// Least time between two writes of nothing but the progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
-/// Least time between two writes of nothing but how many workers are how far.
+/// Least time between two writes of nothing but pod counts.
 const COUNTS_INTERVAL: Duration = Duration::from_secs(5);
-/// Longest that such counts wait for more to happen, so that one write says all of it.
+/// Longest that changed pod counts wait for further changes, to save writes.
 const COUNTS_WAIT: Duration = Duration::from_secs(2);
 /// Longest that the first status waits for all workers to run, once their pods are made: one write then says
 /// both.
@@ -30,21 +30,21 @@ const CROWD: u32 = 5;
 /// Longest that a first status waits in a crowd.
 const CROWD_WAIT: Duration = Duration::from_secs(20);
 
-/// What became of a status.
+/// The outcome of a status write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StatusWritten {
     /// It was written.
     Yes,
     /// There was nothing new.
     NothingNew,
-    /// Nothing but counts and progress is new; it is written after this time.
+    /// Only counts or progress changed; it is written after this time.
     Later(Duration),
-    /// It says no more than that a first attempt begins; unless more has happened by then, it is written
-    /// after this time.
+    /// A first status without more than that the attempt begins; it is written after this time, unless more
+    /// happens before.
     Deferred(Duration),
 }
 
-/// Writes a status, provided that the job is still the one that was looked at.
+/// Writes a status, under the resource version that it was decided from.
 ///
 /// # Errors
 /// When the API server did not take it, such as for a change of the job in between.
@@ -125,8 +125,8 @@ fn first_wait(num_deferred: usize) -> Duration {
     FIRST_STATUS_WAIT.saturating_mul(crowd.saturating_add(1)).min(CROWD_WAIT)
 }
 
-/// Least time since the last write and since the change itself, where nothing is new but how far workers or
-/// training are: that changes all the time.
+/// Least time since the last write, and since the change, where only pod counts or progress changed: these
+/// change all the time.
 fn pace(before: &RLTrainingJobStatus, after: &RLTrainingJobStatus) -> Option<(Duration, Duration)> {
     let (before, after) = (without_progress(before), without_progress(after));
     if before == after {
@@ -135,7 +135,7 @@ fn pace(before: &RLTrainingJobStatus, after: &RLTrainingJobStatus) -> Option<(Du
     (without_counts(before) == without_counts(after)).then_some((COUNTS_INTERVAL, COUNTS_WAIT))
 }
 
-/// Nor is it urgent that a scheduler has found other words for what a worker waits for.
+/// A changed message of the scheduler is not urgent either.
 fn without_progress(status: &RLTrainingJobStatus) -> RLTrainingJobStatus {
     let mut status = RLTrainingJobStatus { progress: None, checkpoints: Vec::new(), ..status.clone() };
     clear_message(&mut status, ConditionType::Reconciling);
@@ -201,7 +201,11 @@ mod tests {
         for _ in 0..2 {
             assert!(matches!(write(&starting).await, StatusWritten::Deferred(wait) if !wait.is_zero()));
         }
-        assert_eq!(written.current(&unseen).unwrap().status, starting, "the next look goes on from it");
+        assert_eq!(
+            written.current(&unseen).unwrap().status,
+            starting,
+            "the next reconcile continues from it"
+        );
         assert_eq!(num_writes.load(Ordering::SeqCst), 0);
         assert_eq!(write(&running).await, StatusWritten::Yes);
 

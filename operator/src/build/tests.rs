@@ -1,6 +1,6 @@
 //! The objects of a job, as they are sent.
 
-mod surroundings;
+mod children;
 
 use std::collections::BTreeMap;
 

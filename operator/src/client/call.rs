@@ -40,28 +40,28 @@ impl Verb {
     }
 }
 
-/// Which calls go first where not all can go.
+/// Priority of a call while the rate limit or the connection holds calls back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Importance {
     /// Leases and watches: never held back, and not counted.
     Vital,
-    /// Statuses that decide something, and tokens that ranks wait for.
+    /// Statuses that later decisions depend on, and TokenReviews that ranks wait for.
     Status,
-    /// Pods, what they must not be without, and questions.
+    /// Pods, the children that they need to start, and reads.
     Change,
-    /// What pods meet each other by once they run.
-    Surrounding,
-    /// Statuses that tell nothing but how far a job is, and Events.
+    /// Services, policies and endpoints, which pods need only once they run.
+    Network,
+    /// Statuses with only counts or progress, and Events.
     Notice,
 }
 
 impl Importance {
-    /// How long such a call can wait while others come that can wait less.
+    /// How long such a call can be overtaken by more urgent ones.
     pub fn patience(self) -> Duration {
         match self {
             Self::Vital | Self::Status => Duration::ZERO,
             Self::Change => Duration::from_millis(500),
-            Self::Surrounding => Duration::from_secs(5),
+            Self::Network => Duration::from_secs(5),
             Self::Notice => Duration::from_secs(10),
         }
     }
@@ -134,7 +134,7 @@ impl Call {
             (_, "tokenreviews") => Importance::Status,
             // What is asked, something waits for.
             (Verb::Get | Verb::List, _) => Importance::Change,
-            (_, "services" | "networkpolicies" | "endpointslices") => Importance::Surrounding,
+            (_, "services" | "networkpolicies" | "endpointslices") => Importance::Network,
             (_, resource) if resource.ends_with("/status") => Importance::Status,
             (_, "events") => Importance::Notice,
             _ => Importance::Change,

@@ -212,10 +212,10 @@ mod tests {
             }
         });
         tokio::task::yield_now().await;
-        drop(limiter.turn(Importance::Surrounding).await.unwrap());
+        drop(limiter.turn(Importance::Network).await.unwrap());
         let waited = started.elapsed();
         crowd.abort();
-        let patience = Importance::Surrounding.patience();
+        let patience = Importance::Network.patience();
         assert!(waited >= patience, "{waited:?}");
         assert!(
             waited < patience * 3,

@@ -1,4 +1,4 @@
-//! What a status says where a decision could not be applied.
+//! Apply failures in the status.
 
 use k8s_openapi::jiff::Timestamp;
 use rlt_api::Reason;
@@ -9,18 +9,18 @@ use super::{Decision, JobState, conditions};
 /// Why a decision could not be applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApplyFailure {
-    /// In one word for programs.
+    /// The condition's reason.
     pub reason: Reason,
-    /// For people: which object, and what the API server said.
+    /// The condition's message: which object, and the API server's error.
     pub message: String,
-    /// Whether it stays until a person changes something; otherwise the operator goes on by itself.
+    /// Whether a person has to change something; otherwise retries may succeed.
     pub needs_action: bool,
 }
 
 impl Decision {
-    /// The decision after it could not be applied: the status says why, beside everything else.
+    /// The decision with the apply failure in its status.
     ///
-    /// The job itself is not deleted, so that there is a status to read.
+    /// The job itself is then not deleted, so that its status can be read.
     #[must_use]
     pub fn failed(mut self, failure: ApplyFailure, now: Timestamp) -> Self {
         self.status.conditions = conditions::conditions(&self.state, Some(&failure), &self.status, now);

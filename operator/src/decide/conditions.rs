@@ -1,4 +1,4 @@
-//! What a status says about a state: every condition, with its reason and a sentence for people.
+//! The conditions of a status: each with its reason and message, as a function of the job's state.
 
 use std::time::Duration;
 
@@ -15,31 +15,31 @@ const MAX_MESSAGE_BYTES: usize = 32 * 1024;
 /// What a job is doing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JobState {
-    /// The workers of the first attempt, or of one after a pause, are being started.
+    /// Pods of the first attempt, or of the first after a suspension, are being started.
     Starting,
-    /// All workers run.
+    /// All pods run and are ready.
     Running,
     /// An attempt is over; the next one begins.
     Restarting,
     /// Attempts ended soon after their start; the next one waits this long.
     WaitingToRestart(Duration),
-    /// A worker does not start, for this cause and with this message.
+    /// A pod does not start, for this cause and with this message.
     StartDelayed(FailureCause, String),
-    /// Somebody stops a worker, and the others save a checkpoint with it.
+    /// A pod is being deleted from outside, and all pods save a checkpoint.
     Stopping(String),
-    /// A worker cannot be stopped.
+    /// A pod is deleted but may still run, because its node does not answer.
     Stuck(String),
-    /// Workers save their state and stop.
+    /// All pods are being deleted and save a checkpoint.
     Suspending,
-    /// No worker is left, on request.
+    /// Suspended by its specification, and no pod is left.
     Suspended,
-    /// No worker is left, because a queue holds the job back, for this reason and in these words.
+    /// Not admitted by its queue, and no pod is left; with reason and message.
     Queued(Reason, String),
-    /// The end, and a good one.
+    /// All steps are done.
     Complete,
-    /// The end, for this cause.
+    /// Failed for good, for this cause.
     Failed(FailureCause),
-    /// The specification breaks rules.
+    /// The specification is invalid.
     Invalid(String),
 }
 
@@ -84,7 +84,7 @@ pub(super) fn conditions(
     ConditionType::ALL.into_iter().map(condition).collect()
 }
 
-/// What a decision that could not be applied changes about two of the conditions.
+/// The conditions that an apply failure changes.
 fn entry_of_failure(
     type_: ConditionType,
     state: &JobState,
@@ -111,19 +111,19 @@ fn entry_of(type_: ConditionType, state: &JobState, status: &RLTrainingJobStatus
         ConditionType::Complete => match state {
             JobState::Complete => entry(True, Reason::StepsFinished, "all steps are done"),
             JobState::Failed(_) => entry(False, cause_of(status), "the job failed"),
-            _ => entry(False, Reason::NotFinished, "the job is not at its end"),
+            _ => entry(False, Reason::NotFinished, "the job has not finished"),
         },
         ConditionType::Failed => match state {
             JobState::Failed(_) => (True, cause_of(status), failure_in_words(status)),
             JobState::Complete => entry(False, Reason::StepsFinished, "all steps are done"),
-            _ => entry(False, Reason::NotFinished, "the job is not at its end"),
+            _ => entry(False, Reason::NotFinished, "the job has not finished"),
         },
         ConditionType::Suspended => match state {
-            JobState::Suspended => entry(True, Reason::Suspended, "held back by spec.runPolicy.suspend"),
+            JobState::Suspended => entry(True, Reason::Suspended, "suspended by spec.runPolicy.suspend"),
             JobState::Queued(reason, message) => (True, *reason, message.clone()),
-            JobState::Suspending => entry(False, Reason::Suspending, "workers save their state and stop"),
+            JobState::Suspending => entry(False, Reason::Suspending, "workers save a checkpoint and stop"),
             JobState::Stuck(_) => entry(False, Reason::NodeUnreachable, "a worker cannot be stopped"),
-            _ => entry(False, Reason::NotSuspended, "nobody asked for a pause"),
+            _ => entry(False, Reason::NotSuspended, "spec.runPolicy.suspend is not set"),
         },
         ConditionType::Admitted => admitted(state, status),
         ConditionType::PodsReady => pods_ready(state, status),
@@ -145,18 +145,18 @@ fn succeeded(state: &JobState, status: &RLTrainingJobStatus) -> Entry {
     match state {
         JobState::Complete => entry(True, Reason::StepsFinished, "all steps are done"),
         JobState::Failed(_) => (False, cause_of(status), failure_in_words(status)),
-        _ => entry(Unknown, Reason::NotFinished, "the job is not at its end"),
+        _ => entry(Unknown, Reason::NotFinished, "the job has not finished"),
     }
 }
 
 fn admitted(state: &JobState, status: &RLTrainingJobStatus) -> Entry {
     match (state, &status.queue) {
         (JobState::Queued(reason, message), _) => (False, *reason, message.clone()),
-        (_, None) => entry(True, Reason::NoQueue, "no queue has a say in the job"),
+        (_, None) => entry(True, Reason::NoQueue, "the job asks for no queue"),
         (JobState::Suspended, Some(_)) => {
-            entry(False, Reason::Suspended, "held back by spec.runPolicy.suspend")
+            entry(False, Reason::Suspended, "suspended by spec.runPolicy.suspend")
         }
-        (_, Some(queue)) => (True, Reason::Admitted, format!("queue {queue} has let the job in")),
+        (_, Some(queue)) => (True, Reason::Admitted, format!("admitted by queue {queue}")),
     }
 }
 
@@ -170,7 +170,7 @@ fn pods_ready(state: &JobState, status: &RLTrainingJobStatus) -> Entry {
         | JobState::StartDelayed(..)
         | JobState::Stopping(_) => (False, Reason::WorkersStarting, ready),
         JobState::Stuck(_) => (False, Reason::NodeUnreachable, ready),
-        _ => entry(False, Reason::NoWorkers, "no worker is wanted"),
+        _ => entry(False, Reason::NoWorkers, "no worker is needed"),
     }
 }
 
@@ -205,8 +205,8 @@ fn reconciling(state: &JobState, status: &RLTrainingJobStatus) -> Entry {
         JobState::StartDelayed(cause, message) => (True, Reason::Failure(*cause), message.clone()),
         JobState::Stopping(message) => (True, Reason::Failure(FailureCause::Disrupted), message.clone()),
         JobState::Stuck(_) => entry(True, Reason::NodeUnreachable, "a worker cannot be stopped"),
-        JobState::Suspending => entry(True, Reason::Suspending, "workers save their state and stop"),
-        _ => entry(False, Reason::Settled, "there is nothing left to do"),
+        JobState::Suspending => entry(True, Reason::Suspending, "workers save a checkpoint and stop"),
+        _ => entry(False, Reason::Settled, "there is nothing left to reconcile"),
     }
 }
 
@@ -224,7 +224,7 @@ fn stalled(state: &JobState, status: &RLTrainingJobStatus) -> Entry {
         JobState::Failed(_) => (True, cause_of(status), failure_in_words(status)),
         JobState::Invalid(problems) => (True, Reason::InvalidSpec, problems.clone()),
         JobState::Stuck(message) => (True, Reason::NodeUnreachable, message.clone()),
-        _ => entry(False, Reason::NothingStalled, "nothing stands in the way"),
+        _ => entry(False, Reason::NothingStalled, "nothing prevents progress"),
     }
 }
 

@@ -1,5 +1,5 @@
-//! What has a time limit while a job is active: its start, its steps, the job as a whole; and when to look
-//! again for their sake.
+//! Deadlines of an active job: of its start, of a step, of the job as a whole; and when to reconcile for
+//! their sake.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use super::failure::{Failure, in_words};
 use super::{JobState, Round, clock, deletion};
 use crate::worker::{Waiting, Worker};
 
-/// Seconds after which a start that is held up is explained: a cluster that grows by itself needs some.
+/// Seconds after which a delayed start is reported: a cluster autoscaler needs some to add nodes.
 const HELD_UP_AFTER_SECONDS: u64 = 10;
 
-/// How long it is until anything has to be decided although nothing happens.
+/// Time until the next deadline.
 pub(super) fn next(round: &Round<'_>) -> Option<Duration> {
     let policy = &round.input.prepared.job.spec().run_policy;
     let active = policy.active_deadline_seconds.map(|limit| limit.saturating_sub(round.active_seconds()));
@@ -23,7 +23,7 @@ pub(super) fn next(round: &Round<'_>) -> Option<Duration> {
     [next, deletion::next(round)].into_iter().flatten().min()
 }
 
-/// A deadline that is over.
+/// The failure for a deadline that is over.
 pub(super) fn overdue(round: &Round<'_>) -> Option<Failure> {
     let policy = &round.input.prepared.job.spec().run_policy;
     if startup_seconds_left(round) == Some(0) {
@@ -38,14 +38,14 @@ pub(super) fn overdue(round: &Round<'_>) -> Option<Failure> {
     None
 }
 
-/// What holds up a start for longer than is usual.
+/// Why a start takes longer than usual.
 pub(super) fn start_delay(round: &Round<'_>) -> Option<JobState> {
     seconds_starting(round).filter(|seconds| *seconds >= HELD_UP_AFTER_SECONDS)?;
     let (worker, cause, why) = held_up_worker(round)?;
     Some(JobState::StartDelayed(cause, format!("{}: {why}", worker.name)))
 }
 
-/// Seconds since the attempt began, unless its workers have all run already.
+/// Seconds since the attempt began; `None` once all of its pods have run.
 fn seconds_starting(round: &Round<'_>) -> Option<u64> {
     let is_starting = round.status.attempt_running_time.is_none();
     let since = round.time(round.status.attempt_start_time.as_deref()).filter(|_| is_starting)?;
@@ -57,14 +57,14 @@ fn startup_seconds_left(round: &Round<'_>) -> Option<u64> {
     seconds_starting(round).map(|seconds| limit.saturating_sub(seconds))
 }
 
-/// Seconds until the next step must be finished; `None` without such a limit, or when nobody has reported.
+/// Seconds until the next step must be finished; `None` without such a limit, or without a report.
 fn stall_seconds_left(round: &Round<'_>) -> Option<u64> {
     let limit = round.input.prepared.job.spec().run_policy.stall_deadline_seconds?;
     let ran_at = round.time(round.status.attempt_running_time.as_deref())?;
     let report = round.input.report.filter(|report| report.attempt == round.attempt());
     let reported = report.and_then(|report| report.progress.as_ref());
-    // An operator that has just started has heard of nobody; what was written down is of this attempt if it
-    // is younger.
+    // An operator that has just started has no report yet; the status has the last one, which is of this
+    // attempt if it is younger than its start.
     let step_time = |step: Option<&rlt_api::status::Progress>| round.time(step?.step_time.as_deref());
     let written = step_time(round.status.progress.as_ref()).filter(|at| *at >= ran_at);
     let step_at = match reported {
@@ -74,7 +74,7 @@ fn stall_seconds_left(round: &Round<'_>) -> Option<u64> {
     Some(limit.saturating_sub(clock::seconds_between(step_at.max(ran_at), round.input.now)))
 }
 
-/// The worker that is furthest from running says what it waits for.
+/// The failure of a start that took too long, with what its pod waits for.
 fn late_start(round: &Round<'_>, seconds: u64) -> Failure {
     let late = |why: &str| format!("not all workers ran within {seconds} s: {why}");
     match held_up_worker(round) {

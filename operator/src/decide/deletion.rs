@@ -1,5 +1,5 @@
-//! Workers that leave, or have to: in good order, or by being force-deleted where their node is lost and
-//! nobody is left to stop them. A worker whose node is merely silent may live on, and keeps its place.
+//! Deletion of pods: with their grace period, or by force where the node is lost. A pod whose node only
+//! stopped answering may still run; its name stays taken.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,8 +8,7 @@ use super::{Deletion, JobState, Round, clock};
 use crate::nodes::NodeState;
 use crate::worker::Worker;
 
-/// What to delete of these workers: those that nobody has deleted yet, and those that leave a node that is
-/// lost.
+/// The pods of these to delete: those without a deletion timestamp, and those on a lost node.
 pub(super) fn deletions<'w>(
     round: &Round<'_>,
     workers: impl Iterator<Item = &'w Worker>,
@@ -29,12 +28,12 @@ pub(super) fn deletions<'w>(
     workers.filter_map(deletion).collect()
 }
 
-/// Whether nothing of a worker can run any more, whatever its pod says.
+/// Whether the pod's node is lost, so that none of its processes can run.
 pub(super) fn is_lost(round: &Round<'_>, worker: &Worker) -> bool {
     node_state(round, worker) == Some(NodeState::Lost)
 }
 
-/// Whether a worker's node does not answer.
+/// Whether the pod's node does not answer.
 pub(super) fn is_silent(round: &Round<'_>, worker: &Worker) -> bool {
     node_state(round, worker) == Some(NodeState::Silent)
 }
@@ -44,12 +43,13 @@ fn node_state(round: &Round<'_>, worker: &Worker) -> Option<NodeState> {
     round.input.nodes.get(node).copied()
 }
 
-/// How long a worker that was deleted may still take; `None` once it should be gone.
+/// What is left of a deleted pod's grace period; `None` once it is over.
 pub(super) fn time_left(round: &Round<'_>, worker: &Worker) -> Option<Duration> {
     clock::until(worker.leaves_by, round.input.now)
 }
 
-/// A worker that should be gone, and whose node does not answer: only a person can say whether it runs on.
+/// A pod whose grace period is over and whose node does not answer: only a person can tell whether it still
+/// runs.
 pub(super) fn stuck(round: &Round<'_>) -> Option<JobState> {
     let is_stuck =
         |worker: &&Worker| is_leaving_silently(round, worker) && time_left(round, worker).is_none();
@@ -61,7 +61,7 @@ pub(super) fn stuck(round: &Round<'_>) -> Option<JobState> {
     )))
 }
 
-/// How long it is until a worker on a silent node should be gone.
+/// Time until the grace period of a pod on a silent node is over.
 pub(super) fn next(round: &Round<'_>) -> Option<Duration> {
     let silent = round.pods.all().filter(|worker| is_leaving_silently(round, worker));
     silent.filter_map(|worker| time_left(round, worker)).min()

@@ -1,11 +1,11 @@
-//! What people are told, as Events: always about a change of the status that was written.
+//! The Events of a job: each is about a change of the status that was written.
 
 use rlt_api::status::RLTrainingJobStatus;
 use rlt_api::{FailureCause, Reason};
 
 use super::{ApplyFailure, JobState, cause_of};
 
-/// One thing to tell.
+/// One Event to publish.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobEvent {
     /// Whether something went wrong.
@@ -16,7 +16,7 @@ pub struct JobEvent {
     pub message: String,
 }
 
-/// What is new in a status.
+/// The Events for a change of the status.
 pub(super) fn between(
     before: &RLTrainingJobStatus,
     after: &RLTrainingJobStatus,
@@ -27,7 +27,7 @@ pub(super) fn between(
     if let Some(failure) = after.last_failure.as_ref().filter(|_| before.last_failure != after.last_failure) {
         let pod = failure.pod.as_deref().map(|pod| format!(", {pod}")).unwrap_or_default();
         let message = format!("attempt {}{pod}: {}", failure.attempt, failure.message);
-        // Preemption and eviction are a part of a normal life.
+        // Preemption and eviction are normal operation, no warning.
         let is_warning = failure.cause != FailureCause::Disrupted;
         events.push(JobEvent { is_warning, reason: Reason::Failure(failure.cause), message });
     }
@@ -49,7 +49,7 @@ pub(super) fn between(
     events
 }
 
-/// The reason under `Reconciling`, and whether it is still open: together they tell situations apart.
+/// Reason and status of the conditions whose change is worth an Event.
 fn reconciling_reason(status: &RLTrainingJobStatus) -> Vec<(&str, bool)> {
     use rlt_api::status::{ConditionStatus, ConditionType};
     let telling = [
@@ -68,15 +68,15 @@ fn of_state(status: &RLTrainingJobStatus, state: &JobState) -> Option<JobEvent> 
     let event = |reason, message: &str| JobEvent { is_warning: false, reason, message: message.to_owned() };
     let attempt = status.attempt.unwrap_or(1);
     Some(match state {
-        // The next thing to tell is that they run, or why not.
+        // The next Event says that they run, or why they do not.
         JobState::Starting => return None,
         JobState::Restarting => event(Reason::Restarting, &format!("attempt {attempt} begins")),
         JobState::Running => event(Reason::WorkersRunning, "all workers run"),
-        JobState::Suspending => event(Reason::Suspending, "workers save their state and stop"),
+        JobState::Suspending => event(Reason::Suspending, "workers save a checkpoint and stop"),
         JobState::Suspended => event(Reason::Suspended, "no worker is left"),
         JobState::Queued(reason, message) => event(*reason, message),
         JobState::Complete => event(Reason::StepsFinished, "all steps are done"),
-        // The end of the attempt is told once it has come.
+        // The failure of the attempt gets an Event of its own.
         JobState::WaitingToRestart(_) | JobState::Stopping(_) => return None,
         JobState::Failed(_) => JobEvent {
             is_warning: true,

@@ -1,7 +1,7 @@
-//! What ended an attempt. The first worker that fails names the cause: the others die of its absence.
+//! What ended an attempt. The first pod that fails names the cause: the others fail because they lost it.
 //!
-//! A worker that somebody stops has its grace: all workers save a checkpoint then, and the attempt ends with
-//! them.
+//! A pod that is being deleted keeps its grace period: all pods save a checkpoint in it, and the attempt ends
+//! with them.
 
 use std::time::Duration;
 
@@ -11,22 +11,22 @@ use rlt_api::{ExitCode, FailureCause};
 use super::{Round, clock, deadlines, deletion};
 use crate::worker::{Explanation, Worker, WorkerPhase};
 
-/// How long the loss of a peer waits for the peer's own story.
+/// How long a `PeerLost` exit waits for the exit of the peer, which names the cause.
 const PEER_PATIENCE: Duration = Duration::from_secs(3);
-/// What can be said about an attempt.
+/// The state of an attempt.
 pub(super) enum AttemptState {
-    /// Nothing speaks against it.
+    /// No failure was found.
     Healthy,
-    /// It is over, but the worker that knows why may not have been heard yet.
+    /// It has failed, but the pod that knows the cause may not have reported its exit yet.
     CauseUnknown(Duration),
-    /// A worker is being stopped, and the others save a checkpoint with it.
+    /// A pod is being deleted, and all pods save a checkpoint.
     Stopping {
-        /// Who, and why.
+        /// Which pod, and why.
         message: String,
-        /// How long it may take.
+        /// What is left of its grace period.
         wait: Duration,
     },
-    /// It is over.
+    /// It has failed.
     Failed(Failure),
 }
 
@@ -41,7 +41,7 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    /// A failure that no single worker is to blame for.
+    /// A failure of the job as a whole.
     pub(super) fn of_job(cause: FailureCause, message: String) -> Self {
         Self { cause, message, pod: None, node: None, exit_code: None }
     }
@@ -57,7 +57,7 @@ impl Failure {
     }
 }
 
-/// Looks for the failure that ended the attempt.
+/// Finds the failure that ended the attempt.
 pub(super) fn attempt_state(round: &Round<'_>) -> AttemptState {
     let mut failed: Vec<_> =
         round.pods.present().filter(|worker| worker.phase == WorkerPhase::Failed).collect();
@@ -75,7 +75,7 @@ pub(super) fn attempt_state(round: &Round<'_>) -> AttemptState {
     }
     if let (Some(failure), Some(first)) = (failures.first(), failed.first()) {
         let wait = clock::until(finished_at(first).map(|at| at + PEER_PATIENCE), round.input.now);
-        // A node whose clock runs ahead changes nothing about the patience.
+        // The clock of a node may be ahead of ours: never wait longer than `PEER_PATIENCE`.
         return match wait.filter(|wait| *wait <= PEER_PATIENCE) {
             Some(wait) if failed.len() < round.pods.current.len() => AttemptState::CauseUnknown(wait),
             _ => AttemptState::Failed(on_silent_node(round).unwrap_or_else(|| failure.clone())),
@@ -84,7 +84,7 @@ pub(super) fn attempt_state(round: &Round<'_>) -> AttemptState {
     deadlines::overdue(round).map_or(AttemptState::Healthy, AttemptState::Failed)
 }
 
-/// All workers stop when one is asked to: where one has, whoever was asked says why.
+/// All pods stop when one is deleted or preempted: the cause is that pod's.
 fn by_whom_it_began(round: &Round<'_>, failure: &Failure) -> Failure {
     if failure.exit_code != Some(i32::from(ExitCode::Preempted.code())) {
         return failure.clone();
@@ -96,7 +96,7 @@ fn by_whom_it_began(round: &Round<'_>, failure: &Failure) -> Failure {
     )
 }
 
-/// A worker of which nothing can run any more.
+/// A pod on a lost node.
 fn on_lost_node(round: &Round<'_>) -> Option<Failure> {
     let is_lost = |worker: &&Worker| !worker.is_finished() && deletion::is_lost(round, worker);
     let worker = round.pods.present().find(is_lost)?;
@@ -105,7 +105,7 @@ fn on_lost_node(round: &Round<'_>) -> Option<Failure> {
     Some(Failure::of_worker(FailureCause::NodeLost, message, worker))
 }
 
-/// The worker that others have lost, where its node says nothing either.
+/// A pod on a node that does not answer, once its peers have lost it.
 fn on_silent_node(round: &Round<'_>) -> Option<Failure> {
     let is_silent = |worker: &&Worker| !worker.is_finished() && deletion::is_silent(round, worker);
     let worker = round.pods.present().find(is_silent)?;
@@ -118,7 +118,7 @@ fn finished_at(worker: &Worker) -> Option<Timestamp> {
     worker.exit.as_ref().and_then(|exit| exit.finished_at)
 }
 
-/// What ended a worker that has failed.
+/// The cause of a pod's failure.
 fn classify(worker: &Worker) -> Failure {
     let failure = |cause, message| Failure::of_worker(cause, message, worker);
     if let Some(disruption) = &worker.disruption {
@@ -133,7 +133,7 @@ fn classify(worker: &Worker) -> Failure {
         return failure(cause.unwrap_or(FailureCause::TrainerFailed), message);
     }
     match &worker.explanation {
-        // Its own disk use, where the node as a whole was not short.
+        // Ephemeral storage of this pod; a node under pressure sets `DisruptionTarget`.
         Some(explanation) if explanation.reason == "Evicted" => {
             failure(FailureCause::RetryableIo, in_words(explanation))
         }
@@ -154,8 +154,8 @@ pub(super) fn in_words(explanation: &Explanation) -> String {
     if message.is_empty() { reason.clone() } else { format!("{reason}: {message}") }
 }
 
-/// A worker of a gang that ran, and that somebody else deleted. While a gang starts, its place is filled
-/// again instead. It has its time where all others are there to save a checkpoint with it.
+/// A pod of a running gang that was deleted from outside. (While a gang starts, the pod is created again
+/// instead.) It keeps its grace period if all other pods run and can save a checkpoint with it.
 fn deleted(round: &Round<'_>, are_all_there: bool) -> Option<AttemptState> {
     round.status.attempt_running_time.as_ref()?;
     let is_leaving = |worker: &&Worker| worker.is_deleting && worker.phase != WorkerPhase::Succeeded;
@@ -176,7 +176,7 @@ fn deleted(round: &Round<'_>, are_all_there: bool) -> Option<AttemptState> {
     Some(AttemptState::Failed(Failure { pod: Some(name), ..failure }))
 }
 
-/// Why a worker leaves that has not failed by itself.
+/// Why a pod is terminating that has not failed by itself.
 fn departed(worker: &Worker) -> Failure {
     let (cause, message) = match &worker.disruption {
         Some(disruption) => (disrupted(disruption), in_words(disruption)),

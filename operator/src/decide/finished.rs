@@ -1,5 +1,4 @@
-//! The end: reached once, never left. Afterwards only pods are cleaned up, and the job itself when its time
-//! is over.
+//! Finished jobs. The end is final; afterwards only pods are cleaned up, and the job itself after its TTL.
 
 use std::time::Duration;
 
@@ -8,7 +7,7 @@ use rlt_api::spec::{CleanPodPolicy, TtlPolicy};
 use super::{Decision, JobState, Round, clock, deletion};
 use crate::worker::Worker;
 
-/// The work is done.
+/// All steps are done.
 pub(super) fn complete(mut round: Round<'_>) -> Decision {
     end(&mut round);
     round.write_first(JobState::Complete)

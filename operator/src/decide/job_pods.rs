@@ -1,4 +1,4 @@
-//! Who is there: the workers of this attempt by their index, and those of earlier attempts.
+//! The pods of a job: those of this attempt by their index, and those of earlier attempts.
 
 use std::sync::Arc;
 
@@ -8,13 +8,13 @@ use rlt_api::status::{RLTrainingJobStatus, WorkerGroupStatus};
 use super::JobState;
 use crate::worker::{Worker, WorkerPhase};
 
-/// Who is there.
+/// The pods of a job.
 pub(super) struct JobPods<'a> {
     /// The name of the group.
     group: String,
-    /// The workers of this attempt by their index; `None` where there is none.
+    /// The pods of this attempt by their index; `None` where there is none.
     pub(super) current: Vec<Option<&'a Worker>>,
-    /// The workers of other attempts, and those that are no longer needed.
+    /// The pods of other attempts, and those whose index the plan does not have.
     pub(super) previous: Vec<&'a Worker>,
 }
 
@@ -47,14 +47,14 @@ impl<'a> JobPods<'a> {
         self.present().chain(self.previous.iter().copied())
     }
 
-    /// Indices without a pod of any attempt: only there can one be made.
+    /// Indices without a pod of any attempt: only these names are free.
     pub(super) fn missing(&self) -> Vec<u32> {
         let is_taken = |idx: u32| self.previous.iter().any(|worker| worker.idx == idx);
         let indices = (0..).zip(&self.current).filter(|(_, place)| place.is_none()).map(|(idx, _)| idx);
         indices.filter(|idx| !is_taken(*idx)).collect()
     }
 
-    /// What an attempt that goes well is doing.
+    /// The state of an attempt without a failure.
     pub(super) fn state(&self, status: &RLTrainingJobStatus) -> JobState {
         let is_in_place = |place: &Option<&Worker>| place.is_some_and(Worker::is_in_place);
         if self.current.iter().all(is_in_place) {
@@ -66,7 +66,7 @@ impl<'a> JobPods<'a> {
         }
     }
 
-    /// Counts the workers into the status, those included that are about to be made.
+    /// Counts the pods into the status, including those that are about to be created.
     pub(super) fn count(&self, num_made: usize, status: &mut RLTrainingJobStatus) {
         let mut group = WorkerGroupStatus {
             name: self.group.clone(),

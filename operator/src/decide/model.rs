@@ -1,6 +1,6 @@
-//! Random lives of a job against an API server held in memory, with an operator that crashes between any two
-//! calls. Whatever happens: no two processes of one rank are ever alive, attempts only grow, the end is the
-//! end, nothing runs while the job is suspended, nothing is written when nothing is new, and every job ends.
+//! Model test: random histories of a job against an API server in memory, with an operator that crashes
+//! between any two calls. In all of them no rank has two live processes, attempts only grow, the end is
+//! final, nothing runs while the job is suspended, no status is written without a change, and every job ends.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
@@ -17,7 +17,7 @@ use crate::nodes::{NodeState, NodeStates};
 use crate::prepare::Prepared;
 use crate::worker::{Explanation, Worker, WorkerPhase};
 
-/// Something that happens to a job.
+/// A pod event, an exit, or another event of a history.
 #[derive(Clone, Debug)]
 enum ModelEvent {
     /// A pod's process starts.
@@ -30,17 +30,17 @@ enum ModelEvent {
     NodeSilent(u32),
     /// A silent node answers again, and ends what was deleted.
     NodeReturns(u32),
-    /// A silent node is vouched to be out of service: whatever ran on it is dead.
+    /// A silent node gets the taint out-of-service: nothing on it runs any more.
     NodeOutOfService(u32),
     /// A complete checkpoint is reported, this many steps after the last one.
     CheckpointSaved(u64),
     /// A pod that is being deleted is gone.
     PodGone(u32),
-    /// Somebody holds the job back or lets it go on.
+    /// `spec.runPolicy.suspend` is set or cleared.
     SetSuspend(bool),
     /// Seconds pass.
     TimePasses(i64),
-    /// The operator dies after so many of its next calls, and another one takes over.
+    /// The operator dies after so many further calls, and another one takes over.
     OperatorCrashes(usize),
     /// After so many calls the API server refuses those that follow; the status is written all the same.
     ApiServerRefuses(usize),
@@ -121,7 +121,7 @@ impl World {
         })
     }
 
-    /// Carries out as many calls of one decision as the operator lives for. Returns how many it had.
+    /// Applies a decision until the operator dies, after `num_calls` calls. Returns how many it made.
     fn apply(&mut self, decision: Decision, mut num_calls: usize) -> usize {
         let mut done = 0;
         let mut may_call = || {
@@ -196,7 +196,7 @@ impl World {
         self.status = status;
     }
 
-    /// Lets the operator work until it has nothing to do at this moment.
+    /// Reconciles until nothing is left to do at this moment.
     fn settle(&mut self) {
         for _ in 0..10 {
             let decision = self.decide();
@@ -206,7 +206,7 @@ impl World {
             }
             let is_to_go_on = changes_pods || decision.requeue_after == Some(Duration::ZERO);
             self.apply(decision, usize::MAX);
-            // Nothing brings the job to mind again: then nothing may be left to do.
+            // Nothing requeues the job: then nothing may be left to do.
             let next = self.decide();
             let is_done = next.delete.is_empty() && next.start.is_empty() && next.status == self.status;
             assert!(is_to_go_on || is_done, "forgotten: {next:#?}");
@@ -304,7 +304,7 @@ impl World {
         });
     }
 
-    /// A kubelet that comes back tells of what ended in its absence.
+    /// A kubelet that is back reports processes that ended meanwhile.
     fn find_node(&mut self, idx: u32) {
         self.set_node(idx, NodeState::Answers);
         let seconds = self.now.as_second();
@@ -362,7 +362,7 @@ impl World {
         self.generation += 1;
     }
 
-    /// From here on everything goes well.
+    /// From here on nothing fails.
     fn end_well(&mut self) {
         self.suspend(false);
         for idx in 0..NUM_WORKERS {

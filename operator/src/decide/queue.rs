@@ -1,5 +1,5 @@
-//! Waiting for a queue, and what it is to be told. Being let in and sent away again is no failure: workers
-//! save a checkpoint, and go on from it once the queue has a place for them.
+//! Admission by Kueue, and what to change about the Workload. An eviction is no failure: pods save a
+//! checkpoint, and the job resumes from it when it is admitted again.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use rlt_api::Reason;
 use super::{Decision, JobState, Round, suspension};
 use crate::queue::{Queueing, Workload, WorkloadAction};
 
-/// Why a job that wants to run has to wait; `None` where no queue stands in its way. A Workload that cannot
-/// be read is no eviction: pods that exist stay, and [`may_create_pods`] says that no others come.
+/// Why a job has to wait for its queue; `None` if it may run. A Workload that cannot be read is no eviction:
+/// existing pods stay, and [`may_create_pods`] prevents new ones.
 pub(super) fn hold(round: &Round<'_>) -> Option<JobState> {
     let queueing = round.input.queueing;
     let queue = queueing.queue.as_ref()?;
@@ -35,13 +35,13 @@ pub(super) fn hold(round: &Round<'_>) -> Option<JobState> {
     }
 }
 
-/// Whether it is known what the queue says about new pods: that they may come, and on which nodes.
+/// Whether the Workload says that pods may be created, and on which nodes.
 pub(super) fn may_create_pods(queueing: &Queueing) -> bool {
     let workload = queueing.workload.as_ref().filter(|_| queueing.queue.is_some());
     workload.is_none_or(|workload| workload.unreadable.is_none())
 }
 
-/// Stops whoever runs, and waits.
+/// Deletes all pods, and waits.
 pub(super) fn wait(round: Round<'_>, hold: JobState) -> Decision {
     let for_queue =
         matches!(hold, JobState::Queued(Reason::QueueMissing, _)).then_some(REQUEUE_WITHOUT_KUEUE);
@@ -50,10 +50,10 @@ pub(super) fn wait(round: Round<'_>, hold: JobState) -> Decision {
     decision
 }
 
-/// How often a job looks for a queue that the cluster does not have.
+/// Requeue delay of a job that asks for a queue in a cluster without Kueue.
 const REQUEUE_WITHOUT_KUEUE: Duration = Duration::from_secs(30);
 
-/// What the queue is to be told.
+/// What to change about the Workload.
 pub(super) fn action(round: &Round<'_>, state: &JobState) -> Option<WorkloadAction> {
     let queueing = round.input.queueing;
     let is_empty = round.pods.all().next().is_none();
@@ -67,7 +67,7 @@ pub(super) fn action(round: &Round<'_>, state: &JobState) -> Option<WorkloadActi
     }
     let workload = workload.clone();
     match state {
-        // The end is told once it stands in the status.
+        // `Finished` is set once the status has the end.
         JobState::Complete | JobState::Failed(_) => {
             let stands = round.input.status.completion_time.is_some() && !workload.is_finished;
             let has_succeeded = *state == JobState::Complete;
@@ -79,7 +79,7 @@ pub(super) fn action(round: &Round<'_>, state: &JobState) -> Option<WorkloadActi
         }
         JobState::Suspended => Some(WorkloadAction::Delete(workload)),
         JobState::Invalid(_) => None,
-        // Whether it has a place, is ready or finished is not known.
+        // Its status is not known, so that nothing can be changed.
         _ if workload.unreadable.is_some() && queueing.queue.is_some() => None,
         _ if queueing.queue.is_none() => Some(WorkloadAction::Delete(workload)),
         JobState::Queued(..) if !is_empty => None,
@@ -93,7 +93,8 @@ pub(super) fn action(round: &Round<'_>, state: &JobState) -> Option<WorkloadActi
     }
 }
 
-/// What is asked for has changed, or was answered for good. A place that is held is not given up for that.
+/// The job's pod sets have changed since the Workload was created, or it is finished. Reserved quota is not
+/// given up for that.
 fn is_outdated(queueing: &Queueing, workload: &Workload) -> bool {
     workload.is_finished || !workload.has_quota && workload.digest != queueing.wanted
 }

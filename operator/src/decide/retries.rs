@@ -1,7 +1,7 @@
-//! What follows from the end of an attempt: another one, or the end of the job.
+//! Retries: another attempt after a failed one, or the end of the job.
 //!
-//! Failures are counted by their cause, in the status, so that an operator that has just started knows them
-//! too. A failure after a new checkpoint is counted anew: the job has come further than ever, and may go on.
+//! Failures are counted by cause in the status, so that they survive a restart of the operator. A new
+//! checkpoint resets the counts: the job makes progress.
 
 use std::time::Duration;
 
@@ -14,14 +14,14 @@ use super::{Decision, JobState, Round, clock, finished};
 
 /// Longest message of a failure in a status, in bytes.
 const MAX_MESSAGE_BYTES: usize = 4096;
-/// Nodes whose failures are remembered.
+/// Nodes whose failures are counted.
 const MAX_NODES: usize = 16;
-/// Seconds that the survivors of a failed attempt have: with a worker gone, they can save nothing.
+/// Grace period of the pods that a failed attempt leaves: without their peer they can save nothing.
 const SURVIVORS_GRACE_SECONDS: u32 = 5;
 
-/// Another attempt where the cause has one left, else the end.
+/// Begins the next attempt if the cause has retries left, else ends the job.
 pub(super) fn answer(mut round: Round<'_>, failure: Failure) -> Decision {
-    // What was reported last decides whether the job has come further.
+    // The last report decides whether there is a new checkpoint.
     round.take_report();
     record(&mut round.status, &failure, &clock::rfc3339(round.input.now));
     match used_up(&round, failure.cause) {
@@ -38,19 +38,19 @@ pub(super) fn answer(mut round: Round<'_>, failure: Failure) -> Decision {
     }
 }
 
-/// Seconds for those that an attempt left behind; `None` for those of their own specification, where a worker
-/// was stopped and had the others save a checkpoint with it.
+/// Grace period of the pods that a failed attempt leaves; `None` for their own, after a deletion from
+/// outside: they may still be saving a checkpoint.
 pub(super) fn survivors_grace(status: &RLTrainingJobStatus) -> Option<u32> {
     let stopped = i32::from(ExitCode::Preempted.code());
     let exit_code = status.last_failure.as_ref().and_then(|failure| failure.exit_code);
     (exit_code != Some(stopped)).then_some(SURVIVORS_GRACE_SECONDS)
 }
 
-/// How long the attempt must still wait for its start.
+/// The restart delay that is left.
 pub(super) fn wait_to_start(round: &Round<'_>) -> Option<Duration> {
     let starts_at = round.time(round.status.attempt_start_time.as_deref());
     let wait = clock::until(starts_at, round.input.now)?;
-    // A longer wait was never meant: it comes of an operator before this one, whose clock ran ahead.
+    // A longer wait comes from the clock of an earlier operator, which was ahead of ours.
     (wait <= delay(&round.status)).then_some(wait)
 }
 
@@ -92,7 +92,7 @@ fn shortened(message: &str) -> String {
     message[..message.floor_char_boundary(MAX_MESSAGE_BYTES)].to_owned()
 }
 
-/// Why the cause may not be tried again; `None` where it may. The failure itself is counted already.
+/// Why the cause has no retry left; `None` if it has. The failure itself is counted already.
 fn used_up(round: &Round<'_>, cause: FailureCause) -> Option<String> {
     let retries = &round.input.prepared.job.spec().run_policy.retries;
     match cause.budget(retries) {

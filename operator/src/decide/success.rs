@@ -1,25 +1,24 @@
-//! When a job has succeeded: the first worker alone writes results, and ends well only when all steps are
-//! done.
+//! When a job is complete: only the first pod writes results, and it exits with 0 only after all steps.
 
 use std::time::Duration;
 
 use super::{Round, clock, deletion};
 use crate::worker::{Worker, WorkerPhase};
 
-/// How long the others have to end after the first worker has ended well.
+/// How long the other pods have to exit after the first has exited with 0.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Whether the work is done.
+/// Whether all steps are done.
 pub(super) enum Completion {
-    /// It is.
+    /// They are.
     Complete,
-    /// It is, but others are still on their way out, for so long at most.
+    /// They are, but other pods still run, for this long at most.
     Completing(Duration),
     /// Not yet.
     Incomplete,
 }
 
-/// Looks whether the first worker has ended well. How the others end says nothing any more.
+/// Judges by the exit of the first pod; how the others exit does not matter then.
 pub(super) fn completion(round: &Round<'_>) -> Completion {
     let first = round.pods.current.first().copied().flatten();
     let Some(first) = first.filter(|first| first.phase == WorkerPhase::Succeeded) else {
@@ -31,7 +30,7 @@ pub(super) fn completion(round: &Round<'_>) -> Completion {
         return Completion::Complete;
     }
     let ended_at = first.exit.as_ref().and_then(|exit| exit.finished_at);
-    // A node whose clock runs ahead changes nothing about the patience.
+    // The clock of a node may be ahead of ours: never wait longer than `PATIENCE`.
     let left = clock::until(ended_at.map(|at| at + PATIENCE), round.input.now);
     left.filter(|left| *left <= PATIENCE).map_or(Completion::Complete, Completion::Completing)
 }

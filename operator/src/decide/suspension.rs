@@ -1,13 +1,14 @@
-//! Holding a job back, and letting it go on. Its clock stands still in between.
+//! Suspending and resuming a job. Its active deadline does not run in between.
 
 use super::{Decision, JobState, Round, clock, deletion};
 
-/// Stops all workers on request of a person.
+/// Deletes all pods because of `spec.runPolicy.suspend`.
 pub(super) fn suspend(round: Round<'_>) -> Decision {
     pause(round, JobState::Suspended)
 }
 
-/// Stops all workers; each saves a checkpoint within its grace. `held` is the state once none is left.
+/// Deletes all pods with their grace period, in which they save a checkpoint. `held` is the state once no pod
+/// is left.
 pub(super) fn pause(mut round: Round<'_>, held: JobState) -> Decision {
     if round.status.active_since.is_some() {
         round.status.active_seconds = Some(round.active_seconds());
@@ -22,18 +23,18 @@ pub(super) fn pause(mut round: Round<'_>, held: JobState) -> Decision {
     round.decide(state, requeue_after)
 }
 
-/// Begins the first attempt, or after a pause the next one.
+/// Begins the first attempt, or the next one after a suspension.
 pub(super) fn begin(mut round: Round<'_>) -> Decision {
     let now = clock::rfc3339(round.input.now);
     round.status.active_since = Some(now.clone());
     round.status.attempt_start_time = Some(now.clone());
     round.status.attempt_running_time = None;
     match round.status.attempt {
-        // No pod of a first attempt can be confused with one of another: they need not wait for the status.
+        // Pods of the first attempt need not wait for the status: there are none of an earlier one.
         None => {
             round.status.attempt = Some(1);
             round.status.start_time = Some(now);
-            // An operator before this one made them, and died before it wrote that down: they may have ended
+            // An earlier operator created them and died before it wrote the status: they may have ended
             // since.
             if round.pods.all().next().is_some() {
                 return round.write_first(JobState::Starting);

@@ -1,5 +1,5 @@
-//! Until when the leader leads, as far as it knows. Its writes end with its term: whoever comes next begins
-//! without them.
+//! The term of the leader, until its Lease expires. Its writes are cut off at the end, before the next leader
+//! begins.
 
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};

@@ -1,4 +1,4 @@
-//! What a new status says beside the one before it: milestones of an attempt, ends of attempts and jobs.
+//! Metrics from the change between two statuses: milestones of an attempt, ends of attempts and jobs.
 
 use std::time::Duration;
 

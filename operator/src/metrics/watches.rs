@@ -1,5 +1,5 @@
-//! When each watch was last begun, by which a dead one is known. Watches of one resource in several
-//! namespaces are told apart: one that works hides none that is dead.
+//! When each watch was last begun, by which a dead one is detected. Watches of one resource in several
+//! namespaces are counted separately, so that a live one hides no dead one.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,5 +1,4 @@
-//! How many connections there are at a time, in all and from one address: whoever opens them has proved
-//! nothing yet.
+//! Limits of open connections, in all and from one address: peers are not authenticated yet.
 
 use std::collections::HashMap;
 use std::io;

@@ -1,5 +1,5 @@
-//! Which pod is it that speaks? The API server says so, for a token that is meant for the channel and bound
-//! to the pod.
+//! Authentication: the pod behind a token, by a TokenReview. The token must have the channel's audience and
+//! be bound to the pod.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -13,12 +13,12 @@ use tokio::sync::Semaphore;
 
 use super::token::MAX_TOKEN_BYTES;
 
-/// How long the API server's word for a token is taken. A token ends with its pod, and a pod that is gone is
-/// no worker.
+/// How long a review is cached. A token is invalid once its pod is gone, and then the pod is no worker
+/// either.
 const VALID_FOR: Duration = Duration::from_secs(300);
-/// How long a token that was refused is refused without asking again.
+/// How long the refusal of a token is cached.
 const REFUSED_FOR: Duration = Duration::from_secs(10);
-/// Tokens that are remembered.
+/// Reviews in the cache.
 const MAX_TOKENS: usize = 20_000;
 /// Reviews at the same time.
 const MAX_REVIEWS: usize = 16;
@@ -37,22 +37,22 @@ pub struct PodIdentity {
     pub uid: String,
 }
 
-/// Why nobody can say who speaks.
+/// The review could not be made.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to have a token reviewed")]
 pub struct ReviewError(#[from] kube::Error);
 
-/// Whoever knows the pods behind tokens.
+/// Reviews tokens.
 #[tonic::async_trait]
 pub trait Reviewer: Send + Sync + 'static {
-    /// The pod behind a token; none for one that is invalid, meant for somebody else, or not bound to a pod.
+    /// The pod behind a token; `None` if it is invalid, has another audience, or is not bound to a pod.
     ///
     /// # Errors
-    /// [`ReviewError`] where the question could not be asked.
+    /// [`ReviewError`] where the call failed.
     async fn review(&self, token: &str) -> Result<Option<PodIdentity>, ReviewError>;
 }
 
-/// Asks the API server.
+/// Reviews by the API server.
 #[derive(Clone)]
 pub struct TokenReviewer(pub Client);
 
@@ -92,10 +92,10 @@ fn extra<'a>(user: &'a UserInfo, key: &str) -> Option<&'a str> {
     }
 }
 
-/// What was said about a token, and until when that is taken.
+/// The result of a review, and when it expires.
 type CachedReview = (Option<PodIdentity>, Instant);
 
-/// Remembers for a short time what it was told about a token; of the token itself only its digest.
+/// A cache of reviews, by the digest of the token.
 pub struct Authenticator<R> {
     reviewer: R,
     known: Mutex<HashMap<[u8; 32], CachedReview>>,
@@ -103,7 +103,7 @@ pub struct Authenticator<R> {
 }
 
 impl<R: Reviewer> Authenticator<R> {
-    /// Knows nobody yet.
+    /// An empty cache.
     pub fn new(reviewer: R) -> Self {
         Self { reviewer, known: Mutex::default(), reviews: Semaphore::new(MAX_REVIEWS) }
     }
@@ -111,7 +111,7 @@ impl<R: Reviewer> Authenticator<R> {
     /// The pod behind a token, if there is one.
     ///
     /// # Errors
-    /// [`ReviewError`] where nobody could be asked.
+    /// [`ReviewError`] where the call failed.
     pub async fn identify(&self, token: &str) -> Result<Option<PodIdentity>, ReviewError> {
         // Signed tokens have three parts; anything else is refused without a call.
         if token.len() > MAX_TOKEN_BYTES || token.split('.').count() != 3 {
@@ -130,7 +130,7 @@ impl<R: Reviewer> Authenticator<R> {
         Ok(identity)
     }
 
-    /// Whether a token's review is remembered, so that another one costs nothing.
+    /// Whether a token's review is cached.
     pub fn remembers(&self, token: &str) -> bool {
         self.known(&Sha256::digest(token.as_bytes()).into()).is_some()
     }

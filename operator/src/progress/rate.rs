@@ -1,4 +1,4 @@
-//! How often somebody may do something: a bucket of tokens each.
+//! Rate limits: a token bucket for each client.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -16,9 +16,9 @@ pub(super) struct Allowance {
 
 /// Reports of one rank.
 pub(super) const OF_RANK: Allowance = Allowance { burst: 20.0, per_second: 2.0 };
-/// Reports from one address, whoever they claim to be from: the pods on the network of one node.
+/// Reports from one address: the pods on the host network of one node share it.
 pub(super) const OF_ADDRESS: Allowance = Allowance { burst: 1000.0, per_second: 100.0 };
-/// Token reviews for one address: each costs the API server a call.
+/// TokenReviews for one address: each costs the API server a call.
 pub(super) const REVIEWS_OF_ADDRESS: Allowance = Allowance { burst: 64.0, per_second: 1.0 };
 /// Buckets above which full ones are dropped.
 const MANY: usize = 4096;
@@ -50,7 +50,7 @@ impl<K: Eq + Hash> Rate<K> {
         Self { allowance, buckets: Mutex::default() }
     }
 
-    /// Whether somebody may do it now; takes a token if so.
+    /// Takes a token; false where there is none.
     pub(super) fn allows(&self, who: K, now: Instant) -> bool {
         let allowance = self.allowance;
         let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);

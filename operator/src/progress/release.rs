@@ -1,4 +1,4 @@
-//! When news of a job are worth a status: at once, with the next one in ten seconds, or never. Pure.
+//! When a report causes a status write: at once, within ten seconds, or never. Pure.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ pub(super) enum Release {
     At(Instant),
 }
 
-/// Judges `newest` against what was `released` before, and when.
+/// When to release `newest`, given the report that was `released` last.
 pub(super) fn release(released: Option<(&JobReport, Instant)>, newest: &JobReport, now: Instant) -> Release {
     let Some((released, released_at)) = released else { return Release::Now };
     if is_urgent(released, newest) {
@@ -33,7 +33,7 @@ pub(super) fn release(released: Option<(&JobReport, Instant)>, newest: &JobRepor
     if due <= now { Release::Now } else { Release::At(due) }
 }
 
-/// A new attempt, a checkpoint, an end, the first step: somebody waits for these.
+/// A new attempt, a checkpoint, an exit or the first step is released at once.
 fn is_urgent(released: &JobReport, newest: &JobReport) -> bool {
     let step = |report: &JobReport| report.progress.as_ref().map_or(0, |progress| progress.step);
     released.attempt != newest.attempt
@@ -42,7 +42,7 @@ fn is_urgent(released: &JobReport, newest: &JobReport) -> bool {
         || (step(released) == 0 && step(newest) > 0)
 }
 
-/// Whether a status would say the same; clocks that always run are no news.
+/// Whether a status would be the same; clocks that always run do not count.
 fn same_progress(one: Option<&Progress>, other: Option<&Progress>) -> bool {
     let without_clocks = |progress: &Progress| Progress { time_spent: None, ..progress.clone() };
     one.map(without_clocks) == other.map(without_clocks)

@@ -1,4 +1,4 @@
-//! The newest report of every job, and the one that statuses are written from.
+//! The newest report of every job, and the released one from which statuses are written.
 //!
 //! A status may be written for many reasons. So that progress alone never causes more than one write in ten
 //! seconds, readers see a report only once it is released; whatever is newer stays hidden until then. Nothing
@@ -16,19 +16,19 @@ use super::release::{Release, release};
 use crate::job::Job;
 use crate::worker::JobKey;
 
-/// A job of which nothing was heard for so long is forgotten.
+/// Reports of a job without a new one for this long are dropped.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(24 * 3600);
 
-/// What the ranks of one job have said, put together.
+/// The merged reports of the ranks of one job.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct JobReport {
-    /// The attempt that speaks, from 1.
+    /// The attempt that reports, from 1.
     pub attempt: u32,
     /// How far rank 0 is.
     pub progress: Option<Progress>,
     /// All complete checkpoints, oldest first; absent where rank 0 does not know them yet.
     pub checkpoints: Option<Vec<Checkpoint>>,
-    /// Metrics of the last step by their names.
+    /// Metrics of the last step by name.
     pub metrics: HashMap<String, f64>,
     /// Ranks whose process has ended, in this attempt.
     pub endings: BTreeMap<u32, Ending>,
@@ -77,17 +77,17 @@ impl Reports {
         }
     }
 
-    /// The jobs that are to be reconciled because of a report; none but for the first who asks.
+    /// The jobs to requeue because of a report. There is one receiver: `None` after the first call.
     pub fn take_changes(&self) -> Option<UnboundedReceiver<ObjectRef<Job>>> {
         self.shared.receiver.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// The report to write a status from; `None` where nothing was heard, which says nothing about the job.
+    /// The released report of a job; `None` where there is none.
     pub fn of(&self, job: &JobKey) -> Option<Arc<JobReport>> {
         self.shared.lock().get(job)?.released.as_ref().map(|(report, _)| Arc::clone(report))
     }
 
-    /// When a rank of the job was last heard, whether or not it had changes.
+    /// When a rank of the job last reported, with or without changes.
     pub fn heard_at(&self, job: &JobKey) -> Option<Instant> {
         Some(self.shared.lock().get(job)?.heard_at)
     }
@@ -97,12 +97,12 @@ impl Reports {
         self.shared.lock().remove(job);
     }
 
-    /// Jobs that were heard of.
+    /// Number of jobs with reports.
     pub fn len(&self) -> usize {
         self.shared.lock().len()
     }
 
-    /// Whether no job was heard of.
+    /// Whether no job has reports.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -112,7 +112,7 @@ impl Reports {
         let jobs = self.shared.lock();
         let running = jobs.values().filter(|entry| entry.newest.endings.is_empty());
         let all = running.filter_map(|entry| entry.newest.progress.as_ref()?.time_spent);
-        // One number that is none would make every sum none.
+        // A NaN would make every sum NaN.
         let all = all.filter(|one| one.process_seconds.is_finite() && one.step_seconds.is_finite());
         all.fold(TimeSpent::default(), |sum, one| TimeSpent {
             process_seconds: sum.process_seconds + one.process_seconds,
@@ -124,8 +124,8 @@ impl Reports {
         })
     }
 
-    /// Takes a report whose source was found to be true. One that is older than what is known changes
-    /// nothing. Returns how many ranks of all jobs report. Must be called within a tokio runtime.
+    /// Takes a report of an authenticated rank. One that is older than the last changes nothing. Returns the
+    /// number of ranks of all jobs that report. Must be called within a tokio runtime.
     pub fn take(&self, source: &Source, report: ReportRequest) -> usize {
         let now = Instant::now();
         let mut jobs = self.shared.lock();
@@ -200,13 +200,13 @@ impl Entry {
         self.sequences.len().saturating_sub(self.newest.endings.len())
     }
 
-    /// Takes over what is new in a report; false if nothing can be.
+    /// Merges a report; false if it is outdated.
     fn take(&mut self, source: &Source, report: ReportRequest, now: Instant) -> bool {
         if source.attempt < self.newest.attempt {
             return false;
         }
         if source.attempt > self.newest.attempt {
-            // What a new attempt has not said yet is what the one before left behind: checkpoints outlive it.
+            // A new attempt has not reported checkpoints yet; those of the one before still exist.
             let checkpoints = self.newest.checkpoints.take();
             self.newest = JobReport { attempt: source.attempt, checkpoints, ..JobReport::default() };
             self.sequences.clear();

@@ -1,5 +1,5 @@
-//! The Secret that all replicas share: read, made where it is missing, renewed where it is old. Whoever is
-//! first wins.
+//! The Secret with the certificates, shared by all replicas: created where it is missing, renewed where it
+//! expires soon. The first writer wins.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use kube::{Api, Client};
 use super::certificates::{CertificateError, Certificates};
 use crate::labels::{MANAGED_BY, OPERATOR};
 
-/// Others may be quicker this often.
+/// Conflicts with other replicas before giving up.
 const MAX_RACES: usize = 5;
 
 /// Why there are no certificates.

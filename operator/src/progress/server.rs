@@ -23,7 +23,7 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_HEADER_BYTES: u32 = 2 * MAX_TOKEN_BYTES as u32;
 /// Reports at the same time on one connection; a rank sends one.
 const STREAMS_PER_CONNECTION: u32 = 4;
-/// Silence after which a connection is asked whether it lives.
+/// Idle time before a keep-alive ping.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
 /// Why the channel is not served.
@@ -34,7 +34,7 @@ pub enum ServeError {
     Listen {
         /// The address.
         address: SocketAddr,
-        /// What the operating system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
     /// Certificate or key can not be used, or the server failed.

@@ -1,4 +1,4 @@
-//! The channel's service: who speaks, may they, does it fit; then it is taken.
+//! The channel's service: authenticates and authorizes a report, checks its bounds, and takes it.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::ops::Range;
@@ -19,7 +19,7 @@ use crate::worker::JobKey;
 
 /// Reports a second that all ranks of all jobs together are asked to stay below.
 const REPORTS_PER_SECOND: usize = 200;
-/// Seconds between two reports of a rank where that is no concern.
+/// Seconds between two reports of a rank at least.
 const REPORT_EVERY_SECONDS: usize = 5;
 
 /// A worker as the operator knows it.
@@ -31,7 +31,7 @@ pub struct ReportingWorker {
     pub ranks: Range<u32>,
 }
 
-/// Whoever knows which pods are workers of which jobs.
+/// Finds the workers of jobs.
 pub trait Workers: Send + Sync + 'static {
     /// The worker of a job whose pod has `pod_uid`.
     fn worker(&self, job: &JobKey, pod_uid: &str) -> Option<ReportingWorker>;
@@ -75,8 +75,7 @@ impl<R: Reviewer, W: Workers> ChannelService<R, W> {
         Ok(ReportResponse { report_every_seconds: u32::try_from(seconds).unwrap_or(u32::MAX) })
     }
 
-    /// The pod that speaks. Whatever its token only claims is judged before anybody is asked whether it is
-    /// true.
+    /// The authenticated pod. Unverified claims are checked first, so that a wrong one costs no TokenReview.
     async fn identify(
         &self,
         request: &Request<ReportRequest>,
@@ -100,7 +99,7 @@ impl<R: Reviewer, W: Workers> ChannelService<R, W> {
         identified.filter(|pod| *pod == claimed).ok_or_else(|| Status::unauthenticated(problem))
     }
 
-    /// A pod speaks for itself only: for its own job, in its own attempt, of its own ranks.
+    /// A pod may report for its own job, attempt and ranks only.
     fn authorize(&self, pod: &PodIdentity, source: &Source) -> Result<(), Status> {
         // A job and its pods are in one namespace, and the token says in which one this pod is.
         let job = reports::job(source);

@@ -1,5 +1,4 @@
-//! From what ranks reported to what a status says: times as text, numbers that JSON can hold, shares instead
-//! of seconds.
+//! From reports to the status: times as text, only finite numbers, shares instead of seconds.
 
 use std::sync::Arc;
 
@@ -36,7 +35,7 @@ impl observe::Reports for Reports {
 /// The workers that the operator follows.
 #[derive(Clone, Debug)]
 pub struct KnownWorkers {
-    /// What the watches have seen.
+    /// The cache of the watches.
     pub index: Arc<Index>,
     /// Validated jobs.
     pub prepared: Arc<PreparedJobs>,
@@ -100,7 +99,8 @@ fn phase(reported: &channel::Progress) -> &'static str {
     }
 }
 
-/// The share of the process's time that went into steps, to the percent: finer, it would always be news.
+/// The share of the process's time that went into steps, to the percent: finer, every report would change the
+/// status.
 fn goodput(spent: &TimeSpent) -> Option<f64> {
     let share = spent.step_seconds / spent.process_seconds;
     (share.is_finite() && spent.process_seconds > 0.0)
@@ -123,7 +123,7 @@ fn time(milliseconds: i64) -> Option<String> {
     Timestamp::from_second(milliseconds.div_euclid(1000)).ok().map(|time| time.to_string())
 }
 
-/// JSON has no word for a number that is not finite, and the API server refuses `null`.
+/// JSON has no NaN or infinity, and the API server refuses `null`.
 fn finite(value: Option<f64>) -> Option<f64> {
     value.filter(|value| value.is_finite())
 }

@@ -1,5 +1,5 @@
-//! What a token says of itself before anybody has vouched for it. It proves nothing: what does not even claim
-//! to be a worker of ours is refused without a call to the API server.
+//! The unverified claims of a token. They prove nothing, but a token that does not claim to be a pod of ours
+//! is refused without a TokenReview.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use crate::labels;
 use crate::worker::{Explanation, JobKey, owner};
 
-/// By what the queue knows a job.
+/// The Workload of a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Workload {
     /// Its name.
@@ -20,40 +20,40 @@ pub struct Workload {
     pub resource_version: String,
     /// The digest of what it was made from.
     pub digest: Option<String>,
-    /// Whether somebody deleted it.
+    /// Whether it has a deletion timestamp.
     pub is_deleting: bool,
     /// Why its status cannot be read; nothing of what follows is known then.
     pub unreadable: Option<String>,
-    /// Whether its resources are set aside.
+    /// Whether quota is reserved.
     pub has_quota: bool,
-    /// Whether the job may run.
+    /// Whether it is admitted.
     pub is_admitted: bool,
-    /// Whether it counts as ended.
+    /// Whether it has the condition `Finished`.
     pub is_finished: bool,
-    /// Whether the queue was told that all workers run.
+    /// Whether it has the condition `PodsReady`.
     pub is_ready: bool,
-    /// Why the queue wants the place back.
+    /// Why it was evicted.
     pub eviction: Option<Explanation>,
-    /// Why the job waits.
+    /// Why it waits for quota.
     pub waiting: String,
-    /// Where its workers may run.
+    /// The assigned flavors of its pod sets.
     pub assignments: Vec<Assignment>,
-    /// What checks add to pods.
+    /// What admission checks add to pods.
     pub updates: Vec<PodSetUpdate>,
 }
 
-/// Where the workers of a set may run.
+/// The assignment of a pod set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Assignment {
     /// The set.
     pub name: String,
     /// The flavors of their resources.
     pub flavors: BTreeSet<String>,
-    /// Whether the queue itself chooses their nodes, once it sees the pods.
+    /// Whether Kueue chooses their nodes (topology-aware scheduling).
     pub has_topology: bool,
 }
 
-/// What a check adds to the pods of a set.
+/// What an admission check adds to the pods of a set.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodSetUpdate {

@@ -1,5 +1,4 @@
-//! What whoever follows a job by traces sees of the operator: its looks, and the attempts that end. Nothing
-//! is decided here.
+//! OpenTelemetry spans of the operator: one for each reconcile, one for each attempt that ended.
 
 use std::time::SystemTime;
 
@@ -12,7 +11,7 @@ use crate::apply::ApplyError;
 use crate::decide::Decision;
 use crate::job::Job;
 
-/// One look, a part of the present attempt's trace.
+/// The span of a reconcile, in the trace of the present attempt.
 pub(super) fn reconcile_span(job: &Job, status: &RLTrainingJobStatus) -> Span {
     let attempt = status.attempt.unwrap_or(1);
     let span = tracing::info_span!(
@@ -26,7 +25,7 @@ pub(super) fn reconcile_span(job: &Job, status: &RLTrainingJobStatus) -> Span {
     span
 }
 
-/// What this look decided.
+/// Records what this reconcile decided.
 pub(super) fn note(decision: &Decision) {
     let span = Span::current();
     span.record("decision", tracing::field::debug(&decision.state));
@@ -34,7 +33,7 @@ pub(super) fn note(decision: &Decision) {
     span.record("num_deleted", decision.delete.len());
 }
 
-/// What this look failed by.
+/// Records the error of this reconcile.
 pub(super) fn note_error(span: &Span, error: &ApplyError) {
     span.record("otel.status_code", "ERROR");
     span.record("otel.status_description", tracing::field::display(error));
@@ -54,8 +53,7 @@ pub(super) fn name_trace(
     }
 }
 
-/// Sends the span of an attempt that ended with the status `after`. An operator that dies before it does
-/// sends none.
+/// Sends the span of an attempt that ended with the status `after`. An operator that dies before sends none.
 pub(super) fn end_attempt(job: &Job, before: &RLTrainingJobStatus, after: &RLTrainingJobStatus) {
     let Some(ended) = Ended::between(before, after) else { return };
     let attributes = [

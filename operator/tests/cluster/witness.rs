@@ -40,7 +40,7 @@ pub(crate) struct Witness {
 }
 
 impl Witness {
-    /// Looks from now on.
+    /// Watches from now on.
     pub(crate) async fn of(stage: &Stage) -> Self {
         let memory = Arc::new(Memory::default());
         let mut watches = JoinSet::new();
@@ -212,7 +212,7 @@ impl Court {
     fn check_new_pod(&self, version: u64, job: &str, idx: &str, attempt: u32) {
         let twin = self.pods.values().find(|(other, rank)| other == job && rank == idx);
         assert_eq!(twin, None, "at {version}: two pods of one rank");
-        // A job that was deleted may still be seen to the end of a look.
+        // A deleted job may still be reconciled to the end.
         let Some((spec, status)) = self.jobs.get(job) else { return };
         let expected = status.attempt.unwrap_or(1);
         assert!(attempt <= expected, "at {version}: a pod of an attempt that is not written down");

@@ -100,10 +100,10 @@ impl Gang<'_> {
     }
 }
 
-async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+async fn eventually<T>(what: &str, mut check: impl AsyncFnMut() -> Option<T>) -> T {
     let started = Instant::now();
     loop {
-        if let Some(found) = look().await {
+        if let Some(found) = check().await {
             return found;
         }
         assert!(started.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");

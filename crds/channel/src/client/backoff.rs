@@ -1,4 +1,4 @@
-//! How long to leave an operator alone that does not answer.
+//! Back-off while the operator does not answer.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

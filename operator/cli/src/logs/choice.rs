@@ -1,4 +1,4 @@
-//! Whose log is meant. Pure.
+//! Which pod's log to show. Pure.
 
 use rlt_api::status::FailureStatus;
 use rlt_operator::job::Job;
@@ -7,7 +7,7 @@ use rlt_operator::worker::{Worker, WorkerPhase};
 
 use crate::status::status_of;
 
-/// Whose log is asked for.
+/// The rank and attempt that the arguments name.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Wanted {
     pub(super) rank: u32,
@@ -15,20 +15,20 @@ pub(super) struct Wanted {
     pub(super) previous: bool,
 }
 
-/// Whose log there is.
+/// The log to show.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Choice {
     /// This pod's.
     Pod { name: String, attempt: u32 },
-    /// Nobody's any more; this is what was said last, if it was said in that attempt.
+    /// The pod is gone; with the last failure of that attempt, if there is one.
     Gone { attempt: u32, last: Option<FailureStatus> },
-    /// Nobody's yet.
+    /// The pod does not exist yet.
     NotYet(String),
     /// There is no such rank or attempt.
     Impossible(String),
 }
 
-/// Whose log is meant. `shown` is the attempt whose log was handed on to its end.
+/// Which pod's log to show. `shown` is the attempt whose log was shown to its end.
 pub(super) fn choose(job: &Job, workers: &[Worker], wanted: Wanted, shown: Option<u32>) -> Choice {
     let status = status_of(job);
     let Some(last_attempt) = status.attempt else {

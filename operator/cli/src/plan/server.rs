@@ -1,4 +1,4 @@
-//! What a cluster would say to a job and its objects: every call is a dry run, and nothing is changed there.
+//! The answer of a cluster to a job and its objects: every call is a dry run, and nothing is changed there.
 
 use std::io::{self, Write as _};
 

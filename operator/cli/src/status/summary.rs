@@ -1,4 +1,4 @@
-//! What there is to say about a job in a row or on a page. A pure function of the resource and the time.
+//! The summary of a job, for a row or a page. A pure function of the resource and the time.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use rlt_api::status::{CheckpointStatus, Condition, ConditionStatus, Progress, RL
 use rlt_operator::job::Job;
 use serde::Serialize;
 
-/// What there is to say about a job. As JSON or YAML its field names are a contract.
+/// The summary of a job. As JSON or YAML its field names are a contract.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Summary {

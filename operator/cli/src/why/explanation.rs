@@ -1,5 +1,4 @@
-//! From a snapshot of a job to an explanation: which of the things that can be said about it is the one to
-//! say.
+//! From a snapshot of a job to an explanation: finds the one cause that matters.
 
 use std::fmt;
 
@@ -79,7 +78,7 @@ fn is_left_alone(snapshot: &JobSnapshot) -> Option<Explanation> {
     })
 }
 
-/// A job, or a change of one, that no operator has looked at.
+/// A job, or a change of one, that no operator has reconciled.
 fn unseen(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option<Explanation> {
     let is_seen = status.observed_generation.is_some_and(|seen| seen >= snapshot.job.generation());
     if is_seen {
@@ -88,13 +87,13 @@ fn unseen(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option<Explan
     let created = snapshot.job.metadata.creation_timestamp.as_ref().map(|time| time.0);
     let age = created.map(|created| duration(seconds_between(created, snapshot.now))).unwrap_or_default();
     let what = if status.conditions.is_empty() {
-        format!("waits for an operator to look at it, {age} after it was made")
+        format!("waits for its first reconcile, {age} after it was created")
     } else {
-        "has a change that no operator has looked at".to_owned()
+        "has a change that no operator has reconciled".to_owned()
     };
-    let look = Explanation::new(what)
+    let explanation = Explanation::new(what)
         .so("see whether the operator runs: kubectl get pods -A -l app.kubernetes.io/name=rl-operator");
-    Some(look.so("and whether it watches this namespace: its chart's value `namespaces`"))
+    Some(explanation.so("and whether it watches this namespace: its chart's value `namespaces`"))
 }
 
 fn ended(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option<Explanation> {
@@ -148,14 +147,14 @@ fn suspended(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option<Exp
                 let grace = prepared.job.spec().run_policy.termination_grace_period_seconds;
                 format!("each has {grace} s for a checkpoint (spec.runPolicy.terminationGracePeriodSeconds)")
             });
-            let still = format!("is being suspended: {left} workers save their state and stop");
+            let still = format!("is being suspended: {left} workers save a checkpoint and stop");
             Some(Explanation::new(still).because(grace))
         }
         _ => None,
     }
 }
 
-/// A queue holds the job back, or there is none.
+/// The job waits for its queue, or Kueue is not installed.
 fn queued(condition: &Condition) -> Explanation {
     let explanation = Explanation::new(condition.message.clone());
     if condition.reason == Reason::QueueMissing.name() {
@@ -167,7 +166,7 @@ fn queued(condition: &Condition) -> Explanation {
         .so("or ask for less: spec.workers.count, spec.workers.resources")
 }
 
-/// Nothing is wrong, as far as anybody can see.
+/// Nothing is wrong.
 fn running(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Explanation {
     let attempt = status.attempt.unwrap_or(1);
     let progress = status.progress.as_ref().filter(|progress| progress.step > 0);

@@ -83,7 +83,7 @@ fn limit(snapshot: &JobSnapshot) -> Option<String> {
     snapshot.prepared.as_ref().ok()?.job.spec().workers.resources.memory.clone()
 }
 
-/// How the workers ended that still can be asked.
+/// The exits of the pods that still exist.
 fn other_workers(snapshot: &JobSnapshot, failure: &FailureStatus) -> Vec<String> {
     let of_attempt = snapshot.workers.iter().filter(|worker| worker.attempt == failure.attempt);
     let others = of_attempt.filter(|worker| Some(&*worker.name) != failure.pod.as_deref());

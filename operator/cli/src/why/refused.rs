@@ -1,5 +1,5 @@
-//! Why the API server refuses a pod or another object: quotas, policies, classes that are not there, names
-//! that are taken.
+//! Why the API server refuses a pod or another object: quotas, policies, missing classes, names that are
+//! taken.
 
 use rlt_api::Reason;
 use rlt_api::status::{ConditionType, RLTrainingJobStatus};

@@ -120,7 +120,7 @@ macro_rules! explained {
 }
 
 #[test]
-fn nobody_has_looked_at_it() {
+fn nobody_has_reconciled_it() {
     explained!(plain(json!({})));
 }
 

@@ -1,4 +1,4 @@
-//! Workers that leave, nodes that are gone, and workers that never come.
+//! Pods that are deleted, nodes that are lost, and pods that never start.
 
 use super::*;
 use crate::nodes::NodeState;

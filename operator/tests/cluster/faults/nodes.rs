@@ -92,7 +92,7 @@ async fn the_gang_of_a_node_that_is_gone_starts_elsewhere_at_once() {
     let status = stage.when("moves", |status| status.attempt == Some(2)).await;
     let failure = status.last_failure.unwrap();
     assert_eq!((failure.cause, failure.node.as_ref()), (FailureCause::NodeLost, Some(&goes.name)));
-    // The pod on the node that is gone is struck off; the other one is its kubelet's to end.
+    // The pod on the node that is gone is force-deleted; the other one is its kubelet's to end.
     let second = stage.worker("moves", 2).await;
     assert_eq!(second.name_any(), gang[1].name_any());
     assert_eq!(avoided(&second), std::slice::from_ref(&goes.name));

@@ -19,10 +19,10 @@ const ALL: Served = Served {
     has_coscheduling: true,
 };
 
-/// Calls `look` with the input of two workers.
-fn two<T>(job: &Job, look: impl FnOnce(&BuildInput<'_>) -> T) -> T {
+/// Calls `check` with the input of two workers.
+fn two<T>(job: &Job, check: impl FnOnce(&BuildInput<'_>) -> T) -> T {
     let (prepared, settings) = (prepared(job, 2), settings(Some(channel())));
-    look(&BuildInput { job, prepared: &prepared, settings: &settings })
+    check(&BuildInput { job, prepared: &prepared, settings: &settings })
 }
 
 fn labelled(mut job: Job, name: &str, value: &str) -> Job {
