@@ -11,6 +11,7 @@
 mod batch;
 mod choices;
 mod failure;
+mod failure_policy;
 mod fit;
 mod machine;
 mod memory;
@@ -23,6 +24,7 @@ use serde::Serialize;
 pub use batch::{BatchPlan, concurrent_sequences};
 pub use choices::Choices;
 pub use failure::{Budget, FailureCause, SHORT_ATTEMPT, restart_delay};
+pub use failure_policy::{rule_in_words, rule_name};
 pub use fit::{Fit, Misfit as MemoryMisfit, Remedy};
 pub use machine::{Flops, MEMORY_LABEL, Machine, PRODUCT_LABEL, UnknownGpu};
 pub use memory::{MemoryPlan, MemoryTerm, Phase, PhaseMemory, Place};
@@ -32,7 +34,7 @@ pub(crate) use workers::{deals_out_heads, legal_degrees, slices_layers};
 
 use crate::ValidatedJob;
 use crate::resolved::{ModelSource, ResolvedSpec, TokenizerSource};
-use crate::spec::Device;
+use crate::spec::{Device, FailurePolicySpec};
 use model_config::{ModelConfig, ModelConfigError};
 
 /// Tokens whose logits exist at the same time in the loss head.
@@ -71,6 +73,9 @@ pub struct Plan {
     /// How long a step takes; `None` where the machine is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub speed: Option<SpeedPlan>,
+    /// What follows from failures, where the job has rules of its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failure_policy: Option<FailurePolicySpec>,
 }
 
 /// How many parameters there are.
@@ -164,7 +169,8 @@ fn plan_for(
         Parameters { total: model.parameter_count().total() + adapter, trainable: trained.num_parameters }
     });
     let worker_groups = vec![WorkerGroup::trainer(job.name(), &spec.workers, device)];
-    Plan { job: job.name().to_owned(), mesh, worker_groups, batch, parameters, choices, memory, fit, speed }
+    let (job, failure_policy) = (job.name().to_owned(), spec.run_policy.failure_policy.clone());
+    Plan { job, mesh, worker_groups, batch, parameters, choices, memory, fit, speed, failure_policy }
 }
 
 /// The configuration of a model that the manifest itself describes; `None` when it is in a file.

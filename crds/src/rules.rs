@@ -6,6 +6,7 @@ mod algorithm;
 mod changes;
 mod checkpoint;
 mod data;
+mod failure_policy;
 mod loss;
 mod model;
 mod parallelism;
@@ -64,6 +65,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Rule> {
         checkpoint::RULES,
         workers::RULES,
         pod::RULES,
+        failure_policy::RULES,
         parallelism::RULES,
     ];
     sections.into_iter().flatten()

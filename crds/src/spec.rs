@@ -7,6 +7,7 @@
 mod algorithm;
 mod checkpoint;
 mod data;
+mod failure_policy;
 mod model;
 mod pod;
 mod rewards;
@@ -22,6 +23,7 @@ use serde::{Deserialize, Serialize};
 pub use algorithm::*;
 pub use checkpoint::*;
 pub use data::*;
+pub use failure_policy::*;
 pub use model::*;
 pub use pod::*;
 pub use rewards::*;

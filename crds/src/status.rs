@@ -61,6 +61,10 @@ pub struct RLTrainingJobStatus {
     /// anew.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retries_since_step: Option<u64>,
+    /// Restarts by rules of `spec.runPolicy.failurePolicy` since the last one that a new checkpoint came
+    /// before: these count against its `maxRestarts`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub policy_restarts_used: Option<u32>,
     /// Failures that may be a node's fault, by its name: new workers prefer other nodes, the more it has the
     /// stronger. The 16 worst are kept.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -242,6 +246,10 @@ pub struct FailureStatus {
     /// Its exit code.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i32>,
+    /// The rule of `spec.runPolicy.failurePolicy` that decided what follows, with its action.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 128))]
+    pub rule: Option<String>,
     /// What it or Kubernetes said last.
     #[schemars(length(max = 4096))]
     pub message: String,

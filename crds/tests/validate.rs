@@ -130,6 +130,32 @@ fn each_type_of_value_is_told_from_the_others() {
 }
 
 #[test]
+fn a_failure_rule_that_cannot_be_meant_is_answered_with_its_field_value_and_range() {
+    let rule = |rule: &str| {
+        let policy = format!("spec:\n  runPolicy: {{failurePolicy: {{rules: [{rule}]}}}}");
+        let answer = problems(&arithmetic_with("spec:", &policy)).remove(0);
+        (answer.path.replacen("spec.runPolicy.failurePolicy.rules", "", 1), answer.value, answer.allowed)
+    };
+    let codes =
+        |values: &str| rule(&format!("{{action: Ignore, onExitCodes: {{operator: In, values: {values}}}}}"));
+    let path = "[0].onExitCodes.values".to_owned();
+    for wrong in [256, -1, 0] {
+        let expected = (format!("{path}[0]"), Some(json!(wrong)), Some("1 to 255".into()));
+        assert_eq!(codes(&format!("[{wrong}]")), expected);
+    }
+    assert_eq!(codes("[]"), (path, Some(json!([])), Some("1 to 255 items".into())));
+    let (field, value, allowed) = rule("{action: Ignore, onReasons: [OutOfMemory]}");
+    assert_eq!((field.as_str(), value), ("[0].onReasons[0]", Some(json!("OutOfMemory"))));
+    assert!(allowed.unwrap().contains("OOMKilled"));
+    assert_eq!(rule("{action: Ignore, onCauses: [Bug]}").0, "[0].onCauses[0]");
+    assert_eq!(rule("{onCauses: [Diverged]}").0, "[0].action");
+    assert_eq!(
+        rule("{action: Restarts, onCauses: [Diverged]}").2.as_deref(),
+        Some("Restart, Ignore, FailJob")
+    );
+}
+
+#[test]
 fn a_problem_stands_where_its_field_stands() {
     let answer = problems(&arithmetic_with("samplesPerPrompt: 16", "samplesPerPrompt: 1"));
     let line = ARITHMETIC.lines().position(|line| line.contains("samplesPerPrompt")).unwrap() as u64 + 1;

@@ -15,6 +15,7 @@ mod deadlines;
 mod deletion;
 mod events;
 mod failure;
+mod failure_policy;
 mod finished;
 mod job_pods;
 mod queue;

@@ -5,6 +5,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::FailurePolicySpec;
+
 /// When the job starts, stops, starts again and goes away.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
@@ -41,6 +43,9 @@ pub struct RunPolicySpec {
     /// obeys `failure`, `crash`, `io` and `checkpoint`; one of a single worker is one process, which nobody
     /// starts again.
     pub retries: RetriesSpec,
+    /// What follows from failures that the job knows better, by rules that are asked before `retries`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failure_policy: Option<FailurePolicySpec>,
     /// Who works on the job, as a domain and a path; any value but `rltraining.dev/operator` makes this
     /// operator leave the job alone.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -60,6 +65,7 @@ impl Default for RunPolicySpec {
             clean_pod_policy: CleanPodPolicy::Running,
             termination_grace_period_seconds: 60,
             retries: RetriesSpec::default(),
+            failure_policy: None,
             managed_by: None,
         }
     }

@@ -270,6 +270,24 @@ fn the_plan_says_how_many_ranks_sample_as_one_and_what_leaves_a_worker() {
 }
 
 #[test]
+fn the_plan_says_what_follows_from_failures() {
+    let folder = tempfile::tempdir().unwrap();
+    let manifest = folder.path().join("job.yaml");
+    let rules = "\n  runPolicy: {failurePolicy: {maxRestarts: 5, rules: [\n    \
+                 {name: licences, action: Restart, onExitCodes: {operator: In, values: [42, 43]}},\n    \
+                 {action: Ignore, avoidNode: true, onCauses: [Signalled], onReasons: [Error]}]}}\n";
+    fs::write(&manifest, include_str!("../../../crds/tests/fixtures/arithmetic.yaml").to_owned() + rules)
+        .unwrap();
+    let plan = stdout(&rlctl(&["plan", "-f", manifest.to_str().unwrap()]));
+    let says = |name: &str, words: &str| {
+        plan.lines().any(|line| line.trim_start().starts_with(name) && line.ends_with(words))
+    };
+    assert!(says("licences ", "exit code 42, 43 -> starts again, 5 times without a checkpoint"), "{plan}");
+    let words = "reason Error and cause Signalled -> starts again, which counts for nothing, on other nodes first";
+    assert!(says("rules[1] ", words), "{plan}");
+}
+
+#[test]
 fn the_plan_for_programs_holds_the_resolved_specification() {
     let output = rlctl(&["plan", "-f", ARITHMETIC, "-o", "json"]);
     let plan: Value = serde_json::from_str(&stdout(&output)).unwrap();

@@ -196,11 +196,17 @@ fn reconciling(state: &JobState, status: &RLTrainingJobStatus) -> Entry {
     match state {
         JobState::Starting => (True, Reason::WorkersStarting, starting(status)),
         JobState::Restarting => {
-            (True, Reason::Restarting, format!("attempt {} begins", status.attempt.unwrap_or(1)))
+            let rule = deciding_rule(status);
+            (True, Reason::Restarting, format!("attempt {} begins{rule}", status.attempt.unwrap_or(1)))
         }
         JobState::WaitingToRestart(_) => {
             let at = status.attempt_start_time.as_deref().unwrap_or_default();
-            (True, Reason::WaitingToRestart, format!("attempts ended early; the next one begins at {at}"))
+            let rule = deciding_rule(status);
+            (
+                True,
+                Reason::WaitingToRestart,
+                format!("attempts ended early; the next one begins at {at}{rule}"),
+            )
         }
         JobState::StartDelayed(cause, message) => (True, Reason::Failure(*cause), message.clone()),
         JobState::Stopping(message) => (True, Reason::Failure(FailureCause::Disrupted), message.clone()),
@@ -208,6 +214,13 @@ fn reconciling(state: &JobState, status: &RLTrainingJobStatus) -> Entry {
         JobState::Suspending => entry(True, Reason::Suspending, "workers save a checkpoint and stop"),
         _ => entry(False, Reason::Settled, "there is nothing left to reconcile"),
     }
+}
+
+/// The rule of the job by which the last attempt is followed by this one.
+fn deciding_rule(status: &RLTrainingJobStatus) -> String {
+    let last = status.last_failure.as_ref().filter(|last| Some(last.attempt + 1) == status.attempt);
+    let rule = last.and_then(|last| last.rule.as_ref());
+    rule.map(|rule| format!(", by spec.runPolicy.failurePolicy, {rule}")).unwrap_or_default()
 }
 
 /// That workers are being started, and whether they ask for GPUs.

@@ -6,10 +6,11 @@
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
+use rlt_api::spec::FailureReason;
 use rlt_api::{ExitCode, FailureCause};
 
 use super::{Round, clock, deadlines, deletion};
-use crate::worker::{Explanation, Worker, WorkerPhase};
+use crate::worker::{Explanation, Waiting, Worker, WorkerPhase};
 
 /// How long a `PeerLost` exit waits for the exit of the peer, which names the cause.
 const PEER_PATIENCE: Duration = Duration::from_secs(3);
@@ -38,12 +39,14 @@ pub(super) struct Failure {
     pub(super) pod: Option<String>,
     pub(super) node: Option<String>,
     pub(super) exit_code: Option<i32>,
+    /// Kubernetes' reasons of the worker's pod.
+    pub(super) reasons: Vec<String>,
 }
 
 impl Failure {
     /// A failure of the job as a whole.
     pub(super) fn of_job(cause: FailureCause, message: String) -> Self {
-        Self { cause, message, pod: None, node: None, exit_code: None }
+        Self { cause, message, pod: None, node: None, exit_code: None, reasons: Vec::new() }
     }
 
     pub(super) fn of_worker(cause: FailureCause, message: String, worker: &Worker) -> Self {
@@ -53,8 +56,20 @@ impl Failure {
             pod: Some(worker.name.to_string()),
             node: worker.node.as_deref().map(str::to_owned),
             exit_code: worker.exit.as_ref().map(|exit| exit.code),
+            reasons: reasons(worker),
         }
     }
+}
+
+/// Everything that Kubernetes gives as a reason for a worker's end, or for its start that does not come.
+fn reasons(worker: &Worker) -> Vec<String> {
+    let explanations = [worker.disruption.as_deref(), worker.explanation.as_deref()];
+    let waiting = worker.waiting.as_deref().map(|waiting| match waiting {
+        Waiting::Unschedulable(_) => FailureReason::Unschedulable.name(),
+        Waiting::Container(why) => why.reason.clone(),
+    });
+    let of_pod = explanations.into_iter().flatten().map(|explanation| explanation.reason.clone());
+    worker.exit.iter().map(|exit| exit.reason.clone()).chain(of_pod).chain(waiting).collect()
 }
 
 /// Finds the failure that ended the attempt.
@@ -92,7 +107,11 @@ fn by_whom_it_began(round: &Round<'_>, failure: &Failure) -> Failure {
     let asked = round.pods.present().find(|worker| worker.disruption.is_some() || worker.is_deleting);
     asked.map_or_else(
         || failure.clone(),
-        |worker| Failure { exit_code: failure.exit_code, ..departed(worker) },
+        |worker| {
+            let departed = departed(worker);
+            let reasons = [failure.reasons.clone(), departed.reasons].concat();
+            Failure { exit_code: failure.exit_code, reasons, ..departed }
+        },
     )
 }
 

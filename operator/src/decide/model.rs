@@ -68,12 +68,29 @@ fn events() -> impl Strategy<Value = Vec<ModelEvent>> {
 
 const NUM_WORKERS: u32 = 3;
 
-/// The job as it is active, and as it is suspended.
-static ACTIVE: LazyLock<Prepared> = LazyLock::new(|| prepared(NUM_WORKERS, json!({})));
-static SUSPENDED: LazyLock<Prepared> = LazyLock::new(|| prepared(NUM_WORKERS, json!({"suspend": true})));
+/// A job as it is active, and as it is suspended.
+type ActiveAndSuspended = [LazyLock<Prepared>; 2];
+static PLAIN: ActiveAndSuspended = [
+    LazyLock::new(|| prepared(NUM_WORKERS, json!({}))),
+    LazyLock::new(|| prepared(NUM_WORKERS, json!({"suspend": true}))),
+];
+static WITH_RULES: ActiveAndSuspended = [
+    LazyLock::new(|| prepared(NUM_WORKERS, json!({"failurePolicy": failure_policy()}))),
+    LazyLock::new(|| prepared(NUM_WORKERS, json!({"suspend": true, "failurePolicy": failure_policy()}))),
+];
+
+fn failure_policy() -> Value {
+    let codes = |values: &[i32]| json!({"operator": "In", "values": values});
+    json!({"maxRestarts": 2, "rules": [
+        {"name": "ignored", "action": "Ignore", "onExitCodes": codes(&[77, 137])},
+        {"name": "counted", "action": "Restart", "avoidNode": true, "onExitCodes": codes(&[1, 78])},
+        {"name": "fatal", "action": "FailJob", "onReasons": ["DeletionByTaintManager"]},
+    ]})
+}
 
 /// An API server with one job in it.
 struct World {
+    job: &'static ActiveAndSuspended,
     prepared: &'static Prepared,
     generation: i64,
     status: RLTrainingJobStatus,
@@ -90,9 +107,11 @@ struct World {
 }
 
 impl World {
-    fn new() -> Self {
+    fn new(has_rules: bool) -> Self {
+        let job = if has_rules { &WITH_RULES } else { &PLAIN };
         Self {
-            prepared: &ACTIVE,
+            job,
+            prepared: &job[0],
             generation: 1,
             status: RLTrainingJobStatus::default(),
             pods: BTreeMap::new(),
@@ -189,6 +208,9 @@ impl World {
         assert!(status.attempt >= self.status.attempt, "an attempt was taken back");
         if let Some(end) = &self.has_ended {
             assert_eq!(final_status(&status), final_status(end), "the end was not the end");
+        }
+        if status.last_failure != self.status.last_failure {
+            check_rule(&status);
         }
         if status.completion_time.is_some() {
             self.has_ended.get_or_insert_with(|| status.clone());
@@ -358,7 +380,7 @@ impl World {
     }
 
     fn suspend(&mut self, suspend: bool) {
-        self.prepared = if suspend { &SUSPENDED } else { &ACTIVE };
+        self.prepared = &self.job[usize::from(suspend)];
         self.generation += 1;
     }
 
@@ -390,6 +412,22 @@ impl World {
     }
 }
 
+/// A failure that a rule decides about ends the job, or not, as the rule says.
+fn check_rule(status: &RLTrainingJobStatus) {
+    let rule = status.last_failure.as_ref().and_then(|failure| failure.rule.as_deref());
+    let has_ended = status.completion_time.is_some();
+    match rule {
+        Some("ignored: Ignore") => assert!(!has_ended, "an ignored failure ended the job"),
+        Some("counted: Restart") => {
+            let used = status.policy_restarts_used.unwrap_or(0);
+            assert_eq!(has_ended, used > 2, "{used} of 2 restarts are used");
+        }
+        Some("fatal: FailJob") => assert!(has_ended, "a job goes on that is to fail"),
+        Some(other) => panic!("there is no rule {other}"),
+        None => {}
+    }
+}
+
 fn node_of(idx: u32) -> Arc<str> {
     format!("node-{idx}").into()
 }
@@ -410,8 +448,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_happens_a_job_keeps_its_promises_and_ends(events in events()) {
-        let mut world = World::new();
+    fn whatever_happens_a_job_keeps_its_promises_and_ends(events in events(), has_rules: bool) {
+        let mut world = World::new(has_rules);
         for event in &events {
             world.happen(event);
             if !matches!(event, ModelEvent::OperatorCrashes(_) | ModelEvent::ApiServerRefuses(_)) {
@@ -423,7 +461,7 @@ proptest! {
 
     #[test]
     fn a_job_that_goes_well_costs_one_pod_a_rank_and_few_writes(waits in prop::collection::vec(1..100i64, 3)) {
-        let mut world = World::new();
+        let mut world = World::new(false);
         world.settle();
         for idx in 0..NUM_WORKERS {
             world.happen(&ModelEvent::TimePasses(waits[idx as usize]));

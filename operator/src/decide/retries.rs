@@ -10,6 +10,7 @@ use rlt_api::status::{FailureStatus, RLTrainingJobStatus};
 use rlt_api::{Budget, ExitCode, FailureCause};
 
 use super::failure::Failure;
+use super::failure_policy::{self, MatchedRule};
 use super::{Decision, JobState, Round, clock, finished};
 
 /// Longest message of a failure in a status, in bytes.
@@ -19,12 +20,18 @@ const MAX_NODES: usize = 16;
 /// Grace period of the pods that a failed attempt leaves: without their peer they can save nothing.
 const SURVIVORS_GRACE_SECONDS: u32 = 5;
 
-/// Begins the next attempt if the cause has retries left, else ends the job.
+/// Begins the next attempt if a rule of the job or the budget of the cause allows it, else ends the job.
 pub(super) fn answer(mut round: Round<'_>, failure: Failure) -> Decision {
     // The last report decides whether there is a new checkpoint.
     round.take_report();
-    record(&mut round.status, &failure, &clock::rfc3339(round.input.now));
-    match used_up(&round, failure.cause) {
+    let policy = round.input.prepared.job.spec().run_policy.failure_policy.as_ref();
+    let rule = failure_policy::first_match(policy, &failure);
+    record(&mut round.status, &failure, rule.as_ref(), &clock::rfc3339(round.input.now));
+    let end = match &rule {
+        Some(rule) => rule.forbids(&round.status),
+        None => used_up(&round, failure.cause),
+    };
+    match end {
         Some(why) => {
             if let Some(last) = &mut round.status.last_failure {
                 last.message = shortened(&format!("{} ({why})", last.message));
@@ -54,15 +61,20 @@ pub(super) fn wait_to_start(round: &Round<'_>) -> Option<Duration> {
     (wait <= delay(&round.status)).then_some(wait)
 }
 
-fn record(status: &mut RLTrainingJobStatus, failure: &Failure, now: &str) {
+fn record(status: &mut RLTrainingJobStatus, failure: &Failure, rule: Option<&MatchedRule<'_>>, now: &str) {
     *status.failures_by_cause.entry(failure.cause).or_default() += 1;
     let newest = status.checkpoints.iter().map(|checkpoint| checkpoint.step).max();
     if newest > status.retries_since_step {
         status.retries_since_step = newest;
         status.retries_used.clear();
+        status.policy_restarts_used = None;
     }
-    *status.retries_used.entry(failure.cause).or_default() += 1;
-    if let Some(node) = failure.node.as_ref().filter(|_| failure.cause.may_be_the_nodes()) {
+    match rule {
+        Some(rule) => rule.count(status),
+        None => *status.retries_used.entry(failure.cause).or_default() += 1,
+    }
+    let is_avoided = failure.cause.may_be_the_nodes() || rule.is_some_and(MatchedRule::avoids_node);
+    if let Some(node) = failure.node.as_ref().filter(|_| is_avoided) {
         blame(status, node);
     }
     status.last_failure = Some(FailureStatus {
@@ -71,6 +83,7 @@ fn record(status: &mut RLTrainingJobStatus, failure: &Failure, now: &str) {
         pod: failure.pod.clone(),
         node: failure.node.clone(),
         exit_code: failure.exit_code,
+        rule: rule.map(MatchedRule::title),
         message: shortened(&failure.message),
         advice: failure.cause.advice().into(),
         time: now.to_owned(),

@@ -2,7 +2,9 @@
 
 use std::fmt::Write as _;
 
-use rlt_api::plan::{BatchPlan, Fit, MemoryPlan, PhaseMemory, Place, Plan, SpeedPlan};
+use rlt_api::plan::{
+    BatchPlan, Fit, MemoryPlan, PhaseMemory, Place, Plan, SpeedPlan, rule_in_words, rule_name,
+};
 use rlt_api::spec::Device;
 use serde_json::Value;
 
@@ -61,6 +63,12 @@ pub(crate) fn render(plan: &Plan, objects: &[Value], run: Option<&MeasuredRun>) 
         }
     }
     plan.speed.iter().for_each(|speed| write_speed(&mut text, speed, run));
+    if let Some(policy) = &plan.failure_policy {
+        text.push_str("\nFailures, by the first rule that matches\n");
+        for (idx, rule) in policy.rules.iter().enumerate() {
+            line(&mut text, &rule_name(idx, rule), &rule_in_words(policy, rule));
+        }
+    }
     text.push_str("\nOn a cluster (-o yaml prints them)\n");
     for group in objects.chunk_by(|one, next| one["kind"] == next["kind"]) {
         let name = |object: &Value| object["metadata"]["name"].as_str().unwrap_or_default().to_owned();

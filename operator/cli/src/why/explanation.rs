@@ -209,8 +209,12 @@ pub(super) fn checkpoint(status: &RLTrainingJobStatus) -> Option<String> {
 /// What ended earlier attempts, and how many more may end so.
 pub(super) fn earlier(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Vec<String> {
     let counts = status.failures_by_cause.iter();
+    let rule = status.last_failure.as_ref().and_then(|last| Some((last.attempt, last.rule.as_ref()?)));
     counts
         .map(|(cause, count)| format!("ended before: {count} x {cause:?}{}", budget(snapshot, *cause)))
+        .chain(rule.map(|(attempt, rule)| {
+            format!("after attempt {attempt} spec.runPolicy.failurePolicy decided, {rule}")
+        }))
         .collect()
 }
 

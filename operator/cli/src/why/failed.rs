@@ -22,7 +22,7 @@ pub(super) fn failed(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Ex
             "{} x {:?}{}",
             count(status, failure.cause),
             failure.cause,
-            budget(snapshot, failure.cause)
+            decided(snapshot, failure)
         )])
         .because(checkpoint(status));
     let advised = advice(snapshot, status, failure).into_iter().fold(explanation, Explanation::so);
@@ -36,6 +36,14 @@ fn summary(failure: &FailureStatus) -> String {
     let who = failure.pod.as_deref().unwrap_or("the job as a whole");
     let node = failure.node.as_ref().map(|node| format!(" on node {node}")).unwrap_or_default();
     format!("failed in attempt {}: {:?} of {who}{node}", failure.attempt, failure.cause)
+}
+
+/// What decided that the job ends: a rule of its own, or the budget of the cause.
+fn decided(snapshot: &JobSnapshot, failure: &FailureStatus) -> String {
+    match &failure.rule {
+        Some(rule) => format!(", and spec.runPolicy.failurePolicy decides, {rule}"),
+        None => budget(snapshot, failure.cause),
+    }
 }
 
 fn count(status: &RLTrainingJobStatus, cause: FailureCause) -> u32 {

@@ -87,3 +87,93 @@ fn a_clock_that_ran_ahead_in_the_operator_before_holds_up_no_start() {
     let node_ahead = decided(json!({}), &running(1, 90), vec![failed(0, 76, -3600), runs(1)]);
     assert_eq!(node_ahead.status.attempt, Some(2), "a node's clock that runs ahead");
 }
+
+fn with_rules(rules: Value, status: &RLTrainingJobStatus, workers: Vec<Worker>) -> RLTrainingJobStatus {
+    decided(json!({"failurePolicy": {"maxRestarts": 2, "rules": rules}}), status, workers).status
+}
+
+#[test]
+fn the_first_rule_that_matches_decides_before_any_budget() {
+    let rules = json!([
+        {"name": "licences", "action": "Restart", "onExitCodes": {"operator": "In", "values": [42, 78]}},
+        {"action": "Ignore", "onCauses": ["TrainerFailed"], "onExitCodes": {"operator": "NotIn", "values": [1]}},
+        {"name": "memory", "action": "FailJob", "onReasons": ["OOMKilled"]},
+        {"name": "late", "action": "Ignore", "onReasons": ["OOMKilled", "Error"], "onCauses": ["Diverged"]},
+    ]);
+    let decided_on = |worker: Worker| with_rules(rules.clone(), &running(1, 90), vec![worker, runs(1)]);
+    let oom = || {
+        let mut worker = failed(0, 137, 10);
+        worker.exit.as_mut().unwrap().reason = "OOMKilled".into();
+        worker
+    };
+    for (worker, goes_on, rule) in [
+        (failed(0, 42, 10), true, Some("licences: Restart")),
+        (failed(0, 78, 10), true, Some("licences: Restart")),
+        (failed(0, 3, 10), true, Some("rules[1]: Ignore")),
+        (failed(0, 1, 10), false, None),
+        (failed(0, 77, 10), true, Some("late: Ignore")),
+        (oom(), false, Some("memory: FailJob")),
+    ] {
+        let (code, status) = (worker.exit.as_ref().unwrap().code, decided_on(worker));
+        let last = status.last_failure.as_ref().unwrap();
+        assert_eq!((status.completion_time.is_none(), last.rule.as_deref()), (goes_on, rule), "{code}");
+        assert!(rule.is_none() || status.retries_used.is_empty(), "{code} was counted twice");
+        let says = |type_| {
+            let mut conditions = status.conditions.iter().filter(|one| one.type_ == type_);
+            conditions.any(|one| rule.is_none_or(|rule| one.message.contains(rule)))
+        };
+        assert!(says(if goes_on { ConditionType::Reconciling } else { ConditionType::Failed }), "{code}");
+    }
+    let later = RLTrainingJobStatus { active_since: Some(ago(900)), ..running(1, 90) };
+    let rules = json!([{"action": "Ignore", "onExitCodes": {"operator": "NotIn", "values": [1]}}]);
+    let policy = json!({"activeDeadlineSeconds": 100, "failurePolicy": {"rules": rules}});
+    let over = decided(policy, &later, vec![runs(0), runs(1)]).status;
+    assert_eq!(over.last_failure.unwrap().cause, FailureCause::DeadlineExceeded, "no rule gives more time");
+}
+
+#[test]
+fn restarts_by_rules_have_a_budget_of_their_own_and_ignored_ones_none() {
+    let rule = |action: &str| json!([{"action": action, "onExitCodes": {"operator": "In", "values": [139]}}]);
+    let crash = || vec![failed(0, 139, 10), runs(1)];
+    let mut status =
+        RLTrainingJobStatus { retries_used: [(FailureCause::Signalled, 99)].into(), ..running(1, 90) };
+    for attempt in 1..9 {
+        let workers = crash().into_iter().map(|worker| Worker { attempt, ..worker }).collect();
+        let next = with_rules(rule("Ignore"), &status, workers);
+        assert_eq!((next.attempt, next.policy_restarts_used), (Some(attempt + 1), None));
+        status = RLTrainingJobStatus {
+            attempt_running_time: Some(ago(9)),
+            attempt_start_time: Some(ago(90)),
+            ..next
+        };
+    }
+    let used = |used| RLTrainingJobStatus { policy_restarts_used: Some(used), ..running(1, 90) };
+    assert_eq!(with_rules(rule("Restart"), &used(1), crash()).policy_restarts_used, Some(2));
+    let over = with_rules(rule("Restart"), &used(2), crash());
+    let message = over.last_failure.unwrap().message;
+    assert!(over.completion_time.is_some() && message.contains("maxRestarts of 2"), "{message}");
+}
+
+#[test]
+fn a_checkpoint_gives_rules_their_restarts_back_and_a_rule_can_avoid_a_node_that_no_cause_would() {
+    let checkpoint = CheckpointStatus {
+        step: 40,
+        path: String::new(),
+        digest: String::new(),
+        world_size: None,
+        latest: true,
+        time: ago(9),
+    };
+    let status = RLTrainingJobStatus {
+        policy_restarts_used: Some(2),
+        retries_since_step: Some(20),
+        checkpoints: vec![checkpoint],
+        ..running(1, 90)
+    };
+    for avoid_node in [false, true] {
+        let rules = json!([{"action": "Restart", "avoidNode": avoid_node, "onCauses": ["Diverged"]}]);
+        let next = with_rules(rules, &status, vec![failed(0, 77, 10), runs(1)]);
+        assert_eq!((next.attempt, next.policy_restarts_used), (Some(2), Some(1)));
+        assert_eq!(next.failures_by_node.contains_key("node"), avoid_node);
+    }
+}
