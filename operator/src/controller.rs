@@ -26,9 +26,11 @@ use crate::discovery::{self, Discovery};
 use crate::index::Child;
 use crate::job::Job;
 use crate::labels;
+use crate::queue::Workload;
 use crate::reconcile::{reconcile, retry};
 use crate::seen::{SeenMetadata, SeenPod};
 use crate::watch::{self, Sink};
+use crate::worker::Worker;
 
 /// Reconciles jobs until `stop`; reconciles that have begun are finished.
 pub async fn run(
@@ -124,7 +126,7 @@ fn follow_queues(
         let (discovery, sink) = (context.discovery.clone(), sink.clone());
         watches.spawn(async move {
             discovery.kueue().await;
-            watch::workloads(api, namespace, sink, done).await;
+            watch::objects(api, namespace, ("workloads", ()), Workload::read, sink, done).await;
         });
         synced.push(first);
     }
@@ -187,14 +189,17 @@ fn follow_objects(
     watches.spawn(watch::nodes(Api::<Node>::all(client.clone()), sink.clone()));
     for (api, namespace) in apis::<SeenPod>(client, namespaces) {
         let (done, first) = oneshot::channel();
-        watches.spawn(watch::pods(api, namespace, sink.clone(), done));
+        let kind = ("pods", ());
+        watches.spawn(watch::objects(api, namespace, kind, Worker::read, sink.clone(), done));
         synced.push(first);
     }
     macro_rules! follow {
         ($kind:ty, $child:expr) => {
             for (api, namespace) in apis::<SeenMetadata<$kind>>(client, namespaces) {
                 let (done, first) = oneshot::channel();
-                watches.spawn(watch::children::<$kind>(api, $child, namespace, sink.clone(), done));
+                let read = |object: &SeenMetadata<$kind>| watch::read_child($child, &object.metadata);
+                let kind = ("children", $child);
+                watches.spawn(watch::objects(api, namespace, kind, read, sink.clone(), done));
                 synced.push(first);
             }
         };

@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 
 use super::{ApplyError, creation, error};
 use crate::build::{self, BuildInput};
-use crate::index::{Child, Children, Index};
+use crate::index::{Child, ChildEntry, Children, Index};
 use crate::job::Job;
 use crate::labels;
 use crate::worker::{self, Worker};
@@ -109,7 +109,7 @@ impl<'a> JobChildren<'a> {
                 Err(ApplyError::Call { act: "delete network policy", name, source: error })
             }
             _ => {
-                self.index.remove_child(&self.job.key(), Child::NetworkPolicy);
+                self.index.remove(&self.job.key(), &ChildEntry { child: Child::NetworkPolicy, digest: None });
                 Ok(())
             }
         }
@@ -138,7 +138,7 @@ impl<'a> JobChildren<'a> {
             Some(_) => Box::pin(self.change(&wanted)).await?,
             None => Box::pin(self.make(&wanted)).await?,
         }
-        self.index.enter_child(&self.job.key(), child, digest);
+        self.index.enter(&self.job.key(), ChildEntry { child, digest });
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use kube::{Api, Client};
 use super::{ApplyError, ClusterState, creation, error};
 use crate::build::{self, BuildInput, Flavor, Gang, Placement};
 use crate::discovery;
-use crate::index::{Child, Index};
+use crate::index::{Child, ChildEntry, Index};
 use crate::job::Job;
 use crate::labels;
 use crate::queue::Workload;
@@ -69,7 +69,7 @@ async fn ensure(
         let removed = api.delete_collection(&DeleteParams::default(), &earlier).await;
         removed.map_err(|source| ApplyError::Call { act: "delete the pod groups before", name, source })?;
     }
-    index.enter_child(&job.key(), Child::PodGroup, made_for);
+    index.enter(&job.key(), ChildEntry { child: Child::PodGroup, digest: made_for });
     Ok(())
 }
 

@@ -78,7 +78,7 @@ async fn create(
     };
     match Workload::read(&made) {
         Some((owner, workload)) if owner == input.job.key() => {
-            index.enter_workload(&owner, workload);
+            index.enter(&owner, workload);
             Ok(())
         }
         _ => Err(ApplyError::occupied(input.job, &made.metadata)),
@@ -116,10 +116,10 @@ async fn delete(
     match api.delete(&workload.name, &params).await {
         // With a finalizer it stays until that is removed.
         Ok(answer) => match answer.left().and_then(|object| Workload::read(&object)) {
-            Some((key, leaving)) if leaving.is_deleting => index.enter_workload(&key, leaving),
-            _ => index.remove_workload(&job.key(), &workload.uid),
+            Some((key, leaving)) if leaving.is_deleting => index.enter(&key, leaving),
+            _ => index.remove(&job.key(), workload),
         },
-        Err(error) if error::is_done(&error) => index.remove_workload(&job.key(), &workload.uid),
+        Err(error) if error::is_done(&error) => index.remove(&job.key(), workload),
         Err(source) => {
             let name = workload.name.clone();
             return Err(ApplyError::Call { act: "delete workload", name, source });
@@ -149,7 +149,7 @@ async fn release(api: &Api<DynamicObject>, index: &Index, workload: &Workload) -
 
 fn enter(index: &Index, object: &DynamicObject) -> Result<(), ApplyError> {
     if let Some((key, workload)) = Workload::read(object) {
-        index.enter_workload(&key, workload);
+        index.enter(&key, workload);
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
-//! The index keeps what is true last, in whatever order it hears of it.
+//! The index keeps the newest state, in whatever order changes arrive.
 
-use super::{Child, Index};
+use super::{Child, ChildEntry, Index};
 use crate::decide::fixtures::worker;
 use crate::worker::{JobKey, Worker, WorkerPhase};
 
@@ -10,6 +10,10 @@ fn key() -> JobKey {
 
 fn version(version: u64, phase: WorkerPhase) -> Worker {
     Worker { resource_version: version, phase, ..worker(0, 1) }
+}
+
+fn config_map(digest: Option<&str>) -> ChildEntry {
+    ChildEntry { child: Child::ConfigMap, digest: digest.map(str::to_owned) }
 }
 
 #[test]
@@ -26,7 +30,7 @@ fn an_older_version_of_a_pod_does_not_replace_a_newer_one() {
 fn a_pod_that_is_gone_is_not_brought_back_by_the_answer_to_its_creation() {
     let index = Index::default();
     let gone = worker(0, 1);
-    index.remove(&key(), &gone.name, &gone.uid);
+    index.remove(&key(), &gone);
     index.enter(&key(), gone);
     assert!(index.workers(&key()).is_empty());
     assert!(index.jobs().is_empty(), "a job without objects takes no memory");
@@ -37,7 +41,7 @@ fn the_end_of_a_pod_does_not_remove_its_successor_of_the_same_name() {
     let index = Index::default();
     let (old, new) = (worker(0, 1), worker(0, 2));
     index.enter(&key(), new.clone());
-    index.remove(&key(), &old.name, &old.uid);
+    index.remove(&key(), &old);
     assert_eq!(index.workers(&key())[0].uid, new.uid);
 }
 
@@ -47,12 +51,12 @@ fn a_new_list_removes_what_it_does_not_name_in_its_namespace_only() {
     let elsewhere = JobKey { uid: "v".into(), namespace: "other".into(), name: "job".into() };
     index.enter(&key(), worker(0, 1));
     index.enter(&elsewhere, worker(0, 1));
-    index.enter_child(&key(), Child::ConfigMap, None);
-    index.replace(Some("default"), Vec::new());
+    index.enter(&key(), config_map(None));
+    index.replace::<Worker>(Some("default"), (), Vec::new());
     assert!(index.workers(&key()).is_empty());
     assert_eq!(index.workers(&elsewhere).len(), 1);
     assert!(index.children(&key()).contains_key(&Child::ConfigMap));
-    index.replace_children(None, Child::ConfigMap, Vec::new());
+    index.replace::<ChildEntry>(None, Child::ConfigMap, Vec::new());
     assert_eq!(index.jobs(), [elsewhere]);
 }
 
@@ -63,11 +67,11 @@ fn objects_that_name_a_jobs_uid_in_another_namespace_or_under_another_name_are_n
     let misnamed = JobKey { name: "another".into(), ..key() };
     for stranger in [&foreign, &misnamed] {
         index.enter(stranger, version(9, WorkerPhase::Failed));
-        index.enter_child(stranger, Child::ConfigMap, Some("digest".into()));
+        index.enter(stranger, config_map(Some("digest")));
     }
     assert!(index.workers(&key()).is_empty() && index.children(&key()).is_empty());
     index.enter(&key(), version(3, WorkerPhase::Running));
-    index.remove(&foreign, &worker(0, 1).name, &"another pod".into());
-    index.replace(Some("other"), Vec::new());
+    index.remove(&foreign, &Worker { uid: "another pod".into(), ..worker(0, 1) });
+    index.replace::<Worker>(Some("other"), (), Vec::new());
     assert_eq!(index.workers(&key())[0].phase, WorkerPhase::Running);
 }

@@ -18,7 +18,7 @@ use crate::client::{CallRate, Limiter, MAX_IN_FLIGHT};
 use crate::decide::Report;
 use crate::decide::fixtures;
 use crate::discovery::Discovery;
-use crate::index::Child;
+use crate::index::{Child, ChildEntry};
 use crate::worker::{JobKey, Worker, WorkerPhase};
 
 /// An answer of the API server to a call, or `None` where it takes everything.
@@ -207,7 +207,9 @@ async fn a_job_that_runs_is_told_what_cannot_be_changed_and_still_counts_its_wor
     });
     let (server, _) = once(rule, |context| {
         runs(context);
-        context.index.enter_child(&key(), Child::ConfigMap, Some("another digest".into()));
+        context
+            .index
+            .enter(&key(), ChildEntry { child: Child::ConfigMap, digest: Some("another digest".into()) });
     })
     .await;
     let status = server.status().expect("a status is written");
