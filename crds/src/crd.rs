@@ -38,7 +38,7 @@ pub fn custom_resource_definition() -> Result<Value, serde_json::Error> {
         begin_unobserved(root);
         describe(root);
         insert_name_rule(root);
-        rules::all().for_each(|rule| insert_rule(root, rule.scope, rule.at, rule.message, (rule.cel)()));
+        rules::all().for_each(|rule| insert_rule(root, rule.scope, rule.at, rule.message, rule.cel()));
         let about_changes = rules::change_rule(root);
         push_rule(root, "", about_changes);
     }

@@ -10,6 +10,7 @@ mod failure_policy;
 mod loss;
 mod model;
 mod parallelism;
+mod parameters;
 mod pod;
 mod rewards;
 mod training;
@@ -23,6 +24,7 @@ use crate::resolved::{Preset, preset};
 use crate::spec::{AlgorithmKind, RLTrainingJobSpec, RewardFunctionSpec};
 #[cfg(feature = "kube")]
 pub(crate) use changes::change_rule;
+use parameters::ParameterRule;
 
 /// One rule.
 pub(crate) struct Rule {
@@ -51,6 +53,8 @@ pub(crate) enum Check {
     Spec(fn(&RLTrainingJobSpec) -> bool),
     /// Each reward function by itself.
     RewardFunction(fn(&RewardFunctionSpec) -> bool),
+    /// A parameter of a formula; its CEL form follows from the declarations.
+    Parameter(ParameterRule),
 }
 
 /// Every rule, in the order of the specification's sections.
@@ -60,6 +64,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Rule> {
         data::RULES,
         rewards::RULES,
         algorithm::RULES,
+        &*parameters::RULES,
         loss::RULES,
         training::RULES,
         checkpoint::RULES,
@@ -72,11 +77,21 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Rule> {
 }
 
 impl Rule {
+    /// The rule as the API server evaluates it.
+    #[cfg(feature = "kube")]
+    pub(crate) fn cel(&self) -> String {
+        match self.holds {
+            Check::Parameter(rule) => rule.cel(),
+            _ => (self.cel)(),
+        }
+    }
+
     /// The full paths of the fields that break this rule, as reported.
     pub(crate) fn broken_at(&self, spec: &RLTrainingJobSpec) -> Vec<String> {
         let path = |scope: &str| below(scope, self.at);
         match self.holds {
             Check::Spec(holds) => (!holds(spec)).then(|| path(self.scope)).into_iter().collect(),
+            Check::Parameter(rule) => (!rule.holds(spec)).then(|| path(self.scope)).into_iter().collect(),
             Check::RewardFunction(holds) => {
                 let broken =
                     spec.rewards.functions.iter().enumerate().filter(|(_, function)| !holds(function));

@@ -21,7 +21,7 @@ const TRAINERS: [&str; 8] =
     ["model", "data", "rewards", "algorithm", "rollout", "training", "checkpoint", "tracking"];
 
 /// Fields that resolution turns into a choice between types or into a call: what reading them looks like.
-const TURNED: [(&str, &str); 17] = [
+const TURNED: [(&str, &str); 20] = [
     ("model.path", "ModelSource::Path"),
     ("model.tokenizer.path", "TokenizerSource::Path"),
     ("model.tokenizer.characters", "TokenizerSource::Characters"),
@@ -30,9 +30,12 @@ const TURNED: [(&str, &str); 17] = [
     ("data.train", "DataSource::Files"),
     ("data.held_out", "DataSource::Files"),
     ("algorithm.kind", "policy_gradient"),
-    ("algorithm.advantage.estimator", "resolved::Advantage"),
-    ("algorithm.loss.policy", "resolved::PolicyLoss"),
-    ("algorithm.loss.aggregation", "resolved::Aggregation"),
+    ("algorithm.advantage.estimator", "algorithm.advantage.estimate("),
+    ("algorithm.advantage.parameters", "algorithm.advantage.estimate("),
+    ("algorithm.loss.policy", "policy: algorithm.loss.policy"),
+    ("algorithm.loss.parameters", "policy: algorithm.loss.policy"),
+    ("algorithm.loss.aggregation", "aggregation: algorithm.loss.aggregation"),
+    ("algorithm.loss.normalization_tokens", "aggregation: algorithm.loss.aggregation"),
     ("algorithm.kl.placement", "Kl::Reward("),
     ("training.steps", "length.num_steps"),
     ("training.epochs", "length.num_steps"),

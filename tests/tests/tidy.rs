@@ -43,13 +43,14 @@ fn dependency_names(package: &str) -> Vec<String> {
 fn dependency_arrows_point_only_where_the_design_lets_them() {
     let torch: &[&str] = &["tch", "torch-sys", "rlt-torch"];
     let kubernetes: &[&str] = &["kube", "kube-core", "kube-client", "k8s-openapi"];
-    let forbidden: [(&str, &[&[&str]]); 8] = [
+    let forbidden: [(&str, &[&[&str]]); 9] = [
         ("rlt-api", &[torch, kubernetes, &["tokio", "rlt-core", "rlt-trainer"]]),
         ("rlt-channel", &[torch, kubernetes, &["rlt-api", "rlt-core", "rlt-trainer"]]),
         ("rlt-traces", &[torch, kubernetes, &["rlt-api", "rlt-core", "rlt-trainer"]]),
         ("rlctl", &[torch, &["rlt-core", "rlt-trainer"]]),
         ("rlt-operator", &[torch, &["rlt-core", "rlt-trainer"]]),
         ("rlt-core", &[torch, kubernetes, &["tokio", "rlt-api", "rlt-trainer"]]),
+        ("rlt-algorithms", &[torch, kubernetes, &["tokio", "rlt-api", "rlt-core", "rlt-trainer"]]),
         ("rlt-torch", &[kubernetes, &["tokio", "rlt-api", "rlt-core", "rlt-trainer"]]),
         ("rlt-trainer", &[kubernetes]),
     ];

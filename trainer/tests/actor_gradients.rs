@@ -4,7 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use rlt_core::batch::{Batch, Demonstration};
-use rlt_core::loss::{Aggregation, Denominators, LossInputs, Objective, PolicyLoss};
+use rlt_core::loss::{Aggregation, Denominators, Gpg, LossInputs, Objective};
 use rlt_trainer::actor::{Actor, ActorOptions, MicroBatch};
 use rlt_trainer::model::{Adapter, Decoder, LoadOptions, ModelConfig, PackedInput};
 use rlt_trainer::optim::{AdamW, AdamWOptions};
@@ -41,7 +41,7 @@ fn batch() -> Batch {
 
 fn objective() -> Objective {
     Objective {
-        policy: PolicyLoss::Gpg,
+        policy: Gpg {}.into(),
         aggregation: Aggregation::TokenMean,
         kl: None,
         entropy_coefficient: 0.1,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rlt_api::spec::CriticSpec;
 use rlt_core::batch::{Batch, BatchSequence};
 use rlt_core::loss::Objective;
-use rlt_core::loss::{Aggregation, PolicyLoss};
+use rlt_core::loss::{Aggregation, Gpg};
 use rlt_core::rows::Rows;
 use rlt_core::types::{Prompt, TokenId};
 use rlt_trainer::actor::{Actor, ActorOptions};
@@ -112,7 +112,7 @@ fn values_alone(trunk: &Decoder, head_d: &Tensor, sequence: &BatchSequence) -> T
 
 fn plan() -> UpdatePlan {
     let objective = Objective {
-        policy: PolicyLoss::Gpg,
+        policy: Gpg {}.into(),
         aggregation: Aggregation::TokenMean,
         kl: None,
         entropy_coefficient: 0.0,

@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use rlt_core::batch::{Batch, Demonstration};
-use rlt_core::loss::{Aggregation, Denominators, LossInputs, Objective, PolicyLoss};
+use rlt_core::loss::{Aggregation, Denominators, Gpg, LossInputs, Objective};
 use rlt_trainer::actor::{Actor, ActorOptions, MicroBatch};
 use rlt_trainer::model::{Decoder, LoadOptions, ModelConfig};
 use rlt_trainer::optim::{AdamW, AdamWOptions, StepOutcome};
@@ -42,7 +42,7 @@ fn batch() -> Batch {
 /// Gathers the gradient of the batch's likelihood times `weight`.
 fn accumulate(actor: &mut Actor, weight: f64) {
     let objective = Objective {
-        policy: PolicyLoss::Gpg,
+        policy: Gpg {}.into(),
         aggregation: Aggregation::TokenMean,
         kl: None,
         entropy_coefficient: 0.0,

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rlt_core::batch::{Batch, BatchSequence};
-use rlt_core::loss::{Aggregation, Denominators, LossInputs, Objective, PolicyLoss};
+use rlt_core::loss::{Aggregation, Denominators, Gpg, LossInputs, Objective};
 use rlt_core::mesh::StreamPart;
 use rlt_core::rows::Rows;
 use rlt_core::types::{Prompt, TokenId};
@@ -76,7 +76,7 @@ fn actor(family: &str, activation_checkpointing: bool) -> Actor {
 /// Tokens that go through the model, and the gradients of all parameters.
 fn gradients(actor: &mut Actor, batch: &Batch, max_tokens: usize) -> (usize, Vec<(String, Tensor)>) {
     let objective = Objective {
-        policy: PolicyLoss::Gpg,
+        policy: Gpg {}.into(),
         aggregation: Aggregation::TokenMean,
         kl: None,
         entropy_coefficient: 0.1,

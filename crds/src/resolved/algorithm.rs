@@ -1,12 +1,14 @@
 //! The algorithm with the preset written out and only the constants that its parts use.
 
+use rlt_algorithms::advantage::{AdvantageEstimator, EstimatorInput};
+use rlt_algorithms::loss::{Aggregation, PolicyLoss};
 use serde::Serialize;
 
 use super::preset::Preset;
 use crate::spec::{
-    AdaptiveKlSpec, AdvantageEstimator, AdvantageSpec, AlgorithmKind, AlgorithmSpec, ColdStartSpec,
-    CriticSpec, DynamicSamplingSpec, ImportanceCorrectionSpec, KlEstimator, KlPlacement, KlSpec,
-    LossAggregation, LossSpec, PolicyLossKind, RolloutSpec,
+    AdaptiveKlSpec, AdvantageSpec, AlgorithmKind, AlgorithmSpec, ColdStartSpec, CriticSpec,
+    DynamicSamplingSpec, ImportanceCorrectionSpec, KlEstimator, KlPlacement, KlSpec, LossAggregation,
+    LossSpec, RolloutSpec,
 };
 
 /// The algorithm.
@@ -28,7 +30,7 @@ pub struct ResolvedAlgorithm {
 #[serde(rename_all = "camelCase")]
 pub struct PolicyGradient {
     /// How rewards become advantages.
-    pub advantage: Advantage,
+    pub advantage: AdvantageEstimator,
     /// How advantages become a loss.
     pub loss: PolicyGradientLoss,
     /// The critic; `None` for estimators that know none.
@@ -44,24 +46,6 @@ pub struct PolicyGradient {
     pub dynamic_sampling: Option<DynamicSamplingSpec>,
 }
 
-/// An advantage estimator with its constants. See [`AdvantageEstimator`] for what each does.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[serde(tag = "estimator", rename_all_fields = "camelCase")]
-#[expect(missing_docs, reason = "the variants are documented once, in AdvantageEstimator and AdvantageSpec")]
-pub enum Advantage {
-    Grpo { normalize_by_std: bool },
-    GrpoPassk { normalize_by_std: bool },
-    Rloo,
-    ReinforcePlusPlus { gamma: f64 },
-    ReinforcePlusPlusBaseline,
-    ReMax,
-    Opo,
-    Gpg,
-    OptimalTokenBaseline,
-    Gdpo,
-    Gae { gamma: f64, lambda: f64 },
-}
-
 /// The loss: per token, over a batch, and the entropy bonus.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -74,72 +58,6 @@ pub struct PolicyGradientLoss {
     pub aggregation: Aggregation,
     /// Factor of the entropy that is subtracted; 0 for none.
     pub entropy_coefficient: f64,
-}
-
-/// A policy loss with its constants. See [`PolicyLossKind`] for what each does.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[serde(tag = "policy", rename_all_fields = "camelCase")]
-#[expect(missing_docs, reason = "the variants are documented once, in PolicyLossKind and LossSpec")]
-pub enum PolicyLoss {
-    Vanilla {
-        clip_low: f64,
-        clip_high: f64,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        dual_clip: Option<f64>,
-    },
-    Gspo {
-        clip_low: f64,
-        clip_high: f64,
-    },
-    Sapo {
-        sapo_tau_positive: f64,
-        sapo_tau_negative: f64,
-    },
-    Gpg,
-    GeoMean {
-        clip_low: f64,
-        clip_high: f64,
-    },
-    Cispo {
-        clip_low: f64,
-        clip_high: f64,
-    },
-    DppoTv {
-        clip_low: f64,
-        clip_high: f64,
-        /// Cap of the importance weight.
-        dual_clip: f64,
-    },
-    DppoKl {
-        clip_low: f64,
-        clip_high: f64,
-        /// Cap of the importance weight.
-        dual_clip: f64,
-    },
-    Dro {
-        penalty: f64,
-    },
-    ClipCov {
-        clip_low: f64,
-        clip_high: f64,
-        covariance_ratio: f64,
-    },
-    KlCov {
-        covariance_ratio: f64,
-        penalty: f64,
-    },
-}
-
-/// A loss aggregation with its constant. See [`LossAggregation`] for what each does.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[serde(tag = "aggregation", rename_all_fields = "camelCase")]
-#[expect(missing_docs, reason = "the variants are documented once, in LossAggregation and LossSpec")]
-pub enum Aggregation {
-    TokenMean,
-    TokenSum,
-    SequenceMeanTokenMean,
-    SequenceMeanTokenSum,
-    SequenceMeanTokenSumNorm { normalization_tokens: u32 },
 }
 
 /// The KL term, by where it acts.
@@ -181,7 +99,7 @@ impl ResolvedAlgorithm {
     pub(super) fn resolve(spec: &AlgorithmSpec, preset: &Preset, rollout: &RolloutSpec) -> Self {
         let loss = spec.loss.clone().unwrap_or_default();
         let advantage = resolve_advantage(&spec.advantage.clone().unwrap_or_default(), preset);
-        let has_critic = matches!(advantage, Advantage::Gae { .. });
+        let has_critic = advantage.reads(EstimatorInput::Values);
         let policy_gradient = (spec.kind != AlgorithmKind::Sft).then(|| PolicyGradient {
             advantage,
             critic: has_critic.then(|| spec.critic.clone().unwrap_or_default()),
@@ -198,63 +116,20 @@ impl ResolvedAlgorithm {
     }
 }
 
-fn resolve_advantage(spec: &AdvantageSpec, preset: &Preset) -> Advantage {
-    let normalize_by_std = spec.normalize_by_std.unwrap_or(preset.normalize_by_std);
-    match spec.estimator.unwrap_or(preset.estimator) {
-        AdvantageEstimator::Grpo => Advantage::Grpo { normalize_by_std },
-        AdvantageEstimator::GrpoPassk => Advantage::GrpoPassk { normalize_by_std },
-        AdvantageEstimator::Rloo => Advantage::Rloo,
-        AdvantageEstimator::ReinforcePlusPlus => {
-            Advantage::ReinforcePlusPlus { gamma: spec.gamma.unwrap_or(1.0) }
-        }
-        AdvantageEstimator::ReinforcePlusPlusBaseline => Advantage::ReinforcePlusPlusBaseline,
-        AdvantageEstimator::ReMax => Advantage::ReMax,
-        AdvantageEstimator::Opo => Advantage::Opo,
-        AdvantageEstimator::Gpg => Advantage::Gpg,
-        AdvantageEstimator::OptimalTokenBaseline => Advantage::OptimalTokenBaseline,
-        AdvantageEstimator::Gdpo => Advantage::Gdpo,
-        AdvantageEstimator::Gae => {
-            Advantage::Gae { gamma: spec.gamma.unwrap_or(1.0), lambda: spec.lambda.unwrap_or(1.0) }
-        }
-    }
+fn resolve_advantage(spec: &AdvantageSpec, preset: &Preset) -> AdvantageEstimator {
+    let estimator = spec.estimator.unwrap_or(preset.estimator);
+    AdvantageEstimator::resolve(estimator, &spec.parameters.or(&preset.advantage))
 }
 
 fn resolve_policy_loss(spec: &LossSpec, preset: &Preset) -> PolicyLoss {
-    let clip_low = spec.clip_low.unwrap_or(preset.clip_low);
-    let clip_high = spec.clip_high.unwrap_or(preset.clip_high);
-    // verl 0.10 caps the importance weight of DPPO at 20 where nothing is set.
-    let dual_clip = spec.dual_clip.unwrap_or(20.0);
-    match spec.policy.unwrap_or(preset.policy) {
-        PolicyLossKind::Vanilla => PolicyLoss::Vanilla { clip_low, clip_high, dual_clip: spec.dual_clip },
-        PolicyLossKind::Gspo => PolicyLoss::Gspo { clip_low, clip_high },
-        PolicyLossKind::Sapo => PolicyLoss::Sapo {
-            sapo_tau_positive: spec.sapo_tau_positive.unwrap_or(1.0),
-            sapo_tau_negative: spec.sapo_tau_negative.unwrap_or(1.05),
-        },
-        PolicyLossKind::Gpg => PolicyLoss::Gpg,
-        PolicyLossKind::GeoMean => PolicyLoss::GeoMean { clip_low, clip_high },
-        PolicyLossKind::Cispo => PolicyLoss::Cispo { clip_low, clip_high },
-        PolicyLossKind::DppoTv => PolicyLoss::DppoTv { clip_low, clip_high, dual_clip },
-        PolicyLossKind::DppoKl => PolicyLoss::DppoKl { clip_low, clip_high, dual_clip },
-        PolicyLossKind::Dro => PolicyLoss::Dro { penalty: spec.penalty.unwrap_or(0.1) },
-        // verl's defaults for both (arXiv 2505.22617).
-        PolicyLossKind::ClipCov => PolicyLoss::ClipCov {
-            clip_low,
-            clip_high,
-            covariance_ratio: spec.covariance_ratio.unwrap_or(2e-4),
-        },
-        PolicyLossKind::KlCov => PolicyLoss::KlCov {
-            covariance_ratio: spec.covariance_ratio.unwrap_or(2e-4),
-            penalty: spec.penalty.unwrap_or(1.0),
-        },
-    }
+    PolicyLoss::resolve(spec.policy.unwrap_or(preset.policy), &spec.parameters.or(&preset.loss))
 }
 
 fn resolve_aggregation(spec: &LossSpec, preset: &Preset, rollout: &RolloutSpec) -> Aggregation {
-    let policy = spec.policy.unwrap_or(preset.policy);
-    let by_policy =
-        PolicyLossKind::BY_SEQUENCE.contains(&policy).then_some(LossAggregation::SequenceMeanTokenMean);
-    match spec.aggregation.or(by_policy).unwrap_or(preset.aggregation) {
+    if let (None, Some(own)) = (spec.aggregation, resolve_policy_loss(spec, preset).aggregation()) {
+        return own;
+    }
+    match spec.aggregation.unwrap_or(preset.aggregation) {
         LossAggregation::TokenMean => Aggregation::TokenMean,
         LossAggregation::TokenSum => Aggregation::TokenSum,
         LossAggregation::SequenceMeanTokenMean => Aggregation::SequenceMeanTokenMean,

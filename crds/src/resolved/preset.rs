@@ -1,23 +1,25 @@
 //! What each value of `algorithm.kind` means, in one table, with its sources.
 
+use rlt_algorithms::advantage::NORMALIZE_BY_STD;
+use rlt_algorithms::declaration::Parameters;
+use rlt_algorithms::loss::{CLIP_HIGH, CLIP_LOW};
+
 use crate::spec::{
-    AdvantageEstimator, AlgorithmKind, DynamicSamplingSpec, KlPlacement, LossAggregation, OverlongRewardSpec,
-    PolicyLossKind,
+    AdvantageEstimatorKind, AlgorithmKind, DynamicSamplingSpec, KlPlacement, LossAggregation,
+    OverlongRewardSpec, PolicyLossKind,
 };
 
 /// The parts of an algorithm where the manifest says nothing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Preset {
     /// How rewards become advantages.
-    pub estimator: AdvantageEstimator,
-    /// Whether advantages are divided by the group's standard deviation.
-    pub normalize_by_std: bool,
+    pub estimator: AdvantageEstimatorKind,
+    /// Parameters of estimators, where they are not the estimator's own.
+    pub advantage: Parameters<AdvantageEstimatorKind>,
     /// The policy loss.
     pub policy: PolicyLossKind,
-    /// How far the ratio may fall below 1.
-    pub clip_low: f64,
-    /// How far the ratio may rise above 1.
-    pub clip_high: f64,
+    /// Parameters of policy losses, where they are not the loss's own.
+    pub loss: Parameters<PolicyLossKind>,
     /// How the losses of tokens become the loss of a batch.
     pub aggregation: LossAggregation,
     /// Where the KL divergence acts.
@@ -46,11 +48,10 @@ pub struct Preset {
 /// | SFT | uses none of it |
 pub fn preset(kind: AlgorithmKind, max_completion_tokens: u32) -> Preset {
     let ppo = Preset {
-        estimator: AdvantageEstimator::Grpo,
-        normalize_by_std: true,
+        estimator: AdvantageEstimatorKind::Grpo,
+        advantage: Parameters::default(),
         policy: PolicyLossKind::Vanilla,
-        clip_low: 0.2,
-        clip_high: 0.2,
+        loss: Parameters::default(),
         aggregation: LossAggregation::TokenMean,
         kl_placement: KlPlacement::None,
         kl_coefficient: 0.001,
@@ -59,18 +60,20 @@ pub fn preset(kind: AlgorithmKind, max_completion_tokens: u32) -> Preset {
     };
     match kind {
         AlgorithmKind::Sft => ppo,
-        AlgorithmKind::Ppo => Preset { estimator: AdvantageEstimator::Gae, ..ppo },
+        AlgorithmKind::Ppo => Preset { estimator: AdvantageEstimatorKind::Gae, ..ppo },
         AlgorithmKind::Grpo => Preset {
             aggregation: LossAggregation::SequenceMeanTokenMean,
             kl_placement: KlPlacement::Loss,
             kl_coefficient: 0.04,
             ..ppo
         },
-        AlgorithmKind::DrGrpo => {
-            Preset { normalize_by_std: false, aggregation: LossAggregation::SequenceMeanTokenSumNorm, ..ppo }
-        }
+        AlgorithmKind::DrGrpo => Preset {
+            advantage: Parameters::default().with(&NORMALIZE_BY_STD, false),
+            aggregation: LossAggregation::SequenceMeanTokenSumNorm,
+            ..ppo
+        },
         AlgorithmKind::Dapo => Preset {
-            clip_high: 0.28,
+            loss: Parameters::default().with(&CLIP_HIGH, 0.28),
             dynamic_sampling: Some(DynamicSamplingSpec::default()),
             overlong: Some(OverlongRewardSpec {
                 buffer_tokens: (max_completion_tokens / 5).max(1),
@@ -79,30 +82,31 @@ pub fn preset(kind: AlgorithmKind, max_completion_tokens: u32) -> Preset {
             ..ppo
         },
         AlgorithmKind::Rloo => Preset {
-            estimator: AdvantageEstimator::Rloo,
+            estimator: AdvantageEstimatorKind::Rloo,
             aggregation: LossAggregation::SequenceMeanTokenSum,
             kl_placement: KlPlacement::Reward,
             kl_coefficient: 0.05,
             ..ppo
         },
         AlgorithmKind::ReinforcePlusPlus => Preset {
-            estimator: AdvantageEstimator::ReinforcePlusPlus,
+            estimator: AdvantageEstimatorKind::ReinforcePlusPlus,
             kl_placement: KlPlacement::Reward,
             kl_coefficient: 0.01,
             ..ppo
         },
         AlgorithmKind::ReMax => {
-            Preset { estimator: AdvantageEstimator::ReMax, kl_placement: KlPlacement::Reward, ..ppo }
+            Preset { estimator: AdvantageEstimatorKind::ReMax, kl_placement: KlPlacement::Reward, ..ppo }
         }
         AlgorithmKind::Gspo => Preset {
             policy: PolicyLossKind::Gspo,
-            clip_low: 3e-4,
-            clip_high: 4e-4,
+            loss: Parameters::default().with(&CLIP_LOW, 3e-4).with(&CLIP_HIGH, 4e-4),
             aggregation: LossAggregation::SequenceMeanTokenMean,
             ..ppo
         },
-        AlgorithmKind::Cispo => {
-            Preset { policy: PolicyLossKind::Cispo, clip_low: 1.0, clip_high: 4.0, ..ppo }
-        }
+        AlgorithmKind::Cispo => Preset {
+            policy: PolicyLossKind::Cispo,
+            loss: Parameters::default().with(&CLIP_LOW, 1.0).with(&CLIP_HIGH, 4.0),
+            ..ppo
+        },
     }
 }

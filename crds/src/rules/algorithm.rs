@@ -1,27 +1,27 @@
 //! The rules of `spec.algorithm` but for those of its loss: what is given must be used by the chosen parts.
 
 use super::{Check, Rule, cel_effective, cel_list, preset_of};
+use rlt_algorithms::advantage::{AdvantageEstimator, EstimatorInput};
+use rlt_algorithms::declaration::{Family, Parameters};
+
 use crate::spec::{
-    AdvantageEstimator, AlgorithmKind, KlPlacement, KlSpec, RLTrainingJobSpec, RejectionSpec,
+    AdvantageEstimatorKind, AlgorithmKind, KlPlacement, KlSpec, RLTrainingJobSpec, RejectionSpec,
     RejectionStatistic,
 };
 
-const BY_STD: &[AdvantageEstimator] = &[AdvantageEstimator::Grpo, AdvantageEstimator::GrpoPassk];
-const BY_GROUP: &[AdvantageEstimator] = &[
-    AdvantageEstimator::Grpo,
-    AdvantageEstimator::GrpoPassk,
-    AdvantageEstimator::Rloo,
-    AdvantageEstimator::ReinforcePlusPlusBaseline,
-    AdvantageEstimator::Opo,
-    AdvantageEstimator::Gpg,
-    AdvantageEstimator::OptimalTokenBaseline,
-    AdvantageEstimator::Gdpo,
-];
-const BY_TOKEN: &[AdvantageEstimator] = &[AdvantageEstimator::ReinforcePlusPlus, AdvantageEstimator::Gae];
 const K1: &[RejectionStatistic] =
     &[RejectionStatistic::TokenK1, RejectionStatistic::SequenceSumK1, RejectionStatistic::SequenceMeanK1];
 
-pub(super) fn estimator(spec: &RLTrainingJobSpec) -> AdvantageEstimator {
+/// An estimator with its own parameters: what it reads does not depend on them.
+fn formula(kind: AdvantageEstimatorKind) -> AdvantageEstimator {
+    AdvantageEstimator::resolve(kind, &Parameters::default())
+}
+
+fn estimators(which: impl Fn(&AdvantageEstimator) -> bool) -> Vec<AdvantageEstimatorKind> {
+    AdvantageEstimatorKind::ALL.iter().copied().filter(|kind| which(&formula(*kind))).collect()
+}
+
+pub(super) fn estimator(spec: &RLTrainingJobSpec) -> AdvantageEstimatorKind {
     let given = spec.algorithm.advantage.as_ref().and_then(|advantage| advantage.estimator);
     given.unwrap_or_else(|| preset_of(spec).estimator)
 }
@@ -74,65 +74,15 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         scope: "spec.algorithm",
-        at: "advantage.normalizeByStd",
-        reads: &["advantage.normalizeByStd", "advantage.estimator", "kind"],
-        message: "normalizeByStd is used only by the estimators Grpo and GrpoPassk",
-        cel: || {
-            format!(
-                "!has(self.advantage) || !has(self.advantage.normalizeByStd) || {} in {}",
-                cel_estimator("self"),
-                cel_list(BY_STD)
-            )
-        },
-        holds: Check::Spec(|spec| {
-            let given = spec.algorithm.advantage.as_ref().and_then(|advantage| advantage.normalize_by_std);
-            given.is_none() || BY_STD.contains(&estimator(spec))
-        }),
-        allowed: None,
-    },
-    Rule {
-        scope: "spec.algorithm",
-        at: "advantage.gamma",
-        reads: &["advantage.gamma", "advantage.estimator", "kind"],
-        message: "gamma is used only by the estimators ReinforcePlusPlus and Gae",
-        cel: || {
-            format!(
-                "!has(self.advantage) || !has(self.advantage.gamma) || {} in {}",
-                cel_estimator("self"),
-                cel_list(BY_TOKEN)
-            )
-        },
-        holds: Check::Spec(|spec| {
-            let given = spec.algorithm.advantage.as_ref().and_then(|advantage| advantage.gamma);
-            given.is_none() || BY_TOKEN.contains(&estimator(spec))
-        }),
-        allowed: None,
-    },
-    Rule {
-        scope: "spec.algorithm",
-        at: "advantage.lambda",
-        reads: &["advantage.lambda", "advantage.estimator", "kind"],
-        message: "lambda is used only by the estimator Gae",
-        cel: || {
-            format!(
-                "!has(self.advantage) || !has(self.advantage.lambda) || {} == 'Gae'",
-                cel_estimator("self")
-            )
-        },
-        holds: Check::Spec(|spec| {
-            let given = spec.algorithm.advantage.as_ref().and_then(|advantage| advantage.lambda);
-            given.is_none() || estimator(spec) == AdvantageEstimator::Gae
-        }),
-        allowed: None,
-    },
-    Rule {
-        scope: "spec.algorithm",
         at: "critic",
         reads: &["critic", "advantage.estimator", "kind"],
         message: "a critic is used only by the estimator Gae, which PPO includes",
-        cel: || format!("!has(self.critic) || {} == 'Gae'", cel_estimator("self")),
+        cel: || {
+            let with_critic = estimators(|estimator| estimator.reads(EstimatorInput::Values));
+            format!("!has(self.critic) || {} in {}", cel_estimator("self"), cel_list(&with_critic))
+        },
         holds: Check::Spec(|spec| {
-            spec.algorithm.critic.is_none() || estimator(spec) == AdvantageEstimator::Gae
+            spec.algorithm.critic.is_none() || formula(estimator(spec)).reads(EstimatorInput::Values)
         }),
         allowed: None,
     },
@@ -145,13 +95,13 @@ pub(super) const RULES: &[Rule] = &[
             format!(
                 "self.rollout.samplesPerPrompt >= 2 || self.algorithm.kind == 'SFT' || !({} in {})",
                 cel_estimator("self.algorithm"),
-                cel_list(BY_GROUP)
+                cel_list(&estimators(AdvantageEstimator::compares_samples))
             )
         },
         holds: Check::Spec(|spec| {
             spec.algorithm.kind == AlgorithmKind::Sft
                 || spec.rollout.samples_per_prompt >= 2
-                || !BY_GROUP.contains(&estimator(spec))
+                || !formula(estimator(spec)).compares_samples()
         }),
         allowed: Some(|_| "2 to 4096".into()),
     },

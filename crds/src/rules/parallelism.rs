@@ -3,7 +3,7 @@
 use super::algorithm::{cel_estimator, estimator};
 use super::{Check, Rule, divisors};
 use crate::plan::{deals_out_heads, legal_degrees, slices_layers};
-use crate::spec::{AdvantageEstimator, AlgorithmKind, MeshSpec, RLTrainingJobSpec};
+use crate::spec::{AdvantageEstimatorKind, AlgorithmKind, MeshSpec, RLTrainingJobSpec};
 
 /// Query and key heads of a new model; those of others are known where their files are.
 fn heads(spec: &RLTrainingJobSpec) -> Option<(u64, u64)> {
@@ -142,7 +142,7 @@ pub(super) const RULES: &[Rule] = &[
         message: "criticSp is used only by the estimator Gae, which PPO includes",
         cel: || format!("!has(self.workers.mesh.criticSp) || {} == 'Gae'", cel_estimator("self.algorithm")),
         holds: Check::Spec(|spec| {
-            spec.workers.mesh.critic_sp.is_none() || estimator(spec) == AdvantageEstimator::Gae
+            spec.workers.mesh.critic_sp.is_none() || estimator(spec) == AdvantageEstimatorKind::Gae
         }),
         allowed: None,
     },

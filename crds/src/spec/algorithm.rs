@@ -6,6 +6,8 @@ mod critic;
 mod kl;
 mod loss;
 
+pub use rlt_algorithms::advantage::AdvantageEstimatorKind;
+use rlt_algorithms::declaration::Parameters;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -119,53 +121,16 @@ impl ColdStartSpec {
     }
 }
 
-/// The advantage estimators.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum AdvantageEstimator {
-    /// Reward minus the group's mean, divided by its standard deviation if `normalizeByStd`.
-    Grpo,
-    /// Only the best of a group, by its distance to the second best (pass@k).
-    GrpoPassk,
-    /// Reward minus the mean of the others in the group.
-    Rloo,
-    /// Discounted return per token, whitened over the batch.
-    ReinforcePlusPlus,
-    /// Reward minus the group's mean, whitened over the batch.
-    ReinforcePlusPlusBaseline,
-    /// Return minus the reward of the greedy completion.
-    ReMax,
-    /// Reward minus the length-weighted mean of the group.
-    Opo,
-    /// Reward minus the group's mean, scaled up by the share of samples without reward.
-    Gpg,
-    /// Return minus the baseline of least variance at each token.
-    OptimalTokenBaseline,
-    /// Each reward function normalised within the group on its own, then summed and whitened.
-    Gdpo,
-    /// Generalised advantage estimation against a critic, whitened over the batch
-    /// (<https://arxiv.org/abs/1506.02438>).
-    Gae,
-}
-
 /// How rewards become advantages.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct AdvantageSpec {
     /// The estimator; by default the preset's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub estimator: Option<AdvantageEstimator>,
-    /// Divide by the group's standard deviation (`Grpo` and `GrpoPassk` only); by default the preset's.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub normalize_by_std: Option<bool>,
-    /// Discount per token (`ReinforcePlusPlus` and `Gae` only); by default 1.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0.0, max = 1.0))]
-    pub gamma: Option<f64>,
-    /// How far ahead rewards are awaited before the critic is believed (`Gae` only): 0 for one token, 1 for
-    /// the end; by default 1.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0.0, max = 1.0))]
-    pub lambda: Option<f64>,
+    pub estimator: Option<AdvantageEstimatorKind>,
+    /// The parameters of the estimator; by default the preset's, else the estimator's own.
+    #[serde(flatten)]
+    pub parameters: Parameters<AdvantageEstimatorKind>,
 }
 
 /// What must differ within a group for it to be kept.

@@ -3,7 +3,8 @@
 //! Nothing here knows a tensor, a thread, a file or a clock, so all of it is tested in seconds and runs the
 //! same on a laptop and on a thousand devices.
 
-pub mod advantage;
+pub use rlt_algorithms::{advantage, declaration, kl, loss, permutation, rows, whiten};
+
 pub mod batch;
 pub mod dapo;
 pub mod digest;
@@ -11,19 +12,14 @@ pub mod engine;
 pub mod excerpt;
 pub mod held_out;
 pub mod importance;
-pub mod kl;
 pub mod logits;
-pub mod loss;
 pub mod mesh;
 pub mod metrics;
 pub mod packing;
 pub mod partition;
-pub mod permutation;
 pub mod reward;
-pub mod rows;
 pub mod sampling;
 pub mod schedule;
 pub mod slice;
 pub mod task;
 pub mod types;
-pub mod whiten;

@@ -4,35 +4,40 @@
 #![expect(clippy::unwrap_used, reason = "a loss that cannot be computed is a failed test")]
 
 use proptest::prelude::*;
+use rlt_core::declaration::Family;
 use rlt_core::kl::KlEstimator;
 use rlt_core::loss::{
-    Aggregation, Clip, CovarianceInputs, Denominators, KlTerm, LossInputs, LossMetrics, LossOutputs,
-    LossScope, Objective, PolicyLoss,
+    Aggregation, Cispo, ClipCov, CovarianceInputs, Denominators, DppoKl, DppoTv, Dro, GeoMean, Gpg, Gspo,
+    KlCov, KlTerm, LossInputs, LossMetrics, LossOutputs, LossScope, Objective, PolicyLoss, Sapo, Vanilla,
 };
 use rlt_core::rows::Rows;
 
-const CLIP: Clip = Clip { low: 0.2, high: 0.28 };
+const CLIP_LOW: f64 = 0.2;
+const CLIP_HIGH: f64 = 0.28;
+
+const CLIP_COV: ClipCov =
+    ClipCov { clip_low: CLIP_LOW, clip_high: CLIP_HIGH, ratio: 0.2, lower: 1.0, upper: 5.0 };
 
 const LOSSES: [PolicyLoss; 11] = [
-    PolicyLoss::Vanilla { clip: CLIP, dual_clip: Some(3.0) },
-    PolicyLoss::DppoTv { clip: CLIP, ratio_cap: 3.0 },
-    PolicyLoss::DppoKl { clip: CLIP, ratio_cap: 3.0 },
-    PolicyLoss::Gspo { clip: CLIP },
-    PolicyLoss::Sapo { tau_positive: 1.0, tau_negative: 1.05 },
-    PolicyLoss::Gpg,
-    PolicyLoss::ClipCov { clip: CLIP, ratio: 0.2, lower: 0.0, upper: 5.0 },
-    PolicyLoss::KlCov { ratio: 0.3, coefficient: 0.5 },
-    PolicyLoss::GeoMean { clip: CLIP },
-    PolicyLoss::Cispo { clip: CLIP },
-    PolicyLoss::Dro { beta: 0.1 },
+    PolicyLoss::Vanilla(Vanilla { clip_low: CLIP_LOW, clip_high: CLIP_HIGH, dual_clip: Some(3.0) }),
+    PolicyLoss::DppoTv(DppoTv { clip_low: CLIP_LOW, clip_high: CLIP_HIGH, ratio_cap: 3.0 }),
+    PolicyLoss::DppoKl(DppoKl { clip_low: CLIP_LOW, clip_high: CLIP_HIGH, ratio_cap: 3.0 }),
+    PolicyLoss::Gspo(Gspo { clip_low: CLIP_LOW, clip_high: CLIP_HIGH }),
+    PolicyLoss::Sapo(Sapo { tau_positive: 1.0, tau_negative: 1.05 }),
+    PolicyLoss::Gpg(Gpg {}),
+    PolicyLoss::ClipCov(ClipCov { lower: 0.0, ..CLIP_COV }),
+    PolicyLoss::KlCov(KlCov { ratio: 0.3, coefficient: 0.5 }),
+    PolicyLoss::GeoMean(GeoMean { clip_low: CLIP_LOW, clip_high: CLIP_HIGH }),
+    PolicyLoss::Cispo(Cispo { clip_low: CLIP_LOW, clip_high: CLIP_HIGH }),
+    PolicyLoss::Dro(Dro { beta: 0.1 }),
 ];
 
 const AGGREGATIONS: [Aggregation; 5] = [
     Aggregation::TokenMean,
     Aggregation::TokenSum,
-    Aggregation::SeqMeanTokenSum,
-    Aggregation::SeqMeanTokenSumNorm { scale: 64.0 },
-    Aggregation::SeqMeanTokenMean,
+    Aggregation::SequenceMeanTokenSum,
+    Aggregation::SequenceMeanTokenSumNorm { normalization_tokens: 64 },
+    Aggregation::SequenceMeanTokenMean,
 ];
 
 /// A batch of sequences with everything that an objective may read.
@@ -178,11 +183,11 @@ proptest! {
         const STEP: f64 = 1e-6;
         let stops = matches!(
             policy,
-            PolicyLoss::Cispo { .. } | PolicyLoss::DppoTv { .. } | PolicyLoss::DppoKl { .. }
+            PolicyLoss::Cispo(_) | PolicyLoss::DppoTv(_) | PolicyLoss::DppoKl(_)
         );
         prop_assume!(!stops);
         let mut batch = batch;
-        if matches!(policy, PolicyLoss::Gspo { .. }) {
+        if matches!(policy, PolicyLoss::Gspo(_)) {
             batch.weights.iter_mut().flatten().for_each(|weight| *weight = 1.0);
         }
         let objective = objective(policy, aggregation);
@@ -261,8 +266,8 @@ fn evaluate_table(policy: PolicyLoss, kl: Option<KlTerm>, entropy_coefficient: f
 
 #[test]
 fn losses_and_gradients_match_the_hand_computed_table() {
-    let clip_cov = PolicyLoss::ClipCov { clip: CLIP, ratio: 2e-4, lower: 1.0, upper: 5.0 };
-    let kl_cov = PolicyLoss::KlCov { ratio: 0.5, coefficient: 0.1 };
+    let clip_cov = ClipCov { ratio: 2e-4, ..CLIP_COV }.into();
+    let kl_cov = KlCov { ratio: 0.5, coefficient: 0.1 }.into();
     let expected: [(PolicyLoss, f64, [f64; 5]); 11] = [
         (LOSSES[0], 0.234238, [0.0, -0.2, -0.109762, 0.0, 0.2]),
         (LOSSES[1], 0.020492, [-0.329744, -0.2, -0.109762, 0.6, 0.2]),
@@ -278,7 +283,7 @@ fn losses_and_gradients_match_the_hand_computed_table() {
     ];
     for (policy, loss, gradient) in expected {
         let got = evaluate_table(policy, None, 0.0);
-        let name = policy.name();
+        let name = policy.kind().name();
         assert!((got.loss - loss).abs() < 1e-6, "{name}: {} instead of {loss}", got.loss);
         for (token, expected) in gradient.into_iter().chain([0.0]).enumerate() {
             let got = got.dlogprobs[token];
@@ -319,8 +324,8 @@ fn what_a_loss_reads_must_be_given() {
     let inputs = LossInputs::new(&rows, &advantages);
     let plain = |policy| Objective { kl: None, ..objective(policy, Aggregation::TokenMean) };
     let old = LossInputs { old_logprobs: Some(&[0.0, 0.0]), ..inputs };
-    assert_eq!(refuses(plain(LOSSES[3]), old), "loss gspo needs actor_logprobs, which is missing");
-    assert_eq!(refuses(plain(LOSSES[6]), inputs), "loss clip_cov needs selected, which is missing");
+    assert_eq!(refuses(plain(LOSSES[3]), old), "loss Gspo needs actor_logprobs, which is missing");
+    assert_eq!(refuses(plain(LOSSES[6]), inputs), "loss ClipCov needs selected, which is missing");
     assert_eq!(
         refuses(objective(LOSSES[0], Aggregation::TokenMean), inputs),
         "loss kl needs ref_logprobs, which is missing"

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use rlt_core::advantage::{AdvantageEstimator, AdvantageInputs};
+use rlt_core::advantage::{AdvantageEstimator, AdvantageInputs, Grpo};
 use rlt_core::batch::{Batch, Demonstration};
 use rlt_core::engine::DetokenizeError;
 use rlt_core::kl::KlEstimator;
-use rlt_core::loss::{Aggregation, Clip, KlTerm, Objective, PolicyLoss};
+use rlt_core::loss::{Aggregation, KlTerm, Objective, Vanilla};
 use rlt_core::sampling::{SamplingParams, derive_seed, draw};
 use rlt_core::types::{Completion, Prompt, Reward, RewardStatus, Rollout, RolloutGroup, TokenId};
 use serde_json::Value;
@@ -106,7 +106,8 @@ impl GrpoWorkload {
         batch.ref_logprobs = Some(clock.measure("ref", || self.reference_logprobs(&batch))?);
         let token_rewards = batch.rows.at_last_valid(&batch.rewards);
         let inputs = AdvantageInputs::new(&batch.rows, &token_rewards, &batch.groups);
-        batch.advantages = AdvantageEstimator::Grpo { normalize_by_std: true }.estimate(&inputs)?.advantages;
+        batch.advantages =
+            AdvantageEstimator::from(Grpo { normalize_by_std: true }).estimate(&inputs)?.advantages;
         let report = clock.measure("update_actor", || self.update(&batch))?;
         self.step += 1;
         Ok(GrpoTimes {
@@ -189,7 +190,7 @@ impl GrpoWorkload {
     fn update(&mut self, batch: &Batch) -> Result<Option<f64>, Failure> {
         let plan = UpdatePlan {
             objective: Objective {
-                policy: PolicyLoss::Vanilla { clip: Clip { low: 0.2, high: 0.2 }, dual_clip: None },
+                policy: Vanilla { clip_low: 0.2, clip_high: 0.2, dual_clip: None }.into(),
                 aggregation: Aggregation::TokenMean,
                 kl: Some(KlTerm { estimator: KlEstimator::K3, coefficient: 0.04 }),
                 entropy_coefficient: 0.0,

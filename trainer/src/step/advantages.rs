@@ -3,9 +3,9 @@
 //!
 //! Formulas are in `rlt-core`; here is only what is computed when, and by which model.
 
-use rlt_api::resolved::{Advantage, Kl, PolicyGradient};
+use rlt_api::resolved::{Kl, PolicyGradient};
 use rlt_api::spec::{ImportanceCorrectionSpec, ImportanceLevel, RejectionSpec, RejectionStatistic};
-use rlt_core::advantage::AdvantageInputs;
+use rlt_core::advantage::{AdvantageInputs, EstimatorInput};
 use rlt_core::batch::Batch;
 use rlt_core::importance::{
     Divergence, RejectionLevel, RejectionRule, WeightBounds, WeightLevel, WeightRule, rollout_is,
@@ -18,7 +18,6 @@ use super::collect::Collected;
 use crate::actor::TokenScores;
 use crate::error::TrainError;
 use crate::model::Adapter;
-use crate::objective;
 use crate::phases::PhaseClock;
 use crate::reference::Reference;
 use crate::trainer::Trainer;
@@ -64,7 +63,7 @@ fn needs_old_logprobs(algorithm: &PolicyGradient, plan: &UpdatePlan, batch: &Bat
         || algorithm.importance_correction.is_some()
         || matches!(algorithm.kl, Kl::Reward(_))
         || algorithm.kl.term().is_some_and(|term| term.adaptive.is_some())
-        || algorithm.advantage == Advantage::OptimalTokenBaseline
+        || algorithm.advantage.reads(EstimatorInput::SumPiSquared)
 }
 
 fn actor_scores(trainer: &Trainer, batch: &Batch) -> Result<TokenScores, TrainError> {
@@ -94,7 +93,7 @@ fn token_rewards(
 ) -> Result<Vec<f64>, TrainError> {
     let (Some(old), Some(reference)) = (&batch.old_logprobs, &batch.ref_logprobs) else { return Ok(scores) };
     let Some(term) = algorithm.kl.term() else { return Ok(scores) };
-    let estimator = objective::kl_estimator(term.estimator);
+    let estimator = term.estimator;
     let coefficient = trainer.kl.coefficient();
     if let Kl::Reward(_) = algorithm.kl {
         let penalized = kl_in_reward(&batch.rows, &scores, old, reference, estimator, coefficient)?;
@@ -122,7 +121,9 @@ fn estimate(
         .greedy_rewards
         .as_ref()
         .map(|greedy| batch.groups.iter().map(|group_idx| greedy[*group_idx]).collect());
-    let sum_pi_squared = (algorithm.advantage == Advantage::OptimalTokenBaseline)
+    let sum_pi_squared = algorithm
+        .advantage
+        .reads(EstimatorInput::SumPiSquared)
         .then(|| trainer.actor.sum_pi_squared(batch, trainer.spec().training.max_logprob_tokens as usize))
         .transpose()?;
     let inputs = AdvantageInputs {
@@ -132,10 +133,10 @@ fn estimate(
         importance_weights: batch.importance_weights.as_deref(),
         values: batch.values.as_deref(),
         reward_parts: &batch.reward_parts,
+        reward_weights: &weights,
         ..AdvantageInputs::new(&batch.rows, token_rewards, &batch.groups)
     };
-    let estimator = objective::advantage_estimator(algorithm.advantage, &weights);
-    let estimated = estimator.estimate(&inputs)?;
+    let estimated = algorithm.advantage.estimate(&inputs)?;
     batch.returns = batch.values.is_some().then_some(estimated.returns);
     batch.advantages = estimated.advantages;
     Ok(())

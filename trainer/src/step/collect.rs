@@ -6,6 +6,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use rlt_api::spec::{DynamicSamplingMetric, DynamicSamplingSpec, RewardErrorPolicy};
+use rlt_core::advantage::EstimatorInput;
 use rlt_core::batch::Batch;
 use rlt_core::dapo::keeps_group;
 use rlt_core::metrics::Metrics;
@@ -275,7 +276,7 @@ fn greedy_rewards(
     groups: &[RolloutGroup],
     clock: &mut PhaseClock,
 ) -> Result<Option<Vec<f64>>, TrainError> {
-    if trainer.algorithm()?.advantage != rlt_api::resolved::Advantage::ReMax {
+    if !trainer.algorithm()?.advantage.reads(EstimatorInput::GreedyRewards) {
         return Ok(None);
     }
     let prompts: Vec<Arc<Prompt>> = groups.iter().map(|group| Arc::clone(&group.prompt)).collect();

@@ -1,5 +1,6 @@
 //! `spec.algorithm.kl`: how the actor is held near the reference policy.
 
+pub use rlt_algorithms::kl::KlEstimator;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -12,24 +13,6 @@ pub enum KlPlacement {
     Loss,
     /// It is subtracted from each token's reward.
     Reward,
-}
-
-/// Estimators of the KL divergence from one sample (<http://joschu.net/blog/kl-approx.html>), d = actor -
-/// reference.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum KlEstimator {
-    /// d.
-    K1,
-    /// d, with the gradient of K2.
-    K1StraightThrough,
-    /// |d|.
-    Abs,
-    /// d^2 / 2.
-    K2,
-    /// exp(-d) - 1 + d.
-    K3,
-    /// exp(-d) - 1 + d, with the gradient of K2, which is that of the divergence.
-    K3StraightThrough,
 }
 
 /// How the actor is held near the reference policy.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rlt_core::batch::{Batch, BatchSequence};
-use rlt_core::loss::{Aggregation, Clip, Objective, PolicyLoss};
+use rlt_core::loss::{Aggregation, Gspo, Objective, PolicyLoss, Vanilla};
 use rlt_core::rows::Rows;
 use rlt_core::types::{Prompt, TokenId};
 use rlt_trainer::actor::{Actor, ActorOptions};
@@ -91,7 +91,8 @@ fn plan(policy: PolicyLoss, max_tokens: usize) -> UpdatePlan {
     }
 }
 
-const VANILLA: PolicyLoss = PolicyLoss::Vanilla { clip: Clip { low: 0.2, high: 0.2 }, dual_clip: Some(3.0) };
+const VANILLA: PolicyLoss =
+    PolicyLoss::Vanilla(Vanilla { clip_low: 0.2, clip_high: 0.2, dual_clip: Some(3.0) });
 
 /// The scores, the report and the weights after an update.
 fn learned(actor: &mut Actor, policy: PolicyLoss, max_tokens: usize) -> (Vec<f64>, Vec<f64>) {
@@ -118,7 +119,7 @@ fn largest_difference(one: &[f64], other: &[f64]) -> f64 {
 fn an_update_on_a_device_is_the_cpus() {
     on_device("passes::an_update_on_a_device_is_the_cpus", || {
         let device = Device::Cuda(0);
-        let gspo = PolicyLoss::Gspo { clip: Clip { low: 3e-4, high: 4e-4 } };
+        let gspo = PolicyLoss::Gspo(Gspo { clip_low: 3e-4, clip_high: 4e-4 });
         for (family, policy) in [("qwen3", VANILLA), ("qwen2-window", VANILLA), ("gemma", gspo)] {
             for max_tokens in [LARGE, SMALL] {
                 let cpu = learned(&mut actor(family, Device::Cpu, Kind::Float), policy, max_tokens);

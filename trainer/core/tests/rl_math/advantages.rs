@@ -1,8 +1,9 @@
 //! Advantage estimators by verl's names.
 
-use rlt_core::advantage::{AdvantageEstimator, AdvantageInputs};
+use rlt_core::advantage::{AdvantageEstimator, AdvantageInputs, gdpo, grpo_vectorized, rloo};
+use serde_json::json;
 
-use super::case::{Case, Outcome};
+use super::case::{Case, Outcome, named};
 
 pub(crate) fn estimate(case: &Case) -> Outcome {
     let estimator = estimator(case)?;
@@ -18,29 +19,42 @@ pub(crate) fn estimate(case: &Case) -> Outcome {
         old_logprobs: old_logprobs.as_deref(),
         sum_pi_squared: sum_pi_squared.as_deref(),
         reward_parts: &[rows.sums(&token_rewards)],
+        reward_weights: &[1.0],
         ..AdvantageInputs::new(&rows, &token_rewards, &groups)
     };
-    let got = estimator.estimate(&inputs).map_err(|error| error.to_string())?;
+    let by_std = case.arg("norm_adv_by_std").as_bool().unwrap_or(true);
+    // Forms of verl's that manifests do not offer are called by themselves.
+    let got = match case.function() {
+        "grpo_vectorized" => grpo_vectorized(&rows, &token_rewards, &groups, by_std),
+        "rloo" => rloo(&rows, &token_rewards, &groups),
+        "gdpo" if !by_std => gdpo(&rows, inputs.reward_parts, inputs.reward_weights, &groups, false),
+        _ => estimator.estimate(&inputs),
+    };
+    let got = got.map_err(|error| error.to_string())?;
     case.expect("advantages", &got.advantages)?;
     case.expect("returns", &got.returns)
 }
 
+/// The estimator as a manifest chooses it: by its name there, with parameters by their names there.
 fn estimator(case: &Case) -> Result<AdvantageEstimator, String> {
-    let normalize_by_std = case.arg("norm_adv_by_std").as_bool().unwrap_or(true);
-    Ok(match case.function() {
-        "grpo" => AdvantageEstimator::Grpo { normalize_by_std },
-        "grpo_vectorized" => AdvantageEstimator::GrpoVectorized { normalize_by_std },
-        "grpo_passk" => AdvantageEstimator::GrpoPassAtK { normalize_by_std },
-        "gdpo" => AdvantageEstimator::Gdpo { normalize_by_std, weights: vec![1.0] },
-        "rloo" => AdvantageEstimator::Rloo,
-        "rloo_vectorized" => AdvantageEstimator::RlooVectorized,
-        "reinforce_plus_plus" => AdvantageEstimator::ReinforcePlusPlus { gamma: case.number("gamma") },
-        "reinforce_plus_plus_baseline" => AdvantageEstimator::ReinforcePlusPlusBaseline,
-        "remax" => AdvantageEstimator::Remax,
-        "opo" => AdvantageEstimator::Opo,
-        "gpg_adv" => AdvantageEstimator::Gpg,
-        "optimal_token_baseline" => AdvantageEstimator::OptimalTokenBaseline,
-        "gae" => AdvantageEstimator::Gae { gamma: case.number("gamma"), lambda: case.number("lam") },
+    let name = match case.function() {
+        "grpo" | "grpo_vectorized" => "Grpo",
+        "grpo_passk" => "GrpoPassk",
+        "gdpo" => "Gdpo",
+        "rloo" | "rloo_vectorized" => "Rloo",
+        "reinforce_plus_plus" => "ReinforcePlusPlus",
+        "reinforce_plus_plus_baseline" => "ReinforcePlusPlusBaseline",
+        "remax" => "ReMax",
+        "opo" => "Opo",
+        "gpg_adv" => "Gpg",
+        "optimal_token_baseline" => "OptimalTokenBaseline",
+        "gae" => "Gae",
         unknown => return Err(format!("no function is known by the name {unknown}")),
-    })
+    };
+    let parameters = json!({
+        "normalizeByStd": case.arg("norm_adv_by_std"),
+        "gamma": case.optional("gamma"),
+        "lambda": case.optional("lam"),
+    });
+    Ok(AdvantageEstimator::resolve(named(name)?, &named(parameters)?))
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::Path;
 
 use rlt_core::rows::Rows;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 /// Largest difference allowed, absolute below 1 and relative above.
@@ -123,6 +124,11 @@ pub(crate) fn compare(name: &str, expected: &Value, got: &[f64]) -> Outcome {
         }
     }
     Ok(())
+}
+
+/// What a manifest's value means: a choice by its name, or parameters by theirs.
+pub(crate) fn named<T: DeserializeOwned>(value: impl Into<Value>) -> Result<T, String> {
+    serde_json::from_value(value.into()).map_err(|error| error.to_string())
 }
 
 /// All numbers of a nested value in reading order.

@@ -2,12 +2,12 @@
 
 use rlt_core::kl::KlEstimator;
 use rlt_core::loss::{
-    Aggregation, Clip, Denominators, LossInputs, Objective, PolicyLoss, ValueLossInputs,
-    value_loss as critic_loss,
+    Aggregation, Denominators, LossInputs, Objective, PolicyLoss, ValueLossInputs, value_loss as critic_loss,
 };
 use rlt_core::rows::Rows;
+use serde_json::json;
 
-use super::case::{Case, Outcome, compare};
+use super::case::{Case, Outcome, compare, named};
 
 pub(crate) fn policy_loss(case: &Case) -> Outcome {
     let objective = Objective {
@@ -45,34 +45,35 @@ pub(crate) fn policy_loss(case: &Case) -> Outcome {
 /// verl's GMPO alone counts sequences without a token in its mean.
 fn denominators(objective: &Objective, rows: &Rows) -> Denominators {
     match objective.policy {
-        PolicyLoss::GeoMean { .. } => {
-            Denominators { num_sequences: rows.num_rows(), ..Denominators::of(rows) }
-        }
+        PolicyLoss::GeoMean(_) => Denominators { num_sequences: rows.num_rows(), ..Denominators::of(rows) },
         _ => Denominators::of(rows),
     }
 }
 
+/// The loss as a manifest chooses it: by its name there, with parameters by their names there.
 fn policy(case: &Case) -> Result<PolicyLoss, String> {
     let both = case.number("clip_ratio");
-    let clip = Clip {
-        low: case.optional("clip_ratio_low").unwrap_or(both),
-        high: case.optional("clip_ratio_high").unwrap_or(both),
-    };
-    let ratio_cap = case.number("clip_ratio_c");
-    Ok(match case.text("name") {
-        "vanilla" => PolicyLoss::Vanilla { clip, dual_clip: Some(ratio_cap) },
-        "dppo_tv" => PolicyLoss::DppoTv { clip, ratio_cap },
-        "dppo_kl" => PolicyLoss::DppoKl { clip, ratio_cap },
-        "gspo" => PolicyLoss::Gspo { clip },
-        "sapo" => {
-            PolicyLoss::Sapo { tau_positive: case.number("tau_pos"), tau_negative: case.number("tau_neg") }
-        }
-        "gpg" => PolicyLoss::Gpg,
-        "geo_mean" => PolicyLoss::GeoMean { clip },
-        "cispo" => PolicyLoss::Cispo { clip },
-        "dro" => PolicyLoss::Dro { beta: case.number("dro_beta") },
+    let parameters = json!({
+        "clipLow": case.optional("clip_ratio_low").unwrap_or(both),
+        "clipHigh": case.optional("clip_ratio_high").unwrap_or(both),
+        "dualClip": case.number("clip_ratio_c"),
+        "sapoTauPositive": case.optional("tau_pos"),
+        "sapoTauNegative": case.optional("tau_neg"),
+        "penalty": case.optional("dro_beta"),
+    });
+    let name = match case.text("name") {
+        "vanilla" => "Vanilla",
+        "dppo_tv" => "DppoTv",
+        "dppo_kl" => "DppoKl",
+        "gspo" => "Gspo",
+        "sapo" => "Sapo",
+        "gpg" => "Gpg",
+        "geo_mean" => "GeoMean",
+        "cispo" => "Cispo",
+        "dro" => "Dro",
         unknown => return Err(format!("no policy loss is known by the name {unknown}")),
-    })
+    };
+    Ok(PolicyLoss::resolve(named(name)?, &named(parameters)?))
 }
 
 /// verl's default scale is the width of the padded batch.
@@ -81,11 +82,12 @@ fn aggregation(case: &Case, mask: &str) -> Result<Aggregation, String> {
     Ok(match case.text("loss_agg_mode") {
         "token-mean" => Aggregation::TokenMean,
         "token-sum" => Aggregation::TokenSum,
-        "seq-mean-token-sum" => Aggregation::SeqMeanTokenSum,
+        "seq-mean-token-sum" => Aggregation::SequenceMeanTokenSum,
         "seq-mean-token-sum-norm" => {
-            Aggregation::SeqMeanTokenSumNorm { scale: case.optional("loss_scale_factor").unwrap_or(width) }
+            let scale = case.optional("loss_scale_factor").unwrap_or(width);
+            Aggregation::SequenceMeanTokenSumNorm { normalization_tokens: scale as u32 }
         }
-        "seq-mean-token-mean" => Aggregation::SeqMeanTokenMean,
+        "seq-mean-token-mean" => Aggregation::SequenceMeanTokenMean,
         unknown => return Err(format!("no aggregation is known by the name {unknown}")),
     })
 }
@@ -119,15 +121,15 @@ pub(crate) fn value_loss(case: &Case) -> Outcome {
 }
 
 pub(crate) fn kl_penalty(case: &Case) -> Outcome {
-    let estimator = match case.text("kind") {
-        "k1" | "kl" => KlEstimator::K1,
-        "abs" => KlEstimator::Abs,
-        "k2" | "mse" => KlEstimator::K2,
-        "k3" | "low_var_kl" => KlEstimator::K3,
-        "k1+" => KlEstimator::K1Plus,
-        "k3+" => KlEstimator::K3Plus,
+    let estimator: KlEstimator = named(match case.text("kind") {
+        "k1" | "kl" => "K1",
+        "abs" => "Abs",
+        "k2" | "mse" => "K2",
+        "k3" | "low_var_kl" => "K3",
+        "k1+" => "K1StraightThrough",
+        "k3+" => "K3StraightThrough",
         unknown => return Err(format!("no KL estimator is known by the name {unknown}")),
-    };
+    })?;
     let (logprobs, ref_logprobs) = (case.values("log_prob"), case.values("ref_log_prob"));
     let each = |f: fn(KlEstimator, f64, f64) -> f64| -> Vec<f64> {
         logprobs.iter().zip(&ref_logprobs).map(|(l, r)| f(estimator, *l, *r)).collect()

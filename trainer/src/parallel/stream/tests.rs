@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rlt_api::spec::{CriticSpec, LoraInit};
 use rlt_core::batch::{Batch, BatchSequence};
-use rlt_core::loss::{Aggregation, Clip, Denominators, LossInputs, Objective, PolicyLoss};
+use rlt_core::loss::{Aggregation, ClipCov, Denominators, Gpg, Gspo, LossInputs, Objective, PolicyLoss};
 use rlt_core::rows::Rows;
 use rlt_core::types::{Prompt, TokenId};
 use tch::{Kind, Tensor};
@@ -189,7 +189,7 @@ fn gradients(case: Case, ranks: &Ranks) -> Vec<f64> {
     let (mut actor, batch) = (actor(case, ranks, 1), batch());
     let all: Vec<usize> = (0..batch.rows.num_rows()).collect();
     let split = MicroBatch::share(&batch, &all, &actor.decoder, case.max_tokens, ranks).unwrap();
-    let objective = objective(PolicyLoss::Gpg);
+    let objective = objective(POLICY);
     for micro_batch in split {
         let advantages = batch.gather(&micro_batch.row_idxs, &batch.advantages);
         let inputs = LossInputs::new(&micro_batch.rows, &advantages);
@@ -228,7 +228,7 @@ fn train(case: Case, layout: Layout, policy: PolicyLoss) -> Vec<f64> {
     })
 }
 
-const POLICY: PolicyLoss = PolicyLoss::Gpg;
+const POLICY: PolicyLoss = PolicyLoss::Gpg(Gpg {});
 
 #[test]
 fn log_probs_are_those_of_one_rank_at_every_degree_that_the_heads_allow() {
@@ -272,9 +272,9 @@ fn an_adapter_trains_as_on_one_rank_and_drops_the_same_inputs() {
 
 #[test]
 fn losses_over_sequences_and_batches_see_the_tokens_of_all_ranks() {
-    let clip = Clip { low: 0.2, high: 0.3 };
-    let gspo = PolicyLoss::Gspo { clip };
-    let clip_cov = PolicyLoss::ClipCov { clip, ratio: 0.2, lower: -1.0, upper: 1.0 };
+    let (clip_low, clip_high) = (0.2, 0.3);
+    let gspo = PolicyLoss::Gspo(Gspo { clip_low, clip_high });
+    let clip_cov = PolicyLoss::ClipCov(ClipCov { clip_low, clip_high, ratio: 0.2, lower: -1.0, upper: 1.0 });
     for policy in [gspo, clip_cov] {
         let one = train(FULL, ONE, policy);
         assert_close(&format!("{policy:?}"), &train(FULL, layout(4, 2, 2), policy), &one, TOLERANCE);

@@ -1,9 +1,32 @@
 //! Outcomes normalised within their rollout group: GRPO and what was made from it.
 
 use super::groups::{mean_or_zero, members, select, within_groups};
-use super::{AdvantageError, Advantages, STD_EPSILON, outcomes};
+use super::{AdvantageError, AdvantageInputs, Advantages, Estimator, STD_EPSILON, outcomes};
+use crate::declaration::Parameter;
 use crate::rows::Rows;
 use crate::whiten::{masked_whiten, std};
+
+/// `advantage.normalizeByStd` of manifests.
+pub const NORMALIZE_BY_STD: Parameter = Parameter::flag(
+    "normalizeByStd",
+    "Divide by the group's standard deviation (`Grpo` and `GrpoPassk` only); by default the preset's.",
+);
+
+formula! {
+    /// Reward minus the group's mean, divided by its standard deviation if `normalizeByStd`.
+    ///
+    /// [`grpo`] (verl's `grpo`); without the division it is that of Dr. GRPO.
+    pub struct Grpo {
+        /// Divide by the group's standard deviation.
+        pub normalize_by_std: bool = NORMALIZE_BY_STD, true;
+    }
+}
+
+impl Estimator for Grpo {
+    fn estimate(&self, inputs: &AdvantageInputs<'_>) -> Result<Advantages, AdvantageError> {
+        grpo(inputs.rows, inputs.token_rewards, inputs.groups, self.normalize_by_std)
+    }
+}
 
 /// GRPO (arXiv 2402.03300): (R - mean) / (std + 1e-6) of the group, std unbiased; without `normalize_by_std`
 /// only the mean is taken off (Dr. GRPO). A group of one keeps its raw reward (mean 0, std 1), as in verl.
@@ -61,6 +84,22 @@ fn single_precision_moments(values: &[f64]) -> (f32, f32) {
     (mean, (squares / (count - 1.0)).sqrt())
 }
 
+formula! {
+    /// Only the best of a group, by its distance to the second best (pass@k).
+    ///
+    /// [`grpo_pass_at_k`] (verl's `grpo_passk`).
+    pub struct GrpoPassk {
+        /// Divide by the group's standard deviation.
+        pub normalize_by_std: bool = NORMALIZE_BY_STD, true;
+    }
+}
+
+impl Estimator for GrpoPassk {
+    fn estimate(&self, inputs: &AdvantageInputs<'_>) -> Result<Advantages, AdvantageError> {
+        grpo_pass_at_k(inputs.rows, inputs.token_rewards, inputs.groups, self.normalize_by_std)
+    }
+}
+
 /// Pass@k training (arXiv 2503.19595): the best sample of each group gets (best - second best), divided by
 /// (std + 1e-6) when `normalize_by_std`; all others get 0.
 ///
@@ -83,6 +122,19 @@ pub fn grpo_pass_at_k(
         advantages[best] = (outcomes[best] - outcomes[second]) / scale;
     }
     Ok(Advantages::per_row(rows, &advantages))
+}
+
+formula! {
+    /// Each reward function normalised within the group on its own, then summed and whitened.
+    ///
+    /// [`gdpo`] by the standard deviation (verl's `gdpo`).
+    pub struct Gdpo {}
+}
+
+impl Estimator for Gdpo {
+    fn estimate(&self, inputs: &AdvantageInputs<'_>) -> Result<Advantages, AdvantageError> {
+        gdpo(inputs.rows, inputs.reward_parts, inputs.reward_weights, inputs.groups, true)
+    }
 }
 
 /// GDPO (arXiv 2601.05242): every reward part is normalised within its group on its own, so that a part with

@@ -69,14 +69,14 @@ pub fn masked_whiten(rows: &Rows, values: &[f64], shift_mean: bool) -> Result<Ve
 
 /// Mean of at least one value, exact where all are equal: a group without a signal then differs from its mean
 /// by exactly 0.
-pub(crate) fn mean(values: &[f64]) -> f64 {
+pub fn mean(values: &[f64]) -> f64 {
     let count = values.len() as f64;
     let rough = values.iter().sum::<f64>() / count;
     rough + values.iter().map(|value| value - rough).sum::<f64>() / count
 }
 
 /// Unbiased standard deviation; 0 of fewer than two values.
-pub(crate) fn std(values: &[f64]) -> f64 {
+pub fn std(values: &[f64]) -> f64 {
     if values.len() < 2 {
         return 0.0;
     }

@@ -3,6 +3,9 @@
 //!
 //! `d` is always `logprob - ref_logprob` of one token. See <http://joschu.net/blog/kl-approx.html>.
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 use crate::rows::{Rows, RowsError};
 use crate::whiten::masked_mean;
 
@@ -11,23 +14,36 @@ const LOG_RATIO_BOUND: f64 = 20.0;
 /// k3 is clamped to this.
 const K3_BOUND: f64 = 10.0;
 
-/// How the divergence is estimated from one sampled token, and what its gradient is. verl's names in
-/// brackets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Estimators of the KL divergence from one sample (<http://joschu.net/blog/kl-approx.html>), d = actor -
+/// reference.
+///
+/// Each has a value and the gradient that training uses for it. verl's names are in brackets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum KlEstimator {
-    /// d (`kl`, `k1`): unbiased, of either sign; its gradient has expectation 0, so it belongs in the reward.
+    /// d.
+    ///
+    /// Unbiased, of either sign (`kl`, `k1`). Its gradient has expectation 0, so it belongs in the reward.
     K1,
-    /// |d| (`abs`).
+    /// d, with the gradient of K2.
+    ///
+    /// Straight-through (`k1+`).
+    K1StraightThrough,
+    /// |d|.
+    ///
+    /// (`abs`)
     Abs,
-    /// d^2 / 2 (`mse`, `k2`): biased value, the right gradient on-policy.
+    /// d^2 / 2.
+    ///
+    /// Biased value, the right gradient on-policy (`mse`, `k2`).
     K2,
-    /// exp(-d) - 1 + d (`low_var_kl`, `k3`): never negative, low variance; d is clamped to +-20, the value to
-    /// 10.
+    /// exp(-d) - 1 + d.
+    ///
+    /// Never negative, low variance (`low_var_kl`, `k3`); d is clamped to +-20, the value to 10.
     K3,
-    /// Value of k1, gradient of k2 (`k1+`, straight-through).
-    K1Plus,
-    /// Value of k3, gradient of k2 (`k3+`, straight-through).
-    K3Plus,
+    /// exp(-d) - 1 + d, with the gradient of K2, which is that of the divergence.
+    ///
+    /// Straight-through (`k3+`).
+    K3StraightThrough,
 }
 
 impl KlEstimator {
@@ -35,10 +51,10 @@ impl KlEstimator {
     pub fn value(self, logprob: f64, ref_logprob: f64) -> f64 {
         let d = logprob - ref_logprob;
         match self {
-            Self::K1 | Self::K1Plus => d,
+            Self::K1 | Self::K1StraightThrough => d,
             Self::Abs => d.abs(),
             Self::K2 => 0.5 * d * d,
-            Self::K3 | Self::K3Plus => k3(d).clamp(-K3_BOUND, K3_BOUND),
+            Self::K3 | Self::K3StraightThrough => k3(d).clamp(-K3_BOUND, K3_BOUND),
         }
     }
 
@@ -49,7 +65,7 @@ impl KlEstimator {
             Self::K1 => 1.0,
             Self::Abs if d == 0.0 => 0.0,
             Self::Abs => d.signum(),
-            Self::K2 | Self::K1Plus | Self::K3Plus => d,
+            Self::K2 | Self::K1StraightThrough | Self::K3StraightThrough => d,
             Self::K3 if d.abs() > LOG_RATIO_BOUND || k3(d) > K3_BOUND => 0.0,
             Self::K3 => 1.0 - (-d).exp(),
         }

@@ -1,9 +1,22 @@
 //! Leave-one-out baselines: a sample against the mean of the other samples of its prompt (arXiv 2402.14740).
 
 use super::groups::within_groups;
-use super::{AdvantageError, Advantages, outcomes};
+use super::{AdvantageError, AdvantageInputs, Advantages, Estimator, outcomes};
 use crate::rows::Rows;
 use crate::whiten::mean;
+
+formula! {
+    /// Reward minus the mean of the others in the group.
+    ///
+    /// [`rloo_vectorized`] (verl's `rloo_vectorized`, arXiv 2402.14740).
+    pub struct Rloo {}
+}
+
+impl Estimator for Rloo {
+    fn estimate(&self, inputs: &AdvantageInputs<'_>) -> Result<Advantages, AdvantageError> {
+        rloo_vectorized(inputs.rows, inputs.token_rewards, inputs.groups)
+    }
+}
 
 /// RLOO: R - mean of the others' rewards. A group of one keeps its raw reward, as in verl;
 /// [`rloo_vectorized`] gives it 0, which is the better choice where groups of one can occur: a raw reward is

@@ -1,8 +1,45 @@
 //! Generalised advantage estimation against a critic (arXiv 1506.02438).
 
-use super::{AdvantageError, Advantages};
+use super::{AdvantageError, AdvantageInputs, Advantages, Estimator, EstimatorInput, GAMMA, needed};
+use crate::declaration::Parameter;
 use crate::rows::Rows;
 use crate::whiten::masked_whiten;
+
+const LAMBDA: Parameter = Parameter::number(
+    "lambda",
+    0.0,
+    1.0,
+    "How far ahead rewards are awaited before the critic is believed (`Gae` only): 0 for one token, 1 for the end; by \
+     default 1.",
+);
+
+formula! {
+    /// Generalised advantage estimation against a critic, whitened over the batch
+    /// (<https://arxiv.org/abs/1506.02438>).
+    ///
+    /// [`gae`] (verl's `gae`).
+    pub struct Gae {
+        /// Discount per token, 0 to 1.
+        pub gamma: f64 = GAMMA, 1.0;
+        /// Trade between bias (0) and variance (1).
+        pub lambda: f64 = LAMBDA, 1.0;
+    }
+}
+
+impl Estimator for Gae {
+    fn estimate(&self, inputs: &AdvantageInputs<'_>) -> Result<Advantages, AdvantageError> {
+        let values = needed::<Self>("values", inputs.values)?;
+        gae(inputs.rows, inputs.token_rewards, values, self.gamma, self.lambda)
+    }
+
+    fn compares_samples(&self) -> bool {
+        false
+    }
+
+    fn reads(&self, input: EstimatorInput) -> bool {
+        input == EstimatorInput::Values
+    }
+}
 
 /// GAE with discount `gamma` and trace `lambda`; returns are advantage + value before the advantages are
 /// whitened over the tokens that count. Masked tokens (tool observations, padding) are stepped over: they

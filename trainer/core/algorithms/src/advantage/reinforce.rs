@@ -1,9 +1,67 @@
 //! The REINFORCE family: REINFORCE++ with and without a group baseline, and ReMax.
 
 use super::groups::{mean_or_zero, members, select};
-use super::{AdvantageError, Advantages, outcomes, rewards_to_go};
+use super::{
+    AdvantageError, AdvantageInputs, Advantages, Estimator, EstimatorInput, GAMMA, needed, outcomes,
+    rewards_to_go,
+};
 use crate::rows::Rows;
 use crate::whiten::masked_whiten;
+
+formula! {
+    /// Discounted return per token, whitened over the batch.
+    ///
+    /// [`reinforce_plus_plus`] (verl's `reinforce_plus_plus`).
+    pub struct ReinforcePlusPlus {
+        /// Discount per token, 0 to 1.
+        pub gamma: f64 = GAMMA, 1.0;
+    }
+}
+
+impl Estimator for ReinforcePlusPlus {
+    fn estimate(&self, inputs: &AdvantageInputs<'_>) -> Result<Advantages, AdvantageError> {
+        reinforce_plus_plus(inputs.rows, inputs.token_rewards, self.gamma)
+    }
+
+    fn compares_samples(&self) -> bool {
+        false
+    }
+}
+
+formula! {
+    /// Reward minus the group's mean, whitened over the batch.
+    ///
+    /// [`reinforce_plus_plus_baseline`] (verl's `reinforce_plus_plus_baseline`).
+    pub struct ReinforcePlusPlusBaseline {}
+}
+
+impl Estimator for ReinforcePlusPlusBaseline {
+    fn estimate(&self, inputs: &AdvantageInputs<'_>) -> Result<Advantages, AdvantageError> {
+        reinforce_plus_plus_baseline(inputs.rows, inputs.token_rewards, inputs.groups)
+    }
+}
+
+formula! {
+    /// Return minus the reward of the greedy completion.
+    ///
+    /// [`remax`] (verl's `remax`).
+    pub struct ReMax {}
+}
+
+impl Estimator for ReMax {
+    fn estimate(&self, inputs: &AdvantageInputs<'_>) -> Result<Advantages, AdvantageError> {
+        let greedy_rewards = needed::<Self>("greedy_rewards", inputs.greedy_rewards)?;
+        remax(inputs.rows, inputs.token_rewards, greedy_rewards)
+    }
+
+    fn compares_samples(&self) -> bool {
+        false
+    }
+
+    fn reads(&self, input: EstimatorInput) -> bool {
+        input == EstimatorInput::GreedyRewards
+    }
+}
 
 /// REINFORCE++ (arXiv 2501.03262): discounted reward to go, whitened over all tokens that count.
 ///

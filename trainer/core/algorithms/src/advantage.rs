@@ -16,10 +16,11 @@ use thiserror::Error;
 
 pub use baseline::{OptimalTokenBaselineInputs, gpg, opo, optimal_token_baseline};
 pub use gae::gae;
-pub use grpo::{gdpo, grpo, grpo_pass_at_k, grpo_vectorized};
+pub use grpo::{NORMALIZE_BY_STD, gdpo, grpo, grpo_pass_at_k, grpo_vectorized};
 pub use reinforce::{reinforce_plus_plus, reinforce_plus_plus_baseline, remax};
 pub use rloo::{rloo, rloo_vectorized};
 
+use crate::declaration::{Declared, Parameter};
 use crate::rows::{Rows, RowsError};
 use crate::whiten::TooFewTokens;
 
@@ -76,59 +77,67 @@ impl Advantages {
     }
 }
 
-/// How advantages are estimated. The names are verl's `algorithm.adv_estimator`.
-#[derive(Clone, Debug, PartialEq)]
-pub enum AdvantageEstimator {
-    /// `grpo`: reward against the group's mean, by the group's standard deviation unless `normalize_by_std`
-    /// is off (Dr. GRPO, arXiv 2503.20783).
-    Grpo {
-        /// Divide by the group's standard deviation.
-        normalize_by_std: bool,
-    },
-    /// `grpo_vectorized`: the same with group statistics in single precision.
-    GrpoVectorized {
-        /// Divide by the group's standard deviation.
-        normalize_by_std: bool,
-    },
-    /// `grpo_passk`: only the best sample of a group counts (arXiv 2503.19595).
-    GrpoPassAtK {
-        /// Divide by the group's standard deviation.
-        normalize_by_std: bool,
-    },
-    /// `gdpo`: GRPO per reward part, weighted sum, whitened over the batch (arXiv 2601.05242).
-    Gdpo {
-        /// Divide by the group's standard deviation.
-        normalize_by_std: bool,
-        /// One weight per entry of [`AdvantageInputs::reward_parts`].
-        weights: Vec<f64>,
-    },
-    /// `rloo`: reward against the mean of the others (arXiv 2402.14740).
-    Rloo,
-    /// `rloo_vectorized`: the same, a group of one gives 0.
-    RlooVectorized,
-    /// `reinforce_plus_plus`: discounted returns, whitened over the batch (arXiv 2501.03262).
-    ReinforcePlusPlus {
-        /// Discount per token, 0 to 1.
-        gamma: f64,
-    },
-    /// `reinforce_plus_plus_baseline`: reward against the group's mean, whitened over the batch.
-    ReinforcePlusPlusBaseline,
-    /// `remax`: reward against the reward of the greedy completion (arXiv 2310.10505).
-    Remax,
-    /// `opo`: reward against the group's length-weighted mean (arXiv 2505.23585).
-    Opo,
-    /// `gpg`: reward against the group's mean, scaled up by the share of samples with a reward (arXiv
-    /// 2504.02546).
-    Gpg,
-    /// `optimal_token_baseline`: a baseline per position from the samples' gradient energy.
-    OptimalTokenBaseline,
-    /// `gae`: generalised advantage estimation against a critic (arXiv 1506.02438).
-    Gae {
-        /// Discount per token, 0 to 1.
-        gamma: f64,
-        /// Trade between bias (0) and variance (1).
-        lambda: f64,
-    },
+register! {
+    /// The advantage estimators.
+    pub names AdvantageEstimatorKind,
+    /// How advantages are estimated: an estimator with its parameters.
+    pub formulas AdvantageEstimator: Estimator,
+    tag "estimator",
+    [
+        grpo::Grpo,
+        grpo::GrpoPassk,
+        rloo::Rloo,
+        reinforce::ReinforcePlusPlus,
+        reinforce::ReinforcePlusPlusBaseline,
+        reinforce::ReMax,
+        baseline::Opo,
+        baseline::Gpg,
+        baseline::OptimalTokenBaseline,
+        grpo::Gdpo,
+        gae::Gae,
+    ]
+}
+
+/// `advantage.gamma` of manifests.
+const GAMMA: Parameter = Parameter::number(
+    "gamma",
+    0.0,
+    1.0,
+    "Discount per token (`ReinforcePlusPlus` and `Gae` only); by default 1.",
+);
+
+/// An input that has to be computed for the estimators that read it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EstimatorInput {
+    /// [`AdvantageInputs::values`], of a critic.
+    Values,
+    /// [`AdvantageInputs::greedy_rewards`], of a greedy completion of each prompt.
+    GreedyRewards,
+    /// [`AdvantageInputs::sum_pi_squared`], of the actor.
+    SumPiSquared,
+}
+
+/// How an estimator turns rewards into advantages.
+pub(crate) trait Estimator {
+    /// The advantages of one step's batch.
+    fn estimate(&self, inputs: &AdvantageInputs<'_>) -> Result<Advantages, AdvantageError>;
+
+    /// Whether it compares the samples of a prompt, so that it needs several.
+    fn compares_samples(&self) -> bool {
+        true
+    }
+
+    /// Whether it needs this input.
+    fn reads(&self, _input: EstimatorInput) -> bool {
+        false
+    }
+}
+
+fn needed<'a, F: Declared>(
+    input: &'static str,
+    slice: Option<&'a [f64]>,
+) -> Result<&'a [f64], AdvantageError> {
+    slice.ok_or(AdvantageError::Missing { estimator: F::NAME, input })
 }
 
 /// Everything an estimator may read. `rows` and `token_rewards` are always needed; the rest by some.
@@ -140,7 +149,7 @@ pub struct AdvantageInputs<'a> {
     pub token_rewards: &'a [f64],
     /// Rollout group of each row, any ids.
     pub groups: &'a [usize],
-    /// Reward of the greedy completion of each row's prompt ([`AdvantageEstimator::Remax`]).
+    /// Reward of the greedy completion of each row's prompt ([`AdvantageEstimator::ReMax`]).
     pub greedy_rewards: Option<&'a [f64]>,
     /// The critic's value of each token ([`AdvantageEstimator::Gae`]).
     pub values: Option<&'a [f64]>,
@@ -154,6 +163,8 @@ pub struct AdvantageInputs<'a> {
     pub importance_weights: Option<&'a [f64]>,
     /// Each reward function's value of each row ([`AdvantageEstimator::Gdpo`]).
     pub reward_parts: &'a [Vec<f64>],
+    /// One weight per entry of `reward_parts`.
+    pub reward_weights: &'a [f64],
 }
 
 impl<'a> AdvantageInputs<'a> {
@@ -169,71 +180,29 @@ impl<'a> AdvantageInputs<'a> {
             sum_pi_squared: None,
             importance_weights: None,
             reward_parts: &[],
+            reward_weights: &[],
         }
     }
 }
 
 impl AdvantageEstimator {
-    /// verl's name of the estimator.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Grpo { .. } => "grpo",
-            Self::GrpoVectorized { .. } => "grpo_vectorized",
-            Self::GrpoPassAtK { .. } => "grpo_passk",
-            Self::Gdpo { .. } => "gdpo",
-            Self::Rloo => "rloo",
-            Self::RlooVectorized => "rloo_vectorized",
-            Self::ReinforcePlusPlus { .. } => "reinforce_plus_plus",
-            Self::ReinforcePlusPlusBaseline => "reinforce_plus_plus_baseline",
-            Self::Remax => "remax",
-            Self::Opo => "opo",
-            Self::Gpg => "gpg",
-            Self::OptimalTokenBaseline => "optimal_token_baseline",
-            Self::Gae { .. } => "gae",
-        }
-    }
-
-    fn needs<'a>(&self, input: &'static str, slice: Option<&'a [f64]>) -> Result<&'a [f64], AdvantageError> {
-        slice.ok_or(AdvantageError::Missing { estimator: self.name(), input })
-    }
-
     /// Estimates the advantages of one step's batch.
     ///
     /// # Errors
     /// When slices do not fit the rows, an input that the estimator needs is missing, or the batch is too
     /// small for it.
     pub fn estimate(&self, inputs: &AdvantageInputs<'_>) -> Result<Advantages, AdvantageError> {
-        let AdvantageInputs { rows, token_rewards, groups, .. } = *inputs;
-        match self {
-            Self::Grpo { normalize_by_std } => grpo(rows, token_rewards, groups, *normalize_by_std),
-            Self::GrpoVectorized { normalize_by_std } => {
-                grpo_vectorized(rows, token_rewards, groups, *normalize_by_std)
-            }
-            Self::GrpoPassAtK { normalize_by_std } => {
-                grpo_pass_at_k(rows, token_rewards, groups, *normalize_by_std)
-            }
-            Self::Gdpo { normalize_by_std, weights } => {
-                gdpo(rows, inputs.reward_parts, weights, groups, *normalize_by_std)
-            }
-            Self::Rloo => rloo(rows, token_rewards, groups),
-            Self::RlooVectorized => rloo_vectorized(rows, token_rewards, groups),
-            Self::ReinforcePlusPlus { gamma } => reinforce_plus_plus(rows, token_rewards, *gamma),
-            Self::ReinforcePlusPlusBaseline => reinforce_plus_plus_baseline(rows, token_rewards, groups),
-            Self::Remax => remax(rows, token_rewards, self.needs("greedy_rewards", inputs.greedy_rewards)?),
-            Self::Opo => opo(rows, token_rewards, groups),
-            Self::Gpg => gpg(rows, token_rewards, groups),
-            Self::OptimalTokenBaseline => optimal_token_baseline(&OptimalTokenBaselineInputs {
-                rows,
-                token_rewards,
-                groups,
-                old_logprobs: self.needs("old_logprobs", inputs.old_logprobs)?,
-                sum_pi_squared: self.needs("sum_pi_squared", inputs.sum_pi_squared)?,
-                importance_weights: inputs.importance_weights,
-            }),
-            Self::Gae { gamma, lambda } => {
-                gae(rows, token_rewards, self.needs("values", inputs.values)?, *gamma, *lambda)
-            }
-        }
+        self.formula().estimate(inputs)
+    }
+
+    /// Whether it compares the samples of a prompt, so that it needs several.
+    pub fn compares_samples(&self) -> bool {
+        self.formula().compares_samples()
+    }
+
+    /// Whether it needs this input.
+    pub fn reads(&self, input: EstimatorInput) -> bool {
+        self.formula().reads(input)
     }
 }
 

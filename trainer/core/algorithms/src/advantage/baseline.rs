@@ -1,9 +1,24 @@
 //! Baselines chosen to lower the variance of the gradient: OPO, GPG and the optimal token baseline.
 
 use super::groups::{mean_or_zero, members, within_groups};
-use super::{AdvantageError, Advantages, outcomes, rewards_to_go};
+use super::{
+    AdvantageError, AdvantageInputs, Advantages, Estimator, EstimatorInput, needed, outcomes, rewards_to_go,
+};
 use crate::rows::Rows;
 use crate::whiten::EPSILON;
+
+formula! {
+    /// Reward minus the length-weighted mean of the group.
+    ///
+    /// [`opo`] (verl's `opo`).
+    pub struct Opo {}
+}
+
+impl Estimator for Opo {
+    fn estimate(&self, inputs: &AdvantageInputs<'_>) -> Result<Advantages, AdvantageError> {
+        opo(inputs.rows, inputs.token_rewards, inputs.groups)
+    }
+}
 
 /// OPO (arXiv 2505.23585): R minus the group's mean reward weighted by completion length; a group of one
 /// keeps its raw reward.
@@ -22,6 +37,19 @@ pub fn opo(rows: &Rows, token_rewards: &[f64], groups: &[usize]) -> Result<Advan
     Ok(Advantages::per_row(rows, &advantages))
 }
 
+formula! {
+    /// Reward minus the group's mean, scaled up by the share of samples without reward.
+    ///
+    /// [`gpg`] (verl's `gpg`).
+    pub struct Gpg {}
+}
+
+impl Estimator for Gpg {
+    fn estimate(&self, inputs: &AdvantageInputs<'_>) -> Result<Advantages, AdvantageError> {
+        gpg(inputs.rows, inputs.token_rewards, inputs.groups)
+    }
+}
+
 /// GPG (arXiv 2504.02546): R minus the group's mean, times the number of samples over the number of samples
 /// whose reward is not 0, so that a batch with few successes is not scaled away.
 ///
@@ -36,6 +64,30 @@ pub fn gpg(rows: &Rows, token_rewards: &[f64], groups: &[usize]) -> Result<Advan
         move |outcome| scale * (outcome - center)
     });
     Ok(Advantages::per_row(rows, &advantages))
+}
+
+formula! {
+    /// Return minus the baseline of least variance at each token.
+    ///
+    /// [`optimal_token_baseline`] (verl's `optimal_token_baseline`).
+    pub struct OptimalTokenBaseline {}
+}
+
+impl Estimator for OptimalTokenBaseline {
+    fn estimate(&self, inputs: &AdvantageInputs<'_>) -> Result<Advantages, AdvantageError> {
+        optimal_token_baseline(&OptimalTokenBaselineInputs {
+            rows: inputs.rows,
+            token_rewards: inputs.token_rewards,
+            groups: inputs.groups,
+            old_logprobs: needed::<Self>("old_logprobs", inputs.old_logprobs)?,
+            sum_pi_squared: needed::<Self>("sum_pi_squared", inputs.sum_pi_squared)?,
+            importance_weights: inputs.importance_weights,
+        })
+    }
+
+    fn reads(&self, input: EstimatorInput) -> bool {
+        input == EstimatorInput::SumPiSquared
+    }
 }
 
 /// What [`optimal_token_baseline`] reads; one value per token unless said otherwise.

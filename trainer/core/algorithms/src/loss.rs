@@ -20,22 +20,45 @@
 mod aggregation;
 mod clipped;
 mod covariance;
+mod likelihood;
 mod metrics;
 mod objective;
 mod policy;
+mod sapo;
 mod sequence;
 mod value;
 
 use thiserror::Error;
 
 pub use aggregation::{Aggregation, Denominators};
-pub use covariance::CovarianceInputs;
+pub use covariance::{COVARIANCE_HIGH, COVARIANCE_LOW, CovarianceInputs};
 pub use metrics::LossMetrics;
 pub use objective::{KlTerm, LossInputs, LossOutputs, LossWeights, Objective, PreparedLoss};
-pub use policy::{Clip, LossScope, PolicyLoss};
+pub use policy::{CLIP_HIGH, CLIP_LOW, LossScope};
 pub use value::{ValueLoss, ValueLossInputs, value_loss};
 
 use crate::rows::RowsError;
+
+register! {
+    /// The policy losses.
+    pub names PolicyLossKind,
+    /// What moves the policy: a policy loss with its parameters.
+    pub formulas PolicyLoss: policy::TokenFormula,
+    tag "policy",
+    [
+        clipped::Vanilla,
+        sequence::Gspo,
+        sapo::Sapo,
+        likelihood::Gpg,
+        sequence::GeoMean,
+        clipped::Cispo,
+        clipped::DppoTv,
+        clipped::DppoKl,
+        likelihood::Dro,
+        covariance::ClipCov,
+        covariance::KlCov,
+    ]
+}
 
 /// Why a loss cannot be computed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -46,7 +69,7 @@ pub enum LossError {
     /// The loss reads something that was not given.
     #[error("loss {loss} needs {input}, which is missing")]
     Missing {
-        /// verl's name of the loss, or `kl`.
+        /// Name of the loss in manifests, or `kl`.
         loss: &'static str,
         /// Name of the field of [`LossInputs`].
         input: &'static str,

@@ -3,9 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::policy::{Token, TokenLoss};
+use super::policy::{Token, TokenLoss, record};
 use super::sequence::{RowTerm, row_terms};
 use super::{Aggregation, Denominators, LossError, LossMetrics, LossScope, PolicyLoss};
+use crate::declaration::Family;
 use crate::kl::KlEstimator;
 use crate::rows::Rows;
 
@@ -83,7 +84,7 @@ impl<'a> LossInputs<'a> {
             return missing("kl", "ref_logprobs");
         }
         if objective.policy.scope() == LossScope::Batch && self.selected.is_none() {
-            return missing(objective.policy.name(), "selected");
+            return missing(objective.policy.kind().name(), "selected");
         }
         Ok(())
     }
@@ -115,10 +116,10 @@ impl Objective {
     ) -> Result<PreparedLoss<'a>, LossError> {
         inputs.check(self)?;
         let term_weights = self.aggregation.weights(inputs.rows, batch);
-        let own = self.policy.aggregation(self.aggregation);
+        let own = self.policy.aggregation().unwrap_or(self.aggregation);
         let mut policy_weights =
             if own == self.aggregation { term_weights.clone() } else { own.weights(inputs.rows, batch) };
-        if let Some(weights) = inputs.importance_weights.filter(|_| self.policy.weighs_tokens()) {
+        if let Some(weights) = inputs.importance_weights.filter(|_| self.policy.formula().weighs_tokens()) {
             policy_weights.iter_mut().zip(weights).for_each(|(weight, correction)| *weight *= correction);
         }
         let rows = row_terms(&self.policy, &inputs)?;
@@ -210,11 +211,12 @@ impl PreparedLoss<'_> {
         };
         let row = self.weights.rows.get(row_idx).unwrap_or(&RowTerm::NONE);
         let selected = self.inputs.selected.is_some_and(|selected| selected[token_idx]);
-        let loss: TokenLoss = self.objective.policy.token(&token, row, selected);
+        let formula = self.objective.policy.formula();
+        let loss: TokenLoss = formula.token(&token, row, selected);
         let weight = self.weights.policy[token_idx];
         outputs.metrics.pg_loss += weight * loss.value;
         outputs.dlogprobs[at] += weight * loss.gradient;
-        self.objective.policy.record(&mut outputs.metrics, &token, &loss);
+        record(formula, &mut outputs.metrics, &token, &loss);
     }
 
     fn add_terms(&self, token_idx: usize, logprob: f64, entropy: f64, at: usize, outputs: &mut LossOutputs) {

@@ -3,28 +3,31 @@
 use std::iter::Sum;
 use std::ops::Add;
 
+use serde::Serialize;
+
 use crate::rows::Rows;
 use crate::whiten::EPSILON;
 
 /// How per-token losses become one number; names are verl's `loss_agg_mode`. T is the number of counting
 /// tokens and B the number of sequences with at least one, both of the whole batch.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "aggregation", rename_all_fields = "camelCase")]
 pub enum Aggregation {
     /// `token-mean`: sum over tokens / T (DAPO).
     TokenMean,
     /// `token-sum`: sum over tokens.
     TokenSum,
     /// `seq-mean-token-sum`: sum over tokens / B.
-    SeqMeanTokenSum,
-    /// `seq-mean-token-sum-norm`: sum over tokens / (B * `scale`) (Dr. GRPO, with the longest completion
-    /// allowed as scale). verl 0.8 did not divide by B.
-    SeqMeanTokenSumNorm {
-        /// A constant length in tokens, above 0. verl falls back to the width of the padded batch, which
+    SequenceMeanTokenSum,
+    /// `seq-mean-token-sum-norm`: sum over tokens / (B * `normalization_tokens`) (Dr. GRPO, with the
+    /// longest completion allowed). verl 0.8 did not divide by B.
+    SequenceMeanTokenSumNorm {
+        /// A constant length, above 0. verl falls back to the width of the padded batch, which
         /// would make the gradient depend on the batch; here it has to be said.
-        scale: f64,
+        normalization_tokens: u32,
     },
     /// `seq-mean-token-mean`: mean over sequences of their mean over tokens (GRPO).
-    SeqMeanTokenMean,
+    SequenceMeanTokenMean,
 }
 
 /// What one update's batch holds in all its micro-batches on all ranks.
@@ -61,17 +64,6 @@ impl Sum for Denominators {
 }
 
 impl Aggregation {
-    /// verl's name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::TokenMean => "token-mean",
-            Self::TokenSum => "token-sum",
-            Self::SeqMeanTokenSum => "seq-mean-token-sum",
-            Self::SeqMeanTokenSumNorm { .. } => "seq-mean-token-sum-norm",
-            Self::SeqMeanTokenMean => "seq-mean-token-mean",
-        }
-    }
-
     /// What each token's loss is multiplied by before everything is added up; 0 where masked, and everywhere
     /// when the whole batch has nothing that counts.
     pub fn weights(self, rows: &Rows, batch: &Denominators) -> Vec<f64> {
@@ -84,9 +76,11 @@ impl Aggregation {
         let divisor = match self {
             Self::TokenMean => batch.num_tokens as f64,
             Self::TokenSum => 1.0,
-            Self::SeqMeanTokenSum => batch.num_sequences as f64,
-            Self::SeqMeanTokenSumNorm { scale } => batch.num_sequences as f64 * scale,
-            Self::SeqMeanTokenMean => batch.num_sequences as f64 * (valid_len as f64 + EPSILON),
+            Self::SequenceMeanTokenSum => batch.num_sequences as f64,
+            Self::SequenceMeanTokenSumNorm { normalization_tokens } => {
+                batch.num_sequences as f64 * f64::from(normalization_tokens)
+            }
+            Self::SequenceMeanTokenMean => batch.num_sequences as f64 * (valid_len as f64 + EPSILON),
         };
         if divisor == 0.0 { 0.0 } else { 1.0 / divisor }
     }
@@ -110,9 +104,9 @@ mod tests {
         let expected = [
             (Aggregation::TokenMean, 3.0),
             (Aggregation::TokenSum, 15.0),
-            (Aggregation::SeqMeanTokenSum, 7.5),
-            (Aggregation::SeqMeanTokenSumNorm { scale: 3.0 }, 2.5),
-            (Aggregation::SeqMeanTokenMean, 3.25),
+            (Aggregation::SequenceMeanTokenSum, 7.5),
+            (Aggregation::SequenceMeanTokenSumNorm { normalization_tokens: 3 }, 2.5),
+            (Aggregation::SequenceMeanTokenMean, 3.25),
         ];
         for (aggregation, expected) in expected {
             let got = aggregation.aggregate(&rows, &losses, &batch);

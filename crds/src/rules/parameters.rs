@@ -1,0 +1,107 @@
+//! The rules that follow from the declarations of formulas: a parameter is given only with a formula that has
+//! it.
+
+use std::sync::LazyLock;
+
+use rlt_algorithms::declaration::{Family, Parameter};
+
+use super::{Check, Rule, algorithm, cel_list, loss};
+use crate::spec::{AdvantageEstimatorKind, PolicyLossKind, RLTrainingJobSpec};
+
+/// A parameter of a section, and whether what a manifest gives and chooses fits.
+#[derive(Clone, Copy)]
+pub(crate) struct ParameterRule {
+    parameter: &'static Parameter,
+    section: &'static str,
+    cel_users: fn(&Parameter) -> String,
+    is_used: fn(&RLTrainingJobSpec, &Parameter) -> bool,
+}
+
+impl ParameterRule {
+    pub(super) fn holds(&self, spec: &RLTrainingJobSpec) -> bool {
+        (self.is_used)(spec, self.parameter)
+    }
+
+    #[cfg_attr(not(feature = "kube"), expect(dead_code, reason = "only the definition holds CEL"))]
+    pub(super) fn cel(&self) -> String {
+        let Self { parameter: Parameter { name, .. }, section, .. } = self;
+        format!("!has(self.{section}) || !has(self.{section}.{name}) || {}", (self.cel_users)(self.parameter))
+    }
+}
+
+/// One rule a parameter that not every formula of its family has.
+pub(super) static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
+    let of_estimator = |parameter| ParameterRule {
+        parameter,
+        section: "advantage",
+        cel_users: |parameter| {
+            format!(
+                "{} in {}",
+                algorithm::cel_estimator("self"),
+                cel_list(&users_of::<AdvantageEstimatorKind>(parameter))
+            )
+        },
+        is_used: |spec, parameter| {
+            let given = spec.algorithm.advantage.as_ref().and_then(|given| given.parameters.get(parameter));
+            given.is_none() || algorithm::estimator(spec).uses(parameter)
+        },
+    };
+    let of_loss = |parameter| ParameterRule {
+        parameter,
+        section: "loss",
+        cel_users: |parameter| {
+            format!("{} in {}", loss::cel_policy(), cel_list(&users_of::<PolicyLossKind>(parameter)))
+        },
+        is_used: |spec, parameter| {
+            let given = spec.algorithm.loss.as_ref().and_then(|given| given.parameters.get(parameter));
+            given.is_none() || loss::policy(spec).uses(parameter)
+        },
+    };
+    let estimators = AdvantageEstimatorKind::all_parameters().into_iter().map(of_estimator);
+    let losses = PolicyLossKind::all_parameters().into_iter().map(of_loss);
+    let estimators = estimators
+        .map(|rule| rule_of::<AdvantageEstimatorKind>(rule, "estimator", ("estimator", "estimators")));
+    estimators
+        .chain(losses.map(|rule| rule_of::<PolicyLossKind>(rule, "policy", ("policy loss", "policy losses"))))
+        .collect()
+});
+
+fn users_of<F: Family>(parameter: &Parameter) -> Vec<F> {
+    F::ALL.iter().copied().filter(|formula| formula.uses(parameter)).collect()
+}
+
+/// The rule as the others have it. Its texts live as long as the program: there is one list of rules.
+fn rule_of<F: Family>(rule: ParameterRule, choice: &str, family: (&str, &str)) -> Rule {
+    let Parameter { name, .. } = rule.parameter;
+    let at = leaked(format!("{}.{name}", rule.section));
+    Rule {
+        scope: "spec.algorithm",
+        at,
+        reads: Box::leak(Box::new([at, leaked(format!("{}.{choice}", rule.section)), "kind"])),
+        message: leaked(message::<F>(rule.parameter, family)),
+        cel: String::new,
+        holds: Check::Parameter(rule),
+        allowed: None,
+    }
+}
+
+fn leaked(text: String) -> &'static str {
+    Box::leak(text.into_boxed_str())
+}
+
+/// Names whichever are fewer: the formulas that have the parameter, or those that do not.
+fn message<F: Family>(parameter: &Parameter, family: (&str, &str)) -> String {
+    let (users, others): (Vec<F>, Vec<F>) = F::ALL.iter().partition(|formula| formula.uses(parameter));
+    let name = parameter.name;
+    let (named, verb) = if users.len() <= others.len() { (users, "used only") } else { (others, "not used") };
+    let family = if named.len() == 1 { family.0 } else { family.1 };
+    format!("{name} is {verb} by the {family} {}", listed(&named))
+}
+
+fn listed<F: Family>(formulas: &[F]) -> String {
+    let names: Vec<&str> = formulas.iter().map(|formula| formula.name()).collect();
+    match names.split_last() {
+        Some((last, rest)) if !rest.is_empty() => format!("{} and {last}", rest.join(", ")),
+        _ => names.concat(),
+    }
+}

@@ -1,0 +1,169 @@
+//! What policy losses share: scope, parameters, and the loss of one token.
+
+use super::sequence::RowTerm;
+use super::{Aggregation, CovarianceInputs, LossInputs, LossMetrics, PolicyLoss};
+use crate::declaration::Parameter;
+
+/// Log-ratios are clamped to this before they are exponentiated, except where a loss says otherwise.
+const LOG_RATIO_BOUND: f64 = 20.0;
+
+/// How far the ratio may leave 1: it is clipped to `[1 - low, 1 + high]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Clip {
+    /// Below 1 (verl's `clip_ratio_low`).
+    pub low: f64,
+    /// Above 1 (verl's `clip_ratio_high`).
+    pub high: f64,
+}
+
+impl Clip {
+    pub(super) fn new(low: f64, high: f64) -> Self {
+        Self { low, high }
+    }
+
+    pub(super) fn apply(self, ratio: f64) -> f64 {
+        ratio.clamp(1.0 - self.low, 1.0 + self.high)
+    }
+}
+
+/// What must be known before a token of the loss can be evaluated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LossScope {
+    /// Nothing: forward and backward can share one pass over chunks of tokens.
+    Token,
+    /// The log-probs of the token's whole sequence ([`super::LossInputs::actor_logprobs`]), unless
+    /// `old_logprobs` are the actor's own.
+    Sequence,
+    /// A choice made over the whole batch ([`super::PolicyLoss::select_tokens`]).
+    Batch,
+}
+
+/// `loss.clipLow` of manifests.
+pub const CLIP_LOW: Parameter =
+    Parameter::number("clipLow", 0.0, 1.0, "How far the ratio may fall below 1; by default the preset's.");
+
+/// `loss.clipHigh` of manifests.
+pub const CLIP_HIGH: Parameter = Parameter::number(
+    "clipHigh",
+    0.0,
+    1000.0,
+    "How far the ratio may rise above 1; by default the preset's.",
+);
+
+/// PPO's clip, where neither manifest nor preset say another.
+pub(super) const DEFAULT_CLIP: f64 = 0.2;
+
+/// `loss.dualClip` of manifests.
+pub(super) const DUAL_CLIP: Parameter = Parameter::number(
+    "dualClip",
+    1.0,
+    1000.0,
+    "Bound on the loss of tokens with a negative advantage, as a multiple of it (`Vanilla`); by default none. For \
+     `DppoTv` and `DppoKl` the cap on the importance weight; by default 20.",
+);
+
+/// `loss.penalty` of manifests.
+pub(super) const PENALTY: Parameter = Parameter::number(
+    "penalty",
+    1e-9,
+    1000.0,
+    "Strength of the penalty in `Dro` (by default 0.1) and `KlCov` (by default 1).",
+);
+
+/// One token as a loss sees it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Token {
+    pub logprob: f64,
+    pub old_logprob: f64,
+    pub advantage: f64,
+}
+
+impl Token {
+    /// Actor over old policy in log space, unclamped.
+    pub(super) fn log_ratio(&self) -> f64 {
+        self.logprob - self.old_logprob
+    }
+
+    /// The ratio after clamping the log-ratio, and its derivative with respect to the log-prob.
+    pub(super) fn ratio(&self) -> (f64, f64) {
+        let x = self.log_ratio();
+        let ratio = bounded(x).exp();
+        (ratio, if x.abs() <= LOG_RATIO_BOUND { ratio } else { 0.0 })
+    }
+}
+
+fn bounded(log_ratio: f64) -> f64 {
+    log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+}
+
+/// Loss of one token before its weight.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct TokenLoss {
+    pub value: f64,
+    /// Derivative of `value` with respect to the token's log-prob.
+    pub gradient: f64,
+    pub clipped: bool,
+    pub clipped_lower: bool,
+}
+
+/// How a policy loss is computed. Below, x is the log-ratio of actor to old policy, r = exp(x), A the advantage.
+pub(crate) trait TokenFormula {
+    /// Loss of one token that counts. `row` is [`Self::row_term`] of its sequence, and `selected` whether
+    /// [`Self::choose`] chose it.
+    fn token(&self, token: &Token, row: &RowTerm, selected: bool) -> TokenLoss;
+
+    /// What has to be known before a token can be evaluated.
+    fn scope(&self) -> LossScope {
+        LossScope::Token
+    }
+
+    /// The one aggregation that the loss is defined with; `None` where it leaves the choice.
+    fn aggregation(&self) -> Option<Aggregation> {
+        None
+    }
+
+    /// What the tokens of a sequence share, for [`LossScope::Sequence`]; `log_ratios` are those of all tokens.
+    fn row_term(&self, _inputs: &LossInputs<'_>, _row_idx: usize, _log_ratios: &[f64]) -> RowTerm {
+        RowTerm::NONE
+    }
+
+    /// The tokens of the batch that the loss treats specially, for [`LossScope::Batch`].
+    fn choose(&self, _inputs: &CovarianceInputs<'_>) -> Vec<usize> {
+        Vec::new()
+    }
+
+    /// Whether token weights of the rollout correction multiply the tokens' losses.
+    fn weighs_tokens(&self) -> bool {
+        true
+    }
+
+    /// What a token adds to `actor/ppo_kl`.
+    fn ppo_kl(&self, log_ratio: f64) -> f64 {
+        -bounded(log_ratio)
+    }
+}
+
+impl PolicyLoss {
+    /// What has to be known before its tokens can be evaluated.
+    pub fn scope(&self) -> LossScope {
+        self.formula().scope()
+    }
+
+    /// The one aggregation that the loss is defined with; `None` where it leaves the choice.
+    pub fn aggregation(&self) -> Option<Aggregation> {
+        self.formula().aggregation()
+    }
+}
+
+/// Counts a token into the update's metrics.
+pub(super) fn record(formula: &dyn TokenFormula, metrics: &mut LossMetrics, token: &Token, loss: &TokenLoss) {
+    metrics.ppo_kl_sum += formula.ppo_kl(token.log_ratio());
+    metrics.num_clipped += usize::from(loss.clipped);
+    metrics.num_clipped_lower += usize::from(loss.clipped_lower);
+    metrics.num_tokens += 1;
+}
+
+/// -weight * log pi, the form of every loss whose ratio carries no gradient.
+pub(super) fn weighted_likelihood(token: &Token, weight: f64) -> TokenLoss {
+    TokenLoss { value: -weight * token.logprob, gradient: -weight, ..TokenLoss::default() }
+}
