@@ -70,6 +70,9 @@ pub struct RLTrainingJobStatus {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("additionalProperties" = {"type": "integer", "minimum": 0}, "maxProperties" = 16))]
     pub failures_by_node: BTreeMap<String, u32>,
+    /// Why the attempt's workers are being stopped because of a node; they save a checkpoint and start again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub evacuation: Option<EvacuationStatus>,
     /// What ended the last attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_failure: Option<FailureStatus>,
@@ -227,6 +230,21 @@ pub struct WorkerGroupStatus {
     pub failed: u32,
     /// Workers that are being stopped, those of earlier attempts included.
     pub terminating: u32,
+}
+
+/// A worker that is stopped because of its node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct EvacuationStatus {
+    /// As what the end of the attempt counts.
+    pub cause: FailureCause,
+    /// The worker.
+    pub pod: String,
+    /// Its node.
+    pub node: String,
+    /// The taint or condition of the node.
+    #[schemars(length(max = 1024))]
+    pub message: String,
 }
 
 /// What ended an attempt.

@@ -8,6 +8,7 @@ mod pods;
 mod queue;
 mod status;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kube::api::{DeleteParams, PostParams, Preconditions};
@@ -27,6 +28,11 @@ use crate::labels;
 use crate::queue::Queueing;
 use crate::worker::Worker;
 use children::JobChildren;
+
+/// Impaired nodes that a pod names at most.
+const MAX_IMPAIRED_NODES: usize = 16;
+/// An impaired node is avoided like one on which the job failed so often, than which none is avoided more.
+const FAILURES_OF_IMPAIRED_NODE: u32 = 2;
 
 /// What decisions are applied with.
 #[derive(Clone, Copy)]
@@ -82,7 +88,7 @@ pub async fn apply(
             return Ok(());
         }
         let placement = Box::pin(gang::prepare(client, index, input, cluster, attempt)).await?;
-        let failures_by_node = &decision.status.failures_by_node;
+        let failures_by_node = &avoided_nodes(index, decision);
         let attempt_pods = pods::AttemptPods { input, placement: &placement, failures_by_node, attempt };
         pods::start(access, &attempt_pods, &decision.start).await
     };
@@ -90,6 +96,16 @@ pub async fn apply(
     let (supplied, started) = futures::join!(objects.apply_volumes(), pods);
     let network = objects.apply_network(first).await;
     ApplyError::first_of([supplied, started, network])
+}
+
+/// Nodes on which the job failed, and at most as many others as a status has that are impaired now.
+fn avoided_nodes(index: &Index, decision: &Decision) -> BTreeMap<String, u32> {
+    let mut avoided = decision.status.failures_by_node.clone();
+    for node in index.nodes.impaired().iter().take(MAX_IMPAIRED_NODES) {
+        let failures = avoided.entry(node.to_string()).or_default();
+        *failures = (*failures).max(FAILURES_OF_IMPAIRED_NODE);
+    }
+    avoided
 }
 
 async fn delete_job(client: &Client, job: &Job) -> Result<(), ApplyError> {

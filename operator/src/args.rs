@@ -2,6 +2,9 @@
 
 use clap::{Parser, ValueEnum};
 
+use crate::nodes::{
+    ConditionSignals, DEFAULT_CONDITIONS, DEFAULT_TERMINATION_TAINTS, NodeSignals, OnNodeProblem,
+};
 use crate::process::ProcessArgs;
 
 /// Runs RLTrainingJob resources: starts their workers, watches over them and reports.
@@ -28,9 +31,32 @@ pub struct Args {
     /// Jobs that are reconciled at the same time; most of them wait for the rate limit.
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u16).range(1..))]
     pub concurrency: u16,
+    /// Conditions of nodes that tell of a problem, separated by commas: TYPE, or TYPE=STATUS where the status
+    /// is not True. An empty text stands for none.
+    #[arg(long, env = "RLT_NODE_PROBLEMS", value_name = "CONDITIONS", default_value = DEFAULT_CONDITIONS)]
+    pub node_problems: ConditionSignals,
+    /// What becomes of workers on a node that gets such a condition.
+    #[arg(long, env = "RLT_ON_NODE_PROBLEM", value_name = "ACTION", default_value = "Restart")]
+    pub on_node_problem: OnNodeProblem,
+    /// Taints of nodes that are about to be taken away, separated by commas; `*` at the end stands for
+    /// anything. An empty text stands for none.
+    #[arg(long, env = "RLT_TERMINATION_TAINTS", value_name = "KEYS", default_value = DEFAULT_TERMINATION_TAINTS)]
+    pub termination_taints: String,
     /// The identity of the process.
     #[command(flatten)]
     pub process: ProcessArgs,
+}
+
+impl Args {
+    /// What speaks against a node.
+    pub fn node_signals(&self) -> NodeSignals {
+        let taints = self.termination_taints.split(',').map(str::trim).filter(|key| !key.is_empty());
+        NodeSignals {
+            conditions: self.node_problems.0.clone(),
+            termination_taints: taints.map(str::to_owned).collect(),
+            on_problem: self.on_node_problem,
+        }
+    }
 }
 
 /// When an image is pulled, in Kubernetes' own words.
@@ -53,5 +79,38 @@ impl PullPolicy {
             Self::IfNotPresent => "IfNotPresent",
             Self::Never => "Never",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn signals(more: &[&str]) -> NodeSignals {
+        let args = ["rlt-operator", "--trainer-image", "i"].iter().chain(more);
+        Args::try_parse_from(args).unwrap().node_signals()
+    }
+
+    #[test]
+    fn the_charts_nodes_are_those_of_an_operator_that_is_told_nothing_and_lists_can_be_empty() {
+        let values = include_str!("../../charts/rl-operator/values.yaml");
+        let values: serde_json::Value = serde_saphyr::from_str(values).unwrap();
+        let list = |name: &str| {
+            let items = values["nodes"][name].as_array().unwrap().iter();
+            items.map(|item| item.as_str().unwrap()).collect::<Vec<_>>().join(",")
+        };
+        let (problems, taints) = (list("problems"), list("terminationTaints"));
+        let on_problem = values["nodes"]["onProblem"].as_str().unwrap();
+        let of_chart = signals(&[
+            "--node-problems",
+            &problems,
+            "--termination-taints",
+            &taints,
+            "--on-node-problem",
+            on_problem,
+        ]);
+        assert_eq!(of_chart, signals(&[]));
+        let none = signals(&["--node-problems", "", "--termination-taints", ""]);
+        assert_eq!(none, NodeSignals::default());
     }
 }

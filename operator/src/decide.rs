@@ -13,6 +13,7 @@ mod clock;
 mod conditions;
 mod deadlines;
 mod deletion;
+mod evacuation;
 mod events;
 mod failure;
 mod failure_policy;
@@ -136,9 +137,14 @@ pub fn decide(input: &ReconcileInput<'_>) -> Decision {
         suspension::begin(round)
     } else {
         match failure::attempt_state(&round) {
-            AttemptState::Failed(failure) => retries::answer(round, failure),
+            AttemptState::Failed(failure) => {
+                let failure = evacuation::attribute(&round, failure);
+                retries::answer(round, failure)
+            }
             AttemptState::CauseUnknown(wait) => round.keep(wait),
-            AttemptState::Stopping { message, wait } => round.decide(JobState::Stopping(message), Some(wait)),
+            AttemptState::Stopping { cause, message, wait } => {
+                round.decide(JobState::Stopping(cause, message), Some(wait))
+            }
             AttemptState::Healthy => run(round),
         }
     }
@@ -179,6 +185,7 @@ impl Decision {
 fn run(mut round: Round<'_>) -> Decision {
     let grace = retries::survivors_grace(&round.status);
     round.delete = deletion::deletions(&round, round.pods.previous.iter().copied(), grace);
+    round.delete.extend(evacuation::deletions(&round));
     if let Some(wait) = retries::wait_to_start(&round) {
         return round.decide(JobState::WaitingToRestart(wait), Some(wait));
     }
@@ -188,6 +195,9 @@ fn run(mut round: Round<'_>) -> Decision {
     let state = round.pods.state(&round.status);
     if state == JobState::Running && round.status.attempt_running_time.is_none() {
         round.status.attempt_running_time = Some(clock::rfc3339(round.input.now));
+    }
+    if let Some(state) = evacuation::begin(&mut round) {
+        return round.write_first(state);
     }
     let state = deletion::stuck(&round).or_else(|| deadlines::start_delay(&round)).unwrap_or(state);
     let requeue_after = deadlines::next(&round);

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::nodes::Nodes;
+use crate::nodes::{NodeSignals, Nodes};
 use crate::queue::Workload;
 use crate::worker::{JobKey, Worker};
 
@@ -164,6 +164,11 @@ pub struct Objects {
 }
 
 impl Index {
+    /// An empty index, with the signals that speak against nodes.
+    pub fn new(signals: NodeSignals) -> Self {
+        Self { nodes: Nodes::new(signals), ..Self::default() }
+    }
+
     /// The pods of a job, by name.
     pub fn workers(&self, job: &JobKey) -> Vec<Arc<Worker>> {
         let seen = self.lock();

@@ -1,20 +1,28 @@
 //! The cache of nodes: of each only whether it answers. Which pods are on it is the index's to know.
 
+mod signals;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use k8s_openapi::api::core::v1::Node;
 
 use crate::worker::Worker;
+pub use signals::{
+    ConditionSignal, ConditionSignals, DEFAULT_CONDITIONS, DEFAULT_TERMINATION_TAINTS, Impairment,
+    NodeSignals, OnNodeProblem,
+};
 
 /// The taint by which a person or a controller states that nothing runs on a node any more.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
 /// Whether a node answers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeState {
     /// It answers.
     Answers,
+    /// It answers, but workers are better off without it.
+    Impaired(Arc<Impairment>),
     /// It does not answer; its processes may run on.
     Silent,
     /// It is gone or tainted out-of-service: nothing on it runs any more.
@@ -25,8 +33,8 @@ pub enum NodeState {
 pub type NodeStates = BTreeMap<Arc<str>, NodeState>;
 
 impl NodeState {
-    /// Reads a node.
-    pub fn read(node: &Node) -> Self {
+    /// Reads a node, of which some signals speak against it.
+    pub fn read(node: &Node, signals: &NodeSignals) -> Self {
         let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
         if taints.into_iter().any(|taint| taint.key == OUT_OF_SERVICE) {
             return Self::Lost;
@@ -34,7 +42,10 @@ impl NodeState {
         let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
         let mut ready = conditions.filter(|condition| condition.type_ == "Ready");
         // A new node has no conditions yet.
-        if ready.all(|ready| ready.status == "True") { Self::Answers } else { Self::Silent }
+        if ready.any(|ready| ready.status != "True") {
+            return Self::Silent;
+        }
+        signals.read(node).map_or(Self::Answers, Self::Impaired)
     }
 }
 
@@ -42,16 +53,31 @@ impl NodeState {
 /// known.
 #[derive(Debug, Default)]
 pub struct Nodes {
+    /// What speaks against a node.
+    pub signals: NodeSignals,
     known: Mutex<Option<HashMap<Arc<str>, NodeState>>>,
 }
 
 impl Nodes {
+    /// No node was listed yet.
+    pub fn new(signals: NodeSignals) -> Self {
+        Self { signals, known: Mutex::default() }
+    }
+
     /// The states of the nodes of these workers, of those nodes that are in the cache.
     pub fn of(&self, workers: &[Arc<Worker>]) -> NodeStates {
         let known = self.lock();
         let Some(known) = known.as_ref() else { return NodeStates::new() };
         let names = workers.iter().filter_map(|worker| worker.node.clone());
-        names.filter_map(|name| Some((name.clone(), *known.get(&name)?))).collect()
+        names.filter_map(|name| Some((name.clone(), known.get(&name)?.clone()))).collect()
+    }
+
+    /// All nodes that workers are better off without, as far as they are known.
+    pub fn impaired(&self) -> Vec<Arc<str>> {
+        let known = self.lock();
+        let nodes = known.iter().flatten();
+        let impaired = nodes.filter(|(_, state)| matches!(state, NodeState::Impaired(_)));
+        impaired.map(|(name, _)| name.clone()).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// The nodes of these pods that are not in the cache: they are gone, or the watch has not shown them yet,
@@ -68,7 +94,8 @@ impl Nodes {
     pub fn enter(&self, name: &str, state: NodeState) -> bool {
         let mut known = self.lock();
         let Some(known) = known.as_mut() else { return false };
-        known.insert(name.into(), state) != Some(state)
+        let before = known.insert(name.into(), state);
+        before.as_ref() != known.get(name)
     }
 
     /// Removes a node that is gone.
@@ -104,7 +131,7 @@ mod tests {
 
     fn state(taint: Value, ready: Value) -> NodeState {
         let node = json!({"spec": {"taints": taint}, "status": {"conditions": ready}});
-        NodeState::read(&serde_json::from_value(node).unwrap())
+        NodeState::read(&serde_json::from_value(node).unwrap(), &NodeSignals::default())
     }
 
     #[test]

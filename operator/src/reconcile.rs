@@ -90,7 +90,8 @@ async fn reconcile_observed(
 async fn read_uncached_nodes(context: &Context, observed: &mut Observed) -> Result<(), ApplyError> {
     let uncached = context.index.nodes.uncached(&observed.workers);
     if !uncached.is_empty() {
-        let states = Box::pin(apply::read_nodes(&context.client, uncached)).await?;
+        let states =
+            Box::pin(apply::read_nodes(&context.client, &context.index.nodes.signals, uncached)).await?;
         observed.nodes.extend(states);
     }
     Ok(())

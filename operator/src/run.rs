@@ -9,6 +9,7 @@ use crate::args::Args;
 use crate::build::{ChannelAccess, Settings};
 use crate::context::Context;
 use crate::controller;
+use crate::index::Index;
 use crate::labels;
 use crate::process::{Process, ProcessError};
 use crate::progress::{KnownWorkers, Reports};
@@ -68,7 +69,7 @@ fn context(args: &Args, process: &Process) -> Context {
             channel,
             traces: rlt_traces::for_pods(|name| std::env::var(name).ok()),
         },
-        index: Arc::default(),
+        index: Arc::new(Index::new(args.node_signals())),
         discovery: Arc::default(),
         prepared: Arc::default(),
         written: Arc::default(),

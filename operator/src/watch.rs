@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use crate::index::{Child, ChildEntry, Entry, Index};
 use crate::job::Job;
 use crate::labels;
-use crate::nodes::NodeState;
+use crate::nodes::{NodeSignals, NodeState};
 use crate::worker::{JobKey, owner};
 
 /// Below the idle limits of load balancers in front of API servers, which drop silent connections from 240 s
@@ -93,7 +93,8 @@ pub async fn nodes(api: Api<Node>, sink: Sink) {
     let events = watcher(api, config()).default_backoff();
     // Nothing waits for nodes: an operator that may not read them reconciles all the same.
     let (listed, _) = oneshot::channel();
-    follow(events, "nodes", listed, read_node, |change| {
+    let read = |node: &Node| read_node(node, &sink.index.nodes.signals);
+    follow(events, "nodes", listed, read, |change| {
         let nodes = &sink.index.nodes;
         let changed = match change {
             Change::Applied((name, state)) => {
@@ -121,8 +122,8 @@ fn requeue_all(sink: &Sink, before: Vec<JobKey>) {
     concerned.iter().for_each(|key| sink.requeue(key));
 }
 
-fn read_node(node: &Node) -> Option<(Arc<str>, NodeState)> {
-    Some((node.metadata.name.as_deref()?.into(), NodeState::read(node)))
+fn read_node(node: &Node, signals: &NodeSignals) -> Option<(Arc<str>, NodeState)> {
+    Some((node.metadata.name.as_deref()?.into(), NodeState::read(node, signals)))
 }
 
 /// Reads a child by its metadata. Its job is its owner, or, for a child that outlives the job, in its labels.

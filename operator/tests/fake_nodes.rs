@@ -40,12 +40,18 @@ struct Gang {
 impl Gang {
     /// A job of eight workers that run.
     async fn run(purpose: &str) -> Option<Self> {
+        Self::run_with(purpose, json!({})).await
+    }
+
+    /// As [`Gang::run`], with a run policy, by an operator in the chart's roles.
+    async fn run_with(purpose: &str, run_policy: serde_json::Value) -> Option<Self> {
         let cluster = CLUSTER.get()?;
         let turn = TURN.lock().await;
         let stage = Stage::on(cluster, purpose).await;
         let witness = Witness::of(&stage).await;
-        let operator = stage.operator().await;
-        stage.post("gang", json!({"workers": {"count": NUM_WORKERS, "device": "Cpu"}})).await;
+        let operator = stage.operator_in_roles().await;
+        let workers = json!({"count": NUM_WORKERS, "device": "Cpu"});
+        stage.post("gang", json!({"workers": workers, "runPolicy": run_policy})).await;
         let gang = Self { stage, witness, _operator: operator, _turn: turn };
         gang.runs_as(1).await;
         Some(gang)
@@ -60,6 +66,21 @@ impl Gang {
         };
         self.stage.when("gang", is_ready).await;
         self.stage.when_pods("gang", |pods| pods.len() == NUM_WORKERS && pods.iter().all(is_of)).await
+    }
+
+    /// The node that a worker is made to leave because of this change.
+    async fn is_evacuated(&self, changed: &ChangedNode) -> String {
+        let begin = std::time::Instant::now();
+        loop {
+            let status = self.stage.status("gang").await;
+            if let Some(evacuation) = status.evacuation {
+                return evacuation.node;
+            }
+            if begin.elapsed() > stage::PATIENCE {
+                panic!("{:#?} is not left", changed.api.get(&changed.name).await.unwrap());
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
     }
 
     async fn annotate(&self, pod: &Pod, annotations: serde_json::Value) {
@@ -118,4 +139,92 @@ async fn a_gang_leaves_a_node_that_is_deleted() {
     assert!(!nodes_of(&second).contains(&node));
     assert_eq!(gang.stage.status("gang").await.last_failure.unwrap().cause, FailureCause::NodeLost);
     gang.completes(&second).await;
+}
+
+/// A patch of a node that is taken back when the test ends.
+struct ChangedNode {
+    api: Api<Node>,
+    name: String,
+}
+
+impl ChangedNode {
+    async fn taint(gang: &Gang, name: &str, key: &str) -> Self {
+        let api: Api<Node> = Api::all(gang.stage.client.clone());
+        let patch = json!({"spec": {"taints": [{"key": key, "effect": "NoSchedule"}]}});
+        api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
+        Self { api, name: name.to_owned() }
+    }
+
+    async fn set_condition(gang: &Gang, name: &str, type_: &str) -> Self {
+        let api: Api<Node> = Api::all(gang.stage.client.clone());
+        let now = k8s_openapi::jiff::Timestamp::now().to_string();
+        let condition = json!({
+            "type": type_, "status": "True", "reason": "Xid79", "message": "GPU has fallen off the bus",
+            "lastHeartbeatTime": now, "lastTransitionTime": now,
+        });
+        let patch = json!({"status": {"conditions": [condition]}});
+        api.patch_status(name, &PatchParams::default(), &Patch::Strategic(patch)).await.unwrap();
+        Self { api, name: name.to_owned() }
+    }
+
+    async fn restore(self) {
+        let spec = json!({"spec": {"taints": null}});
+        self.api.patch(&self.name, &PatchParams::default(), &Patch::Merge(spec)).await.unwrap();
+        let gone = json!([{"type": "XIDErrors", "$patch": "delete"}]);
+        let patch = json!({"status": {"conditions": gone}});
+        self.api.patch_status(&self.name, &PatchParams::default(), &Patch::Strategic(patch)).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_gang_leaves_a_node_that_is_about_to_be_taken_away_and_one_whose_gpu_breaks() {
+    for (purpose, key, cause) in [
+        ("spot", "aws-node-termination-handler/spot-itn", FailureCause::NodeTerminating),
+        ("xid", "XIDErrors", FailureCause::NodeProblem),
+    ] {
+        let Some(gang) = Gang::run(purpose).await else { return };
+        let pods = gang.runs_as(1).await;
+        let node = nodes_of(&pods).into_iter().next().unwrap();
+        let stays = |pod: &&Pod| pod.spec.as_ref().unwrap().node_name.as_ref() == Some(&node);
+        // Time to save a checkpoint, in which the worker is seen to leave.
+        for pod in pods.iter().filter(stays) {
+            gang.annotate(pod, json!({"fake.rltraining.dev/stop-after": "500ms"})).await;
+        }
+        let changed = match cause {
+            FailureCause::NodeProblem => ChangedNode::set_condition(&gang, &node, key).await,
+            _ => ChangedNode::taint(&gang, &node, key).await,
+        };
+        assert_eq!(gang.is_evacuated(&changed).await, node);
+        let second = gang.runs_as(2).await;
+        assert!(!nodes_of(&second).contains(&node), "{node} is avoided");
+        let status = gang.stage.status("gang").await;
+        assert_eq!(status.failures_by_cause, [(cause, 1)].into(), "{purpose}");
+        assert_eq!(status.failures_by_node, [(node, 1)].into(), "{purpose}");
+        assert!(status.last_failure.unwrap().message.contains(key));
+        gang.completes(&second).await;
+        changed.restore().await;
+    }
+}
+
+#[tokio::test]
+async fn a_rule_of_the_job_decides_what_no_budget_would() {
+    let rules = json!({"rules": [
+        {"name": "licences", "action": "Ignore", "avoidNode": true, "onExitCodes": {"operator": "In", "values": [42]}},
+        {"name": "leak", "action": "FailJob", "onReasons": ["OOMKilled"]},
+    ]});
+    let Some(gang) = Gang::run_with("rules", json!({"failurePolicy": rules})).await else { return };
+    let pods = gang.runs_as(1).await;
+    let node = pods[3].spec.as_ref().unwrap().node_name.clone().unwrap();
+    gang.annotate(&pods[3], json!({"fake.rltraining.dev/exit-code": "42"})).await;
+    let second = gang.runs_as(2).await;
+    assert!(!nodes_of(&second).contains(&node), "{node} is avoided");
+    let status = gang.stage.status("gang").await;
+    assert_eq!(status.last_failure.unwrap().rule.as_deref(), Some("licences: Ignore"));
+    assert!(status.retries_used.is_empty());
+    let killed =
+        json!({"fake.rltraining.dev/exit-code": "137", "fake.rltraining.dev/exit-reason": "OOMKilled"});
+    gang.annotate(&second[0], killed).await;
+    let status = gang.stage.when_true("gang", ConditionType::Failed).await;
+    let failed = status.conditions.iter().find(|condition| condition.type_ == ConditionType::Failed).unwrap();
+    assert!(failed.message.contains("failurePolicy, leak: FailJob"), "{}", failed.message);
 }

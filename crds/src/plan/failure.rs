@@ -31,6 +31,10 @@ pub enum FailureCause {
     Disrupted,
     /// The node of a worker is gone.
     NodeLost,
+    /// The node of a worker is about to be taken away: a spot node, a maintenance, a cluster that shrinks.
+    NodeTerminating,
+    /// The node of a worker has a problem, such as a broken GPU.
+    NodeProblem,
     /// A worker needed more memory than it may have.
     OutOfMemory,
     /// A worker ended by a signal that nobody is known to have sent.
@@ -77,9 +81,11 @@ pub enum Budget {
 
 impl FailureCause {
     /// Every cause.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 17] = [
         Self::Disrupted,
         Self::NodeLost,
+        Self::NodeTerminating,
+        Self::NodeProblem,
         Self::OutOfMemory,
         Self::Signalled,
         Self::DeviceFailed,
@@ -116,7 +122,7 @@ impl FailureCause {
     pub fn budget(self, retries: &RetriesSpec) -> Budget {
         let limited = |field, limit| Budget::Limited { field, limit };
         match self {
-            Self::Disrupted | Self::NodeLost => Budget::Unlimited,
+            Self::Disrupted | Self::NodeLost | Self::NodeTerminating | Self::NodeProblem => Budget::Unlimited,
             Self::OutOfMemory => limited("outOfMemory", retries.out_of_memory),
             Self::Signalled | Self::DeviceFailed | Self::PeerLost => limited("crash", retries.crash),
             Self::RetryableIo => limited("io", retries.io),
@@ -135,7 +141,13 @@ impl FailureCause {
     pub fn may_be_the_nodes(self) -> bool {
         matches!(
             self,
-            Self::NodeLost | Self::Signalled | Self::DeviceFailed | Self::RetryableIo | Self::TrainerFailed
+            Self::NodeLost
+                | Self::NodeTerminating
+                | Self::NodeProblem
+                | Self::Signalled
+                | Self::DeviceFailed
+                | Self::RetryableIo
+                | Self::TrainerFailed
         )
     }
 
@@ -144,6 +156,8 @@ impl FailureCause {
         match self {
             Self::Disrupted => "nothing: the job goes on by itself; storage keeps its checkpoints",
             Self::NodeLost => "nothing: the job goes on by itself; storage keeps its checkpoints",
+            Self::NodeTerminating => "nothing: the job goes on elsewhere; storage keeps its checkpoints",
+            Self::NodeProblem => "nothing: the job goes on elsewhere; drain the node and have it repaired",
             Self::OutOfMemory => {
                 "raise spec.workers.resources.memory, or lower spec.training.maxTokensPerMicroBatch or \
                  spec.rollout.maxCompletionTokens"

@@ -283,7 +283,8 @@ fn the_plan_says_what_follows_from_failures() {
         plan.lines().any(|line| line.trim_start().starts_with(name) && line.ends_with(words))
     };
     assert!(says("licences ", "exit code 42, 43 -> starts again, 5 times without a checkpoint"), "{plan}");
-    let words = "reason Error and cause Signalled -> starts again, which counts for nothing, on other nodes first";
+    let words =
+        "reason Error and cause Signalled -> starts again, which counts for nothing, on other nodes first";
     assert!(says("rules[1] ", words), "{plan}");
 }
 

@@ -10,23 +10,31 @@ use kube::{Api, Client};
 
 use super::ApplyError;
 use crate::client::MAX_IN_FLIGHT;
-use crate::nodes::{NodeState, NodeStates};
+use crate::nodes::{NodeSignals, NodeState, NodeStates};
 
 /// The states of these nodes; one that does not exist is lost.
 ///
 /// # Errors
 /// When one of them could not be read.
-pub async fn read_nodes(client: &Client, names: BTreeSet<Arc<str>>) -> Result<NodeStates, ApplyError> {
+pub async fn read_nodes(
+    client: &Client,
+    signals: &NodeSignals,
+    names: BTreeSet<Arc<str>>,
+) -> Result<NodeStates, ApplyError> {
     let calls = names.into_iter().map(|name| async move {
-        let state = read(client, &name).await?;
+        let state = read(client, signals, &name).await?;
         Ok((name, state))
     });
     stream::iter(calls).buffer_unordered(MAX_IN_FLIGHT).try_collect().await
 }
 
-pub(super) async fn read(client: &Client, name: &str) -> Result<NodeState, ApplyError> {
+pub(super) async fn read(
+    client: &Client,
+    signals: &NodeSignals,
+    name: &str,
+) -> Result<NodeState, ApplyError> {
     match Api::<Node>::all(client.clone()).get_opt(name).await {
-        Ok(found) => Ok(found.map_or(NodeState::Lost, |found| NodeState::read(&found))),
+        Ok(found) => Ok(found.map_or(NodeState::Lost, |found| NodeState::read(&found, signals))),
         Err(source) => Err(ApplyError::Call { act: "read node", name: name.to_owned(), source }),
     }
 }

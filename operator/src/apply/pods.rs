@@ -31,7 +31,7 @@ pub(super) async fn delete(
     let api: &Api<SeenPod> = &Api::namespaced(client.clone(), job.namespace());
     let calls = deletions.iter().cloned().map(|deletion| async move {
         if let Some(node) = deletion.lost_node.as_deref()
-            && nodes::read(client, node).await? != NodeState::Lost
+            && nodes::read(client, &index.nodes.signals, node).await? != NodeState::Lost
         {
             return Ok(());
         }
@@ -62,7 +62,7 @@ pub(super) struct AttemptPods<'a> {
     pub(super) input: &'a BuildInput<'a>,
     /// What queues and schedulers add to each.
     pub(super) placement: &'a Placement,
-    /// Failures of the job on nodes, which its pods avoid.
+    /// Nodes that its pods avoid, the more failures the stronger.
     pub(super) failures_by_node: &'a BTreeMap<String, u32>,
     /// The attempt, from 1.
     pub(super) attempt: u32,

@@ -26,7 +26,7 @@ pub enum JobState {
     /// A pod does not start, for this cause and with this message.
     StartDelayed(FailureCause, String),
     /// A pod is being deleted from outside, and all pods save a checkpoint.
-    Stopping(String),
+    Stopping(FailureCause, String),
     /// A pod is deleted but may still run, because its node does not answer.
     Stuck(String),
     /// All pods are being deleted and save a checkpoint.
@@ -168,7 +168,7 @@ fn pods_ready(state: &JobState, status: &RLTrainingJobStatus) -> Entry {
         | JobState::Restarting
         | JobState::WaitingToRestart(_)
         | JobState::StartDelayed(..)
-        | JobState::Stopping(_) => (False, Reason::WorkersStarting, ready),
+        | JobState::Stopping(..) => (False, Reason::WorkersStarting, ready),
         JobState::Stuck(_) => (False, Reason::NodeUnreachable, ready),
         _ => entry(False, Reason::NoWorkers, "no worker is needed"),
     }
@@ -209,7 +209,7 @@ fn reconciling(state: &JobState, status: &RLTrainingJobStatus) -> Entry {
             )
         }
         JobState::StartDelayed(cause, message) => (True, Reason::Failure(*cause), message.clone()),
-        JobState::Stopping(message) => (True, Reason::Failure(FailureCause::Disrupted), message.clone()),
+        JobState::Stopping(cause, message) => (True, Reason::Failure(*cause), message.clone()),
         JobState::Stuck(_) => entry(True, Reason::NodeUnreachable, "a worker cannot be stopped"),
         JobState::Suspending => entry(True, Reason::Suspending, "workers save a checkpoint and stop"),
         _ => entry(False, Reason::Settled, "there is nothing left to reconcile"),

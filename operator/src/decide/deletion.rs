@@ -30,17 +30,17 @@ pub(super) fn deletions<'w>(
 
 /// Whether the pod's node is lost, so that none of its processes can run.
 pub(super) fn is_lost(round: &Round<'_>, worker: &Worker) -> bool {
-    node_state(round, worker) == Some(NodeState::Lost)
+    node_state(round, worker) == Some(&NodeState::Lost)
 }
 
 /// Whether the pod's node does not answer.
 pub(super) fn is_silent(round: &Round<'_>, worker: &Worker) -> bool {
-    node_state(round, worker) == Some(NodeState::Silent)
+    node_state(round, worker) == Some(&NodeState::Silent)
 }
 
-fn node_state(round: &Round<'_>, worker: &Worker) -> Option<NodeState> {
+pub(super) fn node_state<'a>(round: &Round<'a>, worker: &Worker) -> Option<&'a NodeState> {
     let node: &Arc<str> = worker.node.as_ref()?;
-    round.input.nodes.get(node).copied()
+    round.input.nodes.get(node)
 }
 
 /// What is left of a deleted pod's grace period; `None` once it is over.

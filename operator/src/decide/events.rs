@@ -28,7 +28,7 @@ pub(super) fn between(
         let pod = failure.pod.as_deref().map(|pod| format!(", {pod}")).unwrap_or_default();
         let message = format!("attempt {}{pod}: {}", failure.attempt, failure.message);
         // Preemption and eviction are normal operation, no warning.
-        let is_warning = failure.cause != FailureCause::Disrupted;
+        let is_warning = !matches!(failure.cause, FailureCause::Disrupted | FailureCause::NodeTerminating);
         events.push(JobEvent { is_warning, reason: Reason::Failure(failure.cause), message });
     }
     let warning = |status: &RLTrainingJobStatus| status.progress.as_ref()?.warning.clone();
@@ -77,7 +77,7 @@ fn of_state(status: &RLTrainingJobStatus, state: &JobState) -> Option<JobEvent> 
         JobState::Queued(reason, message) => event(*reason, message),
         JobState::Complete => event(Reason::StepsFinished, "all steps are done"),
         // The failure of the attempt gets an Event of its own.
-        JobState::WaitingToRestart(_) | JobState::Stopping(_) => return None,
+        JobState::WaitingToRestart(_) | JobState::Stopping(..) => return None,
         JobState::Failed(_) => JobEvent {
             is_warning: true,
             ..event(cause_of(status), "the job failed for good; see its condition Failed")

@@ -9,7 +9,7 @@ use k8s_openapi::jiff::Timestamp;
 use rlt_api::spec::FailureReason;
 use rlt_api::{ExitCode, FailureCause};
 
-use super::{Round, clock, deadlines, deletion};
+use super::{Round, clock, deadlines, deletion, evacuation};
 use crate::worker::{Explanation, Waiting, Worker, WorkerPhase};
 
 /// How long a `PeerLost` exit waits for the exit of the peer, which names the cause.
@@ -22,6 +22,8 @@ pub(super) enum AttemptState {
     CauseUnknown(Duration),
     /// A pod is being deleted, and all pods save a checkpoint.
     Stopping {
+        /// As what it counts.
+        cause: FailureCause,
         /// Which pod, and why.
         message: String,
         /// What is left of its grace period.
@@ -77,7 +79,7 @@ pub(super) fn attempt_state(round: &Round<'_>) -> AttemptState {
     let mut failed: Vec<_> =
         round.pods.present().filter(|worker| worker.phase == WorkerPhase::Failed).collect();
     failed.sort_by_key(|worker| finished_at(worker).unwrap_or(Timestamp::MAX));
-    let failures: Vec<_> = failed.iter().map(|worker| classify(worker)).collect();
+    let failures: Vec<_> = failed.iter().map(|worker| classify(round, worker)).collect();
     let knows_more = |failure: &&Failure| failure.cause != FailureCause::PeerLost;
     if let Some(failure) = failures.iter().find(knows_more) {
         return AttemptState::Failed(by_whom_it_began(round, failure));
@@ -93,7 +95,10 @@ pub(super) fn attempt_state(round: &Round<'_>) -> AttemptState {
         // The clock of a node may be ahead of ours: never wait longer than `PEER_PATIENCE`.
         return match wait.filter(|wait| *wait <= PEER_PATIENCE) {
             Some(wait) if failed.len() < round.pods.current.len() => AttemptState::CauseUnknown(wait),
-            _ => AttemptState::Failed(on_silent_node(round).unwrap_or_else(|| failure.clone())),
+            _ => {
+                let elsewhere = on_silent_node(round).or_else(|| on_impaired_node(round));
+                AttemptState::Failed(elsewhere.unwrap_or_else(|| failure.clone()))
+            }
         };
     }
     deadlines::overdue(round).map_or(AttemptState::Healthy, AttemptState::Failed)
@@ -108,7 +113,7 @@ fn by_whom_it_began(round: &Round<'_>, failure: &Failure) -> Failure {
     asked.map_or_else(
         || failure.clone(),
         |worker| {
-            let departed = departed(worker);
+            let departed = departed(round, worker);
             let reasons = [failure.reasons.clone(), departed.reasons].concat();
             Failure { exit_code: failure.exit_code, reasons, ..departed }
         },
@@ -133,12 +138,27 @@ fn on_silent_node(round: &Round<'_>) -> Option<Failure> {
     Some(Failure::of_worker(FailureCause::NodeLost, message, worker))
 }
 
+/// The worker that others have lost, where its node tells of a problem.
+fn on_impaired_node(round: &Round<'_>) -> Option<Failure> {
+    let mut unfinished = round.pods.present().filter(|worker| !worker.is_finished());
+    unfinished.find_map(|worker| evacuation::cause(round, worker))
+}
+
 fn finished_at(worker: &Worker) -> Option<Timestamp> {
     worker.exit.as_ref().and_then(|exit| exit.finished_at)
 }
 
 /// The cause of a pod's failure.
-fn classify(worker: &Worker) -> Failure {
+fn classify(round: &Round<'_>, worker: &Worker) -> Failure {
+    let failure = classify_exit(worker);
+    let by_node = evacuation::cause(round, worker).filter(|_| failure.cause.may_be_the_nodes());
+    match by_node {
+        Some(by_node) => Failure { message: format!("{}; {}", failure.message, by_node.message), ..by_node },
+        None => failure,
+    }
+}
+
+fn classify_exit(worker: &Worker) -> Failure {
     let failure = |cause, message| Failure::of_worker(cause, message, worker);
     if let Some(disruption) = &worker.disruption {
         return failure(disrupted(disruption), in_words(disruption));
@@ -181,10 +201,11 @@ fn deleted(round: &Round<'_>, are_all_there: bool) -> Option<AttemptState> {
     if let Some(worker) = round.pods.present().find(is_leaving) {
         let can_save = are_all_there && !deletion::is_silent(round, worker);
         let wait = deletion::time_left(round, worker).filter(|_| can_save);
-        let failure = departed(worker);
+        let failure = evacuation::attribute(round, departed(round, worker));
         return Some(match wait {
             Some(wait) => {
-                AttemptState::Stopping { message: format!("{}: {}", worker.name, failure.message), wait }
+                let message = format!("{}: {}", worker.name, failure.message);
+                AttemptState::Stopping { cause: failure.cause, message, wait }
             }
             None => AttemptState::Failed(failure),
         });
@@ -196,7 +217,10 @@ fn deleted(round: &Round<'_>, are_all_there: bool) -> Option<AttemptState> {
 }
 
 /// Why a pod is terminating that has not failed by itself.
-fn departed(worker: &Worker) -> Failure {
+fn departed(round: &Round<'_>, worker: &Worker) -> Failure {
+    if let Some(by_node) = evacuation::cause(round, worker) {
+        return by_node;
+    }
     let (cause, message) = match &worker.disruption {
         Some(disruption) => (disrupted(disruption), in_words(disruption)),
         None => (FailureCause::Disrupted, "the pod was deleted".into()),

@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
+use rlt_api::FailureCause;
 use rlt_api::status::{CheckpointStatus, ConditionStatus, ConditionType, RLTrainingJobStatus};
 use serde_json::{Value, json};
 
 use super::fixtures::{exit, prepared, worker};
 use super::{ApplyFailure, Decision, Deletion, ReconcileInput, Report, decide};
-use crate::nodes::{NodeState, NodeStates};
+use crate::nodes::{Impairment, NodeState, NodeStates};
 use crate::prepare::Prepared;
 use crate::worker::{Explanation, Worker, WorkerPhase};
 
@@ -28,6 +29,8 @@ enum ModelEvent {
     PodDeleted(u32),
     /// The node of a pod does not answer any more: the pod is evicted, and its process lives on.
     NodeSilent(u32),
+    /// The node of a rank is about to be taken away, or has a problem.
+    NodeImpaired(u32, bool),
     /// A silent node answers again, and ends what was deleted.
     NodeReturns(u32),
     /// A silent node gets the taint out-of-service: nothing on it runs any more.
@@ -54,6 +57,7 @@ fn events() -> impl Strategy<Value = Vec<ModelEvent>> {
         2 => (idx.clone(), code).prop_map(|(idx, code)| ModelEvent::ProcessExits(idx, code)),
         1 => idx.clone().prop_map(ModelEvent::PodDeleted),
         1 => idx.clone().prop_map(ModelEvent::NodeSilent),
+        1 => (idx.clone(), any::<bool>()).prop_map(|(idx, ends)| ModelEvent::NodeImpaired(idx, ends)),
         1 => idx.clone().prop_map(ModelEvent::NodeReturns),
         1 => idx.clone().prop_map(ModelEvent::NodeOutOfService),
         1 => (0..2u64).prop_map(ModelEvent::CheckpointSaved),
@@ -169,6 +173,10 @@ impl World {
         let name = &*deletion.name;
         let pod = self.pods.get(name).unwrap().clone();
         assert_eq!(pod.uid, deletion.uid);
+        let is_wanted = !self.prepared.job.spec().run_policy.suspend && self.has_ended.is_none();
+        let is_current = self.status.attempt.is_none_or(|attempt| attempt == pod.attempt);
+        let is_well = is_wanted && is_current && *self.node(pod.idx) == NodeState::Answers;
+        assert!(!is_well, "a worker was stopped that nothing speaks against");
         if deletion.lost_node.is_some() {
             assert!(!self.processes.contains_key(&pod.idx), "a pod was force-deleted whose process lives");
             self.pods.remove(name);
@@ -181,8 +189,12 @@ impl World {
         }
     }
 
-    fn node(&self, idx: u32) -> NodeState {
-        self.nodes[&node_of(idx)]
+    fn node(&self, idx: u32) -> &NodeState {
+        &self.nodes[&node_of(idx)]
+    }
+
+    fn answers(&self, idx: u32) -> bool {
+        matches!(self.node(idx), NodeState::Answers | NodeState::Impaired(_))
     }
 
     fn set_node(&mut self, idx: u32, state: NodeState) {
@@ -265,7 +277,7 @@ impl World {
             ModelEvent::PodStarts(idx) => self.run(idx),
             ModelEvent::ProcessExits(idx, code) if self.processes.contains_key(&idx) => {
                 self.processes.remove(&idx);
-                if self.node(idx) == NodeState::Answers {
+                if self.answers(idx) {
                     self.change(idx, |pod| {
                         pod.phase = if code == 0 { WorkerPhase::Succeeded } else { WorkerPhase::Failed };
                         pod.is_ready = false;
@@ -288,15 +300,19 @@ impl World {
                 });
             }
             ModelEvent::NodeSilent(_) => {}
+            ModelEvent::NodeImpaired(idx, ends) if self.answers(idx) => {
+                self.set_node(idx, impaired(ends, self.now));
+            }
+            ModelEvent::NodeImpaired(..) => {}
             ModelEvent::NodeReturns(idx) => self.find_node(idx),
             ModelEvent::NodeOutOfService(idx) => {
-                if self.node(idx) == NodeState::Silent {
+                if *self.node(idx) == NodeState::Silent {
                     self.set_node(idx, NodeState::Lost);
                     self.processes.remove(&idx);
                 }
             }
             ModelEvent::CheckpointSaved(steps) => self.save(steps),
-            ModelEvent::PodGone(idx) if self.node(idx) == NodeState::Answers => {
+            ModelEvent::PodGone(idx) if self.answers(idx) => {
                 let is_leaving = self.pods.values().any(|pod| pod.idx == idx && pod.is_deleting);
                 if is_leaving {
                     self.processes.remove(&idx);
@@ -314,7 +330,7 @@ impl World {
     fn run(&mut self, idx: u32) {
         let Some(pod) = self.pods.values().find(|pod| pod.idx == idx).cloned() else { return };
         let may_run = pod.phase == WorkerPhase::Pending && !pod.is_deleting;
-        if !may_run || self.node(idx) != NodeState::Answers {
+        if !may_run || !self.answers(idx) {
             return;
         }
         let twin = self.processes.insert(idx, pod.uid.clone());
@@ -328,7 +344,9 @@ impl World {
 
     /// A kubelet that is back reports processes that ended meanwhile.
     fn find_node(&mut self, idx: u32) {
-        self.set_node(idx, NodeState::Answers);
+        if !self.answers(idx) {
+            self.set_node(idx, NodeState::Answers);
+        }
         let seconds = self.now.as_second();
         if !self.processes.contains_key(&idx) {
             self.change(idx, |pod| {
@@ -426,6 +444,15 @@ fn check_rule(status: &RLTrainingJobStatus) {
         Some(other) => panic!("there is no rule {other}"),
         None => {}
     }
+}
+
+fn impaired(ends: bool, now: Timestamp) -> NodeState {
+    NodeState::Impaired(Arc::new(Impairment {
+        cause: if ends { FailureCause::NodeTerminating } else { FailureCause::NodeProblem },
+        message: String::new(),
+        since: (!ends).then_some(now),
+        stops_workers: true,
+    }))
 }
 
 fn node_of(idx: u32) -> Arc<str> {

@@ -11,7 +11,7 @@ use rlt_api::{Budget, ExitCode, FailureCause};
 
 use super::failure::Failure;
 use super::failure_policy::{self, MatchedRule};
-use super::{Decision, JobState, Round, clock, finished};
+use super::{Decision, JobState, Round, clock, evacuation, finished};
 
 /// Longest message of a failure in a status, in bytes.
 const MAX_MESSAGE_BYTES: usize = 4096;
@@ -130,6 +130,7 @@ fn begin_next(round: &mut Round<'_>) {
     round.status.attempt = Some(round.attempt() + 1);
     round.status.attempt_start_time = Some(clock::rfc3339(now + delay));
     round.status.attempt_running_time = None;
+    evacuation::end(round);
 }
 
 fn delay(status: &RLTrainingJobStatus) -> Duration {

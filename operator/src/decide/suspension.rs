@@ -1,6 +1,6 @@
 //! Suspending and resuming a job. Its active deadline does not run in between.
 
-use super::{Decision, JobState, Round, clock, deletion};
+use super::{Decision, JobState, Round, clock, deletion, evacuation};
 
 /// Deletes all pods because of `spec.runPolicy.suspend`.
 pub(super) fn suspend(round: Round<'_>) -> Decision {
@@ -29,6 +29,7 @@ pub(super) fn begin(mut round: Round<'_>) -> Decision {
     round.status.active_since = Some(now.clone());
     round.status.attempt_start_time = Some(now.clone());
     round.status.attempt_running_time = None;
+    evacuation::end(&mut round);
     match round.status.attempt {
         // Pods of the first attempt need not wait for the status: there are none of an earlier one.
         None => {

@@ -1,6 +1,7 @@
 //! Decisions, one table a theme.
 
 mod deletion;
+mod evacuation;
 mod retries;
 
 use std::sync::Arc;

@@ -18,7 +18,9 @@ use rlt_operator::build::Settings;
 use rlt_operator::client::{CallRate, Limiter, MAX_IN_FLIGHT};
 use rlt_operator::context::Context;
 use rlt_operator::discovery::Discovery;
+use rlt_operator::index::Index;
 use rlt_operator::job::Job;
+use rlt_operator::nodes::{ConditionSignals, DEFAULT_CONDITIONS, DEFAULT_TERMINATION_TAINTS, NodeSignals};
 use rlt_operator::observe::NoReports;
 use rlt_operator::permissions::{Reach, rules};
 use rlt_operator::{PullPolicy, controller, labels};
@@ -267,6 +269,16 @@ fn install_definition(cluster: &Cluster) {
     }
 }
 
+/// What speaks against nodes where an operator is told nothing else.
+fn signals() -> NodeSignals {
+    let conditions: ConditionSignals = DEFAULT_CONDITIONS.parse().unwrap();
+    NodeSignals {
+        conditions: conditions.0,
+        termination_taints: DEFAULT_TERMINATION_TAINTS.split(',').map(str::to_owned).collect(),
+        ..NodeSignals::default()
+    }
+}
+
 /// An operator in this process.
 pub(crate) struct Operator {
     task: JoinHandle<()>,
@@ -294,7 +306,7 @@ impl Operator {
                 channel: None,
                 traces: Vec::new(),
             },
-            index: Default::default(),
+            index: std::sync::Arc::new(Index::new(signals())),
             discovery: std::sync::Arc::new(Discovery::new(Duration::from_millis(100))),
             prepared: Default::default(),
             written: Default::default(),

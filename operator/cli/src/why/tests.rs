@@ -329,7 +329,8 @@ fn it_diverged() {
 
 #[test]
 fn a_rule_of_its_own_failed_it() {
-    let failure = json!({"pod": "adding-trainer-0", "node": "node-a", "exitCode": 42, "rule": "licences: Restart"});
+    let failure =
+        json!({"pod": "adding-trainer-0", "node": "node-a", "exitCode": 42, "rule": "licences: Restart"});
     let message = "exit code 42: no licence (by spec.runPolicy.failurePolicy, licences: Restart, of whose \
                    maxRestarts of 3 none is left)";
     let counts = json!({"failuresByCause": {"TrainerFailed": 4}});
