@@ -62,7 +62,8 @@ fn a_problem_stops_workers_only_where_it_is_new_and_the_cluster_wants_it() {
     assert_eq!(stops(problem(9, true), &running(1, 90)), Some(FailureCause::NodeProblem));
     assert_eq!(stops(problem(99, true), &running(1, 90)), None, "it was there when the attempt began");
     assert_eq!(stops(problem(9, false), &running(1, 90)), None, "the cluster lets them run on");
-    assert_eq!(stops(terminating(), &starting(9)), None, "nothing is to be saved yet");
+    let half = with_node(terminating(), &starting(9), vec![runs(0), worker(1, 1)]);
+    assert_eq!(half.status.evacuation, None, "nothing is to be saved yet");
     let in_vain = RLTrainingJobStatus {
         short_attempts: Some(1),
         failures_by_node: [("node".into(), 1)].into(),
