@@ -1,6 +1,6 @@
 //! From a name in a manifest to the formula: every loss and estimator is reached by its own name, with every
-//! parameter that a manifest gives. What the formulas compute is held to a peer's values by the golden test of
-//! `rlt-core`.
+//! parameter that a manifest gives. What the formulas compute is held to a peer's values by the golden test
+//! of `rlt-core`.
 
 #![expect(clippy::unwrap_used, reason = "a broken fixture should end the test")]
 

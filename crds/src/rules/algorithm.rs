@@ -21,6 +21,11 @@ fn estimators(which: impl Fn(&AdvantageEstimator) -> bool) -> Vec<AdvantageEstim
     AdvantageEstimatorKind::ALL.iter().copied().filter(|kind| which(&formula(*kind))).collect()
 }
 
+/// The estimators that need a critic.
+pub(super) fn with_critic() -> Vec<AdvantageEstimatorKind> {
+    estimators(|estimator| estimator.reads(EstimatorInput::Values))
+}
+
 pub(super) fn estimator(spec: &RLTrainingJobSpec) -> AdvantageEstimatorKind {
     let given = spec.algorithm.advantage.as_ref().and_then(|advantage| advantage.estimator);
     given.unwrap_or_else(|| preset_of(spec).estimator)
@@ -76,13 +81,10 @@ pub(super) const RULES: &[Rule] = &[
         scope: "spec.algorithm",
         at: "critic",
         reads: &["critic", "advantage.estimator", "kind"],
-        message: "a critic is used only by the estimator Gae, which PPO includes",
-        cel: || {
-            let with_critic = estimators(|estimator| estimator.reads(EstimatorInput::Values));
-            format!("!has(self.critic) || {} in {}", cel_estimator("self"), cel_list(&with_critic))
-        },
+        message: "a critic is used only with an estimator that reads its values, such as Gae, which PPO includes",
+        cel: || format!("!has(self.critic) || {} in {}", cel_estimator("self"), cel_list(&with_critic())),
         holds: Check::Spec(|spec| {
-            spec.algorithm.critic.is_none() || formula(estimator(spec)).reads(EstimatorInput::Values)
+            spec.algorithm.critic.is_none() || with_critic().contains(&estimator(spec))
         }),
         allowed: None,
     },

@@ -1,9 +1,9 @@
 //! The rules of how ranks share the work. What a worker needs of its node is not judged here.
 
-use super::algorithm::{cel_estimator, estimator};
-use super::{Check, Rule, divisors};
+use super::algorithm::{cel_estimator, estimator, with_critic};
+use super::{Check, Rule, cel_list, divisors};
 use crate::plan::{deals_out_heads, legal_degrees, slices_layers};
-use crate::spec::{AdvantageEstimatorKind, AlgorithmKind, MeshSpec, RLTrainingJobSpec};
+use crate::spec::{AlgorithmKind, MeshSpec, RLTrainingJobSpec};
 
 /// Query and key heads of a new model; those of others are known where their files are.
 fn heads(spec: &RLTrainingJobSpec) -> Option<(u64, u64)> {
@@ -139,10 +139,13 @@ pub(super) const RULES: &[Rule] = &[
         scope: "spec",
         at: "workers.mesh.criticSp",
         reads: &["workers.mesh.criticSp", "algorithm.advantage.estimator", "algorithm.kind"],
-        message: "criticSp is used only by the estimator Gae, which PPO includes",
-        cel: || format!("!has(self.workers.mesh.criticSp) || {} == 'Gae'", cel_estimator("self.algorithm")),
+        message: "criticSp is used only with an estimator that reads a critic's values, such as Gae, which PPO includes",
+        cel: || {
+            let estimator = cel_estimator("self.algorithm");
+            format!("!has(self.workers.mesh.criticSp) || {estimator} in {}", cel_list(&with_critic()))
+        },
         holds: Check::Spec(|spec| {
-            spec.workers.mesh.critic_sp.is_none() || estimator(spec) == AdvantageEstimatorKind::Gae
+            spec.workers.mesh.critic_sp.is_none() || with_critic().contains(&estimator(spec))
         }),
         allowed: None,
     },

@@ -31,7 +31,7 @@ pub struct AlgorithmSpec {
     /// How advantages become a loss.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss: Option<LossSpec>,
-    /// The critic that `Gae` compares with; only there.
+    /// The critic that `Gae` and `LengthAdaptiveGae` compare with; only there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub critic: Option<CriticSpec>,
     /// How the actor is held near the reference policy.

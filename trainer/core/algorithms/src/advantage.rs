@@ -95,6 +95,7 @@ register! {
         baseline::OptimalTokenBaseline,
         grpo::Gdpo,
         gae::Gae,
+        gae::LengthAdaptiveGae,
     ]
 }
 
@@ -103,7 +104,7 @@ const GAMMA: Parameter = Parameter::number(
     "gamma",
     0.0,
     1.0,
-    "Discount per token (`ReinforcePlusPlus` and `Gae` only); by default 1.",
+    "Discount per token (`ReinforcePlusPlus`, `Gae` and `LengthAdaptiveGae` only); by default 1.",
 );
 
 /// An input that has to be computed for the estimators that read it.

@@ -1,7 +1,8 @@
 //! How a formula is declared: its name in manifests, its documentation, and its parameters with their ranges.
 //!
-//! [`formula!`] declares one formula as the struct of its parameters. `register!` lists the formulas of a family, and
-//! makes the enum of their names (a choice of the custom resource) and the enum of the formulas themselves.
+//! [`formula!`] declares one formula as the struct of its parameters. `register!` lists the formulas of a
+//! family, and makes the enum of their names (a choice of the custom resource) and the enum of the formulas
+//! themselves.
 
 mod parameters;
 #[macro_use]
@@ -158,8 +159,8 @@ pub trait Family: Copy + Debug + PartialEq + Sized + Serialize + 'static {
     }
 }
 
-/// Declares a formula as the struct of its parameters, each with the [`Parameter`] by which manifests give it and its
-/// default:
+/// Declares a formula as the struct of its parameters, each with the [`Parameter`] by which manifests give it
+/// and its default:
 ///
 /// ```text
 /// formula! {

@@ -41,6 +41,56 @@ impl Estimator for Gae {
     }
 }
 
+const CRITIC_LAMBDA: Parameter = Parameter::number(
+    "criticLambda",
+    0.0,
+    1.0,
+    "Lambda of the returns that the critic learns (`LengthAdaptiveGae` only); by default 1.",
+);
+
+const LENGTH_FACTOR: Parameter = Parameter::number(
+    "lengthFactor",
+    1e-6,
+    1000.0,
+    "How fast lambda nears 1 as completions grow: it is 1 - 1 / (`lengthFactor` x tokens), at least 0 \
+     (`LengthAdaptiveGae` only); by default 0.05.",
+);
+
+formula! {
+    /// Generalised advantage estimation with a lambda for each length, and another for the critic (VAPO,
+    /// <https://arxiv.org/abs/2504.05118>).
+    ///
+    /// [`decoupled_gae`] with the policy's lambda at 1 - 1 / (0.05 l) for l counting tokens (section 4.2),
+    /// and the critic's at 1 (section 4.1, as in VC-PPO, arXiv 2503.01491).
+    pub struct LengthAdaptiveGae {
+        /// Discount per token, 0 to 1.
+        pub gamma: f64 = GAMMA, 1.0;
+        /// Lambda of the returns.
+        pub critic_lambda: f64 = CRITIC_LAMBDA, 1.0;
+        /// Alpha of the paper's formula.
+        pub length_factor: f64 = LENGTH_FACTOR, 0.05;
+    }
+}
+
+impl Estimator for LengthAdaptiveGae {
+    fn estimate(&self, inputs: &AdvantageInputs<'_>) -> Result<Advantages, AdvantageError> {
+        let values = needed::<Self>("values", inputs.values)?;
+        let lambda = |row_idx: usize| {
+            let num_tokens = inputs.rows.valid_len(row_idx).max(1) as f64;
+            (1.0 - 1.0 / (self.length_factor * num_tokens)).max(0.0)
+        };
+        decoupled_gae(inputs.rows, inputs.token_rewards, values, self.gamma, lambda, self.critic_lambda)
+    }
+
+    fn compares_samples(&self) -> bool {
+        false
+    }
+
+    fn reads(&self, input: EstimatorInput) -> bool {
+        input == EstimatorInput::Values
+    }
+}
+
 /// GAE with discount `gamma` and trace `lambda`; returns are advantage + value before the advantages are
 /// whitened over the tokens that count. Masked tokens (tool observations, padding) are stepped over: they
 /// carry neither value nor error. As in verl their own entries are whitened with the rest and mean nothing.
@@ -54,11 +104,37 @@ pub fn gae(
     gamma: f64,
     lambda: f64,
 ) -> Result<Advantages, AdvantageError> {
+    decoupled_gae(rows, token_rewards, values, gamma, |_| lambda, lambda)
+}
+
+/// GAE with one lambda for the advantages, a function of the row, and another for the returns.
+fn decoupled_gae(
+    rows: &Rows,
+    token_rewards: &[f64],
+    values: &[f64],
+    gamma: f64,
+    lambda: impl Fn(usize) -> f64,
+    critic_lambda: f64,
+) -> Result<Advantages, AdvantageError> {
     rows.check_tokens("token_rewards", token_rewards)?;
     rows.check_tokens("values", values)?;
+    let advantages = traced(rows, token_rewards, values, gamma, lambda);
+    let of_critic = traced(rows, token_rewards, values, gamma, |_| critic_lambda);
+    let returns = of_critic.iter().zip(values).map(|(advantage, value)| advantage + value).collect();
+    Ok(Advantages { advantages: masked_whiten(rows, &advantages, true)?, returns })
+}
+
+/// The discounted sum of temporal-difference errors from each token on.
+fn traced(
+    rows: &Rows,
+    token_rewards: &[f64],
+    values: &[f64],
+    gamma: f64,
+    lambda: impl Fn(usize) -> f64,
+) -> Vec<f64> {
     let mut advantages = vec![0.0; rows.num_tokens()];
-    for range in rows.ranges() {
-        let (mut next_value, mut running) = (0.0, 0.0);
+    for (row_idx, range) in rows.ranges().enumerate() {
+        let (lambda, mut next_value, mut running) = (lambda(row_idx), 0.0, 0.0);
         for token in range.rev() {
             if rows.mask()[token] {
                 let delta = token_rewards[token] + gamma * next_value - values[token];
@@ -68,8 +144,7 @@ pub fn gae(
             advantages[token] = running;
         }
     }
-    let returns = advantages.iter().zip(values).map(|(advantage, value)| advantage + value).collect();
-    Ok(Advantages { advantages: masked_whiten(rows, &advantages, true)?, returns })
+    advantages
 }
 
 #[cfg(test)]
@@ -84,5 +159,21 @@ mod tests {
         for (token, expected) in [(0, 3.0), (1, 3.0), (3, 2.0), (4, 0.75), (5, 0.25)] {
             assert!((got.returns[token] - expected).abs() < 1e-12, "token {token}: {:?}", got.returns);
         }
+    }
+    /// Of 40 tokens lambda is 1 - 1 / (0.05 * 40) = 0.5, of 20 and fewer it is 0.
+    #[test]
+    fn lambda_grows_with_the_completion_and_the_critic_learns_plain_returns() {
+        let lens = [40, 20, 8];
+        let rows = Rows::unmasked(lens);
+        let rewards = rows.at_last_valid(&[1.0, -0.5, 2.0]);
+        let values: Vec<f64> = (0..rows.num_tokens()).map(|token| (token as f64 * 0.7).sin()).collect();
+        let inputs = AdvantageInputs { values: Some(&values), ..AdvantageInputs::new(&rows, &rewards, &[]) };
+        let vapo = LengthAdaptiveGae { gamma: 1.0, critic_lambda: 1.0, length_factor: 0.05 };
+        let got = vapo.estimate(&inputs).unwrap();
+        let of = |lambda: f64| traced(&rows, &rewards, &values, 1.0, |_| lambda);
+        let (half, none) = (of(0.5), of(0.0));
+        let raw: Vec<f64> = half[..40].iter().chain(&none[40..]).copied().collect();
+        assert_eq!(got.advantages, masked_whiten(&rows, &raw, true).unwrap());
+        assert_eq!(got.returns, gae(&rows, &rewards, &values, 1.0, 1.0).unwrap().returns);
     }
 }

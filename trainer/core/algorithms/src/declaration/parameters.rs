@@ -12,8 +12,8 @@ use serde_json::{Map, Value};
 
 use super::{Family, Parameter, ParameterValue, Range};
 
-/// The parameters that are given, of those that any formula of the family has. Flattened into a section of the
-/// manifest, it holds all fields that the section does not name itself, and refuses others.
+/// The parameters that are given, of those that any formula of the family has. Flattened into a section of
+/// the manifest, it holds all fields that the section does not name itself, and refuses others.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameters<F> {
     values: BTreeMap<&'static str, ParameterValue>,

@@ -1,10 +1,10 @@
 //! The list of a family's formulas, and everything that follows from it.
 
 /// Registers the formulas of a family, one line each: `module::Formula`. It makes
-/// - the enum of their names, which manifests choose from: [`super::Family`], serde, and the schema with the formulas'
-///   documentation;
-/// - the enum of the formulas with their parameters, `resolve` from a name and [`super::Parameters`], and its form in a
-///   resolved manifest: the name under `tag`, with the parameters beside it;
+/// - the enum of their names, which manifests choose from: [`super::Family`], serde, and the schema with the
+///   formulas' documentation;
+/// - the enum of the formulas with their parameters, `resolve` from a name and [`super::Parameters`], and its
+///   form in a resolved manifest: the name under `tag`, with the parameters beside it;
 /// - `formula`, which calls the trait that every formula of the family implements.
 macro_rules! register {
     (

@@ -11,13 +11,15 @@ const BERNOULLI_EPSILON: f64 = 1e-8;
 formula! {
     /// PPO's clipped ratio of each token.
     ///
-    /// max(-A r, -A clip(r)); with A < 0 at most -A `dual_clip` (verl's `vanilla`, arXiv 1707.06347 and 1912.09729).
+    /// max(-A r, -A clip(r)); with A < 0 at most -A `dual_clip` (verl's `vanilla`, arXiv 1707.06347 and
+    /// 1912.09729).
     pub struct Vanilla {
         /// How far the ratio may fall below 1.
         pub clip_low: f64 = CLIP_LOW, DEFAULT_CLIP;
         /// How far the ratio may rise above 1.
         pub clip_high: f64 = CLIP_HIGH, DEFAULT_CLIP;
-        /// Ratio above which a negative advantage stops pushing, over 1; `None` for no bound. verl's default is 3.
+        /// Ratio above which a negative advantage stops pushing, over 1; `None` for no bound. verl's default
+        /// is 3.
         pub dual_clip: Option<f64> = DUAL_CLIP, None;
     }
 }

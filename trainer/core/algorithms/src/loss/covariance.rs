@@ -119,8 +119,8 @@ const DEFAULT_BAND: std::ops::Range<f64> = 1.0..5.0;
 formula! {
     /// PPO's clipped ratio, without the few tokens whose log-prob and advantage covary most (Clip-Cov).
     ///
-    /// It neither clamps the log-ratio nor clips twice; a selected token loses value and gradient (verl's `clip_cov`,
-    /// arXiv 2505.22617).
+    /// It neither clamps the log-ratio nor clips twice; a selected token loses value and gradient (verl's
+    /// `clip_cov`, arXiv 2505.22617).
     pub struct ClipCov {
         /// How far the ratio may fall below 1.
         pub clip_low: f64 = CLIP_LOW, DEFAULT_CLIP;
@@ -162,7 +162,8 @@ impl TokenFormula for ClipCov {
 formula! {
     /// The ratio, with a penalty on the few tokens whose log-prob and advantage covary most (KL-Cov).
     ///
-    /// -A r, with coefficient * |x| added for the tokens of highest covariance (verl's `kl_cov`, arXiv 2505.22617).
+    /// -A r, with coefficient * |x| added for the tokens of highest covariance (verl's `kl_cov`, arXiv
+    /// 2505.22617).
     pub struct KlCov {
         /// Share of the batch's tokens to penalise.
         pub ratio: f64 = COVARIANCE_RATIO, DEFAULT_RATIO;

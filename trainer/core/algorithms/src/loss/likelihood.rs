@@ -6,8 +6,8 @@ use super::sequence::RowTerm;
 formula! {
     /// The log-prob times the advantage, without a ratio.
     ///
-    /// -A log pi (verl's `gpg`, arXiv 2504.02546). With advantage 1 it is the negative log-likelihood of supervised
-    /// training.
+    /// -A log pi (verl's `gpg`, arXiv 2504.02546). With advantage 1 it is the negative log-likelihood of
+    /// supervised training.
     pub struct Gpg {}
 }
 

@@ -106,7 +106,8 @@ pub(crate) struct TokenLoss {
     pub clipped_lower: bool,
 }
 
-/// How a policy loss is computed. Below, x is the log-ratio of actor to old policy, r = exp(x), A the advantage.
+/// How a policy loss is computed. Below, x is the log-ratio of actor to old policy, r = exp(x), A the
+/// advantage.
 pub(crate) trait TokenFormula {
     /// Loss of one token that counts. `row` is [`Self::row_term`] of its sequence, and `selected` whether
     /// [`Self::choose`] chose it.
@@ -122,7 +123,8 @@ pub(crate) trait TokenFormula {
         None
     }
 
-    /// What the tokens of a sequence share, for [`LossScope::Sequence`]; `log_ratios` are those of all tokens.
+    /// What the tokens of a sequence share, for [`LossScope::Sequence`]; `log_ratios` are those of all
+    /// tokens.
     fn row_term(&self, _inputs: &LossInputs<'_>, _row_idx: usize, _log_ratios: &[f64]) -> RowTerm {
         RowTerm::NONE
     }

@@ -47,8 +47,8 @@ pub(super) fn row_terms(policy: &PolicyLoss, inputs: &LossInputs<'_>) -> Result<
 formula! {
     /// The clipped ratio of the whole sequence.
     ///
-    /// PPO on the length-normalised ratio of the sequence (verl's `gspo`, arXiv 2507.18071). The paper clips at 3e-4
-    /// and 4e-4.
+    /// PPO on the length-normalised ratio of the sequence (verl's `gspo`, arXiv 2507.18071). The paper clips
+    /// at 3e-4 and 4e-4.
     pub struct Gspo {
         /// How far the ratio may fall below 1.
         pub clip_low: f64 = CLIP_LOW, DEFAULT_CLIP;
@@ -77,7 +77,8 @@ impl TokenFormula for Gspo {
         }
     }
 
-    /// The ratio's value is the sequence's; its gradient reaches each token through that token's own log-prob.
+    /// The ratio's value is the sequence's; its gradient reaches each token through that token's own
+    /// log-prob.
     fn token(&self, token: &Token, row: &RowTerm, _: bool) -> TokenLoss {
         let clip = Clip::new(self.clip_low, self.clip_high);
         clipped_surrogate(token.advantage, row.ratio, if row.alive { row.ratio } else { 0.0 }, clip)
@@ -91,7 +92,8 @@ impl TokenFormula for Gspo {
 formula! {
     /// The geometric mean of the clipped ratios.
     ///
-    /// GMPO, always the mean over sequences (verl's `geo_mean`, arXiv 2507.20673). The clip bounds the log-ratio.
+    /// GMPO, always the mean over sequences (verl's `geo_mean`, arXiv 2507.20673). The clip bounds the
+    /// log-ratio.
     pub struct GeoMean {
         /// How far the ratio may fall below 1.
         pub clip_low: f64 = CLIP_LOW, DEFAULT_CLIP;
