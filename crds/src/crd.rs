@@ -11,6 +11,10 @@ use crate::spec::RLTrainingJob;
 /// Formats that Kubernetes knows; others only make it warn.
 const KNOWN_FORMATS: [&str; 4] = ["int32", "int64", "double", "date-time"];
 
+/// Fields whose default may be a cluster's or a namespace's ([`crate::Defaults`]) and whose built-in one is a
+/// value like any other: the API server must not write it where a job leaves the field out.
+const OF_CLUSTERS: [&str; 2] = ["spec.workers.network", "spec.workers.resources.gpu"];
+
 /// The columns of `kubectl get rltj`: name, type, path, and 1 for those that only `-o wide` shows.
 const COLUMNS: [(&str, &str, &str, u32); 7] = [
     ("State", "string", ".status.conditions[?(@.status==\"True\")].type", 0),
@@ -35,6 +39,7 @@ pub fn custom_resource_definition() -> Result<Value, serde_json::Error> {
     if let Some(root) = definition.pointer_mut(schema) {
         make_strict(root);
         forget_defaults_in_lists(root);
+        OF_CLUSTERS.iter().for_each(|path| forget_default_at(root, path));
         begin_unobserved(root);
         describe(root);
         insert_name_rule(root);
@@ -100,6 +105,25 @@ fn forget_defaults_in_lists(schema: &mut Value) {
             "items" => forget_defaults(value),
             _ => {}
         }
+    }
+}
+
+/// Removes the default of one field, and what the defaults of those around it say of it.
+fn forget_default_at(root: &mut Value, path: &str) {
+    let mut around = path.to_owned();
+    while let Some((outer, _)) = around.rsplit_once('.') {
+        let outer = outer.to_owned();
+        let inner = path[outer.len()..].replace('.', "/");
+        if let Some(default) = schema_at_mut(root, &outer).and_then(|schema| schema.get_mut("default"))
+            && let Some((holder, name)) = inner.rsplit_once('/')
+            && let Some(Value::Object(fields)) = default.pointer_mut(holder)
+        {
+            fields.retain(|field, _| field != name);
+        }
+        around = outer;
+    }
+    if let Some(Value::Object(schema)) = schema_at_mut(root, path) {
+        schema.retain(|field, _| field != "default");
     }
 }
 

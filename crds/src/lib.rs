@@ -10,9 +10,11 @@
 mod cluster_only;
 #[cfg(feature = "kube")]
 mod crd;
+mod defaults;
 #[cfg(feature = "kube")]
 mod documentation;
 mod exit_code;
+mod overlay;
 
 mod manifest;
 pub mod plan;
@@ -28,12 +30,24 @@ mod validate;
 
 #[cfg(feature = "kube")]
 pub use crd::{custom_resource_definition, definition_yaml};
+pub use defaults::{Defaults, MergedSpec, Origin, merge};
 pub use exit_code::{ExitCode, TERMINATION_MESSAGE_VARIABLE};
 pub use manifest::{API_VERSION, KIND, Metadata};
+pub use overlay::overlay;
 pub use plan::{Budget, FailureCause};
 pub use reason::Reason;
 #[cfg(feature = "kube")]
 pub use reference::reference_markdown;
 #[cfg(feature = "kube")]
 pub use spec::RLTrainingJob;
-pub use validate::{Problem, ValidatedJob, validate};
+pub use validate::{Problem, ValidatedJob, check_schema, validate, validate_with};
+
+/// Whether only the operator may set a variable of workers.
+pub fn is_reserved_variable(name: &str) -> bool {
+    rules::is_variable_reserved(name)
+}
+
+/// Whether only the operator may mount something at a folder of workers, or below it.
+pub fn is_reserved_folder(path: &str) -> bool {
+    rules::is_reserved_folder(path)
+}

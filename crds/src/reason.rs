@@ -47,6 +47,10 @@ pub enum Reason {
     NoWorkers,
     /// The specification breaks a rule.
     InvalidSpec,
+    /// The defaults of the job's namespace cannot be read.
+    InvalidDefaults,
+    /// The job asks for what the operator's settings do not allow its pods.
+    PodNotAllowed,
     /// Nothing prevents progress.
     NothingStalled,
     /// There is nothing left to reconcile.
@@ -87,6 +91,8 @@ impl Reason {
             Self::NodeUnreachable,
             Self::NoWorkers,
             Self::InvalidSpec,
+            Self::InvalidDefaults,
+            Self::PodNotAllowed,
             Self::NothingStalled,
             Self::Settled,
             Self::NoReport,

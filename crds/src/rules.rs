@@ -25,6 +25,8 @@ use crate::spec::{AlgorithmKind, RLTrainingJobSpec, RewardFunctionSpec};
 #[cfg(feature = "kube")]
 pub(crate) use changes::change_rule;
 use parameters::ParameterRule;
+pub(crate) use pod::is_reserved_folder;
+pub(crate) use workers::is_variable_reserved;
 
 /// One rule.
 pub(crate) struct Rule {

@@ -23,6 +23,9 @@ pub struct RLTrainingJobStatus {
     /// How often this status was written. Where it differs from before nothing else can have changed, so that
     /// the rules about changes of the specification have nothing to compare.
     pub writes: u64,
+    /// The conditions in one word, for tools that compare a single value such as Argo Workflows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub phase: Option<Phase>,
     /// What is true of the job, one entry a type.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(
@@ -130,6 +133,39 @@ impl RLTrainingJobStatus {
     pub fn is(&self, type_: ConditionType) -> bool {
         let mut conditions = self.conditions.iter();
         conditions.any(|condition| condition.type_ == type_ && condition.status == ConditionStatus::True)
+    }
+}
+
+/// What the conditions of a job come to, for tools that compare one value. `Succeeded` and `Failed` are for
+/// good; the others may follow each other in any order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Phase {
+    /// Workers are awaited: for the first time, after a failure or after a pause.
+    Pending,
+    /// All workers are ready (`PodsReady`).
+    Running,
+    /// Held back on request or by a queue (`Suspended`).
+    Suspended,
+    /// The job has ended well (`Complete`).
+    Succeeded,
+    /// The job has ended badly (`Failed`).
+    Failed,
+}
+
+impl Phase {
+    /// What these conditions come to.
+    pub fn of(conditions: &[Condition]) -> Self {
+        let holds = |type_| {
+            let is_it = |one: &&Condition| one.type_ == type_;
+            conditions.iter().find(is_it).is_some_and(|one| one.status == ConditionStatus::True)
+        };
+        let phases = [
+            (ConditionType::Complete, Self::Succeeded),
+            (ConditionType::Failed, Self::Failed),
+            (ConditionType::Suspended, Self::Suspended),
+            (ConditionType::PodsReady, Self::Running),
+        ];
+        phases.into_iter().find(|(type_, _)| holds(*type_)).map_or(Self::Pending, |(_, phase)| phase)
     }
 }
 
@@ -363,7 +399,4 @@ pub struct ResolvedNumbers {
     /// aside.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peak_memory_bytes: Option<u64>,
-    /// The commit that `model.hub.revision` resolved to.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub model_commit: Option<String>,
 }

@@ -10,7 +10,7 @@ mod schema;
 mod source;
 
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 pub use problem::Problem;
 #[cfg(feature = "kube")]
@@ -87,6 +87,17 @@ impl ValidatedJob {
 /// # Errors
 /// Everything that is wrong, in the order of the text. What only follows from another problem is left out.
 pub fn validate(yaml: &str) -> Result<ValidatedJob, Vec<Problem>> {
+    validate_with(yaml, |_| Vec::new())
+}
+
+/// As [`validate`], with what else somebody finds wrong with a job that holds every rule.
+///
+/// # Errors
+/// As [`validate`].
+pub fn validate_with(
+    yaml: &str,
+    check: impl FnOnce(&ValidatedJob) -> Vec<Problem>,
+) -> Result<ValidatedJob, Vec<Problem>> {
     let source = Source::parse(yaml).map_err(|problem| vec![*problem])?;
     let mut checker = Checker::default();
     if !source.value.is_object() {
@@ -98,7 +109,13 @@ pub fn validate(yaml: &str) -> Result<ValidatedJob, Vec<Problem>> {
     let resolved = spec.as_ref().and_then(ResolvedSpec::resolve);
     let mut problems = checker.problems;
     match resolved {
-        Some(spec) if problems.is_empty() => return Ok(ValidatedJob { metadata, spec }),
+        Some(spec) if problems.is_empty() => {
+            let job = ValidatedJob { metadata, spec };
+            problems = check(&job);
+            if problems.is_empty() {
+                return Ok(job);
+            }
+        }
         None if problems.is_empty() => {
             problems.push(Problem::new("spec", "cannot be resolved although no rule forbids it"));
         }
@@ -107,6 +124,32 @@ pub fn validate(yaml: &str) -> Result<ValidatedJob, Vec<Problem>> {
     problems.iter_mut().for_each(|problem| source.locate(problem));
     problems.sort_by_key(|problem| (problem.line, problem.column));
     Err(problems)
+}
+
+/// Checks a value beside a schema, such as that of a Kubernetes type.
+pub fn check_schema(path: &str, schema: &Value, value: &Value) -> Vec<Problem> {
+    let mut checker = Checker::default();
+    checker.check_at(path, schema, value);
+    checker.problems
+}
+
+/// Reads defaults of a cluster or a namespace, and returns the section `workers`.
+pub(crate) fn check_defaults(yaml: &str) -> Result<Map<String, Value>, Vec<Problem>> {
+    let source = Source::parse(yaml).map_err(|problem| vec![*problem])?;
+    let mut checker = Checker::default();
+    match &source.value {
+        // Nothing but comments.
+        Value::Null => return Ok(Map::new()),
+        value @ Value::Object(_) => checker.check_defaults(value, &crate::defaults::FIELDS),
+        _ => checker.problems.push(Problem::new("", "must be a map with the one section workers")),
+    }
+    let mut problems = checker.problems;
+    if !problems.is_empty() {
+        problems.iter_mut().for_each(|problem| source.locate(problem));
+        problems.sort_by_key(|problem| (problem.line, problem.column));
+        return Err(problems);
+    }
+    Ok(source.value.get("workers").and_then(Value::as_object).cloned().unwrap_or_default())
 }
 
 fn check_envelope(manifest: &Value, checker: &mut Checker) {

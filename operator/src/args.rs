@@ -1,10 +1,13 @@
 //! The operator's command line: what the cluster decides. What a single job needs is in its manifest.
 
 use clap::{Parser, ValueEnum};
+use rlt_api::{Defaults, Problem};
 
+use crate::build::PodSettings;
 use crate::nodes::{
     ConditionSignals, DEFAULT_CONDITIONS, DEFAULT_TERMINATION_TAINTS, NodeSignals, OnNodeProblem,
 };
+use crate::privileges::Privileges;
 use crate::process::ProcessArgs;
 
 /// Runs RLTrainingJob resources: starts their workers, watches over them and reports.
@@ -28,6 +31,12 @@ pub struct Args {
         default_value = "IfNotPresent"
     )]
     pub trainer_image_pull_policy: PullPolicy,
+    /// What pods of jobs may have beyond Pod Security's level `restricted`, as YAML; by default nothing.
+    #[arg(long, env = "RLT_POD_PRIVILEGES", value_name = "YAML", value_parser = privileges)]
+    pub pod_privileges: Option<Privileges>,
+    /// Defaults for the pods of all jobs: YAML with a part of `spec.workers`.
+    #[arg(long, env = "RLT_POD_DEFAULTS", value_name = "YAML", value_parser = defaults)]
+    pub pod_defaults: Option<Defaults>,
     /// Jobs that are reconciled at the same time; most of them wait for the rate limit.
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u16).range(1..))]
     pub concurrency: u16,
@@ -57,6 +66,23 @@ impl Args {
             on_problem: self.on_node_problem,
         }
     }
+
+    /// What the cluster says of the pods of all jobs.
+    pub fn pods(&self) -> PodSettings {
+        PodSettings {
+            privileges: self.pod_privileges.clone().unwrap_or_default(),
+            defaults: self.pod_defaults.clone().unwrap_or_default(),
+        }
+    }
+}
+
+fn privileges(yaml: &str) -> Result<Privileges, String> {
+    serde_saphyr::from_str(yaml).map_err(|error| error.to_string())
+}
+
+fn defaults(yaml: &str) -> Result<Defaults, String> {
+    let in_lines = |problems: Vec<Problem>| problems.iter().map(Problem::to_string).collect::<Vec<_>>();
+    Defaults::parse(yaml).map_err(|problems| in_lines(problems).join("\n"))
 }
 
 /// When an image is pulled, in Kubernetes' own words.

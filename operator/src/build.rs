@@ -17,6 +17,7 @@ mod workload;
 use std::fmt::Write as _;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use rlt_api::Defaults;
 use rlt_api::spec::Device;
 use sha2::{Digest as _, Sha256};
 
@@ -35,6 +36,7 @@ use crate::args::PullPolicy;
 use crate::job::Job;
 use crate::labels;
 use crate::prepare::Prepared;
+use crate::privileges::Privileges;
 use crate::queue;
 
 /// What the cluster decides about pods, rather than a job.
@@ -50,6 +52,8 @@ pub struct Settings {
     pub channel: Option<ChannelAccess>,
     /// Variables by which pods send traces; empty without a collector.
     pub traces: Vec<(String, String)>,
+    /// What pods of jobs may have, and have by default.
+    pub pods: PodSettings,
 }
 
 impl Settings {
@@ -58,6 +62,15 @@ impl Settings {
         let cuda = self.trainer_cuda_image.as_ref().filter(|_| device == Device::Cuda);
         cuda.unwrap_or(&self.trainer_image)
     }
+}
+
+/// What a cluster says of the pods of all jobs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PodSettings {
+    /// What they may have beyond Pod Security's level `restricted`.
+    pub privileges: Privileges,
+    /// What lies below the defaults of their namespace.
+    pub defaults: Defaults,
 }
 
 /// Where pods report, and the CA by which they verify the operator.

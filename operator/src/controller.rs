@@ -70,6 +70,13 @@ async fn work(
     context.discovery.wait_until_known(&context.client).await;
     let mut synced = follow_objects(&context.client, namespaces, &sink, &mut watches);
     synced.extend(follow_queues(&context, namespaces, &sink, &mut watches));
+    let (changed, defaults_change) = mpsc::unbounded();
+    for (api, namespace) in apis::<ConfigMap>(&context.client, namespaces) {
+        let (done, first) = oneshot::channel();
+        let index = context.index.clone();
+        watches.spawn(watch::pod_defaults(api, namespace, index, changed.clone(), done));
+        synced.push(first);
+    }
     let jobs = jobs(&context, namespaces, writer);
     // Before the caches are synced a job would look like one without pods.
     future::join_all(synced).await;
@@ -81,7 +88,7 @@ async fn work(
         .with_config(Config::default().concurrency(concurrency))
         .reconcile_on(changes)
         .reconcile_on(context.reports.changes())
-        .reconcile_all_on(stream::select(promoted.boxed(), queues.boxed()))
+        .reconcile_all_on(stream::select_all([promoted.boxed(), queues.boxed(), defaults_change.boxed()]))
         .graceful_shutdown_on(stop)
         .run(reconcile, retry, context)
         .for_each(|_| future::ready(()))

@@ -154,8 +154,8 @@ pub fn decide(input: &ReconcileInput<'_>) -> Decision {
 pub fn refuse(status: &RLTrainingJobStatus, generation: i64, invalid: &Invalid, now: Timestamp) -> Decision {
     let mut status = status.clone();
     status.observed_generation = Some(generation);
-    let state = JobState::Invalid(invalid.to_string());
-    status.conditions = conditions::conditions(&state, None, &status, now);
+    let state = JobState::Invalid(invalid.reason(), invalid.to_string());
+    conditions::write(&mut status, &state, None, now);
     Decision {
         delete: Vec::new(),
         queue: None,
@@ -269,7 +269,7 @@ impl<'a> Round<'a> {
             self.status.resolved = Some(self.input.prepared.resolved_numbers());
         }
         self.status.queue.clone_from(&self.input.queueing.queue);
-        self.status.conditions = conditions::conditions(&state, None, &self.status, self.input.now);
+        conditions::write(&mut self.status, &state, None, self.input.now);
         Decision {
             queue: queue::action(&self, &state),
             delete: self.delete,

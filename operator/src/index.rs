@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::nodes::{NodeSignals, Nodes};
+use crate::pod_defaults::PodDefaults;
 use crate::queue::Workload;
 use crate::worker::{JobKey, Worker};
 
@@ -144,6 +145,8 @@ impl Entry for ChildEntry {
 pub struct Index {
     /// The nodes that pods are on.
     pub nodes: Nodes,
+    /// Defaults for the pods of jobs, by namespace.
+    pub defaults: PodDefaults,
     seen: Mutex<Seen>,
 }
 

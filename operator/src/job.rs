@@ -3,11 +3,12 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::Resource;
-use rlt_api::RLTrainingJob;
 use rlt_api::status::RLTrainingJobStatus;
+use rlt_api::{Defaults, MergedSpec, RLTrainingJob};
 use serde::{Deserialize, Deserializer};
-use serde_json::Value;
+use serde_json::{Value, json};
 
+use crate::labels;
 use crate::seen::lean;
 use crate::worker::JobKey;
 
@@ -106,9 +107,30 @@ impl Job {
 
     /// The job as a manifest, for `rlt_api::validate`.
     pub fn manifest(&self) -> String {
+        self.manifest_of(if self.spec.is_empty() { "{}" } else { &self.spec })
+    }
+
+    /// Whether its specification names no other controller, as far as it can be read.
+    pub fn is_managed_here(&self) -> bool {
+        let spec: Value = serde_json::from_str(&self.spec).unwrap_or_default();
+        let controller = spec.pointer("/runPolicy/managedBy").and_then(Value::as_str);
+        controller.is_none_or(|controller| controller == labels::CONTROLLER)
+    }
+
+    /// The specification over the defaults of its namespace and cluster.
+    pub fn merged_spec(&self, namespace: Option<&Defaults>, cluster: Option<&Defaults>) -> MergedSpec {
+        let spec = serde_json::from_str(&self.spec).unwrap_or_else(|_| json!({}));
+        rlt_api::merge(&spec, namespace, cluster)
+    }
+
+    /// As [`Self::manifest`], over the defaults of its namespace and cluster.
+    pub fn manifest_over(&self, namespace: Option<&Defaults>, cluster: Option<&Defaults>) -> String {
+        self.manifest_of(&self.merged_spec(namespace, cluster).spec.to_string())
+    }
+
+    fn manifest_of(&self, spec: &str) -> String {
         let (name, namespace) = (Value::from(self.name()), Value::from(self.namespace()));
         let (version, kind) = (rlt_api::API_VERSION, rlt_api::KIND);
-        let spec = if self.spec.is_empty() { "{}" } else { &self.spec };
         format!(
             r#"{{"apiVersion":"{version}","kind":"{kind}","metadata":{{"name":{name},"namespace":{namespace}}},"spec":{spec}}}"#
         )

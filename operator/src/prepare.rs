@@ -3,13 +3,16 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use rlt_api::ValidatedJob;
 use rlt_api::plan::model_config::ModelConfigError;
 use rlt_api::plan::{self, Plan};
 use rlt_api::spec::Device;
 use rlt_api::status::ResolvedNumbers;
+use rlt_api::{Reason, ValidatedJob};
 
+use crate::build::PodSettings;
 use crate::job::Job;
+use crate::pod_defaults::{NAME, NamespaceDefaults};
+use crate::pod_template;
 
 /// A job that holds every rule, and what follows from it.
 #[derive(Clone, Debug)]
@@ -30,15 +33,58 @@ pub enum Invalid {
     Problems(Vec<String>),
     #[error("spec.model.architecture is impossible: {0}")]
     Model(Arc<ModelConfigError>),
+    #[error("ConfigMap {NAME} of the namespace is not to be read: {}", .0.join("; "))]
+    Defaults(Vec<String>),
+    #[error("pods may not have all that the job asks for: {}", .0.join("; "))]
+    NotAllowed(Vec<String>),
+}
+
+impl Invalid {
+    /// The reason in the condition.
+    pub fn reason(&self) -> Reason {
+        match self {
+            Self::Problems(_) | Self::Model(_) => Reason::InvalidSpec,
+            Self::Defaults(_) => Reason::InvalidDefaults,
+            Self::NotAllowed(_) => Reason::PodNotAllowed,
+        }
+    }
 }
 
 impl Prepared {
-    /// Validates and plans a job.
+    /// Validates and plans a job by itself, without defaults of a cluster or limits to its pods.
     ///
     /// # Errors
     /// What is wrong with its specification.
     pub fn new(job: &Job) -> Result<Self, Invalid> {
-        let job = rlt_api::validate(&job.manifest()).map_err(|problems| {
+        Self::of_manifest(&job.manifest())
+    }
+
+    /// Validates and plans a job over the defaults of its namespace and cluster, within what the cluster
+    /// allows its pods.
+    ///
+    /// # Errors
+    /// What is wrong with its specification or with the defaults, or what its pods may not have.
+    pub fn in_cluster(
+        job: &Job,
+        pods: &PodSettings,
+        namespace: Option<&NamespaceDefaults>,
+    ) -> Result<Self, Invalid> {
+        let of_namespace = match namespace.map(|namespace| &namespace.defaults) {
+            Some(Err(problems)) => return Err(Invalid::Defaults(problems.clone())),
+            Some(Ok(defaults)) => Some(defaults).filter(|defaults| !defaults.is_empty()),
+            None => None,
+        };
+        let of_cluster = Some(&pods.defaults).filter(|defaults| !defaults.is_empty());
+        let prepared = match (of_namespace, of_cluster) {
+            (None, None) => Self::new(job)?,
+            _ => Self::of_manifest(&job.manifest_over(of_namespace, of_cluster))?,
+        };
+        let refused = pods.privileges.refused(job.namespace(), &prepared.job.spec().workers);
+        if refused.is_empty() { Ok(prepared) } else { Err(Invalid::NotAllowed(refused)) }
+    }
+
+    fn of_manifest(manifest: &str) -> Result<Self, Invalid> {
+        let job = rlt_api::validate_with(manifest, pod_template::problems_of).map_err(|problems| {
             let without_place = |problem: rlt_api::Problem| {
                 rlt_api::Problem { line: None, column: None, ..problem }.to_string()
             };
@@ -71,7 +117,6 @@ impl Prepared {
             samples_per_step: batch.samples_per_step,
             updates_per_step: batch.updates_per_step,
             peak_memory_bytes: self.peak_memory_bytes(),
-            model_commit: None,
         }
     }
 }
@@ -85,21 +130,39 @@ pub struct PreparedJobs {
 #[derive(Debug)]
 struct Entry {
     generation: i64,
+    /// The version of the defaults of the namespace.
+    defaults: Option<String>,
     outcome: Result<Arc<Prepared>, Invalid>,
 }
 
 impl PreparedJobs {
-    /// The prepared job, from memory where its generation is known.
+    /// The prepared job, from memory where its generation and the defaults of its namespace are known. A job
+    /// that was prepared goes on with what it had while the defaults cannot be read.
     ///
     /// # Errors
-    /// What is wrong with its specification.
-    pub fn get(&self, job: &Job) -> Result<Arc<Prepared>, Invalid> {
+    /// What is wrong with its specification, or with defaults.
+    pub fn get(
+        &self,
+        job: &Job,
+        pods: &PodSettings,
+        namespace: Option<&NamespaceDefaults>,
+    ) -> Result<Arc<Prepared>, Invalid> {
         let generation = job.generation();
-        if let Some(known) = self.lock().get(job.uid()).filter(|known| known.generation == generation) {
-            return known.outcome.clone();
-        }
-        let outcome = Prepared::new(job).map(Arc::new);
-        self.lock().insert(job.uid().to_owned(), Entry { generation, outcome: outcome.clone() });
+        let version = namespace.map(|namespace| namespace.version.clone());
+        let known = {
+            let entries = self.lock();
+            let known = entries.get(job.uid()).filter(|known| known.generation == generation);
+            known.map(|known| (known.defaults == version, known.outcome.clone()))
+        };
+        let outcome = match known {
+            Some((true, outcome)) => return outcome,
+            Some((false, Ok(before))) if namespace.is_some_and(|namespace| namespace.defaults.is_err()) => {
+                Ok(before)
+            }
+            _ => Prepared::in_cluster(job, pods, namespace).map(Arc::new),
+        };
+        let entry = Entry { generation, defaults: version, outcome: outcome.clone() };
+        self.lock().insert(job.uid().to_owned(), entry);
         outcome
     }
 

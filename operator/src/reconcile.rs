@@ -61,7 +61,10 @@ async fn reconcile_observed(
 ) -> Result<Action, ApplyError> {
     let nodes_read = read_uncached_nodes(context, &mut observed).await;
     let now = Timestamp::now();
-    let (decision, applied) = match context.prepared.get(job) {
+    let defaults = context.index.defaults.of(job.namespace());
+    let (decision, applied) = match context.prepared.get(job, &context.settings.pods, defaults.as_deref()) {
+        // Whoever manages it may have other defaults and allow it more.
+        Err(_) if !job.is_managed_here() => return Ok(Action::await_change()),
         Err(invalid) => (decide::refuse(&observed.current.status, job.generation(), &invalid, now), Ok(())),
         Ok(prepared) if !is_ours(&prepared) => return Ok(Action::await_change()),
         Ok(prepared) => {

@@ -67,6 +67,7 @@ fn context(args: &Args, process: &Process) -> Context {
             trainer_cuda_image: args.trainer_cuda_image.clone(),
             pull_policy: args.trainer_image_pull_policy,
             channel,
+            pods: args.pods(),
             traces: rlt_traces::for_pods(|name| std::env::var(name).ok()),
         },
         index: Arc::new(Index::new(args.node_signals())),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use futures::channel::mpsc::UnboundedSender;
 use futures::channel::oneshot;
 use futures::{Stream, StreamExt as _, pin_mut};
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::reflector::ObjectRef;
@@ -20,6 +20,7 @@ use crate::index::{Child, ChildEntry, Entry, Index};
 use crate::job::Job;
 use crate::labels;
 use crate::nodes::{NodeSignals, NodeState};
+use crate::pod_defaults::{self, NamespaceDefaults};
 use crate::worker::{JobKey, owner};
 
 /// Below the idle limits of load balancers in front of API servers, which drop silent connections from 240 s
@@ -113,6 +114,30 @@ pub async fn nodes(api: Api<Node>, sink: Sink) {
         if !changed.is_empty() {
             sink.index.jobs_on(&changed).iter().for_each(|key| sink.requeue(key));
         }
+    })
+    .await;
+}
+
+/// Follows the ConfigMaps with defaults for the pods of a namespace's jobs, for ever; `changed` hears of
+/// every change.
+pub async fn pod_defaults(
+    api: Api<ConfigMap>,
+    namespace: Option<String>,
+    index: Arc<Index>,
+    changed: UnboundedSender<()>,
+    synced: oneshot::Sender<()>,
+) {
+    let by_name = config().fields(&format!("metadata.name={}", pod_defaults::NAME));
+    let events = watcher(api, by_name).default_backoff();
+    let read = |map: &ConfigMap| Some((map.metadata.namespace.clone()?, NamespaceDefaults::read(map)));
+    follow(events, "pod defaults", synced, read, |change| {
+        match change {
+            Change::Applied((namespace, defaults)) => index.defaults.set(&namespace, Some(defaults)),
+            Change::Deleted((namespace, _)) => index.defaults.set(&namespace, None),
+            Change::Listed(listed) => index.defaults.replace(namespace.as_deref(), listed),
+        }
+        // Nobody listens any more: the process is about to end.
+        let _ = changed.unbounded_send(());
     })
     .await;
 }

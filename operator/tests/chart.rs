@@ -115,6 +115,30 @@ fn the_operator_knows_the_image_for_workers_with_gpus() {
 }
 
 #[test]
+fn the_operator_reads_what_the_values_say_of_pods() {
+    let Some(helm) = Helm::find() else { return };
+    let arguments = |set: &[&str]| {
+        let rendered = objects(&helm.template(set).unwrap());
+        let container = &of_kind(&rendered, "Deployment")[0]["spec"]["template"]["spec"]["containers"][0];
+        let variables = container["env"].as_array().unwrap().clone();
+        let value = |name: &str| {
+            let variable = variables.iter().find(|one| one["name"] == name);
+            variable.and_then(|one| one["value"].as_str()).map(str::to_owned)
+        };
+        let privileges = value("RLT_POD_PRIVILEGES").map(|yaml| format!("--pod-privileges={yaml}"));
+        let defaults = value("RLT_POD_DEFAULTS").map(|yaml| format!("--pod-defaults={yaml}"));
+        let words = ["rlt-operator".to_owned(), "--trainer-image=i".to_owned()];
+        Args::try_parse_from(words.into_iter().chain(privileges).chain(defaults)).unwrap().pods()
+    };
+    assert_eq!(arguments(&[]), rlt_operator::build::PodSettings::default(), "by default nothing is allowed");
+    let set = "podPrivileges.allow={HostNetwork,Root},podPrivileges.capabilities={IPC_LOCK},podDefaults.nodeSelector.zone=a";
+    let pods = arguments(&["--set", set]);
+    assert_eq!(pods.privileges.allow.len(), 2);
+    assert_eq!(pods.privileges.capabilities, ["IPC_LOCK"]);
+    assert_eq!(pods.defaults.workers()["nodeSelector"], json!({"zone": "a"}));
+}
+
+#[test]
 fn with_namespaces_nothing_about_jobs_is_allowed_elsewhere() {
     let Some(helm) = Helm::find() else { return };
     let objects = objects(&helm.template(&["--set", "namespaces={team-a,team-b}"]).unwrap());
@@ -174,6 +198,9 @@ fn values_that_can_not_work_are_refused_by_name() {
         "namespaces={Team_A}",
         "traces.endpoint=otel:4318",
         "traces.ratio=2",
+        "podPrivileges.allow={Everything}",
+        "podPrivileges.capabilities={CAP-NET}",
+        "podDefaults.count=2",
     ] {
         let error = helm.template(&["--set", wrong]).unwrap_err();
         assert!(error.contains(wrong.split(['=', '.']).next().unwrap()), "{wrong}: {error}");

@@ -23,6 +23,11 @@ use rlt_operator::permissions::PERMISSIONS;
 use rlt_tests::collector::{Collector, Received};
 use rlt_traces::AttemptTrace;
 
+#[path = "installed/overlays.rs"]
+mod overlays;
+#[path = "installed/versions.rs"]
+mod versions;
+
 const NAMESPACE: &str = "rl-operator";
 const PATIENCE: Duration = Duration::from_secs(30);
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use k8s_openapi::jiff::Timestamp;
 use rlt_api::Reason;
-use rlt_api::status::RLTrainingJobStatus;
+use rlt_api::status::{Phase, RLTrainingJobStatus};
 use rlt_operator::decide::{self, ApplyFailure, Decision, ReconcileInput, Report};
 use rlt_operator::job::Job;
 use rlt_operator::nodes::NodeStates;
@@ -175,5 +175,57 @@ fn flux_sees_a_job_in_progress_until_it_runs_and_failed_when_it_cannot() {
     assert_eq!(lines.len(), cases.len(), "{answer}");
     for ((name, expected, object), line) in cases.iter().zip(lines) {
         assert!(line.starts_with(&format!("{expected}: ")), "{name}: {line}\n{object:#}");
+    }
+}
+
+/// The example of a workflow, and what Argo's own libraries make of its conditions in each state of a job.
+#[test]
+fn a_workflow_of_argo_waits_for_a_job_until_its_phase_says_how_it_ended() {
+    let Some(mut conditions) = rlt_cluster::conditions().unwrap() else { return };
+    let example = include_str!("../../examples/argo-workflows/workflow.yaml");
+    let workflow: Value = serde_saphyr::from_str(example).unwrap();
+    let resource = &workflow["spec"]["templates"][0]["resource"];
+    let manifest = resource["manifest"].as_str().unwrap().replace("generateName: adding-", "name: adding");
+    assert!(rlt_api::validate(&manifest).is_ok(), "{:?}", rlt_api::validate(&manifest));
+    let mut cases = vec![("unseen", "waiting", unseen())];
+    for (name, _, status) in states() {
+        let expected = match name {
+            "complete" | "complete, but not cleaned up" => "succeeded",
+            "failed" => "failed",
+            _ => "waiting",
+        };
+        cases.push((name, expected, serde_json::to_value(status).unwrap()));
+    }
+    let mut child = conditions.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    for (_, _, status) in &cases {
+        let question = json!({
+            "success": resource["successCondition"], "failure": resource["failureCondition"],
+            "object": {"status": status},
+        });
+        writeln!(input, "{question}").unwrap();
+    }
+    drop(input);
+    let answer = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
+    let answers: Vec<_> = answer.lines().collect();
+    assert_eq!(answers.len(), cases.len(), "{answer}");
+    for ((name, expected, status), answer) in cases.iter().zip(answers) {
+        assert_eq!(answer, *expected, "{name}: {}", status["phase"]);
+    }
+}
+
+#[test]
+fn the_phase_is_one_word_for_each_state() {
+    let phases: Vec<_> =
+        states().into_iter().map(|(name, _, status)| (name, status.phase.unwrap())).collect();
+    for (name, phase) in phases {
+        let expected = match name {
+            "running" | "training" => Phase::Running,
+            "suspended" | "queued" => Phase::Suspended,
+            "complete" | "complete, but not cleaned up" => Phase::Succeeded,
+            "failed" => Phase::Failed,
+            _ => Phase::Pending,
+        };
+        assert_eq!(phase, expected, "{name}");
     }
 }

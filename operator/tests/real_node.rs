@@ -19,6 +19,8 @@ use kube::api::{Api, PostParams};
 use rlt_api::FailureCause;
 use rlt_api::status::ConditionType;
 use rlt_cluster::{Options, Shared};
+use rlt_operator::build::PodSettings;
+use rlt_operator::privileges::{Privilege, Privileges};
 use serde_json::{Value, json};
 use stage::Stage;
 
@@ -74,6 +76,44 @@ async fn what_a_job_says_of_its_pods_is_there_on_the_node() {
     assert_eq!(failure.exit_code, Some(78));
     assert!(failure.message.contains("/lists/broken.jsonl"), "{}", failure.message);
     assert!(failure.message.contains("line 1"), "it was read: {}", failure.message);
+}
+
+/// The namespace's defaults bring a sidecar and a capability, the job the network of its node: the trainer's
+/// own process says what it has. The sidecar ends first, for a pod ends with its last container.
+#[tokio::test]
+async fn a_template_and_privileges_that_are_allowed_are_there_on_the_node() {
+    let Some(cluster) = CLUSTER.get() else { return };
+    let stage = Stage::on(cluster, "template").await;
+    stage.cluster.load_image(&rlt_tests::test_image("rlt-trainer")).unwrap();
+    let privileges = Privileges {
+        namespaces: vec![stage.namespace.clone()],
+        allow: vec![Privilege::HostNetwork],
+        capabilities: vec!["IPC_LOCK".into()],
+        ..Privileges::default()
+    };
+    let _operator = stage.operator_in_roles_with(PodSettings { privileges, ..PodSettings::default() }).await;
+    let sidecar = json!({
+        "name": "before", "image": "rlt.local/rlt-trainer:test", "imagePullPolicy": "Never",
+        "command": ["rlt-trainer", "--version"], "volumeMounts": [{"name": "shared", "mountPath": "/shared"}],
+    });
+    let template = json!({"spec": {
+        "initContainers": [sidecar], "volumes": [{"name": "shared", "emptyDir": {}}],
+        "containers": [{"name": "trainer", "volumeMounts": [{"name": "shared", "mountPath": "/shared"}]}],
+    }});
+    let defaults = json!({"workers": {"pod": {"capabilities": ["IPC_LOCK"]}, "podTemplate": template}});
+    stage.create(&[json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "rltraining-defaults"},
+        "data": {"defaults.yaml": defaults.to_string()},
+    })]);
+    let missing = json!({"task": null, "train": ["/shared/none.jsonl"]});
+    stage.post("template", json!({"data": missing, "workers": {"pod": {"hostNetwork": true}}})).await;
+    let failure = stage.when_true("template", ConditionType::Failed).await.last_failure.unwrap();
+    assert!(failure.message.contains("/shared/none.jsonl"), "{}", failure.message);
+    let pod = stage.when_pods("template", |pods| !pods.is_empty()).await.remove(0);
+    let status = pod.status.unwrap();
+    assert_eq!(status.host_ip, status.pod_ip, "the network of the node");
+    let before = status.init_container_statuses.unwrap().remove(0).state.unwrap().terminated.unwrap();
+    assert_eq!(before.exit_code, 0);
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use super::{Check, Rule};
 use crate::quantity::is_positive_quantity;
-use crate::spec::{RLTrainingJobSpec, VolumeSpec};
+use crate::spec::{RLTrainingJobSpec, ResourceClaimSpec, VolumeSpec};
 
 /// Folders of a worker that nobody else may mount over, nor below.
 const RESERVED_FOLDERS: [&str; 6] = ["/storage", "/tmp", "/etc/rltraining", "/dev", "/proc", "/sys"];
@@ -13,11 +13,20 @@ fn all_volumes(spec: &RLTrainingJobSpec, holds: impl Fn(&VolumeSpec) -> bool) ->
     spec.workers.pod.volumes.iter().all(holds)
 }
 
+fn all_claims(spec: &RLTrainingJobSpec, holds: impl Fn(&ResourceClaimSpec) -> bool) -> bool {
+    spec.workers.pod.resource_claims.iter().all(holds)
+}
+
 fn is_free_folder(path: &str) -> bool {
     let parts: Vec<&str> = path.split('/').skip(1).collect();
     let is_plain = path.starts_with('/') && parts.iter().all(|part| !["", ".", ".."].contains(part));
+    is_plain && !path.contains(':') && !is_reserved_folder(path)
+}
+
+/// Whether a folder is one of those that nobody else may mount over, or below one.
+pub(crate) fn is_reserved_folder(path: &str) -> bool {
     let is_below = |folder: &&str| path == *folder || path.starts_with(&format!("{folder}/"));
-    is_plain && !path.contains(':') && !RESERVED_FOLDERS.iter().any(is_below)
+    RESERVED_FOLDERS.iter().any(is_below)
 }
 
 pub(super) const RULES: &[Rule] = &[
@@ -112,4 +121,67 @@ pub(super) const RULES: &[Rule] = &[
         }),
         allowed: None,
     },
+    Rule {
+        scope: "spec.workers.pod",
+        at: "serviceAccountAnnotations",
+        reads: &["serviceAccountAnnotations", "serviceAccountName"],
+        message: "serviceAccountAnnotations are for the account that is made for the job: one that exists has its own",
+        cel: || "!has(self.serviceAccountName) || self.serviceAccountAnnotations.size() == 0".into(),
+        holds: Check::Spec(|spec| {
+            let pod = &spec.workers.pod;
+            pod.service_account_name.is_none() || pod.service_account_annotations.is_empty()
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.workers.pod.resourceClaims",
+        at: "",
+        reads: &["[].templateName", "[].claimName"],
+        message: "a resource claim has one source: templateName or claimName",
+        cel: || "self.all(one, has(one.templateName) != has(one.claimName))".into(),
+        holds: Check::Spec(|spec| {
+            all_claims(spec, |claim| claim.template_name.is_some() != claim.claim_name.is_some())
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.workers.pod.resourceClaims",
+        at: "",
+        reads: &["[].name"],
+        message: "the names of resource claims differ, and consist of lower-case letters, digits and '-'",
+        cel: || {
+            "self.all(one, one.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$') && \
+             self.exists_one(other, other.name == one.name))"
+                .into()
+        },
+        holds: Check::Spec(|spec| {
+            let claims = &spec.workers.pod.resource_claims;
+            let is_only =
+                |one: &ResourceClaimSpec| claims.iter().filter(|other| other.name == one.name).count() == 1;
+            all_claims(spec, |claim| is_dns_label(&claim.name) && is_only(claim))
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.workers.pod.capabilities",
+        at: "",
+        reads: &[""],
+        message: "capabilities have Kubernetes' names, such as IPC_LOCK: capital letters and '_', without CAP_",
+        cel: || "self.all(one, one.matches('^[A-Z][A-Z_]*$') && !one.startsWith('CAP_'))".into(),
+        holds: Check::Spec(|spec| spec.workers.pod.capabilities.iter().all(|name| is_capability(name))),
+        allowed: None,
+    },
 ];
+
+fn is_dns_label(name: &str) -> bool {
+    let is_inner = |each: char| each.is_ascii_lowercase() || each.is_ascii_digit();
+    name.starts_with(is_inner)
+        && name.ends_with(is_inner)
+        && name.chars().all(|each| is_inner(each) || each == '-')
+}
+
+fn is_capability(name: &str) -> bool {
+    name.starts_with(|first: char| first.is_ascii_uppercase())
+        && name.chars().all(|each| each.is_ascii_uppercase() || each == '_')
+        && !name.starts_with("CAP_")
+}

@@ -8,6 +8,11 @@ use crate::spec::{EnvSpec, RLTrainingJobSpec, ResourcesSpec, StorageSpec, Tolera
 const RESERVED_VARIABLES: [&str; 6] =
     ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];
 
+/// Whether the operator sets a variable, and nobody else may.
+pub(crate) fn is_variable_reserved(name: &str) -> bool {
+    name.starts_with("RLT_") || RESERVED_VARIABLES.contains(&name)
+}
+
 fn is_quantity(field: Option<&String>) -> bool {
     field.is_none_or(|text| is_positive_quantity(text))
 }
@@ -127,11 +132,7 @@ pub(super) const RULES: &[Rule] = &[
                 cel_list(&RESERVED_VARIABLES)
             )
         },
-        holds: Check::Spec(|spec| {
-            all_env(spec, |env| {
-                !env.name.starts_with("RLT_") && !RESERVED_VARIABLES.contains(&env.name.as_str())
-            })
-        }),
+        holds: Check::Spec(|spec| all_env(spec, |env| !is_variable_reserved(&env.name))),
         allowed: None,
     },
     Rule {

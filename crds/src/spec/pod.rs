@@ -29,6 +29,13 @@ pub struct WorkerPodSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub service_account_name: Option<String>,
+    /// Annotations of the service account that is made for the job, such as `eks.amazonaws.com/role-arn`, by
+    /// which a cloud knows it. The operator's settings have to allow them.
+    #[schemars(extend(
+        "maxProperties" = 16,
+        "additionalProperties" = {"type": "string", "maxLength": 4096}
+    ))]
+    pub service_account_annotations: BTreeMap<String, String>,
     /// When the image is pulled; by default as the operator's settings say, and for a job's own image as
     /// Kubernetes does: `Always` for `latest`, else `IfNotPresent`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -40,6 +47,19 @@ pub struct WorkerPodSpec {
     /// Further volumes, each mounted in all workers.
     #[schemars(length(max = 16))]
     pub volumes: Vec<VolumeSpec>,
+    /// Devices by dynamic resource allocation (DRA), each for all ranks of a worker.
+    #[schemars(length(max = 16))]
+    pub resource_claims: Vec<ResourceClaimSpec>,
+    /// Capabilities that the trainer's container has beside none, such as `IPC_LOCK` for RDMA. A process that
+    /// is not root has them only in its bounding set, so an image has to give them to its program. The
+    /// operator's settings have to allow them.
+    #[schemars(length(max = 16), inner(length(min = 1, max = 63)))]
+    pub capabilities: Vec<String>,
+    /// Use the network of the node instead of one of the pod, for RDMA without a second network. Names are
+    /// still looked up in the cluster. NetworkPolicies do not reach such pods. The operator's settings have
+    /// to allow it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_network: Option<bool>,
 }
 
 /// When an image is pulled.
@@ -109,6 +129,31 @@ impl VolumeSpec {
         ];
         given.into_iter().filter(|given| *given).count()
     }
+}
+
+/// A claim of devices. It has one source.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ResourceClaimSpec {
+    /// Its name in the pod.
+    #[schemars(length(min = 1, max = 63))]
+    pub name: String,
+    /// A ResourceClaimTemplate of the job's namespace: each worker gets a claim of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub template_name: Option<String>,
+    /// A ResourceClaim of the job's namespace, which all workers share.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub claim_name: Option<String>,
+    /// The one request of the claim whose devices workers get; by default all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63))]
+    pub request: Option<String>,
+    /// Whether its devices are the GPUs of a worker, one for each rank: then `resources.gpu` is not asked
+    /// for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpus: Option<bool>,
 }
 
 /// A volume that is made for one pod.

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::WorkerPodSpec;
 
@@ -74,6 +75,14 @@ pub struct WorkersSpec {
     pub env: Vec<EnvSpec>,
     /// What the pods have beside: labels, volumes, a service account.
     pub pod: WorkerPodSpec,
+    /// Whatever else the pods have, as the template of a pod (`metadata` with labels and annotations,
+    /// `spec`): it is merged over the pod that the operator makes as `kubectl patch` does by default
+    /// (strategic merge: containers, volumes and variables by their names). The container of the trainer is
+    /// `trainer`. Fields of the operator, and those that a job has fields of its own for, are refused by
+    /// name; what Pod Security's level `restricted` forbids has to be allowed by the operator's settings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("type" = "object", "x-kubernetes-preserve-unknown-fields" = true))]
+    pub pod_template: Option<Value>,
     /// Where run folders lie; without it they are lost with their pod, and a restart begins anew.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub storage: Option<StorageSpec>,
@@ -100,6 +109,7 @@ impl Default for WorkersSpec {
             network: NetworkAccess::default(),
             env: Vec::new(),
             pod: WorkerPodSpec::default(),
+            pod_template: None,
             storage: None,
         }
     }

@@ -35,7 +35,7 @@ pub struct Problem {
 const MAX_SHOWN_LEN: usize = 80;
 
 impl Problem {
-    pub(super) fn new(path: impl Into<String>, message: impl Into<String>) -> Self {
+    pub(crate) fn new(path: impl Into<String>, message: impl Into<String>) -> Self {
         Self { path: path.into(), message: message.into(), ..Self::default() }
     }
 }

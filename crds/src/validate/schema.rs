@@ -35,6 +35,21 @@ impl Checker {
         self.check("spec", &SPEC_SCHEMA, spec).unwrap_or_else(|| placeholder(&SPEC_SCHEMA))
     }
 
+    /// Checks defaults of a cluster or a namespace: those fields of `spec.workers`.
+    pub(super) fn check_defaults(&mut self, value: &Value, fields: &[&str]) {
+        let mut workers = SPEC_SCHEMA["properties"]["workers"].clone();
+        if let Some(Value::Object(known)) = workers.get_mut("properties") {
+            known.retain(|name, _| fields.contains(&name.as_str()));
+        }
+        let schema = serde_json::json!({"type": "object", "properties": {"workers": workers}});
+        self.check("", &schema, value);
+    }
+
+    /// Checks a value beside a schema of somebody else's.
+    pub(super) fn check_at(&mut self, path: &str, schema: &Value, value: &Value) {
+        self.check(path, schema, value);
+    }
+
     /// Where rules cannot say anything new, because something is already wrong there.
     pub(super) fn blocked_paths(&self) -> Vec<String> {
         let is_unknown = |problem: &&Problem| problem.message == UNKNOWN_FIELD;
@@ -59,6 +74,9 @@ impl Checker {
     }
 
     fn check(&mut self, path: &str, schema: &Value, value: &Value) -> Option<Value> {
+        if schema["x-kubernetes-int-or-string"] == true && (value.is_string() || value.is_i64()) {
+            return Some(value.clone());
+        }
         let choices: Vec<_> = strings(&schema["enum"]).collect();
         let message = match (schema["type"].as_str().unwrap_or("object"), value) {
             (expected, Value::Null) => {

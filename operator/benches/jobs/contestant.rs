@@ -166,6 +166,7 @@ fn trainer_pod() -> PodSpec {
         pull_policy: PullPolicy::IfNotPresent,
         channel: Some(ChannelAccess { address, authority_pem: String::new() }),
         traces: Vec::new(),
+        pods: Default::default(),
     };
     let pod: Pod =
         build::pod(&BuildInput { job: &job, prepared: &prepared, settings: &settings }, 1, 1).unwrap();

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::{fs, result};
 
 use rlt_api::{Problem, ValidatedJob};
+use rlt_operator::pod_template;
 
 /// Why there is no validated job.
 #[derive(Debug, thiserror::Error)]
@@ -28,7 +29,7 @@ pub(crate) fn load(path: &Path) -> result::Result<ValidatedJob, ManifestError> {
 /// As [`load`], with the text that was read, since standard input can be read only once.
 pub(crate) fn load_with_text(path: &Path) -> result::Result<(ValidatedJob, String), ManifestError> {
     let text = read(path).map_err(|source| ManifestError::Read { path: path.to_owned(), source })?;
-    match rlt_api::validate(&text) {
+    match rlt_api::validate_with(&text, pod_template::problems_of) {
         Ok(job) => Ok((job, text)),
         Err(problems) => Err(ManifestError::Invalid { path: path.to_owned(), problems }),
     }

@@ -6,6 +6,7 @@ mod machine;
 mod measured_run;
 mod nodes;
 mod objects;
+mod origins;
 mod server;
 mod text;
 

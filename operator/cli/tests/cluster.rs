@@ -22,6 +22,8 @@ use serde_json::{Value, json};
 use stage::Stage;
 
 static CLUSTER: Shared = Shared::new(Options::control_plane);
+/// One with the Deployment of an operator, whose settings every plan of the cluster follows.
+static WITH_OPERATOR: Shared = Shared::new(Options::control_plane);
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -252,4 +254,60 @@ async fn what_a_cluster_refuses_is_said_before_anything_is_made() {
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.starts_with("! RLTrainingJob steady: would be refused: "), "{text}");
+}
+
+#[tokio::test]
+async fn the_plan_of_a_cluster_says_where_each_value_comes_from() {
+    let Some(cluster) = WITH_OPERATOR.get() else { return };
+    let stage = Stage::on(cluster, "origins").await;
+    let defaults = json!({"workers": {"nodeSelector": {"zone": "b"}}}).to_string();
+    let of_namespace = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "rltraining-defaults"},
+        "data": {"defaults.yaml": defaults},
+    });
+    let of_cluster = json!({"workers": {"nodeSelector": {"zone": "a", "gpu": "h100"}}}).to_string();
+    let privileges = json!({"allow": ["HostIpc"]}).to_string();
+    let variable = |name: &str, value: &str| json!({"name": name, "value": value});
+    let container = json!({
+        "name": "operator", "image": "i",
+        "env": [
+            variable("RLT_TRAINER_IMAGE", "rlt.local/rlt-trainer:test"), variable("RLT_POD_DEFAULTS", &of_cluster),
+            variable("RLT_POD_PRIVILEGES", &privileges),
+        ],
+    });
+    let labels = json!({"app.kubernetes.io/name": "rl-operator"});
+    let operator = json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "rl-operator", "labels": labels},
+        "spec": {
+            "replicas": 0, "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": {"containers": [container]}},
+        },
+    });
+    stage.create(&[of_namespace, operator]);
+    let ask = async |switch: &str| {
+        let template = json!({"spec": {switch: true, "containers": []}});
+        let patch = json!({"workers": {"count": 2, "device": "Cpu", "podTemplate": template}});
+        let manifest = serde_json::to_string(&stage.manifest("placed", &patch)).unwrap();
+        run(command(&stage, &["plan", "-f", "-", "--server"]), Some(manifest)).await
+    };
+    let output = ask("hostIPC").await;
+    let text = String::from_utf8(output.stdout).unwrap();
+    let from = |field: &str| {
+        let line =
+            text.lines().find(|line| line.trim_start().starts_with(&format!("spec.workers.{field}: ")));
+        let line = line.unwrap_or_else(|| unreachable!("no {field} in {text}"));
+        line.rsplit_once("  ").unwrap().1.to_owned()
+    };
+    assert_eq!(from("count"), "job");
+    assert_eq!(from("ranksPerWorker"), "built in");
+    assert_eq!(from("nodeSelector.zone"), "namespace's defaults");
+    assert_eq!(from("nodeSelector.gpu"), "cluster's defaults");
+    assert_eq!(from("podTemplate.spec.hostIPC"), "job");
+    let refused = ask("hostPID").await;
+    assert!(!refused.status.success());
+    let text = String::from_utf8(refused.stdout).unwrap();
+    assert!(
+        text.contains("spec.workers.podTemplate.spec.hostPID: HostPid is not in the operator's setting"),
+        "{text}"
+    );
 }

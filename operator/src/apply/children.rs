@@ -36,7 +36,9 @@ impl<'a> JobChildren<'a> {
     /// Children that must exist before pods: without their ServiceAccount pods are refused, and they must not
     /// find the manifest or the address of an earlier attempt.
     pub(super) async fn apply_prerequisites(&self, first: Option<&Worker>) -> Result<(), ApplyError> {
-        self.ensure(Child::ServiceAccount, None, || Some(build::service_account(self.input))).await?;
+        let account = build::service_account(self.input);
+        let digest = build::content_digest(&account).map(str::to_owned);
+        self.ensure(Child::ServiceAccount, digest, || Some(account)).await?;
         if self.known.contains_key(&Child::ConfigMap) {
             self.apply_config_map().await?;
         }

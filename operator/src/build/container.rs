@@ -4,11 +4,12 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    Capabilities, Container, EnvVar, EnvVarSource, ResourceRequirements, SecretKeySelector, SecurityContext,
-    VolumeMount,
+    Capabilities, Container, ContainerPort, EnvVar, EnvVarSource, ResourceClaim, ResourceRequirements,
+    SecretKeySelector, SecurityContext, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use rlt_api::spec::{Device, EnvSpec, ImagePullPolicy};
+use rlt_api::plan::RENDEZVOUS_PORT;
+use rlt_api::spec::{Device, EnvSpec, ImagePullPolicy, ResourceClaimSpec};
 use rlt_channel::environment as channel;
 use rlt_traces::AttemptTrace;
 
@@ -36,7 +37,8 @@ pub(super) fn trainer(
         env: Some(variables(input, attempt, worker_idx)),
         resources: Some(resources(input)),
         volume_mounts: Some(mounts),
-        security_context: Some(unprivileged()),
+        security_context: Some(unprivileged(&workers.pod.capabilities)),
+        ports: host_ports(input, worker_idx),
         termination_message_policy: Some("FallbackToLogsOnError".into()),
         ..Container::default()
     }
@@ -104,20 +106,52 @@ fn resources(input: &BuildInput<'_>) -> ResourceRequirements {
     limits.extend(resources.memory.as_ref().map(|memory| quantity("memory", memory)));
     limits.extend(resources.extra.iter().map(|(name, amount)| quantity(name, amount)));
     let num_gpus = input.prepared.gpus_per_worker();
-    if num_gpus > 0 {
+    let claims = &input.prepared.job.spec().workers.pod.resource_claims;
+    let has_claim_for_gpus = claims.iter().any(|claim| claim.gpus == Some(true));
+    if num_gpus > 0 && !has_claim_for_gpus {
         limits.insert(resources.gpu.clone(), Quantity(num_gpus.to_string()));
     }
     let mut requests = limits.clone();
     requests.extend(resources.cpu.as_ref().map(|cpu| quantity("cpu", cpu)));
     let filled = |map: BTreeMap<String, Quantity>| (!map.is_empty()).then_some(map);
-    ResourceRequirements { limits: filled(limits), requests: filled(requests), claims: None }
+    ResourceRequirements { limits: filled(limits), requests: filled(requests), claims: claims_of(claims) }
+}
+
+/// The devices of the pod's claims that the trainer uses: all of them.
+fn claims_of(claims: &[ResourceClaimSpec]) -> Option<Vec<ResourceClaim>> {
+    let claim = |claim: &ResourceClaimSpec| ResourceClaim {
+        name: claim.name.clone(),
+        request: claim.request.clone(),
+    };
+    (!claims.is_empty()).then(|| claims.iter().map(claim).collect())
+}
+
+/// On the network of its node a port is the node's: where the first worker names its own, the scheduler keeps
+/// two jobs that would listen at one port on different nodes.
+fn host_ports(input: &BuildInput<'_>, worker_idx: u32) -> Option<Vec<ContainerPort>> {
+    let spec = input.prepared.job.spec();
+    let group = input.prepared.plan.worker_groups.first()?;
+    let is_reached = worker_idx == 0 && group.num_workers * group.ranks_per_worker > 1;
+    let rendezvous = is_reached.then_some(RENDEZVOUS_PORT);
+    let metrics = spec.tracking.prometheus.as_ref().map(|prometheus| prometheus.port);
+    let ports: Vec<_> = [rendezvous, metrics.filter(|port| *port > 0 && worker_idx == 0)]
+        .into_iter()
+        .flatten()
+        .map(|port| ContainerPort {
+            container_port: port.into(),
+            host_port: Some(port.into()),
+            ..ContainerPort::default()
+        })
+        .collect();
+    (spec.workers.pod.host_network == Some(true) && !ports.is_empty()).then_some(ports)
 }
 
 /// What the pod's own context cannot say.
-fn unprivileged() -> SecurityContext {
+fn unprivileged(capabilities: &[String]) -> SecurityContext {
+    let add = (!capabilities.is_empty()).then(|| capabilities.to_vec());
     SecurityContext {
         allow_privilege_escalation: Some(false),
-        capabilities: Some(Capabilities { drop: Some(vec!["ALL".into()]), add: None }),
+        capabilities: Some(Capabilities { drop: Some(vec!["ALL".into()]), add }),
         read_only_root_filesystem: Some(true),
         ..SecurityContext::default()
     }

@@ -87,9 +87,13 @@ fn reached(input: &BuildInput<'_>, group: &WorkerGroup, worker: &Worker, address
 
 /// The identity of the workers: it may do nothing, and no token of it is mounted unasked.
 pub fn service_account(input: &BuildInput<'_>) -> ServiceAccount {
-    ServiceAccount {
-        metadata: input.metadata(workers_name(input.name())),
-        automount_service_account_token: Some(false),
-        ..ServiceAccount::default()
+    let mut metadata = input.metadata(workers_name(input.name()));
+    let annotations = &input.prepared.job.spec().workers.pod.service_account_annotations;
+    if !annotations.is_empty() {
+        let digest = digest(annotations.iter().flat_map(|(name, value)| [name.as_str(), value]));
+        let mut annotations = annotations.clone();
+        annotations.insert(labels::CONTENT_DIGEST.into(), digest);
+        metadata.annotations = Some(annotations);
     }
+    ServiceAccount { metadata, automount_service_account_token: Some(false), ..ServiceAccount::default() }
 }

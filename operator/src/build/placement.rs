@@ -136,7 +136,7 @@ impl Placement {
             spec.scheduling_gates = Some(self.gates.clone());
         }
         if let Some(affinity) = &self.affinity {
-            spec.affinity = Some(affinity.clone());
+            add_affinity(spec.affinity.get_or_insert_default(), affinity);
         }
         Ok(pod)
     }
@@ -150,6 +150,18 @@ impl Placement {
         let mut value = serde_json::to_value(pod)?;
         value["spec"]["schedulingGroup"] = json!({"podGroupName": group});
         serde_json::to_vec(&value)
+    }
+}
+
+/// What a pod's template says of other pods stays.
+fn add_affinity(own: &mut Affinity, more: &Affinity) {
+    let Some(more) = more.pod_affinity.clone() else { return };
+    let own = own.pod_affinity.get_or_insert_default();
+    if let Some(terms) = more.required_during_scheduling_ignored_during_execution {
+        own.required_during_scheduling_ignored_during_execution.get_or_insert_default().extend(terms);
+    }
+    if let Some(terms) = more.preferred_during_scheduling_ignored_during_execution {
+        own.preferred_during_scheduling_ignored_during_execution.get_or_insert_default().extend(terms);
     }
 }
 

@@ -2,12 +2,12 @@
 //! second one.
 
 use k8s_openapi::api::core::v1::{
-    LocalObjectReference, Pod, PodSecurityContext, PodSpec, SeccompProfile, Toleration,
+    LocalObjectReference, Pod, PodResourceClaim, PodSecurityContext, PodSpec, SeccompProfile, Toleration,
 };
-use rlt_api::spec::{TaintEffect, TolerationOperator, TolerationSpec};
+use rlt_api::spec::{ResourceClaimSpec, TaintEffect, TolerationOperator, TolerationSpec};
 
 use super::{BuildInput, container, volumes, workers_name};
-use crate::labels;
+use crate::{labels, pod_template};
 
 /// The user and group of a worker, whatever its image says: nobody's, and the owner of what it writes.
 const USER_ID: i64 = 65532;
@@ -21,6 +21,8 @@ pub fn pod(input: &BuildInput<'_>, attempt: u32, worker_idx: u32) -> Option<Pod>
     let workers = &spec.workers;
     let account = workers_name(input.name());
     let filled = |list: Vec<_>| (!list.is_empty()).then_some(list);
+    let host_network = workers.pod.host_network.filter(|uses| *uses);
+    let claims: Vec<_> = workers.pod.resource_claims.iter().map(claim).collect();
     let spec = PodSpec {
         containers: vec![container::trainer(input, attempt, worker_idx, mounts)],
         volumes: Some(volumes),
@@ -38,6 +40,10 @@ pub fn pod(input: &BuildInput<'_>, attempt: u32, worker_idx: u32) -> Option<Pod>
             .then(|| workers.tolerations.iter().map(toleration).collect()),
         priority_class_name: workers.priority_class_name.clone(),
         scheduler_name: workers.scheduler_name.clone(),
+        host_network,
+        // Otherwise a pod on the network of its node looks names up as the node does.
+        dns_policy: host_network.map(|_| "ClusterFirstWithHostNet".into()),
+        resource_claims: (!claims.is_empty()).then_some(claims),
         image_pull_secrets: filled(workers.image_pull_secrets.iter().map(|name| reference(name)).collect()),
         ..PodSpec::default()
     };
@@ -55,7 +61,20 @@ pub fn pod(input: &BuildInput<'_>, attempt: u32, worker_idx: u32) -> Option<Pod>
         (labels::WORKER_IDX.to_owned(), worker_idx.to_string()),
         (labels::ATTEMPT.to_owned(), attempt.to_string()),
     ]);
-    Some(Pod { metadata, spec: Some(spec), status: None })
+    let pod = Pod { metadata, spec: Some(spec), status: None };
+    match &workers.pod_template {
+        // A template that makes no pod of it was refused before.
+        Some(template) => Some(pod_template::lay_over(pod.clone(), template).unwrap_or(pod)),
+        None => Some(pod),
+    }
+}
+
+fn claim(claim: &ResourceClaimSpec) -> PodResourceClaim {
+    PodResourceClaim {
+        name: claim.name.clone(),
+        resource_claim_name: claim.claim_name.clone(),
+        resource_claim_template_name: claim.template_name.clone(),
+    }
 }
 
 fn reference(name: &str) -> LocalObjectReference {

@@ -19,6 +19,7 @@ fn settings(channel: Option<ChannelAccess>) -> Settings {
         pull_policy: PullPolicy::Never,
         channel,
         traces: Vec::new(),
+        pods: Default::default(),
     }
 }
 

@@ -84,11 +84,25 @@ fn template(input: &BuildInput<'_>) -> PodTemplateSpec {
         let resources = container.resources.unwrap_or_default();
         let mut requests = resources.limits.clone().unwrap_or_default();
         requests.extend(resources.requests.unwrap_or_default());
-        let resources = ResourceRequirements { requests: Some(requests), ..ResourceRequirements::default() };
-        Container { name: container.name, resources: Some(resources), ..Container::default() }
+        let resources = ResourceRequirements {
+            requests: Some(requests),
+            claims: resources.claims,
+            ..ResourceRequirements::default()
+        };
+        Container {
+            name: container.name,
+            resources: Some(resources),
+            // A sidecar among the containers that run first takes its share all the time.
+            restart_policy: container.restart_policy,
+            ..Container::default()
+        }
     };
     let spec = PodSpec {
         containers: pod.containers.into_iter().map(container).collect(),
+        init_containers: pod.init_containers.map(|all| all.into_iter().map(container).collect()),
+        resource_claims: pod.resource_claims,
+        affinity: pod.affinity,
+        topology_spread_constraints: pod.topology_spread_constraints,
         node_selector: pod.node_selector,
         tolerations: pod.tolerations,
         priority_class_name: pod.priority_class_name,

@@ -23,7 +23,7 @@ impl Decision {
     /// The job itself is then not deleted, so that its status can be read.
     #[must_use]
     pub fn failed(mut self, failure: ApplyFailure, now: Timestamp) -> Self {
-        self.status.conditions = conditions::conditions(&self.state, Some(&failure), &self.status, now);
+        conditions::write(&mut self.status, &self.state, Some(&failure), now);
         self.delete_job = false;
         self.apply_failure = Some(failure);
         self

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
-use rlt_api::status::{Condition, ConditionStatus, ConditionType, RLTrainingJobStatus};
+use rlt_api::status::{Condition, ConditionStatus, ConditionType, Phase, RLTrainingJobStatus};
 use rlt_api::{FailureCause, Reason};
 
 use super::apply_failure::{self, ApplyFailure};
@@ -39,8 +39,8 @@ pub enum JobState {
     Complete,
     /// Failed for good, for this cause.
     Failed(FailureCause),
-    /// The specification is invalid.
-    Invalid(String),
+    /// The specification or the namespace's defaults are invalid, or the pods may not have what they ask for.
+    Invalid(Reason, String),
 }
 
 use ConditionStatus::{False, True, Unknown};
@@ -58,8 +58,19 @@ impl JobState {
     }
 }
 
+/// Writes every condition, and the phase that follows from them.
+pub(super) fn write(
+    status: &mut RLTrainingJobStatus,
+    state: &JobState,
+    failure: Option<&ApplyFailure>,
+    now: Timestamp,
+) {
+    status.conditions = conditions(state, failure, status, now);
+    status.phase = Some(Phase::of(&status.conditions));
+}
+
 /// Every condition of a status, in their order; a condition whose status stays keeps its time.
-pub(super) fn conditions(
+fn conditions(
     state: &JobState,
     failure: Option<&ApplyFailure>,
     status: &RLTrainingJobStatus,
@@ -235,7 +246,7 @@ fn starting(status: &RLTrainingJobStatus) -> String {
 fn stalled(state: &JobState, status: &RLTrainingJobStatus) -> Entry {
     match state {
         JobState::Failed(_) => (True, cause_of(status), failure_in_words(status)),
-        JobState::Invalid(problems) => (True, Reason::InvalidSpec, problems.clone()),
+        JobState::Invalid(reason, problems) => (True, *reason, problems.clone()),
         JobState::Stuck(message) => (True, Reason::NodeUnreachable, message.clone()),
         _ => entry(False, Reason::NothingStalled, "nothing prevents progress"),
     }

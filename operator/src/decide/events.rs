@@ -86,6 +86,6 @@ fn of_state(status: &RLTrainingJobStatus, state: &JobState) -> Option<JobEvent> 
             JobEvent { is_warning: true, ..event(Reason::Failure(*cause), message) }
         }
         JobState::Stuck(message) => JobEvent { is_warning: true, ..event(Reason::NodeUnreachable, message) },
-        JobState::Invalid(problems) => JobEvent { is_warning: true, ..event(Reason::InvalidSpec, problems) },
+        JobState::Invalid(reason, problems) => JobEvent { is_warning: true, ..event(*reason, problems) },
     })
 }

@@ -78,7 +78,7 @@ pub(super) fn action(round: &Round<'_>, state: &JobState) -> Option<WorkloadActi
             stands.then_some(WorkloadAction::Finish(workload, has_succeeded, message))
         }
         JobState::Suspended => Some(WorkloadAction::Delete(workload)),
-        JobState::Invalid(_) => None,
+        JobState::Invalid(..) => None,
         // Its status is not known, so that nothing can be changed.
         _ if workload.unreadable.is_some() && queueing.queue.is_some() => None,
         _ if queueing.queue.is_none() => Some(WorkloadAction::Delete(workload)),

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use super::*;
 use crate::PullPolicy;
-use crate::build::Settings;
+use crate::build::{PodSettings, Settings};
 use crate::client::{CallRate, Limiter, MAX_IN_FLIGHT};
 use crate::decide::Report;
 use crate::decide::fixtures;
@@ -115,6 +115,7 @@ fn context(server: &Server) -> Context {
             pull_policy: PullPolicy::Never,
             channel: None,
             traces: Vec::new(),
+            pods: PodSettings::default(),
         },
         index: Arc::default(),
         discovery: Arc::new(Discovery::new(Duration::from_secs(1))),

@@ -11,6 +11,7 @@ mod fields;
 mod gangs;
 mod kubelet;
 mod lifecycle;
+mod pods;
 mod process;
 mod queue;
 mod scale;

@@ -14,7 +14,7 @@ use kube::runtime::events::{Recorder, Reporter};
 use kube::{Client, ResourceExt as _};
 use rlt_api::status::{ConditionStatus, ConditionType, RLTrainingJobStatus};
 use rlt_cluster::Cluster;
-use rlt_operator::build::Settings;
+use rlt_operator::build::{PodSettings, Settings};
 use rlt_operator::client::{CallRate, Limiter, MAX_IN_FLIGHT};
 use rlt_operator::context::Context;
 use rlt_operator::discovery::Discovery;
@@ -152,6 +152,11 @@ impl Stage {
 
     /// Starts an operator that works in this namespace alone, and may do what the chart's roles allow.
     pub(crate) async fn operator_in_roles(&self) -> Operator {
+        self.operator_in_roles_with(PodSettings::default()).await
+    }
+
+    /// As [`Self::operator_in_roles`], on a cluster that says this of the pods of all jobs.
+    pub(crate) async fn operator_in_roles_with(&self, pods: PodSettings) -> Operator {
         let (namespace, name) = (&self.namespace, "rl-operator");
         let client = self.cluster.client_of_service_account(namespace, name).await.unwrap();
         let role = |kind: &str, name: &str, reach: Reach| json!({"apiVersion": RBAC, "kind": kind, "metadata": {"name": name}, "rules": rules(reach)});
@@ -173,7 +178,7 @@ impl Stage {
         while jobs.list(&ListParams::default()).await.is_err() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        Operator::start(client, namespace)
+        Operator::start_with(client, vec![namespace.clone()], pods)
     }
 
     /// Makes objects, in this namespace where they belong to one.
@@ -292,6 +297,11 @@ impl Operator {
     }
 
     pub(crate) fn start_in(client: Client, namespaces: Vec<String>) -> Self {
+        Self::start_with(client, namespaces, PodSettings::default())
+    }
+
+    /// An operator whose cluster says this of the pods of all jobs.
+    pub(crate) fn start_with(client: Client, namespaces: Vec<String>, pods: PodSettings) -> Self {
         let (leader, leadership) = watch::channel(true);
         let (stop, stopped) = oneshot::channel();
         let reporter = Reporter { controller: labels::OPERATOR.into(), instance: None };
@@ -305,6 +315,7 @@ impl Operator {
                 pull_policy: PullPolicy::Never,
                 channel: None,
                 traces: Vec::new(),
+                pods,
             },
             index: std::sync::Arc::new(Index::new(signals())),
             discovery: std::sync::Arc::new(Discovery::new(Duration::from_millis(100))),

@@ -114,6 +114,10 @@ pub(crate) const JOBSET: Module =
 pub(crate) const KSTATUS: Module =
     Module { name: "kstatus", package: ".", link_variables: &[], names: &["kstatus"] };
 
+/// What Argo Workflows makes of a resource under conditions.
+pub(crate) const CONDITIONS: Module =
+    Module { name: "conditions", package: ".", link_variables: &[], names: &["conditions"] };
+
 /// Queues, with the files of its kinds and webhooks.
 pub(crate) const KUEUE: Module =
     Module { name: "kueue", package: "sigs.k8s.io/kueue/cmd/kueue", link_variables: &[], names: &["kueue"] };

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use crate::program::{KSTATUS, KUBERNETES, ProgramError};
+use crate::program::{CONDITIONS, KSTATUS, KUBERNETES, Module, ProgramError};
 
 /// Where skipped tests are noted, so that a run of all tests can say at its end how many there were.
 const SKIPPED: &str = "skipped-cluster-tests.txt";
@@ -37,11 +37,28 @@ pub(crate) fn missing(tools: &[&str]) -> Option<String> {
 /// # Panics
 /// Under continuous integration, where a test must not be skipped.
 pub fn kstatus() -> Result<Option<Command>, ProgramError> {
-    if let Some(reason) = go_is_missing(&KSTATUS.source_folder()) {
+    program(KSTATUS)
+}
+
+/// A program that says of each question on its standard input, `{"success": .., "failure": .., "object":
+/// ..}`, whether Argo Workflows would take the object for `succeeded`, `failed` or still `waiting` under
+/// these conditions. `None` as for [`kstatus`].
+///
+/// # Errors
+/// When it does not build.
+///
+/// # Panics
+/// Under continuous integration, where a test must not be skipped.
+pub fn conditions() -> Result<Option<Command>, ProgramError> {
+    program(CONDITIONS)
+}
+
+fn program(module: Module) -> Result<Option<Command>, ProgramError> {
+    if let Some(reason) = go_is_missing(&module.source_folder()) {
         skip(&reason);
         return Ok(None);
     }
-    Ok(Some(Command::new(KSTATUS.built()?.join("kstatus"))))
+    Ok(Some(Command::new(module.built()?.join(module.name))))
 }
 
 /// Says on the terminal that the running test is skipped, also when its output is captured, and notes it for

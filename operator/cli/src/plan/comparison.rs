@@ -4,6 +4,8 @@ use serde::Serialize;
 use serde_json::Value;
 use similar::TextDiff;
 
+use super::origins::{self, FieldOrigin};
+
 /// Lines around a difference.
 const CONTEXT_LINES: usize = 2;
 /// What the API server keeps about an object for itself.
@@ -24,6 +26,8 @@ pub(super) enum Outcome {
     Kept,
     /// The workers' GPU holds the job.
     Fits { message: String },
+    /// Its values, and where each comes from.
+    Values { values: Vec<FieldOrigin> },
     /// The cluster would not have it.
     Refused { message: String },
 }
@@ -46,6 +50,9 @@ impl PlanCheck {
             Outcome::Same => line("=", "stays as it is"),
             Outcome::Kept => line("=", "stays; it follows the attempt"),
             Outcome::Fits { message } => line("=", message),
+            Outcome::Values { values } => {
+                line(" ", "where the values of spec.workers come from") + &origins::render(values)
+            }
             Outcome::Refused { message } => line("!", &format!("would be refused: {message}")),
             Outcome::Changed { difference } => {
                 let indented: String = difference.lines().map(|line| format!("    {line}\n")).collect();

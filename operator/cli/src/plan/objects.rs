@@ -14,13 +14,19 @@ use crate::args::{InstallationArgs, PlanArgs};
 /// What every object of attempt 1 would be, as far as it is known without a cluster.
 pub(super) fn offline(args: &PlanArgs, job: &ValidatedJob, manifest: &Value) -> anyhow::Result<Vec<Value>> {
     let settings = defaults(&args.installation);
-    of_attempt(&without_cluster(args, job, manifest), &settings, 1)
+    // What the pods may have is a cluster's to say, and its chart's defaults say nothing.
+    let job = &without_cluster(args, job, manifest);
+    let prepared = &Prepared::new(job).context("prepare the job as the operator does")?;
+    of_attempt(job, prepared, &settings, 1)
 }
 
-/// What every object of an attempt of a job would be. The operator sees less of a job than its file holds, so
-/// that it prepares the job by itself.
-pub(super) fn of_attempt(job: &Job, settings: &Settings, attempt: u32) -> anyhow::Result<Vec<Value>> {
-    let prepared = &Prepared::new(job).context("prepare the job as the operator does")?;
+/// What every object of an attempt of a job would be.
+pub(super) fn of_attempt(
+    job: &Job,
+    prepared: &Prepared,
+    settings: &Settings,
+    attempt: u32,
+) -> anyhow::Result<Vec<Value>> {
     build::objects(&BuildInput { job, prepared, settings }, attempt).context("write the objects of the job")
 }
 
@@ -37,6 +43,7 @@ pub(super) fn defaults(installation: &InstallationArgs) -> Settings {
             authority_pem: String::new(),
         }),
         traces: Vec::new(),
+        pods: Default::default(),
     }
 }
 

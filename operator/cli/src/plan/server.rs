@@ -11,11 +11,12 @@ use rlt_api::plan::Models;
 use rlt_api::{ExitCode, ValidatedJob};
 use rlt_operator::build::{self, Settings};
 use rlt_operator::job::Job;
+use rlt_operator::prepare::Prepared;
 use rlt_operator::{Args, labels, progress};
 use serde_json::Value;
 
 use super::comparison::{Outcome, PlanCheck, compare};
-use super::{nodes, objects};
+use super::{nodes, objects, origins};
 use crate::args::{DocumentFormat, PlanArgs};
 use crate::cluster::{Connection, block_on};
 use crate::document;
@@ -61,8 +62,18 @@ async fn checks(
     let mut settings = installed(connection).await?.unwrap_or_else(|| objects::defaults(&args.installation));
     take_authority(connection, &job, &mut settings).await;
     let attempt = status_of(&job).attempt.unwrap_or(1);
+    let namespace = origins::of_namespace(connection).await?;
     let mut checks = vec![check];
-    for object in objects::of_attempt(&job, &settings, attempt)? {
+    let objects = match Prepared::in_cluster(&job, &settings.pods, namespace.as_ref()) {
+        Ok(prepared) => objects::of_attempt(&job, &prepared, &settings, attempt)?,
+        Err(invalid) => {
+            checks.push(self::check(&wanted, Outcome::Refused { message: invalid.to_string() }));
+            return Ok(checks);
+        }
+    };
+    let values = origins::of(&job, &settings.pods, namespace.as_ref());
+    checks.push(self::check(&wanted, Outcome::Values { values }));
+    for object in objects {
         checks.push(ask_about_object(connection, &object).await?);
     }
     Ok(checks)
@@ -180,11 +191,13 @@ fn settings(deployment: &Deployment) -> Option<Settings> {
         address: format!("https://{service}.{namespace}.svc:{}", progress::PORT),
         authority_pem: String::new(),
     });
+    let pods = args.pods();
     Some(Settings {
         trainer_image: args.trainer_image,
         trainer_cuda_image: args.trainer_cuda_image,
         pull_policy: args.trainer_image_pull_policy,
         channel,
+        pods,
         // A trace follows from the UID, which a job gets on the cluster.
         traces: Vec::new(),
     })
@@ -200,9 +213,17 @@ fn arguments(container: &Container) -> Option<Args> {
     let cuda_image = value("RLT_TRAINER_CUDA_IMAGE").map(|image| format!("--trainer-cuda-image={image}"));
     let policy =
         value("RLT_TRAINER_IMAGE_PULL_POLICY").map(|policy| format!("--trainer-image-pull-policy={policy}"));
+    let privileges = value("RLT_POD_PRIVILEGES").map(|yaml| format!("--pod-privileges={yaml}"));
+    let defaults = value("RLT_POD_DEFAULTS").map(|yaml| format!("--pod-defaults={yaml}"));
+    let of_pods = privileges.into_iter().chain(defaults);
     let own = container.args.iter().flatten().cloned();
-    let words =
-        ["rlt-operator".to_owned()].into_iter().chain(image).chain(cuda_image).chain(policy).chain(own);
+    let words = ["rlt-operator".to_owned()]
+        .into_iter()
+        .chain(image)
+        .chain(cuda_image)
+        .chain(policy)
+        .chain(of_pods)
+        .chain(own);
     clap::Parser::try_parse_from(words).ok()
 }
 

@@ -111,6 +111,17 @@ fn ended(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option<Explana
 
 fn invalid(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option<Explanation> {
     let stalled = when_true(status, ConditionType::Stalled)?;
+    let because = |title: &str, correct: &str| {
+        Some(Explanation::new(title).because([stalled.message.clone()]).so(correct))
+    };
+    if stalled.reason == Reason::InvalidDefaults.name() {
+        let correct = "correct that ConfigMap; the job goes on by itself";
+        return because("does not start: the defaults of its namespace cannot be read", correct);
+    }
+    if stalled.reason == Reason::PodNotAllowed.name() {
+        let correct = "do without these fields, or ask whoever installed the operator to allow them";
+        return because("does not start: its pods may not have what it asks for", correct);
+    }
     if stalled.reason != Reason::InvalidSpec.name() {
         return None;
     }

@@ -1,0 +1,180 @@
+//! Defaults for the pods of jobs: a cluster's, which lie below a namespace's, which lie below what a job
+//! says. They are a part of `spec.workers` in YAML; what a job trains has no defaults but the built-in ones.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use crate::overlay::{Items, Overlay, pod_key};
+use crate::spec::WorkersSpec;
+use crate::validate::{Problem, check_defaults};
+
+/// Fields of `spec.workers` that may have a default beside the built-in one.
+pub(crate) const FIELDS: [&str; 13] = [
+    "image",
+    "imagePullSecrets",
+    "resources",
+    "nodeSelector",
+    "tolerations",
+    "priorityClassName",
+    "schedulerName",
+    "topology",
+    "network",
+    "env",
+    "pod",
+    "podTemplate",
+    "storage",
+];
+
+/// The defaults of a cluster or a namespace.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Defaults {
+    workers: Map<String, Value>,
+}
+
+impl Defaults {
+    /// Reads defaults: YAML with the one section `workers`.
+    ///
+    /// # Errors
+    /// Everything that is wrong, with its place in the text.
+    pub fn parse(yaml: &str) -> Result<Self, Vec<Problem>> {
+        check_defaults(yaml).map(|workers| Self { workers })
+    }
+
+    /// Whether nothing has a default.
+    pub fn is_empty(&self) -> bool {
+        self.workers.is_empty()
+    }
+
+    /// The section `workers`.
+    pub fn workers(&self) -> &Map<String, Value> {
+        &self.workers
+    }
+}
+
+/// Where a value comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub enum Origin {
+    /// The job says so.
+    Job,
+    /// The defaults of its namespace.
+    Namespace,
+    /// The defaults of its cluster.
+    Cluster,
+    /// Nobody said anything else.
+    BuiltIn,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Job => "job",
+            Self::Namespace => "namespace's defaults",
+            Self::Cluster => "cluster's defaults",
+            Self::BuiltIn => "built in",
+        })
+    }
+}
+
+/// A specification over its defaults.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MergedSpec {
+    /// The specification.
+    pub spec: Value,
+    /// Every value of `spec.workers` by its path, with where it comes from.
+    pub origins: BTreeMap<String, (Value, Origin)>,
+}
+
+/// Lays the specification of a job over the defaults of its namespace, and those over the cluster's. Maps are
+/// merged by key and a pod template as Kubernetes does; variables, claims and volumes are replaced one by
+/// one, other lists as a whole. An empty list or map of a job says nothing.
+pub fn merge(spec: &Value, namespace: Option<&Defaults>, cluster: Option<&Defaults>) -> MergedSpec {
+    let mut origins = BTreeMap::new();
+    let mut workers = json!({});
+    let built_in = serde_json::to_value(WorkersSpec::default()).unwrap_or_default();
+    let of_defaults = |defaults: &Defaults| fitting(&defaults.workers, spec);
+    let layers = [
+        (Some(without_empty(&built_in)), Origin::BuiltIn),
+        (cluster.map(of_defaults), Origin::Cluster),
+        (namespace.map(of_defaults), Origin::Namespace),
+        (spec.get("workers").map(without_empty), Origin::Job),
+    ];
+    for (layer, origin) in layers {
+        let Some(layer) = layer else { continue };
+        if layer.get("topology").is_some() {
+            // One choice of two fields.
+            workers["topology"] = Value::Null;
+            origins.retain(|path: &String, _| !path.starts_with("spec.workers.topology"));
+        }
+        let mut path = vec!["spec".to_owned(), "workers".to_owned()];
+        let mut taken = |path: &[String], value: &Value| {
+            let path = path.join(".");
+            let is_built_in = |known: &(Value, Origin)| *known == (value.clone(), Origin::BuiltIn);
+            if !origins.get(&path).is_some_and(is_built_in) {
+                origins.insert(path, (value.clone(), origin));
+            }
+        };
+        Overlay { items_of: &items_of, taken: &mut taken }.lay(&mut workers, &layer, &mut path);
+    }
+    let mut spec = spec.clone();
+    if let Some(fields) = spec.as_object_mut() {
+        fields.insert("workers".into(), workers);
+    }
+    MergedSpec { spec, origins }
+}
+
+/// What of defaults fits a job: those of storage are for a job without any, and their class is for a job that
+/// has a claim made.
+fn fitting(defaults: &Map<String, Value>, spec: &Value) -> Value {
+    let mut fields = defaults.clone();
+    let own = spec.pointer("/workers/storage").filter(|own| !own.is_null());
+    if let Some(Value::Object(storage)) = fields.get_mut("storage") {
+        match own {
+            Some(own) if own.get("size").is_some() => storage.retain(|name, _| name == "storageClassName"),
+            Some(_) => storage.clear(),
+            None if storage.contains_key("size") || storage.contains_key("claimName") => {}
+            None => storage.clear(),
+        }
+        if storage.is_empty() {
+            fields.remove("storage");
+        }
+    }
+    fields.into()
+}
+
+/// How items of a list are told apart, by its path, which begins with `spec.workers`.
+fn items_of(path: &[String]) -> Option<Items> {
+    let path: Vec<&str> = path.iter().skip(2).map(String::as_str).collect();
+    match path[..] {
+        ["podTemplate", .., list] => pod_key(list).map(Items::Merged),
+        ["env"] | ["pod", "resourceClaims"] => Some(Items::Replaced("name")),
+        ["pod", "volumes"] => Some(Items::Replaced("mountPath")),
+        _ => None,
+    }
+}
+
+/// A value without empty lists and maps, which the API server fills in where a job says nothing.
+fn without_empty(value: &Value) -> Value {
+    match value {
+        Value::Object(fields) => {
+            let kept = fields.iter().filter(|(_, value)| !is_empty(value));
+            let kept = kept.map(|(name, value)| match name.as_str() {
+                "podTemplate" => (name.clone(), value.clone()),
+                _ => (name.clone(), without_empty(value)),
+            });
+            Value::Object(kept.collect())
+        }
+        value => value.clone(),
+    }
+}
+
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+        _ => false,
+    }
+}

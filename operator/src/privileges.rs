@@ -1,0 +1,307 @@
+//! What pods of jobs may have beyond Pod Security's level `restricted`: the cluster's settings beside what a
+//! job asks for. By default nothing. Pure.
+
+use std::fmt;
+
+use k8s_openapi::api::core::v1::{
+    AppArmorProfile, Capabilities, Container, PodSecurityContext, PodSpec, PodTemplateSpec, SeccompProfile,
+    SecurityContext, Volume,
+};
+use rlt_api::spec::WorkersSpec;
+use serde::{Deserialize, Serialize};
+
+use crate::pod_template::PATH;
+
+/// The value of the chart that holds the settings.
+const SETTING: &str = "podPrivileges";
+/// Every service account.
+const ANY: &str = "*";
+
+/// What a cluster allows the pods of jobs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Privileges {
+    /// Namespaces whose jobs may have what follows; all where there are none. Service accounts are limited
+    /// everywhere.
+    pub namespaces: Vec<String>,
+    /// Privileges by their names.
+    pub allow: Vec<Privilege>,
+    /// Capabilities that containers may add.
+    pub capabilities: Vec<String>,
+    /// Folders of nodes that may be mounted, with everything below.
+    pub host_paths: Vec<String>,
+    /// Service accounts that jobs may name; `*` for every one of their namespace.
+    pub service_accounts: Vec<String>,
+}
+
+impl Default for Privileges {
+    fn default() -> Self {
+        Self {
+            namespaces: Vec::new(),
+            allow: Vec::new(),
+            capabilities: Vec::new(),
+            host_paths: Vec::new(),
+            service_accounts: vec![ANY.into()],
+        }
+    }
+}
+
+/// A privilege without a value of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Privilege {
+    /// The network of the node.
+    HostNetwork,
+    /// The processes of the node.
+    HostPid,
+    /// The shared memory of the node.
+    HostIpc,
+    /// Ports of the node.
+    HostPorts,
+    /// Everything that root on the node may do.
+    Privileged,
+    /// To gain privileges by a program, such as one with the set-user-ID bit.
+    PrivilegeEscalation,
+    /// To run as root.
+    Root,
+    /// Capabilities that a container engine gives where none are dropped.
+    DefaultCapabilities,
+    /// Other profiles than those of the container engine: seccomp, AppArmor, SELinux, `/proc`, sysctls.
+    Unconfined,
+    /// Volumes of other kinds than Pod Security's level `restricted` allows, but for folders of nodes.
+    OtherVolumes,
+    /// A token for the API server.
+    ServiceAccountToken,
+    /// Annotations of the account that is made for the job, by which a cloud may give it rights.
+    ServiceAccountAnnotations,
+}
+
+/// What a job asks for, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Asked {
+    path: String,
+    what: What,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum What {
+    Privilege(Privilege),
+    Capability(String),
+    HostPath(String),
+    ServiceAccount(String),
+}
+
+impl fmt::Display for What {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Privilege(privilege) => write!(f, "{privilege:?}"),
+            Self::Capability(name) => write!(f, "capability {name}"),
+            Self::HostPath(path) => write!(f, "the node's folder {path}"),
+            Self::ServiceAccount(name) => write!(f, "service account {name}"),
+        }
+    }
+}
+
+impl What {
+    /// The setting that would allow it.
+    fn setting(&self) -> &'static str {
+        match self {
+            Self::Privilege(_) => "allow",
+            Self::Capability(_) => "capabilities",
+            Self::HostPath(_) => "hostPaths",
+            Self::ServiceAccount(_) => "serviceAccounts",
+        }
+    }
+}
+
+impl Privileges {
+    /// What a job of a namespace asks for and may not have: the field, and the setting that refuses it.
+    pub fn refused(&self, namespace: &str, workers: &WorkersSpec) -> Vec<String> {
+        let asked = asked(workers).into_iter();
+        asked.filter_map(|one| self.refusal(namespace, &one)).collect()
+    }
+
+    fn refusal(&self, namespace: &str, asked: &Asked) -> Option<String> {
+        let Asked { path, what } = asked;
+        let is_allowed = match what {
+            What::Privilege(privilege) => self.allow.contains(privilege),
+            What::Capability(name) => self.capabilities.contains(name),
+            What::HostPath(path) => self.host_paths.iter().any(|folder| is_within(path, folder)),
+            What::ServiceAccount(name) => {
+                self.service_accounts.iter().any(|allowed| allowed == ANY || allowed == name)
+            }
+        };
+        if !is_allowed {
+            let setting = what.setting();
+            return Some(format!("{path}: {what} is not in the operator's setting {SETTING}.{setting}"));
+        }
+        let is_everywhere = self.namespaces.is_empty() || matches!(what, What::ServiceAccount(_));
+        let is_here = is_everywhere || self.namespaces.iter().any(|allowed| allowed == namespace);
+        (!is_here).then(|| {
+            format!(
+                "{path}: {what} is not allowed in namespace {namespace}, which is not in the operator's setting \
+                 {SETTING}.namespaces"
+            )
+        })
+    }
+}
+
+/// Whether a folder is another one or below it. A path that is not plain is within nothing.
+fn is_within(path: &str, folder: &str) -> bool {
+    let is_plain = path.starts_with('/') && !path.split('/').any(|part| part == ".." || part == ".");
+    let folder = folder.trim_end_matches('/');
+    is_plain && path.strip_prefix(folder).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+fn privilege(path: String, privilege: Privilege) -> Asked {
+    Asked { path, what: What::Privilege(privilege) }
+}
+
+/// Everything that a job asks for. The pod that the operator makes by itself has none of it.
+fn asked(workers: &WorkersSpec) -> Vec<Asked> {
+    let pod = &workers.pod;
+    let path = |field: &str| format!("spec.workers.pod.{field}");
+    let mut asked = Vec::new();
+    if pod.host_network == Some(true) {
+        asked.push(privilege(path("hostNetwork"), Privilege::HostNetwork));
+    }
+    if !pod.service_account_annotations.is_empty() {
+        asked.push(privilege(path("serviceAccountAnnotations"), Privilege::ServiceAccountAnnotations));
+    }
+    asked.extend(
+        pod.service_account_name
+            .iter()
+            .map(|name| Asked { path: path("serviceAccountName"), what: What::ServiceAccount(name.clone()) }),
+    );
+    asked.extend(
+        pod.capabilities
+            .iter()
+            .map(|name| Asked { path: path("capabilities"), what: What::Capability(name.clone()) }),
+    );
+    let template = workers.pod_template.clone().map(serde_json::from_value::<PodTemplateSpec>);
+    if let Some(Ok(PodTemplateSpec { spec: Some(spec), .. })) = template {
+        of_spec(&spec, &format!("{PATH}.spec"), &mut asked);
+    }
+    asked
+}
+
+fn of_spec(spec: &PodSpec, path: &str, asked: &mut Vec<Asked>) {
+    let switches = [
+        ("hostNetwork", spec.host_network, Privilege::HostNetwork),
+        ("hostPID", spec.host_pid, Privilege::HostPid),
+        ("hostIPC", spec.host_ipc, Privilege::HostIpc),
+        (
+            "automountServiceAccountToken",
+            spec.automount_service_account_token,
+            Privilege::ServiceAccountToken,
+        ),
+    ];
+    let on = switches.into_iter().filter(|(_, switch, _)| *switch == Some(true));
+    asked.extend(on.map(|(field, _, which)| privilege(format!("{path}.{field}"), which)));
+    if let Some(context) = &spec.security_context {
+        of_pod_context(context, &format!("{path}.securityContext"), asked);
+    }
+    let lists = [("containers", Some(&spec.containers)), ("initContainers", spec.init_containers.as_ref())];
+    for (list, containers) in lists {
+        for container in containers.into_iter().flatten() {
+            of_container(container, &format!("{path}.{list}[{}]", container.name), asked);
+        }
+    }
+    for volume in spec.volumes.iter().flatten() {
+        asked.extend(of_volume(volume, &format!("{path}.volumes[{}]", volume.name)));
+    }
+}
+
+fn of_pod_context(context: &PodSecurityContext, path: &str, asked: &mut Vec<Asked>) {
+    of_users(context.run_as_user, context.run_as_non_root, path, asked);
+    of_profiles(context.seccomp_profile.as_ref(), context.app_armor_profile.as_ref(), path, asked);
+    let fields = [
+        ("seLinuxOptions", context.se_linux_options.is_some()),
+        ("sysctls", context.sysctls.as_ref().is_some_and(|all| !all.is_empty())),
+        ("windowsOptions", context.windows_options.is_some()),
+    ];
+    let given = fields.into_iter().filter(|(_, is_given)| *is_given);
+    asked.extend(given.map(|(field, _)| privilege(format!("{path}.{field}"), Privilege::Unconfined)));
+}
+
+fn of_users(user: Option<i64>, non_root: Option<bool>, path: &str, asked: &mut Vec<Asked>) {
+    if user == Some(0) {
+        asked.push(privilege(format!("{path}.runAsUser"), Privilege::Root));
+    }
+    if non_root == Some(false) {
+        asked.push(privilege(format!("{path}.runAsNonRoot"), Privilege::Root));
+    }
+}
+
+fn of_profiles(
+    seccomp: Option<&SeccompProfile>,
+    app_armor: Option<&AppArmorProfile>,
+    path: &str,
+    asked: &mut Vec<Asked>,
+) {
+    let is_own = |type_: &str| type_ == "Unconfined";
+    if seccomp.is_some_and(|profile| is_own(&profile.type_)) {
+        asked.push(privilege(format!("{path}.seccompProfile"), Privilege::Unconfined));
+    }
+    if app_armor.is_some_and(|profile| is_own(&profile.type_)) {
+        asked.push(privilege(format!("{path}.appArmorProfile"), Privilege::Unconfined));
+    }
+}
+
+fn of_container(container: &Container, path: &str, asked: &mut Vec<Asked>) {
+    for port in container.ports.iter().flatten().filter(|port| port.host_port.is_some_and(|port| port != 0)) {
+        let path = format!("{path}.ports[{}].hostPort", port.container_port);
+        asked.push(privilege(path, Privilege::HostPorts));
+    }
+    let Some(context) = &container.security_context else { return };
+    let path = &format!("{path}.securityContext");
+    of_users(context.run_as_user, context.run_as_non_root, path, asked);
+    of_profiles(context.seccomp_profile.as_ref(), context.app_armor_profile.as_ref(), path, asked);
+    of_context(context, path, asked);
+}
+
+fn of_context(context: &SecurityContext, path: &str, asked: &mut Vec<Asked>) {
+    let is_unmasked = context.proc_mount.as_deref().is_some_and(|mount| mount != "Default");
+    let escalates = context.allow_privilege_escalation == Some(true);
+    let fields = [
+        ("privileged", context.privileged == Some(true), Privilege::Privileged),
+        ("allowPrivilegeEscalation", escalates, Privilege::PrivilegeEscalation),
+        ("procMount", is_unmasked, Privilege::Unconfined),
+        ("seLinuxOptions", context.se_linux_options.is_some(), Privilege::Unconfined),
+        ("windowsOptions", context.windows_options.is_some(), Privilege::Unconfined),
+    ];
+    let given = fields.into_iter().filter(|(_, is_given, _)| *is_given);
+    asked.extend(given.map(|(field, _, which)| privilege(format!("{path}.{field}"), which)));
+    if let Some(Capabilities { add, drop }) = &context.capabilities {
+        asked.extend(add.iter().flatten().map(|name| Asked {
+            path: format!("{path}.capabilities.add"),
+            what: What::Capability(name.clone()),
+        }));
+        if drop.as_ref().is_some_and(|drop| !drop.iter().any(|name| name == "ALL")) {
+            let path = format!("{path}.capabilities.drop");
+            asked.push(privilege(path, Privilege::DefaultCapabilities));
+        }
+    }
+}
+
+fn of_volume(volume: &Volume, path: &str) -> Option<Asked> {
+    if let Some(host) = &volume.host_path {
+        let what = What::HostPath(host.path.clone());
+        return Some(Asked { path: format!("{path}.hostPath"), what });
+    }
+    if let Some(projected) = &volume.projected {
+        let mut sources = projected.sources.iter().flatten();
+        let has_token = sources.any(|source| source.service_account_token.is_some());
+        let path = format!("{path}.projected");
+        return has_token.then(|| privilege(path, Privilege::ServiceAccountToken));
+    }
+    let is_plain = volume.config_map.is_some()
+        || volume.csi.is_some()
+        || volume.downward_api.is_some()
+        || volume.empty_dir.is_some()
+        || volume.ephemeral.is_some()
+        || volume.image.is_some()
+        || volume.persistent_volume_claim.is_some()
+        || volume.secret.is_some();
+    let is_empty = *volume == Volume { name: volume.name.clone(), ..Volume::default() };
+    (!is_plain && !is_empty).then(|| privilege(path.to_owned(), Privilege::OtherVolumes))
+}

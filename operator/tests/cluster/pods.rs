@@ -1,0 +1,167 @@
+//! What a cluster, a namespace and a job say of pods, on a real API server and in the chart's roles.
+
+use k8s_openapi::api::core::v1::{ConfigMap, PodTemplate};
+use kube::api::{Api, ObjectMeta, Patch, PatchParams, PostParams};
+use rlt_api::Defaults;
+use rlt_api::status::{ConditionType, RLTrainingJobStatus};
+use rlt_operator::build::PodSettings;
+use rlt_operator::pod_defaults;
+use serde_json::{Value, json};
+
+use crate::set;
+use crate::stage::Stage;
+
+fn config_map(text: &str) -> ConfigMap {
+    let metadata = ObjectMeta { name: Some(pod_defaults::NAME.into()), ..ObjectMeta::default() };
+    let data = Some([(pod_defaults::KEY.to_owned(), text.to_owned())].into());
+    ConfigMap { metadata, data, ..ConfigMap::default() }
+}
+
+async fn set_defaults(stage: &Stage, text: &str) {
+    let maps: Api<ConfigMap> = Api::namespaced(stage.client.clone(), &stage.namespace);
+    if maps.get_opt(pod_defaults::NAME).await.unwrap().is_none() {
+        maps.create(&PostParams::default(), &config_map(text)).await.unwrap();
+    } else {
+        let patch = Patch::Merge(json!({"data": {pod_defaults::KEY: text}}));
+        maps.patch(pod_defaults::NAME, &PatchParams::default(), &patch).await.unwrap();
+    }
+}
+
+/// The reason and message of the condition that says what stands in a job's way.
+fn stalled(status: &RLTrainingJobStatus) -> (String, String) {
+    let stalled = status.conditions.iter().find(|one| one.type_ == ConditionType::Stalled).unwrap();
+    (stalled.reason.clone(), stalled.message.clone())
+}
+
+#[tokio::test]
+async fn a_job_lies_over_its_namespace_and_that_over_the_cluster_and_bad_defaults_are_a_condition() {
+    let Some(stage) = set("defaults").await else { return };
+    let of_cluster =
+        "workers: {nodeSelector: {zone: a, gpu: h100}, tolerations: [{operator: Exists}], network: Isolated}";
+    let defaults = Defaults::parse(of_cluster).unwrap();
+    let _operator = stage.operator_in_roles_with(PodSettings { defaults, ..PodSettings::default() }).await;
+    set_defaults(&stage, "workers:\n  nodeSelectr: {zone: b}\n").await;
+    let own = json!({"workers": {"nodeSelector": {"disk": "nvme"}, "env": [{"name": "A", "value": "job"}]}});
+    stage.post("adding", own).await;
+    let status = stage.when_true("adding", ConditionType::Stalled).await;
+    let (reason, message) = stalled(&status);
+    assert_eq!(reason, "InvalidDefaults");
+    assert!(message.contains("defaults.yaml:2:3: workers.nodeSelectr: is not a field"), "{message}");
+    assert!(message.contains("did you mean workers.nodeSelector?"), "{message}");
+
+    let good = "workers:\n  nodeSelector: {zone: b}\n  env: [{name: A, value: ns}, {name: B, value: ns}]\n";
+    set_defaults(&stage, good).await;
+    let pod = stage.worker("adding", 1).await;
+    let spec = pod.spec.clone().unwrap();
+    let selector = serde_json::to_value(spec.node_selector).unwrap();
+    assert_eq!(selector, json!({"zone": "b", "gpu": "h100", "disk": "nvme"}));
+    let tolerates_all = |all: Vec<_>| serde_json::to_value(all).unwrap()[0] == json!({"operator": "Exists"});
+    assert!(tolerates_all(spec.tolerations.unwrap()));
+    let value = |name: &str| {
+        let variables = spec.containers[0].env.iter().flatten();
+        variables.filter(|one| one.name == name).filter_map(|one| one.value.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!((value("A"), value("B")), (vec!["job".to_owned()], vec!["ns".to_owned()]));
+
+    // A job that was prepared is not held up by what somebody else gets wrong.
+    set_defaults(&stage, "workers: 7").await;
+    stage.run(&pod).await;
+    stage.end(&pod, 0, "").await;
+    stage.when_true("adding", ConditionType::Complete).await;
+}
+
+#[tokio::test]
+async fn a_job_whose_pods_may_not_have_what_it_asks_for_says_so_and_makes_none() {
+    let Some(stage) = set("privileges").await else { return };
+    let _operator = stage.operator_in_roles().await;
+    let pod_template = json!({"spec": {"hostPID": true, "containers": []}});
+    stage.post("adding", json!({"workers": {"podTemplate": pod_template}})).await;
+    let status = stage.when_true("adding", ConditionType::Stalled).await;
+    let (reason, message) = stalled(&status);
+    assert_eq!(reason, "PodNotAllowed");
+    let refused =
+        "spec.workers.podTemplate.spec.hostPID: HostPid is not in the operator's setting podPrivileges.allow";
+    assert!(message.contains(refused), "{message}");
+    assert!(stage.pods().list(&Default::default()).await.unwrap().items.is_empty());
+}
+
+/// Lists whose order means nothing, by what tells their items apart.
+fn sorted(value: &mut Value) {
+    match value {
+        Value::Object(fields) => fields.values_mut().for_each(sorted),
+        Value::Array(items) => {
+            items.iter_mut().for_each(sorted);
+            items.sort_by_key(ToString::to_string);
+        }
+        _ => {}
+    }
+    value.sort_all_objects();
+}
+
+#[tokio::test]
+async fn a_template_is_merged_as_the_api_server_merges_a_patch() {
+    let Some(stage) = set("merge").await else { return };
+    let base = json!({
+        "metadata": {"labels": {"a": "1", "b": "1"}},
+        "spec": {
+            "containers": [
+                {
+                    "name": "trainer", "image": "i", "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "1"}],
+                    "ports": [{"containerPort": 1, "name": "one"}],
+                    "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}], "command": ["a", "b"],
+                    "resources": {"limits": {"cpu": "1"}},
+                    "securityContext": {"capabilities": {"drop": ["ALL"]}},
+                },
+                {"name": "other", "image": "i"},
+            ],
+            "volumes": [{"name": "tmp", "emptyDir": {}}],
+            "tolerations": [{"key": "a", "operator": "Exists"}],
+            "nodeSelector": {"zone": "a"},
+            "hostAliases": [{"ip": "10.0.0.1", "hostnames": ["a"]}],
+            "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
+            "imagePullSecrets": [{"name": "a"}],
+            "affinity": {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
+        },
+    });
+    let over = json!({
+        "metadata": {"labels": {"b": "2", "c": "2"}, "annotations": {"d": "2"}},
+        "spec": {
+            "containers": [
+                {
+                    "name": "trainer", "env": [{"name": "B", "value": "2"}, {"name": "C", "value": "2"}],
+                    "ports": [{"containerPort": 1, "name": "uno"}, {"containerPort": 2}],
+                    "volumeMounts": [{"name": "more", "mountPath": "/more"}, {"name": "more", "mountPath": "/tmp"}],
+                    "command": ["c"], "resources": {"limits": {"memory": "1Gi"}},
+                    "securityContext": {"capabilities": {"drop": ["CHOWN"], "add": ["IPC_LOCK"]}},
+                    "livenessProbe": {"exec": {"command": ["true"]}},
+                },
+                {"name": "new", "image": "j", "env": [{"name": "A", "value": "2"}]},
+            ],
+            "initContainers": [{"name": "first", "image": "k"}],
+            "volumes": [{"name": "more", "emptyDir": {"medium": "Memory"}}],
+            "tolerations": [{"key": "b", "operator": "Exists"}],
+            "nodeSelector": {"disk": "b"},
+            "hostAliases": [{"ip": "10.0.0.1", "hostnames": ["b"]}, {"ip": "10.0.0.2", "hostnames": ["c"]}],
+            "topologySpreadConstraints": [{"maxSkew": 2, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
+            "imagePullSecrets": [{"name": "b"}],
+            "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "t"}],
+        },
+    });
+    let templates: Api<PodTemplate> = Api::namespaced(stage.client.clone(), &stage.namespace);
+    let object = json!({"metadata": {"name": "base"}, "template": base});
+    let made =
+        templates.create(&PostParams::default(), &serde_json::from_value(object).unwrap()).await.unwrap();
+    let mut ours = serde_json::to_value(made.template).unwrap();
+    rlt_api::overlay(&mut ours, &over);
+    // The API server fills in what new items leave out.
+    let object = json!({"metadata": {"name": "ours"}, "template": ours});
+    let ours =
+        templates.create(&PostParams::default(), &serde_json::from_value(object).unwrap()).await.unwrap();
+    let patch = Patch::Strategic(json!({"template": over}));
+    let theirs = templates.patch("base", &PatchParams::default(), &patch).await.unwrap();
+    let [mut ours, mut theirs] = [ours, theirs].map(|one| serde_json::to_value(one.template).unwrap());
+    sorted(&mut ours);
+    sorted(&mut theirs);
+    assert_eq!(ours, theirs);
+    assert_eq!(theirs["spec"]["containers"].as_array().unwrap().len(), 3);
+}
