@@ -266,6 +266,31 @@ pub struct WorkerGroupStatus {
     pub failed: u32,
     /// Workers that are being stopped, those of earlier attempts included.
     pub terminating: u32,
+    /// Where the workers of the attempt are, by each label of `spec.workers.topology`, once all of them ran.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 4))]
+    pub topology: Vec<TopologyStatus>,
+}
+
+/// The domains in which the workers of a group are.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TopologyStatus {
+    /// The label of nodes whose values are domains.
+    pub label: String,
+    /// The domains in the order of the workers; 64 at most.
+    #[schemars(length(max = 64))]
+    pub domains: Vec<DomainStatus>,
+}
+
+/// A domain, and the workers in it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DomainStatus {
+    /// The value of the label; empty where the node has none.
+    pub name: String,
+    /// Neighbours by index, such as `0-3`.
+    pub workers: String,
 }
 
 /// A worker that is stopped because of its node.

@@ -15,7 +15,7 @@ use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::{Api, Client};
 
 pub use error::ApplyError;
-pub use nodes::read_nodes;
+pub use nodes::{read_node_labels, read_nodes};
 pub use status::{StatusWritten, write_status};
 
 use crate::build::BuildInput;

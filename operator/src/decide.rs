@@ -23,6 +23,7 @@ mod queue;
 mod retries;
 mod success;
 mod suspension;
+mod topology;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +33,7 @@ use rlt_api::status::{CheckpointStatus, Progress, RLTrainingJobStatus};
 use rlt_api::{FailureCause, Reason};
 
 use crate::labels;
-use crate::nodes::NodeStates;
+use crate::nodes::{NodeLabels, NodeStates};
 use crate::prepare::{Invalid, Prepared};
 use crate::queue::{Queueing, WorkloadAction};
 use crate::worker::Worker;
@@ -42,6 +43,7 @@ pub use events::JobEvent;
 use failure::AttemptState;
 use job_pods::JobPods;
 use success::Completion;
+pub use topology::{nodes_to_read, topology_labels};
 
 /// The input of a decision: everything that it depends on.
 #[derive(Clone, Debug)]
@@ -58,6 +60,8 @@ pub struct ReconcileInput<'a> {
     pub workers: &'a [Arc<Worker>],
     /// The states of their nodes that are known.
     pub nodes: &'a NodeStates,
+    /// The labels of the nodes of [`nodes_to_read`], once they were read.
+    pub node_labels: Option<&'a NodeLabels>,
     /// The trainer's last report.
     pub report: Option<&'a Report>,
     /// The job's queue and Workload.
@@ -264,7 +268,9 @@ impl<'a> Round<'a> {
 
     fn decide(mut self, state: JobState, requeue_after: Option<Duration>) -> Decision {
         if !self.is_finished() || self.input.status.completion_time.is_none() {
+            let topology = topology::topology(&self, topology::known(&self.status));
             self.pods.count(self.start.len(), &mut self.status);
+            self.status.worker_groups.iter_mut().for_each(|group| group.topology.clone_from(&topology));
             self.take_report();
             self.status.resolved = Some(self.input.prepared.resolved_numbers());
         }

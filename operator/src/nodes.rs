@@ -49,6 +49,9 @@ impl NodeState {
     }
 }
 
+/// Labels of some nodes by their name.
+pub type NodeLabels = BTreeMap<Arc<str>, BTreeMap<String, String>>;
+
 /// All nodes of the cluster, once they were listed. Where the operator may not see nodes, nothing is ever
 /// known.
 #[derive(Debug, Default)]

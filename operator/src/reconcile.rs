@@ -18,6 +18,7 @@ use crate::context::Context;
 use crate::decide::{self, Decision, JobEvent, ReconcileInput};
 use crate::job::Job;
 use crate::labels;
+use crate::nodes::NodeLabels;
 use crate::observe::{self, Observed};
 use crate::prepare::Prepared;
 use crate::queue;
@@ -71,7 +72,10 @@ async fn reconcile_observed(
             let input = BuildInput { job, prepared: &prepared, settings: &context.settings };
             let queue = observed.queueing.queue.as_deref();
             observed.queueing.wanted = queue.map(|queue| build::workload_digest(&input, queue));
-            let mut decision = decide::decide(&reconcile_input(job, &observed, &prepared, now));
+            let input_without_labels = reconcile_input(job, &observed, &prepared, now);
+            let node_labels = read_node_labels(context, &input_without_labels).await;
+            let node_labels = node_labels.as_ref();
+            let mut decision = decide::decide(&ReconcileInput { node_labels, ..input_without_labels });
             follow::note(&decision);
             let sends_traces = !context.settings.traces.is_empty();
             follow::name_trace(job, sends_traces, &observed.current.status, &mut decision.status);
@@ -98,6 +102,17 @@ async fn read_uncached_nodes(context: &Context, observed: &mut Observed) -> Resu
         observed.nodes.extend(states);
     }
     Ok(())
+}
+
+/// Reads where the workers of an attempt are, once. A status without it costs a job nothing.
+async fn read_node_labels(context: &Context, input: &ReconcileInput<'_>) -> Option<NodeLabels> {
+    let nodes = decide::nodes_to_read(input);
+    if nodes.is_empty() {
+        return None;
+    }
+    let wanted = decide::topology_labels(input.prepared);
+    let read = Box::pin(apply::read_node_labels(&context.client, nodes, &wanted)).await;
+    read.inspect_err(|error| tracing::debug!(%error, "the topology of an attempt is not known")).ok()
 }
 
 /// The decision, and what its status says about the error by which it could not be applied.
@@ -156,6 +171,7 @@ fn reconcile_input<'a>(
         is_tracked: job.is_tracked(),
         workers: &observed.workers,
         nodes: &observed.nodes,
+        node_labels: None,
         report: observed.report.as_ref(),
         queueing: &observed.queueing,
         now,

@@ -81,6 +81,7 @@ impl Life {
             is_tracked: false,
             workers,
             nodes: &NodeStates::new(),
+            node_labels: None,
             report,
             queueing: &self.queueing,
             now: now(),

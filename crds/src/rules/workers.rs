@@ -1,8 +1,8 @@
 //! The rules of `spec.workers` and `spec.runPolicy`.
 
-use super::{Check, Rule, cel_list};
+use super::{Check, Rule, cel_list, divisors};
 use crate::quantity::is_positive_quantity;
-use crate::spec::{EnvSpec, RLTrainingJobSpec, ResourcesSpec, StorageSpec, TolerationOperator};
+use crate::spec::{EnvSpec, RLTrainingJobSpec, ResourcesSpec, StorageSpec, TolerationOperator, TopologySpec};
 
 /// Variables that tell a rank who it is: nobody else may set them. Those of ours begin with `RLT_`.
 const RESERVED_VARIABLES: [&str; 6] =
@@ -164,14 +164,36 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         scope: "spec.workers.topology",
         at: "",
-        reads: &["required", "preferred"],
-        message: "topology needs either required or preferred",
-        cel: || "has(self.required) != has(self.preferred)".into(),
+        reads: &["required", "preferred", "slice"],
+        message: "topology needs required, preferred or slice, and not both of required and preferred",
+        cel: || {
+            "!(has(self.required) && has(self.preferred)) && (has(self.required) || has(self.preferred) || \
+             has(self.slice))"
+                .into()
+        },
         holds: Check::Spec(|spec| {
-            let topology = spec.workers.topology.as_ref();
-            topology.is_none_or(|topology| topology.required.is_some() != topology.preferred.is_some())
+            let is_one = |topology: &TopologySpec| {
+                let (required, preferred) = (topology.required.is_some(), topology.preferred.is_some());
+                !(required && preferred) && (required || preferred || topology.slice.is_some())
+            };
+            spec.workers.topology.as_ref().is_none_or(is_one)
         }),
         allowed: None,
+    },
+    Rule {
+        scope: "spec.workers",
+        at: "topology.slice.size",
+        reads: &["topology.slice.size", "count"],
+        message: "the size of a slice must divide the number of workers",
+        cel: || {
+            "!has(self.topology) || !has(self.topology.slice) || self.count % self.topology.slice.size == 0"
+                .into()
+        },
+        holds: Check::Spec(|spec| {
+            let slice = spec.workers.topology.as_ref().and_then(|topology| topology.slice.as_ref());
+            slice.is_none_or(|slice| spec.workers.count.is_multiple_of(slice.size))
+        }),
+        allowed: Some(|spec| divisors(spec.workers.count)),
     },
     Rule {
         scope: "spec.runPolicy.managedBy",

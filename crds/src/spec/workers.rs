@@ -287,8 +287,8 @@ pub enum TaintEffect {
     NoExecute,
 }
 
-/// How near to each other the workers are placed: one of both fields. A domain is all nodes with the same
-/// value of a label, such as `topology.kubernetes.io/zone`.
+/// How near to each other the workers are placed: one of `required` and `preferred`, `slice`, or both. A
+/// domain is all nodes with the same value of a label, such as `topology.kubernetes.io/zone`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct TopologySpec {
@@ -300,6 +300,23 @@ pub struct TopologySpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 317))]
     pub preferred: Option<String>,
+    /// Neighbours by index that lie in one smaller domain each, such as a rack or an NVLink domain.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slice: Option<TopologySliceSpec>,
+}
+
+/// Workers in the order of their indices, cut into slices of equal size, each of which lies in one domain.
+/// Axes of the mesh that fit a slice exchange within its domain.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct TopologySliceSpec {
+    /// The label whose value must be the same for the nodes of all workers of a slice; else none of them
+    /// starts.
+    #[schemars(length(min = 1, max = 317))]
+    pub required: String,
+    /// Workers of a slice, a divisor of `count`.
+    #[schemars(range(min = 1, max = 1024))]
+    pub size: u32,
 }
 
 /// Who may reach the workers, and whom they may reach.

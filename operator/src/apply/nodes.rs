@@ -10,7 +10,7 @@ use kube::{Api, Client};
 
 use super::ApplyError;
 use crate::client::MAX_IN_FLIGHT;
-use crate::nodes::{NodeSignals, NodeState, NodeStates};
+use crate::nodes::{NodeLabels, NodeSignals, NodeState, NodeStates};
 
 /// The states of these nodes; one that does not exist is lost.
 ///
@@ -24,6 +24,26 @@ pub async fn read_nodes(
     let calls = names.into_iter().map(|name| async move {
         let state = read(client, signals, &name).await?;
         Ok((name, state))
+    });
+    stream::iter(calls).buffer_unordered(MAX_IN_FLIGHT).try_collect().await
+}
+
+/// Some labels of these nodes; a node that does not exist has none.
+///
+/// # Errors
+/// When one of them could not be read.
+pub async fn read_node_labels(
+    client: &Client,
+    names: BTreeSet<Arc<str>>,
+    wanted: &[&str],
+) -> Result<NodeLabels, ApplyError> {
+    let calls = names.into_iter().map(|name| async move {
+        let found = Api::<Node>::all(client.clone()).get_metadata_opt(&name).await;
+        let found =
+            found.map_err(|source| ApplyError::Call { act: "read node", name: name.to_string(), source })?;
+        let mut labels = found.and_then(|node| node.metadata.labels).unwrap_or_default();
+        labels.retain(|label, _| wanted.contains(&label.as_str()));
+        Ok((name, labels))
     });
     stream::iter(calls).buffer_unordered(MAX_IN_FLIGHT).try_collect().await
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{
     Affinity, Pod, PodAffinity, PodAffinityTerm, PodSchedulingGate, Toleration, WeightedPodAffinityTerm,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -44,8 +44,19 @@ pub struct Placement {
     tolerations: Vec<Toleration>,
     gates: Vec<PodSchedulingGate>,
     affinity: Option<Affinity>,
+    /// Neighbours that lie in one domain.
+    slice: Option<Slice>,
     /// The PodGroup of Kubernetes' own kind.
     group: Option<String>,
+}
+
+/// Neighbours by index that lie in one domain.
+#[derive(Clone, Debug, PartialEq)]
+struct Slice {
+    label: String,
+    size: u32,
+    /// The labels of all workers of the attempt.
+    workers: BTreeMap<String, String>,
 }
 
 /// A queue and a job name different nodes.
@@ -72,6 +83,9 @@ impl Placement {
         }
         if let Some((workload, flavors)) = admission {
             placement.admit(input, workload, flavors);
+        }
+        if placement.gates.is_empty() {
+            placement.slice = slice(input, attempt);
         }
         // Volcano and Kueue place workers side by side themselves. Kubernetes' PodGroup may have lost its
         // constraint to a feature gate that is off, which nobody would be told.
@@ -138,6 +152,10 @@ impl Placement {
         if let Some(affinity) = &self.affinity {
             add_affinity(spec.affinity.get_or_insert_default(), affinity);
         }
+        if let Some((slice, idx)) = self.slice.as_ref().zip(worker_idx(&pod)) {
+            let affinity = pod.spec.get_or_insert_default().affinity.get_or_insert_default();
+            require(affinity, slice.neighbours(idx));
+        }
         Ok(pod)
     }
 
@@ -165,16 +183,59 @@ fn add_affinity(own: &mut Affinity, more: &Affinity) {
     }
 }
 
+/// Labels that all workers of an attempt have, and nobody else.
+fn workers_of(input: &BuildInput<'_>, attempt: u32) -> BTreeMap<String, String> {
+    let job = (labels::JOB_UID.to_owned(), input.job.uid().to_owned());
+    [job, (labels::ATTEMPT.to_owned(), attempt.to_string())].into()
+}
+
+fn worker_idx(pod: &Pod) -> Option<u32> {
+    pod.metadata.labels.as_ref()?.get(labels::WORKER_IDX)?.parse().ok()
+}
+
+fn slice(input: &BuildInput<'_>, attempt: u32) -> Option<Slice> {
+    let slice = input.prepared.job.spec().workers.topology.as_ref()?.slice.as_ref()?;
+    let workers = workers_of(input, attempt);
+    Some(Slice { label: slice.required.clone(), size: slice.size, workers })
+}
+
+impl Slice {
+    /// Near to the workers of the slice that this worker belongs to.
+    fn neighbours(&self, idx: u32) -> PodAffinityTerm {
+        let first = idx - idx % self.size;
+        let indices = (first..first + self.size).map(|idx| idx.to_string()).collect();
+        let neighbours = LabelSelectorRequirement {
+            key: labels::WORKER_IDX.into(),
+            operator: "In".into(),
+            values: Some(indices),
+        };
+        let selector = LabelSelector {
+            match_labels: Some(self.workers.clone()),
+            match_expressions: Some(vec![neighbours]),
+        };
+        PodAffinityTerm {
+            label_selector: Some(selector),
+            topology_key: self.label.clone(),
+            ..PodAffinityTerm::default()
+        }
+    }
+}
+
+fn require(affinity: &mut Affinity, term: PodAffinityTerm) {
+    let near = affinity.pod_affinity.get_or_insert_default();
+    near.required_during_scheduling_ignored_during_execution.get_or_insert_default().push(term);
+}
+
 /// Workers of one attempt near to each other, where the job wants it.
 fn affinity(input: &BuildInput<'_>, attempt: u32) -> Option<Affinity> {
     let topology = input.prepared.job.spec().workers.topology.as_ref()?;
-    let workers = [
-        (labels::JOB_UID.to_owned(), input.job.uid().to_owned()),
-        (labels::ATTEMPT.to_owned(), attempt.to_string()),
-    ];
+    if topology.required.is_none() && topology.preferred.is_none() {
+        return None;
+    }
+    let workers = workers_of(input, attempt);
     let near = |key: &String| PodAffinityTerm {
         label_selector: Some(LabelSelector {
-            match_labels: Some(workers.clone().into()),
+            match_labels: Some(workers.clone()),
             ..LabelSelector::default()
         }),
         topology_key: key.clone(),

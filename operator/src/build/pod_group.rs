@@ -89,11 +89,10 @@ fn volcano(input: &BuildInput<'_>, num_workers: u32) -> Value {
         spec["queue"] = queue.into();
     }
     if let Some(topology) = &input.prepared.job.spec().workers.topology {
-        let (mode, tier) = match &topology.required {
-            Some(tier) => ("hard", Some(tier)),
-            None => ("soft", topology.preferred.as_ref()),
-        };
-        spec["networkTopology"] = json!({"mode": mode, "highestTierName": tier});
+        let hard = topology.required.as_ref().map(|tier| ("hard", tier));
+        if let Some((mode, tier)) = hard.or(topology.preferred.as_ref().map(|tier| ("soft", tier))) {
+            spec["networkTopology"] = json!({"mode": mode, "highestTierName": tier});
+        }
     }
     spec
 }

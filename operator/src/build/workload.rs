@@ -3,6 +3,7 @@
 
 use k8s_openapi::api::core::v1::{Container, PodSpec, PodTemplateSpec, ResourceRequirements};
 use kube::core::DynamicObject;
+use rlt_api::spec::TopologySpec;
 use serde_json::{Value, json};
 
 use super::{BuildInput, digest};
@@ -63,9 +64,7 @@ fn spec(input: &BuildInput<'_>, queue: &str) -> Value {
                 "name": group.name, "count": group.num_workers, "template": template(input),
             });
             if let Some(topology) = &input.prepared.job.spec().workers.topology {
-                set["topologyRequest"] = json!(topology);
-                // Neighbours by rank are neighbours by node.
-                set["topologyRequest"]["podIndexLabel"] = labels::WORKER_IDX.into();
+                set["topologyRequest"] = topology_request(topology);
             }
             set
         })
@@ -75,6 +74,23 @@ fn spec(input: &BuildInput<'_>, queue: &str) -> Value {
         spec["priorityClassRef"] = json!({"group": group, "kind": kind, "name": name});
     }
     spec
+}
+
+/// Kueue gives nodes to pods in the order of their indices, so that neighbours by rank are neighbours by
+/// node.
+fn topology_request(topology: &TopologySpec) -> Value {
+    let mut request = json!({});
+    for (name, label) in [("required", &topology.required), ("preferred", &topology.preferred)] {
+        if let Some(label) = label {
+            request[name] = label.as_str().into();
+        }
+    }
+    request["podIndexLabel"] = labels::WORKER_IDX.into();
+    if let Some(slice) = &topology.slice {
+        request["podSetSliceRequiredTopology"] = slice.required.as_str().into();
+        request["podSetSliceSize"] = slice.size.into();
+    }
+    request
 }
 
 /// What decides where a pod fits. Limits count as requests where there are none, as they do for pods.

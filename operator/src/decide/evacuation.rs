@@ -1,6 +1,6 @@
 //! Workers on nodes that they are better off without: one that is about to be taken away, or one whose
-//! hardware broke while they ran. They are stopped with their grace period, so that all save a checkpoint, and
-//! the next attempt prefers other nodes.
+//! hardware broke while they ran. They are stopped with their grace period, so that all save a checkpoint,
+//! and the next attempt prefers other nodes.
 //!
 //! The evacuation is written to the status before the pod is deleted: pods and nodes may be gone when the
 //! attempt ends.
@@ -42,8 +42,8 @@ pub(super) fn deletions(round: &Round<'_>) -> Vec<Deletion> {
     deletion::deletions(round, round.pods.present().filter(is_it), None)
 }
 
-/// What speaks against the node of a worker, as far as the worker is stopped for it. One that was given to the
-/// attempt as it is now is kept: there is no better one, and every move would be in vain.
+/// What speaks against the node of a worker, as far as the worker is stopped for it. One that was given to
+/// the attempt as it is now is kept: there is no better one, and every move would be in vain.
 fn reason_to_leave<'a>(round: &Round<'a>, worker: &Worker) -> Option<&'a Impairment> {
     let NodeState::Impaired(why) = deletion::node_state(round, worker)? else { return None };
     let node = worker.node.as_deref()?;

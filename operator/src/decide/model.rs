@@ -138,6 +138,7 @@ impl World {
             is_tracked: false,
             workers: &workers,
             nodes: &self.nodes,
+            node_labels: None,
             report: self.report.as_ref(),
             queueing: &crate::queue::NO_QUEUE,
             now: self.now,

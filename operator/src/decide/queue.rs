@@ -159,6 +159,7 @@ mod tests {
             is_tracked: false,
             workers: &workers,
             nodes,
+            node_labels: None,
             report: None,
             queueing,
             now: now(),

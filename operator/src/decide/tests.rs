@@ -3,6 +3,7 @@
 mod deletion;
 mod evacuation;
 mod retries;
+mod topology;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -85,6 +86,7 @@ fn on_nodes(
         is_tracked: false,
         workers: &workers,
         nodes,
+        node_labels: None,
         report,
         queueing: &crate::queue::NO_QUEUE,
         now: now(),
@@ -121,6 +123,7 @@ fn a_job_says_before_it_starts_whether_its_workers_ask_for_gpus() {
             is_tracked: false,
             workers: &[],
             nodes: &NodeStates::new(),
+            node_labels: None,
             report: None,
             queueing: &crate::queue::NO_QUEUE,
             now: now(),
@@ -164,6 +167,7 @@ fn a_job_starts_at_once_at_every_part_of_a_second() {
             is_tracked: false,
             workers: &[],
             nodes: &NodeStates::new(),
+            node_labels: None,
             report: None,
             queueing: &crate::queue::NO_QUEUE,
             now: now() + SignedDuration::from_millis(milliseconds),
@@ -390,6 +394,7 @@ fn a_job_goes_when_its_time_is_over_unless_it_would_be_applied_anew() {
             is_tracked,
             workers: &[Arc::new(succeeded(0))],
             nodes: &NodeStates::new(),
+            node_labels: None,
             report: None,
             queueing: &crate::queue::NO_QUEUE,
             now: now(),

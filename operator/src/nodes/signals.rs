@@ -1,5 +1,5 @@
-//! What a node says about itself that speaks against running workers on it: that it is about to be taken away,
-//! or that its hardware is broken. Which taints and conditions say so is the cluster's to decide.
+//! What a node says about itself that speaks against running workers on it: that it is about to be taken
+//! away, or that its hardware is broken. Which taints and conditions say so is the cluster's to decide.
 
 use std::str::FromStr;
 use std::sync::Arc;

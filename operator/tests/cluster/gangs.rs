@@ -28,7 +28,7 @@ fn is_refused(pod: &Pod) -> bool {
 }
 
 impl Stage {
-    fn pod_groups(&self) -> Api<DynamicObject> {
+    pub(crate) fn pod_groups(&self) -> Api<DynamicObject> {
         let kind = GroupVersionKind::gvk("scheduling.k8s.io", "v1alpha2", "PodGroup");
         Api::namespaced_with(self.client.clone(), &self.namespace, &ApiResource::from_gvk(&kind))
     }

@@ -18,6 +18,7 @@ mod scale;
 #[path = "../../../crds/tests/fixtures/specifications.rs"]
 mod specifications;
 mod stage;
+mod topology;
 mod witness;
 
 use rlt_cluster::{Options, Shared};

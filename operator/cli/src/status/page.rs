@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use rlt_api::status::Progress;
+use rlt_api::status::{Progress, TopologyStatus};
 
 use super::summary::Summary;
 use crate::measure::duration;
@@ -38,6 +38,7 @@ fn lines(summary: &Summary) -> Vec<(&'static str, Option<String>)> {
         ("speed", progress.and_then(speed)),
         ("remaining", summary.remaining_seconds().map(duration)),
         ("workers", summary.ready.as_ref().map(|ready| format!("{ready} ready"))),
+        ("placed", placed(summary)),
         ("attempt", summary.attempt.map(|attempt| self::attempt(summary, attempt))),
         ("trace", summary.trace_id.clone()),
         ("checkpoint", checkpoint(summary)),
@@ -68,6 +69,16 @@ fn attempt(summary: &Summary, attempt: u32) -> String {
     let ended = summary.failures_by_cause.iter().map(|(cause, count)| format!("{count} x {cause:?}"));
     let ended: Vec<_> = ended.collect();
     if ended.is_empty() { attempt.to_string() } else { format!("{attempt}; ended: {}", ended.join(", ")) }
+}
+
+/// The domains of each label, with the workers in them.
+fn placed(summary: &Summary) -> Option<String> {
+    let of_label = |topology: &TopologyStatus| {
+        let domains = topology.domains.iter().map(|domain| format!("{} {}", domain.name, domain.workers));
+        format!("{}: {}", topology.label, domains.collect::<Vec<_>>().join(", "))
+    };
+    let labels: Vec<_> = summary.topology.iter().map(of_label).collect();
+    (!labels.is_empty()).then(|| labels.join("; "))
 }
 
 fn checkpoint(summary: &Summary) -> Option<String> {

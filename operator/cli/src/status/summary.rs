@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::jiff::Timestamp;
 use rlt_api::FailureCause;
-use rlt_api::status::{CheckpointStatus, Condition, ConditionStatus, Progress, RLTrainingJobStatus};
+use rlt_api::status::{
+    CheckpointStatus, Condition, ConditionStatus, Progress, RLTrainingJobStatus, TopologyStatus,
+};
 use rlt_operator::job::Job;
 use serde::Serialize;
 
@@ -29,6 +31,9 @@ pub(crate) struct Summary {
     /// Ready workers of those that are needed, such as `7/8`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ready: Option<String>,
+    /// Where the workers are, by labels of nodes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) topology: Vec<TopologyStatus>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) attempt: Option<u32>,
     /// The attempt's OpenTelemetry trace.
@@ -65,6 +70,7 @@ impl Summary {
             since: telling.map(|condition| condition.last_transition_time.clone()),
             has_ended: status.completion_time.is_some(),
             ready: status.ready,
+            topology: status.worker_groups.into_iter().flat_map(|group| group.topology).collect(),
             attempt: status.attempt,
             trace_id: status.trace_id,
             age_seconds: created.map_or(0, |created| seconds_between(created, now)),

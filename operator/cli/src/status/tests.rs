@@ -81,6 +81,17 @@ fn a_job_that_trains_is_a_page() {
 }
 
 #[test]
+fn a_page_says_in_which_domains_workers_are() {
+    let domains = json!([{"name": "r7", "workers": "0-1"}, {"name": "r2", "workers": "2-3"}]);
+    let group = json!({
+        "name": "trainer", "desired": 4, "pending": 0, "running": 4, "ready": 4, "succeeded": 0, "failed": 0,
+        "terminating": 0, "topology": [{"label": "rack", "domains": domains}],
+    });
+    let page = page::render(&Summary::of(&job("placed", &json!({"workerGroups": [group]})), now()));
+    assert!(page.contains("rack: r7 0-1, r2 2-3\n"), "{page}");
+}
+
+#[test]
 fn a_job_that_failed_is_a_page_with_the_way_to_more() {
     insta::assert_snapshot!(page::render(&Summary::of(&failed(), now())));
 }

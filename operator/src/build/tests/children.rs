@@ -154,6 +154,32 @@ fn workers_stay_near_to_each_other_and_away_from_nodes_on_which_they_failed() {
 }
 
 #[test]
+fn workers_of_a_slice_want_one_domain_each_by_their_indices_whoever_places_them() {
+    let workers =
+        json!({"count": 4, "topology": {"preferred": "block", "slice": {"required": "rack", "size": 2}}});
+    let job = with_workers(workers);
+    let (prepared, settings) = (prepared(&job, 4), settings(None));
+    let input = BuildInput { job: &job, prepared: &prepared, settings: &settings };
+    for gang in [None, Some(Gang::Volcano)] {
+        for (idx, neighbours) in [(0, ["0", "1"]), (1, ["0", "1"]), (3, ["2", "3"])] {
+            let pod = sent(&Placement::new(&input, 1, gang, None), pod(&input, 1, idx).unwrap());
+            let near =
+                &pod["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+            assert_eq!(near.as_array().unwrap().len(), 1);
+            assert_eq!(near[0]["topologyKey"], "rack");
+            let indices = &near[0]["labelSelector"]["matchExpressions"][0];
+            assert_eq!((&indices["operator"], &indices["values"]), (&json!("In"), &json!(neighbours)));
+            assert_eq!(near[0]["labelSelector"]["matchLabels"]["rltraining.dev/attempt"], "1");
+        }
+    }
+    let asked = &workload(&input, "team", None).data["spec"]["podSets"][0]["topologyRequest"];
+    let slices = json!({"podSetSliceRequiredTopology": "rack", "podSetSliceSize": 2});
+    let mut expected = json!({"preferred": "block", "podIndexLabel": "rltraining.dev/worker-index"});
+    expected.as_object_mut().unwrap().extend(slices.as_object().unwrap().clone());
+    assert_eq!(*asked, expected);
+}
+
+#[test]
 fn a_queue_that_names_other_nodes_than_the_job_is_told_so() {
     let job = with_workers(json!({"nodeSelector": {"zone": "a"}}));
     let flavor = Flavor { node_labels: [("zone".to_owned(), "b".to_owned())].into(), ..Flavor::default() };

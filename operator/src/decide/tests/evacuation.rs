@@ -116,6 +116,7 @@ fn workers_whose_nodes_a_queue_chose_leave_a_node_that_ends_but_none_with_a_prob
             is_tracked: false,
             workers: &workers,
             nodes: &[("node".into(), state)].into(),
+            node_labels: None,
             report: None,
             queueing: &queueing,
             now: now(),

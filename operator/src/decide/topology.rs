@@ -1,0 +1,71 @@
+//! Where the workers of an attempt are, by the labels of `spec.workers.topology`: it is read and written
+//! once, when all of them run.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use rlt_api::status::{DomainStatus, RLTrainingJobStatus, TopologyStatus};
+
+use super::job_pods::JobPods;
+use super::{ReconcileInput, Round};
+use crate::nodes::NodeLabels;
+use crate::prepare::Prepared;
+
+/// Domains that a status has at most.
+const MAX_DOMAINS: usize = 64;
+
+/// The labels by which workers are near to each other, the widest first.
+pub fn topology_labels(prepared: &Prepared) -> Vec<&str> {
+    let Some(topology) = &prepared.job.spec().workers.topology else { return Vec::new() };
+    let slice = topology.slice.as_ref().map(|slice| &slice.required);
+    let mut labels: Vec<_> =
+        [topology.required.as_ref(), topology.preferred.as_ref(), slice].into_iter().flatten().collect();
+    labels.dedup();
+    labels.into_iter().map(String::as_str).collect()
+}
+
+/// The nodes whose labels a decision needs: those of an attempt that runs, and of which the status does not
+/// say yet where it is.
+pub fn nodes_to_read(input: &ReconcileInput<'_>) -> BTreeSet<Arc<str>> {
+    let is_over = input.status.completion_time.is_some();
+    if is_over || topology_labels(input.prepared).is_empty() || !known(input.status).is_empty() {
+        return BTreeSet::new();
+    }
+    let pods = JobPods::new(input.workers, input.status.attempt.unwrap_or(1), &input.prepared.plan);
+    let nodes = pods.current.iter().map(|worker| worker.filter(|worker| worker.is_in_place())?.node.clone());
+    nodes.collect::<Option<_>>().unwrap_or_default()
+}
+
+/// What a status says about the attempt that runs.
+pub(super) fn known(status: &RLTrainingJobStatus) -> Vec<TopologyStatus> {
+    let group = status.worker_groups.first().filter(|_| status.attempt_running_time.is_some());
+    group.map(|group| group.topology.clone()).unwrap_or_default()
+}
+
+/// Where the workers are; `known` where nothing new was read.
+pub(super) fn topology(round: &Round<'_>, known: Vec<TopologyStatus>) -> Vec<TopologyStatus> {
+    let Some(nodes) = round.input.node_labels else { return known };
+    let labels = topology_labels(round.input.prepared).into_iter();
+    let of =
+        |label: &str| TopologyStatus { label: label.to_owned(), domains: domains(&round.pods, nodes, label) };
+    labels.map(of).collect()
+}
+
+/// The domains in the order of the workers.
+fn domains(pods: &JobPods<'_>, nodes: &NodeLabels, label: &str) -> Vec<DomainStatus> {
+    let name = |idx: usize| {
+        let node = pods.current[idx].and_then(|worker| worker.node.as_ref());
+        node.and_then(|node| nodes.get(node)?.get(label)).map(String::as_str).unwrap_or_default()
+    };
+    let indices: Vec<_> = (0..pods.current.len()).collect();
+    let runs = indices.chunk_by(|one, next| name(*one) == name(*next)).take(MAX_DOMAINS);
+    let domain = |run: &[usize]| DomainStatus {
+        name: name(run[0]).to_owned(),
+        workers: match run {
+            [one] => one.to_string(),
+            [first, .., last] => format!("{first}-{last}"),
+            [] => String::new(),
+        },
+    };
+    runs.map(domain).collect()
+}
