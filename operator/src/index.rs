@@ -1,8 +1,8 @@
 //! The cache of the watches, by job: pods, cut down to what decisions need, the digests of a job's other
 //! children, and its Workload. A lookup costs the size of one job, whatever else is in the cluster.
 //!
-//! The key of a job is namespace, name and UID together: an object in another namespace with a job's UID or our
-//! labels belongs to a job that does not exist.
+//! The key of a job is namespace, name and UID together: an object in another namespace with a job's UID or
+//! our labels belongs to a job that does not exist.
 //!
 //! What the operator itself created is entered at once, without waiting for the watch.
 //!
@@ -243,7 +243,8 @@ impl Index {
         self.lock().jobs.keys().cloned().collect()
     }
 
-    /// The jobs that have a pod on one of these nodes. Reads every pod, which happens only when a node changes.
+    /// The jobs that have a pod on one of these nodes. Reads every pod, which happens only when a node
+    /// changes.
     pub fn jobs_on(&self, nodes: &[Arc<str>]) -> Vec<JobKey> {
         let is_on = |worker: &Arc<Worker>| worker.node.as_ref().is_some_and(|node| nodes.contains(node));
         let seen = self.lock();
