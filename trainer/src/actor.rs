@@ -17,6 +17,7 @@ mod in_stream;
 pub(crate) mod islands;
 mod micro_batch;
 pub(crate) mod probe;
+mod role;
 pub(crate) mod scoring;
 
 use std::ops::Range;
@@ -32,6 +33,7 @@ pub use self::in_stream::{EvaluateLoss, PendingLoss};
 use self::islands::Model;
 pub use self::micro_batch::MicroBatch;
 pub use self::probe::ProbeError;
+pub use self::role::ActorRole;
 use crate::model::{Adapter, Decoder};
 use crate::optim::{AdamW, LossScale, OptimError, StepOutcome};
 use crate::parallel::{DecoderParts, RankError, Ranks, ShardedParameters};

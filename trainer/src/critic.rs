@@ -12,6 +12,7 @@
 
 mod learn;
 mod pending;
+mod role;
 
 use rlt_api::spec::{CriticSpec, LoraSpec};
 use rlt_core::batch::Batch;
@@ -20,6 +21,8 @@ use tch::{Device, Kind, Tensor};
 
 pub use self::learn::{CriticError, CriticReport, value_metrics};
 use self::pending::PendingSums;
+pub(crate) use self::role::CriticPlan;
+pub use self::role::CriticRole;
 use crate::actor::{
     Actor, ActorError, MicroBatch, OuterGradients, islands, resume_loss_scale, scaled, scoring,
 };

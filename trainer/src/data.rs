@@ -9,6 +9,7 @@
 
 mod demonstration;
 mod error;
+mod feed;
 mod jsonl;
 mod loader;
 mod parquet;
@@ -26,6 +27,8 @@ use rlt_core::types::Prompt;
 use crate::tokenizer::Tokenizer;
 
 pub use error::{DataError, RowLocation};
+pub use feed::Data;
+pub(crate) use feed::DataPosition;
 pub use loader::{DemonstrationLoader, Loader, LoaderError, LoaderState, PromptLoader};
 pub use rlt_core::batch::Demonstration;
 pub use rows::Split;

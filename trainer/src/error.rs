@@ -2,9 +2,9 @@
 
 use rlt_api::{ExitCode, Problem};
 
-use crate::actor::{ActorError, ProbeError};
+use crate::actor::ProbeError;
 use crate::checkpoint::{CheckpointError, CopyError};
-use crate::critic::{CriticError, NoCritic};
+use crate::critic::NoCritic;
 use crate::data::{DataError, LoaderError};
 use crate::device_failure::DeviceFailed;
 use crate::model::hub::HubError;
@@ -13,10 +13,9 @@ use crate::optim::OptimError;
 use crate::out_of_memory::OutOfMemory;
 use crate::parallel::RankError;
 use crate::reward::{RewardModelError, RewardSetupError};
-use crate::rollout::RolloutError;
+use crate::roles::StepError;
 use crate::run_folder::RunFolderError;
 use crate::tokenizer::TokenizerError;
-use crate::update::UpdateError;
 
 /// Why a run failed.
 #[derive(Debug, thiserror::Error)]
@@ -44,24 +43,12 @@ pub enum TrainError {
     Loader(#[from] LoaderError),
     #[error("failed to prepare the rewards")]
     Rewards(#[from] RewardSetupError),
-    #[error("failed to judge by a reward model")]
+    #[error("failed to prepare a reward model")]
     RewardModel(#[from] RewardModelError),
-    #[error("failed to generate")]
-    Rollout(#[source] RolloutError),
-    #[error("failed to estimate advantages")]
-    Advantage(#[from] rlt_core::advantage::AdvantageError),
-    #[error("failed to lay out the batch")]
-    Rows(#[from] rlt_core::rows::RowsError),
-    #[error("failed to correct for the rollout's policy")]
-    Importance(#[from] rlt_core::importance::ImportanceError),
-    #[error("failed to score the batch")]
-    Actor(#[from] crate::actor::ActorError),
-    #[error("failed to update the actor")]
-    Update(#[from] UpdateError),
     #[error("failed to make a critic")]
     NoCritic(#[from] NoCritic),
-    #[error("failed to update the critic")]
-    Critic(#[from] CriticError),
+    #[error(transparent)]
+    Step(#[from] StepError),
     #[error("failed to prepare the optimizer")]
     Optimizer(#[from] OptimError),
     #[error("failed to prepare the adapter, or to export the model")]
@@ -80,8 +67,6 @@ pub enum TrainError {
     Kernel(#[from] rlt_torch::Error),
     #[error("spec.model.tokenizer: a new model needs one")]
     NoTokenizer,
-    #[error("the job has no demonstrations to learn from")]
-    NoDemonstrations,
     #[error("failed to work with the other ranks")]
     Ranks(#[from] RankError),
     #[error(
@@ -118,16 +103,6 @@ pub enum TrainError {
     GpuTaken { index: usize, free: f64, total: f64, needed: f64 },
     #[error("no complete checkpoint is left in `{path}`: {reasons}")]
     NoCompleteCheckpoint { path: String, reasons: String },
-    #[error("the job is supervised and has no policy gradient")]
-    NoPolicyGradient,
-    #[error("none of the step's completions has a reward that can be trusted: {example}")]
-    NoRewards { example: String },
-}
-
-impl From<RolloutError> for TrainError {
-    fn from(error: RolloutError) -> Self {
-        Self::Rollout(error)
-    }
 }
 
 impl TrainError {
@@ -160,11 +135,8 @@ impl TrainError {
             Self::Checkpoint(error) if error.is_misfit() => ExitCode::BadConfig,
             Self::Copies(error) if error.is_permanent() => ExitCode::BadConfig,
             Self::Checkpoint(_) | Self::Copies(_) => ExitCode::RetryableIo,
-            Self::Rollout(RolloutError::CacheTooSmall { .. }) => ExitCode::BadConfig,
-            Self::Diverged { .. } | Self::Rollout(RolloutError::NonFiniteLogits { .. }) => ExitCode::Diverged,
-            Self::Actor(ActorError::Packing(_))
-            | Self::Update(UpdateError::Packing(_))
-            | Self::Critic(CriticError::Packing(_)) => ExitCode::BadConfig,
+            Self::Diverged { .. } => ExitCode::Diverged,
+            Self::Step(error) => error.exit_code(),
             _ => ExitCode::Failure,
         }
     }

@@ -1,17 +1,16 @@
 //! Held-out prompts: sampled, judged, summed up. Nothing is learned from them.
 
-use std::sync::Arc;
+use std::time::Instant;
 
 use rlt_core::held_out::held_out_metrics;
 use rlt_core::metrics::Metrics;
-use rlt_core::sampling::SamplingParams;
-use rlt_core::types::Prompt;
 
+use crate::data::Data;
 use crate::error::TrainError;
-use crate::phases::PhaseClock;
-use crate::step::{Sampling, sample_groups, training_sampling};
-use crate::tracking::console::Phase;
-use crate::trainer::{SeedStream, Trainer};
+use crate::roles::{Roles, StepError};
+use crate::run::Run;
+use crate::step_context::StepPosition;
+use crate::tracking::Stage;
 
 /// What the held-out prompts say.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,24 +32,24 @@ impl Evaluation {
 ///
 /// # Errors
 /// [`TrainError`].
-pub fn evaluate(trainer: &mut Trainer) -> Result<Option<Evaluation>, TrainError> {
-    if trainer.held_out.is_empty() || trainer.spec().rewards.functions.is_empty() {
+pub fn evaluate(run: &Run, roles: &mut Roles, data: &Data) -> Result<Option<Evaluation>, TrainError> {
+    if data.held_out().is_empty() || run.spec().rewards.functions.is_empty() {
         return Ok(None);
     }
     let _followed = tracing::info_span!(target: rlt_traces::TARGET, "testing").entered();
-    let mut clock = PhaseClock::start();
-    trainer.sync_weights()?;
-    let prompts: Vec<Arc<Prompt>> = trainer.held_out.items().to_vec();
-    let held_out = trainer.spec().rollout.held_out.clone();
-    let sampling = SamplingParams { temperature: held_out.temperature, ..training_sampling(trainer) };
-    let num_samples = held_out.samples_per_prompt;
-    let how = Sampling { phase: Phase::Evaluation, stream: SeedStream::Evaluation, sampling, num_samples };
-    // The same seeds at every evaluation, so that two evaluations differ by the weights alone.
-    let sampled = sample_groups(trainer, &prompts, &how, &[], &mut clock)?;
-    trainer.end_rollout();
-    let Some(groups) = sampled.map(|sampled| sampled.groups) else { return Ok(None) };
-    trainer.watch.completions(trainer.progress.step, true, &groups);
-    let mut metrics = held_out_metrics(&groups, num_samples);
-    metrics.insert("timing_s/testing".into(), clock.total_seconds());
+    let started = Instant::now();
+    let step = run.progress.step;
+    run.context.set_position(StepPosition { stage: Stage::Training, num_done: step });
+    let sampled = roles.rollout.sample_held_out(&roles.actor, data.held_out())?;
+    let judged = roles.rewards.judge_unrecorded(sampled);
+    roles.rollout.sleep();
+    let groups = match judged {
+        Err(StepError::Interrupted) => return Ok(None),
+        judged => judged?.0,
+    };
+    let watch = run.context.watch();
+    watch.completions(watch.completion_records(step, true, &groups));
+    let mut metrics = held_out_metrics(&groups, run.spec().rollout.held_out.samples_per_prompt);
+    metrics.insert("timing_s/testing".into(), started.elapsed().as_secs_f64());
     Ok(metrics.get("val-core/reward/mean").copied().map(|reward| Evaluation { reward, metrics }))
 }

@@ -10,9 +10,10 @@ use crate::error::TrainError;
 use crate::model::{AdapterExport, BaseModel, Export, ExportOptions};
 use crate::parallel::{Numbers, Part};
 use crate::report;
+use crate::roles::Roles;
+use crate::run::Run;
 use crate::stop::{Outcome, StopReason};
 use crate::tracking::console::Phase;
-use crate::trainer::Trainer;
 
 /// `result.json`: what a run came to, for people and for programs.
 #[derive(Debug, Serialize)]
@@ -34,34 +35,34 @@ struct RunResult<'a> {
 ///
 /// # Errors
 /// [`TrainError`]; the checkpoint of the last step is safe already.
-pub fn finish(trainer: &mut Trainer, outcome: Outcome) -> Result<(), TrainError> {
-    if outcome == Outcome::Complete && trainer.spec().checkpoint.export.enabled {
-        trainer.watch.begin_phase(Phase::Saving, 0);
-        tracing::info_span!(target: rlt_traces::TARGET, "export").in_scope(|| export(trainer))?;
+pub fn finish(run: &Run, roles: &Roles, outcome: Outcome) -> Result<(), TrainError> {
+    if outcome == Outcome::Complete && run.spec().checkpoint.export.enabled {
+        run.context.watch().begin_phase(Phase::Saving, 0);
+        tracing::info_span!(target: rlt_traces::TARGET, "export").in_scope(|| export(run, roles))?;
     }
-    if !trainer.ranks.is_leader() {
+    if !run.ranks.is_leader() {
         return Ok(());
     }
-    wait_for_copy(trainer, outcome)?;
-    write_result(trainer, outcome)?;
-    trainer.watch.message(&summary(trainer, outcome));
-    if let Some(warning) = &trainer.warning {
-        trainer.watch.message(&format!("this run {warning}"));
+    wait_for_copy(run, outcome)?;
+    write_result(run, outcome)?;
+    run.context.watch().message(&summary(run, outcome));
+    if let Some(warning) = &run.warning {
+        run.context.watch().message(&format!("this run {warning}"));
     }
-    trainer.watch.finish();
-    report::render(trainer.folder.root())?;
+    run.context.watch_mut().finish();
+    report::render(run.folder.root())?;
     Ok(())
 }
 
 /// A complete run is complete once its last checkpoint is where it was asked for. One that was asked to stop
 /// has half of its time left for that, and what is missing is copied when it goes on.
-fn wait_for_copy(trainer: &Trainer, outcome: Outcome) -> Result<(), TrainError> {
-    let grace = u64::from(trainer.spec().run_policy.termination_grace_period_seconds);
+fn wait_for_copy(run: &Run, outcome: Outcome) -> Result<(), TrainError> {
+    let grace = u64::from(run.spec().run_policy.termination_grace_period_seconds);
     match outcome {
-        Outcome::Complete => Ok(trainer.checkpoints.finish_copies(Duration::from_secs(grace))?),
+        Outcome::Complete => Ok(run.saver.borrow().checkpoints.finish_copies(Duration::from_secs(grace))?),
         Outcome::Stopped(_) => {
-            if let Err(error) = trainer.checkpoints.finish_copies(Duration::from_secs(grace) / 2) {
-                trainer.watch.message(&error.to_string());
+            if let Err(error) = run.saver.borrow().checkpoints.finish_copies(Duration::from_secs(grace) / 2) {
+                run.context.watch().message(&error.to_string());
             }
             Ok(())
         }
@@ -69,15 +70,15 @@ fn wait_for_copy(trainer: &Trainer, outcome: Outcome) -> Result<(), TrainError> 
 }
 
 /// The leader writes one part of the model after the other; where ranks share it, all of them bring it.
-fn export(trainer: &Trainer) -> Result<(), TrainError> {
-    let mut files = if trainer.ranks.is_leader() { Some(ExportedFiles::begin(trainer)?) } else { None };
-    trainer.actor.parts().visit(Numbers::Exact, |part| match &mut files {
+fn export(run: &Run, roles: &Roles) -> Result<(), TrainError> {
+    let mut files = if run.ranks.is_leader() { Some(ExportedFiles::begin(run, roles)?) } else { None };
+    roles.actor.actor.parts().visit(Numbers::Exact, |part| match &mut files {
         Some(files) => files.write(part),
         None => Ok(()),
     })?;
     files.map_or(Ok(()), ExportedFiles::finish)?;
-    if trainer.ranks.is_leader() {
-        trainer.tokenizer.save(&trainer.folder.export())?;
+    if run.ranks.is_leader() {
+        roles.rollout.tokenizer.save(&run.folder.export())?;
     }
     Ok(())
 }
@@ -89,21 +90,21 @@ struct ExportedFiles<'a> {
 }
 
 impl<'a> ExportedFiles<'a> {
-    fn begin(trainer: &'a Trainer) -> Result<Self, TrainError> {
-        let spec = &trainer.spec().checkpoint.export;
+    fn begin(run: &'a Run, roles: &'a Roles) -> Result<Self, TrainError> {
+        let spec = &run.spec().checkpoint.export;
         let dtype = match spec.dtype {
-            ExportDtype::Auto => trainer.source_kind,
+            ExportDtype::Auto => run.source.kind,
             ExportDtype::Fp32 => Kind::Float,
             ExportDtype::Bf16 => Kind::BFloat16,
         };
-        let (folder, decoder) = (trainer.folder.export(), &trainer.actor.decoder);
+        let (folder, decoder) = (run.folder.export(), &roles.actor.actor.decoder);
         let model = Export::begin(decoder, &folder, &ExportOptions { merge_lora: spec.merge_lora, dtype })?;
         if decoder.lora().is_none() {
             return Ok(Self { model, adapter: None });
         }
         // What is below the adapter of a new model is nowhere but here, and only where it is not merged.
         let exported = || BaseModel { name_or_path: folder.display().to_string(), revision: None };
-        let base = trainer.base_model.clone().or_else(|| (!spec.merge_lora).then(exported));
+        let base = run.source.base.clone().or_else(|| (!spec.merge_lora).then(exported));
         let adapter = AdapterExport::begin(decoder, &folder.join("adapter"), base.as_ref())?;
         Ok(Self { model, adapter: Some(adapter) })
     }
@@ -121,32 +122,32 @@ impl<'a> ExportedFiles<'a> {
     }
 }
 
-fn write_result(trainer: &Trainer, outcome: Outcome) -> Result<(), TrainError> {
+fn write_result(run: &Run, outcome: Outcome) -> Result<(), TrainError> {
     let result = RunResult {
-        name: trainer.job.name(),
+        name: run.job.name(),
         outcome: match outcome {
             Outcome::Complete => "complete",
             Outcome::Stopped(StopReason::Signal) => "stopped by a signal",
             Outcome::Stopped(StopReason::Deadline) => "stopped by the deadline",
         },
-        step: trainer.progress.step,
-        num_steps: trainer.num_steps,
-        held_out_reward_before: trainer.progress.first_evaluation,
-        held_out_reward_after: trainer.progress.last_evaluation,
-        elapsed_seconds: trainer.elapsed_seconds(),
-        num_tokens: trainer.progress.num_tokens,
-        warning: trainer.warning.as_deref(),
+        step: run.progress.step,
+        num_steps: run.num_steps,
+        held_out_reward_before: run.progress.first_evaluation,
+        held_out_reward_after: run.progress.last_evaluation,
+        elapsed_seconds: run.elapsed_seconds(),
+        num_tokens: run.progress.num_tokens,
+        warning: run.warning.as_deref(),
     };
     let result = serde_json::to_value(result).map_err(TrainError::State)?;
-    Ok(trainer.folder.write_json("result.json", &result)?)
+    Ok(run.folder.write_json("result.json", &result)?)
 }
 
-fn summary(trainer: &Trainer, outcome: Outcome) -> String {
-    let folder = trainer.folder.root().display();
-    let step = trainer.progress.step;
-    match (outcome, trainer.progress.first_evaluation, trainer.progress.last_evaluation) {
+fn summary(run: &Run, outcome: Outcome) -> String {
+    let folder = run.folder.root().display();
+    let step = run.progress.step;
+    match (outcome, run.progress.first_evaluation, run.progress.last_evaluation) {
         (Outcome::Stopped(_), _, _) => {
-            format!("stopped after step {step} of {} with a checkpoint in {folder}", trainer.num_steps)
+            format!("stopped after step {step} of {} with a checkpoint in {folder}", run.num_steps)
         }
         (Outcome::Complete, Some(before), Some(after)) => {
             format!("held-out reward {before:.3} -> {after:.3} in {step} steps; everything is in {folder}")

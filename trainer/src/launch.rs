@@ -28,7 +28,7 @@ pub use self::outcome::{AttemptOutcome, Cut, End, Failed};
 use self::stop_signal::StopSignal;
 use crate::error::TrainError;
 use crate::parallel::{RankEnvironment, RankError};
-use crate::worker::{self, WorkerArgs};
+use crate::worker::{self, ChooseRecipes, WorkerArgs};
 
 /// Set for the workers of a launcher: its process id.
 const LAUNCHER_VARIABLE: &str = "RLT_LAUNCHER";
@@ -89,17 +89,17 @@ impl LaunchError {
     }
 }
 
-/// Runs the ranks of this machine to their end.
+/// Runs the ranks of this machine to their end; a rank in this process by the recipes of `choose`.
 ///
 /// # Errors
 /// [`LaunchError`], which names its exit code.
-pub fn run(args: &WorkerArgs) -> Result<ExitCode, LaunchError> {
+pub fn run(args: &WorkerArgs, choose: ChooseRecipes) -> Result<ExitCode, LaunchError> {
     let place = RankEnvironment::of_process()?;
     match (worker::read_manifest(&args.manifest), place) {
         (Ok(job), None) if job.spec().workers.num_ranks() > 1 => follow(&job, || attempts::run(args, &job)),
         (Ok(job), Some(place)) if place.world_size > 1 => follow(&job, || run_placed(args, &job, &place)),
         // One rank, or none: nothing to start.
-        (job, _) => Ok(worker::run_as_read(args, job).map_err(Box::new)?),
+        (job, _) => Ok(worker::run_as_read(args, job, choose).map_err(Box::new)?),
     }
 }
 

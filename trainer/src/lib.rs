@@ -1,7 +1,7 @@
 //! The trainer: models, rollout and the training step behind one binary.
 //!
 //! ```text
-//! manifest -> setup -> train -> step: rollout -> reward -> advantage -> log-probs -> update -> weight sync
+//! manifest -> setup -> train -> recipe: sample -> judge -> score -> estimate -> update
 //! ```
 //! Every rank runs the same step and does its share of the work (`parallel`). Roles (actor, reference,
 //! critic, rollout) are capabilities on the same weights, not processes. Nothing here talks to Kubernetes;
@@ -9,6 +9,7 @@
 
 pub mod actor;
 pub mod checkpoint;
+pub mod commands;
 pub mod critic;
 pub mod data;
 pub mod device;
@@ -30,24 +31,28 @@ pub mod optim;
 pub mod out_of_memory;
 pub mod parallel;
 pub mod phases;
+pub mod recipe;
+pub mod recipes;
 pub mod reference;
 pub mod report;
 pub mod reward;
+pub mod roles;
 pub mod rollout;
+pub mod run;
 pub mod run_folder;
+mod saver;
 mod saving;
 pub mod score;
+pub mod seeds;
 pub mod setup;
 pub mod state;
 pub mod status_channel;
-pub mod step;
+pub mod step_context;
 pub mod stop;
-pub mod supervised;
 pub mod tokenizer;
 pub mod tracking;
 pub mod train;
 mod trained;
-pub mod trainer;
 pub mod update;
 pub mod watch;
 pub mod worker;

@@ -24,14 +24,16 @@ impl PhaseClock {
         Self { started: Instant::now(), seconds: BTreeMap::new() }
     }
 
-    /// Runs `work` and adds its time to `phase`, which whoever follows the run sees as a span.
+    /// Runs `work` as [`run`] does and adds its time to `phase`.
     pub fn measure<T>(&mut self, phase: &'static str, work: impl FnOnce() -> T) -> T {
-        let started = Instant::now();
-        out_of_memory::enter(phase);
-        let result = tracing::info_span!(target: rlt_traces::TARGET, "phase", otel.name = phase)
-            .in_scope(|| memory::during(phase, work));
-        *self.seconds.entry(phase).or_default() += started.elapsed().as_secs_f64();
+        let (result, seconds) = run(phase, work);
+        self.add(phase, seconds);
         result
+    }
+
+    /// Adds `seconds` to `phase`.
+    pub fn add(&mut self, phase: &'static str, seconds: f64) {
+        *self.seconds.entry(phase).or_default() += seconds;
     }
 
     /// Seconds that `phase` took so far.
@@ -51,6 +53,16 @@ impl PhaseClock {
         metrics.insert("timing_s/step".into(), self.total_seconds());
         metrics
     }
+}
+
+/// Runs `work` as `phase`: a span of the trace, and what peaks of memory and errors are attributed to. Returns
+/// the seconds it took, too.
+pub fn run<T>(phase: &'static str, work: impl FnOnce() -> T) -> (T, f64) {
+    let started = Instant::now();
+    out_of_memory::enter(phase);
+    let result = tracing::info_span!(target: rlt_traces::TARGET, "phase", otel.name = phase)
+        .in_scope(|| memory::during(phase, work));
+    (result, started.elapsed().as_secs_f64())
 }
 
 /// `perf/..` of a step that trained on `num_tokens` tokens: what it cost in time and memory.

@@ -2,6 +2,8 @@
 //! one it is a frozen copy, in shards where the actor is, which on the CPU lies in a file while nobody reads
 //! it. What it is compared for is not known here.
 
+mod role;
+
 use std::path::Path;
 
 use rlt_core::excerpt::Excerpt;
@@ -12,6 +14,9 @@ use crate::error::TrainError;
 use crate::model::{Decoder, NamedTensors};
 use crate::parallel::{RankError, Ranks, ShardedParameters};
 use crate::trained::in_file;
+
+pub use self::role::ReferenceRole;
+pub(crate) use self::role::kl_controller;
 
 /// Before the names of the reference's tensors in a checkpoint.
 const PREFIX: &str = "reference.";

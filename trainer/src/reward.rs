@@ -9,9 +9,11 @@
 mod functions;
 mod models;
 mod pool;
+mod role;
 #[cfg(test)]
 mod tests;
 
 pub use functions::{RewardFunctions, RewardSetupError};
 pub use models::{ModelScores, Policy, RewardModelError, RewardModels, Sharing};
 pub use pool::{PoolOptions, RewardPool};
+pub use role::RewardsRole;

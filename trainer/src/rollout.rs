@@ -35,6 +35,7 @@ mod digest;
 mod engine;
 mod kv_cache;
 mod memory;
+mod role;
 mod runner;
 mod sampler;
 mod slices;
@@ -55,6 +56,8 @@ pub use digest::WeightDigest;
 pub use engine::RolloutEngine;
 pub use memory::MemoryShare;
 pub use rlt_core::engine::Detokenizer;
+pub(crate) use role::SamplingCost;
+pub use role::{RolloutRole, Sampled};
 
 /// What bounds an engine.
 #[derive(Clone, Debug)]

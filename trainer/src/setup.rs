@@ -6,31 +6,44 @@ mod device;
 mod model;
 
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use rlt_api::ValidatedJob;
 use rlt_api::plan::{KV_BLOCK_TOKENS, check_model, concurrent_sequences};
-use rlt_api::resolved::{ModelSource, ResolvedSpec, TokenizerSource};
+use rlt_api::resolved::{Kl, ModelSource, ResolvedSpec, TokenizerSource};
 use rlt_api::spec;
 use rlt_core::schedule::{Decay, Schedule};
 use tch::{Device, Kind};
 
+use crate::actor::{Actor, ActorRole};
 use crate::checkpoint::CheckpointStore;
-use crate::data::{Dataset, Demonstration, Loader, Split};
+use crate::critic::{CriticOptions, CriticPlan, CriticRole};
+use crate::data::{Data, Dataset, Demonstration, Loader, Split};
 use crate::error::TrainError;
 use crate::model::BaseModel;
+use crate::offload::Offload;
 use crate::optim::AdamWOptions;
 use crate::parallel::{RankError, Ranks};
-use crate::reward::{PoolOptions, RewardFunctions, RewardPool};
-use crate::rollout::{MemoryShare, RolloutEngine, RolloutOptions};
+use crate::recipe::Recipes;
+use crate::reference::{Reference, ReferenceRole, kl_controller};
+use crate::reward::{PoolOptions, RewardFunctions, RewardPool, RewardsRole};
+use crate::roles::Roles;
+use crate::rollout::{MemoryShare, RolloutEngine, RolloutOptions, RolloutRole};
+use crate::run::{ModelOrigin, Progress, Run};
 use crate::run_folder::RunFolder;
+use crate::saver::Saver;
 use crate::saving::Saving;
+use crate::seeds::{SeedUse, seed};
+use crate::step_context::StepContext;
 use crate::stop::StopRequest;
 use crate::tokenizer::Tokenizer;
-use crate::trainer::{Progress, SeedStream, Trainer, kl_controller, seed};
-use crate::watch::Watchers;
+use crate::update::Portions;
 
-/// Builds the part of this rank in the run of `job` in `folder`.
+/// The part of the seed of weights that is the critic's adapter.
+const CRITIC_ADAPTER: u64 = 1;
+
+/// Builds this rank's run of `job` in `folder`, with the recipes that `choose` makes of the manifest.
 ///
 /// # Errors
 /// [`TrainError`], naming what does not fit.
@@ -39,7 +52,8 @@ pub fn setup(
     folder: RunFolder,
     stop: StopRequest,
     ranks: Ranks,
-) -> Result<Trainer, TrainError> {
+    choose: fn(&ResolvedSpec) -> Recipes,
+) -> Result<(Run, Roles, Data), TrainError> {
     let spec = job.spec().clone();
     let streams = Streams::of(&spec, ranks)?;
     let ranks = streams.updates.clone();
@@ -47,8 +61,8 @@ pub fn setup(
     // What the leader downloads the others find.
     let (model_dir, base_model) = ranks.leader_first(|| model_folder(&spec, &folder, &ranks))?.unzip();
     let tokenizer = load_tokenizer(&spec, model_dir.as_deref())?;
-    let data = Data::load(&spec, &tokenizer)?;
-    let rewards = reward_pool(&spec, &data, ranks.cores())?;
+    let datasets = Datasets::load(&spec, &tokenizer)?;
+    let rewards = reward_pool(&spec, &datasets, ranks.cores())?;
     let weights = model::weights(&spec, model_dir.as_deref(), &tokenizer)?;
     check_model(&spec, weights.config())?;
     let job = job.with(&device::choices(&spec, weights.config(), device, &ranks)?);
@@ -59,54 +73,118 @@ pub fn setup(
     let reference = model::reference(&spec, &actor, &folder)?;
     let folders = model::reward_model_folders(&spec, &ranks)?;
     let reward_models = model::reward_models(&spec, &folders, &tokenizer, &actor, &folder)?;
-    let sampling_as_one = ranks.slicing_rollout(spec.workers.mesh.rollout_tp as usize)?;
-    let engine = RolloutEngine::new(engine_options(&spec, &tokenizer, device, &ranks)?);
-    let engine = engine.sliced_among(sampling_as_one);
-    let schedule = schedule(&spec, data.num_steps(&spec));
-    let checkpoints = if ranks.is_leader() {
-        let store = CheckpointStore::open(&folder.checkpoints(), spec.checkpoint.keep as usize)?;
-        match &spec.checkpoint.uri {
-            Some(uri) => store.copied_to(uri)?,
-            None => store,
-        }
-    } else {
-        CheckpointStore::follow(&folder.checkpoints())
-    };
+    let checkpoints = checkpoint_store(&spec, &folder, &ranks)?;
     let saving = Saving::prepare(&ranks, &checkpoints)?;
-    let kl = spec.algorithm.policy_gradient.as_ref().map_or_else(
-        || kl_controller(&rlt_api::resolved::Kl::None),
-        |algorithm| kl_controller(&algorithm.kl),
-    );
-    Ok(Trainer {
-        num_steps: data.num_steps(&spec),
-        prompts: data.prompts.as_ref().map(|prompts| loader(&spec, prompts)).transpose()?,
-        demonstrations: data.demonstrations.as_ref().map(|rows| loader(&spec, rows)).transpose()?,
-        held_out: data.held_out,
-        base_model,
-        source_kind: source_kind(model_dir.as_deref()),
-        actor,
-        ranks,
-        critic_ranks: streams.critic,
+    let context = StepContext::new(spec.training.seed, stop);
+    let num_steps = datasets.num_steps(&spec);
+    let roles = Roles {
+        rollout: rollout_role(&spec, tokenizer, device, &ranks, &context)?,
+        rewards: RewardsRole {
+            pool: rewards,
+            models: reward_models,
+            masks_failed: spec.rewards.on_error == spec::RewardErrorPolicy::Mask,
+            ranks: ranks.clone(),
+            context: Rc::clone(&context),
+        },
+        critic: critic_role(&spec, &folder, streams.critic, &context),
+        reference: reference_role(&spec, reference, &context),
+        actor: actor_role(&spec, actor, num_steps, &context),
+        context: Rc::clone(&context),
+    };
+    let saver = Saver::new(ranks.clone(), checkpoints, saving, Rc::clone(&context));
+    let run = Run {
+        recipes: choose(&spec),
+        source: ModelOrigin { base: base_model, kind: source_kind(model_dir.as_deref()) },
+        saver: saver.committing_after_sampling(),
+        num_steps,
         job,
         folder,
-        reference,
-        critic: None,
-        engine,
-        tokenizer,
-        rewards,
-        reward_models,
-        kl,
-        schedule,
-        checkpoints,
-        watch: Watchers::nobody(),
+        ranks,
+        context,
         warning,
-        stop,
         progress: Progress::default(),
-        saved_at: None,
-        saving,
-        seconds_saving: None,
         started: Instant::now(),
+    };
+    Ok((run, roles, datasets.in_order(&spec)?))
+}
+
+fn checkpoint_store(
+    spec: &ResolvedSpec,
+    folder: &RunFolder,
+    ranks: &Ranks,
+) -> Result<CheckpointStore, TrainError> {
+    if !ranks.is_leader() {
+        return Ok(CheckpointStore::follow(&folder.checkpoints()));
+    }
+    let store = CheckpointStore::open(&folder.checkpoints(), spec.checkpoint.keep as usize)?;
+    Ok(match &spec.checkpoint.uri {
+        Some(uri) => store.copied_to(uri)?,
+        None => store,
     })
+}
+
+fn rollout_role(
+    spec: &ResolvedSpec,
+    tokenizer: Tokenizer,
+    device: Device,
+    ranks: &Ranks,
+    context: &Rc<StepContext>,
+) -> Result<RolloutRole, TrainError> {
+    let engine = RolloutEngine::new(engine_options(spec, &tokenizer, device, ranks)?);
+    let engine = engine.sliced_among(ranks.slicing_rollout(spec.workers.mesh.rollout_tp as usize)?);
+    Ok(RolloutRole::new(engine, tokenizer, spec.rollout.clone(), ranks.clone(), context))
+}
+
+fn actor_role(spec: &ResolvedSpec, actor: Actor, num_steps: u64, context: &Rc<StepContext>) -> ActorRole {
+    ActorRole {
+        actor,
+        portions: portions(spec),
+        max_logprob_tokens: spec.training.max_logprob_tokens as usize,
+        schedule: schedule(spec, num_steps),
+        cold_start_schedule: spec.algorithm.cold_start.as_ref().map(cold_start_schedule),
+        context: Rc::clone(context),
+    }
+}
+
+fn reference_role(spec: &ResolvedSpec, reference: Reference, context: &Rc<StepContext>) -> ReferenceRole {
+    let kl = spec.algorithm.policy_gradient.as_ref().map_or(Kl::None, |algorithm| algorithm.kl.clone());
+    ReferenceRole { reference, controller: kl_controller(&kl), kl, context: Rc::clone(context) }
+}
+
+fn critic_role(
+    spec: &ResolvedSpec,
+    folder: &RunFolder,
+    ranks: Ranks,
+    context: &Rc<StepContext>,
+) -> CriticRole {
+    let critic = spec.algorithm.policy_gradient.as_ref().and_then(|algorithm| algorithm.critic.clone());
+    let adapter_seed = seed(spec.training.seed, SeedUse::Weights, &[CRITIC_ADAPTER]);
+    let plan = critic.map(|critic| CriticPlan {
+        options: CriticOptions {
+            critic,
+            optimizer: optimizer_options(spec),
+            activation_checkpointing: spec.training.activation_checkpointing.unwrap_or(false),
+            max_grad_norm: spec.training.max_grad_norm,
+            offload: Offload::new(spec.training.offload, folder.root()),
+        },
+        lora: spec.model.lora.clone().map(|lora| (lora, adapter_seed)),
+        ranks,
+    });
+    CriticRole {
+        critic: None,
+        plan,
+        portions: portions(spec),
+        max_logprob_tokens: spec.training.max_logprob_tokens as usize,
+        context: Rc::clone(context),
+    }
+}
+
+fn portions(spec: &ResolvedSpec) -> Portions {
+    Portions {
+        groups_per_update: spec.training.prompts_per_update as usize,
+        num_epochs: spec.training.epochs_per_batch as usize,
+        max_tokens: spec.training.max_tokens_per_micro_batch as usize,
+    }
 }
 
 /// All ranks, as they share tokens in each kind of pass.
@@ -202,13 +280,13 @@ fn load_tokenizer(spec: &ResolvedSpec, model_dir: Option<&Path>) -> Result<Token
 }
 
 /// Everything that is read before the training.
-struct Data {
+struct Datasets {
     prompts: Option<Dataset<rlt_core::types::Prompt>>,
     demonstrations: Option<Dataset<Demonstration>>,
     held_out: Dataset<rlt_core::types::Prompt>,
 }
 
-impl Data {
+impl Datasets {
     fn load(spec: &ResolvedSpec, tokenizer: &Tokenizer) -> Result<Self, TrainError> {
         let is_supervised = spec.algorithm.policy_gradient.is_none();
         let sp = spec.workers.mesh.sp as usize;
@@ -223,6 +301,14 @@ impl Data {
         })
     }
 
+    fn in_order(self, spec: &ResolvedSpec) -> Result<Data, TrainError> {
+        Ok(Data {
+            prompts: self.prompts.as_ref().map(|prompts| loader(spec, prompts)).transpose()?,
+            demonstrations: self.demonstrations.as_ref().map(|rows| loader(spec, rows)).transpose()?,
+            held_out: self.held_out,
+        })
+    }
+
     fn num_steps(&self, spec: &ResolvedSpec) -> u64 {
         let demonstrations = || self.demonstrations.as_ref().map(Dataset::len);
         let num_rows = self.prompts.as_ref().map(Dataset::len).or_else(demonstrations).unwrap_or(0);
@@ -231,11 +317,11 @@ impl Data {
 }
 
 fn loader<T>(spec: &ResolvedSpec, dataset: &Dataset<T>) -> Result<Loader<T>, TrainError> {
-    let seed = seed(spec.training.seed, SeedStream::Data, &[]);
+    let seed = seed(spec.training.seed, SeedUse::Data, &[]);
     Ok(Loader::new(dataset, spec.data.shuffle, seed)?)
 }
 
-fn reward_pool(spec: &ResolvedSpec, data: &Data, cores: usize) -> Result<RewardPool, TrainError> {
+fn reward_pool(spec: &ResolvedSpec, data: &Datasets, cores: usize) -> Result<RewardPool, TrainError> {
     let functions = RewardFunctions::new(&spec.rewards, spec.rollout.max_completion_tokens as usize)?;
     if !spec.rewards.functions.is_empty() {
         data.prompts.as_ref().map_or(Ok(()), |prompts| functions.check(prompts))?;
@@ -278,6 +364,17 @@ fn schedule(spec: &ResolvedSpec, num_steps: u64) -> Schedule {
         warmup_steps,
         num_steps,
         min_ratio,
+    }
+}
+
+/// The learning rate rises over a tenth of the steps and then stays.
+fn cold_start_schedule(spec: &spec::ColdStartSpec) -> Schedule {
+    Schedule {
+        learning_rate: spec.learning_rate,
+        decay: Decay::Constant,
+        warmup_steps: u64::from(spec.steps / 10),
+        num_steps: u64::from(spec.steps),
+        min_ratio: 0.0,
     }
 }
 

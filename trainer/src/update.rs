@@ -54,10 +54,29 @@ pub struct UpdatePlan {
     pub seed: u64,
 }
 
-impl UpdatePlan {
-    /// Whether the batch is trained on by the very weights that are its old policy, in one update.
-    pub fn is_on_policy(&self, batch: &Batch) -> bool {
+/// In what portions a batch is passed over, the same for actor and critic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Portions {
+    /// Rollout groups of one update.
+    pub groups_per_update: usize,
+    /// Passes over the batch.
+    pub num_epochs: usize,
+    /// Most tokens of one forward and backward pass on one rank.
+    pub max_tokens: usize,
+}
+
+impl Portions {
+    /// Whether `batch` is passed over once, in one update: then its old policy is the actor itself.
+    pub fn is_one_update(&self, batch: &Batch) -> bool {
         self.num_epochs == 1 && group_ranges(batch, self.groups_per_update).len() == 1
+    }
+}
+
+impl UpdatePlan {
+    /// The portions alone.
+    pub fn portions(&self) -> Portions {
+        let Self { groups_per_update, num_epochs, max_tokens, .. } = *self;
+        Portions { groups_per_update, num_epochs, max_tokens }
     }
 }
 
@@ -145,7 +164,7 @@ pub fn update(actor: &mut Actor, batch: &Batch, plan: &UpdatePlan) -> Result<Upd
     let mut report =
         UpdateReport { actor_logprobs: vec![0.0; batch.rows.num_tokens()], ..UpdateReport::default() };
     let updates = group_ranges(batch, plan.groups_per_update);
-    let is_on_policy = plan.num_epochs == 1 && updates.len() == 1;
+    let is_on_policy = plan.portions().is_one_update(batch);
     for epoch in 0..plan.num_epochs {
         for (update_idx, row_idxs) in updates.iter().enumerate() {
             let one = OneUpdate {

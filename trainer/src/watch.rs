@@ -79,15 +79,21 @@ impl Watchers {
         }
     }
 
-    /// Keeps the first completions of the first groups of a step for people to read.
-    pub fn completions(&self, step: u64, held_out: bool, groups: &[RolloutGroup]) {
-        let Some(trackers) = &self.trackers else { return };
+    /// The first completions of the first groups of a step, as many as are kept for people to read.
+    pub fn completion_records(
+        &self,
+        step: u64,
+        held_out: bool,
+        groups: &[RolloutGroup],
+    ) -> Vec<CompletionRecord> {
         let rollouts = groups.iter().filter_map(|group| group.rollouts.first());
-        let records: Vec<CompletionRecord> = rollouts
-            .take(self.completions_per_step)
-            .map(|rollout| CompletionRecord::new(step, held_out, rollout))
-            .collect();
-        if !records.is_empty() {
+        let record = |rollout| CompletionRecord::new(step, held_out, rollout);
+        rollouts.take(self.completions_per_step).map(record).collect()
+    }
+
+    /// Keeps completions for people to read.
+    pub fn completions(&self, records: Vec<CompletionRecord>) {
+        if let Some(trackers) = self.trackers.as_ref().filter(|_| !records.is_empty()) {
             trackers.completions(records);
         }
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use rlt_api::resolved::ResolvedSpec;
 use rlt_api::{ExitCode, ValidatedJob, spec};
 use rlt_core::partition::Balance;
 use tracing::field::Empty;
@@ -12,11 +13,12 @@ use tracing::field::Empty;
 use crate::checkpoint::clear_copies;
 use crate::error::TrainError;
 use crate::parallel::{RankEnvironment, Ranks};
+use crate::recipe::Recipes;
+use crate::run::Run;
 use crate::run_folder::{RunFolder, WARNINGS};
 use crate::status_channel::StatusChannel;
 use crate::stop::{Outcome, StopRequest};
 use crate::train::train;
-use crate::trainer::Trainer;
 use crate::{launch, out_of_memory, report, setup};
 
 /// Runs a manifest in this process.
@@ -33,6 +35,9 @@ pub struct WorkerArgs {
     pub overwrite: bool,
 }
 
+/// Makes the recipes that a manifest asks for.
+pub type ChooseRecipes = fn(&ResolvedSpec) -> Recipes;
+
 impl WorkerArgs {
     /// The run folder of `job`.
     pub(crate) fn root(&self, job: &ValidatedJob) -> PathBuf {
@@ -44,19 +49,20 @@ impl WorkerArgs {
 ///
 /// # Errors
 /// [`TrainError`], which names its exit code.
-pub fn run(args: &WorkerArgs) -> Result<ExitCode, TrainError> {
-    run_as_read(args, read_manifest(&args.manifest))
+pub fn run(args: &WorkerArgs, choose: ChooseRecipes) -> Result<ExitCode, TrainError> {
+    run_as_read(args, read_manifest(&args.manifest), choose)
 }
 
 /// As [`run`], on the manifest that somebody has read.
 pub(crate) fn run_as_read(
     args: &WorkerArgs,
     job: Result<ValidatedJob, TrainError>,
+    choose: ChooseRecipes,
 ) -> Result<ExitCode, TrainError> {
     let channel = Arc::new(StatusChannel::from_environment());
     let outcome = job.and_then(|job| {
         let name = job.name().to_owned();
-        follow(&name, || run_job(args, job, &channel))
+        follow(&name, || run_job(args, job, (&channel, choose)))
     });
     channel.finish(&outcome);
     outcome
@@ -83,7 +89,7 @@ fn follow<T>(job: &str, work: impl FnOnce() -> Result<T, TrainError>) -> Result<
 fn run_job(
     args: &WorkerArgs,
     job: ValidatedJob,
-    channel: &Arc<StatusChannel>,
+    (channel, choose): (&Arc<StatusChannel>, ChooseRecipes),
 ) -> Result<ExitCode, TrainError> {
     let deadline = job.spec().run_policy.active_deadline_seconds.map(Duration::from_secs);
     let deadline = deadline.map(|deadline| deadline.saturating_sub(launch::spent_before()));
@@ -93,7 +99,7 @@ fn run_job(
         source,
     })?;
     let ranks = join(&job)?;
-    let outcome = run_rank(args, job, stop, (&ranks, channel));
+    let outcome = run_rank(args, job, stop, (&ranks, channel, choose));
     if let Err(error) = &outcome {
         tell_the_others(&ranks, error);
     }
@@ -127,7 +133,7 @@ fn run_rank(
     args: &WorkerArgs,
     job: ValidatedJob,
     stop: StopRequest,
-    (ranks, channel): (&Ranks, &Arc<StatusChannel>),
+    (ranks, channel, choose): (&Ranks, &Arc<StatusChannel>, ChooseRecipes),
 ) -> Result<ExitCode, TrainError> {
     let root = args.root(&job);
     let folder = if ranks.is_leader() { take_folder(args, &root, &job)? } else { RunFolder::follow(&root) };
@@ -135,20 +141,21 @@ fn run_rank(
     if ranks.from_leader(complete)? {
         return if ranks.is_leader() { already_complete(&folder) } else { Ok(ExitCode::Success) };
     }
-    let mut trainer = out_of_memory::explained(|| setup::setup(job, folder, stop, ranks.clone()))?;
-    trainer.watch.tell(channel);
-    publish_warning(&trainer)?;
-    Ok(match train(&mut trainer)? {
+    let built = out_of_memory::explained(|| setup::setup(job, folder, stop, ranks.clone(), choose));
+    let (mut run, mut roles, mut data) = built?;
+    run.context.watch_mut().tell(channel);
+    publish_warning(&run)?;
+    Ok(match train(&mut run, &mut roles, &mut data)? {
         Outcome::Complete => ExitCode::Success,
         Outcome::Stopped(_) => ExitCode::Preempted,
     })
 }
 
 /// Leaves the warning where people look: in the run folder for the report, and with the operator.
-fn publish_warning(trainer: &Trainer) -> Result<(), TrainError> {
-    if let (Some(warning), true) = (&trainer.warning, trainer.ranks.is_leader()) {
-        trainer.folder.write_json(WARNINGS, &serde_json::json!([warning]))?;
-        trainer.watch.warn(warning);
+fn publish_warning(run: &Run) -> Result<(), TrainError> {
+    if let (Some(warning), true) = (&run.warning, run.ranks.is_leader()) {
+        run.folder.write_json(WARNINGS, &serde_json::json!([warning]))?;
+        run.context.watch().warn(warning);
     }
     Ok(())
 }

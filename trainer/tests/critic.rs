@@ -66,6 +66,8 @@ fn batch() -> Batch {
         rewards: vec![0.0; LENS.len()],
         groups: vec![0, 0, 0, 1],
         sequences,
+        token_rewards: vec![0.0; rows.num_tokens()],
+        greedy_rewards: None,
         reward_parts: Vec::new(),
         reward_names: Vec::new(),
         rollout_logprobs: vec![0.0; rows.num_tokens()],
@@ -149,7 +151,7 @@ fn an_update_of_micro_batches_has_the_gradient_of_the_whole_loss() {
         let (decoder, mut batch) = (decoder(family), batch());
         let mut critic = critic(&actor(family), family);
         batch.values = Some(critic.values(&batch, MAX_TOKENS).unwrap());
-        let report = critic.learn(&batch, &plan()).unwrap();
+        let report = critic.learn(&batch, plan().portions()).unwrap();
 
         let trunk = decoder.trained_trunk();
         let head_d = head_of(&[decoder.config.hidden_size as i64]).set_requires_grad(true);

@@ -47,6 +47,8 @@ fn batch(shares_prompts: bool) -> Batch {
         rewards: vec![0.0; sequences.len()],
         sequences,
         groups,
+        token_rewards: vec![0.0; rows.num_tokens()],
+        greedy_rewards: None,
         reward_parts: Vec::new(),
         reward_names: Vec::new(),
         rollout_logprobs: vec![0.0; rows.num_tokens()],

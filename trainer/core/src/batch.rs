@@ -59,6 +59,10 @@ pub struct Batch {
     pub groups: Vec<usize>,
     /// Outcome reward of each row, shaped and clipped.
     pub rewards: Vec<f64>,
+    /// Reward of each token: the outcome at a completion's last token, less a KL penalty once one was taken.
+    pub token_rewards: Vec<f64>,
+    /// Reward of the greedy completion of each row's prompt; `None` unless an estimator compares with it.
+    pub greedy_rewards: Option<Vec<f64>>,
     /// Each reward function's value of each row, by function then row.
     pub reward_parts: Vec<Vec<f64>>,
     /// Names of the functions in `reward_parts`.
@@ -97,6 +101,7 @@ impl Batch {
             kept.iter().map(|(_, r)| r.reward.parts.get(name).copied().unwrap_or(0.0)).collect()
         };
         let rows = Rows::unmasked(kept.iter().map(|(_, rollout)| rollout.completion.tokens.len()));
+        let rewards: Vec<f64> = kept.iter().map(|(_, rollout)| rollout.reward.value).collect();
         let logprobs =
             kept.iter().flat_map(|(_, r)| r.completion.rollout_logprobs.iter().map(|l| f64::from(*l)));
         Self {
@@ -108,7 +113,9 @@ impl Batch {
                 })
                 .collect(),
             groups: kept.iter().map(|(group_idx, _)| *group_idx).collect(),
-            rewards: kept.iter().map(|(_, rollout)| rollout.reward.value).collect(),
+            token_rewards: rows.at_last_valid(&rewards),
+            greedy_rewards: None,
+            rewards,
             reward_parts: reward_names.iter().map(part).collect(),
             reward_names,
             rollout_logprobs: logprobs.collect(),
@@ -147,6 +154,8 @@ impl Batch {
             sequences: learned.iter().map(sequence).collect(),
             groups: (0..learned.len()).collect(),
             rewards: vec![0.0; learned.len()],
+            token_rewards: vec![0.0; rows.num_tokens()],
+            greedy_rewards: None,
             reward_parts: Vec::new(),
             reward_names: Vec::new(),
             rollout_logprobs: vec![0.0; rows.num_tokens()],

@@ -10,7 +10,7 @@ use super::pending::PendingSums;
 use crate::actor::{ActorError, MicroBatch};
 use crate::optim::StepOutcome;
 use crate::parallel::RankError;
-use crate::update::{UpdatePlan, group_ranges};
+use crate::update::{Portions, group_ranges};
 
 /// Why the critic could not learn.
 #[derive(Debug, thiserror::Error)]
@@ -101,20 +101,20 @@ fn variance(numbers: impl Iterator<Item = f64> + Clone) -> f64 {
 }
 
 impl Critic {
-    /// Learns from `batch`, whose values and returns are filled in, in the updates that `plan` makes of it.
+    /// Learns from `batch`, whose values and returns are filled in, in `portions`.
     ///
     /// # Errors
     /// [`CriticError`]; weights are those after the last applied update.
-    pub fn learn(&mut self, batch: &Batch, plan: &UpdatePlan) -> Result<CriticReport, CriticError> {
+    pub fn learn(&mut self, batch: &Batch, portions: Portions) -> Result<CriticReport, CriticError> {
         let targets = Targets {
             values: batch.values.as_deref().ok_or(CriticError::Missing("values"))?,
             returns: batch.returns.as_deref().ok_or(CriticError::Missing("returns"))?,
         };
         let learning_rate = self.options.critic.learning_rate;
         let mut report = CriticReport { learning_rate, ..CriticReport::default() };
-        for _ in 0..plan.num_epochs {
-            for rows in group_ranges(batch, plan.groups_per_update) {
-                self.update(batch, &rows.collect::<Vec<_>>(), plan.max_tokens, targets, &mut report)?;
+        for _ in 0..portions.num_epochs {
+            for rows in group_ranges(batch, portions.groups_per_update) {
+                self.update(batch, &rows.collect::<Vec<_>>(), portions.max_tokens, targets, &mut report)?;
             }
         }
         report.loss_scale = self.loss_scale.is_dynamic().then(|| self.loss_scale.factor());

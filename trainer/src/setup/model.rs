@@ -19,8 +19,8 @@ use crate::parallel::{Ranks, ShardedParameters};
 use crate::reference::{FrozenPolicy, Reference};
 use crate::reward::{Policy, RewardModels, Sharing};
 use crate::run_folder::RunFolder;
+use crate::seeds::{SeedUse, seed};
 use crate::tokenizer::Tokenizer;
-use crate::trainer::{SeedStream, seed};
 
 /// Where the weights come from, found to fit the model's configuration.
 pub(super) fn weights(
@@ -41,7 +41,7 @@ pub(super) fn weights(
 }
 
 fn weights_seed(spec: &ResolvedSpec) -> u64 {
-    seed(spec.training.seed, SeedStream::Weights, &[])
+    seed(spec.training.seed, SeedUse::Weights, &[])
 }
 
 /// The actor, whole or this rank's part of it. One whose parameters rest comes part by part too, if only from

@@ -47,11 +47,12 @@ impl RewardFunction for Panics {
 fn run(always: bool, root: &Path) -> Result<Outcome, TrainError> {
     let job = rlt_api::validate(JOB).unwrap();
     let folder = RunFolder::open(root, false).unwrap();
-    let mut trainer = crate::setup::setup(job, folder, StopRequest::never(), Ranks::alone()).unwrap();
+    let built = crate::setup::setup(job, folder, StopRequest::never(), Ranks::alone(), crate::recipes::of);
+    let (mut run, mut roles, mut data) = built.unwrap();
     let functions = RewardFunctions::default().with("panics", 1.0, Arc::new(Panics { always }));
     let options = PoolOptions { num_workers: 2, timeout: Duration::from_secs(10) };
-    trainer.rewards = RewardPool::new(functions, options);
-    train(&mut trainer)
+    roles.rewards.pool = RewardPool::new(functions, options);
+    train(&mut run, &mut roles, &mut data)
 }
 
 #[test]
@@ -75,7 +76,7 @@ fn a_reward_that_always_panics_ends_the_run_with_its_words() {
     let root = tempfile::tempdir().unwrap();
     let error = run(true, &root.path().join("run")).unwrap_err();
     assert!(
-        matches!(&error, TrainError::NoRewards { example } if example.contains("a one is in it")),
+        matches!(&error, TrainError::Step(StepError::NoRewards { example }) if example.contains("a one is in it")),
         "{error}"
     );
 }

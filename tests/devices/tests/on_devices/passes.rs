@@ -50,6 +50,8 @@ fn batch(groups: Groups<'_>) -> Batch {
         rewards: vec![0.0; sequences.len()],
         sequences,
         groups: group_of,
+        token_rewards: vec![0.0; rows.num_tokens()],
+        greedy_rewards: None,
         reward_parts: Vec::new(),
         reward_names: Vec::new(),
         rollout_logprobs: vec![0.0; rows.num_tokens()],

@@ -240,7 +240,7 @@ fn learn_beside(case: Case, actor: &Actor, offload: Offload) -> (Vec<f64>, Vec<f
     (batch.values, batch.returns) = (Some(critic.values(&batch, case.max_tokens).unwrap()), Some(returns));
     let mut reported = Vec::new();
     for step in 0..5 {
-        let report = critic.learn(&batch, &plan(case, step)).unwrap();
+        let report = critic.learn(&batch, plan(case, step).portions()).unwrap();
         assert_eq!(report.num_skipped, 0);
         reported.extend(report.metrics().into_values());
     }

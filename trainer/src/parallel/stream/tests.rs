@@ -110,6 +110,8 @@ fn batch() -> Batch {
         rewards: vec![0.0; sequences.len()],
         sequences,
         groups,
+        token_rewards: vec![0.0; rows.num_tokens()],
+        greedy_rewards: None,
         reward_parts: Vec::new(),
         reward_names: Vec::new(),
         rollout_logprobs: vec![0.0; rows.num_tokens()],
@@ -297,7 +299,7 @@ fn a_critic_learns_on_streams_as_on_one_rank() {
             let mut critic =
                 Critic::beginning_as(&actor(FULL, ranks, 1), None, options, ranks.clone()).unwrap();
             batch.values = Some(critic.values(&batch, FULL.max_tokens).unwrap());
-            let report = critic.learn(&batch, &plan(FULL, POLICY, 3)).unwrap();
+            let report = critic.learn(&batch, plan(FULL, POLICY, 3).portions()).unwrap();
             let mut all: Vec<f64> = report.metrics().into_values().collect();
             all.extend(critic.values(&batch, FULL.max_tokens).unwrap());
             all.extend(critic.state_tensors().unwrap().iter().flat_map(|(_, tensor)| numbers(tensor)));

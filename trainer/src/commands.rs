@@ -1,0 +1,177 @@
+//! The command line of the trainer: arguments in, exit code out. A binary of somebody else has the same, with
+//! recipes of its own.
+
+use std::process::ExitCode as ProcessExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use rlt_api::{ExitCode, TERMINATION_MESSAGE_VARIABLE};
+use rlt_traces::Traces;
+
+use crate::device::{self, DeviceArgs};
+use crate::env::{self, EnvArgs};
+use crate::generate::{self, GenerateArgs};
+use crate::gpu_check::{self, GpuCheckArgs};
+use crate::launch;
+use crate::measure::{self, MeasureArgs};
+use crate::report;
+use crate::score::{self, ScoreArgs};
+use crate::worker::{self, ChooseRecipes, WorkerArgs};
+
+const EXIT_CODES: &str = "\
+Exit codes:
+   0 done                                  77 diverged
+   1 failed                                78 the job cannot work here
+   2 wrong command line or manifest        79 no readable checkpoint
+  75 input or output failed, may pass      80 stopped after a checkpoint
+  76 another worker is gone";
+
+/// What Kubernetes keeps of a container's termination message, in bytes.
+const MAX_LAST_WORDS_BYTES: usize = 4096;
+
+/// Train language models by reinforcement learning, and use them.
+#[derive(Debug, Parser)]
+#[command(name = "rlt-trainer", version, about, after_help = EXIT_CODES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run an RLTrainingJob manifest: all of its ranks, or those that the environment gives to this machine.
+    Launch(WorkerArgs),
+    /// Run one rank of an RLTrainingJob manifest in this process.
+    Worker(WorkerArgs),
+    /// Run another of these commands, with the variables of a file.
+    Env(EnvArgs),
+    /// What of CUDA this machine has: driver, libraries, GPUs, links between them, and what cannot be used.
+    Device(DeviceArgs),
+    /// Check this machine's GPU: a line of JSON a check; without a GPU each is skipped.
+    GpuCheck(GpuCheckArgs),
+    /// Log-probs and entropies of given tokens under a model.
+    Score(ScoreArgs),
+    /// Completions of given prompts under a model.
+    Generate(GenerateArgs),
+    /// Measure what this machine can do at best, for `rlctl plan --measure`.
+    Measure(MeasureArgs),
+    /// Draw `report.html` of a run folder anew, also while the run goes on.
+    Report {
+        /// The run folder.
+        folder: std::path::PathBuf,
+    },
+    /// Print completions for a shell.
+    Completion {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+}
+
+/// Runs the process's command line; a training by the recipes that `choose` makes of its manifest,
+/// [`crate::recipes::of`] unless a crate brings its own.
+pub fn main(choose: ChooseRecipes) -> ProcessExitCode {
+    // An error in the arguments ends the process here, with code 2 and the usage.
+    let cli = Cli::parse();
+    let traces = start_logging(matches!(cli.command, Command::Launch(_) | Command::Worker(_)));
+    let code = run(cli.command, choose);
+    if let Some(traces) = traces {
+        traces.finish();
+    }
+    code.into()
+}
+
+/// Runs a command to its end, and says how that came.
+fn run(command: Command, choose: ChooseRecipes) -> ExitCode {
+    let outcome = match command {
+        Command::Launch(args) => {
+            launch::run(&args, choose).map_err(|error| (error.exit_code(), anyhow::Error::new(error)))
+        }
+        Command::Worker(args) => {
+            let orphaned = launch::end_with_launcher();
+            let alone = orphaned.map_err(|error| (error.exit_code(), anyhow::Error::new(error)));
+            alone.and_then(|()| {
+                worker::run(&args, choose).map_err(|error| (error.exit_code(), anyhow::Error::new(error)))
+            })
+        }
+        Command::Env(args) => match env::run(&args) {
+            Err(error) => Err((error.exit_code(), error.into())),
+        },
+        Command::Device(args) => device::run(&args)
+            .map(|()| ExitCode::Success)
+            .map_err(|error| (ExitCode::RetryableIo, error.into())),
+        Command::GpuCheck(args) => {
+            gpu_check::run(&args).map_err(|error| (ExitCode::RetryableIo, error.into()))
+        }
+        Command::Score(args) => {
+            score::run(&args).map(|()| ExitCode::Success).map_err(|error| (error.exit_code(), error.into()))
+        }
+        Command::Generate(args) => match generate::run(&args) {
+            Ok(report) => {
+                tracing::info!("{report}");
+                Ok(ExitCode::Success)
+            }
+            Err(error) => Err((error.exit_code(), error.into())),
+        },
+        Command::Measure(args) => match measure::run(&args) {
+            Ok(()) => Ok(ExitCode::Success),
+            Err(error) => Err((error.exit_code(), error.into())),
+        },
+        Command::Report { folder } => match report::render_named(&folder) {
+            Ok(path) => {
+                tracing::info!("the report is in {}", path.display());
+                Ok(ExitCode::Success)
+            }
+            Err(error) => Err((ExitCode::Failure, error.into())),
+        },
+        Command::Completion { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "rlt-trainer", &mut std::io::stdout());
+            Ok(ExitCode::Success)
+        }
+    };
+    match outcome {
+        Ok(code) => code,
+        Err((code, error)) => {
+            report_failure(&error, code);
+            code
+        }
+    }
+}
+
+/// Levels by `RUST_LOG`, by default `info`, or `warn` for ranks that repeat what the first one says; lines go
+/// to the standard error stream, beside the progress. A training is followed by traces, too, where the
+/// environment says so.
+fn start_logging(is_training: bool) -> Option<Traces> {
+    let is_first = std::env::var("RANK").map_or(true, |rank| rank == "0");
+    // A store that fails is spoken of by those who use it, once.
+    let level = if is_first { "info,object_store=warn" } else { "warn" };
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env();
+    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
+    rlt_traces::start(lines, filter, is_training.then_some("rlt-trainer"))
+}
+
+/// The whole chain of causes, once, and what the exit code means. A launcher says it for its workers.
+#[expect(clippy::print_stderr, reason = "the one place where the process speaks of its own end")]
+fn report_failure(error: &anyhow::Error, code: ExitCode) {
+    leave_last_words(error);
+    if launch::is_launched() {
+        return;
+    }
+    eprintln!("error: {error}");
+    for cause in error.chain().skip(1) {
+        eprintln!("  caused by: {cause}");
+    }
+    eprintln!("exit code {}: {code:?}", code.code());
+}
+
+/// Leaves the error to whoever started this process and named a file for it.
+fn leave_last_words(error: &anyhow::Error) {
+    let Some(path) = std::env::var_os(TERMINATION_MESSAGE_VARIABLE) else { return };
+    let text = format!("{error:#}");
+    let end = text.floor_char_boundary(MAX_LAST_WORDS_BYTES);
+    if let Err(error) = std::fs::write(&path, &text[..end]) {
+        tracing::warn!(
+            "failed to write the last error to `{}`: {error}",
+            std::path::Path::new(&path).display()
+        );
+    }
+}

@@ -1,0 +1,67 @@
+//! What a training is fed with: prompts, demonstrations, held-out prompts, and where each stands.
+
+use std::sync::Arc;
+
+use rlt_core::types::Prompt;
+
+use super::{Dataset, Demonstration, Loader, LoaderError, LoaderState};
+
+/// Gives prompts and demonstrations in an order that can be resumed.
+pub struct Data {
+    /// Prompts to train on; `None` for supervised training.
+    pub(crate) prompts: Option<Loader<Prompt>>,
+    /// Demonstrations of the cold start or of supervised training.
+    pub(crate) demonstrations: Option<Loader<Demonstration>>,
+    pub(crate) held_out: Dataset<Prompt>,
+}
+
+/// Where both orders stand.
+#[derive(Clone, Debug)]
+pub(crate) struct DataPosition {
+    pub prompts: Option<LoaderState>,
+    pub demonstrations: Option<LoaderState>,
+}
+
+impl Data {
+    /// The next prompts to sample from; `None` in supervised training.
+    pub fn next_prompts(&mut self, num_prompts: usize) -> Option<Vec<Arc<Prompt>>> {
+        self.prompts.as_mut().map(|loader| loader.next_prompts(num_prompts))
+    }
+
+    /// The next demonstrations; `None` where the job has none.
+    pub fn next_demonstrations(&mut self, num_demonstrations: usize) -> Option<Vec<Arc<Demonstration>>> {
+        self.demonstrations.as_mut().map(|loader| loader.next_batch(num_demonstrations))
+    }
+
+    /// Prompts that nothing is learned from.
+    pub fn held_out(&self) -> &[Arc<Prompt>] {
+        self.held_out.items()
+    }
+
+    /// Passes over the data that are complete.
+    pub(crate) fn epoch(&self) -> u64 {
+        let demonstrations = || self.demonstrations.as_ref().map(|loader| loader.state().epoch);
+        self.prompts.as_ref().map(|loader| loader.state().epoch).or_else(demonstrations).unwrap_or(0)
+    }
+
+    pub(crate) fn position(&self) -> DataPosition {
+        DataPosition {
+            prompts: self.prompts.as_ref().map(|loader| loader.state().clone()),
+            demonstrations: self.demonstrations.as_ref().map(|loader| loader.state().clone()),
+        }
+    }
+
+    /// Continues exactly where `position` was taken.
+    ///
+    /// # Errors
+    /// [`LoaderError::OtherData`].
+    pub(crate) fn resume(&mut self, position: &DataPosition) -> Result<(), LoaderError> {
+        if let (Some(loader), Some(position)) = (&mut self.prompts, &position.prompts) {
+            loader.resume(position)?;
+        }
+        if let (Some(loader), Some(position)) = (&mut self.demonstrations, &position.demonstrations) {
+            loader.resume(position)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,81 @@
+//! The correction for the difference between the policy that sampled and the actor: weights of tokens, and
+//! rejections. Formulas are in `rlt-core`.
+
+use rlt_api::resolved;
+use rlt_api::spec::{ImportanceCorrectionSpec, ImportanceLevel, RejectionSpec, RejectionStatistic};
+use rlt_core::batch::Batch;
+use rlt_core::importance::{
+    Divergence, RejectionLevel, RejectionRule, WeightBounds, WeightLevel, WeightRule, rollout_is,
+    rollout_rejection,
+};
+
+use crate::roles::{Roles, StepError};
+
+/// Weighs and rejects tokens by the ratio of actor and rollout policy; may be nothing at all.
+#[derive(Clone, Debug)]
+pub struct RolloutCorrection(Option<ImportanceCorrectionSpec>);
+
+impl RolloutCorrection {
+    /// As the manifest says.
+    pub fn of(algorithm: &resolved::PolicyGradient) -> Self {
+        Self(algorithm.importance_correction.clone())
+    }
+
+    /// Whether the actor's log-probs before the update are read.
+    pub fn reads_old_logprobs(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Fills in weights, and masks the tokens that are rejected.
+    ///
+    /// # Errors
+    /// [`StepError::Importance`].
+    pub fn apply(&self, roles: &Roles, mut batch: Batch) -> Result<Batch, StepError> {
+        let (Some(spec), Some(old)) = (&self.0, &batch.old_logprobs) else { return Ok(batch) };
+        let log_ratios: Vec<f64> = old.iter().zip(&batch.rollout_logprobs).map(|(o, r)| o - r).collect();
+        let correction = rollout_is(&batch.rows, &log_ratios, &weight_rule(spec))?;
+        roles.context().record(correction.metrics);
+        batch.importance_weights = Some(correction.weights);
+        if let Some(rejection) = &spec.rejection {
+            let rejected = rollout_rejection(&batch.rows, &log_ratios, &[rejection_rule(rejection)])?;
+            roles.context().record(rejected.metrics);
+            batch.rows = batch.rows.with_mask(rejected.mask)?;
+        }
+        Ok(batch)
+    }
+}
+
+fn weight_rule(spec: &ImportanceCorrectionSpec) -> WeightRule {
+    WeightRule {
+        level: match spec.level {
+            ImportanceLevel::Token => WeightLevel::Token,
+            ImportanceLevel::Sequence => WeightLevel::Sequence,
+        },
+        bounds: match spec.lower_threshold {
+            None => WeightBounds::Truncate { upper: spec.threshold },
+            Some(lower) => WeightBounds::Mask { lower, upper: spec.threshold },
+        },
+        batch_normalize: spec.normalize,
+    }
+}
+
+fn rejection_rule(spec: &RejectionSpec) -> RejectionRule {
+    use RejectionStatistic as From;
+    let RejectionSpec { statistic, upper, lower } = *spec;
+    let k1 = Divergence::K1 { lower: lower.unwrap_or(1.0 / upper), upper };
+    let (k2, k3) = (Divergence::K2 { upper }, Divergence::K3 { upper });
+    let (level, divergence) = match statistic {
+        From::TokenK1 => (RejectionLevel::Token, k1),
+        From::TokenK2 => (RejectionLevel::Token, k2),
+        From::TokenK3 => (RejectionLevel::Token, k3),
+        From::SequenceSumK1 => (RejectionLevel::SequenceSum, k1),
+        From::SequenceSumK2 => (RejectionLevel::SequenceSum, k2),
+        From::SequenceSumK3 => (RejectionLevel::SequenceSum, k3),
+        From::SequenceMeanK1 => (RejectionLevel::SequenceMean, k1),
+        From::SequenceMeanK2 => (RejectionLevel::SequenceMean, k2),
+        From::SequenceMeanK3 => (RejectionLevel::SequenceMean, k3),
+        From::SequenceMaxK2 => (RejectionLevel::SequenceMax, k2),
+        From::SequenceMaxK3 => (RejectionLevel::SequenceMax, k3),
+    };
+    RejectionRule { level, divergence }
+}

@@ -1,0 +1,49 @@
+//! Policy gradients without a critic: GRPO (arXiv 2402.03300) and its family, from RLOO to DAPO.
+//!
+//! A group of completions is sampled for each prompt, and each is compared with the others of its group.
+
+use rlt_api::resolved::{self, ResolvedSpec};
+
+use super::{Estimator, GroupSampling, Recipe, RolloutCorrection};
+use crate::data::Data;
+use crate::objective::objective;
+use crate::roles::{Roles, StepError};
+
+/// One step: sample, judge, score, estimate, update.
+pub struct PolicyGradient {
+    sampling: GroupSampling,
+    correction: RolloutCorrection,
+    estimator: Estimator,
+    algorithm: resolved::PolicyGradient,
+}
+
+impl PolicyGradient {
+    /// As the manifest says.
+    pub fn new(algorithm: &resolved::PolicyGradient, spec: &ResolvedSpec) -> Self {
+        Self {
+            sampling: GroupSampling::of(spec),
+            correction: RolloutCorrection::of(algorithm),
+            estimator: Estimator::of(algorithm, &spec.rewards),
+            algorithm: algorithm.clone(),
+        }
+    }
+}
+
+impl Recipe for PolicyGradient {
+    fn step(&mut self, roles: &mut Roles, data: &mut Data) -> Result<(), StepError> {
+        let groups = self.sampling.groups(roles, data)?;
+        let batch = roles.rewards.batch(&groups)?;
+        let batch = self.estimator.greedy_baseline(roles, batch, &groups)?;
+        let reads_old_logprobs = !roles.actor.is_on_policy(&batch)
+            || self.correction.reads_old_logprobs()
+            || roles.reference.reads_old_logprobs()
+            || self.estimator.reads_old_logprobs();
+        let batch = if reads_old_logprobs { roles.actor.score(batch)? } else { batch };
+        let batch = roles.reference.score(&roles.actor, batch)?;
+        let batch = self.correction.apply(roles, batch)?;
+        let objective = objective(&self.algorithm, roles.reference.kl_coefficient());
+        let batch = roles.reference.penalize(batch)?;
+        let batch = self.estimator.estimate(roles, batch)?;
+        roles.actor.update(&batch, &objective)
+    }
+}

@@ -1,0 +1,71 @@
+//! Rollout groups for one step: sample and judge, and with dynamic sampling (DAPO, arXiv 2503.14476) again
+//! until enough groups have rewards that differ.
+
+use rlt_api::resolved::ResolvedSpec;
+use rlt_api::spec::{DynamicSamplingMetric, DynamicSamplingSpec};
+use rlt_core::dapo::keeps_group;
+use rlt_core::metrics::Metrics;
+use rlt_core::types::{Rollout, RolloutGroup};
+
+use crate::data::Data;
+use crate::roles::{Roles, StepError};
+use crate::rollout::SamplingCost;
+
+/// How many groups a step wants, and which of them.
+#[derive(Clone, Debug)]
+pub struct GroupSampling {
+    /// Prompts of one batch, and groups of the step.
+    pub num_prompts: usize,
+    /// Which groups are sampled anew; `None` keeps all.
+    pub dynamic: Option<DynamicSamplingSpec>,
+}
+
+impl GroupSampling {
+    /// As the manifest says.
+    pub fn of(spec: &ResolvedSpec) -> Self {
+        let algorithm = spec.algorithm.policy_gradient.as_ref();
+        Self {
+            num_prompts: spec.training.prompts_per_step as usize,
+            dynamic: algorithm.and_then(|algorithm| algorithm.dynamic_sampling.clone()),
+        }
+    }
+
+    /// The groups of the present step.
+    ///
+    /// # Errors
+    /// [`StepError::Interrupted`] when a rank was asked to stop, and as rollout and rewards.
+    pub fn groups(&self, roles: &mut Roles, data: &mut Data) -> Result<Vec<RolloutGroup>, StepError> {
+        let max_batches = self.dynamic.as_ref().map_or(1, |dynamic| dynamic.max_batches);
+        let mut groups: Vec<RolloutGroup> = Vec::new();
+        let (mut num_batches, mut cost) = (0, SamplingCost::default());
+        while groups.len() < self.num_prompts && num_batches < max_batches {
+            let prompts = data.next_prompts(self.num_prompts).ok_or(StepError::NoPrompts)?;
+            let sampled = roles.rollout.sample(&roles.actor, &prompts)?;
+            let (judged, own_cost) = roles.rewards.judge_unrecorded(sampled)?;
+            num_batches += 1;
+            cost.add(own_cost);
+            let is_last = num_batches == max_batches;
+            match &self.dynamic {
+                Some(dynamic) if !(is_last && groups.is_empty()) => {
+                    groups.extend(judged.into_iter().filter(|group| has_different_rewards(group, dynamic)));
+                }
+                // Without dynamic sampling, or where no group of any batch differs: the step goes on with
+                // what it has.
+                _ => groups.extend(judged),
+            }
+        }
+        groups.truncate(self.num_prompts);
+        roles.context().record_groups(&groups);
+        roles.context().record(cost.metrics());
+        roles.context().record(Metrics::from([("train/num_gen_batches".into(), f64::from(num_batches))]));
+        Ok(groups)
+    }
+}
+
+fn has_different_rewards(group: &RolloutGroup, dynamic: &DynamicSamplingSpec) -> bool {
+    let value = |rollout: &Rollout| match dynamic.metric {
+        DynamicSamplingMetric::Reward => rollout.reward.value,
+        DynamicSamplingMetric::Score => rollout.reward.score,
+    };
+    keeps_group(&group.rollouts.iter().map(value).collect::<Vec<_>>())
+}

@@ -1,0 +1,65 @@
+//! What can end a step.
+
+use rlt_api::ExitCode;
+
+use crate::actor::ActorError;
+use crate::critic::{CriticError, NoCritic};
+use crate::parallel::RankError;
+use crate::reward::RewardModelError;
+use crate::rollout::RolloutError;
+use crate::update::UpdateError;
+
+/// Why a step failed.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "each variant is its message")]
+pub enum StepError {
+    #[error("the run was asked to stop while it sampled")]
+    Interrupted,
+    #[error("failed to judge by a reward model")]
+    RewardModel(#[from] RewardModelError),
+    #[error("failed to generate")]
+    Rollout(#[from] RolloutError),
+    #[error("failed to estimate advantages")]
+    Advantage(#[from] rlt_core::advantage::AdvantageError),
+    #[error("failed to lay out the batch")]
+    Rows(#[from] rlt_core::rows::RowsError),
+    #[error("failed to correct for the rollout's policy")]
+    Importance(#[from] rlt_core::importance::ImportanceError),
+    #[error("failed to score the batch")]
+    Actor(#[from] ActorError),
+    #[error("failed to update the actor")]
+    Update(#[from] UpdateError),
+    #[error("failed to make a critic")]
+    NoCritic(#[from] NoCritic),
+    #[error("failed to update the critic")]
+    Critic(#[from] CriticError),
+    #[error("failed to work with the other ranks")]
+    Ranks(#[from] RankError),
+    #[error("the job has no prompts to sample from")]
+    NoPrompts,
+    #[error("the job has no demonstrations to learn from")]
+    NoDemonstrations,
+    #[error("the job has no critic")]
+    WithoutCritic,
+    #[error("none of the step's completions has a reward that can be trusted: {example}")]
+    NoRewards { example: String },
+    /// Of a recipe, or of the run around it.
+    #[error(transparent)]
+    Other(#[from] Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl StepError {
+    /// The exit code of a run that ends with this, unless a cause of it says more.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::RewardModel(error) => error.exit_code(),
+            Self::Rollout(RolloutError::CacheTooSmall { .. }) => ExitCode::BadConfig,
+            Self::Rollout(RolloutError::NonFiniteLogits { .. }) => ExitCode::Diverged,
+            Self::Actor(ActorError::Packing(_))
+            | Self::Update(UpdateError::Packing(_))
+            | Self::Critic(CriticError::Packing(_)) => ExitCode::BadConfig,
+            Self::NoPrompts | Self::NoDemonstrations | Self::WithoutCritic => ExitCode::BadConfig,
+            _ => ExitCode::Failure,
+        }
+    }
+}

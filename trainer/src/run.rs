@@ -1,0 +1,108 @@
+//! The run: everything around the algorithm. Folder, checkpoints, trackers, requests to stop, and how far it
+//! has come.
+//!
+//! Built once by [`crate::setup`]; every rank has one, beside [`crate::roles::Roles`] and
+//! [`crate::data::Data`]. What happens with them is in `train`.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Instant;
+
+use rlt_api::ValidatedJob;
+use rlt_api::resolved::ResolvedSpec;
+
+use crate::error::TrainError;
+use crate::model::BaseModel;
+use crate::parallel::Ranks;
+use crate::recipe::Recipes;
+use crate::run_folder::RunFolder;
+use crate::saver::Saver;
+use crate::step_context::StepContext;
+use crate::stop::StopReason;
+
+/// How far a run has come: what a checkpoint keeps besides tensors and the data's position.
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
+pub struct Progress {
+    /// Steps that are complete; also the policy's version.
+    pub step: u64,
+    /// Supervised steps that are complete.
+    pub cold_start_steps: u64,
+    /// Steps in a row whose update was skipped.
+    pub consecutive_non_finite: u32,
+    /// Mean held-out reward before the first step.
+    pub first_evaluation: Option<f64>,
+    /// Mean held-out reward of the latest evaluation.
+    pub last_evaluation: Option<f64>,
+    /// Seconds of training in all attempts, up to the checkpoint.
+    pub elapsed_seconds: f64,
+    /// Completion and prompt tokens trained on so far.
+    pub num_tokens: u64,
+}
+
+/// One rank's run of a job.
+pub struct Run {
+    pub(crate) job: ValidatedJob,
+    pub(crate) folder: RunFolder,
+    /// The ranks that run this job together.
+    pub(crate) ranks: Ranks,
+    pub(crate) recipes: Recipes,
+    /// What the roles report into; trackers and requests to stop are behind it.
+    pub(crate) context: Rc<StepContext>,
+    /// Shared with the hook that commits a checkpoint after sampling.
+    pub(crate) saver: Rc<RefCell<Saver>>,
+    pub(crate) progress: Progress,
+    pub(crate) num_steps: u64,
+    /// What people have to know although the run goes on.
+    pub(crate) warning: Option<String>,
+    pub(crate) source: ModelOrigin,
+    pub(crate) started: Instant,
+}
+
+/// Where the model came from, for its export.
+#[derive(Clone, Debug)]
+pub(crate) struct ModelOrigin {
+    /// What it was read from; `None` for a new one.
+    pub base: Option<BaseModel>,
+    /// Numbers in which it was stored there.
+    pub kind: tch::Kind,
+}
+
+impl Run {
+    pub(crate) fn spec(&self) -> &ResolvedSpec {
+        self.job.spec()
+    }
+
+    /// Whether to stop now, and why: as soon as one rank was asked to, all agree.
+    pub(crate) fn stop_reason(&self) -> Result<Option<StopReason>, TrainError> {
+        let own = match self.context.stop_reason() {
+            None => 0,
+            Some(StopReason::Deadline) => 1,
+            Some(StopReason::Signal) => 2,
+        };
+        Ok(match self.ranks.max(own)? {
+            0 => None,
+            1 => Some(StopReason::Deadline),
+            _ => Some(StopReason::Signal),
+        })
+    }
+
+    /// Takes note of updates that were skipped for a loss or gradient that was not finite.
+    pub(crate) fn count_skipped(&mut self, num_skipped: usize) {
+        let count = &mut self.progress.consecutive_non_finite;
+        *count = if num_skipped > 0 { *count + 1 } else { 0 };
+    }
+
+    /// Fails once too many steps in a row were skipped.
+    pub(crate) fn check_divergence(&self) -> Result<(), TrainError> {
+        let num_steps = self.progress.consecutive_non_finite;
+        if num_steps < self.spec().training.max_consecutive_non_finite {
+            return Ok(());
+        }
+        Err(TrainError::Diverged { num_steps, last_step: self.progress.step })
+    }
+
+    /// Seconds of training in all attempts until now.
+    pub(crate) fn elapsed_seconds(&self) -> f64 {
+        self.progress.elapsed_seconds + self.started.elapsed().as_secs_f64()
+    }
+}
