@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 /// The job of `rlt-trainer gpu-check`, too.
-const JOB: &str = include_str!("../../trainer/src/gpu_check/tiny_job.json");
+const JOB: &str = include_str!("../../trainer/src/commands/gpu_check/tiny_job.json");
 
 /// A manifest: three steps of GRPO, one layer, one operator, two prompts of four samples a step. The reward
 /// differs between samples of an untrained model already, so that every step has a gradient.

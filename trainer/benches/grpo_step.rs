@@ -12,8 +12,8 @@ mod shape;
 #[path = "training/subject.rs"]
 mod subject;
 
-use rlt_trainer::gpu_check::workload::{GrpoLoad, GrpoWorkload};
-use rlt_trainer::reference::FrozenPolicy;
+use rlt_trainer::commands::gpu_check::workload::{GrpoLoad, GrpoWorkload};
+use rlt_trainer::roles::reference::FrozenPolicy;
 use serde_json::json;
 
 /// A micro-batch is what a job of this size gets that does not say otherwise: one group.

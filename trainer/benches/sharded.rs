@@ -15,12 +15,12 @@ mod shape;
 use std::rc::Rc;
 
 use crew::Crew;
-use rlt_trainer::actor::Actor;
-use rlt_trainer::gpu_check::workload::random_demonstrations;
+use rlt_trainer::commands::gpu_check::workload::random_demonstrations;
 use rlt_trainer::model::{Decoder, LoadOptions, Weights};
-use rlt_trainer::optim::{AdamW, AdamWOptions};
 use rlt_trainer::parallel::{Ranks, ShardedParameters};
-use rlt_trainer::update::update;
+use rlt_trainer::roles::actor::Actor;
+use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
+use rlt_trainer::roles::update::update;
 use serde_json::{Value, json};
 
 const NUM_RANKS: usize = 2;

@@ -13,8 +13,8 @@ mod shape;
 #[path = "training/subject.rs"]
 mod subject;
 
-use rlt_trainer::gpu_check::workload::random_demonstrations;
-use rlt_trainer::update::update;
+use rlt_trainer::commands::gpu_check::workload::random_demonstrations;
+use rlt_trainer::roles::update::update;
 use serde_json::json;
 
 fn main() -> anyhow::Result<()> {

@@ -1,21 +1,31 @@
 //! The command line of the trainer: arguments in, exit code out. A binary of somebody else has the same, with
 //! recipes of its own.
 
+pub mod device;
+pub mod env;
+pub mod generate;
+pub mod gpu_check;
+pub mod launch;
+pub mod measure;
+pub mod model_args;
+pub mod score;
+pub mod worker;
+
 use std::process::ExitCode as ProcessExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use rlt_api::{ExitCode, TERMINATION_MESSAGE_VARIABLE};
 use rlt_traces::Traces;
 
-use crate::device::{self, DeviceArgs};
-use crate::env::{self, EnvArgs};
-use crate::generate::{self, GenerateArgs};
-use crate::gpu_check::{self, GpuCheckArgs};
-use crate::launch;
-use crate::measure::{self, MeasureArgs};
-use crate::report;
-use crate::score::{self, ScoreArgs};
-use crate::worker::{self, ChooseRecipes, WorkerArgs};
+use crate::commands::device::{self, DeviceArgs};
+use crate::commands::env::{self, EnvArgs};
+use crate::commands::generate::{self, GenerateArgs};
+use crate::commands::gpu_check::{self, GpuCheckArgs};
+use crate::commands::launch;
+use crate::commands::measure::{self, MeasureArgs};
+use crate::commands::score::{self, ScoreArgs};
+use crate::commands::worker::{self, ChooseRecipes, WorkerArgs};
+use crate::observe::report;
 
 const EXIT_CODES: &str = "\
 Exit codes:

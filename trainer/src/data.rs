@@ -15,16 +15,18 @@ mod loader;
 mod parquet;
 mod prompt;
 mod rows;
+pub mod seeds;
 mod task;
 #[cfg(test)]
 mod tests;
+pub mod tokenizer;
 
 use std::sync::Arc;
 
 use rlt_api::spec::DataSpec;
 use rlt_core::types::Prompt;
 
-use crate::tokenizer::Tokenizer;
+use crate::data::tokenizer::Tokenizer;
 
 pub use error::{DataError, RowLocation};
 pub use feed::Data;

@@ -19,7 +19,7 @@ pub use self::policy_gradient::PolicyGradient;
 pub use self::ppo::Ppo;
 pub use self::sampling::GroupSampling;
 pub use self::supervised::Supervised;
-pub use crate::recipe::{Recipe, Recipes};
+pub use crate::run::recipe::{Recipe, Recipes};
 
 /// The recipes that a manifest asks for.
 pub fn of(spec: &ResolvedSpec) -> Recipes {

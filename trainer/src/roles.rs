@@ -2,23 +2,34 @@
 //! rewards, batches into log-probs and values, and batches into updates.
 //!
 //! ```text
-//! rollout.sample -> rewards.judge -> actor.score -> reference.score -> critic.value -> critic.update, actor.update
+//! rollout.sample -> rewards.judge -> actor.score, reference.score, critic.value -> critic.update, actor.update
 //! ```
-//! Every method is collective: all ranks call it with the same arguments, each computes its share, and all get
-//! the same result. Roles time and record what they do in the [`StepContext`]; in which order they are used is
-//! decided by a recipe.
+//! Every method is collective: all ranks call it with the same arguments, each computes its share, and all
+//! get the same result. Roles time and record what they do in the [`StepContext`]; in which order they are
+//! used is decided by a recipe.
 
+pub mod actor;
+pub mod critic;
 mod error;
+pub mod objective;
+pub mod offload;
+pub mod optim;
+pub mod reference;
+pub mod reward;
+pub mod rollout;
+pub mod step_context;
+pub(crate) mod trained;
+pub mod update;
 
 use std::rc::Rc;
 
 pub use self::error::StepError;
-pub use crate::actor::ActorRole;
-pub use crate::critic::CriticRole;
-pub use crate::reference::ReferenceRole;
-pub use crate::reward::RewardsRole;
-pub use crate::rollout::{RolloutRole, Sampled};
-use crate::step_context::StepContext;
+pub use crate::roles::actor::ActorRole;
+pub use crate::roles::critic::CriticRole;
+pub use crate::roles::reference::ReferenceRole;
+pub use crate::roles::reward::RewardsRole;
+pub use crate::roles::rollout::{RolloutRole, Sampled};
+use crate::roles::step_context::StepContext;
 
 /// Everything that computes.
 pub struct Roles {

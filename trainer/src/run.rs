@@ -1,8 +1,20 @@
 //! The run: everything around the algorithm. Folder, checkpoints, trackers, requests to stop, and how far it
 //! has come.
 //!
-//! Built once by [`crate::setup`]; every rank has one, beside [`crate::roles::Roles`] and
+//! Built once by [`crate::run::setup`]; every rank has one, beside [`crate::roles::Roles`] and
 //! [`crate::data::Data`]. What happens with them is in `train`.
+
+pub mod device_failure;
+pub mod error;
+pub mod evaluate;
+pub mod finish;
+pub mod out_of_memory;
+pub mod recipe;
+pub(crate) mod saver;
+pub(crate) mod saving;
+pub mod setup;
+pub mod state;
+pub mod train;
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -11,14 +23,14 @@ use std::time::Instant;
 use rlt_api::ValidatedJob;
 use rlt_api::resolved::ResolvedSpec;
 
-use crate::error::TrainError;
 use crate::model::BaseModel;
+use crate::observe::stop::StopReason;
 use crate::parallel::Ranks;
-use crate::recipe::Recipes;
-use crate::run_folder::RunFolder;
-use crate::saver::Saver;
-use crate::step_context::StepContext;
-use crate::stop::StopReason;
+use crate::roles::step_context::StepContext;
+use crate::run::error::TrainError;
+use crate::run::recipe::Recipes;
+use crate::run::saver::Saver;
+use crate::storage::run_folder::RunFolder;
 
 /// How far a run has come: what a checkpoint keeps besides tensors and the data's position.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]

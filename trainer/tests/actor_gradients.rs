@@ -5,10 +5,10 @@
 
 use rlt_core::batch::{Batch, Demonstration};
 use rlt_core::loss::{Aggregation, Denominators, Gpg, LossInputs, Objective};
-use rlt_trainer::actor::{Actor, ActorOptions, MicroBatch};
 use rlt_trainer::model::{Adapter, Decoder, LoadOptions, ModelConfig, PackedInput};
-use rlt_trainer::optim::{AdamW, AdamWOptions};
 use rlt_trainer::parallel::Ranks;
+use rlt_trainer::roles::actor::{Actor, ActorOptions, MicroBatch};
+use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
 use tch::{Device, Kind, Tensor};
 
 const SEQUENCES: [(&[u32], usize); 3] = [(&[3, 1, 4, 1, 5, 9], 2), (&[2, 6, 5], 1), (&[3, 5, 8, 9, 7], 4)];

@@ -4,10 +4,10 @@
 
 use rlt_core::batch::{Batch, Demonstration};
 use rlt_core::loss::{Aggregation, Denominators, Gpg, LossInputs, Objective};
-use rlt_trainer::actor::{Actor, ActorOptions, MicroBatch};
 use rlt_trainer::model::{Decoder, LoadOptions, ModelConfig};
-use rlt_trainer::optim::{AdamW, AdamWOptions, StepOutcome};
 use rlt_trainer::parallel::Ranks;
+use rlt_trainer::roles::actor::{Actor, ActorOptions, MicroBatch};
+use rlt_trainer::roles::optim::{AdamW, AdamWOptions, StepOutcome};
 use tch::{Device, Kind, Tensor};
 
 const LEARNING_RATE: f64 = 0.01;

@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use rlt_api::plan::model_config::{ModelConfig, TensorShape};
 use rlt_torch::collectives::serve_store;
-use rlt_trainer::checkpoint::{Checkpoint, CheckpointContent, CheckpointStore};
 use rlt_trainer::model::{Decoder, Export, ExportOptions, LoadOptions, Weights};
 use rlt_trainer::parallel::{DecoderParts, Numbers, RankEnvironment, RankError, Ranks, ShardedParameters};
-use rlt_trainer::rollout::{RolloutEngine, RolloutOptions};
+use rlt_trainer::roles::rollout::{RolloutEngine, RolloutOptions};
+use rlt_trainer::storage::checkpoint::{Checkpoint, CheckpointContent, CheckpointStore};
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 

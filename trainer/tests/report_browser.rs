@@ -13,7 +13,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rlt_trainer::report;
+use rlt_trainer::observe::report;
 use serde_json::{Value, json};
 
 const PROBE: &str = include_str!("report_browser/probe.js");

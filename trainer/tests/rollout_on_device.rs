@@ -26,7 +26,7 @@ use rlt_core::sampling::SamplingParams;
 use rlt_core::types::Completion;
 use rlt_devices::{Counts, StandIn};
 use rlt_trainer::model::{Decoder, LoadOptions};
-use rlt_trainer::rollout::{RolloutEngine, RolloutOptions, RolloutRequest, RolloutStats};
+use rlt_trainer::roles::rollout::{RolloutEngine, RolloutOptions, RolloutRequest, RolloutStats};
 use tch::Device;
 
 const INSIDE: &str = "RLT_TEST_INSIDE";

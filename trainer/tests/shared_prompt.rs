@@ -11,10 +11,10 @@ use rlt_core::loss::{Aggregation, Denominators, Gpg, LossInputs, Objective};
 use rlt_core::mesh::StreamPart;
 use rlt_core::rows::Rows;
 use rlt_core::types::{Prompt, TokenId};
-use rlt_trainer::actor::{Actor, ActorOptions, MicroBatch, TokenScores};
 use rlt_trainer::model::{Adapter, Decoder, LoadOptions};
-use rlt_trainer::optim::{AdamW, AdamWOptions};
 use rlt_trainer::parallel::Ranks;
+use rlt_trainer::roles::actor::{Actor, ActorOptions, MicroBatch, TokenScores};
+use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
 use tch::{Device, Tensor};
 
 /// Grouped queries, biases, norms of heads, sliding windows, one key head.

@@ -1,8 +1,8 @@
 //! Sequences that benchmarks of the update learn from.
 
 use rlt_core::batch::Batch;
-use rlt_trainer::objective::supervised_objective;
-use rlt_trainer::update::UpdatePlan;
+use rlt_trainer::roles::objective::supervised_objective;
+use rlt_trainer::roles::update::UpdatePlan;
 
 /// 16 lengths with a long tail.
 pub(crate) fn long_tailed() -> anyhow::Result<Vec<usize>> {

@@ -2,7 +2,7 @@
 //! the arithmetic that a job runs with.
 
 use rlt_api::plan::model_config::ModelConfig;
-use rlt_trainer::actor::ActorOptions;
+use rlt_trainer::roles::actor::ActorOptions;
 
 use crate::measure::has;
 

@@ -1,10 +1,10 @@
 //! What the benchmarks of training on one rank share: an actor with all of the model.
 
 use rlt_api::spec::LoraInit;
-use rlt_trainer::actor::Actor;
 use rlt_trainer::model::{Decoder, LoadOptions, LoraConfig, ModuleMatch};
-use rlt_trainer::optim::{AdamW, AdamWOptions};
 use rlt_trainer::parallel::Ranks;
+use rlt_trainer::roles::actor::Actor;
+use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
 
 use crate::measure::has;
 use crate::shape::{actor_options, config};

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::prompt::{check_messages, encode, prompt_key, render, render_messages, tokenize_error};
 use super::rows::Row;
 use super::{DataError, Fitted};
-use crate::tokenizer::Tokenizer;
+use crate::data::tokenizer::Tokenizer;
 
 /// Columns that may hold the answer to the prompt column.
 const RESPONSE_KEYS: [&str; 3] = ["response", "completion", "demonstration"];

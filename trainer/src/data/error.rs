@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::Split;
-use crate::tokenizer::TokenizerError;
+use crate::data::tokenizer::TokenizerError;
 
 /// A row of a file, or a problem of a generated task.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::rows::Row;
 use super::{DataError, Fitted};
-use crate::tokenizer::{ChatRequest, Tokenizer, TokenizerError};
+use crate::data::tokenizer::{ChatRequest, Tokenizer, TokenizerError};
 
 /// The `data_source` of rows that name none.
 const UNNAMED_SOURCE: &str = "default";

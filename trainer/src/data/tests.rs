@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::*;
-use crate::tokenizer::TokenizerError;
+use crate::data::tokenizer::TokenizerError;
 
 const CHATML: &str = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<eos>\n{% endfor %}\
                       {% if add_generation_prompt %}<|assistant|>{% endif %}";

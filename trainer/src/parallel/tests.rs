@@ -10,10 +10,10 @@ use rlt_core::batch::Batch;
 use rlt_torch::collectives::serve_store;
 
 use super::*;
-use crate::actor::{Actor, ActorOptions};
 use crate::model::Decoder;
-use crate::offload::Offload;
-use crate::optim::AdamWOptions;
+use crate::roles::actor::{Actor, ActorOptions};
+use crate::roles::offload::Offload;
+use crate::roles::optim::AdamWOptions;
 
 /// Runs `body` on every rank; what each returned, in the order of ranks.
 pub(crate) fn on_ranks<T: Send>(size: usize, body: impl Fn(Ranks) -> T + Sync) -> Vec<T> {

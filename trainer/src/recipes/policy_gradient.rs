@@ -6,7 +6,7 @@ use rlt_api::resolved::{self, ResolvedSpec};
 
 use super::{Estimator, GroupSampling, Recipe, RolloutCorrection};
 use crate::data::Data;
-use crate::objective::objective;
+use crate::roles::objective::objective;
 use crate::roles::{Roles, StepError};
 
 /// One step: sample, judge, score, estimate, update.

@@ -4,7 +4,7 @@ use rlt_api::resolved::{self, ResolvedSpec};
 
 use super::{Estimator, GroupSampling, Recipe, RolloutCorrection};
 use crate::data::Data;
-use crate::objective::objective;
+use crate::roles::objective::objective;
 use crate::roles::{Roles, StepError};
 
 /// One step: sample, judge, score, value, estimate, update critic and actor.

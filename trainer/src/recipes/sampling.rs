@@ -8,8 +8,8 @@ use rlt_core::metrics::Metrics;
 use rlt_core::types::{Rollout, RolloutGroup};
 
 use crate::data::Data;
+use crate::roles::rollout::SamplingCost;
 use crate::roles::{Roles, StepError};
-use crate::rollout::SamplingCost;
 
 /// How many groups a step wants, and which of them.
 #[derive(Clone, Debug)]

@@ -2,12 +2,12 @@
 
 use rlt_api::ExitCode;
 
-use crate::actor::ActorError;
-use crate::critic::{CriticError, NoCritic};
 use crate::parallel::RankError;
-use crate::reward::RewardModelError;
-use crate::rollout::RolloutError;
-use crate::update::UpdateError;
+use crate::roles::actor::ActorError;
+use crate::roles::critic::{CriticError, NoCritic};
+use crate::roles::reward::RewardModelError;
+use crate::roles::rollout::RolloutError;
+use crate::roles::update::UpdateError;
 
 /// Why a step failed.
 #[derive(Debug, thiserror::Error)]

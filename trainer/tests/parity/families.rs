@@ -1,9 +1,9 @@
 //! Every family computes what transformers computes: values, gradients, one optimizer step, greedy
 //! continuations.
 
+use rlt_trainer::commands::score::{SequenceScores, score};
 use rlt_trainer::model::{Adapter, Decoder, PackedInput};
-use rlt_trainer::optim::{AdamW, AdamWOptions};
-use rlt_trainer::score::{SequenceScores, score};
+use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
 use tch::{Device, Tensor};
 
 use crate::fixture::{Fixture, TOLERANCE, loss, max_error, packed, predictions};

@@ -1,7 +1,7 @@
 //! Rollouts of a model with an adapter: merged for generating, unmerged for training, the same numbers.
 
 use rlt_core::sampling::SamplingParams;
-use rlt_trainer::rollout::{RolloutEngine, RolloutError};
+use rlt_trainer::roles::rollout::{RolloutEngine, RolloutError};
 
 use crate::fixture::*;
 

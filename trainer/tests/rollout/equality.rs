@@ -2,7 +2,7 @@
 
 use rlt_core::sampling::SamplingParams;
 use rlt_trainer::model::{Decoder, LoadOptions};
-use rlt_trainer::rollout::{RolloutEngine, RolloutOptions, RolloutRequest};
+use rlt_trainer::roles::rollout::{RolloutEngine, RolloutOptions, RolloutRequest};
 use tch::{Kind, Tensor};
 
 use crate::fixture::*;

@@ -6,7 +6,7 @@ use rlt_core::engine::DetokenizeError;
 use rlt_core::sampling::{SamplingParams, derive_seed};
 use rlt_core::types::{Completion, TokenId};
 use rlt_trainer::model::{Adapter, Decoder, LoadOptions, PackedInput};
-use rlt_trainer::rollout::{Detokenizer, RolloutEngine, RolloutError, RolloutOptions, RolloutRequest};
+use rlt_trainer::roles::rollout::{Detokenizer, RolloutEngine, RolloutError, RolloutOptions, RolloutRequest};
 use tch::{Device, Kind, Tensor};
 
 pub(crate) use crate::models::{FAMILIES, folder};

@@ -2,7 +2,7 @@
 
 use rlt_core::sampling::SamplingParams;
 use rlt_trainer::model::{Decoder, LoadOptions};
-use rlt_trainer::rollout::{RolloutEngine, RolloutError};
+use rlt_trainer::roles::rollout::{RolloutEngine, RolloutError};
 
 use crate::fixture::*;
 
@@ -105,7 +105,7 @@ fn progress_counts_every_token_and_sample() {
     let decoder = decoder("llama");
     let requests = requests(5, 2, &SamplingParams::default());
     let mut engine =
-        RolloutEngine::new(rlt_trainer::rollout::RolloutOptions { max_concurrent: 3, ..options() });
+        RolloutEngine::new(rlt_trainer::roles::rollout::RolloutOptions { max_concurrent: 3, ..options() });
     engine.sync_weights(&decoder, 0).unwrap();
     let mut seen = Vec::new();
     let completions = engine

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::Completion;
 use rlt_trainer::model::Decoder;
-use rlt_trainer::rollout::{RolloutOptions, RolloutRequest};
+use rlt_trainer::roles::rollout::{RolloutOptions, RolloutRequest};
 use tch::{Device, Kind};
 
 use crate::fixture::*;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use rlt_core::sampling::SamplingParams;
 use rlt_trainer::model::{Decoder, ExportOptions, LoadOptions, ModelConfig};
-use rlt_trainer::rollout::{RolloutEngine, RolloutError, RolloutOptions};
+use rlt_trainer::roles::rollout::{RolloutEngine, RolloutError, RolloutOptions};
 use serde_json::json;
 use tch::{Device, Kind};
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rlt_torch::collectives::serve_store;
 use rlt_trainer::parallel::{RankEnvironment, Ranks};
-use rlt_trainer::rollout::{RolloutEngine, RolloutOptions};
+use rlt_trainer::roles::rollout::{RolloutEngine, RolloutOptions};
 
 /// Runs `body` on every rank, which waits for the others for so many seconds; what each returned, in the
 /// order of ranks.

@@ -11,7 +11,9 @@ use rlt_core::sampling::SamplingParams;
 use rlt_core::types::Completion;
 use rlt_trainer::model::{Decoder, LoadOptions, ModelConfig};
 use rlt_trainer::parallel::{DecoderParts, ShardedParameters};
-use rlt_trainer::rollout::{RolloutEngine, RolloutError, RolloutOptions, RolloutRequest, RolloutStats};
+use rlt_trainer::roles::rollout::{
+    RolloutEngine, RolloutError, RolloutOptions, RolloutRequest, RolloutStats,
+};
 use tch::Kind;
 
 use crate::fixture::*;

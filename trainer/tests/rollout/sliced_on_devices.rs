@@ -10,7 +10,7 @@ use rlt_core::sampling::SamplingParams;
 use rlt_core::types::{Completion, TokenId};
 use rlt_devices::Counts;
 use rlt_trainer::parallel::Ranks;
-use rlt_trainer::rollout::{Detokenizer, RolloutEngine, RolloutError, RolloutOptions, RolloutRequest};
+use rlt_trainer::roles::rollout::{Detokenizer, RolloutEngine, RolloutError, RolloutOptions, RolloutRequest};
 use tch::Device;
 
 use crate::fixture::*;

@@ -2,7 +2,7 @@
 
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::{Completion, FinishReason};
-use rlt_trainer::rollout::{RolloutError, RolloutOptions, RolloutRequest};
+use rlt_trainer::roles::rollout::{RolloutError, RolloutOptions, RolloutRequest};
 
 use crate::fixture::*;
 

@@ -8,11 +8,11 @@ use rlt_core::batch::{Batch, BatchSequence};
 use rlt_core::loss::{Aggregation, Gspo, Objective, PolicyLoss, Vanilla};
 use rlt_core::rows::Rows;
 use rlt_core::types::{Prompt, TokenId};
-use rlt_trainer::actor::{Actor, ActorOptions};
 use rlt_trainer::model::{Adapter, Decoder, LoadOptions};
-use rlt_trainer::optim::{AdamW, AdamWOptions};
 use rlt_trainer::parallel::Ranks;
-use rlt_trainer::update::{UpdatePlan, update};
+use rlt_trainer::roles::actor::{Actor, ActorOptions};
+use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
+use rlt_trainer::roles::update::{UpdatePlan, update};
 use tch::{Device, Kind, Tensor};
 
 use crate::asked::{Asked, asked_by};

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use rlt_api::spec::LoraSpec;
 use rlt_trainer::model::{Decoder, LoadOptions, LoraConfig, ModuleMatch};
-use rlt_trainer::rollout::{RolloutEngine, RolloutOptions};
+use rlt_trainer::roles::rollout::{RolloutEngine, RolloutOptions};
 use tch::{Device, Kind};
 
 use crate::asked::{Asked, asked_by};

@@ -12,18 +12,18 @@ use rlt_api::spec::{CriticSpec, LoraInit, LoraSpec, OffloadSpec};
 use rlt_core::batch::{Batch, Demonstration};
 use tch::{Kind, Tensor};
 
-use crate::actor::{Actor, ActorOptions};
-use crate::critic::{Critic, CriticOptions};
 use crate::model::{
     Adapter, Decoder, ExportOptions, LoadOptions, LoraConfig, ModelConfig, ModuleMatch, Weights,
 };
-use crate::objective::supervised_objective;
-use crate::offload::Offload;
-use crate::optim::AdamWOptions;
 use crate::parallel::tests::{on_ranks, resting_actor, trained_parameters, whole_parameters};
 use crate::parallel::{DecoderParts, Numbers, Part, RankError, Ranks, ShardedParameters};
-use crate::reference::FrozenPolicy;
-use crate::update::{UpdatePlan, update};
+use crate::roles::actor::{Actor, ActorOptions};
+use crate::roles::critic::{Critic, CriticOptions};
+use crate::roles::objective::supervised_objective;
+use crate::roles::offload::Offload;
+use crate::roles::optim::AdamWOptions;
+use crate::roles::reference::FrozenPolicy;
+use crate::roles::update::{UpdatePlan, update};
 
 /// Sums over ranks are added in another order; five steps of an optimizer that divides by small gradients
 /// enlarge that.
@@ -401,5 +401,5 @@ fn a_gradient_that_is_not_finite_on_one_rank_is_skipped_on_all() {
         assert_eq!(parameters(&actor), before);
         outcome
     });
-    assert!(outcomes.iter().all(|outcome| *outcome == crate::optim::StepOutcome::SkippedNonFinite));
+    assert!(outcomes.iter().all(|outcome| *outcome == crate::roles::optim::StepOutcome::SkippedNonFinite));
 }

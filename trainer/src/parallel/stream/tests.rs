@@ -11,15 +11,15 @@ use rlt_core::types::{Prompt, TokenId};
 use tch::{Kind, Tensor};
 
 use super::*;
-use crate::actor::islands::{self, Model};
-use crate::actor::probe::Sample;
-use crate::actor::{Actor, ActorOptions, MicroBatch, ProbeError};
-use crate::critic::{Critic, CriticOptions};
 use crate::model::{Adapter, Decoder, LoadOptions, LoraConfig, ModelConfig, ModuleMatch, PackedInput};
-use crate::offload::Offload;
-use crate::optim::AdamWOptions;
 use crate::parallel::tests::{actor_on_mesh, on_ranks, trained_parameters};
-use crate::update::{UpdatePlan, update};
+use crate::roles::actor::islands::{self, Model};
+use crate::roles::actor::probe::Sample;
+use crate::roles::actor::{Actor, ActorOptions, MicroBatch, ProbeError};
+use crate::roles::critic::{Critic, CriticOptions};
+use crate::roles::offload::Offload;
+use crate::roles::optim::AdamWOptions;
+use crate::roles::update::{UpdatePlan, update};
 
 /// Sums over ranks are added in another order; five steps of an optimizer that divides by small gradients
 /// enlarge that.

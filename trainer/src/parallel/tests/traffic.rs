@@ -4,10 +4,10 @@ use rlt_api::spec::LoraInit;
 use rlt_core::batch::Demonstration;
 
 use super::*;
-use crate::actor::MicroBatch;
 use crate::model::{Adapter, LoadOptions, LoraConfig, ModelConfig, ModuleMatch};
-use crate::objective::supervised_objective;
-use crate::update::{UpdatePlan, update};
+use crate::roles::actor::MicroBatch;
+use crate::roles::objective::supervised_objective;
+use crate::roles::update::{UpdatePlan, update};
 
 /// Bytes of a number of a gradient, and of a weight as it is kept.
 const EXACT: f64 = 4.0;

@@ -6,8 +6,8 @@ use std::path::Path;
 use serde_json::json;
 
 use super::*;
-use crate::checkpoint::{Checkpoint, CheckpointStore};
-use crate::saving::{Patience, Saving, Settled};
+use crate::run::saving::{Patience, Saving, Settled};
+use crate::storage::checkpoint::{Checkpoint, CheckpointStore};
 
 /// How ranks lay out a model and its tokens: how many, by `dpShard`, by `sp`.
 pub(super) type Layout = (usize, usize, usize);

@@ -10,7 +10,7 @@ use rlt_core::types::TokenId;
 
 use super::*;
 use crate::model::{AdapterExport, Export};
-use crate::rollout::{RolloutEngine, RolloutError, RolloutOptions, RolloutRequest};
+use crate::roles::rollout::{RolloutEngine, RolloutError, RolloutOptions, RolloutRequest};
 
 struct Digits;
 

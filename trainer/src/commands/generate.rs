@@ -1,0 +1,334 @@
+//! `rlt-trainer generate`: completions for a file of prompts, by the engine that training uses.
+//!
+//! In: one object a line with `id` and one of `prompt` (text), `messages` (a conversation for the model's
+//! chat template) or `tokens`. Out: one line a sample with `id`, `tokens` (the new ones), `text`, `logprobs`
+//! and `finish_reason`, and `sample` when several are asked for. Other fields of an input line are not read.
+
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use indicatif::ProgressBar;
+use rlt_api::ExitCode;
+use rlt_core::engine::DetokenizeError;
+use rlt_core::sampling::{SamplingError, SamplingParams, derive_seed};
+use rlt_core::types::{Completion, FinishReason, TokenId};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::commands::model_args::{ModelArgs, ModelArgsError};
+use crate::data::tokenizer::{ChatRequest, Tokenizer, TokenizerError};
+use crate::model::Decoder;
+use crate::roles::rollout::{Detokenizer, RolloutEngine, RolloutError, RolloutOptions, RolloutRequest};
+use crate::storage::jsonl::{self, JsonlError};
+
+/// Command line of `rlt-trainer generate`.
+#[derive(Args, Clone, Debug)]
+pub struct GenerateArgs {
+    /// The model.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// File of prompts, one JSON object a line
+    #[arg(long, value_name = "FILE")]
+    pub input: PathBuf,
+    /// File of completions to write
+    #[arg(long, value_name = "FILE")]
+    pub output: PathBuf,
+    /// Longest completion in tokens
+    #[arg(long, value_name = "N")]
+    pub max_new_tokens: NonZeroUsize,
+    /// Divides the logits; 0 takes the most probable token
+    #[arg(long, default_value_t = 1.0)]
+    pub temperature: f64,
+    /// Share of the probability to draw from
+    #[arg(long, default_value_t = 1.0)]
+    pub top_p: f64,
+    /// Most probable tokens to draw from; 0 means all
+    #[arg(long, default_value_t = 0)]
+    pub top_k: usize,
+    /// Least probability relative to the most probable token
+    #[arg(long, default_value_t = 0.0)]
+    pub min_p: f64,
+    /// Above 1 discourages tokens that occurred
+    #[arg(long, default_value_t = 1.0)]
+    pub repetition_penalty: f64,
+    /// Decides every draw: the same seed gives the same completions
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Samples of each prompt
+    #[arg(long, default_value = "1")]
+    pub n: NonZeroUsize,
+    /// Text that ends a completion and is cut off; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+    /// Token that ends a completion, beside the model's own; may be given several times
+    #[arg(long, value_name = "ID")]
+    pub stop_token_id: Vec<TokenId>,
+    /// Treat the model's end of sequence as a token like any other
+    #[arg(long)]
+    pub ignore_eos: bool,
+    /// Sequences that decode together
+    #[arg(long, value_name = "N", default_value = "64")]
+    pub max_concurrent: NonZeroUsize,
+    /// Decode on a GPU without capturing steps as graphs
+    #[arg(long)]
+    pub no_graphs: bool,
+}
+
+/// Why completions could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum GenerateError {
+    /// The input cannot be read or the output not written.
+    #[error(transparent)]
+    Lines(#[from] JsonlError),
+    /// The model cannot be used.
+    #[error(transparent)]
+    Model(#[from] ModelArgsError),
+    /// Its tokenizer cannot be used.
+    #[error("load the tokenizer of {}", dir.display())]
+    Tokenizer {
+        /// The model's folder.
+        dir: PathBuf,
+        /// What is wrong.
+        source: TokenizerError,
+    },
+    /// A sampling option is out of its range.
+    #[error(transparent)]
+    Sampling(#[from] SamplingError),
+    /// The model gives no numbers for a line.
+    #[error("completing {}, line {line}", path.display())]
+    NotFinite {
+        /// The input.
+        path: PathBuf,
+        /// Number of the line, from 1.
+        line: usize,
+        /// Where in the completion.
+        source: Box<RolloutError>,
+    },
+    /// The engine failed for no one line's fault.
+    #[error("generate completions")]
+    Rollout(#[source] RolloutError),
+}
+
+impl GenerateError {
+    /// The exit code of a process that ends with this, the same as that of a job on this model.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Lines(error) => error.exit_code(),
+            Self::Model(error) => error.exit_code(),
+            Self::Tokenizer { source, .. } => source.exit_code(),
+            Self::Sampling(_) => ExitCode::Usage,
+            Self::NotFinite { .. } => ExitCode::Diverged,
+            Self::Rollout(_) => ExitCode::Failure,
+        }
+    }
+}
+
+/// What is wrong with one line of the input.
+#[derive(Debug, thiserror::Error)]
+enum PromptError {
+    #[error("expected exactly one of `prompt`, `messages` and `tokens`, got {0} of them")]
+    NotOne(usize),
+    #[error("the prompt has no tokens; at least one is needed")]
+    Empty,
+    #[error("the model's folder has no tokenizer.json; give `tokens`")]
+    NoTokenizer,
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+}
+
+/// What a call did, for people.
+#[derive(Clone, Copy, Debug)]
+pub struct GenerateReport {
+    /// Completions written.
+    pub num_completions: usize,
+    /// New tokens in them.
+    pub num_tokens: usize,
+    /// Tokens of the prompts, each counted once for all of its completions.
+    pub num_prompt_tokens: usize,
+    /// Time of the rollout alone, loading excluded.
+    pub elapsed: Duration,
+}
+
+impl fmt::Display for GenerateReport {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.elapsed.as_secs_f64();
+        write!(
+            formatter,
+            "{} completions, {} new tokens after {} prompt tokens in {seconds:.2} s: {:.1} tokens/s",
+            self.num_completions,
+            self.num_tokens,
+            self.num_prompt_tokens,
+            self.num_tokens as f64 / seconds.max(f64::MIN_POSITIVE),
+        )
+    }
+}
+
+/// One line of the input.
+#[derive(Debug, Deserialize)]
+struct PromptLine {
+    id: Value,
+    prompt: Option<String>,
+    messages: Option<Vec<Value>>,
+    tokens: Option<Vec<TokenId>>,
+}
+
+/// One line of the output.
+#[derive(Debug, Serialize)]
+struct CompletionLine<'a> {
+    id: &'a Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sample: Option<usize>,
+    tokens: &'a [TokenId],
+    text: Option<&'a str>,
+    logprobs: &'a [f32],
+    finish_reason: FinishReason,
+}
+
+/// Reads the prompts, writes the completions.
+///
+/// # Errors
+/// [`GenerateError`]; a line at fault is named by file and number. Then no output is written.
+pub fn run(args: &GenerateArgs) -> Result<GenerateReport, GenerateError> {
+    sampling(args).validate()?;
+    let lines: Vec<(usize, PromptLine)> = jsonl::read(&args.input)?;
+    let tokenizer = load_tokenizer(&args.model)?;
+    let requests = requests(args, &lines, tokenizer.as_ref())?;
+    let decoder = args.model.load()?;
+    let mut engine = RolloutEngine::new(options(args, &decoder, tokenizer.as_ref()));
+    let failed = |error: RolloutError| match error.request_idx().map(|request_idx| lines[request_idx].0) {
+        Some(line) if matches!(error, RolloutError::NonFiniteLogits { .. }) => {
+            GenerateError::NotFinite { path: args.input.clone(), line, source: Box::new(error) }
+        }
+        Some(line) => JsonlError::at_line(&args.input, line, error).into(),
+        None => GenerateError::Rollout(error),
+    };
+    engine.sync_weights(&decoder, 0).map_err(failed)?;
+
+    let bar = ProgressBar::new((requests.len() * args.n.get()) as u64);
+    let text = Text(tokenizer.as_ref());
+    let started = Instant::now();
+    let completions = engine
+        .generate(&decoder, &requests, &text, &mut |progress| {
+            bar.set_position(progress.num_finished as u64);
+            ControlFlow::Continue(())
+        })
+        .map_err(failed)?;
+    let elapsed = started.elapsed();
+    bar.finish_and_clear();
+
+    jsonl::write(&args.output, output_lines(&lines, &completions, tokenizer.is_some()))?;
+    Ok(GenerateReport {
+        num_completions: completions.iter().map(Vec::len).sum(),
+        num_tokens: engine.stats().num_tokens,
+        num_prompt_tokens: requests.iter().map(|request| request.prompt.len()).sum(),
+        elapsed,
+    })
+}
+
+/// The tokenizer of the model's folder; `None` when it has none, which is fine for prompts given as tokens.
+fn load_tokenizer(model: &ModelArgs) -> Result<Option<Tokenizer>, GenerateError> {
+    if !model.model.join("tokenizer.json").exists() {
+        return Ok(None);
+    }
+    let failed = |source| GenerateError::Tokenizer { dir: model.model.clone(), source };
+    Tokenizer::load(&model.model).map(Some).map_err(failed)
+}
+
+fn requests(
+    args: &GenerateArgs,
+    lines: &[(usize, PromptLine)],
+    tokenizer: Option<&Tokenizer>,
+) -> Result<Vec<RolloutRequest>, JsonlError> {
+    let request = |(row_idx, (line, row)): (usize, &(usize, PromptLine))| {
+        let prompt =
+            prompt_tokens(row, tokenizer).map_err(|error| JsonlError::at_line(&args.input, *line, error))?;
+        let seeds = (0..args.n.get() as u64).map(|sample| derive_seed(&[args.seed, row_idx as u64, sample]));
+        Ok(RolloutRequest {
+            prompt,
+            seeds: seeds.collect(),
+            sampling: sampling(args),
+            max_new_tokens: args.max_new_tokens.get(),
+        })
+    };
+    lines.iter().enumerate().map(request).collect()
+}
+
+fn prompt_tokens(row: &PromptLine, tokenizer: Option<&Tokenizer>) -> Result<Arc<[TokenId]>, PromptError> {
+    let tokenizer = || tokenizer.ok_or(PromptError::NoTokenizer);
+    let tokens = match (&row.prompt, &row.messages, &row.tokens) {
+        (Some(prompt), None, None) => tokenizer()?.encode(prompt)?,
+        (None, Some(messages), None) => {
+            let chat = ChatRequest { messages, add_generation_prompt: true, ..ChatRequest::default() };
+            let tokenizer = tokenizer()?;
+            tokenizer.encode_rendered(&tokenizer.render_chat(&chat)?)?
+        }
+        (None, None, Some(tokens)) => tokens.clone(),
+        (prompt, messages, tokens) => {
+            let given = [prompt.is_some(), messages.is_some(), tokens.is_some()];
+            return Err(PromptError::NotOne(given.into_iter().filter(|given| *given).count()));
+        }
+    };
+    if tokens.is_empty() { Err(PromptError::Empty) } else { Ok(tokens.into()) }
+}
+
+fn sampling(args: &GenerateArgs) -> SamplingParams {
+    SamplingParams {
+        temperature: args.temperature,
+        top_k: (args.top_k > 0).then_some(args.top_k),
+        top_p: args.top_p,
+        min_p: args.min_p,
+        repetition_penalty: args.repetition_penalty,
+        stop_token_ids: args.stop_token_id.clone(),
+        stop: args.stop.clone(),
+        ignore_eos: args.ignore_eos,
+    }
+}
+
+fn options(args: &GenerateArgs, decoder: &Decoder, tokenizer: Option<&Tokenizer>) -> RolloutOptions {
+    let mut eos_token_ids = decoder.config.eos_token_ids.clone();
+    eos_token_ids.extend(tokenizer.iter().flat_map(|tokenizer| tokenizer.eos_ids()));
+    RolloutOptions {
+        max_concurrent: args.max_concurrent.get(),
+        uses_graphs: !args.no_graphs,
+        eos_token_ids,
+        ..RolloutOptions::default()
+    }
+}
+
+fn output_lines<'a>(
+    lines: &'a [(usize, PromptLine)],
+    completions: &'a [Vec<Completion>],
+    has_text: bool,
+) -> impl Iterator<Item = CompletionLine<'a>> {
+    lines.iter().zip(completions).flat_map(move |((_, row), samples)| {
+        let several = samples.len() > 1;
+        samples.iter().enumerate().map(move |(sample_idx, completion)| CompletionLine {
+            id: &row.id,
+            sample: several.then_some(sample_idx),
+            tokens: &completion.tokens,
+            text: has_text.then_some(completion.text.as_str()),
+            logprobs: &completion.rollout_logprobs,
+            finish_reason: completion.finish_reason,
+        })
+    })
+}
+
+/// The tokenizer's text, or none where there is no tokenizer.
+struct Text<'a>(Option<&'a Tokenizer>);
+
+impl Detokenizer for Text<'_> {
+    fn decode(&self, tokens: &[TokenId]) -> Result<String, DetokenizeError> {
+        match self.0 {
+            Some(tokenizer) => Ok(tokenizer.decode(tokens)?),
+            None => Ok(String::new()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

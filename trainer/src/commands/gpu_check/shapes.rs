@@ -1,0 +1,71 @@
+//! The models that checks make from a seed, and how much work they are given: real shapes on a GPU, tiny ones
+//! on a device of CPU memory.
+
+use rlt_api::plan::model_config::ModelConfig;
+use serde_json::{Value, json};
+
+use super::{Failure, is_stand_in};
+
+/// The 135M-parameter Llama that benchmarks share.
+const LLAMA_135M: &str = include_str!("../../../benches/rollout/model.json");
+
+/// The sizes of a GRPO step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Size {
+    /// 0.5B parameters, shaped as Qwen2.5.
+    Small,
+    /// 1.5B parameters.
+    Large,
+}
+
+impl Size {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Small => "0.5B",
+            Self::Large => "1.5B",
+        }
+    }
+
+    /// As `config.json` has it, for us and for a peer.
+    pub(super) fn document(self) -> Value {
+        if is_stand_in() {
+            return tiny();
+        }
+        let [hidden, intermediate, layers, heads] = match self {
+            Self::Small => [896, 4864, 24, 14],
+            Self::Large => [1536, 8960, 28, 12],
+        };
+        json!({
+            "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": hidden,
+            "intermediate_size": intermediate, "num_hidden_layers": layers, "num_attention_heads": heads,
+            "num_key_value_heads": 2, "vocab_size": 151_936, "max_position_embeddings": 32_768,
+            "rms_norm_eps": 1e-6, "rope_theta": 1e6, "hidden_act": "silu", "tie_word_embeddings": true,
+            "initializer_range": 0.02, "bos_token_id": null, "eos_token_id": null, "pad_token_id": null
+        })
+    }
+}
+
+/// The model of the checks of decoding and updating.
+pub(super) fn llama_135m() -> Result<ModelConfig, Failure> {
+    config(&if is_stand_in() { tiny() } else { serde_json::from_str(LLAMA_135M)? })
+}
+
+/// A model whose every part has more than one piece.
+pub(super) fn tiny() -> Value {
+    json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
+        "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "vocab_size": 160, "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 10_000.0,
+        "hidden_act": "silu", "tie_word_embeddings": true, "initializer_range": 0.2, "bos_token_id": null,
+        "eos_token_id": null, "pad_token_id": null
+    })
+}
+
+pub(super) fn config(document: &Value) -> Result<ModelConfig, Failure> {
+    Ok(ModelConfig::from_json(document)?)
+}
+
+/// `full` on a GPU, `tiny` on a device of CPU memory.
+pub(super) fn on_device<T>(full: T, tiny: T) -> T {
+    if is_stand_in() { tiny } else { full }
+}

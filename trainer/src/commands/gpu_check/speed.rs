@@ -1,0 +1,92 @@
+//! How fast this machine's GPU is, beside what its data sheet says: limits, decoding, updates, whole steps.
+//!
+//! Parts of a peak are of the table that plans use (`rlt_api::plan::Machine`), and null for a GPU that is not
+//! in it. On a device of CPU memory shapes are tiny, and a note says that times mean nothing.
+
+pub(super) mod decode;
+pub(super) mod grpo_step;
+pub(super) mod limits;
+mod peer;
+pub(super) mod update;
+
+use rlt_api::plan::Machine;
+use rlt_api::plan::model_config::ModelConfig;
+use serde_json::{Value, json};
+use tch::{Device, Kind};
+
+use super::{Failure, Finding, device_name, is_stand_in};
+use crate::model::{Decoder, LoadOptions};
+use crate::parallel::Ranks;
+use crate::roles::actor::{Actor, ActorOptions};
+use crate::roles::optim::{AdamW, AdamWOptions};
+
+const GPU: Device = Device::Cuda(0);
+
+/// What the first GPU can do at best; `None` where the table has no such product.
+fn peak() -> Option<Machine> {
+    Machine::of_product(&device_name()?).ok()
+}
+
+/// A line of rates, each a number of which nothing holds that it is right but that it is one.
+fn measured<const N: usize, const M: usize>(rates: [(&str, f64); N], others: [(&str, Value); M]) -> Finding {
+    let holds = rates.iter().all(|(_, rate)| rate.is_finite() && *rate > 0.0);
+    let note = is_stand_in().then_some("a device of CPU memory, at a tiny shape: the times mean nothing");
+    let finding = Finding::new(holds, rates.map(|(name, rate)| (name, json!(rate)))).with(others);
+    if let Some(note) = note { finding.with([("note", json!(note))]) } else { finding }
+}
+
+/// An actor with random weights: fp32 masters, products in bf16.
+fn actor(config: &ModelConfig) -> Result<Actor, Failure> {
+    let options = LoadOptions { device: GPU, storage: Kind::Float, compute: Kind::BFloat16, trainable: true };
+    let decoder = Decoder::from_config(config, 0, &options)?;
+    let optimizer = AdamW::new(decoder.trainable_parameters(), AdamWOptions::default())?;
+    let options = ActorOptions {
+        temperature: 1.0,
+        head_chunk_tokens: 1024,
+        activation_checkpointing: false,
+        max_grad_norm: 1.0,
+    };
+    Ok(Actor::new(decoder, optimizer, options, Ranks::alone()))
+}
+
+/// Weights of all products but the head's, and those of the head.
+fn weights(config: &ModelConfig) -> [f64; 2] {
+    let of_layer: u64 = config.projections().iter().map(|shape| shape.num_parameters()).sum();
+    [(of_layer * config.num_layers as u64) as f64, (config.vocab_size * config.hidden_size) as f64]
+}
+
+/// FLOP of a forward and a backward pass over `computed` tokens, `predicted` of which pass the head, each
+/// looking at `context` tokens on average: three times 2 W t + 2 H c + 4 L q l t.
+fn model_flop(config: &ModelConfig, [computed, predicted, context]: [f64; 3]) -> f64 {
+    let [body, head] = weights(config);
+    let attention = 4.0 * (config.num_layers * config.num_heads * config.head_dim) as f64 * context;
+    3.0 * (computed * (2.0 * body + attention) + 2.0 * head * predicted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_flop_of_an_update_are_six_a_parameter_and_token_and_attentions() {
+        let config = ModelConfig::from_json(&super::super::shapes::tiny()).unwrap();
+        // 2 layers: q and o 64 x 64, k and v 64 x 32, three of 64 x 128; a tied head of 160 x 64.
+        let (body, head) = (2.0 * (2.0 * 4096.0 + 2.0 * 2048.0 + 3.0 * 8192.0), 10_240.0);
+        assert_eq!(weights(&config), [body, head]);
+        let attention = 3.0 * 4.0 * 2.0 * 64.0 * 5.0;
+        assert_eq!(model_flop(&config, [10.0, 10.0, 5.0]), 10.0 * (6.0 * (body + head) + attention));
+        assert_eq!(
+            model_flop(&config, [10.0, 0.0, 0.0]),
+            60.0 * body,
+            "what predicts nothing passes no head"
+        );
+    }
+
+    #[test]
+    fn a_rate_that_is_no_number_fails() {
+        assert!(matches!(measured([("rate", 1.0)], []).status, super::super::Status::Passed));
+        for rate in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            assert!(matches!(measured([("rate", rate)], []).status, super::super::Status::Failed), "{rate}");
+        }
+    }
+}

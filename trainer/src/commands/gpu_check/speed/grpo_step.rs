@@ -1,0 +1,108 @@
+//! A whole GRPO step in bf16, and the same work by transformers in Python where that is found.
+
+use rlt_api::plan::model_config::ModelConfig;
+use serde_json::json;
+
+use super::super::shapes::{Size, config, on_device};
+use super::super::workload::{GrpoLoad, GrpoTimes, GrpoWorkload};
+use super::super::{Failure, Finding, Findings};
+use super::peer::{self, PeerTimes};
+use super::{GPU, actor, measured, model_flop, peak};
+use crate::roles::reference::FrozenPolicy;
+
+/// Steps that are measured behind one that is not; the fastest counts.
+const ROUNDS: usize = 2;
+/// What a parameter takes: fp32 weight, gradient and two moments, and bf16 copies of reference and rollout.
+const BYTES_PER_PARAMETER: u64 = 4 * 4 + 2 * 2;
+/// Room for activations, logits and the cache of either contestant.
+const BYTES_BESIDES: u64 = 24 << 30;
+
+pub(in super::super) fn check(size: Size) -> Result<Findings, Failure> {
+    let (document, load) = (size.document(), load());
+    let config = config(&document)?;
+    if let Some(reason) = lacks_memory(&config)? {
+        return Ok(vec![Finding::skipped(reason).with([("model", json!(size.name()))])]);
+    }
+    // The peer first: its process gives back all its memory, this one keeps what libtorch has cached.
+    let peer = peer::times(&document, load, ROUNDS);
+    let times = times(&config, load)?;
+    Ok(vec![own_line(size, &config, load, &times), peer_line(size, peer, &times)])
+}
+
+fn load() -> GrpoLoad {
+    let full = GrpoLoad {
+        num_prompts: 8,
+        samples_per_prompt: 8,
+        prompt_len: 256,
+        new_tokens: 256,
+        max_tokens: 4096,
+    };
+    let tiny =
+        GrpoLoad { num_prompts: 2, samples_per_prompt: 2, prompt_len: 8, new_tokens: 4, max_tokens: 64 };
+    on_device(full, tiny)
+}
+
+fn lacks_memory(config: &ModelConfig) -> Result<Option<String>, Failure> {
+    let Some(memory) = rlt_torch::device_memory(GPU)? else { return Ok(None) };
+    let needed = config.parameter_count().total() * BYTES_PER_PARAMETER + on_device(BYTES_BESIDES, 0);
+    let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+    Ok((needed > memory.free_bytes).then(|| {
+        let (needed, free) = (gib(needed), gib(memory.free_bytes));
+        format!("the step takes about {needed:.0} GiB, and {free:.0} are free on this GPU")
+    }))
+}
+
+fn times(config: &ModelConfig, load: GrpoLoad) -> Result<GrpoTimes, Failure> {
+    let (actor, folder) = (actor(config)?, tempfile::tempdir()?);
+    let reference = FrozenPolicy::copy_of(&actor, folder.path())?;
+    let mut workload = GrpoWorkload::new(actor, Some(reference), load);
+    workload.step()?;
+    let rounds = (0..ROUNDS).map(|_| workload.step()).collect::<Result<Vec<_>, _>>()?;
+    let fastest = rounds.into_iter().min_by(|one, other| one.seconds().total_cmp(&other.seconds()));
+    fastest.ok_or_else(|| "no step was measured".into())
+}
+
+fn own_line(size: Size, config: &ModelConfig, load: GrpoLoad, times: &GrpoTimes) -> Finding {
+    let context = (load.prompt_len + load.new_tokens) as f64 / 2.0;
+    let tokens = [times.num_computed_tokens as f64, times.num_new_tokens as f64, context];
+    let flop = model_flop(config, tokens);
+    let rates = [
+        ("stepSeconds", times.seconds()),
+        ("rolloutSeconds", times.rollout_seconds),
+        ("referenceSeconds", times.reference_seconds),
+        ("updateSeconds", times.update_seconds),
+        ("rolloutTokensPerSecond", times.num_new_tokens as f64 / times.rollout_seconds),
+    ];
+    let others = [
+        ("model", json!(size.name())),
+        ("parameters", json!(config.parameter_count().total())),
+        ("dtype", json!("bf16")),
+        ("prompts", json!(load.num_prompts)),
+        ("samplesPerPrompt", json!(load.samples_per_prompt)),
+        ("promptTokens", json!(load.prompt_len)),
+        ("newTokens", json!(load.new_tokens)),
+        ("gradNorm", json!(times.grad_norm)),
+        ("updateMfu", json!(peak().map(|machine| flop / times.update_seconds / machine.flops.bf16))),
+    ];
+    measured(rates, others)
+}
+
+/// How many times as long the peer takes.
+fn peer_line(size: Size, peer: Result<PeerTimes, peer::Unmeasured>, own: &GrpoTimes) -> Finding {
+    let model = [("model", json!(size.name()))];
+    let peer = match peer {
+        Ok(peer) => peer,
+        Err(peer::Unmeasured::Missing(reason)) => return Finding::skipped(reason).with(model),
+        Err(peer::Unmeasured::Failed(error)) => {
+            return Finding::new(false, [("error", json!(error))]).with(model);
+        }
+    };
+    let rates = [
+        ("peerStepSeconds", peer.seconds()),
+        ("ratioOfStep", peer.seconds() / own.seconds()),
+        ("ratioOfRollout", peer.rollout_seconds / own.rollout_seconds),
+        ("ratioOfReference", peer.reference_seconds / own.reference_seconds),
+        ("ratioOfUpdate", peer.update_seconds / own.update_seconds),
+    ];
+    measured(rates, [("peer", json!(peer.versions))]).with(model)
+}

@@ -1,0 +1,90 @@
+//! The peer of a GRPO step: a script that the binary brings along, run by a Python that has torch and
+//! transformers.
+
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::super::child::last;
+use super::super::workload::GrpoLoad;
+use super::super::{Failure, is_stand_in};
+
+const SCRIPT: &str = include_str!("../../../../benches/peers/gpu_grpo_step.py");
+/// Names the Python; `python3` by default.
+const PYTHON_VARIABLE: &str = "RLT_PEER_PYTHON";
+
+/// The fastest step of the peer.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct PeerTimes {
+    /// What it is, and of which version.
+    pub(super) versions: String,
+    pub(super) rollout_seconds: f64,
+    pub(super) reference_seconds: f64,
+    pub(super) update_seconds: f64,
+}
+
+impl PeerTimes {
+    pub(super) fn seconds(&self) -> f64 {
+        self.rollout_seconds + self.reference_seconds + self.update_seconds
+    }
+}
+
+/// Why there are no times.
+#[derive(Clone, Debug)]
+pub(super) enum Unmeasured {
+    /// The machine has no Python, or it has not what the script needs.
+    Missing(String),
+    /// It has, and the script failed.
+    Failed(String),
+}
+
+/// What the script answers.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Answer {
+    Times(PeerTimes),
+    Missing { missing: String },
+}
+
+/// Steps of the peer on a model of this `config.json`.
+///
+/// # Errors
+/// [`Unmeasured`].
+pub(super) fn times(document: &Value, load: GrpoLoad, rounds: usize) -> Result<PeerTimes, Unmeasured> {
+    let python = std::env::var(PYTHON_VARIABLE).unwrap_or_else(|_| "python3".to_owned());
+    let task = json!({
+        "config": document,
+        // A device of CPU memory is none that Python's torch knows.
+        "device": if is_stand_in() { "cpu" } else { "cuda" },
+        "num_prompts": load.num_prompts,
+        "samples_per_prompt": load.samples_per_prompt,
+        "prompt_len": load.prompt_len,
+        "new_tokens": load.new_tokens,
+        "max_tokens": load.max_tokens,
+        "rounds": rounds,
+    });
+    let answered = |error: Failure| Unmeasured::Failed(error.to_string());
+    let mut command = Command::new(&python);
+    command.args(["-c", SCRIPT]).env("HF_HUB_OFFLINE", "1");
+    if is_stand_in() {
+        // Python's torch would open the libraries of the device of CPU memory as its own.
+        command.env_remove("LD_LIBRARY_PATH");
+    }
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command
+        .spawn()
+        .map_err(|error| Unmeasured::Missing(format!("no Python to run a peer: {python}: {error}")))?;
+    if let Some(mut input) = child.stdin.take() {
+        // A script that ended before it read says why itself.
+        let _ = input.write_all(task.to_string().as_bytes());
+    }
+    let output = child.wait_with_output().map_err(|error| answered(error.into()))?;
+    let (out, words) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    match out.lines().last().and_then(|line| serde_json::from_str(line).ok()) {
+        Some(Answer::Times(times)) => Ok(times),
+        Some(Answer::Missing { missing }) => Err(Unmeasured::Missing(format!("{python}: {missing}"))),
+        None => Err(Unmeasured::Failed(format!("{python} ended by {}: {}", output.status, last(&words)))),
+    }
+}

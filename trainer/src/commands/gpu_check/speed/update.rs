@@ -1,0 +1,51 @@
+//! One update as a part of what the GPU multiplies at best (MFU).
+
+use std::time::Instant;
+
+use serde_json::json;
+
+use super::super::shapes::{llama_135m, on_device};
+use super::super::workload::random_demonstrations;
+use super::super::{Failure, Findings};
+use super::{GPU, actor, measured, model_flop, peak};
+use crate::commands::measure::wait;
+use crate::roles::objective::supervised_objective;
+use crate::roles::update::{UpdatePlan, update};
+
+/// Updates that are measured behind one that is not; the fastest counts.
+const ROUNDS: usize = 4;
+
+pub(in super::super) fn check() -> Result<Findings, Failure> {
+    let config = llama_135m()?;
+    let (num_sequences, len, max_tokens) = on_device((32, 1024, 8192), (4, 16, 32));
+    let mut actor = actor(&config)?;
+    let batch = random_demonstrations(&vec![len; num_sequences], config.vocab_size);
+    let plan = UpdatePlan {
+        objective: supervised_objective(),
+        groups_per_update: num_sequences,
+        num_epochs: 1,
+        max_tokens,
+        learning_rate: 1e-5,
+        seed: 0,
+    };
+    let mut best = f64::INFINITY;
+    for round in 0..=ROUNDS {
+        let started = Instant::now();
+        update(&mut actor, &batch, &plan)?;
+        wait(GPU);
+        if round > 0 {
+            best = best.min(started.elapsed().as_secs_f64());
+        }
+    }
+    let tokens = (num_sequences * len) as f64;
+    let flop = model_flop(&config, [tokens, tokens - num_sequences as f64, len as f64 / 2.0]);
+    let others = [
+        ("parameters", json!(config.parameter_count().total())),
+        ("dtype", json!("bf16")),
+        ("tokens", json!(tokens)),
+        ("maxTokensPerMicroBatch", json!(max_tokens)),
+        ("modelFlop", json!(flop)),
+        ("mfu", json!(peak().map(|machine| flop / best / machine.flops.bf16))),
+    ];
+    Ok(vec![measured([("tokensPerSecond", tokens / best), ("updateSeconds", best)], others)])
+}

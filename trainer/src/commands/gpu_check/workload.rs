@@ -1,0 +1,228 @@
+//! A whole GRPO step on random tokens with random rewards: rollout, log-probs of the reference, one update.
+//! No model learns anything by it; benchmarks and `gpu-check` measure it, and peers do the same work.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use rlt_core::advantage::{AdvantageEstimator, AdvantageInputs, Grpo};
+use rlt_core::batch::{Batch, Demonstration};
+use rlt_core::engine::DetokenizeError;
+use rlt_core::kl::KlEstimator;
+use rlt_core::loss::{Aggregation, KlTerm, Objective, Vanilla};
+use rlt_core::sampling::{SamplingParams, derive_seed, draw};
+use rlt_core::types::{Completion, Prompt, Reward, RewardStatus, Rollout, RolloutGroup, TokenId};
+use serde_json::Value;
+
+use super::Failure;
+use crate::commands::measure::wait;
+use crate::model::Adapter;
+use crate::observe::phases::PhaseClock;
+use crate::roles::actor::Actor;
+use crate::roles::reference::FrozenPolicy;
+use crate::roles::rollout::{Detokenizer, RolloutEngine, RolloutOptions, RolloutRequest};
+use crate::roles::update::{UpdatePlan, update};
+
+/// Texts play no part here.
+#[derive(Clone, Copy, Debug)]
+pub struct NoText;
+
+impl Detokenizer for NoText {
+    fn decode(&self, _: &[TokenId]) -> Result<String, DetokenizeError> {
+        Ok(String::new())
+    }
+}
+
+/// How much a step does. A KL term of 0.04 holds the actor near its reference.
+#[derive(Clone, Copy, Debug)]
+pub struct GrpoLoad {
+    /// Prompts of a step.
+    pub num_prompts: usize,
+    /// Samples of each.
+    pub samples_per_prompt: usize,
+    /// Tokens of each prompt.
+    pub prompt_len: usize,
+    /// New tokens of each sample, exactly.
+    pub new_tokens: usize,
+    /// Most tokens of a micro-batch.
+    pub max_tokens: usize,
+}
+
+/// What a step did, and how long its phases took.
+#[derive(Clone, Copy, Debug)]
+pub struct GrpoTimes {
+    /// Tokens of all samples, each with its prompt.
+    pub num_tokens: usize,
+    /// Tokens that were sampled.
+    pub num_new_tokens: usize,
+    /// Tokens that go through the model in a pass over the batch, each prompt once.
+    pub num_computed_tokens: usize,
+    /// Weight sync and sampling.
+    pub rollout_seconds: f64,
+    /// Log-probs of the reference.
+    pub reference_seconds: f64,
+    /// Forward and backward passes, and the optimizer.
+    pub update_seconds: f64,
+    /// Of the gradient, before clipping.
+    pub grad_norm: Option<f64>,
+}
+
+impl GrpoTimes {
+    /// The whole step.
+    pub fn seconds(&self) -> f64 {
+        self.rollout_seconds + self.reference_seconds + self.update_seconds
+    }
+}
+
+/// Steps of one actor.
+#[derive(Debug)]
+pub struct GrpoWorkload {
+    actor: Actor,
+    /// A frozen copy of all weights; an adapter's reference needs none.
+    reference: Option<FrozenPolicy>,
+    engine: RolloutEngine,
+    load: GrpoLoad,
+    step: u64,
+}
+
+impl GrpoWorkload {
+    /// Steps by `actor`, near `reference` or near its own base.
+    pub fn new(actor: Actor, reference: Option<FrozenPolicy>, load: GrpoLoad) -> Self {
+        let max_concurrent = load.num_prompts * load.samples_per_prompt;
+        let engine = RolloutEngine::new(RolloutOptions { max_concurrent, ..RolloutOptions::default() });
+        Self { actor, reference, engine, load, step: 0 }
+    }
+
+    /// The parts of `rlt_trainer::step` in their order.
+    ///
+    /// # Errors
+    /// Whatever one of them fails by.
+    pub fn step(&mut self) -> Result<GrpoTimes, Failure> {
+        let mut clock = PhaseClock::start();
+        clock.measure("update_weights", || self.engine.sync_weights(&self.actor.decoder, self.step))?;
+        let groups = clock.measure("gen", || self.sample())?;
+        self.engine.sleep();
+        let mut batch = Batch::from_groups(&groups, true);
+        batch.ref_logprobs = Some(clock.measure("ref", || self.reference_logprobs(&batch))?);
+        let token_rewards = batch.rows.at_last_valid(&batch.rewards);
+        let inputs = AdvantageInputs::new(&batch.rows, &token_rewards, &batch.groups);
+        batch.advantages =
+            AdvantageEstimator::from(Grpo { normalize_by_std: true }).estimate(&inputs)?.advantages;
+        let report = clock.measure("update_actor", || self.update(&batch))?;
+        self.step += 1;
+        Ok(GrpoTimes {
+            num_tokens: batch.sequence_lens().iter().sum(),
+            num_new_tokens: batch.rows.num_tokens(),
+            num_computed_tokens: computed_tokens(&batch),
+            rollout_seconds: clock.seconds("update_weights") + clock.seconds("gen"),
+            reference_seconds: clock.seconds("ref"),
+            update_seconds: clock.seconds("update_actor"),
+            grad_norm: report,
+        })
+    }
+
+    fn sample(&mut self) -> Result<Vec<RolloutGroup>, Failure> {
+        let load = self.load;
+        let prompts: Vec<Arc<Prompt>> = (0..load.num_prompts as u64).map(|idx| self.prompt(idx)).collect();
+        let seeds = |row_idx| -> Vec<u64> {
+            let of_sample = |sample| derive_seed(&[self.step, row_idx, sample]);
+            (0..load.samples_per_prompt as u64).map(of_sample).collect()
+        };
+        let request = |prompt: &Arc<Prompt>| RolloutRequest {
+            prompt: prompt.tokens.as_slice().into(),
+            seeds: seeds(prompt.row_idx),
+            sampling: SamplingParams { ignore_eos: true, ..SamplingParams::default() },
+            max_new_tokens: load.new_tokens,
+        };
+        let requests: Vec<RolloutRequest> = prompts.iter().map(request).collect();
+        let go_on = &mut |_| ControlFlow::Continue(());
+        let completions = self.engine.generate(&self.actor.decoder, &requests, &NoText, go_on)?;
+        Ok(prompts.into_iter().zip(completions).map(|(prompt, own)| self.group(prompt, own)).collect())
+    }
+
+    fn prompt(&self, prompt_idx: u64) -> Arc<Prompt> {
+        let seed = derive_seed(&[self.step, prompt_idx]);
+        Arc::new(Prompt {
+            row_idx: prompt_idx,
+            tokens: random_tokens(seed, self.load.prompt_len, self.actor.decoder.config.vocab_size),
+            text: String::new(),
+            data_source: String::new(),
+            ground_truth: Value::Null,
+            extra_info: Value::Null,
+        })
+    }
+
+    fn group(&self, prompt: Arc<Prompt>, completions: Vec<Completion>) -> RolloutGroup {
+        let rollout = |(sample_idx, completion)| {
+            let value = draw(derive_seed(&[self.step, prompt.row_idx]), sample_idx as u64);
+            Rollout {
+                prompt: Arc::clone(&prompt),
+                sample_idx: sample_idx as u32,
+                policy_version: self.step,
+                completion,
+                reward: Reward {
+                    score: value,
+                    value,
+                    parts: BTreeMap::new(),
+                    answer: None,
+                    status: RewardStatus::Ok,
+                    message: None,
+                },
+            }
+        };
+        let rollouts = completions.into_iter().enumerate().map(rollout).collect();
+        RolloutGroup { prompt, rollouts }
+    }
+
+    fn reference_logprobs(&self, batch: &Batch) -> Result<Vec<f64>, Failure> {
+        let max_tokens = 2 * self.load.max_tokens;
+        let scores = match &self.reference {
+            Some(copy) => self.actor.score_with(copy, batch, max_tokens),
+            None => self.actor.score(batch, Adapter::Off, max_tokens),
+        };
+        if let Some(copy) = &self.reference {
+            copy.rest();
+        }
+        Ok(scores?.logprobs)
+    }
+
+    /// The update to its end on the device; returns the gradient's norm.
+    fn update(&mut self, batch: &Batch) -> Result<Option<f64>, Failure> {
+        let plan = UpdatePlan {
+            objective: Objective {
+                policy: Vanilla { clip_low: 0.2, clip_high: 0.2, dual_clip: None }.into(),
+                aggregation: Aggregation::TokenMean,
+                kl: Some(KlTerm { estimator: KlEstimator::K3, coefficient: 0.04 }),
+                entropy_coefficient: 0.0,
+            },
+            groups_per_update: self.load.num_prompts,
+            num_epochs: 1,
+            max_tokens: self.load.max_tokens,
+            learning_rate: 1e-6,
+            seed: self.step,
+        };
+        let report = update(&mut self.actor, batch, &plan)?;
+        wait(self.actor.decoder.device());
+        Ok(report.grad_norms.first().copied())
+    }
+}
+
+/// Tokens that go through the model in a pass over the batch, each prompt once.
+fn computed_tokens(batch: &Batch) -> usize {
+    let rows: Vec<usize> = (0..batch.rows.num_rows()).collect();
+    batch.prompt_groups(&rows).iter().map(|group| group.prompt_len + group.lens.iter().sum::<usize>()).sum()
+}
+
+fn random_tokens(seed: u64, len: usize, vocab_size: usize) -> Vec<TokenId> {
+    (0..len as u64).map(|at| (draw(seed, at) * vocab_size as f64) as TokenId).collect()
+}
+
+/// Sequences of `lens` random tokens; every token but the first of each is learned.
+pub fn random_demonstrations(lens: &[usize], vocab_size: usize) -> Batch {
+    let demonstration = |(row_idx, &len): (usize, &usize)| Demonstration {
+        tokens: random_tokens(row_idx as u64, len, vocab_size),
+        loss_mask: (0..len).map(|at| at > 0).collect(),
+    };
+    let demonstrations: Vec<Demonstration> = lens.iter().enumerate().map(demonstration).collect();
+    Batch::from_demonstrations(&demonstrations)
+}

@@ -1,0 +1,180 @@
+//! `rlt-trainer launch`: starts this machine's ranks, watches them, and ends with the exit code of whatever
+//! came first.
+//!
+//! ```text
+//! manifest + environment -> a worker for each local rank -> watch: signals to all, the first end -> outcome
+//!        all ranks are here, a failure that may pass -> another attempt from the last complete checkpoint
+//! ```
+//! It is the first process of a pod, and what `rlctl run` becomes. A job of one rank runs in this very
+//! process, and so ends with it. Where the environment places the ranks (`WORLD_SIZE`), whoever set it starts
+//! them again, on a cluster the operator; without it all ranks are here and `runPolicy.retries` is obeyed
+//! here. What a worker does is in [`crate::commands::worker`].
+
+mod attempts;
+mod budget;
+mod children;
+mod outcome;
+mod stop_signal;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rlt_api::{ExitCode, ValidatedJob};
+use rlt_torch::collectives::{RendezvousError, Store, serve_store};
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+
+use self::children::Children;
+pub use self::outcome::{AttemptOutcome, Cut, End, Failed};
+use self::stop_signal::StopSignal;
+use crate::commands::worker::{self, ChooseRecipes, WorkerArgs};
+use crate::parallel::{RankEnvironment, RankError};
+use crate::run::error::TrainError;
+
+/// Set for the workers of a launcher: its process id.
+const LAUNCHER_VARIABLE: &str = "RLT_LAUNCHER";
+/// Set for the workers of a launcher: seconds that earlier attempts took, which count for the job's deadline.
+const SPENT_VARIABLE: &str = "RLT_SPENT_SECONDS";
+
+/// Why a launch failed.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    /// The job failed in this process.
+    #[error(transparent)]
+    Train(#[from] Box<TrainError>),
+    /// The environment names no place among the ranks.
+    #[error("failed to find this machine's place among the ranks")]
+    Place(#[from] RankError),
+    /// The rendezvous can not be served.
+    #[error("failed to serve the rendezvous at port {port}")]
+    Serve {
+        /// The port.
+        port: u16,
+        /// What the store said.
+        source: RendezvousError,
+    },
+    /// A system call around the ranks failed.
+    #[error("failed to {act}")]
+    Process {
+        /// What was tried.
+        act: &'static str,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// A rank failed, and the others ended with it.
+    #[error("{failed}{hint}")]
+    Rank {
+        /// What happened, and what the launch ends with.
+        failed: Box<Failed>,
+        /// Why it was not tried again; may be empty.
+        hint: String,
+    },
+    /// The launcher of this worker died while the worker was being started.
+    #[error("the launcher (process {launcher}) that started this worker is gone")]
+    Orphan {
+        /// Its process id.
+        launcher: i32,
+    },
+}
+
+impl LaunchError {
+    /// The exit code that tells what to do about it.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Train(error) => error.exit_code(),
+            Self::Place(_) => ExitCode::Usage,
+            Self::Serve { .. } | Self::Process { .. } => ExitCode::RetryableIo,
+            Self::Rank { failed, .. } => failed.code,
+            Self::Orphan { .. } => ExitCode::PeerLost,
+        }
+    }
+}
+
+/// Runs the ranks of this machine to their end; a rank in this process by the recipes of `choose`.
+///
+/// # Errors
+/// [`LaunchError`], which names its exit code.
+pub fn run(args: &WorkerArgs, choose: ChooseRecipes) -> Result<ExitCode, LaunchError> {
+    let place = RankEnvironment::of_process()?;
+    match (worker::read_manifest(&args.manifest), place) {
+        (Ok(job), None) if job.spec().workers.num_ranks() > 1 => follow(&job, || attempts::run(args, &job)),
+        (Ok(job), Some(place)) if place.world_size > 1 => follow(&job, || run_placed(args, &job, &place)),
+        // One rank, or none: nothing to start.
+        (job, _) => Ok(worker::run_as_read(args, job, choose).map_err(Box::new)?),
+    }
+}
+
+/// Runs `work` as a span of which the ranks' runs are parts.
+fn follow<T>(job: &ValidatedJob, work: impl FnOnce() -> T) -> T {
+    let span = tracing::info_span!(target: rlt_traces::TARGET, "launch", job = job.name());
+    rlt_traces::follow_environment(&span);
+    span.in_scope(work)
+}
+
+/// One attempt of the ranks that the environment gives to this machine; the one with rank 0 serves the
+/// rendezvous.
+fn run_placed(
+    args: &WorkerArgs,
+    job: &ValidatedJob,
+    place: &RankEnvironment,
+) -> Result<ExitCode, LaunchError> {
+    if place.rank + place.local_world_size > place.world_size {
+        return Err(RankError::Environment {
+            name: "LOCAL_WORLD_SIZE",
+            expected: format!("at most {} from RANK {}", place.world_size - place.rank, place.rank),
+            got: place.local_world_size.to_string(),
+        }
+        .into());
+    }
+    let serves = place.rank == 0;
+    let store = serves.then(|| serve(place.master_port, place.attempt, place.world_size)).transpose()?;
+    let mut stop = StopSignal::listen(grace_period(job))?;
+    let manifest = text_of(job)?;
+    match Children::start(args, &manifest, place, Duration::ZERO)?.watch(&mut stop, store.as_ref())? {
+        AttemptOutcome::Ended(code) => Ok(code),
+        AttemptOutcome::Failed(failed) => Err(LaunchError::Rank { failed, hint: String::new() }),
+    }
+}
+
+fn serve(port: u16, attempt: u64, world_size: usize) -> Result<Store, LaunchError> {
+    serve_store(port, attempt, world_size).map_err(|error| LaunchError::Serve { port, source: error.into() })
+}
+
+fn grace_period(job: &ValidatedJob) -> Duration {
+    Duration::from_secs(job.spec().run_policy.termination_grace_period_seconds.into())
+}
+
+fn text_of(job: &ValidatedJob) -> Result<String, LaunchError> {
+    Ok(job.to_yaml().map_err(|error| Box::new(TrainError::from(error)))?)
+}
+
+/// Whether a launcher has started this process, and will say what it came to.
+pub fn is_launched() -> bool {
+    std::env::var_os(LAUNCHER_VARIABLE).is_some()
+}
+
+/// Time that earlier attempts of this process's launcher took.
+pub(crate) fn spent_before() -> Duration {
+    let seconds = std::env::var(SPENT_VARIABLE).ok().and_then(|text| text.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(0))
+}
+
+/// Lets the system kill this process when its launcher dies, however that comes.
+///
+/// # Errors
+/// [`LaunchError::Orphan`] when the launcher has died before the system knew.
+pub fn end_with_launcher() -> Result<(), LaunchError> {
+    let Ok(text) = std::env::var(LAUNCHER_VARIABLE) else { return Ok(()) };
+    if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
+        tracing::warn!(%error, "this worker may outlive its launcher");
+    }
+    let launcher = text.parse().unwrap_or(0);
+    if getppid().map(Pid::as_raw_pid) != Some(launcher) {
+        return Err(LaunchError::Orphan { launcher });
+    }
+    Ok(())
+}
+
+/// Where the ranks of this machine leave their last words.
+fn last_words(folder: &std::path::Path, rank: usize) -> PathBuf {
+    folder.join(format!("rank-{rank}"))
+}

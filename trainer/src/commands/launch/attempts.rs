@@ -1,0 +1,98 @@
+//! A job whose ranks are all on this machine: attempt after attempt, each from the last complete checkpoint,
+//! for as long as `runPolicy.retries` allows. Which causes it pays for is in [`super::budget`].
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rlt_api::plan::SHORT_ATTEMPT;
+use rlt_api::{ExitCode, ValidatedJob};
+
+use super::budget::{Next, Progress, Restarts};
+use super::{AttemptOutcome, Children, Failed, LaunchError, StopSignal, grace_period, serve, text_of};
+use crate::commands::worker::{self, WorkerArgs};
+use crate::parallel::RankEnvironment;
+use crate::storage::checkpoint::CheckpointStore;
+
+/// Runs attempts until one ends well, a signal asks for the end, or no further one may follow.
+pub(super) fn run(args: &WorkerArgs, job: &ValidatedJob) -> Result<ExitCode, LaunchError> {
+    let mut stop = StopSignal::listen(grace_period(job))?;
+    let root = args.root(job);
+    let args = start_afresh_once(args, &root, job)?;
+    let manifest = text_of(job)?;
+    let mut restarts = Restarts::new(&job.spec().run_policy.retries);
+    let launched = Instant::now();
+    let mut attempt = 1;
+    loop {
+        let (started, saved) = (Instant::now(), newest_checkpoint(&root));
+        let count = job.spec().workers.num_ranks() as usize;
+        // Another store with another number each time: nobody whom an attempt left behind finds the next
+        // one's.
+        let store = serve(0, attempt, count)?;
+        let children =
+            Children::start(&args, &manifest, &all_here(&store, attempt, count), launched.elapsed())?;
+        let failed = match children.watch(&mut stop, Some(&store))? {
+            AttemptOutcome::Ended(code) => return Ok(code),
+            AttemptOutcome::Failed(failed) => failed,
+        };
+        let progress = match newest_checkpoint(&root) {
+            newest if newest != saved => Progress::Saved,
+            _ if started.elapsed() < SHORT_ATTEMPT => Progress::None,
+            _ => Progress::Lived,
+        };
+        let after = match next(&mut restarts, &stop, &failed, progress) {
+            Next::Restart { after, budget } => {
+                announce(attempt, &failed, after, &budget);
+                after
+            }
+            Next::End { why } => return Err(LaunchError::Rank { failed, hint: why }),
+        };
+        if stop.sleep(after) {
+            // What was saved before the failure is where the next run goes on.
+            return Ok(ExitCode::Preempted);
+        }
+        attempt += 1;
+    }
+}
+
+fn next(restarts: &mut Restarts, stop: &StopSignal, failed: &Failed, progress: Progress) -> Next {
+    match failed.cause {
+        Some(cause) if !stop.is_asked_for() => restarts.after(cause, progress),
+        _ => Next::End { why: String::new() },
+    }
+}
+
+/// Removes what an earlier run left, where that is asked for. No attempt may do so after another.
+fn start_afresh_once(args: &WorkerArgs, root: &Path, job: &ValidatedJob) -> Result<WorkerArgs, LaunchError> {
+    if args.overwrite {
+        worker::start_afresh(root, job).map_err(Box::new)?;
+    }
+    Ok(WorkerArgs { overwrite: false, ..args.clone() })
+}
+
+fn all_here(store: &rlt_torch::collectives::Store, attempt: u64, count: usize) -> RankEnvironment {
+    RankEnvironment {
+        rank: 0,
+        world_size: count,
+        local_world_size: count,
+        master_address: "localhost".to_owned(),
+        master_port: store.port(),
+        attempt,
+    }
+}
+
+/// The digest of the checkpoint that a new attempt would go on from.
+fn newest_checkpoint(root: &Path) -> Option<String> {
+    let committed = CheckpointStore::follow(&root.join("checkpoints")).committed().ok()?;
+    committed.into_iter().next_back().map(|checkpoint| checkpoint.digest)
+}
+
+fn announce(attempt: u64, failed: &Failed, after: Duration, budget: &str) {
+    let when = match after.as_secs() {
+        0 => "now".to_owned(),
+        seconds => format!("in {seconds} s"),
+    };
+    tracing::warn!(
+        "attempt {attempt} failed: {failed}\nattempt {} begins {when} from the last complete checkpoint ({budget})",
+        attempt + 1
+    );
+}

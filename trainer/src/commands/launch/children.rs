@@ -1,0 +1,160 @@
+//! The workers as processes: started, signalled, waited for. What their ends mean is judged in
+//! [`super::outcome`].
+
+use std::fs;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use rlt_api::TERMINATION_MESSAGE_VARIABLE;
+use rlt_torch::collectives::{Store, report_failure};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use super::outcome::Cut;
+use super::{AttemptOutcome, End, LAUNCHER_VARIABLE, LaunchError, SPENT_VARIABLE, StopSignal, last_words};
+use crate::commands::worker::WorkerArgs;
+use crate::parallel::RankEnvironment;
+
+/// Between two looks at the workers.
+const POLL: Duration = Duration::from_millis(20);
+/// How long ranks may go on after one whose own end says what happened.
+const GRACE_WITH_CAUSE: Duration = Duration::from_secs(1);
+/// How long ranks may go on after one that has lost another: long enough for all to notice and to say whom
+/// they miss.
+const GRACE_WITHOUT_CAUSE: Duration = Duration::from_secs(6);
+
+/// The workers of this machine. Whoever still runs when this is dropped is killed.
+pub(super) struct Children {
+    running: Vec<(usize, Child)>,
+    ends: Vec<End>,
+    folder: TempDir,
+}
+
+impl Children {
+    /// Starts a worker for every rank of `place`, all on one copy of the manifest: standard input can be read
+    /// only once, and a file may change. `spent` is what earlier attempts took of the job's time.
+    pub(super) fn start(
+        args: &WorkerArgs,
+        manifest: &str,
+        place: &RankEnvironment,
+        spent: Duration,
+    ) -> Result<Self, LaunchError> {
+        let folder = tempfile::tempdir().map_err(failed("make a folder for the ranks"))?;
+        let program = std::env::current_exe().map_err(failed("find the trainer's own file"))?;
+        let own_manifest = folder.path().join("manifest.yaml");
+        fs::write(&own_manifest, manifest).map_err(failed("write the ranks' manifest"))?;
+        let mut children = Self { running: Vec::new(), ends: Vec::new(), folder };
+        for local_rank in 0..place.local_world_size {
+            let rank = place.rank + local_rank;
+            let mut command = Command::new(&program);
+            command.arg("worker").arg("--manifest").arg(&own_manifest);
+            if let Some(output) = &args.output {
+                command.arg("--output").arg(output);
+            }
+            if args.overwrite {
+                command.arg("--overwrite");
+            }
+            command.envs(place.variables(local_rank));
+            if let Some(followed) = rlt_traces::traceparent(&tracing::Span::current()) {
+                command.env(rlt_traces::TRACEPARENT, followed);
+            }
+            command.env(LAUNCHER_VARIABLE, std::process::id().to_string());
+            command.env(SPENT_VARIABLE, spent.as_secs().to_string());
+            command.env(TERMINATION_MESSAGE_VARIABLE, last_words(children.folder.path(), rank));
+            // A terminal's Ctrl-C reaches a worker once, through this process.
+            command.process_group(0);
+            children.running.push((rank, command.spawn().map_err(failed("start a worker"))?));
+        }
+        Ok(children)
+    }
+
+    /// Waits for all; hands signals on to all, and ends those that take longer than the time for it; ends all
+    /// soon after one has failed. Ranks that still join learn of a failure from `store`.
+    pub(super) fn watch(
+        mut self,
+        stop: &mut StopSignal,
+        store: Option<&Store>,
+    ) -> Result<AttemptOutcome, LaunchError> {
+        let mut first_end = None;
+        while !self.running.is_empty() {
+            if stop.has_come() {
+                self.signal(Signal::TERM);
+            }
+            self.collect(stop.is_asked_for())?;
+            if self.ends.iter().any(End::ends_all) {
+                let since = *first_end.get_or_insert_with(|| {
+                    self.tell_cause(store);
+                    Instant::now()
+                });
+                if since.elapsed() >= self.grace() {
+                    self.end_all(Cut::AfterAnother)?;
+                }
+            } else if let Some(grace) = stop.expired_grace() {
+                self.end_all(Cut::TooLate(grace))?;
+            }
+            sleep(POLL);
+        }
+        Ok(AttemptOutcome::of(&self.ends))
+    }
+
+    fn grace(&self) -> Duration {
+        if self.ends.iter().any(End::is_cause) { GRACE_WITH_CAUSE } else { GRACE_WITHOUT_CAUSE }
+    }
+
+    fn tell_cause(&self, store: Option<&Store>) {
+        if let (Some(store), Some(end)) = (store, self.ends.iter().find(|end| end.is_cause()))
+            && let Err(error) = report_failure(store, end.rank, &end.how())
+        {
+            tracing::debug!(%error, "ranks that still join notice a failure later");
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        for (rank, child) in &self.running {
+            let sent = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+            if let Some(Err(error)) = sent.map(|pid| kill_process(pid, signal)) {
+                tracing::warn!(rank, %error, "a signal could not be handed on");
+            }
+        }
+    }
+
+    /// Moves the workers that have ended from those that run.
+    fn collect(&mut self, is_stopping: bool) -> Result<(), LaunchError> {
+        let mut still = Vec::new();
+        for (rank, mut child) in self.running.drain(..) {
+            match child.try_wait().map_err(failed("wait for a worker"))? {
+                None => still.push((rank, child)),
+                Some(status) => {
+                    let (code, signal) = (status.code(), status.signal());
+                    let words = fs::read_to_string(last_words(self.folder.path(), rank)).ok();
+                    let cut = if is_stopping { Cut::by_signal(code, signal) } else { Cut::Not };
+                    self.ends.push(End { rank, code, signal, words, cut });
+                }
+            }
+        }
+        self.running = still;
+        Ok(())
+    }
+
+    fn end_all(&mut self, cut: Cut) -> Result<(), LaunchError> {
+        for (rank, mut child) in self.running.drain(..) {
+            child.kill().and_then(|()| child.wait()).map_err(failed("end a worker"))?;
+            self.ends.push(End { rank, code: None, signal: None, words: None, cut });
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Children {
+    fn drop(&mut self) {
+        if let Err(error) = self.end_all(Cut::AfterAnother) {
+            tracing::warn!(%error, "a worker may still run");
+        }
+    }
+}
+
+fn failed(act: &'static str) -> impl FnOnce(std::io::Error) -> LaunchError {
+    move |source| LaunchError::Process { act, source }
+}

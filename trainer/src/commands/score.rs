@@ -1,0 +1,270 @@
+//! `rlt-trainer score`: how likely a model finds given sequences, token by token, through the code that
+//! trains.
+//!
+//! ```text
+//! {"id", "tokens" | "text"} -> packed micro-batches -> {"id", "tokens", "logprobs", "entropies"} a line
+//! ```
+//! Sequences are packed under a token budget and scored in any order; lines come out in the order they came
+//! in.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use rlt_api::ExitCode;
+use rlt_core::packing::{self, PackingError};
+use rlt_core::types::TokenId;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::commands::model_args::{ModelArgs, ModelArgsError};
+use crate::data::tokenizer::{Tokenizer, TokenizerError};
+use crate::model::{Adapter, Decoder, ModelError, PackedInput};
+use crate::storage::jsonl::{self, JsonlError};
+
+/// Tokens of a micro-batch when none are asked for: enough to keep the products large.
+const DEFAULT_MAX_TOKENS: usize = 8192;
+/// Numbers of logits that exist at once.
+const LOGITS_AT_ONCE: usize = 16 << 20;
+
+/// Options of `score`.
+#[derive(Args, Clone, Debug)]
+pub struct ScoreArgs {
+    /// The model.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Divide logits by this before the softmax
+    #[arg(long, value_name = "T", default_value_t = 1.0, value_parser = positive)]
+    pub temperature: f64,
+    /// JSON lines to read, each with "id" and either "tokens" or "text"
+    #[arg(long, value_name = "FILE")]
+    pub input: PathBuf,
+    /// JSON lines to write, each with "id", "tokens", "logprobs" and "entropies"
+    #[arg(long, value_name = "FILE")]
+    pub output: PathBuf,
+    /// Tokens in one forward pass at most; by default 8192, or the longest sequence if that is longer
+    #[arg(long, value_name = "N")]
+    pub max_tokens: Option<usize>,
+}
+
+/// One line of input.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct InputLine {
+    id: Value,
+    tokens: Option<Vec<TokenId>>,
+    text: Option<String>,
+}
+
+/// One line of output.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Scored {
+    /// The line's own.
+    pub id: Value,
+    /// The whole sequence.
+    pub tokens: Vec<TokenId>,
+    /// Natural-log probability of each token but the first, given those before it.
+    pub logprobs: Vec<f32>,
+    /// Entropy, in nats, of the distribution that each token but the first was scored under.
+    pub entropies: Vec<f32>,
+}
+
+/// What a model says about one sequence: a value for each token but the first.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SequenceScores {
+    /// Natural-log probability of the token, given those before it.
+    pub logprobs: Vec<f32>,
+    /// Entropy, in nats, of the distribution that the token was scored under.
+    pub entropies: Vec<f32>,
+}
+
+/// Why scoring failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ScoreError {
+    /// The model cannot be used.
+    #[error(transparent)]
+    Load(#[from] ModelArgsError),
+    /// Input or output cannot be read or written, or a line is malformed.
+    #[error(transparent)]
+    Jsonl(#[from] JsonlError),
+    /// Texts need the model's tokenizer, and it cannot be read.
+    #[error("loading the tokenizer of {dir} for the texts to score", dir = dir.display())]
+    Tokenizer {
+        /// The model's folder.
+        dir: PathBuf,
+        /// What is wrong.
+        source: TokenizerError,
+    },
+    /// Tokenizer and model do not belong together.
+    #[error(transparent)]
+    Vocabulary(Box<ModelError>),
+    /// Sequences do not fit the budget.
+    #[error("packing sequences under a budget of {max_tokens} tokens")]
+    Packing {
+        /// The budget.
+        max_tokens: usize,
+        /// Which does not fit.
+        source: PackingError,
+    },
+    /// The head failed.
+    #[error("computing log-probs")]
+    Head(#[from] rlt_torch::Error),
+    /// The model gives no numbers for a line.
+    #[error("scoring {}, line {line}: expected finite log-probs and entropies, got others", path.display())]
+    NotFinite {
+        /// The input.
+        path: PathBuf,
+        /// Number of the line, from 1.
+        line: usize,
+    },
+}
+
+impl ScoreError {
+    /// The exit code of a process that ends with this, the same as that of a job on this model.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Load(error) => error.exit_code(),
+            Self::Jsonl(error) => error.exit_code(),
+            Self::Tokenizer { source, .. } => source.exit_code(),
+            Self::Vocabulary(error) => error.exit_code(),
+            Self::Packing { .. } => ExitCode::BadConfig,
+            Self::Head(_) => ExitCode::Failure,
+            Self::NotFinite { .. } => ExitCode::Diverged,
+        }
+    }
+}
+
+/// What is wrong with one line of input.
+#[derive(Debug, thiserror::Error)]
+enum LineError {
+    #[error("expected either \"tokens\" or \"text\", got {got}")]
+    Fields { got: &'static str },
+    #[error("expected at least one token, got none")]
+    NoTokens,
+    #[error("expected token ids below vocab_size {vocab_size}, got {got}")]
+    TokenId { vocab_size: usize, got: TokenId },
+    #[error(transparent)]
+    Tokenizer(TokenizerError),
+}
+
+/// Scores the lines of `args.input` and writes those of `args.output`, all or none.
+///
+/// # Errors
+/// [`ScoreError`]; a malformed line is named by file and number.
+pub fn run(args: &ScoreArgs) -> Result<(), ScoreError> {
+    let lines: Vec<(usize, InputLine)> = jsonl::read(&args.input)?;
+    let decoder = args.model.load()?;
+    let sequences = sequences(args, &decoder, &lines)?;
+    let longest = sequences.iter().map(Vec::len).max().unwrap_or_default();
+    let max_tokens = args.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS.max(longest));
+    let scores = score(&decoder, &sequences, args.temperature, max_tokens)?;
+    let mut scored = Vec::with_capacity(lines.len());
+    for ((line, input), (tokens, scores)) in lines.into_iter().zip(sequences.into_iter().zip(scores)) {
+        let SequenceScores { logprobs, entropies } = scores;
+        if !logprobs.iter().chain(&entropies).all(|value| value.is_finite()) {
+            return Err(ScoreError::NotFinite { path: args.input.clone(), line });
+        }
+        scored.push(Scored { id: input.id, tokens, logprobs, entropies });
+    }
+    Ok(jsonl::write(&args.output, scored)?)
+}
+
+/// Log-probs and entropies of every token but the first of each sequence, in micro-batches of at most
+/// `max_tokens`.
+///
+/// # Errors
+/// [`ScoreError::Packing`] when a sequence alone is longer, [`ScoreError::Head`] when libtorch fails.
+pub fn score(
+    decoder: &Decoder,
+    sequences: &[Vec<TokenId>],
+    temperature: f64,
+    max_tokens: usize,
+) -> Result<Vec<SequenceScores>, ScoreError> {
+    let lens: Vec<usize> = sequences.iter().map(Vec::len).collect();
+    let packing = packing::pack(&lens, max_tokens, decoder.config.hidden_size)
+        .map_err(|source| ScoreError::Packing { max_tokens, source })?;
+    let mut scores = vec![SequenceScores::default(); sequences.len()];
+    for sequence_idxs in &packing.micro_batches {
+        let slices: Vec<&[TokenId]> = sequence_idxs.iter().map(|idx| sequences[*idx].as_slice()).collect();
+        let (logprobs, entropies) = score_packed(decoder, &slices, temperature)?;
+        let mut start = 0;
+        for (idx, tokens) in sequence_idxs.iter().zip(&slices) {
+            let predictors = start..start + tokens.len() - 1;
+            scores[*idx] = SequenceScores {
+                logprobs: logprobs[predictors.clone()].to_vec(),
+                entropies: entropies[predictors].to_vec(),
+            };
+            start += tokens.len();
+        }
+    }
+    Ok(scores)
+}
+
+/// One value a token of the stream, about the token after it; zero at the end of each sequence.
+fn score_packed(
+    decoder: &Decoder,
+    sequences: &[&[TokenId]],
+    temperature: f64,
+) -> Result<(Vec<f32>, Vec<f32>), rlt_torch::Error> {
+    let input = PackedInput::new(sequences, decoder.device());
+    let next = |tokens: &&[TokenId]| {
+        tokens[1..].iter().map(|token| i64::from(*token)).chain([-1]).collect::<Vec<_>>()
+    };
+    let targets: Vec<i64> = sequences.iter().flat_map(next).collect();
+    let chunk = (LOGITS_AT_ONCE / decoder.config.vocab_size).clamp(16, 4096);
+    tch::no_grad(|| {
+        let hidden_td = decoder.hidden_states(&input, Adapter::On);
+        rlt_torch::head_forward(&hidden_td, &decoder.compute_head_weight(), &targets, temperature, chunk)
+    })
+}
+
+/// The token sequences of all lines, texts tokenised as the model's tokenizer does.
+fn sequences(
+    args: &ScoreArgs,
+    decoder: &Decoder,
+    lines: &[(usize, InputLine)],
+) -> Result<Vec<Vec<TokenId>>, ScoreError> {
+    let dir = &args.model.model;
+    let tokenizer = if lines.iter().any(|(_, line)| line.text.is_some()) {
+        let tokenizer =
+            Tokenizer::load(dir).map_err(|source| ScoreError::Tokenizer { dir: dir.clone(), source })?;
+        let max_token_id = tokenizer.vocab_len().saturating_sub(1) as TokenId;
+        decoder.check_vocabulary(max_token_id).map_err(|error| ScoreError::Vocabulary(Box::new(error)))?;
+        Some(tokenizer)
+    } else {
+        None
+    };
+    let vocab_size = decoder.config.vocab_size;
+    let sequence = |(line, input): &(usize, InputLine)| {
+        tokens_of(input, tokenizer.as_ref(), vocab_size)
+            .map_err(|error| JsonlError::at_line(&args.input, *line, error).into())
+    };
+    lines.iter().map(sequence).collect()
+}
+
+fn tokens_of(
+    line: &InputLine,
+    tokenizer: Option<&Tokenizer>,
+    vocab_size: usize,
+) -> Result<Vec<TokenId>, LineError> {
+    let tokens = match (&line.tokens, &line.text, tokenizer) {
+        (Some(tokens), None, _) => tokens.clone(),
+        (None, Some(text), Some(tokenizer)) => tokenizer.encode(text).map_err(LineError::Tokenizer)?,
+        (None, _, _) => return Err(LineError::Fields { got: "neither" }),
+        (Some(_), Some(_), _) => return Err(LineError::Fields { got: "both" }),
+    };
+    match tokens.iter().find(|token| **token as usize >= vocab_size) {
+        Some(token) => Err(LineError::TokenId { vocab_size, got: *token }),
+        None if tokens.is_empty() => Err(LineError::NoTokens),
+        None => Ok(tokens),
+    }
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value > 0.0 && value.is_finite() => Ok(value),
+        _ => Err("expected a number above 0".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

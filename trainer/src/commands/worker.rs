@@ -1,0 +1,252 @@
+//! `rlt-trainer worker`: one rank of a run, from the manifest's text to the process's exit code.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use rlt_api::resolved::ResolvedSpec;
+use rlt_api::{ExitCode, ValidatedJob, spec};
+use rlt_core::partition::Balance;
+use tracing::field::Empty;
+
+use crate::commands::launch;
+use crate::observe::report;
+use crate::observe::status_channel::StatusChannel;
+use crate::observe::stop::{Outcome, StopRequest};
+use crate::parallel::{RankEnvironment, Ranks};
+use crate::run::Run;
+use crate::run::error::TrainError;
+use crate::run::recipe::Recipes;
+use crate::run::train::train;
+use crate::run::{out_of_memory, setup};
+use crate::storage::checkpoint::clear_copies;
+use crate::storage::run_folder::{RunFolder, WARNINGS};
+
+/// Runs a manifest in this process.
+#[derive(Args, Clone, Debug)]
+pub struct WorkerArgs {
+    /// The RLTrainingJob manifest; - for standard input
+    #[arg(long, value_name = "FILE")]
+    pub manifest: PathBuf,
+    /// The run folder; by default `runs/<metadata.name>`.
+    #[arg(long, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+    /// Remove what an earlier run left in the folder and start afresh.
+    #[arg(long)]
+    pub overwrite: bool,
+}
+
+/// Makes the recipes that a manifest asks for.
+pub type ChooseRecipes = fn(&ResolvedSpec) -> Recipes;
+
+impl WorkerArgs {
+    /// The run folder of `job`.
+    pub(crate) fn root(&self, job: &ValidatedJob) -> PathBuf {
+        self.output.clone().unwrap_or_else(|| Path::new("runs").join(job.name()))
+    }
+}
+
+/// Trains to the end, or to a request to stop.
+///
+/// # Errors
+/// [`TrainError`], which names its exit code.
+pub fn run(args: &WorkerArgs, choose: ChooseRecipes) -> Result<ExitCode, TrainError> {
+    run_as_read(args, read_manifest(&args.manifest), choose)
+}
+
+/// As [`run`], on the manifest that somebody has read.
+pub(crate) fn run_as_read(
+    args: &WorkerArgs,
+    job: Result<ValidatedJob, TrainError>,
+    choose: ChooseRecipes,
+) -> Result<ExitCode, TrainError> {
+    let channel = Arc::new(StatusChannel::from_environment());
+    let outcome = job.and_then(|job| {
+        let name = job.name().to_owned();
+        follow(&name, || run_job(args, job, (&channel, choose)))
+    });
+    channel.finish(&outcome);
+    outcome
+}
+
+/// Runs `work` as the span of this rank's run, a part of whatever its environment names.
+fn follow<T>(job: &str, work: impl FnOnce() -> Result<T, TrainError>) -> Result<T, TrainError> {
+    let rank = std::env::var("RANK").unwrap_or_else(|_| "0".to_owned());
+    let span = tracing::info_span!(
+        target: rlt_traces::TARGET, "run", job, rank, otel.status_code = Empty, otel.status_description = Empty
+    );
+    rlt_traces::follow_environment(&span);
+    if let Some(trace) = rlt_traces::trace_id(&span) {
+        tracing::info!(trace, "this run is followed");
+    }
+    let outcome = span.in_scope(work);
+    if let Err(error) = &outcome {
+        span.record("otel.status_code", "ERROR");
+        span.record("otel.status_description", tracing::field::display(error));
+    }
+    outcome
+}
+
+fn run_job(
+    args: &WorkerArgs,
+    job: ValidatedJob,
+    (channel, choose): (&Arc<StatusChannel>, ChooseRecipes),
+) -> Result<ExitCode, TrainError> {
+    let deadline = job.spec().run_policy.active_deadline_seconds.map(Duration::from_secs);
+    let deadline = deadline.map(|deadline| deadline.saturating_sub(launch::spent_before()));
+    let stop = StopRequest::listen(deadline).map_err(|source| TrainError::Io {
+        act: "listen for signals in",
+        path: "this process".to_owned(),
+        source,
+    })?;
+    let ranks = join(&job)?;
+    let outcome = run_rank(args, job, stop, (&ranks, channel, choose));
+    if let Err(error) = &outcome {
+        tell_the_others(&ranks, error);
+    }
+    outcome
+}
+
+/// The place that this process's environment gives it among the ranks of `job`.
+fn join(job: &ValidatedJob) -> Result<Ranks, TrainError> {
+    let environment = RankEnvironment::of_process()?;
+    let (num_ranks, world_size) = (
+        job.spec().workers.num_ranks() as usize,
+        environment.as_ref().map_or(1, |environment| environment.world_size),
+    );
+    if num_ranks != world_size {
+        let spec::WorkersSpec { count, ranks_per_worker, .. } = job.spec().workers;
+        return Err(TrainError::OtherWorldSize { count, ranks_per_worker, world_size });
+    }
+    let peer_timeout = Duration::from_secs(job.spec().workers.peer_timeout_seconds.into());
+    let ranks = match environment {
+        Some(environment) => Ranks::join(&environment, peer_timeout)?,
+        None => Ranks::alone(),
+    };
+    Ok(ranks.dealing_by(match job.spec().workers.balance {
+        spec::Balance::Work => Balance::Work,
+        spec::Balance::Count => Balance::Count,
+        spec::Balance::Order => Balance::Order,
+    }))
+}
+
+fn run_rank(
+    args: &WorkerArgs,
+    job: ValidatedJob,
+    stop: StopRequest,
+    (ranks, channel, choose): (&Ranks, &Arc<StatusChannel>, ChooseRecipes),
+) -> Result<ExitCode, TrainError> {
+    let root = args.root(&job);
+    let folder = if ranks.is_leader() { take_folder(args, &root, &job)? } else { RunFolder::follow(&root) };
+    let complete = ranks.is_leader().then(|| is_complete(&folder, &job));
+    if ranks.from_leader(complete)? {
+        return if ranks.is_leader() { already_complete(&folder) } else { Ok(ExitCode::Success) };
+    }
+    let built = out_of_memory::explained(|| setup::setup(job, folder, stop, ranks.clone(), choose));
+    let (mut run, mut roles, mut data) = built?;
+    run.context.watch_mut().tell(channel);
+    publish_warning(&run)?;
+    Ok(match train(&mut run, &mut roles, &mut data)? {
+        Outcome::Complete => ExitCode::Success,
+        Outcome::Stopped(_) => ExitCode::Preempted,
+    })
+}
+
+/// Leaves the warning where people look: in the run folder for the report, and with the operator.
+fn publish_warning(run: &Run) -> Result<(), TrainError> {
+    if let (Some(warning), true) = (&run.warning, run.ranks.is_leader()) {
+        run.folder.write_json(WARNINGS, &serde_json::json!([warning]))?;
+        run.context.watch().warn(warning);
+    }
+    Ok(())
+}
+
+fn take_folder(args: &WorkerArgs, root: &Path, job: &ValidatedJob) -> Result<RunFolder, TrainError> {
+    let folder = if args.overwrite { start_afresh(root, job)? } else { RunFolder::open(root, false)? };
+    folder.claim(&job.to_yaml()?, identity)?;
+    Ok(folder)
+}
+
+/// Removes what an earlier run left, here and where its checkpoints were copied to.
+pub(crate) fn start_afresh(root: &Path, job: &ValidatedJob) -> Result<RunFolder, TrainError> {
+    let folder = RunFolder::open(root, true)?;
+    if let Some(uri) = &job.spec().checkpoint.uri {
+        clear_copies(uri)?;
+    }
+    Ok(folder)
+}
+
+/// The first rank that fails says why to all; those that fail after it repeat it.
+fn tell_the_others(ranks: &Ranks, error: &TrainError) {
+    let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
+    let text: Vec<String> = causes.map(ToString::to_string).collect();
+    let first = ranks.report_failure(&text.join(": "));
+    if let Some(first) = first.filter(|first| !first.starts_with(&format!("rank {}:", ranks.rank()))) {
+        tracing::warn!("before rank {} failed {first}", ranks.rank());
+    }
+}
+
+/// Reads and validates a manifest.
+///
+/// # Errors
+/// [`TrainError::Manifest`] with every problem, or [`TrainError::ReadManifest`].
+pub(crate) fn read_manifest(path: &Path) -> Result<ValidatedJob, TrainError> {
+    let text = if path == Path::new("-") {
+        std::io::read_to_string(std::io::stdin())
+    } else {
+        std::fs::read_to_string(path)
+    };
+    let text = text.map_err(|source| TrainError::ReadManifest { path: path.to_owned(), source })?;
+    rlt_api::validate(&text).map_err(TrainError::Manifest)
+}
+
+/// Parts of the manifest that may change between a run and its continuation: how long it goes on, what it
+/// leaves behind, who watches, and on what it runs.
+const CONTINUABLE: [&[&str]; 10] = [
+    &["metadata"],
+    &["spec", "training", "length"],
+    &["spec", "training", "steps"],
+    &["spec", "training", "epochs"],
+    &["spec", "training", "evaluateEvery"],
+    &["spec", "training", "offload"],
+    &["spec", "checkpoint"],
+    &["spec", "tracking"],
+    &["spec", "workers"],
+    &["spec", "runPolicy"],
+];
+
+/// What must be the same for a run to be continued, as text.
+fn identity(manifest: &str) -> String {
+    let Ok(mut value) = serde_saphyr::from_str::<serde_json::Value>(manifest) else {
+        return manifest.to_owned();
+    };
+    for path in CONTINUABLE {
+        let (Some(last), parents) = (path.last(), &path[..path.len() - 1]) else { continue };
+        let parent = parents.iter().try_fold(&mut value, |at, key| at.get_mut(key));
+        if let Some(map) = parent.and_then(serde_json::Value::as_object_mut) {
+            map.remove(*last);
+        }
+    }
+    format!("{value:#}")
+}
+
+/// Whether an earlier process finished this very job.
+fn is_complete(folder: &RunFolder, job: &ValidatedJob) -> bool {
+    let Ok(text) = std::fs::read_to_string(folder.result()) else { return false };
+    let Ok(result) = serde_json::from_str::<serde_json::Value>(&text) else { return false };
+    let wanted = match job.spec().training.length {
+        rlt_api::resolved::TrainingLength::Steps(steps) => Some(steps),
+        rlt_api::resolved::TrainingLength::Epochs(_) => result["num_steps"].as_u64(),
+    };
+    result["outcome"] == "complete" && result["step"].as_u64() >= wanted
+}
+
+fn already_complete(folder: &RunFolder) -> Result<ExitCode, TrainError> {
+    report::render(folder.root())?;
+    tracing::info!(
+        "this run is complete already: {} (start afresh with --overwrite)",
+        folder.root().display()
+    );
+    Ok(ExitCode::Success)
+}

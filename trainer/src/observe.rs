@@ -1,0 +1,9 @@
+//! What people and the operator see of a run: metrics, progress, phases, reports; and how they ask it to
+//! stop.
+
+pub mod phases;
+pub mod report;
+pub mod status_channel;
+pub mod stop;
+pub mod tracking;
+pub mod watch;

@@ -1,0 +1,114 @@
+//! Where the time of a step goes, by verl's phase names, and its memory.
+
+pub(crate) mod memory;
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use rlt_core::metrics::Metrics;
+use rlt_torch::collectives::Traffic;
+
+use crate::parallel::{RankError, Ranks};
+use crate::run::out_of_memory;
+
+/// Measures the phases of one step; a phase may come more than once.
+#[derive(Debug)]
+pub struct PhaseClock {
+    started: Instant,
+    seconds: BTreeMap<&'static str, f64>,
+}
+
+impl PhaseClock {
+    /// Starts the step's own clock.
+    pub fn start() -> Self {
+        Self { started: Instant::now(), seconds: BTreeMap::new() }
+    }
+
+    /// Runs `work` as [`run`] does and adds its time to `phase`.
+    pub fn measure<T>(&mut self, phase: &'static str, work: impl FnOnce() -> T) -> T {
+        let (result, seconds) = run(phase, work);
+        self.add(phase, seconds);
+        result
+    }
+
+    /// Adds `seconds` to `phase`.
+    pub fn add(&mut self, phase: &'static str, seconds: f64) {
+        *self.seconds.entry(phase).or_default() += seconds;
+    }
+
+    /// Seconds that `phase` took so far.
+    pub fn seconds(&self, phase: &str) -> f64 {
+        self.seconds.get(phase).copied().unwrap_or(0.0)
+    }
+
+    /// Seconds since the step began.
+    pub fn total_seconds(&self) -> f64 {
+        self.started.elapsed().as_secs_f64()
+    }
+
+    /// `timing_s/<phase>` for each phase and `timing_s/step` for the whole, in seconds.
+    pub fn metrics(&self) -> Metrics {
+        let mut metrics: Metrics =
+            self.seconds.iter().map(|(phase, seconds)| (format!("timing_s/{phase}"), *seconds)).collect();
+        metrics.insert("timing_s/step".into(), self.total_seconds());
+        metrics
+    }
+}
+
+/// Runs `work` as `phase`: a span of the trace, and what peaks of memory and errors are attributed to.
+/// Returns the seconds it took, too.
+pub fn run<T>(phase: &'static str, work: impl FnOnce() -> T) -> (T, f64) {
+    let started = Instant::now();
+    out_of_memory::enter(phase);
+    let result = tracing::info_span!(target: rlt_traces::TARGET, "phase", otel.name = phase)
+        .in_scope(|| memory::during(phase, work));
+    (result, started.elapsed().as_secs_f64())
+}
+
+/// `perf/..` of a step that trained on `num_tokens` tokens: what it cost in time and memory.
+pub fn cost_metrics(num_tokens: usize, clock: &PhaseClock) -> Metrics {
+    let seconds = clock.total_seconds();
+    let mut metrics = clock.metrics();
+    metrics.insert("perf/total_num_tokens".into(), num_tokens as f64);
+    metrics.insert("perf/time_per_step".into(), seconds);
+    metrics.insert("perf/throughput".into(), num_tokens as f64 / seconds);
+    if let Ok(bytes) = rlt_torch::peak_own_bytes() {
+        metrics.insert("perf/cpu_memory_used_gb".into(), gib(bytes));
+    }
+    metrics.extend(memory::metrics());
+    metrics
+}
+
+/// `perf/communication_gb`: what the rank that has sent most since `before` has sent to others. All ranks
+/// take part; one that is alone has nothing to tell.
+///
+/// # Errors
+/// [`RankError`] when a rank is lost.
+pub fn communication_metrics(ranks: &Ranks, before: Traffic) -> Result<Metrics, RankError> {
+    if ranks.size() == 1 {
+        return Ok(Metrics::new());
+    }
+    let most = ranks.max(ranks.traffic().since(before).sent as i64)?;
+    Ok(Metrics::from([("perf/communication_gb".to_owned(), gib(most as u64))]))
+}
+
+fn gib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 30)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_phase_that_comes_twice_is_added_up_and_the_step_covers_all() {
+        let mut clock = PhaseClock::start();
+        let pause = || std::thread::sleep(std::time::Duration::from_millis(2));
+        clock.measure("gen", pause);
+        clock.measure("gen", pause);
+        assert_eq!(clock.measure("adv", || 7), 7);
+        let metrics = clock.metrics();
+        assert!(metrics["timing_s/gen"] >= 0.004);
+        assert!(metrics["timing_s/step"] >= metrics["timing_s/gen"] + metrics["timing_s/adv"]);
+    }
+}

@@ -1,0 +1,87 @@
+//! `report.html`: one page that tells a run's story, made from what the run folder holds.
+//!
+//! ```text
+//! metrics.jsonl, completions.jsonl, manifest.yaml -> Run -> sections of plots and tables -> one HTML file
+//! ```
+//! The page needs nothing outside itself: plots are inline SVG, the style sheet follows the reader's light or
+//! dark scheme, and a small script only adds read-outs under the pointer. It can be made at any time, of one
+//! step as well as of a thousand; what is missing is left out.
+
+mod completions;
+mod headline;
+mod html;
+mod page;
+mod plot;
+mod run;
+mod scale;
+mod sections;
+mod settings;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use crate::observe::tracking::TrackingError;
+use run::Run;
+
+/// An act of making a report that failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    /// A log of the run could not be read.
+    #[error("failed to read the logs of {}", folder.display())]
+    Logs {
+        /// The run folder.
+        folder: PathBuf,
+        /// Which file and why.
+        source: TrackingError,
+    },
+    /// The folder is none of a run's.
+    #[error("{} is no run folder: it has no manifest.yaml", folder.display())]
+    NoRun {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// The page could not be written.
+    #[error("failed to write {}", path.display())]
+    Write {
+        /// The page.
+        path: PathBuf,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+}
+
+/// Writes `report.html` into the run folder, replacing an earlier one in one step, and returns its path.
+///
+/// # Errors
+/// A log exists and cannot be read, or the page cannot be written. A missing log is an empty one.
+pub fn render(run_folder: &Path) -> Result<PathBuf, ReportError> {
+    let run = Run::load(run_folder)?;
+    let path = run_folder.join("report.html");
+    write_page(&path, &page::render(&run))
+        .map_err(|source| ReportError::Write { path: path.clone(), source })?;
+    Ok(path)
+}
+
+/// As [`render`], for a folder that a person named.
+///
+/// # Errors
+/// [`ReportError::NoRun`], and those of [`render`].
+pub fn render_named(run_folder: &Path) -> Result<PathBuf, ReportError> {
+    if run_folder.join("manifest.yaml").is_file() {
+        return render(run_folder);
+    }
+    Err(ReportError::NoRun { folder: run_folder.to_owned() })
+}
+
+fn write_page(path: &Path, text: &str) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let mut file = tempfile::NamedTempFile::new_in(path.parent().unwrap_or(Path::new(".")))?;
+    file.write_all(text.as_bytes())?;
+    // Temporary files are private to their owner; a report is made to be shown.
+    file.as_file().set_permissions(std::fs::Permissions::from_mode(0o644))?;
+    file.persist(path)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,107 @@
+//! A few completions from early and late in the run, side by side.
+
+use rlt_core::types::{FinishReason, RewardStatus};
+use serde_json::Value;
+
+use super::html::{escape, number, shortened};
+use super::run::Run;
+use crate::observe::tracking::CompletionRecord;
+
+/// Pairs shown at most.
+const MAX_PAIRS: usize = 6;
+/// Characters shown of a prompt or a completion.
+const MAX_CHARACTERS: usize = 1500;
+
+/// The section, empty where no completion was recorded.
+pub(super) fn render(run: &Run) -> String {
+    let pairs = pairs(&run.completions);
+    if pairs.is_empty() {
+        return String::new();
+    }
+    let rows: String = pairs.into_iter().map(|(early, late)| row(early, late)).collect();
+    format!("<section><h2>Early and late</h2><div class=\"pairs\">{rows}</div></section>\n")
+}
+
+type Pair<'a> = (&'a CompletionRecord, Option<&'a CompletionRecord>);
+
+/// The first step's completions beside the last step's, to the same prompt where one was asked at both.
+/// Held-out prompts go first, since they are the ones that come again.
+fn pairs(records: &[CompletionRecord]) -> Vec<Pair<'_>> {
+    let mut pairs = Vec::new();
+    for held_out in [true, false] {
+        let of_kind: Vec<_> = records.iter().filter(|record| record.held_out == held_out).collect();
+        let steps = || of_kind.iter().map(|record| record.step);
+        let (Some(first), Some(last)) = (steps().min(), steps().max()) else { continue };
+        let early: Vec<_> = of_kind.iter().copied().filter(|record| record.step == first).collect();
+        let late: Vec<_> = of_kind.iter().copied().filter(|record| record.step == last).collect();
+        match first == last {
+            true => pairs.extend(early.into_iter().map(|record| (record, None))),
+            false => pairs.extend(matched(&early, &late)),
+        }
+    }
+    pairs.truncate(MAX_PAIRS);
+    pairs
+}
+
+fn matched<'a>(early: &[&'a CompletionRecord], late: &[&'a CompletionRecord]) -> Vec<Pair<'a>> {
+    let mut late: Vec<Option<&CompletionRecord>> = late.iter().copied().map(Some).collect();
+    let mut same: Vec<Pair<'a>> = Vec::new();
+    let mut rest = Vec::new();
+    for &record in early {
+        let found = late.iter_mut().find(|late| late.is_some_and(|late| late.prompt == record.prompt));
+        match found.and_then(Option::take) {
+            Some(partner) => same.push((record, Some(partner))),
+            None => rest.push(record),
+        }
+    }
+    let others = rest.into_iter().zip(late.into_iter().flatten()).map(|(early, late)| (early, Some(late)));
+    same.extend(others);
+    same
+}
+
+fn row(early: &CompletionRecord, late: Option<&CompletionRecord>) -> String {
+    let shared_prompt = late.is_none_or(|late| late.prompt == early.prompt);
+    let late_html = late.map(|late| card(late, !shared_prompt)).unwrap_or_default();
+    let prompt = if shared_prompt { prompt(early) } else { String::new() };
+    let class = if late.is_some() { "pair" } else { "pair single" };
+    format!("<article class=\"{class}\">{prompt}{}{late_html}</article>", card(early, !shared_prompt))
+}
+
+fn prompt(record: &CompletionRecord) -> String {
+    let answer = match &record.ground_truth {
+        Value::Null => String::new(),
+        Value::String(text) => format!("<p class=\"answer\">expected {}</p>", quoted(text)),
+        other => format!("<p class=\"answer\">expected {}</p>", quoted(&other.to_string())),
+    };
+    format!("<div class=\"prompt\"><pre>{}</pre>{answer}</div>", text(&record.prompt))
+}
+
+fn quoted(text: &str) -> String {
+    format!("<code>{}</code>", escape(&shortened(text, 200)))
+}
+
+fn text(text: &str) -> String {
+    escape(&shortened(text, MAX_CHARACTERS))
+}
+
+fn card(record: &CompletionRecord, with_prompt: bool) -> String {
+    let ending = match record.finish_reason {
+        FinishReason::Stop => "ended by itself",
+        FinishReason::Length => "cut off",
+    };
+    let status = match record.reward_status {
+        RewardStatus::Ok => String::new(),
+        RewardStatus::TimedOut => " · reward timed out".into(),
+        RewardStatus::Failed => " · reward failed".into(),
+    };
+    let tokens =
+        if record.num_tokens == 1 { "1 token".into() } else { format!("{} tokens", record.num_tokens) };
+    let own_prompt = if with_prompt { prompt(record) } else { String::new() };
+    format!(
+        "<div class=\"completion\"><h4>Step {step}<b>reward {reward}</b></h4>{own_prompt}<pre>{completion}</pre>\
+         <p class=\"note\">{tokens}, {ending}{status}</p></div>",
+        step = record.step,
+        reward = number(record.reward),
+        completion = text(&record.completion),
+    )
+}

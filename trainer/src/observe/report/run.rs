@@ -1,0 +1,122 @@
+//! What a run left behind, read into memory.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::ReportError;
+use crate::observe::tracking::{CompletionRecord, Stage, StepMetrics, read_lines, read_steps};
+use crate::storage::run_folder::WARNINGS;
+
+/// A run as the report sees it.
+#[derive(Debug, Default)]
+pub(super) struct Run {
+    /// Name of the job, else of the folder.
+    pub(super) name: String,
+    /// The resolved manifest; null where it is missing or unreadable.
+    pub(super) manifest: Value,
+    /// All steps in order.
+    pub(super) steps: Vec<StepMetrics>,
+    /// All recorded completions in order.
+    pub(super) completions: Vec<CompletionRecord>,
+    /// What people have to know although the run went on.
+    pub(super) warnings: Vec<String>,
+    /// Processor and memory of this machine, in a few words.
+    pub(super) hardware: Vec<String>,
+}
+
+/// Values of one metric by step.
+pub(super) type Points = Vec<(f64, f64)>;
+
+impl Run {
+    pub(super) fn load(folder: &Path) -> Result<Self, ReportError> {
+        let logs = |source| ReportError::Logs { folder: folder.to_path_buf(), source };
+        let steps = read_steps(&folder.join("metrics.jsonl")).map_err(logs)?;
+        let completions = read_lines(&folder.join("completions.jsonl")).map_err(logs)?;
+        let manifest = read_manifest(&folder.join("manifest.yaml"));
+        let name = manifest.pointer("/metadata/name").and_then(Value::as_str).map(str::to_owned);
+        let name = name.or_else(|| Some(folder.file_name()?.to_string_lossy().into_owned()));
+        let name = name.unwrap_or_else(|| "run".into());
+        let warnings = fs::read_to_string(folder.join(WARNINGS)).unwrap_or_default();
+        let warnings = serde_json::from_str(&warnings).unwrap_or_default();
+        Ok(Self { name, manifest, steps, completions, warnings, hardware: hardware() })
+    }
+
+    /// Every value of a metric during one stage.
+    pub(super) fn points(&self, stage: Stage, metric: &str) -> Points {
+        let of_stage = self.steps.iter().filter(|step| step.stage == stage);
+        of_stage.filter_map(|step| Some((step.step as f64, *step.values.get(metric)?))).collect()
+    }
+
+    /// Every value of a metric during the training that the job is named after.
+    pub(super) fn training(&self, metric: &str) -> Points {
+        self.points(Stage::Training, metric)
+    }
+
+    /// Names of held-out rewards, `val-core/<source>/reward/mean@<n>`, each with its data source.
+    pub(super) fn held_out_rewards(&self) -> Vec<(String, String)> {
+        let mut names: Vec<(String, String)> = self
+            .steps
+            .iter()
+            .flat_map(|step| step.values.keys())
+            .filter_map(|name| {
+                let (source, variable) = name.strip_prefix("val-core/")?.rsplit_once("/reward/mean@")?;
+                variable.parse::<u32>().ok()?;
+                Some((name.clone(), source.to_owned()))
+            })
+            .collect();
+        names.sort();
+        names.dedup();
+        names
+    }
+
+    /// A string of the manifest by its JSON pointer.
+    pub(super) fn setting(&self, pointer: &str) -> Option<&str> {
+        self.manifest.pointer(pointer).and_then(Value::as_str)
+    }
+
+    /// Seconds spent in steps and evaluations, over all attempts that the logs keep.
+    pub(super) fn seconds(&self) -> f64 {
+        let of_step = |step: &StepMetrics| {
+            let timings = step.values.iter().filter(|(name, _)| name.starts_with("timing_s/"));
+            let (whole, parts): (Vec<_>, Vec<_>) = timings.partition(|(name, _)| *name == "timing_s/step");
+            let sum =
+                |timings: Vec<(&String, &f64)>| timings.into_iter().map(|(_, seconds)| seconds).sum::<f64>();
+            // Evaluations and checkpoints may lie within the time of their step or after it.
+            f64::max(sum(whole), sum(parts))
+        };
+        self.steps.iter().map(of_step).sum()
+    }
+
+    /// Finished steps of a stage.
+    pub(super) fn num_steps(&self, stage: Stage) -> u64 {
+        self.steps.iter().filter(|step| step.stage == stage).map(|step| step.step).max().unwrap_or(0)
+    }
+}
+
+fn read_manifest(path: &Path) -> Value {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    serde_saphyr::from_str(&text).unwrap_or_default()
+}
+
+/// Processor, memory and GPUs as Linux describes them; parts that it does not tell are left out.
+fn hardware() -> Vec<String> {
+    let field = |text: &str, name: &str| -> Option<String> {
+        let line = text.lines().find(|line| line.starts_with(name))?;
+        Some(line.split_once(':')?.1.trim().to_owned())
+    };
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let num_cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let cores = if num_cores == 1 { "1 core".into() } else { format!("{num_cores} cores") };
+    let memory = field(&read("/proc/meminfo"), "MemTotal");
+    let memory = memory.and_then(|memory| memory.split(' ').next()?.parse::<f64>().ok());
+    let memory = memory.map(|kibibytes| format!("{:.0} GiB", kibibytes / f64::from(1 << 20)));
+    let processor = field(&read("/proc/cpuinfo"), "model name").filter(|name| name != "unknown");
+    let devices = fs::read_dir("/proc/driver/nvidia/gpus").into_iter().flatten().flatten();
+    let mut gpus: Vec<String> = devices
+        .filter_map(|gpu| field(&fs::read_to_string(gpu.path().join("information")).ok()?, "Model"))
+        .collect();
+    gpus.sort();
+    [Some(cores), memory].into_iter().flatten().chain(gpus).chain(processor).collect()
+}

@@ -1,0 +1,214 @@
+//! What the operator is told about a run: progress, metrics, checkpoints, the end.
+//!
+//! Everything here turns the training's events into the one state that [`rlt_channel::client`] keeps and
+//! sends. Outside of a cluster nobody listens, and every call does nothing. No call waits or fails.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use rlt_api::ExitCode;
+use rlt_channel::client::{Client, Settings, Urgency};
+use rlt_channel::{Checkpoint, Ending, Outcome, Phase, Progress, ReportRequest, Stage, TimeSpent};
+
+use crate::observe::tracking::{self, StepMetrics, console};
+use crate::run::error::TrainError;
+use crate::storage::checkpoint::CommittedCheckpoint;
+
+/// How long the end of a process waits until the operator knows of it.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The way to the operator, where there is one.
+#[derive(Debug, Default)]
+pub struct StatusChannel {
+    client: Option<Client>,
+    pace: Mutex<Pace>,
+}
+
+/// What the remaining time is estimated from.
+#[derive(Debug)]
+struct Pace {
+    process_started: Instant,
+    stage_started: Instant,
+    steps_at_stage_start: u64,
+    has_stepped: bool,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        let now = Instant::now();
+        Self { process_started: now, stage_started: now, steps_at_stage_start: 0, has_stepped: false }
+    }
+}
+
+impl StatusChannel {
+    /// The channel that this process's environment describes. One that cannot work costs a warning, never the
+    /// run.
+    pub fn from_environment() -> Self {
+        let settings = Settings::from_environment(|name| std::env::var(name).ok());
+        let client = match settings {
+            Ok(settings) => settings.and_then(|settings| {
+                let started = Client::start(settings);
+                started.inspect_err(|error| tracing::warn!(%error, "the operator learns nothing")).ok()
+            }),
+            Err(error) => {
+                tracing::warn!(%error, "the operator learns nothing from this process");
+                None
+            }
+        };
+        let channel = Self { client, pace: Mutex::default() };
+        channel.change(Urgency::AtOnce, |report| {
+            report.progress.get_or_insert_default().set_phase(Phase::Setup)
+        });
+        channel
+    }
+
+    /// A stage of `num_steps` steps begins, `num_done` of them finished before.
+    pub(crate) fn begin_stage(&self, stage: tracking::Stage, num_done: u64, num_steps: u64) {
+        let setup_seconds = {
+            let mut pace = self.pace();
+            pace.stage_started = Instant::now();
+            pace.steps_at_stage_start = num_done;
+            pace.process_started.elapsed().as_secs_f64()
+        };
+        self.change(Urgency::AtOnce, |report| {
+            let progress = report.progress.get_or_insert_default();
+            progress.set_stage(stage_of(stage));
+            (progress.step, progress.num_steps) = (num_done, num_steps);
+            let time_spent = progress.time_spent.get_or_insert_default();
+            if time_spent.setup_seconds == 0.0 {
+                time_spent.setup_seconds = setup_seconds;
+                time_spent.resumed_after_step = num_done;
+            }
+        });
+    }
+
+    /// What people have to know although the run goes on.
+    pub(crate) fn warn(&self, warning: &str) {
+        self.change(Urgency::AtOnce, |report| {
+            report.progress.get_or_insert_default().warning = warning.to_owned();
+        });
+    }
+
+    /// The process turns to something else.
+    pub(crate) fn begin_phase(&self, phase: console::Phase) {
+        self.change(Urgency::Routine, |report| {
+            report.progress.get_or_insert_default().set_phase(phase_of(phase));
+        });
+    }
+
+    /// A step is finished. The first one of a process is told at once: it ends the waiting of whoever started
+    /// it.
+    pub(crate) fn end_step(&self, metrics: &StepMetrics) {
+        let (urgency, process_seconds, remaining_seconds) = {
+            let mut pace = self.pace();
+            let urgency = if pace.has_stepped { Urgency::Routine } else { Urgency::AtOnce };
+            pace.has_stepped = true;
+            let num_steps_here = metrics.step.saturating_sub(pace.steps_at_stage_start);
+            let seconds_here = pace.stage_started.elapsed().as_secs_f64();
+            let seconds_per_step = (num_steps_here > 0).then(|| seconds_here / num_steps_here as f64);
+            (urgency, pace.process_started.elapsed().as_secs_f64(), seconds_per_step)
+        };
+        self.change(urgency, |report| {
+            report.metrics = metrics.values.iter().map(|(name, value)| (name.clone(), *value)).collect();
+            let progress = report.progress.get_or_insert_default();
+            take_step(progress, metrics);
+            let num_missing = progress.num_steps.saturating_sub(progress.step);
+            progress.remaining_seconds = remaining_seconds.map(|seconds| seconds * num_missing as f64);
+            progress.time_spent.get_or_insert_default().process_seconds = process_seconds;
+        });
+    }
+
+    /// The checkpoints that exist now, oldest first.
+    pub(crate) fn checkpoints(&self, committed: &[CommittedCheckpoint]) {
+        self.change(Urgency::AtOnce, |report| {
+            report.knows_checkpoints = true;
+            report.checkpoints = committed.iter().map(checkpoint).collect();
+            if let Some(latest) = report.checkpoints.last_mut() {
+                latest.is_latest = true;
+            }
+        });
+    }
+
+    /// The process ends; waits shortly until the operator knows.
+    pub(crate) fn finish(&self, outcome: &Result<ExitCode, TrainError>) {
+        let Some(client) = &self.client else { return };
+        if !client.finish(ending(outcome), FINISH_TIMEOUT) {
+            tracing::warn!("the operator did not hear of the end of this process");
+        }
+    }
+
+    fn change(&self, urgency: Urgency, change: impl FnOnce(&mut ReportRequest)) {
+        if let Some(client) = &self.client {
+            client.update(urgency, change);
+        }
+    }
+
+    fn pace(&self) -> std::sync::MutexGuard<'_, Pace> {
+        self.pace.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Takes over what the metrics of a step say. What a step does not say, such as the held-out reward, stays as
+/// it was.
+fn take_step(progress: &mut Progress, metrics: &StepMetrics) {
+    let value = |names: &[&str]| names.iter().find_map(|name| metrics.values.get(*name)).copied();
+    progress.set_stage(stage_of(metrics.stage));
+    progress.step = metrics.step;
+    progress.step_finished_ms = Some((metrics.timestamp * 1000.0) as i64);
+    progress.reward = value(&["critic/rewards/mean"]).or(progress.reward);
+    progress.held_out_reward = value(&["val-core/reward/mean"]).or(progress.held_out_reward);
+    progress.kl = value(&["actor/kl_loss", "actor/reward_kl_penalty"]).or(progress.kl);
+    progress.tokens_per_second = value(&["perf/throughput"]).or(progress.tokens_per_second);
+    let seconds = |name| value(&[name]).unwrap_or(0.0);
+    let time_spent: &mut TimeSpent = progress.time_spent.get_or_insert_default();
+    time_spent.step_seconds += seconds("timing_s/step");
+    time_spent.evaluation_seconds += seconds("timing_s/testing");
+    time_spent.checkpoint_seconds += seconds("timing_s/save_checkpoint");
+}
+
+fn checkpoint(committed: &CommittedCheckpoint) -> Checkpoint {
+    Checkpoint {
+        step: committed.step,
+        path: committed.path.display().to_string(),
+        digest: committed.digest.clone(),
+        world_size: committed.num_shards,
+        committed_ms: milliseconds(committed.time),
+        is_latest: false,
+    }
+}
+
+fn ending(outcome: &Result<ExitCode, TrainError>) -> Ending {
+    let (kind, code, message) = match outcome {
+        Ok(code @ ExitCode::Success) => (Outcome::Complete, *code, String::new()),
+        Ok(code) => (Outcome::Stopped, *code, String::new()),
+        Err(error) => (Outcome::Failed, error.exit_code(), tracking::error_chain(error)),
+    };
+    let time_ms = milliseconds(SystemTime::now());
+    Ending { outcome: kind.into(), exit_code: code.code().into(), message, time_ms }
+}
+
+fn milliseconds(time: SystemTime) -> i64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+fn stage_of(stage: tracking::Stage) -> Stage {
+    match stage {
+        tracking::Stage::ColdStart => Stage::ColdStart,
+        tracking::Stage::Training => Stage::Training,
+    }
+}
+
+fn phase_of(phase: console::Phase) -> Phase {
+    match phase {
+        console::Phase::Rollout => Phase::Rollout,
+        console::Phase::Reward => Phase::Reward,
+        console::Phase::LogProbs => Phase::LogProbs,
+        console::Phase::Update => Phase::Update,
+        console::Phase::Evaluation => Phase::Evaluation,
+        console::Phase::Saving => Phase::Saving,
+    }
+}
+
+#[cfg(test)]
+mod tests;

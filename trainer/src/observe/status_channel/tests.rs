@@ -1,0 +1,51 @@
+//! Proves what a step, a stage and an end turn into.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::observe::tracking::Stage as TrackedStage;
+use crate::storage::run_folder::RunFolderError;
+
+fn step(step: u64, values: &[(&str, f64)]) -> StepMetrics {
+    let values = values.iter().map(|&(name, value)| (name.to_owned(), value)).collect::<BTreeMap<_, _>>();
+    StepMetrics::new(TrackedStage::Training, step, values.into_iter().collect())
+}
+
+#[test]
+fn a_step_without_an_evaluation_keeps_the_last_held_out_reward() {
+    let mut progress = Progress::default();
+    let evaluated = [("critic/rewards/mean", 0.25), ("val-core/reward/mean", 0.5), ("timing_s/step", 2.0)];
+    take_step(&mut progress, &step(1, &evaluated));
+    take_step(&mut progress, &step(2, &[("critic/rewards/mean", 0.75), ("timing_s/step", 3.0)]));
+    assert_eq!((progress.step, progress.reward, progress.held_out_reward), (2, Some(0.75), Some(0.5)));
+    assert_eq!(progress.stage(), Stage::Training);
+    assert_eq!(progress.time_spent.unwrap().step_seconds, 5.0);
+}
+
+#[test]
+fn an_error_ends_with_its_code_and_all_of_its_causes() {
+    let source = std::io::Error::other("the disk is gone");
+    let error = TrainError::RunFolder(RunFolderError::Io { act: "write", path: "runs/a".into(), source });
+    let ending = ending(&Err(error));
+    assert_eq!((ending.outcome(), ending.exit_code), (Outcome::Failed, 75));
+    assert!(
+        ending.message.contains("the run folder") && ending.message.ends_with("the disk is gone"),
+        "{ending:?}"
+    );
+}
+
+#[test]
+fn a_stop_on_request_is_no_failure() {
+    let stopped = ending(&Ok(ExitCode::Preempted));
+    assert_eq!((stopped.outcome(), stopped.exit_code, &*stopped.message), (Outcome::Stopped, 80, ""));
+    assert_eq!(ending(&Ok(ExitCode::Success)).outcome(), Outcome::Complete);
+}
+
+#[test]
+fn without_an_operator_every_call_does_nothing() {
+    let channel = StatusChannel::default();
+    channel.begin_stage(TrackedStage::Training, 0, 3);
+    channel.end_step(&step(1, &[]));
+    channel.checkpoints(&[]);
+    channel.finish(&Ok(ExitCode::Success));
+}

@@ -1,0 +1,133 @@
+//! Everyone who watches a run, behind one door: trackers, the progress on the terminal, the operator.
+//!
+//! The loop says what happened; who listens, and whether anybody does, is not its business.
+
+use std::sync::Arc;
+
+use rlt_api::spec::TrackingSpec;
+use rlt_core::metrics::Metrics;
+use rlt_core::types::RolloutGroup;
+
+use crate::observe::status_channel::StatusChannel;
+use crate::observe::tracking::console::{Console, Phase, Progress, Silent};
+use crate::observe::tracking::{CompletionRecord, Stage, StepMetrics, Trackers, TrackersOptions};
+use crate::storage::checkpoint::CommittedCheckpoint;
+use crate::storage::run_folder::RunFolder;
+
+/// Trackers, progress and status channel of one run.
+pub struct Watchers {
+    trackers: Option<Trackers>,
+    progress: Box<dyn Progress>,
+    completions_per_step: usize,
+    channel: Arc<StatusChannel>,
+}
+
+impl Watchers {
+    /// Nobody, until the run knows where it stands.
+    pub fn nobody() -> Self {
+        Self { trackers: None, progress: Box::new(Silent), completions_per_step: 0, channel: Arc::default() }
+    }
+
+    /// Tells the operator, too, from now on.
+    pub fn tell(&mut self, channel: &Arc<StatusChannel>) {
+        self.channel = Arc::clone(channel);
+    }
+
+    /// Opens what the job asks for; `resumed_after` is the last finished step of the checkpoint that it goes
+    /// on from.
+    pub fn open(&mut self, spec: &TrackingSpec, folder: &RunFolder, resumed_after: Option<(Stage, u64)>) {
+        let trackers = Trackers::open(&TrackersOptions {
+            folder: folder.root(),
+            resumed_after,
+            prometheus_port: spec.prometheus.as_ref().map(|prometheus| prometheus.port),
+        });
+        self.progress = match Console::start() {
+            Ok(console) => Box::new(console),
+            Err(_) => Box::new(Silent),
+        };
+        if let Some(address) = trackers.prometheus_address() {
+            self.progress.message(&format!("metrics for Prometheus on http://{address}/metrics"));
+        }
+        self.completions_per_step = spec.completions_per_step as usize;
+        self.trackers = Some(trackers);
+    }
+
+    /// A stage of `num_steps` steps begins, `num_done` of them finished before.
+    pub fn begin_stage(&self, stage: Stage, num_done: u64, num_steps: u64) {
+        self.progress.begin_stage(stage, num_done, num_steps);
+        self.channel.begin_stage(stage, num_done, num_steps);
+    }
+
+    /// A phase of `total` units begins within the step.
+    pub fn begin_phase(&self, phase: Phase, total: u64) {
+        self.progress.begin_phase(phase, total);
+        self.channel.begin_phase(phase);
+    }
+
+    /// The phase has done this much since it began.
+    pub fn advance(&self, num_done: u64, num_tokens: u64) {
+        self.progress.advance(num_done, num_tokens);
+    }
+
+    /// A step is finished.
+    pub fn end_step(&self, stage: Stage, step: u64, metrics: Metrics) {
+        let metrics = StepMetrics::new(stage, step, metrics);
+        self.progress.end_step(&metrics);
+        self.channel.end_step(&metrics);
+        if let Some(trackers) = &self.trackers {
+            trackers.log(&metrics);
+        }
+    }
+
+    /// The first completions of the first groups of a step, as many as are kept for people to read.
+    pub fn completion_records(
+        &self,
+        step: u64,
+        held_out: bool,
+        groups: &[RolloutGroup],
+    ) -> Vec<CompletionRecord> {
+        let rollouts = groups.iter().filter_map(|group| group.rollouts.first());
+        let record = |rollout| CompletionRecord::new(step, held_out, rollout);
+        rollouts.take(self.completions_per_step).map(record).collect()
+    }
+
+    /// Keeps completions for people to read.
+    pub fn completions(&self, records: Vec<CompletionRecord>) {
+        if let Some(trackers) = self.trackers.as_ref().filter(|_| !records.is_empty()) {
+            trackers.completions(records);
+        }
+    }
+
+    /// The checkpoints that exist now, oldest first.
+    pub fn checkpoints(&self, committed: &[CommittedCheckpoint]) {
+        self.channel.checkpoints(committed);
+    }
+
+    /// Tells the operator what people have to know although the run goes on.
+    pub fn warn(&self, warning: &str) {
+        self.channel.warn(warning);
+    }
+
+    /// A sentence for the person who watches.
+    pub fn message(&self, text: &str) {
+        self.progress.message(text);
+    }
+
+    /// Waits shortly until what was logged would survive a power loss: before a checkpoint is committed.
+    pub fn sync(&self) {
+        if let Some(trackers) = &self.trackers {
+            trackers.sync(std::time::Duration::from_secs(2));
+        }
+    }
+
+    /// Lets the trackers write what they have, and says which of them lost something.
+    pub fn finish(&mut self) {
+        let Some(trackers) = self.trackers.take() else { return };
+        for report in trackers.finish() {
+            let error = report.last_error.as_deref().unwrap_or("it was too slow");
+            self.progress
+                .message(&format!("tracker {} lost {} records: {error}", report.name, report.num_lost));
+        }
+        self.progress = Box::new(Silent);
+    }
+}

@@ -1,0 +1,348 @@
+//! The actor: the policy that is trained. It turns batches into log-probs, losses into gradients, gradients
+//! into an update.
+//!
+//! ```text
+//! MicroBatch -> forward (tape) -> hidden of predicting positions -> head, chunk by chunk:
+//!     log-probs, entropies -> loss (rlt-core) -> their derivatives -> hidden and head gradients -> backward
+//! ```
+//! The reference policy is the same weights with the adapter off. Which losses there are, and what a batch
+//! holds, is decided in `rlt-core`; how layers are scheduled in [`islands`]. Where ranks share a stream of
+//! tokens, each does this for its part of them: sums over ranks then are sums over tokens, of log-probs as of
+//! gradients.
+//!
+//! Legend of shapes: t tokens of the packed stream, c completion tokens, d hidden size, v vocabulary.
+
+mod gradients;
+mod in_stream;
+pub(crate) mod islands;
+mod micro_batch;
+pub(crate) mod probe;
+mod role;
+pub(crate) mod scoring;
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+use rlt_core::loss::{LossError, LossMetrics, PreparedLoss};
+use rlt_core::packing::PackingError;
+use tch::Tensor;
+
+pub use self::gradients::OuterGradients;
+use self::in_stream::LossSums;
+pub use self::in_stream::{EvaluateLoss, PendingLoss};
+use self::islands::Model;
+pub use self::micro_batch::MicroBatch;
+pub use self::probe::ProbeError;
+pub use self::role::ActorRole;
+use crate::model::{Adapter, Decoder};
+use crate::parallel::{DecoderParts, RankError, Ranks, ShardedParameters};
+use crate::roles::optim::{AdamW, LossScale, OptimError, StepOutcome};
+use crate::roles::trained::{ApplyError, Trained};
+
+/// How the actor computes; fixed for a run.
+#[derive(Clone, Copy, Debug)]
+pub struct ActorOptions {
+    /// Divides the logits, as it did in the rollout.
+    pub temperature: f64,
+    /// Tokens whose logits exist at once.
+    pub head_chunk_tokens: usize,
+    /// Keep only layer inputs for the backward pass.
+    pub activation_checkpointing: bool,
+    /// Largest global norm of a gradient.
+    pub max_grad_norm: f64,
+}
+
+/// Log-probs and entropies of completion tokens, in nats.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TokenScores {
+    /// Log-prob of each token.
+    pub logprobs: Vec<f64>,
+    /// Entropy of the distribution that each token was drawn from.
+    pub entropies: Vec<f64>,
+}
+
+/// What one micro-batch added to an update.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Accumulated {
+    /// Its share of the loss.
+    pub loss: LossMetrics,
+    /// The actor's log-prob of each of its completion tokens, before the update; 0 for those of other ranks
+    /// of its stream.
+    pub logprobs: Vec<f64>,
+}
+
+/// Why the actor could not compute.
+#[derive(Debug, thiserror::Error)]
+pub enum ActorError {
+    /// A batch can not be split under the token budget.
+    #[error("failed to split the batch into micro-batches")]
+    Packing(#[from] PackingError),
+    /// The loss does not fit the micro-batch.
+    #[error("failed to evaluate the loss")]
+    Loss(#[from] LossError),
+    /// A kernel refused its input.
+    #[error("failed to run the loss head")]
+    Kernel(#[from] rlt_torch::Error),
+    /// The loss panicked on a thread of the driver.
+    #[error("the loss of a micro-batch panicked")]
+    LossPanicked,
+    /// The ranks could not work together.
+    #[error("failed to work with the other ranks")]
+    Ranks(#[from] RankError),
+    /// The optimizer failed.
+    #[error("failed to apply the gradients")]
+    Optimizer(#[from] OptimError),
+}
+
+/// The trained policy with its optimizer.
+#[derive(Debug)]
+pub struct Actor {
+    /// The weights; the rollout engine reads them too.
+    pub decoder: Decoder,
+    /// The optimizer and its state.
+    pub optimizer: AdamW,
+    options: ActorOptions,
+    loss_scale: LossScale,
+    outer_gradients: OuterGradients,
+    dropout_seed: Option<u64>,
+    ranks: Ranks,
+    /// The same ranks as they share the tokens of passes without gradients.
+    scoring_ranks: Ranks,
+    shards: Option<ShardedParameters>,
+    /// Where layer inputs rest between forward and backward pass.
+    inputs_rest_in: Option<PathBuf>,
+}
+
+impl From<ApplyError> for ActorError {
+    fn from(error: ApplyError) -> Self {
+        match error {
+            ApplyError::Optimizer(error) => Self::Optimizer(error),
+            ApplyError::Ranks(error) => Self::Ranks(error),
+            ApplyError::Parameters(error) => Self::Ranks(error.into()),
+        }
+    }
+}
+
+impl Actor {
+    /// Takes a decoder whose trainable parameters are those of `optimizer`. All `ranks` have the same.
+    pub fn new(decoder: Decoder, optimizer: AdamW, options: ActorOptions, ranks: Ranks) -> Self {
+        let outer_gradients = OuterGradients::new(&decoder);
+        let loss_scale = LossScale::of(decoder.compute_kind());
+        let scoring_ranks = ranks.clone();
+        Self {
+            decoder,
+            optimizer,
+            options,
+            loss_scale,
+            outer_gradients,
+            dropout_seed: None,
+            ranks,
+            scoring_ranks,
+            shards: None,
+            inputs_rest_in: None,
+        }
+    }
+
+    /// The same, of which `ranks`, in other streams, share the tokens of [`Self::score`] and its like.
+    #[must_use]
+    pub fn scoring_by(self, ranks: Ranks) -> Self {
+        Self { scoring_ranks: ranks, ..self }
+    }
+
+    /// The same where the ranks share `shards` of the decoder, whose pieces are those of the optimizer.
+    #[must_use]
+    pub fn with_shards(self, shards: ShardedParameters) -> Self {
+        Self { shards: Some(shards), ..self }
+    }
+
+    /// The same where layer inputs that are kept for the backward pass rest away from the device, on the CPU
+    /// in nameless files of `folder`. Only with `activation_checkpointing` are they all that is kept.
+    #[must_use]
+    pub fn with_resting_inputs(self, folder: PathBuf) -> Self {
+        Self { inputs_rest_in: Some(folder), ..self }
+    }
+
+    /// This rank's shards of the decoder; `None` where every rank has the whole of it.
+    pub fn shards(&self) -> Option<&ShardedParameters> {
+        self.shards.as_ref()
+    }
+
+    /// What it trains.
+    pub(crate) fn trained(&mut self) -> Trained<'_> {
+        let (optimizer, loss_scale) = (&mut self.optimizer, &mut self.loss_scale);
+        Trained { optimizer, loss_scale, shards: self.shards.as_ref(), ranks: &self.ranks }
+    }
+
+    /// By what its losses are multiplied before the backward pass.
+    pub fn loss_scale(&self) -> LossScale {
+        self.loss_scale
+    }
+
+    /// Goes on with the scale of a checkpoint, where that and this actor compute in half precision.
+    pub(crate) fn resume_loss_scale(&mut self, saved: Option<LossScale>) {
+        resume_loss_scale(&mut self.loss_scale, saved);
+    }
+
+    /// The decoder for whoever takes all of it over, part by part.
+    pub fn parts(&self) -> DecoderParts<'_> {
+        DecoderParts::new(&self.decoder, self.shards.as_ref())
+    }
+
+    fn model(&self) -> Model<'_> {
+        Model { decoder: &self.decoder, shards: self.shards.as_ref(), stream: self.ranks.stream() }
+    }
+
+    fn scoring_model(&self) -> Model<'_> {
+        Model { stream: self.scoring_ranks.stream(), ..self.model() }
+    }
+
+    /// Fails on all ranks together unless those of `ranks` that share a stream of tokens compute what one of
+    /// them computes alone. `field` is what asks for the streams.
+    ///
+    /// # Errors
+    /// [`ProbeError`].
+    pub fn check_streams(&self, ranks: &Ranks, field: &'static str) -> Result<(), ProbeError> {
+        probe::check(Model { stream: ranks.stream(), ..self.model() }, ranks, field)
+    }
+
+    /// The ranks that train together.
+    pub fn ranks(&self) -> &Ranks {
+        &self.ranks
+    }
+
+    /// Adds the gradient of one micro-batch's share of the loss. Head and loss run chunk by chunk in one
+    /// pass, so logits are computed once.
+    ///
+    /// # Errors
+    /// When the loss does not fit the micro-batch.
+    pub fn accumulate(
+        &mut self,
+        micro_batch: &MicroBatch,
+        loss: &PreparedLoss<'_>,
+    ) -> Result<Accumulated, ActorError> {
+        self.pass(micro_batch, |actor, predicting_cd| actor.head_and_loss(predicting_cd, micro_batch, loss))
+    }
+
+    /// One pass forward and back. `head` gets the hidden states `[c, d]` that predict, after the final norm,
+    /// and returns the gradient of the loss by them beside what it makes of the loss.
+    fn pass<T>(
+        &mut self,
+        micro_batch: &MicroBatch,
+        head: impl FnOnce(&Self, &Tensor) -> Result<(Tensor, T), ActorError>,
+    ) -> Result<T, ActorError> {
+        let mut context = self.decoder.context(&micro_batch.input, Adapter::On);
+        context.dropout_seed = self.dropout_seed;
+        let keep = islands::Keep {
+            inputs_only: self.options.activation_checkpointing,
+            embedding_gradient: self.outer_gradients.wants_embedding(),
+            rest_in: self.inputs_rest_in.as_deref(),
+        };
+        let model = self.model();
+        let tape = islands::forward(model, &micro_batch.input, &context, keep)?;
+        model.begin_outer_gradient();
+        let (grad_normed_td, made) = {
+            let normed_td = tape.normed_td.detach();
+            let predicting_cd = normed_td.index_select(0, &micro_batch.predictors_c);
+            let (grad_cd, made) = head(self, &predicting_cd)?;
+            (normed_td.zeros_like().index_add_(0, &micro_batch.predictors_c, &grad_cd), made)
+        };
+        let grad_embedded = islands::backward_through(model, tape, &context, &grad_normed_td)?;
+        if let Some(grad_td) = grad_embedded {
+            self.outer_gradients.scatter_embedding(&self.decoder, &micro_batch.input.tokens, &grad_td);
+        }
+        // The weights go first, to make room for what is received of the gradient.
+        model.leave()?;
+        model.end_outer_gradient()?;
+        Ok(made)
+    }
+
+    /// Takes part in [`Self::accumulate`] of the other ranks, where [`Self::passes`] has no micro-batch for
+    /// this one.
+    ///
+    /// # Errors
+    /// When a rank is lost.
+    pub fn accumulate_nothing(&mut self) -> Result<(), RankError> {
+        self.model().pass_by_with_gradients()
+    }
+
+    /// The gradient of one micro-batch's loss by the hidden states that predict, `[c, d]`, and its sums.
+    fn head_and_loss(
+        &self,
+        predicting_cd: &Tensor,
+        micro_batch: &MicroBatch,
+        loss: &PreparedLoss<'_>,
+    ) -> Result<(Tensor, Accumulated), ActorError> {
+        let mut sums = LossSums::of(micro_batch, self.loss_scale.factor());
+        let mut per_chunk = |chunk: Range<usize>, logprobs: &[f32], entropies: &[f32]| {
+            let (mut by_logprob, mut by_entropy) = (vec![0.0; chunk.len()], vec![0.0; chunk.len()]);
+            let derivatives = [by_logprob.as_mut_slice(), &mut by_entropy];
+            sums.add((&micro_batch.predicted, chunk), [logprobs, entropies], derivatives, |tokens, l, e| {
+                loss.evaluate(tokens, l, e)
+            });
+            (by_logprob, by_entropy)
+        };
+        let grad_cd = rlt_torch::head_forward_backward(
+            predicting_cd,
+            &self.decoder.compute_head_weight(),
+            &micro_batch.targets,
+            self.options.temperature,
+            self.options.head_chunk_tokens,
+            self.outer_gradients.head().as_mut(),
+            &mut per_chunk,
+        )?;
+        Ok((grad_cd, sums.finish()?))
+    }
+
+    /// Adds up what all ranks have gathered, so that each of them applies the whole gradient.
+    ///
+    /// # Errors
+    /// When a rank is lost.
+    pub fn sum_gradients(&mut self) -> Result<(), RankError> {
+        self.trained().sum_gradients()
+    }
+
+    /// Clips the gathered gradients, applies them at `learning_rate`, and clears them. A non-finite gradient
+    /// is thrown away and changes nothing, on all ranks together.
+    ///
+    /// # Errors
+    /// When libtorch refuses an operation, or a rank is lost.
+    pub fn apply(&mut self, learning_rate: f64) -> Result<StepOutcome, ActorError> {
+        let max_grad_norm = self.options.max_grad_norm;
+        Ok(self.trained().apply(learning_rate, max_grad_norm)?)
+    }
+
+    /// As many passes as the rank with the most micro-batches makes: this rank's own, then `None`. Where no
+    /// weights come and go, nobody needs to wait for anybody.
+    ///
+    /// # Errors
+    /// When a rank is lost.
+    pub fn passes(&self, micro_batches: Vec<MicroBatch>) -> Result<Vec<Option<MicroBatch>>, RankError> {
+        self.model().passes(&self.ranks, micro_batches)
+    }
+
+    /// Throws the gathered gradients away.
+    pub fn discard_gradients(&mut self) {
+        self.trained().discard_gradients();
+    }
+
+    /// Seeds the adapters' dropout for the next update; `None` switches it off.
+    pub fn set_dropout_seed(&mut self, seed: Option<u64>) {
+        self.dropout_seed = seed;
+    }
+}
+
+pub(crate) fn widen(values: &[f32]) -> Vec<f64> {
+    values.iter().map(|value| f64::from(*value)).collect()
+}
+
+/// Derivatives of a loss that is multiplied by `factor`, a power of two.
+pub(crate) fn scaled(values: &[f64], factor: f64) -> Vec<f32> {
+    values.iter().map(|value| (*value * factor) as f32).collect()
+}
+
+/// A scale that follows gradients goes on where it was saved; a fixed one stays.
+pub(crate) fn resume_loss_scale(scale: &mut LossScale, saved: Option<LossScale>) {
+    if let Some(saved) = saved.filter(|saved| saved.is_dynamic() && scale.is_dynamic()) {
+        *scale = saved;
+    }
+}

@@ -1,0 +1,130 @@
+//! The actor as a role: batches in, log-probs and updates out, with the settings of the manifest.
+
+use std::rc::Rc;
+
+use rlt_core::batch::Batch;
+use rlt_core::importance::mismatch_metrics;
+use rlt_core::loss::Objective;
+use rlt_core::schedule::Schedule;
+
+use super::Actor;
+use crate::data::seeds::SeedUse;
+use crate::model::Adapter;
+use crate::observe::tracking::Stage;
+use crate::observe::tracking::console::Phase;
+use crate::roles::StepError;
+use crate::roles::objective::supervised_objective;
+use crate::roles::step_context::{StepContext, StepPosition};
+use crate::roles::update::{Portions, UpdatePlan, UpdateReport, update};
+
+/// The policy that is trained.
+pub struct ActorRole {
+    pub(crate) actor: Actor,
+    /// Of updates by [`Self::update`].
+    pub(crate) portions: Portions,
+    /// Most tokens of a pass without gradients on one rank.
+    pub(crate) max_logprob_tokens: usize,
+    pub(crate) schedule: Schedule,
+    pub(crate) cold_start_schedule: Option<Schedule>,
+    pub(crate) context: Rc<StepContext>,
+}
+
+impl ActorRole {
+    /// Fills in the log-probs of the actor before the update, the old policy's. How far they are from those
+    /// of the rollout is recorded.
+    ///
+    /// # Errors
+    /// [`StepError::Actor`].
+    pub fn score(&self, mut batch: Batch) -> Result<Batch, StepError> {
+        self.context.end_sampling()?;
+        let score = || self.actor.score(&batch, Adapter::On, self.max_logprob_tokens);
+        let scores = self.context.measure("old_log_prob", score)?;
+        self.record_mismatch(&batch, &scores.logprobs)?;
+        batch.old_logprobs = Some(scores.logprobs);
+        Ok(batch)
+    }
+
+    /// Sum of the squared probabilities of the whole vocabulary at every completion token of `batch`.
+    ///
+    /// # Errors
+    /// [`StepError::Actor`].
+    pub fn sum_pi_squared(&self, batch: &Batch) -> Result<Vec<f64>, StepError> {
+        self.context.end_sampling()?;
+        Ok(self.actor.sum_pi_squared(batch, self.max_logprob_tokens)?)
+    }
+
+    /// Whether `batch` is trained on in one update, by the very weights that are its old policy. Then the
+    /// update computes the old log-probs itself.
+    pub fn is_on_policy(&self, batch: &Batch) -> bool {
+        self.portions.is_one_update(batch)
+    }
+
+    /// Minimises `objective` on `batch`, whose advantages are filled in, in updates of `promptsPerUpdate`
+    /// rollout groups and `epochsPerBatch` passes.
+    ///
+    /// # Errors
+    /// [`StepError::Update`]; weights are those after the last applied update.
+    pub fn update(&mut self, batch: &Batch, objective: &Objective) -> Result<(), StepError> {
+        let Portions { groups_per_update, num_epochs, max_tokens } = self.portions;
+        let step = self.context.position().num_done;
+        let plan = UpdatePlan {
+            objective: *objective,
+            groups_per_update,
+            num_epochs,
+            max_tokens,
+            learning_rate: self.schedule.at(step),
+            seed: self.context.seed(SeedUse::Update, &[step]),
+        };
+        let report = self.update_by(batch, &plan)?;
+        self.context.record(report.metrics(&plan));
+        if batch.old_logprobs.is_none() {
+            self.record_mismatch(batch, &report.actor_logprobs)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the tokens of `batch` likelier in one update: minimises their mean negative log-likelihood, each
+    /// weighted by its advantage, which is 1 for demonstrations.
+    ///
+    /// # Errors
+    /// [`StepError::Update`]; weights are then as they were.
+    pub fn fit(&mut self, batch: &Batch) -> Result<(), StepError> {
+        let StepPosition { stage, num_done } = self.context.position();
+        let (schedule, seed_part) = match stage {
+            Stage::ColdStart => (self.cold_start_schedule.as_ref().unwrap_or(&self.schedule), 0),
+            Stage::Training => (&self.schedule, 1),
+        };
+        let plan = UpdatePlan {
+            objective: supervised_objective(),
+            groups_per_update: usize::MAX,
+            num_epochs: 1,
+            max_tokens: self.portions.max_tokens,
+            learning_rate: schedule.at(num_done),
+            seed: self.context.seed(SeedUse::Update, &[seed_part, num_done]),
+        };
+        let mut metrics = self.update_by(batch, &plan)?.metrics(&plan);
+        let loss = metrics.remove("actor/pg_loss").unwrap_or(f64::NAN);
+        // The ratio of a policy to itself says nothing here.
+        for name in ["actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower"] {
+            metrics.remove(name);
+        }
+        metrics.insert("sft/loss".into(), loss);
+        self.context.record(metrics);
+        Ok(())
+    }
+
+    fn update_by(&mut self, batch: &Batch, plan: &UpdatePlan) -> Result<UpdateReport, StepError> {
+        self.context.end_sampling()?;
+        self.context.watch().begin_phase(Phase::Update, 0);
+        let report = self.context.measure("update_actor", || update(&mut self.actor, batch, plan))?;
+        self.context.record_update("actor", batch, report.num_skipped);
+        Ok(report)
+    }
+
+    /// The distance between rollout and actor over everything sampled: tokens that a correction rejects for
+    /// it later are included.
+    fn record_mismatch(&self, batch: &Batch, actor_logprobs: &[f64]) -> Result<(), StepError> {
+        self.context.record(mismatch_metrics(&batch.rows, actor_logprobs, &batch.rollout_logprobs)?);
+        Ok(())
+    }
+}

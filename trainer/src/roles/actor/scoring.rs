@@ -1,0 +1,232 @@
+//! Numbers of completion tokens, without gradients: log-probs and entropies, squared probabilities, a
+//! critic's values. What is made of a hidden state is the caller's; how layers are scheduled is in
+//! [`islands`]. The numbers of a GPU are on their way while the next micro-batch computes: one wait, for all.
+//!
+//! Legend of shapes: c completion tokens of a micro-batch, d hidden size, v vocabulary.
+
+use rlt_core::batch::Batch;
+use rlt_torch::{DeviceHead, HostCalls};
+use tch::{Device, Kind, Tensor, no_grad};
+
+use super::islands::{self, Model};
+use super::{Actor, ActorError, MicroBatch, TokenScores};
+use crate::model::{Adapter, Decoder};
+use crate::parallel::Ranks;
+use crate::roles::reference::FrozenPolicy;
+
+/// `N` numbers for each of the c tokens of a micro-batch.
+pub(crate) enum TokenNumbers<const N: usize> {
+    Here([Vec<f32>; N]),
+    /// f32 `[N, c]` on a GPU.
+    OnDevice(Tensor),
+}
+
+/// The same, or on their way to here.
+enum Arriving<const N: usize> {
+    Here([Vec<f32>; N]),
+    /// f32 `[N * c]` in pinned memory.
+    Fetched(Tensor),
+}
+
+impl TokenNumbers<1> {
+    /// One number a token, f32 `[c]`.
+    pub(crate) fn of(numbers_c: &Tensor) -> Result<Self, rlt_torch::Error> {
+        match numbers_c.device() {
+            Device::Cpu => Ok(Self::Here([rlt_torch::f32_slice(numbers_c)?.to_vec()])),
+            _ => Ok(Self::OnDevice(numbers_c.unsqueeze(0))),
+        }
+    }
+}
+
+impl<const N: usize> TokenNumbers<N> {
+    fn fetch(self, calls: &mut HostCalls) -> Result<Arriving<N>, rlt_torch::Error> {
+        Ok(match self {
+            Self::Here(numbers) => Arriving::Here(numbers),
+            Self::OnDevice(numbers) => Arriving::Fetched(calls.fetch(&numbers.contiguous())?),
+        })
+    }
+}
+
+impl<const N: usize> Arriving<N> {
+    /// What is predicted from this rank's tokens, once the stream is past it; 0 for other completion tokens
+    /// of the micro-batch.
+    fn spread(&self, micro_batch: &MicroBatch) -> Result<[Vec<f64>; N], rlt_torch::Error> {
+        match self {
+            Self::Here(numbers) => Ok(numbers.each_ref().map(|numbers| micro_batch.spread(numbers))),
+            Self::Fetched(pinned) => {
+                let all = rlt_torch::f32_slice(pinned)?;
+                let len = all.len() / N;
+                Ok(std::array::from_fn(|at| micro_batch.spread(&all[at * len..][..len])))
+            }
+        }
+    }
+}
+
+/// `N` numbers for each completion token of `batch`, on every rank: what `of_hidden` makes of the hidden
+/// states `[c, d]` that predict a micro-batch's tokens, one number a token. Micro-batches have at most
+/// `max_tokens` tokens for each rank of a stream.
+///
+/// # Errors
+/// When a sequence alone is longer than a micro-batch may be, a kernel refuses its input, or a rank is lost.
+pub(crate) fn of_batch<const N: usize>(
+    model: Model<'_>,
+    ranks: &Ranks,
+    batch: &Batch,
+    adapter: Adapter,
+    max_tokens: usize,
+    of_hidden: impl Fn(&Tensor, &MicroBatch) -> Result<TokenNumbers<N>, rlt_torch::Error>,
+) -> Result<[Vec<f64>; N], ActorError> {
+    let rows: Vec<usize> = (0..batch.rows.num_rows()).collect();
+    let own = MicroBatch::share(batch, &rows, model.decoder, max_tokens, ranks)?;
+    let passes = model.passes(ranks, own)?;
+    let numbers = of_passes(model, &passes, adapter, of_hidden)?;
+    let mut all = [(); N].map(|()| vec![0.0; batch.rows.num_tokens()]);
+    for (micro_batch, numbers) in passes.iter().flatten().zip(&numbers) {
+        for (all, numbers) in all.iter_mut().zip(numbers) {
+            batch.scatter(&micro_batch.row_idxs, numbers, all);
+        }
+    }
+    ranks.sum(&mut all.each_mut())?;
+    Ok(all)
+}
+
+/// What is predicted from this rank's tokens of each micro-batch that it has; 0 for its other completion
+/// tokens.
+fn of_passes<const N: usize>(
+    model: Model<'_>,
+    passes: &[Option<MicroBatch>],
+    adapter: Adapter,
+    of_hidden: impl Fn(&Tensor, &MicroBatch) -> Result<TokenNumbers<N>, rlt_torch::Error>,
+) -> Result<Vec<[Vec<f64>; N]>, ActorError> {
+    let mut calls = HostCalls::new();
+    let mut arriving = Vec::with_capacity(passes.len());
+    for micro_batch in passes {
+        let Some(micro_batch) = micro_batch else {
+            model.pass_by()?;
+            continue;
+        };
+        let numbers = of_micro_batch(model, micro_batch, adapter, &of_hidden)?;
+        arriving.push(numbers.fetch(&mut calls)?);
+    }
+    calls.wait()?;
+    let spread =
+        passes.iter().flatten().zip(&arriving).map(|(micro_batch, numbers)| numbers.spread(micro_batch));
+    Ok(spread.collect::<Result<_, _>>()?)
+}
+
+fn of_micro_batch<const N: usize>(
+    model: Model<'_>,
+    micro_batch: &MicroBatch,
+    adapter: Adapter,
+    of_hidden: impl Fn(&Tensor, &MicroBatch) -> Result<TokenNumbers<N>, rlt_torch::Error>,
+) -> Result<TokenNumbers<N>, ActorError> {
+    let context = model.decoder.context(&micro_batch.input, adapter);
+    let normed_td = islands::infer(model, &micro_batch.input, &context)?;
+    let numbers = no_grad(|| {
+        let predicting_cd = normed_td.index_select(0, &micro_batch.predictors_c);
+        of_hidden(&predicting_cd, micro_batch)
+    })?;
+    model.leave()?;
+    Ok(numbers)
+}
+
+impl Actor {
+    /// Scores every completion token of `batch` under the actor (`Adapter::On`) or the reference
+    /// (`Adapter::Off`), in micro-batches of at most `max_tokens` tokens for each rank of a stream.
+    ///
+    /// # Errors
+    /// When a sequence alone is longer than a micro-batch may be, or a rank is lost.
+    pub fn score(
+        &self,
+        batch: &Batch,
+        adapter: Adapter,
+        max_tokens: usize,
+    ) -> Result<TokenScores, ActorError> {
+        self.score_through(self.scoring_model(), batch, adapter, max_tokens)
+    }
+
+    /// The same under another policy: a frozen reference, without an adapter.
+    ///
+    /// # Errors
+    /// When a sequence alone is longer than `max_tokens`, a kernel refuses its input, or a rank is lost.
+    pub fn score_with(
+        &self,
+        policy: &FrozenPolicy,
+        batch: &Batch,
+        max_tokens: usize,
+    ) -> Result<TokenScores, ActorError> {
+        let stream = self.scoring_ranks.stream();
+        let model = Model { decoder: policy.decoder(), shards: policy.shards(), stream };
+        self.score_through(model, batch, Adapter::Off, max_tokens)
+    }
+
+    fn score_through(
+        &self,
+        model: Model<'_>,
+        batch: &Batch,
+        adapter: Adapter,
+        max_tokens: usize,
+    ) -> Result<TokenScores, ActorError> {
+        let score = self.logprobs_and_entropies(model.decoder);
+        let [logprobs, entropies] = of_batch(model, &self.scoring_ranks, batch, adapter, max_tokens, score)?;
+        Ok(TokenScores { logprobs, entropies })
+    }
+
+    /// Scores the micro-batches of [`Self::passes`] that this rank has, without gradients: all completion
+    /// tokens of each on every rank of its stream.
+    ///
+    /// # Errors
+    /// When a kernel refuses its input, or a rank is lost.
+    pub fn score_passes(
+        &self,
+        passes: &[Option<MicroBatch>],
+        adapter: Adapter,
+    ) -> Result<Vec<TokenScores>, ActorError> {
+        let model = self.model();
+        let scores = of_passes(model, passes, adapter, self.logprobs_and_entropies(model.decoder))?;
+        let over_stream = |[mut logprobs, mut entropies]: [Vec<f64>; 2]| {
+            self.ranks.sum_over_stream(&mut logprobs)?;
+            self.ranks.sum_over_stream(&mut entropies)?;
+            Ok(TokenScores { logprobs, entropies })
+        };
+        scores.into_iter().map(over_stream).collect()
+    }
+
+    fn logprobs_and_entropies(
+        &self,
+        decoder: &Decoder,
+    ) -> impl Fn(&Tensor, &MicroBatch) -> Result<TokenNumbers<2>, rlt_torch::Error> {
+        let (temperature, chunk) = (self.options.temperature, self.options.head_chunk_tokens);
+        move |predicting_cd, micro_batch| {
+            let weight_vd = decoder.compute_head_weight();
+            if predicting_cd.device().is_cuda() {
+                let targets_c = &micro_batch.targets_c;
+                let hidden_cd = predicting_cd;
+                let head = DeviceHead { hidden_cd, weight_vd: &weight_vd, targets_c, temperature, chunk };
+                return Ok(TokenNumbers::OnDevice(head.forward()?));
+            }
+            let targets = &micro_batch.targets;
+            let (logprobs, entropies) =
+                rlt_torch::head_forward(predicting_cd, &weight_vd, targets, temperature, chunk)?;
+            Ok(TokenNumbers::Here([logprobs, entropies]))
+        }
+    }
+
+    /// Sum of the squared probabilities of the whole vocabulary at every completion token of `batch`.
+    ///
+    /// # Errors
+    /// When a sequence alone is longer than `max_tokens`.
+    pub fn sum_pi_squared(&self, batch: &Batch, max_tokens: usize) -> Result<Vec<f64>, ActorError> {
+        let of_hidden = |predicting_cd: &Tensor, _: &MicroBatch| {
+            let chunks = predicting_cd.split(self.options.head_chunk_tokens as i64, 0);
+            let sums = chunks.iter().map(|chunk_cd| {
+                let logits_cv = self.decoder.logits(chunk_cd).to_kind(Kind::Float) / self.options.temperature;
+                logits_cv.softmax(-1, Kind::Float).square().sum_dim_intlist(-1, false, Kind::Float)
+            });
+            TokenNumbers::of(&Tensor::cat(&sums.collect::<Vec<_>>(), 0))
+        };
+        let (model, ranks) = (self.scoring_model(), &self.scoring_ranks);
+        let [sums] = of_batch(model, ranks, batch, Adapter::On, max_tokens, of_hidden)?;
+        Ok(sums)
+    }
+}

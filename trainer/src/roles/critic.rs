@@ -1,0 +1,263 @@
+//! The critic: a decoder of its own with a value head, which says at every token how much reward is still to
+//! come.
+//!
+//! ```text
+//! MicroBatch -> forward (tape) -> hidden of predicting positions -> value head: one number each
+//!     -> value loss (rlt-core) -> its derivative -> hidden and head gradients -> backward
+//! ```
+//! A token's value is that of the state in which it was chosen, so it stands at the position that predicts
+//! it. What the values are compared with is decided in `rlt-core`; how a batch is passed over in [`learn`].
+//!
+//! Legend of shapes: t tokens of the packed stream, c completion tokens, d hidden size.
+
+mod learn;
+mod pending;
+mod role;
+
+use rlt_api::spec::{CriticSpec, LoraSpec};
+use rlt_core::batch::Batch;
+use rlt_core::loss::LossError;
+use tch::{Device, Kind, Tensor};
+
+pub use self::learn::{CriticError, CriticReport, value_metrics};
+use self::pending::PendingSums;
+pub(crate) use self::role::CriticPlan;
+pub use self::role::CriticRole;
+use crate::model::{Adapter, Decoder, LoraError, NamedTensors};
+use crate::parallel::{RankError, Ranks, ShardedParameters};
+use crate::roles::actor::{
+    Actor, ActorError, MicroBatch, OuterGradients, islands, resume_loss_scale, scaled, scoring,
+};
+use crate::roles::offload::Offload;
+use crate::roles::optim::{AdamW, AdamWOptions, LossScale, OptimError};
+use crate::roles::trained::Trained;
+use crate::storage::checkpoint::{Checkpoint, CheckpointError};
+
+/// Before the names of the critic's tensors in a checkpoint.
+const PREFIX: &str = "critic.";
+const VALUE_HEAD: &str = "critic.value_head.weight";
+
+/// How a critic computes and learns; fixed for a run.
+#[derive(Clone, Debug)]
+pub struct CriticOptions {
+    /// What the manifest says of it.
+    pub critic: CriticSpec,
+    /// The optimizer's constants.
+    pub optimizer: AdamWOptions,
+    /// Keep only layer inputs for the backward pass.
+    pub activation_checkpointing: bool,
+    /// Largest global norm of a gradient.
+    pub max_grad_norm: f64,
+    /// What of it rests while it is not needed.
+    pub offload: Offload,
+}
+
+/// Why there is no critic.
+#[derive(Debug, thiserror::Error)]
+pub enum NoCritic {
+    /// Its adapter cannot be attached.
+    #[error("failed to attach the critic's adapter")]
+    Adapter(#[from] LoraError),
+    /// It cannot be optimized.
+    #[error("failed to prepare the critic's optimizer")]
+    Optimizer(#[from] OptimError),
+    /// The ranks could not share it.
+    #[error("failed to divide the critic among the ranks")]
+    Ranks(#[from] RankError),
+}
+
+/// A value function with its optimizer.
+#[derive(Debug)]
+pub struct Critic {
+    decoder: Decoder,
+    /// The value head, f32 `[d]`.
+    head_d: Tensor,
+    optimizer: AdamW,
+    loss_scale: LossScale,
+    options: CriticOptions,
+    outer_gradients: OuterGradients,
+    ranks: Ranks,
+    /// This rank's shards of trunk and head; `None` where every rank has the whole.
+    shards: Option<ShardedParameters>,
+}
+
+impl Critic {
+    /// A critic that begins as `actor` with a value head of zeros, so that it expects nothing at first. All
+    /// its weights are trained; or, with `lora`, an adapter of its own, drawn from `seed`, on the actor's
+    /// very base weights. It is in shards where the actor is: then all ranks take part. `ranks` are the
+    /// actor's, in streams as the critic's passes have them.
+    ///
+    /// # Errors
+    /// [`NoCritic`].
+    pub fn beginning_as(
+        actor: &Actor,
+        lora: Option<(&LoraSpec, u64)>,
+        options: CriticOptions,
+        ranks: Ranks,
+    ) -> Result<Self, NoCritic> {
+        let decoder = trunk(&actor.decoder, lora, actor.shards().is_some())?;
+        let hidden = decoder.config.hidden_size as i64;
+        let head_d = Tensor::zeros([hidden], (Kind::Float, decoder.device())).set_requires_grad(true);
+        let shards =
+            actor.shards().map(|base| shards(&decoder, &head_d, base, lora.is_some(), &options.offload));
+        let shards = shards.transpose()?;
+        let trained = match &shards {
+            Some(shards) => shards.pieces(),
+            None => named(decoder.trainable_parameters().into_iter().chain([head(&head_d)])).collect(),
+        };
+        let optimizer = options.offload.optimizer(trained, options.optimizer)?;
+        let outer_gradients = OuterGradients::new(&decoder);
+        let loss_scale = LossScale::of(decoder.compute_kind());
+        Ok(Self { decoder, head_d, optimizer, loss_scale, options, outer_gradients, ranks, shards })
+    }
+
+    /// Steps in which only the critic learns.
+    pub fn warmup_steps(&self) -> u64 {
+        self.options.critic.warmup_steps.into()
+    }
+
+    /// The value of every completion token of `batch`, in micro-batches of at most `max_tokens` tokens.
+    ///
+    /// # Errors
+    /// When a sequence alone is longer than `max_tokens`, or a rank is lost.
+    pub fn values(&self, batch: &Batch, max_tokens: usize) -> Result<Vec<f64>, ActorError> {
+        let of_hidden =
+            |predicting_cd: &Tensor, _: &MicroBatch| scoring::TokenNumbers::of(&self.head(predicting_cd));
+        let [values] =
+            scoring::of_batch(self.model(), &self.ranks, batch, Adapter::On, max_tokens, of_hidden)?;
+        Ok(values)
+    }
+
+    fn model(&self) -> islands::Model<'_> {
+        islands::Model { decoder: &self.decoder, shards: self.shards.as_ref(), stream: self.ranks.stream() }
+    }
+
+    /// What it trains.
+    pub(crate) fn trained(&mut self) -> Trained<'_> {
+        let (optimizer, loss_scale) = (&mut self.optimizer, &mut self.loss_scale);
+        Trained { optimizer, loss_scale, shards: self.shards.as_ref(), ranks: &self.ranks }
+    }
+
+    /// By what its losses are multiplied before the backward pass.
+    pub fn loss_scale(&self) -> LossScale {
+        self.loss_scale
+    }
+
+    /// Goes on with the scale of a checkpoint, where that and this critic compute in half precision.
+    pub(crate) fn resume_loss_scale(&mut self, saved: Option<LossScale>) {
+        resume_loss_scale(&mut self.loss_scale, saved);
+    }
+
+    /// Values of hidden states `[c, d]`: f32 `[c]`.
+    fn head(&self, predicting_cd: &Tensor) -> Tensor {
+        predicting_cd.to_kind(Kind::Float).mv(&self.head_d)
+    }
+
+    /// Adds the gradient of what `derivative_of` makes of one micro-batch's values: on every rank of its
+    /// stream it gets the value of each completion token, and returns the loss's derivative by each beside
+    /// what it counts. On a GPU it is called in the order of the stream, and nobody waits for it.
+    fn accumulate<S: Send + 'static>(
+        &mut self,
+        micro_batch: &MicroBatch,
+        derivative_of: impl FnOnce(&[f64]) -> Result<(Vec<f64>, S), LossError> + Send + 'static,
+    ) -> Result<PendingSums<S>, ActorError> {
+        let context = self.decoder.context(&micro_batch.input, Adapter::On);
+        let keep = islands::Keep {
+            inputs_only: self.options.activation_checkpointing,
+            embedding_gradient: self.outer_gradients.wants_embedding(),
+            rest_in: self.options.offload.activations(),
+        };
+        let model = self.model();
+        let tape = islands::forward(model, &micro_batch.input, &context, keep)?;
+        model.begin_outer_gradient();
+        let normed_td = tape.normed_td.detach();
+        let predicting_cd = normed_td.index_select(0, &micro_batch.predictors_c).set_requires_grad(true);
+        let values_c = self.head(&predicting_cd);
+        let (mut pending, factor) = (PendingSums::default(), self.loss_scale.factor());
+        let derivative_c = match values_c.device().is_cuda() && self.ranks.stream().is_none() {
+            true => pending.in_stream(&values_c.detach(), micro_batch, factor, derivative_of)?,
+            false => {
+                let own_values = values_c.detach().to_device(Device::Cpu);
+                let mut values = micro_batch.spread(rlt_torch::f32_slice(&own_values)?);
+                self.ranks.sum_over_stream(&mut values)?;
+                let derivatives = micro_batch.own(&pending.here(derivative_of(&values)?));
+                Tensor::from_slice(&scaled(&derivatives, factor)).to_device(values_c.device())
+            }
+        };
+        rlt_torch::backward(&values_c, &derivative_c);
+        let grad_normed_td = normed_td.zeros_like();
+        let _ =
+            grad_normed_td.shallow_clone().index_add_(0, &micro_batch.predictors_c, &predicting_cd.grad());
+        let grad_embedded = islands::backward_through(model, tape, &context, &grad_normed_td)?;
+        if let Some(grad_td) = grad_embedded {
+            self.outer_gradients.scatter_embedding(&self.decoder, &micro_batch.input.tokens, &grad_td);
+        }
+        model.leave()?;
+        model.end_outer_gradient()?;
+        Ok(pending)
+    }
+
+    /// This rank's part of everything that a checkpoint keeps of it: all of it where every rank has the
+    /// whole. The tensors share memory with the critic, or lie where its moments rest.
+    ///
+    /// # Errors
+    /// Moments that rest cannot be read.
+    pub fn state_tensors(&self) -> Result<Vec<(String, Tensor)>, rlt_torch::Error> {
+        let state = self.optimizer.state_tensors()?;
+        Ok(self.optimizer.parameters().into_iter().chain(state).collect())
+    }
+
+    /// Whether `checkpoint` holds a critic.
+    pub fn is_in(checkpoint: &Checkpoint) -> bool {
+        checkpoint.contains(VALUE_HEAD)
+    }
+
+    /// Takes over the critic of a checkpoint, whatever number of ranks saved it.
+    ///
+    /// # Errors
+    /// The checkpoint lacks a tensor, or one has another shape.
+    pub fn load(&mut self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
+        self.trained().restore(checkpoint)
+    }
+}
+
+/// The actor's decoder for another end: with the values that it has, or where the ranks share it in outline.
+fn trunk(actor: &Decoder, lora: Option<(&LoraSpec, u64)>, is_shared: bool) -> Result<Decoder, NoCritic> {
+    let Some((lora, seed)) = lora else {
+        return Ok(if is_shared { actor.trunk_outline() } else { actor.trained_trunk() });
+    };
+    let mut trunk = actor.shared_trunk();
+    trunk.attach_lora_spec(lora, seed)?;
+    Ok(trunk)
+}
+
+/// This rank's shards of a trunk and its head, with the actor's values; below an adapter they are the actor's
+/// own.
+fn shards(
+    trunk: &Decoder,
+    head_d: &Tensor,
+    base: &ShardedParameters,
+    has_adapter: bool,
+    offload: &Offload,
+) -> Result<ShardedParameters, NoCritic> {
+    let (layers, mut outer) = trunk.parameters_by_layer();
+    outer.push(head(head_d));
+    let trained =
+        |part: NamedTensors| named(part.into_iter().filter(|(_, leaf)| leaf.requires_grad())).collect();
+    let parts = (layers.into_iter().map(trained).collect(), trained(outer));
+    if has_adapter {
+        return Ok(ShardedParameters::beside(base, parts, offload.parameters())?);
+    }
+    let own = ShardedParameters::of_parts(parts, base.ranks(), base.compute_kind(), offload.parameters())?;
+    own.copy_from(base, |name| name.strip_prefix(PREFIX).unwrap_or(name))?;
+    Ok(own)
+}
+
+fn head(head_d: &Tensor) -> (String, Tensor) {
+    ("value_head.weight".to_owned(), head_d.shallow_clone())
+}
+
+/// Parameters under the critic's names.
+fn named(parameters: impl IntoIterator<Item = (String, Tensor)>) -> impl Iterator<Item = (String, Tensor)> {
+    parameters.into_iter().map(|(name, tensor)| (format!("{PREFIX}{name}"), tensor))
+}

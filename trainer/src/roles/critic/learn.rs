@@ -1,0 +1,219 @@
+//! How the critic learns from a batch: as many updates as the actor takes, on the same rollout groups.
+
+use rlt_core::batch::Batch;
+use rlt_core::loss::{Aggregation, Denominators, LossError, ValueLossInputs, value_loss};
+use rlt_core::metrics::{Metrics, summarize};
+use rlt_core::packing::PackingError;
+
+use super::Critic;
+use super::pending::PendingSums;
+use crate::parallel::RankError;
+use crate::roles::actor::{ActorError, MicroBatch};
+use crate::roles::optim::StepOutcome;
+use crate::roles::update::{Portions, group_ranges};
+
+/// Why the critic could not learn.
+#[derive(Debug, thiserror::Error)]
+pub enum CriticError {
+    /// The batch has no values or no returns.
+    #[error("the batch has no {0} for the critic")]
+    Missing(&'static str),
+    /// The batch can not be split under the token budget.
+    #[error("failed to split the batch into the critic's micro-batches")]
+    Packing(#[from] PackingError),
+    /// The loss does not fit the batch.
+    #[error("failed to evaluate the value loss")]
+    Loss(#[from] LossError),
+    /// The critic's forward or backward pass failed, or its optimizer.
+    #[error("failed to compute or apply the critic's gradients")]
+    Compute(#[from] ActorError),
+    /// The ranks could not work together.
+    #[error("failed to add up the critic's gradients of all ranks")]
+    Ranks(#[from] RankError),
+}
+
+/// What the critic's updates of one step did.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CriticReport {
+    /// Sum of the losses of all updates.
+    loss: f64,
+    /// Sum of the predictions of all tokens that count, in all updates.
+    prediction_sum: f64,
+    num_clipped: f64,
+    num_tokens: f64,
+    /// Gradient norms before clipping, one for each applied update.
+    grad_norms: Vec<f64>,
+    /// Updates that were skipped because a gradient was not finite.
+    pub num_skipped: usize,
+    /// Updates that were skipped because a scaled gradient overflowed.
+    num_overflows: usize,
+    /// The scale of the losses after the updates, where it follows gradients.
+    loss_scale: Option<f64>,
+    learning_rate: f64,
+}
+
+impl CriticReport {
+    /// verl's names: `critic/vf_loss`, `critic/vf_clipfrac`, `critic/vpred_mean`, `critic/grad_norm`,
+    /// `critic/lr`; in half precision `critic/loss_scale` and `critic/num_overflows`.
+    pub fn metrics(&self) -> Metrics {
+        let num_updates = (self.grad_norms.len() + self.num_skipped + self.num_overflows).max(1) as f64;
+        let num_tokens = self.num_tokens.max(1.0);
+        let mut metrics = Metrics::from([
+            ("critic/vf_loss".into(), self.loss / num_updates),
+            ("critic/vf_clipfrac".into(), self.num_clipped / num_tokens),
+            ("critic/vpred_mean".into(), self.prediction_sum / num_tokens),
+            ("critic/lr".into(), self.learning_rate),
+        ]);
+        if !self.grad_norms.is_empty() {
+            let mean = self.grad_norms.iter().sum::<f64>() / self.grad_norms.len() as f64;
+            metrics.insert("critic/grad_norm".into(), mean);
+        }
+        if let Some(factor) = self.loss_scale {
+            metrics.insert("critic/loss_scale".into(), factor);
+            metrics.insert("critic/num_overflows".into(), self.num_overflows as f64);
+        }
+        metrics
+    }
+}
+
+/// `critic/values`, `critic/returns`, and the share of the returns' variance that the values explain,
+/// `critic/vf_explained_var`, over the tokens that count.
+pub fn value_metrics(batch: &Batch) -> Metrics {
+    let mut metrics = Metrics::new();
+    let (Some(values), Some(returns)) = (&batch.values, &batch.returns) else { return metrics };
+    let counted: Vec<usize> = batch.rows.valid(0..batch.rows.num_tokens()).collect();
+    summarize(&mut metrics, "critic/values", counted.iter().map(|token| values[*token]));
+    summarize(&mut metrics, "critic/returns", counted.iter().map(|token| returns[*token]));
+    let errors = counted.iter().map(|token| returns[*token] - values[*token]);
+    let unexplained = variance(errors) / (variance(counted.iter().map(|token| returns[*token])) + 1e-5);
+    metrics.insert("critic/vf_explained_var".into(), 1.0 - unexplained);
+    metrics
+}
+
+/// With Bessel's correction, as torch's; 0 for fewer than two numbers.
+fn variance(numbers: impl Iterator<Item = f64> + Clone) -> f64 {
+    let count = numbers.clone().count() as f64;
+    if count < 2.0 {
+        return 0.0;
+    }
+    let mean = numbers.clone().sum::<f64>() / count;
+    numbers.map(|number| (number - mean).powi(2)).sum::<f64>() / (count - 1.0)
+}
+
+impl Critic {
+    /// Learns from `batch`, whose values and returns are filled in, in `portions`.
+    ///
+    /// # Errors
+    /// [`CriticError`]; weights are those after the last applied update.
+    pub fn learn(&mut self, batch: &Batch, portions: Portions) -> Result<CriticReport, CriticError> {
+        let targets = Targets {
+            values: batch.values.as_deref().ok_or(CriticError::Missing("values"))?,
+            returns: batch.returns.as_deref().ok_or(CriticError::Missing("returns"))?,
+        };
+        let learning_rate = self.options.critic.learning_rate;
+        let mut report = CriticReport { learning_rate, ..CriticReport::default() };
+        for _ in 0..portions.num_epochs {
+            for rows in group_ranges(batch, portions.groups_per_update) {
+                self.update(batch, &rows.collect::<Vec<_>>(), portions.max_tokens, targets, &mut report)?;
+            }
+        }
+        report.loss_scale = self.loss_scale.is_dynamic().then(|| self.loss_scale.factor());
+        let mut sums = vec![report.loss, report.prediction_sum, report.num_clipped, report.num_tokens];
+        self.ranks.sum(&mut [&mut sums])?;
+        [report.loss, report.prediction_sum, report.num_clipped, report.num_tokens] =
+            [sums[0], sums[1], sums[2], sums[3]];
+        Ok(report)
+    }
+
+    /// One optimizer update on the rows `row_idxs`.
+    fn update(
+        &mut self,
+        batch: &Batch,
+        row_idxs: &[usize],
+        max_tokens: usize,
+        targets: Targets<'_>,
+        report: &mut CriticReport,
+    ) -> Result<(), CriticError> {
+        let denominators = Denominators::of(&batch.micro_rows(row_idxs));
+        let own = MicroBatch::share(batch, row_idxs, &self.decoder, max_tokens, &self.ranks)?;
+        let mut pending = Vec::new();
+        for micro_batch in self.model().passes(&self.ranks, own)? {
+            match micro_batch {
+                Some(micro_batch) => {
+                    pending.push(self.learn_micro_batch(batch, &micro_batch, targets, &denominators)?)
+                }
+                None => self.model().pass_by_with_gradients()?,
+            }
+        }
+        let max_grad_norm = self.options.max_grad_norm;
+        self.trained().sum_gradients()?;
+        // Reads the gradients' norm: what is pending is over then.
+        let outcome = self.trained().apply(report.learning_rate, max_grad_norm).map_err(ActorError::from);
+        match outcome? {
+            StepOutcome::Applied { grad_norm } => report.grad_norms.push(grad_norm),
+            StepOutcome::SkippedNonFinite => report.num_skipped += 1,
+            StepOutcome::SkippedOverflow => report.num_overflows += 1,
+        }
+        let counts = self.ranks.counts_for_stream();
+        for pending in pending {
+            let sums = pending.finish()?;
+            if counts {
+                report.add(&sums);
+            }
+        }
+        Ok(())
+    }
+
+    fn learn_micro_batch(
+        &mut self,
+        batch: &Batch,
+        micro_batch: &MicroBatch,
+        targets: Targets<'_>,
+        denominators: &Denominators,
+    ) -> Result<PendingSums<MicroSums>, CriticError> {
+        let (rows, denominators) = (micro_batch.rows.clone(), *denominators);
+        let old_values = batch.gather(&micro_batch.row_idxs, targets.values);
+        let returns = batch.gather(&micro_batch.row_idxs, targets.returns);
+        let clip = self.options.critic.value_clip;
+        let derivative_of = move |predictions: &[f64]| {
+            let inputs =
+                ValueLossInputs { rows: &rows, predictions, old_values: &old_values, returns: &returns };
+            let loss = value_loss(&inputs, clip, Aggregation::TokenMean, &denominators)?;
+            let counted = rows.valid(0..rows.num_tokens());
+            let sums = MicroSums {
+                loss: loss.loss,
+                num_clipped: loss.num_clipped as f64,
+                prediction_sum: counted.map(|token| predictions[token]).sum::<f64>(),
+                num_tokens: rows.num_valid_tokens() as f64,
+            };
+            Ok((loss.gradient, sums))
+        };
+        Ok(self.accumulate(micro_batch, derivative_of)?)
+    }
+}
+
+/// What a micro-batch adds to the report.
+struct MicroSums {
+    loss: f64,
+    num_clipped: f64,
+    prediction_sum: f64,
+    num_tokens: f64,
+}
+
+impl CriticReport {
+    fn add(&mut self, sums: &MicroSums) {
+        self.loss += sums.loss;
+        self.num_clipped += sums.num_clipped;
+        self.prediction_sum += sums.prediction_sum;
+        self.num_tokens += sums.num_tokens;
+    }
+}
+
+/// What the critic learns from: one number for each token of the batch.
+#[derive(Clone, Copy)]
+struct Targets<'a> {
+    /// What it said before.
+    values: &'a [f64],
+    /// What it should have said.
+    returns: &'a [f64],
+}

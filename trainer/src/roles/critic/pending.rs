@@ -1,0 +1,68 @@
+//! What a micro-batch adds to the critic's report, once its loss is known: at once, or on a GPU when the
+//! stream is past it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rlt_core::loss::LossError;
+use rlt_torch::HostCalls;
+use tch::Tensor;
+
+use super::CriticError;
+use crate::roles::actor::{ActorError, MicroBatch, scaled};
+
+/// Sums of one micro-batch.
+pub(super) struct PendingSums<S> {
+    calls: HostCalls,
+    sums: Sums<S>,
+}
+
+/// `None` until the loss was evaluated.
+type Sums<S> = Arc<Mutex<Option<Result<S, LossError>>>>;
+
+impl<S> Default for PendingSums<S> {
+    fn default() -> Self {
+        Self { calls: HostCalls::new(), sums: Arc::default() }
+    }
+}
+
+fn keep<S>(sums: &Sums<S>, evaluated: Result<(Vec<f64>, S), LossError>) -> Vec<f64> {
+    let (derivatives, kept) = match evaluated {
+        Ok((derivatives, counted)) => (derivatives, Ok(counted)),
+        Err(error) => (Vec::new(), Err(error)),
+    };
+    *sums.lock().unwrap_or_else(PoisonError::into_inner) = Some(kept);
+    derivatives
+}
+
+impl<S: Send + 'static> PendingSums<S> {
+    /// Keeps what was evaluated here, but for the derivatives.
+    pub(super) fn here(&mut self, evaluated: (Vec<f64>, S)) -> Vec<f64> {
+        keep(&self.sums, Ok(evaluated))
+    }
+
+    /// Lets the stream call `derivative_of` with the values of a micro-batch, f32 `[c]` on a GPU; the
+    /// derivatives by them.
+    pub(super) fn in_stream(
+        &mut self,
+        values_c: &Tensor,
+        micro_batch: &MicroBatch,
+        factor: f64,
+        derivative_of: impl FnOnce(&[f64]) -> Result<(Vec<f64>, S), LossError> + Send + 'static,
+    ) -> Result<Tensor, rlt_torch::Error> {
+        let (predicted, num_tokens) = (micro_batch.predicted.clone(), micro_batch.rows.num_tokens());
+        let sums = Arc::clone(&self.sums);
+        self.calls.compute(values_c, values_c.numel(), move |values, derivatives| {
+            let all = keep(&sums, derivative_of(&predicted.spread(values, num_tokens)));
+            if !all.is_empty() {
+                derivatives.copy_from_slice(&scaled(&predicted.own(&all), factor));
+            }
+        })
+    }
+
+    /// The sums; waits for the stream where it is not past them.
+    pub(super) fn finish(mut self) -> Result<S, CriticError> {
+        self.calls.wait().map_err(ActorError::from)?;
+        let sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner).take();
+        Ok(sums.ok_or(ActorError::LossPanicked)??)
+    }
+}

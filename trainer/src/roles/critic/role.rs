@@ -1,0 +1,82 @@
+//! The critic as a role: made of the actor before the first step, then batches in, values and updates out.
+
+use std::rc::Rc;
+
+use rlt_api::spec::LoraSpec;
+use rlt_core::batch::Batch;
+
+use super::{Critic, CriticOptions, NoCritic, value_metrics};
+use crate::observe::tracking::console::Phase;
+use crate::parallel::Ranks;
+use crate::roles::StepError;
+use crate::roles::actor::ActorRole;
+use crate::roles::step_context::StepContext;
+use crate::roles::update::Portions;
+
+/// The value function.
+pub struct CriticRole {
+    /// `None` before the first step, and for algorithms without one.
+    pub(crate) critic: Option<Critic>,
+    /// What it is made of; `None` for algorithms without one.
+    pub(crate) plan: Option<CriticPlan>,
+    pub(crate) portions: Portions,
+    /// Most tokens of a pass without gradients on one rank.
+    pub(crate) max_logprob_tokens: usize,
+    pub(crate) context: Rc<StepContext>,
+}
+
+/// What a critic is made of, beside the actor.
+#[derive(Clone, Debug)]
+pub(crate) struct CriticPlan {
+    pub options: CriticOptions,
+    /// Its adapter, and the seed of that.
+    pub lora: Option<(LoraSpec, u64)>,
+    pub ranks: Ranks,
+}
+
+impl CriticRole {
+    /// Makes a critic of the actor's present weights, where the algorithm needs one and has none.
+    ///
+    /// # Errors
+    /// [`NoCritic`].
+    pub(crate) fn begin(&mut self, actor: &ActorRole) -> Result<(), NoCritic> {
+        let Some(plan) = self.plan.as_ref().filter(|_| self.critic.is_none()) else { return Ok(()) };
+        let lora = plan.lora.as_ref().map(|(spec, seed)| (spec, *seed));
+        let (options, ranks) = (plan.options.clone(), plan.ranks.clone());
+        self.critic = Some(Critic::beginning_as(&actor.actor, lora, options, ranks)?);
+        Ok(())
+    }
+
+    /// Whether the present step trains the critic alone.
+    pub fn is_warming_up(&self) -> bool {
+        let step = self.context.position().num_done;
+        self.critic.as_ref().is_some_and(|critic| step < critic.warmup_steps())
+    }
+
+    /// Fills in the value of every completion token.
+    ///
+    /// # Errors
+    /// [`StepError::Actor`], [`StepError::WithoutCritic`].
+    pub fn value(&self, mut batch: Batch) -> Result<Batch, StepError> {
+        let critic = self.critic.as_ref().ok_or(StepError::WithoutCritic)?;
+        self.context.end_sampling()?;
+        let values = self.context.measure("values", || critic.values(&batch, self.max_logprob_tokens))?;
+        batch.values = Some(values);
+        Ok(batch)
+    }
+
+    /// Fits the values to the returns of `batch`, in as many updates as the actor takes.
+    ///
+    /// # Errors
+    /// [`StepError::Critic`]; weights are those after the last applied update.
+    pub fn update(&mut self, batch: &Batch) -> Result<(), StepError> {
+        let critic = self.critic.as_mut().ok_or(StepError::WithoutCritic)?;
+        self.context.end_sampling()?;
+        self.context.watch().begin_phase(Phase::Update, 0);
+        let report = self.context.measure("update_critic", || critic.learn(batch, self.portions))?;
+        self.context.record_update("critic", batch, report.num_skipped);
+        self.context.record(value_metrics(batch));
+        self.context.record(report.metrics());
+        Ok(())
+    }
+}

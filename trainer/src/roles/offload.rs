@@ -1,0 +1,49 @@
+//! What of a role rests away from its device while it is not needed, and where: the same for actor and
+//! critic. How it comes and goes is told by those who need it, [`crate::roles::optim`], [`crate::parallel`]
+//! and [`crate::roles::actor`].
+
+use std::path::{Path, PathBuf};
+
+use rlt_api::spec::OffloadSpec;
+use tch::Tensor;
+
+use crate::roles::optim::{AdamW, AdamWOptions, OptimError};
+
+/// What rests, and the folder whose nameless files hold it where the host's memory is the device's.
+#[derive(Clone, Debug, Default)]
+pub struct Offload {
+    spec: OffloadSpec,
+    folder: PathBuf,
+}
+
+impl Offload {
+    /// What the manifest says, in a run's folder.
+    pub fn new(spec: OffloadSpec, folder: &Path) -> Self {
+        Self { spec, folder: folder.to_owned() }
+    }
+
+    /// Where parameters rest between the parts of a pass; `None` where they stay.
+    pub fn parameters(&self) -> Option<&Path> {
+        self.spec.parameters.then_some(&self.folder)
+    }
+
+    /// Where the inputs of layers rest between forward and backward pass; `None` where they stay.
+    pub fn activations(&self) -> Option<&Path> {
+        self.spec.activations.then_some(&self.folder)
+    }
+
+    /// The optimizer of a role's trained parameters.
+    ///
+    /// # Errors
+    /// As [`AdamW::with_resting_moments`].
+    pub fn optimizer(
+        &self,
+        trained: Vec<(String, Tensor)>,
+        options: AdamWOptions,
+    ) -> Result<AdamW, OptimError> {
+        match self.spec.optimizer {
+            true => AdamW::with_resting_moments(trained, options, &self.folder),
+            false => AdamW::new(trained, options),
+        }
+    }
+}

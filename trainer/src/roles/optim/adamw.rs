@@ -1,0 +1,478 @@
+//! AdamW with decoupled weight decay (Loshchilov & Hutter, arXiv:1711.05101), step by step as
+//! `torch.optim.AdamW` computes it. Where its moments rest between steps they come and go with their
+//! parameter, one after the other.
+
+mod fused;
+mod moments;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use rlt_torch::{AdamWStep, RestingPlace};
+use tch::{Kind, Tensor};
+
+use self::moments::{Departed, Moments};
+use super::{OptimError, StepOutcome};
+use crate::storage::checkpoint::{Checkpoint, CheckpointError};
+
+/// Everything but the learning rate, which comes with each step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamWOptions {
+    /// Decay rates of the first and the second moment, each in [0, 1).
+    pub betas: (f64, f64),
+    /// Added to the root of the second moment, > 0.
+    pub epsilon: f64,
+    /// Each step takes `learning_rate * weight_decay` of a parameter away, independently of its gradient; of
+    /// norms and biases nothing, which are told by their names as transformers' `Trainer` tells them.
+    pub weight_decay: f64,
+}
+
+impl Default for AdamWOptions {
+    /// The values of `torch.optim.AdamW`.
+    fn default() -> Self {
+        Self { betas: (0.9, 0.999), epsilon: 1e-8, weight_decay: 0.01 }
+    }
+}
+
+/// AdamW over a fixed list of named leaves. Moments are float32 whatever the parameters' kind.
+#[derive(Debug)]
+pub struct AdamW {
+    options: AdamWOptions,
+    parameters: Vec<Parameter>,
+}
+
+#[derive(Debug)]
+struct Parameter {
+    name: String,
+    leaf: Tensor,
+    moments: Moments,
+    /// Whether weight decay takes part of it away.
+    decays: bool,
+    /// Steps that updated this parameter; one without a gradient is passed over, as in torch.
+    num_steps: i64,
+}
+
+/// What one step does to every parameter.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Clipped {
+    learning_rate: f64,
+    /// Multiplies gradients.
+    scale: f64,
+}
+
+impl Clipped {
+    /// A step at `learning_rate` whose gradients together have the norm `grad_norm`, which is brought down to
+    /// `max_grad_norm`; `None` where it is not finite and the step must be skipped.
+    pub(crate) fn at_norm(grad_norm: f64, learning_rate: f64, max_grad_norm: Option<f64>) -> Option<Self> {
+        let scale = max_grad_norm.map_or(1.0, |max| clip_coefficient(grad_norm, max));
+        grad_norm.is_finite().then_some(Self { learning_rate, scale })
+    }
+
+    /// The same for gradients that are `factor` times as large.
+    pub(crate) fn of_scaled(self, factor: f64) -> Self {
+        Self { scale: self.scale / factor, ..self }
+    }
+}
+
+impl AdamW {
+    /// Takes the leaves to train, with zero moments beside each on the same device.
+    ///
+    /// # Errors
+    /// Two parameters share a name, or the moments cannot be allocated.
+    pub fn new(parameters: Vec<(String, Tensor)>, options: AdamWOptions) -> Result<Self, OptimError> {
+        Self::with_moments(parameters, options, None)
+    }
+
+    /// The same where moments rest between steps: those of a parameter are there while it and the one before
+    /// it are updated, else in pinned memory of the host, or on the CPU in a nameless file of `folder`.
+    ///
+    /// # Errors
+    /// As [`Self::new`], or the file cannot be written, for instance on a full disk.
+    pub fn with_resting_moments(
+        parameters: Vec<(String, Tensor)>,
+        options: AdamWOptions,
+        folder: &Path,
+    ) -> Result<Self, OptimError> {
+        let Some((_, first)) = parameters.first() else { return Self::new(parameters, options) };
+        let place =
+            RestingPlace::new(folder, first.device()).map_err(|source| OptimError::Rest { source })?;
+        Self::with_moments(parameters, options, Some(place))
+    }
+
+    fn with_moments(
+        parameters: Vec<(String, Tensor)>,
+        options: AdamWOptions,
+        mut place: Option<RestingPlace>,
+    ) -> Result<Self, OptimError> {
+        let mut names = BTreeSet::new();
+        if let Some((name, _)) = parameters.iter().find(|(name, _)| !names.insert(name.clone())) {
+            return Err(OptimError::DuplicateParameter { name: name.clone() });
+        }
+        let parameters = parameters.into_iter().map(|named| Parameter::new(named, place.as_mut()));
+        let parameters = parameters.collect::<Result<_, _>>()?;
+        Ok(Self { options, parameters })
+    }
+
+    /// Applies the accumulated gradients. They are scaled together so that their L2 norm is at most
+    /// `max_grad_norm`; none clips nothing. They stay until [`clear_gradients`](Self::clear_gradients).
+    ///
+    /// # Errors
+    /// A gradient cannot be read or a parameter not be updated.
+    pub fn step(
+        &mut self,
+        learning_rate: f64,
+        max_grad_norm: Option<f64>,
+    ) -> Result<StepOutcome, OptimError> {
+        let grad_norm = self.grad_norm()?;
+        let Some(clipped) = Clipped::at_norm(grad_norm, learning_rate, max_grad_norm) else {
+            return Ok(StepOutcome::SkippedNonFinite);
+        };
+        self.update(&clipped, |_| true)?;
+        Ok(StepOutcome::Applied { grad_norm })
+    }
+
+    /// The L2 norm of all gradients together, which does not depend on the order of parameters.
+    ///
+    /// # Errors
+    /// A gradient cannot be read.
+    pub fn grad_norm(&self) -> Result<f64, OptimError> {
+        let of_one = |parameter: &Parameter| (parameter.name.clone(), parameter.leaf.grad());
+        let gradients: BTreeMap<String, Tensor> =
+            self.parameters.iter().map(of_one).filter(|(_, gradient)| gradient.defined()).collect();
+        rlt_torch::global_norm(gradients.values()).map_err(|source| OptimError::Norm { source })
+    }
+
+    /// Updates the parameters that have a gradient and whose name is `among` those wanted. The moments of the
+    /// next one are on their way meanwhile.
+    ///
+    /// # Errors
+    /// A parameter cannot be updated.
+    pub(crate) fn update(
+        &mut self,
+        clipped: &Clipped,
+        among: impl Fn(&str) -> bool,
+    ) -> Result<(), OptimError> {
+        let options = self.options;
+        let is_wanted =
+            |parameter: &&mut Parameter| parameter.leaf.grad().defined() && among(&parameter.name);
+        let wanted = self.parameters.iter_mut().filter(is_wanted);
+        let (together, one_by_one): (Vec<_>, Vec<_>) = wanted.partition(|parameter| parameter.is_fusible());
+        fused::update(&options, clipped, together)?;
+        let mut wanted = one_by_one.into_iter().map(Parameter::depart);
+        let mut next = wanted.next().transpose()?;
+        while let Some((parameter, departed)) = next {
+            let moments = departed.arrive().map_err(parameter.failed())?;
+            next = wanted.next().transpose()?;
+            parameter.step(&options, clipped, moments)?;
+        }
+        Ok(())
+    }
+
+    /// The leaves, by name and in their order. They share memory with the optimizer's.
+    pub fn parameters(&self) -> Vec<(String, Tensor)> {
+        let named = |parameter: &Parameter| (parameter.name.clone(), parameter.leaf.shallow_clone());
+        self.parameters.iter().map(named).collect()
+    }
+
+    /// The gradients of all parameters, in their order; a parameter that has none yet gets one of zeros. They
+    /// share memory with the leaves'.
+    pub fn gradients(&self) -> Vec<Tensor> {
+        let of_one = |parameter: &Parameter| {
+            if !parameter.leaf.grad().defined() {
+                rlt_torch::set_grad(&parameter.leaf, Some(&parameter.leaf.detach().zeros_like()));
+            }
+            parameter.leaf.grad()
+        };
+        self.parameters.iter().map(of_one).collect()
+    }
+
+    /// Frees every gradient.
+    pub fn clear_gradients(&mut self) {
+        self.parameters.iter().for_each(|parameter| rlt_torch::set_grad(&parameter.leaf, None));
+    }
+
+    /// Forgets moments and counts, as if no step had been taken.
+    ///
+    /// # Errors
+    /// Moments that rest cannot be written.
+    pub fn reset(&mut self) -> Result<(), OptimError> {
+        self.parameters.iter_mut().try_for_each(|parameter| {
+            parameter.num_steps = 0;
+            let forget = |moments: &[Tensor; 2]| {
+                moments.iter().for_each(|moment| drop(moment.shallow_clone().zero_()));
+                Ok::<_, rlt_torch::Error>(())
+            };
+            parameter.moments.change(forget).map_err(parameter.failed())
+        })
+    }
+
+    /// The moments and the count of steps of every parameter, for a checkpoint: `<name>.exp_avg` and
+    /// `<name>.exp_avg_sq`, float32 in the parameter's shape, and `<name>.num_steps`, one int64, each under
+    /// `optimizer.`. They share memory with the optimizer, or lie where its moments rest.
+    ///
+    /// # Errors
+    /// Moments that rest cannot be read.
+    pub fn state_tensors(&self) -> Result<Vec<(String, Tensor)>, rlt_torch::Error> {
+        let mut tensors = Vec::with_capacity(3 * self.parameters.len());
+        for parameter in &self.parameters {
+            let moments = moments::NAMES.into_iter().zip(parameter.moments.in_place()?);
+            tensors.extend(moments.map(|(part, moment)| (parameter.state_name(part), moment)));
+            tensors.push((parameter.state_name("num_steps"), Tensor::from(parameter.num_steps)));
+        }
+        Ok(tensors)
+    }
+
+    /// Takes over the moments and counts that [`state_tensors`](Self::state_tensors) gave to a checkpoint.
+    ///
+    /// # Errors
+    /// The checkpoint lacks a tensor of a parameter, or one has another shape.
+    pub fn load(&mut self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
+        self.load_moments(checkpoint, |_, state_name, moment| checkpoint.load_into(state_name, moment))
+    }
+
+    /// [`load`](Self::load) where the leaves are parts of what the checkpoint holds: `load_moment` gets the
+    /// parameter's name, the checkpoint's name of a moment, and the moment, in the leaf's shape.
+    ///
+    /// # Errors
+    /// The checkpoint lacks a count, or what `load_moment` fails with.
+    pub fn load_moments(
+        &mut self,
+        checkpoint: &Checkpoint,
+        mut load_moment: impl FnMut(&str, &str, &Tensor) -> Result<(), CheckpointError>,
+    ) -> Result<(), CheckpointError> {
+        self.parameters.iter_mut().try_for_each(|parameter| {
+            parameter.moments.change(|moments| {
+                let mut named = moments::NAMES.into_iter().zip(moments);
+                named.try_for_each(|(part, moment)| {
+                    load_moment(&parameter.name, &parameter.state_name(part), moment)
+                })
+            })?;
+            let num_steps = Tensor::from(0i64);
+            checkpoint.load_into(&parameter.state_name("num_steps"), &num_steps)?;
+            parameter.num_steps = num_steps.int64_value(&[]);
+            Ok(())
+        })
+    }
+}
+
+impl Parameter {
+    fn new((name, leaf): (String, Tensor), place: Option<&mut RestingPlace>) -> Result<Self, OptimError> {
+        let moments = Moments::zeros(&leaf, place)
+            .map_err(|source| OptimError::Moments { name: name.clone(), source })?;
+        Ok(Self { moments, decays: decays(&name), name, leaf, num_steps: 0 })
+    }
+
+    fn state_name(&self, part: &str) -> String {
+        format!("optimizer.{}.{part}", self.name)
+    }
+
+    fn failed(&self) -> impl FnOnce(rlt_torch::Error) -> OptimError + use<> {
+        let name = self.name.clone();
+        move |source| OptimError::Moments { name, source }
+    }
+
+    /// Lets the moments set out.
+    fn depart(&mut self) -> Result<(&mut Self, Departed), OptimError> {
+        let departed = self.moments.depart().map_err(self.failed())?;
+        Ok((self, departed))
+    }
+
+    fn next_step(&self, options: &AdamWOptions, clipped: &Clipped) -> AdamWStep {
+        AdamWStep {
+            learning_rate: clipped.learning_rate,
+            betas: options.betas,
+            epsilon: options.epsilon,
+            weight_decay: if self.decays { options.weight_decay } else { 0.0 },
+            grad_scale: clipped.scale,
+            step: self.num_steps + 1,
+        }
+    }
+
+    /// One update with the gradient.
+    fn step(
+        &mut self,
+        options: &AdamWOptions,
+        clipped: &Clipped,
+        mut moments: [Tensor; 2],
+    ) -> Result<(), OptimError> {
+        let step = self.next_step(options, clipped);
+        let failed = |name: &str, source| OptimError::Step { name: name.to_owned(), source };
+        if self.step_by_kernel(&moments, step).map_err(|source| failed(&self.name, source))? {
+            self.num_steps = step.step;
+            return self.moments.put_back(&moments).map_err(self.failed());
+        }
+        // Both share memory with their original where that is float32 already.
+        let wide = |tensor: &Tensor| tensor.f_detach()?.f_to_kind(Kind::Float);
+        let (values, gradient) = wide(&self.leaf)
+            .and_then(|values| Ok((values, wide(&self.leaf.grad())?)))
+            .map_err(OptimError::tensor("read parameter", &self.name))?;
+        self.update(values, &gradient, &mut moments, &step).map_err(|source| failed(&self.name, source))?;
+        self.moments.put_back(&moments).map_err(self.failed())
+    }
+
+    fn update(
+        &mut self,
+        mut values: Tensor,
+        gradient: &Tensor,
+        [exp_avg, exp_avg_sq]: &mut [Tensor; 2],
+        step: &AdamWStep,
+    ) -> Result<(), rlt_torch::Error> {
+        rlt_torch::adamw_step(&mut values, gradient, exp_avg, exp_avg_sq, step)?;
+        if self.leaf.kind() != Kind::Float {
+            tch::no_grad(|| self.leaf.copy_(&values));
+        }
+        self.num_steps = step.step;
+        Ok(())
+    }
+}
+
+/// Norms scale what passes through them, and biases shift it: neither has a size that could grow out of hand,
+/// and a norm at rest is 1 in most families, not 0.
+fn decays(name: &str) -> bool {
+    let is_spared = |part: &str| {
+        part == "bias" || part == "norm" || part.ends_with("_norm") || part.ends_with("layernorm")
+    };
+    !name.split('.').any(is_spared)
+}
+
+/// The factor that brings `grad_norm` down to `max_grad_norm`, at most 1. As
+/// `torch.nn.utils.clip_grad_norm_`, the small constant in it included.
+fn clip_coefficient(grad_norm: f64, max_grad_norm: f64) -> f64 {
+    (max_grad_norm / (grad_norm + 1e-6)).min(1.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use rlt_api::plan::model_config::{ModelConfig, TensorShape};
+    use tch::Device;
+
+    use super::*;
+
+    fn leaf(values: &[f32]) -> Tensor {
+        Tensor::from_slice(values).set_requires_grad(true)
+    }
+
+    fn optimizer(leaf: &Tensor) -> AdamW {
+        AdamW::new(vec![("w".into(), leaf.shallow_clone())], AdamWOptions::default()).expect("one parameter")
+    }
+
+    fn give_gradient(leaf: &Tensor, gradient: &[f32]) {
+        (leaf * Tensor::from_slice(gradient)).sum(Kind::Float).backward();
+    }
+
+    fn values(tensor: &Tensor) -> Vec<f32> {
+        Vec::try_from(tensor.detach().to_kind(Kind::Float)).expect("float32")
+    }
+
+    #[test]
+    fn a_non_finite_gradient_changes_nothing() {
+        for bad in [f32::NAN, f32::INFINITY] {
+            let leaf = leaf(&[1.0, -2.0]);
+            let mut optimizer = optimizer(&leaf);
+            give_gradient(&leaf, &[0.5, 0.5]);
+            optimizer.step(0.1, None).expect("finite");
+            let state = optimizer.state_tensors().expect("here");
+            let before: Vec<_> = state.iter().map(|(_, tensor)| tensor.copy()).collect();
+            let weights = values(&leaf);
+            optimizer.clear_gradients();
+            give_gradient(&leaf, &[bad, 1.0]);
+            assert_eq!(optimizer.step(0.1, Some(1.0)).expect("no error"), StepOutcome::SkippedNonFinite);
+            assert_eq!(values(&leaf), weights);
+            let after = optimizer.state_tensors().expect("here");
+            assert!(before.iter().zip(&after).all(|(before, (_, after))| before.equal(after)));
+        }
+    }
+
+    #[test]
+    fn the_norm_is_measured_before_clipping() {
+        let leaf = leaf(&[0.0, 0.0]);
+        let mut optimizer = optimizer(&leaf);
+        give_gradient(&leaf, &[3.0, 4.0]);
+        let outcome = optimizer.step(0.1, Some(1.0)).expect("finite");
+        assert_eq!(outcome, StepOutcome::Applied { grad_norm: 5.0 });
+    }
+
+    #[test]
+    fn narrow_parameters_have_wide_moments() {
+        let leaf = Tensor::ones([3], (Kind::BFloat16, Device::Cpu)).set_requires_grad(true);
+        let mut optimizer = optimizer(&leaf);
+        (&leaf * 2.0).sum(Kind::BFloat16).backward();
+        optimizer.step(0.25, None).expect("finite");
+        assert_eq!(leaf.kind(), Kind::BFloat16);
+        // The first step moves by the learning rate, and decay takes a hundredth of that: 0.7475 before
+        // rounding.
+        assert_eq!(values(&leaf), [0.746_093_75; 3]);
+        let state = optimizer.state_tensors().expect("here");
+        assert!(state[..2].iter().all(|(_, tensor)| tensor.kind() == Kind::Float));
+    }
+
+    /// A step without a gradient is decay alone.
+    #[test]
+    fn matrices_decay_and_norms_and_biases_do_not() {
+        let config = ModelConfig::from_json(&serde_json::json!({
+            "architectures": ["Qwen3ForCausalLM"], "vocab_size": 5, "hidden_size": 4, "intermediate_size": 6,
+            "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 2,
+            "attention_bias": true, "tie_word_embeddings": false,
+        }));
+        let ones = |shape: &[i64]| Tensor::ones(shape, (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let named = |tensor: TensorShape| {
+            let shape: Vec<i64> = tensor.shape.iter().map(|len| *len as i64).collect();
+            (tensor.name, ones(&shape))
+        };
+        let mut leaves: Vec<_> = config.expect("a model").tensors().into_iter().map(named).collect();
+        let adapter = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight";
+        leaves.extend([(adapter.to_owned(), ones(&[2, 4])), ("critic.value_head.weight".into(), ones(&[4]))]);
+        let of = |(name, leaf): &(String, Tensor)| (name.clone(), leaf.shallow_clone());
+        let options = AdamWOptions { weight_decay: 0.5, ..AdamWOptions::default() };
+        let mut optimizer = AdamW::new(leaves.iter().map(of).collect(), options).expect("named once");
+        optimizer.gradients();
+        optimizer.step(0.5, None).expect("finite");
+        for (name, leaf) in &leaves {
+            // A piece of a matrix is flat too: its name decides.
+            let expected = if leaf.dim() == 2 || name.contains("value_head") { 0.75 } else { 1.0 };
+            assert!(values(&leaf.reshape([-1])).iter().all(|value| *value == expected), "{name}");
+        }
+        assert!(leaves.iter().filter(|(_, leaf)| leaf.dim() == 1).count() > 6);
+    }
+
+    #[test]
+    fn moments_that_rest_are_those_that_stay_and_can_be_forgotten() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let trained = |rests: bool| {
+            let leaves = [leaf(&[1.0, -2.0, 3.0]), leaf(&[]), leaf(&[0.5])];
+            let named = |(idx, leaf): (usize, &Tensor)| (format!("w{idx}"), leaf.shallow_clone());
+            let named = leaves.iter().enumerate().map(named).collect();
+            let mut optimizer = match rests {
+                true => AdamW::with_resting_moments(named, AdamWOptions::default(), folder.path()),
+                false => AdamW::new(named, AdamWOptions::default()),
+            }
+            .expect("room");
+            for step in 1..4 {
+                // The last one has no gradient in every step.
+                give_gradient(&leaves[0], &[0.3, 0.1, -0.2]);
+                if step != 2 {
+                    give_gradient(&leaves[2], &[step as f32]);
+                }
+                optimizer.step(0.1, Some(0.4)).expect("finite");
+                optimizer.clear_gradients();
+            }
+            let state = |optimizer: &AdamW| -> Vec<Vec<f32>> {
+                let state = optimizer.state_tensors().expect("there");
+                state.iter().map(|(_, tensor)| values(&tensor.reshape([-1]))).collect()
+            };
+            let (weights, learned) = (leaves.each_ref().map(values), state(&optimizer));
+            optimizer.reset().expect("written");
+            assert!(state(&optimizer).concat().iter().all(|number| *number == 0.0));
+            (weights, learned)
+        };
+        assert_eq!(trained(true), trained(false));
+        assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0, "nothing is left");
+    }
+
+    #[test]
+    fn two_parameters_of_one_name_are_refused() {
+        let twice = vec![("w".to_owned(), leaf(&[1.0])), ("w".to_owned(), leaf(&[1.0]))];
+        let error = AdamW::new(twice, AdamWOptions::default()).expect_err("refused");
+        assert!(matches!(error, OptimError::DuplicateParameter { .. }));
+    }
+}

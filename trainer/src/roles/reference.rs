@@ -1,0 +1,191 @@
+//! The reference: the policy that the actor is held near. With an adapter it is the actor without it; without
+//! one it is a frozen copy, in shards where the actor is, which on the CPU lies in a file while nobody reads
+//! it. What it is compared for is not known here.
+
+mod role;
+
+use std::path::Path;
+
+use rlt_core::excerpt::Excerpt;
+
+use crate::model::{Decoder, NamedTensors};
+use crate::parallel::{RankError, Ranks, ShardedParameters};
+use crate::roles::actor::Actor;
+use crate::roles::trained::in_file;
+use crate::run::error::TrainError;
+use crate::storage::checkpoint::{Checkpoint, CheckpointError, TensorPart, divided};
+
+pub use self::role::ReferenceRole;
+pub(crate) use self::role::kl_controller;
+
+/// Before the names of the reference's tensors in a checkpoint.
+const PREFIX: &str = "reference.";
+
+/// The policy that the actor is held near.
+#[derive(Debug)]
+pub enum Reference {
+    /// The algorithm has no KL term.
+    None,
+    /// The actor's own weights with the adapter off.
+    AdapterOff,
+    /// A frozen copy; `None` until the cold start is over.
+    Frozen(Option<Box<FrozenPolicy>>),
+}
+
+impl Reference {
+    /// Lets the memory of a copy go until it is read again.
+    pub(crate) fn rest(&self) {
+        if let Self::Frozen(Some(copy)) = self {
+            copy.rest();
+        }
+    }
+}
+
+/// A copy of the actor's weights as they once were.
+#[derive(Debug)]
+pub struct FrozenPolicy {
+    decoder: Decoder,
+    /// This rank's shards of it; `None` where every rank has the whole.
+    shards: Option<ShardedParameters>,
+}
+
+impl From<Decoder> for FrozenPolicy {
+    /// A policy that every rank has the whole of.
+    fn from(decoder: Decoder) -> Self {
+        Self { decoder, shards: None }
+    }
+}
+
+impl FrozenPolicy {
+    /// The actor's present weights without its adapter, in shards where the actor is: then all ranks take
+    /// part. On the CPU they lie in a nameless file of `folder` where that can be written: a pass a step
+    /// reads them, and memory is needed for more.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost, or there is not enough memory.
+    pub fn copy_of(actor: &Actor, folder: &Path) -> Result<Self, RankError> {
+        let Some(shards) = actor.shards() else {
+            return Ok(Self::from(actor.decoder.frozen_copy()).in_file(folder));
+        };
+        let copy = Self::outline_of(actor, shards, folder)?;
+        copy.shards.iter().try_for_each(|own| own.copy_from(shards, |name| name))?;
+        Ok(copy.in_file(folder))
+    }
+
+    /// The reference of a checkpoint that was saved of a run with a model like the actor's; `None` where
+    /// there is none in it.
+    ///
+    /// # Errors
+    /// [`TrainError`]: a tensor is missing or of another shape, or there is not enough memory.
+    pub(crate) fn of_checkpoint(
+        actor: &Actor,
+        checkpoint: &Checkpoint,
+        folder: &Path,
+    ) -> Result<Option<Self>, TrainError> {
+        let names = actor.decoder.base_parameters();
+        if !names.iter().any(|(name, _)| checkpoint.contains(&stored_name(name))) {
+            return Ok(None);
+        }
+        let copy = match actor.shards() {
+            None => {
+                let decoder = actor.decoder.frozen_copy();
+                for (name, tensor) in decoder.named_parameters() {
+                    let (stored, shape) = (stored_name(&name), tensor.size());
+                    checkpoint.fill_rounded(&Excerpt::whole(&stored, &shape), &tensor.view(-1))?;
+                }
+                Self::from(decoder)
+            }
+            Some(shards) => {
+                let copy = Self::outline_of(actor, shards, folder)?;
+                copy.fill_from(checkpoint)?;
+                copy
+            }
+        };
+        Ok(Some(copy.in_file(folder)))
+    }
+
+    /// Shards of zeros, which rest where the actor's do.
+    fn outline_of(actor: &Actor, shards: &ShardedParameters, folder: &Path) -> Result<Self, RankError> {
+        let decoder = actor.decoder.frozen_outline();
+        let rest_in = shards.is_resting().then_some(folder);
+        let shards = ShardedParameters::new(&decoder, shards.ranks(), rest_in)?;
+        Ok(Self { decoder, shards: Some(shards) })
+    }
+
+    fn fill_from(&self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
+        self.shards.iter().try_for_each(|shards| {
+            shards.fill(|excerpt, values| {
+                checkpoint.fill_rounded(&excerpt.named(&stored_name(excerpt.name)), values)
+            })
+        })
+    }
+
+    /// Moves it into a file, or says why it stays in memory.
+    fn in_file(mut self, folder: &Path) -> Self {
+        let moved = match &mut self.shards {
+            Some(shards) => shards.move_to_file(folder),
+            None => self.decoder.move_to_file(folder),
+        };
+        if let Err(error) = moved {
+            let error: &dyn std::error::Error = &error;
+            tracing::warn!(error, "the reference policy stays in memory");
+        }
+        self
+    }
+
+    /// Its weights, to be read where their part is whole.
+    pub(crate) fn decoder(&self) -> &Decoder {
+        &self.decoder
+    }
+
+    pub(crate) fn shards(&self) -> Option<&ShardedParameters> {
+        self.shards.as_ref()
+    }
+
+    /// Lets its memory go until it is read again.
+    pub fn rest(&self) {
+        self.decoder.rest();
+        self.shards.iter().for_each(ShardedParameters::rest);
+    }
+
+    /// What this rank saves of it: every rank a part, which together are every tensor once.
+    ///
+    /// # Errors
+    /// [`RankError::Shards`] when what rests cannot be read.
+    pub(crate) fn parts(&self, ranks: &Ranks) -> Result<Vec<TensorPart>, RankError> {
+        let Some(shards) = &self.shards else {
+            let tensors = self.decoder.named_parameters().into_iter();
+            let whole = tensors.map(|(name, tensor)| TensorPart::whole(stored_name(&name), tensor)).collect();
+            return Ok(divided(whole, (ranks.rank(), ranks.size())));
+        };
+        let mut pieces = Vec::new();
+        shards.show(|excerpt, values| {
+            pieces.push(TensorPart::of(&excerpt.named(&stored_name(excerpt.name)), values));
+            Ok::<(), RankError>(())
+        })?;
+        Ok(divided(pieces, shards.ranks().copy()))
+    }
+
+    /// Every tensor by its name in a checkpoint. Where ranks share it all of them take part, and what the
+    /// leader alone keeps lies in nameless files of `folder`.
+    pub(crate) fn tensors(&self, is_leader: bool, folder: &Path) -> Result<NamedTensors, RankError> {
+        let stored =
+            |tensors: NamedTensors| tensors.into_iter().map(|(name, tensor)| (stored_name(&name), tensor));
+        let Some(shards) = &self.shards else {
+            return Ok(stored(self.decoder.named_parameters()).collect());
+        };
+        let mut tensors = NamedTensors::new();
+        for part in shards.parts() {
+            shards.need_exact(part)?;
+            if is_leader {
+                tensors.extend(stored(in_file(shards.parameters_of(part), folder)));
+            }
+            shards.release(part)?;
+        }
+        Ok(tensors)
+    }
+}
+
+fn stored_name(name: &str) -> String {
+    format!("{PREFIX}{name}")
+}

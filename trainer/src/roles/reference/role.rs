@@ -1,0 +1,113 @@
+//! The reference as a role: log-probs of the policy that the actor is held near, and how strongly it is.
+
+use std::path::Path;
+use std::rc::Rc;
+
+use rlt_api::resolved::Kl;
+use rlt_core::batch::Batch;
+use rlt_core::kl::{KlController, kl_in_reward, mean_kl};
+use rlt_core::metrics::Metrics;
+
+use super::{FrozenPolicy, Reference};
+use crate::model::Adapter;
+use crate::parallel::RankError;
+use crate::roles::StepError;
+use crate::roles::actor::ActorRole;
+use crate::roles::objective::kl_estimator;
+use crate::roles::step_context::StepContext;
+
+/// The policy that the actor is held near.
+pub struct ReferenceRole {
+    pub(crate) reference: Reference,
+    pub(crate) controller: KlController,
+    /// The KL term of the algorithm.
+    pub(crate) kl: Kl,
+    pub(crate) context: Rc<StepContext>,
+}
+
+/// The controller that a KL term begins with.
+pub(crate) fn kl_controller(kl: &Kl) -> KlController {
+    match kl.term() {
+        None => KlController::Fixed { coefficient: 0.0 },
+        Some(term) => match &term.adaptive {
+            None => KlController::Fixed { coefficient: term.coefficient },
+            Some(adaptive) => KlController::Adaptive {
+                coefficient: term.coefficient,
+                target: adaptive.target,
+                horizon: adaptive.horizon as f64,
+            },
+        },
+    }
+}
+
+impl ReferenceRole {
+    /// The coefficient of the KL term in the present step.
+    pub fn kl_coefficient(&self) -> f64 {
+        self.controller.coefficient()
+    }
+
+    /// Whether [`Self::penalize`] needs the actor's log-probs.
+    pub fn reads_old_logprobs(&self) -> bool {
+        matches!(self.kl, Kl::Reward(_)) || self.kl.term().is_some_and(|term| term.adaptive.is_some())
+    }
+
+    /// Fills in the reference's log-probs, where the algorithm has a KL term.
+    ///
+    /// # Errors
+    /// [`StepError::Actor`].
+    pub fn score(&self, actor: &ActorRole, mut batch: Batch) -> Result<Batch, StepError> {
+        if self.kl.term().is_none() {
+            return Ok(batch);
+        }
+        self.context.end_sampling()?;
+        let (policy, max_tokens) = (&actor.actor, actor.max_logprob_tokens);
+        let scores = self.context.measure("ref", || {
+            let scores = match &self.reference {
+                Reference::Frozen(Some(copy)) => policy.score_with(copy, &batch, max_tokens),
+                Reference::None | Reference::AdapterOff | Reference::Frozen(None) => {
+                    policy.score(&batch, Adapter::Off, max_tokens)
+                }
+            };
+            self.reference.rest();
+            scores
+        })?;
+        batch.ref_logprobs = Some(scores.logprobs);
+        Ok(batch)
+    }
+
+    /// Takes the KL penalty off the token rewards where the term acts there, and lets the controller see the
+    /// divergence.
+    ///
+    /// # Errors
+    /// [`StepError::Rows`] or [`StepError::Other`] when log-probs are missing or do not fit.
+    pub fn penalize(&mut self, mut batch: Batch) -> Result<Batch, StepError> {
+        let (Some(old), Some(reference)) = (&batch.old_logprobs, &batch.ref_logprobs) else {
+            return Ok(batch);
+        };
+        let Some(term) = self.kl.term() else { return Ok(batch) };
+        let (estimator, coefficient) = (term.estimator, self.kl_coefficient());
+        let num_rows = batch.rows.num_rows();
+        if let Kl::Reward(_) = self.kl {
+            let rewards = &batch.token_rewards;
+            let penalized = kl_in_reward(&batch.rows, rewards, old, reference, estimator, coefficient)?;
+            self.context.record(Metrics::from([
+                ("actor/reward_kl_penalty".into(), penalized.mean_kl),
+                ("actor/reward_kl_penalty_coeff".into(), coefficient),
+            ]));
+            self.controller.update(penalized.mean_kl, num_rows);
+            batch.token_rewards = penalized.token_rewards;
+            return Ok(batch);
+        }
+        // In the loss the controller is steered by the same estimate, taken before the update.
+        self.controller.update(mean_kl(&batch.rows, old, reference, estimator)?, num_rows);
+        Ok(batch)
+    }
+
+    /// Keeps a copy of the present weights as the reference, where the algorithm needs one and has none.
+    pub(crate) fn freeze(&mut self, actor: &ActorRole, folder: &Path) -> Result<(), RankError> {
+        if let Reference::Frozen(copy @ None) = &mut self.reference {
+            *copy = Some(Box::new(FrozenPolicy::copy_of(&actor.actor, folder)?));
+        }
+        Ok(())
+    }
+}

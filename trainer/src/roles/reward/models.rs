@@ -1,0 +1,313 @@
+//! The reward models of a manifest: which samples each is asked about, and its numbers for the reward
+//! functions of kind `Model`. Weights and limits are the pool's, like those of all other functions.
+//!
+//! Where ranks share the policy they share these models too: each asks about its own samples, and passes are
+//! made by all.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use rlt_api::spec::{RewardFunctionSpec, RewardModelSpec};
+use rlt_core::packing::{PackingError, pack};
+use rlt_core::types::{Completion, Prompt, TokenId};
+use tch::no_grad;
+
+use super::functions::judges;
+use crate::data::tokenizer::{Tokenizer, TokenizerError};
+use crate::model::hub::{self, HubError};
+use crate::model::{Adapter, LoadOptions, ModelError, PackedInput, SequenceClassifier, Weights};
+use crate::parallel::{MeshRanks, RankError, Ranks, ShardedParameters};
+use crate::roles::actor::islands::{self, Model};
+
+/// The numbers of reward models for one sample, by the name of the function.
+pub type ModelScores = BTreeMap<String, f64>;
+
+/// Every reward model of a manifest.
+#[derive(Debug)]
+pub struct RewardModels {
+    models: Vec<RewardModel>,
+    max_tokens: usize,
+    ranks: Ranks,
+}
+
+#[derive(Debug)]
+struct RewardModel {
+    name: String,
+    data_sources: Vec<String>,
+    classifier: SequenceClassifier,
+    /// This rank's shards of it; `None` where every rank has the whole.
+    shards: Option<ShardedParameters>,
+}
+
+/// What a run's policy is, as far as its reward models must fit it.
+#[derive(Clone, Copy, Debug)]
+pub struct Policy<'a> {
+    /// Its tokenizer.
+    pub tokenizer: &'a Tokenizer,
+    /// Tokens of the longest prompt and completion together.
+    pub longest_sequence: usize,
+}
+
+/// How ranks share a model.
+#[derive(Clone, Debug)]
+pub struct Sharing<'a> {
+    /// Those that have a copy of it together.
+    pub mesh: Rc<MeshRanks>,
+    /// The folder in whose files parts rest between passes, see [`ShardedParameters::new`].
+    pub rest_in: Option<&'a Path>,
+}
+
+/// Why a reward model cannot judge.
+#[derive(Debug, thiserror::Error)]
+pub enum RewardModelError {
+    /// Its repository cannot be fetched.
+    #[error("fetch the model of reward function {name:?}")]
+    Hub {
+        /// The function's name.
+        name: String,
+        /// Why.
+        source: Box<HubError>,
+    },
+    /// It cannot be read.
+    #[error("load the model of reward function {name:?} from {}", dir.display())]
+    Model {
+        /// The function's name.
+        name: String,
+        /// Its folder.
+        dir: PathBuf,
+        /// What is wrong with it.
+        source: Box<ModelError>,
+    },
+    /// Its tokenizer cannot be read.
+    #[error("load the tokenizer of reward function {name:?} from {}", dir.display())]
+    Tokenizer {
+        /// The function's name.
+        name: String,
+        /// Its folder.
+        dir: PathBuf,
+        /// What is wrong with it.
+        source: TokenizerError,
+    },
+    /// It reads other tokens than the policy writes.
+    #[error(
+        "the model of reward function {name:?} has another vocabulary than the policy: expected {expected}, got {got}"
+    )]
+    Vocabulary {
+        /// The function's name.
+        name: String,
+        /// The policy's.
+        expected: String,
+        /// Its own.
+        got: String,
+    },
+    /// Sequences may become longer than it was made for.
+    #[error(
+        "the model of reward function {name:?} reads at most {max} tokens, but prompt and completion may have {longest}"
+    )]
+    TooShort {
+        /// The function's name.
+        name: String,
+        /// `max_position_embeddings` of its configuration.
+        max: usize,
+        /// The longest sequence of the run.
+        longest: usize,
+    },
+    /// A sequence alone is longer than a pass may be.
+    #[error("split a batch into passes of a reward model")]
+    Packing(#[from] PackingError),
+    /// Its numbers cannot be read back.
+    #[error("read the numbers of a reward model")]
+    Torch(#[from] rlt_torch::Error),
+    /// Ranks could not share it.
+    #[error("share a reward model with the other ranks")]
+    Ranks(#[from] RankError),
+}
+
+impl RewardModelError {
+    /// The exit code of a run that ends with this.
+    pub fn exit_code(&self) -> rlt_api::ExitCode {
+        match self {
+            Self::Hub { source, .. } => source.exit_code(),
+            Self::Model { source, .. } => source.exit_code(),
+            Self::Tokenizer { source, .. } => source.exit_code(),
+            Self::Vocabulary { .. } | Self::TooShort { .. } | Self::Packing(_) => {
+                rlt_api::ExitCode::BadConfig
+            }
+            Self::Torch(_) | Self::Ranks(_) => rlt_api::ExitCode::Failure,
+        }
+    }
+}
+
+impl RewardModels {
+    /// Whether one of the models that `functions` name is to be fetched from the hub.
+    pub fn is_any_on_hub(functions: &[RewardFunctionSpec]) -> bool {
+        functions.iter().filter_map(|function| function.model.as_ref()).any(|model| model.hub.is_some())
+    }
+
+    /// The folders of the models that `functions` name, in their order; what the hub has is fetched first.
+    ///
+    /// # Errors
+    /// [`RewardModelError::Hub`], with the function's name.
+    pub fn folders(functions: &[RewardFunctionSpec]) -> Result<Vec<PathBuf>, RewardModelError> {
+        named(functions).map(|(function, model)| folder(&function.name, model)).collect()
+    }
+
+    /// Loads the models that `functions` name from their `folders`, to be asked in passes of at most
+    /// `max_tokens` tokens. With `sharing`, which is the policy's, every rank keeps a part of each; all
+    /// `ranks` do so alike.
+    ///
+    /// # Errors
+    /// [`RewardModelError`], with the function's name.
+    pub fn load(
+        (functions, folders): (&[RewardFunctionSpec], &[PathBuf]),
+        policy: Policy<'_>,
+        max_tokens: usize,
+        options: &LoadOptions,
+        (ranks, sharing): (&Ranks, Option<Sharing<'_>>),
+    ) -> Result<Self, RewardModelError> {
+        let load = |((function, _), dir): ((&RewardFunctionSpec, &RewardModelSpec), &PathBuf)| {
+            let model = RewardModel::load(function, dir, options, sharing.as_ref())?;
+            fits(&function.name, dir, &model.classifier, policy)?;
+            Ok(model)
+        };
+        let models = named(functions).zip(folders).map(load).collect::<Result<_, RewardModelError>>()?;
+        Ok(Self { models, max_tokens, ranks: ranks.clone() })
+    }
+
+    /// Whether ranks make passes together, so that all must ask where one does.
+    pub fn are_shared(&self) -> bool {
+        self.models.iter().any(|model| model.shards.is_some())
+    }
+
+    /// What every model says of each sample that it is asked about, in the order of the samples. Where ranks
+    /// share the models all of them take part, each with samples of its own.
+    ///
+    /// # Errors
+    /// [`RewardModelError::Packing`] when a sequence alone is longer than a pass,
+    /// [`RewardModelError::Torch`], and [`RewardModelError::Ranks`] when a rank is lost.
+    pub fn scores(
+        &self,
+        samples: &[(Arc<Prompt>, Completion)],
+    ) -> Result<Vec<ModelScores>, RewardModelError> {
+        let mut all = vec![ModelScores::new(); samples.len()];
+        for model in &self.models {
+            let asked: Vec<usize> = (0..samples.len())
+                .filter(|idx| judges(&model.data_sources, &samples[*idx].0.data_source))
+                .collect();
+            let sequences: Vec<Vec<TokenId>> = asked
+                .iter()
+                .map(|idx| [samples[*idx].0.tokens.as_slice(), &samples[*idx].1.tokens].concat())
+                .collect();
+            for (idx, score) in asked.iter().zip(model.scores(&sequences, self.max_tokens, &self.ranks)?) {
+                all[*idx].insert(model.name.clone(), score);
+            }
+        }
+        Ok(all)
+    }
+}
+
+impl RewardModel {
+    fn load(
+        function: &RewardFunctionSpec,
+        dir: &Path,
+        options: &LoadOptions,
+        sharing: Option<&Sharing<'_>>,
+    ) -> Result<Self, RewardModelError> {
+        let failed = |source| {
+            let (name, dir) = (function.name.clone(), dir.to_owned());
+            RewardModelError::Model { name, dir, source: Box::new(source) }
+        };
+        let (classifier, shards) = match sharing {
+            None => (SequenceClassifier::load(dir, options).map_err(failed)?, None),
+            Some(Sharing { mesh, rest_in }) => {
+                let weights = Weights::open_classifier(dir).map_err(failed)?;
+                let classifier = SequenceClassifier::outline(&weights, options).map_err(failed)?;
+                let shards = ShardedParameters::new(classifier.decoder(), Rc::clone(mesh), *rest_in)?;
+                shards.read(&weights).map_err(failed)?;
+                (classifier, Some(shards))
+            }
+        };
+        let (name, data_sources) = (function.name.clone(), function.data_sources.clone());
+        Ok(Self { name, data_sources, classifier, shards })
+    }
+
+    fn scores(
+        &self,
+        sequences: &[Vec<TokenId>],
+        max_tokens: usize,
+        ranks: &Ranks,
+    ) -> Result<Vec<f64>, RewardModelError> {
+        let decoder = self.classifier.decoder();
+        let lens: Vec<usize> = sequences.iter().map(Vec::len).collect();
+        let packing = pack(&lens, max_tokens, decoder.config.hidden_size)?;
+        let model = Model { decoder, shards: self.shards.as_ref(), stream: None };
+        let mut scores = vec![0.0; sequences.len()];
+        for pass in model.passes(ranks, packing.micro_batches)? {
+            let Some(pass) = pass else {
+                model.pass_by()?;
+                continue;
+            };
+            let tokens: Vec<&[TokenId]> = pass.iter().map(|idx| sequences[*idx].as_slice()).collect();
+            let input = PackedInput::new(&tokens, decoder.device());
+            let normed_td = islands::infer(model, &input, &decoder.context(&input, Adapter::Off))?;
+            model.leave()?;
+            let numbers_n = no_grad(|| self.classifier.scores_of(&normed_td, &tokens));
+            let numbers_n = numbers_n.to_device(tch::Device::Cpu);
+            for (idx, number) in pass.iter().zip(rlt_torch::f32_slice(&numbers_n)?) {
+                scores[*idx] = f64::from(*number);
+            }
+        }
+        Ok(scores)
+    }
+}
+
+/// The functions that a model judges for, with it.
+fn named(functions: &[RewardFunctionSpec]) -> impl Iterator<Item = (&RewardFunctionSpec, &RewardModelSpec)> {
+    functions.iter().filter_map(|function| Some((function, function.model.as_ref()?)))
+}
+
+/// Where a model is on this machine, fetched first where the hub has it.
+fn folder(name: &str, model: &RewardModelSpec) -> Result<PathBuf, RewardModelError> {
+    match (&model.path, &model.hub) {
+        (Some(path), _) => Ok(path.into()),
+        (None, Some(spec)) => {
+            let failed = |source| RewardModelError::Hub { name: name.to_owned(), source: Box::new(source) };
+            Ok(hub::fetch(spec, None).map_err(failed)?.dir)
+        }
+        (None, None) => Ok(PathBuf::new()),
+    }
+}
+
+/// Whether a model reads the tokens that the policy writes, and as many of them.
+fn fits(
+    name: &str,
+    dir: &Path,
+    classifier: &SequenceClassifier,
+    policy: Policy<'_>,
+) -> Result<(), RewardModelError> {
+    let config = &classifier.decoder().config;
+    let other =
+        |expected: String, got: String| RewardModelError::Vocabulary { name: name.to_owned(), expected, got };
+    let num_tokens = policy.tokenizer.vocab_len();
+    if config.vocab_size < num_tokens {
+        return Err(other(format!("at least {num_tokens} tokens"), config.vocab_size.to_string()));
+    }
+    if dir.join("tokenizer.json").exists() {
+        let own = Tokenizer::load(dir).map_err(|source| RewardModelError::Tokenizer {
+            name: name.to_owned(),
+            dir: dir.to_owned(),
+            source,
+        })?;
+        if let Some((token, ids)) = policy.tokenizer.first_difference(&own) {
+            let [expected, got] = ids.map(|id| id.map_or_else(|| "none".to_owned(), |id| id.to_string()));
+            return Err(other(format!("id {expected} for token {token:?}"), got));
+        }
+    }
+    let (max, longest) = (config.max_position_embeddings, policy.longest_sequence);
+    if max < longest {
+        return Err(RewardModelError::TooShort { name: name.to_owned(), max, longest });
+    }
+    Ok(())
+}

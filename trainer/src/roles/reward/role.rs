@@ -1,0 +1,111 @@
+//! Rewards as a role: samples in, rollout groups with rewards out, the same on every rank.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use rlt_core::batch::Batch;
+use rlt_core::types::{Completion, Prompt, Reward, Rollout, RolloutGroup};
+
+use super::{RewardModels, RewardPool};
+use crate::parallel::Ranks;
+use crate::roles::rollout::SamplingCost;
+use crate::roles::step_context::StepContext;
+use crate::roles::{Sampled, StepError};
+
+/// Judges completions by reward models and reward functions.
+pub struct RewardsRole {
+    pub(crate) pool: RewardPool,
+    /// Asked before the pool judges.
+    pub(crate) models: RewardModels,
+    /// Whether samples whose reward failed are left out of batches.
+    pub(crate) masks_failed: bool,
+    pub(crate) ranks: Ranks,
+    pub(crate) context: Rc<StepContext>,
+}
+
+/// The completions of one prompt with their rewards, as ranks exchange them.
+type JudgedGroup = Vec<(Completion, Reward)>;
+
+impl RewardsRole {
+    /// Judges the samples, each rank its own, and gathers all of them: the groups of the step.
+    ///
+    /// # Errors
+    /// [`StepError::Interrupted`] on all ranks when one was asked to stop, [`StepError::RewardModel`],
+    /// [`StepError::Ranks`].
+    pub fn judge(&mut self, sampled: Sampled) -> Result<Vec<RolloutGroup>, StepError> {
+        let (groups, cost) = self.judge_unrecorded(sampled)?;
+        self.context.record_groups(&groups);
+        self.context.record(cost.metrics());
+        Ok(groups)
+    }
+
+    /// The same for samples that are not the step's own, or not alone; and what they cost.
+    pub(crate) fn judge_unrecorded(
+        &mut self,
+        sampled: Sampled,
+    ) -> Result<(Vec<RolloutGroup>, SamplingCost), StepError> {
+        let Sampled { prompts, own, dealing, policy_version, cost } = sampled;
+        // Ranks that share a reward model judge together or not at all.
+        let is_cut_short = self.models.are_shared() && self.ranks.max(own.is_none().into())? > 0;
+        let own = own.filter(|_| !is_cut_short);
+        let judged = own.map(|own| self.context.measure("reward", || self.judge_own(&prompts, own)));
+        let judged = judged.transpose()?.filter(|_| self.context.stop_reason().is_none());
+        let own = judged.map(|judged| (judged, cost));
+        let gathered = self.context.measure("gather", || self.ranks.gather(own))?;
+        let by_rank: Option<Vec<(Vec<JudgedGroup>, SamplingCost)>> = gathered.into_iter().collect();
+        let by_rank = by_rank.ok_or(StepError::Interrupted)?;
+        let mut cost = SamplingCost::default();
+        by_rank.iter().for_each(|(_, own)| cost.add(*own));
+        let mut by_rank: Vec<_> = by_rank.into_iter().map(|(groups, _)| groups.into_iter()).collect();
+        let group = |(prompt_idx, prompt): (usize, &Arc<Prompt>)| {
+            let judged = by_rank[dealing.judge_of(prompt_idx)].next().unwrap_or_default();
+            rollout_group(prompt, judged, policy_version)
+        };
+        Ok((prompts.iter().enumerate().map(group).collect(), cost))
+    }
+
+    fn judge_own(
+        &self,
+        prompts: &[Arc<Prompt>],
+        own: Vec<(usize, Vec<Completion>)>,
+    ) -> Result<Vec<JudgedGroup>, StepError> {
+        let lens: Vec<usize> = own.iter().map(|(_, group)| group.len()).collect();
+        let samples: Vec<(Arc<Prompt>, Completion)> = own
+            .into_iter()
+            .flat_map(|(idx, group)| group.into_iter().map(move |c| (Arc::clone(&prompts[idx]), c)))
+            .collect();
+        let of_models = self.models.scores(&samples)?;
+        let judged = samples.iter().map(|(prompt, completion)| (prompt, completion)).zip(of_models);
+        let rewards: Vec<Reward> = self.pool.score(judged);
+        let mut judged = samples.into_iter().map(|(_, completion)| completion).zip(rewards);
+        Ok(lens.into_iter().map(|len| judged.by_ref().take(len).collect()).collect())
+    }
+
+    /// The groups as a batch, without samples whose reward can not be trusted where those are masked.
+    ///
+    /// # Errors
+    /// [`StepError::NoRewards`] when nothing is left.
+    pub fn batch(&self, groups: &[RolloutGroup]) -> Result<Batch, StepError> {
+        let batch = Batch::from_groups(groups, self.masks_failed);
+        if batch.sequences.is_empty() {
+            let mut rewards = groups.iter().flat_map(|g| &g.rollouts).map(|r| &r.reward);
+            let example = rewards.find_map(|reward| reward.message.clone()).unwrap_or_default();
+            return Err(StepError::NoRewards { example });
+        }
+        Ok(batch)
+    }
+}
+
+fn rollout_group(prompt: &Arc<Prompt>, judged: JudgedGroup, policy_version: u64) -> RolloutGroup {
+    let rollout = |(sample_idx, (completion, reward)): (usize, (Completion, Reward))| Rollout {
+        prompt: Arc::clone(prompt),
+        sample_idx: sample_idx as u32,
+        policy_version,
+        completion,
+        reward,
+    };
+    RolloutGroup {
+        prompt: Arc::clone(prompt),
+        rollouts: judged.into_iter().enumerate().map(rollout).collect(),
+    }
+}

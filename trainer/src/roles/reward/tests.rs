@@ -1,0 +1,241 @@
+//! Rewards that behave, and those that fail, panic and hang.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rlt_api::spec::{DataSpec, RewardsSpec};
+use rlt_core::reward::{Exact, RewardError, RewardFunction, Sample};
+use rlt_core::types::{Completion, FinishReason, Prompt, Reward, RewardStatus};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::data::tokenizer::Tokenizer;
+use crate::data::{Dataset, Split};
+
+/// A reward made of a closure.
+struct Closure<F>(F);
+
+impl<F: Fn(&Sample<'_>) -> Result<f64, RewardError> + Send + Sync> RewardFunction for Closure<F> {
+    fn score(&self, sample: &Sample<'_>) -> Result<f64, RewardError> {
+        (self.0)(sample)
+    }
+
+    fn range(&self) -> (f64, f64) {
+        (f64::NEG_INFINITY, f64::INFINITY)
+    }
+}
+
+fn prompt(ground_truth: Value) -> Arc<Prompt> {
+    Arc::new(Prompt {
+        row_idx: 0,
+        tokens: vec![1],
+        text: "question".into(),
+        data_source: "a".into(),
+        ground_truth,
+        extra_info: Value::Null,
+    })
+}
+
+fn completion(text: &str) -> Completion {
+    let tokens = vec![1; text.len().max(1)];
+    let rollout_logprobs = vec![0.0; tokens.len()];
+    Completion { tokens, rollout_logprobs, text: text.into(), finish_reason: FinishReason::Stop }
+}
+
+fn pool(functions: RewardFunctions, num_workers: usize, timeout_ms: u64) -> RewardPool {
+    RewardPool::new(functions, PoolOptions { num_workers, timeout: Duration::from_millis(timeout_ms) })
+}
+
+fn score(pool: &RewardPool, texts: &[&str]) -> Vec<Reward> {
+    let prompt = prompt(json!("right"));
+    let completions: Vec<Completion> = texts.iter().map(|text| completion(text)).collect();
+    pool.score(completions.iter().map(|completion| ((&prompt, completion), ModelScores::new())))
+}
+
+fn statuses(rewards: &[Reward]) -> Vec<RewardStatus> {
+    rewards.iter().map(|reward| reward.status).collect()
+}
+
+fn functions(spec: Value) -> Result<RewardFunctions, RewardSetupError> {
+    let spec: RewardsSpec = serde_json::from_value(spec).unwrap();
+    RewardFunctions::new(&spec, 100)
+}
+
+#[test]
+fn rewards_come_back_in_the_order_of_the_samples() {
+    let by_number = Closure(|sample: &Sample<'_>| {
+        let number: u64 = sample.completion.parse().unwrap();
+        // Early samples take longest, so completion order differs from sample order.
+        thread::sleep(Duration::from_millis(20 - number));
+        Ok(number as f64)
+    });
+    let pool = pool(RewardFunctions::default().with("number", 2.0, Arc::new(by_number)), 4, 10_000);
+    let texts: Vec<String> = (0..20).map(|number| number.to_string()).collect();
+    let rewards = score(&pool, &texts.iter().map(String::as_str).collect::<Vec<_>>());
+    for (number, reward) in rewards.iter().enumerate() {
+        assert_eq!((reward.value, reward.parts["number"]), (2.0 * number as f64, number as f64));
+    }
+    assert!(score(&pool, &[]).is_empty());
+}
+
+#[test]
+fn a_hung_function_costs_its_sample_and_nothing_else() {
+    let release = Arc::new(AtomicBool::new(false));
+    let released = release.clone();
+    let hang = Closure(move |sample: &Sample<'_>| {
+        while sample.completion == "hang" && !released.load(Ordering::Acquire) {
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(1.0)
+    });
+    let pool = pool(RewardFunctions::default().with("slow", 1.0, Arc::new(hang)), 2, 50);
+    let started = Instant::now();
+    let rewards = score(&pool, &["hang", "hang", "fine", "hang", "fine"]);
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    use RewardStatus::{Ok as Fine, TimedOut};
+    assert_eq!(statuses(&rewards), [TimedOut, TimedOut, Fine, TimedOut, Fine]);
+    assert!(rewards[0].message.as_ref().unwrap().contains("slow"), "{:?}", rewards[0].message);
+    assert_eq!((rewards[0].value, rewards[2].value), (0.0, 1.0));
+    assert_eq!(pool.num_abandoned(), 3);
+    release.store(true, Ordering::Release);
+    while pool.num_abandoned() > 0 {
+        assert!(started.elapsed() < Duration::from_secs(5), "abandoned threads did not end");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn hanging_threads_are_bounded_and_the_step_still_ends() {
+    let num_started = Arc::new(AtomicUsize::new(0));
+    let counter = num_started.clone();
+    let hang = Closure(move |_: &Sample<'_>| {
+        counter.fetch_add(1, Ordering::AcqRel);
+        loop {
+            thread::park_timeout(Duration::from_secs(3600));
+        }
+    });
+    let pool = pool(RewardFunctions::default().with("hang", 1.0, Arc::new(hang)), 16, 10);
+    let texts = vec!["x"; 200];
+    let started = Instant::now();
+    let rewards = score(&pool, &texts);
+    assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+    let timed_out = statuses(&rewards).iter().filter(|status| **status == RewardStatus::TimedOut).count();
+    assert_eq!(timed_out, num_started.load(Ordering::Acquire));
+    assert!((64..64 + 16).contains(&timed_out), "{timed_out}");
+    assert_eq!(statuses(&rewards)[199], RewardStatus::Failed);
+    assert_eq!(statuses(&score(&pool, &["later"])).len(), 1);
+}
+
+#[test]
+fn a_panic_and_an_error_fail_their_sample_with_a_message() {
+    let moody = Closure(|sample: &Sample<'_>| match sample.completion {
+        "panic" => panic!("division by {}", "zero"),
+        "error" => Err(RewardError::GroundTruth { got: "null".into() }),
+        "nan" => Ok(f64::NAN),
+        _ => Ok(1.0),
+    });
+    let functions = RewardFunctions::default().with("moody", 1.0, Arc::new(moody));
+    let rewards = score(&pool(functions, 2, 10_000), &["panic", "error", "nan", "fine"]);
+    use RewardStatus::{Failed, Ok as Fine};
+    assert_eq!(statuses(&rewards), [Failed, Failed, Failed, Fine]);
+    let messages: Vec<&str> = rewards[..3].iter().map(|reward| reward.message.as_deref().unwrap()).collect();
+    assert_eq!(messages[0], "moody: panicked: division by zero");
+    assert!(messages[1].starts_with("moody: read the ground truth"), "{}", messages[1]);
+    assert!(messages[2].contains("NaN"), "{}", messages[2]);
+    assert_eq!((rewards[0].value, rewards[3].value), (0.0, 1.0));
+}
+
+#[test]
+fn functions_of_a_manifest_are_weighted_clipped_and_shaped() {
+    let functions = functions(json!({
+        "functions": [
+            {"name": "right", "kind": "Exact", "weight": 2.0},
+            {"name": "form", "kind": "Format", "pattern": "[a-z]+", "weight": 0.5},
+            {"name": "elsewhere", "kind": "Exact", "dataSources": ["b"]},
+        ],
+        "clip": {"min": 0.0, "max": 2.0},
+        "overlong": {"bufferTokens": 50, "penaltyFactor": 1.0},
+    }));
+    let long = "x".repeat(75);
+    let rewards = score(&pool(functions.unwrap(), 2, 10_000), &["right", "wrong", "42", &long]);
+    let values: Vec<f64> = rewards.iter().map(|reward| reward.value).collect();
+    assert_eq!(values, [2.0, 0.5, 0.0, 0.0]);
+    assert_eq!(rewards[0].parts.keys().collect::<Vec<_>>(), ["form", "right"]);
+}
+
+#[test]
+fn every_kind_of_function_can_be_named() {
+    for (kind, settings, text) in [
+        ("Exact", json!({}), "right"),
+        ("Gsm8k", json!({}), "#### 1"),
+        ("Gsm8kFlexible", json!({}), "so 1."),
+        ("MatchingCharacters", json!({}), "right"),
+        ("Math", json!({}), "\\boxed{right}"),
+        ("Regex", json!({"pattern": "<(?<answer>.*)>"}), "<right>"),
+        ("Regex", json!({"pattern": "is (.*)$"}), "it is right"),
+        ("Regex", json!({"pattern": "[a-z]+"}), "42 right"),
+        ("Format", json!({"pattern": "r.*t"}), "right"),
+        ("JsonSchema", json!({"schema": {"type": "string"}}), "\"right\""),
+        ("Length", json!({"targetTokens": 50}), "right"),
+    ] {
+        let mut function = json!({"name": "f", "kind": kind});
+        function.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
+        let pool = pool(functions(json!({"functions": [function]})).unwrap(), 1, 10_000);
+        let expected = if ["Gsm8k", "Gsm8kFlexible", "Length"].contains(&kind) { 0.0 } else { 1.0 };
+        assert_eq!(score(&pool, &[text])[0].value, expected, "{kind}");
+        assert_eq!(score(&pool, &[text])[0].status, RewardStatus::Ok, "{kind}");
+    }
+}
+
+#[test]
+fn impossible_functions_are_refused_by_name() {
+    for function in [
+        json!({"name": "f", "kind": "Regex"}),
+        json!({"name": "f", "kind": "Regex", "pattern": "("}),
+        json!({"name": "f", "kind": "JsonSchema"}),
+        json!({"name": "f", "kind": "JsonSchema", "schema": {"type": 1}}),
+        json!({"name": "f", "kind": "Length"}),
+        json!({"name": "f", "kind": "Length", "targetTokens": 100}),
+    ] {
+        let error = functions(json!({"functions": [function]})).err().unwrap();
+        assert!(error.to_string().contains("\"f\""), "{error}");
+    }
+    let overlong = json!({"functions": [], "overlong": {"bufferTokens": 101}});
+    assert!(matches!(functions(overlong), Err(RewardSetupError::Shaping(_))));
+}
+
+#[test]
+fn rows_that_nothing_judges_are_refused_before_training() {
+    let dir = tempfile::TempDir::new().unwrap();
+    let path = dir.path().join("rows.jsonl");
+    let row = |source: &str, truth: Value| {
+        let reward_model = json!({"ground_truth": truth});
+        json!({"prompt": "q", "data_source": source, "reward_model": reward_model})
+    };
+    let check = |rows: [Value; 2]| {
+        std::fs::write(&path, rows.map(|row| format!("{row}\n")).concat()).unwrap();
+        let spec = DataSpec { train: vec![path.display().to_string()], ..DataSpec::default() };
+        let tokenizer = Tokenizer::characters("q").unwrap();
+        let prompts = Dataset::prompts(&spec, Split::Train, &tokenizer).unwrap();
+        let known = json!({"functions": [{"name": "f", "kind": "Exact", "dataSources": ["known"]}]});
+        functions(known).unwrap().check(&prompts)
+    };
+    assert!(check([row("known", json!("1")), row("known", json!(2))]).is_ok());
+    let error = check([row("known", json!("1")), row("unknown", json!("1"))]).unwrap_err();
+    assert!(matches!(error, RewardSetupError::UnknownDataSource { .. }));
+    assert!(error.to_string().contains("rows.jsonl row 2"), "{error}");
+    let error = check([row("known", Value::Null), row("known", json!("1"))]).unwrap_err();
+    assert!(matches!(error, RewardSetupError::Row { .. }), "{error}");
+}
+
+#[test]
+fn one_thread_and_many_agree() {
+    let texts: Vec<&str> = ["right", "wrong"].into_iter().cycle().take(1000).collect();
+    let functions = RewardFunctions::default().with("f", 1.0, Arc::new(Exact));
+    assert_eq!(
+        score(&pool(functions.clone(), 1, 10_000), &texts),
+        score(&pool(functions, 8, 10_000), &texts)
+    );
+}

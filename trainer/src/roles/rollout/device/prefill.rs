@@ -1,0 +1,132 @@
+//! Prompts on a device: keys and values of many tokens in one pass, whose launches do not depend on how many
+//! sequences they belong to; and copies of blocks.
+
+use rlt_core::engine::{BlockCopy, Prefill, Step};
+use rlt_torch::cuda::pinned;
+use rlt_torch::{CachedSegments, Error};
+use tch::{Kind, Tensor};
+
+use super::layers::{Inputs, Seen};
+use super::{DeviceDecoder, Failure, STEPS_UNDER_WAY};
+
+impl DeviceDecoder<'_> {
+    /// Stores keys and values of a step's prompts, and copies its blocks.
+    pub(in crate::roles::rollout) fn prepare(&mut self, step: &Step) -> Result<(), Failure> {
+        let _on_stream = self.stream.enter()?;
+        for pass in step.prefill_passes() {
+            let inputs = self.inputs_of(pass)?;
+            let buffers = self.model.buffers(inputs.tokens.size()[0] as usize);
+            self.model.run(&inputs, self.cache, &buffers)?;
+        }
+        Ok(self.copy_blocks(&step.copies)?)
+    }
+
+    /// The tokens of a pass, a row each, and the cached tokens of its sequences, all by one copy.
+    fn inputs_of(&mut self, prefills: &[Prefill]) -> Result<Inputs, Error> {
+        let words = Words::of(prefills, self.layout.block_size);
+        let arrays = words.arrays();
+        let packed = self.send(&arrays.concat())?;
+        let mut start = 0;
+        let [tokens, positions, slots, cu_queries, cu_keys, seen_slots] = arrays.map(|array| {
+            let view = packed.narrow(0, start, array.len() as i64);
+            start += array.len() as i64;
+            view
+        });
+        let (max_queries, max_keys) = (words.max_queries, words.max_keys);
+        let seen = CachedSegments { cu_queries, cu_keys, slots: seen_slots, max_queries, max_keys };
+        Ok(Inputs { tokens, positions, slots, seen: Seen::Gathered(seen) })
+    }
+
+    fn copy_blocks(&mut self, copies: &[BlockCopy]) -> Result<(), Error> {
+        if copies.is_empty() {
+            return Ok(());
+        }
+        let blocks = |pick: fn(&BlockCopy) -> u32| copies.iter().map(move |copy| pick(copy) as i32);
+        let words: Vec<i32> = blocks(|copy| copy.src).chain(blocks(|copy| copy.dst)).collect();
+        // Indices of `index_copy_` are i64.
+        let pairs = self.send(&words)?.to_kind(Kind::Int64).view([2, -1]);
+        self.cache.copy_blocks_of(&pairs.select(0, 0), &pairs.select(0, 1));
+        Ok(())
+    }
+
+    /// Words on the device, by one copy that the host does not wait for.
+    fn send(&mut self, words: &[i32]) -> Result<Tensor, Error> {
+        let size = [words.len() as i64];
+        let mut staged = pinned(&size, Kind::Int)?;
+        rlt_torch::i32_slice_mut(&mut staged)?.copy_from_slice(words);
+        let on_device = Tensor::empty(size, (Kind::Int, self.model.device()));
+        self.stream.copy_to_device(&on_device, &staged)?;
+        self.staged.push_back((self.num_steps, staged));
+        // What went with a step that has been read has been copied.
+        let num_read = self.num_steps.saturating_sub(STEPS_UNDER_WAY);
+        while self.staged.front().is_some_and(|(step, _)| *step < num_read) {
+            self.staged.pop_front();
+        }
+        Ok(on_device)
+    }
+}
+
+/// A pass as the device gets it.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Words {
+    tokens: Vec<i32>,
+    positions: Vec<i32>,
+    slots: Vec<i32>,
+    /// Where the rows of each sequence begin, and the number of all.
+    cu_queries: Vec<i32>,
+    /// The same of the cached tokens that they see.
+    cu_keys: Vec<i32>,
+    /// The slots of these.
+    seen_slots: Vec<i32>,
+    max_queries: usize,
+    max_keys: usize,
+}
+
+impl Words {
+    fn of(prefills: &[Prefill], block_size: usize) -> Self {
+        let mut words = Self { cu_queries: vec![0], cu_keys: vec![0], ..Self::default() };
+        for prefill in prefills {
+            let end = prefill.first_position + prefill.tokens.len();
+            let slot = |position: usize| {
+                prefill.block_table[position / block_size] as usize * block_size + position % block_size
+            };
+            words.tokens.extend(prefill.tokens.iter().map(|&token| token as i32));
+            words.positions.extend((prefill.first_position..end).map(|position| position as i32));
+            words.slots.extend(prefill.slots.iter().map(|&slot| slot as i32));
+            words.seen_slots.extend((0..end).map(|position| slot(position) as i32));
+            words.cu_queries.push(words.tokens.len() as i32);
+            words.cu_keys.push(words.seen_slots.len() as i32);
+            words.max_queries = words.max_queries.max(prefill.tokens.len());
+            words.max_keys = words.max_keys.max(end);
+        }
+        words
+    }
+
+    fn arrays(&self) -> [&[i32]; 6] {
+        [&self.tokens, &self.positions, &self.slots, &self.cu_queries, &self.cu_keys, &self.seen_slots]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_piece_sees_what_the_cache_has_of_its_prompt_and_itself() {
+        let whole =
+            Prefill { first_position: 0, tokens: vec![7, 8, 9], slots: vec![4, 5, 6], block_table: vec![1] };
+        let piece =
+            Prefill { first_position: 3, tokens: vec![5, 6], slots: vec![11, 20], block_table: vec![2, 5] };
+        let expected = Words {
+            tokens: vec![7, 8, 9, 5, 6],
+            positions: vec![0, 1, 2, 3, 4],
+            slots: vec![4, 5, 6, 11, 20],
+            cu_queries: vec![0, 3, 5],
+            cu_keys: vec![0, 3, 8],
+            seen_slots: vec![4, 5, 6, 8, 9, 10, 11, 20],
+            max_queries: 3,
+            max_keys: 5,
+        };
+        assert_eq!(Words::of(&[whole, piece], 4), expected);
+    }
+}

@@ -1,0 +1,260 @@
+//! The rollout as a role: prompts in, this rank's share of the completions out.
+//!
+//! Ranks divide the prompts, and those of one tensor-parallel group sample theirs together. Nothing is
+//! exchanged here; the rewards role gathers what all have judged.
+
+use std::cell::RefCell;
+use std::ops::ControlFlow;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use rlt_api::spec::RolloutSpec;
+use rlt_core::metrics::Metrics;
+use rlt_core::sampling::SamplingParams;
+use rlt_core::slice::Dealing;
+use rlt_core::types::{Completion, Prompt};
+use serde::{Deserialize, Serialize};
+
+use super::{RolloutEngine, RolloutError, RolloutProgress, RolloutRequest, RolloutStats};
+use crate::data::seeds::SeedUse;
+use crate::data::tokenizer::Tokenizer;
+use crate::observe::phases::memory;
+use crate::observe::tracking::console::Phase;
+use crate::parallel::Ranks;
+use crate::roles::StepError;
+use crate::roles::actor::ActorRole;
+use crate::roles::step_context::StepContext;
+
+/// Samples completions with the actor's weights.
+pub struct RolloutRole {
+    /// Shared with the hook that frees its memory when sampling ends.
+    engine: Rc<RefCell<RolloutEngine>>,
+    pub(crate) tokenizer: Tokenizer,
+    spec: RolloutSpec,
+    ranks: Ranks,
+    context: Rc<StepContext>,
+    /// The step of the latest batch, and how many were sampled in it.
+    batches: (u64, u64),
+}
+
+/// How a set of prompts is sampled.
+#[derive(Clone, Debug)]
+struct SamplingPlan {
+    phase: Phase,
+    usage: SeedUse,
+    /// Position of the samples' seeds, before prompt and sample.
+    seed_parts: Vec<u64>,
+    params: SamplingParams,
+    num_samples: u32,
+}
+
+/// Completions of a set of prompts: on each rank those that it is to judge.
+#[derive(Debug)]
+pub struct Sampled {
+    /// All prompts.
+    pub prompts: Vec<Arc<Prompt>>,
+    /// The completions to judge here, with their prompt's place; `None` where this rank was asked to stop.
+    pub(crate) own: Option<Vec<(usize, Vec<Completion>)>>,
+    pub(crate) dealing: Dealing,
+    pub(crate) policy_version: u64,
+    /// Of this rank's engine.
+    pub(crate) cost: SamplingCost,
+}
+
+/// What sampling cost the engines of all ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SamplingCost {
+    /// Sequences that found no room in the cache and were computed again.
+    pub num_preemptions: u64,
+    /// The largest of the caches.
+    pub cache_bytes: u64,
+}
+
+impl SamplingCost {
+    fn of(stats: RolloutStats) -> Self {
+        Self { num_preemptions: stats.num_preemptions as u64, cache_bytes: stats.cache_bytes as u64 }
+    }
+
+    pub(crate) fn add(&mut self, other: Self) {
+        self.num_preemptions += other.num_preemptions;
+        self.cache_bytes = self.cache_bytes.max(other.cache_bytes);
+    }
+
+    /// `rollout/num_preemptions` and `rollout/kv_cache_gb`.
+    pub(crate) fn metrics(self) -> Metrics {
+        Metrics::from([
+            ("rollout/num_preemptions".to_owned(), self.num_preemptions as f64),
+            ("rollout/kv_cache_gb".to_owned(), self.cache_bytes as f64 / f64::from(1 << 30)),
+        ])
+    }
+}
+
+impl RolloutRole {
+    /// The role of `engine`, which frees its memory when sampling ends.
+    pub(crate) fn new(
+        engine: RolloutEngine,
+        tokenizer: Tokenizer,
+        spec: RolloutSpec,
+        ranks: Ranks,
+        context: &Rc<StepContext>,
+    ) -> Self {
+        let engine = Rc::new(RefCell::new(engine));
+        let sleeping = Rc::clone(&engine);
+        context.when_sampling_ends(move || {
+            sleeping.borrow_mut().sleep();
+            Ok(())
+        });
+        Self { engine, tokenizer, spec, ranks, context: Rc::clone(context), batches: (0, 0) }
+    }
+
+    /// Samples a group of completions of each prompt, as `spec.rollout` says. A further call in the same step
+    /// draws other samples.
+    ///
+    /// # Errors
+    /// [`StepError::Rollout`], [`StepError::Ranks`].
+    pub fn sample(&mut self, policy: &ActorRole, prompts: &[Arc<Prompt>]) -> Result<Sampled, StepError> {
+        let step = self.context.policy_version();
+        let batch_idx = if self.batches.0 == step { self.batches.1 } else { 0 };
+        self.batches = (step, batch_idx + 1);
+        let plan = SamplingPlan {
+            phase: Phase::Rollout,
+            usage: SeedUse::Rollout,
+            seed_parts: vec![step, batch_idx],
+            params: self.params(self.spec.temperature),
+            num_samples: self.spec.samples_per_prompt,
+        };
+        self.sample_by(policy, prompts, &plan)
+    }
+
+    /// The greedy completion of each prompt.
+    ///
+    /// # Errors
+    /// As [`Self::sample`].
+    pub fn sample_greedy(
+        &mut self,
+        policy: &ActorRole,
+        prompts: &[Arc<Prompt>],
+    ) -> Result<Sampled, StepError> {
+        let plan = SamplingPlan {
+            phase: Phase::Rollout,
+            usage: SeedUse::Rollout,
+            seed_parts: vec![self.context.policy_version(), u64::MAX],
+            params: self.params(0.0),
+            num_samples: 1,
+        };
+        self.sample_by(policy, prompts, &plan)
+    }
+
+    /// Samples held-out prompts as `spec.rollout.heldOut` says: with the same seeds at every evaluation, so
+    /// that two evaluations differ by the weights alone.
+    ///
+    /// # Errors
+    /// As [`Self::sample`].
+    pub fn sample_held_out(
+        &mut self,
+        policy: &ActorRole,
+        prompts: &[Arc<Prompt>],
+    ) -> Result<Sampled, StepError> {
+        let plan = SamplingPlan {
+            phase: Phase::Evaluation,
+            usage: SeedUse::Evaluation,
+            seed_parts: Vec::new(),
+            params: self.params(self.spec.held_out.temperature),
+            num_samples: self.spec.held_out.samples_per_prompt,
+        };
+        self.sample_by(policy, prompts, &plan)
+    }
+
+    /// Frees packed weights and cache.
+    pub(crate) fn sleep(&self) {
+        self.engine.borrow_mut().sleep();
+    }
+
+    fn params(&self, temperature: f64) -> SamplingParams {
+        let rollout = &self.spec;
+        SamplingParams {
+            temperature,
+            top_p: rollout.top_p,
+            top_k: (rollout.top_k > 0).then_some(rollout.top_k as usize),
+            min_p: rollout.min_p,
+            repetition_penalty: rollout.repetition_penalty,
+            stop: rollout.stop.clone(),
+            stop_token_ids: rollout.stop_token_ids.clone(),
+            ignore_eos: rollout.ignore_eos,
+        }
+    }
+
+    fn sample_by(
+        &mut self,
+        policy: &ActorRole,
+        prompts: &[Arc<Prompt>],
+        plan: &SamplingPlan,
+    ) -> Result<Sampled, StepError> {
+        let policy_version = self.context.policy_version();
+        self.context.begin_sampling();
+        self.context.measure("update_weights", || self.sync_weights(policy, policy_version))?;
+        let rank = self.ranks.rank();
+        let num_slices = self.engine.borrow().num_slices();
+        let dealing = Dealing::new(self.ranks.size(), num_slices);
+        let own_idxs: Vec<usize> = dealing.sampled_by(rank, prompts.len()).collect();
+        let requests: Vec<RolloutRequest> =
+            own_idxs.iter().map(|idx| self.request(plan, *idx, &prompts[*idx])).collect();
+        let num_samples = own_idxs.len() * plan.num_samples as usize;
+        self.context.watch().begin_phase(plan.phase, num_samples as u64);
+        let completions = self.context.measure("gen", || self.generate(policy, &requests))?;
+        let own = completions.map(|completions| {
+            let sampled = own_idxs.into_iter().zip(completions);
+            sampled.filter(|(prompt_idx, _)| dealing.judge_of(*prompt_idx) == rank).collect()
+        });
+        // Ranks of a tensor-parallel group preempt alike: one of them counts.
+        let is_counted = rank.is_multiple_of(num_slices);
+        let cost =
+            if is_counted { SamplingCost::of(self.engine.borrow().stats()) } else { SamplingCost::default() };
+        Ok(Sampled { prompts: prompts.to_vec(), own, dealing, policy_version, cost })
+    }
+
+    /// Lets the engine hold the actor's weights of `policy_version`, if it does not yet. Where ranks share
+    /// the model all of them take part.
+    fn sync_weights(&self, policy: &ActorRole, policy_version: u64) -> Result<(), RolloutError> {
+        let mut engine = self.engine.borrow_mut();
+        if engine.policy_version() != Some(policy_version) {
+            memory::during("update_weights", || engine.sync_weights(policy.actor.parts(), policy_version))?;
+        }
+        Ok(())
+    }
+
+    fn request(&self, plan: &SamplingPlan, prompt_idx: usize, prompt: &Prompt) -> RolloutRequest {
+        let seed = |sample_idx: u32| {
+            let parts = [plan.seed_parts.as_slice(), &[prompt_idx as u64, u64::from(sample_idx)]].concat();
+            self.context.seed(plan.usage, &parts)
+        };
+        RolloutRequest {
+            prompt: prompt.tokens.as_slice().into(),
+            seeds: (0..plan.num_samples).map(seed).collect(),
+            sampling: plan.params.clone(),
+            max_new_tokens: self.spec.max_completion_tokens as usize,
+        }
+    }
+
+    /// The completions of all requests; `None` where this rank was asked to stop.
+    fn generate(
+        &self,
+        policy: &ActorRole,
+        requests: &[RolloutRequest],
+    ) -> Result<Option<Vec<Vec<Completion>>>, RolloutError> {
+        let mut progress = |progress: RolloutProgress| {
+            self.context.watch().advance(progress.num_finished as u64, progress.num_tokens as u64);
+            if self.context.stop_reason().is_some() {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        };
+        let mut engine = self.engine.borrow_mut();
+        match engine.generate(policy.actor.parts(), requests, &self.tokenizer, &mut progress) {
+            Ok(completions) => Ok(Some(completions)),
+            Err(RolloutError::Interrupted) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! What the roles share during a step: its position, seeds, requests to stop, clocks, metrics, and whoever
+//! follows the run.
+//!
+//! The run begins and ends a step here; roles report into it. A recipe therefore times and logs nothing.
+
+use std::cell::{Cell, Ref, RefCell, RefMut};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use rlt_core::batch::Batch;
+use rlt_core::metrics::{Metrics, rollout_metrics};
+use rlt_core::types::RolloutGroup;
+
+use crate::data::seeds::{SeedUse, seed};
+use crate::observe::phases::{self, PhaseClock, cost_metrics};
+use crate::observe::stop::{StopReason, StopRequest};
+use crate::observe::tracking::{CompletionRecord, Stage};
+use crate::observe::watch::Watchers;
+
+/// Where a step stands in the run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepPosition {
+    /// The stage of the run.
+    pub stage: Stage,
+    /// Steps of the stage that are complete.
+    pub num_done: u64,
+}
+
+/// Why what waits for the end of the sampling failed.
+pub type HookError = Box<dyn std::error::Error + Send + Sync>;
+type Hook = Box<dyn Fn() -> Result<(), HookError>>;
+
+/// The context of the present step; roles and run share one.
+pub struct StepContext {
+    job_seed: u64,
+    stop: StopRequest,
+    watch: RefCell<Watchers>,
+    position: Cell<StepPosition>,
+    record: RefCell<StepRecord>,
+    is_sampling: Cell<bool>,
+    sampling_hooks: RefCell<Vec<Hook>>,
+}
+
+/// What a step has left behind so far.
+#[derive(Debug)]
+struct StepRecord {
+    clock: PhaseClock,
+    metrics: Metrics,
+    num_skipped: usize,
+    /// Tokens that each role was trained on.
+    trained_tokens: BTreeMap<&'static str, usize>,
+    num_sampled_tokens: Option<usize>,
+    completions: Vec<CompletionRecord>,
+}
+
+impl Default for StepRecord {
+    fn default() -> Self {
+        Self {
+            clock: PhaseClock::start(),
+            metrics: Metrics::new(),
+            num_skipped: 0,
+            trained_tokens: BTreeMap::new(),
+            num_sampled_tokens: None,
+            completions: Vec::new(),
+        }
+    }
+}
+
+/// What a complete step leaves behind.
+#[derive(Debug)]
+pub(crate) struct StepReport {
+    pub metrics: Metrics,
+    /// Prompt and completion tokens trained on.
+    pub num_tokens: usize,
+    /// Updates that were skipped for a loss or gradient that was not finite.
+    pub num_skipped: usize,
+    /// Completions for people to read.
+    pub completions: Vec<CompletionRecord>,
+}
+
+impl StepContext {
+    /// The context of a run that nobody follows yet.
+    pub fn new(job_seed: u64, stop: StopRequest) -> Rc<Self> {
+        let position = StepPosition { stage: Stage::Training, num_done: 0 };
+        Rc::new(Self {
+            job_seed,
+            stop,
+            watch: RefCell::new(Watchers::nobody()),
+            position: Cell::new(position),
+            record: RefCell::default(),
+            is_sampling: Cell::new(false),
+            sampling_hooks: RefCell::default(),
+        })
+    }
+
+    /// Where the step stands.
+    pub fn position(&self) -> StepPosition {
+        self.position.get()
+    }
+
+    /// Version of the policy: steps of the training that are complete.
+    pub fn policy_version(&self) -> u64 {
+        match self.position() {
+            StepPosition { stage: Stage::ColdStart, .. } => 0,
+            StepPosition { stage: Stage::Training, num_done } => num_done,
+        }
+    }
+
+    pub(crate) fn set_position(&self, position: StepPosition) {
+        self.position.set(position);
+    }
+
+    /// A number that depends on the job's seed, its use, and `parts`, and on nothing else.
+    pub fn seed(&self, usage: SeedUse, parts: &[u64]) -> u64 {
+        seed(self.job_seed, usage, parts)
+    }
+
+    /// The reason for this rank to stop now, if there is one.
+    pub fn stop_reason(&self) -> Option<StopReason> {
+        self.stop.reason()
+    }
+
+    /// Trackers, progress and status channel.
+    pub(crate) fn watch(&self) -> Ref<'_, Watchers> {
+        self.watch.borrow()
+    }
+
+    pub(crate) fn watch_mut(&self) -> RefMut<'_, Watchers> {
+        self.watch.borrow_mut()
+    }
+
+    /// Runs `work` and adds its time to `phase`.
+    pub fn measure<T>(&self, phase: &'static str, work: impl FnOnce() -> T) -> T {
+        let (result, seconds) = phases::run(phase, work);
+        self.record.borrow_mut().clock.add(phase, seconds);
+        result
+    }
+
+    /// Adds metrics of the step; a later value of a name replaces an earlier one.
+    pub fn record(&self, metrics: Metrics) {
+        self.record.borrow_mut().metrics.extend(metrics);
+    }
+
+    /// Takes note of the updates of `role` on `batch`, of which some were skipped for a loss or gradient that
+    /// was not finite.
+    pub(crate) fn record_update(&self, role: &'static str, batch: &Batch, num_skipped: usize) {
+        let mut record = self.record.borrow_mut();
+        record.num_skipped += num_skipped;
+        *record.trained_tokens.entry(role).or_default() += batch.sequence_lens().iter().sum::<usize>();
+    }
+
+    /// The step's rollout groups: their rewards and lengths as metrics, the first completions for people.
+    pub(crate) fn record_groups(&self, groups: &[RolloutGroup]) {
+        let num_new = groups.iter().flat_map(|g| &g.rollouts).map(|r| r.completion.tokens.len()).sum();
+        let completions = self.watch().completion_records(self.position().num_done + 1, false, groups);
+        let mut record = self.record.borrow_mut();
+        record.metrics.extend(rollout_metrics(groups));
+        record.num_sampled_tokens = Some(num_new);
+        record.completions = completions;
+    }
+
+    /// `hook` is called on every rank when another role computes after sampling, or the step ends.
+    pub(crate) fn when_sampling_ends(&self, hook: impl Fn() -> Result<(), HookError> + 'static) {
+        self.sampling_hooks.borrow_mut().push(Box::new(hook));
+    }
+
+    pub(crate) fn begin_sampling(&self) {
+        self.is_sampling.set(true);
+    }
+
+    /// Frees what is needed for sampling alone, before another role computes.
+    ///
+    /// # Errors
+    /// As the hooks of [`Self::when_sampling_ends`].
+    pub(crate) fn end_sampling(&self) -> Result<(), HookError> {
+        if !self.is_sampling.replace(false) {
+            return Ok(());
+        }
+        self.sampling_hooks.borrow().iter().try_for_each(|hook| hook())
+    }
+
+    /// Starts clocks and metrics anew, for the step at `position`.
+    pub(crate) fn begin_step(&self, position: StepPosition) {
+        self.set_position(position);
+        *self.record.borrow_mut() = StepRecord::default();
+    }
+
+    /// What the step has left behind, its cost included.
+    pub(crate) fn end_step(&self) -> StepReport {
+        let StepRecord { clock, mut metrics, num_skipped, trained_tokens, num_sampled_tokens, completions } =
+            self.record.take();
+        let num_tokens = trained_tokens.into_values().max().unwrap_or_default();
+        metrics.insert("training/num_skipped_updates".into(), num_skipped as f64);
+        metrics.extend(cost_metrics(num_tokens, &clock));
+        if let Some(num_sampled) = num_sampled_tokens {
+            let seconds = clock.seconds("gen").max(1e-9);
+            metrics.insert("perf/rollout_throughput".into(), num_sampled as f64 / seconds);
+        }
+        StepReport { metrics, num_tokens, num_skipped, completions }
+    }
+}
+
+impl std::fmt::Debug for StepContext {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "StepContext at {:?}", self.position())
+    }
+}

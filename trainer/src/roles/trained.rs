@@ -1,0 +1,212 @@
+//! What a role trains, wherever it lies: the gradients of all ranks together, applied, and weights and
+//! moments on their way into a checkpoint and out of it. There they are by name, with their place in the
+//! whole, so that a checkpoint does not depend on how many ranks share the model: each saves and reads its
+//! own part. Only for a leader who must save for all do shards become whole, one part of the model at a time.
+//! How gradients come about is the role's.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use rlt_torch::TensorFile;
+use tch::{Tensor, no_grad};
+
+use crate::model::NamedTensors;
+use crate::observe::phases::memory;
+use crate::parallel::{Part, RankError, Ranks, ShardedParameters};
+use crate::roles::optim::{AdamW, Clipped, LossScale, OptimError, StepOutcome};
+use crate::storage::checkpoint::{Checkpoint, CheckpointError, TensorPart, divided};
+
+/// The parameters that a role trains, with their optimizer.
+#[derive(Debug)]
+pub(crate) struct Trained<'a> {
+    pub(crate) optimizer: &'a mut AdamW,
+    /// By what its gradients are too large.
+    pub(crate) loss_scale: &'a mut LossScale,
+    /// The shards of which the optimizer updates the pieces; `None` where every rank has the whole.
+    pub(crate) shards: Option<&'a ShardedParameters>,
+    pub(crate) ranks: &'a Ranks,
+}
+
+/// What the optimizer keeps of a parameter in its own shape.
+const MOMENTS: [&str; 2] = ["exp_avg", "exp_avg_sq"];
+
+/// The name of a parameter's moment in a checkpoint.
+fn moment_name(parameter: &str, moment: &str) -> String {
+    format!("optimizer.{parameter}.{moment}")
+}
+
+/// Why gradients could not be applied.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ApplyError {
+    #[error("failed to apply the gradients")]
+    Optimizer(#[from] OptimError),
+    #[error("failed to agree on the gradients' norm")]
+    Ranks(#[from] RankError),
+    #[error("failed to fetch the parameters that are updated, or to put them back")]
+    Parameters(#[from] rlt_torch::Error),
+}
+
+impl Trained<'_> {
+    /// Adds up what all ranks have gathered, so that each of them applies the whole gradient.
+    pub(crate) fn sum_gradients(&self) -> Result<(), RankError> {
+        match self.shards {
+            Some(shards) => shards.finish_gradients(),
+            None if self.ranks.size() == 1 => Ok(()),
+            None => self.ranks.sum_tensors(&self.optimizer.gradients()),
+        }
+    }
+
+    /// Clips the gathered gradients to `max_grad_norm`, applies them at `learning_rate`, and clears them. A
+    /// non-finite gradient is thrown away and changes nothing but the loss's scale, on all ranks together.
+    pub(crate) fn apply(
+        &mut self,
+        learning_rate: f64,
+        max_grad_norm: f64,
+    ) -> Result<StepOutcome, ApplyError> {
+        memory::during("optimizer", || self.apply_clipped(learning_rate, max_grad_norm))
+    }
+
+    fn apply_clipped(&mut self, learning_rate: f64, max_grad_norm: f64) -> Result<StepOutcome, ApplyError> {
+        let own_norm = self.optimizer.grad_norm()?;
+        let scaled_norm = match self.shards {
+            Some(shards) => shards.norm_over_shards(own_norm)?,
+            None => own_norm,
+        };
+        let factor = self.loss_scale.factor();
+        let grad_norm = scaled_norm / factor;
+        let outcome = match Clipped::at_norm(grad_norm, learning_rate, Some(max_grad_norm)) {
+            Some(clipped) => {
+                self.loss_scale.grow();
+                self.update(&clipped.of_scaled(factor)).map(|()| StepOutcome::Applied { grad_norm })
+            }
+            None if self.loss_scale.back_off() => Ok(StepOutcome::SkippedOverflow),
+            None => Ok(StepOutcome::SkippedNonFinite),
+        };
+        self.discard_gradients();
+        outcome
+    }
+
+    /// Updates all parameters; those that rest are here one buffer after the other.
+    fn update(&mut self, clipped: &Clipped) -> Result<(), ApplyError> {
+        let optimizer = &mut *self.optimizer;
+        match self.shards {
+            Some(shards) => shards.change(|is_here| Ok(optimizer.update(clipped, is_here)?)),
+            None => Ok(optimizer.update(clipped, |_| true)?),
+        }
+    }
+
+    /// Throws the gathered gradients away.
+    pub(crate) fn discard_gradients(&mut self) {
+        self.optimizer.clear_gradients();
+        self.shards.iter().for_each(|shards| shards.clear_gradients());
+    }
+
+    /// What this rank saves of all that an update changes: every rank a part, which together are every tensor
+    /// once. What rests stays there, and must be read before the next update.
+    ///
+    /// # Errors
+    /// [`RankError::Shards`] when what rests cannot be read.
+    pub(crate) fn parts(&self) -> Result<Vec<TensorPart>, RankError> {
+        let Some(shards) = self.shards else {
+            let tensors = self.optimizer.parameters().into_iter().chain(self.optimizer.state_tensors()?);
+            let whole = tensors.map(|(name, tensor)| TensorPart::whole(name, tensor)).collect();
+            return Ok(divided(whole, (self.ranks.rank(), self.ranks.size())));
+        };
+        let (mut moments, counts) = self.state()?;
+        let mut pieces = Vec::new();
+        shards.show_trained(|excerpt, piece| {
+            pieces.push(TensorPart::of(excerpt, piece));
+            for moment in MOMENTS.map(|moment| moment_name(excerpt.name, moment)) {
+                let values = moments.remove(&moment);
+                pieces.extend(values.map(|values| TensorPart::of(&excerpt.named(&moment), &values)));
+            }
+            Ok::<(), RankError>(())
+        })?;
+        let mut parts = divided(pieces, shards.ranks().copy());
+        if self.ranks.is_leader() {
+            parts.extend(counts.into_iter().map(|(name, count)| TensorPart::whole(name, count)));
+        }
+        Ok(parts)
+    }
+
+    /// The optimizer's moments by name, and its counts.
+    fn state(&self) -> Result<(BTreeMap<String, Tensor>, NamedTensors), RankError> {
+        let is_count = |(name, _): &(String, Tensor)| name.ends_with(".num_steps");
+        let (counts, moments): (NamedTensors, NamedTensors) =
+            self.optimizer.state_tensors()?.into_iter().partition(is_count);
+        Ok((moments.into_iter().collect(), counts))
+    }
+
+    /// Every tensor that an update changes, by its name in a checkpoint. Where ranks share the model all of
+    /// them take part, and the leader alone gets the tensors: they lie in nameless files of `folder` where
+    /// those can be written, for memory is there for one part.
+    pub(crate) fn tensors(&self, folder: &Path) -> Result<NamedTensors, RankError> {
+        let Some(shards) = self.shards else {
+            return Ok(self
+                .optimizer
+                .parameters()
+                .into_iter()
+                .chain(self.optimizer.state_tensors()?)
+                .collect());
+        };
+        let (mut moments, counts) = self.state()?;
+        let mut tensors = NamedTensors::new();
+        for part in shards.parts() {
+            let whole = whole_part(shards, part, &mut moments)?;
+            if self.ranks.is_leader() {
+                tensors.extend(in_file(whole, folder));
+            }
+        }
+        if self.ranks.is_leader() {
+            tensors.extend(counts);
+        }
+        Ok(tensors)
+    }
+
+    /// Takes over what [`Self::parts`] or [`Self::tensors`] gave to a checkpoint, each rank its own part.
+    ///
+    /// # Errors
+    /// [`CheckpointError`]: the checkpoint lacks a tensor, or one has another shape.
+    pub(crate) fn restore(&mut self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
+        let Some(shards) = self.shards else {
+            self.optimizer.load(checkpoint)?;
+            let load = |(name, leaf): (String, Tensor)| no_grad(|| checkpoint.load_into(&name, &leaf));
+            return self.optimizer.parameters().into_iter().try_for_each(load);
+        };
+        shards.fill_trained(|excerpt, values| checkpoint.fill(excerpt, values))?;
+        self.optimizer.load_moments(checkpoint, |name, state_name, moment| {
+            shards.fill_beside(name, moment, |excerpt, values| {
+                checkpoint.fill(&excerpt.named(state_name), values)
+            })
+        })
+    }
+}
+
+/// A part's parameters and moments, which are taken out of `moments`.
+fn whole_part(
+    shards: &ShardedParameters,
+    part: Part,
+    moments: &mut BTreeMap<String, Tensor>,
+) -> Result<NamedTensors, RankError> {
+    let mut whole = shards.gather_parameters(part)?;
+    for moment in MOMENTS {
+        let gathered = shards.gather(part, |name| moments.remove(&moment_name(name, moment)))?;
+        whole.extend(gathered.into_iter().map(|(name, tensor)| (moment_name(&name, moment), tensor)));
+    }
+    Ok(whole)
+}
+
+/// The tensors as they lie in a new file, or as they are where none can be written: saving will then say why.
+pub(crate) fn in_file(tensors: NamedTensors, folder: &Path) -> NamedTensors {
+    let (names, resident): (Vec<String>, Vec<Tensor>) = tensors.into_iter().unzip();
+    let lying = match TensorFile::write(folder, &resident) {
+        Ok((_, mapped)) => mapped,
+        Err(error) => {
+            let error: &dyn std::error::Error = &error;
+            tracing::warn!(error, "a part of the checkpoint stays in memory until it is saved");
+            // What they are views of may go.
+            resident.iter().map(|tensor| tensor.detach().copy()).collect()
+        }
+    };
+    names.into_iter().zip(lying).collect()
+}

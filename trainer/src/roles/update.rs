@@ -1,0 +1,368 @@
+//! The update: a batch with advantages in, changed weights out.
+//!
+//! A batch is passed over `epochsPerBatch` times in updates of `promptsPerUpdate` rollout groups.
+//! Denominators are those of the whole update, so micro-batches only bound memory. Where advantages come from
+//! is not known here.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use rlt_core::batch::Batch;
+use rlt_core::loss::{
+    CovarianceInputs, Denominators, LossError, LossInputs, LossMetrics, LossScope, Objective, PreparedLoss,
+};
+use rlt_core::metrics::Metrics;
+use rlt_core::packing::PackingError;
+use rlt_core::rows::Rows;
+
+use crate::model::Adapter;
+use crate::parallel::{RankError, Ranks};
+use crate::roles::actor::{Accumulated, Actor, ActorError, EvaluateLoss, MicroBatch};
+use crate::roles::optim::StepOutcome;
+
+/// Why an update failed.
+#[derive(Debug, thiserror::Error)]
+pub enum UpdateError {
+    /// The batch can not be split under the token budget.
+    #[error("failed to split the batch into micro-batches")]
+    Packing(#[from] PackingError),
+    /// The loss does not fit the batch.
+    #[error("failed to evaluate the loss")]
+    Loss(#[from] LossError),
+    /// The actor failed.
+    #[error("failed to compute gradients")]
+    Actor(#[from] ActorError),
+    /// The ranks could not work together.
+    #[error("failed to add up the gradients of all ranks")]
+    Ranks(#[from] RankError),
+}
+
+/// How a batch is turned into updates.
+#[derive(Clone, Copy, Debug)]
+pub struct UpdatePlan {
+    /// What is minimised.
+    pub objective: Objective,
+    /// Rollout groups of one update.
+    pub groups_per_update: usize,
+    /// Passes over the batch.
+    pub num_epochs: usize,
+    /// Most tokens of one forward and backward pass on one rank.
+    pub max_tokens: usize,
+    /// The learning rate of all updates of the step.
+    pub learning_rate: f64,
+    /// Seeds what is random in an update: dropout, the choice of clip-cov.
+    pub seed: u64,
+}
+
+/// In what portions a batch is passed over, the same for actor and critic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Portions {
+    /// Rollout groups of one update.
+    pub groups_per_update: usize,
+    /// Passes over the batch.
+    pub num_epochs: usize,
+    /// Most tokens of one forward and backward pass on one rank.
+    pub max_tokens: usize,
+}
+
+impl Portions {
+    /// Whether `batch` is passed over once, in one update: then its old policy is the actor itself.
+    pub fn is_one_update(&self, batch: &Batch) -> bool {
+        self.num_epochs == 1 && group_ranges(batch, self.groups_per_update).len() == 1
+    }
+}
+
+impl UpdatePlan {
+    /// The portions alone.
+    pub fn portions(&self) -> Portions {
+        let Self { groups_per_update, num_epochs, max_tokens, .. } = *self;
+        Portions { groups_per_update, num_epochs, max_tokens }
+    }
+}
+
+/// What the updates of one step did.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct UpdateReport {
+    /// Sums over all updates.
+    pub loss: LossMetrics,
+    /// Gradient norms before clipping, one for each applied update.
+    pub grad_norms: Vec<f64>,
+    /// Updates that were skipped because a gradient was not finite.
+    pub num_skipped: usize,
+    /// Updates that were skipped because a scaled gradient overflowed, see
+    /// [`crate::roles::optim::LossScale`].
+    pub num_overflows: usize,
+    /// The scale of the losses after the updates, where it follows gradients.
+    pub loss_scale: Option<f64>,
+    /// The actor's log-prob of each token of the batch as its last update saw it: on-policy, under the
+    /// weights that sampled.
+    pub actor_logprobs: Vec<f64>,
+    /// Forward and backward passes.
+    pub num_micro_batches: usize,
+}
+
+impl UpdateReport {
+    /// What the updates did on all ranks together; norms and skipped updates are the same on each already.
+    fn add_up(&mut self, ranks: &Ranks) -> Result<(), RankError> {
+        let LossMetrics { pg_loss, kl_loss, entropy, ppo_kl_sum, num_clipped, num_clipped_lower, num_tokens } =
+            self.loss;
+        let counts = [num_clipped, num_clipped_lower, num_tokens, self.num_micro_batches];
+        let mut sums = vec![pg_loss, kl_loss, entropy, ppo_kl_sum];
+        sums.extend(counts.map(|count| count as f64));
+        ranks.sum(&mut [&mut sums, &mut self.actor_logprobs])?;
+        self.loss = LossMetrics {
+            pg_loss: sums[0],
+            kl_loss: sums[1],
+            entropy: sums[2],
+            ppo_kl_sum: sums[3],
+            num_clipped: sums[4] as usize,
+            num_clipped_lower: sums[5] as usize,
+            num_tokens: sums[6] as usize,
+        };
+        self.num_micro_batches = sums[7] as usize;
+        Ok(())
+    }
+
+    /// verl's names: `actor/*`, and `training/num_micro_batches`; in half precision `actor/loss_scale` and
+    /// `actor/num_overflows`.
+    pub fn metrics(&self, plan: &UpdatePlan) -> Metrics {
+        let num_updates = (self.grad_norms.len() + self.num_skipped + self.num_overflows).max(1) as f64;
+        let mut metrics: Metrics = self
+            .loss
+            .values()
+            .into_iter()
+            .map(|(name, value)| {
+                // Losses are sums of means, one for each update; fractions already are means over tokens.
+                let is_sum = ["actor/pg_loss", "actor/kl_loss", "actor/entropy"].contains(&name);
+                (name.to_owned(), if is_sum { value / num_updates } else { value })
+            })
+            .collect();
+        if let Some(kl) = plan.objective.kl {
+            metrics.insert("actor/kl_coef".into(), kl.coefficient);
+        } else {
+            metrics.remove("actor/kl_loss");
+        }
+        if !self.grad_norms.is_empty() {
+            let mean = self.grad_norms.iter().sum::<f64>() / self.grad_norms.len() as f64;
+            metrics.insert("actor/grad_norm".into(), mean);
+        }
+        if let Some(factor) = self.loss_scale {
+            metrics.insert("actor/loss_scale".into(), factor);
+            metrics.insert("actor/num_overflows".into(), self.num_overflows as f64);
+        }
+        metrics.insert("actor/lr".into(), plan.learning_rate);
+        metrics.insert("training/num_skipped_updates".into(), self.num_skipped as f64);
+        metrics.insert("training/num_micro_batches".into(), self.num_micro_batches as f64);
+        metrics
+    }
+}
+
+/// Trains the actor on `batch`.
+///
+/// # Errors
+/// [`UpdateError`]; weights are those after the last applied update.
+pub fn update(actor: &mut Actor, batch: &Batch, plan: &UpdatePlan) -> Result<UpdateReport, UpdateError> {
+    let mut report =
+        UpdateReport { actor_logprobs: vec![0.0; batch.rows.num_tokens()], ..UpdateReport::default() };
+    let updates = group_ranges(batch, plan.groups_per_update);
+    let is_on_policy = plan.portions().is_one_update(batch);
+    for epoch in 0..plan.num_epochs {
+        for (update_idx, row_idxs) in updates.iter().enumerate() {
+            let one = OneUpdate {
+                batch,
+                plan,
+                old_logprobs: batch.old_logprobs.as_deref().filter(|_| !is_on_policy),
+                seed: plan.seed.wrapping_add(((epoch as u64) << 32) | update_idx as u64),
+            };
+            one.run(actor, &row_idxs.clone().collect::<Vec<_>>(), &mut report)?;
+        }
+    }
+    let scale = actor.loss_scale();
+    report.loss_scale = scale.is_dynamic().then(|| scale.factor());
+    report.add_up(actor.ranks())?;
+    Ok(report)
+}
+
+/// One optimizer update on some rows of a batch.
+struct OneUpdate<'a> {
+    batch: &'a Batch,
+    plan: &'a UpdatePlan,
+    /// The old policy's log-probs; `None` where the actor still is the old policy.
+    old_logprobs: Option<&'a [f64]>,
+    seed: u64,
+}
+
+impl OneUpdate<'_> {
+    fn run(
+        &self,
+        actor: &mut Actor,
+        row_idxs: &[usize],
+        report: &mut UpdateReport,
+    ) -> Result<(), UpdateError> {
+        let Self { batch, plan, seed, .. } = *self;
+        let denominators = Denominators::of(&batch.micro_rows(row_idxs));
+        let micro_batches =
+            MicroBatch::share(batch, row_idxs, &actor.decoder, plan.max_tokens, actor.ranks())?;
+        let passes = actor.passes(micro_batches)?;
+        let selected = self.select_tokens(actor, row_idxs, &passes)?;
+        let actor_logprobs = self.score_sequences(actor, &passes)?;
+        actor.set_dropout_seed(Some(seed));
+        let mut pending = Vec::new();
+        let mut own_idx = 0;
+        for micro_batch in &passes {
+            let Some(micro_batch) = micro_batch else {
+                actor.accumulate_nothing()?;
+                continue;
+            };
+            let scored = actor_logprobs.as_ref().map(|scored| scored[own_idx].clone());
+            own_idx += 1;
+            let inputs = self.gather(micro_batch, selected.as_deref(), scored);
+            let loss = plan.objective.prepare(inputs.as_loss_inputs(&micro_batch.rows), &denominators)?;
+            if actor.decoder.device().is_cuda() {
+                let evaluate = inputs.clone().evaluates(&loss, micro_batch);
+                pending.push((micro_batch, actor.accumulate_in_stream(micro_batch, evaluate)?));
+            } else {
+                let accumulated = actor.accumulate(micro_batch, &loss)?;
+                self.report(micro_batch, accumulated, actor.ranks(), report);
+            }
+        }
+        actor.sum_gradients()?;
+        // Reads the gradients' norm: what is pending is over then.
+        match actor.apply(plan.learning_rate)? {
+            StepOutcome::Applied { grad_norm } => report.grad_norms.push(grad_norm),
+            StepOutcome::SkippedNonFinite => report.num_skipped += 1,
+            StepOutcome::SkippedOverflow => report.num_overflows += 1,
+        }
+        for (micro_batch, pending) in pending {
+            self.report(micro_batch, pending.finish()?, actor.ranks(), report);
+        }
+        Ok(())
+    }
+
+    fn report(
+        &self,
+        micro_batch: &MicroBatch,
+        accumulated: Accumulated,
+        ranks: &Ranks,
+        report: &mut UpdateReport,
+    ) {
+        report.loss += accumulated.loss;
+        self.batch.scatter(&micro_batch.row_idxs, &accumulated.logprobs, &mut report.actor_logprobs);
+        report.num_micro_batches += usize::from(ranks.counts_for_stream());
+    }
+
+    /// The actor's log-probs of each micro-batch of this rank, where a loss needs them before its gradient:
+    /// off-policy a sequence's ratio must be known before the first of its tokens can be evaluated.
+    fn score_sequences(
+        &self,
+        actor: &Actor,
+        passes: &[Option<MicroBatch>],
+    ) -> Result<Option<Vec<Vec<f64>>>, ActorError> {
+        if self.plan.objective.policy.scope() != LossScope::Sequence || self.old_logprobs.is_none() {
+            return Ok(None);
+        }
+        let scores = actor.score_passes(passes, Adapter::On)?;
+        Ok(Some(scores.into_iter().map(|scores| scores.logprobs).collect()))
+    }
+
+    fn gather(
+        &self,
+        micro_batch: &MicroBatch,
+        selected: Option<&[bool]>,
+        actor_logprobs: Option<Vec<f64>>,
+    ) -> MicroInputs {
+        let (batch, rows) = (self.batch, &micro_batch.row_idxs);
+        let part = |values: Option<&[f64]>| values.map(|values| batch.gather(rows, values));
+        MicroInputs {
+            advantages: batch.gather(rows, &batch.advantages),
+            old_logprobs: part(self.old_logprobs),
+            ref_logprobs: part(batch.ref_logprobs.as_deref()),
+            importance_weights: part(batch.importance_weights.as_deref()),
+            actor_logprobs,
+            selected: selected.map(|selected| batch.gather(rows, selected)),
+        }
+    }
+
+    /// The tokens that a loss over the whole batch treats specially, as flags over the batch; `None` for
+    /// other losses.
+    fn select_tokens(
+        &self,
+        actor: &Actor,
+        row_idxs: &[usize],
+        passes: &[Option<MicroBatch>],
+    ) -> Result<Option<Vec<bool>>, UpdateError> {
+        let Self { batch, plan, old_logprobs, seed } = *self;
+        if plan.objective.policy.scope() != LossScope::Batch {
+            return Ok(None);
+        }
+        let mut logprobs = vec![0.0; batch.rows.num_tokens()];
+        let mut mask = vec![false; batch.rows.num_tokens()];
+        let scores = actor.score_passes(passes, Adapter::On)?;
+        for (micro_batch, scores) in passes.iter().flatten().zip(&scores) {
+            if actor.ranks().counts_for_stream() {
+                batch.scatter(&micro_batch.row_idxs, &scores.logprobs, &mut logprobs);
+            }
+        }
+        actor.ranks().sum(&mut [&mut logprobs])?;
+        batch.scatter(row_idxs, batch.micro_rows(row_idxs).mask(), &mut mask);
+        let inputs = CovarianceInputs {
+            rows: &batch.rows.with_mask(mask).map_err(LossError::from)?,
+            advantages: &batch.advantages,
+            logprobs: &logprobs,
+            old_logprobs,
+            seed,
+        };
+        Ok(Some(plan.objective.policy.select_tokens(&inputs)?))
+    }
+}
+
+/// A micro-batch's part of the batch's per-token values.
+#[derive(Clone)]
+struct MicroInputs {
+    advantages: Vec<f64>,
+    old_logprobs: Option<Vec<f64>>,
+    ref_logprobs: Option<Vec<f64>>,
+    importance_weights: Option<Vec<f64>>,
+    actor_logprobs: Option<Vec<f64>>,
+    selected: Option<Vec<bool>>,
+}
+
+impl MicroInputs {
+    fn as_loss_inputs<'a>(&'a self, rows: &'a Rows) -> LossInputs<'a> {
+        LossInputs {
+            old_logprobs: self.old_logprobs.as_deref(),
+            ref_logprobs: self.ref_logprobs.as_deref(),
+            importance_weights: self.importance_weights.as_deref(),
+            actor_logprobs: self.actor_logprobs.as_deref(),
+            selected: self.selected.as_deref(),
+            ..LossInputs::new(rows, &self.advantages)
+        }
+    }
+
+    /// What evaluates `loss`, prepared of these very inputs, wherever and whenever it is called.
+    fn evaluates(self, loss: &PreparedLoss<'_>, micro_batch: &MicroBatch) -> Box<EvaluateLoss> {
+        let ((objective, weights), rows) = (loss.owned(), micro_batch.rows.clone());
+        Box::new(move |tokens, logprobs, entropies| {
+            let loss = objective.resume(self.as_loss_inputs(&rows), Arc::clone(&weights))?;
+            loss.evaluate(tokens, logprobs, entropies)
+        })
+    }
+}
+
+/// The rows of each update: consecutive rollout groups, `groups_per_update` of them.
+pub(crate) fn group_ranges(batch: &Batch, groups_per_update: usize) -> Vec<Range<usize>> {
+    let mut ranges: Vec<Range<usize>> = Vec::new();
+    let mut num_groups = 0;
+    for (row_idx, group) in batch.groups.iter().enumerate() {
+        if row_idx == 0 || *group != batch.groups[row_idx - 1] {
+            num_groups += 1;
+            if (num_groups - 1) % groups_per_update.max(1) == 0 {
+                ranges.push(row_idx..row_idx);
+            }
+        }
+        if let Some(last) = ranges.last_mut() {
+            last.end = row_idx + 1;
+        }
+    }
+    ranges
+}

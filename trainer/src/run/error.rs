@@ -1,0 +1,163 @@
+//! What can end a run, and with which exit code.
+
+use rlt_api::{ExitCode, Problem};
+
+use crate::data::tokenizer::TokenizerError;
+use crate::data::{DataError, LoaderError};
+use crate::model::hub::HubError;
+use crate::model::{LoraError, ModelError};
+use crate::parallel::RankError;
+use crate::roles::StepError;
+use crate::roles::actor::ProbeError;
+use crate::roles::critic::NoCritic;
+use crate::roles::optim::OptimError;
+use crate::roles::reward::{RewardModelError, RewardSetupError};
+use crate::run::device_failure::DeviceFailed;
+use crate::run::out_of_memory::OutOfMemory;
+use crate::storage::checkpoint::{CheckpointError, CopyError};
+use crate::storage::run_folder::RunFolderError;
+
+/// Why a run failed.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "each variant is its message")]
+pub enum TrainError {
+    #[error("the manifest has {} problem(s):\n{}", .0.len(), listed(.0))]
+    Manifest(Vec<Problem>),
+    #[error("failed to read the manifest {}", path.display())]
+    ReadManifest { path: std::path::PathBuf, source: std::io::Error },
+    #[error("failed to write the manifest with its defaults")]
+    WriteManifest(#[from] serde_saphyr::SerializeError),
+    #[error("failed to {act} `{path}`")]
+    Io { act: &'static str, path: String, source: std::io::Error },
+    #[error("failed to take the run folder")]
+    RunFolder(#[from] RunFolderError),
+    #[error("failed to prepare the model")]
+    Model(#[from] ModelError),
+    #[error("failed to fetch the model")]
+    Hub(#[from] HubError),
+    #[error("failed to prepare the tokenizer")]
+    Tokenizer(#[from] TokenizerError),
+    #[error("failed to read the data")]
+    Data(#[from] DataError),
+    #[error("failed to go through the data")]
+    Loader(#[from] LoaderError),
+    #[error("failed to prepare the rewards")]
+    Rewards(#[from] RewardSetupError),
+    #[error("failed to prepare a reward model")]
+    RewardModel(#[from] RewardModelError),
+    #[error("failed to make a critic")]
+    NoCritic(#[from] NoCritic),
+    #[error(transparent)]
+    Step(#[from] StepError),
+    #[error("failed to prepare the optimizer")]
+    Optimizer(#[from] OptimError),
+    #[error("failed to prepare the adapter, or to export the model")]
+    Lora(#[from] LoraError),
+    #[error("the model's configuration is impossible")]
+    ModelConfig(#[source] rlt_api::plan::model_config::ModelConfigError),
+    #[error("the model does not fit the workers")]
+    Misfit(#[from] rlt_api::plan::Misfit),
+    #[error("sharing tokens among workers does not work")]
+    Probe(#[from] ProbeError),
+    #[error("failed to draw the report")]
+    Report(#[from] crate::observe::report::ReportError),
+    #[error("failed to read or write the state of a checkpoint")]
+    State(#[source] serde_json::Error),
+    #[error("libtorch failed")]
+    Kernel(#[from] rlt_torch::Error),
+    #[error("spec.model.tokenizer: a new model needs one")]
+    NoTokenizer,
+    #[error("failed to work with the other ranks")]
+    Ranks(#[from] RankError),
+    #[error(
+        "spec.workers.count is {count} and spec.workers.ranksPerWorker {ranks_per_worker}, but this process was started as \
+         one of {world_size} ranks: start it with `rlt-trainer launch`, which starts them all"
+    )]
+    OtherWorldSize { count: u32, ranks_per_worker: u32, world_size: usize },
+    #[error("failed to save or read a checkpoint")]
+    Checkpoint(#[from] CheckpointError),
+    #[error("failed with the copies of checkpoints")]
+    Copies(#[from] CopyError),
+    #[error(
+        "the loss or its gradient was not finite for {num_steps} steps in a row (last step {last_step}): lower \
+         spec.training.optimizer.learningRate or spec.training.maxGradNorm"
+    )]
+    Diverged { num_steps: u32, last_step: u64 },
+    #[error(
+        "spec.workers.device: Cuda was asked for; expected a GPU for each of the {num_ranks} ranks on this machine, \
+         libtorch sees {num_gpus}"
+    )]
+    TooFewGpus { num_ranks: usize, num_gpus: usize },
+    #[error(transparent)]
+    OutOfMemory(#[from] OutOfMemory),
+    #[error(transparent)]
+    DeviceFailed(#[from] DeviceFailed),
+    #[error("spec.workers.device: Cuda was asked for, and our kernels do not run on GPU {index}")]
+    NoKernels { index: usize, source: rlt_torch::Error },
+    #[error("spec.workers.device: Cuda was asked for, but {cause}; `rlt-trainer device` shows what is seen")]
+    NoCuda { cause: String },
+    #[error(
+        "GPU {index} has {free:.1} of {total:.1} GiB free, and the plan of this job needs {needed:.1} GiB: another process \
+         fills it; end that process, or choose another GPU by CUDA_VISIBLE_DEVICES"
+    )]
+    GpuTaken { index: usize, free: f64, total: f64, needed: f64 },
+    #[error("no complete checkpoint is left in `{path}`: {reasons}")]
+    NoCompleteCheckpoint { path: String, reasons: String },
+}
+
+impl TrainError {
+    /// The exit code that tells the operator what to do about it.
+    pub fn exit_code(&self) -> ExitCode {
+        if self.is_peer_lost() {
+            return ExitCode::PeerLost;
+        }
+        if self.causes().any(is_file_error) {
+            return ExitCode::RetryableIo;
+        }
+        match self {
+            Self::Manifest(_) | Self::ReadManifest { .. } => ExitCode::Usage,
+            Self::OtherWorldSize { .. } | Self::Ranks(RankError::Environment { .. }) => ExitCode::Usage,
+            Self::TooFewGpus { .. } | Self::NoCuda { .. } | Self::NoKernels { .. } => ExitCode::BadConfig,
+            Self::OutOfMemory(_) => ExitCode::BadConfig,
+            Self::DeviceFailed(_) | Self::GpuTaken { .. } => ExitCode::DeviceFailed,
+            Self::RunFolder(RunFolderError::Io { .. }) | Self::Io { .. } => ExitCode::RetryableIo,
+            Self::Hub(error) => error.exit_code(),
+            Self::Report(_) => ExitCode::RetryableIo,
+            Self::RewardModel(error) => error.exit_code(),
+            Self::Model(error) => error.exit_code(),
+            Self::Lora(error) => error.exit_code(),
+            Self::Tokenizer(error) => error.exit_code(),
+            Self::RunFolder(_) | Self::ModelConfig(_) | Self::Misfit(_) => ExitCode::BadConfig,
+            Self::Probe(ProbeError::Differs { .. }) => ExitCode::BadConfig,
+            Self::Data(_) | Self::Loader(_) | Self::Rewards(_) => ExitCode::BadConfig,
+            Self::NoCompleteCheckpoint { .. } => ExitCode::CorruptCheckpoint,
+            Self::Checkpoint(error) if error.is_corruption() => ExitCode::CorruptCheckpoint,
+            Self::Checkpoint(error) if error.is_misfit() => ExitCode::BadConfig,
+            Self::Copies(error) if error.is_permanent() => ExitCode::BadConfig,
+            Self::Checkpoint(_) | Self::Copies(_) => ExitCode::RetryableIo,
+            Self::Diverged { .. } => ExitCode::Diverged,
+            Self::Step(error) => error.exit_code(),
+            _ => ExitCode::Failure,
+        }
+    }
+}
+
+impl TrainError {
+    /// Whether another rank is gone, wherever it was noticed.
+    fn is_peer_lost(&self) -> bool {
+        self.causes().filter_map(|error| error.downcast_ref::<RankError>()).any(RankError::is_peer_lost)
+    }
+
+    pub(crate) fn causes(&self) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
+        std::iter::successors(Some(self as &(dyn std::error::Error + 'static)), |error| error.source())
+    }
+}
+
+/// Whether tensors that rest in a file could not be written or read: the disk may have room again.
+fn is_file_error(error: &(dyn std::error::Error + 'static)) -> bool {
+    matches!(error.downcast_ref(), Some(rlt_torch::Error::File { .. }))
+}
+
+fn listed(problems: &[Problem]) -> String {
+    problems.iter().map(|problem| format!("  {problem}")).collect::<Vec<_>>().join("\n")
+}

@@ -1,0 +1,157 @@
+//! The end of a run: the exported model, the verdict, the report.
+
+use std::time::Duration;
+
+use rlt_api::spec::ExportDtype;
+use serde::Serialize;
+use tch::Kind;
+
+use crate::model::{AdapterExport, BaseModel, Export, ExportOptions};
+use crate::observe::report;
+use crate::observe::stop::{Outcome, StopReason};
+use crate::observe::tracking::console::Phase;
+use crate::parallel::{Numbers, Part};
+use crate::roles::Roles;
+use crate::run::Run;
+use crate::run::error::TrainError;
+
+/// `result.json`: what a run came to, for people and for programs.
+#[derive(Debug, Serialize)]
+struct RunResult<'a> {
+    name: &'a str,
+    outcome: &'static str,
+    step: u64,
+    num_steps: u64,
+    held_out_reward_before: Option<f64>,
+    held_out_reward_after: Option<f64>,
+    elapsed_seconds: f64,
+    num_tokens: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    warning: Option<&'a str>,
+}
+
+/// Exports the model where the run is complete; then, on the leading rank, writes the verdict, closes the
+/// trackers, draws the report.
+///
+/// # Errors
+/// [`TrainError`]; the checkpoint of the last step is safe already.
+pub fn finish(run: &Run, roles: &Roles, outcome: Outcome) -> Result<(), TrainError> {
+    if outcome == Outcome::Complete && run.spec().checkpoint.export.enabled {
+        run.context.watch().begin_phase(Phase::Saving, 0);
+        tracing::info_span!(target: rlt_traces::TARGET, "export").in_scope(|| export(run, roles))?;
+    }
+    if !run.ranks.is_leader() {
+        return Ok(());
+    }
+    wait_for_copy(run, outcome)?;
+    write_result(run, outcome)?;
+    run.context.watch().message(&summary(run, outcome));
+    if let Some(warning) = &run.warning {
+        run.context.watch().message(&format!("this run {warning}"));
+    }
+    run.context.watch_mut().finish();
+    report::render(run.folder.root())?;
+    Ok(())
+}
+
+/// A complete run is complete once its last checkpoint is where it was asked for. One that was asked to stop
+/// has half of its time left for that, and what is missing is copied when it goes on.
+fn wait_for_copy(run: &Run, outcome: Outcome) -> Result<(), TrainError> {
+    let grace = u64::from(run.spec().run_policy.termination_grace_period_seconds);
+    match outcome {
+        Outcome::Complete => Ok(run.saver.borrow().checkpoints.finish_copies(Duration::from_secs(grace))?),
+        Outcome::Stopped(_) => {
+            if let Err(error) = run.saver.borrow().checkpoints.finish_copies(Duration::from_secs(grace) / 2) {
+                run.context.watch().message(&error.to_string());
+            }
+            Ok(())
+        }
+    }
+}
+
+/// The leader writes one part of the model after the other; where ranks share it, all of them bring it.
+fn export(run: &Run, roles: &Roles) -> Result<(), TrainError> {
+    let mut files = if run.ranks.is_leader() { Some(ExportedFiles::begin(run, roles)?) } else { None };
+    roles.actor.actor.parts().visit(Numbers::Exact, |part| match &mut files {
+        Some(files) => files.write(part),
+        None => Ok(()),
+    })?;
+    files.map_or(Ok(()), ExportedFiles::finish)?;
+    if run.ranks.is_leader() {
+        roles.rollout.tokenizer.save(&run.folder.export())?;
+    }
+    Ok(())
+}
+
+/// The files of weights of an export.
+struct ExportedFiles<'a> {
+    model: Export<'a>,
+    adapter: Option<AdapterExport<'a>>,
+}
+
+impl<'a> ExportedFiles<'a> {
+    fn begin(run: &'a Run, roles: &'a Roles) -> Result<Self, TrainError> {
+        let spec = &run.spec().checkpoint.export;
+        let dtype = match spec.dtype {
+            ExportDtype::Auto => run.source.kind,
+            ExportDtype::Fp32 => Kind::Float,
+            ExportDtype::Bf16 => Kind::BFloat16,
+        };
+        let (folder, decoder) = (run.folder.export(), &roles.actor.actor.decoder);
+        let model = Export::begin(decoder, &folder, &ExportOptions { merge_lora: spec.merge_lora, dtype })?;
+        if decoder.lora().is_none() {
+            return Ok(Self { model, adapter: None });
+        }
+        // What is below the adapter of a new model is nowhere but here, and only where it is not merged.
+        let exported = || BaseModel { name_or_path: folder.display().to_string(), revision: None };
+        let base = run.source.base.clone().or_else(|| (!spec.merge_lora).then(exported));
+        let adapter = AdapterExport::begin(decoder, &folder.join("adapter"), base.as_ref())?;
+        Ok(Self { model, adapter: Some(adapter) })
+    }
+
+    fn write(&mut self, part: Part) -> Result<(), TrainError> {
+        self.model.write(part.layer_idx())?;
+        self.adapter.as_mut().map_or(Ok(()), |adapter| adapter.write(part.layer_idx()))?;
+        Ok(())
+    }
+
+    fn finish(self) -> Result<(), TrainError> {
+        self.model.finish()?;
+        self.adapter.map_or(Ok(()), AdapterExport::finish)?;
+        Ok(())
+    }
+}
+
+fn write_result(run: &Run, outcome: Outcome) -> Result<(), TrainError> {
+    let result = RunResult {
+        name: run.job.name(),
+        outcome: match outcome {
+            Outcome::Complete => "complete",
+            Outcome::Stopped(StopReason::Signal) => "stopped by a signal",
+            Outcome::Stopped(StopReason::Deadline) => "stopped by the deadline",
+        },
+        step: run.progress.step,
+        num_steps: run.num_steps,
+        held_out_reward_before: run.progress.first_evaluation,
+        held_out_reward_after: run.progress.last_evaluation,
+        elapsed_seconds: run.elapsed_seconds(),
+        num_tokens: run.progress.num_tokens,
+        warning: run.warning.as_deref(),
+    };
+    let result = serde_json::to_value(result).map_err(TrainError::State)?;
+    Ok(run.folder.write_json("result.json", &result)?)
+}
+
+fn summary(run: &Run, outcome: Outcome) -> String {
+    let folder = run.folder.root().display();
+    let step = run.progress.step;
+    match (outcome, run.progress.first_evaluation, run.progress.last_evaluation) {
+        (Outcome::Stopped(_), _, _) => {
+            format!("stopped after step {step} of {} with a checkpoint in {folder}", run.num_steps)
+        }
+        (Outcome::Complete, Some(before), Some(after)) => {
+            format!("held-out reward {before:.3} -> {after:.3} in {step} steps; everything is in {folder}")
+        }
+        (Outcome::Complete, _, _) => format!("{step} steps are done; everything is in {folder}"),
+    }
+}

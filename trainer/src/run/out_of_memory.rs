@@ -1,0 +1,138 @@
+//! A device whose memory ran out: which phase asked for how much, what was free, and which fields give more
+//! room.
+//!
+//! libtorch says so wherever it allocates, by an error or, inside of a model's pass, by a panic; both are
+//! caught where a run's work begins, and told by the phase that was under way.
+
+use std::any::Any;
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use crate::run::device_failure::DeviceFailed;
+use crate::run::error::TrainError;
+
+thread_local! {
+    static PHASE: Cell<&'static str> = const { Cell::new(SETUP) };
+}
+
+/// The phase before the first.
+const SETUP: &str = "setup";
+
+/// Words of libtorch's allocator, before what was asked for.
+const ASKED: &str = "Tried to allocate ";
+/// After what is free.
+const FREE: &str = " is free";
+
+/// Device memory ran out.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the device ran out of memory in phase `{phase}`: {asked} were asked for, {free} were free; {advice}",
+    advice = advice(phase)
+)]
+pub struct OutOfMemory {
+    phase: &'static str,
+    asked: String,
+    free: String,
+}
+
+impl OutOfMemory {
+    /// What libtorch's `message` says of it; `None` where it speaks of something else.
+    fn in_message(message: &str, phase: &'static str) -> Option<Self> {
+        let (_, behind) = message.split_once(ASKED)?;
+        if !message.contains("out of memory") {
+            return None;
+        }
+        let unknown = || "an unknown amount".to_owned();
+        // "20.00 MiB. GPU 0 has a total capacity of 79.15 GiB of which 1.50 GiB is free."
+        let asked =
+            behind.split(". ").next().map_or_else(unknown, |asked| asked.trim_end_matches('.').into());
+        let free = behind.split_once(FREE).and_then(|(before, _)| before.rsplit_once("of which "));
+        let free = free.map_or_else(unknown, |(_, free)| free.to_owned());
+        Some(Self { phase, asked, free })
+    }
+}
+
+/// Which fields of the manifest give a phase more room.
+fn advice(phase: &str) -> &'static str {
+    match phase {
+        "gen" | "update_weights" => {
+            "lower spec.rollout.memoryFraction or spec.rollout.maxBatchedTokens, or spread the model by \
+             spec.workers.mesh.rolloutTp"
+        }
+        "old_log_prob" | "ref" | "values" | "adv" | "reward" => "lower spec.training.maxLogprobTokens",
+        "update_actor" | "update_critic" => {
+            "lower spec.training.maxTokensPerMicroBatch, set spec.training.activationCheckpointing, or let \
+             spec.training.offload move parameters, optimizer or activations to the host"
+        }
+        _ => {
+            "spread the model by spec.workers.mesh.dpShard, or let spec.training.offload move parameters or \
+             optimizer to the host"
+        }
+    }
+}
+
+/// From now on this thread's work belongs to `phase`.
+pub(crate) fn enter(phase: &'static str) {
+    PHASE.set(phase);
+}
+
+/// Does `work`; where device memory ran out in it, or the device failed, the error says in which phase, and
+/// what to change. Whoever gets that ends the run: `work` was left half way.
+pub(crate) fn explained<T>(work: impl FnOnce() -> Result<T, TrainError>) -> Result<T, TrainError> {
+    let found = |message: &str| {
+        let phase = PHASE.get();
+        let ran_out = OutOfMemory::in_message(message, phase).map(TrainError::OutOfMemory);
+        ran_out.or_else(|| DeviceFailed::in_message(message, phase).map(TrainError::DeviceFailed))
+    };
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(done)) => Ok(done),
+        Ok(Err(error)) => {
+            let found = error.causes().find_map(|cause| found(&cause.to_string()));
+            Err(found.unwrap_or(error))
+        }
+        Err(panic) => match text_of(&*panic).and_then(found) {
+            Some(error) => Err(error),
+            None => resume_unwind(panic),
+        },
+    }
+}
+
+fn text_of(panic: &(dyn Any + Send)) -> Option<&str> {
+    panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MESSAGE: &str = "CUDA out of memory. Tried to allocate 20.50 MiB. GPU 0 has a total capacity of 79.15 GiB \
+                           of which 1.50 MiB is free. Of the allocated memory 70.00 GiB is allocated by PyTorch.";
+
+    fn explained_panic(message: &'static str) -> Result<(), TrainError> {
+        explained(|| panic!("called `Result::unwrap()` on an `Err` value: Torch({message:?})"))
+    }
+
+    #[test]
+    fn a_pass_without_memory_says_phase_amounts_and_fields() {
+        enter("update_actor");
+        let error = explained_panic(MESSAGE).unwrap_err().to_string();
+        for part in
+            ["`update_actor`", "20.50 MiB were asked for", "1.50 MiB were free", "maxTokensPerMicroBatch"]
+        {
+            assert!(error.contains(part), "{part} in {error}");
+        }
+        enter("gen");
+        let source = rlt_torch::Error::Libtorch { act: "decoding", message: MESSAGE.to_owned() };
+        let error = explained(|| Err::<(), _>(TrainError::Kernel(source))).unwrap_err();
+        assert!(error.to_string().contains("memoryFraction"), "{error}");
+        assert_eq!(error.exit_code(), rlt_api::ExitCode::BadConfig);
+    }
+
+    #[test]
+    fn other_failures_stay_what_they_are() {
+        let other = explained(|| Err::<(), _>(TrainError::NoTokenizer)).unwrap_err();
+        assert!(matches!(other, TrainError::NoTokenizer));
+        let panic = catch_unwind(|| explained_panic("sizes do not fit")).unwrap_err();
+        assert!(text_of(&*panic).unwrap().contains("sizes do not fit"));
+    }
+}

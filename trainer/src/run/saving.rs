@@ -1,0 +1,168 @@
+//! Saving on all ranks together and beside the training: who writes, what is under way, and that all agree on
+//! how it ended.
+//!
+//! ```text
+//! begin     the leader makes room -> each rank writes its parts into the kernel's memory      training waits
+//!           each rank syncs and digests its file on a thread                                training goes on
+//! settle    the files of all are complete -> the leader commits -> all know how it ended
+//! ```
+//! Every rank writes where every rank sees the leader's folder; otherwise the leader writes what the others
+//! send. At most one save is under way. What a checkpoint holds is not known here.
+
+use std::io;
+use std::thread::{Builder, JoinHandle};
+
+use serde_json::Value;
+
+use crate::observe::tracking::error_chain;
+use crate::parallel::{RankError, Ranks};
+use crate::run::error::TrainError;
+use crate::storage::checkpoint::{CheckpointError, CheckpointStore, TensorPart, UnsyncedShard, WrittenShard};
+
+/// How the ranks save, and the save that is under way.
+#[derive(Debug)]
+pub(crate) struct Saving {
+    is_folder_shared: bool,
+    under_way: Option<UnderWay>,
+}
+
+/// A save that is not committed yet.
+#[derive(Debug)]
+struct UnderWay {
+    step: u64,
+    /// The small state, as the leader keeps it.
+    state: Value,
+    /// The thread that completes this rank's file; `None` where another rank writes for it.
+    shard: Option<JoinHandle<Result<WrittenShard, CheckpointError>>>,
+}
+
+/// Whether a save that is not complete is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patience {
+    /// It is looked at again later.
+    None,
+    /// Nothing else goes on before it has ended.
+    Until,
+}
+
+impl Saving {
+    /// Finds out whether every rank sees and may write the folder of the leader's `store`.
+    pub(crate) fn prepare(ranks: &Ranks, store: &CheckpointStore) -> Result<Self, TrainError> {
+        if ranks.size() == 1 {
+            return Ok(Self { is_folder_shared: true, under_way: None });
+        }
+        let sign = if ranks.is_leader() { Some(store.leave_sign()?) } else { None };
+        let sign = ranks.from_leader(sign)?;
+        let sees = ranks.gather(store.sees_sign(&sign, ranks.rank()))?;
+        let apart: Vec<usize> = (0..sees.len()).filter(|rank| !sees[*rank]).collect();
+        if ranks.is_leader() {
+            store.remove_sign(&sign);
+            if !apart.is_empty() {
+                tracing::warn!(ranks = ?apart, "ranks without the run folder: the first rank saves for all");
+            }
+        }
+        Ok(Self { is_folder_shared: apart.is_empty(), under_way: None })
+    }
+
+    /// Whether every rank writes what it has; otherwise the leader writes all.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.is_folder_shared
+    }
+
+    /// The step whose save is under way.
+    pub(crate) fn step(&self) -> Option<u64> {
+        self.under_way.as_ref().map(|under_way| under_way.step)
+    }
+
+    /// Writes `parts`, which this rank has of the checkpoint of `step`, and completes the file beside the
+    /// training; `None` where the leader writes for it. The leader's `state` goes with them. All ranks do so
+    /// together.
+    ///
+    /// # Errors
+    /// On all ranks, when one of them cannot write; nothing is left of the checkpoint then. Or when a rank is
+    /// lost.
+    pub(crate) fn begin(
+        &mut self,
+        (ranks, store): (&Ranks, &CheckpointStore),
+        step: u64,
+        state: Value,
+        parts: Option<Vec<TensorPart>>,
+    ) -> Result<(), TrainError> {
+        agree(ranks, if ranks.is_leader() { store.begin(step) } else { Ok(()) })?;
+        let write = |parts: Vec<TensorPart>| store.write(step, ranks.rank(), parts);
+        let written = agree(ranks, parts.map(write).transpose());
+        let started = written.and_then(|shard| agree(ranks, shard.map(complete_on_thread).transpose()));
+        if started.is_err() && ranks.is_leader() {
+            store.abandon(step);
+        }
+        self.under_way = Some(UnderWay { step, state, shard: started? });
+        Ok(())
+    }
+
+    /// Commits what is under way, once all ranks have completed their files; what came of it. All ranks do so
+    /// together.
+    ///
+    /// # Errors
+    /// On all ranks, when one of them could not save its part, or the leader not commit; nothing is left of
+    /// the checkpoint then. Or when a rank is lost.
+    pub(crate) fn settle(
+        &mut self,
+        (ranks, store): (&Ranks, &mut CheckpointStore),
+        patience: Patience,
+    ) -> Result<Settled, TrainError> {
+        let Some(under_way) = self.under_way.take() else { return Ok(Settled::Nothing) };
+        let is_busy = under_way.shard.as_ref().is_some_and(|thread| !thread.is_finished());
+        if patience == Patience::None && ranks.max(is_busy.into())? > 0 {
+            self.under_way = Some(under_way);
+            return Ok(Settled::Later);
+        }
+        let UnderWay { step, state, shard } = under_way;
+        let own = agree(ranks, shard.map(completed).transpose());
+        let saved = own.and_then(|own| {
+            let shards: Vec<WrittenShard> = ranks.gather(own)?.into_iter().flatten().collect();
+            agree(ranks, ranks.is_leader().then(|| store.commit(step, shards, &state)).transpose())
+        });
+        if saved.is_err() && ranks.is_leader() {
+            store.abandon(step);
+        }
+        saved.map(|_| Settled::Committed)
+    }
+}
+
+/// How a save that was under way stands.
+#[derive(Debug)]
+pub(crate) enum Settled {
+    /// None was under way.
+    Nothing,
+    /// Some rank is not done with it.
+    Later,
+    /// It is a checkpoint now.
+    Committed,
+}
+
+/// What this rank has come to, where every rank has come to something; otherwise its own error, or what the
+/// first says that failed.
+fn agree<T>(ranks: &Ranks, own: Result<T, CheckpointError>) -> Result<T, TrainError> {
+    let causes: Result<Vec<Option<String>>, RankError> =
+        ranks.gather(own.as_ref().err().map(|error| error_chain(error)));
+    let own = own?;
+    let failed = causes?.into_iter().enumerate().find_map(|(rank, cause)| Some((rank, cause?)));
+    failed.map_or(Ok(own), |(rank, cause)| Err(CheckpointError::Elsewhere { rank, cause }.into()))
+}
+
+fn complete_on_thread(
+    shard: UnsyncedShard,
+) -> Result<JoinHandle<Result<WrittenShard, CheckpointError>>, CheckpointError> {
+    let thread = Builder::new().name("complete checkpoint".into());
+    thread.spawn(move || shard.complete()).map_err(|source| CheckpointError::Thread { source })
+}
+
+fn completed(
+    thread: JoinHandle<Result<WrittenShard, CheckpointError>>,
+) -> Result<WrittenShard, CheckpointError> {
+    let ended_early = || io::Error::other("the thread has ended early");
+    thread.join().unwrap_or_else(|_| Err(CheckpointError::Thread { source: ended_early() }))
+}
+
+#[cfg(test)]
+mod tests;

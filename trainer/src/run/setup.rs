@@ -1,0 +1,385 @@
+//! From a validated job to everything a run holds: device, tokenizer, data, model, rewards, engine.
+//!
+//! Whatever can be wrong with a model, its data or its rewards is found here, before the first step.
+
+mod device;
+mod model;
+
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use rlt_api::ValidatedJob;
+use rlt_api::plan::{KV_BLOCK_TOKENS, check_model, concurrent_sequences};
+use rlt_api::resolved::{Kl, ModelSource, ResolvedSpec, TokenizerSource};
+use rlt_api::spec;
+use rlt_core::schedule::{Decay, Schedule};
+use tch::{Device, Kind};
+
+use crate::data::seeds::{SeedUse, seed};
+use crate::data::tokenizer::Tokenizer;
+use crate::data::{Data, Dataset, Demonstration, Loader, Split};
+use crate::model::BaseModel;
+use crate::observe::stop::StopRequest;
+use crate::parallel::{RankError, Ranks};
+use crate::roles::Roles;
+use crate::roles::actor::{Actor, ActorRole};
+use crate::roles::critic::{CriticOptions, CriticPlan, CriticRole};
+use crate::roles::offload::Offload;
+use crate::roles::optim::AdamWOptions;
+use crate::roles::reference::{Reference, ReferenceRole, kl_controller};
+use crate::roles::reward::{PoolOptions, RewardFunctions, RewardPool, RewardsRole};
+use crate::roles::rollout::{MemoryShare, RolloutEngine, RolloutOptions, RolloutRole};
+use crate::roles::step_context::StepContext;
+use crate::roles::update::Portions;
+use crate::run::error::TrainError;
+use crate::run::recipe::Recipes;
+use crate::run::saver::Saver;
+use crate::run::saving::Saving;
+use crate::run::{ModelOrigin, Progress, Run};
+use crate::storage::checkpoint::CheckpointStore;
+use crate::storage::run_folder::RunFolder;
+
+/// The part of the seed of weights that is the critic's adapter.
+const CRITIC_ADAPTER: u64 = 1;
+
+/// Builds this rank's run of `job` in `folder`, with the recipes that `choose` makes of the manifest.
+///
+/// # Errors
+/// [`TrainError`], naming what does not fit.
+pub fn setup(
+    job: ValidatedJob,
+    folder: RunFolder,
+    stop: StopRequest,
+    ranks: Ranks,
+    choose: fn(&ResolvedSpec) -> Recipes,
+) -> Result<(Run, Roles, Data), TrainError> {
+    let spec = job.spec().clone();
+    let streams = Streams::of(&spec, ranks)?;
+    let ranks = streams.updates.clone();
+    let device::Placement { device, warning } = device::prepare(&spec, &ranks)?;
+    // What the leader downloads the others find.
+    let (model_dir, base_model) = ranks.leader_first(|| model_folder(&spec, &folder, &ranks))?.unzip();
+    let tokenizer = load_tokenizer(&spec, model_dir.as_deref())?;
+    let datasets = Datasets::load(&spec, &tokenizer)?;
+    let rewards = reward_pool(&spec, &datasets, ranks.cores())?;
+    let weights = model::weights(&spec, model_dir.as_deref(), &tokenizer)?;
+    check_model(&spec, weights.config())?;
+    let job = job.with(&device::choices(&spec, weights.config(), device, &ranks)?);
+    let spec = job.spec().clone();
+    device::check_room(&job, weights.config(), device)?;
+    let actor = model::actor(&spec, &weights, device, &streams, &folder)?;
+    actor.decoder.check_vocabulary(tokenizer.vocab_len().saturating_sub(1) as u32)?;
+    let reference = model::reference(&spec, &actor, &folder)?;
+    let folders = model::reward_model_folders(&spec, &ranks)?;
+    let reward_models = model::reward_models(&spec, &folders, &tokenizer, &actor, &folder)?;
+    let checkpoints = checkpoint_store(&spec, &folder, &ranks)?;
+    let saving = Saving::prepare(&ranks, &checkpoints)?;
+    let context = StepContext::new(spec.training.seed, stop);
+    let num_steps = datasets.num_steps(&spec);
+    let roles = Roles {
+        rollout: rollout_role(&spec, tokenizer, device, &ranks, &context)?,
+        rewards: RewardsRole {
+            pool: rewards,
+            models: reward_models,
+            masks_failed: spec.rewards.on_error == spec::RewardErrorPolicy::Mask,
+            ranks: ranks.clone(),
+            context: Rc::clone(&context),
+        },
+        critic: critic_role(&spec, &folder, streams.critic, &context),
+        reference: reference_role(&spec, reference, &context),
+        actor: actor_role(&spec, actor, num_steps, &context),
+        context: Rc::clone(&context),
+    };
+    let saver = Saver::new(ranks.clone(), checkpoints, saving, Rc::clone(&context));
+    let run = Run {
+        recipes: choose(&spec),
+        source: ModelOrigin { base: base_model, kind: source_kind(model_dir.as_deref()) },
+        saver: saver.committing_after_sampling(),
+        num_steps,
+        job,
+        folder,
+        ranks,
+        context,
+        warning,
+        progress: Progress::default(),
+        started: Instant::now(),
+    };
+    Ok((run, roles, datasets.in_order(&spec)?))
+}
+
+fn checkpoint_store(
+    spec: &ResolvedSpec,
+    folder: &RunFolder,
+    ranks: &Ranks,
+) -> Result<CheckpointStore, TrainError> {
+    if !ranks.is_leader() {
+        return Ok(CheckpointStore::follow(&folder.checkpoints()));
+    }
+    let store = CheckpointStore::open(&folder.checkpoints(), spec.checkpoint.keep as usize)?;
+    Ok(match &spec.checkpoint.uri {
+        Some(uri) => store.copied_to(uri)?,
+        None => store,
+    })
+}
+
+fn rollout_role(
+    spec: &ResolvedSpec,
+    tokenizer: Tokenizer,
+    device: Device,
+    ranks: &Ranks,
+    context: &Rc<StepContext>,
+) -> Result<RolloutRole, TrainError> {
+    let engine = RolloutEngine::new(engine_options(spec, &tokenizer, device, ranks)?);
+    let engine = engine.sliced_among(ranks.slicing_rollout(spec.workers.mesh.rollout_tp as usize)?);
+    Ok(RolloutRole::new(engine, tokenizer, spec.rollout.clone(), ranks.clone(), context))
+}
+
+fn actor_role(spec: &ResolvedSpec, actor: Actor, num_steps: u64, context: &Rc<StepContext>) -> ActorRole {
+    ActorRole {
+        actor,
+        portions: portions(spec),
+        max_logprob_tokens: spec.training.max_logprob_tokens as usize,
+        schedule: schedule(spec, num_steps),
+        cold_start_schedule: spec.algorithm.cold_start.as_ref().map(cold_start_schedule),
+        context: Rc::clone(context),
+    }
+}
+
+fn reference_role(spec: &ResolvedSpec, reference: Reference, context: &Rc<StepContext>) -> ReferenceRole {
+    let kl = spec.algorithm.policy_gradient.as_ref().map_or(Kl::None, |algorithm| algorithm.kl.clone());
+    ReferenceRole { reference, controller: kl_controller(&kl), kl, context: Rc::clone(context) }
+}
+
+fn critic_role(
+    spec: &ResolvedSpec,
+    folder: &RunFolder,
+    ranks: Ranks,
+    context: &Rc<StepContext>,
+) -> CriticRole {
+    let critic = spec.algorithm.policy_gradient.as_ref().and_then(|algorithm| algorithm.critic.clone());
+    let adapter_seed = seed(spec.training.seed, SeedUse::Weights, &[CRITIC_ADAPTER]);
+    let plan = critic.map(|critic| CriticPlan {
+        options: CriticOptions {
+            critic,
+            optimizer: optimizer_options(spec),
+            activation_checkpointing: spec.training.activation_checkpointing.unwrap_or(false),
+            max_grad_norm: spec.training.max_grad_norm,
+            offload: Offload::new(spec.training.offload, folder.root()),
+        },
+        lora: spec.model.lora.clone().map(|lora| (lora, adapter_seed)),
+        ranks,
+    });
+    CriticRole {
+        critic: None,
+        plan,
+        portions: portions(spec),
+        max_logprob_tokens: spec.training.max_logprob_tokens as usize,
+        context: Rc::clone(context),
+    }
+}
+
+fn portions(spec: &ResolvedSpec) -> Portions {
+    Portions {
+        groups_per_update: spec.training.prompts_per_update as usize,
+        num_epochs: spec.training.epochs_per_batch as usize,
+        max_tokens: spec.training.max_tokens_per_micro_batch as usize,
+    }
+}
+
+/// All ranks, as they share tokens in each kind of pass.
+struct Streams {
+    /// Updates of the actor.
+    updates: Ranks,
+    /// Log-probs of actor and reference.
+    logprobs: Ranks,
+    /// Values and updates of the critic.
+    critic: Ranks,
+}
+
+impl Streams {
+    fn of(spec: &ResolvedSpec, ranks: Ranks) -> Result<Self, RankError> {
+        let mesh = &spec.workers.mesh;
+        let updates = ranks.clone().sharing_streams(mesh.sp as usize)?;
+        let logprobs = match mesh.sp_of_logprobs() {
+            sp if sp == mesh.sp => updates.clone(),
+            sp => ranks.clone().sharing_streams(sp as usize)?,
+        };
+        let critic = match mesh.sp_of_critic() {
+            sp if sp == mesh.sp => updates.clone(),
+            sp if sp == mesh.sp_of_logprobs() => logprobs.clone(),
+            sp => ranks.sharing_streams(sp as usize)?,
+        };
+        Ok(Self { updates, logprobs, critic })
+    }
+
+    /// Those of every degree once, with the field that asks for it.
+    fn of_different_degrees(&self) -> impl Iterator<Item = (&Ranks, &'static str)> {
+        let degree = |ranks: &Ranks| ranks.stream_part().num_parts;
+        let of_logprobs = (degree(&self.logprobs) != degree(&self.updates)).then_some(&self.logprobs);
+        let is_new = ![&self.updates, &self.logprobs].map(degree).contains(&degree(&self.critic));
+        let of_critic = is_new.then_some(&self.critic);
+        [
+            (Some(&self.updates), "spec.workers.mesh.sp"),
+            (of_logprobs, "spec.workers.mesh.logprobSp"),
+            (of_critic, "spec.workers.mesh.criticSp"),
+        ]
+        .into_iter()
+        .filter_map(|(ranks, field)| Some((ranks?, field)))
+    }
+}
+
+/// The folder that the model is read from, and its name for others; `None` for a new model.
+fn model_folder(
+    spec: &ResolvedSpec,
+    folder: &RunFolder,
+    ranks: &Ranks,
+) -> Result<Option<(PathBuf, BaseModel)>, TrainError> {
+    match &spec.model.source {
+        ModelSource::Path(path) => {
+            Ok(Some((path.into(), BaseModel { name_or_path: path.clone(), revision: None })))
+        }
+        ModelSource::Hub(hub) => {
+            let model = crate::model::hub::fetch(hub, None)?;
+            // What the revision meant on this day: the run can be repeated with exactly these weights.
+            let record = serde_json::json!({ "repo": hub.repo, "commit": model.commit });
+            if ranks.is_leader() {
+                folder.write_json("model.json", &record)?;
+            }
+            let base = BaseModel { name_or_path: hub.repo.clone(), revision: Some(model.commit) };
+            Ok(Some((model.dir, base)))
+        }
+        ModelSource::Architecture(_) => Ok(None),
+    }
+}
+
+/// Numbers in which the model's folder keeps its weights; fp32 for a new model.
+fn source_kind(model_dir: Option<&Path>) -> Kind {
+    let config = model_dir.and_then(|dir| std::fs::read_to_string(dir.join("config.json")).ok());
+    let config: serde_json::Value =
+        config.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
+    // transformers 5 says `dtype`, its predecessors `torch_dtype`.
+    match config["dtype"].as_str().or(config["torch_dtype"].as_str()) {
+        Some("bfloat16") => Kind::BFloat16,
+        Some("float16") => Kind::Half,
+        _ => Kind::Float,
+    }
+}
+
+fn load_tokenizer(spec: &ResolvedSpec, model_dir: Option<&Path>) -> Result<Tokenizer, TrainError> {
+    let tokenizer = match (&spec.model.tokenizer, model_dir) {
+        (Some(TokenizerSource::Characters(alphabet)), _) => Tokenizer::characters(alphabet)?,
+        (Some(TokenizerSource::Path(path)), _) => Tokenizer::load(path.as_ref())?,
+        (None, Some(dir)) => Tokenizer::load(dir)?,
+        (None, None) => return Err(TrainError::NoTokenizer),
+    };
+    Ok(match &spec.model.chat_template {
+        Some(template) => tokenizer.with_chat_template(template)?,
+        None => tokenizer,
+    })
+}
+
+/// Everything that is read before the training.
+struct Datasets {
+    prompts: Option<Dataset<rlt_core::types::Prompt>>,
+    demonstrations: Option<Dataset<Demonstration>>,
+    held_out: Dataset<rlt_core::types::Prompt>,
+}
+
+impl Datasets {
+    fn load(spec: &ResolvedSpec, tokenizer: &Tokenizer) -> Result<Self, TrainError> {
+        let is_supervised = spec.algorithm.policy_gradient.is_none();
+        let sp = spec.workers.mesh.sp as usize;
+        let max_tokens = spec.training.max_tokens_per_micro_batch as usize * sp;
+        let wants_demonstrations = is_supervised || spec.algorithm.cold_start.is_some();
+        let prompts = |split| Dataset::prompts(&spec.data, split, tokenizer);
+        let demonstrations = || Dataset::demonstrations(&spec.data, Split::Train, tokenizer, max_tokens);
+        Ok(Self {
+            prompts: (!is_supervised).then(|| prompts(Split::Train)).transpose()?,
+            demonstrations: wants_demonstrations.then(demonstrations).transpose()?,
+            held_out: prompts(Split::HeldOut)?,
+        })
+    }
+
+    fn in_order(self, spec: &ResolvedSpec) -> Result<Data, TrainError> {
+        Ok(Data {
+            prompts: self.prompts.as_ref().map(|prompts| loader(spec, prompts)).transpose()?,
+            demonstrations: self.demonstrations.as_ref().map(|rows| loader(spec, rows)).transpose()?,
+            held_out: self.held_out,
+        })
+    }
+
+    fn num_steps(&self, spec: &ResolvedSpec) -> u64 {
+        let demonstrations = || self.demonstrations.as_ref().map(Dataset::len);
+        let num_rows = self.prompts.as_ref().map(Dataset::len).or_else(demonstrations).unwrap_or(0);
+        spec.training.length.num_steps(num_rows as u64, spec.training.prompts_per_step)
+    }
+}
+
+fn loader<T>(spec: &ResolvedSpec, dataset: &Dataset<T>) -> Result<Loader<T>, TrainError> {
+    let seed = seed(spec.training.seed, SeedUse::Data, &[]);
+    Ok(Loader::new(dataset, spec.data.shuffle, seed)?)
+}
+
+fn reward_pool(spec: &ResolvedSpec, data: &Datasets, cores: usize) -> Result<RewardPool, TrainError> {
+    let functions = RewardFunctions::new(&spec.rewards, spec.rollout.max_completion_tokens as usize)?;
+    if !spec.rewards.functions.is_empty() {
+        data.prompts.as_ref().map_or(Ok(()), |prompts| functions.check(prompts))?;
+        functions.check(&data.held_out)?;
+    }
+    let num_workers = spec.workers.threads.map_or(cores, |threads| threads as usize);
+    let timeout = Duration::from_secs_f64(spec.rewards.timeout_seconds);
+    Ok(RewardPool::new(functions, PoolOptions { num_workers, timeout }))
+}
+
+fn engine_options(
+    spec: &ResolvedSpec,
+    tokenizer: &Tokenizer,
+    device: Device,
+    ranks: &Ranks,
+) -> Result<RolloutOptions, TrainError> {
+    let rollout = &spec.rollout;
+    Ok(RolloutOptions {
+        max_concurrent: concurrent_sequences(spec) as usize,
+        block_size: KV_BLOCK_TOKENS as usize,
+        compute: rollout.precision.map(model::kind_of),
+        max_model_len: rollout.max_model_tokens.map(|longest| longest as usize),
+        memory: Some(MemoryShare::of(device, rollout.memory_fraction, ranks.local_size())?),
+        max_prefill_tokens: rollout.max_batched_tokens as usize,
+        max_cache_bytes: None,
+        uses_graphs: true,
+        eos_token_ids: tokenizer.eos_ids().to_vec(),
+    })
+}
+
+fn schedule(spec: &ResolvedSpec, num_steps: u64) -> Schedule {
+    let spec::ScheduleSpec { kind, warmup_steps, min_ratio } = spec.training.schedule;
+    Schedule {
+        learning_rate: spec.training.optimizer.learning_rate,
+        decay: match kind {
+            spec::ScheduleKind::Constant => Decay::Constant,
+            spec::ScheduleKind::Cosine => Decay::Cosine,
+            spec::ScheduleKind::Linear => Decay::Linear,
+        },
+        warmup_steps,
+        num_steps,
+        min_ratio,
+    }
+}
+
+/// The learning rate rises over a tenth of the steps and then stays.
+fn cold_start_schedule(spec: &spec::ColdStartSpec) -> Schedule {
+    Schedule {
+        learning_rate: spec.learning_rate,
+        decay: Decay::Constant,
+        warmup_steps: u64::from(spec.steps / 10),
+        num_steps: u64::from(spec.steps),
+        min_ratio: 0.0,
+    }
+}
+
+/// The optimizer's constants, the same for every role.
+pub(crate) fn optimizer_options(spec: &ResolvedSpec) -> AdamWOptions {
+    let spec::OptimizerSpec { betas, weight_decay, .. } = &spec.training.optimizer;
+    AdamWOptions { betas: (betas[0], betas[1]), weight_decay: *weight_decay, ..AdamWOptions::default() }
+}

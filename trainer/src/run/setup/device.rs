@@ -1,0 +1,224 @@
+//! Threads, arithmetic and the device of a rank's process. Which numbers are computed on it is not decided
+//! here.
+
+use rlt_api::ValidatedJob;
+use rlt_api::plan::model_config::ModelConfig;
+use rlt_api::plan::{Choices, Models, memory_on_gpu};
+use rlt_api::resolved::ResolvedSpec;
+use rlt_api::spec;
+use rlt_torch::cuda::{self, CudaSearch, Kernels};
+use tch::Device;
+
+use crate::observe::phases;
+use crate::parallel::{RankError, Ranks};
+use crate::run::error::TrainError;
+
+/// What of a GPU's memory may be in use before anybody is blamed: contexts of this process and of displays.
+const UNREMARKABLE_SHARE: f64 = 0.1;
+
+/// Where the tensors of a rank live.
+#[derive(Debug, PartialEq)]
+pub(super) struct Placement {
+    pub(super) device: Device,
+    /// Why it is the CPU, where this machine has a GPU.
+    pub(super) warning: Option<String>,
+}
+
+/// Prepares the whole process for the job and says where its tensors live.
+///
+/// # Errors
+/// [`TrainError::NoCuda`] and [`TrainError::TooFewGpus`] for a job that asks for GPUs, [`TrainError::Ranks`]
+/// when a rank is lost.
+pub(super) fn prepare(spec: &ResolvedSpec, ranks: &Ranks) -> Result<Placement, TrainError> {
+    rlt_torch::set_num_threads(spec.workers.threads.map_or(ranks.cores(), |threads| threads as usize));
+    rlt_torch::reuse_large_buffers();
+    rlt_torch::set_float32_matmul_precision(matmul_precision(spec.training.matmul_precision))?;
+    rlt_torch::set_deterministic(spec.training.deterministic)?;
+    let place = (ranks.local_rank(), ranks.local_size());
+    let own = match spec.workers.device {
+        spec::Device::Cpu => Placement { device: Device::Cpu, warning: None },
+        wanted => with_kernels(choose(wanted, cuda::look_for_cuda(), place)?, wanted)?,
+    };
+    let placement = match is_everywhere(own.device, ranks)? {
+        false if own.device.is_cuda() => on_cpu(
+            "another rank of this job has no GPU that it can use, and all compute on one kind of device",
+        ),
+        _ => own,
+    };
+    if let Some(warning) = &placement.warning {
+        warn_loudly(warning);
+    }
+    phases::memory::watch(placement.device);
+    Ok(placement)
+}
+
+/// A warning between lines of its own, so that nobody overlooks it.
+fn warn_loudly(warning: &str) {
+    let line = "=".repeat(100);
+    tracing::warn!("\n{line}\nTHIS RUN {warning}\n{line}");
+}
+
+fn on_cpu(cause: &str) -> Placement {
+    let warning = format!(
+        "COMPUTES ON THE CPU, although this machine has a GPU: {cause}. `rlt-trainer device` shows what is seen; with \
+         spec.workers.device Cuda the job fails instead, with Cpu nobody looks for a GPU"
+    );
+    Placement { device: Device::Cpu, warning: Some(warning) }
+}
+
+/// Refuses a GPU whose memory somebody else has, where the plan says that the job needs it.
+///
+/// # Errors
+/// [`TrainError::GpuTaken`].
+pub(super) fn check_room(job: &ValidatedJob, model: &ModelConfig, device: Device) -> Result<(), TrainError> {
+    let Device::Cuda(index) = device else { return Ok(()) };
+    let models = Models { policy: Some(model.clone()), reward: Vec::new() };
+    let Some(memory) = rlt_torch::device_memory(device)? else { return Ok(()) };
+    let (free, total) = (memory.free_bytes, memory.total_bytes);
+    let needed = memory_on_gpu(job, &models, total).map_or(0, |memory| memory.peak_device_bytes);
+    room(index, needed, (free, total))
+}
+
+fn room(index: usize, needed: u64, (free, total): (u64, u64)) -> Result<(), TrainError> {
+    let taken = total.saturating_sub(free);
+    if needed > free && taken as f64 > UNREMARKABLE_SHARE * total as f64 {
+        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+        return Err(TrainError::GpuTaken { index, free: gib(free), total: gib(total), needed: gib(needed) });
+    }
+    Ok(())
+}
+
+/// What the manifest leaves to the device, chosen for the smallest of all ranks' GPUs: ranks gather weights
+/// for the same passes.
+///
+/// # Errors
+/// [`TrainError::Ranks`] when a rank is lost, [`TrainError::Kernel`] when the driver fails.
+pub(super) fn choices(
+    spec: &ResolvedSpec,
+    model: &ModelConfig,
+    device: Device,
+    ranks: &Ranks,
+) -> Result<Choices, TrainError> {
+    let Some(memory) = rlt_torch::device_memory(device)? else {
+        return Ok(Choices::new(spec, Some(model), spec::Device::Cpu, None));
+    };
+    let smallest = -ranks.max(-(memory.total_bytes as i64))?;
+    Ok(Choices::new(spec, Some(model), spec::Device::Cuda, Some(smallest.unsigned_abs())))
+}
+
+fn matmul_precision(wanted: spec::MatmulPrecision) -> rlt_torch::MatmulPrecision {
+    use spec::MatmulPrecision as Wanted;
+    match wanted {
+        // Without matrix tiles libtorch's "medium" is full fp32 by a faster library; with them it would be
+        // bfloat16.
+        Wanted::Highest if !rlt_torch::cpu_has_amx() => rlt_torch::MatmulPrecision::Medium,
+        Wanted::Highest => rlt_torch::MatmulPrecision::Highest,
+        Wanted::High => rlt_torch::MatmulPrecision::High,
+        Wanted::Medium => rlt_torch::MatmulPrecision::MediumEvenReduced,
+    }
+}
+
+/// The device of rank `local_rank` of the `local_size` on this machine. Two ranks never share a GPU: NCCL
+/// connects none with itself.
+fn choose(
+    wanted: spec::Device,
+    search: &CudaSearch,
+    (local_rank, local_size): (usize, usize),
+) -> Result<Placement, TrainError> {
+    let num_gpus = search.num_gpus();
+    if num_gpus >= local_size && wanted != spec::Device::Cpu {
+        return Ok(Placement { device: Device::Cuda(local_rank), warning: None });
+    }
+    match wanted {
+        spec::Device::Cuda if num_gpus > 0 => Err(TrainError::TooFewGpus { num_ranks: local_size, num_gpus }),
+        spec::Device::Cuda => Err(TrainError::NoCuda { cause: search.to_string() }),
+        spec::Device::Auto if num_gpus > 0 => Ok(on_cpu(&format!(
+            "it has {num_gpus} GPU(s) for {local_size} ranks, and two ranks never share one"
+        ))),
+        spec::Device::Auto if search.has_unusable_gpu() => Ok(on_cpu(&search.to_string())),
+        spec::Device::Auto | spec::Device::Cpu => Ok(Placement { device: Device::Cpu, warning: None }),
+    }
+}
+
+/// Refuses a GPU that our kernels were not built for, before a run does any work.
+fn with_kernels(placement: Placement, wanted: spec::Device) -> Result<Placement, TrainError> {
+    let Device::Cuda(index) = placement.device else { return Ok(placement) };
+    match Kernels::load(index) {
+        Ok(_) => Ok(placement),
+        Err(source) if wanted == spec::Device::Auto => Ok(on_cpu(&source.to_string())),
+        Err(source) => Err(TrainError::NoKernels { index, source }),
+    }
+}
+
+/// Whether every rank has a GPU, as ranks exchange tensors that are all on one kind of device.
+fn is_everywhere(own: Device, ranks: &Ranks) -> Result<bool, RankError> {
+    let mut num_with_gpu = vec![f64::from(u8::from(own.is_cuda()))];
+    ranks.sum(&mut [&mut num_with_gpu])?;
+    Ok(num_with_gpu[0] as usize == ranks.size())
+}
+
+#[cfg(test)]
+mod tests {
+    use rlt_api::ExitCode;
+
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn with_gpus(num_gpus: usize) -> CudaSearch {
+        if num_gpus == 0 { CudaSearch::NoGpu } else { CudaSearch::Found { num_gpus } }
+    }
+
+    fn broken() -> CudaSearch {
+        CudaSearch::LibraryMissing { libraries: vec!["libcudnn.so.9".into()], message: "no such file".into() }
+    }
+
+    #[test]
+    fn each_worker_of_a_machine_has_a_gpu_of_its_own_or_none_has() {
+        for (wanted, num_gpus, place, expected) in [
+            (spec::Device::Auto, 0, (0, 1), Device::Cpu),
+            (spec::Device::Auto, 1, (0, 1), Device::Cuda(0)),
+            (spec::Device::Auto, 8, (5, 8), Device::Cuda(5)),
+            (spec::Device::Auto, 1, (0, 4), Device::Cpu),
+            (spec::Device::Cpu, 8, (0, 1), Device::Cpu),
+            (spec::Device::Cuda, 4, (3, 4), Device::Cuda(3)),
+        ] {
+            let placement = choose(wanted, &with_gpus(num_gpus), place).unwrap();
+            assert_eq!(placement.device, expected, "{wanted:?} {num_gpus} {place:?}");
+            let is_beside_gpu = wanted == spec::Device::Auto && num_gpus > 0 && expected == Device::Cpu;
+            assert_eq!(placement.warning.is_some(), is_beside_gpu, "{wanted:?} {num_gpus} {place:?}");
+        }
+    }
+
+    #[test]
+    fn too_few_gpus_are_named_with_what_is_there() {
+        let error = choose(spec::Device::Cuda, &with_gpus(3), (0, 4)).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "spec.workers.device: Cuda was asked for; expected a GPU for each of the 4 ranks on this machine, libtorch \
+             sees 3"
+        );
+        assert_eq!(error.exit_code(), ExitCode::BadConfig);
+    }
+
+    #[test]
+    fn a_gpu_that_cannot_be_used_is_an_error_with_cuda_and_a_warning_with_auto() {
+        let error = choose(spec::Device::Cuda, &broken(), (0, 1)).unwrap_err();
+        assert!(error.to_string().contains("libcudnn.so.9 does not load"), "{error}");
+        assert_eq!(error.exit_code(), ExitCode::BadConfig, "starting again cannot help");
+        let placement = choose(spec::Device::Auto, &broken(), (0, 1)).unwrap();
+        assert_eq!(placement.device, Device::Cpu);
+        assert!(placement.warning.unwrap().contains("libcudnn.so.9 does not load"));
+    }
+
+    #[test]
+    fn a_gpu_that_somebody_else_fills_is_refused_and_one_that_is_merely_small_is_not() {
+        let error = room(1, 20 * GIB, (5 * GIB, 80 * GIB)).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("GPU 1 has 5.0 of 80.0 GiB free") && text.contains("20.0 GiB"), "{text}");
+        // Another node may do, so the operator starts the job again and prefers others.
+        assert_eq!(error.exit_code(), ExitCode::DeviceFailed);
+        assert!(room(1, 20 * GIB, (30 * GIB, 80 * GIB)).is_ok());
+        assert!(room(1, 100 * GIB, (79 * GIB, 80 * GIB)).is_ok());
+    }
+}

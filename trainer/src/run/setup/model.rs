@@ -1,0 +1,179 @@
+//! The model and the roles on it: the actor with its optimizer, and the reference; and models that judge.
+//! Where ranks share the model each of them reads, draws or copies its own part alone.
+
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use rlt_api::plan::HEAD_CHUNK_TOKENS;
+use rlt_api::plan::model_config::ModelConfig;
+use rlt_api::resolved::{ModelSource, ResolvedSpec};
+use rlt_api::spec::Precision;
+use tch::{Device, Kind};
+
+use super::{Streams, optimizer_options};
+use crate::data::seeds::{SeedUse, seed};
+use crate::data::tokenizer::Tokenizer;
+use crate::model::{Decoder, LoadOptions, Weights};
+use crate::parallel::{Ranks, ShardedParameters};
+use crate::roles::actor::{Actor, ActorOptions};
+use crate::roles::offload::Offload;
+use crate::roles::reference::{FrozenPolicy, Reference};
+use crate::roles::reward::{Policy, RewardModels, Sharing};
+use crate::run::error::TrainError;
+use crate::storage::run_folder::RunFolder;
+
+/// Where the weights come from, found to fit the model's configuration.
+pub(super) fn weights(
+    spec: &ResolvedSpec,
+    model_dir: Option<&Path>,
+    tokenizer: &Tokenizer,
+) -> Result<Weights, TrainError> {
+    match (&spec.model.source, model_dir) {
+        (ModelSource::Architecture(architecture), _) => {
+            let config =
+                ModelConfig::from_architecture(architecture, tokenizer.vocab_len(), tokenizer.eos_ids())
+                    .map_err(TrainError::ModelConfig)?;
+            Ok(Weights::fresh(&config, weights_seed(spec)))
+        }
+        (_, Some(dir)) => Ok(Weights::open(dir)?),
+        (_, None) => Err(TrainError::NoTokenizer),
+    }
+}
+
+fn weights_seed(spec: &ResolvedSpec) -> u64 {
+    seed(spec.training.seed, SeedUse::Weights, &[])
+}
+
+/// The actor, whole or this rank's part of it. One whose parameters rest comes part by part too, if only from
+/// there.
+pub(super) fn actor(
+    spec: &ResolvedSpec,
+    weights: &Weights,
+    device: Device,
+    streams: &Streams,
+    folder: &RunFolder,
+) -> Result<Actor, TrainError> {
+    let ranks = &streams.updates;
+    let training = &spec.training;
+    let offload = Offload::new(training.offload, folder.root());
+    let comes_in_parts = spec.workers.mesh.dp_shard > 1 || offload.parameters().is_some();
+    let decoder = decoder(spec, weights, device, comes_in_parts)?;
+    let shards = comes_in_parts.then(|| shards(spec, weights, &decoder, ranks, &offload)).transpose()?;
+    let trained = shards.as_ref().map_or_else(|| decoder.trainable_parameters(), ShardedParameters::pieces);
+    let optimizer = offload.optimizer(trained, optimizer_options(spec))?;
+    let options = ActorOptions {
+        temperature: if spec.algorithm.policy_gradient.is_some() { spec.rollout.temperature } else { 1.0 },
+        head_chunk_tokens: HEAD_CHUNK_TOKENS as usize,
+        activation_checkpointing: training.activation_checkpointing.unwrap_or(false),
+        max_grad_norm: training.max_grad_norm,
+    };
+    let actor = Actor::new(decoder, optimizer, options, ranks.clone()).scoring_by(streams.logprobs.clone());
+    let actor = match shards {
+        Some(shards) => actor.with_shards(shards),
+        None => actor,
+    };
+    let actor = match offload.activations() {
+        Some(folder) => actor.with_resting_inputs(folder.to_owned()),
+        None => actor,
+    };
+    for (ranks, field) in streams.of_different_degrees() {
+        actor.check_streams(ranks, field)?;
+    }
+    Ok(actor)
+}
+
+/// The decoder with its adapter; of one that comes in parts the weights have shapes alone.
+fn decoder(
+    spec: &ResolvedSpec,
+    weights: &Weights,
+    device: Device,
+    comes_in_parts: bool,
+) -> Result<Decoder, TrainError> {
+    let (compute, trainable) = (compute_kind(spec), spec.model.lora.is_none());
+    // What is trained has masters in fp32. What lies below an adapter never changes, and each use would round
+    // it.
+    let storage = if trainable { Kind::Float } else { compute };
+    let options = LoadOptions { device, storage, compute, trainable };
+    let mut decoder = match comes_in_parts {
+        true => Decoder::outline(weights.config(), &options)?,
+        false => Decoder::from_weights(weights, &options)?,
+    };
+    if let Some(lora) = &spec.model.lora {
+        decoder.attach_lora_spec(lora, weights_seed(spec))?;
+    }
+    Ok(decoder)
+}
+
+/// Numbers in which models compute.
+fn compute_kind(spec: &ResolvedSpec) -> Kind {
+    kind_of(spec.training.precision)
+}
+
+/// The numbers of a precision that has been decided.
+pub(super) fn kind_of(precision: Precision) -> Kind {
+    match precision {
+        Precision::Auto | Precision::Fp32 => Kind::Float,
+        Precision::Bf16 => Kind::BFloat16,
+        Precision::Fp16 => Kind::Half,
+    }
+}
+
+/// This rank's shards of a decoder in outline, with its part of the weights.
+fn shards(
+    spec: &ResolvedSpec,
+    weights: &Weights,
+    decoder: &Decoder,
+    ranks: &Ranks,
+    offload: &Offload,
+) -> Result<ShardedParameters, TrainError> {
+    let ranks = Rc::new(ranks.on_mesh(spec.workers.mesh.dp_shard as usize)?);
+    let shards = ShardedParameters::new(decoder, ranks, offload.parameters())?;
+    shards.read(weights)?;
+    Ok(shards)
+}
+
+/// The reference that the algorithm needs. Without a cold start it is the model as loaded, and is kept right
+/// away, before a checkpoint overwrites the actor.
+pub(super) fn reference(
+    spec: &ResolvedSpec,
+    actor: &Actor,
+    folder: &RunFolder,
+) -> Result<Reference, TrainError> {
+    let needs_one = spec.algorithm.policy_gradient.as_ref().is_some_and(|a| a.kl.term().is_some());
+    Ok(match (needs_one, &spec.model.lora, &spec.algorithm.cold_start) {
+        (false, _, _) => Reference::None,
+        (true, Some(_), _) => Reference::AdapterOff,
+        (true, None, Some(_)) => Reference::Frozen(None),
+        (true, None, None) => Reference::Frozen(Some(Box::new(FrozenPolicy::copy_of(actor, folder.root())?))),
+    })
+}
+
+/// The folders of the reward models. What the leader downloads the others find.
+pub(super) fn reward_model_folders(spec: &ResolvedSpec, ranks: &Ranks) -> Result<Vec<PathBuf>, TrainError> {
+    let functions = &spec.rewards.functions;
+    let folders = || Ok(RewardModels::folders(functions)?);
+    if RewardModels::is_any_on_hub(functions) { ranks.leader_first(folders) } else { folders() }
+}
+
+/// The reward models, frozen, in the numbers in which the policy computes, in shards where the actor is,
+/// which rest where its do.
+pub(super) fn reward_models(
+    spec: &ResolvedSpec,
+    folders: &[PathBuf],
+    tokenizer: &Tokenizer,
+    actor: &Actor,
+    folder: &RunFolder,
+) -> Result<RewardModels, TrainError> {
+    let longest_sequence = spec.max_sequence_tokens() as usize;
+    let policy = Policy { tokenizer, longest_sequence };
+    let numbers = compute_kind(spec);
+    let device = actor.decoder.device();
+    let options = LoadOptions { device, storage: numbers, compute: numbers, trainable: false };
+    // Every rank judges whole sequences, also where it shares the tokens of other passes.
+    let max_tokens = (spec.training.max_logprob_tokens as usize).max(longest_sequence);
+    let offload = Offload::new(spec.training.offload, folder.root());
+    let sharing =
+        actor.shards().map(|shards| Sharing { mesh: shards.ranks(), rest_in: offload.parameters() });
+    let ranks = (actor.ranks(), sharing);
+    Ok(RewardModels::load((&spec.rewards.functions, folders), policy, max_tokens, &options, ranks)?)
+}

@@ -1,0 +1,259 @@
+//! What a run keeps across a restart: everything that the next step depends on.
+//!
+//! Tensors: trained weights and optimizer moments of actor and critic, a frozen reference that no source can
+//! make again. State: progress, data positions, the KL controller's coefficient, the scales of losses in half
+//! precision. Random numbers need no state, they are functions of the seed.
+
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::data::{Data, DataPosition, LoaderState};
+use crate::model::NamedTensors;
+use crate::observe::tracking::Stage;
+use crate::observe::tracking::console::Phase;
+use crate::roles::Roles;
+use crate::roles::critic::Critic;
+use crate::roles::optim::LossScale;
+use crate::roles::reference::{FrozenPolicy, Reference};
+use crate::run::error::TrainError;
+use crate::run::saver::tolerate;
+use crate::run::saving::Patience;
+use crate::run::{Progress, Run};
+use crate::storage::checkpoint::{Checkpoint, TensorPart};
+
+/// The small part of a checkpoint.
+#[derive(Debug, Serialize, Deserialize)]
+struct State {
+    progress: Progress,
+    prompts: Option<LoaderState>,
+    demonstrations: Option<LoaderState>,
+    kl_coefficient: f64,
+    /// Of the actor; none in checkpoints that know nothing of it.
+    #[serde(default)]
+    loss_scale: Option<LossScale>,
+    /// Of the critic.
+    #[serde(default)]
+    critic_loss_scale: Option<LossScale>,
+    /// Of the recipe of the training; none in checkpoints of recipes without one.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    recipe: Value,
+}
+
+/// Saves a checkpoint of the last complete step and waits until it is committed. A step that is saved already
+/// is left alone.
+///
+/// # Errors
+/// [`TrainError::Checkpoint`]; earlier checkpoints are as they were.
+pub fn save(run: &Run, roles: &mut Roles, data: &Data) -> Result<(), TrainError> {
+    run.saver.borrow_mut().commit_if_done(Patience::Until)?;
+    begin(run, roles, data)?;
+    timed(run, || run.saver.borrow_mut().settle(Patience::Until))
+}
+
+/// Begins to save a checkpoint of the last complete step; the training waits no longer than until its state
+/// is copied. One that cannot be written, for example because the disk is full, costs only itself: earlier
+/// ones are as they were, and the next one is tried at its time.
+///
+/// # Errors
+/// [`TrainError`], other than that a checkpoint could not be saved.
+pub fn save_beside(run: &Run, roles: &mut Roles, data: &Data) -> Result<(), TrainError> {
+    run.saver.borrow_mut().commit_if_done(Patience::Until)?;
+    tolerate(run.progress.step, begin(run, roles, data))
+}
+
+/// Commits the checkpoint that is being saved though the run has failed, where no other rank can be
+/// elsewhere: a rank that is alone does, and ranks that have come to the same end together.
+pub fn keep_save(run: &Run, error: &TrainError) {
+    if (run.ranks.size() == 1 || matches!(error, TrainError::Diverged { .. }))
+        && let Err(error) = run.saver.borrow_mut().settle(Patience::Until)
+    {
+        tracing::error!(error = &error as &dyn std::error::Error, "the last checkpoint could not be saved");
+    }
+}
+
+/// Counts the time of `act` as the checkpoint's.
+fn timed(run: &Run, act: impl FnOnce() -> Result<(), TrainError>) -> Result<(), TrainError> {
+    let started = Instant::now();
+    let result = act();
+    run.saver.borrow_mut().add_time(started.elapsed());
+    result
+}
+
+fn begin(run: &Run, roles: &mut Roles, data: &Data) -> Result<(), TrainError> {
+    timed(run, || {
+        let position = (run.progress.cold_start_steps, run.progress.step);
+        if run.saver.borrow().saved_at == Some(position) {
+            return Ok(());
+        }
+        let _followed = tracing::info_span!(target: rlt_traces::TARGET, "save_checkpoint").entered();
+        run.context.watch().begin_phase(Phase::Saving, 0);
+        let parts = parts(run, roles)?;
+        let mut small = Value::Null;
+        if run.ranks.is_leader() {
+            // No step of the checkpoint may be missing from the logs.
+            run.context.watch().sync();
+            small = state(run, roles, data)?;
+        }
+        run.saver.borrow_mut().begin(position, small, parts)?;
+        roles.reference.reference.rest();
+        Ok(())
+    })
+}
+
+/// What this rank saves of all roles; `None` where the leader saves for it.
+fn parts(run: &Run, roles: &mut Roles) -> Result<Option<Vec<TensorPart>>, TrainError> {
+    if !run.saver.borrow().is_shared() {
+        let tensors = tensors(run, roles)?.into_iter();
+        let whole = || tensors.map(|(name, tensor)| TensorPart::whole(name, tensor)).collect();
+        return Ok(run.ranks.is_leader().then(whole));
+    }
+    let mut parts = roles.actor.actor.trained().parts()?;
+    if let Some(critic) = &mut roles.critic.critic {
+        parts.extend(critic.trained().parts()?);
+    }
+    if let Some(copy) = own_reference(run, roles) {
+        parts.extend(copy.parts(&run.ranks)?);
+    }
+    Ok(Some(parts))
+}
+
+/// The reference that was made after a cold start: only this run has it.
+fn own_reference<'a>(run: &Run, roles: &'a Roles) -> Option<&'a FrozenPolicy> {
+    match &roles.reference.reference {
+        Reference::Frozen(Some(copy)) if run.progress.cold_start_steps > 0 => Some(copy),
+        _ => None,
+    }
+}
+
+/// The tensors of all roles, on the leader. Where ranks share them all take part.
+fn tensors(run: &Run, roles: &mut Roles) -> Result<NamedTensors, TrainError> {
+    let folder = run.folder.root();
+    let mut tensors = roles.actor.actor.trained().tensors(folder)?;
+    if let Some(critic) = &mut roles.critic.critic {
+        tensors.extend(critic.trained().tensors(folder)?);
+    }
+    if let Some(copy) = own_reference(run, roles) {
+        tensors.extend(copy.tensors(run.ranks.is_leader(), folder)?);
+    }
+    Ok(tensors)
+}
+
+fn state(run: &Run, roles: &Roles, data: &Data) -> Result<Value, TrainError> {
+    let DataPosition { prompts, demonstrations } = data.position();
+    let state = State {
+        progress: Progress { elapsed_seconds: run.elapsed_seconds(), ..run.progress.clone() },
+        prompts,
+        demonstrations,
+        kl_coefficient: roles.reference.kl_coefficient(),
+        loss_scale: Some(roles.actor.actor.loss_scale()),
+        critic_loss_scale: roles.critic.critic.as_ref().map(Critic::loss_scale),
+        recipe: run.recipes.training.state(),
+    };
+    serde_json::to_value(state).map_err(TrainError::State)
+}
+
+/// Goes on from the newest complete checkpoint of the run folder, or from `checkpoint.resumeFrom`, or from
+/// nothing; then opens the trackers where that stands.
+///
+/// # Errors
+/// [`TrainError`]: damaged checkpoints and no complete one left, or a checkpoint of another model or data.
+pub fn resume(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<(), TrainError> {
+    let (checkpoint, notes) = find_together(run)?;
+    let resumed_after =
+        checkpoint.as_ref().map(|checkpoint| restore(run, roles, data, checkpoint)).transpose()?;
+    if run.ranks.is_leader() {
+        run.context.watch_mut().open(&run.job.spec().tracking, &run.folder, resumed_after);
+        run.saver.borrow().report();
+    }
+    notes.iter().for_each(|note| run.context.watch().message(note));
+    Ok(())
+}
+
+/// The leader chooses and verifies; the other ranks take the same, of which they read no more than they need.
+fn find_together(run: &Run) -> Result<(Option<Checkpoint>, Vec<String>), TrainError> {
+    let found = if run.ranks.is_leader() { Some(find(run)?) } else { None };
+    let named = |(checkpoint, _): &(Option<Checkpoint>, _)| {
+        checkpoint.as_ref().map(|found| (found.path().to_path_buf(), found.manifest().sha256.clone()))
+    };
+    let chosen = run.ranks.from_leader(found.as_ref().map(named))?;
+    if let Some(found) = found {
+        return Ok(found);
+    }
+    let opened = chosen.map(|(path, digest)| Checkpoint::open_verified(&path, &digest)).transpose()?;
+    Ok((opened, Vec::new()))
+}
+
+fn find(run: &Run) -> Result<(Option<Checkpoint>, Vec<String>), TrainError> {
+    let checkpoints = &mut run.saver.borrow_mut().checkpoints;
+    let fetched = checkpoints.fetch_newer();
+    let latest = checkpoints.latest_complete()?;
+    let path = run.folder.checkpoints().display().to_string();
+    let mut notes = match fetched {
+        Ok(notes) => notes,
+        // What is here is enough to go on from.
+        Err(error) if latest.checkpoint.is_some() && !error.is_permanent() => {
+            vec![format!("copies of checkpoints could not be looked at: {error}")]
+        }
+        Err(error) => return Err(error.into()),
+    };
+    notes.extend(latest.skipped.iter().map(|error| format!("passed over a damaged checkpoint: {error}")));
+    let spec = &run.spec().checkpoint;
+    if latest.checkpoint.is_none() && !latest.skipped.is_empty() {
+        return Err(TrainError::NoCompleteCheckpoint { path, reasons: notes.join("; ") });
+    }
+    let checkpoint = match (latest.checkpoint, &spec.resume_from) {
+        (None, Some(other)) => Some(checkpoints.checkpoint_at(other.as_ref())?),
+        (found, _) => found,
+    };
+    if let Some(checkpoint) = &checkpoint {
+        notes.push(format!("resuming after step {} from {}", checkpoint.step(), checkpoint.path().display()));
+    }
+    Ok((checkpoint, notes))
+}
+
+fn restore(
+    run: &mut Run,
+    roles: &mut Roles,
+    data: &mut Data,
+    checkpoint: &Checkpoint,
+) -> Result<(Stage, u64), TrainError> {
+    roles.actor.actor.trained().restore(checkpoint)?;
+    let state: State = serde_json::from_value(checkpoint.state().clone()).map_err(TrainError::State)?;
+    let State { progress, prompts, demonstrations, .. } = state;
+    data.resume(&DataPosition { prompts, demonstrations })?;
+    roles.reference.controller.resume(state.kl_coefficient);
+    roles.actor.actor.resume_loss_scale(state.loss_scale);
+    run.recipes.training.resume(state.recipe).map_err(TrainError::State)?;
+    run.progress = progress;
+    run.saver.borrow_mut().saved_at = Some((run.progress.cold_start_steps, run.progress.step));
+    restore_reference(run, roles, checkpoint)?;
+    restore_critic(roles, checkpoint)?;
+    if let Some(critic) = &mut roles.critic.critic {
+        critic.resume_loss_scale(state.critic_loss_scale);
+    }
+    Ok(match run.progress.step {
+        0 if run.progress.first_evaluation.is_none() => (Stage::ColdStart, run.progress.cold_start_steps),
+        step => (Stage::Training, step),
+    })
+}
+
+/// The critic as it was, if there was one.
+fn restore_critic(roles: &mut Roles, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+    if Critic::is_in(checkpoint) {
+        roles.critic.begin(&roles.actor)?;
+        roles.critic.critic.as_mut().map_or(Ok(()), |critic| critic.load(checkpoint))?;
+    }
+    Ok(())
+}
+
+/// The reference as it was: from the checkpoint where a cold start made it, else it is what the model's
+/// source gave, which `setup` keeps before anything is restored.
+fn restore_reference(run: &Run, roles: &mut Roles, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+    let Reference::Frozen(copy) = &mut roles.reference.reference else { return Ok(()) };
+    if let Some(frozen) = FrozenPolicy::of_checkpoint(&roles.actor.actor, checkpoint, run.folder.root())? {
+        *copy = Some(Box::new(frozen));
+    }
+    Ok(())
+}

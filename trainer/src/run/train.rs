@@ -1,0 +1,201 @@
+//! The loop around the step: cold start, steps, evaluation, checkpoints, and the end, however it comes.
+//!
+//! ```text
+//! resume? -> cold start -> evaluate -> [ step -> log -> evaluate? -> checkpoint? ]* -> export -> report
+//! ```
+//! What a step does is a recipe ([`crate::recipes`]); what is kept across a restart is in
+//! [`crate::run::state`]. Nothing here computes.
+
+use rlt_core::metrics::Metrics;
+
+use crate::data::Data;
+use crate::observe::phases::communication_metrics;
+use crate::observe::stop::{Outcome, StopReason};
+use crate::observe::tracking::Stage;
+use crate::roles::step_context::StepPosition;
+use crate::roles::{Roles, StepError};
+use crate::run::Run;
+use crate::run::error::TrainError;
+use crate::run::evaluate::{Evaluation, evaluate};
+use crate::run::recipe::Recipe;
+use crate::run::saving::Patience;
+use crate::run::{finish, out_of_memory, state};
+
+/// Trains from wherever the run folder stands to the end.
+///
+/// # Errors
+/// [`TrainError`]; what was complete before it is in the run folder.
+pub fn train(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<Outcome, TrainError> {
+    state::resume(run, roles, data)?;
+    let outcome = out_of_memory::explained(|| run_to_the_end(run, roles, data));
+    if let Err(error) = &outcome {
+        state::keep_save(run, error);
+        run.context.watch().message(&format!("the run failed: {error}"));
+        run.context.watch_mut().finish();
+    }
+    let outcome = outcome?;
+    finish::finish(run, roles, outcome)?;
+    Ok(outcome)
+}
+
+fn run_to_the_end(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<Outcome, TrainError> {
+    if let Some(reason) = cold_start(run, roles, data)? {
+        state::save(run, roles, data)?;
+        return Ok(Outcome::Stopped(reason));
+    }
+    run.context.watch().begin_stage(Stage::Training, run.progress.step, run.num_steps);
+    if run.progress.step == 0 && run.progress.first_evaluation.is_none() {
+        prepare_first_step(run, roles, data)?;
+    }
+    roles.critic.begin(&roles.actor)?;
+    while run.progress.step < run.num_steps {
+        let stopped = match run.stop_reason()? {
+            Some(reason) => Some(reason),
+            None => train_one_step(run, roles, data)?,
+        };
+        if let Some(reason) = stopped {
+            state::save(run, roles, data)?;
+            return Ok(Outcome::Stopped(reason));
+        }
+    }
+    state::save(run, roles, data)?;
+    Ok(Outcome::Complete)
+}
+
+/// Trains on demonstrations before the first step, from wherever that stands; the reason if it was asked to
+/// stop.
+fn cold_start(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<Option<StopReason>, TrainError> {
+    let Some(spec) = &run.spec().algorithm.cold_start else { return Ok(None) };
+    let num_steps = u64::from(spec.steps);
+    if run.progress.step > 0 || run.progress.cold_start_steps >= num_steps {
+        return Ok(None);
+    }
+    run.context.watch().begin_stage(Stage::ColdStart, run.progress.cold_start_steps, num_steps);
+    while run.progress.cold_start_steps < num_steps {
+        if let Some(reason) = run.stop_reason()? {
+            return Ok(Some(reason));
+        }
+        let step = run.progress.cold_start_steps + 1;
+        let _followed = tracing::info_span!(target: rlt_traces::TARGET, "cold start step", step).entered();
+        let metrics = match run_step(run, roles, data, Stage::ColdStart)? {
+            StepEnd::Complete(metrics) => metrics,
+            StepEnd::Dropped(reason) => return Ok(Some(reason)),
+        };
+        run.progress.cold_start_steps = step;
+        run.context.watch().end_step(Stage::ColdStart, step, metrics);
+        run.check_divergence()?;
+    }
+    // What comes next is another problem: moments of the supervised loss would steer its first updates.
+    roles.actor.actor.optimizer.reset()?;
+    Ok(None)
+}
+
+/// What comes between cold start and the first step: the reference, the first evaluation, a checkpoint of
+/// both.
+fn prepare_first_step(run: &mut Run, roles: &mut Roles, data: &Data) -> Result<(), TrainError> {
+    roles.reference.freeze(&roles.actor, run.folder.root())?;
+    if run.spec().training.evaluate_before {
+        let evaluation = evaluate(run, roles, data)?;
+        run.progress.first_evaluation = evaluation.as_ref().map(|e| e.reward);
+        log(run, data, evaluation.map(Evaluation::into_metrics).unwrap_or_default());
+    }
+    if run.progress.cold_start_steps > 0 {
+        state::save(run, roles, data)?;
+    }
+    Ok(())
+}
+
+/// One step with all that follows it; the reason if it was dropped half way.
+fn train_one_step(
+    run: &mut Run,
+    roles: &mut Roles,
+    data: &mut Data,
+) -> Result<Option<StopReason>, TrainError> {
+    let step = run.progress.step + 1;
+    let _followed = tracing::info_span!(target: rlt_traces::TARGET, "step", step).entered();
+    let mut metrics = match run_step(run, roles, data, Stage::Training)? {
+        StepEnd::Complete(metrics) => metrics,
+        StepEnd::Dropped(reason) => return Ok(Some(reason)),
+    };
+    run.progress.step = step;
+    let is_evaluated = is_due(step, run.spec().training.evaluate_every, run.num_steps);
+    if let Some(evaluation) = if is_evaluated { evaluate(run, roles, data)? } else { None } {
+        run.progress.last_evaluation = Some(evaluation.reward);
+        metrics.extend(evaluation.into_metrics());
+    }
+    run.saver.borrow_mut().commit_if_done(Patience::None)?;
+    // Logged first: whenever a kill comes, no step of a checkpoint is missing from the logs.
+    log(run, data, metrics);
+    // The last step is followed by a checkpoint in any case, after the loop.
+    if step < run.num_steps && is_due(step, run.spec().checkpoint.every_steps, u64::MAX) {
+        state::save_beside(run, roles, data)?;
+    }
+    run.check_divergence()?;
+    Ok(None)
+}
+
+/// How a step ended.
+#[derive(Debug)]
+enum StepEnd {
+    /// The weights are updated; what was measured.
+    Complete(Metrics),
+    /// It was asked to stop before the weights were touched; nothing of it counts.
+    Dropped(StopReason),
+}
+
+/// One step of the stage's recipe. A step that was interrupted gives its prompts back, so that it comes
+/// again, the same, after a resume.
+fn run_step(run: &mut Run, roles: &mut Roles, data: &mut Data, stage: Stage) -> Result<StepEnd, TrainError> {
+    let num_done = match stage {
+        Stage::ColdStart => run.progress.cold_start_steps,
+        Stage::Training => run.progress.step,
+    };
+    let position = data.position();
+    let exchanged = run.ranks.traffic();
+    run.context.begin_step(StepPosition { stage, num_done });
+    let done = recipe(run, stage).step(roles, data);
+    let is_interrupted = matches!(done, Err(StepError::Interrupted));
+    if !is_interrupted {
+        done?;
+    }
+    run.context.end_sampling().map_err(StepError::from)?;
+    if is_interrupted {
+        data.resume(&position)?;
+        return Ok(StepEnd::Dropped(run.stop_reason()?.unwrap_or(StopReason::Signal)));
+    }
+    let report = run.context.end_step();
+    run.progress.num_tokens += report.num_tokens as u64;
+    run.count_skipped(report.num_skipped);
+    run.context.watch().completions(report.completions);
+    let mut metrics = report.metrics;
+    metrics.extend(communication_metrics(&run.ranks, exchanged)?);
+    Ok(StepEnd::Complete(metrics))
+}
+
+fn recipe(run: &mut Run, stage: Stage) -> &mut dyn Recipe {
+    let recipes = &mut run.recipes;
+    match (stage, &mut recipes.cold_start) {
+        (Stage::ColdStart, Some(recipe)) => recipe.as_mut(),
+        (Stage::ColdStart, None) | (Stage::Training, _) => recipes.training.as_mut(),
+    }
+}
+
+fn is_due(step: u64, every_steps: u64, last_step: u64) -> bool {
+    step == last_step || (every_steps > 0 && step.is_multiple_of(every_steps))
+}
+
+fn log(run: &Run, data: &Data, mut metrics: Metrics) {
+    let mut saver = run.saver.borrow_mut();
+    if let Some(waited) = saver.take_time() {
+        metrics.insert("timing_s/save_checkpoint".into(), waited.as_secs_f64());
+    }
+    if let Some(step) = saver.checkpoints.copied_step() {
+        metrics.insert("checkpoint/copied_step".into(), step as f64);
+    }
+    metrics.insert("training/global_step".into(), run.progress.step as f64);
+    metrics.insert("training/epoch".into(), data.epoch() as f64);
+    run.context.watch().end_step(Stage::Training, run.progress.step, metrics);
+}
+
+#[cfg(test)]
+mod tests;

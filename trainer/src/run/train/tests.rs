@@ -1,0 +1,83 @@
+//! Whole runs in this process, for what no manifest can ask for: reward functions that panic.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rlt_core::reward::{RewardError, RewardFunction, Sample};
+
+use super::*;
+use crate::observe::stop::StopRequest;
+use crate::parallel::Ranks;
+use crate::roles::reward::{PoolOptions, RewardFunctions, RewardPool};
+use crate::storage::run_folder::RunFolder;
+
+const JOB: &str = r#"
+apiVersion: rltraining.dev/v1alpha1
+kind: RLTrainingJob
+metadata: {name: panics}
+spec:
+  model:
+    architecture: {family: Llama, hiddenSize: 32, intermediateSize: 64, numLayers: 1, numHeads: 2}
+    tokenizer: {characters: "0123456789+="}
+  data: {task: {kind: Arithmetic, operators: ["+"], maxOperand: 9, numTrain: 16, numHeldOut: 0}, maxPromptTokens: 8}
+  rewards: {functions: [{name: replaced, kind: Exact}]}
+  algorithm: {kind: GRPO}
+  rollout: {samplesPerPrompt: 4, maxCompletionTokens: 4}
+  training: {steps: 3, promptsPerStep: 2}
+  workers: {device: Cpu, threads: 1}
+"#;
+
+/// Panics on completions that hold a 1, or on all of them.
+struct Panics {
+    always: bool,
+}
+
+impl RewardFunction for Panics {
+    fn score(&self, sample: &Sample<'_>) -> Result<f64, RewardError> {
+        assert!(!self.always && !sample.completion.contains('1'), "a one is in it");
+        Ok(sample.completion.len() as f64)
+    }
+
+    fn range(&self) -> (f64, f64) {
+        (0.0, 4.0)
+    }
+}
+
+fn run(always: bool, root: &Path) -> Result<Outcome, TrainError> {
+    let job = rlt_api::validate(JOB).unwrap();
+    let folder = RunFolder::open(root, false).unwrap();
+    let built =
+        crate::run::setup::setup(job, folder, StopRequest::never(), Ranks::alone(), crate::recipes::of);
+    let (mut run, mut roles, mut data) = built.unwrap();
+    let functions = RewardFunctions::default().with("panics", 1.0, Arc::new(Panics { always }));
+    let options = PoolOptions { num_workers: 2, timeout: Duration::from_secs(10) };
+    roles.rewards.pool = RewardPool::new(functions, options);
+    train(&mut run, &mut roles, &mut data)
+}
+
+#[test]
+fn a_reward_that_panics_costs_its_samples_and_the_run_goes_on() {
+    let root = tempfile::tempdir().unwrap();
+    let root = root.path().join("run");
+    assert_eq!(run(false, &root).unwrap(), Outcome::Complete);
+    let read = |name: &str| std::fs::read_to_string(root.join(name)).unwrap();
+    let metrics = read("metrics.jsonl");
+    let steps: Vec<serde_json::Value> =
+        metrics.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(steps.last().unwrap()["step"], 3);
+    assert!(steps.iter().any(|step| step["reward/error_ratio"].as_f64() > Some(0.0)), "{metrics}");
+    assert!(steps.iter().any(|step| step["actor/grad_norm"].as_f64() > Some(0.0)), "{metrics}");
+    let completions = read("completions.jsonl");
+    assert!(completions.contains("panics: panicked: a one is in it"), "{completions}");
+}
+
+#[test]
+fn a_reward_that_always_panics_ends_the_run_with_its_words() {
+    let root = tempfile::tempdir().unwrap();
+    let error = run(true, &root.path().join("run")).unwrap_err();
+    assert!(
+        matches!(&error, TrainError::Step(StepError::NoRewards { example }) if example.contains("a one is in it")),
+        "{error}"
+    );
+}

@@ -1,0 +1,130 @@
+//! What can go wrong with copies of checkpoints, and whether trying again can help.
+
+use std::error::Error;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// What the stores say of a bucket that is not there.
+const NO_BUCKET: [&str; 3] = ["NoSuchBucket", "ContainerNotFound", "specified bucket does not exist"];
+
+/// An act on a copy that failed.
+#[derive(Debug, thiserror::Error)]
+pub enum CopyError {
+    /// The address cannot be one.
+    #[error(
+        "spec.checkpoint.uri: expected s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or \
+         file:///FOLDER, got `{uri}`"
+    )]
+    Address {
+        /// What was given.
+        uri: String,
+    },
+    /// The environment lacks what the store needs, such as an account's name.
+    #[error("spec.checkpoint.uri: failed to prepare for `{uri}` by the variables of the environment")]
+    Prepare {
+        /// The address.
+        uri: String,
+        /// What is missing.
+        source: object_store::Error,
+    },
+    /// There is no such bucket.
+    #[error("spec.checkpoint.uri: the bucket of `{uri}` does not exist")]
+    NoBucket {
+        /// The address.
+        uri: String,
+        /// What the store said.
+        source: object_store::Error,
+    },
+    /// The store knows who asks and refuses, or does not know.
+    #[error("spec.checkpoint.uri: `{uri}` is refused: are the credentials in the environment right?")]
+    Refused {
+        /// The address.
+        uri: String,
+        /// What the store said.
+        source: object_store::Error,
+    },
+    /// A request failed in a way that may pass.
+    #[error("failed to {act} `{place}`")]
+    Request {
+        /// What was tried.
+        act: &'static str,
+        /// On which object or folder of the store.
+        place: String,
+        /// What the client said.
+        source: object_store::Error,
+    },
+    /// A local file could not be read or written.
+    #[error("failed to {act} {}", path.display())]
+    Local {
+        /// What was tried.
+        act: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// The local checkpoint is not what its manifest says: it was replaced while it was copied, or is
+    /// damaged.
+    #[error("{} is not what its manifest says", path.display())]
+    Changed {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The local checkpoint, or what was fetched, cannot be opened.
+    #[error("the checkpoint does not fit its manifest")]
+    Checkpoint(#[from] super::super::CheckpointError),
+    /// The thread that copies could not be started.
+    #[error("failed to start the thread that copies checkpoints")]
+    Thread(#[source] io::Error),
+    /// The end of the run came before the copy was whole.
+    #[error("the checkpoint of step {step} is not copied to `{uri}` yet: {reason}")]
+    NotCopied {
+        /// Its step.
+        step: u64,
+        /// The address.
+        uri: String,
+        /// The last failure, or how long it was waited for.
+        reason: String,
+    },
+}
+
+impl CopyError {
+    /// Whether trying again cannot help.
+    pub fn is_permanent(&self) -> bool {
+        matches!(
+            self,
+            Self::Address { .. } | Self::Prepare { .. } | Self::NoBucket { .. } | Self::Refused { .. }
+        )
+    }
+
+    pub(super) fn request(
+        uri: &str,
+        act: &'static str,
+        place: &object_store::path::Path,
+    ) -> impl FnOnce(object_store::Error) -> Self {
+        let (uri, place) = (uri.to_owned(), place.to_string());
+        move |source| {
+            let text = with_causes(&source);
+            match &source {
+                _ if NO_BUCKET.iter().any(|sign| text.contains(sign)) => Self::NoBucket { uri, source },
+                object_store::Error::PermissionDenied { .. }
+                | object_store::Error::Unauthenticated { .. } => Self::Refused { uri, source },
+                // Listings keep the status in the text alone.
+                _ if text.contains("status code: 403") || text.contains("status code: 401") => {
+                    Self::Refused { uri, source }
+                }
+                _ => Self::Request { act, place: format!("{uri} {place}"), source },
+            }
+        }
+    }
+
+    pub(super) fn local(act: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_path_buf();
+        move |source| Self::Local { act, path, source }
+    }
+}
+
+/// An error with all its causes on one line.
+pub(super) fn with_causes(error: &dyn Error) -> String {
+    crate::observe::tracking::error_chain(error)
+}
