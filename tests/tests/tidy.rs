@@ -62,6 +62,57 @@ fn dependency_arrows_point_only_where_the_design_lets_them() {
     }
 }
 
+/// The rooms of the trainer, and what each may use of the others.
+const ROOMS: [(&str, &[&str]); 9] = [
+    ("commands", &["recipes", "run", "roles", "parallel", "observe", "storage", "data", "model"]),
+    ("recipes", &["run", "roles", "data"]),
+    ("run", &["roles", "parallel", "observe", "storage", "data", "model"]),
+    ("roles", &["parallel", "observe", "storage", "data", "model"]),
+    ("parallel", &["model"]),
+    ("observe", &["storage"]),
+    ("storage", &[]),
+    ("data", &[]),
+    ("model", &[]),
+];
+
+#[test]
+fn a_room_of_the_trainer_uses_only_rooms_below_it() {
+    let is_room = |name: &str| ROOMS.iter().any(|(room, _)| *room == name);
+    let mut wrong = Vec::new();
+    for file in rust_sources().unwrap() {
+        let Some(path) = file.path.strip_prefix("trainer/src/") else { continue };
+        let room = path.split('/').next().unwrap_or_default().trim_end_matches(".rs");
+        if ["lib", "main"].contains(&room) || path.contains("tests") {
+            continue;
+        }
+        let Some((_, allowed)) = ROOMS.iter().find(|(name, _)| *name == room) else {
+            wrong.push(format!("{} is in no room", file.path));
+            continue;
+        };
+        for used in rooms_used(&file.text) {
+            if is_room(&used) && used != room && !allowed.contains(&used.as_str()) {
+                wrong.push(format!("{} uses `{used}`, which `{room}` may not", file.path));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// What a file names behind `crate::`, one by one or in braces, its comments and its tests left out.
+fn rooms_used(text: &str) -> Vec<String> {
+    let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+    let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+    let code: String = lines.map(str::trim).collect();
+    let mut names = Vec::new();
+    for behind in code.split("crate::").skip(1) {
+        let listed = behind.strip_prefix('{').and_then(|list| list.split(';').next());
+        for path in listed.unwrap_or(behind.split(',').next().unwrap_or_default()).split(',') {
+            names.extend(path.split(|c: char| !c.is_alphanumeric() && c != '_').next().map(str::to_owned));
+        }
+    }
+    names
+}
+
 #[test]
 fn every_package_takes_the_workspace_lints() {
     let metadata: serde_json::Value =

@@ -17,14 +17,13 @@ use clap::{CommandFactory, Parser, Subcommand};
 use rlt_api::{ExitCode, TERMINATION_MESSAGE_VARIABLE};
 use rlt_traces::Traces;
 
-use crate::commands::device::{self, DeviceArgs};
-use crate::commands::env::{self, EnvArgs};
-use crate::commands::generate::{self, GenerateArgs};
-use crate::commands::gpu_check::{self, GpuCheckArgs};
-use crate::commands::launch;
-use crate::commands::measure::{self, MeasureArgs};
-use crate::commands::score::{self, ScoreArgs};
-use crate::commands::worker::{self, ChooseRecipes, WorkerArgs};
+use self::device::DeviceArgs;
+use self::env::EnvArgs;
+use self::generate::GenerateArgs;
+use self::gpu_check::GpuCheckArgs;
+use self::measure::MeasureArgs;
+use self::score::ScoreArgs;
+use self::worker::{ChooseRecipes, WorkerArgs};
 use crate::observe::report;
 
 const EXIT_CODES: &str = "\

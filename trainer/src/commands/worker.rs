@@ -21,6 +21,7 @@ use crate::run::recipe::Recipes;
 use crate::run::train::train;
 use crate::run::{out_of_memory, setup};
 use crate::storage::checkpoint::clear_copies;
+use crate::storage::error_chain;
 use crate::storage::run_folder::{RunFolder, WARNINGS};
 
 /// Runs a manifest in this process.
@@ -66,7 +67,7 @@ pub(crate) fn run_as_read(
         let name = job.name().to_owned();
         follow(&name, || run_job(args, job, (&channel, choose)))
     });
-    channel.finish(&outcome);
+    channel.finish(outcome.as_ref().map_err(|error| (error.exit_code(), error_chain(error))).copied());
     outcome
 }
 

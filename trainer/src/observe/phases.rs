@@ -2,14 +2,18 @@
 
 pub(crate) mod memory;
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 use rlt_core::metrics::Metrics;
-use rlt_torch::collectives::Traffic;
 
-use crate::parallel::{RankError, Ranks};
-use crate::run::out_of_memory;
+thread_local! {
+    static UNDER_WAY: Cell<&'static str> = const { Cell::new(SETUP) };
+}
+
+/// The phase before the first.
+const SETUP: &str = "setup";
 
 /// Measures the phases of one step; a phase may come more than once.
 #[derive(Debug)]
@@ -55,11 +59,21 @@ impl PhaseClock {
     }
 }
 
+/// From now on this thread's work belongs to `phase`.
+pub(crate) fn enter(phase: &'static str) {
+    UNDER_WAY.set(phase);
+}
+
+/// The phase that this thread's work belongs to.
+pub(crate) fn under_way() -> &'static str {
+    UNDER_WAY.get()
+}
+
 /// Runs `work` as `phase`: a span of the trace, and what peaks of memory and errors are attributed to.
 /// Returns the seconds it took, too.
 pub fn run<T>(phase: &'static str, work: impl FnOnce() -> T) -> (T, f64) {
     let started = Instant::now();
-    out_of_memory::enter(phase);
+    enter(phase);
     let result = tracing::info_span!(target: rlt_traces::TARGET, "phase", otel.name = phase)
         .in_scope(|| memory::during(phase, work));
     (result, started.elapsed().as_secs_f64())
@@ -79,20 +93,7 @@ pub fn cost_metrics(num_tokens: usize, clock: &PhaseClock) -> Metrics {
     metrics
 }
 
-/// `perf/communication_gb`: what the rank that has sent most since `before` has sent to others. All ranks
-/// take part; one that is alone has nothing to tell.
-///
-/// # Errors
-/// [`RankError`] when a rank is lost.
-pub fn communication_metrics(ranks: &Ranks, before: Traffic) -> Result<Metrics, RankError> {
-    if ranks.size() == 1 {
-        return Ok(Metrics::new());
-    }
-    let most = ranks.max(ranks.traffic().since(before).sent as i64)?;
-    Ok(Metrics::from([("perf/communication_gb".to_owned(), gib(most as u64))]))
-}
-
-fn gib(bytes: u64) -> f64 {
+pub(crate) fn gib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 30)
 }
 

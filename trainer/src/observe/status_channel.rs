@@ -11,7 +11,6 @@ use rlt_channel::client::{Client, Settings, Urgency};
 use rlt_channel::{Checkpoint, Ending, Outcome, Phase, Progress, ReportRequest, Stage, TimeSpent};
 
 use crate::observe::tracking::{self, StepMetrics, console};
-use crate::run::error::TrainError;
 use crate::storage::checkpoint::CommittedCheckpoint;
 
 /// How long the end of a process waits until the operator knows of it.
@@ -129,8 +128,9 @@ impl StatusChannel {
         });
     }
 
-    /// The process ends; waits shortly until the operator knows.
-    pub(crate) fn finish(&self, outcome: &Result<ExitCode, TrainError>) {
+    /// The process ends with an exit code, and where that is a failure with its causes; waits shortly until the
+    /// operator knows.
+    pub(crate) fn finish(&self, outcome: Result<ExitCode, (ExitCode, String)>) {
         let Some(client) = &self.client else { return };
         if !client.finish(ending(outcome), FINISH_TIMEOUT) {
             tracing::warn!("the operator did not hear of the end of this process");
@@ -177,11 +177,11 @@ fn checkpoint(committed: &CommittedCheckpoint) -> Checkpoint {
     }
 }
 
-fn ending(outcome: &Result<ExitCode, TrainError>) -> Ending {
+fn ending(outcome: Result<ExitCode, (ExitCode, String)>) -> Ending {
     let (kind, code, message) = match outcome {
-        Ok(code @ ExitCode::Success) => (Outcome::Complete, *code, String::new()),
-        Ok(code) => (Outcome::Stopped, *code, String::new()),
-        Err(error) => (Outcome::Failed, error.exit_code(), tracking::error_chain(error)),
+        Ok(code @ ExitCode::Success) => (Outcome::Complete, code, String::new()),
+        Ok(code) => (Outcome::Stopped, code, String::new()),
+        Err((code, causes)) => (Outcome::Failed, code, causes),
     };
     let time_ms = milliseconds(SystemTime::now());
     Ending { outcome: kind.into(), exit_code: code.code().into(), message, time_ms }

@@ -23,11 +23,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use lane::TrackerReport;
-pub(crate) use lane::chain as error_chain;
 use lane::{Item, Lane};
 pub use records::{CompletionRecord, Stage, StepMetrics};
 pub(crate) use step_log::read_lines;
 pub use step_log::read_steps;
+
+use crate::storage::error_chain;
 
 /// How long the end of a run waits for slow trackers.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -171,7 +172,7 @@ impl Trackers {
         match tracker.and_then(|tracker| Lane::start(name, tracker)) {
             Ok(lane) => self.lanes.push(lane),
             Err(error) => {
-                let error = lane::chain(&error);
+                let error = error_chain(&error);
                 tracing::warn!(tracker = name, error, "the run goes on without a tracker");
                 self.dead.push(TrackerReport { name, num_lost: 0, last_error: Some(error) });
             }

@@ -12,7 +12,6 @@ use crate::model::{Decoder, NamedTensors};
 use crate::parallel::{RankError, Ranks, ShardedParameters};
 use crate::roles::actor::Actor;
 use crate::roles::trained::in_file;
-use crate::run::error::TrainError;
 use crate::storage::checkpoint::{Checkpoint, CheckpointError, TensorPart, divided};
 
 pub use self::role::ReferenceRole;
@@ -20,6 +19,15 @@ pub(crate) use self::role::kl_controller;
 
 /// Before the names of the reference's tensors in a checkpoint.
 const PREFIX: &str = "reference.";
+
+/// Why a reference could not be read from a checkpoint.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ReferenceError {
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    #[error(transparent)]
+    Ranks(#[from] RankError),
+}
 
 /// The policy that the actor is held near.
 #[derive(Debug)]
@@ -76,12 +84,12 @@ impl FrozenPolicy {
     /// there is none in it.
     ///
     /// # Errors
-    /// [`TrainError`]: a tensor is missing or of another shape, or there is not enough memory.
+    /// [`ReferenceError`]: a tensor is missing or of another shape, or there is not enough memory.
     pub(crate) fn of_checkpoint(
         actor: &Actor,
         checkpoint: &Checkpoint,
         folder: &Path,
-    ) -> Result<Option<Self>, TrainError> {
+    ) -> Result<Option<Self>, ReferenceError> {
         let names = actor.decoder.base_parameters();
         if !names.iter().any(|(name, _)| checkpoint.contains(&stored_name(name))) {
             return Ok(None);

@@ -11,6 +11,7 @@ use crate::roles::StepError;
 use crate::roles::actor::ProbeError;
 use crate::roles::critic::NoCritic;
 use crate::roles::optim::OptimError;
+use crate::roles::reference::ReferenceError;
 use crate::roles::reward::{RewardModelError, RewardSetupError};
 use crate::run::device_failure::DeviceFailed;
 use crate::run::out_of_memory::OutOfMemory;
@@ -103,6 +104,15 @@ pub enum TrainError {
     GpuTaken { index: usize, free: f64, total: f64, needed: f64 },
     #[error("no complete checkpoint is left in `{path}`: {reasons}")]
     NoCompleteCheckpoint { path: String, reasons: String },
+}
+
+impl From<ReferenceError> for TrainError {
+    fn from(error: ReferenceError) -> Self {
+        match error {
+            ReferenceError::Checkpoint(error) => Self::Checkpoint(error),
+            ReferenceError::Ranks(error) => Self::Ranks(error),
+        }
+    }
 }
 
 impl TrainError {

@@ -5,18 +5,11 @@
 //! caught where a run's work begins, and told by the phase that was under way.
 
 use std::any::Any;
-use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
+use crate::observe::phases;
 use crate::run::device_failure::DeviceFailed;
 use crate::run::error::TrainError;
-
-thread_local! {
-    static PHASE: Cell<&'static str> = const { Cell::new(SETUP) };
-}
-
-/// The phase before the first.
-const SETUP: &str = "setup";
 
 /// Words of libtorch's allocator, before what was asked for.
 const ASKED: &str = "Tried to allocate ";
@@ -71,16 +64,11 @@ fn advice(phase: &str) -> &'static str {
     }
 }
 
-/// From now on this thread's work belongs to `phase`.
-pub(crate) fn enter(phase: &'static str) {
-    PHASE.set(phase);
-}
-
 /// Does `work`; where device memory ran out in it, or the device failed, the error says in which phase, and
 /// what to change. Whoever gets that ends the run: `work` was left half way.
 pub(crate) fn explained<T>(work: impl FnOnce() -> Result<T, TrainError>) -> Result<T, TrainError> {
     let found = |message: &str| {
-        let phase = PHASE.get();
+        let phase = phases::under_way();
         let ran_out = OutOfMemory::in_message(message, phase).map(TrainError::OutOfMemory);
         ran_out.or_else(|| DeviceFailed::in_message(message, phase).map(TrainError::DeviceFailed))
     };
@@ -114,14 +102,14 @@ mod tests {
 
     #[test]
     fn a_pass_without_memory_says_phase_amounts_and_fields() {
-        enter("update_actor");
+        phases::enter("update_actor");
         let error = explained_panic(MESSAGE).unwrap_err().to_string();
         for part in
             ["`update_actor`", "20.50 MiB were asked for", "1.50 MiB were free", "maxTokensPerMicroBatch"]
         {
             assert!(error.contains(part), "{part} in {error}");
         }
-        enter("gen");
+        phases::enter("gen");
         let source = rlt_torch::Error::Libtorch { act: "decoding", message: MESSAGE.to_owned() };
         let error = explained(|| Err::<(), _>(TrainError::Kernel(source))).unwrap_err();
         assert!(error.to_string().contains("memoryFraction"), "{error}");

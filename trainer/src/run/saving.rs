@@ -14,10 +14,10 @@ use std::thread::{Builder, JoinHandle};
 
 use serde_json::Value;
 
-use crate::observe::tracking::error_chain;
 use crate::parallel::{RankError, Ranks};
 use crate::run::error::TrainError;
 use crate::storage::checkpoint::{CheckpointError, CheckpointStore, TensorPart, UnsyncedShard, WrittenShard};
+use crate::storage::error_chain;
 
 /// How the ranks save, and the save that is under way.
 #[derive(Debug)]

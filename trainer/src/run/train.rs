@@ -7,11 +7,13 @@
 //! [`crate::run::state`]. Nothing here computes.
 
 use rlt_core::metrics::Metrics;
+use rlt_torch::collectives::Traffic;
 
 use crate::data::Data;
-use crate::observe::phases::communication_metrics;
+use crate::observe::phases::gib;
 use crate::observe::stop::{Outcome, StopReason};
 use crate::observe::tracking::Stage;
+use crate::parallel::{RankError, Ranks};
 use crate::roles::step_context::StepPosition;
 use crate::roles::{Roles, StepError};
 use crate::run::Run;
@@ -170,6 +172,19 @@ fn run_step(run: &mut Run, roles: &mut Roles, data: &mut Data, stage: Stage) -> 
     let mut metrics = report.metrics;
     metrics.extend(communication_metrics(&run.ranks, exchanged)?);
     Ok(StepEnd::Complete(metrics))
+}
+
+/// `perf/communication_gb`: what the rank that has sent most since `before` has sent to others. All ranks
+/// take part; one that is alone has nothing to tell.
+///
+/// # Errors
+/// [`RankError`] when a rank is lost.
+fn communication_metrics(ranks: &Ranks, before: Traffic) -> Result<Metrics, RankError> {
+    if ranks.size() == 1 {
+        return Ok(Metrics::new());
+    }
+    let most = ranks.max(ranks.traffic().since(before).sent as i64)?;
+    Ok(Metrics::from([("perf/communication_gb".to_owned(), gib(most as u64))]))
 }
 
 fn recipe(run: &mut Run, stage: Stage) -> &mut dyn Recipe {

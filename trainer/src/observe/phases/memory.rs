@@ -6,10 +6,7 @@ use std::collections::BTreeMap;
 use rlt_core::metrics::Metrics;
 use tch::Device;
 
-use super::gib;
-
-/// Everything before the first phase: weights are read or drawn, and copied for other roles.
-const SETUP: &str = "setup";
+use super::{SETUP, gib};
 
 /// Most bytes of tensors, in GiB; a slash and the phase follow.
 const PEAK: &str = "perf/max_memory_allocated_gb";

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::observe::tracking::Stage as TrackedStage;
+use crate::run::error::TrainError;
+use crate::storage::error_chain;
 use crate::storage::run_folder::RunFolderError;
 
 fn step(step: u64, values: &[(&str, f64)]) -> StepMetrics {
@@ -26,7 +28,7 @@ fn a_step_without_an_evaluation_keeps_the_last_held_out_reward() {
 fn an_error_ends_with_its_code_and_all_of_its_causes() {
     let source = std::io::Error::other("the disk is gone");
     let error = TrainError::RunFolder(RunFolderError::Io { act: "write", path: "runs/a".into(), source });
-    let ending = ending(&Err(error));
+    let ending = ending(Err((error.exit_code(), error_chain(&error))));
     assert_eq!((ending.outcome(), ending.exit_code), (Outcome::Failed, 75));
     assert!(
         ending.message.contains("the run folder") && ending.message.ends_with("the disk is gone"),
@@ -36,9 +38,9 @@ fn an_error_ends_with_its_code_and_all_of_its_causes() {
 
 #[test]
 fn a_stop_on_request_is_no_failure() {
-    let stopped = ending(&Ok(ExitCode::Preempted));
+    let stopped = ending(Ok(ExitCode::Preempted));
     assert_eq!((stopped.outcome(), stopped.exit_code, &*stopped.message), (Outcome::Stopped, 80, ""));
-    assert_eq!(ending(&Ok(ExitCode::Success)).outcome(), Outcome::Complete);
+    assert_eq!(ending(Ok(ExitCode::Success)).outcome(), Outcome::Complete);
 }
 
 #[test]
@@ -47,5 +49,5 @@ fn without_an_operator_every_call_does_nothing() {
     channel.begin_stage(TrackedStage::Training, 0, 3);
     channel.end_step(&step(1, &[]));
     channel.checkpoints(&[]);
-    channel.finish(&Ok(ExitCode::Success));
+    channel.finish(Ok(ExitCode::Success));
 }

@@ -1,10 +1,11 @@
 //! A tracker behind a bounded queue and a thread of its own.
 
-use std::error::Error;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use crate::storage::error_chain;
 
 use super::{CompletionRecord, StepMetrics, Tracker, TrackingError};
 
@@ -112,7 +113,7 @@ fn drain(name: &'static str, mut tracker: Box<dyn Tracker>, items: &Receiver<Ite
             }
             (Ok(()), None) => {}
             (Err(error), answer) => {
-                let error = chain(&error);
+                let error = error_chain(&error);
                 if answer.is_none() && losses.lose_one() == 0 {
                     tracing::warn!(tracker = name, error, "a tracker fails and loses steps");
                 }
@@ -120,10 +121,4 @@ fn drain(name: &'static str, mut tracker: Box<dyn Tracker>, items: &Receiver<Ite
             }
         }
     }
-}
-
-/// An error with all its causes on one line.
-pub(crate) fn chain(error: &dyn Error) -> String {
-    let causes = std::iter::successors(error.source(), |&error| error.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }

@@ -126,5 +126,5 @@ impl CopyError {
 
 /// An error with all its causes on one line.
 pub(super) fn with_causes(error: &dyn Error) -> String {
-    crate::observe::tracking::error_chain(error)
+    crate::storage::error_chain(error)
 }
