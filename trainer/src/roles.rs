@@ -2,7 +2,7 @@
 //! rewards, batches into log-probs and values, and batches into updates.
 //!
 //! ```text
-//! rollout.sample -> rewards.judge -> actor.score, reference.score, critic.value -> critic.update, actor.update
+//! rollout.sample -> rewards.judge -> {actor, reference}.score, critic.value -> {critic, actor}.update
 //! ```
 //! Every method is collective: all ranks call it with the same arguments, each computes its share, and all
 //! get the same result. Roles time and record what they do in the [`StepContext`]; in which order they are

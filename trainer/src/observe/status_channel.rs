@@ -128,8 +128,8 @@ impl StatusChannel {
         });
     }
 
-    /// The process ends with an exit code, and where that is a failure with its causes; waits shortly until the
-    /// operator knows.
+    /// The process ends with an exit code, and where that is a failure with its causes; waits shortly until
+    /// the operator knows.
     pub(crate) fn finish(&self, outcome: Result<ExitCode, (ExitCode, String)>) {
         let Some(client) = &self.client else { return };
         if !client.finish(ending(outcome), FINISH_TIMEOUT) {
