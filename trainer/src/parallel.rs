@@ -1,25 +1,24 @@
-//! Ranks: processes that train one job together. Every rank runs the same step on the same batch; what costs
-//! time (sampling, scoring, gradients) is divided among them and put together again here.
+//! Ranks: processes that train one job together. Every rank runs the same step on the same batch and
+//! computes its share of the sampling, scoring and gradients; results are gathered or all-reduced.
 //!
 //! ```text
-//! prompts  -> every rank samples its share        -> gather: all ranks have all rollout groups
-//! rows     -> every rank scores its share         -> sum: all ranks have all log-probs
-//! rows     -> gradients of every rank's share     -> sum: all ranks apply the same update
+//! prompts  -> every rank samples its share        -> all-gather: all ranks have all rollout groups
+//! rows     -> every rank scores its share         -> all-reduce: all ranks have all log-probs
+//! rows     -> gradients of every rank's share     -> all-reduce: all ranks apply the same update
 //! ```
-//! So advantages, controllers, data positions and decisions are computed from the same numbers everywhere and
-//! need no exchange of their own. Each rank has a copy of the model, or with [`ShardedParameters`] a shard of
-//! one; ranks of one stream ([`StreamRanks`]) score and differentiate the same rows, each a part of their
-//! tokens, so that shares are dealt out to streams. Ranks of one copy of the rollout's weights
-//! ([`SliceRanks`]) sample the same prompts. How tensors travel is `rlt_torch::collectives`; who is started
-//! where is `launch`.
+//! Advantages, controllers, data positions and decisions are computed from the same numbers on every rank
+//! and need no exchange. Each rank has a replica of the model or, with [`ShardedParameters`] (FSDP), a shard
+//! of one. Ranks of a sequence-parallel group ([`SpGroup`]) score and differentiate the same rows, each a
+//! shard of the tokens. Ranks of a rollout tensor-parallel group ([`TpGroup`]) sample the same prompts. How
+//! tensors travel is `rlt_torch::collectives`; who starts ranks is `launch`.
 
 mod environment;
 mod error;
 mod mesh;
-mod parts;
 mod shards;
-mod slices;
-mod stream;
+mod sp_group;
+mod tp_group;
+mod units;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -34,10 +33,10 @@ use tch::{Device, Kind, Tensor};
 pub use environment::RankEnvironment;
 pub use error::RankError;
 pub use mesh::MeshRanks;
-pub use parts::DecoderParts;
-pub use shards::{Numbers, Part, ShardedParameters};
-pub use slices::SliceRanks;
-pub use stream::StreamRanks;
+pub use shards::{FsdpUnit, ShardedParameters, WeightDtype};
+pub use sp_group::SpGroup;
+pub use tp_group::TpGroup;
+pub use units::DecoderUnits;
 
 /// How long a rank waits for the others to start: a cluster may need minutes for their names to resolve.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(300);
@@ -52,8 +51,8 @@ pub struct Ranks {
     /// By what rows are dealt out to ranks.
     balance: Balance,
     link: Arc<Mutex<Link>>,
-    /// The ranks that compute parts of the same tokens; `None` where each has tokens of its own.
-    stream: Option<Arc<StreamRanks>>,
+    /// The sequence-parallel group; `None` where each rank has tokens of its own.
+    sp_group: Option<Arc<SpGroup>>,
 }
 
 #[derive(Debug)]
@@ -84,7 +83,7 @@ impl Ranks {
             local_size: 1,
             balance: Balance::default(),
             link: Arc::new(Mutex::new(link)),
-            stream: None,
+            sp_group: None,
         }
     }
 
@@ -114,12 +113,12 @@ impl Ranks {
             local_size: environment.local_world_size,
             balance: Balance::default(),
             link: Arc::new(Mutex::new(link)),
-            stream: None,
+            sp_group: None,
         })
     }
 
-    /// The same ranks, to which rows are dealt out by `balance`. All ranks say the same.
-    pub fn dealing_by(self, balance: Balance) -> Self {
+    /// The same ranks, to which rows are assigned by `balance`. All ranks say the same.
+    pub fn balanced_by(self, balance: Balance) -> Self {
         Self { balance, ..self }
     }
 
@@ -160,37 +159,37 @@ impl Ranks {
         (cores / self.local_size).max(1)
     }
 
-    /// The part of the rows `row_idxs` of `batch` that this rank's stream has: whole runs of one rollout
-    /// group where there are enough of them, balanced as [`Self::dealing_by`] says by the work of a decoder
-    /// of `hidden_size`. Every rank divides alike, and ranks of one stream have the same; a stream that is
-    /// alone has all rows, in order.
+    /// The rows of `row_idxs` of `batch` that are assigned to this rank's sequence-parallel group: whole runs
+    /// of one rollout group where there are enough of them, balanced as [`Self::balanced_by`] says by the
+    /// work of a decoder of `hidden_size`. Every rank computes the same assignment; a group that is alone has
+    /// all rows, in order.
     pub fn share_of(&self, batch: &Batch, row_idxs: &[usize], hidden_size: usize) -> Vec<usize> {
-        let sp = self.stream_part().num_parts;
-        let (num_streams, stream) = (self.size / sp, self.rank / sp);
-        if num_streams == 1 {
+        let sp = self.sp_shard().num_shards;
+        let (num_sp_groups, sp_group) = (self.size / sp, self.rank / sp);
+        if num_sp_groups == 1 {
             return row_idxs.to_vec();
         }
         let lens = batch.sequence_lens();
         let work = |rows: &[usize]| rows.iter().map(|row| workload(lens[*row], hidden_size)).sum::<u64>();
         let mut parts: Vec<&[usize]> = batch.group_runs(row_idxs).collect();
-        if parts.len() < num_streams {
+        if parts.len() < num_sp_groups {
             parts = row_idxs.chunks(1).collect();
         }
         let works: Vec<u64> = parts.iter().map(|rows| work(rows)).collect();
-        let own = shares(&works, num_streams, self.balance).swap_remove(stream);
+        let own = shares(&works, num_sp_groups, self.balance).swap_remove(sp_group);
         own.into_iter().flat_map(|part| parts[part]).copied().collect()
     }
 
-    /// Adds the vectors of all ranks element by element; all ranks get the same bits.
+    /// All-reduces vectors element by element; all ranks get the same bits.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
-    pub fn sum(&self, vectors: &mut [&mut Vec<f64>]) -> Result<(), RankError> {
+    pub fn all_reduce(&self, vectors: &mut [&mut Vec<f64>]) -> Result<(), RankError> {
         if self.size == 1 {
             return Ok(());
         }
         let tensors: Vec<Tensor> = vectors.iter().map(|values| Tensor::from_slice(values)).collect();
-        self.sum_tensors(&tensors)?;
+        self.all_reduce_tensors(&tensors)?;
         for (values, tensor) in vectors.iter_mut().zip(&tensors) {
             let len = values.len();
             tensor.copy_data(values.as_mut_slice(), len);
@@ -198,11 +197,11 @@ impl Ranks {
         Ok(())
     }
 
-    /// Adds the tensors of all ranks in place; all ranks get the same bits.
+    /// All-reduces tensors in place; all ranks get the same bits.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
-    pub fn sum_tensors(&self, tensors: &[Tensor]) -> Result<(), RankError> {
+    pub fn all_reduce_tensors(&self, tensors: &[Tensor]) -> Result<(), RankError> {
         self.with_group(|group| {
             let started: Result<Vec<_>, _> =
                 tensors.iter().map(|tensor| group.all_reduce(tensor, Reduction::Sum)).collect();
@@ -210,31 +209,31 @@ impl Ranks {
         })
     }
 
-    /// The largest of all ranks' numbers.
+    /// All-reduces a number by its maximum.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
-    pub fn max(&self, number: i64) -> Result<i64, RankError> {
+    pub fn all_reduce_max(&self, number: i64) -> Result<i64, RankError> {
         let tensor = Tensor::from_slice(&[number]);
         self.with_group(|group| group.all_reduce(&tensor, Reduction::Max)?.wait())?;
         Ok(tensor.int64_value(&[0]))
     }
 
-    /// What every rank brings, in the order of ranks, on every rank.
+    /// All-gathers a value of every rank, in the order of ranks.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
-    pub fn gather<T: Serialize + DeserializeOwned>(&self, own: T) -> Result<Vec<T>, RankError> {
+    pub fn all_gather<T: Serialize + DeserializeOwned>(&self, own: T) -> Result<Vec<T>, RankError> {
         if self.size == 1 {
             return Ok(vec![own]);
         }
         let bytes = serde_json::to_vec(&own).map_err(RankError::Encode)?;
-        let lens = self.gather_equal(&Tensor::from_slice(&[bytes.len() as i64]))?;
+        let lens = self.all_gather_equal(&Tensor::from_slice(&[bytes.len() as i64]))?;
         let lens = Vec::<i64>::try_from(&lens).unwrap_or_default();
         let longest = lens.iter().copied().max().unwrap_or(0);
         let padded = Tensor::zeros([longest], (Kind::Uint8, Device::Cpu));
         padded.narrow(0, 0, bytes.len() as i64).copy_(&Tensor::from_slice(&bytes));
-        let gathered = self.gather_equal(&padded)?;
+        let gathered = self.all_gather_equal(&padded)?;
         let gathered = Vec::<u8>::try_from(&gathered).unwrap_or_default();
         let parts = gathered.chunks(longest.max(1) as usize).zip(lens);
         parts
@@ -243,17 +242,17 @@ impl Ranks {
             .map_err(RankError::Decode)
     }
 
-    /// What the leader brings; the other ranks bring nothing.
+    /// Broadcasts the leader's value; the other ranks give `None`.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
-    pub fn from_leader<T: Serialize + DeserializeOwned>(&self, own: Option<T>) -> Result<T, RankError> {
+    pub fn broadcast<T: Serialize + DeserializeOwned>(&self, own: Option<T>) -> Result<T, RankError> {
         // A list, because JSON does not tell nothing from something that is nothing.
         let own: Vec<T> = own.into_iter().collect();
-        self.gather(own)?.into_iter().flatten().next().ok_or(RankError::NothingFromLeader)
+        self.all_gather(own)?.into_iter().flatten().next().ok_or(RankError::NothingFromLeader)
     }
 
-    /// Lets the leader `work` before the others do, so that they find what it made.
+    /// Runs `work` on the leader before the other ranks, with a barrier between: they find what it made.
     ///
     /// # Errors
     /// What `work` fails with, or [`RankError`] when a rank is lost.
@@ -273,7 +272,7 @@ impl Ranks {
         link.rendezvous.as_ref().and_then(|rendezvous| rendezvous.report_failure(cause).ok())
     }
 
-    fn gather_equal(&self, own: &Tensor) -> Result<Tensor, RankError> {
+    fn all_gather_equal(&self, own: &Tensor) -> Result<Tensor, RankError> {
         let output = Tensor::zeros([own.size()[0] * self.size as i64], (own.kind(), Device::Cpu));
         self.with_group(|group| group.all_gather(&output, own)?.wait())?;
         Ok(output)

@@ -18,7 +18,7 @@ pub mod reference;
 pub mod reward;
 pub mod rollout;
 pub mod step_context;
-pub(crate) mod trained;
+pub(crate) mod trainable;
 pub mod update;
 
 use std::rc::Rc;

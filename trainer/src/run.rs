@@ -91,7 +91,7 @@ impl Run {
             Some(StopReason::Deadline) => 1,
             Some(StopReason::Signal) => 2,
         };
-        Ok(match self.ranks.max(own)? {
+        Ok(match self.ranks.all_reduce_max(own)? {
             0 => None,
             1 => Some(StopReason::Deadline),
             _ => Some(StopReason::Signal),

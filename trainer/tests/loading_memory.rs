@@ -11,7 +11,9 @@ use std::time::Duration;
 use rlt_api::plan::model_config::{ModelConfig, TensorShape};
 use rlt_torch::collectives::serve_store;
 use rlt_trainer::model::{Decoder, Export, ExportOptions, LoadOptions, Weights};
-use rlt_trainer::parallel::{DecoderParts, Numbers, RankEnvironment, RankError, Ranks, ShardedParameters};
+use rlt_trainer::parallel::{
+    DecoderUnits, RankEnvironment, RankError, Ranks, ShardedParameters, WeightDtype,
+};
 use rlt_trainer::roles::rollout::{RolloutEngine, RolloutOptions};
 use rlt_trainer::storage::checkpoint::{Checkpoint, CheckpointContent, CheckpointStore};
 use serde_json::{Value, json};
@@ -24,7 +26,7 @@ const FOLDER: &str = "RLT_TEST_LOAD_A_PART_OF";
 const ACT: &str = "RLT_TEST_MEASURED_ACT";
 const LOADING: &str = "loading";
 const TAKING_OVER: &str = "taking over";
-const TAKING_A_SLICE: &str = "taking a slice";
+const TAKING_A_SHARD: &str = "taking a slice";
 const EXPORTING: &str = "exporting";
 const RESUMING: &str = "resuming";
 
@@ -82,33 +84,33 @@ fn measure(folder: &Path, act: &str) {
     let decoder = Decoder::outline(weights.config(), &options).unwrap();
     let shards = ShardedParameters::new(&decoder, mesh, None).unwrap();
     shards.read(&weights).unwrap();
-    let parts = DecoderParts::new(&decoder, Some(&shards));
+    let parts = DecoderUnits::new(&decoder, Some(&shards));
     let slices =
-        ranks.slicing_rollout(if act == TAKING_A_SLICE { environment.world_size } else { 1 }).unwrap();
-    let mut engine = RolloutEngine::new(RolloutOptions::default()).sliced_among(slices);
+        ranks.rollout_tp_group(if act == TAKING_A_SHARD { environment.world_size } else { 1 }).unwrap();
+    let mut engine = RolloutEngine::new(RolloutOptions::default()).with_tp_group(slices);
     if act != LOADING {
         rlt_torch::release_free_memory();
         before = begin();
     }
     match act {
-        TAKING_OVER | TAKING_A_SLICE => drop(engine.sync_weights(parts, 0).unwrap()),
+        TAKING_OVER | TAKING_A_SHARD => drop(engine.sync_weights(parts, 0).unwrap()),
         EXPORTING => export(&ranks, parts, &folder.join("export")),
         RESUMING => {
             let checkpoint = Checkpoint::open(&folder.join("checkpoints/step-000001")).unwrap();
-            shards.fill(|excerpt, piece| checkpoint.fill(excerpt, piece)).unwrap();
+            shards.fill(|tensor_shard, piece| checkpoint.fill(tensor_shard, piece)).unwrap();
         }
         _ => {}
     }
     let raised_by = rlt_torch::peak_own_bytes().unwrap() - before;
     fs::write(answer(folder, ranks.rank()), raised_by.to_string()).unwrap();
-    ranks.max(0).unwrap();
+    ranks.all_reduce_max(0).unwrap();
 }
 
-fn export(ranks: &Ranks, parts: DecoderParts<'_>, folder: &Path) {
+fn export(ranks: &Ranks, parts: DecoderUnits<'_>, folder: &Path) {
     let options = ExportOptions { merge_lora: false, dtype: Kind::Float };
     let mut export = ranks.is_leader().then(|| Export::begin(parts.decoder(), folder, &options).unwrap());
-    let visited = parts.visit(Numbers::Exact, |part| {
-        export.iter_mut().for_each(|export| export.write(part.layer_idx()).unwrap());
+    let visited = parts.visit(WeightDtype::Master, |unit| {
+        export.iter_mut().for_each(|export| export.write(unit.layer_idx()).unwrap());
         Ok::<(), RankError>(())
     });
     visited.unwrap();
@@ -148,11 +150,11 @@ fn a_rank_that_loads_its_part_never_has_more_than_that_and_two_layers() {
     fs::write(drawn.path().join("config.json"), small.to_string()).unwrap();
     for (dir, config, dp_shard) in [(&stored, &large, 2), (&stored, &large, 4), (&drawn, &small, 4)] {
         let count = ModelConfig::from_json(config).unwrap().parameter_count();
-        let part = 4 * count.total().div_ceil(dp_shard);
-        let bound = part + 2 * 4 * count.per_layer + SLACK;
+        let unit = 4 * count.total().div_ceil(dp_shard);
+        let bound = unit + 2 * 4 * count.per_layer + SLACK;
         assert!(bound < 4 * count.total(), "a rank that has all of the model is found");
         for peak in peaks(dir.path(), dp_shard as usize, LOADING) {
-            assert!((part..=bound).contains(&peak), "{peak} bytes for a part of {part}, at most {bound}");
+            assert!((unit..=bound).contains(&peak), "{peak} bytes for a part of {unit}, at most {bound}");
         }
     }
 }
@@ -184,7 +186,7 @@ fn an_engine_and_an_export_take_a_model_over_with_no_more_than_two_parts_of_it_w
     }
     // Half of every layer and of the head, and embeddings all the same.
     let half = 4 * (count.per_layer * count.num_layers + count.head) / 2;
-    for (whole, slice) in whole_peaks.into_iter().zip(peaks(full.path(), 2, TAKING_A_SLICE)) {
+    for (whole, slice) in whole_peaks.into_iter().zip(peaks(full.path(), 2, TAKING_A_SHARD)) {
         let saved = whole.saturating_sub(slice) + 4 * count.per_layer;
         assert!(
             saved >= half,
@@ -210,11 +212,11 @@ fn a_rank_that_resumes_reads_its_part_of_a_checkpoint_into_the_memory_that_it_ha
     });
     let content = CheckpointContent { tensors: tensors.collect(), state: json!({}) };
     CheckpointStore::open(&dir.path().join("checkpoints"), 1).unwrap().save(1, &content).unwrap();
-    let part = 4 * ModelConfig::from_json(&config).unwrap().parameter_count().total() / 4;
+    let unit = 4 * ModelConfig::from_json(&config).unwrap().parameter_count().total() / 4;
     // A chunk that is verified, and two through which numbers come.
     let bound = SLACK + (3 << 20);
-    assert!(bound < part, "a rank that reads into memory of its own is found");
+    assert!(bound < unit, "a rank that reads into memory of its own is found");
     for peak in peaks(dir.path(), 4, RESUMING) {
-        assert!(peak <= bound, "{peak} bytes more than the part of {part}");
+        assert!(peak <= bound, "{peak} bytes more than the part of {unit}");
     }
 }

@@ -15,7 +15,7 @@ mod life;
 mod models;
 #[path = "rollout/ranks.rs"]
 mod ranks;
-#[path = "rollout/sliced.rs"]
-mod sliced;
 #[path = "rollout/stopping.rs"]
 mod stopping;
+#[path = "rollout/tensor_parallel.rs"]
+mod tensor_parallel;

@@ -15,8 +15,8 @@ mod narrow_on_device;
 mod odd_models_on_device;
 #[path = "rollout/ranks.rs"]
 mod ranks;
-#[path = "rollout/sliced_on_devices.rs"]
-mod sliced_on_devices;
+#[path = "rollout/tensor_parallel_on_devices.rs"]
+mod tensor_parallel_on_devices;
 
 use std::path::Path;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! The mesh of ranks and the arithmetic of shards: who shares what with whom. Nothing here exchanges
+//! The mesh of ranks and the arithmetic of shards: which ranks form which group. Nothing here exchanges
 //! anything.
 //!
 //! ```text
@@ -9,10 +9,10 @@
 //!     replica 0        0       1        2       3
 //!     replica 1        4       5        6       7
 //! ```
-//! Neighbours, the ranks of one stream (0 and 1), compute parts of the same tokens; every other rank has
-//! tokens of its own. Ranks of one replica and part (0 and 2) hold a copy of the model together, each a shard
-//! of it; all ranks of one shard (0, 1, 4 and 5) hold the same numbers. The last axis lies innermost because
-//! its ranks exchange the most.
+//! Neighbours (0 and 1) form a sequence-parallel group and compute parts of the same tokens; every other
+//! rank has tokens of its own. Ranks of one replica and part (0 and 2) hold a replica of the model together,
+//! each a shard of it. All ranks of one shard (0, 1, 4 and 5) hold the same parameters. The last axis is
+//! innermost because its ranks exchange the most.
 
 use std::ops::Range;
 
@@ -21,26 +21,26 @@ use thiserror::Error;
 /// Why a mesh cannot be laid out.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
-    "cannot lay out {world_size} ranks in copies of the model by {dp_shard} and streams by {sp}, expected two numbers \
+    "cannot lay out {world_size} ranks in replicas of {dp_shard} ranks and sequence-parallel groups of {sp}, expected two numbers \
      whose product divides the ranks"
 )]
 pub struct MeshError {
     /// Ranks in all.
     pub world_size: usize,
-    /// Ranks that hold a copy of the model together.
+    /// Ranks that hold a replica of the model together.
     pub dp_shard: usize,
-    /// Ranks that compute one stream together.
+    /// Ranks of a sequence-parallel group.
     pub sp: usize,
 }
 
 /// Where a rank stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Coordinates {
-    /// Which row of copies of the model.
+    /// Which replica of the model.
     pub replica: usize,
     /// Which part of the model.
     pub shard: usize,
-    /// Which part of the stream.
+    /// Which part of the sequence-parallel group's tokens.
     pub part: usize,
 }
 
@@ -66,28 +66,32 @@ impl Mesh {
         }
     }
 
-    /// Ranks that hold a copy of the model together.
+    /// Ranks that hold a replica of the model together.
     pub fn dp_shard(&self) -> usize {
         self.dp_shard
     }
 
-    /// Streams of tokens that are computed at the same time, each by ranks of its own.
-    pub fn num_streams(&self) -> usize {
+    /// Sequence-parallel groups in all.
+    pub fn num_sp_groups(&self) -> usize {
         self.dp_replicate * self.dp_shard
     }
 
-    /// The stream that `rank` computes a part of.
-    pub fn stream(&self, rank: usize) -> usize {
+    /// The sequence-parallel group of `rank`.
+    pub fn sp_group(&self, rank: usize) -> usize {
         rank / self.sp
     }
 
     /// Where `rank` stands.
     pub fn coordinates(&self, rank: usize) -> Coordinates {
-        let stream = self.stream(rank);
-        Coordinates { replica: stream / self.dp_shard, shard: stream % self.dp_shard, part: rank % self.sp }
+        let sp_group = self.sp_group(rank);
+        Coordinates {
+            replica: sp_group / self.dp_shard,
+            shard: sp_group % self.dp_shard,
+            part: rank % self.sp,
+        }
     }
 
-    /// The ranks that hold a copy of the model together with `rank`, ascending.
+    /// The ranks that hold a replica of the model together with `rank`, ascending.
     pub fn replica_members(&self, rank: usize) -> Vec<usize> {
         let Coordinates { replica, part, .. } = self.coordinates(rank);
         (0..self.dp_shard).map(|shard| (replica * self.dp_shard + shard) * self.sp + part).collect()
@@ -97,35 +101,35 @@ impl Mesh {
     pub fn shard_members(&self, rank: usize) -> Vec<usize> {
         let shard = self.coordinates(rank).shard;
         let streams = (0..self.dp_replicate).map(|replica| replica * self.dp_shard + shard);
-        streams.flat_map(|stream| self.members_of(stream)).collect()
+        streams.flat_map(|sp_group| self.members_of(sp_group)).collect()
     }
 
-    /// The ranks that compute one stream together with `rank`, ascending.
-    pub fn stream_members(&self, rank: usize) -> Vec<usize> {
-        self.members_of(self.stream(rank)).collect()
+    /// The ranks of the sequence-parallel group of `rank`, ascending.
+    pub fn sp_members(&self, rank: usize) -> Vec<usize> {
+        self.members_of(self.sp_group(rank)).collect()
     }
 
-    fn members_of(&self, stream: usize) -> Range<usize> {
-        stream * self.sp..(stream + 1) * self.sp
+    fn members_of(&self, sp_group: usize) -> Range<usize> {
+        sp_group * self.sp..(sp_group + 1) * self.sp
     }
 }
 
-/// One of equal parts of a stream of tokens, which a rank computes; the last ones may hold padding.
+/// A rank's shard of the tokens of its sequence-parallel group; the last ones may hold padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StreamPart {
-    /// Which part, from 0.
+pub struct SpShard {
+    /// Which shard, from 0.
     pub place: usize,
-    /// How many parts there are, at least one.
-    pub num_parts: usize,
+    /// How many shards there are, at least one.
+    pub num_shards: usize,
 }
 
-impl StreamPart {
-    /// All of a stream.
-    pub const WHOLE: Self = Self { place: 0, num_parts: 1 };
+impl SpShard {
+    /// All tokens.
+    pub const WHOLE: Self = Self { place: 0, num_shards: 1 };
 
-    /// Where the part lies in a stream of `num_tokens`, padded to a multiple of the parts.
+    /// Where the shard lies among `num_tokens`, padded to a multiple of the shards.
     pub fn range(self, num_tokens: usize) -> Range<usize> {
-        Shards::new(num_tokens, self.num_parts).range(self.place)
+        Shards::new(num_tokens, self.num_shards).range(self.place)
     }
 }
 
@@ -181,19 +185,19 @@ mod tests {
         ) {
             let world_size = dp_replicate * dp_shard * sp;
             let mesh = Mesh::new(world_size, dp_shard, sp).unwrap();
-            prop_assert_eq!(mesh.num_streams() * sp, world_size);
+            prop_assert_eq!(mesh.num_sp_groups() * sp, world_size);
             for rank in 0..world_size {
                 let Coordinates { replica, shard, part } = mesh.coordinates(rank);
-                let (copy, same, stream) =
-                    (mesh.replica_members(rank), mesh.shard_members(rank), mesh.stream_members(rank));
-                prop_assert_eq!((copy.len(), same.len(), stream.len()), (dp_shard, dp_replicate * sp, sp));
-                prop_assert_eq!((copy[shard], same[replica * sp + part], stream[part]), (rank, rank, rank));
-                for members in [&copy, &same, &stream] {
+                let (copy, same, sp_group) =
+                    (mesh.replica_members(rank), mesh.shard_members(rank), mesh.sp_members(rank));
+                prop_assert_eq!((copy.len(), same.len(), sp_group.len()), (dp_shard, dp_replicate * sp, sp));
+                prop_assert_eq!((copy[shard], same[replica * sp + part], sp_group[part]), (rank, rank, rank));
+                for members in [&copy, &same, &sp_group] {
                     prop_assert!(members.is_sorted_by(|one, next| one < next));
                 }
                 prop_assert!(copy.iter().all(|other| mesh.replica_members(*other) == copy));
                 prop_assert!(same.iter().all(|other| mesh.shard_members(*other) == same));
-                prop_assert!(stream.iter().all(|other| mesh.stream_members(*other) == stream));
+                prop_assert!(sp_group.iter().all(|other| mesh.sp_members(*other) == sp_group));
             }
         }
 
@@ -209,18 +213,18 @@ mod tests {
                 let both: Vec<_> =
                     mesh.replica_members(rank).into_iter().filter(|other| same.contains(other)).collect();
                 prop_assert_eq!(both, vec![rank]);
-                prop_assert!(mesh.stream_members(rank).iter().all(|other| same.contains(other)));
+                prop_assert!(mesh.sp_members(rank).iter().all(|other| same.contains(other)));
             }
         }
 
         #[test]
-        fn the_parts_of_a_stream_are_alike_and_lie_end_to_end(num_tokens in 0_usize..100, num_parts in 1_usize..9) {
+        fn the_parts_of_a_stream_are_alike_and_lie_end_to_end(num_tokens in 0_usize..100, num_shards in 1_usize..9) {
             let parts: Vec<_> =
-                (0..num_parts).map(|place| StreamPart { place, num_parts }.range(num_tokens)).collect();
+                (0..num_shards).map(|place| SpShard { place, num_shards }.range(num_tokens)).collect();
             prop_assert_eq!(parts[0].start, 0);
             prop_assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].start));
-            prop_assert!(parts.iter().all(|part| part.len() == num_tokens.div_ceil(num_parts)));
-            prop_assert_eq!(StreamPart::WHOLE.range(num_tokens), 0..num_tokens);
+            prop_assert!(parts.iter().all(|part| part.len() == num_tokens.div_ceil(num_shards)));
+            prop_assert_eq!(SpShard::WHOLE.range(num_tokens), 0..num_tokens);
         }
 
         #[test]

@@ -125,7 +125,7 @@ fn join(job: &ValidatedJob) -> Result<Ranks, TrainError> {
         Some(environment) => Ranks::join(&environment, peer_timeout)?,
         None => Ranks::alone(),
     };
-    Ok(ranks.dealing_by(match job.spec().workers.balance {
+    Ok(ranks.balanced_by(match job.spec().workers.balance {
         spec::Balance::Work => Balance::Work,
         spec::Balance::Count => Balance::Count,
         spec::Balance::Order => Balance::Order,
@@ -141,7 +141,7 @@ fn run_rank(
     let root = args.root(&job);
     let folder = if ranks.is_leader() { take_folder(args, &root, &job)? } else { RunFolder::follow(&root) };
     let complete = ranks.is_leader().then(|| is_complete(&folder, &job));
-    if ranks.from_leader(complete)? {
+    if ranks.broadcast(complete)? {
         return if ranks.is_leader() { already_complete(&folder) } else { Ok(ExitCode::Success) };
     }
     let built = out_of_memory::explained(|| setup::setup(job, folder, stop, ranks.clone(), choose));

@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use rlt_api::plan::model_config::TensorShape;
-use rlt_core::excerpt::Excerpt;
+use rlt_core::tensor_shard::TensorShard;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::Value;
@@ -130,28 +130,32 @@ impl WeightFiles {
         let stored = self.stored(name, &[])?;
         let shape: Vec<i64> = stored.info.shape.iter().map(|dim| *dim as i64).collect();
         let tensor = Tensor::f_empty(&shape, (stored.kind(name)?, Device::Cpu)).map_err(torch_error(name))?;
-        self.read_into(&Excerpt::whole(name, &shape), &tensor.view(-1))?;
+        self.read_into(&TensorShard::whole(name, &shape), &tensor.view(-1))?;
         Ok(tensor)
     }
 
     /// Reads numbers of a tensor that [`Self::check`] has seen over `values`, `[len]`, of any floating-point
     /// dtype and on any device. No more of the tensor than a chunk is anywhere else.
-    pub(crate) fn read_into(&self, excerpt: &Excerpt<'_>, values: &Tensor) -> Result<(), ModelError> {
-        let name = excerpt.name;
+    pub(crate) fn read_into(
+        &self,
+        tensor_shard: &TensorShard<'_>,
+        values: &Tensor,
+    ) -> Result<(), ModelError> {
+        let name = tensor_shard.name;
         let stored = self.stored(name, &[])?;
         let (kind, width) = (stored.kind(name)?, stored.kind(name)?.elt_size_in_bytes());
         let read_error = |source| ModelError::Read { path: stored.path.clone(), source };
         let file = File::open(&stored.path).map_err(read_error)?;
         let data_start = stored.data_start + stored.info.data_offsets.0 as u64;
         let (mut bytes, mut num_bad) = (Vec::new(), 0);
-        for Excerpt { range, .. } in excerpt.chunks(CHUNK) {
+        for TensorShard { range, .. } in tensor_shard.chunks(CHUNK) {
             bytes.resize(range.len() * width, 0);
             file.read_exact_at(&mut bytes, data_start + (range.start * width) as u64).map_err(read_error)?;
             let copied = no_grad(|| {
                 let chunk = Tensor::f_from_data_size(&bytes, &[range.len() as i64], kind)?;
                 num_bad += num_non_finite(&chunk);
                 values
-                    .f_narrow(0, (range.start - excerpt.range.start) as i64, range.len() as i64)?
+                    .f_narrow(0, (range.start - tensor_shard.range.start) as i64, range.len() as i64)?
                     .f_copy_(&chunk)
             });
             copied.map_err(torch_error(name))?;
@@ -160,13 +164,13 @@ impl WeightFiles {
             return Ok(());
         }
         let (path, tensor) = (stored.path.clone(), name.to_owned());
-        Err(ModelError::NotFinite { path, tensor, num_bad, num_values: excerpt.range.len() })
+        Err(ModelError::NotFinite { path, tensor, num_bad, num_values: tensor_shard.range.len() })
     }
 
     /// Whether two tensors of one shape that [`Self::check`] has seen hold the same numbers.
     pub(crate) fn are_equal(&self, names: [&str; 2]) -> Result<bool, ModelError> {
         let shape: Vec<i64> = self.stored(names[0], &[])?.info.shape.iter().map(|dim| *dim as i64).collect();
-        for chunk in Excerpt::whole(names[0], &shape).chunks(CHUNK) {
+        for chunk in TensorShard::whole(names[0], &shape).chunks(CHUNK) {
             let values = || Tensor::zeros([chunk.range.len() as i64], (Kind::Float, Device::Cpu));
             let both = [values(), values()];
             for (name, values) in names.iter().zip(&both) {

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use rlt_core::excerpt::Excerpt;
+use rlt_core::tensor_shard::TensorShard;
 use rlt_core::types::TokenId;
 use tch::{Kind, Tensor, no_grad};
 
@@ -43,7 +43,7 @@ impl SequenceClassifier {
     fn with_head(decoder: Decoder, weights: &Weights) -> Result<Self, ModelError> {
         let width = decoder.config.hidden_size as i64;
         let score_d = Tensor::zeros([width], (Kind::Float, decoder.device()));
-        weights.fill(&Excerpt::whole(SCORE_HEAD, &[1, width]), &score_d)?;
+        weights.fill(&TensorShard::whole(SCORE_HEAD, &[1, width]), &score_d)?;
         Ok(Self { decoder, score_d })
     }
 

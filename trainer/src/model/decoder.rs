@@ -44,7 +44,7 @@ pub struct Decoder {
     pub(crate) inverse_frequencies: Tensor,
     pub(crate) lora: Option<LoraConfig>,
     /// The file that the weights of a frozen copy lie in.
-    pub(crate) resting_place: Option<rlt_torch::TensorFile>,
+    pub(crate) offload_file: Option<rlt_torch::TensorFile>,
 }
 
 impl Decoder {

@@ -63,7 +63,7 @@ impl Decoder {
             head: None,
             inverse_frequencies: self.inverse_frequencies.shallow_clone(),
             lora: None,
-            resting_place: None,
+            offload_file: None,
         }
     }
 
@@ -86,14 +86,14 @@ impl Decoder {
         let resident: Vec<Tensor> = weights.iter().map(|weight| weight.shallow_clone()).collect();
         let (file, mapped) = TensorFile::write(folder, &resident)?;
         weights.iter_mut().zip(mapped).for_each(|(weight, mapped)| **weight = mapped);
-        self.resting_place = Some(file);
+        self.offload_file = Some(file);
         Ok(())
     }
 
     /// Gives the memory of weights that lie in a file back until they are read again; nothing changes
     /// otherwise.
-    pub fn rest(&self) {
-        if let Some(file) = &self.resting_place {
+    pub fn release_pages(&self) {
+        if let Some(file) = &self.offload_file {
             file.release();
         }
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use rlt_api::plan::model_config::ModelConfig;
-use rlt_core::excerpt::Excerpt;
+use rlt_core::tensor_shard::TensorShard;
 use tch::{Device, Kind, Tensor};
 
 use super::checkpoint::read_json;
@@ -43,7 +43,7 @@ impl Decoder {
                 device: format!("{:?}", options.device),
                 source,
             })?;
-            weights.fill(&Excerpt::whole(name, shape), &tensor.view(-1))?;
+            weights.fill(&TensorShard::whole(name, shape), &tensor.view(-1))?;
             Ok(tensor)
         })
     }
@@ -97,7 +97,7 @@ fn build(config: &ModelConfig, options: &LoadOptions, place: &Place<'_>) -> Resu
         inverse_frequencies: rope::inverse_frequencies(config, options.device),
         options: *options,
         lora: None,
-        resting_place: None,
+        offload_file: None,
         config: config.clone(),
     })
 }

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use rlt_core::mesh::StreamPart;
+use rlt_core::mesh::SpShard;
 use rlt_core::packing::{PackedLayout, Segment};
 use rlt_core::types::TokenId;
 use rlt_torch::{DeviceSegments, Segments};
@@ -37,17 +37,12 @@ impl PackedInput {
 
     /// A stream of `tokens` that `layout` divides.
     pub fn from_layout(tokens: &[TokenId], layout: PackedLayout, device: Device) -> Self {
-        Self::part_of_layout(tokens, layout, StreamPart::WHOLE, device)
+        Self::part_of_layout(tokens, layout, SpShard::WHOLE, device)
     }
 
     /// A part of a stream of `tokens` that `layout` divides. What pads the stream to equal parts is token 0
     /// in its first position; it belongs to no segment, so that nothing sees it.
-    pub fn part_of_layout(
-        tokens: &[TokenId],
-        layout: PackedLayout,
-        part: StreamPart,
-        device: Device,
-    ) -> Self {
+    pub fn part_of_layout(tokens: &[TokenId], layout: PackedLayout, part: SpShard, device: Device) -> Self {
         Self::beside([], tokens, layout, part, device).0
     }
 
@@ -56,7 +51,7 @@ impl PackedInput {
         arrays: [&[i64]; N],
         tokens: &[TokenId],
         layout: PackedLayout,
-        part: StreamPart,
+        part: SpShard,
         device: Device,
     ) -> (Self, [Tensor; N]) {
         let own = part.range(tokens.len());
@@ -110,7 +105,7 @@ mod tests {
         let tokens = [5, 6, 7, 8, 9, 10, 11];
         let layout = || PackedLayout::of([Segment::alone(3), Segment::alone(4)]);
         let part = |place| {
-            let part = StreamPart { place, num_parts: 3 };
+            let part = SpShard { place, num_shards: 3 };
             let input = PackedInput::part_of_layout(&tokens, layout(), part, Device::Cpu);
             assert_eq!((&input.cu_seqlens[..], input.num_tokens()), (&[0, 3, 7][..], 7));
             let numbers = |tensor: &Tensor| Vec::<i64>::try_from(tensor).unwrap();

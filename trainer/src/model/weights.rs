@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use rlt_api::plan::model_config::{ModelConfig, TensorShape};
-use rlt_core::excerpt::Excerpt;
+use rlt_core::tensor_shard::TensorShard;
 use tch::Tensor;
 
 use super::checkpoint::{WeightFiles, read_json};
@@ -90,23 +90,25 @@ impl Weights {
         self.names.contains(name)
     }
 
-    /// Writes what `excerpt` asks for over `values`, `[len]`, of any floating-point dtype and on any device.
-    /// Beside them there is never more than a chunk of the model.
+    /// Writes what `tensor_shard` asks for over `values`, `[len]`, of any floating-point dtype and on any
+    /// device. Beside them there is never more than a chunk of the model.
     ///
     /// # Errors
     /// [`ModelError`], with file and tensor, when a file cannot be read, or holds numbers that are not
     /// finite.
-    pub fn fill(&self, excerpt: &Excerpt<'_>, values: &Tensor) -> Result<(), ModelError> {
+    pub fn fill(&self, tensor_shard: &TensorShard<'_>, values: &Tensor) -> Result<(), ModelError> {
         match &self.source {
-            Source::Files { files, embedding_under_head: true } if excerpt.name == EMBEDDING => {
-                files.read_into(&excerpt.named(HEAD), values)
+            Source::Files { files, embedding_under_head: true } if tensor_shard.name == EMBEDDING => {
+                files.read_into(&tensor_shard.named(HEAD), values)
             }
-            Source::Files { files, .. } => files.read_into(excerpt, values),
+            Source::Files { files, .. } => files.read_into(tensor_shard, values),
             Source::Fresh { seed } => {
-                fresh::draw_into(&self.config, *seed, excerpt, values).map_err(|source| ModelError::Torch {
-                    tensor: excerpt.name.to_owned(),
-                    device: format!("{:?}", values.device()),
-                    source,
+                fresh::draw_into(&self.config, *seed, tensor_shard, values).map_err(|source| {
+                    ModelError::Torch {
+                        tensor: tensor_shard.name.to_owned(),
+                        device: format!("{:?}", values.device()),
+                        source,
+                    }
                 })
             }
         }

@@ -1,20 +1,20 @@
-//! A decoder's parameters in shards: each rank of a replica holds a part of every layer, and the whole of a
-//! layer exists only while it is computed with.
+//! FSDP: a decoder's parameters in shards. Each rank of a replica holds a shard of every unit, and a unit is
+//! whole only while something computes with it.
 //!
 //! ```text
-//! at rest      shard [n / dp_shard] on each rank; gradient and optimizer moments are as long
-//! begin(part)  whole <- all-gather of the shards, while another layer computes
-//! need(part)   the parameters, views of the whole, can be read
-//! release      the whole is freed
-//! backward     gradients add up in a whole buffer -> reduce-scatter -> gradient shard
+//! sharded         shard [n / dp_shard] on each rank; gradient and optimizer moments are as long
+//! prefetch(unit)  whole <- all-gather of the shards, while another layer computes
+//! unshard(unit)   waits: the parameters, views of the whole, can be read
+//! reshard(unit)   the whole is freed
+//! backward        gradients add up in a whole buffer -> reduce-scatter -> gradient shard
 //! ```
-//! Where parameters rest (`training.offload`), a shard at rest is away from the device too: a part comes from
-//! there, and for an update this rank's pieces do, one buffer after the other; whoever only reads them does
-//! so where they rest. A rank that is alone with its copy has shards of one as well.
+//! With `training.offload` shards are in offload storage: a unit is prefetched from there, an update fetches
+//! this rank's pieces one buffer after the other, and checkpoints and digests read them where they are. A
+//! rank that is alone with its replica has shards of one.
 //!
-//! A part is what comes at once: a layer, or all that is outside of layers. Its frozen parameters come and go
-//! like those that are trained, but have no gradient. When parts come and go is the business of whoever
-//! schedules (`actor`); all ranks follow one schedule, for every line of it is an exchange.
+//! A unit is a decoder layer, or everything outside of the layers. Frozen parameters are gathered like
+//! trained ones but have no gradient. The schedule (`actor::layer_schedule`) decides when units are
+//! prefetched, unsharded and resharded; all ranks follow one schedule, for each line of it is a collective.
 
 mod flat;
 mod own;
@@ -27,24 +27,24 @@ use std::path::Path;
 use std::rc::Rc;
 
 use rlt_torch::collectives::Pending;
-use rlt_torch::{RestingPlace, TensorFile};
+use rlt_torch::{OffloadStorage, TensorFile};
 use tch::{Kind, Tensor};
 
 use self::flat::Flat;
-pub use self::whole::Numbers;
+pub use self::whole::WeightDtype;
 use super::{MeshRanks, RankError};
 use crate::model::{Decoder, NamedTensors};
 
-/// What is gathered at once.
+/// What is gathered at once: an FSDP unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum FsdpUnit {
     /// Embedding, final norm and head.
     Outer,
     /// A decoder layer.
     Layer(usize),
 }
 
-impl Part {
+impl FsdpUnit {
     /// The number of the layer that it is; `None` for what is outside of the layers.
     pub fn layer_idx(self) -> Option<usize> {
         match self {
@@ -54,22 +54,22 @@ impl Part {
     }
 }
 
-/// The parameters of one part: matrices, which travel in the numbers that layers compute with, and vectors,
+/// The parameters of one unit: matrices, which travel in the numbers that layers compute with, and vectors,
 /// such as a norm's weights, of which layers make exact use. Where those are the same numbers all are one.
 #[derive(Debug)]
-struct Unit {
+struct UnitParameters {
     trained: Vec<Flat>,
     /// Several roles may compute with the same frozen parameters.
     frozen: Vec<Rc<Flat>>,
 }
 
-impl Unit {
-    /// Takes parameters of which layers make `compute`, to rest in `place` where there is one.
+impl UnitParameters {
+    /// Takes parameters of which layers make `compute`, offloaded to `place` where there is one.
     fn new(
         parameters: NamedTensors,
         ranks: &MeshRanks,
         compute: Kind,
-        mut place: Option<&mut RestingPlace>,
+        mut place: Option<&mut OffloadStorage>,
     ) -> Result<Self, RankError> {
         let mut flats = |parameters: NamedTensors| -> Result<Vec<Flat>, RankError> {
             let is_computed = |tensor: &Tensor| tensor.dim() > 1 || tensor.kind() == compute;
@@ -92,7 +92,7 @@ impl Unit {
 /// A sum of gradients on its way to the ranks whose shard it belongs to.
 #[derive(Debug)]
 struct Scattering {
-    part: Part,
+    unit: FsdpUnit,
     /// Which of the part's trained buffers.
     flat_idx: usize,
     /// This rank's part of it, `[n / dp_shard]`.
@@ -101,57 +101,62 @@ struct Scattering {
 }
 
 /// Parameters of layers, first to last, and of what is outside of them.
-pub(crate) type PartedTensors = (Vec<NamedTensors>, NamedTensors);
+pub(crate) type TensorsByUnit = (Vec<NamedTensors>, NamedTensors);
 
 /// All parameters of a role, in shards.
 #[derive(Debug)]
 pub struct ShardedParameters {
-    layers: Vec<Unit>,
-    outer: Unit,
+    layers: Vec<UnitParameters>,
+    outer: UnitParameters,
     ranks: Rc<MeshRanks>,
     /// Numbers that layers compute with.
     compute: Kind,
     /// The file that shards of a frozen model lie in.
-    resting_place: Option<TensorFile>,
+    offload_file: Option<TensorFile>,
     /// One at a time, so that no more than one layer's gradient waits beside the one that is computed.
     scattering: RefCell<Option<Scattering>>,
 }
 
 impl ShardedParameters {
     /// Takes the parameters of `decoder`, which lose their memory: from now on they can be read where a part
-    /// is whole. With a folder shards rest away from the device, on the CPU in a nameless file there.
+    /// is whole. With a folder shards are offloaded, on the CPU to a nameless file there.
     ///
     /// # Errors
     /// [`RankError::Shards`] when there is not enough memory, or the file cannot be written.
-    pub fn new(decoder: &Decoder, ranks: Rc<MeshRanks>, rest_in: Option<&Path>) -> Result<Self, RankError> {
-        Self::of_parts(decoder.parameters_by_layer(), ranks, decoder.compute_kind(), rest_in)
+    pub fn new(
+        decoder: &Decoder,
+        ranks: Rc<MeshRanks>,
+        offload_to: Option<&Path>,
+    ) -> Result<Self, RankError> {
+        Self::of_parts(decoder.parameters_by_layer(), ranks, decoder.compute_kind(), offload_to)
     }
 
     /// The same of any parameters by part, of which layers make `compute`.
     pub(crate) fn of_parts(
-        (layers, outer): PartedTensors,
+        (layers, outer): TensorsByUnit,
         ranks: Rc<MeshRanks>,
         compute: Kind,
-        rest_in: Option<&Path>,
+        offload_to: Option<&Path>,
     ) -> Result<Self, RankError> {
         let device = layers.iter().flatten().chain(&outer).map(|(_, leaf)| leaf.device()).next();
-        let place = rest_in.zip(device).map(|(folder, device)| RestingPlace::new(folder, device));
+        let place = offload_to.zip(device).map(|(folder, device)| OffloadStorage::new(folder, device));
         let mut place = place.transpose()?;
-        let mut unit = |parameters: NamedTensors| Unit::new(parameters, &ranks, compute, place.as_mut());
+        let mut unit =
+            |parameters: NamedTensors| UnitParameters::new(parameters, &ranks, compute, place.as_mut());
         let (layers, outer) = (layers.into_iter().map(&mut unit).collect::<Result<_, _>>()?, unit(outer)?);
-        Ok(Self { layers, outer, ranks, compute, resting_place: None, scattering: RefCell::new(None) })
+        Ok(Self { layers, outer, ranks, compute, offload_file: None, scattering: RefCell::new(None) })
     }
 
-    /// Trained parameters of another role on the frozen ones of `base`, which are its very shards.
+    /// Trainable parameters of another role on the frozen ones of `base`, which are its very shards.
     ///
     /// # Errors
     /// As [`Self::new`].
     pub(crate) fn beside(
         base: &Self,
-        trained: PartedTensors,
-        rest_in: Option<&Path>,
+        trained: TensorsByUnit,
+        offload_to: Option<&Path>,
     ) -> Result<Self, RankError> {
-        let mut own = Self::of_parts(trained, base.ranks(), base.compute, rest_in)?;
+        let mut own = Self::of_parts(trained, base.ranks(), base.compute, offload_to)?;
         for (own, base) in own.layers.iter_mut().zip(&base.layers).chain([(&mut own.outer, &base.outer)]) {
             own.frozen = base.frozen.clone();
         }
@@ -168,9 +173,9 @@ impl ShardedParameters {
         Rc::clone(&self.ranks)
     }
 
-    /// Every part, in the order in which a pass needs them.
-    pub fn parts(&self) -> impl Iterator<Item = Part> + use<> {
-        std::iter::once(Part::Outer).chain((0..self.layers.len()).map(Part::Layer))
+    /// Every unit, in the order in which a forward pass computes.
+    pub fn units(&self) -> impl Iterator<Item = FsdpUnit> + use<> {
+        std::iter::once(FsdpUnit::Outer).chain((0..self.layers.len()).map(FsdpUnit::Layer))
     }
 
     /// What the optimizer updates: this rank's piece of every trained parameter, `[len]`, which may be empty,
@@ -181,7 +186,7 @@ impl ShardedParameters {
 
     /// Bytes that parameters and gradients take on this rank now.
     pub fn num_bytes(&self) -> usize {
-        self.parts().flat_map(|part| self.unit(part).flats()).map(Flat::num_bytes).sum()
+        self.units().flat_map(|unit| self.held(unit).flats()).map(Flat::num_bytes).sum()
     }
 
     /// Lets `read` see every part while it is whole, in `numbers`, in the order of [`Self::parts`]; the next
@@ -191,15 +196,15 @@ impl ShardedParameters {
     /// What `read` fails with, or [`RankError`] when a rank is lost or memory is short.
     pub fn visit<E: From<RankError>>(
         &self,
-        numbers: Numbers,
-        mut read: impl FnMut(Part) -> Result<(), E>,
+        dtype: WeightDtype,
+        mut read: impl FnMut(FsdpUnit) -> Result<(), E>,
     ) -> Result<(), E> {
-        let parts: Vec<Part> = self.parts().collect();
-        for (idx, part) in parts.iter().enumerate() {
-            self.need_in(*part, numbers)?;
-            parts.get(idx + 1).map_or(Ok(()), |next| self.begin_in(*next, numbers))?;
-            read(*part)?;
-            self.release(*part)?;
+        let units: Vec<FsdpUnit> = self.units().collect();
+        for (idx, unit) in units.iter().enumerate() {
+            self.unshard_as(*unit, dtype)?;
+            units.get(idx + 1).map_or(Ok(()), |next| self.prefetch_as(*next, dtype))?;
+            read(*unit)?;
+            self.reshard(*unit)?;
         }
         Ok(())
     }
@@ -211,86 +216,86 @@ impl ShardedParameters {
     /// What `digest` fails with, or [`RankError`] when a rank is lost.
     pub(crate) fn is_as_held<E: From<RankError>>(
         &self,
-        part: Part,
+        unit: FsdpUnit,
         digest: impl Fn(&Tensor) -> Result<u64, E>,
     ) -> Result<bool, E> {
         let mut is_as_held = true;
-        for flat in self.unit(part).flats() {
+        for flat in self.held(unit).flats() {
             is_as_held &= flat.is_as_held(&self.ranks, &digest)?;
         }
         Ok(is_as_held)
     }
 
-    /// Starts to gather a part that is not whole.
+    /// Starts the all-gather of a unit that is not whole.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost or memory is short.
-    pub fn begin(&self, part: Part) -> Result<(), RankError> {
-        self.begin_in(part, Numbers::Computed)
+    pub fn prefetch(&self, unit: FsdpUnit) -> Result<(), RankError> {
+        self.prefetch_as(unit, WeightDtype::Compute)
     }
 
-    /// Returns when a part is whole, for layers to compute with.
+    /// Waits until a unit is whole, in the dtype that layers compute with.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost or memory is short.
-    pub fn need(&self, part: Part) -> Result<(), RankError> {
-        self.need_in(part, Numbers::Computed)
+    pub fn unshard(&self, unit: FsdpUnit) -> Result<(), RankError> {
+        self.unshard_as(unit, WeightDtype::Compute)
     }
 
-    /// Returns when a part is whole, in the very numbers that shards hold.
+    /// Waits until a unit is whole, in the master dtype of the shards.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost or memory is short.
-    pub fn need_exact(&self, part: Part) -> Result<(), RankError> {
-        self.need_in(part, Numbers::Exact)
+    pub fn unshard_master(&self, unit: FsdpUnit) -> Result<(), RankError> {
+        self.unshard_as(unit, WeightDtype::Master)
     }
 
-    fn begin_in(&self, part: Part, numbers: Numbers) -> Result<(), RankError> {
-        self.unit(part).flats().try_for_each(|flat| flat.begin(&self.ranks, numbers))
+    fn prefetch_as(&self, unit: FsdpUnit, dtype: WeightDtype) -> Result<(), RankError> {
+        self.held(unit).flats().try_for_each(|flat| flat.prefetch(&self.ranks, dtype))
     }
 
-    fn need_in(&self, part: Part, numbers: Numbers) -> Result<(), RankError> {
-        self.begin_in(part, numbers)?;
-        self.unit(part).flats().try_for_each(Flat::need)
+    fn unshard_as(&self, unit: FsdpUnit, dtype: WeightDtype) -> Result<(), RankError> {
+        self.prefetch_as(unit, dtype)?;
+        self.held(unit).flats().try_for_each(Flat::unshard)
     }
 
-    /// Frees a part.
+    /// Frees the whole of a unit.
     ///
     /// # Errors
     /// [`RankError::Shards`] when libtorch cannot.
-    pub fn release(&self, part: Part) -> Result<(), RankError> {
-        self.unit(part).flats().try_for_each(Flat::release)
+    pub fn reshard(&self, unit: FsdpUnit) -> Result<(), RankError> {
+        self.held(unit).flats().try_for_each(Flat::reshard)
     }
 
     /// Gives the trained parameters of a part gradients of zero, for a backward pass to add to.
-    pub fn begin_gradient(&self, part: Part) {
-        self.unit(part).trained.iter().for_each(Flat::begin_gradient);
+    pub fn begin_gradient(&self, unit: FsdpUnit) {
+        self.held(unit).trained.iter().for_each(Flat::begin_gradient);
     }
 
-    /// Sends a part's gradients to the ranks whose shard they belong to.
+    /// Starts the reduce-scatter of a unit's gradients.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
-    pub fn end_gradient(&self, part: Part) -> Result<(), RankError> {
-        for (flat_idx, flat) in self.unit(part).trained.iter().enumerate() {
+    pub fn end_gradient(&self, unit: FsdpUnit) -> Result<(), RankError> {
+        for (flat_idx, flat) in self.held(unit).trained.iter().enumerate() {
             let Some(gradient) = flat.take_gradient() else { continue };
             self.settle()?;
             let own = flat.shard().zeros_like();
             let pending = self.ranks.reduce_scatter(&own, &gradient)?;
-            self.scattering.replace(Some(Scattering { part, flat_idx, own, pending }));
+            self.scattering.replace(Some(Scattering { unit, flat_idx, own, pending }));
         }
         Ok(())
     }
 
-    /// Waits for all gradients and adds up those of all copies: the pieces' gradients are then those of all
-    /// ranks.
+    /// Waits for all gradients and all-reduces them over the replicas: the pieces' gradients are then those
+    /// of all ranks.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
     pub fn finish_gradients(&self) -> Result<(), RankError> {
         self.settle()?;
         let gradients: Vec<Tensor> = self.trained().map(Flat::gradient_shard).collect();
-        self.ranks.sum_over_copies(&gradients)?;
+        self.ranks.all_reduce_over_replicas(&gradients)?;
         self.trained().for_each(Flat::hand_over_gradient);
         Ok(())
     }
@@ -306,7 +311,7 @@ impl ShardedParameters {
     /// # Errors
     /// [`RankError`] when a rank is lost.
     pub fn norm_over_shards(&self, own_norm: f64) -> Result<f64, RankError> {
-        Ok(self.ranks.sum_in_replica(own_norm * own_norm)?.sqrt())
+        Ok(self.ranks.sum_over_shards(own_norm * own_norm)?.sqrt())
     }
 
     /// Lets `change` read and write this rank's pieces of the trained parameters, those of one buffer after
@@ -325,9 +330,9 @@ impl ShardedParameters {
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost, or what rests cannot be fetched.
-    pub(crate) fn gather_parameters(&self, part: Part) -> Result<NamedTensors, RankError> {
+    pub(crate) fn gather_parameters(&self, unit: FsdpUnit) -> Result<NamedTensors, RankError> {
         let mut whole = NamedTensors::new();
-        for flat in &self.unit(part).trained {
+        for flat in &self.held(unit).trained {
             whole.extend(flat.gather_parameters(&self.ranks)?);
         }
         Ok(whole)
@@ -340,32 +345,32 @@ impl ShardedParameters {
     /// [`RankError`] when a rank is lost.
     pub fn gather(
         &self,
-        part: Part,
+        unit: FsdpUnit,
         mut piece_of: impl FnMut(&str) -> Option<Tensor>,
     ) -> Result<NamedTensors, RankError> {
         let mut whole = NamedTensors::new();
-        for flat in &self.unit(part).trained {
+        for flat in &self.held(unit).trained {
             whole.extend(flat.gather(&self.ranks, &mut piece_of)?);
         }
         Ok(whole)
     }
 
     fn trained(&self) -> impl Iterator<Item = &Flat> {
-        self.parts().flat_map(move |part| &self.unit(part).trained)
+        self.units().flat_map(move |unit| &self.held(unit).trained)
     }
 
-    fn unit(&self, part: Part) -> &Unit {
-        match part {
-            Part::Outer => &self.outer,
-            Part::Layer(layer_idx) => &self.layers[layer_idx],
+    fn held(&self, unit: FsdpUnit) -> &UnitParameters {
+        match unit {
+            FsdpUnit::Outer => &self.outer,
+            FsdpUnit::Layer(layer_idx) => &self.layers[layer_idx],
         }
     }
 
     /// Adds what was under way to the gradient shard that it belongs to.
     fn settle(&self) -> Result<(), RankError> {
-        if let Some(Scattering { part, flat_idx, own, pending }) = self.scattering.take() {
+        if let Some(Scattering { unit, flat_idx, own, pending }) = self.scattering.take() {
             pending.wait()?;
-            self.unit(part).trained[flat_idx].add_to_gradient(&own);
+            self.held(unit).trained[flat_idx].add_to_gradient(&own);
         }
         Ok(())
     }

@@ -37,7 +37,7 @@ pub(crate) fn on_ranks<T: Send>(size: usize, body: impl Fn(Ranks) -> T + Sync) -
                 scope.spawn(move || {
                     let ranks = join(rank);
                     let result = body(ranks.clone());
-                    ranks.max(0).unwrap();
+                    ranks.all_reduce_max(0).unwrap();
                     result
                 })
             })
@@ -53,20 +53,20 @@ pub(crate) fn actor_on_mesh(
     ranks: &Ranks,
     dp_shard: usize,
 ) -> Actor {
-    resting_actor(decoder, options, ranks, dp_shard, &Offload::default())
+    actor_with_offload(decoder, options, ranks, dp_shard, &Offload::default())
 }
 
 /// The same, of which `offload` says what rests.
-pub(super) fn resting_actor(
+pub(super) fn actor_with_offload(
     decoder: Decoder,
     options: ActorOptions,
     ranks: &Ranks,
     dp_shard: usize,
     offload: &Offload,
 ) -> Actor {
-    let rest_in = offload.parameters();
-    let shards = (dp_shard > 1 || rest_in.is_some()).then(|| {
-        ShardedParameters::new(&decoder, Rc::new(ranks.on_mesh(dp_shard).unwrap()), rest_in).unwrap()
+    let offload_to = offload.parameters();
+    let shards = (dp_shard > 1 || offload_to.is_some()).then(|| {
+        ShardedParameters::new(&decoder, Rc::new(ranks.on_mesh(dp_shard).unwrap()), offload_to).unwrap()
     });
     let trained = shards.as_ref().map_or_else(|| decoder.trainable_parameters(), ShardedParameters::pieces);
     let optimizer = offload.optimizer(trained, AdamWOptions::default()).unwrap();
@@ -75,17 +75,17 @@ pub(super) fn resting_actor(
         actor = actor.with_shards(shards);
     }
     match offload.activations() {
-        Some(folder) => actor.with_resting_inputs(folder.to_owned()),
+        Some(folder) => actor.with_offloaded_inputs(folder.to_owned()),
         None => actor,
     }
 }
 
 /// Copies of a decoder's parameters by name, whole, wherever its parts are.
-pub(crate) fn whole_parameters(decoder: DecoderParts<'_>) -> BTreeMap<String, Tensor> {
+pub(crate) fn whole_parameters(decoder: DecoderUnits<'_>) -> BTreeMap<String, Tensor> {
     let (layers, outer) = decoder.decoder().parameters_by_layer();
     let mut all = BTreeMap::new();
-    let visited = decoder.visit(Numbers::Exact, |part| {
-        let of_part = part.layer_idx().map_or(&outer, |layer_idx| &layers[layer_idx]);
+    let visited = decoder.visit(WeightDtype::Master, |unit| {
+        let of_part = unit.layer_idx().map_or(&outer, |layer_idx| &layers[layer_idx]);
         all.extend(of_part.iter().map(|(name, leaf)| (name.clone(), leaf.detach().copy())));
         Ok::<(), RankError>(())
     });
@@ -95,7 +95,7 @@ pub(crate) fn whole_parameters(decoder: DecoderParts<'_>) -> BTreeMap<String, Te
 
 /// The same of those that an actor trains.
 pub(crate) fn trained_parameters(actor: &Actor) -> BTreeMap<String, Tensor> {
-    let mut all = whole_parameters(actor.parts());
+    let mut all = whole_parameters(actor.units());
     let trained = actor.decoder.trainable_parameters();
     all.retain(|name, _| trained.iter().any(|(trained, _)| trained == name));
     all
@@ -106,13 +106,13 @@ fn every_rank_has_what_all_have_brought() {
     for size in [1, 2, 3] {
         let results = on_ranks(size, |ranks| {
             let own = "x".repeat(ranks.rank() * 3);
-            let gathered = ranks.gather((ranks.rank(), own, 0.1 + ranks.rank() as f64)).unwrap();
+            let gathered = ranks.all_gather((ranks.rank(), own, 0.1 + ranks.rank() as f64)).unwrap();
             let (mut sums, mut empty) = (vec![1.0, ranks.rank() as f64], Vec::new());
-            ranks.sum(&mut [&mut sums, &mut empty]).unwrap();
-            let said = ranks.from_leader(ranks.is_leader().then(|| "go".to_owned())).unwrap();
-            let nothing: Option<String> = ranks.from_leader(ranks.is_leader().then_some(None)).unwrap();
+            ranks.all_reduce(&mut [&mut sums, &mut empty]).unwrap();
+            let said = ranks.broadcast(ranks.is_leader().then(|| "go".to_owned())).unwrap();
+            let nothing: Option<String> = ranks.broadcast(ranks.is_leader().then_some(None)).unwrap();
             assert_eq!(nothing, None);
-            (gathered, sums, ranks.max(ranks.rank() as i64 - 5).unwrap(), said)
+            (gathered, sums, ranks.all_reduce_max(ranks.rank() as i64 - 5).unwrap(), said)
         });
         let all: Vec<_> = (0..size).map(|rank| (rank, "x".repeat(rank * 3), 0.1 + rank as f64)).collect();
         let sum = (0..size).sum::<usize>() as f64;
@@ -155,11 +155,11 @@ fn shares_are_whole_groups_where_these_suffice_and_every_row_is_in_one() {
         batch.groups = groups;
         let all: Vec<usize> = (0..6).collect();
         if size == 2 {
-            let dealt = on_ranks(size, |ranks| ranks.dealing_by(Balance::Order).share_of(&batch, &all, 16));
+            let dealt = on_ranks(size, |ranks| ranks.balanced_by(Balance::Order).share_of(&batch, &all, 16));
             assert_eq!(dealt, [vec![0, 1, 2, 3], vec![4, 5]], "the first group and the second");
         }
         if size == 4 {
-            let dealt = on_ranks(size, |ranks| ranks.dealing_by(Balance::Count).share_of(&batch, &all, 16));
+            let dealt = on_ranks(size, |ranks| ranks.balanced_by(Balance::Count).share_of(&batch, &all, 16));
             let mut counts: Vec<usize> = dealt.iter().map(Vec::len).collect();
             counts.sort_unstable();
             assert_eq!(counts, [1, 1, 2, 2]);

@@ -14,7 +14,7 @@
 
 mod gradients;
 mod in_stream;
-pub(crate) mod islands;
+pub(crate) mod layer_schedule;
 mod micro_batch;
 pub(crate) mod probe;
 mod role;
@@ -30,14 +30,14 @@ use tch::Tensor;
 pub use self::gradients::OuterGradients;
 use self::in_stream::LossSums;
 pub use self::in_stream::{EvaluateLoss, PendingLoss};
-use self::islands::Model;
+use self::layer_schedule::Model;
 pub use self::micro_batch::MicroBatch;
 pub use self::probe::ProbeError;
 pub use self::role::ActorRole;
 use crate::model::{Adapter, Decoder};
-use crate::parallel::{DecoderParts, RankError, Ranks, ShardedParameters};
+use crate::parallel::{DecoderUnits, RankError, Ranks, ShardedParameters};
 use crate::roles::optim::{AdamW, LossScale, OptimError, StepOutcome};
-use crate::roles::trained::{ApplyError, Trained};
+use crate::roles::trainable::{ApplyError, Trainable};
 
 /// How the actor computes; fixed for a run.
 #[derive(Clone, Copy, Debug)]
@@ -110,7 +110,7 @@ pub struct Actor {
     scoring_ranks: Ranks,
     shards: Option<ShardedParameters>,
     /// Where layer inputs rest between forward and backward pass.
-    inputs_rest_in: Option<PathBuf>,
+    offload_inputs_to: Option<PathBuf>,
 }
 
 impl From<ApplyError> for ActorError {
@@ -139,7 +139,7 @@ impl Actor {
             ranks,
             scoring_ranks,
             shards: None,
-            inputs_rest_in: None,
+            offload_inputs_to: None,
         }
     }
 
@@ -158,8 +158,8 @@ impl Actor {
     /// The same where layer inputs that are kept for the backward pass rest away from the device, on the CPU
     /// in nameless files of `folder`. Only with `activation_checkpointing` are they all that is kept.
     #[must_use]
-    pub fn with_resting_inputs(self, folder: PathBuf) -> Self {
-        Self { inputs_rest_in: Some(folder), ..self }
+    pub fn with_offloaded_inputs(self, folder: PathBuf) -> Self {
+        Self { offload_inputs_to: Some(folder), ..self }
     }
 
     /// This rank's shards of the decoder; `None` where every rank has the whole of it.
@@ -168,9 +168,9 @@ impl Actor {
     }
 
     /// What it trains.
-    pub(crate) fn trained(&mut self) -> Trained<'_> {
+    pub(crate) fn trainable(&mut self) -> Trainable<'_> {
         let (optimizer, loss_scale) = (&mut self.optimizer, &mut self.loss_scale);
-        Trained { optimizer, loss_scale, shards: self.shards.as_ref(), ranks: &self.ranks }
+        Trainable { optimizer, loss_scale, shards: self.shards.as_ref(), ranks: &self.ranks }
     }
 
     /// By what its losses are multiplied before the backward pass.
@@ -184,16 +184,16 @@ impl Actor {
     }
 
     /// The decoder for whoever takes all of it over, part by part.
-    pub fn parts(&self) -> DecoderParts<'_> {
-        DecoderParts::new(&self.decoder, self.shards.as_ref())
+    pub fn units(&self) -> DecoderUnits<'_> {
+        DecoderUnits::new(&self.decoder, self.shards.as_ref())
     }
 
     fn model(&self) -> Model<'_> {
-        Model { decoder: &self.decoder, shards: self.shards.as_ref(), stream: self.ranks.stream() }
+        Model { decoder: &self.decoder, shards: self.shards.as_ref(), sp_group: self.ranks.sp_group() }
     }
 
     fn scoring_model(&self) -> Model<'_> {
-        Model { stream: self.scoring_ranks.stream(), ..self.model() }
+        Model { sp_group: self.scoring_ranks.sp_group(), ..self.model() }
     }
 
     /// Fails on all ranks together unless those of `ranks` that share a stream of tokens compute what one of
@@ -201,8 +201,8 @@ impl Actor {
     ///
     /// # Errors
     /// [`ProbeError`].
-    pub fn check_streams(&self, ranks: &Ranks, field: &'static str) -> Result<(), ProbeError> {
-        probe::check(Model { stream: ranks.stream(), ..self.model() }, ranks, field)
+    pub fn check_sequence_parallel(&self, ranks: &Ranks, field: &'static str) -> Result<(), ProbeError> {
+        probe::check(Model { sp_group: ranks.sp_group(), ..self.model() }, ranks, field)
     }
 
     /// The ranks that train together.
@@ -232,13 +232,13 @@ impl Actor {
     ) -> Result<T, ActorError> {
         let mut context = self.decoder.context(&micro_batch.input, Adapter::On);
         context.dropout_seed = self.dropout_seed;
-        let keep = islands::Keep {
+        let keep = layer_schedule::Keep {
             inputs_only: self.options.activation_checkpointing,
             embedding_gradient: self.outer_gradients.wants_embedding(),
-            rest_in: self.inputs_rest_in.as_deref(),
+            offload_to: self.offload_inputs_to.as_deref(),
         };
         let model = self.model();
-        let tape = islands::forward(model, &micro_batch.input, &context, keep)?;
+        let tape = layer_schedule::forward(model, &micro_batch.input, &context, keep)?;
         model.begin_outer_gradient();
         let (grad_normed_td, made) = {
             let normed_td = tape.normed_td.detach();
@@ -246,7 +246,7 @@ impl Actor {
             let (grad_cd, made) = head(self, &predicting_cd)?;
             (normed_td.zeros_like().index_add_(0, &micro_batch.predictors_c, &grad_cd), made)
         };
-        let grad_embedded = islands::backward_through(model, tape, &context, &grad_normed_td)?;
+        let grad_embedded = layer_schedule::backward_through(model, tape, &context, &grad_normed_td)?;
         if let Some(grad_td) = grad_embedded {
             self.outer_gradients.scatter_embedding(&self.decoder, &micro_batch.input.tokens, &grad_td);
         }
@@ -298,7 +298,7 @@ impl Actor {
     /// # Errors
     /// When a rank is lost.
     pub fn sum_gradients(&mut self) -> Result<(), RankError> {
-        self.trained().sum_gradients()
+        self.trainable().sum_gradients()
     }
 
     /// Clips the gathered gradients, applies them at `learning_rate`, and clears them. A non-finite gradient
@@ -308,7 +308,7 @@ impl Actor {
     /// When libtorch refuses an operation, or a rank is lost.
     pub fn apply(&mut self, learning_rate: f64) -> Result<StepOutcome, ActorError> {
         let max_grad_norm = self.options.max_grad_norm;
-        Ok(self.trained().apply(learning_rate, max_grad_norm)?)
+        Ok(self.trainable().apply(learning_rate, max_grad_norm)?)
     }
 
     /// As many passes as the rank with the most micro-batches makes: this rank's own, then `None`. Where no
@@ -322,7 +322,7 @@ impl Actor {
 
     /// Throws the gathered gradients away.
     pub fn discard_gradients(&mut self) {
-        self.trained().discard_gradients();
+        self.trainable().discard_gradients();
     }
 
     /// Seeds the adapters' dropout for the next update; `None` switches it off.

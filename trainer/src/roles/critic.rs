@@ -26,11 +26,11 @@ pub use self::role::CriticRole;
 use crate::model::{Adapter, Decoder, LoraError, NamedTensors};
 use crate::parallel::{RankError, Ranks, ShardedParameters};
 use crate::roles::actor::{
-    Actor, ActorError, MicroBatch, OuterGradients, islands, resume_loss_scale, scaled, scoring,
+    Actor, ActorError, MicroBatch, OuterGradients, layer_schedule, resume_loss_scale, scaled, scoring,
 };
 use crate::roles::offload::Offload;
 use crate::roles::optim::{AdamW, AdamWOptions, LossScale, OptimError};
-use crate::roles::trained::Trained;
+use crate::roles::trainable::Trainable;
 use crate::storage::checkpoint::{Checkpoint, CheckpointError};
 
 /// Before the names of the critic's tensors in a checkpoint.
@@ -128,14 +128,18 @@ impl Critic {
         Ok(values)
     }
 
-    fn model(&self) -> islands::Model<'_> {
-        islands::Model { decoder: &self.decoder, shards: self.shards.as_ref(), stream: self.ranks.stream() }
+    fn model(&self) -> layer_schedule::Model<'_> {
+        layer_schedule::Model {
+            decoder: &self.decoder,
+            shards: self.shards.as_ref(),
+            sp_group: self.ranks.sp_group(),
+        }
     }
 
     /// What it trains.
-    pub(crate) fn trained(&mut self) -> Trained<'_> {
+    pub(crate) fn trainable(&mut self) -> Trainable<'_> {
         let (optimizer, loss_scale) = (&mut self.optimizer, &mut self.loss_scale);
-        Trained { optimizer, loss_scale, shards: self.shards.as_ref(), ranks: &self.ranks }
+        Trainable { optimizer, loss_scale, shards: self.shards.as_ref(), ranks: &self.ranks }
     }
 
     /// By what its losses are multiplied before the backward pass.
@@ -162,24 +166,24 @@ impl Critic {
         derivative_of: impl FnOnce(&[f64]) -> Result<(Vec<f64>, S), LossError> + Send + 'static,
     ) -> Result<PendingSums<S>, ActorError> {
         let context = self.decoder.context(&micro_batch.input, Adapter::On);
-        let keep = islands::Keep {
+        let keep = layer_schedule::Keep {
             inputs_only: self.options.activation_checkpointing,
             embedding_gradient: self.outer_gradients.wants_embedding(),
-            rest_in: self.options.offload.activations(),
+            offload_to: self.options.offload.activations(),
         };
         let model = self.model();
-        let tape = islands::forward(model, &micro_batch.input, &context, keep)?;
+        let tape = layer_schedule::forward(model, &micro_batch.input, &context, keep)?;
         model.begin_outer_gradient();
         let normed_td = tape.normed_td.detach();
         let predicting_cd = normed_td.index_select(0, &micro_batch.predictors_c).set_requires_grad(true);
         let values_c = self.head(&predicting_cd);
         let (mut pending, factor) = (PendingSums::default(), self.loss_scale.factor());
-        let derivative_c = match values_c.device().is_cuda() && self.ranks.stream().is_none() {
+        let derivative_c = match values_c.device().is_cuda() && self.ranks.sp_group().is_none() {
             true => pending.in_stream(&values_c.detach(), micro_batch, factor, derivative_of)?,
             false => {
                 let own_values = values_c.detach().to_device(Device::Cpu);
                 let mut values = micro_batch.spread(rlt_torch::f32_slice(&own_values)?);
-                self.ranks.sum_over_stream(&mut values)?;
+                self.ranks.all_reduce_over_sp(&mut values)?;
                 let derivatives = micro_batch.own(&pending.here(derivative_of(&values)?));
                 Tensor::from_slice(&scaled(&derivatives, factor)).to_device(values_c.device())
             }
@@ -188,7 +192,7 @@ impl Critic {
         let grad_normed_td = normed_td.zeros_like();
         let _ =
             grad_normed_td.shallow_clone().index_add_(0, &micro_batch.predictors_c, &predicting_cd.grad());
-        let grad_embedded = islands::backward_through(model, tape, &context, &grad_normed_td)?;
+        let grad_embedded = layer_schedule::backward_through(model, tape, &context, &grad_normed_td)?;
         if let Some(grad_td) = grad_embedded {
             self.outer_gradients.scatter_embedding(&self.decoder, &micro_batch.input.tokens, &grad_td);
         }
@@ -217,7 +221,7 @@ impl Critic {
     /// # Errors
     /// The checkpoint lacks a tensor, or one has another shape.
     pub fn load(&mut self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
-        self.trained().restore(checkpoint)
+        self.trainable().restore(checkpoint)
     }
 }
 

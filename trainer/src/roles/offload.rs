@@ -1,4 +1,4 @@
-//! What of a role rests away from its device while it is not needed, and where: the same for actor and
+//! What of a role is offloaded while it is not needed, and where to: the same for actor and
 //! critic. How it comes and goes is told by those who need it, [`crate::roles::optim`], [`crate::parallel`]
 //! and [`crate::roles::actor`].
 
@@ -9,7 +9,7 @@ use tch::Tensor;
 
 use crate::roles::optim::{AdamW, AdamWOptions, OptimError};
 
-/// What rests, and the folder whose nameless files hold it where the host's memory is the device's.
+/// What is offloaded, and the folder whose nameless files hold it on the CPU.
 #[derive(Clone, Debug, Default)]
 pub struct Offload {
     spec: OffloadSpec,
@@ -22,12 +22,12 @@ impl Offload {
         Self { spec, folder: folder.to_owned() }
     }
 
-    /// Where parameters rest between the parts of a pass; `None` where they stay.
+    /// Where parameters are offloaded to between uses; `None` where they stay.
     pub fn parameters(&self) -> Option<&Path> {
         self.spec.parameters.then_some(&self.folder)
     }
 
-    /// Where the inputs of layers rest between forward and backward pass; `None` where they stay.
+    /// Where layer inputs are offloaded to between forward and backward pass; `None` where they stay.
     pub fn activations(&self) -> Option<&Path> {
         self.spec.activations.then_some(&self.folder)
     }
@@ -35,14 +35,14 @@ impl Offload {
     /// The optimizer of a role's trained parameters.
     ///
     /// # Errors
-    /// As [`AdamW::with_resting_moments`].
+    /// As [`AdamW::with_offloaded_moments`].
     pub fn optimizer(
         &self,
         trained: Vec<(String, Tensor)>,
         options: AdamWOptions,
     ) -> Result<AdamW, OptimError> {
         match self.spec.optimizer {
-            true => AdamW::with_resting_moments(trained, options, &self.folder),
+            true => AdamW::with_offloaded_moments(trained, options, &self.folder),
             false => AdamW::new(trained, options),
         }
     }

@@ -6,12 +6,12 @@ mod role;
 
 use std::path::Path;
 
-use rlt_core::excerpt::Excerpt;
+use rlt_core::tensor_shard::TensorShard;
 
 use crate::model::{Decoder, NamedTensors};
 use crate::parallel::{RankError, Ranks, ShardedParameters};
 use crate::roles::actor::Actor;
-use crate::roles::trained::in_file;
+use crate::roles::trainable::in_file;
 use crate::storage::checkpoint::{Checkpoint, CheckpointError, TensorPart, divided};
 
 pub use self::role::ReferenceRole;
@@ -42,9 +42,9 @@ pub enum Reference {
 
 impl Reference {
     /// Lets the memory of a copy go until it is read again.
-    pub(crate) fn rest(&self) {
+    pub(crate) fn release_pages(&self) {
         if let Self::Frozen(Some(copy)) = self {
-            copy.rest();
+            copy.release_pages();
         }
     }
 }
@@ -99,7 +99,7 @@ impl FrozenPolicy {
                 let decoder = actor.decoder.frozen_copy();
                 for (name, tensor) in decoder.named_parameters() {
                     let (stored, shape) = (stored_name(&name), tensor.size());
-                    checkpoint.fill_rounded(&Excerpt::whole(&stored, &shape), &tensor.view(-1))?;
+                    checkpoint.fill_rounded(&TensorShard::whole(&stored, &shape), &tensor.view(-1))?;
                 }
                 Self::from(decoder)
             }
@@ -115,15 +115,15 @@ impl FrozenPolicy {
     /// Shards of zeros, which rest where the actor's do.
     fn outline_of(actor: &Actor, shards: &ShardedParameters, folder: &Path) -> Result<Self, RankError> {
         let decoder = actor.decoder.frozen_outline();
-        let rest_in = shards.is_resting().then_some(folder);
-        let shards = ShardedParameters::new(&decoder, shards.ranks(), rest_in)?;
+        let offload_to = shards.is_offloaded().then_some(folder);
+        let shards = ShardedParameters::new(&decoder, shards.ranks(), offload_to)?;
         Ok(Self { decoder, shards: Some(shards) })
     }
 
     fn fill_from(&self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
         self.shards.iter().try_for_each(|shards| {
-            shards.fill(|excerpt, values| {
-                checkpoint.fill_rounded(&excerpt.named(&stored_name(excerpt.name)), values)
+            shards.fill(|tensor_shard, values| {
+                checkpoint.fill_rounded(&tensor_shard.named(&stored_name(tensor_shard.name)), values)
             })
         })
     }
@@ -151,27 +151,27 @@ impl FrozenPolicy {
     }
 
     /// Lets its memory go until it is read again.
-    pub fn rest(&self) {
-        self.decoder.rest();
-        self.shards.iter().for_each(ShardedParameters::rest);
+    pub fn release_pages(&self) {
+        self.decoder.release_pages();
+        self.shards.iter().for_each(ShardedParameters::release_pages);
     }
 
     /// What this rank saves of it: every rank a part, which together are every tensor once.
     ///
     /// # Errors
     /// [`RankError::Shards`] when what rests cannot be read.
-    pub(crate) fn parts(&self, ranks: &Ranks) -> Result<Vec<TensorPart>, RankError> {
+    pub(crate) fn tensor_parts(&self, ranks: &Ranks) -> Result<Vec<TensorPart>, RankError> {
         let Some(shards) = &self.shards else {
             let tensors = self.decoder.named_parameters().into_iter();
             let whole = tensors.map(|(name, tensor)| TensorPart::whole(stored_name(&name), tensor)).collect();
             return Ok(divided(whole, (ranks.rank(), ranks.size())));
         };
         let mut pieces = Vec::new();
-        shards.show(|excerpt, values| {
-            pieces.push(TensorPart::of(&excerpt.named(&stored_name(excerpt.name)), values));
+        shards.show(|tensor_shard, values| {
+            pieces.push(TensorPart::of(&tensor_shard.named(&stored_name(tensor_shard.name)), values));
             Ok::<(), RankError>(())
         })?;
-        Ok(divided(pieces, shards.ranks().copy()))
+        Ok(divided(pieces, shards.ranks().replica_place()))
     }
 
     /// Every tensor by its name in a checkpoint. Where ranks share it all of them take part, and what the
@@ -183,12 +183,12 @@ impl FrozenPolicy {
             return Ok(stored(self.decoder.named_parameters()).collect());
         };
         let mut tensors = NamedTensors::new();
-        for part in shards.parts() {
-            shards.need_exact(part)?;
+        for unit in shards.units() {
+            shards.unshard_master(unit)?;
             if is_leader {
-                tensors.extend(stored(in_file(shards.parameters_of(part), folder)));
+                tensors.extend(stored(in_file(shards.parameters_of(unit), folder)));
             }
-            shards.release(part)?;
+            shards.reshard(unit)?;
         }
         Ok(tensors)
     }

@@ -12,7 +12,8 @@
 //! - A prompt longer than a pass may be is prefilled in pieces, whose tokens attend to the cache.
 //! - On a GPU `device` decodes: one step is launched before the tokens of the one before are read.
 //! - Sequences join and leave between two steps; no row of a batch is padding.
-//! - Ranks may sample as one ([`RolloutEngine::sliced_among`]): each packs its slice of every layer and keeps
+//! - Ranks may sample as one ([`RolloutEngine::with_tp_group`]): each packs its slice of every layer and
+//!   keeps
 //!   keys and values of its heads, all of them run the same scheduler on the same requests, and draw from the
 //!   same logits, bit by bit. That they drew the same, and whether one of them is to stop, is agreed on in
 //!   every step. Embeddings and norms are whole on each.
@@ -38,7 +39,7 @@ mod memory;
 mod role;
 mod runner;
 mod sampler;
-mod slices;
+mod tp_shards;
 mod weights;
 mod wide_heads;
 
@@ -180,10 +181,10 @@ pub enum RolloutError {
         offered: u64,
     },
     /// What was gathered of the weights is not what the ranks hold.
-    #[error("synchronise weights: what was gathered of {part} is not what the ranks hold")]
+    #[error("synchronise weights: what was gathered of {unit} is not what the ranks hold")]
     Torn {
-        /// Which part of the model.
-        part: String,
+        /// Which unit of the model.
+        unit: String,
     },
     /// The ranks that share the model could not bring it, or those that sample as one lost one another.
     #[error("failed to bring the weights, or what slices of them make, together")]

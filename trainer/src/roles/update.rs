@@ -109,7 +109,7 @@ impl UpdateReport {
         let counts = [num_clipped, num_clipped_lower, num_tokens, self.num_micro_batches];
         let mut sums = vec![pg_loss, kl_loss, entropy, ppo_kl_sum];
         sums.extend(counts.map(|count| count as f64));
-        ranks.sum(&mut [&mut sums, &mut self.actor_logprobs])?;
+        ranks.all_reduce(&mut [&mut sums, &mut self.actor_logprobs])?;
         self.loss = LossMetrics {
             pg_loss: sums[0],
             kl_loss: sums[1],
@@ -248,7 +248,7 @@ impl OneUpdate<'_> {
     ) {
         report.loss += accumulated.loss;
         self.batch.scatter(&micro_batch.row_idxs, &accumulated.logprobs, &mut report.actor_logprobs);
-        report.num_micro_batches += usize::from(ranks.counts_for_stream());
+        report.num_micro_batches += usize::from(ranks.is_sp_leader());
     }
 
     /// The actor's log-probs of each micro-batch of this rank, where a loss needs them before its gradient:
@@ -299,11 +299,11 @@ impl OneUpdate<'_> {
         let mut mask = vec![false; batch.rows.num_tokens()];
         let scores = actor.score_passes(passes, Adapter::On)?;
         for (micro_batch, scores) in passes.iter().flatten().zip(&scores) {
-            if actor.ranks().counts_for_stream() {
+            if actor.ranks().is_sp_leader() {
                 batch.scatter(&micro_batch.row_idxs, &scores.logprobs, &mut logprobs);
             }
         }
-        actor.ranks().sum(&mut [&mut logprobs])?;
+        actor.ranks().all_reduce(&mut [&mut logprobs])?;
         batch.scatter(row_idxs, batch.micro_rows(row_idxs).mask(), &mut mask);
         let inputs = CovarianceInputs {
             rows: &batch.rows.with_mask(mask).map_err(LossError::from)?,

@@ -10,7 +10,7 @@ use crate::model::{AdapterExport, BaseModel, Export, ExportOptions};
 use crate::observe::report;
 use crate::observe::stop::{Outcome, StopReason};
 use crate::observe::tracking::console::Phase;
-use crate::parallel::{Numbers, Part};
+use crate::parallel::{FsdpUnit, WeightDtype};
 use crate::roles::Roles;
 use crate::run::Run;
 use crate::run::error::TrainError;
@@ -72,8 +72,8 @@ fn wait_for_copy(run: &Run, outcome: Outcome) -> Result<(), TrainError> {
 /// The leader writes one part of the model after the other; where ranks share it, all of them bring it.
 fn export(run: &Run, roles: &Roles) -> Result<(), TrainError> {
     let mut files = if run.ranks.is_leader() { Some(ExportedFiles::begin(run, roles)?) } else { None };
-    roles.actor.actor.parts().visit(Numbers::Exact, |part| match &mut files {
-        Some(files) => files.write(part),
+    roles.actor.actor.units().visit(WeightDtype::Master, |unit| match &mut files {
+        Some(files) => files.write(unit),
         None => Ok(()),
     })?;
     files.map_or(Ok(()), ExportedFiles::finish)?;
@@ -109,9 +109,9 @@ impl<'a> ExportedFiles<'a> {
         Ok(Self { model, adapter: Some(adapter) })
     }
 
-    fn write(&mut self, part: Part) -> Result<(), TrainError> {
-        self.model.write(part.layer_idx())?;
-        self.adapter.as_mut().map_or(Ok(()), |adapter| adapter.write(part.layer_idx()))?;
+    fn write(&mut self, unit: FsdpUnit) -> Result<(), TrainError> {
+        self.model.write(unit.layer_idx())?;
+        self.adapter.as_mut().map_or(Ok(()), |adapter| adapter.write(unit.layer_idx()))?;
         Ok(())
     }
 

@@ -52,8 +52,8 @@ impl Saving {
             return Ok(Self { is_folder_shared: true, under_way: None });
         }
         let sign = if ranks.is_leader() { Some(store.leave_sign()?) } else { None };
-        let sign = ranks.from_leader(sign)?;
-        let sees = ranks.gather(store.sees_sign(&sign, ranks.rank()))?;
+        let sign = ranks.broadcast(sign)?;
+        let sees = ranks.all_gather(store.sees_sign(&sign, ranks.rank()))?;
         let apart: Vec<usize> = (0..sees.len()).filter(|rank| !sees[*rank]).collect();
         if ranks.is_leader() {
             store.remove_sign(&sign);
@@ -112,14 +112,14 @@ impl Saving {
     ) -> Result<Settled, TrainError> {
         let Some(under_way) = self.under_way.take() else { return Ok(Settled::Nothing) };
         let is_busy = under_way.shard.as_ref().is_some_and(|thread| !thread.is_finished());
-        if patience == Patience::None && ranks.max(is_busy.into())? > 0 {
+        if patience == Patience::None && ranks.all_reduce_max(is_busy.into())? > 0 {
             self.under_way = Some(under_way);
             return Ok(Settled::Later);
         }
         let UnderWay { step, state, shard } = under_way;
         let own = agree(ranks, shard.map(completed).transpose());
         let saved = own.and_then(|own| {
-            let shards: Vec<WrittenShard> = ranks.gather(own)?.into_iter().flatten().collect();
+            let shards: Vec<WrittenShard> = ranks.all_gather(own)?.into_iter().flatten().collect();
             agree(ranks, ranks.is_leader().then(|| store.commit(step, shards, &state)).transpose())
         });
         if saved.is_err() && ranks.is_leader() {
@@ -144,7 +144,7 @@ pub(crate) enum Settled {
 /// first says that failed.
 fn agree<T>(ranks: &Ranks, own: Result<T, CheckpointError>) -> Result<T, TrainError> {
     let causes: Result<Vec<Option<String>>, RankError> =
-        ranks.gather(own.as_ref().err().map(|error| error_chain(error)));
+        ranks.all_gather(own.as_ref().err().map(|error| error_chain(error)));
     let own = own?;
     let failed = causes?.into_iter().enumerate().find_map(|(rank, cause)| Some((rank, cause?)));
     failed.map_or(Ok(own), |(rank, cause)| Err(CheckpointError::Elsewhere { rank, cause }.into()))

@@ -55,8 +55,8 @@ pub fn setup(
     choose: fn(&ResolvedSpec) -> Recipes,
 ) -> Result<(Run, Roles, Data), TrainError> {
     let spec = job.spec().clone();
-    let streams = Streams::of(&spec, ranks)?;
-    let ranks = streams.updates.clone();
+    let pass_ranks = PassRanks::of(&spec, ranks)?;
+    let ranks = pass_ranks.updates.clone();
     let device::Placement { device, warning } = device::prepare(&spec, &ranks)?;
     // What the leader downloads the others find.
     let (model_dir, base_model) = ranks.leader_first(|| model_folder(&spec, &folder, &ranks))?.unzip();
@@ -68,7 +68,7 @@ pub fn setup(
     let job = job.with(&device::choices(&spec, weights.config(), device, &ranks)?);
     let spec = job.spec().clone();
     device::check_room(&job, weights.config(), device)?;
-    let actor = model::actor(&spec, &weights, device, &streams, &folder)?;
+    let actor = model::actor(&spec, &weights, device, &pass_ranks, &folder)?;
     actor.decoder.check_vocabulary(tokenizer.vocab_len().saturating_sub(1) as u32)?;
     let reference = model::reference(&spec, &actor, &folder)?;
     let folders = model::reward_model_folders(&spec, &ranks)?;
@@ -86,7 +86,7 @@ pub fn setup(
             ranks: ranks.clone(),
             context: Rc::clone(&context),
         },
-        critic: critic_role(&spec, &folder, streams.critic, &context),
+        critic: critic_role(&spec, &folder, pass_ranks.critic, &context),
         reference: reference_role(&spec, reference, &context),
         actor: actor_role(&spec, actor, num_steps, &context),
         context: Rc::clone(&context),
@@ -131,7 +131,7 @@ fn rollout_role(
     context: &Rc<StepContext>,
 ) -> Result<RolloutRole, TrainError> {
     let engine = RolloutEngine::new(engine_options(spec, &tokenizer, device, ranks)?);
-    let engine = engine.sliced_among(ranks.slicing_rollout(spec.workers.mesh.rollout_tp as usize)?);
+    let engine = engine.with_tp_group(ranks.rollout_tp_group(spec.workers.mesh.rollout_tp as usize)?);
     Ok(RolloutRole::new(engine, tokenizer, spec.rollout.clone(), ranks.clone(), context))
 }
 
@@ -188,7 +188,7 @@ fn portions(spec: &ResolvedSpec) -> Portions {
 }
 
 /// All ranks, as they share tokens in each kind of pass.
-struct Streams {
+struct PassRanks {
     /// Updates of the actor.
     updates: Ranks,
     /// Log-probs of actor and reference.
@@ -197,25 +197,25 @@ struct Streams {
     critic: Ranks,
 }
 
-impl Streams {
+impl PassRanks {
     fn of(spec: &ResolvedSpec, ranks: Ranks) -> Result<Self, RankError> {
         let mesh = &spec.workers.mesh;
-        let updates = ranks.clone().sharing_streams(mesh.sp as usize)?;
+        let updates = ranks.clone().with_sequence_parallel(mesh.sp as usize)?;
         let logprobs = match mesh.sp_of_logprobs() {
             sp if sp == mesh.sp => updates.clone(),
-            sp => ranks.clone().sharing_streams(sp as usize)?,
+            sp => ranks.clone().with_sequence_parallel(sp as usize)?,
         };
         let critic = match mesh.sp_of_critic() {
             sp if sp == mesh.sp => updates.clone(),
             sp if sp == mesh.sp_of_logprobs() => logprobs.clone(),
-            sp => ranks.sharing_streams(sp as usize)?,
+            sp => ranks.with_sequence_parallel(sp as usize)?,
         };
         Ok(Self { updates, logprobs, critic })
     }
 
     /// Those of every degree once, with the field that asks for it.
     fn of_different_degrees(&self) -> impl Iterator<Item = (&Ranks, &'static str)> {
-        let degree = |ranks: &Ranks| ranks.stream_part().num_parts;
+        let degree = |ranks: &Ranks| ranks.sp_shard().num_shards;
         let of_logprobs = (degree(&self.logprobs) != degree(&self.updates)).then_some(&self.logprobs);
         let is_new = ![&self.updates, &self.logprobs].map(degree).contains(&degree(&self.critic));
         let of_critic = is_new.then_some(&self.critic);

@@ -97,7 +97,7 @@ fn begin(run: &Run, roles: &mut Roles, data: &Data) -> Result<(), TrainError> {
             small = state(run, roles, data)?;
         }
         run.saver.borrow_mut().begin(position, small, parts)?;
-        roles.reference.reference.rest();
+        roles.reference.reference.release_pages();
         Ok(())
     })
 }
@@ -109,12 +109,12 @@ fn parts(run: &Run, roles: &mut Roles) -> Result<Option<Vec<TensorPart>>, TrainE
         let whole = || tensors.map(|(name, tensor)| TensorPart::whole(name, tensor)).collect();
         return Ok(run.ranks.is_leader().then(whole));
     }
-    let mut parts = roles.actor.actor.trained().parts()?;
+    let mut parts = roles.actor.actor.trainable().tensor_parts()?;
     if let Some(critic) = &mut roles.critic.critic {
-        parts.extend(critic.trained().parts()?);
+        parts.extend(critic.trainable().tensor_parts()?);
     }
     if let Some(copy) = own_reference(run, roles) {
-        parts.extend(copy.parts(&run.ranks)?);
+        parts.extend(copy.tensor_parts(&run.ranks)?);
     }
     Ok(Some(parts))
 }
@@ -130,9 +130,9 @@ fn own_reference<'a>(run: &Run, roles: &'a Roles) -> Option<&'a FrozenPolicy> {
 /// The tensors of all roles, on the leader. Where ranks share them all take part.
 fn tensors(run: &Run, roles: &mut Roles) -> Result<NamedTensors, TrainError> {
     let folder = run.folder.root();
-    let mut tensors = roles.actor.actor.trained().tensors(folder)?;
+    let mut tensors = roles.actor.actor.trainable().tensors(folder)?;
     if let Some(critic) = &mut roles.critic.critic {
-        tensors.extend(critic.trained().tensors(folder)?);
+        tensors.extend(critic.trainable().tensors(folder)?);
     }
     if let Some(copy) = own_reference(run, roles) {
         tensors.extend(copy.tensors(run.ranks.is_leader(), folder)?);
@@ -177,7 +177,7 @@ fn find_together(run: &Run) -> Result<(Option<Checkpoint>, Vec<String>), TrainEr
     let named = |(checkpoint, _): &(Option<Checkpoint>, _)| {
         checkpoint.as_ref().map(|found| (found.path().to_path_buf(), found.manifest().sha256.clone()))
     };
-    let chosen = run.ranks.from_leader(found.as_ref().map(named))?;
+    let chosen = run.ranks.broadcast(found.as_ref().map(named))?;
     if let Some(found) = found {
         return Ok(found);
     }
@@ -219,7 +219,7 @@ fn restore(
     data: &mut Data,
     checkpoint: &Checkpoint,
 ) -> Result<(Stage, u64), TrainError> {
-    roles.actor.actor.trained().restore(checkpoint)?;
+    roles.actor.actor.trainable().restore(checkpoint)?;
     let state: State = serde_json::from_value(checkpoint.state().clone()).map_err(TrainError::State)?;
     let State { progress, prompts, demonstrations, .. } = state;
     data.resume(&DataPosition { prompts, demonstrations })?;

@@ -183,7 +183,7 @@ fn communication_metrics(ranks: &Ranks, before: Traffic) -> Result<Metrics, Rank
     if ranks.size() == 1 {
         return Ok(Metrics::new());
     }
-    let most = ranks.max(ranks.traffic().since(before).sent as i64)?;
+    let most = ranks.all_reduce_max(ranks.traffic().since(before).sent as i64)?;
     Ok(Metrics::from([("perf/communication_gb".to_owned(), gib(most as u64))]))
 }
 

@@ -29,7 +29,7 @@ pub(crate) fn on_ranks<T: Send>(size: usize, patience: u64, body: impl Fn(Ranks)
 
 /// The engine of a rank that samples as one with the others.
 pub(crate) fn engine(ranks: &Ranks, options: RolloutOptions) -> RolloutEngine {
-    let slices = ranks.slicing_rollout(ranks.size()).unwrap();
-    assert!(slices.is_some(), "the engine has a slice");
-    RolloutEngine::new(options).sliced_among(slices)
+    let shards = ranks.rollout_tp_group(ranks.size()).unwrap();
+    assert!(shards.is_some(), "the engine has a shard");
+    RolloutEngine::new(options).with_tp_group(shards)
 }

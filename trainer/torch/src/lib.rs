@@ -30,10 +30,10 @@ mod head;
 mod host_calls;
 mod linear;
 mod memory;
+mod offload;
 mod optim;
 mod precision;
 mod region;
-mod resting;
 mod signals;
 mod upload;
 
@@ -56,13 +56,13 @@ pub use memory::{
     DeviceMemory, device_memory, machine_memory_bytes, peak_device_bytes, peak_own_bytes, peak_rss_bytes,
     release_free_memory, reset_peak_device_bytes, reset_peak_rss, reuse_large_buffers, rss_bytes,
 };
+pub use offload::{OffloadStorage, Offloaded, Prefetch};
 pub use optim::{AdamWStep, adamw_step, global_norm};
 pub use precision::{
     MatmulPrecision, cpu_has_amx, cuda_multiplies_in_tf32, is_deterministic, kernel_isa, set_deterministic,
     set_float32_matmul_precision, set_num_threads,
 };
 pub use region::{Block, TensorFile};
-pub use resting::{Coming, Resting, RestingPlace};
 pub use signals::{SIGNALS_THREAD, take_signals_apart};
 pub use upload::{upload, upload_f32};
 

@@ -5,7 +5,7 @@ mod collectives;
 mod fused;
 mod head;
 pub(crate) mod kernels;
-mod resting;
+mod offload;
 mod services;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

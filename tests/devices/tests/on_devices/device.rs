@@ -204,9 +204,10 @@ fn freed_memory_is_anybodys_unless_its_use_on_another_stream_was_recorded() {
         drop(next);
         // What offloads a tensor records its use.
         let folder = tempfile::tempdir().unwrap();
-        let resting = rlt_torch::RestingPlace::new(folder.path(), GPU).unwrap().keep(&source()).unwrap();
+        let offloaded =
+            rlt_torch::OffloadStorage::new(folder.path(), GPU).unwrap().offload(&source()).unwrap();
         let _next = Tensor::zeros([4], (Kind::Float, GPU));
-        assert_eq!(values(&resting.depart_anew().unwrap().arrive().unwrap()), [1.0, 2.0, 3.0, 4.0]);
+        assert_eq!(values(&offloaded.prefetch_new().unwrap().wait().unwrap()), [1.0, 2.0, 3.0, 4.0]);
     });
 }
 

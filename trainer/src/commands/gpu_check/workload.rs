@@ -181,7 +181,7 @@ impl GrpoWorkload {
             None => self.actor.score(batch, Adapter::Off, max_tokens),
         };
         if let Some(copy) = &self.reference {
-            copy.rest();
+            copy.release_pages();
         }
         Ok(scores?.logprobs)
     }

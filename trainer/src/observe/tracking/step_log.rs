@@ -99,7 +99,7 @@ pub(crate) fn read_lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, Tra
 }
 
 fn line(record: &impl Serialize) -> Vec<u8> {
-    // Numbers, strings and maps with string keys always serialise.
+    // WeightDtype, strings and maps with string keys always serialise.
     let mut line = serde_json::to_vec(record).unwrap_or_default();
     line.push(b'\n');
     line

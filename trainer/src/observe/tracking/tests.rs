@@ -151,7 +151,7 @@ fn a_full_disk_loses_nothing_once_it_is_cleaned() {
     log.append("one\n").unwrap();
     log.fill_disk();
     let error = log.append("two\n").unwrap_err();
-    assert!(lane::chain(&error).contains("append to"), "{}", lane::chain(&error));
+    assert!(error_chain(&error).contains("append to"), "{}", error_chain(&error));
     log.clean_disk();
     log.append("three\n").unwrap();
     assert_eq!(fs::read_to_string(&log.path).unwrap(), "one\ntwo\nthree\n");

@@ -1,28 +1,27 @@
-//! Parameters of one part as one flat buffer, of which this rank keeps a shard.
+//! Parameters of one FSDP unit as one flat buffer, of which this rank keeps a shard.
 //!
 //! ```text
 //! parameters   |  a  |    b    | c |        each a view of the whole, wherever its memory is
 //! whole        [.....|.........|...]pad
 //! shards       [   0   |   1   |   2   ]    of one length; a piece is what of a parameter lies in a shard
 //! ```
-//! The whole is there in the numbers that layers compute with, which are what travels, or exactly as shards
-//! hold it. Gradients are always as exact as shards.
+//! The whole is gathered in the compute dtype, or in the master dtype of the shards. Gradients are always in
+//! the master dtype.
 //!
-//! A rank that is alone with its copy has one shard, the whole itself: it keeps it where that rests, and its
-//! gradients add up where they stay. Parameters then begin where memory is read fastest, so that products are
-//! those of tensors of their own.
+//! A rank that is alone with its replica has one shard, the whole itself. Parameters then begin at aligned
+//! addresses, so that products are those of separate tensors.
 
 use std::cell::RefCell;
 use std::ops::Range;
 
-use rlt_core::excerpt::Excerpt;
 use rlt_core::mesh::Shards;
-use rlt_torch::{FlatBuffer, RestingPlace};
+use rlt_core::tensor_shard::TensorShard;
+use rlt_torch::{FlatBuffer, OffloadStorage};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::own::OwnShard;
-use super::place::{Place, copy_excerpt, places, ranges};
-use super::whole::{Arrival, Numbers, Presence, Whole};
+use super::place::{Place, copy_tensor_shard, places, ranges};
+use super::whole::{Arrival, Presence, WeightDtype, Whole};
 use crate::parallel::{MeshRanks, RankError};
 
 /// Parameters of one dtype in one buffer, all trained or all frozen.
@@ -68,7 +67,7 @@ impl Flat {
         leaves: Vec<(String, Tensor)>,
         ranks: &MeshRanks,
         compute: Kind,
-        place: Option<&mut RestingPlace>,
+        place: Option<&mut OffloadStorage>,
     ) -> Result<Option<Self>, RankError> {
         let Some((_, first)) = leaves.first() else { return Ok(None) };
         let (kind, device) = (first.kind(), first.device());
@@ -99,8 +98,8 @@ impl Flat {
         self.shard.tensor()
     }
 
-    pub(super) fn is_resting(&self) -> bool {
-        self.shard.resting().is_some()
+    pub(super) fn is_offloaded(&self) -> bool {
+        self.shard.offloaded().is_some()
     }
 
     /// Whether this rank's part is all there is.
@@ -123,11 +122,11 @@ impl Flat {
     /// Lets `fill` write the pieces that lie in this rank's shard.
     pub(super) fn fill<E: From<rlt_torch::Error>>(
         &self,
-        fill: &mut impl FnMut(&Excerpt<'_>, &Tensor) -> Result<(), E>,
+        fill: &mut impl FnMut(&TensorShard<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
         self.change(|| {
             self.own_parameters().try_for_each(|Parameter { name, place, piece, .. }| {
-                fill(&place.excerpt(name), &piece.detach())
+                fill(&place.tensor_shard(name), &piece.detach())
             })
         })
     }
@@ -135,11 +134,11 @@ impl Flat {
     /// Shows `see` the pieces that lie in this rank's shard, where they are.
     pub(super) fn show<E: From<RankError>>(
         &self,
-        see: &mut impl FnMut(&Excerpt<'_>, &Tensor) -> Result<(), E>,
+        see: &mut impl FnMut(&TensorShard<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
         let shard = self.shard.in_place().map_err(RankError::from)?;
         self.own_parameters().try_for_each(|Parameter { name, place, .. }| {
-            see(&place.excerpt(name), &no_grad(|| place.in_shard(&shard, &self.own)))
+            see(&place.tensor_shard(name), &no_grad(|| place.in_shard(&shard, &self.own)))
         })
     }
 
@@ -172,26 +171,26 @@ impl Flat {
     pub(super) fn num_bytes(&self) -> usize {
         let gradients = self.gradients.borrow();
         let gradient = |tensor: &Option<Tensor>| tensor.as_ref().map_or(0, Tensor::numel);
-        let shard = if self.is_resting() { 0 } else { self.shard().numel() };
+        let shard = if self.is_offloaded() { 0 } else { self.shard().numel() };
         // What adds up where it stays is there once.
         let whole_gradient = if self.is_whole() { 0 } else { gradient(&gradients.whole) };
         let exact = shard + whole_gradient + gradient(&gradients.shard);
-        let whole = self.presence.borrow().numbers().map_or(0, |numbers| self.whole(numbers).num_bytes());
+        let whole = self.presence.borrow().dtype().map_or(0, |dtype| self.whole(dtype).num_bytes());
         exact * self.shard().kind().elt_size_in_bytes() + whole
     }
 
-    fn whole(&self, numbers: Numbers) -> &Whole {
-        self.computed.as_ref().filter(|_| numbers == Numbers::Computed).unwrap_or(&self.exact)
+    fn whole(&self, dtype: WeightDtype) -> &Whole {
+        self.computed.as_ref().filter(|_| dtype == WeightDtype::Compute).unwrap_or(&self.exact)
     }
 
     /// Lets the whole set out, unless it is there in at least these numbers or on its way.
-    pub(super) fn begin(&self, ranks: &MeshRanks, wanted: Numbers) -> Result<(), RankError> {
-        let wanted = if self.computed.is_some() { wanted } else { Numbers::Exact };
-        let present = self.presence.borrow().numbers();
+    pub(super) fn prefetch(&self, ranks: &MeshRanks, wanted: WeightDtype) -> Result<(), RankError> {
+        let wanted = if self.computed.is_some() { wanted } else { WeightDtype::Master };
+        let present = self.presence.borrow().dtype();
         if present >= Some(wanted) {
             return Ok(());
         }
-        self.release()?;
+        self.reshard()?;
         let whole = self.whole(wanted);
         whole.buffer.take()?;
         if self.computed.is_some() {
@@ -199,15 +198,15 @@ impl Flat {
                 no_grad(|| parameter.leaf.shallow_clone().set_data(view));
             }
         }
-        let arrival = self.depart(ranks, whole.buffer.tensor())?;
-        self.presence.replace(Presence::Coming(wanted, arrival));
+        let arrival = self.start_gather(ranks, whole.buffer.tensor())?;
+        self.presence.replace(Presence::Prefetch(wanted, arrival));
         Ok(())
     }
 
-    fn depart(&self, ranks: &MeshRanks, whole: &Tensor) -> Result<Arrival, RankError> {
-        if let Some(resting) = self.shard.resting().filter(|_| self.is_whole()) {
-            let is_as_it_rests = whole.kind() == self.shard().kind();
-            let coming = if is_as_it_rests { resting.depart(whole)? } else { resting.depart_anew()? };
+    fn start_gather(&self, ranks: &MeshRanks, whole: &Tensor) -> Result<Arrival, RankError> {
+        if let Some(offloaded) = self.shard.offloaded().filter(|_| self.is_whole()) {
+            let is_as_stored = whole.kind() == self.shard().kind();
+            let coming = if is_as_stored { offloaded.prefetch(whole)? } else { offloaded.prefetch_new()? };
             return Ok(Arrival::Fetched(coming));
         }
         let values = self.shard.values()?;
@@ -215,24 +214,24 @@ impl Flat {
         Ok(Arrival::Gathered(ranks.all_gather(whole, &sent)?))
     }
 
-    pub(super) fn need(&self) -> Result<(), RankError> {
-        let Some(numbers) = self.presence.borrow().numbers() else { return Ok(()) };
-        match self.presence.replace(Presence::Here(numbers)) {
-            Presence::Coming(_, arrival) => arrival.complete(self.whole(numbers).buffer.tensor()),
+    pub(super) fn unshard(&self) -> Result<(), RankError> {
+        let Some(dtype) = self.presence.borrow().dtype() else { return Ok(()) };
+        match self.presence.replace(Presence::Here(dtype)) {
+            Presence::Prefetch(_, arrival) => arrival.complete(self.whole(dtype).buffer.tensor()),
             Presence::Away | Presence::Here(_) => Ok(()),
         }
     }
 
-    pub(super) fn release(&self) -> Result<(), RankError> {
-        let numbers = match self.presence.replace(Presence::Away) {
+    pub(super) fn reshard(&self) -> Result<(), RankError> {
+        let dtype = match self.presence.replace(Presence::Away) {
             Presence::Away => return Ok(()),
-            Presence::Coming(numbers, arrival) => {
+            Presence::Prefetch(dtype, arrival) => {
                 arrival.give_up()?;
-                numbers
+                dtype
             }
-            Presence::Here(numbers) => numbers,
+            Presence::Here(dtype) => dtype,
         };
-        Ok(self.whole(numbers).buffer.release()?)
+        Ok(self.whole(dtype).buffer.release()?)
     }
 
     /// See [`super::ShardedParameters::is_as_held`].
@@ -241,8 +240,8 @@ impl Flat {
         ranks: &MeshRanks,
         digest: impl Fn(&Tensor) -> Result<u64, E>,
     ) -> Result<bool, E> {
-        let numbers = self.presence.borrow().numbers().unwrap_or(Numbers::Exact);
-        let whole = self.whole(numbers).buffer.tensor();
+        let dtype = self.presence.borrow().dtype().unwrap_or(WeightDtype::Master);
+        let whole = self.whole(dtype).buffer.tensor();
         let held = self.shard.in_place().map_err(RankError::from)?;
         let sent = no_grad(|| held.detach().to_kind(whole.kind()));
         let device = self.shard().device();
@@ -262,7 +261,7 @@ impl Flat {
     pub(super) fn begin_gradient(&self) {
         let whole = match self.is_whole() {
             true => self.gradient_shard(),
-            false => Tensor::zeros([self.layout.padded_len() as i64], self.numbers()),
+            false => Tensor::zeros([self.layout.padded_len() as i64], self.dtype()),
         };
         for Parameter { leaf, place, .. } in &self.parameters {
             rlt_torch::set_grad(leaf, Some(&place.in_whole(&whole)));
@@ -310,7 +309,7 @@ impl Flat {
         ranks: &MeshRanks,
         mut piece_of: impl FnMut(&str) -> Option<Tensor>,
     ) -> Result<Vec<(String, Tensor)>, RankError> {
-        let shard = Tensor::zeros([self.layout.shard_len() as i64], self.numbers());
+        let shard = Tensor::zeros([self.layout.shard_len() as i64], self.dtype());
         for Parameter { name, place, .. } in &self.parameters {
             if let Some(piece) = piece_of(name) {
                 no_grad(|| place.in_shard(&shard, &self.own).copy_(&piece.detach()));
@@ -325,13 +324,13 @@ impl Flat {
     }
 
     fn gather_shards(&self, ranks: &MeshRanks, shard: &Tensor) -> Result<Vec<(String, Tensor)>, RankError> {
-        let whole = Tensor::empty([self.layout.padded_len() as i64], self.numbers());
+        let whole = Tensor::empty([self.layout.padded_len() as i64], self.dtype());
         ranks.all_gather(&whole, shard)?.wait()?;
         let one = |parameter: &Parameter| (parameter.name.clone(), parameter.place.in_whole(&whole));
         Ok(self.parameters.iter().map(one).collect())
     }
 
-    fn numbers(&self) -> (Kind, Device) {
+    fn dtype(&self) -> (Kind, Device) {
         (self.shard().kind(), self.shard().device())
     }
 }
@@ -340,7 +339,7 @@ impl Parameter {
     /// Takes a leaf, which becomes a view of the whole, and copies what of its values is this rank's to its
     /// `piece`.
     fn new((name, mut leaf): (String, Tensor), place: Place, piece: Tensor, view: &Tensor) -> Self {
-        copy_excerpt(&place.excerpt(&name), &leaf, &piece);
+        copy_tensor_shard(&place.tensor_shard(&name), &leaf, &piece);
         no_grad(|| leaf.set_data(view));
         let piece = piece.detach().set_requires_grad(leaf.requires_grad());
         Self { name, leaf, place, piece }

@@ -1,37 +1,37 @@
-//! This rank's part of a flat buffer: here, or at rest elsewhere and here only while it is written.
+//! This rank's part of a flat buffer: on the device, or offloaded and fetched only while it is written.
 
-use rlt_torch::{Error, FlatBuffer, Resting, RestingPlace};
+use rlt_torch::{Error, FlatBuffer, OffloadStorage, Offloaded};
 use tch::Tensor;
 
 /// The numbers of a shard, `[shard_len]`, with views of them that stay.
 #[derive(Debug)]
 pub(super) enum OwnShard {
     Here(Tensor),
-    Resting { buffer: FlatBuffer, resting: Resting },
+    Offloaded { buffer: FlatBuffer, offloaded: Offloaded },
 }
 
 impl OwnShard {
-    /// Takes a filled buffer, whose numbers are laid down in `place` where there is one.
-    pub(super) fn new(buffer: FlatBuffer, place: Option<&mut RestingPlace>) -> Result<Self, Error> {
-        let Some(place) = place else { return Ok(Self::Here(buffer.tensor().shallow_clone())) };
-        let resting = place.keep(buffer.tensor())?;
+    /// Takes a filled buffer, whose numbers are offloaded to `storage` where there is one.
+    pub(super) fn new(buffer: FlatBuffer, storage: Option<&mut OffloadStorage>) -> Result<Self, Error> {
+        let Some(storage) = storage else { return Ok(Self::Here(buffer.tensor().shallow_clone())) };
+        let offloaded = storage.offload(buffer.tensor())?;
         buffer.release()?;
-        Ok(Self::Resting { buffer, resting })
+        Ok(Self::Offloaded { buffer, offloaded })
     }
 
-    /// The shard's tensor, of which the values can be read where it does not rest.
+    /// The shard's tensor, whose values can be read unless it is offloaded.
     pub(super) fn tensor(&self) -> &Tensor {
         match self {
             Self::Here(shard) => shard,
-            Self::Resting { buffer, .. } => buffer.tensor(),
+            Self::Offloaded { buffer, .. } => buffer.tensor(),
         }
     }
 
-    /// Where it rests.
-    pub(super) fn resting(&self) -> Option<&Resting> {
+    /// The offloaded values; `None` where they stay on the device.
+    pub(super) fn offloaded(&self) -> Option<&Offloaded> {
         match self {
             Self::Here(_) => None,
-            Self::Resting { resting, .. } => Some(resting),
+            Self::Offloaded { offloaded, .. } => Some(offloaded),
         }
     }
 
@@ -39,25 +39,25 @@ impl OwnShard {
     pub(super) fn values(&self) -> Result<Tensor, Error> {
         match self {
             Self::Here(shard) => Ok(shard.shallow_clone()),
-            Self::Resting { resting, .. } => resting.bring(),
+            Self::Offloaded { offloaded, .. } => offloaded.bring(),
         }
     }
 
-    /// The values to be read where they are: those that rest take memory of the host as they are read, and
-    /// change with what is laid down later.
+    /// The values to be read where they are: offloaded ones take memory of the host as they are read, and
+    /// change with the next write.
     pub(super) fn in_place(&self) -> Result<Tensor, Error> {
         match self {
             Self::Here(shard) => Ok(shard.shallow_clone()),
-            Self::Resting { resting, .. } => resting.in_place(),
+            Self::Offloaded { offloaded, .. } => offloaded.in_place(),
         }
     }
 
     /// Lets `change` read and write the values through the tensor and its views.
     pub(super) fn change<E: From<Error>>(&self, change: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
-        let Self::Resting { buffer, resting } = self else { return change() };
+        let Self::Offloaded { buffer, offloaded } = self else { return change() };
         buffer.take()?;
-        drop(resting.depart(buffer.tensor())?.arrive()?);
-        let changed = change().and_then(|()| Ok(resting.put(buffer.tensor())?));
+        drop(offloaded.prefetch(buffer.tensor())?.wait()?);
+        let changed = change().and_then(|()| Ok(offloaded.write(buffer.tensor())?));
         buffer.release()?;
         changed
     }

@@ -4,8 +4,8 @@
 use std::ops::Range;
 
 use rlt_api::plan::READ_CHUNK_NUMBERS;
-use rlt_core::excerpt::Excerpt;
 use rlt_core::mesh::Shards;
+use rlt_core::tensor_shard::TensorShard;
 use tch::{Tensor, no_grad};
 
 /// Bytes between places where memory is read fastest.
@@ -21,10 +21,10 @@ pub(super) struct Place {
 
 impl Place {
     /// What of the parameter lies in the shard.
-    pub(super) fn excerpt<'a>(&'a self, name: &'a str) -> Excerpt<'a> {
+    pub(super) fn tensor_shard<'a>(&'a self, name: &'a str) -> TensorShard<'a> {
         // A part that is empty may lie beyond the parameter's end.
         let start = self.part.start.saturating_sub(self.range.start).min(self.range.len());
-        Excerpt { name, shape: &self.size, range: start..start + self.part.len() }
+        TensorShard { name, shape: &self.size, range: start..start + self.part.len() }
     }
 
     /// The parameter in all of the buffer, `[padded_len]`, in its own size.
@@ -66,16 +66,16 @@ pub(super) fn places(
     leaves.iter().zip(ranges).map(place).collect()
 }
 
-/// Copies an excerpt of the whole tensor over `values`, `[len]`. Of a tensor whose numbers do not lie in
+/// Copies a shard of the whole tensor over `values`, `[len]`. Of a tensor whose numbers do not lie in
 /// order, such as one that has a single number for all, a chunk is laid out at a time.
-pub(super) fn copy_excerpt(excerpt: &Excerpt<'_>, whole: &Tensor, values: &Tensor) {
+pub(super) fn copy_tensor_shard(tensor_shard: &TensorShard<'_>, whole: &Tensor, values: &Tensor) {
     let whole = if whole.dim() == 0 { whole.detach().view(1) } else { whole.detach() };
-    let chunks = excerpt.chunks(READ_CHUNK_NUMBERS as usize);
+    let chunks = tensor_shard.chunks(READ_CHUNK_NUMBERS as usize);
     no_grad(|| {
         chunks.for_each(|chunk| {
             let (rows, place) = (chunk.rows(), chunk.place_in_rows());
             let rows = whole.narrow(0, rows.start as i64, rows.len() as i64).contiguous().view(-1);
-            let start = (chunk.range.start - excerpt.range.start) as i64;
+            let start = (chunk.range.start - tensor_shard.range.start) as i64;
             let len = place.len() as i64;
             values.narrow(0, start, len).copy_(&rows.narrow(0, place.start as i64, len));
         });

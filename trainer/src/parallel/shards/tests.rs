@@ -1,6 +1,6 @@
 //! Ranks that are threads here share a small decoder, and train it as one rank that has the whole.
 
-mod resting;
+mod offloaded;
 mod saved;
 mod taken;
 
@@ -15,8 +15,8 @@ use tch::{Kind, Tensor};
 use crate::model::{
     Adapter, Decoder, ExportOptions, LoadOptions, LoraConfig, ModelConfig, ModuleMatch, Weights,
 };
-use crate::parallel::tests::{on_ranks, resting_actor, trained_parameters, whole_parameters};
-use crate::parallel::{DecoderParts, Numbers, Part, RankError, Ranks, ShardedParameters};
+use crate::parallel::tests::{actor_with_offload, on_ranks, trained_parameters, whole_parameters};
+use crate::parallel::{DecoderUnits, FsdpUnit, RankError, Ranks, ShardedParameters, WeightDtype};
 use crate::roles::actor::{Actor, ActorOptions};
 use crate::roles::critic::{Critic, CriticOptions};
 use crate::roles::objective::supervised_objective;
@@ -102,12 +102,12 @@ fn actor_options(case: Case) -> ActorOptions {
 }
 
 fn actor(case: Case, ranks: &Ranks, dp_shard: usize) -> Actor {
-    resting_actor(decoder(case), actor_options(case), ranks, dp_shard, &Offload::default())
+    actor_with_offload(decoder(case), actor_options(case), ranks, dp_shard, &Offload::default())
 }
 
 /// The same, of which `spec` says what rests in `folder`.
-fn actor_that_rests(case: Case, ranks: &Ranks, dp_shard: usize, spec: OffloadSpec, folder: &Path) -> Actor {
-    resting_actor(decoder(case), actor_options(case), ranks, dp_shard, &Offload::new(spec, folder))
+fn offloaded_actor(case: Case, ranks: &Ranks, dp_shard: usize, spec: OffloadSpec, folder: &Path) -> Actor {
+    actor_with_offload(decoder(case), actor_options(case), ranks, dp_shard, &Offload::new(spec, folder))
 }
 
 fn plan(case: Case, seed: u64) -> UpdatePlan {
@@ -152,7 +152,7 @@ fn train_actor(case: Case, mut actor: Actor) -> Vec<f64> {
     numbers.extend(actor.score(&batch, Adapter::Off, case.max_tokens).unwrap().logprobs);
     numbers.extend(actor.sum_pi_squared(&batch, case.max_tokens).unwrap());
     // The reference is what the actor was, also after it has rested in its file.
-    reference.rest();
+    reference.release_pages();
     numbers.extend(actor.score_with(&reference, &batch, case.max_tokens).unwrap().logprobs);
     numbers.extend(parameters(&actor));
     numbers
@@ -201,7 +201,7 @@ fn ranks_read_or_draw_their_parts_of_the_very_weights_that_one_rank_has() {
         let whole = decoder(case);
         let folder = tempfile::tempdir().unwrap();
         whole.export(folder.path(), &ExportOptions { merge_lora: false, dtype: Kind::Float }).unwrap();
-        let whole = whole_parameters(DecoderParts::from(&whole));
+        let whole = whole_parameters(DecoderUnits::from(&whole));
         let drawn = Weights::fresh(&config(case), 7);
         let read = Weights::open(folder.path()).unwrap();
         for (size, weights) in [(2, &drawn), (3, &drawn), (4, &read), (3, &read)] {
@@ -211,7 +211,7 @@ fn ranks_read_or_draw_their_parts_of_the_very_weights_that_one_rank_has() {
                 let mesh = Rc::new(ranks.on_mesh(size).unwrap());
                 let shards = ShardedParameters::new(&decoder, mesh, None).unwrap();
                 shards.read(weights).unwrap();
-                whole_parameters(DecoderParts::new(&decoder, Some(&shards)))
+                whole_parameters(DecoderUnits::new(&decoder, Some(&shards)))
             });
             assert!(all.iter().all(|parameters| parameters == &whole), "{case:?} by {size}");
         }
@@ -246,7 +246,7 @@ fn learn_beside(case: Case, actor: &Actor, offload: Offload) -> (Vec<f64>, Vec<f
     }
     reported.extend(critic.values(&batch, case.max_tokens).unwrap());
     let folder = tempfile::tempdir().unwrap();
-    let mut state = critic.trained().tensors(folder.path()).unwrap();
+    let mut state = critic.trainable().tensors(folder.path()).unwrap();
     state.sort_by(|(one, _), (other, _)| one.cmp(other));
     assert!(state.is_empty() || state.iter().any(|(name, _)| name == "critic.value_head.weight"));
     (reported, numbers(state.iter().map(|(_, tensor)| tensor)))
@@ -262,7 +262,8 @@ fn a_critic_in_shards_learns_as_the_whole() {
     ] {
         let (numbers, state) = learn(case, &Ranks::alone(), 1);
         for &(size, dp_shard, sp) in meshes {
-            let all = on_ranks(size, |ranks| learn(case, &ranks.sharing_streams(sp).unwrap(), dp_shard));
+            let all =
+                on_ranks(size, |ranks| learn(case, &ranks.with_sequence_parallel(sp).unwrap(), dp_shard));
             assert!(all.iter().all(|(numbers, _)| numbers == &all[0].0), "ranks differ");
             let difference = largest_difference(&numbers, &all[0].0);
             assert!(difference < TOLERANCE, "{case:?} on {size} ranks by {dp_shard}: {difference}");
@@ -290,10 +291,14 @@ fn a_critic_s_adapter_lies_on_the_actor_s_own_shards() {
         };
         let lora = LoraSpec { rank: 1, ..LoraSpec::default() };
         let mut critic = Critic::beginning_as(&actor, Some((&lora, 5)), options, ranks.clone()).unwrap();
-        let at_rest = actor.shards().unwrap().num_bytes();
+        let sharded_bytes = actor.shards().unwrap().num_bytes();
         critic.values(&batch(), 64).unwrap();
-        assert_eq!(actor.shards().unwrap().num_bytes(), at_rest, "what has come for the critic has gone");
-        let of_critic = critic.trained().shards.unwrap().num_bytes();
+        assert_eq!(
+            actor.shards().unwrap().num_bytes(),
+            sharded_bytes,
+            "what has come for the critic has gone"
+        );
+        let of_critic = critic.trainable().shards.unwrap().num_bytes();
         let trained: usize =
             critic.state_tensors().unwrap().iter().take(3).map(|(_, tensor)| tensor.numel()).sum();
         assert!(trained > 0 && of_critic < actor.shards().unwrap().num_bytes());
@@ -313,18 +318,18 @@ fn layers_in_bf16_round_alike_on_shards_and_on_the_whole() {
 #[test]
 fn weights_travel_as_layers_compute_with_them_and_are_whole_exactly_where_that_is_asked_for() {
     let case = Case { compute: Kind::BFloat16, ..FULL };
-    let exact = numbers(whole_parameters(DecoderParts::from(&decoder(case))).values());
+    let exact = numbers(whole_parameters(DecoderUnits::from(&decoder(case))).values());
     on_ranks(2, |ranks| {
         let actor = actor(case, &ranks, 2);
-        let at_rest = actor.shards().unwrap().num_bytes();
+        let sharded_bytes = actor.shards().unwrap().num_bytes();
         actor.score(&batch(), Adapter::On, case.max_tokens).unwrap();
         assert_eq!(parameters(&actor), exact);
-        let (parts, mut rounded) = (actor.parts(), BTreeMap::new());
+        let (parts, mut rounded) = (actor.units(), BTreeMap::new());
         let computed = parts.decoder().compute_kind();
-        assert_eq!(parts.numbers_to_sample(computed), Numbers::Computed);
-        assert_eq!(parts.numbers_to_sample(Kind::Half), Numbers::Exact, "no number is rounded twice");
-        let visited = parts.visit(parts.numbers_to_sample(computed), |part| {
-            for (name, tensor) in actor.shards().unwrap().parameters_of(part) {
+        assert_eq!(parts.dtype_to_sample(computed), WeightDtype::Compute);
+        assert_eq!(parts.dtype_to_sample(Kind::Half), WeightDtype::Master, "no number is rounded twice");
+        let visited = parts.visit(parts.dtype_to_sample(computed), |unit| {
+            for (name, tensor) in actor.shards().unwrap().parameters_of(unit) {
                 // A norm multiplies with what it is, a projection with what it is rounded to.
                 let expected = if tensor.dim() > 1 { Kind::BFloat16 } else { Kind::Float };
                 assert_eq!(tensor.kind(), expected, "{name}");
@@ -336,7 +341,7 @@ fn weights_travel_as_layers_compute_with_them_and_are_whole_exactly_where_that_i
         let rounded = numbers(rounded.values());
         assert!(largest_difference(&exact, &rounded) < 1.0 / 256.0 && exact != rounded);
         assert_eq!(parameters(&actor), exact);
-        assert_eq!(actor.shards().unwrap().num_bytes(), at_rest);
+        assert_eq!(actor.shards().unwrap().num_bytes(), sharded_bytes);
     });
 }
 
@@ -361,26 +366,26 @@ fn at_rest_a_rank_holds_its_part_and_nothing_more() {
             let batch = batch();
             let plan = plan(Case { max_tokens: 64, ..case }, 0);
             // Padding is less than a number for each part, of which there are at most eight.
-            let at_rest = 4 * num_parameters / 3..=4 * (num_parameters / 3 + 8);
+            let sharded_bytes = 4 * num_parameters / 3..=4 * (num_parameters / 3 + 8);
             let num_bytes = |actor: &Actor| actor.shards().unwrap().num_bytes();
-            assert!(at_rest.contains(&num_bytes(&actor)));
+            assert!(sharded_bytes.contains(&num_bytes(&actor)));
             update(&mut actor, &batch, &plan).unwrap();
-            assert!(at_rest.contains(&num_bytes(&actor)), "{} of {at_rest:?}", num_bytes(&actor));
+            assert!(sharded_bytes.contains(&num_bytes(&actor)), "{} of {sharded_bytes:?}", num_bytes(&actor));
             let moments: usize =
                 actor.optimizer.state_tensors().unwrap().iter().map(|(_, t)| t.numel()).sum();
             let num_pieces = actor.shards().unwrap().pieces().len();
             let expected = 2 * (num_trained / 3)..=2 * (num_trained / 3 + 4) + num_pieces;
             assert!((expected).contains(&moments), "{moments} of {expected:?}");
             let (layers, outer) = actor.decoder.parameters_by_layer();
-            let of_part = |part: &[(String, Tensor)]| part.iter().map(|(_, t)| t.numel()).sum::<usize>();
+            let of_part = |unit: &[(String, Tensor)]| unit.iter().map(|(_, t)| t.numel()).sum::<usize>();
             let two_parts = of_part(&layers[0]) + of_part(&layers[0]).max(of_part(&outer));
-            let visited = actor.parts().visit(Numbers::Exact, |_| {
-                let more = num_bytes(&actor) - at_rest.start();
-                assert!(more <= 4 * (two_parts + 16), "{more} bytes of a part and the next one");
+            let visited = actor.units().visit(WeightDtype::Master, |_| {
+                let more = num_bytes(&actor) - sharded_bytes.start();
+                assert!(more <= 4 * (two_parts + 16), "{more} bytes of a unit and the next one");
                 Ok::<(), RankError>(())
             });
             visited.unwrap();
-            assert!(at_rest.contains(&num_bytes(&actor)));
+            assert!(sharded_bytes.contains(&num_bytes(&actor)));
         });
     }
 }

@@ -4,26 +4,26 @@
 use std::path::Path;
 use std::rc::Rc;
 
-use rlt_core::excerpt::Excerpt;
+use rlt_core::tensor_shard::TensorShard;
 use rlt_torch::TensorFile;
 use tch::{Device, Tensor};
 
 use super::flat::Flat;
-use super::place::copy_excerpt;
-use super::{Part, ShardedParameters};
+use super::place::copy_tensor_shard;
+use super::{FsdpUnit, ShardedParameters};
 use crate::model::{ModelError, NamedTensors, Weights};
 use crate::parallel::RankError;
 
 impl ShardedParameters {
-    /// Lets `fill` write every piece that this rank has, `[len]`, from what it is an excerpt of.
+    /// Lets `fill` write every piece that this rank has, `[len]`, from what whole tensor it is a shard of.
     ///
     /// # Errors
     /// What `fill` fails with, or when a piece that rests cannot be fetched or put back.
     pub fn fill<E: From<rlt_torch::Error>>(
         &self,
-        mut fill: impl FnMut(&Excerpt<'_>, &Tensor) -> Result<(), E>,
+        mut fill: impl FnMut(&TensorShard<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
-        self.parts().try_for_each(|part| self.fill_part(part, &mut fill))
+        self.units().try_for_each(|unit| self.fill_unit(unit, &mut fill))
     }
 
     /// The same of the trained parameters alone.
@@ -32,7 +32,7 @@ impl ShardedParameters {
     /// As [`Self::fill`].
     pub(crate) fn fill_trained<E: From<rlt_torch::Error>>(
         &self,
-        mut fill: impl FnMut(&Excerpt<'_>, &Tensor) -> Result<(), E>,
+        mut fill: impl FnMut(&TensorShard<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
         self.trained().try_for_each(|flat| flat.fill(&mut fill))
     }
@@ -44,9 +44,9 @@ impl ShardedParameters {
     /// What `see` fails with, or when a piece that rests cannot be read.
     pub(crate) fn show<E: From<RankError>>(
         &self,
-        mut see: impl FnMut(&Excerpt<'_>, &Tensor) -> Result<(), E>,
+        mut see: impl FnMut(&TensorShard<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
-        let mut flats = self.parts().flat_map(|part| self.unit(part).flats());
+        let mut flats = self.units().flat_map(|unit| self.held(unit).flats());
         flats.try_for_each(|flat| flat.show(&mut see))
     }
 
@@ -56,7 +56,7 @@ impl ShardedParameters {
     /// As [`Self::show`].
     pub(crate) fn show_trained<E: From<RankError>>(
         &self,
-        mut see: impl FnMut(&Excerpt<'_>, &Tensor) -> Result<(), E>,
+        mut see: impl FnMut(&TensorShard<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
         self.trained().try_for_each(|flat| flat.show(&mut see))
     }
@@ -66,18 +66,18 @@ impl ShardedParameters {
     /// # Errors
     /// As [`Weights::fill`].
     pub fn read(&self, weights: &Weights) -> Result<(), ModelError> {
-        self.fill(|excerpt, values| match weights.contains(excerpt.name) {
-            true => weights.fill(excerpt, values),
+        self.fill(|tensor_shard, values| match weights.contains(tensor_shard.name) {
+            true => weights.fill(tensor_shard, values),
             false => Ok(()),
         })
     }
 
-    fn fill_part<E: From<rlt_torch::Error>>(
+    fn fill_unit<E: From<rlt_torch::Error>>(
         &self,
-        part: Part,
-        fill: &mut impl FnMut(&Excerpt<'_>, &Tensor) -> Result<(), E>,
+        unit: FsdpUnit,
+        fill: &mut impl FnMut(&TensorShard<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
-        self.unit(part).flats().try_for_each(|flat| flat.fill(fill))
+        self.held(unit).flats().try_for_each(|flat| flat.fill(fill))
     }
 
     /// Lets `fill` write something that goes with this rank's piece of the trained parameter `name`, `[len]`:
@@ -89,16 +89,17 @@ impl ShardedParameters {
         &self,
         name: &str,
         values: &Tensor,
-        fill: impl FnOnce(&Excerpt<'_>, &Tensor) -> Result<(), E>,
+        fill: impl FnOnce(&TensorShard<'_>, &Tensor) -> Result<(), E>,
     ) -> Result<(), E> {
-        let excerpt = self.excerpt_of(name);
-        excerpt.map_or(Ok(()), |excerpt| fill(&excerpt, values))
+        let tensor_shard = self.tensor_shard_of(name);
+        tensor_shard.map_or(Ok(()), |tensor_shard| fill(&tensor_shard, values))
     }
 
     /// What of the trained parameter `name` lies in this rank's piece of it; `None` where nothing does.
-    pub(crate) fn excerpt_of<'a>(&'a self, name: &'a str) -> Option<Excerpt<'a>> {
-        let excerpt = self.trained().find_map(|flat| flat.place_of(name)).map(|place| place.excerpt(name));
-        excerpt.filter(|excerpt| !excerpt.range.is_empty())
+    pub(crate) fn tensor_shard_of<'a>(&'a self, name: &'a str) -> Option<TensorShard<'a>> {
+        let tensor_shard =
+            self.trained().find_map(|flat| flat.place_of(name)).map(|place| place.tensor_shard(name));
+        tensor_shard.filter(|tensor_shard| !tensor_shard.range.is_empty())
     }
 
     /// Takes the values of another role's parameters, one part at a time: those that `name_there` names
@@ -107,23 +108,23 @@ impl ShardedParameters {
     /// # Errors
     /// [`RankError`] when a rank is lost.
     pub(crate) fn copy_from(&self, other: &Self, name_there: impl Fn(&str) -> &str) -> Result<(), RankError> {
-        self.parts().try_for_each(|part| {
-            other.need_exact(part)?;
-            let mut of_other = |excerpt: &Excerpt<'_>, values: &Tensor| {
-                let name = name_there(excerpt.name);
-                if let Some(leaf) = other.unit(part).flats().find_map(|flat| flat.leaf(name)) {
-                    copy_excerpt(excerpt, leaf, values);
+        self.units().try_for_each(|unit| {
+            other.unshard_master(unit)?;
+            let mut of_other = |tensor_shard: &TensorShard<'_>, values: &Tensor| {
+                let name = name_there(tensor_shard.name);
+                if let Some(leaf) = other.held(unit).flats().find_map(|flat| flat.leaf(name)) {
+                    copy_tensor_shard(tensor_shard, leaf, values);
                 }
                 Ok::<(), RankError>(())
             };
-            self.fill_part(part, &mut of_other)?;
-            other.release(part)
+            self.fill_unit(unit, &mut of_other)?;
+            other.reshard(unit)
         })
     }
 
     /// All parameters of a part by name, to be read while it is whole.
-    pub(crate) fn parameters_of(&self, part: Part) -> NamedTensors {
-        self.unit(part).flats().flat_map(Flat::leaves).collect()
+    pub(crate) fn parameters_of(&self, unit: FsdpUnit) -> NamedTensors {
+        self.held(unit).flats().flat_map(Flat::leaves).collect()
     }
 
     /// Moves the shards of a frozen model on the CPU into a nameless file of `folder`, from where they are
@@ -136,26 +137,26 @@ impl ShardedParameters {
         let units = self.layers.iter_mut().chain([&mut self.outer]);
         let frozen = units.flat_map(|unit| &mut unit.frozen);
         let mut flats: Vec<&mut Flat> = frozen.filter_map(Rc::get_mut).collect();
-        if flats.iter().any(|flat| flat.shard().device() != Device::Cpu || flat.is_resting()) {
+        if flats.iter().any(|flat| flat.shard().device() != Device::Cpu || flat.is_offloaded()) {
             return Ok(());
         }
         let resident: Vec<Tensor> = flats.iter().map(|flat| flat.shard().shallow_clone()).collect();
         let (file, lying) = TensorFile::write(folder, &resident)?;
         drop(resident);
         flats.iter_mut().zip(lying).for_each(|(flat, shard)| flat.lie_in(shard));
-        self.resting_place = Some(file);
+        self.offload_file = Some(file);
         Ok(())
     }
 
     /// Whether shards rest away from the device.
-    pub(crate) fn is_resting(&self) -> bool {
-        self.parts().flat_map(|part| self.unit(part).flats()).any(Flat::is_resting)
+    pub(crate) fn is_offloaded(&self) -> bool {
+        self.units().flat_map(|unit| self.held(unit).flats()).any(Flat::is_offloaded)
     }
 
     /// Gives the memory of shards that lie in a file back until they are read again; nothing changes
     /// otherwise.
-    pub(crate) fn rest(&self) {
-        if let Some(file) = &self.resting_place {
+    pub(crate) fn release_pages(&self) {
+        if let Some(file) = &self.offload_file {
             file.release();
         }
     }

@@ -1,21 +1,21 @@
-//! Memory for all parameters of a flat buffer, which comes and goes, and how numbers come there. When they do
-//! is not decided here.
+//! The unsharded parameters of a flat buffer: their memory, and the all-gather or prefetch that fills it.
+//! When that happens is the schedule's.
 
 use rlt_core::mesh::Shards;
 use rlt_torch::collectives::Pending;
-use rlt_torch::{Coming, FlatBuffer};
+use rlt_torch::{FlatBuffer, Prefetch};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::place::Place;
 use crate::parallel::RankError;
 
-/// In which numbers a whole is wanted; the later covers the earlier.
+/// In which dtype a unit is unsharded; the later covers the earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Numbers {
-    /// As layers compute with them.
-    Computed,
-    /// As shards hold them.
-    Exact,
+pub enum WeightDtype {
+    /// The dtype that layers compute in.
+    Compute,
+    /// The master dtype of the shards.
+    Master,
 }
 
 /// Memory for all parameters.
@@ -31,9 +31,9 @@ impl Whole {
     pub(super) fn new(
         layout: Shards,
         places: &[Place],
-        numbers: (Kind, Device),
+        dtype: (Kind, Device),
     ) -> Result<Self, rlt_torch::Error> {
-        let buffer = FlatBuffer::new(layout.padded_len(), numbers)?;
+        let buffer = FlatBuffer::new(layout.padded_len(), dtype)?;
         let views = places.iter().map(|place| buffer.view(place.range.start, &place.size)).collect();
         buffer.release()?;
         Ok(Self { buffer, views })
@@ -50,27 +50,27 @@ impl Whole {
 #[derive(Debug)]
 pub(super) enum Presence {
     Away,
-    Coming(Numbers, Arrival),
-    Here(Numbers),
+    Prefetch(WeightDtype, Arrival),
+    Here(WeightDtype),
 }
 
 impl Presence {
     /// What it is there in, or will be.
-    pub(super) fn numbers(&self) -> Option<Numbers> {
+    pub(super) fn dtype(&self) -> Option<WeightDtype> {
         match self {
             Self::Away => None,
-            Self::Coming(numbers, _) | Self::Here(numbers) => Some(*numbers),
+            Self::Prefetch(dtype, _) | Self::Here(dtype) => Some(*dtype),
         }
     }
 }
 
-/// How the whole comes.
+/// How the whole is filled.
 #[derive(Debug)]
 pub(super) enum Arrival {
     /// From the shards of all ranks.
     Gathered(Pending),
-    /// From where it rests, there or to be cast there.
-    Fetched(Coming),
+    /// From offload storage, to be cast where dtypes differ.
+    Fetched(Prefetch),
 }
 
 impl Arrival {
@@ -79,7 +79,7 @@ impl Arrival {
         match self {
             Self::Gathered(pending) => pending.wait()?,
             Self::Fetched(coming) => {
-                let fetched = coming.arrive()?;
+                let fetched = coming.wait()?;
                 if fetched.kind() != whole.kind() {
                     no_grad(|| whole.shallow_clone().copy_(&fetched));
                 }

@@ -137,10 +137,8 @@ fn step(layout: Layout, ranks: &Ranks) -> (f64, f64) {
     };
     let mut actor = actor_on_mesh(decoder, options, ranks, layout.dp_shard);
     let before = ranks.traffic();
-    let parts = actor.parts();
-    parts
-        .visit(parts.numbers_to_sample(parts.decoder().compute_kind()), |_| Ok::<(), RankError>(()))
-        .unwrap();
+    let parts = actor.units();
+    parts.visit(parts.dtype_to_sample(parts.decoder().compute_kind()), |_| Ok::<(), RankError>(())).unwrap();
     actor.score(&batch, Adapter::On, MAX_TOKENS).unwrap();
     let plan = UpdatePlan {
         objective: supervised_objective(),
@@ -171,7 +169,8 @@ fn a_step_moves_hardly_more_bytes_than_its_layout_needs() {
         in_bf16(layout(2, 2, 1)),
         in_bf16(with_adapter(layout(4, 2, 2))),
     ] {
-        let all = on_ranks(layout.size, |ranks| step(layout, &ranks.sharing_streams(layout.sp).unwrap()));
+        let all =
+            on_ranks(layout.size, |ranks| step(layout, &ranks.with_sequence_parallel(layout.sp).unwrap()));
         for (sent, bound) in all {
             // Norms, losses and log-probs, which every rank wants to know, are what may be above.
             let ratio = sent / bound;

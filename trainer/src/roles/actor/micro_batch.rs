@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rlt_core::batch::Batch;
-use rlt_core::mesh::StreamPart;
+use rlt_core::mesh::SpShard;
 use rlt_core::packing::{PackedLayout, PackingError, Segment, pack_groups};
 use rlt_core::rows::Rows;
 use rlt_core::types::TokenId;
@@ -58,7 +58,7 @@ impl MicroBatch {
         ranks: &Ranks,
     ) -> Result<Vec<Self>, PackingError> {
         let own = ranks.share_of(batch, row_idxs, decoder.config.hidden_size);
-        Self::split(batch, &own, decoder, max_tokens, ranks.stream_part())
+        Self::split(batch, &own, decoder, max_tokens, ranks.sp_shard())
     }
 
     /// The rows `row_idxs` of `batch` in micro-batches for `decoder`, of which this rank computes the `part`
@@ -71,10 +71,10 @@ impl MicroBatch {
         row_idxs: &[usize],
         decoder: &Decoder,
         max_tokens: usize,
-        part: StreamPart,
+        part: SpShard,
     ) -> Result<Vec<Self>, PackingError> {
         let groups = batch.prompt_groups(row_idxs);
-        let max_tokens = max_tokens.saturating_mul(part.num_parts);
+        let max_tokens = max_tokens.saturating_mul(part.num_shards);
         let packing = pack_groups(&groups, max_tokens, decoder.config.hidden_size)?;
         let rows_of =
             |places: Vec<usize>| places.into_iter().map(|place| row_idxs[place]).collect::<Vec<_>>();
@@ -84,18 +84,18 @@ impl MicroBatch {
 
     /// Packs the rows `row_idxs` of `batch` in that order.
     pub fn new(batch: &Batch, row_idxs: &[usize], device: Device) -> Self {
-        Self::part_of(batch, row_idxs, StreamPart::WHOLE, device)
+        Self::part_of(batch, row_idxs, SpShard::WHOLE, device)
     }
 
     /// The same, of which this rank computes a part.
-    fn part_of(batch: &Batch, row_idxs: &[usize], part: StreamPart, device: Device) -> Self {
-        let mut stream = Stream::default();
+    fn part_of(batch: &Batch, row_idxs: &[usize], part: SpShard, device: Device) -> Self {
+        let mut packed = PackedTokens::default();
         for rows in batch.group_runs(row_idxs) {
-            stream.push_group(batch, rows);
+            packed.push_group(batch, rows);
         }
-        let own = part.range(stream.tokens.len());
+        let own = part.range(packed.tokens.len());
         let targets = row_idxs.iter().flat_map(|row_idx| &batch.sequences[*row_idx].completion);
-        let predictions = stream.predictors.iter().zip(targets).enumerate();
+        let predictions = packed.predictors.iter().zip(targets).enumerate();
         let (mut predictors, mut targets, mut predicted) = (Vec::new(), Vec::new(), Vec::new());
         for (place, (predictor, target)) in predictions.filter(|(_, (predictor, _))| own.contains(predictor))
         {
@@ -103,10 +103,10 @@ impl MicroBatch {
             targets.push(i64::from(*target));
             predicted.push(place);
         }
-        let layout = PackedLayout::of(stream.segments);
+        let layout = PackedLayout::of(packed.segments);
         let arrays = [predictors.as_slice(), &targets];
         let (input, [predictors_c, targets_c]) =
-            PackedInput::beside(arrays, &stream.tokens, layout, part, device);
+            PackedInput::beside(arrays, &packed.tokens, layout, part, device);
         Self {
             input,
             predictors_c,
@@ -167,13 +167,13 @@ impl Predicted {
 
 /// A stream as it grows.
 #[derive(Default)]
-struct Stream {
+struct PackedTokens {
     tokens: Vec<TokenId>,
     segments: Vec<Segment>,
     predictors: Vec<usize>,
 }
 
-impl Stream {
+impl PackedTokens {
     /// Appends rows that answer one prompt.
     fn push_group(&mut self, batch: &Batch, rows: &[usize]) {
         let prompt = &batch.sequences[rows[0]].prompt.tokens;

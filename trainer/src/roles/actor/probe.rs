@@ -2,13 +2,13 @@
 //! few tokens together is what each of them makes of all of these alone. An attention that saw no more than
 //! its own rank's tokens would train without a word, on another model.
 
-use rlt_core::mesh::StreamPart;
+use rlt_core::mesh::SpShard;
 use rlt_core::packing::{PackedLayout, Segment};
 use rlt_core::permutation::splitmix64;
 use rlt_core::types::TokenId;
 use tch::{Kind, Tensor};
 
-use super::islands::{self, Model};
+use super::layer_schedule::{self, Model};
 use crate::model::{Adapter, PackedInput};
 use crate::parallel::{RankError, Ranks};
 
@@ -54,12 +54,12 @@ pub enum ProbeError {
 /// # Errors
 /// [`ProbeError`].
 pub(crate) fn check(model: Model<'_>, ranks: &Ranks, field: &'static str) -> Result<(), ProbeError> {
-    if model.stream.is_none() {
+    if model.sp_group.is_none() {
         return Ok(());
     }
-    let sample = Sample::new(ranks.stream_part().num_parts, model.decoder.config.vocab_size);
-    let own_td = sample.hidden_states(model, ranks.stream_part())?;
-    let whole_td = sample.hidden_states(Model { stream: None, ..model }, StreamPart::WHOLE)?;
+    let sample = Sample::new(ranks.sp_shard().num_shards, model.decoder.config.vocab_size);
+    let own_td = sample.hidden_states(model, ranks.sp_shard())?;
+    let whole_td = sample.hidden_states(Model { sp_group: None, ..model }, SpShard::WHOLE)?;
     sample.compare(&own_td, &whole_td, (ranks, field))
 }
 
@@ -84,11 +84,11 @@ impl Sample {
     }
 
     /// Hidden states after the final norm of a part of the tokens, padding included, `[t, d]`.
-    pub(crate) fn hidden_states(&self, model: Model<'_>, part: StreamPart) -> Result<Tensor, RankError> {
+    pub(crate) fn hidden_states(&self, model: Model<'_>, part: SpShard) -> Result<Tensor, RankError> {
         let completion = Segment { len: self.tokens.len() - self.prompt_len, prefix: Some(0) };
         let layout = PackedLayout::of([Segment::alone(self.prompt_len), completion]);
         let input = PackedInput::part_of_layout(&self.tokens, layout, part, model.decoder.device());
-        let hidden_td = islands::infer(model, &input, &model.decoder.context(&input, Adapter::On))?;
+        let hidden_td = layer_schedule::infer(model, &input, &model.decoder.context(&input, Adapter::On))?;
         model.leave()?;
         Ok(hidden_td)
     }
@@ -100,20 +100,20 @@ impl Sample {
         whole_td: &Tensor,
         (ranks, field): (&Ranks, &'static str),
     ) -> Result<(), ProbeError> {
-        let own = ranks.stream_part().range(self.tokens.len());
+        let own = ranks.sp_shard().range(self.tokens.len());
         let num_real = own.end.min(self.tokens.len()).saturating_sub(own.start) as i64;
         let expected_td = whole_td.narrow(0, own.start as i64, num_real);
         let square =
             |tensor: &Tensor| tensor.to_kind(Kind::Double).square().sum(Kind::Double).double_value(&[]);
         let got_td = own_td.narrow(0, 0, num_real).to_kind(Kind::Double);
         let mut squares = vec![square(&(got_td - &expected_td)), square(&expected_td)];
-        ranks.sum(&mut [&mut squares])?;
+        ranks.all_reduce(&mut [&mut squares])?;
         let difference = (squares[0] / squares[1]).sqrt();
         let tolerance = if whole_td.kind() == Kind::Float { FP32_TOLERANCE } else { REDUCED_TOLERANCE };
         if difference <= tolerance {
             return Ok(());
         }
-        let (num_tokens, sp) = (self.tokens.len(), ranks.stream_part().num_parts);
+        let (num_tokens, sp) = (self.tokens.len(), ranks.sp_shard().num_shards);
         Err(ProbeError::Differs { field, num_tokens, sp, difference, tolerance })
     }
 }

@@ -8,7 +8,7 @@ use rlt_core::batch::Batch;
 use rlt_torch::{DeviceHead, HostCalls};
 use tch::{Device, Kind, Tensor, no_grad};
 
-use super::islands::{self, Model};
+use super::layer_schedule::{self, Model};
 use super::{Actor, ActorError, MicroBatch, TokenScores};
 use crate::model::{Adapter, Decoder};
 use crate::parallel::Ranks;
@@ -86,7 +86,7 @@ pub(crate) fn of_batch<const N: usize>(
             batch.scatter(&micro_batch.row_idxs, numbers, all);
         }
     }
-    ranks.sum(&mut all.each_mut())?;
+    ranks.all_reduce(&mut all.each_mut())?;
     Ok(all)
 }
 
@@ -121,7 +121,7 @@ fn of_micro_batch<const N: usize>(
     of_hidden: impl Fn(&Tensor, &MicroBatch) -> Result<TokenNumbers<N>, rlt_torch::Error>,
 ) -> Result<TokenNumbers<N>, ActorError> {
     let context = model.decoder.context(&micro_batch.input, adapter);
-    let normed_td = islands::infer(model, &micro_batch.input, &context)?;
+    let normed_td = layer_schedule::infer(model, &micro_batch.input, &context)?;
     let numbers = no_grad(|| {
         let predicting_cd = normed_td.index_select(0, &micro_batch.predictors_c);
         of_hidden(&predicting_cd, micro_batch)
@@ -155,8 +155,8 @@ impl Actor {
         batch: &Batch,
         max_tokens: usize,
     ) -> Result<TokenScores, ActorError> {
-        let stream = self.scoring_ranks.stream();
-        let model = Model { decoder: policy.decoder(), shards: policy.shards(), stream };
+        let sp_group = self.scoring_ranks.sp_group();
+        let model = Model { decoder: policy.decoder(), shards: policy.shards(), sp_group };
         self.score_through(model, batch, Adapter::Off, max_tokens)
     }
 
@@ -185,8 +185,8 @@ impl Actor {
         let model = self.model();
         let scores = of_passes(model, passes, adapter, self.logprobs_and_entropies(model.decoder))?;
         let over_stream = |[mut logprobs, mut entropies]: [Vec<f64>; 2]| {
-            self.ranks.sum_over_stream(&mut logprobs)?;
-            self.ranks.sum_over_stream(&mut entropies)?;
+            self.ranks.all_reduce_over_sp(&mut logprobs)?;
+            self.ranks.all_reduce_over_sp(&mut entropies)?;
             Ok(TokenScores { logprobs, entropies })
         };
         scores.into_iter().map(over_stream).collect()

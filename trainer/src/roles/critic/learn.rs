@@ -119,7 +119,7 @@ impl Critic {
         }
         report.loss_scale = self.loss_scale.is_dynamic().then(|| self.loss_scale.factor());
         let mut sums = vec![report.loss, report.prediction_sum, report.num_clipped, report.num_tokens];
-        self.ranks.sum(&mut [&mut sums])?;
+        self.ranks.all_reduce(&mut [&mut sums])?;
         [report.loss, report.prediction_sum, report.num_clipped, report.num_tokens] =
             [sums[0], sums[1], sums[2], sums[3]];
         Ok(report)
@@ -146,15 +146,15 @@ impl Critic {
             }
         }
         let max_grad_norm = self.options.max_grad_norm;
-        self.trained().sum_gradients()?;
+        self.trainable().sum_gradients()?;
         // Reads the gradients' norm: what is pending is over then.
-        let outcome = self.trained().apply(report.learning_rate, max_grad_norm).map_err(ActorError::from);
+        let outcome = self.trainable().apply(report.learning_rate, max_grad_norm).map_err(ActorError::from);
         match outcome? {
             StepOutcome::Applied { grad_norm } => report.grad_norms.push(grad_norm),
             StepOutcome::SkippedNonFinite => report.num_skipped += 1,
             StepOutcome::SkippedOverflow => report.num_overflows += 1,
         }
-        let counts = self.ranks.counts_for_stream();
+        let counts = self.ranks.is_sp_leader();
         for pending in pending {
             let sums = pending.finish()?;
             if counts {

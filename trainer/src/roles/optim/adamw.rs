@@ -8,10 +8,10 @@ mod moments;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use rlt_torch::{AdamWStep, RestingPlace};
+use rlt_torch::{AdamWStep, OffloadStorage};
 use tch::{Kind, Tensor};
 
-use self::moments::{Departed, Moments};
+use self::moments::{Moments, Prefetched};
 use super::{OptimError, StepOutcome};
 use crate::storage::checkpoint::{Checkpoint, CheckpointError};
 
@@ -88,27 +88,27 @@ impl AdamW {
     ///
     /// # Errors
     /// As [`Self::new`], or the file cannot be written, for instance on a full disk.
-    pub fn with_resting_moments(
+    pub fn with_offloaded_moments(
         parameters: Vec<(String, Tensor)>,
         options: AdamWOptions,
         folder: &Path,
     ) -> Result<Self, OptimError> {
         let Some((_, first)) = parameters.first() else { return Self::new(parameters, options) };
-        let place =
-            RestingPlace::new(folder, first.device()).map_err(|source| OptimError::Rest { source })?;
-        Self::with_moments(parameters, options, Some(place))
+        let storage =
+            OffloadStorage::new(folder, first.device()).map_err(|source| OptimError::Rest { source })?;
+        Self::with_moments(parameters, options, Some(storage))
     }
 
     fn with_moments(
         parameters: Vec<(String, Tensor)>,
         options: AdamWOptions,
-        mut place: Option<RestingPlace>,
+        mut storage: Option<OffloadStorage>,
     ) -> Result<Self, OptimError> {
         let mut names = BTreeSet::new();
         if let Some((name, _)) = parameters.iter().find(|(name, _)| !names.insert(name.clone())) {
             return Err(OptimError::DuplicateParameter { name: name.clone() });
         }
-        let parameters = parameters.into_iter().map(|named| Parameter::new(named, place.as_mut()));
+        let parameters = parameters.into_iter().map(|named| Parameter::new(named, storage.as_mut()));
         let parameters = parameters.collect::<Result<_, _>>()?;
         Ok(Self { options, parameters })
     }
@@ -158,10 +158,10 @@ impl AdamW {
         let wanted = self.parameters.iter_mut().filter(is_wanted);
         let (together, one_by_one): (Vec<_>, Vec<_>) = wanted.partition(|parameter| parameter.is_fusible());
         fused::update(&options, clipped, together)?;
-        let mut wanted = one_by_one.into_iter().map(Parameter::depart);
+        let mut wanted = one_by_one.into_iter().map(Parameter::prefetch);
         let mut next = wanted.next().transpose()?;
         while let Some((parameter, departed)) = next {
-            let moments = departed.arrive().map_err(parameter.failed())?;
+            let moments = departed.wait().map_err(parameter.failed())?;
             next = wanted.next().transpose()?;
             parameter.step(&options, clipped, moments)?;
         }
@@ -256,8 +256,8 @@ impl AdamW {
 }
 
 impl Parameter {
-    fn new((name, leaf): (String, Tensor), place: Option<&mut RestingPlace>) -> Result<Self, OptimError> {
-        let moments = Moments::zeros(&leaf, place)
+    fn new((name, leaf): (String, Tensor), storage: Option<&mut OffloadStorage>) -> Result<Self, OptimError> {
+        let moments = Moments::zeros(&leaf, storage)
             .map_err(|source| OptimError::Moments { name: name.clone(), source })?;
         Ok(Self { moments, decays: decays(&name), name, leaf, num_steps: 0 })
     }
@@ -272,8 +272,8 @@ impl Parameter {
     }
 
     /// Lets the moments set out.
-    fn depart(&mut self) -> Result<(&mut Self, Departed), OptimError> {
-        let departed = self.moments.depart().map_err(self.failed())?;
+    fn prefetch(&mut self) -> Result<(&mut Self, Prefetched), OptimError> {
+        let departed = self.moments.prefetch().map_err(self.failed())?;
         Ok((self, departed))
     }
 
@@ -443,7 +443,7 @@ mod tests {
             let named = |(idx, leaf): (usize, &Tensor)| (format!("w{idx}"), leaf.shallow_clone());
             let named = leaves.iter().enumerate().map(named).collect();
             let mut optimizer = match rests {
-                true => AdamW::with_resting_moments(named, AdamWOptions::default(), folder.path()),
+                true => AdamW::with_offloaded_moments(named, AdamWOptions::default(), folder.path()),
                 false => AdamW::new(named, AdamWOptions::default()),
             }
             .expect("room");

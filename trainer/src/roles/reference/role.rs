@@ -13,7 +13,6 @@ use crate::model::Adapter;
 use crate::parallel::RankError;
 use crate::roles::StepError;
 use crate::roles::actor::ActorRole;
-use crate::roles::objective::kl_estimator;
 use crate::roles::step_context::StepContext;
 
 /// The policy that the actor is held near.
@@ -68,7 +67,7 @@ impl ReferenceRole {
                     policy.score(&batch, Adapter::Off, max_tokens)
                 }
             };
-            self.reference.rest();
+            self.reference.release_pages();
             scores
         })?;
         batch.ref_logprobs = Some(scores.logprobs);

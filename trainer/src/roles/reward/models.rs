@@ -19,7 +19,7 @@ use crate::data::tokenizer::{Tokenizer, TokenizerError};
 use crate::model::hub::{self, HubError};
 use crate::model::{Adapter, LoadOptions, ModelError, PackedInput, SequenceClassifier, Weights};
 use crate::parallel::{MeshRanks, RankError, Ranks, ShardedParameters};
-use crate::roles::actor::islands::{self, Model};
+use crate::roles::actor::layer_schedule::{self, Model};
 
 /// The numbers of reward models for one sample, by the name of the function.
 pub type ModelScores = BTreeMap<String, f64>;
@@ -56,7 +56,7 @@ pub struct Sharing<'a> {
     /// Those that have a copy of it together.
     pub mesh: Rc<MeshRanks>,
     /// The folder in whose files parts rest between passes, see [`ShardedParameters::new`].
-    pub rest_in: Option<&'a Path>,
+    pub offload_to: Option<&'a Path>,
 }
 
 /// Why a reward model cannot judge.
@@ -221,10 +221,10 @@ impl RewardModel {
         };
         let (classifier, shards) = match sharing {
             None => (SequenceClassifier::load(dir, options).map_err(failed)?, None),
-            Some(Sharing { mesh, rest_in }) => {
+            Some(Sharing { mesh, offload_to }) => {
                 let weights = Weights::open_classifier(dir).map_err(failed)?;
                 let classifier = SequenceClassifier::outline(&weights, options).map_err(failed)?;
-                let shards = ShardedParameters::new(classifier.decoder(), Rc::clone(mesh), *rest_in)?;
+                let shards = ShardedParameters::new(classifier.decoder(), Rc::clone(mesh), *offload_to)?;
                 shards.read(&weights).map_err(failed)?;
                 (classifier, Some(shards))
             }
@@ -242,7 +242,7 @@ impl RewardModel {
         let decoder = self.classifier.decoder();
         let lens: Vec<usize> = sequences.iter().map(Vec::len).collect();
         let packing = pack(&lens, max_tokens, decoder.config.hidden_size)?;
-        let model = Model { decoder, shards: self.shards.as_ref(), stream: None };
+        let model = Model { decoder, shards: self.shards.as_ref(), sp_group: None };
         let mut scores = vec![0.0; sequences.len()];
         for pass in model.passes(ranks, packing.micro_batches)? {
             let Some(pass) = pass else {
@@ -251,7 +251,7 @@ impl RewardModel {
             };
             let tokens: Vec<&[TokenId]> = pass.iter().map(|idx| sequences[*idx].as_slice()).collect();
             let input = PackedInput::new(&tokens, decoder.device());
-            let normed_td = islands::infer(model, &input, &decoder.context(&input, Adapter::Off))?;
+            let normed_td = layer_schedule::infer(model, &input, &decoder.context(&input, Adapter::Off))?;
             model.leave()?;
             let numbers_n = no_grad(|| self.classifier.scores_of(&normed_td, &tokens));
             let numbers_n = numbers_n.to_device(tch::Device::Cpu);

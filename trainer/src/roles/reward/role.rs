@@ -44,21 +44,21 @@ impl RewardsRole {
         &mut self,
         sampled: Sampled,
     ) -> Result<(Vec<RolloutGroup>, SamplingCost), StepError> {
-        let Sampled { prompts, own, dealing, policy_version, cost } = sampled;
+        let Sampled { prompts, own, assignment, policy_version, cost } = sampled;
         // Ranks that share a reward model judge together or not at all.
-        let is_cut_short = self.models.are_shared() && self.ranks.max(own.is_none().into())? > 0;
+        let is_cut_short = self.models.are_shared() && self.ranks.all_reduce_max(own.is_none().into())? > 0;
         let own = own.filter(|_| !is_cut_short);
         let judged = own.map(|own| self.context.measure("reward", || self.judge_own(&prompts, own)));
         let judged = judged.transpose()?.filter(|_| self.context.stop_reason().is_none());
         let own = judged.map(|judged| (judged, cost));
-        let gathered = self.context.measure("gather", || self.ranks.gather(own))?;
+        let gathered = self.context.measure("gather", || self.ranks.all_gather(own))?;
         let by_rank: Option<Vec<(Vec<JudgedGroup>, SamplingCost)>> = gathered.into_iter().collect();
         let by_rank = by_rank.ok_or(StepError::Interrupted)?;
         let mut cost = SamplingCost::default();
         by_rank.iter().for_each(|(_, own)| cost.add(*own));
         let mut by_rank: Vec<_> = by_rank.into_iter().map(|(groups, _)| groups.into_iter()).collect();
         let group = |(prompt_idx, prompt): (usize, &Arc<Prompt>)| {
-            let judged = by_rank[dealing.judge_of(prompt_idx)].next().unwrap_or_default();
+            let judged = by_rank[assignment.judge_of(prompt_idx)].next().unwrap_or_default();
             rollout_group(prompt, judged, policy_version)
         };
         Ok((prompts.iter().enumerate().map(group).collect(), cost))

@@ -354,7 +354,7 @@ impl<'a> DeviceDecoder<'a> {
         .launch(&kernels)?;
         match &self.model.peers {
             None => Ok(()),
-            Some(peers) => Ok(peers.gather(&self.drawn, &own_drawn(&self.state, &self.layout))?),
+            Some(peers) => Ok(peers.all_gather(&self.drawn, &own_drawn(&self.state, &self.layout))?),
         }
     }
 
@@ -397,7 +397,7 @@ impl<'a> DeviceDecoder<'a> {
     pub(super) fn finish(self) -> Result<bool, Failure> {
         follow(&Stream::current(self.stream.device())?, &self.stream)?;
         let Some(ranks) = self.model.weights.ranks() else { return Ok(self.wants_end) };
-        let [ends] = ranks.largest([self.wants_end.into()])?;
+        let [ends] = ranks.all_reduce_max([self.wants_end.into()])?;
         Ok(ends > 0)
     }
 

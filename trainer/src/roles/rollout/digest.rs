@@ -10,7 +10,7 @@ use rlt_torch::cuda::{DeviceDigest, Kernels};
 use tch::{Device, Kind, Tensor};
 
 use super::RolloutError;
-use crate::parallel::{DecoderParts, ShardedParameters};
+use crate::parallel::{DecoderUnits, ShardedParameters};
 
 /// Digests of all parameters of a decoder, adapters included, at one moment; where ranks share it, of what
 /// this rank holds of them.
@@ -25,15 +25,15 @@ impl WeightDigest {
     ///
     /// # Errors
     /// [`RolloutError::Tensor`] when a parameter's memory cannot be read.
-    pub fn of<'a>(policy: impl Into<DecoderParts<'a>>) -> Result<Self, RolloutError> {
+    pub fn of<'a>(policy: impl Into<DecoderUnits<'a>>) -> Result<Self, RolloutError> {
         Self::of_known(policy.into(), &mut KnownDigests::default())
     }
 
     /// The same, of which `known` spares what cannot have changed.
-    pub(super) fn of_known(policy: DecoderParts<'_>, known: &mut KnownDigests) -> Result<Self, RolloutError> {
+    pub(super) fn of_known(policy: DecoderUnits<'_>, known: &mut KnownDigests) -> Result<Self, RolloutError> {
         let trained = policy.decoder().trainable_parameters().into_iter().map(|(name, _)| name).collect();
         // What rests lies elsewhere each time that it is read.
-        let rests = policy.shards().is_some_and(ShardedParameters::is_resting);
+        let rests = policy.shards().is_some_and(ShardedParameters::is_offloaded);
         let mut of_policy = known.of_policy(trained, rests);
         let mut names = Vec::new();
         let mut add = |name: &str, tensor: &Tensor| -> Result<(), RolloutError> {
@@ -41,7 +41,7 @@ impl WeightDigest {
             of_policy.see(name, tensor)
         };
         match policy.shards() {
-            Some(shards) => shards.show(|excerpt, piece| add(excerpt.name, piece))?,
+            Some(shards) => shards.show(|tensor_shard, piece| add(tensor_shard.name, piece))?,
             None => {
                 let whole = policy.decoder().named_parameters();
                 whole.iter().try_for_each(|(name, tensor)| add(name, tensor))?;

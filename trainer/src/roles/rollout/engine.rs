@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rlt_core::engine::{Detokenizer, Scheduler, SchedulerLimits, Sequence, SequenceRequest};
 use rlt_core::sampling::SamplingParams;
-use rlt_core::slice::Slice;
+use rlt_core::tensor_parallel::TpShard;
 use rlt_core::types::Completion;
 use tch::Tensor;
 
@@ -19,7 +19,7 @@ use super::sampler::{self, Drawn};
 use super::weights::RolloutWeights;
 use super::{RolloutError, RolloutOptions, RolloutProgress, RolloutRequest, RolloutStats, WeightDigest};
 use crate::model::Decoder;
-use crate::parallel::{DecoderParts, RankError, SliceRanks};
+use crate::parallel::{DecoderUnits, RankError, TpGroup};
 
 /// Rows beyond which a packed weight's layout no longer depends on their number.
 const MAX_ROWS_HINT: usize = 64;
@@ -29,7 +29,7 @@ const MAX_ROWS_HINT: usize = 64;
 pub struct RolloutEngine {
     options: RolloutOptions,
     /// The ranks that sample as one with this one.
-    ranks: Option<Arc<SliceRanks>>,
+    ranks: Option<Arc<TpGroup>>,
     weights: Option<RolloutWeights>,
     cache: Option<KvCache>,
     /// Digests of what no sync needs to read again.
@@ -44,15 +44,15 @@ impl RolloutEngine {
         Self { options, ranks: None, weights: None, cache: None, known, stats }
     }
 
-    /// The same engine, of whose weights this rank packs a slice. All of `ranks` make the same calls with the
+    /// The same engine, of whose weights this rank packs a shard. All of `ranks` make the same calls with the
     /// same requests, and get the same completions.
-    pub fn sliced_among(self, ranks: Option<Arc<SliceRanks>>) -> Self {
+    pub fn with_tp_group(self, ranks: Option<Arc<TpGroup>>) -> Self {
         Self { ranks, ..self }
     }
 
     /// Ranks that sample as one.
-    pub fn num_slices(&self) -> usize {
-        self.ranks.as_ref().map_or(Slice::WHOLE, |ranks| ranks.slice()).num_slices
+    pub fn num_shards(&self) -> usize {
+        self.ranks.as_ref().map_or(TpShard::WHOLE, |ranks| ranks.shard()).num_shards
     }
 
     /// Packs the policy's weights, adapters folded in, as those of `policy_version`; returns what
@@ -66,7 +66,7 @@ impl RolloutEngine {
     /// bring the weights.
     pub fn sync_weights<'a>(
         &mut self,
-        policy: impl Into<DecoderParts<'a>>,
+        policy: impl Into<DecoderUnits<'a>>,
         policy_version: u64,
     ) -> Result<WeightDigest, RolloutError> {
         if let Some(current) = self.policy_version().filter(|&current| current > policy_version) {
@@ -76,11 +76,11 @@ impl RolloutEngine {
         self.weights = None;
         rlt_torch::release_free_memory();
         let rows_hint = self.options.max_concurrent.clamp(1, MAX_ROWS_HINT) as i64;
-        let policy: DecoderParts<'_> = policy.into();
+        let policy: DecoderUnits<'_> = policy.into();
         let kind = self.options.compute.unwrap_or_else(|| policy.decoder().compute_kind());
-        let of_slice = (rows_hint, kind, self.ranks.clone());
+        let of_shard = (rows_hint, kind, self.ranks.clone());
         let known = &mut self.known;
-        let weights = tch::no_grad(|| RolloutWeights::pack(policy, policy_version, of_slice, known))?;
+        let weights = tch::no_grad(|| RolloutWeights::pack(policy, policy_version, of_shard, known))?;
         Ok(self.weights.insert(weights).digest.clone())
     }
 
@@ -112,7 +112,7 @@ impl RolloutEngine {
     /// from what was synchronised.
     pub fn generate<'a>(
         &mut self,
-        policy: impl Into<DecoderParts<'a>>,
+        policy: impl Into<DecoderUnits<'a>>,
         requests: &[RolloutRequest],
         detokenizer: &dyn Detokenizer,
         progress: &mut dyn FnMut(RolloutProgress) -> ControlFlow<()>,
@@ -193,7 +193,7 @@ fn run(
     runner: &mut ModelRunner<'_>,
     scheduler: &mut Scheduler,
     drafts: &mut Drafts<'_>,
-    (stats, watch, ranks): (&mut RolloutStats, &mut Watch<'_>, Option<&SliceRanks>),
+    (stats, watch, ranks): (&mut RolloutStats, &mut Watch<'_>, Option<&TpGroup>),
 ) -> Result<(), RolloutError> {
     let requests = drafts.requests();
     while !scheduler.is_idle() {
@@ -255,7 +255,7 @@ fn run_step(
 /// Whether a rank of those that sample as one `wants_end`. Fails on all of them where they have drawn
 /// different tokens.
 fn agree(
-    ranks: Option<&SliceRanks>,
+    ranks: Option<&TpGroup>,
     step: usize,
     drawn: &[Drawn],
     wants_end: bool,
@@ -263,7 +263,7 @@ fn agree(
     let Some(ranks) = ranks else { return Ok(wants_end) };
     let digest = sampler::digest(drawn);
     // The largest and the smallest of the digests.
-    let [ends, largest, smallest] = ranks.largest([wants_end.into(), digest, -digest])?;
+    let [ends, largest, smallest] = ranks.all_reduce_max([wants_end.into(), digest, -digest])?;
     if largest == -smallest { Ok(ends > 0) } else { Err(RolloutError::Disagreement { step }) }
 }
 
@@ -277,7 +277,7 @@ pub(super) fn timed<T>(total: &mut Duration, work: impl FnOnce() -> T) -> T {
 
 fn check_fresh(
     weights: &RolloutWeights,
-    policy: DecoderParts<'_>,
+    policy: DecoderUnits<'_>,
     known: &mut KnownDigests,
 ) -> Result<(), RolloutError> {
     let now = WeightDigest::of_known(policy, known)?;
@@ -299,7 +299,7 @@ fn fitting_cache<'a>(
     planned: &[SequenceRequest],
 ) -> Result<&'a mut KvCache, RolloutError> {
     let (kind, device) = (weights.frame.compute_kind(), weights.frame.device());
-    let block_bytes = kv_cache::block_bytes(&weights.slice, options.block_size, kind);
+    let block_bytes = kv_cache::block_bytes(&weights.shard, options.block_size, kind);
     let left = options.memory.map_or(usize::MAX, |share| share.bytes().saturating_sub(weights.num_bytes()));
     let allowed = left.min(options.max_cache_bytes.unwrap_or(usize::MAX)) / block_bytes.max(1);
     if let Some(share) = options.memory {
@@ -324,7 +324,7 @@ fn fitting_cache<'a>(
         *cache = None;
     }
     Ok(cache.get_or_insert_with(|| {
-        KvCache::allocate(&weights.slice, num_blocks, options.block_size, (kind, device))
+        KvCache::allocate(&weights.shard, num_blocks, options.block_size, (kind, device))
     }))
 }
 

@@ -1,4 +1,4 @@
-//! Keys and values of the running sequences, in blocks: of all key heads, or of those of this rank's slice of
+//! Keys and values of the running sequences, in blocks: of all key heads, or of those of this rank's shard of
 //! the model.
 //!
 //! Each layer has two tensors [num_blocks, block_size, kv_heads, head_dim]. They are not initialised: the

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use rlt_api::spec::RolloutSpec;
 use rlt_core::metrics::Metrics;
 use rlt_core::sampling::SamplingParams;
-use rlt_core::slice::Dealing;
+use rlt_core::tensor_parallel::SampleAssignment;
 use rlt_core::types::{Completion, Prompt};
 use serde::{Deserialize, Serialize};
 
@@ -55,7 +55,7 @@ pub struct Sampled {
     pub prompts: Vec<Arc<Prompt>>,
     /// The completions to judge here, with their prompt's place; `None` where this rank was asked to stop.
     pub(crate) own: Option<Vec<(usize, Vec<Completion>)>>,
-    pub(crate) dealing: Dealing,
+    pub(crate) assignment: SampleAssignment,
     pub(crate) policy_version: u64,
     /// Of this rank's engine.
     pub(crate) cost: SamplingCost,
@@ -194,9 +194,9 @@ impl RolloutRole {
         self.context.begin_sampling();
         self.context.measure("update_weights", || self.sync_weights(policy, policy_version))?;
         let rank = self.ranks.rank();
-        let num_slices = self.engine.borrow().num_slices();
-        let dealing = Dealing::new(self.ranks.size(), num_slices);
-        let own_idxs: Vec<usize> = dealing.sampled_by(rank, prompts.len()).collect();
+        let num_shards = self.engine.borrow().num_shards();
+        let assignment = SampleAssignment::new(self.ranks.size(), num_shards);
+        let own_idxs: Vec<usize> = assignment.sampled_by(rank, prompts.len()).collect();
         let requests: Vec<RolloutRequest> =
             own_idxs.iter().map(|idx| self.request(plan, *idx, &prompts[*idx])).collect();
         let num_samples = own_idxs.len() * plan.num_samples as usize;
@@ -204,13 +204,13 @@ impl RolloutRole {
         let completions = self.context.measure("gen", || self.generate(policy, &requests))?;
         let own = completions.map(|completions| {
             let sampled = own_idxs.into_iter().zip(completions);
-            sampled.filter(|(prompt_idx, _)| dealing.judge_of(*prompt_idx) == rank).collect()
+            sampled.filter(|(prompt_idx, _)| assignment.judge_of(*prompt_idx) == rank).collect()
         });
         // Ranks of a tensor-parallel group preempt alike: one of them counts.
-        let is_counted = rank.is_multiple_of(num_slices);
+        let is_counted = rank.is_multiple_of(num_shards);
         let cost =
             if is_counted { SamplingCost::of(self.engine.borrow().stats()) } else { SamplingCost::default() };
-        Ok(Sampled { prompts: prompts.to_vec(), own, dealing, policy_version, cost })
+        Ok(Sampled { prompts: prompts.to_vec(), own, assignment, policy_version, cost })
     }
 
     /// Lets the engine hold the actor's weights of `policy_version`, if it does not yet. Where ranks share
@@ -218,7 +218,7 @@ impl RolloutRole {
     fn sync_weights(&self, policy: &ActorRole, policy_version: u64) -> Result<(), RolloutError> {
         let mut engine = self.engine.borrow_mut();
         if engine.policy_version() != Some(policy_version) {
-            memory::during("update_weights", || engine.sync_weights(policy.actor.parts(), policy_version))?;
+            memory::during("update_weights", || engine.sync_weights(policy.actor.units(), policy_version))?;
         }
         Ok(())
     }
@@ -251,7 +251,7 @@ impl RolloutRole {
             }
         };
         let mut engine = self.engine.borrow_mut();
-        match engine.generate(policy.actor.parts(), requests, &self.tokenizer, &mut progress) {
+        match engine.generate(policy.actor.units(), requests, &self.tokenizer, &mut progress) {
             Ok(completions) => Ok(Some(completions)),
             Err(RolloutError::Interrupted) => Ok(None),
             Err(error) => Err(error),

@@ -5,22 +5,22 @@
 //! four, each over a wider weight. Norms and embeddings stay the trainer's own tensors where it has all of
 //! them. Where ranks share the model its parts are whole one after the other, each no longer than it is
 //! packed, and the engine has copies of what it does not pack: embeddings in the dtype in which it computes,
-//! and norms. So what it has packed is the one whole copy of the model, or where ranks sample as one a slice
+//! and norms. So what it has packed is the one whole copy of the model, or where ranks sample as one a shard
 //! of it, cut out of each part behind its folding.
 
 use std::sync::Arc;
 
 use rlt_api::plan::model_config::ModelConfig;
-use rlt_core::slice::Slice;
+use rlt_core::tensor_parallel::TpShard;
 use rlt_torch::{Block, PackedLinear};
 use tch::{Device, Kind, Tensor};
 
 use super::digest::{KnownDigests, digest_of};
-use super::slices::Cut;
+use super::tp_shards::Cut;
 use super::wide_heads::HeadWidth;
 use super::{RolloutError, WeightDigest};
 use crate::model::{Adapter, Decoder, DecoderLayer, ProjectionWeights, Projections};
-use crate::parallel::{DecoderParts, Part, RankError, SliceRanks};
+use crate::parallel::{DecoderUnits, FsdpUnit, RankError, TpGroup};
 
 /// Packed weights of one policy version.
 #[derive(Debug)]
@@ -28,12 +28,12 @@ pub(super) struct RolloutWeights {
     /// Embeddings and norms.
     pub(super) frame: Decoder,
     /// The model as wide as what is packed of it.
-    pub(super) slice: ModelConfig,
+    pub(super) shard: ModelConfig,
     pub(super) head_width: HeadWidth,
     layers: Vec<PackedLayer>,
-    /// [vocabulary, hidden], or a slice of the rows, as many on each rank.
+    /// [vocabulary, hidden], or a shard of the rows, as many on each rank.
     head: PackedLinear,
-    ranks: Option<Arc<SliceRanks>>,
+    ranks: Option<Arc<TpGroup>>,
     pub(super) digest: WeightDigest,
     pub(super) policy_version: u64,
 }
@@ -53,32 +53,32 @@ pub(super) struct PackedLayer {
 
 impl RolloutWeights {
     /// Packs every linear layer of `policy` in `kind`, one part of the model at a time, for products of about
-    /// `rows_hint` rows: all of it, or this rank's slice where `ranks` multiply together.
+    /// `rows_hint` rows: all of it, or this rank's shard where `ranks` multiply together.
     pub(super) fn pack(
-        policy: DecoderParts<'_>,
+        policy: DecoderUnits<'_>,
         policy_version: u64,
-        (rows_hint, kind, ranks): (i64, Kind, Option<Arc<SliceRanks>>),
+        (rows_hint, kind, ranks): (i64, Kind, Option<Arc<TpGroup>>),
         known: &mut KnownDigests,
     ) -> Result<Self, RolloutError> {
         let digest = WeightDigest::of_known(policy, known)?;
         let decoder = policy.decoder();
         let failed = |what: String| |source| RolloutError::Tensor { what, source };
-        let cut = Cut::new(ranks.as_ref().map_or(Slice::WHOLE, |ranks| ranks.slice()), &decoder.config);
+        let cut = Cut::new(ranks.as_ref().map_or(TpShard::WHOLE, |ranks| ranks.shard()), &decoder.config);
         let head_width = HeadWidth::on(decoder.device(), decoder.config.head_dim);
-        let slice = ModelConfig { head_dim: head_width.filled, ..cut.config() };
-        let block = Block::new(packed_bytes((decoder.device(), kind), &slice))
+        let shard = ModelConfig { head_dim: head_width.filled, ..cut.config() };
+        let block = Block::new(packed_bytes((decoder.device(), kind), &shard))
             .map_err(failed("the packed weights".into()))?;
         let mut packer = Packer { policy, kind, cut, head_width, rows_hint, block };
         let (mut outer, mut layers) = (None, Vec::new());
-        policy.visit(policy.numbers_to_sample(kind), |part| {
-            packer.attest(part)?;
-            if part == Part::Layer(0) && policy.shards().is_some() {
+        policy.visit(policy.dtype_to_sample(kind), |unit| {
+            packer.attest(unit)?;
+            if unit == FsdpUnit::Layer(0) && policy.shards().is_some() {
                 // What was gathered of what is outside of the layers has gone, and layers are smaller.
                 rlt_torch::release_free_memory();
             }
-            match part {
-                Part::Outer => outer = Some(packer.outer().map_err(failed("the head".into()))?),
-                Part::Layer(layer_idx) => {
+            match unit {
+                FsdpUnit::Outer => outer = Some(packer.outer().map_err(failed("the head".into()))?),
+                FsdpUnit::Layer(layer_idx) => {
                     let layer = packer.layer(&decoder.layers()[layer_idx]);
                     layers.push(layer.map_err(failed(format!("layer {layer_idx}")))?);
                 }
@@ -88,16 +88,16 @@ impl RolloutWeights {
         let (mut frame, head) = outer.ok_or(RolloutError::Asleep)?;
         let (norms, layers) = layers.into_iter().unzip();
         frame.layers = norms;
-        Ok(Self { frame, slice, head_width, layers, head, ranks, digest, policy_version })
+        Ok(Self { frame, shard, head_width, layers, head, ranks, digest, policy_version })
     }
 
     /// The products of a layer, as the body of layers multiplies with them.
-    pub(super) fn projections(&self, layer_idx: usize) -> SlicedProjections<'_> {
-        SlicedProjections { layer: &self.layers[layer_idx], ranks: self.ranks.as_deref() }
+    pub(super) fn projections(&self, layer_idx: usize) -> TpProjections<'_> {
+        TpProjections { layer: &self.layers[layer_idx], ranks: self.ranks.as_deref() }
     }
 
-    /// The ranks that have slices of the same weights.
-    pub(super) fn ranks(&self) -> Option<&SliceRanks> {
+    /// The ranks that have shards of the same weights.
+    pub(super) fn ranks(&self) -> Option<&TpGroup> {
         self.ranks.as_deref()
     }
 
@@ -115,8 +115,10 @@ impl RolloutWeights {
         let own = self.head.forward(normed_bd);
         match &self.ranks {
             None => Ok(own),
-            // The last slices may end in rows that fill them up.
-            Some(ranks) => Ok(ranks.side_by_side(&own)?.narrow(1, 0, self.frame.config.vocab_size as i64)),
+            // The last shards may end in rows that fill them up.
+            Some(ranks) => {
+                Ok(ranks.all_gather_columns(&own)?.narrow(1, 0, self.frame.config.vocab_size as i64))
+            }
         }
     }
 
@@ -132,7 +134,7 @@ impl RolloutWeights {
 
 /// Takes the parts of a policy over while they are whole.
 struct Packer<'a> {
-    policy: DecoderParts<'a>,
+    policy: DecoderUnits<'a>,
     kind: Kind,
     cut: Cut<'a>,
     head_width: HeadWidth,
@@ -142,11 +144,11 @@ struct Packer<'a> {
 
 impl Packer<'_> {
     /// Fails unless what has been gathered of a part is what the ranks hold of it.
-    fn attest(&self, part: Part) -> Result<(), RolloutError> {
+    fn attest(&self, unit: FsdpUnit) -> Result<(), RolloutError> {
         let Some(shards) = self.policy.shards() else { return Ok(()) };
-        match shards.is_as_held(part, |tensor| digest_of(&part_name(part), tensor))? {
+        match shards.is_as_held(unit, |tensor| digest_of(&unit_name(unit), tensor))? {
             true => Ok(()),
-            false => Err(RolloutError::Torn { part: part_name(part) }),
+            false => Err(RolloutError::Torn { unit: unit_name(unit) }),
         }
     }
 
@@ -183,8 +185,8 @@ impl Packer<'_> {
     }
 }
 
-fn part_name(part: Part) -> String {
-    part.layer_idx().map_or("what is outside of the layers".into(), |idx| format!("layer {idx}"))
+fn unit_name(unit: FsdpUnit) -> String {
+    unit.layer_idx().map_or("what is outside of the layers".into(), |idx| format!("layer {idx}"))
 }
 
 fn copied(tensor: &Tensor) -> Tensor {
@@ -209,7 +211,7 @@ impl PackedLayer {
             let (weight, bias) = fused(parts, kind, shares);
             PackedLinear::new(&weight, bias.as_ref(), rows_hint, Some(block))
         };
-        let width = |part: usize| weights[part].weight.size()[0];
+        let width = |unit: usize| weights[unit].weight.size()[0];
         Ok(Self {
             qkv: fuse(&weights[..3])?,
             qkv_widths: [width(0), width(1), width(2)],
@@ -223,25 +225,25 @@ impl PackedLayer {
 
 /// Room for the packed projections and head, where they are packed by ourselves: float32 on the CPU. Each
 /// product may fill its last panel up.
-fn packed_bytes((device, kind): (Device, Kind), slice: &ModelConfig) -> usize {
+fn packed_bytes((device, kind): (Device, Kind), shard: &ModelConfig) -> usize {
     if kind != Kind::Float || device != Device::Cpu {
         return 0;
     }
     let of = |outputs: usize, inputs: usize| PackedLinear::packed_bytes(outputs as i64, inputs as i64);
-    let projections = slice.projections();
+    let projections = shard.projections();
     let of_layer: usize = projections.iter().map(|shape| of(shape.out_features, shape.in_features)).sum();
-    slice.num_layers * of_layer + of(slice.vocab_size, slice.hidden_size)
+    shard.num_layers * of_layer + of(shard.vocab_size, shard.hidden_size)
 }
 
 /// Weights and biases stacked along the output, in `kind`; a part without a bias counts as zero beside one
 /// with. A part alone may share memory with the model where that `shares`.
 fn fused(parts: &[ProjectionWeights], kind: Kind, shares: bool) -> (Tensor, Option<Tensor>) {
-    if let ([part], true) = (parts, shares) {
-        return (part.weight.to_kind(kind).contiguous(), part.bias.as_ref().map(|bias| bias.to_kind(kind)));
+    if let ([unit], true) = (parts, shares) {
+        return (unit.weight.to_kind(kind).contiguous(), unit.bias.as_ref().map(|bias| bias.to_kind(kind)));
     }
-    let weights: Vec<Tensor> = parts.iter().map(|part| part.weight.to_kind(kind)).collect();
-    let has_bias = parts.iter().any(|part| part.bias.is_some());
-    let bias_of = |(part, weight): (&ProjectionWeights, &Tensor)| match &part.bias {
+    let weights: Vec<Tensor> = parts.iter().map(|unit| unit.weight.to_kind(kind)).collect();
+    let has_bias = parts.iter().any(|unit| unit.bias.is_some());
+    let bias_of = |(unit, weight): (&ProjectionWeights, &Tensor)| match &unit.bias {
         Some(bias) => bias.to_kind(kind),
         None => Tensor::zeros([weight.size()[0]], (kind, weight.device())),
     };
@@ -249,20 +251,20 @@ fn fused(parts: &[ProjectionWeights], kind: Kind, shares: bool) -> (Tensor, Opti
     (Tensor::cat(&weights, 0), has_bias.then(|| Tensor::cat(&biases, 0)))
 }
 
-/// The products of a layer: all of them, or slices whose sums several ranks make together.
-pub(super) struct SlicedProjections<'a> {
+/// The products of a layer: all of them, or shards whose sums several ranks make together.
+pub(super) struct TpProjections<'a> {
     layer: &'a PackedLayer,
-    ranks: Option<&'a SliceRanks>,
+    ranks: Option<&'a TpGroup>,
 }
 
-impl SlicedProjections<'_> {
+impl TpProjections<'_> {
     fn summed(&self, own: Tensor) -> Result<Tensor, RankError> {
-        self.ranks.map_or(Ok(()), |ranks| ranks.sum(&own))?;
+        self.ranks.map_or(Ok(()), |ranks| ranks.all_reduce(&own))?;
         Ok(own)
     }
 }
 
-impl Projections for SlicedProjections<'_> {
+impl Projections for TpProjections<'_> {
     type Error = RankError;
 
     fn qkv(&self, normed_td: &Tensor) -> (Tensor, Tensor, Tensor) {

@@ -102,7 +102,7 @@ pub(super) fn choices(
     let Some(memory) = rlt_torch::device_memory(device)? else {
         return Ok(Choices::new(spec, Some(model), spec::Device::Cpu, None));
     };
-    let smallest = -ranks.max(-(memory.total_bytes as i64))?;
+    let smallest = -ranks.all_reduce_max(-(memory.total_bytes as i64))?;
     Ok(Choices::new(spec, Some(model), spec::Device::Cuda, Some(smallest.unsigned_abs())))
 }
 
@@ -153,7 +153,7 @@ fn with_kernels(placement: Placement, wanted: spec::Device) -> Result<Placement,
 /// Whether every rank has a GPU, as ranks exchange tensors that are all on one kind of device.
 fn is_everywhere(own: Device, ranks: &Ranks) -> Result<bool, RankError> {
     let mut num_with_gpu = vec![f64::from(u8::from(own.is_cuda()))];
-    ranks.sum(&mut [&mut num_with_gpu])?;
+    ranks.all_reduce(&mut [&mut num_with_gpu])?;
     Ok(num_with_gpu[0] as usize == ranks.size())
 }
 

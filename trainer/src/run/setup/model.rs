@@ -10,7 +10,7 @@ use rlt_api::resolved::{ModelSource, ResolvedSpec};
 use rlt_api::spec::Precision;
 use tch::{Device, Kind};
 
-use super::{Streams, optimizer_options};
+use super::{PassRanks, optimizer_options};
 use crate::data::seeds::{SeedUse, seed};
 use crate::data::tokenizer::Tokenizer;
 use crate::model::{Decoder, LoadOptions, Weights};
@@ -50,10 +50,10 @@ pub(super) fn actor(
     spec: &ResolvedSpec,
     weights: &Weights,
     device: Device,
-    streams: &Streams,
+    pass_ranks: &PassRanks,
     folder: &RunFolder,
 ) -> Result<Actor, TrainError> {
-    let ranks = &streams.updates;
+    let ranks = &pass_ranks.updates;
     let training = &spec.training;
     let offload = Offload::new(training.offload, folder.root());
     let comes_in_parts = spec.workers.mesh.dp_shard > 1 || offload.parameters().is_some();
@@ -67,17 +67,18 @@ pub(super) fn actor(
         activation_checkpointing: training.activation_checkpointing.unwrap_or(false),
         max_grad_norm: training.max_grad_norm,
     };
-    let actor = Actor::new(decoder, optimizer, options, ranks.clone()).scoring_by(streams.logprobs.clone());
+    let actor =
+        Actor::new(decoder, optimizer, options, ranks.clone()).scoring_by(pass_ranks.logprobs.clone());
     let actor = match shards {
         Some(shards) => actor.with_shards(shards),
         None => actor,
     };
     let actor = match offload.activations() {
-        Some(folder) => actor.with_resting_inputs(folder.to_owned()),
+        Some(folder) => actor.with_offloaded_inputs(folder.to_owned()),
         None => actor,
     };
-    for (ranks, field) in streams.of_different_degrees() {
-        actor.check_streams(ranks, field)?;
+    for (ranks, field) in pass_ranks.of_different_degrees() {
+        actor.check_sequence_parallel(ranks, field)?;
     }
     Ok(actor)
 }
@@ -173,7 +174,7 @@ pub(super) fn reward_models(
     let max_tokens = (spec.training.max_logprob_tokens as usize).max(longest_sequence);
     let offload = Offload::new(spec.training.offload, folder.root());
     let sharing =
-        actor.shards().map(|shards| Sharing { mesh: shards.ranks(), rest_in: offload.parameters() });
+        actor.shards().map(|shards| Sharing { mesh: shards.ranks(), offload_to: offload.parameters() });
     let ranks = (actor.ranks(), sharing);
     Ok(RewardModels::load((&spec.rewards.functions, folders), policy, max_tokens, &options, ranks)?)
 }

@@ -6,7 +6,7 @@ use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use rlt_core::excerpt::Excerpt;
+use rlt_core::tensor_shard::TensorShard;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 use tch::{Device, Kind, Tensor};
@@ -122,34 +122,38 @@ impl Checkpoint {
         self.read_into(name, entry, destination)
     }
 
-    /// Reads what `excerpt` asks for over `values`, `[len]`, recording no gradient. Beside them there is
+    /// Reads what `tensor_shard` asks for over `values`, `[len]`, recording no gradient. Beside them there is
     /// never more than a chunk of the tensor.
     ///
     /// # Errors
-    /// No such tensor, another shape than the excerpt says or another dtype than the values have, or a
+    /// No such tensor, another shape than the tensor_shard says or another dtype than the values have, or a
     /// failing read.
-    pub fn fill(&self, excerpt: &Excerpt<'_>, values: &Tensor) -> Result<(), CheckpointError> {
-        self.fill_as(excerpt, values, values.kind())
+    pub fn fill(&self, tensor_shard: &TensorShard<'_>, values: &Tensor) -> Result<(), CheckpointError> {
+        self.fill_as(tensor_shard, values, values.kind())
     }
 
     /// [`Self::fill`] whatever dtype the values have: what was saved is rounded to it.
-    pub(crate) fn fill_rounded(&self, excerpt: &Excerpt<'_>, values: &Tensor) -> Result<(), CheckpointError> {
-        let (_, kind) = self.entry(excerpt.name)?;
-        self.fill_as(excerpt, values, kind)
+    pub(crate) fn fill_rounded(
+        &self,
+        tensor_shard: &TensorShard<'_>,
+        values: &Tensor,
+    ) -> Result<(), CheckpointError> {
+        let (_, kind) = self.entry(tensor_shard.name)?;
+        self.fill_as(tensor_shard, values, kind)
     }
 
     fn fill_as(
         &self,
-        excerpt: &Excerpt<'_>,
+        tensor_shard: &TensorShard<'_>,
         values: &Tensor,
         expected_kind: Kind,
     ) -> Result<(), CheckpointError> {
-        let name = excerpt.name;
+        let name = tensor_shard.name;
         let (entry, kind) = self.entry(name)?;
-        let expected: Vec<u64> = excerpt.shape.iter().map(|&len| len as u64).collect();
+        let expected: Vec<u64> = tensor_shard.shape.iter().map(|&len| len as u64).collect();
         self.check(name, (entry, kind), (&expected, expected_kind))?;
         let chunk_len = CHUNK_BYTES as usize / kind.elt_size_in_bytes();
-        excerpt.chunks(chunk_len).try_for_each(|chunk| {
+        tensor_shard.chunks(chunk_len).try_for_each(|chunk| {
             let (rows, place) = (chunk.rows(), chunk.place_in_rows());
             let window = entry.rows(rows.start as u64..rows.end as u64);
             let shape: Vec<i64> = window.shape.iter().map(|&len| len as i64).collect();
@@ -158,7 +162,7 @@ impl Checkpoint {
             self.read_into(name, &window, &tensor)?;
             tch::no_grad(|| {
                 let read = tensor.f_view(-1)?.f_narrow(0, place.start as i64, place.len() as i64)?;
-                let start = (chunk.range.start - excerpt.range.start) as i64;
+                let start = (chunk.range.start - tensor_shard.range.start) as i64;
                 values.f_narrow(0, start, place.len() as i64)?.f_copy_(&read)
             })
             .map_err(failed())

@@ -3,8 +3,8 @@
 
 use std::ops::Range;
 
-use rlt_core::excerpt::Excerpt;
 use rlt_core::mesh::Shards;
+use rlt_core::tensor_shard::TensorShard;
 use tch::Tensor;
 
 /// From so many bytes on every copy saves a stretch of a tensor; of smaller ones each saves some whole.
@@ -30,9 +30,9 @@ impl TensorPart {
         Self { name, shape: values.size(), range: 0..values.numel(), values }
     }
 
-    /// The numbers `values` of `excerpt`.
-    pub fn of(excerpt: &Excerpt<'_>, values: &Tensor) -> Self {
-        let Excerpt { name, shape, range } = excerpt;
+    /// The numbers `values` of `tensor_shard`.
+    pub fn of(tensor_shard: &TensorShard<'_>, values: &Tensor) -> Self {
+        let TensorShard { name, shape, range } = tensor_shard;
         Self {
             name: (*name).to_owned(),
             shape: shape.to_vec(),
@@ -47,8 +47,8 @@ impl TensorPart {
     }
 
     /// Where its numbers lie.
-    pub(super) fn excerpt(&self) -> Excerpt<'_> {
-        Excerpt { name: &self.name, shape: &self.shape, range: self.range.clone() }
+    pub(super) fn tensor_shard(&self) -> TensorShard<'_> {
+        TensorShard { name: &self.name, shape: &self.shape, range: self.range.clone() }
     }
 
     fn num_bytes(&self) -> usize {
@@ -104,7 +104,7 @@ mod tests {
         ];
         parts.extend((0..9).map(|idx| TensorPart::whole(format!("small {idx}"), numbers(100))));
         let shape = [4, 100_000];
-        let piece = Excerpt { name: "piece", shape: &shape, range: 50..350_000 };
+        let piece = TensorShard { name: "piece", shape: &shape, range: 50..350_000 };
         parts.push(TensorPart::of(&piece, &numbers(349_950)));
         parts
     }

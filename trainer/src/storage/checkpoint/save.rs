@@ -206,7 +206,7 @@ fn header_bytes(json: &str) -> Vec<u8> {
 
 /// The boxes that the part is made of; they lie in the file as they follow each other.
 fn entry(dtype: Dtype, part: &TensorPart, file: &str, mut byte_offset: u64) -> TensorEntry {
-    let pieces = part.excerpt().regions().into_iter().map(|region| {
+    let pieces = part.tensor_shard().regions().into_iter().map(|region| {
         let piece =
             TensorPiece { start: region.start, shape: region.shape, file: file.to_owned(), byte_offset };
         byte_offset += piece.shape.iter().product::<u64>() * dtype::num_bytes(dtype);

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use rlt_core::excerpt::Excerpt;
+use rlt_core::tensor_shard::TensorShard;
 use safetensors::SafeTensors;
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
@@ -33,7 +33,7 @@ fn parts(writer_idx: usize, step: u64) -> Vec<TensorPart> {
     let mut parts = divided(alike, (writer_idx, NUM_WRITERS));
     let range = [0..23, 23..47, 47..70][writer_idx].clone();
     let values = pieces[0].1.view(-1).narrow(0, range.start as i64, range.len() as i64);
-    parts.push(TensorPart::of(&Excerpt { name: "pieces", shape: &[7, 10], range }, &values));
+    parts.push(TensorPart::of(&TensorShard { name: "pieces", shape: &[7, 10], range }, &values));
     parts
 }
 
@@ -69,7 +69,7 @@ fn what_many_have_written_is_whole() {
         for range in [0..len, len / 3..len, len / 5..len - len / 7] {
             let (start, num) = (range.start as i64, range.len() as i64);
             let values = Tensor::zeros([num], (tensor.kind(), Device::Cpu));
-            checkpoint.fill(&Excerpt { name: &name, shape: &shape, range }, &values).unwrap();
+            checkpoint.fill(&TensorShard { name: &name, shape: &shape, range }, &values).unwrap();
             assert!(values.equal(&tensor.contiguous().view(-1).narrow(0, start, num)), "{name} from {start}");
         }
     }
@@ -91,7 +91,7 @@ fn a_rank_reads_no_file_but_those_that_hold_what_it_needs() {
     let checkpoint = Checkpoint::open_verified(&folder, &digest).unwrap();
     // Rows are read whole: these four end before the third file begins.
     let values = Tensor::zeros([35], (Kind::Float, Device::Cpu));
-    let of_two = |range| Excerpt { name: "pieces", shape: &[7, 10], range };
+    let of_two = |range| TensorShard { name: "pieces", shape: &[7, 10], range };
     checkpoint.fill(&of_two(5..40), &values).unwrap();
     assert!(values.equal(&numbers(&[7, 10], 5).view(-1).narrow(0, 5, 35)));
     let missing = checkpoint.fill(&of_two(20..55), &values).unwrap_err().to_string();

@@ -23,14 +23,14 @@ pub(super) struct Way {
 fn on_layout<T: Send>((size, _, sp): Layout, body: impl Fn(&Ranks) -> T + Sync) -> Vec<T> {
     match size {
         1 => vec![body(&Ranks::alone())],
-        _ => on_ranks(size, |ranks| body(&ranks.sharing_streams(sp).unwrap())),
+        _ => on_ranks(size, |ranks| body(&ranks.with_sequence_parallel(sp).unwrap())),
     }
 }
 
 /// Weights, moments and counts, whole, by their names in a checkpoint; nothing on other ranks than the first.
 fn state_of(actor: &mut Actor) -> BTreeMap<String, Tensor> {
     let folder = tempfile::tempdir().unwrap();
-    let state = actor.trained().tensors(folder.path()).unwrap();
+    let state = actor.trainable().tensors(folder.path()).unwrap();
     state.into_iter().map(|(name, tensor)| (name, tensor.detach().copy())).collect()
 }
 
@@ -41,7 +41,7 @@ fn train_on(actor: &mut Actor, case: Case, steps: std::ops::Range<u64>) {
 /// Two updates, a checkpoint in `dir`, two more; the state at the checkpoint, and at the end.
 pub(super) fn save(Way { case, layout, rests }: Way, dir: &Path) -> [BTreeMap<String, Tensor>; 2] {
     let ended = on_layout(layout, |ranks| {
-        let mut actor = actor_that_rests(case, ranks, layout.1, rests, dir);
+        let mut actor = offloaded_actor(case, ranks, layout.1, rests, dir);
         train_on(&mut actor, case, 0..2);
         let mut store = match ranks.is_leader() {
             true => CheckpointStore::open(dir, 1).unwrap(),
@@ -50,7 +50,7 @@ pub(super) fn save(Way { case, layout, rests }: Way, dir: &Path) -> [BTreeMap<St
         let mut saving = Saving::prepare(ranks, &store).unwrap();
         assert!(saving.is_shared());
         let saved = state_of(&mut actor);
-        saving.begin((ranks, &store), 2, json!({}), Some(actor.trained().parts().unwrap())).unwrap();
+        saving.begin((ranks, &store), 2, json!({}), Some(actor.trainable().tensor_parts().unwrap())).unwrap();
         // What happens to the weights from now on is no part of it.
         train_on(&mut actor, case, 2..4);
         let settled = saving.settle((ranks, &mut store), Patience::Until).unwrap();
@@ -64,8 +64,8 @@ pub(super) fn save(Way { case, layout, rests }: Way, dir: &Path) -> [BTreeMap<St
 pub(super) fn go_on(Way { case, layout, rests }: Way, path: &Path) -> [BTreeMap<String, Tensor>; 2] {
     let folder = tempfile::tempdir().unwrap();
     let ended = on_layout(layout, |ranks| {
-        let mut actor = actor_that_rests(case, ranks, layout.1, rests, folder.path());
-        actor.trained().restore(&Checkpoint::open(path).unwrap()).unwrap();
+        let mut actor = offloaded_actor(case, ranks, layout.1, rests, folder.path());
+        actor.trainable().restore(&Checkpoint::open(path).unwrap()).unwrap();
         let restored = state_of(&mut actor);
         train_on(&mut actor, case, 2..4);
         [restored, state_of(&mut actor)]

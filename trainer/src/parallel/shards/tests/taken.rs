@@ -24,7 +24,7 @@ impl Detokenizer for Digits {
 type Sampled = (Vec<u32>, Vec<f32>);
 
 /// Two prompts of three samples each.
-fn sample(engine: &mut RolloutEngine, policy: DecoderParts<'_>) -> Result<Vec<Sampled>, RolloutError> {
+fn sample(engine: &mut RolloutEngine, policy: DecoderUnits<'_>) -> Result<Vec<Sampled>, RolloutError> {
     let request = |prompt: &[TokenId]| RolloutRequest {
         prompt: prompt.into(),
         seeds: vec![1, 2, 3],
@@ -49,8 +49,8 @@ fn put_adapter_to_work(actor: &Actor) {
     };
     match actor.shards() {
         Some(shards) => {
-            let filled = shards.fill(|excerpt, piece| {
-                set(excerpt.name, piece.shallow_clone());
+            let filled = shards.fill(|tensor_shard, piece| {
+                set(tensor_shard.name, piece.shallow_clone());
                 Ok::<(), RankError>(())
             });
             filled.unwrap();
@@ -69,13 +69,17 @@ fn an_engine_samples_from_shards_what_it_samples_from_the_whole() {
     for (case, size) in [(FULL, 3), (tied, 2), (adapter, 2), (Case { compute: Kind::BFloat16, ..tied }, 2)] {
         let folder = tempfile::tempdir().unwrap();
         let drawn = |ranks: &Ranks, dp_shard, rests| {
-            let actor = actor_that_rests(case, ranks, dp_shard, rests, folder.path());
+            let actor = offloaded_actor(case, ranks, dp_shard, rests, folder.path());
             put_adapter_to_work(&actor);
             let mut engine = engine();
-            let at_rest = actor.shards().map(ShardedParameters::num_bytes);
-            engine.sync_weights(actor.parts(), 1).unwrap();
-            assert_eq!(actor.shards().map(ShardedParameters::num_bytes), at_rest, "what has come has gone");
-            sample(&mut engine, actor.parts()).unwrap()
+            let sharded_bytes = actor.shards().map(ShardedParameters::num_bytes);
+            engine.sync_weights(actor.units(), 1).unwrap();
+            assert_eq!(
+                actor.shards().map(ShardedParameters::num_bytes),
+                sharded_bytes,
+                "what has come has gone"
+            );
+            sample(&mut engine, actor.units()).unwrap()
         };
         let whole = drawn(&Ranks::alone(), 1, NONE);
         // The same products of the same bits.
@@ -92,14 +96,14 @@ fn an_engine_samples_from_shards_what_it_samples_from_the_whole() {
 fn a_rank_whose_shard_has_changed_since_the_synchronisation_refuses_to_generate() {
     let folder = tempfile::tempdir().unwrap();
     let refuses = |ranks: &Ranks, rests| {
-        let mut actor = actor_that_rests(FULL, ranks, ranks.size(), rests, folder.path());
+        let mut actor = offloaded_actor(FULL, ranks, ranks.size(), rests, folder.path());
         let mut engine = engine();
-        engine.sync_weights(actor.parts(), 1).unwrap();
-        sample(&mut engine, actor.parts()).unwrap();
+        engine.sync_weights(actor.units(), 1).unwrap();
+        sample(&mut engine, actor.units()).unwrap();
         update(&mut actor, &batch(), &plan(FULL, 0)).unwrap();
-        let error = sample(&mut engine, actor.parts()).unwrap_err();
-        engine.sync_weights(actor.parts(), 2).unwrap();
-        sample(&mut engine, actor.parts()).unwrap();
+        let error = sample(&mut engine, actor.units()).unwrap_err();
+        engine.sync_weights(actor.units(), 2).unwrap();
+        sample(&mut engine, actor.units()).unwrap();
         matches!(error, RolloutError::StaleWeights { policy_version: 1, .. })
     };
     assert_eq!(on_ranks(2, |ranks| refuses(&ranks, NONE)), [true, true]);
@@ -114,14 +118,14 @@ fn what_was_gathered_wrong_is_told_by_the_digests_of_all_ranks() {
         let actor = actor(FULL, &ranks, 2);
         let shards = actor.shards().unwrap();
         let mut told = Vec::new();
-        let visited = shards.visit(Numbers::Exact, |part| {
-            told.push(shards.is_as_held(part, digest)?);
+        let visited = shards.visit(WeightDtype::Master, |unit| {
+            told.push(shards.is_as_held(unit, digest)?);
             // The first number of rank 0's shard, as it has come to rank 1.
             if ranks.rank() == 1 {
-                let (_, leaf) = shards.parameters_of(part).into_iter().next().unwrap();
+                let (_, leaf) = shards.parameters_of(unit).into_iter().next().unwrap();
                 let _ = leaf.view(-1).narrow(0, 0, 1).fill_(77.0);
             }
-            told.push(shards.is_as_held(part, digest)?);
+            told.push(shards.is_as_held(unit, digest)?);
             Ok::<(), RankError>(())
         });
         visited.unwrap();
@@ -161,9 +165,9 @@ fn shards_are_exported_byte_for_byte_as_the_whole() {
             let mut model = ranks.is_leader().then(|| Export::begin(&actor.decoder, dir, &options).unwrap());
             let mut adapter = (ranks.is_leader() && case.lora)
                 .then(|| AdapterExport::begin(&actor.decoder, &adapter_dir, None).unwrap());
-            let visited = actor.parts().visit(Numbers::Exact, |part| {
-                model.iter_mut().for_each(|model| model.write(part.layer_idx()).unwrap());
-                adapter.iter_mut().for_each(|adapter| adapter.write(part.layer_idx()).unwrap());
+            let visited = actor.units().visit(WeightDtype::Master, |unit| {
+                model.iter_mut().for_each(|model| model.write(unit.layer_idx()).unwrap());
+                adapter.iter_mut().for_each(|adapter| adapter.write(unit.layer_idx()).unwrap());
                 Ok::<(), RankError>(())
             });
             visited.unwrap();

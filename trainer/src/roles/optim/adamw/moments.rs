@@ -1,7 +1,7 @@
 //! The moments of one parameter, float32 in its shape: here, or at rest between steps. What is done with them
 //! is AdamW's.
 
-use rlt_torch::{Coming, Error, Resting, RestingPlace};
+use rlt_torch::{Error, OffloadStorage, Offloaded, Prefetch};
 use tch::{Kind, Tensor};
 
 /// Both moments, by the names that they have in a checkpoint.
@@ -11,41 +11,43 @@ pub(super) const NAMES: [&str; 2] = ["exp_avg", "exp_avg_sq"];
 #[derive(Debug)]
 pub(super) enum Moments {
     Here([Tensor; 2]),
-    Resting([Resting; 2]),
+    Offloaded([Offloaded; 2]),
 }
 
 /// Moments on their way to the parameter.
-pub(super) enum Departed {
+pub(super) enum Prefetched {
     Here([Tensor; 2]),
-    Coming([Coming; 2]),
+    Prefetch([Prefetch; 2]),
 }
 
 impl Moments {
-    /// Zeros beside a parameter, laid down in `place` where there is one.
-    pub(super) fn zeros(leaf: &Tensor, place: Option<&mut RestingPlace>) -> Result<Self, Error> {
+    /// Zeros beside a parameter, laid down to `storage` where there is one.
+    pub(super) fn zeros(leaf: &Tensor, storage: Option<&mut OffloadStorage>) -> Result<Self, Error> {
         let zeros = || {
             Tensor::f_zeros(leaf.size(), (Kind::Float, leaf.device()))
                 .map_err(|source| Error::Libtorch { act: "allocating moments", message: source.to_string() })
         };
-        let Some(place) = place else { return Ok(Self::Here([zeros()?, zeros()?])) };
+        let Some(storage) = storage else { return Ok(Self::Here([zeros()?, zeros()?])) };
         let zeros = zeros()?;
-        Ok(Self::Resting([place.keep(&zeros)?, place.keep(&zeros)?]))
+        Ok(Self::Offloaded([storage.offload(&zeros)?, storage.offload(&zeros)?]))
     }
 
     /// Lets the moments set out.
-    pub(super) fn depart(&self) -> Result<Departed, Error> {
+    pub(super) fn prefetch(&self) -> Result<Prefetched, Error> {
         Ok(match self {
-            Self::Here(moments) => Departed::Here(moments.each_ref().map(Tensor::shallow_clone)),
-            Self::Resting([one, other]) => Departed::Coming([one.depart_anew()?, other.depart_anew()?]),
+            Self::Here(moments) => Prefetched::Here(moments.each_ref().map(Tensor::shallow_clone)),
+            Self::Offloaded([one, other]) => {
+                Prefetched::Prefetch([one.prefetch_new()?, other.prefetch_new()?])
+            }
         })
     }
 
-    /// Lays moments down that [`Departed::arrive`] gave and that have changed since.
+    /// Lays moments down that [`Prefetched::wait`] gave and that have changed since.
     pub(super) fn put_back(&self, changed: &[Tensor; 2]) -> Result<(), Error> {
         match self {
             Self::Here(_) => Ok(()),
-            Self::Resting(resting) => {
-                resting.iter().zip(changed).try_for_each(|(resting, changed)| resting.put(changed))
+            Self::Offloaded(offloaded) => {
+                offloaded.iter().zip(changed).try_for_each(|(offloaded, changed)| offloaded.write(changed))
             }
         }
     }
@@ -55,7 +57,7 @@ impl Moments {
         &self,
         change: impl FnOnce(&[Tensor; 2]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let moments = self.depart()?.arrive()?;
+        let moments = self.prefetch()?.wait()?;
         change(&moments)?;
         Ok(self.put_back(&moments)?)
     }
@@ -64,17 +66,17 @@ impl Moments {
     pub(super) fn in_place(&self) -> Result<[Tensor; 2], Error> {
         Ok(match self {
             Self::Here(moments) => moments.each_ref().map(Tensor::shallow_clone),
-            Self::Resting([one, other]) => [one.in_place()?, other.in_place()?],
+            Self::Offloaded([one, other]) => [one.in_place()?, other.in_place()?],
         })
     }
 }
 
-impl Departed {
+impl Prefetched {
     /// The moments, to be read and written.
-    pub(super) fn arrive(self) -> Result<[Tensor; 2], Error> {
+    pub(super) fn wait(self) -> Result<[Tensor; 2], Error> {
         Ok(match self {
             Self::Here(moments) => moments,
-            Self::Coming([one, other]) => [one.arrive()?, other.arrive()?],
+            Self::Prefetch([one, other]) => [one.wait()?, other.wait()?],
         })
     }
 }

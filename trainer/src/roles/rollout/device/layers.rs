@@ -30,7 +30,7 @@ type LayerNorms = (Tensor, Tensor, Option<(Tensor, Tensor)>);
 pub(super) struct Model<'a> {
     pub(super) kernels: Kernels,
     pub(super) weights: &'a RolloutWeights,
-    /// The ranks that have the other slices of the weights.
+    /// The ranks that have the other shards of the weights.
     pub(super) peers: Option<Peers>,
     embedding: Tensor,
     embedding_scale: f64,
@@ -122,7 +122,7 @@ impl<'a> Model<'a> {
 
     /// Buffers for the decode of at most `rows` rows.
     pub(super) fn decode_buffers(&self, rows: usize) -> Buffers {
-        let config = &self.weights.slice;
+        let config = &self.weights.shard;
         let (heads, kv_heads, head_dim) = (config.num_heads, config.num_kv_heads, config.head_dim);
         let splits = attention_splits(rows, kv_heads, self.multiprocessors);
         let num_bytes = attention_workspace_bytes(rows, heads, kv_heads, head_dim, splits);
@@ -134,7 +134,7 @@ impl<'a> Model<'a> {
 
     /// Buffers for a prefill of `rows` rows.
     pub(super) fn buffers(&self, rows: usize) -> Buffers {
-        let config = &self.weights.slice;
+        let config = &self.weights.shard;
         let options = (self.weights.frame.compute_kind(), self.kernels.device());
         let (heads, kv_heads, head_dim) = (config.num_heads, config.num_kv_heads, config.head_dim);
         let empty = |width: usize| Tensor::empty([rows as i64, width as i64], options);
@@ -206,7 +206,7 @@ impl<'a> Model<'a> {
 
     /// Adds up what all ranks have.
     fn sum(&self, own: &Tensor) -> Result<(), Failure> {
-        self.peers.as_ref().map_or(Ok(()), |peers| Ok(peers.sum(own)?))
+        self.peers.as_ref().map_or(Ok(()), |peers| Ok(peers.all_reduce(own)?))
     }
 
     fn attend(

@@ -1,32 +1,32 @@
 //! Ranks that sample as one on GPUs. Sums and logits travel as work of the decoder's stream, and so does what
 //! each rank has drawn, by which all know that they drew the same and whether one of them wants the end.
 
-use rlt_core::slice::Slice;
+use rlt_core::tensor_parallel::TpShard;
 use rlt_torch::collectives::{CollectiveError, Reduction, StreamGroup, Traffic};
 use rlt_torch::cuda::Event;
 use tch::Tensor;
 
-use crate::parallel::{RankError, SliceRanks};
+use crate::parallel::{RankError, TpGroup};
 
 /// The ranks of which this is one.
 #[derive(Debug)]
 pub(super) struct Peers {
     group: StreamGroup,
-    slice: Slice,
+    shard: TpShard,
 }
 
 impl Peers {
-    pub(super) fn new(ranks: &SliceRanks, device_idx: usize) -> Result<Self, RankError> {
-        Ok(Self { group: ranks.in_stream(device_idx)?, slice: ranks.slice() })
+    pub(super) fn new(ranks: &TpGroup, device_idx: usize) -> Result<Self, RankError> {
+        Ok(Self { group: ranks.in_stream(device_idx)?, shard: ranks.shard() })
     }
 
     pub(super) fn num(&self) -> usize {
-        self.slice.num_slices
+        self.shard.num_shards
     }
 
-    /// The longest slice of `len`.
+    /// The longest shard of `len`.
     pub(super) fn longest(&self, len: usize) -> usize {
-        self.slice.longest(len)
+        self.shard.longest(len)
     }
 
     /// Notes that a step begins; returns its number.
@@ -34,13 +34,13 @@ impl Peers {
         self.group.begin()
     }
 
-    /// Adds the tensors of all ranks in place.
-    pub(super) fn sum(&self, tensor: &Tensor) -> Result<(), CollectiveError> {
+    /// All-reduces a tensor in place.
+    pub(super) fn all_reduce(&self, tensor: &Tensor) -> Result<(), CollectiveError> {
         self.group.all_reduce(tensor, Reduction::Sum)
     }
 
-    /// Lays what each rank has end to end.
-    pub(super) fn gather(&self, of_all: &Tensor, own: &Tensor) -> Result<(), CollectiveError> {
+    /// All-gathers what each rank has, end to end.
+    pub(super) fn all_gather(&self, of_all: &Tensor, own: &Tensor) -> Result<(), CollectiveError> {
         self.group.all_gather(of_all, own)
     }
 

@@ -1,4 +1,4 @@
-//! Scores of every token of the vocabulary: one product, or the slices of several ranks laid side by side.
+//! Scores of every token of the vocabulary: one product, or the shards of several ranks laid side by side.
 
 use rlt_torch::collectives::CollectiveError;
 use tch::{Kind, Tensor};
@@ -11,11 +11,11 @@ use super::peers::Peers;
 pub(super) struct Scores {
     /// `[rows, vocabulary]`.
     pub(super) of_all_tokens: Tensor,
-    slices: Option<Slices>,
+    shards: Option<TpScores>,
 }
 
-/// Scores of the tokens of slices, which are as long as the first.
-struct Slices {
+/// Scores of the tokens of shards, which are as long as the first.
+struct TpScores {
     /// This rank's, `[rows, longest]`.
     own: Tensor,
     /// Numbers of all ranks, of as many rows as there are.
@@ -29,20 +29,20 @@ impl Model<'_> {
     pub(super) fn scores(&self, max_rows: usize, kind: Kind) -> Scores {
         let empty = |size: &[i64]| Tensor::empty(size, (kind, self.device()));
         let (rows, vocab_size) = (max_rows as i64, self.vocab_size());
-        let slices = self.peers.as_ref().map(|peers| {
+        let shards = self.peers.as_ref().map(|peers| {
             let (num, longest) = (peers.num(), peers.longest(vocab_size));
             let own = empty(&[rows, longest as i64]);
-            Slices { own, of_all_ranks: empty(&[(num * max_rows * longest) as i64]), num, longest }
+            TpScores { own, of_all_ranks: empty(&[(num * max_rows * longest) as i64]), num, longest }
         });
-        Scores { of_all_tokens: empty(&[rows, vocab_size as i64]), slices }
+        Scores { of_all_tokens: empty(&[rows, vocab_size as i64]), shards }
     }
 
     /// Scores of hidden states behind the final norm.
     pub(super) fn score(&self, normed: &Tensor, scores: &Scores) -> Result<(), Failure> {
-        match (&scores.slices, &self.peers) {
-            (Some(slices), Some(peers)) => {
-                self.head().forward_into(normed, &slices.own)?;
-                Ok(slices.side_by_side(peers, &scores.of_all_tokens)?)
+        match (&scores.shards, &self.peers) {
+            (Some(shards), Some(peers)) => {
+                self.head().forward_into(normed, &shards.own)?;
+                Ok(shards.all_gather_columns(peers, &scores.of_all_tokens)?)
             }
             _ => Ok(self.head().forward_into(normed, &scores.of_all_tokens)?),
         }
@@ -53,19 +53,19 @@ impl Scores {
     /// The same memory for fewer rows.
     pub(super) fn of_rows(&self, rows: usize) -> Self {
         let first = |tensor: &Tensor| tensor.narrow(0, 0, rows as i64);
-        let slices = self.slices.as_ref().map(|slices| Slices {
-            own: first(&slices.own),
-            of_all_ranks: slices.of_all_ranks.narrow(0, 0, (slices.num * rows * slices.longest) as i64),
-            ..*slices
+        let shards = self.shards.as_ref().map(|shards| TpScores {
+            own: first(&shards.own),
+            of_all_ranks: shards.of_all_ranks.narrow(0, 0, (shards.num * rows * shards.longest) as i64),
+            ..*shards
         });
-        Self { of_all_tokens: first(&self.of_all_tokens), slices }
+        Self { of_all_tokens: first(&self.of_all_tokens), shards }
     }
 }
 
-impl Slices {
-    /// Lays the scores of all ranks side by side, without the rows that fill the last slices up.
-    fn side_by_side(&self, peers: &Peers, of_all_tokens: &Tensor) -> Result<(), CollectiveError> {
-        peers.gather(&self.of_all_ranks, &self.own)?;
+impl TpScores {
+    /// Lays the scores of all ranks side by side, without the rows that fill the last shards up.
+    fn all_gather_columns(&self, peers: &Peers, of_all_tokens: &Tensor) -> Result<(), CollectiveError> {
+        peers.all_gather(&self.of_all_ranks, &self.own)?;
         let (rows, vocab_size) = (of_all_tokens.size()[0], of_all_tokens.size()[1]);
         let longest = self.longest as i64;
         let by_rank = self.of_all_ranks.view([self.num as i64, rows, longest]);

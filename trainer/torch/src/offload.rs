@@ -1,10 +1,10 @@
-//! Tensors away from their device: in pinned memory of the host, or, where the host's memory is the device's,
-//! in a file without a name. What rests, and when it comes, is the caller's.
+//! Offload storage: tensors away from their device, in pinned memory of the host or, for tensors of the CPU,
+//! in a nameless file. What is offloaded, and when it is prefetched, is the caller's.
 //!
 //! ```text
-//! keep, put   device -> place      a GPU goes on computing meanwhile
-//! depart      place -> a tensor    a GPU goes on computing; on the CPU the kernel reads ahead
-//! arrive                           the tensor has its values
+//! offload, write   device -> storage     a GPU goes on computing meanwhile
+//! prefetch         storage -> a tensor   a GPU goes on computing; on the CPU the kernel reads ahead
+//! wait                                   the tensor has its values
 //! ```
 //! A GPU copies on one stream of its own, so that copies follow each other in the order of calls.
 
@@ -25,13 +25,13 @@ use crate::border::{
 };
 use crate::region::{ALIGNMENT, nameless};
 
-const WRITING: &str = "writing tensors that rest in a nameless file of";
-const READING: &str = "reading tensors that rest in a nameless file of";
+const WRITING: &str = "writing offloaded tensors to a nameless file of";
+const READING: &str = "reading offloaded tensors from a nameless file of";
 
-/// Where tensors of one device rest. What rests there outlives this value.
+/// Storage for tensors of one device. Offloaded tensors outlive this value.
 #[derive(Debug)]
-pub struct RestingPlace {
-    /// `None` where tensors rest in pinned memory.
+pub struct OffloadStorage {
+    /// `None` where tensors are in pinned memory.
     file: Option<Arc<NamelessFile>>,
     /// Where the next tensor begins in the file, in bytes.
     end: u64,
@@ -50,8 +50,8 @@ impl NamelessFile {
     }
 }
 
-impl RestingPlace {
-    /// A place for tensors on `device`. Those of the CPU lie in a new file of `folder`, which is gone with
+impl OffloadStorage {
+    /// Storage for tensors on `device`. Those of the CPU are in a new file of `folder`, which is freed with
     /// the last of them.
     ///
     /// # Errors
@@ -68,25 +68,25 @@ impl RestingPlace {
         Ok(Self { file: file.map(Arc::new), end: 0 })
     }
 
-    /// Lays a copy of a contiguous tensor down.
+    /// Copies a contiguous tensor to the storage.
     ///
     /// # Errors
     /// [`Error::File`] when the disk is full, or there is not enough pinned memory.
-    pub fn keep(&mut self, tensor: &Tensor) -> Result<Resting, Error> {
+    pub fn offload(&mut self, tensor: &Tensor) -> Result<Offloaded, Error> {
         let place = match &self.file {
             Some(file) => Place::File { file: Arc::clone(file), start: self.end },
             None => Place::Pinned(pinned_like(tensor)?),
         };
-        let resting = Resting { size: tensor.size(), numbers: (tensor.kind(), tensor.device()), place };
-        resting.put(tensor)?;
-        self.end = (self.end + resting.num_bytes() as u64).next_multiple_of(ALIGNMENT as u64);
-        Ok(resting)
+        let offloaded = Offloaded { size: tensor.size(), numbers: (tensor.kind(), tensor.device()), place };
+        offloaded.write(tensor)?;
+        self.end = (self.end + offloaded.num_bytes() as u64).next_multiple_of(ALIGNMENT as u64);
+        Ok(offloaded)
     }
 }
 
-/// A tensor's numbers, at rest.
+/// A tensor in offload storage.
 #[derive(Debug)]
-pub struct Resting {
+pub struct Offloaded {
     size: Vec<i64>,
     numbers: (Kind, Device),
     place: Place,
@@ -98,18 +98,18 @@ enum Place {
         file: Arc<NamelessFile>,
         start: u64,
     },
-    /// Of the size that rests.
+    /// Of the same size.
     Pinned(Tensor),
 }
 
-impl Resting {
-    /// Lays other numbers down in the place of these: a contiguous tensor of the same size, kind and device,
-    /// which may be freed at once, but not written to before the next [`Coming::arrive`].
+impl Offloaded {
+    /// Overwrites the stored values by those of a contiguous tensor of the same size, kind and device, which
+    /// may be freed at once, but not written to before the next [`Prefetch::wait`].
     ///
     /// # Errors
     /// [`Error::File`] when they cannot be written, for instance on a full disk, or [`Error::Argument`].
-    pub fn put(&self, tensor: &Tensor) -> Result<(), Error> {
-        self.check_alike("laying a tensor down", tensor)?;
+    pub fn write(&self, tensor: &Tensor) -> Result<(), Error> {
+        self.check_alike("offloading a tensor", tensor)?;
         match &self.place {
             Place::File { file, start } => {
                 file.file.write_all_at(bytes(WRITING, tensor)?, *start).map_err(file.failed(WRITING))
@@ -118,12 +118,12 @@ impl Resting {
         }
     }
 
-    /// Lets the numbers set out for `target`, a contiguous tensor of the same size, kind and device, which
-    /// nobody may use before they have arrived.
+    /// Starts the copy to `target`, a contiguous tensor of the same size, kind and device, which nobody may
+    /// use before [`Prefetch::wait`].
     ///
     /// # Errors
     /// When the device refuses the copy, or [`Error::Argument`].
-    pub fn depart(&self, target: &Tensor) -> Result<Coming, Error> {
+    pub fn prefetch(&self, target: &Tensor) -> Result<Prefetch, Error> {
         self.check_alike("fetching a tensor", target)?;
         let target = target.detach();
         let unread = match &self.place {
@@ -138,30 +138,30 @@ impl Resting {
                 None
             }
         };
-        Ok(Coming { target, unread })
+        Ok(Prefetch { target, unread })
     }
 
-    /// Lets the numbers set out for a tensor of their own.
+    /// Starts the copy to a new tensor.
     ///
     /// # Errors
     /// When there is not enough memory, or the device refuses the copy.
-    pub fn depart_anew(&self) -> Result<Coming, Error> {
+    pub fn prefetch_new(&self) -> Result<Prefetch, Error> {
         let target = Tensor::f_empty(self.size.as_slice(), self.numbers).map_err(|source| {
-            Error::Libtorch { act: "making room for a tensor that rests", message: source.to_string() }
+            Error::Libtorch { act: "allocating memory for an offloaded tensor", message: source.to_string() }
         })?;
-        self.depart(&target)
+        self.prefetch(&target)
     }
 
-    /// The numbers in a tensor of their own.
+    /// The values in a new tensor.
     ///
     /// # Errors
-    /// As [`Self::depart_anew`] and [`Coming::arrive`].
+    /// As [`Self::prefetch_new`] and [`Prefetch::wait`].
     pub fn bring(&self) -> Result<Tensor, Error> {
-        self.depart_anew()?.arrive()
+        self.prefetch_new()?.wait()
     }
 
-    /// The numbers where they rest, a tensor of the CPU that must not be written to: it takes memory as it is
-    /// read. What is laid down later shows through.
+    /// The values where they are stored, as a tensor of the CPU that must not be written to: it takes memory
+    /// as it is read. Later writes show through.
     ///
     /// # Errors
     /// [`Error::File`] when the file cannot be mapped.
@@ -206,18 +206,18 @@ impl Resting {
 /// Numbers on their way to a tensor.
 #[derive(Debug)]
 #[must_use = "a tensor has its numbers only after they have arrived"]
-pub struct Coming {
+pub struct Prefetch {
     target: Tensor,
     /// What the CPU has yet to read, and where it begins.
     unread: Option<(Arc<NamelessFile>, u64)>,
 }
 
-impl Coming {
+impl Prefetch {
     /// The tensor, with its numbers; all that has set out before is there too.
     ///
     /// # Errors
     /// [`Error::File`] when they cannot be read.
-    pub fn arrive(mut self) -> Result<Tensor, Error> {
+    pub fn wait(mut self) -> Result<Tensor, Error> {
         match self.unread.take() {
             Some((file, start)) => {
                 let target = bytes_mut(READING, &mut self.target)?;

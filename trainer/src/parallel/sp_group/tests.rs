@@ -13,7 +13,7 @@ use tch::{Kind, Tensor};
 use super::*;
 use crate::model::{Adapter, Decoder, LoadOptions, LoraConfig, ModelConfig, ModuleMatch, PackedInput};
 use crate::parallel::tests::{actor_on_mesh, on_ranks, trained_parameters};
-use crate::roles::actor::islands::{self, Model};
+use crate::roles::actor::layer_schedule::{self, Model};
 use crate::roles::actor::probe::Sample;
 use crate::roles::actor::{Actor, ActorOptions, MicroBatch, ProbeError};
 use crate::roles::critic::{Critic, CriticOptions};
@@ -160,7 +160,7 @@ fn everywhere(layout: Layout, body: impl Fn(&Ranks) -> Vec<f64> + Sync) -> Vec<f
     if layout.size == 1 {
         return body(&Ranks::alone());
     }
-    let mut all = on_ranks(layout.size, |ranks| body(&ranks.sharing_streams(layout.sp).unwrap()));
+    let mut all = on_ranks(layout.size, |ranks| body(&ranks.with_sequence_parallel(layout.sp).unwrap()));
     assert!(all.iter().all(|numbers| numbers == &all[0]), "ranks differ");
     all.swap_remove(0)
 }
@@ -207,7 +207,8 @@ fn gradients(case: Case, ranks: &Ranks) -> Vec<f64> {
 #[track_caller]
 fn assert_as_one_rank(sp: usize, cases: &[Case], compute: fn(Case, &Ranks) -> Vec<f64>, tolerance: f64) {
     let all = |ranks: &Ranks| cases.iter().map(|case| compute(*case, ranks)).collect::<Vec<_>>();
-    let (one, many) = (all(&Ranks::alone()), on_ranks(sp, |ranks| all(&ranks.sharing_streams(sp).unwrap())));
+    let (one, many) =
+        (all(&Ranks::alone()), on_ranks(sp, |ranks| all(&ranks.with_sequence_parallel(sp).unwrap())));
     for rank in &many {
         assert_eq!(rank, &many[0], "ranks differ");
         for (case, (one, got)) in cases.iter().zip(one.iter().zip(rank)) {
@@ -316,7 +317,7 @@ fn a_critic_learns_on_streams_as_on_one_rank() {
 #[test]
 fn every_pass_has_a_degree_of_its_own() {
     let compute = |ranks: &Ranks, [updates, logprobs]: [usize; 2], dp_shard: usize| {
-        let sharing = |sp| ranks.clone().sharing_streams(sp).unwrap();
+        let sharing = |sp| ranks.clone().with_sequence_parallel(sp).unwrap();
         let mut actor = actor(FULL, &sharing(updates), dp_shard);
         if logprobs != updates {
             actor = actor.scoring_by(sharing(logprobs));
@@ -350,11 +351,11 @@ fn ranks_of_a_stream_have_the_same_samples_and_each_an_equal_part_of_the_tokens(
     let batch = batch();
     let all: Vec<usize> = (0..batch.rows.num_rows()).collect();
     let shares = on_ranks(4, |ranks| {
-        let ranks = ranks.sharing_streams(2).unwrap();
+        let ranks = ranks.with_sequence_parallel(2).unwrap();
         let share = ranks.share_of(&batch, &all, 13);
         let split =
             |max_tokens, part| MicroBatch::split(&batch, &share, &decoder(FULL), max_tokens, part).unwrap();
-        for micro_batch in split(12, ranks.stream_part()) {
+        for micro_batch in split(12, ranks.sp_shard()) {
             let num_tokens = micro_batch.input.num_tokens();
             assert!(num_tokens <= 24, "{num_tokens} of two budgets");
             assert_eq!(micro_batch.input.tokens.size(), [num_tokens.div_ceil(2) as i64]);
@@ -370,18 +371,18 @@ fn ranks_of_a_stream_have_the_same_samples_and_each_an_equal_part_of_the_tokens(
 #[test]
 fn a_model_that_does_not_see_beyond_its_own_tokens_is_found_before_the_first_step() {
     let outcomes = on_ranks(2, |ranks| {
-        let ranks = ranks.sharing_streams(2).unwrap();
+        let ranks = ranks.with_sequence_parallel(2).unwrap();
         let actor = actor(FULL, &ranks, 1);
-        actor.check_streams(actor.ranks(), "sp").unwrap();
+        actor.check_sequence_parallel(actor.ranks(), "sp").unwrap();
         let sample = Sample::new(2, 11);
-        let alone = Model { decoder: &actor.decoder, shards: None, stream: None };
-        let whole_td = sample.hidden_states(alone, StreamPart::WHOLE).unwrap();
-        let own = ranks.stream_part().range(11);
+        let alone = Model { decoder: &actor.decoder, shards: None, sp_group: None };
+        let whole_td = sample.hidden_states(alone, SpShard::WHOLE).unwrap();
+        let own = ranks.sp_shard().range(11);
         // Each rank runs its tokens as if they were all there are.
         let tokens = sample.tokens()[own.start..own.end.min(11)].to_vec();
         let input = PackedInput::new(&[&tokens], tch::Device::Cpu);
         let context = actor.decoder.context(&input, Adapter::On);
-        let inert_td = islands::infer(alone, &input, &context).unwrap();
+        let inert_td = layer_schedule::infer(alone, &input, &context).unwrap();
         sample.compare(&inert_td, &whole_td, (&ranks, "spec.workers.mesh.sp"))
     });
     for outcome in outcomes {

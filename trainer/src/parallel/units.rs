@@ -1,26 +1,26 @@
-//! A decoder that is read part by part, wherever its parts are: whoever takes all of a model over never needs
-//! it whole. What is made of a part is the reader's.
+//! A decoder that is read one FSDP unit at a time: weight sync and export never need the whole model in
+//! memory. What is made of a unit is the reader's.
 
 use tch::Kind;
 
-use super::{Numbers, Part, RankError, ShardedParameters};
+use super::{FsdpUnit, RankError, ShardedParameters, WeightDtype};
 use crate::model::Decoder;
 
 /// A decoder to be read one part after the other: all of it is here, or its parts come and go.
 #[derive(Clone, Copy, Debug)]
-pub struct DecoderParts<'a> {
+pub struct DecoderUnits<'a> {
     decoder: &'a Decoder,
     shards: Option<&'a ShardedParameters>,
 }
 
-impl<'a> From<&'a Decoder> for DecoderParts<'a> {
+impl<'a> From<&'a Decoder> for DecoderUnits<'a> {
     /// One that is all here.
     fn from(decoder: &'a Decoder) -> Self {
         Self { decoder, shards: None }
     }
 }
 
-impl<'a> DecoderParts<'a> {
+impl<'a> DecoderUnits<'a> {
     /// A decoder whose ranks share it as `shards`; without them it is all here.
     pub fn new(decoder: &'a Decoder, shards: Option<&'a ShardedParameters>) -> Self {
         Self { decoder, shards }
@@ -38,9 +38,9 @@ impl<'a> DecoderParts<'a> {
 
     /// The numbers that a copy to sample with in `kind` is made of: those that layers compute with, unless an
     /// adapter is to be folded in, or `kind` is another one: no number is rounded twice.
-    pub fn numbers_to_sample(&self, kind: Kind) -> Numbers {
+    pub fn dtype_to_sample(&self, kind: Kind) -> WeightDtype {
         let is_other = self.decoder.lora().is_some() || kind != self.decoder.compute_kind();
-        if is_other { Numbers::Exact } else { Numbers::Computed }
+        if is_other { WeightDtype::Master } else { WeightDtype::Compute }
     }
 
     /// Lets `read` see every part while it is whole, in `numbers` where it comes and goes: first what is
@@ -51,14 +51,14 @@ impl<'a> DecoderParts<'a> {
     /// What `read` fails with, or [`RankError`] when a rank is lost or memory is short.
     pub fn visit<E: From<RankError>>(
         &self,
-        numbers: Numbers,
-        mut read: impl FnMut(Part) -> Result<(), E>,
+        dtype: WeightDtype,
+        mut read: impl FnMut(FsdpUnit) -> Result<(), E>,
     ) -> Result<(), E> {
         match self.shards {
-            Some(shards) => shards.visit(numbers, read),
+            Some(shards) => shards.visit(dtype, read),
             None => {
-                let layers = (0..self.decoder.layers().len()).map(Part::Layer);
-                std::iter::once(Part::Outer).chain(layers).try_for_each(&mut read)
+                let layers = (0..self.decoder.layers().len()).map(FsdpUnit::Layer);
+                std::iter::once(FsdpUnit::Outer).chain(layers).try_for_each(&mut read)
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Ranks that are threads here sample as one, each with a slice of the weights: the completions of one rank
+//! Ranks that are threads here sample as one, each with a shard of the weights: the completions of one rank
 //! that has the whole.
 
 use std::error::Error;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::Completion;
 use rlt_trainer::model::{Decoder, LoadOptions, ModelConfig};
-use rlt_trainer::parallel::{DecoderParts, ShardedParameters};
+use rlt_trainer::parallel::{DecoderUnits, ShardedParameters};
 use rlt_trainer::roles::rollout::{
     RolloutEngine, RolloutError, RolloutOptions, RolloutRequest, RolloutStats,
 };
@@ -23,7 +23,7 @@ type Samples = Vec<Vec<Completion>>;
 
 fn sample<'a>(
     engine: &mut RolloutEngine,
-    policy: impl Into<DecoderParts<'a>>,
+    policy: impl Into<DecoderUnits<'a>>,
     requests: &[RolloutRequest],
 ) -> Result<Samples, RolloutError> {
     engine.generate(policy, requests, &Letters, &mut |_| ControlFlow::Continue(()))
@@ -31,13 +31,13 @@ fn sample<'a>(
 
 /// What ranks that sample as one write, the same on each of them, with `options` and in each of several
 /// calls.
-fn sliced(
-    num_slices: usize,
+fn sharded(
+    num_shards: usize,
     decoder: impl Fn() -> Decoder + Sync,
     options: &RolloutOptions,
     calls: &[Vec<RolloutRequest>],
 ) -> (Vec<Samples>, RolloutStats) {
-    let mut of_ranks = on_ranks(num_slices, 60, |ranks| {
+    let mut of_ranks = on_ranks(num_shards, 60, |ranks| {
         let (decoder, mut engine) = (decoder(), engine(&ranks, options.clone()));
         engine.sync_weights(&decoder, 0).unwrap();
         let samples: Vec<Samples> =
@@ -60,23 +60,23 @@ fn slices_of_every_family_sample_what_the_actor_would() {
         let calls = [SamplingParams::default(), truncated(), SamplingParams::greedy()]
             .map(|sampling| requests(4, 2, &sampling));
         let greedy = tokens(&generate(&whole, options(), &calls[2]).unwrap());
-        for num_slices in [2, 4] {
-            let (samples, _) = sliced(num_slices, || decoder(family), &options(), &calls);
+        for num_shards in [2, 4] {
+            let (samples, _) = sharded(num_shards, || decoder(family), &options(), &calls);
             for (requests, samples) in calls.iter().zip(&samples) {
-                let case = format!("{family} in {num_slices} slices");
+                let case = format!("{family} in {num_shards} shards");
                 assert_like_actor(&case, [&whole, &exact], requests, samples);
             }
-            assert_eq!(tokens(&samples[2]), greedy, "{family} in {num_slices} slices");
+            assert_eq!(tokens(&samples[2]), greedy, "{family} in {num_shards} shards");
         }
     }
 }
 
-/// Two numbers have one sum, in whatever order, so that with two slices rows stay by themselves; also where
+/// Two numbers have one sum, in whatever order, so that with two shards rows stay by themselves; also where
 /// the cache is short of room for all, and the samples of a prompt share it.
 #[test]
-fn two_slices_sample_the_same_in_any_batch_and_after_a_preemption() {
+fn two_tensor_parallel_shards_sample_the_same_in_any_batch_and_after_a_preemption() {
     let calls = [requests(7, 2, &truncated())];
-    let run = |options: RolloutOptions| sliced(2, || decoder("qwen3"), &options, &calls);
+    let run = |options: RolloutOptions| sharded(2, || decoder("qwen3"), &options, &calls);
     let (together, roomy) = run(options());
     for (max_concurrent, max_prefill_tokens) in [(1, 4096), (3, 20)] {
         let bounds = RolloutOptions { max_concurrent, max_prefill_tokens, ..options() };
@@ -103,7 +103,7 @@ fn a_stop_string_ends_a_sliced_sample_where_it_ends_a_whole_one() {
     let calls = [requests(3, 1, &sampling)];
     let whole = generate(&decoder("llama"), options(), &calls[0]).unwrap();
     assert!(whole[2][0].tokens.len() < unstopped[2][0].tokens.len());
-    let (samples, _) = sliced(2, || decoder("llama"), &options(), &calls);
+    let (samples, _) = sharded(2, || decoder("llama"), &options(), &calls);
     let ends = |samples: &Samples| -> Vec<_> {
         let ends = samples.iter().flatten();
         ends.map(|one| (one.tokens.clone(), one.text.clone(), one.finish_reason)).collect()
@@ -113,7 +113,7 @@ fn a_stop_string_ends_a_sliced_sample_where_it_ends_a_whole_one() {
 
 /// Folded in before the cut, of a model that is whole on each rank or shared by them.
 #[test]
-fn an_adapter_is_folded_into_slices_of_the_whole_and_of_shards() {
+fn an_adapter_is_folded_into_tensor_parallel_shards_of_the_whole_and_of_shards() {
     let adapted = |family: &str| {
         let mut decoder = decoder(family);
         decoder.load_adapter(&folder(family).join("adapter")).unwrap();
@@ -121,14 +121,14 @@ fn an_adapter_is_folded_into_slices_of_the_whole_and_of_shards() {
     };
     for family in ["llama", "gemma"] {
         let calls = [requests(3, 2, &SamplingParams::default())];
-        let (samples, _) = sliced(2, || adapted(family), &options(), &calls);
+        let (samples, _) = sharded(2, || adapted(family), &options(), &calls);
         let mut exact = decoder_f64(family);
         exact.load_adapter(&folder(family).join("adapter")).unwrap();
         assert_like_actor(family, [&adapted(family), &exact], &calls[0], &samples[0]);
         let of_shards = on_ranks(2, 60, |ranks| {
             let decoder = adapted(family);
             let shards = ShardedParameters::new(&decoder, Rc::new(ranks.on_mesh(2).unwrap()), None).unwrap();
-            let (parts, mut engine) = (DecoderParts::new(&decoder, Some(&shards)), engine(&ranks, options()));
+            let (parts, mut engine) = (DecoderUnits::new(&decoder, Some(&shards)), engine(&ranks, options()));
             engine.sync_weights(parts, 0).unwrap();
             sample(&mut engine, parts, &calls[0]).unwrap()
         });
@@ -142,10 +142,10 @@ fn sliced_bf16_rollouts_stay_as_close_to_the_actor_as_whole_ones() {
     let bf16 = LoadOptions { storage: Kind::BFloat16, compute: Kind::BFloat16, ..LoadOptions::default() };
     let decoder = || Decoder::load(&folder("qwen3"), &bf16).unwrap();
     let calls = [requests(5, 2, &SamplingParams::default())];
-    for num_slices in [2, 4] {
-        let (samples, _) = sliced(num_slices, decoder, &options(), &calls);
+    for num_shards in [2, 4] {
+        let (samples, _) = sharded(num_shards, decoder, &options(), &calls);
         let error = actor_error(&decoder(), &calls[0], &samples[0]);
-        assert!(error <= 0.1, "{num_slices} slices: {error:.1e}");
+        assert!(error <= 0.1, "{num_shards} shards: {error:.1e}");
     }
 }
 
@@ -162,25 +162,25 @@ fn a_slice_takes_its_part_of_the_memory() {
     engine.sync_weights(&decoder(), 0).unwrap();
     sample(&mut engine, &decoder(), &calls[0]).unwrap();
     let whole = engine.stats();
-    for num_slices in [2, 4] {
-        let (_, slice) = sliced(num_slices, decoder, &options(), &calls);
-        assert_eq!(slice.weight_bytes * num_slices, whole.weight_bytes);
-        assert_eq!(slice.cache_bytes * num_slices, whole.cache_bytes);
+    for num_shards in [2, 4] {
+        let (_, shard) = sharded(num_shards, decoder, &options(), &calls);
+        assert_eq!(shard.weight_bytes * num_shards, whole.weight_bytes);
+        assert_eq!(shard.cache_bytes * num_shards, whole.cache_bytes);
     }
 }
 
 #[test]
 fn what_ranks_exchange_to_sample_as_one_is_counted_and_is_what_their_sums_and_logits_need() {
-    let num_slices = 2;
+    let num_shards = 2;
     let requests = requests(6, 3, &SamplingParams::default());
-    let of_ranks = on_ranks(num_slices, 60, |ranks| {
+    let of_ranks = on_ranks(num_shards, 60, |ranks| {
         let (decoder, mut engine) = (decoder("llama"), engine(&ranks, options()));
         engine.sync_weights(&decoder, 0).unwrap();
         let before = ranks.traffic();
         sample(&mut engine, &decoder, &requests).unwrap();
         let (sizes, stats) = (decoder.config, engine.stats());
         let num_sums = 2 * sizes.num_layers * (stats.num_prefilled_tokens + stats.num_tokens);
-        let num_logits = stats.num_tokens * sizes.vocab_size / num_slices;
+        let num_logits = stats.num_tokens * sizes.vocab_size / num_shards;
         (ranks.traffic().since(before).sent, 4 * (num_sums * sizes.hidden_size + num_logits))
     });
     // Of a sum each of two ranks sends half, twice.
@@ -234,6 +234,6 @@ fn a_rank_that_does_not_come_to_a_sum_is_named() {
         let cause = failed.as_ref().and_then(Error::source).and_then(Error::source);
         cause.map(ToString::to_string).unwrap_or_default()
     });
-    let words = ["all-reduce", "of group rollout 0 of 2 slices", "rank 1"];
+    let words = ["all-reduce", "of group rollout 0 of 2 shards", "rank 1"];
     assert!(words.iter().all(|word| said[0].contains(word)), "{said:?}");
 }

@@ -3,12 +3,12 @@
 use tch::{Device, Kind, Tensor};
 
 use super::randn;
-use crate::{Error, RestingPlace};
+use crate::{Error, OffloadStorage};
 
 /// Lays tensors of all kinds down, replaces one, and fetches them in another order.
 fn assert_comes_back(device: Device) {
     let folder = tempfile::tempdir().unwrap();
-    let mut place = RestingPlace::new(folder.path(), device).unwrap();
+    let mut storage = OffloadStorage::new(folder.path(), device).unwrap();
     let on_device = |tensor: Tensor| tensor.to_device(device);
     let tensors = [
         on_device(randn(&[3, 5], 1)),
@@ -16,24 +16,24 @@ fn assert_comes_back(device: Device) {
         on_device(randn(&[1 << 18], 2).to_kind(Kind::BFloat16)),
         on_device(randn(&[7], 3)),
     ];
-    let resting = tensors.each_ref().map(|tensor| place.keep(tensor).unwrap());
+    let offloaded = tensors.each_ref().map(|tensor| storage.offload(tensor).unwrap());
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "the file has no name");
-    drop(place);
+    drop(storage);
     let replaced = on_device(randn(&[3, 5], 4));
-    resting[0].put(&replaced).unwrap();
+    offloaded[0].write(&replaced).unwrap();
     let expected = [&replaced, &tensors[1], &tensors[2], &tensors[3]];
     // The next one is on its way while one arrives.
-    let mut coming = resting[3].depart_anew().unwrap();
+    let mut coming = offloaded[3].prefetch_new().unwrap();
     for at in [2, 1, 0] {
-        let arrived = coming.arrive().unwrap();
-        coming = resting[at].depart_anew().unwrap();
+        let arrived = coming.wait().unwrap();
+        coming = offloaded[at].prefetch_new().unwrap();
         assert!(arrived.equal(expected[at + 1]), "tensor {}", at + 1);
     }
     let target = Tensor::zeros([3, 5], (Kind::Float, device));
-    drop(resting[0].depart(&target).unwrap().arrive().unwrap());
-    assert!(target.equal(&replaced) && coming.arrive().unwrap().equal(&replaced));
-    for (resting, expected) in resting.iter().zip(expected) {
-        assert!(resting.in_place().unwrap().equal(&expected.to_device(Device::Cpu)));
+    drop(offloaded[0].prefetch(&target).unwrap().wait().unwrap());
+    assert!(target.equal(&replaced) && coming.wait().unwrap().equal(&replaced));
+    for (offloaded, expected) in offloaded.iter().zip(expected) {
+        assert!(offloaded.in_place().unwrap().equal(&expected.to_device(Device::Cpu)));
     }
 }
 
@@ -55,9 +55,10 @@ fn tensors_come_back_from_pinned_memory_as_they_were() {
 #[test]
 fn a_tensor_of_another_size_or_with_gaps_is_not_laid_down() {
     let folder = tempfile::tempdir().unwrap();
-    let resting = RestingPlace::new(folder.path(), Device::Cpu).unwrap().keep(&randn(&[2, 3], 1)).unwrap();
+    let offloaded =
+        OffloadStorage::new(folder.path(), Device::Cpu).unwrap().offload(&randn(&[2, 3], 1)).unwrap();
     for other in [randn(&[3, 2], 1), randn(&[3, 2], 1).tr(), randn(&[2, 3], 1).to_kind(Kind::Double)] {
-        assert!(matches!(resting.put(&other), Err(Error::Argument { .. })), "{other:?}");
+        assert!(matches!(offloaded.write(&other), Err(Error::Argument { .. })), "{other:?}");
     }
 }
 
@@ -65,6 +66,6 @@ fn a_tensor_of_another_size_or_with_gaps_is_not_laid_down() {
 fn a_folder_that_cannot_be_written_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let missing = folder.path().join("missing");
-    let error = RestingPlace::new(&missing, Device::Cpu).unwrap_err().to_string();
+    let error = OffloadStorage::new(&missing, Device::Cpu).unwrap_err().to_string();
     assert!(error.contains("making a nameless file in") && error.contains("missing"), "{error}");
 }

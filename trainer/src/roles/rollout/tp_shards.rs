@@ -1,9 +1,9 @@
-//! A rank's slice of a decoder's products: which rows and columns of the weights it multiplies with. What
-//! comes of the slices is put together elsewhere.
+//! A rank's shard of a decoder's products: which rows and columns of the weights it multiplies with. What
+//! comes of the shards is put together elsewhere.
 //!
 //! ```text
 //! q, k, v       rows of own heads       -> queries of own heads, keys and values that these look at
-//! o             columns of own heads    -> a summand of the output, which one slice gives its bias
+//! o             columns of own heads    -> a summand of the output, which one shard gives its bias
 //! gate, up      rows of own width       -> own part of the feed-forward block
 //! down          columns of own width    -> a summand of the output, likewise
 //! head          rows of own tokens      -> logits of own tokens
@@ -12,14 +12,14 @@
 use std::ops::Range;
 
 use rlt_api::plan::model_config::ModelConfig;
-use rlt_core::slice::Slice;
+use rlt_core::tensor_parallel::TpShard;
 use tch::Tensor;
 
 use crate::model::ProjectionWeights;
 
 /// How a decoder is cut.
 pub(super) struct Cut<'a> {
-    slice: Slice,
+    shard: TpShard,
     config: &'a ModelConfig,
 }
 
@@ -31,22 +31,22 @@ enum Kept {
 }
 
 impl<'a> Cut<'a> {
-    pub(super) fn new(slice: Slice, config: &'a ModelConfig) -> Self {
-        Self { slice, config }
+    pub(super) fn new(shard: TpShard, config: &'a ModelConfig) -> Self {
+        Self { shard, config }
     }
 
-    /// The model as wide as the slice is.
+    /// The model as wide as the shard is.
     pub(super) fn config(&self) -> ModelConfig {
-        self.config.sliced(self.slice.num_slices)
+        self.config.sliced(self.shard.num_shards)
     }
 
-    /// The slice of a layer's weights, q, k, v, o, gate, up and down; views of them.
+    /// The shard of a layer's weights, q, k, v, o, gate, up and down; views of them.
     pub(super) fn layer(&self, weights: Vec<ProjectionWeights>) -> Vec<ProjectionWeights> {
-        let (slice, config) = (self.slice, self.config);
+        let (shard, config) = (self.shard, self.config);
         let of_heads = |heads: Range<usize>| heads.start * config.head_dim..heads.end * config.head_dim;
-        let queries = of_heads(slice.of(config.num_heads));
-        let keys = Kept::Rows(of_heads(slice.of_key_heads(config.num_kv_heads)));
-        let inner = slice.of(config.intermediate_size);
+        let queries = of_heads(shard.of(config.num_heads));
+        let keys = Kept::Rows(of_heads(shard.of_key_heads(config.num_kv_heads)));
+        let inner = shard.of(config.intermediate_size);
         let kept = [
             Kept::Rows(queries.clone()),
             keys.clone(),
@@ -70,16 +70,16 @@ impl<'a> Cut<'a> {
             },
             Kept::Columns(columns) => ProjectionWeights {
                 weight: narrow(&weight, 1, &columns),
-                bias: bias.filter(|_| self.slice.place == 0),
+                bias: bias.filter(|_| self.shard.place == 0),
             },
         }
     }
 
-    /// The slice of the head's weight [vocabulary, hidden]; zeros fill the last ones up to the length of the
+    /// The shard of the head's weight [vocabulary, hidden]; zeros fill the last ones up to the length of the
     /// first.
     pub(super) fn head(&self, weight_vd: &Tensor) -> Tensor {
-        let rows = self.slice.of(self.config.vocab_size);
-        let missing = (self.slice.longest(self.config.vocab_size) - rows.len()) as i64;
+        let rows = self.shard.of(self.config.vocab_size);
+        let missing = (self.shard.longest(self.config.vocab_size) - rows.len()) as i64;
         let own_vd = weight_vd.detach().narrow(0, rows.start as i64, rows.len() as i64);
         if missing == 0 { own_vd } else { own_vd.constant_pad_nd([0, 0, 0, missing]) }
     }

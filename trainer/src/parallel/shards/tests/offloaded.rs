@@ -40,7 +40,7 @@ fn an_actor_that_rests_trains_as_one_that_stays() {
         let trained = |spec| {
             let folder = tempfile::tempdir().unwrap();
             everywhere(size, |ranks| {
-                train_actor(case, actor_that_rests(case, ranks, dp_shard, spec, folder.path()))
+                train_actor(case, offloaded_actor(case, ranks, dp_shard, spec, folder.path()))
             })
         };
         let expected = trained(NONE);
@@ -58,7 +58,7 @@ fn a_critic_that_rests_learns_as_one_that_stays() {
             // The leader alone has all weights and moments.
             let state = std::sync::Mutex::new(Vec::new());
             let reported = everywhere(size, |ranks| {
-                let actor = actor_that_rests(case, ranks, dp_shard, spec, folder.path());
+                let actor = offloaded_actor(case, ranks, dp_shard, spec, folder.path());
                 let (reported, own) = learn_beside(case, &actor, Offload::new(spec, folder.path()));
                 if ranks.is_leader() {
                     *state.lock().unwrap() = own;
@@ -67,8 +67,8 @@ fn a_critic_that_rests_learns_as_one_that_stays() {
             });
             (reported, state.into_inner().unwrap())
         };
-        let (resting, staying) = (learned(ALL), learned(NONE));
-        assert!(!staying.1.is_empty() && resting == staying, "{case:?} on {size} ranks by {dp_shard}");
+        let (offloaded, staying) = (learned(ALL), learned(NONE));
+        assert!(!staying.1.is_empty() && offloaded == staying, "{case:?} on {size} ranks by {dp_shard}");
     }
 }
 
@@ -88,9 +88,9 @@ fn a_checkpoint_goes_on_whether_what_it_holds_rests_or_stays() {
         let expected = save(Way { case, layout, rests: NONE }, staying.path());
         for &(before, after) in changes {
             let named = format!("{case:?} on {layout:?}: {before:?}, then {after:?}");
-            let resting = tempfile::tempdir().unwrap();
-            assert!(save(Way { case, layout, rests: before }, resting.path()) == expected, "{named}");
-            let path = resting.path().join("step-000002");
+            let offloaded = tempfile::tempdir().unwrap();
+            assert!(save(Way { case, layout, rests: before }, offloaded.path()) == expected, "{named}");
+            let path = offloaded.path().join("step-000002");
             assert!(go_on(Way { case, layout, rests: after }, &path) == expected, "{named}");
         }
     }
@@ -113,28 +113,30 @@ fn any_number_of_ranks_goes_on_from_what_rested() {
 #[test]
 fn parameters_that_rest_take_no_memory_between_passes_and_two_layers_in_one() {
     let folder = tempfile::tempdir().unwrap();
-    let mut actor = actor_that_rests(TIED, &Ranks::alone(), 1, ALL, folder.path());
+    let mut actor = offloaded_actor(TIED, &Ranks::alone(), 1, ALL, folder.path());
     let num_bytes = |actor: &Actor| actor.shards().unwrap().num_bytes();
     assert_eq!(num_bytes(&actor), 0);
     update(&mut actor, &batch(), &plan(TIED, 0)).unwrap();
     assert_eq!(num_bytes(&actor), 0);
     let (layer, outer) = {
         let (layers, outer) = actor.decoder.parameters_by_layer();
-        let count = |part: &[(String, Tensor)]| part.iter().map(|(_, t)| t.numel()).sum::<usize>();
+        let count = |unit: &[(String, Tensor)]| unit.iter().map(|(_, t)| t.numel()).sum::<usize>();
         (count(&layers[0]), count(&outer))
     };
     let mut largest = 0;
-    let visited = actor.parts().visit(Numbers::Exact, |_| {
+    let visited = actor.units().visit(WeightDtype::Master, |_| {
         largest = largest.max(num_bytes(&actor));
         Ok::<(), RankError>(())
     });
     visited.unwrap();
     // Each parameter may begin up to a cache line later than the last one ends.
     let is_near = |num_bytes: usize, num: usize| (4 * num..4 * num + 64 * 30).contains(&num_bytes);
-    assert!(is_near(largest, layer + outer.max(layer)), "{largest} of a part and the next one");
+    assert!(is_near(largest, layer + outer.max(layer)), "{largest} of a unit and the next one");
     assert_eq!(num_bytes(&actor), 0);
     let shards = actor.shards().unwrap();
-    [Part::Outer, Part::Layer(0), Part::Layer(1)].into_iter().for_each(|part| shards.need(part).unwrap());
+    [FsdpUnit::Outer, FsdpUnit::Layer(0), FsdpUnit::Layer(1)]
+        .into_iter()
+        .for_each(|unit| shards.unshard(unit).unwrap());
     assert!(is_near(num_bytes(&actor), outer + 2 * layer), "{} in a pass", num_bytes(&actor));
 }
 
@@ -156,7 +158,7 @@ fn a_folder_that_cannot_be_written_is_named_by_whoever_needs_it() {
     let error = ShardedParameters::new(&whole, mesh, offload.parameters()).unwrap_err();
     assert!(told(&error).contains("making a nameless file in") && told(&error).contains("missing"));
     let spec = OffloadSpec { activations: true, ..NONE };
-    let mut actor = actor_that_rests(TIED, &Ranks::alone(), 1, spec, &missing);
+    let mut actor = offloaded_actor(TIED, &Ranks::alone(), 1, spec, &missing);
     let error = update(&mut actor, &batch(), &plan(TIED, 0)).unwrap_err();
     let told = told(&error);
     assert!(told.contains("what a layer's backward pass needs") && told.contains("missing"), "{told}");

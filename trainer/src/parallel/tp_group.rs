@@ -1,54 +1,54 @@
-//! Ranks that sample as one: each multiplies with a slice of every layer, and what they make is added up or
-//! laid side by side here. What a slice is made of is `rollout::slices`; who samples and judges what is
-//! `rlt_core::slice`.
+//! Tensor-parallel groups of the rollout: each rank multiplies with its shard of every layer, and results
+//! are all-reduced or all-gathered here. Which rows and columns a shard has is `rollout::tp_shards`; which
+//! rank samples and judges which prompt is `rlt_core::tensor_parallel`.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rlt_core::mesh::Mesh;
-use rlt_core::slice::Slice;
+use rlt_core::tensor_parallel::TpShard;
 use rlt_torch::collectives::{Collectives, Pending, Reduction, StreamGroup};
 use tch::Tensor;
 
 use super::{RankError, Ranks};
 
-/// The ranks that hold one copy of the rollout's weights together, of which this is one.
+/// A tensor-parallel group of the rollout, of which this is a rank.
 #[derive(Debug)]
-pub struct SliceRanks {
-    slice: Slice,
+pub struct TpGroup {
+    shard: TpShard,
     group: Mutex<Box<dyn Collectives>>,
 }
 
-impl SliceRanks {
-    /// The slice that this rank has.
-    pub fn slice(&self) -> Slice {
-        self.slice
+impl TpGroup {
+    /// The shard that this rank has.
+    pub fn shard(&self) -> TpShard {
+        self.shard
     }
 
-    /// Adds the contiguous tensors of all slices in place; all ranks get the same bits.
+    /// All-reduces a contiguous tensor in place; all ranks get the same bits.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
-    pub fn sum(&self, tensor: &Tensor) -> Result<(), RankError> {
+    pub fn all_reduce(&self, tensor: &Tensor) -> Result<(), RankError> {
         self.exchange(|group| group.all_reduce(tensor, Reduction::Sum))
     }
 
-    /// Lays what each slice has of every row, `[rows, n]`, side by side: `[rows, num_slices * n]`.
+    /// All-gathers what each shard has of every row, `[rows, n]`, side by side: `[rows, num_shards * n]`.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
-    pub fn side_by_side(&self, own: &Tensor) -> Result<Tensor, RankError> {
+    pub fn all_gather_columns(&self, own: &Tensor) -> Result<Tensor, RankError> {
         let own = own.contiguous();
         let (num_rows, width) = (own.size()[0], own.size()[1]);
-        let all = Tensor::empty([self.slice.num_slices as i64, num_rows, width], (own.kind(), own.device()));
+        let all = Tensor::empty([self.shard.num_shards as i64, num_rows, width], (own.kind(), own.device()));
         self.exchange(|group| group.all_gather(&all, &own))?;
         Ok(all.transpose(0, 1).reshape([num_rows, -1]))
     }
 
-    /// The largest of all ranks' numbers at each place.
+    /// All-reduces numbers by their maximum at each place.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
-    pub fn largest<const N: usize>(&self, mut numbers: [i64; N]) -> Result<[i64; N], RankError> {
+    pub fn all_reduce_max<const N: usize>(&self, mut numbers: [i64; N]) -> Result<[i64; N], RankError> {
         let tensor = Tensor::from_slice(&numbers);
         self.exchange(|group| group.all_reduce(&tensor, Reduction::Max))?;
         tensor.copy_data(&mut numbers, N);
@@ -73,20 +73,20 @@ impl SliceRanks {
 }
 
 impl Ranks {
-    /// Connects the `num_slices` neighbours that sample as one; `None` where every rank does so by itself.
-    /// All ranks do so once.
+    /// Connects the `num_shards` neighbours of a rollout tensor-parallel group; `None` for groups of one.
+    /// Collective, once.
     ///
     /// # Errors
-    /// [`RankError`] when `num_slices` does not divide the ranks, or one is lost.
-    pub fn slicing_rollout(&self, num_slices: usize) -> Result<Option<Arc<SliceRanks>>, RankError> {
-        let mesh = Mesh::new(self.size, num_slices, 1)?;
-        if num_slices == 1 {
+    /// [`RankError`] when `num_shards` does not divide the ranks, or one is lost.
+    pub fn rollout_tp_group(&self, num_shards: usize) -> Result<Option<Arc<TpGroup>>, RankError> {
+        let mesh = Mesh::new(self.size, num_shards, 1)?;
+        if num_shards == 1 {
             return Ok(None);
         }
         let place = mesh.coordinates(self.rank);
-        let name = format!("rollout {} of {num_slices} slices", place.replica);
+        let name = format!("rollout {} of {num_shards} shards", place.replica);
         let group = self.lock().connect(&name, &mesh.replica_members(self.rank))?;
-        let slice = Slice { place: place.shard, num_slices };
-        Ok(Some(Arc::new(SliceRanks { slice, group: Mutex::new(group) })))
+        let shard = TpShard { place: place.shard, num_shards };
+        Ok(Some(Arc::new(TpGroup { shard, group: Mutex::new(group) })))
     }
 }

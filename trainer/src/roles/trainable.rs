@@ -1,8 +1,8 @@
-//! What a role trains, wherever it lies: the gradients of all ranks together, applied, and weights and
-//! moments on their way into a checkpoint and out of it. There they are by name, with their place in the
-//! whole, so that a checkpoint does not depend on how many ranks share the model: each saves and reads its
-//! own part. Only for a leader who must save for all do shards become whole, one part of the model at a time.
-//! How gradients come about is the role's.
+//! The trainable parameters of a role, sharded or whole, with their optimizer state: the gradients of all
+//! ranks, applied, and weights and moments on their way into a checkpoint and out of it. A checkpoint holds
+//! them by name, with their place in the whole tensor, and so does not depend on the number of ranks: each
+//! rank saves and reads its shards. Shards are gathered only for a leader that must save for all, one FSDP
+//! unit at a time. How gradients are computed is the role's.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,13 +12,13 @@ use tch::{Tensor, no_grad};
 
 use crate::model::NamedTensors;
 use crate::observe::phases::memory;
-use crate::parallel::{Part, RankError, Ranks, ShardedParameters};
+use crate::parallel::{FsdpUnit, RankError, Ranks, ShardedParameters};
 use crate::roles::optim::{AdamW, Clipped, LossScale, OptimError, StepOutcome};
 use crate::storage::checkpoint::{Checkpoint, CheckpointError, TensorPart, divided};
 
-/// The parameters that a role trains, with their optimizer.
+/// The trainable parameters of a role with their optimizer.
 #[derive(Debug)]
-pub(crate) struct Trained<'a> {
+pub(crate) struct Trainable<'a> {
     pub(crate) optimizer: &'a mut AdamW,
     /// By what its gradients are too large.
     pub(crate) loss_scale: &'a mut LossScale,
@@ -46,13 +46,13 @@ pub(crate) enum ApplyError {
     Parameters(#[from] rlt_torch::Error),
 }
 
-impl Trained<'_> {
+impl Trainable<'_> {
     /// Adds up what all ranks have gathered, so that each of them applies the whole gradient.
     pub(crate) fn sum_gradients(&self) -> Result<(), RankError> {
         match self.shards {
             Some(shards) => shards.finish_gradients(),
             None if self.ranks.size() == 1 => Ok(()),
-            None => self.ranks.sum_tensors(&self.optimizer.gradients()),
+            None => self.ranks.all_reduce_tensors(&self.optimizer.gradients()),
         }
     }
 
@@ -86,7 +86,7 @@ impl Trained<'_> {
         outcome
     }
 
-    /// Updates all parameters; those that rest are here one buffer after the other.
+    /// Updates all parameters; offloaded ones are fetched one buffer after the other.
     fn update(&mut self, clipped: &Clipped) -> Result<(), ApplyError> {
         let optimizer = &mut *self.optimizer;
         match self.shards {
@@ -106,7 +106,7 @@ impl Trained<'_> {
     ///
     /// # Errors
     /// [`RankError::Shards`] when what rests cannot be read.
-    pub(crate) fn parts(&self) -> Result<Vec<TensorPart>, RankError> {
+    pub(crate) fn tensor_parts(&self) -> Result<Vec<TensorPart>, RankError> {
         let Some(shards) = self.shards else {
             let tensors = self.optimizer.parameters().into_iter().chain(self.optimizer.state_tensors()?);
             let whole = tensors.map(|(name, tensor)| TensorPart::whole(name, tensor)).collect();
@@ -114,15 +114,15 @@ impl Trained<'_> {
         };
         let (mut moments, counts) = self.state()?;
         let mut pieces = Vec::new();
-        shards.show_trained(|excerpt, piece| {
-            pieces.push(TensorPart::of(excerpt, piece));
-            for moment in MOMENTS.map(|moment| moment_name(excerpt.name, moment)) {
+        shards.show_trained(|tensor_shard, piece| {
+            pieces.push(TensorPart::of(tensor_shard, piece));
+            for moment in MOMENTS.map(|moment| moment_name(tensor_shard.name, moment)) {
                 let values = moments.remove(&moment);
-                pieces.extend(values.map(|values| TensorPart::of(&excerpt.named(&moment), &values)));
+                pieces.extend(values.map(|values| TensorPart::of(&tensor_shard.named(&moment), &values)));
             }
             Ok::<(), RankError>(())
         })?;
-        let mut parts = divided(pieces, shards.ranks().copy());
+        let mut parts = divided(pieces, shards.ranks().replica_place());
         if self.ranks.is_leader() {
             parts.extend(counts.into_iter().map(|(name, count)| TensorPart::whole(name, count)));
         }
@@ -151,8 +151,8 @@ impl Trained<'_> {
         };
         let (mut moments, counts) = self.state()?;
         let mut tensors = NamedTensors::new();
-        for part in shards.parts() {
-            let whole = whole_part(shards, part, &mut moments)?;
+        for unit in shards.units() {
+            let whole = whole_part(shards, unit, &mut moments)?;
             if self.ranks.is_leader() {
                 tensors.extend(in_file(whole, folder));
             }
@@ -173,10 +173,10 @@ impl Trained<'_> {
             let load = |(name, leaf): (String, Tensor)| no_grad(|| checkpoint.load_into(&name, &leaf));
             return self.optimizer.parameters().into_iter().try_for_each(load);
         };
-        shards.fill_trained(|excerpt, values| checkpoint.fill(excerpt, values))?;
+        shards.fill_trained(|tensor_shard, values| checkpoint.fill(tensor_shard, values))?;
         self.optimizer.load_moments(checkpoint, |name, state_name, moment| {
-            shards.fill_beside(name, moment, |excerpt, values| {
-                checkpoint.fill(&excerpt.named(state_name), values)
+            shards.fill_beside(name, moment, |tensor_shard, values| {
+                checkpoint.fill(&tensor_shard.named(state_name), values)
             })
         })
     }
@@ -185,12 +185,12 @@ impl Trained<'_> {
 /// A part's parameters and moments, which are taken out of `moments`.
 fn whole_part(
     shards: &ShardedParameters,
-    part: Part,
+    unit: FsdpUnit,
     moments: &mut BTreeMap<String, Tensor>,
 ) -> Result<NamedTensors, RankError> {
-    let mut whole = shards.gather_parameters(part)?;
+    let mut whole = shards.gather_parameters(unit)?;
     for moment in MOMENTS {
-        let gathered = shards.gather(part, |name| moments.remove(&moment_name(name, moment)))?;
+        let gathered = shards.gather(unit, |name| moments.remove(&moment_name(name, moment)))?;
         whole.extend(gathered.into_iter().map(|(name, tensor)| (moment_name(&name, moment), tensor)));
     }
     Ok(whole)

@@ -32,7 +32,7 @@ fn of_rank<T>(
 }
 
 /// What two ranks sample as one, the same on either.
-fn sliced(family: &str, options: &RolloutOptions, requests: &[RolloutRequest]) -> Vec<Vec<Completion>> {
+fn sharded(family: &str, options: &RolloutOptions, requests: &[RolloutRequest]) -> Vec<Vec<Completion>> {
     let of_ranks = on_ranks(2, 60, |ranks| {
         of_rank(&ranks, (family, options.clone()), |engine, decoder| {
             engine.generate(decoder, requests, &Letters, &mut |_| GO_ON()).unwrap()
@@ -44,27 +44,27 @@ fn sliced(family: &str, options: &RolloutOptions, requests: &[RolloutRequest]) -
 
 #[test]
 fn two_ranks_with_a_device_each_sample_what_one_rank_does() {
-    on_device("sliced_on_devices::two_ranks_with_a_device_each_sample_what_one_rank_does", || {
+    on_device("tensor_parallel_on_devices::two_ranks_with_a_device_each_sample_what_one_rank_does", || {
         let mut same = SameSamples::default();
         let requests = requests(7, 2, &truncated());
         // Grouped heads, biases, norms of heads, a tied head.
         for family in ["qwen2", "qwen3", "gemma"] {
-            let as_one = sliced(family, &options(), &requests);
+            let as_one = sharded(family, &options(), &requests);
             let device = decoder_on(Device::Cuda(0), family);
             same.compare(&sampled(&device, options(), &requests).0, &as_one);
             same.compare(&generate(&decoder(family), options(), &requests).unwrap(), &as_one);
         }
         let few = RolloutOptions { max_concurrent: 3, max_prefill_tokens: 6, ..options() };
         let eager = RolloutOptions { uses_graphs: false, ..few.clone() };
-        let by_graphs = sliced("llama", &few, &requests);
-        assert_eq!(by_graphs, sliced("llama", &eager, &requests), "graphs hold collectives as they are");
+        let by_graphs = sharded("llama", &few, &requests);
+        assert_eq!(by_graphs, sharded("llama", &eager, &requests), "graphs hold collectives as they are");
         same.compare(&generate(&decoder("llama"), options(), &requests).unwrap(), &by_graphs);
         same.check();
     });
 }
 
 const COUNTED: &str =
-    "sliced_on_devices::a_step_of_ranks_that_sample_as_one_waits_for_nothing_but_its_tokens";
+    "tensor_parallel_on_devices::a_step_of_ranks_that_sample_as_one_waits_for_nothing_but_its_tokens";
 
 #[test]
 fn a_step_of_ranks_that_sample_as_one_waits_for_nothing_but_its_tokens() {
@@ -79,7 +79,7 @@ fn a_step_of_ranks_that_sample_as_one_waits_for_nothing_but_its_tokens() {
         };
         let uses_graphs = variable("RLT_TEST_GRAPHS") == 1;
         let options = RolloutOptions { max_concurrent: 256, uses_graphs, ..RolloutOptions::default() };
-        sliced("llama", &options, &[request]);
+        sharded("llama", &options, &[request]);
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -109,7 +109,7 @@ fn a_step_of_ranks_that_sample_as_one_waits_for_nothing_but_its_tokens() {
 
 #[test]
 fn what_ranks_exchange_by_graphs_is_counted_at_every_launch() {
-    on_device("sliced_on_devices::what_ranks_exchange_by_graphs_is_counted_at_every_launch", || {
+    on_device("tensor_parallel_on_devices::what_ranks_exchange_by_graphs_is_counted_at_every_launch", || {
         let requests = requests(3, 1, &SamplingParams::greedy());
         let sent = |uses_graphs: bool| {
             on_ranks(2, 60, |ranks| {
@@ -127,7 +127,7 @@ fn what_ranks_exchange_by_graphs_is_counted_at_every_launch() {
 
 #[test]
 fn as_soon_as_one_rank_is_to_stop_all_that_sample_as_one_do() {
-    on_device("sliced_on_devices::as_soon_as_one_rank_is_to_stop_all_that_sample_as_one_do", || {
+    on_device("tensor_parallel_on_devices::as_soon_as_one_rank_is_to_stop_all_that_sample_as_one_do", || {
         // In the midst, and with the last token of all.
         let requests = requests(1, 1, &SamplingParams { ignore_eos: true, ..SamplingParams::greedy() });
         for asked_at in [3, requests[0].max_new_tokens] {
@@ -151,7 +151,7 @@ fn as_soon_as_one_rank_is_to_stop_all_that_sample_as_one_do() {
 
 #[test]
 fn ranks_that_draw_different_tokens_end_in_that_step() {
-    on_device("sliced_on_devices::ranks_that_draw_different_tokens_end_in_that_step", || {
+    on_device("tensor_parallel_on_devices::ranks_that_draw_different_tokens_end_in_that_step", || {
         let steps = on_ranks(2, 60, |ranks| {
             let mut requests = requests(1, 8, &SamplingParams::default());
             requests[0].seeds[ranks.rank()] += 1;
@@ -180,7 +180,7 @@ impl Detokenizer for FailsAfter {
 
 #[test]
 fn a_rank_that_does_not_come_to_a_step_is_named() {
-    on_device("sliced_on_devices::a_rank_that_does_not_come_to_a_step_is_named", || {
+    on_device("tensor_parallel_on_devices::a_rank_that_does_not_come_to_a_step_is_named", || {
         let sampling =
             SamplingParams { ignore_eos: true, stop: vec!["?".into()], ..SamplingParams::greedy() };
         let requests = [RolloutRequest { max_new_tokens: 40, ..requests(1, 1, &sampling).remove(0) }];
@@ -194,7 +194,7 @@ fn a_rank_that_does_not_come_to_a_step_is_named() {
             let cause = Error::source(&failed).and_then(Error::source);
             cause.map(ToString::to_string).unwrap_or_default()
         });
-        let words = ["a rollout step", "of group rollout 0 of 2 slices on GPUs", "rank 1"];
+        let words = ["a rollout step", "of group rollout 0 of 2 shards on GPUs", "rank 1"];
         assert!(words.iter().all(|word| said[0].contains(word)), "{said:?}");
     });
 }

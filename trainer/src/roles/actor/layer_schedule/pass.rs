@@ -1,25 +1,24 @@
-//! One layer's way forward and back. Where ranks share a stream, attention sees all tokens of some heads and
-//! the rest of the layer all heads of some tokens, so that the layer is three islands with an exchange on
-//! either side of attention:
+//! One layer forward and backward. In a sequence-parallel group (Ulysses) attention sees all tokens of some
+//! heads and the rest of the layer all heads of some tokens. The layer then is three autograd graphs with an
+//! all-to-all on either side of attention:
 //!
 //! ```text
 //! own tokens      input -> norm, q k v, rope -> packed   |       returned -> output, feed-forward -> output
 //!                                                 |                 ^
-//! exchange                                        v                 |
+//! all-to-all                                      v                 |
 //! own heads                                    gathered -> attention -> attended
 //! ```
-//! Backward the same exchanges carry gradients the other way. An exchange is a line of this schedule and no
-//! node of autograd's graph: so a lost rank is an error that says who it was.
+//! The backward pass sends gradients through the same all-to-alls. They are lines of this schedule and no
+//! nodes of autograd's graph: a lost rank is an error that names it.
 //!
-//! Legend of shapes: n ranks of the stream, t tokens of one of them, padding included, s tokens of the
-//! stream, h query heads and k key heads of the model, g and j those of one rank, w head width, d hidden
-//! size.
+//! Legend of shapes: n ranks of the group, t tokens of one of them, padding included, s tokens of the group,
+//! h query heads and k key heads of the model, g and j those of one rank, w head width, d hidden size.
 
 use rlt_torch::{backward, forget_values};
 use tch::Tensor;
 
 use crate::model::{DecoderLayer, LayerContext};
-use crate::parallel::{RankError, StreamRanks};
+use crate::parallel::{RankError, SpGroup};
 
 /// A layer that has run, with its graph unless gradients were off.
 #[derive(Debug)]
@@ -27,11 +26,11 @@ pub(super) struct LayerPass {
     input_td: Tensor,
     /// What the layer adds up to, `[t, d]`.
     pub(super) output_td: Tensor,
-    /// `None` where the layer is one island.
+    /// `None` without sequence parallelism.
     exchanged: Option<Exchanged>,
 }
 
-/// The ends of the islands around attention.
+/// Inputs and outputs of the graphs around attention.
 #[derive(Debug)]
 struct Exchanged {
     /// `[n, t, g + 2 j, w]`, a graph without values.
@@ -48,29 +47,29 @@ impl LayerPass {
     /// Runs `layer` on `input_td`, a leaf `[t, d]`.
     ///
     /// # Errors
-    /// [`RankError`] when a rank of the stream is lost.
+    /// [`RankError`] when a rank of the group is lost.
     pub(super) fn run(
         layer: &DecoderLayer,
         input_td: Tensor,
         context: &LayerContext,
-        stream: Option<&StreamRanks>,
+        sp_group: Option<&SpGroup>,
     ) -> Result<Self, RankError> {
-        let Some(stream) = stream else {
+        let Some(sp_group) = sp_group else {
             let output_td = layer.forward(&input_td, context);
             return Ok(Self { input_td, output_td, exchanged: None });
         };
         let (packed, heads) = {
             let (q_thw, k_tkw, v_tkw) = layer.before_attention(&input_td, context);
-            deal_heads(&q_thw, &k_tkw, &v_tkw, stream.part().num_parts as i64)
+            deal_heads(&q_thw, &k_tkw, &v_tkw, sp_group.part().num_shards as i64)
         };
-        let gathered = stream.exchange(&packed)?.flatten(0, 1).narrow(0, 0, context.num_tokens() as i64);
+        let gathered = sp_group.all_to_all(&packed)?.flatten(0, 1).narrow(0, 0, context.num_tokens() as i64);
         forget_values(&packed)?;
         let gathered = gathered.set_requires_grad(packed.requires_grad());
         let attended = {
             let heads = gathered.split_with_sizes(heads, 1);
             layer.attend(&heads[0], &heads[1], &heads[2], context)
         };
-        let returned = collect_heads(&stream.exchange(&by_rank(&attended, stream))?);
+        let returned = collect_heads(&sp_group.all_to_all(&by_rank(&attended, sp_group))?);
         let returned = returned.set_requires_grad(attended.requires_grad());
         let exchanged = Exchanged { packed, gathered, attended, returned: returned.shallow_clone() };
         // Where nothing before attention is trained, here or on the other ranks, nothing of it is kept.
@@ -83,17 +82,17 @@ impl LayerPass {
     /// input where that wants one.
     ///
     /// # Errors
-    /// [`RankError`] when a rank of the stream is lost.
+    /// [`RankError`] when a rank of the group is lost.
     pub(super) fn backward(
         self,
         grad_td: &Tensor,
-        stream: Option<&StreamRanks>,
+        sp_group: Option<&SpGroup>,
     ) -> Result<Option<Tensor>, RankError> {
         let Self { input_td, output_td, exchanged } = self;
         backward(&output_td, grad_td);
         drop(output_td);
-        if let (Some(exchanged), Some(stream)) = (exchanged, stream) {
-            exchanged.backward(stream)?;
+        if let (Some(exchanged), Some(sp_group)) = (exchanged, sp_group) {
+            exchanged.backward(sp_group)?;
         }
         Ok(input_td.requires_grad().then(|| input_td.grad()))
     }
@@ -101,14 +100,14 @@ impl LayerPass {
 
 impl Exchanged {
     /// From the gradient of `returned` on.
-    fn backward(self, stream: &StreamRanks) -> Result<(), RankError> {
+    fn backward(self, sp_group: &SpGroup) -> Result<(), RankError> {
         let Self { packed, gathered, attended, returned } = self;
-        let dealt = returned.grad().unflatten(1, [stream.part().num_parts as i64, -1]).transpose(0, 1);
+        let dealt = returned.grad().unflatten(1, [sp_group.part().num_shards as i64, -1]).transpose(0, 1);
         drop(returned);
-        let grad_attended = stream.exchange(&dealt)?.flatten(0, 1).narrow(0, 0, attended.size()[0]);
+        let grad_attended = sp_group.all_to_all(&dealt)?.flatten(0, 1).narrow(0, 0, attended.size()[0]);
         backward(&attended, &grad_attended);
         drop((attended, grad_attended));
-        let grad_packed = stream.exchange(&by_rank(&gathered.grad(), stream))?;
+        let grad_packed = sp_group.all_to_all(&by_rank(&gathered.grad(), sp_group))?;
         drop(gathered);
         backward(&packed, &grad_packed);
         Ok(())
@@ -132,8 +131,8 @@ fn deal_heads(q_thw: &Tensor, k_tkw: &Tensor, v_tkw: &Tensor, num_ranks: i64) ->
 
 /// Numbers of all tokens, `[tokens, ..]`, as one block for each rank's tokens, `[n, t, ..]`, the last padded
 /// with zeros.
-fn by_rank(all: &Tensor, stream: &StreamRanks) -> Tensor {
-    let (num_tokens, num_ranks) = (all.size()[0], stream.part().num_parts as i64);
+fn by_rank(all: &Tensor, sp_group: &SpGroup) -> Tensor {
+    let (num_tokens, num_ranks) = (all.size()[0], sp_group.part().num_shards as i64);
     let padding = (-num_tokens).rem_euclid(num_ranks);
     all.detach().constant_pad_nd([0, 0, 0, 0, 0, padding]).unflatten(0, [num_ranks, -1])
 }

@@ -1,25 +1,26 @@
-//! The schedule over layers: forward keeps a tape, backward walks it in reverse.
+//! The schedule over layers: the forward pass keeps a tape, the backward pass walks it in reverse.
 //!
 //! ```text
 //! tokens -> embed | leaf -> layer 0 -> | leaf -> layer 1 -> | ... | leaf -> final norm -> head (chunked)
-//!                 '---- island -------'                            '---- island -----'
+//!                 '-- autograd graph --'                            '-- autograd graph --'
 //! ```
-//! Each layer is an autograd island: its input is a detached leaf, and its backward pass takes an explicit
-//! gradient and hands one on. So what is kept, recomputed, gathered or moved is decided here, between layers,
-//! and never inside a model. Nothing here knows a loss.
+//! Each layer is an autograd graph of its own: its input is a detached leaf, and its backward pass takes an
+//! explicit gradient and returns one. This is what activation checkpointing, FSDP and offload use instead of
+//! hooks: what is kept, recomputed, gathered or offloaded is decided between layers, by the lines of this
+//! schedule, and never inside a model. Nothing here knows a loss.
 //!
 //! ```text
-//! sharded      outer comes and stays for the pass
-//!   forward    layer comes, the next one sets out, layer computes, layer goes     (the last one stays)
-//!   backward   layer comes, the one before sets out, layer computes, its gradient goes to all, layer goes
+//! FSDP         the outer unit is unsharded for the whole pass
+//!   forward    unshard layer, prefetch the next, compute, reshard          (the last layer stays unsharded)
+//!   backward   unshard layer, prefetch the previous, compute, reduce-scatter its gradient, reshard
 //! ```
 //! ```text
-//! at rest      inputs alone are kept, away from the device
-//!   forward    layer computes, its input goes
-//!   backward   input comes, the one before sets out, layer computes again, then back
+//! offload      with activation checkpointing: layer inputs alone are kept, in offload storage
+//!   forward    compute, offload the input
+//!   backward   wait for the input, prefetch the previous one, compute again, then backward
 //! ```
-//! A rank that has nothing to compute passes by: its layers come and go all the same, for each coming is an
-//! exchange. Where ranks share a stream of tokens, a layer has exchanges of its own, see [`pass`].
+//! A rank without a micro-batch still takes part in every all-gather: collectives need all ranks. In a
+//! sequence-parallel group a layer has all-to-alls of its own, see [`pass`].
 //!
 //! Legend of shapes: t tokens of the packed micro-batch, d hidden size.
 
@@ -28,56 +29,57 @@ mod pass;
 
 use std::path::Path;
 
-use rlt_torch::{RestingPlace, backward};
+use rlt_torch::{OffloadStorage, backward};
 use tch::{Tensor, no_grad};
 
-use self::kept::{Held, Island};
+use self::kept::{Held, SavedLayer};
 use self::pass::LayerPass;
 use crate::model::{Decoder, DecoderLayer, LayerContext, PackedInput};
-use crate::parallel::{Part, RankError, Ranks, ShardedParameters, StreamRanks};
+use crate::parallel::{FsdpUnit, RankError, Ranks, ShardedParameters, SpGroup};
 
-/// A decoder for one pass: all of its weights are here, or they come and go.
+/// A decoder for one pass: whole on this rank, or sharded.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Model<'a> {
     pub decoder: &'a Decoder,
     /// `None` where every rank has the whole.
     pub shards: Option<&'a ShardedParameters>,
     /// The ranks that compute parts of the same tokens; `None` where all tokens are this rank's.
-    pub stream: Option<&'a StreamRanks>,
+    pub sp_group: Option<&'a SpGroup>,
 }
 
 impl Model<'_> {
-    /// As many passes as the rank with the most micro-batches makes: this rank's `own`, then `None`. Where no
-    /// weights come and go, nobody needs to wait for anybody.
+    /// As many passes as the rank with the most micro-batches makes: this rank's `own`, then `None`. Without
+    /// FSDP ranks need not make the same number of passes.
     pub(crate) fn passes<T>(&self, ranks: &Ranks, own: Vec<T>) -> Result<Vec<Option<T>>, RankError> {
         let num_own = own.len();
-        let num_passes = if self.shards.is_some() { ranks.max(num_own as i64)? as usize } else { num_own };
+        let num_passes =
+            if self.shards.is_some() { ranks.all_reduce_max(num_own as i64)? as usize } else { num_own };
         let mut passes: Vec<_> = own.into_iter().map(Some).collect();
         passes.resize_with(num_passes, || None);
         Ok(passes)
     }
 
-    /// Begins a pass: what is outside of the layers comes, and the first layer sets out.
+    /// Begins a pass: unshards the outer unit and prefetches the first layer.
     pub(crate) fn enter(&self) -> Result<(), RankError> {
         let Some(shards) = self.shards else { return Ok(()) };
-        shards.begin(Part::Outer)?;
-        shards.begin(Part::Layer(0))?;
-        shards.need(Part::Outer)
+        shards.prefetch(FsdpUnit::Outer)?;
+        shards.prefetch(FsdpUnit::Layer(0))?;
+        shards.unshard(FsdpUnit::Outer)
     }
 
-    /// Ends a pass: what is outside of the layers goes.
+    /// Ends a pass: reshards the outer unit.
     pub(crate) fn leave(&self) -> Result<(), RankError> {
-        self.shards.map_or(Ok(()), |shards| shards.release(Part::Outer))
+        self.shards.map_or(Ok(()), |shards| shards.reshard(FsdpUnit::Outer))
     }
 
     /// Gives what is outside of the layers gradients to add to.
     pub(crate) fn begin_outer_gradient(&self) {
-        self.shards.iter().for_each(|shards| shards.begin_gradient(Part::Outer));
+        self.shards.iter().for_each(|shards| shards.begin_gradient(FsdpUnit::Outer));
     }
 
     /// Sends the gradients of what is outside of the layers to their shards.
     pub(crate) fn end_outer_gradient(&self) -> Result<(), RankError> {
-        self.shards.map_or(Ok(()), |shards| shards.end_gradient(Part::Outer))
+        self.shards.map_or(Ok(()), |shards| shards.end_gradient(FsdpUnit::Outer))
     }
 
     /// Lets every layer `compute` while it is here, first to last.
@@ -92,7 +94,7 @@ impl Model<'_> {
             self.bring(idx, next)?;
             compute(layer)?;
             if let (Some(shards), true) = (self.shards, next.is_some() || !last_stays) {
-                shards.release(Part::Layer(idx))?;
+                shards.reshard(FsdpUnit::Layer(idx))?;
             }
         }
         Ok(())
@@ -105,24 +107,24 @@ impl Model<'_> {
     ) -> Result<(), RankError> {
         for (idx, layer) in self.decoder.layers().iter().enumerate().rev() {
             self.bring(idx, idx.checked_sub(1))?;
-            self.shards.iter().for_each(|shards| shards.begin_gradient(Part::Layer(idx)));
+            self.shards.iter().for_each(|shards| shards.begin_gradient(FsdpUnit::Layer(idx)));
             compute(layer)?;
             if let Some(shards) = self.shards {
-                shards.end_gradient(Part::Layer(idx))?;
-                shards.release(Part::Layer(idx))?;
+                shards.end_gradient(FsdpUnit::Layer(idx))?;
+                shards.reshard(FsdpUnit::Layer(idx))?;
             }
         }
         Ok(())
     }
 
-    /// Returns when a layer is here; `next` sets out, to arrive while this one computes.
+    /// Unshards a layer and prefetches `next`, which is gathered while this one computes.
     fn bring(&self, layer_idx: usize, next: Option<usize>) -> Result<(), RankError> {
         let Some(shards) = self.shards else { return Ok(()) };
-        shards.need(Part::Layer(layer_idx))?;
-        next.map_or(Ok(()), |next| shards.begin(Part::Layer(next)))
+        shards.unshard(FsdpUnit::Layer(layer_idx))?;
+        next.map_or(Ok(()), |next| shards.prefetch(FsdpUnit::Layer(next)))
     }
 
-    /// Takes part in a pass without gradients, without anything to compute.
+    /// Takes part in the collectives of a forward pass without anything to compute.
     pub(crate) fn pass_by(&self) -> Result<(), RankError> {
         self.enter()?;
         self.forward(false, |_| Ok(()))?;
@@ -147,14 +149,14 @@ pub(crate) struct Keep<'a> {
     pub inputs_only: bool,
     /// The embedding is trained: the first layer's input needs a gradient.
     pub embedding_gradient: bool,
-    /// Where layer inputs that are all that is kept rest; `None` where they stay.
-    pub rest_in: Option<&'a Path>,
+    /// The folder of the offload storage for layer inputs; `None` where they stay on the device.
+    pub offload_to: Option<&'a Path>,
 }
 
 /// The forward pass of one micro-batch, ready for its backward pass.
 #[derive(Debug)]
 pub(crate) struct Tape {
-    islands: Vec<Island>,
+    layers: Vec<SavedLayer>,
     norm_input_td: Tensor,
     /// Hidden states after the final norm, `[t, d]`, with the final norm's graph behind them.
     pub normed_td: Tensor,
@@ -171,7 +173,7 @@ pub(crate) fn infer(
         model.enter()?;
         let mut hidden_td = model.decoder.embed(&input.tokens);
         model.forward(false, |layer| {
-            hidden_td = LayerPass::run(layer, hidden_td.shallow_clone(), context, model.stream)?.output_td;
+            hidden_td = LayerPass::run(layer, hidden_td.shallow_clone(), context, model.sp_group)?.output_td;
             Ok(())
         })?;
         Ok(model.decoder.final_norm(&hidden_td))
@@ -188,8 +190,8 @@ pub(crate) fn forward(
 ) -> Result<Tape, RankError> {
     model.enter()?;
     let mut hidden_td = no_grad(|| model.decoder.embed(&input.tokens));
-    let mut islands = Vec::with_capacity(model.decoder.layers().len());
-    let place = keep.rest_in.map(|folder| RestingPlace::new(folder, model.decoder.device()));
+    let mut layers = Vec::with_capacity(model.decoder.layers().len());
+    let place = keep.offload_to.map(|folder| OffloadStorage::new(folder, model.decoder.device()));
     let mut place = place.transpose().map_err(RankError::Activations)?;
     // The embedding of a model with frozen weights has no use for a gradient, and the first layer need not
     // make it.
@@ -197,20 +199,20 @@ pub(crate) fn forward(
     model.forward(true, |layer| {
         let input_td = hidden_td.detach().set_requires_grad(wants_input_gradient);
         wants_input_gradient = true;
-        let run = |input_td| LayerPass::run(layer, input_td, context, model.stream);
+        let run = |input_td| LayerPass::run(layer, input_td, context, model.sp_group);
         if keep.inputs_only {
             hidden_td = no_grad(|| run(input_td.shallow_clone()))?.output_td;
-            islands.push(Island::of_input(input_td, place.as_mut())?);
+            layers.push(SavedLayer::of_input(input_td, place.as_mut())?);
         } else {
             let pass = run(input_td)?;
             hidden_td = pass.output_td.detach();
-            islands.push(Island::Here(Held::Graph(pass)));
+            layers.push(SavedLayer::Here(Held::Graph(pass)));
         }
         Ok(())
     })?;
     let norm_input_td = hidden_td.detach().set_requires_grad(true);
     let normed_td = model.decoder.final_norm(&norm_input_td);
-    Ok(Tape { islands, norm_input_td, normed_td })
+    Ok(Tape { layers, norm_input_td, normed_td })
 }
 
 /// Carries the gradient of the normed hidden states, `[t, d]`, back through all layers. The layers'
@@ -223,17 +225,17 @@ pub(crate) fn backward_through(
     grad_normed_td: &Tensor,
 ) -> Result<Option<Tensor>, RankError> {
     backward(&tape.normed_td, grad_normed_td);
-    let Tape { mut islands, norm_input_td, normed_td } = tape;
+    let Tape { mut layers, norm_input_td, normed_td } = tape;
     let mut grad_td = Some(norm_input_td.grad());
     drop((normed_td, norm_input_td));
-    let mut next = islands.pop().map(Island::depart).transpose()?;
+    let mut next = layers.pop().map(SavedLayer::prefetch).transpose()?;
     model.backward(|layer| {
         let Some(departed) = next.take() else { return Ok(()) };
-        let held = departed.arrive()?;
-        next = islands.pop().map(Island::depart).transpose()?;
-        let pass = held.pass(|input_td| LayerPass::run(layer, input_td, context, model.stream))?;
+        let held = departed.wait()?;
+        next = layers.pop().map(SavedLayer::prefetch).transpose()?;
+        let pass = held.pass(|input_td| LayerPass::run(layer, input_td, context, model.sp_group))?;
         if let Some(output_grad_td) = grad_td.take() {
-            grad_td = pass.backward(&output_grad_td, model.stream)?;
+            grad_td = pass.backward(&output_grad_td, model.sp_group)?;
         }
         Ok(())
     })?;

@@ -1,11 +1,11 @@
-//! Some of a tensor's numbers, told by their place in it: what one of several ranks reads, draws or copies of
-//! a tensor that no rank needs whole. Where the numbers come from is not known here.
+//! A shard of a tensor by its offset and length: what one of several ranks reads, draws or copies of a
+//! tensor that no rank needs whole. Where the values come from is not known here.
 
 use std::ops::Range;
 
 /// Numbers of a tensor that follow each other in row-major order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Excerpt<'a> {
+pub struct TensorShard<'a> {
     /// The tensor's name.
     pub name: &'a str,
     /// The shape of all of it.
@@ -37,7 +37,7 @@ impl Region {
     }
 }
 
-impl<'a> Excerpt<'a> {
+impl<'a> TensorShard<'a> {
     /// All of a tensor.
     pub fn whole(name: &'a str, shape: &'a [i64]) -> Self {
         Self { name, shape, range: 0..numel(shape) }
@@ -139,9 +139,9 @@ mod tests {
             let place = |share: f64| (share * num as f64) as usize;
             let range = place(f64::min(one, other))..place(f64::max(one, other));
             prop_assume!(!range.is_empty());
-            let excerpt = Excerpt { name: "a", shape: &shape, range: range.clone() };
+            let tensor_shard = TensorShard { name: "a", shape: &shape, range: range.clone() };
             let row_len = num / shape.first().map_or(1, |rows| *rows as usize);
-            let (rows, place) = (excerpt.rows(), excerpt.place_in_rows());
+            let (rows, place) = (tensor_shard.rows(), tensor_shard.place_in_rows());
             let numbers: Vec<usize> = (rows.start * row_len..rows.end * row_len).collect();
             prop_assert_eq!(&numbers[place.clone()], &range.collect::<Vec<_>>()[..]);
             prop_assert!(place.start < row_len && numbers.len() - place.end < row_len);
@@ -154,7 +154,7 @@ mod tests {
         ) {
             let place = |share: f64| (share * numel(&shape) as f64) as usize;
             let range = place(f64::min(one, other))..place(f64::max(one, other));
-            let regions = Excerpt { name: "a", shape: &shape, range: range.clone() }.regions();
+            let regions = TensorShard { name: "a", shape: &shape, range: range.clone() }.regions();
             // Two a dim, and whole rows.
             prop_assert!(regions.len() <= 2 * shape.len() + 1);
             let numbers = regions.iter().flat_map(|region| numbers_of(&shape, region));
@@ -163,10 +163,10 @@ mod tests {
 
         #[test]
         fn its_chunks_are_it(start in 0_usize..20, len in 0_usize..20, max_len in 1_usize..9) {
-            let excerpt = Excerpt { name: "a", shape: &[40], range: start..start + len };
-            let chunks: Vec<_> = excerpt.chunks(max_len).map(|chunk| chunk.range).collect();
+            let tensor_shard = TensorShard { name: "a", shape: &[40], range: start..start + len };
+            let chunks: Vec<_> = tensor_shard.chunks(max_len).map(|chunk| chunk.range).collect();
             prop_assert!(chunks.iter().all(|chunk| !chunk.is_empty() && chunk.len() <= max_len));
-            prop_assert_eq!(chunks.into_iter().flatten().collect::<Vec<_>>(), excerpt.range.collect::<Vec<_>>());
+            prop_assert_eq!(chunks.into_iter().flatten().collect::<Vec<_>>(), tensor_shard.range.collect::<Vec<_>>());
         }
     }
 }

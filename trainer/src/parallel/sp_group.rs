@@ -1,0 +1,93 @@
+//! Sequence-parallel groups (Ulysses): ranks that compute the same packed tokens, each a shard of them, and
+//! what they exchange. How attention uses it is `actor::layer_schedule`; how ranks are laid out is
+//! `rlt_core::mesh`.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rlt_core::mesh::{Mesh, SpShard};
+use rlt_torch::collectives::{Collectives, Reduction};
+use tch::Tensor;
+
+use super::{RankError, Ranks};
+
+/// A sequence-parallel group, of which this is a rank.
+#[derive(Debug)]
+pub struct SpGroup {
+    part: SpShard,
+    group: Mutex<Box<dyn Collectives>>,
+}
+
+impl SpGroup {
+    /// The shard of the tokens that this rank computes.
+    pub fn part(&self) -> SpShard {
+        self.part
+    }
+
+    /// All-to-all: sends block `r` of `blocks`, `[num_shards, ..]`, to rank `r` of the group and returns what
+    /// they have sent to this one, in the order of ranks.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost.
+    pub fn all_to_all(&self, blocks: &Tensor) -> Result<Tensor, RankError> {
+        let sent = blocks.detach().contiguous();
+        let received = sent.empty_like();
+        let splits = vec![1; self.part.num_shards];
+        let mut group = self.group.lock().unwrap_or_else(PoisonError::into_inner);
+        group.all_to_all(&received, &sent, &splits, &splits)?.wait()?;
+        Ok(received)
+    }
+
+    fn all_reduce(&self, tensor: &Tensor) -> Result<(), RankError> {
+        let mut group = self.group.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(group.all_reduce(tensor, Reduction::Sum)?.wait()?)
+    }
+}
+
+impl Ranks {
+    /// The same ranks, of which `sp` neighbours each form a sequence-parallel group. Collective, once for
+    /// each `sp`.
+    ///
+    /// # Errors
+    /// [`RankError`] when `sp` does not divide the ranks, or one is lost.
+    pub fn with_sequence_parallel(self, sp: usize) -> Result<Self, RankError> {
+        let mesh = Mesh::new(self.size, 1, sp)?;
+        if sp == 1 {
+            return Ok(Self { sp_group: None, ..self });
+        }
+        let name = format!("sequence-parallel group {} of {sp}", mesh.sp_group(self.rank));
+        let group = self.lock().connect(&name, &mesh.sp_members(self.rank))?;
+        let part = SpShard { place: mesh.coordinates(self.rank).part, num_shards: sp };
+        Ok(Self { sp_group: Some(Arc::new(SpGroup { part, group: Mutex::new(group) })), ..self })
+    }
+
+    /// This rank's sequence-parallel group; `None` where every rank has tokens of its own.
+    pub fn sp_group(&self) -> Option<&SpGroup> {
+        self.sp_group.as_deref()
+    }
+
+    /// The shard of its group's tokens that this rank computes.
+    pub fn sp_shard(&self) -> SpShard {
+        self.sp_group().map_or(SpShard::WHOLE, SpGroup::part)
+    }
+
+    /// Whether this is the first rank of its group, which counts what all of them have.
+    pub fn is_sp_leader(&self) -> bool {
+        self.sp_shard().place == 0
+    }
+
+    /// All-reduces the vectors of the group element by element; all of its ranks get the same bits.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost.
+    pub fn all_reduce_over_sp(&self, vector: &mut [f64]) -> Result<(), RankError> {
+        let Some(sp_group) = self.sp_group() else { return Ok(()) };
+        let tensor = Tensor::from_slice(vector);
+        sp_group.all_reduce(&tensor)?;
+        let len = vector.len();
+        tensor.copy_data(vector, len);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,83 @@
+//! What the forward pass keeps of a layer for its backward pass: the graph itself, or (activation
+//! checkpointing) the layer's input alone, on the device or offloaded. When it is offloaded and prefetched
+//! is the schedule's.
+//!
+//! Legend of shapes: t tokens, d hidden size.
+
+use rlt_torch::{OffloadStorage, Offloaded, Prefetch};
+use tch::Tensor;
+
+use super::pass::LayerPass;
+use crate::parallel::RankError;
+
+/// What is kept of a layer, wherever it is.
+#[derive(Debug)]
+pub(super) enum SavedLayer {
+    Here(Held),
+    Offloaded { input_td: Offloaded, wants_gradient: bool },
+}
+
+/// What is kept of a layer, at hand.
+#[derive(Debug)]
+pub(super) enum Held {
+    /// The graph itself: nothing is computed again.
+    Graph(LayerPass),
+    /// The input alone, `[t, d]`: the layer runs again in the backward pass.
+    Input(Tensor),
+}
+
+/// What is kept of a layer, on its way.
+pub(super) enum Prefetched {
+    Here(Held),
+    Prefetch { input_td: Prefetch, wants_gradient: bool },
+}
+
+impl SavedLayer {
+    /// Keeps a layer's input alone, to `storage` where there is one.
+    pub(super) fn of_input(
+        input_td: Tensor,
+        storage: Option<&mut OffloadStorage>,
+    ) -> Result<Self, RankError> {
+        let Some(storage) = storage else { return Ok(Self::Here(Held::Input(input_td))) };
+        let wants_gradient = input_td.requires_grad();
+        let input_td = storage.offload(&input_td.detach().contiguous()).map_err(RankError::Activations)?;
+        Ok(Self::Offloaded { input_td, wants_gradient })
+    }
+
+    /// Lets it set out for the device.
+    pub(super) fn prefetch(self) -> Result<Prefetched, RankError> {
+        Ok(match self {
+            Self::Here(held) => Prefetched::Here(held),
+            Self::Offloaded { input_td, wants_gradient } => {
+                let input_td = input_td.prefetch_new().map_err(RankError::Activations)?;
+                Prefetched::Prefetch { input_td, wants_gradient }
+            }
+        })
+    }
+}
+
+impl Prefetched {
+    /// Returns when it is at hand.
+    pub(super) fn wait(self) -> Result<Held, RankError> {
+        Ok(match self {
+            Self::Here(held) => held,
+            Self::Prefetch { input_td, wants_gradient } => {
+                let input_td = input_td.wait().map_err(RankError::Activations)?;
+                Held::Input(input_td.set_requires_grad(wants_gradient))
+            }
+        })
+    }
+}
+
+impl Held {
+    /// The layer's pass, with its graph: as it ran, or as `run` runs it again on the same input.
+    pub(super) fn pass(
+        self,
+        run: impl FnOnce(Tensor) -> Result<LayerPass, RankError>,
+    ) -> Result<LayerPass, RankError> {
+        match self {
+            Self::Graph(pass) => Ok(pass),
+            Self::Input(input_td) => run(input_td),
+        }
+    }
+}
