@@ -16,6 +16,7 @@ mod fit;
 mod machine;
 mod memory;
 pub mod model_config;
+mod restarts;
 mod speed;
 mod workers;
 
@@ -28,6 +29,7 @@ pub use failure_policy::{rule_in_words, rule_name};
 pub use fit::{Fit, Misfit as MemoryMisfit, Remedy};
 pub use machine::{Flops, MEMORY_LABEL, Machine, PRODUCT_LABEL, UnknownGpu};
 pub use memory::{MemoryPlan, MemoryTerm, Phase, PhaseMemory, Place};
+pub use restarts::{restarts_in, restarts_line, retries_left};
 pub use speed::{Bound, MeanLengths, PhaseSpeed, SpeedPlan, UnfitLength};
 pub use workers::{EnvironmentVariable, Mesh, Misfit, RENDEZVOUS_PORT, WorkerGroup, check_model};
 pub(crate) use workers::{deals_out_heads, legal_degrees, slices_layers};

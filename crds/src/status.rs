@@ -51,7 +51,7 @@ pub struct RLTrainingJobStatus {
     /// Attempts in a row that ended within a minute; the next one waits the longer the more there are.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub short_attempts: Option<u32>,
-    /// Ended attempts by what ended them.
+    /// Ended attempts and restarts in place, by what ended them.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("additionalProperties" = {"type": "integer", "minimum": 0}))]
     pub failures_by_cause: BTreeMap<FailureCause, u32>,
@@ -60,6 +60,11 @@ pub struct RLTrainingJobStatus {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("additionalProperties" = {"type": "integer", "minimum": 0}))]
     pub retries_used: BTreeMap<FailureCause, u32>,
+    /// Restarts of the present attempt's processes within their pod, by cause. They are counted in
+    /// `failuresByCause` and `retriesUsed` too.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("additionalProperties" = {"type": "integer", "minimum": 0}))]
+    pub restarts_in_place: BTreeMap<FailureCause, u32>,
     /// The step of the newest checkpoint when `retriesUsed` was begun; a failure after a newer one begins it
     /// anew.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -20,7 +20,7 @@ pub use status::{StatusWritten, write_status};
 
 use crate::build::BuildInput;
 use crate::client::Limiter;
-use crate::decide::Decision;
+use crate::decide::{self, Decision};
 use crate::discovery::Served;
 use crate::index::Index;
 use crate::job::Job;
@@ -89,7 +89,10 @@ pub async fn apply(
         }
         let placement = Box::pin(gang::prepare(client, index, input, cluster, attempt)).await?;
         let failures_by_node = &avoided_nodes(index, decision);
-        let attempt_pods = pods::AttemptPods { input, placement: &placement, failures_by_node, attempt };
+        let retries_left = decide::retries_left(input.prepared, &decision.status);
+        let retries_left = retries_left.as_ref();
+        let attempt_pods =
+            pods::AttemptPods { input, placement: &placement, failures_by_node, attempt, retries_left };
         pods::start(access, &attempt_pods, &decision.start).await
     };
     // An error in one branch does not cancel calls in the other.

@@ -27,7 +27,7 @@ pub use manifest::{config_map, content_digest};
 pub use network::{endpoint, endpoint_digest, service, service_account};
 pub use network_policy::network_policy;
 pub use placement::{Flavor, Placement, PlacementConflict};
-pub use pod::pod;
+pub use pod::{allow_restarts, pod};
 pub use pod_group::{Gang, gang, pod_group, pod_group_kind, pod_group_name};
 use serde_json::Value;
 pub use workload::{PriorityClass, queue_priority_class, workload, workload_digest};

@@ -20,11 +20,13 @@ mod failure_policy;
 mod finished;
 mod job_pods;
 mod queue;
+mod restarts;
 mod retries;
 mod success;
 mod suspension;
 mod topology;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,6 +44,7 @@ pub use conditions::JobState;
 pub use events::JobEvent;
 use failure::AttemptState;
 use job_pods::JobPods;
+pub use restarts::retries_left;
 use success::Completion;
 pub use topology::{nodes_to_read, topology_labels};
 
@@ -79,6 +82,8 @@ pub struct Report {
     pub progress: Option<Progress>,
     /// All complete checkpoints, oldest first; `None` where they are not known.
     pub checkpoints: Option<Vec<CheckpointStatus>>,
+    /// Restarts of the attempt's processes within their pod, by cause.
+    pub restarts: BTreeMap<FailureCause, u32>,
 }
 
 /// What to do, in this order: delete, create, write the status.
@@ -291,6 +296,11 @@ impl<'a> Round<'a> {
 
     /// A report of an earlier attempt says nothing about this one; its checkpoints are still there.
     fn take_report(&mut self) {
+        self.take_progress();
+        restarts::count(self);
+    }
+
+    fn take_progress(&mut self) {
         let Some(report) = self.input.report else { return };
         if let Some(checkpoints) = &report.checkpoints {
             self.status.checkpoints.clone_from(checkpoints);

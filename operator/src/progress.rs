@@ -34,7 +34,7 @@ pub use identity::{Authenticator, PodIdentity, ReviewError, Reviewer, TokenRevie
 pub use reports::{JobReport, Reports};
 pub use secret::{SecretError, certificates};
 pub use server::{ServeError, serve};
-pub use service::{ChannelService, ReportingWorker, Workers};
+pub use service::{ChannelService, ReportingWorker, UnknownWorker, Workers};
 pub use status::KnownWorkers;
 
 /// The port on which the channel is served.

@@ -105,7 +105,12 @@ impl Life {
 
 fn trained() -> Report {
     let progress = json!({"step": 3, "numSteps": 60});
-    Report { attempt: 1, progress: serde_json::from_value(progress).unwrap(), checkpoints: None }
+    Report {
+        attempt: 1,
+        progress: serde_json::from_value(progress).unwrap(),
+        checkpoints: None,
+        ..Report::default()
+    }
 }
 
 /// Each state with what Flux is to make of it.

@@ -18,8 +18,8 @@ use rlt_channel::client::{Client, Pace, Settings, Urgency};
 use rlt_channel::{Checkpoint, ReportRequest, Source, limits};
 use rlt_operator::metrics::Metrics;
 use rlt_operator::progress::{
-    Certificates, ChannelService, PodIdentity, ReportingWorker, Reports, ReviewError, Reviewer, Workers,
-    serve,
+    Certificates, ChannelService, PodIdentity, ReportingWorker, Reports, ReviewError, Reviewer,
+    UnknownWorker, Workers, serve,
 };
 use rlt_operator::worker::JobKey;
 use serde_json::{Value, json};
@@ -67,8 +67,9 @@ fn own_token() -> String {
 struct OneJob;
 
 impl Workers for OneJob {
-    fn worker(&self, job: &JobKey, pod_uid: &str) -> Option<ReportingWorker> {
-        (*job == key() && pod_uid == "adding-0").then_some(ReportingWorker { attempt: 2, ranks: 0..1 })
+    fn worker(&self, job: &JobKey, pod_uid: &str) -> Result<ReportingWorker, UnknownWorker> {
+        let is_known = *job == key() && pod_uid == "adding-0";
+        is_known.then_some(ReportingWorker { attempt: 2, ranks: 0..1 }).ok_or(UnknownWorker::NoWorker)
     }
 }
 

@@ -8,6 +8,8 @@
 //! | `RLT_CHANNEL_TOKEN_FILE` | file of the service account token; read anew for every report |
 //! | `RLT_JOB_UID`, `RLT_JOB_NAMESPACE`, `RLT_JOB_NAME`, `RLT_ATTEMPT` | who reports |
 //! | `RANK` | torch's own |
+//! | `RLT_RETRIES_LEFT` | `spec.runPolicy.retries` as far as they are left, in JSON; absent: no restarts in place |
+//! | `RLT_RESTARTS` | of a launcher for its ranks: the restarts in place before, in JSON, by cause |
 
 /// `https://host:port` of the operator.
 pub const ADDRESS: &str = "RLT_CHANNEL_ADDRESS";
@@ -25,6 +27,11 @@ pub const JOB_NAME: &str = "RLT_JOB_NAME";
 pub const ATTEMPT: &str = "RLT_ATTEMPT";
 /// The rank, from 0.
 pub const RANK: &str = "RANK";
+/// The retries that are left, in the form of `spec.runPolicy.retries` in JSON: a pod that runs all ranks may
+/// restart its processes this often. Without the variable it restarts none.
+pub const RETRIES_LEFT: &str = "RLT_RETRIES_LEFT";
+/// The restarts in place before a rank's process started: a JSON object of counts by cause.
+pub const RESTARTS: &str = "RLT_RESTARTS";
 
 /// The token's file, where the operator mounts it.
 pub const TOKEN_KEY: &str = "token";

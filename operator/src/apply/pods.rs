@@ -6,6 +6,7 @@ use std::sync::Arc;
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use kube::api::{DeleteParams, Request};
 use kube::{Api, Client, Resource as _};
+use rlt_api::spec::RetriesSpec;
 
 use super::{Access, ApplyError, creation, error, exactly, nodes};
 use crate::build::{self, BuildInput, Placement, PlacementConflict};
@@ -66,6 +67,8 @@ pub(super) struct AttemptPods<'a> {
     pub(super) failures_by_node: &'a BTreeMap<String, u32>,
     /// The attempt, from 1.
     pub(super) attempt: u32,
+    /// How often a pod may restart its processes in place; `None` where it may not.
+    pub(super) retries_left: Option<&'a RetriesSpec>,
 }
 
 /// Creates the pods of these workers: a few first, and the others once these were accepted, so that a full
@@ -115,12 +118,14 @@ async fn make(
 impl AttemptPods<'_> {
     /// The name of a pod and its JSON, which may have fields that `Pod` lacks.
     fn pod(&self, worker_idx: u32) -> Result<Option<(String, Vec<u8>)>, ApplyError> {
-        let Self { input, placement, failures_by_node, attempt } = *self;
+        let Self { input, placement, failures_by_node, attempt, retries_left } = *self;
         let Some(pod) = build::pod(input, attempt, worker_idx) else { return Ok(None) };
         let name = pod.metadata.name.clone().unwrap_or_default();
         let refused =
             |conflict: PlacementConflict| ApplyError::Refused { message: format!("pod {name}: {conflict}") };
         let pod = build::avoid(placement.place(pod).map_err(refused)?, failures_by_node);
+        let pod = build::allow_restarts(pod, retries_left)
+            .map_err(|source| ApplyError::Json { name: name.clone(), source })?;
         let body = placement.body(&pod).map_err(|source| ApplyError::Json { name: name.clone(), source })?;
         Ok(Some((name, body)))
     }

@@ -2,11 +2,14 @@
 //! second one.
 
 use k8s_openapi::api::core::v1::{
-    LocalObjectReference, Pod, PodResourceClaim, PodSecurityContext, PodSpec, SeccompProfile, Toleration,
+    EnvVar, LocalObjectReference, Pod, PodResourceClaim, PodSecurityContext, PodSpec, SeccompProfile,
+    Toleration,
 };
-use rlt_api::spec::{ResourceClaimSpec, TaintEffect, TolerationOperator, TolerationSpec};
+use rlt_api::spec::{ResourceClaimSpec, RetriesSpec, TaintEffect, TolerationOperator, TolerationSpec};
+use rlt_channel::environment::RETRIES_LEFT;
 
 use super::{BuildInput, container, volumes, workers_name};
+use crate::worker::TRAINER_CONTAINER;
 use crate::{labels, pod_template};
 
 /// The user and group of a worker, whatever its image says: nobody's, and the owner of what it writes.
@@ -75,6 +78,22 @@ fn claim(claim: &ResourceClaimSpec) -> PodResourceClaim {
         resource_claim_name: claim.claim_name.clone(),
         resource_claim_template_name: claim.template_name.clone(),
     }
+}
+
+/// The pod with leave to restart its processes in place, as often as `retries` says.
+///
+/// # Errors
+/// When the retries have no JSON form, which would be a bug.
+pub fn allow_restarts(mut pod: Pod, retries: Option<&RetriesSpec>) -> Result<Pod, serde_json::Error> {
+    if let Some(retries) = retries {
+        let value = Some(serde_json::to_string(retries)?);
+        let variable = EnvVar { name: RETRIES_LEFT.into(), value, value_from: None };
+        let containers = pod.spec.iter_mut().flat_map(|spec| &mut spec.containers);
+        for container in containers.filter(|container| container.name == TRAINER_CONTAINER) {
+            container.env.get_or_insert_default().push(variable.clone());
+        }
+    }
+    Ok(pod)
 }
 
 fn reference(name: &str) -> LocalObjectReference {

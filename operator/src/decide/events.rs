@@ -31,6 +31,9 @@ pub(super) fn between(
         let is_warning = !matches!(failure.cause, FailureCause::Disrupted | FailureCause::NodeTerminating);
         events.push(JobEvent { is_warning, reason: Reason::Failure(failure.cause), message });
     }
+    if before.attempt == after.attempt {
+        events.extend(restarts(before, after));
+    }
     let warning = |status: &RLTrainingJobStatus| status.progress.as_ref()?.warning.clone();
     if let Some(message) = warning(after).filter(|_| warning(before) != warning(after)) {
         events.push(JobEvent { is_warning: true, reason: Reason::RunsOnCpu, message });
@@ -47,6 +50,21 @@ pub(super) fn between(
         }
     }
     events
+}
+
+/// The restarts in place that are new, one Event for each cause.
+fn restarts(before: &RLTrainingJobStatus, after: &RLTrainingJobStatus) -> Vec<JobEvent> {
+    let known = |cause| before.restarts_in_place.get(cause).copied().unwrap_or(0);
+    let new = after.restarts_in_place.iter().filter(|(cause, count)| **count > known(cause));
+    let attempt = after.attempt.unwrap_or(1);
+    new.map(|(cause, count)| JobEvent {
+        is_warning: true,
+        reason: Reason::Failure(*cause),
+        message: format!(
+            "attempt {attempt}: its ranks were restarted in place, {count} times for this cause"
+        ),
+    })
+    .collect()
 }
 
 /// Reason and status of the conditions whose change is worth an Event.

@@ -37,6 +37,8 @@ enum ModelEvent {
     NodeOutOfService(u32),
     /// A complete checkpoint is reported, this many steps after the last one.
     CheckpointSaved(u64),
+    /// The pod with all ranks restarts them in place, and reports it.
+    RestartedInPlace,
     /// A pod that is being deleted is gone.
     PodGone(u32),
     /// `spec.runPolicy.suspend` is set or cleared.
@@ -61,6 +63,7 @@ fn events() -> impl Strategy<Value = Vec<ModelEvent>> {
         1 => idx.clone().prop_map(ModelEvent::NodeReturns),
         1 => idx.clone().prop_map(ModelEvent::NodeOutOfService),
         1 => (0..2u64).prop_map(ModelEvent::CheckpointSaved),
+        1 => Just(ModelEvent::RestartedInPlace),
         3 => idx.prop_map(ModelEvent::PodGone),
         1 => any::<bool>().prop_map(ModelEvent::SetSuspend),
         2 => (1..400i64).prop_map(ModelEvent::TimePasses),
@@ -71,6 +74,8 @@ fn events() -> impl Strategy<Value = Vec<ModelEvent>> {
 }
 
 const NUM_WORKERS: u32 = 3;
+/// A cause that nothing else in a history has.
+const IN_PLACE: FailureCause = FailureCause::OutOfMemory;
 
 /// A job as it is active, and as it is suspended.
 type ActiveAndSuspended = [LazyLock<Prepared>; 2];
@@ -104,6 +109,7 @@ struct World {
     /// The pod whose process lives, by its rank.
     processes: BTreeMap<u32, Arc<str>>,
     report: Option<Report>,
+    num_restarts_in_place: u32,
     now: Timestamp,
     num_pods_made: u32,
     num_writes: u32,
@@ -122,6 +128,7 @@ impl World {
             nodes: (0..NUM_WORKERS).map(|idx| (node_of(idx), NodeState::Answers)).collect(),
             processes: BTreeMap::new(),
             report: None,
+            num_restarts_in_place: 0,
             now: Timestamp::from_second(1_800_000_000).unwrap(),
             num_pods_made: 0,
             num_writes: 0,
@@ -257,6 +264,8 @@ impl World {
         for pod in alive {
             assert_eq!(Some(pod.attempt), self.status.attempt, "a worker of another attempt lives on");
         }
+        let counted = self.status.failures_by_cause.get(&IN_PLACE).copied().unwrap_or(0);
+        assert_eq!(counted, self.num_restarts_in_place, "each restart in place counts once");
         let is_true = |type_| {
             let mut conditions = self.status.conditions.iter();
             conditions.any(|condition| condition.type_ == type_ && condition.status == ConditionStatus::True)
@@ -313,6 +322,7 @@ impl World {
                 }
             }
             ModelEvent::CheckpointSaved(steps) => self.save(steps),
+            ModelEvent::RestartedInPlace => self.restart_in_place(),
             ModelEvent::PodGone(idx) if self.answers(idx) => {
                 let is_leaving = self.pods.values().any(|pod| pod.idx == idx && pod.is_deleting);
                 if is_leaving {
@@ -371,7 +381,26 @@ impl World {
             time: self.now.to_string(),
         };
         let attempt = self.status.attempt.unwrap_or(1);
-        self.report = Some(Report { attempt, progress: None, checkpoints: Some(vec![checkpoint]) });
+        let restarts = self.restarts(attempt);
+        self.report = Some(Report { attempt, progress: None, checkpoints: Some(vec![checkpoint]), restarts });
+    }
+
+    /// The restarts in place that an attempt has reported.
+    fn restarts(&self, attempt: u32) -> BTreeMap<FailureCause, u32> {
+        let report = self.report.as_ref().filter(|report| report.attempt == attempt);
+        report.map(|report| report.restarts.clone()).unwrap_or_default()
+    }
+
+    fn restart_in_place(&mut self) {
+        let attempt = self.status.attempt.unwrap_or(1);
+        let runs = self.pods.values().any(|pod| pod.attempt == attempt && pod.phase == WorkerPhase::Running);
+        if runs && self.has_ended.is_none() {
+            let mut restarts = self.restarts(attempt);
+            *restarts.entry(IN_PLACE).or_default() += 1;
+            self.num_restarts_in_place += 1;
+            let report = self.report.take().unwrap_or_default();
+            self.report = Some(Report { attempt, restarts, ..report });
+        }
     }
 
     fn crash(&mut self, mut num_calls: usize) {

@@ -63,12 +63,7 @@ pub(super) fn wait_to_start(round: &Round<'_>) -> Option<Duration> {
 
 fn record(status: &mut RLTrainingJobStatus, failure: &Failure, rule: Option<&MatchedRule<'_>>, now: &str) {
     *status.failures_by_cause.entry(failure.cause).or_default() += 1;
-    let newest = status.checkpoints.iter().map(|checkpoint| checkpoint.step).max();
-    if newest > status.retries_since_step {
-        status.retries_since_step = newest;
-        status.retries_used.clear();
-        status.policy_restarts_used = None;
-    }
+    refill_after_checkpoint(status);
     match rule {
         Some(rule) => rule.count(status),
         None => *status.retries_used.entry(failure.cause).or_default() += 1,
@@ -88,6 +83,16 @@ fn record(status: &mut RLTrainingJobStatus, failure: &Failure, rule: Option<&Mat
         advice: failure.cause.advice().into(),
         time: now.to_owned(),
     });
+}
+
+/// A new checkpoint since the last failure refills every budget.
+pub(super) fn refill_after_checkpoint(status: &mut RLTrainingJobStatus) {
+    let newest = status.checkpoints.iter().map(|checkpoint| checkpoint.step).max();
+    if newest > status.retries_since_step {
+        status.retries_since_step = newest;
+        status.retries_used.clear();
+        status.policy_restarts_used = None;
+    }
 }
 
 fn blame(status: &mut RLTrainingJobStatus, node: &str) {
@@ -131,6 +136,7 @@ fn begin_next(round: &mut Round<'_>) {
     round.status.attempt_start_time = Some(clock::rfc3339(now + delay));
     round.status.attempt_running_time = None;
     evacuation::end(round);
+    round.status.restarts_in_place.clear();
 }
 
 fn delay(status: &RLTrainingJobStatus) -> Duration {

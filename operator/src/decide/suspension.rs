@@ -44,6 +44,7 @@ pub(super) fn begin(mut round: Round<'_>) -> Decision {
         }
         Some(attempt) => {
             round.status.attempt = Some(attempt + 1);
+            round.status.restarts_in_place.clear();
             round.write_first(JobState::Restarting)
         }
     }

@@ -2,6 +2,7 @@
 
 mod deletion;
 mod evacuation;
+mod restarts;
 mod retries;
 mod topology;
 
@@ -143,7 +144,7 @@ fn a_trainer_that_computes_on_the_cpu_beside_a_gpu_is_seen_in_status_and_events(
     let report = Report {
         attempt: 1,
         progress: Some(Progress { step: 1, warning: Some(warning.clone()), ..Progress::default() }),
-        checkpoints: None,
+        ..Report::default()
     };
     let before = running(1, 60);
     let decision = reported(json!({}), &before, vec![runs(0), runs(1)], Some(&report));
@@ -347,7 +348,7 @@ fn a_trainer_without_a_new_step_is_started_again_and_one_that_never_reported_is_
     let report = |attempt, seconds| Report {
         attempt,
         progress: Some(Progress { step: 7, step_time: Some(ago(seconds)), ..Progress::default() }),
-        checkpoints: None,
+        ..Report::default()
     };
     let workers = || vec![runs(0), runs(1)];
     let silent = decided(policy.clone(), &running(1, 999), workers());

@@ -3,12 +3,15 @@
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
+use rlt_api::FailureCause;
 use rlt_channel::{Checkpoint, Progress, ReportRequest, TimeSpent, limits};
 
 /// The largest whole number that JSON's readers hold exactly, 2^53.
 pub(super) const MAX_WHOLE: u64 = 1 << 53;
 /// Times in milliseconds since 1970 whose year has four digits, as RFC 3339 wants it.
 pub(super) const TIMES_MS: RangeInclusive<i64> = 0..=253_402_300_799_999;
+/// Restarts in place for one cause.
+const MAX_RESTARTS: u32 = 1_000_000;
 /// The longest time of one process, in seconds: 30,000 years.
 const MAX_SECONDS: f64 = 1e12;
 
@@ -29,6 +32,13 @@ pub(super) fn check(report: &ReportRequest) -> Result<(), String> {
             return Err(format!(
                 "checkpoints: expected one of each step, got two of step {}",
                 checkpoint.step
+            ));
+        }
+    }
+    for (name, count) in &report.restarts {
+        if FailureCause::from_name(name).is_none() || *count > MAX_RESTARTS {
+            return Err(format!(
+                "restarts: expected at most {MAX_RESTARTS} for a cause, got {count} for `{name}`"
             ));
         }
     }

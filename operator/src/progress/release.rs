@@ -33,12 +33,13 @@ pub(super) fn release(released: Option<(&JobReport, Instant)>, newest: &JobRepor
     if due <= now { Release::Now } else { Release::At(due) }
 }
 
-/// A new attempt, a checkpoint, an exit or the first step is released at once.
+/// A new attempt, a checkpoint, an exit, a restart or the first step is released at once.
 fn is_urgent(released: &JobReport, newest: &JobReport) -> bool {
     let step = |report: &JobReport| report.progress.as_ref().map_or(0, |progress| progress.step);
     released.attempt != newest.attempt
         || released.checkpoints != newest.checkpoints
         || released.endings != newest.endings
+        || released.restarts != newest.restarts
         || (step(released) == 0 && step(newest) > 0)
 }
 
@@ -92,7 +93,8 @@ mod tests {
         let checkpoint = JobReport { checkpoints: Some(vec![Checkpoint::default()]), ..report(5) };
         let ending = JobReport { endings: [(3, Ending::default())].into(), ..report(5) };
         let attempt = JobReport { attempt: 2, ..report(5) };
-        for newest in [checkpoint, ending, attempt] {
+        let restart = JobReport { restarts: [("PeerLost".to_owned(), 1)].into(), ..report(5) };
+        for newest in [checkpoint, ending, attempt, restart] {
             assert_eq!(judge(&report(5), &newest, 0), Release::Now, "{newest:?}");
         }
         assert_eq!(judge(&report(0), &report(1), 0), Release::Now);

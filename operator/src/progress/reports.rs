@@ -32,6 +32,8 @@ pub struct JobReport {
     pub metrics: HashMap<String, f64>,
     /// Ranks whose process has ended, in this attempt.
     pub endings: BTreeMap<u32, Ending>,
+    /// Restarts in place, by the name of the cause, in this attempt.
+    pub restarts: BTreeMap<String, u32>,
 }
 
 /// The reports of all jobs. Clones share them.
@@ -217,11 +219,16 @@ impl Entry {
         }
         *sequence = report.sequence;
         self.heard_at = now;
-        let ReportRequest { progress, checkpoints, metrics, ending, knows_checkpoints, .. } = report;
+        let ReportRequest { progress, checkpoints, metrics, ending, knows_checkpoints, restarts, .. } =
+            report;
         match ending {
             Some(ending) => self.newest.endings.insert(source.rank, ending),
             None => self.newest.endings.remove(&source.rank),
         };
+        for (cause, count) in restarts {
+            let known = self.newest.restarts.entry(cause).or_default();
+            *known = count.max(*known);
+        }
         if source.rank == 0 {
             self.newest.progress = progress;
             self.newest.metrics = metrics;

@@ -31,10 +31,22 @@ pub struct ReportingWorker {
     pub ranks: Range<u32>,
 }
 
+/// Why a pod may not report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnknownWorker {
+    /// It is no worker of that job.
+    NoWorker,
+    /// Its job has no plan yet, so that its ranks are not known: it may report in a moment.
+    NotPlanned,
+}
+
 /// Finds the workers of jobs.
 pub trait Workers: Send + Sync + 'static {
     /// The worker of a job whose pod has `pod_uid`.
-    fn worker(&self, job: &JobKey, pod_uid: &str) -> Option<ReportingWorker>;
+    ///
+    /// # Errors
+    /// [`UnknownWorker`].
+    fn worker(&self, job: &JobKey, pod_uid: &str) -> Result<ReportingWorker, UnknownWorker>;
 }
 
 /// The service.
@@ -103,10 +115,13 @@ impl<R: Reviewer, W: Workers> ChannelService<R, W> {
     fn authorize(&self, pod: &PodIdentity, source: &Source) -> Result<(), Status> {
         // A job and its pods are in one namespace, and the token says in which one this pod is.
         let job = reports::job(source);
-        let worker = Some(&job).filter(|job| *job.namespace == *pod.namespace);
-        let Some(worker) = worker.and_then(|job| self.workers.worker(job, &pod.uid)) else {
-            return Err(Status::permission_denied("the pod is no worker of that job"));
-        };
+        let is_of_job = *job.namespace == *pod.namespace;
+        let worker =
+            if is_of_job { self.workers.worker(&job, &pod.uid) } else { Err(UnknownWorker::NoWorker) };
+        let worker = worker.map_err(|unknown| match unknown {
+            UnknownWorker::NoWorker => Status::permission_denied("the pod is no worker of that job"),
+            UnknownWorker::NotPlanned => Status::unavailable("the job was not reconciled yet"),
+        })?;
         if worker.attempt != source.attempt {
             return Err(Status::permission_denied("the pod belongs to another attempt"));
         }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use futures::stream::{self, BoxStream, StreamExt};
 use jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
+use rlt_api::FailureCause;
 use rlt_api::status::{CheckpointStatus, Progress};
 use rlt_channel::{self as channel, Stage, TimeSpent};
 
@@ -15,7 +16,7 @@ use crate::index::Index;
 use crate::job::Job;
 use crate::observe;
 use crate::prepare::PreparedJobs;
-use crate::progress::{ReportingWorker, Workers};
+use crate::progress::{ReportingWorker, UnknownWorker, Workers};
 use crate::worker::JobKey;
 
 impl observe::Reports for Reports {
@@ -42,12 +43,12 @@ pub struct KnownWorkers {
 }
 
 impl Workers for KnownWorkers {
-    fn worker(&self, job: &JobKey, pod_uid: &str) -> Option<ReportingWorker> {
-        let worker = self.index.workers(job).into_iter().find(|worker| &*worker.uid == pod_uid)?;
-        // Of a job that this operator has not reconciled yet the plan is not known.
-        let ranks_per_worker = self.prepared.ranks_per_worker(&job.uid).unwrap_or(1);
+    fn worker(&self, job: &JobKey, pod_uid: &str) -> Result<ReportingWorker, UnknownWorker> {
+        let mut workers = self.index.workers(job).into_iter();
+        let worker = workers.find(|worker| &*worker.uid == pod_uid).ok_or(UnknownWorker::NoWorker)?;
+        let ranks_per_worker = self.prepared.ranks_per_worker(&job.uid).ok_or(UnknownWorker::NotPlanned)?;
         let first_rank = worker.idx.saturating_mul(ranks_per_worker);
-        Some(ReportingWorker {
+        Ok(ReportingWorker {
             attempt: worker.attempt,
             ranks: first_rank..first_rank.saturating_add(ranks_per_worker),
         })
@@ -59,7 +60,12 @@ pub(super) fn read(report: &JobReport) -> Report {
         attempt: report.attempt,
         progress: report.progress.as_ref().and_then(progress),
         checkpoints: report.checkpoints.as_ref().map(|all| all.iter().map(checkpoint).collect()),
+        restarts: report.restarts.iter().filter_map(cause_and_count).collect(),
     }
+}
+
+fn cause_and_count((cause, count): (&String, &u32)) -> Option<(FailureCause, u32)> {
+    Some((FailureCause::from_name(cause)?, *count))
 }
 
 /// How far the training is; none before it is known how far it goes, or in the cold start, which counts other
@@ -166,6 +172,21 @@ mod tests {
         let status = progress(&reported).unwrap();
         assert_eq!(status.step_time.as_deref(), Some("2023-11-14T22:13:20Z"));
         assert_eq!(status.goodput, Some(0.67));
+    }
+
+    #[test]
+    fn the_ranks_of_a_pod_follow_from_its_job_s_plan_and_are_not_guessed_before_there_is_one() {
+        use crate::decide::fixtures::{job, worker};
+        let of_four = job(&serde_json::json!({}));
+        let key = of_four.key();
+        let known = KnownWorkers { index: Arc::default(), prepared: Arc::default() };
+        let second = worker(1, 1);
+        assert_eq!(known.worker(&key, &second.uid).unwrap_err(), UnknownWorker::NoWorker);
+        known.index.enter(&key, second.clone());
+        assert_eq!(known.worker(&key, &second.uid).unwrap_err(), UnknownWorker::NotPlanned);
+        let plan = known.prepared.get(&of_four, &crate::build::PodSettings::default(), None).unwrap();
+        let ranks = plan.plan.worker_groups[0].ranks_per_worker;
+        assert_eq!(known.worker(&key, &second.uid).unwrap().ranks, ranks..2 * ranks);
     }
 
     #[test]

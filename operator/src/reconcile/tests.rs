@@ -96,7 +96,7 @@ struct OneReport;
 impl observe::Reports for OneReport {
     fn latest(&self, _: &JobKey) -> Option<Report> {
         let progress = Progress { step: 3, num_steps: 60, ..Progress::default() };
-        Some(Report { attempt: 1, progress: Some(progress), checkpoints: None })
+        Some(Report { attempt: 1, progress: Some(progress), checkpoints: None, ..Report::default() })
     }
 }
 

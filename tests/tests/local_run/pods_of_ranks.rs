@@ -1,8 +1,10 @@
 //! Pods of several ranks: a launcher each, which starts its share of the job's ranks on one run folder, as
 //! pods do that share a volume.
 
+use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -36,6 +38,19 @@ fn pods(place: &Place, manifest: &Value) -> [Child; 2] {
         command.envs([("MASTER_ADDR", "localhost"), ("MASTER_PORT", &port)]);
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     })
+}
+
+/// One pod with all ranks of a job, which may restart them in place as often as `retries` says.
+fn pod_of_all(place: &Place, manifest: &Value, retries: &Value) -> Child {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let job = rlt_api::validate(&manifest.to_string()).unwrap();
+    let plan = rlt_api::plan::plan(&job, &rlt_api::plan::Models::default());
+    let mut command = Command::new(rlt_tests::fresh_binary("rlt-trainer"));
+    command.args(["launch", "--manifest"]).arg(place.write(manifest)).arg("--output").arg(place.run(""));
+    let variables = plan.worker_groups[0].environment(0).unwrap();
+    command.envs(variables.into_iter().map(|variable| (variable.name, variable.value)));
+    command.envs([("MASTER_PORT", port), ("RLT_RETRIES_LEFT", retries.to_string())]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
 fn end_of(pods: [Child; 2]) -> [Ended; 2] {
@@ -79,4 +94,76 @@ fn a_rank_that_dies_in_one_pod_ends_both_and_they_go_on_from_the_checkpoint() {
     first.expect(0, &["resuming after step"]);
     whole.train(&two_by_two(&changes(num_steps))).expect(0, &[]);
     assert_same_run(&whole, &place);
+}
+
+/// A job of one worker of `ranks` ranks, of so many steps, with a checkpoint after each `every` of them.
+fn one_by(ranks: u32, steps: u32, every: u32) -> Value {
+    let mut manifest = tiny_with(json!({
+        "training": { "promptsPerStep": 3, "steps": steps }, "checkpoint": { "everySteps": every },
+    }));
+    let mesh = json!({ "dpShard": ranks });
+    let workers = json!({ "workers": { "count": 1, "ranksPerWorker": ranks, "mesh": mesh } });
+    merge(&mut manifest["spec"], workers);
+    manifest
+}
+
+/// Waits for the ranks that follow `known` in place, and for their first steps.
+fn restarted(pod: &Child, place: &Place, known: &BTreeMap<String, u32>) -> BTreeMap<String, u32> {
+    let started = Instant::now();
+    let ranks = loop {
+        let ranks = workers(pod);
+        if ranks.len() == known.len() && ranks.values().all(|pid| !known.values().any(|old| old == pid)) {
+            break ranks;
+        }
+        assert!(started.elapsed() < Duration::from_secs(60), "no restart in place: {ranks:?}");
+        std::thread::sleep(Duration::from_millis(2));
+    };
+    assert!(known.values().all(|pid| !is_running(*pid)), "a process of the failed attempt lives on");
+    place.wait_for_steps(place.steps().len() + 2);
+    ranks
+}
+
+#[test]
+fn a_pod_with_all_ranks_restarts_them_in_place_as_often_as_a_new_checkpoint_comes_before() {
+    let (place, whole) = (Place::new(), Place::new());
+    let mut pod = pod_of_all(&place, &one_by(3, 4000, 1), &json!({ "crash": 1 }));
+    place.wait_for_steps(2);
+    let mut ranks = workers(&pod);
+    for victim in ["2", "0"] {
+        send(ranks[victim], "KILL");
+        ranks = restarted(&pod, &place, &ranks);
+        assert!(pod.try_wait().unwrap().is_none(), "the pod goes on");
+    }
+    send(pod.id(), "TERM");
+    let ended = Ended::of(pod.wait_with_output().unwrap());
+    let said = format!("{}{}", ended.stdout, ended.stderr);
+    assert_eq!(said.matches("the ranks are restarted in place").count(), 2, "{said}");
+    ended.expect(80, &[]);
+    let num_steps = u32::try_from(place.steps().len()).unwrap() + 2;
+    let last = pod_of_all(&place, &one_by(3, num_steps, 1), &json!({}));
+    Ended::of(last.wait_with_output().unwrap()).expect(0, &["resuming after step"]);
+    whole.train(&one_by(3, num_steps, 1)).expect(0, &[]);
+    assert_same_run(&whole, &place);
+}
+
+#[test]
+fn a_pod_whose_ranks_crash_twice_without_a_checkpoint_ends_and_counts_what_it_restarted() {
+    let place = Place::new();
+    let pod = pod_of_all(&place, &one_by(2, 4000, 4000), &json!({ "crash": 9 }));
+    place.wait_for_steps(2);
+    let first = workers(&pod);
+    send(first["1"], "KILL");
+    let second = restarted(&pod, &place, &first);
+    send(second["1"], "KILL");
+    let said = ["another node may do better", "restarts in place: Signalled=1"];
+    Ended::of(pod.wait_with_output().unwrap()).expect(76, &said);
+}
+
+#[test]
+fn a_pod_without_retries_of_its_own_ends_with_its_first_rank() {
+    let place = Place::new();
+    let pod = pod_of_all(&place, &one_by(2, 4000, 1), &json!({ "crash": 0 }));
+    place.wait_for_steps(1);
+    send(workers(&pod)["0"], "KILL");
+    Ended::of(pod.wait_with_output().unwrap()).expect(76, &["rank 0 was killed by signal 9"]);
 }

@@ -7,12 +7,14 @@
 //! ```
 //! It is the first process of a pod, and what `rlctl run` becomes. A job of one rank runs in this very
 //! process, and so ends with it. Where the environment places the ranks (`WORLD_SIZE`), whoever set it starts
-//! them again, on a cluster the operator; without it all ranks are here and `runPolicy.retries` is obeyed
-//! here. What a worker does is in [`crate::commands::worker`].
+//! them again, on a cluster the operator; a pod that runs all ranks may first restart them in place
+//! (`in_place`). Without `WORLD_SIZE` all ranks are here and `runPolicy.retries` is obeyed here. What a worker
+//! does is in [`crate::commands::worker`].
 
 mod attempts;
 mod budget;
 mod children;
+mod in_place;
 mod outcome;
 mod stop_signal;
 
@@ -23,7 +25,7 @@ use rlt_api::{ExitCode, ValidatedJob};
 use rlt_torch::collectives::{RendezvousError, Store, serve_store};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
-use self::children::Children;
+use self::children::{Before, Children};
 pub use self::outcome::{AttemptOutcome, Cut, End, Failed};
 use self::stop_signal::StopSignal;
 use crate::commands::worker::{self, ChooseRecipes, WorkerArgs};
@@ -125,11 +127,14 @@ fn run_placed(
         }
         .into());
     }
+    if let Some(retries) = in_place::retries_left(place)? {
+        return in_place::run(args, job, place, &retries);
+    }
     let serves = place.rank == 0;
     let store = serves.then(|| serve(place.master_port, place.attempt, place.world_size)).transpose()?;
     let mut stop = StopSignal::listen(grace_period(job))?;
     let manifest = text_of(job)?;
-    match Children::start(args, &manifest, place, Duration::ZERO)?.watch(&mut stop, store.as_ref())? {
+    match Children::start(args, &manifest, place, &Before::default())?.watch(&mut stop, store.as_ref())? {
         AttemptOutcome::Ended(code) => Ok(code),
         AttemptOutcome::Failed(failed) => Err(LaunchError::Rank { failed, hint: String::new() }),
     }

@@ -3,12 +3,15 @@
 //! Everything here turns the training's events into the one state that [`rlt_channel::client`] keeps and
 //! sends. Outside of a cluster nobody listens, and every call does nothing. No call waits or fails.
 
+use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rlt_api::ExitCode;
 use rlt_channel::client::{Client, Settings, Urgency};
-use rlt_channel::{Checkpoint, Ending, Outcome, Phase, Progress, ReportRequest, Stage, TimeSpent};
+use rlt_channel::{
+    Checkpoint, Ending, Outcome, Phase, Progress, ReportRequest, Stage, TimeSpent, environment,
+};
 
 use crate::observe::tracking::{self, StepMetrics, console};
 use crate::storage::checkpoint::CommittedCheckpoint;
@@ -56,7 +59,8 @@ impl StatusChannel {
         };
         let channel = Self { client, pace: Mutex::default() };
         channel.change(Urgency::AtOnce, |report| {
-            report.progress.get_or_insert_default().set_phase(Phase::Setup)
+            report.restarts = restarts_before();
+            report.progress.get_or_insert_default().set_phase(Phase::Setup);
         });
         channel
     }
@@ -146,6 +150,12 @@ impl StatusChannel {
     fn pace(&self) -> std::sync::MutexGuard<'_, Pace> {
         self.pace.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The restarts in place before this process started, as its launcher counts them.
+fn restarts_before() -> HashMap<String, u32> {
+    let text = std::env::var(environment::RESTARTS).unwrap_or_default();
+    serde_json::from_str(&text).unwrap_or_default()
 }
 
 /// Takes over what the metrics of a step say. What a step does not say, such as the held-out reward, stays as

@@ -44,7 +44,12 @@ fn a_failure_after_a_new_checkpoint_is_counted_anew_and_one_at_the_same_place_is
         latest: true,
         time: ago(9),
     };
-    let report = |step| Report { attempt: 1, progress: None, checkpoints: Some(vec![checkpoint(step)]) };
+    let report = |step| Report {
+        attempt: 1,
+        progress: None,
+        checkpoints: Some(vec![checkpoint(step)]),
+        ..Report::default()
+    };
     let mut status = running(1, 90);
     status.retries_used = [(FailureCause::Signalled, 3)].into();
     status.retries_since_step = Some(20);

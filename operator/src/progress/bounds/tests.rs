@@ -63,13 +63,23 @@ fn problem(schema: &Value, value: &Value, path: &str) -> Option<String> {
 /// What is wrong with the status that follows from a report; nothing for one that is refused.
 fn problem_of(report: ReportRequest) -> Option<String> {
     check(&report).ok()?;
-    let ReportRequest { progress, checkpoints, metrics, .. } = report;
-    let report =
-        JobReport { attempt: 1, progress, checkpoints: Some(checkpoints), metrics, ..JobReport::default() };
+    let ReportRequest { progress, checkpoints, metrics, restarts, .. } = report;
+    let report = JobReport {
+        attempt: 1,
+        progress,
+        checkpoints: Some(checkpoints),
+        metrics,
+        restarts: restarts.into_iter().collect(),
+        ..JobReport::default()
+    };
     let read = read(&report);
     let checkpoints = read.checkpoints.unwrap_or_default();
-    let status =
-        RLTrainingJobStatus { progress: read.progress, checkpoints, ..RLTrainingJobStatus::default() };
+    let status = RLTrainingJobStatus {
+        progress: read.progress,
+        checkpoints,
+        restarts_in_place: read.restarts,
+        ..RLTrainingJobStatus::default()
+    };
     problem(&SCHEMA, &serde_json::to_value(status).unwrap(), "status")
 }
 
@@ -144,8 +154,11 @@ fn report() -> impl Strategy<Value = ReportRequest> {
     let checkpoints = prop::collection::vec(checkpoint(), 0..8);
     let ending = prop::option::of(time_ms().prop_map(|time_ms| Ending { time_ms, ..Ending::default() }));
     let metrics = prop::collection::hash_map(".{0,8}", number(), 0..4);
-    (prop::option::of(progress()), checkpoints, ending, metrics, any::<u64>()).prop_map(
-        |(progress, checkpoints, ending, metrics, sequence)| ReportRequest {
+    let cause = prop::sample::select(vec!["PeerLost", "Signalled", "", "peerLost"]);
+    let restarts = prop::collection::hash_map(cause.prop_map(str::to_owned), any::<u32>(), 0..3);
+    (prop::option::of(progress()), checkpoints, ending, metrics, any::<u64>(), restarts).prop_map(
+        |(progress, checkpoints, ending, metrics, sequence, restarts)| ReportRequest {
+            restarts,
             source: Some(Source::default()),
             sequence,
             progress,

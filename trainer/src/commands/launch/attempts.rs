@@ -8,7 +8,9 @@ use rlt_api::plan::SHORT_ATTEMPT;
 use rlt_api::{ExitCode, ValidatedJob};
 
 use super::budget::{Next, Progress, Restarts};
-use super::{AttemptOutcome, Children, Failed, LaunchError, StopSignal, grace_period, serve, text_of};
+use super::{
+    AttemptOutcome, Before, Children, Failed, LaunchError, StopSignal, grace_period, serve, text_of,
+};
 use crate::commands::worker::{self, WorkerArgs};
 use crate::parallel::RankEnvironment;
 use crate::storage::checkpoint::CheckpointStore;
@@ -28,17 +30,13 @@ pub(super) fn run(args: &WorkerArgs, job: &ValidatedJob) -> Result<ExitCode, Lau
         // Another store with another number each time: nobody whom an attempt left behind finds the next
         // one's.
         let store = serve(0, attempt, count)?;
-        let children =
-            Children::start(&args, &manifest, &all_here(&store, attempt, count), launched.elapsed())?;
+        let before = Before { spent: launched.elapsed(), ..Before::default() };
+        let children = Children::start(&args, &manifest, &all_here(&store, attempt, count), &before)?;
         let failed = match children.watch(&mut stop, Some(&store))? {
             AttemptOutcome::Ended(code) => return Ok(code),
             AttemptOutcome::Failed(failed) => failed,
         };
-        let progress = match newest_checkpoint(&root) {
-            newest if newest != saved => Progress::Saved,
-            _ if started.elapsed() < SHORT_ATTEMPT => Progress::None,
-            _ => Progress::Lived,
-        };
+        let progress = progress_since(&root, saved.as_deref(), started);
         let after = match next(&mut restarts, &stop, &failed, progress) {
             Next::Restart { after, budget } => {
                 announce(attempt, &failed, after, &budget);
@@ -54,7 +52,16 @@ pub(super) fn run(args: &WorkerArgs, job: &ValidatedJob) -> Result<ExitCode, Lau
     }
 }
 
-fn next(restarts: &mut Restarts, stop: &StopSignal, failed: &Failed, progress: Progress) -> Next {
+/// How far an attempt came that began at `started` with the checkpoint `saved`.
+pub(super) fn progress_since(root: &Path, saved: Option<&str>, started: Instant) -> Progress {
+    match newest_checkpoint(root) {
+        newest if newest.as_deref() != saved => Progress::Saved,
+        _ if started.elapsed() < SHORT_ATTEMPT => Progress::None,
+        _ => Progress::Lived,
+    }
+}
+
+pub(super) fn next(restarts: &mut Restarts, stop: &StopSignal, failed: &Failed, progress: Progress) -> Next {
     match failed.cause {
         Some(cause) if !stop.is_asked_for() => restarts.after(cause, progress),
         _ => Next::End { why: String::new() },
@@ -81,7 +88,7 @@ fn all_here(store: &rlt_torch::collectives::Store, attempt: u64, count: usize) -
 }
 
 /// The digest of the checkpoint that a new attempt would go on from.
-fn newest_checkpoint(root: &Path) -> Option<String> {
+pub(super) fn newest_checkpoint(root: &Path) -> Option<String> {
     let committed = CheckpointStore::follow(&root.join("checkpoints")).committed().ok()?;
     committed.into_iter().next_back().map(|checkpoint| checkpoint.digest)
 }

@@ -1,13 +1,15 @@
 //! The workers as processes: started, signalled, waited for. What their ends mean is judged in
 //! [`super::outcome`].
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use rlt_api::TERMINATION_MESSAGE_VARIABLE;
+use rlt_api::{FailureCause, TERMINATION_MESSAGE_VARIABLE};
+use rlt_channel::environment;
 use rlt_torch::collectives::{Store, report_failure};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -30,22 +32,34 @@ pub(super) struct Children {
     running: Vec<(usize, Child)>,
     ends: Vec<End>,
     folder: TempDir,
+    /// The process group of each worker.
+    groups: Vec<Pid>,
+}
+
+/// What went before an attempt.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Before {
+    /// What earlier attempts took of the job's time.
+    pub(super) spent: Duration,
+    /// Restarts in place, by cause.
+    pub(super) restarts: BTreeMap<FailureCause, u32>,
 }
 
 impl Children {
     /// Starts a worker for every rank of `place`, all on one copy of the manifest: standard input can be read
-    /// only once, and a file may change. `spent` is what earlier attempts took of the job's time.
+    /// only once, and a file may change.
     pub(super) fn start(
         args: &WorkerArgs,
         manifest: &str,
         place: &RankEnvironment,
-        spent: Duration,
+        before: &Before,
     ) -> Result<Self, LaunchError> {
         let folder = tempfile::tempdir().map_err(failed("make a folder for the ranks"))?;
         let program = std::env::current_exe().map_err(failed("find the trainer's own file"))?;
         let own_manifest = folder.path().join("manifest.yaml");
         fs::write(&own_manifest, manifest).map_err(failed("write the ranks' manifest"))?;
-        let mut children = Self { running: Vec::new(), ends: Vec::new(), folder };
+        let mut children = Self { running: Vec::new(), ends: Vec::new(), folder, groups: Vec::new() };
+        let restarts = serde_json::to_string(&before.restarts).unwrap_or_default();
         for local_rank in 0..place.local_world_size {
             let rank = place.rank + local_rank;
             let mut command = Command::new(&program);
@@ -61,13 +75,21 @@ impl Children {
                 command.env(rlt_traces::TRACEPARENT, followed);
             }
             command.env(LAUNCHER_VARIABLE, std::process::id().to_string());
-            command.env(SPENT_VARIABLE, spent.as_secs().to_string());
+            command.env(SPENT_VARIABLE, before.spent.as_secs().to_string());
+            command.env(environment::RESTARTS, &restarts);
             command.env(TERMINATION_MESSAGE_VARIABLE, last_words(children.folder.path(), rank));
             // A terminal's Ctrl-C reaches a worker once, through this process.
             command.process_group(0);
-            children.running.push((rank, command.spawn().map_err(failed("start a worker"))?));
+            let child = command.spawn().map_err(failed("start a worker"))?;
+            children.groups.extend(i32::try_from(child.id()).ok().and_then(Pid::from_raw));
+            children.running.push((rank, child));
         }
         Ok(children)
+    }
+
+    /// The process groups of all workers, each with what the worker started.
+    pub(super) fn groups(&self) -> Vec<Pid> {
+        self.groups.clone()
     }
 
     /// Waits for all; hands signals on to all, and ends those that take longer than the time for it; ends all

@@ -1,0 +1,50 @@
+//! Restarts in place: a pod that runs all ranks restarts its processes by itself, and the operator counts that
+//! against the same budgets as attempts of its own.
+
+use std::collections::BTreeMap;
+
+use rlt_api::FailureCause;
+use rlt_api::plan::{self, restarts_in};
+use rlt_api::spec::RetriesSpec;
+use rlt_api::status::RLTrainingJobStatus;
+
+use super::{Round, retries};
+use crate::prepare::Prepared;
+
+/// The retries that a pod of the job may use for restarts in place; `None` where it may not restart by itself:
+/// without all ranks, with one rank, which ends with its pod, or where rules of the job decide about failures.
+pub fn retries_left(prepared: &Prepared, status: &RLTrainingJobStatus) -> Option<RetriesSpec> {
+    let [group] = prepared.plan.worker_groups.as_slice() else { return None };
+    let policy = &prepared.job.spec().run_policy;
+    let has_all_ranks = group.num_workers == 1 && group.ranks_per_worker > 1;
+    let may_restart = has_all_ranks && policy.failure_policy.is_none();
+    may_restart.then(|| plan::retries_left(&policy.retries, &status.retries_used))
+}
+
+/// Counts the restarts in place that are not counted yet: of the attempt's report, and of the termination
+/// message of its pod, which has those that no report could bring.
+pub(super) fn count(round: &mut Round<'_>) {
+    let attempt = round.attempt();
+    let report = round.input.report.filter(|report| report.attempt == attempt);
+    let mut restarts = report.map(|report| report.restarts.clone()).unwrap_or_default();
+    for exit in round.pods.present().filter_map(|worker| worker.exit.as_ref()) {
+        restarts_in(&exit.message).into_iter().for_each(|restart| raise(&mut restarts, restart));
+    }
+    for (cause, count) in restarts {
+        let known = round.status.restarts_in_place.get(&cause).copied().unwrap_or(0);
+        if count > known {
+            retries::refill_after_checkpoint(&mut round.status);
+            let new = count - known;
+            let failures = round.status.failures_by_cause.entry(cause).or_default();
+            *failures = failures.saturating_add(new);
+            let used = round.status.retries_used.entry(cause).or_default();
+            *used = used.saturating_add(new);
+            round.status.restarts_in_place.insert(cause, count);
+        }
+    }
+}
+
+fn raise(restarts: &mut BTreeMap<FailureCause, u32>, (cause, count): (FailureCause, u32)) {
+    let known = restarts.entry(cause).or_default();
+    *known = count.max(*known);
+}

@@ -1,0 +1,178 @@
+//! A pod that runs all ranks of its job: it restarts their processes in place, which takes seconds less than
+//! a new pod does and keeps what its local volumes hold.
+//!
+//! It does so only when every process of the failed attempt is gone, only for causes that another node would
+//! not mend, and only as often as the operator allows by `RLT_RETRIES_LEFT`. Ranks report each restart by its
+//! cause, and the termination message counts them once more, so that the operator misses none.
+
+use std::time::{Duration, Instant};
+
+use rlt_api::plan::restarts_line;
+use rlt_api::spec::RetriesSpec;
+use rlt_api::{ExitCode, FailureCause, ValidatedJob};
+use rlt_channel::environment::RETRIES_LEFT;
+use rustix::process::{Pid, Signal, WaitOptions, kill_process_group, test_kill_process_group, waitpgid};
+
+use super::attempts::{newest_checkpoint, next, progress_since};
+use super::budget::{Next, Progress, Restarts};
+use super::{
+    AttemptOutcome, Before, Children, Failed, LaunchError, StopSignal, grace_period, serve, text_of,
+};
+use crate::commands::worker::WorkerArgs;
+use crate::parallel::{RankEnvironment, RankError};
+
+/// How long what ranks have started may take to end once it was killed.
+const GROUP_PATIENCE: Duration = Duration::from_secs(2);
+/// Between two checks whether it has.
+const POLL: Duration = Duration::from_millis(5);
+
+/// The retries that the operator leaves to this pod; `None` where it may not restart its ranks, such as where
+/// other pods run ranks of the job too.
+pub(super) fn retries_left(place: &RankEnvironment) -> Result<Option<RetriesSpec>, LaunchError> {
+    let text = std::env::var(RETRIES_LEFT).ok().filter(|_| place.local_world_size == place.world_size);
+    let read = |text: String| {
+        serde_json::from_str(&text).map_err(|_| RankError::Environment {
+            name: RETRIES_LEFT,
+            expected: "the fields of spec.runPolicy.retries in JSON".to_owned(),
+            got: format!("`{text}`"),
+        })
+    };
+    Ok(text.map(read).transpose()?)
+}
+
+/// Runs the ranks, again and again in place for as long as `retries` allows.
+pub(super) fn run(
+    args: &WorkerArgs,
+    job: &ValidatedJob,
+    place: &RankEnvironment,
+    retries: &RetriesSpec,
+) -> Result<ExitCode, LaunchError> {
+    let mut stop = StopSignal::listen(grace_period(job))?;
+    let (manifest, root) = (text_of(job)?, args.root(job));
+    let (mut args, mut place, mut before) = (args.clone(), place.clone(), Before::default());
+    let mut budget = InPlaceBudget { restarts: Restarts::new(retries), is_second: false };
+    let mut store = serve(place.master_port, place.attempt, place.world_size)?;
+    loop {
+        let (started, saved) = (Instant::now(), newest_checkpoint(&root));
+        let children = Children::start(&args, &manifest, &place, &before)?;
+        let groups = children.groups();
+        let failed = match children.watch(&mut stop, Some(&store))? {
+            AttemptOutcome::Ended(code) => return Ok(code),
+            AttemptOutcome::Failed(failed) => failed,
+        };
+        let progress = progress_since(&root, saved.as_deref(), started);
+        let (cause, after) = match budget.after(&stop, &failed, progress) {
+            Ok(_) if !are_gone(&groups) => {
+                let hint =
+                    "\n  not restarted in place: processes that ranks have started still run".to_owned();
+                return Err(LaunchError::Rank { failed, hint: hint + &restarts_line(&before.restarts) });
+            }
+            Ok(next) => next,
+            Err(hint) => {
+                return Err(LaunchError::Rank { failed, hint: hint + &restarts_line(&before.restarts) });
+            }
+        };
+        tracing::warn!("{failed}\nthe ranks are restarted in place from the last complete checkpoint");
+        if stop.sleep(after) {
+            return Ok(ExitCode::Preempted);
+        }
+        *before.restarts.entry(cause).or_default() += 1;
+        args.overwrite = false;
+        // Another store each time: no late rank of the last attempt finds the new one.
+        store = serve(0, place.attempt, place.world_size)?;
+        place.master_port = store.port();
+    }
+}
+
+/// What decides about a restart in place.
+struct InPlaceBudget {
+    restarts: Restarts,
+    /// Whether the last restart was in place too, and no checkpoint came since.
+    is_second: bool,
+}
+
+impl InPlaceBudget {
+    /// The cause that a restart in place counts for and the delay before it; else why there is none.
+    fn after(
+        &mut self,
+        stop: &StopSignal,
+        failed: &Failed,
+        progress: Progress,
+    ) -> Result<(FailureCause, Duration), String> {
+        let Some(cause) = failed.cause.filter(|cause| cause.restarts_in_place()) else {
+            return Err(String::new());
+        };
+        let is_second = self.is_second && progress != Progress::Saved;
+        if is_second && cause.may_be_the_nodes() {
+            return Err("\n  not restarted in place a second time: another node may do better".to_owned());
+        }
+        self.is_second = true;
+        match next(&mut self.restarts, stop, failed, progress) {
+            Next::Restart { after, .. } => Ok((cause, after)),
+            Next::End { why } => Err(why),
+        }
+    }
+}
+
+/// Whether no process of these groups is left, once the rest of them was killed.
+fn are_gone(groups: &[Pid]) -> bool {
+    let until = Instant::now() + GROUP_PATIENCE;
+    groups.iter().all(|group| {
+        // A group that is gone is what is wanted.
+        let _ = kill_process_group(*group, Signal::KILL);
+        loop {
+            // As the first process of a pod this one is the parent of every orphan, and has to reap it.
+            while let Ok(Some(_)) = waitpgid(*group, WaitOptions::NOHANG) {}
+            if test_kill_process_group(*group).is_err() {
+                return true;
+            }
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(POLL);
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::CommandExt as _;
+    use std::process::Command;
+
+    use super::*;
+
+    fn failed(cause: FailureCause) -> Failed {
+        Failed {
+            rank: 1,
+            how: String::new(),
+            others: Vec::new(),
+            code: ExitCode::PeerLost,
+            cause: Some(cause),
+        }
+    }
+
+    #[test]
+    fn a_cause_that_another_node_may_mend_is_restarted_in_place_once_without_a_new_checkpoint() {
+        let stop = StopSignal::listen(Duration::ZERO).unwrap();
+        let retries = RetriesSpec { crash: 100, ..RetriesSpec::default() };
+        let mut budget = InPlaceBudget { restarts: Restarts::new(&retries), is_second: false };
+        let mut after = |cause, progress| budget.after(&stop, &failed(cause), progress).is_ok();
+        assert!(!after(FailureCause::DeviceFailed, Progress::Lived));
+        assert!(after(FailureCause::Signalled, Progress::Lived));
+        assert!(after(FailureCause::Signalled, Progress::Saved));
+        assert!(after(FailureCause::PeerLost, Progress::Lived), "not a node's fault");
+        assert!(!after(FailureCause::Signalled, Progress::Lived));
+    }
+
+    #[test]
+    fn a_process_that_a_rank_left_behind_is_gone_before_the_next_attempt() {
+        let mut rank =
+            Command::new("sh").args(["-c", "sleep 300 & sleep 300"]).process_group(0).spawn().unwrap();
+        let group = Pid::from_raw(i32::try_from(rank.id()).unwrap()).unwrap();
+        rank.kill().unwrap();
+        rank.wait().unwrap();
+        assert!(test_kill_process_group(group).is_ok(), "its own child lives on");
+        assert!(are_gone(&[group]));
+        assert!(test_kill_process_group(group).is_err());
+    }
+}
