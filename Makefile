@@ -48,6 +48,7 @@ quickstart: build ## Train a small transformer from one page of YAML: cold start
 # The image for GPUs needs CUDA's libraries: 2 GB to fetch, once. CUDA=0 leaves it out.
 images: CUDA ?= 1
 images: libtorch cluster-packages ## Build all images by docker, podman or buildah, and leave them as target/images/*.tar
+	$(if $(filter 1,$(CUDA)),@bash trainer/torch/build-kernels.sh --check)
 	cargo build --release --locked --bin rlt-operator --bin rlt-trainer
 	charts/images.sh release dev target/images rlt-operator rlt-trainer $(if $(filter 1,$(CUDA)),rlt-trainer-cuda)
 

@@ -349,8 +349,10 @@ async fn applying_any_example_twice_says_unchanged() {
         &["wait", "--for=condition=Established", "crd/rltrainingjobs.rltraining.dev", "--timeout=20s"],
     );
     let folders = std::fs::read_dir(root().join("examples")).unwrap();
-    let examples: Vec<_> = folders.map(|folder| folder.unwrap().path().join("job.yaml")).collect();
-    assert!(examples.len() >= 7, "{examples:?}");
+    // A workflow of Argo's makes its job itself.
+    let jobs = folders.map(|folder| folder.unwrap().path().join("job.yaml"));
+    let examples: Vec<_> = jobs.filter(|job| job.exists()).collect();
+    assert!(examples.len() >= 9, "{examples:?}");
     for example in examples {
         let apply = ["apply", "-f", example.to_str().unwrap()];
         assert!(kubectl(&cluster, &apply).ends_with(" created\n"));

@@ -1,5 +1,5 @@
-//! Restarts in place: a pod that runs all ranks restarts its processes by itself, and the operator counts that
-//! against the same budgets as attempts of its own.
+//! Restarts in place: a pod that runs all ranks restarts its processes by itself, and the operator counts
+//! that against the same budgets as attempts of its own.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +11,9 @@ use rlt_api::status::RLTrainingJobStatus;
 use super::{Round, retries};
 use crate::prepare::Prepared;
 
-/// The retries that a pod of the job may use for restarts in place; `None` where it may not restart by itself:
-/// without all ranks, with one rank, which ends with its pod, or where rules of the job decide about failures.
+/// The retries that a pod of the job may use for restarts in place; `None` where it may not restart by
+/// itself: without all ranks, with one rank, which ends with its pod, or where rules of the job decide about
+/// failures.
 pub fn retries_left(prepared: &Prepared, status: &RLTrainingJobStatus) -> Option<RetriesSpec> {
     let [group] = prepared.plan.worker_groups.as_slice() else { return None };
     let policy = &prepared.job.spec().run_policy;

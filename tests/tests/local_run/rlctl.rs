@@ -68,8 +68,8 @@ fn every_example_is_valid_and_can_be_planned() {
     let examples = rlt_tests::workspace_root().join("examples");
     let folders: Vec<_> = fs::read_dir(examples).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert!(folders.iter().any(|folder| folder.ends_with("quickstart")));
-    for folder in folders.iter().filter(|folder| folder.is_dir()) {
-        let job = folder.join("job.yaml");
+    // A workflow of Argo's holds its job itself.
+    for job in folders.iter().map(|folder| folder.join("job.yaml")).filter(|job| job.exists()) {
         rlctl(&["validate", "-f", job.to_str().unwrap()]).expect(0, &["valid"]);
         rlctl(&["plan", "-f", job.to_str().unwrap()]).expect(0, &[]);
     }

@@ -8,8 +8,8 @@
 //! It is the first process of a pod, and what `rlctl run` becomes. A job of one rank runs in this very
 //! process, and so ends with it. Where the environment places the ranks (`WORLD_SIZE`), whoever set it starts
 //! them again, on a cluster the operator; a pod that runs all ranks may first restart them in place
-//! (`in_place`). Without `WORLD_SIZE` all ranks are here and `runPolicy.retries` is obeyed here. What a worker
-//! does is in [`crate::commands::worker`].
+//! (`in_place`). Without `WORLD_SIZE` all ranks are here and `runPolicy.retries` is obeyed here. What a
+//! worker does is in [`crate::commands::worker`].
 
 mod attempts;
 mod budget;

@@ -11,7 +11,10 @@ use rlt_api::plan::restarts_line;
 use rlt_api::spec::RetriesSpec;
 use rlt_api::{ExitCode, FailureCause, ValidatedJob};
 use rlt_channel::environment::RETRIES_LEFT;
-use rustix::process::{Pid, Signal, WaitOptions, kill_process_group, test_kill_process_group, waitpgid};
+use rustix::process::{
+    Pid, Signal, WaitOptions, getpid, kill_process_group, set_child_subreaper, test_kill_process_group,
+    waitpgid,
+};
 
 use super::attempts::{newest_checkpoint, next, progress_since};
 use super::budget::{Next, Progress, Restarts};
@@ -48,6 +51,7 @@ pub(super) fn run(
     retries: &RetriesSpec,
 ) -> Result<ExitCode, LaunchError> {
     let mut stop = StopSignal::listen(grace_period(job))?;
+    adopt_orphans()?;
     let (manifest, root) = (text_of(job)?, args.root(job));
     let (mut args, mut place, mut before) = (args.clone(), place.clone(), Before::default());
     let mut budget = InPlaceBudget { restarts: Restarts::new(retries), is_second: false };
@@ -114,6 +118,15 @@ impl InPlaceBudget {
     }
 }
 
+/// Makes this process the parent of what ranks leave behind, where it is not the first of its pod
+/// (`shareProcessNamespace`). Only a parent can reap a process, and one that is not reaped is not gone.
+fn adopt_orphans() -> Result<(), LaunchError> {
+    set_child_subreaper(Some(getpid())).map_err(|error| LaunchError::Process {
+        act: "become the parent of what ranks leave behind",
+        source: error.into(),
+    })
+}
+
 /// Whether no process of these groups is left, once the rest of them was killed.
 fn are_gone(groups: &[Pid]) -> bool {
     let until = Instant::now() + GROUP_PATIENCE;
@@ -121,7 +134,7 @@ fn are_gone(groups: &[Pid]) -> bool {
         // A group that is gone is what is wanted.
         let _ = kill_process_group(*group, Signal::KILL);
         loop {
-            // As the first process of a pod this one is the parent of every orphan, and has to reap it.
+            // This process is the parent of every orphan, and has to reap it.
             while let Ok(Some(_)) = waitpgid(*group, WaitOptions::NOHANG) {}
             if test_kill_process_group(*group).is_err() {
                 return true;
@@ -136,8 +149,9 @@ fn are_gone(groups: &[Pid]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
     use std::os::unix::process::CommandExt as _;
-    use std::process::Command;
+    use std::process::{Command, Stdio};
 
     use super::*;
 
@@ -166,8 +180,14 @@ mod tests {
 
     #[test]
     fn a_process_that_a_rank_left_behind_is_gone_before_the_next_attempt() {
-        let mut rank =
-            Command::new("sh").args(["-c", "sleep 300 & sleep 300"]).process_group(0).spawn().unwrap();
+        let mut rank = Command::new("sh")
+            .args(["-c", "sleep 300 & echo started; sleep 300"])
+            .process_group(0)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = [0; 7];
+        rank.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
         let group = Pid::from_raw(i32::try_from(rank.id()).unwrap()).unwrap();
         rank.kill().unwrap();
         rank.wait().unwrap();
