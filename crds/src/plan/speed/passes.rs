@@ -27,6 +27,10 @@ const ACTIVATION_PASSES: f64 = 2.0;
 /// A CPU's memory that a phase has given back comes page by page: as if so many times its bytes were written.
 const FRESH_MEMORY: f64 = 25.0;
 
+/// Seconds of the host for each token of a forward pass on a CPU: packing, targets, losses in f64, metrics; a
+/// backward pass takes twice as many. From the quickstart's job, as those of sampling.
+const HOST_SECONDS_OF_TOKEN: f64 = 4e-6;
+
 /// The passes of one step on the busiest worker.
 pub(super) struct Passes<'a> {
     spec: &'a ResolvedSpec,
@@ -159,8 +163,15 @@ impl<'a> Passes<'a> {
             operations: times * tokens.num_passes * self.layers() * OPERATIONS_OF_LAYER,
             exchanged: times * self.exchanged(tokens, 1.0),
             moved: times * self.moved_weights(tokens),
+            host_seconds: times * self.host_seconds(tokens),
             ..Work::in_numbers(self.numbers)
         }
+    }
+
+    /// A GPU computes while the host is at this.
+    fn host_seconds(&self, tokens: Tokens) -> f64 {
+        let is_gpu = self.spec.workers.device == Device::Cuda;
+        if is_gpu { 0.0 } else { HOST_SECONDS_OF_TOKEN * tokens.computed }
     }
 
     /// Weights that rest come from the host once a pass.
@@ -191,6 +202,7 @@ impl<'a> Passes<'a> {
                 * (2.0 * forward.moved
                     + if rests.optimizer { 16.0 * own_part } else { 0.0 }
                     + if rests.activations { 2.0 * inputs } else { 0.0 }),
+            host_seconds: num_updates * 3.0 * forward.host_seconds,
             ..Work::in_numbers(self.numbers)
         };
         let model_flop = num_updates * (1.0 + backward) * (layers + head);
@@ -216,6 +228,7 @@ impl<'a> Passes<'a> {
             operations: values.operations + update.operations,
             exchanged: values.exchanged + update.exchanged,
             moved: values.moved + update.moved,
+            host_seconds: values.host_seconds + update.host_seconds,
             ..update
         }
     }

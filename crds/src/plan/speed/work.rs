@@ -65,11 +65,22 @@ pub(super) struct Work {
     pub(super) exchanged: f64,
     /// Bytes between device and host.
     pub(super) moved: f64,
+    /// Seconds of the host besides, while the device waits.
+    pub(super) host_seconds: f64,
 }
 
 impl Work {
     pub(super) fn in_numbers(numbers: (Precision, MatmulPrecision)) -> Self {
-        Self { products: 0.0, numbers, bytes: 0.0, operations: 0.0, exchanged: 0.0, moved: 0.0 }
+        let none = 0.0;
+        Self {
+            products: none,
+            numbers,
+            bytes: none,
+            operations: none,
+            exchanged: none,
+            moved: none,
+            host_seconds: none,
+        }
     }
 
     pub(super) fn flop(&self) -> f64 {
@@ -93,6 +104,6 @@ impl Work {
             .fold((0.0, Bound::Compute), |most, part| if part.0 > most.0 { part } else { most });
         let seconds =
             if machine.device == Device::Cuda { longest } else { parts.iter().map(|part| part.0).sum() };
-        (seconds, bound)
+        (seconds + self.host_seconds, bound)
     }
 }
