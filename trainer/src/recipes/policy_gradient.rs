@@ -11,10 +11,10 @@ use crate::roles::{Roles, StepError};
 
 /// One step: sample, judge, score, estimate, update.
 pub struct PolicyGradient {
-    sampling: GroupSampling,
-    correction: RolloutCorrection,
-    estimator: Estimator,
-    algorithm: resolved::PolicyGradient,
+    pub(super) sampling: GroupSampling,
+    pub(super) correction: RolloutCorrection,
+    pub(super) estimator: Estimator,
+    pub(super) algorithm: resolved::PolicyGradient,
 }
 
 impl PolicyGradient {

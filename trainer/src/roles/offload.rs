@@ -1,5 +1,5 @@
 //! What of a role is offloaded while it is not needed, and where to: the same for actor and
-//! critic. How it comes and goes is told by those who need it, [`crate::roles::optim`], [`crate::parallel`]
+//! critic. When it is offloaded and prefetched is decided by [`crate::roles::optim`], [`crate::parallel`]
 //! and [`crate::roles::actor`].
 
 use std::path::{Path, PathBuf};
