@@ -3,7 +3,9 @@
 //! Nothing here knows a tensor, a thread, a file or a clock, so all of it is tested in seconds and runs the
 //! same on a laptop and on a thousand devices.
 
-pub use rlt_algorithms::{advantage, declaration, kl, loss, permutation, rows, whiten};
+pub use rlt_algorithms::{
+    advantage, declaration, kl, kto, loss, permutation, preference, reward_model, reweighting, rows, whiten,
+};
 
 pub mod batch;
 pub mod dapo;

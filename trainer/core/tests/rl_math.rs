@@ -1,6 +1,7 @@
-//! Holds the RL arithmetic to values that verl's own functions computed in float64 (`goldens/*.json`).
+//! Holds the RL arithmetic to values that verl's and TRL's own functions computed in float64
+//! (`goldens/*.json`).
 //!
-//! Every file of the folder is read, every case of it must be reproduced to 1e-9, and a function that nobody
+//! Every file of them is read, every case of it must be reproduced to 1e-9, and a function that nobody
 //! here knows fails the test. Which function a case calls is decided in `rl_math/`; no arithmetic lives here.
 
 #![expect(clippy::expect_used, clippy::panic, reason = "a case that cannot be read is a failed test")]
@@ -15,6 +16,8 @@ mod corrections;
 mod losses;
 #[path = "rl_math/others.rs"]
 mod others;
+#[path = "rl_math/preferences.rs"]
+mod preferences;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -34,6 +37,12 @@ fn run(case: &Case) -> Outcome {
         "karmarkar_karp" => others::karmarkar_karp(case),
         "rollout_is" => corrections::rollout_is(case),
         "rollout_rejection" => corrections::rollout_rejection(case),
+        "dpo" => preferences::dpo(case),
+        "reference_free" => preferences::reference_free(case),
+        "kto" => preferences::kto(case),
+        "reward_model" => preferences::reward_model(case),
+        "process_reward" => preferences::process_reward(case),
+        "reweighting" => others::reweighting(case),
         _ => advantages::estimate(case),
     }
 }
@@ -45,6 +54,9 @@ fn every_golden_case_is_reproduced() {
     let mut failures = Vec::new();
     for entry in std::fs::read_dir(&folder).expect("golden folder") {
         let path = entry.expect("golden file").path();
+        if path.extension().is_none_or(|extension| extension != "json") {
+            continue;
+        }
         for case in case::read(&path) {
             *num_cases.entry(case.function().to_owned()).or_default() += 1;
             if let Err(error) = run(&case) {
@@ -58,7 +70,7 @@ fn every_golden_case_is_reproduced() {
         failures.len(),
         failures[..failures.len().min(12)].join("\n")
     );
-    assert!(num_cases.len() >= 24, "the folder has lost functions: {num_cases:?}");
+    assert!(num_cases.len() >= 30, "the folder has lost functions: {num_cases:?}");
 }
 
 #[test]

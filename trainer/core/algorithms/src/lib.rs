@@ -14,7 +14,11 @@ pub mod declaration;
 
 pub mod advantage;
 pub mod kl;
+pub mod kto;
 pub mod loss;
 pub mod permutation;
+pub mod preference;
+pub mod reward_model;
+pub mod reweighting;
 pub mod rows;
 pub mod whiten;

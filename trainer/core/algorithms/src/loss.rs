@@ -20,6 +20,7 @@
 mod aggregation;
 mod clipped;
 mod covariance;
+mod imitation;
 mod likelihood;
 mod metrics;
 mod objective;
@@ -32,6 +33,7 @@ use thiserror::Error;
 
 pub use aggregation::{Aggregation, Denominators};
 pub use covariance::{COVARIANCE_HIGH, COVARIANCE_LOW, CovarianceInputs};
+pub use imitation::{ImitationLoss, imitation_loss};
 pub use metrics::LossMetrics;
 pub use objective::{KlTerm, LossInputs, LossOutputs, LossWeights, Objective, PreparedLoss};
 pub use policy::{CLIP_HIGH, CLIP_LOW, LossScope};

@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 /// Largest difference allowed, absolute below 1 and relative above.
-const TOLERANCE: f64 = 1e-9;
+pub(crate) const TOLERANCE: f64 = 1e-9;
 
 /// What went wrong, in words.
 pub(crate) type Outcome = Result<(), String>;
@@ -107,18 +107,18 @@ impl Case {
 
     /// Compares a number, vector or matrix with the expected one of this name.
     pub(crate) fn expect(&self, name: &str, got: &[f64]) -> Outcome {
-        compare(name, self.expected(name), got)
+        compare(name, self.expected(name), got, TOLERANCE)
     }
 }
 
-/// Compares `got` with `expected`, which may be nested.
-pub(crate) fn compare(name: &str, expected: &Value, got: &[f64]) -> Outcome {
+/// Compares `got` with `expected`, which may be nested, to `tolerance`.
+pub(crate) fn compare(name: &str, expected: &Value, got: &[f64], tolerance: f64) -> Outcome {
     let expected = flat(expected);
     if expected.len() != got.len() {
         return Err(format!("{name} has {} values, expected {}", got.len(), expected.len()));
     }
     for (at, (got, expected)) in got.iter().zip(&expected).enumerate() {
-        let close = (got - expected).abs() <= TOLERANCE * expected.abs().max(1.0);
+        let close = (got - expected).abs() <= tolerance * expected.abs().max(1.0);
         if !close {
             return Err(format!("{name}[{at}] is {got}, expected {expected}"));
         }

@@ -6,7 +6,7 @@ use rlt_core::importance::{
 };
 use serde_json::Value;
 
-use super::case::{Case, Outcome, compare};
+use super::case::{Case, Outcome, TOLERANCE, compare};
 
 pub(crate) fn rollout_is(case: &Case) -> Outcome {
     let level = match case.text("level") {
@@ -28,7 +28,7 @@ pub(crate) fn rollout_is(case: &Case) -> Outcome {
     case.expect("weights", &got.weights)?;
     for (name, expected) in case.expected("metrics").as_object().into_iter().flatten() {
         let value = got.metrics.get(&format!("rollout_corr/{name}"));
-        compare(name, expected, &[*value.ok_or_else(|| format!("metric {name} is missing"))?])?;
+        compare(name, expected, &[*value.ok_or_else(|| format!("metric {name} is missing"))?], TOLERANCE)?;
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use rlt_core::loss::{
 use rlt_core::rows::Rows;
 use serde_json::json;
 
-use super::case::{Case, Outcome, compare, named};
+use super::case::{Case, Outcome, TOLERANCE, compare, named};
 
 pub(crate) fn policy_loss(case: &Case) -> Outcome {
     let objective = Objective {
@@ -37,7 +37,7 @@ pub(crate) fn policy_loss(case: &Case) -> Outcome {
             .iter()
             .find(|(known, _)| known == name)
             .ok_or_else(|| format!("metric {name} is missing"))?;
-        compare(name, expected, &[*value])?;
+        compare(name, expected, &[*value], TOLERANCE)?;
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 use rlt_core::kl::{KlController, KlEstimator, kl_in_reward as penalize};
 use rlt_core::logits::score;
 use rlt_core::partition::{PartSizes, karmarkar_karp as partition};
+use rlt_core::reweighting::Reweighting;
 use rlt_core::whiten::{masked_moments, masked_whiten as whiten};
 
 use super::case::{Case, Outcome, flat};
@@ -68,4 +69,14 @@ pub(crate) fn karmarkar_karp(case: &Case) -> Outcome {
         parts.iter().map(|part| part.iter().map(|item| lens[*item]).sum::<u64>() as f64).collect();
     sums.sort_by(f64::total_cmp);
     case.expect("sums", &sums)
+}
+
+pub(crate) fn reweighting(case: &Case) -> Outcome {
+    let reweighting = match case.text("method") {
+        "pow" => Reweighting::Pow { power: case.number("power") },
+        "max_min" => Reweighting::MaxMin,
+        "max_random" => Reweighting::MaxRandom,
+        unknown => return Err(format!("no reweighting is known by the name {unknown}")),
+    };
+    case.expect("weights", &reweighting.weights(&case.values("scores")))
 }

@@ -1,0 +1,105 @@
+//! KTO: completions that are each good or bad, without pairs (arXiv 2402.01306).
+//!
+//! A completion is compared with the reference point z, the divergence of the actor from the reference on
+//! completions that do not belong to their prompts. z is one number of the **whole** update, computed before
+//! any loss ([`ReferencePoint`]), so that results do not depend on the split into micro-batches; TRL takes
+//! that of a micro-batch. Definitions follow TRL 1.16 (`trl/trainer/kto_trainer.py`) and are held to its
+//! values and gradients.
+
+use std::ops::AddAssign;
+
+use crate::preference::{log_ratio_sums, sigmoid};
+use crate::rows::{Rows, RowsError};
+
+/// The parameters of KTO.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Kto {
+    /// How strongly the actor is held near the reference: the factor of log-ratios. TRL's default is 0.1.
+    pub beta: f64,
+    /// Weight of good completions. With n of each kind, weight x n of one should be 1 to 4/3 of the other's.
+    pub desirable_weight: f64,
+    /// Weight of bad completions.
+    pub undesirable_weight: f64,
+}
+
+/// What [`Kto::evaluate`] reads of a micro-batch; slices of log-probs hold one value per token.
+#[derive(Clone, Copy, Debug)]
+pub struct KtoInputs<'a> {
+    /// Completions.
+    pub rows: &'a Rows,
+    /// Log-probs under the actor.
+    pub logprobs: &'a [f64],
+    /// Log-probs under the reference.
+    pub ref_logprobs: &'a [f64],
+    /// Whether each completion is a good one.
+    pub labels: &'a [bool],
+}
+
+/// A micro-batch's share of the loss.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KtoOutputs {
+    /// The share of the loss of the whole update: mean over its completions.
+    pub loss: f64,
+    /// d loss / d log-prob of each token; 0 where masked.
+    pub dlogprobs: Vec<f64>,
+}
+
+/// Sums over completions that do not belong to their prompts; add those of all micro-batches and ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ReferencePoint {
+    sum: f64,
+    num_completions: usize,
+}
+
+impl ReferencePoint {
+    /// Of mismatched completions with their log-probs under actor and reference.
+    ///
+    /// # Errors
+    /// When a slice does not hold one value per token.
+    pub fn of(rows: &Rows, logprobs: &[f64], ref_logprobs: &[f64]) -> Result<Self, RowsError> {
+        let ratios = log_ratio_sums(rows, logprobs, ref_logprobs)?;
+        Ok(Self { sum: ratios.iter().sum(), num_completions: ratios.len() })
+    }
+
+    /// z: the mean log-ratio of a completion, at least 0. Without any completion it is 0, which is TRL's loss
+    /// `apo_zero_unpaired`.
+    pub fn z(&self) -> f64 {
+        (self.sum / self.num_completions.max(1) as f64).max(0.0)
+    }
+}
+
+impl AddAssign for ReferencePoint {
+    fn add_assign(&mut self, other: Self) {
+        self.sum += other.sum;
+        self.num_completions += other.num_completions;
+    }
+}
+
+impl Kto {
+    /// weight x (1 - sigmoid(beta (u - z))) of a good completion with log-ratio u, weight x (1 - sigmoid(beta
+    /// (z - u))) of a bad one, over `num_completions` of the whole update.
+    ///
+    /// # Errors
+    /// When a slice does not fit the rows.
+    pub fn evaluate(
+        &self,
+        inputs: &KtoInputs<'_>,
+        point: &ReferencePoint,
+        num_completions: usize,
+    ) -> Result<KtoOutputs, RowsError> {
+        let rows = inputs.rows;
+        rows.check_rows("labels", inputs.labels)?;
+        let ratios = log_ratio_sums(rows, inputs.logprobs, inputs.ref_logprobs)?;
+        let share = 1.0 / num_completions.max(1) as f64;
+        let mut loss = 0.0;
+        let mut slopes = Vec::with_capacity(ratios.len());
+        for (ratio, is_good) in ratios.iter().zip(inputs.labels) {
+            let (weight, sign) =
+                if *is_good { (self.desirable_weight, 1.0) } else { (self.undesirable_weight, -1.0) };
+            let x = sign * self.beta * (ratio - point.z());
+            loss += share * weight * (1.0 - sigmoid(x));
+            slopes.push(-share * weight * sign * self.beta * sigmoid(x) * sigmoid(-x));
+        }
+        Ok(KtoOutputs { loss, dlogprobs: rows.broadcast(&slopes) })
+    }
+}

@@ -1,0 +1,64 @@
+//! Preference losses: log-probs of chosen and rejected completions in, loss and derivatives out.
+//!
+//! Rows come in pairs: row `2 i` is the chosen completion of pair `i`, row `2 i + 1` the rejected one. A loss
+//! sees the sum of a completion's log-probs under the actor and under the reference; its derivative with
+//! respect to a log-prob is the one with respect to that sum, times the token's weight
+//! ([`PreferenceObjective::desensitization`]). [`PreferenceDenominators`] count the whole update, so that
+//! losses and derivatives of its micro-batches are added and do not depend on the split.
+//!
+//! Definitions follow TRL 1.16 (`trl/trainer/dpo_trainer.py`, `trl/experimental/{cpo,orpo}`) and are held to
+//! its values and gradients by the golden test. Single completions with a label are in [`crate::kto`].
+
+mod contrastive;
+mod divergence;
+mod objective;
+mod pair;
+mod reference_free;
+mod score;
+
+pub use divergence::Divergence;
+pub use objective::{
+    PreferenceDenominators, PreferenceInputs, PreferenceMetrics, PreferenceObjective, PreferenceOutputs,
+};
+
+pub(crate) use pair::{log_sigmoid, sigmoid};
+
+use crate::rows::{Rows, RowsError};
+
+register! {
+    /// The preference losses.
+    pub names PreferenceLossKind,
+    /// How a pair of completions becomes a loss: a preference loss with its parameters.
+    pub formulas PreferenceLoss: pair::PairFormula,
+    tag "preference",
+    [
+        score::Sigmoid,
+        score::SigmoidNorm,
+        score::Hinge,
+        score::Ipo,
+        score::Robust,
+        score::ExoPair,
+        score::DiscoPop,
+        contrastive::NcaPair,
+        contrastive::BcoPair,
+        contrastive::SppoHard,
+        contrastive::ApoZero,
+        contrastive::ApoDown,
+        reference_free::Cpo,
+        reference_free::SimPo,
+        reference_free::Orpo,
+    ]
+}
+
+/// Log-ratio of actor to reference of each completion: the sum over its counting tokens.
+pub(crate) fn log_ratio_sums(
+    rows: &Rows,
+    logprobs: &[f64],
+    ref_logprobs: &[f64],
+) -> Result<Vec<f64>, RowsError> {
+    rows.check_tokens("logprobs", logprobs)?;
+    rows.check_tokens("ref_logprobs", ref_logprobs)?;
+    let ratios: Vec<f64> =
+        logprobs.iter().zip(ref_logprobs).map(|(actor, reference)| actor - reference).collect();
+    Ok(rows.masked_sums(&ratios))
+}

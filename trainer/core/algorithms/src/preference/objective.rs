@@ -1,0 +1,245 @@
+//! The whole objective of an update on pairs, over any of its micro-batches.
+
+use std::iter::Sum;
+use std::ops::Add;
+
+use super::pair::Side;
+use super::{Divergence, PreferenceLoss};
+use crate::declaration::Family;
+use crate::loss::{LossError, imitation_loss};
+use crate::rows::{Rows, RowsError};
+
+/// loss = mean over pairs of (sum of weight x preference loss) x WPO's weight
+/// + imitation x mean over chosen tokens of their negative log-prob.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PreferenceObjective {
+    /// Preference losses and their weights.
+    pub losses: Vec<(PreferenceLoss, f64)>,
+    /// How log-ratios become scores, in losses of the difference of two scores.
+    pub divergence: Divergence,
+    /// Weight of tokens behind the length of the pair's shorter completion (LD-DPO's alpha, 0 to 1, arXiv
+    /// 2409.06411); `None` for 1.
+    pub desensitization: Option<f64>,
+    /// Weigh a pair by how likely the actor is to sample it (WPO, arXiv 2406.11827, equation 2).
+    pub weigh_by_policy: bool,
+    /// Weight of the likelihood of chosen completions (TRL's `cpo_alpha`, its loss `sft`); 0 for none.
+    pub imitation: f64,
+}
+
+/// The pairs of one micro-batch; slices hold one value per token.
+#[derive(Clone, Copy, Debug)]
+pub struct PreferenceInputs<'a> {
+    /// Completions: chosen, rejected, chosen, rejected ..
+    pub rows: &'a Rows,
+    /// Log-probs under the actor.
+    pub logprobs: &'a [f64],
+    /// Log-probs under the reference, where a loss reads them.
+    pub ref_logprobs: Option<&'a [f64]>,
+    /// Logs of the sums of squared probabilities over the vocabulary, for
+    /// [`PreferenceObjective::weigh_by_policy`].
+    pub log_sum_squares: Option<&'a [f64]>,
+}
+
+/// What one update holds in all its micro-batches on all ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PreferenceDenominators {
+    /// Pairs.
+    pub num_pairs: usize,
+    /// Counting tokens of chosen completions.
+    pub num_chosen_tokens: usize,
+}
+
+impl PreferenceDenominators {
+    /// Of these rows alone; add them up over micro-batches and ranks.
+    pub fn of(rows: &Rows) -> Self {
+        let num_chosen_tokens = (0..rows.num_rows()).step_by(2).map(|row_idx| rows.valid_len(row_idx)).sum();
+        Self { num_pairs: rows.num_rows() / 2, num_chosen_tokens }
+    }
+}
+
+impl Add for PreferenceDenominators {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            num_pairs: self.num_pairs + other.num_pairs,
+            num_chosen_tokens: self.num_chosen_tokens + other.num_chosen_tokens,
+        }
+    }
+}
+
+impl Sum for PreferenceDenominators {
+    fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
+        parts.fold(Self::default(), Add::add)
+    }
+}
+
+/// A micro-batch's share of the loss.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PreferenceOutputs {
+    /// The share of the loss of the whole update.
+    pub loss: f64,
+    /// d loss / d log-prob of each token; 0 where masked.
+    pub dlogprobs: Vec<f64>,
+    /// Shares of means over the update's pairs; add those of all micro-batches.
+    pub metrics: PreferenceMetrics,
+}
+
+/// What an update says about its pairs, under TRL's names. A reward is beta x log-ratio of the first loss, or
+/// beta x log-prob where that has no reference.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PreferenceMetrics {
+    /// `rewards/chosen`.
+    pub chosen_reward: f64,
+    /// `rewards/rejected`.
+    pub rejected_reward: f64,
+    /// `rewards/accuracies`: share of pairs whose chosen reward is above the rejected one.
+    pub accuracy: f64,
+    /// Negative log-prob of a chosen token, before [`PreferenceObjective::imitation`].
+    pub nll: f64,
+}
+
+impl PreferenceMetrics {
+    /// TRL's metrics of an update under TRL's names.
+    pub fn values(&self) -> [(&'static str, f64); 5] {
+        [
+            ("rewards/chosen", self.chosen_reward),
+            ("rewards/rejected", self.rejected_reward),
+            ("rewards/margins", self.chosen_reward - self.rejected_reward),
+            ("rewards/accuracies", self.accuracy),
+            ("nll_loss", self.nll),
+        ]
+    }
+}
+
+impl PreferenceObjective {
+    /// One loss by itself.
+    pub fn new(loss: impl Into<PreferenceLoss>) -> Self {
+        Self {
+            losses: vec![(loss.into(), 1.0)],
+            divergence: Divergence::ReverseKl,
+            desensitization: None,
+            weigh_by_policy: false,
+            imitation: 0.0,
+        }
+    }
+
+    /// Whether any loss reads log-probs under the reference.
+    pub fn reads_reference(&self) -> bool {
+        self.losses.iter().any(|(loss, _)| loss.formula().reads_reference())
+    }
+
+    /// The share of a micro-batch; `update` counts the whole update.
+    ///
+    /// # Errors
+    /// When rows are no pairs, slices do not fit them, or one that the objective reads is missing.
+    pub fn evaluate(
+        &self,
+        inputs: &PreferenceInputs<'_>,
+        update: &PreferenceDenominators,
+    ) -> Result<PreferenceOutputs, LossError> {
+        self.check(inputs)?;
+        let rows = inputs.rows;
+        let mut outputs =
+            PreferenceOutputs { dlogprobs: vec![0.0; rows.num_tokens()], ..PreferenceOutputs::default() };
+        for pair_idx in 0..rows.num_rows() / 2 {
+            self.add_pair(inputs, pair_idx, update, &mut outputs);
+        }
+        let is_chosen: Vec<bool> = (0..rows.num_rows()).map(|row_idx| row_idx % 2 == 0).collect();
+        let likelihood = imitation_loss(rows, inputs.logprobs, &is_chosen, update.num_chosen_tokens)?;
+        outputs.metrics.nll = likelihood.loss;
+        outputs.loss += self.imitation * likelihood.loss;
+        for (sum, slope) in outputs.dlogprobs.iter_mut().zip(likelihood.dlogprobs) {
+            *sum += self.imitation * slope;
+        }
+        Ok(outputs)
+    }
+
+    fn check(&self, inputs: &PreferenceInputs<'_>) -> Result<(), LossError> {
+        let rows = inputs.rows;
+        if !rows.num_rows().is_multiple_of(2) {
+            let (expected, got) = (rows.num_rows() + 1, rows.num_rows());
+            return Err(RowsError::Length { name: "rows of pairs", expected, got }.into());
+        }
+        rows.check_tokens("logprobs", inputs.logprobs)?;
+        let missing = |loss, input| Err(LossError::Missing { loss, input });
+        match inputs.ref_logprobs {
+            Some(ref_logprobs) => rows.check_tokens("ref_logprobs", ref_logprobs)?,
+            None => {
+                let reader = self.losses.iter().find(|(loss, _)| loss.formula().reads_reference());
+                reader.map_or(Ok(()), |(loss, _)| missing(loss.kind().name(), "ref_logprobs"))?;
+            }
+        }
+        match inputs.log_sum_squares {
+            Some(squares) => rows.check_tokens("log_sum_squares", squares)?,
+            None if self.weigh_by_policy => return missing("wpo", "log_sum_squares"),
+            None => {}
+        }
+        Ok(())
+    }
+
+    fn add_pair(
+        &self,
+        inputs: &PreferenceInputs<'_>,
+        pair_idx: usize,
+        update: &PreferenceDenominators,
+        outputs: &mut PreferenceOutputs,
+    ) {
+        let at = [2 * pair_idx, 2 * pair_idx + 1];
+        let shared = at.map(|row_idx| inputs.rows.valid_len(row_idx)).into_iter().min().unwrap_or(0);
+        let [chosen, rejected] = at.map(|row_idx| self.side(inputs, row_idx, shared));
+        let share = 1.0 / update.num_pairs.max(1) as f64;
+        let pair_weight = share
+            * if self.weigh_by_policy { at.map(|row| likelihood(inputs, row)).iter().product() } else { 1.0 };
+        let mut slopes = [0.0, 0.0];
+        for (loss, weight) in &self.losses {
+            let pair = loss.formula().pair(&chosen, &rejected, self.divergence);
+            outputs.loss += pair_weight * weight * pair.value;
+            slopes[0] += pair_weight * weight * pair.chosen;
+            slopes[1] += pair_weight * weight * pair.rejected;
+        }
+        for (row_idx, slope) in at.into_iter().zip(slopes) {
+            for (position, token) in inputs.rows.valid(inputs.rows.range(row_idx)).enumerate() {
+                outputs.dlogprobs[token] += slope * self.token_weight(position, shared);
+            }
+        }
+        self.record(&chosen, &rejected, share, &mut outputs.metrics);
+    }
+
+    /// Tokens behind `shared`, the length of the shorter completion, count less.
+    fn token_weight(&self, position: usize, shared: usize) -> f64 {
+        self.desensitization.filter(|_| position >= shared).unwrap_or(1.0)
+    }
+
+    fn side(&self, inputs: &PreferenceInputs<'_>, row_idx: usize, shared: usize) -> Side {
+        let rows = inputs.rows;
+        let sum = |values: &[f64]| -> f64 {
+            let tokens = rows.valid(rows.range(row_idx)).enumerate();
+            tokens.map(|(position, token)| self.token_weight(position, shared) * values[token]).sum()
+        };
+        let logprob = sum(inputs.logprobs);
+        let log_ratio = inputs.ref_logprobs.map_or(0.0, |reference| logprob - sum(reference));
+        Side { logprob, log_ratio, num_tokens: rows.valid_len(row_idx) as f64 }
+    }
+
+    fn record(&self, chosen: &Side, rejected: &Side, share: f64, metrics: &mut PreferenceMetrics) {
+        let Some((loss, _)) = self.losses.first() else { return };
+        let formula = loss.formula();
+        let reward = |side: &Side| {
+            formula.beta() * if formula.reads_reference() { side.log_ratio } else { side.logprob }
+        };
+        metrics.chosen_reward += share * reward(chosen);
+        metrics.rejected_reward += share * reward(rejected);
+        metrics.accuracy += if reward(chosen) > reward(rejected) { share } else { 0.0 };
+    }
+}
+
+/// exp of the mean of log p - log sum p^2 over a completion: how likely the actor is to sample it, next to
+/// what it would sample. No gradient goes through it.
+fn likelihood(inputs: &PreferenceInputs<'_>, row_idx: usize) -> f64 {
+    let rows = inputs.rows;
+    let aligned =
+        |token: usize| inputs.logprobs[token] - inputs.log_sum_squares.map_or(0.0, |all| all[token]);
+    let sum: f64 = rows.valid(rows.range(row_idx)).map(aligned).sum();
+    (sum / rows.valid_len(row_idx).max(1) as f64).exp()
+}

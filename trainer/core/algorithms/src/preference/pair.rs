@@ -1,0 +1,95 @@
+//! What preference losses share: a pair of completions, parameters, and the logistic function.
+
+use super::Divergence;
+use crate::declaration::Parameter;
+
+/// `preference.beta` of manifests.
+pub(super) const BETA: Parameter = Parameter::number(
+    "beta",
+    1e-6,
+    1000.0,
+    "How strongly the actor is held near the reference: the factor of log-ratios, or the margin's inverse for `Ipo` and \
+     `SppoHard`; by default 0.1, for `SimPo` 2.",
+);
+
+/// `preference.labelSmoothing` of manifests.
+pub(super) const LABEL_SMOOTHING: Parameter = Parameter::number(
+    "labelSmoothing",
+    0.0,
+    0.49,
+    "Probability that a pair's labels are the wrong way round (`Robust`, `ExoPair`, `Cpo`, `SimPo`); by default 0, for \
+     `ExoPair` 0.001, where 0 means that too.",
+);
+
+/// TRL's beta.
+pub(super) const DEFAULT_BETA: f64 = 0.1;
+
+/// One completion of a pair.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Side {
+    /// Sum of the log-probs of its counting tokens under the actor.
+    pub logprob: f64,
+    /// The same minus that under the reference; 0 without one.
+    pub log_ratio: f64,
+    /// Counting tokens.
+    pub num_tokens: f64,
+}
+
+impl Side {
+    /// Mean log-prob of a token.
+    pub(super) fn mean_logprob(&self) -> f64 {
+        self.logprob / self.num_tokens.max(1.0)
+    }
+}
+
+/// Loss of a pair, and its derivatives with respect to the sums of log-probs under the actor.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct PairLoss {
+    pub value: f64,
+    pub chosen: f64,
+    pub rejected: f64,
+}
+
+impl PairLoss {
+    /// A loss of the difference `x` of two scores, from its value and slope and the scores' slopes.
+    pub(super) fn of_difference((value, slope): (f64, f64), chosen: f64, rejected: f64) -> Self {
+        Self { value, chosen: slope * chosen, rejected: -slope * rejected }
+    }
+}
+
+/// How a preference loss is computed.
+pub(crate) trait PairFormula {
+    /// Loss of one pair. Losses of the difference of two scores take `divergence` as the score.
+    fn pair(&self, chosen: &Side, rejected: &Side, divergence: Divergence) -> PairLoss;
+
+    /// Whether it reads log-probs under the reference.
+    fn reads_reference(&self) -> bool {
+        true
+    }
+
+    /// The factor by which log-ratios (log-probs without a reference) become rewards in metrics.
+    fn beta(&self) -> f64;
+}
+
+/// 1 / (1 + exp(-x)).
+pub(crate) fn sigmoid(x: f64) -> f64 {
+    if x >= 0.0 { 1.0 / (1.0 + (-x).exp()) } else { x.exp() / (1.0 + x.exp()) }
+}
+
+/// log sigmoid(x), without overflow.
+pub(crate) fn log_sigmoid(x: f64) -> f64 {
+    x.min(0.0) - (-x.abs()).exp().ln_1p()
+}
+
+/// The derivative of sigmoid.
+pub(super) fn sigmoid_slope(x: f64) -> f64 {
+    sigmoid(x) * sigmoid(-x)
+}
+
+/// -log sigmoid(x) with probability 1 - `smoothing`, -log sigmoid(-x) else; and its slope.
+pub(super) fn smoothed_logistic(x: f64, smoothing: f64) -> (f64, f64) {
+    (
+        -(1.0 - smoothing) * log_sigmoid(x) - smoothing * log_sigmoid(-x),
+        -(1.0 - smoothing) * sigmoid(-x) + smoothing * sigmoid(x),
+    )
+}

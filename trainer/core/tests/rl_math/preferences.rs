@@ -1,0 +1,141 @@
+//! Preference losses, KTO and reward-model losses, against TRL's own methods (`goldens/preference.py`).
+
+use rlt_core::kto::{Kto, KtoInputs, ReferencePoint};
+use rlt_core::preference::{
+    Divergence, PreferenceDenominators, PreferenceInputs, PreferenceLoss, PreferenceObjective,
+};
+use rlt_core::reward_model::{PairScores, bradley_terry, process_reward_loss};
+use rlt_core::rows::Rows;
+use serde_json::{Value, json};
+
+use super::case::{Case, Outcome, compare, flat, named};
+
+/// Ragged rows, all of whose tokens count.
+fn ragged(case: &Case, name: &str) -> Rows {
+    Rows::unmasked(case.arg(name).as_array().into_iter().flatten().map(|row| flat(row).len()))
+}
+
+/// TRL's loss by its name in manifests.
+fn loss(name: &str, case: &Case) -> Result<PreferenceLoss, String> {
+    let name = match name {
+        "sigmoid" => "Sigmoid",
+        "sigmoid_norm" => "SigmoidNorm",
+        "hinge" => "Hinge",
+        "ipo" => "Ipo",
+        "robust" => "Robust",
+        "exo_pair" => "ExoPair",
+        "discopop" => "DiscoPop",
+        "nca_pair" => "NcaPair",
+        "bco_pair" => "BcoPair",
+        "sppo_hard" => "SppoHard",
+        "apo_zero" => "ApoZero",
+        "apo_down" => "ApoDown",
+        "cpo" => "Cpo",
+        "simpo" => "SimPo",
+        "orpo" => "Orpo",
+        unknown => return Err(format!("no preference loss is known by the name {unknown}")),
+    };
+    let parameters = json!({
+        "beta": case.optional("beta"),
+        "labelSmoothing": case.optional("label_smoothing"),
+        "discopopTau": case.optional("discopop_tau"),
+        "simpoGamma": case.optional("simpo_gamma"),
+    });
+    Ok(PreferenceLoss::resolve(named(name)?, &named(parameters)?))
+}
+
+pub(crate) fn dpo(case: &Case) -> Outcome {
+    let names: Vec<&str> =
+        case.arg("losses").as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let pairwise = names.iter().filter(|name| **name != "sft");
+    let objective = PreferenceObjective {
+        losses: pairwise.map(|name| Ok((loss(name, case)?, 1.0))).collect::<Result<_, String>>()?,
+        divergence: match case.text("divergence") {
+            "reverse_kl" => Divergence::ReverseKl,
+            "forward_kl" => Divergence::ForwardKl,
+            "js_divergence" => Divergence::JensenShannon,
+            "alpha_divergence" => Divergence::Alpha { alpha: case.number("alpha") },
+            unknown => return Err(format!("no divergence is known by the name {unknown}")),
+        },
+        desensitization: case.optional("ld_alpha"),
+        weigh_by_policy: case.flag("wpo"),
+        imitation: if names.contains(&"sft") { 1.0 } else { 0.0 },
+    };
+    evaluate(case, &objective)
+}
+
+pub(crate) fn reference_free(case: &Case) -> Outcome {
+    let name = match case.text("loss") {
+        "sigmoid" => "cpo",
+        name => name,
+    };
+    let imitation = case.number("imitation");
+    evaluate(case, &PreferenceObjective { imitation, ..PreferenceObjective::new(loss(name, case)?) })
+}
+
+/// Single precision where TRL refuses another: its derivatives have seven digits.
+fn evaluate(case: &Case, objective: &PreferenceObjective) -> Outcome {
+    let (rows, logprobs) = (ragged(case, "logprobs"), case.values("logprobs"));
+    let optional = |name: &str| (!case.arg(name).is_null()).then(|| case.values(name));
+    let (ref_logprobs, log_sum_squares) = (optional("ref_logprobs"), optional("log_sum_squares"));
+    let inputs = PreferenceInputs {
+        rows: &rows,
+        logprobs: &logprobs,
+        ref_logprobs: ref_logprobs.as_deref(),
+        log_sum_squares: log_sum_squares.as_deref(),
+    };
+    let got =
+        objective.evaluate(&inputs, &PreferenceDenominators::of(&rows)).map_err(|error| error.to_string())?;
+    let tolerance = if case.arg("single_precision") == true { 2e-6 } else { super::case::TOLERANCE };
+    compare("loss", case.expected("loss"), &[got.loss], tolerance)?;
+    compare("d_logprobs", case.expected("d_logprobs"), &got.dlogprobs, tolerance)?;
+    if case.expected("rewards").is_null() {
+        return Ok(());
+    }
+    let metrics = got.metrics;
+    let rewards = [metrics.chosen_reward, metrics.rejected_reward, metrics.accuracy];
+    compare("rewards", case.expected("rewards"), &rewards, tolerance)
+}
+
+pub(crate) fn kto(case: &Case) -> Outcome {
+    let (rows, logprobs) = (ragged(case, "logprobs"), case.values("logprobs"));
+    let labels: Vec<bool> = case.values("labels").into_iter().map(|label| label != 0.0).collect();
+    let kto = Kto {
+        beta: case.number("beta"),
+        desirable_weight: case.number("desirable_weight"),
+        undesirable_weight: case.number("undesirable_weight"),
+    };
+    let mismatched = ragged(case, "kl_logprobs");
+    let mut point = ReferencePoint::default();
+    if case.text("loss") == "kto" {
+        point +=
+            ReferencePoint::of(&mismatched, &case.values("kl_logprobs"), &case.values("kl_ref_logprobs"))
+                .map_err(|error| error.to_string())?;
+    }
+    let ref_logprobs = case.values("ref_logprobs");
+    let inputs = KtoInputs { rows: &rows, logprobs: &logprobs, ref_logprobs: &ref_logprobs, labels: &labels };
+    let got = kto.evaluate(&inputs, &point, labels.len()).map_err(|error| error.to_string())?;
+    case.expect("z", &[point.z()])?;
+    case.expect("loss", &[got.loss])?;
+    case.expect("d_logprobs", &got.dlogprobs)
+}
+
+pub(crate) fn reward_model(case: &Case) -> Outcome {
+    let margins = (!case.arg("margins").is_null()).then(|| case.values("margins"));
+    let (chosen, rejected) = (case.values("chosen"), case.values("rejected"));
+    let scores = PairScores { chosen: &chosen, rejected: &rejected, margins: margins.as_deref() };
+    let got = bradley_terry(&scores, case.optional("centring").unwrap_or(0.0), chosen.len())
+        .map_err(|error| error.to_string())?;
+    case.expect("loss", &[got.loss])?;
+    case.expect("d_chosen", &got.dchosen)?;
+    case.expect("d_rejected", &got.drejected)?;
+    case.expect("accuracy", &[got.num_right as f64 / chosen.len() as f64])
+}
+
+pub(crate) fn process_reward(case: &Case) -> Outcome {
+    let logits: Vec<[f64; 2]> = case.values("logits").chunks(2).map(|pair| [pair[0], pair[1]]).collect();
+    let labels: Vec<bool> = case.values("labels").into_iter().map(|label| label != 0.0).collect();
+    let got = process_reward_loss(&logits, &labels, labels.len()).map_err(|error| error.to_string())?;
+    case.expect("loss", &[got.loss])?;
+    case.expect("d_logits", &got.dlogits.concat())
+}
