@@ -80,7 +80,8 @@ fn a_rank_that_dies_in_one_pod_ends_both_and_they_go_on_from_the_checkpoint() {
     let changes = |steps: u32| json!({ "training": { "steps": steps }, "checkpoint": { "everySteps": 1 } });
     let (place, whole) = (Place::new(), Place::new());
     let mut running = pods(&place, &two_by_two(&changes(4000)));
-    place.wait_for_steps(2);
+    // Before the second checkpoint begins the first one is committed.
+    place.wait_for_steps(3);
     let of_second = workers(&running[1]);
     assert!(of_second.keys().eq(["2", "3"]), "{of_second:?}");
     send(of_second["3"], "KILL");
@@ -119,7 +120,8 @@ fn restarted(pod: &Child, place: &Place, known: &BTreeMap<String, u32>) -> BTree
         std::thread::sleep(Duration::from_millis(2));
     };
     assert!(known.values().all(|pid| !is_running(*pid)), "a process of the failed attempt lives on");
-    place.wait_for_steps(place.steps().len() + 2);
+    // Enough for a new checkpoint to be committed.
+    place.wait_for_steps(place.steps().len() + 3);
     ranks
 }
 
@@ -127,7 +129,7 @@ fn restarted(pod: &Child, place: &Place, known: &BTreeMap<String, u32>) -> BTree
 fn a_pod_with_all_ranks_restarts_them_in_place_as_often_as_a_new_checkpoint_comes_before() {
     let (place, whole) = (Place::new(), Place::new());
     let mut pod = pod_of_all(&place, &one_by(3, 4000, 1), &json!({ "crash": 1 }));
-    place.wait_for_steps(2);
+    place.wait_for_steps(3);
     let mut ranks = workers(&pod);
     for victim in ["2", "0"] {
         send(ranks[victim], "KILL");
