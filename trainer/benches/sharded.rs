@@ -48,7 +48,7 @@ fn step(actor: &mut Actor, lens: &[usize], empty: u64, formula: f64) -> anyhow::
     let own = rlt_torch::peak_own_bytes()?.saturating_sub(empty);
     Ok(json!({
         "tokens": batch.sequence_lens().iter().sum::<usize>(),
-        "grad_norm": report.grad_norms.first(),
+        "grad_norm": report.updates.grad_norms.first(),
         "own_mb": own as f64 / MIB,
         "formula_mb": formula / MIB,
         "sent_mb": actor.ranks().traffic().since(before).sent as f64 / MIB,

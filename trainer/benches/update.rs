@@ -29,7 +29,7 @@ fn main() -> anyhow::Result<()> {
             Ok(json!({
                 "tokens": num_tokens,
                 "micro_batches": report.num_micro_batches,
-                "grad_norm": report.grad_norms.first(),
+                "grad_norm": report.updates.grad_norms.first(),
             }))
         })
     })

@@ -11,6 +11,7 @@
 pub mod actor;
 pub mod critic;
 mod error;
+pub mod learner;
 pub mod objective;
 pub mod offload;
 pub mod optim;

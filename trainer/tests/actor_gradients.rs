@@ -54,7 +54,7 @@ fn by_actor(tied: bool, splits: &[&[usize]], activation_checkpointing: bool) -> 
     let optimizer = AdamW::new(decoder.trainable_parameters(), AdamWOptions::default()).unwrap();
     let options =
         ActorOptions { temperature: 0.7, head_chunk_tokens: 2, activation_checkpointing, max_grad_norm: 1.0 };
-    let mut actor = Actor::new(decoder, optimizer, options, Ranks::alone());
+    let actor = Actor::new(decoder, optimizer, options, Ranks::alone());
     let (batch, objective) = (batch(), objective());
     for row_idxs in splits {
         let micro_batch = MicroBatch::new(&batch, row_idxs, Device::Cpu);

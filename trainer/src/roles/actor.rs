@@ -5,12 +5,13 @@
 //! MicroBatch -> forward (tape) -> hidden of predicting positions -> head, chunk by chunk:
 //!     log-probs, entropies -> loss (rlt-core) -> their derivatives -> hidden and head gradients -> backward
 //! ```
-//! The reference policy is the same weights with the adapter off. Which losses there are, and what a batch
-//! holds, is decided in `rlt-core`; how layers are scheduled in [`islands`]. Where ranks share a stream of
-//! tokens, each does this for its part of them: sums over ranks then are sums over tokens, of log-probs as of
-//! gradients.
+//! This file is the actor's head; the loop over micro-batches and updates is in [`crate::roles::learner`],
+//! the schedule over layers in [`layer_schedule`]. The reference policy is the same weights with the adapter
+//! off. Which losses there are, and what a batch holds, is decided in `rlt-core`. Ranks of a
+//! sequence-parallel group do this for their shard of the tokens each: sums over ranks then are sums over
+//! tokens, of log-probs as of gradients.
 //!
-//! Legend of shapes: t tokens of the packed stream, c completion tokens, d hidden size, v vocabulary.
+//! Legend of shapes: c completion tokens of a micro-batch, d hidden size.
 
 mod gradients;
 mod in_stream;
@@ -29,13 +30,14 @@ use tch::Tensor;
 
 pub use self::gradients::OuterGradients;
 use self::in_stream::LossSums;
-pub use self::in_stream::{EvaluateLoss, PendingLoss};
+pub use self::in_stream::{EvaluateLoss, PendingLoss, StreamLoss};
 use self::layer_schedule::Model;
 pub use self::micro_batch::MicroBatch;
 pub use self::probe::ProbeError;
 pub use self::role::ActorRole;
-use crate::model::{Adapter, Decoder};
+use crate::model::Decoder;
 use crate::parallel::{DecoderUnits, RankError, Ranks, ShardedParameters};
+use crate::roles::learner::{Learner, TrainingPass};
 use crate::roles::optim::{AdamW, LossScale, OptimError, StepOutcome};
 use crate::roles::trainable::{ApplyError, Trainable};
 
@@ -167,12 +169,6 @@ impl Actor {
         self.shards.as_ref()
     }
 
-    /// What it trains.
-    pub(crate) fn trainable(&mut self) -> Trainable<'_> {
-        let (optimizer, loss_scale) = (&mut self.optimizer, &mut self.loss_scale);
-        Trainable { optimizer, loss_scale, shards: self.shards.as_ref(), ranks: &self.ranks }
-    }
-
     /// By what its losses are multiplied before the backward pass.
     pub fn loss_scale(&self) -> LossScale {
         self.loss_scale
@@ -216,53 +212,12 @@ impl Actor {
     /// # Errors
     /// When the loss does not fit the micro-batch.
     pub fn accumulate(
-        &mut self,
+        &self,
         micro_batch: &MicroBatch,
         loss: &PreparedLoss<'_>,
     ) -> Result<Accumulated, ActorError> {
-        self.pass(micro_batch, |actor, predicting_cd| actor.head_and_loss(predicting_cd, micro_batch, loss))
-    }
-
-    /// One pass forward and back. `head` gets the hidden states `[c, d]` that predict, after the final norm,
-    /// and returns the gradient of the loss by them beside what it makes of the loss.
-    fn pass<T>(
-        &mut self,
-        micro_batch: &MicroBatch,
-        head: impl FnOnce(&Self, &Tensor) -> Result<(Tensor, T), ActorError>,
-    ) -> Result<T, ActorError> {
-        let mut context = self.decoder.context(&micro_batch.input, Adapter::On);
-        context.dropout_seed = self.dropout_seed;
-        let keep = layer_schedule::Keep {
-            inputs_only: self.options.activation_checkpointing,
-            embedding_gradient: self.outer_gradients.wants_embedding(),
-            offload_to: self.offload_inputs_to.as_deref(),
-        };
-        let model = self.model();
-        let tape = layer_schedule::forward(model, &micro_batch.input, &context, keep)?;
-        model.begin_outer_gradient();
-        let (grad_normed_td, made) = {
-            let normed_td = tape.normed_td.detach();
-            let predicting_cd = normed_td.index_select(0, &micro_batch.predictors_c);
-            let (grad_cd, made) = head(self, &predicting_cd)?;
-            (normed_td.zeros_like().index_add_(0, &micro_batch.predictors_c, &grad_cd), made)
-        };
-        let grad_embedded = layer_schedule::backward_through(model, tape, &context, &grad_normed_td)?;
-        if let Some(grad_td) = grad_embedded {
-            self.outer_gradients.scatter_embedding(&self.decoder, &micro_batch.input.tokens, &grad_td);
-        }
-        // The weights go first, to make room for what is received of the gradient.
-        model.leave()?;
-        model.end_outer_gradient()?;
-        Ok(made)
-    }
-
-    /// Takes part in [`Self::accumulate`] of the other ranks, where [`Self::passes`] has no micro-batch for
-    /// this one.
-    ///
-    /// # Errors
-    /// When a rank is lost.
-    pub fn accumulate_nothing(&mut self) -> Result<(), RankError> {
-        self.model().pass_by_with_gradients()
+        let head = |predicting_cd: &Tensor| self.head_and_loss(predicting_cd, micro_batch, loss);
+        self.training_pass().accumulate(micro_batch, head)
     }
 
     /// The gradient of one micro-batch's loss by the hidden states that predict, `[c, d]`, and its sums.
@@ -307,27 +262,34 @@ impl Actor {
     /// # Errors
     /// When libtorch refuses an operation, or a rank is lost.
     pub fn apply(&mut self, learning_rate: f64) -> Result<StepOutcome, ActorError> {
-        let max_grad_norm = self.options.max_grad_norm;
-        Ok(self.trainable().apply(learning_rate, max_grad_norm)?)
-    }
-
-    /// As many passes as the rank with the most micro-batches makes: this rank's own, then `None`. Where no
-    /// weights come and go, nobody needs to wait for anybody.
-    ///
-    /// # Errors
-    /// When a rank is lost.
-    pub fn passes(&self, micro_batches: Vec<MicroBatch>) -> Result<Vec<Option<MicroBatch>>, RankError> {
-        self.model().passes(&self.ranks, micro_batches)
-    }
-
-    /// Throws the gathered gradients away.
-    pub fn discard_gradients(&mut self) {
-        self.trainable().discard_gradients();
+        Ok(self.trainable().apply(learning_rate)?)
     }
 
     /// Seeds the adapters' dropout for the next update; `None` switches it off.
     pub fn set_dropout_seed(&mut self, seed: Option<u64>) {
         self.dropout_seed = seed;
+    }
+}
+
+impl Learner for Actor {
+    fn training_pass(&self) -> TrainingPass<'_> {
+        TrainingPass {
+            model: self.model(),
+            outer_gradients: &self.outer_gradients,
+            activation_checkpointing: self.options.activation_checkpointing,
+            offload_inputs_to: self.offload_inputs_to.as_deref(),
+            dropout_seed: self.dropout_seed,
+        }
+    }
+
+    fn trainable(&mut self) -> Trainable<'_> {
+        Trainable {
+            optimizer: &mut self.optimizer,
+            loss_scale: &mut self.loss_scale,
+            shards: self.shards.as_ref(),
+            ranks: &self.ranks,
+            max_grad_norm: self.options.max_grad_norm,
+        }
     }
 }
 

@@ -6,9 +6,10 @@
 //!     -> value loss (rlt-core) -> its derivative -> hidden and head gradients -> backward
 //! ```
 //! A token's value is that of the state in which it was chosen, so it stands at the position that predicts
-//! it. What the values are compared with is decided in `rlt-core`; how a batch is passed over in [`learn`].
+//! it. What the values are compared with is decided in `rlt-core`; what is learned of a batch in [`learn`],
+//! by the loop of [`crate::roles::learner`].
 //!
-//! Legend of shapes: t tokens of the packed stream, c completion tokens, d hidden size.
+//! Legend of shapes: c completion tokens of a micro-batch, d hidden size.
 
 mod learn;
 mod pending;
@@ -28,6 +29,7 @@ use crate::parallel::{RankError, Ranks, ShardedParameters};
 use crate::roles::actor::{
     Actor, ActorError, MicroBatch, OuterGradients, layer_schedule, resume_loss_scale, scaled, scoring,
 };
+use crate::roles::learner::{Learner, TrainingPass};
 use crate::roles::offload::Offload;
 use crate::roles::optim::{AdamW, AdamWOptions, LossScale, OptimError};
 use crate::roles::trainable::Trainable;
@@ -136,12 +138,6 @@ impl Critic {
         }
     }
 
-    /// What it trains.
-    pub(crate) fn trainable(&mut self) -> Trainable<'_> {
-        let (optimizer, loss_scale) = (&mut self.optimizer, &mut self.loss_scale);
-        Trainable { optimizer, loss_scale, shards: self.shards.as_ref(), ranks: &self.ranks }
-    }
-
     /// By what its losses are multiplied before the backward pass.
     pub fn loss_scale(&self) -> LossScale {
         self.loss_scale
@@ -158,47 +154,41 @@ impl Critic {
     }
 
     /// Adds the gradient of what `derivative_of` makes of one micro-batch's values: on every rank of its
-    /// stream it gets the value of each completion token, and returns the loss's derivative by each beside
-    /// what it counts. On a GPU it is called in the order of the stream, and nobody waits for it.
+    /// sequence-parallel group it gets the value of each completion token, and returns the loss's derivative
+    /// by each beside what it counts. On a GPU it is called in the order of the stream, and nobody waits for
+    /// it.
     fn accumulate<S: Send + 'static>(
-        &mut self,
+        &self,
         micro_batch: &MicroBatch,
         derivative_of: impl FnOnce(&[f64]) -> Result<(Vec<f64>, S), LossError> + Send + 'static,
     ) -> Result<PendingSums<S>, ActorError> {
-        let context = self.decoder.context(&micro_batch.input, Adapter::On);
-        let keep = layer_schedule::Keep {
-            inputs_only: self.options.activation_checkpointing,
-            embedding_gradient: self.outer_gradients.wants_embedding(),
-            offload_to: self.options.offload.activations(),
-        };
-        let model = self.model();
-        let tape = layer_schedule::forward(model, &micro_batch.input, &context, keep)?;
-        model.begin_outer_gradient();
-        let normed_td = tape.normed_td.detach();
-        let predicting_cd = normed_td.index_select(0, &micro_batch.predictors_c).set_requires_grad(true);
-        let values_c = self.head(&predicting_cd);
+        self.training_pass().accumulate(micro_batch, |predicting_cd| {
+            let predicting_cd = predicting_cd.detach().set_requires_grad(true);
+            let values_c = self.head(&predicting_cd);
+            let (derivative_c, pending) = self.derivative(micro_batch, &values_c.detach(), derivative_of)?;
+            rlt_torch::backward(&values_c, &derivative_c);
+            Ok((predicting_cd.grad(), pending))
+        })
+    }
+
+    /// The scaled derivative of a loss by the values f32 `[c]` of this rank's tokens, where those are.
+    fn derivative<S: Send + 'static>(
+        &self,
+        micro_batch: &MicroBatch,
+        values_c: &Tensor,
+        derivative_of: impl FnOnce(&[f64]) -> Result<(Vec<f64>, S), LossError> + Send + 'static,
+    ) -> Result<(Tensor, PendingSums<S>), ActorError> {
         let (mut pending, factor) = (PendingSums::default(), self.loss_scale.factor());
-        let derivative_c = match values_c.device().is_cuda() && self.ranks.sp_group().is_none() {
-            true => pending.in_stream(&values_c.detach(), micro_batch, factor, derivative_of)?,
-            false => {
-                let own_values = values_c.detach().to_device(Device::Cpu);
-                let mut values = micro_batch.spread(rlt_torch::f32_slice(&own_values)?);
-                self.ranks.all_reduce_over_sp(&mut values)?;
-                let derivatives = micro_batch.own(&pending.here(derivative_of(&values)?));
-                Tensor::from_slice(&scaled(&derivatives, factor)).to_device(values_c.device())
-            }
-        };
-        rlt_torch::backward(&values_c, &derivative_c);
-        let grad_normed_td = normed_td.zeros_like();
-        let _ =
-            grad_normed_td.shallow_clone().index_add_(0, &micro_batch.predictors_c, &predicting_cd.grad());
-        let grad_embedded = layer_schedule::backward_through(model, tape, &context, &grad_normed_td)?;
-        if let Some(grad_td) = grad_embedded {
-            self.outer_gradients.scatter_embedding(&self.decoder, &micro_batch.input.tokens, &grad_td);
+        if values_c.device().is_cuda() && self.ranks.sp_group().is_none() {
+            let derivative_c = pending.in_stream(values_c, micro_batch, factor, derivative_of)?;
+            return Ok((derivative_c, pending));
         }
-        model.leave()?;
-        model.end_outer_gradient()?;
-        Ok(pending)
+        let own_values = values_c.to_device(Device::Cpu);
+        let mut values = micro_batch.spread(rlt_torch::f32_slice(&own_values)?);
+        self.ranks.all_reduce_over_sp(&mut values)?;
+        let derivatives = micro_batch.own(&pending.here(derivative_of(&values)?));
+        let derivative_c = Tensor::from_slice(&scaled(&derivatives, factor)).to_device(values_c.device());
+        Ok((derivative_c, pending))
     }
 
     /// This rank's part of everything that a checkpoint keeps of it: all of it where every rank has the
@@ -222,6 +212,28 @@ impl Critic {
     /// The checkpoint lacks a tensor, or one has another shape.
     pub fn load(&mut self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
         self.trainable().restore(checkpoint)
+    }
+}
+
+impl Learner for Critic {
+    fn training_pass(&self) -> TrainingPass<'_> {
+        TrainingPass {
+            model: self.model(),
+            outer_gradients: &self.outer_gradients,
+            activation_checkpointing: self.options.activation_checkpointing,
+            offload_inputs_to: self.options.offload.activations(),
+            dropout_seed: None,
+        }
+    }
+
+    fn trainable(&mut self) -> Trainable<'_> {
+        Trainable {
+            optimizer: &mut self.optimizer,
+            loss_scale: &mut self.loss_scale,
+            shards: self.shards.as_ref(),
+            ranks: &self.ranks,
+            max_grad_norm: self.options.max_grad_norm,
+        }
     }
 }
 

@@ -25,6 +25,8 @@ pub(crate) struct Trainable<'a> {
     /// The shards of which the optimizer updates the pieces; `None` where every rank has the whole.
     pub(crate) shards: Option<&'a ShardedParameters>,
     pub(crate) ranks: &'a Ranks,
+    /// Largest global norm of a gradient.
+    pub(crate) max_grad_norm: f64,
 }
 
 /// What the optimizer keeps of a parameter in its own shape.
@@ -56,17 +58,13 @@ impl Trainable<'_> {
         }
     }
 
-    /// Clips the gathered gradients to `max_grad_norm`, applies them at `learning_rate`, and clears them. A
-    /// non-finite gradient is thrown away and changes nothing but the loss's scale, on all ranks together.
-    pub(crate) fn apply(
-        &mut self,
-        learning_rate: f64,
-        max_grad_norm: f64,
-    ) -> Result<StepOutcome, ApplyError> {
-        memory::during("optimizer", || self.apply_clipped(learning_rate, max_grad_norm))
+    /// Clips the gathered gradients, applies them at `learning_rate`, and clears them. A non-finite gradient
+    /// is thrown away and changes nothing but the loss's scale, on all ranks together.
+    pub(crate) fn apply(&mut self, learning_rate: f64) -> Result<StepOutcome, ApplyError> {
+        memory::during("optimizer", || self.apply_clipped(learning_rate))
     }
 
-    fn apply_clipped(&mut self, learning_rate: f64, max_grad_norm: f64) -> Result<StepOutcome, ApplyError> {
+    fn apply_clipped(&mut self, learning_rate: f64) -> Result<StepOutcome, ApplyError> {
         let own_norm = self.optimizer.grad_norm()?;
         let scaled_norm = match self.shards {
             Some(shards) => shards.norm_over_shards(own_norm)?,
@@ -74,7 +72,7 @@ impl Trainable<'_> {
         };
         let factor = self.loss_scale.factor();
         let grad_norm = scaled_norm / factor;
-        let outcome = match Clipped::at_norm(grad_norm, learning_rate, Some(max_grad_norm)) {
+        let outcome = match Clipped::at_norm(grad_norm, learning_rate, Some(self.max_grad_norm)) {
             Some(clipped) => {
                 self.loss_scale.grow();
                 self.update(&clipped.of_scaled(factor)).map(|()| StepOutcome::Applied { grad_norm })

@@ -1,10 +1,9 @@
-//! The update: a batch with advantages in, changed weights out.
+//! The actor's update: a batch with advantages in, changed weights out.
 //!
-//! A batch is passed over `epochsPerBatch` times in updates of `promptsPerUpdate` rollout groups.
-//! Denominators are those of the whole update, so micro-batches only bound memory. Where advantages come from
-//! is not known here.
+//! The loop is that of [`crate::roles::learner`]; here is what the actor's loss reads of a batch, and what
+//! its updates report. Denominators are those of the whole update, so micro-batches only bound memory. Where
+//! advantages come from is not known here.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use rlt_core::batch::Batch;
@@ -17,8 +16,8 @@ use rlt_core::rows::Rows;
 
 use crate::model::Adapter;
 use crate::parallel::{RankError, Ranks};
-use crate::roles::actor::{Accumulated, Actor, ActorError, EvaluateLoss, MicroBatch};
-use crate::roles::optim::StepOutcome;
+use crate::roles::actor::{Accumulated, Actor, ActorError, EvaluateLoss, MicroBatch, PendingLoss};
+use crate::roles::learner::{Learner, Portions, UpdateCounts, update_once};
 
 /// Why an update failed.
 #[derive(Debug, thiserror::Error)]
@@ -54,24 +53,6 @@ pub struct UpdatePlan {
     pub seed: u64,
 }
 
-/// In what portions a batch is passed over, the same for actor and critic.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Portions {
-    /// Rollout groups of one update.
-    pub groups_per_update: usize,
-    /// Passes over the batch.
-    pub num_epochs: usize,
-    /// Most tokens of one forward and backward pass on one rank.
-    pub max_tokens: usize,
-}
-
-impl Portions {
-    /// Whether `batch` is passed over once, in one update: then its old policy is the actor itself.
-    pub fn is_one_update(&self, batch: &Batch) -> bool {
-        self.num_epochs == 1 && group_ranges(batch, self.groups_per_update).len() == 1
-    }
-}
-
 impl UpdatePlan {
     /// The portions alone.
     pub fn portions(&self) -> Portions {
@@ -85,15 +66,8 @@ impl UpdatePlan {
 pub struct UpdateReport {
     /// Sums over all updates.
     pub loss: LossMetrics,
-    /// Gradient norms before clipping, one for each applied update.
-    pub grad_norms: Vec<f64>,
-    /// Updates that were skipped because a gradient was not finite.
-    pub num_skipped: usize,
-    /// Updates that were skipped because a scaled gradient overflowed, see
-    /// [`crate::roles::optim::LossScale`].
-    pub num_overflows: usize,
-    /// The scale of the losses after the updates, where it follows gradients.
-    pub loss_scale: Option<f64>,
+    /// How they ended.
+    pub updates: UpdateCounts,
     /// The actor's log-prob of each token of the batch as its last update saw it: on-policy, under the
     /// weights that sampled.
     pub actor_logprobs: Vec<f64>,
@@ -126,7 +100,7 @@ impl UpdateReport {
     /// verl's names: `actor/*`, and `training/num_micro_batches`; in half precision `actor/loss_scale` and
     /// `actor/num_overflows`.
     pub fn metrics(&self, plan: &UpdatePlan) -> Metrics {
-        let num_updates = (self.grad_norms.len() + self.num_skipped + self.num_overflows).max(1) as f64;
+        let num_updates = self.updates.num_updates();
         let mut metrics: Metrics = self
             .loss
             .values()
@@ -142,16 +116,9 @@ impl UpdateReport {
         } else {
             metrics.remove("actor/kl_loss");
         }
-        if !self.grad_norms.is_empty() {
-            let mean = self.grad_norms.iter().sum::<f64>() / self.grad_norms.len() as f64;
-            metrics.insert("actor/grad_norm".into(), mean);
-        }
-        if let Some(factor) = self.loss_scale {
-            metrics.insert("actor/loss_scale".into(), factor);
-            metrics.insert("actor/num_overflows".into(), self.num_overflows as f64);
-        }
+        metrics.extend(self.updates.metrics("actor"));
         metrics.insert("actor/lr".into(), plan.learning_rate);
-        metrics.insert("training/num_skipped_updates".into(), self.num_skipped as f64);
+        metrics.insert("training/num_skipped_updates".into(), self.updates.num_skipped as f64);
         metrics.insert("training/num_micro_batches".into(), self.num_micro_batches as f64);
         metrics
     }
@@ -164,21 +131,17 @@ impl UpdateReport {
 pub fn update(actor: &mut Actor, batch: &Batch, plan: &UpdatePlan) -> Result<UpdateReport, UpdateError> {
     let mut report =
         UpdateReport { actor_logprobs: vec![0.0; batch.rows.num_tokens()], ..UpdateReport::default() };
-    let updates = group_ranges(batch, plan.groups_per_update);
     let is_on_policy = plan.portions().is_one_update(batch);
-    for epoch in 0..plan.num_epochs {
-        for (update_idx, row_idxs) in updates.iter().enumerate() {
-            let one = OneUpdate {
-                batch,
-                plan,
-                old_logprobs: batch.old_logprobs.as_deref().filter(|_| !is_on_policy),
-                seed: plan.seed.wrapping_add(((epoch as u64) << 32) | update_idx as u64),
-            };
-            one.run(actor, &row_idxs.clone().collect::<Vec<_>>(), &mut report)?;
-        }
-    }
-    let scale = actor.loss_scale();
-    report.loss_scale = scale.is_dynamic().then(|| scale.factor());
+    plan.portions().for_each_update(batch, |(epoch, update_idx), row_idxs| {
+        let one = OneUpdate {
+            batch,
+            plan,
+            old_logprobs: batch.old_logprobs.as_deref().filter(|_| !is_on_policy),
+            seed: plan.seed.wrapping_add(((epoch as u64) << 32) | update_idx as u64),
+        };
+        one.run(actor, row_idxs, &mut report)
+    })?;
+    report.updates.set_loss_scale(actor.loss_scale());
     report.add_up(actor.ranks())?;
     Ok(report)
 }
@@ -201,40 +164,19 @@ impl OneUpdate<'_> {
     ) -> Result<(), UpdateError> {
         let Self { batch, plan, seed, .. } = *self;
         let denominators = Denominators::of(&batch.micro_rows(row_idxs));
-        let micro_batches =
-            MicroBatch::share(batch, row_idxs, &actor.decoder, plan.max_tokens, actor.ranks())?;
-        let passes = actor.passes(micro_batches)?;
+        let own = MicroBatch::share(batch, row_idxs, &actor.decoder, plan.max_tokens, actor.ranks())?;
+        let passes = actor.training_pass().model.passes(actor.ranks(), own)?;
         let selected = self.select_tokens(actor, row_idxs, &passes)?;
-        let actor_logprobs = self.score_sequences(actor, &passes)?;
+        let mut actor_logprobs = self.score_sequences(actor, &passes)?.map(Vec::into_iter);
         actor.set_dropout_seed(Some(seed));
-        let mut pending = Vec::new();
-        let mut own_idx = 0;
-        for micro_batch in &passes {
-            let Some(micro_batch) = micro_batch else {
-                actor.accumulate_nothing()?;
-                continue;
-            };
-            let scored = actor_logprobs.as_ref().map(|scored| scored[own_idx].clone());
-            own_idx += 1;
+        let accumulate = |actor: &mut Actor, micro_batch: &MicroBatch| {
+            let scored = actor_logprobs.as_mut().and_then(Iterator::next);
             let inputs = self.gather(micro_batch, selected.as_deref(), scored);
-            let loss = plan.objective.prepare(inputs.as_loss_inputs(&micro_batch.rows), &denominators)?;
-            if actor.decoder.device().is_cuda() {
-                let evaluate = inputs.clone().evaluates(&loss, micro_batch);
-                pending.push((micro_batch, actor.accumulate_in_stream(micro_batch, evaluate)?));
-            } else {
-                let accumulated = actor.accumulate(micro_batch, &loss)?;
-                self.report(micro_batch, accumulated, actor.ranks(), report);
-            }
-        }
-        actor.sum_gradients()?;
-        // Reads the gradients' norm: what is pending is over then.
-        match actor.apply(plan.learning_rate)? {
-            StepOutcome::Applied { grad_norm } => report.grad_norms.push(grad_norm),
-            StepOutcome::SkippedNonFinite => report.num_skipped += 1,
-            StepOutcome::SkippedOverflow => report.num_overflows += 1,
-        }
-        for (micro_batch, pending) in pending {
-            self.report(micro_batch, pending.finish()?, actor.ranks(), report);
+            accumulate(actor, micro_batch, &plan.objective, (inputs, &denominators))
+        };
+        let losses = update_once(actor, &passes, plan.learning_rate, &mut report.updates, accumulate)?;
+        for (micro_batch, loss) in passes.iter().flatten().zip(losses) {
+            self.report(micro_batch, loss.finish()?, actor.ranks(), report);
         }
         Ok(())
     }
@@ -316,6 +258,21 @@ impl OneUpdate<'_> {
     }
 }
 
+/// Adds the gradient of one micro-batch's share of the loss. On a GPU nobody waits for the loss.
+fn accumulate(
+    actor: &Actor,
+    micro_batch: &MicroBatch,
+    objective: &Objective,
+    (inputs, denominators): (MicroInputs, &Denominators),
+) -> Result<PendingLoss, UpdateError> {
+    let loss = objective.prepare(inputs.as_loss_inputs(&micro_batch.rows), denominators)?;
+    if actor.decoder.device().is_cuda() {
+        let evaluate = inputs.clone().evaluates(&loss, micro_batch);
+        return Ok(PendingLoss::InStream(actor.accumulate_in_stream(micro_batch, evaluate)?));
+    }
+    Ok(PendingLoss::Known(actor.accumulate(micro_batch, &loss)?))
+}
+
 /// A micro-batch's part of the batch's per-token values.
 #[derive(Clone)]
 struct MicroInputs {
@@ -347,22 +304,4 @@ impl MicroInputs {
             loss.evaluate(tokens, logprobs, entropies)
         })
     }
-}
-
-/// The rows of each update: consecutive rollout groups, `groups_per_update` of them.
-pub(crate) fn group_ranges(batch: &Batch, groups_per_update: usize) -> Vec<Range<usize>> {
-    let mut ranges: Vec<Range<usize>> = Vec::new();
-    let mut num_groups = 0;
-    for (row_idx, group) in batch.groups.iter().enumerate() {
-        if row_idx == 0 || *group != batch.groups[row_idx - 1] {
-            num_groups += 1;
-            if (num_groups - 1) % groups_per_update.max(1) == 0 {
-                ranges.push(row_idx..row_idx);
-            }
-        }
-        if let Some(last) = ranges.last_mut() {
-            last.end = row_idx + 1;
-        }
-    }
-    ranges
 }

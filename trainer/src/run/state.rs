@@ -15,6 +15,7 @@ use crate::observe::tracking::Stage;
 use crate::observe::tracking::console::Phase;
 use crate::roles::Roles;
 use crate::roles::critic::Critic;
+use crate::roles::learner::Learner;
 use crate::roles::optim::LossScale;
 use crate::roles::reference::{FrozenPolicy, Reference};
 use crate::run::error::TrainError;

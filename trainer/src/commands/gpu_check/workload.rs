@@ -203,7 +203,7 @@ impl GrpoWorkload {
         };
         let report = update(&mut self.actor, batch, &plan)?;
         wait(self.actor.decoder.device());
-        Ok(report.grad_norms.first().copied())
+        Ok(report.updates.grad_norms.first().copied())
     }
 }
 

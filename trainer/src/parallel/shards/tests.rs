@@ -19,6 +19,7 @@ use crate::parallel::tests::{actor_with_offload, on_ranks, trained_parameters, w
 use crate::parallel::{DecoderUnits, FsdpUnit, RankError, Ranks, ShardedParameters, WeightDtype};
 use crate::roles::actor::{Actor, ActorOptions};
 use crate::roles::critic::{Critic, CriticOptions};
+use crate::roles::learner::Learner;
 use crate::roles::objective::supervised_objective;
 use crate::roles::offload::Offload;
 use crate::roles::optim::AdamWOptions;
@@ -144,9 +145,9 @@ fn train_actor(case: Case, mut actor: Actor) -> Vec<f64> {
     let mut numbers = Vec::new();
     for step in 0..5 {
         let report = update(&mut actor, &batch, &plan(case, step)).unwrap();
-        assert_eq!(report.num_skipped, 0);
+        assert_eq!(report.updates.num_skipped, 0);
         numbers.push(report.loss.pg_loss);
-        numbers.extend(report.grad_norms);
+        numbers.extend(report.updates.grad_norms);
         numbers.extend(report.actor_logprobs);
     }
     numbers.extend(actor.score(&batch, Adapter::Off, case.max_tokens).unwrap().logprobs);
@@ -241,7 +242,7 @@ fn learn_beside(case: Case, actor: &Actor, offload: Offload) -> (Vec<f64>, Vec<f
     let mut reported = Vec::new();
     for step in 0..5 {
         let report = critic.learn(&batch, plan(case, step).portions()).unwrap();
-        assert_eq!(report.num_skipped, 0);
+        assert_eq!(report.updates.num_skipped, 0);
         reported.extend(report.metrics().into_values());
     }
     reported.extend(critic.values(&batch, case.max_tokens).unwrap());

@@ -222,10 +222,10 @@ fn train(case: Case, layout: Layout, policy: PolicyLoss) -> Vec<f64> {
     everywhere(layout, |ranks| {
         let (mut actor, batch) = (actor(case, ranks, layout.dp_shard), batch());
         let report = update(&mut actor, &batch, &plan(case, policy, 5)).unwrap();
-        assert_eq!((report.num_skipped, report.grad_norms.len()), (0, 5));
+        assert_eq!((report.updates.num_skipped, report.updates.grad_norms.len()), (0, 5));
         let loss = report.loss;
         let mut all = vec![loss.pg_loss, loss.entropy, loss.num_clipped as f64, loss.num_tokens as f64];
-        all.extend(report.grad_norms.iter().chain(&report.actor_logprobs));
+        all.extend(report.updates.grad_norms.iter().chain(&report.actor_logprobs));
         all.extend(trained_parameters(&actor).values().flat_map(numbers));
         all
     })
@@ -327,7 +327,7 @@ fn every_pass_has_a_degree_of_its_own() {
         let mut all = [scores.logprobs, scores.entropies].concat();
         all.extend(actor.sum_pi_squared(&batch, FULL.max_tokens).unwrap());
         let report = update(&mut actor, &batch, &plan(FULL, POLICY, 2)).unwrap();
-        all.extend(report.grad_norms.iter().chain(&report.actor_logprobs));
+        all.extend(report.updates.grad_norms.iter().chain(&report.actor_logprobs));
         all.extend(actor.score(&batch, Adapter::On, FULL.max_tokens).unwrap().logprobs);
         all
     };

@@ -148,7 +148,7 @@ fn step(layout: Layout, ranks: &Ranks) -> (f64, f64) {
         learning_rate: 0.01,
         seed: 1,
     };
-    assert_eq!(update(&mut actor, &batch, &plan).unwrap().num_skipped, 0);
+    assert_eq!(update(&mut actor, &batch, &plan).unwrap().updates.num_skipped, 0);
     (ranks.traffic().since(before).sent as f64, bound)
 }
 

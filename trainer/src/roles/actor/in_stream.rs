@@ -10,6 +10,7 @@ use tch::Tensor;
 
 use super::micro_batch::Predicted;
 use super::{Accumulated, Actor, ActorError, MicroBatch, scaled, widen};
+use crate::roles::learner::Learner;
 
 /// Evaluates the loss of the completion tokens in a range, by their log-probs and entropies.
 pub type EvaluateLoss = dyn FnMut(Range<usize>, &[f32], &[f32]) -> Result<LossOutputs, LossError> + Send;
@@ -63,8 +64,30 @@ impl LossSums {
     }
 }
 
+/// What a micro-batch adds to an update: known, or once the device's stream is past it.
+#[derive(Debug)]
+pub enum PendingLoss {
+    /// Evaluated on the CPU.
+    Known(Accumulated),
+    /// Evaluated in the order of the stream.
+    InStream(StreamLoss),
+}
+
+impl PendingLoss {
+    /// Waits for the stream unless it is past the micro-batch already.
+    ///
+    /// # Errors
+    /// As [`StreamLoss::finish`].
+    pub fn finish(self) -> Result<Accumulated, ActorError> {
+        match self {
+            Self::Known(accumulated) => Ok(accumulated),
+            Self::InStream(loss) => loss.finish(),
+        }
+    }
+}
+
 /// What a micro-batch adds to an update, once the device's stream is past it.
-pub struct PendingLoss {
+pub struct StreamLoss {
     calls: HostCalls,
     evaluation: Arc<Mutex<Evaluation>>,
     num_chunks: usize,
@@ -76,13 +99,13 @@ struct Evaluation {
     evaluate: Box<EvaluateLoss>,
 }
 
-impl std::fmt::Debug for PendingLoss {
+impl std::fmt::Debug for StreamLoss {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "PendingLoss of {} chunks", self.num_chunks)
+        write!(f, "StreamLoss of {} chunks", self.num_chunks)
     }
 }
 
-impl PendingLoss {
+impl StreamLoss {
     /// Waits for the stream unless it is past the micro-batch already, as it is when something was read from
     /// the device since.
     ///
@@ -105,20 +128,20 @@ impl Actor {
     /// # Errors
     /// When the device refuses a call.
     pub fn accumulate_in_stream(
-        &mut self,
+        &self,
         micro_batch: &MicroBatch,
         evaluate: Box<EvaluateLoss>,
-    ) -> Result<PendingLoss, ActorError> {
+    ) -> Result<StreamLoss, ActorError> {
         let predicted = micro_batch.predicted.clone();
         let evaluation =
             Evaluation { sums: LossSums::of(micro_batch, self.loss_scale.factor()), predicted, evaluate };
-        let mut pending = PendingLoss {
+        let mut pending = StreamLoss {
             calls: HostCalls::new(),
             evaluation: Arc::new(Mutex::new(evaluation)),
             num_chunks: 0,
         };
-        self.pass(micro_batch, |actor, predicting_cd| {
-            let grad_cd = actor.head_in_stream(predicting_cd, micro_batch, &mut pending)?;
+        self.training_pass().accumulate(micro_batch, |predicting_cd| {
+            let grad_cd = self.head_in_stream(predicting_cd, micro_batch, &mut pending)?;
             Ok((grad_cd, ()))
         })?;
         Ok(pending)
@@ -129,7 +152,7 @@ impl Actor {
         &self,
         predicting_cd: &Tensor,
         micro_batch: &MicroBatch,
-        pending: &mut PendingLoss,
+        pending: &mut StreamLoss,
     ) -> Result<Tensor, rlt_torch::Error> {
         let head = DeviceHead {
             hidden_cd: predicting_cd,
@@ -138,7 +161,7 @@ impl Actor {
             temperature: self.options.temperature,
             chunk: self.options.head_chunk_tokens,
         };
-        let PendingLoss { calls, evaluation, num_chunks } = pending;
+        let StreamLoss { calls, evaluation, num_chunks } = pending;
         head.forward_backward(self.outer_gradients.head(), calls, |chunk| {
             *num_chunks += 1;
             let evaluation = Arc::clone(evaluation);

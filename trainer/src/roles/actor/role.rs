@@ -13,9 +13,10 @@ use crate::model::Adapter;
 use crate::observe::tracking::Stage;
 use crate::observe::tracking::console::Phase;
 use crate::roles::StepError;
+use crate::roles::learner::Portions;
 use crate::roles::objective::supervised_objective;
 use crate::roles::step_context::{StepContext, StepPosition};
-use crate::roles::update::{Portions, UpdatePlan, UpdateReport, update};
+use crate::roles::update::{UpdatePlan, UpdateReport, update};
 
 /// The policy that is trained.
 pub struct ActorRole {
@@ -117,7 +118,7 @@ impl ActorRole {
         self.context.end_sampling()?;
         self.context.watch().begin_phase(Phase::Update, 0);
         let report = self.context.measure("update_actor", || update(&mut self.actor, batch, plan))?;
-        self.context.record_update("actor", batch, report.num_skipped);
+        self.context.record_update("actor", batch, report.updates.num_skipped);
         Ok(report)
     }
 

@@ -9,8 +9,7 @@ use super::Critic;
 use super::pending::PendingSums;
 use crate::parallel::RankError;
 use crate::roles::actor::{ActorError, MicroBatch};
-use crate::roles::optim::StepOutcome;
-use crate::roles::update::{Portions, group_ranges};
+use crate::roles::learner::{Portions, UpdateCounts, update_once};
 
 /// Why the critic could not learn.
 #[derive(Debug, thiserror::Error)]
@@ -41,14 +40,8 @@ pub struct CriticReport {
     prediction_sum: f64,
     num_clipped: f64,
     num_tokens: f64,
-    /// Gradient norms before clipping, one for each applied update.
-    grad_norms: Vec<f64>,
-    /// Updates that were skipped because a gradient was not finite.
-    pub num_skipped: usize,
-    /// Updates that were skipped because a scaled gradient overflowed.
-    num_overflows: usize,
-    /// The scale of the losses after the updates, where it follows gradients.
-    loss_scale: Option<f64>,
+    /// How they ended.
+    pub updates: UpdateCounts,
     learning_rate: f64,
 }
 
@@ -56,7 +49,7 @@ impl CriticReport {
     /// verl's names: `critic/vf_loss`, `critic/vf_clipfrac`, `critic/vpred_mean`, `critic/grad_norm`,
     /// `critic/lr`; in half precision `critic/loss_scale` and `critic/num_overflows`.
     pub fn metrics(&self) -> Metrics {
-        let num_updates = (self.grad_norms.len() + self.num_skipped + self.num_overflows).max(1) as f64;
+        let num_updates = self.updates.num_updates();
         let num_tokens = self.num_tokens.max(1.0);
         let mut metrics = Metrics::from([
             ("critic/vf_loss".into(), self.loss / num_updates),
@@ -64,14 +57,7 @@ impl CriticReport {
             ("critic/vpred_mean".into(), self.prediction_sum / num_tokens),
             ("critic/lr".into(), self.learning_rate),
         ]);
-        if !self.grad_norms.is_empty() {
-            let mean = self.grad_norms.iter().sum::<f64>() / self.grad_norms.len() as f64;
-            metrics.insert("critic/grad_norm".into(), mean);
-        }
-        if let Some(factor) = self.loss_scale {
-            metrics.insert("critic/loss_scale".into(), factor);
-            metrics.insert("critic/num_overflows".into(), self.num_overflows as f64);
-        }
+        metrics.extend(self.updates.metrics("critic"));
         metrics
     }
 }
@@ -112,12 +98,10 @@ impl Critic {
         };
         let learning_rate = self.options.critic.learning_rate;
         let mut report = CriticReport { learning_rate, ..CriticReport::default() };
-        for _ in 0..portions.num_epochs {
-            for rows in group_ranges(batch, portions.groups_per_update) {
-                self.update(batch, &rows.collect::<Vec<_>>(), portions.max_tokens, targets, &mut report)?;
-            }
-        }
-        report.loss_scale = self.loss_scale.is_dynamic().then(|| self.loss_scale.factor());
+        portions.for_each_update(batch, |_, row_idxs| {
+            self.update(batch, row_idxs, portions.max_tokens, targets, &mut report)
+        })?;
+        report.updates.set_loss_scale(self.loss_scale);
         let mut sums = vec![report.loss, report.prediction_sum, report.num_clipped, report.num_tokens];
         self.ranks.all_reduce(&mut [&mut sums])?;
         [report.loss, report.prediction_sum, report.num_clipped, report.num_tokens] =
@@ -136,27 +120,15 @@ impl Critic {
     ) -> Result<(), CriticError> {
         let denominators = Denominators::of(&batch.micro_rows(row_idxs));
         let own = MicroBatch::share(batch, row_idxs, &self.decoder, max_tokens, &self.ranks)?;
-        let mut pending = Vec::new();
-        for micro_batch in self.model().passes(&self.ranks, own)? {
-            match micro_batch {
-                Some(micro_batch) => {
-                    pending.push(self.learn_micro_batch(batch, &micro_batch, targets, &denominators)?)
-                }
-                None => self.model().pass_by_with_gradients()?,
-            }
-        }
-        let max_grad_norm = self.options.max_grad_norm;
-        self.trainable().sum_gradients()?;
-        // Reads the gradients' norm: what is pending is over then.
-        let outcome = self.trainable().apply(report.learning_rate, max_grad_norm).map_err(ActorError::from);
-        match outcome? {
-            StepOutcome::Applied { grad_norm } => report.grad_norms.push(grad_norm),
-            StepOutcome::SkippedNonFinite => report.num_skipped += 1,
-            StepOutcome::SkippedOverflow => report.num_overflows += 1,
-        }
+        let passes = self.model().passes(&self.ranks, own)?;
+        let accumulate = |critic: &mut Self, micro_batch: &MicroBatch| {
+            critic.learn_micro_batch(batch, micro_batch, targets, &denominators)
+        };
+        let learning_rate = report.learning_rate;
+        let losses = update_once(self, &passes, learning_rate, &mut report.updates, accumulate)?;
         let counts = self.ranks.is_sp_leader();
-        for pending in pending {
-            let sums = pending.finish()?;
+        for loss in losses {
+            let sums = loss.finish()?;
             if counts {
                 report.add(&sums);
             }
@@ -165,7 +137,7 @@ impl Critic {
     }
 
     fn learn_micro_batch(
-        &mut self,
+        &self,
         batch: &Batch,
         micro_batch: &MicroBatch,
         targets: Targets<'_>,

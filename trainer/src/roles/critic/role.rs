@@ -10,8 +10,8 @@ use crate::observe::tracking::console::Phase;
 use crate::parallel::Ranks;
 use crate::roles::StepError;
 use crate::roles::actor::ActorRole;
+use crate::roles::learner::Portions;
 use crate::roles::step_context::StepContext;
-use crate::roles::update::Portions;
 
 /// The value function.
 pub struct CriticRole {
@@ -74,7 +74,7 @@ impl CriticRole {
         self.context.end_sampling()?;
         self.context.watch().begin_phase(Phase::Update, 0);
         let report = self.context.measure("update_critic", || critic.learn(batch, self.portions))?;
-        self.context.record_update("critic", batch, report.num_skipped);
+        self.context.record_update("critic", batch, report.updates.num_skipped);
         self.context.record(value_metrics(batch));
         self.context.record(report.metrics());
         Ok(())

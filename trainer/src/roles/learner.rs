@@ -1,0 +1,201 @@
+//! Training a decoder on a batch: the loop that actor and critic share.
+//!
+//! ```text
+//! epoch -> update of some rollout groups -> micro-batch: forward -> head and loss -> backward
+//!                                        -> sum the gradients of all ranks -> clip -> optimizer step
+//! ```
+//! The two roles differ by their head: what it makes of the hidden states that predict completion tokens,
+//! and the gradient of its loss by them. What a loss is, and where its inputs come from, is not known here.
+//!
+//! Legend of shapes: t tokens of a micro-batch, c completion tokens, d hidden size.
+
+use std::ops::Range;
+use std::path::Path;
+
+use rlt_core::batch::Batch;
+use rlt_core::metrics::Metrics;
+use tch::Tensor;
+
+use crate::model::Adapter;
+use crate::parallel::RankError;
+use crate::roles::actor::layer_schedule::{self, Model};
+use crate::roles::actor::{ActorError, MicroBatch, OuterGradients};
+use crate::roles::optim::{LossScale, StepOutcome};
+use crate::roles::trainable::Trainable;
+
+/// A role whose decoder is trained.
+pub(crate) trait Learner {
+    /// How its forward and backward passes are run.
+    fn training_pass(&self) -> TrainingPass<'_>;
+    /// What its updates change.
+    fn trainable(&mut self) -> Trainable<'_>;
+}
+
+/// In what portions a batch is passed over, the same for actor and critic but for the token budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Portions {
+    /// Rollout groups of one update.
+    pub groups_per_update: usize,
+    /// Passes over the batch.
+    pub num_epochs: usize,
+    /// Most tokens of one forward and backward pass on one rank.
+    pub max_tokens: usize,
+}
+
+impl Portions {
+    /// Whether `batch` is passed over once, in one update: then its old policy is the actor itself.
+    pub fn is_one_update(&self, batch: &Batch) -> bool {
+        self.num_epochs == 1 && group_ranges(batch, self.groups_per_update).len() == 1
+    }
+
+    /// Calls `update` for each update of each epoch with their numbers and the rows of the batch.
+    pub(crate) fn for_each_update<E>(
+        &self,
+        batch: &Batch,
+        mut update: impl FnMut((usize, usize), &[usize]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let updates = group_ranges(batch, self.groups_per_update);
+        for epoch in 0..self.num_epochs {
+            for (update_idx, row_idxs) in updates.iter().enumerate() {
+                update((epoch, update_idx), &row_idxs.clone().collect::<Vec<_>>())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The rows of each update: consecutive rollout groups, `groups_per_update` of them.
+fn group_ranges(batch: &Batch, groups_per_update: usize) -> Vec<Range<usize>> {
+    let mut ranges: Vec<Range<usize>> = Vec::new();
+    let mut num_groups = 0;
+    for (row_idx, group) in batch.groups.iter().enumerate() {
+        if row_idx == 0 || *group != batch.groups[row_idx - 1] {
+            num_groups += 1;
+            if (num_groups - 1) % groups_per_update.max(1) == 0 {
+                ranges.push(row_idx..row_idx);
+            }
+        }
+        if let Some(last) = ranges.last_mut() {
+            last.end = row_idx + 1;
+        }
+    }
+    ranges
+}
+
+/// How a decoder is run forward and backward.
+pub(crate) struct TrainingPass<'a> {
+    pub model: Model<'a>,
+    pub outer_gradients: &'a OuterGradients,
+    /// Keep only layer inputs for the backward pass.
+    pub activation_checkpointing: bool,
+    /// The folder of the offload storage for layer inputs; `None` where they stay on the device.
+    pub offload_inputs_to: Option<&'a Path>,
+    /// Of adapters; `None` without dropout.
+    pub dropout_seed: Option<u64>,
+}
+
+impl TrainingPass<'_> {
+    /// Adds the gradient of one micro-batch. `head` gets the hidden states `[c, d]` that predict, after the
+    /// final norm, and returns the gradient of the loss by them beside what it makes of the loss.
+    pub(crate) fn accumulate<T>(
+        &self,
+        micro_batch: &MicroBatch,
+        head: impl FnOnce(&Tensor) -> Result<(Tensor, T), ActorError>,
+    ) -> Result<T, ActorError> {
+        let Self { model, outer_gradients, .. } = *self;
+        let mut context = model.decoder.context(&micro_batch.input, Adapter::On);
+        context.dropout_seed = self.dropout_seed;
+        let keep = layer_schedule::Keep {
+            inputs_only: self.activation_checkpointing,
+            embedding_gradient: outer_gradients.wants_embedding(),
+            offload_to: self.offload_inputs_to,
+        };
+        let tape = layer_schedule::forward(model, &micro_batch.input, &context, keep)?;
+        model.begin_outer_gradient();
+        let (grad_normed_td, made) = {
+            let normed_td = tape.normed_td.detach();
+            let predicting_cd = normed_td.index_select(0, &micro_batch.predictors_c);
+            let (grad_cd, made) = head(&predicting_cd)?;
+            (normed_td.zeros_like().index_add_(0, &micro_batch.predictors_c, &grad_cd), made)
+        };
+        let grad_embedded = layer_schedule::backward_through(model, tape, &context, &grad_normed_td)?;
+        if let Some(grad_td) = grad_embedded {
+            outer_gradients.scatter_embedding(model.decoder, &micro_batch.input.tokens, &grad_td);
+        }
+        // Weights are freed first, to make room for what is received of the gradient.
+        model.leave()?;
+        model.end_outer_gradient()?;
+        Ok(made)
+    }
+}
+
+/// One optimizer update on the `passes` of this rank, see [`Model::passes`]. `accumulate` adds the gradient
+/// of a micro-batch; what it returned for each of them is returned when the device is past all of them.
+pub(crate) fn update_once<L: Learner, T, E: From<ActorError> + From<RankError>>(
+    learner: &mut L,
+    passes: &[Option<MicroBatch>],
+    learning_rate: f64,
+    counts: &mut UpdateCounts,
+    mut accumulate: impl FnMut(&mut L, &MicroBatch) -> Result<T, E>,
+) -> Result<Vec<T>, E> {
+    let mut made = Vec::with_capacity(passes.len());
+    for micro_batch in passes {
+        match micro_batch {
+            Some(micro_batch) => made.push(accumulate(learner, micro_batch)?),
+            None => learner.training_pass().model.pass_by_with_gradients()?,
+        }
+    }
+    let mut trainable = learner.trainable();
+    trainable.sum_gradients()?;
+    // Reads the norm of the gradients, which waits for the device.
+    counts.count(trainable.apply(learning_rate).map_err(ActorError::from)?);
+    Ok(made)
+}
+
+/// How the updates of one step ended; the same on all ranks.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct UpdateCounts {
+    /// Gradient norms before clipping, one for each applied update.
+    pub grad_norms: Vec<f64>,
+    /// Updates that were skipped because a gradient was not finite.
+    pub num_skipped: usize,
+    /// Updates that were skipped because a scaled gradient overflowed, see
+    /// [`crate::roles::optim::LossScale`].
+    pub num_overflows: usize,
+    /// The scale of the losses after the updates, where it follows gradients.
+    pub loss_scale: Option<f64>,
+}
+
+impl UpdateCounts {
+    fn count(&mut self, outcome: StepOutcome) {
+        match outcome {
+            StepOutcome::Applied { grad_norm } => self.grad_norms.push(grad_norm),
+            StepOutcome::SkippedNonFinite => self.num_skipped += 1,
+            StepOutcome::SkippedOverflow => self.num_overflows += 1,
+        }
+    }
+
+    /// Takes note of the scale after the last update.
+    pub(crate) fn set_loss_scale(&mut self, scale: LossScale) {
+        self.loss_scale = scale.is_dynamic().then(|| scale.factor());
+    }
+
+    /// Updates, applied or not; at least 1, for means over them.
+    pub(crate) fn num_updates(&self) -> f64 {
+        (self.grad_norms.len() + self.num_skipped + self.num_overflows).max(1) as f64
+    }
+
+    /// `{role}/grad_norm`; in half precision `{role}/loss_scale` and `{role}/num_overflows`.
+    pub(crate) fn metrics(&self, role: &str) -> Metrics {
+        let mut metrics = Metrics::new();
+        if !self.grad_norms.is_empty() {
+            let mean = self.grad_norms.iter().sum::<f64>() / self.grad_norms.len() as f64;
+            metrics.insert(format!("{role}/grad_norm"), mean);
+        }
+        if let Some(factor) = self.loss_scale {
+            metrics.insert(format!("{role}/loss_scale"), factor);
+            metrics.insert(format!("{role}/num_overflows"), self.num_overflows as f64);
+        }
+        metrics
+    }
+}
