@@ -42,7 +42,8 @@ pub fn evaluate(run: &Run, roles: &mut Roles, data: &Data) -> Result<Option<Eval
     run.context.set_position(StepPosition { stage: Stage::Training, num_done: step });
     let sampled = roles.rollout.sample_held_out(&roles.actor, data.held_out())?;
     let judged = roles.rewards.judge_unrecorded(sampled);
-    roles.rollout.sleep();
+    // The next step samples under the same weights: they stay packed.
+    roles.rollout.free_cache();
     let groups = match judged {
         Err(StepError::Interrupted) => return Ok(None),
         judged => judged?.0,

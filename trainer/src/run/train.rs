@@ -41,9 +41,17 @@ pub fn train(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<Outcom
 }
 
 fn run_to_the_end(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<Outcome, TrainError> {
+    let stopped = run_steps(run, roles, data)?;
+    // An evaluation leaves weights packed for the next step, and there is none.
+    roles.rollout.sleep();
+    state::save(run, roles, data)?;
+    Ok(stopped.map_or(Outcome::Complete, Outcome::Stopped))
+}
+
+/// Cold start and training; the reason if they were asked to stop.
+fn run_steps(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<Option<StopReason>, TrainError> {
     if let Some(reason) = cold_start(run, roles, data)? {
-        state::save(run, roles, data)?;
-        return Ok(Outcome::Stopped(reason));
+        return Ok(Some(reason));
     }
     run.context.watch().begin_stage(Stage::Training, run.progress.step, run.num_steps);
     if run.progress.step == 0 && run.progress.first_evaluation.is_none() {
@@ -55,13 +63,11 @@ fn run_to_the_end(run: &mut Run, roles: &mut Roles, data: &mut Data) -> Result<O
             Some(reason) => Some(reason),
             None => train_one_step(run, roles, data)?,
         };
-        if let Some(reason) = stopped {
-            state::save(run, roles, data)?;
-            return Ok(Outcome::Stopped(reason));
+        if stopped.is_some() {
+            return Ok(stopped);
         }
     }
-    state::save(run, roles, data)?;
-    Ok(Outcome::Complete)
+    Ok(None)
 }
 
 /// Trains on demonstrations before the first step, from wherever that stands; the reason if it was asked to

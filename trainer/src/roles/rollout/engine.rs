@@ -34,14 +34,16 @@ pub struct RolloutEngine {
     cache: Option<KvCache>,
     /// Digests of what no sync needs to read again.
     known: KnownDigests,
+    /// Calls of [`Self::sync_weights`] that packed weights.
+    num_syncs: u64,
     stats: RolloutStats,
 }
 
 impl RolloutEngine {
     /// An engine without weights; it takes memory with the first [`Self::sync_weights`].
     pub fn new(options: RolloutOptions) -> Self {
-        let (known, stats) = Default::default();
-        Self { options, ranks: None, weights: None, cache: None, known, stats }
+        let (known, num_syncs, stats) = Default::default();
+        Self { options, ranks: None, weights: None, cache: None, known, num_syncs, stats }
     }
 
     /// The same engine, of whose weights this rank packs a shard. All of `ranks` make the same calls with the
@@ -81,6 +83,7 @@ impl RolloutEngine {
         let of_shard = (rows_hint, kind, self.ranks.clone());
         let known = &mut self.known;
         let weights = tch::no_grad(|| RolloutWeights::pack(policy, policy_version, of_shard, known))?;
+        self.num_syncs += 1;
         Ok(self.weights.insert(weights).digest.clone())
     }
 
@@ -90,6 +93,17 @@ impl RolloutEngine {
         self.weights = None;
         self.cache = None;
         rlt_torch::release_free_memory();
+    }
+
+    /// Drops the cache alone: the next rollout under the same weights packs nothing.
+    pub fn free_cache(&mut self) {
+        self.cache = None;
+        rlt_torch::release_free_memory();
+    }
+
+    /// How often weights were packed so far.
+    pub fn num_syncs(&self) -> u64 {
+        self.num_syncs
     }
 
     /// Version of the weights that the engine holds.

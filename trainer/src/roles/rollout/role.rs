@@ -170,6 +170,17 @@ impl RolloutRole {
         self.engine.borrow_mut().sleep();
     }
 
+    /// Frees the cache. Packed weights stay for the next sampling under the same policy; whichever role
+    /// computes before it frees them.
+    pub(crate) fn free_cache(&self) {
+        self.engine.borrow_mut().free_cache();
+    }
+
+    /// How often weights were packed so far.
+    pub fn num_weight_syncs(&self) -> u64 {
+        self.engine.borrow().num_syncs()
+    }
+
     fn params(&self, temperature: f64) -> SamplingParams {
         let rollout = &self.spec;
         SamplingParams {

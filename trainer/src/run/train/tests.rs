@@ -1,4 +1,5 @@
-//! Whole runs in this process, for what no manifest can ask for: reward functions that panic.
+//! Whole runs in this process, for what no manifest can ask for: reward functions that panic, and how often
+//! weights are packed.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -44,12 +45,14 @@ impl RewardFunction for Panics {
     }
 }
 
-fn run(always: bool, root: &Path) -> Result<Outcome, TrainError> {
-    let job = rlt_api::validate(JOB).unwrap();
+fn set_up(job: &str, root: &Path) -> (Run, Roles, Data) {
+    let job = rlt_api::validate(job).unwrap();
     let folder = RunFolder::open(root, false).unwrap();
-    let built =
-        crate::run::setup::setup(job, folder, StopRequest::never(), Ranks::alone(), crate::recipes::of);
-    let (mut run, mut roles, mut data) = built.unwrap();
+    crate::run::setup::setup(job, folder, StopRequest::never(), Ranks::alone(), crate::recipes::of).unwrap()
+}
+
+fn run(always: bool, root: &Path) -> Result<Outcome, TrainError> {
+    let (mut run, mut roles, mut data) = set_up(JOB, root);
     let functions = RewardFunctions::default().with("panics", 1.0, Arc::new(Panics { always }));
     let options = PoolOptions { num_workers: 2, timeout: Duration::from_secs(10) };
     roles.rewards.pool = RewardPool::new(functions, options);
@@ -80,4 +83,21 @@ fn a_reward_that_always_panics_ends_the_run_with_its_words() {
         matches!(&error, TrainError::Step(StepError::NoRewards { example }) if example.contains("a one is in it")),
         "{error}"
     );
+}
+
+#[test]
+fn an_evaluation_and_the_step_after_it_sample_from_weights_that_are_packed_once() {
+    let root = tempfile::tempdir().unwrap();
+    let num_syncs = |name: &str, evaluate_every: u64| {
+        let evaluated = JOB.replace("numHeldOut: 0", "numHeldOut: 2").replace(
+            "steps: 3",
+            &format!("steps: 3, evaluateBefore: {}, evaluateEvery: {evaluate_every}", evaluate_every > 0),
+        );
+        let (mut run, mut roles, mut data) = set_up(&evaluated, &root.path().join(name));
+        assert_eq!(train(&mut run, &mut roles, &mut data).unwrap(), Outcome::Complete);
+        roles.rollout.num_weight_syncs()
+    };
+    // After the last step there is an evaluation in any case, under weights that no step has sampled from.
+    assert_eq!(num_syncs("rarely", 0), 3 + 1);
+    assert_eq!(num_syncs("always", 1), 3 + 1);
 }
