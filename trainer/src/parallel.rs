@@ -219,7 +219,31 @@ impl Ranks {
         Ok(tensor.int64_value(&[0]))
     }
 
-    /// All-gathers a value of every rank, in the order of ranks.
+    /// All-gathers bytes, as many as each rank has, in the order of ranks. Lengths travel first, so that
+    /// nothing is padded to the longest.
+    ///
+    /// # Errors
+    /// [`RankError`] when a rank is lost.
+    pub fn all_gather_bytes(&self, own: &[u8]) -> Result<Vec<Vec<u8>>, RankError> {
+        let lens = self.all_gather_equal(&Tensor::from_slice(&[own.len() as i64]))?;
+        let lens = Vec::<i64>::try_from(&lens).unwrap_or_default();
+        let of_ranks: Vec<Tensor> = lens
+            .iter()
+            .enumerate()
+            .map(|(rank, len)| match rank == self.rank {
+                true => Tensor::from_slice(own),
+                false => Tensor::zeros([*len], (Kind::Uint8, Device::Cpu)),
+            })
+            .collect();
+        self.with_group(|group| {
+            let sent = of_ranks.iter().enumerate().filter(|(_, bytes)| bytes.numel() > 0);
+            let started: Result<Vec<_>, _> = sent.map(|(rank, bytes)| group.broadcast(bytes, rank)).collect();
+            started?.into_iter().try_for_each(|pending| pending.wait())
+        })?;
+        Ok(of_ranks.iter().map(|bytes| Vec::try_from(bytes).unwrap_or_default()).collect())
+    }
+
+    /// All-gathers a small value of every rank, as JSON, in the order of ranks.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost.
@@ -228,18 +252,9 @@ impl Ranks {
             return Ok(vec![own]);
         }
         let bytes = serde_json::to_vec(&own).map_err(RankError::Encode)?;
-        let lens = self.all_gather_equal(&Tensor::from_slice(&[bytes.len() as i64]))?;
-        let lens = Vec::<i64>::try_from(&lens).unwrap_or_default();
-        let longest = lens.iter().copied().max().unwrap_or(0);
-        let padded = Tensor::zeros([longest], (Kind::Uint8, Device::Cpu));
-        padded.narrow(0, 0, bytes.len() as i64).copy_(&Tensor::from_slice(&bytes));
-        let gathered = self.all_gather_equal(&padded)?;
-        let gathered = Vec::<u8>::try_from(&gathered).unwrap_or_default();
-        let parts = gathered.chunks(longest.max(1) as usize).zip(lens);
-        parts
-            .map(|(part, len)| serde_json::from_slice(&part[..len as usize]))
-            .collect::<Result<_, _>>()
-            .map_err(RankError::Decode)
+        let gathered = self.all_gather_bytes(&bytes)?;
+        let values = gathered.iter().map(|bytes| serde_json::from_slice(bytes));
+        values.collect::<Result<_, _>>().map_err(RankError::Decode)
     }
 
     /// Broadcasts the leader's value; the other ranks give `None`.

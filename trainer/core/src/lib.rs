@@ -16,6 +16,7 @@ pub mod importance;
 pub mod logits;
 pub mod mesh;
 pub mod metrics;
+pub mod packed_samples;
 pub mod packing;
 pub mod partition;
 pub mod reward;

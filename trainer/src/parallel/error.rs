@@ -1,6 +1,7 @@
 //! What can go wrong between ranks, and whose fault it is.
 
 use rlt_core::mesh::MeshError;
+use rlt_core::packed_samples::PackedSamplesError;
 use rlt_torch::collectives::{CollectiveError, RendezvousError};
 
 /// Why ranks could not work together.
@@ -17,6 +18,8 @@ pub enum RankError {
     Shards(#[from] rlt_torch::Error),
     #[error("failed to put what a layer's backward pass needs away, or to fetch it")]
     Activations(#[source] rlt_torch::Error),
+    #[error("failed to exchange the samples of rank {rank}")]
+    Samples { rank: usize, source: PackedSamplesError },
     #[error("failed to write a message to the other ranks")]
     Encode(#[source] serde_json::Error),
     #[error("failed to read a message of another rank")]

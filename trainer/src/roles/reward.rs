@@ -6,6 +6,7 @@
 //! ```
 //! What a function computes lives in `rlt_core::reward`; here are names, weights, time limits and panics.
 
+mod exchange;
 mod functions;
 mod models;
 mod pool;

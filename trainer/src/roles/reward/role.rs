@@ -4,8 +4,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use rlt_core::batch::Batch;
+use rlt_core::packed_samples::JudgedGroup;
 use rlt_core::types::{Completion, Prompt, Reward, Rollout, RolloutGroup};
 
+use super::exchange::{self, OwnSamples};
 use super::{RewardModels, RewardPool};
 use crate::parallel::Ranks;
 use crate::roles::rollout::SamplingCost;
@@ -22,9 +24,6 @@ pub struct RewardsRole {
     pub(crate) ranks: Ranks,
     pub(crate) context: Rc<StepContext>,
 }
-
-/// The completions of one prompt with their rewards, as ranks exchange them.
-type JudgedGroup = Vec<(Completion, Reward)>;
 
 impl RewardsRole {
     /// Judges the samples, each rank its own, and gathers all of them: the groups of the step.
@@ -51,9 +50,8 @@ impl RewardsRole {
         let judged = own.map(|own| self.context.measure("reward", || self.judge_own(&prompts, own)));
         let judged = judged.transpose()?.filter(|_| self.context.stop_reason().is_none());
         let own = judged.map(|judged| (judged, cost));
-        let gathered = self.context.measure("gather", || self.ranks.all_gather(own))?;
-        let by_rank: Option<Vec<(Vec<JudgedGroup>, SamplingCost)>> = gathered.into_iter().collect();
-        let by_rank = by_rank.ok_or(StepError::Interrupted)?;
+        let gathered = self.context.measure("gather", || exchange::all_gather(&self.ranks, own))?;
+        let by_rank: Vec<OwnSamples> = gathered.ok_or(StepError::Interrupted)?;
         let mut cost = SamplingCost::default();
         by_rank.iter().for_each(|(_, own)| cost.add(*own));
         let mut by_rank: Vec<_> = by_rank.into_iter().map(|(groups, _)| groups.into_iter()).collect();

@@ -13,7 +13,6 @@ use rlt_core::metrics::Metrics;
 use rlt_core::sampling::SamplingParams;
 use rlt_core::tensor_parallel::SampleAssignment;
 use rlt_core::types::{Completion, Prompt};
-use serde::{Deserialize, Serialize};
 
 use super::{RolloutEngine, RolloutError, RolloutProgress, RolloutRequest, RolloutStats};
 use crate::data::seeds::SeedUse;
@@ -62,7 +61,7 @@ pub struct Sampled {
 }
 
 /// What sampling cost the engines of all ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SamplingCost {
     /// Sequences that found no room in the cache and were computed again.
     pub num_preemptions: u64,

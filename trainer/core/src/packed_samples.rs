@@ -1,0 +1,298 @@
+//! Judged samples as one array of bytes: how ranks exchange them.
+//!
+//! ```text
+//! u64   groups, samples, tokens, function names, parts: how many of each
+//! u64   samples of each group; tokens of each sample; parts of each sample
+//! u32   tokens of all samples           f32   their log-probs under the rollout
+//! f64   scores, then values             u8    finish reasons, then statuses
+//! u32   the name of each part           f64   the value of each part
+//! u64   bytes of each name, and of each sample's text, answer and message; `u64::MAX` where it has none
+//! u8    these texts in UTF-8
+//! ```
+//! Numbers are little endian and keep every bit. Nothing is padded: see [`num_bytes`].
+
+use std::collections::BTreeSet;
+use std::vec::IntoIter;
+
+use crate::types::{Completion, FinishReason, Reward, RewardStatus};
+
+/// The samples of one prompt with their rewards.
+pub type JudgedGroup = Vec<(Completion, Reward)>;
+
+/// A length of what is not there.
+const ABSENT: u64 = u64::MAX;
+
+/// Why samples can not be packed, or bytes are none.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PackedSamplesError {
+    /// The bytes end too early.
+    #[error("{field}: expected {expected} bytes, got {got}")]
+    Truncated {
+        /// What was being read.
+        field: &'static str,
+        /// Bytes that it takes.
+        expected: u64,
+        /// Bytes that are left.
+        got: u64,
+    },
+    /// Lengths contradict each other.
+    #[error("{field}: expected lengths with the sum {expected}, got {got}")]
+    Lengths {
+        /// Of what.
+        field: &'static str,
+        /// The sum.
+        expected: u64,
+        /// What the lengths add up to.
+        got: u64,
+    },
+    /// A number that means nothing.
+    #[error("{field}: expected a number below {below}, got {got}")]
+    Code {
+        /// Of what.
+        field: &'static str,
+        /// Numbers below it mean something.
+        below: u32,
+        /// The number.
+        got: u32,
+    },
+    /// A text is not UTF-8.
+    #[error("{field}: expected UTF-8, got other bytes")]
+    Text {
+        /// Which text.
+        field: &'static str,
+    },
+    /// Bytes follow the last text.
+    #[error("expected nothing after the last text, got {got} bytes")]
+    Trailing {
+        /// How many.
+        got: u64,
+    },
+}
+
+/// Bytes that [`pack`] makes of so many groups, samples, tokens, function names, parts, and bytes of text.
+pub fn num_bytes([groups, samples, tokens, names, parts, text]: [usize; 6]) -> usize {
+    5 * 8 + 8 * groups + (2 * 8 + 2 * 8 + 2 + 3 * 8) * samples + 8 * tokens + 8 * names + 12 * parts + text
+}
+
+/// Lays samples end to end.
+///
+/// # Errors
+/// [`PackedSamplesError::Lengths`] for a sample with another number of log-probs than of tokens.
+pub fn pack(groups: &[JudgedGroup]) -> Result<Vec<u8>, PackedSamplesError> {
+    let samples: Vec<&(Completion, Reward)> = groups.iter().flatten().collect();
+    let (mut num_tokens, mut num_parts) = (0, 0);
+    for (completion, reward) in &samples {
+        let (expected, got) = (completion.tokens.len() as u64, completion.rollout_logprobs.len() as u64);
+        if expected != got {
+            return Err(PackedSamplesError::Lengths { field: "rollout log-probs", expected, got });
+        }
+        num_tokens += completion.tokens.len();
+        num_parts += reward.parts.len();
+    }
+    let all_parts = samples.iter().flat_map(|(_, reward)| reward.parts.keys().map(String::as_str));
+    let names: Vec<&str> = all_parts.collect::<BTreeSet<_>>().into_iter().collect();
+    let mut packed = Packed::default();
+    packed.lens([groups.len(), samples.len(), num_tokens, names.len(), num_parts]);
+    packed.lens(groups.iter().map(Vec::len));
+    packed.samples(&samples, &names);
+    Ok(packed.0)
+}
+
+/// The samples of [`pack`].
+///
+/// # Errors
+/// [`PackedSamplesError`], naming what does not fit.
+pub fn unpack(bytes: &[u8]) -> Result<Vec<JudgedGroup>, PackedSamplesError> {
+    let mut reader = Reader { rest: bytes };
+    let [num_groups, num_samples, num_tokens, num_names, num_parts] =
+        reader.take("counts", 5, u64::from_le_bytes)?.collect::<Vec<_>>().try_into().unwrap_or_default();
+    let group_lens = reader.lengths("samples of a group", num_groups, num_samples)?;
+    let token_lens = reader.lengths("tokens of a sample", num_samples, num_tokens)?;
+    let part_lens = reader.lengths("reward parts of a sample", num_samples, num_parts)?;
+    let mut columns = Columns::read(&mut reader, [num_samples, num_tokens, num_names, num_parts])?;
+    let samples: Result<Vec<_>, _> =
+        token_lens.into_iter().zip(part_lens).map(|lens| columns.sample(&mut reader, lens)).collect();
+    let mut samples = samples?.into_iter();
+    match reader.rest.len() as u64 {
+        0 => Ok(group_lens.into_iter().map(|len| samples.by_ref().take(len).collect()).collect()),
+        got => Err(PackedSamplesError::Trailing { got }),
+    }
+}
+
+/// The numbers of all samples, each kind by itself, of which samples take theirs in order.
+struct Columns {
+    tokens: IntoIter<u32>,
+    logprobs: IntoIter<f32>,
+    scores: IntoIter<f64>,
+    values: IntoIter<f64>,
+    finish_reasons: IntoIter<u8>,
+    statuses: IntoIter<u8>,
+    part_names: IntoIter<u32>,
+    part_values: IntoIter<f64>,
+    text_lens: IntoIter<u64>,
+    names: Vec<String>,
+}
+
+impl Columns {
+    fn read(
+        reader: &mut Reader<'_>,
+        [num_samples, num_tokens, num_names, num_parts]: [u64; 4],
+    ) -> Result<Self, PackedSamplesError> {
+        let mut columns = Self {
+            tokens: reader.take("tokens", num_tokens, u32::from_le_bytes)?,
+            logprobs: reader.take("rollout log-probs", num_tokens, f32::from_le_bytes)?,
+            scores: reader.take("scores", num_samples, f64::from_le_bytes)?,
+            values: reader.take("reward values", num_samples, f64::from_le_bytes)?,
+            finish_reasons: reader.take("finish reasons", num_samples, u8::from_le_bytes)?,
+            statuses: reader.take("reward statuses", num_samples, u8::from_le_bytes)?,
+            part_names: reader.take("names of reward parts", num_parts, u32::from_le_bytes)?,
+            part_values: reader.take("values of reward parts", num_parts, f64::from_le_bytes)?,
+            text_lens: Vec::new().into_iter(),
+            names: Vec::new(),
+        };
+        let name_lens = reader.take("lengths of names", num_names, u64::from_le_bytes)?;
+        columns.text_lens =
+            reader.take("lengths of texts", num_samples.saturating_mul(3), u64::from_le_bytes)?;
+        columns.names = name_lens.map(|len| reader.text("a name", len)).collect::<Result<_, _>>()?;
+        Ok(columns)
+    }
+
+    /// The next sample, of so many tokens and reward parts.
+    fn sample(
+        &mut self,
+        reader: &mut Reader<'_>,
+        (num_tokens, num_parts): (usize, usize),
+    ) -> Result<(Completion, Reward), PackedSamplesError> {
+        let mut text = |field| match self.text_lens.next().unwrap_or(ABSENT) {
+            ABSENT => Ok(None),
+            len => reader.text(field, len).map(Some),
+        };
+        let completion = Completion {
+            tokens: self.tokens.by_ref().take(num_tokens).collect(),
+            rollout_logprobs: self.logprobs.by_ref().take(num_tokens).collect(),
+            text: text("a text")?.unwrap_or_default(),
+            finish_reason: decoded("a finish reason", self.finish_reasons.next(), &FINISH_REASONS)?,
+        };
+        let below = self.names.len() as u32;
+        let part = |(got, value): (u32, f64)| match self.names.get(got as usize) {
+            Some(name) => Ok((name.clone(), value)),
+            None => Err(PackedSamplesError::Code { field: "the name of a reward part", below, got }),
+        };
+        let named = self.part_names.by_ref().zip(self.part_values.by_ref()).take(num_parts);
+        let reward = Reward {
+            score: self.scores.next().unwrap_or_default(),
+            value: self.values.next().unwrap_or_default(),
+            parts: named.map(part).collect::<Result<_, _>>()?,
+            answer: text("an answer")?,
+            status: decoded("a reward's status", self.statuses.next(), &STATUSES)?,
+            message: text("a message")?,
+        };
+        Ok((completion, reward))
+    }
+}
+
+/// Text, answer and message of a sample.
+fn texts_of<'a>(completion: &'a Completion, reward: &'a Reward) -> [Option<&'a str>; 3] {
+    [Some(&completion.text), reward.answer.as_deref(), reward.message.as_deref()]
+}
+
+/// Finish reasons by their number.
+const FINISH_REASONS: [FinishReason; 2] = [FinishReason::Stop, FinishReason::Length];
+/// Statuses by their number.
+const STATUSES: [RewardStatus; 3] = [RewardStatus::Ok, RewardStatus::TimedOut, RewardStatus::Failed];
+
+/// The place of `value` in `all`.
+fn code<T: PartialEq>(value: T, all: &[T]) -> u8 {
+    all.iter().position(|one| *one == value).map_or(u8::MAX, |place| place as u8)
+}
+
+fn decoded<T: Copy>(field: &'static str, code: Option<u8>, all: &[T]) -> Result<T, PackedSamplesError> {
+    let got = code.unwrap_or(u8::MAX);
+    let below = all.len() as u32;
+    all.get(usize::from(got)).copied().ok_or(PackedSamplesError::Code { field, below, got: got.into() })
+}
+
+/// Bytes as they grow.
+#[derive(Default)]
+struct Packed(Vec<u8>);
+
+impl Packed {
+    fn push<const N: usize>(&mut self, numbers: impl IntoIterator<Item = [u8; N]>) {
+        numbers.into_iter().for_each(|number| self.0.extend_from_slice(&number));
+    }
+
+    fn lens(&mut self, lens: impl IntoIterator<Item = usize>) {
+        self.push(lens.into_iter().map(|len| (len as u64).to_le_bytes()));
+    }
+
+    /// Everything from the lengths of samples on. `names` of reward parts ascend.
+    fn samples(&mut self, samples: &[&(Completion, Reward)], names: &[&str]) {
+        let completions = || samples.iter().map(|(completion, _)| completion);
+        let rewards = || samples.iter().map(|(_, reward)| reward);
+        let parts = || rewards().flat_map(|reward| &reward.parts);
+        let name_idx = |name: &str| names.partition_point(|other| *other < name) as u32;
+        self.lens(completions().map(|completion| completion.tokens.len()));
+        self.lens(rewards().map(|reward| reward.parts.len()));
+        self.push(completions().flat_map(|completion| &completion.tokens).map(|token| token.to_le_bytes()));
+        self.push(completions().flat_map(|completion| &completion.rollout_logprobs).map(|p| p.to_le_bytes()));
+        self.push(rewards().map(|reward| reward.score.to_le_bytes()));
+        self.push(rewards().map(|reward| reward.value.to_le_bytes()));
+        self.push(completions().map(|completion| [code(completion.finish_reason, &FINISH_REASONS)]));
+        self.push(rewards().map(|reward| [code(reward.status, &STATUSES)]));
+        self.push(parts().map(|(name, _)| name_idx(name).to_le_bytes()));
+        self.push(parts().map(|(_, value)| value.to_le_bytes()));
+        let of_samples = samples.iter().flat_map(|(completion, reward)| texts_of(completion, reward));
+        let texts: Vec<Option<&str>> = names.iter().copied().map(Some).chain(of_samples).collect();
+        self.push(texts.iter().map(|text| text.map_or(ABSENT, |text| text.len() as u64).to_le_bytes()));
+        texts.into_iter().flatten().for_each(|text| self.0.extend_from_slice(text.as_bytes()));
+    }
+}
+
+/// What is left to read.
+struct Reader<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    /// The next `count` numbers of `N` bytes.
+    fn take<T, const N: usize>(
+        &mut self,
+        field: &'static str,
+        count: u64,
+        number: fn([u8; N]) -> T,
+    ) -> Result<IntoIter<T>, PackedSamplesError> {
+        let bytes = self.bytes(field, count.saturating_mul(N as u64))?;
+        Ok(bytes.as_chunks().0.iter().map(|bytes| number(*bytes)).collect::<Vec<_>>().into_iter())
+    }
+
+    /// The next `count` lengths, whose sum is known.
+    fn lengths(
+        &mut self,
+        field: &'static str,
+        count: u64,
+        expected: u64,
+    ) -> Result<Vec<usize>, PackedSamplesError> {
+        let lens: Vec<u64> = self.take(field, count, u64::from_le_bytes)?.collect();
+        let got = lens.iter().fold(0_u64, |sum, len| sum.saturating_add(*len));
+        if got != expected {
+            return Err(PackedSamplesError::Lengths { field, expected, got });
+        }
+        Ok(lens.into_iter().map(|len| len as usize).collect())
+    }
+
+    fn text(&mut self, field: &'static str, len: u64) -> Result<String, PackedSamplesError> {
+        let bytes = self.bytes(field, len)?.to_vec();
+        String::from_utf8(bytes).map_err(|_| PackedSamplesError::Text { field })
+    }
+
+    fn bytes(&mut self, field: &'static str, expected: u64) -> Result<&'a [u8], PackedSamplesError> {
+        let taken = usize::try_from(expected).ok().and_then(|len| self.rest.split_at_checked(len));
+        let got = self.rest.len() as u64;
+        let (taken, rest) = taken.ok_or(PackedSamplesError::Truncated { field, expected, got })?;
+        self.rest = rest;
+        Ok(taken)
+    }
+}
+
+#[cfg(test)]
+mod tests;

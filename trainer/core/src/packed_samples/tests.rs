@@ -1,0 +1,129 @@
+//! What is packed is unpacked bit by bit, in as many bytes as the numbers need; damaged bytes are refused.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn completion() -> impl Strategy<Value = Completion> {
+    let token = (any::<u32>(), any::<f32>());
+    (prop::collection::vec(token, 0..5), any::<String>(), any::<bool>()).prop_map(|(tokens, text, stops)| {
+        let (tokens, rollout_logprobs) = tokens.into_iter().unzip();
+        let finish_reason = if stops { FinishReason::Stop } else { FinishReason::Length };
+        Completion { tokens, rollout_logprobs, text, finish_reason }
+    })
+}
+
+fn reward() -> impl Strategy<Value = Reward> {
+    let parts = prop::collection::btree_map("[a-c]", any::<f64>(), 0..3);
+    let texts = (any::<Option<String>>(), any::<Option<String>>());
+    (any::<f64>(), any::<f64>(), parts, texts, 0..3_usize).prop_map(
+        |(score, value, parts, (answer, message), status)| Reward {
+            score,
+            value,
+            parts,
+            answer,
+            status: STATUSES[status],
+            message,
+        },
+    )
+}
+
+fn groups() -> impl Strategy<Value = Vec<JudgedGroup>> {
+    prop::collection::vec(prop::collection::vec((completion(), reward()), 0..4), 0..4)
+}
+
+/// Bytes that the samples need, counted sample by sample.
+fn needed(groups: &[JudgedGroup]) -> usize {
+    let samples: Vec<_> = groups.iter().flatten().collect();
+    let names: std::collections::BTreeSet<&String> =
+        samples.iter().flat_map(|(_, r)| r.parts.keys()).collect();
+    let text = |(completion, reward): &&(Completion, Reward)| -> usize {
+        let optional = [&reward.answer, &reward.message].into_iter().flatten();
+        completion.text.len() + optional.map(String::len).sum::<usize>()
+    };
+    num_bytes([
+        groups.len(),
+        samples.len(),
+        samples.iter().map(|(completion, _)| completion.tokens.len()).sum(),
+        names.len(),
+        samples.iter().map(|(_, reward)| reward.parts.len()).sum(),
+        samples.iter().map(text).sum::<usize>() + names.iter().map(|name| name.len()).sum::<usize>(),
+    ])
+}
+
+fn one_sample() -> Vec<JudgedGroup> {
+    let completion = Completion {
+        tokens: vec![7, 8, 9],
+        rollout_logprobs: vec![-0.5, -0.0, f32::MIN_POSITIVE],
+        text: "7×8".into(),
+        finish_reason: FinishReason::Length,
+    };
+    let reward = Reward {
+        score: 0.1,
+        value: -0.2,
+        parts: [("exact".to_owned(), 1.0)].into(),
+        answer: Some("56".into()),
+        status: RewardStatus::TimedOut,
+        message: None,
+    };
+    vec![vec![(completion, reward)], vec![]]
+}
+
+proptest! {
+    #[test]
+    fn samples_are_unpacked_as_they_were_packed(groups in groups()) {
+        let bytes = pack(&groups).unwrap();
+        prop_assert_eq!(bytes.len(), needed(&groups));
+        // By bits: a NaN is no more equal to itself than a negative zero differs from zero.
+        let unpacked = unpack(&bytes).unwrap();
+        prop_assert_eq!(format!("{unpacked:?}"), format!("{groups:?}"));
+        prop_assert_eq!(pack(&unpacked).unwrap(), bytes);
+    }
+
+    #[test]
+    fn damaged_bytes_never_panic(
+        groups in groups(), place in any::<prop::sample::Index>(), byte in any::<u8>(),
+    ) {
+        let mut bytes = pack(&groups).unwrap();
+        let place = place.index(bytes.len());
+        bytes[place] = byte;
+        let _ = unpack(&bytes);
+    }
+}
+
+#[test]
+fn bytes_that_end_too_early_are_refused_wherever_they_end() {
+    let bytes = pack(&one_sample()).unwrap();
+    // 5 counts, 2 groups, 1 sample of 3 tokens, 1 name, 1 part, and the texts `exact`, `7×8`, `56`.
+    assert_eq!(bytes.len(), 40 + 16 + 58 + 24 + 8 + 12 + (5 + 4 + 2));
+    assert_eq!(unpack(&bytes).unwrap(), one_sample());
+    for len in 0..bytes.len() {
+        let error = unpack(&bytes[..len]).unwrap_err();
+        assert!(matches!(error, PackedSamplesError::Truncated { .. }), "{len}: {error}");
+    }
+    let error = unpack(&bytes[..39]).unwrap_err();
+    assert_eq!(error.to_string(), "counts: expected 40 bytes, got 39");
+    let error = unpack(&[bytes, vec![0, 0]].concat()).unwrap_err();
+    assert_eq!(error.to_string(), "expected nothing after the last text, got 2 bytes");
+}
+
+#[test]
+fn lengths_and_numbers_that_do_not_fit_are_named() {
+    let bytes = pack(&one_sample()).unwrap();
+    let changed = |place: usize, byte: u8| {
+        let mut bytes = bytes.clone();
+        bytes[place] = byte;
+        unpack(&bytes).unwrap_err().to_string()
+    };
+    assert_eq!(changed(40, 3), "samples of a group: expected lengths with the sum 1, got 3");
+    assert_eq!(changed(56, 2), "tokens of a sample: expected lengths with the sum 3, got 2");
+    let numbers = 40 + 16 + 16 + 24 + 16;
+    assert_eq!(changed(numbers, 2), "a finish reason: expected a number below 2, got 2");
+    assert_eq!(changed(numbers + 1, 9), "a reward's status: expected a number below 3, got 9");
+    assert_eq!(changed(numbers + 2, 4), "the name of a reward part: expected a number below 1, got 4");
+    assert_eq!(changed(bytes.len() - 1, 0xff), "an answer: expected UTF-8, got other bytes");
+    let mut uneven = one_sample();
+    uneven[0][0].0.rollout_logprobs.pop();
+    let error = pack(&uneven).unwrap_err();
+    assert_eq!(error.to_string(), "rollout log-probs: expected lengths with the sum 3, got 2");
+}
