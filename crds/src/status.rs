@@ -116,6 +116,13 @@ pub struct RLTrainingJobStatus {
     /// The numbers that follow from the specification.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resolved: Option<ResolvedNumbers>,
+    /// The commits at which models from the hub were read, as the trainer reported them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(
+        length(max = 34),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["field"])
+    )]
+    pub commits: Vec<CommitStatus>,
     /// When the workers of the first attempt were started (RFC 3339).
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
@@ -387,6 +394,21 @@ pub struct Progress {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date-time"))]
     pub heartbeat_time: Option<String>,
+}
+
+/// The commit at which a model from the hub was read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CommitStatus {
+    /// The field that names the model, such as `spec.model.hub`.
+    #[schemars(length(max = 256))]
+    pub field: String,
+    /// Owner and name on the hub.
+    #[schemars(length(max = 256))]
+    pub repo: String,
+    /// The commit that its revision resolved to, 40 hexadecimal digits.
+    #[schemars(length(max = 40))]
+    pub commit: String,
 }
 
 /// A complete checkpoint.

@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
-use rlt_api::status::{CheckpointStatus, Progress, RLTrainingJobStatus};
+use rlt_api::status::{CheckpointStatus, CommitStatus, Progress, RLTrainingJobStatus};
 use rlt_api::{FailureCause, Reason};
 
 use crate::labels;
@@ -84,6 +84,8 @@ pub struct Report {
     pub checkpoints: Option<Vec<CheckpointStatus>>,
     /// Restarts of the attempt's processes within their pod, by cause.
     pub restarts: BTreeMap<FailureCause, u32>,
+    /// The commits at which models from the hub were read; empty where they are not known.
+    pub commits: Vec<CommitStatus>,
 }
 
 /// What to do, in this order: delete, create, write the status.
@@ -304,6 +306,9 @@ impl<'a> Round<'a> {
         let Some(report) = self.input.report else { return };
         if let Some(checkpoints) = &report.checkpoints {
             self.status.checkpoints.clone_from(checkpoints);
+        }
+        if !report.commits.is_empty() {
+            self.status.commits.clone_from(&report.commits);
         }
         if let Some(progress) = report.progress.as_ref().filter(|_| report.attempt == self.attempt()) {
             self.status.progress = Some(progress.clone());

@@ -15,7 +15,7 @@ use kube::Client;
 use kube::api::{Api, ListParams, PostParams};
 use rlt_api::status::ConditionType;
 use rlt_channel::client::{Settings, Urgency};
-use rlt_channel::{Checkpoint, Stage, environment};
+use rlt_channel::{Checkpoint, ModelCommit, Stage, environment};
 use rlt_cluster::{Cluster, Options, own_cluster};
 use rlt_operator::job::Job;
 use rlt_operator::labels;
@@ -259,6 +259,8 @@ async fn what_a_pod_reports_stands_in_the_status_of_its_job() {
     let rank = rlt_channel::client::Client::start(settings).unwrap();
     rank.update(Urgency::AtOnce, |report| {
         report.knows_checkpoints = true;
+        let (field, repo) = ("spec.model.hub".to_owned(), "owner/tiny".to_owned());
+        report.commits.push(ModelCommit { field, repo, commit: "0123456789".repeat(4) });
         report.checkpoints.push(Checkpoint { step: 20, is_latest: true, ..Checkpoint::default() });
         let progress = report.progress.get_or_insert_default();
         progress.set_stage(Stage::Training);
@@ -270,6 +272,10 @@ async fn what_a_pod_reports_stands_in_the_status_of_its_job() {
         status.progress.is_some().then_some(status)
     })
     .await;
+    assert_eq!(
+        (&*status.commits[0].repo, &*status.commits[0].commit),
+        ("owner/tiny", &*"0123456789".repeat(4))
+    );
     let progress = status.progress.unwrap();
     assert_eq!((progress.step, progress.num_steps, progress.reward), (23, 60, Some(0.5)));
     assert_eq!((status.checkpoints[0].step, status.checkpoints[0].latest), (20, true));

@@ -22,6 +22,7 @@ use std::time::Instant;
 
 use rlt_api::ValidatedJob;
 use rlt_api::resolved::ResolvedSpec;
+use rlt_channel::ModelCommit;
 
 use crate::model::BaseModel;
 use crate::observe::stop::StopReason;
@@ -70,13 +71,15 @@ pub struct Run {
     pub(crate) started: Instant,
 }
 
-/// Where the model came from, for its export.
+/// Where the models came from.
 #[derive(Clone, Debug)]
 pub(crate) struct ModelOrigin {
-    /// What it was read from; `None` for a new one.
+    /// What the policy was read from; `None` for a new one.
     pub base: Option<BaseModel>,
-    /// Numbers in which it was stored there.
+    /// Dtype in which the policy was stored there.
     pub kind: tch::Kind,
+    /// The commits at which the models from the hub were read.
+    pub commits: Vec<ModelCommit>,
 }
 
 impl Run {

@@ -382,7 +382,8 @@ impl World {
         };
         let attempt = self.status.attempt.unwrap_or(1);
         let restarts = self.restarts(attempt);
-        self.report = Some(Report { attempt, progress: None, checkpoints: Some(vec![checkpoint]), restarts });
+        let checkpoints = Some(vec![checkpoint]);
+        self.report = Some(Report { attempt, checkpoints, restarts, ..Report::default() });
     }
 
     /// The restarts in place that an attempt has reported.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
 use rlt_api::FailureCause;
-use rlt_channel::{Checkpoint, Progress, ReportRequest, TimeSpent, limits};
+use rlt_channel::{Checkpoint, ModelCommit, Progress, ReportRequest, TimeSpent, limits};
 
 /// The largest whole number that JSON's readers hold exactly, 2^53.
 pub(super) const MAX_WHOLE: u64 = 1 << 53;
@@ -25,6 +25,7 @@ pub(super) fn check(report: &ReportRequest) -> Result<(), String> {
     for name in report.metrics.keys() {
         at_most("bytes of a metric's name", name.len(), limits::MAX_NAME_BYTES)?;
     }
+    check_commits(&report.commits)?;
     let mut steps = BTreeSet::new();
     for checkpoint in &report.checkpoints {
         check_checkpoint(checkpoint)?;
@@ -48,6 +49,22 @@ pub(super) fn check(report: &ReportRequest) -> Result<(), String> {
     if let Some(ending) = &report.ending {
         at_most("bytes of ending.message", ending.message.len(), limits::MAX_MESSAGE_BYTES)?;
         check_time("ending.time_ms", ending.time_ms)?;
+    }
+    Ok(())
+}
+
+fn check_commits(commits: &[ModelCommit]) -> Result<(), String> {
+    at_most("commits", commits.len(), limits::MAX_COMMITS)?;
+    let mut fields = BTreeSet::new();
+    for ModelCommit { field, repo, commit } in commits {
+        at_most("bytes of commits.field", field.len(), limits::MAX_NAME_BYTES)?;
+        at_most("bytes of commits.repo", repo.len(), limits::MAX_NAME_BYTES)?;
+        if commit.len() != 40 || !commit.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Err("commits.commit: expected 40 hexadecimal digits".to_owned());
+        }
+        if !fields.insert(field) {
+            return Err("commits: expected one of each field, got two".to_owned());
+        }
     }
     Ok(())
 }

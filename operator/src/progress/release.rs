@@ -38,6 +38,7 @@ fn is_urgent(released: &JobReport, newest: &JobReport) -> bool {
     let step = |report: &JobReport| report.progress.as_ref().map_or(0, |progress| progress.step);
     released.attempt != newest.attempt
         || released.checkpoints != newest.checkpoints
+        || released.commits != newest.commits
         || released.endings != newest.endings
         || released.restarts != newest.restarts
         || (step(released) == 0 && step(newest) > 0)

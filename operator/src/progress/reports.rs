@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
 use kube::runtime::reflector::ObjectRef;
-use rlt_channel::{Checkpoint, Ending, Progress, ReportRequest, Source, TimeSpent};
+use rlt_channel::{Checkpoint, Ending, ModelCommit, Progress, ReportRequest, Source, TimeSpent};
 
 use super::release::{Release, release};
 use crate::job::Job;
@@ -28,6 +28,8 @@ pub struct JobReport {
     pub progress: Option<Progress>,
     /// All complete checkpoints, oldest first; absent where rank 0 does not know them yet.
     pub checkpoints: Option<Vec<Checkpoint>>,
+    /// The commits at which models from the hub were read; empty where they are not known.
+    pub commits: Vec<ModelCommit>,
     /// Metrics of the last step by name.
     pub metrics: HashMap<String, f64>,
     /// Ranks whose process has ended, in this attempt.
@@ -219,8 +221,16 @@ impl Entry {
         }
         *sequence = report.sequence;
         self.heard_at = now;
-        let ReportRequest { progress, checkpoints, metrics, ending, knows_checkpoints, restarts, .. } =
-            report;
+        let ReportRequest {
+            progress,
+            checkpoints,
+            metrics,
+            ending,
+            knows_checkpoints,
+            restarts,
+            commits,
+            ..
+        } = report;
         match ending {
             Some(ending) => self.newest.endings.insert(source.rank, ending),
             None => self.newest.endings.remove(&source.rank),
@@ -232,6 +242,7 @@ impl Entry {
         if source.rank == 0 {
             self.newest.progress = progress;
             self.newest.metrics = metrics;
+            self.newest.commits = commits;
             if knows_checkpoints {
                 self.newest.checkpoints = Some(checkpoints);
             }

@@ -6,7 +6,7 @@ use futures::stream::{self, BoxStream, StreamExt};
 use jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
 use rlt_api::FailureCause;
-use rlt_api::status::{CheckpointStatus, Progress};
+use rlt_api::status::{CheckpointStatus, CommitStatus, Progress};
 use rlt_channel::{self as channel, Stage, TimeSpent};
 
 use super::bounds;
@@ -61,6 +61,7 @@ pub(super) fn read(report: &JobReport) -> Report {
         progress: report.progress.as_ref().and_then(progress),
         checkpoints: report.checkpoints.as_ref().map(|all| all.iter().map(checkpoint).collect()),
         restarts: report.restarts.iter().filter_map(cause_and_count).collect(),
+        commits: report.commits.iter().map(commit).collect(),
     }
 }
 
@@ -122,6 +123,11 @@ fn checkpoint(reported: &channel::Checkpoint) -> CheckpointStatus {
         latest: reported.is_latest,
         time: time(reported.committed_ms).unwrap_or_else(|| Timestamp::UNIX_EPOCH.to_string()),
     }
+}
+
+fn commit(reported: &channel::ModelCommit) -> CommitStatus {
+    let channel::ModelCommit { field, repo, commit } = reported.clone();
+    CommitStatus { field, repo, commit }
 }
 
 fn time(milliseconds: i64) -> Option<String> {

@@ -147,6 +147,7 @@ fn run_rank(
     let built = out_of_memory::explained(|| setup::setup(job, folder, stop, ranks.clone(), choose));
     let (mut run, mut roles, mut data) = built?;
     run.context.watch_mut().tell(channel);
+    channel.report_commits(&run.source.commits);
     publish_warning(&run)?;
     Ok(match train(&mut run, &mut roles, &mut data)? {
         Outcome::Complete => ExitCode::Success,

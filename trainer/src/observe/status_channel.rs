@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use rlt_api::ExitCode;
 use rlt_channel::client::{Client, Settings, Urgency};
 use rlt_channel::{
-    Checkpoint, Ending, Outcome, Phase, Progress, ReportRequest, Stage, TimeSpent, environment,
+    Checkpoint, Ending, ModelCommit, Outcome, Phase, Progress, ReportRequest, Stage, TimeSpent, environment,
 };
 
 use crate::observe::tracking::{self, StepMetrics, console};
@@ -90,6 +90,11 @@ impl StatusChannel {
         self.change(Urgency::AtOnce, |report| {
             report.progress.get_or_insert_default().warning = warning.to_owned();
         });
+    }
+
+    /// Reports the commits at which models from the hub were read.
+    pub(crate) fn report_commits(&self, commits: &[ModelCommit]) {
+        self.change(Urgency::Routine, |report| report.commits = commits.to_vec());
     }
 
     /// The process turns to something else.

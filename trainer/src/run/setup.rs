@@ -94,7 +94,11 @@ pub fn setup(
     let saver = Saver::new(ranks.clone(), checkpoints, saving, Rc::clone(&context));
     let run = Run {
         recipes: choose(&spec),
-        source: ModelOrigin { base: base_model, kind: source_kind(model_dir.as_deref()) },
+        source: ModelOrigin {
+            commits: model::commits(&spec, model_dir.as_deref(), &folders),
+            base: base_model,
+            kind: source_kind(model_dir.as_deref()),
+        },
         saver: saver.committing_after_sampling(),
         num_steps,
         job,

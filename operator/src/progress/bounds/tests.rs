@@ -166,6 +166,7 @@ fn report() -> impl Strategy<Value = ReportRequest> {
             metrics,
             ending,
             knows_checkpoints: true,
+            commits: Vec::new(),
         },
     )
 }
@@ -231,4 +232,23 @@ fn what_does_not_fit_is_refused_by_its_field() {
     );
     let names = HashMap::from([("x".repeat(limits::MAX_NAME_BYTES + 1), 1.0)]);
     assert!(refusal(ReportRequest { metrics: names, ..ReportRequest::default() }).contains("metric's name"));
+}
+
+#[test]
+fn commits_are_forty_digits_one_for_each_field() {
+    let refusal = |commits: Vec<rlt_channel::ModelCommit>| {
+        check(&ReportRequest { commits, ..ReportRequest::default() })
+    };
+    let one = |field: usize, commit: &str| rlt_channel::ModelCommit {
+        field: field.to_string(),
+        repo: "owner/tiny".to_owned(),
+        commit: commit.to_owned(),
+    };
+    let digits = "0123456789".repeat(4);
+    assert_eq!(refusal((0..limits::MAX_COMMITS).map(|field| one(field, &digits)).collect()), Ok(()));
+    assert!(refusal((0..35).map(|field| one(field, &digits)).collect()).is_err());
+    assert!(refusal(vec![one(1, &digits), one(1, &digits)]).is_err());
+    for wrong in ["main", "", &digits[1..], &digits.replace('0', "g")] {
+        assert!(refusal(vec![one(1, wrong)]).is_err(), "{wrong}");
+    }
 }

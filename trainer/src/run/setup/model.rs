@@ -7,7 +7,8 @@ use std::rc::Rc;
 use rlt_api::plan::HEAD_CHUNK_TOKENS;
 use rlt_api::plan::model_config::ModelConfig;
 use rlt_api::resolved::{ModelSource, ResolvedSpec};
-use rlt_api::spec::Precision;
+use rlt_api::spec::{HubSpec, Precision};
+use rlt_channel::ModelCommit;
 use tch::{Device, Kind};
 
 use super::{PassRanks, optimizer_options};
@@ -156,6 +157,28 @@ pub(super) fn reward_model_folders(spec: &ResolvedSpec, ranks: &Ranks) -> Result
     if RewardModels::is_any_on_hub(functions) { ranks.leader_first(folders) } else { folders() }
 }
 
+/// The commits at which models from the hub were read. A model's folder in the hub's cache is named after its
+/// commit. `reward_folders` are those of the reward functions that have a model.
+pub(super) fn commits(
+    spec: &ResolvedSpec,
+    model_dir: Option<&Path>,
+    reward_folders: &[PathBuf],
+) -> Vec<ModelCommit> {
+    let commit = |field: String, hub: &HubSpec, dir: &Path| {
+        let commit = dir.file_name()?.to_str()?.to_owned();
+        Some(ModelCommit { field, repo: hub.repo.clone(), commit })
+    };
+    let of_policy = match (&spec.model.source, model_dir) {
+        (ModelSource::Hub(hub), Some(dir)) => commit("spec.model.hub".to_owned(), hub, dir),
+        _ => None,
+    };
+    let judged = spec.rewards.functions.iter().filter_map(|one| Some((&one.name, one.model.as_ref()?)));
+    let of_rewards = judged.zip(reward_folders).filter_map(|((name, model), dir)| {
+        commit(format!("spec.rewards.functions[{name}].model.hub"), model.hub.as_ref()?, dir)
+    });
+    of_policy.into_iter().chain(of_rewards).collect()
+}
+
 /// The reward models, frozen, in the numbers in which the policy computes, in shards where the actor is,
 /// which rest where its do.
 pub(super) fn reward_models(
@@ -177,4 +200,35 @@ pub(super) fn reward_models(
         actor.shards().map(|shards| Sharing { mesh: shards.ranks(), offload_to: offload.parameters() });
     let ranks = (actor.ranks(), sharing);
     Ok(RewardModels::load((&spec.rewards.functions, folders), policy, max_tokens, &options, ranks)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_commit_is_named_with_the_field_of_its_model() {
+        let text = r#"
+apiVersion: rltraining.dev/v1alpha1
+kind: RLTrainingJob
+metadata: {name: hub}
+spec:
+  model: {hub: {repo: owner/policy}}
+  data: {train: [a.jsonl]}
+  rewards:
+    functions:
+      - {name: exact, kind: Exact}
+      - {name: near, kind: Model, model: {path: /models/judge}}
+      - {name: far, kind: Model, model: {hub: {repo: owner/judge}}}
+  algorithm: {kind: GRPO}
+  training: {steps: 1}
+"#;
+        let job = rlt_api::validate(text).unwrap();
+        let folders = ["/models/judge", "/hub/models--owner--judge/snapshots/b"].map(PathBuf::from);
+        let policy = Path::new("/hub/models--owner--policy/snapshots/a");
+        let commits = commits(job.spec(), Some(policy), &folders);
+        let fields: Vec<_> = commits.iter().map(|one| (&*one.field, &*one.repo, &*one.commit)).collect();
+        let judge = ("spec.rewards.functions[far].model.hub", "owner/judge", "b");
+        assert_eq!(fields, [("spec.model.hub", "owner/policy", "a"), judge]);
+    }
 }
