@@ -28,7 +28,12 @@ pub fn reference_markdown(definition: &Value) -> String {
         let _ = write!(text, "\n## {path}\n\n{}\n\n", section.description);
         text.push_str("| field | type | default | range | description |\n|---|---|---|---|---|\n");
         let below = format!("{path}.");
-        for field in fields.iter().filter(|field| field.path.starts_with(&below)) {
+        let (leaves, own): (Vec<_>, Vec<_>) = fields
+            .iter()
+            .filter(|field| format!("{}.", field.path).starts_with(&below))
+            .partition(|field| field.path != *path);
+        // A field directly below `spec` is a section of its own.
+        for field in if leaves.is_empty() { own } else { leaves } {
             text.push_str(&row(field, &root));
         }
         write_rules(&mut text, &below);

@@ -44,6 +44,9 @@ pub struct ResolvedSpec {
     pub workers: WorkersSpec,
     /// The time limits.
     pub run_policy: RunPolicySpec,
+    /// The controller that reconciles the job; by default the operator.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub managed_by: Option<String>,
 }
 
 impl ResolvedSpec {
@@ -63,6 +66,7 @@ impl ResolvedSpec {
             tracking: spec.tracking.clone(),
             workers: spec.workers.clone(),
             run_policy: spec.run_policy.clone(),
+            managed_by: spec.managed_by.clone(),
         })
     }
 

@@ -83,4 +83,11 @@ pub struct RLTrainingJobSpec {
     /// Time limits of the whole job.
     #[serde(default)]
     pub run_policy: RunPolicySpec,
+    /// The controller that reconciles the job, as a domain and a path, with the meaning of `spec.managedBy`
+    /// of a batch Job. By default, and as `rltraining.dev/operator`, this operator. With
+    /// `kueue.x-k8s.io/multikueue` this operator makes the Workload of the job's queue, and MultiKueue runs
+    /// the job in another cluster and copies its status. With any other value this operator ignores the job.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63))]
+    pub managed_by: Option<String>,
 }

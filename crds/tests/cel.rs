@@ -125,7 +125,7 @@ fn what_a_run_began_with_can_never_be_changed() {
         ("spec.rollout", json!({"rollout": {"temperature": 0.5}})),
         ("spec.training", json!({"training": {"promptsPerStep": 64}})),
         ("spec.training", json!({"training": {"maxLogprobTokens": 4096}})),
-        ("spec.runPolicy.managedBy", json!({"runPolicy": {"managedBy": "example.com/other"}})),
+        ("spec.managedBy", json!({"managedBy": "example.com/other"})),
     ] {
         let messages = change_messages(&suspended, &merged(suspended.clone(), &section));
         assert_eq!(messages.len(), 1, "{section}: {messages:?}");

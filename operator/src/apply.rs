@@ -25,7 +25,7 @@ use crate::discovery::Served;
 use crate::index::Index;
 use crate::job::Job;
 use crate::labels;
-use crate::queue::Queueing;
+use crate::queue::{Queueing, WorkloadAction};
 use crate::worker::Worker;
 use children::JobChildren;
 
@@ -99,6 +99,19 @@ pub async fn apply(
     let (supplied, started) = futures::join!(objects.apply_volumes(), pods);
     let network = objects.apply_network(first).await;
     ApplyError::first_of([supplied, started, network])
+}
+
+/// Changes the Workload of a job alone.
+///
+/// # Errors
+/// When the API server did not take it.
+pub async fn change_workload(
+    access: Access<'_>,
+    input: &BuildInput<'_>,
+    queueing: &Queueing,
+    action: &WorkloadAction,
+) -> Result<(), ApplyError> {
+    queue::apply(access.client, access.index, input, queueing, action).await
 }
 
 /// Nodes on which the job failed, and at most as many others as a status has that are impaired now.

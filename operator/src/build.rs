@@ -30,7 +30,7 @@ pub use placement::{Flavor, Placement, PlacementConflict};
 pub use pod::{allow_restarts, pod};
 pub use pod_group::{Gang, gang, pod_group, pod_group_kind, pod_group_name};
 use serde_json::Value;
-pub use workload::{PriorityClass, queue_priority_class, workload, workload_digest};
+pub use workload::{PriorityClass, queue_priority_class, workload, workload_digest, workload_labels};
 
 use crate::args::PullPolicy;
 use crate::job::Job;

@@ -113,7 +113,7 @@ impl Job {
     /// Whether its specification names no other controller, as far as it can be read.
     pub fn is_managed_here(&self) -> bool {
         let spec: Value = serde_json::from_str(&self.spec).unwrap_or_default();
-        let controller = spec.pointer("/runPolicy/managedBy").and_then(Value::as_str);
+        let controller = spec.get("managedBy").and_then(Value::as_str);
         controller.is_none_or(|controller| controller == labels::CONTROLLER)
     }
 

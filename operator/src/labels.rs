@@ -10,7 +10,7 @@ pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 pub const OPERATOR: &str = "rlt-operator";
 /// The field manager of the status.
 pub const STATUS_MANAGER: &str = "rlt-operator-status";
-/// The value of `spec.runPolicy.managedBy` that names this operator.
+/// The value of `spec.managedBy` that names this operator.
 pub const CONTROLLER: &str = "rltraining.dev/operator";
 /// The UID of the job, which unlike its name fits every label.
 pub const JOB_UID: &str = "rltraining.dev/job-uid";

@@ -103,8 +103,8 @@ pub const PERMISSIONS: &[Permission] = &[
         Reach::Watched,
         "kueue.x-k8s.io",
         "workloads",
-        &["create", "delete", "get", "list", "watch"],
-        "ask a queue for a place, where the cluster has Kueue",
+        &["create", "delete", "get", "list", "patch", "watch"],
+        "ask a queue for a place, where the cluster has Kueue, and take over a Workload of MultiKueue",
     ),
     permission(
         Reach::Watched,

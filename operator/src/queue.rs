@@ -1,5 +1,10 @@
 //! A job's queue: the Workload by which Kueue admits it. The operator implements Kueue's contract for
 //! external frameworks itself, and never writes `spec.runPolicy.suspend`.
+//!
+//! With MultiKueue a job exists twice. In the manager cluster `spec.managedBy` names MultiKueue: the operator
+//! makes its Workload and nothing else. In the worker cluster MultiKueue creates the Workload first and then
+//! the job, whose label [`PREBUILT_LABEL`] names it: the operator takes that Workload over instead of
+//! creating one.
 
 mod workload;
 
@@ -13,12 +18,18 @@ use crate::job::Job;
 pub const QUEUE_LABEL: &str = "kueue.x-k8s.io/queue-name";
 /// The label by which a job names its priority in the queue.
 pub const PRIORITY_LABEL: &str = "kueue.x-k8s.io/priority-class";
+/// The label of a job whose Workload somebody else created, with the Workload's name.
+pub const PREBUILT_LABEL: &str = "kueue.x-k8s.io/prebuilt-workload-name";
+/// The value of `spec.managedBy` of a job that MultiKueue runs in another cluster.
+pub const MULTIKUEUE: &str = "kueue.x-k8s.io/multikueue";
 
 /// The queue that a job asks for, and its Workload.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Queueing {
     /// The queue that the job asks for.
     pub queue: Option<String>,
+    /// The name of the Workload that somebody else created for the job.
+    pub prebuilt: Option<String>,
     /// Whether the cluster has queues.
     pub is_served: bool,
     /// The job's Workload.
@@ -28,12 +39,13 @@ pub struct Queueing {
 }
 
 /// The job asks for no queue.
-pub const NO_QUEUE: Queueing = Queueing { queue: None, is_served: false, workload: None, wanted: None };
+pub const NO_QUEUE: Queueing =
+    Queueing { queue: None, prebuilt: None, is_served: false, workload: None, wanted: None };
 
 /// A change of the Workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WorkloadAction {
-    /// Create it.
+    /// Create it, or take over the one that was created for the job.
     Create,
     /// Delete it.
     Delete(Arc<Workload>),

@@ -67,22 +67,13 @@ async fn reconcile_observed(
         // Whoever manages it may have other defaults and allow it more.
         Err(_) if !job.is_managed_here() => return Ok(Action::await_change()),
         Err(invalid) => (decide::refuse(&observed.current.status, job.generation(), &invalid, now), Ok(())),
-        Ok(prepared) if !is_ours(&prepared) => return Ok(Action::await_change()),
-        Ok(prepared) => {
-            let input = BuildInput { job, prepared: &prepared, settings: &context.settings };
-            let queue = observed.queueing.queue.as_deref();
-            observed.queueing.wanted = queue.map(|queue| build::workload_digest(&input, queue));
-            let input_without_labels = reconcile_input(job, &observed, &prepared, now);
-            let node_labels = read_node_labels(context, &input_without_labels).await;
-            let node_labels = node_labels.as_ref();
-            let mut decision = decide::decide(&ReconcileInput { node_labels, ..input_without_labels });
-            follow::note(&decision);
-            let sends_traces = !context.settings.traces.is_empty();
-            follow::name_trace(job, sends_traces, &observed.current.status, &mut decision.status);
-            let applied = apply_decision(context, &input, &observed, &decision).await;
-            let applied = ApplyError::first_of([applied, nodes_read]);
-            (with_failure(context, job, decision, &applied, now), applied)
-        }
+        Ok(prepared) => match controller_of(&prepared) {
+            Controller::Operator => {
+                decide_and_apply(job, context, &mut observed, &prepared, nodes_read).await
+            }
+            Controller::MultiKueue => return dispatch(context, job, observed, &prepared).await,
+            Controller::Other => return Ok(Action::await_change()),
+        },
     };
     if let Some(stop) = applied.as_ref().err().filter(|error| error.is_stop()) {
         tracing::debug!(job = job.name(), %stop, "a reconcile is left to the next leader");
@@ -90,6 +81,30 @@ async fn reconcile_observed(
     }
     let wait = report(context, job, &observed, &decision).await?;
     requeue(context, job, &decision, applied, wait)
+}
+
+/// Decides and calls the API server; the status is left to be written.
+async fn decide_and_apply(
+    job: &Job,
+    context: &Context,
+    observed: &mut Observed,
+    prepared: &Prepared,
+    nodes_read: Result<(), ApplyError>,
+) -> (Decision, Result<(), ApplyError>) {
+    let now = Timestamp::now();
+    let input = BuildInput { job, prepared, settings: &context.settings };
+    let queue = observed.queueing.queue.as_deref();
+    observed.queueing.wanted = queue.map(|queue| build::workload_digest(&input, queue));
+    let input_without_labels = reconcile_input(job, observed, prepared, now);
+    let node_labels = read_node_labels(context, &input_without_labels).await;
+    let node_labels = node_labels.as_ref();
+    let mut decision = decide::decide(&ReconcileInput { node_labels, ..input_without_labels });
+    follow::note(&decision);
+    let sends_traces = !context.settings.traces.is_empty();
+    follow::name_trace(job, sends_traces, &observed.current.status, &mut decision.status);
+    let applied = apply_decision(context, &input, observed, &decision).await;
+    let applied = ApplyError::first_of([applied, nodes_read]);
+    (with_failure(context, job, decision, &applied, now), applied)
 }
 
 /// Reads nodes that are not in the cache, before their pods are taken for lost. A node that cannot be read
@@ -153,9 +168,42 @@ fn requeue(
     Ok(wait.map_or_else(Action::await_change, Action::requeue))
 }
 
-fn is_ours(prepared: &Prepared) -> bool {
-    let managed_by = prepared.job.spec().run_policy.managed_by.as_deref();
-    managed_by.is_none_or(|managed_by| managed_by == labels::CONTROLLER)
+/// Who reconciles a job.
+enum Controller {
+    /// This operator.
+    Operator,
+    /// MultiKueue, in another cluster.
+    MultiKueue,
+    /// A controller that this operator knows nothing of.
+    Other,
+}
+
+fn controller_of(prepared: &Prepared) -> Controller {
+    match prepared.job.spec().managed_by.as_deref() {
+        None | Some(labels::CONTROLLER) => Controller::Operator,
+        Some(queue::MULTIKUEUE) => Controller::MultiKueue,
+        Some(_) => Controller::Other,
+    }
+}
+
+/// Keeps the Workload of a job that MultiKueue runs in another cluster. Its status is MultiKueue's.
+async fn dispatch(
+    context: &Context,
+    job: &Job,
+    mut observed: Observed,
+    prepared: &Prepared,
+) -> Result<Action, ApplyError> {
+    let input = BuildInput { job, prepared, settings: &context.settings };
+    let queue = observed.queueing.queue.as_deref();
+    observed.queueing.wanted = queue.map(|queue| build::workload_digest(&input, queue));
+    let is_suspended = prepared.job.spec().run_policy.suspend;
+    if let Some(action) = decide::dispatch(&observed.queueing, &observed.current.status, is_suspended) {
+        let Context { client, limiter, index, .. } = context;
+        let access = Access { client, limiter, index };
+        Box::pin(apply::change_workload(access, &input, &observed.queueing, &action)).await?;
+    }
+    let waits_for_kueue = observed.queueing.queue.is_some() && !observed.queueing.is_served;
+    Ok(if waits_for_kueue { Action::requeue(REFUSED_RETRY) } else { Action::await_change() })
 }
 
 fn reconcile_input<'a>(

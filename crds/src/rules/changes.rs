@@ -64,8 +64,8 @@ const CHANGE_RULES: [ChangeRule; 8] = [
         cel: same_training,
     },
     ChangeRule {
-        field: "spec.runPolicy.managedBy",
-        section: "spec.runPolicy",
+        field: "spec.managedBy",
+        section: "spec",
         message: "cannot be changed",
         cel: |section, _| same_optional(&format!("{section}.managedBy")),
     },

@@ -196,22 +196,29 @@ pub(super) const RULES: &[Rule] = &[
         allowed: Some(|spec| divisors(spec.workers.count)),
     },
     Rule {
-        scope: "spec.runPolicy.managedBy",
+        scope: "spec.managedBy",
         at: "",
         reads: &[""],
         message: "managedBy must be a domain and a path such as kueue.x-k8s.io/multikueue",
-        cel: || "self.matches('^[a-z0-9][-.a-z0-9]*/[-._/a-zA-Z0-9]+$')".into(),
-        holds: Check::Spec(|spec| spec.run_policy.managed_by.as_deref().is_none_or(is_domain_path)),
+        cel: || format!("self.matches('^{LABEL}([.]{LABEL})*/[A-Za-z0-9/_.~%!$&\\\\x27()*+,;=:-]+$')"),
+        holds: Check::Spec(|spec| spec.managed_by.as_deref().is_none_or(is_domain_path)),
         allowed: None,
     },
 ];
 
+/// A label of a domain (RFC 1123), as a regular expression.
+const LABEL: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?";
+
+/// What the API server asks of `spec.managedBy` of a batch Job: a domain (RFC 1123), a slash, and characters
+/// of a path (RFC 3986).
 fn is_domain_path(text: &str) -> bool {
     let Some((domain, path)) = text.split_once('/') else { return false };
     let is_lower = |each: char| each.is_ascii_lowercase() || each.is_ascii_digit();
-    let is_path = |each: char| each.is_ascii_alphanumeric() || "-._/".contains(each);
-    domain.starts_with(is_lower)
-        && domain.chars().all(|each| is_lower(each) || "-.".contains(each))
-        && !path.is_empty()
-        && path.chars().all(is_path)
+    let is_label = |label: &str| {
+        label.starts_with(is_lower)
+            && label.ends_with(is_lower)
+            && label.chars().all(|each| is_lower(each) || each == '-')
+    };
+    let is_path = |each: char| each.is_ascii_alphanumeric() || "/-._~%!$&'()*+,;=:".contains(each);
+    domain.split('.').all(is_label) && !path.is_empty() && path.chars().all(is_path)
 }

@@ -46,11 +46,6 @@ pub struct RunPolicySpec {
     /// What follows from failures that the job knows better, by rules that are asked before `retries`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_policy: Option<FailurePolicySpec>,
-    /// Who works on the job, as a domain and a path; any value but `rltraining.dev/operator` makes this
-    /// operator leave the job alone.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 63))]
-    pub managed_by: Option<String>,
 }
 
 impl Default for RunPolicySpec {
@@ -66,7 +61,6 @@ impl Default for RunPolicySpec {
             termination_grace_period_seconds: 60,
             retries: RetriesSpec::default(),
             failure_policy: None,
-            managed_by: None,
         }
     }
 }

@@ -33,9 +33,10 @@ pub(super) async fn apply(
     let api: Api<DynamicObject> =
         Api::namespaced_with(client.clone(), job.namespace(), &discovery::workloads());
     match action {
-        WorkloadAction::Create => match &queueing.queue {
-            Some(queue) => create(client, &api, index, input, queue).await,
-            None => Ok(()),
+        WorkloadAction::Create => match (&queueing.queue, &queueing.prebuilt) {
+            (Some(queue), Some(name)) => take_over(&api, index, input, (queue, name)).await,
+            (Some(queue), None) => create(client, &api, index, input, queue).await,
+            (None, _) => Ok(()),
         },
         WorkloadAction::Delete(workload) => delete(&api, index, job, workload).await,
         WorkloadAction::Release(workload) => release(&api, index, workload).await,
@@ -82,6 +83,42 @@ async fn create(
             Ok(())
         }
         _ => Err(ApplyError::occupied(input.job, &made.metadata)),
+    }
+}
+
+/// Makes the job the owner of the Workload that was created for it, which is how Kueue treats one that its
+/// label names. The Workload's specification stays as it is.
+async fn take_over(
+    api: &Api<DynamicObject>,
+    index: &Index,
+    input: &BuildInput<'_>,
+    (queue, name): (&str, &str),
+) -> Result<(), ApplyError> {
+    let job = input.job;
+    let refused = |why: &str| ApplyError::Refused { message: format!("workload {name}: {why}") };
+    let found = match api.get_opt(name).await {
+        Ok(found) => found.ok_or_else(|| refused("the job's label names it, and it is not there"))?,
+        Err(source) => {
+            return Err(ApplyError::Call { act: "read workload", name: name.to_owned(), source });
+        }
+    };
+    let owners = found.metadata.owner_references.iter().flatten();
+    let is_free = !owners.clone().any(|owner| owner.controller == Some(true) && owner.uid != job.uid());
+    if !is_free {
+        return Err(ApplyError::occupied(job, &found.metadata));
+    }
+    let kept = owners.filter(|owner| owner.uid != job.uid()).cloned();
+    let owners: Vec<_> = kept.chain([job.owner_reference()]).collect();
+    let patch = json!({"metadata": {
+        "resourceVersion": found.metadata.resource_version,
+        "ownerReferences": owners,
+        "labels": build::workload_labels(input),
+        "annotations": {labels::CONTENT_DIGEST: build::workload_digest(input, queue)},
+    }});
+    let params = PatchParams { field_manager: Some(labels::OPERATOR.into()), ..PatchParams::default() };
+    match api.patch(name, &params, &Patch::Merge(patch)).await {
+        Ok(taken) => enter(index, &taken),
+        Err(source) => Err(ApplyError::Call { act: "take over workload", name: name.to_owned(), source }),
     }
 }
 

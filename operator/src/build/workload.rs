@@ -1,6 +1,8 @@
 //! The Workload by which Kueue knows a job: how many pods of which size, for which queue. What does not
 //! concern a queue, such as an image, is left out, so that a new operator does not ask anew for what it has.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::core::v1::{Container, PodSpec, PodTemplateSpec, ResourceRequirements};
 use kube::core::DynamicObject;
 use rlt_api::spec::TopologySpec;
@@ -45,7 +47,7 @@ pub fn workload(input: &BuildInput<'_>, queue: &str, priority: Option<i32>) -> D
     let uid = input.job.uid();
     let name = format!("{}-{}", input.name(), &digest([uid])[..5]);
     let mut metadata = input.metadata(name);
-    metadata.labels.get_or_insert_default().insert(JOB_UID_LABEL.into(), uid.into());
+    metadata.labels = Some(workload_labels(input));
     let digest = workload_digest(input, queue);
     metadata.annotations = Some([(labels::CONTENT_DIGEST.to_owned(), digest)].into());
     let mut spec = spec(input, queue);
@@ -54,6 +56,13 @@ pub fn workload(input: &BuildInput<'_>, queue: &str, priority: Option<i32>) -> D
     }
     let object = DynamicObject::new("", &discovery::workloads()).data(json!({"spec": spec}));
     DynamicObject { metadata, ..object }
+}
+
+/// The labels of the Workload of a job.
+pub fn workload_labels(input: &BuildInput<'_>) -> BTreeMap<String, String> {
+    let mut labels = labels::of_job(input.job);
+    labels.insert(JOB_UID_LABEL.into(), input.job.uid().into());
+    labels
 }
 
 fn spec(input: &BuildInput<'_>, queue: &str) -> Value {

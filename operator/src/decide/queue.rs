@@ -94,9 +94,10 @@ pub(super) fn action(round: &Round<'_>, state: &JobState) -> Option<WorkloadActi
 }
 
 /// The job's pod sets have changed since the Workload was created, or it is finished. Reserved quota is not
-/// given up for that.
-fn is_outdated(queueing: &Queueing, workload: &Workload) -> bool {
-    workload.is_finished || !workload.has_quota && workload.digest != queueing.wanted
+/// given up for that, and a Workload that somebody else created is theirs to replace.
+pub(super) fn is_outdated(queueing: &Queueing, workload: &Workload) -> bool {
+    let is_prebuilt = queueing.prebuilt.is_some();
+    !is_prebuilt && (workload.is_finished || !workload.has_quota && workload.digest != queueing.wanted)
 }
 
 #[cfg(test)]
@@ -111,6 +112,7 @@ mod tests {
     use super::super::{ReconcileInput, decide};
     use super::*;
     use crate::nodes::{NodeState, NodeStates};
+    use crate::queue::NO_QUEUE;
     use crate::worker::{Explanation, Worker, WorkerPhase};
 
     fn asked(workload: Option<Workload>) -> Queueing {
@@ -119,6 +121,7 @@ mod tests {
             is_served: true,
             workload: workload.map(Arc::new),
             wanted: Some("d".into()),
+            ..NO_QUEUE
         }
     }
 

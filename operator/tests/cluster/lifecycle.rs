@@ -198,12 +198,11 @@ async fn a_pod_that_the_api_server_refuses_is_explained_and_made_once_it_is_allo
 async fn a_job_of_another_manager_is_left_alone() {
     let Some(stage) = crate::set("managed").await else { return };
     let _operator = stage.operator().await;
-    stage.post("theirs", json!({"runPolicy": {"managedBy": "kueue.x-k8s.io/multikueue"}})).await;
-    let managed = json!({"managedBy": "kueue.x-k8s.io/multikueue"});
+    stage.post("theirs", json!({"managedBy": "kueue.x-k8s.io/multikueue"})).await;
     // What this cluster would not allow is for the other one to say.
     let pod = json!({"hostNetwork": true});
-    stage.post("elsewhere", json!({"runPolicy": managed, "workers": {"pod": pod}})).await;
-    stage.post("ours", json!({"runPolicy": {"managedBy": "rltraining.dev/operator"}})).await;
+    stage.post("elsewhere", json!({"managedBy": "example.com/other", "workers": {"pod": pod}})).await;
+    stage.post("ours", json!({"managedBy": "rltraining.dev/operator"})).await;
     stage.worker("ours", 1).await;
     assert_eq!(stage.status("theirs").await, unseen());
     assert_eq!(stage.status("elsewhere").await, unseen());

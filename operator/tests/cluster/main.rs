@@ -11,6 +11,7 @@ mod fields;
 mod gangs;
 mod kubelet;
 mod lifecycle;
+mod multikueue;
 mod pods;
 mod process;
 mod queue;

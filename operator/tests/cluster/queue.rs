@@ -18,7 +18,7 @@ static CLUSTER: Shared =
 /// Without Kueue at first.
 static LATER: Shared = Shared::new(|| Options::control_plane().without_scheduler());
 
-fn kueue(kind: &str, name: &str, spec: Value) -> Value {
+pub(crate) fn kueue(kind: &str, name: &str, spec: Value) -> Value {
     json!({"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": {"name": name}, "spec": spec})
 }
 
@@ -45,17 +45,18 @@ fn queues() -> Vec<Value> {
 }
 
 impl Stage {
-    fn workloads(&self) -> Api<DynamicObject> {
+    pub(crate) fn workloads(&self) -> Api<DynamicObject> {
         let kind = GroupVersionKind::gvk("kueue.x-k8s.io", "v1beta2", "Workload");
         Api::namespaced_with(self.client.clone(), &self.namespace, &ApiResource::from_gvk(&kind))
     }
 
     /// The Workload of a job, once it is as wished.
-    async fn workload(&self, job: &str, wish: impl Fn(&DynamicObject) -> bool) -> DynamicObject {
+    pub(crate) async fn workload(&self, job: &str, wish: impl Fn(&DynamicObject) -> bool) -> DynamicObject {
         let begin = std::time::Instant::now();
         loop {
             let all = self.workloads().list(&ListParams::default()).await.unwrap();
-            let is_of = |workload: &&DynamicObject| workload.owner_references()[0].name == job;
+            let is_of =
+                |workload: &&DynamicObject| workload.owner_references().iter().any(|owner| owner.name == job);
             if let Some(found) = all.iter().find(is_of).filter(|found| wish(found)) {
                 return found.clone();
             }
@@ -106,7 +107,7 @@ fn conditions(types: &[&str]) -> Value {
     types.iter().map(condition).collect()
 }
 
-fn holds(workload: &DynamicObject, type_: &str) -> bool {
+pub(crate) fn holds(workload: &DynamicObject, type_: &str) -> bool {
     let conditions = workload.data["status"]["conditions"].as_array().into_iter().flatten();
     conditions.into_iter().any(|one| one["type"] == type_ && one["status"] == "True")
 }

@@ -145,7 +145,8 @@ impl Cluster {
         }
         if options.has_kueue {
             let authority = &self.control_plane.authority;
-            let mut kueue = kueue::start(self, place, &self.slot.folder(), authority)?;
+            let mut kueue =
+                kueue::start(self, place, &self.slot.folder(), (authority, &options.dispatched_kinds))?;
             kueue::ready(&client, &mut kueue, place).await?;
             self.kueue = Some(kueue);
         }

@@ -54,7 +54,7 @@ pub(crate) fn start(
     cluster: &Cluster,
     place: &Place,
     folder: &Path,
-    authority: &[u8],
+    (authority, dispatched_kinds): (&[u8], &[String]),
 ) -> Result<Process, ClusterError> {
     let built = KUEUE.built()?;
     let server = format!("https://{}:{WEBHOOK_PORT}", cluster.node_address());
@@ -77,7 +77,7 @@ pub(crate) fn start(
         fs::copy(&from, certificates.join(name)).map_err(|source| file("copying", &from, source))?;
     }
     let path = folder.join("kueue.json");
-    fs::write(&path, configuration(&certificates).to_string())
+    fs::write(&path, configuration(&certificates, dispatched_kinds).to_string())
         .map_err(|source| file("writing", &path, source))?;
     let flags = [
         format!("--kubeconfig={}", cluster.kubeconfig().display()),
@@ -127,7 +127,8 @@ pub(crate) async fn ready(
     Ok(())
 }
 
-fn configuration(certificates: &Path) -> Value {
+fn configuration(certificates: &Path, dispatched_kinds: &[String]) -> Value {
+    let dispatched: Vec<_> = dispatched_kinds.iter().map(|kind| json!({"name": kind})).collect();
     json!({
         "apiVersion": "config.kueue.x-k8s.io/v1beta2",
         "kind": "Configuration",
@@ -140,6 +141,7 @@ fn configuration(certificates: &Path) -> Value {
         "clientConnection": {"qps": 1000, "burst": 1000},
         "featureGates": {"VisibilityOnDemand": false},
         "integrations": {"frameworks": ["batch/job"]},
+        "multiKueue": {"externalFrameworks": dispatched},
     })
 }
 

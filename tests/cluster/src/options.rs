@@ -17,6 +17,7 @@ pub struct Options {
     pub(crate) fake_nodes: Option<FakeNodes>,
     pub(crate) has_real_node: bool,
     pub(crate) has_kueue: bool,
+    pub(crate) dispatched_kinds: Vec<String>,
     pub(crate) argo_cd: Option<BTreeMap<String, String>>,
     pub(crate) tools: Vec<String>,
 }
@@ -32,6 +33,7 @@ impl Options {
             fake_nodes: None,
             has_real_node: false,
             has_kueue: false,
+            dispatched_kinds: Vec::new(),
             argo_cd: None,
             tools: Vec::new(),
         }
@@ -104,6 +106,13 @@ impl Options {
     pub fn with_kueue(mut self) -> Self {
         self.has_kueue = true;
         self
+    }
+
+    /// Adds a Kueue whose MultiKueue runs objects of this kind (`Kind.version.group`) in other clusters.
+    #[must_use]
+    pub fn with_multikueue(mut self, kind: &str) -> Self {
+        self.dispatched_kinds.push(kind.to_owned());
+        self.with_kueue()
     }
 
     /// Adds Argo CD with these settings in `argocd-cm` besides those of its own manifests, as far as it

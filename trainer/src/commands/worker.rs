@@ -205,7 +205,7 @@ pub(crate) fn read_manifest(path: &Path) -> Result<ValidatedJob, TrainError> {
 
 /// Parts of the manifest that may change between a run and its continuation: how long it goes on, what it
 /// leaves behind, who watches, and on what it runs.
-const CONTINUABLE: [&[&str]; 10] = [
+const CONTINUABLE: [&[&str]; 11] = [
     &["metadata"],
     &["spec", "training", "length"],
     &["spec", "training", "steps"],
@@ -216,6 +216,7 @@ const CONTINUABLE: [&[&str]; 10] = [
     &["spec", "tracking"],
     &["spec", "workers"],
     &["spec", "runPolicy"],
+    &["spec", "managedBy"],
 ];
 
 /// What must be the same for a run to be continued, as text.

@@ -56,7 +56,7 @@ impl fmt::Display for Explanation {
 /// Why a job is as it is.
 pub(crate) fn explain(snapshot: &JobSnapshot) -> Explanation {
     let status = status_of(&snapshot.job);
-    let said = is_left_alone(snapshot)
+    let said = is_left_alone(snapshot, &status)
         .or_else(|| unseen(snapshot, &status))
         .or_else(|| ended(snapshot, &status))
         .or_else(|| invalid(snapshot, &status))
@@ -70,11 +70,20 @@ pub(crate) fn explain(snapshot: &JobSnapshot) -> Explanation {
 }
 
 /// A job that another controller works on.
-fn is_left_alone(snapshot: &JobSnapshot) -> Option<Explanation> {
-    let managed_by = snapshot.prepared.as_ref().ok()?.job.spec().run_policy.managed_by.clone()?;
+fn is_left_alone(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option<Explanation> {
+    let managed_by = snapshot.prepared.as_ref().ok()?.job.spec().managed_by.clone()?;
+    if managed_by == rlt_operator::queue::MULTIKUEUE {
+        let has_status = !status.conditions.is_empty();
+        return (!has_status).then(|| {
+            Explanation::new(
+                "waits for MultiKueue to run it in another cluster, which has reported nothing yet",
+            )
+            .so("see why its Workload waits: kubectl describe workloads.kueue.x-k8s.io")
+        });
+    }
     (managed_by != rlt_operator::labels::CONTROLLER).then(|| {
-        Explanation::new(format!("is left alone: spec.runPolicy.managedBy names `{managed_by}`"))
-            .so("ask that controller, or make the job anew without spec.runPolicy.managedBy")
+        Explanation::new(format!("is left alone: spec.managedBy names `{managed_by}`"))
+            .so("ask that controller, or make the job anew without spec.managedBy")
     })
 }
 

@@ -62,6 +62,15 @@ fn snapshot(workers: Value, run_policy: Value, status: Value) -> JobSnapshot {
     }
 }
 
+fn managed_by(controller: &str, status: Value) -> JobSnapshot {
+    let mut snapshot = plain(status);
+    let mut spec: Value = serde_json::from_str(&snapshot.job.spec).unwrap();
+    spec["managedBy"] = controller.into();
+    snapshot.job.spec = spec.to_string();
+    snapshot.prepared = Prepared::new(&snapshot.job);
+    snapshot
+}
+
 fn plain(status: Value) -> JobSnapshot {
     snapshot(json!({}), json!({}), status)
 }
@@ -133,7 +142,15 @@ fn a_change_was_not_seen() {
 
 #[test]
 fn another_controller_works_on_it() {
-    explained!(snapshot(json!({}), json!({"managedBy": "kueue.x-k8s.io/multikueue"}), json!({})));
+    explained!(managed_by("example.com/other", json!({})));
+}
+
+#[test]
+fn multikueue_runs_it_in_another_cluster() {
+    explained!(managed_by("kueue.x-k8s.io/multikueue", json!({})));
+    let runs = status("PodsReady", "WorkersRunning", "2/2 workers are ready", json!({}));
+    let elsewhere = explain(&managed_by("kueue.x-k8s.io/multikueue", runs.clone()));
+    assert_eq!(elsewhere, explain(&plain(runs)), "what that cluster reports is explained as anything else");
 }
 
 #[test]

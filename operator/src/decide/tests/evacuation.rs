@@ -105,7 +105,7 @@ fn workers_whose_nodes_a_queue_chose_leave_a_node_that_ends_but_none_with_a_prob
         queue: Some("team".into()),
         is_served: true,
         workload: Some(Arc::new(workload)),
-        wanted: None,
+        ..crate::queue::NO_QUEUE
     };
     let workers: Vec<_> = both().into_iter().map(Arc::new).collect();
     let leaves = |state: NodeState| {

@@ -1,0 +1,93 @@
+//! What the operator does in the manager cluster of MultiKueue about a job that runs in another cluster: it
+//! keeps the job's Workload, as Kueue does for the kinds that it knows. Status and end come from there.
+
+use rlt_api::status::RLTrainingJobStatus;
+
+use super::queue::is_outdated;
+use crate::queue::{Queueing, WorkloadAction};
+
+/// What to change about the Workload of a job that MultiKueue manages. MultiKueue removes the job from the
+/// other cluster once its Workload here is deleted or has no quota; it sets `Finished` itself.
+pub fn dispatch(
+    queueing: &Queueing,
+    status: &RLTrainingJobStatus,
+    is_suspended: bool,
+) -> Option<WorkloadAction> {
+    if !queueing.is_served || status.completion_time.is_some() {
+        return None;
+    }
+    let wants_place = queueing.queue.is_some() && !is_suspended;
+    let Some(workload) = &queueing.workload else {
+        return wants_place.then_some(WorkloadAction::Create);
+    };
+    if workload.is_deleting || workload.is_finished {
+        return None;
+    }
+    if !wants_place {
+        return Some(WorkloadAction::Delete(workload.clone()));
+    }
+    if workload.unreadable.is_some() {
+        return None;
+    }
+    if is_outdated(queueing, workload) {
+        return Some(WorkloadAction::Delete(workload.clone()));
+    }
+    (workload.eviction.is_some() && workload.has_quota).then(|| WorkloadAction::Release(workload.clone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::queue::{NO_QUEUE, Workload};
+    use crate::worker::Explanation;
+
+    fn asked(workload: Option<Workload>) -> Queueing {
+        Queueing {
+            queue: Some("team".into()),
+            is_served: true,
+            workload: workload.map(Arc::new),
+            wanted: Some("d".into()),
+            ..NO_QUEUE
+        }
+    }
+
+    fn waiting() -> Workload {
+        Workload { name: "w".into(), uid: "w".into(), digest: Some("d".into()), ..Workload::default() }
+    }
+
+    fn action(queueing: &Queueing) -> Option<WorkloadAction> {
+        dispatch(queueing, &RLTrainingJobStatus::default(), false)
+    }
+
+    #[test]
+    fn a_job_of_another_cluster_asks_its_queue_here_and_gives_its_place_back() {
+        assert_eq!(action(&asked(None)), Some(WorkloadAction::Create));
+        assert_eq!(action(&asked(Some(waiting()))), None);
+        let admitted = Workload { has_quota: true, is_admitted: true, digest: None, ..waiting() };
+        assert_eq!(action(&asked(Some(admitted.clone()))), None, "reserved quota is kept");
+        let eviction = Some(Explanation { reason: "Preempted".into(), message: String::new() });
+        let evicted = Workload { eviction, ..admitted };
+        assert_eq!(action(&asked(Some(evicted.clone()))), Some(WorkloadAction::Release(Arc::new(evicted))));
+        let outdated = Workload { digest: None, ..waiting() };
+        assert_eq!(action(&asked(Some(outdated.clone()))), Some(WorkloadAction::Delete(Arc::new(outdated))));
+        let unserved = Queueing { is_served: false, ..asked(None) };
+        assert_eq!((action(&unserved), action(&NO_QUEUE)), (None, None));
+    }
+
+    #[test]
+    fn a_suspended_job_gives_its_workload_up_and_a_finished_one_asks_for_none() {
+        let suspended = |queueing: &Queueing| dispatch(queueing, &RLTrainingJobStatus::default(), true);
+        assert_eq!(suspended(&asked(None)), None);
+        let delete = Some(WorkloadAction::Delete(Arc::new(waiting())));
+        assert_eq!(suspended(&asked(Some(waiting()))), delete);
+        assert_eq!(action(&Queueing { queue: None, ..asked(Some(waiting())) }), delete);
+        // The Workload is finished by MultiKueue shortly before or after the last status arrives.
+        let finished = Workload { is_finished: true, ..waiting() };
+        assert_eq!(action(&asked(Some(finished))), None);
+        let time = Some("2027-01-15T07:00:00Z".to_owned());
+        let ended = RLTrainingJobStatus { completion_time: time, ..RLTrainingJobStatus::default() };
+        assert_eq!(dispatch(&asked(None), &ended, false), None);
+    }
+}
