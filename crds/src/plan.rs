@@ -31,7 +31,9 @@ pub use machine::{Flops, MEMORY_LABEL, Machine, PRODUCT_LABEL, UnknownGpu};
 pub use memory::{MemoryPlan, MemoryTerm, Phase, PhaseMemory, Place};
 pub use restarts::{restarts_in, restarts_line, retries_left};
 pub use speed::{Bound, MeanLengths, PhaseSpeed, SpeedPlan, UnfitLength};
-pub use workers::{EnvironmentVariable, Mesh, Misfit, RENDEZVOUS_PORT, WorkerGroup, check_model};
+pub use workers::{
+    EnvironmentVariable, Mesh, Misfit, RENDEZVOUS_PORT, TRAINER_GROUP, WorkerGroup, check_model,
+};
 pub(crate) use workers::{deals_out_heads, legal_degrees, slices_layers};
 
 use crate::ValidatedJob;

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::{Api, Client};
+use rlt_api::plan::WorkerGroup;
 
 pub use error::ApplyError;
 pub use nodes::{read_node_labels, read_nodes};
@@ -78,26 +79,23 @@ pub async fn apply(
     }
     let attempt = decision.status.attempt.unwrap_or(1);
     let workers = index.workers(&input.job.key());
-    let is_first =
-        |worker: &&Arc<Worker>| worker.idx == 0 && worker.attempt == attempt && worker.is_reachable();
-    let first = workers.iter().find(is_first).map(Arc::as_ref);
-    let objects = JobChildren::new(client, index, input);
-    objects.apply_prerequisites(first).await?;
+    let objects = JobChildren::new(client, index, input, reachable_firsts(input, &workers, attempt));
+    objects.apply_prerequisites().await?;
     let pods = async {
         if decision.start.is_empty() {
             return Ok(());
         }
-        let placement = Box::pin(gang::prepare(client, index, input, cluster, attempt)).await?;
+        let placements = Box::pin(gang::prepare(client, index, input, cluster, attempt)).await?;
         let failures_by_node = &avoided_nodes(index, decision);
         let retries_left = decide::retries_left(input.prepared, &decision.status);
         let retries_left = retries_left.as_ref();
-        let attempt_pods =
-            pods::AttemptPods { input, placement: &placement, failures_by_node, attempt, retries_left };
+        let placements = &placements;
+        let attempt_pods = pods::AttemptPods { input, placements, failures_by_node, attempt, retries_left };
         pods::start(access, &attempt_pods, &decision.start).await
     };
     // An error in one branch does not cancel calls in the other.
     let (supplied, started) = futures::join!(objects.apply_volumes(), pods);
-    let network = objects.apply_network(first).await;
+    let network = objects.apply_network().await;
     ApplyError::first_of([supplied, started, network])
 }
 
@@ -112,6 +110,24 @@ pub async fn change_workload(
     action: &WorkloadAction,
 ) -> Result<(), ApplyError> {
     queue::apply(access.client, access.index, input, queueing, action).await
+}
+
+/// Each group of workers, with its first worker where others can reach that one.
+fn reachable_firsts<'a>(
+    input: &BuildInput<'a>,
+    workers: &'a [Arc<Worker>],
+    attempt: u32,
+) -> Vec<(&'a WorkerGroup, Option<&'a Worker>)> {
+    let first_of = |group: &WorkerGroup| {
+        let is_first = |worker: &&Arc<Worker>| {
+            worker.idx == 0
+                && *worker.group == *group.name
+                && worker.attempt == attempt
+                && worker.is_reachable()
+        };
+        workers.iter().find(is_first).map(Arc::as_ref)
+    };
+    input.prepared.plan.worker_groups.iter().map(|group| (group, first_of(group))).collect()
 }
 
 /// Nodes on which the job failed, and at most as many others as a status has that are impaired now.

@@ -18,6 +18,7 @@ use std::fmt::Write as _;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use rlt_api::Defaults;
+use rlt_api::plan::WorkerGroup;
 use rlt_api::spec::Device;
 use sha2::{Digest as _, Sha256};
 
@@ -26,7 +27,7 @@ pub use claim::storage_claim;
 pub use manifest::{config_map, content_digest};
 pub use network::{endpoint, endpoint_digest, service, service_account};
 pub use network_policy::network_policy;
-pub use placement::{Flavor, Placement, PlacementConflict};
+pub use placement::{Flavor, Flavors, Placement, PlacementConflict};
 pub use pod::{allow_restarts, pod};
 pub use pod_group::{Gang, gang, pod_group, pod_group_kind, pod_group_name};
 use serde_json::Value;
@@ -98,6 +99,22 @@ impl BuildInput<'_> {
         self.job.name()
     }
 
+    /// Whether a group of workers is the first one, whose objects are named and labelled as if there were no
+    /// other.
+    fn is_first(&self, group: &WorkerGroup) -> bool {
+        self.prepared.plan.worker_groups.first() == Some(group)
+    }
+
+    /// As [`Self::metadata`], for an object of a group of workers.
+    fn metadata_of(&self, group: &WorkerGroup, name: String) -> ObjectMeta {
+        let mut metadata = self.metadata(name);
+        if !self.is_first(group) {
+            let labels = metadata.labels.get_or_insert_default();
+            labels.insert(labels::WORKER_GROUP.to_owned(), group.name.clone());
+        }
+        metadata
+    }
+
     /// Name, labels and owner of an object of the job.
     fn metadata(&self, name: String) -> ObjectMeta {
         ObjectMeta {
@@ -129,15 +146,19 @@ pub enum ObjectError {
 pub fn objects(input: &BuildInput<'_>, attempt: u32) -> Result<Vec<Value>, ObjectError> {
     let mut objects =
         vec![serde_json::to_value(service_account(input))?, serde_json::to_value(config_map(input)?)?];
-    objects.extend(service(input).map(serde_json::to_value).transpose()?);
-    objects.extend(endpoint(input, None).map(serde_json::to_value).transpose()?);
+    let groups = &input.prepared.plan.worker_groups;
+    for group in groups {
+        objects.extend(service(input, group).map(serde_json::to_value).transpose()?);
+        objects.extend(endpoint(input, group, None).map(serde_json::to_value).transpose()?);
+    }
     objects.extend(storage_claim(input).map(serde_json::to_value).transpose()?);
     objects.extend(network_policy(input).map(serde_json::to_value).transpose()?);
     let asked_for = queue::asked_for(input.job).map(|queue| workload(input, queue, None));
     objects.extend(asked_for.map(serde_json::to_value).transpose()?);
-    let workers = (0..).map_while(|worker_idx| pod(input, attempt, worker_idx));
-    for worker in workers {
-        objects.push(serde_json::to_value(worker)?);
+    for group in groups {
+        for worker_idx in 0..group.num_workers {
+            objects.push(serde_json::to_value(pod(input, attempt, group, worker_idx))?);
+        }
     }
     Ok(objects)
 }
@@ -147,7 +168,7 @@ pub fn config_map_name(job: &str) -> String {
     format!("{job}-manifest")
 }
 
-/// Name of the Service, and of the ServiceAccount, of a job's workers.
+/// Name of the ServiceAccount and the NetworkPolicy of a job's workers.
 pub fn workers_name(job: &str) -> String {
     format!("{job}-trainer")
 }

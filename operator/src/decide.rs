@@ -32,6 +32,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
+use rlt_api::plan::TRAINER_GROUP;
 use rlt_api::status::{CheckpointStatus, CommitStatus, Progress, RLTrainingJobStatus};
 use rlt_api::{FailureCause, Reason};
 
@@ -40,6 +41,7 @@ use crate::nodes::{NodeLabels, NodeStates};
 use crate::prepare::{Invalid, Prepared};
 use crate::queue::{Queueing, WorkloadAction};
 use crate::worker::Worker;
+use crate::worker_id::WorkerId;
 pub use apply_failure::ApplyFailure;
 pub use conditions::JobState;
 pub use dispatch::dispatch;
@@ -99,8 +101,8 @@ pub struct Decision {
     pub queue: Option<WorkloadAction>,
     /// Whether the job's other children have to exist.
     pub needs_children: bool,
-    /// Indices of the workers to start.
-    pub start: Vec<u32>,
+    /// The workers to start.
+    pub start: Vec<WorkerId>,
     /// Whether the job itself is to be deleted.
     pub delete_job: bool,
     /// The status to write.
@@ -225,7 +227,7 @@ struct Round<'a> {
     pods: JobPods<'a>,
     status: RLTrainingJobStatus,
     delete: Vec<Deletion>,
-    start: Vec<u32>,
+    start: Vec<WorkerId>,
 }
 
 impl<'a> Round<'a> {
@@ -234,7 +236,7 @@ impl<'a> Round<'a> {
         status.observed_generation = Some(input.generation);
         let attempt = status.attempt.unwrap_or(1);
         let pods = JobPods::new(input.workers, attempt, &input.prepared.plan);
-        status.selector = Some(labels::selector_of_workers(input.prepared.job.name(), pods.group()));
+        status.selector = Some(labels::selector_of_workers(input.prepared.job.name(), TRAINER_GROUP));
         Self { input, pods, status, delete: Vec::new(), start: Vec::new() }
     }
 
@@ -277,9 +279,11 @@ impl<'a> Round<'a> {
 
     fn decide(mut self, state: JobState, requeue_after: Option<Duration>) -> Decision {
         if !self.is_finished() || self.input.status.completion_time.is_none() {
-            let topology = topology::topology(&self, topology::known(&self.status));
-            self.pods.count(self.start.len(), &mut self.status);
-            self.status.worker_groups.iter_mut().for_each(|group| group.topology.clone_from(&topology));
+            let topologies = topology::topologies(&self);
+            self.pods.count(&self.start, &mut self.status);
+            for (group, topology) in self.status.worker_groups.iter_mut().zip(topologies) {
+                group.topology = topology;
+            }
             self.take_report();
             self.status.resolved = Some(self.input.prepared.resolved_numbers());
         }

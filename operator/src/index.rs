@@ -17,6 +17,7 @@ use crate::nodes::{NodeSignals, Nodes};
 use crate::pod_defaults::PodDefaults;
 use crate::queue::Workload;
 use crate::worker::{JobKey, Worker};
+use crate::worker_id::GroupName;
 
 /// UIDs of deleted pods that are kept, so that a late answer to their creation does not enter them again.
 const MAX_GONE: usize = 4096;
@@ -40,14 +41,29 @@ pub enum Child {
     PodGroup,
 }
 
-/// The children of a job besides its pods, each with the digest of what it was built from, if it has one.
-pub type Children = BTreeMap<Child, Option<String>>;
-
-/// A child of a job besides its pods: its kind and its digest.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ChildEntry {
+/// Which child of a job it is.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ChildId {
     /// Its kind.
     pub child: Child,
+    /// The group of workers that it is for; the first one's name where it is for the whole job.
+    pub group: GroupName,
+}
+
+impl From<Child> for ChildId {
+    fn from(child: Child) -> Self {
+        Self { child, group: GroupName::default() }
+    }
+}
+
+/// The children of a job besides its pods, each with the digest of what it was built from, if it has one.
+pub type Children = BTreeMap<ChildId, Option<String>>;
+
+/// A child of a job besides its pods: which one, and its digest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChildEntry {
+    /// Which one.
+    pub id: ChildId,
     /// The digest of what it was built from, if it has one.
     pub digest: Option<String>,
 }
@@ -128,15 +144,15 @@ impl Entry for ChildEntry {
     const CHANGES_DECISIONS: bool = false;
 
     fn enter(self, objects: &mut Objects) {
-        objects.children.insert(self.child, self.digest);
+        objects.children.insert(self.id, self.digest);
     }
 
     fn remove(&self, objects: &mut Objects) {
-        objects.children.remove(&self.child);
+        objects.children.remove(&self.id);
     }
 
     fn clear(child: Child, objects: &mut Objects) {
-        objects.children.remove(&child);
+        objects.children.retain(|id, _| id.child != child);
     }
 }
 

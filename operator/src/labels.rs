@@ -16,7 +16,7 @@ pub const CONTROLLER: &str = "rltraining.dev/operator";
 pub const JOB_UID: &str = "rltraining.dev/job-uid";
 /// The name of the job, for people.
 pub const JOB_NAME: &str = "rltraining.dev/job-name";
-/// The group of a worker.
+/// The group of a worker, and of what is there for a group other than the first.
 pub const WORKER_GROUP: &str = "rltraining.dev/worker-group";
 /// The index of a worker in its group, from 0.
 pub const WORKER_IDX: &str = "rltraining.dev/worker-index";

@@ -37,6 +37,7 @@ mod run;
 pub mod seen;
 pub mod watch;
 pub mod worker;
+pub mod worker_id;
 pub mod written;
 
 pub use args::{Args, PullPolicy};

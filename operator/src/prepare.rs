@@ -1,11 +1,11 @@
 //! From a resource to a validated job and its plan, once for every generation of its specification.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rlt_api::plan::model_config::ModelConfigError;
-use rlt_api::plan::{self, Plan};
-use rlt_api::spec::Device;
+use rlt_api::plan::{self, Plan, WorkerGroup};
 use rlt_api::status::ResolvedNumbers;
 use rlt_api::{Reason, ValidatedJob};
 
@@ -13,6 +13,7 @@ use crate::build::PodSettings;
 use crate::job::Job;
 use crate::pod_defaults::{NAME, NamespaceDefaults};
 use crate::pod_template;
+use crate::worker_id::WorkerId;
 
 /// A job that holds every rule, and what follows from it.
 #[derive(Clone, Debug)]
@@ -95,10 +96,14 @@ impl Prepared {
         Ok(Self { job, plan, manifest_digest: OnceLock::new() })
     }
 
-    /// GPUs that each worker asks the cluster for.
+    /// GPUs that each worker of the first group asks the cluster for.
     pub fn gpus_per_worker(&self) -> u32 {
-        let group = self.plan.worker_groups.first().filter(|group| group.device == Device::Cuda);
-        group.map_or(0, |group| group.ranks_per_worker)
+        self.plan.worker_groups.first().map_or(0, WorkerGroup::gpus_per_worker)
+    }
+
+    /// A group of workers by its name.
+    pub fn group(&self, name: &str) -> Option<&WorkerGroup> {
+        self.plan.worker_groups.iter().find(|group| group.name == name)
     }
 
     /// Bytes of its node's memory that a worker needs at most, its ranks together.
@@ -166,11 +171,13 @@ impl PreparedJobs {
         outcome
     }
 
-    /// How many ranks each worker of a job runs; none where its latest generation is not known or invalid.
-    pub fn ranks_per_worker(&self, uid: &str) -> Option<u32> {
+    /// The ranks that a worker of a job runs; none where its latest generation is not known or invalid, or
+    /// has no such group.
+    pub fn ranks_of(&self, uid: &str, worker: &WorkerId) -> Option<Range<u32>> {
         let entries = self.lock();
-        let prepared = entries.get(uid)?.outcome.as_ref().ok()?;
-        prepared.plan.worker_groups.first().map(|group| group.ranks_per_worker)
+        let group = entries.get(uid)?.outcome.as_ref().ok()?.group(&worker.group)?;
+        let first_rank = group.first_rank(worker.idx);
+        Some(first_rank..first_rank.saturating_add(group.ranks_per_worker))
     }
 
     /// Forgets a job that is gone.

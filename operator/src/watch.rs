@@ -16,7 +16,7 @@ use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 
-use crate::index::{Child, ChildEntry, Entry, Index};
+use crate::index::{Child, ChildEntry, ChildId, Entry, Index};
 use crate::job::Job;
 use crate::labels;
 use crate::nodes::{NodeSignals, NodeState};
@@ -162,7 +162,10 @@ pub fn read_child(child: Child, metadata: &ObjectMeta) -> Option<(JobKey, ChildE
             name: label(labels::JOB_NAME)?.as_str().into(),
         })
     };
-    owner(metadata).or_else(by_labels).map(|key| (key, ChildEntry { child, digest }))
+    let group = metadata.labels.as_ref().and_then(|labels| labels.get(labels::WORKER_GROUP));
+    let group = group.map(|name| name.as_str().into()).unwrap_or_default();
+    let id = ChildId { child, group };
+    owner(metadata).or_else(by_labels).map(|key| (key, ChildEntry { id, digest }))
 }
 
 /// A change that a watch reports.

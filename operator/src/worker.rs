@@ -8,6 +8,7 @@ use k8s_openapi::jiff::Timestamp;
 use crate::index::version;
 use crate::labels;
 use crate::seen::SeenPod;
+use crate::worker_id::{GroupName, WorkerId};
 
 /// A pod of a job; by default one without a status.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,6 +19,8 @@ pub struct Worker {
     pub uid: Arc<str>,
     /// Its resource version, 0 where it cannot be compared.
     pub resource_version: u64,
+    /// Its group.
+    pub group: GroupName,
     /// Its index in its group, from 0.
     pub idx: u32,
     /// The attempt that it belongs to, from 1.
@@ -34,7 +37,7 @@ pub struct Worker {
     pub leaves_by: Option<Timestamp>,
     /// Its node.
     pub node: Option<Arc<str>>,
-    /// The IP of worker 0, which serves the rendezvous; others' are not kept.
+    /// The IP of a group's worker 0, which serves the rendezvous; others' are not kept.
     pub address: Option<Arc<str>>,
     /// How its container exited. Boxed like the fields below: few of thousands of pods have them.
     pub exit: Option<Box<Exit>>,
@@ -121,6 +124,7 @@ impl Worker {
             name: metadata.name.as_deref()?.into(),
             uid: metadata.uid.as_deref()?.into(),
             resource_version: metadata.resource_version.as_deref().map_or(0, version),
+            group: label(labels::WORKER_GROUP).map(|name| name.as_str().into()).unwrap_or_default(),
             idx,
             attempt: label(labels::ATTEMPT)?.parse().ok()?,
             phase,
@@ -138,6 +142,11 @@ impl Worker {
             explanation: explain(status).map(Box::new),
         };
         Some((owner, worker))
+    }
+
+    /// Which worker of its job it is.
+    pub fn id(&self) -> WorkerId {
+        WorkerId { group: self.group.clone(), idx: self.idx }
     }
 
     /// Whether its container has exited.

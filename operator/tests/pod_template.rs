@@ -37,7 +37,8 @@ fn prepared(workers: &Value, privileges: Privileges) -> Result<Prepared, Invalid
 fn pod_of(workers: &Value) -> Pod {
     let (job, settings) = (job(workers), settings(Privileges::default()));
     let prepared = Prepared::new(&job).unwrap();
-    build::pod(&BuildInput { job: &job, prepared: &prepared, settings: &settings }, 1, 0).unwrap()
+    let input = BuildInput { job: &job, prepared: &prepared, settings: &settings };
+    build::pod(&input, 1, &prepared.plan.worker_groups[0], 0)
 }
 
 fn spec_of(workers: &Value) -> PodSpec {

@@ -120,7 +120,10 @@ pub(crate) fn legal_degrees((num_heads, _): (u64, u64), fits: impl Fn(u32) -> bo
     format!("one of {}", degrees.map(|sp| sp.to_string()).collect::<Vec<_>>().join(", "))
 }
 
-/// Workers that are alike.
+/// The name of the group whose ranks train, which every job has and which is the first.
+pub const TRAINER_GROUP: &str = "trainer";
+
+/// Workers that are alike. The ranks of a group are a world of their own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WorkerGroup {
@@ -149,7 +152,7 @@ pub struct EnvironmentVariable {
 impl WorkerGroup {
     pub(super) fn trainer(job: &str, workers: &WorkersSpec, device: Device) -> Self {
         Self {
-            name: "trainer".into(),
+            name: TRAINER_GROUP.into(),
             job: job.into(),
             num_workers: workers.count,
             ranks_per_worker: workers.ranks_per_worker,
@@ -165,6 +168,16 @@ impl WorkerGroup {
     /// Name of the service that gives the first worker an address.
     pub fn service_name(&self) -> String {
         format!("{}-{}", self.job, self.name)
+    }
+
+    /// The first rank of a worker.
+    pub fn first_rank(&self, worker_idx: u32) -> u32 {
+        worker_idx.saturating_mul(self.ranks_per_worker)
+    }
+
+    /// GPUs that a worker asks the cluster for.
+    pub fn gpus_per_worker(&self) -> u32 {
+        if self.device == Device::Cuda { self.ranks_per_worker } else { 0 }
     }
 
     /// What tells a process which rank it is, in the names that torch's own launcher uses.

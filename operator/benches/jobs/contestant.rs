@@ -168,7 +168,8 @@ fn trainer_pod() -> PodSpec {
         traces: Vec::new(),
         pods: Default::default(),
     };
+    let group = &prepared.plan.worker_groups[0];
     let pod: Pod =
-        build::pod(&BuildInput { job: &job, prepared: &prepared, settings: &settings }, 1, 1).unwrap();
+        build::pod(&BuildInput { job: &job, prepared: &prepared, settings: &settings }, 1, group, 1);
     PodSpec { service_account_name: None, hostname: None, subdomain: None, ..pod.spec.unwrap() }
 }

@@ -3,17 +3,18 @@
 
 use std::fmt::Debug;
 
-use futures::future::{join, join3};
+use futures::future::{join, join_all};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use kube::{Api, Client, Resource};
+use rlt_api::plan::WorkerGroup;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::{ApplyError, creation, error};
 use crate::build::{self, BuildInput};
-use crate::index::{Child, ChildEntry, Children, Index};
+use crate::index::{Child, ChildEntry, ChildId, Children, Index};
 use crate::job::Job;
 use crate::labels;
 use crate::worker::{self, Worker};
@@ -25,83 +26,107 @@ pub(super) struct JobChildren<'a> {
     input: &'a BuildInput<'a>,
     job: &'a Job,
     known: Children,
+    /// Each group of workers, with its first worker where others can reach that one.
+    groups: Vec<(&'a WorkerGroup, Option<&'a Worker>)>,
 }
 
 impl<'a> JobChildren<'a> {
-    pub(super) fn new(client: &'a Client, index: &'a Index, input: &'a BuildInput<'a>) -> Self {
+    pub(super) fn new(
+        client: &'a Client,
+        index: &'a Index,
+        input: &'a BuildInput<'a>,
+        groups: Vec<(&'a WorkerGroup, Option<&'a Worker>)>,
+    ) -> Self {
         let job = input.job;
-        Self { client, index, input, job, known: index.children(&job.key()) }
+        Self { client, index, input, job, known: index.children(&job.key()), groups }
     }
 
     /// Children that must exist before pods: without their ServiceAccount pods are refused, and they must not
     /// find the manifest or the address of an earlier attempt.
-    pub(super) async fn apply_prerequisites(&self, first: Option<&Worker>) -> Result<(), ApplyError> {
+    pub(super) async fn apply_prerequisites(&self) -> Result<(), ApplyError> {
         let account = build::service_account(self.input);
         let digest = build::content_digest(&account).map(str::to_owned);
-        self.ensure(Child::ServiceAccount, digest, || Some(account)).await?;
-        if self.known.contains_key(&Child::ConfigMap) {
+        self.ensure(Child::ServiceAccount.into(), digest, || Some(account)).await?;
+        if self.is_known(Child::ConfigMap) {
             self.apply_config_map().await?;
         }
-        if first.is_none() && self.known.contains_key(&Child::Endpoint) {
-            self.apply_endpoint(None).await
-        } else {
-            Ok(())
+        for (group, first) in &self.groups {
+            if first.is_none() && self.known.contains_key(&id(Child::Endpoint, group)) {
+                self.apply_endpoint(group, None).await?;
+            }
         }
+        Ok(())
     }
 
     /// Children that pods mount: the ConfigMap and the claim.
     pub(super) async fn apply_volumes(&self) -> Result<(), ApplyError> {
         let manifest = async {
-            match self.known.contains_key(&Child::ConfigMap) {
+            match self.is_known(Child::ConfigMap) {
                 true => Ok(()),
                 false => self.apply_config_map().await,
             }
         };
-        let claim = self.ensure(Child::Claim, None, || build::storage_claim(self.input));
+        let claim = self.ensure(Child::Claim.into(), None, || build::storage_claim(self.input));
         // The ConfigMap does not depend on the claim: both are tried.
         let (manifest, claim) = join(manifest, claim).await;
         ApplyError::first_of([manifest, claim])
     }
 
     /// Children of the pods' network: Service, EndpointSlice, NetworkPolicy.
-    pub(super) async fn apply_network(&self, first: Option<&Worker>) -> Result<(), ApplyError> {
+    pub(super) async fn apply_network(&self) -> Result<(), ApplyError> {
+        let names = join_all(self.groups.iter().map(|(group, first)| self.apply_name(group, *first)));
+        let (names, policy) = join(names, self.apply_network_policy()).await;
+        ApplyError::first_of(names.into_iter().chain([policy]))
+    }
+
+    /// The name of a group's first worker: Service and EndpointSlice.
+    async fn apply_name(&self, group: &WorkerGroup, first: Option<&Worker>) -> Result<(), ApplyError> {
         let endpoint = async {
             match first {
-                Some(first) => self.apply_endpoint(Some(first)).await,
+                Some(first) => self.apply_endpoint(group, Some(first)).await,
                 None => Ok(()),
             }
         };
-        let service = self.ensure(Child::Service, None, || build::service(self.input));
-        let (service, policy, endpoint) = join3(service, self.apply_network_policy(), endpoint).await;
-        ApplyError::first_of([service, policy, endpoint])
+        let service = self.ensure(id(Child::Service, group), None, || build::service(self.input, group));
+        let (service, endpoint) = join(service, endpoint).await;
+        ApplyError::first_of([service, endpoint])
+    }
+
+    fn is_known(&self, child: Child) -> bool {
+        self.known.contains_key(&child.into())
     }
 
     async fn apply_config_map(&self) -> Result<(), ApplyError> {
         // Built only where the digest is not known: reconciles are frequent, and manifests are long.
         let made = &self.input.prepared.manifest_digest;
-        if made.get().is_some_and(|digest| self.known.get(&Child::ConfigMap) == Some(&Some(digest.clone()))) {
+        if made
+            .get()
+            .is_some_and(|digest| self.known.get(&Child::ConfigMap.into()) == Some(&Some(digest.clone())))
+        {
             return Ok(());
         }
         let config_map = build::config_map(self.input)
             .map_err(|source| ApplyError::Manifest { name: self.job.name().to_owned(), source })?;
         let digest = build::content_digest(&config_map).unwrap_or_default().to_owned();
-        self.ensure(Child::ConfigMap, Some(made.get_or_init(|| digest).clone()), || Some(config_map)).await
+        self.ensure(Child::ConfigMap.into(), Some(made.get_or_init(|| digest).clone()), || Some(config_map))
+            .await
     }
 
-    async fn apply_endpoint(&self, first: Option<&Worker>) -> Result<(), ApplyError> {
-        let digest = build::endpoint_digest(first);
-        self.ensure(Child::Endpoint, Some(digest), || build::endpoint(self.input, first)).await
+    async fn apply_endpoint(&self, group: &WorkerGroup, first: Option<&Worker>) -> Result<(), ApplyError> {
+        let digest = Some(build::endpoint_digest(first));
+        let wanted = || build::endpoint(self.input, group, first);
+        self.ensure(id(Child::Endpoint, group), digest, wanted).await
     }
 
     async fn apply_network_policy(&self) -> Result<(), ApplyError> {
         let Some(policy) = build::network_policy(self.input) else { return self.remove_policy().await };
         let digest = build::content_digest(&policy).map(str::to_owned);
-        self.ensure(Child::NetworkPolicy, digest, || Some(policy)).await
+        self.ensure(Child::NetworkPolicy.into(), digest, || Some(policy)).await
     }
 
     /// A NetworkPolicy that is no longer desired would still block traffic.
     async fn remove_policy(&self) -> Result<(), ApplyError> {
-        if !self.known.contains_key(&Child::NetworkPolicy) {
+        if !self.is_known(Child::NetworkPolicy) {
             return Ok(());
         }
         let api: Api<NetworkPolicy> = Api::namespaced(self.client.clone(), self.job.namespace());
@@ -111,7 +136,8 @@ impl<'a> JobChildren<'a> {
                 Err(ApplyError::Call { act: "delete network policy", name, source: error })
             }
             _ => {
-                self.index.remove(&self.job.key(), &ChildEntry { child: Child::NetworkPolicy, digest: None });
+                let entry = ChildEntry { id: Child::NetworkPolicy.into(), digest: None };
+                self.index.remove(&self.job.key(), &entry);
                 Ok(())
             }
         }
@@ -119,7 +145,7 @@ impl<'a> JobChildren<'a> {
 
     async fn ensure<K>(
         &self,
-        child: Child,
+        id: ChildId,
         digest: Option<String>,
         wanted: impl FnOnce() -> Option<K>,
     ) -> Result<(), ApplyError>
@@ -130,7 +156,7 @@ impl<'a> JobChildren<'a> {
             + Serialize
             + DeserializeOwned,
     {
-        let known = self.known.get(&child);
+        let known = self.known.get(&id);
         if known == Some(&digest) {
             return Ok(());
         }
@@ -140,7 +166,7 @@ impl<'a> JobChildren<'a> {
             Some(_) => Box::pin(self.change(&wanted)).await?,
             None => Box::pin(self.make(&wanted)).await?,
         }
-        self.index.enter(&self.job.key(), ChildEntry { child, digest });
+        self.index.enter(&self.job.key(), ChildEntry { id, digest });
         Ok(())
     }
 
@@ -188,6 +214,11 @@ impl<'a> JobChildren<'a> {
             Err(source) => Err(ApplyError::Call { act: "change", name, source }),
         }
     }
+}
+
+/// A child of a group of workers.
+fn id(child: Child, group: &WorkerGroup) -> ChildId {
+    ChildId { child, group: group.name.as_str().into() }
 }
 
 /// Whether an object is ours, and of no job that still exists.

@@ -1,57 +1,70 @@
 //! Gang scheduling and placement: the PodGroup of an attempt, and what Kueue and schedulers add to its pods.
 
+use std::collections::BTreeMap;
+
 use kube::api::{DeleteParams, ListParams};
 use kube::core::DynamicObject;
 use kube::{Api, Client};
+use rlt_api::plan::WorkerGroup;
 
 use super::{ApplyError, ClusterState, creation, error};
-use crate::build::{self, BuildInput, Flavor, Gang, Placement};
+use crate::build::{self, BuildInput, Flavors, Gang, Placement};
 use crate::discovery;
-use crate::index::{Child, ChildEntry, Index};
+use crate::index::{Child, ChildEntry, ChildId, Index};
 use crate::job::Job;
 use crate::labels;
 use crate::queue::Workload;
 use crate::worker;
+use crate::worker_id::GroupName;
 
-/// Prepares the pods of an attempt.
+/// Prepares the pods of each group of an attempt.
 ///
 /// # Errors
-/// When the API server did not take the PodGroup, or a flavor is not there.
+/// When the API server did not take a PodGroup, or a flavor is not there.
 pub(super) async fn prepare(
     client: &Client,
     index: &Index,
     input: &BuildInput<'_>,
     cluster: &ClusterState<'_>,
     attempt: u32,
-) -> Result<Placement, ApplyError> {
-    let gang = build::gang(input, cluster.served);
-    if let Some(gang) = gang {
-        ensure(client, index, input, gang, attempt).await?;
+) -> Result<BTreeMap<GroupName, Placement>, ApplyError> {
+    let groups = || input.prepared.plan.worker_groups.iter();
+    for group in groups() {
+        if let Some(gang) = build::gang(input, group, cluster.served) {
+            ensure(client, index, input, (group, gang, attempt)).await?;
+        }
     }
     let queueing = cluster.queueing;
     let admitted =
         queueing.workload.as_deref().filter(|workload| queueing.queue.is_some() && workload.is_admitted);
-    let Some(workload) = admitted else { return Ok(Placement::new(input, attempt, gang, None)) };
-    let flavors = flavors(client, workload).await?;
-    Ok(Placement::new(input, attempt, gang, Some((workload, &flavors))))
+    let flavors = match admitted {
+        Some(workload) => flavors(client, workload).await?,
+        None => Flavors::new(),
+    };
+    let admission = admitted.map(|workload| (workload, &flavors));
+    let placement = |group: &WorkerGroup| {
+        let gang = build::gang(input, group, cluster.served);
+        Placement::new(input, (group, attempt), gang, admission)
+    };
+    Ok(groups().map(|group| (group.name.as_str().into(), placement(group))).collect())
 }
 
-/// Makes the PodGroup of an attempt, and removes those of earlier ones.
+/// Makes the PodGroup of a group of workers in an attempt, and removes those of earlier ones.
 async fn ensure(
     client: &Client,
     index: &Index,
     input: &BuildInput<'_>,
-    gang: Gang,
-    attempt: u32,
+    (group, gang, attempt): (&WorkerGroup, Gang, u32),
 ) -> Result<(), ApplyError> {
     let job = input.job;
+    let id = ChildId { child: Child::PodGroup, group: group.name.as_str().into() };
     let made_for = Some(attempt.to_string());
-    if index.children(&job.key()).get(&Child::PodGroup) == Some(&made_for) {
+    if index.children(&job.key()).get(&id) == Some(&made_for) {
         return Ok(());
     }
     let api: Api<DynamicObject> =
         Api::namespaced_with(client.clone(), job.namespace(), &build::pod_group_kind(gang));
-    let group = build::pod_group(input, gang, attempt);
+    let group = build::pod_group(input, group, gang, attempt);
     let name = group.metadata.name.clone().unwrap_or_default();
     match api.create(&creation(), &group).await {
         Ok(_) => {}
@@ -69,7 +82,7 @@ async fn ensure(
         let removed = api.delete_collection(&DeleteParams::default(), &earlier).await;
         removed.map_err(|source| ApplyError::Call { act: "delete the pod groups before", name, source })?;
     }
-    index.enter(&job.key(), ChildEntry { child: Child::PodGroup, digest: made_for });
+    index.enter(&job.key(), ChildEntry { id, digest: made_for });
     Ok(())
 }
 
@@ -85,9 +98,9 @@ async fn check_owner(api: &Api<DynamicObject>, job: &Job, name: &str) -> Result<
     Err(ApplyError::occupied(job, &found))
 }
 
-async fn flavors(client: &Client, workload: &Workload) -> Result<Vec<Flavor>, ApplyError> {
+async fn flavors(client: &Client, workload: &Workload) -> Result<Flavors, ApplyError> {
     let api: Api<DynamicObject> = Api::all_with(client.clone(), &discovery::kueue("ResourceFlavor"));
-    let mut flavors = Vec::new();
+    let mut flavors = Flavors::new();
     let names: std::collections::BTreeSet<_> =
         workload.assignments.iter().flat_map(|assignment| &assignment.flavors).collect();
     for name in names {
@@ -99,7 +112,7 @@ async fn flavors(client: &Client, workload: &Workload) -> Result<Vec<Flavor>, Ap
         let spec = found.data.get("spec").cloned().unwrap_or_default();
         let flavor =
             serde_json::from_value(spec).map_err(|source| ApplyError::Json { name: name.clone(), source })?;
-        flavors.push(flavor);
+        flavors.insert(name.clone(), flavor);
     }
     Ok(flavors)
 }

@@ -17,6 +17,7 @@ use crate::job::Job;
 use crate::nodes::NodeState;
 use crate::seen::SeenPod;
 use crate::worker::Worker;
+use crate::worker_id::{GroupName, WorkerId};
 
 /// Pods that are created first: a full quota costs at most this many calls.
 const FIRST_PODS: usize = 8;
@@ -61,8 +62,8 @@ pub(super) async fn delete(
 pub(super) struct AttemptPods<'a> {
     /// Their job.
     pub(super) input: &'a BuildInput<'a>,
-    /// What queues and schedulers add to each.
-    pub(super) placement: &'a Placement,
+    /// What queues and schedulers add to those of each group.
+    pub(super) placements: &'a BTreeMap<GroupName, Placement>,
     /// Nodes that its pods avoid, the more failures the stronger.
     pub(super) failures_by_node: &'a BTreeMap<String, u32>,
     /// The attempt, from 1.
@@ -76,30 +77,30 @@ pub(super) struct AttemptPods<'a> {
 pub(super) async fn start(
     access: Access<'_>,
     pods: &AttemptPods<'_>,
-    indices: &[u32],
+    workers: &[WorkerId],
 ) -> Result<(), ApplyError> {
-    let (first, others) = indices.split_at(indices.len().min(FIRST_PODS));
+    let (first, others) = workers.split_at(workers.len().min(FIRST_PODS));
     for wave in [first, others] {
-        let calls = wave.iter().copied().map(|idx| create(access, pods, idx));
+        let calls = wave.iter().cloned().map(|worker| create(access, pods, worker));
         stream::iter(calls).buffer_unordered(MAX_IN_FLIGHT).try_collect::<()>().await?;
     }
     Ok(())
 }
 
 /// A pod is built when the rate limiter lets its call through: pods that wait need no memory.
-async fn create(access: Access<'_>, pods: &AttemptPods<'_>, worker_idx: u32) -> Result<(), ApplyError> {
+async fn create(access: Access<'_>, pods: &AttemptPods<'_>, worker: WorkerId) -> Result<(), ApplyError> {
     let turn = access.limiter.turn(Importance::Change).await?;
-    Box::pin(make(access, pods, worker_idx, turn)).await
+    Box::pin(make(access, pods, &worker, turn)).await
 }
 
 async fn make(
     access: Access<'_>,
     pods: &AttemptPods<'_>,
-    worker_idx: u32,
+    worker: &WorkerId,
     turn: Turn,
 ) -> Result<(), ApplyError> {
     let Access { client, index, .. } = access;
-    let Some((name, body)) = pods.pod(worker_idx)? else { return Ok(()) };
+    let Some((name, body)) = pods.pod(worker)? else { return Ok(()) };
     let job = pods.input.job;
     let made = match post(client, job.namespace(), body, turn).await {
         Ok(made) => made,
@@ -117,9 +118,11 @@ async fn make(
 
 impl AttemptPods<'_> {
     /// The name of a pod and its JSON, which may have fields that `Pod` lacks.
-    fn pod(&self, worker_idx: u32) -> Result<Option<(String, Vec<u8>)>, ApplyError> {
-        let Self { input, placement, failures_by_node, attempt, retries_left } = *self;
-        let Some(pod) = build::pod(input, attempt, worker_idx) else { return Ok(None) };
+    fn pod(&self, worker: &WorkerId) -> Result<Option<(String, Vec<u8>)>, ApplyError> {
+        let Self { input, placements, failures_by_node, attempt, retries_left } = *self;
+        let group = input.prepared.group(&worker.group).zip(placements.get(&worker.group));
+        let Some((group, placement)) = group else { return Ok(None) };
+        let pod = build::pod(input, attempt, group, worker.idx);
         let name = pod.metadata.name.clone().unwrap_or_default();
         let refused =
             |conflict: PlacementConflict| ApplyError::Refused { message: format!("pod {name}: {conflict}") };

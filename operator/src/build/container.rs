@@ -8,8 +8,8 @@ use k8s_openapi::api::core::v1::{
     SecretKeySelector, SecurityContext, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use rlt_api::plan::RENDEZVOUS_PORT;
-use rlt_api::spec::{Device, EnvSpec, ImagePullPolicy, ResourceClaimSpec};
+use rlt_api::plan::{RENDEZVOUS_PORT, WorkerGroup};
+use rlt_api::spec::{EnvSpec, ImagePullPolicy, ResourceClaimSpec};
 use rlt_channel::environment as channel;
 use rlt_traces::AttemptTrace;
 
@@ -21,24 +21,24 @@ use crate::worker::TRAINER_CONTAINER;
 pub(super) fn trainer(
     input: &BuildInput<'_>,
     attempt: u32,
-    worker_idx: u32,
+    (group, worker_idx): (&WorkerGroup, u32),
     mounts: Vec<VolumeMount>,
 ) -> Container {
     let workers = &input.prepared.job.spec().workers;
     let settings = input.settings;
     Container {
         name: TRAINER_CONTAINER.into(),
-        image: Some(workers.image.clone().unwrap_or_else(|| settings.image_for(device(input)).to_owned())),
+        image: Some(workers.image.clone().unwrap_or_else(|| settings.image_for(group.device).to_owned())),
         image_pull_policy: pull_policy(input),
-        command: Some(command(input)),
+        command: Some(command(input, group)),
         // So that a relative path in the manifest means beside the run folders, as it does where `rlctl
         // run` makes them.
         working_dir: Some(STORAGE_FOLDER.into()),
-        env: Some(variables(input, attempt, worker_idx)),
-        resources: Some(resources(input)),
+        env: Some(variables(input, attempt, group.first_rank(worker_idx))),
+        resources: Some(resources(input, group)),
         volume_mounts: Some(mounts),
         security_context: Some(unprivileged(&workers.pod.capabilities)),
-        ports: host_ports(input, worker_idx),
+        ports: host_ports(input, group, worker_idx),
         termination_message_policy: Some("FallbackToLogsOnError".into()),
         ..Container::default()
     }
@@ -54,8 +54,8 @@ fn pull_policy(input: &BuildInput<'_>) -> Option<String> {
 
 /// The trainer with the variables that all workers share, which are in a file: Kubernetes handles a pod's
 /// own again with every change of the pod.
-fn command(input: &BuildInput<'_>) -> Vec<String> {
-    let (variables, manifest) = (job_file(environment::KEY), job_file(MANIFEST_KEY));
+fn command(input: &BuildInput<'_>, group: &WorkerGroup) -> Vec<String> {
+    let (variables, manifest) = (job_file(&environment::key(input, group)), job_file(MANIFEST_KEY));
     let output = format!("{STORAGE_FOLDER}/runs/{}", input.name());
     ["rlt-trainer", "env", &variables, "launch", "--manifest", &manifest, "--output", &output]
         .map(str::to_owned)
@@ -63,13 +63,12 @@ fn command(input: &BuildInput<'_>) -> Vec<String> {
 }
 
 /// The job's own, and those by which this worker is told from the others.
-fn variables(input: &BuildInput<'_>, attempt: u32, worker_idx: u32) -> Vec<EnvVar> {
+fn variables(input: &BuildInput<'_>, attempt: u32, first_rank: u32) -> Vec<EnvVar> {
     let own = input.prepared.job.spec().workers.env.iter().map(own_variable);
     let parent = (!input.settings.traces.is_empty()).then(|| {
         let trace = AttemptTrace::of(input.job.uid(), attempt);
         plain(rlt_traces::TRACEPARENT, trace.traceparent())
     });
-    let first_rank = environment::first_rank(input, worker_idx);
     let ours = [plain(channel::RANK, first_rank.to_string()), plain(channel::ATTEMPT, attempt.to_string())];
     own.chain(ours).chain(parent).collect()
 }
@@ -92,20 +91,15 @@ fn own_variable(env: &EnvSpec) -> EnvVar {
     EnvVar { name: env.name.clone(), value, value_from: secret }
 }
 
-/// What the ranks of a worker compute on.
-fn device(input: &BuildInput<'_>) -> Device {
-    input.prepared.plan.worker_groups.first().map_or(Device::Cpu, |group| group.device)
-}
-
 /// Memory and GPUs are limits, because nobody can lend them; CPU time above the request is there for
 /// whoever needs it.
-fn resources(input: &BuildInput<'_>) -> ResourceRequirements {
+fn resources(input: &BuildInput<'_>, group: &WorkerGroup) -> ResourceRequirements {
     let resources = &input.prepared.job.spec().workers.resources;
     let quantity = |name: &str, amount: &String| (name.to_owned(), Quantity(amount.clone()));
     let mut limits = BTreeMap::new();
     limits.extend(resources.memory.as_ref().map(|memory| quantity("memory", memory)));
     limits.extend(resources.extra.iter().map(|(name, amount)| quantity(name, amount)));
-    let num_gpus = input.prepared.gpus_per_worker();
+    let num_gpus = group.gpus_per_worker();
     let claims = &input.prepared.job.spec().workers.pod.resource_claims;
     let has_claim_for_gpus = claims.iter().any(|claim| claim.gpus == Some(true));
     if num_gpus > 0 && !has_claim_for_gpus {
@@ -128,21 +122,21 @@ fn claims_of(claims: &[ResourceClaimSpec]) -> Option<Vec<ResourceClaim>> {
 
 /// On the network of its node a port is the node's: where the first worker names its own, the scheduler keeps
 /// two jobs that would listen at one port on different nodes.
-fn host_ports(input: &BuildInput<'_>, worker_idx: u32) -> Option<Vec<ContainerPort>> {
+fn host_ports(input: &BuildInput<'_>, group: &WorkerGroup, worker_idx: u32) -> Option<Vec<ContainerPort>> {
     let spec = input.prepared.job.spec();
-    let group = input.prepared.plan.worker_groups.first()?;
     let is_reached = worker_idx == 0 && group.num_workers * group.ranks_per_worker > 1;
     let rendezvous = is_reached.then_some(RENDEZVOUS_PORT);
     let metrics = spec.tracking.prometheus.as_ref().map(|prometheus| prometheus.port);
-    let ports: Vec<_> = [rendezvous, metrics.filter(|port| *port > 0 && worker_idx == 0)]
-        .into_iter()
-        .flatten()
-        .map(|port| ContainerPort {
-            container_port: port.into(),
-            host_port: Some(port.into()),
-            ..ContainerPort::default()
-        })
-        .collect();
+    let ports: Vec<_> =
+        [rendezvous, metrics.filter(|port| *port > 0 && worker_idx == 0 && input.is_first(group))]
+            .into_iter()
+            .flatten()
+            .map(|port| ContainerPort {
+                container_port: port.into(),
+                host_port: Some(port.into()),
+                ..ContainerPort::default()
+            })
+            .collect();
     (spec.workers.pod.host_network == Some(true) && !ports.is_empty()).then_some(ports)
 }
 

@@ -1,34 +1,35 @@
-//! The variables that all workers of a job share, in a file of its ConfigMap. What differs between workers or
-//! attempts is the container's.
+//! The variables that all workers of a group share, in a file of the job's ConfigMap. What differs between
+//! workers or attempts is the container's.
 
 use std::collections::BTreeMap;
 
+use rlt_api::plan::WorkerGroup;
 use rlt_channel::environment as channel;
 
 use super::volumes::{STORAGE_FOLDER, job_file};
 use super::{BuildInput, ChannelAccess};
 
-/// The key of the variables, and their file's name: a JSON object of strings, as `rlt-trainer env` reads it.
-pub(super) const KEY: &str = "environment.json";
+/// The key of the variables of a group, and their file's name: a JSON object of strings, as `rlt-trainer env`
+/// reads it.
+pub(super) fn key(input: &BuildInput<'_>, group: &WorkerGroup) -> String {
+    match input.is_first(group) {
+        true => "environment.json".to_owned(),
+        false => format!("environment-{}.json", group.name),
+    }
+}
 
 /// Where the trainer leaves its last error, and Kubernetes reads it unless a container says otherwise.
 const TERMINATION_MESSAGE_FILE: &str = "/dev/termination-log";
 
-/// The variables by their names.
-pub(super) fn shared(input: &BuildInput<'_>) -> BTreeMap<String, String> {
+/// The variables of a group by their names.
+pub(super) fn shared(input: &BuildInput<'_>, group: &WorkerGroup) -> BTreeMap<String, String> {
     let is_set = |name: &str| input.prepared.job.spec().workers.env.iter().any(|env| env.name == name);
     let defaults = defaults().into_iter().chain(input.settings.traces.iter().cloned());
     let mut variables: BTreeMap<_, _> = defaults.filter(|(name, _)| !is_set(name)).collect();
-    variables.extend(of_ranks(input));
+    variables.extend(of_ranks(group));
     variables.extend(of_job(input));
     variables.extend(input.settings.channel.iter().flat_map(of_channel));
     variables
-}
-
-/// The first rank of a worker.
-pub(super) fn first_rank(input: &BuildInput<'_>, worker_idx: u32) -> u32 {
-    let group = input.prepared.plan.worker_groups.first();
-    worker_idx * group.map_or(1, |group| group.ranks_per_worker)
 }
 
 /// Those that a job may set itself.
@@ -41,9 +42,8 @@ fn defaults() -> [(String, String); 3] {
 }
 
 /// What torch's own launcher tells a rank, but for the rank.
-fn of_ranks(input: &BuildInput<'_>) -> impl Iterator<Item = (String, String)> {
-    let group = input.prepared.plan.worker_groups.first();
-    let variables = group.and_then(|group| group.environment(0)).unwrap_or_default();
+fn of_ranks(group: &WorkerGroup) -> impl Iterator<Item = (String, String)> + use<> {
+    let variables = group.environment(0).unwrap_or_default();
     let shared = variables.into_iter().filter(|variable| variable.name != channel::RANK);
     shared.map(|variable| (variable.name.to_owned(), variable.value))
 }

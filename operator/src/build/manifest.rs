@@ -17,10 +17,11 @@ pub(super) const MANIFEST_KEY: &str = "manifest.yaml";
 /// # Errors
 /// [`ObjectError`], which would be a bug.
 pub fn config_map(input: &BuildInput<'_>) -> Result<ConfigMap, ObjectError> {
-    let mut data = BTreeMap::from([
-        (MANIFEST_KEY.to_owned(), input.prepared.job.to_yaml()?),
-        (environment::KEY.to_owned(), serde_json::to_string_pretty(&environment::shared(input))?),
-    ]);
+    let mut data = BTreeMap::from([(MANIFEST_KEY.to_owned(), input.prepared.job.to_yaml()?)]);
+    for group in &input.prepared.plan.worker_groups {
+        let variables = serde_json::to_string_pretty(&environment::shared(input, group))?;
+        data.insert(environment::key(input, group), variables);
+    }
     if let Some(channel) = &input.settings.channel {
         data.insert(rlt_channel::environment::CA_KEY.into(), channel.authority_pem.clone());
     }

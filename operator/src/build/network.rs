@@ -11,15 +11,15 @@ use crate::worker::Worker;
 /// Name of the one port.
 const PORT_NAME: &str = "rendezvous";
 
-/// The headless Service behind the first worker's name. It selects nothing: the operator itself knows the one
-/// address that matters, and whoever follows selectors would write it twice and look at every pod of the
-/// namespace for it. `None` where there is only one worker.
-pub fn service(input: &BuildInput<'_>) -> Option<Service> {
-    gang(input)?;
+/// The headless Service behind the name of a group's first worker. It selects nothing: the operator itself
+/// knows the one address that matters, and whoever follows selectors would write it twice and look at every
+/// pod of the namespace for it. `None` where there is only one worker.
+pub fn service(input: &BuildInput<'_>, group: &WorkerGroup) -> Option<Service> {
+    gang(group)?;
     let port =
         ServicePort { name: Some(PORT_NAME.into()), port: RENDEZVOUS_PORT.into(), ..ServicePort::default() };
     Some(Service {
-        metadata: input.metadata(workers_name(input.name())),
+        metadata: input.metadata_of(group, group.service_name()),
         spec: Some(ServiceSpec {
             cluster_ip: Some("None".into()),
             ports: Some(vec![port]),
@@ -31,10 +31,14 @@ pub fn service(input: &BuildInput<'_>) -> Option<Service> {
 
 /// The address of the first worker under its name, or nobody's: the name of a gang never leads to a worker
 /// that is gone. `None` where there is only one worker.
-pub fn endpoint(input: &BuildInput<'_>, first: Option<&Worker>) -> Option<EndpointSlice> {
-    let group = gang(input)?;
-    let name = workers_name(input.name());
-    let mut metadata = input.metadata(name.clone());
+pub fn endpoint(
+    input: &BuildInput<'_>,
+    group: &WorkerGroup,
+    first: Option<&Worker>,
+) -> Option<EndpointSlice> {
+    gang(group)?;
+    let name = group.service_name();
+    let mut metadata = input.metadata_of(group, name.clone());
     metadata.labels.get_or_insert_default().extend([
         ("kubernetes.io/service-name".to_owned(), name),
         ("endpointslice.kubernetes.io/managed-by".to_owned(), labels::OPERATOR.to_owned()),
@@ -63,8 +67,8 @@ pub fn endpoint_digest(first: Option<&Worker>) -> String {
     digest(first.into_iter().flat_map(|worker| [&*worker.uid, worker.address.as_deref().unwrap_or("")]))
 }
 
-fn gang<'a>(input: &BuildInput<'a>) -> Option<&'a WorkerGroup> {
-    input.prepared.plan.worker_groups.first().filter(|group| group.num_workers > 1)
+fn gang(group: &WorkerGroup) -> Option<&WorkerGroup> {
+    Some(group).filter(|group| group.num_workers > 1)
 }
 
 fn reached(input: &BuildInput<'_>, group: &WorkerGroup, worker: &Worker, address: &str) -> Endpoint {

@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::{
     Affinity, Pod, PodAffinity, PodAffinityTerm, PodSchedulingGate, Toleration, WeightedPodAffinityTerm,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
+use rlt_api::plan::WorkerGroup;
 use serde::Deserialize;
 use serde_json::json;
 
@@ -24,6 +25,9 @@ const KUEUE_TOPOLOGY_LABEL: &str = "kueue.x-k8s.io/tas";
 const KUEUE_TOPOLOGY_GATE: &str = "kueue.x-k8s.io/topology";
 /// The weight of a wish, at which none is heavier.
 const WEIGHT: i32 = 100;
+
+/// The flavors of a Workload's assignments, by name.
+pub type Flavors = BTreeMap<String, Flavor>;
 
 /// The nodes of a flavor of resources.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -69,28 +73,28 @@ pub struct PlacementConflict {
 }
 
 impl Placement {
-    /// The placement of an attempt in a gang, as far as one is known, and on the nodes that a queue has set
-    /// aside.
+    /// The placement of a group of workers of an attempt, in a gang as far as one is known, and on the nodes
+    /// that a queue has set aside.
     pub fn new(
         input: &BuildInput<'_>,
-        attempt: u32,
+        (group, attempt): (&WorkerGroup, u32),
         gang: Option<Gang>,
-        admission: Option<(&Workload, &[Flavor])>,
+        admission: Option<(&Workload, &Flavors)>,
     ) -> Self {
         let mut placement = Self::default();
         if let Some(gang) = gang {
-            placement.join(gang, pod_group_name(input.name(), attempt));
+            placement.join(gang, pod_group_name(group, attempt));
         }
         if let Some((workload, flavors)) = admission {
-            placement.admit(input, workload, flavors);
+            placement.admit(group, workload, flavors);
         }
         if placement.gates.is_empty() {
-            placement.slice = slice(input, attempt);
+            placement.slice = slice(input, group, attempt);
         }
         // Volcano and Kueue place workers side by side themselves. Kubernetes' PodGroup may have lost its
         // constraint to a feature gate that is off, which nobody would be told.
         if gang != Some(Gang::Volcano) && placement.gates.is_empty() {
-            placement.affinity = affinity(input, attempt);
+            placement.affinity = affinity(input, group, attempt);
         }
         placement
     }
@@ -103,15 +107,15 @@ impl Placement {
         }
     }
 
-    fn admit(&mut self, input: &BuildInput<'_>, workload: &Workload, flavors: &[Flavor]) {
-        let Some(group) = input.prepared.plan.worker_groups.first() else { return };
+    fn admit(&mut self, group: &WorkerGroup, workload: &Workload, flavors: &Flavors) {
         self.labels.insert(KUEUE_POD_SET_LABEL.into(), group.name.clone());
         self.annotations.insert(KUEUE_WORKLOAD_ANNOTATION.into(), workload.name.clone());
         if workload.assignments.iter().any(|one| one.name == group.name && one.has_topology) {
             self.labels.insert(KUEUE_TOPOLOGY_LABEL.into(), "true".into());
             self.gates.push(PodSchedulingGate { name: KUEUE_TOPOLOGY_GATE.into() });
         }
-        for flavor in flavors {
+        let assigned = workload.assignments.iter().filter(|one| one.name == group.name);
+        for flavor in assigned.flat_map(|one| &one.flavors).filter_map(|name| flavors.get(name)) {
             self.node_selector.extend(flavor.node_labels.clone());
             self.tolerations.extend(flavor.tolerations.iter().cloned());
         }
@@ -183,19 +187,21 @@ fn add_affinity(own: &mut Affinity, more: &Affinity) {
     }
 }
 
-/// Labels that all workers of an attempt have, and nobody else.
-fn workers_of(input: &BuildInput<'_>, attempt: u32) -> BTreeMap<String, String> {
+/// Labels that all workers of a group have in an attempt, and nobody else.
+fn workers_of(input: &BuildInput<'_>, group: &WorkerGroup, attempt: u32) -> BTreeMap<String, String> {
     let job = (labels::JOB_UID.to_owned(), input.job.uid().to_owned());
-    [job, (labels::ATTEMPT.to_owned(), attempt.to_string())].into()
+    let has_others = input.prepared.plan.worker_groups.len() > 1;
+    let group = has_others.then(|| (labels::WORKER_GROUP.to_owned(), group.name.clone()));
+    [job, (labels::ATTEMPT.to_owned(), attempt.to_string())].into_iter().chain(group).collect()
 }
 
 fn worker_idx(pod: &Pod) -> Option<u32> {
     pod.metadata.labels.as_ref()?.get(labels::WORKER_IDX)?.parse().ok()
 }
 
-fn slice(input: &BuildInput<'_>, attempt: u32) -> Option<Slice> {
+fn slice(input: &BuildInput<'_>, group: &WorkerGroup, attempt: u32) -> Option<Slice> {
     let slice = input.prepared.job.spec().workers.topology.as_ref()?.slice.as_ref()?;
-    let workers = workers_of(input, attempt);
+    let workers = workers_of(input, group, attempt);
     Some(Slice { label: slice.required.clone(), size: slice.size, workers })
 }
 
@@ -227,12 +233,12 @@ fn require(affinity: &mut Affinity, term: PodAffinityTerm) {
 }
 
 /// Workers of one attempt near to each other, where the job wants it.
-fn affinity(input: &BuildInput<'_>, attempt: u32) -> Option<Affinity> {
+fn affinity(input: &BuildInput<'_>, group: &WorkerGroup, attempt: u32) -> Option<Affinity> {
     let topology = input.prepared.job.spec().workers.topology.as_ref()?;
     if topology.required.is_none() && topology.preferred.is_none() {
         return None;
     }
-    let workers = workers_of(input, attempt);
+    let workers = workers_of(input, group, attempt);
     let near = |key: &String| PodAffinityTerm {
         label_selector: Some(LabelSelector {
             match_labels: Some(workers.clone()),

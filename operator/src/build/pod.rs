@@ -1,10 +1,11 @@
-//! The pod of one worker. Its name is a function of job and index, so that the API server itself refuses a
-//! second one.
+//! The pod of one worker. Its name is a function of job, group and index, so that the API server itself
+//! refuses a second one.
 
 use k8s_openapi::api::core::v1::{
     EnvVar, LocalObjectReference, Pod, PodResourceClaim, PodSecurityContext, PodSpec, SeccompProfile,
     Toleration,
 };
+use rlt_api::plan::WorkerGroup;
 use rlt_api::spec::{ResourceClaimSpec, RetriesSpec, TaintEffect, TolerationOperator, TolerationSpec};
 use rlt_channel::environment::RETRIES_LEFT;
 
@@ -15,23 +16,22 @@ use crate::{labels, pod_template};
 /// The user and group of a worker, whatever its image says: nobody's, and the owner of what it writes.
 const USER_ID: i64 = 65532;
 
-/// The pod of a worker in an attempt. `None` when the plan has no such worker.
-pub fn pod(input: &BuildInput<'_>, attempt: u32, worker_idx: u32) -> Option<Pod> {
-    let group = input.prepared.plan.worker_groups.first().filter(|group| worker_idx < group.num_workers)?;
+/// The pod of a worker of a group in an attempt.
+pub fn pod(input: &BuildInput<'_>, attempt: u32, group: &WorkerGroup, worker_idx: u32) -> Pod {
     let spec = input.prepared.job.spec();
     let name = group.worker_name(worker_idx);
-    let (volumes, mounts) = volumes::volumes(input).into_iter().unzip();
+    let (volumes, mounts) = volumes::volumes(input, group).into_iter().unzip();
     let workers = &spec.workers;
     let account = workers_name(input.name());
     let filled = |list: Vec<_>| (!list.is_empty()).then_some(list);
     let host_network = workers.pod.host_network.filter(|uses| *uses);
     let claims: Vec<_> = workers.pod.resource_claims.iter().map(claim).collect();
     let spec = PodSpec {
-        containers: vec![container::trainer(input, attempt, worker_idx, mounts)],
+        containers: vec![container::trainer(input, attempt, (group, worker_idx), mounts)],
         volumes: Some(volumes),
         restart_policy: Some("Never".into()),
         hostname: Some(name.clone()),
-        subdomain: (group.num_workers > 1).then(|| account.clone()),
+        subdomain: (group.num_workers > 1).then(|| group.service_name()),
         service_account_name: Some(workers.pod.service_account_name.clone().unwrap_or(account)),
         runtime_class_name: workers.pod.runtime_class_name.clone(),
         automount_service_account_token: Some(false),
@@ -67,8 +67,8 @@ pub fn pod(input: &BuildInput<'_>, attempt: u32, worker_idx: u32) -> Option<Pod>
     let pod = Pod { metadata, spec: Some(spec), status: None };
     match &workers.pod_template {
         // A template that makes no pod of it was refused before.
-        Some(template) => Some(pod_template::lay_over(pod.clone(), template).unwrap_or(pod)),
-        None => Some(pod),
+        Some(template) => pod_template::lay_over(pod.clone(), template).unwrap_or(pod),
+        None => pod,
     }
 }
 

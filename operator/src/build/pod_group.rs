@@ -1,10 +1,11 @@
-//! The PodGroup of one attempt: its scheduler places all workers of it, or none. Each attempt has a group of
-//! its own, so that pods of an earlier one, which may still be leaving, do not count for it.
+//! The PodGroup of a group of workers in one attempt: its scheduler places all of them, or none. Each attempt
+//! has one of its own, so that pods of an earlier one, which may still be leaving, do not count for it.
 
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
+use rlt_api::plan::WorkerGroup;
 use serde_json::{Value, json};
 
-use super::{BuildInput, workers_name};
+use super::BuildInput;
 use crate::discovery::Served;
 use crate::labels;
 use crate::queue;
@@ -27,10 +28,12 @@ pub enum Gang {
     Coscheduling,
 }
 
-/// Whose PodGroup the workers of a job have: that of their scheduler, as far as the cluster serves it. One
-/// worker needs none.
-pub fn gang(input: &BuildInput<'_>, served: Served) -> Option<Gang> {
-    input.prepared.plan.worker_groups.first().filter(|group| group.num_workers > 1)?;
+/// Whose PodGroup a group of workers has: that of its scheduler, as far as the cluster serves it. One worker
+/// needs none.
+pub fn gang(input: &BuildInput<'_>, group: &WorkerGroup, served: Served) -> Option<Gang> {
+    if group.num_workers <= 1 {
+        return None;
+    }
     let native = served.native_groups.map(Gang::Native);
     let coscheduling = served.has_coscheduling.then_some(Gang::Coscheduling);
     match input.prepared.job.spec().workers.scheduler_name.as_deref() {
@@ -40,9 +43,9 @@ pub fn gang(input: &BuildInput<'_>, served: Served) -> Option<Gang> {
     }
 }
 
-/// Name of the PodGroup of an attempt.
-pub fn pod_group_name(job: &str, attempt: u32) -> String {
-    format!("{}-{attempt}", workers_name(job))
+/// Name of the PodGroup of a group of workers in an attempt.
+pub fn pod_group_name(group: &WorkerGroup, attempt: u32) -> String {
+    format!("{}-{attempt}", group.service_name())
 }
 
 /// The kind of a PodGroup.
@@ -55,11 +58,11 @@ pub fn pod_group_kind(gang: Gang) -> ApiResource {
     ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, "PodGroup"))
 }
 
-/// The PodGroup of an attempt.
-pub fn pod_group(input: &BuildInput<'_>, gang: Gang, attempt: u32) -> DynamicObject {
-    let mut metadata = input.metadata(pod_group_name(input.name(), attempt));
+/// The PodGroup of a group of workers in an attempt.
+pub fn pod_group(input: &BuildInput<'_>, group: &WorkerGroup, gang: Gang, attempt: u32) -> DynamicObject {
+    let mut metadata = input.metadata_of(group, pod_group_name(group, attempt));
     metadata.labels.get_or_insert_default().insert(labels::ATTEMPT.into(), attempt.to_string());
-    let num_workers = input.prepared.plan.worker_groups.first().map_or(0, |group| group.num_workers);
+    let num_workers = group.num_workers;
     let mut spec = match gang {
         Gang::Native(_) => native(input, num_workers),
         Gang::Volcano => volcano(input, num_workers),

@@ -1,12 +1,15 @@
 //! The objects of a job, as they are sent.
 
 mod children;
+mod groups;
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::api::core::v1::{Pod, Service};
+use rlt_api::plan::WorkerGroup;
 use serde_json::{Value, json};
 
-use super::{BuildInput, ChannelAccess, Settings, config_map, content_digest, pod, service, storage_claim};
+use super::{BuildInput, ChannelAccess, Settings, config_map, content_digest, storage_claim};
 use crate::args::PullPolicy;
 use crate::decide::fixtures::job;
 use crate::job::Job;
@@ -42,6 +45,20 @@ fn prepared(job: &Job, num_workers: u32) -> Prepared {
     prepared
 }
 
+/// The first group of a job's workers.
+fn trainer<'a>(input: &BuildInput<'a>) -> &'a WorkerGroup {
+    &input.prepared.plan.worker_groups[0]
+}
+
+/// The pod of a worker of that group.
+fn pod(input: &BuildInput<'_>, attempt: u32, worker_idx: u32) -> Pod {
+    super::pod(input, attempt, trainer(input), worker_idx)
+}
+
+fn service(input: &BuildInput<'_>) -> Option<Service> {
+    super::service(input, trainer(input))
+}
+
 #[test]
 fn the_quickstart_is_one_restricted_pod() {
     let job = with_workers(json!({}));
@@ -49,8 +66,7 @@ fn the_quickstart_is_one_restricted_pod() {
     let input = BuildInput { job: &job, prepared: &prepared, settings: &settings };
     let shared = config_map(&input).unwrap().data.unwrap().remove("environment.json").unwrap();
     let shared: Value = serde_json::from_str(&shared).unwrap();
-    insta::assert_yaml_snapshot!((pod(&input, 1, 0).unwrap(), shared));
-    assert!(pod(&input, 1, 1).is_none());
+    insta::assert_yaml_snapshot!((pod(&input, 1, 0), shared));
     assert!(service(&input).is_none(), "one worker needs no address");
     assert!(storage_claim(&input).is_none());
 }
@@ -91,7 +107,7 @@ fn every_field_of_the_workers_reaches_the_pod() {
     }));
     let (prepared, settings) = (prepared(&job, 2), settings(None));
     let input = BuildInput { job: &job, prepared: &prepared, settings: &settings };
-    let rank_1 = pod(&input, 3, 1).unwrap();
+    let rank_1 = pod(&input, 3, 1);
     insta::assert_yaml_snapshot!((rank_1, service(&input), storage_claim(&input)));
 }
 
@@ -100,7 +116,7 @@ fn workers_with_gpus_run_the_image_with_cuda_s_libraries_unless_the_job_names_on
     let image = |workers: Value, settings: &Settings| {
         let job = with_workers(workers);
         let prepared = prepared(&job, 1);
-        let pod = pod(&BuildInput { job: &job, prepared: &prepared, settings }, 1, 0).unwrap();
+        let pod = pod(&BuildInput { job: &job, prepared: &prepared, settings }, 1, 0);
         let container = pod.spec.unwrap().containers.remove(0);
         let gpus = container.resources.unwrap().limits.unwrap_or_default().remove("nvidia.com/gpu");
         (container.image.unwrap(), gpus.map(|quantity| quantity.0))
@@ -123,11 +139,10 @@ fn a_pod_of_eight_ranks_has_eight_gpus_and_begins_at_its_first_rank() {
     let job = with_workers(json!({"count": 4, "ranksPerWorker": 8, "device": "Cuda"}));
     let (prepared, settings) = (Prepared::new(&job).unwrap(), settings(None));
     let input = BuildInput { job: &job, prepared: &prepared, settings: &settings };
-    let last = pod(&input, 1, 3).unwrap().spec.unwrap().containers.remove(0);
+    let last = pod(&input, 1, 3).spec.unwrap().containers.remove(0);
     let rank = last.env.unwrap().into_iter().find(|variable| variable.name == "RANK").unwrap();
     assert_eq!(rank.value.as_deref(), Some("24"));
     assert_eq!(last.resources.unwrap().limits.unwrap()["nvidia.com/gpu"].0, "8");
-    assert!(pod(&input, 1, 4).is_none(), "a worker is a pod");
     let shared = config_map(&input).unwrap().data.unwrap().remove("environment.json").unwrap();
     let shared: Value = serde_json::from_str(&shared).unwrap();
     assert_eq!((&shared["WORLD_SIZE"], &shared["LOCAL_WORLD_SIZE"]), (&json!("32"), &json!("8")));
@@ -168,7 +183,7 @@ fn what_a_job_sets_itself_stays_and_what_tells_ranks_and_attempts_apart_is_the_p
     let told = |job: &Job, traces: &[(String, String)], attempt: u32| {
         let (prepared, settings) = (prepared(job, 2), Settings { traces: traces.into(), ..settings(None) });
         let input = BuildInput { job, prepared: &prepared, settings: &settings };
-        let container = pod(&input, attempt, 1).unwrap().spec.unwrap().containers.remove(0);
+        let container = pod(&input, attempt, 1).spec.unwrap().containers.remove(0);
         let pairs = container.env.unwrap().into_iter().map(|one| (one.name, one.value.unwrap_or_default()));
         let shared = config_map(&input).unwrap().data.unwrap().remove("environment.json").unwrap();
         (

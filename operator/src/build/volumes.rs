@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::{
     ServiceAccountTokenProjection, Volume, VolumeMount, VolumeProjection, VolumeResourceRequirements,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use rlt_api::plan::WorkerGroup;
 use rlt_api::spec::{Device, EphemeralVolumeSpec, VolumeSpec};
 use rlt_channel::environment;
 
@@ -23,13 +24,13 @@ pub(super) fn job_file(key: &str) -> String {
 }
 
 /// The volumes of a worker, each with where it is mounted.
-pub(super) fn volumes(input: &BuildInput<'_>) -> Vec<(Volume, VolumeMount)> {
+pub(super) fn volumes(input: &BuildInput<'_>, group: &WorkerGroup) -> Vec<(Volume, VolumeMount)> {
     let mut volumes = vec![
         read_only(told(input), JOB_FOLDER),
         writable(storage(input), STORAGE_FOLDER),
         writable(scratch(), "/tmp"),
     ];
-    volumes.extend(shared_memory(input).map(|volume| writable(volume, "/dev/shm")));
+    volumes.extend(shared_memory(input, group).map(|volume| writable(volume, "/dev/shm")));
     let own = input.prepared.job.spec().workers.pod.volumes.iter().enumerate();
     volumes.extend(own.map(|(idx, volume)| of_job(idx, volume)));
     volumes
@@ -126,10 +127,9 @@ fn scratch() -> Volume {
 
 /// Where it is asked for, and where GPUs or several ranks may need more than the 64 MiB that a container has
 /// anyway.
-fn shared_memory(input: &BuildInput<'_>) -> Option<Volume> {
+fn shared_memory(input: &BuildInput<'_>, group: &WorkerGroup) -> Option<Volume> {
     let size = input.prepared.job.spec().workers.resources.shared_memory.clone();
-    let group = input.prepared.plan.worker_groups.first();
-    let is_short = group.is_some_and(|group| group.device == Device::Cuda || group.ranks_per_worker > 1);
+    let is_short = group.device == Device::Cuda || group.ranks_per_worker > 1;
     let memory =
         EmptyDirVolumeSource { medium: Some("Memory".into()), size_limit: size.clone().map(Quantity) };
     let volume = Volume { name: "shared-memory".into(), empty_dir: Some(memory), ..Volume::default() };

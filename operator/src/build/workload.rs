@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, PodSpec, PodTemplateSpec, ResourceRequirements};
 use kube::core::DynamicObject;
+use rlt_api::plan::WorkerGroup;
 use rlt_api::spec::TopologySpec;
 use serde_json::{Value, json};
 
@@ -70,7 +71,7 @@ fn spec(input: &BuildInput<'_>, queue: &str) -> Value {
     let pod_sets: Vec<_> = groups
         .map(|group| {
             let mut set = json!({
-                "name": group.name, "count": group.num_workers, "template": template(input),
+                "name": group.name, "count": group.num_workers, "template": template(input, group),
             });
             if let Some(topology) = &input.prepared.job.spec().workers.topology {
                 set["topologyRequest"] = topology_request(topology);
@@ -103,8 +104,8 @@ fn topology_request(topology: &TopologySpec) -> Value {
 }
 
 /// What decides where a pod fits. Limits count as requests where there are none, as they do for pods.
-fn template(input: &BuildInput<'_>) -> PodTemplateSpec {
-    let pod = super::pod(input, 1, 0).and_then(|pod| pod.spec).unwrap_or_default();
+fn template(input: &BuildInput<'_>, group: &WorkerGroup) -> PodTemplateSpec {
+    let pod = super::pod(input, 1, group, 0).spec.unwrap_or_default();
     let container = |container: Container| {
         let resources = container.resources.unwrap_or_default();
         let mut requests = resources.limits.clone().unwrap_or_default();

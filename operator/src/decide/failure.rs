@@ -94,7 +94,7 @@ pub(super) fn attempt_state(round: &Round<'_>) -> AttemptState {
         let wait = clock::until(finished_at(first).map(|at| at + PEER_PATIENCE), round.input.now);
         // The clock of a node may be ahead of ours: never wait longer than `PEER_PATIENCE`.
         return match wait.filter(|wait| *wait <= PEER_PATIENCE) {
-            Some(wait) if failed.len() < round.pods.current.len() => AttemptState::CauseUnknown(wait),
+            Some(wait) if failed.len() < round.pods.num_planned() => AttemptState::CauseUnknown(wait),
             _ => {
                 let elsewhere = on_silent_node(round).or_else(|| on_impaired_node(round));
                 AttemptState::Failed(elsewhere.unwrap_or_else(|| failure.clone()))
@@ -210,8 +210,7 @@ fn deleted(round: &Round<'_>, are_all_there: bool) -> Option<AttemptState> {
             None => AttemptState::Failed(failure),
         });
     }
-    let idx = round.pods.current.iter().position(Option::is_none)?;
-    let name = round.input.prepared.plan.worker_groups.first()?.worker_name(idx as u32);
+    let name = round.pods.first_missing()?;
     let failure = Failure::of_job(FailureCause::Disrupted, "the pod was deleted".into());
     Some(AttemptState::Failed(Failure { pod: Some(name), ..failure }))
 }

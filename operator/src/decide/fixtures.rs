@@ -1,10 +1,12 @@
 //! Jobs and workers for the tests of decisions.
 
+use rlt_api::spec::Device;
 use serde_json::{Value, json};
 
 use crate::job::Job;
 use crate::prepare::Prepared;
 use crate::worker::{Exit, Worker};
+use crate::worker_id::{GroupName, WorkerId};
 
 /// The quickstart's specification with another run policy.
 pub(crate) fn job(run_policy: &Value) -> Job {
@@ -22,6 +24,17 @@ pub(crate) fn prepared(num_workers: u32, run_policy: Value) -> Prepared {
     prepared
 }
 
+/// The job with a second group of workers, of two ranks each on GPUs.
+pub(crate) fn with_samplers(mut prepared: Prepared, num_workers: u32) -> Prepared {
+    let mut samplers = prepared.plan.worker_groups[0].clone();
+    samplers.name = "sampler".into();
+    samplers.num_workers = num_workers;
+    samplers.ranks_per_worker = 2;
+    samplers.device = Device::Cuda;
+    prepared.plan.worker_groups.push(samplers);
+    prepared
+}
+
 /// A worker that waits for a node.
 pub(crate) fn worker(idx: u32, attempt: u32) -> Worker {
     Worker {
@@ -32,6 +45,11 @@ pub(crate) fn worker(idx: u32, attempt: u32) -> Worker {
         attempt,
         ..Worker::default()
     }
+}
+
+/// The indices of workers of the first group.
+pub(crate) fn indices(ids: &[WorkerId]) -> Vec<u32> {
+    ids.iter().filter(|id| id.group == GroupName::default()).map(|id| id.idx).collect()
 }
 
 /// How a process with this code ended.

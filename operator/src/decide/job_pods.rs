@@ -1,63 +1,87 @@
-//! The pods of a job: those of this attempt by their index, and those of earlier attempts.
+//! The pods of a job: those of this attempt by their group and index, and those of earlier attempts.
 
 use std::sync::Arc;
 
-use rlt_api::plan::Plan;
+use rlt_api::plan::{Plan, WorkerGroup};
 use rlt_api::status::{RLTrainingJobStatus, WorkerGroupStatus};
 
 use super::JobState;
 use crate::worker::{Worker, WorkerPhase};
+use crate::worker_id::WorkerId;
 
 /// The pods of a job.
 pub(super) struct JobPods<'a> {
-    /// The name of the group.
-    group: String,
-    /// The pods of this attempt by their index; `None` where there is none.
-    pub(super) current: Vec<Option<&'a Worker>>,
-    /// The pods of other attempts, and those whose index the plan does not have.
+    /// The groups of the plan, in its order.
+    pub(super) groups: Vec<GroupPods<'a>>,
+    /// The pods of other attempts, and those whose group or index the plan does not have.
     pub(super) previous: Vec<&'a Worker>,
 }
 
+/// The pods of a group in this attempt.
+pub(super) struct GroupPods<'a> {
+    plan: &'a WorkerGroup,
+    /// The pods by their index; `None` where there is none.
+    pub(super) current: Vec<Option<&'a Worker>>,
+}
+
 impl<'a> JobPods<'a> {
-    pub(super) fn new(workers: &'a [Arc<Worker>], attempt: u32, plan: &Plan) -> Self {
-        let group = plan.worker_groups.first();
-        let num_workers = group.map_or(0, |group| group.num_workers);
-        let mut current = vec![None; num_workers as usize];
+    pub(super) fn new(workers: &'a [Arc<Worker>], attempt: u32, plan: &'a Plan) -> Self {
+        let mut groups: Vec<_> = plan.worker_groups.iter().map(GroupPods::empty).collect();
         let mut previous = Vec::new();
         for worker in workers {
-            match current.get_mut(worker.idx as usize) {
+            let group = groups.iter_mut().find(|group| group.plan.name == *worker.group);
+            match group.and_then(|group| group.current.get_mut(worker.idx as usize)) {
                 Some(place) if worker.attempt == attempt => *place = Some(worker.as_ref()),
                 _ => previous.push(worker.as_ref()),
             }
         }
-        let group = group.map(|group| group.name.clone()).unwrap_or_default();
-        Self { group, current, previous }
+        Self { groups, previous }
     }
 
-    /// The name of the group.
-    pub(super) fn group(&self) -> &str {
-        &self.group
+    /// The place of every worker of the plan, with its pod.
+    pub(super) fn places(&self) -> impl Iterator<Item = (WorkerId, Option<&'a Worker>)> {
+        self.groups.iter().flat_map(|group| {
+            let name = &group.plan.name;
+            let id = |idx| WorkerId { group: name.as_str().into(), idx };
+            (0..).zip(&group.current).map(move |(idx, place)| (id(idx), *place))
+        })
     }
 
     pub(super) fn present(&self) -> impl Iterator<Item = &'a Worker> {
-        self.current.iter().flatten().copied()
+        self.groups.iter().flat_map(|group| group.current.iter().flatten().copied())
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = &'a Worker> {
         self.present().chain(self.previous.iter().copied())
     }
 
-    /// Indices without a pod of any attempt: only these names are free.
-    pub(super) fn missing(&self) -> Vec<u32> {
-        let is_taken = |idx: u32| self.previous.iter().any(|worker| worker.idx == idx);
-        let indices = (0..).zip(&self.current).filter(|(_, place)| place.is_none()).map(|(idx, _)| idx);
-        indices.filter(|idx| !is_taken(*idx)).collect()
+    /// The first worker of the first group, whose exit decides how the job ended.
+    pub(super) fn first(&self) -> Option<&'a Worker> {
+        self.groups.first()?.current.first().copied().flatten()
+    }
+
+    pub(super) fn num_planned(&self) -> usize {
+        self.groups.iter().map(|group| group.current.len()).sum()
+    }
+
+    /// Workers without a pod of any attempt: only these names are free.
+    pub(super) fn missing(&self) -> Vec<WorkerId> {
+        let is_taken = |id: &WorkerId| self.previous.iter().any(|worker| worker.id() == *id);
+        let missing = self.places().filter(|(_, place)| place.is_none()).map(|(id, _)| id);
+        missing.filter(|id| !is_taken(id)).collect()
+    }
+
+    /// The pod's name of the first worker that has none in this attempt.
+    pub(super) fn first_missing(&self) -> Option<String> {
+        self.groups.iter().find_map(|group| {
+            let idx = group.current.iter().position(Option::is_none)?;
+            Some(group.plan.worker_name(idx as u32))
+        })
     }
 
     /// The state of an attempt without a failure.
     pub(super) fn state(&self, status: &RLTrainingJobStatus) -> JobState {
-        let is_in_place = |place: &Option<&Worker>| place.is_some_and(Worker::is_in_place);
-        if self.current.iter().all(is_in_place) {
+        if self.places().all(|(_, place)| place.is_some_and(Worker::is_in_place)) {
             JobState::Running
         } else if status.attempt.unwrap_or(1) > 1 && status.attempt_running_time.is_none() {
             JobState::Restarting
@@ -66,15 +90,32 @@ impl<'a> JobPods<'a> {
         }
     }
 
-    /// Counts the pods into the status, including those that are about to be created.
-    pub(super) fn count(&self, num_made: usize, status: &mut RLTrainingJobStatus) {
+    /// Counts the pods into the status, including those that are about to be created. `replicas` is what the
+    /// subresource `scale` changes: the workers that train.
+    pub(super) fn count(&self, made: &[WorkerId], status: &mut RLTrainingJobStatus) {
+        let groups: Vec<_> = self.groups.iter().map(|group| group.status(self, made)).collect();
+        let sum = |count: fn(&WorkerGroupStatus) -> u32| groups.iter().map(count).sum::<u32>();
+        status.ready = Some(format!("{}/{}", sum(|group| group.ready), sum(|group| group.desired)));
+        status.replicas = Some(groups.first().map_or(0, |group| group.pending + group.running));
+        status.worker_groups = groups;
+    }
+}
+
+impl<'a> GroupPods<'a> {
+    fn empty(plan: &'a WorkerGroup) -> Self {
+        Self { plan, current: vec![None; plan.num_workers as usize] }
+    }
+
+    fn status(&self, pods: &JobPods<'_>, made: &[WorkerId]) -> WorkerGroupStatus {
+        let name = &self.plan.name;
         let mut group = WorkerGroupStatus {
-            name: self.group.clone(),
+            name: name.clone(),
             desired: self.current.len() as u32,
-            pending: num_made as u32,
+            pending: made.iter().filter(|id| *id.group == **name).count() as u32,
             ..WorkerGroupStatus::default()
         };
-        for worker in self.present().filter(|worker| !worker.is_deleting || worker.is_finished()) {
+        let present = self.current.iter().flatten();
+        for worker in present.filter(|worker| !worker.is_deleting || worker.is_finished()) {
             match worker.phase {
                 WorkerPhase::Pending => group.pending += 1,
                 WorkerPhase::Running => group.running += 1,
@@ -83,10 +124,9 @@ impl<'a> JobPods<'a> {
             }
             group.ready += u32::from(worker.is_in_place());
         }
-        let is_terminating = |worker: &&Worker| worker.is_deleting && !worker.is_finished();
-        group.terminating = self.all().filter(is_terminating).count() as u32;
-        status.ready = Some(format!("{}/{}", group.ready, group.desired));
-        status.replicas = Some(group.pending + group.running);
-        status.worker_groups = vec![group];
+        let is_terminating =
+            |worker: &&Worker| *worker.group == **name && worker.is_deleting && !worker.is_finished();
+        group.terminating = pods.all().filter(is_terminating).count() as u32;
+        group
     }
 }

@@ -166,9 +166,9 @@ impl World {
                 self.delete(deletion);
             }
         }
-        for idx in &decision.start {
+        for id in &decision.start {
             if may_call() {
-                self.make(*idx, decision.status.attempt.unwrap_or(1));
+                self.make(id.idx, decision.status.attempt.unwrap_or(1));
             }
         }
         if decision.status != self.status && may_call() {

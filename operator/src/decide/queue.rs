@@ -108,7 +108,7 @@ mod tests {
     use rlt_api::status::{ConditionStatus, ConditionType, RLTrainingJobStatus};
     use serde_json::json;
 
-    use super::super::fixtures::{prepared, worker};
+    use super::super::fixtures::{indices, prepared, worker};
     use super::super::{ReconcileInput, decide};
     use super::*;
     use crate::nodes::{NodeState, NodeStates};
@@ -208,7 +208,7 @@ mod tests {
         let decision = decided(&asked(Some(waiting())), json!({}), &nothing, vec![]);
         assert_eq!((decision.queue.clone(), decision.start.len()), (None, 0));
         let decision = decided(&asked(Some(admitted())), json!({}), &nothing, vec![]);
-        assert_eq!((decision.queue.clone(), decision.start.clone()), (None, vec![0, 1]));
+        assert_eq!((decision.queue.clone(), indices(&decision.start)), (None, vec![0, 1]));
         assert_eq!(condition(&decision, ConditionType::Admitted), (ConditionStatus::True, "Admitted"));
     }
 

@@ -20,8 +20,7 @@ pub(super) enum Completion {
 
 /// Judges by the exit of the first pod; how the others exit does not matter then.
 pub(super) fn completion(round: &Round<'_>) -> Completion {
-    let first = round.pods.current.first().copied().flatten();
-    let Some(first) = first.filter(|first| first.phase == WorkerPhase::Succeeded) else {
+    let Some(first) = round.pods.first().filter(|first| first.phase == WorkerPhase::Succeeded) else {
         return Completion::Incomplete;
     };
     let is_busy = |worker: &Worker| !worker.is_finished() && !deletion::is_lost(round, worker);

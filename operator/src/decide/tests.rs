@@ -2,6 +2,7 @@
 
 mod deletion;
 mod evacuation;
+mod groups;
 mod restarts;
 mod retries;
 mod topology;
@@ -15,7 +16,7 @@ use rlt_api::spec::Device;
 use rlt_api::status::{ConditionStatus, ConditionType, Progress, RLTrainingJobStatus};
 use serde_json::{Value, json};
 
-use super::fixtures::{exit, prepared, worker};
+use super::fixtures::{exit, indices, prepared, worker};
 use super::{Decision, JobState, ReconcileInput, Report, decide};
 use crate::nodes::NodeStates;
 use crate::worker::{Explanation, Waiting, Worker, WorkerPhase};
@@ -102,7 +103,7 @@ fn condition(decision: &Decision, type_: ConditionType) -> (ConditionStatus, &st
 #[test]
 fn a_new_job_gets_all_of_its_workers_in_the_first_round() {
     let decision = decided(json!({}), &RLTrainingJobStatus::default(), Vec::new());
-    assert_eq!(decision.start, [0, 1]);
+    assert_eq!(indices(&decision.start), [0, 1]);
     assert!(decision.needs_children);
     assert_eq!(decision.status.attempt, Some(1));
     assert_eq!(decision.status.ready.as_deref(), Some("0/2"));
@@ -173,7 +174,7 @@ fn a_job_starts_at_once_at_every_part_of_a_second() {
             queueing: &crate::queue::NO_QUEUE,
             now: now() + SignedDuration::from_millis(milliseconds),
         });
-        assert_eq!(decision.start, [0, 1], "at {milliseconds} ms");
+        assert_eq!(indices(&decision.start), [0, 1], "at {milliseconds} ms");
     }
 }
 
@@ -266,7 +267,7 @@ fn a_worker_that_disappears_restarts_a_gang_that_ran_and_is_replaced_in_one_that
     assert_eq!(ran.status.attempt, Some(2));
     assert_eq!(ran.status.last_failure.unwrap().pod.as_deref(), Some("quickstart-trainer-1"));
     let started = decided(json!({}), &starting(9), vec![runs(0)]);
-    assert_eq!((started.status.attempt, started.start), (Some(1), vec![1]));
+    assert_eq!((started.status.attempt, indices(&started.start)), (Some(1), vec![1]));
 }
 
 #[test]
@@ -274,10 +275,10 @@ fn the_next_attempt_takes_a_place_only_once_it_is_empty() {
     let status = RLTrainingJobStatus { attempt: Some(2), ..starting(0) };
     let leaving = Worker { is_deleting: true, ..runs(0) };
     let decision = decided(json!({}), &status, vec![leaving.clone(), runs(1)]);
-    assert_eq!(decision.start, Vec::<u32>::new());
+    assert!(decision.start.is_empty());
     assert_eq!(decision.delete.len(), 1, "who is leaving already is left alone");
     let decision = decided(json!({}), &status, vec![leaving]);
-    assert_eq!(decision.start, [1]);
+    assert_eq!(indices(&decision.start), [1]);
 }
 
 #[test]
@@ -295,7 +296,7 @@ fn suspension_stops_the_clock_and_resumption_is_a_new_attempt() {
     assert_eq!(resumed.status.attempt, Some(2));
     assert!(resumed.start.is_empty(), "the status is written first");
     let started = decided(json!({"activeDeadlineSeconds": 100}), &resumed.status, Vec::new());
-    assert_eq!(started.start, [0, 1]);
+    assert_eq!(indices(&started.start), [0, 1]);
     assert_eq!(started.requeue_after, Some(Duration::from_secs(60)), "the deadline excludes the pause");
 }
 

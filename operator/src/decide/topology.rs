@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rlt_api::status::{DomainStatus, RLTrainingJobStatus, TopologyStatus};
 
-use super::job_pods::JobPods;
+use super::job_pods::{GroupPods, JobPods};
 use super::{ReconcileInput, Round};
 use crate::nodes::NodeLabels;
 use crate::prepare::Prepared;
@@ -28,36 +28,44 @@ pub fn topology_labels(prepared: &Prepared) -> Vec<&str> {
 /// say yet where it is.
 pub fn nodes_to_read(input: &ReconcileInput<'_>) -> BTreeSet<Arc<str>> {
     let is_over = input.status.completion_time.is_some();
-    if is_over || topology_labels(input.prepared).is_empty() || !known(input.status).is_empty() {
+    if is_over || topology_labels(input.prepared).is_empty() || is_known(input.status) {
         return BTreeSet::new();
     }
     let pods = JobPods::new(input.workers, input.status.attempt.unwrap_or(1), &input.prepared.plan);
-    let nodes = pods.current.iter().map(|worker| worker.filter(|worker| worker.is_in_place())?.node.clone());
+    let nodes = pods.places().map(|(_, pod)| pod.filter(|worker| worker.is_in_place())?.node.clone());
     nodes.collect::<Option<_>>().unwrap_or_default()
 }
 
-/// What a status says about the attempt that runs.
-pub(super) fn known(status: &RLTrainingJobStatus) -> Vec<TopologyStatus> {
-    let group = status.worker_groups.first().filter(|_| status.attempt_running_time.is_some());
-    group.map(|group| group.topology.clone()).unwrap_or_default()
+/// Whether a status says where the workers of the attempt that runs are.
+fn is_known(status: &RLTrainingJobStatus) -> bool {
+    let mut groups = status.worker_groups.iter();
+    status.attempt_running_time.is_some() && groups.any(|group| !group.topology.is_empty())
 }
 
-/// Where the workers are; `known` where nothing new was read.
-pub(super) fn topology(round: &Round<'_>, known: Vec<TopologyStatus>) -> Vec<TopologyStatus> {
-    let Some(nodes) = round.input.node_labels else { return known };
-    let labels = topology_labels(round.input.prepared).into_iter();
-    let of =
-        |label: &str| TopologyStatus { label: label.to_owned(), domains: domains(&round.pods, nodes, label) };
-    labels.map(of).collect()
+/// Where the workers of each group are; as the status says where nothing new was read.
+pub(super) fn topologies(round: &Round<'_>) -> Vec<Vec<TopologyStatus>> {
+    let Some(nodes) = round.input.node_labels else {
+        let known = round.status.worker_groups.iter().map(|group| group.topology.clone());
+        return known.filter(|_| is_known(&round.status)).collect();
+    };
+    let labels = topology_labels(round.input.prepared);
+    let of_group = |group: &GroupPods<'_>| {
+        let of = |label: &&str| TopologyStatus {
+            label: (*label).to_owned(),
+            domains: domains(group, nodes, label),
+        };
+        labels.iter().map(of).collect()
+    };
+    round.pods.groups.iter().map(of_group).collect()
 }
 
 /// The domains in the order of the workers.
-fn domains(pods: &JobPods<'_>, nodes: &NodeLabels, label: &str) -> Vec<DomainStatus> {
+fn domains(group: &GroupPods<'_>, nodes: &NodeLabels, label: &str) -> Vec<DomainStatus> {
     let name = |idx: usize| {
-        let node = pods.current[idx].and_then(|worker| worker.node.as_ref());
+        let node = group.current[idx].and_then(|worker| worker.node.as_ref());
         node.and_then(|node| nodes.get(node)?.get(label)).map(String::as_str).unwrap_or_default()
     };
-    let indices: Vec<_> = (0..pods.current.len()).collect();
+    let indices: Vec<_> = (0..group.current.len()).collect();
     let runs = indices.chunk_by(|one, next| name(*one) == name(*next)).take(MAX_DOMAINS);
     let domain = |run: &[usize]| DomainStatus {
         name: name(run[0]).to_owned(),

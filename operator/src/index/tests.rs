@@ -13,7 +13,7 @@ fn version(version: u64, phase: WorkerPhase) -> Worker {
 }
 
 fn config_map(digest: Option<&str>) -> ChildEntry {
-    ChildEntry { child: Child::ConfigMap, digest: digest.map(str::to_owned) }
+    ChildEntry { id: Child::ConfigMap.into(), digest: digest.map(str::to_owned) }
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn a_new_list_removes_what_it_does_not_name_in_its_namespace_only() {
     index.replace::<Worker>(Some("default"), (), Vec::new());
     assert!(index.workers(&key()).is_empty());
     assert_eq!(index.workers(&elsewhere).len(), 1);
-    assert!(index.children(&key()).contains_key(&Child::ConfigMap));
+    assert!(index.children(&key()).contains_key(&Child::ConfigMap.into()));
     index.replace::<ChildEntry>(None, Child::ConfigMap, Vec::new());
     assert_eq!(index.jobs(), [elsewhere]);
 }

@@ -18,6 +18,7 @@ use crate::observe;
 use crate::prepare::PreparedJobs;
 use crate::progress::{ReportingWorker, UnknownWorker, Workers};
 use crate::worker::JobKey;
+use crate::worker_id::GroupName;
 
 impl observe::Reports for Reports {
     fn latest(&self, job: &JobKey) -> Option<Report> {
@@ -44,14 +45,12 @@ pub struct KnownWorkers {
 
 impl Workers for KnownWorkers {
     fn worker(&self, job: &JobKey, pod_uid: &str) -> Result<ReportingWorker, UnknownWorker> {
-        let mut workers = self.index.workers(job).into_iter();
-        let worker = workers.find(|worker| &*worker.uid == pod_uid).ok_or(UnknownWorker::NoWorker)?;
-        let ranks_per_worker = self.prepared.ranks_per_worker(&job.uid).ok_or(UnknownWorker::NotPlanned)?;
-        let first_rank = worker.idx.saturating_mul(ranks_per_worker);
-        Ok(ReportingWorker {
-            attempt: worker.attempt,
-            ranks: first_rank..first_rank.saturating_add(ranks_per_worker),
-        })
+        let workers = self.index.workers(job).into_iter();
+        // Reports are about the training: ranks of other groups have the same numbers.
+        let mut training = workers.filter(|worker| worker.group == GroupName::default());
+        let worker = training.find(|worker| &*worker.uid == pod_uid).ok_or(UnknownWorker::NoWorker)?;
+        let ranks = self.prepared.ranks_of(&job.uid, &worker.id()).ok_or(UnknownWorker::NotPlanned)?;
+        Ok(ReportingWorker { attempt: worker.attempt, ranks })
     }
 }
 

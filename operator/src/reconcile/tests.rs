@@ -210,7 +210,7 @@ async fn a_job_that_runs_is_told_what_cannot_be_changed_and_still_counts_its_wor
         runs(context);
         context
             .index
-            .enter(&key(), ChildEntry { child: Child::ConfigMap, digest: Some("another digest".into()) });
+            .enter(&key(), ChildEntry { id: Child::ConfigMap.into(), digest: Some("another digest".into()) });
     })
     .await;
     let status = server.status().expect("a status is written");

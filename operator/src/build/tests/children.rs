@@ -5,9 +5,9 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
 use super::super::{
-    Flavor, Gang, Placement, avoid, gang, network_policy, pod_group, workload, workload_digest,
+    Flavor, Flavors, Gang, Placement, avoid, gang, network_policy, pod_group, workload, workload_digest,
 };
-use super::{BuildInput, channel, pod, prepared, settings, with_workers};
+use super::{BuildInput, channel, pod, prepared, settings, trainer, with_workers};
 use crate::discovery::Served;
 use crate::job::Job;
 use crate::queue::{Assignment, PodSetUpdate, Workload};
@@ -28,6 +28,15 @@ fn two<T>(job: &Job, check: impl FnOnce(&BuildInput<'_>) -> T) -> T {
 fn labelled(mut job: Job, name: &str, value: &str) -> Job {
     job.metadata.labels.get_or_insert_default().insert(name.into(), value.into());
     job
+}
+
+fn placement(
+    input: &BuildInput<'_>,
+    attempt: u32,
+    gang: Option<Gang>,
+    admission: Option<(&Workload, &Flavors)>,
+) -> Placement {
+    Placement::new(input, (trainer(input), attempt), gang, admission)
 }
 
 /// A pod as it is sent.
@@ -62,7 +71,8 @@ fn a_new_image_asks_for_nothing_new_and_more_memory_does() {
 
 #[test]
 fn the_scheduler_of_the_pods_decides_whose_pod_group_they_have() {
-    let of = |workers: Value, served| two(&with_workers(workers), |input| gang(input, served));
+    let of =
+        |workers: Value, served| two(&with_workers(workers), |input| gang(input, trainer(input), served));
     assert_eq!(of(json!({}), ALL), Some(Gang::Native("v1alpha2")));
     assert_eq!(of(json!({"schedulerName": "volcano"}), ALL), Some(Gang::Volcano));
     assert_eq!(of(json!({"schedulerName": "plugins"}), ALL), Some(Gang::Coscheduling));
@@ -72,7 +82,7 @@ fn the_scheduler_of_the_pods_decides_whose_pod_group_they_have() {
     let job = with_workers(json!({}));
     let (prepared, settings) = (prepared(&job, 1), settings(None));
     let alone = BuildInput { job: &job, prepared: &prepared, settings: &settings };
-    assert_eq!(gang(&alone, ALL), None, "one worker is placed whole by itself");
+    assert_eq!(gang(&alone, trainer(&alone), ALL), None, "one worker is placed whole by itself");
 }
 
 #[test]
@@ -80,15 +90,18 @@ fn a_pod_group_of_each_kind_wants_all_workers_near_to_each_other() {
     let job = with_workers(json!({"topology": {"required": "rack"}, "priorityClassName": "high"}));
     let job = labelled(job, "volcano.sh/queue-name", "research");
     let groups = [Gang::Native("v1alpha2"), Gang::Volcano, Gang::Coscheduling];
-    insta::assert_yaml_snapshot!(groups.map(|gang| two(&job, |input| pod_group(input, gang, 3))));
+    insta::assert_yaml_snapshot!(groups.map(|gang| two(&job, |input| pod_group(
+        input,
+        trainer(input),
+        gang,
+        3
+    ))));
 }
 
 #[test]
 fn pods_know_their_group_in_the_words_of_its_scheduler() {
     let job = with_workers(json!({"topology": {"preferred": "rack"}}));
-    let placed = |gang| {
-        two(&job, |input| sent(&Placement::new(input, 3, Some(gang), None), pod(input, 3, 1).unwrap()))
-    };
+    let placed = |gang| two(&job, |input| sent(&placement(input, 3, Some(gang), None), pod(input, 3, 1)));
     let name = "quickstart-trainer-3";
     let native = placed(Gang::Native("v1alpha2"));
     assert_eq!(native["spec"]["schedulingGroup"], json!({"podGroupName": name}));
@@ -110,7 +123,7 @@ fn pods_go_where_the_queue_has_set_nodes_aside() {
         ..PodSetUpdate::default()
     };
     let assignment =
-        |has_topology| Assignment { name: "trainer".into(), has_topology, ..Assignment::default() };
+        |has_topology| Assignment { name: "trainer".into(), flavors: ["spot".into()].into(), has_topology };
     let admitted = |has_topology| Workload {
         name: "quickstart-12345".into(),
         assignments: vec![assignment(has_topology)],
@@ -125,8 +138,9 @@ fn pods_go_where_the_queue_has_set_nodes_aside() {
     .unwrap();
     let placed = |has_topology| {
         two(&job, |input| {
-            let admission = Some((&admitted(has_topology), std::slice::from_ref(&flavor)));
-            sent(&Placement::new(input, 1, None, admission), pod(input, 1, 0).unwrap())
+            let flavors = [("spot".to_owned(), flavor.clone())].into();
+            let admission = Some((&admitted(has_topology), &flavors));
+            sent(&placement(input, 1, None, admission), pod(input, 1, 0))
         })
     };
     let pod = placed(false);
@@ -146,7 +160,7 @@ fn pods_go_where_the_queue_has_set_nodes_aside() {
 fn workers_stay_near_to_each_other_and_away_from_nodes_on_which_they_failed() {
     let job = with_workers(json!({"topology": {"required": "rack"}}));
     let pod = two(&job, |input| {
-        let placed = Placement::new(input, 2, None, None).place(pod(input, 2, 0).unwrap()).unwrap();
+        let placed = placement(input, 2, None, None).place(pod(input, 2, 0)).unwrap();
         avoid(placed, &[("broken".to_owned(), 1)].into())
     });
     let affinity = pod.spec.unwrap().affinity.unwrap();
@@ -162,7 +176,7 @@ fn workers_of_a_slice_want_one_domain_each_by_their_indices_whoever_places_them(
     let input = BuildInput { job: &job, prepared: &prepared, settings: &settings };
     for gang in [None, Some(Gang::Volcano)] {
         for (idx, neighbours) in [(0, ["0", "1"]), (1, ["0", "1"]), (3, ["2", "3"])] {
-            let pod = sent(&Placement::new(&input, 1, gang, None), pod(&input, 1, idx).unwrap());
+            let pod = sent(&placement(&input, 1, gang, None), pod(&input, 1, idx));
             let near =
                 &pod["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
             assert_eq!(near.as_array().unwrap().len(), 1);
@@ -184,8 +198,11 @@ fn a_queue_that_names_other_nodes_than_the_job_is_told_so() {
     let job = with_workers(json!({"nodeSelector": {"zone": "a"}}));
     let flavor = Flavor { node_labels: [("zone".to_owned(), "b".to_owned())].into(), ..Flavor::default() };
     let conflict = two(&job, |input| {
-        let admission = Some((&Workload::default(), std::slice::from_ref(&flavor)));
-        Placement::new(input, 1, None, admission).place(pod(input, 1, 0).unwrap()).unwrap_err()
+        let assignment =
+            Assignment { name: "trainer".into(), flavors: ["b".into()].into(), ..Assignment::default() };
+        let workload = Workload { assignments: vec![assignment], ..Workload::default() };
+        let flavors = [("b".to_owned(), flavor.clone())].into();
+        placement(input, 1, None, Some((&workload, &flavors))).place(pod(input, 1, 0)).unwrap_err()
     });
     let words = "the queue lets workers run on nodes with zone=b only, but the job asks for zone=a";
     assert_eq!(conflict.to_string(), words);

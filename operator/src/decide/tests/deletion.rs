@@ -57,11 +57,11 @@ fn a_worker_on_a_lost_node_is_force_deleted_and_one_on_a_silent_node_keeps_its_p
 
     for leaving in [runs(0), preempted(runs(0), 20), preempted(failed(0, 1, 9), -20)] {
         let decision = with_node(NodeState::Lost, &second(0), vec![leaving]);
-        assert_eq!((decision.delete[0].grace_seconds, decision.start), (Some(0), vec![1]));
+        assert_eq!((decision.delete[0].grace_seconds, indices(&decision.start)), (Some(0), vec![1]));
         assert_eq!(decision.delete[0].lost_node.as_deref(), Some("node"));
     }
     let decision = with_node(NodeState::Silent, &second(0), vec![preempted(runs(0), -1)]);
-    assert_eq!((decision.delete.len(), decision.start.clone()), (0, vec![1]));
+    assert_eq!((decision.delete.len(), indices(&decision.start)), (0, vec![1]));
     assert_eq!(condition(&decision, ConditionType::Stalled), (ConditionStatus::True, "NodeUnreachable"));
     let decision = with_node(NodeState::Silent, &second(0), vec![preempted(runs(0), 20)]);
     assert_eq!(condition(&decision, ConditionType::Stalled).0, ConditionStatus::False);

@@ -86,7 +86,7 @@ fn a_node_is_remembered_for_what_may_be_its_fault_and_the_least_of_too_many_is_f
 #[test]
 fn a_clock_that_ran_ahead_in_the_operator_before_holds_up_no_start() {
     let ahead = RLTrainingJobStatus { short_attempts: Some(3), ..starting(-3600) };
-    assert_eq!(decided(json!({}), &ahead, Vec::new()).start, [0, 1]);
+    assert_eq!(indices(&decided(json!({}), &ahead, Vec::new()).start), [0, 1]);
     let meant = RLTrainingJobStatus { short_attempts: Some(3), ..starting(-8) };
     assert_eq!(decided(json!({}), &meant, Vec::new()).requeue_after, Some(Duration::from_secs(8)));
     let node_ahead = decided(json!({}), &running(1, 90), vec![failed(0, 76, -3600), runs(1)]);
