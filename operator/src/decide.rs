@@ -130,37 +130,37 @@ pub struct Deletion {
 
 /// What to do about a job.
 pub fn decide(input: &ReconcileInput<'_>) -> Decision {
-    let round = Round::begin(input);
+    let reconcile = Reconcile::begin(input);
     let policy = &input.prepared.job.spec().run_policy;
-    if round.is_finished() {
-        return finished::settle(round);
+    if reconcile.is_finished() {
+        return finished::settle(reconcile);
     }
-    match success::completion(&round) {
-        Completion::Complete => return finished::complete(round),
-        Completion::Completing(wait) => return round.keep(wait),
+    match success::completion(&reconcile) {
+        Completion::Complete => return finished::complete(reconcile),
+        Completion::Completing(wait) => return reconcile.keep(wait),
         Completion::Incomplete => {}
     }
-    if round.is_past(policy.active_deadline_seconds) {
+    if reconcile.is_past(policy.active_deadline_seconds) {
         let seconds = policy.active_deadline_seconds.unwrap_or_default();
         let message = format!("the job was active for more than {seconds} s");
-        retries::answer(round, failure::Failure::of_job(FailureCause::DeadlineExceeded, message))
+        retries::answer(reconcile, failure::Failure::of_job(FailureCause::DeadlineExceeded, message))
     } else if policy.suspend {
-        suspension::suspend(round)
-    } else if let Some(hold) = queue::hold(&round) {
-        queue::wait(round, hold)
-    } else if round.status.active_since.is_none() {
-        suspension::begin(round)
+        suspension::suspend(reconcile)
+    } else if let Some(hold) = queue::hold(&reconcile) {
+        queue::wait(reconcile, hold)
+    } else if reconcile.status.active_since.is_none() {
+        suspension::begin(reconcile)
     } else {
-        match failure::attempt_state(&round) {
+        match failure::attempt_state(&reconcile) {
             AttemptState::Failed(failure) => {
-                let failure = evacuation::attribute(&round, failure);
-                retries::answer(round, failure)
+                let failure = evacuation::attribute(&reconcile, failure);
+                retries::answer(reconcile, failure)
             }
-            AttemptState::CauseUnknown(wait) => round.keep(wait),
+            AttemptState::CauseUnknown(wait) => reconcile.keep(wait),
             AttemptState::Stopping { cause, message, wait } => {
-                round.decide(JobState::Stopping(cause, message), Some(wait))
+                reconcile.decide(JobState::Stopping(cause, message), Some(wait))
             }
-            AttemptState::Healthy => run(round),
+            AttemptState::Healthy => run(reconcile),
         }
     }
 }
@@ -197,32 +197,32 @@ impl Decision {
 }
 
 /// Deletes the pods of earlier attempts and creates those that are missing.
-fn run(mut round: Round<'_>) -> Decision {
-    let grace = retries::survivors_grace(&round.status);
-    round.delete = deletion::deletions(&round, round.pods.previous.iter().copied(), grace);
-    round.delete.extend(evacuation::deletions(&round));
-    if let Some(wait) = retries::wait_to_start(&round) {
-        return round.decide(JobState::WaitingToRestart(wait), Some(wait));
+fn run(mut reconcile: Reconcile<'_>) -> Decision {
+    let grace = retries::survivors_grace(&reconcile.status);
+    reconcile.delete = deletion::deletions(&reconcile, reconcile.pods.previous.iter().copied(), grace);
+    reconcile.delete.extend(evacuation::deletions(&reconcile));
+    if let Some(wait) = retries::wait_to_start(&reconcile) {
+        return reconcile.decide(JobState::WaitingToRestart(wait), Some(wait));
     }
-    if queue::may_create_pods(round.input.queueing) {
-        round.start = round.pods.missing();
+    if queue::may_create_pods(reconcile.input.queueing) {
+        reconcile.start = reconcile.pods.missing();
     }
-    let state = round.pods.state(&round.status);
-    if state == JobState::Running && round.status.attempt_running_time.is_none() {
-        round.status.attempt_running_time = Some(clock::rfc3339(round.input.now));
+    let state = reconcile.pods.state(&reconcile.status);
+    if state == JobState::Running && reconcile.status.attempt_running_time.is_none() {
+        reconcile.status.attempt_running_time = Some(clock::rfc3339(reconcile.input.now));
     }
-    if let Some(state) = evacuation::begin(&mut round) {
-        return round.write_first(state);
+    if let Some(state) = evacuation::begin(&mut reconcile) {
+        return reconcile.write_first(state);
     }
-    let state = deletion::stuck(&round).or_else(|| deadlines::start_delay(&round)).unwrap_or(state);
-    let requeue_after = deadlines::next(&round);
-    let mut decision = round.decide(state, requeue_after);
+    let state = deletion::stuck(&reconcile).or_else(|| deadlines::start_delay(&reconcile)).unwrap_or(state);
+    let requeue_after = deadlines::next(&reconcile);
+    let mut decision = reconcile.decide(state, requeue_after);
     decision.needs_children = true;
     decision
 }
 
 /// One reconcile: its input, and the decision as far as it is made.
-struct Round<'a> {
+struct Reconcile<'a> {
     input: &'a ReconcileInput<'a>,
     pods: JobPods<'a>,
     status: RLTrainingJobStatus,
@@ -230,7 +230,7 @@ struct Round<'a> {
     start: Vec<WorkerId>,
 }
 
-impl<'a> Round<'a> {
+impl<'a> Reconcile<'a> {
     fn begin(input: &'a ReconcileInput<'a>) -> Self {
         let mut status = input.status.clone();
         status.observed_generation = Some(input.generation);

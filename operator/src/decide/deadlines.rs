@@ -6,31 +6,31 @@ use std::time::Duration;
 use rlt_api::FailureCause;
 
 use super::failure::{Failure, in_words};
-use super::{JobState, Round, clock, deletion};
+use super::{JobState, Reconcile, clock, deletion};
 use crate::worker::{Waiting, Worker};
 
 /// Seconds after which a delayed start is reported: a cluster autoscaler needs some to add nodes.
 const HELD_UP_AFTER_SECONDS: u64 = 10;
 
 /// Time until the next deadline.
-pub(super) fn next(round: &Round<'_>) -> Option<Duration> {
-    let policy = &round.input.prepared.job.spec().run_policy;
-    let active = policy.active_deadline_seconds.map(|limit| limit.saturating_sub(round.active_seconds()));
-    let held_up = seconds_starting(round).map(|seconds| HELD_UP_AFTER_SECONDS.saturating_sub(seconds));
-    let held_up = held_up.filter(|left| *left > 0 && held_up_worker(round).is_some());
-    let seconds = [active, startup_seconds_left(round), stall_seconds_left(round), held_up];
+pub(super) fn next(reconcile: &Reconcile<'_>) -> Option<Duration> {
+    let policy = &reconcile.input.prepared.job.spec().run_policy;
+    let active = policy.active_deadline_seconds.map(|limit| limit.saturating_sub(reconcile.active_seconds()));
+    let held_up = seconds_starting(reconcile).map(|seconds| HELD_UP_AFTER_SECONDS.saturating_sub(seconds));
+    let held_up = held_up.filter(|left| *left > 0 && held_up_worker(reconcile).is_some());
+    let seconds = [active, startup_seconds_left(reconcile), stall_seconds_left(reconcile), held_up];
     let next = seconds.into_iter().flatten().min().map(|seconds| Duration::from_secs(seconds.max(1)));
-    [next, deletion::next(round)].into_iter().flatten().min()
+    [next, deletion::next(reconcile)].into_iter().flatten().min()
 }
 
 /// The failure for a deadline that is over.
-pub(super) fn overdue(round: &Round<'_>) -> Option<Failure> {
-    let policy = &round.input.prepared.job.spec().run_policy;
-    if startup_seconds_left(round) == Some(0) {
+pub(super) fn overdue(reconcile: &Reconcile<'_>) -> Option<Failure> {
+    let policy = &reconcile.input.prepared.job.spec().run_policy;
+    if startup_seconds_left(reconcile) == Some(0) {
         let seconds = policy.startup_deadline_seconds.unwrap_or_default();
-        return Some(late_start(round, seconds));
+        return Some(late_start(reconcile, seconds));
     }
-    if stall_seconds_left(round) == Some(0) {
+    if stall_seconds_left(reconcile) == Some(0) {
         let seconds = policy.stall_deadline_seconds.unwrap_or_default();
         let message = format!("no step was finished for {seconds} s");
         return Some(Failure::of_job(FailureCause::NoProgress, message));
@@ -39,52 +39,52 @@ pub(super) fn overdue(round: &Round<'_>) -> Option<Failure> {
 }
 
 /// Why a start takes longer than usual.
-pub(super) fn start_delay(round: &Round<'_>) -> Option<JobState> {
-    seconds_starting(round).filter(|seconds| *seconds >= HELD_UP_AFTER_SECONDS)?;
-    let (worker, cause, why) = held_up_worker(round)?;
+pub(super) fn start_delay(reconcile: &Reconcile<'_>) -> Option<JobState> {
+    seconds_starting(reconcile).filter(|seconds| *seconds >= HELD_UP_AFTER_SECONDS)?;
+    let (worker, cause, why) = held_up_worker(reconcile)?;
     Some(JobState::StartDelayed(cause, format!("{}: {why}", worker.name)))
 }
 
 /// Seconds since the attempt began; `None` once all of its pods have run.
-fn seconds_starting(round: &Round<'_>) -> Option<u64> {
-    let is_starting = round.status.attempt_running_time.is_none();
-    let since = round.time(round.status.attempt_start_time.as_deref()).filter(|_| is_starting)?;
-    Some(clock::seconds_between(since, round.input.now))
+fn seconds_starting(reconcile: &Reconcile<'_>) -> Option<u64> {
+    let is_starting = reconcile.status.attempt_running_time.is_none();
+    let since = reconcile.time(reconcile.status.attempt_start_time.as_deref()).filter(|_| is_starting)?;
+    Some(clock::seconds_between(since, reconcile.input.now))
 }
 
-fn startup_seconds_left(round: &Round<'_>) -> Option<u64> {
-    let limit = round.input.prepared.job.spec().run_policy.startup_deadline_seconds?;
-    seconds_starting(round).map(|seconds| limit.saturating_sub(seconds))
+fn startup_seconds_left(reconcile: &Reconcile<'_>) -> Option<u64> {
+    let limit = reconcile.input.prepared.job.spec().run_policy.startup_deadline_seconds?;
+    seconds_starting(reconcile).map(|seconds| limit.saturating_sub(seconds))
 }
 
 /// Seconds until the next step must be finished; `None` without such a limit, or without a report.
-fn stall_seconds_left(round: &Round<'_>) -> Option<u64> {
-    let limit = round.input.prepared.job.spec().run_policy.stall_deadline_seconds?;
-    let ran_at = round.time(round.status.attempt_running_time.as_deref())?;
-    let report = round.input.report.filter(|report| report.attempt == round.attempt());
+fn stall_seconds_left(reconcile: &Reconcile<'_>) -> Option<u64> {
+    let limit = reconcile.input.prepared.job.spec().run_policy.stall_deadline_seconds?;
+    let ran_at = reconcile.time(reconcile.status.attempt_running_time.as_deref())?;
+    let report = reconcile.input.report.filter(|report| report.attempt == reconcile.attempt());
     let reported = report.and_then(|report| report.progress.as_ref());
     // An operator that has just started has no report yet; the status has the last one, which is of this
     // attempt if it is younger than its start.
-    let step_time = |step: Option<&rlt_api::status::Progress>| round.time(step?.step_time.as_deref());
-    let written = step_time(round.status.progress.as_ref()).filter(|at| *at >= ran_at);
+    let step_time = |step: Option<&rlt_api::status::Progress>| reconcile.time(step?.step_time.as_deref());
+    let written = step_time(reconcile.status.progress.as_ref()).filter(|at| *at >= ran_at);
     let step_at = match reported {
         Some(progress) => step_time(Some(progress)).unwrap_or(ran_at),
         None => written?,
     };
-    Some(limit.saturating_sub(clock::seconds_between(step_at.max(ran_at), round.input.now)))
+    Some(limit.saturating_sub(clock::seconds_between(step_at.max(ran_at), reconcile.input.now)))
 }
 
 /// The failure of a start that took too long, with what its pod waits for.
-fn late_start(round: &Round<'_>, seconds: u64) -> Failure {
+fn late_start(reconcile: &Reconcile<'_>, seconds: u64) -> Failure {
     let late = |why: &str| format!("not all workers ran within {seconds} s: {why}");
-    match held_up_worker(round) {
+    match held_up_worker(reconcile) {
         Some((worker, cause, why)) => Failure::of_worker(cause, late(&why), worker),
         None => Failure::of_job(FailureCause::StartFailed, late("some have not started")),
     }
 }
 
-fn held_up_worker<'a>(round: &Round<'a>) -> Option<(&'a Worker, FailureCause, String)> {
-    round.pods.present().find_map(|worker| {
+fn held_up_worker<'a>(reconcile: &Reconcile<'a>) -> Option<(&'a Worker, FailureCause, String)> {
+    reconcile.pods.present().find_map(|worker| {
         let (cause, why) = match worker.waiting.as_deref()? {
             Waiting::Unschedulable(why) => (FailureCause::NotScheduled, why.clone()),
             Waiting::Container(why) => (FailureCause::StartFailed, in_words(why)),

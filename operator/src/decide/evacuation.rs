@@ -9,7 +9,7 @@ use rlt_api::FailureCause;
 use rlt_api::status::EvacuationStatus;
 
 use super::failure::Failure;
-use super::{Deletion, JobState, Round, deletion};
+use super::{Deletion, JobState, Reconcile, deletion};
 use crate::nodes::{Impairment, NodeState};
 use crate::worker::Worker;
 
@@ -17,12 +17,12 @@ use crate::worker::Worker;
 const MAX_MESSAGE_BYTES: usize = 1024;
 
 /// Writes down that a worker has to leave its node; `None` where none has.
-pub(super) fn begin(round: &mut Round<'_>) -> Option<JobState> {
-    if round.status.evacuation.is_some() || round.status.attempt_running_time.is_none() {
+pub(super) fn begin(reconcile: &mut Reconcile<'_>) -> Option<JobState> {
+    if reconcile.status.evacuation.is_some() || reconcile.status.attempt_running_time.is_none() {
         return None;
     }
-    let mut workers = round.pods.present().filter(|worker| !worker.is_deleting && !worker.is_finished());
-    let (worker, why) = workers.find_map(|worker| Some((worker, reason_to_leave(round, worker)?)))?;
+    let mut workers = reconcile.pods.present().filter(|worker| !worker.is_deleting && !worker.is_finished());
+    let (worker, why) = workers.find_map(|worker| Some((worker, reason_to_leave(reconcile, worker)?)))?;
     let end = why.message.floor_char_boundary(MAX_MESSAGE_BYTES);
     let evacuation = EvacuationStatus {
         cause: why.cause,
@@ -31,50 +31,51 @@ pub(super) fn begin(round: &mut Round<'_>) -> Option<JobState> {
         message: why.message[..end].to_owned(),
     };
     let state = JobState::Stopping(evacuation.cause, in_words(&evacuation));
-    round.status.evacuation = Some(evacuation);
+    reconcile.status.evacuation = Some(evacuation);
     Some(state)
 }
 
 /// The pod to delete in an evacuation that is written down.
-pub(super) fn deletions(round: &Round<'_>) -> Vec<Deletion> {
-    let Some(evacuation) = &round.input.status.evacuation else { return Vec::new() };
+pub(super) fn deletions(reconcile: &Reconcile<'_>) -> Vec<Deletion> {
+    let Some(evacuation) = &reconcile.input.status.evacuation else { return Vec::new() };
     let is_it = |worker: &&Worker| *worker.name == *evacuation.pod && !worker.is_finished();
-    deletion::deletions(round, round.pods.present().filter(is_it), None)
+    deletion::deletions(reconcile, reconcile.pods.present().filter(is_it), None)
 }
 
 /// What speaks against the node of a worker, as far as the worker is stopped for it. One that was given to
 /// the attempt as it is now is kept: there is no better one, and every move would be in vain.
-fn reason_to_leave<'a>(round: &Round<'a>, worker: &Worker) -> Option<&'a Impairment> {
-    let NodeState::Impaired(why) = deletion::node_state(round, worker)? else { return None };
+fn reason_to_leave<'a>(reconcile: &Reconcile<'a>, worker: &Worker) -> Option<&'a Impairment> {
+    let NodeState::Impaired(why) = deletion::node_state(reconcile, worker)? else { return None };
     let node = worker.node.as_deref()?;
-    let was_left = round.status.failures_by_node.contains_key(node) && round.status.short_attempts.is_some();
+    let was_left =
+        reconcile.status.failures_by_node.contains_key(node) && reconcile.status.short_attempts.is_some();
     // Kueue keeps to the nodes that it chose at admission, for as long as they are there.
-    let is_bound = has_chosen_nodes(round) && why.cause == FailureCause::NodeProblem;
-    (why.stops_workers && !was_left && !is_bound && is_new(round, why)).then_some(why)
+    let is_bound = has_chosen_nodes(reconcile) && why.cause == FailureCause::NodeProblem;
+    (why.stops_workers && !was_left && !is_bound && is_new(reconcile, why)).then_some(why)
 }
 
-fn has_chosen_nodes(round: &Round<'_>) -> bool {
-    let workload = round.input.queueing.workload.as_ref();
+fn has_chosen_nodes(reconcile: &Reconcile<'_>) -> bool {
+    let workload = reconcile.input.queueing.workload.as_ref();
     workload.is_some_and(|workload| workload.assignments.iter().any(|one| one.has_topology))
 }
 
 /// Whether a node is worse than when the attempt began.
-fn is_new(round: &Round<'_>, why: &Impairment) -> bool {
-    let began = round.time(round.status.attempt_start_time.as_deref());
+fn is_new(reconcile: &Reconcile<'_>, why: &Impairment) -> bool {
+    let began = reconcile.time(reconcile.status.attempt_start_time.as_deref());
     why.since.zip(began).is_none_or(|(since, began)| since >= began)
 }
 
 /// Why a worker leaves or has failed, where its node says it.
-pub(super) fn cause(round: &Round<'_>, worker: &Worker) -> Option<Failure> {
-    let NodeState::Impaired(why) = deletion::node_state(round, worker)? else { return None };
+pub(super) fn cause(reconcile: &Reconcile<'_>, worker: &Worker) -> Option<Failure> {
+    let NodeState::Impaired(why) = deletion::node_state(reconcile, worker)? else { return None };
     let node = worker.node.as_deref().unwrap_or_default();
     let message = format!("its node {node}: {}", why.message);
-    is_new(round, why).then(|| Failure::of_worker(why.cause, message, worker))
+    is_new(reconcile, why).then(|| Failure::of_worker(why.cause, message, worker))
 }
 
 /// The failure of an attempt, which counts as an evacuation where it is the end of one.
-pub(super) fn attribute(round: &Round<'_>, failure: Failure) -> Failure {
-    match &round.status.evacuation {
+pub(super) fn attribute(reconcile: &Reconcile<'_>, failure: Failure) -> Failure {
+    match &reconcile.status.evacuation {
         Some(evacuation) if failure.cause == FailureCause::Disrupted => Failure {
             cause: evacuation.cause,
             message: format!("its node {}: {}", evacuation.node, evacuation.message),
@@ -87,8 +88,8 @@ pub(super) fn attribute(round: &Round<'_>, failure: Failure) -> Failure {
 }
 
 /// Leaves the evacuation behind with its attempt.
-pub(super) fn end(round: &mut Round<'_>) {
-    round.status.evacuation = None;
+pub(super) fn end(reconcile: &mut Reconcile<'_>) {
+    reconcile.status.evacuation = None;
 }
 
 /// Which worker has to leave, and why.

@@ -9,7 +9,7 @@ use k8s_openapi::jiff::Timestamp;
 use rlt_api::spec::FailureReason;
 use rlt_api::{ExitCode, FailureCause};
 
-use super::{Round, clock, deadlines, deletion, evacuation};
+use super::{Reconcile, clock, deadlines, deletion, evacuation};
 use crate::worker::{Explanation, Waiting, Worker, WorkerPhase};
 
 /// How long a `PeerLost` exit waits for the exit of the peer, which names the cause.
@@ -75,45 +75,45 @@ fn reasons(worker: &Worker) -> Vec<String> {
 }
 
 /// Finds the failure that ended the attempt.
-pub(super) fn attempt_state(round: &Round<'_>) -> AttemptState {
+pub(super) fn attempt_state(reconcile: &Reconcile<'_>) -> AttemptState {
     let mut failed: Vec<_> =
-        round.pods.present().filter(|worker| worker.phase == WorkerPhase::Failed).collect();
+        reconcile.pods.present().filter(|worker| worker.phase == WorkerPhase::Failed).collect();
     failed.sort_by_key(|worker| finished_at(worker).unwrap_or(Timestamp::MAX));
-    let failures: Vec<_> = failed.iter().map(|worker| classify(round, worker)).collect();
+    let failures: Vec<_> = failed.iter().map(|worker| classify(reconcile, worker)).collect();
     let knows_more = |failure: &&Failure| failure.cause != FailureCause::PeerLost;
     if let Some(failure) = failures.iter().find(knows_more) {
-        return AttemptState::Failed(by_whom_it_began(round, failure));
+        return AttemptState::Failed(by_whom_it_began(reconcile, failure));
     }
-    if let Some(failure) = on_lost_node(round) {
+    if let Some(failure) = on_lost_node(reconcile) {
         return AttemptState::Failed(failure);
     }
-    if let Some(state) = deleted(round, failures.is_empty()) {
+    if let Some(state) = deleted(reconcile, failures.is_empty()) {
         return state;
     }
     if let (Some(failure), Some(first)) = (failures.first(), failed.first()) {
-        let wait = clock::until(finished_at(first).map(|at| at + PEER_PATIENCE), round.input.now);
+        let wait = clock::until(finished_at(first).map(|at| at + PEER_PATIENCE), reconcile.input.now);
         // The clock of a node may be ahead of ours: never wait longer than `PEER_PATIENCE`.
         return match wait.filter(|wait| *wait <= PEER_PATIENCE) {
-            Some(wait) if failed.len() < round.pods.num_planned() => AttemptState::CauseUnknown(wait),
+            Some(wait) if failed.len() < reconcile.pods.num_planned() => AttemptState::CauseUnknown(wait),
             _ => {
-                let elsewhere = on_silent_node(round).or_else(|| on_impaired_node(round));
+                let elsewhere = on_silent_node(reconcile).or_else(|| on_impaired_node(reconcile));
                 AttemptState::Failed(elsewhere.unwrap_or_else(|| failure.clone()))
             }
         };
     }
-    deadlines::overdue(round).map_or(AttemptState::Healthy, AttemptState::Failed)
+    deadlines::overdue(reconcile).map_or(AttemptState::Healthy, AttemptState::Failed)
 }
 
 /// All pods stop when one is deleted or preempted: the cause is that pod's.
-fn by_whom_it_began(round: &Round<'_>, failure: &Failure) -> Failure {
+fn by_whom_it_began(reconcile: &Reconcile<'_>, failure: &Failure) -> Failure {
     if failure.exit_code != Some(i32::from(ExitCode::Preempted.code())) {
         return failure.clone();
     }
-    let asked = round.pods.present().find(|worker| worker.disruption.is_some() || worker.is_deleting);
+    let asked = reconcile.pods.present().find(|worker| worker.disruption.is_some() || worker.is_deleting);
     asked.map_or_else(
         || failure.clone(),
         |worker| {
-            let departed = departed(round, worker);
+            let departed = departed(reconcile, worker);
             let reasons = [failure.reasons.clone(), departed.reasons].concat();
             Failure { exit_code: failure.exit_code, reasons, ..departed }
         },
@@ -121,27 +121,27 @@ fn by_whom_it_began(round: &Round<'_>, failure: &Failure) -> Failure {
 }
 
 /// A pod on a lost node.
-fn on_lost_node(round: &Round<'_>) -> Option<Failure> {
-    let is_lost = |worker: &&Worker| !worker.is_finished() && deletion::is_lost(round, worker);
-    let worker = round.pods.present().find(is_lost)?;
+fn on_lost_node(reconcile: &Reconcile<'_>) -> Option<Failure> {
+    let is_lost = |worker: &&Worker| !worker.is_finished() && deletion::is_lost(reconcile, worker);
+    let worker = reconcile.pods.present().find(is_lost)?;
     let node = worker.node.as_deref().unwrap_or_default();
     let message = format!("its node {node} is gone or out of service");
     Some(Failure::of_worker(FailureCause::NodeLost, message, worker))
 }
 
 /// A pod on a node that does not answer, once its peers have lost it.
-fn on_silent_node(round: &Round<'_>) -> Option<Failure> {
-    let is_silent = |worker: &&Worker| !worker.is_finished() && deletion::is_silent(round, worker);
-    let worker = round.pods.present().find(is_silent)?;
+fn on_silent_node(reconcile: &Reconcile<'_>) -> Option<Failure> {
+    let is_silent = |worker: &&Worker| !worker.is_finished() && deletion::is_silent(reconcile, worker);
+    let worker = reconcile.pods.present().find(is_silent)?;
     let node = worker.node.as_deref().unwrap_or_default();
     let message = format!("its node {node} does not answer, and other workers have lost it");
     Some(Failure::of_worker(FailureCause::NodeLost, message, worker))
 }
 
 /// The worker that others have lost, where its node tells of a problem.
-fn on_impaired_node(round: &Round<'_>) -> Option<Failure> {
-    let mut unfinished = round.pods.present().filter(|worker| !worker.is_finished());
-    unfinished.find_map(|worker| evacuation::cause(round, worker))
+fn on_impaired_node(reconcile: &Reconcile<'_>) -> Option<Failure> {
+    let mut unfinished = reconcile.pods.present().filter(|worker| !worker.is_finished());
+    unfinished.find_map(|worker| evacuation::cause(reconcile, worker))
 }
 
 fn finished_at(worker: &Worker) -> Option<Timestamp> {
@@ -149,9 +149,9 @@ fn finished_at(worker: &Worker) -> Option<Timestamp> {
 }
 
 /// The cause of a pod's failure.
-fn classify(round: &Round<'_>, worker: &Worker) -> Failure {
+fn classify(reconcile: &Reconcile<'_>, worker: &Worker) -> Failure {
     let failure = classify_exit(worker);
-    let by_node = evacuation::cause(round, worker).filter(|_| failure.cause.may_be_the_nodes());
+    let by_node = evacuation::cause(reconcile, worker).filter(|_| failure.cause.may_be_the_nodes());
     match by_node {
         Some(by_node) => Failure { message: format!("{}; {}", failure.message, by_node.message), ..by_node },
         None => failure,
@@ -195,13 +195,13 @@ pub(super) fn in_words(explanation: &Explanation) -> String {
 
 /// A pod of a running gang that was deleted from outside. (While a gang starts, the pod is created again
 /// instead.) It keeps its grace period if all other pods run and can save a checkpoint with it.
-fn deleted(round: &Round<'_>, are_all_there: bool) -> Option<AttemptState> {
-    round.status.attempt_running_time.as_ref()?;
+fn deleted(reconcile: &Reconcile<'_>, are_all_there: bool) -> Option<AttemptState> {
+    reconcile.status.attempt_running_time.as_ref()?;
     let is_leaving = |worker: &&Worker| worker.is_deleting && worker.phase != WorkerPhase::Succeeded;
-    if let Some(worker) = round.pods.present().find(is_leaving) {
-        let can_save = are_all_there && !deletion::is_silent(round, worker);
-        let wait = deletion::time_left(round, worker).filter(|_| can_save);
-        let failure = evacuation::attribute(round, departed(round, worker));
+    if let Some(worker) = reconcile.pods.present().find(is_leaving) {
+        let can_save = are_all_there && !deletion::is_silent(reconcile, worker);
+        let wait = deletion::time_left(reconcile, worker).filter(|_| can_save);
+        let failure = evacuation::attribute(reconcile, departed(reconcile, worker));
         return Some(match wait {
             Some(wait) => {
                 let message = format!("{}: {}", worker.name, failure.message);
@@ -210,14 +210,14 @@ fn deleted(round: &Round<'_>, are_all_there: bool) -> Option<AttemptState> {
             None => AttemptState::Failed(failure),
         });
     }
-    let name = round.pods.first_missing()?;
+    let name = reconcile.pods.first_missing()?;
     let failure = Failure::of_job(FailureCause::Disrupted, "the pod was deleted".into());
     Some(AttemptState::Failed(Failure { pod: Some(name), ..failure }))
 }
 
 /// Why a pod is terminating that has not failed by itself.
-fn departed(round: &Round<'_>, worker: &Worker) -> Failure {
-    if let Some(by_node) = evacuation::cause(round, worker) {
+fn departed(reconcile: &Reconcile<'_>, worker: &Worker) -> Failure {
+    if let Some(by_node) = evacuation::cause(reconcile, worker) {
         return by_node;
     }
     let (cause, message) = match &worker.disruption {

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use rlt_api::Reason;
 
-use super::{Decision, JobState, Round, suspension};
+use super::{Decision, JobState, Reconcile, suspension};
 use crate::queue::{Queueing, Workload, WorkloadAction};
 
 /// Why a job has to wait for its queue; `None` if it may run. A Workload that cannot be read is no eviction:
 /// existing pods stay, and [`may_create_pods`] prevents new ones.
-pub(super) fn hold(round: &Round<'_>) -> Option<JobState> {
-    let queueing = round.input.queueing;
+pub(super) fn hold(reconcile: &Reconcile<'_>) -> Option<JobState> {
+    let queueing = reconcile.input.queueing;
     let queue = queueing.queue.as_ref()?;
     if !queueing.is_served {
         let message = format!("waits for queue {queue}, but the cluster has no Kueue that serves v1beta2");
@@ -20,7 +20,7 @@ pub(super) fn hold(round: &Round<'_>) -> Option<JobState> {
     let waits = |why: &str| Some(JobState::Queued(Reason::Queued, format!("waits in queue {queue}{why}")));
     let Some(workload) = &queueing.workload else { return waits("") };
     if let Some(error) = &workload.unreadable {
-        let has_pods = round.pods.all().next().is_some();
+        let has_pods = reconcile.pods.all().next().is_some();
         let wait = || waits(&format!(", but the status of its Workload cannot be read: {error}"));
         return if has_pods { None } else { wait() };
     }
@@ -42,10 +42,10 @@ pub(super) fn may_create_pods(queueing: &Queueing) -> bool {
 }
 
 /// Deletes all pods, and waits.
-pub(super) fn wait(round: Round<'_>, hold: JobState) -> Decision {
+pub(super) fn wait(reconcile: Reconcile<'_>, hold: JobState) -> Decision {
     let for_queue =
         matches!(hold, JobState::Queued(Reason::QueueMissing, _)).then_some(REQUEUE_WITHOUT_KUEUE);
-    let mut decision = suspension::pause(round, hold);
+    let mut decision = suspension::pause(reconcile, hold);
     decision.requeue_after = [decision.requeue_after, for_queue].into_iter().flatten().min();
     decision
 }
@@ -54,9 +54,9 @@ pub(super) fn wait(round: Round<'_>, hold: JobState) -> Decision {
 const REQUEUE_WITHOUT_KUEUE: Duration = Duration::from_secs(30);
 
 /// What to change about the Workload.
-pub(super) fn action(round: &Round<'_>, state: &JobState) -> Option<WorkloadAction> {
-    let queueing = round.input.queueing;
-    let is_empty = round.pods.all().next().is_none();
+pub(super) fn action(reconcile: &Reconcile<'_>, state: &JobState) -> Option<WorkloadAction> {
+    let queueing = reconcile.input.queueing;
+    let is_empty = reconcile.pods.all().next().is_none();
     let workload = queueing.workload.as_ref();
     let Some(workload) = workload else {
         let waits = matches!(state, JobState::Queued(Reason::Queued, _)) && queueing.queue.is_some();
@@ -69,9 +69,9 @@ pub(super) fn action(round: &Round<'_>, state: &JobState) -> Option<WorkloadActi
     match state {
         // `Finished` is set once the status has the end.
         JobState::Complete | JobState::Failed(_) => {
-            let stands = round.input.status.completion_time.is_some() && !workload.is_finished;
+            let stands = reconcile.input.status.completion_time.is_some() && !workload.is_finished;
             let has_succeeded = *state == JobState::Complete;
-            let message = match &round.status.last_failure {
+            let message = match &reconcile.status.last_failure {
                 Some(failure) if !has_succeeded => failure.message.clone(),
                 _ => "all steps are done".to_owned(),
             };

@@ -8,7 +8,7 @@ use rlt_api::plan::{self, restarts_in};
 use rlt_api::spec::RetriesSpec;
 use rlt_api::status::RLTrainingJobStatus;
 
-use super::{Round, retries};
+use super::{Reconcile, retries};
 use crate::prepare::Prepared;
 
 /// The retries that a pod of the job may use for restarts in place; `None` where it may not restart by
@@ -24,23 +24,23 @@ pub fn retries_left(prepared: &Prepared, status: &RLTrainingJobStatus) -> Option
 
 /// Counts the restarts in place that are not counted yet: of the attempt's report, and of the termination
 /// message of its pod, which has those that no report could bring.
-pub(super) fn count(round: &mut Round<'_>) {
-    let attempt = round.attempt();
-    let report = round.input.report.filter(|report| report.attempt == attempt);
+pub(super) fn count(reconcile: &mut Reconcile<'_>) {
+    let attempt = reconcile.attempt();
+    let report = reconcile.input.report.filter(|report| report.attempt == attempt);
     let mut restarts = report.map(|report| report.restarts.clone()).unwrap_or_default();
-    for exit in round.pods.present().filter_map(|worker| worker.exit.as_ref()) {
+    for exit in reconcile.pods.present().filter_map(|worker| worker.exit.as_ref()) {
         restarts_in(&exit.message).into_iter().for_each(|restart| raise(&mut restarts, restart));
     }
     for (cause, count) in restarts {
-        let known = round.status.restarts_in_place.get(&cause).copied().unwrap_or(0);
+        let known = reconcile.status.restarts_in_place.get(&cause).copied().unwrap_or(0);
         if count > known {
-            retries::refill_after_checkpoint(&mut round.status);
+            retries::refill_after_checkpoint(&mut reconcile.status);
             let new = count - known;
-            let failures = round.status.failures_by_cause.entry(cause).or_default();
+            let failures = reconcile.status.failures_by_cause.entry(cause).or_default();
             *failures = failures.saturating_add(new);
-            let used = round.status.retries_used.entry(cause).or_default();
+            let used = reconcile.status.retries_used.entry(cause).or_default();
             *used = used.saturating_add(new);
-            round.status.restarts_in_place.insert(cause, count);
+            reconcile.status.restarts_in_place.insert(cause, count);
         }
     }
 }

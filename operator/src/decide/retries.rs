@@ -11,7 +11,7 @@ use rlt_api::{Budget, ExitCode, FailureCause};
 
 use super::failure::Failure;
 use super::failure_policy::{self, MatchedRule};
-use super::{Decision, JobState, Round, clock, evacuation, finished};
+use super::{Decision, JobState, Reconcile, clock, evacuation, finished};
 
 /// Longest message of a failure in a status, in bytes.
 const MAX_MESSAGE_BYTES: usize = 4096;
@@ -21,26 +21,26 @@ const MAX_NODES: usize = 16;
 const SURVIVORS_GRACE_SECONDS: u32 = 5;
 
 /// Begins the next attempt if a rule of the job or the budget of the cause allows it, else ends the job.
-pub(super) fn answer(mut round: Round<'_>, failure: Failure) -> Decision {
+pub(super) fn answer(mut reconcile: Reconcile<'_>, failure: Failure) -> Decision {
     // The last report decides whether there is a new checkpoint.
-    round.take_report();
-    let policy = round.input.prepared.job.spec().run_policy.failure_policy.as_ref();
+    reconcile.take_report();
+    let policy = reconcile.input.prepared.job.spec().run_policy.failure_policy.as_ref();
     let rule = failure_policy::first_match(policy, &failure);
-    record(&mut round.status, &failure, rule.as_ref(), &clock::rfc3339(round.input.now));
+    record(&mut reconcile.status, &failure, rule.as_ref(), &clock::rfc3339(reconcile.input.now));
     let end = match &rule {
-        Some(rule) => rule.forbids(&round.status),
-        None => used_up(&round, failure.cause),
+        Some(rule) => rule.forbids(&reconcile.status),
+        None => used_up(&reconcile, failure.cause),
     };
     match end {
         Some(why) => {
-            if let Some(last) = &mut round.status.last_failure {
+            if let Some(last) = &mut reconcile.status.last_failure {
                 last.message = shortened(&format!("{} ({why})", last.message));
             }
-            finished::fail(round, JobState::Failed(failure.cause))
+            finished::fail(reconcile, JobState::Failed(failure.cause))
         }
         None => {
-            begin_next(&mut round);
-            round.write_first(JobState::Restarting)
+            begin_next(&mut reconcile);
+            reconcile.write_first(JobState::Restarting)
         }
     }
 }
@@ -54,11 +54,11 @@ pub(super) fn survivors_grace(status: &RLTrainingJobStatus) -> Option<u32> {
 }
 
 /// The restart delay that is left.
-pub(super) fn wait_to_start(round: &Round<'_>) -> Option<Duration> {
-    let starts_at = round.time(round.status.attempt_start_time.as_deref());
-    let wait = clock::until(starts_at, round.input.now)?;
+pub(super) fn wait_to_start(reconcile: &Reconcile<'_>) -> Option<Duration> {
+    let starts_at = reconcile.time(reconcile.status.attempt_start_time.as_deref());
+    let wait = clock::until(starts_at, reconcile.input.now)?;
     // A longer wait comes from the clock of an earlier operator, which was ahead of ours.
-    (wait <= delay(&round.status)).then_some(wait)
+    (wait <= delay(&reconcile.status)).then_some(wait)
 }
 
 fn record(status: &mut RLTrainingJobStatus, failure: &Failure, rule: Option<&MatchedRule<'_>>, now: &str) {
@@ -111,32 +111,32 @@ fn shortened(message: &str) -> String {
 }
 
 /// Why the cause has no retry left; `None` if it has. The failure itself is counted already.
-fn used_up(round: &Round<'_>, cause: FailureCause) -> Option<String> {
-    let retries = &round.input.prepared.job.spec().run_policy.retries;
+fn used_up(reconcile: &Reconcile<'_>, cause: FailureCause) -> Option<String> {
+    let retries = &reconcile.input.prepared.job.spec().run_policy.retries;
     match cause.budget(retries) {
         Budget::Unlimited => None,
         Budget::Never => Some("not tried again, because it would end in the same way".into()),
         Budget::Limited { field, limit } => {
             let same = |other: &FailureCause| matches!(other.budget(retries), Budget::Limited { field: other, .. } if other == field);
-            let counts = round.status.retries_used.iter();
+            let counts = reconcile.status.retries_used.iter();
             let count: u32 = counts.filter(|(other, _)| same(other)).map(|(_, count)| count).sum();
             (count > limit).then(|| format!("spec.runPolicy.retries.{field} of {limit} used up"))
         }
     }
 }
 
-fn begin_next(round: &mut Round<'_>) {
-    let now = round.input.now;
-    let lived = round.time(round.status.attempt_start_time.as_deref()).unwrap_or(now);
+fn begin_next(reconcile: &mut Reconcile<'_>) {
+    let now = reconcile.input.now;
+    let lived = reconcile.time(reconcile.status.attempt_start_time.as_deref()).unwrap_or(now);
     let is_short = clock::seconds_between(lived, now) < SHORT_ATTEMPT.as_secs();
-    round.status.short_attempts =
-        is_short.then(|| round.status.short_attempts.unwrap_or(0).saturating_add(1));
-    let delay = delay(&round.status);
-    round.status.attempt = Some(round.attempt() + 1);
-    round.status.attempt_start_time = Some(clock::rfc3339(now + delay));
-    round.status.attempt_running_time = None;
-    evacuation::end(round);
-    round.status.restarts_in_place.clear();
+    reconcile.status.short_attempts =
+        is_short.then(|| reconcile.status.short_attempts.unwrap_or(0).saturating_add(1));
+    let delay = delay(&reconcile.status);
+    reconcile.status.attempt = Some(reconcile.attempt() + 1);
+    reconcile.status.attempt_start_time = Some(clock::rfc3339(now + delay));
+    reconcile.status.attempt_running_time = None;
+    evacuation::end(reconcile);
+    reconcile.status.restarts_in_place.clear();
 }
 
 fn delay(status: &RLTrainingJobStatus) -> Duration {

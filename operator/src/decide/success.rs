@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Round, clock, deletion};
+use super::{Reconcile, clock, deletion};
 use crate::worker::{Worker, WorkerPhase};
 
 /// How long the other pods have to exit after the first has exited with 0.
@@ -19,17 +19,17 @@ pub(super) enum Completion {
 }
 
 /// Judges by the exit of the first pod; how the others exit does not matter then.
-pub(super) fn completion(round: &Round<'_>) -> Completion {
-    let Some(first) = round.pods.first().filter(|first| first.phase == WorkerPhase::Succeeded) else {
+pub(super) fn completion(reconcile: &Reconcile<'_>) -> Completion {
+    let Some(first) = reconcile.pods.first().filter(|first| first.phase == WorkerPhase::Succeeded) else {
         return Completion::Incomplete;
     };
-    let is_busy = |worker: &Worker| !worker.is_finished() && !deletion::is_lost(round, worker);
-    let may_wait = !round.input.prepared.job.spec().run_policy.suspend;
-    if !may_wait || !round.pods.present().any(is_busy) {
+    let is_busy = |worker: &Worker| !worker.is_finished() && !deletion::is_lost(reconcile, worker);
+    let may_wait = !reconcile.input.prepared.job.spec().run_policy.suspend;
+    if !may_wait || !reconcile.pods.present().any(is_busy) {
         return Completion::Complete;
     }
     let ended_at = first.exit.as_ref().and_then(|exit| exit.finished_at);
     // The clock of a node may be ahead of ours: never wait longer than `PATIENCE`.
-    let left = clock::until(ended_at.map(|at| at + PATIENCE), round.input.now);
+    let left = clock::until(ended_at.map(|at| at + PATIENCE), reconcile.input.now);
     left.filter(|left| *left <= PATIENCE).map_or(Completion::Complete, Completion::Completing)
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rlt_api::status::{DomainStatus, RLTrainingJobStatus, TopologyStatus};
 
 use super::job_pods::{GroupPods, JobPods};
-use super::{ReconcileInput, Round};
+use super::{Reconcile, ReconcileInput};
 use crate::nodes::NodeLabels;
 use crate::prepare::Prepared;
 
@@ -43,12 +43,12 @@ fn is_known(status: &RLTrainingJobStatus) -> bool {
 }
 
 /// Where the workers of each group are; as the status says where nothing new was read.
-pub(super) fn topologies(round: &Round<'_>) -> Vec<Vec<TopologyStatus>> {
-    let Some(nodes) = round.input.node_labels else {
-        let known = round.status.worker_groups.iter().map(|group| group.topology.clone());
-        return known.filter(|_| is_known(&round.status)).collect();
+pub(super) fn topologies(reconcile: &Reconcile<'_>) -> Vec<Vec<TopologyStatus>> {
+    let Some(nodes) = reconcile.input.node_labels else {
+        let known = reconcile.status.worker_groups.iter().map(|group| group.topology.clone());
+        return known.filter(|_| is_known(&reconcile.status)).collect();
     };
-    let labels = topology_labels(round.input.prepared);
+    let labels = topology_labels(reconcile.input.prepared);
     let of_group = |group: &GroupPods<'_>| {
         let of = |label: &&str| TopologyStatus {
             label: (*label).to_owned(),
@@ -56,7 +56,7 @@ pub(super) fn topologies(round: &Round<'_>) -> Vec<Vec<TopologyStatus>> {
         };
         labels.iter().map(of).collect()
     };
-    round.pods.groups.iter().map(of_group).collect()
+    reconcile.pods.groups.iter().map(of_group).collect()
 }
 
 /// The domains in the order of the workers.
