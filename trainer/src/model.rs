@@ -22,6 +22,7 @@ pub mod hub;
 mod layer;
 mod load;
 mod lora;
+mod norms;
 mod ops;
 mod packed;
 mod projection;
@@ -37,11 +38,12 @@ pub use export::{Export, ExportOptions};
 pub use layer::{DecoderLayer, LayerContext, Projections};
 pub use load::read_config;
 pub use lora::{AdapterExport, BaseModel, LoraConfig, LoraError, ModuleMatch};
+pub(crate) use norms::Norm;
 pub(crate) use ops::activation_of;
 pub use packed::PackedInput;
 pub use projection::{Adapter, Dropout, Projection, ProjectionWeights};
 pub use rlt_api::plan::model_config::{Family, ModelConfig};
-pub use rope::Rope;
+pub use rope::RopeTables;
 pub use weights::Weights;
 
 #[cfg(test)]

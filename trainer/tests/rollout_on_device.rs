@@ -82,8 +82,23 @@ fn sampled(
     (engine.generate(decoder, requests, &Letters, &mut go_on).unwrap(), engine.stats())
 }
 
-/// Families of every kind: grouped heads, biases, windows, norms of heads, Gemma's offsets, untied heads.
-const ON_DEVICE: [&str; 6] = ["llama", "llama-untied-sharded-bf16", "mistral", "qwen2", "qwen3", "gemma"];
+/// Families of every kind: grouped heads, biases, windows, norms of heads, Gemma's offsets, untied heads;
+/// norms behind blocks, over all heads, scales, heads turned in part, by neighbours, or not at all.
+const ON_DEVICE: [&str; 13] = [
+    "llama",
+    "llama-untied-sharded-bf16",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "gemma3",
+    "olmo3",
+    "phi4-longrope",
+    "granite",
+    "smollm3",
+    "glm4",
+    "seed-oss",
+];
 
 #[test]
 fn a_device_samples_what_the_cpu_samples() {

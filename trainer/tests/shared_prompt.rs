@@ -18,7 +18,17 @@ use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
 use tch::{Device, Tensor};
 
 /// Grouped queries, biases, norms of heads, sliding windows, one key head.
-const FAMILIES: [&str; 5] = ["llama3-rope-bias", "mistral", "qwen2-window", "qwen3", "gemma"];
+const FAMILIES: [&str; 9] = [
+    "llama3-rope-bias",
+    "mistral",
+    "qwen2-window",
+    "qwen3",
+    "gemma",
+    "gemma3",
+    "olmo3",
+    "phi4-longrope",
+    "glm4",
+];
 
 /// Prompt and completions: uneven, of a single token, a group of one, a prompt of one token.
 const GROUPS: [(usize, &[usize]); 4] = [(21, &[9, 1, 30, 14]), (7, &[12]), (1, &[5, 8]), (40, &[3, 3, 3])];

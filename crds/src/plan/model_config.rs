@@ -1,58 +1,25 @@
 //! A decoder's shape, as its Hugging Face `config.json` states it: the one reading that memory plan, trainer
 //! and export share.
 //!
-//! Families differ in data here, never in code elsewhere: biases, norms on queries and keys, the norm's
-//! offset, the activation, windows and rope scaling are fields. What is not implemented is refused by name;
-//! nothing that would change a number is skipped. Never here: files, tensors, tokenizers.
+//! Families differ in data here, never in code elsewhere: biases, the places of norms, the norm's offset, the
+//! activation, windows, rotary embeddings and projections that share a tensor are fields. A family is one
+//! file of `families/` that sets them. What is not implemented is refused by name; nothing that would change
+//! a number is skipped. Never here: files, tensors, tokenizers.
 
+mod families;
 mod fields;
+mod norms;
 mod parse;
 mod rope;
 mod shapes;
+mod windows;
 mod write;
 
 use crate::spec::ArchitectureSpec;
 pub use crate::spec::ModelFamily as Family;
-pub use rope::RopeScaling;
-pub use shapes::{ParameterCount, ProjectionShape, TensorShape};
-
-impl Family {
-    /// Every family, in the order in which errors list them.
-    pub const ALL: [Self; 5] = [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3, Self::Gemma];
-
-    /// The class name in `architectures`.
-    pub const fn architecture(self) -> &'static str {
-        match self {
-            Self::Llama => "LlamaForCausalLM",
-            Self::Mistral => "MistralForCausalLM",
-            Self::Qwen2 => "Qwen2ForCausalLM",
-            Self::Qwen3 => "Qwen3ForCausalLM",
-            Self::Gemma => "GemmaForCausalLM",
-        }
-    }
-
-    /// The class name of the sequence classifier on the same body.
-    pub const fn classifier(self) -> &'static str {
-        match self {
-            Self::Llama => "LlamaForSequenceClassification",
-            Self::Mistral => "MistralForSequenceClassification",
-            Self::Qwen2 => "Qwen2ForSequenceClassification",
-            Self::Qwen3 => "Qwen3ForSequenceClassification",
-            Self::Gemma => "GemmaForSequenceClassification",
-        }
-    }
-
-    /// The `model_type` of the configuration.
-    pub const fn model_type(self) -> &'static str {
-        match self {
-            Self::Llama => "llama",
-            Self::Mistral => "mistral",
-            Self::Qwen2 => "qwen2",
-            Self::Qwen3 => "qwen3",
-            Self::Gemma => "gemma",
-        }
-    }
-}
+pub use norms::{BlockNorms, QkNorm};
+pub use rope::{RopeConfig, RopePairing, RopeScaling};
+pub use shapes::{FusedProjections, ParameterCount, ProductRows, ProjectionShape, TensorShape};
 
 /// The function on the gate of the feed-forward block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,10 +55,14 @@ pub struct ModelConfig {
     pub max_position_embeddings: usize,
     /// Added to the mean square in every RMS norm.
     pub rms_norm_eps: f64,
-    /// Base wavelength of the rotary embedding.
-    pub rope_theta: f64,
-    /// How the rotary frequencies are stretched for longer contexts.
-    pub rope_scaling: RopeScaling,
+    /// The rotary embeddings that layers use, each once.
+    pub ropes: Vec<RopeConfig>,
+    /// One entry a layer: which of `ropes` turns its queries and keys; `None` turns nothing (NoPE).
+    pub layer_ropes: Vec<Option<usize>>,
+    /// How many dims of a head the rotary embedding turns, its first ones; even.
+    pub rotary_dim: usize,
+    /// Which of these dims it turns together.
+    pub rope_pairing: RopePairing,
     /// The gate's function.
     pub hidden_activation: HiddenActivation,
     /// One entry a layer: how many tokens a query sees, itself included; `None` sees all before it.
@@ -102,12 +73,22 @@ pub struct ModelConfig {
     pub output_bias: bool,
     /// Whether gate, up and down projections have a bias.
     pub mlp_bias: bool,
-    /// Whether each head of queries and keys passes an RMS norm before the rotary embedding.
-    pub qk_norm: bool,
+    /// Which projections share a tensor.
+    pub fused_projections: FusedProjections,
+    /// Where RMS norms stand around attention and feed-forward block.
+    pub block_norms: BlockNorms,
+    /// The RMS norm that queries and keys pass before the rotary embedding.
+    pub qk_norm: QkNorm,
     /// What is added to a norm's stored weight: 1 for Gemma, 0 elsewhere.
     pub norm_offset: f64,
-    /// Whether embeddings are multiplied by the square root of `hidden_size`.
-    pub scale_embeddings: bool,
+    /// What embeddings are multiplied by, rounded to the compute dtype.
+    pub embedding_scale: f64,
+    /// What queries are multiplied by before the softmax; `head_dim^-0.5` unless the family says otherwise.
+    pub attention_scale: f64,
+    /// What the output of attention and feed-forward block is multiplied by before the residual sum.
+    pub residual_scale: f64,
+    /// What logits are multiplied by.
+    pub logit_scale: f64,
     /// Whether the head is the embedding itself.
     pub tie_word_embeddings: bool,
     /// Standard deviation of freshly made weights.
@@ -217,9 +198,10 @@ impl ModelConfig {
         Ok(self)
     }
 
-    /// What queries are multiplied with before the softmax: `head_dim^-0.5`.
-    pub fn attention_scale(&self) -> f64 {
-        (self.head_dim as f64).powf(-0.5)
+    /// Longest sequence in tokens whose positions have the frequencies that the model was read with: LongRoPE
+    /// has others for longer ones.
+    pub fn longest_sequence(&self) -> Option<u64> {
+        self.ropes.iter().filter_map(|rope| rope.scaling.longest_sequence()).min()
     }
 }
 

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{MemoryPlan, Models, Phase, Place, Plan, plan, planned_model};
-use crate::plan::model_config::ModelConfig;
+use crate::plan::model_config::{ModelConfig, QkNorm, RopeScaling};
 use crate::validate;
 
 mod on_machines;
@@ -450,6 +450,31 @@ fn a_degree_of_rollout_slices_that_the_layers_do_not_allow_is_answered_with_thos
         let expected = format!("spec.workers.mesh.rolloutTp: {tp} ranks cannot share the layers");
         assert!(text.starts_with(&expected) && text.ends_with("expected one of 1, 2"), "{text}");
     }
+}
+
+#[test]
+fn a_model_that_normalises_over_all_heads_is_not_sliced_and_long_rope_has_an_end() {
+    let misfit = |model: &ModelConfig, completion: u32, mesh: Value| {
+        let mut spec = spec();
+        spec["workers"] = json!({"count": 2, "mesh": mesh, "device": "Cpu"});
+        spec["rollout"]["maxCompletionTokens"] = completion.into();
+        let job = validate(&manifest(&spec)).unwrap();
+        super::check_model(job.spec(), model).err().map(|misfit| misfit.to_string())
+    };
+    let over_heads = ModelConfig { qk_norm: QkNorm::AllHeads, ..qwen() };
+    assert_eq!(misfit(&over_heads, 64, json!({ "sp": 2 })), None);
+    let sliced = misfit(&over_heads, 64, json!({ "rolloutTp": 2 })).unwrap();
+    assert!(sliced.starts_with("spec.workers.mesh.rolloutTp: 2 ranks cannot share"), "{sliced}");
+    let mut long = qwen();
+    long.ropes[0].scaling = RopeScaling::LongRope {
+        short_factors: vec![1.0; 32],
+        long_factors: vec![2.0; 32],
+        attention_factor: 1.0,
+        original_max_position_embeddings: 1024.0,
+    };
+    assert_eq!(misfit(&long, 64, json!({})), None);
+    let too_long = misfit(&long, 4096, json!({})).unwrap();
+    assert!(too_long.contains("maxCompletionTokens") && too_long.contains("at most 1024"), "{too_long}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 
-use super::model_config::ModelConfig;
+use super::model_config::{ModelConfig, QkNorm};
 use crate::resolved::ResolvedSpec;
 use crate::spec::{Device, MeshSpec, WorkersSpec};
 
@@ -57,25 +57,40 @@ impl Mesh {
     }
 }
 
-/// Why a model cannot be trained as the mesh asks.
+/// Why a model cannot be trained as the job asks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{field}: {degree} ranks cannot share {shared}: expected {expected}")]
-pub struct Misfit {
-    /// The field that asks for it.
-    pub field: &'static str,
-    /// Ranks that would share it.
-    pub degree: u32,
-    /// What of the model they would share, with its sizes.
-    pub shared: String,
-    /// The degrees that fit.
-    pub expected: String,
+pub enum Misfit {
+    /// More ranks share a part of the model than it can be dealt out to.
+    #[error("{field}: {degree} ranks cannot share {shared}: expected {expected}")]
+    Degree {
+        /// The field that asks for it.
+        field: &'static str,
+        /// Ranks that would share it.
+        degree: u32,
+        /// What of the model they would share, with its sizes.
+        shared: String,
+        /// The degrees that fit.
+        expected: String,
+    },
+    /// Sequences would be longer than the model's rotary embedding has one set of frequencies for.
+    #[error(
+        "spec.data.maxPromptTokens and spec.rollout.maxCompletionTokens: sequences of {got} tokens need \
+         the long factors of the model's LongRoPE, which are not supported: expected at most {longest} \
+         together, or spec.rollout.maxModelTokens: {longest}"
+    )]
+    TooLong {
+        /// Tokens of the longest sequence.
+        got: u64,
+        /// As many as have the short factors.
+        longest: u64,
+    },
 }
 
 /// Checks that the heads of a model, and where ranks sample as one its layers, can be dealt out as the
-/// job's mesh asks.
+/// job's mesh asks, and that its rotary embedding holds for sequences as long as the job's.
 ///
 /// # Errors
-/// [`Misfit`], with the degrees that fit.
+/// [`Misfit`], with what fits.
 pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfit> {
     let (mesh, heads) = (&spec.workers.mesh, (model.num_heads as u64, model.num_kv_heads as u64));
     let of_heads = [
@@ -86,19 +101,27 @@ pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfi
     if let Some((field, degree)) = of_heads.into_iter().find(|(_, sp)| !deals_out_heads(*sp, heads)) {
         let shared = format!("the heads of a model with {} query and {} key heads", heads.0, heads.1);
         let expected = legal_degrees(heads, |sp| deals_out_heads(sp, heads));
-        return Err(Misfit { field, degree, shared, expected });
+        return Err(Misfit::Degree { field, degree, shared, expected });
+    }
+    let field = "spec.workers.mesh.rolloutTp";
+    if mesh.rollout_tp > 1 && model.qk_norm == QkNorm::AllHeads {
+        let shared = "the layers of a model that normalises queries and keys over all heads".to_owned();
+        return Err(Misfit::Degree { field, degree: mesh.rollout_tp, shared, expected: "1".to_owned() });
     }
     let width = model.intermediate_size as u64;
     if !slices_layers(mesh.rollout_tp, heads, width) {
-        let field = "spec.workers.mesh.rolloutTp";
         let shared = format!(
             "the layers of a model with {} query and {} key heads and a feed-forward block {width} wide",
             heads.0, heads.1
         );
         let expected = legal_degrees(heads, |tp| slices_layers(tp, heads, width));
-        return Err(Misfit { field, degree: mesh.rollout_tp, shared, expected });
+        return Err(Misfit::Degree { field, degree: mesh.rollout_tp, shared, expected });
     }
-    Ok(())
+    let got = spec.max_sequence_tokens();
+    match model.longest_sequence().filter(|longest| got > *longest) {
+        Some(longest) => Err(Misfit::TooLong { got, longest }),
+        None => Ok(()),
+    }
 }
 
 /// Whether each of `sp` ranks can have as many query heads as the others, with the key heads that these look

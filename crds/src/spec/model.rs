@@ -59,12 +59,30 @@ pub enum ModelFamily {
     Llama,
     /// Mistral: Llama with an optional sliding window.
     Mistral,
+    /// Ministral: Mistral whose layers slide by type.
+    Ministral,
     /// Qwen2 and Qwen2.5: biases on the query, key and value projections.
     Qwen2,
     /// Qwen3: normalised queries and keys.
     Qwen3,
     /// Gemma 1: scaled embeddings, GELU, norms around 1.
     Gemma,
+    /// Gemma 3, text: norms before and behind each block, and two rotary embeddings by window.
+    Gemma3,
+    /// Phi-3, Phi-3.5 and Phi-4: fused projections.
+    Phi3,
+    /// OLMo 2: norms behind the blocks, and over all heads of queries and keys.
+    Olmo2,
+    /// OLMo 3: OLMo 2 whose layers slide but every fourth.
+    Olmo3,
+    /// Granite 3: embeddings, attention, residual sums and logits are scaled.
+    Granite,
+    /// SmolLM3: no rotary embedding in every fourth layer.
+    SmolLm3,
+    /// GLM-4 (0414): norms before and behind each block, half of each head turned.
+    Glm4,
+    /// Seed-OSS: biases on the query, key and value projections, heads of 128.
+    SeedOss,
 }
 
 /// The shape of a model built from scratch, in the words of Hugging Face's config.json.

@@ -9,7 +9,7 @@ use super::lora::LoraConfig;
 use super::ops;
 use super::packed::PackedInput;
 use super::projection::Adapter;
-use super::rope::{self, Rope};
+use super::rope::{RopeTables, Ropes};
 
 /// Where weights live and how they are kept and used.
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +41,7 @@ pub struct Decoder {
     pub(crate) layers: Vec<DecoderLayer>,
     pub(crate) norm: Tensor,
     pub(crate) head: Option<Tensor>,
-    pub(crate) inverse_frequencies: Tensor,
+    pub(crate) ropes: Ropes,
     pub(crate) lora: Option<LoraConfig>,
     /// The file that the weights of a frozen copy lie in.
     pub(crate) offload_file: Option<rlt_torch::TensorFile>,
@@ -57,17 +57,13 @@ impl Decoder {
         let compute = self.options.compute;
         let hidden_td =
             Tensor::embedding(&self.embedding, tokens, padding_idx, false, false).to_kind(compute);
-        if self.config.scale_embeddings { hidden_td * self.embedding_scale() } else { hidden_td }
+        if self.config.embedding_scale == 1.0 { hidden_td } else { hidden_td * self.embedding_scale() }
     }
 
-    /// What embeddings are multiplied with: 1, or for Gemma the root of the hidden size as the compute dtype
-    /// has it.
+    /// What embeddings are multiplied with, as the compute dtype has it.
     pub fn embedding_scale(&self) -> f64 {
-        if !self.config.scale_embeddings {
-            return 1.0;
-        }
-        let scale = (self.config.hidden_size as f64).sqrt();
-        let rounded = Tensor::from(scale).to_kind(Kind::Float).to_kind(self.options.compute);
+        let rounded =
+            Tensor::from(self.config.embedding_scale).to_kind(Kind::Float).to_kind(self.options.compute);
         rounded.to_kind(Kind::Double).double_value(&[])
     }
 
@@ -90,14 +86,15 @@ impl Decoder {
     }
 
     /// Rotary tables for `position_ids`, i64 [tokens].
-    pub fn rope(&self, position_ids: &Tensor) -> Rope {
-        let factor = self.config.rope_scaling.attention_factor();
-        rope::rope_at(&self.inverse_frequencies, position_ids, factor, self.options.compute)
+    pub fn rope(&self, position_ids: &Tensor) -> RopeTables {
+        self.ropes.at(position_ids, self.options.compute)
     }
 
-    /// The norm before the head, [tokens, hidden] to [tokens, hidden].
+    /// What the head reads, [tokens, hidden] to [tokens, hidden]: the norm, times what logits are scaled by.
     pub fn final_norm(&self, hidden_td: &Tensor) -> Tensor {
-        ops::rms_norm(hidden_td, &self.norm, self.config.rms_norm_eps, self.config.norm_offset)
+        let ModelConfig { rms_norm_eps, norm_offset, logit_scale, .. } = self.config;
+        let normed_td = ops::rms_norm(hidden_td, &self.norm, rms_norm_eps, norm_offset);
+        if logit_scale == 1.0 { normed_td } else { normed_td * logit_scale }
     }
 
     /// The head's weight [vocabulary, hidden] in the storage dtype: the embedding itself when they are tied.
@@ -203,15 +200,8 @@ impl DecoderLayer {
                 parameters.push((format!("{}.bias", projection.name), bias.shallow_clone()));
             }
         }
-        let mut norms = vec![
-            ("input_layernorm", &self.input_norm),
-            ("post_attention_layernorm", &self.post_attention_norm),
-        ];
-        if let Some((q_norm, k_norm)) = &self.qk_norm {
-            norms.extend([("self_attn.q_norm", q_norm), ("self_attn.k_norm", k_norm)]);
-        }
-        for (norm, weight) in norms {
-            parameters.push((format!("{layer}.{norm}.weight"), weight.shallow_clone()));
+        for norm in self.norms.iter() {
+            parameters.push((format!("{layer}.{}.weight", norm.name), norm.weight.shallow_clone()));
         }
     }
 }

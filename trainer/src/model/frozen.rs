@@ -52,7 +52,7 @@ impl Decoder {
     }
 
     /// A decoder of this configuration around other weights, without any layer and without a head: for an
-    /// engine that brings products and [`DecoderLayer::norms`].
+    /// engine that brings products and [`DecoderLayer::without_projections`].
     pub(crate) fn frame(&self, embedding: Tensor, norm: Tensor) -> Self {
         Self {
             config: self.config.clone(),
@@ -61,7 +61,7 @@ impl Decoder {
             layers: Vec::new(),
             norm,
             head: None,
-            inverse_frequencies: self.inverse_frequencies.shallow_clone(),
+            ropes: self.ropes.shallow_clone(),
             lora: None,
             offload_file: None,
         }
@@ -102,8 +102,7 @@ impl Decoder {
         let Self { embedding, layers, norm, head, .. } = self;
         let mut weights: Vec<&mut Tensor> = [embedding, norm].into_iter().chain(head).collect();
         for layer in layers {
-            weights.extend([&mut layer.input_norm, &mut layer.post_attention_norm]);
-            weights.extend(layer.qk_norm.iter_mut().flat_map(|(q_norm, k_norm)| [q_norm, k_norm]));
+            weights.extend(layer.norms.iter_mut().map(|norm| &mut norm.weight));
             for projection in &mut layer.projections {
                 weights.push(&mut projection.weight);
                 weights.extend(&mut projection.bias);
@@ -115,20 +114,14 @@ impl Decoder {
 
 impl DecoderLayer {
     /// A layer's norms, as `of` makes them, without its products.
-    pub(crate) fn norms(&self, of: impl Fn(&Tensor) -> Tensor) -> Self {
-        Self {
-            shape: self.shape,
-            input_norm: of(&self.input_norm),
-            post_attention_norm: of(&self.post_attention_norm),
-            qk_norm: self.qk_norm.as_ref().map(|(q_norm, k_norm)| (of(q_norm), of(k_norm))),
-            projections: Vec::new(),
-        }
+    pub(crate) fn without_projections(&self, of: impl Fn(&Tensor) -> Tensor) -> Self {
+        Self { shape: self.shape.clone(), norms: self.norms.map(of), projections: Vec::new() }
     }
 }
 
 fn layer_of(layer: &DecoderLayer, of: &impl Fn(&Tensor) -> Tensor) -> DecoderLayer {
     let projections = layer.projections.iter().map(|projection| projection_of(projection, of)).collect();
-    DecoderLayer { projections, ..layer.norms(of) }
+    DecoderLayer { projections, ..layer.without_projections(of) }
 }
 
 fn projection_of(projection: &Projection, of: &impl Fn(&Tensor) -> Tensor) -> Projection {

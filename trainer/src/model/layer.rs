@@ -7,19 +7,20 @@
 use std::convert::Infallible;
 use std::rc::Rc;
 
-use rlt_api::plan::model_config::HiddenActivation;
+use rlt_api::plan::model_config::{HiddenActivation, ProductRows};
 use rlt_torch::{DeviceSegments, Segments};
 use tch::Tensor;
 
+use super::norms::LayerNorms;
 use super::ops;
 use super::projection::{Adapter, Dropout, Projection, ProjectionWeights};
-use super::rope::Rope;
+use super::rope::RopeTables;
 
 /// What all layers of one forward pass share.
 #[derive(Debug)]
 pub struct LayerContext {
     /// Cosines and sines of the stream's positions.
-    pub rope: Rope,
+    pub rope: RopeTables,
     /// Where segments start and end in the stream.
     pub cu_seqlens: Vec<i32>,
     /// The segment that each segment continues.
@@ -72,22 +73,24 @@ pub trait Projections {
 #[derive(Debug)]
 pub struct DecoderLayer {
     pub(crate) shape: LayerShape,
-    pub(crate) input_norm: Tensor,
-    pub(crate) post_attention_norm: Tensor,
-    pub(crate) qk_norm: Option<(Tensor, Tensor)>,
-    /// q, k, v, o, gate, up, down.
+    pub(crate) norms: LayerNorms,
+    /// In checkpoint order; [`LayerShape::products`] says what is where.
     pub(crate) projections: Vec<Projection>,
 }
 
 /// What a layer needs to know of the configuration.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct LayerShape {
     pub(crate) head_dim: i64,
-    pub(crate) norm_eps: f64,
-    pub(crate) norm_offset: f64,
     pub(crate) activation: HiddenActivation,
     pub(crate) attention_scale: f64,
+    /// What the output of either block is multiplied by before the residual sum.
+    pub(crate) residual_scale: f64,
     pub(crate) window: Option<i64>,
+    /// Which of the model's rotary embeddings turns queries and keys.
+    pub(crate) rope_idx: Option<usize>,
+    /// The rows of q, k, v, o, gate, up and down.
+    pub(crate) products: [ProductRows; 7],
 }
 
 impl DecoderLayer {
@@ -145,7 +148,7 @@ impl DecoderLayer {
     pub fn forward_with<P: Projections>(
         &self,
         hidden_td: &Tensor,
-        rope: &Rope,
+        rope: &RopeTables,
         projections: &P,
         attend: &mut dyn FnMut(&Tensor, &Tensor, &Tensor) -> Tensor,
     ) -> Result<Tensor, P::Error> {
@@ -154,13 +157,18 @@ impl DecoderLayer {
         self.finish(hidden_td, &attended_thd, projections)
     }
 
-    fn project(&self, hidden_td: &Tensor, rope: &Rope, projections: &impl Projections) -> QueriesKeysValues {
-        let normed_td = self.norm(hidden_td, &self.input_norm);
+    fn project(
+        &self,
+        hidden_td: &Tensor,
+        rope: &RopeTables,
+        projections: &impl Projections,
+    ) -> QueriesKeysValues {
+        let (norms, &LayerShape { head_dim, rope_idx, .. }) = (&self.norms, &self.shape);
+        let normed_td = norms.apply(norms.before_attention.as_ref(), hidden_td.shallow_clone());
         let (q, k, v) = projections.qkv(&normed_td);
-        let (q_thd, k_tkd) = self.norm_heads(self.split_heads(&q), self.split_heads(&k));
-        let q_thd = rlt_torch::apply_rope(&q_thd, &rope.cos_td, &rope.sin_td);
-        let k_tkd = rlt_torch::apply_rope(&k_tkd, &rope.cos_td, &rope.sin_td);
-        (q_thd, k_tkd, self.split_heads(&v))
+        let q_thd = rope.turn(norms.heads(norms.queries.as_ref(), &q, head_dim), rope_idx);
+        let k_tkd = rope.turn(norms.heads(norms.keys.as_ref(), &k, head_dim), rope_idx);
+        (q_thd, k_tkd, v.unflatten(-1, [-1, head_dim]))
     }
 
     fn finish<P: Projections>(
@@ -169,11 +177,22 @@ impl DecoderLayer {
         attended_thd: &Tensor,
         projections: &P,
     ) -> Result<Tensor, P::Error> {
-        let hidden_td = hidden_td + projections.output(&attended_thd.flatten(1, 2))?;
-        let normed_td = self.norm(&hidden_td, &self.post_attention_norm);
+        let norms = &self.norms;
+        let attention_td = projections.output(&attended_thd.flatten(1, 2))?;
+        let hidden_td = self.add(hidden_td, norms.apply(norms.after_attention.as_ref(), attention_td));
+        let normed_td = norms.apply(norms.before_mlp.as_ref(), hidden_td.shallow_clone());
         let (gate, up) = projections.gate_up(&normed_td);
         let activated = ops::gated_activation(&gate, &up, self.shape.activation);
-        Ok(hidden_td + projections.down(&activated)?)
+        let mlp_td = projections.down(&activated)?;
+        Ok(self.add(&hidden_td, norms.apply(norms.after_mlp.as_ref(), mlp_td)))
+    }
+
+    /// The residual sum.
+    fn add(&self, hidden_td: &Tensor, block_td: Tensor) -> Tensor {
+        if self.shape.residual_scale == 1.0 {
+            return hidden_td + block_td;
+        }
+        hidden_td + block_td * self.shape.residual_scale
     }
 
     /// What queries are multiplied with before the softmax.
@@ -186,30 +205,22 @@ impl DecoderLayer {
         self.shape.window
     }
 
+    /// Which of the model's rotary embeddings turns queries and keys; `None` turns nothing.
+    pub(crate) fn rope_idx(&self) -> Option<usize> {
+        self.shape.rope_idx
+    }
+
     /// The weights of q, k, v, o, gate, up and down, adapters folded in where `adapter` is on; the base stays
     /// as it is. What is returned shares storage with the model wherever nothing had to be added.
     pub fn merged_projection_weights(&self, adapter: Adapter) -> Vec<ProjectionWeights> {
-        self.projections.iter().map(|projection| projection.merged(adapter)).collect()
+        let merged: Vec<_> = self.projections.iter().map(|projection| projection.merged(adapter)).collect();
+        let product = |of: &ProductRows| merged[of.projection_idx].rows(&of.rows);
+        self.shape.products.iter().map(product).collect()
     }
 
-    /// The seven linear layers: q, k, v, o, gate, up, down.
+    /// The linear layers, in checkpoint order.
     pub fn projections(&self) -> &[Projection] {
         &self.projections
-    }
-
-    fn norm(&self, x: &Tensor, weight: &Tensor) -> Tensor {
-        ops::rms_norm(x, weight, self.shape.norm_eps, self.shape.norm_offset)
-    }
-
-    fn norm_heads(&self, q_thd: Tensor, k_tkd: Tensor) -> (Tensor, Tensor) {
-        match &self.qk_norm {
-            Some((q_norm, k_norm)) => (self.norm(&q_thd, q_norm), self.norm(&k_tkd, k_norm)),
-            None => (q_thd, k_tkd),
-        }
-    }
-
-    fn split_heads(&self, x: &Tensor) -> Tensor {
-        x.unflatten(-1, [-1, self.shape.head_dim])
     }
 }
 
@@ -220,10 +231,29 @@ struct OwnProjections<'a> {
 }
 
 impl OwnProjections<'_> {
-    fn apply(&self, projection_idx: usize, x: &Tensor) -> Tensor {
+    /// The product `product_idx` of q, k, v, o, gate, up and down, which has a projection of its own.
+    fn product(&self, product_idx: usize, x: &Tensor) -> Tensor {
+        self.projection(self.layer.shape.products[product_idx].projection_idx, x)
+    }
+
+    fn projection(&self, projection_idx: usize, x: &Tensor) -> Tensor {
         let LayerContext { adapter, dropout_seed, first_token, .. } = *self.context;
         let dropout = dropout_seed.map(|seed| Dropout { seed, first_token });
         self.layer.projections[projection_idx].forward(x, adapter, dropout)
+    }
+
+    /// Products that may lie in one projection, one below the other.
+    fn products<const N: usize>(&self, first: usize, x: &Tensor) -> [Tensor; N] {
+        let products = &self.layer.shape.products[first..first + N];
+        let shared = products[0].projection_idx;
+        if products[N - 1].projection_idx != shared {
+            return std::array::from_fn(|idx| self.product(first + idx, x));
+        }
+        let all = self.projection(shared, x);
+        std::array::from_fn(|idx| {
+            let rows = &products[idx].rows;
+            all.narrow(-1, rows.start as i64, rows.len() as i64)
+        })
     }
 }
 
@@ -231,18 +261,20 @@ impl Projections for OwnProjections<'_> {
     type Error = Infallible;
 
     fn qkv(&self, normed_td: &Tensor) -> (Tensor, Tensor, Tensor) {
-        (self.apply(0, normed_td), self.apply(1, normed_td), self.apply(2, normed_td))
+        let [q, k, v] = self.products(0, normed_td);
+        (q, k, v)
     }
 
     fn output(&self, attended: &Tensor) -> Result<Tensor, Infallible> {
-        Ok(self.apply(3, attended))
+        Ok(self.product(3, attended))
     }
 
     fn gate_up(&self, normed_td: &Tensor) -> (Tensor, Tensor) {
-        (self.apply(4, normed_td), self.apply(5, normed_td))
+        let [gate, up] = self.products(4, normed_td);
+        (gate, up)
     }
 
     fn down(&self, activated: &Tensor) -> Result<Tensor, Infallible> {
-        Ok(self.apply(6, activated))
+        Ok(self.product(6, activated))
     }
 }

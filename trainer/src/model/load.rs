@@ -10,8 +10,9 @@ use super::checkpoint::read_json;
 use super::decoder::{Decoder, LoadOptions};
 use super::error::ModelError;
 use super::layer::{DecoderLayer, LayerShape};
+use super::norms::LayerNorms;
 use super::projection::Projection;
-use super::rope;
+use super::rope::Ropes;
 use super::weights::{EMBEDDING, HEAD, Weights};
 
 impl Decoder {
@@ -94,7 +95,7 @@ fn build(config: &ModelConfig, options: &LoadOptions, place: &Place<'_>) -> Resu
         embedding: placed(EMBEDDING, &vocabulary)?,
         norm: placed("model.norm.weight", &vocabulary[1..])?,
         head: if config.tie_word_embeddings { None } else { Some(placed(HEAD, &vocabulary)?) },
-        inverse_frequencies: rope::inverse_frequencies(config, options.device),
+        ropes: Ropes::new(config, options.device),
         options: *options,
         lora: None,
         offload_file: None,
@@ -108,7 +109,7 @@ fn build_layer(
     placed: &Place<'_>,
 ) -> Result<DecoderLayer, ModelError> {
     let layer = format!("model.layers.{layer_idx}");
-    let mut projections = Vec::with_capacity(7);
+    let mut projections = Vec::new();
     for shape in config.projections() {
         let name = format!("{layer}.{}", shape.name);
         let [outputs, inputs] = [shape.out_features, shape.in_features].map(|width| width as i64);
@@ -117,27 +118,18 @@ fn build_layer(
         projections.push(Projection { name, weight, bias, lora: None });
     }
     let norm = |name: &str, width: usize| placed(&format!("{layer}.{name}.weight"), &[width as i64]);
-    let qk_norm = if config.qk_norm {
-        Some((norm("self_attn.q_norm", config.head_dim)?, norm("self_attn.k_norm", config.head_dim)?))
-    } else {
-        None
-    };
-    Ok(DecoderLayer {
-        shape: layer_shape(config, layer_idx),
-        input_norm: norm("input_layernorm", config.hidden_size)?,
-        post_attention_norm: norm("post_attention_layernorm", config.hidden_size)?,
-        qk_norm,
-        projections,
-    })
+    let norms = LayerNorms::new(config, norm)?;
+    Ok(DecoderLayer { shape: layer_shape(config, layer_idx), norms, projections })
 }
 
 fn layer_shape(config: &ModelConfig, layer_idx: usize) -> LayerShape {
     LayerShape {
         head_dim: config.head_dim as i64,
-        norm_eps: config.rms_norm_eps,
-        norm_offset: config.norm_offset,
         activation: config.hidden_activation,
-        attention_scale: config.attention_scale(),
+        attention_scale: config.attention_scale,
+        residual_scale: config.residual_scale,
         window: config.layer_windows[layer_idx].map(|window| window as i64),
+        rope_idx: config.layer_ropes[layer_idx],
+        products: config.products(),
     }
 }

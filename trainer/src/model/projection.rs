@@ -1,5 +1,7 @@
 //! A linear layer with its optional low-rank adapter.
 
+use std::ops::Range;
+
 use tch::{Kind, Tensor};
 
 use super::random::TensorRandom;
@@ -53,6 +55,14 @@ pub struct ProjectionWeights {
     pub weight: Tensor,
     /// [out_features] in the storage dtype.
     pub bias: Option<Tensor>,
+}
+
+impl ProjectionWeights {
+    /// Some of the outputs; views.
+    pub(super) fn rows(&self, rows: &Range<usize>) -> Self {
+        let narrow = |tensor: &Tensor| tensor.narrow(0, rows.start as i64, rows.len() as i64);
+        Self { weight: narrow(&self.weight), bias: self.bias.as_ref().map(narrow) }
+    }
 }
 
 impl Projection {

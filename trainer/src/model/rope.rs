@@ -1,34 +1,153 @@
-//! Rotary position embeddings: frequencies from the configuration, cosines and sines for given positions.
+//! Rotary position embeddings: frequencies from the configuration, cosines and sines for given positions, and
+//! the order in which a head's dims lie while they are turned.
 //!
 //! All arithmetic is libtorch's in f32, operation by operation as in transformers' `modeling_rope_utils`,
 //! because a last-bit difference in a frequency grows with the position.
 
 use std::f64::consts::TAU;
 
-use rlt_api::plan::model_config::{ModelConfig, RopeScaling};
+use rlt_api::plan::model_config::{ModelConfig, RopeConfig, RopePairing, RopeScaling};
 use tch::{Device, Kind, Tensor};
 
-/// Cosines and sines for the tokens of one stream, in the compute dtype.
+/// What turns queries and keys of the tokens of one stream.
 #[derive(Debug)]
-pub struct Rope {
-    /// [tokens, head_dim], the two halves alike.
-    pub cos_td: Tensor,
-    /// [tokens, head_dim], the two halves alike.
-    pub sin_td: Tensor,
+pub struct RopeTables {
+    /// One of each rotary embedding that the model has.
+    tables: Vec<Table>,
+    /// See [`Ropes`].
+    dim_order: Option<Tensor>,
 }
 
-/// Angle per position of each pair of dims: f32 [head_dim / 2].
-pub(crate) fn inverse_frequencies(config: &ModelConfig, device: Device) -> Tensor {
-    let head_dim = config.head_dim as i64;
-    let exponents = Tensor::arange_start_step(0, head_dim, 2, (Kind::Float, Device::Cpu)) / head_dim as f64;
-    let inverse = Tensor::pow_scalar(config.rope_theta, &exponents).reciprocal();
-    scaled(&inverse, config).to_device(device)
+/// Cosines and sines, in the compute dtype.
+#[derive(Debug)]
+struct Table {
+    /// [tokens, head_dim], the two halves alike.
+    cos_td: Tensor,
+    /// [tokens, head_dim], the two halves alike.
+    sin_td: Tensor,
 }
 
-fn scaled(inverse: &Tensor, config: &ModelConfig) -> Tensor {
-    match config.rope_scaling {
+impl RopeTables {
+    /// Turns heads `x_thd` [tokens, heads, head_dim] by the embedding `rope_idx`; `None` leaves them as they
+    /// are. What is turned has its dims in another order where pairs do not lie half a head apart; scores do
+    /// not change, as queries and keys are in the same.
+    pub(crate) fn turn(&self, x_thd: Tensor, rope_idx: Option<usize>) -> Tensor {
+        let Some(Table { cos_td, sin_td }) = rope_idx.and_then(|idx| self.tables.get(idx)) else {
+            return x_thd;
+        };
+        let in_order = match &self.dim_order {
+            Some(order) => x_thd.index_select(-1, order),
+            None => x_thd,
+        };
+        rlt_torch::apply_rope(&in_order, cos_td, sin_td)
+    }
+}
+
+/// The rotary embeddings of a model as its layers use them.
+#[derive(Debug)]
+pub(crate) struct Ropes {
+    /// One of each kind that the configuration has.
+    frequencies: Vec<Frequencies>,
+    /// Which dim of a head lies at each place while it is turned, i64 [head_dim]; `None` where dims lie as
+    /// they are stored.
+    dim_order: Option<Tensor>,
+}
+
+/// What turns each pair of a head's dims.
+#[derive(Debug)]
+pub(crate) struct Frequencies {
+    /// Angle per position, f32 [head_dim / 2]; 0 of pairs that are not turned.
+    pub(crate) per_pair: Tensor,
+    /// What cosines and sines of turned pairs are multiplied by.
+    pub(crate) attention_factor: f64,
+}
+
+impl Ropes {
+    pub(crate) fn new(config: &ModelConfig, device: Device) -> Self {
+        let frequencies = config.ropes.iter().map(|rope| Frequencies::new(config, rope, device));
+        let dim_order = dim_order(config).map(|order| Tensor::from_slice(&order).to_device(device));
+        Self { frequencies: frequencies.collect(), dim_order }
+    }
+
+    /// What turns the pairs of each kind.
+    pub(crate) fn frequencies(&self) -> &[Frequencies] {
+        &self.frequencies
+    }
+
+    /// Which dim of a head lies at each place while it is turned, i64 [head_dim].
+    pub(crate) fn dim_order(&self) -> Option<&Tensor> {
+        self.dim_order.as_ref()
+    }
+
+    /// Tables for `position_ids`, i64 [tokens].
+    pub(crate) fn at(&self, position_ids: &Tensor, compute: Kind) -> RopeTables {
+        let tables = self.frequencies.iter().map(|frequencies| frequencies.at(position_ids, compute));
+        RopeTables { tables: tables.collect(), dim_order: self.dim_order.as_ref().map(Tensor::shallow_clone) }
+    }
+
+    /// The same tensors.
+    pub(crate) fn shallow_clone(&self) -> Self {
+        let frequencies = self.frequencies.iter().map(|of| Frequencies {
+            per_pair: of.per_pair.shallow_clone(),
+            attention_factor: of.attention_factor,
+        });
+        Self {
+            frequencies: frequencies.collect(),
+            dim_order: self.dim_order.as_ref().map(Tensor::shallow_clone),
+        }
+    }
+}
+
+/// The dim of a head at each place where pairs lie half a head apart, turned ones first; `None` where they
+/// lie so already.
+fn dim_order(config: &ModelConfig) -> Option<Vec<i64>> {
+    let (head_dim, rotary_dim) = (config.head_dim as i64, config.rotary_dim as i64);
+    let turned = |pair: i64| match config.rope_pairing {
+        RopePairing::Halves => (pair, pair + rotary_dim / 2),
+        RopePairing::Neighbours => (2 * pair, 2 * pair + 1),
+    };
+    let rest = |pair: i64| (rotary_dim + 2 * pair, rotary_dim + 2 * pair + 1);
+    let pairs = (0..rotary_dim / 2).map(turned).chain((0..(head_dim - rotary_dim) / 2).map(rest));
+    let (first, second): (Vec<i64>, Vec<i64>) = pairs.unzip();
+    let order = [first, second].concat();
+    (!order.iter().copied().eq(0..head_dim)).then_some(order)
+}
+
+impl Frequencies {
+    fn new(config: &ModelConfig, rope: &RopeConfig, device: Device) -> Self {
+        let rotary_dim = config.rotary_dim as i64;
+        let exponents =
+            Tensor::arange_start_step(0, rotary_dim, 2, (Kind::Float, Device::Cpu)) / rotary_dim as f64;
+        let plain = Tensor::pow_scalar(rope.theta, &exponents).reciprocal();
+        let not_turned = (config.head_dim as i64 - rotary_dim) / 2;
+        let per_pair = scaled(&plain, rope, config.rotary_dim as f64).constant_pad_nd([0, not_turned]);
+        Self { per_pair: per_pair.to_device(device), attention_factor: rope.scaling.attention_factor() }
+    }
+
+    /// Cosines and sines at `position_ids`, i64 [tokens].
+    fn at(&self, position_ids: &Tensor, compute: Kind) -> Table {
+        let angles = position_ids.to_kind(Kind::Float).unsqueeze(-1) * self.per_pair.unsqueeze(0);
+        let angles = Tensor::cat(&[&angles, &angles], -1);
+        let cos = angles.cos();
+        let cos = if self.attention_factor == 1.0 { cos } else { cos * self.factors() };
+        Table {
+            cos_td: cos.to_kind(compute),
+            sin_td: (angles.sin() * self.attention_factor).to_kind(compute),
+        }
+    }
+
+    /// The factor of each dim's cosine: 1 where nothing is turned.
+    fn factors(&self) -> Tensor {
+        let turned = self.per_pair.not_equal(0.0);
+        let factors = Tensor::where_scalar(&turned, self.attention_factor, 1.0).to_kind(Kind::Float);
+        Tensor::cat(&[&factors, &factors], -1)
+    }
+}
+
+fn scaled(inverse: &Tensor, rope: &RopeConfig, rotary_dim: f64) -> Tensor {
+    match &rope.scaling {
         RopeScaling::None => inverse.shallow_clone(),
-        RopeScaling::Linear { factor } => inverse / factor,
+        RopeScaling::Linear { factor } => inverse / *factor,
         RopeScaling::Llama3 {
             factor,
             low_freq_factor,
@@ -38,10 +157,10 @@ fn scaled(inverse: &Tensor, config: &ModelConfig) -> Tensor {
             let wavelength = inverse.reciprocal() * TAU;
             let is_long = wavelength.gt(context / low_freq_factor);
             let is_short = wavelength.lt(context / high_freq_factor);
-            let stretched = (inverse / factor).where_self(&is_long, inverse);
-            let ramp =
-                (wavelength.reciprocal() * context - low_freq_factor) / (high_freq_factor - low_freq_factor);
-            let between: Tensor = (1.0 - &ramp) * &stretched / factor + &ramp * &stretched;
+            let stretched = (inverse / *factor).where_self(&is_long, inverse);
+            let ramp = (wavelength.reciprocal() * *context - *low_freq_factor)
+                / (high_freq_factor - low_freq_factor);
+            let between: Tensor = (1.0 - &ramp) * &stretched / *factor + &ramp * &stretched;
             stretched.where_self(&is_long.logical_or(&is_short), &between)
         }
         RopeScaling::Yarn {
@@ -52,37 +171,64 @@ fn scaled(inverse: &Tensor, config: &ModelConfig) -> Tensor {
             original_max_position_embeddings: context,
             ..
         } => {
-            let pair_of = |turns| pair_with_turns(config, turns, context);
-            let (low, high) = (pair_of(beta_fast), pair_of(beta_slow));
-            let (low, high) = if truncate { (low.floor(), high.ceil()) } else { (low, high) };
-            let (low, high) = (low.max(0.0), high.min(config.head_dim as f64 - 1.0));
+            let pair_of = |turns: f64| pair_with_turns(rope.theta, turns, *context, rotary_dim);
+            let (low, high) = (pair_of(*beta_fast), pair_of(*beta_slow));
+            let (low, high) = if *truncate { (low.floor(), high.ceil()) } else { (low, high) };
+            let (low, high) = (low.max(0.0), high.min(rotary_dim - 1.0));
             // A ramp of no width would divide by zero.
             let high = if low == high { high + 0.001 } else { high };
-            let pairs = Tensor::arange(config.head_dim as i64 / 2, (Kind::Float, Device::Cpu));
+            let pairs = Tensor::arange(rotary_dim as i64 / 2, (Kind::Float, Device::Cpu));
             let stretch = ((pairs - low) / (high - low)).clamp(0.0, 1.0);
-            let stretched = (inverse.reciprocal() * factor).reciprocal();
+            let stretched = (inverse.reciprocal() * *factor).reciprocal();
             stretched * &stretch + inverse * (1.0 - &stretch)
+        }
+        RopeScaling::LongRope { short_factors, .. } => {
+            let factors: Vec<f32> = short_factors.iter().map(|factor| *factor as f32).collect();
+            (Tensor::from_slice(&factors) * inverse.reciprocal()).reciprocal()
         }
     }
 }
 
 /// The pair of dims, as a real number, that makes this many turns over `context` tokens.
-fn pair_with_turns(config: &ModelConfig, turns: f64, context: f64) -> f64 {
-    config.head_dim as f64 * (context / (turns * TAU)).ln() / (2.0 * config.rope_theta.ln())
+fn pair_with_turns(theta: f64, turns: f64, context: f64, rotary_dim: f64) -> f64 {
+    rotary_dim * (context / (turns * TAU)).ln() / (2.0 * theta.ln())
 }
 
-/// Cosines and sines at `position_ids` (i64 [tokens]) for frequencies f32 [head_dim / 2], times
-/// `factor`.
-pub(crate) fn rope_at(
-    inverse_frequencies: &Tensor,
-    position_ids: &Tensor,
-    factor: f64,
-    compute: Kind,
-) -> Rope {
-    let angles = position_ids.to_kind(Kind::Float).unsqueeze(-1) * inverse_frequencies.unsqueeze(0);
-    let angles = Tensor::cat(&[&angles, &angles], -1);
-    Rope {
-        cos_td: (angles.cos() * factor).to_kind(compute),
-        sin_td: (angles.sin() * factor).to_kind(compute),
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn config(partial: f64) -> ModelConfig {
+        let document = json!({
+            "architectures": ["Glm4ForCausalLM"], "vocab_size": 8, "hidden_size": 16, "intermediate_size": 8,
+            "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
+            "partial_rotary_factor": partial, "pad_token_id": 0
+        });
+        ModelConfig::from_json(&document).unwrap()
+    }
+
+    #[test]
+    fn pairs_lie_half_a_head_apart_while_they_are_turned() {
+        assert_eq!(dim_order(&config(0.5)), Some(vec![0, 2, 4, 6, 1, 3, 5, 7]));
+        assert_eq!(dim_order(&config(1.0)), Some(vec![0, 2, 4, 6, 1, 3, 5, 7]));
+        let halves = |partial| ModelConfig { rope_pairing: RopePairing::Halves, ..config(partial) };
+        assert_eq!(dim_order(&halves(1.0)), None);
+        assert_eq!(dim_order(&halves(0.5)), Some(vec![0, 1, 4, 6, 2, 3, 5, 7]));
+    }
+
+    #[test]
+    fn what_is_not_turned_is_not_scaled() {
+        let mut config = config(0.5);
+        config.ropes[0].scaling = RopeScaling::LongRope {
+            short_factors: vec![1.0, 2.0],
+            long_factors: vec![4.0, 4.0],
+            attention_factor: 1.5,
+            original_max_position_embeddings: 64.0,
+        };
+        let tables = Ropes::new(&config, Device::Cpu).at(&Tensor::from_slice(&[0i64]), Kind::Float);
+        let cosines = Vec::<f32>::try_from(tables.tables[0].cos_td.view(-1)).unwrap();
+        assert_eq!(cosines, [1.5, 1.5, 1.0, 1.0, 1.5, 1.5, 1.0, 1.0]);
     }
 }

@@ -8,14 +8,26 @@ use serde_json::Value;
 use tch::{Kind, Tensor};
 
 use crate::fixture::{Fixture, TOLERANCE, TRAINABLE, loss, max_error, packed};
+use crate::models::FAMILIES;
 
-/// All linear layers; a list with rank-stabilised scaling; a pattern with an exception.
-const ADAPTED: [&str; 3] = ["llama", "qwen3", "gemma"];
+/// All linear layers; a list with rank-stabilised scaling; a pattern with an exception; fused projections.
+const ADAPTED: [&str; 4] = ["llama", "qwen3", "gemma", "phi3"];
 
 /// What an export says in its own way: the type of its weights, who wrote it, `rope_theta` and
-/// `rope_scaling`, which every version of transformers reads, and a constant 1.
-const REWRITTEN: [&str; 5] =
-    ["dtype", "torch_dtype", "transformers_version", "rope_parameters", "pretraining_tp"];
+/// `rope_scaling`, which every version of transformers reads, a constant 1, the layers from which none
+/// slides, and what another field says for each layer or nobody reads.
+const REWRITTEN: [&str; 10] = [
+    "dtype",
+    "torch_dtype",
+    "transformers_version",
+    "rope_parameters",
+    "pretraining_tp",
+    "max_window_layers",
+    "sliding_window",
+    "_sliding_window_pattern",
+    "no_rope_layer_interval",
+    "original_max_position_embeddings",
+];
 
 fn adapted(fixture: &Fixture) -> Decoder {
     let mut decoder = fixture.load();
@@ -116,7 +128,7 @@ fn an_export_with_the_adapter_folded_in_is_peft_s_merged_model() {
 
 #[test]
 fn an_export_of_the_base_is_the_base() {
-    for family in ["llama3-rope-bias", "llama-untied-sharded-bf16", "qwen2-window", "gemma"] {
+    for family in FAMILIES {
         let base = Fixture::open(family, "expected.safetensors");
         let dir = tempfile::tempdir().unwrap();
         let decoder = base.load();

@@ -54,7 +54,8 @@ fn sharded(
 
 #[test]
 fn slices_of_every_family_sample_what_the_actor_would() {
-    for family in FAMILIES {
+    // The plan refuses to slice what normalises queries and keys over all heads.
+    for family in FAMILIES.into_iter().filter(|family| !family.starts_with("olmo")) {
         let exact = decoder_f64(family);
         let whole = decoder(family);
         let calls = [SamplingParams::default(), truncated(), SamplingParams::greedy()]

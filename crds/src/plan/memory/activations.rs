@@ -10,7 +10,7 @@
 
 use super::{FP32, MemoryTerm, term};
 use crate::plan::HEAD_CHUNK_TOKENS;
-use crate::plan::model_config::ModelConfig;
+use crate::plan::model_config::{ModelConfig, QkNorm};
 
 /// A model's activations in a precision.
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +61,13 @@ impl Activations<'_> {
         self.model.num_layers as u64
     }
 
+    /// Norms of the residual stream: of one before a block its output is kept, which the block's products
+    /// read; of one behind a block its input.
+    fn num_norms(&self) -> u64 {
+        let (before, behind) = self.model.block_norms.counts();
+        before + behind
+    }
+
     /// What one layer keeps for its backward pass, its input aside: both normed inputs, the middle of the
     /// residual stream, rotated q and k, v, the attention's output, gate, up and their product (b (3h + 2q +
     /// 2k + 3f)); q and k before their norms where they have some; in fp32 the attention's log-sum of each
@@ -70,10 +77,11 @@ impl Activations<'_> {
         let (hidden, feed_forward, queries, keys) = self.sizes();
         let outputs = if self.sp == 1 { queries } else { 2 * queries };
         let attention = queries + 2 * self.dealt_keys() + outputs;
-        let numbers = 2 * hidden + attention + self.num_gated() * feed_forward;
-        let statistics = self.model.num_heads as u64 + 2;
+        let num_norms = self.num_norms();
+        let numbers = num_norms * hidden + attention + self.num_gated() * feed_forward;
+        let statistics = self.model.num_heads as u64 + num_norms;
         let adapters = self.adapter_width / self.num_layers().max(1);
-        let norms = self.norm_bytes(hidden, 2 * hidden) + self.head_norm_bytes(queries + keys);
+        let norms = self.norm_bytes(hidden, num_norms * hidden) + self.head_norm_bytes(queries + keys);
         self.width * (numbers + adapters) + norms + FP32 * statistics
     }
 
@@ -93,7 +101,7 @@ impl Activations<'_> {
 
     /// The same of norms of q and k, where the model has some.
     fn head_norm_bytes(&self, inputs: u64) -> u64 {
-        if self.model.qk_norm { self.norm_bytes(inputs, inputs) } else { 0 }
+        if self.model.qk_norm == QkNorm::None { 0 } else { self.norm_bytes(inputs, inputs) }
     }
 
     /// What all layers keep: their inputs (b L h) and, without checkpointing, everything in them; and around

@@ -19,6 +19,11 @@ impl<'a> Fields<'a> {
         Ok(Self { path: "", map: Cow::Borrowed(map) })
     }
 
+    /// An object without fields.
+    pub(super) fn empty() -> Self {
+        Self { path: "", map: Cow::Owned(Map::new()) }
+    }
+
     pub(super) fn get(&self, field: &str) -> Option<&Value> {
         self.map.get(field)
     }

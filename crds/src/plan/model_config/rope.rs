@@ -1,13 +1,32 @@
-//! Rotary embeddings as configured: plain, linearly scaled, Llama 3's or YaRN. Frequencies are computed where
-//! the tensors are; other kinds of scaling are refused here by name.
+//! Rotary embeddings as configured: plain, linearly scaled, Llama 3's, YaRN or LongRoPE, one for all layers
+//! or one for those with a window and one for the others. Frequencies are computed where the tensors are;
+//! other kinds of scaling are refused here by name.
 
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
-use super::ModelConfigError;
 use super::fields::Fields;
+use super::{ModelConfig, ModelConfigError};
+
+/// A rotary embedding.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeConfig {
+    /// Base wavelength.
+    pub theta: f64,
+    /// How frequencies are stretched for longer contexts.
+    pub scaling: RopeScaling,
+}
+
+/// Which dims of a head the rotary embedding turns together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopePairing {
+    /// Dim i and dim i + rotary_dim / 2, as in GPT-NeoX and Llama.
+    Halves,
+    /// Dims 2i and 2i + 1, as in GPT-J and GLM.
+    Neighbours,
+}
 
 /// How rotary frequencies are stretched for contexts longer than the pre-training ones.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
     /// The frequencies of Su et al. (2021), unchanged.
     None,
@@ -43,52 +62,222 @@ pub enum RopeScaling {
         /// Context of the pre-training in tokens.
         original_max_position_embeddings: f64,
     },
+    /// LongRoPE (Ding et al. 2024, arXiv 2402.13753): a factor for each pair of dims, found by search.
+    /// Sequences within the original context have the short factors; transformers changes to the long ones
+    /// with the first token beyond, in the middle of a sequence, so that longer sequences are refused here.
+    LongRope {
+        /// What divides the frequency of each pair within the original context.
+        short_factors: Vec<f64>,
+        /// The same for longer sequences.
+        long_factors: Vec<f64>,
+        /// What cosines and sines are multiplied with.
+        attention_factor: f64,
+        /// Context of the pre-training in tokens.
+        original_max_position_embeddings: f64,
+    },
 }
 
 impl RopeScaling {
-    /// What cosines and sines are multiplied with; 1 for all but YaRN.
+    /// What cosines and sines are multiplied with; 1 for all but YaRN and LongRoPE.
     pub fn attention_factor(&self) -> f64 {
         match self {
-            Self::Yarn { attention_factor, .. } => *attention_factor,
+            Self::Yarn { attention_factor, .. } | Self::LongRope { attention_factor, .. } => {
+                *attention_factor
+            }
             _ => 1.0,
+        }
+    }
+
+    /// Longest sequence in tokens that has these frequencies throughout; `None` where there is no limit.
+    pub fn longest_sequence(&self) -> Option<u64> {
+        match self {
+            Self::LongRope { original_max_position_embeddings, .. } => {
+                Some(*original_max_position_embeddings as u64)
+            }
+            _ => None,
         }
     }
 }
 
-const SUPPORTED: &str = "default, linear, llama3, yarn";
+const SUPPORTED: &str = "default, linear, llama3, yarn, longrope";
 
-/// Base wavelength and scaling; transformers 4 keeps them in `rope_theta` and `rope_scaling`, 5 in
+/// What a rotary embedding is read with besides its own fields.
+#[derive(Clone, Copy)]
+pub(super) struct Context {
+    pub(super) default_theta: f64,
+    pub(super) max_positions: usize,
+    pub(super) rotary_dim: usize,
+}
+
+/// The one rotary embedding of all layers; transformers 4 keeps it in `rope_theta` and `rope_scaling`, 5 in
 /// `rope_parameters`. As in transformers a non-empty `rope_scaling` wins over `rope_parameters`.
-pub(super) fn parse(
-    fields: &Fields<'_>,
-    max_positions: usize,
-) -> Result<(f64, RopeScaling), ModelConfigError> {
+pub(super) fn parse(fields: &Fields<'_>, context: Context) -> Result<RopeConfig, ModelConfigError> {
     let name = if has_entries(fields.get("rope_scaling")) { "rope_scaling" } else { "rope_parameters" };
     let rope = fields.object(name)?;
-    if let Some(layered) = ["full_attention", "sliding_attention"].iter().find(|key| rope.get(key).is_some())
-    {
-        return Err(rope.unsupported(layered, "one set of rope parameters for all layers"));
+    if BY_WINDOW.iter().any(|key| rope.get(key).is_some()) {
+        // The family reads both, or none.
+        return Ok(RopeConfig { theta: context.default_theta, scaling: RopeScaling::None });
     }
-    refuse_partial_rotation(fields)?;
-    refuse_partial_rotation(&rope)?;
-    let theta = match rope.number("rope_theta")? {
-        Some(theta) => theta,
-        None => fields.number("rope_theta")?.unwrap_or(10_000.0),
+    let theta = fields.number("rope_theta")?.unwrap_or(context.default_theta);
+    rope_of(fields, &rope, (theta, context))
+}
+
+/// Refuses an embedding a layer type where the family has one for all.
+pub(super) fn refuse_by_window(fields: &Fields<'_>) -> Result<(), ModelConfigError> {
+    let rope = fields.object("rope_parameters")?;
+    match BY_WINDOW.into_iter().find(|key| rope.get(key).is_some()) {
+        Some(layered) => Err(rope.unsupported(layered, "one set of rope parameters for all layers")),
+        None => Ok(()),
+    }
+}
+
+/// The keys of `rope_parameters` where layers without and with a window have their own.
+const BY_WINDOW: [&str; 2] = ["full_attention", "sliding_attention"];
+
+/// Two embeddings: for layers that see everything, and for those with a window, whose base wavelength
+/// transformers 4 keeps in the field `local`, by default that.
+pub(super) fn by_window(
+    fields: &Fields<'_>,
+    config: &mut ModelConfig,
+    (local, default_local): (&str, f64),
+) -> Result<(), ModelConfigError> {
+    let both = fields.object("rope_parameters")?;
+    let context = Context {
+        default_theta: default_local,
+        max_positions: config.max_position_embeddings,
+        rotary_dim: config.rotary_dim,
     };
+    if let Some(global) = config.ropes.first_mut().filter(|_| both.get(BY_WINDOW[0]).is_some()) {
+        *global = rope_of(fields, &both.object(BY_WINDOW[0])?, (global.theta, context))?;
+    }
+    let default_local = fields.number(local)?.unwrap_or(default_local);
+    config.ropes.push(rope_of(fields, &both.object(BY_WINDOW[1])?, (default_local, context))?);
+    config.layer_ropes = config.layer_windows.iter().map(|window| Some(window.is_some().into())).collect();
+    Ok(())
+}
+
+/// Writes `rope_parameters` as [`by_window`] reads it.
+pub(super) fn write_by_window(config: &ModelConfig, document: &mut Value) {
+    let both = BY_WINDOW.into_iter().zip(&config.ropes);
+    let both: Map<String, Value> = both.map(|(key, rope)| (key.to_owned(), parameters(rope))).collect();
+    document["rope_parameters"] = both.into();
+}
+
+fn rope_of(
+    fields: &Fields<'_>,
+    rope: &Fields<'_>,
+    (default_theta, context): (f64, Context),
+) -> Result<RopeConfig, ModelConfigError> {
+    let theta = rope.number("rope_theta")?.unwrap_or(default_theta);
     if theta <= 0.0 {
         return Err(fields.invalid("rope_theta", "a number above 0"));
     }
-    Ok((theta, scaling(&rope, max_positions)?))
+    Ok(RopeConfig { theta, scaling: scaling(fields, rope, context)? })
 }
 
-fn scaling(rope: &Fields<'_>, max_positions: usize) -> Result<RopeScaling, ModelConfigError> {
+fn scaling(
+    fields: &Fields<'_>,
+    rope: &Fields<'_>,
+    context: Context,
+) -> Result<RopeScaling, ModelConfigError> {
     let key = if rope.get("rope_type").is_some() { "rope_type" } else { "type" };
     match rope.text(key)?.unwrap_or("default") {
         "default" => Ok(RopeScaling::None),
         "linear" => Ok(RopeScaling::Linear { factor: positive(rope, "factor")? }),
-        "llama3" => llama3(rope, max_positions),
-        "yarn" => yarn(rope, max_positions),
+        "llama3" => llama3(rope, context.max_positions),
+        "yarn" => yarn(rope, context.max_positions),
+        // Phi-3 was published with `su`.
+        "longrope" | "su" => long_rope(fields, rope, context),
         _ => Err(rope.unsupported(key, SUPPORTED)),
+    }
+}
+
+fn long_rope(
+    fields: &Fields<'_>,
+    rope: &Fields<'_>,
+    context: Context,
+) -> Result<RopeScaling, ModelConfigError> {
+    let factors = |field: &str| {
+        let expected = format!("a list of {} numbers above 0, one a pair of dims", context.rotary_dim / 2);
+        let list = rope.list(field)?.ok_or_else(|| rope.missing(field))?;
+        let factors: Vec<f64> =
+            list.iter().filter_map(Value::as_f64).filter(|factor| *factor > 0.0).collect();
+        let fits = factors.len() == list.len() && factors.len() == context.rotary_dim / 2;
+        if fits { Ok(factors) } else { Err(rope.invalid(field, &expected)) }
+    };
+    let original = match fields.number("original_max_position_embeddings")? {
+        Some(stated) if stated > 1.0 => stated,
+        Some(_) => return Err(fields.invalid("original_max_position_embeddings", "a number above 1")),
+        None => original_context(rope, context.max_positions)?,
+    };
+    let stretch = match rope.number("factor")? {
+        Some(factor) => factor,
+        None => context.max_positions as f64 / original,
+    };
+    let sharpened = if stretch <= 1.0 { 1.0 } else { (1.0 + stretch.ln() / original.ln()).sqrt() };
+    Ok(RopeScaling::LongRope {
+        short_factors: factors("short_factor")?,
+        long_factors: factors("long_factor")?,
+        attention_factor: rope.number("attention_factor")?.unwrap_or(sharpened),
+        original_max_position_embeddings: original,
+    })
+}
+
+/// A rotary embedding in the form of transformers 5.
+pub(super) fn parameters(rope: &RopeConfig) -> Value {
+    let mut parameters = scaling_json(&rope.scaling);
+    if parameters.is_null() {
+        parameters = json!({"rope_type": "default"});
+    }
+    parameters["rope_theta"] = json!(rope.theta);
+    parameters
+}
+
+/// What stretches the frequencies in the form of transformers 4, null where nothing does.
+pub(super) fn scaling_json(scaling: &RopeScaling) -> Value {
+    match scaling {
+        RopeScaling::None => Value::Null,
+        RopeScaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
+        RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_max_position_embeddings,
+        } => json!({
+            "rope_type": "llama3",
+            "factor": factor,
+            "low_freq_factor": low_freq_factor,
+            "high_freq_factor": high_freq_factor,
+            "original_max_position_embeddings": *original_max_position_embeddings as u64,
+        }),
+        RopeScaling::Yarn {
+            factor,
+            attention_factor,
+            beta_fast,
+            beta_slow,
+            truncate,
+            original_max_position_embeddings,
+        } => json!({
+            "rope_type": "yarn",
+            "factor": factor,
+            "attention_factor": attention_factor,
+            "beta_fast": beta_fast,
+            "beta_slow": beta_slow,
+            "truncate": truncate,
+            "original_max_position_embeddings": *original_max_position_embeddings as u64,
+        }),
+        RopeScaling::LongRope {
+            short_factors,
+            long_factors,
+            attention_factor,
+            original_max_position_embeddings,
+        } => json!({
+            "rope_type": "longrope",
+            "short_factor": short_factors,
+            "long_factor": long_factors,
+            "attention_factor": attention_factor,
+            "original_max_position_embeddings": *original_max_position_embeddings as u64,
+        }),
     }
 }
 
@@ -148,11 +337,26 @@ fn positive(rope: &Fields<'_>, field: &str) -> Result<f64, ModelConfigError> {
     }
 }
 
-fn refuse_partial_rotation(fields: &Fields<'_>) -> Result<(), ModelConfigError> {
-    match fields.number("partial_rotary_factor")? {
-        Some(factor) if factor != 1.0 => Err(fields.unsupported("partial_rotary_factor", "1.0")),
-        _ => Ok(()),
+/// How many dims of a head are turned: `partial_rotary_factor` of them, stated beside the other fields or
+/// among those of the rotary embedding.
+pub(super) fn rotary_dim(
+    fields: &Fields<'_>,
+    head_dim: usize,
+    default: f64,
+) -> Result<usize, ModelConfigError> {
+    const FACTOR: &str = "partial_rotary_factor";
+    let rope = fields.object("rope_parameters")?;
+    let factor = rope.number(FACTOR)?.or(fields.number(FACTOR)?).unwrap_or(default);
+    let dims = (head_dim as f64 * factor) as usize;
+    if !(factor > 0.0 && factor <= 1.0) || dims == 0 || !dims.is_multiple_of(2) {
+        let expected = format!("above 0 and at most 1, an even number of the head's {head_dim} dims");
+        return Err(if rope.get(FACTOR).is_some() {
+            rope.invalid(FACTOR, &expected)
+        } else {
+            fields.invalid(FACTOR, &expected)
+        });
     }
+    Ok(dims)
 }
 
 fn has_entries(value: Option<&Value>) -> bool {

@@ -1,7 +1,27 @@
 //! Which tensors a model consists of: names as in Hugging Face checkpoints, shapes, and exact counts. Loader,
 //! fresh initialisation, LoRA and the memory estimate all read this one list.
 
-use super::ModelConfig;
+use std::ops::Range;
+
+use super::{ModelConfig, QkNorm};
+
+/// Which projections of a layer are one tensor in a checkpoint, one below the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FusedProjections {
+    /// Query, key and value as `self_attn.qkv_proj`.
+    pub qkv: bool,
+    /// Gate and up as `mlp.gate_up_proj`.
+    pub gate_up: bool,
+}
+
+/// Where a product of a layer has its rows: q, k, v, o, gate, up or down.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProductRows {
+    /// Which of [`ModelConfig::projections`].
+    pub projection_idx: usize,
+    /// Its rows there, which are its outputs.
+    pub rows: Range<usize>,
+}
 
 /// A linear layer of a decoder layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,31 +76,76 @@ impl ParameterCount {
 }
 
 impl ModelConfig {
-    /// The seven linear layers of a decoder layer, in checkpoint order.
-    pub fn projections(&self) -> [ProjectionShape; 7] {
+    /// The linear layers of a decoder layer, in checkpoint order.
+    pub fn projections(&self) -> Vec<ProjectionShape> {
         let (hidden, intermediate) = (self.hidden_size, self.intermediate_size);
-        let (queries, keys) = (self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim);
+        let [queries, keys, values, ..] = self.product_widths();
         let shape =
             |name, out_features, in_features, bias| ProjectionShape { name, out_features, in_features, bias };
-        [
-            shape("self_attn.q_proj", queries, hidden, self.qkv_bias),
-            shape("self_attn.k_proj", keys, hidden, self.qkv_bias),
-            shape("self_attn.v_proj", keys, hidden, self.qkv_bias),
-            shape("self_attn.o_proj", hidden, queries, self.output_bias),
-            shape("mlp.gate_proj", intermediate, hidden, self.mlp_bias),
-            shape("mlp.up_proj", intermediate, hidden, self.mlp_bias),
-            shape("mlp.down_proj", hidden, intermediate, self.mlp_bias),
-        ]
+        let qkv = if self.fused_projections.qkv {
+            vec![shape("self_attn.qkv_proj", queries + keys + values, hidden, self.qkv_bias)]
+        } else {
+            vec![
+                shape("self_attn.q_proj", queries, hidden, self.qkv_bias),
+                shape("self_attn.k_proj", keys, hidden, self.qkv_bias),
+                shape("self_attn.v_proj", values, hidden, self.qkv_bias),
+            ]
+        };
+        let gate_up = if self.fused_projections.gate_up {
+            vec![shape("mlp.gate_up_proj", 2 * intermediate, hidden, self.mlp_bias)]
+        } else {
+            vec![
+                shape("mlp.gate_proj", intermediate, hidden, self.mlp_bias),
+                shape("mlp.up_proj", intermediate, hidden, self.mlp_bias),
+            ]
+        };
+        let output = shape("self_attn.o_proj", hidden, queries, self.output_bias);
+        let down = shape("mlp.down_proj", hidden, intermediate, self.mlp_bias);
+        [qkv, vec![output], gate_up, vec![down]].concat()
+    }
+
+    /// The seven products of a layer, q, k, v, o, gate, up and down, by the projections that hold them.
+    pub fn products(&self) -> [ProductRows; 7] {
+        let FusedProjections { qkv, gate_up } = self.fused_projections;
+        // Whether a product lies below the one before it in the same projection.
+        let continues = [false, qkv, qkv, false, false, gate_up, false];
+        let (mut projection_idx, mut start) = (0, 0);
+        let mut products =
+            self.product_widths().map(|width| ProductRows { projection_idx: 0, rows: 0..width });
+        for (idx, product) in products.iter_mut().enumerate() {
+            if idx > 0 && !continues[idx] {
+                (projection_idx, start) = (projection_idx + 1, 0);
+            }
+            let end = start + product.rows.len();
+            *product = ProductRows { projection_idx, rows: start..end };
+            start = end;
+        }
+        products
+    }
+
+    /// Outputs of q, k, v, o, gate, up and down.
+    fn product_widths(&self) -> [usize; 7] {
+        let (hidden, intermediate) = (self.hidden_size, self.intermediate_size);
+        let (queries, keys) = (self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim);
+        [queries, keys, keys, hidden, intermediate, intermediate, hidden]
     }
 
     /// The RMS norms of a decoder layer: module name and width.
     pub fn layer_norms(&self) -> Vec<(&'static str, usize)> {
-        let mut norms =
-            vec![("input_layernorm", self.hidden_size), ("post_attention_layernorm", self.hidden_size)];
-        if self.qk_norm {
-            norms.extend([("self_attn.q_norm", self.head_dim), ("self_attn.k_norm", self.head_dim)]);
+        let mut norms: Vec<_> = self.block_norms.names().map(|name| (name, self.hidden_size)).collect();
+        if let Some([queries, keys]) = self.qk_norm_widths() {
+            norms.extend([("self_attn.q_norm", queries), ("self_attn.k_norm", keys)]);
         }
         norms
+    }
+
+    /// Widths of the norms of queries and keys.
+    pub fn qk_norm_widths(&self) -> Option<[usize; 2]> {
+        match self.qk_norm {
+            QkNorm::None => None,
+            QkNorm::Head => Some([self.head_dim; 2]),
+            QkNorm::AllHeads => Some([self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim]),
+        }
     }
 
     /// Every tensor of the model's checkpoint, in a fixed order; a tied head is not among them.

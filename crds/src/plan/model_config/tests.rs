@@ -73,8 +73,8 @@ fn reads_rope_in_the_form_of_transformers_4_and_5() {
     rope["rope_theta"] = json!(500000.0);
     new.as_object_mut().unwrap().retain(|key, _| !key.starts_with("rope_"));
     assert_eq!(parsed(&with(new, "rope_parameters", rope)), old);
-    assert_eq!(old.rope_theta, 500_000.0);
-    assert!(matches!(old.rope_scaling, RopeScaling::Llama3 { factor: 8.0, .. }));
+    assert_eq!(old.ropes[0].theta, 500_000.0);
+    assert!(matches!(old.ropes[0].scaling, RopeScaling::Llama3 { factor: 8.0, .. }));
 }
 
 #[test]
@@ -82,12 +82,12 @@ fn yarn_sharpens_attention_as_the_paper_says_unless_told_otherwise() {
     let factor = |fields: Value| {
         let mut rope = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192});
         rope.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-        parsed(&with(llama(), "rope_scaling", rope)).rope_scaling.attention_factor()
+        parsed(&with(llama(), "rope_scaling", rope)).ropes[0].scaling.attention_factor()
     };
     assert_eq!(factor(json!({})), 0.1 * 4f64.ln() + 1.0);
     assert_eq!(factor(json!({"attention_factor": 1.5})), 1.5);
     assert_eq!(factor(json!({"mscale": 0.707, "mscale_all_dim": 0.707})), 1.0);
-    assert_eq!(parsed(&llama()).rope_scaling.attention_factor(), 1.0);
+    assert_eq!(parsed(&llama()).ropes[0].scaling.attention_factor(), 1.0);
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn families_keep_their_own_defaults() {
         qwen2.qkv_bias && !qwen2.output_bias && !qwen2.tie_word_embeddings && qwen2.eos_token_ids.is_empty()
     );
     let qwen3 = of("Qwen3ForCausalLM");
-    assert!(qwen3.qk_norm && !qwen3.qkv_bias && qwen3.head_dim == 128);
+    assert!(qwen3.qk_norm == QkNorm::Head && !qwen3.qkv_bias && qwen3.head_dim == 128);
 }
 
 #[test]
@@ -135,13 +135,13 @@ fn refuses_what_it_cannot_run_by_name() {
     assert_eq!(
         dynamic,
         "model configuration: field `rope_scaling.type`: \"dynamic\" is not supported, \
-         supported: default, linear, llama3, yarn"
+         supported: default, linear, llama3, yarn, longrope"
     );
     assert!(
         refusal(&with(llama(), "quantization_config", json!({"bits": 4}))).contains("quantization_config")
     );
     assert!(refusal(&with(llama(), "hidden_act", json!("relu2"))).contains("relu2"));
-    assert!(refusal(&with(llama(), "partial_rotary_factor", json!(0.5))).contains("partial_rotary_factor"));
+    assert!(refusal(&with(llama(), "partial_rotary_factor", json!(1.5))).contains("partial_rotary_factor"));
 }
 
 #[test]

@@ -17,7 +17,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::digest::{KnownDigests, digest_of};
 use super::tp_shards::Cut;
-use super::wide_heads::HeadWidth;
+use super::wide_heads::HeadLayout;
 use super::{RolloutError, WeightDigest};
 use crate::model::{Adapter, Decoder, DecoderLayer, ProjectionWeights, Projections};
 use crate::parallel::{DecoderUnits, FsdpUnit, RankError, TpGroup};
@@ -29,7 +29,7 @@ pub(super) struct RolloutWeights {
     pub(super) frame: Decoder,
     /// The model as wide as what is packed of it.
     pub(super) shard: ModelConfig,
-    pub(super) head_width: HeadWidth,
+    pub(super) head_layout: HeadLayout,
     layers: Vec<PackedLayer>,
     /// [vocabulary, hidden], or a shard of the rows, as many on each rank.
     head: PackedLinear,
@@ -64,11 +64,12 @@ impl RolloutWeights {
         let decoder = policy.decoder();
         let failed = |what: String| |source| RolloutError::Tensor { what, source };
         let cut = Cut::new(ranks.as_ref().map_or(TpShard::WHOLE, |ranks| ranks.shard()), &decoder.config);
-        let head_width = HeadWidth::on(decoder.device(), decoder.config.head_dim);
-        let shard = ModelConfig { head_dim: head_width.filled, ..cut.config() };
+        let dim_order = decoder.ropes.dim_order();
+        let head_layout = HeadLayout::on(decoder.device(), decoder.config.head_dim, dim_order);
+        let shard = ModelConfig { head_dim: head_layout.filled, ..cut.config() };
         let block = Block::new(packed_bytes((decoder.device(), kind), &shard))
             .map_err(failed("the packed weights".into()))?;
-        let mut packer = Packer { policy, kind, cut, head_width, rows_hint, block };
+        let mut packer = Packer { policy, kind, cut, head_layout, rows_hint, block };
         let (mut outer, mut layers) = (None, Vec::new());
         policy.visit(policy.dtype_to_sample(kind), |unit| {
             packer.attest(unit)?;
@@ -85,10 +86,11 @@ impl RolloutWeights {
             }
             Ok::<(), RolloutError>(())
         })?;
+        let head_layout = packer.head_layout;
         let (mut frame, head) = outer.ok_or(RolloutError::Asleep)?;
         let (norms, layers) = layers.into_iter().unzip();
         frame.layers = norms;
-        Ok(Self { frame, shard, head_width, layers, head, ranks, digest, policy_version })
+        Ok(Self { frame, shard, head_layout, layers, head, ranks, digest, policy_version })
     }
 
     /// The products of a layer, as the body of layers multiplies with them.
@@ -137,7 +139,7 @@ struct Packer<'a> {
     policy: DecoderUnits<'a>,
     kind: Kind,
     cut: Cut<'a>,
-    head_width: HeadWidth,
+    head_layout: HeadLayout,
     rows_hint: i64,
     block: Block,
 }
@@ -174,14 +176,33 @@ impl Packer<'_> {
     /// A layer's norms, and its products.
     fn layer(&mut self, layer: &DecoderLayer) -> Result<(DecoderLayer, PackedLayer), rlt_torch::Error> {
         let norms = match self.policy.shards() {
-            None => layer.norms(Tensor::detach),
-            Some(_) => layer.norms(copied),
+            None => layer.without_projections(Tensor::detach),
+            Some(_) => layer.without_projections(copied),
         };
         let weights = self.cut.layer(layer.merged_projection_weights(Adapter::On));
-        let weights = self.head_width.layer(weights);
+        let weights = self.head_layout.layer(self.scaled(weights));
         // A part that goes again leaves nothing behind that shares its memory.
         let shares = self.policy.shards().is_none();
         Ok((norms, PackedLayer::pack(&weights, (self.kind, shares), self.rows_hint, &mut self.block)?))
+    }
+}
+
+impl Packer<'_> {
+    /// Output and down times what the residual sum scales them by, on a device, whose kernels add them up as
+    /// they are.
+    fn scaled(&self, mut weights: Vec<ProjectionWeights>) -> Vec<ProjectionWeights> {
+        const OUTPUT: usize = 3;
+        const DOWN: usize = 6;
+        let scale = self.policy.decoder().config.residual_scale;
+        if scale == 1.0 || !self.policy.decoder().device().is_cuda() {
+            return weights;
+        }
+        for product in [OUTPUT, DOWN] {
+            let ProjectionWeights { weight, bias } = &weights[product];
+            let times = |tensor: &Tensor| tensor.to_kind(Kind::Float) * scale;
+            weights[product] = ProjectionWeights { weight: times(weight), bias: bias.as_ref().map(times) };
+        }
+        weights
     }
 }
 

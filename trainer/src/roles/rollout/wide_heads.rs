@@ -1,6 +1,7 @@
-//! Heads as wide as a GPU's kernels read them: in steps of eight numbers. A head of another width is filled
-//! up with zeros, in its weights, so that queries, keys and values have them in the same places and no sum
-//! changes. Each of the two halves that the rotary embedding pairs is filled up.
+//! Heads as a GPU's kernels read them: in steps of eight numbers, the two numbers that the rotary embedding
+//! turns together half a head apart. A head of another width is filled up with zeros, in its weights, so that
+//! queries, keys and values have them in the same places and no sum changes; each half is filled up. Queries
+//! and keys whose pairs lie otherwise are put in that order, in their weights as well.
 //!
 //! ```text
 //! 10 dims    a b c d e | f g h i j
@@ -14,21 +15,35 @@ use crate::model::ProjectionWeights;
 /// Numbers that kernels read of a head at once.
 const STEP: usize = 8;
 
-/// Width of heads as layers have it, and as it is where they are multiplied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct HeadWidth {
-    own: usize,
+/// Width of heads as layers have it and as it is where they are multiplied, and the order of their dims
+/// there.
+#[derive(Debug)]
+pub(super) struct HeadLayout {
+    pub(super) own: usize,
     pub(super) filled: usize,
+    /// Which of its dims a query or key head has at each place, i64 [own]; `None`: as they are stored.
+    dim_order: Option<Tensor>,
 }
 
-impl HeadWidth {
-    pub(super) fn on(device: Device, own: usize) -> Self {
-        let filled = if device.is_cuda() { own.next_multiple_of(STEP) } else { own };
-        Self { own, filled }
+impl HeadLayout {
+    /// On a CPU heads stay as they are.
+    pub(super) fn on(device: Device, own: usize, dim_order: Option<&Tensor>) -> Self {
+        if device.is_cuda() {
+            let dim_order = dim_order.map(Tensor::shallow_clone);
+            return Self { own, filled: own.next_multiple_of(STEP), dim_order };
+        }
+        Self { own, filled: own, dim_order: None }
     }
 
-    /// Vectors or matrices whose first dim is that of heads, one after the other.
-    pub(super) fn rows(self, weight: &Tensor) -> Tensor {
+    /// Vectors or matrices whose first dim is that of query or key heads, one after the other.
+    pub(super) fn turned_rows(&self, weight: &Tensor) -> Tensor {
+        let Some(order) = &self.dim_order else { return self.rows(weight) };
+        let heads = weight.unflatten(0, [-1, self.own as i64]);
+        self.rows(&heads.index_select(1, order).flatten(0, 1))
+    }
+
+    /// The same of value heads.
+    fn rows(&self, weight: &Tensor) -> Tensor {
         if self.own == self.filled {
             return weight.shallow_clone();
         }
@@ -42,16 +57,19 @@ impl HeadWidth {
     }
 
     /// What each pair of a head's numbers has.
-    pub(super) fn pairs(self, of_pairs: &Tensor) -> Tensor {
+    pub(super) fn pairs(&self, of_pairs: &Tensor) -> Tensor {
         of_pairs.constant_pad_nd([0, (self.filled - self.own) as i64 / 2]).contiguous()
     }
 
     /// q, k, v and o of a layer, and what follows as it is.
-    pub(super) fn layer(self, weights: Vec<ProjectionWeights>) -> Vec<ProjectionWeights> {
-        let fill = |(idx, ProjectionWeights { weight, bias }): (usize, ProjectionWeights)| match idx {
-            0..3 => ProjectionWeights { weight: self.rows(&weight), bias: bias.map(|bias| self.rows(&bias)) },
-            3 => ProjectionWeights { weight: self.rows(&weight.tr()).tr(), bias },
-            _ => ProjectionWeights { weight, bias },
+    pub(super) fn layer(&self, weights: Vec<ProjectionWeights>) -> Vec<ProjectionWeights> {
+        let fill = |(idx, ProjectionWeights { weight, bias }): (usize, ProjectionWeights)| {
+            let rows = |tensor: &Tensor| if idx < 2 { self.turned_rows(tensor) } else { self.rows(tensor) };
+            match idx {
+                0..3 => ProjectionWeights { weight: rows(&weight), bias: bias.map(|bias| rows(&bias)) },
+                3 => ProjectionWeights { weight: self.rows(&weight.tr()).tr(), bias },
+                _ => ProjectionWeights { weight, bias },
+            }
         };
         weights.into_iter().enumerate().map(fill).collect()
     }
@@ -63,7 +81,7 @@ mod tests {
 
     #[test]
     fn each_half_of_each_head_is_filled_up_with_zeros() {
-        let width = HeadWidth::on(Device::Cuda(0), 6);
+        let width = HeadLayout::on(Device::Cuda(0), 6, None);
         let two_heads = Tensor::from_slice(&[1i64, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]);
         let filled = [1, 2, 3, 0, 4, 5, 6, 0, 7, 8, 9, 0, 10, 11, 12, 0];
         assert_eq!(Vec::<i64>::try_from(width.rows(&two_heads)).unwrap(), filled);
@@ -76,7 +94,25 @@ mod tests {
     #[test]
     fn a_cpu_and_heads_that_fit_are_left_alone() {
         for (device, own) in [(Device::Cpu, 6), (Device::Cuda(0), 64)] {
-            assert_eq!(HeadWidth::on(device, own).filled, own);
+            assert_eq!(HeadLayout::on(device, own, None).filled, own);
         }
+    }
+
+    #[test]
+    fn queries_and_keys_are_put_in_the_order_in_which_they_are_turned_and_values_are_not() {
+        let order = Tensor::from_slice(&[0i64, 2, 4, 1, 3, 5]);
+        let layout = HeadLayout::on(Device::Cuda(0), 6, Some(&order));
+        let two_heads = Tensor::from_slice(&[1i64, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]);
+        let numbers = |tensor: &Tensor| Vec::<i64>::try_from(tensor).unwrap();
+        assert_eq!(
+            numbers(&layout.turned_rows(&two_heads)),
+            [1, 3, 5, 0, 2, 4, 6, 0, 7, 9, 11, 0, 8, 10, 12, 0]
+        );
+        let weights = |num: usize| {
+            (0..num).map(|_| ProjectionWeights { weight: two_heads.unsqueeze(1), bias: None }).collect()
+        };
+        let layer = layout.layer(weights(3));
+        assert_eq!(numbers(&layer[1].weight.squeeze())[..4], [1, 3, 5, 0]);
+        assert_eq!(numbers(&layer[2].weight.squeeze())[..4], [1, 2, 3, 0]);
     }
 }

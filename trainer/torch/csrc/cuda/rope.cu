@@ -56,8 +56,9 @@ __device__ inline void rotate_head(const RopeArguments& a, float position, const
     Vec<T, PAIRS> first, second;
     RLT_UNROLL
     for (int p = 0; p < PAIRS; ++p) {
-      const float angle = position * a.inverse_frequencies[i + p];
-      const float c = rounded<T>(cosf(angle) * a.rope_factor), n = rounded<T>(sinf(angle) * a.rope_factor);
+      const float frequency = a.inverse_frequencies[i + p], angle = position * frequency;
+      const float factor = frequency == 0.0f ? 1.0f : a.rope_factor;  // dims that are not turned are not scaled
+      const float c = rounded<T>(cosf(angle) * factor), n = rounded<T>(sinf(angle) * factor);
       first.at[p] = from_float<T>(x.first[s][p] * c - x.second[s][p] * n);
       second.at[p] = from_float<T>(x.second[s][p] * c + x.first[s][p] * n);
     }

@@ -12,9 +12,9 @@ use tch::{Kind, Tensor};
 pub struct RopeAndWriteKv<'a> {
     /// `[tokens, (heads + 2 * kv_heads) * head_dim]`: queries, keys, values; f32, bf16 or f16.
     pub qkv: &'a Tensor,
-    /// f32 `[head_dim / 2]`: the angle per position of each pair of dims.
+    /// f32 `[head_dim / 2]`: the angle per position of each pair of dims; 0: the pair is not turned.
     pub inverse_frequencies: &'a Tensor,
-    /// Multiplies cosines and sines (YaRN's attention factor), else 1.
+    /// Multiplies cosines and sines of turned pairs (YaRN's attention factor), else 1.
     pub rope_factor: f64,
     /// i32 `[tokens]`; negative: a token of no sequence, whose queries become zero.
     pub positions: &'a Tensor,

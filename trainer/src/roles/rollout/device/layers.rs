@@ -3,12 +3,13 @@
 //! ```text
 //! norm with residual, q k v, rope and cache, attention, output, norm with residual, gate and up, gate, down
 //! ```
-//! Where ranks multiply together two sums come to them, behind output and down, in the same stream.
+//! A norm behind a block is one more, those over all heads of queries and of keys six. Where ranks multiply
+//! together two sums come to them, behind output and down, in the same stream.
 //!
 //! Rows are the tokens of a decode, one a sequence, which read the paged cache; or those of a prefill, for
 //! which keys and values are gathered from there, once for all rows.
 
-use rlt_api::plan::model_config::ModelConfig;
+use rlt_api::plan::model_config::{ModelConfig, QkNorm};
 use rlt_torch::cuda::{
     EmbedGather, Kernels, PagedDecodeAttention, RmsNormResidual, RopeAndWriteKv, SwiGlu, attention_splits,
     attention_workspace_bytes,
@@ -18,12 +19,23 @@ use tch::{Device, Kind, Tensor};
 
 use super::Failure;
 use super::peers::Peers;
-use crate::model::activation_of;
+use crate::model::{DecoderLayer, Norm, activation_of};
 use crate::roles::rollout::kv_cache::KvCache;
 use crate::roles::rollout::weights::RolloutWeights;
 
-/// A layer's norms before attention and behind it, and those of query and key heads.
-type LayerNorms = (Tensor, Tensor, Option<(Tensor, Tensor)>);
+/// A layer's norms, cast; see [`crate::model`] for their places.
+#[derive(Debug)]
+struct Norms {
+    before_attention: Option<Tensor>,
+    after_attention: Option<Tensor>,
+    before_mlp: Option<Tensor>,
+    after_mlp: Option<Tensor>,
+    /// Of queries and keys.
+    heads: Option<[Tensor; 2]>,
+}
+
+/// What turns the pairs of a head: angles per position, f32, and the factor of cosines and sines.
+type Turning = (Tensor, f64);
 
 /// Norms, embedding and frequencies as the kernels take them.
 #[derive(Debug)]
@@ -35,10 +47,12 @@ pub(super) struct Model<'a> {
     embedding: Tensor,
     embedding_scale: f64,
     activation: Activation,
-    norms: Vec<LayerNorms>,
+    norms: Vec<Norms>,
     final_norm: Tensor,
-    /// f32, of the pairs of a head.
-    inverse_frequencies: Tensor,
+    /// One for each rotary embedding of the model.
+    turnings: Vec<Turning>,
+    /// For layers that turn nothing.
+    no_turning: Turning,
     multiprocessors: usize,
 }
 
@@ -73,6 +87,8 @@ pub(super) struct Buffers {
     normed: Tensor,
     qkv: Tensor,
     queries: Tensor,
+    /// For norms over all heads.
+    keys: Option<Tensor>,
     gate_up: Tensor,
     activated: Tensor,
     /// For rows that read the paged cache.
@@ -95,11 +111,12 @@ impl<'a> Model<'a> {
         let frame = &weights.frame;
         let kind = frame.compute_kind();
         let cast = |tensor: &Tensor| tensor.detach().to_kind(kind).contiguous();
-        let of_head = |tensor: &Tensor| cast(&weights.head_width.rows(tensor));
-        let norms = frame.layers().iter().map(|layer| {
-            let of_heads = layer.qk_norm.as_ref().map(|(q, k)| (of_head(q), of_head(k)));
-            (cast(&layer.input_norm), cast(&layer.post_attention_norm), of_heads)
-        });
+        let layout = &weights.head_layout;
+        let norms = frame.layers().iter().map(|layer| Norms::of(layer, weights, cast));
+        let turnings = frame.ropes.frequencies().iter();
+        let turnings: Vec<Turning> =
+            turnings.map(|of| (layout.pairs(&of.per_pair), of.attention_factor)).collect();
+        let nothing = Tensor::zeros([layout.filled as i64 / 2], (Kind::Float, frame.device()));
         let has_all = frame.config.tie_word_embeddings && peers.is_none();
         let tied = weights.head().plain_weight().filter(|_| has_all);
         Self {
@@ -110,8 +127,9 @@ impl<'a> Model<'a> {
             embedding_scale: frame.embedding_scale(),
             activation: activation_of(frame.config.hidden_activation),
             norms: norms.collect(),
-            final_norm: cast(&frame.norm),
-            inverse_frequencies: weights.head_width.pairs(&frame.inverse_frequencies),
+            final_norm: cast(&times(&frame.norm, frame.config.norm_offset, frame.config.logit_scale)),
+            turnings,
+            no_turning: (nothing, 1.0),
             multiprocessors,
         }
     }
@@ -134,8 +152,8 @@ impl<'a> Model<'a> {
 
     /// Buffers for a prefill of `rows` rows.
     pub(super) fn buffers(&self, rows: usize) -> Buffers {
-        let config = &self.weights.shard;
-        let options = (self.weights.frame.compute_kind(), self.kernels.device());
+        let (config, frame) = (&self.weights.shard, &self.weights.frame);
+        let options = (frame.compute_kind(), self.kernels.device());
         let (heads, kv_heads, head_dim) = (config.num_heads, config.num_kv_heads, config.head_dim);
         let empty = |width: usize| Tensor::empty([rows as i64, width as i64], options);
         Buffers {
@@ -144,6 +162,7 @@ impl<'a> Model<'a> {
             normed: empty(config.hidden_size),
             qkv: empty((heads + 2 * kv_heads) * head_dim),
             queries: Tensor::empty([rows as i64, heads as i64, head_dim as i64], options),
+            keys: (frame.config.qk_norm == QkNorm::AllHeads).then(|| empty(kv_heads * head_dim)),
             gate_up: empty(2 * config.intermediate_size),
             activated: empty(config.intermediate_size),
             paged: None,
@@ -189,19 +208,71 @@ impl<'a> Model<'a> {
         cache: &mut KvCache,
         buffers: &Buffers,
     ) -> Result<(), Failure> {
-        let (input_norm, post_attention_norm, _) = &self.norms[layer_idx];
+        let norms = &self.norms[layer_idx];
         let products = self.weights.products(layer_idx);
-        self.norm((layer_idx > 0).then_some(&buffers.added), input_norm, buffers)?;
-        products.qkv.forward_into(&buffers.normed, &buffers.qkv)?;
+        let added = (layer_idx > 0).then_some(&buffers.added);
+        let input = self.block_input(added, norms.before_attention.as_ref(), buffers)?;
+        products.qkv.forward_into(input, &buffers.qkv)?;
+        self.norm_over_heads(norms, buffers)?;
         let attended = self.attend(layer_idx, inputs, cache, buffers)?;
         products.output.forward_into(&attended.flatten(1, 2), &buffers.added)?;
-        self.sum(&buffers.added)?;
-        self.norm(Some(&buffers.added), post_attention_norm, buffers)?;
-        products.gate_up.forward_into(&buffers.normed, &buffers.gate_up)?;
+        self.block_output(norms.after_attention.as_ref(), buffers)?;
+        let input = self.block_input(Some(&buffers.added), norms.before_mlp.as_ref(), buffers)?;
+        products.gate_up.forward_into(input, &buffers.gate_up)?;
         let (gate_up, out) = (&buffers.gate_up, &buffers.activated);
         SwiGlu { gate_up, activation: self.activation, out }.launch(&self.kernels)?;
         products.down.forward_into(&buffers.activated, &buffers.added)?;
-        self.sum(&buffers.added)
+        self.block_output(norms.after_mlp.as_ref(), buffers)
+    }
+
+    /// What a block reads: the residual stream with what the last block made, behind its norm where it has
+    /// one.
+    fn block_input<'b>(
+        &self,
+        added: Option<&Tensor>,
+        norm: Option<&Tensor>,
+        buffers: &'b Buffers,
+    ) -> Result<&'b Tensor, Error> {
+        if let Some(weight) = norm {
+            self.norm(added, weight, buffers)?;
+            return Ok(&buffers.normed);
+        }
+        if let Some(added) = added {
+            let _ = buffers.residual.shallow_clone().g_add_(added);
+        }
+        Ok(&buffers.residual)
+    }
+
+    /// What a block made, summed over ranks and behind its norm where it has one.
+    fn block_output(&self, norm: Option<&Tensor>, buffers: &Buffers) -> Result<(), Failure> {
+        self.sum(&buffers.added)?;
+        norm.map_or(Ok(()), |weight| {
+            Ok(self.norm_in_place(&buffers.added, weight, self.config().rms_norm_eps)?)
+        })
+    }
+
+    fn norm_in_place(&self, x: &Tensor, weight: &Tensor, eps: f64) -> Result<(), Error> {
+        let offset = self.config().norm_offset;
+        RmsNormResidual { x: None, residual: x, weight, eps, offset, out: x }.launch(&self.kernels)
+    }
+
+    /// Norms that queries and keys pass over all heads, in the output of their product.
+    fn norm_over_heads(&self, norms: &Norms, buffers: &Buffers) -> Result<(), Error> {
+        let (Some([q_norm, k_norm]), Some(keys)) = (&norms.heads, &buffers.keys) else { return Ok(()) };
+        let layout = &self.weights.head_layout;
+        // Heads are filled up with zeros, over which the kernel takes its mean, too.
+        let eps = self.config().rms_norm_eps * layout.own as f64 / layout.filled as f64;
+        let queries = buffers.queries.flatten(1, 2);
+        let mut start = 0;
+        for (heads, norm) in [(&queries, q_norm), (keys, k_norm)] {
+            let width = heads.size()[1];
+            let mut fused = buffers.qkv.narrow(1, start, width);
+            heads.shallow_clone().copy_(&fused);
+            self.norm_in_place(heads, norm, eps)?;
+            fused.copy_(heads);
+            start += width;
+        }
+        Ok(())
     }
 
     /// Adds up what all ranks have.
@@ -220,12 +291,15 @@ impl<'a> Model<'a> {
         let layer = &frame.layers()[layer_idx];
         let (scale, window) = (layer.attention_scale(), layer.window());
         let cache = cache.layer(layer_idx);
-        let qk_norms = self.norms[layer_idx].2.as_ref().map(|(q, k)| (q, k));
+        let of_each_head = self.norms[layer_idx].heads.as_ref().filter(|_| buffers.keys.is_none());
+        let qk_norms = of_each_head.map(|[q, k]| (q, k));
+        let turning = layer.rope_idx().and_then(|idx| self.turnings.get(idx));
+        let (inverse_frequencies, rope_factor) = turning.unwrap_or(&self.no_turning);
         RopeAndWriteKv {
             qkv: &buffers.qkv,
-            inverse_frequencies: &self.inverse_frequencies,
+            inverse_frequencies,
             norm_width: frame.config.head_dim,
-            rope_factor: frame.config.rope_scaling.attention_factor(),
+            rope_factor: *rope_factor,
             positions: &inputs.positions,
             slots: &inputs.slots,
             qk_norms,
@@ -276,6 +350,34 @@ impl<'a> Model<'a> {
     }
 }
 
+impl Norms {
+    fn of(layer: &DecoderLayer, weights: &RolloutWeights, cast: impl Fn(&Tensor) -> Tensor) -> Self {
+        let norm = |norm: &Option<Norm>| norm.as_ref().map(|norm| cast(&norm.weight));
+        let (layout, config) = (&weights.head_layout, &weights.frame.config);
+        // A mean over heads that are filled up is smaller; see `norm_over_heads`.
+        let factor = match config.qk_norm {
+            QkNorm::AllHeads => (layout.own as f64 / layout.filled as f64).sqrt(),
+            _ => 1.0,
+        };
+        let of_heads =
+            |norm: &Norm| cast(&layout.turned_rows(&times(&norm.weight, config.norm_offset, factor)));
+        let norms = &layer.norms;
+        Self {
+            before_attention: norm(&norms.before_attention),
+            after_attention: norm(&norms.after_attention),
+            before_mlp: norm(&norms.before_mlp),
+            after_mlp: norm(&norms.after_mlp),
+            heads: norms.queries.as_ref().zip(norms.keys.as_ref()).map(|(q, k)| [of_heads(q), of_heads(k)]),
+        }
+    }
+}
+
+/// The weight of a norm whose output is `factor` times as large.
+fn times(weight: &Tensor, offset: f64, factor: f64) -> Tensor {
+    let weight = weight.detach();
+    if factor == 1.0 { weight } else { (weight.to_kind(Kind::Float) + offset) * factor - offset }
+}
+
 impl Buffers {
     /// The same memory for fewer rows.
     pub(super) fn of_rows(&self, rows: usize) -> Self {
@@ -286,6 +388,7 @@ impl Buffers {
             normed: first(&self.normed),
             qkv: first(&self.qkv),
             queries: first(&self.queries),
+            keys: self.keys.as_ref().map(first),
             gate_up: first(&self.gate_up),
             activated: first(&self.activated),
             paged: self.paged.as_ref().map(|paged| Paged {

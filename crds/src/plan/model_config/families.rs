@@ -1,0 +1,150 @@
+//! Model families: what each calls itself, which defaults its configuration class in transformers 5 has, and
+//! how it differs from Llama. A family is a file of this folder and a line of [`FAMILIES`].
+
+mod gemma;
+mod gemma3;
+mod glm4;
+mod granite;
+mod llama;
+mod ministral;
+mod mistral;
+mod olmo2;
+mod olmo3;
+mod phi3;
+mod qwen2;
+mod qwen3;
+mod seed_oss;
+mod smollm3;
+
+use serde_json::Value;
+
+use super::fields::Fields;
+use super::{Family, ModelConfig, ModelConfigError};
+
+/// A family as its file describes it.
+pub(super) struct Definition {
+    /// The class name in `architectures`.
+    pub(super) architecture: &'static str,
+    /// The class name of the sequence classifier on the same body.
+    pub(super) classifier: &'static str,
+    /// The `model_type` of the configuration.
+    pub(super) model_type: &'static str,
+    /// What holds where `config.json` is silent.
+    pub(super) defaults: Defaults,
+    /// How every model of the family differs from Llama, whatever its configuration says.
+    pub(super) shape: fn(&mut ModelConfig),
+    /// Reads what not every family's configuration has.
+    pub(super) read: fn(&Fields<'_>, &mut ModelConfig) -> Result<(), ModelConfigError>,
+    /// Writes what `read` reads.
+    pub(super) write: fn(&ModelConfig, &mut Value),
+}
+
+/// What a family's configuration class assumes where a field is absent.
+#[derive(Clone, Copy)]
+pub(super) struct Defaults {
+    /// `None`: as many as query heads.
+    pub(super) num_kv_heads: Option<usize>,
+    /// `None`: hidden size by heads.
+    pub(super) head_dim: Option<usize>,
+    pub(super) max_positions: usize,
+    pub(super) rms_norm_eps: f64,
+    pub(super) rope_theta: f64,
+    pub(super) partial_rotary_factor: f64,
+    /// `hidden_act`, or `hidden_activation`.
+    pub(super) activation: &'static str,
+    pub(super) tie_word_embeddings: bool,
+    pub(super) bos: Option<u32>,
+    pub(super) eos: &'static [u32],
+    pub(super) pad: Option<u32>,
+}
+
+impl Defaults {
+    /// Llama's.
+    pub(super) const LLAMA: Self = Self {
+        num_kv_heads: None,
+        head_dim: None,
+        max_positions: 2048,
+        rms_norm_eps: 1e-6,
+        rope_theta: 10_000.0,
+        partial_rotary_factor: 1.0,
+        activation: "silu",
+        tie_word_embeddings: false,
+        bos: Some(1),
+        eos: &[2],
+        pad: None,
+    };
+}
+
+/// Every family, in the order in which errors list them.
+const FAMILIES: &[(Family, &Definition)] = &[
+    (Family::Llama, &llama::LLAMA),
+    (Family::Mistral, &mistral::MISTRAL),
+    (Family::Ministral, &ministral::MINISTRAL),
+    (Family::Qwen2, &qwen2::QWEN2),
+    (Family::Qwen3, &qwen3::QWEN3),
+    (Family::Gemma, &gemma::GEMMA),
+    (Family::Gemma3, &gemma3::GEMMA3),
+    (Family::Phi3, &phi3::PHI3),
+    (Family::Olmo2, &olmo2::OLMO2),
+    (Family::Olmo3, &olmo3::OLMO3),
+    (Family::Granite, &granite::GRANITE),
+    (Family::SmolLm3, &smollm3::SMOLLM3),
+    (Family::Glm4, &glm4::GLM4),
+    (Family::SeedOss, &seed_oss::SEED_OSS),
+];
+
+impl Family {
+    /// Every family, in the order in which errors list them.
+    pub fn all() -> impl Iterator<Item = Self> {
+        FAMILIES.iter().map(|(family, _)| *family)
+    }
+
+    /// The class name in `architectures`.
+    pub fn architecture(self) -> &'static str {
+        self.definition().architecture
+    }
+
+    /// The class name of the sequence classifier on the same body.
+    pub fn classifier(self) -> &'static str {
+        self.definition().classifier
+    }
+
+    /// The `model_type` of the configuration.
+    pub fn model_type(self) -> &'static str {
+        self.definition().model_type
+    }
+
+    pub(super) fn definition(self) -> &'static Definition {
+        let own = FAMILIES.iter().find(|(family, _)| *family == self);
+        own.map_or(&llama::LLAMA, |(_, definition)| definition)
+    }
+}
+
+/// Llama itself: nothing to add.
+fn nothing(_: &mut ModelConfig) {}
+
+/// `attention_bias` on query, key and value projections and on the output.
+fn read_attention_bias(fields: &Fields<'_>, config: &mut ModelConfig) -> Result<(), ModelConfigError> {
+    let bias = fields.flag("attention_bias")?.unwrap_or(false);
+    (config.qkv_bias, config.output_bias) = (bias, bias);
+    Ok(())
+}
+
+fn write_attention_bias(config: &ModelConfig, document: &mut Value) {
+    document["attention_bias"] = config.qkv_bias.into();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_family_of_the_manifest_has_one_definition() {
+        let schema = serde_json::to_value(schemars::schema_for!(Family)).unwrap_or_default().to_string();
+        for (family, _) in FAMILIES {
+            assert!(schema.contains(&format!("\"{family:?}\"")), "{family:?}");
+            assert_eq!(FAMILIES.iter().filter(|(other, _)| other == family).count(), 1, "{family:?}");
+        }
+        assert_eq!(schema.matches("\"const\"").count(), FAMILIES.len(), "{schema}");
+    }
+}

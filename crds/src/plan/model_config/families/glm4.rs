@@ -1,0 +1,38 @@
+//! GLM-4 (0414): norms before and behind each block, gate and up in one tensor, and a rotary embedding that
+//! turns neighbours in the first half of each head.
+
+use super::super::{BlockNorms, FusedProjections, RopePairing};
+use super::{Defaults, Definition, write_attention_bias};
+
+pub(super) const GLM4: Definition = Definition {
+    architecture: "Glm4ForCausalLM",
+    classifier: "Glm4ForSequenceClassification",
+    model_type: "glm4",
+    defaults: Defaults {
+        num_kv_heads: Some(2),
+        head_dim: Some(128),
+        max_positions: 131_072,
+        rms_norm_eps: 1.5625e-7,
+        partial_rotary_factor: 0.5,
+        bos: None,
+        eos: &[151_329, 151_336, 151_338],
+        pad: Some(151_329),
+        ..Defaults::LLAMA
+    },
+    shape: |config| {
+        config.qkv_bias = true;
+        config.rope_pairing = RopePairing::Neighbours;
+        config.fused_projections = FusedProjections { qkv: false, gate_up: true };
+        config.block_norms = BlockNorms {
+            before_attention: Some("input_layernorm"),
+            after_attention: Some("post_self_attn_layernorm"),
+            before_mlp: Some("post_attention_layernorm"),
+            after_mlp: Some("post_mlp_layernorm"),
+        };
+    },
+    read: |fields, config| {
+        config.qkv_bias = fields.flag("attention_bias")?.unwrap_or(true);
+        Ok(())
+    },
+    write: write_attention_bias,
+};

@@ -1,0 +1,18 @@
+//! Ministral: Mistral whose layers slide by type.
+
+use super::super::windows::{by_layer_types, window, write_layer_types};
+use super::{Defaults, Definition, nothing};
+
+pub(super) const MINISTRAL: Definition = Definition {
+    architecture: "MinistralForCausalLM",
+    classifier: "MinistralForSequenceClassification",
+    model_type: "ministral",
+    defaults: Defaults { num_kv_heads: Some(8), max_positions: 131_072, ..Defaults::LLAMA },
+    shape: nothing,
+    read: |fields, config| {
+        let window = window(fields, Some(4096))?;
+        config.layer_windows = by_layer_types(fields, config.num_layers, window, |_| true)?;
+        Ok(())
+    },
+    write: write_layer_types,
+};

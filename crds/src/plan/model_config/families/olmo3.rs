@@ -1,0 +1,28 @@
+//! OLMo 3: OLMo 2 whose layers slide but every fourth, and whose rotary embedding is stretched where layers
+//! see everything.
+
+use super::super::rope::{by_window, write_by_window};
+use super::super::windows::{by_layer_types, window, write_layer_types};
+use super::{Defaults, Definition, olmo2, read_attention_bias, write_attention_bias};
+
+const THETA: f64 = 500_000.0;
+
+pub(super) const OLMO3: Definition = Definition {
+    architecture: "Olmo3ForCausalLM",
+    classifier: "Olmo3ForSequenceClassification",
+    model_type: "olmo3",
+    defaults: Defaults { rope_theta: THETA, ..olmo2::DEFAULTS },
+    shape: olmo2::shape,
+    read: |fields, config| {
+        read_attention_bias(fields, config)?;
+        let window = window(fields, Some(4096))?;
+        let slides = |layer_idx: usize| !(layer_idx + 1).is_multiple_of(4);
+        config.layer_windows = by_layer_types(fields, config.num_layers, window, slides)?;
+        by_window(fields, config, ("rope_theta", THETA))
+    },
+    write: |config, document| {
+        write_attention_bias(config, document);
+        write_layer_types(config, document);
+        write_by_window(config, document);
+    },
+};

@@ -1,0 +1,109 @@
+//! The norms of a decoder layer by their place: of the residual stream before and behind its blocks, and of
+//! queries and keys.
+
+use rlt_api::plan::model_config::{BlockNorms, ModelConfig, QkNorm};
+use tch::Tensor;
+
+use super::error::ModelError;
+use super::ops;
+
+/// A norm's weight and its module name inside the layer.
+#[derive(Debug)]
+pub(crate) struct Norm {
+    pub(crate) name: &'static str,
+    pub(crate) weight: Tensor,
+}
+
+/// All norms of a layer; places without one are empty.
+#[derive(Debug)]
+pub(crate) struct LayerNorms {
+    pub(crate) before_attention: Option<Norm>,
+    pub(crate) after_attention: Option<Norm>,
+    pub(crate) before_mlp: Option<Norm>,
+    pub(crate) after_mlp: Option<Norm>,
+    pub(crate) queries: Option<Norm>,
+    pub(crate) keys: Option<Norm>,
+    numbers: Numbers,
+}
+
+/// What the norms of a layer share.
+#[derive(Clone, Copy, Debug)]
+struct Numbers {
+    eps: f64,
+    offset: f64,
+    /// Whether queries and keys are normalised over all heads of a token, not each head by itself.
+    over_heads: bool,
+}
+
+impl LayerNorms {
+    /// Those of `config`, their weights `[width]` by `of` from name and width.
+    pub(super) fn new(
+        config: &ModelConfig,
+        of: impl Fn(&str, usize) -> Result<Tensor, ModelError>,
+    ) -> Result<Self, ModelError> {
+        let norm = |name: Option<&'static str>, width: usize| {
+            name.map(|name| of(name, width).map(|weight| Norm { name, weight })).transpose()
+        };
+        let stream = |name| norm(name, config.hidden_size);
+        let BlockNorms { before_attention, after_attention, before_mlp, after_mlp } = config.block_norms;
+        let widths = config.qk_norm_widths();
+        let of_heads = |name, idx: usize| widths.map_or(Ok(None), |widths| norm(Some(name), widths[idx]));
+        Ok(Self {
+            before_attention: stream(before_attention)?,
+            after_attention: stream(after_attention)?,
+            before_mlp: stream(before_mlp)?,
+            after_mlp: stream(after_mlp)?,
+            queries: of_heads("self_attn.q_norm", 0)?,
+            keys: of_heads("self_attn.k_norm", 1)?,
+            numbers: Numbers {
+                eps: config.rms_norm_eps,
+                offset: config.norm_offset,
+                over_heads: config.qk_norm == QkNorm::AllHeads,
+            },
+        })
+    }
+
+    /// Every norm, in checkpoint order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Norm> {
+        let Self { before_attention, after_attention, before_mlp, after_mlp, queries, keys, .. } = self;
+        [before_attention, after_attention, before_mlp, after_mlp, queries, keys].into_iter().flatten()
+    }
+
+    /// Every norm, in checkpoint order.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Norm> {
+        let Self { before_attention, after_attention, before_mlp, after_mlp, queries, keys, .. } = self;
+        [before_attention, after_attention, before_mlp, after_mlp, queries, keys].into_iter().flatten()
+    }
+
+    /// The same norms with other weights.
+    pub(crate) fn map(&self, of: impl Fn(&Tensor) -> Tensor) -> Self {
+        let norm = |norm: &Option<Norm>| norm.as_ref().map(|norm| Norm { weight: of(&norm.weight), ..*norm });
+        Self {
+            before_attention: norm(&self.before_attention),
+            after_attention: norm(&self.after_attention),
+            before_mlp: norm(&self.before_mlp),
+            after_mlp: norm(&self.after_mlp),
+            queries: norm(&self.queries),
+            keys: norm(&self.keys),
+            numbers: self.numbers,
+        }
+    }
+
+    /// `x` [tokens, hidden] behind the norm of a place; the very tensor where there is none.
+    pub(super) fn apply(&self, norm: Option<&Norm>, x: Tensor) -> Tensor {
+        match norm {
+            Some(norm) => ops::rms_norm(&x, &norm.weight, self.numbers.eps, self.numbers.offset),
+            None => x,
+        }
+    }
+
+    /// Queries or keys [tokens, heads * head_dim] as heads [tokens, heads, head_dim], behind their norm.
+    pub(super) fn heads(&self, norm: Option<&Norm>, x: &Tensor, head_dim: i64) -> Tensor {
+        let split = |x: &Tensor| x.unflatten(-1, [-1, head_dim]);
+        if self.numbers.over_heads {
+            split(&self.apply(norm, x.shallow_clone()))
+        } else {
+            self.apply(norm, split(x))
+        }
+    }
+}
