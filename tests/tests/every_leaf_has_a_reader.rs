@@ -180,7 +180,13 @@ fn leaves() -> Vec<Leaf> {
     let (spec, resolved) = (types("spec"), types("resolved"));
     let mut leaves = Vec::new();
     for (section, type_) in &spec["RLTrainingJobSpec"] {
-        collect(&spec, &resolved, section, section, type_, &mut leaves);
+        if spec.contains_key(type_) {
+            collect(&spec, &resolved, section, section, type_, &mut leaves);
+        } else {
+            // A value of the job itself, which is read from its specification.
+            let owners = vec!["RLTrainingJobSpec".to_owned()];
+            leaves.push(Leaf { path: section.clone(), group: "spec".into(), field: section.clone(), owners });
+        }
     }
     leaves
 }
