@@ -1,0 +1,56 @@
+//! What people read names fields that exist, and shows manifests that are valid.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const REFERENCE: &str = include_str!("../../docs/reference.md");
+
+/// The pages besides the generated one.
+fn pages() -> Vec<(PathBuf, String)> {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+    let files = fs::read_dir(&docs).unwrap().map(|entry| entry.unwrap().path());
+    let pages = files.filter(|path| path.extension().is_some_and(|ending| ending == "md"));
+    let mut pages: Vec<PathBuf> = pages.filter(|path| !path.ends_with("reference.md")).collect();
+    pages.extend(["../README.md", "../ARCHITECTURE.md"].map(|page| docs.join(page)));
+    pages.into_iter().map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
+}
+
+/// Every `spec.` path in backticks, up to the first character that a path does not have.
+fn paths(text: &str) -> BTreeSet<&str> {
+    let is_path = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '[' | ']');
+    let of_quote = |quote: &'_ str| quote.find(|c| !is_path(c)).unwrap_or(quote.len());
+    let quotes = text.split('`').skip(1).step_by(2).filter(|quote| quote.starts_with("spec."));
+    quotes.map(|quote| quote[..of_quote(quote)].trim_end_matches('.')).collect()
+}
+
+#[test]
+fn every_field_that_a_page_names_exists() {
+    let known = paths(REFERENCE);
+    assert!(known.len() > 200, "the reference lists all fields");
+    let mut num_named = 0;
+    for (page, text) in pages() {
+        for path in paths(&text) {
+            let exists = known.contains(path) || known.iter().any(|known| known.starts_with(&format!("{path}.")));
+            assert!(exists, "{}: there is no {path}", page.display());
+            num_named += 1;
+        }
+    }
+    assert!(num_named > 100, "pages name fields: {num_named}");
+}
+
+#[test]
+fn every_whole_manifest_of_a_page_is_valid() {
+    let mut num_valid = 0;
+    for (page, text) in pages() {
+        for block in text.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next()) {
+            if block.starts_with("apiVersion: rltraining.dev") {
+                let problems = rlt_api::validate(block).err().map(|problems| format!("{problems:?}"));
+                assert_eq!(problems, None, "{}", page.display());
+                num_valid += 1;
+            }
+        }
+    }
+    assert!(num_valid > 0);
+}
