@@ -27,7 +27,7 @@ pub struct BatchPlan {
     pub max_micro_batches_per_update: u64,
     /// Most forward passes without gradients to score a step once, likewise.
     pub max_logprob_passes_per_step: u64,
-    /// Most sequences that one worker decodes at the same time, see [`concurrent_sequences`].
+    /// Most sequences that one rank decodes at the same time, see [`concurrent_sequences`].
     pub concurrent_sequences: u64,
     /// Steps of the whole training; `None` when the data says how many there are.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -77,7 +77,7 @@ impl BatchPlan {
     }
 }
 
-/// Most sequences that one worker decodes at the same time, alone or with those that sample as one with it:
+/// Most sequences that one rank decodes at the same time, alone or with those that sample as one with it:
 /// as many as it samples in a step, within the job's limit. An evaluation of more takes longer, not more
 /// memory.
 pub fn concurrent_sequences(spec: &ResolvedSpec) -> u64 {
@@ -86,25 +86,25 @@ pub fn concurrent_sequences(spec: &ResolvedSpec) -> u64 {
     own.clamp(1, spec.rollout.max_concurrent_sequences.into())
 }
 
-/// What the busiest `sp` workers that compute together have of `num_prompts` in passes over the model.
+/// What the busiest `sp` ranks that compute together have of `num_prompts` in passes over the model.
 pub(super) fn scored_share(spec: &ResolvedSpec, num_prompts: u64, sp: u32) -> u64 {
     num_prompts.div_ceil((spec.workers.num_ranks() / sp).into())
 }
 
-/// What the busiest worker, and whoever samples as one with it, samples of `num_prompts`.
+/// What the busiest rank, and whoever samples as one with it, samples of `num_prompts`.
 pub(super) fn share(spec: &ResolvedSpec, num_prompts: u64) -> u64 {
     num_prompts.div_ceil((spec.workers.num_ranks() / spec.workers.mesh.rollout_tp).into())
 }
 
-/// The fullest pass under a token budget of each of `sp` workers, when every sequence is as long as it may
+/// The fullest pass under a token budget of each of `sp` ranks, when every sequence is as long as it may
 /// be; shorter ones only make fewer passes. As the trainer packs: a group takes its prompt once, the last
-/// token of a completion is not computed, and only a group that exceeds the budget is split. Workers that
+/// token of a completion is not computed, and only a group that exceeds the budget is split. Ranks that
 /// share the tokens of a pass have one budget together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FullPass {
-    /// Tokens that one worker computes.
+    /// Tokens that one rank computes.
     pub(super) tokens: u64,
-    /// Most completion tokens of which one worker computes log-probs.
+    /// Most completion tokens of which one rank computes log-probs.
     pub(super) predicted: u64,
     /// Passes that `num_prompts` groups take.
     pub(super) num_passes: u64,

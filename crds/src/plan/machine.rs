@@ -1,4 +1,4 @@
-//! What a worker computes on, in the figures that decide what fits and how long it takes: a GPU from the
+//! What a rank computes on, in the figures that decide what fits and how long it takes: a GPU from the
 //! table in `gpus`, or a machine that was measured. How the figures are used is not decided here.
 
 mod gpus;
@@ -16,7 +16,7 @@ pub const PRODUCT_LABEL: &str = "nvidia.com/gpu.product";
 /// The label with a GPU's memory in MiB, by the same.
 pub const MEMORY_LABEL: &str = "nvidia.com/gpu.memory";
 
-/// What one worker computes on. Rates are what the device can do at best; what of them is reached is stated
+/// What one rank computes on. Rates are what the device can do at best; what of them is reached is stated
 /// where times are predicted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -32,7 +32,7 @@ pub struct Machine {
     pub memory_bytes_per_second: f64,
     /// Products of matrices in a second, a multiplication and an addition each counted.
     pub flops: Flops,
-    /// Bytes that a worker sends to its neighbours in a second while it receives as many.
+    /// Bytes that a rank sends to its neighbours in a second while it receives as many.
     pub peer_bytes_per_second: f64,
     /// Bytes between host and device in a second, one way.
     pub host_bytes_per_second: f64,

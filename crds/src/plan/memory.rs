@@ -1,4 +1,4 @@
-//! The memory of one worker, by phase, in named terms whose formulas stand beside them, and where each lies:
+//! The memory of one rank, by phase, in named terms whose formulas stand beside them, and where each lies:
 //! on the device or on its host, which on a CPU are one.
 //!
 //! A phase holds what is resident for the whole run and what it needs itself; phases follow each other, so
@@ -8,7 +8,7 @@
 //! `training.precision` (activations, weights that are gathered to compute with, on a GPU frozen weights too)
 //! or `rollout.precision` (KV cache, rollout weights).
 //!
-//! With `workers.mesh.dpShard` a worker keeps its part of every role's weights, gradients and optimizer
+//! With `workers.mesh.dpShard` a rank keeps its part of every role's weights, gradients and optimizer
 //! state, and beside it the parts of the model that a pass has gathered: `shards`. It reads no more of the
 //! model than that, and takes it over into the rollout a part at a time. A checkpoint is copied into its
 //! file: it takes memory of the kernel's, which is not counted. With `workers.mesh.sp` it has its part of the
@@ -16,7 +16,7 @@
 //! `workers.mesh.rolloutTp` a slice of what it samples with: `rollout`. What `training.offload` lets rest
 //! takes memory of a GPU's host, and of the GPU only while it is at hand; on the CPU it lies in a file.
 //!
-//! Legend: P parameters, s workers of one copy, L layers, h hidden size, f feed-forward width, q and k widths
+//! Legend: P parameters, s ranks of one copy, L layers, h hidden size, f feed-forward width, q and k widths
 //! of all query and all key heads, v vocabulary, r LoRA rank; t tokens of a pass, c completion tokens of a
 //! pass; b bytes of a number.
 
@@ -188,7 +188,7 @@ fn adapter(lora: &LoraSpec, model: &ModelConfig) -> Trained {
 }
 
 impl MemoryPlan {
-    /// Of workers that each have `memory` bytes of their device, where that is known.
+    /// Of ranks that each have `memory` bytes of their device, where that is known.
     pub(super) fn new(
         spec: &ResolvedSpec,
         model: &ModelConfig,
@@ -226,7 +226,7 @@ impl MemoryPlan {
         let mut add = |phase, own: Vec<MemoryTerm>| phases.push(PhaseMemory::new(phase, &resident, own));
         add(Phase::Loading, roles::loading(spec, model, &trained, &shards));
         if generates {
-            // Every worker samples whole sequences, also where it has a slice of each layer.
+            // Every rank samples whole sequences, also where it has a slice of each layer.
             let alone = Activations { width: rollout_width, ..sharing(1) };
             add(Phase::WeightSync, rollout::taking_over(spec, model, alone.width, &shards));
             add(Phase::Rollout, rollout::terms((spec, memory), model, batch, &alone, &shards));
@@ -240,7 +240,7 @@ impl MemoryPlan {
             let scored = fullest(mesh.sp_of_logprobs(), &|sp| logprob(spec, batch, &sharing(sp)));
             add(Phase::Logprob, [shards.gathered().to_vec(), vec![reference], scored].concat());
         }
-        // 4 for each trained parameter, or for this worker's part of them; between updates there are none.
+        // 4 for each trained parameter, or for this rank's part of them; between updates there are none.
         let gradients = term("gradients", FP32 * shards.part_of(trained.num_parameters));
         let update = fullest(mesh.sp, &|sp| update(spec, batch, &sharing(sp), &shards));
         let shared = [&shards.gathered()[..], &[gradients]].concat();
@@ -305,7 +305,7 @@ fn frozen_width(spec: &ResolvedSpec) -> u64 {
     spec.training.precision.width()
 }
 
-/// Whether a worker has parts of the model at hand only while it needs them, in the numbers that it computes
+/// Whether a rank has parts of the model at hand only while it needs them, in the numbers that it computes
 /// with.
 fn comes_in_parts(spec: &ResolvedSpec) -> bool {
     spec.workers.mesh.dp_shard > 1 || spec.training.offload.parameters

@@ -38,9 +38,9 @@ pub struct SpeedPlan {
     pub phases: Vec<PhaseSpeed>,
     /// Seconds of a step.
     pub step_seconds: f64,
-    /// Tokens that all workers sample in a second of the rollout.
+    /// Tokens that all ranks sample in a second of the rollout.
     pub rollout_tokens_per_second: f64,
-    /// Tokens of prompts and completions that all workers train on in a second of the update; a prompt counts
+    /// Tokens of prompts and completions that all ranks train on in a second of the update; a prompt counts
     /// once for its samples in a pass.
     pub update_tokens_per_second: f64,
     /// The part of the machine's FLOP/s that the update's model FLOP are.
@@ -55,9 +55,9 @@ pub struct PhaseSpeed {
     pub name: &'static str,
     /// How long it takes.
     pub seconds: f64,
-    /// FLOP of the busiest worker.
+    /// FLOP of the busiest rank.
     pub flop: f64,
-    /// Bytes that the busiest worker's device reads and writes.
+    /// Bytes that the busiest rank's device reads and writes.
     pub bytes: f64,
     /// What takes the most of the time.
     pub bound: Bound,

@@ -262,7 +262,7 @@ fn an_axis_leaves_its_worker_where_its_degree_does_not_divide_the_ranks_of_one()
 }
 
 #[test]
-fn several_workers_divide_the_sequences_that_are_decoded_together() {
+fn several_ranks_divide_the_sequences_that_are_decoded_together() {
     let with = |count: u32| {
         planned(|spec| spec["workers"] = json!({"count": count, "device": "Cpu"})).batch.concurrent_sequences
     };
@@ -271,7 +271,7 @@ fn several_workers_divide_the_sequences_that_are_decoded_together() {
 }
 
 #[test]
-fn workers_that_share_a_model_keep_a_part_of_it_and_gather_two_layers_beside_what_is_outside() {
+fn ranks_that_share_a_model_keep_a_part_of_it_and_gather_two_layers_beside_what_is_outside() {
     let sharing = |dp_shard: u32| {
         move |spec: &mut Value| {
             spec["workers"] = json!({"count": 4, "mesh": {"dpShard": dp_shard}, "device": "Cpu"});
@@ -312,7 +312,7 @@ fn workers_that_share_a_model_keep_a_part_of_it_and_gather_two_layers_beside_wha
 }
 
 #[test]
-fn every_role_is_shared_and_no_worker_reads_more_of_the_model_than_its_part() {
+fn every_role_is_shared_and_no_rank_reads_more_of_the_model_than_its_part() {
     let num_parameters = 494_032_768_u64;
     let sharing = |dp_shard: u32, kind: &'static str| {
         move |spec: &mut Value| {
@@ -341,7 +341,7 @@ fn every_role_is_shared_and_no_worker_reads_more_of_the_model_than_its_part() {
 }
 
 #[test]
-fn workers_that_share_tokens_hold_a_part_of_each_pass_and_a_budget_together() {
+fn ranks_that_share_tokens_hold_a_part_of_each_pass_and_a_budget_together() {
     let sharing = |sp: u32| {
         move |spec: &mut Value| {
             spec["workers"] = json!({"count": 4, "mesh": {"dpShard": 2, "sp": sp}, "device": "Cpu"});
@@ -368,7 +368,7 @@ fn workers_that_share_tokens_hold_a_part_of_each_pass_and_a_budget_together() {
 }
 
 #[test]
-fn workers_that_sample_as_one_have_a_slice_of_what_they_sample_with_and_the_sequences_of_all() {
+fn ranks_that_sample_as_one_have_a_slice_of_what_they_sample_with_and_the_sequences_of_all() {
     let sampling = |rollout_tp: u32| {
         move |spec: &mut Value| {
             spec["workers"] = json!({"count": 4, "mesh": {"rolloutTp": rollout_tp}, "device": "Cpu"});

@@ -20,7 +20,7 @@ pub(super) struct Activations<'a> {
     pub(super) width: u64,
     /// Inner values of the adapters of one token, over all layers.
     pub(super) adapter_width: u64,
-    /// Workers that share the tokens of a pass.
+    /// Ranks that share the tokens of a pass.
     pub(super) sp: u32,
     /// Numbers of one layer that are cast to the compute precision before it computes with them.
     pub(super) cast_of_layer: u64,
@@ -42,8 +42,8 @@ impl Activations<'_> {
         (hidden, feed_forward, heads(model.num_heads), heads(model.num_kv_heads))
     }
 
-    /// What attention looks at, of each token of a worker: q + 2k, of as many key heads as there are workers
-    /// if that is more. Workers that share tokens exchange it; 0 for one that has its own.
+    /// What attention looks at, of each token of a rank: q + 2k, of as many key heads as there are ranks
+    /// if that is more. Ranks that share tokens exchange it; 0 for one that has its own.
     fn exchanged(&self) -> u64 {
         if self.sp == 1 {
             return 0;
@@ -52,7 +52,7 @@ impl Activations<'_> {
         queries + 2 * self.dealt_keys()
     }
 
-    /// The width of the key heads that attention looks at, copies for several workers included.
+    /// The width of the key heads that attention looks at, copies for several ranks included.
     fn dealt_keys(&self) -> u64 {
         (self.model.num_kv_heads as u64).max(self.sp.into()) * self.model.head_dim as u64
     }

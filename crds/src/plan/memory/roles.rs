@@ -11,7 +11,7 @@ use crate::resolved::ResolvedSpec;
 
 const REFERENCE: &str = "reference weights";
 
-/// A worker reads, draws or copies its own part of the weights, 8 bytes of the host for each number at hand.
+/// A rank reads, draws or copies its own part of the weights, 8 bytes of the host for each number at hand.
 /// An adapter is drawn whole; a reference lies in memory before it goes to a file, and what it is copied from
 /// is gathered a part at a time.
 pub(super) fn loading(
@@ -95,7 +95,7 @@ pub(super) fn reward_models(
     kept(spec, "reward models", spec.training.offload.parameters, weights)
 }
 
-/// A pass of the widest of them over a worker's own samples, and what is gathered of the largest for it.
+/// A pass of the widest of them over a rank's own samples, and what is gathered of the largest for it.
 pub(super) fn judging(
     spec: &ResolvedSpec,
     judges: &[ModelConfig],
@@ -103,7 +103,7 @@ pub(super) fn judging(
     width: u64,
     shards: &Shards,
 ) -> Vec<MemoryTerm> {
-    // Every worker judges samples of its own, however many tokens of a pass it has elsewhere.
+    // Every rank judges samples of its own, however many tokens of a pass it has elsewhere.
     let budget = u64::from(spec.training.max_logprob_tokens).max(spec.max_sequence_tokens());
     let budget = u32::try_from(budget).unwrap_or(u32::MAX);
     let share = scored_share(spec, batch.prompts_per_step, 1);

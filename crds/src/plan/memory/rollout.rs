@@ -1,6 +1,6 @@
-//! What sampling holds: packed weights, KV cache, logits and the activations of a prefill. Where workers
+//! What sampling holds: packed weights, KV cache, logits and the activations of a prefill. Where ranks
 //! share the model, first the parts from which weights are packed, and then embeddings of its own; the packed
-//! copy is the one that is whole. Workers that sample as one, n of them, have a slice of the packed weights
+//! copy is the one that is whole. Ranks that sample as one, n of them, have a slice of the packed weights
 //! each and keys and values of its heads, for the sequences of all.
 
 use super::activations::Activations;
@@ -106,7 +106,7 @@ pub(super) fn kept(
     [weights((model, &slice), width, shards), vec![kv_cache((spec, memory), &slice, batch, width)]].concat()
 }
 
-/// What is packed, and embeddings, b v h of the whole model, where the worker's own come and go.
+/// What is packed, and embeddings, b v h of the whole model, where the rank's own come and go.
 fn weights((model, slice): (&ModelConfig, &ModelConfig), width: u64, shards: &Shards) -> Vec<MemoryTerm> {
     let embeddings = if shards.comes_in_parts() { (model.vocab_size * model.hidden_size) as u64 } else { 0 };
     vec![

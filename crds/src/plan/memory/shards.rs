@@ -1,5 +1,5 @@
-//! What a worker holds of a model that several share, or whose weights rest (`training.offload.parameters`):
-//! its part at rest, and whole parts of the model while they are computed with. Zero where every worker has a
+//! What a rank holds of a model that several share, or whose weights rest (`training.offload.parameters`):
+//! its part at rest, and whole parts of the model while they are computed with. Zero where every rank has a
 //! copy of its own at hand.
 
 use super::{FP32, MemoryTerm, Trained, frozen_width, larger, on_gpu, term};
@@ -9,11 +9,11 @@ use crate::resolved::ResolvedSpec;
 const GATHERED: &str = "gathered weights";
 const FETCHED: &str = "fetched weights";
 
-/// Parameters of the model's parts, and among how many workers they are divided.
+/// Parameters of the model's parts, and among how many ranks they are divided.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shards {
     dp_shard: u64,
-    /// Whether a worker's part is away while nobody needs it.
+    /// Whether a rank's part is away while nobody needs it.
     rests: bool,
     /// Of one layer, adapter included.
     layer: u64,
@@ -57,7 +57,7 @@ impl Shards {
         }
     }
 
-    /// How many of so many parameters one worker keeps.
+    /// How many of so many parameters one rank keeps.
     pub(super) fn part_of(&self, num_parameters: u64) -> u64 {
         num_parameters.div_ceil(self.dp_shard)
     }
@@ -74,7 +74,7 @@ impl Shards {
         [self.term(GATHERED, self.sampling_width * 2 * self.layer), self.on_its_way(self.sampling_width)]
     }
 
-    /// Whether a worker has parts of the model at hand only while it needs them.
+    /// Whether a rank has parts of the model at hand only while it needs them.
     pub(super) fn comes_in_parts(&self) -> bool {
         self.dp_shard > 1 || self.rests
     }
@@ -95,7 +95,7 @@ impl Shards {
         self.term("gathered reward model", self.width * judges.iter().map(gathered).max().unwrap_or(0))
     }
 
-    /// While another role copies weights, what is outside of the layers, or a layer. On a GPU a worker alone
+    /// While another role copies weights, what is outside of the layers, or a layer. On a GPU a rank alone
     /// copies what it has fetched, into the numbers that compute.
     pub(super) fn one_part(&self) -> MemoryTerm {
         let width = if self.on_gpu && self.dp_shard == 1 { self.width } else { FP32 };
@@ -103,8 +103,8 @@ impl Shards {
     }
 
     /// In a backward pass the whole gradient of what is outside of the layers and of the layer that computes,
-    /// and of the one before it twice: as it is sent, and what has come from the others. A worker alone adds
-    /// up where they stay. On GPUs only this worker's part comes, and by then the layer that was before has
+    /// and of the one before it twice: as it is sent, and what has come from the others. A rank alone adds
+    /// up where they stay. On GPUs only this rank's part comes, and by then the layer that was before has
     /// let go of the `freed` bytes that it had kept.
     pub(super) fn gradients(&self, freed: u64) -> MemoryTerm {
         let (outer, layer) = (self.trained_outer, self.trained_layer);
@@ -117,7 +117,7 @@ impl Shards {
         term("gathered gradients", if self.dp_shard == 1 { 0 } else { bytes })
     }
 
-    /// What the optimizer has at hand of weights and moments that rest: a worker's part of what is outside of
+    /// What the optimizer has at hand of weights and moments that rest: a rank's part of what is outside of
     /// the layers, or of a layer, and both moments of a tensor in it and of the next one. The neighbours of
     /// those outside of the layers are norms.
     pub(super) fn updated(&self, moments_rest: bool) -> Vec<MemoryTerm> {
@@ -131,15 +131,15 @@ impl Shards {
         larger(of(self.layer, moments(4, in_layer)), of(self.outer, moments(2, outside)))
     }
 
-    /// A worker's part of what is outside of the layers, or of a layer, while it is read or updated; 4 / s.
+    /// A rank's part of what is outside of the layers, or of a layer, while it is read or updated; 4 / s.
     /// Nothing where it never goes.
     pub(super) fn fetched(&self) -> MemoryTerm {
         let part = self.part_of(self.outer.max(self.layer));
         term(FETCHED, if self.rests { self.kept_width * part } else { 0 })
     }
 
-    /// In a pass the worker's part of the layer that comes next, 4 / s, until it is gathered or cast: a
-    /// worker alone fetches one that is `width` bytes wide to where it is computed with. What is outside of
+    /// In a pass the rank's part of the layer that comes next, 4 / s, until it is gathered or cast: a
+    /// rank alone fetches one that is `width` bytes wide to where it is computed with. What is outside of
     /// the layers has come before there is anything else. On GPUs a part that does not rest is cast before
     /// it is gathered.
     fn on_its_way(&self, width: u64) -> MemoryTerm {

@@ -20,7 +20,7 @@ use crate::spec::{Device, MatmulPrecision, Precision};
 
 /// Operations of libtorch in a layer's forward pass; a backward pass has twice as many.
 const OPERATIONS_OF_LAYER: f64 = 24.0;
-/// Bytes of AdamW for each parameter that a worker updates.
+/// Bytes of AdamW for each parameter that a rank updates.
 const OPTIMIZER_BYTES: f64 = 32.0;
 /// Times that a layer's activations are read or written in a forward pass, for each that is kept.
 const ACTIVATION_PASSES: f64 = 2.0;
@@ -31,7 +31,7 @@ const FRESH_MEMORY: f64 = 25.0;
 /// backward pass takes twice as many. From the quickstart's job, as those of sampling.
 const HOST_SECONDS_OF_TOKEN: f64 = 4e-6;
 
-/// The passes of one step on the busiest worker.
+/// The passes of one step on the busiest rank.
 pub(super) struct Passes<'a> {
     spec: &'a ResolvedSpec,
     model: &'a ModelConfig,
@@ -56,7 +56,7 @@ impl Update {
     }
 }
 
-/// Tokens that go through the model, and those of them that are predicted, each worker's part.
+/// Tokens that go through the model, and those of them that are predicted, each rank's part.
 #[derive(Clone, Copy, Debug)]
 struct Tokens {
     computed: f64,
@@ -131,8 +131,8 @@ impl<'a> Passes<'a> {
             + 3.0 * self.width() * tokens.predicted * self.model.vocab_size as f64
     }
 
-    /// Bytes that a worker sends in one pass over the model: what it gathers of others' shards, and where
-    /// workers share tokens what attention exchanges, twice a layer.
+    /// Bytes that a rank sends in one pass over the model: what it gathers of others' shards, and where
+    /// ranks share tokens what attention exchanges, twice a layer.
     fn exchanged(&self, tokens: Tokens, gathers: f64) -> f64 {
         let shards = f64::from(self.spec.workers.mesh.dp_shard);
         let weights = self.body() + self.head();
@@ -209,7 +209,7 @@ impl<'a> Passes<'a> {
         Update { work, model_flop, tokens: num_updates * tokens.computed * tokens.sp }
     }
 
-    /// Bytes of gradients, fp32, that a worker sends so that all have the sum.
+    /// Bytes of gradients, fp32, that a rank sends so that all have the sum.
     fn summed(&self, own_part: f64) -> f64 {
         let (count, shards) =
             (f64::from(self.spec.workers.num_ranks()), f64::from(self.spec.workers.mesh.dp_shard));

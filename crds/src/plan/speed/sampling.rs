@@ -1,11 +1,11 @@
-//! How long a worker samples: prefill of its prompts, then one decoding step for every token of the longest
+//! How long a rank samples: prefill of its prompts, then one decoding step for every token of the longest
 //! completions, as often as the sequences that fit together are exchanged for the next ones.
 //!
 //! ```text
 //! bytes of a step   packed weights / n + b (p + c / 2) keys and values / n + b v logits
 //! FLOP of a step    2 b packed weights / n + 4 b (p + c / 2) L q / n
 //! ```
-//! b sequences together, p prompt tokens, c completion tokens, n workers that sample as one, L layers, q
+//! b sequences together, p prompt tokens, c completion tokens, n ranks that sample as one, L layers, q
 //! query width, v vocabulary.
 
 use super::PhaseSpeed;
@@ -29,7 +29,7 @@ const HOST_SECONDS_OF_TOKEN: f64 = 16e-6;
 /// Passes over the logits in fp32 while tokens are drawn.
 const LOGIT_PASSES: f64 = 6.0;
 
-/// What one group of workers samples in a step.
+/// What one group of ranks samples in a step.
 pub(super) struct Rollout {
     pub(super) speed: PhaseSpeed,
     /// Sampled tokens.
@@ -103,7 +103,7 @@ impl Step<'_> {
         let attention = 4.0 * self.layers() * heads(self.model.num_heads) * context;
         let logits = LOGIT_PASSES * 4.0 * self.model.vocab_size as f64;
         let (per_layer, besides) = CPU_OPERATIONS;
-        // Two sums of hidden states a layer, and the logits, where workers sample as one.
+        // Two sums of hidden states a layer, and the logits, where ranks sample as one.
         let tp = f64::from(self.spec.workers.mesh.rollout_tp);
         let summed = 4.0 * self.layers() * self.model.hidden_size as f64 + self.model.vocab_size as f64;
         let is_gpu = self.spec.workers.device == Device::Cuda;

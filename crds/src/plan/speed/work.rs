@@ -50,7 +50,7 @@ fn efficiency(device: Device, kind: Kind) -> Efficiency {
     Efficiency { flops, bytes }
 }
 
-/// What one worker computes and moves.
+/// What one rank computes and moves.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Work {
     /// FLOP in the compute precision.

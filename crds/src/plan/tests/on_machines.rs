@@ -332,7 +332,7 @@ proptest! {
     }
 
     #[test]
-    fn more_workers_that_share_a_model_never_need_more_each(spec in jobs(), doublings in 1u32..4) {
+    fn more_ranks_that_share_a_model_never_need_more_each(spec in jobs(), doublings in 1u32..4) {
         let shared = |workers: u32| {
             let mut spec = spec.clone();
             spec["workers"]["count"] = 32.into();
