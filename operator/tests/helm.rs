@@ -3,11 +3,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 
+use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use rlt_cluster::{Cluster, Options, own_cluster};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const RELEASE: &str = "rl-operator";
 /// Longest that a short training may take on two busy cores, as kubectl writes it.
@@ -88,6 +89,48 @@ fn left(cluster: &Cluster) -> Vec<String> {
     in_namespace.chain(in_cluster).map(str::to_owned).collect()
 }
 
+/// Kills a rank of a pod from outside of it.
+fn kill_rank(pod_uid: &str, rank: &str) {
+    let is_it = |process: &Path| {
+        let read = |name: &str| std::fs::read(process.join(name)).unwrap_or_default();
+        let text = |name: &str| String::from_utf8_lossy(&read(name)).into_owned();
+        let variable = format!("RANK={rank}");
+        text("cgroup").contains(pod_uid)
+            && text("cmdline").contains("\0worker\0")
+            && text("environ").split('\0').any(|one| one == variable)
+    };
+    let mut processes = std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
+    let process = processes.find(|process| is_it(process)).unwrap();
+    succeed(Command::new("kill").args(["-s", "KILL"]).arg(process.file_name().unwrap()));
+}
+
+/// A rank of a pod is killed: its ranks are restarted in the same pod, and the operator counts it.
+fn ranks_are_restarted_in_place(cluster: &Cluster) {
+    let mut ranks = manifest("ranks", 4, 2000);
+    ranks["spec"]["checkpoint"]["everySteps"] = 1.into();
+    ranks["spec"]["workers"] = json!({"count": 1, "ranksPerWorker": 2, "threads": 1, "device": "Cpu"});
+    apply(cluster, &ranks);
+    let status = || job(cluster, "ranks")["status"].clone();
+    let step = || status()["progress"]["step"].as_u64().unwrap_or(0);
+    eventually("a checkpoint is reported", || status()["checkpoints"][0]["step"].as_u64() >= Some(1));
+    let pod = || -> Value {
+        let of_job = "rltraining.dev/job-name=ranks";
+        let list = kubectl(cluster, &["get", "pods", "-n", "team", "-l", of_job, "-o", "json"]);
+        serde_json::from_str::<Value>(&list).unwrap()["items"].clone()
+    };
+    let before = pod();
+    kill_rank(before[0]["metadata"]["uid"].as_str().unwrap(), "1");
+    eventually("the restart is counted", || status()["restartsInPlace"]["Signalled"] == 1);
+    let restarted = step();
+    eventually("it trains on", || step() > restarted + 1);
+    let (status, after) = (status(), pod());
+    assert_eq!(after.as_array().map(Vec::len), Some(1));
+    assert_eq!(after[0]["metadata"]["uid"], before[0]["metadata"]["uid"], "the same pod");
+    assert_eq!(after[0]["status"]["containerStatuses"][0]["restartCount"], 0, "and the same container");
+    assert_eq!((&status["attempt"], &status["failuresByCause"]["Signalled"]), (&json!(1), &json!(1)));
+    kubectl(cluster, &["delete", "rltj", "ranks", "-n", "team"]);
+}
+
 #[test]
 fn the_chart_is_installed_trains_is_upgraded_and_goes_without_a_trace() {
     let options = Options::control_plane().with_real_node().with_tool("buildah").with_tool("debootstrap");
@@ -108,6 +151,8 @@ fn the_chart_is_installed_trains_is_upgraded_and_goes_without_a_trace() {
         "by the status channel, over the cluster's own network: {status:#}"
     );
     assert_eq!(status["attempt"], 1);
+
+    ranks_are_restarted_in_place(&cluster);
 
     // Longer than an upgrade takes.
     apply(&cluster, &manifest("long", 40, 2000));

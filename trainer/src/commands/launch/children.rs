@@ -21,7 +21,7 @@ use crate::parallel::RankEnvironment;
 
 /// Between two looks at the workers.
 const POLL: Duration = Duration::from_millis(20);
-/// How long ranks may go on after one whose own end says what happened.
+/// How long ranks may go on after one whose own end says what happened, to say what they saw of it.
 const GRACE_WITH_CAUSE: Duration = Duration::from_secs(1);
 /// How long ranks may go on after one that has lost another: long enough for all to notice and to say whom
 /// they miss.
@@ -34,6 +34,8 @@ pub(super) struct Children {
     folder: TempDir,
     /// The process group of each worker.
     groups: Vec<Pid>,
+    /// How long the others may go on after a rank whose own end says what happened.
+    grace_with_cause: Duration,
 }
 
 /// What went before an attempt.
@@ -58,7 +60,13 @@ impl Children {
         let program = std::env::current_exe().map_err(failed("find the trainer's own file"))?;
         let own_manifest = folder.path().join("manifest.yaml");
         fs::write(&own_manifest, manifest).map_err(failed("write the ranks' manifest"))?;
-        let mut children = Self { running: Vec::new(), ends: Vec::new(), folder, groups: Vec::new() };
+        let mut children = Self {
+            running: Vec::new(),
+            ends: Vec::new(),
+            folder,
+            groups: Vec::new(),
+            grace_with_cause: GRACE_WITH_CAUSE,
+        };
         let restarts = serde_json::to_string(&before.restarts).unwrap_or_default();
         for local_rank in 0..place.local_world_size {
             let rank = place.rank + local_rank;
@@ -85,6 +93,14 @@ impl Children {
             children.running.push((rank, child));
         }
         Ok(children)
+    }
+
+    /// Ends the others at once after a rank whose own end says what happened. That costs nothing where they
+    /// are started again: every step since the last checkpoint is repeated, and a checkpoint that was being
+    /// written is complete or not there.
+    pub(super) fn without_grace(mut self) -> Self {
+        self.grace_with_cause = Duration::ZERO;
+        self
     }
 
     /// The process groups of all workers, each with what the worker started.
@@ -122,7 +138,7 @@ impl Children {
     }
 
     fn grace(&self) -> Duration {
-        if self.ends.iter().any(End::is_cause) { GRACE_WITH_CAUSE } else { GRACE_WITHOUT_CAUSE }
+        if self.ends.iter().any(End::is_cause) { self.grace_with_cause } else { GRACE_WITHOUT_CAUSE }
     }
 
     fn tell_cause(&self, store: Option<&Store>) {

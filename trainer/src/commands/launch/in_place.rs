@@ -58,7 +58,7 @@ pub(super) fn run(
     let mut store = serve(place.master_port, place.attempt, place.world_size)?;
     loop {
         let (started, saved) = (Instant::now(), newest_checkpoint(&root));
-        let children = Children::start(&args, &manifest, &place, &before)?;
+        let children = Children::start(&args, &manifest, &place, &before)?.without_grace();
         let groups = children.groups();
         let failed = match children.watch(&mut stop, Some(&store))? {
             AttemptOutcome::Ended(code) => return Ok(code),
