@@ -93,7 +93,7 @@ deny: ## Known weaknesses, licences, bans and duplicate versions of packages (ne
 format: ## Format everything
 	cargo fmt --all
 
-generate: ## Write what follows from code: CRD, field reference, the chart's roles, the plain bundle
+generate: ## Write what follows from code: CRD, field reference, the chart's roles, the plain bundle and OLM's
 	cargo run --quiet --package rlt-api --features kube --bin crdgen
 	cargo run --quiet --package rlt-operator --bin chartgen
 	UPDATE_BUNDLE=1 cargo test --quiet --package rlt-operator --test chart the_plain_bundle

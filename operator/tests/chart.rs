@@ -8,6 +8,8 @@
 mod health;
 #[path = "chart/helm.rs"]
 mod helm;
+#[path = "chart/olm.rs"]
+mod olm;
 
 use std::path::{Path, PathBuf};
 
@@ -50,6 +52,7 @@ fn the_plain_bundle_is_what_helm_renders() {
     let path = root().join("charts/kustomize/rl-operator.yaml");
     if std::env::var_os("UPDATE_BUNDLE").is_some() {
         std::fs::write(&path, &rendered).unwrap();
+        olm::write();
     }
     let present = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(present == rendered, "charts/kustomize/rl-operator.yaml is old: run `make generate`");

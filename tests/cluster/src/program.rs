@@ -118,6 +118,10 @@ pub(crate) const KSTATUS: Module =
 pub(crate) const CONDITIONS: Module =
     Module { name: "conditions", package: ".", link_variables: &[], names: &["conditions"] };
 
+/// What the Operator Lifecycle Manager's library makes of a bundle.
+pub(crate) const BUNDLE: Module =
+    Module { name: "bundle", package: ".", link_variables: &[], names: &["bundle"] };
+
 /// Queues, with the files of its kinds and webhooks.
 pub(crate) const KUEUE: Module =
     Module { name: "kueue", package: "sigs.k8s.io/kueue/cmd/kueue", link_variables: &[], names: &["kueue"] };

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use crate::program::{CONDITIONS, KSTATUS, KUBERNETES, Module, ProgramError};
+use crate::program::{BUNDLE, CONDITIONS, KSTATUS, KUBERNETES, Module, ProgramError};
 
 /// Where skipped tests are noted, so that a run of all tests can say at its end how many there were.
 const SKIPPED: &str = "skipped-cluster-tests.txt";
@@ -51,6 +51,18 @@ pub fn kstatus() -> Result<Option<Command>, ProgramError> {
 /// Under continuous integration, where a test must not be skipped.
 pub fn conditions() -> Result<Option<Command>, ProgramError> {
     program(CONDITIONS)
+}
+
+/// A program that says what the Operator Lifecycle Manager's own library finds wrong with the bundle in the
+/// folder that it is given, one line each. `None` as for [`kstatus`].
+///
+/// # Errors
+/// When it does not build.
+///
+/// # Panics
+/// Under continuous integration, where a test must not be skipped.
+pub fn olm_bundle() -> Result<Option<Command>, ProgramError> {
+    program(BUNDLE)
 }
 
 fn program(module: Module) -> Result<Option<Command>, ProgramError> {
