@@ -12,6 +12,7 @@ mod model;
 mod parallelism;
 mod parameters;
 mod pod;
+mod preference;
 mod rewards;
 mod training;
 mod workers;
@@ -68,6 +69,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Rule> {
         algorithm::RULES,
         &*parameters::RULES,
         loss::RULES,
+        preference::RULES,
         training::RULES,
         checkpoint::RULES,
         workers::RULES,
@@ -155,6 +157,23 @@ fn cel_list<T: Serialize>(choices: &[T]) -> String {
 fn cel_name<T: Serialize>(choice: &T) -> String {
     let name = serde_json::to_value(choice).ok().and_then(|value| value.as_str().map(str::to_owned));
     format!("'{}'", name.unwrap_or_default())
+}
+
+/// Whether the job learns from a data set alone, in CEL. `algorithm` is the path of the section.
+fn cel_samples_nothing(algorithm: &str) -> String {
+    let kinds = AlgorithmKind::ALL.into_iter().filter(|kind| !kind.samples());
+    format!("{algorithm}.kind in {}", cel_list(&kinds.collect::<Vec<_>>()))
+}
+
+/// Whether the job makes one update a step, in CEL.
+fn cel_updates_once(algorithm: &str) -> String {
+    let kinds = AlgorithmKind::ALL.into_iter().filter(|kind| updates_once(*kind));
+    format!("{algorithm}.kind in {}", cel_list(&kinds.collect::<Vec<_>>()))
+}
+
+/// Whether the kind makes one update a step.
+fn updates_once(kind: AlgorithmKind) -> bool {
+    kind == AlgorithmKind::Sft || kind.is_preference()
 }
 
 /// The value of an overridable field in CEL: as given, else what the preset of `kind` says. `algorithm` is

@@ -5,8 +5,10 @@
 #![expect(clippy::unwrap_used, reason = "a broken fixture should end the test")]
 
 use rlt_algorithms::declaration::{Family, Parameter, ParameterValue, Range};
-use rlt_api::resolved::PolicyGradient;
-use rlt_api::spec::{AdvantageEstimatorKind, PolicyLossKind};
+use rlt_algorithms::kto::Kto;
+use rlt_algorithms::preference::Divergence;
+use rlt_api::resolved::{PolicyGradient, Preference};
+use rlt_api::spec::{AdvantageEstimatorKind, PolicyLossKind, PreferenceLossKind};
 use serde_json::{Value, json};
 
 /// A good manifest with this algorithm; GRPO where it says no kind.
@@ -21,6 +23,10 @@ fn manifest(mut algorithm: Value) -> String {
 
 fn algorithm(algorithm: Value) -> PolicyGradient {
     rlt_api::validate(&manifest(algorithm)).unwrap().spec().algorithm.policy_gradient.clone().unwrap()
+}
+
+fn preference(algorithm: Value) -> Option<Preference> {
+    rlt_api::validate(&manifest(algorithm)).unwrap().spec().algorithm.preference.clone()
 }
 
 /// A value that no formula has by default: it can only come from the manifest.
@@ -53,6 +59,42 @@ fn a_policy_loss_is_reached_by_its_name_with_all_its_parameters() {
 }
 
 #[test]
+fn a_preference_loss_is_reached_by_its_name_with_all_its_parameters() {
+    for kind in PreferenceLossKind::ALL {
+        let (section, parameters) = chosen(*kind, "loss");
+        let Some(Preference::Pairs(pairs)) = preference(json!({"kind": "DPO", "preference": section})) else {
+            panic!("{kind:?} is of pairs");
+        };
+        assert_eq!(pairs.loss.kind(), *kind);
+        assert_eq!(pairs.loss.parameters(), parameters, "{kind:?}");
+    }
+}
+
+#[test]
+fn kinds_that_learn_from_preferences_differ_by_loss_likelihood_and_reference() {
+    let of = |kind: &str| match preference(json!({"kind": kind})) {
+        Some(Preference::Pairs(pairs)) => {
+            (pairs.loss.kind().name(), pairs.sft_weight, pairs.loss.reads_reference())
+        }
+        other => panic!("{kind}: {other:?}"),
+    };
+    assert_eq!(of("DPO"), ("Sigmoid", 0.0, true));
+    assert_eq!(of("OnlineDPO"), ("Sigmoid", 0.0, true));
+    assert_eq!(of("SimPO"), ("SimPo", 0.0, false));
+    assert_eq!(of("CPO"), ("Cpo", 1.0, false));
+    assert_eq!(of("ORPO"), ("Orpo", 1.0, false));
+    let given = json!({"kind": "KTO", "preference": {"beta": 0.3, "undesirableWeight": 1.2}});
+    let kto = Kto { beta: 0.3, desirable_weight: 1.0, undesirable_weight: 1.2 };
+    assert_eq!(preference(given), Some(Preference::Labels(kto)));
+    let divergence = json!({"divergence": "Alpha", "divergenceAlpha": 0.7});
+    let Some(Preference::Pairs(pairs)) = preference(json!({"kind": "DPO", "preference": divergence})) else {
+        panic!("DPO is of pairs");
+    };
+    assert_eq!(pairs.divergence, Divergence::Alpha { alpha: 0.7 });
+    assert_eq!(preference(json!({"kind": "GRPO"})), None);
+}
+
+#[test]
 fn an_estimator_is_reached_by_its_name_with_all_its_parameters() {
     for kind in AdvantageEstimatorKind::ALL {
         let (section, parameters) = chosen(*kind, "estimator");
@@ -77,4 +119,18 @@ fn a_preset_gives_way_to_the_manifest_and_comes_before_the_formula() {
     assert_eq!(of(json!({"kind": "GRPO"})), expected(0.2));
     assert_eq!(of(json!({"kind": "DAPO"})), expected(0.28));
     assert_eq!(of(json!({"kind": "DAPO", "loss": {"clipHigh": 0.5}})), expected(0.5));
+}
+
+#[test]
+fn a_resolved_preference_is_a_manifest_that_resolves_to_itself() {
+    for algorithm in [
+        json!({"kind": "DPO", "preference": {"divergence": "Alpha", "lengthDesensitization": 0.3}}),
+        json!({"kind": "ORPO", "preference": {"weighByPolicy": true}}),
+        json!({"kind": "KTO"}),
+        json!({"kind": "OnlineDPO", "preference": {"loss": "ExoPair"}}),
+    ] {
+        let job = rlt_api::validate(&manifest(algorithm)).unwrap();
+        let again = rlt_api::validate(&job.to_yaml().unwrap()).unwrap();
+        assert_eq!(job.spec(), again.spec());
+    }
 }

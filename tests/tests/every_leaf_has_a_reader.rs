@@ -21,7 +21,7 @@ const TRAINERS: [&str; 8] =
     ["model", "data", "rewards", "algorithm", "rollout", "training", "checkpoint", "tracking"];
 
 /// Fields that resolution turns into a choice between types or into a call: what reading them looks like.
-const TURNED: [(&str, &str); 20] = [
+const TURNED: [(&str, &str); 26] = [
     ("model.path", "ModelSource::Path"),
     ("model.tokenizer.path", "TokenizerSource::Path"),
     ("model.tokenizer.characters", "TokenizerSource::Characters"),
@@ -37,6 +37,12 @@ const TURNED: [(&str, &str); 20] = [
     ("algorithm.loss.aggregation", "aggregation: algorithm.loss.aggregation"),
     ("algorithm.loss.normalization_tokens", "aggregation: algorithm.loss.aggregation"),
     ("algorithm.kl.placement", "Kl::Reward("),
+    ("algorithm.preference.loss", "losses: vec![(preference.loss"),
+    ("algorithm.preference.parameters", "losses: vec![(preference.loss"),
+    ("algorithm.preference.divergence", "divergence: preference.divergence"),
+    ("algorithm.preference.divergence_alpha", "divergence: preference.divergence"),
+    ("algorithm.preference.desirable_weight", "Preference::Labels(kto)"),
+    ("algorithm.preference.undesirable_weight", "Preference::Labels(kto)"),
     ("training.steps", "length.num_steps"),
     ("training.epochs", "length.num_steps"),
     ("training.optimizer.betas", "betas"),

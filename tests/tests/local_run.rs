@@ -28,6 +28,8 @@ mod minio;
 mod offload;
 #[path = "local_run/pods_of_ranks.rs"]
 mod pods_of_ranks;
+#[path = "local_run/preference.rs"]
+mod preference;
 #[path = "local_run/presets.rs"]
 mod presets;
 #[path = "local_run/ranks.rs"]

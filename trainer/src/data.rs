@@ -1,8 +1,10 @@
-//! From files and generated tasks to tokenized prompts and demonstrations, in an order that can be resumed.
+//! From files and generated tasks to tokenized prompts, demonstrations and preferences, in an order that can
+//! be resumed.
 //!
 //! ```text
 //! DataSpec -> rows (JSONL, parquet, task) -> Dataset of prompts ------> PromptLoader -> batches
 //!                                         -> Dataset of demonstrations -> DemonstrationLoader -> batches
+//!                                         -> Dataset of preferences ---> PreferenceLoader -> batches
 //! ```
 //! Everything is read and checked before training starts: a bad row ends the run with its file and number,
 //! not a step in the middle of the night. Rewards and rollouts live elsewhere.
@@ -13,6 +15,7 @@ mod feed;
 mod jsonl;
 mod loader;
 mod parquet;
+mod preference;
 mod prompt;
 mod rows;
 pub mod seeds;
@@ -24,6 +27,7 @@ pub mod tokenizer;
 use std::sync::Arc;
 
 use rlt_api::spec::DataSpec;
+use rlt_core::preferences::PreferenceExample;
 use rlt_core::types::Prompt;
 
 use crate::data::tokenizer::Tokenizer;
@@ -31,7 +35,8 @@ use crate::data::tokenizer::Tokenizer;
 pub use error::{DataError, RowLocation};
 pub use feed::Data;
 pub(crate) use feed::DataPosition;
-pub use loader::{DemonstrationLoader, Loader, LoaderError, LoaderState, PromptLoader};
+pub use loader::{DemonstrationLoader, Loader, LoaderError, LoaderState, PreferenceLoader, PromptLoader};
+pub use preference::{PreferenceFormat, PreferenceLimits};
 pub use rlt_core::batch::Demonstration;
 pub use rows::Split;
 
@@ -82,6 +87,35 @@ impl Dataset<Demonstration> {
     ) -> Result<Self, DataError> {
         let reader = demonstration::DemonstrationReader::new(spec, tokenizer, max_tokens);
         Self::collect(spec, split, |_, row| reader.read(row))
+    }
+}
+
+impl Dataset<PreferenceExample> {
+    /// Reads the preferences of a split: TRL's columns `prompt`, `chosen` and `rejected`, or `completion` and
+    /// `label`. A row with a completion that is longer than `limits` allow is left out and counted, or an
+    /// error where `data.overlongPrompts` says so.
+    ///
+    /// # Errors
+    /// [`DataError`].
+    pub fn preferences(
+        spec: &DataSpec,
+        split: Split,
+        tokenizer: &Tokenizer,
+        format: PreferenceFormat,
+        limits: PreferenceLimits,
+    ) -> Result<Self, DataError> {
+        let reader = preference::PreferenceReader::new(spec, tokenizer, format, limits);
+        Self::collect(spec, split, |row_idx, row| reader.read(row_idx, row))
+    }
+
+    /// The prompts alone.
+    pub fn to_prompts(&self) -> Dataset<Prompt> {
+        Dataset {
+            items: self.items.iter().map(|example| Arc::clone(&example.prompt)).collect(),
+            locations: Arc::clone(&self.locations),
+            counts: self.counts,
+            digest: self.digest.clone(),
+        }
     }
 }
 

@@ -6,17 +6,25 @@
 
 mod correction;
 mod estimator;
+mod kto;
+mod online_dpo;
+mod pair_loss;
 mod policy_gradient;
 mod ppo;
+mod preference;
 mod sampling;
 mod supervised;
 
-use rlt_api::resolved::ResolvedSpec;
+use rlt_api::resolved::{self, ResolvedSpec};
 
 pub use self::correction::RolloutCorrection;
 pub use self::estimator::Estimator;
+pub use self::kto::LabelledCompletions;
+pub use self::online_dpo::OnlineDpo;
+pub use self::pair_loss::PairLoss;
 pub use self::policy_gradient::PolicyGradient;
 pub use self::ppo::Ppo;
+pub use self::preference::Preference;
 pub use self::sampling::GroupSampling;
 pub use self::supervised::Supervised;
 pub use crate::run::recipe::{Recipe, Recipes};
@@ -25,11 +33,23 @@ pub use crate::run::recipe::{Recipe, Recipes};
 pub fn of(spec: &ResolvedSpec) -> Recipes {
     let supervised =
         |batch_size: u32| -> Box<dyn Recipe> { Box::new(Supervised { batch_size: batch_size as usize }) };
-    let training: Box<dyn Recipe> = match &spec.algorithm.policy_gradient {
-        Some(algorithm) if algorithm.critic.is_some() => Box::new(Ppo::new(algorithm, spec)),
-        Some(algorithm) => Box::new(PolicyGradient::new(algorithm, spec)),
-        None => supervised(spec.training.prompts_per_step),
+    let training: Box<dyn Recipe> = match (&spec.algorithm.policy_gradient, &spec.algorithm.preference) {
+        (Some(algorithm), _) if algorithm.critic.is_some() => Box::new(Ppo::new(algorithm, spec)),
+        (Some(algorithm), _) => Box::new(PolicyGradient::new(algorithm, spec)),
+        (None, Some(preference)) => of_preference(preference, spec),
+        (None, None) => supervised(spec.training.prompts_per_step),
     };
     let cold_start = spec.algorithm.cold_start.as_ref();
     Recipes { cold_start: cold_start.map(|cold_start| supervised(cold_start.batch_size)), training }
+}
+
+fn of_preference(preference: &resolved::Preference, spec: &ResolvedSpec) -> Box<dyn Recipe> {
+    let batch_size = spec.training.prompts_per_step as usize;
+    match preference {
+        resolved::Preference::Labels(kto) => Box::new(LabelledCompletions { batch_size, kto: *kto }),
+        resolved::Preference::Pairs(pairs) if spec.algorithm.samples() => {
+            Box::new(OnlineDpo { sampling: GroupSampling::of(spec), loss: PairLoss::of(pairs) })
+        }
+        resolved::Preference::Pairs(pairs) => Box::new(Preference { batch_size, loss: PairLoss::of(pairs) }),
+    }
 }

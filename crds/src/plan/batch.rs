@@ -3,15 +3,15 @@
 use serde::Serialize;
 
 use crate::resolved::{ResolvedSpec, TrainingLength};
-use crate::spec::DataSource;
+use crate::spec::{AlgorithmKind, DataSource};
 
 /// What one step consists of. Counts of samples and tokens are those of steps in which nothing is left out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BatchPlan {
-    /// Prompts of one step; demonstrations in supervised training.
+    /// Prompts of one step; demonstrations in supervised training, pairs in preference training.
     pub prompts_per_step: u64,
-    /// Completions of each prompt; 1 in supervised training.
+    /// Completions of each prompt; 1 in supervised training, 2 where a data set has the pairs.
     pub samples_per_prompt: u64,
     /// Sequences of one step.
     pub samples_per_step: u64,
@@ -39,9 +39,12 @@ pub struct BatchPlan {
 impl BatchPlan {
     pub(super) fn new(spec: &ResolvedSpec) -> Self {
         let (training, rollout) = (&spec.training, &spec.rollout);
-        let is_supervised = spec.algorithm.policy_gradient.is_none();
         let prompts_per_step = u64::from(training.prompts_per_step);
-        let samples_per_prompt = if is_supervised { 1 } else { u64::from(rollout.samples_per_prompt) };
+        let samples_per_prompt = match spec.algorithm.kind {
+            AlgorithmKind::Sft => 1,
+            kind if kind.is_offline_preference() => 2,
+            _ => u64::from(rollout.samples_per_prompt),
+        };
         let samples_per_update = u64::from(training.prompts_per_update) * samples_per_prompt;
         let samples_per_step = prompts_per_step * samples_per_prompt;
         let max_sequence_tokens = spec.max_sequence_tokens();

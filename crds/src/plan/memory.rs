@@ -220,8 +220,7 @@ impl MemoryPlan {
         let shards = Shards::new(spec, model, &trained, width);
         let mut resident = resident(spec, model, &trained, &shards, batch);
         resident.push(roles::reward_models(spec, judges, width, &shards));
-        let is_supervised = spec.algorithm.policy_gradient.is_none();
-        let generates = !is_supervised || !spec.rewards.functions.is_empty();
+        let generates = spec.algorithm.samples() || !spec.rewards.functions.is_empty();
         let mut phases = Vec::new();
         let mut add = |phase, own: Vec<MemoryTerm>| phases.push(PhaseMemory::new(phase, &resident, own));
         add(Phase::Loading, roles::loading(spec, model, &trained, &shards));
@@ -235,7 +234,7 @@ impl MemoryPlan {
             let kept = rollout::kept((spec, memory), model, batch, &shards);
             add(Phase::Reward, [kept, roles::judging(spec, judges, batch, width, &shards)].concat());
         }
-        if !is_supervised {
+        if !spec.algorithm.is_supervised() {
             let reference = roles::reference_read(spec, model, &shards);
             let scored = fullest(mesh.sp_of_logprobs(), &|sp| logprob(spec, batch, &sharing(sp)));
             add(Phase::Logprob, [shards.gathered().to_vec(), vec![reference], scored].concat());

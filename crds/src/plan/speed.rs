@@ -80,14 +80,15 @@ impl SpeedPlan {
             PhaseSpeed { name, seconds, flop: work.flop(), bytes: work.bytes, bound }
         };
         let mut phases = Vec::new();
-        let is_supervised = spec.algorithm.policy_gradient.is_none();
         let mut rollout_tokens_per_second = 0.0;
-        if !is_supervised {
+        if spec.algorithm.samples() {
             phases.push(phase("weight sync", Kind::Stream, passes.weight_sync()));
             let rollout = sampling::of_step(spec, model, batch, machine);
             let groups = f64::from(spec.workers.num_ranks() / spec.workers.mesh.rollout_tp);
             rollout_tokens_per_second = groups * rollout.tokens / rollout.speed.seconds;
             phases.push(rollout.speed);
+        }
+        if !spec.algorithm.is_supervised() {
             phases.push(phase("log-probs", Kind::Products, passes.scoring()));
         }
         if memory::has_critic(spec) {

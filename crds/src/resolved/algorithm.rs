@@ -1,14 +1,16 @@
 //! The algorithm with the preset written out and only the constants that its parts use.
 
 use rlt_algorithms::advantage::{AdvantageEstimator, EstimatorInput};
+use rlt_algorithms::kto::Kto;
 use rlt_algorithms::loss::{Aggregation, PolicyLoss};
+use rlt_algorithms::preference::{Divergence, PreferenceLoss};
 use serde::Serialize;
 
 use super::preset::Preset;
 use crate::spec::{
     AdaptiveKlSpec, AdvantageSpec, AlgorithmKind, AlgorithmSpec, ColdStartSpec, CriticSpec,
     DynamicSamplingSpec, ImportanceCorrectionSpec, KlEstimator, KlPlacement, KlSpec, LossAggregation,
-    LossSpec, RolloutSpec,
+    LossSpec, PreferenceDivergence, PreferenceSpec, RolloutSpec,
 };
 
 /// The algorithm.
@@ -20,9 +22,51 @@ pub struct ResolvedAlgorithm {
     /// Supervised training before the first step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cold_start: Option<ColdStartSpec>,
-    /// The reinforcement learning; `None` for `SFT`.
+    /// The policy gradient; `None` for `SFT` and preferences.
     #[serde(flatten)]
     pub policy_gradient: Option<PolicyGradient>,
+    /// The learning from preferences; `None` for other kinds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub preference: Option<Preference>,
+}
+
+/// How preferences become a loss.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Preference {
+    /// By pairs of completions.
+    Pairs(PairPreference),
+    /// By completions that are each desirable or not.
+    Labels(Kto),
+}
+
+/// How pairs of completions become a loss.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PairPreference {
+    /// The loss of a pair.
+    #[serde(flatten)]
+    pub loss: PreferenceLoss,
+    /// The divergence whose derivative scores a completion.
+    #[serde(flatten)]
+    pub divergence: Divergence,
+    /// Weight of tokens behind the length of the shorter completion; `None` for 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub length_desensitization: Option<f64>,
+    /// Whether a pair is weighed by how likely the actor is to sample it.
+    pub weigh_by_policy: bool,
+    /// Weight of the negative log-likelihood of a chosen token.
+    pub sft_weight: f64,
+}
+
+impl Preference {
+    /// Whether log-probs under the reference are read.
+    pub fn reads_reference(&self) -> bool {
+        match self {
+            Self::Pairs(pairs) => pairs.loss.reads_reference(),
+            Self::Labels(_) => true,
+        }
+    }
 }
 
 /// Everything that reinforcement learning needs.
@@ -100,7 +144,8 @@ impl ResolvedAlgorithm {
         let loss = spec.loss.clone().unwrap_or_default();
         let advantage = resolve_advantage(&spec.advantage.clone().unwrap_or_default(), preset);
         let has_critic = advantage.reads(EstimatorInput::Values);
-        let policy_gradient = (spec.kind != AlgorithmKind::Sft).then(|| PolicyGradient {
+        let is_policy_gradient = spec.kind.samples() && !spec.kind.is_preference();
+        let policy_gradient = is_policy_gradient.then(|| PolicyGradient {
             advantage,
             critic: has_critic.then(|| spec.critic.clone().unwrap_or_default()),
             loss: PolicyGradientLoss {
@@ -112,8 +157,54 @@ impl ResolvedAlgorithm {
             importance_correction: spec.importance_correction.clone(),
             dynamic_sampling: spec.dynamic_sampling.clone().or(preset.dynamic_sampling.clone()),
         });
-        Self { kind: spec.kind, cold_start: spec.cold_start.clone(), policy_gradient }
+        let preference = spec.preference.clone().unwrap_or_default();
+        Self {
+            kind: spec.kind,
+            cold_start: spec.cold_start.clone(),
+            policy_gradient,
+            preference: spec.kind.is_preference().then(|| resolve_preference(spec.kind, &preference, preset)),
+        }
     }
+
+    /// Whether it samples the completions that it learns from.
+    pub fn samples(&self) -> bool {
+        self.kind.samples()
+    }
+
+    /// Whether it learns from demonstrations alone.
+    pub fn is_supervised(&self) -> bool {
+        self.kind == AlgorithmKind::Sft
+    }
+
+    /// Whether it reads log-probs under a reference policy.
+    pub fn reads_reference(&self) -> bool {
+        let has_kl = self.policy_gradient.as_ref().is_some_and(|algorithm| algorithm.kl.term().is_some());
+        has_kl || self.preference.as_ref().is_some_and(Preference::reads_reference)
+    }
+}
+
+fn resolve_preference(kind: AlgorithmKind, spec: &PreferenceSpec, preset: &Preset) -> Preference {
+    let loss = PreferenceLoss::resolve(spec.loss.unwrap_or(preset.preference), &spec.parameters);
+    if kind == AlgorithmKind::Kto {
+        return Preference::Labels(Kto {
+            beta: loss.beta(),
+            desirable_weight: spec.desirable_weight.unwrap_or(1.0),
+            undesirable_weight: spec.undesirable_weight.unwrap_or(1.0),
+        });
+    }
+    let divergence = match spec.divergence.unwrap_or_default() {
+        PreferenceDivergence::ReverseKl => Divergence::ReverseKl,
+        PreferenceDivergence::ForwardKl => Divergence::ForwardKl,
+        PreferenceDivergence::JensenShannon => Divergence::JensenShannon,
+        PreferenceDivergence::Alpha => Divergence::Alpha { alpha: spec.divergence_alpha.unwrap_or(0.5) },
+    };
+    Preference::Pairs(PairPreference {
+        loss,
+        divergence,
+        length_desensitization: spec.length_desensitization,
+        weigh_by_policy: spec.weigh_by_policy.unwrap_or(false),
+        sft_weight: spec.sft_weight.unwrap_or(preset.sft_weight),
+    })
 }
 
 fn resolve_advantage(spec: &AdvantageSpec, preset: &Preset) -> AdvantageEstimator {

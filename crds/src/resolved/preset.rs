@@ -6,7 +6,7 @@ use rlt_algorithms::loss::{CLIP_HIGH, CLIP_LOW};
 
 use crate::spec::{
     AdvantageEstimatorKind, AlgorithmKind, DynamicSamplingSpec, KlPlacement, LossAggregation,
-    OverlongRewardSpec, PolicyLossKind,
+    OverlongRewardSpec, PolicyLossKind, PreferenceLossKind,
 };
 
 /// The parts of an algorithm where the manifest says nothing.
@@ -22,6 +22,10 @@ pub struct Preset {
     pub loss: Parameters<PolicyLossKind>,
     /// How the losses of tokens become the loss of a batch.
     pub aggregation: LossAggregation,
+    /// The loss of preferences, for kinds that have any.
+    pub preference: PreferenceLossKind,
+    /// Weight of the likelihood of chosen completions beside it.
+    pub sft_weight: f64,
     /// Where the KL divergence acts.
     pub kl_placement: KlPlacement,
     /// Factor of the KL divergence; also the one of a placement that the manifest adds.
@@ -45,6 +49,11 @@ pub struct Preset {
 /// | ReMax | arXiv 2310.10505, algorithm 1; KL in the reward with 0.001 and token mean as in verl's recipe |
 /// | GSPO | arXiv 2507.18071, section 5.1: clip 3e-4/4e-4 on the sequence's ratio, mean over sequences of token means |
 /// | CISPO | MiniMax-M1, arXiv 2506.13585, equation 4: no lower clip, token mean, no KL; a cap of 5 on the weight as in ScaleRL, arXiv 2510.13786 |
+/// | DPO, OnlineDPO | arXiv 2305.18290, equation 7; beta 0.1 as in TRL |
+/// | SimPO | arXiv 2405.14734, equation 6; beta 2 and a margin of 0.5, the lower ends of its table 8 |
+/// | CPO | arXiv 2401.08417, equation 5 with the likelihood term; beta 0.1 as in TRL |
+/// | ORPO | arXiv 2403.07691, equation 6; lambda 0.1 |
+/// | KTO | arXiv 2402.01306, equation 8; beta 0.1 and weights of 1 as in TRL |
 /// | SFT | uses none of it |
 pub fn preset(kind: AlgorithmKind, max_completion_tokens: u32) -> Preset {
     let ppo = Preset {
@@ -53,13 +62,18 @@ pub fn preset(kind: AlgorithmKind, max_completion_tokens: u32) -> Preset {
         policy: PolicyLossKind::Vanilla,
         loss: Parameters::default(),
         aggregation: LossAggregation::TokenMean,
+        preference: PreferenceLossKind::Sigmoid,
+        sft_weight: 0.0,
         kl_placement: KlPlacement::None,
         kl_coefficient: 0.001,
         dynamic_sampling: None,
         overlong: None,
     };
     match kind {
-        AlgorithmKind::Sft => ppo,
+        AlgorithmKind::Sft | AlgorithmKind::Dpo | AlgorithmKind::OnlineDpo | AlgorithmKind::Kto => ppo,
+        AlgorithmKind::SimPo => Preset { preference: PreferenceLossKind::SimPo, ..ppo },
+        AlgorithmKind::Cpo => Preset { preference: PreferenceLossKind::Cpo, sft_weight: 1.0, ..ppo },
+        AlgorithmKind::Orpo => Preset { preference: PreferenceLossKind::Orpo, sft_weight: 1.0, ..ppo },
         AlgorithmKind::Ppo => Preset { estimator: AdvantageEstimatorKind::Gae, ..ppo },
         AlgorithmKind::Grpo => Preset {
             aggregation: LossAggregation::SequenceMeanTokenMean,

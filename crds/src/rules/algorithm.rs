@@ -1,12 +1,13 @@
 //! The rules of `spec.algorithm` but for those of its loss: what is given must be used by the chosen parts.
 
-use super::{Check, Rule, cel_effective, cel_list, preset_of};
+use super::{
+    Check, Rule, cel_effective, cel_list, cel_samples_nothing, cel_updates_once, preset_of, updates_once,
+};
 use rlt_algorithms::advantage::{AdvantageEstimator, EstimatorInput};
 use rlt_algorithms::declaration::{Family, Parameters};
 
 use crate::spec::{
-    AdvantageEstimatorKind, AlgorithmKind, KlPlacement, KlSpec, RLTrainingJobSpec, RejectionSpec,
-    RejectionStatistic,
+    AdvantageEstimatorKind, KlPlacement, KlSpec, RLTrainingJobSpec, RejectionSpec, RejectionStatistic,
 };
 
 const K1: &[RejectionStatistic] =
@@ -48,33 +49,35 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         scope: "spec.algorithm",
         at: "kind",
-        reads: &[
-            "kind",
-            "coldStart",
-            "advantage",
-            "critic",
-            "loss",
-            "kl",
-            "importanceCorrection",
-            "dynamicSampling",
-        ],
-        message: "SFT uses no coldStart, advantage, critic, loss, kl, importanceCorrection or dynamicSampling: remove them",
+        reads: &["kind", "advantage", "critic", "loss", "kl", "importanceCorrection", "dynamicSampling"],
+        message: "SFT and preference training use no advantage, critic, loss, kl, importanceCorrection or dynamicSampling: \
+                  remove them",
         cel: || {
-            "self.kind != 'SFT' || (!has(self.coldStart) && !has(self.advantage) && !has(self.critic) && \
-             !has(self.loss) && !has(self.kl) && !has(self.importanceCorrection) && !has(self.dynamicSampling))"
-                .into()
+            format!(
+                "(!has(self.advantage) && !has(self.critic) && !has(self.loss) && !has(self.kl) && \
+                 !has(self.importanceCorrection) && !has(self.dynamicSampling)) || !({})",
+                cel_updates_once("self")
+            )
         },
         holds: Check::Spec(|spec| {
             let algorithm = &spec.algorithm;
-            algorithm.kind != AlgorithmKind::Sft
-                || (algorithm.cold_start.is_none()
-                    && algorithm.advantage.is_none()
+            !updates_once(algorithm.kind)
+                || (algorithm.advantage.is_none()
                     && algorithm.critic.is_none()
                     && algorithm.loss.is_none()
                     && algorithm.kl.is_none()
                     && algorithm.importance_correction.is_none()
                     && algorithm.dynamic_sampling.is_none())
         }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.algorithm",
+        at: "coldStart",
+        reads: &["kind", "coldStart"],
+        message: "a cold start comes before kinds that sample completions: remove coldStart",
+        cel: || format!("!has(self.coldStart) || !({})", cel_samples_nothing("self")),
+        holds: Check::Spec(|spec| spec.algorithm.cold_start.is_none() || spec.algorithm.kind.samples()),
         allowed: None,
     },
     Rule {
@@ -95,13 +98,14 @@ pub(super) const RULES: &[Rule] = &[
         message: "an estimator that compares the samples of a prompt needs samplesPerPrompt of at least 2",
         cel: || {
             format!(
-                "self.rollout.samplesPerPrompt >= 2 || self.algorithm.kind == 'SFT' || !({} in {})",
+                "self.rollout.samplesPerPrompt >= 2 || {} || !({} in {})",
+                cel_samples_nothing("self.algorithm"),
                 cel_estimator("self.algorithm"),
                 cel_list(&estimators(AdvantageEstimator::compares_samples))
             )
         },
         holds: Check::Spec(|spec| {
-            spec.algorithm.kind == AlgorithmKind::Sft
+            !spec.algorithm.kind.samples()
                 || spec.rollout.samples_per_prompt >= 2
                 || !formula(estimator(spec)).compares_samples()
         }),

@@ -1,7 +1,7 @@
 //! The rules of how ranks share the work. What a worker needs of its node is not judged here.
 
 use super::algorithm::{cel_estimator, estimator, with_critic};
-use super::{Check, Rule, cel_list, divisors};
+use super::{Check, Rule, cel_list, cel_samples_nothing, divisors};
 use crate::plan::{deals_out_heads, legal_degrees, slices_layers};
 use crate::spec::{AlgorithmKind, MeshSpec, RLTrainingJobSpec};
 
@@ -153,14 +153,16 @@ pub(super) const RULES: &[Rule] = &[
         scope: "spec",
         at: "workers.mesh.rolloutTp",
         reads: &["workers.mesh.rolloutTp", "algorithm.kind", "rewards.functions"],
-        message: "SFT without reward functions samples nothing: remove rolloutTp",
+        message: "training on a data set without reward functions samples nothing: remove rolloutTp",
         cel: || {
-            "self.algorithm.kind != 'SFT' || self.workers.mesh.rolloutTp == 1 || self.rewards.functions.size() > 0"
-                .into()
+            format!(
+                "self.workers.mesh.rolloutTp == 1 || self.rewards.functions.size() > 0 || !({})",
+                cel_samples_nothing("self.algorithm")
+            )
         },
         holds: Check::Spec(|spec| {
             spec.workers.mesh.rollout_tp == 1
-                || spec.algorithm.kind != AlgorithmKind::Sft
+                || spec.algorithm.kind.samples()
                 || !spec.rewards.functions.is_empty()
         }),
         allowed: None,

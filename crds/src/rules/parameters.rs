@@ -5,8 +5,8 @@ use std::sync::LazyLock;
 
 use rlt_algorithms::declaration::{Family, Parameter};
 
-use super::{Check, Rule, algorithm, cel_list, loss};
-use crate::spec::{AdvantageEstimatorKind, PolicyLossKind, RLTrainingJobSpec};
+use super::{Check, Rule, algorithm, cel_list, loss, preference};
+use crate::spec::{AdvantageEstimatorKind, PolicyLossKind, PreferenceLossKind, RLTrainingJobSpec};
 
 /// A parameter of a section, and whether what a manifest gives and chooses fits.
 #[derive(Clone, Copy)]
@@ -57,11 +57,29 @@ pub(super) static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
             given.is_none() || loss::policy(spec).uses(parameter)
         },
     };
+    let of_preference = |parameter| ParameterRule {
+        parameter,
+        section: "preference",
+        cel_users: |parameter| {
+            format!("{} in {}", preference::cel_loss(), cel_list(&users_of::<PreferenceLossKind>(parameter)))
+        },
+        is_used: |spec, parameter| {
+            let given = spec.algorithm.preference.as_ref().and_then(|given| given.parameters.get(parameter));
+            given.is_none() || preference::loss(spec).uses(parameter)
+        },
+    };
     let estimators = AdvantageEstimatorKind::all_parameters().into_iter().map(of_estimator);
     let losses = PolicyLossKind::all_parameters().into_iter().map(of_loss);
     let estimators = estimators
         .map(|rule| rule_of::<AdvantageEstimatorKind>(rule, "estimator", ("estimator", "estimators")));
+    // Every preference loss has a beta: no rule is needed for it.
+    let all = PreferenceLossKind::all_parameters().into_iter();
+    let of_some = all.filter(|parameter| !PreferenceLossKind::ALL.iter().all(|loss| loss.uses(parameter)));
+    let preferences = of_some
+        .map(of_preference)
+        .map(|rule| rule_of::<PreferenceLossKind>(rule, "loss", ("preference loss", "preference losses")));
     estimators
+        .chain(preferences)
         .chain(losses.map(|rule| rule_of::<PolicyLossKind>(rule, "policy", ("policy loss", "policy losses"))))
         .collect()
 });

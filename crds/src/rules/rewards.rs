@@ -1,7 +1,7 @@
 //! The rules of `spec.rewards`.
 
-use super::{Check, Rule, cel_list};
-use crate::spec::{AlgorithmKind, RewardKind};
+use super::{Check, Rule, cel_list, cel_samples_nothing};
+use crate::spec::RewardKind;
 
 const WITH_PATTERN: &[RewardKind] = &[RewardKind::Regex, RewardKind::Format];
 
@@ -11,10 +11,8 @@ pub(super) const RULES: &[Rule] = &[
         at: "rewards.functions",
         reads: &["rewards.functions", "algorithm.kind"],
         message: "reinforcement learning needs at least one reward function",
-        cel: || "self.rewards.functions.size() > 0 || self.algorithm.kind == 'SFT'".into(),
-        holds: Check::Spec(|spec| {
-            spec.algorithm.kind == AlgorithmKind::Sft || !spec.rewards.functions.is_empty()
-        }),
+        cel: || format!("self.rewards.functions.size() > 0 || {}", cel_samples_nothing("self.algorithm")),
+        holds: Check::Spec(|spec| !spec.algorithm.kind.samples() || !spec.rewards.functions.is_empty()),
         allowed: None,
     },
     Rule {

@@ -1,7 +1,7 @@
 //! The rules of `spec.rollout` and `spec.training`: batch arithmetic and budgets.
 
-use super::{Check, Rule, divisors};
-use crate::spec::{AlgorithmKind, RLTrainingJobSpec, ScheduleKind};
+use super::{Check, Rule, cel_updates_once, divisors, updates_once};
+use crate::spec::{RLTrainingJobSpec, ScheduleKind};
 
 /// Longest sequence in tokens.
 fn longest(spec: &RLTrainingJobSpec) -> u64 {
@@ -126,15 +126,17 @@ pub(super) const RULES: &[Rule] = &[
         scope: "spec",
         at: "training.promptsPerUpdate",
         reads: &["training.promptsPerUpdate", "training.promptsPerStep", "algorithm.kind"],
-        message: "SFT makes one update a step: promptsPerUpdate must be promptsPerStep",
+        message: "SFT and preference training make one update a step: promptsPerUpdate must be promptsPerStep",
         cel: || {
-            "self.algorithm.kind != 'SFT' || !has(self.training.promptsPerUpdate) || \
-             self.training.promptsPerUpdate == self.training.promptsPerStep"
-                .into()
+            format!(
+                "!has(self.training.promptsPerUpdate) || !({}) || \
+                 self.training.promptsPerUpdate == self.training.promptsPerStep",
+                cel_updates_once("self.algorithm")
+            )
         },
         holds: Check::Spec(|spec| {
             let given = spec.training.prompts_per_update;
-            spec.algorithm.kind != AlgorithmKind::Sft
+            !updates_once(spec.algorithm.kind)
                 || given.is_none_or(|prompts| prompts == spec.training.prompts_per_step)
         }),
         allowed: Some(|spec| spec.training.prompts_per_step.to_string()),
@@ -143,11 +145,9 @@ pub(super) const RULES: &[Rule] = &[
         scope: "spec",
         at: "training.epochsPerBatch",
         reads: &["training.epochsPerBatch", "algorithm.kind"],
-        message: "SFT makes one update a step: epochsPerBatch must be 1",
-        cel: || "self.algorithm.kind != 'SFT' || self.training.epochsPerBatch == 1".into(),
-        holds: Check::Spec(|spec| {
-            spec.algorithm.kind != AlgorithmKind::Sft || spec.training.epochs_per_batch == 1
-        }),
+        message: "SFT and preference training make one update a step: epochsPerBatch must be 1",
+        cel: || format!("self.training.epochsPerBatch == 1 || !({})", cel_updates_once("self.algorithm")),
+        holds: Check::Spec(|spec| !updates_once(spec.algorithm.kind) || spec.training.epochs_per_batch == 1),
         allowed: Some(|_| "1".into()),
     },
     Rule {

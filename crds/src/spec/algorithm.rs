@@ -5,6 +5,7 @@ mod correction;
 mod critic;
 mod kl;
 mod loss;
+mod preference;
 
 pub use rlt_algorithms::advantage::AdvantageEstimatorKind;
 use rlt_algorithms::declaration::Parameters;
@@ -15,6 +16,7 @@ pub use correction::*;
 pub use critic::*;
 pub use kl::*;
 pub use loss::*;
+pub use preference::*;
 
 /// A preset by `kind`, every part of which can be overridden.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -40,6 +42,9 @@ pub struct AlgorithmSpec {
     /// Correction for the difference between the policy that sampled and the one that is trained.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub importance_correction: Option<ImportanceCorrectionSpec>,
+    /// How preferences become a loss; only with the kinds that learn from preferences.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preference: Option<PreferenceSpec>,
     /// Sample anew for groups whose rewards are all equal. The DAPO preset sets it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dynamic_sampling: Option<DynamicSamplingSpec>,
@@ -77,6 +82,25 @@ pub enum AlgorithmKind {
     /// Clipped importance weights, no clipped tokens (<https://arxiv.org/abs/2506.13585>).
     #[serde(rename = "CISPO")]
     Cispo,
+    /// Direct preference optimization on pairs of a data set (<https://arxiv.org/abs/2305.18290>).
+    #[serde(rename = "DPO")]
+    Dpo,
+    /// Mean log-probs of a pair with a margin, without a reference (<https://arxiv.org/abs/2405.14734>).
+    #[serde(rename = "SimPO")]
+    SimPo,
+    /// Contrastive preference optimization, without a reference (<https://arxiv.org/abs/2401.08417>).
+    #[serde(rename = "CPO")]
+    Cpo,
+    /// Likelihood of the chosen completion and odds of the pair, without a reference
+    /// (<https://arxiv.org/abs/2403.07691>).
+    #[serde(rename = "ORPO")]
+    Orpo,
+    /// Completions that are each desirable or undesirable (<https://arxiv.org/abs/2402.01306>).
+    #[serde(rename = "KTO")]
+    Kto,
+    /// DPO on the best and the worst of a rollout group (<https://arxiv.org/abs/2402.04792>).
+    #[serde(rename = "OnlineDPO")]
+    OnlineDpo,
 }
 
 /// Supervised training before the first step of reinforcement learning.
@@ -98,7 +122,7 @@ pub struct ColdStartSpec {
 
 impl AlgorithmKind {
     /// Every preset.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 16] = [
         Self::Sft,
         Self::Ppo,
         Self::Grpo,
@@ -109,7 +133,31 @@ impl AlgorithmKind {
         Self::ReMax,
         Self::Gspo,
         Self::Cispo,
+        Self::Dpo,
+        Self::SimPo,
+        Self::Cpo,
+        Self::Orpo,
+        Self::Kto,
+        Self::OnlineDpo,
     ];
+
+    /// The presets that learn from the preferences of a data set.
+    pub const OFFLINE_PREFERENCE: [Self; 5] = [Self::Dpo, Self::SimPo, Self::Cpo, Self::Orpo, Self::Kto];
+
+    /// Whether it learns from the preferences of a data set.
+    pub fn is_offline_preference(self) -> bool {
+        Self::OFFLINE_PREFERENCE.contains(&self)
+    }
+
+    /// Whether it learns from preferences, of a data set or of rewards.
+    pub fn is_preference(self) -> bool {
+        self.is_offline_preference() || self == Self::OnlineDpo
+    }
+
+    /// Whether it samples the completions that it learns from.
+    pub fn samples(self) -> bool {
+        self != Self::Sft && !self.is_offline_preference()
+    }
 }
 
 impl ColdStartSpec {

@@ -29,6 +29,13 @@ fn held_out_rewards(run_folder: &Path) -> (f64, f64) {
     (reward("before"), reward("after"))
 }
 
+/// Share of held-out pairs whose chosen completion is ranked above the rejected one, at every evaluation.
+fn held_out_accuracies(run_folder: &Path) -> Vec<f64> {
+    let metrics = std::fs::read_to_string(run_folder.join("metrics.jsonl")).unwrap();
+    let lines = metrics.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    lines.filter_map(|line| line["val-core/rewards/accuracies"].as_f64()).collect()
+}
+
 #[test]
 fn supervised_training_teaches_and_reinforcement_corrects_what_it_taught() {
     let place = Place::new();
@@ -38,6 +45,10 @@ fn supervised_training_teaches_and_reinforcement_corrects_what_it_taught() {
         let (before, corrected) = run(&place, name);
         assert!(corrected > 1.5 * before, "{name}: {before} -> {corrected}");
     }
+    let (before, preferred) = run(&place, "preference");
+    assert!(preferred > 1.5 * before, "preference: {before} -> {preferred}");
+    let accuracies = held_out_accuracies(&place.file("runs/preference"));
+    assert!(accuracies.first() == Some(&0.0) && accuracies.last() > Some(&0.95), "{accuracies:?}");
     let adapter = place.file("runs/lora-grpo/export/adapter");
     assert!(adapter.join("adapter_model.safetensors").exists());
     let config = std::fs::read_to_string(adapter.join("adapter_config.json")).unwrap();

@@ -15,13 +15,18 @@ fn choices(of: &str) -> Vec<String> {
     names
 }
 
-/// Trains two steps of two updates each, so that ratios are not all 1.
+/// The presets that learn from preferences.
+const PREFERENCES: [&str; 6] = ["DPO", "SimPO", "CPO", "ORPO", "KTO", "OnlineDPO"];
+
+/// Trains two steps of two updates each, so that ratios are not all 1; where a step is one update, two of
+/// these.
 fn train(mut changes: Value) -> Place {
     let is_supervised = changes["algorithm"]["kind"] == "SFT";
+    let is_preference = PREFERENCES.iter().any(|kind| changes["algorithm"]["kind"] == *kind);
     crate::job::merge(&mut changes, json!({ "training": { "steps": 2 } }));
     if is_supervised {
         crate::job::merge(&mut changes, json!({ "rewards": null }));
-    } else {
+    } else if !is_preference {
         crate::job::merge(&mut changes, json!({ "training": { "promptsPerUpdate": 1 } }));
     }
     let place = Place::new();
@@ -33,6 +38,7 @@ fn train(mut changes: Value) -> Place {
     for (step, num_before) in steps.iter().zip(0..) {
         let loss = match is_supervised {
             true => &step["sft/loss"],
+            false if is_preference => &step["preference/loss"],
             false if num_before < num_warmup_steps => &step["critic/vf_loss"],
             false => &step["actor/pg_loss"],
         };
@@ -74,6 +80,16 @@ fn a_critic_learns_alone_before_the_actor_moves() {
 fn every_policy_loss_trains() {
     for policy in choices("spec.algorithm.loss.policy") {
         train(json!({ "algorithm": { "loss": { "policy": policy } } }));
+    }
+}
+
+#[test]
+fn every_preference_loss_and_divergence_trains() {
+    for loss in choices("spec.algorithm.preference.loss") {
+        train(json!({ "algorithm": { "kind": "DPO", "preference": { "loss": loss } } }));
+    }
+    for divergence in choices("spec.algorithm.preference.divergence") {
+        train(json!({ "algorithm": { "kind": "DPO", "preference": { "divergence": divergence } } }));
     }
 }
 

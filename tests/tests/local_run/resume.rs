@@ -54,7 +54,7 @@ fn prolong(changes: &Value) {
 }
 
 /// Both runs.
-fn prolonged(changes: &Value) -> (Place, Place) {
+pub(crate) fn prolonged(changes: &Value) -> (Place, Place) {
     let (whole, resumed) = (Place::new(), Place::new());
     whole.train(&with_steps(changes, 6)).expect(0, &[]);
     resumed.train(&with_steps(changes, 3)).expect(0, &[]);

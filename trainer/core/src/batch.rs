@@ -67,7 +67,8 @@ pub struct Batch {
     pub reward_parts: Vec<Vec<f64>>,
     /// Names of the functions in `reward_parts`.
     pub reward_names: Vec<String>,
-    /// Log-prob of each completion token under the policy that sampled it.
+    /// Log-prob of each completion token under the policy that sampled it; empty for completions of a data
+    /// set.
     pub rollout_logprobs: Vec<f64>,
     /// Log-prob under the actor before the first update of the batch; `None` while nobody needed it.
     pub old_logprobs: Option<Vec<f64>>,

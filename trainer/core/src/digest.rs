@@ -28,6 +28,11 @@ pub fn digest64(values: &[f32]) -> u64 {
     mixed.fold(values.len() as u64, u64::wrapping_add)
 }
 
+/// A digest of two digests, in this order.
+pub fn combine(one: u64, other: u64) -> u64 {
+    mix64(one.wrapping_mul(PRIME).wrapping_add(other).wrapping_add(GOLDEN_GAMMA))
+}
+
 fn chunk_digest(values: &[f32]) -> u64 {
     let mut lanes: [u64; NUM_LANES] = std::array::from_fn(|lane| PRIME.wrapping_mul(lane as u64 + 1));
     let mut strides = values.chunks_exact(STRIDE);

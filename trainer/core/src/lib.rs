@@ -19,6 +19,7 @@ pub mod metrics;
 pub mod packed_samples;
 pub mod packing;
 pub mod partition;
+pub mod preferences;
 pub mod reward;
 pub mod sampling;
 pub mod schedule;

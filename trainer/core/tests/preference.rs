@@ -91,7 +91,7 @@ proptest! {
         prop_assert!(close(parts[0].loss + parts[1].loss, expected.loss));
         let joined: Vec<f64> = parts.iter().flat_map(|part| part.dlogprobs.iter().copied()).collect();
         prop_assert!(joined.iter().zip(&expected.dlogprobs).all(|(got, expected)| close(*got, *expected)));
-        for idx in 0..5 {
+        for idx in 0..7 {
             let sum: f64 = parts.iter().map(|part| part.metrics.values()[idx].1).sum();
             prop_assert!(close(sum, expected.metrics.values()[idx].1));
         }

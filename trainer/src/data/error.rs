@@ -117,6 +117,26 @@ pub enum DataError {
         /// Tokens it may have.
         max_tokens: usize,
     },
+    /// A part of a row is too long and `overlongPrompts` is `Error`.
+    #[error("tokenize {location}: column {column:?} has {num_tokens} tokens, expected at most {max_tokens}")]
+    ColumnTooLong {
+        /// Where.
+        location: RowLocation,
+        /// The column.
+        column: &'static str,
+        /// Tokens it has.
+        num_tokens: usize,
+        /// Tokens it may have.
+        max_tokens: usize,
+    },
+    /// A completion has no tokens.
+    #[error("tokenize {location}: the completion in column {column:?} is empty")]
+    EmptyCompletion {
+        /// Where.
+        location: RowLocation,
+        /// The column.
+        column: &'static str,
+    },
     /// The chat template writes earlier turns differently once later ones follow.
     #[error(
         "mask {location}: the chat template does not extend its own text at message {message_idx}, so the \

@@ -1,25 +1,30 @@
-//! What a training is fed with: prompts, demonstrations, held-out prompts, and where each stands.
+//! What a training is fed with: prompts, demonstrations, preferences, held-out rows, and where each stands.
 
 use std::sync::Arc;
 
+use rlt_core::preferences::PreferenceExample;
 use rlt_core::types::Prompt;
 
 use super::{Dataset, Demonstration, Loader, LoaderError, LoaderState};
 
 /// Gives prompts and demonstrations in an order that can be resumed.
 pub struct Data {
-    /// Prompts to train on; `None` for supervised training.
+    /// Prompts to train on; `None` for training on a data set alone.
     pub(crate) prompts: Option<Loader<Prompt>>,
     /// Demonstrations of the cold start or of supervised training.
     pub(crate) demonstrations: Option<Loader<Demonstration>>,
+    /// Preferences to train on.
+    pub(crate) preferences: Option<Loader<PreferenceExample>>,
     pub(crate) held_out: Dataset<Prompt>,
+    pub(crate) held_out_preferences: Option<Dataset<PreferenceExample>>,
 }
 
-/// Where both orders stand.
+/// Where all orders stand.
 #[derive(Clone, Debug)]
 pub(crate) struct DataPosition {
     pub prompts: Option<LoaderState>,
     pub demonstrations: Option<LoaderState>,
+    pub preferences: Option<LoaderState>,
 }
 
 impl Data {
@@ -33,6 +38,16 @@ impl Data {
         self.demonstrations.as_mut().map(|loader| loader.next_batch(num_demonstrations))
     }
 
+    /// The next prompts with completions whose worth is known; `None` where the job has none.
+    pub fn next_preferences(&mut self, num_examples: usize) -> Option<Vec<Arc<PreferenceExample>>> {
+        self.preferences.as_mut().map(|loader| loader.next_batch(num_examples))
+    }
+
+    /// Preferences that nothing is learned from.
+    pub fn held_out_preferences(&self) -> &[Arc<PreferenceExample>] {
+        self.held_out_preferences.as_ref().map_or(&[], |held_out| held_out.items())
+    }
+
     /// Prompts that nothing is learned from.
     pub fn held_out(&self) -> &[Arc<Prompt>] {
         self.held_out.items()
@@ -41,13 +56,16 @@ impl Data {
     /// Passes over the data that are complete.
     pub(crate) fn epoch(&self) -> u64 {
         let demonstrations = || self.demonstrations.as_ref().map(|loader| loader.state().epoch);
-        self.prompts.as_ref().map(|loader| loader.state().epoch).or_else(demonstrations).unwrap_or(0)
+        let preferences = || self.preferences.as_ref().map(|loader| loader.state().epoch);
+        let prompts = self.prompts.as_ref().map(|loader| loader.state().epoch);
+        prompts.or_else(preferences).or_else(demonstrations).unwrap_or(0)
     }
 
     pub(crate) fn position(&self) -> DataPosition {
         DataPosition {
             prompts: self.prompts.as_ref().map(|loader| loader.state().clone()),
             demonstrations: self.demonstrations.as_ref().map(|loader| loader.state().clone()),
+            preferences: self.preferences.as_ref().map(|loader| loader.state().clone()),
         }
     }
 
@@ -60,6 +78,9 @@ impl Data {
             loader.resume(position)?;
         }
         if let (Some(loader), Some(position)) = (&mut self.demonstrations, &position.demonstrations) {
+            loader.resume(position)?;
+        }
+        if let (Some(loader), Some(position)) = (&mut self.preferences, &position.preferences) {
             loader.resume(position)?;
         }
         Ok(())

@@ -9,6 +9,7 @@
 use std::sync::Arc;
 
 use rlt_core::permutation::Permutation;
+use rlt_core::preferences::PreferenceExample;
 use rlt_core::types::Prompt;
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +28,9 @@ pub type PromptLoader = Loader<Prompt>;
 
 /// Batches of supervised examples.
 pub type DemonstrationLoader = Loader<Demonstration>;
+
+/// Batches of prompts with completions whose worth is known.
+pub type PreferenceLoader = Loader<PreferenceExample>;
 
 /// Where a loader stands; stored in checkpoints.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -58,22 +58,37 @@ impl<'a> PromptReader<'a> {
         self.fit(row, prompt)
     }
 
-    fn fit(&self, row: &Row, mut prompt: Prompt) -> Result<Fitted<Prompt>, DataError> {
+    fn fit(&self, row: &Row, prompt: Prompt) -> Result<Fitted<Prompt>, DataError> {
         let (num_tokens, max_tokens) = (prompt.tokens.len(), self.max_tokens);
         if num_tokens <= max_tokens {
             return Ok(Fitted::Whole(prompt));
         }
         let location = row.location.clone();
-        match self.overlong {
+        let is_left = match self.overlong {
             OverlongPrompts::Filter => return Ok(Fitted::TooLong),
             OverlongPrompts::Error => return Err(DataError::TooLong { location, num_tokens, max_tokens }),
-            OverlongPrompts::TruncateLeft => drop(prompt.tokens.drain(..num_tokens - max_tokens)),
-            OverlongPrompts::TruncateRight => prompt.tokens.truncate(max_tokens),
-        }
-        let text = self.tokenizer.decode_verbatim(&prompt.tokens);
-        prompt.text = text.map_err(|source| DataError::Tokenize { location, source })?;
-        Ok(Fitted::Truncated(prompt))
+            OverlongPrompts::TruncateLeft => true,
+            OverlongPrompts::TruncateRight => false,
+        };
+        Ok(Fitted::Truncated(truncated(self.tokenizer, row, prompt, max_tokens, is_left)?))
     }
+}
+
+/// A prompt of `max_tokens` of more tokens: its last ones where the cut `is_left`, else its first ones.
+pub(super) fn truncated(
+    tokenizer: &Tokenizer,
+    row: &Row,
+    mut prompt: Prompt,
+    max_tokens: usize,
+    is_left: bool,
+) -> Result<Prompt, DataError> {
+    if is_left {
+        prompt.tokens.drain(..prompt.tokens.len() - max_tokens);
+    } else {
+        prompt.tokens.truncate(max_tokens);
+    }
+    prompt.text = tokenizer.decode_verbatim(&prompt.tokens).map_err(|source| tokenize_error(row, source))?;
+    Ok(prompt)
 }
 
 /// The prompt column as text: a string as it is, messages by the chat template with the assistant's turn
@@ -139,7 +154,7 @@ pub(super) fn tokenize_error(row: &Row, source: TokenizerError) -> DataError {
     DataError::Tokenize { location: row.location.clone(), source }
 }
 
-fn data_source(row: &Row) -> Result<String, DataError> {
+pub(super) fn data_source(row: &Row) -> Result<String, DataError> {
     match row.optional("data_source") {
         None => Ok(UNNAMED_SOURCE.to_owned()),
         Some(Value::String(source)) => Ok(source.clone()),
@@ -147,7 +162,7 @@ fn data_source(row: &Row) -> Result<String, DataError> {
     }
 }
 
-fn ground_truth(row: &Row) -> Result<Value, DataError> {
+pub(super) fn ground_truth(row: &Row) -> Result<Value, DataError> {
     match row.optional("reward_model") {
         None => Ok(Value::Null),
         Some(Value::Object(reward_model)) => {

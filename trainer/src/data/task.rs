@@ -57,5 +57,7 @@ fn columns(problem: &task::Problem) -> Map<String, Value> {
     fields.insert("data_source".into(), json!(ARITHMETIC));
     fields.insert("reward_model".into(), json!({"style": "rule", "ground_truth": problem.answer}));
     fields.insert("demonstration".into(), json!(problem.demonstration));
+    fields.insert("chosen".into(), json!(problem.answer));
+    fields.insert("rejected".into(), json!(problem.wrong_answer));
     fields
 }

@@ -39,6 +39,10 @@ pub enum StepError {
     NoPrompts,
     #[error("the job has no demonstrations to learn from")]
     NoDemonstrations,
+    #[error("the job has no preferences to learn from")]
+    NoPreferences,
+    #[error("failed to evaluate the loss")]
+    Loss(#[from] rlt_core::loss::LossError),
     #[error("the job has no critic")]
     WithoutCritic,
     #[error("none of the step's completions has a reward that can be trusted: {example}")]
@@ -58,7 +62,9 @@ impl StepError {
             Self::Actor(ActorError::Packing(_))
             | Self::Update(UpdateError::Packing(_))
             | Self::Critic(CriticError::Packing(_)) => ExitCode::BadConfig,
-            Self::NoPrompts | Self::NoDemonstrations | Self::WithoutCritic => ExitCode::BadConfig,
+            Self::NoPrompts | Self::NoDemonstrations | Self::NoPreferences | Self::WithoutCritic => {
+                ExitCode::BadConfig
+            }
             _ => ExitCode::Failure,
         }
     }

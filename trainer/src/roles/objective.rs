@@ -1,8 +1,9 @@
 //! The objective of an update, from the job's algorithm. Names and parameters were settled by the API;
 //! formulas are `rlt-algorithms`'.
 
-use rlt_api::resolved::{self, PolicyGradient};
+use rlt_api::resolved::{self, PairPreference, PolicyGradient};
 use rlt_core::loss::{Aggregation, Gpg, KlTerm, Objective};
+use rlt_core::preference::PreferenceObjective;
 
 /// The objective of an update; `kl_coefficient` is the controller's current one.
 pub fn objective(algorithm: &PolicyGradient, kl_coefficient: f64) -> Objective {
@@ -26,5 +27,16 @@ pub fn supervised_objective() -> Objective {
         aggregation: Aggregation::TokenMean,
         kl: None,
         entropy_coefficient: 0.0,
+    }
+}
+
+/// The objective of pairs of completions.
+pub fn preference_objective(preference: &PairPreference) -> PreferenceObjective {
+    PreferenceObjective {
+        losses: vec![(preference.loss, 1.0)],
+        divergence: preference.divergence,
+        desensitization: preference.length_desensitization,
+        weigh_by_policy: preference.weigh_by_policy,
+        imitation: preference.sft_weight,
     }
 }

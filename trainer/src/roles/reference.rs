@@ -2,6 +2,7 @@
 //! one it is a frozen copy, in shards where the actor is, which on the CPU lies in a file while nobody reads
 //! it. What it is compared for is not known here.
 
+pub(crate) mod kept;
 mod role;
 
 use std::path::Path;
@@ -32,7 +33,7 @@ pub(crate) enum ReferenceError {
 /// The policy that the actor is held near.
 #[derive(Debug)]
 pub enum Reference {
-    /// The algorithm has no KL term.
+    /// The algorithm reads no reference.
     None,
     /// The actor's own weights with the adapter off.
     AdapterOff,

@@ -1,4 +1,5 @@
-//! Held-out prompts: sampled, judged, summed up. Nothing is learned from them.
+//! Held-out rows: prompts are sampled, judged and summed up; what else there is, the recipe measures. Nothing
+//! is learned from them.
 
 use std::time::Instant;
 
@@ -12,34 +13,51 @@ use crate::roles::{Roles, StepError};
 use crate::run::Run;
 use crate::run::error::TrainError;
 
-/// What the held-out prompts say.
+/// What the held-out rows say.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Evaluation {
-    /// Mean score over all held-out prompts and samples.
-    pub reward: f64,
+    /// Mean score over all held-out prompts and samples; `None` without rewards.
+    pub reward: Option<f64>,
     metrics: Metrics,
 }
 
 impl Evaluation {
-    /// What [`held_out_metrics`] names, and `timing_s/testing`.
+    /// What [`held_out_metrics`] names, what the recipe measures, and `timing_s/testing`.
     pub fn into_metrics(self) -> Metrics {
         self.metrics
     }
 }
 
-/// Samples every held-out prompt under the present weights; `None` without held-out prompts or rewards, or
-/// when the run was asked to stop.
+/// Measures every held-out row under the present weights; `None` without any, or when the run was asked to
+/// stop.
 ///
 /// # Errors
 /// [`TrainError`].
 pub fn evaluate(run: &Run, roles: &mut Roles, data: &Data) -> Result<Option<Evaluation>, TrainError> {
-    if data.held_out().is_empty() || run.spec().rewards.functions.is_empty() {
+    let judges = !data.held_out().is_empty() && !run.spec().rewards.functions.is_empty();
+    if !judges && data.held_out_preferences().is_empty() {
         return Ok(None);
     }
     let _followed = tracing::info_span!(target: rlt_traces::TARGET, "testing").entered();
     let started = Instant::now();
     let step = run.progress.step;
     run.context.set_position(StepPosition { stage: Stage::Training, num_done: step });
+    let mut metrics = Metrics::new();
+    if judges {
+        match judged_metrics(run, roles, data)? {
+            Some(judged) => metrics = judged,
+            None => return Ok(None),
+        }
+    }
+    let measured = run.recipes.training.evaluate(roles, data)?;
+    metrics.extend(measured.into_iter().map(|(name, value)| (format!("val-core/{name}"), value)));
+    metrics.insert("timing_s/testing".into(), started.elapsed().as_secs_f64());
+    let reward = metrics.get("val-core/reward/mean").copied();
+    Ok((metrics.len() > 1).then_some(Evaluation { reward, metrics }))
+}
+
+/// What the rewards of sampled completions say; `None` when the run was asked to stop.
+fn judged_metrics(run: &Run, roles: &mut Roles, data: &Data) -> Result<Option<Metrics>, TrainError> {
     let sampled = roles.rollout.sample_held_out(&roles.actor, data.held_out())?;
     let judged = roles.rewards.judge_unrecorded(sampled);
     // The next step samples under the same weights: they stay packed.
@@ -49,8 +67,6 @@ pub fn evaluate(run: &Run, roles: &mut Roles, data: &Data) -> Result<Option<Eval
         judged => judged?.0,
     };
     let watch = run.context.watch();
-    watch.completions(watch.completion_records(step, true, &groups));
-    let mut metrics = held_out_metrics(&groups, run.spec().rollout.held_out.samples_per_prompt);
-    metrics.insert("timing_s/testing".into(), started.elapsed().as_secs_f64());
-    Ok(metrics.get("val-core/reward/mean").copied().map(|reward| Evaluation { reward, metrics }))
+    watch.completions(watch.completion_records(run.progress.step, true, &groups));
+    Ok(Some(held_out_metrics(&groups, run.spec().rollout.held_out.samples_per_prompt)))
 }

@@ -1,5 +1,6 @@
 //! What a recipe is to the run: one step of a training, as roles and data make it.
 
+use rlt_core::metrics::Metrics;
 use serde_json::Value;
 
 use crate::data::Data;
@@ -13,6 +14,15 @@ pub trait Recipe {
     /// # Errors
     /// [`StepError`]; the step does not count then.
     fn step(&mut self, roles: &mut Roles, data: &mut Data) -> Result<(), StepError>;
+
+    /// Measures held-out rows other than prompts, which the run samples and judges itself. Metrics are logged
+    /// below `val-core/`.
+    ///
+    /// # Errors
+    /// [`StepError`].
+    fn evaluate(&self, _roles: &mut Roles, _data: &Data) -> Result<Metrics, StepError> {
+        Ok(Metrics::new())
+    }
 
     /// What the next step depends on beside weights, optimizer and data positions; saved in checkpoints.
     fn state(&self) -> Value {

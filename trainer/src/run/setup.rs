@@ -11,14 +11,17 @@ use std::time::{Duration, Instant};
 
 use rlt_api::ValidatedJob;
 use rlt_api::plan::{KV_BLOCK_TOKENS, check_model, concurrent_sequences};
-use rlt_api::resolved::{Kl, ModelSource, ResolvedSpec, TokenizerSource};
+use rlt_api::resolved::{Kl, ModelSource, Preference, ResolvedSpec, TokenizerSource};
 use rlt_api::spec;
+use rlt_core::preferences::PreferenceExample;
 use rlt_core::schedule::{Decay, Schedule};
 use tch::{Device, Kind};
 
 use crate::data::seeds::{SeedUse, seed};
 use crate::data::tokenizer::Tokenizer;
-use crate::data::{Data, Dataset, Demonstration, Loader, Split};
+use crate::data::{
+    Data, DataError, Dataset, Demonstration, Loader, PreferenceFormat, PreferenceLimits, Split,
+};
 use crate::model::BaseModel;
 use crate::observe::stop::StopRequest;
 use crate::parallel::{RankError, Ranks};
@@ -87,7 +90,7 @@ pub fn setup(
             context: Rc::clone(&context),
         },
         critic: critic_role(&spec, &folder, pass_ranks.critic, &context),
-        reference: reference_role(&spec, reference, &context),
+        reference: reference_role(&spec, reference, &folder, &context),
         actor: actor_role(&spec, actor, num_steps, &context),
         context: Rc::clone(&context),
     };
@@ -150,9 +153,22 @@ fn actor_role(spec: &ResolvedSpec, actor: Actor, num_steps: u64, context: &Rc<St
     }
 }
 
-fn reference_role(spec: &ResolvedSpec, reference: Reference, context: &Rc<StepContext>) -> ReferenceRole {
+fn reference_role(
+    spec: &ResolvedSpec,
+    reference: Reference,
+    folder: &RunFolder,
+    context: &Rc<StepContext>,
+) -> ReferenceRole {
     let kl = spec.algorithm.policy_gradient.as_ref().map_or(Kl::None, |algorithm| algorithm.kl.clone());
-    ReferenceRole { reference, controller: kl_controller(&kl), kl, context: Rc::clone(context) }
+    ReferenceRole {
+        reference,
+        controller: kl_controller(&kl),
+        kl,
+        is_read: spec.algorithm.reads_reference(),
+        folder: folder.root().to_owned(),
+        kept: None,
+        context: Rc::clone(context),
+    }
 }
 
 fn critic_role(
@@ -287,21 +303,28 @@ fn load_tokenizer(spec: &ResolvedSpec, model_dir: Option<&Path>) -> Result<Token
 struct Datasets {
     prompts: Option<Dataset<rlt_core::types::Prompt>>,
     demonstrations: Option<Dataset<Demonstration>>,
+    preferences: Option<Dataset<PreferenceExample>>,
     held_out: Dataset<rlt_core::types::Prompt>,
+    held_out_preferences: Option<Dataset<PreferenceExample>>,
 }
 
 impl Datasets {
     fn load(spec: &ResolvedSpec, tokenizer: &Tokenizer) -> Result<Self, TrainError> {
-        let is_supervised = spec.algorithm.policy_gradient.is_none();
         let sp = spec.workers.mesh.sp as usize;
         let max_tokens = spec.training.max_tokens_per_micro_batch as usize * sp;
-        let wants_demonstrations = is_supervised || spec.algorithm.cold_start.is_some();
+        let wants_demonstrations = spec.algorithm.is_supervised() || spec.algorithm.cold_start.is_some();
         let prompts = |split| Dataset::prompts(&spec.data, split, tokenizer);
         let demonstrations = || Dataset::demonstrations(&spec.data, Split::Train, tokenizer, max_tokens);
+        let held_out_preferences = preferences(spec, Split::HeldOut, tokenizer).transpose()?;
         Ok(Self {
-            prompts: (!is_supervised).then(|| prompts(Split::Train)).transpose()?,
+            prompts: spec.algorithm.samples().then(|| prompts(Split::Train)).transpose()?,
             demonstrations: wants_demonstrations.then(demonstrations).transpose()?,
-            held_out: prompts(Split::HeldOut)?,
+            preferences: preferences(spec, Split::Train, tokenizer).transpose()?,
+            held_out: match &held_out_preferences {
+                Some(preferences) => preferences.to_prompts(),
+                None => prompts(Split::HeldOut)?,
+            },
+            held_out_preferences,
         })
     }
 
@@ -309,15 +332,38 @@ impl Datasets {
         Ok(Data {
             prompts: self.prompts.as_ref().map(|prompts| loader(spec, prompts)).transpose()?,
             demonstrations: self.demonstrations.as_ref().map(|rows| loader(spec, rows)).transpose()?,
+            preferences: self.preferences.as_ref().map(|rows| loader(spec, rows)).transpose()?,
             held_out: self.held_out,
+            held_out_preferences: self.held_out_preferences,
         })
     }
 
     fn num_steps(&self, spec: &ResolvedSpec) -> u64 {
         let demonstrations = || self.demonstrations.as_ref().map(Dataset::len);
-        let num_rows = self.prompts.as_ref().map(Dataset::len).or_else(demonstrations).unwrap_or(0);
+        let preferences = || self.preferences.as_ref().map(Dataset::len);
+        let prompts = self.prompts.as_ref().map(Dataset::len);
+        let num_rows = prompts.or_else(preferences).or_else(demonstrations).unwrap_or(0);
         spec.training.length.num_steps(num_rows as u64, spec.training.prompts_per_step)
     }
+}
+
+/// The preferences of a split, where the algorithm learns from those of a data set.
+fn preferences(
+    spec: &ResolvedSpec,
+    split: Split,
+    tokenizer: &Tokenizer,
+) -> Option<Result<Dataset<PreferenceExample>, DataError>> {
+    let format = match &spec.algorithm.preference {
+        Some(_) if spec.algorithm.samples() => return None,
+        Some(Preference::Pairs(_)) => PreferenceFormat::Pairs,
+        Some(Preference::Labels(_)) => PreferenceFormat::Labels,
+        None => return None,
+    };
+    let limits = PreferenceLimits {
+        max_completion_tokens: spec.rollout.max_completion_tokens as usize,
+        max_sequence_tokens: spec.max_sequence_tokens() as usize,
+    };
+    Some(Dataset::preferences(&spec.data, split, tokenizer, format, limits))
 }
 
 fn loader<T>(spec: &ResolvedSpec, dataset: &Dataset<T>) -> Result<Loader<T>, TrainError> {

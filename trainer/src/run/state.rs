@@ -30,6 +30,8 @@ struct State {
     progress: Progress,
     prompts: Option<LoaderState>,
     demonstrations: Option<LoaderState>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    preferences: Option<LoaderState>,
     kl_coefficient: f64,
     /// Of the actor; none in checkpoints that know nothing of it.
     #[serde(default)]
@@ -142,11 +144,12 @@ fn tensors(run: &Run, roles: &mut Roles) -> Result<NamedTensors, TrainError> {
 }
 
 fn state(run: &Run, roles: &Roles, data: &Data) -> Result<Value, TrainError> {
-    let DataPosition { prompts, demonstrations } = data.position();
+    let DataPosition { prompts, demonstrations, preferences } = data.position();
     let state = State {
         progress: Progress { elapsed_seconds: run.elapsed_seconds(), ..run.progress.clone() },
         prompts,
         demonstrations,
+        preferences,
         kl_coefficient: roles.reference.kl_coefficient(),
         loss_scale: Some(roles.actor.actor.loss_scale()),
         critic_loss_scale: roles.critic.critic.as_ref().map(Critic::loss_scale),
@@ -222,8 +225,8 @@ fn restore(
 ) -> Result<(Stage, u64), TrainError> {
     roles.actor.actor.trainable().restore(checkpoint)?;
     let state: State = serde_json::from_value(checkpoint.state().clone()).map_err(TrainError::State)?;
-    let State { progress, prompts, demonstrations, .. } = state;
-    data.resume(&DataPosition { prompts, demonstrations })?;
+    let State { progress, prompts, demonstrations, preferences, .. } = state;
+    data.resume(&DataPosition { prompts, demonstrations, preferences })?;
     roles.reference.controller.resume(state.kl_coefficient);
     roles.actor.actor.resume_loss_scale(state.loss_scale);
     run.recipes.training.resume(state.recipe).map_err(TrainError::State)?;

@@ -104,7 +104,7 @@ fn prepare_first_step(run: &mut Run, roles: &mut Roles, data: &Data) -> Result<(
     roles.reference.freeze(&roles.actor, run.folder.root())?;
     if run.spec().training.evaluate_before {
         let evaluation = evaluate(run, roles, data)?;
-        run.progress.first_evaluation = evaluation.as_ref().map(|e| e.reward);
+        run.progress.first_evaluation = evaluation.as_ref().and_then(|e| e.reward);
         log(run, data, evaluation.map(Evaluation::into_metrics).unwrap_or_default());
     }
     if run.progress.cold_start_steps > 0 {
@@ -128,7 +128,7 @@ fn train_one_step(
     run.progress.step = step;
     let is_evaluated = is_due(step, run.spec().training.evaluate_every, run.num_steps);
     if let Some(evaluation) = if is_evaluated { evaluate(run, roles, data)? } else { None } {
-        run.progress.last_evaluation = Some(evaluation.reward);
+        run.progress.last_evaluation = evaluation.reward;
         metrics.extend(evaluation.into_metrics());
     }
     run.saver.borrow_mut().commit_if_done(Patience::None)?;

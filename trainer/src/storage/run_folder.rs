@@ -61,7 +61,7 @@ pub struct RunFolder {
 }
 
 /// Everything a run may leave in its folder; `--overwrite` removes these and nothing else.
-const CONTENT: [&str; 10] = [
+const CONTENT: [&str; 11] = [
     "manifest.yaml",
     "metrics.jsonl",
     "completions.jsonl",
@@ -71,6 +71,7 @@ const CONTENT: [&str; 10] = [
     "export",
     "result.json",
     "model.json",
+    "reference-logprobs",
     WARNINGS,
 ];
 

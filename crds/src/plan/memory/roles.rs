@@ -55,8 +55,7 @@ fn reference_bytes(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) ->
 }
 
 fn has_reference(spec: &ResolvedSpec) -> bool {
-    let algorithm = spec.algorithm.policy_gradient.as_ref();
-    spec.model.lora.is_none() && algorithm.is_some_and(|algorithm| algorithm.kl.term().is_some())
+    spec.model.lora.is_none() && spec.algorithm.reads_reference()
 }
 
 /// Weights and both moments, 4 and 8 / s unless they rest, for each parameter that it trains: those that the

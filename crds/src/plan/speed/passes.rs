@@ -15,7 +15,7 @@ use super::work::Work;
 use crate::plan::batch::{BatchPlan, FullPass, scored_share};
 use crate::plan::machine::Machine;
 use crate::plan::model_config::ModelConfig;
-use crate::resolved::ResolvedSpec;
+use crate::resolved::{Preference, ResolvedSpec};
 use crate::spec::{Device, MatmulPrecision, Precision};
 
 /// Operations of libtorch in a layer's forward pass; a backward pass has twice as many.
@@ -143,16 +143,21 @@ impl<'a> Passes<'a> {
         gathered + tokens.computed * of_token * (tokens.sp - 1.0) / tokens.sp
     }
 
-    /// Passes forward without gradients: the actor's log-probs where updates are off-policy, and the
-    /// reference's.
+    /// Passes forward without gradients: the actor's log-probs where updates are off-policy or need those of
+    /// whole completions before, and the reference's. Of a data set these are computed in the first epoch
+    /// alone.
     pub(super) fn scoring(&self) -> Work {
         let budget = (self.spec.training.max_logprob_tokens, self.spec.workers.mesh.sp_of_logprobs());
         let tokens = self.tokens(self.batch.prompts_per_step, budget);
         let is_off_policy = self.batch.updates_per_step > 1;
-        let algorithm = self.spec.algorithm.policy_gradient.as_ref();
-        let has_reference = algorithm.is_some_and(|algorithm| algorithm.kl.term().is_some());
-        let times = f64::from(u8::from(is_off_policy) + u8::from(has_reference));
-        self.forward(tokens, times)
+        let algorithm = &self.spec.algorithm;
+        let own = match &algorithm.preference {
+            // The mismatched completions, too.
+            Some(Preference::Labels(_)) => 2,
+            Some(Preference::Pairs(_)) => 1,
+            None => u8::from(is_off_policy),
+        };
+        self.forward(tokens, f64::from(own + u8::from(algorithm.reads_reference())))
     }
 
     /// `times` forward passes over the same tokens.

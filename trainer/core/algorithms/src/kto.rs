@@ -8,11 +8,14 @@
 
 use std::ops::AddAssign;
 
+use serde::Serialize;
+
 use crate::preference::{log_ratio_sums, sigmoid};
 use crate::rows::{Rows, RowsError};
 
 /// The parameters of KTO.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Kto {
     /// How strongly the actor is held near the reference: the factor of log-ratios. TRL's default is 0.1.
     pub beta: f64,
@@ -42,6 +45,33 @@ pub struct KtoOutputs {
     pub loss: f64,
     /// d loss / d log-prob of each token; 0 where masked.
     pub dlogprobs: Vec<f64>,
+    /// Sums over the good completions.
+    pub good: KtoSums,
+    /// Sums over the others.
+    pub bad: KtoSums,
+}
+
+/// What an update says about completions of one label; add those of all micro-batches.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct KtoSums {
+    /// Sum of beta x log-ratio.
+    pub reward: f64,
+    /// Sum of log-probs under the actor.
+    pub logprob: f64,
+    /// Completions.
+    pub num_completions: usize,
+}
+
+impl KtoSums {
+    /// Mean reward of a completion; `None` without any.
+    pub fn mean_reward(&self) -> Option<f64> {
+        (self.num_completions > 0).then(|| self.reward / self.num_completions as f64)
+    }
+
+    /// Mean log-prob of a completion; `None` without any.
+    pub fn mean_logprob(&self) -> Option<f64> {
+        (self.num_completions > 0).then(|| self.logprob / self.num_completions as f64)
+    }
 }
 
 /// Sums over completions that do not belong to their prompts; add those of all micro-batches and ranks.
@@ -91,15 +121,20 @@ impl Kto {
         rows.check_rows("labels", inputs.labels)?;
         let ratios = log_ratio_sums(rows, inputs.logprobs, inputs.ref_logprobs)?;
         let share = 1.0 / num_completions.max(1) as f64;
-        let mut loss = 0.0;
+        let logprobs = rows.masked_sums(inputs.logprobs);
+        let (mut loss, mut good, mut bad) = (0.0, KtoSums::default(), KtoSums::default());
         let mut slopes = Vec::with_capacity(ratios.len());
-        for (ratio, is_good) in ratios.iter().zip(inputs.labels) {
+        for ((ratio, logprob), is_good) in ratios.iter().zip(logprobs).zip(inputs.labels) {
+            let sums = if *is_good { &mut good } else { &mut bad };
+            sums.reward += self.beta * ratio;
+            sums.logprob += logprob;
+            sums.num_completions += 1;
             let (weight, sign) =
                 if *is_good { (self.desirable_weight, 1.0) } else { (self.undesirable_weight, -1.0) };
             let x = sign * self.beta * (ratio - point.z());
             loss += share * weight * (1.0 - sigmoid(x));
             slopes.push(-share * weight * sign * self.beta * sigmoid(x) * sigmoid(-x));
         }
-        Ok(KtoOutputs { loss, dlogprobs: rows.broadcast(&slopes) })
+        Ok(KtoOutputs { loss, dlogprobs: rows.broadcast(&slopes), good, bad })
     }
 }

@@ -30,7 +30,7 @@ register! {
     pub names PreferenceLossKind,
     /// How a pair of completions becomes a loss: a preference loss with its parameters.
     pub formulas PreferenceLoss: pair::PairFormula,
-    tag "preference",
+    tag "loss",
     [
         score::Sigmoid,
         score::SigmoidNorm,
@@ -48,6 +48,23 @@ register! {
         reference_free::SimPo,
         reference_free::Orpo,
     ]
+}
+
+impl PreferenceLoss {
+    /// Whether log-probs under the reference are read.
+    pub fn reads_reference(&self) -> bool {
+        self.formula().reads_reference()
+    }
+
+    /// Whether a completion's score may come from another divergence than the reverse KL.
+    pub fn takes_divergence(&self) -> bool {
+        self.formula().takes_divergence()
+    }
+
+    /// The factor by which log-ratios become rewards.
+    pub fn beta(&self) -> f64 {
+        self.formula().beta()
+    }
 }
 
 /// Log-ratio of actor to reference of each completion: the sum over its counting tokens.

@@ -82,6 +82,8 @@ pub struct Problem {
     pub answer: String,
     /// What a supervised example shows as the answer: its beginning, for the share of errors asked for.
     pub demonstration: String,
+    /// A wrong answer: the beginning of the right one, or another digit where that has only one.
+    pub wrong_answer: String,
 }
 
 /// Why a task cannot be made.
@@ -189,9 +191,12 @@ impl Arithmetic {
         let answer = self.written(operator.apply(left, right), self.answer_width);
         let answer = if self.options.reversed_answers { answer.chars().rev().collect() } else { answer };
         let breaks_off = unit_interval(random(1)) < self.options.demonstration_error_rate;
-        let demonstration = if breaks_off { beginning(&answer, random(2)) } else { answer.clone() };
+        let begun = beginning(&answer, random(2));
+        let demonstration = if breaks_off { begun.clone() } else { answer.clone() };
+        let wrong_answer = if begun == answer { next_digits(&answer) } else { begun };
         let (left, right) = (self.written(left, self.operand_width), self.written(right, self.operand_width));
-        Problem { prompt: format!("{left}{}{right}=", operator.symbol()), answer, demonstration }
+        let prompt = format!("{left}{}{right}=", operator.symbol());
+        Problem { prompt, answer, demonstration, wrong_answer }
     }
 
     fn written(&self, number: u64, width: usize) -> String {
@@ -237,6 +242,12 @@ fn num_digits(number: u64) -> usize {
 /// The upper 53 bits as a number in `[0, 1)`.
 fn unit_interval(random: u64) -> f64 {
     (random >> 11) as f64 / (1u64 << 53) as f64
+}
+
+/// Every digit is the one after it; 0 after 9.
+fn next_digits(answer: &str) -> String {
+    let next = |digit: char| digit.to_digit(10).and_then(|digit| char::from_digit((digit + 1) % 10, 10));
+    answer.chars().filter_map(next).collect()
 }
 
 /// At least the first character and at most all but the last.

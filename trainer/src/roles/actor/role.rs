@@ -114,6 +114,35 @@ impl ActorRole {
         Ok(())
     }
 
+    /// Moves every log-prob of `batch` against its derivative of some loss, `dlogprobs`, in one update: the
+    /// gradient is that of the loss. For losses of whole completions, which are known only once all of them
+    /// are scored ([`Self::score`]).
+    ///
+    /// # Errors
+    /// [`StepError::Update`]; weights are then as they were.
+    pub fn descend(&mut self, mut batch: Batch, dlogprobs: &[f64]) -> Result<(), StepError> {
+        let step = self.context.position().num_done;
+        // The objective is a mean over tokens: minus the advantage by their number is what a log-prob's
+        // derivative becomes.
+        let num_tokens = batch.rows.num_valid_tokens() as f64;
+        batch.advantages = dlogprobs.iter().map(|slope| -slope * num_tokens).collect();
+        let plan = UpdatePlan {
+            objective: supervised_objective(),
+            groups_per_update: usize::MAX,
+            num_epochs: 1,
+            max_tokens: self.portions.max_tokens,
+            learning_rate: self.schedule.at(step),
+            seed: self.context.seed(SeedUse::Update, &[step]),
+        };
+        let mut metrics = self.update_by(&batch, &plan)?.metrics(&plan);
+        // The mean of derivatives times log-probs is no loss.
+        for name in ["actor/pg_loss", "actor/ppo_kl", "actor/pg_clipfrac", "actor/pg_clipfrac_lower"] {
+            metrics.remove(name);
+        }
+        self.context.record(metrics);
+        Ok(())
+    }
+
     fn update_by(&mut self, batch: &Batch, plan: &UpdatePlan) -> Result<UpdateReport, StepError> {
         self.context.end_sampling()?;
         self.context.watch().begin_phase(Phase::Update, 0);
@@ -123,8 +152,11 @@ impl ActorRole {
     }
 
     /// The distance between rollout and actor over everything sampled: tokens that a correction rejects for
-    /// it later are included.
+    /// it later are included. Nothing is said of completions of a data set.
     fn record_mismatch(&self, batch: &Batch, actor_logprobs: &[f64]) -> Result<(), StepError> {
+        if batch.rollout_logprobs.is_empty() {
+            return Ok(());
+        }
         self.context.record(mismatch_metrics(&batch.rows, actor_logprobs, &batch.rollout_logprobs)?);
         Ok(())
     }

@@ -1,18 +1,21 @@
 //! The reference as a role: log-probs of the policy that the actor is held near, and how strongly it is.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use rlt_api::resolved::Kl;
 use rlt_core::batch::Batch;
+use rlt_core::digest;
 use rlt_core::kl::{KlController, kl_in_reward, mean_kl};
 use rlt_core::metrics::Metrics;
 
+use super::kept::{self, KeptLogprobs};
 use super::{FrozenPolicy, Reference};
 use crate::model::Adapter;
-use crate::parallel::RankError;
+use crate::parallel::{DecoderUnits, RankError};
 use crate::roles::StepError;
 use crate::roles::actor::ActorRole;
+use crate::roles::rollout::WeightDigest;
 use crate::roles::step_context::StepContext;
 
 /// The policy that the actor is held near.
@@ -21,6 +24,12 @@ pub struct ReferenceRole {
     pub(crate) controller: KlController,
     /// The KL term of the algorithm.
     pub(crate) kl: Kl,
+    /// Whether the algorithm reads log-probs under the reference.
+    pub(crate) is_read: bool,
+    /// The run folder.
+    pub(crate) folder: PathBuf,
+    /// What [`Self::score_once`] knows already; `None` until it is first called.
+    pub(crate) kept: Option<KeptLogprobs>,
     pub(crate) context: Rc<StepContext>,
 }
 
@@ -50,28 +59,76 @@ impl ReferenceRole {
         matches!(self.kl, Kl::Reward(_)) || self.kl.term().is_some_and(|term| term.adaptive.is_some())
     }
 
-    /// Fills in the reference's log-probs, where the algorithm has a KL term.
+    /// Fills in the reference's log-probs, where the algorithm reads them.
     ///
     /// # Errors
     /// [`StepError::Actor`].
     pub fn score(&self, actor: &ActorRole, mut batch: Batch) -> Result<Batch, StepError> {
-        if self.kl.term().is_none() {
+        if self.is_read {
+            batch.ref_logprobs = Some(self.logprobs(actor, &batch)?);
+        }
+        Ok(batch)
+    }
+
+    /// The same for completions of a data set, each of which is computed once: later epochs and resumed runs
+    /// read what is kept in the run folder under the digest of the reference's weights.
+    ///
+    /// # Errors
+    /// [`StepError::Actor`].
+    pub fn score_once(&mut self, actor: &ActorRole, mut batch: Batch) -> Result<Batch, StepError> {
+        if !self.is_read {
             return Ok(batch);
         }
+        let mut kept = match self.kept.take() {
+            Some(kept) => kept,
+            None => {
+                let digest = self.digest(actor)?;
+                KeptLogprobs::open(&self.folder.join(kept::FOLDER), digest, actor.actor.ranks())?
+            }
+        };
+        let logprobs = match kept.find(&batch) {
+            Some(logprobs) => logprobs,
+            None => kept.keep(&batch, &self.logprobs(actor, &batch)?),
+        };
+        self.kept = Some(kept);
+        batch.ref_logprobs = Some(logprobs);
+        Ok(batch)
+    }
+
+    /// One number for the weights of the reference, the same on all ranks.
+    fn digest(&self, actor: &ActorRole) -> Result<u64, StepError> {
+        let units = match &self.reference {
+            Reference::Frozen(Some(copy)) => DecoderUnits::new(copy.decoder(), copy.shards()),
+            Reference::None | Reference::AdapterOff | Reference::Frozen(None) => actor.actor.units(),
+        };
+        let trained = match &self.reference {
+            Reference::AdapterOff => actor.actor.decoder.trainable_parameters(),
+            Reference::None | Reference::Frozen(_) => Vec::new(),
+        };
+        let is_trained = |name: &str| trained.iter().any(|(own, _)| own == name);
+        let own = WeightDigest::of(units)?.combined(|name| !is_trained(name));
+        self.reference.release_pages();
+        // Of shards each rank has its own; else all have the same.
+        Ok(match units.shards() {
+            None => own,
+            Some(_) => actor.actor.ranks().all_gather(own)?.into_iter().fold(0, digest::combine),
+        })
+    }
+
+    fn logprobs(&self, actor: &ActorRole, batch: &Batch) -> Result<Vec<f64>, StepError> {
         self.context.end_sampling()?;
         let (policy, max_tokens) = (&actor.actor, actor.max_logprob_tokens);
         let scores = self.context.measure("ref", || {
             let scores = match &self.reference {
-                Reference::Frozen(Some(copy)) => policy.score_with(copy, &batch, max_tokens),
+                Reference::Frozen(Some(copy)) => policy.score_with(copy, batch, max_tokens),
                 Reference::None | Reference::AdapterOff | Reference::Frozen(None) => {
-                    policy.score(&batch, Adapter::Off, max_tokens)
+                    policy.score(batch, Adapter::Off, max_tokens)
                 }
             };
             self.reference.release_pages();
             scores
         })?;
-        batch.ref_logprobs = Some(scores.logprobs);
-        Ok(batch)
+        Ok(scores.logprobs)
     }
 
     /// Takes the KL penalty off the token rewards where the term acts there, and lets the controller see the

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use rlt_core::digest::digest64;
+use rlt_core::digest::{combine, digest64};
 use rlt_torch::cuda::{DeviceDigest, Kernels};
 use tch::{Device, Kind, Tensor};
 
@@ -50,6 +50,15 @@ impl WeightDigest {
         let (digests, frozen) = of_policy.finish()?;
         known.frozen = frozen;
         Ok(Self { parameters: names.into_iter().zip(digests).collect() })
+    }
+
+    /// One number for the parameters whose names are `counted`, names included.
+    pub fn combined(&self, counted: impl Fn(&str) -> bool) -> u64 {
+        let parameters = self.parameters.iter().filter(|(name, _)| counted(name));
+        parameters.fold(0, |all, (name, own)| {
+            let name = name.bytes().fold(0, |text, byte| combine(text, u64::from(byte)));
+            combine(combine(all, name), *own)
+        })
     }
 
     /// Name of the first parameter that differs, is missing or is new in `other`.

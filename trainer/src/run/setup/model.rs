@@ -63,7 +63,7 @@ pub(super) fn actor(
     let trained = shards.as_ref().map_or_else(|| decoder.trainable_parameters(), ShardedParameters::pieces);
     let optimizer = offload.optimizer(trained, optimizer_options(spec))?;
     let options = ActorOptions {
-        temperature: if spec.algorithm.policy_gradient.is_some() { spec.rollout.temperature } else { 1.0 },
+        temperature: if spec.algorithm.samples() { spec.rollout.temperature } else { 1.0 },
         head_chunk_tokens: HEAD_CHUNK_TOKENS as usize,
         activation_checkpointing: training.activation_checkpointing.unwrap_or(false),
         max_grad_norm: training.max_grad_norm,
@@ -141,8 +141,7 @@ pub(super) fn reference(
     actor: &Actor,
     folder: &RunFolder,
 ) -> Result<Reference, TrainError> {
-    let needs_one = spec.algorithm.policy_gradient.as_ref().is_some_and(|a| a.kl.term().is_some());
-    Ok(match (needs_one, &spec.model.lora, &spec.algorithm.cold_start) {
+    Ok(match (spec.algorithm.reads_reference(), &spec.model.lora, &spec.algorithm.cold_start) {
         (false, _, _) => Reference::None,
         (true, Some(_), _) => Reference::AdapterOff,
         (true, None, Some(_)) => Reference::Frozen(None),

@@ -1,8 +1,11 @@
 //! f-divergences between actor and reference, as the score of a completion (arXiv 2309.16240).
 
+use serde::Serialize;
+
 /// How a completion's log-ratio u of actor to reference becomes its score, f'(exp u). TRL's names in
 /// brackets.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[serde(tag = "divergence")]
 pub enum Divergence {
     /// u (`reverse_kl`): plain DPO.
     #[default]
@@ -14,6 +17,7 @@ pub enum Divergence {
     /// (exp((alpha - 1) u) - 1) / (alpha - 1), u where alpha is 1 (`alpha_divergence`).
     Alpha {
         /// The order of the divergence.
+        #[serde(rename = "divergenceAlpha")]
         alpha: f64,
     },
 }

@@ -95,18 +95,24 @@ pub struct PreferenceMetrics {
     pub rejected_reward: f64,
     /// `rewards/accuracies`: share of pairs whose chosen reward is above the rejected one.
     pub accuracy: f64,
+    /// `logps/chosen`: log-prob of a chosen completion.
+    pub chosen_logprob: f64,
+    /// `logps/rejected`.
+    pub rejected_logprob: f64,
     /// Negative log-prob of a chosen token, before [`PreferenceObjective::imitation`].
     pub nll: f64,
 }
 
 impl PreferenceMetrics {
     /// TRL's metrics of an update under TRL's names.
-    pub fn values(&self) -> [(&'static str, f64); 5] {
+    pub fn values(&self) -> [(&'static str, f64); 7] {
         [
             ("rewards/chosen", self.chosen_reward),
             ("rewards/rejected", self.rejected_reward),
             ("rewards/margins", self.chosen_reward - self.rejected_reward),
             ("rewards/accuracies", self.accuracy),
+            ("logps/chosen", self.chosen_logprob),
+            ("logps/rejected", self.rejected_logprob),
             ("nll_loss", self.nll),
         ]
     }
@@ -230,6 +236,8 @@ impl PreferenceObjective {
         };
         metrics.chosen_reward += share * reward(chosen);
         metrics.rejected_reward += share * reward(rejected);
+        metrics.chosen_logprob += share * chosen.logprob;
+        metrics.rejected_logprob += share * rejected.logprob;
         metrics.accuracy += if reward(chosen) > reward(rejected) { share } else { 0.0 };
     }
 }

@@ -9,7 +9,7 @@ pub(super) const BETA: Parameter = Parameter::number(
     1e-6,
     1000.0,
     "How strongly the actor is held near the reference: the factor of log-ratios, or the margin's inverse for `Ipo` and \
-     `SppoHard`; by default 0.1, for `SimPo` 2.",
+     `SppoHard`; by default 0.1, for `SimPo` 2. The kind `KTO` has it too.",
 );
 
 /// `preference.labelSmoothing` of manifests.
@@ -65,6 +65,11 @@ pub(crate) trait PairFormula {
     /// Whether it reads log-probs under the reference.
     fn reads_reference(&self) -> bool {
         true
+    }
+
+    /// Whether it is a loss of the difference of two scores, which a [`Divergence`] gives.
+    fn takes_divergence(&self) -> bool {
+        false
     }
 
     /// The factor by which log-ratios (log-probs without a reference) become rewards in metrics.

@@ -39,6 +39,10 @@ impl PairFormula for Sigmoid {
         PairLoss::of_difference((value, slope), self.beta * chosen_slope, self.beta * rejected_slope)
     }
 
+    fn takes_divergence(&self) -> bool {
+        true
+    }
+
     fn beta(&self) -> f64 {
         self.beta
     }
@@ -62,6 +66,10 @@ impl PairFormula for SigmoidNorm {
         let x = self.beta * (chosen / chosen_len - rejected / rejected_len);
         let slopes = (self.beta * chosen_slope / chosen_len, self.beta * rejected_slope / rejected_len);
         PairLoss::of_difference(smoothed_logistic(x, 0.0), slopes.0, slopes.1)
+    }
+
+    fn takes_divergence(&self) -> bool {
+        true
     }
 
     fn beta(&self) -> f64 {
@@ -88,6 +96,10 @@ impl PairFormula for Hinge {
         PairLoss::of_difference((value, slope), self.beta * chosen_slope, self.beta * rejected_slope)
     }
 
+    fn takes_divergence(&self) -> bool {
+        true
+    }
+
     fn beta(&self) -> f64 {
         self.beta
     }
@@ -111,6 +123,10 @@ impl PairFormula for Ipo {
         let error = chosen / chosen_len - rejected / rejected_len - 0.5 / self.beta;
         let slopes = (chosen_slope / chosen_len, rejected_slope / rejected_len);
         PairLoss::of_difference((error * error, 2.0 * error), slopes.0, slopes.1)
+    }
+
+    fn takes_divergence(&self) -> bool {
+        true
     }
 
     fn beta(&self) -> f64 {
@@ -139,6 +155,10 @@ impl PairFormula for Robust {
         let value = (-(1.0 - s) * log_sigmoid(x) + s * log_sigmoid(-x)) / scale;
         let slope = (-(1.0 - s) * sigmoid(-x) - s * sigmoid(x)) / scale;
         PairLoss::of_difference((value, slope), self.beta * chosen_slope, self.beta * rejected_slope)
+    }
+
+    fn takes_divergence(&self) -> bool {
+        true
     }
 
     fn beta(&self) -> f64 {
@@ -170,6 +190,10 @@ impl PairFormula for ExoPair {
         PairLoss::of_difference((value, slope), self.beta * chosen_slope, self.beta * rejected_slope)
     }
 
+    fn takes_divergence(&self) -> bool {
+        true
+    }
+
     fn beta(&self) -> f64 {
         self.beta
     }
@@ -198,6 +222,10 @@ impl PairFormula for DiscoPop {
         let blending = sigmoid_slope(x / self.tau) / self.tau * (exponential - logistic);
         let slope = -sigmoid(-x) * (1.0 - blend) - exponential * blend + blending;
         PairLoss::of_difference((value, slope), self.beta * chosen_slope, self.beta * rejected_slope)
+    }
+
+    fn takes_divergence(&self) -> bool {
+        true
     }
 
     fn beta(&self) -> f64 {

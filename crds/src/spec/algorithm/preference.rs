@@ -1,0 +1,64 @@
+//! `spec.algorithm.preference`: how preferred and rejected completions become a loss.
+
+use rlt_algorithms::declaration::Parameters;
+pub use rlt_algorithms::preference::PreferenceLossKind;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// An f-divergence between actor and reference, whose derivative is the score of a completion
+/// (<https://arxiv.org/abs/2309.16240>). u is the log-ratio of actor to reference.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum PreferenceDivergence {
+    /// The score is u: plain DPO.
+    #[default]
+    ReverseKl,
+    /// The score is 1 - exp(-u).
+    ForwardKl,
+    /// The score is log 2 + log sigmoid(u).
+    JensenShannon,
+    /// The score is (exp((alpha - 1) u) - 1) / (alpha - 1).
+    Alpha,
+}
+
+/// How preferences become a loss; only with the kinds `DPO`, `SimPO`, `CPO`, `ORPO`, `KTO` and `OnlineDPO`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PreferenceSpec {
+    /// The loss of a pair of completions; by default the preset's. `KTO` has no pairs and is a loss itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss: Option<PreferenceLossKind>,
+    /// The parameters of the loss; by default the loss's own.
+    #[serde(flatten)]
+    pub parameters: Parameters<PreferenceLossKind>,
+    /// The divergence whose derivative scores completions, in losses of the difference of two scores; by
+    /// default `ReverseKl`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub divergence: Option<PreferenceDivergence>,
+    /// The order of the divergence `Alpha`; by default 0.5.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = -10.0, max = 10.0))]
+    pub divergence_alpha: Option<f64>,
+    /// Weight of tokens behind the length of the pair's shorter completion (LD-DPO,
+    /// <https://arxiv.org/abs/2409.06411>); by default 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub length_desensitization: Option<f64>,
+    /// Weigh a pair by how likely the actor is to sample it (WPO, <https://arxiv.org/abs/2406.11827>); by
+    /// default false.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weigh_by_policy: Option<bool>,
+    /// Weight of the negative log-likelihood of a chosen token that is added to the loss (RPO,
+    /// <https://arxiv.org/abs/2404.19733>); by default 0, with `CPO` and `ORPO` 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1000.0))]
+    pub sft_weight: Option<f64>,
+    /// `KTO`'s weight of desirable completions; by default 1. Weight times number of one kind should be 1 to
+    /// 4/3 of the other's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1000.0))]
+    pub desirable_weight: Option<f64>,
+    /// `KTO`'s weight of undesirable completions; by default 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 1000.0))]
+    pub undesirable_weight: Option<f64>,
+}

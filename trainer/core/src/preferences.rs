@@ -1,0 +1,165 @@
+//! Completions whose worth is known, from a data set or from rewards, and batches of them.
+//!
+//! The completions of an example are neighbours in one group of the batch, so that their prompt is computed
+//! once. How they become a loss is in [`crate::preference`] and [`crate::kto`].
+
+use std::sync::Arc;
+
+use crate::batch::{Batch, BatchSequence};
+use crate::rows::Rows;
+use crate::types::{Prompt, RewardStatus, Rollout, RolloutGroup, TokenId};
+
+/// A prompt with completions whose worth is known: filled by the data loader.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PreferenceExample {
+    /// The prompt; it may be empty of text, never of tokens.
+    pub prompt: Arc<Prompt>,
+    /// A pair (chosen, rejected), or a single completion with a label.
+    pub completions: Vec<Vec<TokenId>>,
+    /// Whether each completion is chosen, or desirable.
+    pub labels: Vec<bool>,
+}
+
+impl Batch {
+    /// Every completion of `examples`, in order. No policy of this run sampled them:
+    /// [`Batch::rollout_logprobs`] is empty.
+    pub fn from_preferences(examples: &[Arc<PreferenceExample>]) -> Self {
+        Self::of_completions(examples.iter().map(|example| (&example.prompt, example.completions.as_slice())))
+    }
+
+    /// Completions behind prompts that they do not belong to: each prompt of `examples` with the completions
+    /// of the example before it. What KTO's reference point is measured on.
+    pub fn from_mismatched(examples: &[Arc<PreferenceExample>]) -> Self {
+        let before = examples.iter().cycle().skip(examples.len().saturating_sub(1));
+        let pairs = examples.iter().zip(before);
+        Self::of_completions(pairs.map(|(example, before)| (&example.prompt, before.completions.as_slice())))
+    }
+
+    fn of_completions<'a>(groups: impl Iterator<Item = (&'a Arc<Prompt>, &'a [Vec<TokenId>])>) -> Self {
+        let (mut sequences, mut group_idxs) = (Vec::new(), Vec::new());
+        for (group_idx, (prompt, completions)) in groups.enumerate() {
+            for completion in completions {
+                sequences.push(BatchSequence { prompt: Arc::clone(prompt), completion: completion.clone() });
+                group_idxs.push(group_idx);
+            }
+        }
+        let rows = Rows::unmasked(sequences.iter().map(|sequence| sequence.completion.len()));
+        Self {
+            rewards: vec![0.0; sequences.len()],
+            token_rewards: vec![0.0; rows.num_tokens()],
+            greedy_rewards: None,
+            reward_parts: Vec::new(),
+            reward_names: Vec::new(),
+            rollout_logprobs: Vec::new(),
+            old_logprobs: None,
+            ref_logprobs: None,
+            values: None,
+            returns: None,
+            advantages: vec![0.0; rows.num_tokens()],
+            importance_weights: None,
+            groups: group_idxs,
+            sequences,
+            rows,
+        }
+    }
+}
+
+/// The best and the worst rollout of each group by reward, in this order: a pair, chosen and rejected. Of
+/// equal rewards the first counts. Groups whose rewards are all equal prefer nothing and are left out, and so
+/// are rollouts whose reward function failed.
+pub fn best_and_worst(groups: &[RolloutGroup]) -> Vec<RolloutGroup> {
+    let pair = |group: &RolloutGroup| {
+        let trusted = || group.rollouts.iter().filter(|rollout| rollout.reward.status == RewardStatus::Ok);
+        let value = |rollout: &&Rollout| rollout.reward.value;
+        let best = trusted().reduce(|best, other| if value(&other) > value(&best) { other } else { best })?;
+        let worst =
+            trusted().reduce(|worst, other| if value(&other) < value(&worst) { other } else { worst })?;
+        (value(&best) > value(&worst)).then(|| RolloutGroup {
+            prompt: Arc::clone(&group.prompt),
+            rollouts: vec![best.clone(), worst.clone()],
+        })
+    };
+    groups.iter().filter_map(pair).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::packing::PromptGroup;
+    use crate::types::{Completion, FinishReason, Reward};
+
+    fn prompt(tokens: &[TokenId]) -> Arc<Prompt> {
+        Arc::new(Prompt {
+            row_idx: 0,
+            tokens: tokens.to_vec(),
+            text: String::new(),
+            data_source: String::new(),
+            ground_truth: serde_json::Value::Null,
+            extra_info: serde_json::Value::Null,
+        })
+    }
+
+    fn example(tokens: &[TokenId], completions: &[&[TokenId]]) -> Arc<PreferenceExample> {
+        Arc::new(PreferenceExample {
+            prompt: prompt(tokens),
+            completions: completions.iter().map(|tokens| tokens.to_vec()).collect(),
+            labels: (0..completions.len()).map(|idx| idx == 0).collect(),
+        })
+    }
+
+    fn rollout(value: f64, status: RewardStatus) -> Rollout {
+        Rollout {
+            prompt: prompt(&[1]),
+            sample_idx: 0,
+            policy_version: 0,
+            completion: Completion {
+                tokens: vec![2],
+                rollout_logprobs: vec![-1.0],
+                text: String::new(),
+                finish_reason: FinishReason::Stop,
+            },
+            reward: Reward {
+                score: value,
+                value,
+                parts: BTreeMap::new(),
+                answer: None,
+                status,
+                message: None,
+            },
+        }
+    }
+
+    #[test]
+    fn the_prompt_of_a_pair_is_laid_out_once() {
+        let pairs = [example(&[7, 8], &[&[1, 2, 3], &[4]]), example(&[9], &[&[5], &[6, 7]])];
+        let batch = Batch::from_preferences(&pairs);
+        let group = |prompt_len, lens: &[usize]| PromptGroup { prompt_len, lens: lens.to_vec() };
+        assert_eq!(batch.prompt_groups(&[0, 1, 2, 3]), [group(2, &[2, 0]), group(1, &[0, 1])]);
+        assert_eq!(batch.rows.ranges().collect::<Vec<_>>(), [0..3, 3..4, 4..5, 5..7]);
+    }
+
+    #[test]
+    fn mismatched_completions_stand_behind_the_next_prompt() {
+        let examples = [example(&[7], &[&[1], &[2]]), example(&[8], &[&[3]]), example(&[9], &[&[4]])];
+        let batch = Batch::from_mismatched(&examples);
+        let got: Vec<_> = batch.sequences.iter().map(|s| (s.prompt.tokens[0], s.completion[0])).collect();
+        assert_eq!(got, [(7, 4), (8, 1), (8, 2), (9, 3)]);
+    }
+
+    #[test]
+    fn a_group_gives_its_best_and_worst_unless_all_are_equal_or_failed() {
+        let group = |rollouts| RolloutGroup { prompt: prompt(&[1]), rollouts };
+        let ok = |value| rollout(value, RewardStatus::Ok);
+        let pairs = best_and_worst(&[
+            group(vec![ok(0.5), ok(2.0), ok(-1.0), ok(2.0), rollout(9.0, RewardStatus::TimedOut)]),
+            group(vec![ok(1.0), ok(1.0)]),
+            group(vec![rollout(1.0, RewardStatus::TimedOut), ok(0.0)]),
+            group(Vec::new()),
+        ]);
+        let values: Vec<Vec<f64>> =
+            pairs.iter().map(|pair| pair.rollouts.iter().map(|r| r.reward.value).collect()).collect();
+        assert_eq!(values, [[2.0, -1.0]]);
+    }
+}

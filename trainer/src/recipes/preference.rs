@@ -1,0 +1,38 @@
+//! DPO (arXiv 2305.18290) and its family: chosen completions become likelier than rejected ones.
+
+use rlt_core::batch::Batch;
+use rlt_core::metrics::Metrics;
+
+use super::{PairLoss, Recipe};
+use crate::data::Data;
+use crate::roles::{Roles, StepError};
+
+/// One step: score the pairs of a data set under the reference and the actor, evaluate, update.
+pub struct Preference {
+    /// Pairs of one step.
+    pub batch_size: usize,
+    /// How pairs become a loss.
+    pub loss: PairLoss,
+}
+
+impl Recipe for Preference {
+    fn step(&mut self, roles: &mut Roles, data: &mut Data) -> Result<(), StepError> {
+        let pairs = data.next_preferences(self.batch_size).ok_or(StepError::NoPreferences)?;
+        let batch = Batch::from_preferences(&pairs);
+        let batch = roles.reference.score_once(&roles.actor, batch)?;
+        let batch = roles.actor.score(batch)?;
+        let outputs = self.loss.evaluate(roles, &batch)?;
+        roles.context().record(PairLoss::metrics(&outputs));
+        roles.actor.descend(batch, &outputs.dlogprobs)
+    }
+
+    fn evaluate(&self, roles: &mut Roles, data: &Data) -> Result<Metrics, StepError> {
+        let pairs = data.held_out_preferences();
+        if pairs.is_empty() {
+            return Ok(Metrics::new());
+        }
+        let batch = roles.reference.score_once(&roles.actor, Batch::from_preferences(pairs))?;
+        let batch = roles.actor.score(batch)?;
+        Ok(PairLoss::metrics(&self.loss.evaluate(roles, &batch)?))
+    }
+}

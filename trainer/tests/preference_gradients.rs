@@ -1,0 +1,178 @@
+//! Pairs behind one prompt, scored, evaluated and differentiated, against what TRL's trainers make of the
+//! same pairs with the same models, each sequence with a prompt of its own: losses, metrics, gradients.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rlt_api::resolved::PairPreference;
+use rlt_core::batch::Batch;
+use rlt_core::declaration::Parameters;
+use rlt_core::loss::{Denominators, LossInputs};
+use rlt_core::mesh::SpShard;
+use rlt_core::preference::{
+    Divergence, PreferenceDenominators, PreferenceInputs, PreferenceLoss, PreferenceOutputs,
+};
+use rlt_core::preferences::PreferenceExample;
+use rlt_core::types::{Prompt, TokenId};
+use rlt_trainer::model::{Adapter, Decoder, LoadOptions};
+use rlt_trainer::parallel::Ranks;
+use rlt_trainer::roles::actor::{Actor, ActorOptions, MicroBatch};
+use rlt_trainer::roles::objective::{preference_objective, supervised_objective};
+use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
+use serde_json::{Value, json};
+
+/// Tokens of a micro-batch: all pairs in one, and so few that pairs are torn apart.
+const BUDGETS: [usize; 2] = [4096, 12];
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
+}
+
+fn numbers(value: &Value) -> Vec<f64> {
+    value.as_array().unwrap().iter().map(|number| number.as_f64().unwrap()).collect()
+}
+
+fn tokens(value: &Value) -> Vec<TokenId> {
+    value.as_array().unwrap().iter().map(|token| token.as_u64().unwrap() as TokenId).collect()
+}
+
+fn batch(fixture: &Value) -> Batch {
+    let example = |pair: &Value| {
+        let prompt = Prompt {
+            row_idx: 0,
+            tokens: tokens(&pair["prompt_ids"]),
+            text: String::new(),
+            data_source: String::new(),
+            ground_truth: Value::Null,
+            extra_info: Value::Null,
+        };
+        Arc::new(PreferenceExample {
+            prompt: Arc::new(prompt),
+            completions: ["chosen_ids", "rejected_ids"].map(|side| tokens(&pair[side])).to_vec(),
+            labels: vec![true, false],
+        })
+    };
+    let examples: Vec<_> = fixture["pairs"].as_array().unwrap().iter().map(example).collect();
+    let reference = fixture["ref_logprobs"].as_array().unwrap().iter();
+    let reference = reference.flat_map(|pair| pair.as_array().unwrap()).flat_map(numbers).collect();
+    Batch { ref_logprobs: Some(reference), ..Batch::from_preferences(&examples) }
+}
+
+fn actor(model: &str) -> Actor {
+    let folder = fixtures().join("models").join(model);
+    let decoder = Decoder::load(&folder, &LoadOptions { trainable: true, ..LoadOptions::default() }).unwrap();
+    let optimizer = AdamW::new(decoder.trainable_parameters(), AdamWOptions::default()).unwrap();
+    let options = ActorOptions {
+        temperature: 1.0,
+        head_chunk_tokens: 4,
+        activation_checkpointing: false,
+        max_grad_norm: 1.0,
+    };
+    Actor::new(decoder, optimizer, options, Ranks::alone())
+}
+
+/// The section `preference` of a manifest.
+fn preference(section: &Value) -> PairPreference {
+    let known = ["beta", "labelSmoothing", "simpoGamma", "discopopTau"];
+    let given = known.iter().filter(|name| !section[**name].is_null());
+    let parameters: Value = given.map(|name| ((*name).to_owned(), section[*name].clone())).collect();
+    let parameters: Parameters<_> = serde_json::from_value(parameters).unwrap();
+    let kind = serde_json::from_value(section["loss"].clone()).unwrap();
+    PairPreference {
+        loss: PreferenceLoss::resolve(kind, &parameters),
+        divergence: match section["divergence"].as_str() {
+            None => Divergence::ReverseKl,
+            Some("JensenShannon") => Divergence::JensenShannon,
+            Some(other) => panic!("no case has the divergence {other}"),
+        },
+        length_desensitization: section["lengthDesensitization"].as_f64(),
+        weigh_by_policy: section["weighByPolicy"] == true,
+        sft_weight: section["sftWeight"].as_f64().unwrap_or(0.0),
+    }
+}
+
+/// Loss and derivatives, then the gradients of all parameters.
+fn evaluate(
+    actor: &mut Actor,
+    batch: &Batch,
+    preference: &PairPreference,
+    max_tokens: usize,
+) -> PreferenceOutputs {
+    let objective = preference_objective(preference);
+    let logprobs = actor.score(batch, Adapter::On, max_tokens).unwrap().logprobs;
+    let squares = objective.weigh_by_policy.then(|| actor.sum_pi_squared(batch, max_tokens).unwrap());
+    let squares: Option<Vec<f64>> = squares.map(|squares| squares.into_iter().map(f64::ln).collect());
+    let inputs = PreferenceInputs {
+        rows: &batch.rows,
+        logprobs: &logprobs,
+        ref_logprobs: batch.ref_logprobs.as_deref(),
+        log_sum_squares: squares.as_deref(),
+    };
+    let outputs = objective.evaluate(&inputs, &PreferenceDenominators::of(&batch.rows)).unwrap();
+    let num_tokens = batch.rows.num_tokens() as f64;
+    let advantages: Vec<f64> = outputs.dlogprobs.iter().map(|slope| -slope * num_tokens).collect();
+    let row_idxs: Vec<usize> = (0..batch.rows.num_rows()).collect();
+    for micro_batch in
+        MicroBatch::split(batch, &row_idxs, &actor.decoder, max_tokens, SpShard::WHOLE).unwrap()
+    {
+        let advantages = batch.gather(&micro_batch.row_idxs, &advantages);
+        let inputs = LossInputs::new(&micro_batch.rows, &advantages);
+        let loss = supervised_objective().prepare(inputs, &Denominators::of(&batch.rows)).unwrap();
+        actor.accumulate(&micro_batch, &loss).unwrap();
+    }
+    outputs
+}
+
+/// Norm of a gradient, and its product with the fixture's direction.
+fn summary(gradient: &tch::Tensor) -> [f64; 2] {
+    let flat = Vec::<f64>::try_from(gradient.flatten(0, -1).to_kind(tch::Kind::Double)).unwrap();
+    let product = flat.iter().enumerate().map(|(idx, value)| value * (0.1 * idx as f64).cos()).sum();
+    [flat.iter().map(|value| value * value).sum::<f64>().sqrt(), product]
+}
+
+/// Both sides compute in fp32: sums of some tokens and matrices differ in the last digits.
+fn assert_close(what: &str, got: f64, expected: f64, scale: f64) {
+    assert!((got - expected).abs() <= 2e-4 * scale, "{what}: {got} instead of {expected}");
+}
+
+#[test]
+fn losses_and_gradients_of_pairs_are_trls_however_they_are_split() {
+    let text = std::fs::read_to_string(fixtures().join("preference/cases.json")).unwrap();
+    let fixture: Value = serde_json::from_str(&text).unwrap();
+    let batch = batch(&fixture);
+    let cases = fixture["cases"].as_array().unwrap();
+    assert_eq!(cases.len(), 26);
+    for case in cases {
+        for max_tokens in BUDGETS {
+            let name = format!("{} {} in {max_tokens}", case["model"], case["preference"]);
+            let mut actor = actor(case["model"].as_str().unwrap());
+            let got = evaluate(&mut actor, &batch, &preference(&case["preference"]), max_tokens);
+            let expected = case["value"].as_f64().unwrap();
+            assert_close(&name, got.loss, expected, expected.abs().max(1.0));
+            let metrics: Value =
+                json!(got.metrics.values().into_iter().collect::<std::collections::BTreeMap<_, _>>());
+            for (metric, value) in case["metrics"].as_object().unwrap() {
+                let value = value.as_f64().unwrap();
+                assert_close(
+                    &format!("{name}, {metric}"),
+                    metrics[metric].as_f64().unwrap(),
+                    value,
+                    value.abs().max(1.0),
+                );
+            }
+            let gradients = case["gradients"].as_object().unwrap();
+            let parameters = actor.decoder.trainable_parameters();
+            assert_eq!(parameters.len(), gradients.len());
+            for (parameter, leaf) in parameters {
+                let expected = numbers(&gradients[&parameter]);
+                // The product is one of many numbers of either sign: what counts is its part of the norm.
+                let scale = expected[0].max(1e-3) * (leaf.numel() as f64).sqrt();
+                let [norm, product] = summary(&leaf.grad());
+                assert_close(&format!("{name}, {parameter}"), norm, expected[0], expected[0].max(1e-3));
+                assert_close(&format!("{name}, {parameter} along a direction"), product, expected[1], scale);
+            }
+        }
+    }
+}
