@@ -1,5 +1,5 @@
-//! Training on preferences: of a data set, of labels, of rollout groups. The loss and its gradients are held to
-//! TRL's beside the trainer; here whole runs are.
+//! Training on preferences: of a data set, of labels, of rollout groups. The loss and its gradients are held
+//! to TRL's beside the trainer; here whole runs are.
 
 use std::fs;
 
@@ -36,9 +36,9 @@ fn a_resumed_run_on_pairs_is_the_whole_one_and_reads_the_reference_of_the_first_
         assert_eq!(kept(&whole).len(), 1);
         let first = &whole.steps()[0];
         assert!((first["preference/loss"].as_f64().unwrap() - std::f64::consts::LN_2).abs() < ROUNDING);
-        // Six steps of three pairs pass over sixteen rows once and a little more: nothing is computed twice.
+        // Five steps of three pairs pass over sixteen rows: the sixth is of the second epoch.
         let computes = |step: &&Value| step["timing_s/ref"].is_number();
-        assert_eq!(whole.steps().iter().filter(computes).count(), 6);
+        assert_eq!(whole.steps().iter().filter(computes).count(), 5);
     }
 }
 
@@ -125,5 +125,5 @@ fn pairs_of_a_file_are_learned_and_a_bad_row_ends_the_job_with_its_column() {
     fs::write(&train, rows[0].clone() + "{\"prompt\": \"1+1=\", \"chosen\": \"2\", \"rejected\": 3}\n")
         .unwrap();
     let said = ["pairs.jsonl row 2", "column \"rejected\" is 3"];
-    bad.train(&manifest).expect(2, &said);
+    bad.train(&manifest).expect(78, &said);
 }

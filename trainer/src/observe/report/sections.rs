@@ -37,6 +37,7 @@ pub(super) fn of_run(run: &Run) -> Vec<Section> {
             title: "Learning",
             plots: vec![reward(run), sft_loss(run), cold_start(run), learning_rate(run)],
         },
+        Section { title: "Preferences", plots: preferences(run) },
         Section { title: "Policy", plots: policy(run) },
         Section { title: "Critic", plots: critic(run) },
         Section { title: "Completions", plots: completions(run) },
@@ -110,6 +111,26 @@ fn policy(run: &Run) -> Vec<Plot> {
         ),
         single("Gradient norm", "L2 over all parameters, before clipping", "norm", 0, "actor/grad_norm"),
         mismatch(run),
+    ]
+}
+
+fn preferences(run: &Run) -> Vec<Plot> {
+    let both = |metric: &str| {
+        let held_out = run.training(&format!("val-core/{metric}"));
+        vec![
+            series("training", 0, run.training(metric)),
+            Series { label: "held-out".into(), points: held_out, mark: Mark::Dots, color: 1 },
+        ]
+    };
+    let each = |metric: &str| {
+        let of = |side, color| series(side, color, run.training(&format!("{metric}/{side}")));
+        vec![of("chosen", 0), of("rejected", 3)]
+    };
+    vec![
+        Plot::new("Preference loss", "mean over pairs or completions", both("preference/loss")),
+        Plot::new("Accuracy", "share of pairs in the right order", both("rewards/accuracies")),
+        Plot::new("Rewards", "beta times the log-ratio of a completion", each("rewards")),
+        Plot::new("Log-probs", "nats per completion", each("logps")),
     ]
 }
 

@@ -5,8 +5,10 @@ use std::time::Duration;
 use crate::observe::tracking::{Stage, StepMetrics};
 
 /// What a person wants to see of every step, in this order; each is left out where the step lacks it.
-const TRAINING: [(&str, &str); 5] = [
+const TRAINING: [(&str, &str); 7] = [
     ("critic/rewards/mean", "reward"),
+    ("preference/loss", "loss"),
+    ("rewards/accuracies", "accuracy"),
     ("actor/kl_loss", "kl"),
     ("actor/entropy", "entropy"),
     ("response_length/mean", "length"),
