@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 /// The data sets. Exactly one of `task` and `train` says where the prompts come from.
 ///
 /// Files are JSONL (`.jsonl`, `.json`) or parquet (`.parquet`) in verl's columns: `prompt` (a text or chat
-/// messages), `data_source`, `reward_model.ground_truth`, `extra_info`.
+/// messages), `data_source`, `reward_model.ground_truth`, `extra_info`; for preferences in TRL's columns:
+/// `prompt`, `chosen` and `rejected`, for `KTO` `prompt`, `completion` and `label`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct DataSpec {
@@ -25,7 +26,8 @@ pub struct DataSpec {
     /// The column with a whole conversation, for supervised training: the assistant's turns are learned.
     #[schemars(length(min = 1, max = 256))]
     pub messages_key: String,
-    /// Longest prompt in tokens, after the chat template.
+    /// Longest prompt in tokens, after the chat template. A completion of a data set may have
+    /// `rollout.maxCompletionTokens`.
     #[schemars(range(min = 1, max = 16777216))]
     pub max_prompt_tokens: u32,
     /// What happens to a longer prompt.
