@@ -32,7 +32,8 @@ fn every_field_that_a_page_names_exists() {
     let mut num_named = 0;
     for (page, text) in pages() {
         for path in paths(&text) {
-            let exists = known.contains(path) || known.iter().any(|known| known.starts_with(&format!("{path}.")));
+            let exists =
+                known.contains(path) || known.iter().any(|known| known.starts_with(&format!("{path}.")));
             assert!(exists, "{}: there is no {path}", page.display());
             num_named += 1;
         }

@@ -82,10 +82,11 @@ fn preference(section: &Value) -> PairPreference {
     let kind = serde_json::from_value(section["loss"].clone()).unwrap();
     PairPreference {
         loss: PreferenceLoss::resolve(kind, &parameters),
-        divergence: match section["divergence"].as_str() {
-            None => Divergence::ReverseKl,
-            Some("JensenShannon") => Divergence::JensenShannon,
-            Some(other) => panic!("no case has the divergence {other}"),
+        // The one that cases have beside the default.
+        divergence: if section["divergence"] == "JensenShannon" {
+            Divergence::JensenShannon
+        } else {
+            Divergence::ReverseKl
         },
         length_desensitization: section["lengthDesensitization"].as_f64(),
         weigh_by_policy: section["weighByPolicy"] == true,
