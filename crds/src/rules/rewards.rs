@@ -4,6 +4,17 @@ use super::{Check, Rule, cel_list, cel_samples_nothing};
 use crate::spec::RewardKind;
 
 const WITH_PATTERN: &[RewardKind] = &[RewardKind::Regex, RewardKind::Format];
+const WITH_SERVER: &[RewardKind] =
+    &[RewardKind::Server, RewardKind::OpenRlhf, RewardKind::Code, RewardKind::Judge];
+
+fn is_header(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|byte| byte == b'-' || byte.is_ascii_alphanumeric())
+}
+
+fn is_plain_url(url: &str) -> bool {
+    let rest = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"));
+    rest.is_some_and(|rest| !rest.is_empty() && !rest.starts_with('/') && !rest.contains(['@', ' ']))
+}
 
 pub(super) const RULES: &[Rule] = &[
     Rule {
@@ -72,6 +83,115 @@ pub(super) const RULES: &[Rule] = &[
             function.model.is_some() == (function.kind == RewardKind::Model)
         }),
         allowed: None,
+    },
+    Rule {
+        scope: "spec.rewards.functions[]",
+        at: "server",
+        reads: &["server", "kind"],
+        message: "the kinds Server, OpenRlhf, Code and Judge need a server, and no other kind reads one",
+        cel: || format!("has(self.server) == (self.kind in {})", cel_list(WITH_SERVER)),
+        holds: Check::RewardFunction(|function| {
+            function.server.is_some() == WITH_SERVER.contains(&function.kind)
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.rewards.functions[]",
+        at: "code",
+        reads: &["code", "kind"],
+        message: "no kind but Code reads code",
+        cel: || "!has(self.code) || self.kind == 'Code'".into(),
+        holds: Check::RewardFunction(|function| function.code.is_none() || function.kind == RewardKind::Code),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.rewards.functions[]",
+        at: "judge",
+        reads: &["judge", "kind"],
+        message: "the kind Judge needs a judge, and no other kind reads one",
+        cel: || "has(self.judge) == (self.kind == 'Judge')".into(),
+        holds: Check::RewardFunction(|function| {
+            function.judge.is_some() == (function.kind == RewardKind::Judge)
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.rewards.functions[]",
+        at: "wasm",
+        reads: &["wasm", "kind"],
+        message: "the kind Wasm needs a module, and no other kind reads one",
+        cel: || "has(self.wasm) == (self.kind == 'Wasm')".into(),
+        holds: Check::RewardFunction(|function| {
+            function.wasm.is_some() == (function.kind == RewardKind::Wasm)
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.rewards.functions[].wasm",
+        at: "",
+        reads: &["path", "url", "sha256"],
+        message: "exactly one of path and url must be given, and a url needs a sha256",
+        cel: || "has(self.path) != has(self.url) && (has(self.path) || has(self.sha256))".into(),
+        holds: Check::RewardFunction(|function| {
+            function.wasm.as_ref().is_none_or(|wasm| {
+                wasm.path.is_some() != wasm.url.is_some() && (wasm.path.is_some() || wasm.sha256.is_some())
+            })
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.rewards.functions[].judge",
+        at: "minScore",
+        reads: &["minScore", "maxScore"],
+        message: "minScore must be below maxScore",
+        cel: || "self.minScore < self.maxScore".into(),
+        holds: Check::RewardFunction(|function| {
+            function.judge.as_ref().is_none_or(|judge| judge.min_score < judge.max_score)
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.rewards.functions[].server",
+        at: "headers",
+        reads: &["headers"],
+        message: "every header needs a name of letters, digits and '-', and exactly one of value and env",
+        cel: || {
+            "!has(self.headers) || self.headers.all(one, has(one.value) != has(one.env) && \
+             one.name.matches('^[-A-Za-z0-9]+$'))"
+                .into()
+        },
+        holds: Check::RewardFunction(|function| {
+            let mut headers = function.server.iter().flat_map(|server| &server.headers);
+            headers.all(|header| header.value.is_some() != header.env.is_some() && is_header(&header.name))
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.rewards.functions[].server",
+        at: "url",
+        reads: &["url"],
+        message: "the address must begin with http:// or https:// and hold no space and no password (`@`)",
+        cel: || "self.url.matches('^https?://[^/@ ]+(/[^@ ]*)?$')".into(),
+        holds: Check::RewardFunction(|function| {
+            function.server.as_ref().is_none_or(|server| is_plain_url(&server.url))
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec",
+        at: "rewards.batchTimeoutSeconds",
+        reads: &["rewards.batchTimeoutSeconds", "rewards.functions", "workers.peerTimeoutSeconds"],
+        message: "rewards.batchTimeoutSeconds must be below workers.peerTimeoutSeconds where a server or sandbox judges",
+        cel: || {
+            "!self.rewards.functions.exists(each, has(each.server) || has(each.wasm)) || \
+             self.rewards.batchTimeoutSeconds < double(self.workers.peerTimeoutSeconds)"
+                .into()
+        },
+        holds: Check::Spec(|spec| {
+            spec.rewards.functions.iter().all(|each| each.server.is_none() && each.wasm.is_none())
+                || spec.rewards.batch_timeout_seconds < f64::from(spec.workers.peer_timeout_seconds)
+        }),
+        allowed: Some(|spec| format!("below {}", spec.workers.peer_timeout_seconds)),
     },
     Rule {
         scope: "spec.rewards.functions[].model",

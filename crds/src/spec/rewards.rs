@@ -1,10 +1,15 @@
 //! `spec.rewards`: how completions are judged.
 
+mod sandbox;
+mod servers;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::HubSpec;
+pub use sandbox::*;
+pub use servers::*;
 
 /// The reward of a completion: the weighted sum of its functions, shaped and clipped.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -16,10 +21,19 @@ pub struct RewardsSpec {
         extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"])
     )]
     pub functions: Vec<RewardFunctionSpec>,
-    /// Longest time in seconds that one function may take for one completion.
+    /// Longest time in seconds that one function of the trainer's own may take for one completion; a server
+    /// has its own.
     #[schemars(range(min = 0.01, max = 86400.0))]
     pub timeout_seconds: f64,
-    /// What a completion counts for when a function failed or ran out of time.
+    /// Longest time in seconds, after the last completion of a batch was sampled, that servers and sandboxes
+    /// may take for all that is left of it; what is then missing has the status `timeout`. Must be below
+    /// `workers.peerTimeoutSeconds`.
+    #[schemars(range(min = 0.01, max = 86400.0))]
+    pub batch_timeout_seconds: f64,
+    /// What a completion counts for when a function ran out of time (status `timeout`).
+    pub on_timeout: RewardErrorPolicy,
+    /// What a completion counts for when a function failed (status `infra`): it reported an error, its server
+    /// gave no usable answer.
     pub on_error: RewardErrorPolicy,
     /// A growing penalty on completions close to the limit (<https://arxiv.org/abs/2503.14476>, section 3.4).
     /// The DAPO preset sets it.
@@ -35,6 +49,8 @@ impl Default for RewardsSpec {
         Self {
             functions: Vec::new(),
             timeout_seconds: 10.0,
+            batch_timeout_seconds: 600.0,
+            on_timeout: RewardErrorPolicy::Mask,
             on_error: RewardErrorPolicy::Mask,
             overlong: None,
             clip: None,
@@ -42,7 +58,7 @@ impl Default for RewardsSpec {
     }
 }
 
-/// What a failed or timed-out judgement means for its completion.
+/// What a completion without a verdict counts for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum RewardErrorPolicy {
     /// The completion is left out of the loss and of its group's statistics.
@@ -77,6 +93,18 @@ pub enum RewardKind {
     Length,
     /// What `model` says of prompt and completion: a trained reward model, any number.
     Model,
+    /// What a program behind `server` says, over the trainer's own protocol of batches (docs/rewards.md).
+    Server,
+    /// What a reward server of OpenRLHF says: `POST` with `query`, `prompts` and `labels`, answered by
+    /// `rewards`.
+    OpenRlhf,
+    /// The share of unit tests that the completion's code passes, run by a SandboxFusion at `server` (its
+    /// `run_code`). The ground truth holds the tests: `inputs` and `outputs` as verl has them, or assertions.
+    Code,
+    /// What a WebAssembly module says, run in a sandbox without access to anything (docs/rewards.md).
+    Wasm,
+    /// What a language model behind an OpenAI-compatible `server` says, asked as `judge` says.
+    Judge,
 }
 
 /// One reward function.
@@ -111,6 +139,18 @@ pub struct RewardFunctionSpec {
     /// A reward model, for `Model`. Exactly one of `path` and `hub` says where it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<RewardModelSpec>,
+    /// The HTTP server that judges, for `Server`, `OpenRlhf`, `Code` and `Judge`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<RewardServerSpec>,
+    /// How code is run, for `Code`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<CodeRewardSpec>,
+    /// How a language model is asked, for `Judge`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub judge: Option<JudgeSpec>,
+    /// The module, for `Wasm`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wasm: Option<WasmSpec>,
 }
 
 /// A sequence classifier with one label, as transformers and TRL save reward models

@@ -46,7 +46,7 @@ fn a_reward_that_hangs_costs_its_samples_and_the_run_goes_on() {
         let ratio = |step: &Value| step["reward/error_ratio"].as_f64().unwrap();
         assert!(steps.iter().any(|step| ratio(step) > 0.0), "nothing hung: {steps:?}");
         let completions = place.completions();
-        let hung: Vec<_> = completions.iter().filter(|c| c["reward_status"] == "timed_out").collect();
+        let hung: Vec<_> = completions.iter().filter(|c| c["reward_status"] == "timeout").collect();
         assert!(!hung.is_empty(), "{completions:?}");
         for completion in hung {
             assert!(completion["reward_message"].as_str().unwrap().contains("endless: no answer within"));

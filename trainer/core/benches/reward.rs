@@ -4,7 +4,7 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use rlt_core::reward::{Gsm8k, Math, NO_MODEL_SCORES, RewardFunction, Sample};
+use rlt_core::reward::{Gsm8k, Math, NO_VERDICTS, RewardFunction, Sample};
 use serde_json::{Value, json};
 
 /// Completions in one measurement.
@@ -23,14 +23,8 @@ fn row(idx: u64) -> (String, Value) {
 fn judge(function: &dyn RewardFunction, rows: &[(String, Value)]) -> f64 {
     let score = |(completion, ground_truth): &(String, Value)| {
         let (num_tokens, extra_info) = (completion.len() / 4, &Value::Null);
-        let sample = Sample {
-            prompt: "",
-            completion,
-            num_tokens,
-            ground_truth,
-            extra_info,
-            model_scores: &NO_MODEL_SCORES,
-        };
+        let sample =
+            Sample { prompt: "", completion, num_tokens, ground_truth, extra_info, verdicts: &NO_VERDICTS };
         function.score(&sample).unwrap_or(0.0)
     };
     rows.iter().map(score).sum()

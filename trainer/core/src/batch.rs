@@ -85,14 +85,14 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Every rollout whose reward can be trusted, in order. With `mask_failed`, rollouts whose reward
-    /// function failed or timed out are left out, of the loss and of their group's statistics alike.
-    pub fn from_groups(groups: &[RolloutGroup], mask_failed: bool) -> Self {
+    /// Every rollout whose reward has none of the `masked` statuses, in order: the others are left out of the
+    /// loss and of their group's statistics alike.
+    pub fn from_groups(groups: &[RolloutGroup], masked: &[RewardStatus]) -> Self {
         let kept: Vec<(usize, &Rollout)> = groups
             .iter()
             .enumerate()
             .flat_map(|(group_idx, group)| group.rollouts.iter().map(move |rollout| (group_idx, rollout)))
-            .filter(|(_, rollout)| !mask_failed || rollout.reward.status == RewardStatus::Ok)
+            .filter(|(_, rollout)| !masked.contains(&rollout.reward.status))
             .collect();
         let mut reward_names: Vec<String> =
             kept.iter().flat_map(|(_, rollout)| rollout.reward.parts.keys().cloned()).collect();
@@ -243,7 +243,7 @@ mod tests {
         }
     }
 
-    fn batch(mask_failed: bool) -> Batch {
+    fn batch(masked: &[RewardStatus]) -> Batch {
         let prompt = Arc::new(Prompt {
             row_idx: 0,
             tokens: vec![7, 8],
@@ -254,16 +254,17 @@ mod tests {
         });
         let rollouts = vec![
             rollout(&prompt, &[1, 2, 3], RewardStatus::Ok),
-            rollout(&prompt, &[4], RewardStatus::TimedOut),
-            rollout(&prompt, &[5, 6], RewardStatus::Ok),
+            rollout(&prompt, &[4], RewardStatus::Timeout),
+            rollout(&prompt, &[5, 6], RewardStatus::Wrong),
         ];
-        Batch::from_groups(&[RolloutGroup { prompt, rollouts }], mask_failed)
+        Batch::from_groups(&[RolloutGroup { prompt, rollouts }], masked)
     }
 
     #[test]
-    fn a_failed_reward_leaves_the_batch_only_where_it_is_masked() {
-        assert_eq!(batch(false).sequence_lens(), [5, 3, 4]);
-        let masked = batch(true);
+    fn a_sample_without_a_verdict_leaves_the_batch_only_where_its_status_is_masked() {
+        assert_eq!(batch(&[]).sequence_lens(), [5, 3, 4]);
+        assert_eq!(batch(&[RewardStatus::Infra]).sequence_lens(), [5, 3, 4]);
+        let masked = batch(&[RewardStatus::Timeout]);
         assert_eq!(masked.sequence_lens(), [5, 4]);
         assert_eq!(masked.rollout_logprobs, [-1.0, -2.0, -3.0, -5.0, -6.0]);
         assert_eq!(masked.reward_parts, [[2.0, 2.0]]);
@@ -271,7 +272,7 @@ mod tests {
 
     #[test]
     fn a_group_takes_its_prompt_once_where_its_rows_are_neighbours() {
-        let batch = batch(false);
+        let batch = batch(&[]);
         let group = |lens: &[usize]| PromptGroup { prompt_len: 2, lens: lens.to_vec() };
         assert_eq!(batch.prompt_groups(&[0, 1, 2]), [group(&[2, 0, 1])]);
         let demonstration = Demonstration { tokens: vec![1, 2, 3], loss_mask: vec![false, false, true] };
@@ -298,7 +299,7 @@ mod tests {
 
     #[test]
     fn scatter_undoes_gather_in_any_order() {
-        let batch = batch(false);
+        let batch = batch(&[]);
         let gathered = batch.gather(&[2, 0], &batch.rollout_logprobs);
         assert_eq!(gathered, [-5.0, -6.0, -1.0, -2.0, -3.0]);
         let mut restored = vec![0.0; 6];

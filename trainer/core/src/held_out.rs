@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use crate::metrics::Metrics;
 use crate::sampling::{derive_seed, draw};
-use crate::types::{Reward, RewardStatus, RolloutGroup};
+use crate::types::{Reward, RolloutGroup};
 
 const NUM_DRAWS: usize = 1000;
 const SEED: u64 = 42;
@@ -28,7 +28,7 @@ pub fn held_out_metrics(groups: &[RolloutGroup], num_samples: u32) -> Metrics {
     let mut by_source: BTreeMap<&str, Vec<Vec<&Reward>>> = BTreeMap::new();
     for group in groups {
         let rewards = group.rollouts.iter().map(|rollout| &rollout.reward);
-        let trusted: Vec<_> = rewards.filter(|reward| reward.status == RewardStatus::Ok).collect();
+        let trusted: Vec<_> = rewards.filter(|reward| reward.status.is_verdict()).collect();
         if !trusted.is_empty() {
             by_source.entry(&group.prompt.data_source).or_default().push(trusted);
         }

@@ -28,14 +28,15 @@ pub fn summarize(metrics: &mut Metrics, name: &str, values: impl IntoIterator<It
 }
 
 /// Rewards, lengths and endings of a step's rollouts: `critic/score`, `critic/rewards`, `response_length`,
-/// `prompt_length`, `train/frac_reward_zero_std`, `reward/<function>/mean`, `reward/error_ratio`.
+/// `prompt_length`, `train/frac_reward_zero_std`, `reward/<function>/mean`, `reward/error_ratio`,
+/// `reward/num_<status>`.
 pub fn rollout_metrics(groups: &[RolloutGroup]) -> Metrics {
     let mut metrics = Metrics::new();
     let rollouts: Vec<_> = groups.iter().flat_map(|group| &group.rollouts).collect();
     if rollouts.is_empty() {
         return metrics;
     }
-    let valued = || rollouts.iter().filter(|r| r.reward.status == RewardStatus::Ok);
+    let valued = || rollouts.iter().filter(|r| r.reward.status.is_verdict());
     summarize(&mut metrics, "critic/score", valued().map(|r| r.reward.score));
     summarize(&mut metrics, "critic/rewards", valued().map(|r| r.reward.value));
     summarize(&mut metrics, "response_length", rollouts.iter().map(|r| r.completion.tokens.len() as f64));
@@ -45,6 +46,10 @@ pub fn rollout_metrics(groups: &[RolloutGroup]) -> Metrics {
     metrics.insert("response_length/clip_ratio".into(), share(clipped, rollouts.len()));
     let errors = rollouts.len() - valued().count();
     metrics.insert("reward/error_ratio".into(), share(errors, rollouts.len()));
+    for status in RewardStatus::ALL {
+        let num = rollouts.iter().filter(|rollout| rollout.reward.status == status).count();
+        metrics.insert(format!("reward/num_{}", status.name()), num as f64);
+    }
     let settled = groups.iter().filter(|group| has_equal_rewards(group)).count();
     metrics.insert("train/frac_reward_zero_std".into(), share(settled, groups.len()));
     let mut parts: BTreeMap<&str, Vec<f64>> = BTreeMap::new();

@@ -199,7 +199,7 @@ fn texts_of<'a>(completion: &'a Completion, reward: &'a Reward) -> [Option<&'a s
 /// Finish reasons by their number.
 const FINISH_REASONS: [FinishReason; 2] = [FinishReason::Stop, FinishReason::Length];
 /// Statuses by their number.
-const STATUSES: [RewardStatus; 3] = [RewardStatus::Ok, RewardStatus::TimedOut, RewardStatus::Failed];
+const STATUSES: [RewardStatus; 4] = RewardStatus::ALL;
 
 /// The place of `value` in `all`.
 fn code<T: PartialEq>(value: T, all: &[T]) -> u8 {

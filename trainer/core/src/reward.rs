@@ -1,20 +1,21 @@
 //! Verifiable rewards: pure functions of one sample, each with a value in a documented range.
 //!
 //! ```text
-//! Sample -> RewardFunction::score (one per function) -> combine (weights, clip, overlong) -> Reward
+//! Sample -> RewardFunction::judge (one per function) -> combine (weights, clip, overlong) -> Reward
 //! ```
 //! No threads, clocks or time limits live here: the trainer's reward pool runs these functions and bounds
 //! them.
 
+pub mod code;
 pub mod combine;
 pub mod digits;
 pub mod exact;
+pub mod external;
 pub mod format;
 pub mod gsm8k;
 pub mod json_schema;
 pub mod length;
 pub mod math;
-pub mod model;
 pub mod overlong;
 pub mod pattern;
 
@@ -26,12 +27,12 @@ use serde_json::Value;
 pub use combine::{Clip, Combiner, WeightedPart};
 pub use digits::MatchingCharacters;
 pub use exact::Exact;
+pub use external::{External, Verdict, Verdicts};
 pub use format::Format;
 pub use gsm8k::Gsm8k;
 pub use json_schema::JsonSchema;
 pub use length::LengthPenalty;
 pub use math::Math;
-pub use model::ModelScore;
 pub use overlong::Overlong;
 pub use pattern::Pattern;
 
@@ -48,12 +49,12 @@ pub struct Sample<'a> {
     pub ground_truth: &'a Value,
     /// The row's `extra_info`.
     pub extra_info: &'a Value,
-    /// What reward models said of the sample, by the name of the function that asked.
-    pub model_scores: &'a BTreeMap<String, f64>,
+    /// What reward models, servers and sandboxes said of the sample, by the name of the function that asked.
+    pub verdicts: &'a Verdicts,
 }
 
-/// Of a sample that no reward model was asked about.
-pub static NO_MODEL_SCORES: BTreeMap<String, f64> = BTreeMap::new();
+/// Of a sample that nobody was asked about.
+pub static NO_VERDICTS: Verdicts = BTreeMap::new();
 
 /// A function that values one completion.
 pub trait RewardFunction: Send + Sync {
@@ -62,6 +63,14 @@ pub trait RewardFunction: Send + Sync {
     /// # Errors
     /// When the row does not hold what the function needs; never because the completion is wrong or odd.
     fn score(&self, sample: &Sample<'_>) -> Result<f64, RewardError>;
+
+    /// The value with its status: by default that of [`RewardFunction::score`], and no verdict where it fails.
+    fn judge(&self, sample: &Sample<'_>) -> Verdict {
+        match self.score(sample) {
+            Ok(value) => Verdict::ok(value),
+            Err(error) => Verdict::infra(error.to_string()),
+        }
+    }
 
     /// The lowest and the highest value that [`RewardFunction::score`] returns.
     fn range(&self) -> (f64, f64);
@@ -118,11 +127,19 @@ pub enum RewardError {
         /// What is possible.
         expected: &'static str,
     },
-    /// The reward model was not asked about the sample.
-    #[error("ask the model: expected a number for function {name:?}, got none")]
-    NoModelScore {
+    /// Nobody judged the sample.
+    #[error("judge by function {name:?}: {message}")]
+    NoVerdict {
         /// The function's name.
         name: String,
+        /// Why.
+        message: String,
+    },
+    /// The row carries no unit tests.
+    #[error("read the tests in the ground truth: {message}")]
+    Tests {
+        /// What is wrong with them.
+        message: String,
     },
     /// The row carries no usable ground truth.
     #[error("read the ground truth: expected a string, a number, a boolean or a list of them, got {got}")]
@@ -167,7 +184,7 @@ pub(crate) fn sample<'a>(completion: &'a str, ground_truth: &'a Value) -> Sample
         num_tokens: completion.len(),
         ground_truth,
         extra_info: &Value::Null,
-        model_scores: &NO_MODEL_SCORES,
+        verdicts: &NO_VERDICTS,
     }
 }
 

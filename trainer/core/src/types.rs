@@ -55,15 +55,38 @@ pub struct Completion {
 }
 
 /// How the reward of a sample came about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RewardStatus {
     /// Every function answered.
     Ok,
-    /// A function ran past its time limit.
-    TimedOut,
-    /// A function panicked or reported an error.
-    Failed,
+    /// Every function answered, and one says that the completion itself is wrong: its code does not compile,
+    /// for example. The reward counts like any other.
+    Wrong,
+    /// A function ran past its time limit: there is no verdict.
+    Timeout,
+    /// A function panicked, reported an error or could not be reached: there is no verdict.
+    Infra,
+}
+
+impl RewardStatus {
+    /// Every status.
+    pub const ALL: [Self; 4] = [Self::Ok, Self::Wrong, Self::Timeout, Self::Infra];
+
+    /// Whether the reward is a judgement of the completion.
+    pub fn is_verdict(self) -> bool {
+        matches!(self, Self::Ok | Self::Wrong)
+    }
+
+    /// Its name in metrics and records.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Wrong => "wrong",
+            Self::Timeout => "timeout",
+            Self::Infra => "infra",
+        }
+    }
 }
 
 /// The verdict on one completion: filled by the reward pool.
@@ -79,8 +102,8 @@ pub struct Reward {
     /// it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<String>,
-    /// Whether `value` can be trusted; a sample whose status is not `Ok` is masked out or counts as zero, by
-    /// `rewards.onError`.
+    /// Whether `value` is a verdict; a sample without one is masked out or counts as zero, by
+    /// `rewards.onTimeout` and `rewards.onError`.
     pub status: RewardStatus,
     /// What went wrong, for `completions.jsonl`.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -3,10 +3,12 @@
 //! ```text
 //! RewardsSpec -> RewardFunctions (compiled, checked on the data) -> RewardPool::score -> one Reward a sample
 //!             -> RewardModels (loaded, fitted to the policy) -> scores ----^
+//!             -> ExternalFunctions (servers) -> verdicts ------------------^
 //! ```
 //! What a function computes lives in `rlt_core::reward`; here are names, weights, time limits and panics.
 
 mod exchange;
+mod external;
 mod functions;
 mod models;
 mod pool;
@@ -14,6 +16,7 @@ mod role;
 #[cfg(test)]
 mod tests;
 
+pub use external::{EndpointError, ExternalError, ExternalFunctions, Judging, SampleId, WasmError};
 pub use functions::{RewardFunctions, RewardSetupError};
 pub use models::{ModelScores, Policy, RewardModelError, RewardModels, Sharing};
 pub use pool::{PoolOptions, RewardPool};

@@ -15,6 +15,7 @@ use rlt_api::resolved::{Kl, ModelSource, Preference, ResolvedSpec, TokenizerSour
 use rlt_api::spec;
 use rlt_core::preferences::PreferenceExample;
 use rlt_core::schedule::{Decay, Schedule};
+use rlt_core::types::RewardStatus;
 use tch::{Device, Kind};
 
 use crate::data::seeds::{SeedUse, seed};
@@ -32,7 +33,7 @@ use crate::roles::learner::Portions;
 use crate::roles::offload::Offload;
 use crate::roles::optim::AdamWOptions;
 use crate::roles::reference::{Reference, ReferenceRole, kl_controller};
-use crate::roles::reward::{PoolOptions, RewardFunctions, RewardPool, RewardsRole};
+use crate::roles::reward::{ExternalFunctions, PoolOptions, RewardFunctions, RewardPool, RewardsRole};
 use crate::roles::rollout::{MemoryShare, RolloutEngine, RolloutOptions, RolloutRole};
 use crate::roles::step_context::StepContext;
 use crate::run::error::TrainError;
@@ -66,6 +67,7 @@ pub fn setup(
     let tokenizer = load_tokenizer(&spec, model_dir.as_deref())?;
     let datasets = Datasets::load(&spec, &tokenizer)?;
     let rewards = reward_pool(&spec, &datasets, ranks.cores())?;
+    let external = ExternalFunctions::new(&spec.rewards)?;
     let weights = model::weights(&spec, model_dir.as_deref(), &tokenizer)?;
     check_model(&spec, weights.config())?;
     let job = job.with(&device::choices(&spec, weights.config(), device, &ranks)?);
@@ -81,11 +83,11 @@ pub fn setup(
     let context = StepContext::new(spec.training.seed, stop);
     let num_steps = datasets.num_steps(&spec);
     let roles = Roles {
-        rollout: rollout_role(&spec, tokenizer, device, &ranks, &context)?,
+        rollout: rollout_role(&spec, tokenizer, device, (&ranks, external), &context)?,
         rewards: RewardsRole {
             pool: rewards,
             models: reward_models,
-            masks_failed: spec.rewards.on_error == spec::RewardErrorPolicy::Mask,
+            masked: masked_statuses(&spec.rewards),
             ranks: ranks.clone(),
             context: Rc::clone(&context),
         },
@@ -134,12 +136,12 @@ fn rollout_role(
     spec: &ResolvedSpec,
     tokenizer: Tokenizer,
     device: Device,
-    ranks: &Ranks,
+    (ranks, external): (&Ranks, ExternalFunctions),
     context: &Rc<StepContext>,
 ) -> Result<RolloutRole, TrainError> {
     let engine = RolloutEngine::new(engine_options(spec, &tokenizer, device, ranks)?);
     let engine = engine.with_tp_group(ranks.rollout_tp_group(spec.workers.mesh.rollout_tp as usize)?);
-    Ok(RolloutRole::new(engine, tokenizer, spec.rollout.clone(), ranks.clone(), context))
+    Ok(RolloutRole::new(engine, tokenizer, spec.rollout.clone(), (ranks.clone(), external), context))
 }
 
 fn actor_role(spec: &ResolvedSpec, actor: Actor, num_steps: u64, context: &Rc<StepContext>) -> ActorRole {
@@ -380,6 +382,13 @@ fn reward_pool(spec: &ResolvedSpec, data: &Datasets, cores: usize) -> Result<Rew
     let num_workers = spec.workers.threads.map_or(cores, |threads| threads as usize);
     let timeout = Duration::from_secs_f64(spec.rewards.timeout_seconds);
     Ok(RewardPool::new(functions, PoolOptions { num_workers, timeout }))
+}
+
+/// What is left out of the loss.
+fn masked_statuses(rewards: &spec::RewardsSpec) -> Vec<RewardStatus> {
+    let policies = [(RewardStatus::Timeout, rewards.on_timeout), (RewardStatus::Infra, rewards.on_error)];
+    let is_masked = |(_, policy): &(_, _)| *policy == spec::RewardErrorPolicy::Mask;
+    policies.into_iter().filter(is_masked).map(|(status, _)| status).collect()
 }
 
 fn engine_options(

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::types::{Completion, FinishReason, Prompt, Rollout};
+use crate::types::{Completion, FinishReason, Prompt, RewardStatus, Rollout};
 
 fn prompt(data_source: &str) -> Arc<Prompt> {
     Arc::new(Prompt {
@@ -34,7 +34,7 @@ fn group(data_source: &str, samples: &[(Option<f64>, Option<&str>)]) -> RolloutG
             value: 0.0,
             parts: Default::default(),
             answer: answer.map(str::to_owned),
-            status: if score.is_some() { RewardStatus::Ok } else { RewardStatus::TimedOut },
+            status: if score.is_some() { RewardStatus::Ok } else { RewardStatus::Timeout },
             message: None,
         },
     };

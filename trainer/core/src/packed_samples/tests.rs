@@ -16,7 +16,7 @@ fn completion() -> impl Strategy<Value = Completion> {
 fn reward() -> impl Strategy<Value = Reward> {
     let parts = prop::collection::btree_map("[a-c]", any::<f64>(), 0..3);
     let texts = (any::<Option<String>>(), any::<Option<String>>());
-    (any::<f64>(), any::<f64>(), parts, texts, 0..3_usize).prop_map(
+    (any::<f64>(), any::<f64>(), parts, texts, 0..STATUSES.len()).prop_map(
         |(score, value, parts, (answer, message), status)| Reward {
             score,
             value,
@@ -63,7 +63,7 @@ fn one_sample() -> Vec<JudgedGroup> {
         value: -0.2,
         parts: [("exact".to_owned(), 1.0)].into(),
         answer: Some("56".into()),
-        status: RewardStatus::TimedOut,
+        status: RewardStatus::Timeout,
         message: None,
     };
     vec![vec![(completion, reward)], vec![]]

@@ -43,7 +43,7 @@ impl RewardFunction for LengthPenalty {
 mod tests {
     use serde_json::Value;
 
-    use super::super::NO_MODEL_SCORES;
+    use super::super::NO_VERDICTS;
     use super::*;
 
     fn penalty(num_tokens: usize) -> f64 {
@@ -54,7 +54,7 @@ mod tests {
             num_tokens,
             ground_truth,
             extra_info,
-            model_scores: &NO_MODEL_SCORES,
+            verdicts: &NO_VERDICTS,
         };
         LengthPenalty::new(10, 20).unwrap().score(&sample).unwrap()
     }

@@ -102,7 +102,7 @@ impl GrpoWorkload {
         clock.measure("update_weights", || self.engine.sync_weights(&self.actor.decoder, self.step))?;
         let groups = clock.measure("gen", || self.sample())?;
         self.engine.sleep();
-        let mut batch = Batch::from_groups(&groups, true);
+        let mut batch = Batch::from_groups(&groups, &[RewardStatus::Timeout, RewardStatus::Infra]);
         batch.ref_logprobs = Some(clock.measure("ref", || self.reference_logprobs(&batch))?);
         let token_rewards = batch.rows.at_last_valid(&batch.rewards);
         let inputs = AdvantageInputs::new(&batch.rows, &token_rewards, &batch.groups);

@@ -91,8 +91,9 @@ fn card(record: &CompletionRecord, with_prompt: bool) -> String {
     };
     let status = match record.reward_status {
         RewardStatus::Ok => String::new(),
-        RewardStatus::TimedOut => " · reward timed out".into(),
-        RewardStatus::Failed => " · reward failed".into(),
+        RewardStatus::Wrong => " · judged wrong".into(),
+        RewardStatus::Timeout => " · reward timed out".into(),
+        RewardStatus::Infra => " · reward failed".into(),
     };
     let tokens =
         if record.num_tokens == 1 { "1 token".into() } else { format!("{} tokens", record.num_tokens) };

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use rlt_api::spec::{RewardFunctionSpec, RewardKind, RewardsSpec};
 use rlt_core::reward::{
-    Clip, Combiner, Exact, Format, Gsm8k, JsonSchema, LengthPenalty, MatchingCharacters, Math, ModelScore,
+    Clip, Combiner, Exact, External, Format, Gsm8k, JsonSchema, LengthPenalty, MatchingCharacters, Math,
     Overlong, Pattern, RewardError, RewardFunction,
 };
 use rlt_core::types::Prompt;
 
+use super::external::{CodeFunction, ExternalError};
 use crate::data::{Dataset, RowLocation};
 
 /// Named, weighted functions and how their values become one.
@@ -48,6 +49,15 @@ pub enum RewardSetupError {
         kind: RewardKind,
         /// The field.
         field: &'static str,
+    },
+    /// A function that is computed elsewhere cannot be reached.
+    #[error("set up reward function {name:?}")]
+    External {
+        /// Its name in the manifest.
+        name: String,
+        /// Why.
+        #[source]
+        source: ExternalError,
     },
     /// `rewards.clip` or `rewards.overlong` is impossible.
     #[error("set up rewards")]
@@ -177,7 +187,12 @@ fn compile(
             let schema = spec.schema.as_ref().ok_or_else(|| missing("schema"))?;
             Arc::new(JsonSchema::new(schema).map_err(failed)?)
         }
-        RewardKind::Model => Arc::new(ModelScore::of(&spec.name)),
+        RewardKind::Model
+        | RewardKind::Server
+        | RewardKind::OpenRlhf
+        | RewardKind::Judge
+        | RewardKind::Wasm => Arc::new(External::of(&spec.name)),
+        RewardKind::Code => Arc::new(CodeFunction(External::of(&spec.name))),
         RewardKind::Length => {
             let free = spec.target_tokens.ok_or_else(|| missing("targetTokens"))? as usize;
             Arc::new(LengthPenalty::new(free, max_completion_tokens).map_err(failed)?)

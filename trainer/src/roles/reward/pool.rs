@@ -14,10 +14,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rlt_core::reward::combine::parts_by_name;
-use rlt_core::reward::{RewardError, Sample, WeightedPart};
+use rlt_core::reward::{Sample, Verdict, Verdicts, WeightedPart};
 use rlt_core::types::{Completion, Prompt, Reward, RewardStatus};
 
-use super::{ModelScores, RewardFunctions};
+use super::RewardFunctions;
 
 /// Threads that may hang at the same time before no more are started.
 const MAX_ABANDONED: usize = 64;
@@ -44,16 +44,15 @@ impl RewardPool {
         Self { functions: Arc::new(functions), options, num_abandoned: Arc::default() }
     }
 
-    /// One reward for each sample, beside what reward models said of it, in the order of the samples.
+    /// One reward for each sample, beside what others said of it, in the order of the samples.
     ///
-    /// A sample on which a function times out, fails or panics has value 0, no parts, and says so in its
-    /// status.
+    /// A sample without a verdict of every function has value 0, no parts, and says so in its status.
     pub fn score<'a>(
         &self,
-        samples: impl IntoIterator<Item = ((&'a Arc<Prompt>, &'a Completion), ModelScores)>,
+        samples: impl IntoIterator<Item = ((&'a Arc<Prompt>, &'a Completion), Verdicts)>,
     ) -> Vec<Reward> {
         let jobs: Vec<Job> =
-            samples.into_iter().map(|(sample, model_scores)| Job::new(sample, model_scores)).collect();
+            samples.into_iter().map(|(sample, verdicts)| Job::new(sample, verdicts)).collect();
         let batch = Arc::new(Batch::new(jobs, self.functions.clone(), self.num_abandoned.clone()));
         let num_workers = self.options.num_workers.clamp(1, batch.jobs.len().max(1));
         let mut workers: Vec<Arc<Worker>> = (0..num_workers).filter_map(|_| batch.start_worker()).collect();
@@ -91,13 +90,13 @@ struct Job {
     prompt: Arc<Prompt>,
     text: String,
     num_tokens: usize,
-    model_scores: ModelScores,
+    verdicts: Verdicts,
 }
 
 impl Job {
-    fn new((prompt, completion): (&Arc<Prompt>, &Completion), model_scores: ModelScores) -> Self {
+    fn new((prompt, completion): (&Arc<Prompt>, &Completion), verdicts: Verdicts) -> Self {
         let (text, num_tokens) = (completion.text.clone(), completion.tokens.len());
-        Self { prompt: prompt.clone(), text, num_tokens, model_scores }
+        Self { prompt: prompt.clone(), text, num_tokens, verdicts }
     }
 
     fn sample(&self) -> Sample<'_> {
@@ -107,7 +106,7 @@ impl Job {
             num_tokens: self.num_tokens,
             ground_truth: &self.prompt.ground_truth,
             extra_info: &self.prompt.extra_info,
-            model_scores: &self.model_scores,
+            verdicts: &self.verdicts,
         }
     }
 }
@@ -165,12 +164,12 @@ impl Batch {
     fn fail_unclaimed(&self) {
         let message = "no thread is left to judge it: the others hang in reward functions or could not start";
         while let Some(idx) = self.claim() {
-            self.finish(idx, without_value(RewardStatus::Failed, message.to_owned()));
+            self.finish(idx, without_value(RewardStatus::Infra, message.to_owned()));
         }
     }
 
     fn rewards(&self) -> Vec<Reward> {
-        let lost = || without_value(RewardStatus::Failed, "no reward was recorded".to_owned());
+        let lost = || without_value(RewardStatus::Infra, "no reward was recorded".to_owned());
         self.rewards.iter().map(|reward| reward.get().cloned().unwrap_or_else(lost)).collect()
     }
 }
@@ -214,30 +213,36 @@ impl Worker {
     fn judge(&self, batch: &Batch, job_idx: usize) -> Result<Reward, Abandoned> {
         let job = &batch.jobs[job_idx];
         let (mut parts, mut answer) = (Vec::new(), None);
+        let (mut status, mut fault) = (RewardStatus::Ok, None);
         for named in batch.functions.judging(&job.prompt.data_source) {
             self.begin(Call { job_idx, function: named.name.clone(), started: Instant::now() });
-            let judged = || {
-                Ok::<_, RewardError>((named.function.score(&job.sample())?, named.function.answer(&job.text)))
-            };
+            let judged = || (named.function.judge(&job.sample()), named.function.answer(&job.text));
             let outcome = catch_unwind(AssertUnwindSafe(judged));
             self.end()?;
-            let failed =
-                |message| Ok(without_value(RewardStatus::Failed, format!("{}: {message}", named.name)));
-            match outcome {
-                Ok(Ok((value, found))) if value.is_finite() => {
-                    answer = answer.or_else(|| found.map(Cow::into_owned));
-                    parts.push(WeightedPart { name: &named.name, weight: named.weight, value });
+            let said = |message: String| format!("{}: {message}", named.name);
+            let (Verdict { status: own, value, message }, found) = match outcome {
+                Ok(judged) => judged,
+                Err(payload) => {
+                    let message = said(format!("panicked: {}", panic_text(&*payload)));
+                    return Ok(without_value(RewardStatus::Infra, message));
                 }
-                Ok(Ok((value, _))) => return failed(format!("returned {value}, expected a finite number")),
-                Ok(Err(error)) => return failed(error.to_string()),
-                Err(payload) => return failed(format!("panicked: {}", panic_text(&*payload))),
+            };
+            if !own.is_verdict() {
+                return Ok(without_value(own, said(message.unwrap_or_default())));
             }
+            if !value.is_finite() {
+                let message = said(format!("returned {value}, expected a finite number"));
+                return Ok(without_value(RewardStatus::Infra, message));
+            }
+            answer = answer.or_else(|| found.map(Cow::into_owned));
+            (status, fault) = (status.max(own), fault.or_else(|| message.map(said)));
+            parts.push(WeightedPart { name: &named.name, weight: named.weight, value });
         }
         let combiner = batch.functions.combiner();
         let score = combiner.score(parts.iter().copied());
         let value = combiner.shaped(score, job.num_tokens);
         let parts = parts_by_name(parts);
-        Ok(Reward { score, value, parts, answer, status: RewardStatus::Ok, message: None })
+        Ok(Reward { score, value, parts, answer, status, message: fault })
     }
 
     fn begin(&self, call: Call) {
@@ -260,7 +265,7 @@ impl Worker {
         state.is_abandoned = true;
         batch.num_abandoned.fetch_add(1, Ordering::AcqRel);
         let message = format!("{}: no answer within {timeout:?}", call.function);
-        batch.finish(call.job_idx, without_value(RewardStatus::TimedOut, message));
+        batch.finish(call.job_idx, without_value(RewardStatus::Timeout, message));
         true
     }
 }

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use rlt_core::batch::Batch;
 use rlt_core::packed_samples::JudgedGroup;
-use rlt_core::types::{Completion, Prompt, Reward, Rollout, RolloutGroup};
+use rlt_core::reward::Verdict;
+use rlt_core::types::{Completion, Prompt, Reward, RewardStatus, Rollout, RolloutGroup};
 
 use super::exchange::{self, OwnSamples};
-use super::{RewardModels, RewardPool};
+use super::{Judging, RewardModels, RewardPool, SampleId};
 use crate::parallel::Ranks;
 use crate::roles::rollout::SamplingCost;
 use crate::roles::step_context::StepContext;
@@ -19,8 +20,8 @@ pub struct RewardsRole {
     pub(crate) pool: RewardPool,
     /// Asked before the pool judges.
     pub(crate) models: RewardModels,
-    /// Whether samples whose reward failed are left out of batches.
-    pub(crate) masks_failed: bool,
+    /// Samples whose reward has one of these statuses are left out of batches.
+    pub(crate) masked: Vec<RewardStatus>,
     pub(crate) ranks: Ranks,
     pub(crate) context: Rc<StepContext>,
 }
@@ -43,11 +44,11 @@ impl RewardsRole {
         &mut self,
         sampled: Sampled,
     ) -> Result<(Vec<RolloutGroup>, SamplingCost), StepError> {
-        let Sampled { prompts, own, assignment, policy_version, cost } = sampled;
+        let Sampled { prompts, own, judging, assignment, policy_version, cost } = sampled;
         // Ranks that share a reward model judge together or not at all.
         let is_cut_short = self.models.are_shared() && self.ranks.all_reduce_max(own.is_none().into())? > 0;
         let own = own.filter(|_| !is_cut_short);
-        let judged = own.map(|own| self.context.measure("reward", || self.judge_own(&prompts, own)));
+        let judged = own.map(|own| self.context.measure("reward", || self.judge_own(&prompts, own, judging)));
         let judged = judged.transpose()?.filter(|_| self.context.stop_reason().is_none());
         let own = judged.map(|judged| (judged, cost));
         let gathered = self.context.measure("gather", || exchange::all_gather(&self.ranks, own))?;
@@ -66,25 +67,37 @@ impl RewardsRole {
         &self,
         prompts: &[Arc<Prompt>],
         own: Vec<(usize, Vec<Completion>)>,
+        judging: Option<Judging>,
     ) -> Result<Vec<JudgedGroup>, StepError> {
         let lens: Vec<usize> = own.iter().map(|(_, group)| group.len()).collect();
+        let ids: Vec<SampleId> = own
+            .iter()
+            .flat_map(|(prompt_idx, group)| (0..group.len()).map(|sample_idx| (*prompt_idx, sample_idx)))
+            .collect();
         let samples: Vec<(Arc<Prompt>, Completion)> = own
             .into_iter()
             .flat_map(|(idx, group)| group.into_iter().map(move |c| (Arc::clone(&prompts[idx]), c)))
             .collect();
         let of_models = self.models.scores(&samples)?;
-        let judged = samples.iter().map(|(prompt, completion)| (prompt, completion)).zip(of_models);
+        let is_stopping = || self.context.stop_reason().is_some();
+        let mut elsewhere = judging.map(|judging| judging.finish(&is_stopping)).unwrap_or_default();
+        let verdicts = ids.iter().zip(of_models).map(|(id, scores)| {
+            let mut verdicts = elsewhere.remove(id).unwrap_or_default();
+            verdicts.extend(scores.into_iter().map(|(name, score)| (name, Verdict::ok(score))));
+            verdicts
+        });
+        let judged = samples.iter().map(|(prompt, completion)| (prompt, completion)).zip(verdicts);
         let rewards: Vec<Reward> = self.pool.score(judged);
         let mut judged = samples.into_iter().map(|(_, completion)| completion).zip(rewards);
         Ok(lens.into_iter().map(|len| judged.by_ref().take(len).collect()).collect())
     }
 
-    /// The groups as a batch, without samples whose reward can not be trusted where those are masked.
+    /// The groups as a batch, without samples whose status is masked.
     ///
     /// # Errors
     /// [`StepError::NoRewards`] when nothing is left.
     pub fn batch(&self, groups: &[RolloutGroup]) -> Result<Batch, StepError> {
-        let batch = Batch::from_groups(groups, self.masks_failed);
+        let batch = Batch::from_groups(groups, &self.masked);
         if batch.sequences.is_empty() {
             let mut rewards = groups.iter().flat_map(|g| &g.rollouts).map(|r| &r.reward);
             let example = rewards.find_map(|reward| reward.message.clone()).unwrap_or_default();

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rlt_api::spec::{DataSpec, RewardsSpec};
-use rlt_core::reward::{Exact, RewardError, RewardFunction, Sample};
+use rlt_core::reward::{Exact, RewardError, RewardFunction, Sample, Verdicts};
 use rlt_core::types::{Completion, FinishReason, Prompt, Reward, RewardStatus};
 use serde_json::{Value, json};
 
@@ -51,7 +51,7 @@ fn pool(functions: RewardFunctions, num_workers: usize, timeout_ms: u64) -> Rewa
 fn score(pool: &RewardPool, texts: &[&str]) -> Vec<Reward> {
     let prompt = prompt(json!("right"));
     let completions: Vec<Completion> = texts.iter().map(|text| completion(text)).collect();
-    pool.score(completions.iter().map(|completion| ((&prompt, completion), ModelScores::new())))
+    pool.score(completions.iter().map(|completion| ((&prompt, completion), Verdicts::new())))
 }
 
 fn statuses(rewards: &[Reward]) -> Vec<RewardStatus> {
@@ -94,8 +94,8 @@ fn a_hung_function_costs_its_sample_and_nothing_else() {
     let started = Instant::now();
     let rewards = score(&pool, &["hang", "hang", "fine", "hang", "fine"]);
     assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
-    use RewardStatus::{Ok as Fine, TimedOut};
-    assert_eq!(statuses(&rewards), [TimedOut, TimedOut, Fine, TimedOut, Fine]);
+    use RewardStatus::{Ok as Fine, Timeout};
+    assert_eq!(statuses(&rewards), [Timeout, Timeout, Fine, Timeout, Fine]);
     assert!(rewards[0].message.as_ref().unwrap().contains("slow"), "{:?}", rewards[0].message);
     assert_eq!((rewards[0].value, rewards[2].value), (0.0, 1.0));
     assert_eq!(pool.num_abandoned(), 3);
@@ -121,10 +121,10 @@ fn hanging_threads_are_bounded_and_the_step_still_ends() {
     let started = Instant::now();
     let rewards = score(&pool, &texts);
     assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
-    let timed_out = statuses(&rewards).iter().filter(|status| **status == RewardStatus::TimedOut).count();
+    let timed_out = statuses(&rewards).iter().filter(|status| **status == RewardStatus::Timeout).count();
     assert_eq!(timed_out, num_started.load(Ordering::Acquire));
     assert!((64..64 + 16).contains(&timed_out), "{timed_out}");
-    assert_eq!(statuses(&rewards)[199], RewardStatus::Failed);
+    assert_eq!(statuses(&rewards)[199], RewardStatus::Infra);
     assert_eq!(statuses(&score(&pool, &["later"])).len(), 1);
 }
 
@@ -138,8 +138,8 @@ fn a_panic_and_an_error_fail_their_sample_with_a_message() {
     });
     let functions = RewardFunctions::default().with("moody", 1.0, Arc::new(moody));
     let rewards = score(&pool(functions, 2, 10_000), &["panic", "error", "nan", "fine"]);
-    use RewardStatus::{Failed, Ok as Fine};
-    assert_eq!(statuses(&rewards), [Failed, Failed, Failed, Fine]);
+    use RewardStatus::{Infra, Ok as Fine};
+    assert_eq!(statuses(&rewards), [Infra, Infra, Infra, Fine]);
     let messages: Vec<&str> = rewards[..3].iter().map(|reward| reward.message.as_deref().unwrap()).collect();
     assert_eq!(messages[0], "moody: panicked: division by zero");
     assert!(messages[1].starts_with("moody: read the ground truth"), "{}", messages[1]);

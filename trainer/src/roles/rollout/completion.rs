@@ -33,16 +33,22 @@ pub(super) struct Drafts<'a> {
     eos_token_ids: &'a [TokenId],
     requests: &'a [RolloutRequest],
     drafts: Vec<Vec<Draft>>,
+    on_finish: &'a mut OnFinish<'a>,
 }
+
+/// Is called with each completion as soon as it is finished, with its request and its sample.
+pub(super) type OnFinish<'a> = dyn FnMut(Sample, &Completion) + 'a;
 
 impl<'a> Drafts<'a> {
     pub(super) fn new(
         requests: &'a [RolloutRequest],
         eos_token_ids: &'a [TokenId],
         detokenizer: &'a dyn Detokenizer,
+        on_finish: &'a mut OnFinish<'a>,
     ) -> Self {
         let empty = |request: &RolloutRequest| request.seeds.iter().map(|_| Draft::default()).collect();
-        Self { detokenizer, eos_token_ids, requests, drafts: requests.iter().map(empty).collect() }
+        let drafts = requests.iter().map(empty).collect();
+        Self { detokenizer, eos_token_ids, requests, drafts, on_finish }
     }
 
     pub(super) fn requests(&self) -> &'a [RolloutRequest] {
@@ -96,7 +102,9 @@ impl<'a> Drafts<'a> {
             None => self.detokenizer.decode(&tokens).map_err(|source| failed(sample, source))?,
         };
         let rollout_logprobs = std::mem::take(&mut draft.logprobs);
-        draft.completion = Some(Completion { tokens, rollout_logprobs, text, finish_reason: reason });
+        let completion = Completion { tokens, rollout_logprobs, text, finish_reason: reason };
+        (self.on_finish)(sample, &completion);
+        draft.completion = Some(completion);
         Ok(())
     }
 

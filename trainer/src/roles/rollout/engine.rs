@@ -10,7 +10,7 @@ use rlt_core::tensor_parallel::TpShard;
 use rlt_core::types::Completion;
 use tch::Tensor;
 
-use super::completion::Drafts;
+use super::completion::{Drafts, OnFinish};
 use super::device;
 use super::digest::KnownDigests;
 use super::kv_cache::{self, KvCache};
@@ -131,6 +131,22 @@ impl RolloutEngine {
         detokenizer: &dyn Detokenizer,
         progress: &mut dyn FnMut(RolloutProgress) -> ControlFlow<()>,
     ) -> Result<Vec<Vec<Completion>>, RolloutError> {
+        self.generate_streaming(policy, requests, detokenizer, progress, &mut |_, _| {})
+    }
+
+    /// As [`Self::generate`]; `on_finish` is called with every completion as soon as its last token is drawn,
+    /// with the positions of its request and of its sample.
+    ///
+    /// # Errors
+    /// As [`Self::generate`].
+    pub fn generate_streaming<'a, 'b>(
+        &mut self,
+        policy: impl Into<DecoderUnits<'a>>,
+        requests: &'b [RolloutRequest],
+        detokenizer: &'b dyn Detokenizer,
+        progress: &mut dyn FnMut(RolloutProgress) -> ControlFlow<()>,
+        on_finish: &'b mut OnFinish<'b>,
+    ) -> Result<Vec<Vec<Completion>>, RolloutError> {
         let _no_grad = tch::no_grad_guard();
         let weights = self.weights.as_ref().ok_or(RolloutError::Asleep)?;
         let (decoder, policy) = (&weights.frame, policy.into());
@@ -140,7 +156,8 @@ impl RolloutEngine {
         let cache = fitting_cache(&mut self.cache, &self.options, weights, &planned)?;
         (stats.cache_bytes, stats.weight_bytes) = (cache.bytes(), weights.num_bytes());
         let mut scheduler = scheduler_for(&self.options, cache, &planned)?;
-        let mut drafts = Drafts::new(requests, &self.options.eos_token_ids, detokenizer);
+        let eos_token_ids = self.options.eos_token_ids.clone();
+        let mut drafts = Drafts::new(requests, &eos_token_ids, detokenizer, on_finish);
         let mut watch = Watch { done: RolloutProgress::default(), progress };
         let ranks = self.ranks.as_deref();
         if weights.frame.device().is_cuda() {

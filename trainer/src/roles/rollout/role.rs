@@ -22,6 +22,7 @@ use crate::observe::tracking::console::Phase;
 use crate::parallel::Ranks;
 use crate::roles::StepError;
 use crate::roles::actor::ActorRole;
+use crate::roles::reward::{ExternalFunctions, Judging};
 use crate::roles::step_context::StepContext;
 
 /// Samples completions with the actor's weights.
@@ -31,6 +32,8 @@ pub struct RolloutRole {
     pub(crate) tokenizer: Tokenizer,
     spec: RolloutSpec,
     ranks: Ranks,
+    /// Who judges completions while others are still being sampled.
+    external: ExternalFunctions,
     context: Rc<StepContext>,
     /// The step of the latest batch, and how many were sampled in it.
     batches: (u64, u64),
@@ -54,6 +57,8 @@ pub struct Sampled {
     pub prompts: Vec<Arc<Prompt>>,
     /// The completions to judge here, with their prompt's place; `None` where this rank was asked to stop.
     pub(crate) own: Option<Vec<(usize, Vec<Completion>)>>,
+    /// The same completions on their way to functions that are computed elsewhere; `None` without any.
+    pub(crate) judging: Option<Judging>,
     pub(crate) assignment: SampleAssignment,
     pub(crate) policy_version: u64,
     /// Of this rank's engine.
@@ -94,7 +99,7 @@ impl RolloutRole {
         engine: RolloutEngine,
         tokenizer: Tokenizer,
         spec: RolloutSpec,
-        ranks: Ranks,
+        (ranks, external): (Ranks, ExternalFunctions),
         context: &Rc<StepContext>,
     ) -> Self {
         let engine = Rc::new(RefCell::new(engine));
@@ -103,7 +108,8 @@ impl RolloutRole {
             sleeping.borrow_mut().sleep();
             Ok(())
         });
-        Self { engine, tokenizer, spec, ranks, context: Rc::clone(context), batches: (0, 0) }
+        let context = Rc::clone(context);
+        Self { engine, tokenizer, spec, ranks, external, context, batches: (0, 0) }
     }
 
     /// Samples a group of completions of each prompt, as `spec.rollout` says. A further call in the same step
@@ -211,7 +217,14 @@ impl RolloutRole {
             own_idxs.iter().map(|idx| self.request(plan, *idx, &prompts[*idx])).collect();
         let num_samples = own_idxs.len() * plan.num_samples as usize;
         self.context.watch().begin_phase(plan.phase, num_samples as u64);
-        let completions = self.context.measure("gen", || self.generate(policy, &requests))?;
+        let mut judging = self.external.begin();
+        let mut submit = |(request_idx, sample_idx): (usize, usize), completion: &Completion| {
+            let prompt_idx = own_idxs[request_idx];
+            if let Some(judging) = judging.as_mut().filter(|_| assignment.judge_of(prompt_idx) == rank) {
+                judging.submit((prompt_idx, sample_idx), &prompts[prompt_idx], completion);
+            }
+        };
+        let completions = self.context.measure("gen", || self.generate(policy, &requests, &mut submit))?;
         let own = completions.map(|completions| {
             let sampled = own_idxs.into_iter().zip(completions);
             sampled.filter(|(prompt_idx, _)| assignment.judge_of(*prompt_idx) == rank).collect()
@@ -220,7 +233,7 @@ impl RolloutRole {
         let is_counted = rank.is_multiple_of(num_shards);
         let cost =
             if is_counted { SamplingCost::of(self.engine.borrow().stats()) } else { SamplingCost::default() };
-        Ok(Sampled { prompts: prompts.to_vec(), own, assignment, policy_version, cost })
+        Ok(Sampled { prompts: prompts.to_vec(), own, judging, assignment, policy_version, cost })
     }
 
     /// Lets the engine hold the actor's weights of `policy_version`, if it does not yet. Where ranks share
@@ -251,6 +264,7 @@ impl RolloutRole {
         &self,
         policy: &ActorRole,
         requests: &[RolloutRequest],
+        on_finish: &mut dyn FnMut((usize, usize), &Completion),
     ) -> Result<Option<Vec<Vec<Completion>>>, RolloutError> {
         let mut progress = |progress: RolloutProgress| {
             self.context.watch().advance(progress.num_finished as u64, progress.num_tokens as u64);
@@ -261,7 +275,13 @@ impl RolloutRole {
             }
         };
         let mut engine = self.engine.borrow_mut();
-        match engine.generate(policy.actor.units(), requests, &self.tokenizer, &mut progress) {
+        match engine.generate_streaming(
+            policy.actor.units(),
+            requests,
+            &self.tokenizer,
+            &mut progress,
+            on_finish,
+        ) {
             Ok(completions) => Ok(Some(completions)),
             Err(RolloutError::Interrupted) => Ok(None),
             Err(error) => Err(error),

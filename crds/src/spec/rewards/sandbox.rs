@@ -1,0 +1,48 @@
+//! Reward functions in a sandbox: where a WebAssembly module is and what bounds it.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// A WebAssembly module. Exactly one of `path` and `url` says where it is. Fuel and memory bound a call so that
+/// it ends alike everywhere.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct WasmSpec {
+    /// The module's file; a ConfigMap is mounted by `workers.pod.volumes`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 4096))]
+    pub path: Option<String>,
+    /// The module's address, fetched by every rank before the first step; needs `sha256`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 2048))]
+    pub url: Option<String>,
+    /// SHA-256 of the module in 64 hexadecimal digits; another module is refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 64, max = 64))]
+    pub sha256: Option<String>,
+    /// Instructions of one call, about; a call that needs more has the status `timeout`.
+    #[serde(default = "WasmSpec::default_fuel")]
+    #[schemars(range(min = 1000, max = 1000000000000i64))]
+    pub fuel: u64,
+    /// Memory of one call, in MiB.
+    #[serde(default = "WasmSpec::default_memory_mib")]
+    #[schemars(range(min = 1, max = 4096))]
+    pub memory_mib: u32,
+    /// Longest time in seconds of one call. It is there for slow machines: a call that ends by it may end
+    /// otherwise elsewhere.
+    #[serde(default = "WasmSpec::default_timeout_seconds")]
+    #[schemars(range(min = 0.01, max = 3600.0))]
+    pub timeout_seconds: f64,
+}
+
+impl WasmSpec {
+    fn default_fuel() -> u64 {
+        500_000_000
+    }
+    fn default_memory_mib() -> u32 {
+        64
+    }
+    fn default_timeout_seconds() -> f64 {
+        60.0
+    }
+}

@@ -1,0 +1,149 @@
+//! Whole runs that a program outside of the trainer judges, and those whose program fails.
+
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::job::{Place, tiny_with};
+
+/// The example's server, which ends with the test.
+struct Server {
+    process: Child,
+    url: String,
+}
+
+impl Server {
+    fn start() -> Self {
+        let program = rlt_tests::workspace_root().join("examples/rewards/server.py");
+        let mut command = Command::new("python3");
+        command.arg(program).arg("0").stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut process = command.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let port = line.trim().rsplit(' ').next().unwrap();
+        Self { url: format!("http://127.0.0.1:{port}/"), process }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+/// The tiny job judged by `function` alone.
+fn judged_by(function: Value, rewards: Value) -> Value {
+    let mut spec = json!({
+        "rewards": { "functions": [function] },
+        "tracking": { "completionsPerStep": 8 },
+        "training": { "steps": 2 },
+    });
+    crate::job::merge(&mut spec["rewards"], rewards);
+    tiny_with(spec)
+}
+
+/// What a run has learned and from what: everything that is no time.
+fn learned(place: &Place) -> Vec<Value> {
+    let is_time = |name: &str| name.contains("time") || name.starts_with("perf/") || name.contains("memory");
+    let mut lines = place.metrics();
+    for line in &mut lines {
+        line.as_object_mut().unwrap().retain(|name, _| !is_time(name));
+    }
+    assert!(lines.len() > 1, "{lines:?}");
+    lines.extend(place.completions());
+    lines
+}
+
+#[test]
+fn a_server_that_judges_while_others_are_sampled_gives_the_run_that_the_trainer_gives_itself() {
+    let own = Place::new();
+    own.train(&judged_by(json!({ "name": "right", "kind": "Exact" }), json!({}))).expect(0, &[]);
+    let mut expected = learned(&own);
+    // Only functions of the trainer's own look for answers to vote with.
+    expected.iter_mut().for_each(without_votes);
+    let server = Server::start();
+    for (max_batch, workers) in [(1, 1), (5, 2)] {
+        let http = json!({ "url": server.url, "maxBatch": max_batch });
+        let place = Place::new();
+        let mut manifest = judged_by(json!({ "name": "right", "kind": "Server", "server": http }), json!({}));
+        manifest["spec"]["workers"]["count"] = json!(workers);
+        place.train(&manifest).expect(0, &[]);
+        let mut got = learned(&place);
+        got.iter_mut().for_each(without_votes);
+        if workers == 1 {
+            assert_eq!(got, expected);
+        }
+        let rewards =
+            |lines: &[Value]| -> Vec<Value> { lines.iter().map(|line| line["reward"].clone()).collect() };
+        assert_eq!(rewards(&got), rewards(&expected));
+    }
+}
+
+fn without_votes(line: &mut Value) {
+    line.as_object_mut().unwrap().retain(|name, _| name != "answer" && !name.contains("/maj@"));
+}
+
+#[test]
+fn a_server_that_is_not_there_costs_its_samples_by_choice_and_the_step_ends_in_time() {
+    // A port that takes connections and never answers.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/", silent.local_addr().unwrap());
+    let function = json!({
+        "name": "right", "kind": "Server",
+        "server": { "url": url, "timeoutSeconds": 0.2, "retries": 0, "maxBatch": 100 },
+    });
+    let started = Instant::now();
+    let zero = Place::new();
+    zero.train(&judged_by(function.clone(), json!({ "onTimeout": "Zero" }))).expect(0, &[]);
+    assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
+    for step in zero.steps() {
+        assert_eq!((&step["reward/num_ok"], &step["reward/num_infra"]), (&json!(0.0), &json!(0.0)), "{step}");
+        assert!(step["reward/num_timeout"].as_f64().unwrap() > 0.0, "{step}");
+    }
+    assert!(zero.completions().iter().all(|line| line["reward_status"] == "timeout"));
+    // Masked, nothing is left to learn from: the run says what is wrong.
+    let masked = Place::new();
+    let ended = masked.train(&judged_by(function, json!({ "onError": "Zero" })));
+    assert_ne!(ended.code, Some(0));
+    assert!(ended.stderr.contains("no whole answer within 200ms"), "{}", ended.stderr);
+}
+
+#[test]
+fn a_module_in_the_sandbox_gives_the_run_that_the_trainer_gives_itself() {
+    let place = Place::new();
+    let target = "wasm32-unknown-unknown";
+    let module = place.file("reward.wasm");
+    let source = rlt_tests::workspace_root().join("examples/rewards/reward.rs");
+    let mut compiler = Command::new("rustc");
+    compiler.args([
+        "--edition",
+        "2021",
+        "--target",
+        target,
+        "-O",
+        "--crate-type",
+        "cdylib",
+        "-C",
+        "strip=symbols",
+        "-o",
+    ]);
+    let compiled = compiler.arg(&module).arg(source).output().unwrap();
+    if !compiled.status.success()
+        && String::from_utf8_lossy(&compiled.stderr).contains("may not be installed")
+    {
+        eprintln!("skipped: `rustup target add {target}` is needed to compile the example");
+        return;
+    }
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    let own = Place::new();
+    own.train(&judged_by(json!({ "name": "right", "kind": "Exact" }), json!({}))).expect(0, &[]);
+    let wasm = json!({ "name": "right", "kind": "Wasm", "wasm": { "path": module } });
+    place.train(&judged_by(wasm, json!({}))).expect(0, &[]);
+    let (mut got, mut expected) = (learned(&place), learned(&own));
+    got.iter_mut().chain(&mut expected).for_each(without_votes);
+    assert_eq!(got, expected);
+}

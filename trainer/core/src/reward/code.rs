@@ -1,0 +1,228 @@
+//! Unit tests as ground truths: the code of a completion, the tests of a row, and the programs that run them.
+//! Where programs run is the trainer's.
+
+use serde_json::Value;
+
+use super::RewardError;
+
+/// The tests of a row.
+#[derive(Clone, Debug, PartialEq)]
+pub enum CodeTests {
+    /// Programs that read and write, or a function that takes and returns.
+    Cases {
+        /// Standard input of each test; with a function one JSON argument a line.
+        inputs: Vec<String>,
+        /// What is expected on standard output; with a function its result.
+        outputs: Vec<String>,
+        /// The Python function that is called (verl's `fn_name`).
+        function: Option<String>,
+    },
+    /// Python that fails where the code is wrong, run behind the code.
+    Assertions(Vec<String>),
+}
+
+/// One program to run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Program {
+    /// Its source.
+    pub code: String,
+    /// Its standard input.
+    pub stdin: String,
+    /// What it has to write; `None` where its exit code tells.
+    pub expected: Option<String>,
+}
+
+impl CodeTests {
+    /// Reads a ground truth: an object with `inputs` and `outputs` (and `fn_name`) or with `assert_case`, a
+    /// list of assertions, the JSON text of one of these, or Python assertions as text.
+    ///
+    /// # Errors
+    /// [`RewardError::Tests`].
+    pub fn parse(ground_truth: &Value) -> Result<Self, RewardError> {
+        let parsed = match ground_truth {
+            Value::String(text) => match serde_json::from_str(text) {
+                Ok(value @ (Value::Object(_) | Value::Array(_))) => value,
+                _ => return non_empty(vec![text.clone()]),
+            },
+            other => other.clone(),
+        };
+        match &parsed {
+            Value::Array(assertions) => non_empty(texts(assertions)),
+            Value::Object(fields) => {
+                match (fields.get("inputs"), fields.get("outputs"), fields.get("assert_case")) {
+                    (Some(Value::Array(inputs)), Some(Value::Array(outputs)), _) => {
+                        let function = fields.get("fn_name").and_then(Value::as_str).map(str::to_owned);
+                        cases(texts(inputs), texts(outputs), function)
+                    }
+                    (_, _, Some(Value::Array(assertions))) => non_empty(texts(assertions)),
+                    _ => Err(wrong("it has neither `inputs` and `outputs` nor `assert_case`")),
+                }
+            }
+            other => Err(wrong(&format!("got {}", shortened(other)))),
+        }
+    }
+
+    /// The programs that test `code`, at most `max_tests` of them.
+    pub fn programs(&self, code: &str, max_tests: usize) -> Vec<Program> {
+        match self {
+            Self::Cases { inputs, outputs, function } => {
+                let code = match function {
+                    Some(name) => format!("{code}\n{}", CALL.replace("FUNCTION_NAME", name)),
+                    None => code.to_owned(),
+                };
+                let program = |(stdin, expected): (&String, &String)| Program {
+                    code: code.clone(),
+                    stdin: stdin.clone(),
+                    expected: Some(expected.clone()),
+                };
+                inputs.iter().zip(outputs).take(max_tests).map(program).collect()
+            }
+            Self::Assertions(assertions) => {
+                let program = |assertion: &String| Program {
+                    code: format!("{code}\n{assertion}\n"),
+                    stdin: String::new(),
+                    expected: None,
+                };
+                assertions.iter().take(max_tests).map(program).collect()
+            }
+        }
+    }
+}
+
+/// Calls the function, or the method of `Solution`, with one JSON argument a line, and writes its result: JSON
+/// for containers, truth values and nothing, else as text (as verl does).
+const CALL: &str = r#"
+import json as _json, sys as _sys
+_arguments = [_json.loads(_line) for _line in _sys.stdin.read().split("\n") if _line.strip()]
+_function = globals().get("FUNCTION_NAME") or getattr(globals()["Solution"](), "FUNCTION_NAME")
+_result = _function(*_arguments)
+print(_json.dumps(_result) if _result is None or isinstance(_result, (bool, dict, list, tuple)) else _result)
+"#;
+
+/// The code of a completion: its last fenced block that is not empty, closed or not, or all of it where it has
+/// none.
+pub fn code_of(completion: &str) -> &str {
+    let (mut found, mut begin, mut position) = (None, None, 0);
+    for line in completion.split_inclusive('\n') {
+        let end = position + line.len();
+        if line.trim_start().starts_with("```") {
+            match begin.take() {
+                None => begin = Some(end),
+                Some(begin) => found = non_blank(&completion[begin..position]).or(found),
+            }
+        }
+        position = end;
+    }
+    let open = begin.and_then(|begin| non_blank(&completion[begin..]));
+    open.or(found).unwrap_or(if completion.contains("```") { "" } else { completion })
+}
+
+/// Whether a program wrote what was expected; white space at the ends of lines and after the last does not
+/// count.
+pub fn is_expected(output: &str, expected: &str) -> bool {
+    let lines =
+        |text: &str| text.trim_end().lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>();
+    lines(output) == lines(expected)
+}
+
+fn non_blank(code: &str) -> Option<&str> {
+    (!code.trim().is_empty()).then_some(code)
+}
+
+fn cases(
+    inputs: Vec<String>,
+    outputs: Vec<String>,
+    function: Option<String>,
+) -> Result<CodeTests, RewardError> {
+    let is_name = |name: &String| name.chars().all(|letter| letter == '_' || letter.is_alphanumeric());
+    if inputs.is_empty() || inputs.len() != outputs.len() {
+        return Err(wrong(&format!("it has {} inputs and {} outputs", inputs.len(), outputs.len())));
+    }
+    if let Some(name) = function.as_ref().filter(|name| !is_name(name)) {
+        return Err(wrong(&format!("fn_name {name:?} is no name")));
+    }
+    Ok(CodeTests::Cases { inputs, outputs, function })
+}
+
+fn non_empty(assertions: Vec<String>) -> Result<CodeTests, RewardError> {
+    if assertions.iter().any(|assertion| !assertion.trim().is_empty()) {
+        return Ok(CodeTests::Assertions(assertions));
+    }
+    Err(wrong("it has no assertions"))
+}
+
+/// Texts as they are, everything else as JSON.
+fn texts(values: &[Value]) -> Vec<String> {
+    values.iter().map(|value| value.as_str().map_or_else(|| value.to_string(), str::to_owned)).collect()
+}
+
+fn wrong(message: &str) -> RewardError {
+    RewardError::Tests { message: message.to_owned() }
+}
+
+fn shortened(value: &Value) -> String {
+    value.to_string().chars().take(80).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_last_block_of_a_completion_is_its_code() {
+        assert_eq!(code_of("print(1)"), "print(1)");
+        assert_eq!(code_of("So:\n```python\na\n```\nor\n```\nb\n```\nDone."), "b\n");
+        assert_eq!(code_of("```py\na\n```\n```\n\n```"), "a\n");
+        assert_eq!(code_of("```python\ncut o"), "cut o");
+        assert_eq!(code_of("```\n```"), "");
+    }
+
+    #[test]
+    fn tests_are_read_in_every_form_that_data_has() {
+        let cases = json!({"inputs": ["1\n", [2, 3]], "outputs": ["1", 5]});
+        let expected = CodeTests::Cases {
+            inputs: vec!["1\n".into(), "[2,3]".into()],
+            outputs: vec!["1".into(), "5".into()],
+            function: None,
+        };
+        assert_eq!(CodeTests::parse(&cases).unwrap(), expected);
+        assert_eq!(CodeTests::parse(&json!(cases.to_string())).unwrap(), expected);
+        let assertions = CodeTests::Assertions(vec!["assert f(1) == 1".into()]);
+        for form in [
+            json!(["assert f(1) == 1"]),
+            json!({"assert_case": ["assert f(1) == 1"]}),
+            json!("assert f(1) == 1"),
+        ] {
+            assert_eq!(CodeTests::parse(&form).unwrap(), assertions, "{form}");
+        }
+        for wrong in [
+            json!(null),
+            json!(""),
+            json!({"inputs": []}),
+            json!({"inputs": ["1"], "outputs": []}),
+            json!([]),
+        ] {
+            assert!(matches!(CodeTests::parse(&wrong), Err(RewardError::Tests { .. })), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_function_is_called_with_its_arguments() {
+        let tests = json!({"inputs": ["1\n2"], "outputs": ["3"], "fn_name": "add"});
+        let [program] = &CodeTests::parse(&tests).unwrap().programs("def add(a, b): return a + b", 5)[..]
+        else {
+            panic!("one test is one program");
+        };
+        assert!(program.code.starts_with("def add") && program.code.contains("globals().get(\"add\")"));
+        let bad = json!({"inputs": ["1"], "outputs": ["1"], "fn_name": "f\")\nimport os"});
+        assert!(CodeTests::parse(&bad).is_err());
+    }
+
+    #[test]
+    fn white_space_at_ends_is_no_difference() {
+        assert!(is_expected("1 \n2\n\n", "1\n2"));
+        assert!(!is_expected("1 2", "1\n2"));
+    }
+}

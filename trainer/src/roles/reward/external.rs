@@ -1,0 +1,318 @@
+//! Reward functions that are computed elsewhere: which samples each is asked about, and its verdicts.
+//!
+//! ```text
+//! rollout --finished completion--> Judging::submit -> requests of a full batch -> verdicts
+//! rewards role --------------------------------------> Judging::finish (the rest, and what is missing)
+//! ```
+//! A completion is sent as soon as it is sampled, so that servers judge while the rest of the batch is still
+//! being generated. Verdicts are kept by sample, so their order does not matter. [`Judging::finish`] returns
+//! in bounded time with a verdict for every sample that was submitted: what is missing is a timeout. Limits
+//! and weights of the sum are the pool's, like those of all other functions.
+
+mod batches;
+mod code;
+mod endpoint;
+mod event_loop;
+mod judge;
+#[cfg(test)]
+mod tests;
+mod wasm;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use rlt_api::spec::{RewardFunctionSpec, RewardKind, RewardsSpec};
+use rlt_core::reward::{Verdict, Verdicts};
+use rlt_core::types::{Completion, Prompt};
+use tokio::task::AbortHandle;
+
+use super::functions::{RewardSetupError, judges};
+pub(super) use code::CodeFunction;
+pub use endpoint::EndpointError;
+use event_loop::EventLoop;
+pub use wasm::WasmError;
+
+/// Positions of a sample's prompt among those of the batch, and of the sample in its group.
+pub type SampleId = (usize, usize);
+
+/// How often a wait asks whether the run is to stop.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Every function of a manifest that is computed elsewhere.
+#[derive(Clone)]
+pub struct ExternalFunctions {
+    functions: Arc<[Arc<ExternalFunction>]>,
+    /// `None` where no function is computed elsewhere.
+    event_loop: Option<Arc<EventLoop>>,
+    batch_timeout: Duration,
+}
+
+/// Why such a function cannot be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum ExternalError {
+    /// It lacks what its kind needs.
+    #[error("kind {kind:?} needs {field}")]
+    MissingField {
+        /// Its kind.
+        kind: RewardKind,
+        /// The field.
+        field: &'static str,
+    },
+    /// Its server cannot be reached as it says.
+    #[error("prepare its server")]
+    Endpoint(#[from] EndpointError),
+    /// Its module cannot run.
+    #[error("prepare its module")]
+    Wasm(#[from] WasmError),
+    /// The pattern for a judge's score is not a regular expression.
+    #[error("compile judge.pattern {pattern:?}: expected a regular expression with a group")]
+    Pattern {
+        /// As written in the manifest.
+        pattern: String,
+        /// The parser's complaint; `None` where it has no group.
+        #[source]
+        source: Option<Box<regex::Error>>,
+    },
+    /// The rubric is not a template.
+    #[error("compile judge.rubric")]
+    Rubric(#[source] Box<minijinja::Error>),
+    /// No thread could be started.
+    #[error("start the thread that talks to reward servers")]
+    Thread(#[source] std::io::Error),
+}
+
+struct ExternalFunction {
+    name: String,
+    data_sources: Vec<String>,
+    /// Samples in one request.
+    max_batch: usize,
+    backend: Backend,
+}
+
+enum Backend {
+    Batches(batches::BatchServer),
+    OpenRlhf(batches::OpenRlhfServer),
+    Code(code::CodeServer),
+    Judge(Box<judge::JudgeServer>),
+    Wasm(wasm::WasmFunction),
+}
+
+/// What a function elsewhere is told of a sample.
+#[derive(Clone, Debug)]
+struct ExternalSample {
+    id: SampleId,
+    prompt: Arc<Prompt>,
+    completion: String,
+    num_tokens: usize,
+}
+
+impl ExternalFunctions {
+    /// The functions of a manifest that are computed elsewhere.
+    ///
+    /// # Errors
+    /// [`RewardSetupError::External`].
+    pub fn new(spec: &RewardsSpec) -> Result<Self, RewardSetupError> {
+        let failed = |name: &str, source| RewardSetupError::External { name: name.to_owned(), source };
+        let mut named = spec.functions.iter().filter(|function| is_external(function.kind)).peekable();
+        let start = |function: &&RewardFunctionSpec| {
+            EventLoop::start().map_err(|source| failed(&function.name, ExternalError::Thread(source)))
+        };
+        let event_loop = named.peek().map(start).transpose()?.map(Arc::new);
+        let mut functions = Vec::new();
+        for (function, event_loop) in named.zip(event_loop.iter().cycle()) {
+            let made = ExternalFunction::of(function, event_loop);
+            functions.push(Arc::new(made.map_err(|source| failed(&function.name, source))?));
+        }
+        let functions = functions.into();
+        let batch_timeout = Duration::from_secs_f64(spec.batch_timeout_seconds);
+        Ok(Self { functions, event_loop, batch_timeout })
+    }
+
+    /// Begins to judge a batch; `None` where no function is computed elsewhere.
+    pub fn begin(&self) -> Option<Judging> {
+        let event_loop = self.event_loop.clone()?;
+        let (sender, receiver) = channel();
+        let queue = || Queue { samples: Vec::new(), budget: Arc::default() };
+        Some(Judging {
+            queues: self.functions.iter().map(|_| queue()).collect(),
+            functions: Arc::clone(&self.functions),
+            event_loop,
+            batch_timeout: self.batch_timeout,
+            verdicts: BTreeMap::new(),
+            num_waiting: 0,
+            tasks: Vec::new(),
+            sender,
+            receiver,
+        })
+    }
+}
+
+/// Whether functions of this kind are computed elsewhere, or in a sandbox.
+fn is_external(kind: RewardKind) -> bool {
+    use RewardKind::{Code, Judge, OpenRlhf, Server, Wasm};
+    matches!(kind, Code | Judge | OpenRlhf | Server | Wasm)
+}
+
+impl ExternalFunction {
+    fn of(spec: &RewardFunctionSpec, event_loop: &EventLoop) -> Result<Self, ExternalError> {
+        let missing = |field| ExternalError::MissingField { kind: spec.kind, field };
+        let server = || spec.server.as_ref().ok_or_else(|| missing("server"));
+        let endpoint = || Ok::<_, ExternalError>(endpoint::Endpoint::new(server()?)?);
+        let batch = || Ok::<_, ExternalError>(server()?.max_batch as usize);
+        let (max_batch, backend) = match spec.kind {
+            RewardKind::Server => (batch()?, Backend::Batches(batches::BatchServer(endpoint()?))),
+            RewardKind::OpenRlhf => (batch()?, Backend::OpenRlhf(batches::OpenRlhfServer(endpoint()?))),
+            RewardKind::Code => {
+                let options = spec.code.clone().unwrap_or_default();
+                (1, Backend::Code(code::CodeServer { endpoint: endpoint()?, options }))
+            }
+            RewardKind::Judge => {
+                let judge = spec.judge.as_ref().ok_or_else(|| missing("judge"))?;
+                (1, Backend::Judge(Box::new(judge::JudgeServer::new(endpoint()?, judge)?)))
+            }
+            RewardKind::Wasm => {
+                let wasm = spec.wasm.as_ref().ok_or_else(|| missing("wasm"))?;
+                (1, Backend::Wasm(wasm::WasmFunction::new(wasm, event_loop)?))
+            }
+            kind => return Err(ExternalError::MissingField { kind, field: "no server" }),
+        };
+        let (name, data_sources) = (spec.name.clone(), spec.data_sources.clone());
+        Ok(Self { name, data_sources, max_batch, backend })
+    }
+
+    /// One verdict for each sample, in their order.
+    async fn judge(&self, samples: &[ExternalSample], budget: &judge::Spent) -> Vec<Verdict> {
+        match &self.backend {
+            Backend::Batches(server) => server.judge(samples).await,
+            Backend::OpenRlhf(server) => server.judge(samples).await,
+            Backend::Code(server) => {
+                let mut verdicts = Vec::with_capacity(samples.len());
+                for sample in samples {
+                    verdicts.push(server.judge(sample).await);
+                }
+                verdicts
+            }
+            Backend::Wasm(function) => {
+                let mut verdicts = Vec::with_capacity(samples.len());
+                for sample in samples {
+                    verdicts.push(function.judge(sample).await);
+                }
+                verdicts
+            }
+            Backend::Judge(server) => {
+                let mut verdicts = Vec::with_capacity(samples.len());
+                for sample in samples {
+                    verdicts.push(server.judge(sample, budget).await);
+                }
+                verdicts
+            }
+        }
+    }
+}
+
+/// The samples of one batch on their way.
+pub struct Judging {
+    functions: Arc<[Arc<ExternalFunction>]>,
+    event_loop: Arc<EventLoop>,
+    batch_timeout: Duration,
+    /// One for each function.
+    queues: Vec<Queue>,
+    verdicts: BTreeMap<SampleId, Verdicts>,
+    /// Verdicts that are not there yet.
+    num_waiting: usize,
+    tasks: Vec<AbortHandle>,
+    sender: Sender<Answered>,
+    receiver: Receiver<Answered>,
+}
+
+/// What waits for a request to be full.
+struct Queue {
+    samples: Vec<ExternalSample>,
+    budget: Arc<judge::Spent>,
+}
+
+/// Verdicts of one request, with the position of the function.
+type Answered = (usize, Vec<(SampleId, Verdict)>);
+
+impl std::fmt::Debug for Judging {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Judging with {} verdicts to come", self.num_waiting)
+    }
+}
+
+impl Judging {
+    /// Sends a sample to every function that judges its data source.
+    pub fn submit(&mut self, id: SampleId, prompt: &Arc<Prompt>, completion: &Completion) {
+        for idx in 0..self.functions.len() {
+            let function = &self.functions[idx];
+            if !judges(&function.data_sources, &prompt.data_source) {
+                continue;
+            }
+            let (completion, num_tokens) = (completion.text.clone(), completion.tokens.len());
+            self.queues[idx].samples.push(ExternalSample {
+                id,
+                prompt: prompt.clone(),
+                completion,
+                num_tokens,
+            });
+            self.num_waiting += 1;
+            if self.queues[idx].samples.len() >= function.max_batch {
+                self.send(idx);
+            }
+        }
+    }
+
+    /// The verdicts on all samples that were submitted, by sample and function, in bounded time. Where
+    /// `is_stopping`, what is not there yet is a timeout at once.
+    pub fn finish(mut self, is_stopping: &dyn Fn() -> bool) -> BTreeMap<SampleId, Verdicts> {
+        (0..self.functions.len()).for_each(|idx| self.send(idx));
+        // Without our own end the channel closes where every request has ended, even by a panic.
+        self.sender = channel().0;
+        let deadline = Instant::now() + self.batch_timeout;
+        while self.num_waiting > 0 && !is_stopping() {
+            let Some(left) = deadline.checked_duration_since(Instant::now()) else { break };
+            match self.receiver.recv_timeout(left.min(POLL_INTERVAL)) {
+                Ok(answered) => self.take(answered),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        std::mem::take(&mut self.verdicts)
+    }
+
+    fn send(&mut self, idx: usize) {
+        let samples = std::mem::take(&mut self.queues[idx].samples);
+        if samples.is_empty() {
+            return;
+        }
+        let (function, timeout) = (Arc::clone(&self.functions[idx]), self.batch_timeout);
+        for sample in &samples {
+            let missing = Verdict::timeout(format!("no verdict within {timeout:?} of the last completion"));
+            self.verdicts.entry(sample.id).or_default().insert(function.name.clone(), missing);
+        }
+        let (sender, budget) = (self.sender.clone(), Arc::clone(&self.queues[idx].budget));
+        let task = self.event_loop.handle().spawn(async move {
+            let verdicts = function.judge(&samples, &budget).await;
+            let answered = samples.iter().map(|sample| sample.id).zip(verdicts).collect();
+            // Nobody listens once the batch was given up.
+            let _ = sender.send((idx, answered));
+        });
+        self.tasks.push(task.abort_handle());
+    }
+
+    fn take(&mut self, (idx, answered): Answered) {
+        let name = &self.functions[idx].name;
+        for (id, verdict) in answered {
+            self.num_waiting -= 1;
+            self.verdicts.entry(id).or_default().insert(name.clone(), verdict);
+        }
+    }
+}
+
+impl Drop for Judging {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(AbortHandle::abort);
+    }
+}

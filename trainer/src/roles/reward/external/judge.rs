@@ -1,0 +1,116 @@
+//! A language model as judge, behind a server that speaks OpenAI's chat completions: a rubric there, an answer
+//! back, in which a pattern finds the score.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use minijinja::{Environment, UndefinedBehavior};
+use regex::Regex;
+use rlt_api::spec::JudgeSpec;
+use rlt_core::reward::Verdict;
+use serde_json::{Value, json};
+
+use super::endpoint::Endpoint;
+use super::{ExternalError, ExternalSample};
+
+/// The rubric's name among templates: it has none that would escape what it prints.
+const RUBRIC: &str = "rubric";
+
+/// Steps that a rubric may take to render.
+const RENDER_FUEL: u64 = 1_000_000;
+
+/// What a batch has cost so far.
+#[derive(Debug, Default)]
+pub(super) struct Spent {
+    requests: AtomicU64,
+    tokens: AtomicU64,
+}
+
+/// A model and how it is asked.
+pub(super) struct JudgeServer {
+    endpoint: Endpoint,
+    spec: JudgeSpec,
+    templates: Environment<'static>,
+    pattern: Regex,
+}
+
+impl JudgeServer {
+    pub(super) fn new(endpoint: Endpoint, spec: &JudgeSpec) -> Result<Self, ExternalError> {
+        let wrong = |source| ExternalError::Pattern { pattern: spec.pattern.clone(), source };
+        let pattern = Regex::new(&spec.pattern).map_err(|error| wrong(Some(Box::new(error))))?;
+        if pattern.captures_len() < 2 {
+            return Err(wrong(None));
+        }
+        let mut templates = Environment::new();
+        templates.set_undefined_behavior(UndefinedBehavior::Strict);
+        templates.set_fuel(Some(RENDER_FUEL));
+        let added = templates.add_template_owned(RUBRIC, spec.rubric.clone());
+        added.map_err(|error| ExternalError::Rubric(Box::new(error)))?;
+        Ok(Self { endpoint, spec: spec.clone(), templates, pattern })
+    }
+
+    pub(super) async fn judge(&self, sample: &ExternalSample, spent: &Spent) -> Verdict {
+        let message = match self.message(sample) {
+            Ok(message) => message,
+            Err(error) => return Verdict::infra(format!("render judge.rubric: {error}")),
+        };
+        let question = || {
+            self.spend(spent)?;
+            Ok(json!({
+                "model": self.spec.model,
+                "messages": [{ "role": "user", "content": message }],
+                "max_tokens": self.spec.max_tokens,
+                "temperature": self.spec.temperature,
+            }))
+        };
+        let mut score = 0.0;
+        let asked = self.endpoint.ask(question, |answer| {
+            let tokens = answer["usage"]["total_tokens"].as_u64().unwrap_or_default();
+            spent.tokens.fetch_add(tokens, Ordering::Relaxed);
+            score = self.score(&answer)?;
+            Ok(())
+        });
+        match asked.await {
+            Ok(()) => Verdict::ok(score),
+            Err(no_answer) => no_answer.verdict(),
+        }
+    }
+
+    /// Counts a request; an error where the batch has spent what it may.
+    fn spend(&self, spent: &Spent) -> Result<(), String> {
+        let JudgeSpec { max_requests_per_batch, max_tokens_per_batch, .. } = &self.spec;
+        let (requests, tokens) =
+            (spent.requests.fetch_add(1, Ordering::Relaxed), spent.tokens.load(Ordering::Relaxed));
+        if max_requests_per_batch.is_some_and(|most| requests >= most) {
+            return Err(format!("the batch has spent its {requests} requests"));
+        }
+        if max_tokens_per_batch.is_some_and(|most| tokens >= most) {
+            return Err(format!("the batch has spent its tokens: {tokens}"));
+        }
+        Ok(())
+    }
+
+    fn message(&self, sample: &ExternalSample) -> Result<String, minijinja::Error> {
+        let prompt = &sample.prompt;
+        self.templates.get_template(RUBRIC)?.render(json!({
+            "prompt": prompt.text,
+            "completion": sample.completion,
+            "ground_truth": prompt.ground_truth,
+            "data_source": prompt.data_source,
+            "extra_info": prompt.extra_info,
+        }))
+    }
+
+    fn score(&self, answer: &Value) -> Result<f64, String> {
+        let text = answer["choices"][0]["message"]["content"].as_str();
+        let text = text.ok_or("expected an answer with choices[0].message.content")?;
+        let found = self.pattern.captures_iter(text).last();
+        let found = found.and_then(|found| found.name("score").or_else(|| found.get(1)));
+        let JudgeSpec { min_score, max_score, .. } = self.spec;
+        let score = found.and_then(|found| found.as_str().trim().parse().ok());
+        score.filter(|score| (min_score..=max_score).contains(score)).ok_or_else(|| {
+            let skipped = text.chars().count().saturating_sub(200);
+            let end: String = text.chars().skip(skipped).collect();
+            format!("expected a score of {min_score} to {max_score} in the answer, which ends in {end:?}")
+        })
+    }
+}

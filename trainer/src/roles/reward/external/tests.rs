@@ -1,0 +1,64 @@
+//! Servers that behave, and those that hang, drip, lie, break off and flood: every sample gets a verdict, and
+//! the step ends in time.
+
+mod hostile;
+mod protocols;
+mod sandbox;
+mod server;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rlt_api::spec::RewardsSpec;
+use rlt_core::reward::{Verdict, Verdicts};
+use rlt_core::types::{Completion, FinishReason, Prompt, RewardStatus};
+use serde_json::{Value, json};
+
+use super::*;
+
+fn prompt(ground_truth: Value) -> Arc<Prompt> {
+    Arc::new(Prompt {
+        row_idx: 0,
+        tokens: vec![1],
+        text: "question ".into(),
+        data_source: "a".into(),
+        ground_truth,
+        extra_info: json!({"level": 3}),
+    })
+}
+
+fn completion(text: &str) -> Completion {
+    let tokens = vec![1; text.len().max(1)];
+    let rollout_logprobs = vec![0.0; tokens.len()];
+    Completion { tokens, rollout_logprobs, text: text.into(), finish_reason: FinishReason::Stop }
+}
+
+/// The functions of a manifest with one function `f` of this kind; `settings` are beside its server's.
+fn functions(kind: &str, server: Value, settings: Value) -> Result<ExternalFunctions, RewardSetupError> {
+    let mut function = json!({"name": "f", "kind": kind, "server": server});
+    function.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
+    let spec: RewardsSpec =
+        serde_json::from_value(json!({"functions": [function], "batchTimeoutSeconds": 20.0})).unwrap();
+    ExternalFunctions::new(&spec)
+}
+
+/// The verdicts of `f` on completions of one prompt, in their order.
+fn judge(functions: &ExternalFunctions, ground_truth: Value, texts: &[&str]) -> Vec<Verdict> {
+    let (mut judging, prompt) = (functions.begin().unwrap(), prompt(ground_truth));
+    for (idx, text) in texts.iter().enumerate() {
+        judging.submit((0, idx), &prompt, &completion(text));
+    }
+    of_f(judging.finish(&|| false))
+}
+
+fn of_f(verdicts: BTreeMap<SampleId, Verdicts>) -> Vec<Verdict> {
+    verdicts.into_values().map(|mut verdicts| verdicts.remove("f").unwrap()).collect()
+}
+
+fn statuses(verdicts: &[Verdict]) -> Vec<RewardStatus> {
+    verdicts.iter().map(|verdict| verdict.status).collect()
+}
+
+fn values(verdicts: &[Verdict]) -> Vec<f64> {
+    verdicts.iter().map(|verdict| verdict.value).collect()
+}

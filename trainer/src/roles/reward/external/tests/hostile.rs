@@ -1,0 +1,152 @@
+//! Servers that fail in every way that a server can.
+
+use std::io::Write;
+use std::net::TcpStream;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rlt_core::types::RewardStatus::{Infra, Ok as Fine, Timeout};
+use serde_json::json;
+
+use super::server::{Request, Server, lengths, reply};
+use super::*;
+
+/// Judges four samples of lengths 1 to 4, two a request, by attempts of 0.3 s; fails where that takes long.
+fn judge_four(server: &Server, retries: u32) -> Vec<Verdict> {
+    let spec = json!({
+        "url": server.url, "timeoutSeconds": 0.3, "retries": retries, "maxBatch": 2,
+        "maxResponseBytes": 65536,
+    });
+    let started = Instant::now();
+    let verdicts =
+        judge(&functions("Server", spec, json!({})).unwrap(), json!(null), &["a", "bb", "ccc", "dddd"]);
+    assert!(started.elapsed() < Duration::from_secs(8), "{:?}", started.elapsed());
+    assert_eq!(verdicts.len(), 4, "nothing is lost");
+    verdicts
+}
+
+#[test]
+fn servers_that_never_give_a_whole_answer_cost_their_samples_and_the_step_ends_in_time() {
+    type Behaviour = fn(Request, &mut TcpStream);
+    let cases: [(&str, Behaviour, RewardStatus); 9] = [
+        ("hangs", |_, _| thread::sleep(Duration::from_secs(5)), Timeout),
+        ("closes at once", |_, _| {}, Infra),
+        (
+            "breaks off",
+            |_, stream| {
+                drop(stream.write_all(b"HTTP/1.1 200 x\r\ncontent-length: 999\r\n\r\n{\"verdicts\": ["))
+            },
+            Infra,
+        ),
+        (
+            "drips",
+            |_, stream| {
+                let _ = stream.write_all(b"HTTP/1.1 200 x\r\ncontent-length: 99999\r\n\r\n");
+                while stream.write_all(b" ").is_ok() {
+                    thread::sleep(Duration::from_millis(20));
+                }
+            },
+            Timeout,
+        ),
+        (
+            "drips its head",
+            |_, stream| {
+                while stream.write_all(b"H").is_ok() {
+                    thread::sleep(Duration::from_millis(20));
+                }
+            },
+            Timeout,
+        ),
+        (
+            "floods",
+            |_, stream| {
+                let _ = stream.write_all(b"HTTP/1.1 200 x\r\nconnection: close\r\n\r\n\"");
+                while stream.write_all(&[b'x'; 65536]).is_ok() {}
+            },
+            Infra,
+        ),
+        ("nests", |_, stream| reply(stream, 200, &"[".repeat(60_000)), Infra),
+        ("speaks something else", |_, stream| drop(stream.write_all(b"SSH-2.0-x\r\n")), Infra),
+        (
+            "sends elsewhere",
+            |_, stream| {
+                let _ = stream.write_all(
+                    b"HTTP/1.1 307 x\r\nlocation: http://127.0.0.1:9/\r\ncontent-length: 0\r\n\r\n",
+                );
+            },
+            Infra,
+        ),
+    ];
+    for (name, behaviour, status) in cases {
+        let verdicts = judge_four(&Server::start(behaviour), 1);
+        assert_eq!(statuses(&verdicts), [status; 4], "{name}: {verdicts:?}");
+        assert!(verdicts.iter().all(|verdict| verdict.value == 0.0 && verdict.message.is_some()), "{name}");
+    }
+    let mut nobody = Server::answering(lengths);
+    nobody.url = "http://127.0.0.1:9/".into();
+    assert_eq!(statuses(&judge_four(&nobody, 1)), [Infra; 4]);
+}
+
+#[test]
+fn what_passes_is_asked_again_and_what_was_answered_is_kept() {
+    let failing = Server::start(|request, stream| match request.number {
+        0 => reply(stream, 503, "busy"),
+        1 => reply(stream, 429, "slower"),
+        2 => reply(stream, 200, "{\"verdicts\": 7}"),
+        _ => reply(stream, 200, &lengths(&request).to_string()),
+    });
+    assert_eq!(values(&judge_four(&failing, 3)), [1.0, 2.0, 3.0, 4.0]);
+
+    let halves = Server::answering(|request| {
+        let mut answer = lengths(request);
+        answer["verdicts"].as_array_mut().unwrap().truncate(1);
+        answer
+    });
+    assert_eq!(values(&judge_four(&halves, 1)), [1.0, 2.0, 3.0, 4.0]);
+    assert_eq!(halves.num_requests(), 4, "each half once");
+
+    let refusing = Server::start(|_, stream| reply(stream, 401, "who are you"));
+    let verdicts = judge_four(&refusing, 3);
+    assert_eq!(statuses(&verdicts), [Infra; 4]);
+    assert!(verdicts[0].message.as_ref().unwrap().contains("status 401: \"who are you\""), "{verdicts:?}");
+    assert_eq!(refusing.num_requests(), 2, "a refusal does not pass");
+}
+
+#[test]
+fn a_sample_that_lacks_an_answer_leaves_the_others_theirs() {
+    let partial = Server::answering(|request| {
+        let mut answer = lengths(request);
+        answer["verdicts"].as_array_mut().unwrap().retain(|verdict| verdict["id"] != "0.1");
+        answer
+    });
+    let verdicts = judge_four(&partial, 1);
+    assert_eq!(statuses(&verdicts), [Fine, Infra, Fine, Fine]);
+    assert!(
+        verdicts[1].message.as_ref().unwrap().contains("the answer lacks 1 of 2 samples"),
+        "{verdicts:?}"
+    );
+}
+
+#[test]
+fn a_batch_ends_at_its_limit_whatever_waits_in_the_queue() {
+    let server = Server::start(|_, _| thread::sleep(Duration::from_secs(30)));
+    let spec: RewardsSpec = serde_json::from_value(json!({
+        "functions": [{"name": "f", "kind": "Server", "server": {
+            "url": server.url, "timeoutSeconds": 20.0, "maxBatch": 1, "maxConcurrent": 2,
+        }}],
+        "batchTimeoutSeconds": 0.5,
+    }))
+    .unwrap();
+    let functions = ExternalFunctions::new(&spec).unwrap();
+    let started = Instant::now();
+    let verdicts = judge(&functions, json!(null), &["x"; 200]);
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    assert_eq!(statuses(&verdicts), [Timeout; 200]);
+    assert!(verdicts[0].message.as_ref().unwrap().contains("no verdict within 500ms"), "{verdicts:?}");
+    assert_eq!(server.num_requests(), 2, "no more than maxConcurrent");
+    let started = Instant::now();
+    let mut judging = functions.begin().unwrap();
+    judging.submit((0, 0), &prompt(json!(null)), &completion("x"));
+    assert_eq!(statuses(&of_f(judging.finish(&|| true))), [Timeout]);
+    assert!(started.elapsed() < Duration::from_millis(400), "a run that stops does not wait");
+}
