@@ -1,6 +1,8 @@
 //! A reward function for the sandbox, without any crate:
-//! `rustc --edition 2021 --target wasm32-unknown-unknown -O --crate-type cdylib -C strip=symbols reward.rs` makes
-//! `reward.wasm` (`rustup target add wasm32-unknown-unknown` once). What a module has to export: docs/rewards.md.
+//! `rustc --edition 2021 --target wasm32-unknown-unknown -O --crate-type cdylib -C strip=symbols reward.rs`
+//! makes
+//! `reward.wasm` (`rustup target add wasm32-unknown-unknown` once). What a module has to export:
+//! docs/rewards.md.
 
 use std::sync::Mutex;
 

@@ -52,5 +52,7 @@ mod run_folder;
 mod sampling;
 #[path = "local_run/sharded.rs"]
 mod sharded;
+#[path = "local_run/shown_data.rs"]
+mod shown_data;
 #[path = "local_run/traces.rs"]
 mod traces;

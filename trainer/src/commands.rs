@@ -1,6 +1,7 @@
 //! The command line of the trainer: arguments in, exit code out. A binary of somebody else has the same, with
 //! recipes of its own.
 
+pub mod data;
 pub mod device;
 pub mod env;
 pub mod generate;
@@ -17,6 +18,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use rlt_api::{ExitCode, TERMINATION_MESSAGE_VARIABLE};
 use rlt_traces::Traces;
 
+use self::data::DataArgs;
 use self::device::DeviceArgs;
 use self::env::EnvArgs;
 use self::generate::GenerateArgs;
@@ -53,6 +55,8 @@ enum Command {
     Worker(WorkerArgs),
     /// Run another of these commands, with the variables of a file.
     Env(EnvArgs),
+    /// The first rows of a job's data as its training will see them, and what is left out.
+    Data(DataArgs),
     /// What of CUDA this machine has: driver, libraries, GPUs, links between them, and what cannot be used.
     Device(DeviceArgs),
     /// Check this machine's GPU: a line of JSON a check; without a GPU each is skipped.
@@ -104,6 +108,9 @@ fn run(command: Command, choose: ChooseRecipes) -> ExitCode {
         Command::Env(args) => match env::run(&args) {
             Err(error) => Err((error.exit_code(), error.into())),
         },
+        Command::Data(args) => {
+            data::run(&args).map_err(|error| (error.exit_code(), anyhow::Error::new(error)))
+        }
         Command::Device(args) => device::run(&args)
             .map(|()| ExitCode::Success)
             .map_err(|error| (ExitCode::RetryableIo, error.into())),

@@ -16,6 +16,7 @@ mod jsonl;
 mod loader;
 mod parquet;
 mod preference;
+pub mod preview;
 mod prompt;
 mod rows;
 pub mod seeds;

@@ -2,12 +2,14 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 /// The data sets. Exactly one of `task` and `train` says where the prompts come from.
 ///
-/// Files are JSONL (`.jsonl`, `.json`) or parquet (`.parquet`) in verl's columns: `prompt` (a text or chat
-/// messages), `data_source`, `reward_model.ground_truth`, `extra_info`; for preferences in TRL's columns:
-/// `prompt`, `chosen` and `rejected`, for `KTO` `prompt`, `completion` and `label`.
+/// Files are JSONL (`.jsonl`, `.json`) or parquet (`.parquet`) in verl's columns (`prompt`, a text or chat
+/// messages; `data_source`; `reward_model.ground_truth`; `extra_info`) or TRL's (`prompt`, `completion`,
+/// `messages`, `answer`, `solution`); for preferences in TRL's columns `prompt`, `chosen` and `rejected`, for
+/// `KTO` `prompt`, `completion` and `label`. `rlctl data` shows rows as the trainer sees them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct DataSpec {
@@ -20,12 +22,30 @@ pub struct DataSpec {
     /// Files to evaluate on.
     #[schemars(length(max = 256), inner(length(min = 1, max = 4096)))]
     pub held_out: Vec<String>,
-    /// The column with the prompt.
+    /// The column with the prompt. A row without it has the conversation of `messagesKey` as its prompt, up
+    /// to the assistant's last turn.
     #[schemars(length(min = 1, max = 256))]
     pub prompt_key: String,
     /// The column with a whole conversation, for supervised training: the assistant's turns are learned.
     #[schemars(length(min = 1, max = 256))]
     pub messages_key: String,
+    /// The column with the ground truth; a dot leads into an object. By default the first that a row has of
+    /// `reward_model.ground_truth` (verl), `ground_truth`, `answer` and `solution` (TRL).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 256))]
+    pub ground_truth_key: Option<String>,
+    /// The column with the data source, by which reward functions are chosen; a dot leads into an object.
+    #[schemars(length(min = 1, max = 256))]
+    pub data_source_key: String,
+    /// A system message before every conversation that has none of its own. A prompt that is a text becomes
+    /// the user's message behind it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 65536))]
+    pub system_prompt: Option<String>,
+    /// Variables for the chat template, such as Qwen3's `enable_thinking: false`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("type" = "object", "x-kubernetes-preserve-unknown-fields" = true))]
+    pub template_variables: Option<Value>,
     /// Longest prompt in tokens, after the chat template. A completion of a data set may have
     /// `rollout.maxCompletionTokens`.
     #[schemars(range(min = 1, max = 16777216))]
@@ -52,6 +72,10 @@ impl Default for DataSpec {
             held_out: Vec::new(),
             prompt_key: "prompt".into(),
             messages_key: "messages".into(),
+            ground_truth_key: None,
+            data_source_key: "data_source".into(),
+            system_prompt: None,
+            template_variables: None,
             max_prompt_tokens: 512,
             overlong_prompts: OverlongPrompts::Filter,
             shuffle: true,

@@ -13,6 +13,7 @@ const EXAMPLES: &str = "\
 Examples:
   rlctl run examples/quickstart/job.yaml          train here, into runs/quickstart
   rlctl validate -f job.yaml                      list everything that is wrong with a manifest
+  rlctl data -f job.yaml                          show ten rows of data as the training will see them
   rlctl plan -f job.yaml                          show batches, workers and memory of a job
   rlctl plan -f job.yaml --model-config config.json -o json
   rlctl plan -f job.yaml -o yaml                  print the objects that the operator would make
@@ -42,6 +43,8 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Show what a job will be: batches, workers, memory.
     Plan(PlanArgs),
+    /// Show rows of a job's data as its training will see them.
+    Data(DataArgs),
     /// List everything that is wrong with manifests.
     Validate(ValidateArgs),
     /// Show how jobs on a cluster are: state, step, reward, time left.
@@ -130,6 +133,26 @@ pub(crate) struct PlanArgs {
     pub(crate) installation: InstallationArgs,
     #[command(flatten)]
     pub(crate) cluster: ClusterArgs,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Rows are rendered by the model's chat template and counted in its tokens; what is left out, cut or cannot be judged is
+shown with the reason. Files and model must be here; a model of the hub is fetched. Ends with 78 where the training
+would end at one of the rows.")]
+pub(crate) struct DataArgs {
+    /// The manifest; - for standard input.
+    #[arg(long = "file", short, value_name = "MANIFEST")]
+    pub(crate) file: PathBuf,
+    /// Rows to show, from the first.
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub(crate) rows: u32,
+    /// Show held-out rows instead of those to train on.
+    #[arg(long)]
+    pub(crate) held_out: bool,
+    /// The trainer that reads them.
+    #[arg(long, value_name = "PATH", env = "RLT_TRAINER")]
+    pub(crate) trainer: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]

@@ -52,6 +52,7 @@ fn main() -> process::ExitCode {
 fn act(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Run(args) => run::run(&args),
+        Command::Data(args) => run::show_data(&args),
         Command::Plan(args) => plan::plan(&args),
         Command::Validate(args) => validate::validate(&args),
         Command::Status(args) => status::status(&args),

@@ -13,7 +13,7 @@ use std::process::Command;
 use anyhow::Context as _;
 use rlt_api::{ExitCode, ValidatedJob};
 
-use crate::args::RunArgs;
+use crate::args::{DataArgs, RunArgs};
 use crate::manifest;
 
 const TRAINER: &str = "rlt-trainer";
@@ -39,6 +39,24 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     // cores.
     if env::var_os("GOMP_SPINCOUNT").is_none() && env::var_os("OMP_WAIT_POLICY").is_none() {
         command.env("GOMP_SPINCOUNT", "1000");
+    }
+    Err(command.exec()).with_context(|| format!("start {}", trainer.display()))
+}
+
+/// Becomes the trainer's `data`.
+pub(crate) fn show_data(args: &DataArgs) -> anyhow::Result<ExitCode> {
+    let text = match manifest::load_with_text(&args.file) {
+        Ok((_, text)) => text,
+        Err(error) => return manifest::report(error),
+    };
+    let trainer = find_trainer(args.trainer.as_deref())?;
+    let mut command = Command::new(&trainer);
+    command.arg("data").arg("--manifest").arg(&args.file).args(["--rows", &args.rows.to_string()]);
+    if args.file == Path::new(manifest::STANDARD_INPUT) {
+        command.stdin(readable(&text).context("hand the manifest from standard input on to the trainer")?);
+    }
+    if args.held_out {
+        command.arg("--held-out");
     }
     Err(command.exec()).with_context(|| format!("start {}", trainer.display()))
 }

@@ -64,7 +64,8 @@ pub trait RewardFunction: Send + Sync {
     /// When the row does not hold what the function needs; never because the completion is wrong or odd.
     fn score(&self, sample: &Sample<'_>) -> Result<f64, RewardError>;
 
-    /// The value with its status: by default that of [`RewardFunction::score`], and no verdict where it fails.
+    /// The value with its status: by default that of [`RewardFunction::score`], and no verdict where it
+    /// fails.
     fn judge(&self, sample: &Sample<'_>) -> Verdict {
         match self.score(sample) {
             Ok(value) => Verdict::ok(value),

@@ -37,7 +37,7 @@ impl<'a> DemonstrationReader<'a> {
 
     pub(super) fn read(&self, row: &Row) -> Result<Fitted<Demonstration>, DataError> {
         let mut demonstration = match row.optional(self.messages_key) {
-            Some(messages) => self.conversation(row, self.messages_key, messages, None)?,
+            Some(messages) => self.conversation(row, self.messages_key, messages, &[])?,
             None => self.prompt_and_response(row)?,
         };
         if let Some(first) = demonstration.loss_mask.first_mut() {
@@ -55,13 +55,24 @@ impl<'a> DemonstrationReader<'a> {
     fn prompt_and_response(&self, row: &Row) -> Result<Demonstration, DataError> {
         let key = RESPONSE_KEYS.into_iter().find(|key| row.optional(key).is_some());
         let Some(key) = key else { return Err(self.missing_column(row)) };
-        let response = row.column(key)?;
-        let Value::String(response) = response else {
-            return Err(row.wrong_type(key, response, "a text"));
+        let (prompt, response) = (row.column(self.prompt_key)?, row.column(key)?);
+        let asked = match prompt {
+            // With a system prompt a text is the user's message.
+            Value::String(text) if self.tokenizer.has_system_prompt() => {
+                Some(json!([{ "role": "user", "content": text }]))
+            }
+            Value::Array(_) => Some(prompt.clone()),
+            _ => None,
         };
-        match row.column(self.prompt_key)? {
-            messages @ Value::Array(_) => self.conversation(row, self.prompt_key, messages, Some(response)),
-            _ => self.plain(row, response),
+        match (asked, response) {
+            (Some(asked), Value::String(text)) => {
+                let answer = [json!({ "role": "assistant", "content": text })];
+                self.conversation(row, self.prompt_key, &asked, &answer)
+            }
+            // TRL's conversational form: the completion is messages, too.
+            (Some(asked), Value::Array(answer)) => self.conversation(row, self.prompt_key, &asked, answer),
+            (None, Value::String(text)) => self.plain(row, text),
+            (_, other) => Err(row.wrong_type(key, other, "a text, or messages behind a prompt of messages")),
         }
     }
 
@@ -93,13 +104,12 @@ impl<'a> DemonstrationReader<'a> {
         row: &Row,
         column: &str,
         messages: &Value,
-        response: Option<&str>,
+        answer: &[Value],
     ) -> Result<Demonstration, DataError> {
         let Value::Array(messages) = messages else {
             return Err(row.wrong_type(column, messages, "a list of chat messages"));
         };
-        let answer = response.map(|content| json!({"role": "assistant", "content": content}));
-        let messages: Vec<Value> = messages.iter().cloned().chain(answer).collect();
+        let messages: Vec<Value> = messages.iter().chain(answer).cloned().collect();
         check_messages(row, column, &messages)?;
         let text = render_messages(self.tokenizer, row, &messages, false)?;
         let spans = self.assistant_spans(row, &messages, &text)?;

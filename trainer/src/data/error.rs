@@ -25,6 +25,25 @@ impl fmt::Display for RowLocation {
     }
 }
 
+impl DataError {
+    /// The row that is wrong, where it is one.
+    pub fn location(&self) -> Option<&RowLocation> {
+        match self {
+            Self::Read { location, .. }
+            | Self::Json { location, .. }
+            | Self::Parquet { location, .. }
+            | Self::MissingColumn { location, .. }
+            | Self::WrongType { location, .. }
+            | Self::Tokenize { location, .. }
+            | Self::EmptyPrompt { location }
+            | Self::TooLong { location, .. }
+            | Self::UnstableTemplate { location, .. }
+            | Self::NothingToLearn { location } => Some(location),
+            _ => None,
+        }
+    }
+}
+
 /// Why data cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {

@@ -48,6 +48,7 @@ pub struct PreferenceLimits {
 
 /// Reads preferences as `spec.data` describes them.
 pub(super) struct PreferenceReader<'a> {
+    spec: &'a DataSpec,
     format: PreferenceFormat,
     prompt_key: &'a str,
     max_prompt_tokens: usize,
@@ -78,6 +79,7 @@ impl<'a> PreferenceReader<'a> {
     ) -> Self {
         Self {
             format,
+            spec,
             prompt_key: prompt_key(spec),
             max_prompt_tokens: spec.max_prompt_tokens as usize,
             limits,
@@ -109,8 +111,8 @@ impl<'a> PreferenceReader<'a> {
             row_idx,
             tokens: prompt_tokens,
             text: texts.prompt.text,
-            data_source: data_source(row)?,
-            ground_truth: ground_truth(row)?,
+            data_source: data_source(row, self.spec)?,
+            ground_truth: ground_truth(row, self.spec)?,
             extra_info: row.optional("extra_info").cloned().unwrap_or(Value::Null),
         };
         let labels = candidates.iter().map(|candidate| candidate.is_good).collect();

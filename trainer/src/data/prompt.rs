@@ -2,7 +2,7 @@
 
 use rlt_api::spec::{DataSpec, OverlongPrompts, TaskSpec};
 use rlt_core::types::Prompt;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::rows::Row;
 use super::{DataError, Fitted};
@@ -11,8 +11,12 @@ use crate::data::tokenizer::{ChatRequest, Tokenizer, TokenizerError};
 /// The `data_source` of rows that name none.
 const UNNAMED_SOURCE: &str = "default";
 
+/// Columns that may hold the ground truth, where the manifest names none: verl's, and TRL's.
+const GROUND_TRUTHS: [&str; 4] = ["reward_model.ground_truth", "ground_truth", "answer", "solution"];
+
 /// Reads prompts as `spec.data` describes them.
 pub(super) struct PromptReader<'a> {
+    spec: &'a DataSpec,
     prompt_key: &'a str,
     max_tokens: usize,
     overlong: OverlongPrompts,
@@ -37,11 +41,11 @@ pub(super) fn prompt_key(spec: &DataSpec) -> &str {
 impl<'a> PromptReader<'a> {
     pub(super) fn new(spec: &'a DataSpec, tokenizer: &'a Tokenizer) -> Self {
         let max_tokens = spec.max_prompt_tokens as usize;
-        Self { prompt_key: prompt_key(spec), max_tokens, overlong: spec.overlong_prompts, tokenizer }
+        Self { spec, prompt_key: prompt_key(spec), max_tokens, overlong: spec.overlong_prompts, tokenizer }
     }
 
     pub(super) fn read(&self, row_idx: u64, row: &Row) -> Result<Fitted<Prompt>, DataError> {
-        let rendered = render(self.tokenizer, row, self.prompt_key)?;
+        let rendered = self.render(row)?;
         let tokens = encode(self.tokenizer, &rendered).map_err(|source| tokenize_error(row, source))?;
         // A tokenizer's beginning-of-sequence token alone asks nothing.
         if tokens.is_empty() || rendered.text.is_empty() {
@@ -51,11 +55,26 @@ impl<'a> PromptReader<'a> {
             row_idx,
             tokens,
             text: rendered.text,
-            data_source: data_source(row)?,
-            ground_truth: ground_truth(row)?,
+            data_source: data_source(row, self.spec)?,
+            ground_truth: ground_truth(row, self.spec)?,
             extra_info: row.optional("extra_info").cloned().unwrap_or(Value::Null),
         };
         self.fit(row, prompt)
+    }
+
+    /// The prompt column, or without it the conversation up to the assistant's last turn.
+    fn render(&self, row: &Row) -> Result<Rendered, DataError> {
+        let column = &self.spec.messages_key;
+        let (None, Some(conversation)) = (row.optional(self.prompt_key), row.optional(column)) else {
+            return render(self.tokenizer, row, self.prompt_key);
+        };
+        let expected = "a list of chat messages";
+        let messages =
+            conversation.as_array().ok_or_else(|| row.wrong_type(column, conversation, expected))?;
+        let is_answer = messages.last().is_some_and(|last| last["role"] == "assistant");
+        let asked = &messages[..messages.len() - usize::from(is_answer)];
+        check_messages(row, column, asked)?;
+        Ok(Rendered { text: render_messages(self.tokenizer, row, asked, true)?, is_chat: true })
     }
 
     fn fit(&self, row: &Row, prompt: Prompt) -> Result<Fitted<Prompt>, DataError> {
@@ -95,6 +114,10 @@ pub(super) fn truncated(
 /// opened.
 pub(super) fn render(tokenizer: &Tokenizer, row: &Row, column: &str) -> Result<Rendered, DataError> {
     match row.column(column)? {
+        Value::String(text) if tokenizer.has_system_prompt() => {
+            let messages = [json!({ "role": "user", "content": text })];
+            Ok(Rendered { text: render_messages(tokenizer, row, &messages, true)?, is_chat: true })
+        }
         Value::String(text) => Ok(Rendered { text: text.clone(), is_chat: false }),
         Value::Array(messages) => {
             check_messages(row, column, messages)?;
@@ -154,20 +177,23 @@ pub(super) fn tokenize_error(row: &Row, source: TokenizerError) -> DataError {
     DataError::Tokenize { location: row.location.clone(), source }
 }
 
-pub(super) fn data_source(row: &Row) -> Result<String, DataError> {
-    match row.optional("data_source") {
+/// The data source that `spec.data.dataSourceKey` names.
+pub(super) fn data_source(row: &Row, spec: &DataSpec) -> Result<String, DataError> {
+    let key = &spec.data_source_key;
+    match row.at(key) {
         None => Ok(UNNAMED_SOURCE.to_owned()),
         Some(Value::String(source)) => Ok(source.clone()),
-        Some(other) => Err(row.wrong_type("data_source", other, "a text")),
+        Some(other) => Err(row.wrong_type(key, other, "a text")),
     }
 }
 
-pub(super) fn ground_truth(row: &Row) -> Result<Value, DataError> {
-    match row.optional("reward_model") {
-        None => Ok(Value::Null),
-        Some(Value::Object(reward_model)) => {
-            Ok(reward_model.get("ground_truth").cloned().unwrap_or(Value::Null))
+/// The ground truth that `spec.data.groundTruthKey` names, or the first in the places of verl and TRL.
+pub(super) fn ground_truth(row: &Row, spec: &DataSpec) -> Result<Value, DataError> {
+    let Some(key) = spec.ground_truth_key.as_ref().filter(|_| spec.task.is_none()) else {
+        if let Some(other) = row.optional("reward_model").filter(|value| !value.is_object()) {
+            return Err(row.wrong_type("reward_model", other, "an object with ground_truth"));
         }
-        Some(other) => Err(row.wrong_type("reward_model", other, "an object with ground_truth")),
-    }
+        return Ok(GROUND_TRUTHS.iter().find_map(|key| row.at(key)).cloned().unwrap_or(Value::Null));
+    };
+    row.at(key).cloned().ok_or_else(|| row.missing(key))
 }

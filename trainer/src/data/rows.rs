@@ -70,15 +70,29 @@ fn open_file(file: &str) -> Rows {
 impl Row {
     /// A column that has to be there; null counts as absent.
     pub(super) fn column(&self, name: &str) -> Result<&Value, DataError> {
-        self.optional(name).ok_or_else(|| DataError::MissingColumn {
+        self.optional(name).ok_or_else(|| self.missing(name))
+    }
+
+    pub(super) fn missing(&self, name: &str) -> DataError {
+        DataError::MissingColumn {
             location: self.location.clone(),
             column: name.to_owned(),
             found: self.fields.keys().cloned().collect(),
-        })
+        }
     }
 
     pub(super) fn optional(&self, name: &str) -> Option<&Value> {
         self.fields.get(name).filter(|value| !value.is_null())
+    }
+
+    /// The value of a column, or of a field of an object below one where `path` has dots; null counts as
+    /// absent.
+    pub(super) fn at(&self, path: &str) -> Option<&Value> {
+        self.optional(path).or_else(|| {
+            let mut parts = path.split('.');
+            let first = self.optional(parts.next()?)?;
+            parts.try_fold(first, |value, part| value.get(part)).filter(|value| !value.is_null())
+        })
     }
 
     pub(super) fn wrong_type(&self, column: &str, got: &Value, expected: &'static str) -> DataError {

@@ -1,5 +1,7 @@
 //! Data as users hand it over: files on disk, good and bad.
 
+mod columns;
+
 use std::fs;
 use std::path::PathBuf;
 

@@ -22,6 +22,7 @@ use std::sync::Arc;
 use rlt_api::ExitCode;
 use rlt_core::engine::{DetokenizeError, Detokenizer};
 use rlt_core::types::TokenId;
+use serde_json::{Map, Value, json};
 
 pub use chat::{ChatError, ChatRequest, ChatTemplate};
 
@@ -45,7 +46,17 @@ pub struct Tokenizer {
     special: SpecialTokens,
     eos_ids: Vec<TokenId>,
     chat: Option<Arc<ChatTemplate>>,
+    conversations: Arc<ConversationDefaults>,
     origin: Origin,
+}
+
+/// What conversations are rendered with unless they say otherwise.
+#[derive(Clone, Debug, Default)]
+pub struct ConversationDefaults {
+    /// The system message of a conversation that begins with none.
+    pub system_prompt: Option<String>,
+    /// Variables of the chat template.
+    pub variables: Map<String, Value>,
 }
 
 /// Where the files behind a tokenizer are.
@@ -223,7 +234,26 @@ impl Tokenizer {
     /// [`TokenizerError::NoChatTemplate`], [`TokenizerError::Chat`].
     pub fn render_chat(&self, request: &ChatRequest<'_>) -> Result<String, TokenizerError> {
         let template = self.chat.as_ref().ok_or(TokenizerError::NoChatTemplate)?;
-        template.render(request, &self.special).map_err(TokenizerError::Chat)
+        let ConversationDefaults { system_prompt, variables } = &*self.conversations;
+        let own = request.messages.first().is_some_and(|first| first["role"] == "system");
+        let system = system_prompt.iter().filter(|_| !own);
+        let system = system.map(|text| json!({ "role": "system", "content": text }));
+        let messages: Vec<Value> = system.chain(request.messages.iter().cloned()).collect();
+        let mut variables = variables.clone();
+        variables.extend(request.variables.cloned().unwrap_or_default());
+        let request = ChatRequest { messages: &messages, variables: Some(&variables), ..*request };
+        template.render(&request, &self.special).map_err(TokenizerError::Chat)
+    }
+
+    /// Renders conversations with a system message and variables of the job's (`data.systemPrompt`,
+    /// `data.templateVariables`).
+    pub fn with_conversation_defaults(self, defaults: ConversationDefaults) -> Self {
+        Self { conversations: Arc::new(defaults), ..self }
+    }
+
+    /// Whether a prompt that is a text becomes a conversation.
+    pub fn has_system_prompt(&self) -> bool {
+        self.conversations.system_prompt.is_some()
     }
 
     /// Replaces the chat template (`model.chatTemplate`).

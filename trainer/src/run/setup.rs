@@ -19,7 +19,7 @@ use rlt_core::types::RewardStatus;
 use tch::{Device, Kind};
 
 use crate::data::seeds::{SeedUse, seed};
-use crate::data::tokenizer::Tokenizer;
+use crate::data::tokenizer::{ConversationDefaults, Tokenizer};
 use crate::data::{
     Data, DataError, Dataset, Demonstration, Loader, PreferenceFormat, PreferenceLimits, Split,
 };
@@ -288,17 +288,26 @@ fn source_kind(model_dir: Option<&Path>) -> Kind {
     }
 }
 
-fn load_tokenizer(spec: &ResolvedSpec, model_dir: Option<&Path>) -> Result<Tokenizer, TrainError> {
+/// The tokenizer of a job, whose model is in `model_dir`, with what the job says of conversations.
+///
+/// # Errors
+/// [`TrainError::Tokenizer`], [`TrainError::NoTokenizer`].
+pub(crate) fn load_tokenizer(spec: &ResolvedSpec, model_dir: Option<&Path>) -> Result<Tokenizer, TrainError> {
     let tokenizer = match (&spec.model.tokenizer, model_dir) {
         (Some(TokenizerSource::Characters(alphabet)), _) => Tokenizer::characters(alphabet)?,
         (Some(TokenizerSource::Path(path)), _) => Tokenizer::load(path.as_ref())?,
         (None, Some(dir)) => Tokenizer::load(dir)?,
         (None, None) => return Err(TrainError::NoTokenizer),
     };
-    Ok(match &spec.model.chat_template {
+    let tokenizer = match &spec.model.chat_template {
         Some(template) => tokenizer.with_chat_template(template)?,
         None => tokenizer,
-    })
+    };
+    let variables = spec.data.template_variables.as_ref().and_then(|variables| variables.as_object());
+    Ok(tokenizer.with_conversation_defaults(ConversationDefaults {
+        system_prompt: spec.data.system_prompt.clone(),
+        variables: variables.cloned().unwrap_or_default(),
+    }))
 }
 
 /// Everything that is read before the training.

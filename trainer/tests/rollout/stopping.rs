@@ -1,8 +1,13 @@
 //! Where completions end, and what is refused before they begin.
 
+use std::cell::Cell;
+use std::ops::ControlFlow;
+
 use rlt_core::sampling::SamplingParams;
 use rlt_core::types::{Completion, FinishReason};
-use rlt_trainer::roles::rollout::{RolloutError, RolloutOptions, RolloutRequest};
+use rlt_trainer::roles::rollout::{
+    RolloutEngine, RolloutError, RolloutOptions, RolloutProgress, RolloutRequest,
+};
 
 use crate::fixture::*;
 
@@ -100,4 +105,36 @@ fn logits_that_are_not_finite_end_the_rollout_with_the_sample_named() {
         panic!("expected non-finite logits, got {refused:?}")
     };
     assert_eq!((request_idx, sample_idx, position), (0, 0, 0));
+}
+
+#[test]
+fn each_completion_is_handed_over_while_others_are_still_being_sampled() {
+    let decoder = decoder("llama");
+    let mut requests = requests(3, 2, &SamplingParams { ignore_eos: true, ..SamplingParams::default() });
+    for (request, max_new_tokens) in requests.iter_mut().zip([2, 9, 5]) {
+        request.max_new_tokens = max_new_tokens;
+    }
+    let expected = generate(&decoder, options(), &requests).unwrap();
+    let mut engine = RolloutEngine::new(options());
+    engine.sync_weights(&decoder, 0).unwrap();
+    let num_tokens = Cell::new(0);
+    let mut progress = |progress: RolloutProgress| {
+        num_tokens.set(progress.num_tokens);
+        ControlFlow::Continue(())
+    };
+    let mut handed = Vec::new();
+    let mut on_finish = |sample: (usize, usize), completion: &Completion| {
+        handed.push((sample, completion.clone(), num_tokens.get()));
+    };
+    let completions =
+        engine.generate_streaming(&decoder, &requests, &Letters, &mut progress, &mut on_finish).unwrap();
+    assert_eq!(completions, expected, "who listens changes nothing");
+    assert_eq!(handed.len(), 6, "each once");
+    for ((request_idx, sample_idx), completion, _) in &handed {
+        assert_eq!(*completion, completions[*request_idx][*sample_idx]);
+    }
+    let total: usize = completions.iter().flatten().map(|completion| completion.tokens.len()).sum();
+    assert_eq!(num_tokens.get(), total);
+    let first = handed.iter().find(|((request_idx, _), ..)| *request_idx == 0).unwrap();
+    assert!(first.2 < total / 2, "the shortest were handed over after {} of {total} tokens", first.2);
 }

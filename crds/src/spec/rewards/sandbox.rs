@@ -3,8 +3,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A WebAssembly module. Exactly one of `path` and `url` says where it is. Fuel and memory bound a call so that
-/// it ends alike everywhere.
+/// A WebAssembly module. Exactly one of `path` and `url` says where it is. Fuel and memory bound a call so
+/// that it ends alike everywhere.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WasmSpec {

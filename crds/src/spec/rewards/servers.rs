@@ -3,8 +3,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// An HTTP server. Requests that fail, time out or are answered by half (connection lost, status 408, 425, 429
-/// or 5xx, an answer that cannot be read) are repeated; redirects are not followed.
+/// An HTTP server. Requests that fail, time out or are answered by half (connection lost, status 408, 425,
+/// 429 or 5xx, an answer that cannot be read) are repeated; redirects are not followed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RewardServerSpec {
@@ -128,7 +128,8 @@ pub struct JudgeSpec {
     /// The model's name at the server.
     #[schemars(length(min = 1, max = 256))]
     pub model: String,
-    /// The message to the model, a Jinja template of `prompt`, `completion`, `ground_truth`, `data_source` and
+    /// The message to the model, a Jinja template of `prompt`, `completion`, `ground_truth`, `data_source`
+    /// and
     /// `extra_info`.
     #[schemars(length(min = 1, max = 65536))]
     pub rubric: String,
@@ -158,8 +159,8 @@ pub struct JudgeSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub max_requests_per_batch: Option<u64>,
-    /// Tokens, as the server counts them, after which a rank makes no further request for the batch. By default
-    /// without end.
+    /// Tokens, as the server counts them, after which a rank makes no further request for the batch. By
+    /// default without end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub max_tokens_per_batch: Option<u64>,

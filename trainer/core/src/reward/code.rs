@@ -89,8 +89,8 @@ impl CodeTests {
     }
 }
 
-/// Calls the function, or the method of `Solution`, with one JSON argument a line, and writes its result: JSON
-/// for containers, truth values and nothing, else as text (as verl does).
+/// Calls the function, or the method of `Solution`, with one JSON argument a line, and writes its result:
+/// JSON for containers, truth values and nothing, else as text (as verl does).
 const CALL: &str = r#"
 import json as _json, sys as _sys
 _arguments = [_json.loads(_line) for _line in _sys.stdin.read().split("\n") if _line.strip()]
@@ -99,8 +99,8 @@ _result = _function(*_arguments)
 print(_json.dumps(_result) if _result is None or isinstance(_result, (bool, dict, list, tuple)) else _result)
 "#;
 
-/// The code of a completion: its last fenced block that is not empty, closed or not, or all of it where it has
-/// none.
+/// The code of a completion: its last fenced block that is not empty, closed or not, or all of it where it
+/// has none.
 pub fn code_of(completion: &str) -> &str {
     let (mut found, mut begin, mut position) = (None, None, 0);
     for line in completion.split_inclusive('\n') {

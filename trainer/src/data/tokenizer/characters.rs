@@ -40,7 +40,14 @@ impl Tokenizer {
             pad: Some(PAD.into()),
             unk: Some(UNK.into()),
         };
-        Ok(Self { inner: Arc::new(inner), special, eos_ids: vec![2], chat: None, origin: Origin::Memory })
+        Ok(Self {
+            inner: Arc::new(inner),
+            special,
+            eos_ids: vec![2],
+            chat: None,
+            conversations: Arc::default(),
+            origin: Origin::Memory,
+        })
     }
 
     /// Refuses `text`, whose tokens are `tokens`, where a character of it became `<unk>`: for data, in which

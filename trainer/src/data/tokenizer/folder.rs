@@ -46,7 +46,8 @@ impl Tokenizer {
         let eos_ids = eos_ids(dir, &inner, &special)?;
         let chat = load_chat_template(dir, &config)?.map(Arc::new);
         let origin = Origin::Folder { dir: dir.to_owned(), replaced_template: false };
-        Ok(Self { inner: Arc::new(inner), special, eos_ids, chat, origin })
+        let conversations = Arc::default();
+        Ok(Self { inner: Arc::new(inner), special, eos_ids, chat, conversations, origin })
     }
 
     /// Writes the files that transformers' `AutoTokenizer` loads into `dir`, which must exist.

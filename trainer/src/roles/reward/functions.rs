@@ -126,7 +126,12 @@ impl RewardFunctions {
         Ok(())
     }
 
-    fn check_prompt(&self, prompt: &Prompt, location: &RowLocation) -> Result<(), RewardSetupError> {
+    /// The same of one prompt.
+    pub(crate) fn check_prompt(
+        &self,
+        prompt: &Prompt,
+        location: &RowLocation,
+    ) -> Result<(), RewardSetupError> {
         let mut is_judged = false;
         for function in self.judging(&prompt.data_source) {
             is_judged = true;

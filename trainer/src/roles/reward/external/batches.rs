@@ -1,5 +1,5 @@
-//! Servers that judge several samples at once: our own protocol, in which every sample has an id and a status,
-//! and OpenRLHF's, whose answer is a list of numbers.
+//! Servers that judge several samples at once: our own protocol, in which every sample has an id and a
+//! status, and OpenRLHF's, whose answer is a list of numbers.
 
 use rlt_core::reward::Verdict;
 use serde::Deserialize;
@@ -32,8 +32,8 @@ enum Status {
 }
 
 impl BatchServer {
-    /// One verdict for each sample. Verdicts of an answer that lacks some of the samples are kept, and only the
-    /// others are asked for again.
+    /// One verdict for each sample. Verdicts of an answer that lacks some of the samples are kept, and only
+    /// the others are asked for again.
     pub(super) async fn judge(&self, samples: &[ExternalSample]) -> Vec<Verdict> {
         let known = std::sync::Mutex::new(vec![None; samples.len()]);
         let known_now = || known.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

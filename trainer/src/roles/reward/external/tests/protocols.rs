@@ -106,7 +106,7 @@ fn secrets_come_from_the_environment_and_are_in_no_message() {
         super::server::reply(stream, 403, "no");
     });
     // Every test process has one of these.
-    let variable = "CARGO_MANIFEST_DIR";
+    let variable = "PATH";
     let headers = json!([{"name": "X-Key", "env": variable}, {"name": "X-Plain", "value": "yes"}]);
     let with = |headers: &Value| {
         let url = format!("{}?key=secret", server.url);
