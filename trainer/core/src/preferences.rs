@@ -153,9 +153,9 @@ mod tests {
         let group = |rollouts| RolloutGroup { prompt: prompt(&[1]), rollouts };
         let ok = |value| rollout(value, RewardStatus::Ok);
         let pairs = best_and_worst(&[
-            group(vec![ok(0.5), ok(2.0), ok(-1.0), ok(2.0), rollout(9.0, RewardStatus::TimedOut)]),
+            group(vec![ok(0.5), ok(2.0), ok(-1.0), ok(2.0), rollout(9.0, RewardStatus::Timeout)]),
             group(vec![ok(1.0), ok(1.0)]),
-            group(vec![rollout(1.0, RewardStatus::TimedOut), ok(0.0)]),
+            group(vec![rollout(1.0, RewardStatus::Timeout), ok(0.0)]),
             group(Vec::new()),
         ]);
         let values: Vec<Vec<f64>> =
