@@ -183,7 +183,8 @@ fn what_kubernetes_adds_to_an_object_is_accepted() {
 
 #[test]
 fn a_resolved_manifest_resolves_to_itself() {
-    let kinds = ["GRPO", "DrGRPO", "DAPO", "RLOO", "ReinforcePlusPlus", "ReMax", "GSPO", "CISPO"];
+    let kinds =
+        ["GRPO", "DrGRPO", "DAPO", "RLOO", "ReinforcePlusPlus", "ReMax", "GSPO", "CISPO", "VAPO", "PFPPO"];
     for kind in kinds {
         let job = validate(&arithmetic_with("kind: GRPO", &format!("kind: {kind}"))).unwrap();
         assert_eq!(validate(&job.to_yaml().unwrap()).as_ref(), Ok(&job), "{kind}");

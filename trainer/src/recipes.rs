@@ -12,6 +12,7 @@ mod pair_loss;
 mod policy_gradient;
 mod ppo;
 mod preference;
+mod reweighting;
 mod sampling;
 mod supervised;
 
@@ -25,6 +26,7 @@ pub use self::pair_loss::PairLoss;
 pub use self::policy_gradient::PolicyGradient;
 pub use self::ppo::Ppo;
 pub use self::preference::Preference;
+pub use self::reweighting::PolicyFiltration;
 pub use self::sampling::GroupSampling;
 pub use self::supervised::Supervised;
 pub use crate::run::recipe::{Recipe, Recipes};

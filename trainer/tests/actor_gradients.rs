@@ -45,6 +45,7 @@ fn objective() -> Objective {
         aggregation: Aggregation::TokenMean,
         kl: None,
         entropy_coefficient: 0.1,
+        positive: None,
     }
 }
 

@@ -83,7 +83,7 @@ fn batch() -> Batch {
 
 /// A critic whose head is not zero, so that gradients reach its layers, and which never clips.
 fn critic(actor: &Actor, family: &str) -> Critic {
-    let spec = CriticSpec { learning_rate: 0.0, warmup_steps: 0, value_clip: 1e6 };
+    let spec = CriticSpec { learning_rate: 0.0, warmup_steps: None, value_clip: 1e6 };
     let optimizer = AdamWOptions { betas: (0.0, 0.0), ..AdamWOptions::default() };
     let options = CriticOptions {
         critic: spec,
@@ -118,6 +118,7 @@ fn plan() -> UpdatePlan {
         aggregation: Aggregation::TokenMean,
         kl: None,
         entropy_coefficient: 0.0,
+        positive: None,
     };
     UpdatePlan {
         objective,

@@ -46,6 +46,7 @@ fn accumulate(actor: &mut Actor, weight: f64) {
         aggregation: Aggregation::TokenMean,
         kl: None,
         entropy_coefficient: 0.0,
+        positive: None,
     };
     let batch = batch();
     let rows: Vec<usize> = (0..batch.sequences.len()).collect();

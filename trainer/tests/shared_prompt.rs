@@ -92,6 +92,7 @@ fn gradients(actor: &mut Actor, batch: &Batch, max_tokens: usize) -> (usize, Vec
         aggregation: Aggregation::TokenMean,
         kl: None,
         entropy_coefficient: 0.1,
+        positive: None,
     };
     let row_idxs: Vec<usize> = (0..batch.rows.num_rows()).collect();
     let mut num_tokens = 0;

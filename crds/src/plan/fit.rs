@@ -135,12 +135,16 @@ fn fewer_tokens(spec: &ResolvedSpec, _: &ModelConfig) -> Vec<(String, ResolvedSp
     let sp = mesh.sp.min(mesh.sp_of_logprobs()).min(mesh.sp_of_critic());
     let least = u32::try_from(spec.max_sequence_tokens().div_ceil(sp.into())).unwrap_or(u32::MAX);
     let budget = spec.training.max_tokens_per_micro_batch;
+    // A role that keeps its own budget would be what does not fit.
+    let roles = if spec.training.roles.is_some() { " and without training.roles" } else { "" };
     let with = |tokens: u32| {
-        let field =
-            format!("training.maxTokensPerMicroBatch: {tokens} with training.maxLogprobTokens: {tokens}");
+        let field = format!(
+            "training.maxTokensPerMicroBatch: {tokens} with training.maxLogprobTokens: {tokens}{roles}"
+        );
         changed(spec, field, |spec| {
             spec.training.max_tokens_per_micro_batch = tokens;
             spec.training.max_logprob_tokens = spec.training.max_logprob_tokens.min(tokens);
+            spec.training.roles = None;
         })
     };
     halves(budget, least).map(with).collect()

@@ -214,9 +214,10 @@ impl MemoryPlan {
         };
         // A critic passes over the same tokens in micro-batches of its own.
         let critic = roles::has_critic(spec).then(|| mesh.sp_of_critic());
-        let fullest = |sp: u32, terms: &dyn Fn(u32) -> Vec<MemoryTerm>| {
-            critic.map_or_else(|| terms(sp), |critic| larger(terms(sp), terms(critic)))
+        let fullest = |own: (u32, u32), of_critic: u32, terms: &dyn Fn((u32, u32)) -> Vec<MemoryTerm>| {
+            critic.map_or_else(|| terms(own), |sp| larger(terms(own), terms((of_critic, sp))))
         };
+        let training = &spec.training;
         let shards = Shards::new(spec, model, &trained, width);
         let mut resident = resident(spec, model, &trained, &shards, batch);
         resident.push(roles::reward_models(spec, judges, width, &shards));
@@ -236,12 +237,20 @@ impl MemoryPlan {
         }
         if !spec.algorithm.is_supervised() {
             let reference = roles::reference_read(spec, model, &shards);
-            let scored = fullest(mesh.sp_of_logprobs(), &|sp| logprob(spec, batch, &sharing(sp)));
+            // Reference and actor follow each other in passes of the same ranks.
+            let tokens = training.max_logprob_tokens.max(training.reference_forward_tokens());
+            let own = (tokens, mesh.sp_of_logprobs());
+            let scored = fullest(own, training.critic_forward_tokens(), &|budget| {
+                logprob(spec, batch, budget, &sharing(budget.1))
+            });
             add(Phase::Logprob, [shards.gathered().to_vec(), vec![reference], scored].concat());
         }
         // 4 for each trained parameter, or for this rank's part of them; between updates there are none.
         let gradients = term("gradients", FP32 * shards.part_of(trained.num_parameters));
-        let update = fullest(mesh.sp, &|sp| update(spec, batch, &sharing(sp), &shards));
+        let own = (training.max_tokens_per_micro_batch, mesh.sp);
+        let update = fullest(own, training.critic_micro_batch_tokens(), &|budget| {
+            update(spec, batch, budget, (&sharing(budget.1), &shards))
+        });
         let shared = [&shards.gathered()[..], &[gradients]].concat();
         add(Phase::Update, [shared, update].concat());
         add(Phase::Optimizer, [vec![gradients], shards.updated(spec.training.offload.optimizer)].concat());
@@ -358,9 +367,14 @@ fn on_gpu(spec: &ResolvedSpec) -> bool {
     spec.workers.device == Device::Cuda
 }
 
-fn logprob(spec: &ResolvedSpec, batch: &BatchPlan, activations: &Activations<'_>) -> Vec<MemoryTerm> {
+/// A pass under a budget of tokens for each rank of a sequence-parallel group.
+fn logprob(
+    spec: &ResolvedSpec,
+    batch: &BatchPlan,
+    budget: (u32, u32),
+    activations: &Activations<'_>,
+) -> Vec<MemoryTerm> {
     let share = scored_share(spec, batch.prompts_per_step, activations.sp);
-    let budget = (spec.training.max_logprob_tokens, activations.sp);
     let FullPass { tokens, predicted, .. } = FullPass::new(spec, share, batch.samples_per_prompt, budget);
     let layers = vec![
         term("activations", tokens * activations.inference_bytes_per_token()),
@@ -373,11 +387,10 @@ fn logprob(spec: &ResolvedSpec, batch: &BatchPlan, activations: &Activations<'_>
 fn update(
     spec: &ResolvedSpec,
     batch: &BatchPlan,
-    activations: &Activations<'_>,
-    shards: &Shards,
+    budget: (u32, u32),
+    (activations, shards): (&Activations<'_>, &Shards),
 ) -> Vec<MemoryTerm> {
     let share = scored_share(spec, spec.training.prompts_per_update.into(), activations.sp);
-    let budget = (spec.training.max_tokens_per_micro_batch, activations.sp);
     let FullPass { tokens, predicted, .. } = FullPass::new(spec, share, batch.samples_per_prompt, budget);
     let checkpointing = spec.training.activation_checkpointing.unwrap_or(false);
     let inputs_rest = spec.training.offload.activations;

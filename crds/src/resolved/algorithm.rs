@@ -10,7 +10,7 @@ use super::preset::Preset;
 use crate::spec::{
     AdaptiveKlSpec, AdvantageSpec, AlgorithmKind, AlgorithmSpec, ColdStartSpec, CriticSpec,
     DynamicSamplingSpec, ImportanceCorrectionSpec, KlEstimator, KlPlacement, KlSpec, LossAggregation,
-    LossSpec, PreferenceDivergence, PreferenceSpec, RolloutSpec,
+    LossSpec, PreferenceDivergence, PreferenceSpec, ReweightingSpec, RolloutSpec,
 };
 
 /// The algorithm.
@@ -88,6 +88,9 @@ pub struct PolicyGradient {
     /// Sampling anew for groups without differing rewards.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dynamic_sampling: Option<DynamicSamplingSpec>,
+    /// Drawing samples anew by their rewards.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reweighting: Option<ReweightingSpec>,
 }
 
 /// The loss: per token, over a batch, and the entropy bonus.
@@ -102,6 +105,11 @@ pub struct PolicyGradientLoss {
     pub aggregation: Aggregation,
     /// Factor of the entropy that is subtracted; 0 for none.
     pub entropy_coefficient: f64,
+    /// Factor of the loss of positive examples; 0 for none.
+    pub positive_coefficient: f64,
+    /// The reward above which an example is positive; `None` without that loss.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub positive_threshold: Option<f64>,
 }
 
 /// The KL term, by where it acts.
@@ -147,15 +155,19 @@ impl ResolvedAlgorithm {
         let is_policy_gradient = spec.kind.samples() && !spec.kind.is_preference();
         let policy_gradient = is_policy_gradient.then(|| PolicyGradient {
             advantage,
-            critic: has_critic.then(|| spec.critic.clone().unwrap_or_default()),
+            critic: has_critic.then(|| resolve_critic(spec.critic.clone().unwrap_or_default(), preset)),
             loss: PolicyGradientLoss {
                 policy: resolve_policy_loss(&loss, preset),
                 aggregation: resolve_aggregation(&loss, preset, rollout),
                 entropy_coefficient: loss.entropy_coefficient.unwrap_or(0.0),
+                positive_coefficient: positive_coefficient(&loss, preset),
+                positive_threshold: (positive_coefficient(&loss, preset) > 0.0)
+                    .then(|| loss.positive_threshold.unwrap_or(0.0)),
             },
             kl: resolve_kl(&spec.kl.clone().unwrap_or_default(), preset),
             importance_correction: spec.importance_correction.clone(),
             dynamic_sampling: spec.dynamic_sampling.clone().or(preset.dynamic_sampling.clone()),
+            reweighting: spec.reweighting.or(preset.reweighting),
         });
         let preference = spec.preference.clone().unwrap_or_default();
         Self {
@@ -205,6 +217,14 @@ fn resolve_preference(kind: AlgorithmKind, spec: &PreferenceSpec, preset: &Prese
         weigh_by_policy: spec.weigh_by_policy.unwrap_or(false),
         sft_weight: spec.sft_weight.unwrap_or(preset.sft_weight),
     })
+}
+
+fn resolve_critic(spec: CriticSpec, preset: &Preset) -> CriticSpec {
+    CriticSpec { warmup_steps: spec.warmup_steps.or(Some(preset.critic_warmup_steps)), ..spec }
+}
+
+fn positive_coefficient(spec: &LossSpec, preset: &Preset) -> f64 {
+    spec.positive_coefficient.unwrap_or(preset.positive_coefficient)
 }
 
 fn resolve_advantage(spec: &AdvantageSpec, preset: &Preset) -> AdvantageEstimator {

@@ -6,7 +6,7 @@ use rlt_algorithms::loss::{CLIP_HIGH, CLIP_LOW};
 
 use crate::spec::{
     AdvantageEstimatorKind, AlgorithmKind, DynamicSamplingSpec, KlPlacement, LossAggregation,
-    OverlongRewardSpec, PolicyLossKind, PreferenceLossKind,
+    OverlongRewardSpec, PolicyLossKind, PreferenceLossKind, ReweightingSpec,
 };
 
 /// The parts of an algorithm where the manifest says nothing.
@@ -30,6 +30,12 @@ pub struct Preset {
     pub kl_placement: KlPlacement,
     /// Factor of the KL divergence; also the one of a placement that the manifest adds.
     pub kl_coefficient: f64,
+    /// Factor of the loss of positive examples; 0 for none.
+    pub positive_coefficient: f64,
+    /// Steps in which only the critic learns.
+    pub critic_warmup_steps: u32,
+    /// Drawing samples anew by their rewards.
+    pub reweighting: Option<ReweightingSpec>,
     /// Sampling anew for groups without differing rewards.
     pub dynamic_sampling: Option<DynamicSamplingSpec>,
     /// The penalty on completions close to the limit.
@@ -54,6 +60,8 @@ pub struct Preset {
 /// | CPO | arXiv 2401.08417, equation 5 with the likelihood term; beta 0.1 as in TRL |
 /// | ORPO | arXiv 2403.07691, equation 6; lambda 0.1 |
 /// | KTO | arXiv 2402.01306, equation 8; beta 0.1 and weights of 1 as in TRL |
+/// | VAPO | arXiv 2504.05118, sections 4 and 5.1: lambda 1 - 1 / (0.05 l) and 1 for the critic, clip 0.2/0.28, token mean, no KL, 0.1 of the likelihood of positive examples, 50 steps of value pre-training; its groups are `rollout.samplesPerPrompt`, 16 there |
+/// | PFPPO | arXiv 2409.06957, as verl's `use_pf_ppo`: PPO on samples drawn anew by the square of their rewards |
 /// | SFT | uses none of it |
 pub fn preset(kind: AlgorithmKind, max_completion_tokens: u32) -> Preset {
     let ppo = Preset {
@@ -66,6 +74,9 @@ pub fn preset(kind: AlgorithmKind, max_completion_tokens: u32) -> Preset {
         sft_weight: 0.0,
         kl_placement: KlPlacement::None,
         kl_coefficient: 0.001,
+        positive_coefficient: 0.0,
+        critic_warmup_steps: 0,
+        reweighting: None,
         dynamic_sampling: None,
         overlong: None,
     };
@@ -120,6 +131,18 @@ pub fn preset(kind: AlgorithmKind, max_completion_tokens: u32) -> Preset {
         AlgorithmKind::Cispo => Preset {
             policy: PolicyLossKind::Cispo,
             loss: Parameters::default().with(&CLIP_LOW, 1.0).with(&CLIP_HIGH, 4.0),
+            ..ppo
+        },
+        AlgorithmKind::Vapo => Preset {
+            estimator: AdvantageEstimatorKind::LengthAdaptiveGae,
+            loss: Parameters::default().with(&CLIP_HIGH, 0.28),
+            positive_coefficient: 0.1,
+            critic_warmup_steps: 50,
+            ..ppo
+        },
+        AlgorithmKind::PfPpo => Preset {
+            estimator: AdvantageEstimatorKind::Gae,
+            reweighting: Some(ReweightingSpec::default()),
             ..ppo
         },
     }

@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use crate::spec::{
-    DataSource, DataSpec, MatmulPrecision, OffloadSpec, OptimizerSpec, Precision, RolloutSpec, ScheduleSpec,
-    TaskSpec, TrainingSpec,
+    DataSource, DataSpec, MatmulPrecision, OffloadSpec, OptimizerSpec, Precision, RolesSpec, RolloutSpec,
+    ScheduleSpec, TaskSpec, TrainingSpec,
 };
 
 /// Tokens of the default micro-batch: enough rows to keep matrix products busy, and not so many that their
@@ -24,6 +24,9 @@ pub struct ResolvedTraining {
     pub epochs_per_batch: u32,
     pub max_tokens_per_micro_batch: u32,
     pub max_logprob_tokens: u32,
+    /// As given: what it leaves open is the actor's, see [`Self::critic_micro_batch_tokens`] and its like.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub roles: Option<RolesSpec>,
     pub precision: Precision,
     pub matmul_precision: MatmulPrecision,
     pub optimizer: OptimizerSpec,
@@ -76,6 +79,7 @@ impl ResolvedTraining {
             max_logprob_tokens: spec
                 .max_logprob_tokens
                 .unwrap_or(max_tokens_per_micro_batch.saturating_mul(2)),
+            roles: spec.roles,
             precision: spec.precision,
             matmul_precision: spec.matmul_precision,
             optimizer: spec.optimizer.clone(),
@@ -89,6 +93,32 @@ impl ResolvedTraining {
             evaluate_every: spec.evaluate_every,
             evaluate_before: spec.evaluate_before,
         }
+    }
+}
+
+impl ResolvedTraining {
+    /// Most tokens of a forward and backward pass of the critic.
+    pub fn critic_micro_batch_tokens(&self) -> u32 {
+        let own = self.roles.and_then(|roles| roles.critic?.max_tokens_per_micro_batch);
+        own.unwrap_or(self.max_tokens_per_micro_batch)
+    }
+
+    /// Most tokens of a pass for the critic's values.
+    pub fn critic_forward_tokens(&self) -> u32 {
+        let own = self.roles.and_then(|roles| roles.critic?.max_forward_tokens);
+        own.unwrap_or(self.max_logprob_tokens)
+    }
+
+    /// Most tokens of a pass for the reference policy's log-probs.
+    pub fn reference_forward_tokens(&self) -> u32 {
+        let own = self.roles.and_then(|roles| roles.reference?.max_forward_tokens);
+        own.unwrap_or(self.max_logprob_tokens)
+    }
+
+    /// Most tokens of a pass of a reward model, or one of the longest sequences where that has more.
+    pub fn reward_model_forward_tokens(&self) -> u32 {
+        let own = self.roles.and_then(|roles| roles.reward_models?.max_forward_tokens);
+        own.unwrap_or(self.max_logprob_tokens)
     }
 }
 

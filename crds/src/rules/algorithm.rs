@@ -8,6 +8,7 @@ use rlt_algorithms::declaration::{Family, Parameters};
 
 use crate::spec::{
     AdvantageEstimatorKind, KlPlacement, KlSpec, RLTrainingJobSpec, RejectionSpec, RejectionStatistic,
+    ReweightingMethod,
 };
 
 const K1: &[RejectionStatistic] =
@@ -49,13 +50,13 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         scope: "spec.algorithm",
         at: "kind",
-        reads: &["kind", "advantage", "critic", "loss", "kl", "importanceCorrection", "dynamicSampling"],
-        message: "SFT and preference training use no advantage, critic, loss, kl, importanceCorrection or dynamicSampling: \
+        reads: &["kind", "advantage", "critic", "loss", "kl", "importanceCorrection", "dynamicSampling", "reweighting"],
+        message: "SFT and preference training use no advantage, critic, loss, kl, importanceCorrection, dynamicSampling or reweighting: \
                   remove them",
         cel: || {
             format!(
                 "(!has(self.advantage) && !has(self.critic) && !has(self.loss) && !has(self.kl) && \
-                 !has(self.importanceCorrection) && !has(self.dynamicSampling)) || !({})",
+                 !has(self.importanceCorrection) && !has(self.dynamicSampling) && !has(self.reweighting)) || !({})",
                 cel_updates_once("self")
             )
         },
@@ -67,7 +68,21 @@ pub(super) const RULES: &[Rule] = &[
                     && algorithm.loss.is_none()
                     && algorithm.kl.is_none()
                     && algorithm.importance_correction.is_none()
-                    && algorithm.dynamic_sampling.is_none())
+                    && algorithm.dynamic_sampling.is_none()
+                    && algorithm.reweighting.is_none())
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.algorithm.reweighting",
+        at: "power",
+        reads: &["power", "method"],
+        message: "power is the exponent of the method Pow alone",
+        cel: || "!has(self.power) || self.method == 'Pow'".into(),
+        holds: Check::Spec(|spec| {
+            spec.algorithm.reweighting.is_none_or(|reweighting| {
+                reweighting.power.is_none() || reweighting.method == ReweightingMethod::Pow
+            })
         }),
         allowed: None,
     },

@@ -70,6 +70,24 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         scope: "spec.algorithm",
+        at: "loss.positiveThreshold",
+        reads: &["loss.positiveThreshold", "loss.positiveCoefficient", "kind"],
+        message: "positiveThreshold needs a positiveCoefficient above 0, which VAPO includes",
+        cel: || {
+            "!has(self.loss) || !has(self.loss.positiveThreshold) || \
+             (has(self.loss.positiveCoefficient) ? self.loss.positiveCoefficient > 0.0 : self.kind == 'VAPO')"
+                .into()
+        },
+        holds: Check::Spec(|spec| {
+            let loss = loss(spec);
+            let coefficient =
+                loss.positive_coefficient.unwrap_or_else(|| preset_of(spec).positive_coefficient);
+            loss.positive_threshold.is_none() || coefficient > 0.0
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.algorithm",
         at: "loss.normalizationTokens",
         reads: &["loss.normalizationTokens", "loss.aggregation", "kind"],
         message: "normalizationTokens is used only by the aggregation SequenceMeanTokenSumNorm",

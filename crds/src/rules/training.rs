@@ -1,6 +1,7 @@
 //! The rules of `spec.rollout` and `spec.training`: batch arithmetic and budgets.
 
-use super::{Check, Rule, cel_updates_once, divisors, updates_once};
+use super::algorithm::{cel_estimator, estimator, with_critic};
+use super::{Check, Rule, cel_list, cel_updates_once, divisors, updates_once};
 use crate::spec::{RLTrainingJobSpec, ScheduleKind};
 
 /// Longest sequence in tokens.
@@ -27,18 +28,56 @@ fn holds_longest(spec: &RLTrainingJobSpec, tokens: Option<u32>, sp: u32) -> bool
     tokens.is_none_or(|tokens| u64::from(tokens) * u64::from(sp) >= longest(spec))
 }
 
-/// The least number of workers that share passes of a role: `own` of the actor, or the critic's, where it has
-/// its own.
-fn least_sp(spec: &RLTrainingJobSpec, own: u32) -> u32 {
-    spec.workers.mesh.critic_sp.map_or(own, |critic| critic.min(own))
+/// The least number of ranks that share passes under the actor's budget: `own` of the actor, or the critic's
+/// where it has a degree of its own but no budget.
+fn least_sp(spec: &RLTrainingJobSpec, own: u32, critic_budget: Option<u32>) -> u32 {
+    let critic = spec.workers.mesh.critic_sp.filter(|_| critic_budget.is_none());
+    critic.map_or(own, |critic| critic.min(own))
 }
 
-/// The same in CEL.
-fn cel_holds_longest(tokens: &str, own: &str) -> String {
+/// The same in CEL; `critic_budget` is the path of the critic's budget.
+fn cel_holds_longest(tokens: &str, own: &str, critic_budget: &str) -> String {
     let critic = "self.workers.mesh.criticSp";
     let of_own = cel_is_longest_within(&format!("{tokens} * {own}"));
     let of_critic = cel_is_longest_within(&format!("{tokens} * {critic}"));
-    format!("!has({tokens}) || ({of_own} && (!has({critic}) || {of_critic}))")
+    let has_budget = cel_has(critic_budget);
+    format!("!has({tokens}) || ({of_own} && (!has({critic}) || ({has_budget}) || {of_critic}))")
+}
+
+/// Whether a field of `training.roles` is given, in CEL.
+fn cel_has(path: &str) -> String {
+    let roles = "self.training.roles";
+    let ends = path.match_indices('.').map(|(end, _)| end).chain([path.len()]);
+    let steps = ends.filter(|end| *end >= roles.len()).map(|end| format!("has({})", &path[..end]));
+    steps.collect::<Vec<_>>().join(" && ")
+}
+
+/// The budget of a role besides the actor holds the longest sequence, in CEL; `sp` ranks share its passes.
+fn cel_role_holds_longest(tokens: &str, sp: &str) -> String {
+    format!("!({}) || {}", cel_has(tokens), cel_is_longest_within(&format!("{tokens} * {sp}")))
+}
+
+const CEL_LOGPROB_SP: &str =
+    "(has(self.workers.mesh.logprobSp) ? self.workers.mesh.logprobSp : self.workers.mesh.sp)";
+const CEL_CRITIC_SP: &str =
+    "(has(self.workers.mesh.criticSp) ? self.workers.mesh.criticSp : self.workers.mesh.sp)";
+const CRITIC_MICRO_BATCH: &str = "self.training.roles.critic.maxTokensPerMicroBatch";
+const CRITIC_FORWARD: &str = "self.training.roles.critic.maxForwardTokens";
+const REFERENCE_FORWARD: &str = "self.training.roles.reference.maxForwardTokens";
+
+fn at_least_of(spec: &RLTrainingJobSpec, sp: u32) -> String {
+    format!("at least {}", longest(spec).div_ceil(sp.into()))
+}
+
+/// Ranks that share the smallest update under the actor's budget.
+fn update_sp(spec: &RLTrainingJobSpec) -> u32 {
+    least_sp(spec, spec.workers.mesh.sp, spec.training.critic_tokens().max_tokens_per_micro_batch)
+}
+
+/// The same of passes without gradients.
+fn forward_sp(spec: &RLTrainingJobSpec) -> u32 {
+    let own = spec.workers.mesh.sp_of_logprobs();
+    least_sp(spec, own, spec.training.critic_tokens().max_forward_tokens)
 }
 
 pub(super) const RULES: &[Rule] = &[
@@ -157,20 +196,21 @@ pub(super) const RULES: &[Rule] = &[
             "training.maxTokensPerMicroBatch",
             "workers.mesh.sp",
             "workers.mesh.criticSp",
+            "training.roles.critic.maxTokensPerMicroBatch",
             "data.maxPromptTokens",
             "rollout.maxCompletionTokens",
             "rollout.maxModelTokens",
         ],
         message: "maxTokensPerMicroBatch, times workers.mesh.sp, and criticSp where it is given, must hold data.maxPromptTokens \
                   and rollout.maxCompletionTokens together",
-        cel: || cel_holds_longest("self.training.maxTokensPerMicroBatch", "self.workers.mesh.sp"),
+        cel: || {
+            let sp = "self.workers.mesh.sp";
+            cel_holds_longest("self.training.maxTokensPerMicroBatch", sp, CRITIC_MICRO_BATCH)
+        },
         holds: Check::Spec(|spec| {
-            let sp = least_sp(spec, spec.workers.mesh.sp);
-            holds_longest(spec, spec.training.max_tokens_per_micro_batch, sp)
+            holds_longest(spec, spec.training.max_tokens_per_micro_batch, update_sp(spec))
         }),
-        allowed: Some(|spec| {
-            format!("at least {}", longest(spec).div_ceil(least_sp(spec, spec.workers.mesh.sp).into()))
-        }),
+        allowed: Some(|spec| at_least_of(spec, update_sp(spec))),
     },
     Rule {
         scope: "spec",
@@ -180,25 +220,100 @@ pub(super) const RULES: &[Rule] = &[
             "workers.mesh.sp",
             "workers.mesh.logprobSp",
             "workers.mesh.criticSp",
+            "training.roles.critic.maxForwardTokens",
             "data.maxPromptTokens",
             "rollout.maxCompletionTokens",
             "rollout.maxModelTokens",
         ],
         message: "maxLogprobTokens, times workers.mesh.logprobSp (by default sp), and criticSp where it is given, must hold \
                   data.maxPromptTokens and rollout.maxCompletionTokens together",
+        cel: || cel_holds_longest("self.training.maxLogprobTokens", CEL_LOGPROB_SP, CRITIC_FORWARD),
+        holds: Check::Spec(|spec| holds_longest(spec, spec.training.max_logprob_tokens, forward_sp(spec))),
+        allowed: Some(|spec| at_least_of(spec, forward_sp(spec))),
+    },
+    Rule {
+        scope: "spec",
+        at: "training.roles.critic.maxTokensPerMicroBatch",
+        reads: &[
+            "training.roles.critic.maxTokensPerMicroBatch",
+            "workers.mesh.sp",
+            "workers.mesh.criticSp",
+            "data.maxPromptTokens",
+            "rollout.maxCompletionTokens",
+            "rollout.maxModelTokens",
+        ],
+        message: "the critic's maxTokensPerMicroBatch, times workers.mesh.criticSp (by default sp), must hold data.maxPromptTokens and \
+                  rollout.maxCompletionTokens together",
+        cel: || cel_role_holds_longest(CRITIC_MICRO_BATCH, CEL_CRITIC_SP),
+        holds: Check::Spec(|spec| {
+            holds_longest(
+                spec,
+                spec.training.critic_tokens().max_tokens_per_micro_batch,
+                spec.workers.mesh.sp_of_critic(),
+            )
+        }),
+        allowed: Some(|spec| at_least_of(spec, spec.workers.mesh.sp_of_critic())),
+    },
+    Rule {
+        scope: "spec",
+        at: "training.roles.critic.maxForwardTokens",
+        reads: &[
+            "training.roles.critic.maxForwardTokens",
+            "workers.mesh.sp",
+            "workers.mesh.criticSp",
+            "data.maxPromptTokens",
+            "rollout.maxCompletionTokens",
+            "rollout.maxModelTokens",
+        ],
+        message: "the critic's maxForwardTokens, times workers.mesh.criticSp (by default sp), must hold data.maxPromptTokens and \
+                  rollout.maxCompletionTokens together",
+        cel: || cel_role_holds_longest(CRITIC_FORWARD, CEL_CRITIC_SP),
+        holds: Check::Spec(|spec| {
+            holds_longest(
+                spec,
+                spec.training.critic_tokens().max_forward_tokens,
+                spec.workers.mesh.sp_of_critic(),
+            )
+        }),
+        allowed: Some(|spec| at_least_of(spec, spec.workers.mesh.sp_of_critic())),
+    },
+    Rule {
+        scope: "spec",
+        at: "training.roles.reference.maxForwardTokens",
+        reads: &[
+            "training.roles.reference.maxForwardTokens",
+            "workers.mesh.sp",
+            "workers.mesh.logprobSp",
+            "data.maxPromptTokens",
+            "rollout.maxCompletionTokens",
+            "rollout.maxModelTokens",
+        ],
+        message: "the reference's maxForwardTokens, times workers.mesh.logprobSp (by default sp), must hold data.maxPromptTokens and \
+                  rollout.maxCompletionTokens together",
+        cel: || cel_role_holds_longest(REFERENCE_FORWARD, CEL_LOGPROB_SP),
+        holds: Check::Spec(|spec| {
+            holds_longest(
+                spec,
+                spec.training.reference_tokens().max_forward_tokens,
+                spec.workers.mesh.sp_of_logprobs(),
+            )
+        }),
+        allowed: Some(|spec| at_least_of(spec, spec.workers.mesh.sp_of_logprobs())),
+    },
+    Rule {
+        scope: "spec",
+        at: "training.roles.critic",
+        reads: &["training.roles.critic", "algorithm.advantage.estimator", "algorithm.kind"],
+        message: "roles.critic is used only with an estimator that reads a critic's values, such as Gae, which PPO includes",
         cel: || {
-            let own =
-                "(has(self.workers.mesh.logprobSp) ? self.workers.mesh.logprobSp : self.workers.mesh.sp)";
-            cel_holds_longest("self.training.maxLogprobTokens", own)
+            let (has, estimator) = (cel_has("self.training.roles.critic"), cel_estimator("self.algorithm"));
+            format!("!({has}) || {estimator} in {}", cel_list(&with_critic()))
         },
         holds: Check::Spec(|spec| {
-            let sp = least_sp(spec, spec.workers.mesh.sp_of_logprobs());
-            holds_longest(spec, spec.training.max_logprob_tokens, sp)
+            spec.training.roles.and_then(|roles| roles.critic).is_none()
+                || with_critic().contains(&estimator(spec))
         }),
-        allowed: Some(|spec| {
-            let sp = least_sp(spec, spec.workers.mesh.sp_of_logprobs());
-            format!("at least {}", longest(spec).div_ceil(sp.into()))
-        }),
+        allowed: None,
     },
     Rule {
         scope: "spec.training",

@@ -48,6 +48,10 @@ pub struct AlgorithmSpec {
     /// Sample anew for groups whose rewards are all equal. The DAPO preset sets it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dynamic_sampling: Option<DynamicSamplingSpec>,
+    /// Draw the samples of a step anew before its updates, by weights that follow from their rewards. The
+    /// PFPPO preset sets it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reweighting: Option<ReweightingSpec>,
 }
 
 /// The presets.
@@ -101,6 +105,14 @@ pub enum AlgorithmKind {
     /// DPO on the best and the worst of a rollout group (<https://arxiv.org/abs/2402.04792>).
     #[serde(rename = "OnlineDPO")]
     OnlineDpo,
+    /// PPO for long chains of thought: pre-trained values, a lambda for each length, higher upper clip, and
+    /// the likelihood of positive examples (<https://arxiv.org/abs/2504.05118>).
+    #[serde(rename = "VAPO")]
+    Vapo,
+    /// PPO on samples that are drawn anew by the reliability of their rewards (policy filtration,
+    /// <https://arxiv.org/abs/2409.06957>).
+    #[serde(rename = "PFPPO")]
+    PfPpo,
 }
 
 /// Supervised training before the first step of reinforcement learning.
@@ -122,7 +134,7 @@ pub struct ColdStartSpec {
 
 impl AlgorithmKind {
     /// Every preset.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 18] = [
         Self::Sft,
         Self::Ppo,
         Self::Grpo,
@@ -139,6 +151,8 @@ impl AlgorithmKind {
         Self::Orpo,
         Self::Kto,
         Self::OnlineDpo,
+        Self::Vapo,
+        Self::PfPpo,
     ];
 
     /// The presets that learn from the preferences of a data set.
@@ -179,6 +193,30 @@ pub struct AdvantageSpec {
     /// The parameters of the estimator; by default the preset's, else the estimator's own.
     #[serde(flatten)]
     pub parameters: Parameters<AdvantageEstimatorKind>,
+}
+
+/// How rewards become the weights by which samples are drawn anew.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum ReweightingMethod {
+    /// The reward's absolute value to the power of `power`.
+    #[default]
+    Pow,
+    /// 1 for the best and the worst reward of the step, 0 for others.
+    MaxMin,
+    /// 0.4 for the best reward of the step, 0.1 for others.
+    MaxRandom,
+}
+
+/// Draw as many samples as the step has, with replacement (verl's `use_pf_ppo`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct ReweightingSpec {
+    /// How rewards become weights (verl's `pf_ppo.reweight_method`).
+    pub method: ReweightingMethod,
+    /// The exponent of `Pow`, by default 2 (verl's `pf_ppo.weight_pow`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 100.0))]
+    pub power: Option<f64>,
 }
 
 /// What must differ within a group for it to be kept.

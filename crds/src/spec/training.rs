@@ -39,6 +39,9 @@ pub struct TrainingSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 2, max = 16777216))]
     pub max_logprob_tokens: Option<u32>,
+    /// Token budgets of roles beside the actor; by default the actor's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub roles: Option<RolesSpec>,
     /// Numbers in which layers are computed; weights, gradients and optimizer are kept in fp32 where trained.
     /// With `Auto` bf16 on a GPU and fp32 on a CPU.
     pub precision: Precision,
@@ -83,6 +86,7 @@ impl Default for TrainingSpec {
             epochs_per_batch: 1,
             max_tokens_per_micro_batch: None,
             max_logprob_tokens: None,
+            roles: None,
             precision: Precision::Auto,
             matmul_precision: MatmulPrecision::Highest,
             optimizer: OptimizerSpec::default(),
@@ -96,6 +100,61 @@ impl Default for TrainingSpec {
             evaluate_every: 10,
             evaluate_before: true,
         }
+    }
+}
+
+/// Token budgets of roles beside the actor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct RolesSpec {
+    /// The critic's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub critic: Option<CriticTokensSpec>,
+    /// The reference policy's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reference: Option<ScoringTokensSpec>,
+    /// Those of reward models.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reward_models: Option<ScoringTokensSpec>,
+}
+
+/// Token budgets of a role that is trained.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct CriticTokensSpec {
+    /// Most tokens of one forward and backward pass (verl's `critic.ppo_max_token_len_per_gpu`), where
+    /// `workers.mesh.criticSp` ranks share them; by default `maxTokensPerMicroBatch`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 2, max = 16777216))]
+    pub max_tokens_per_micro_batch: Option<u32>,
+    /// Most tokens of one forward pass without gradients, for values (verl's
+    /// `critic.forward_max_token_len_per_gpu`), likewise; by default `maxLogprobTokens`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 2, max = 16777216))]
+    pub max_forward_tokens: Option<u32>,
+}
+
+/// The token budget of a role that only scores.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct ScoringTokensSpec {
+    /// Most tokens of one forward pass (verl's `ref.log_prob_max_token_len_per_gpu` and
+    /// `reward_model.forward_max_token_len_per_gpu`); by default `maxLogprobTokens`. Passes of a reward model
+    /// hold at least one of the longest sequences.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 2, max = 16777216))]
+    pub max_forward_tokens: Option<u32>,
+}
+
+impl TrainingSpec {
+    /// The critic's own budgets.
+    pub(crate) fn critic_tokens(&self) -> CriticTokensSpec {
+        self.roles.and_then(|roles| roles.critic).unwrap_or_default()
+    }
+
+    /// The reference policy's own budget.
+    pub(crate) fn reference_tokens(&self) -> ScoringTokensSpec {
+        self.roles.and_then(|roles| roles.reference).unwrap_or_default()
     }
 }
 

@@ -52,7 +52,9 @@ fn train(mut changes: Value) -> Place {
 #[test]
 fn every_preset_trains() {
     for kind in choices("spec.algorithm.kind") {
-        train(json!({ "algorithm": { "kind": kind } }));
+        // Its values are pre-trained longer than two steps.
+        let critic = if kind == "VAPO" { json!({ "warmupSteps": 1 }) } else { Value::Null };
+        train(json!({ "algorithm": { "kind": kind, "critic": critic } }));
     }
 }
 
@@ -74,6 +76,39 @@ fn a_critic_learns_alone_before_the_actor_moves() {
     // A head of zeros expects nothing; what the first step taught it is seen in the second.
     assert_eq!(steps[0]["critic/values/max"], 0.0);
     assert_ne!(steps[1]["critic/values/mean"], 0.0);
+}
+
+#[test]
+fn vapo_learns_from_positive_examples_and_pf_ppo_from_samples_drawn_anew() {
+    let critic = json!({ "learningRate": 0.01, "warmupSteps": 1 });
+    let vapo = train(json!({ "algorithm": { "kind": "VAPO", "critic": critic.clone() } })).steps();
+    assert!(vapo[0]["actor/positive_loss"].is_null() && vapo[1]["actor/positive_loss"].is_number());
+    let without = json!({ "kind": "VAPO", "critic": critic, "loss": { "positiveCoefficient": 0.0 } });
+    let without = train(json!({ "algorithm": without })).steps();
+    assert!(without[1]["actor/positive_loss"].is_null(), "{}", without[1]);
+    let drawn = train(json!({ "algorithm": { "kind": "PFPPO" } })).steps();
+    for step in &drawn {
+        let ratio = step["reweighting/distinct_ratio"].as_f64().unwrap();
+        assert!(ratio > 0.0 && ratio < 1.0, "draws with replacement repeat some samples: {ratio}");
+    }
+}
+
+#[test]
+fn a_role_with_a_token_budget_of_its_own_learns_the_same_in_more_passes() {
+    let ppo = json!({ "kind": "PPO", "kl": { "placement": "Reward" } });
+    let roles = json!({ "critic": { "maxTokensPerMicroBatch": 12, "maxForwardTokens": 13 },
+                        "reference": { "maxForwardTokens": 12 } });
+    let one = train(json!({ "algorithm": ppo.clone() })).steps();
+    let own = train(json!({ "algorithm": ppo, "training": { "roles": roles } })).steps();
+    for (one, own) in one.iter().zip(&own) {
+        let number = |step: &Value, name: &str| step[name].as_f64().unwrap();
+        for name in ["critic/vf_loss", "critic/grad_norm", "actor/pg_loss", "actor/reward_kl_penalty"] {
+            let difference = (number(one, name) - number(own, name)).abs();
+            assert!(difference < 1e-4, "{name} differs by {difference}");
+        }
+        assert!(number(own, "critic/num_micro_batches") > number(one, "critic/num_micro_batches"));
+        assert_eq!(own["training/num_micro_batches"], one["training/num_micro_batches"]);
+    }
 }
 
 #[test]

@@ -208,6 +208,31 @@ impl Batch {
         }
     }
 
+    /// The rows `row_idxs`, in that order, each as often as it is among them.
+    #[must_use]
+    pub fn select(&self, row_idxs: &[usize]) -> Self {
+        let tokens = |values: &[f64]| self.gather(row_idxs, values);
+        let optional = |values: &Option<Vec<f64>>| values.as_deref().map(tokens);
+        let rows = |values: &[f64]| -> Vec<f64> { row_idxs.iter().map(|row| values[*row]).collect() };
+        Self {
+            sequences: row_idxs.iter().map(|row| self.sequences[*row].clone()).collect(),
+            groups: row_idxs.iter().map(|row| self.groups[*row]).collect(),
+            rewards: rows(&self.rewards),
+            token_rewards: tokens(&self.token_rewards),
+            greedy_rewards: self.greedy_rewards.as_deref().map(rows),
+            reward_parts: self.reward_parts.iter().map(|values| rows(values)).collect(),
+            reward_names: self.reward_names.clone(),
+            rollout_logprobs: tokens(&self.rollout_logprobs),
+            old_logprobs: optional(&self.old_logprobs),
+            ref_logprobs: optional(&self.ref_logprobs),
+            values: optional(&self.values),
+            returns: optional(&self.returns),
+            advantages: tokens(&self.advantages),
+            importance_weights: optional(&self.importance_weights),
+            rows: self.micro_rows(row_idxs),
+        }
+    }
+
     /// Where the completions of `row_idxs` lie in a micro-batch of them, and which of their tokens count.
     pub fn micro_rows(&self, row_idxs: &[usize]) -> Rows {
         Rows::from_masks(row_idxs.iter().map(|row_idx| &self.rows.mask()[self.rows.range(*row_idx)]))
@@ -268,6 +293,21 @@ mod tests {
         assert_eq!(masked.sequence_lens(), [5, 4]);
         assert_eq!(masked.rollout_logprobs, [-1.0, -2.0, -3.0, -5.0, -6.0]);
         assert_eq!(masked.reward_parts, [[2.0, 2.0]]);
+    }
+
+    #[test]
+    fn selected_rows_keep_all_that_is_known_of_them() {
+        let batch = batch(false);
+        let mask = vec![true, false, true, true, true, true];
+        let rows = batch.rows.with_mask(mask).unwrap();
+        let batch = Batch { values: Some((0..6).map(f64::from).collect()), rows, ..batch };
+        let drawn = batch.select(&[2, 0, 2]);
+        assert_eq!(drawn.rollout_logprobs, [-5.0, -6.0, -1.0, -2.0, -3.0, -5.0, -6.0]);
+        assert_eq!(drawn.values.as_deref(), Some(&[4.0, 5.0, 0.0, 1.0, 2.0, 4.0, 5.0][..]));
+        assert_eq!(drawn.rows.mask(), [true, true, true, false, true, true, true]);
+        assert_eq!(drawn.sequences[0], batch.sequences[2]);
+        assert_eq!((drawn.rewards.len(), drawn.reward_parts[0].len(), drawn.groups.len()), (3, 3, 3));
+        assert_eq!(batch.select(&[0, 1, 2]), batch);
     }
 
     #[test]

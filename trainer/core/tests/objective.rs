@@ -8,7 +8,8 @@ use rlt_core::declaration::Family;
 use rlt_core::kl::KlEstimator;
 use rlt_core::loss::{
     Aggregation, Cispo, ClipCov, CovarianceInputs, Denominators, DppoKl, DppoTv, Dro, GeoMean, Gpg, Gspo,
-    KlCov, KlTerm, LossInputs, LossMetrics, LossOutputs, LossScope, Objective, PolicyLoss, Sapo, Vanilla,
+    KlCov, KlTerm, LossInputs, LossMetrics, LossOutputs, LossScope, Objective, PolicyLoss, PositiveTerm,
+    Sapo, Vanilla,
 };
 use rlt_core::rows::Rows;
 
@@ -51,6 +52,7 @@ struct Batch {
     weights: Vec<Vec<f64>>,
     advantages: Vec<f64>,
     selected: Vec<Vec<bool>>,
+    positive_weights: Vec<Vec<f64>>,
 }
 
 impl Batch {
@@ -67,6 +69,7 @@ impl Batch {
             weights: pick(&self.weights, sequences),
             advantages: pick(&self.advantages, sequences),
             selected: pick(&self.selected, sequences),
+            positive_weights: pick(&self.positive_weights, sequences),
         }
     }
 
@@ -81,12 +84,14 @@ impl Batch {
         let (logprobs, entropies) = (self.logprobs.concat(), self.entropies.concat());
         let (old_logprobs, ref_logprobs) = (self.old_logprobs.concat(), self.ref_logprobs.concat());
         let (weights, selected) = (self.weights.concat(), self.selected.concat());
+        let positive_weights = self.positive_weights.concat();
         let inputs = LossInputs {
             old_logprobs: Some(&old_logprobs),
             ref_logprobs: Some(&ref_logprobs),
             importance_weights: Some(&weights),
             actor_logprobs: Some(&logprobs),
             selected: Some(&selected),
+            positive_weights: Some(&positive_weights),
             ..LossInputs::new(&rows, &advantages)
         };
         let prepared = objective.prepare(inputs, whole).unwrap();
@@ -124,6 +129,7 @@ fn batches() -> impl Strategy<Value = Batch> {
             ref_logprobs: each(|token| token.0 - token.2),
             entropies: each(|token| token.3),
             weights: each(|token| token.4),
+            positive_weights: each(|token| 0.1 * (token.4 - 1.0).max(0.0)),
             advantages: sequences.iter().map(|(_, advantage)| *advantage).collect(),
         }
     })
@@ -131,7 +137,8 @@ fn batches() -> impl Strategy<Value = Batch> {
 
 fn objective(policy: PolicyLoss, aggregation: Aggregation) -> Objective {
     let kl = Some(KlTerm { estimator: KlEstimator::K3, coefficient: 0.05 });
-    Objective { policy, aggregation, kl, entropy_coefficient: 0.01 }
+    let positive = Some(PositiveTerm { coefficient: 0.1, threshold: 0.0 });
+    Objective { policy, aggregation, kl, entropy_coefficient: 0.01, positive }
 }
 
 fn close(got: f64, expected: f64) -> bool {
@@ -214,7 +221,7 @@ proptest! {
     fn without_old_logprobs_the_old_policy_is_the_actor(
         batch in batches(), policy in prop::sample::select(LOSSES.to_vec()),
     ) {
-        let objective = Objective { kl: None, ..objective(policy, Aggregation::TokenMean) };
+        let objective = Objective { kl: None, positive: None, ..objective(policy, Aggregation::TokenMean) };
         let rows = batch.rows();
         let advantages = rows.broadcast(&batch.advantages);
         let (logprobs, entropies) = (batch.logprobs.concat(), batch.entropies.concat());
@@ -241,12 +248,14 @@ fn table() -> Batch {
         weights: vec![vec![1.0; 3]; 2],
         advantages: vec![1.0, -1.0],
         selected: vec![vec![false; 3]; 2],
+        positive_weights: vec![vec![0.0; 3]; 2],
     }
 }
 
 fn evaluate_table(policy: PolicyLoss, kl: Option<KlTerm>, entropy_coefficient: f64) -> LossOutputs {
     let mut batch = table();
-    let objective = Objective { policy, aggregation: Aggregation::TokenMean, kl, entropy_coefficient };
+    let objective =
+        Objective { policy, aggregation: Aggregation::TokenMean, kl, entropy_coefficient, positive: None };
     let rows = batch.rows();
     let advantages = rows.broadcast(&batch.advantages);
     let (logprobs, old_logprobs) = (batch.logprobs.concat(), batch.old_logprobs.concat());
@@ -300,6 +309,7 @@ fn metrics_match_hand_computed_values() {
         ("actor/pg_loss", 0.234238),
         ("actor/kl_loss", (0.125 + 0.0 + 0.18 + 0.845 + 0.0) / 5.0),
         ("actor/entropy", (1.0 + 2.0 + 3.0 + 4.0 + 5.0) / 5.0),
+        ("actor/positive_loss", 0.0),
         ("actor/ppo_kl", -(0.5 - 0.6 + 1.3) / 5.0),
         ("actor/pg_clipfrac", 0.2),
         ("actor/pg_clipfrac_lower", 0.2),
@@ -322,7 +332,7 @@ fn what_a_loss_reads_must_be_given() {
         objective.prepare(inputs, &Denominators::of(&rows)).unwrap_err().to_string()
     };
     let inputs = LossInputs::new(&rows, &advantages);
-    let plain = |policy| Objective { kl: None, ..objective(policy, Aggregation::TokenMean) };
+    let plain = |policy| Objective { kl: None, positive: None, ..objective(policy, Aggregation::TokenMean) };
     let old = LossInputs { old_logprobs: Some(&[0.0, 0.0]), ..inputs };
     assert_eq!(refuses(plain(LOSSES[3]), old), "loss Gspo needs actor_logprobs, which is missing");
     assert_eq!(refuses(plain(LOSSES[6]), inputs), "loss ClipCov needs selected, which is missing");
@@ -330,6 +340,8 @@ fn what_a_loss_reads_must_be_given() {
         refuses(objective(LOSSES[0], Aggregation::TokenMean), inputs),
         "loss kl needs ref_logprobs, which is missing"
     );
+    let without_kl = Objective { kl: None, ..objective(LOSSES[0], Aggregation::TokenMean) };
+    assert_eq!(refuses(without_kl, inputs), "loss positive needs positive_weights, which is missing");
     let short = LossInputs { old_logprobs: Some(&[0.0]), ..inputs };
     assert_eq!(refuses(plain(LOSSES[0]), short), "loss inputs do not fit together");
 }
@@ -337,11 +349,32 @@ fn what_a_loss_reads_must_be_given() {
 #[test]
 fn chunks_take_single_precision_and_refuse_a_wrong_length() {
     let rows = Rows::unmasked([3]);
-    let objective = Objective { kl: None, ..objective(LOSSES[5], Aggregation::TokenSum) };
+    let objective = Objective { kl: None, positive: None, ..objective(LOSSES[5], Aggregation::TokenSum) };
     let advantages = [1.0, 2.0, 3.0];
     let prepared = objective.prepare(LossInputs::new(&rows, &advantages), &Denominators::of(&rows)).unwrap();
     let got = prepared.evaluate(1..3, &[-1.0_f32, -2.0], &[0.0, 0.0]).unwrap();
     assert_eq!((got.loss, got.dlogprobs), (8.0, vec![-2.0, -3.0]));
     assert!(prepared.evaluate(1..3, &[-1.0_f32], &[0.0]).is_err());
     assert!(prepared.evaluate(2..4, &[-1.0_f32, 0.0], &[0.0, 0.0]).is_err());
+}
+
+/// VAPO, section 4.3: the mean over the tokens of completions with a reward above the threshold.
+#[test]
+fn positive_examples_become_likelier_by_the_mean_over_their_tokens() {
+    let rows = Rows::from_masks([&[true, true][..], &[true, false], &[true, true]]);
+    let term = Some(PositiveTerm { coefficient: 0.3, threshold: 0.5 });
+    let plain = Objective { kl: None, positive: None, ..objective(LOSSES[5], Aggregation::TokenMean) };
+    let pulled = Objective { positive: term, ..plain };
+    // The third reward is not above the threshold; the second completion has one token that counts.
+    let weights = pulled.positive_weights(&rows, &[1.0, 2.0, 0.5]).unwrap().unwrap();
+    assert!(weights.iter().zip([0.1, 0.1, 0.1, 0.0, 0.0, 0.0]).all(|(got, expected)| close(*got, expected)));
+    assert_eq!(plain.positive_weights(&rows, &[1.0, 2.0, 0.5]).unwrap(), None);
+    assert!(pulled.positive_weights(&rows, &[1.0]).is_err());
+    let (advantages, entropies) = ([0.0; 6], [0.0; 6]);
+    let inputs = LossInputs { positive_weights: Some(&weights), ..LossInputs::new(&rows, &advantages) };
+    let logprobs = [-1.0, -2.0, -4.0, f64::NAN, -8.0, -16.0];
+    let got = pulled.prepare(inputs, &Denominators::of(&rows)).unwrap();
+    let got = got.evaluate(0..6, &logprobs, &entropies).unwrap();
+    assert!(close(got.loss, 0.3 * 7.0 / 3.0) && close(got.metrics.positive_loss, got.loss));
+    assert_eq!(got.dlogprobs, weights.iter().map(|weight| 0.0 - weight).collect::<Vec<_>>());
 }

@@ -15,6 +15,8 @@ pub enum SeedUse {
     Weights = 4,
     /// Order of the data.
     Data = 5,
+    /// Which samples are drawn anew.
+    Reweighting = 6,
 }
 
 /// A number that depends on `job_seed`, its use, and `parts`, and on nothing else.

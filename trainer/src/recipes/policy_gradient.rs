@@ -4,7 +4,7 @@
 
 use rlt_api::resolved::{self, ResolvedSpec};
 
-use super::{Estimator, GroupSampling, Recipe, RolloutCorrection};
+use super::{Estimator, GroupSampling, PolicyFiltration, Recipe, RolloutCorrection};
 use crate::data::Data;
 use crate::roles::objective::objective;
 use crate::roles::{Roles, StepError};
@@ -14,6 +14,7 @@ pub struct PolicyGradient {
     pub(super) sampling: GroupSampling,
     pub(super) correction: RolloutCorrection,
     pub(super) estimator: Estimator,
+    pub(super) filtration: PolicyFiltration,
     pub(super) algorithm: resolved::PolicyGradient,
 }
 
@@ -24,6 +25,7 @@ impl PolicyGradient {
             sampling: GroupSampling::of(spec),
             correction: RolloutCorrection::of(algorithm),
             estimator: Estimator::of(algorithm, &spec.rewards),
+            filtration: PolicyFiltration::of(algorithm),
             algorithm: algorithm.clone(),
         }
     }
@@ -44,6 +46,7 @@ impl Recipe for PolicyGradient {
         let objective = objective(&self.algorithm, roles.reference.kl_coefficient());
         let batch = roles.reference.penalize(batch)?;
         let batch = self.estimator.estimate(roles, batch)?;
+        let batch = self.filtration.draw(roles, batch);
         roles.actor.update(&batch, &objective)
     }
 }

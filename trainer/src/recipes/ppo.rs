@@ -20,7 +20,7 @@ impl Ppo {
 
 impl Recipe for Ppo {
     fn step(&mut self, roles: &mut Roles, data: &mut Data) -> Result<(), StepError> {
-        let PolicyGradient { sampling, correction, estimator, algorithm } = &self.0;
+        let PolicyGradient { sampling, correction, estimator, filtration, algorithm } = &self.0;
         let groups = sampling.groups(roles, data)?;
         let batch = roles.rewards.batch(&groups)?;
         let reads_old_logprobs = !roles.actor.is_on_policy(&batch)
@@ -34,6 +34,7 @@ impl Recipe for Ppo {
         let objective = objective(algorithm, roles.reference.kl_coefficient());
         let batch = roles.reference.penalize(batch)?;
         let batch = estimator.estimate(roles, batch)?;
+        let batch = filtration.draw(roles, batch);
         roles.critic.update(&batch)?;
         if roles.critic.is_warming_up() { Ok(()) } else { roles.actor.update(&batch, &objective) }
     }

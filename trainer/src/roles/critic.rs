@@ -115,7 +115,7 @@ impl Critic {
 
     /// Steps in which only the critic learns.
     pub fn warmup_steps(&self) -> u64 {
-        self.options.critic.warmup_steps.into()
+        self.options.critic.warmup_steps.unwrap_or_default().into()
     }
 
     /// The value of every completion token of `batch`, in micro-batches of at most `max_tokens` tokens.

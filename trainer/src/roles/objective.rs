@@ -1,8 +1,8 @@
 //! The objective of an update, from the job's algorithm. Names and parameters were settled by the API;
 //! formulas are `rlt-algorithms`'.
 
-use rlt_api::resolved::{self, PairPreference, PolicyGradient};
-use rlt_core::loss::{Aggregation, Gpg, KlTerm, Objective};
+use rlt_api::resolved::{self, PairPreference, PolicyGradient, PolicyGradientLoss};
+use rlt_core::loss::{Aggregation, Gpg, KlTerm, Objective, PositiveTerm};
 use rlt_core::preference::PreferenceObjective;
 
 /// The objective of an update; `kl_coefficient` is the controller's current one.
@@ -16,7 +16,13 @@ pub fn objective(algorithm: &PolicyGradient, kl_coefficient: f64) -> Objective {
         aggregation: algorithm.loss.aggregation,
         kl,
         entropy_coefficient: algorithm.loss.entropy_coefficient,
+        positive: positive(&algorithm.loss),
     }
+}
+
+fn positive(loss: &PolicyGradientLoss) -> Option<PositiveTerm> {
+    let coefficient = loss.positive_coefficient;
+    loss.positive_threshold.map(|threshold| PositiveTerm { coefficient, threshold })
 }
 
 /// The objective of supervised training: mean negative log-likelihood of the demonstrated tokens, which is
@@ -27,6 +33,7 @@ pub fn supervised_objective() -> Objective {
         aggregation: Aggregation::TokenMean,
         kl: None,
         entropy_coefficient: 0.0,
+        positive: None,
     }
 }
 

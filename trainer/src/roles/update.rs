@@ -78,22 +78,22 @@ pub struct UpdateReport {
 impl UpdateReport {
     /// What the updates did on all ranks together; norms and skipped updates are the same on each already.
     fn add_up(&mut self, ranks: &Ranks) -> Result<(), RankError> {
-        let LossMetrics { pg_loss, kl_loss, entropy, ppo_kl_sum, num_clipped, num_clipped_lower, num_tokens } =
-            self.loss;
-        let counts = [num_clipped, num_clipped_lower, num_tokens, self.num_micro_batches];
-        let mut sums = vec![pg_loss, kl_loss, entropy, ppo_kl_sum];
+        let loss = self.loss;
+        let counts = [loss.num_clipped, loss.num_clipped_lower, loss.num_tokens, self.num_micro_batches];
+        let mut sums = vec![loss.pg_loss, loss.kl_loss, loss.entropy, loss.positive_loss, loss.ppo_kl_sum];
         sums.extend(counts.map(|count| count as f64));
         ranks.all_reduce(&mut [&mut sums, &mut self.actor_logprobs])?;
         self.loss = LossMetrics {
             pg_loss: sums[0],
             kl_loss: sums[1],
             entropy: sums[2],
-            ppo_kl_sum: sums[3],
-            num_clipped: sums[4] as usize,
-            num_clipped_lower: sums[5] as usize,
-            num_tokens: sums[6] as usize,
+            positive_loss: sums[3],
+            ppo_kl_sum: sums[4],
+            num_clipped: sums[5] as usize,
+            num_clipped_lower: sums[6] as usize,
+            num_tokens: sums[7] as usize,
         };
-        self.num_micro_batches = sums[7] as usize;
+        self.num_micro_batches = sums[8] as usize;
         Ok(())
     }
 
@@ -107,7 +107,8 @@ impl UpdateReport {
             .into_iter()
             .map(|(name, value)| {
                 // Losses are sums of means, one for each update; fractions already are means over tokens.
-                let is_sum = ["actor/pg_loss", "actor/kl_loss", "actor/entropy"].contains(&name);
+                let is_sum = ["actor/pg_loss", "actor/kl_loss", "actor/entropy", "actor/positive_loss"];
+                let is_sum = is_sum.contains(&name);
                 (name.to_owned(), if is_sum { value / num_updates } else { value })
             })
             .collect();
@@ -115,6 +116,9 @@ impl UpdateReport {
             metrics.insert("actor/kl_coef".into(), kl.coefficient);
         } else {
             metrics.remove("actor/kl_loss");
+        }
+        if plan.objective.positive.is_none() {
+            metrics.remove("actor/positive_loss");
         }
         metrics.extend(self.updates.metrics("actor"));
         metrics.insert("actor/lr".into(), plan.learning_rate);
@@ -167,11 +171,19 @@ impl OneUpdate<'_> {
         let own = MicroBatch::share(batch, row_idxs, &actor.decoder, plan.max_tokens, actor.ranks())?;
         let passes = actor.training_pass().model.passes(actor.ranks(), own)?;
         let selected = self.select_tokens(actor, row_idxs, &passes)?;
+        let positive_weights = self.positive_weights(row_idxs)?;
         let mut actor_logprobs = self.score_sequences(actor, &passes)?.map(Vec::into_iter);
         actor.set_dropout_seed(Some(seed));
         let accumulate = |actor: &mut Actor, micro_batch: &MicroBatch| {
             let scored = actor_logprobs.as_mut().and_then(Iterator::next);
-            let inputs = self.gather(micro_batch, selected.as_deref(), scored);
+            let inputs = MicroInputs {
+                actor_logprobs: scored,
+                selected: selected.as_ref().map(|selected| batch.gather(&micro_batch.row_idxs, selected)),
+                positive_weights: positive_weights
+                    .as_ref()
+                    .map(|weights| batch.gather(&micro_batch.row_idxs, weights)),
+                ..self.gather(micro_batch)
+            };
             accumulate(actor, micro_batch, &plan.objective, (inputs, &denominators))
         };
         let losses = update_once(actor, &passes, plan.learning_rate, &mut report.updates, accumulate)?;
@@ -207,12 +219,21 @@ impl OneUpdate<'_> {
         Ok(Some(scores.into_iter().map(|scores| scores.logprobs).collect()))
     }
 
-    fn gather(
-        &self,
-        micro_batch: &MicroBatch,
-        selected: Option<&[bool]>,
-        actor_logprobs: Option<Vec<f64>>,
-    ) -> MicroInputs {
+    /// The weights of positive examples as a vector over the batch; `None` where the objective has no such
+    /// term. Their number is that of the whole update.
+    fn positive_weights(&self, row_idxs: &[usize]) -> Result<Option<Vec<f64>>, LossError> {
+        let batch = self.batch;
+        let rewards: Vec<f64> = row_idxs.iter().map(|row_idx| batch.rewards[*row_idx]).collect();
+        let weights = self.plan.objective.positive_weights(&batch.micro_rows(row_idxs), &rewards)?;
+        Ok(weights.map(|weights| {
+            let mut all = vec![0.0; batch.rows.num_tokens()];
+            batch.scatter(row_idxs, &weights, &mut all);
+            all
+        }))
+    }
+
+    /// What the batch holds of each token.
+    fn gather(&self, micro_batch: &MicroBatch) -> MicroInputs {
         let (batch, rows) = (self.batch, &micro_batch.row_idxs);
         let part = |values: Option<&[f64]>| values.map(|values| batch.gather(rows, values));
         MicroInputs {
@@ -220,8 +241,7 @@ impl OneUpdate<'_> {
             old_logprobs: part(self.old_logprobs),
             ref_logprobs: part(batch.ref_logprobs.as_deref()),
             importance_weights: part(batch.importance_weights.as_deref()),
-            actor_logprobs,
-            selected: selected.map(|selected| batch.gather(rows, selected)),
+            ..MicroInputs::default()
         }
     }
 
@@ -274,7 +294,7 @@ fn accumulate(
 }
 
 /// A micro-batch's part of the batch's per-token values.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 struct MicroInputs {
     advantages: Vec<f64>,
     old_logprobs: Option<Vec<f64>>,
@@ -282,6 +302,7 @@ struct MicroInputs {
     importance_weights: Option<Vec<f64>>,
     actor_logprobs: Option<Vec<f64>>,
     selected: Option<Vec<bool>>,
+    positive_weights: Option<Vec<f64>>,
 }
 
 impl MicroInputs {
@@ -292,6 +313,7 @@ impl MicroInputs {
             importance_weights: self.importance_weights.as_deref(),
             actor_logprobs: self.actor_logprobs.as_deref(),
             selected: self.selected.as_deref(),
+            positive_weights: self.positive_weights.as_deref(),
             ..LossInputs::new(rows, &self.advantages)
         }
     }

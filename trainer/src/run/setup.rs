@@ -147,7 +147,7 @@ fn rollout_role(
 fn actor_role(spec: &ResolvedSpec, actor: Actor, num_steps: u64, context: &Rc<StepContext>) -> ActorRole {
     ActorRole {
         actor,
-        portions: portions(spec),
+        portions: portions(spec, spec.training.max_tokens_per_micro_batch),
         max_logprob_tokens: spec.training.max_logprob_tokens as usize,
         schedule: schedule(spec, num_steps),
         cold_start_schedule: spec.algorithm.cold_start.as_ref().map(cold_start_schedule),
@@ -162,8 +162,10 @@ fn reference_role(
     context: &Rc<StepContext>,
 ) -> ReferenceRole {
     let kl = spec.algorithm.policy_gradient.as_ref().map_or(Kl::None, |algorithm| algorithm.kl.clone());
+    let max_forward_tokens = spec.training.reference_forward_tokens() as usize;
     ReferenceRole {
         reference,
+        max_forward_tokens,
         controller: kl_controller(&kl),
         kl,
         is_read: spec.algorithm.reads_reference(),
@@ -195,17 +197,17 @@ fn critic_role(
     CriticRole {
         critic: None,
         plan,
-        portions: portions(spec),
-        max_logprob_tokens: spec.training.max_logprob_tokens as usize,
+        portions: portions(spec, spec.training.critic_micro_batch_tokens()),
+        max_forward_tokens: spec.training.critic_forward_tokens() as usize,
         context: Rc::clone(context),
     }
 }
 
-fn portions(spec: &ResolvedSpec) -> Portions {
+fn portions(spec: &ResolvedSpec, max_tokens: u32) -> Portions {
     Portions {
         groups_per_update: spec.training.prompts_per_update as usize,
         num_epochs: spec.training.epochs_per_batch as usize,
-        max_tokens: spec.training.max_tokens_per_micro_batch as usize,
+        max_tokens: max_tokens as usize,
     }
 }
 

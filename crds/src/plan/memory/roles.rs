@@ -103,7 +103,7 @@ pub(super) fn judging(
     shards: &Shards,
 ) -> Vec<MemoryTerm> {
     // Every rank judges samples of its own, however many tokens of a pass it has elsewhere.
-    let budget = u64::from(spec.training.max_logprob_tokens).max(spec.max_sequence_tokens());
+    let budget = u64::from(spec.training.reward_model_forward_tokens()).max(spec.max_sequence_tokens());
     let budget = u32::try_from(budget).unwrap_or(u32::MAX);
     let share = scored_share(spec, batch.prompts_per_step, 1);
     let FullPass { tokens, .. } = FullPass::new(spec, share, batch.samples_per_prompt, (budget, 1));

@@ -147,8 +147,8 @@ impl<'a> Passes<'a> {
     /// whole completions before, and the reference's. Of a data set these are computed in the first epoch
     /// alone.
     pub(super) fn scoring(&self) -> Work {
-        let budget = (self.spec.training.max_logprob_tokens, self.spec.workers.mesh.sp_of_logprobs());
-        let tokens = self.tokens(self.batch.prompts_per_step, budget);
+        let sp = self.spec.workers.mesh.sp_of_logprobs();
+        let passes = |budget: u32| self.tokens(self.batch.prompts_per_step, (budget, sp));
         let is_off_policy = self.batch.updates_per_step > 1;
         let algorithm = &self.spec.algorithm;
         let own = match &algorithm.preference {
@@ -157,7 +157,10 @@ impl<'a> Passes<'a> {
             Some(Preference::Pairs(_)) => 1,
             None => u8::from(is_off_policy),
         };
-        self.forward(tokens, f64::from(own + u8::from(algorithm.reads_reference())))
+        let training = &self.spec.training;
+        let actor = self.forward(passes(training.max_logprob_tokens), own.into());
+        let reference = passes(training.reference_forward_tokens());
+        actor.and(self.forward(reference, u8::from(algorithm.reads_reference()).into()))
     }
 
     /// `times` forward passes over the same tokens.
@@ -188,8 +191,12 @@ impl<'a> Passes<'a> {
 
     /// All updates of a step.
     pub(super) fn update(&self) -> Update {
+        self.update_under((self.spec.training.max_tokens_per_micro_batch, self.spec.workers.mesh.sp))
+    }
+
+    /// The same in micro-batches of a budget for each of so many ranks.
+    fn update_under(&self, budget: (u32, u32)) -> Update {
         let num_updates = self.batch.updates_per_step as f64;
-        let budget = (self.spec.training.max_tokens_per_micro_batch, self.spec.workers.mesh.sp);
         let tokens = self.tokens(self.spec.training.prompts_per_update.into(), budget);
         let (layers, head) = (self.layers_flop(tokens), self.head_flop(tokens));
         let backward = if self.spec.model.lora.is_some() { 1.0 } else { 2.0 };
@@ -224,9 +231,14 @@ impl<'a> Passes<'a> {
 
     /// The critic's values once and its updates, on a trunk like the actor's.
     pub(super) fn critic(&self) -> Work {
-        let sp = self.spec.workers.mesh.sp_of_critic();
-        let tokens = self.tokens(self.batch.prompts_per_step, (self.spec.training.max_logprob_tokens, sp));
-        let (values, update) = (self.forward(tokens, 1.0), self.update().work);
+        let (training, sp) = (&self.spec.training, self.spec.workers.mesh.sp_of_critic());
+        let tokens = self.tokens(self.batch.prompts_per_step, (training.critic_forward_tokens(), sp));
+        // Where it has no budget of its own, its updates take as long as the actor's.
+        let update = match training.roles.and_then(|roles| roles.critic?.max_tokens_per_micro_batch) {
+            Some(budget) => self.update_under((budget, sp)).work,
+            None => self.update().work,
+        };
+        let values = self.forward(tokens, 1.0);
         Work {
             products: values.products - self.head_flop(tokens) + update.products,
             bytes: values.bytes + update.bytes,

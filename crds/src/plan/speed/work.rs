@@ -70,6 +70,19 @@ pub(super) struct Work {
 }
 
 impl Work {
+    /// What comes after it in the same numbers, added.
+    pub(super) fn and(self, next: Self) -> Self {
+        Self {
+            products: self.products + next.products,
+            numbers: self.numbers,
+            bytes: self.bytes + next.bytes,
+            operations: self.operations + next.operations,
+            exchanged: self.exchanged + next.exchanged,
+            moved: self.moved + next.moved,
+            host_seconds: self.host_seconds + next.host_seconds,
+        }
+    }
+
     pub(super) fn in_numbers(numbers: (Precision, MatmulPrecision)) -> Self {
         let none = 0.0;
         Self {

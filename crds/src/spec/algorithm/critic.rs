@@ -10,9 +10,10 @@ pub struct CriticSpec {
     /// Learning rate, constant.
     #[schemars(range(min = 0.0, max = 10.0))]
     pub learning_rate: f64,
-    /// Steps in which only the critic learns, before the actor's first update.
+    /// Steps in which only the critic learns, before the actor's first update; by default the preset's.
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 10000000))]
-    pub warmup_steps: u32,
+    pub warmup_steps: Option<u32>,
     /// How far a prediction may move from the one before the update and still lower the loss.
     #[schemars(range(min = 0.0, max = 1000000.0))]
     pub value_clip: f64,
@@ -21,6 +22,6 @@ pub struct CriticSpec {
 impl Default for CriticSpec {
     /// verl's values.
     fn default() -> Self {
-        Self { learning_rate: 1e-5, warmup_steps: 0, value_clip: 0.5 }
+        Self { learning_rate: 1e-5, warmup_steps: None, value_clip: 0.5 }
     }
 }

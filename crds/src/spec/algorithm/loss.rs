@@ -42,4 +42,13 @@ pub struct LossSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = -10.0, max = 10.0))]
     pub entropy_coefficient: Option<f64>,
+    /// Factor of the mean negative log-likelihood of positive examples, which is added to the loss (VAPO,
+    /// section 4.3); by default the preset's, 0 for none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 10.0))]
+    pub positive_coefficient: Option<f64>,
+    /// Completions with a reward above it are positive examples; by default 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = -1e6, max = 1e6))]
+    pub positive_threshold: Option<f64>,
 }

@@ -82,7 +82,7 @@ fn actor(family: &str, device: Device, compute: Kind) -> Actor {
 /// Two passes over the batch, the second one off-policy, so that what is clipped counts too.
 fn plan(policy: PolicyLoss, max_tokens: usize) -> UpdatePlan {
     let aggregation = Aggregation::TokenMean;
-    let objective = Objective { policy, aggregation, kl: None, entropy_coefficient: 0.01 };
+    let objective = Objective { policy, aggregation, kl: None, entropy_coefficient: 0.01, positive: None };
     UpdatePlan {
         objective,
         groups_per_update: usize::MAX,

@@ -35,7 +35,7 @@ pub use aggregation::{Aggregation, Denominators};
 pub use covariance::{COVARIANCE_HIGH, COVARIANCE_LOW, CovarianceInputs};
 pub use imitation::{ImitationLoss, imitation_loss};
 pub use metrics::LossMetrics;
-pub use objective::{KlTerm, LossInputs, LossOutputs, LossWeights, Objective, PreparedLoss};
+pub use objective::{KlTerm, LossInputs, LossOutputs, LossWeights, Objective, PositiveTerm, PreparedLoss};
 pub use policy::{CLIP_HIGH, CLIP_LOW, LossScope};
 pub use value::{ValueLoss, ValueLossInputs, value_loss};
 
@@ -71,7 +71,7 @@ pub enum LossError {
     /// The loss reads something that was not given.
     #[error("loss {loss} needs {input}, which is missing")]
     Missing {
-        /// Name of the loss in manifests, or `kl`.
+        /// Name of the loss in manifests, or `kl`, `positive`.
         loss: &'static str,
         /// Name of the field of [`LossInputs`].
         input: &'static str,

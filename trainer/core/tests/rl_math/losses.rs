@@ -15,6 +15,7 @@ pub(crate) fn policy_loss(case: &Case) -> Outcome {
         aggregation: aggregation(case, "response_mask")?,
         kl: None,
         entropy_coefficient: 0.0,
+        positive: None,
     };
     let rows = case.rows("response_mask");
     let (logprobs, old_logprobs) = (case.values("log_prob"), case.values("old_log_prob"));

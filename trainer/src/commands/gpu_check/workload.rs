@@ -194,6 +194,7 @@ impl GrpoWorkload {
                 aggregation: Aggregation::TokenMean,
                 kl: Some(KlTerm { estimator: KlEstimator::K3, coefficient: 0.04 }),
                 entropy_coefficient: 0.0,
+                positive: None,
             },
             groups_per_update: self.load.num_prompts,
             num_epochs: 1,

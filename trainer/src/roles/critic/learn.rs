@@ -7,7 +7,7 @@ use rlt_core::packing::PackingError;
 
 use super::Critic;
 use super::pending::PendingSums;
-use crate::parallel::RankError;
+use crate::parallel::{RankError, Ranks};
 use crate::roles::actor::{ActorError, MicroBatch};
 use crate::roles::learner::{Portions, UpdateCounts, update_once};
 
@@ -40,6 +40,8 @@ pub struct CriticReport {
     prediction_sum: f64,
     num_clipped: f64,
     num_tokens: f64,
+    /// Forward and backward passes.
+    num_micro_batches: f64,
     /// How they ended.
     pub updates: UpdateCounts,
     learning_rate: f64,
@@ -47,7 +49,8 @@ pub struct CriticReport {
 
 impl CriticReport {
     /// verl's names: `critic/vf_loss`, `critic/vf_clipfrac`, `critic/vpred_mean`, `critic/grad_norm`,
-    /// `critic/lr`; in half precision `critic/loss_scale` and `critic/num_overflows`.
+    /// `critic/lr`; and `critic/num_micro_batches`; in half precision `critic/loss_scale` and
+    /// `critic/num_overflows`.
     pub fn metrics(&self) -> Metrics {
         let num_updates = self.updates.num_updates();
         let num_tokens = self.num_tokens.max(1.0);
@@ -56,6 +59,7 @@ impl CriticReport {
             ("critic/vf_clipfrac".into(), self.num_clipped / num_tokens),
             ("critic/vpred_mean".into(), self.prediction_sum / num_tokens),
             ("critic/lr".into(), self.learning_rate),
+            ("critic/num_micro_batches".into(), self.num_micro_batches),
         ]);
         metrics.extend(self.updates.metrics("critic"));
         metrics
@@ -102,10 +106,7 @@ impl Critic {
             self.update(batch, row_idxs, portions.max_tokens, targets, &mut report)
         })?;
         report.updates.set_loss_scale(self.loss_scale);
-        let mut sums = vec![report.loss, report.prediction_sum, report.num_clipped, report.num_tokens];
-        self.ranks.all_reduce(&mut [&mut sums])?;
-        [report.loss, report.prediction_sum, report.num_clipped, report.num_tokens] =
-            [sums[0], sums[1], sums[2], sums[3]];
+        report.add_up(&self.ranks)?;
         Ok(report)
     }
 
@@ -173,7 +174,18 @@ struct MicroSums {
 }
 
 impl CriticReport {
+    /// What the updates did on all ranks together.
+    fn add_up(&mut self, ranks: &Ranks) -> Result<(), RankError> {
+        let Self { loss, prediction_sum, num_clipped, num_tokens, num_micro_batches, .. } = self;
+        let all = [loss, prediction_sum, num_clipped, num_tokens, num_micro_batches];
+        let mut sums: Vec<f64> = all.iter().map(|sum| **sum).collect();
+        ranks.all_reduce(&mut [&mut sums])?;
+        all.into_iter().zip(sums).for_each(|(own, of_all)| *own = of_all);
+        Ok(())
+    }
+
     fn add(&mut self, sums: &MicroSums) {
+        self.num_micro_batches += 1.0;
         self.loss += sums.loss;
         self.num_clipped += sums.num_clipped;
         self.prediction_sum += sums.prediction_sum;

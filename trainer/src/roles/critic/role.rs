@@ -21,7 +21,7 @@ pub struct CriticRole {
     pub(crate) plan: Option<CriticPlan>,
     pub(crate) portions: Portions,
     /// Most tokens of a pass without gradients on one rank.
-    pub(crate) max_logprob_tokens: usize,
+    pub(crate) max_forward_tokens: usize,
     pub(crate) context: Rc<StepContext>,
 }
 
@@ -60,7 +60,7 @@ impl CriticRole {
     pub fn value(&self, mut batch: Batch) -> Result<Batch, StepError> {
         let critic = self.critic.as_ref().ok_or(StepError::WithoutCritic)?;
         self.context.end_sampling()?;
-        let values = self.context.measure("values", || critic.values(&batch, self.max_logprob_tokens))?;
+        let values = self.context.measure("values", || critic.values(&batch, self.max_forward_tokens))?;
         batch.values = Some(values);
         Ok(batch)
     }

@@ -21,6 +21,8 @@ use crate::roles::step_context::StepContext;
 /// The policy that the actor is held near.
 pub struct ReferenceRole {
     pub(crate) reference: Reference,
+    /// Most tokens of a pass on one rank.
+    pub(crate) max_forward_tokens: usize,
     pub(crate) controller: KlController,
     /// The KL term of the algorithm.
     pub(crate) kl: Kl,
@@ -117,7 +119,7 @@ impl ReferenceRole {
 
     fn logprobs(&self, actor: &ActorRole, batch: &Batch) -> Result<Vec<f64>, StepError> {
         self.context.end_sampling()?;
-        let (policy, max_tokens) = (&actor.actor, actor.max_logprob_tokens);
+        let (policy, max_tokens) = (&actor.actor, self.max_forward_tokens);
         let scores = self.context.measure("ref", || {
             let scores = match &self.reference {
                 Reference::Frozen(Some(copy)) => policy.score_with(copy, batch, max_tokens),

@@ -193,7 +193,7 @@ pub(super) fn reward_models(
     let device = actor.decoder.device();
     let options = LoadOptions { device, storage: numbers, compute: numbers, trainable: false };
     // Every rank judges whole sequences, also where it shares the tokens of other passes.
-    let max_tokens = (spec.training.max_logprob_tokens as usize).max(longest_sequence);
+    let max_tokens = (spec.training.reward_model_forward_tokens() as usize).max(longest_sequence);
     let offload = Offload::new(spec.training.offload, folder.root());
     let sharing =
         actor.shards().map(|shards| Sharing { mesh: shards.ranks(), offload_to: offload.parameters() });

@@ -13,6 +13,8 @@ pub struct LossMetrics {
     pub kl_loss: f64,
     /// The part's share of the aggregated entropy, before its coefficient, in nats.
     pub entropy: f64,
+    /// The part's share of the loss of positive examples, its coefficient included.
+    pub positive_loss: f64,
     /// Sum of old minus new log-prob over the tokens that count.
     pub ppo_kl_sum: f64,
     /// Counting tokens whose gradient was clipped away.
@@ -25,12 +27,13 @@ pub struct LossMetrics {
 
 impl LossMetrics {
     /// verl's metrics of an update under verl's names. Losses without a clip report a clip fraction of 0.
-    pub fn values(&self) -> [(&'static str, f64); 6] {
+    pub fn values(&self) -> [(&'static str, f64); 7] {
         let mean = |sum: f64| sum / (self.num_tokens as f64 + EPSILON);
         [
             ("actor/pg_loss", self.pg_loss),
             ("actor/kl_loss", self.kl_loss),
             ("actor/entropy", self.entropy),
+            ("actor/positive_loss", self.positive_loss),
             ("actor/ppo_kl", mean(self.ppo_kl_sum)),
             ("actor/pg_clipfrac", mean(self.num_clipped as f64)),
             ("actor/pg_clipfrac_lower", mean(self.num_clipped_lower as f64)),
@@ -40,11 +43,20 @@ impl LossMetrics {
 
 impl AddAssign for LossMetrics {
     fn add_assign(&mut self, other: Self) {
-        let Self { pg_loss, kl_loss, entropy, ppo_kl_sum, num_clipped, num_clipped_lower, num_tokens } =
-            other;
+        let Self {
+            pg_loss,
+            kl_loss,
+            entropy,
+            positive_loss,
+            ppo_kl_sum,
+            num_clipped,
+            num_clipped_lower,
+            num_tokens,
+        } = other;
         self.pg_loss += pg_loss;
         self.kl_loss += kl_loss;
         self.entropy += entropy;
+        self.positive_loss += positive_loss;
         self.ppo_kl_sum += ppo_kl_sum;
         self.num_clipped += num_clipped;
         self.num_clipped_lower += num_clipped_lower;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::policy::{Token, TokenLoss, record};
 use super::sequence::{RowTerm, row_terms};
-use super::{Aggregation, Denominators, LossError, LossMetrics, LossScope, PolicyLoss};
+use super::{Aggregation, Denominators, LossError, LossMetrics, LossScope, PolicyLoss, imitation_loss};
 use crate::declaration::Family;
 use crate::kl::KlEstimator;
 use crate::rows::Rows;
@@ -19,7 +19,18 @@ pub struct KlTerm {
     pub coefficient: f64,
 }
 
-/// loss = agg(policy loss) + kl.coefficient * agg(KL to the reference) - entropy_coefficient * agg(entropy).
+/// A pull to completions with a high reward: VAPO's language-model loss of positive examples (arXiv
+/// 2504.05118, section 4.3).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PositiveTerm {
+    /// Its weight, mu of the paper.
+    pub coefficient: f64,
+    /// Completions with a reward above it are positive examples.
+    pub threshold: f64,
+}
+
+/// loss = agg(policy loss) + kl.coefficient * agg(KL to the reference) - entropy_coefficient * agg(entropy)
+/// + positive.coefficient * mean over tokens of positive examples (-log-prob).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Objective {
     /// What moves the policy.
@@ -31,6 +42,8 @@ pub struct Objective {
     pub kl: Option<KlTerm>,
     /// Weight of the entropy bonus; 0 for none.
     pub entropy_coefficient: f64,
+    /// The pull to completions with a high reward.
+    pub positive: Option<PositiveTerm>,
 }
 
 /// The sequences of one micro-batch and what is known of each of their tokens.
@@ -51,6 +64,9 @@ pub struct LossInputs<'a> {
     pub actor_logprobs: Option<&'a [f64]>,
     /// Tokens chosen by [`PolicyLoss::select_tokens`], for [`LossScope::Batch`].
     pub selected: Option<&'a [bool]>,
+    /// Weight of each token in [`Objective::positive`], by [`Objective::positive_weights`] of the whole
+    /// update.
+    pub positive_weights: Option<&'a [f64]>,
 }
 
 impl<'a> LossInputs<'a> {
@@ -64,6 +80,7 @@ impl<'a> LossInputs<'a> {
             importance_weights: None,
             actor_logprobs: None,
             selected: None,
+            positive_weights: None,
         }
     }
 
@@ -75,6 +92,7 @@ impl<'a> LossInputs<'a> {
             ("ref_logprobs", self.ref_logprobs),
             ("importance_weights", self.importance_weights),
             ("actor_logprobs", self.actor_logprobs),
+            ("positive_weights", self.positive_weights),
         ];
         for (name, slice) in optional {
             slice.map_or(Ok(()), |slice| self.rows.check_tokens(name, slice))?;
@@ -82,6 +100,9 @@ impl<'a> LossInputs<'a> {
         self.selected.map_or(Ok(()), |selected| self.rows.check_tokens("selected", selected))?;
         if objective.kl.is_some() && self.ref_logprobs.is_none() {
             return missing("kl", "ref_logprobs");
+        }
+        if objective.positive.is_some() && self.positive_weights.is_none() {
+            return missing("positive", "positive_weights");
         }
         if objective.policy.scope() == LossScope::Batch && self.selected.is_none() {
             return missing(objective.policy.kind().name(), "selected");
@@ -104,6 +125,23 @@ pub struct LossOutputs {
 }
 
 impl Objective {
+    /// What each token of an update weighs in the loss of positive examples, by the rewards of its rows: the
+    /// coefficient over the number of their tokens, 0 in other completions. `None` without such a term.
+    ///
+    /// # Errors
+    /// When there is not one reward for each row.
+    pub fn positive_weights(&self, rows: &Rows, rewards: &[f64]) -> Result<Option<Vec<f64>>, LossError> {
+        let Some(PositiveTerm { coefficient, threshold }) = self.positive else { return Ok(None) };
+        rows.check_rows("rewards", rewards)?;
+        let is_positive: Vec<bool> = rewards.iter().map(|reward| *reward > threshold).collect();
+        let of_row = |row_idx: usize| if is_positive[row_idx] { rows.valid_len(row_idx) } else { 0 };
+        let num_tokens = (0..rows.num_rows()).map(of_row).sum();
+        let zeros = vec![0.0; rows.num_tokens()];
+        // The derivative of a mean negative log-likelihood is less each token's share of it.
+        let slopes = imitation_loss(rows, &zeros, &is_positive, num_tokens)?.dlogprobs;
+        Ok(Some(slopes.into_iter().map(|slope| -coefficient * slope).collect()))
+    }
+
     /// Everything about a micro-batch that does not depend on the log-probs to come. `batch` counts the whole
     /// batch of the update.
     ///
@@ -226,13 +264,17 @@ impl PreparedLoss<'_> {
             outputs.metrics.kl_loss += weight * kl.estimator.value(logprob, ref_logprob);
             outputs.dlogprobs[at] += weight * kl.coefficient * kl.estimator.gradient(logprob, ref_logprob);
         }
+        if let Some(weights) = self.inputs.positive_weights {
+            outputs.metrics.positive_loss -= weights[token_idx] * logprob;
+            outputs.dlogprobs[at] -= weights[token_idx];
+        }
         outputs.metrics.entropy += weight * entropy;
         outputs.dentropies[at] = -weight * self.objective.entropy_coefficient;
     }
 
     fn total(&self, metrics: &LossMetrics) -> f64 {
         let kl = self.objective.kl.map_or(0.0, |kl| kl.coefficient * metrics.kl_loss);
-        metrics.pg_loss + kl - self.objective.entropy_coefficient * metrics.entropy
+        metrics.pg_loss + kl - self.objective.entropy_coefficient * metrics.entropy + metrics.positive_loss
     }
 
     fn check(

@@ -1,0 +1,47 @@
+//! Policy filtration (PF-PPO, arXiv 2409.06957): the samples of a step are drawn anew before its updates, by
+//! weights that follow from their rewards. Formulas are in `rlt-core`.
+
+use rlt_api::resolved;
+use rlt_api::spec::{ReweightingMethod, ReweightingSpec};
+use rlt_core::batch::Batch;
+use rlt_core::metrics::Metrics;
+use rlt_core::reweighting::{Reweighting, resample};
+
+use crate::data::seeds::SeedUse;
+use crate::roles::Roles;
+
+/// verl's `weight_pow`.
+const DEFAULT_POWER: f64 = 2.0;
+
+/// Draws samples anew; may be nothing at all.
+#[derive(Clone, Copy, Debug)]
+pub struct PolicyFiltration(Option<Reweighting>);
+
+impl PolicyFiltration {
+    /// As the manifest says.
+    pub fn of(algorithm: &resolved::PolicyGradient) -> Self {
+        Self(algorithm.reweighting.map(weights))
+    }
+
+    /// As many samples as `batch` has, with replacement, those of a prompt still side by side. All ranks draw
+    /// the same. Advantages and returns are those of the whole batch: they come before.
+    pub fn draw(&self, roles: &Roles, batch: Batch) -> Batch {
+        let Some(reweighting) = self.0 else { return batch };
+        let step = roles.context().position().num_done;
+        let seed = roles.context().seed(SeedUse::Reweighting, &[step]);
+        let mut row_idxs = resample(&reweighting.weights(&batch.rewards), seed);
+        row_idxs.sort_unstable();
+        let num_distinct = row_idxs.chunk_by(PartialEq::eq).count();
+        let ratio = num_distinct as f64 / row_idxs.len().max(1) as f64;
+        roles.context().record(Metrics::from([("reweighting/distinct_ratio".to_owned(), ratio)]));
+        batch.select(&row_idxs)
+    }
+}
+
+fn weights(ReweightingSpec { method, power }: ReweightingSpec) -> Reweighting {
+    match method {
+        ReweightingMethod::Pow => Reweighting::Pow { power: power.unwrap_or(DEFAULT_POWER) },
+        ReweightingMethod::MaxMin => Reweighting::MaxMin,
+        ReweightingMethod::MaxRandom => Reweighting::MaxRandom,
+    }
+}
