@@ -21,7 +21,7 @@ const TRAINERS: [&str; 8] =
     ["model", "data", "rewards", "algorithm", "rollout", "training", "checkpoint", "tracking"];
 
 /// Fields that resolution turns into a choice between types or into a call: what reading them looks like.
-const TURNED: [(&str, &str); 30] = [
+const TURNED: [(&str, &str); 35] = [
     ("model.path", "ModelSource::Path"),
     ("model.tokenizer.path", "TokenizerSource::Path"),
     ("model.tokenizer.characters", "TokenizerSource::Characters"),
@@ -48,7 +48,12 @@ const TURNED: [(&str, &str); 30] = [
     ("training.optimizer.betas", "betas"),
     ("training.roles.critic.max_tokens_per_micro_batch", "critic_micro_batch_tokens()"),
     ("training.roles.critic.max_forward_tokens", "critic_forward_tokens()"),
+    ("training.roles.critic.offload.parameters", "critic_offload()"),
+    ("training.roles.critic.offload.optimizer", "critic_offload()"),
+    ("training.roles.critic.offload.activations", "critic_offload()"),
     ("training.roles.reference.max_forward_tokens", "reference_forward_tokens()"),
+    ("training.roles.reference.offload_parameters", "reference_is_offloaded()"),
+    ("training.roles.reward_models.offload_parameters", "reward_models_are_offloaded()"),
     ("training.roles.reward_models.max_forward_tokens", "reward_model_forward_tokens()"),
     ("workers.mesh.logprob_sp", "sp_of_logprobs()"),
     ("workers.mesh.critic_sp", "sp_of_critic()"),

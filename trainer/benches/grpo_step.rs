@@ -24,7 +24,7 @@ fn main() -> anyhow::Result<()> {
     shape::prepare()?;
     let actor = subject::actor()?;
     // As a job on the CPU keeps it: in a file.
-    let in_file = || FrozenPolicy::copy_of(&actor, &std::env::temp_dir());
+    let in_file = || FrozenPolicy::copy_of(&actor, &std::env::temp_dir(), false);
     let reference = (!measure::has("--lora")).then(in_file).transpose()?;
     let mut workload = GrpoWorkload::new(actor, reference, LOAD);
     measure::serve(&["step"], |_| {

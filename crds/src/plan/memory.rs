@@ -30,7 +30,7 @@ use serde::Serialize;
 use super::batch::{BatchPlan, FullPass, scored_share};
 use super::model_config::ModelConfig;
 use crate::resolved::ResolvedSpec;
-use crate::spec::{Device, LoraSpec};
+use crate::spec::{Device, LoraSpec, OffloadSpec};
 use activations::Activations;
 pub(super) use roles::has_critic;
 pub(super) use rollout::slice as rollout_slice;
@@ -154,6 +154,10 @@ pub(super) fn trained(spec: &ResolvedSpec, model: &ModelConfig) -> Trained {
     }
 }
 
+/// The terms of passes under a budget of tokens for each of so many ranks, with what of the role is
+/// offloaded.
+type PassTerms<'a> = dyn Fn((u32, u32), OffloadSpec) -> Vec<MemoryTerm> + 'a;
+
 fn elements(tensor: &super::model_config::TensorShape) -> u64 {
     tensor.shape.iter().map(|size| *size as u64).product()
 }
@@ -214,10 +218,14 @@ impl MemoryPlan {
         };
         // A critic passes over the same tokens in micro-batches of its own.
         let critic = roles::has_critic(spec).then(|| mesh.sp_of_critic());
-        let fullest = |own: (u32, u32), of_critic: u32, terms: &dyn Fn((u32, u32)) -> Vec<MemoryTerm>| {
-            critic.map_or_else(|| terms(own), |sp| larger(terms(own), terms((of_critic, sp))))
-        };
         let training = &spec.training;
+        let (offload, offload_of_critic) = (training.offload, training.critic_offload());
+        let fullest = |own: (u32, u32), of_critic: u32, terms: &PassTerms<'_>| {
+            critic.map_or_else(
+                || terms(own, offload),
+                |sp| larger(terms(own, offload), terms((of_critic, sp), offload_of_critic)),
+            )
+        };
         let shards = Shards::new(spec, model, &trained, width);
         let mut resident = resident(spec, model, &trained, &shards, batch);
         resident.push(roles::reward_models(spec, judges, width, &shards));
@@ -240,20 +248,21 @@ impl MemoryPlan {
             // Reference and actor follow each other in passes of the same ranks.
             let tokens = training.max_logprob_tokens.max(training.reference_forward_tokens());
             let own = (tokens, mesh.sp_of_logprobs());
-            let scored = fullest(own, training.critic_forward_tokens(), &|budget| {
+            let scored = fullest(own, training.critic_forward_tokens(), &|budget, _| {
                 logprob(spec, batch, budget, &sharing(budget.1))
             });
             add(Phase::Logprob, [shards.gathered().to_vec(), vec![reference], scored].concat());
         }
+        let offloads_moments = offload.optimizer || (critic.is_some() && offload_of_critic.optimizer);
         // 4 for each trained parameter, or for this rank's part of them; between updates there are none.
         let gradients = term("gradients", FP32 * shards.part_of(trained.num_parameters));
         let own = (training.max_tokens_per_micro_batch, mesh.sp);
-        let update = fullest(own, training.critic_micro_batch_tokens(), &|budget| {
-            update(spec, batch, budget, (&sharing(budget.1), &shards))
+        let update = fullest(own, training.critic_micro_batch_tokens(), &|budget, offload| {
+            update(spec, batch, (budget, offload.activations), (&sharing(budget.1), &shards))
         });
         let shared = [&shards.gathered()[..], &[gradients]].concat();
         add(Phase::Update, [shared, update].concat());
-        add(Phase::Optimizer, [vec![gradients], shards.updated(spec.training.offload.optimizer)].concat());
+        add(Phase::Optimizer, [vec![gradients], shards.updated(offloads_moments)].concat());
         if !on_gpu(spec) {
             phases.iter_mut().for_each(PhaseMemory::lies_on_host);
         }
@@ -316,7 +325,7 @@ fn frozen_width(spec: &ResolvedSpec) -> u64 {
 /// Whether a rank has parts of the model at hand only while it needs them, in the numbers that it computes
 /// with.
 fn comes_in_parts(spec: &ResolvedSpec) -> bool {
-    spec.workers.mesh.dp_shard > 1 || spec.training.offload.parameters
+    spec.workers.mesh.dp_shard > 1 || spec.training.is_any_offloaded()
 }
 
 /// Numbers of one layer that are cast to compute with them: of all projections, or of the adapter alone where
@@ -387,13 +396,12 @@ fn logprob(
 fn update(
     spec: &ResolvedSpec,
     batch: &BatchPlan,
-    budget: (u32, u32),
+    (budget, inputs_rest): ((u32, u32), bool),
     (activations, shards): (&Activations<'_>, &Shards),
 ) -> Vec<MemoryTerm> {
     let share = scored_share(spec, spec.training.prompts_per_update.into(), activations.sp);
     let FullPass { tokens, predicted, .. } = FullPass::new(spec, share, batch.samples_per_prompt, budget);
     let checkpointing = spec.training.activation_checkpointing.unwrap_or(false);
-    let inputs_rest = spec.training.offload.activations;
     let resting = if inputs_rest && on_gpu(spec) { activations.input_bytes_per_token() } else { 0 };
     let of_one_layer = tokens * activations.kept_in_layer(checkpointing);
     let kept = vec![

@@ -120,6 +120,31 @@ impl ResolvedTraining {
         let own = self.roles.and_then(|roles| roles.reward_models?.max_forward_tokens);
         own.unwrap_or(self.max_logprob_tokens)
     }
+
+    /// What of the critic is offloaded.
+    pub fn critic_offload(&self) -> OffloadSpec {
+        self.roles.and_then(|roles| roles.critic?.offload).unwrap_or(self.offload)
+    }
+
+    /// Whether a frozen reference is offloaded.
+    pub fn reference_is_offloaded(&self) -> bool {
+        let own = self.roles.and_then(|roles| roles.reference?.offload_parameters);
+        own.unwrap_or(self.offload.parameters)
+    }
+
+    /// Whether reward models are offloaded.
+    pub fn reward_models_are_offloaded(&self) -> bool {
+        let own = self.roles.and_then(|roles| roles.reward_models?.offload_parameters);
+        own.unwrap_or(self.offload.parameters)
+    }
+
+    /// Whether weights of any role are offloaded: then those of all of them are gathered unit by unit.
+    pub fn is_any_offloaded(&self) -> bool {
+        self.offload.parameters
+            || self.critic_offload().parameters
+            || self.reference_is_offloaded()
+            || self.reward_models_are_offloaded()
+    }
 }
 
 /// Room for a whole group, within limits, and always for two of the longest sequences.

@@ -50,7 +50,16 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         scope: "spec.algorithm",
         at: "kind",
-        reads: &["kind", "advantage", "critic", "loss", "kl", "importanceCorrection", "dynamicSampling", "reweighting"],
+        reads: &[
+            "kind",
+            "advantage",
+            "critic",
+            "loss",
+            "kl",
+            "importanceCorrection",
+            "dynamicSampling",
+            "reweighting",
+        ],
         message: "SFT and preference training use no advantage, critic, loss, kl, importanceCorrection, dynamicSampling or reweighting: \
                   remove them",
         cel: || {

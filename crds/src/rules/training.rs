@@ -64,6 +64,7 @@ const CEL_CRITIC_SP: &str =
 const CRITIC_MICRO_BATCH: &str = "self.training.roles.critic.maxTokensPerMicroBatch";
 const CRITIC_FORWARD: &str = "self.training.roles.critic.maxForwardTokens";
 const REFERENCE_FORWARD: &str = "self.training.roles.reference.maxForwardTokens";
+const REFERENCE_OFFLOAD: &str = "self.training.roles.reference.offloadParameters";
 
 fn at_least_of(spec: &RLTrainingJobSpec, sp: u32) -> String {
     format!("at least {}", longest(spec).div_ceil(sp.into()))
@@ -299,6 +300,35 @@ pub(super) const RULES: &[Rule] = &[
             )
         }),
         allowed: Some(|spec| at_least_of(spec, spec.workers.mesh.sp_of_logprobs())),
+    },
+    Rule {
+        scope: "spec.training",
+        at: "roles.critic.offload.activations",
+        reads: &["roles.critic.offload.activations", "activationCheckpointing"],
+        message: "the critic's offload.activations needs activationCheckpointing: without it layers keep more than their \
+                  inputs",
+        cel: || {
+            "!has(self.roles) || !has(self.roles.critic) || !has(self.roles.critic.offload) || \
+             !self.roles.critic.offload.activations || \
+             (has(self.activationCheckpointing) && self.activationCheckpointing)"
+                .into()
+        },
+        holds: Check::Spec(|spec| {
+            let own = spec.training.critic_tokens().offload;
+            own.is_none_or(|own| !own.activations) || spec.training.activation_checkpointing == Some(true)
+        }),
+        allowed: Some(|_| "false, or activationCheckpointing true".into()),
+    },
+    Rule {
+        scope: "spec",
+        at: "training.roles.reference.offloadParameters",
+        reads: &["training.roles.reference.offloadParameters", "model.lora"],
+        message: "with model.lora the reference has no weights of its own: remove its offloadParameters",
+        cel: || format!("!({}) || !has(self.model.lora)", cel_has(REFERENCE_OFFLOAD)),
+        holds: Check::Spec(|spec| {
+            spec.training.reference_tokens().offload_parameters.is_none() || spec.model.lora.is_none()
+        }),
+        allowed: None,
     },
     Rule {
         scope: "spec",

@@ -39,7 +39,7 @@ pub struct TrainingSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 2, max = 16777216))]
     pub max_logprob_tokens: Option<u32>,
-    /// Token budgets of roles beside the actor; by default the actor's.
+    /// Token budgets and offload of roles beside the actor; by default the actor's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub roles: Option<RolesSpec>,
     /// Numbers in which layers are computed; weights, gradients and optimizer are kept in fp32 where trained.
@@ -103,25 +103,25 @@ impl Default for TrainingSpec {
     }
 }
 
-/// Token budgets of roles beside the actor.
+/// Token budgets and offload of roles beside the actor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct RolesSpec {
     /// The critic's.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub critic: Option<CriticTokensSpec>,
+    pub critic: Option<CriticRoleSpec>,
     /// The reference policy's.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub reference: Option<ScoringTokensSpec>,
+    pub reference: Option<ScoringRoleSpec>,
     /// Those of reward models.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub reward_models: Option<ScoringTokensSpec>,
+    pub reward_models: Option<ScoringRoleSpec>,
 }
 
-/// Token budgets of a role that is trained.
+/// Token budgets and offload of a role that is trained.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct CriticTokensSpec {
+pub struct CriticRoleSpec {
     /// Most tokens of one forward and backward pass (verl's `critic.ppo_max_token_len_per_gpu`), where
     /// `workers.mesh.criticSp` ranks share them; by default `maxTokensPerMicroBatch`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -132,28 +132,36 @@ pub struct CriticTokensSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 2, max = 16777216))]
     pub max_forward_tokens: Option<u32>,
+    /// What of it is offloaded (verl's `critic.model.fsdp_config.param_offload` and `optimizer_offload`); by
+    /// default what of the actor is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offload: Option<OffloadSpec>,
 }
 
-/// The token budget of a role that only scores.
+/// Token budget and offload of a role that only scores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct ScoringTokensSpec {
+pub struct ScoringRoleSpec {
     /// Most tokens of one forward pass (verl's `ref.log_prob_max_token_len_per_gpu` and
     /// `reward_model.forward_max_token_len_per_gpu`); by default `maxLogprobTokens`. Passes of a reward model
     /// hold at least one of the longest sequences.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 2, max = 16777216))]
     pub max_forward_tokens: Option<u32>,
+    /// Whether its weights are offloaded between passes (verl's `ref.fsdp_config.param_offload`); by default
+    /// as those of the actor.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offload_parameters: Option<bool>,
 }
 
 impl TrainingSpec {
     /// The critic's own budgets.
-    pub(crate) fn critic_tokens(&self) -> CriticTokensSpec {
+    pub(crate) fn critic_tokens(&self) -> CriticRoleSpec {
         self.roles.and_then(|roles| roles.critic).unwrap_or_default()
     }
 
     /// The reference policy's own budget.
-    pub(crate) fn reference_tokens(&self) -> ScoringTokensSpec {
+    pub(crate) fn reference_tokens(&self) -> ScoringRoleSpec {
         self.roles.and_then(|roles| roles.reference).unwrap_or_default()
     }
 }

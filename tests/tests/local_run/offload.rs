@@ -43,6 +43,21 @@ fn a_run_in_which_everything_rests_is_the_run_in_which_nothing_does() {
     }
 }
 
+#[test]
+fn a_role_is_offloaded_by_itself_or_stays_by_itself_bit_for_bit() {
+    let staying = Place::new();
+    staying.train(&job(&roles(), false)).expect(0, &[]);
+    for rests in [true, false] {
+        let offload = json!({ "parameters": rests, "optimizer": rests, "activations": rests });
+        let own = json!({ "critic": { "offload": offload }, "reference": { "offloadParameters": rests } });
+        let mut manifest = job(&roles(), !rests);
+        merge(&mut manifest["spec"], json!({ "training": { "roles": own } }));
+        let place = Place::new();
+        place.train(&manifest).expect(0, &[]);
+        assert_same_run(&staying, &place);
+    }
+}
+
 /// With a cold start, after which the reference is in checkpoints too.
 #[test]
 fn a_run_goes_on_with_what_stayed_at_rest_and_back() {

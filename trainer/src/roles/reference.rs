@@ -67,16 +67,16 @@ impl From<Decoder> for FrozenPolicy {
 
 impl FrozenPolicy {
     /// The actor's present weights without its adapter, in shards where the actor is: then all ranks take
-    /// part. On the CPU they lie in a nameless file of `folder` where that can be written: a pass a step
-    /// reads them, and memory is needed for more.
+    /// part, and they are offloaded to `folder` where `is_offloaded`. Else on the CPU they lie in a nameless
+    /// file of `folder` where that can be written: a pass a step reads them, and memory is needed for more.
     ///
     /// # Errors
     /// [`RankError`] when a rank is lost, or there is not enough memory.
-    pub fn copy_of(actor: &Actor, folder: &Path) -> Result<Self, RankError> {
+    pub fn copy_of(actor: &Actor, folder: &Path, is_offloaded: bool) -> Result<Self, RankError> {
         let Some(shards) = actor.shards() else {
             return Ok(Self::from(actor.decoder.frozen_copy()).in_file(folder));
         };
-        let copy = Self::outline_of(actor, shards, folder)?;
+        let copy = Self::outline_of(actor, shards, is_offloaded.then_some(folder))?;
         copy.shards.iter().try_for_each(|own| own.copy_from(shards, |name| name))?;
         Ok(copy.in_file(folder))
     }
@@ -89,7 +89,7 @@ impl FrozenPolicy {
     pub(crate) fn of_checkpoint(
         actor: &Actor,
         checkpoint: &Checkpoint,
-        folder: &Path,
+        (folder, is_offloaded): (&Path, bool),
     ) -> Result<Option<Self>, ReferenceError> {
         let names = actor.decoder.base_parameters();
         if !names.iter().any(|(name, _)| checkpoint.contains(&stored_name(name))) {
@@ -105,7 +105,7 @@ impl FrozenPolicy {
                 Self::from(decoder)
             }
             Some(shards) => {
-                let copy = Self::outline_of(actor, shards, folder)?;
+                let copy = Self::outline_of(actor, shards, is_offloaded.then_some(folder))?;
                 copy.fill_from(checkpoint)?;
                 copy
             }
@@ -113,10 +113,13 @@ impl FrozenPolicy {
         Ok(Some(copy.in_file(folder)))
     }
 
-    /// Shards of zeros, which rest where the actor's do.
-    fn outline_of(actor: &Actor, shards: &ShardedParameters, folder: &Path) -> Result<Self, RankError> {
+    /// Shards of zeros, offloaded to a folder where there is one.
+    fn outline_of(
+        actor: &Actor,
+        shards: &ShardedParameters,
+        offload_to: Option<&Path>,
+    ) -> Result<Self, RankError> {
         let decoder = actor.decoder.frozen_outline();
-        let offload_to = shards.is_offloaded().then_some(folder);
         let shards = ShardedParameters::new(&decoder, shards.ranks(), offload_to)?;
         Ok(Self { decoder, shards: Some(shards) })
     }

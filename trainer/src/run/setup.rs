@@ -166,6 +166,7 @@ fn reference_role(
     ReferenceRole {
         reference,
         max_forward_tokens,
+        is_offloaded: spec.training.reference_is_offloaded(),
         controller: kl_controller(&kl),
         kl,
         is_read: spec.algorithm.reads_reference(),
@@ -189,7 +190,7 @@ fn critic_role(
             optimizer: optimizer_options(spec),
             activation_checkpointing: spec.training.activation_checkpointing.unwrap_or(false),
             max_grad_norm: spec.training.max_grad_norm,
-            offload: Offload::new(spec.training.offload, folder.root()),
+            offload: Offload::new(spec.training.critic_offload(), folder.root()),
         },
         lora: spec.model.lora.clone().map(|lora| (lora, adapter_seed)),
         ranks,

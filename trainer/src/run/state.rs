@@ -255,8 +255,10 @@ fn restore_critic(roles: &mut Roles, checkpoint: &Checkpoint) -> Result<(), Trai
 /// The reference as it was: from the checkpoint where a cold start made it, else it is what the model's
 /// source gave, which `setup` keeps before anything is restored.
 fn restore_reference(run: &Run, roles: &mut Roles, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+    let is_offloaded = roles.reference.is_offloaded;
     let Reference::Frozen(copy) = &mut roles.reference.reference else { return Ok(()) };
-    if let Some(frozen) = FrozenPolicy::of_checkpoint(&roles.actor.actor, checkpoint, run.folder.root())? {
+    let place = (run.folder.root(), is_offloaded);
+    if let Some(frozen) = FrozenPolicy::of_checkpoint(&roles.actor.actor, checkpoint, place)? {
         *copy = Some(Box::new(frozen));
     }
     Ok(())

@@ -37,13 +37,13 @@ pub(super) fn loading(
 /// The reference where it stays: on a GPU or its host. On the CPU it rests in a file while nobody reads it.
 pub(super) fn reference_kept(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) -> MemoryTerm {
     let bytes = if on_gpu(spec) { reference_bytes(spec, model, shards) } else { 0 };
-    kept(spec, REFERENCE, spec.training.offload.parameters, bytes)
+    kept(spec, REFERENCE, spec.training.reference_is_offloaded(), bytes)
 }
 
 /// The reference where it does not stay, while it is read. One that rests comes part by part, in the memory
 /// of the parts.
 pub(super) fn reference_read(spec: &ResolvedSpec, model: &ModelConfig, shards: &Shards) -> MemoryTerm {
-    let stays = on_gpu(spec) || spec.training.offload.parameters;
+    let stays = on_gpu(spec) || spec.training.reference_is_offloaded();
     term(REFERENCE, if stays { 0 } else { reference_bytes(spec, model, shards) })
 }
 
@@ -70,7 +70,7 @@ pub(super) fn critic(
     let has_head = spec.model.lora.is_none() && !model.tie_word_embeddings;
     let head = if has_head { model.vocab_size as u64 * hidden } else { 0 };
     let num_parameters = if has_critic(spec) { trained.num_parameters - head + hidden } else { 0 };
-    let offload = spec.training.offload;
+    let offload = spec.training.critic_offload();
     let part = FP32 * shards.part_of(num_parameters);
     [
         kept(spec, "critic", offload.parameters, part),
@@ -91,7 +91,7 @@ pub(super) fn reward_models(
 ) -> MemoryTerm {
     let part_of = |judge: &ModelConfig| shards.part_of(judge.parameter_count().total());
     let weights = width * judges.iter().map(part_of).sum::<u64>();
-    kept(spec, "reward models", spec.training.offload.parameters, weights)
+    kept(spec, "reward models", spec.training.reward_models_are_offloaded(), weights)
 }
 
 /// A pass of the widest of them over a rank's own samples, and what is gathered of the largest for it.

@@ -2,7 +2,7 @@
 //! its part at rest, and whole parts of the model while they are computed with. Zero where every rank has a
 //! copy of its own at hand.
 
-use super::{FP32, MemoryTerm, Trained, frozen_width, larger, on_gpu, term};
+use super::{FP32, MemoryTerm, Trained, comes_in_parts, frozen_width, larger, on_gpu, term};
 use crate::plan::model_config::ModelConfig;
 use crate::resolved::ResolvedSpec;
 
@@ -13,8 +13,10 @@ const FETCHED: &str = "fetched weights";
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shards {
     dp_shard: u64,
-    /// Whether a rank's part is away while nobody needs it.
+    /// Whether a rank's part of any role is offloaded while nobody needs it.
     rests: bool,
+    /// Whether roles are gathered unit by unit.
+    by_unit: bool,
     /// Of one layer, adapter included.
     layer: u64,
     /// Of embedding, final norm and head.
@@ -44,7 +46,8 @@ impl Shards {
             spec.rollout.precision.is_none_or(|precision| precision == spec.training.precision);
         Self {
             dp_shard: spec.workers.mesh.dp_shard.into(),
-            rests: spec.training.offload.parameters,
+            rests: spec.training.is_any_offloaded(),
+            by_unit: comes_in_parts(spec),
             layer: count.per_layer + adapter_layer,
             outer,
             trained_layer: trained.of_one_layer,
@@ -76,7 +79,7 @@ impl Shards {
 
     /// Whether a rank has parts of the model at hand only while it needs them.
     pub(super) fn comes_in_parts(&self) -> bool {
-        self.dp_shard > 1 || self.rests
+        self.by_unit
     }
 
     /// In a pass what is outside of the layers, the layer that computes and the one that comes next, b bytes

@@ -16,7 +16,7 @@ use crate::plan::batch::{BatchPlan, FullPass, scored_share};
 use crate::plan::machine::Machine;
 use crate::plan::model_config::ModelConfig;
 use crate::resolved::{Preference, ResolvedSpec};
-use crate::spec::{Device, MatmulPrecision, Precision};
+use crate::spec::{Device, MatmulPrecision, OffloadSpec, Precision};
 
 /// Operations of libtorch in a layer's forward pass; a backward pass has twice as many.
 const OPERATIONS_OF_LAYER: f64 = 24.0;
@@ -158,19 +158,25 @@ impl<'a> Passes<'a> {
             None => u8::from(is_off_policy),
         };
         let training = &self.spec.training;
-        let actor = self.forward(passes(training.max_logprob_tokens), own.into());
-        let reference = passes(training.reference_forward_tokens());
-        actor.and(self.forward(reference, u8::from(algorithm.reads_reference()).into()))
+        let offloaded = training.offload.parameters;
+        let tokens = passes(training.max_logprob_tokens);
+        let actor = self.forward(tokens, own.into(), offloaded);
+        let tokens = passes(training.reference_forward_tokens());
+        actor.and(self.forward(
+            tokens,
+            u8::from(algorithm.reads_reference()).into(),
+            training.reference_is_offloaded(),
+        ))
     }
 
-    /// `times` forward passes over the same tokens.
-    fn forward(&self, tokens: Tokens, times: f64) -> Work {
+    /// `times` forward passes over the same tokens, of a role whose weights are offloaded or stay.
+    fn forward(&self, tokens: Tokens, times: f64, is_offloaded: bool) -> Work {
         Work {
             products: times * (self.layers_flop(tokens) + self.head_flop(tokens)),
             bytes: times * self.forward_bytes(tokens),
             operations: times * tokens.num_passes * self.layers() * OPERATIONS_OF_LAYER,
             exchanged: times * self.exchanged(tokens, 1.0),
-            moved: times * self.moved_weights(tokens),
+            moved: if is_offloaded { times * self.moved_weights(tokens) } else { 0.0 },
             host_seconds: times * self.host_seconds(tokens),
             ..Work::in_numbers(self.numbers)
         }
@@ -184,26 +190,25 @@ impl<'a> Passes<'a> {
 
     /// Weights that rest come from the host once a pass.
     fn moved_weights(&self, tokens: Tokens) -> f64 {
-        let rests = self.spec.training.offload.parameters;
         let part = (self.body() + self.head()) / f64::from(self.spec.workers.mesh.dp_shard);
-        if rests { tokens.num_passes * 4.0 * part } else { 0.0 }
+        tokens.num_passes * 4.0 * part
     }
 
     /// All updates of a step.
     pub(super) fn update(&self) -> Update {
-        self.update_under((self.spec.training.max_tokens_per_micro_batch, self.spec.workers.mesh.sp))
+        let budget = (self.spec.training.max_tokens_per_micro_batch, self.spec.workers.mesh.sp);
+        self.update_under(budget, self.spec.training.offload)
     }
 
-    /// The same in micro-batches of a budget for each of so many ranks.
-    fn update_under(&self, budget: (u32, u32)) -> Update {
+    /// The same in micro-batches of a budget for each of so many ranks, with what of the role is offloaded.
+    fn update_under(&self, budget: (u32, u32), rests: OffloadSpec) -> Update {
         let num_updates = self.batch.updates_per_step as f64;
         let tokens = self.tokens(self.spec.training.prompts_per_update.into(), budget);
         let (layers, head) = (self.layers_flop(tokens), self.head_flop(tokens));
         let backward = if self.spec.model.lora.is_some() { 1.0 } else { 2.0 };
         let again = f64::from(u8::from(self.spec.training.activation_checkpointing == Some(true)));
         let own_part = self.trained / f64::from(self.spec.workers.mesh.dp_shard);
-        let forward = self.forward(tokens, 1.0);
-        let rests = self.spec.training.offload;
+        let forward = self.forward(tokens, 1.0, rests.parameters);
         let inputs = tokens.computed * self.layers() * self.model.hidden_size as f64 * self.width();
         let work = Work {
             products: num_updates * ((1.0 + backward + again) * layers + (1.0 + backward) * head),
@@ -234,11 +239,13 @@ impl<'a> Passes<'a> {
         let (training, sp) = (&self.spec.training, self.spec.workers.mesh.sp_of_critic());
         let tokens = self.tokens(self.batch.prompts_per_step, (training.critic_forward_tokens(), sp));
         // Where it has no budget of its own, its updates take as long as the actor's.
-        let update = match training.roles.and_then(|roles| roles.critic?.max_tokens_per_micro_batch) {
-            Some(budget) => self.update_under((budget, sp)).work,
-            None => self.update().work,
+        let offload = training.critic_offload();
+        let budget = match training.roles.and_then(|roles| roles.critic?.max_tokens_per_micro_batch) {
+            Some(budget) => (budget, sp),
+            None => (training.max_tokens_per_micro_batch, self.spec.workers.mesh.sp),
         };
-        let values = self.forward(tokens, 1.0);
+        let update = self.update_under(budget, offload).work;
+        let values = self.forward(tokens, 1.0, offload.parameters);
         Work {
             products: values.products - self.head_flop(tokens) + update.products,
             bytes: values.bytes + update.bytes,

@@ -141,7 +141,8 @@ fn train(case: Case, ranks: &Ranks, dp_shard: usize) -> Vec<f64> {
 fn train_actor(case: Case, mut actor: Actor) -> Vec<f64> {
     let batch = batch();
     let folder = tempfile::tempdir().unwrap();
-    let reference = FrozenPolicy::copy_of(&actor, folder.path()).unwrap();
+    let is_offloaded = actor.shards().is_some_and(ShardedParameters::is_offloaded);
+    let reference = FrozenPolicy::copy_of(&actor, folder.path(), is_offloaded).unwrap();
     let mut numbers = Vec::new();
     for step in 0..5 {
         let report = update(&mut actor, &batch, &plan(case, step)).unwrap();

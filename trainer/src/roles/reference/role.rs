@@ -23,6 +23,8 @@ pub struct ReferenceRole {
     pub(crate) reference: Reference,
     /// Most tokens of a pass on one rank.
     pub(crate) max_forward_tokens: usize,
+    /// Whether a frozen copy is offloaded between passes.
+    pub(crate) is_offloaded: bool,
     pub(crate) controller: KlController,
     /// The KL term of the algorithm.
     pub(crate) kl: Kl,
@@ -164,7 +166,7 @@ impl ReferenceRole {
     /// Keeps a copy of the present weights as the reference, where the algorithm needs one and has none.
     pub(crate) fn freeze(&mut self, actor: &ActorRole, folder: &Path) -> Result<(), RankError> {
         if let Reference::Frozen(copy @ None) = &mut self.reference {
-            *copy = Some(Box::new(FrozenPolicy::copy_of(&actor.actor, folder)?));
+            *copy = Some(Box::new(FrozenPolicy::copy_of(&actor.actor, folder, self.is_offloaded)?));
         }
         Ok(())
     }

@@ -45,8 +45,8 @@ fn weights_seed(spec: &ResolvedSpec) -> u64 {
     seed(spec.training.seed, SeedUse::Weights, &[])
 }
 
-/// The actor, whole or this rank's part of it. One whose parameters rest comes part by part too, if only from
-/// there.
+/// The actor, whole or this rank's shard of it. Where weights of any role are offloaded, those of all are
+/// gathered unit by unit, if only from here.
 pub(super) fn actor(
     spec: &ResolvedSpec,
     weights: &Weights,
@@ -57,7 +57,7 @@ pub(super) fn actor(
     let ranks = &pass_ranks.updates;
     let training = &spec.training;
     let offload = Offload::new(training.offload, folder.root());
-    let comes_in_parts = spec.workers.mesh.dp_shard > 1 || offload.parameters().is_some();
+    let comes_in_parts = spec.workers.mesh.dp_shard > 1 || training.is_any_offloaded();
     let decoder = decoder(spec, weights, device, comes_in_parts)?;
     let shards = comes_in_parts.then(|| shards(spec, weights, &decoder, ranks, &offload)).transpose()?;
     let trained = shards.as_ref().map_or_else(|| decoder.trainable_parameters(), ShardedParameters::pieces);
@@ -145,7 +145,10 @@ pub(super) fn reference(
         (false, _, _) => Reference::None,
         (true, Some(_), _) => Reference::AdapterOff,
         (true, None, Some(_)) => Reference::Frozen(None),
-        (true, None, None) => Reference::Frozen(Some(Box::new(FrozenPolicy::copy_of(actor, folder.root())?))),
+        (true, None, None) => {
+            let is_offloaded = spec.training.reference_is_offloaded();
+            Reference::Frozen(Some(Box::new(FrozenPolicy::copy_of(actor, folder.root(), is_offloaded)?)))
+        }
     })
 }
 
@@ -178,8 +181,7 @@ pub(super) fn commits(
     of_policy.into_iter().chain(of_rewards).collect()
 }
 
-/// The reward models, frozen, in the numbers in which the policy computes, in shards where the actor is,
-/// which rest where its do.
+/// The reward models, frozen, in the dtype in which the policy computes, in shards where the actor is.
 pub(super) fn reward_models(
     spec: &ResolvedSpec,
     folders: &[PathBuf],
@@ -194,9 +196,8 @@ pub(super) fn reward_models(
     let options = LoadOptions { device, storage: numbers, compute: numbers, trainable: false };
     // Every rank judges whole sequences, also where it shares the tokens of other passes.
     let max_tokens = (spec.training.reward_model_forward_tokens() as usize).max(longest_sequence);
-    let offload = Offload::new(spec.training.offload, folder.root());
-    let sharing =
-        actor.shards().map(|shards| Sharing { mesh: shards.ranks(), offload_to: offload.parameters() });
+    let offload_to = spec.training.reward_models_are_offloaded().then_some(folder.root());
+    let sharing = actor.shards().map(|shards| Sharing { mesh: shards.ranks(), offload_to });
     let ranks = (actor.ranks(), sharing);
     Ok(RewardModels::load((&spec.rewards.functions, folders), policy, max_tokens, &options, ranks)?)
 }

@@ -54,7 +54,7 @@ fn lacks_memory(config: &ModelConfig) -> Result<Option<String>, Failure> {
 
 fn times(config: &ModelConfig, load: GrpoLoad) -> Result<GrpoTimes, Failure> {
     let (actor, folder) = (actor(config)?, tempfile::tempdir()?);
-    let reference = FrozenPolicy::copy_of(&actor, folder.path())?;
+    let reference = FrozenPolicy::copy_of(&actor, folder.path(), false)?;
     let mut workload = GrpoWorkload::new(actor, Some(reference), load);
     workload.step()?;
     let rounds = (0..ROUNDS).map(|_| workload.step()).collect::<Result<Vec<_>, _>>()?;
