@@ -1,7 +1,7 @@
 //! The rules of `spec.rewards`.
 
 use super::{Check, Rule, cel_list, cel_samples_nothing};
-use crate::spec::RewardKind;
+use crate::spec::{JudgeSpec, RewardKind};
 
 const WITH_PATTERN: &[RewardKind] = &[RewardKind::Regex, RewardKind::Format];
 const WITH_SERVER: &[RewardKind] =
@@ -144,7 +144,13 @@ pub(super) const RULES: &[Rule] = &[
         at: "minScore",
         reads: &["minScore", "maxScore"],
         message: "minScore must be below maxScore",
-        cel: || "self.minScore < self.maxScore".into(),
+        // Defaults of list items are not in the schema.
+        cel: || {
+            let (min, max) = (0.0, JudgeSpec::default_max_score());
+            format!(
+                "(has(self.minScore) ? self.minScore : {min:.1}) < (has(self.maxScore) ? self.maxScore : {max:.1})"
+            )
+        },
         holds: Check::RewardFunction(|function| {
             function.judge.as_ref().is_none_or(|judge| judge.min_score < judge.max_score)
         }),

@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn selected_rows_keep_all_that_is_known_of_them() {
-        let batch = batch(false);
+        let batch = batch(&[]);
         let mask = vec![true, false, true, true, true, true];
         let rows = batch.rows.with_mask(mask).unwrap();
         let batch = Batch { values: Some((0..6).map(f64::from).collect()), rows, ..batch };

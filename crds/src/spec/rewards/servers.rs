@@ -170,7 +170,7 @@ impl JudgeSpec {
     fn default_pattern() -> String {
         r"\[\[\s*(-?[0-9]+(?:\.[0-9]+)?)\s*\]\]".into()
     }
-    fn default_max_score() -> f64 {
+    pub(crate) fn default_max_score() -> f64 {
         10.0
     }
     fn default_max_tokens() -> u32 {
