@@ -13,7 +13,7 @@ const EXAMPLES: &str = "\
 Examples:
   rlctl run examples/quickstart/job.yaml          train here, into runs/quickstart
   rlctl validate -f job.yaml                      list everything that is wrong with a manifest
-  rlctl data -f job.yaml                          show ten rows of data as the training will see them
+  rlctl data -f job.yaml                          show ten rows as the training will see them
   rlctl plan -f job.yaml                          show batches, workers and memory of a job
   rlctl plan -f job.yaml --model-config config.json -o json
   rlctl plan -f job.yaml -o yaml                  print the objects that the operator would make
