@@ -32,9 +32,16 @@ pub(crate) fn train(count: u32, changes: &Value) -> Place {
 
 /// What depends on the machine, or on how rows are dealt out.
 fn is_own(name: &str) -> bool {
-    ["timing_s/", "perf/", "timestamp", "training/num_micro_batches", "rollout/kv_cache_gb"]
-        .iter()
-        .any(|prefix| name.starts_with(prefix))
+    [
+        "timing_s/",
+        "perf/",
+        "timestamp",
+        "training/num_micro_batches",
+        "critic/num_micro_batches",
+        "rollout/kv_cache_gb",
+    ]
+    .iter()
+    .any(|prefix| name.starts_with(prefix))
 }
 
 fn weights(place: &Place) -> BTreeMap<String, Vec<f64>> {

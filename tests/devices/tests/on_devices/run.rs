@@ -103,9 +103,16 @@ impl Run {
 
 /// What depends on the machine, or on how rows are dealt out.
 fn is_own(name: &str) -> bool {
-    ["timing_s/", "perf/", "timestamp", "training/num_micro_batches", "rollout/kv_cache_gb"]
-        .iter()
-        .any(|prefix| name.starts_with(prefix))
+    [
+        "timing_s/",
+        "perf/",
+        "timestamp",
+        "training/num_micro_batches",
+        "critic/num_micro_batches",
+        "rollout/kv_cache_gb",
+    ]
+    .iter()
+    .any(|prefix| name.starts_with(prefix))
 }
 
 /// The largest difference between two runs, over all metrics of all steps and all weights, relative above 1.
