@@ -14,6 +14,21 @@ use std::sync::OnceLock;
 
 pub use tiny::tiny_job;
 
+/// Whether a metric depends on the machine, or on how rows are dealt out to ranks: two runs of one job may
+/// differ in it.
+pub fn depends_on_machine(metric: &str) -> bool {
+    [
+        "timing_s/",
+        "perf/",
+        "timestamp",
+        "training/num_micro_batches",
+        "critic/num_micro_batches",
+        "rollout/kv_cache_gb",
+    ]
+    .iter()
+    .any(|prefix| metric.starts_with(prefix))
+}
+
 /// One source file of the workspace.
 #[derive(Debug)]
 pub struct SourceFile {

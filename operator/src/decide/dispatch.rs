@@ -39,23 +39,10 @@ pub fn dispatch(
 mod tests {
     use std::sync::Arc;
 
+    use super::super::fixtures::{asked, waiting};
     use super::*;
     use crate::queue::{NO_QUEUE, Workload};
     use crate::worker::Explanation;
-
-    fn asked(workload: Option<Workload>) -> Queueing {
-        Queueing {
-            queue: Some("team".into()),
-            is_served: true,
-            workload: workload.map(Arc::new),
-            wanted: Some("d".into()),
-            ..NO_QUEUE
-        }
-    }
-
-    fn waiting() -> Workload {
-        Workload { name: "w".into(), uid: "w".into(), digest: Some("d".into()), ..Workload::default() }
-    }
 
     fn action(queueing: &Queueing) -> Option<WorkloadAction> {
         dispatch(queueing, &RLTrainingJobStatus::default(), false)

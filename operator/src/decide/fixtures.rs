@@ -1,10 +1,13 @@
 //! Jobs and workers for the tests of decisions.
 
+use std::sync::Arc;
+
 use rlt_api::spec::Device;
 use serde_json::{Value, json};
 
 use crate::job::Job;
 use crate::prepare::Prepared;
+use crate::queue::{NO_QUEUE, Queueing, Workload};
 use crate::worker::{Exit, Worker};
 use crate::worker_id::{GroupName, WorkerId};
 
@@ -45,6 +48,22 @@ pub(crate) fn worker(idx: u32, attempt: u32) -> Worker {
         attempt,
         ..Worker::default()
     }
+}
+
+/// What a queue says of a job that asks it, with this Workload.
+pub(crate) fn asked(workload: Option<Workload>) -> Queueing {
+    Queueing {
+        queue: Some("team".into()),
+        is_served: true,
+        workload: workload.map(Arc::new),
+        wanted: Some("d".into()),
+        ..NO_QUEUE
+    }
+}
+
+/// A Workload that waits for quota.
+pub(crate) fn waiting() -> Workload {
+    Workload { name: "w".into(), uid: "w".into(), digest: Some("d".into()), ..Workload::default() }
 }
 
 /// The indices of workers of the first group.

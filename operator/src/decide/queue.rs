@@ -108,26 +108,11 @@ mod tests {
     use rlt_api::status::{ConditionStatus, ConditionType, RLTrainingJobStatus};
     use serde_json::json;
 
-    use super::super::fixtures::{indices, prepared, worker};
+    use super::super::fixtures::{asked, indices, prepared, waiting, worker};
     use super::super::{ReconcileInput, decide};
     use super::*;
     use crate::nodes::{NodeState, NodeStates};
-    use crate::queue::NO_QUEUE;
     use crate::worker::{Explanation, Worker, WorkerPhase};
-
-    fn asked(workload: Option<Workload>) -> Queueing {
-        Queueing {
-            queue: Some("team".into()),
-            is_served: true,
-            workload: workload.map(Arc::new),
-            wanted: Some("d".into()),
-            ..NO_QUEUE
-        }
-    }
-
-    fn waiting() -> Workload {
-        Workload { name: "w".into(), uid: "w".into(), digest: Some("d".into()), ..Workload::default() }
-    }
 
     fn admitted() -> Workload {
         Workload { has_quota: true, is_admitted: true, ..waiting() }

@@ -30,20 +30,6 @@ pub(crate) fn train(count: u32, changes: &Value) -> Place {
     place
 }
 
-/// What depends on the machine, or on how rows are dealt out.
-fn is_own(name: &str) -> bool {
-    [
-        "timing_s/",
-        "perf/",
-        "timestamp",
-        "training/num_micro_batches",
-        "critic/num_micro_batches",
-        "rollout/kv_cache_gb",
-    ]
-    .iter()
-    .any(|prefix| name.starts_with(prefix))
-}
-
 fn weights(place: &Place) -> BTreeMap<String, Vec<f64>> {
     let bytes = place.weights();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
@@ -61,7 +47,12 @@ pub(crate) fn difference(one: &Place, many: &Place) -> f64 {
     assert_eq!(one_steps.len(), many_steps.len());
     for (one, many) in one_steps.iter().zip(&many_steps) {
         let names = |step: &Value| -> Vec<String> {
-            step.as_object().unwrap().keys().filter(|name| !is_own(name)).cloned().collect()
+            step.as_object()
+                .unwrap()
+                .keys()
+                .filter(|name| !rlt_tests::depends_on_machine(name))
+                .cloned()
+                .collect()
         };
         // A run that ends earlier evaluates there.
         let without_evaluation = |step| names(step).into_iter().filter(|name| !name.starts_with("val-"));

@@ -106,7 +106,7 @@ pub(super) fn kept(
     [weights((model, &slice), width, shards), vec![kv_cache((spec, memory), &slice, batch, width)]].concat()
 }
 
-/// What is packed, and embeddings, b v h of the whole model, where the rank's own come and go.
+/// What is packed, and where parameters are sharded the embeddings of the whole model as well (b v h).
 fn weights((model, slice): (&ModelConfig, &ModelConfig), width: u64, shards: &Shards) -> Vec<MemoryTerm> {
     let embeddings = if shards.comes_in_parts() { (model.vocab_size * model.hidden_size) as u64 } else { 0 };
     vec![

@@ -101,20 +101,6 @@ impl Run {
     }
 }
 
-/// What depends on the machine, or on how rows are dealt out.
-fn is_own(name: &str) -> bool {
-    [
-        "timing_s/",
-        "perf/",
-        "timestamp",
-        "training/num_micro_batches",
-        "critic/num_micro_batches",
-        "rollout/kv_cache_gb",
-    ]
-    .iter()
-    .any(|prefix| name.starts_with(prefix))
-}
-
 /// The largest difference between two runs, over all metrics of all steps and all weights, relative above 1.
 #[track_caller]
 pub(crate) fn difference(one: &Run, other: &Run) -> f64 {
@@ -122,7 +108,9 @@ pub(crate) fn difference(one: &Run, other: &Run) -> f64 {
     assert_eq!(steps.len(), others.len());
     let mut largest = 0.0_f64;
     for (step, other) in steps.iter().zip(&others) {
-        for (name, value) in step.as_object().unwrap().iter().filter(|(name, _)| !is_own(name)) {
+        for (name, value) in
+            step.as_object().unwrap().iter().filter(|(name, _)| !rlt_tests::depends_on_machine(name))
+        {
             let (Some(value), Some(other)) = (value.as_f64(), other[name].as_f64()) else { continue };
             largest = largest.max((value - other).abs() / value.abs().max(1.0));
         }

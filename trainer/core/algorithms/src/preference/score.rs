@@ -20,6 +20,41 @@ const DISCOPOP_TAU: Parameter = Parameter::number(
 /// Least label smoothing of [`ExoPair`]: its log is taken.
 const LEAST_SMOOTHING: f64 = 1e-3;
 
+/// A loss of the difference of two scores alone.
+pub(super) trait ScoreFormula {
+    /// The factor of the scores.
+    fn beta(&self) -> f64;
+
+    /// Whether scores are divided by the lengths of their completions.
+    fn is_per_token(&self) -> bool {
+        false
+    }
+
+    /// The loss at x, and its slope by x.
+    fn at(&self, x: f64) -> (f64, f64);
+}
+
+impl<F: ScoreFormula> PairFormula for F {
+    fn pair(&self, chosen: &Side, rejected: &Side, divergence: Divergence) -> PairLoss {
+        let beta = ScoreFormula::beta(self);
+        let len = |side: &Side| if self.is_per_token() { side.num_tokens.max(1.0) } else { 1.0 };
+        let (chosen_len, rejected_len) = (len(chosen), len(rejected));
+        let (chosen, chosen_slope) = divergence.score(chosen.log_ratio);
+        let (rejected, rejected_slope) = divergence.score(rejected.log_ratio);
+        let x = beta * (chosen / chosen_len - rejected / rejected_len);
+        let slopes = (beta * chosen_slope / chosen_len, beta * rejected_slope / rejected_len);
+        PairLoss::of_difference(self.at(x), slopes.0, slopes.1)
+    }
+
+    fn takes_divergence(&self) -> bool {
+        true
+    }
+
+    fn beta(&self) -> f64 {
+        ScoreFormula::beta(self)
+    }
+}
+
 formula! {
     /// Direct preference optimization (<https://arxiv.org/abs/2305.18290>).
     ///
@@ -30,21 +65,13 @@ formula! {
     }
 }
 
-impl PairFormula for Sigmoid {
-    fn pair(&self, chosen: &Side, rejected: &Side, divergence: Divergence) -> PairLoss {
-        let (chosen, chosen_slope) = divergence.score(chosen.log_ratio);
-        let (rejected, rejected_slope) = divergence.score(rejected.log_ratio);
-        let x = self.beta * (chosen - rejected);
-        let (value, slope) = smoothed_logistic(x, 0.0);
-        PairLoss::of_difference((value, slope), self.beta * chosen_slope, self.beta * rejected_slope)
-    }
-
-    fn takes_divergence(&self) -> bool {
-        true
-    }
-
+impl ScoreFormula for Sigmoid {
     fn beta(&self) -> f64 {
         self.beta
+    }
+
+    fn at(&self, x: f64) -> (f64, f64) {
+        smoothed_logistic(x, 0.0)
     }
 }
 
@@ -58,22 +85,17 @@ formula! {
     }
 }
 
-impl PairFormula for SigmoidNorm {
-    fn pair(&self, chosen: &Side, rejected: &Side, divergence: Divergence) -> PairLoss {
-        let (chosen_len, rejected_len) = (chosen.num_tokens.max(1.0), rejected.num_tokens.max(1.0));
-        let (chosen, chosen_slope) = divergence.score(chosen.log_ratio);
-        let (rejected, rejected_slope) = divergence.score(rejected.log_ratio);
-        let x = self.beta * (chosen / chosen_len - rejected / rejected_len);
-        let slopes = (self.beta * chosen_slope / chosen_len, self.beta * rejected_slope / rejected_len);
-        PairLoss::of_difference(smoothed_logistic(x, 0.0), slopes.0, slopes.1)
+impl ScoreFormula for SigmoidNorm {
+    fn beta(&self) -> f64 {
+        self.beta
     }
 
-    fn takes_divergence(&self) -> bool {
+    fn is_per_token(&self) -> bool {
         true
     }
 
-    fn beta(&self) -> f64 {
-        self.beta
+    fn at(&self, x: f64) -> (f64, f64) {
+        smoothed_logistic(x, 0.0)
     }
 }
 
@@ -87,21 +109,13 @@ formula! {
     }
 }
 
-impl PairFormula for Hinge {
-    fn pair(&self, chosen: &Side, rejected: &Side, divergence: Divergence) -> PairLoss {
-        let (chosen, chosen_slope) = divergence.score(chosen.log_ratio);
-        let (rejected, rejected_slope) = divergence.score(rejected.log_ratio);
-        let x = self.beta * (chosen - rejected);
-        let (value, slope) = if x < 1.0 { (1.0 - x, -1.0) } else { (0.0, 0.0) };
-        PairLoss::of_difference((value, slope), self.beta * chosen_slope, self.beta * rejected_slope)
-    }
-
-    fn takes_divergence(&self) -> bool {
-        true
-    }
-
+impl ScoreFormula for Hinge {
     fn beta(&self) -> f64 {
         self.beta
+    }
+
+    fn at(&self, x: f64) -> (f64, f64) {
+        if x < 1.0 { (1.0 - x, -1.0) } else { (0.0, 0.0) }
     }
 }
 
@@ -146,23 +160,16 @@ formula! {
     }
 }
 
-impl PairFormula for Robust {
-    fn pair(&self, chosen: &Side, rejected: &Side, divergence: Divergence) -> PairLoss {
-        let (chosen, chosen_slope) = divergence.score(chosen.log_ratio);
-        let (rejected, rejected_slope) = divergence.score(rejected.log_ratio);
-        let x = self.beta * (chosen - rejected);
+impl ScoreFormula for Robust {
+    fn beta(&self) -> f64 {
+        self.beta
+    }
+
+    fn at(&self, x: f64) -> (f64, f64) {
         let (s, scale) = (self.label_smoothing, 1.0 - 2.0 * self.label_smoothing);
         let value = (-(1.0 - s) * log_sigmoid(x) + s * log_sigmoid(-x)) / scale;
         let slope = (-(1.0 - s) * sigmoid(-x) - s * sigmoid(x)) / scale;
-        PairLoss::of_difference((value, slope), self.beta * chosen_slope, self.beta * rejected_slope)
-    }
-
-    fn takes_divergence(&self) -> bool {
-        true
-    }
-
-    fn beta(&self) -> f64 {
-        self.beta
+        (value, slope)
     }
 }
 
@@ -178,24 +185,17 @@ formula! {
     }
 }
 
-impl PairFormula for ExoPair {
-    fn pair(&self, chosen: &Side, rejected: &Side, divergence: Divergence) -> PairLoss {
-        let (chosen, chosen_slope) = divergence.score(chosen.log_ratio);
-        let (rejected, rejected_slope) = divergence.score(rejected.log_ratio);
-        let x = self.beta * (chosen - rejected);
+impl ScoreFormula for ExoPair {
+    fn beta(&self) -> f64 {
+        self.beta
+    }
+
+    fn at(&self, x: f64) -> (f64, f64) {
         let s = if self.label_smoothing > 0.0 { self.label_smoothing } else { LEAST_SMOOTHING };
         let (log_right, log_wrong) = ((-s).ln_1p(), s.ln());
         let value = sigmoid(x) * (log_sigmoid(x) - log_right) + sigmoid(-x) * (log_sigmoid(-x) - log_wrong);
         let slope = sigmoid_slope(x) * (x - log_right + log_wrong);
-        PairLoss::of_difference((value, slope), self.beta * chosen_slope, self.beta * rejected_slope)
-    }
-
-    fn takes_divergence(&self) -> bool {
-        true
-    }
-
-    fn beta(&self) -> f64 {
-        self.beta
+        (value, slope)
     }
 }
 
@@ -211,24 +211,17 @@ formula! {
     }
 }
 
-impl PairFormula for DiscoPop {
-    fn pair(&self, chosen: &Side, rejected: &Side, divergence: Divergence) -> PairLoss {
-        let (chosen, chosen_slope) = divergence.score(chosen.log_ratio);
-        let (rejected, rejected_slope) = divergence.score(rejected.log_ratio);
-        let x = self.beta * (chosen - rejected);
+impl ScoreFormula for DiscoPop {
+    fn beta(&self) -> f64 {
+        self.beta
+    }
+
+    fn at(&self, x: f64) -> (f64, f64) {
         let blend = sigmoid(x / self.tau);
         let (logistic, exponential) = (-log_sigmoid(x), (-x).exp());
         let value = logistic * (1.0 - blend) + exponential * blend;
         let blending = sigmoid_slope(x / self.tau) / self.tau * (exponential - logistic);
         let slope = -sigmoid(-x) * (1.0 - blend) - exponential * blend + blending;
-        PairLoss::of_difference((value, slope), self.beta * chosen_slope, self.beta * rejected_slope)
-    }
-
-    fn takes_divergence(&self) -> bool {
-        true
-    }
-
-    fn beta(&self) -> f64 {
-        self.beta
+        (value, slope)
     }
 }
