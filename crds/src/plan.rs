@@ -32,7 +32,7 @@ pub use memory::{MemoryPlan, MemoryTerm, Phase, PhaseMemory, Place};
 pub use restarts::{restarts_in, restarts_line, retries_left};
 pub use speed::{Bound, MeanLengths, PhaseSpeed, SpeedPlan, UnfitLength};
 pub use workers::{
-    EnvironmentVariable, Mesh, Misfit, RENDEZVOUS_PORT, TRAINER_GROUP, WorkerGroup, check_model,
+    EnvironmentVariable, Mesh, Misfit, RENDEZVOUS_PORT, SPARE_GROUP, TRAINER_GROUP, WorkerGroup, check_model,
 };
 pub(crate) use workers::{deals_out_heads, legal_degrees, slices_layers};
 
@@ -172,7 +172,9 @@ fn plan_for(
         let adapter = if spec.model.lora.is_some() { trained.num_parameters } else { 0 };
         Parameters { total: model.parameter_count().total() + adapter, trainable: trained.num_parameters }
     });
-    let worker_groups = vec![WorkerGroup::trainer(job.name(), &spec.workers, device)];
+    let trainer = WorkerGroup::trainer(job.name(), &spec.workers, device);
+    let spares = WorkerGroup::spares(job.name(), &spec.workers, device);
+    let worker_groups = [trainer].into_iter().chain(spares).collect();
     let (job, failure_policy) = (job.name().to_owned(), spec.run_policy.failure_policy.clone());
     Plan { job, mesh, worker_groups, batch, parameters, choices, memory, fit, speed, failure_policy }
 }

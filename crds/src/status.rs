@@ -78,6 +78,16 @@ pub struct RLTrainingJobStatus {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("additionalProperties" = {"type": "integer", "minimum": 0}, "maxProperties" = 16))]
     pub failures_by_node: BTreeMap<String, u32>,
+    /// Whether the attempt is started in the pods of the one before, with spares in place of lost ones.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub attempt_in_place: bool,
+    /// The spares that took the ranks of lost workers and have them in this attempt.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(
+        length(max = 64),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["worker"])
+    )]
+    pub promoted_spares: Vec<PromotedSpareStatus>,
     /// Why the attempt's workers are being stopped because of a node; they save a checkpoint and start again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evacuation: Option<EvacuationStatus>,
@@ -303,6 +313,17 @@ pub struct DomainStatus {
     pub name: String,
     /// Neighbours by index, such as `0-3`.
     pub workers: String,
+}
+
+/// A spare that took the ranks of a lost worker.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PromotedSpareStatus {
+    /// The index of the worker that it replaces.
+    pub worker: u32,
+    /// Its pod.
+    #[schemars(length(max = 253))]
+    pub pod: String,
 }
 
 /// A worker that is stopped because of its node.

@@ -1,5 +1,6 @@
 //! What is known about a job, from memory alone: no call is made here.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use futures::stream::{self, BoxStream, StreamExt as _};
@@ -10,7 +11,7 @@ use crate::decide::Report;
 use crate::job::Job;
 use crate::nodes::NodeStates;
 use crate::queue::{self, Queueing};
-use crate::worker::{JobKey, Worker};
+use crate::worker::{JobKey, Launcher, Worker};
 use crate::written::Current;
 
 /// What is known about a job.
@@ -37,6 +38,14 @@ pub trait Reports: Send + Sync + std::fmt::Debug {
     fn changes(&self) -> BoxStream<'static, ObjectRef<Job>> {
         stream::pending().boxed()
     }
+
+    /// What the launchers of a job's pods said last, by the UID of their pods.
+    fn launchers(&self, _job: &JobKey) -> BTreeMap<Arc<str>, Launcher> {
+        BTreeMap::new()
+    }
+
+    /// Lets the launchers of a job know that no attempt follows.
+    fn end_launchers(&self, _job: &JobKey) {}
 
     /// Forgets a job that is gone.
     fn forget(&self, _job: &JobKey) {}
@@ -67,7 +76,13 @@ pub fn observe(context: &Context, job: &Job) -> Option<Observed> {
     }
     let current = context.written.current(job)?;
     let key = job.key();
-    let workers = context.index.workers(&key);
+    let mut workers = context.index.workers(&key);
+    let launchers = context.reports.launchers(&key);
+    for worker in &mut workers {
+        if let Some(launcher) = launchers.get(&worker.uid) {
+            Arc::make_mut(worker).launcher = Some(Box::new(launcher.clone()));
+        }
+    }
     Some(Observed {
         current,
         nodes: context.index.nodes.of(&workers),

@@ -7,6 +7,8 @@
 //!                           v
 //!                        Reports -- released at most once in 10 s --> reconcile -> status
 //! ```
+//! Launchers of pods that may be given another attempt ask by the same way what to run (`launchers.rs`).
+//!
 //! Only the leader serves: it names itself in the EndpointSlice of the channel's Service. A standby could
 //! take reports, but would have to pass them on; and since every report carries the whole state, a change of
 //! leader costs one report.
@@ -19,6 +21,7 @@ mod certificates;
 mod connections;
 mod endpoint;
 mod identity;
+mod launchers;
 mod rate;
 mod release;
 mod reports;
@@ -34,7 +37,7 @@ pub use identity::{Authenticator, PodIdentity, ReviewError, Reviewer, TokenRevie
 pub use reports::{JobReport, Reports};
 pub use secret::{SecretError, certificates};
 pub use server::{ServeError, serve};
-pub use service::{ChannelService, ReportingWorker, UnknownWorker, Workers};
+pub use service::{ChannelService, FollowingPod, ReportingWorker, UnknownWorker, Workers};
 pub use status::KnownWorkers;
 
 /// The port on which the channel is served.

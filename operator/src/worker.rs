@@ -5,6 +5,8 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{ContainerStatus, PodCondition, PodStatus};
 use k8s_openapi::jiff::Timestamp;
 
+use rlt_api::plan::SPARE_GROUP;
+
 use crate::index::version;
 use crate::labels;
 use crate::seen::SeenPod;
@@ -47,6 +49,19 @@ pub struct Worker {
     pub waiting: Option<Box<Waiting>>,
     /// Reason and message of the pod's status.
     pub explanation: Option<Box<Explanation>>,
+    /// What its launcher says, where that follows attempts. Not of the pod: [`crate::observe`] adds it.
+    pub launcher: Option<Box<Launcher>>,
+}
+
+/// What the launcher of a pod says that may be given another attempt.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Launcher {
+    /// The attempt that it started last; 0 for a spare that has started none.
+    pub attempt: u32,
+    /// How the processes of that attempt ended, once none of them is left.
+    pub ended: Option<Exit>,
+    /// Whether a spare has loaded what it needs to start quickly.
+    pub is_loaded: bool,
 }
 
 /// The container whose state is the worker's; other containers of the pod are sidecars.
@@ -140,6 +155,7 @@ impl Worker {
                 .map(|target| Box::new(explain_condition(target))),
             waiting: waiting(status, container).map(Box::new),
             explanation: explain(status).map(Box::new),
+            launcher: None,
         };
         Some((owner, worker))
     }
@@ -152,6 +168,33 @@ impl Worker {
     /// Whether its container has exited.
     pub fn is_finished(&self) -> bool {
         matches!(self.phase, WorkerPhase::Succeeded | WorkerPhase::Failed)
+    }
+
+    /// Whether it is a hot spare that has no ranks yet.
+    pub fn is_spare(&self) -> bool {
+        *self.group == *SPARE_GROUP
+    }
+
+    /// How the processes of its attempt ended while the pod stays for another one.
+    fn ended_within_pod(&self) -> Option<&Exit> {
+        let launcher = self.launcher.as_ref().filter(|launcher| launcher.attempt == self.attempt)?;
+        launcher.ended.as_ref().filter(|_| !self.is_finished())
+    }
+
+    /// Whether no process of its attempt is left, as far as that is known: its container has exited, or its
+    /// launcher waits for another attempt.
+    pub fn has_no_process(&self) -> bool {
+        self.is_finished() || self.ended_within_pod().is_some()
+    }
+
+    /// Whether its processes failed, with or without the pod.
+    pub fn has_failed(&self) -> bool {
+        self.phase == WorkerPhase::Failed || self.ended_within_pod().is_some()
+    }
+
+    /// How its container exited, or its processes while the pod stays.
+    pub fn last_exit(&self) -> Option<&Exit> {
+        self.exit.as_deref().or_else(|| self.ended_within_pod())
     }
 
     /// Whether other pods can reach it.

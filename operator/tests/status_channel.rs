@@ -15,17 +15,19 @@ use futures::StreamExt as _;
 use jiff::Timestamp;
 use rlt_channel::channel_client::ChannelClient;
 use rlt_channel::client::{Client, Pace, Settings, Urgency};
-use rlt_channel::{Checkpoint, ReportRequest, Source, limits};
+use rlt_channel::{
+    Assignment, Checkpoint, Ending, FollowRequest, FollowResponse, ReportRequest, Source, limits,
+};
 use rlt_operator::metrics::Metrics;
 use rlt_operator::progress::{
-    Certificates, ChannelService, PodIdentity, ReportingWorker, Reports, ReviewError, Reviewer,
+    Certificates, ChannelService, FollowingPod, PodIdentity, ReportingWorker, Reports, ReviewError, Reviewer,
     UnknownWorker, Workers, serve,
 };
 use rlt_operator::worker::JobKey;
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt as _;
 use tokio::sync::oneshot;
-use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Request};
 
 /// Vouches for tokens whose signature reads `signed`, and counts its reviews.
@@ -70,6 +72,16 @@ impl Workers for OneJob {
     fn worker(&self, job: &JobKey, pod_uid: &str) -> Result<ReportingWorker, UnknownWorker> {
         let is_known = *job == key() && pod_uid == "adding-0";
         is_known.then_some(ReportingWorker { attempt: 2, ranks: 0..1 }).ok_or(UnknownWorker::NoWorker)
+    }
+
+    fn pod(&self, job: &JobKey, pod_uid: &str) -> Result<FollowingPod, UnknownWorker> {
+        let assignment =
+            Assignment { attempt: 2, first_rank: 0, master_address: "10.0.0.7".into(), master_port: 29500 };
+        match (*job == key(), pod_uid) {
+            (true, "adding-0") => Ok(FollowingPod { attempt: 2, assignment: Some(assignment) }),
+            (true, "adding-spare-0") => Ok(FollowingPod::default()),
+            _ => Err(UnknownWorker::NoWorker),
+        }
     }
 }
 
@@ -134,16 +146,29 @@ fn pod(served: &Served, token: &str) -> (tempfile::TempDir, Settings) {
 
 /// What the server says to one report under a token.
 async fn answer(served: &Served, token: Option<&str>, report: ReportRequest) -> Result<u32, Code> {
+    let answered = client(served).await.report(signed(report, token)).await;
+    answered.map(|response| response.into_inner().report_every_seconds).map_err(|status| status.code())
+}
+
+/// What the server says to a launcher's question under a token.
+async fn follow(served: &Served, token: &str, question: FollowRequest) -> Result<FollowResponse, Code> {
+    let answered = client(served).await.follow(signed(question, Some(token))).await;
+    answered.map(tonic::Response::into_inner).map_err(|status| status.code())
+}
+
+async fn client(served: &Served) -> ChannelClient<Channel> {
     let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(served.certificates.authority()));
     let endpoint =
         Endpoint::from_shared(format!("https://{}", served.address)).unwrap().tls_config(tls).unwrap();
-    let mut client = ChannelClient::new(endpoint.connect().await.unwrap());
-    let mut request = Request::new(report);
+    ChannelClient::new(endpoint.connect().await.unwrap())
+}
+
+fn signed<T>(message: T, token: Option<&str>) -> Request<T> {
+    let mut request = Request::new(message);
     if let Some(token) = token {
         request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
     }
-    let answered = client.report(request).await;
-    answered.map(|response| response.into_inner().report_every_seconds).map_err(|status| status.code())
+    request
 }
 
 fn report(source: Source) -> ReportRequest {
@@ -283,4 +308,57 @@ async fn two_replicas_of_one_secret_serve_the_same_clients() {
     let second = Served { address, reports, ..start().await };
     let second = Served { certificates: first.certificates.clone(), ..second };
     assert_eq!(answer(&second, Some(&own_token()), report(source())).await, Ok(5));
+}
+
+/// A launcher that has started this attempt last, with its end once no process is left.
+fn question(attempt: u32, exit_code: Option<u32>) -> FollowRequest {
+    let ending = exit_code.map(|exit_code| Ending { exit_code, ..Ending::default() });
+    FollowRequest { source: Some(Source { attempt, ..source() }), ending, is_loaded: false }
+}
+
+#[tokio::test]
+async fn a_launcher_gets_the_ranks_of_a_new_attempt_only_once_no_process_of_the_last_is_left() {
+    let mut served = start().await;
+    let own = own_token();
+    let busy = follow(&served, &own, question(1, None)).await.unwrap();
+    assert_eq!((busy.attempt, busy.assignment, busy.ask_again_seconds), (2, None, 5));
+    assert_eq!(served.changes.next().await.unwrap(), "adding", "the job is reconciled");
+    let gone = follow(&served, &own, question(1, Some(76))).await.unwrap();
+    let assignment = gone.assignment.unwrap();
+    assert_eq!((assignment.attempt, assignment.first_rank), (2, 0));
+    assert_eq!((&*assignment.master_address, assignment.master_port), ("10.0.0.7", 29500));
+    assert_eq!(gone.ask_again_seconds, 1, "it waits for nothing else");
+    let done = follow(&served, &own, question(2, Some(76))).await.unwrap();
+    assert_eq!(done.assignment, None, "the attempt that has ended is not started again");
+    let known = &served.reports.launchers(&key())["adding-0"];
+    assert_eq!((known.attempt, known.ended.as_ref().unwrap().code), (2, 76));
+    assert!(!done.is_over);
+    served.reports.end_launchers(&key());
+    assert!(follow(&served, &own, question(2, Some(76))).await.unwrap().is_over);
+}
+
+#[tokio::test]
+async fn a_launcher_asks_for_its_own_pod_only_and_a_spare_has_no_ranks() {
+    let served = start().await;
+    let spare = token("team", "adding-spare-0", "signed");
+    let waits = follow(&served, &spare, question(0, None)).await.unwrap();
+    assert_eq!((waits.attempt, waits.assignment, waits.ask_again_seconds), (0, None, 1));
+    assert_eq!(answer(&served, Some(&spare), report(source())).await, Err(Code::PermissionDenied));
+    for foreigner in [token("team", "other-0", "signed"), token("elsewhere", "adding-0", "signed")] {
+        let answered = follow(&served, &foreigner, question(1, None)).await;
+        assert_eq!(answered.unwrap_err(), Code::PermissionDenied, "{foreigner}");
+    }
+    let forged = token("team", "adding-0", "forged");
+    assert_eq!(follow(&served, &forged, question(1, None)).await.unwrap_err(), Code::Unauthenticated);
+    let own = own_token();
+    let endless = Ending { message: "x".repeat(limits::MAX_MESSAGE_BYTES + 1), ..Ending::default() };
+    let endless = FollowRequest { ending: Some(endless), ..question(1, None) };
+    assert_eq!(follow(&served, &own, endless).await.unwrap_err(), Code::InvalidArgument);
+    assert_eq!(follow(&served, &own, question(1, Some(4000))).await.unwrap_err(), Code::InvalidArgument);
+    let mut refused = 0;
+    for _ in 0..40 {
+        refused +=
+            usize::from(follow(&served, &own, question(1, None)).await == Err(Code::ResourceExhausted));
+    }
+    assert!((10..=22).contains(&refused), "{refused} of 40 refused");
 }

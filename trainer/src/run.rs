@@ -9,6 +9,7 @@ pub mod error;
 pub mod evaluate;
 pub mod finish;
 pub mod out_of_memory;
+pub(crate) mod prefetch;
 pub mod recipe;
 pub(crate) mod saver;
 pub(crate) mod saving;

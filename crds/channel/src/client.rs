@@ -10,6 +10,7 @@
 
 mod backoff;
 mod connection;
+mod follower;
 mod mailbox;
 mod sender;
 mod settings;
@@ -17,6 +18,7 @@ mod settings;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use follower::Follower;
 use mailbox::Mailbox;
 pub use settings::{Pace, Settings, SettingsError};
 

@@ -10,6 +10,7 @@
 //! | `RANK` | torch's own |
 //! | `RLT_RETRIES_LEFT` | `spec.runPolicy.retries` as far as they are left, in JSON; absent: no restarts in place |
 //! | `RLT_RESTARTS` | of a launcher for its ranks: the restarts in place before, in JSON, by cause |
+//! | `RLT_FOLLOW` | `Ranks`: the pod may be given another attempt; `Spare`: it waits for ranks; absent: neither |
 
 /// `https://host:port` of the operator.
 pub const ADDRESS: &str = "RLT_CHANNEL_ADDRESS";
@@ -32,6 +33,13 @@ pub const RANK: &str = "RANK";
 pub const RETRIES_LEFT: &str = "RLT_RETRIES_LEFT";
 /// The restarts in place before a rank's process started: a JSON object of counts by cause.
 pub const RESTARTS: &str = "RLT_RESTARTS";
+/// Whether the launcher asks the operator which attempt and ranks its pod has: [`FOLLOWS_RANKS`] or
+/// [`FOLLOWS_SPARE`].
+pub const FOLLOW: &str = "RLT_FOLLOW";
+/// [`FOLLOW`] of a pod that starts with the ranks of its environment.
+pub const FOLLOWS_RANKS: &str = "Ranks";
+/// [`FOLLOW`] of a spare, which starts no rank before it is given some.
+pub const FOLLOWS_SPARE: &str = "Spare";
 
 /// The token's file, where the operator mounts it.
 pub const TOKEN_KEY: &str = "token";

@@ -8,7 +8,7 @@ use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use operator::{Authority, Behaviour, Operator, Pod};
-use rlt_channel::client::{Client, Urgency};
+use rlt_channel::client::{Client, Follower, Urgency};
 use rlt_channel::{Checkpoint, Ending, Outcome, Progress};
 use tonic::Code;
 
@@ -184,4 +184,50 @@ fn the_end_arrives_although_the_operator_comes_back_only_while_it_waits() {
     let operator = Operator::start(&authority, Some(address));
     assert!(finishing.join().unwrap());
     operator.wait_for("the end", |taken| taken.report.ending.is_some());
+}
+
+fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !holds() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_launcher_s_news_are_asked_about_at_once_however_long_the_operator_said_to_wait() {
+    let authority = Authority::new();
+    let operator = Operator::start(&authority, None);
+    let pod = Pod::new(&authority);
+    let launcher = Follower::start(pod.settings(operator.address)).unwrap();
+    eventually("it asks by itself", || operator.questions().len() == 1 && launcher.answer().attempt == 1);
+    launcher.ended(ending("rank 1 was killed"));
+    eventually("it says that all are gone", || {
+        operator.questions().last().is_some_and(|question| question.ending.is_some())
+    });
+    launcher.started(2, 4);
+    eventually("an answer to the newest question", || launcher.answer().attempt == 2);
+    let last = operator.questions().pop().unwrap();
+    let source = last.source.unwrap();
+    assert_eq!((source.attempt, source.rank, last.ending), (2, 4, None));
+    assert_eq!(operator.questions().len(), 3, "nothing is asked without news");
+}
+
+#[test]
+fn a_launcher_whose_operator_is_silent_keeps_the_last_answer_and_knows_how_old_it_is() {
+    let authority = Authority::new();
+    let operator = Operator::start(&authority, None);
+    let pod = Pod::new(&authority);
+    let launcher = Follower::start(pod.settings(operator.address)).unwrap();
+    eventually("it is answered", || launcher.answer().attempt == 1);
+    operator.behave(Behaviour::Refuse(Code::Unavailable));
+    let started = Instant::now();
+    launcher.is_loaded();
+    assert!(started.elapsed() < AT_ONCE);
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(launcher.answer().attempt, 1);
+    assert!(launcher.silence() >= Duration::from_millis(200), "{:?}", launcher.silence());
+    operator.behave(Behaviour::Take);
+    eventually("it is answered again", || launcher.silence() < Duration::from_millis(100));
+    assert!(operator.questions().last().unwrap().is_loaded, "what was said meanwhile is said again");
 }

@@ -145,8 +145,10 @@ pub(crate) fn legal_degrees((num_heads, _): (u64, u64), fits: impl Fn(u32) -> bo
 
 /// The name of the group whose ranks train, which every job has and which is the first.
 pub const TRAINER_GROUP: &str = "trainer";
+/// The name of the group of hot spares, which have no ranks until they take those of a lost worker.
+pub const SPARE_GROUP: &str = "spare";
 
-/// Workers that are alike. The ranks of a group are a world of their own.
+/// Workers that are alike. The ranks of a group are a world of their own; spares have none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WorkerGroup {
@@ -183,6 +185,17 @@ impl WorkerGroup {
         }
     }
 
+    /// Pods like those of the training group that wait; `None` where the job asks for none.
+    pub(super) fn spares(job: &str, workers: &WorkersSpec, device: Device) -> Option<Self> {
+        let num_workers = workers.spares?;
+        Some(Self { name: SPARE_GROUP.into(), num_workers, ..Self::trainer(job, workers, device) })
+    }
+
+    /// Whether its workers wait for the ranks of others.
+    pub fn is_spare(&self) -> bool {
+        self.name == SPARE_GROUP
+    }
+
     /// Name of a worker, which is also its host name; workers count from 0.
     pub fn worker_name(&self, worker_idx: u32) -> String {
         format!("{}-{}-{worker_idx}", self.job, self.name)
@@ -207,6 +220,9 @@ impl WorkerGroup {
     ///
     /// `None` when there is no such rank.
     pub fn environment(&self, rank: u32) -> Option<Vec<EnvironmentVariable>> {
+        if self.is_spare() {
+            return None;
+        }
         let world_size = self.num_workers * self.ranks_per_worker;
         let first = || format!("{}.{}", self.worker_name(0), self.service_name());
         let master = if self.num_workers == 1 { "localhost".into() } else { first() };

@@ -22,6 +22,13 @@ pub struct WorkersSpec {
     /// most 1024.
     #[schemars(range(min = 1, max = 64))]
     pub ranks_per_worker: u32,
+    /// Hot spares: further pods of the same size that wait with the image pulled, the program loaded and the
+    /// models fetched and read once. When a worker is lost, a spare takes its ranks, and the other workers
+    /// start theirs again in their pods; without a spare all pods are made anew. Spares are created once all
+    /// workers run, count against quotas and queues as workers do, and need the operator's status channel.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 16))]
+    pub spares: Option<u32>,
     /// How ranks share the model and the tokens.
     pub mesh: MeshSpec,
     /// By what a step's samples are dealt out to the ranks. The result is the same up to rounding; how long
@@ -93,6 +100,7 @@ impl Default for WorkersSpec {
         Self {
             count: 1,
             ranks_per_worker: 1,
+            spares: None,
             mesh: MeshSpec::default(),
             balance: Balance::default(),
             peer_timeout_seconds: 1800,

@@ -4,12 +4,14 @@ use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
 use rlt_api::FailureCause;
-use rlt_channel::{Checkpoint, ModelCommit, Progress, ReportRequest, TimeSpent, limits};
+use rlt_channel::{Checkpoint, Ending, ModelCommit, Progress, ReportRequest, TimeSpent, limits};
 
 /// The largest whole number that JSON's readers hold exactly, 2^53.
 pub(super) const MAX_WHOLE: u64 = 1 << 53;
 /// Times in milliseconds since 1970 whose year has four digits, as RFC 3339 wants it.
 pub(super) const TIMES_MS: RangeInclusive<i64> = 0..=253_402_300_799_999;
+/// The largest exit code of a process.
+const MAX_EXIT_CODE: u32 = 255;
 /// Restarts in place for one cause.
 const MAX_RESTARTS: u32 = 1_000_000;
 /// The longest time of one process, in seconds: 30,000 years.
@@ -46,9 +48,18 @@ pub(super) fn check(report: &ReportRequest) -> Result<(), String> {
     if let Some(progress) = &report.progress {
         check_progress(progress)?;
     }
-    if let Some(ending) = &report.ending {
-        at_most("bytes of ending.message", ending.message.len(), limits::MAX_MESSAGE_BYTES)?;
-        check_time("ending.time_ms", ending.time_ms)?;
+    report.ending.as_ref().map_or(Ok(()), check_ending)
+}
+
+/// Refuses the end of a process that no trainer of ours has.
+///
+/// # Errors
+/// As [`check`].
+pub(super) fn check_ending(ending: &Ending) -> Result<(), String> {
+    at_most("bytes of ending.message", ending.message.len(), limits::MAX_MESSAGE_BYTES)?;
+    check_time("ending.time_ms", ending.time_ms)?;
+    if ending.exit_code > MAX_EXIT_CODE {
+        return Err(format!("ending.exit_code: expected at most {MAX_EXIT_CODE}, got {}", ending.exit_code));
     }
     Ok(())
 }

@@ -12,9 +12,10 @@ use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
 use kube::runtime::reflector::ObjectRef;
 use rlt_channel::{Checkpoint, Ending, ModelCommit, Progress, ReportRequest, Source, TimeSpent};
 
+use super::launchers::{Launchers, Taken};
 use super::release::{Release, release};
 use crate::job::Job;
-use crate::worker::JobKey;
+use crate::worker::{JobKey, Launcher};
 
 /// Reports of a job without a new one for this long are dropped.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(24 * 3600);
@@ -47,6 +48,7 @@ pub struct Reports {
 #[derive(Debug)]
 struct Shared {
     jobs: Mutex<HashMap<JobKey, Entry>>,
+    launchers: Launchers,
     changes: UnboundedSender<ObjectRef<Job>>,
     receiver: Mutex<Option<UnboundedReceiver<ObjectRef<Job>>>>,
 }
@@ -75,6 +77,7 @@ impl Reports {
         Self {
             shared: Arc::new(Shared {
                 jobs: Mutex::default(),
+                launchers: Launchers::default(),
                 changes,
                 receiver: Mutex::new(Some(receiver)),
             }),
@@ -96,9 +99,30 @@ impl Reports {
         Some(self.shared.lock().get(job)?.heard_at)
     }
 
+    /// What the launchers of a job's pods said last, by the UID of their pods.
+    pub fn launchers(&self, job: &JobKey) -> BTreeMap<Arc<str>, Launcher> {
+        self.shared.launchers.of(job, Instant::now())
+    }
+
+    /// Lets the launchers of a job know that no attempt follows.
+    pub fn end_launchers(&self, job: &JobKey) {
+        self.shared.launchers.end(job);
+    }
+
+    /// Takes the word of the launcher of an authenticated pod; the job is requeued where it is news.
+    pub(super) fn take_launcher(&self, source: &Source, pod_uid: &str, launcher: Launcher) -> Taken {
+        let taken = self.shared.launchers.take(&job(source), pod_uid, launcher, Instant::now());
+        if taken.is_news {
+            // Without a receiver the operator is ending.
+            let _ = self.shared.changes.unbounded_send(object(source));
+        }
+        taken
+    }
+
     /// Forgets a job that is gone.
     pub fn forget(&self, job: &JobKey) {
         self.shared.lock().remove(job);
+        self.shared.launchers.forget(job);
     }
 
     /// Number of jobs with reports.
@@ -152,6 +176,10 @@ pub(super) fn job(source: &Source) -> JobKey {
     }
 }
 
+fn object(source: &Source) -> ObjectRef<Job> {
+    ObjectRef::new(&source.name).within(&source.namespace)
+}
+
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, HashMap<JobKey, Entry>> {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
@@ -190,7 +218,7 @@ async fn release_at(shared: Weak<Shared>, job: JobKey, due: Instant) {
 impl Entry {
     fn new(source: &Source, now: Instant) -> Self {
         Self {
-            job: ObjectRef::new(&source.name).within(&source.namespace),
+            job: object(source),
             newest: JobReport { attempt: source.attempt, ..JobReport::default() },
             heard_at: now,
             sequences: HashMap::new(),

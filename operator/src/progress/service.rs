@@ -7,7 +7,9 @@ use std::time::Instant;
 
 use jiff::Timestamp;
 use rlt_channel::channel_server::Channel;
-use rlt_channel::{AUTHORIZATION, ReportRequest, ReportResponse, Source};
+use rlt_channel::{
+    AUTHORIZATION, Assignment, Ending, FollowRequest, FollowResponse, ReportRequest, ReportResponse, Source,
+};
 use tonic::{Code, Request, Response, Status};
 
 use super::identity::{Authenticator, PodIdentity, Reviewer};
@@ -15,12 +17,14 @@ use super::rate::{self, Rate};
 use super::reports::{self, Reports};
 use super::{bounds, token};
 use crate::metrics::Metrics;
-use crate::worker::JobKey;
+use crate::worker::{Exit, JobKey, Launcher};
 
 /// Reports a second that all ranks of all jobs together are asked to stay below.
 const REPORTS_PER_SECOND: usize = 200;
 /// Seconds between two reports of a rank at least.
 const REPORT_EVERY_SECONDS: usize = 5;
+/// Seconds between two questions of a launcher whose processes run, and of one that waits for ranks.
+const ASK_EVERY_SECONDS: [usize; 2] = [5, 1];
 
 /// A worker as the operator knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +33,15 @@ pub struct ReportingWorker {
     pub attempt: u32,
     /// The ranks whose processes run in the pod.
     pub ranks: Range<u32>,
+}
+
+/// A pod whose launcher may be given ranks.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FollowingPod {
+    /// The attempt that it belongs to; 0 for a spare.
+    pub attempt: u32,
+    /// Its ranks in this attempt; `None` for a spare, and while nobody knows where rank 0 is.
+    pub assignment: Option<Assignment>,
 }
 
 /// Why a pod may not report.
@@ -47,6 +60,12 @@ pub trait Workers: Send + Sync + 'static {
     /// # Errors
     /// [`UnknownWorker`].
     fn worker(&self, job: &JobKey, pod_uid: &str) -> Result<ReportingWorker, UnknownWorker>;
+
+    /// What the pod of a job is to run, a spare included.
+    ///
+    /// # Errors
+    /// [`UnknownWorker`].
+    fn pod(&self, job: &JobKey, pod_uid: &str) -> Result<FollowingPod, UnknownWorker>;
 }
 
 /// The service.
@@ -55,6 +74,7 @@ pub struct ChannelService<R, W> {
     workers: W,
     reports: Reports,
     of_ranks: Rate<(String, u32)>,
+    of_launchers: Rate<String>,
     of_addresses: Rate<IpAddr>,
     reviews: Rate<IpAddr>,
     metrics: Metrics,
@@ -65,18 +85,23 @@ impl<R: Reviewer, W: Workers> ChannelService<R, W> {
     pub fn new(reviewer: R, workers: W, reports: Reports, metrics: Metrics) -> Arc<Self> {
         let authenticator = Authenticator::new(reviewer);
         let (of_ranks, of_addresses) = (Rate::new(rate::OF_RANK), Rate::new(rate::OF_ADDRESS));
-        let reviews = Rate::new(rate::REVIEWS_OF_ADDRESS);
-        Arc::new(Self { authenticator, workers, reports, of_ranks, of_addresses, reviews, metrics })
+        let (of_launchers, reviews) = (Rate::new(rate::OF_RANK), Rate::new(rate::REVIEWS_OF_ADDRESS));
+        Arc::new(Self {
+            authenticator,
+            workers,
+            reports,
+            of_ranks,
+            of_launchers,
+            of_addresses,
+            reviews,
+            metrics,
+        })
     }
 
     async fn take(&self, request: Request<ReportRequest>) -> Result<ReportResponse, Status> {
-        let address = request.remote_addr().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |address| address.ip());
-        if !self.of_addresses.allows(address, Instant::now()) {
-            return Err(Status::resource_exhausted("too many reports come from this address"));
-        }
         let source = request.get_ref().source.clone();
-        let source = source.ok_or_else(|| Status::invalid_argument("source is missing"))?;
-        let pod = self.identify(&request, &source, address).await?;
+        let pod = self.identify(&request, source.as_ref(), |pod, source| self.authorize(pod, source)).await?;
+        let source = source.unwrap_or_default();
         if !self.of_ranks.allows((pod.uid, source.rank), Instant::now()) {
             return Err(Status::resource_exhausted("the rank reports too often"));
         }
@@ -87,20 +112,59 @@ impl<R: Reviewer, W: Workers> ChannelService<R, W> {
         Ok(ReportResponse { report_every_seconds: u32::try_from(seconds).unwrap_or(u32::MAX) })
     }
 
+    /// Takes the word of a launcher, and says what its pod is to run.
+    async fn answer(&self, request: Request<FollowRequest>) -> Result<FollowResponse, Status> {
+        let source = request.get_ref().source.clone();
+        let pod = self
+            .identify(&request, source.as_ref(), |pod, source| self.following(pod, source).map(drop))
+            .await?;
+        let source = source.unwrap_or_default();
+        if !self.of_launchers.allows(pod.uid.clone(), Instant::now()) {
+            return Err(Status::resource_exhausted("the launcher asks too often"));
+        }
+        let FollowRequest { ending, is_loaded, .. } = request.into_inner();
+        ending.as_ref().map_or(Ok(()), bounds::check_ending).map_err(Status::invalid_argument)?;
+        let FollowingPod { attempt, assignment } = self.following(&pod, &source)?;
+        let has_none = ending.is_some() || source.attempt == 0;
+        let launcher = Launcher { attempt: source.attempt, ended: ending.map(exit), is_loaded };
+        let taken = self.reports.take_launcher(&source, &pod.uid, launcher);
+        let every = ASK_EVERY_SECONDS[usize::from(has_none)];
+        let seconds = taken.num_launchers.div_ceil(REPORTS_PER_SECOND).max(every);
+        Ok(FollowResponse {
+            attempt,
+            assignment: assignment.filter(|new| has_none && new.attempt > source.attempt),
+            is_over: taken.is_over,
+            ask_again_seconds: u32::try_from(seconds).unwrap_or(u32::MAX),
+        })
+    }
+
+    /// The pod behind a launcher, which may only ask for its own job.
+    fn following(&self, pod: &PodIdentity, source: &Source) -> Result<FollowingPod, Status> {
+        let job = reports::job(source);
+        let is_of_job = *job.namespace == *pod.namespace;
+        let known = if is_of_job { self.workers.pod(&job, &pod.uid) } else { Err(UnknownWorker::NoWorker) };
+        known.map_err(refusal)
+    }
+
     /// The authenticated pod. Unverified claims are checked first, so that a wrong one costs no TokenReview.
-    async fn identify(
+    async fn identify<T>(
         &self,
-        request: &Request<ReportRequest>,
-        source: &Source,
-        address: IpAddr,
+        request: &Request<T>,
+        source: Option<&Source>,
+        authorize: impl FnOnce(&PodIdentity, &Source) -> Result<(), Status>,
     ) -> Result<PodIdentity, Status> {
+        let address = request.remote_addr().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |address| address.ip());
+        if !self.of_addresses.allows(address, Instant::now()) {
+            return Err(Status::resource_exhausted("too many reports come from this address"));
+        }
+        let source = source.ok_or_else(|| Status::invalid_argument("source is missing"))?;
         let value = request.metadata().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
         let token = value.and_then(|value| value.strip_prefix("Bearer "));
         let token = token.ok_or_else(|| Status::unauthenticated("a report needs a bearer token"))?;
         let problem = "the token is not valid for this channel, or is not bound to a pod";
         let claimed = token::claimed_pod(token, Timestamp::now());
         let claimed = claimed.ok_or_else(|| Status::unauthenticated(problem))?;
-        self.authorize(&claimed, source)?;
+        authorize(&claimed, source)?;
         if !self.authenticator.remembers(token) && !self.reviews.allows(address, Instant::now()) {
             return Err(Status::resource_exhausted("too many tokens of this address are new"));
         }
@@ -118,10 +182,7 @@ impl<R: Reviewer, W: Workers> ChannelService<R, W> {
         let is_of_job = *job.namespace == *pod.namespace;
         let worker =
             if is_of_job { self.workers.worker(&job, &pod.uid) } else { Err(UnknownWorker::NoWorker) };
-        let worker = worker.map_err(|unknown| match unknown {
-            UnknownWorker::NoWorker => Status::permission_denied("the pod is no worker of that job"),
-            UnknownWorker::NotPlanned => Status::unavailable("the job was not reconciled yet"),
-        })?;
+        let worker = worker.map_err(refusal)?;
         if worker.attempt != source.attempt {
             return Err(Status::permission_denied("the pod belongs to another attempt"));
         }
@@ -144,6 +205,32 @@ impl<R: Reviewer, W: Workers> Channel for ChannelService<R, W> {
             Err(status) => outcome(status.code()),
         });
         taken.map(Response::new)
+    }
+
+    async fn follow(&self, request: Request<FollowRequest>) -> Result<Response<FollowResponse>, Status> {
+        let answered = self.answer(request).await;
+        self.metrics.reported(match &answered {
+            Ok(_) => "answered",
+            Err(status) => outcome(status.code()),
+        });
+        answered.map(Response::new)
+    }
+}
+
+fn refusal(unknown: UnknownWorker) -> Status {
+    match unknown {
+        UnknownWorker::NoWorker => Status::permission_denied("the pod is no worker of that job"),
+        UnknownWorker::NotPlanned => Status::unavailable("the job was not reconciled yet"),
+    }
+}
+
+/// The end of a pod's processes in the form of its container's.
+fn exit(ending: Ending) -> Exit {
+    Exit {
+        code: i32::try_from(ending.exit_code).unwrap_or(i32::MAX),
+        reason: "Error".to_owned(),
+        message: ending.message,
+        finished_at: k8s_openapi::jiff::Timestamp::from_millisecond(ending.time_ms).ok(),
     }
 }
 

@@ -1,11 +1,13 @@
 //! From reports to the status: times as text, only finite numbers, shares instead of seconds.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use futures::stream::{self, BoxStream, StreamExt};
 use jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
 use rlt_api::FailureCause;
+use rlt_api::plan::RENDEZVOUS_PORT;
 use rlt_api::status::{CheckpointStatus, CommitStatus, Progress};
 use rlt_channel::{self as channel, Stage, TimeSpent};
 
@@ -16,8 +18,8 @@ use crate::index::Index;
 use crate::job::Job;
 use crate::observe;
 use crate::prepare::PreparedJobs;
-use crate::progress::{ReportingWorker, UnknownWorker, Workers};
-use crate::worker::JobKey;
+use crate::progress::{FollowingPod, ReportingWorker, UnknownWorker, Workers};
+use crate::worker::{JobKey, Launcher, Worker};
 use crate::worker_id::GroupName;
 
 impl observe::Reports for Reports {
@@ -27,6 +29,14 @@ impl observe::Reports for Reports {
 
     fn changes(&self) -> BoxStream<'static, ObjectRef<Job>> {
         self.take_changes().map_or_else(|| stream::pending().boxed(), StreamExt::boxed)
+    }
+
+    fn launchers(&self, job: &JobKey) -> BTreeMap<Arc<str>, Launcher> {
+        Reports::launchers(self, job)
+    }
+
+    fn end_launchers(&self, job: &JobKey) {
+        Reports::end_launchers(self, job);
     }
 
     fn forget(&self, job: &JobKey) {
@@ -51,6 +61,27 @@ impl Workers for KnownWorkers {
         let worker = training.find(|worker| &*worker.uid == pod_uid).ok_or(UnknownWorker::NoWorker)?;
         let ranks = self.prepared.ranks_of(&job.uid, &worker.id()).ok_or(UnknownWorker::NotPlanned)?;
         Ok(ReportingWorker { attempt: worker.attempt, ranks })
+    }
+
+    fn pod(&self, job: &JobKey, pod_uid: &str) -> Result<FollowingPod, UnknownWorker> {
+        let workers = self.index.workers(job);
+        let worker = workers.iter().find(|worker| &*worker.uid == pod_uid).ok_or(UnknownWorker::NoWorker)?;
+        if worker.is_spare() {
+            return Ok(FollowingPod::default());
+        }
+        let ranks = self.prepared.ranks_of(&job.uid, &worker.id()).ok_or(UnknownWorker::NotPlanned)?;
+        let is_first = |other: &&Arc<Worker>| {
+            other.idx == 0 && other.group == worker.group && other.attempt == worker.attempt
+        };
+        let first = workers.iter().filter(is_first).find(|first| first.is_reachable());
+        let assignment =
+            first.and_then(|first| first.address.as_deref()).map(|address| channel::Assignment {
+                attempt: worker.attempt,
+                first_rank: ranks.start,
+                master_address: address.to_owned(),
+                master_port: RENDEZVOUS_PORT.into(),
+            });
+        Ok(FollowingPod { attempt: worker.attempt, assignment })
     }
 }
 

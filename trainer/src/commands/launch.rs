@@ -8,12 +8,14 @@
 //! It is the first process of a pod, and what `rlctl run` becomes. A job of one rank runs in this very
 //! process, and so ends with it. Where the environment places the ranks (`WORLD_SIZE`), whoever set it starts
 //! them again, on a cluster the operator; a pod that runs all ranks may first restart them in place
-//! (`in_place`). Without `WORLD_SIZE` all ranks are here and `runPolicy.retries` is obeyed here. What a
+//! (`in_place`), and where the operator keeps pods for the next attempt they ask it what to run (`follow`).
+//! Without `WORLD_SIZE` all ranks are here and `runPolicy.retries` is obeyed here. What a
 //! worker does is in [`crate::commands::worker`].
 
 mod attempts;
 mod budget;
 mod children;
+mod follow;
 mod in_place;
 mod outcome;
 mod stop_signal;
@@ -70,6 +72,12 @@ pub enum LaunchError {
         /// Why it was not tried again; may be empty.
         hint: String,
     },
+    /// Another attempt of the job has begun, but processes of this one could not be ended.
+    #[error("processes of attempt {attempt} still run, and another attempt has begun")]
+    Remains {
+        /// The attempt.
+        attempt: u64,
+    },
     /// The launcher of this worker died while the worker was being started.
     #[error("the launcher (process {launcher}) that started this worker is gone")]
     Orphan {
@@ -86,7 +94,7 @@ impl LaunchError {
             Self::Place(_) => ExitCode::Usage,
             Self::Serve { .. } | Self::Process { .. } => ExitCode::RetryableIo,
             Self::Rank { failed, .. } => failed.code,
-            Self::Orphan { .. } => ExitCode::PeerLost,
+            Self::Orphan { .. } | Self::Remains { .. } => ExitCode::PeerLost,
         }
     }
 }
@@ -98,6 +106,9 @@ impl LaunchError {
 pub fn run(args: &WorkerArgs, choose: ChooseRecipes) -> Result<ExitCode, LaunchError> {
     let place = RankEnvironment::of_process()?;
     match (worker::read_manifest(&args.manifest), place) {
+        (Ok(job), place) if follow::is_asked_for(place.as_ref()) => {
+            follow(&job, || follow::run(args, &job, place))
+        }
         (Ok(job), None) if job.spec().workers.num_ranks() > 1 => follow(&job, || attempts::run(args, &job)),
         (Ok(job), Some(place)) if place.world_size > 1 => follow(&job, || run_placed(args, &job, &place)),
         // One rank, or none: nothing to start.
@@ -119,14 +130,7 @@ fn run_placed(
     job: &ValidatedJob,
     place: &RankEnvironment,
 ) -> Result<ExitCode, LaunchError> {
-    if place.rank + place.local_world_size > place.world_size {
-        return Err(RankError::Environment {
-            name: "LOCAL_WORLD_SIZE",
-            expected: format!("at most {} from RANK {}", place.world_size - place.rank, place.rank),
-            got: place.local_world_size.to_string(),
-        }
-        .into());
-    }
+    check(place)?;
     if let Some(retries) = in_place::retries_left(place)? {
         return in_place::run(args, job, place, &retries);
     }
@@ -138,6 +142,18 @@ fn run_placed(
         AttemptOutcome::Ended(code) => Ok(code),
         AttemptOutcome::Failed(failed) => Err(LaunchError::Rank { failed, hint: String::new() }),
     }
+}
+
+/// Checks that the world has all ranks of this machine.
+fn check(place: &RankEnvironment) -> Result<(), LaunchError> {
+    if place.rank + place.local_world_size <= place.world_size {
+        return Ok(());
+    }
+    Err(LaunchError::Place(RankError::Environment {
+        name: "LOCAL_WORLD_SIZE",
+        expected: format!("at most {} from RANK {}", place.world_size.saturating_sub(place.rank), place.rank),
+        got: place.local_world_size.to_string(),
+    }))
 }
 
 fn serve(port: u16, attempt: u64, world_size: usize) -> Result<Store, LaunchError> {

@@ -1,13 +1,14 @@
-//! One report on its way: files read anew, TLS, the call.
+//! One call on its way: files read anew, TLS, the answer.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
-use tonic::{Request, Status};
+use tonic::{Request, Response, Status};
 
 use super::Settings;
 use crate::channel_client::ChannelClient;
-use crate::{AUTHORIZATION, ReportRequest, ReportResponse};
+use crate::{AUTHORIZATION, FollowRequest, FollowResponse, ReportRequest, ReportResponse};
 
 /// Why a report did not arrive.
 #[derive(Debug, thiserror::Error)]
@@ -18,7 +19,7 @@ pub(super) enum SendError {
     Token { path: PathBuf },
     #[error("failed to prepare the connection")]
     Prepare(#[source] tonic::transport::Error),
-    #[error("the operator did not take the report")]
+    #[error("the operator refused the call")]
     Call(#[source] Status),
     #[error("the operator did not answer within {seconds} s")]
     Timeout { seconds: f64 },
@@ -38,31 +39,55 @@ impl Connection {
         settings: &Settings,
         report: ReportRequest,
     ) -> Result<ReportResponse, SendError> {
-        let timeout = settings.pace.timeout;
-        let sent = tokio::time::timeout(timeout, self.call(settings, report)).await;
-        let sent = sent.unwrap_or(Err(SendError::Timeout { seconds: timeout.as_secs_f64() }));
-        if sent.is_err() {
-            self.client = None;
-        }
-        sent
+        let (client, request) = self.prepare(settings, report)?;
+        let answer = within(settings.pace.timeout, client.report(request)).await;
+        self.keep_unless_failed(answer)
     }
 
-    async fn call(
+    /// Asks what the pod is to run, within `settings.pace.timeout`.
+    pub(super) async fn ask(
         &mut self,
         settings: &Settings,
-        report: ReportRequest,
-    ) -> Result<ReportResponse, SendError> {
+        question: FollowRequest,
+    ) -> Result<FollowResponse, SendError> {
+        let (client, request) = self.prepare(settings, question)?;
+        let answer = within(settings.pace.timeout, client.follow(request)).await;
+        self.keep_unless_failed(answer)
+    }
+
+    /// The client, and a message with the pod's token.
+    fn prepare<T>(
+        &mut self,
+        settings: &Settings,
+        message: T,
+    ) -> Result<(&mut ChannelClient<Channel>, Request<T>), SendError> {
         let token = read(&settings.token_file)?;
         let value = format!("Bearer {}", token.trim());
         let value = value.parse().map_err(|_| SendError::Token { path: settings.token_file.clone() })?;
-        let client = match &mut self.client {
+        let client = match self.client.take() {
             Some(client) => client,
-            None => self.client.insert(ChannelClient::new(endpoint(settings)?.connect_lazy())),
+            None => ChannelClient::new(endpoint(settings)?.connect_lazy()),
         };
-        let mut request = Request::new(report);
+        let mut request = Request::new(message);
         request.metadata_mut().insert(AUTHORIZATION, value);
-        Ok(client.report(request).await.map_err(SendError::Call)?.into_inner())
+        Ok((self.client.insert(client), request))
     }
+
+    fn keep_unless_failed<T>(&mut self, answer: Result<T, SendError>) -> Result<T, SendError> {
+        if answer.is_err() {
+            self.client = None;
+        }
+        answer
+    }
+}
+
+async fn within<T>(
+    timeout: Duration,
+    call: impl Future<Output = Result<Response<T>, Status>>,
+) -> Result<T, SendError> {
+    let answer = tokio::time::timeout(timeout, call).await;
+    let answer = answer.map_err(|_| SendError::Timeout { seconds: timeout.as_secs_f64() })?;
+    Ok(answer.map_err(SendError::Call)?.into_inner())
 }
 
 fn endpoint(settings: &Settings) -> Result<Endpoint, SendError> {

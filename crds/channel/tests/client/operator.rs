@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rlt_channel::channel_server::{Channel, ChannelServer};
 use rlt_channel::client::{Pace, Settings};
-use rlt_channel::{ReportRequest, ReportResponse, Source};
+use rlt_channel::{FollowRequest, FollowResponse, ReportRequest, ReportResponse, Source};
 use tokio::runtime::Runtime;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::{Identity, Server, ServerTlsConfig};
@@ -34,6 +34,7 @@ pub(crate) struct Taken {
 struct Service {
     behaviour: Arc<Mutex<Behaviour>>,
     taken: Arc<Mutex<Vec<Taken>>>,
+    questions: Arc<Mutex<Vec<FollowRequest>>>,
 }
 
 #[tonic::async_trait]
@@ -48,6 +49,19 @@ impl Channel for Service {
         let token = request.metadata().get("authorization").unwrap().to_str().unwrap().to_owned();
         self.taken.lock().unwrap().push(Taken { token, report: request.into_inner() });
         Ok(Response::new(ReportResponse::default()))
+    }
+
+    async fn follow(&self, request: Request<FollowRequest>) -> Result<Response<FollowResponse>, Status> {
+        let behaviour = *self.behaviour.lock().unwrap();
+        match behaviour {
+            Behaviour::Take => {}
+            Behaviour::Refuse(code) => return Err(Status::new(code, "not now")),
+            Behaviour::Hang => std::future::pending().await,
+        }
+        let question = request.into_inner();
+        let asked_for = question.source.clone().unwrap_or_default().attempt;
+        self.questions.lock().unwrap().push(question);
+        Ok(Response::new(FollowResponse { attempt: asked_for, ask_again_seconds: 60, ..Default::default() }))
     }
 }
 
@@ -105,6 +119,11 @@ impl Operator {
 
     pub(crate) fn taken(&self) -> Vec<Taken> {
         self.service.taken.lock().unwrap().clone()
+    }
+
+    /// The questions of launchers.
+    pub(crate) fn questions(&self) -> Vec<FollowRequest> {
+        self.service.questions.lock().unwrap().clone()
     }
 
     /// Waits for a report that fits.

@@ -115,8 +115,34 @@ impl Children {
         stop: &mut StopSignal,
         store: Option<&Store>,
     ) -> Result<AttemptOutcome, LaunchError> {
+        self.watch_while(stop, store, &|| true)?;
+        Ok(AttemptOutcome::of(&self.ends))
+    }
+
+    /// As [`Self::watch`]; `None` where all were ended because another attempt has begun.
+    pub(super) fn watch_current(
+        mut self,
+        stop: &mut StopSignal,
+        store: Option<&Store>,
+        is_current: &dyn Fn() -> bool,
+    ) -> Result<Option<AttemptOutcome>, LaunchError> {
+        let is_over = self.watch_while(stop, store, is_current)?;
+        Ok(is_over.then(|| AttemptOutcome::of(&self.ends)))
+    }
+
+    /// Watches until all have ended; false where they were ended because they are no longer current.
+    fn watch_while(
+        &mut self,
+        stop: &mut StopSignal,
+        store: Option<&Store>,
+        is_current: &dyn Fn() -> bool,
+    ) -> Result<bool, LaunchError> {
         let mut first_end = None;
         while !self.running.is_empty() {
+            if !is_current() {
+                self.end_all(Cut::AfterAnother)?;
+                return Ok(false);
+            }
             if stop.has_come() {
                 self.signal(Signal::TERM);
             }
@@ -134,7 +160,7 @@ impl Children {
             }
             sleep(POLL);
         }
-        Ok(AttemptOutcome::of(&self.ends))
+        Ok(true)
     }
 
     fn grace(&self) -> Duration {

@@ -120,7 +120,7 @@ impl InPlaceBudget {
 
 /// Makes this process the parent of what ranks leave behind, where it is not the first of its pod
 /// (`shareProcessNamespace`). Only a parent can reap a process, and one that is not reaped is not gone.
-fn adopt_orphans() -> Result<(), LaunchError> {
+pub(super) fn adopt_orphans() -> Result<(), LaunchError> {
     set_child_subreaper(Some(getpid())).map_err(|error| LaunchError::Process {
         act: "become the parent of what ranks leave behind",
         source: error.into(),
@@ -128,7 +128,7 @@ fn adopt_orphans() -> Result<(), LaunchError> {
 }
 
 /// Whether no process of these groups is left, once the rest of them was killed.
-fn are_gone(groups: &[Pid]) -> bool {
+pub(super) fn are_gone(groups: &[Pid]) -> bool {
     let until = Instant::now() + GROUP_PATIENCE;
     groups.iter().all(|group| {
         // A group that is gone is what is wanted.

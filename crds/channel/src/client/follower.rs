@@ -1,0 +1,128 @@
+//! The end of a launcher: a thread keeps asking the operator in which attempt the pod is.
+//!
+//! The launcher says what it has running, and reads the newest answer, without waiting for either. An operator
+//! that is out of reach changes nothing, but for how long ago the last answer came.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+
+use super::Settings;
+use super::backoff::Backoff;
+use super::connection::Connection;
+use crate::{Ending, FollowRequest, FollowResponse};
+
+/// The longest interval that the operator may ask for.
+const MAX_INTERVAL: Duration = Duration::from_secs(60);
+/// The longest wait after failures: an answer may be all that a pod waits for.
+const LONGEST_BACKOFF: Duration = Duration::from_secs(2);
+
+/// A handle on what this pod has running, and on the operator's newest answer.
+#[derive(Clone, Debug)]
+pub struct Follower {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+#[derive(Debug)]
+struct State {
+    question: FollowRequest,
+    answer: FollowResponse,
+    answered_at: Instant,
+}
+
+impl Follower {
+    /// Starts the thread that asks. The attempt of `settings` is the one that the pod starts with, 0 for a
+    /// spare.
+    ///
+    /// # Errors
+    /// The operating system refuses a thread.
+    pub fn start(settings: Settings) -> std::io::Result<Self> {
+        let question = FollowRequest { source: Some(settings.source.clone()), ..FollowRequest::default() };
+        let state = State { question, answer: FollowResponse::default(), answered_at: Instant::now() };
+        let shared = Arc::new(Shared { state: Mutex::new(state), changed: Notify::new() });
+        let asking = Arc::clone(&shared);
+        // Never joined: an operator that hangs must not hold up the end of the pod.
+        std::thread::Builder::new().name("follow attempts".into()).spawn(move || run(&asking, &settings))?;
+        Ok(Self { shared })
+    }
+
+    /// A spare has loaded what it can.
+    pub fn is_loaded(&self) {
+        self.change(|question| question.is_loaded = true);
+    }
+
+    /// The processes of an attempt are started, its first one with this rank.
+    pub fn started(&self, attempt: u32, first_rank: u32) {
+        self.change(|question| {
+            let source = question.source.get_or_insert_default();
+            (source.attempt, source.rank) = (attempt, first_rank);
+            question.ending = None;
+        });
+    }
+
+    /// All processes of the attempt are gone.
+    pub fn ended(&self, ending: Ending) {
+        self.change(|question| question.ending = Some(ending));
+    }
+
+    /// The operator's newest answer; empty before the first.
+    pub fn answer(&self) -> FollowResponse {
+        self.shared.lock().answer.clone()
+    }
+
+    /// The time since the operator last answered, or since the start.
+    pub fn silence(&self) -> Duration {
+        self.shared.lock().answered_at.elapsed()
+    }
+
+    fn change(&self, change: impl FnOnce(&mut FollowRequest)) {
+        change(&mut self.shared.lock().question);
+        self.shared.changed.notify_one();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn run(shared: &Shared, settings: &Settings) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    match runtime {
+        Ok(runtime) => runtime.block_on(ask_on(shared, settings)),
+        Err(error) => tracing::warn!(%error, "the operator cannot give this pod another attempt"),
+    }
+}
+
+async fn ask_on(shared: &Shared, settings: &Settings) {
+    let mut connection = Connection::default();
+    let mut backoff = Backoff::new(settings.pace.first_backoff, LONGEST_BACKOFF);
+    loop {
+        let question = shared.lock().question.clone();
+        let wait = match connection.ask(settings, question).await {
+            Ok(answer) => {
+                backoff.reset();
+                let wait = Duration::from_secs(answer.ask_again_seconds.max(1).into());
+                let mut state = shared.lock();
+                (state.answer, state.answered_at) = (answer, Instant::now());
+                wait.min(MAX_INTERVAL)
+            }
+            Err(error) => {
+                tracing::debug!(error = &error as &dyn std::error::Error, "the operator does not answer");
+                backoff.after_failure()
+            }
+        };
+        tokio::select! {
+            () = tokio::time::sleep(wait) => {}
+            () = shared.changed.notified() => {}
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! What the launchers of pods say that may be given another attempt: of each job and pod the newest word.
+//!
+//! A launcher that was not heard for a while counts as unknown: its pod is not relied on.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::worker::{JobKey, Launcher};
+
+/// How long a launcher's word counts: it asks more often, unless it or the way to it is broken.
+const KNOWN_FOR: Duration = Duration::from_secs(30);
+
+/// The newest words of all launchers.
+#[derive(Debug, Default)]
+pub(super) struct Launchers {
+    jobs: Mutex<HashMap<JobKey, OfJob>>,
+}
+
+#[derive(Debug, Default)]
+struct OfJob {
+    by_pod: BTreeMap<Arc<str>, (Launcher, Instant)>,
+    is_over: bool,
+}
+
+/// What became of a launcher's word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Taken {
+    /// Whether it says something new.
+    pub(super) is_news: bool,
+    /// Whether the job has ended.
+    pub(super) is_over: bool,
+    /// Launchers of all jobs.
+    pub(super) num_launchers: usize,
+}
+
+impl Launchers {
+    /// Takes the word of the launcher of an authenticated pod.
+    pub(super) fn take(&self, job: &JobKey, pod_uid: &str, launcher: Launcher, now: Instant) -> Taken {
+        let mut jobs = self.lock();
+        jobs.retain(|_, of_job| {
+            of_job.by_pod.retain(|_, (_, heard_at)| is_known(*heard_at, now));
+            !of_job.by_pod.is_empty()
+        });
+        let of_job = jobs.entry(job.clone()).or_default();
+        let before = of_job.by_pod.insert(pod_uid.into(), (launcher.clone(), now));
+        let (is_news, is_over) = (before.is_none_or(|(before, _)| before != launcher), of_job.is_over);
+        Taken { is_news, is_over, num_launchers: jobs.values().map(|of_job| of_job.by_pod.len()).sum() }
+    }
+
+    /// What the launchers of a job said last, by the UID of their pods.
+    pub(super) fn of(&self, job: &JobKey, now: Instant) -> BTreeMap<Arc<str>, Launcher> {
+        let jobs = self.lock();
+        let known = jobs.get(job).into_iter().flat_map(|of_job| &of_job.by_pod);
+        let known = known.filter(|(_, (_, heard_at))| is_known(*heard_at, now));
+        known.map(|(uid, (launcher, _))| (Arc::clone(uid), launcher.clone())).collect()
+    }
+
+    /// Lets the launchers of a job know that no attempt follows.
+    pub(super) fn end(&self, job: &JobKey) {
+        if let Some(of_job) = self.lock().get_mut(job) {
+            of_job.is_over = true;
+        }
+    }
+
+    pub(super) fn forget(&self, job: &JobKey) {
+        self.lock().remove(job);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<JobKey, OfJob>> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn is_known(heard_at: Instant, now: Instant) -> bool {
+    now.saturating_duration_since(heard_at) < KNOWN_FOR
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key() -> JobKey {
+        JobKey { uid: "u".into(), namespace: "team".into(), name: "job".into() }
+    }
+
+    #[test]
+    fn a_word_counts_until_the_next_one_or_until_the_launcher_is_silent() {
+        let (launchers, start) = (Launchers::default(), Instant::now());
+        let of = |attempt| Launcher { attempt, ..Launcher::default() };
+        assert!(launchers.take(&key(), "a", of(1), start).is_news);
+        assert!(!launchers.take(&key(), "a", of(1), start).is_news);
+        let taken = launchers.take(&key(), "b", of(2), start + KNOWN_FOR / 2);
+        assert_eq!(taken, Taken { is_news: true, is_over: false, num_launchers: 2 });
+        let known = |at| launchers.of(&key(), at).into_keys().collect::<Vec<_>>();
+        assert_eq!(known(start), ["a".into(), "b".into()]);
+        assert_eq!(known(start + KNOWN_FOR), ["b".into()]);
+        assert_eq!(known(start + 2 * KNOWN_FOR), [] as [Arc<str>; 0]);
+    }
+
+    #[test]
+    fn launchers_of_a_job_that_has_ended_learn_it_with_their_next_question() {
+        let (launchers, now) = (Launchers::default(), Instant::now());
+        launchers.end(&key());
+        assert!(!launchers.take(&key(), "a", Launcher::default(), now).is_over, "nobody had asked");
+        launchers.end(&key());
+        assert!(launchers.take(&key(), "a", Launcher::default(), now).is_over);
+    }
+}

@@ -1,0 +1,238 @@
+//! A pod that may be given another attempt: its launcher asks the operator in which attempt the pod is, and
+//! starts its ranks anew in place.
+//!
+//! ```text
+//! environment, or a spare that waits -> ranks run -> they ended, or another attempt has begun
+//!        -> all processes are gone -> the operator knows it -> it answers with attempt, ranks and rendezvous
+//! ```
+//! Nothing of the next attempt is started before every process of the last one is gone, and the operator is
+//! told that they are gone only then. A launcher that cannot prove it ends with its pod; so does one whose
+//! failure no other attempt mends, and one that the operator leaves without an answer.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rlt_api::{Budget, ExitCode, ValidatedJob};
+use rlt_channel::client::{Follower, Settings};
+use rlt_channel::environment::{FOLLOW, FOLLOWS_RANKS, FOLLOWS_SPARE};
+use rlt_channel::{Assignment, Ending, Outcome, limits};
+
+use super::in_place::{adopt_orphans, are_gone};
+use super::{
+    AttemptOutcome, Before, Children, Failed, LaunchError, StopSignal, check, grace_period, serve, text_of,
+};
+use crate::commands::worker::WorkerArgs;
+use crate::parallel::{RankEnvironment, RankError};
+use crate::run::prefetch;
+
+/// How long a pod without ranks waits for an operator that does not answer. A spare waits for good.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two looks at the newest answer.
+const POLL: Duration = Duration::from_millis(20);
+
+/// Whether the operator may give this pod another attempt. Nobody can where nobody answers, but a spare has
+/// nothing else to do than to wait.
+pub(super) fn is_asked_for(place: Option<&RankEnvironment>) -> bool {
+    let has_operator = std::env::var_os(rlt_channel::environment::ADDRESS).is_some();
+    match (std::env::var(FOLLOW).as_deref(), place) {
+        (Ok(FOLLOWS_RANKS), Some(_)) => has_operator,
+        (Ok(FOLLOWS_SPARE), None) => true,
+        _ => false,
+    }
+}
+
+/// What follows an attempt.
+enum Next {
+    /// These ranks.
+    Ranks(RankEnvironment),
+    /// Nothing: the job has ended, or nobody answers.
+    Nothing,
+    /// Nothing: a signal asked for the end.
+    Stopped,
+}
+
+/// How an attempt of this pod ended.
+enum AttemptEnd {
+    /// For good.
+    Final(ExitCode),
+    /// Another attempt may follow.
+    Pausing(ExitCode, Option<Box<Failed>>),
+}
+
+/// Runs attempt after attempt, as the operator says.
+pub(super) fn run(
+    args: &WorkerArgs,
+    job: &ValidatedJob,
+    first: Option<RankEnvironment>,
+) -> Result<ExitCode, LaunchError> {
+    let stop = StopSignal::listen(grace_period(job))?;
+    adopt_orphans()?;
+    let follower = follower()?;
+    let (args, manifest) = (args.clone(), text_of(job)?);
+    let mut pod = Pod { job, args, manifest, follower, stop, is_spare: first.is_none() };
+    let mut next = match first {
+        Some(place) => Next::Ranks(place),
+        None => pod.wait_as_spare()?,
+    };
+    let mut last = Ok(ExitCode::Success);
+    loop {
+        let place = match next {
+            Next::Ranks(place) => place,
+            Next::Nothing => return last,
+            Next::Stopped => return Ok(ExitCode::Preempted),
+        };
+        last = match pod.attempt(&place)? {
+            AttemptEnd::Final(code) => return Ok(code),
+            AttemptEnd::Pausing(code, None) => Ok(code),
+            AttemptEnd::Pausing(_, Some(failed)) => Err(LaunchError::Rank { failed, hint: String::new() }),
+        };
+        next = pod.next(place.attempt)?;
+    }
+}
+
+/// The way to the operator.
+fn follower() -> Result<Follower, LaunchError> {
+    let settings = Settings::from_environment(|name| std::env::var(name).ok());
+    let settings = settings.ok().flatten().ok_or_else(|| RankError::Environment {
+        name: FOLLOW,
+        expected: "nothing where the operator serves no status channel".to_owned(),
+        got: std::env::var(FOLLOW).unwrap_or_default(),
+    })?;
+    Follower::start(settings).map_err(|source| LaunchError::Process { act: "start a thread", source })
+}
+
+/// This pod, from one attempt to the next.
+struct Pod<'a> {
+    job: &'a ValidatedJob,
+    args: WorkerArgs,
+    manifest: String,
+    follower: Follower,
+    stop: StopSignal,
+    /// Whether it has had no ranks yet.
+    is_spare: bool,
+}
+
+impl Pod<'_> {
+    /// Loads what every rank needs, beside waiting for ranks.
+    fn wait_as_spare(&mut self) -> Result<Next, LaunchError> {
+        let (follower, spec) = (self.follower.clone(), self.job.spec().clone());
+        let load = move || match prefetch::prefetch(&spec) {
+            Ok(bytes) => {
+                tracing::info!(megabytes = bytes >> 20, "this spare waits, and has read what ranks load");
+                follower.is_loaded();
+            }
+            Err(error) => {
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "this spare waits, but could not load"
+                );
+            }
+        };
+        let started = std::thread::Builder::new().name("prefetch".into()).spawn(load);
+        started.map_err(|source| LaunchError::Process { act: "start a thread", source })?;
+        self.next(0)
+    }
+
+    /// Runs the ranks of an attempt. When this returns a pause, none of their processes is left.
+    fn attempt(&mut self, place: &RankEnvironment) -> Result<AttemptEnd, LaunchError> {
+        check(place)?;
+        self.is_spare = false;
+        let attempt = u32::try_from(place.attempt).unwrap_or(u32::MAX);
+        self.follower.started(attempt, u32::try_from(place.rank).unwrap_or(u32::MAX));
+        let serves = place.rank == 0;
+        let store = serves.then(|| serve(place.master_port, place.attempt, place.world_size)).transpose()?;
+        let children =
+            Children::start(&self.args, &self.manifest, place, &Before::default())?.without_grace();
+        let groups = children.groups();
+        let follower = &self.follower;
+        let is_current = || follower.answer().attempt <= attempt;
+        let outcome = children.watch_current(&mut self.stop, store.as_ref(), &is_current)?;
+        drop(store);
+        self.args.overwrite = false;
+        let (code, failed) = match outcome {
+            Some(AttemptOutcome::Ended(code)) if code == ExitCode::Success || self.stop.is_asked_for() => {
+                return Ok(AttemptEnd::Final(code));
+            }
+            Some(AttemptOutcome::Ended(code)) => (code, None),
+            Some(AttemptOutcome::Failed(failed)) if self.stop.is_asked_for() || !self.may_pass(&failed) => {
+                return Err(LaunchError::Rank { failed, hint: String::new() });
+            }
+            Some(AttemptOutcome::Failed(failed)) => (failed.code, Some(failed)),
+            None => (ExitCode::Preempted, None),
+        };
+        if !are_gone(&groups) {
+            return Err(match failed {
+                Some(failed) => LaunchError::Rank {
+                    failed,
+                    hint: "\n  not started again in this pod: processes that ranks have started still run"
+                        .to_owned(),
+                },
+                None => LaunchError::Remains { attempt: place.attempt },
+            });
+        }
+        if let Some(failed) = &failed {
+            tracing::warn!(
+                "{failed}\nno process of attempt {attempt} is left; the pod waits for the next one"
+            );
+        }
+        self.follower.ended(ending(code, failed.as_deref()));
+        Ok(AttemptEnd::Pausing(code, failed))
+    }
+
+    /// Whether another attempt may follow such a failure.
+    fn may_pass(&self, failed: &Failed) -> bool {
+        let retries = &self.job.spec().run_policy.retries;
+        failed.cause.is_some_and(|cause| cause.budget(retries) != Budget::Never)
+    }
+
+    /// Waits for ranks of an attempt after `last`.
+    fn next(&mut self, last: u64) -> Result<Next, LaunchError> {
+        loop {
+            let answer = self.follower.answer();
+            if let Some(new) = answer.assignment.filter(|new| u64::from(new.attempt) > last) {
+                let place = self.place(new)?;
+                tracing::info!(attempt = place.attempt, first_rank = place.rank, "this pod is given ranks");
+                return Ok(Next::Ranks(place));
+            }
+            let is_left_alone = !self.is_spare && self.follower.silence() > PATIENCE;
+            if answer.is_over || is_left_alone {
+                return Ok(Next::Nothing);
+            }
+            if self.stop.sleep(POLL) {
+                return Ok(Next::Stopped);
+            }
+        }
+    }
+
+    /// The ranks of an assignment: how many there are is the job's.
+    fn place(&self, new: Assignment) -> Result<RankEnvironment, LaunchError> {
+        let workers = &self.job.spec().workers;
+        let wrong = |got: String| RankError::Environment {
+            name: "MASTER_PORT",
+            expected: "a port from 1 to 65535 from the operator".to_owned(),
+            got,
+        };
+        let port = u16::try_from(new.master_port).ok().filter(|port| *port > 0);
+        Ok(RankEnvironment {
+            rank: new.first_rank as usize,
+            world_size: workers.num_ranks() as usize,
+            local_world_size: workers.ranks_per_worker as usize,
+            master_address: new.master_address,
+            master_port: port.ok_or_else(|| wrong(new.master_port.to_string()))?,
+            attempt: new.attempt.into(),
+        })
+    }
+}
+
+/// What the operator is told of an attempt of which no process is left.
+fn ending(code: ExitCode, failed: Option<&Failed>) -> Ending {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let words =
+        failed.map_or_else(|| "the ranks stopped and saved a checkpoint".to_owned(), Failed::to_string);
+    let outcome = if failed.is_some() { Outcome::Failed } else { Outcome::Stopped };
+    Ending {
+        outcome: outcome.into(),
+        exit_code: code.code().into(),
+        message: limits::shortened(&words, limits::MAX_MESSAGE_BYTES).to_owned(),
+        time_ms: i64::try_from(now.as_millis()).unwrap_or(i64::MAX),
+    }
+}
