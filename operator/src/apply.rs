@@ -55,8 +55,8 @@ pub struct ClusterState<'a> {
     pub queueing: &'a Queueing,
 }
 
-/// Deletes and creates what a decision says: first what pods must not start without, then pods beside the
-/// volumes that they mount, and last the children of their network.
+/// Deletes, assigns and creates what a decision says: first what pods must not start without, then pods
+/// beside the volumes that they mount, and last the children of their network.
 ///
 /// # Errors
 /// The most important error of the calls that failed. Calls that do not depend on it were made.
@@ -68,6 +68,7 @@ pub async fn apply(
 ) -> Result<(), ApplyError> {
     let Access { client, index, .. } = access;
     pods::delete(client, index, input.job, &decision.delete).await?;
+    pods::assign(client, index, input.job, &decision.assign).await?;
     if let Some(action) = &decision.queue {
         Box::pin(queue::apply(client, index, input, cluster.queueing, action)).await?;
     }
@@ -85,7 +86,8 @@ pub async fn apply(
         if decision.start.is_empty() {
             return Ok(());
         }
-        let placements = Box::pin(gang::prepare(client, index, input, cluster, attempt)).await?;
+        let placements =
+            Box::pin(gang::prepare(client, index, input, cluster, (attempt, &decision.start))).await?;
         let failures_by_node = &avoided_nodes(index, decision);
         let retries_left = decide::retries_left(input.prepared, &decision.status);
         let retries_left = retries_left.as_ref();

@@ -102,7 +102,11 @@ impl BuildInput<'_> {
     /// Whether a group of workers is the first one, whose objects are named and labelled as if there were no
     /// other.
     fn is_first(&self, group: &WorkerGroup) -> bool {
-        self.prepared.plan.worker_groups.first() == Some(group)
+        self.first_group() == Some(group)
+    }
+
+    fn first_group(&self) -> Option<&WorkerGroup> {
+        self.prepared.plan.worker_groups.first()
     }
 
     /// As [`Self::metadata`], for an object of a group of workers.

@@ -23,6 +23,7 @@ mod job_pods;
 mod queue;
 mod restarts;
 mod retries;
+mod spares;
 mod success;
 mod suspension;
 mod topology;
@@ -49,6 +50,7 @@ pub use events::JobEvent;
 use failure::AttemptState;
 use job_pods::JobPods;
 pub use restarts::retries_left;
+pub use spares::Assignment;
 use success::Completion;
 pub use topology::{nodes_to_read, topology_labels};
 
@@ -92,7 +94,7 @@ pub struct Report {
     pub commits: Vec<CommitStatus>,
 }
 
-/// What to do, in this order: delete, create, write the status.
+/// What to do, in this order: delete, assign, create, write the status.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
     /// Pods to delete.
@@ -101,6 +103,8 @@ pub struct Decision {
     pub queue: Option<WorkloadAction>,
     /// Whether the job's other children have to exist.
     pub needs_children: bool,
+    /// Pods that exist and become workers of the attempt.
+    pub assign: Vec<Assignment>,
     /// The workers to start.
     pub start: Vec<WorkerId>,
     /// Whether the job itself is to be deleted.
@@ -175,6 +179,7 @@ pub fn refuse(status: &RLTrainingJobStatus, generation: i64, invalid: &Invalid, 
         delete: Vec::new(),
         queue: None,
         needs_children: false,
+        assign: Vec::new(),
         start: Vec::new(),
         delete_job: false,
         status,
@@ -199,15 +204,22 @@ impl Decision {
 /// Deletes the pods of earlier attempts and creates those that are missing.
 fn run(mut reconcile: Reconcile<'_>) -> Decision {
     let grace = retries::survivors_grace(&reconcile.status);
-    reconcile.delete = deletion::deletions(&reconcile, reconcile.pods.previous.iter().copied(), grace);
+    let earlier = spares::surplus_of_earlier(&reconcile);
+    reconcile.delete = deletion::deletions(&reconcile, earlier.into_iter(), grace);
     reconcile.delete.extend(evacuation::deletions(&reconcile));
     if let Some(wait) = retries::wait_to_start(&reconcile) {
         return reconcile.decide(JobState::WaitingToRestart(wait), Some(wait));
     }
-    if queue::may_create_pods(reconcile.input.queueing) {
+    let may_create_pods = queue::may_create_pods(reconcile.input.queueing);
+    if may_create_pods && !reconcile.status.attempt_in_place {
         reconcile.start = reconcile.pods.missing();
     }
+    reconcile.assign = spares::assignments(&reconcile);
     let state = reconcile.pods.state(&reconcile.status);
+    reconcile.delete.extend(spares::deletions(&reconcile, &state));
+    if may_create_pods {
+        reconcile.start.extend(spares::missing(&reconcile, &state));
+    }
     if state == JobState::Running && reconcile.status.attempt_running_time.is_none() {
         reconcile.status.attempt_running_time = Some(clock::rfc3339(reconcile.input.now));
     }
@@ -227,6 +239,7 @@ struct Reconcile<'a> {
     pods: JobPods<'a>,
     status: RLTrainingJobStatus,
     delete: Vec<Deletion>,
+    assign: Vec<Assignment>,
     start: Vec<WorkerId>,
 }
 
@@ -237,7 +250,7 @@ impl<'a> Reconcile<'a> {
         let attempt = status.attempt.unwrap_or(1);
         let pods = JobPods::new(input.workers, attempt, &input.prepared.plan);
         status.selector = Some(labels::selector_of_workers(input.prepared.job.name(), TRAINER_GROUP));
-        Self { input, pods, status, delete: Vec::new(), start: Vec::new() }
+        Self { input, pods, status, delete: Vec::new(), assign: Vec::new(), start: Vec::new() }
     }
 
     fn is_finished(&self) -> bool {
@@ -274,6 +287,7 @@ impl<'a> Reconcile<'a> {
     fn write_first(self, state: JobState) -> Decision {
         let mut decision = self.decide(state, Some(Duration::ZERO));
         decision.delete.clear();
+        decision.assign.clear();
         decision
     }
 
@@ -293,6 +307,7 @@ impl<'a> Reconcile<'a> {
             queue: queue::action(&self, &state),
             delete: self.delete,
             needs_children: false,
+            assign: self.assign,
             start: self.start,
             delete_job: false,
             status: self.status,

@@ -102,6 +102,9 @@ async fn decide_and_apply(
     follow::note(&decision);
     let sends_traces = !context.settings.traces.is_empty();
     follow::name_trace(job, sends_traces, &observed.current.status, &mut decision.status);
+    if decision.status.completion_time.is_some() {
+        context.reports.end_launchers(&job.key());
+    }
     let applied = apply_decision(context, &input, observed, &decision).await;
     let applied = ApplyError::first_of([applied, nodes_read]);
     (with_failure(context, job, decision, &applied, now), applied)

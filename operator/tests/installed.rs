@@ -25,6 +25,8 @@ use rlt_traces::AttemptTrace;
 
 #[path = "installed/overlays.rs"]
 mod overlays;
+#[path = "installed/spares.rs"]
+mod spares;
 #[path = "installed/versions.rs"]
 mod versions;
 

@@ -53,6 +53,8 @@ async fn gather(connection: &Connection, name: &str) -> anyhow::Result<JobSnapsh
     let job = connection.job(name).await?;
     let pods = connection.pods(&job).await?;
     let mut workers: Vec<_> = pods.iter().filter_map(Worker::read).map(|(_, worker)| worker).collect();
+    // A spare waits for ranks: it explains nothing.
+    workers.retain(|worker| !worker.is_spare());
     workers.sort_by_key(|worker| (worker.attempt, worker.idx));
     // Who may see jobs and pods may not always see Events, and most causes are known without.
     let events = connection.events().await.map(|events| of_job(&job, &events)).unwrap_or_default();

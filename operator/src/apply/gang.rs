@@ -15,9 +15,9 @@ use crate::job::Job;
 use crate::labels;
 use crate::queue::Workload;
 use crate::worker;
-use crate::worker_id::GroupName;
+use crate::worker_id::{GroupName, WorkerId};
 
-/// Prepares the pods of each group of an attempt.
+/// Prepares the pods of each group of an attempt. Only a group whose workers are started needs its gang.
 ///
 /// # Errors
 /// When the API server did not take a PodGroup, or a flavor is not there.
@@ -26,10 +26,10 @@ pub(super) async fn prepare(
     index: &Index,
     input: &BuildInput<'_>,
     cluster: &ClusterState<'_>,
-    attempt: u32,
+    (attempt, start): (u32, &[WorkerId]),
 ) -> Result<BTreeMap<GroupName, Placement>, ApplyError> {
     let groups = || input.prepared.plan.worker_groups.iter();
-    for group in groups() {
+    for group in groups().filter(|group| start.iter().any(|id| *id.group == *group.name)) {
         if let Some(gang) = build::gang(input, group, cluster.served) {
             ensure(client, index, input, (group, gang, attempt)).await?;
         }

@@ -1,19 +1,21 @@
-//! Pods: created by name, deleted by UID, concurrently.
+//! Pods: created by name, deleted and assigned by UID, concurrently.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
-use kube::api::{DeleteParams, Request};
+use kube::api::{DeleteParams, Patch, PatchParams, Request};
 use kube::{Api, Client, Resource as _};
 use rlt_api::spec::RetriesSpec;
+use serde_json::json;
 
 use super::{Access, ApplyError, creation, error, exactly, nodes};
 use crate::build::{self, BuildInput, Placement, PlacementConflict};
 use crate::client::{Importance, MAX_IN_FLIGHT, Turn};
-use crate::decide::Deletion;
+use crate::decide::{Assignment, Deletion};
 use crate::index::Index;
 use crate::job::Job;
+use crate::labels;
 use crate::nodes::NodeState;
 use crate::seen::SeenPod;
 use crate::worker::Worker;
@@ -52,6 +54,39 @@ pub(super) async fn delete(
             Err(source) => {
                 Err(ApplyError::Call { act: "delete pod", name: deletion.name.to_string(), source })
             }
+        }
+    });
+    stream::iter(calls).buffer_unordered(MAX_IN_FLIGHT).try_collect::<()>().await
+}
+
+/// Gives pods that exist their place in an attempt, by their labels.
+pub(super) async fn assign(
+    client: &Client,
+    index: &Index,
+    job: &Job,
+    assignments: &[Assignment],
+) -> Result<(), ApplyError> {
+    let api: &Api<SeenPod> = &Api::namespaced(client.clone(), job.namespace());
+    let calls = assignments.iter().cloned().map(|assignment| async move {
+        let Assignment { name, uid, worker, attempt } = assignment;
+        let labels = json!({
+            labels::WORKER_GROUP: &*worker.group,
+            labels::WORKER_IDX: worker.idx.to_string(),
+            labels::ATTEMPT: attempt.to_string(),
+        });
+        // A UID in a patch is a precondition: another pod of that name is left alone.
+        let patch = Patch::Merge(json!({"metadata": {"uid": &*uid, "labels": labels}}));
+        let params = PatchParams { field_manager: Some(labels::OPERATOR.into()), ..PatchParams::default() };
+        match api.patch(&name, &params, &patch).await {
+            Ok(pod) => {
+                if let Some((key, worker)) = Worker::read(&pod) {
+                    index.enter(&key, worker);
+                }
+                Ok(())
+            }
+            // The watch tells that it is gone, and the attempt is decided anew.
+            Err(error) if error::is_done(&error) => Ok(()),
+            Err(source) => Err(ApplyError::Call { act: "assign pod", name: name.to_string(), source }),
         }
     });
     stream::iter(calls).buffer_unordered(MAX_IN_FLIGHT).try_collect::<()>().await

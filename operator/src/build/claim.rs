@@ -19,7 +19,7 @@ pub fn storage_claim(input: &BuildInput<'_>) -> Option<PersistentVolumeClaim> {
         metadata.owner_references = None;
     }
     // Workers on several nodes write into one run folder.
-    let is_shared = input.prepared.plan.worker_groups.iter().any(|group| group.num_workers > 1);
+    let is_shared = input.prepared.plan.worker_groups.iter().map(|group| group.num_workers).sum::<u32>() > 1;
     let mode = if is_shared { "ReadWriteMany" } else { "ReadWriteOnce" };
     Some(PersistentVolumeClaim {
         metadata,

@@ -26,6 +26,7 @@ pub(super) fn trainer(
 ) -> Container {
     let workers = &input.prepared.job.spec().workers;
     let settings = input.settings;
+    let first_rank = (!group.is_spare()).then(|| group.first_rank(worker_idx));
     Container {
         name: TRAINER_CONTAINER.into(),
         image: Some(workers.image.clone().unwrap_or_else(|| settings.image_for(group.device).to_owned())),
@@ -34,7 +35,7 @@ pub(super) fn trainer(
         // So that a relative path in the manifest means beside the run folders, as it does where `rlctl
         // run` makes them.
         working_dir: Some(STORAGE_FOLDER.into()),
-        env: Some(variables(input, attempt, group.first_rank(worker_idx))),
+        env: Some(variables(input, attempt, first_rank)),
         resources: Some(resources(input, group)),
         volume_mounts: Some(mounts),
         security_context: Some(unprivileged(&workers.pod.capabilities)),
@@ -63,13 +64,16 @@ fn command(input: &BuildInput<'_>, group: &WorkerGroup) -> Vec<String> {
 }
 
 /// The job's own, and those by which this worker is told from the others.
-fn variables(input: &BuildInput<'_>, attempt: u32, first_rank: u32) -> Vec<EnvVar> {
+fn variables(input: &BuildInput<'_>, attempt: u32, first_rank: Option<u32>) -> Vec<EnvVar> {
     let own = input.prepared.job.spec().workers.env.iter().map(own_variable);
     let parent = (!input.settings.traces.is_empty()).then(|| {
         let trace = AttemptTrace::of(input.job.uid(), attempt);
         plain(rlt_traces::TRACEPARENT, trace.traceparent())
     });
-    let ours = [plain(channel::RANK, first_rank.to_string()), plain(channel::ATTEMPT, attempt.to_string())];
+    // A spare has neither: its launcher learns both when it is given ranks.
+    let attempt = first_rank.map_or(0, |_| attempt);
+    let rank = first_rank.map(|rank| plain(channel::RANK, rank.to_string()));
+    let ours = rank.into_iter().chain([plain(channel::ATTEMPT, attempt.to_string())]);
     own.chain(ours).chain(parent).collect()
 }
 
@@ -124,7 +128,8 @@ fn claims_of(claims: &[ResourceClaimSpec]) -> Option<Vec<ResourceClaim>> {
 /// two jobs that would listen at one port on different nodes.
 fn host_ports(input: &BuildInput<'_>, group: &WorkerGroup, worker_idx: u32) -> Option<Vec<ContainerPort>> {
     let spec = input.prepared.job.spec();
-    let is_reached = worker_idx == 0 && group.num_workers * group.ranks_per_worker > 1;
+    let has_ranks = !group.is_spare();
+    let is_reached = has_ranks && worker_idx == 0 && group.num_workers * group.ranks_per_worker > 1;
     let rendezvous = is_reached.then_some(RENDEZVOUS_PORT);
     let metrics = spec.tracking.prometheus.as_ref().map(|prometheus| prometheus.port);
     let ports: Vec<_> =

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use rlt_api::plan::WorkerGroup;
+use rlt_api::plan::{SPARE_GROUP, WorkerGroup};
 use rlt_channel::environment as channel;
 
 use super::volumes::{STORAGE_FOLDER, job_file};
@@ -27,6 +27,7 @@ pub(super) fn shared(input: &BuildInput<'_>, group: &WorkerGroup) -> BTreeMap<St
     let defaults = defaults().into_iter().chain(input.settings.traces.iter().cloned());
     let mut variables: BTreeMap<_, _> = defaults.filter(|(name, _)| !is_set(name)).collect();
     variables.extend(of_ranks(group));
+    variables.extend(of_launcher(input, group));
     variables.extend(of_job(input));
     variables.extend(input.settings.channel.iter().flat_map(of_channel));
     variables
@@ -46,6 +47,13 @@ fn of_ranks(group: &WorkerGroup) -> impl Iterator<Item = (String, String)> + use
     let variables = group.environment(0).unwrap_or_default();
     let shared = variables.into_iter().filter(|variable| variable.name != channel::RANK);
     shared.map(|variable| (variable.name.to_owned(), variable.value))
+}
+
+/// Whether the launcher may be given another attempt, as it is where a job has spares.
+fn of_launcher(input: &BuildInput<'_>, group: &WorkerGroup) -> Option<(String, String)> {
+    let follows = if group.is_spare() { channel::FOLLOWS_SPARE } else { channel::FOLLOWS_RANKS };
+    input.prepared.group(SPARE_GROUP)?;
+    Some((channel::FOLLOW.to_owned(), follows.to_owned()))
 }
 
 fn of_job(input: &BuildInput<'_>) -> [(String, String); 4] {

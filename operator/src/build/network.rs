@@ -68,7 +68,7 @@ pub fn endpoint_digest(first: Option<&Worker>) -> String {
 }
 
 fn gang(group: &WorkerGroup) -> Option<&WorkerGroup> {
-    Some(group).filter(|group| group.num_workers > 1)
+    Some(group).filter(|group| group.num_workers > 1 && !group.is_spare())
 }
 
 fn reached(input: &BuildInput<'_>, group: &WorkerGroup, worker: &Worker, address: &str) -> Endpoint {

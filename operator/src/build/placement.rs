@@ -81,14 +81,16 @@ impl Placement {
         gang: Option<Gang>,
         admission: Option<(&Workload, &Flavors)>,
     ) -> Self {
-        let mut placement = Self::default();
+        let (mut placement, is_spare) = (Self::default(), group.is_spare());
         if let Some(gang) = gang {
             placement.join(gang, pod_group_name(group, attempt));
         }
         if let Some((workload, flavors)) = admission {
             placement.admit(group, workload, flavors);
         }
-        if placement.gates.is_empty() {
+        // A spare belongs to no slice, and lies near to the workers whose ranks it may take.
+        let group = if group.is_spare() { input.first_group().unwrap_or(group) } else { group };
+        if placement.gates.is_empty() && !is_spare {
             placement.slice = slice(input, group, attempt);
         }
         // Volcano and Kueue place workers side by side themselves. Kubernetes' PodGroup may have lost its

@@ -31,7 +31,7 @@ pub fn pod(input: &BuildInput<'_>, attempt: u32, group: &WorkerGroup, worker_idx
         volumes: Some(volumes),
         restart_policy: Some("Never".into()),
         hostname: Some(name.clone()),
-        subdomain: (group.num_workers > 1).then(|| group.service_name()),
+        subdomain: (group.num_workers > 1 && !group.is_spare()).then(|| group.service_name()),
         service_account_name: Some(workers.pod.service_account_name.clone().unwrap_or(account)),
         runtime_class_name: workers.pod.runtime_class_name.clone(),
         automount_service_account_token: Some(false),

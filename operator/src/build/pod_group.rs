@@ -31,7 +31,7 @@ pub enum Gang {
 /// Whose PodGroup a group of workers has: that of its scheduler, as far as the cluster serves it. One worker
 /// needs none.
 pub fn gang(input: &BuildInput<'_>, group: &WorkerGroup, served: Served) -> Option<Gang> {
-    if group.num_workers <= 1 {
+    if group.num_workers <= 1 || group.is_spare() {
         return None;
     }
     let native = served.native_groups.map(Gang::Native);

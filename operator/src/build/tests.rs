@@ -2,6 +2,7 @@
 
 mod children;
 mod groups;
+mod spares;
 
 use std::collections::BTreeMap;
 

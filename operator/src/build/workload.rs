@@ -73,7 +73,10 @@ fn spec(input: &BuildInput<'_>, queue: &str) -> Value {
             let mut set = json!({
                 "name": group.name, "count": group.num_workers, "template": template(input, group),
             });
-            if let Some(topology) = &input.prepared.job.spec().workers.topology {
+            // Kueue packs each set for itself: packed spares would lie beside nobody.
+            if let Some(topology) =
+                input.prepared.job.spec().workers.topology.as_ref().filter(|_| !group.is_spare())
+            {
                 set["topologyRequest"] = topology_request(topology);
             }
             set

@@ -7,7 +7,7 @@ use rlt_api::status::{Condition, ConditionStatus, ConditionType, Phase, RLTraini
 use rlt_api::{FailureCause, Reason};
 
 use super::apply_failure::{self, ApplyFailure};
-use super::{cause_of, clock};
+use super::{cause_of, clock, events};
 
 /// Longest message of a condition: the schema takes so many characters.
 const MAX_MESSAGE_BYTES: usize = 32 * 1024;
@@ -208,7 +208,8 @@ fn reconciling(state: &JobState, status: &RLTrainingJobStatus) -> Entry {
         JobState::Starting => (True, Reason::WorkersStarting, starting(status)),
         JobState::Restarting => {
             let rule = deciding_rule(status);
-            (True, Reason::Restarting, format!("attempt {} begins{rule}", status.attempt.unwrap_or(1)))
+            let (attempt, pods) = (status.attempt.unwrap_or(1), events::in_pods_that_stay(status));
+            (True, Reason::Restarting, format!("attempt {attempt} begins{pods}{rule}"))
         }
         JobState::WaitingToRestart(_) => {
             let at = status.attempt_start_time.as_deref().unwrap_or_default();

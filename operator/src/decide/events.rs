@@ -88,7 +88,9 @@ fn of_state(status: &RLTrainingJobStatus, state: &JobState) -> Option<JobEvent> 
     Some(match state {
         // The next Event says that they run, or why they do not.
         JobState::Starting => return None,
-        JobState::Restarting => event(Reason::Restarting, &format!("attempt {attempt} begins")),
+        JobState::Restarting => {
+            event(Reason::Restarting, &format!("attempt {attempt} begins{}", in_pods_that_stay(status)))
+        }
         JobState::Running => event(Reason::WorkersRunning, "all workers run"),
         JobState::Suspending => event(Reason::Suspending, "workers save a checkpoint and stop"),
         JobState::Suspended => event(Reason::Suspended, "no worker is left"),
@@ -106,4 +108,15 @@ fn of_state(status: &RLTrainingJobStatus, state: &JobState) -> Option<JobEvent> 
         JobState::Stuck(message) => JobEvent { is_warning: true, ..event(Reason::NodeUnreachable, message) },
         JobState::Invalid(reason, problems) => JobEvent { is_warning: true, ..event(*reason, problems) },
     })
+}
+
+/// Which spares take over, where an attempt begins in the pods of the one before.
+pub(super) fn in_pods_that_stay(status: &RLTrainingJobStatus) -> String {
+    if !status.attempt_in_place {
+        return String::new();
+    }
+    let promoted = status.promoted_spares.iter();
+    let spares: Vec<_> = promoted.map(|one| format!("{} is worker {}", one.pod, one.worker)).collect();
+    let spares = if spares.is_empty() { String::new() } else { format!("; {}", spares.join(", ")) };
+    format!(" in the pods that are there{spares}")
 }

@@ -9,7 +9,7 @@ use k8s_openapi::jiff::Timestamp;
 use rlt_api::spec::FailureReason;
 use rlt_api::{ExitCode, FailureCause};
 
-use super::{Reconcile, clock, deadlines, deletion, evacuation};
+use super::{Reconcile, clock, deadlines, deletion, evacuation, spares};
 use crate::worker::{Explanation, Waiting, Worker, WorkerPhase};
 
 /// How long a `PeerLost` exit waits for the exit of the peer, which names the cause.
@@ -57,7 +57,7 @@ impl Failure {
             message,
             pod: Some(worker.name.to_string()),
             node: worker.node.as_deref().map(str::to_owned),
-            exit_code: worker.exit.as_ref().map(|exit| exit.code),
+            exit_code: worker.last_exit().map(|exit| exit.code),
             reasons: reasons(worker),
         }
     }
@@ -71,13 +71,12 @@ fn reasons(worker: &Worker) -> Vec<String> {
         Waiting::Container(why) => why.reason.clone(),
     });
     let of_pod = explanations.into_iter().flatten().map(|explanation| explanation.reason.clone());
-    worker.exit.iter().map(|exit| exit.reason.clone()).chain(of_pod).chain(waiting).collect()
+    worker.last_exit().into_iter().map(|exit| exit.reason.clone()).chain(of_pod).chain(waiting).collect()
 }
 
 /// Finds the failure that ended the attempt.
 pub(super) fn attempt_state(reconcile: &Reconcile<'_>) -> AttemptState {
-    let mut failed: Vec<_> =
-        reconcile.pods.present().filter(|worker| worker.phase == WorkerPhase::Failed).collect();
+    let mut failed: Vec<_> = reconcile.pods.present().filter(|worker| worker.has_failed()).collect();
     failed.sort_by_key(|worker| finished_at(worker).unwrap_or(Timestamp::MAX));
     let failures: Vec<_> = failed.iter().map(|worker| classify(reconcile, worker)).collect();
     let knows_more = |failure: &&Failure| failure.cause != FailureCause::PeerLost;
@@ -89,6 +88,9 @@ pub(super) fn attempt_state(reconcile: &Reconcile<'_>) -> AttemptState {
     }
     if let Some(state) = deleted(reconcile, failures.is_empty()) {
         return state;
+    }
+    if let Some(failure) = spares::lost(reconcile) {
+        return AttemptState::Failed(failure);
     }
     if let (Some(failure), Some(first)) = (failures.first(), failed.first()) {
         let wait = clock::until(finished_at(first).map(|at| at + PEER_PATIENCE), reconcile.input.now);
@@ -145,7 +147,7 @@ fn on_impaired_node(reconcile: &Reconcile<'_>) -> Option<Failure> {
 }
 
 fn finished_at(worker: &Worker) -> Option<Timestamp> {
-    worker.exit.as_ref().and_then(|exit| exit.finished_at)
+    worker.last_exit().and_then(|exit| exit.finished_at)
 }
 
 /// The cause of a pod's failure.
@@ -158,12 +160,13 @@ fn classify(reconcile: &Reconcile<'_>, worker: &Worker) -> Failure {
     }
 }
 
-fn classify_exit(worker: &Worker) -> Failure {
+/// The cause of a pod's failure by what Kubernetes and the pod itself say.
+pub(super) fn classify_exit(worker: &Worker) -> Failure {
     let failure = |cause, message| Failure::of_worker(cause, message, worker);
     if let Some(disruption) = &worker.disruption {
         return failure(disrupted(disruption), in_words(disruption));
     }
-    if let Some(exit) = &worker.exit {
+    if let Some(exit) = worker.last_exit() {
         let is_memory = exit.reason == "OOMKilled";
         let cause =
             if is_memory { Some(FailureCause::OutOfMemory) } else { FailureCause::from_exit_code(exit.code) };

@@ -42,7 +42,9 @@ pub(super) fn settle(mut reconcile: Reconcile<'_>) -> Decision {
         _ if worker.is_deleting => true,
         _ if is_expired => true,
         CleanPodPolicy::All => true,
-        CleanPodPolicy::Running => !worker.is_finished() || worker.has_live_sidecars,
+        _ if worker.is_spare() => true,
+        // A pod whose launcher waits for another attempt ends by itself, and keeps its logs.
+        CleanPodPolicy::Running => !worker.has_no_process() || worker.has_live_sidecars,
         CleanPodPolicy::None => false,
     };
     reconcile.delete = deletion::deletions(&reconcile, reconcile.pods.all().filter(is_unwanted), None);

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use rlt_api::plan::SPARE_GROUP;
 use rlt_api::spec::Device;
 use serde_json::{Value, json};
 
@@ -35,6 +36,15 @@ pub(crate) fn with_samplers(mut prepared: Prepared, num_workers: u32) -> Prepare
     samplers.ranks_per_worker = 2;
     samplers.device = Device::Cuda;
     prepared.plan.worker_groups.push(samplers);
+    prepared
+}
+
+/// The job with so many hot spares.
+pub(crate) fn with_spares(mut prepared: Prepared, num_spares: u32) -> Prepared {
+    let mut spares = prepared.plan.worker_groups[0].clone();
+    spares.name = SPARE_GROUP.into();
+    spares.num_workers = num_spares;
+    prepared.plan.worker_groups.push(spares);
     prepared
 }
 

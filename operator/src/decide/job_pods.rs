@@ -1,20 +1,24 @@
-//! The pods of a job: those of this attempt by their group and index, and those of earlier attempts.
+//! The pods of a job: those of this attempt by their group and index, those of earlier attempts, and spares.
 
 use std::sync::Arc;
 
-use rlt_api::plan::{Plan, WorkerGroup};
+use rlt_api::plan::{Plan, SPARE_GROUP, WorkerGroup};
 use rlt_api::status::{RLTrainingJobStatus, WorkerGroupStatus};
 
-use super::JobState;
+use super::{JobState, spares};
 use crate::worker::{Worker, WorkerPhase};
 use crate::worker_id::WorkerId;
 
 /// The pods of a job.
 pub(super) struct JobPods<'a> {
-    /// The groups of the plan, in its order.
+    /// The groups of the plan whose workers have ranks, in its order.
     pub(super) groups: Vec<GroupPods<'a>>,
     /// The pods of other attempts, and those whose group or index the plan does not have.
     pub(super) previous: Vec<&'a Worker>,
+    /// The spares, which belong to no attempt.
+    pub(super) spares: Vec<&'a Worker>,
+    /// Spares that the plan has.
+    num_spares: Option<u32>,
 }
 
 /// The pods of a group in this attempt.
@@ -26,16 +30,22 @@ pub(super) struct GroupPods<'a> {
 
 impl<'a> JobPods<'a> {
     pub(super) fn new(workers: &'a [Arc<Worker>], attempt: u32, plan: &'a Plan) -> Self {
-        let mut groups: Vec<_> = plan.worker_groups.iter().map(GroupPods::empty).collect();
-        let mut previous = Vec::new();
-        for worker in workers {
+        let with_ranks = plan.worker_groups.iter().filter(|group| !group.is_spare());
+        let mut groups: Vec<_> = with_ranks.map(GroupPods::empty).collect();
+        let (mut previous, mut spares) = (Vec::new(), Vec::new());
+        for worker in workers.iter().map(Arc::as_ref) {
+            if worker.is_spare() {
+                spares.push(worker);
+                continue;
+            }
             let group = groups.iter_mut().find(|group| group.plan.name == *worker.group);
             match group.and_then(|group| group.current.get_mut(worker.idx as usize)) {
-                Some(place) if worker.attempt == attempt => *place = Some(worker.as_ref()),
-                _ => previous.push(worker.as_ref()),
+                Some(place) if worker.attempt == attempt && place.is_none() => *place = Some(worker),
+                _ => previous.push(worker),
             }
         }
-        Self { groups, previous }
+        let of_spares = plan.worker_groups.iter().find(|group| group.is_spare());
+        Self { groups, previous, spares, num_spares: of_spares.map(|group| group.num_workers) }
     }
 
     /// The place of every worker of the plan, with its pod.
@@ -52,7 +62,7 @@ impl<'a> JobPods<'a> {
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = &'a Worker> {
-        self.present().chain(self.previous.iter().copied())
+        self.present().chain(self.previous.iter().copied()).chain(self.spares.iter().copied())
     }
 
     /// The first worker of the first group, whose exit decides how the job ended.
@@ -97,7 +107,32 @@ impl<'a> JobPods<'a> {
         let sum = |count: fn(&WorkerGroupStatus) -> u32| groups.iter().map(count).sum::<u32>();
         status.ready = Some(format!("{}/{}", sum(|group| group.ready), sum(|group| group.desired)));
         status.replicas = Some(groups.first().map_or(0, |group| group.pending + group.running));
-        status.worker_groups = groups;
+        status.worker_groups = groups.into_iter().chain(self.status_of_spares(made)).collect();
+    }
+
+    /// The spares by their numbers, where the job asks for some: those are ready that have loaded everything.
+    fn status_of_spares(&self, made: &[WorkerId]) -> Option<WorkerGroupStatus> {
+        let desired = self.num_spares?;
+        let made = made.iter().filter(|id| *id.group == *SPARE_GROUP).count() as u32;
+        let mut group = WorkerGroupStatus {
+            name: SPARE_GROUP.into(),
+            desired,
+            pending: made,
+            ..WorkerGroupStatus::default()
+        };
+        for spare in &self.spares {
+            let is_leaving = spare.is_deleting && !spare.is_finished();
+            group.terminating += u32::from(is_leaving);
+            match spare.phase {
+                _ if is_leaving => {}
+                WorkerPhase::Pending => group.pending += 1,
+                WorkerPhase::Running => group.running += 1,
+                WorkerPhase::Succeeded => group.succeeded += 1,
+                WorkerPhase::Failed => group.failed += 1,
+            }
+            group.ready += u32::from(spares::is_loaded(spare));
+        }
+        Some(group)
     }
 }
 

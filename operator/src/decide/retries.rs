@@ -11,7 +11,7 @@ use rlt_api::{Budget, ExitCode, FailureCause};
 
 use super::failure::Failure;
 use super::failure_policy::{self, MatchedRule};
-use super::{Decision, JobState, Reconcile, clock, evacuation, finished};
+use super::{Decision, JobState, Reconcile, clock, evacuation, finished, spares};
 
 /// Longest message of a failure in a status, in bytes.
 const MAX_MESSAGE_BYTES: usize = 4096;
@@ -39,6 +39,7 @@ pub(super) fn answer(mut reconcile: Reconcile<'_>, failure: Failure) -> Decision
             finished::fail(reconcile, JobState::Failed(failure.cause))
         }
         None => {
+            spares::plan_attempt(&mut reconcile, &failure);
             begin_next(&mut reconcile);
             reconcile.write_first(JobState::Restarting)
         }

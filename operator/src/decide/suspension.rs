@@ -1,6 +1,6 @@
 //! Suspending and resuming a job. Its active deadline does not run in between.
 
-use super::{Decision, JobState, Reconcile, clock, deletion, evacuation};
+use super::{Decision, JobState, Reconcile, clock, deletion, evacuation, spares};
 
 /// Deletes all pods because of `spec.runPolicy.suspend`.
 pub(super) fn suspend(reconcile: Reconcile<'_>) -> Decision {
@@ -30,6 +30,7 @@ pub(super) fn begin(mut reconcile: Reconcile<'_>) -> Decision {
     reconcile.status.attempt_start_time = Some(now.clone());
     reconcile.status.attempt_running_time = None;
     evacuation::end(&mut reconcile);
+    spares::start_afresh(&mut reconcile);
     match reconcile.status.attempt {
         // Pods of the first attempt need not wait for the status: there are none of an earlier one.
         None => {

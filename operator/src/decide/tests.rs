@@ -5,6 +5,7 @@ mod evacuation;
 mod groups;
 mod restarts;
 mod retries;
+mod spares;
 mod topology;
 
 use std::sync::Arc;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
+use rlt_api::plan::SPARE_GROUP;
 use rlt_api::status::{ConditionType, RLTrainingJobStatus};
 
 use super::{Metrics, Milestone};
@@ -56,7 +57,7 @@ fn milestones(
 fn has_all_pods(status: &RLTrainingJobStatus) -> bool {
     let groups = &status.worker_groups;
     !groups.is_empty()
-        && groups.iter().all(|group| {
+        && groups.iter().filter(|group| group.name != SPARE_GROUP).all(|group| {
             group.desired > 0
                 && group.pending + group.running + group.succeeded + group.failed >= group.desired
         })

@@ -57,7 +57,8 @@ pub(super) fn choose(job: &Job, workers: &[Worker], wanted: Wanted, shown: Optio
             false => Choice::NotYet("the attempt is over; waiting for the next one".to_owned()),
         };
     }
-    match workers.iter().find(|worker| worker.attempt == attempt && worker.idx == idx) {
+    let is_it = |worker: &&Worker| worker.attempt == attempt && worker.idx == idx && !worker.is_spare();
+    match workers.iter().find(is_it) {
         Some(worker) if worker.phase == WorkerPhase::Pending => {
             Choice::NotYet(format!("{} does not run yet", worker.name))
         }

@@ -1,0 +1,214 @@
+//! Hot spares: pods that wait, and take the ranks of a lost worker. The other workers start theirs again in
+//! their pods, so that the next attempt needs no new pod.
+//!
+//! ```text
+//! attempt failed -> every lost worker has a spare? -> status: attempt in place, promoted spares
+//!                -> pods get their group, index and attempt as labels -> launchers ask what to run
+//! ```
+//! Who gets which ranks is in the status before any pod is changed. A spare takes the ranks of a worker only
+//! once no process of that worker can run; and an attempt in place creates no worker's pod, so that a gang is
+//! never waited for in part. Where a pod is lost before it took part, the attempt fails, and the next one is
+//! decided anew.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use rlt_api::FailureCause;
+use rlt_api::plan::{SPARE_GROUP, TRAINER_GROUP, WorkerGroup};
+use rlt_api::status::PromotedSpareStatus;
+
+use super::failure::{self, Failure};
+use super::{Deletion, JobState, Reconcile, deletion};
+use crate::nodes::NodeState;
+use crate::worker::{Worker, WorkerPhase};
+use crate::worker_id::WorkerId;
+
+/// Promoted spares that a status holds.
+const MAX_PROMOTED: usize = 64;
+
+/// A pod that exists, and what it becomes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assignment {
+    /// The pod's name.
+    pub name: Arc<str>,
+    /// Its UID, a precondition.
+    pub uid: Arc<str>,
+    /// The worker that it is from now on.
+    pub worker: WorkerId,
+    /// The attempt that it belongs to.
+    pub attempt: u32,
+}
+
+/// Decides, when an attempt has failed, whether the next one goes on in the pods that are there.
+pub(super) fn plan_attempt(reconcile: &mut Reconcile<'_>, failure: &Failure) {
+    let promoted = promotions(reconcile, failure);
+    reconcile.status.attempt_in_place = promoted.is_some();
+    reconcile.status.promoted_spares = promoted.unwrap_or_default();
+}
+
+/// The next attempt is made of new pods.
+pub(super) fn start_afresh(reconcile: &mut Reconcile<'_>) {
+    reconcile.status.attempt_in_place = false;
+    reconcile.status.promoted_spares.clear();
+}
+
+/// The promoted spares of the next attempt; `None` where it needs new pods.
+fn promotions(reconcile: &Reconcile<'_>, failure: &Failure) -> Option<Vec<PromotedSpareStatus>> {
+    group(reconcile)?;
+    let mut free = free_spares(reconcile).into_iter();
+    let mut promoted = Vec::new();
+    for (id, place) in reconcile.pods.places() {
+        let kept = place.filter(|worker| may_stay(reconcile, worker, failure));
+        let worker = match kept {
+            Some(worker) if *worker.name == *own_name(reconcile, id.idx)? => continue,
+            Some(promoted_before) => promoted_before,
+            None => free.next()?,
+        };
+        promoted.push(PromotedSpareStatus { worker: id.idx, pod: worker.name.to_string() });
+    }
+    (promoted.len() <= MAX_PROMOTED).then_some(promoted)
+}
+
+/// The name of the pod that is made for a worker.
+fn own_name(reconcile: &Reconcile<'_>, idx: u32) -> Option<String> {
+    reconcile.input.prepared.group(TRAINER_GROUP).map(|group| group.worker_name(idx))
+}
+
+/// Whether a worker's pod can run the next attempt: its launcher answers, its node is well, and another node
+/// would not do better.
+fn may_stay(reconcile: &Reconcile<'_>, worker: &Worker, failure: &Failure) -> bool {
+    let is_cause = failure.pod.as_deref() == Some(&*worker.name);
+    is_usable(reconcile, worker) && !(is_cause && failure.cause.may_be_the_nodes())
+}
+
+fn is_usable(reconcile: &Reconcile<'_>, worker: &Worker) -> bool {
+    let is_well = !matches!(
+        deletion::node_state(reconcile, worker),
+        Some(NodeState::Lost | NodeState::Silent | NodeState::Impaired(_))
+    );
+    worker.phase == WorkerPhase::Running && !worker.is_deleting && worker.launcher.is_some() && is_well
+}
+
+/// The spares that wait, those that have loaded everything first.
+fn free_spares<'a>(reconcile: &Reconcile<'a>) -> Vec<&'a Worker> {
+    let spares = reconcile.pods.spares.iter().copied();
+    let mut free: Vec<_> = spares.filter(|spare| is_usable(reconcile, spare)).collect();
+    free.sort_by_key(|spare| (!is_loaded(spare), spare.idx));
+    free
+}
+
+/// Whether a spare waits with everything loaded.
+pub(super) fn is_loaded(spare: &Worker) -> bool {
+    let launcher = spare.launcher.as_ref();
+    spare.is_in_place() && launcher.is_some_and(|launcher| launcher.is_loaded)
+}
+
+/// The pods that become workers of the attempt in this reconcile.
+pub(super) fn assignments(reconcile: &Reconcile<'_>) -> Vec<Assignment> {
+    let taken = candidates(reconcile).into_iter().filter_map(|(worker, candidate)| {
+        let pod = candidate.filter(|pod| is_alive(pod) && is_free(reconcile, &worker, pod))?;
+        let (name, uid) = (Arc::clone(&pod.name), Arc::clone(&pod.uid));
+        Some(Assignment { name, uid, worker, attempt: reconcile.attempt() })
+    });
+    taken.collect()
+}
+
+/// A worker of an attempt in place whose pod is gone before it took part.
+pub(super) fn lost(reconcile: &Reconcile<'_>) -> Option<Failure> {
+    let candidates = candidates(reconcile).into_iter();
+    candidates.filter(|(_, pod)| !pod.is_some_and(is_alive)).map(|(id, pod)| of_lost(&id, pod)).next()
+}
+
+fn of_lost(id: &WorkerId, pod: Option<&Worker>) -> Failure {
+    match pod {
+        Some(pod) if pod.is_finished() => failure::classify_exit(pod),
+        Some(pod) => {
+            Failure::of_worker(FailureCause::Disrupted, "the pod was deleted before it took part".into(), pod)
+        }
+        None => {
+            let message = format!("the pod of worker {} was gone before it took part", id.idx);
+            Failure::of_job(FailureCause::Disrupted, message)
+        }
+    }
+}
+
+fn is_alive(pod: &Worker) -> bool {
+    !pod.is_deleting && !pod.is_finished()
+}
+
+/// The workers of an attempt in place that have no pod yet, each with the pod that it gets.
+fn candidates<'a>(reconcile: &Reconcile<'a>) -> Vec<(WorkerId, Option<&'a Worker>)> {
+    if !reconcile.status.attempt_in_place {
+        return Vec::new();
+    }
+    let open = reconcile.pods.places().filter(|(_, place)| place.is_none());
+    open.map(|(id, _)| {
+        let name = promoted(reconcile, id.idx).map(str::to_owned).or_else(|| own_name(reconcile, id.idx));
+        let pod = reconcile.pods.all().find(|pod| name.as_deref() == Some(&*pod.name));
+        (id, pod)
+    })
+    .collect()
+}
+
+/// The promoted spare that is a worker's pod.
+fn promoted<'a>(reconcile: &'a Reconcile<'_>, idx: u32) -> Option<&'a str> {
+    let promoted = reconcile.status.promoted_spares.iter();
+    promoted.filter(|one| one.worker == idx).map(|one| one.pod.as_str()).next()
+}
+
+/// Whether no other pod can still run a process of this worker.
+fn is_free(reconcile: &Reconcile<'_>, id: &WorkerId, pod: &Worker) -> bool {
+    let others = reconcile.pods.previous.iter().filter(|other| other.id() == *id && other.uid != pod.uid);
+    others.into_iter().all(|other| other.has_no_process())
+}
+
+/// The pods of earlier attempts to delete: those that do not stay.
+pub(super) fn surplus_of_earlier<'a>(reconcile: &Reconcile<'a>) -> Vec<&'a Worker> {
+    let stays: BTreeSet<_> = candidates(reconcile)
+        .into_iter()
+        .filter_map(|(_, pod)| pod)
+        .map(|pod| Arc::clone(&pod.uid))
+        .collect();
+    let previous = reconcile.pods.previous.iter().copied();
+    previous.filter(|worker| !stays.contains(&worker.uid)).collect()
+}
+
+/// Spares to delete: those that ended, those beyond the number of the job, and, while workers wait for
+/// nodes, those without a node, so that no spare gets a node that a worker needs.
+pub(super) fn deletions(reconcile: &Reconcile<'_>, state: &JobState) -> Vec<Deletion> {
+    let has_room = *state == JobState::Running;
+    let num_wanted = group(reconcile).map_or(0, |group| group.num_workers as usize);
+    let (ended, mut waiting): (Vec<_>, Vec<_>) =
+        unpromoted(reconcile).into_iter().partition(|spare| spare.is_finished() || spare.is_deleting);
+    waiting.sort_by_key(|spare| (spare.node.is_none(), spare.idx));
+    let beyond = waiting.iter().enumerate().filter(|(place, spare)| {
+        *place >= num_wanted || (!has_room && spare.phase == WorkerPhase::Pending && spare.node.is_none())
+    });
+    let beyond = beyond.map(|(_, spare)| *spare);
+    deletion::deletions(reconcile, ended.iter().copied().chain(beyond), None)
+}
+
+/// The spares to create, once all workers run. A name is free while no pod has it.
+pub(super) fn missing(reconcile: &Reconcile<'_>, state: &JobState) -> Vec<WorkerId> {
+    let Some(group) = group(reconcile).filter(|_| *state == JobState::Running) else { return Vec::new() };
+    let is_taken = |idx: &u32| {
+        let name = group.worker_name(*idx);
+        let is_promoted = reconcile.status.promoted_spares.iter().any(|one| one.pod == name);
+        is_promoted || reconcile.pods.all().any(|pod| *pod.name == *name)
+    };
+    let num_waiting = unpromoted(reconcile).into_iter().filter(|spare| is_alive(spare)).count();
+    let num_missing = (group.num_workers as usize).saturating_sub(num_waiting);
+    let free = (0..u32::MAX).filter(|idx| !is_taken(idx)).take(num_missing);
+    free.map(|idx| WorkerId { group: SPARE_GROUP.into(), idx }).collect()
+}
+
+/// The spares that have not been given ranks.
+fn unpromoted<'a>(reconcile: &Reconcile<'a>) -> Vec<&'a Worker> {
+    let is_promoted =
+        |spare: &Worker| reconcile.status.promoted_spares.iter().any(|one| *one.pod == *spare.name);
+    reconcile.pods.spares.iter().copied().filter(|spare| !is_promoted(spare)).collect()
+}
+
+fn group<'a>(reconcile: &Reconcile<'a>) -> Option<&'a WorkerGroup> {
+    reconcile.input.prepared.group(SPARE_GROUP)
+}

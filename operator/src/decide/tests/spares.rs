@@ -1,0 +1,198 @@
+//! Hot spares: who takes the ranks of a lost worker, when, and what stays.
+
+use super::super::fixtures::with_spares;
+use super::super::spares::Assignment;
+use super::*;
+use crate::nodes::NodeState;
+use crate::worker::Launcher;
+use crate::worker_id::WorkerId;
+
+/// What a launcher says of processes that run.
+fn following(worker: Worker) -> Worker {
+    let attempt = worker.attempt;
+    Worker { launcher: Some(Box::new(Launcher { attempt, ..Launcher::default() })), ..worker }
+}
+
+/// A worker whose processes ended with this code while its pod waits for the next attempt.
+fn waiting(idx: u32, code: i32) -> Worker {
+    let ended = Some(*exit(code, now().as_second() - 9));
+    Worker { launcher: Some(Box::new(Launcher { attempt: 1, ended, is_loaded: false })), ..runs(idx) }
+}
+
+/// A spare that has loaded everything.
+fn spare(idx: u32) -> Worker {
+    let name = format!("quickstart-spare-{idx}").into();
+    let launcher = Launcher { is_loaded: true, ..Launcher::default() };
+    let uid = format!("spare-{idx}").into();
+    Worker { name, uid, group: "spare".into(), launcher: Some(Box::new(launcher)), ..runs(idx) }
+}
+
+/// What is decided about two workers and so many spares.
+fn with(num_spares: u32, status: &RLTrainingJobStatus, workers: Vec<Worker>) -> Decision {
+    on(num_spares, status, workers, &NodeStates::new())
+}
+
+fn on(num_spares: u32, status: &RLTrainingJobStatus, workers: Vec<Worker>, nodes: &NodeStates) -> Decision {
+    let workers: Vec<_> = workers.into_iter().map(Arc::new).collect();
+    decide(&ReconcileInput {
+        prepared: &with_spares(prepared(2, json!({})), num_spares),
+        status,
+        generation: 1,
+        is_tracked: false,
+        workers: &workers,
+        nodes,
+        node_labels: None,
+        report: None,
+        queueing: &crate::queue::NO_QUEUE,
+        now: now(),
+    })
+}
+
+fn names(ids: &[WorkerId]) -> Vec<String> {
+    ids.iter().map(|id| format!("{}-{}", id.group, id.idx)).collect()
+}
+
+fn assigned(decision: &Decision) -> Vec<(&str, u32, u32)> {
+    let one = |one: &'_ Assignment| (one.worker.idx, one.attempt);
+    decision.assign.iter().map(|each| (&*each.name, one(each).0, one(each).1)).collect()
+}
+
+fn deleted(decision: &Decision) -> Vec<&str> {
+    decision.delete.iter().map(|deletion| &*deletion.name).collect()
+}
+
+fn promoted(decision: &Decision) -> Vec<(u32, &str)> {
+    decision.status.promoted_spares.iter().map(|one| (one.worker, one.pod.as_str())).collect()
+}
+
+#[test]
+fn spares_are_created_when_all_workers_run_and_count_for_nothing_else() {
+    let begun = with(2, &starting(9), vec![runs(0)]);
+    assert_eq!(names(&begun.start), ["trainer-1"]);
+    let all = with(2, &starting(9), vec![runs(0), runs(1)]);
+    assert_eq!(
+        (all.state.clone(), names(&all.start)),
+        (JobState::Running, vec!["spare-0".into(), "spare-1".into()])
+    );
+    assert_eq!(all.status.ready.as_deref(), Some("2/2"));
+    let groups = &all.status.worker_groups;
+    let counts: Vec<_> = groups.iter().map(|group| (&*group.name, group.desired, group.pending)).collect();
+    assert_eq!(counts, [("trainer", 2, 0), ("spare", 2, 2)]);
+    let unloaded = Worker { launcher: None, ..spare(1) };
+    let ready = with(2, &running(1, 60), vec![runs(0), runs(1), spare(0), unloaded]);
+    assert_eq!((ready.status.worker_groups[1].running, ready.status.worker_groups[1].ready), (2, 1));
+    assert!(ready.start.is_empty() && ready.delete.is_empty());
+    let failing = Worker { phase: WorkerPhase::Failed, exit: Some(exit(1, 0)), ..spare(0) };
+    let failed = with(1, &running(1, 60), vec![runs(0), runs(1), failing]);
+    assert_eq!((failed.state.clone(), deleted(&failed)), (JobState::Running, vec!["quickstart-spare-0"]));
+    assert_eq!(failed.status.attempt, Some(1), "no attempt ends with a spare");
+}
+
+#[test]
+fn a_spare_takes_the_ranks_of_a_lost_worker_and_the_others_stay() {
+    let workers = || vec![waiting(0, 76), failed(1, 137, 9), spare(0)];
+    let next = with(1, &running(1, 60), workers());
+    assert_eq!((next.status.attempt, next.status.attempt_in_place), (Some(2), true));
+    assert_eq!(promoted(&next), [(1, "quickstart-spare-0")]);
+    assert!(next.assign.is_empty() && next.delete.is_empty(), "the status is written first");
+    let events = next.events(&running(1, 60));
+    let begins = "attempt 2 begins in the pods that are there; quickstart-spare-0 is worker 1";
+    assert!(events.iter().any(|event| event.message == begins), "{events:?}");
+
+    let applied = with(1, &next.status, workers());
+    assert_eq!(assigned(&applied), [("quickstart-trainer-0", 0, 2), ("quickstart-spare-0", 1, 2)]);
+    assert_eq!((deleted(&applied), applied.start.len()), (vec!["quickstart-trainer-1"], 0));
+
+    let taken = Worker { group: "trainer".into(), idx: 1, attempt: 2, ..spare(0) };
+    let kept = Worker { attempt: 2, ..waiting(0, 76) };
+    let running_again = with(1, &applied.status, vec![kept, taken]);
+    assert_eq!(running_again.state, JobState::Running, "what was said of attempt 1 fails no later one");
+    assert_eq!(names(&running_again.start), ["spare-1"], "another spare of another name");
+    assert_eq!(promoted(&running_again), [(1, "quickstart-spare-0")]);
+}
+
+#[test]
+fn an_attempt_without_enough_spares_is_made_of_new_pods() {
+    let workers = || vec![failed(0, 137, 9), failed(1, 137, 9), spare(0)];
+    let next = with(1, &running(1, 60), workers());
+    assert_eq!((next.status.attempt, next.status.attempt_in_place), (Some(2), false));
+    let applied = with(1, &next.status, workers());
+    assert!(applied.assign.is_empty());
+    assert_eq!(deleted(&applied), ["quickstart-trainer-0", "quickstart-trainer-1"], "the spare stays");
+    // A launcher that is not heard keeps no pod, nor does one on a node that is not well.
+    let silent = with(1, &running(1, 60), vec![runs(0), failed(1, 137, 9), spare(0)]);
+    assert!(!silent.status.attempt_in_place);
+    let nodes = NodeStates::from([("node".into(), NodeState::Silent)]);
+    let on_silent = on(1, &running(1, 60), vec![following(runs(0)), failed(1, 137, 9), spare(0)], &nodes);
+    assert!(!on_silent.status.attempt_in_place);
+}
+
+#[test]
+fn a_rank_that_fails_alone_restarts_in_its_pod_unless_its_node_may_be_at_fault() {
+    // They lost each other: both pods stay, no spare is used.
+    let lost = with(1, &running(1, 60), vec![waiting(0, 76), waiting(1, 76), spare(0)]);
+    assert_eq!((lost.status.attempt_in_place, promoted(&lost)), (true, vec![]));
+    assert_eq!(lost.status.last_failure.as_ref().unwrap().exit_code, Some(76));
+    // A device: another node may do better.
+    let device = with(1, &running(1, 60), vec![waiting(0, 76), waiting(1, 79), spare(0)]);
+    assert_eq!(device.status.last_failure.as_ref().unwrap().cause, FailureCause::DeviceFailed);
+    assert_eq!(promoted(&device), [(1, "quickstart-spare-0")]);
+}
+
+#[test]
+fn a_spare_waits_until_no_process_of_the_worker_can_run() {
+    let status = RLTrainingJobStatus {
+        attempt_in_place: true,
+        promoted_spares: vec![promoted_spare(1, "quickstart-spare-0")],
+        attempt_running_time: None,
+        ..running(2, 9)
+    };
+    let leaving = Worker { is_deleting: true, ..following(runs(1)) };
+    let decision = with(1, &status, vec![following(runs(0)), leaving.clone(), spare(0)]);
+    assert_eq!(assigned(&decision), [("quickstart-trainer-0", 0, 2)]);
+    let over = Worker { phase: WorkerPhase::Failed, exit: Some(exit(137, 0)), ..leaving };
+    let decision = with(1, &status, vec![following(runs(0)), over, spare(0)]);
+    assert_eq!(assigned(&decision).len(), 2);
+    let decision = with(1, &status, vec![following(runs(0)), waiting(1, 79), spare(0)]);
+    assert_eq!(assigned(&decision).len(), 2, "its launcher says that all are gone");
+}
+
+#[test]
+fn a_pod_that_is_lost_before_it_took_part_ends_the_attempt() {
+    let status = RLTrainingJobStatus {
+        attempt_in_place: true,
+        promoted_spares: vec![promoted_spare(1, "quickstart-spare-0")],
+        attempt_running_time: None,
+        ..running(2, 9)
+    };
+    let gone = with(1, &status, vec![following(runs(0))]);
+    assert_eq!((gone.status.attempt, gone.status.attempt_in_place), (Some(3), false));
+    assert_eq!(gone.status.last_failure.as_ref().unwrap().cause, FailureCause::Disrupted);
+    let deleted = Worker { is_deleting: true, ..following(runs(0)) };
+    let decision = with(1, &status, vec![deleted, spare(0)]);
+    assert_eq!(decision.status.attempt, Some(3));
+    // With a spare left it goes on in place, and the promoted one keeps its ranks.
+    let kept = Worker { group: "trainer".into(), idx: 1, attempt: 2, ..following(spare(0)) };
+    let lost = Worker { attempt: 2, ..failed(0, 137, 9) };
+    let again = with(1, &status, vec![lost, following(kept), spare(1)]);
+    assert_eq!(promoted(&again), [(0, "quickstart-spare-1"), (1, "quickstart-spare-0")]);
+}
+
+#[test]
+fn a_spare_without_a_node_gives_way_to_workers_and_all_spares_end_with_the_job() {
+    let unplaced = Worker { phase: WorkerPhase::Pending, node: None, launcher: None, ..spare(0) };
+    let status = RLTrainingJobStatus { attempt_running_time: None, ..running(2, 9) };
+    let workers = vec![Worker { attempt: 2, ..runs(0) }, unplaced.clone(), spare(1)];
+    assert_eq!(deleted(&with(2, &status, workers)), ["quickstart-spare-0"]);
+    let kept = with(2, &running(1, 60), vec![runs(0), runs(1), unplaced, spare(1)]);
+    assert!(kept.delete.is_empty(), "it waits where no worker does");
+    let fewer = with(1, &running(1, 60), vec![runs(0), runs(1), spare(0), spare(1)]);
+    assert_eq!(deleted(&fewer), ["quickstart-spare-1"]);
+    let ended = RLTrainingJobStatus { completion_time: Some(ago(9)), ..running(1, 60) };
+    let settled = with(1, &ended, vec![succeeded(0), waiting(1, 76), spare(0)]);
+    assert_eq!(deleted(&settled), ["quickstart-spare-0"], "a pod that waits ends by itself");
+}
+
+fn promoted_spare(worker: u32, pod: &str) -> rlt_api::status::PromotedSpareStatus {
+    rlt_api::status::PromotedSpareStatus { worker, pod: pod.to_owned() }
+}

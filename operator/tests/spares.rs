@@ -1,0 +1,174 @@
+//! Hot spares on a real node, with the real trainer in pods and the operator's binary in the chart's roles: a
+//! pod is killed, the spare takes its rank, the other pod stays, and what they train is bit for bit what as
+//! many ranks of this machine train whom nobody disturbs.
+
+#![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command};
+use std::time::Instant;
+
+use kube::ResourceExt as _;
+use kube::api::PostParams;
+use rlt_api::FailureCause;
+use rlt_api::status::{ConditionType, RLTrainingJobStatus};
+use rlt_cluster::{Options, Shared};
+use rlt_operator::labels;
+use serde_json::{Value, json};
+
+#[path = "real_node/folder.rs"]
+#[expect(dead_code, reason = "nothing but metrics is compared here")]
+mod folder;
+#[path = "cluster/stage.rs"]
+#[expect(dead_code, reason = "kubelet and operator are processes of their own here")]
+mod stage;
+
+use folder::Folder;
+use stage::{PATIENCE, Stage, merge};
+
+const NAME: &str = "supervised";
+/// Between two checkpoints.
+const EVERY_STEPS: u64 = 10;
+/// Steps after the job was suspended.
+const LAST_STEPS: u64 = 3;
+
+static CLUSTER: Shared =
+    Shared::new(|| Options::control_plane().with_real_node().with_tool("buildah").with_tool("debootstrap"));
+
+/// A process that ends with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The supervised example on two ranks of one thread each, so that sums have one order.
+fn supervised(num_steps: u64) -> Value {
+    let mut manifest: Value = serde_saphyr::from_str(include_str!("../../examples/sft/job.yaml")).unwrap();
+    let changes = json!({
+        "training": { "steps": num_steps, "evaluateEvery": 0 },
+        "data": { "task": { "numHeldOut": 8 } },
+        "checkpoint": { "everySteps": EVERY_STEPS },
+        "workers": {
+            "count": 2, "spares": 1, "threads": 1, "device": "Cpu", "storage": { "claimName": "shared" }
+        },
+    });
+    merge(&mut manifest["spec"], &changes);
+    manifest["metadata"]["name"] = NAME.into();
+    manifest
+}
+
+/// The operator as the Deployment starts it, but on this machine, with its channel where pods reach it.
+async fn operator(stage: &Stage) -> Running {
+    let bundle = stage.cluster.kubectl().args(["apply", "-k"]).arg(root().join("charts/kustomize")).output();
+    assert!(bundle.unwrap().status.success());
+    let kubeconfig = stage.cluster.kubeconfig_of_service_account("rl-operator", "rl-operator").await.unwrap();
+    let host = stage.cluster.host_address();
+    let port = TcpListener::bind("0.0.0.0:0").unwrap().local_addr().unwrap().port();
+    let started = Command::new(env!("CARGO_BIN_EXE_rlt-operator"))
+        .args(["--lease=spares", "--listen=127.0.0.1:0", "--trainer-image-pull-policy=Never"])
+        .args([format!("--channel-listen=0.0.0.0:{port}"), format!("--channel-host={host}")])
+        .env("KUBECONFIG", kubeconfig)
+        .env("POD_NAMESPACE", "rl-operator")
+        .env("POD_IP", host.to_string())
+        .env("RLT_TRAINER_IMAGE", "rlt.local/rlt-trainer:test")
+        .spawn();
+    Running(started.unwrap())
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+async fn eventually<T>(what: &str, mut check: impl AsyncFnMut() -> Option<T>) -> T {
+    let started = Instant::now();
+    loop {
+        if let Some(found) = check().await {
+            return found;
+        }
+        assert!(started.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+}
+
+/// Ends the first process of a pod's container from outside of it.
+fn kill(pod_uid: &str) {
+    let is_it = |process: &Path| {
+        let read = |name: &str| fs::read_to_string(process.join(name)).unwrap_or_default();
+        read("cgroup").contains(pod_uid)
+            && read("cmdline").contains("\0launch\0")
+            && read("status").lines().any(|line| line.starts_with("NSpid:") && line.ends_with("\t1"))
+    };
+    let mut processes = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
+    let process = processes.find(|process| is_it(process)).unwrap();
+    let killed = Command::new("kill").args(["-s", "KILL"]).arg(process.file_name().unwrap()).status();
+    assert!(killed.unwrap().success());
+}
+
+fn has_ready_spare(status: &RLTrainingJobStatus) -> bool {
+    status.worker_groups.iter().any(|group| group.name == "spare" && group.ready == 1)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_spare_and_the_pods_that_stay_train_what_undisturbed_ranks_of_one_machine_do() {
+    let Some(cluster) = CLUSTER.get() else { return };
+    let stage = Stage::on(cluster, "spares").await;
+    stage.cluster.load_image(&rlt_tests::test_image("rlt-trainer")).unwrap();
+    let folder = Folder::shared(&stage).await;
+    let output = format!("runs/{NAME}");
+    let last_step = || folder.steps(&output).last().and_then(|line| line["step"].as_u64()).unwrap_or(0);
+    let _operator = operator(&stage).await;
+    let job = serde_json::from_value(supervised(10_000)).unwrap();
+    stage.jobs().create(&PostParams::default(), &job).await.unwrap();
+
+    stage.when(NAME, has_ready_spare).await;
+    eventually("a checkpoint is there", async || Some(()).filter(|()| last_step() > EVERY_STEPS)).await;
+    let before = stage.pods().get("supervised-trainer-0").await.unwrap();
+    let killed = Instant::now();
+    kill(&stage.pods().get("supervised-trainer-1").await.unwrap().uid().unwrap());
+    let status = stage.when(NAME, |status| status.attempt == Some(2)).await;
+    assert!(status.attempt_in_place, "{status:#?}");
+    let cut_back = eventually("its log is cut back", async || {
+        let log = stage.pods().logs("supervised-trainer-0", &Default::default()).await.ok()?;
+        let (_, after) = log.split_once("resuming after step ")?;
+        after.split_whitespace().next()?.parse::<u64>().ok()
+    })
+    .await;
+    eventually("it trains on", async || Some(()).filter(|()| last_step() > cut_back)).await;
+    println!("a step after {:.1} s", killed.elapsed().as_secs_f64());
+
+    let status = stage.status(NAME).await;
+    assert_eq!((status.attempt, status.ready.as_deref()), (Some(2), Some("2/2")), "{status:#?}");
+    let promoted = &status.promoted_spares[0];
+    assert_eq!((promoted.worker, &*promoted.pod), (1, "supervised-spare-0"));
+    let after = stage.pods().get("supervised-trainer-0").await.unwrap();
+    assert_eq!(after.uid(), before.uid(), "the same pod");
+    let containers = after.status.unwrap().container_statuses.unwrap();
+    assert_eq!(containers[0].restart_count, 0, "and the same container");
+    let spare = stage.pods().get("supervised-spare-0").await.unwrap();
+    assert_eq!(
+        (&*spare.labels()[labels::WORKER_GROUP], &*spare.labels()[labels::WORKER_IDX]),
+        ("trainer", "1")
+    );
+
+    stage.patch_job(NAME, json!({ "runPolicy": { "suspend": true } })).await;
+    stage.when_true(NAME, ConditionType::Suspended).await;
+    stage.when_pods(NAME, <[_]>::is_empty).await;
+    let num_steps = last_step() + LAST_STEPS;
+    let rest = json!({ "training": { "steps": num_steps }, "runPolicy": { "suspend": false } });
+    stage.patch_job(NAME, rest).await;
+    let status = stage.when_true(NAME, ConditionType::Complete).await;
+    assert_eq!(status.failures_by_cause, [(FailureCause::Signalled, 1)].into());
+
+    folder.run(&supervised(num_steps), "runs/here");
+    let (disturbed, undisturbed) = (folder.steps(&output), folder.steps("runs/here"));
+    let steps: Vec<u64> = disturbed.iter().filter_map(|line| line["step"].as_u64()).collect();
+    assert_eq!(steps, (1..=num_steps).collect::<Vec<_>>(), "every step once");
+    assert_eq!(disturbed, undisturbed);
+    assert!(disturbed.iter().any(|line| line["actor/grad_norm"].as_f64() > Some(0.0)));
+}
