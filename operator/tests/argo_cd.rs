@@ -22,12 +22,12 @@ fn root() -> PathBuf {
 }
 
 /// A git repository with an Application for each of its folders, and the cluster that they are synced to.
-struct Stage {
+struct TestNamespace {
     cluster: Cluster,
     repository: PathBuf,
 }
 
-impl Stage {
+impl TestNamespace {
     fn begin() -> Option<Self> {
         let health = fs::read_to_string(root().join("charts/rl-operator/argocd/health.lua")).unwrap();
         let key = "resource.customizations.health.rltraining.dev_RLTrainingJob".to_owned();
@@ -36,9 +36,9 @@ impl Stage {
         let cluster = own_cluster(&options.with_argo_cd(settings))?;
         let repository = cluster.folder().join("repository");
         fs::create_dir(&repository).unwrap();
-        let stage = Self { cluster, repository };
-        stage.git(&["init", "--quiet", "--initial-branch=main"]);
-        Some(stage)
+        let test = Self { cluster, repository };
+        test.git(&["init", "--quiet", "--initial-branch=main"]);
+        Some(test)
     }
 
     fn git(&self, arguments: &[&str]) {
@@ -211,9 +211,9 @@ impl Drop for Running {
 }
 
 /// The operator on this machine, with the rights that the synced chart gives it.
-fn start_operator(stage: &Stage) -> Running {
+fn start_operator(test: &TestNamespace) -> Running {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let account = stage.cluster.kubeconfig_of_service_account(NAMESPACE, "rl-operator");
+    let account = test.cluster.kubeconfig_of_service_account(NAMESPACE, "rl-operator");
     let started = Command::new(env!("CARGO_BIN_EXE_rlt-operator"))
         .args(["--lease=rl-operator", "--listen=127.0.0.1:0", "--channel-listen=127.0.0.1:0"])
         .arg("--channel-service=rl-operator-channel")
@@ -227,28 +227,28 @@ fn start_operator(stage: &Stage) -> Running {
 
 #[test]
 fn argo_cd_syncs_the_chart_and_jobs_which_stay_as_they_are_in_git_whatever_becomes_of_them() {
-    let Some(stage) = Stage::begin() else { return };
-    commit_everything(&stage);
-    stage.apply("rl-operator", "chart", NAMESPACE, "ServerSideApply=false");
-    stage.becomes("rl-operator", "Healthy");
-    stage.has_no_drift("rl-operator", 1);
-    let operator = start_operator(&stage);
+    let Some(test) = TestNamespace::begin() else { return };
+    commit_everything(&test);
+    test.apply("rl-operator", "chart", NAMESPACE, "ServerSideApply=false");
+    test.becomes("rl-operator", "Healthy");
+    test.has_no_drift("rl-operator", 1);
+    let operator = start_operator(&test);
     for (job, is_by_server) in [("trains", false), ("fails", true), ("waits", true), ("ends", false)] {
-        stage.apply(job, job, "team", &format!("ServerSideApply={is_by_server}"));
+        test.apply(job, job, "team", &format!("ServerSideApply={is_by_server}"));
     }
-    a_job_that_trains_is_healthy_and_may_be_suspended_in_git(&stage);
-    a_job_that_fails_is_degraded(&stage);
-    a_job_in_a_queue_is_in_progress_until_it_is_let_in(&stage);
-    a_job_that_has_ended_is_not_trained_again(&stage);
-    what_leaves_git_leaves_the_cluster(&stage);
-    stage.has_no_drift("rl-operator", 1);
-    the_chart_goes_without_the_jobs(&stage, operator);
+    a_job_that_trains_is_healthy_and_may_be_suspended_in_git(&test);
+    a_job_that_fails_is_degraded(&test);
+    a_job_in_a_queue_is_in_progress_until_it_is_let_in(&test);
+    a_job_that_has_ended_is_not_trained_again(&test);
+    what_leaves_git_leaves_the_cluster(&test);
+    test.has_no_drift("rl-operator", 1);
+    the_chart_goes_without_the_jobs(&test, operator);
 }
 
-fn commit_everything(stage: &Stage) {
+fn commit_everything(test: &TestNamespace) {
     let copied = Command::new("cp")
         .arg("-r")
-        .args([root().join("charts/rl-operator"), stage.repository.join("chart")])
+        .args([root().join("charts/rl-operator"), test.repository.join("chart")])
         .status();
     assert!(copied.unwrap().success());
     let queued = json!({"kueue.x-k8s.io/queue-name": "team"});
@@ -258,41 +258,41 @@ fn commit_everything(stage: &Stage) {
         ("waits", queued, json!({})),
         ("ends", json!({}), json!({"ttlSecondsAfterFinished": 1})),
     ] {
-        stage.write(&format!("{name}/job.yaml"), Some(&manifest(name, &labels, &run_policy)));
+        test.write(&format!("{name}/job.yaml"), Some(&manifest(name, &labels, &run_policy)));
     }
-    stage.commit();
+    test.commit();
 }
 
-fn a_job_that_trains_is_healthy_and_may_be_suspended_in_git(stage: &Stage) {
-    stage.becomes("trains", "Healthy");
-    stage.has_no_drift("trains", 1);
+fn a_job_that_trains_is_healthy_and_may_be_suspended_in_git(test: &TestNamespace) {
+    test.becomes("trains", "Healthy");
+    test.has_no_drift("trains", 1);
     for (num_commits, suspend, health) in [(2, true, "Suspended"), (3, false, "Healthy")] {
         let changed = manifest("trains", &json!({}), &json!({"suspend": suspend}));
-        stage.write("trains/job.yaml", Some(&changed));
-        stage.commit();
-        stage.refreshed("trains");
-        stage.becomes("trains", health);
-        stage.has_no_drift("trains", num_commits);
+        test.write("trains/job.yaml", Some(&changed));
+        test.commit();
+        test.refreshed("trains");
+        test.becomes("trains", health);
+        test.has_no_drift("trains", num_commits);
     }
 }
 
-fn a_job_that_fails_is_degraded(stage: &Stage) {
-    stage.becomes("fails", "Healthy");
+fn a_job_that_fails_is_degraded(test: &TestNamespace) {
+    test.becomes("fails", "Healthy");
     // What can not be helped by another attempt.
-    stage.end_worker("fails", 78);
-    stage.becomes("fails", "Degraded");
-    stage.has_no_drift("fails", 1);
+    test.end_worker("fails", 78);
+    test.becomes("fails", "Degraded");
+    test.has_no_drift("fails", 1);
 }
 
-fn a_job_in_a_queue_is_in_progress_until_it_is_let_in(stage: &Stage) {
-    stage.when_job("waits", |job| holds(job, "Suspended"));
-    stage.becomes("waits", "Progressing");
-    stage.has_no_drift("waits", 1);
-    let queues = stage.repository.with_extension("queues");
+fn a_job_in_a_queue_is_in_progress_until_it_is_let_in(test: &TestNamespace) {
+    test.when_job("waits", |job| holds(job, "Suspended"));
+    test.becomes("waits", "Progressing");
+    test.has_no_drift("waits", 1);
+    let queues = test.repository.with_extension("queues");
     fs::write(&queues, json!({"apiVersion": "v1", "kind": "List", "items": queue()}).to_string()).unwrap();
-    stage.kubectl(&["apply", "-n", "team", "-f", queues.to_str().unwrap()]);
-    stage.becomes("waits", "Healthy");
-    stage.has_no_drift("waits", 1);
+    test.kubectl(&["apply", "-n", "team", "-f", queues.to_str().unwrap()]);
+    test.becomes("waits", "Healthy");
+    test.has_no_drift("waits", 1);
 }
 
 /// A queue `team` that lets everybody in.
@@ -308,44 +308,44 @@ fn queue() -> Value {
     ])
 }
 
-fn a_job_that_has_ended_is_not_trained_again(stage: &Stage) {
-    stage.becomes("ends", "Healthy");
-    let uid = stage.job("ends")["metadata"]["uid"].clone();
-    stage.end_worker("ends", 0);
-    stage.when_job("ends", |job| holds(job, "Complete") && stage.pods("ends").is_empty());
-    stage.becomes("ends", "Healthy");
-    stage.has_no_drift("ends", 1);
-    let job = stage.job("ends");
+fn a_job_that_has_ended_is_not_trained_again(test: &TestNamespace) {
+    test.becomes("ends", "Healthy");
+    let uid = test.job("ends")["metadata"]["uid"].clone();
+    test.end_worker("ends", 0);
+    test.when_job("ends", |job| holds(job, "Complete") && test.pods("ends").is_empty());
+    test.becomes("ends", "Healthy");
+    test.has_no_drift("ends", 1);
+    let job = test.job("ends");
     assert_eq!((&job["metadata"]["uid"], &job["status"]["attempt"]), (&uid, &json!(1)), "{job:#}");
 }
 
-fn what_leaves_git_leaves_the_cluster(stage: &Stage) {
-    stage.write("trains/job.yaml", None);
-    stage.write("trains/README.md", Some("nothing is trained here"));
-    stage.commit();
-    stage.refreshed("trains");
+fn what_leaves_git_leaves_the_cluster(test: &TestNamespace) {
+    test.write("trains/job.yaml", None);
+    test.write("trains/README.md", Some("nothing is trained here"));
+    test.commit();
+    test.refreshed("trains");
     let started = Instant::now();
     let is_left = || {
-        let jobs = stage.get(&["rltj", "-n", "team"]);
+        let jobs = test.get(&["rltj", "-n", "team"]);
         jobs["items"].as_array().unwrap().iter().any(|job| job["metadata"]["name"] == "trains")
-            || !stage.pods("trains").is_empty()
+            || !test.pods("trains").is_empty()
     };
     while is_left() {
-        assert!(started.elapsed() < PATIENCE, "{:#}", stage.application("trains"));
+        assert!(started.elapsed() < PATIENCE, "{:#}", test.application("trains"));
         std::thread::sleep(Duration::from_millis(100));
     }
-    assert_eq!(stage.job("fails")["metadata"]["name"], "fails", "nobody else's job goes with it");
+    assert_eq!(test.job("fails")["metadata"]["name"], "fails", "nobody else's job goes with it");
 }
 
 /// The definition, and with it every job, stays when the chart's Application is deleted with all that it
 /// made.
-fn the_chart_goes_without_the_jobs(stage: &Stage, operator: Running) {
+fn the_chart_goes_without_the_jobs(test: &TestNamespace, operator: Running) {
     drop(operator);
     let timeout = format!("--timeout={}s", PATIENCE.as_secs());
-    stage.kubectl(&["delete", "application", "rl-operator", "-n", "argocd", &timeout]);
-    let left = stage.get(&["deployments,serviceaccounts,configmaps", "-n", NAMESPACE]);
+    test.kubectl(&["delete", "application", "rl-operator", "-n", "argocd", &timeout]);
+    let left = test.get(&["deployments,serviceaccounts,configmaps", "-n", NAMESPACE]);
     let names = left["items"].as_array().unwrap().iter().map(|object| &object["metadata"]["name"]);
     let names: Vec<_> = names.filter(|name| *name != "kube-root-ca.crt" && *name != "default").collect();
     assert_eq!(names, Vec::<&Value>::new());
-    assert!(holds(&stage.job("ends"), "Complete"));
+    assert!(holds(&test.job("ends"), "Complete"));
 }

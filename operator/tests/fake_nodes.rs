@@ -2,15 +2,16 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test that can not go on says where")]
 
-#[path = "cluster/stage.rs"]
-#[expect(dead_code, reason = "kwok plays the kubelet here")]
-mod stage;
-#[path = "cluster/witness.rs"]
+#[path = "cluster/history.rs"]
 #[expect(dead_code, reason = "these lives are judged, not followed")]
-mod witness;
+mod history;
+#[path = "cluster/test_namespace.rs"]
+#[expect(dead_code, reason = "kwok plays the kubelet here")]
+mod test_namespace;
 
 use std::collections::BTreeSet;
 
+use history::History;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams, EvictParams, Patch, PatchParams};
@@ -19,9 +20,8 @@ use rlt_api::status::ConditionType;
 use rlt_cluster::{FakeNodes, Options, Shared};
 use rlt_operator::labels;
 use serde_json::json;
-use stage::Stage;
+use test_namespace::TestNamespace;
 use tokio::sync::{Mutex, MutexGuard};
-use witness::Witness;
 
 static CLUSTER: Shared = Shared::new(|| Options::control_plane().with_fake_nodes(FakeNodes::new(4)));
 
@@ -31,9 +31,9 @@ static TURN: Mutex<()> = Mutex::const_new(());
 const NUM_WORKERS: usize = 8;
 
 struct Gang {
-    stage: Stage,
-    witness: Witness,
-    _operator: stage::Operator,
+    test: TestNamespace,
+    history: History,
+    _operator: test_namespace::Operator,
     _turn: MutexGuard<'static, ()>,
 }
 
@@ -47,12 +47,12 @@ impl Gang {
     async fn run_with(purpose: &str, run_policy: serde_json::Value) -> Option<Self> {
         let cluster = CLUSTER.get()?;
         let turn = TURN.lock().await;
-        let stage = Stage::on(cluster, purpose).await;
-        let witness = Witness::of(&stage).await;
-        let operator = stage.operator_in_roles().await;
+        let test = TestNamespace::on(cluster, purpose).await;
+        let history = History::of(&test).await;
+        let operator = test.operator_in_roles().await;
         let workers = json!({"count": NUM_WORKERS, "device": "Cpu"});
-        stage.post("gang", json!({"workers": workers, "runPolicy": run_policy})).await;
-        let gang = Self { stage, witness, _operator: operator, _turn: turn };
+        test.post("gang", json!({"workers": workers, "runPolicy": run_policy})).await;
+        let gang = Self { test, history, _operator: operator, _turn: turn };
         gang.runs_as(1).await;
         Some(gang)
     }
@@ -62,21 +62,21 @@ impl Gang {
         let label = attempt.to_string();
         let is_of = |pod: &Pod| pod.labels()[labels::ATTEMPT] == label;
         let is_ready = |status: &rlt_api::status::RLTrainingJobStatus| {
-            status.attempt == Some(attempt) && stage::is_true(status, ConditionType::PodsReady)
+            status.attempt == Some(attempt) && test_namespace::is_true(status, ConditionType::PodsReady)
         };
-        self.stage.when("gang", is_ready).await;
-        self.stage.when_pods("gang", |pods| pods.len() == NUM_WORKERS && pods.iter().all(is_of)).await
+        self.test.when("gang", is_ready).await;
+        self.test.when_pods("gang", |pods| pods.len() == NUM_WORKERS && pods.iter().all(is_of)).await
     }
 
     /// The node that a worker is made to leave because of this change.
     async fn is_evacuated(&self, changed: &ChangedNode) -> String {
         let begin = std::time::Instant::now();
         loop {
-            let status = self.stage.status("gang").await;
+            let status = self.test.status("gang").await;
             if let Some(evacuation) = status.evacuation {
                 return evacuation.node;
             }
-            if begin.elapsed() > stage::PATIENCE {
+            if begin.elapsed() > test_namespace::PATIENCE {
                 panic!("{:#?} is not left", changed.api.get(&changed.name).await.unwrap());
             }
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;
@@ -85,7 +85,7 @@ impl Gang {
 
     async fn annotate(&self, pod: &Pod, annotations: serde_json::Value) {
         let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
-        self.stage.pods().patch(&pod.name_any(), &PatchParams::default(), &patch).await.unwrap();
+        self.test.pods().patch(&pod.name_any(), &PatchParams::default(), &patch).await.unwrap();
     }
 
     /// Lets all workers end well, and has the life judged.
@@ -93,8 +93,8 @@ impl Gang {
         for pod in pods {
             self.annotate(pod, json!({"fake.rltraining.dev/exit-code": "0"})).await;
         }
-        self.stage.when_true("gang", ConditionType::Complete).await;
-        self.witness.judge(&self.stage, false).await;
+        self.test.when_true("gang", ConditionType::Complete).await;
+        self.history.check(&self.test, false).await;
     }
 }
 
@@ -110,7 +110,7 @@ async fn a_gang_whose_worker_crashed_starts_whole_on_other_nodes() {
     gang.annotate(&pods[3], json!({"fake.rltraining.dev/exit-code": "139"})).await;
     let second = gang.runs_as(2).await;
     assert!(!nodes_of(&second).contains(&node), "{node} is avoided");
-    let status = gang.stage.status("gang").await;
+    let status = gang.test.status("gang").await;
     assert_eq!(status.failures_by_cause, [(FailureCause::Signalled, 1)].into());
     assert_eq!(status.failures_by_node, [(node, 1)].into());
     gang.completes(&second).await;
@@ -120,9 +120,9 @@ async fn a_gang_whose_worker_crashed_starts_whole_on_other_nodes() {
 async fn a_drained_worker_costs_no_retry() {
     let Some(gang) = Gang::run("drain").await else { return };
     let pods = gang.runs_as(1).await;
-    gang.stage.pods().evict(&pods[0].name_any(), &EvictParams::default()).await.unwrap();
+    gang.test.pods().evict(&pods[0].name_any(), &EvictParams::default()).await.unwrap();
     let second = gang.runs_as(2).await;
-    let status = gang.stage.status("gang").await;
+    let status = gang.test.status("gang").await;
     assert_eq!(status.failures_by_cause, [(FailureCause::Disrupted, 1)].into());
     assert!(status.failures_by_node.is_empty());
     gang.completes(&second).await;
@@ -131,13 +131,13 @@ async fn a_drained_worker_costs_no_retry() {
 #[tokio::test]
 async fn a_gang_leaves_a_node_that_is_deleted() {
     let Some(gang) = Gang::run("deleted").await else { return };
-    let nodes: Api<Node> = Api::all(gang.stage.client.clone());
+    let nodes: Api<Node> = Api::all(gang.test.client.clone());
     let pods = gang.runs_as(1).await;
     let node = nodes_of(&pods).into_iter().next().unwrap();
     nodes.delete(&node, &DeleteParams::default()).await.unwrap();
     let second = gang.runs_as(2).await;
     assert!(!nodes_of(&second).contains(&node));
-    assert_eq!(gang.stage.status("gang").await.last_failure.unwrap().cause, FailureCause::NodeLost);
+    assert_eq!(gang.test.status("gang").await.last_failure.unwrap().cause, FailureCause::NodeLost);
     gang.completes(&second).await;
 }
 
@@ -149,14 +149,14 @@ struct ChangedNode {
 
 impl ChangedNode {
     async fn taint(gang: &Gang, name: &str, key: &str) -> Self {
-        let api: Api<Node> = Api::all(gang.stage.client.clone());
+        let api: Api<Node> = Api::all(gang.test.client.clone());
         let patch = json!({"spec": {"taints": [{"key": key, "effect": "NoSchedule"}]}});
         api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
         Self { api, name: name.to_owned() }
     }
 
     async fn set_condition(gang: &Gang, name: &str, type_: &str) -> Self {
-        let api: Api<Node> = Api::all(gang.stage.client.clone());
+        let api: Api<Node> = Api::all(gang.test.client.clone());
         let now = k8s_openapi::jiff::Timestamp::now().to_string();
         let condition = json!({
             "type": type_, "status": "True", "reason": "Xid79", "message": "GPU has fallen off the bus",
@@ -197,7 +197,7 @@ async fn a_gang_leaves_a_node_that_is_about_to_be_taken_away_and_one_whose_gpu_b
         assert_eq!(gang.is_evacuated(&changed).await, node);
         let second = gang.runs_as(2).await;
         assert!(!nodes_of(&second).contains(&node), "{node} is avoided");
-        let status = gang.stage.status("gang").await;
+        let status = gang.test.status("gang").await;
         assert_eq!(status.failures_by_cause, [(cause, 1)].into(), "{purpose}");
         assert_eq!(status.failures_by_node, [(node, 1)].into(), "{purpose}");
         assert!(status.last_failure.unwrap().message.contains(key));
@@ -218,13 +218,13 @@ async fn a_rule_of_the_job_decides_what_no_budget_would() {
     gang.annotate(&pods[3], json!({"fake.rltraining.dev/exit-code": "42"})).await;
     let second = gang.runs_as(2).await;
     assert!(!nodes_of(&second).contains(&node), "{node} is avoided");
-    let status = gang.stage.status("gang").await;
+    let status = gang.test.status("gang").await;
     assert_eq!(status.last_failure.unwrap().rule.as_deref(), Some("licences: Ignore"));
     assert!(status.retries_used.is_empty());
     let killed =
         json!({"fake.rltraining.dev/exit-code": "137", "fake.rltraining.dev/exit-reason": "OOMKilled"});
     gang.annotate(&second[0], killed).await;
-    let status = gang.stage.when_true("gang", ConditionType::Failed).await;
+    let status = gang.test.when_true("gang", ConditionType::Failed).await;
     let failed = status.conditions.iter().find(|condition| condition.type_ == ConditionType::Failed).unwrap();
     assert!(failed.message.contains("failurePolicy, leak: FailJob"), "{}", failed.message);
 }

@@ -2,9 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 
-#[path = "cluster/stage.rs"]
+#[path = "cluster/test_namespace.rs"]
 #[expect(dead_code, reason = "the kubelet's part is played by the kubelet here")]
-mod stage;
+mod test_namespace;
 
 #[path = "real_node/device.rs"]
 mod device;
@@ -22,7 +22,7 @@ use rlt_cluster::{Options, Shared};
 use rlt_operator::build::PodSettings;
 use rlt_operator::privileges::{Privilege, Privileges};
 use serde_json::{Value, json};
-use stage::Stage;
+use test_namespace::TestNamespace;
 
 static CLUSTER: Shared =
     Shared::new(|| Options::control_plane().with_real_node().with_tool("buildah").with_tool("debootstrap"));
@@ -35,32 +35,32 @@ fn short() -> Value {
     })
 }
 
-async fn stage(purpose: &str) -> Option<Stage> {
-    let stage = Stage::on(CLUSTER.get()?, purpose).await;
-    let label = ["label", "namespace", &stage.namespace, "pod-security.kubernetes.io/enforce=restricted"];
-    assert!(stage.cluster.kubectl().args(label).output().unwrap().status.success());
-    stage.cluster.load_image(&rlt_tests::test_image("rlt-trainer")).unwrap();
-    Some(stage)
+async fn test_namespace(purpose: &str) -> Option<TestNamespace> {
+    let test = TestNamespace::on(CLUSTER.get()?, purpose).await;
+    let label = ["label", "namespace", &test.namespace, "pod-security.kubernetes.io/enforce=restricted"];
+    assert!(test.cluster.kubectl().args(label).output().unwrap().status.success());
+    test.cluster.load_image(&rlt_tests::test_image("rlt-trainer")).unwrap();
+    Some(test)
 }
 
 #[tokio::test]
 async fn the_quickstart_trains_to_complete_in_a_restricted_namespace() {
-    let Some(stage) = stage("quickstart").await else { return };
-    let _operator = stage.operator().await;
-    stage.post("quickstart", short()).await;
-    let status = stage.when_true("quickstart", ConditionType::Complete).await;
+    let Some(test) = test_namespace("quickstart").await else { return };
+    let _operator = test.operator().await;
+    test.post("quickstart", short()).await;
+    let status = test.when_true("quickstart", ConditionType::Complete).await;
     assert_eq!((status.attempt, status.failures_by_cause.len()), (Some(1), 0));
 }
 
 /// A file of a ConfigMap is read by the trainer, as an account that the job names, in a pod with its labels.
 #[tokio::test]
 async fn what_a_job_says_of_its_pods_is_there_on_the_node() {
-    let Some(stage) = stage("pods").await else { return };
-    let _operator = stage.operator().await;
+    let Some(test) = test_namespace("pods").await else { return };
+    let _operator = test.operator().await;
     let lists = json!({"metadata": {"name": "lists"}, "data": {"broken.jsonl": "{\"prompt\": 1"}});
-    let maps: Api<ConfigMap> = Api::namespaced(stage.client.clone(), &stage.namespace);
+    let maps: Api<ConfigMap> = Api::namespaced(test.client.clone(), &test.namespace);
     maps.create(&PostParams::default(), &serde_json::from_value(lists).unwrap()).await.unwrap();
-    let accounts: Api<ServiceAccount> = Api::namespaced(stage.client.clone(), &stage.namespace);
+    let accounts: Api<ServiceAccount> = Api::namespaced(test.client.clone(), &test.namespace);
     let reader = serde_json::from_value(json!({"metadata": {"name": "reader"}})).unwrap();
     accounts.create(&PostParams::default(), &reader).await.unwrap();
     let pod = json!({
@@ -68,11 +68,11 @@ async fn what_a_job_says_of_its_pods_is_there_on_the_node() {
         "imagePullPolicy": "Never", "volumes": [{"mountPath": "/lists", "configMap": "lists"}],
     });
     let spec = json!({"data": {"task": null, "train": ["/lists/broken.jsonl"]}, "workers": {"pod": pod}});
-    stage.post("pods", spec).await;
-    let made = stage.when_pods("pods", |pods| !pods.is_empty()).await.remove(0);
+    test.post("pods", spec).await;
+    let made = test.when_pods("pods", |pods| !pods.is_empty()).await.remove(0);
     assert_eq!((&*made.labels()["team"], &*made.annotations()["example.com/network"]), ("a", "fast"));
     assert_eq!(made.spec.unwrap().service_account_name.as_deref(), Some("reader"));
-    let failure = stage.when_true("pods", ConditionType::Failed).await.last_failure.unwrap();
+    let failure = test.when_true("pods", ConditionType::Failed).await.last_failure.unwrap();
     assert_eq!(failure.exit_code, Some(78));
     assert!(failure.message.contains("/lists/broken.jsonl"), "{}", failure.message);
     assert!(failure.message.contains("line 1"), "it was read: {}", failure.message);
@@ -83,15 +83,15 @@ async fn what_a_job_says_of_its_pods_is_there_on_the_node() {
 #[tokio::test]
 async fn a_template_and_privileges_that_are_allowed_are_there_on_the_node() {
     let Some(cluster) = CLUSTER.get() else { return };
-    let stage = Stage::on(cluster, "template").await;
-    stage.cluster.load_image(&rlt_tests::test_image("rlt-trainer")).unwrap();
+    let test = TestNamespace::on(cluster, "template").await;
+    test.cluster.load_image(&rlt_tests::test_image("rlt-trainer")).unwrap();
     let privileges = Privileges {
-        namespaces: vec![stage.namespace.clone()],
+        namespaces: vec![test.namespace.clone()],
         allow: vec![Privilege::HostNetwork],
         capabilities: vec!["IPC_LOCK".into()],
         ..Privileges::default()
     };
-    let _operator = stage.operator_in_roles_with(PodSettings { privileges, ..PodSettings::default() }).await;
+    let _operator = test.operator_in_roles_with(PodSettings { privileges, ..PodSettings::default() }).await;
     let sidecar = json!({
         "name": "before", "image": "rlt.local/rlt-trainer:test", "imagePullPolicy": "Never",
         "command": ["rlt-trainer", "--version"], "volumeMounts": [{"name": "shared", "mountPath": "/shared"}],
@@ -101,15 +101,15 @@ async fn a_template_and_privileges_that_are_allowed_are_there_on_the_node() {
         "containers": [{"name": "trainer", "volumeMounts": [{"name": "shared", "mountPath": "/shared"}]}],
     }});
     let defaults = json!({"workers": {"pod": {"capabilities": ["IPC_LOCK"]}, "podTemplate": template}});
-    stage.create(&[json!({
+    test.create(&[json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "rltraining-defaults"},
         "data": {"defaults.yaml": defaults.to_string()},
     })]);
     let missing = json!({"task": null, "train": ["/shared/none.jsonl"]});
-    stage.post("template", json!({"data": missing, "workers": {"pod": {"hostNetwork": true}}})).await;
-    let failure = stage.when_true("template", ConditionType::Failed).await.last_failure.unwrap();
+    test.post("template", json!({"data": missing, "workers": {"pod": {"hostNetwork": true}}})).await;
+    let failure = test.when_true("template", ConditionType::Failed).await.last_failure.unwrap();
     assert!(failure.message.contains("/shared/none.jsonl"), "{}", failure.message);
-    let pod = stage.when_pods("template", |pods| !pods.is_empty()).await.remove(0);
+    let pod = test.when_pods("template", |pods| !pods.is_empty()).await.remove(0);
     let status = pod.status.unwrap();
     assert_eq!(status.host_ip, status.pod_ip, "the network of the node");
     let before = status.init_container_statuses.unwrap().remove(0).state.unwrap().terminated.unwrap();
@@ -118,11 +118,11 @@ async fn a_template_and_privileges_that_are_allowed_are_there_on_the_node() {
 
 #[tokio::test]
 async fn what_the_trainer_said_last_is_in_the_status() {
-    let Some(stage) = stage("words").await else { return };
-    let _operator = stage.operator().await;
+    let Some(test) = test_namespace("words").await else { return };
+    let _operator = test.operator().await;
     let missing = json!({"data": {"task": null, "train": ["/storage/none.jsonl"]}});
-    stage.post("words", missing).await;
-    let failure = stage.when_true("words", ConditionType::Failed).await.last_failure.unwrap();
+    test.post("words", missing).await;
+    let failure = test.when_true("words", ConditionType::Failed).await.last_failure.unwrap();
     assert_eq!((failure.cause, failure.exit_code), (FailureCause::BadConfig, Some(78)));
     assert!(failure.message.contains("/storage/none.jsonl"), "{}", failure.message);
 }

@@ -21,12 +21,12 @@ use serde_json::{Value, json};
 #[path = "real_node/folder.rs"]
 #[expect(dead_code, reason = "nothing but metrics is compared here")]
 mod folder;
-#[path = "cluster/stage.rs"]
+#[path = "cluster/test_namespace.rs"]
 #[expect(dead_code, reason = "kubelet and operator are processes of their own here")]
-mod stage;
+mod test_namespace;
 
 use folder::Folder;
-use stage::{PATIENCE, Stage, merge};
+use test_namespace::{PATIENCE, TestNamespace, merge};
 
 const NAME: &str = "supervised";
 /// Between two checkpoints.
@@ -64,11 +64,11 @@ fn supervised(num_steps: u64) -> Value {
 }
 
 /// The operator as the Deployment starts it, but on this machine, with its channel where pods reach it.
-async fn operator(stage: &Stage) -> Running {
-    let bundle = stage.cluster.kubectl().args(["apply", "-k"]).arg(root().join("charts/kustomize")).output();
+async fn operator(test: &TestNamespace) -> Running {
+    let bundle = test.cluster.kubectl().args(["apply", "-k"]).arg(root().join("charts/kustomize")).output();
     assert!(bundle.unwrap().status.success());
-    let kubeconfig = stage.cluster.kubeconfig_of_service_account("rl-operator", "rl-operator").await.unwrap();
-    let host = stage.cluster.host_address();
+    let kubeconfig = test.cluster.kubeconfig_of_service_account("rl-operator", "rl-operator").await.unwrap();
+    let host = test.cluster.host_address();
     let port = TcpListener::bind("0.0.0.0:0").unwrap().local_addr().unwrap().port();
     let started = Command::new(env!("CARGO_BIN_EXE_rlt-operator"))
         .args(["--lease=spares", "--listen=127.0.0.1:0", "--trainer-image-pull-policy=Never"])
@@ -110,31 +110,32 @@ fn kill(pod_uid: &str) {
     assert!(killed.unwrap().success());
 }
 
-fn has_ready_spare(status: &RLTrainingJobStatus) -> bool {
-    status.worker_groups.iter().any(|group| group.name == "spare" && group.ready == 1)
+/// Whether a spare waits, and the job would not begin anew.
+fn is_prepared(status: &RLTrainingJobStatus) -> bool {
+    let mut groups = status.worker_groups.iter();
+    groups.any(|group| group.name == "spare" && group.ready == 1) && !status.checkpoints.is_empty()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_spare_and_the_pods_that_stay_train_what_undisturbed_ranks_of_one_machine_do() {
     let Some(cluster) = CLUSTER.get() else { return };
-    let stage = Stage::on(cluster, "spares").await;
-    stage.cluster.load_image(&rlt_tests::test_image("rlt-trainer")).unwrap();
-    let folder = Folder::shared(&stage).await;
+    let test = TestNamespace::on(cluster, "spares").await;
+    test.cluster.load_image(&rlt_tests::test_image("rlt-trainer")).unwrap();
+    let folder = Folder::shared(&test).await;
     let output = format!("runs/{NAME}");
     let last_step = || folder.steps(&output).last().and_then(|line| line["step"].as_u64()).unwrap_or(0);
-    let _operator = operator(&stage).await;
+    let _operator = operator(&test).await;
     let job = serde_json::from_value(supervised(10_000)).unwrap();
-    stage.jobs().create(&PostParams::default(), &job).await.unwrap();
+    test.jobs().create(&PostParams::default(), &job).await.unwrap();
 
-    stage.when(NAME, has_ready_spare).await;
-    eventually("a checkpoint is there", async || Some(()).filter(|()| last_step() > EVERY_STEPS)).await;
-    let before = stage.pods().get("supervised-trainer-0").await.unwrap();
+    test.when(NAME, is_prepared).await;
+    let before = test.pods().get("supervised-trainer-0").await.unwrap();
     let killed = Instant::now();
-    kill(&stage.pods().get("supervised-trainer-1").await.unwrap().uid().unwrap());
-    let status = stage.when(NAME, |status| status.attempt == Some(2)).await;
+    kill(&test.pods().get("supervised-trainer-1").await.unwrap().uid().unwrap());
+    let status = test.when(NAME, |status| status.attempt == Some(2)).await;
     assert!(status.attempt_in_place, "{status:#?}");
     let cut_back = eventually("its log is cut back", async || {
-        let log = stage.pods().logs("supervised-trainer-0", &Default::default()).await.ok()?;
+        let log = test.pods().logs("supervised-trainer-0", &Default::default()).await.ok()?;
         let (_, after) = log.split_once("resuming after step ")?;
         after.split_whitespace().next()?.parse::<u64>().ok()
     })
@@ -142,27 +143,27 @@ async fn a_spare_and_the_pods_that_stay_train_what_undisturbed_ranks_of_one_mach
     eventually("it trains on", async || Some(()).filter(|()| last_step() > cut_back)).await;
     println!("a step after {:.1} s", killed.elapsed().as_secs_f64());
 
-    let status = stage.status(NAME).await;
+    let status = test.status(NAME).await;
     assert_eq!((status.attempt, status.ready.as_deref()), (Some(2), Some("2/2")), "{status:#?}");
     let promoted = &status.promoted_spares[0];
     assert_eq!((promoted.worker, &*promoted.pod), (1, "supervised-spare-0"));
-    let after = stage.pods().get("supervised-trainer-0").await.unwrap();
+    let after = test.pods().get("supervised-trainer-0").await.unwrap();
     assert_eq!(after.uid(), before.uid(), "the same pod");
     let containers = after.status.unwrap().container_statuses.unwrap();
     assert_eq!(containers[0].restart_count, 0, "and the same container");
-    let spare = stage.pods().get("supervised-spare-0").await.unwrap();
+    let spare = test.pods().get("supervised-spare-0").await.unwrap();
     assert_eq!(
         (&*spare.labels()[labels::WORKER_GROUP], &*spare.labels()[labels::WORKER_IDX]),
         ("trainer", "1")
     );
 
-    stage.patch_job(NAME, json!({ "runPolicy": { "suspend": true } })).await;
-    stage.when_true(NAME, ConditionType::Suspended).await;
-    stage.when_pods(NAME, <[_]>::is_empty).await;
+    test.patch_job(NAME, json!({ "runPolicy": { "suspend": true } })).await;
+    test.when_true(NAME, ConditionType::Suspended).await;
+    test.when_pods(NAME, <[_]>::is_empty).await;
     let num_steps = last_step() + LAST_STEPS;
     let rest = json!({ "training": { "steps": num_steps }, "runPolicy": { "suspend": false } });
-    stage.patch_job(NAME, rest).await;
-    let status = stage.when_true(NAME, ConditionType::Complete).await;
+    test.patch_job(NAME, rest).await;
+    let status = test.when_true(NAME, ConditionType::Complete).await;
     assert_eq!(status.failures_by_cause, [(FailureCause::Signalled, 1)].into());
 
     folder.run(&supervised(num_steps), "runs/here");

@@ -2,10 +2,10 @@
 
 use futures::stream::{self, StreamExt as _};
 
+use crate::bench_cluster::BenchCluster;
 use crate::observed::{Calls, in_words};
 use crate::process::{cpu_seconds, peak_kib};
 use crate::raw::IN_FLIGHT;
-use crate::stage::Stage;
 use crate::statuses::Statuses;
 
 /// Pods of one job.
@@ -37,15 +37,15 @@ pub(crate) struct Burst {
 }
 
 /// Posts the jobs and waits until all statuses say that they run. They stay.
-pub(crate) async fn measure(stage: &mut Stage, num_jobs: usize) -> Burst {
-    let statuses = Statuses::follow(stage.jobs(), stage.contestant, NUM_PODS);
-    let own = stage.own_process();
-    let others = OTHERS.map(|name| (name, stage.cluster.process_id(name).unwrap()));
-    let names: Vec<_> = (0..num_jobs).map(|_| stage.new_name()).collect();
+pub(crate) async fn measure(bench: &mut BenchCluster, num_jobs: usize) -> Burst {
+    let statuses = Statuses::follow(bench.jobs(), bench.contestant, NUM_PODS);
+    let own = bench.own_process();
+    let others = OTHERS.map(|name| (name, bench.cluster.process_id(name).unwrap()));
+    let names: Vec<_> = (0..num_jobs).map(|_| bench.new_name()).collect();
     let num_pods = num_jobs * NUM_PODS;
     let (own_before, before) = (cpu_seconds(own), others.map(|(_, id)| cpu_seconds(id)));
-    let mut observed = stage.observe();
-    let posts = names.iter().map(|name| stage.post(name, NUM_PODS));
+    let mut observed = bench.observe();
+    let posts = names.iter().map(|name| bench.post(name, NUM_PODS));
     stream::iter(posts).buffer_unordered(IN_FLIGHT).for_each(|()| async {}).await;
     let reported = statuses.all_reported(num_jobs).await.duration_since(observed.since).as_secs_f64();
     observed.read();
@@ -61,7 +61,7 @@ pub(crate) async fn measure(stage: &mut Stage, num_jobs: usize) -> Burst {
         pods_per_second: num_pods as f64 / (observed.created_times()[num_pods - 1] / 1e3),
         all_running: observed.running_times()[num_pods - 1] / 1e3,
         all_reported: reported,
-        kib_before: stage.kib_at_start,
+        kib_before: bench.kib_at_start,
         kib_at_peak: peak_kib(own),
         own_cpu_ms_per_pod,
         cpu_of_others,

@@ -4,7 +4,7 @@ use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use serde_json::json;
 
-use crate::stage::Stage;
+use crate::bench_cluster::BenchCluster;
 use crate::statuses::Statuses;
 
 /// Pods of the gang.
@@ -45,25 +45,25 @@ impl Blow {
 }
 
 /// Strikes gang after gang.
-pub(crate) async fn measure(stage: &mut Stage, blow: Blow) -> Vec<Again> {
-    let statuses = Statuses::follow(stage.jobs(), stage.contestant, NUM_PODS);
+pub(crate) async fn measure(bench: &mut BenchCluster, blow: Blow) -> Vec<Again> {
+    let statuses = Statuses::follow(bench.jobs(), bench.contestant, NUM_PODS);
     let mut all = Vec::new();
     for _ in 0..ROUNDS {
-        let name = stage.new_name();
-        let mut before = stage.observe();
-        stage.post(&name, NUM_PODS).await;
+        let name = bench.new_name();
+        let mut before = bench.observe();
+        bench.post(&name, NUM_PODS).await;
         statuses.reported(&name).await;
         before.quiet().await;
-        all.push(strike(stage, blow).await);
-        stage.delete(&name).await;
+        all.push(strike(bench, blow).await);
+        bench.delete(&name).await;
     }
     all
 }
 
-async fn strike(stage: &Stage, blow: Blow) -> Again {
-    let pods = stage.pods();
+async fn strike(bench: &BenchCluster, blow: Blow) -> Again {
+    let pods = bench.pods();
     let victim = pods.list(&ListParams::default()).await.unwrap().items[NUM_PODS / 2].name_any();
-    let mut observed = stage.observe().ignoring(&victim);
+    let mut observed = bench.observe().ignoring(&victim);
     match blow {
         Blow::Deleted => drop(pods.delete(&victim, &DeleteParams::default().grace_period(0)).await.unwrap()),
         Blow::Failed => {
@@ -72,7 +72,7 @@ async fn strike(stage: &Stage, blow: Blow) -> Again {
             pods.patch(&victim, &PatchParams::default(), &Patch::Merge(code)).await.unwrap();
         }
     }
-    let num_new = stage.contestant.pods_after_loss();
+    let num_new = bench.contestant.pods_after_loss();
     observed.running(num_new).await;
     observed.quiet().await;
     let last = |times: Vec<f64>| times.last().copied().unwrap();

@@ -14,9 +14,9 @@ use kube::Api;
 use rlt_cluster::JobSet;
 use serde_json::json;
 
+use crate::bench_cluster::BenchCluster;
 use crate::observed::PATIENCE;
 use crate::process::Process;
-use crate::stage::Stage;
 
 const NAMESPACE: &str = "jobset-system";
 const ACCOUNT: &str = "jobset-controller-manager";
@@ -26,29 +26,29 @@ const WEBHOOK_SERVICE: &str = "jobset-webhook-service";
 const CERTIFICATES: &str = "/tmp/k8s-webhook-server/serving-certs";
 
 /// Builds it and applies its manifests, without the Deployment.
-pub(crate) async fn install(stage: &Stage) -> Result<(), String> {
+pub(crate) async fn install(bench: &BenchCluster) -> Result<(), String> {
     let jobset = tokio::task::block_in_place(JobSet::built).map_err(|error| error.to_string())?;
     let manifests = jobset.manifests.display().to_string();
-    stage.kubectl(&["apply", "--server-side", "--force-conflicts", "-k", &manifests]);
-    stage.kubectl(&["delete", "deployment", ACCOUNT, "-n", NAMESPACE, "--cascade=foreground", "--wait"]);
-    stage.kubectl(&["wait", "--for=condition=Established", "crd/jobsets.jobset.x-k8s.io", "--timeout=60s"]);
-    let answer = webhook_address(stage).await;
+    bench.kubectl(&["apply", "--server-side", "--force-conflicts", "-k", &manifests]);
+    bench.kubectl(&["delete", "deployment", ACCOUNT, "-n", NAMESPACE, "--cascade=foreground", "--wait"]);
+    bench.kubectl(&["wait", "--for=condition=Established", "crd/jobsets.jobset.x-k8s.io", "--timeout=60s"]);
+    let answer = webhook_address(bench).await;
     let taken = Command::new("ip")
-        .args(["address", "add", &format!("{answer}/32"), "dev", &stage.cluster.name()])
+        .args(["address", "add", &format!("{answer}/32"), "dev", &bench.cluster.name()])
         .output()
         .map_err(|error| error.to_string())?;
     if taken.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&taken.stderr).into_owned()) }
 }
 
-async fn webhook_address(stage: &Stage) -> String {
-    let services = Api::<Service>::namespaced(stage.client.clone(), NAMESPACE);
+async fn webhook_address(bench: &BenchCluster) -> String {
+    let services = Api::<Service>::namespaced(bench.client.clone(), NAMESPACE);
     services.get(WEBHOOK_SERVICE).await.unwrap().spec.unwrap().cluster_ip.unwrap()
 }
 
 /// Starts its process, with the probes at this port.
-pub(crate) async fn start(stage: &Stage, port: u16) -> Process {
+pub(crate) async fn start(bench: &BenchCluster, port: u16) -> Process {
     let jobset = tokio::task::block_in_place(JobSet::built).unwrap();
-    let folder = stage.cluster.folder();
+    let folder = bench.cluster.folder();
     let certificates = folder.join("jobset-certificates");
     std::fs::create_dir_all(&certificates).unwrap();
     let config = folder.join("jobset.json");
@@ -56,10 +56,10 @@ pub(crate) async fn start(stage: &Stage, port: u16) -> Process {
         "apiVersion": "config.jobset.x-k8s.io/v1alpha1",
         "kind": "Configuration",
         "leaderElection": { "leaderElect": true, "resourceNamespace": NAMESPACE },
-        "webhook": { "port": 443, "host": webhook_address(stage).await, "certDir": CERTIFICATES }
+        "webhook": { "port": 443, "host": webhook_address(bench).await, "certDir": CERTIFICATES }
     });
     std::fs::write(&config, settings.to_string()).unwrap();
-    let kubeconfig = stage.cluster.kubeconfig_of_service_account(NAMESPACE, ACCOUNT).await.unwrap();
+    let kubeconfig = bench.cluster.kubeconfig_of_service_account(NAMESPACE, ACCOUNT).await.unwrap();
     let log = std::fs::File::options().create(true).append(true).open(folder.join("jobset.log")).unwrap();
     let mounted = format!(
         "mkdir -p {CERTIFICATES} && mount --bind {} {CERTIFICATES} && exec \"$@\"",
@@ -77,13 +77,13 @@ pub(crate) async fn start(stage: &Stage, port: u16) -> Process {
         .stdout(log.try_clone().unwrap())
         .stderr(log);
     let process = Process::start(&mut command);
-    mount_secret(stage, &certificates).await;
+    mount_secret(bench, &certificates).await;
     process
 }
 
 /// Does what the kubelet would: the Secret's keys become files, once the controller has filled it.
-async fn mount_secret(stage: &Stage, folder: &Path) {
-    let secrets = Api::<Secret>::namespaced(stage.client.clone(), NAMESPACE);
+async fn mount_secret(bench: &BenchCluster, folder: &Path) {
+    let secrets = Api::<Secret>::namespaced(bench.client.clone(), NAMESPACE);
     let begun = Instant::now();
     let data: BTreeMap<_, _> = loop {
         let data = secrets.get(SECRET).await.unwrap().data.unwrap_or_default();

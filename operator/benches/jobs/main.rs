@@ -10,6 +10,7 @@
     reason = "a benchmark prints and may panic"
 )]
 
+mod bench_cluster;
 mod burst;
 mod contestant;
 mod failure;
@@ -20,13 +21,12 @@ mod raw;
 mod restart;
 mod settings;
 mod single;
-mod stage;
 mod statuses;
 mod table;
 
+use bench_cluster::BenchCluster;
 use contestant::Contestant;
 use settings::Settings;
-use stage::Stage;
 use table::Table;
 
 fn main() {
@@ -38,8 +38,8 @@ fn main() {
 async fn measure(settings: &Settings) {
     let mut tables = Tables::new();
     for contestant in settings.contestants() {
-        let mut stage = match Stage::start(contestant).await {
-            Ok(stage) => stage,
+        let mut bench = match BenchCluster::start(contestant).await {
+            Ok(bench) => bench,
             Err(why) => {
                 tables.left_out.push(format!("{} is left out: {why}", contestant.name()));
                 continue;
@@ -47,27 +47,27 @@ async fn measure(settings: &Settings) {
         };
         eprintln!("{}: singles", contestant.name());
         for num_pods in settings.single_pods.clone() {
-            let singles = single::measure(&mut stage, num_pods, settings.rounds).await;
+            let singles = single::measure(&mut bench, num_pods, settings.rounds).await;
             tables.single(contestant, num_pods, &singles);
         }
         eprintln!("{}: failures", contestant.name());
         for blow in failure::Blow::ALL.into_iter().filter(|_| settings.has_failures) {
-            tables.failure(contestant, blow, &failure::measure(&mut stage, blow).await);
+            tables.failure(contestant, blow, &failure::measure(&mut bench, blow).await);
         }
         for num_jobs in settings.burst_jobs.clone() {
             eprintln!("{}: burst of {num_jobs}", contestant.name());
-            let small = raw::measure(&mut stage, settings.raw_pods, &contestant::small_pod()).await;
-            let same = raw::measure(&mut stage, settings.raw_pods, &contestant.pod()).await;
-            let burst = burst::measure(&mut stage, num_jobs).await;
+            let small = raw::measure(&mut bench, settings.raw_pods, &contestant::small_pod()).await;
+            let same = raw::measure(&mut bench, settings.raw_pods, &contestant.pod()).await;
+            let burst = burst::measure(&mut bench, num_jobs).await;
             tables.burst(contestant, num_jobs, &burst, [&small, &same]);
             if settings.burst_jobs.last() == Some(&num_jobs) {
                 eprintln!("{}: idle and restart", contestant.name());
-                tables.idle(contestant, num_jobs, &restart::idle(&mut stage, settings.idle).await);
+                tables.idle(contestant, num_jobs, &restart::idle(&mut bench, settings.idle).await);
                 for end in contestant.ends() {
-                    tables.restart(contestant, num_jobs, *end, &restart::measure(&mut stage, *end).await);
+                    tables.restart(contestant, num_jobs, *end, &restart::measure(&mut bench, *end).await);
                 }
             } else {
-                stage.clear().await;
+                bench.clear().await;
             }
         }
         eprintln!("{}: done", contestant.name());

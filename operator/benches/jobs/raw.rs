@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use serde_json::{Value, json};
 
-use crate::stage::Stage;
+use crate::bench_cluster::BenchCluster;
 
 /// Calls under way at the same time, here and where jobs are posted.
 pub(crate) const IN_FLIGHT: usize = 16;
@@ -18,9 +18,9 @@ pub(crate) struct Raw {
 }
 
 /// Makes pods of a specification and waits until they run; then they go.
-pub(crate) async fn measure(stage: &mut Stage, num_pods: usize, spec: &Value) -> Raw {
-    let pods = stage.pods();
-    let mut observed = stage.observe();
+pub(crate) async fn measure(bench: &mut BenchCluster, num_pods: usize, spec: &Value) -> Raw {
+    let pods = bench.pods();
+    let mut observed = bench.observe();
     let posts = (0..num_pods).map(|index| {
         let pod = json!({ "metadata": { "name": format!("raw-{index}") }, "spec": spec });
         let (pods, pod) = (pods.clone(), serde_json::from_value::<Pod>(pod).unwrap());
@@ -31,7 +31,7 @@ pub(crate) async fn measure(stage: &mut Stage, num_pods: usize, spec: &Value) ->
     let seconds = observed.created_times()[num_pods - 1] / 1e3;
     let at_once = DeleteParams::default().grace_period(0);
     pods.delete_collection(&at_once, &ListParams::default()).await.unwrap();
-    stage.gone().await;
-    stage.observe().quiet().await;
+    bench.gone().await;
+    bench.observe().quiet().await;
     Raw { pods_per_second: num_pods as f64 / seconds }
 }

@@ -7,8 +7,8 @@ use jiff::Timestamp;
 use kube::api::PostParams;
 use rlt_cluster::Call;
 
+use crate::bench_cluster::BenchCluster;
 use crate::observed::{Observed, PATIENCE};
-use crate::stage::Stage;
 
 /// Pods of the job that shows that the controller works.
 const NUM_PODS: usize = 8;
@@ -60,12 +60,12 @@ pub(crate) struct Again {
 }
 
 /// Counts calls while nothing happens.
-pub(crate) async fn idle(stage: &mut Stage, duration: Duration) -> Idle {
-    let mut log = stage.cluster.call_log();
+pub(crate) async fn idle(bench: &mut BenchCluster, duration: Duration) -> Idle {
+    let mut log = bench.cluster.call_log();
     log.skip().unwrap();
     tokio::time::sleep(duration).await;
     let own: Vec<Call> =
-        log.news().unwrap().into_iter().filter(|call| call.user == stage.contestant.user()).collect();
+        log.news().unwrap().into_iter().filter(|call| call.user == bench.contestant.user()).collect();
     let per_minute = |is_it: fn(&Call) -> bool| {
         own.iter().filter(|call| is_it(call)).count() as f64 * 60.0 / duration.as_secs_f64()
     };
@@ -77,17 +77,17 @@ pub(crate) async fn idle(stage: &mut Stage, duration: Duration) -> Idle {
 }
 
 /// Ends the controller that leads. Where it has no other to stand by, it is started again at once.
-pub(crate) async fn measure(stage: &mut Stage, end: End) -> Again {
-    if stage.contestant.has_standby() && stage.controllers.len() < 2 {
-        stage.start_controller().await;
+pub(crate) async fn measure(bench: &mut BenchCluster, end: End) -> Again {
+    if bench.contestant.has_standby() && bench.controllers.len() < 2 {
+        bench.start_controller().await;
     }
-    let namespace = stage.cluster.namespace("probe").await.unwrap();
-    let jobs = stage.jobs_in(&namespace);
-    let probe = stage.contestant.manifest("probe", NUM_PODS);
-    let mut log = stage.cluster.call_log();
+    let namespace = bench.cluster.namespace("probe").await.unwrap();
+    let jobs = bench.jobs_in(&namespace);
+    let probe = bench.contestant.manifest("probe", NUM_PODS);
+    let mut log = bench.cluster.call_log();
     log.skip().unwrap();
-    let mut observed = Observed::begin(stage.cluster.call_log(), &namespace);
-    let leader = stage.controllers.remove(0);
+    let mut observed = Observed::begin(bench.cluster.call_log(), &namespace);
+    let leader = bench.controllers.remove(0);
     let ended = Timestamp::now();
     leader.signal(end.signal());
     let posted = tokio::spawn(async move {
@@ -97,13 +97,13 @@ pub(crate) async fn measure(stage: &mut Stage, end: End) -> Again {
         }
     });
     tokio::task::block_in_place(|| leader.wait());
-    if stage.controllers.is_empty() {
-        stage.start_controller().await;
+    if bench.controllers.is_empty() {
+        bench.start_controller().await;
     }
     posted.await.unwrap();
     let first = first_pod(&mut observed).await;
     let between = observed.since.duration_since(ended).as_secs_f64();
-    let calls = until_quiet(&mut log, stage.contestant.user()).await;
+    let calls = until_quiet(&mut log, bench.contestant.user()).await;
     let others: Vec<_> =
         calls.iter().filter(|call| call.namespace != namespace && call.resource != "leases").collect();
     Again { works_after: first / 1e3 + between, writes: writes(&others), num_calls: others.len() }

@@ -1,7 +1,7 @@
 //! One job after another, each on a quiet cluster.
 
+use crate::bench_cluster::BenchCluster;
 use crate::observed::Calls;
-use crate::stage::Stage;
 use crate::statuses::Statuses;
 
 /// One job: milliseconds from just before its POST.
@@ -20,13 +20,13 @@ pub(crate) struct Single {
 }
 
 /// Posts job after job; the first one does not count.
-pub(crate) async fn measure(stage: &mut Stage, num_pods: usize, rounds: usize) -> Vec<Single> {
-    let statuses = Statuses::follow(stage.jobs(), stage.contestant, num_pods);
+pub(crate) async fn measure(bench: &mut BenchCluster, num_pods: usize, rounds: usize) -> Vec<Single> {
+    let statuses = Statuses::follow(bench.jobs(), bench.contestant, num_pods);
     let mut singles = Vec::new();
     for _ in 0..=rounds {
-        let name = stage.new_name();
-        let mut observed = stage.observe();
-        stage.post(&name, num_pods).await;
+        let name = bench.new_name();
+        let mut observed = bench.observe();
+        bench.post(&name, num_pods).await;
         let reported = statuses.reported(&name).await.duration_since(observed.since).as_secs_f64() * 1e3;
         observed.running(num_pods).await;
         observed.quiet().await;
@@ -39,7 +39,7 @@ pub(crate) async fn measure(stage: &mut Stage, num_pods: usize, rounds: usize) -
             reported,
             calls: observed.calls(),
         });
-        stage.delete(&name).await;
+        bench.delete(&name).await;
     }
     singles.split_off(1)
 }

@@ -3,9 +3,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 
-#[path = "../../tests/cluster/stage.rs"]
-#[expect(dead_code, reason = "the stage serves other tests as well")]
-mod stage;
+#[path = "../../tests/cluster/test_namespace.rs"]
+#[expect(dead_code, reason = "the test serves other tests as well")]
+mod test_namespace;
 
 use std::collections::BTreeMap;
 use std::process::{Command, Output, Stdio};
@@ -19,7 +19,7 @@ use rlt_api::status::ConditionType;
 use rlt_cluster::{Options, Shared};
 use rlt_operator::labels;
 use serde_json::{Value, json};
-use stage::Stage;
+use test_namespace::TestNamespace;
 
 static CLUSTER: Shared = Shared::new(Options::control_plane);
 /// One with the Deployment of an operator, whose settings every plan of the cluster follows.
@@ -27,9 +27,9 @@ static WITH_OPERATOR: Shared = Shared::new(Options::control_plane);
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn command(stage: &Stage, arguments: &[&str]) -> Command {
+fn command(test: &TestNamespace, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rlctl"));
-    command.args(arguments).args(["-n", &stage.namespace]).env("KUBECONFIG", stage.cluster.kubeconfig());
+    command.args(arguments).args(["-n", &test.namespace]).env("KUBECONFIG", test.cluster.kubeconfig());
     command
 }
 
@@ -47,17 +47,17 @@ async fn run(mut command: Command, input: Option<String>) -> Output {
     .unwrap()
 }
 
-async fn rlctl(stage: &Stage, arguments: &[&str]) -> String {
-    let output = run(command(stage, arguments), None).await;
+async fn rlctl(test: &TestNamespace, arguments: &[&str]) -> String {
+    let output = run(command(test, arguments), None).await;
     assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
 /// Asks until the answer has this in it.
-async fn until(stage: &Stage, arguments: &[&str], wanted: &str) -> String {
+async fn until(test: &TestNamespace, arguments: &[&str], wanted: &str) -> String {
     let begin = Instant::now();
     loop {
-        let answer = rlctl(stage, arguments).await;
+        let answer = rlctl(test, arguments).await;
         if answer.contains(wanted) {
             return answer;
         }
@@ -69,71 +69,68 @@ async fn until(stage: &Stage, arguments: &[&str], wanted: &str) -> String {
 #[tokio::test]
 async fn a_job_is_explained_from_its_wait_to_its_end() {
     let Some(cluster) = CLUSTER.get() else { return };
-    let stage = Stage::on(cluster, "explained").await;
-    let _operator = stage.operator().await;
-    stage.post("adding", json!({"runPolicy": {"cleanPodPolicy": "None"}})).await;
-    let waits = until(&stage, &["why", "adding"], "waits: no node has room for adding-trainer-0").await;
+    let test = TestNamespace::on(cluster, "explained").await;
+    let _operator = test.operator().await;
+    test.post("adding", json!({"runPolicy": {"cleanPodPolicy": "None"}})).await;
+    let waits = until(&test, &["why", "adding"], "waits: no node has room for adding-trainer-0").await;
     assert!(waits.contains("no nodes available to schedule pods"), "{waits}");
-    let table = rlctl(&stage, &["status"]).await;
+    let table = rlctl(&test, &["status"]).await;
     assert!(table.lines().nth(1).unwrap().contains("Reconciling: WorkersStarting"), "{table}");
-    until(&stage, &["events", "adding"], "Pod/adding-trainer-0").await;
-    until(&stage, &["events", "adding"], "RLTrainingJob/adding").await;
-    let pod = stage.worker("adding", 1).await;
-    stage.run(&pod).await;
-    until(&stage, &["why", "adding"], "runs, and has not reported a finished step of attempt 1 yet").await;
-    stage.end(&pod, 77, "gradients were not finite").await;
-    let failed = until(&stage, &["why", "adding"], "failed in attempt 1: Diverged of adding-trainer-0").await;
+    until(&test, &["events", "adding"], "Pod/adding-trainer-0").await;
+    until(&test, &["events", "adding"], "RLTrainingJob/adding").await;
+    let pod = test.worker("adding", 1).await;
+    test.run(&pod).await;
+    until(&test, &["why", "adding"], "runs, and has not reported a finished step of attempt 1 yet").await;
+    test.end(&pod, 77, "gradients were not finite").await;
+    let failed = until(&test, &["why", "adding"], "failed in attempt 1: Diverged of adding-trainer-0").await;
     assert!(failed.contains("gradients were not finite") && failed.contains("learningRate"), "{failed}");
-    let json: Value =
-        serde_json::from_str(&rlctl(&stage, &["status", "adding", "-o", "json"]).await).unwrap();
+    let json: Value = serde_json::from_str(&rlctl(&test, &["status", "adding", "-o", "json"]).await).unwrap();
     assert_eq!((&json[0]["state"], &json[0]["hasEnded"]), (&json!("Failed"), &json!(true)));
-    let yaml = rlctl(&stage, &["why", "adding", "-o", "yaml"]).await;
+    let yaml = rlctl(&test, &["why", "adding", "-o", "yaml"]).await;
     assert!(yaml.starts_with("summary: "), "{yaml}");
-    let watched = rlctl(&stage, &["status", "adding", "--watch"]).await;
+    let watched = rlctl(&test, &["status", "adding", "--watch"]).await;
     assert!(watched.contains("Failed: Diverged"), "a job that has ended is watched no longer: {watched}");
 }
 
 #[tokio::test]
 async fn a_quota_is_explained_in_its_own_numbers() {
     let Some(cluster) = CLUSTER.get() else { return };
-    let stage = Stage::on(cluster, "quota").await;
+    let test = TestNamespace::on(cluster, "quota").await;
     let quota = json!({"metadata": {"name": "team"}, "spec": {"hard": {"limits.memory": "1Gi"}}});
-    let quotas = Api::<ResourceQuota>::namespaced(stage.client.clone(), &stage.namespace);
+    let quotas = Api::<ResourceQuota>::namespaced(test.client.clone(), &test.namespace);
     quotas.create(&PostParams::default(), &serde_json::from_value(quota).unwrap()).await.unwrap();
     let begin = Instant::now();
     while quotas.get("team").await.unwrap().status.is_none_or(|status| status.hard.is_none()) {
         assert!(begin.elapsed() < PATIENCE, "the quota is not counted");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    let _operator = stage.operator().await;
-    stage.post("large", json!({"workers": {"resources": {"memory": "2Gi"}}})).await;
-    let why = until(&stage, &["why", "large"], "quota `team` is used up").await;
+    let _operator = test.operator().await;
+    test.post("large", json!({"workers": {"resources": {"memory": "2Gi"}}})).await;
+    let why = until(&test, &["why", "large"], "quota `team` is used up").await;
     assert!(why.contains("limits.memory: a worker asks for 2Gi, and 0 of 1Gi are in use"), "{why}");
 }
 
 #[tokio::test]
 async fn a_job_that_is_not_there_is_named_with_its_namespace() {
     let Some(cluster) = CLUSTER.get() else { return };
-    let stage = Stage::on(cluster, "absent").await;
+    let test = TestNamespace::on(cluster, "absent").await;
     for arguments in [["why", "nobody"], ["logs", "nobody"], ["events", "nobody"], ["status", "nobody"]] {
-        let output = run(command(&stage, &arguments), None).await;
+        let output = run(command(&test, &arguments), None).await;
         assert_eq!(output.status.code(), Some(1));
         let error = String::from_utf8(output.stderr).unwrap();
-        let expected = format!(
-            "rlctl: read job `nobody`: there is no job `nobody` in namespace `{}`\n",
-            stage.namespace
-        );
+        let expected =
+            format!("rlctl: read job `nobody`: there is no job `nobody` in namespace `{}`\n", test.namespace);
         assert_eq!(error, expected);
     }
 }
 
 /// The objects that carry a job's label, by kind and name.
-async fn made(stage: &Stage, job: &str) -> BTreeMap<String, Value> {
+async fn made(test: &TestNamespace, job: &str) -> BTreeMap<String, Value> {
     let of_job = ListParams::default().labels(&format!("{}={job}", labels::JOB_NAME));
     let mut objects = BTreeMap::new();
     macro_rules! collect {
         ($($kind:ty),*) => {$(
-            let api = Api::<$kind>::namespaced(stage.client.clone(), &stage.namespace);
+            let api = Api::<$kind>::namespaced(test.client.clone(), &test.namespace);
             for object in api.list(&of_job).await.unwrap() {
                 let object = serde_json::to_value(object).unwrap();
                 objects.insert(key(&object), object);
@@ -165,38 +162,37 @@ fn holds(made: &Value, planned: &Value) -> bool {
 #[tokio::test]
 async fn the_plan_holds_every_object_that_the_operator_makes() {
     let Some(cluster) = CLUSTER.get() else { return };
-    let stage = Stage::on(cluster, "planned").await;
+    let test = TestNamespace::on(cluster, "planned").await;
     let patch = json!({"workers": {"count": 2, "device": "Cpu", "resources": {"memory": "2Gi"}}});
     // As people write it: the namespace is in the call, and notes of theirs are no concern of the workers.
-    let mut manifest = stage.manifest("planned", &patch);
+    let mut manifest = test.manifest("planned", &patch);
     manifest.metadata.namespace = None;
     manifest.metadata.annotations = Some([("team".to_owned(), "alpha".to_owned())].into());
     let text = serde_json::to_string(&manifest).unwrap();
     let ask = async |extra: &[&str]| {
         let arguments =
             [&["plan", "-f", "-", "--trainer-image", "rlt.local/rlt-trainer:test"], extra].concat();
-        run(command(&stage, &arguments), Some(text.clone())).await
+        run(command(&test, &arguments), Some(text.clone())).await
     };
     let before = ask(&["--server"]).await;
     let (before, error) =
         (String::from_utf8(before.stdout).unwrap(), String::from_utf8(before.stderr).unwrap());
     assert_eq!(before.lines().filter(|line| line.starts_with("+ ")).count(), 8, "{before}{error}");
 
-    let _operator = stage.operator().await;
-    stage.jobs().create(&PostParams::default(), &manifest).await.unwrap();
-    stage.when_pods("planned", |pods| pods.len() == 2).await;
+    let _operator = test.operator().await;
+    test.jobs().create(&PostParams::default(), &manifest).await.unwrap();
+    test.when_pods("planned", |pods| pods.len() == 2).await;
     // Written once all of it is made.
-    stage
-        .when("planned", |status| {
-            status.conditions.iter().any(|condition| condition.type_ == ConditionType::Reconciling)
-        })
-        .await;
+    test.when("planned", |status| {
+        status.conditions.iter().any(|condition| condition.type_ == ConditionType::Reconciling)
+    })
+    .await;
     let plan: Value = serde_json::from_slice(&ask(&["-o", "json"]).await.stdout).unwrap();
     let mut planned: BTreeMap<_, _> =
         plan["objects"].as_array().unwrap().iter().map(|object| (key(object), object.clone())).collect();
     // It is made once the first worker has an address, which nobody gives it here.
     planned.remove("EndpointSlice/planned-trainer").unwrap();
-    let made = made(&stage, "planned").await;
+    let made = made(&test, "planned").await;
     assert_eq!(planned.keys().collect::<Vec<_>>(), made.keys().collect::<Vec<_>>());
     for (name, planned) in &planned {
         let (made, planned) = (comparable(made[name].clone()), comparable(planned.clone()));
@@ -246,11 +242,11 @@ fn comparable(mut object: Value) -> Value {
 #[tokio::test]
 async fn what_a_cluster_refuses_is_said_before_anything_is_made() {
     let Some(cluster) = CLUSTER.get() else { return };
-    let stage = Stage::on(cluster, "refused").await;
-    stage.post("steady", json!({})).await;
+    let test = TestNamespace::on(cluster, "refused").await;
+    test.post("steady", json!({})).await;
     let other = json!({"model": {"architecture": {"numLayers": 3}}});
-    let manifest = serde_json::to_string(&stage.manifest("steady", &other)).unwrap();
-    let output = run(command(&stage, &["plan", "-f", "-", "--server"]), Some(manifest)).await;
+    let manifest = serde_json::to_string(&test.manifest("steady", &other)).unwrap();
+    let output = run(command(&test, &["plan", "-f", "-", "--server"]), Some(manifest)).await;
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.starts_with("! RLTrainingJob steady: would be refused: "), "{text}");
@@ -259,7 +255,7 @@ async fn what_a_cluster_refuses_is_said_before_anything_is_made() {
 #[tokio::test]
 async fn the_plan_of_a_cluster_says_where_each_value_comes_from() {
     let Some(cluster) = WITH_OPERATOR.get() else { return };
-    let stage = Stage::on(cluster, "origins").await;
+    let test = TestNamespace::on(cluster, "origins").await;
     let defaults = json!({"workers": {"nodeSelector": {"zone": "b"}}}).to_string();
     let of_namespace = json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "rltraining-defaults"},
@@ -283,12 +279,12 @@ async fn the_plan_of_a_cluster_says_where_each_value_comes_from() {
             "template": {"metadata": {"labels": labels}, "spec": {"containers": [container]}},
         },
     });
-    stage.create(&[of_namespace, operator]);
+    test.create(&[of_namespace, operator]);
     let ask = async |switch: &str| {
         let template = json!({"spec": {switch: true, "containers": []}});
         let patch = json!({"workers": {"count": 2, "device": "Cpu", "podTemplate": template}});
-        let manifest = serde_json::to_string(&stage.manifest("placed", &patch)).unwrap();
-        run(command(&stage, &["plan", "-f", "-", "--server"]), Some(manifest)).await
+        let manifest = serde_json::to_string(&test.manifest("placed", &patch)).unwrap();
+        run(command(&test, &["plan", "-f", "-", "--server"]), Some(manifest)).await
     };
     let output = ask("hostIPC").await;
     let text = String::from_utf8(output.stdout).unwrap();

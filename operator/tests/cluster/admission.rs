@@ -11,30 +11,30 @@ fn our_messages(manifest: &impl serde::Serialize) -> Vec<String> {
 
 #[tokio::test]
 async fn names_that_do_not_fit_pods_are_refused() {
-    let Some(stage) = crate::set("names").await else { return };
+    let Some(test) = crate::set("names").await else { return };
     for name in ["a".repeat(53).as_str(), "a.b", "1a", "4", "x.y.z"] {
-        let manifest = stage.manifest(name, &json!({}));
-        let refusal = stage.jobs().create(&PostParams::default(), &manifest).await.unwrap_err().to_string();
+        let manifest = test.manifest(name, &json!({}));
+        let refusal = test.jobs().create(&PostParams::default(), &manifest).await.unwrap_err().to_string();
         let messages = our_messages(&manifest);
         assert!(messages.iter().all(|message| refusal.contains(message)), "{name}: {refusal}");
     }
-    stage.post(&"a".repeat(52), json!({})).await;
+    test.post(&"a".repeat(52), json!({})).await;
 }
 
 #[tokio::test]
 async fn what_a_run_began_with_cannot_be_changed_and_the_rest_only_while_nothing_runs() {
-    let Some(stage) = crate::set("changes").await else { return };
-    stage.post("fixed", json!({})).await;
+    let Some(test) = crate::set("changes").await else { return };
+    test.post("fixed", json!({})).await;
     let change = async |patch: Value| {
         let patch = kube::api::Patch::Merge(json!({"spec": patch}));
-        stage.jobs().patch("fixed", &Default::default(), &patch).await.map_err(|error| error.to_string())
+        test.jobs().patch("fixed", &Default::default(), &patch).await.map_err(|error| error.to_string())
     };
     let refused = change(json!({"model": {"architecture": {"numLayers": 3}}})).await.unwrap_err();
     assert!(refused.contains("make a new job"), "{refused}");
     // Who changes the specification cannot claim that it is the status.
     let claim = json!({"spec": {"rollout": {"temperature": 0.5}}, "status": {"writes": 99}});
     let claim = kube::api::Patch::Merge(claim);
-    let refused = stage.jobs().patch("fixed", &Default::default(), &claim).await.unwrap_err().to_string();
+    let refused = test.jobs().patch("fixed", &Default::default(), &claim).await.unwrap_err().to_string();
     assert!(refused.contains("spec.rollout") && refused.contains("make a new job"), "{refused}");
     let refused = change(json!({"training": {"promptsPerStep": 64}})).await.unwrap_err();
     assert!(refused.contains("only steps, epochs, evaluateEvery and offload"), "{refused}");
@@ -46,12 +46,12 @@ async fn what_a_run_began_with_cannot_be_changed_and_the_rest_only_while_nothing
 
 #[tokio::test]
 async fn unknown_fields_are_refused_by_kubectl_and_applying_twice_changes_nothing() {
-    let Some(stage) = crate::set("kubectl").await else { return };
+    let Some(test) = crate::set("kubectl").await else { return };
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("job.yaml");
     let write = |manifest: &Value| std::fs::write(&file, manifest.to_string()).unwrap();
-    let apply = || stage.cluster.kubectl().args(["apply", "-f"]).arg(&file).output().unwrap();
-    let mut manifest = serde_json::to_value(stage.manifest("applied", &json!({}))).unwrap();
+    let apply = || test.cluster.kubectl().args(["apply", "-f"]).arg(&file).output().unwrap();
+    let mut manifest = serde_json::to_value(test.manifest("applied", &json!({}))).unwrap();
     manifest["spec"]["rollout"]["topPP"] = 1.into();
     write(&manifest);
     let refused = apply();
@@ -60,7 +60,7 @@ async fn unknown_fields_are_refused_by_kubectl_and_applying_twice_changes_nothin
     write(&manifest);
     assert!(apply().status.success());
     let version = async || {
-        let metadata = stage.jobs().get("applied").await.unwrap().metadata;
+        let metadata = test.jobs().get("applied").await.unwrap().metadata;
         (metadata.resource_version, metadata.generation)
     };
     // With the first change of a job that no operator has seen, its default status is stored.

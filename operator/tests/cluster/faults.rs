@@ -1,5 +1,5 @@
 //! Everything that can go wrong between a job and its end. Each life below has two workers, a failure that
-//! passes, a pause and a good end; a witness judges it.
+//! passes, a pause and a good end; its history is checked.
 
 mod answers;
 mod crashes;
@@ -10,16 +10,16 @@ mod strange;
 use rlt_api::status::ConditionType;
 use serde_json::json;
 
+use crate::history::History;
 use crate::kubelet::Kubelet;
-use crate::stage::{Stage, is_true};
-use crate::witness::Witness;
+use crate::test_namespace::{TestNamespace, is_true};
 
 struct Life;
 
 impl Life {
     /// The first attempt fails in a way that passes, the second one is paused, and the third one ends well.
-    fn kubelet(stage: &Stage) -> Kubelet {
-        Kubelet::start(stage, |idx, attempt| match (idx, attempt) {
+    fn kubelet(test: &TestNamespace) -> Kubelet {
+        Kubelet::start(test, |idx, attempt| match (idx, attempt) {
             (1, 1) => Some(75),
             (_, 1 | 2) => None,
             _ => Some(0),
@@ -28,11 +28,11 @@ impl Life {
 }
 
 /// From the posted job to its good end; whoever works on it.
-async fn life(stage: &Stage, witness: &Witness, name: &str) {
-    stage.post(name, json!({"workers": {"count": 2, "device": "Cpu"}})).await;
-    witness.when(name, |status| status.attempt == Some(2) && is_true(status, ConditionType::PodsReady)).await;
-    stage.patch_job(name, json!({"runPolicy": {"suspend": true}})).await;
-    witness.when(name, |status| is_true(status, ConditionType::Suspended)).await;
-    stage.patch_job(name, json!({"runPolicy": {"suspend": false}})).await;
-    witness.when(name, |status| is_true(status, ConditionType::Complete)).await;
+async fn life(test: &TestNamespace, history: &History, name: &str) {
+    test.post(name, json!({"workers": {"count": 2, "device": "Cpu"}})).await;
+    history.when(name, |status| status.attempt == Some(2) && is_true(status, ConditionType::PodsReady)).await;
+    test.patch_job(name, json!({"runPolicy": {"suspend": true}})).await;
+    history.when(name, |status| is_true(status, ConditionType::Suspended)).await;
+    test.patch_job(name, json!({"runPolicy": {"suspend": false}})).await;
+    history.when(name, |status| is_true(status, ConditionType::Complete)).await;
 }

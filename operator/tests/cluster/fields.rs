@@ -5,7 +5,7 @@ use http::Request;
 use serde_json::{Value, json};
 
 use crate::specifications::{bad_specs, good_specs, manifest};
-use crate::stage::Stage;
+use crate::test_namespace::TestNamespace;
 
 const MANIFEST: &str = include_str!("../../../crds/manifests/rltrainingjobs.yaml");
 
@@ -76,30 +76,30 @@ fn put(document: &mut Value, place: &[String], value: Value) {
 
 /// What the API server says to `manifest`, as `kubectl` would ask it, without keeping anything; nothing where
 /// it agrees.
-async fn refusal(stage: &Stage, manifest: &Value) -> Option<String> {
-    let jobs = format!("/apis/rltraining.dev/v1alpha1/namespaces/{}/rltrainingjobs", stage.namespace);
+async fn refusal(test: &TestNamespace, manifest: &Value) -> Option<String> {
+    let jobs = format!("/apis/rltraining.dev/v1alpha1/namespaces/{}/rltrainingjobs", test.namespace);
     let request = Request::post(format!("{jobs}?dryRun=All&fieldValidation=Strict"))
         .header("Content-Type", "application/json")
         .body(manifest.to_string().into_bytes())
         .unwrap();
-    stage.client.request::<Value>(request).await.err().map(|error| error.to_string())
+    test.client.request::<Value>(request).await.err().map(|error| error.to_string())
 }
 
 #[tokio::test]
 async fn every_field_refuses_what_it_can_not_hold_and_is_named() {
-    let Some(stage) = crate::set("fields").await else { return };
+    let Some(test) = crate::set("fields").await else { return };
     let definition: Value = serde_saphyr::from_str(MANIFEST).unwrap();
     let schema = definition.pointer("/spec/versions/0/schema/openAPIV3Schema/properties/spec").unwrap();
     let mut all = Vec::new();
     violations(schema, &mut vec!["spec".to_owned()], &mut all);
     assert!(all.len() > 300, "only {} were found", all.len());
-    let good = serde_json::to_value(stage.manifest("fields", &json!({}))).unwrap();
-    assert_eq!(refusal(&stage, &good).await, None);
+    let good = serde_json::to_value(test.manifest("fields", &json!({}))).unwrap();
+    assert_eq!(refusal(&test, &good).await, None);
     for (place, value) in all {
         let mut bad = good.clone();
         put(&mut bad, &place, value.clone());
         let path = path(&place);
-        let theirs = refusal(&stage, &bad).await.unwrap_or_else(|| panic!("{path} takes {value}"));
+        let theirs = refusal(&test, &bad).await.unwrap_or_else(|| panic!("{path} takes {value}"));
         assert!(theirs.contains(&path), "{path}: {value}: {theirs}");
         let ours = rlt_api::validate(&bad.to_string()).unwrap_err();
         assert!(ours.iter().any(|problem| problem.path == path), "{path}: {value}: {ours:?}");
@@ -108,16 +108,16 @@ async fn every_field_refuses_what_it_can_not_hold_and_is_named() {
 
 #[tokio::test]
 async fn every_rule_is_the_api_servers_too() {
-    let Some(stage) = crate::set("rules").await else { return };
+    let Some(test) = crate::set("rules").await else { return };
     for patch in bad_specs() {
         let manifest = manifest(&patch);
         let theirs =
-            refusal(&stage, &manifest).await.unwrap_or_else(|| panic!("nothing is wrong with {patch}"));
+            refusal(&test, &manifest).await.unwrap_or_else(|| panic!("nothing is wrong with {patch}"));
         for problem in rlt_api::validate(&manifest.to_string()).unwrap_err() {
             assert!(theirs.contains(&problem.message), "{patch}: {} is not in {theirs}", problem.message);
         }
     }
     for patch in good_specs() {
-        assert_eq!(refusal(&stage, &manifest(&patch)).await, None, "{patch}");
+        assert_eq!(refusal(&test, &manifest(&patch)).await, None, "{patch}");
     }
 }

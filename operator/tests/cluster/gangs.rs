@@ -8,7 +8,7 @@ use rlt_api::status::{Condition, ConditionType, RLTrainingJobStatus};
 use rlt_cluster::{FakeNodes, Options, Shared};
 use serde_json::{Value, json};
 
-use crate::stage::Stage;
+use crate::test_namespace::TestNamespace;
 
 /// Two nodes, each with room for one worker of the tests.
 static CLUSTER: Shared =
@@ -27,7 +27,7 @@ fn is_refused(pod: &Pod) -> bool {
     conditions.is_some_and(|all| all.iter().any(|one| one.reason.as_deref() == Some("Unschedulable")))
 }
 
-impl Stage {
+impl TestNamespace {
     pub(crate) fn pod_groups(&self) -> Api<DynamicObject> {
         let kind = GroupVersionKind::gvk("scheduling.k8s.io", "v1alpha2", "PodGroup");
         Api::namespaced_with(self.client.clone(), &self.namespace, &ApiResource::from_gvk(&kind))
@@ -37,19 +37,19 @@ impl Stage {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gang_that_does_not_fit_binds_no_worker_and_every_attempt_has_a_group_of_its_own() {
     let Some(cluster) = CLUSTER.get() else { return };
-    let stage = Stage::on(cluster, "gangs").await;
-    let _operator = stage.operator().await;
-    stage.post("large", workers(3)).await;
+    let test = TestNamespace::on(cluster, "gangs").await;
+    let _operator = test.operator().await;
+    test.post("large", workers(3)).await;
     let refused = |pods: &[Pod]| pods.len() == 3 && pods.iter().all(is_refused);
-    assert!(!stage.when_pods("large", refused).await.iter().any(is_bound));
-    stage.post("small", workers(2)).await;
-    stage.when_true("small", ConditionType::PodsReady).await;
-    let pods = stage.when_pods("small", |pods| pods.iter().all(is_bound)).await;
-    assert!(!stage.when_pods("large", |_| true).await.iter().any(is_bound));
+    assert!(!test.when_pods("large", refused).await.iter().any(is_bound));
+    test.post("small", workers(2)).await;
+    test.when_true("small", ConditionType::PodsReady).await;
+    let pods = test.when_pods("small", |pods| pods.iter().all(is_bound)).await;
+    assert!(!test.when_pods("large", |_| true).await.iter().any(is_bound));
     let first = DeleteParams::default().grace_period(0);
-    stage.pods().delete(&pods[0].name_any(), &first).await.unwrap();
-    stage.when("small", |status| status.attempt == Some(2) && status.ready.as_deref() == Some("2/2")).await;
-    let groups = stage.pod_groups().list(&ListParams::default()).await.unwrap();
+    test.pods().delete(&pods[0].name_any(), &first).await.unwrap();
+    test.when("small", |status| status.attempt == Some(2) && status.ready.as_deref() == Some("2/2")).await;
+    let groups = test.pod_groups().list(&ListParams::default()).await.unwrap();
     let names: Vec<_> = groups.iter().map(ResourceExt::name_any).collect();
     assert_eq!(names, ["large-trainer-1", "small-trainer-2"]);
 }
@@ -57,8 +57,8 @@ async fn a_gang_that_does_not_fit_binds_no_worker_and_every_attempt_has_a_group_
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_group_of_somebody_else_stands_in_the_status_and_no_pod_joins_it() {
     let Some(cluster) = CLUSTER.get() else { return };
-    let stage = Stage::on(cluster, "groups").await;
-    let _operator = stage.operator_in_roles().await;
+    let test = TestNamespace::on(cluster, "groups").await;
+    let _operator = test.operator_in_roles().await;
     let group = |name: &str, more: Value| {
         let mut metadata = json!({"name": name});
         metadata.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -67,7 +67,7 @@ async fn a_pod_group_of_somebody_else_stands_in_the_status_and_no_pod_joins_it()
     };
     // The finalizer holds up what would otherwise be collected with its owner, as somebody's may.
     let earlier = json!({"apiVersion": rlt_api::API_VERSION, "kind": rlt_api::KIND, "name": "reborn", "uid": "earlier"});
-    stage.create(&[
+    test.create(&[
         group("taken-trainer-1", json!({"labels": {"app.kubernetes.io/managed-by": "another"}})),
         group("reborn-trainer-1", json!({"ownerReferences": [earlier], "finalizers": ["example.com/held"]})),
     ]);
@@ -81,14 +81,14 @@ async fn a_pod_group_of_somebody_else_stands_in_the_status_and_no_pod_joins_it()
     ] {
         // Small ones, beside the gangs of other tests.
         let workers = json!({"workers": {"count": 2, "device": "Cpu", "resources": {"cpu": "1"}}});
-        stage.post(name, workers).await;
-        let status = stage.when(name, |status| message(status, type_).is_some()).await;
+        test.post(name, workers).await;
+        let status = test.when(name, |status| message(status, type_).is_some()).await;
         let message = message(&status, type_).unwrap();
         assert!(message.contains(&format!("{name}-trainer-1")) && message.contains(owner), "{message}");
-        assert!(stage.when_pods(name, |_| true).await.is_empty());
+        assert!(test.when_pods(name, |_| true).await.is_empty());
     }
     let held = Patch::Merge(json!({"metadata": {"finalizers": null}}));
-    stage.pod_groups().patch("reborn-trainer-1", &PatchParams::default(), &held).await.unwrap();
-    let _ = stage.pod_groups().delete("reborn-trainer-1", &DeleteParams::default()).await;
-    stage.when_pods("reborn", |pods| pods.len() == 2).await;
+    test.pod_groups().patch("reborn-trainer-1", &PatchParams::default(), &held).await.unwrap();
+    let _ = test.pod_groups().delete("reborn-trainer-1", &DeleteParams::default()).await;
+    test.when_pods("reborn", |pods| pods.len() == 2).await;
 }

@@ -10,7 +10,7 @@ use rlt_operator::labels;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-use crate::stage::{Stage, ended, running};
+use crate::test_namespace::{TestNamespace, ended, running};
 
 /// What becomes of a pod, by the worker's index and the attempt: it runs on, or ends with this code.
 pub(crate) type Script = fn(u32, u32) -> Option<i32>;
@@ -19,8 +19,8 @@ pub(crate) type Script = fn(u32, u32) -> Option<i32>;
 pub(crate) struct Kubelet(JoinHandle<()>);
 
 impl Kubelet {
-    pub(crate) fn start(stage: &Stage, script: Script) -> Self {
-        let pods = stage.pods();
+    pub(crate) fn start(test: &TestNamespace, script: Script) -> Self {
+        let pods = test.pods();
         Self(tokio::spawn(async move {
             let seen = watcher(pods.clone(), watcher::Config::default()).default_backoff().applied_objects();
             let seen = seen.into_stream().filter_map(async |pod| pod.ok());

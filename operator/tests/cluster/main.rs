@@ -4,11 +4,12 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test that can not go on says where")]
 
 mod admission;
-mod axe;
+mod crash_point;
 mod end;
 mod faults;
 mod fields;
 mod gangs;
+mod history;
 mod kubelet;
 mod lifecycle;
 mod multikueue;
@@ -18,16 +19,15 @@ mod queue;
 mod scale;
 #[path = "../../../crds/tests/fixtures/specifications.rs"]
 mod specifications;
-mod stage;
+mod test_namespace;
 mod topology;
-mod witness;
 
 use rlt_cluster::{Options, Shared};
-use stage::Stage;
+use test_namespace::TestNamespace;
 
 static CLUSTER: Shared = Shared::new(|| Options::control_plane().with_audit_log());
 
-/// A stage without nodes; `None` where the machine cannot run a cluster.
-async fn set(purpose: &str) -> Option<Stage> {
-    Some(Stage::on(CLUSTER.get()?, purpose).await)
+/// A test without nodes; `None` where the machine cannot run a cluster.
+async fn set(purpose: &str) -> Option<TestNamespace> {
+    Some(TestNamespace::on(CLUSTER.get()?, purpose).await)
 }

@@ -12,7 +12,7 @@ use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::queue::{holds, kueue};
-use crate::stage::{Stage, is_true};
+use crate::test_namespace::{TestNamespace, is_true};
 
 /// Where people post jobs. It has no node.
 static LOCAL: Shared = Shared::new(|| {
@@ -52,7 +52,7 @@ fn dispatching() -> Vec<Value> {
 
 /// Clusters reach the host and not each other: the test passes their bytes on. The way from the local
 /// cluster to the remote API server, as a kubeconfig.
-async fn way_to(remote: &Stage, local: &Stage) -> Value {
+async fn way_to(remote: &TestNamespace, local: &TestNamespace) -> Value {
     let text = std::fs::read_to_string(remote.cluster.kubeconfig()).unwrap();
     let mut kubeconfig: Value = serde_json::from_str(&text).unwrap();
     let server = kubeconfig["clusters"][0]["cluster"]["server"].as_str().unwrap().to_owned();
@@ -75,24 +75,25 @@ async fn way_to(remote: &Stage, local: &Stage) -> Value {
 }
 
 /// A namespace of one name in both clusters.
-async fn stages() -> Option<(Stage, Stage)> {
+async fn stages() -> Option<(TestNamespace, TestNamespace)> {
     let (local, remote) = (LOCAL.get()?, REMOTE.get()?);
-    let local = Stage::on(local, "dispatched").await;
-    let remote = Stage { namespace: local.namespace.clone(), ..Stage::on(remote, "unused").await };
+    let local = TestNamespace::on(local, "dispatched").await;
+    let remote =
+        TestNamespace { namespace: local.namespace.clone(), ..TestNamespace::on(remote, "unused").await };
     let namespaces: Api<Namespace> = Api::all(remote.client.clone());
     let namespace = serde_json::from_value(json!({"metadata": {"name": remote.namespace}})).unwrap();
     namespaces.create(&PostParams::default(), &namespace).await.unwrap();
     Some((local, remote))
 }
 
-impl Stage {
+impl TestNamespace {
     async fn when_there(&self, job: &str) -> DynamicObject {
         let begin = std::time::Instant::now();
         loop {
             if let Some(found) = self.jobs().get_opt(job).await.unwrap() {
                 return found;
             }
-            if begin.elapsed() > crate::stage::PATIENCE {
+            if begin.elapsed() > crate::test_namespace::PATIENCE {
                 panic!("{:#?}", self.workloads().list(&ListParams::default()).await.unwrap().items);
             }
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;

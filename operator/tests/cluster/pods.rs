@@ -9,7 +9,7 @@ use rlt_operator::pod_defaults;
 use serde_json::{Value, json};
 
 use crate::set;
-use crate::stage::Stage;
+use crate::test_namespace::TestNamespace;
 
 fn config_map(text: &str) -> ConfigMap {
     let metadata = ObjectMeta { name: Some(pod_defaults::NAME.into()), ..ObjectMeta::default() };
@@ -17,8 +17,8 @@ fn config_map(text: &str) -> ConfigMap {
     ConfigMap { metadata, data, ..ConfigMap::default() }
 }
 
-async fn set_defaults(stage: &Stage, text: &str) {
-    let maps: Api<ConfigMap> = Api::namespaced(stage.client.clone(), &stage.namespace);
+async fn set_defaults(test: &TestNamespace, text: &str) {
+    let maps: Api<ConfigMap> = Api::namespaced(test.client.clone(), &test.namespace);
     if maps.get_opt(pod_defaults::NAME).await.unwrap().is_none() {
         maps.create(&PostParams::default(), &config_map(text)).await.unwrap();
     } else {
@@ -35,23 +35,23 @@ fn stalled(status: &RLTrainingJobStatus) -> (String, String) {
 
 #[tokio::test]
 async fn a_job_lies_over_its_namespace_and_that_over_the_cluster_and_bad_defaults_are_a_condition() {
-    let Some(stage) = set("defaults").await else { return };
+    let Some(test) = set("defaults").await else { return };
     let of_cluster =
         "workers: {nodeSelector: {zone: a, gpu: h100}, tolerations: [{operator: Exists}], network: Isolated}";
     let defaults = Defaults::parse(of_cluster).unwrap();
-    let _operator = stage.operator_in_roles_with(PodSettings { defaults, ..PodSettings::default() }).await;
-    set_defaults(&stage, "workers:\n  nodeSelectr: {zone: b}\n").await;
+    let _operator = test.operator_in_roles_with(PodSettings { defaults, ..PodSettings::default() }).await;
+    set_defaults(&test, "workers:\n  nodeSelectr: {zone: b}\n").await;
     let own = json!({"workers": {"nodeSelector": {"disk": "nvme"}, "env": [{"name": "A", "value": "job"}]}});
-    stage.post("adding", own).await;
-    let status = stage.when_true("adding", ConditionType::Stalled).await;
+    test.post("adding", own).await;
+    let status = test.when_true("adding", ConditionType::Stalled).await;
     let (reason, message) = stalled(&status);
     assert_eq!(reason, "InvalidDefaults");
     assert!(message.contains("defaults.yaml:2:3: workers.nodeSelectr: is not a field"), "{message}");
     assert!(message.contains("did you mean workers.nodeSelector?"), "{message}");
 
     let good = "workers:\n  nodeSelector: {zone: b}\n  env: [{name: A, value: ns}, {name: B, value: ns}]\n";
-    set_defaults(&stage, good).await;
-    let pod = stage.worker("adding", 1).await;
+    set_defaults(&test, good).await;
+    let pod = test.worker("adding", 1).await;
     let spec = pod.spec.clone().unwrap();
     let selector = serde_json::to_value(spec.node_selector).unwrap();
     assert_eq!(selector, json!({"zone": "b", "gpu": "h100", "disk": "nvme"}));
@@ -64,25 +64,25 @@ async fn a_job_lies_over_its_namespace_and_that_over_the_cluster_and_bad_default
     assert_eq!((value("A"), value("B")), (vec!["job".to_owned()], vec!["ns".to_owned()]));
 
     // A job that was prepared is not held up by what somebody else gets wrong.
-    set_defaults(&stage, "workers: 7").await;
-    stage.run(&pod).await;
-    stage.end(&pod, 0, "").await;
-    stage.when_true("adding", ConditionType::Complete).await;
+    set_defaults(&test, "workers: 7").await;
+    test.run(&pod).await;
+    test.end(&pod, 0, "").await;
+    test.when_true("adding", ConditionType::Complete).await;
 }
 
 #[tokio::test]
 async fn a_job_whose_pods_may_not_have_what_it_asks_for_says_so_and_makes_none() {
-    let Some(stage) = set("privileges").await else { return };
-    let _operator = stage.operator_in_roles().await;
+    let Some(test) = set("privileges").await else { return };
+    let _operator = test.operator_in_roles().await;
     let pod_template = json!({"spec": {"hostPID": true, "containers": []}});
-    stage.post("adding", json!({"workers": {"podTemplate": pod_template}})).await;
-    let status = stage.when_true("adding", ConditionType::Stalled).await;
+    test.post("adding", json!({"workers": {"podTemplate": pod_template}})).await;
+    let status = test.when_true("adding", ConditionType::Stalled).await;
     let (reason, message) = stalled(&status);
     assert_eq!(reason, "PodNotAllowed");
     let refused =
         "spec.workers.podTemplate.spec.hostPID: HostPid is not in the operator's setting podPrivileges.allow";
     assert!(message.contains(refused), "{message}");
-    assert!(stage.pods().list(&Default::default()).await.unwrap().items.is_empty());
+    assert!(test.pods().list(&Default::default()).await.unwrap().items.is_empty());
 }
 
 /// Lists whose order means nothing, by what tells their items apart.
@@ -100,7 +100,7 @@ fn sorted(value: &mut Value) {
 
 #[tokio::test]
 async fn a_template_is_merged_as_the_api_server_merges_a_patch() {
-    let Some(stage) = set("merge").await else { return };
+    let Some(test) = set("merge").await else { return };
     let base = json!({
         "metadata": {"labels": {"a": "1", "b": "1"}},
         "spec": {
@@ -147,7 +147,7 @@ async fn a_template_is_merged_as_the_api_server_merges_a_patch() {
             "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "t"}],
         },
     });
-    let templates: Api<PodTemplate> = Api::namespaced(stage.client.clone(), &stage.namespace);
+    let templates: Api<PodTemplate> = Api::namespaced(test.client.clone(), &test.namespace);
     let object = json!({"metadata": {"name": "base"}, "template": base});
     let made =
         templates.create(&PostParams::default(), &serde_json::from_value(object).unwrap()).await.unwrap();

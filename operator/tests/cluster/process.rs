@@ -9,9 +9,9 @@ use rlt_api::status::ConditionType;
 use rlt_cluster::Call;
 use serde_json::json;
 
-use crate::stage::{Operator, Stage, is_true};
+use crate::test_namespace::{Operator, TestNamespace, is_true};
 
-impl Stage {
+impl TestNamespace {
     /// An operator with an account of its own, by which its calls are told from others.
     async fn counted_operator(&self, account: &str) -> (Operator, String) {
         let client: Client = self.cluster.client_of_service_account(&self.namespace, account).await.unwrap();
@@ -45,16 +45,16 @@ fn is_stream(call: &Call) -> bool {
 
 #[tokio::test]
 async fn an_operator_that_takes_over_a_settled_job_makes_no_call_about_it() {
-    let Some(stage) = crate::set("takeover").await else { return };
-    let (first, _) = stage.counted_operator("first").await;
-    stage.post("steady", json!({})).await;
-    stage.run(&stage.worker("steady", 1).await).await;
-    let before = stage.when_true("steady", ConditionType::PodsReady).await;
+    let Some(test) = crate::set("takeover").await else { return };
+    let (first, _) = test.counted_operator("first").await;
+    test.post("steady", json!({})).await;
+    test.run(&test.worker("steady", 1).await).await;
+    let before = test.when_true("steady", ConditionType::PodsReady).await;
     first.kill().await;
-    let (second, user) = stage.counted_operator("second").await;
+    let (second, user) = test.counted_operator("second").await;
     tokio::time::sleep(Duration::from_secs(3)).await;
-    assert_eq!(stage.calls_of(&user), []);
-    assert_eq!(stage.status("steady").await, before);
+    assert_eq!(test.calls_of(&user), []);
+    assert_eq!(test.status("steady").await, before);
     second.stop().await;
 }
 
@@ -63,14 +63,14 @@ const STATUSES_OF_A_START: std::ops::RangeInclusive<usize> = 1..=2;
 
 #[tokio::test]
 async fn a_job_that_goes_well_costs_few_calls() {
-    let Some(stage) = crate::set("calls").await else { return };
-    let (_operator, user) = stage.counted_operator("frugal").await;
-    stage.post("cheap", json!({})).await;
-    let pod = stage.worker("cheap", 1).await;
-    stage.run(&pod).await;
-    stage.when_true("cheap", ConditionType::PodsReady).await;
+    let Some(test) = crate::set("calls").await else { return };
+    let (_operator, user) = test.counted_operator("frugal").await;
+    test.post("cheap", json!({})).await;
+    let pod = test.worker("cheap", 1).await;
+    test.run(&pod).await;
+    test.when_true("cheap", ConditionType::PodsReady).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let calls = stage.calls_of(&user);
+    let calls = test.calls_of(&user);
     let count = |resource: &str, verb: &str| {
         calls.iter().filter(|call| call.resource == resource && call.verb == verb).count()
     };
@@ -84,46 +84,46 @@ async fn a_job_that_goes_well_costs_few_calls() {
 
 #[tokio::test]
 async fn a_gang_costs_a_call_for_each_worker_and_seven_more() {
-    let Some(stage) = crate::set("gang").await else { return };
-    let (_operator, user) = stage.counted_operator("thrifty").await;
-    stage.post("gang", json!({"workers": {"count": 4, "device": "Cpu"}})).await;
-    for pod in stage.when_pods("gang", |pods| pods.len() == 4).await {
-        stage.run(&pod).await;
+    let Some(test) = crate::set("gang").await else { return };
+    let (_operator, user) = test.counted_operator("thrifty").await;
+    test.post("gang", json!({"workers": {"count": 4, "device": "Cpu"}})).await;
+    for pod in test.when_pods("gang", |pods| pods.len() == 4).await {
+        test.run(&pod).await;
     }
-    stage.when_true("gang", ConditionType::PodsReady).await;
+    test.when_true("gang", ConditionType::PodsReady).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let calls = stage.calls_of(&user);
+    let calls = test.calls_of(&user);
     let count = |resource: &str| calls.iter().filter(|call| call.resource == resource).count();
     assert_eq!((count("pods"), count("events")), (4, 1), "{calls:#?}");
     let num_statuses = count("rltrainingjobs");
     assert!(STATUSES_OF_A_START.contains(&num_statuses), "{calls:#?}");
     // Nobody follows a selector: one write names the first worker, and that is all.
     let slices: Vec<_> =
-        stage.calls().into_iter().filter(|call| call.resource.starts_with("endpoint")).collect();
+        test.calls().into_iter().filter(|call| call.resource.starts_with("endpoint")).collect();
     assert_eq!(slices.len(), 1, "{slices:#?}");
     assert_eq!(calls.len(), 4 + 6 + num_statuses, "{calls:#?}");
 }
 
 #[tokio::test]
 async fn what_happens_while_no_operator_is_there_is_made_up_for() {
-    let Some(stage) = crate::set("absence").await else { return };
-    let first = stage.operator().await;
-    stage.post("orphan", json!({})).await;
-    let pod = stage.worker("orphan", 1).await;
-    stage.run(&pod).await;
-    stage.when_true("orphan", ConditionType::PodsReady).await;
+    let Some(test) = crate::set("absence").await else { return };
+    let first = test.operator().await;
+    test.post("orphan", json!({})).await;
+    let pod = test.worker("orphan", 1).await;
+    test.run(&pod).await;
+    test.when_true("orphan", ConditionType::PodsReady).await;
     first.kill().await;
-    stage.pods().delete(&pod.name_any(), &DeleteParams::default().grace_period(0)).await.unwrap();
-    let _second = stage.operator().await;
-    stage.run(&stage.worker("orphan", 2).await).await;
-    stage.when("orphan", |status| is_true(status, ConditionType::PodsReady)).await;
+    test.pods().delete(&pod.name_any(), &DeleteParams::default().grace_period(0)).await.unwrap();
+    let _second = test.operator().await;
+    test.run(&test.worker("orphan", 2).await).await;
+    test.when("orphan", |status| is_true(status, ConditionType::PodsReady)).await;
 }
 
 #[tokio::test]
 async fn an_operator_that_is_asked_to_stop_while_it_starts_ends() {
-    let Some(stage) = crate::set("hasty").await else { return };
+    let Some(test) = crate::set("hasty").await else { return };
     for wait in [0, 1, 3, 10, 30, 100].map(Duration::from_millis) {
-        let operator = stage.operator().await;
+        let operator = test.operator().await;
         tokio::time::sleep(wait).await;
         tokio::time::timeout(Duration::from_secs(20), operator.stop()).await.unwrap();
     }
@@ -131,19 +131,19 @@ async fn an_operator_that_is_asked_to_stop_while_it_starts_ends() {
 
 #[tokio::test]
 async fn two_operators_at_once_make_every_pod_once() {
-    let Some(stage) = crate::set("rivals").await else { return };
-    let _operators = (stage.operator().await, stage.operator().await);
+    let Some(test) = crate::set("rivals").await else { return };
+    let _operators = (test.operator().await, test.operator().await);
     for name in ["a", "b", "c"] {
-        stage.post(name, json!({})).await;
+        test.post(name, json!({})).await;
     }
     for name in ["a", "b", "c"] {
-        let pod = stage.worker(name, 1).await;
-        stage.run(&pod).await;
-        stage.end(&pod, 75, "").await;
-        let second = stage.worker(name, 2).await;
-        stage.run(&second).await;
-        stage.end(&second, 0, "").await;
-        let status = stage.when_true(name, ConditionType::Complete).await;
+        let pod = test.worker(name, 1).await;
+        test.run(&pod).await;
+        test.end(&pod, 75, "").await;
+        let second = test.worker(name, 2).await;
+        test.run(&second).await;
+        test.end(&second, 0, "").await;
+        let status = test.when_true(name, ConditionType::Complete).await;
         assert_eq!((status.attempt, status.failures_by_cause.values().sum::<u32>()), (Some(2), 1));
     }
 }

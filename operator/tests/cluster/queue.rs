@@ -8,8 +8,8 @@ use rlt_api::status::{ConditionStatus, ConditionType};
 use rlt_cluster::{FakeNodes, Fault, Faults, Options, Shared};
 use serde_json::{Value, json};
 
-use crate::axe::{Axe, client};
-use crate::stage::{Operator, Stage, is_true, reason};
+use crate::crash_point::{CrashPoint, client};
+use crate::test_namespace::{Operator, TestNamespace, is_true, reason};
 
 /// A node that runs whatever is bound to it, and a Kueue.
 static CLUSTER: Shared =
@@ -44,7 +44,7 @@ fn queues() -> Vec<Value> {
     ]
 }
 
-impl Stage {
+impl TestNamespace {
     pub(crate) fn workloads(&self) -> Api<DynamicObject> {
         let kind = GroupVersionKind::gvk("kueue.x-k8s.io", "v1beta2", "Workload");
         Api::namespaced_with(self.client.clone(), &self.namespace, &ApiResource::from_gvk(&kind))
@@ -115,52 +115,52 @@ pub(crate) fn holds(workload: &DynamicObject, type_: &str) -> bool {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_queue_lets_jobs_in_takes_their_place_for_more_urgent_ones_and_lets_them_in_again() {
     let Some(cluster) = CLUSTER.get() else { return };
-    let stage = Stage::on(cluster, "queue").await;
-    stage.create(&queues());
-    let _operator = stage.operator().await;
+    let test = TestNamespace::on(cluster, "queue").await;
+    test.create(&queues());
+    let _operator = test.operator().await;
     // It does not fit, and so has not one pod.
-    stage.post_queued("large", 3, &[]).await;
+    test.post_queued("large", 3, &[]).await;
     let words = |status: &rlt_api::status::RLTrainingJobStatus| {
         let admitted = status.conditions.iter().find(|condition| condition.type_ == ConditionType::Admitted);
         admitted.map(|condition| condition.message.clone()).unwrap_or_default()
     };
-    let status = stage.when("large", |status| words(status).contains("quota")).await;
+    let status = test.when("large", |status| words(status).contains("quota")).await;
     assert_eq!(reason(&status, ConditionType::Suspended), Some((ConditionStatus::True, "Queued".into())));
     // It fits, and is placed on the nodes of its flavor.
-    stage.post_queued("patient", 2, &[]).await;
-    stage.when_true("patient", ConditionType::PodsReady).await;
+    test.post_queued("patient", 2, &[]).await;
+    test.when_true("patient", ConditionType::PodsReady).await;
     let on_linux =
         |pod: &Pod| pod.spec.as_ref().unwrap().node_selector.as_ref().unwrap()["kubernetes.io/os"] == "linux";
-    assert!(stage.when_pods("patient", |_| true).await.iter().all(on_linux));
-    stage.workload("patient", |workload| holds(workload, "PodsReady")).await;
+    assert!(test.when_pods("patient", |_| true).await.iter().all(on_linux));
+    test.workload("patient", |workload| holds(workload, "PodsReady")).await;
     // A more urgent one takes its place, once its workers had their time for a checkpoint and are gone.
-    stage.annotate_all("patient", "stop-after", "1s").await;
-    stage.post_queued("urgent", 2, &[("kueue.x-k8s.io/priority-class", "urgent")]).await;
+    test.annotate_all("patient", "stop-after", "1s").await;
+    test.post_queued("urgent", 2, &[("kueue.x-k8s.io/priority-class", "urgent")]).await;
     let is_leaving = |pod: &Pod| pod.metadata.deletion_timestamp.is_some();
-    let leaving = stage.when_pods("patient", |pods| pods.len() == 2 && pods.iter().all(is_leaving)).await;
+    let leaving = test.when_pods("patient", |pods| pods.len() == 2 && pods.iter().all(is_leaving)).await;
     let has_its_time = |pod: &Pod| {
         pod.metadata.deletion_grace_period_seconds
             == pod.spec.as_ref().unwrap().termination_grace_period_seconds
     };
     assert!(leaving.iter().all(has_its_time));
-    assert!(stage.when_pods("urgent", |_| true).await.is_empty(), "a place is given twice");
-    let status = stage.when_true("urgent", ConditionType::PodsReady).await;
+    assert!(test.when_pods("urgent", |_| true).await.is_empty(), "a place is given twice");
+    let status = test.when_true("urgent", ConditionType::PodsReady).await;
     assert_eq!(status.queue.as_deref(), Some("team"));
-    let status = stage.when_true("patient", ConditionType::Suspended).await;
+    let status = test.when_true("patient", ConditionType::Suspended).await;
     assert_eq!(reason(&status, ConditionType::Admitted), Some((ConditionStatus::False, "Queued".into())));
     assert!(status.failures_by_cause.is_empty(), "to be sent away is no failure");
-    stage.workload("patient", |workload| holds(workload, "Requeued") || holds(workload, "Evicted")).await;
-    stage.when_pods("patient", <[_]>::is_empty).await;
+    test.workload("patient", |workload| holds(workload, "Requeued") || holds(workload, "Evicted")).await;
+    test.when_pods("patient", <[_]>::is_empty).await;
     // It ends, says so, and whoever waited goes on.
-    stage.annotate_all("urgent", "exit-code", "0").await;
-    stage.when_true("urgent", ConditionType::Complete).await;
-    stage.workload("urgent", |workload| holds(workload, "Finished")).await;
+    test.annotate_all("urgent", "exit-code", "0").await;
+    test.when_true("urgent", ConditionType::Complete).await;
+    test.workload("urgent", |workload| holds(workload, "Finished")).await;
     let goes_on = |status: &rlt_api::status::RLTrainingJobStatus| {
         is_true(status, ConditionType::PodsReady) && status.attempt == Some(2)
     };
-    let status = stage.when("patient", goes_on).await;
+    let status = test.when("patient", goes_on).await;
     assert!(status.failures_by_cause.is_empty());
-    stage.when_pods("large", <[_]>::is_empty).await;
+    test.when_pods("large", <[_]>::is_empty).await;
 }
 
 /// Kueue's Workload as far as the API server has to know it.
@@ -197,70 +197,70 @@ fn kind_alone() -> Value {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn queues_that_come_later_are_noticed_and_jobs_without_one_do_not_care() {
     let Some(cluster) = LATER.get() else { return };
-    let stage = Stage::on(cluster, "later").await;
-    let _operator = stage.operator().await;
-    stage.post_queued("waits", 1, &[]).await;
+    let test = TestNamespace::on(cluster, "later").await;
+    let _operator = test.operator().await;
+    test.post_queued("waits", 1, &[]).await;
     let admitted = |status: &rlt_api::status::RLTrainingJobStatus| reason(status, ConditionType::Admitted);
     let missing = Some((ConditionStatus::False, "QueueMissing".to_owned()));
-    stage.when("waits", |status| admitted(status) == missing).await;
-    stage.post("free", json!({})).await;
-    stage.worker("free", 1).await;
-    stage.create(&[kind_alone()]);
+    test.when("waits", |status| admitted(status) == missing).await;
+    test.post("free", json!({})).await;
+    test.worker("free", 1).await;
+    test.create(&[kind_alone()]);
     let wait = ["wait", "--for=condition=Established", "crd/workloads.kueue.x-k8s.io", "--timeout=20s"];
     assert!(cluster.kubectl().args(wait).output().unwrap().status.success());
     // Any change brings the job to mind before its time.
-    stage.patch_job("waits", json!({"runPolicy": {"terminationGracePeriodSeconds": 30}})).await;
-    stage.admit("waits").await;
-    stage.worker("waits", 1).await;
+    test.patch_job("waits", json!({"runPolicy": {"terminationGracePeriodSeconds": 30}})).await;
+    test.admit("waits").await;
+    test.worker("waits", 1).await;
     let admitted_now = Some((ConditionStatus::True, "Admitted".to_owned()));
-    stage.when("waits", |status| admitted(status) == admitted_now).await;
+    test.when("waits", |status| admitted(status) == admitted_now).await;
     // Whoever takes the Workload away takes the place away.
-    let name = stage.workload("waits", |_| true).await.name_any();
-    stage.workloads().delete(&name, &Default::default()).await.unwrap();
-    stage.when_pods("waits", <[_]>::is_empty).await;
-    stage.admit("waits").await;
-    stage.worker("waits", 2).await;
+    let name = test.workload("waits", |_| true).await.name_any();
+    test.workloads().delete(&name, &Default::default()).await.unwrap();
+    test.when_pods("waits", <[_]>::is_empty).await;
+    test.admit("waits").await;
+    test.worker("waits", 2).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn neither_a_failed_discovery_nor_a_workload_that_cannot_be_read_stops_workers() {
     static ALONE: Shared = Shared::new(|| Options::control_plane().without_scheduler());
     let Some(cluster) = ALONE.get() else { return };
-    let stage = Stage::on(cluster, "unknown").await;
-    stage.create(&[kind_alone()]);
+    let test = TestNamespace::on(cluster, "unknown").await;
+    test.create(&[kind_alone()]);
     let has_kueue = async || {
-        let groups = stage.client.list_api_groups().await.unwrap().groups;
+        let groups = test.client.list_api_groups().await.unwrap().groups;
         groups.iter().any(|group| group.name == "kueue.x-k8s.io")
     };
-    while !has_kueue().await || stage.workloads().list(&ListParams::default()).await.is_err() {
+    while !has_kueue().await || test.workloads().list(&ListParams::default()).await.is_err() {
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
-    let first = stage.operator_in_roles().await;
-    stage.post_queued("runs", 1, &[]).await;
-    stage.admit("runs").await;
-    let pod = stage.worker("runs", 1).await;
-    stage.run(&pod).await;
-    stage.when_true("runs", ConditionType::PodsReady).await;
+    let first = test.operator_in_roles().await;
+    test.post_queued("runs", 1, &[]).await;
+    test.admit("runs").await;
+    let pod = test.worker("runs", 1).await;
+    test.run(&pod).await;
+    test.when_true("runs", ConditionType::PodsReady).await;
     first.kill().await;
     let runs_on = async |why: &str| {
         tokio::time::sleep(std::time::Duration::from_secs(1)).await;
-        let pods = stage.when_pods("runs", |_| true).await;
+        let pods = test.when_pods("runs", |_| true).await;
         let is_it = |now: &Pod| now.uid() == pod.uid() && now.metadata.deletion_timestamp.is_none();
-        let status = stage.status("runs").await;
+        let status = test.status("runs").await;
         assert!(pods.len() == 1 && is_it(&pods[0]), "{why}: {status:#?}");
         assert!(is_true(&status, ConditionType::PodsReady) && status.attempt == Some(1), "{why}");
     };
     let faults = Faults::default();
     faults.inject("GET", "/apis", 1, Fault::Refuse(503));
-    let _second = Operator::start(client(&stage, &faults, &Axe::never()).await, &stage.namespace);
+    let _second = Operator::start(client(&test, &faults, &CrashPoint::never()).await, &test.namespace);
     while faults.num_left() > 0 {
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     }
     runs_on("an operator that does not know yet whether there are queues").await;
-    stage.set_workload_status("runs", json!({"admission": "of a version to come"})).await;
+    test.set_workload_status("runs", json!({"admission": "of a version to come"})).await;
     runs_on("a Workload whose status cannot be read").await;
     // Once it can be read again, what it says counts.
     let evicted = json!({"admission": null, "conditions": conditions(&["QuotaReserved", "Evicted"])});
-    stage.set_workload_status("runs", evicted).await;
-    stage.when_pods("runs", <[_]>::is_empty).await;
+    test.set_workload_status("runs", evicted).await;
+    test.when_pods("runs", <[_]>::is_empty).await;
 }

@@ -7,47 +7,47 @@ use kube::api::Api;
 use rlt_api::status::ConditionType;
 use serde_json::json;
 
-use crate::stage::Stage;
+use crate::test_namespace::TestNamespace;
 
-fn scale(stage: &Stage, job: &str, count: u32) -> std::process::Output {
+fn scale(test: &TestNamespace, job: &str, count: u32) -> std::process::Output {
     let count = format!("--replicas={count}");
-    let scale = ["scale", "rltj", job, &count, "-n", &stage.namespace];
-    stage.cluster.kubectl().args(scale).output().unwrap()
+    let scale = ["scale", "rltj", job, &count, "-n", &test.namespace];
+    test.cluster.kubectl().args(scale).output().unwrap()
 }
 
 #[tokio::test]
 async fn a_running_gang_refuses_another_size_and_a_suspended_one_goes_on_with_it() {
-    let Some(stage) = crate::set("scale").await else { return };
-    let _operator = stage.operator().await;
-    stage.post("sized", json!({"workers": {"device": "Cpu"}})).await;
-    stage.run(&stage.worker("sized", 1).await).await;
-    let status = stage.when_true("sized", ConditionType::PodsReady).await;
+    let Some(test) = crate::set("scale").await else { return };
+    let _operator = test.operator().await;
+    test.post("sized", json!({"workers": {"device": "Cpu"}})).await;
+    test.run(&test.worker("sized", 1).await).await;
+    let status = test.when_true("sized", ConditionType::PodsReady).await;
     assert_eq!(status.replicas, Some(1));
-    let refused = scale(&stage, "sized", 2);
+    let refused = scale(&test, "sized", 2);
     let words = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(words.contains("can be changed only while runPolicy.suspend is true"), "{words}");
-    stage.patch_job("sized", json!({"runPolicy": {"suspend": true}})).await;
-    stage.when_true("sized", ConditionType::Suspended).await;
-    let scaled = scale(&stage, "sized", 2);
+    test.patch_job("sized", json!({"runPolicy": {"suspend": true}})).await;
+    test.when_true("sized", ConditionType::Suspended).await;
+    let scaled = scale(&test, "sized", 2);
     assert!(scaled.status.success(), "{}", String::from_utf8_lossy(&scaled.stderr));
-    stage.patch_job("sized", json!({"runPolicy": {"suspend": false}})).await;
-    let pods = stage.when_pods("sized", |pods| pods.len() == 2).await;
+    test.patch_job("sized", json!({"runPolicy": {"suspend": false}})).await;
+    let pods = test.when_pods("sized", |pods| pods.len() == 2).await;
     for pod in &pods {
-        stage.run(pod).await;
+        test.run(pod).await;
     }
-    stage.when("sized", |status| status.replicas == Some(2) && status.ready.as_deref() == Some("2/2")).await;
-    let selector = stage.status("sized").await.selector.unwrap();
-    let selected = stage.pods().list(&kube::api::ListParams::default().labels(&selector)).await.unwrap();
+    test.when("sized", |status| status.replicas == Some(2) && status.ready.as_deref() == Some("2/2")).await;
+    let selector = test.status("sized").await.selector.unwrap();
+    let selected = test.pods().list(&kube::api::ListParams::default().labels(&selector)).await.unwrap();
     assert_eq!(selected.items.len(), 2, "who scales by load finds the workers");
 }
 
 #[tokio::test]
 async fn a_job_has_a_network_policy_unless_it_wants_none() {
-    let Some(stage) = crate::set("network").await else { return };
-    let _operator = stage.operator().await;
-    let policies: Api<NetworkPolicy> = Api::namespaced(stage.client.clone(), &stage.namespace);
-    stage.post("guarded", json!({})).await;
-    stage.worker("guarded", 1).await;
+    let Some(test) = crate::set("network").await else { return };
+    let _operator = test.operator().await;
+    let policies: Api<NetworkPolicy> = Api::namespaced(test.client.clone(), &test.namespace);
+    test.post("guarded", json!({})).await;
+    test.worker("guarded", 1).await;
     let is_guarded = async |wished: bool| {
         for _ in 0..1000 {
             if policies.get_opt("guarded-trainer").await.unwrap().is_some() == wished {
@@ -58,10 +58,10 @@ async fn a_job_has_a_network_policy_unless_it_wants_none() {
         panic!("the policy is {}", if wished { "missing" } else { "still there" });
     };
     is_guarded(true).await;
-    stage.patch_job("guarded", json!({"runPolicy": {"suspend": true}})).await;
-    stage.when_true("guarded", ConditionType::Suspended).await;
+    test.patch_job("guarded", json!({"runPolicy": {"suspend": true}})).await;
+    test.when_true("guarded", ConditionType::Suspended).await;
     let open = json!({"runPolicy": {"suspend": false}, "workers": {"network": "Open"}});
-    stage.patch_job("guarded", open).await;
-    stage.worker("guarded", 2).await;
+    test.patch_job("guarded", open).await;
+    test.worker("guarded", 2).await;
     is_guarded(false).await;
 }

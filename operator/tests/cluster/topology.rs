@@ -11,7 +11,7 @@ use rlt_cluster::{FakeNodes, Options, Shared};
 use rlt_operator::labels;
 use serde_json::{Value, json};
 
-use crate::stage::{Stage, reason};
+use crate::test_namespace::{TestNamespace, reason};
 
 /// Four nodes of 32 cores, of which 0 and 2 share a rack, and 1 and 3 another one.
 static WITH_KUEUE: Shared =
@@ -25,7 +25,7 @@ static WITH_GANGS: Shared = Shared::new(|| {
 const BLOCK: &str = "example.com/block";
 const RACK: &str = "example.com/rack";
 
-impl Stage {
+impl TestNamespace {
     async fn label_nodes(&self, racks: &[&str]) {
         let nodes: Api<Node> = Api::all(self.client.clone());
         for (idx, rack) in racks.iter().enumerate() {
@@ -88,36 +88,36 @@ fn domains(status: &RLTrainingJobStatus, label: &str) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kueue_and_pod_affinity_pack_neighbours_into_racks_and_the_status_says_which() {
     let Some(cluster) = WITH_KUEUE.get() else { return };
-    let stage = Stage::on(cluster, "racks").await;
-    stage.label_nodes(&["r0", "r1", "r0", "r1"]).await;
-    stage.create(&queues());
-    let _operator = stage.operator_in_roles().await;
+    let test = TestNamespace::on(cluster, "racks").await;
+    test.label_nodes(&["r0", "r1", "r0", "r1"]).await;
+    test.create(&queues());
+    let _operator = test.operator_in_roles().await;
     let slices = json!({"required": BLOCK, "slice": {"required": RACK, "size": 2}});
     let runs = |status: &RLTrainingJobStatus| status.ready.as_deref() == Some("4/4");
     // One worker fills a node, so that a slice fills a rack.
-    stage.post_in("packed", 4, "20", slices.clone(), Some("team")).await;
-    let status = stage.when("packed", |status| runs(status) && !domains(status, RACK).is_empty()).await;
-    let racks = stage.racks("packed").await;
+    test.post_in("packed", 4, "20", slices.clone(), Some("team")).await;
+    let status = test.when("packed", |status| runs(status) && !domains(status, RACK).is_empty()).await;
+    let racks = test.racks("packed").await;
     assert!(racks[0] == racks[1] && racks[2] == racks[3] && racks[0] != racks[2], "{racks:?}");
     assert_eq!(domains(&status, BLOCK), ["b0 0-3"]);
     assert_eq!(domains(&status, RACK), [format!("{} 0-1", racks[0]), format!("{} 2-3", racks[2])]);
-    let pods = stage.when_pods("packed", |_| true).await;
+    let pods = test.when_pods("packed", |_| true).await;
     let selector = |pod: &Pod| pod.spec.as_ref().unwrap().node_selector.clone().unwrap_or_default();
     assert!(pods.iter().all(|pod| selector(pod).contains_key("kubernetes.io/hostname")), "Kueue chose nodes");
     // Three of them never fit into one rack, which Kueue says.
-    stage.patch_job("packed", json!({"runPolicy": {"suspend": true}})).await;
-    stage.when_true("packed", ConditionType::Suspended).await;
-    stage.post_in("large", 3, "20", json!({"required": RACK}), Some("team")).await;
+    test.patch_job("packed", json!({"runPolicy": {"suspend": true}})).await;
+    test.when_true("packed", ConditionType::Suspended).await;
+    test.post_in("large", 3, "20", json!({"required": RACK}), Some("team")).await;
     let says = |status: &RLTrainingJobStatus| {
         let admitted = status.conditions.iter().find(|one| one.type_ == ConditionType::Admitted);
         admitted.is_some_and(|admitted| admitted.message.contains("topology"))
     };
-    let status = stage.when("large", says).await;
+    let status = test.when("large", says).await;
     assert_eq!(reason(&status, ConditionType::Admitted).unwrap().1, "Queued");
     // Without a queue the scheduler keeps slices together by affinity.
-    stage.post_in("near", 4, "5", slices, None).await;
-    let status = stage.when("near", |status| runs(status) && !domains(status, RACK).is_empty()).await;
-    let racks = stage.racks("near").await;
+    test.post_in("near", 4, "5", slices, None).await;
+    let status = test.when("near", |status| runs(status) && !domains(status, RACK).is_empty()).await;
+    let racks = test.racks("near").await;
     assert!(racks[0] == racks[1] && racks[2] == racks[3], "{racks:?}");
     assert!(domains(&status, RACK)[0].starts_with(&racks[0]));
 }
@@ -125,12 +125,12 @@ async fn kueue_and_pod_affinity_pack_neighbours_into_racks_and_the_status_says_w
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gang_of_the_scheduler_goes_to_the_rack_that_holds_all_of_it() {
     let Some(cluster) = WITH_GANGS.get() else { return };
-    let stage = Stage::on(cluster, "rack").await;
-    stage.label_nodes(&["small", "large", "large"]).await;
-    let _operator = stage.operator_in_roles().await;
-    stage.post_in("gang", 2, "20", json!({"required": RACK}), None).await;
-    let status = stage.when("gang", |status| !domains(status, RACK).is_empty()).await;
+    let test = TestNamespace::on(cluster, "rack").await;
+    test.label_nodes(&["small", "large", "large"]).await;
+    let _operator = test.operator_in_roles().await;
+    test.post_in("gang", 2, "20", json!({"required": RACK}), None).await;
+    let status = test.when("gang", |status| !domains(status, RACK).is_empty()).await;
     assert_eq!(domains(&status, RACK), ["large 0-1"]);
-    let groups = stage.pod_groups().list(&ListParams::default()).await.unwrap();
+    let groups = test.pod_groups().list(&ListParams::default()).await.unwrap();
     assert_eq!(groups.items[0].data["spec"]["schedulingConstraints"]["topology"][0]["key"], RACK);
 }

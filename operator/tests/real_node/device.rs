@@ -10,7 +10,7 @@ use rlt_devices::StandIn;
 use serde_json::{Value, json};
 
 use crate::folder::Folder;
-use crate::stage::{PATIENCE, Stage};
+use crate::test_namespace::{PATIENCE, TestNamespace};
 
 const NAME: &str = "on-device";
 const GPU: &str = "nvidia.com/gpu";
@@ -41,18 +41,18 @@ fn job(environment: &Value) -> Value {
 }
 
 /// Waits until the scheduler has said why a pod has no node; its words.
-async fn unschedulable(stage: &Stage) -> String {
+async fn unschedulable(test: &TestNamespace) -> String {
     let cause = |pod: &Pod| {
         let conditions = pod.status.as_ref()?.conditions.as_ref()?;
         conditions.iter().find(|one| one.reason.as_deref() == Some("Unschedulable"))?.message.clone()
     };
-    let pods = stage.when_pods(NAME, |pods| pods.iter().any(|pod| cause(pod).is_some())).await;
+    let pods = test.when_pods(NAME, |pods| pods.iter().any(|pod| cause(pod).is_some())).await;
     pods.iter().find_map(cause).unwrap()
 }
 
 /// Lets the node offer one GPU, as a device plugin does.
-async fn offer_gpu(stage: &Stage) {
-    let nodes: Api<Node> = Api::all(stage.client.clone());
+async fn offer_gpu(test: &TestNamespace) {
+    let nodes: Api<Node> = Api::all(test.client.clone());
     let node = nodes.list(&Default::default()).await.unwrap().items.remove(0).metadata.name.unwrap();
     let one = json!({ GPU: "1" });
     let status = json!({ "status": { "capacity": one, "allocatable": one } });
@@ -61,19 +61,19 @@ async fn offer_gpu(stage: &Stage) {
 
 #[tokio::test]
 async fn a_job_on_cuda_waits_for_a_gpu_and_trains_on_it_in_its_pod() {
-    let Some(stage) = crate::stage("device").await else { return };
-    let folder = Folder::shared(&stage).await;
-    let _operator = stage.operator().await;
+    let Some(test) = crate::test_namespace("device").await else { return };
+    let folder = Folder::shared(&test).await;
+    let _operator = test.operator().await;
     let job = serde_json::from_value(job(&driver(&folder))).unwrap();
-    stage.jobs().create(&Default::default(), &job).await.unwrap();
+    test.jobs().create(&Default::default(), &job).await.unwrap();
 
-    let cause = unschedulable(&stage).await;
+    let cause = unschedulable(&test).await;
     assert!(cause.contains(&format!("Insufficient {GPU}")), "{cause}");
-    let status = stage.when(NAME, |status| status.resolved.is_some()).await;
+    let status = test.when(NAME, |status| status.resolved.is_some()).await;
     assert_eq!(status.resolved.unwrap().gpus_per_worker, 1, "said before it starts");
-    offer_gpu(&stage).await;
+    offer_gpu(&test).await;
 
-    let ends = stage.when_true(NAME, ConditionType::Complete);
+    let ends = test.when_true(NAME, ConditionType::Complete);
     let status = tokio::time::timeout(PATIENCE, ends).await.unwrap();
     assert_eq!((status.attempt, status.failures_by_cause.len()), (Some(1), 0));
     let run = folder.path().join("runs").join(NAME);

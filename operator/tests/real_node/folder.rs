@@ -9,15 +9,15 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::api::{Api, PostParams};
 use serde_json::{Value, json};
 
-use crate::stage::Stage;
+use crate::test_namespace::TestNamespace;
 
 /// A folder of this machine that is also a volume of the namespace, as one on the network would be for many
 /// machines.
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {
-    pub(crate) async fn shared(stage: &Stage) -> Self {
-        let path = stage.cluster.folder().join("shared");
+    pub(crate) async fn shared(test: &TestNamespace) -> Self {
+        let path = test.cluster.folder().join("shared");
         // Pods run as nobody.
         for folder in [path.clone(), path.join("runs")] {
             fs::create_dir_all(&folder).unwrap();
@@ -25,18 +25,18 @@ impl Folder {
         }
         let (modes, size) = (json!(["ReadWriteMany"]), json!({ "storage": "1Gi" }));
         let volume = json!({
-            "metadata": { "name": stage.namespace },
+            "metadata": { "name": test.namespace },
             "spec": { "hostPath": { "path": path }, "accessModes": modes, "capacity": size }
         });
         let claim = json!({
             "metadata": { "name": "shared" },
             "spec": {
-                "volumeName": stage.namespace, "storageClassName": "", "accessModes": modes,
+                "volumeName": test.namespace, "storageClassName": "", "accessModes": modes,
                 "resources": { "requests": size }
             }
         });
-        let volumes: Api<PersistentVolume> = Api::all(stage.client.clone());
-        let claims: Api<PersistentVolumeClaim> = Api::namespaced(stage.client.clone(), &stage.namespace);
+        let volumes: Api<PersistentVolume> = Api::all(test.client.clone());
+        let claims: Api<PersistentVolumeClaim> = Api::namespaced(test.client.clone(), &test.namespace);
         let (volume, claim) =
             (serde_json::from_value(volume).unwrap(), serde_json::from_value(claim).unwrap());
         volumes.create(&PostParams::default(), &volume).await.unwrap();

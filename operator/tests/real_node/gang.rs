@@ -15,7 +15,7 @@ use rlt_operator::labels;
 use serde_json::{Value, json};
 
 use crate::folder::Folder;
-use crate::stage::{PATIENCE, Stage, merge};
+use crate::test_namespace::{PATIENCE, TestNamespace, merge};
 
 const NAME: &str = "sharded";
 /// Between two checkpoints.
@@ -58,7 +58,7 @@ fn on_two_ranks(num_steps: u64) -> Value {
 
 /// The job's pods, and what they leave in the folder.
 struct Gang<'a> {
-    stage: &'a Stage,
+    test: &'a TestNamespace,
     folder: &'a Folder,
     output: String,
 }
@@ -81,8 +81,8 @@ impl Gang<'_> {
     async fn resumed(&self, attempt: u32) -> u64 {
         let (first, attempt) = (format!("{NAME}-trainer-0"), attempt.to_string());
         let is_it = |pod: &Pod| pod.name_any() == first && pod.labels()[labels::ATTEMPT] == attempt;
-        self.stage.when_pods(NAME, |pods| pods.iter().any(is_it)).await;
-        let pods = self.stage.pods();
+        self.test.when_pods(NAME, |pods| pods.iter().any(is_it)).await;
+        let pods = self.test.pods();
         eventually("it says where it goes on", async || {
             let log = pods.logs(&first, &LogParams::default()).await.ok()?;
             let (_, after) = log.split_once("resuming after step ")?;
@@ -93,7 +93,7 @@ impl Gang<'_> {
 
     /// What the status says of the attempt that ended last: its cause, its pod and that one's exit code.
     async fn failure(&self, attempt: u32) -> (FailureCause, Option<String>, Option<i32>, String) {
-        let status = self.stage.when(NAME, |status| status.attempt == Some(attempt + 1)).await;
+        let status = self.test.when(NAME, |status| status.attempt == Some(attempt + 1)).await;
         let failure = status.last_failure.unwrap();
         assert_eq!(failure.attempt, attempt);
         (failure.cause, failure.pod, failure.exit_code, failure.message)
@@ -127,16 +127,16 @@ fn kill(pod_uid: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pods_that_are_killed_evicted_and_resized_train_what_undisturbed_ranks_of_one_machine_do() {
-    let Some(stage) = crate::stage("sharded").await else { return };
-    let folder = Folder::shared(&stage).await;
+    let Some(test) = crate::test_namespace("sharded").await else { return };
+    let folder = Folder::shared(&test).await;
     folder.run(&supervised(), "runs/sft");
-    let gang = Gang { stage: &stage, folder: &folder, output: format!("runs/{NAME}") };
-    let _operator = stage.operator().await;
+    let gang = Gang { test: &test, folder: &folder, output: format!("runs/{NAME}") };
+    let _operator = test.operator().await;
     let job = serde_json::from_value(sharded()).unwrap();
-    stage.jobs().create(&PostParams::default(), &job).await.unwrap();
+    test.jobs().create(&PostParams::default(), &job).await.unwrap();
 
     gang.trained(EVERY_STEPS + 1).await;
-    kill(&stage.pods().get("sharded-trainer-2").await.unwrap().uid().unwrap());
+    kill(&test.pods().get("sharded-trainer-2").await.unwrap().uid().unwrap());
     let (cause, pod, code, _) = gang.failure(1).await;
     assert_eq!(
         (cause, pod.as_deref(), code),
@@ -147,7 +147,7 @@ async fn pods_that_are_killed_evicted_and_resized_train_what_undisturbed_ranks_o
 
     // Later than what was saved anyway.
     let seen = gang.trained(after_kill + EVERY_STEPS + 1).await;
-    stage.pods().evict("sharded-trainer-1", &EvictParams::default()).await.unwrap();
+    test.pods().evict("sharded-trainer-1", &EvictParams::default()).await.unwrap();
     let (cause, pod, code, message) = gang.failure(2).await;
     assert_eq!((cause, pod.as_deref(), code), (FailureCause::Disrupted, Some("sharded-trainer-1"), Some(80)));
     assert!(message.contains("EvictionByEvictionAPI"), "{message}");
@@ -155,15 +155,15 @@ async fn pods_that_are_killed_evicted_and_resized_train_what_undisturbed_ranks_o
     assert!(after_eviction >= seen, "all saved what they had done: {after_eviction}, {seen}");
 
     gang.trained(after_eviction + 1).await;
-    stage.patch_job(NAME, json!({ "runPolicy": { "suspend": true } })).await;
-    stage.when_true(NAME, ConditionType::Suspended).await;
-    stage.when_pods(NAME, <[_]>::is_empty).await;
+    test.patch_job(NAME, json!({ "runPolicy": { "suspend": true } })).await;
+    test.when_true(NAME, ConditionType::Suspended).await;
+    test.when_pods(NAME, <[_]>::is_empty).await;
     let num_steps = gang.last_step();
     let mut fewer = on_two_ranks(num_steps + LAST_STEPS);
     fewer["runPolicy"] = json!({ "suspend": false });
-    stage.patch_job(NAME, fewer).await;
+    test.patch_job(NAME, fewer).await;
     assert_eq!(gang.resumed(4).await, num_steps);
-    let status = stage.when_true(NAME, ConditionType::Complete).await;
+    let status = test.when_true(NAME, ConditionType::Complete).await;
     assert_eq!(status.failures_by_cause, [(FailureCause::Signalled, 1), (FailureCause::Disrupted, 1)].into());
     assert_eq!(status.worker_groups[0].succeeded, 1);
     assert_eq!(status.resolved.unwrap().world_size, 2);

@@ -62,7 +62,7 @@ mod tests {
         let weights = folder.path().join("model.safetensors");
         fs::write(&weights, vec![7; 3 * CHUNK_BYTES + 5]).unwrap();
         fs::write(folder.path().join("README.md"), "no weights").unwrap();
-        assert_eq!(weights_in(folder.path()), [weights.clone()]);
+        assert_eq!(weights_in(folder.path()), std::slice::from_ref(&weights));
         assert_eq!(read_through(&weights).unwrap(), 3 * CHUNK_BYTES as u64 + 5);
         let torch = |path: &PathBuf| path.to_string_lossy().contains("libtorch_cpu");
         assert!(libraries().iter().any(torch), "{:?}", libraries());

@@ -7,10 +7,10 @@ use rlt_cluster::{Fault, Faults};
 use serde_json::json;
 
 use super::{Life, life};
-use crate::axe::{Axe, client, client_through};
+use crate::crash_point::{CrashPoint, client, client_through};
+use crate::history::History;
 use crate::kubelet::Kubelet;
-use crate::stage::{Operator, is_true};
-use crate::witness::Witness;
+use crate::test_namespace::{Operator, is_true};
 
 /// Every kind of call that changes something in a life.
 const CALLS: [(&str, &str); 7] = [
@@ -24,17 +24,17 @@ const CALLS: [(&str, &str); 7] = [
 ];
 
 async fn live_under(purpose: &str, fault: Fault) {
-    let Some(stage) = crate::set(purpose).await else { return };
-    let _kubelet = Life::kubelet(&stage);
-    let witness = Witness::of(&stage).await;
+    let Some(test) = crate::set(purpose).await else { return };
+    let _kubelet = Life::kubelet(&test);
+    let history = History::of(&test).await;
     let faults = Faults::default();
     for (method, path) in CALLS {
         faults.inject(method, path, 1, fault);
     }
-    let operator = Operator::start(client(&stage, &faults, &Axe::never()).await, &stage.namespace);
-    life(&stage, &witness, "unlucky").await;
+    let operator = Operator::start(client(&test, &faults, &CrashPoint::never()).await, &test.namespace);
+    life(&test, &history, "unlucky").await;
     assert_eq!(faults.num_left(), 0, "{fault:?} was not met by every kind of call");
-    witness.judge(&stage, false).await;
+    history.check(&test, false).await;
     operator.stop().await;
 }
 
@@ -55,28 +55,28 @@ async fn a_life_goes_on_though_every_kind_of_call_is_lost_once_before_or_after_t
 
 #[tokio::test]
 async fn a_life_goes_on_though_all_watches_break() {
-    let Some(stage) = crate::set("breaks").await else { return };
-    let _kubelet = Life::kubelet(&stage);
-    let witness = Witness::of(&stage).await;
+    let Some(test) = crate::set("breaks").await else { return };
+    let _kubelet = Life::kubelet(&test);
+    let history = History::of(&test).await;
     let faults = Faults::default();
     faults.inject("GET", "watch=true", 12, Fault::Break(Duration::from_millis(150)));
-    let operator = Operator::start(client(&stage, &faults, &Axe::never()).await, &stage.namespace);
-    life(&stage, &witness, "blinking").await;
-    witness.judge(&stage, false).await;
+    let operator = Operator::start(client(&test, &faults, &CrashPoint::never()).await, &test.namespace);
+    life(&test, &history, "blinking").await;
+    history.check(&test, false).await;
     operator.stop().await;
 }
 
 #[tokio::test]
 async fn a_watch_that_falls_silent_is_begun_anew_and_what_it_missed_is_made_up_for() {
-    let Some(stage) = crate::set("silence").await else { return };
+    let Some(test) = crate::set("silence").await else { return };
     let faults = Faults::default();
-    let proxy = stage.cluster.fault_proxy(&faults).await.unwrap();
+    let proxy = test.cluster.fault_proxy(&faults).await.unwrap();
     faults.inject("GET", "/pods?", 1, Fault::Stall(Duration::ZERO));
     faults.inject("GET", "watch=true", 3, Fault::Stall(Duration::from_millis(300)));
-    let client = client_through(&stage, &proxy, Duration::from_secs(1)).await;
-    let operator = Operator::start(client, &stage.namespace);
-    let _kubelet = Kubelet::start(&stage, |_, _| Some(0));
-    stage.post("unheard", json!({})).await;
-    stage.when("unheard", |status| is_true(status, ConditionType::Complete)).await;
+    let client = client_through(&test, &proxy, Duration::from_secs(1)).await;
+    let operator = Operator::start(client, &test.namespace);
+    let _kubelet = Kubelet::start(&test, |_, _| Some(0));
+    test.post("unheard", json!({})).await;
+    test.when("unheard", |status| is_true(status, ConditionType::Complete)).await;
     operator.stop().await;
 }

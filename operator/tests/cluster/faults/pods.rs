@@ -10,15 +10,15 @@ use rlt_api::status::{ConditionStatus, ConditionType};
 use serde_json::{Value, json};
 
 use super::nodes::Node;
-use crate::stage::{Stage, container, ended, is_true, reason};
-use crate::witness::Witness;
+use crate::history::History;
+use crate::test_namespace::{TestNamespace, container, ended, is_true, reason};
 
 /// Two workers.
 fn pair() -> Value {
     json!({"workers": {"count": 2, "device": "Cpu"}})
 }
 
-impl Stage {
+impl TestNamespace {
     /// The pods of all workers of an attempt, by their index.
     pub(super) async fn gang(&self, name: &str, attempt: u32, count: usize) -> Vec<Pod> {
         let label = attempt.to_string();
@@ -57,123 +57,123 @@ impl Stage {
 
 #[tokio::test]
 async fn an_evicted_worker_saves_a_checkpoint_with_the_others_and_the_next_attempt_goes_on() {
-    let Some(stage) = crate::set("eviction").await else { return };
-    let witness = Witness::of(&stage).await;
-    let node = Node::make(&stage, "a").await;
-    let _operator = stage.operator().await;
-    stage.post("drained", pair()).await;
-    let gang = stage.run_on("drained", 1, &[&node, &node]).await;
-    stage.pods().evict(&gang[0].name_any(), &EvictParams::default()).await.unwrap();
-    let leaving = stage
+    let Some(test) = crate::set("eviction").await else { return };
+    let history = History::of(&test).await;
+    let node = Node::make(&test, "a").await;
+    let _operator = test.operator().await;
+    test.post("drained", pair()).await;
+    let gang = test.run_on("drained", 1, &[&node, &node]).await;
+    test.pods().evict(&gang[0].name_any(), &EvictParams::default()).await.unwrap();
+    let leaving = test
         .when("drained", |status| {
             reason(status, ConditionType::Reconciling).is_some_and(|(_, why)| why == "Disrupted")
         })
         .await;
     assert_eq!((leaving.attempt, leaving.failures_by_cause.len()), (Some(1), 0), "it still has its time");
     for pod in [&gang[1], &gang[0]] {
-        stage.end(pod, 80, "").await;
-        stage.forget(pod).await;
+        test.end(pod, 80, "").await;
+        test.forget(pod).await;
     }
-    let next = stage.gang("drained", 2, 2).await;
-    let status = stage.status("drained").await;
+    let next = test.gang("drained", 2, 2).await;
+    let status = test.status("drained").await;
     assert_eq!(status.failures_by_cause, [(FailureCause::Disrupted, 1)].into());
     let failure = status.last_failure.unwrap();
     assert_eq!((failure.pod, failure.exit_code), (Some(gang[0].name_any()), Some(80)));
     assert!(failure.message.contains("EvictionByEvictionAPI"), "{}", failure.message);
-    stage.finish(&next).await;
-    stage.when_true("drained", ConditionType::Complete).await;
-    witness.judge(&stage, false).await;
-    node.remove(&stage).await;
+    test.finish(&next).await;
+    test.when_true("drained", ConditionType::Complete).await;
+    history.check(&test, false).await;
+    node.remove(&test).await;
 }
 
 #[tokio::test]
 async fn a_worker_that_needs_too_much_memory_is_tried_once_more() {
-    let Some(stage) = crate::set("memory").await else { return };
-    let witness = Witness::of(&stage).await;
-    let _operator = stage.operator().await;
-    stage.post("hungry", json!({})).await;
+    let Some(test) = crate::set("memory").await else { return };
+    let history = History::of(&test).await;
+    let _operator = test.operator().await;
+    test.post("hungry", json!({})).await;
     for attempt in [1, 2] {
-        let pod = stage.worker("hungry", attempt).await;
-        stage.run(&pod).await;
+        let pod = test.worker("hungry", attempt).await;
+        test.run(&pod).await;
         let mut killed = ended(137, "");
         killed["containerStatuses"][0]["state"]["terminated"]["reason"] = "OOMKilled".into();
-        stage.set_status(&pod, killed).await;
+        test.set_status(&pod, killed).await;
     }
-    let status = stage.when_true("hungry", ConditionType::Failed).await;
+    let status = test.when_true("hungry", ConditionType::Failed).await;
     assert_eq!(status.failures_by_cause, [(FailureCause::OutOfMemory, 2)].into());
     let failure = status.last_failure.unwrap();
     assert!(failure.message.contains("retries.outOfMemory of 1 used up"), "{}", failure.message);
     assert!(failure.advice.contains("resources.memory"), "{}", failure.advice);
-    witness.judge(&stage, false).await;
+    history.check(&test, false).await;
 }
 
 #[tokio::test]
 async fn a_start_without_an_image_or_a_node_ends_in_the_words_of_who_refused_it() {
-    let Some(stage) = crate::set("no-start").await else { return };
-    let _operator = stage.operator().await;
+    let Some(test) = crate::set("no-start").await else { return };
+    let _operator = test.operator().await;
     for name in ["imageless", "homeless"] {
-        stage.post(name, json!({})).await;
+        test.post(name, json!({})).await;
     }
     let waiting = json!({"waiting": {"reason": "ImagePullBackOff", "message": "no such image: typo"}});
     let conditions = json!([{"type": "PodScheduled", "status": "True"}]);
     let status =
         json!({"phase": "Pending", "containerStatuses": [container(waiting)], "conditions": conditions});
-    let pod = stage.worker("imageless", 1).await;
-    let node = Node::make(&stage, "a").await;
-    node.bind(&stage, &pod).await;
-    stage.set_status(&pod, status).await;
+    let pod = test.worker("imageless", 1).await;
+    let node = Node::make(&test, "a").await;
+    node.bind(&test, &pod).await;
+    test.set_status(&pod, status).await;
     let is_refused = |pod: &Pod| {
         let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
         conditions.is_some_and(|all| all.iter().any(|one| one.reason.as_deref() == Some("Unschedulable")))
     };
-    stage.when_pods("homeless", |pods| pods.iter().any(is_refused)).await;
+    test.when_pods("homeless", |pods| pods.iter().any(is_refused)).await;
     for name in ["imageless", "homeless"] {
-        stage.patch_job(name, json!({"runPolicy": {"startupDeadlineSeconds": 1}})).await;
+        test.patch_job(name, json!({"runPolicy": {"startupDeadlineSeconds": 1}})).await;
     }
     for (name, cause, words) in [
         ("imageless", FailureCause::StartFailed, "ImagePullBackOff: no such image: typo"),
         ("homeless", FailureCause::NotScheduled, "available"),
     ] {
-        let status = stage.when_true(name, ConditionType::Failed).await;
+        let status = test.when_true(name, ConditionType::Failed).await;
         let failure = status.last_failure.clone().unwrap();
         assert_eq!((failure.cause, status.attempt), (cause, Some(1)));
         assert!(failure.message.contains(words), "{}", failure.message);
         assert_eq!(reason(&status, ConditionType::Stalled).unwrap().0, ConditionStatus::True);
     }
-    stage.forget(&pod).await;
-    node.remove(&stage).await;
+    test.forget(&pod).await;
+    node.remove(&test).await;
 }
 
 #[tokio::test]
 async fn a_pod_that_is_deleted_while_the_gang_starts_is_made_again_in_the_same_attempt() {
-    let Some(stage) = crate::set("replaced").await else { return };
-    let witness = Witness::of(&stage).await;
-    let _operator = stage.operator().await;
-    stage.post("early", pair()).await;
-    let gang = stage.gang("early", 1, 2).await;
-    stage.run(&gang[0]).await;
-    stage.forget(&gang[1]).await;
+    let Some(test) = crate::set("replaced").await else { return };
+    let history = History::of(&test).await;
+    let _operator = test.operator().await;
+    test.post("early", pair()).await;
+    let gang = test.gang("early", 1, 2).await;
+    test.run(&gang[0]).await;
+    test.forget(&gang[1]).await;
     let is_new = |pod: &Pod| pod.name_any() == gang[1].name_any() && pod.uid() != gang[1].uid();
-    stage.when_pods("early", |pods| pods.iter().any(is_new)).await;
-    for pod in stage.gang("early", 1, 2).await {
-        stage.run(&pod).await;
+    test.when_pods("early", |pods| pods.iter().any(is_new)).await;
+    for pod in test.gang("early", 1, 2).await {
+        test.run(&pod).await;
     }
-    let status = stage.when("early", |status| is_true(status, ConditionType::PodsReady)).await;
+    let status = test.when("early", |status| is_true(status, ConditionType::PodsReady)).await;
     assert_eq!((status.attempt, status.failures_by_cause.len()), (Some(1), 0));
-    witness.judge(&stage, false).await;
+    history.check(&test, false).await;
 }
 
 #[tokio::test]
 async fn the_volume_claim_of_a_job_outlives_it_and_serves_the_next_one_of_its_name() {
     use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-    let Some(stage) = crate::set("claims").await else { return };
-    let _operator = stage.operator().await;
-    let claims: Api<PersistentVolumeClaim> = Api::namespaced(stage.client.clone(), &stage.namespace);
+    let Some(test) = crate::set("claims").await else { return };
+    let _operator = test.operator().await;
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(test.client.clone(), &test.namespace);
     let storage = json!({"workers": {"storage": {"size": "1Gi"}}});
     let mut uids = Vec::new();
     for _ in 0..2 {
-        stage.post("kept", storage.clone()).await;
-        stage.worker("kept", 1).await;
+        test.post("kept", storage.clone()).await;
+        test.worker("kept", 1).await;
         // It is made beside the pod, which waits for it.
         let claim = loop {
             if let Some(claim) = claims.get_opt("kept-storage").await.unwrap() {
@@ -182,9 +182,9 @@ async fn the_volume_claim_of_a_job_outlives_it_and_serves_the_next_one_of_its_na
             tokio::time::sleep(Duration::from_millis(10)).await;
         };
         uids.push(claim.uid().unwrap());
-        stage.jobs().delete("kept", &DeleteParams::background()).await.unwrap();
-        stage.when_gone("kept").await;
-        stage.when_pods("kept", <[_]>::is_empty).await;
+        test.jobs().delete("kept", &DeleteParams::background()).await.unwrap();
+        test.when_gone("kept").await;
+        test.when_pods("kept", <[_]>::is_empty).await;
     }
     assert_eq!(uids[0], uids[1]);
 }

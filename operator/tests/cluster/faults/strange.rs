@@ -13,51 +13,51 @@ use rlt_operator::labels;
 use serde_json::{Value, json};
 
 use super::{Life, life};
-use crate::axe::{Axe, client};
+use crate::crash_point::{CrashPoint, client};
+use crate::history::History;
 use crate::kubelet::Kubelet;
-use crate::stage::{Operator, Stage, ended, is_true};
-use crate::witness::Witness;
+use crate::test_namespace::{Operator, TestNamespace, ended, is_true};
 
 #[tokio::test]
 async fn two_operators_at_once_live_one_life() {
-    let Some(stage) = crate::set("two-at-once").await else { return };
-    let _kubelet = Life::kubelet(&stage);
-    let witness = Witness::of(&stage).await;
-    let _operators = (stage.operator().await, stage.operator().await);
-    life(&stage, &witness, "shared").await;
-    let status = stage.status("shared").await;
+    let Some(test) = crate::set("two-at-once").await else { return };
+    let _kubelet = Life::kubelet(&test);
+    let history = History::of(&test).await;
+    let _operators = (test.operator().await, test.operator().await);
+    life(&test, &history, "shared").await;
+    let status = test.status("shared").await;
     assert_eq!((status.attempt, status.failures_by_cause.len()), (Some(3), 1));
-    witness.judge(&stage, true).await;
+    history.check(&test, true).await;
 }
 
 #[tokio::test]
 async fn an_operator_whose_clock_ran_ahead_leaves_nothing_to_wait_for() {
-    let Some(stage) = crate::set("clock").await else { return };
-    let _kubelet = Kubelet::start(&stage, |_, attempt| (attempt > 1).then_some(0));
-    let first = stage.operator().await;
-    stage.post("ahead", json!({})).await;
-    stage.when_true("ahead", ConditionType::PodsReady).await;
+    let Some(test) = crate::set("clock").await else { return };
+    let _kubelet = Kubelet::start(&test, |_, attempt| (attempt > 1).then_some(0));
+    let first = test.operator().await;
+    test.post("ahead", json!({})).await;
+    test.when_true("ahead", ConditionType::PodsReady).await;
     first.kill().await;
     let in_an_hour = Some((Timestamp::now() + SignedDuration::from_hours(1)).to_string());
-    let mut status = stage.status("ahead").await;
+    let mut status = test.status("ahead").await;
     status.active_since.clone_from(&in_an_hour);
     status.attempt_start_time.clone_from(&in_an_hour);
     status.attempt_running_time = in_an_hour;
     let written = json!({"apiVersion": rlt_api::API_VERSION, "kind": rlt_api::KIND,
         "metadata": {"name": "ahead"}, "status": status});
     let params = PatchParams::apply(labels::STATUS_MANAGER).force();
-    stage.jobs().patch_status("ahead", &params, &Patch::Apply(written)).await.unwrap();
-    let pod = stage.worker("ahead", 1).await;
-    stage.pods().delete(&pod.name_any(), &DeleteParams::default()).await.unwrap();
-    let _second = stage.operator().await;
-    let status = stage.when("ahead", |status| is_true(status, ConditionType::Complete)).await;
+    test.jobs().patch_status("ahead", &params, &Patch::Apply(written)).await.unwrap();
+    let pod = test.worker("ahead", 1).await;
+    test.pods().delete(&pod.name_any(), &DeleteParams::default()).await.unwrap();
+    let _second = test.operator().await;
+    let status = test.when("ahead", |status| is_true(status, ConditionType::Complete)).await;
     assert_eq!(status.attempt, Some(2));
 }
 
 #[tokio::test]
 async fn hostile_words_reach_the_trainer_as_they_are() {
-    let Some(stage) = crate::set("hostile").await else { return };
-    let _operator = stage.operator().await;
+    let Some(test) = crate::set("hostile").await else { return };
+    let _operator = test.operator().await;
     let words = [
         "$(RANK)",
         "line\nbreak",
@@ -76,14 +76,14 @@ async fn hostile_words_reach_the_trainer_as_they_are() {
         .map(|(idx, word)| json!({"name": format!("W{idx}"), "value": word}))
         .collect();
     let name = "a--trainer-0-manifest";
-    let posted = stage.post(name, json!({"workers": {"env": env}})).await;
-    let pod = stage.worker(name, 1).await;
+    let posted = test.post(name, json!({"workers": {"env": env}})).await;
+    let pod = test.worker(name, 1).await;
     let variables = pod.spec.unwrap().containers.remove(0).env.unwrap();
     let value = |name: String| variables.iter().find(|one| one.name == name).unwrap().value.clone().unwrap();
     for (idx, word) in words.iter().enumerate() {
         assert_eq!(value(format!("W{idx}")).replace("$$", "$"), *word);
     }
-    let maps: Api<ConfigMap> = Api::namespaced(stage.client.clone(), &stage.namespace);
+    let maps: Api<ConfigMap> = Api::namespaced(test.client.clone(), &test.namespace);
     let manifest =
         maps.get(&format!("{name}-manifest")).await.unwrap().data.unwrap()["manifest.yaml"].clone();
     let read = serde_json::to_value(&rlt_api::validate(&manifest).unwrap().spec().workers.env).unwrap();
@@ -92,60 +92,60 @@ async fn hostile_words_reach_the_trainer_as_they_are() {
 
 #[tokio::test]
 async fn annotations_as_large_as_they_may_be_trouble_nobody() {
-    let Some(stage) = crate::set("large").await else { return };
-    let _kubelet = Life::kubelet(&stage);
-    let witness = Witness::of(&stage).await;
-    let _operator = stage.operator().await;
+    let Some(test) = crate::set("large").await else { return };
+    let _kubelet = Life::kubelet(&test);
+    let history = History::of(&test).await;
+    let _operator = test.operator().await;
     let with = |kib: usize| {
-        let mut manifest = stage.manifest("large", &json!({"workers": {"count": 2, "device": "Cpu"}}));
+        let mut manifest = test.manifest("large", &json!({"workers": {"count": 2, "device": "Cpu"}}));
         manifest.annotations_mut().insert("example.com/notes".into(), "x".repeat(kib * 1024));
         manifest
     };
-    let refused = stage.jobs().create(&PostParams::default(), &with(5 * 1024)).await.unwrap_err();
+    let refused = test.jobs().create(&PostParams::default(), &with(5 * 1024)).await.unwrap_err();
     assert!(matches!(&refused, kube::Error::Api(_)), "{refused}");
-    stage.jobs().create(&PostParams::default(), &with(255)).await.unwrap();
-    let status = witness.when("large", |status| status.attempt == Some(2)).await;
+    test.jobs().create(&PostParams::default(), &with(255)).await.unwrap();
+    let status = history.when("large", |status| status.attempt == Some(2)).await;
     assert_eq!(status.failures_by_cause.len(), 1);
-    witness.judge(&stage, false).await;
+    history.check(&test, false).await;
 }
 
 #[tokio::test]
 async fn a_job_that_is_deleted_and_made_again_within_a_second_begins_anew_each_time() {
-    let Some(stage) = crate::set("reborn").await else { return };
-    let _kubelet = Kubelet::start(&stage, |_, _| None);
-    let witness = Witness::of(&stage).await;
-    let _operator = stage.operator().await;
+    let Some(test) = crate::set("reborn").await else { return };
+    let _kubelet = Kubelet::start(&test, |_, _| None);
+    let history = History::of(&test).await;
+    let _operator = test.operator().await;
     for pause in [0, 20, 60, 150, 300] {
-        stage.post("reborn", json!({})).await;
+        test.post("reborn", json!({})).await;
         tokio::time::sleep(Duration::from_millis(pause)).await;
-        stage.jobs().delete("reborn", &DeleteParams::background()).await.unwrap();
+        test.jobs().delete("reborn", &DeleteParams::background()).await.unwrap();
     }
-    let last = stage.post("reborn", json!({})).await;
-    let status = stage.when_true("reborn", ConditionType::PodsReady).await;
+    let last = test.post("reborn", json!({})).await;
+    let status = test.when_true("reborn", ConditionType::PodsReady).await;
     assert_eq!((status.attempt, status.failures_by_cause.len()), (Some(1), 0));
-    let pods = stage.when_pods("reborn", |pods| pods.len() == 1).await;
+    let pods = test.when_pods("reborn", |pods| pods.len() == 1).await;
     assert_eq!(pods[0].owner_references()[0].uid, last.uid().unwrap());
-    witness.judge(&stage, false).await;
+    history.check(&test, false).await;
 }
 
 #[tokio::test]
 async fn a_job_that_is_deleted_in_the_midst_of_its_life_leaves_no_trouble_behind() {
-    let Some(stage) = crate::set("cut-short").await else { return };
-    let _kubelet = Life::kubelet(&stage);
-    let axe = Axe::never();
-    let _operator = Operator::start(client(&stage, &Default::default(), &axe).await, &stage.namespace);
-    stage.post("short", json!({"workers": {"count": 2, "device": "Cpu"}})).await;
-    stage.when("short", |status| status.attempt == Some(2)).await;
-    stage.jobs().delete("short", &DeleteParams::background()).await.unwrap();
-    stage.when_gone("short").await;
-    stage.when_pods("short", <[_]>::is_empty).await;
+    let Some(test) = crate::set("cut-short").await else { return };
+    let _kubelet = Life::kubelet(&test);
+    let crash_point = CrashPoint::never();
+    let _operator = Operator::start(client(&test, &Default::default(), &crash_point).await, &test.namespace);
+    test.post("short", json!({"workers": {"count": 2, "device": "Cpu"}})).await;
+    test.when("short", |status| status.attempt == Some(2)).await;
+    test.jobs().delete("short", &DeleteParams::background()).await.unwrap();
+    test.when_gone("short").await;
+    test.when_pods("short", <[_]>::is_empty).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
-    let calls = axe.num_calls();
+    let calls = crash_point.num_calls();
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!(axe.num_calls(), calls, "nobody works on a job that is gone");
+    assert_eq!(crash_point.num_calls(), calls, "nobody works on a job that is gone");
 }
 
-impl Stage {
+impl TestNamespace {
     /// Brings the definition of our kind, or changes it.
     async fn define(&self, definition: &Value) {
         let definition: CustomResourceDefinition = serde_json::from_value(definition.clone()).unwrap();
@@ -165,8 +165,8 @@ async fn an_operator_waits_for_a_definition_that_is_not_there_and_for_one_that_i
     let Some(cluster) = BARE.get() else { return };
     let manifest = include_str!("../../../../crds/manifests/rltrainingjobs.yaml");
     let mut definition: Value = serde_saphyr::from_str(manifest).unwrap();
-    let stage = Stage::without_definition(cluster, "early").await;
-    let operator = stage.operator().await;
+    let test = TestNamespace::without_definition(cluster, "early").await;
+    let operator = test.operator().await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     let current = definition.clone();
     let status = "/spec/versions/0/schema/openAPIV3Schema/properties/status/properties";
@@ -174,46 +174,46 @@ async fn an_operator_waits_for_a_definition_that_is_not_there_and_for_one_that_i
     for young in ["retriesUsed", "retriesSinceStep", "failuresByNode", "shortAttempts"] {
         fields.remove(young).unwrap();
     }
-    stage.define(&definition).await;
-    stage.post("early", json!({})).await;
-    let first = stage.worker("early", 1).await;
-    stage.run(&first).await;
-    stage.when_true("early", ConditionType::PodsReady).await;
-    stage.end(&first, 75, "").await;
+    test.define(&definition).await;
+    test.post("early", json!({})).await;
+    let first = test.worker("early", 1).await;
+    test.run(&first).await;
+    test.when_true("early", ConditionType::PodsReady).await;
+    test.end(&first, 75, "").await;
     // The older definition has no place for what the next attempt has to write down first.
     tokio::time::sleep(Duration::from_millis(500)).await;
-    assert_eq!(stage.status("early").await.attempt, Some(1));
-    stage.define(&current).await;
-    let second = stage.worker("early", 2).await;
-    stage.run(&second).await;
-    stage.end(&second, 0, "").await;
-    stage.when_true("early", ConditionType::Complete).await;
+    assert_eq!(test.status("early").await.attempt, Some(1));
+    test.define(&current).await;
+    let second = test.worker("early", 2).await;
+    test.run(&second).await;
+    test.end(&second, 0, "").await;
+    test.when_true("early", ConditionType::Complete).await;
     operator.stop().await;
 }
 
 #[tokio::test]
 async fn a_pod_of_another_namespace_that_names_a_job_as_its_owner_is_none_of_its_workers() {
-    let Some(stage) = crate::set("owner").await else { return };
-    let elsewhere = stage.cluster.namespace("elsewhere").await.unwrap();
-    let namespaces = vec![stage.namespace.clone(), elsewhere.clone()];
-    let _operator = Operator::start_in(stage.client.clone(), namespaces);
-    stage.post("guarded", json!({})).await;
-    let pod = stage.worker("guarded", 1).await;
-    stage.run(&pod).await;
-    stage.when_true("guarded", ConditionType::PodsReady).await;
+    let Some(test) = crate::set("owner").await else { return };
+    let elsewhere = test.cluster.namespace("elsewhere").await.unwrap();
+    let namespaces = vec![test.namespace.clone(), elsewhere.clone()];
+    let _operator = Operator::start_in(test.client.clone(), namespaces);
+    test.post("guarded", json!({})).await;
+    let pod = test.worker("guarded", 1).await;
+    test.run(&pod).await;
+    test.when_true("guarded", ConditionType::PodsReady).await;
     let copy = json!({
         "metadata": {"name": pod.name_any(), "labels": pod.labels(), "ownerReferences": pod.owner_references()},
         "spec": {"containers": [{"name": "trainer", "image": "rlt.local/none"}]},
     });
-    let pods: Api<Pod> = Api::namespaced(stage.client.clone(), &elsewhere);
+    let pods: Api<Pod> = Api::namespaced(test.client.clone(), &elsewhere);
     pods.create(&PostParams::default(), &serde_json::from_value(copy).unwrap()).await.unwrap();
     let failed = Patch::Merge(json!({"status": ended(75, "not yours")}));
     pods.patch_status(&pod.name_any(), &PatchParams::default(), &failed).await.unwrap();
     tokio::time::sleep(Duration::from_millis(300)).await;
     // Whatever changes about the job has it reconciled.
-    stage.patch_job("guarded", json!({"runPolicy": {"terminationGracePeriodSeconds": 31}})).await;
+    test.patch_job("guarded", json!({"runPolicy": {"terminationGracePeriodSeconds": 31}})).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let status = stage.status("guarded").await;
+    let status = test.status("guarded").await;
     assert_eq!((status.attempt, status.failures_by_cause.len()), (Some(1), 0), "{:?}", status.last_failure);
     assert!(is_true(&status, ConditionType::PodsReady));
 }

@@ -27,7 +27,7 @@ const NUM_NODES: usize = 32;
 const PODS_PER_NODE: &str = "320";
 
 /// A cluster with one contestant in it.
-pub(crate) struct Stage {
+pub(crate) struct BenchCluster {
     pub(crate) cluster: Cluster,
     pub(crate) client: Client,
     pub(crate) contestant: Contestant,
@@ -39,7 +39,7 @@ pub(crate) struct Stage {
     num_names: usize,
 }
 
-impl Stage {
+impl BenchCluster {
     /// Starts everything; why it can not be, if it can not.
     pub(crate) async fn start(contestant: Contestant) -> Result<Self, String> {
         let mut nodes = FakeNodes::new(NUM_NODES);
@@ -54,7 +54,7 @@ impl Stage {
             tokio::task::block_in_place(|| Cluster::start(&options)).map_err(|error| error.to_string())?;
         let client = unlimited(&cluster).await;
         let namespace = cluster.namespace("crowd").await.map_err(|error| error.to_string())?;
-        let mut stage = Self {
+        let mut bench = Self {
             cluster,
             client,
             contestant,
@@ -63,9 +63,9 @@ impl Stage {
             kib_at_start: 0.0,
             num_names: 0,
         };
-        stage.install().await?;
-        stage.kib_at_start = peak_kib(stage.own_process());
-        Ok(stage)
+        bench.install().await?;
+        bench.kib_at_start = peak_kib(bench.own_process());
+        Ok(bench)
     }
 
     async fn install(&mut self) -> Result<(), String> {

@@ -1,5 +1,5 @@
-//! The end of an operator at a certain call: right before the API server hears of it, or right after it has
-//! done what it was asked. Lists and watches are not counted, for they change nothing.
+//! A crash of an operator at a certain call: right before the API server receives it, or right after it was
+//! carried out. Lists and watches are not counted, for they change nothing.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -17,24 +17,24 @@ use rlt_operator::client::{Call, Verb};
 use tokio::sync::watch;
 use tower::{BoxError, Layer, Service};
 
-use crate::stage::Stage;
+use crate::test_namespace::TestNamespace;
 
-/// The client of an operator whose calls meet `faults`, and then `axe`.
-pub(crate) async fn client(stage: &Stage, faults: &Faults, axe: &Axe) -> Client {
-    let builder = ClientBuilder::try_from(config(stage, None).await).unwrap();
-    builder.with_layer(faults).with_layer(axe).build()
+/// The client of an operator whose calls meet `faults`, and then `crash_point`.
+pub(crate) async fn client(test: &TestNamespace, faults: &Faults, crash_point: &CrashPoint) -> Client {
+    let builder = ClientBuilder::try_from(config(test, None).await).unwrap();
+    builder.with_layer(faults).with_layer(crash_point).build()
 }
 
 /// A client that speaks to the API server by way of a proxy, and takes a connection for dead that is silent
 /// for so long.
-pub(crate) async fn client_through(stage: &Stage, proxy: &FaultProxy, silence: Duration) -> Client {
-    let mut config = config(stage, Some(proxy.url())).await;
+pub(crate) async fn client_through(test: &TestNamespace, proxy: &FaultProxy, silence: Duration) -> Client {
+    let mut config = config(test, Some(proxy.url())).await;
     config.read_timeout = Some(silence);
     Client::try_from(config).unwrap()
 }
 
-async fn config(stage: &Stage, server: Option<String>) -> Config {
-    let mut kubeconfig = Kubeconfig::read_from(stage.cluster.kubeconfig()).unwrap();
+async fn config(test: &TestNamespace, server: Option<String>) -> Config {
+    let mut kubeconfig = Kubeconfig::read_from(test.cluster.kubeconfig()).unwrap();
     if let Some(server) = server {
         kubeconfig.clusters[0].cluster.as_mut().unwrap().server = Some(server);
     }
@@ -54,28 +54,28 @@ pub(crate) enum Side {
 
 /// Clones share what was counted.
 #[derive(Clone, Debug)]
-pub(crate) struct Axe {
-    falls: Option<(usize, Side)>,
+pub(crate) struct CrashPoint {
+    at: Option<(usize, Side)>,
     num_calls: Arc<AtomicUsize>,
     num_statuses: Arc<AtomicUsize>,
-    fallen: watch::Sender<bool>,
+    crashed: watch::Sender<bool>,
 }
 
-impl Axe {
+impl CrashPoint {
     /// One that only counts.
     pub(crate) fn never() -> Self {
-        let (fallen, _) = watch::channel(false);
-        Self { falls: None, num_calls: Arc::default(), num_statuses: Arc::default(), fallen }
+        let (crashed, _) = watch::channel(false);
+        Self { at: None, num_calls: Arc::default(), num_statuses: Arc::default(), crashed }
     }
 
-    /// One that falls at this call, counted from 1.
+    /// One at this call, counted from 1.
     pub(crate) fn at(call: usize, side: Side) -> Self {
-        Self { falls: Some((call, side)), ..Self::never() }
+        Self { at: Some((call, side)), ..Self::never() }
     }
 
-    /// Waits until it has fallen.
-    pub(crate) async fn fallen(&self) {
-        self.fallen.subscribe().wait_for(|fallen| *fallen).await.unwrap();
+    /// Waits until it has crashed.
+    pub(crate) async fn crashed(&self) {
+        self.crashed.subscribe().wait_for(|crashed| *crashed).await.unwrap();
     }
 
     pub(crate) fn num_calls(&self) -> usize {
@@ -88,27 +88,27 @@ impl Axe {
     }
 
     async fn end<T>(&self) -> T {
-        self.fallen.send_replace(true);
+        self.crashed.send_replace(true);
         std::future::pending().await
     }
 }
 
-impl<S> Layer<S> for Axe {
-    type Service = Chopped<S>;
+impl<S> Layer<S> for CrashPoint {
+    type Service = CrashingService<S>;
 
-    fn layer(&self, inner: S) -> Chopped<S> {
-        Chopped { inner, axe: self.clone() }
+    fn layer(&self, inner: S) -> CrashingService<S> {
+        CrashingService { inner, crash_point: self.clone() }
     }
 }
 
-/// A client's service with an [`Axe`] above it.
+/// A client's service with a [`CrashPoint`] above it.
 #[derive(Clone, Debug)]
-pub(crate) struct Chopped<S> {
+pub(crate) struct CrashingService<S> {
     inner: S,
-    axe: Axe,
+    crash_point: CrashPoint,
 }
 
-impl<S, B> Service<Request<Body>> for Chopped<S>
+impl<S, B> Service<Request<Body>> for CrashingService<S>
 where
     S: Service<Request<Body>, Response = Response<B>, Error = BoxError>,
     S::Future: Send + 'static,
@@ -124,23 +124,24 @@ where
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let call = Call::of(&request);
-        let axe = self.axe.clone();
+        let crash_point = self.crash_point.clone();
         if matches!(call.verb, Verb::List | Verb::Watch) {
             return Box::pin(self.inner.call(request));
         }
-        let count = axe.num_calls.fetch_add(1, Ordering::SeqCst) + 1;
+        let count = crash_point.num_calls.fetch_add(1, Ordering::SeqCst) + 1;
         // Whatever was begun after the end was never begun.
-        let is_dead = axe.falls.is_some_and(|(at, side)| count > at || count == at && side == Side::Before);
+        let is_dead =
+            crash_point.at.is_some_and(|(at, side)| count > at || count == at && side == Side::Before);
         if is_dead {
-            return Box::pin(async move { axe.end().await });
+            return Box::pin(async move { crash_point.end().await });
         }
         let answer = self.inner.call(request);
         Box::pin(async move {
             let answer = answer.await;
             let is_taken = answer.as_ref().is_ok_and(|answer| answer.status().is_success());
             let is_status = call.resource.ends_with("/status");
-            axe.num_statuses.fetch_add(usize::from(is_taken && is_status), Ordering::SeqCst);
-            if axe.falls.is_some_and(|(at, _)| count == at) { axe.end().await } else { answer }
+            crash_point.num_statuses.fetch_add(usize::from(is_taken && is_status), Ordering::SeqCst);
+            if crash_point.at.is_some_and(|(at, _)| count == at) { crash_point.end().await } else { answer }
         })
     }
 }

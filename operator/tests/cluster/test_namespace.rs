@@ -1,5 +1,5 @@
-//! The stage of a test: one cluster for all, a namespace and an operator for each, and hands that play the
-//! kubelet.
+//! The namespace of a test: one cluster for all tests of a file, a namespace and an operator for each, and
+//! functions that play the kubelet.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -36,13 +36,13 @@ pub(crate) const ADDRESS: &str = "10.7.8.9";
 
 const RBAC: &str = "rbac.authorization.k8s.io/v1";
 
-pub(crate) struct Stage {
+pub(crate) struct TestNamespace {
     pub(crate) cluster: &'static Cluster,
     pub(crate) client: Client,
     pub(crate) namespace: String,
 }
 
-impl Stage {
+impl TestNamespace {
     /// A namespace of its own on a cluster that serves our kind.
     pub(crate) async fn on(cluster: &'static Cluster, purpose: &str) -> Self {
         install_definition(cluster);

@@ -1,5 +1,5 @@
-//! Sees everything that happens to the jobs and pods of a namespace, in the API server's own order, and
-//! judges it in the end: whatever goes wrong in between, no rank has two pods, none is made while the job is
+//! Records everything that happens to the jobs and pods of a namespace, in the API server's own order, and
+//! checks it in the end: whatever goes wrong in between, no rank has two pods, none is made while the job is
 //! suspended or has ended, attempts only grow, the end is the end, and every write says something new.
 
 use std::collections::BTreeMap;
@@ -17,49 +17,49 @@ use serde_json::Value;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
-use crate::stage::{PATIENCE, Stage, is_true, unseen};
+use crate::test_namespace::{PATIENCE, TestNamespace, is_true, unseen};
 
 /// One version of an object, or its end.
 #[derive(Clone, Debug)]
-enum Sight {
+enum Observation {
     Job { uid: String, name: String, spec: Value, status: Box<RLTrainingJobStatus> },
     Pod { uid: String, job: String, idx: String, attempt: u32 },
     PodIsGone { uid: String },
 }
 
 #[derive(Debug, Default)]
-struct Memory {
+struct Recorded {
     /// By the version in the API server's store, which pods and jobs share.
-    sights: Mutex<BTreeMap<(u64, String), Sight>>,
+    observations: Mutex<BTreeMap<(u64, String), Observation>>,
     changes: Notify,
 }
 
-pub(crate) struct Witness {
-    memory: Arc<Memory>,
+pub(crate) struct History {
+    recorded: Arc<Recorded>,
     _watches: JoinSet<()>,
 }
 
-impl Witness {
+impl History {
     /// Watches from now on.
-    pub(crate) async fn of(stage: &Stage) -> Self {
-        let memory = Arc::new(Memory::default());
+    pub(crate) async fn of(test: &TestNamespace) -> Self {
+        let recorded = Arc::new(Recorded::default());
         let mut watches = JoinSet::new();
         let synced = Arc::new(Notify::new());
         watches.spawn(follow(
-            watcher(stage.jobs(), watcher::Config::default()),
-            memory.clone(),
+            watcher(test.jobs(), watcher::Config::default()),
+            recorded.clone(),
             synced.clone(),
             job,
         ));
         synced.notified().await;
         watches.spawn(follow(
-            watcher(stage.pods(), watcher::Config::default()),
-            memory.clone(),
+            watcher(test.pods(), watcher::Config::default()),
+            recorded.clone(),
             synced.clone(),
             pod,
         ));
         synced.notified().await;
-        Self { memory, _watches: watches }
+        Self { recorded, _watches: watches }
     }
 
     /// Waits until the latest status of a job is as wished, without a call.
@@ -70,7 +70,7 @@ impl Witness {
     ) -> RLTrainingJobStatus {
         let wished = async {
             loop {
-                let changes = self.memory.changes.notified();
+                let changes = self.recorded.changes.notified();
                 if let Some(status) = self.latest(name).filter(|status| wish(status)) {
                     return status;
                 }
@@ -82,18 +82,18 @@ impl Witness {
     }
 
     fn latest(&self, name: &str) -> Option<RLTrainingJobStatus> {
-        let sights = self.memory.sights.lock().unwrap();
-        sights.values().rev().find_map(|sight| match sight {
-            Sight::Job { name: other, status, .. } if other == name => Some((**status).clone()),
+        let observations = self.recorded.observations.lock().unwrap();
+        observations.values().rev().find_map(|observation| match observation {
+            Observation::Job { name: other, status, .. } if other == name => Some((**status).clone()),
             _ => None,
         })
     }
 
     /// How often the status of a job was written.
     pub(crate) fn num_statuses(&self, name: &str) -> usize {
-        let sights = self.memory.sights.lock().unwrap();
-        let statuses = sights.values().filter_map(|sight| match sight {
-            Sight::Job { name: other, status, .. } if other == name => Some(&**status),
+        let observations = self.recorded.observations.lock().unwrap();
+        let statuses = observations.values().filter_map(|observation| match observation {
+            Observation::Job { name: other, status, .. } if other == name => Some(&**status),
             _ => None,
         });
         // The one that a job has from the beginning is nobody's.
@@ -106,18 +106,18 @@ impl Witness {
 
     /// Judges what happened, once all of it was seen. `has_rivals` where two operators worked at once: the
     /// slower one may make a pod of the attempt before, which is then removed.
-    pub(crate) async fn judge(&self, stage: &Stage, has_rivals: bool) {
-        let now = stage.jobs().list(&Default::default()).await.unwrap();
+    pub(crate) async fn check(&self, test: &TestNamespace, has_rivals: bool) {
+        let now = test.jobs().list(&Default::default()).await.unwrap();
         let newest = now.iter().map(version).max().unwrap_or_default();
         for _ in 0..1000 {
-            if self.memory.sights.lock().unwrap().keys().any(|(seen, _)| *seen >= newest) {
+            if self.recorded.observations.lock().unwrap().keys().any(|(seen, _)| *seen >= newest) {
                 break;
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        let mut court = Court { has_rivals, ..Court::default() };
-        for ((version, _), sight) in &*self.memory.sights.lock().unwrap() {
-            court.hear(*version, sight);
+        let mut checker = Checker { has_rivals, ..Checker::default() };
+        for ((version, _), observation) in &*self.recorded.observations.lock().unwrap() {
+            checker.observe(*version, observation);
         }
     }
 }
@@ -126,9 +126,9 @@ fn version<K: kube::Resource>(object: &K) -> u64 {
     object.meta().resource_version.as_deref().unwrap().parse().unwrap()
 }
 
-fn job(job: DynamicObject, is_gone: bool) -> Option<Sight> {
+fn job(job: DynamicObject, is_gone: bool) -> Option<Observation> {
     let status = job.data.get("status").cloned().map(|status| serde_json::from_value(status).unwrap());
-    (!is_gone).then(|| Sight::Job {
+    (!is_gone).then(|| Observation::Job {
         uid: job.uid().unwrap(),
         name: job.name_any(),
         spec: job.data["spec"].clone(),
@@ -136,25 +136,25 @@ fn job(job: DynamicObject, is_gone: bool) -> Option<Sight> {
     })
 }
 
-fn pod(pod: Pod, is_gone: bool) -> Option<Sight> {
+fn pod(pod: Pod, is_gone: bool) -> Option<Observation> {
     let label = |name: &str| pod.labels().get(name).cloned().unwrap_or_default();
     let uid = pod.uid().unwrap();
     if is_gone {
-        return Some(Sight::PodIsGone { uid });
+        return Some(Observation::PodIsGone { uid });
     }
-    Some(Sight::Pod {
+    Some(Observation::Pod {
         uid,
         job: label(labels::JOB_UID),
-        idx: label(labels::WORKER_IDX),
+        idx: format!("{}-{}", label(labels::WORKER_GROUP), label(labels::WORKER_IDX)),
         attempt: label(labels::ATTEMPT).parse().ok()?,
     })
 }
 
 async fn follow<K: kube::Resource + Clone + Send + 'static>(
     events: impl Stream<Item = Result<Event<K>, watcher::Error>> + Send,
-    memory: Arc<Memory>,
+    recorded: Arc<Recorded>,
     synced: Arc<Notify>,
-    see: fn(K, bool) -> Option<Sight>,
+    see: fn(K, bool) -> Option<Observation>,
 ) {
     pin_mut!(events);
     while let Some(event) = events.next().await {
@@ -170,25 +170,25 @@ async fn follow<K: kube::Resource + Clone + Send + 'static>(
             }
         };
         let key = (version(&object), object.meta().uid.clone().unwrap());
-        if let Some(sight) = see(object, is_gone) {
-            memory.sights.lock().unwrap().insert(key, sight);
-            memory.changes.notify_waiters();
+        if let Some(observation) = see(object, is_gone) {
+            recorded.observations.lock().unwrap().insert(key, observation);
+            recorded.changes.notify_waiters();
         }
     }
 }
 
 #[derive(Default)]
-struct Court {
+struct Checker {
     has_rivals: bool,
     jobs: BTreeMap<String, (Value, RLTrainingJobStatus)>,
     /// Job and rank of every pod that is there.
     pods: BTreeMap<String, (String, String)>,
 }
 
-impl Court {
-    fn hear(&mut self, version: u64, sight: &Sight) {
-        match sight {
-            Sight::Job { uid, spec, status, .. } => {
+impl Checker {
+    fn observe(&mut self, version: u64, observation: &Observation) {
+        match observation {
+            Observation::Job { uid, spec, status, .. } => {
                 if let Some((_, before)) = self.jobs.get(uid) {
                     assert!(status.attempt >= before.attempt, "at {version}: an attempt was taken back");
                     if before.completion_time.is_some() {
@@ -200,12 +200,12 @@ impl Court {
                 assert!(is_empty || !says_empty, "at {version}: suspended, with pods");
                 self.jobs.insert(uid.clone(), (spec.clone(), (**status).clone()));
             }
-            Sight::Pod { uid, job, idx, attempt } if !self.pods.contains_key(uid) => {
+            Observation::Pod { uid, job, idx, attempt } if !self.pods.contains_key(uid) => {
                 self.check_new_pod(version, job, idx, *attempt);
                 self.pods.insert(uid.clone(), (job.clone(), idx.clone()));
             }
-            Sight::Pod { .. } => {}
-            Sight::PodIsGone { uid } => drop(self.pods.remove(uid)),
+            Observation::Pod { .. } => {}
+            Observation::PodIsGone { uid } => drop(self.pods.remove(uid)),
         }
     }
 
@@ -231,8 +231,8 @@ fn is_suspended(spec: &Value) -> bool {
 
 /// What may never change once a job has ended.
 fn end(status: &RLTrainingJobStatus) -> Value {
-    let verdicts = [ConditionType::Complete, ConditionType::Failed, ConditionType::Succeeded];
-    let of_end = status.conditions.iter().filter(|condition| verdicts.contains(&condition.type_));
+    let of_end_types = [ConditionType::Complete, ConditionType::Failed, ConditionType::Succeeded];
+    let of_end = status.conditions.iter().filter(|condition| of_end_types.contains(&condition.type_));
     let said: Vec<(ConditionType, ConditionStatus)> =
         of_end.map(|condition| (condition.type_, condition.status)).collect();
     serde_json::json!([
