@@ -1,7 +1,7 @@
 //! The end of a launcher: a thread keeps asking the operator in which attempt the pod is.
 //!
-//! The launcher says what it has running, and reads the newest answer, without waiting for either. An operator
-//! that is out of reach changes nothing, but for how long ago the last answer came.
+//! The launcher says what it has running, and reads the newest answer, without waiting for either. An
+//! operator that is out of reach changes nothing, but for how long ago the last answer came.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
