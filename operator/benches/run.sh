@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Measures jobs beside batch Jobs and JobSets in one run and writes reports/jobs_<hardware>_<date>.md.
 #   operator/benches/run.sh
-# Shorter by BENCH_CONTESTANTS ("operator job trainer-job jobset"), BENCH_PODS ("8 64": pods of single jobs), BENCH_ROUNDS (10),
-# BENCH_FAILURES (1), BENCH_BURSTS ("200 1000": jobs of eight pods), BENCH_RAW_PODS (1600), BENCH_IDLE_SECONDS (60).
+# Shorter by BENCH_CONTESTANTS ("operator job trainer-job jobset"), BENCH_PODS ("8 64 4x8": pods of single jobs, or pods x ranks),
+# BENCH_ROUNDS (10), BENCH_FAILURES (1), BENCH_BURSTS ("200 1000": jobs of eight pods), BENCH_NAMESPACES ("1000": jobs with a namespace
+# each), BENCH_RAW_PODS (1600), BENCH_IDLE_SECONDS (60).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use futures::stream::{self, StreamExt as _};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -15,10 +16,11 @@ use rlt_operator::client::{CallRate, Limiter, MAX_IN_FLIGHT, client};
 use rlt_operator::lease::Term;
 use rlt_operator::metrics::Metrics;
 
-use crate::contestant::Contestant;
+use crate::contestant::{Contestant, Gang};
 use crate::jobset;
 use crate::observed::{Observed, PATIENCE};
 use crate::process::{Process, peak_kib};
+use crate::raw::IN_FLIGHT;
 
 /// The operator's namespace and account.
 const OPERATOR: &str = "rl-operator";
@@ -149,13 +151,24 @@ impl BenchCluster {
         Api::namespaced_with(self.client.clone(), namespace, &self.contestant.resource())
     }
 
+    /// Jobs of all namespaces.
+    pub(crate) fn jobs_everywhere(&self) -> Api<DynamicObject> {
+        Api::all_with(self.client.clone(), &self.contestant.resource())
+    }
+
+    /// Makes namespaces, 16 at a time.
+    pub(crate) async fn make_namespaces(&self, num: usize) -> Vec<String> {
+        let made = stream::iter((0..num).map(|_| self.cluster.namespace("team"))).buffer_unordered(IN_FLIGHT);
+        made.map(Result::unwrap).collect().await
+    }
+
     pub(crate) fn pods(&self) -> Api<Pod> {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// Begins to look at the calls of the namespace.
+    /// Begins to read the calls of its namespace.
     pub(crate) fn observe(&self) -> Observed {
-        Observed::begin(self.cluster.call_log(), &self.namespace)
+        Observed::begin(self.cluster.call_log(), [self.namespace.clone()])
     }
 
     /// A name that no job had before.
@@ -165,9 +178,14 @@ impl BenchCluster {
     }
 
     /// Posts a gang.
-    pub(crate) async fn post(&self, name: &str, num_pods: usize) {
-        let manifest = self.contestant.manifest(name, num_pods);
-        self.jobs().create(&PostParams::default(), &manifest).await.unwrap();
+    pub(crate) async fn post(&self, name: &str, gang: Gang) {
+        self.post_in(&self.namespace, name, gang).await;
+    }
+
+    /// Posts a gang in another namespace.
+    pub(crate) async fn post_in(&self, namespace: &str, name: &str, gang: Gang) {
+        let manifest = self.contestant.manifest(name, gang);
+        self.jobs_in(namespace).create(&PostParams::default(), &manifest).await.unwrap();
     }
 
     /// Deletes a gang and waits until nothing is left of it.

@@ -3,13 +3,12 @@
 use futures::stream::{self, StreamExt as _};
 
 use crate::bench_cluster::BenchCluster;
-use crate::observed::{Calls, in_words};
+use crate::contestant::EIGHT_PODS;
+use crate::observed::{Calls, Observed, in_words};
 use crate::process::{cpu_seconds, peak_kib};
 use crate::raw::IN_FLIGHT;
 use crate::statuses::Statuses;
 
-/// Pods of one job.
-const NUM_PODS: usize = 8;
 /// Who else works for a job.
 const OTHERS: [&str; 5] = ["kube-apiserver", "etcd", "kube-controller-manager", "kube-scheduler", "kwok"];
 
@@ -36,16 +35,30 @@ pub(crate) struct Burst {
     pub(crate) calls_per_job: String,
 }
 
+/// Where the jobs are.
+#[derive(Clone, Debug)]
+pub(crate) enum Spread {
+    /// In the namespace of the test bench.
+    OneNamespace,
+    /// In turn in these.
+    Namespaces(Vec<String>),
+}
+
 /// Posts the jobs and waits until all statuses say that they run. They stay.
-pub(crate) async fn measure(bench: &mut BenchCluster, num_jobs: usize) -> Burst {
-    let statuses = Statuses::follow(bench.jobs(), bench.contestant, NUM_PODS);
+pub(crate) async fn measure(bench: &mut BenchCluster, num_jobs: usize, spread: &Spread) -> Burst {
+    let (api, namespaces) = match spread {
+        Spread::OneNamespace => (bench.jobs(), vec![bench.namespace.clone()]),
+        Spread::Namespaces(names) => (bench.jobs_everywhere(), names.clone()),
+    };
+    let statuses = Statuses::follow(api, bench.contestant, EIGHT_PODS);
     let own = bench.own_process();
     let others = OTHERS.map(|name| (name, bench.cluster.process_id(name).unwrap()));
     let names: Vec<_> = (0..num_jobs).map(|_| bench.new_name()).collect();
-    let num_pods = num_jobs * NUM_PODS;
+    let num_pods = num_jobs * EIGHT_PODS.num_pods;
     let (own_before, before) = (cpu_seconds(own), others.map(|(_, id)| cpu_seconds(id)));
-    let mut observed = bench.observe();
-    let posts = names.iter().map(|name| bench.post(name, NUM_PODS));
+    let mut observed = Observed::begin(bench.cluster.call_log(), namespaces.clone());
+    let in_turn = names.iter().zip(namespaces.iter().cycle());
+    let posts = in_turn.map(|(name, namespace)| bench.post_in(namespace, name, EIGHT_PODS));
     stream::iter(posts).buffer_unordered(IN_FLIGHT).for_each(|()| async {}).await;
     let reported = statuses.all_reported(num_jobs).await.duration_since(observed.since).as_secs_f64();
     observed.read();

@@ -1,5 +1,7 @@
 //! Who takes part: the same gang of pods, each time as another kind of object.
 
+use std::fmt;
+
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use rlt_operator::PullPolicy;
@@ -9,6 +11,45 @@ use rlt_operator::prepare::Prepared;
 use serde_json::{Value, json};
 
 use crate::restart::End;
+
+/// The size of a gang.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Gang {
+    pub(crate) num_pods: usize,
+    /// Processes of an RLTrainingJob's pod. The others start theirs by a launcher of their own, unseen by the API.
+    pub(crate) ranks_per_pod: usize,
+}
+
+/// The gang of most measurements.
+pub(crate) const EIGHT_PODS: Gang = Gang::of_pods(8);
+/// A job of 4 nodes with 8 GPUs each.
+pub(crate) const FOUR_NODES: Gang = Gang { num_pods: 4, ranks_per_pod: 8 };
+
+impl Gang {
+    /// Pods of one process.
+    pub(crate) const fn of_pods(num_pods: usize) -> Self {
+        Self { num_pods, ranks_per_pod: 1 }
+    }
+
+    /// Reads `8` (pods) or `4x8` (pods x ranks of each).
+    pub(crate) fn parse(word: &str) -> Option<Self> {
+        match word.split_once('x') {
+            Some((pods, ranks)) => {
+                Some(Self { num_pods: pods.parse().ok()?, ranks_per_pod: ranks.parse().ok()? })
+            }
+            None => Some(Self::of_pods(word.parse().ok()?)),
+        }
+    }
+}
+
+impl fmt::Display for Gang {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.ranks_per_pod {
+            1 => write!(formatter, "{}", self.num_pods),
+            ranks => write!(formatter, "{} of {ranks} ranks", self.num_pods),
+        }
+    }
+}
 
 /// One way to run a gang.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,16 +105,16 @@ impl Contestant {
         ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind))
     }
 
-    /// A gang of so many pods of 100m CPU and 64Mi.
-    pub(crate) fn manifest(self, name: &str, num_pods: usize) -> DynamicObject {
+    /// A gang whose pods request 100m CPU and 64Mi.
+    pub(crate) fn manifest(self, name: &str, gang: Gang) -> DynamicObject {
         let resource = self.resource();
         let spec = match self {
-            Self::Operator => training(num_pods),
-            Self::Job | Self::TrainerJob => batch_job(num_pods, 6, &self.pod()),
+            Self::Operator => training(gang),
+            Self::Job | Self::TrainerJob => batch_job(gang.num_pods, 6, &self.pod()),
             Self::JobSet => json!({
                 // Where one pod is lost, the whole gang starts again, as ours does.
                 "failurePolicy": { "maxRestarts": 3 },
-                "replicatedJobs": [{ "name": "workers", "replicas": 1, "template": { "spec": batch_job(num_pods, 0, &self.pod()) } }]
+                "replicatedJobs": [{ "name": "workers", "replicas": 1, "template": { "spec": batch_job(gang.num_pods, 0, &self.pod()) } }]
             }),
         };
         let object = json!({
@@ -91,7 +132,7 @@ impl Contestant {
     }
 
     /// Whether the status says that all pods run.
-    pub(crate) fn is_told_to_run(self, object: &DynamicObject, num_pods: usize) -> bool {
+    pub(crate) fn reports_running(self, object: &DynamicObject, num_pods: usize) -> bool {
         let status = &object.data["status"];
         match self {
             Self::Operator => {
@@ -104,34 +145,36 @@ impl Contestant {
         }
     }
 
-    /// Pods that are made when one of 8 is lost.
-    pub(crate) fn pods_after_loss(self) -> usize {
+    /// Pods that are made when one of a gang is lost.
+    pub(crate) fn pods_after_loss(self, gang: Gang) -> usize {
         match self {
-            Self::Operator | Self::JobSet => 8,
+            Self::Operator | Self::JobSet => gang.num_pods,
             Self::Job | Self::TrainerJob => 1,
         }
     }
 
-    /// Whether another process of its controller stands by, as its chart has it.
-    pub(crate) fn has_standby(self) -> bool {
-        self == Self::Operator
+    /// Whether jobs with a namespace each are measured, too: of batch Jobs those of small pods.
+    pub(crate) fn is_measured_in_namespaces(self) -> bool {
+        matches!(self, Self::Operator | Self::Job)
     }
 
     /// How its controller can be ended beside the others.
     pub(crate) fn ends(self) -> &'static [End] {
         match self {
-            Self::Operator => &[End::AskedToStop, End::Killed],
+            Self::Operator => &[End::WithoutStandby, End::AskedToStop, End::Killed],
             Self::Job | Self::TrainerJob => &[],
-            Self::JobSet => &[End::AskedToStop],
+            // Two of its processes can not share this machine: each takes the webhook's port.
+            Self::JobSet => &[End::WithoutStandby],
         }
     }
 }
 
-fn training(num_pods: usize) -> Value {
+fn training(gang: Gang) -> Value {
     let example = include_str!("../../../examples/quickstart/job.yaml");
     let mut manifest: Value = serde_saphyr::from_str(example).unwrap();
     manifest["spec"]["workers"] = json!({
-        "count": num_pods, "device": "Cpu", "resources": { "cpu": "100m", "memory": "64Mi" }
+        "count": gang.num_pods, "ranksPerWorker": gang.ranks_per_pod, "device": "Cpu",
+        "resources": { "cpu": "100m", "memory": "64Mi" }
     });
     manifest["spec"]["training"]["promptsPerStep"] = json!(64);
     manifest["spec"].take()
@@ -155,7 +198,7 @@ pub(crate) fn small_pod() -> Value {
 
 /// What the operator makes, by an account and under a name that are there without it.
 fn trainer_pod() -> PodSpec {
-    let mut manifest = serde_json::to_value(Contestant::Operator.manifest("gang", 8)).unwrap();
+    let mut manifest = serde_json::to_value(Contestant::Operator.manifest("gang", EIGHT_PODS)).unwrap();
     manifest["metadata"]["namespace"] = json!("crowd");
     let job: Job = serde_json::from_value(manifest).unwrap();
     let prepared = Prepared::new(&job).unwrap();

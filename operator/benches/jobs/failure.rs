@@ -5,34 +5,33 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use serde_json::json;
 
 use crate::bench_cluster::BenchCluster;
+use crate::contestant::Gang;
 use crate::statuses::Statuses;
 
-/// Pods of the gang.
-const NUM_PODS: usize = 8;
-/// How often each blow falls, always on another gang.
+/// Rounds of each fault, each with another gang.
 const ROUNDS: usize = 3;
 /// Of a process that may be tried again: it could not read or write.
 const EXIT_CODE: &str = "75";
 
-/// What happens to the pod.
+/// What happens to a pod.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Blow {
+pub(crate) enum Fault {
     /// It is deleted, without any grace.
     Deleted,
     /// Its process fails.
     Failed,
 }
 
-/// Milliseconds from just before the blow.
+/// Milliseconds from just before the fault.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Again {
+pub(crate) struct Recovery {
     /// Until the last new pod was made.
     pub(crate) created: f64,
     /// Until it ran.
     pub(crate) running: f64,
 }
 
-impl Blow {
+impl Fault {
     pub(crate) const ALL: [Self; 2] = [Self::Deleted, Self::Failed];
 
     /// In words.
@@ -44,37 +43,37 @@ impl Blow {
     }
 }
 
-/// Strikes gang after gang.
-pub(crate) async fn measure(bench: &mut BenchCluster, blow: Blow) -> Vec<Again> {
-    let statuses = Statuses::follow(bench.jobs(), bench.contestant, NUM_PODS);
+/// Injects the fault into gang after gang.
+pub(crate) async fn measure(bench: &mut BenchCluster, fault: Fault, gang: Gang) -> Vec<Recovery> {
+    let statuses = Statuses::follow(bench.jobs(), bench.contestant, gang);
     let mut all = Vec::new();
     for _ in 0..ROUNDS {
         let name = bench.new_name();
         let mut before = bench.observe();
-        bench.post(&name, NUM_PODS).await;
+        bench.post(&name, gang).await;
         statuses.reported(&name).await;
         before.quiet().await;
-        all.push(strike(bench, blow).await);
+        all.push(inject(bench, fault, gang).await);
         bench.delete(&name).await;
     }
     all
 }
 
-async fn strike(bench: &BenchCluster, blow: Blow) -> Again {
+async fn inject(bench: &BenchCluster, fault: Fault, gang: Gang) -> Recovery {
     let pods = bench.pods();
-    let victim = pods.list(&ListParams::default()).await.unwrap().items[NUM_PODS / 2].name_any();
+    let victim = pods.list(&ListParams::default()).await.unwrap().items[gang.num_pods / 2].name_any();
     let mut observed = bench.observe().ignoring(&victim);
-    match blow {
-        Blow::Deleted => drop(pods.delete(&victim, &DeleteParams::default().grace_period(0)).await.unwrap()),
-        Blow::Failed => {
+    match fault {
+        Fault::Deleted => drop(pods.delete(&victim, &DeleteParams::default().grace_period(0)).await.unwrap()),
+        Fault::Failed => {
             let code =
                 json!({ "metadata": { "annotations": { "fake.rltraining.dev/exit-code": EXIT_CODE } } });
             pods.patch(&victim, &PatchParams::default(), &Patch::Merge(code)).await.unwrap();
         }
     }
-    let num_new = bench.contestant.pods_after_loss();
+    let num_new = bench.contestant.pods_after_loss(gang);
     observed.running(num_new).await;
     observed.quiet().await;
     let last = |times: Vec<f64>| times.last().copied().unwrap();
-    Again { created: last(observed.created_times()), running: last(observed.running_times()) }
+    Recovery { created: last(observed.created_times()), running: last(observed.running_times()) }
 }

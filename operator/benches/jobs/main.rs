@@ -25,7 +25,8 @@ mod statuses;
 mod table;
 
 use bench_cluster::BenchCluster;
-use contestant::Contestant;
+use burst::Spread;
+use contestant::{Contestant, EIGHT_PODS, FOUR_NODES, Gang};
 use settings::Settings;
 use table::Table;
 
@@ -38,41 +39,75 @@ fn main() {
 async fn measure(settings: &Settings) {
     let mut tables = Tables::new();
     for contestant in settings.contestants() {
-        let mut bench = match BenchCluster::start(contestant).await {
-            Ok(bench) => bench,
-            Err(why) => {
-                tables.left_out.push(format!("{} is left out: {why}", contestant.name()));
-                continue;
-            }
-        };
-        eprintln!("{}: singles", contestant.name());
-        for num_pods in settings.single_pods.clone() {
-            let singles = single::measure(&mut bench, num_pods, settings.rounds).await;
-            tables.single(contestant, num_pods, &singles);
+        let measured = measure_one(contestant, settings, &mut tables).await;
+        if let Err(why) = measured {
+            tables.left_out.push(format!("{} is left out: {why}", contestant.name()));
         }
-        eprintln!("{}: failures", contestant.name());
-        for blow in failure::Blow::ALL.into_iter().filter(|_| settings.has_failures) {
-            tables.failure(contestant, blow, &failure::measure(&mut bench, blow).await);
-        }
-        for num_jobs in settings.burst_jobs.clone() {
-            eprintln!("{}: burst of {num_jobs}", contestant.name());
-            let small = raw::measure(&mut bench, settings.raw_pods, &contestant::small_pod()).await;
-            let same = raw::measure(&mut bench, settings.raw_pods, &contestant.pod()).await;
-            let burst = burst::measure(&mut bench, num_jobs).await;
-            tables.burst(contestant, num_jobs, &burst, [&small, &same]);
-            if settings.burst_jobs.last() == Some(&num_jobs) {
-                eprintln!("{}: idle and restart", contestant.name());
-                tables.idle(contestant, num_jobs, &restart::idle(&mut bench, settings.idle).await);
-                for end in contestant.ends() {
-                    tables.restart(contestant, num_jobs, *end, &restart::measure(&mut bench, *end).await);
-                }
-            } else {
-                bench.clear().await;
-            }
-        }
-        eprintln!("{}: done", contestant.name());
     }
     tables.print();
+}
+
+async fn measure_one(contestant: Contestant, settings: &Settings, tables: &mut Tables) -> Result<(), String> {
+    let mut bench = BenchCluster::start(contestant).await?;
+    measure_gangs(&mut bench, settings, tables).await;
+    for num_jobs in settings.burst_jobs.clone() {
+        let raws = measure_raw(&mut bench, settings).await;
+        eprintln!("{}: burst of {num_jobs}", contestant.name());
+        let burst = burst::measure(&mut bench, num_jobs, &Spread::OneNamespace).await;
+        tables.burst(contestant, &num_jobs.to_string(), &burst, &raws);
+        if settings.burst_jobs.last() == Some(&num_jobs) {
+            measure_running_crowd(&mut bench, num_jobs, settings, tables).await;
+        } else {
+            bench.clear().await;
+        }
+    }
+    drop(bench);
+    for num in settings.namespaces.iter().copied().filter(|_| contestant.is_measured_in_namespaces()) {
+        eprintln!("{}: {num} namespaces", contestant.name());
+        let mut bench = BenchCluster::start(contestant).await?;
+        let raws = measure_raw(&mut bench, settings).await;
+        let spread = Spread::Namespaces(bench.make_namespaces(num).await);
+        let burst = burst::measure(&mut bench, num, &spread).await;
+        tables.burst(contestant, &format!("{num} in {num} namespaces"), &burst, &raws);
+    }
+    Ok(())
+}
+
+/// One gang after another, undisturbed and with faults.
+async fn measure_gangs(bench: &mut BenchCluster, settings: &Settings, tables: &mut Tables) {
+    let contestant = bench.contestant;
+    for gang in settings.gangs.clone() {
+        eprintln!("{}: gangs of {gang}", contestant.name());
+        let singles = single::measure(bench, gang, settings.rounds).await;
+        tables.single(contestant, gang, &singles);
+    }
+    for gang in [EIGHT_PODS, FOUR_NODES].into_iter().filter(|_| settings.has_failures) {
+        for fault in failure::Fault::ALL {
+            eprintln!("{}: {gang}, {}", contestant.name(), fault.name());
+            tables.failure(contestant, gang, fault, &failure::measure(bench, fault, gang).await);
+        }
+    }
+}
+
+/// A plain client's small pods, then those that the gang has.
+async fn measure_raw(bench: &mut BenchCluster, settings: &Settings) -> [raw::Raw; 2] {
+    let small = raw::measure(bench, settings.raw_pods, &contestant::small_pod()).await;
+    let same = bench.contestant.pod();
+    [small, raw::measure(bench, settings.raw_pods, &same).await]
+}
+
+/// What a crowd costs while nothing happens, and when its controller ends.
+async fn measure_running_crowd(
+    bench: &mut BenchCluster,
+    num_jobs: usize,
+    settings: &Settings,
+    tables: &mut Tables,
+) {
+    eprintln!("{}: idle and restart", bench.contestant.name());
+    tables.idle(bench.contestant, num_jobs, &restart::idle(bench, settings.idle).await);
+    for end in bench.contestant.ends() {
+        tables.restart(bench.contestant, num_jobs, *end, &restart::measure(bench, *end).await);
+    }
 }
 
 /// The tables of the report.
@@ -100,8 +135,8 @@ impl Tables {
                 "gang | pods | all, without the scheduler | by whom",
             ),
             failures: Table::new(
-                "One pod of 8 is lost: ms until the gang runs again, p50 / slowest",
-                "gang | what happens | pods made | until the last new pod is made | until it is Running",
+                "One pod is lost: ms until the gang runs again, p50 / slowest",
+                "gang | pods | what happens | pods made | until the last new pod is made | until it is Running",
             ),
             bursts: Table::new(
                 "Many jobs of 8 pods at once",
@@ -125,33 +160,41 @@ impl Tables {
         }
     }
 
-    fn single(&mut self, contestant: Contestant, num_pods: usize, singles: &[single::Single]) {
+    fn single(&mut self, contestant: Contestant, gang: Gang, singles: &[single::Single]) {
         let times = |time: fn(&single::Single) -> f64| table::middle_and_worst(singles.iter().map(time));
         self.singles.row([
             contestant.name().to_owned(),
-            num_pods.to_string(),
+            gang.to_string(),
             times(|single| single.first_created),
             times(|single| single.all_created),
             times(|single| single.all_running),
             times(|single| single.reported),
         ]);
         let (total, by_whom) = observed::mean_calls(singles.iter().map(|single| &single.calls));
-        self.calls.row([contestant.name().to_owned(), num_pods.to_string(), format!("{total:.1}"), by_whom]);
+        self.calls.row([contestant.name().to_owned(), gang.to_string(), format!("{total:.1}"), by_whom]);
     }
 
-    fn failure(&mut self, contestant: Contestant, blow: failure::Blow, again: &[failure::Again]) {
-        let times = |time: fn(&failure::Again) -> f64| table::middle_and_worst(again.iter().map(time));
+    fn failure(
+        &mut self,
+        contestant: Contestant,
+        gang: Gang,
+        fault: failure::Fault,
+        recoveries: &[failure::Recovery],
+    ) {
+        let times =
+            |time: fn(&failure::Recovery) -> f64| table::middle_and_worst(recoveries.iter().map(time));
         self.failures.row([
             contestant.name().to_owned(),
-            blow.name().to_owned(),
-            contestant.pods_after_loss().to_string(),
-            times(|again| again.created),
-            times(|again| again.running),
+            gang.to_string(),
+            fault.name().to_owned(),
+            contestant.pods_after_loss(gang).to_string(),
+            times(|recovery| recovery.created),
+            times(|recovery| recovery.running),
         ]);
     }
 
-    fn burst(&mut self, contestant: Contestant, num_jobs: usize, burst: &burst::Burst, raws: [&raw::Raw; 2]) {
-        let head = || [contestant.name().to_owned(), num_jobs.to_string()];
+    fn burst(&mut self, contestant: Contestant, jobs: &str, burst: &burst::Burst, raws: &[raw::Raw; 2]) {
+        let head = || [contestant.name().to_owned(), jobs.to_owned()];
         let [small, same] = raws;
         let [name, jobs] = head();
         self.bursts.row([

@@ -1,6 +1,6 @@
 //! What the API server's own log says: when pods were made and ran, and who called how often.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -13,11 +13,11 @@ const QUIET: Duration = Duration::from_millis(800);
 /// Longest that anything here may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(900);
 
-/// The calls of a while, in one namespace.
+/// The calls of a while, in some namespaces.
 #[derive(Debug)]
 pub(crate) struct Observed {
     log: CallLog,
-    namespace: String,
+    namespaces: HashSet<String>,
     /// When it began.
     pub(crate) since: Timestamp,
     calls: Vec<Call>,
@@ -26,11 +26,11 @@ pub(crate) struct Observed {
 
 impl Observed {
     /// Begins now.
-    pub(crate) fn begin(mut log: CallLog, namespace: &str) -> Self {
+    pub(crate) fn begin(mut log: CallLog, namespaces: impl IntoIterator<Item = String>) -> Self {
         log.skip().unwrap();
         Self {
             log,
-            namespace: namespace.to_owned(),
+            namespaces: namespaces.into_iter().collect(),
             since: Timestamp::now(),
             calls: Vec::new(),
             ignored: None,
@@ -45,7 +45,8 @@ impl Observed {
     /// Reads on. Returns whether anybody but the observer has called for anything.
     pub(crate) fn read(&mut self) -> bool {
         let news = self.log.news().unwrap();
-        let here = news.into_iter().filter(|call| call.namespace == self.namespace && call.verb != "watch");
+        let is_here = |call: &Call| self.namespaces.contains(&call.namespace) && call.verb != "watch";
+        let here = news.into_iter().filter(is_here);
         let before = self.calls.len();
         self.calls.extend(here.filter(|call| call.resource != "leases"));
         self.calls[before..].iter().any(|call| call.user != OBSERVER || call.resource == "pods")

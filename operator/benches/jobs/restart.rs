@@ -8,33 +8,39 @@ use kube::api::PostParams;
 use rlt_cluster::Call;
 
 use crate::bench_cluster::BenchCluster;
+use crate::contestant::EIGHT_PODS;
 use crate::observed::{Observed, PATIENCE};
 
-/// Pods of the job that shows that the controller works.
-const NUM_PODS: usize = 8;
 /// After its end, calls are counted until there was none for so long.
 const QUIET: Duration = Duration::from_secs(4);
 
 /// How a controller ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// By SIGTERM.
+    /// By SIGTERM, while no other process of it waits.
+    WithoutStandby,
+    /// By SIGTERM, beside a standby.
     AskedToStop,
-    /// By SIGKILL.
+    /// By SIGKILL, beside a standby.
     Killed,
 }
 
 impl End {
     pub(crate) fn name(self) -> &'static str {
         match self {
+            Self::WithoutStandby => "SIGTERM, no standby",
             Self::AskedToStop => "SIGTERM",
             Self::Killed => "SIGKILL",
         }
     }
 
+    fn has_standby(self) -> bool {
+        self != Self::WithoutStandby
+    }
+
     fn signal(self) -> &'static str {
         match self {
-            Self::AskedToStop => "TERM",
+            Self::WithoutStandby | Self::AskedToStop => "TERM",
             Self::Killed => "KILL",
         }
     }
@@ -76,17 +82,17 @@ pub(crate) async fn idle(bench: &mut BenchCluster, duration: Duration) -> Idle {
     }
 }
 
-/// Ends the controller that leads. Where it has no other to stand by, it is started again at once.
+/// Ends the controller that leads. Without a standby it is started again at once.
 pub(crate) async fn measure(bench: &mut BenchCluster, end: End) -> Again {
-    if bench.contestant.has_standby() && bench.controllers.len() < 2 {
+    if end.has_standby() && bench.controllers.len() < 2 {
         bench.start_controller().await;
     }
     let namespace = bench.cluster.namespace("probe").await.unwrap();
     let jobs = bench.jobs_in(&namespace);
-    let probe = bench.contestant.manifest("probe", NUM_PODS);
+    let probe = bench.contestant.manifest("probe", EIGHT_PODS);
     let mut log = bench.cluster.call_log();
     log.skip().unwrap();
-    let mut observed = Observed::begin(bench.cluster.call_log(), &namespace);
+    let mut observed = Observed::begin(bench.cluster.call_log(), [namespace.clone()]);
     let leader = bench.controllers.remove(0);
     let ended = Timestamp::now();
     leader.signal(end.signal());

@@ -1,6 +1,7 @@
 //! One job after another, each on a quiet cluster.
 
 use crate::bench_cluster::BenchCluster;
+use crate::contestant::Gang;
 use crate::observed::Calls;
 use crate::statuses::Statuses;
 
@@ -20,13 +21,14 @@ pub(crate) struct Single {
 }
 
 /// Posts job after job; the first one does not count.
-pub(crate) async fn measure(bench: &mut BenchCluster, num_pods: usize, rounds: usize) -> Vec<Single> {
-    let statuses = Statuses::follow(bench.jobs(), bench.contestant, num_pods);
+pub(crate) async fn measure(bench: &mut BenchCluster, gang: Gang, rounds: usize) -> Vec<Single> {
+    let num_pods = gang.num_pods;
+    let statuses = Statuses::follow(bench.jobs(), bench.contestant, gang);
     let mut singles = Vec::new();
     for _ in 0..=rounds {
         let name = bench.new_name();
         let mut observed = bench.observe();
-        bench.post(&name, num_pods).await;
+        bench.post(&name, gang).await;
         let reported = statuses.reported(&name).await.duration_since(observed.since).as_secs_f64() * 1e3;
         observed.running(num_pods).await;
         observed.quiet().await;

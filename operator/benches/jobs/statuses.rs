@@ -12,7 +12,7 @@ use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, watcher};
 use tokio::task::JoinHandle;
 
-use crate::contestant::Contestant;
+use crate::contestant::{Contestant, Gang};
 use crate::observed::PATIENCE;
 
 /// The watch, which ends with this.
@@ -23,7 +23,7 @@ pub(crate) struct Statuses {
 }
 
 impl Statuses {
-    pub(crate) fn follow(api: Api<DynamicObject>, contestant: Contestant, num_pods: usize) -> Self {
+    pub(crate) fn follow(api: Api<DynamicObject>, contestant: Contestant, gang: Gang) -> Self {
         let reported: Arc<Mutex<HashMap<String, Timestamp>>> = Arc::default();
         let noted = reported.clone();
         let task = tokio::spawn(async move {
@@ -31,7 +31,7 @@ impl Statuses {
                 watcher(api, watcher::Config::default()).default_backoff().touched_objects().boxed();
             while let Some(object) = objects.next().await {
                 let Ok(object) = object else { continue };
-                if contestant.is_told_to_run(&object, num_pods) {
+                if contestant.reports_running(&object, gang.num_pods) {
                     let name = object.metadata.name.unwrap_or_default();
                     noted.lock().unwrap().entry(name).or_insert_with(Timestamp::now);
                 }
