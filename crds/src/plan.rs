@@ -168,6 +168,7 @@ fn plan_for(
     let speed = policy.zip(machine);
     let speed = speed.map(|(policy, (machine, lengths))| SpeedPlan::new(spec, policy, machine, lengths));
     let parameters = models.policy.as_ref().map(|model| {
+        let model = &model.clone().with_head(spec.algorithm.head());
         let trained = memory::trained(spec, model);
         let adapter = if spec.model.lora.is_some() { trained.num_parameters } else { 0 };
         Parameters { total: model.parameter_count().total() + adapter, trainable: trained.num_parameters }

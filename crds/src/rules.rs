@@ -13,6 +13,7 @@ mod parallelism;
 mod parameters;
 mod pod;
 mod preference;
+mod reward_model;
 mod rewards;
 mod training;
 mod workers;
@@ -70,6 +71,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Rule> {
         &*parameters::RULES,
         loss::RULES,
         preference::RULES,
+        reward_model::RULES,
         training::RULES,
         checkpoint::RULES,
         workers::RULES,
@@ -173,7 +175,7 @@ fn cel_updates_once(algorithm: &str) -> String {
 
 /// Whether the kind makes one update a step.
 fn updates_once(kind: AlgorithmKind) -> bool {
-    kind == AlgorithmKind::Sft || kind.is_preference()
+    kind == AlgorithmKind::Sft || kind.is_preference() || kind.trains_reward_model()
 }
 
 /// The value of an overridable field in CEL: as given, else what the preset of `kind` says. `algorithm` is

@@ -40,6 +40,8 @@ mod restarts;
 mod resume;
 #[path = "local_run/reward_model.rs"]
 mod reward_model;
+#[path = "local_run/reward_model_training.rs"]
+mod reward_model_training;
 #[path = "local_run/reward_servers.rs"]
 mod reward_servers;
 #[path = "local_run/rewards.rs"]

@@ -42,7 +42,7 @@ pub(crate) use norms::Norm;
 pub(crate) use ops::activation_of;
 pub use packed::PackedInput;
 pub use projection::{Adapter, Dropout, Projection, ProjectionWeights};
-pub use rlt_api::plan::model_config::{Family, ModelConfig};
+pub use rlt_api::plan::model_config::{Family, ModelConfig, OutputHead};
 pub use rope::RopeTables;
 pub use weights::Weights;
 

@@ -12,6 +12,7 @@ mod pair_loss;
 mod policy_gradient;
 mod ppo;
 mod preference;
+mod reward_model;
 mod reweighting;
 mod sampling;
 mod supervised;
@@ -26,6 +27,7 @@ pub use self::pair_loss::PairLoss;
 pub use self::policy_gradient::PolicyGradient;
 pub use self::ppo::Ppo;
 pub use self::preference::Preference;
+pub use self::reward_model::RewardModel;
 pub use self::reweighting::PolicyFiltration;
 pub use self::sampling::GroupSampling;
 pub use self::supervised::Supervised;
@@ -35,11 +37,19 @@ pub use crate::run::recipe::{Recipe, Recipes};
 pub fn of(spec: &ResolvedSpec) -> Recipes {
     let supervised =
         |batch_size: u32| -> Box<dyn Recipe> { Box::new(Supervised { batch_size: batch_size as usize }) };
-    let training: Box<dyn Recipe> = match (&spec.algorithm.policy_gradient, &spec.algorithm.preference) {
-        (Some(algorithm), _) if algorithm.critic.is_some() => Box::new(Ppo::new(algorithm, spec)),
-        (Some(algorithm), _) => Box::new(PolicyGradient::new(algorithm, spec)),
-        (None, Some(preference)) => of_preference(preference, spec),
-        (None, None) => supervised(spec.training.prompts_per_step),
+    let algorithm = &spec.algorithm;
+    let training: Box<dyn Recipe> = if let Some(algorithm) = &algorithm.policy_gradient {
+        match &algorithm.critic {
+            Some(_) => Box::new(Ppo::new(algorithm, spec)),
+            None => Box::new(PolicyGradient::new(algorithm, spec)),
+        }
+    } else if let Some(preference) = &algorithm.preference {
+        of_preference(preference, spec)
+    } else if let Some(reward_model) = &algorithm.reward_model {
+        let batch_size = spec.training.prompts_per_step as usize;
+        Box::new(RewardModel { batch_size, centring: reward_model.centering_coefficient })
+    } else {
+        supervised(spec.training.prompts_per_step)
     };
     let cold_start = spec.algorithm.cold_start.as_ref();
     Recipes { cold_start: cold_start.map(|cold_start| supervised(cold_start.batch_size)), training }

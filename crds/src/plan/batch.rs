@@ -42,7 +42,7 @@ impl BatchPlan {
         let prompts_per_step = u64::from(training.prompts_per_step);
         let samples_per_prompt = match spec.algorithm.kind {
             AlgorithmKind::Sft => 1,
-            kind if kind.is_offline_preference() => 2,
+            kind if kind.is_offline_preference() || kind.trains_reward_model() => 2,
             _ => u64::from(rollout.samples_per_prompt),
         };
         let samples_per_update = u64::from(training.prompts_per_update) * samples_per_prompt;

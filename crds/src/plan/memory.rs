@@ -143,7 +143,7 @@ pub(super) struct Trained {
 /// The parameters that a job trains: all, or those of the adapter.
 pub(super) fn trained(spec: &ResolvedSpec, model: &ModelConfig) -> Trained {
     match &spec.model.lora {
-        Some(lora) => adapter(lora, model),
+        Some(lora) => with_labels(adapter(lora, model), model),
         None => Trained {
             num_parameters: model.parameter_count().total(),
             largest_of_layer: model.projections().iter().map(|one| one.num_parameters()).max().unwrap_or(0),
@@ -151,6 +151,16 @@ pub(super) fn trained(spec: &ResolvedSpec, model: &ModelConfig) -> Trained {
             adapter_width: 0,
             of_one_layer: model.parameter_count().per_layer,
         },
+    }
+}
+
+/// An adapter beside the head of a classifier, which is trained whole.
+fn with_labels(adapter: Trained, model: &ModelConfig) -> Trained {
+    let head = (model.head.num_labels() * model.hidden_size) as u64;
+    Trained {
+        num_parameters: adapter.num_parameters + head,
+        largest_outside: adapter.largest_outside.max(head),
+        ..adapter
     }
 }
 
@@ -200,6 +210,7 @@ impl MemoryPlan {
         batch: &BatchPlan,
         memory: Option<u64>,
     ) -> Self {
+        let model = &model.clone().with_head(spec.algorithm.head());
         let width = spec.training.precision.width();
         let rollout_width = rollout::width(spec);
         let trained = trained(spec, model);

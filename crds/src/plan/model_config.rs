@@ -8,6 +8,7 @@
 
 mod families;
 mod fields;
+mod head;
 mod norms;
 mod parse;
 mod rope;
@@ -17,6 +18,7 @@ mod write;
 
 use crate::spec::ArchitectureSpec;
 pub use crate::spec::ModelFamily as Family;
+pub use head::{OutputHead, SCORE_BIAS, SCORE_WEIGHT};
 pub use norms::{BlockNorms, QkNorm};
 pub use rope::{RopeConfig, RopePairing, RopeScaling};
 pub use shapes::{FusedProjections, ParameterCount, ProductRows, ProjectionShape, TensorShape};
@@ -89,6 +91,8 @@ pub struct ModelConfig {
     pub residual_scale: f64,
     /// What logits are multiplied by.
     pub logit_scale: f64,
+    /// What is computed from the hidden state of a token.
+    pub head: OutputHead,
     /// Whether the head is the embedding itself.
     pub tie_word_embeddings: bool,
     /// Standard deviation of freshly made weights.
@@ -157,8 +161,8 @@ impl ModelConfig {
         parse::parse(document)
     }
 
-    /// The body of a sequence classifier (`...ForSequenceClassification`) by its `config.json`: as
-    /// [`Self::from_json`], and without a head for tokens of its own.
+    /// The body of a classifier (`...ForSequenceClassification`, `...ForTokenClassification`) by its
+    /// `config.json`: as [`Self::from_json`], and without a head of its own.
     ///
     /// # Errors
     /// [`ModelConfigError`], naming the field.

@@ -72,6 +72,7 @@ impl SpeedPlan {
         lengths: MeanLengths,
     ) -> Self {
         let spec = &lengths.as_longest(spec);
+        let model = &model.clone().with_head(spec.algorithm.head());
         let batch = &BatchPlan::new(spec);
         let trained = memory::trained(spec, model);
         let passes = Passes::new(spec, model, batch, trained.num_parameters);

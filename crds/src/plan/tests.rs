@@ -6,6 +6,7 @@ use super::{MemoryPlan, Models, Phase, Place, Plan, plan, planned_model};
 use crate::plan::model_config::{ModelConfig, QkNorm, RopeScaling};
 use crate::validate;
 
+mod of_reward_models;
 mod on_machines;
 
 const ARITHMETIC: &str = include_str!("../../tests/fixtures/arithmetic.yaml");

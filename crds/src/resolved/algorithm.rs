@@ -7,10 +7,11 @@ use rlt_algorithms::preference::{Divergence, PreferenceLoss};
 use serde::Serialize;
 
 use super::preset::Preset;
+use crate::plan::model_config::OutputHead;
 use crate::spec::{
     AdaptiveKlSpec, AdvantageSpec, AlgorithmKind, AlgorithmSpec, ColdStartSpec, CriticSpec,
     DynamicSamplingSpec, ImportanceCorrectionSpec, KlEstimator, KlPlacement, KlSpec, LossAggregation,
-    LossSpec, PreferenceDivergence, PreferenceSpec, ReweightingSpec, RolloutSpec,
+    LossSpec, PreferenceDivergence, PreferenceSpec, RewardModelTrainingSpec, ReweightingSpec, RolloutSpec,
 };
 
 /// The algorithm.
@@ -28,6 +29,9 @@ pub struct ResolvedAlgorithm {
     /// The learning from preferences; `None` for other kinds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preference: Option<Preference>,
+    /// The training of a reward model; `None` for other kinds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reward_model: Option<RewardModelTrainingSpec>,
 }
 
 /// How preferences become a loss.
@@ -175,12 +179,19 @@ impl ResolvedAlgorithm {
             cold_start: spec.cold_start.clone(),
             policy_gradient,
             preference: spec.kind.is_preference().then(|| resolve_preference(spec.kind, &preference, preset)),
+            reward_model: (spec.kind == AlgorithmKind::RewardModel)
+                .then(|| spec.reward_model.unwrap_or_default()),
         }
     }
 
     /// Whether it samples the completions that it learns from.
     pub fn samples(&self) -> bool {
         self.kind.samples()
+    }
+
+    /// What the trained model computes from a hidden state.
+    pub fn head(&self) -> OutputHead {
+        if self.reward_model.is_some() { OutputHead::Sequence } else { OutputHead::Vocabulary }
     }
 
     /// Whether it learns from demonstrations alone.

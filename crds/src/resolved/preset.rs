@@ -62,7 +62,7 @@ pub struct Preset {
 /// | KTO | arXiv 2402.01306, equation 8; beta 0.1 and weights of 1 as in TRL |
 /// | VAPO | arXiv 2504.05118, sections 4 and 5.1: lambda 1 - 1 / (0.05 l) and 1 for the critic, clip 0.2/0.28, token mean, no KL, 0.1 of the likelihood of positive examples, 50 steps of value pre-training; its groups are `rollout.samplesPerPrompt`, 16 there |
 /// | PFPPO | arXiv 2409.06957, as verl's `use_pf_ppo`: PPO on samples drawn anew by the square of their rewards |
-/// | SFT | uses none of it |
+/// | SFT, RewardModel | use none of it |
 pub fn preset(kind: AlgorithmKind, max_completion_tokens: u32) -> Preset {
     let ppo = Preset {
         estimator: AdvantageEstimatorKind::Grpo,
@@ -81,7 +81,11 @@ pub fn preset(kind: AlgorithmKind, max_completion_tokens: u32) -> Preset {
         overlong: None,
     };
     match kind {
-        AlgorithmKind::Sft | AlgorithmKind::Dpo | AlgorithmKind::OnlineDpo | AlgorithmKind::Kto => ppo,
+        AlgorithmKind::Sft
+        | AlgorithmKind::Dpo
+        | AlgorithmKind::OnlineDpo
+        | AlgorithmKind::Kto
+        | AlgorithmKind::RewardModel => ppo,
         AlgorithmKind::SimPo => Preset { preference: PreferenceLossKind::SimPo, ..ppo },
         AlgorithmKind::Cpo => Preset { preference: PreferenceLossKind::Cpo, sft_weight: 1.0, ..ppo },
         AlgorithmKind::Orpo => Preset { preference: PreferenceLossKind::Orpo, sft_weight: 1.0, ..ppo },

@@ -60,8 +60,8 @@ pub(super) const RULES: &[Rule] = &[
             "dynamicSampling",
             "reweighting",
         ],
-        message: "SFT and preference training use no advantage, critic, loss, kl, importanceCorrection, dynamicSampling or reweighting: \
-                  remove them",
+        message: "SFT, preference training and reward models use no advantage, critic, loss, kl, importanceCorrection, dynamicSampling or \
+                  reweighting: remove them",
         cel: || {
             format!(
                 "(!has(self.advantage) && !has(self.critic) && !has(self.loss) && !has(self.kl) && \

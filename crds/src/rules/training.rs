@@ -166,7 +166,7 @@ pub(super) const RULES: &[Rule] = &[
         scope: "spec",
         at: "training.promptsPerUpdate",
         reads: &["training.promptsPerUpdate", "training.promptsPerStep", "algorithm.kind"],
-        message: "SFT and preference training make one update a step: promptsPerUpdate must be promptsPerStep",
+        message: "SFT, preference training and reward models make one update a step: promptsPerUpdate must be promptsPerStep",
         cel: || {
             format!(
                 "!has(self.training.promptsPerUpdate) || !({}) || \
@@ -185,7 +185,7 @@ pub(super) const RULES: &[Rule] = &[
         scope: "spec",
         at: "training.epochsPerBatch",
         reads: &["training.epochsPerBatch", "algorithm.kind"],
-        message: "SFT and preference training make one update a step: epochsPerBatch must be 1",
+        message: "SFT, preference training and reward models make one update a step: epochsPerBatch must be 1",
         cel: || format!("self.training.epochsPerBatch == 1 || !({})", cel_updates_once("self.algorithm")),
         holds: Check::Spec(|spec| !updates_once(spec.algorithm.kind) || spec.training.epochs_per_batch == 1),
         allowed: Some(|_| "1".into()),

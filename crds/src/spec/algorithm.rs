@@ -6,6 +6,7 @@ mod critic;
 mod kl;
 mod loss;
 mod preference;
+mod reward_model;
 
 pub use rlt_algorithms::advantage::AdvantageEstimatorKind;
 use rlt_algorithms::declaration::Parameters;
@@ -17,6 +18,7 @@ pub use critic::*;
 pub use kl::*;
 pub use loss::*;
 pub use preference::*;
+pub use reward_model::*;
 
 /// A preset by `kind`, every part of which can be overridden.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -45,6 +47,9 @@ pub struct AlgorithmSpec {
     /// How preferences become a loss; only with the kinds that learn from preferences.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preference: Option<PreferenceSpec>,
+    /// How pairs train a reward model; only with the kind `RewardModel`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reward_model: Option<RewardModelTrainingSpec>,
     /// Sample anew for groups whose rewards are all equal. The DAPO preset sets it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dynamic_sampling: Option<DynamicSamplingSpec>,
@@ -113,6 +118,9 @@ pub enum AlgorithmKind {
     /// <https://arxiv.org/abs/2409.06957>).
     #[serde(rename = "PFPPO")]
     PfPpo,
+    /// A reward model from pairs of a data set: the model without its head for tokens, with a head of one
+    /// number at the last token (Bradley-Terry, <https://arxiv.org/abs/2203.02155>).
+    RewardModel,
 }
 
 /// Supervised training before the first step of reinforcement learning.
@@ -134,7 +142,7 @@ pub struct ColdStartSpec {
 
 impl AlgorithmKind {
     /// Every preset.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Sft,
         Self::Ppo,
         Self::Grpo,
@@ -153,6 +161,7 @@ impl AlgorithmKind {
         Self::OnlineDpo,
         Self::Vapo,
         Self::PfPpo,
+        Self::RewardModel,
     ];
 
     /// The presets that learn from the preferences of a data set.
@@ -168,9 +177,14 @@ impl AlgorithmKind {
         self.is_offline_preference() || self == Self::OnlineDpo
     }
 
+    /// Whether it trains a model that judges, and no policy.
+    pub fn trains_reward_model(self) -> bool {
+        self == Self::RewardModel
+    }
+
     /// Whether it samples the completions that it learns from.
     pub fn samples(self) -> bool {
-        self != Self::Sft && !self.is_offline_preference()
+        self != Self::Sft && !self.is_offline_preference() && !self.trains_reward_model()
     }
 }
 

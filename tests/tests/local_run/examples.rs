@@ -1,7 +1,7 @@
 //! The examples as they stand, run as their first lines say, from a folder of their own. Of the quickstart,
 //! which `make quickstart` runs whole, the first quarter is enough for its promise.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
@@ -12,13 +12,18 @@ use crate::memory;
 /// Runs the example `name` as `rlctl run` in the folder of `place`, in the memory that its plan says; mean
 /// reward on held-out problems before and after.
 fn run(place: &Place, name: &str) -> (f64, f64) {
+    held_out_rewards(&run_alone(place, name))
+}
+
+/// The same without rewards; the run folder.
+fn run_alone(place: &Place, name: &str) -> PathBuf {
     let job = rlt_tests::workspace_root().join("examples").join(name).join("job.yaml");
     let estimate = memory::estimate(&job, &place.file(""));
     let mut command = Command::new(rlt_tests::fresh_binary("rlctl"));
     Ended::of(command.arg("run").arg(&job).current_dir(place.file("")).output().unwrap()).expect(0, &[]);
     let folder = place.file("runs").join(name);
     memory::assert_taken(name, estimate, &folder);
-    held_out_rewards(&folder)
+    folder
 }
 
 /// What a run's result says of the reward on held-out problems before and after.
@@ -49,11 +54,27 @@ fn supervised_training_teaches_and_reinforcement_corrects_what_it_taught() {
     assert!(preferred > 1.5 * before, "preference: {before} -> {preferred}");
     let accuracies = held_out_accuracies(&place.file("runs/preference"));
     assert!(accuracies.first() == Some(&0.0) && accuracies.last() > Some(&0.95), "{accuracies:?}");
+    a_trained_reward_model_corrects_a_policy(&place);
     let adapter = place.file("runs/lora-grpo/export/adapter");
     assert!(adapter.join("adapter_model.safetensors").exists());
     let config = std::fs::read_to_string(adapter.join("adapter_config.json")).unwrap();
     let config: Value = serde_json::from_str(&config).unwrap();
     assert_eq!(config["base_model_name_or_path"], "runs/sft/export");
+}
+
+/// From preferences to a reward model, from that to a better policy: the folder of `place` has the model of
+/// the supervised example.
+fn a_trained_reward_model_corrects_a_policy(place: &Place) {
+    run_alone(place, "reward-model");
+    let accuracies = held_out_accuracies(&place.file("runs/reward-model"));
+    assert!(accuracies[0] < 0.9 && accuracies.last() > Some(&0.95), "{accuracies:?}");
+    let (before, after) = run(place, "rlhf");
+    assert!(after > before + 0.5, "what the reward model says: {before} -> {after}");
+    let metrics = std::fs::read_to_string(place.file("runs/rlhf/metrics.jsonl")).unwrap();
+    let lines = metrics.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let right: Vec<f64> = lines.filter_map(|line| line["reward/correct/mean"].as_f64()).collect();
+    let mean = |steps: &[f64]| steps.iter().sum::<f64>() / steps.len() as f64;
+    assert!(mean(&right[12..]) > 1.4 * mean(&right[..3]), "share of right answers: {right:?}");
 }
 
 #[test]

@@ -22,9 +22,12 @@ const PREFERENCES: [&str; 6] = ["DPO", "SimPO", "CPO", "ORPO", "KTO", "OnlineDPO
 /// these.
 fn train(mut changes: Value) -> Place {
     let is_supervised = changes["algorithm"]["kind"] == "SFT";
+    let is_reward_model = changes["algorithm"]["kind"] == "RewardModel";
     let is_preference = PREFERENCES.iter().any(|kind| changes["algorithm"]["kind"] == *kind);
     crate::job::merge(&mut changes, json!({ "training": { "steps": 2 } }));
-    if is_supervised {
+    if is_reward_model {
+        changes["rewards"] = Value::Null;
+    } else if is_supervised {
         crate::job::merge(&mut changes, json!({ "rewards": null }));
     } else if !is_preference {
         crate::job::merge(&mut changes, json!({ "training": { "promptsPerUpdate": 1 } }));
@@ -38,6 +41,7 @@ fn train(mut changes: Value) -> Place {
     for (step, num_before) in steps.iter().zip(0..) {
         let loss = match is_supervised {
             true => &step["sft/loss"],
+            false if is_reward_model => &step["reward_model/loss"],
             false if is_preference => &step["preference/loss"],
             false if num_before < num_warmup_steps => &step["critic/vf_loss"],
             false => &step["actor/pg_loss"],

@@ -13,6 +13,7 @@ pub mod digest;
 pub mod engine;
 pub mod held_out;
 pub mod importance;
+pub mod labelled;
 pub mod logits;
 pub mod mesh;
 pub mod metrics;

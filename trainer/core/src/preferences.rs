@@ -18,6 +18,8 @@ pub struct PreferenceExample {
     pub completions: Vec<Vec<TokenId>>,
     /// Whether each completion is chosen, or desirable.
     pub labels: Vec<bool>,
+    /// By how much the first completion is better than the second, in the unit of a reward model's scores.
+    pub margin: f64,
 }
 
 impl Batch {
@@ -35,7 +37,9 @@ impl Batch {
         Self::of_completions(pairs.map(|(example, before)| (&example.prompt, before.completions.as_slice())))
     }
 
-    fn of_completions<'a>(groups: impl Iterator<Item = (&'a Arc<Prompt>, &'a [Vec<TokenId>])>) -> Self {
+    pub(crate) fn of_completions<'a>(
+        groups: impl Iterator<Item = (&'a Arc<Prompt>, &'a [Vec<TokenId>])>,
+    ) -> Self {
         let (mut sequences, mut group_idxs) = (Vec::new(), Vec::new());
         for (group_idx, (prompt, completions)) in groups.enumerate() {
             for completion in completions {
@@ -106,6 +110,7 @@ mod tests {
             prompt: prompt(tokens),
             completions: completions.iter().map(|tokens| tokens.to_vec()).collect(),
             labels: (0..completions.len()).map(|idx| idx == 0).collect(),
+            margin: 0.0,
         })
     }
 

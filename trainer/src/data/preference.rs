@@ -3,6 +3,7 @@
 //! | format | columns |
 //! |---|---|
 //! | pairs | `prompt`, `chosen`, `rejected`; without `prompt` it is what `chosen` and `rejected` begin with alike |
+//! | pairs for a reward model | as pairs; `margin`, a number: by how much `chosen` is better |
 //! | labels | `prompt`, `completion`, `label`; or a pair, whose chosen completion is the desirable one |
 //!
 //! Each of them is a text or a list of chat messages. Prompt and completion are tokenized apart, as the
@@ -27,12 +28,15 @@ const CHOSEN: &str = "chosen";
 const REJECTED: &str = "rejected";
 const COMPLETION: &str = "completion";
 const LABEL: &str = "label";
+const MARGIN: &str = "margin";
 
 /// What a row has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PreferenceFormat {
     /// A chosen and a rejected completion.
     Pairs,
+    /// The same, and by how much the chosen one is better where the row says so.
+    PairsWithMargin,
     /// Completions that are each desirable or not.
     Labels,
 }
@@ -116,7 +120,16 @@ impl<'a> PreferenceReader<'a> {
             extra_info: row.optional("extra_info").cloned().unwrap_or(Value::Null),
         };
         let labels = candidates.iter().map(|candidate| candidate.is_good).collect();
-        self.fit(row, prompt, completions, labels)
+        let example =
+            PreferenceExample { prompt: Arc::new(prompt), completions, labels, margin: self.margin(row)? };
+        self.fit(row, example)
+    }
+
+    fn margin(&self, row: &Row) -> Result<f64, DataError> {
+        match row.optional(MARGIN).filter(|_| self.format == PreferenceFormat::PairsWithMargin) {
+            None => Ok(0.0),
+            Some(value) => value.as_f64().ok_or_else(|| row.wrong_type(MARGIN, value, "a number")),
+        }
     }
 
     fn candidates<'r>(&self, row: &'r Row) -> Result<Vec<Candidate<'r>>, DataError> {
@@ -129,7 +142,7 @@ impl<'a> PreferenceReader<'a> {
                 Value::Bool(label) => Ok(vec![candidate(COMPLETION, *label)?]),
                 other => Err(row.wrong_type(LABEL, other, "true or false")),
             },
-            PreferenceFormat::Pairs | PreferenceFormat::Labels => {
+            PreferenceFormat::Pairs | PreferenceFormat::PairsWithMargin | PreferenceFormat::Labels => {
                 Ok(vec![candidate(CHOSEN, true)?, candidate(REJECTED, false)?])
             }
         }
@@ -240,16 +253,10 @@ impl<'a> PreferenceReader<'a> {
 
     /// A prompt is cut where the manifest says so. A completion never is: that would change what is
     /// preferred.
-    fn fit(
-        &self,
-        row: &Row,
-        mut prompt: Prompt,
-        completions: Vec<Vec<TokenId>>,
-        labels: Vec<bool>,
-    ) -> Result<Fitted<PreferenceExample>, DataError> {
-        let longest = completions.iter().map(Vec::len).max().unwrap_or(0);
+    fn fit(&self, row: &Row, mut example: PreferenceExample) -> Result<Fitted<PreferenceExample>, DataError> {
+        let longest = example.completions.iter().map(Vec::len).max().unwrap_or(0);
         let room = self.limits.max_sequence_tokens.saturating_sub(longest).min(self.max_prompt_tokens);
-        let num_tokens = prompt.tokens.len();
+        let num_tokens = example.prompt.tokens.len();
         let is_cut = num_tokens > room;
         if is_cut && room == 0 {
             return self.too_long(row, "prompt", num_tokens, room);
@@ -262,9 +269,9 @@ impl<'a> PreferenceReader<'a> {
                     return self.too_long(row, "prompt", num_tokens, room);
                 }
             };
-            prompt = truncated(self.tokenizer, row, prompt, room, is_left)?;
+            let prompt = Arc::unwrap_or_clone(example.prompt);
+            example.prompt = Arc::new(truncated(self.tokenizer, row, prompt, room, is_left)?);
         }
-        let example = PreferenceExample { prompt: Arc::new(prompt), completions, labels };
         Ok(if is_cut { Fitted::Truncated(example) } else { Fitted::Whole(example) })
     }
 

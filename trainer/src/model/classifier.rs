@@ -52,7 +52,8 @@ impl SequenceClassifier {
         &self.decoder
     }
 
-    /// The number of each sequence, from the hidden state of its last token: f32 `[n]` on the model's device.
+    /// The number of each sequence, from the hidden state of its last token that is no padding, as transformers
+    /// has it: f32 `[n]` on the model's device.
     /// All sequences go through in one packed pass.
     pub fn scores(&self, sequences: &[&[TokenId]]) -> Tensor {
         let input = PackedInput::new(sequences, self.decoder.device());
@@ -61,9 +62,12 @@ impl SequenceClassifier {
 
     /// The same of hidden states after the final norm, `[t, d]`.
     pub(crate) fn scores_of(&self, normed_td: &Tensor, sequences: &[&[TokenId]]) -> Tensor {
-        let ends = sequences.iter().scan(0, |end, sequence| {
-            *end += sequence.len() as i64;
-            Some(*end - 1)
+        let pad = self.decoder.config.pad_token_id;
+        let ends = sequences.iter().scan(0, |start, sequence| {
+            let last = sequence.iter().rposition(|token| Some(*token) != pad).unwrap_or(0);
+            let end = *start + last as i64;
+            *start += sequence.len() as i64;
+            Some(end)
         });
         let last_n = Tensor::from_slice(&ends.collect::<Vec<i64>>()).to_device(self.decoder.device());
         normed_td.index_select(0, &last_n).to_kind(Kind::Float).mv(&self.score_d)

@@ -1,6 +1,6 @@
 //! A whole decoder: embedding, layers, final norm and head, with their parameters by Hugging Face name.
 
-use rlt_api::plan::model_config::ModelConfig;
+use rlt_api::plan::model_config::{ModelConfig, SCORE_BIAS};
 use tch::{Device, Kind, Tensor};
 
 use super::error::ModelError;
@@ -41,6 +41,8 @@ pub struct Decoder {
     pub(crate) layers: Vec<DecoderLayer>,
     pub(crate) norm: Tensor,
     pub(crate) head: Option<Tensor>,
+    /// Of a token classifier, f32 `[labels]`.
+    pub(crate) head_bias: Option<Tensor>,
     pub(crate) ropes: Ropes,
     pub(crate) lora: Option<LoraConfig>,
     /// The file that the weights of a frozen copy lie in.
@@ -98,6 +100,7 @@ impl Decoder {
     }
 
     /// The head's weight [vocabulary, hidden] in the storage dtype: the embedding itself when they are tied.
+    /// That of a classifier is [labels, hidden] in f32.
     pub fn head_weight(&self) -> &Tensor {
         self.head.as_ref().unwrap_or(&self.embedding)
     }
@@ -121,6 +124,18 @@ impl Decoder {
     /// norm. Whole batches go through a chunked head instead, which never holds this tensor.
     pub fn logits(&self, hidden_td: &Tensor) -> Tensor {
         hidden_td.linear(&self.head_weight().to_kind(self.options.compute), None::<Tensor>)
+    }
+
+    /// The numbers of a classifier's head, f32 [labels, tokens], for `hidden_td` after the final norm.
+    pub fn labels(&self, hidden_td: &Tensor) -> Tensor {
+        let weight = self.head_weight().detach().to_kind(self.options.compute).to_kind(Kind::Float);
+        let hidden_td = hidden_td.to_kind(Kind::Float);
+        let of_label = |weight_d: &Tensor| hidden_td.mv(weight_d);
+        let labels = Tensor::stack(&weight.unbind(0).iter().map(of_label).collect::<Vec<_>>(), 0);
+        match &self.head_bias {
+            Some(bias) => labels + bias.detach().to_kind(Kind::Float).unsqueeze(1),
+            None => labels,
+        }
     }
 
     /// Device of all tensors.
@@ -149,7 +164,10 @@ impl Decoder {
         }
         parameters.push(("model.norm.weight".to_owned(), self.norm.shallow_clone()));
         if let Some(head) = &self.head {
-            parameters.push(("lm_head.weight".to_owned(), head.shallow_clone()));
+            parameters.push((self.config.head_name().to_owned(), head.shallow_clone()));
+        }
+        if let Some(bias) = &self.head_bias {
+            parameters.push((SCORE_BIAS.to_owned(), bias.shallow_clone()));
         }
         parameters
     }

@@ -7,6 +7,7 @@ use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use rlt_api::plan::model_config::OutputHead;
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 use tempfile::NamedTempFile;
@@ -25,8 +26,8 @@ pub struct ExportOptions {
 }
 
 impl Decoder {
-    /// Writes `config.json`, `generation_config.json` and `model.safetensors` to `dir`, which is made when it
-    /// is not there. The model itself is not changed, and an adapter is only written by
+    /// Writes `config.json`, `generation_config.json` (not of a classifier) and `model.safetensors` to `dir`,
+    /// which is made when it is not there. The model itself is not changed, and an adapter is only written by
     /// [`Decoder::save_adapter`].
     ///
     /// # Errors
@@ -81,12 +82,9 @@ impl<'a> Export<'a> {
     /// [`ModelError`] with the file that could not be written.
     pub fn begin(decoder: &'a Decoder, dir: &Path, options: &ExportOptions) -> Result<Self, ModelError> {
         write_json(&dir.join("config.json"), &decoder.config.to_json(dtype_name(options.dtype)))?;
-        let generation = json!({
-            "bos_token_id": decoder.config.bos_token_id,
-            "eos_token_id": decoder.config.to_json("")["eos_token_id"],
-            "pad_token_id": decoder.config.pad_token_id,
-        });
-        write_json(&dir.join("generation_config.json"), &generation)?;
+        if decoder.config.head == OutputHead::Vocabulary {
+            write_json(&dir.join("generation_config.json"), &generation_config(decoder))?;
+        }
         let all: Vec<_> =
             decoder.parts().flat_map(|layer_idx| decoder.stored_weights(layer_idx, *options)).collect();
         let file = TensorWriter::begin(&dir.join("model.safetensors"), &all)?;
@@ -109,6 +107,14 @@ impl<'a> Export<'a> {
     pub fn finish(self) -> Result<(), ModelError> {
         self.file.finish()
     }
+}
+
+fn generation_config(decoder: &Decoder) -> Value {
+    json!({
+        "bos_token_id": decoder.config.bos_token_id,
+        "eos_token_id": decoder.config.to_json("")["eos_token_id"],
+        "pad_token_id": decoder.config.pad_token_id,
+    })
 }
 
 /// A tensor on its way to disk; bytes are made one tensor at a time, when they are written.

@@ -61,6 +61,7 @@ impl Decoder {
             layers: Vec::new(),
             norm,
             head: None,
+            head_bias: None,
             ropes: self.ropes.shallow_clone(),
             lora: None,
             offload_file: None,

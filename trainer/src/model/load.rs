@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use rlt_api::plan::model_config::ModelConfig;
+use rlt_api::plan::model_config::{ModelConfig, OutputHead, SCORE_BIAS};
 use rlt_core::tensor_shard::TensorShard;
 use tch::{Device, Kind, Tensor};
 
@@ -13,7 +13,7 @@ use super::layer::{DecoderLayer, LayerShape};
 use super::norms::LayerNorms;
 use super::projection::Projection;
 use super::rope::Ropes;
-use super::weights::{EMBEDDING, HEAD, Weights};
+use super::weights::{EMBEDDING, Weights, is_label_head};
 
 impl Decoder {
     /// Reads a model folder, see [`Weights::open`].
@@ -38,7 +38,7 @@ impl Decoder {
     /// [`ModelError`], as of [`Weights::fill`], and when the device has no room.
     pub fn from_weights(weights: &Weights, options: &LoadOptions) -> Result<Self, ModelError> {
         build(weights.config(), options, &|name, shape| {
-            let numbers = (options.storage, options.device);
+            let numbers = (stored_as(name, options), options.device);
             let tensor = Tensor::f_empty(shape, numbers).map_err(|source| ModelError::Torch {
                 tensor: name.to_owned(),
                 device: format!("{:?}", options.device),
@@ -55,8 +55,14 @@ impl Decoder {
     /// # Errors
     /// [`ModelError::Torch`] when libtorch cannot reach the device.
     pub fn outline(config: &ModelConfig, options: &LoadOptions) -> Result<Self, ModelError> {
-        build(config, options, &|_, shape| Ok(outline(shape, (options.storage, options.device))))
+        build(config, options, &|name, shape| Ok(outline(shape, (stored_as(name, options), options.device))))
     }
+}
+
+/// The dtype in which a weight is kept. A classifier's head is trained beside an adapter, too, and always has
+/// an exact master.
+fn stored_as(name: &str, options: &LoadOptions) -> Kind {
+    if is_label_head(name) { Kind::Float } else { options.storage }
 }
 
 /// A tensor of zeros in the memory of one.
@@ -94,7 +100,14 @@ fn build(config: &ModelConfig, options: &LoadOptions, place: &Place<'_>) -> Resu
         layers: layers.collect::<Result<_, _>>()?,
         embedding: placed(EMBEDDING, &vocabulary)?,
         norm: placed("model.norm.weight", &vocabulary[1..])?,
-        head: if config.tie_word_embeddings { None } else { Some(placed(HEAD, &vocabulary)?) },
+        head: match config.tie_word_embeddings {
+            true => None,
+            false => Some(placed(config.head_name(), &[config.head_rows() as i64, vocabulary[1]])?),
+        },
+        head_bias: match config.head {
+            OutputHead::Tokens => Some(placed(SCORE_BIAS, &[config.head_rows() as i64])?),
+            OutputHead::Vocabulary | OutputHead::Sequence => None,
+        },
         ropes: Ropes::new(config, options.device),
         options: *options,
         lora: None,

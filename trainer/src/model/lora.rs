@@ -19,6 +19,7 @@ use tch::Tensor;
 use super::decoder::Decoder;
 use super::error::ModelError;
 use super::projection::{LoraPair, Projection};
+use super::weights::is_label_head;
 pub use adapter::{AdapterExport, BaseModel};
 pub use targets::ModuleMatch;
 
@@ -159,7 +160,7 @@ impl Decoder {
         }
     }
 
-    /// Attaches a fresh adapter, drawn from `seed`, and freezes everything else.
+    /// Attaches a fresh adapter, drawn from `seed`, and freezes everything else but a classifier's head.
     ///
     /// # Errors
     /// [`LoraError`] when nothing is matched, a listed name matches nothing, or the rank cannot be.
@@ -177,8 +178,8 @@ impl Decoder {
             });
         }
         let matched = targets::matched(config, &self.projection_names())?;
-        for (_, parameter) in self.named_parameters() {
-            let _ = parameter.set_requires_grad(false);
+        for (name, parameter) in self.named_parameters() {
+            let _ = parameter.set_requires_grad(is_label_head(&name));
         }
         let device = self.device();
         for projection in self.projections_mut().filter(|projection| matched.contains(&projection.name)) {

@@ -4,8 +4,9 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use rlt_api::plan::model_config::{ModelConfig, TensorShape};
+use rlt_api::plan::model_config::{ModelConfig, OutputHead, SCORE_BIAS, SCORE_WEIGHT, TensorShape};
 use rlt_core::tensor_shard::TensorShard;
+use rlt_core::types::TokenId;
 use tch::Tensor;
 
 use super::checkpoint::{WeightFiles, read_json};
@@ -16,7 +17,12 @@ use super::load::read_config;
 pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
 pub(super) const HEAD: &str = "lm_head.weight";
 /// The head of a sequence classifier.
-pub(super) const SCORE_HEAD: &str = "score.weight";
+pub(super) const SCORE_HEAD: &str = SCORE_WEIGHT;
+
+/// Whether a weight is of a classifier's head.
+pub(super) fn is_label_head(name: &str) -> bool {
+    name == SCORE_WEIGHT || name == SCORE_BIAS
+}
 
 /// Where the weights of a model come from, found to fit its configuration.
 #[derive(Debug)]
@@ -32,6 +38,8 @@ enum Source {
         files: WeightFiles,
         /// Whether the embedding is stored under the head's name alone.
         embedding_under_head: bool,
+        /// Draws a classifier's head that the files lack.
+        fresh_head: Option<u64>,
     },
     Fresh {
         seed: u64,
@@ -49,7 +57,44 @@ impl Weights {
         let mut config = read_config(dir)?;
         let files = WeightFiles::open(dir)?;
         let embedding_under_head = check(&mut config, &files)?;
-        Ok(Self::new(config, Source::Files { files, embedding_under_head }))
+        Ok(Self::new(config, Source::Files { files, embedding_under_head, fresh_head: None }))
+    }
+
+    /// As [`Self::open`], for a model with another head than that for tokens: the folder's own, where it has
+    /// the same, else one that is drawn from `seed`.
+    ///
+    /// # Errors
+    /// As of [`Self::open`].
+    pub fn open_with_head(dir: &Path, head: OutputHead, seed: u64) -> Result<Self, ModelError> {
+        let path = dir.join("config.json");
+        let document = read_json(&path)?;
+        let stored = OutputHead::of_classifier(&document).map(|(stored, _)| stored);
+        if stored != Some(head) {
+            return Ok(Self::open(dir)?.with_fresh_head(head, seed));
+        }
+        let config = ModelConfig::from_classifier_json(&document)
+            .map_err(|source| ModelError::Config { path, source })?
+            .with_head(head);
+        let files = WeightFiles::open(dir)?;
+        files.check(&config.tensors(), is_derived)?;
+        Ok(Self::new(config, Source::Files { files, embedding_under_head: false, fresh_head: None }))
+    }
+
+    fn with_fresh_head(self, head: OutputHead, seed: u64) -> Self {
+        let source = match self.source {
+            Source::Files { files, embedding_under_head, .. } => {
+                Source::Files { files, embedding_under_head, fresh_head: Some(seed) }
+            }
+            fresh @ Source::Fresh { .. } => fresh,
+        };
+        Self::new(self.config.with_head(head), source)
+    }
+
+    /// The same where `pad` is the token that fills, unless the configuration names one.
+    #[must_use]
+    pub fn with_pad(mut self, pad: Option<TokenId>) -> Self {
+        self.config.pad_token_id = self.config.pad_token_id.or(pad);
+        self
     }
 
     /// As [`Self::open`], of a sequence classifier with one label: the weights of its body, and a head
@@ -66,7 +111,7 @@ impl Weights {
         let mut expected = config.tensors();
         expected.push(TensorShape { name: SCORE_HEAD.to_owned(), shape: vec![1, config.hidden_size] });
         files.check(&expected, is_derived)?;
-        Ok(Self::new(config, Source::Files { files, embedding_under_head: false }))
+        Ok(Self::new(config, Source::Files { files, embedding_under_head: false, fresh_head: None }))
     }
 
     /// Weights that were never trained, drawn from `seed`; the same seed gives the same weights on every
@@ -97,20 +142,20 @@ impl Weights {
     /// [`ModelError`], with file and tensor, when a file cannot be read, or holds numbers that are not
     /// finite.
     pub fn fill(&self, tensor_shard: &TensorShard<'_>, values: &Tensor) -> Result<(), ModelError> {
+        let draw = |seed| {
+            fresh::draw_into(&self.config, seed, tensor_shard, values).map_err(|source| ModelError::Torch {
+                tensor: tensor_shard.name.to_owned(),
+                device: format!("{:?}", values.device()),
+                source,
+            })
+        };
         match &self.source {
-            Source::Files { files, embedding_under_head: true } if tensor_shard.name == EMBEDDING => {
+            Source::Files { fresh_head: Some(seed), .. } if is_label_head(tensor_shard.name) => draw(*seed),
+            Source::Files { files, embedding_under_head: true, .. } if tensor_shard.name == EMBEDDING => {
                 files.read_into(&tensor_shard.named(HEAD), values)
             }
             Source::Files { files, .. } => files.read_into(tensor_shard, values),
-            Source::Fresh { seed } => {
-                fresh::draw_into(&self.config, *seed, tensor_shard, values).map_err(|source| {
-                    ModelError::Torch {
-                        tensor: tensor_shard.name.to_owned(),
-                        device: format!("{:?}", values.device()),
-                        source,
-                    }
-                })
-            }
+            Source::Fresh { seed } => draw(*seed),
         }
     }
 }

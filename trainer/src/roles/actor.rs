@@ -13,6 +13,7 @@
 //!
 //! Legend of shapes: c completion tokens of a micro-batch, d hidden size.
 
+mod classifier;
 mod gradients;
 mod in_stream;
 pub(crate) mod layer_schedule;

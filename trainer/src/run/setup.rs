@@ -368,6 +368,7 @@ fn preferences(
     tokenizer: &Tokenizer,
 ) -> Option<Result<Dataset<PreferenceExample>, DataError>> {
     let format = match &spec.algorithm.preference {
+        _ if spec.algorithm.reward_model.is_some() => PreferenceFormat::PairsWithMargin,
         Some(_) if spec.algorithm.samples() => return None,
         Some(Preference::Pairs(_)) => PreferenceFormat::Pairs,
         Some(Preference::Labels(_)) => PreferenceFormat::Labels,

@@ -19,3 +19,20 @@ fn a_classifier_says_what_transformers_says_packed_and_alone() {
         assert!(packed <= 1e-5 && alone <= 1e-5, "{name}: {packed:.2e} {alone:.2e}");
     }
 }
+
+#[test]
+fn a_classifier_reads_the_last_token_that_is_no_padding() {
+    let fixture = Fixture::open("reward-llama", "expected.safetensors");
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(fixture.dir.join(name), folder.path().join(name)).unwrap();
+    }
+    let path = folder.path().join("config.json");
+    let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    config["pad_token_id"] = 3.into();
+    std::fs::write(&path, config.to_string()).unwrap();
+    let classifier = SequenceClassifier::load(folder.path(), &TRAINABLE).unwrap();
+    let padded = classifier.scores(&[&[5, 6, 7, 3, 3], &[8, 3]]);
+    let plain = classifier.scores(&[&[5, 6, 7], &[8]]);
+    assert!(max_error(&padded, &plain) <= 1e-5);
+}

@@ -156,13 +156,13 @@ impl Activations<'_> {
     /// `casts` tensors of the head's shape in it (b v h): the weight itself, and its gradient before it is
     /// added.
     pub(super) fn head(&self, predicted: u64, copies: u64, casts: u64) -> Vec<MemoryTerm> {
-        let (hidden, vocab) = (self.model.hidden_size as u64, self.model.vocab_size as u64);
+        let (hidden, rows_of_head) = (self.model.hidden_size as u64, self.model.head_rows() as u64);
         let rows = u64::from(HEAD_CHUNK_TOKENS).min(predicted);
         let casts = if self.width == FP32 { 0 } else { casts - u64::from(!self.casts_head) };
         vec![
             term("loss head inputs", self.width * copies * predicted * hidden),
-            term("loss head chunk", self.width * rows * vocab),
-            term("loss head casts", self.width * casts * vocab * hidden),
+            term("loss head chunk", self.width * rows * rows_of_head),
+            term("loss head casts", self.width * casts * rows_of_head * hidden),
         ]
     }
 

@@ -7,8 +7,8 @@ use super::fields::Fields;
 use super::norms::{BlockNorms, QkNorm};
 use super::rope::{self, Context};
 use super::{
-    Family, FusedProjections, HiddenActivation, ModelConfig, ModelConfigError, RopeConfig, RopePairing,
-    RopeScaling,
+    Family, FusedProjections, HiddenActivation, ModelConfig, ModelConfigError, OutputHead, RopeConfig,
+    RopePairing, RopeScaling,
 };
 use crate::spec::ArchitectureSpec;
 
@@ -108,6 +108,7 @@ impl Sizes {
             attention_scale: (self.head_dim as f64).powf(-0.5),
             residual_scale: 1.0,
             logit_scale: 1.0,
+            head: OutputHead::Vocabulary,
             tie_word_embeddings: false,
             initializer_range: 0.02,
             bos_token_id: None,
@@ -146,12 +147,11 @@ pub(super) fn from_architecture(
     check(config)
 }
 
-/// The body of a sequence classifier: its `config.json`, read as that of a model without a head for tokens of
-/// its own.
+/// The body of a classifier: its `config.json`, read as that of a model without a head of its own.
 pub(super) fn classifier(document: &Value) -> Result<ModelConfig, ModelConfigError> {
     let class = document["architectures"][0].as_str().unwrap_or_default();
-    let family = Family::all().find(|family| family.classifier() == class);
-    let family = family.ok_or_else(|| ModelConfigError::UnknownArchitecture {
+    let found = OutputHead::of_classifier(document);
+    let (_, family) = found.ok_or_else(|| ModelConfigError::UnknownArchitecture {
         got: class.to_owned(),
         known: listed(Family::classifier),
     })?;

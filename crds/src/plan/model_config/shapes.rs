@@ -168,9 +168,7 @@ impl ModelConfig {
             }
         }
         tensors.push(tensor("model.norm.weight".to_owned(), &[self.hidden_size]));
-        if !self.tie_word_embeddings {
-            tensors.push(tensor("lm_head.weight".to_owned(), &[self.vocab_size, self.hidden_size]));
-        }
+        tensors.extend(self.head_tensors());
         tensors
     }
 
@@ -198,7 +196,11 @@ impl ModelConfig {
             per_layer: projections + norms,
             num_layers: self.num_layers as u64,
             final_norm: self.hidden_size as u64,
-            head: if self.tie_word_embeddings { 0 } else { embedding },
+            head: self
+                .head_tensors()
+                .iter()
+                .map(|tensor| tensor.shape.iter().product::<usize>() as u64)
+                .sum(),
         }
     }
 }

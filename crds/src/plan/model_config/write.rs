@@ -2,12 +2,12 @@
 
 use serde_json::{Value, json};
 
-use super::{HiddenActivation, ModelConfig, RopeConfig, RopeScaling, rope};
+use super::{HiddenActivation, ModelConfig, OutputHead, RopeConfig, RopeScaling, rope};
 
 pub(super) fn to_json(config: &ModelConfig, dtype: &str) -> Value {
     let rope = config.ropes.first().cloned().unwrap_or(PLAIN);
     let mut document = json!({
-        "architectures": [config.family.architecture()],
+        "architectures": [config.head.class(config.family)],
         "model_type": config.family.model_type(),
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
@@ -37,8 +37,24 @@ pub(super) fn to_json(config: &ModelConfig, dtype: &str) -> Value {
     if let RopeScaling::LongRope { original_max_position_embeddings, .. } = rope.scaling {
         document["original_max_position_embeddings"] = (original_max_position_embeddings as u64).into();
     }
+    write_labels(config.head, &mut document);
     (config.family.definition().write)(config, &mut document);
     document
+}
+
+/// The names of a classifier's labels, of which transformers makes their number.
+fn write_labels(head: OutputHead, document: &mut Value) {
+    let names: &[&str] = match head {
+        OutputHead::Vocabulary => return,
+        OutputHead::Sequence => &["LABEL_0"],
+        OutputHead::Tokens => &["LABEL_0", "LABEL_1"],
+    };
+    document["num_labels"] = names.len().into();
+    document["id2label"] = names.iter().enumerate().map(|(id, name)| (id.to_string(), json!(name))).collect();
+    document["label2id"] =
+        names.iter().enumerate().map(|(id, name)| ((*name).to_owned(), json!(id))).collect();
+    // What is written is a trained model: a key-value cache is of no use to it.
+    document["use_cache"] = false.into();
 }
 
 /// What a model without any layer that turns is written with.

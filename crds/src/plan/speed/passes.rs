@@ -86,7 +86,7 @@ impl<'a> Passes<'a> {
     }
 
     fn head(&self) -> f64 {
-        (self.model.vocab_size * self.model.hidden_size) as f64
+        (self.model.head_rows() * self.model.hidden_size) as f64
     }
 
     fn layers(&self) -> f64 {
@@ -128,7 +128,7 @@ impl<'a> Passes<'a> {
         let weights = tokens.num_passes * (self.body() + self.head());
         self.width() * (tokens.computed * of_token + weights)
             // Logits are written in the compute precision and read twice.
-            + 3.0 * self.width() * tokens.predicted * self.model.vocab_size as f64
+            + 3.0 * self.width() * tokens.predicted * self.model.head_rows() as f64
     }
 
     /// Bytes that a rank sends in one pass over the model: what it gathers of others' shards, and where
@@ -155,6 +155,8 @@ impl<'a> Passes<'a> {
             // The mismatched completions, too.
             Some(Preference::Labels(_)) => 2,
             Some(Preference::Pairs(_)) => 1,
+            // Of a pair the scores are known before its gradient is.
+            None if algorithm.reward_model.is_some() => 1,
             None => u8::from(is_off_policy),
         };
         let training = &self.spec.training;

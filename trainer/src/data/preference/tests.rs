@@ -79,6 +79,20 @@ fn pairs_are_read_plain_and_as_chat_with_explicit_and_implicit_prompts() {
 }
 
 #[test]
+fn a_margin_is_read_where_a_reward_model_wants_it() {
+    let rows = [1.5, 0.0].map(|margin| {
+        let margin = if margin == 0.0 { Value::Null } else { json!(margin) };
+        json!({"prompt": "1+1=", "chosen": "2", "rejected": "3", "margin": margin})
+    });
+    let margins = |format| -> Vec<f64> {
+        let pairs = read(&rows, format).unwrap();
+        pairs.items().iter().map(|example| example.margin).collect()
+    };
+    assert_eq!(margins(PreferenceFormat::PairsWithMargin), [1.5, 0.0]);
+    assert_eq!(margins(PreferenceFormat::Pairs), [0.0, 0.0]);
+}
+
+#[test]
 fn labels_are_read_alone_and_from_pairs() {
     let rows = [
         json!({"prompt": "q", "completion": "a", "label": true}),

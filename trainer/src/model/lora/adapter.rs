@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use rlt_api::plan::model_config::TensorShape;
+use rlt_api::plan::model_config::{OutputHead, TensorShape};
 use rlt_api::spec::LoraInit;
 use serde_json::{Value, json};
 use tch::Tensor;
@@ -11,6 +11,7 @@ use super::{LoraConfig, LoraError, ModuleMatch, peft_names};
 use crate::model::checkpoint::{WeightFiles, read_json};
 use crate::model::decoder::{self, Decoder};
 use crate::model::export::{StoredAs, TensorWriter, write_json};
+use crate::model::weights::is_label_head;
 
 const CONFIG_FILE: &str = "adapter_config.json";
 const WEIGHTS_FILE: &str = "adapter_model.safetensors";
@@ -103,6 +104,15 @@ impl Decoder {
         export.finish()
     }
 
+    /// What an adapter's file holds: its matrices, and a classifier's head, which is trained beside it.
+    fn saved_with_adapter(&self) -> Vec<(String, Tensor)> {
+        let is_head = |(name, _): &(String, Tensor)| is_label_head(name);
+        let head = self.base_parameters().into_iter().filter(is_head);
+        let head = head.map(|(name, tensor)| (format!("base_model.model.{name}"), tensor));
+        // What is outside of the layers is written first.
+        head.chain(self.adapter_parameters()).collect()
+    }
+
     /// Every matrix of the adapter under PEFT's name.
     pub(crate) fn adapter_parameters(&self) -> Vec<(String, Tensor)> {
         let mut parameters = Vec::new();
@@ -137,19 +147,19 @@ impl<'a> AdapterExport<'a> {
     ) -> Result<Self, LoraError> {
         let no_adapter = || LoraError::NoAdapter { dir: dir.to_owned() };
         let config = decoder.lora.as_ref().ok_or_else(no_adapter)?;
-        write_json(&dir.join(CONFIG_FILE), &adapter_config(config, base_model))?;
-        let matrices = decoder.adapter_parameters();
+        write_json(&dir.join(CONFIG_FILE), &adapter_config(config, decoder.config.head, base_model))?;
+        let matrices = decoder.saved_with_adapter();
         let stored = matrices.iter().map(|(name, tensor)| (name.clone(), StoredAs::plain(tensor)));
         let file = TensorWriter::begin(&dir.join(WEIGHTS_FILE), &stored.collect::<Vec<_>>())?;
         Ok(Self { decoder, file })
     }
 
-    /// Writes the matrices of the layer `layer_idx`; outside of the layers there are none.
+    /// Writes the matrices of the layer `layer_idx`; outside of the layers there is a classifier's head.
     ///
     /// # Errors
     /// [`LoraError::Model`] when the file cannot be written.
     pub fn write(&mut self, layer_idx: Option<usize>) -> Result<(), LoraError> {
-        let matrices = self.decoder.adapter_parameters().into_iter();
+        let matrices = self.decoder.saved_with_adapter().into_iter();
         let of_part = matrices.filter(|(name, _)| decoder::layer_idx(name) == layer_idx);
         for (_, matrix) in of_part {
             self.file.write(&StoredAs::plain(&matrix))?;
@@ -221,15 +231,25 @@ fn module_match(value: &Value) -> Result<Option<ModuleMatch>, &'static str> {
     }
 }
 
-fn adapter_config(config: &LoraConfig, base_model: Option<&BaseModel>) -> Value {
+fn adapter_config(config: &LoraConfig, head: OutputHead, base_model: Option<&BaseModel>) -> Value {
     let modules = |choice: &ModuleMatch| match choice {
         ModuleMatch::AllLinear => json!("all-linear"),
         ModuleMatch::Names(names) => json!(names),
         ModuleMatch::Pattern(pattern) => json!(pattern),
     };
+    // What PEFT trains beside an adapter, and does not adapt.
+    let head_modules = match head {
+        OutputHead::Vocabulary => Value::Null,
+        OutputHead::Sequence | OutputHead::Tokens => json!(["score"]),
+    };
     json!({
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": match head {
+            OutputHead::Vocabulary => "CAUSAL_LM",
+            OutputHead::Sequence => "SEQ_CLS",
+            OutputHead::Tokens => "TOKEN_CLS",
+        },
+        "modules_to_save": head_modules,
         "base_model_name_or_path": base_model.map(|base| &base.name_or_path),
         "revision": base_model.and_then(|base| base.revision.as_ref()),
         "r": config.rank,

@@ -4,19 +4,22 @@
 //! so that no `[v, d]` tensor of zeros is made for every micro-batch. Between updates no gradient takes
 //! memory. Nothing here changes a parameter.
 //!
-//! Legend of shapes: t tokens, d hidden size, v vocabulary.
+//! Legend of shapes: t tokens, d hidden size, v vocabulary, k labels of a classifier, c positions that it reads.
 
+use rlt_api::plan::model_config::SCORE_BIAS;
 use tch::{Kind, Tensor, no_grad};
 
-use crate::model::Decoder;
+use crate::model::{Decoder, OutputHead};
 
 /// The leaves whose gradients are filled by hand; `None` where the weight is frozen.
 #[derive(Debug)]
 pub struct OuterGradients {
     /// The embedding, `[v, d]`; with tied weights the head too.
     embedding_vd: Option<Tensor>,
-    /// A head with weights of its own, `[v, d]`.
+    /// A head with weights of its own, `[v, d]`; of a classifier `[k, d]`.
     head_vd: Option<Tensor>,
+    /// The bias of a classifier's head, `[k]`.
+    bias_k: Option<Tensor>,
     is_tied: bool,
 }
 
@@ -38,8 +41,9 @@ impl OuterGradients {
         };
         Self {
             embedding_vd: leaf("model.embed_tokens.weight"),
-            head_vd: leaf("lm_head.weight"),
-            is_tied: decoder.config.tie_word_embeddings,
+            head_vd: leaf(decoder.config.head_name()),
+            bias_k: leaf(SCORE_BIAS),
+            is_tied: decoder.config.tie_word_embeddings && decoder.config.head == OutputHead::Vocabulary,
         }
     }
 
@@ -52,6 +56,21 @@ impl OuterGradients {
     pub fn head(&self) -> Option<Tensor> {
         let leaf = if self.is_tied { &self.embedding_vd } else { &self.head_vd };
         leaf.as_ref().map(gradient)
+    }
+
+    /// Adds the gradient of a classifier's head, from the loss's derivatives by its numbers, f32 `[k, c]`, and
+    /// the hidden states that they are of, `[c, d]`.
+    pub fn add_labels(&self, derivative_kc: &Tensor, hidden_cd: &Tensor) {
+        no_grad(|| {
+            if let Some(mut grad_kd) = self.head_vd.as_ref().map(gradient) {
+                let of_head = derivative_kc.matmul(&hidden_cd.to_kind(Kind::Float));
+                let _ = grad_kd.g_add_(&of_head.to_kind(grad_kd.kind()));
+            }
+            if let Some(mut grad_k) = self.bias_k.as_ref().map(gradient) {
+                let of_bias = derivative_kc.sum_dim_intlist(1, false, Kind::Float);
+                let _ = grad_k.g_add_(&of_bias.to_kind(grad_k.kind()));
+            }
+        });
     }
 
     /// Adds the gradient of embedded tokens, `[t, d]`, to the embedding's rows of those tokens, `[t]` i64.

@@ -39,6 +39,17 @@ impl TokenNumbers<1> {
 }
 
 impl<const N: usize> TokenNumbers<N> {
+    /// f32 `[N, c]`.
+    pub(crate) fn of_rows(numbers_nc: &Tensor) -> Result<Self, rlt_torch::Error> {
+        if numbers_nc.device() != Device::Cpu {
+            return Ok(Self::OnDevice(numbers_nc.shallow_clone()));
+        }
+        let numbers_nc = numbers_nc.contiguous();
+        let all = rlt_torch::f32_slice(&numbers_nc)?;
+        let len = all.len() / N;
+        Ok(Self::Here(std::array::from_fn(|row| all[row * len..][..len].to_vec())))
+    }
+
     fn fetch(self, calls: &mut HostCalls) -> Result<Arriving<N>, rlt_torch::Error> {
         Ok(match self {
             Self::Here(numbers) => Arriving::Here(numbers),

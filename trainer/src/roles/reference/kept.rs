@@ -170,6 +170,7 @@ mod tests {
             prompt: Arc::new(prompt),
             completions: completions.iter().map(|tokens| tokens.to_vec()).collect(),
             labels: vec![true, false],
+            margin: 0.0,
         })
     }
 

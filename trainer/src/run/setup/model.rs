@@ -14,7 +14,7 @@ use tch::{Device, Kind};
 use super::{PassRanks, optimizer_options};
 use crate::data::seeds::{SeedUse, seed};
 use crate::data::tokenizer::Tokenizer;
-use crate::model::{Decoder, LoadOptions, Weights};
+use crate::model::{Decoder, LoadOptions, OutputHead, Weights};
 use crate::parallel::{Ranks, ShardedParameters};
 use crate::roles::actor::{Actor, ActorOptions};
 use crate::roles::offload::Offload;
@@ -29,16 +29,25 @@ pub(super) fn weights(
     model_dir: Option<&Path>,
     tokenizer: &Tokenizer,
 ) -> Result<Weights, TrainError> {
-    match (&spec.model.source, model_dir) {
+    let head = spec.algorithm.head();
+    let weights = match (&spec.model.source, model_dir) {
         (ModelSource::Architecture(architecture), _) => {
             let config =
                 ModelConfig::from_architecture(architecture, tokenizer.vocab_len(), tokenizer.eos_ids())
                     .map_err(TrainError::ModelConfig)?;
-            Ok(Weights::fresh(&config, weights_seed(spec)))
+            Weights::fresh(&config.with_head(head), weights_seed(spec))
         }
-        (_, Some(dir)) => Ok(Weights::open(dir)?),
-        (_, None) => Err(TrainError::NoTokenizer),
-    }
+        (_, Some(dir)) if head == OutputHead::Vocabulary => Weights::open(dir)?,
+        (_, Some(dir)) => Weights::open_with_head(dir, head, weights_seed(spec))?,
+        (_, None) => return Err(TrainError::NoTokenizer),
+    };
+    Ok(match head {
+        OutputHead::Vocabulary => weights,
+        // transformers finds the last token of a sequence by what is no padding.
+        OutputHead::Sequence | OutputHead::Tokens => {
+            weights.with_pad(tokenizer.pad_id().or(tokenizer.eos_ids().first().copied()))
+        }
+    })
 }
 
 fn weights_seed(spec: &ResolvedSpec) -> u64 {

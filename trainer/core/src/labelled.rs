@@ -1,0 +1,165 @@
+//! Batches for classifiers: after which tokens their numbers are read, and losses of what is read.
+//!
+//! A completion has one position more than tokens here. The number that is read after a token stands, like
+//! everything else of a batch, at the position of the token that follows it; the mask of [`Batch::rows`]
+//! marks these positions.
+
+use std::sync::Arc;
+
+use crate::batch::Batch;
+use crate::preferences::PreferenceExample;
+use crate::reward_model::{PairScoreLoss, PairScores, bradley_terry};
+use crate::rows::{Rows, RowsError};
+use crate::types::{Prompt, TokenId};
+
+/// A completion, and after how many of its tokens a classifier's numbers are read; 0 for the prompt's end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadCompletion {
+    /// Its tokens.
+    pub tokens: Vec<TokenId>,
+    /// Where numbers are read, ascending.
+    pub places: Vec<usize>,
+}
+
+impl ReadCompletion {
+    /// A completion whose number is read after its last token other than `pad`, as sequence classifiers of
+    /// transformers do.
+    pub fn at_end(tokens: &[TokenId], pad: Option<TokenId>) -> Self {
+        let last = tokens.iter().rposition(|token| Some(*token) != pad);
+        Self { tokens: tokens.to_vec(), places: vec![last.map_or(0, |last| last + 1)] }
+    }
+
+    fn mask(&self) -> Vec<bool> {
+        (0..=self.tokens.len()).map(|place| self.places.contains(&place)).collect()
+    }
+}
+
+/// What a batch of pairs teaches a reward model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScoredPairs {
+    /// The loss.
+    pub loss: f64,
+    /// Its derivative by each score, chosen and rejected in turn.
+    pub dscores: Vec<f64>,
+    /// Mean score of the chosen completions.
+    pub chosen: f64,
+    /// Mean score of the rejected ones.
+    pub rejected: f64,
+    /// Share of pairs whose chosen completion has the greater score.
+    pub accuracy: f64,
+}
+
+impl ScoredPairs {
+    /// The Bradley-Terry loss of `examples`, whose scores are `scores`, chosen and rejected in turn.
+    ///
+    /// # Errors
+    /// When there are not two scores an example.
+    pub fn of(examples: &[Arc<PreferenceExample>], scores: &[f64], centring: f64) -> Result<Self, RowsError> {
+        let every_other = |first| scores.iter().copied().skip(first).step_by(2).collect::<Vec<f64>>();
+        let (chosen, rejected) = (every_other(0), every_other(1));
+        let margins: Vec<f64> = examples.iter().map(|example| example.margin).collect();
+        let inputs = PairScores { chosen: &chosen, rejected: &rejected, margins: Some(&margins) };
+        let PairScoreLoss { loss, dchosen, drejected, num_right } =
+            bradley_terry(&inputs, centring, examples.len())?;
+        let num_pairs = examples.len().max(1) as f64;
+        Ok(Self {
+            loss,
+            dscores: dchosen.into_iter().zip(drejected).flat_map(<[f64; 2]>::from).collect(),
+            chosen: chosen.iter().sum::<f64>() / num_pairs,
+            rejected: rejected.iter().sum::<f64>() / num_pairs,
+            accuracy: num_right as f64 / num_pairs,
+        })
+    }
+}
+
+impl Batch {
+    /// The completions of `groups`, to be read where they say. Completions of a group stand behind its
+    /// prompt, which is computed once.
+    pub fn to_read<'a>(groups: impl IntoIterator<Item = (&'a Arc<Prompt>, Vec<ReadCompletion>)>) -> Self {
+        let (mut laid_out, mut masks) = (Vec::new(), Vec::new());
+        for (prompt, completions) in groups {
+            masks.extend(completions.iter().map(ReadCompletion::mask));
+            // Which token stands at the additional position is never seen.
+            let longer = |completion: ReadCompletion| [completion.tokens, vec![prompt.tokens[0]]].concat();
+            laid_out.push((prompt, completions.into_iter().map(longer).collect::<Vec<_>>()));
+        }
+        let groups = laid_out.iter().map(|(prompt, completions)| (*prompt, completions.as_slice()));
+        Self { rows: Rows::from_masks(masks.iter().map(Vec::as_slice)), ..Self::of_completions(groups) }
+    }
+
+    /// Every completion of `examples`, read at its end.
+    pub fn to_score(examples: &[Arc<PreferenceExample>], pad: Option<TokenId>) -> Self {
+        let read = |example: &PreferenceExample| -> Vec<ReadCompletion> {
+            example.completions.iter().map(|tokens| ReadCompletion::at_end(tokens, pad)).collect()
+        };
+        Self::to_read(examples.iter().map(|example| (&example.prompt, read(example))))
+    }
+
+    /// The numbers at the positions that are read, of one at each position.
+    pub fn read(&self, per_token: &[f64]) -> Vec<f64> {
+        self.rows.valid(0..self.rows.num_tokens()).map(|token| per_token[token]).collect()
+    }
+
+    /// The inverse of [`Self::read`]: 0 at all other positions.
+    pub fn at_read_positions(&self, numbers: &[f64]) -> Vec<f64> {
+        let mut per_token = vec![0.0; self.rows.num_tokens()];
+        for (token, number) in self.rows.valid(0..self.rows.num_tokens()).zip(numbers) {
+            per_token[token] = *number;
+        }
+        per_token
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prompt() -> Arc<Prompt> {
+        Arc::new(Prompt {
+            row_idx: 0,
+            tokens: vec![7, 8],
+            text: String::new(),
+            data_source: String::new(),
+            ground_truth: serde_json::Value::Null,
+            extra_info: serde_json::Value::Null,
+        })
+    }
+
+    #[test]
+    fn a_completion_is_read_after_its_last_token_that_is_no_padding() {
+        let places = |tokens: &[TokenId], pad| ReadCompletion::at_end(tokens, pad).places;
+        assert_eq!(places(&[1, 2, 3], None), [3]);
+        assert_eq!(places(&[1, 2, 3, 3], Some(3)), [2]);
+        assert_eq!(places(&[3], Some(3)), [0], "the end of the prompt");
+    }
+
+    #[test]
+    fn what_is_read_stands_one_position_behind_the_token_that_it_is_read_after() {
+        let completion = |tokens: &[TokenId], places: &[usize]| ReadCompletion {
+            tokens: tokens.to_vec(),
+            places: places.to_vec(),
+        };
+        let prompt = prompt();
+        let batch =
+            Batch::to_read([(&prompt, vec![completion(&[1, 2, 3], &[1, 3]), completion(&[4], &[0])])]);
+        assert_eq!(batch.rows.ranges().collect::<Vec<_>>(), [0..4, 4..6]);
+        assert_eq!(batch.read(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]), [1.0, 3.0, 4.0]);
+        assert_eq!(batch.at_read_positions(&[1.0, 3.0, 4.0]), [0.0, 1.0, 0.0, 3.0, 4.0, 0.0]);
+        assert_eq!(batch.sequences[0].predicting_completion(), [1, 2, 3]);
+    }
+
+    #[test]
+    fn pairs_are_scored_in_turn_and_each_has_its_own_margin() {
+        let example = |margin| {
+            let completions = vec![vec![1], vec![2]];
+            Arc::new(PreferenceExample { prompt: prompt(), completions, labels: vec![true, false], margin })
+        };
+        let got = ScoredPairs::of(&[example(0.0), example(2.0)], &[1.0, -1.0, 0.0, 3.0], 0.0).unwrap();
+        let loss = |x: f64| (-x).exp().ln_1p();
+        assert!((got.loss - 0.5 * (loss(2.0) + loss(-5.0))).abs() < 1e-12, "{got:?}");
+        assert_eq!((got.chosen, got.rejected, got.accuracy), (0.5, 1.0, 0.5));
+        let slope = |x: f64| 0.5 / (1.0 + x.exp());
+        let expected = [-slope(2.0), slope(2.0), -slope(-5.0), slope(-5.0)];
+        assert!(got.dscores.iter().zip(expected).all(|(got, expected)| (got - expected).abs() < 1e-12));
+    }
+}

@@ -1,0 +1,58 @@
+//! A reward model from pairs (Bradley-Terry, arXiv 2203.02155): chosen completions score above rejected ones.
+
+use std::sync::Arc;
+
+use rlt_core::batch::Batch;
+use rlt_core::labelled::ScoredPairs;
+use rlt_core::metrics::Metrics;
+use rlt_core::preferences::PreferenceExample;
+
+use super::Recipe;
+use crate::data::Data;
+use crate::roles::{Roles, StepError};
+
+/// One step: score the pairs of a data set, evaluate, update. The trained model has a head of one number.
+pub struct RewardModel {
+    /// Pairs of one step.
+    pub batch_size: usize,
+    /// Factor of the square of the sum of a pair's scores.
+    pub centring: f64,
+}
+
+impl Recipe for RewardModel {
+    fn step(&mut self, roles: &mut Roles, data: &mut Data) -> Result<(), StepError> {
+        let pairs = data.next_preferences(self.batch_size).ok_or(StepError::NoPreferences)?;
+        let (batch, scored) = self.score(roles, &pairs)?;
+        roles.context().record(metrics(&scored));
+        roles.actor.descend_labels(&batch, &[scored.dscores])
+    }
+
+    fn evaluate(&self, roles: &mut Roles, data: &Data) -> Result<Metrics, StepError> {
+        let pairs = data.held_out_preferences();
+        if pairs.is_empty() { Ok(Metrics::new()) } else { Ok(metrics(&self.score(roles, pairs)?.1)) }
+    }
+}
+
+impl RewardModel {
+    fn score(
+        &self,
+        roles: &Roles,
+        pairs: &[Arc<PreferenceExample>],
+    ) -> Result<(Batch, ScoredPairs), StepError> {
+        let batch = Batch::to_score(pairs, roles.actor.pad());
+        let [scores] = roles.actor.labels(&batch)?;
+        let scored = ScoredPairs::of(pairs, &scores, self.centring)?;
+        Ok((batch, scored))
+    }
+}
+
+fn metrics(scored: &ScoredPairs) -> Metrics {
+    let values = [
+        ("reward_model/loss", scored.loss),
+        ("rewards/chosen", scored.chosen),
+        ("rewards/rejected", scored.rejected),
+        ("rewards/margins", scored.chosen - scored.rejected),
+        ("rewards/accuracies", scored.accuracy),
+    ];
+    values.map(|(name, value)| (name.to_owned(), value)).into()
+}

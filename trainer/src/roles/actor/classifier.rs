@@ -1,0 +1,128 @@
+//! The trained model as a classifier: numbers of labels instead of log-probs, and one update by their
+//! derivatives. Reward models are trained by it.
+//!
+//! The head is linear, so its gradient follows from the derivatives alone: a loss of several completions is
+//! evaluated once all of them are read, whatever micro-batches they were in, and no micro-batch is waited
+//! for.
+//!
+//! Legend of shapes: k labels, c positions of a micro-batch that are read or could be, d hidden size.
+
+use rlt_core::batch::Batch;
+use rlt_core::metrics::Metrics;
+use tch::{Kind, Tensor, no_grad};
+
+use super::role::ActorRole;
+use super::scoring::{TokenNumbers, of_batch};
+use super::{Actor, ActorError, MicroBatch, scaled};
+use crate::model::Adapter;
+use crate::observe::tracking::console::Phase;
+use crate::roles::StepError;
+use crate::roles::learner::{Learner, UpdateCounts, update_once};
+
+impl Actor {
+    /// The `K` numbers of the head at every position of `batch`, see [`Batch::to_read`].
+    ///
+    /// # Errors
+    /// When a sequence alone is longer than `max_tokens`, or a rank is lost.
+    pub fn labels<const K: usize>(
+        &self,
+        batch: &Batch,
+        max_tokens: usize,
+    ) -> Result<[Vec<f64>; K], ActorError> {
+        let of_hidden = |predicting_cd: &Tensor, _: &MicroBatch| {
+            TokenNumbers::of_rows(&self.decoder.labels(predicting_cd))
+        };
+        of_batch(self.scoring_model(), &self.scoring_ranks, batch, Adapter::On, max_tokens, of_hidden)
+    }
+
+    /// Adds the gradient of a loss, of which `derivatives` are those by each label's number at the positions
+    /// of the micro-batch's rows.
+    ///
+    /// # Errors
+    /// When a rank is lost.
+    pub fn accumulate_labels(
+        &self,
+        micro_batch: &MicroBatch,
+        derivatives: &[Vec<f64>],
+    ) -> Result<(), ActorError> {
+        let factor = self.loss_scale.factor();
+        let own = derivatives.iter().flat_map(|of_label| scaled(&micro_batch.own(of_label), factor));
+        let derivative_kc =
+            Tensor::from_slice(&own.collect::<Vec<f32>>()).view([derivatives.len() as i64, -1]);
+        let derivative_kc = derivative_kc.to_device(self.decoder.device());
+        self.training_pass().accumulate(micro_batch, |predicting_cd| {
+            no_grad(|| {
+                self.outer_gradients.add_labels(&derivative_kc, predicting_cd);
+                let weight_kd = self.decoder.compute_head_weight().to_kind(Kind::Float);
+                Ok((derivative_kc.tr().matmul(&weight_kd).to_kind(predicting_cd.kind()), ()))
+            })
+        })
+    }
+
+    /// One update by the `derivatives` of a loss, as [`Self::accumulate_labels`] but of the whole batch, in
+    /// micro-batches of at most `max_tokens` tokens; how it ended, and the micro-batches of all ranks.
+    fn descend_labels(
+        &mut self,
+        batch: &Batch,
+        derivatives: &[Vec<f64>],
+        max_tokens: usize,
+        learning_rate: f64,
+    ) -> Result<(UpdateCounts, f64), ActorError> {
+        let rows: Vec<usize> = (0..batch.rows.num_rows()).collect();
+        let own = MicroBatch::share(batch, &rows, &self.decoder, max_tokens, &self.ranks)?;
+        let is_counted = self.ranks.is_sp_leader();
+        let mut num_micro_batches = vec![if is_counted { own.len() as f64 } else { 0.0 }];
+        let passes = self.model().passes(&self.ranks, own)?;
+        self.set_dropout_seed(None);
+        let accumulate = |actor: &mut Self, micro_batch: &MicroBatch| {
+            let of_label = |all: &Vec<f64>| batch.gather(&micro_batch.row_idxs, all);
+            actor.accumulate_labels(micro_batch, &derivatives.iter().map(of_label).collect::<Vec<_>>())
+        };
+        let mut counts = UpdateCounts::default();
+        update_once::<_, (), ActorError>(self, &passes, learning_rate, &mut counts, accumulate)?;
+        counts.set_loss_scale(self.loss_scale);
+        self.ranks.all_reduce(&mut [&mut num_micro_batches])?;
+        Ok((counts, num_micro_batches[0]))
+    }
+}
+
+impl ActorRole {
+    /// The token that fills batches of a classifier: none of its numbers is read after it.
+    pub fn pad(&self) -> Option<u32> {
+        self.actor.decoder.config.pad_token_id
+    }
+
+    /// The `K` numbers of the head at the positions of `batch` that are read, see [`Batch::to_read`].
+    ///
+    /// # Errors
+    /// [`StepError::Actor`].
+    pub fn labels<const K: usize>(&self, batch: &Batch) -> Result<[Vec<f64>; K], StepError> {
+        self.context.end_sampling()?;
+        let numbers = || self.actor.labels::<K>(batch, self.max_logprob_tokens);
+        let numbers = self.context.measure("old_log_prob", numbers)?;
+        Ok(numbers.map(|numbers| batch.read(&numbers)))
+    }
+
+    /// Moves the numbers of the head against their `derivatives` of some loss, one vector a label with a
+    /// number for each position that is read, in one update: the gradient is that of the loss.
+    ///
+    /// # Errors
+    /// [`StepError::Actor`]; weights are then as they were.
+    pub fn descend_labels(&mut self, batch: &Batch, derivatives: &[Vec<f64>]) -> Result<(), StepError> {
+        self.context.end_sampling()?;
+        self.context.watch().begin_phase(Phase::Update, 0);
+        let derivatives: Vec<_> = derivatives.iter().map(|read| batch.at_read_positions(read)).collect();
+        let learning_rate = self.schedule.at(self.context.position().num_done);
+        let (actor, max_tokens) = (&mut self.actor, self.portions.max_tokens);
+        let update = || actor.descend_labels(batch, &derivatives, max_tokens, learning_rate);
+        let (counts, num_micro_batches) = self.context.measure("update_actor", update)?;
+        self.context.record_update("actor", batch, counts.num_skipped);
+        let mut metrics = counts.metrics("actor");
+        metrics.extend(Metrics::from([
+            ("actor/lr".to_owned(), learning_rate),
+            ("training/num_micro_batches".to_owned(), num_micro_batches),
+        ]));
+        self.context.record(metrics);
+        Ok(())
+    }
+}

@@ -1,0 +1,127 @@
+//! Reward models against transformers and TRL, with the same tiny models: scores, losses and gradients of
+//! pairs behind one prompt, each sequence of the peers with a prompt of its own.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "fixtures/gradients.rs"]
+mod gradients;
+
+use std::sync::Arc;
+
+use rlt_core::batch::Batch;
+use rlt_core::labelled::ScoredPairs;
+use rlt_core::mesh::SpShard;
+use rlt_core::preferences::PreferenceExample;
+use rlt_core::types::{Prompt, TokenId};
+use rlt_trainer::model::{Decoder, LoadOptions, OutputHead, Weights};
+use rlt_trainer::parallel::Ranks;
+use rlt_trainer::roles::actor::{Actor, ActorOptions, MicroBatch};
+use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
+use serde_json::Value;
+
+use self::gradients::{assert_close, assert_gradients, fixtures, numbers, tokens};
+
+/// Tokens of a micro-batch: all pairs in one, and so few that pairs are torn apart.
+const BUDGETS: [usize; 2] = [4096, 13];
+
+fn prompt(tokens: Vec<TokenId>) -> Arc<Prompt> {
+    Arc::new(Prompt {
+        row_idx: 0,
+        tokens,
+        text: String::new(),
+        data_source: String::new(),
+        ground_truth: Value::Null,
+        extra_info: Value::Null,
+    })
+}
+
+/// A model of the fixtures with a classifier's head, in place of the actor.
+fn classifier(model: &str, head: OutputHead) -> Actor {
+    let weights = Weights::open_with_head(&fixtures().join("models").join(model), head, 0).unwrap();
+    let options = LoadOptions { trainable: true, ..LoadOptions::default() };
+    let decoder = Decoder::from_weights(&weights, &options).unwrap();
+    let optimizer = AdamW::new(decoder.trainable_parameters(), AdamWOptions::default()).unwrap();
+    let options = ActorOptions {
+        temperature: 1.0,
+        head_chunk_tokens: 4,
+        activation_checkpointing: false,
+        max_grad_norm: 1.0,
+    };
+    Actor::new(decoder, optimizer, options, Ranks::alone())
+}
+
+/// Adds the gradient of a loss with these derivatives by the numbers that are read.
+fn accumulate(actor: &Actor, batch: &Batch, derivatives: &[Vec<f64>], max_tokens: usize) {
+    let derivatives: Vec<_> = derivatives.iter().map(|read| batch.at_read_positions(read)).collect();
+    let row_idxs: Vec<usize> = (0..batch.rows.num_rows()).collect();
+    for micro_batch in
+        MicroBatch::split(batch, &row_idxs, &actor.decoder, max_tokens, SpShard::WHOLE).unwrap()
+    {
+        let own: Vec<_> = derivatives.iter().map(|all| batch.gather(&micro_batch.row_idxs, all)).collect();
+        actor.accumulate_labels(&micro_batch, &own).unwrap();
+    }
+}
+
+#[test]
+fn scores_losses_and_gradients_of_pairs_are_trls_however_they_are_split() {
+    let text = std::fs::read_to_string(fixtures().join("preference/reward_cases.json")).unwrap();
+    let fixture: Value = serde_json::from_str(&text).unwrap();
+    let cases = fixture["cases"].as_array().unwrap();
+    assert_eq!(cases.len(), 8);
+    for case in cases {
+        let example = |(pair, margin): (&Value, f64)| {
+            Arc::new(PreferenceExample {
+                prompt: prompt(tokens(&pair["prompt_ids"])),
+                completions: ["chosen_ids", "rejected_ids"].map(|side| tokens(&pair[side])).to_vec(),
+                labels: vec![true, false],
+                margin,
+            })
+        };
+        let pairs = fixture["pairs"].as_array().unwrap().iter();
+        let pairs: Vec<_> = pairs.zip(numbers(&case["margins"])).map(example).collect();
+        let batch = Batch::to_score(&pairs, fixture["pad"].as_u64().map(|pad| pad as TokenId));
+        for max_tokens in BUDGETS {
+            let name = format!("{} {} {} in {max_tokens}", case["model"], case["margins"], case["centring"]);
+            let actor = classifier(case["model"].as_str().unwrap(), OutputHead::Sequence);
+            let [scores] = actor.labels(&batch, max_tokens).unwrap();
+            let scores = batch.read(&scores);
+            let expected: Vec<f64> = case["scores"].as_array().unwrap().iter().flat_map(numbers).collect();
+            for (got, expected) in scores.iter().zip(expected) {
+                assert_close(&name, *got, expected, expected.abs().max(1.0));
+            }
+            let got = ScoredPairs::of(&pairs, &scores, case["centring"].as_f64().unwrap()).unwrap();
+            let metrics = [
+                (got.loss, &case["value"]),
+                (got.accuracy, &case["metrics"]["accuracy"]),
+                (got.chosen - got.rejected, &case["metrics"]["margin"]),
+            ];
+            for (got, expected) in metrics {
+                assert_close(&name, got, expected.as_f64().unwrap(), 1.0);
+            }
+            accumulate(&actor, &batch, &[got.dscores], max_tokens);
+            assert_gradients(&name, &actor.decoder, case);
+        }
+    }
+}
+
+#[test]
+fn a_policy_becomes_a_reward_model_with_its_body_and_a_head_drawn_from_the_seed() {
+    let folder = fixtures().join("models/llama");
+    let open = |seed| {
+        let weights = Weights::open_with_head(&folder, OutputHead::Sequence, seed).unwrap();
+        Decoder::from_weights(&weights, &LoadOptions::default()).unwrap()
+    };
+    let (policy, model, other) = (Decoder::load(&folder, &LoadOptions::default()).unwrap(), open(1), open(2));
+    let parameters = model.named_parameters();
+    let (head, body) = parameters.split_last().unwrap();
+    assert_eq!((head.0.as_str(), head.1.size()), ("score.weight", vec![1, model.config.hidden_size as i64]));
+    for (name, tensor) in body {
+        let policys = policy.named_parameters();
+        let (_, expected) = policys.iter().find(|(other, _)| other == name).unwrap();
+        assert!(tensor.equal(expected), "{name}");
+    }
+    let spread = head.1.std(false).double_value(&[]);
+    let expected = model.config.initializer_range;
+    assert!((spread / expected - 1.0).abs() < 0.5, "{spread} for {expected}");
+    assert!(!head.1.equal(&other.named_parameters().last().unwrap().1));
+}
