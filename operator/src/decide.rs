@@ -347,4 +347,6 @@ pub(crate) mod fixtures;
 #[cfg(test)]
 mod model;
 #[cfg(test)]
+mod model_spares;
+#[cfg(test)]
 mod tests;

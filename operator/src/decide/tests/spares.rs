@@ -134,7 +134,7 @@ fn a_rank_that_fails_alone_restarts_in_its_pod_unless_its_node_may_be_at_fault()
     assert_eq!((lost.status.attempt_in_place, promoted(&lost)), (true, vec![]));
     assert_eq!(lost.status.last_failure.as_ref().unwrap().exit_code, Some(76));
     // A device: another node may do better.
-    let device = with(1, &running(1, 60), vec![waiting(0, 76), waiting(1, 79), spare(0)]);
+    let device = with(1, &running(1, 60), vec![waiting(0, 76), waiting(1, 81), spare(0)]);
     assert_eq!(device.status.last_failure.as_ref().unwrap().cause, FailureCause::DeviceFailed);
     assert_eq!(promoted(&device), [(1, "quickstart-spare-0")]);
 }
@@ -153,7 +153,7 @@ fn a_spare_waits_until_no_process_of_the_worker_can_run() {
     let over = Worker { phase: WorkerPhase::Failed, exit: Some(exit(137, 0)), ..leaving };
     let decision = with(1, &status, vec![following(runs(0)), over, spare(0)]);
     assert_eq!(assigned(&decision).len(), 2);
-    let decision = with(1, &status, vec![following(runs(0)), waiting(1, 79), spare(0)]);
+    let decision = with(1, &status, vec![following(runs(0)), waiting(1, 81), spare(0)]);
     assert_eq!(assigned(&decision).len(), 2, "its launcher says that all are gone");
 }
 
