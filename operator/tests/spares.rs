@@ -30,7 +30,7 @@ use test_namespace::{TestNamespace, merge};
 
 const NAME: &str = "supervised";
 /// Between two checkpoints.
-const EVERY_STEPS: u64 = 10;
+const EVERY_STEPS: u64 = 3;
 /// Steps after the job was suspended.
 const LAST_STEPS: u64 = 3;
 
