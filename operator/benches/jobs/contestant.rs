@@ -16,7 +16,8 @@ use crate::restart::End;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Gang {
     pub(crate) num_pods: usize,
-    /// Processes of an RLTrainingJob's pod. The others start theirs by a launcher of their own, unseen by the API.
+    /// Processes of an RLTrainingJob's pod. The others start theirs by a launcher of their own, unseen by the
+    /// API.
     pub(crate) ranks_per_pod: usize,
 }
 
