@@ -23,7 +23,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use crate::resolved::{Preset, preset};
-use crate::spec::{AlgorithmKind, RLTrainingJobSpec, RewardFunctionSpec};
+use crate::spec::{AlgorithmKind, DatasetSpec, RLTrainingJobSpec, RewardFunctionSpec};
 #[cfg(feature = "kube")]
 pub(crate) use changes::change_rule;
 use parameters::ParameterRule;
@@ -57,6 +57,8 @@ pub(crate) enum Check {
     Spec(fn(&RLTrainingJobSpec) -> bool),
     /// Each reward function by itself.
     RewardFunction(fn(&RewardFunctionSpec) -> bool),
+    /// Each data set by itself.
+    Dataset(fn(&DatasetSpec) -> bool),
     /// A parameter of a formula; its CEL form follows from the declarations.
     Parameter(ParameterRule),
 }
@@ -98,12 +100,16 @@ impl Rule {
         match self.holds {
             Check::Spec(holds) => (!holds(spec)).then(|| path(self.scope)).into_iter().collect(),
             Check::Parameter(rule) => (!rule.holds(spec)).then(|| path(self.scope)).into_iter().collect(),
-            Check::RewardFunction(holds) => {
-                let broken =
-                    spec.rewards.functions.iter().enumerate().filter(|(_, function)| !holds(function));
-                broken.map(|(idx, _)| path(&self.scope.replace("[]", &format!("[{idx}]")))).collect()
-            }
+            Check::RewardFunction(holds) => self.broken_items(&spec.rewards.functions, holds),
+            Check::Dataset(holds) => self.broken_items(&spec.data.datasets, holds),
         }
+    }
+
+    /// The full paths of the items that do not hold.
+    fn broken_items<T>(&self, items: &[T], holds: fn(&T) -> bool) -> Vec<String> {
+        let broken = items.iter().enumerate().filter(|(_, item)| !holds(item));
+        let scope = |idx| self.scope.replace("[]", &format!("[{idx}]"));
+        broken.map(|(idx, _)| below(&scope(idx), self.at)).collect()
     }
 
     /// The path of the field at which a problem is reported, with `[]` for the items of a list.

@@ -126,10 +126,10 @@ pub struct RLTrainingJobStatus {
     /// The numbers that follow from the specification.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resolved: Option<ResolvedNumbers>,
-    /// The commits at which models from the hub were read, as the trainer reported them.
+    /// The commits at which models and data sets from the hub were read, as the trainer reported them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(
-        length(max = 34),
+        length(max = 66),
         extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["field"])
     )]
     pub commits: Vec<CommitStatus>,
@@ -417,11 +417,11 @@ pub struct Progress {
     pub heartbeat_time: Option<String>,
 }
 
-/// The commit at which a model from the hub was read.
+/// The commit at which a model or a data set from the hub was read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CommitStatus {
-    /// The field that names the model, such as `spec.model.hub`.
+    /// The field that names it, such as `spec.model.hub`.
     #[schemars(length(max = 256))]
     pub field: String,
     /// Owner and name on the hub.

@@ -1,4 +1,4 @@
-//! A server that answers as the Hugging Face hub does for one repository.
+//! A server that answers as the Hugging Face hub does for a model and a data set of one name.
 //!
 //! What the real hub answers beside that is not proved by this one.
 
@@ -7,11 +7,17 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The one repository.
+/// The name of both repositories.
 pub const REPO: &str = "owner/tiny";
 
 /// The commit at which its branch `main` is; its branch `odd` claims to be at none.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+/// Contents of files by their names.
+pub type Files = BTreeMap<String, Vec<u8>>;
+
+/// A repository: what its addresses begin with, that of the interface and that of contents, and its files.
+type Served<'a> = (&'static str, &'static str, &'a Files);
 
 /// The server; it ends with the process.
 #[derive(Clone, Debug)]
@@ -21,11 +27,27 @@ pub struct HubServer {
 }
 
 impl HubServer {
-    /// Serves a repository of `files`, by their names, on a free port.
+    /// Serves a model of `files`, by their names, on a free port.
     ///
     /// # Errors
     /// When there is none.
-    pub fn start(files: BTreeMap<String, Vec<u8>>) -> io::Result<Self> {
+    pub fn start(files: Files) -> io::Result<Self> {
+        Self::start_both(files, Files::new())
+    }
+
+    /// Serves a data set.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_dataset(files: Files) -> io::Result<Self> {
+        Self::start_both(Files::new(), files)
+    }
+
+    /// Serves a model and a data set.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_both(model: Files, dataset: Files) -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let endpoint = format!("http://{}", listener.local_addr()?);
         let server = Self { endpoint, requests: Arc::default() };
@@ -33,7 +55,11 @@ impl HubServer {
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 // A client that hangs up is no business of the server's.
-                drop(answer(&stream, &files, &requests));
+                drop(answer(
+                    &stream,
+                    [("models", "", &model), ("datasets", "/datasets", &dataset)],
+                    &requests,
+                ));
             }
         });
         Ok(server)
@@ -52,11 +78,7 @@ impl HubServer {
     }
 }
 
-fn answer(
-    mut stream: &TcpStream,
-    files: &BTreeMap<String, Vec<u8>>,
-    requests: &Mutex<Vec<String>>,
-) -> io::Result<()> {
+fn answer(mut stream: &TcpStream, served: [Served<'_>; 2], requests: &Mutex<Vec<String>>) -> io::Result<()> {
     let mut lines = BufReader::new(stream).lines();
     let request = lines.next().transpose()?.unwrap_or_default();
     while lines.next().transpose()?.is_some_and(|line| !line.is_empty()) {}
@@ -64,7 +86,8 @@ fn answer(
     let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
     requests.lock().unwrap_or_else(PoisonError::into_inner).push(format!("{method} {path}"));
     let path = path.split('?').next().unwrap_or_default();
-    let (status, etag, body) = respond(path, files);
+    let found = served.into_iter().find_map(|served| respond(path, served));
+    let (status, etag, body) = found.unwrap_or_else(|| ("404 Not Found", "none".to_owned(), Vec::new()));
     write!(
         stream,
         "HTTP/1.1 {status}\r\nContent-Length: {}\r\nETag: \"{etag}\"\r\nX-Repo-Commit: {COMMIT}\r\n\
@@ -78,24 +101,21 @@ fn answer(
 }
 
 /// Status, etag and body of what lies at `path`.
-fn respond(path: &str, files: &BTreeMap<String, Vec<u8>>) -> (&'static str, String, Vec<u8>) {
-    let found = |body: String| ("200 OK", "none".to_owned(), body.into_bytes());
+fn respond(path: &str, (kind, prefix, files): Served<'_>) -> Option<(&'static str, String, Vec<u8>)> {
+    let found = |body: String| Some(("200 OK", "none".to_owned(), body.into_bytes()));
     let info = |sha: &str| found(format!("{{\"id\": \"{REPO}\", \"_id\": \"1\", \"sha\": \"{sha}\"}}"));
-    if let Some(revision) = path.strip_prefix(&format!("/api/models/{REPO}/revision/")) {
-        match revision {
-            "main" | COMMIT => return info(COMMIT),
-            "odd" => return info("main"),
-            _ => {}
-        }
+    let revision = path.strip_prefix(&format!("/api/{kind}/{REPO}/revision/"));
+    match revision.filter(|_| !files.is_empty()) {
+        Some("main" | COMMIT) => return info(COMMIT),
+        Some("odd") => return info("main"),
+        _ => {}
     }
-    if path == format!("/api/models/{REPO}/tree/{COMMIT}") {
+    if path == format!("/api/{kind}/{REPO}/tree/{COMMIT}") {
         return found(format!("[{}]", files.iter().map(tree_entry).collect::<Vec<_>>().join(",")));
     }
-    let name = path.strip_prefix(&format!("/{REPO}/resolve/{COMMIT}/"));
-    match name.and_then(|name| files.get_key_value(name)) {
-        Some((name, content)) => ("200 OK", format!("etag-{name}"), content.clone()),
-        None => ("404 Not Found", "none".to_owned(), Vec::new()),
-    }
+    let name = path.strip_prefix(&format!("{prefix}/{REPO}/resolve/{COMMIT}/"))?;
+    let (name, content) = files.get_key_value(name)?;
+    Some(("200 OK", format!("etag-{name}"), content.clone()))
 }
 
 fn tree_entry((name, content): (&String, &Vec<u8>)) -> String {

@@ -16,6 +16,8 @@ mod commands;
 mod complete;
 #[path = "local_run/copies.rs"]
 mod copies;
+#[path = "local_run/datasets.rs"]
+mod datasets;
 #[path = "local_run/examples.rs"]
 mod examples;
 #[path = "local_run/job.rs"]

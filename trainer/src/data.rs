@@ -5,21 +5,26 @@
 //! DataSpec -> rows (JSONL, parquet, task) -> Dataset of prompts ------> PromptLoader -> batches
 //!                                         -> Dataset of demonstrations -> DemonstrationLoader -> batches
 //!                                         -> Dataset of preferences ---> PreferenceLoader -> batches
+//!          -> rows, block by block -------> Stream of any of them -----> the same loaders
 //! ```
 //! Everything is read and checked before training starts: a bad row ends the run with its file and number,
-//! not a step in the middle of the night. Rewards and rollouts live elsewhere.
+//! not a step in the middle of the night. Only what is streamed (`data.streaming`) is read and checked block
+//! by block. Rewards and rollouts live elsewhere, and so does the hub: its data sets are files here by now.
 
 mod demonstration;
 mod error;
 mod feed;
 mod jsonl;
 mod loader;
+mod mixture;
 mod parquet;
 mod preference;
 pub mod preview;
 mod prompt;
 mod rows;
 pub mod seeds;
+mod sets;
+mod stream;
 mod task;
 #[cfg(test)]
 mod tests;
@@ -36,10 +41,13 @@ use crate::data::tokenizer::Tokenizer;
 pub use error::{DataError, RowLocation};
 pub use feed::Data;
 pub(crate) use feed::DataPosition;
-pub use loader::{DemonstrationLoader, Loader, LoaderError, LoaderState, PreferenceLoader, PromptLoader};
+pub use loader::{
+    DemonstrationLoader, Loader, LoaderError, LoaderState, PreferenceLoader, PromptLoader, StreamOptions,
+};
 pub use preference::{PreferenceFormat, PreferenceLimits};
 pub use rlt_core::batch::Demonstration;
-pub use rows::Split;
+pub use rows::{Place, Split};
+pub use stream::LanePosition;
 
 /// Rows of one split, tokenized and checked.
 #[derive(Clone, Debug)]
@@ -48,7 +56,15 @@ pub struct Dataset<T> {
     locations: Arc<[RowLocation]>,
     counts: DatasetCounts,
     digest: String,
+    /// Number of items and weight of each data set; empty where none has a weight.
+    weighted: Arc<[(u64, f64)]>,
 }
+
+/// What a row of a data set of this specification becomes.
+type ReadRow<T> = Box<dyn Fn(&DataSpec, u64, &rows::Row) -> Result<Fitted<T>, DataError>>;
+
+/// Whether an item can be used, with the place of its row.
+pub type CheckItem<T> = Box<dyn Fn(&T, &RowLocation) -> Result<(), DataError>>;
 
 /// What became of the rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -61,6 +77,29 @@ pub struct DatasetCounts {
     pub num_truncated: u64,
 }
 
+fn prompt_reader(tokenizer: &Tokenizer) -> ReadRow<Prompt> {
+    let tokenizer = tokenizer.clone();
+    Box::new(move |spec, row_idx, row| prompt::PromptReader::new(spec, &tokenizer).read(row_idx, row))
+}
+
+fn demonstration_reader(tokenizer: &Tokenizer, max_tokens: usize) -> ReadRow<Demonstration> {
+    let tokenizer = tokenizer.clone();
+    Box::new(move |spec, _, row| {
+        demonstration::DemonstrationReader::new(spec, &tokenizer, max_tokens).read(row)
+    })
+}
+
+fn preference_reader(
+    tokenizer: &Tokenizer,
+    format: PreferenceFormat,
+    limits: PreferenceLimits,
+) -> ReadRow<PreferenceExample> {
+    let tokenizer = tokenizer.clone();
+    Box::new(move |spec, row_idx, row| {
+        preference::PreferenceReader::new(spec, &tokenizer, format, limits).read(row_idx, row)
+    })
+}
+
 impl Dataset<Prompt> {
     /// Reads, renders and tokenizes the prompts of a split; `data.maxTrainPrompts` and
     /// `data.maxHeldOutPrompts` count rows as they are read, before the filter.
@@ -68,8 +107,7 @@ impl Dataset<Prompt> {
     /// # Errors
     /// [`DataError`]. A split without files is an empty data set only when it is the held-out one.
     pub fn prompts(spec: &DataSpec, split: Split, tokenizer: &Tokenizer) -> Result<Self, DataError> {
-        let reader = prompt::PromptReader::new(spec, tokenizer);
-        Self::collect(spec, split, |row_idx, row| reader.read(row_idx, row))
+        Self::collect(spec, split, &prompt_reader(tokenizer))
     }
 }
 
@@ -86,8 +124,7 @@ impl Dataset<Demonstration> {
         tokenizer: &Tokenizer,
         max_tokens: usize,
     ) -> Result<Self, DataError> {
-        let reader = demonstration::DemonstrationReader::new(spec, tokenizer, max_tokens);
-        Self::collect(spec, split, |_, row| reader.read(row))
+        Self::collect(spec, split, &demonstration_reader(tokenizer, max_tokens))
     }
 }
 
@@ -105,8 +142,7 @@ impl Dataset<PreferenceExample> {
         format: PreferenceFormat,
         limits: PreferenceLimits,
     ) -> Result<Self, DataError> {
-        let reader = preference::PreferenceReader::new(spec, tokenizer, format, limits);
-        Self::collect(spec, split, |row_idx, row| reader.read(row_idx, row))
+        Self::collect(spec, split, &preference_reader(tokenizer, format, limits))
     }
 
     /// The prompts alone.
@@ -116,41 +152,49 @@ impl Dataset<PreferenceExample> {
             locations: Arc::clone(&self.locations),
             counts: self.counts,
             digest: self.digest.clone(),
+            weighted: Arc::clone(&self.weighted),
         }
     }
 }
 
 impl<T> Dataset<T> {
-    fn collect(
-        spec: &DataSpec,
-        split: Split,
-        mut read: impl FnMut(u64, &rows::Row) -> Result<Fitted<T>, DataError>,
-    ) -> Result<Self, DataError> {
-        let (mut items, mut locations) = (Vec::new(), Vec::new());
+    fn collect(spec: &DataSpec, split: Split, read: &ReadRow<T>) -> Result<Self, DataError> {
+        let (mut items, mut locations, mut weighted) = (Vec::new(), Vec::new(), Vec::new());
         let mut counts = DatasetCounts::default();
         let mut digest = rows::RowDigest::default();
-        for row in rows::open(spec, split)? {
-            let row = row?;
-            digest.update(&row);
-            let fitted = read(counts.num_rows, &row)?;
-            counts.num_rows += 1;
-            match fitted {
-                Fitted::Whole(item) => items.push(Arc::new(item)),
-                Fitted::Truncated(item) => {
-                    counts.num_truncated += 1;
-                    items.push(Arc::new(item));
+        for (set_idx, set) in sets::specs(spec, split).iter().enumerate() {
+            let first = items.len();
+            for row in rows::open(set, split)? {
+                let row = row?;
+                digest.update(&row);
+                let fitted = read(set, counts.num_rows, &row)?;
+                counts.num_rows += 1;
+                match fitted {
+                    Fitted::Whole(item) => items.push(Arc::new(item)),
+                    Fitted::Truncated(item) => {
+                        counts.num_truncated += 1;
+                        items.push(Arc::new(item));
+                    }
+                    Fitted::TooLong => {
+                        counts.num_filtered += 1;
+                        continue;
+                    }
                 }
-                Fitted::TooLong => {
-                    counts.num_filtered += 1;
-                    continue;
+                locations.push(row.location);
+            }
+            if let Some(weight) = sets::weight(set) {
+                weighted.push(((items.len() - first) as u64, weight));
+                digest.update_weight(weight);
+                if items.len() == first {
+                    return Err(DataError::EmptySet { split, set_idx });
                 }
             }
-            locations.push(row.location);
         }
         if items.is_empty() && (counts.num_rows > 0 || split == Split::Train) {
             return Err(DataError::Empty { split, num_filtered: counts.num_filtered });
         }
-        Ok(Self { items: items.into(), locations: locations.into(), counts, digest: digest.finish() })
+        let (items, locations, weighted) = (items.into(), locations.into(), weighted.into());
+        Ok(Self { items, locations, counts, digest: digest.finish(), weighted })
     }
 
     /// The items in the order of their files.
@@ -161,6 +205,11 @@ impl<T> Dataset<T> {
     /// Where item `idx` was read from.
     pub fn location(&self, idx: usize) -> Option<&RowLocation> {
         self.locations.get(idx)
+    }
+
+    /// Number of items and weight of each data set; empty where none has a weight.
+    pub(crate) fn weighted(&self) -> &[(u64, f64)] {
+        &self.weighted
     }
 
     /// Number of items.
@@ -178,8 +227,8 @@ impl<T> Dataset<T> {
         self.counts
     }
 
-    /// SHA-256 over the rows that were read, as lines of compact JSON: equal for equal data, whatever the
-    /// file format or compression.
+    /// SHA-256 over the rows that were read, as lines of compact JSON, and weights: equal for equal data,
+    /// whatever the file format or compression.
     pub fn digest(&self) -> &str {
         &self.digest
     }

@@ -4,8 +4,8 @@
 pub const MAX_REPORT_BYTES: usize = 128 * 1024;
 /// Checkpoints in one report; the newest are named.
 pub const MAX_CHECKPOINTS: usize = 100;
-/// Commits of models in one report: the policy's, and one for each reward function.
-pub const MAX_COMMITS: usize = 34;
+/// Commits in one report: the policy's, one for each reward function and one for each data set.
+pub const MAX_COMMITS: usize = 66;
 /// Metrics in one report.
 pub const MAX_METRICS: usize = 512;
 /// Bytes of a metric's name.

@@ -145,7 +145,7 @@ fn num_steps(spec: &ResolvedSpec) -> Option<u64> {
             let num_prompts = task.num_train_prompts(spec.data.max_train_prompts);
             Some(length.num_steps(num_prompts, spec.training.prompts_per_step))
         }
-        (TrainingLength::Epochs(_), DataSource::Files { .. }) => None,
+        (TrainingLength::Epochs(_), DataSource::Datasets) => None,
     }
 }
 
@@ -154,7 +154,9 @@ pub(super) fn num_held_out_prompts(spec: &ResolvedSpec) -> u64 {
     let limit = spec.data.max_held_out_prompts.unwrap_or(u64::MAX);
     match spec.data.source() {
         DataSource::Task(task) => limit.min(task.num_held_out.into()),
-        DataSource::Files { held_out: [], .. } => 0,
-        DataSource::Files { .. } => limit,
+        DataSource::Datasets => match spec.data.sets(true).len() as u64 {
+            0 => 0,
+            num_sets => limit.saturating_mul(num_sets),
+        },
     }
 }

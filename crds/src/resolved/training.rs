@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use crate::spec::{
-    DataSource, DataSpec, MatmulPrecision, OffloadSpec, OptimizerSpec, Precision, RolesSpec, RolloutSpec,
-    ScheduleSpec, TaskSpec, TrainingSpec,
+    DataSource, DataSpec, DatasetSpec, MatmulPrecision, OffloadSpec, OptimizerSpec, Precision, RolesSpec,
+    RolloutSpec, ScheduleSpec, TaskSpec, TrainingSpec,
 };
 
 /// Tokens of the default micro-batch: enough rows to keep matrix products busy, and not so many that their
@@ -160,8 +160,20 @@ impl DataSpec {
     pub fn source(&self) -> DataSource<'_> {
         match &self.task {
             Some(task) => DataSource::Task(task),
-            None => DataSource::Files { train: &self.train, held_out: &self.held_out },
+            None => DataSource::Datasets,
         }
+    }
+
+    /// The data sets to train on, or those that are held out. The files of `train`, or of `heldOut`, are one
+    /// data set without a weight.
+    pub fn sets(&self, held_out: bool) -> Vec<DatasetSpec> {
+        let files = if held_out { &self.held_out } else { &self.train };
+        let plain = DatasetSpec { files: files.clone(), held_out, ..DatasetSpec::default() };
+        let plain = (!files.is_empty()).then_some(plain);
+        plain
+            .into_iter()
+            .chain(self.datasets.iter().filter(|set| set.held_out == held_out).cloned())
+            .collect()
     }
 }
 

@@ -1,10 +1,14 @@
 //! `spec.data`: the prompts and demonstrations to train and evaluate on.
 
+mod datasets;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// The data sets. Exactly one of `task` and `train` says where the prompts come from.
+pub use datasets::{DatasetSpec, HubDatasetSpec, StreamingSpec};
+
+/// The data sets. Exactly one of `task`, `train` and `datasets` says where the prompts come from.
 ///
 /// Files are JSONL (`.jsonl`, `.json`) or parquet (`.parquet`) in verl's columns (`prompt`, a text or chat
 /// messages; `data_source`; `reward_model.ground_truth`; `extra_info`) or TRL's (`prompt`, `completion`,
@@ -22,6 +26,15 @@ pub struct DataSpec {
     /// Files to evaluate on.
     #[schemars(length(max = 256), inner(length(min = 1, max = 4096)))]
     pub held_out: Vec<String>,
+    /// Data sets of files or of the hub, with weights and columns of their own.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    pub datasets: Vec<DatasetSpec>,
+    /// Read rows to train on during the training, for data that does not fit into memory; by default all
+    /// rows are read and checked before it. Held-out rows are always read before it. Needs
+    /// `training.steps`: nobody counts the rows first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub streaming: Option<StreamingSpec>,
     /// The column with the prompt. A row without it has the conversation of `messagesKey` as its prompt, up
     /// to the assistant's last turn.
     #[schemars(length(min = 1, max = 256))]
@@ -54,11 +67,11 @@ pub struct DataSpec {
     pub overlong_prompts: OverlongPrompts,
     /// Visit the training prompts in an order that is a function of `training.seed` and the epoch.
     pub shuffle: bool,
-    /// Use only the first so many training prompts.
+    /// Use only the first so many training prompts, of each entry of `datasets`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub max_train_prompts: Option<u64>,
-    /// Use only the first so many held-out prompts.
+    /// Use only the first so many held-out prompts, of each entry of `datasets`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub max_held_out_prompts: Option<u64>,
@@ -70,6 +83,8 @@ impl Default for DataSpec {
             task: None,
             train: Vec::new(),
             held_out: Vec::new(),
+            datasets: Vec::new(),
+            streaming: None,
             prompt_key: "prompt".into(),
             messages_key: "messages".into(),
             ground_truth_key: None,
@@ -185,11 +200,6 @@ impl TaskSpec {
 pub enum DataSource<'a> {
     /// Generated.
     Task(&'a TaskSpec),
-    /// Read from files.
-    Files {
-        /// Files to train on.
-        train: &'a [String],
-        /// Files to evaluate on.
-        held_out: &'a [String],
-    },
+    /// Read from files, here or on the hub; see [`DataSpec::sets`].
+    Datasets,
 }

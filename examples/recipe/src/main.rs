@@ -16,7 +16,7 @@ struct ExpertIteration {
 
 impl Recipe for ExpertIteration {
     fn step(&mut self, roles: &mut Roles, data: &mut Data) -> Result<(), StepError> {
-        let prompts = data.next_prompts(self.prompts_per_step).ok_or(StepError::NoPrompts)?;
+        let prompts = data.next_prompts(self.prompts_per_step)?.ok_or(StepError::NoPrompts)?;
         let mut groups = roles.rewards.judge(roles.rollout.sample(&roles.actor, &prompts)?)?;
         for group in &mut groups {
             group.rollouts.retain(|rollout| rollout.reward.value >= self.threshold);

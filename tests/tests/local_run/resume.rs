@@ -32,7 +32,7 @@ pub(crate) fn assert_same_run(whole: &Place, resumed: &Place) {
 }
 
 #[track_caller]
-fn assert_same_numbers(whole: &Place, resumed: &Place) {
+pub(crate) fn assert_same_numbers(whole: &Place, resumed: &Place) {
     let (whole_values, resumed_values) = (values(whole), values(resumed));
     assert_eq!(whole_values.len(), resumed_values.len());
     for (whole, resumed) in whole_values.iter().zip(&resumed_values) {
@@ -41,7 +41,7 @@ fn assert_same_numbers(whole: &Place, resumed: &Place) {
     assert!(whole.weights() == resumed.weights(), "the exported weights differ");
 }
 
-fn with_steps(changes: &Value, steps: u64) -> Value {
+pub(crate) fn with_steps(changes: &Value, steps: u64) -> Value {
     let mut manifest = tiny_with(changes.clone());
     merge(&mut manifest["spec"], json!({ "training": { "steps": steps } }));
     manifest

@@ -2,19 +2,22 @@
 //! template, counted in tokens, with what is left out and why. `rlctl data` becomes this.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rlt_api::ExitCode;
 use rlt_api::resolved::{ModelSource, ResolvedSpec};
+use rlt_api::spec::{DataSpec, DatasetSpec};
+use rlt_core::preferences::PreferenceExample;
 use rlt_core::types::Prompt;
 
 use crate::commands::worker::read_manifest;
-use crate::data::preview::{Fate, Preview, demonstrations, prompts, shown};
+use crate::data::preview::{Fate, Preview, demonstrations, preferences, prompts, shown};
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{Demonstration, RowLocation, Split};
 use crate::model::hub;
 use crate::roles::reward::RewardFunctions;
 use crate::run::error::TrainError;
+use crate::run::setup::datasets::{Located, max_demonstration_tokens, preference_rows};
 use crate::run::setup::load_tokenizer;
 
 /// What is shown.
@@ -50,22 +53,51 @@ pub fn run(args: &DataArgs) -> Result<ExitCode, TrainError> {
     let tokenizer = tokenizer(spec)?;
     let split = if args.held_out { Split::HeldOut } else { Split::Train };
     let num_rows = args.rows as usize;
+    let located = Located::find(&spec.data, Path::new(""))?;
+    let data = &located.spec;
+    let headings = headings(&located, args.held_out);
     let mut output = std::io::stdout().lock();
     let is_supervised = spec.algorithm.policy_gradient.is_none() && split == Split::Train;
-    let written = if is_supervised {
-        let max_tokens = spec.training.max_tokens_per_micro_batch as usize * spec.workers.mesh.sp as usize;
-        let rows = demonstrations(&spec.data, split, &tokenizer, (num_rows, max_tokens))?;
-        write_all(&mut output, &rows, |_, demonstration| describe_demonstration(demonstration, &tokenizer))
+    let written = if let Some((format, limits)) = preference_rows(spec) {
+        let rows = preferences(data, split, &tokenizer, (num_rows, format, limits))?;
+        write_sets(&mut output, &headings, &rows, |_, example| describe_preference(example, &tokenizer))
+    } else if is_supervised {
+        let rows = demonstrations(data, split, &tokenizer, (num_rows, max_demonstration_tokens(spec)))?;
+        let describe = |_: &_, example: &_| describe_demonstration(example, &tokenizer);
+        write_sets(&mut output, &headings, &rows, describe)
     } else {
         let functions = RewardFunctions::new(&spec.rewards, spec.rollout.max_completion_tokens as usize)?;
-        let rows = prompts(&spec.data, split, &tokenizer, num_rows)?;
-        write_all(&mut output, &rows, |location, prompt| {
+        let rows = prompts(data, split, &tokenizer, num_rows)?;
+        write_sets(&mut output, &headings, &rows, |location, prompt| {
             describe_prompt((location, prompt), &functions, spec)
         })
     };
     // A reader that has seen enough, such as `head`, is no error.
     let counts = written.unwrap_or_default();
     Ok(if counts.broken > 0 { ExitCode::BadConfig } else { ExitCode::Success })
+}
+
+/// What is to be said of each data set before its rows; nothing of files and tasks alone.
+fn headings(located: &Located, held_out: bool) -> Vec<String> {
+    let DataSpec { datasets, .. } = &located.spec;
+    let sets: Vec<_> = datasets.iter().enumerate().filter(|(_, set)| set.held_out == held_out).collect();
+    let total: f64 = sets.iter().filter_map(|(_, set)| set.weight).sum();
+    let heading = |(idx, set): &(usize, &DatasetSpec)| {
+        let source = match located.found.iter().find(|found| found.idx == *idx) {
+            Some(found) => {
+                let config =
+                    found.wanted.config.as_ref().map_or(String::new(), |config| format!(" config {config}"));
+                let (wanted, commit) = (&found.wanted, &found.commit);
+                format!("{}{config} split {} at commit {commit}", wanted.repo, wanted.split)
+            }
+            None => set.files.join(", "),
+        };
+        let share = set.weight.map_or(String::new(), |weight| {
+            format!("; weight {weight}, {:.1} % of an epoch", 100.0 * weight / total)
+        });
+        format!("spec.data.datasets[{idx}]: {source}{share}")
+    };
+    sets.iter().map(heading).collect()
 }
 
 fn tokenizer(spec: &ResolvedSpec) -> Result<Tokenizer, TrainError> {
@@ -114,6 +146,43 @@ fn describe_demonstration(demonstration: &Demonstration, tokenizer: &Tokenizer) 
     }
 }
 
+fn describe_preference(example: &PreferenceExample, tokenizer: &Tokenizer) -> Description {
+    let (mut lengths, mut text) = (Vec::new(), example.prompt.text.clone());
+    for (tokens, is_good) in example.completions.iter().zip(&example.labels) {
+        let word = if *is_good { "chosen" } else { "rejected" };
+        lengths.push(format!("{} {word}", tokens.len()));
+        let completion = tokenizer.decode_verbatim(tokens);
+        let completion = completion.unwrap_or_else(|error| error.to_string());
+        text.push_str(&format!("\n[{word}] {completion}"));
+    }
+    let line = format!("{} tokens of the prompt, {}", example.prompt.tokens.len(), lengths.join(", "));
+    Description { line, text, problem: None }
+}
+
+/// The rows of each data set, and how many of all came to what.
+fn write_sets<T>(
+    output: &mut impl Write,
+    headings: &[String],
+    sets: &[Vec<Preview<T>>],
+    describe: impl Fn(&RowLocation, &T) -> Description,
+) -> std::io::Result<Counts> {
+    let mut total = Counts::default();
+    for (idx, rows) in sets.iter().enumerate() {
+        if let Some(heading) = headings.get(idx) {
+            writeln!(output, "{heading}\n")?;
+        }
+        let counts = write_all(output, rows, &describe)?;
+        total.kept += counts.kept;
+        total.truncated += counts.truncated;
+        total.filtered += counts.filtered;
+        total.broken += counts.broken;
+    }
+    let Counts { kept, truncated, filtered, broken } = total;
+    let num_rows: usize = sets.iter().map(Vec::len).sum();
+    writeln!(output, "{num_rows} rows: {kept} kept, {truncated} cut, {filtered} left out, {broken} wrong")?;
+    Ok(total)
+}
+
 fn write_all<T>(
     output: &mut impl Write,
     rows: &[Preview<T>],
@@ -146,9 +215,6 @@ fn write_all<T>(
         text.lines().try_for_each(|line| writeln!(output, "  | {}", escaped(line)))?;
         writeln!(output)?;
     }
-    let Counts { kept, truncated, filtered, broken } = counts;
-    let num_rows = rows.len();
-    writeln!(output, "{num_rows} rows: {kept} kept, {truncated} cut, {filtered} left out, {broken} wrong")?;
     Ok(counts)
 }
 

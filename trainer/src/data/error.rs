@@ -26,6 +26,11 @@ impl fmt::Display for RowLocation {
 }
 
 impl DataError {
+    /// Whether a file could not be read, which may pass.
+    pub fn is_io(&self) -> bool {
+        matches!(self, Self::Open { .. } | Self::Read { .. })
+    }
+
     /// The row that is wrong, where it is one.
     pub fn location(&self) -> Option<&RowLocation> {
         match self {
@@ -173,9 +178,31 @@ pub enum DataError {
         /// Where.
         location: RowLocation,
     },
+    /// A file that is to be read row by row is one array.
+    #[error(
+        "stream {}: expected one JSON object a line, found an array, which is read whole; write lines, or leave \
+         out data.streaming", path.display()
+    )]
+    ArrayInStream {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A row cannot be used for what it is read for.
+    #[error("check the rows")]
+    Check(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A generated task's options are impossible.
     #[error("generate data")]
     Task(#[from] rlt_core::task::TaskError),
+    /// Nothing is left of a data set with a weight.
+    #[error(
+        "read the {split} data: no rows remain of data set {set_idx} (counted from 0), which has a weight"
+    )]
+    EmptySet {
+        /// Which data.
+        split: Split,
+        /// Which of its data sets.
+        set_idx: usize,
+    },
     /// Nothing is left to train on.
     #[error("read the {split} data: no rows remain ({num_filtered} were longer than allowed)")]
     Empty {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rlt_core::preferences::PreferenceExample;
 use rlt_core::types::Prompt;
 
-use super::{Dataset, Demonstration, Loader, LoaderError, LoaderState};
+use super::{DataError, Dataset, Demonstration, Loader, LoaderError, LoaderState};
 
 /// Gives prompts and demonstrations in an order that can be resumed.
 pub struct Data {
@@ -29,18 +29,33 @@ pub(crate) struct DataPosition {
 
 impl Data {
     /// The next prompts to sample from; `None` in supervised training.
-    pub fn next_prompts(&mut self, num_prompts: usize) -> Option<Vec<Arc<Prompt>>> {
-        self.prompts.as_mut().map(|loader| loader.next_prompts(num_prompts))
+    ///
+    /// # Errors
+    /// [`DataError`] of a row that is read during the training.
+    pub fn next_prompts(&mut self, num_prompts: usize) -> Result<Option<Vec<Arc<Prompt>>>, DataError> {
+        self.prompts.as_mut().map(|loader| loader.next_batch(num_prompts)).transpose()
     }
 
     /// The next demonstrations; `None` where the job has none.
-    pub fn next_demonstrations(&mut self, num_demonstrations: usize) -> Option<Vec<Arc<Demonstration>>> {
-        self.demonstrations.as_mut().map(|loader| loader.next_batch(num_demonstrations))
+    ///
+    /// # Errors
+    /// As [`Self::next_prompts`].
+    pub fn next_demonstrations(
+        &mut self,
+        num_demonstrations: usize,
+    ) -> Result<Option<Vec<Arc<Demonstration>>>, DataError> {
+        self.demonstrations.as_mut().map(|loader| loader.next_batch(num_demonstrations)).transpose()
     }
 
     /// The next prompts with completions whose worth is known; `None` where the job has none.
-    pub fn next_preferences(&mut self, num_examples: usize) -> Option<Vec<Arc<PreferenceExample>>> {
-        self.preferences.as_mut().map(|loader| loader.next_batch(num_examples))
+    ///
+    /// # Errors
+    /// As [`Self::next_prompts`].
+    pub fn next_preferences(
+        &mut self,
+        num_examples: usize,
+    ) -> Result<Option<Vec<Arc<PreferenceExample>>>, DataError> {
+        self.preferences.as_mut().map(|loader| loader.next_batch(num_examples)).transpose()
     }
 
     /// Preferences that nothing is learned from.
@@ -55,17 +70,17 @@ impl Data {
 
     /// Passes over the data that are complete.
     pub(crate) fn epoch(&self) -> u64 {
-        let demonstrations = || self.demonstrations.as_ref().map(|loader| loader.state().epoch);
-        let preferences = || self.preferences.as_ref().map(|loader| loader.state().epoch);
-        let prompts = self.prompts.as_ref().map(|loader| loader.state().epoch);
+        let demonstrations = || self.demonstrations.as_ref().map(Loader::epoch);
+        let preferences = || self.preferences.as_ref().map(Loader::epoch);
+        let prompts = self.prompts.as_ref().map(Loader::epoch);
         prompts.or_else(preferences).or_else(demonstrations).unwrap_or(0)
     }
 
     pub(crate) fn position(&self) -> DataPosition {
         DataPosition {
-            prompts: self.prompts.as_ref().map(|loader| loader.state().clone()),
-            demonstrations: self.demonstrations.as_ref().map(|loader| loader.state().clone()),
-            preferences: self.preferences.as_ref().map(|loader| loader.state().clone()),
+            prompts: self.prompts.as_ref().map(Loader::state),
+            demonstrations: self.demonstrations.as_ref().map(Loader::state),
+            preferences: self.preferences.as_ref().map(Loader::state),
         }
     }
 

@@ -1,13 +1,13 @@
 //! Rows of JSON files: one object a line, or one array of objects.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::rows::{Row, Rows};
+use super::rows::{Place, Row, Rows};
 use super::{DataError, RowLocation};
 
 fn open(path: &Path) -> Result<BufReader<File>, DataError> {
@@ -18,15 +18,56 @@ fn open(path: &Path) -> Result<BufReader<File>, DataError> {
 /// One object a line; empty lines are skipped and counted in line numbers.
 pub(super) fn lines(path: Arc<Path>) -> Result<Rows, DataError> {
     let reader = open(&path)?;
-    let rows = reader.lines().zip(1..).filter_map(move |(line, number)| {
-        let location = RowLocation { file: Some(path.clone()), number };
-        match line {
-            Ok(line) if line.trim().is_empty() => None,
-            Ok(line) => Some(parse_line(&line, location)),
-            Err(source) => Some(Err(DataError::Read { location, source })),
+    Ok(Box::new(LinesFrom { reader, path, place: Place::default() }))
+}
+
+/// The lines of a file from a place on.
+pub(super) struct LinesFrom {
+    reader: BufReader<File>,
+    path: Arc<Path>,
+    place: Place,
+}
+
+impl LinesFrom {
+    pub(super) fn open(path: &Arc<Path>, place: Place) -> Result<Self, DataError> {
+        let mut reader = open(path)?;
+        let failed = |source| DataError::Open { path: path.to_path_buf(), source };
+        if begins_with_bracket(&mut reader).map_err(failed)? {
+            return Err(DataError::ArrayInStream { path: path.to_path_buf() });
         }
-    });
-    Ok(Box::new(rows))
+        reader.seek(SeekFrom::Start(place.offset)).map_err(failed)?;
+        Ok(Self { reader, path: Arc::clone(path), place })
+    }
+
+    pub(super) fn place(&self) -> Place {
+        self.place
+    }
+}
+
+impl Iterator for LinesFrom {
+    type Item = Result<Row, DataError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let mut line = String::new();
+            let location = RowLocation { file: Some(Arc::clone(&self.path)), number: self.place.number + 1 };
+            match self.reader.read_line(&mut line) {
+                Ok(0) => return None,
+                Ok(num_bytes) => {
+                    self.place =
+                        Place { offset: self.place.offset + num_bytes as u64, number: location.number };
+                    if !line.trim().is_empty() {
+                        return Some(parse_line(&line, location));
+                    }
+                }
+                Err(source) => return Some(Err(DataError::Read { location, source })),
+            }
+        }
+    }
+}
+
+fn begins_with_bracket(reader: &mut BufReader<File>) -> std::io::Result<bool> {
+    Ok(reader.fill_buf()?.trim_ascii_start().starts_with(b"["))
 }
 
 fn parse_line(line: &str, location: RowLocation) -> Result<Row, DataError> {
@@ -40,8 +81,7 @@ fn parse_line(line: &str, location: RowLocation) -> Result<Row, DataError> {
 pub(super) fn lines_or_array(path: Arc<Path>) -> Result<Rows, DataError> {
     let mut reader = open(&path)?;
     let failed = |source| DataError::Open { path: path.to_path_buf(), source };
-    let begins_with_bracket = reader.fill_buf().map_err(failed)?.trim_ascii_start().starts_with(b"[");
-    if !begins_with_bracket {
+    if !begins_with_bracket(&mut reader).map_err(failed)? {
         return lines(path);
     }
     let mut text = String::new();

@@ -4,23 +4,92 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
-use parquet::file::reader::SerializedFileReader;
-use serde_json::Value;
+use parquet::errors::ParquetError;
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::record::reader::{ReaderIter, TreeBuilder};
+use serde_json::{Map, Value};
 
-use super::rows::{Row, Rows};
+use super::rows::{Place, Row, Rows};
 use super::{DataError, RowLocation};
 
 /// All rows in file order; nested columns become objects and lists.
 pub(super) fn rows(path: Arc<Path>) -> Result<Rows, DataError> {
-    let file = File::open(&path).map_err(|source| DataError::Open { path: path.to_path_buf(), source })?;
-    let location = move |number| RowLocation { file: Some(path.clone()), number };
-    let reader = SerializedFileReader::new(file)
-        .map_err(|source| DataError::Parquet { location: location(0), source })?;
-    let rows =
-        reader.into_iter().zip(1..).map(move |(row, number)| match row.map(|row| row.to_json_value()) {
-            Ok(Value::Object(fields)) => Ok(Row { location: location(number), fields }),
-            Ok(_) => Ok(Row { location: location(number), fields: serde_json::Map::new() }),
-            Err(source) => Err(DataError::Parquet { location: location(number), source }),
-        });
-    Ok(Box::new(rows))
+    Ok(Box::new(RowsFrom::open(&path, Place::default())?))
+}
+
+/// The rows of a file from a place on. Groups of rows before it are not read.
+pub(super) struct RowsFrom {
+    path: Arc<Path>,
+    reader: SerializedFileReader<File>,
+    /// The group that is read next.
+    next_group: usize,
+    group: Option<ReaderIter>,
+    /// Rows of the file before the next one.
+    number: u64,
+}
+
+impl RowsFrom {
+    pub(super) fn open(path: &Arc<Path>, place: Place) -> Result<Self, DataError> {
+        let file = File::open(path).map_err(|source| DataError::Open { path: path.to_path_buf(), source })?;
+        let reader = SerializedFileReader::new(file).map_err(|source| broken(path, 0, source))?;
+        let mut rows = Self { path: Arc::clone(path), reader, next_group: 0, group: None, number: 0 };
+        while let Some(group) = rows.reader.metadata().row_groups().get(rows.next_group) {
+            let behind = rows.number + group.num_rows().unsigned_abs();
+            if behind > place.number {
+                break;
+            }
+            (rows.next_group, rows.number) = (rows.next_group + 1, behind);
+        }
+        while rows.number < place.number {
+            match rows.next() {
+                Some(row) => row.map(drop)?,
+                None => break,
+            }
+        }
+        Ok(rows)
+    }
+
+    pub(super) fn place(&self) -> Place {
+        Place { offset: 0, number: self.number }
+    }
+
+    fn next_group(&mut self) -> Result<ReaderIter, ParquetError> {
+        let group = self.reader.get_row_group(self.next_group)?;
+        let schema = self.reader.metadata().file_metadata().schema_descr_ptr();
+        self.next_group += 1;
+        TreeBuilder::new().as_iter(schema, &*group)
+    }
+}
+
+impl Iterator for RowsFrom {
+    type Item = Result<Row, DataError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            if let Some(row) = self.group.as_mut().and_then(Iterator::next) {
+                self.number += 1;
+                let location = RowLocation { file: Some(Arc::clone(&self.path)), number: self.number };
+                return Some(match row.map(|row| row.to_json_value()) {
+                    Ok(Value::Object(fields)) => Ok(Row { location, fields }),
+                    Ok(_) => Ok(Row { location, fields: Map::new() }),
+                    Err(source) => Err(DataError::Parquet { location, source }),
+                });
+            }
+            if self.next_group >= self.reader.num_row_groups() {
+                return None;
+            }
+            match self.next_group() {
+                Ok(group) => self.group = Some(group),
+                Err(source) => {
+                    self.next_group = self.reader.num_row_groups();
+                    self.group = None;
+                    return Some(Err(broken(&self.path, self.number + 1, source)));
+                }
+            }
+        }
+    }
+}
+
+fn broken(path: &Arc<Path>, number: u64, source: ParquetError) -> DataError {
+    DataError::Parquet { location: RowLocation { file: Some(Arc::clone(path)), number }, source }
 }

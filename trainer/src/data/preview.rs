@@ -1,14 +1,16 @@
 //! Single rows as the trainer will see them, for people: what each becomes, and why it is left out.
 
 use rlt_api::spec::{DataSpec, OverlongPrompts};
+use rlt_core::preferences::PreferenceExample;
 use rlt_core::types::Prompt;
 use serde_json::Value;
 
-use super::demonstration::DemonstrationReader;
-use super::prompt::PromptReader;
-use super::rows::{self, Row};
+use super::rows;
 use super::tokenizer::Tokenizer;
-use super::{DataError, Demonstration, Fitted, RowLocation, Split};
+use super::{
+    DataError, Demonstration, Fitted, PreferenceFormat, PreferenceLimits, ReadRow, RowLocation, Split,
+    demonstration_reader, preference_reader, prompt_reader, sets,
+};
 
 /// What a row becomes.
 #[derive(Debug)]
@@ -37,7 +39,7 @@ pub enum Fate<T> {
     Broken(DataError),
 }
 
-/// The first `num_rows` rows of a split as prompts. Only these are read.
+/// The first `num_rows` rows of each data set of a split as prompts. Only these are read.
 ///
 /// # Errors
 /// [`DataError`] of a file that cannot be opened; what is wrong with a row is its [`Fate`].
@@ -46,11 +48,8 @@ pub fn prompts(
     split: Split,
     tokenizer: &Tokenizer,
     num_rows: usize,
-) -> Result<Vec<Preview<Prompt>>, DataError> {
-    let strict = strict(spec);
-    let (reader, strict) = (PromptReader::new(spec, tokenizer), PromptReader::new(&strict, tokenizer));
-    let read = |row_idx, row: &Row| fate(reader.read(row_idx, row), || strict.read(row_idx, row).err());
-    preview(spec, split, num_rows, read)
+) -> Result<Vec<Vec<Preview<Prompt>>>, DataError> {
+    preview(spec, split, num_rows, &prompt_reader(tokenizer))
 }
 
 /// The same as supervised examples of at most `max_tokens` tokens.
@@ -62,11 +61,21 @@ pub fn demonstrations(
     split: Split,
     tokenizer: &Tokenizer,
     (num_rows, max_tokens): (usize, usize),
-) -> Result<Vec<Preview<Demonstration>>, DataError> {
-    let strict = strict(spec);
-    let reader = DemonstrationReader::new(spec, tokenizer, max_tokens);
-    let strict = DemonstrationReader::new(&strict, tokenizer, max_tokens);
-    preview(spec, split, num_rows, |_, row| fate(reader.read(row), || strict.read(row).err()))
+) -> Result<Vec<Vec<Preview<Demonstration>>>, DataError> {
+    preview(spec, split, num_rows, &demonstration_reader(tokenizer, max_tokens))
+}
+
+/// The same as preferences.
+///
+/// # Errors
+/// As [`prompts`].
+pub fn preferences(
+    spec: &DataSpec,
+    split: Split,
+    tokenizer: &Tokenizer,
+    (num_rows, format, limits): (usize, PreferenceFormat, PreferenceLimits),
+) -> Result<Vec<Vec<Preview<PreferenceExample>>>, DataError> {
+    preview(spec, split, num_rows, &preference_reader(tokenizer, format, limits))
 }
 
 /// Under these settings a long row is an error, which knows the row's length.
@@ -78,15 +87,29 @@ fn preview<T>(
     spec: &DataSpec,
     split: Split,
     num_rows: usize,
-    mut read: impl FnMut(u64, &Row) -> Fate<T>,
+    read: &ReadRow<T>,
+) -> Result<Vec<Vec<Preview<T>>>, DataError> {
+    let sets = sets::specs(spec, split);
+    sets.iter().map(|set| preview_set(set, split, num_rows, read)).collect()
+}
+
+fn preview_set<T>(
+    set: &DataSpec,
+    split: Split,
+    num_rows: usize,
+    read: &ReadRow<T>,
 ) -> Result<Vec<Preview<T>>, DataError> {
+    let strict = strict(set);
     let mut previews = Vec::new();
-    for (row_idx, row) in rows::open(spec, split)?.take(num_rows).enumerate() {
+    for (row_idx, row) in (0..).zip(rows::open(set, split)?.take(num_rows)) {
         previews.push(match row {
-            Ok(row) => Preview { fate: read(row_idx as u64, &row), location: row.location },
+            Ok(row) => Preview {
+                fate: fate(read(set, row_idx, &row), || read(&strict, row_idx, &row).err()),
+                location: row.location,
+            },
             Err(error @ (DataError::Open { .. } | DataError::UnknownFormat { .. })) => return Err(error),
             Err(error) => {
-                let location = RowLocation { file: None, number: row_idx as u64 + 1 };
+                let location = RowLocation { file: None, number: row_idx + 1 };
                 Preview { location: error.location().cloned().unwrap_or(location), fate: Fate::Broken(error) }
             }
         });
@@ -99,9 +122,10 @@ fn fate<T>(read: Result<Fitted<T>, DataError>, why: impl FnOnce() -> Option<Data
         Ok(Fitted::Whole(item)) => Fate::Kept(item),
         Ok(Fitted::Truncated(item)) => Fate::Truncated(item),
         Ok(Fitted::TooLong) => match why() {
-            Some(DataError::TooLong { num_tokens, max_tokens, .. }) => {
-                Fate::Filtered { num_tokens, max_tokens }
-            }
+            Some(
+                DataError::TooLong { num_tokens, max_tokens, .. }
+                | DataError::ColumnTooLong { num_tokens, max_tokens, .. },
+            ) => Fate::Filtered { num_tokens, max_tokens },
             _ => Fate::Filtered { num_tokens: 0, max_tokens: 0 },
         },
         Err(error) => Fate::Broken(error),

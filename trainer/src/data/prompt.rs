@@ -8,7 +8,7 @@ use super::rows::Row;
 use super::{DataError, Fitted};
 use crate::data::tokenizer::{ChatRequest, Tokenizer, TokenizerError};
 
-/// The `data_source` of rows that name none.
+/// The `data_source` of rows that name none, where their data set has none either.
 const UNNAMED_SOURCE: &str = "default";
 
 /// Columns that may hold the ground truth, where the manifest names none: verl's, and TRL's.
@@ -181,7 +181,10 @@ pub(super) fn tokenize_error(row: &Row, source: TokenizerError) -> DataError {
 pub(super) fn data_source(row: &Row, spec: &DataSpec) -> Result<String, DataError> {
     let key = &spec.data_source_key;
     match row.at(key) {
-        None => Ok(UNNAMED_SOURCE.to_owned()),
+        None => {
+            let of_set = spec.datasets.first().and_then(|set| set.data_source.as_deref());
+            Ok(of_set.unwrap_or(UNNAMED_SOURCE).to_owned())
+        }
         Some(Value::String(source)) => Ok(source.clone()),
         Some(other) => Err(row.wrong_type(key, other, "a text")),
     }

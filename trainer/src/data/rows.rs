@@ -5,10 +5,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rlt_api::spec::{DataSource, DataSpec};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
-use super::{DataError, RowLocation, jsonl, parquet, task};
+use super::{DataError, RowLocation, jsonl, parquet, sets, task};
 
 /// Which rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,13 +38,49 @@ pub(super) struct Row {
 
 pub(super) type Rows = Box<dyn Iterator<Item = Result<Row, DataError>>>;
 
-/// The rows of a split in order, at most as many as the manifest wants.
+/// Where a row begins in its file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// Bytes before it in a file of lines, rows before it in a parquet file.
+    pub offset: u64,
+    /// Lines or rows before it.
+    pub number: u64,
+}
+
+/// The rows of a file from a place on.
+pub(super) enum RowsFrom {
+    Lines(jsonl::LinesFrom),
+    Parquet(parquet::RowsFrom),
+}
+
+impl Iterator for RowsFrom {
+    type Item = Result<Row, DataError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        match self {
+            Self::Lines(lines) => lines.next(),
+            Self::Parquet(rows) => rows.next(),
+        }
+    }
+}
+
+impl RowsFrom {
+    /// Where the next row begins.
+    pub(super) fn place(&self) -> Place {
+        match self {
+            Self::Lines(lines) => lines.place(),
+            Self::Parquet(rows) => rows.place(),
+        }
+    }
+}
+
+/// The rows of one data set of a split in order, at most as many as the manifest wants; `spec` is one of
+/// [`sets::specs`].
 pub(super) fn open(spec: &DataSpec, split: Split) -> Result<Rows, DataError> {
-    let rows = match spec.source() {
+    let rows: Rows = match spec.source() {
         DataSource::Task(task) => task::rows(task, split)?,
-        DataSource::Files { train, held_out } => {
-            let files = if split == Split::Train { train } else { held_out };
-            Box::new(Vec::from(files).into_iter().flat_map(|file| open_file(&file)))
+        DataSource::Datasets => {
+            Box::new(sets::files(spec).to_vec().into_iter().flat_map(|file| open_file(&file)))
         }
     };
     let limit = match split {
@@ -65,6 +102,18 @@ fn open_file(file: &str) -> Rows {
         _ => Err(DataError::UnknownFormat { path: path.to_path_buf() }),
     };
     opened.unwrap_or_else(|error| Box::new(std::iter::once(Err(error))))
+}
+
+/// The rows of a file from a place on, read one after the other.
+///
+/// # Errors
+/// [`DataError`]; a `.json` file has to hold lines, for an array is read whole.
+pub(super) fn open_at(path: &Arc<Path>, place: Place) -> Result<RowsFrom, DataError> {
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("jsonl" | "ndjson" | "json") => jsonl::LinesFrom::open(path, place).map(RowsFrom::Lines),
+        Some("parquet") => parquet::RowsFrom::open(path, place).map(RowsFrom::Parquet),
+        _ => Err(DataError::UnknownFormat { path: path.to_path_buf() }),
+    }
 }
 
 impl Row {
@@ -111,6 +160,10 @@ impl RowDigest {
         let line = serde_json::to_vec(&row.fields).unwrap_or_default();
         self.0.update(&line);
         self.0.update(b"\n");
+    }
+
+    pub(super) fn update_weight(&mut self, weight: f64) {
+        self.0.update(weight.to_le_bytes());
     }
 
     pub(super) fn finish(self) -> String {

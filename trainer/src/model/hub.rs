@@ -1,18 +1,27 @@
-//! Models by their id on the Hugging Face hub, or on a mirror that speaks its protocol.
+//! Models and data sets by their id on the Hugging Face hub, or on a mirror that speaks its protocol.
 //!
 //! A revision is resolved to a commit first, and everything is then fetched by that commit, so that a branch
 //! which moves in between cannot mix two versions. Files go to the hub's ordinary cache (`HF_HOME`,
 //! `HF_HUB_CACHE`), shared with other tools; `HF_TOKEN` is sent where it is set.
 
+mod dataset_files;
 mod snapshot;
 
 use std::path::{Path, PathBuf};
 
-use hf_hub::{HFClient, HFError, resolve_cache_dir, split_id};
+use hf_hub::repository::RepoType;
+use hf_hub::{HFClient, HFClientSync, HFError, HFRepositorySync, resolve_cache_dir, split_id};
 use rlt_api::ExitCode;
-use rlt_api::spec::HubSpec;
+use rlt_api::spec::{HubDatasetSpec, HubSpec};
 
+pub use dataset_files::DatasetFilesError;
+use snapshot::Listed;
 pub use snapshot::SnapshotError;
+
+/// The file whose head may say which files make a data set.
+const README: &str = "README.md";
+/// Bytes that it may have.
+const MAX_README_BYTES: u64 = 4 << 20;
 
 /// A model that was fetched.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,7 +32,16 @@ pub struct HubModel {
     pub dir: PathBuf,
 }
 
-/// Why a model could not be fetched.
+/// A split of a data set that was fetched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HubDataset {
+    /// The commit that the revision named, 40 hexadecimal digits; fetching it again gives the same bytes.
+    pub commit: String,
+    /// The split's files, in the order of their rows.
+    pub files: Vec<PathBuf>,
+}
+
+/// Why a model or a data set could not be fetched.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
     /// The client could not be set up.
@@ -66,13 +84,25 @@ pub enum HubError {
         /// Which file, and why.
         source: SnapshotError,
     },
+    /// The repository does not say which files make the split.
+    #[error("finding split {split:?} of the data set {repo} at commit {commit}")]
+    DatasetFiles {
+        /// Owner and name.
+        repo: String,
+        /// The commit.
+        commit: String,
+        /// The split's name.
+        split: String,
+        /// Why.
+        source: DatasetFilesError,
+    },
 }
 
 impl HubError {
     /// The exit code of a run that ends with this.
     pub fn exit_code(&self) -> ExitCode {
         match self {
-            Self::NoCommit { .. } => ExitCode::BadConfig,
+            Self::NoCommit { .. } | Self::DatasetFiles { .. } => ExitCode::BadConfig,
             Self::Fetch { source: SnapshotError::BadName { .. } | SnapshotError::TooMany, .. } => {
                 ExitCode::BadConfig
             }
@@ -87,37 +117,108 @@ impl HubError {
 /// # Errors
 /// [`HubError`], by the step that failed.
 pub fn fetch(spec: &HubSpec, cache_dir: Option<&Path>) -> Result<HubModel, HubError> {
-    let HubSpec { repo, revision, endpoint } = spec;
+    let (owner, name) = split_id(&spec.repo);
+    let repository = client(spec, cache_dir)?.model(owner, name);
+    let commit = repository.info().revision(&spec.revision).send().map(|info| info.sha);
+    let snapshot = Snapshot::at(commit, ("models", spec), repository, cache_dir)?;
+    let listed = snapshot.list()?;
+    snapshot.fetch(listed.iter().filter(|file| snapshot::is_of_model(&file.name)))?;
+    Ok(HubModel { commit: snapshot.commit, dir: snapshot.dir })
+}
+
+/// Fetches the split of a data set that `spec` names, as [`fetch`] does models.
+///
+/// # Errors
+/// [`HubError`], by the step that failed.
+pub fn fetch_dataset(spec: &HubDatasetSpec, cache_dir: Option<&Path>) -> Result<HubDataset, HubError> {
+    let (owner, name) = split_id(&spec.repo);
+    let repository = client(&spec.repository(), cache_dir)?.dataset(owner, name);
+    let commit = repository.info().revision(&spec.revision).send().map(|info| info.sha);
+    let snapshot = Snapshot::at(commit, ("datasets", &spec.repository()), repository, cache_dir)?;
+    let listed = snapshot.list()?;
+    let unknown = |source| HubError::DatasetFiles {
+        repo: spec.repo.clone(),
+        commit: snapshot.commit.clone(),
+        split: spec.split.clone(),
+        source,
+    };
+    let readme = snapshot.readme(&listed)?.map_err(unknown)?;
+    let names: Vec<&str> = listed.iter().map(|file| &*file.name).collect();
+    let names = dataset_files::find(&names, readme.as_deref(), spec.config.as_deref(), &spec.split);
+    let names = names.map_err(unknown)?;
+    snapshot.fetch(listed.iter().filter(|file| names.contains(&file.name)))?;
+    let files = names.iter().map(|name| snapshot.dir.join(name)).collect();
+    Ok(HubDataset { files, commit: snapshot.commit })
+}
+
+fn client(spec: &HubSpec, cache_dir: Option<&Path>) -> Result<HFClientSync, HubError> {
     let mut builder = HFClient::builder();
-    if let Some(endpoint) = endpoint {
+    if let Some(endpoint) = &spec.endpoint {
         builder = builder.endpoint(endpoint);
     }
     if let Some(cache_dir) = cache_dir {
         builder = builder.cache_dir(cache_dir);
     }
-    let client = builder
-        .build_sync()
-        .map_err(|source| HubError::Client { repo: repo.clone(), source: Box::new(source) })?;
-    let (owner, name) = split_id(repo);
-    let repository = client.model(owner, name);
+    let failed = |source| HubError::Client { repo: spec.repo.clone(), source: Box::new(source) };
+    builder.build_sync().map_err(failed)
+}
 
-    let info = repository.info().revision(revision).send().map_err(|source| HubError::Resolve {
-        repo: repo.clone(),
-        revision: revision.clone(),
-        source: Box::new(source),
-    })?;
-    let got = info.sha.unwrap_or_default();
-    if !is_commit(&got) {
-        return Err(HubError::NoCommit { repo: repo.clone(), revision: revision.clone(), got });
+/// A repository at a commit, and where its files lie here.
+struct Snapshot<T: RepoType> {
+    repo: String,
+    repository: HFRepositorySync<T>,
+    commit: String,
+    dir: PathBuf,
+}
+
+impl<T: RepoType + Sync> Snapshot<T> {
+    /// At the commit to which the hub has resolved the revision of `spec`; `kind` is `models` or `datasets`.
+    fn at(
+        commit: Result<Option<String>, HFError>,
+        (kind, spec): (&str, &HubSpec),
+        repository: HFRepositorySync<T>,
+        cache_dir: Option<&Path>,
+    ) -> Result<Self, HubError> {
+        let HubSpec { repo, revision, .. } = spec.clone();
+        let commit = match commit {
+            Ok(commit) => commit.unwrap_or_default(),
+            Err(source) => return Err(HubError::Resolve { repo, revision, source: Box::new(source) }),
+        };
+        if !is_commit(&commit) {
+            return Err(HubError::NoCommit { repo, revision, got: commit });
+        }
+        let cache_dir = cache_dir.map_or_else(resolve_cache_dir, Path::to_path_buf);
+        let folder = format!("{kind}--{}", repo.replace('/', "--"));
+        let dir = cache_dir.join(folder).join("snapshots").join(&commit);
+        Ok(Self { repo, repository, commit, dir })
     }
-    let cache_dir = cache_dir.map_or_else(resolve_cache_dir, Path::to_path_buf);
-    let dir = cache_dir.join(format!("models--{}", repo.replace('/', "--"))).join("snapshots").join(&got);
-    snapshot::fetch(&repository, &got, &dir).map_err(|source| HubError::Fetch {
-        repo: repo.clone(),
-        commit: got.clone(),
-        source,
-    })?;
-    Ok(HubModel { commit: got, dir })
+
+    fn list(&self) -> Result<Vec<Listed>, HubError> {
+        snapshot::list(&self.repository, &self.commit).map_err(|source| self.failed(source))
+    }
+
+    fn fetch<'a>(&self, files: impl Iterator<Item = &'a Listed>) -> Result<(), HubError> {
+        let fetched = snapshot::fetch(&self.repository, &self.commit, &self.dir, files);
+        fetched.map_err(|source| self.failed(source))
+    }
+
+    /// The README, where the repository has one; the inner error is that of one that nobody reads.
+    fn readme(&self, listed: &[Listed]) -> Result<Result<Option<String>, DatasetFilesError>, HubError> {
+        let Some(readme) = listed.iter().find(|file| file.name == README) else { return Ok(Ok(None)) };
+        if readme.num_bytes > MAX_README_BYTES {
+            return Ok(Err(DatasetFilesError::LongReadme { num_bytes: readme.num_bytes }));
+        }
+        self.fetch(std::iter::once(readme))?;
+        let path = self.dir.join(README);
+        let text = std::fs::read(&path);
+        let unread =
+            |source| self.failed(SnapshotError::Cache { act: "reading", path: path.clone(), source });
+        Ok(Ok(Some(String::from_utf8_lossy(&text.map_err(unread)?).into_owned())))
+    }
+
+    fn failed(&self, source: SnapshotError) -> HubError {
+        HubError::Fetch { repo: self.repo.clone(), commit: self.commit.clone(), source }
+    }
 }
 
 fn is_commit(text: &str) -> bool {

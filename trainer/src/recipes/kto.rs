@@ -21,7 +21,7 @@ pub struct LabelledCompletions {
 
 impl Recipe for LabelledCompletions {
     fn step(&mut self, roles: &mut Roles, data: &mut Data) -> Result<(), StepError> {
-        let examples = data.next_preferences(self.batch_size).ok_or(StepError::NoPreferences)?;
+        let examples = data.next_preferences(self.batch_size)?.ok_or(StepError::NoPreferences)?;
         let (batch, outputs, point) = self.evaluate_on(roles, &examples)?;
         roles.context().record(metrics(&outputs, &point));
         roles.actor.descend(batch, &outputs.dlogprobs)

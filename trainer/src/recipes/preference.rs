@@ -17,7 +17,7 @@ pub struct Preference {
 
 impl Recipe for Preference {
     fn step(&mut self, roles: &mut Roles, data: &mut Data) -> Result<(), StepError> {
-        let pairs = data.next_preferences(self.batch_size).ok_or(StepError::NoPreferences)?;
+        let pairs = data.next_preferences(self.batch_size)?.ok_or(StepError::NoPreferences)?;
         let batch = Batch::from_preferences(&pairs);
         let batch = roles.reference.score_once(&roles.actor, batch)?;
         let batch = roles.actor.score(batch)?;

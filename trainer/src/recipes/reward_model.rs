@@ -21,7 +21,7 @@ pub struct RewardModel {
 
 impl Recipe for RewardModel {
     fn step(&mut self, roles: &mut Roles, data: &mut Data) -> Result<(), StepError> {
-        let pairs = data.next_preferences(self.batch_size).ok_or(StepError::NoPreferences)?;
+        let pairs = data.next_preferences(self.batch_size)?.ok_or(StepError::NoPreferences)?;
         let (batch, scored) = self.score(roles, &pairs)?;
         roles.context().record(metrics(&scored));
         roles.actor.descend_labels(&batch, &[scored.dscores])

@@ -39,7 +39,7 @@ impl GroupSampling {
         let mut groups: Vec<RolloutGroup> = Vec::new();
         let (mut num_batches, mut cost) = (0, SamplingCost::default());
         while groups.len() < self.num_prompts && num_batches < max_batches {
-            let prompts = data.next_prompts(self.num_prompts).ok_or(StepError::NoPrompts)?;
+            let prompts = data.next_prompts(self.num_prompts)?.ok_or(StepError::NoPrompts)?;
             let sampled = roles.rollout.sample(&roles.actor, &prompts)?;
             let (judged, own_cost) = roles.rewards.judge_unrecorded(sampled)?;
             num_batches += 1;

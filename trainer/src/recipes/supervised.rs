@@ -15,7 +15,7 @@ pub struct Supervised {
 
 impl Recipe for Supervised {
     fn step(&mut self, roles: &mut Roles, data: &mut Data) -> Result<(), StepError> {
-        let demonstrations = data.next_demonstrations(self.batch_size).ok_or(StepError::NoDemonstrations)?;
+        let demonstrations = data.next_demonstrations(self.batch_size)?.ok_or(StepError::NoDemonstrations)?;
         let batch = Batch::from_demonstrations(demonstrations.iter().map(AsRef::as_ref));
         roles.actor.fit(&batch)
     }

@@ -2,6 +2,7 @@
 
 use rlt_api::ExitCode;
 
+use crate::data::DataError;
 use crate::parallel::RankError;
 use crate::roles::actor::ActorError;
 use crate::roles::critic::{CriticError, NoCritic};
@@ -41,6 +42,8 @@ pub enum StepError {
     NoDemonstrations,
     #[error("the job has no preferences to learn from")]
     NoPreferences,
+    #[error("failed to read the data")]
+    Data(#[from] DataError),
     #[error("failed to evaluate the loss")]
     Loss(#[from] rlt_core::loss::LossError),
     #[error("the job has no critic")]
@@ -57,6 +60,8 @@ impl StepError {
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::RewardModel(error) => error.exit_code(),
+            Self::Data(error) if error.is_io() => ExitCode::RetryableIo,
+            Self::Data(_) => ExitCode::BadConfig,
             Self::Rollout(RolloutError::CacheTooSmall { .. }) => ExitCode::BadConfig,
             Self::Rollout(RolloutError::NonFiniteLogits { .. }) => ExitCode::Diverged,
             Self::Actor(ActorError::Packing(_))

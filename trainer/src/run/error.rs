@@ -34,7 +34,7 @@ pub enum TrainError {
     RunFolder(#[from] RunFolderError),
     #[error("failed to prepare the model")]
     Model(#[from] ModelError),
-    #[error("failed to fetch the model")]
+    #[error("failed to fetch from the hub")]
     Hub(#[from] HubError),
     #[error("failed to prepare the tokenizer")]
     Tokenizer(#[from] TokenizerError),

@@ -2,6 +2,7 @@
 //!
 //! Whatever can be wrong with a model, its data or its rewards is found here, before the first step.
 
+pub(crate) mod datasets;
 mod device;
 mod model;
 
@@ -11,18 +12,15 @@ use std::time::{Duration, Instant};
 
 use rlt_api::ValidatedJob;
 use rlt_api::plan::{KV_BLOCK_TOKENS, check_model, concurrent_sequences};
-use rlt_api::resolved::{Kl, ModelSource, Preference, ResolvedSpec, TokenizerSource};
+use rlt_api::resolved::{Kl, ModelSource, ResolvedSpec, TokenizerSource};
 use rlt_api::spec;
-use rlt_core::preferences::PreferenceExample;
 use rlt_core::schedule::{Decay, Schedule};
 use rlt_core::types::RewardStatus;
 use tch::{Device, Kind};
 
+use crate::data::Data;
 use crate::data::seeds::{SeedUse, seed};
 use crate::data::tokenizer::{ConversationDefaults, Tokenizer};
-use crate::data::{
-    Data, DataError, Dataset, Demonstration, Loader, PreferenceFormat, PreferenceLimits, Split,
-};
 use crate::model::BaseModel;
 use crate::observe::stop::StopRequest;
 use crate::parallel::{RankError, Ranks};
@@ -43,6 +41,8 @@ use crate::run::saving::Saving;
 use crate::run::{ModelOrigin, Progress, Run};
 use crate::storage::checkpoint::CheckpointStore;
 use crate::storage::run_folder::RunFolder;
+
+use datasets::{Datasets, Located, Rows};
 
 /// The part of the seed of weights that is the critic's adapter.
 const CRITIC_ADAPTER: u64 = 1;
@@ -65,7 +65,11 @@ pub fn setup(
     // What the leader downloads the others find.
     let (model_dir, base_model) = ranks.leader_first(|| model_folder(&spec, &folder, &ranks))?.unzip();
     let tokenizer = load_tokenizer(&spec, model_dir.as_deref())?;
-    let datasets = Datasets::load(&spec, &tokenizer)?;
+    let located = ranks.leader_first(|| Located::find(&spec.data, folder.root()))?;
+    if ranks.is_leader() {
+        located.record(&folder)?;
+    }
+    let datasets = Datasets::load(&spec, &located.spec, &tokenizer)?;
     let rewards = reward_pool(&spec, &datasets, ranks.cores())?;
     let external = ExternalFunctions::new(&spec.rewards)?;
     let weights = model::weights(&spec, model_dir.as_deref(), &tokenizer)?;
@@ -100,7 +104,7 @@ pub fn setup(
     let run = Run {
         recipes: choose(&spec),
         source: ModelOrigin {
-            commits: model::commits(&spec, model_dir.as_deref(), &folders),
+            commits: [model::commits(&spec, model_dir.as_deref(), &folders), located.commits()].concat(),
             base: base_model,
             kind: source_kind(model_dir.as_deref()),
         },
@@ -313,83 +317,11 @@ pub(crate) fn load_tokenizer(spec: &ResolvedSpec, model_dir: Option<&Path>) -> R
     }))
 }
 
-/// Everything that is read before the training.
-struct Datasets {
-    prompts: Option<Dataset<rlt_core::types::Prompt>>,
-    demonstrations: Option<Dataset<Demonstration>>,
-    preferences: Option<Dataset<PreferenceExample>>,
-    held_out: Dataset<rlt_core::types::Prompt>,
-    held_out_preferences: Option<Dataset<PreferenceExample>>,
-}
-
-impl Datasets {
-    fn load(spec: &ResolvedSpec, tokenizer: &Tokenizer) -> Result<Self, TrainError> {
-        let sp = spec.workers.mesh.sp as usize;
-        let max_tokens = spec.training.max_tokens_per_micro_batch as usize * sp;
-        let wants_demonstrations = spec.algorithm.is_supervised() || spec.algorithm.cold_start.is_some();
-        let prompts = |split| Dataset::prompts(&spec.data, split, tokenizer);
-        let demonstrations = || Dataset::demonstrations(&spec.data, Split::Train, tokenizer, max_tokens);
-        let held_out_preferences = preferences(spec, Split::HeldOut, tokenizer).transpose()?;
-        Ok(Self {
-            prompts: spec.algorithm.samples().then(|| prompts(Split::Train)).transpose()?,
-            demonstrations: wants_demonstrations.then(demonstrations).transpose()?,
-            preferences: preferences(spec, Split::Train, tokenizer).transpose()?,
-            held_out: match &held_out_preferences {
-                Some(preferences) => preferences.to_prompts(),
-                None => prompts(Split::HeldOut)?,
-            },
-            held_out_preferences,
-        })
-    }
-
-    fn in_order(self, spec: &ResolvedSpec) -> Result<Data, TrainError> {
-        Ok(Data {
-            prompts: self.prompts.as_ref().map(|prompts| loader(spec, prompts)).transpose()?,
-            demonstrations: self.demonstrations.as_ref().map(|rows| loader(spec, rows)).transpose()?,
-            preferences: self.preferences.as_ref().map(|rows| loader(spec, rows)).transpose()?,
-            held_out: self.held_out,
-            held_out_preferences: self.held_out_preferences,
-        })
-    }
-
-    fn num_steps(&self, spec: &ResolvedSpec) -> u64 {
-        let demonstrations = || self.demonstrations.as_ref().map(Dataset::len);
-        let preferences = || self.preferences.as_ref().map(Dataset::len);
-        let prompts = self.prompts.as_ref().map(Dataset::len);
-        let num_rows = prompts.or_else(preferences).or_else(demonstrations).unwrap_or(0);
-        spec.training.length.num_steps(num_rows as u64, spec.training.prompts_per_step)
-    }
-}
-
-/// The preferences of a split, where the algorithm learns from those of a data set.
-fn preferences(
-    spec: &ResolvedSpec,
-    split: Split,
-    tokenizer: &Tokenizer,
-) -> Option<Result<Dataset<PreferenceExample>, DataError>> {
-    let format = match &spec.algorithm.preference {
-        _ if spec.algorithm.reward_model.is_some() => PreferenceFormat::PairsWithMargin,
-        Some(_) if spec.algorithm.samples() => return None,
-        Some(Preference::Pairs(_)) => PreferenceFormat::Pairs,
-        Some(Preference::Labels(_)) => PreferenceFormat::Labels,
-        None => return None,
-    };
-    let limits = PreferenceLimits {
-        max_completion_tokens: spec.rollout.max_completion_tokens as usize,
-        max_sequence_tokens: spec.max_sequence_tokens() as usize,
-    };
-    Some(Dataset::preferences(&spec.data, split, tokenizer, format, limits))
-}
-
-fn loader<T>(spec: &ResolvedSpec, dataset: &Dataset<T>) -> Result<Loader<T>, TrainError> {
-    let seed = seed(spec.training.seed, SeedUse::Data, &[]);
-    Ok(Loader::new(dataset, spec.data.shuffle, seed)?)
-}
-
 fn reward_pool(spec: &ResolvedSpec, data: &Datasets, cores: usize) -> Result<RewardPool, TrainError> {
     let functions = RewardFunctions::new(&spec.rewards, spec.rollout.max_completion_tokens as usize)?;
     if !spec.rewards.functions.is_empty() {
-        data.prompts.as_ref().map_or(Ok(()), |prompts| functions.check(prompts))?;
+        // Those of a stream are checked when they are read.
+        data.prompts.as_ref().and_then(Rows::in_memory).map_or(Ok(()), |prompts| functions.check(prompts))?;
         functions.check(&data.held_out)?;
     }
     let num_workers = spec.workers.threads.map_or(cores, |threads| threads as usize);

@@ -87,7 +87,8 @@ fn a_preview_shows_what_the_training_sees_and_why_it_does_not_see_the_rest() {
     let mut files = Files::rows(&rows);
     files.spec.max_prompt_tokens = 6;
     let seen = |files: &Files, num_rows| {
-        preview::prompts(&files.spec, Split::Train, &tokenizer(), num_rows).unwrap()
+        let sets = preview::prompts(&files.spec, Split::Train, &tokenizer(), num_rows).unwrap();
+        sets.into_iter().flatten().collect::<Vec<_>>()
     };
     let previews = seen(&files, 3);
     let [kept, long, broken] = &previews[..] else { panic!("three rows were asked for: {previews:?}") };

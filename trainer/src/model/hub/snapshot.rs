@@ -73,29 +73,32 @@ pub enum SnapshotError {
 
 /// A file of a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Listed {
-    name: String,
-    num_bytes: u64,
+pub(super) struct Listed {
+    /// Its path in the repository, which leads below the folder that it is joined to.
+    pub(super) name: String,
+    pub(super) num_bytes: u64,
 }
 
-/// Fetches what a model is read from into the folder `dir`; what is there already is not fetched again.
+/// Fetches files of `listed` into the folder `dir`; what is there already is not fetched again.
 ///
 /// # Errors
-/// [`SnapshotError`]; nothing is fetched where a name is bad.
-pub(super) fn fetch<T: RepoType + Sync>(
+/// [`SnapshotError`].
+pub(super) fn fetch<'a, T: RepoType + Sync>(
     repository: &HFRepositorySync<T>,
     commit: &str,
     dir: &Path,
+    listed: impl Iterator<Item = &'a Listed>,
 ) -> Result<(), SnapshotError> {
-    let listed = list(repository, commit)?;
     fs::create_dir_all(dir).map_err(failed("create folder", dir))?;
-    let missing: Vec<Listed> = listed.into_iter().filter(|file| !dir.join(&file.name).exists()).collect();
+    let missing: Vec<&Listed> = listed.filter(|file| !dir.join(&file.name).exists()).collect();
     let next = AtomicUsize::new(0);
     let work = || {
-        while let Some(file) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
-            fetch_file(repository, commit, dir, file)?;
+        loop {
+            let idx = next.fetch_add(1, Ordering::Relaxed);
+            let Some(file) = missing.get(idx) else { return Ok(()) };
+            let beside = dir.join(format!(".fetching-{}-{idx}", std::process::id()));
+            fetch_file(repository, commit, (dir, &beside), file)?;
         }
-        Ok(())
     };
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..NUM_CONCURRENT.min(missing.len())).map(|_| scope.spawn(work)).collect();
@@ -106,7 +109,14 @@ pub(super) fn fetch<T: RepoType + Sync>(
     })
 }
 
-fn list<T: RepoType>(repository: &HFRepositorySync<T>, commit: &str) -> Result<Vec<Listed>, SnapshotError> {
+/// All files of a commit.
+///
+/// # Errors
+/// [`SnapshotError`]; a name that leads elsewhere makes the whole list bad.
+pub(super) fn list<T: RepoType>(
+    repository: &HFRepositorySync<T>,
+    commit: &str,
+) -> Result<Vec<Listed>, SnapshotError> {
     let entries = repository.list_tree().revision(commit).recursive(true).limit(MAX_FILES + 1).send();
     let entries = entries.map_err(|source| SnapshotError::Hub {
         act: "listing the files".to_owned(),
@@ -115,34 +125,32 @@ fn list<T: RepoType>(repository: &HFRepositorySync<T>, commit: &str) -> Result<V
     if entries.len() > MAX_FILES {
         return Err(SnapshotError::TooMany);
     }
-    let mut wanted = Vec::new();
+    let mut listed = Vec::new();
     for entry in entries {
         let RepoTreeEntry::File { path: name, size: num_bytes, .. } = entry else { continue };
         if !is_below(&name) {
             return Err(SnapshotError::BadName { name });
         }
-        if is_wanted(&name) {
-            wanted.push(Listed { name, num_bytes });
-        }
+        listed.push(Listed { name, num_bytes });
     }
-    Ok(wanted)
+    Ok(listed)
 }
 
-/// Fetches one file beside its place, and gives it its name once it is whole.
+/// Fetches one file of the snapshot `dir` into the folder `beside`, and gives it its name once it is whole.
 fn fetch_file<T: RepoType>(
     repository: &HFRepositorySync<T>,
     commit: &str,
-    dir: &Path,
+    (dir, beside): (&Path, &Path),
     file: &Listed,
 ) -> Result<(), SnapshotError> {
     let name = &file.name;
-    let beside = dir.join(format!(".fetching-{}-{name}", std::process::id()));
-    let fetched = repository.download_file().filename(name).revision(commit).local_dir(&beside).send();
+    let fetched =
+        repository.download_file().filename(name).revision(commit).local_dir(beside.to_owned()).send();
     let fetched = fetched
         .map_err(|source| SnapshotError::Hub { act: format!("fetching {name}"), source: Box::new(source) })
         .and_then(|_| keep(&beside.join(name), &dir.join(name), file));
     // The error that matters is the one above.
-    let _ = fs::remove_dir_all(&beside);
+    let _ = fs::remove_dir_all(beside);
     fetched
 }
 
@@ -150,6 +158,9 @@ fn keep(fetched: &Path, path: &Path, file: &Listed) -> Result<(), SnapshotError>
     let got = fs::metadata(fetched).map_err(failed("reading", fetched))?.len();
     if got != file.num_bytes {
         return Err(SnapshotError::Length { name: file.name.clone(), expected: file.num_bytes, got });
+    }
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder).map_err(failed("create folder", folder))?;
     }
     fs::rename(fetched, path).map_err(failed("renaming", fetched))
 }
@@ -164,7 +175,8 @@ fn is_below(path: &str) -> bool {
     !path.contains(['\\', '\0']) && path.split('/').all(|part| !matches!(part, "" | "." | ".."))
 }
 
-fn is_wanted(name: &str) -> bool {
+/// Whether a model is read from the file of this name.
+pub(super) fn is_of_model(name: &str) -> bool {
     let fits = |pattern: &str| match pattern.split_once('*') {
         Some((begin, end)) => {
             name.len() >= begin.len() + end.len() && name.starts_with(begin) && name.ends_with(end)
@@ -193,12 +205,12 @@ mod tests {
         for name in
             ["config.json", "model.safetensors", "model-00001-of-00002.safetensors", "chat_template.jinja"]
         {
-            assert!(is_wanted(name), "{name}");
+            assert!(is_of_model(name), "{name}");
         }
         for name in
             ["modeling.py", "pytorch_model.bin", "onnx/model.safetensors", "chat_template/../x", "model.safe"]
         {
-            assert!(!is_wanted(name), "{name}");
+            assert!(!is_of_model(name), "{name}");
         }
     }
 }

@@ -88,3 +88,71 @@ fn says_which_repository_and_revision_cannot_be_had() {
     let nobody = HubSpec { endpoint: Some("not an address".to_owned()), ..spec(&hub, "main") };
     assert!(refusal(&nobody).contains("connecting to the hub"));
 }
+
+fn dataset(hub: &HubServer, config: Option<&str>, split: &str) -> HubDatasetSpec {
+    let (config, endpoint) = (config.map(str::to_owned), Some(hub.endpoint().to_owned()));
+    let (repo, revision) = (REPO.to_owned(), "main".to_owned());
+    HubDatasetSpec { repo, revision, endpoint, config, split: split.to_owned() }
+}
+
+fn dataset_files() -> BTreeMap<String, Vec<u8>> {
+    let readme = "---\nconfigs:\n- config_name: main\n  data_files:\n  - split: train\n    path: main/train-*\n  \
+                  - split: test\n    path: main/test.jsonl\n---\n# Tiny\n";
+    let file = |name: &str, content: &str| (name.to_owned(), content.as_bytes().to_vec());
+    BTreeMap::from([
+        file("README.md", readme),
+        file("load.py", "not wanted"),
+        file("main/train-b.jsonl", "{\"prompt\": \"b\"}\n"),
+        file("main/train-a.jsonl", "{\"prompt\": \"a\"}\n"),
+        file("main/test.jsonl", "{\"prompt\": \"c\"}\n"),
+    ])
+}
+
+#[test]
+fn of_a_data_set_the_files_of_one_split_are_fetched_and_kept() {
+    let hub = HubServer::start_dataset(dataset_files()).unwrap();
+    let cache = tempfile::tempdir().unwrap();
+    let fetched = fetch_dataset(&dataset(&hub, Some("main"), "train"), Some(cache.path())).unwrap();
+    assert_eq!(fetched.commit, COMMIT);
+    let dir = cache.path().join("datasets--owner--tiny/snapshots").join(COMMIT);
+    let files = ["main/train-a.jsonl", "main/train-b.jsonl"].map(|name| dir.join(name));
+    assert_eq!(fetched.files, files);
+    assert_eq!(std::fs::read_to_string(&files[1]).unwrap(), "{\"prompt\": \"b\"}\n");
+    let downloads = hub.downloads();
+    assert_eq!(downloads.len(), 3, "README and two files: {downloads:?}");
+    assert!(downloads.iter().all(|line| line.contains(&format!("/datasets/{REPO}/resolve/{COMMIT}/"))));
+    let again = fetch_dataset(&dataset(&hub, None, "train"), Some(cache.path())).unwrap();
+    assert_eq!((again, hub.downloads().len()), (fetched, 3));
+    let left: Vec<_> = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(left.iter().all(|name| !name.to_string_lossy().starts_with('.')), "{left:?}");
+}
+
+#[test]
+fn a_data_set_names_the_configuration_and_split_that_it_lacks() {
+    let hub = HubServer::start_dataset(dataset_files()).unwrap();
+    let cache = tempfile::tempdir().unwrap();
+    for (config, split, words) in [
+        (Some("other"), "train", "config: \"other\" is unknown, expected one of [\"main\"]"),
+        (None, "dev", "split: unknown, expected one of [\"train\", \"test\"]"),
+    ] {
+        let error = fetch_dataset(&dataset(&hub, config, split), Some(cache.path())).unwrap_err();
+        assert_eq!(error.exit_code(), ExitCode::BadConfig);
+        assert!(error.to_string().contains(REPO) && error.to_string().contains(COMMIT), "{error}");
+        assert_eq!(std::error::Error::source(&error).unwrap().to_string(), words);
+    }
+    assert_eq!(hub.downloads().len(), 1, "the README alone");
+}
+
+#[test]
+fn a_data_set_whose_names_lead_elsewhere_gets_nothing_written() {
+    for name in ["main/../../../precious.jsonl", "/tmp/precious.jsonl"] {
+        let mut files = dataset_files();
+        files.insert(name.to_owned(), b"{}".to_vec());
+        let hub = HubServer::start_dataset(files).unwrap();
+        let outer = tempfile::tempdir().unwrap();
+        let cache = outer.path().join("cache");
+        let error = fetch_dataset(&dataset(&hub, None, "train"), Some(&cache)).unwrap_err();
+        assert_eq!(error.exit_code(), ExitCode::BadConfig);
+        assert!(!cache.exists() && hub.downloads().is_empty(), "{name}");
+    }
+}

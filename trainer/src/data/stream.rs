@@ -1,0 +1,258 @@
+//! Rows that are read while they are trained on: no more of them are in memory than a block.
+//!
+//! A lane is a sequence of files that is read again and again. Its rows are taken in blocks of `blockRows`
+//! items; a block is shuffled, and so are the files of each pass. Where a lane stands is the place in its
+//! files at which the present block begins, and the number of items that were taken of it: to go on from
+//! there the block is read again. Without weights all data sets are one lane; with weights each has its own,
+//! and the next item is taken from the one that is furthest behind its share.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rlt_api::spec::DataSpec;
+use rlt_core::permutation::{Permutation, splitmix64};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::rows::{self, Place, RowsFrom};
+use super::{CheckItem, DataError, Fitted, ReadRow, Split, sets};
+
+/// Bits of a row's number that count rows within a file.
+const ROW_BITS: u32 = 40;
+
+/// Where a lane stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LanePosition {
+    /// Passes over its files that are complete.
+    pub pass: u64,
+    /// The file at which the block begins: its position in the order of this pass.
+    pub file: usize,
+    /// Where it begins in that file.
+    pub place: Place,
+    /// Number of the block in this pass.
+    pub block: u64,
+    /// Items of the block that were handed out.
+    pub position: usize,
+    /// Items that were handed out in all passes.
+    pub drawn: u64,
+}
+
+/// A file of a lane, and the specification of its data set.
+#[derive(Debug)]
+struct LaneFile {
+    path: Arc<Path>,
+    spec: Arc<DataSpec>,
+    /// Number of the file in the manifest, which numbers its rows.
+    idx: u64,
+}
+
+/// Files that are read again and again.
+struct Lane<T> {
+    files: Vec<LaneFile>,
+    share: f64,
+    /// Of the order of files and of the items of a block.
+    seed: Option<u64>,
+    position: LanePosition,
+    /// The block, if it was read since the position was set.
+    block: Option<Block<T>>,
+}
+
+/// Items that are in memory, and where those behind them begin.
+struct Block<T> {
+    items: Vec<Arc<T>>,
+    order: Option<Permutation>,
+    next: Next,
+}
+
+struct Next {
+    pass: u64,
+    file: usize,
+    place: Place,
+    block: u64,
+    /// The open file, from `place` on.
+    rows: Option<RowsFrom>,
+}
+
+/// Items of a split that are read when they are wanted.
+pub(super) struct Stream<T> {
+    lanes: Vec<Lane<T>>,
+    block_rows: usize,
+    read: ReadRow<T>,
+    check: CheckItem<T>,
+    digest: String,
+}
+
+impl<T> Stream<T> {
+    /// The training rows of `spec`, and the first block of each lane, so that a file that cannot be read is
+    /// found now.
+    pub(super) fn open(
+        spec: &DataSpec,
+        block_rows: usize,
+        seed: Option<u64>,
+        (read, check): (ReadRow<T>, CheckItem<T>),
+    ) -> Result<Self, DataError> {
+        let sets = sets::specs(spec, Split::Train);
+        let (mut lanes, mut digest, mut num_files) = (Vec::<Lane<T>>::new(), Sha256::new(), 0);
+        for (set_idx, set) in sets.into_iter().enumerate() {
+            let (set, weight) = (Arc::new(set.clone()), sets::weight(&set));
+            if weight.is_some() || lanes.is_empty() {
+                let seed = seed.map(|seed| splitmix64(seed, set_idx as u64));
+                let share = weight.unwrap_or(1.0);
+                lanes.push(Lane {
+                    files: Vec::new(),
+                    share,
+                    seed,
+                    position: LanePosition::default(),
+                    block: None,
+                });
+            }
+            digest.update(weight.unwrap_or_default().to_le_bytes());
+            for path in sets::files(&set) {
+                let path: Arc<Path> = Arc::from(Path::new(path));
+                let metadata = std::fs::metadata(&path);
+                let failed = |source| DataError::Open { path: path.to_path_buf(), source };
+                digest.update(metadata.map_err(failed)?.len().to_le_bytes());
+                let idx = num_files;
+                num_files += 1;
+                lanes.last_mut().into_iter().for_each(|lane| {
+                    lane.files.push(LaneFile { path: Arc::clone(&path), spec: Arc::clone(&set), idx });
+                });
+            }
+        }
+        let total: f64 = lanes.iter().map(|lane| lane.share).sum();
+        lanes.iter_mut().for_each(|lane| lane.share /= total);
+        digest.update((block_rows as u64).to_le_bytes());
+        let digest = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut stream = Self { lanes, block_rows, read, check, digest };
+        for lane_idx in 0..stream.lanes.len() {
+            stream.block(lane_idx)?;
+        }
+        Ok(stream)
+    }
+
+    /// A digest of the lengths and weights of the files and of the blocks; their rows are not read for it.
+    pub(super) fn digest(&self) -> &str {
+        &self.digest
+    }
+
+    pub(super) fn position(&self) -> Vec<LanePosition> {
+        self.lanes.iter().map(|lane| lane.position.clone()).collect()
+    }
+
+    /// Passes that all lanes have completed.
+    pub(super) fn epoch(&self) -> u64 {
+        self.lanes.iter().map(|lane| lane.position.pass).min().unwrap_or(0)
+    }
+
+    /// Goes on from `position`; a block is read again when an item of it is wanted, unless it is still here.
+    pub(super) fn resume(&mut self, position: &[LanePosition]) {
+        for (lane, saved) in self.lanes.iter_mut().zip(position) {
+            let begin = |position: &LanePosition| (position.pass, position.block);
+            if begin(&lane.position) != begin(saved) {
+                lane.block = None;
+            }
+            lane.position = saved.clone();
+        }
+    }
+
+    /// The next item.
+    pub(super) fn next(&mut self) -> Result<Arc<T>, DataError> {
+        let num_drawn: u64 = self.lanes.iter().map(|lane| lane.position.drawn).sum();
+        let behind = |lane: &Lane<T>| lane.share * (num_drawn + 1) as f64 - lane.position.drawn as f64;
+        let lanes = self.lanes.iter().enumerate().rev();
+        // Of equal ones the first.
+        let furthest =
+            lanes.max_by(|(_, a), (_, b)| behind(a).total_cmp(&behind(b))).map_or(0, |(idx, _)| idx);
+        self.block(furthest)?;
+        let lane = &mut self.lanes[furthest];
+        let position = lane.position.position;
+        let block = lane.block.as_ref();
+        let order = block.and_then(|block| block.order.as_ref());
+        let idx = order.and_then(|order| order.get(position as u64)).map_or(position, |idx| idx as usize);
+        lane.position.position += 1;
+        lane.position.drawn += 1;
+        let item = block.and_then(|block| block.items.get(idx)).map(Arc::clone);
+        item.ok_or(DataError::Empty { split: Split::Train, num_filtered: 0 })
+    }
+
+    /// Makes sure that a lane's block is here and has an item that was not handed out.
+    fn block(&mut self, lane_idx: usize) -> Result<(), DataError> {
+        let Self { lanes, read, check, block_rows, .. } = self;
+        let lane = &mut lanes[lane_idx];
+        if lane.block.is_none() {
+            let LanePosition { pass, file, place, block, .. } = lane.position;
+            let next = Next { pass, file, place, block, rows: None };
+            lane.block = Some(lane.read_block(next, *block_rows, read, check)?);
+        }
+        let passes_before = lane.position.pass;
+        loop {
+            let Some(block) = &lane.block else { return Ok(()) };
+            if lane.position.position < block.items.len() {
+                return Ok(());
+            }
+            if block.items.is_empty() && lane.position.pass > passes_before + 1 {
+                // A whole pass has nothing.
+                return Err(DataError::Empty { split: Split::Train, num_filtered: 0 });
+            }
+            // The old block goes before the new one comes.
+            let Some(Block { next, .. }) = lane.block.take() else { return Ok(()) };
+            let drawn = lane.position.drawn;
+            let (pass, file, place, block) = (next.pass, next.file, next.place, next.block);
+            lane.position = LanePosition { pass, file, place, block, position: 0, drawn };
+            lane.block = Some(lane.read_block(next, *block_rows, read, check)?);
+        }
+    }
+}
+
+impl<T> Lane<T> {
+    /// The file at a position of a pass.
+    fn file(&self, pass: u64, position: usize) -> Option<&LaneFile> {
+        let order = self.seed.map(|seed| Permutation::new(self.files.len() as u64, seed, pass));
+        let idx = order.map_or(Some(position), |order| order.get(position as u64).map(|idx| idx as usize));
+        self.files.get(idx?)
+    }
+
+    /// The items from `next` on: a block, or as many as there are up to the end of the pass.
+    fn read_block(
+        &self,
+        mut next: Next,
+        block_rows: usize,
+        read: &ReadRow<T>,
+        check: &CheckItem<T>,
+    ) -> Result<Block<T>, DataError> {
+        let (pass, number) = (next.pass, next.block);
+        let mut items = Vec::new();
+        while items.len() < block_rows {
+            let Some(file) = self.file(pass, next.file) else {
+                next = Next { pass: pass + 1, file: 0, place: Place::default(), block: 0, rows: None };
+                break;
+            };
+            let mut rows = match next.rows.take() {
+                Some(rows) => rows,
+                None => rows::open_at(&file.path, next.place)?,
+            };
+            let Some(row) = rows.next() else {
+                (next.file, next.place) = (next.file + 1, Place::default());
+                continue;
+            };
+            let row = row?;
+            let row_idx = (file.idx << ROW_BITS) | row.location.number;
+            if let Fitted::Whole(item) | Fitted::Truncated(item) = read(&file.spec, row_idx, &row)? {
+                check(&item, &row.location)?;
+                items.push(Arc::new(item));
+            }
+            next.place = rows.place();
+            next.rows = Some(rows);
+        }
+        if next.pass == pass {
+            next.block = number + 1;
+        }
+        let order = self
+            .seed
+            .map(|seed| Permutation::new(items.len() as u64, splitmix64(seed, pass.wrapping_add(1)), number));
+        Ok(Block { items, order, next })
+    }
+}
+
+#[cfg(test)]
+mod tests;

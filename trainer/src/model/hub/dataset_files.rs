@@ -1,0 +1,271 @@
+//! Which files of a data set's repository make a split, by the rules of Hugging Face's library `datasets`:
+//! the `configs` at the head of the README, else the names of files and folders.
+//!
+//! Names and README come from a server that nobody vouches for. Here they are only compared.
+
+mod glob;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use glob::Glob;
+
+/// Endings of the files whose rows are read.
+const READABLE: [&str; 3] = [".parquet", ".jsonl", ".json"];
+/// Files that hold no rows although they end like such.
+const NO_ROWS: [&str; 5] =
+    ["config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"];
+/// The configuration of a repository that names none.
+const DEFAULT_CONFIG: &str = "default";
+/// The split of files whose names tell none.
+const DEFAULT_SPLIT: &str = "train";
+/// Shards, whose names hold their split.
+const SHARDS: &str = "data/*-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9]*.*";
+/// Splits with the words by which files and folders name them.
+const SPLIT_WORDS: [(&str, &[&str]); 3] = [
+    ("train", &["train", "training"]),
+    ("validation", &["validation", "valid", "dev", "val"]),
+    ("test", &["test", "testing", "eval", "evaluation"]),
+];
+/// What stands around such a word.
+const SEPARATORS: &str = "[-._ 0-9]";
+
+/// Why a split cannot be found.
+#[derive(Debug, thiserror::Error)]
+pub enum DatasetFilesError {
+    /// The README is no text that a person wrote.
+    #[error("README.md has {num_bytes} bytes, expected at most {}", super::MAX_README_BYTES)]
+    LongReadme {
+        /// Its length.
+        num_bytes: u64,
+    },
+    /// The head of the README cannot be read.
+    #[error("the head of README.md is not the YAML that was expected: {message}")]
+    Readme {
+        /// Why.
+        message: String,
+    },
+    /// A pattern of the README is no glob.
+    #[error("README.md: {pattern:?} is no pattern of file names")]
+    Pattern {
+        /// The pattern.
+        pattern: String,
+    },
+    /// There are several configurations, and none is the default one.
+    #[error("config: expected one of {known:?}, none is given and none of them is the default one")]
+    WhichConfig {
+        /// Their names.
+        known: Vec<String>,
+    },
+    /// There is no such configuration.
+    #[error("config: {config:?} is unknown, expected one of {known:?}")]
+    UnknownConfig {
+        /// The one that was asked for.
+        config: String,
+        /// Those that are known.
+        known: Vec<String>,
+    },
+    /// There is no such split.
+    #[error("split: unknown, expected one of {known:?}")]
+    UnknownSplit {
+        /// Those that are known.
+        known: Vec<String>,
+    },
+    /// The repository, or the split, has rows in no format that is read.
+    #[error("expected files that end in .parquet, .jsonl or .json, found {found:?}")]
+    Unreadable {
+        /// Some of its files.
+        found: Vec<String>,
+    },
+}
+
+/// The head of a README.
+#[derive(Debug, Default, Deserialize)]
+struct Head {
+    #[serde(default)]
+    configs: Vec<Config>,
+}
+
+/// A configuration as the head of a README describes it.
+#[derive(Clone, Debug, Default, Deserialize)]
+struct Config {
+    #[serde(default)]
+    config_name: Option<String>,
+    #[serde(default)]
+    default: bool,
+    #[serde(default)]
+    data_dir: Option<String>,
+    #[serde(default)]
+    data_files: Value,
+}
+
+/// A split with the patterns, or with the names, of its files.
+type Splits = Vec<(String, Vec<String>)>;
+
+/// The names of the files of a split, in the order of their rows.
+///
+/// # Errors
+/// [`DatasetFilesError`].
+pub(super) fn find(
+    names: &[&str],
+    readme: Option<&str>,
+    config: Option<&str>,
+    split: &str,
+) -> Result<Vec<String>, DatasetFilesError> {
+    let config = choose(readme.map_or(Ok(Vec::new()), configs)?, config)?;
+    let splits = match config.patterns() {
+        Some(patterns) => patterns,
+        None => splits_by_names(names, config.folder())?,
+    };
+    let known = || splits.iter().map(|(name, _)| name.clone()).collect();
+    let found = splits.iter().find(|(name, _)| name == split);
+    let (_, patterns) = found.ok_or_else(|| DatasetFilesError::UnknownSplit { known: known() })?;
+    let mut files: Vec<&str> = Vec::new();
+    for pattern in patterns {
+        let matching = matching(names, &config.folder(), pattern)?;
+        files.extend(matching.into_iter().filter(|name| !files.contains(name)).collect::<Vec<_>>());
+    }
+    of_one_format(&files, names)
+}
+
+/// The `configs` at the head of a README, which stands between two lines of dashes.
+fn configs(readme: &str) -> Result<Vec<Config>, DatasetFilesError> {
+    let text = readme.trim_start_matches('\u{feff}').replace("\r\n", "\n");
+    let Some(behind) = text.strip_prefix("---\n") else { return Ok(Vec::new()) };
+    let Some((head, _)) = behind.split_once("\n---") else { return Ok(Vec::new()) };
+    if head.trim().is_empty() {
+        return Ok(Vec::new());
+    }
+    let wrong = |message: String| DatasetFilesError::Readme { message };
+    let head: Head = serde_saphyr::from_str(head).map_err(|error| wrong(error.to_string()))?;
+    Ok(head.configs)
+}
+
+fn choose(configs: Vec<Config>, wanted: Option<&str>) -> Result<Config, DatasetFilesError> {
+    let known: Vec<String> = match configs.is_empty() {
+        true => vec![DEFAULT_CONFIG.to_owned()],
+        false => configs.iter().map(|config| config.name().to_owned()).collect(),
+    };
+    if let Some(wanted) = wanted {
+        let found = configs.into_iter().chain([Config::default()]).zip(&known);
+        let found = found.into_iter().find(|(_, name)| *name == wanted).map(|(config, _)| config);
+        return found.ok_or_else(|| DatasetFilesError::UnknownConfig { config: wanted.to_owned(), known });
+    }
+    let is_default = |config: &Config| config.default || config.name() == DEFAULT_CONFIG;
+    match configs.iter().find(|config| is_default(config)).or(configs.first()) {
+        None => Ok(Config::default()),
+        Some(config) if configs.len() == 1 || is_default(config) => Ok(config.clone()),
+        Some(_) => Err(DatasetFilesError::WhichConfig { known }),
+    }
+}
+
+impl Config {
+    fn name(&self) -> &str {
+        self.config_name.as_deref().unwrap_or(DEFAULT_CONFIG)
+    }
+
+    /// What stands before the names of its files.
+    fn folder(&self) -> String {
+        let folder = self.data_dir.as_deref().unwrap_or_default().trim_start_matches("./").trim_matches('/');
+        if folder.is_empty() || folder == "." { String::new() } else { format!("{folder}/") }
+    }
+
+    /// Its splits with their patterns; `None` where it leaves them to names.
+    fn patterns(&self) -> Option<Splits> {
+        match &self.data_files {
+            Value::Null => None,
+            Value::Object(splits) => {
+                Some(splits.iter().map(|(split, paths)| (split.clone(), texts(paths))).collect())
+            }
+            Value::Array(items) if items.iter().any(Value::is_object) => {
+                let split = |item: &Value| item["split"].as_str().unwrap_or(DEFAULT_SPLIT).to_owned();
+                Some(items.iter().map(|item| (split(item), texts(&item["path"]))).collect())
+            }
+            paths => Some(vec![(DEFAULT_SPLIT.to_owned(), texts(paths))]),
+        }
+    }
+}
+
+/// A text, or a list of texts.
+fn texts(value: &Value) -> Vec<String> {
+    let one = value.as_str().into_iter();
+    let many = value.as_array().into_iter().flatten().filter_map(Value::as_str);
+    one.chain(many).map(str::to_owned).collect()
+}
+
+/// The splits of a repository without patterns: shards that name them, else folders, else files; where no
+/// name tells, all files are one split to train on. The first way that finds any is taken.
+fn splits_by_names(names: &[&str], folder: String) -> Result<Splits, DatasetFilesError> {
+    let rows: Vec<&str> = names.iter().copied().filter(|name| has_rows(name)).collect();
+    let mut shards = Splits::new();
+    for name in matching(&rows, &folder, SHARDS)? {
+        // The pattern has found `data/`, and 15 characters behind the split's name.
+        let file = name.rsplit('/').next().unwrap_or_default();
+        let Some((split, _)) = file.split_once("-of-").and_then(|(shard, _)| shard.rsplit_once('-')) else {
+            continue;
+        };
+        let pattern = SHARDS.replacen('*', split, 1);
+        if !shards.iter().any(|(known, _)| known == split) {
+            shards.push((split.to_owned(), vec![pattern]));
+        }
+    }
+    if !shards.is_empty() {
+        return Ok(shards);
+    }
+    let s = SEPARATORS;
+    let of_folders = |word: &str| {
+        let begins = [format!("**/{word}/**"), format!("**/{word}{s}*/**")];
+        begins.into_iter().chain([format!("**/*{s}{word}/**"), format!("**/*{s}{word}{s}*/**")]).collect()
+    };
+    let of_files = |word: &str| vec![format!("**/{word}{s}*"), format!("**/*{s}{word}{s}*")];
+    for patterns_of in [&of_folders as &dyn Fn(&str) -> Vec<String>, &of_files] {
+        let mut splits = Splits::new();
+        for (split, words) in SPLIT_WORDS {
+            let patterns: Vec<String> = words.iter().flat_map(|word| patterns_of(word)).collect();
+            let found: Vec<_> =
+                patterns.iter().map(|pattern| matching(&rows, &folder, pattern)).collect::<Result<_, _>>()?;
+            if found.iter().any(|files| !files.is_empty()) {
+                splits.push((split.to_owned(), patterns));
+            }
+        }
+        if !splits.is_empty() {
+            return Ok(splits);
+        }
+    }
+    Ok(vec![(DEFAULT_SPLIT.to_owned(), vec!["**".to_owned()])])
+}
+
+/// The names below `folder` that a pattern finds, in their order; hidden files, and those of folders such as
+/// `__pycache__`, only where it names such.
+fn matching<'a>(names: &[&'a str], folder: &str, pattern: &str) -> Result<Vec<&'a str>, DatasetFilesError> {
+    let pattern = format!("{folder}{}", pattern.trim_start_matches("./"));
+    let bad = || DatasetFilesError::Pattern { pattern: pattern.clone() };
+    let glob = Glob::new(&pattern).ok_or_else(bad)?;
+    let mut found: Vec<&str> = names.iter().copied().filter(|name| glob.finds(name)).collect();
+    found.sort_unstable();
+    Ok(found)
+}
+
+/// Of the files of a split those in the format that most of them have.
+fn of_one_format(files: &[&str], names: &[&str]) -> Result<Vec<String>, DatasetFilesError> {
+    let of = |ending: &str| -> Vec<String> {
+        let is_of = |name: &&&str| name.ends_with(ending) && has_rows(name);
+        files.iter().filter(is_of).map(|name| (*name).to_owned()).collect()
+    };
+    // Of equally many the first is kept.
+    let most = READABLE.iter().rev().map(|ending| of(ending)).max_by_key(Vec::len).unwrap_or_default();
+    if most.is_empty() {
+        let found = if files.is_empty() { names } else { files };
+        let found = found.iter().take(8).map(|name| (*name).to_owned()).collect();
+        return Err(DatasetFilesError::Unreadable { found });
+    }
+    Ok(most)
+}
+
+fn has_rows(name: &str) -> bool {
+    let file = name.rsplit('/').next().unwrap_or_default();
+    READABLE.iter().any(|ending| file.ends_with(ending)) && !NO_ROWS.contains(&file)
+}
+
+#[cfg(test)]
+mod tests;
