@@ -14,20 +14,20 @@ use std::sync::Arc;
 use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::{Api, Client};
 use rlt_api::plan::WorkerGroup;
+use rlt_objects::build::BuildInput;
+use rlt_objects::job::Job;
+use rlt_objects::labels;
+use rlt_objects::queue::{Queueing, WorkloadAction};
+use rlt_objects::served::Served;
+use rlt_objects::worker::Worker;
 
 pub use error::ApplyError;
 pub use nodes::{read_node_labels, read_nodes};
 pub use status::{StatusWritten, write_status};
 
-use crate::build::BuildInput;
 use crate::client::Limiter;
 use crate::decide::{self, Decision};
-use crate::discovery::Served;
 use crate::index::Index;
-use crate::job::Job;
-use crate::labels;
-use crate::queue::{Queueing, WorkloadAction};
-use crate::worker::Worker;
 use children::JobChildren;
 
 /// Impaired nodes that a pod names at most.

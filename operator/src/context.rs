@@ -6,18 +6,18 @@ use std::time::Duration;
 
 use kube::Client;
 use kube::runtime::events::Recorder;
+use rlt_objects::build::Settings;
+use rlt_objects::job::Job;
+use rlt_objects::prepare::PreparedJobs;
 use tokio::sync::watch;
 
 use crate::apply::ApplyError;
 use crate::backoff;
-use crate::build::Settings;
 use crate::client::Limiter;
 use crate::discovery::Discovery;
 use crate::index::Index;
-use crate::job::Job;
 use crate::metrics::Metrics;
 use crate::observe::Reports;
-use crate::prepare::PreparedJobs;
 use crate::written::Written;
 
 /// What every reconcile shares.

@@ -18,19 +18,20 @@ use kube::runtime::reflector;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::runtime::{Predicate as _, PredicateConfig, WatchStreamExt as _};
 use kube::{Api, Client, Resource};
+use rlt_objects::job::Job;
+use rlt_objects::labels;
+use rlt_objects::queue::Workload;
+use rlt_objects::seen::{SeenMetadata, SeenPod};
+use rlt_objects::served;
+use rlt_objects::worker::Worker;
 use tokio::task::JoinSet;
 
 use self::job_lists::JobLists;
 use crate::context::Context;
-use crate::discovery::{self, Discovery};
+use crate::discovery::Discovery;
 use crate::index::Child;
-use crate::job::Job;
-use crate::labels;
-use crate::queue::Workload;
 use crate::reconcile::{reconcile, retry};
-use crate::seen::{SeenMetadata, SeenPod};
 use crate::watch::{self, Sink};
-use crate::worker::Worker;
 
 /// Reconciles jobs until `stop`; reconciles that have begun are finished.
 pub async fn run(
@@ -120,7 +121,7 @@ fn follow_queues(
     watches: &mut JoinSet<()>,
 ) -> Vec<oneshot::Receiver<()>> {
     let client = &context.client;
-    let resource = discovery::workloads();
+    let resource = served::workloads();
     let everywhere = || vec![(Api::all_with(client.clone(), &resource), None)];
     let of = |namespace: &String| {
         let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &resource);

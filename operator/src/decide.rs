@@ -36,13 +36,13 @@ use k8s_openapi::jiff::Timestamp;
 use rlt_api::plan::TRAINER_GROUP;
 use rlt_api::status::{CheckpointStatus, CommitStatus, Progress, RLTrainingJobStatus};
 use rlt_api::{FailureCause, Reason};
+use rlt_objects::labels;
+use rlt_objects::prepare::{Invalid, Prepared};
+use rlt_objects::queue::{Queueing, WorkloadAction};
+use rlt_objects::worker::Worker;
+use rlt_objects::worker_id::WorkerId;
 
-use crate::labels;
 use crate::nodes::{NodeLabels, NodeStates};
-use crate::prepare::{Invalid, Prepared};
-use crate::queue::{Queueing, WorkloadAction};
-use crate::worker::Worker;
-use crate::worker_id::WorkerId;
 pub use apply_failure::ApplyFailure;
 pub use conditions::JobState;
 pub use dispatch::dispatch;

@@ -6,9 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIGroupList;
 use kube::Client;
-use kube::core::{ApiResource, GroupVersionKind};
+use rlt_objects::served::Served;
 use tokio::sync::{Mutex, watch};
 use tokio::time::Instant;
 
@@ -20,50 +19,6 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const FIRST_RETRY: Duration = Duration::from_millis(250);
 /// Longest such wait.
 const LONGEST_RETRY: Duration = Duration::from_secs(10);
-
-/// The optional APIs that are served.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Served {
-    /// Kueue's Workload v1beta2.
-    pub has_workloads: bool,
-    /// The version of Kubernetes' own PodGroup.
-    pub native_groups: Option<&'static str>,
-    /// Volcano's PodGroup.
-    pub has_volcano: bool,
-    /// The PodGroup of scheduler-plugins.
-    pub has_coscheduling: bool,
-}
-
-/// Kueue's group and the version of its Workload.
-const KUEUE: (&str, &str) = ("kueue.x-k8s.io", "v1beta2");
-/// The versions of Kubernetes' PodGroup, the best first. Those before have none, or another one.
-const NATIVE_VERSIONS: [&str; 3] = ["v1beta1", "v1alpha3", "v1alpha2"];
-
-/// Kueue's Workload.
-pub fn workloads() -> ApiResource {
-    kueue("Workload")
-}
-
-/// A kind of Kueue.
-pub fn kueue(kind: &str) -> ApiResource {
-    ApiResource::from_gvk(&GroupVersionKind::gvk(KUEUE.0, KUEUE.1, kind))
-}
-
-impl Served {
-    /// Reads the answer of `/apis`.
-    pub fn read(groups: &APIGroupList) -> Self {
-        let serves = |group: &str, version: &str| {
-            let group = groups.groups.iter().find(|known| known.name == group);
-            group.is_some_and(|group| group.versions.iter().any(|known| known.version == version))
-        };
-        Self {
-            has_workloads: serves(KUEUE.0, KUEUE.1),
-            native_groups: NATIVE_VERSIONS.into_iter().find(|version| serves("scheduling.k8s.io", version)),
-            has_volcano: serves("scheduling.volcano.sh", "v1beta1"),
-            has_coscheduling: serves("scheduling.x-k8s.io", "v1alpha1"),
-        }
-    }
-}
 
 /// The cached answer.
 #[derive(Debug)]

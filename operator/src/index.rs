@@ -13,11 +13,14 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::nodes::{NodeSignals, Nodes};
-use crate::pod_defaults::PodDefaults;
-use crate::queue::Workload;
-use crate::worker::{JobKey, Worker};
-use crate::worker_id::GroupName;
+use rlt_objects::node_signals::NodeSignals;
+use rlt_objects::pod_defaults::PodDefaults;
+use rlt_objects::queue::Workload;
+use rlt_objects::seen::version;
+use rlt_objects::worker::{JobKey, Worker};
+use rlt_objects::worker_id::GroupName;
+
+use crate::nodes::Nodes;
 
 /// UIDs of deleted pods that are kept, so that a late answer to their creation does not enter them again.
 const MAX_GONE: usize = 4096;
@@ -281,11 +284,6 @@ impl Objects {
 
 fn is_in(key: &JobKey, namespace: Option<&str>) -> bool {
     namespace.is_none_or(|namespace| *key.namespace == *namespace)
-}
-
-/// Resource versions of one kind of object grow.
-pub(crate) fn version(text: &str) -> u64 {
-    text.parse().unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser as _;
-use rlt_operator::Args;
+use rlt_objects::args::Args;
 
 #[tokio::main]
 async fn main() -> ExitCode {

@@ -1,17 +1,12 @@
 //! The cache of nodes: of each only whether it answers. Which pods are on it is the index's to know.
 
-mod signals;
-
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use k8s_openapi::api::core::v1::Node;
 
-use crate::worker::Worker;
-pub use signals::{
-    ConditionSignal, ConditionSignals, DEFAULT_CONDITIONS, DEFAULT_TERMINATION_TAINTS, Impairment,
-    NodeSignals, OnNodeProblem,
-};
+use rlt_objects::node_signals::{Impairment, NodeSignals};
+use rlt_objects::worker::Worker;
 
 /// The taint by which a person or a controller states that nothing runs on a node any more.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
@@ -126,11 +121,11 @@ impl Nodes {
 
 #[cfg(test)]
 mod tests {
+    use rlt_objects::worker::WorkerPhase;
     use serde_json::{Value, json};
 
     use super::*;
     use crate::decide::fixtures::worker;
-    use crate::worker::WorkerPhase;
 
     fn state(taint: Value, ready: Value) -> NodeState {
         let node = json!({"spec": {"taints": taint}, "status": {"conditions": ready}});

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use futures::stream::{self, BoxStream, StreamExt as _};
 use kube::runtime::reflector::ObjectRef;
+use rlt_objects::job::Job;
+use rlt_objects::queue::{self, Queueing};
+use rlt_objects::worker::{JobKey, Launcher, Worker};
 
 use crate::context::Context;
 use crate::decide::Report;
-use crate::job::Job;
 use crate::nodes::NodeStates;
-use crate::queue::{self, Queueing};
-use crate::worker::{JobKey, Launcher, Worker};
 use crate::written::Current;
 
 /// What is known about a job.

@@ -39,6 +39,3 @@ pub use secret::{SecretError, certificates};
 pub use server::{ServeError, serve};
 pub use service::{ChannelService, FollowingPod, ReportingWorker, UnknownWorker, Workers};
 pub use status::KnownWorkers;
-
-/// The port on which the channel is served.
-pub const PORT: u16 = 9443;

@@ -10,18 +10,18 @@ use kube::Resource as _;
 use kube::runtime::controller::Action;
 use kube::runtime::events::{Event, EventType};
 use rlt_api::status::RLTrainingJobStatus;
+use rlt_objects::build::{self, BuildInput};
+use rlt_objects::job::Job;
+use rlt_objects::labels;
+use rlt_objects::prepare::Prepared;
+use rlt_objects::queue;
 use tracing::Instrument as _;
 
 use crate::apply::{self, Access, ApplyError, ClusterState, StatusWritten};
-use crate::build::{self, BuildInput};
 use crate::context::Context;
 use crate::decide::{self, Decision, JobEvent, ReconcileInput};
-use crate::job::Job;
-use crate::labels;
 use crate::nodes::NodeLabels;
 use crate::observe::{self, Observed};
-use crate::prepare::Prepared;
-use crate::queue;
 
 /// Requeue delay after the API server refused an object of a job (quota, permissions, admission). Somebody
 /// has to change something first, so retries are slow.

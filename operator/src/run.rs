@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use kube::runtime::events::{Recorder, Reporter};
+use rlt_objects::args::Args;
+use rlt_objects::build::{ChannelAccess, Settings};
+use rlt_objects::labels;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::args::Args;
-use crate::build::{ChannelAccess, Settings};
 use crate::context::Context;
 use crate::controller;
 use crate::index::Index;
-use crate::labels;
 use crate::process::{Process, ProcessError};
 use crate::progress::{KnownWorkers, Reports};
 

@@ -14,14 +14,15 @@ use kube::runtime::WatchStreamExt as _;
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Resource};
+use rlt_objects::job::Job;
+use rlt_objects::labels;
+use rlt_objects::node_signals::NodeSignals;
+use rlt_objects::pod_defaults::{self, NamespaceDefaults};
+use rlt_objects::worker::{JobKey, owner};
 use serde::de::DeserializeOwned;
 
 use crate::index::{Child, ChildEntry, ChildId, Entry, Index};
-use crate::job::Job;
-use crate::labels;
-use crate::nodes::{NodeSignals, NodeState};
-use crate::pod_defaults::{self, NamespaceDefaults};
-use crate::worker::{JobKey, owner};
+use crate::nodes::NodeState;
 
 /// Below the idle limits of load balancers in front of API servers, which drop silent connections from 240 s
 /// on.

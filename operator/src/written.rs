@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use rlt_api::status::RLTrainingJobStatus;
 
-use crate::index::version;
-use crate::job::Job;
+use rlt_objects::job::Job;
+use rlt_objects::seen::version;
 
 /// A status with the version of the object that it stands in.
 #[derive(Clone, Debug)]

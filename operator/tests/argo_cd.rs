@@ -177,7 +177,7 @@ impl TestNamespace {
     }
 
     fn pods(&self, job: &str) -> Vec<Value> {
-        let of_job = format!("--selector={}={job}", rlt_operator::labels::JOB_NAME);
+        let of_job = format!("--selector={}={job}", rlt_objects::labels::JOB_NAME);
         self.get(&["pods", "-n", "team", &of_job])["items"].as_array().unwrap().clone()
     }
 }

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Parser as _;
 use helm::Helm;
-use rlt_operator::Args;
+use rlt_objects::args::Args;
 use serde_json::{Value, json};
 
 fn root() -> PathBuf {
@@ -133,7 +133,7 @@ fn the_operator_reads_what_the_values_say_of_pods() {
         let words = ["rlt-operator".to_owned(), "--trainer-image=i".to_owned()];
         Args::try_parse_from(words.into_iter().chain(privileges).chain(defaults)).unwrap().pods()
     };
-    assert_eq!(arguments(&[]), rlt_operator::build::PodSettings::default(), "by default nothing is allowed");
+    assert_eq!(arguments(&[]), rlt_objects::build::PodSettings::default(), "by default nothing is allowed");
     let set = "podPrivileges.allow={HostNetwork,Root},podPrivileges.capabilities={IPC_LOCK},podDefaults.nodeSelector.zone=a";
     let pods = arguments(&["--set", set]);
     assert_eq!(pods.privileges.allow.len(), 2);

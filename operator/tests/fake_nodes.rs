@@ -18,7 +18,7 @@ use kube::api::{Api, DeleteParams, EvictParams, Patch, PatchParams};
 use rlt_api::FailureCause;
 use rlt_api::status::ConditionType;
 use rlt_cluster::{FakeNodes, Options, Shared};
-use rlt_operator::labels;
+use rlt_objects::labels;
 use serde_json::json;
 use test_namespace::TestNamespace;
 use tokio::sync::{Mutex, MutexGuard};

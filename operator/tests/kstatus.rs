@@ -10,12 +10,12 @@ use std::sync::Arc;
 use k8s_openapi::jiff::Timestamp;
 use rlt_api::Reason;
 use rlt_api::status::{Phase, RLTrainingJobStatus};
+use rlt_objects::job::Job;
+use rlt_objects::prepare::Prepared;
+use rlt_objects::queue::{NO_QUEUE, Queueing};
+use rlt_objects::worker::{Exit, Worker, WorkerPhase};
 use rlt_operator::decide::{self, ApplyFailure, Decision, ReconcileInput, Report};
-use rlt_operator::job::Job;
 use rlt_operator::nodes::NodeStates;
-use rlt_operator::prepare::Prepared;
-use rlt_operator::queue::{NO_QUEUE, Queueing};
-use rlt_operator::worker::{Exit, Worker, WorkerPhase};
 use serde_json::{Value, json};
 
 fn now() -> Timestamp {
@@ -121,7 +121,7 @@ fn states() -> Vec<(&'static str, &'static str, RLTrainingJobStatus)> {
     let refused = Life::begin(json!({})).decide(&[], None).failed(quota.clone(), now());
     let succeeded = Some(worker(WorkerPhase::Succeeded, 1, Some(0)));
     let unfinished = Life::running().then(succeeded, None).decide(&[], None).failed(quota, now());
-    let invalid = rlt_operator::prepare::Invalid::Problems(vec!["spec.model: is missing".into()]);
+    let invalid = rlt_objects::prepare::Invalid::Problems(vec!["spec.model: is missing".into()]);
     let invalid = decide::refuse(&RLTrainingJobStatus::default(), 1, &invalid, now());
     let suspend = json!({"suspend": true});
     vec![

@@ -4,11 +4,11 @@
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
-use rlt_operator::build::{self, BuildInput, PodSettings, Settings};
-use rlt_operator::job::Job;
-use rlt_operator::prepare::{Invalid, Prepared};
-use rlt_operator::privileges::{Privilege, Privileges};
-use rlt_operator::{PullPolicy, pod_template};
+use rlt_objects::build::{self, BuildInput, PodSettings, Settings};
+use rlt_objects::job::Job;
+use rlt_objects::prepare::{Invalid, Prepared};
+use rlt_objects::privileges::{Privilege, Privileges};
+use rlt_objects::{args::PullPolicy, pod_template};
 use serde_json::{Value, json};
 
 fn job(workers: &Value) -> Job {

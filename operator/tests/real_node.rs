@@ -19,8 +19,8 @@ use kube::api::{Api, PostParams};
 use rlt_api::FailureCause;
 use rlt_api::status::ConditionType;
 use rlt_cluster::{Options, Shared};
-use rlt_operator::build::PodSettings;
-use rlt_operator::privileges::{Privilege, Privileges};
+use rlt_objects::build::PodSettings;
+use rlt_objects::privileges::{Privilege, Privileges};
 use serde_json::{Value, json};
 use test_namespace::TestNamespace;
 

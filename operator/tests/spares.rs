@@ -15,7 +15,7 @@ use kube::api::PostParams;
 use rlt_api::FailureCause;
 use rlt_api::status::{ConditionType, RLTrainingJobStatus};
 use rlt_cluster::{Options, Shared};
-use rlt_operator::labels;
+use rlt_objects::labels;
 use serde_json::{Value, json};
 
 #[path = "real_node/folder.rs"]

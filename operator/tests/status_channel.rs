@@ -18,12 +18,12 @@ use rlt_channel::client::{Client, Pace, Settings, Urgency};
 use rlt_channel::{
     Assignment, Checkpoint, Ending, FollowRequest, FollowResponse, ReportRequest, Source, limits,
 };
+use rlt_objects::worker::JobKey;
 use rlt_operator::metrics::Metrics;
 use rlt_operator::progress::{
     Certificates, ChannelService, FollowingPod, PodIdentity, ReportingWorker, Reports, ReviewError, Reviewer,
     UnknownWorker, Workers, serve,
 };
-use rlt_operator::worker::JobKey;
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt as _;
 use tokio::sync::oneshot;

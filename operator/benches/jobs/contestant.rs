@@ -4,10 +4,10 @@ use std::fmt;
 
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
-use rlt_operator::PullPolicy;
-use rlt_operator::build::{self, BuildInput, ChannelAccess, Settings};
-use rlt_operator::job::Job;
-use rlt_operator::prepare::Prepared;
+use rlt_objects::args::PullPolicy;
+use rlt_objects::build::{self, BuildInput, ChannelAccess, Settings};
+use rlt_objects::job::Job;
+use rlt_objects::prepare::Prepared;
 use serde_json::{Value, json};
 
 use crate::restart::End;

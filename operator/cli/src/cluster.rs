@@ -7,9 +7,9 @@ use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
-use rlt_operator::job::Job;
-use rlt_operator::labels;
-use rlt_operator::seen::SeenPod;
+use rlt_objects::job::Job;
+use rlt_objects::labels;
+use rlt_objects::seen::SeenPod;
 
 use crate::args::ClusterArgs;
 

@@ -10,8 +10,8 @@ use futures::{AsyncBufRead, AsyncReadExt as _};
 use kube::api::LogParams;
 use rlt_api::ExitCode;
 use rlt_api::status::FailureStatus;
-use rlt_operator::job::Job;
-use rlt_operator::worker::{TRAINER_CONTAINER, Worker};
+use rlt_objects::job::Job;
+use rlt_objects::worker::{TRAINER_CONTAINER, Worker};
 
 use crate::args::LogsArgs;
 use crate::cluster::{Connection, block_on};

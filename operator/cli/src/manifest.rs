@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::{fs, result};
 
 use rlt_api::{Problem, ValidatedJob};
-use rlt_operator::pod_template;
+use rlt_objects::pod_template;
 
 /// Why there is no validated job.
 #[derive(Debug, thiserror::Error)]

@@ -13,7 +13,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, watcher};
 use rlt_api::ExitCode;
-use rlt_operator::job::Job;
+use rlt_objects::job::Job;
 
 use crate::args::{DocumentFormat, StatusArgs};
 use crate::cluster::{Connection, block_on};

@@ -11,9 +11,9 @@ use std::io::{self, Write as _};
 
 use k8s_openapi::jiff::Timestamp;
 use rlt_api::ExitCode;
-use rlt_operator::job::Job;
-use rlt_operator::prepare::{Invalid, Prepared};
-use rlt_operator::worker::Worker;
+use rlt_objects::job::Job;
+use rlt_objects::prepare::{Invalid, Prepared};
+use rlt_objects::worker::Worker;
 
 use crate::args::{DocumentFormat, WhyArgs};
 use crate::cluster::{Connection, block_on};

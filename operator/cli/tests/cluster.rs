@@ -17,7 +17,7 @@ use kube::Api;
 use kube::api::{ListParams, PostParams};
 use rlt_api::status::ConditionType;
 use rlt_cluster::{Options, Shared};
-use rlt_operator::labels;
+use rlt_objects::labels;
 use serde_json::{Value, json};
 use test_namespace::TestNamespace;
 

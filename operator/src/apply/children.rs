@@ -9,15 +9,15 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use kube::{Api, Client, Resource};
 use rlt_api::plan::WorkerGroup;
+use rlt_objects::build::{self, BuildInput};
+use rlt_objects::job::Job;
+use rlt_objects::labels;
+use rlt_objects::worker::{self, Worker};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::{ApplyError, creation, error};
-use crate::build::{self, BuildInput};
 use crate::index::{Child, ChildEntry, ChildId, Children, Index};
-use crate::job::Job;
-use crate::labels;
-use crate::worker::{self, Worker};
 
 /// The children of a job, observed and desired.
 pub(super) struct JobChildren<'a> {

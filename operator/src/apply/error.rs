@@ -2,12 +2,12 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use rlt_api::Reason;
+use rlt_objects::build::ObjectError;
+use rlt_objects::job::Job;
+use rlt_objects::labels;
 
-use crate::build::ObjectError;
 use crate::client::Closed;
 use crate::decide::ApplyFailure;
-use crate::job::Job;
-use crate::labels;
 
 /// Consecutive failures from which a transient one is reported: about three seconds of retries.
 const REPORTED_FROM: u32 = 5;

@@ -6,16 +6,16 @@ use kube::api::{DeleteParams, ListParams};
 use kube::core::DynamicObject;
 use kube::{Api, Client};
 use rlt_api::plan::WorkerGroup;
+use rlt_objects::build::{self, BuildInput, Flavors, Gang, Placement};
+use rlt_objects::job::Job;
+use rlt_objects::labels;
+use rlt_objects::queue::Workload;
+use rlt_objects::served;
+use rlt_objects::worker;
+use rlt_objects::worker_id::{GroupName, WorkerId};
 
 use super::{ApplyError, ClusterState, creation, error};
-use crate::build::{self, BuildInput, Flavors, Gang, Placement};
-use crate::discovery;
 use crate::index::{Child, ChildEntry, ChildId, Index};
-use crate::job::Job;
-use crate::labels;
-use crate::queue::Workload;
-use crate::worker;
-use crate::worker_id::{GroupName, WorkerId};
 
 /// Prepares the pods of each group of an attempt. Only a group whose workers are started needs its gang.
 ///
@@ -99,7 +99,7 @@ async fn check_owner(api: &Api<DynamicObject>, job: &Job, name: &str) -> Result<
 }
 
 async fn flavors(client: &Client, workload: &Workload) -> Result<Flavors, ApplyError> {
-    let api: Api<DynamicObject> = Api::all_with(client.clone(), &discovery::kueue("ResourceFlavor"));
+    let api: Api<DynamicObject> = Api::all_with(client.clone(), &served::kueue("ResourceFlavor"));
     let mut flavors = Flavors::new();
     let names: std::collections::BTreeSet<_> =
         workload.assignments.iter().flat_map(|assignment| &assignment.flavors).collect();

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, Client};
+use rlt_objects::node_signals::NodeSignals;
 
 use super::ApplyError;
 use crate::client::MAX_IN_FLIGHT;
-use crate::nodes::{NodeLabels, NodeSignals, NodeState, NodeStates};
+use crate::nodes::{NodeLabels, NodeState, NodeStates};
 
 /// The states of these nodes; one that does not exist is lost.
 ///

@@ -7,19 +7,19 @@ use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use kube::api::{DeleteParams, Patch, PatchParams, Request};
 use kube::{Api, Client, Resource as _};
 use rlt_api::spec::RetriesSpec;
+use rlt_objects::build::{self, BuildInput, Placement, PlacementConflict};
+use rlt_objects::job::Job;
+use rlt_objects::labels;
+use rlt_objects::seen::SeenPod;
+use rlt_objects::worker::Worker;
+use rlt_objects::worker_id::{GroupName, WorkerId};
 use serde_json::json;
 
 use super::{Access, ApplyError, creation, error, exactly, nodes};
-use crate::build::{self, BuildInput, Placement, PlacementConflict};
 use crate::client::{Importance, MAX_IN_FLIGHT, Turn};
 use crate::decide::{Assignment, Deletion};
 use crate::index::Index;
-use crate::job::Job;
-use crate::labels;
 use crate::nodes::NodeState;
-use crate::seen::SeenPod;
-use crate::worker::Worker;
-use crate::worker_id::{GroupName, WorkerId};
 
 /// Pods that are created first: a full quota costs at most this many calls.
 const FIRST_PODS: usize = 8;

@@ -5,15 +5,15 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use kube::core::DynamicObject;
 use kube::{Api, Client};
+use rlt_objects::build::{self, BuildInput};
+use rlt_objects::job::Job;
+use rlt_objects::labels;
+use rlt_objects::queue::{Queueing, Workload, WorkloadAction};
+use rlt_objects::served;
 use serde_json::{Value, json};
 
 use super::{ApplyError, creation, error, exactly};
-use crate::build::{self, BuildInput};
-use crate::discovery;
 use crate::index::Index;
-use crate::job::Job;
-use crate::labels;
-use crate::queue::{Queueing, Workload, WorkloadAction};
 
 /// Longest message of a Workload's condition, in bytes.
 const MAX_MESSAGE_BYTES: usize = 32 * 1024;
@@ -30,8 +30,7 @@ pub(super) async fn apply(
     action: &WorkloadAction,
 ) -> Result<(), ApplyError> {
     let job = input.job;
-    let api: Api<DynamicObject> =
-        Api::namespaced_with(client.clone(), job.namespace(), &discovery::workloads());
+    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), job.namespace(), &served::workloads());
     match action {
         WorkloadAction::Create => match (&queueing.queue, &queueing.prebuilt) {
             (Some(queue), Some(name)) => take_over(&api, index, input, (queue, name)).await,
@@ -130,7 +129,7 @@ async fn priority(client: &Client, input: &BuildInput<'_>) -> Result<Option<i32>
         let api: Api<PriorityClass> = Api::all(client.clone());
         api.get_opt(&name).await.map(|found| found.map(|class| Some(class.value)))
     } else {
-        let api: Api<DynamicObject> = Api::all_with(client.clone(), &discovery::kueue(class.kind));
+        let api: Api<DynamicObject> = Api::all_with(client.clone(), &served::kueue(class.kind));
         let found = api.get_opt(&name).await;
         found.map(|found| {
             found.map(|class| class.data["value"].as_i64().and_then(|value| value.try_into().ok()))
@@ -247,7 +246,7 @@ async fn set_condition(
     workload: &Workload,
     condition: &Value,
 ) -> Result<(), ApplyError> {
-    let resource = discovery::workloads();
+    let resource = served::workloads();
     let patch = json!({
         "apiVersion": resource.api_version,
         "kind": resource.kind,

@@ -6,13 +6,13 @@ use kube::api::{Patch, PatchParams, Request};
 use kube::{Client, Resource as _};
 use rlt_api::Reason;
 use rlt_api::status::{ConditionType, RLTrainingJobStatus};
+use rlt_objects::job::Job;
+use rlt_objects::labels;
+use rlt_objects::seen::SeenMetadata;
 use serde_json::{Value, json};
 
 use super::ApplyError;
 use crate::client::Importance;
-use crate::job::Job;
-use crate::labels;
-use crate::seen::SeenMetadata;
 use crate::written::{Current, Written};
 
 /// Least time between two writes of nothing but the progress.

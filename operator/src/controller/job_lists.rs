@@ -8,7 +8,7 @@ use std::mem;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher::Event;
 
-use crate::job::Job;
+use rlt_objects::job::Job;
 
 /// What the watches have listed so far.
 pub(super) struct JobLists {

@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use rlt_api::FailureCause;
+use rlt_objects::worker::{Waiting, Worker};
 
 use super::failure::{Failure, in_words};
 use super::{JobState, Reconcile, clock, deletion};
-use crate::worker::{Waiting, Worker};
 
 /// Seconds after which a delayed start is reported: a cluster autoscaler needs some to add nodes.
 const HELD_UP_AFTER_SECONDS: u64 = 10;

@@ -4,9 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use rlt_objects::worker::Worker;
+
 use super::{Deletion, JobState, Reconcile, clock};
 use crate::nodes::NodeState;
-use crate::worker::Worker;
 
 /// The pods of these to delete: those without a deletion timestamp, and those on a lost node.
 pub(super) fn deletions<'w>(

@@ -2,9 +2,9 @@
 //! keeps the job's Workload, as Kueue does for the kinds that it knows. Status and end come from there.
 
 use rlt_api::status::RLTrainingJobStatus;
+use rlt_objects::queue::{Queueing, WorkloadAction};
 
 use super::queue::is_outdated;
-use crate::queue::{Queueing, WorkloadAction};
 
 /// What to change about the Workload of a job that MultiKueue manages. MultiKueue removes the job from the
 /// other cluster once its Workload here is deleted or has no quota; it sets `Finished` itself.
@@ -39,10 +39,11 @@ pub fn dispatch(
 mod tests {
     use std::sync::Arc;
 
+    use rlt_objects::queue::{NO_QUEUE, Workload};
+    use rlt_objects::worker::Explanation;
+
     use super::super::fixtures::{asked, waiting};
     use super::*;
-    use crate::queue::{NO_QUEUE, Workload};
-    use crate::worker::Explanation;
 
     fn action(queueing: &Queueing) -> Option<WorkloadAction> {
         dispatch(queueing, &RLTrainingJobStatus::default(), false)

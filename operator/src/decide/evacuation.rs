@@ -7,11 +7,12 @@
 
 use rlt_api::FailureCause;
 use rlt_api::status::EvacuationStatus;
+use rlt_objects::node_signals::Impairment;
+use rlt_objects::worker::Worker;
 
 use super::failure::Failure;
 use super::{Deletion, JobState, Reconcile, deletion};
-use crate::nodes::{Impairment, NodeState};
-use crate::worker::Worker;
+use crate::nodes::NodeState;
 
 /// Longest message of a node in a status, in bytes.
 const MAX_MESSAGE_BYTES: usize = 1024;

@@ -8,9 +8,9 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 use rlt_api::spec::FailureReason;
 use rlt_api::{ExitCode, FailureCause};
+use rlt_objects::worker::{Explanation, Waiting, Worker, WorkerPhase};
 
 use super::{Reconcile, clock, deadlines, deletion, evacuation, spares};
-use crate::worker::{Explanation, Waiting, Worker, WorkerPhase};
 
 /// How long a `PeerLost` exit waits for the exit of the peer, which names the cause.
 const PEER_PATIENCE: Duration = Duration::from_secs(3);

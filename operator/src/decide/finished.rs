@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use rlt_api::spec::{CleanPodPolicy, TtlPolicy};
+use rlt_objects::worker::Worker;
 
 use super::{Decision, JobState, Reconcile, clock, deletion};
-use crate::worker::Worker;
 
 /// All steps are done.
 pub(super) fn complete(mut reconcile: Reconcile<'_>) -> Decision {

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use rlt_api::plan::{Plan, SPARE_GROUP, WorkerGroup};
 use rlt_api::status::{RLTrainingJobStatus, WorkerGroupStatus};
+use rlt_objects::worker::{Worker, WorkerPhase};
+use rlt_objects::worker_id::WorkerId;
 
 use super::{JobState, spares};
-use crate::worker::{Worker, WorkerPhase};
-use crate::worker_id::WorkerId;
 
 /// The pods of a job.
 pub(super) struct JobPods<'a> {

@@ -10,13 +10,14 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
 use rlt_api::FailureCause;
 use rlt_api::status::{CheckpointStatus, ConditionStatus, ConditionType, RLTrainingJobStatus};
+use rlt_objects::node_signals::Impairment;
+use rlt_objects::prepare::Prepared;
+use rlt_objects::worker::{Explanation, Worker, WorkerPhase};
 use serde_json::{Value, json};
 
 use super::fixtures::{exit, prepared, worker};
 use super::{ApplyFailure, Decision, Deletion, ReconcileInput, Report, decide};
-use crate::nodes::{Impairment, NodeState, NodeStates};
-use crate::prepare::Prepared;
-use crate::worker::{Explanation, Worker, WorkerPhase};
+use crate::nodes::{NodeState, NodeStates};
 
 /// A pod event, an exit, or another event of a history.
 #[derive(Clone, Debug)]
@@ -147,7 +148,7 @@ impl World {
             nodes: &self.nodes,
             node_labels: None,
             report: self.report.as_ref(),
-            queueing: &crate::queue::NO_QUEUE,
+            queueing: &rlt_objects::queue::NO_QUEUE,
             now: self.now,
         })
     }

@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use rlt_api::Reason;
+use rlt_objects::queue::{Queueing, Workload, WorkloadAction};
 
 use super::{Decision, JobState, Reconcile, suspension};
-use crate::queue::{Queueing, Workload, WorkloadAction};
 
 /// Why a job has to wait for its queue; `None` if it may run. A Workload that cannot be read is no eviction:
 /// existing pods stay, and [`may_create_pods`] prevents new ones.
@@ -106,13 +106,13 @@ mod tests {
 
     use k8s_openapi::jiff::{SignedDuration, Timestamp};
     use rlt_api::status::{ConditionStatus, ConditionType, RLTrainingJobStatus};
+    use rlt_objects::worker::{Explanation, Worker, WorkerPhase};
     use serde_json::json;
 
     use super::super::fixtures::{asked, indices, prepared, waiting, worker};
     use super::super::{ReconcileInput, decide};
     use super::*;
     use crate::nodes::{NodeState, NodeStates};
-    use crate::worker::{Explanation, Worker, WorkerPhase};
 
     fn admitted() -> Workload {
         Workload { has_quota: true, is_admitted: true, ..waiting() }

@@ -7,9 +7,9 @@ use rlt_api::FailureCause;
 use rlt_api::plan::{self, restarts_in};
 use rlt_api::spec::RetriesSpec;
 use rlt_api::status::RLTrainingJobStatus;
+use rlt_objects::prepare::Prepared;
 
 use super::{Reconcile, retries};
-use crate::prepare::Prepared;
 
 /// The retries that a pod of the job may use for restarts in place; `None` where it may not restart by
 /// itself: without all ranks, with one rank, which ends with its pod, or where rules of the job decide about

@@ -16,12 +16,12 @@ use std::sync::Arc;
 use rlt_api::FailureCause;
 use rlt_api::plan::{SPARE_GROUP, TRAINER_GROUP, WorkerGroup};
 use rlt_api::status::PromotedSpareStatus;
+use rlt_objects::worker::{Worker, WorkerPhase};
+use rlt_objects::worker_id::WorkerId;
 
 use super::failure::{self, Failure};
 use super::{Deletion, JobState, Reconcile, deletion};
 use crate::nodes::NodeState;
-use crate::worker::{Worker, WorkerPhase};
-use crate::worker_id::WorkerId;
 
 /// Promoted spares that a status holds.
 const MAX_PROMOTED: usize = 64;

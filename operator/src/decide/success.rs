@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use rlt_objects::worker::{Worker, WorkerPhase};
+
 use super::{Reconcile, clock, deletion};
-use crate::worker::{Worker, WorkerPhase};
 
 /// How long the other pods have to exit after the first has exited with 0.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -15,12 +15,12 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use rlt_api::FailureCause;
 use rlt_api::spec::Device;
 use rlt_api::status::{ConditionStatus, ConditionType, Progress, RLTrainingJobStatus};
+use rlt_objects::worker::{Explanation, Waiting, Worker, WorkerPhase};
 use serde_json::{Value, json};
 
 use super::fixtures::{exit, indices, prepared, worker};
 use super::{Decision, JobState, ReconcileInput, Report, decide};
 use crate::nodes::NodeStates;
-use crate::worker::{Explanation, Waiting, Worker, WorkerPhase};
 
 fn now() -> Timestamp {
     Timestamp::from_second(1_800_000_000).unwrap()
@@ -91,7 +91,7 @@ fn on_nodes(
         nodes,
         node_labels: None,
         report,
-        queueing: &crate::queue::NO_QUEUE,
+        queueing: &rlt_objects::queue::NO_QUEUE,
         now: now(),
     })
 }
@@ -128,7 +128,7 @@ fn a_job_says_before_it_starts_whether_its_workers_ask_for_gpus() {
             nodes: &NodeStates::new(),
             node_labels: None,
             report: None,
-            queueing: &crate::queue::NO_QUEUE,
+            queueing: &rlt_objects::queue::NO_QUEUE,
             now: now(),
         });
         let mut conditions = decision.status.conditions.into_iter();
@@ -172,7 +172,7 @@ fn a_job_starts_at_once_at_every_part_of_a_second() {
             nodes: &NodeStates::new(),
             node_labels: None,
             report: None,
-            queueing: &crate::queue::NO_QUEUE,
+            queueing: &rlt_objects::queue::NO_QUEUE,
             now: now() + SignedDuration::from_millis(milliseconds),
         });
         assert_eq!(indices(&decision.start), [0, 1], "at {milliseconds} ms");
@@ -399,7 +399,7 @@ fn a_job_goes_when_its_time_is_over_unless_it_would_be_applied_anew() {
             nodes: &NodeStates::new(),
             node_labels: None,
             report: None,
-            queueing: &crate::queue::NO_QUEUE,
+            queueing: &rlt_objects::queue::NO_QUEUE,
             now: now(),
         })
     };

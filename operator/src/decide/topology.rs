@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use rlt_api::status::{DomainStatus, RLTrainingJobStatus, TopologyStatus};
+use rlt_objects::prepare::Prepared;
 
 use super::job_pods::{GroupPods, JobPods};
 use super::{Reconcile, ReconcileInput};
 use crate::nodes::NodeLabels;
-use crate::prepare::Prepared;
 
 /// Domains that a status has at most.
 const MAX_DOMAINS: usize = 64;

@@ -1,8 +1,9 @@
 //! The index keeps the newest state, in whatever order changes arrive.
 
+use rlt_objects::worker::{JobKey, Worker, WorkerPhase};
+
 use super::{Child, ChildEntry, Index};
 use crate::decide::fixtures::worker;
-use crate::worker::{JobKey, Worker, WorkerPhase};
 
 fn key() -> JobKey {
     JobKey { uid: "u".into(), namespace: "default".into(), name: "job".into() }

@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{ObjectMeta, Patch, PatchParams};
 use kube::{Api, Client};
 
-use crate::labels::OPERATOR;
+use rlt_objects::labels::OPERATOR;
 
 /// The address could not be announced.
 #[derive(Debug, thiserror::Error)]

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::worker::{JobKey, Launcher};
+use rlt_objects::worker::{JobKey, Launcher};
 
 /// How long a launcher's word counts: it asks more often, unless it or the way to it is broken.
 const KNOWN_FOR: Duration = Duration::from_secs(30);

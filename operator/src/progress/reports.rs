@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
 use kube::runtime::reflector::ObjectRef;
 use rlt_channel::{Checkpoint, Ending, ModelCommit, Progress, ReportRequest, Source, TimeSpent};
+use rlt_objects::job::Job;
+use rlt_objects::worker::{JobKey, Launcher};
 
 use super::launchers::{Launchers, Taken};
 use super::release::{Release, release};
-use crate::job::Job;
-use crate::worker::{JobKey, Launcher};
 
 /// Reports of a job without a new one for this long are dropped.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(24 * 3600);

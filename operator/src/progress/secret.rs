@@ -8,9 +8,9 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
+use rlt_objects::labels::{MANAGED_BY, OPERATOR};
 
 use super::certificates::{CertificateError, Certificates};
-use crate::labels::{MANAGED_BY, OPERATOR};
 
 /// Conflicts with other replicas before giving up.
 const MAX_RACES: usize = 5;

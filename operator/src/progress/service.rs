@@ -10,6 +10,7 @@ use rlt_channel::channel_server::Channel;
 use rlt_channel::{
     AUTHORIZATION, Assignment, Ending, FollowRequest, FollowResponse, ReportRequest, ReportResponse, Source,
 };
+use rlt_objects::worker::{Exit, JobKey, Launcher};
 use tonic::{Code, Request, Response, Status};
 
 use super::identity::{Authenticator, PodIdentity, Reviewer};
@@ -17,7 +18,6 @@ use super::rate::{self, Rate};
 use super::reports::{self, Reports};
 use super::{bounds, token};
 use crate::metrics::Metrics;
-use crate::worker::{Exit, JobKey, Launcher};
 
 /// Reports a second that all ranks of all jobs together are asked to stay below.
 const REPORTS_PER_SECOND: usize = 200;

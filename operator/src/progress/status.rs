@@ -10,17 +10,17 @@ use rlt_api::FailureCause;
 use rlt_api::plan::RENDEZVOUS_PORT;
 use rlt_api::status::{CheckpointStatus, CommitStatus, Progress};
 use rlt_channel::{self as channel, Stage, TimeSpent};
+use rlt_objects::job::Job;
+use rlt_objects::prepare::PreparedJobs;
+use rlt_objects::worker::{JobKey, Launcher, Worker};
+use rlt_objects::worker_id::GroupName;
 
 use super::bounds;
 use super::reports::{JobReport, Reports};
 use crate::decide::Report;
 use crate::index::Index;
-use crate::job::Job;
 use crate::observe;
-use crate::prepare::PreparedJobs;
 use crate::progress::{FollowingPod, ReportingWorker, UnknownWorker, Workers};
-use crate::worker::{JobKey, Launcher, Worker};
-use crate::worker_id::GroupName;
 
 impl observe::Reports for Reports {
     fn latest(&self, job: &JobKey) -> Option<Report> {
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(known.worker(&key, &second.uid).unwrap_err(), UnknownWorker::NoWorker);
         known.index.enter(&key, second.clone());
         assert_eq!(known.worker(&key, &second.uid).unwrap_err(), UnknownWorker::NotPlanned);
-        let plan = known.prepared.get(&of_four, &crate::build::PodSettings::default(), None).unwrap();
+        let plan = known.prepared.get(&of_four, &rlt_objects::build::PodSettings::default(), None).unwrap();
         let ranks = plan.plan.worker_groups[0].ranks_per_worker;
         assert_eq!(known.worker(&key, &second.uid).unwrap().ranks, ranks..2 * ranks);
     }

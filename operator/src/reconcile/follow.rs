@@ -3,13 +3,13 @@
 use std::time::SystemTime;
 
 use rlt_api::status::{ConditionType, FailureStatus, RLTrainingJobStatus};
+use rlt_objects::job::Job;
 use rlt_traces::AttemptTrace;
 use tracing::Span;
 use tracing::field::Empty;
 
 use crate::apply::ApplyError;
 use crate::decide::Decision;
-use crate::job::Job;
 
 /// The span of a reconcile, in the trace of the present attempt.
 pub(super) fn reconcile_span(job: &Job, status: &RLTrainingJobStatus) -> Span {

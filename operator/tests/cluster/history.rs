@@ -12,7 +12,7 @@ use kube::ResourceExt as _;
 use kube::core::DynamicObject;
 use kube::runtime::watcher::{self, Event, watcher};
 use rlt_api::status::{ConditionStatus, ConditionType, RLTrainingJobStatus};
-use rlt_operator::labels;
+use rlt_objects::labels;
 use serde_json::Value;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;

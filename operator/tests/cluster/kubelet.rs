@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Patch, PatchParams};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, ResourceExt as _};
-use rlt_operator::labels;
+use rlt_objects::labels;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 

@@ -7,7 +7,7 @@ use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams, ListParams};
 use rlt_api::FailureCause;
 use rlt_api::status::{ConditionStatus, ConditionType};
-use rlt_operator::labels;
+use rlt_objects::labels;
 use serde_json::json;
 
 use crate::test_namespace::{ADDRESS, is_true, reason, unseen};
@@ -116,8 +116,7 @@ async fn the_name_of_a_gang_leads_to_its_first_worker_and_never_to_one_that_is_g
     );
     assert_eq!(endpoint.target_ref.as_ref().unwrap().uid, pods[0].uid());
     test.pods().delete(&pods[1].name_any(), &DeleteParams::default().grace_period(0)).await.unwrap();
-    let is_second =
-        |pod: &k8s_openapi::api::core::v1::Pod| pod.labels()[rlt_operator::labels::ATTEMPT] == "2";
+    let is_second = |pod: &k8s_openapi::api::core::v1::Pod| pod.labels()[rlt_objects::labels::ATTEMPT] == "2";
     test.when_pods("met", |pods| pods.iter().filter(|pod| is_second(pod)).count() == 2).await;
     assert_eq!(slices.get("met-trainer").await.unwrap().endpoints, []);
     test.run(&test.worker("met", 2).await).await;

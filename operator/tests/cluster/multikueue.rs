@@ -1,6 +1,7 @@
 //! A job that MultiKueue runs in another cluster: two clusters, each with a real Kueue and an operator in the
 //! chart's roles.
 
+use crate::queue::{holds, kueue};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, Secret, ServiceAccount};
 use kube::ResourceExt as _;
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
@@ -11,7 +12,6 @@ use serde_json::{Value, json};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::queue::{holds, kueue};
 use crate::test_namespace::{TestNamespace, is_true};
 
 /// Where people post jobs. It has no node.
@@ -102,7 +102,7 @@ impl TestNamespace {
 
     /// How many objects of jobs, other than Workloads, are in the namespace.
     async fn num_children(&self) -> usize {
-        let ours = ListParams::default().labels(&rlt_operator::labels::own_objects());
+        let ours = ListParams::default().labels(&rlt_objects::labels::own_objects());
         let (client, namespace) = (self.client.clone(), &self.namespace);
         let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
         let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), namespace);

@@ -4,8 +4,8 @@ use k8s_openapi::api::core::v1::{ConfigMap, PodTemplate};
 use kube::api::{Api, ObjectMeta, Patch, PatchParams, PostParams};
 use rlt_api::Defaults;
 use rlt_api::status::{ConditionType, RLTrainingJobStatus};
-use rlt_operator::build::PodSettings;
-use rlt_operator::pod_defaults;
+use rlt_objects::build::PodSettings;
+use rlt_objects::pod_defaults;
 use serde_json::{Value, json};
 
 use crate::set;

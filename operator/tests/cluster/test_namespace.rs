@@ -14,16 +14,20 @@ use kube::runtime::events::{Recorder, Reporter};
 use kube::{Client, ResourceExt as _};
 use rlt_api::status::{ConditionStatus, ConditionType, RLTrainingJobStatus};
 use rlt_cluster::Cluster;
-use rlt_operator::build::{PodSettings, Settings};
+use rlt_objects::args::PullPolicy;
+use rlt_objects::build::{PodSettings, Settings};
+use rlt_objects::job::Job;
+use rlt_objects::labels;
+use rlt_objects::node_signals::{
+    ConditionSignals, DEFAULT_CONDITIONS, DEFAULT_TERMINATION_TAINTS, NodeSignals,
+};
 use rlt_operator::client::{CallRate, Limiter, MAX_IN_FLIGHT};
 use rlt_operator::context::Context;
+use rlt_operator::controller;
 use rlt_operator::discovery::Discovery;
 use rlt_operator::index::Index;
-use rlt_operator::job::Job;
-use rlt_operator::nodes::{ConditionSignals, DEFAULT_CONDITIONS, DEFAULT_TERMINATION_TAINTS, NodeSignals};
 use rlt_operator::observe::NoReports;
 use rlt_operator::permissions::{Reach, rules};
-use rlt_operator::{PullPolicy, controller, labels};
 use serde_json::{Value, json};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;

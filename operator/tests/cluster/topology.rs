@@ -8,7 +8,7 @@ use kube::ResourceExt as _;
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use rlt_api::status::{ConditionType, RLTrainingJobStatus};
 use rlt_cluster::{FakeNodes, Options, Shared};
-use rlt_operator::labels;
+use rlt_objects::labels;
 use serde_json::{Value, json};
 
 use crate::test_namespace::{TestNamespace, reason};

@@ -2,8 +2,8 @@
 //! settings that they give it.
 
 use clap::Parser as _;
-use rlt_operator::Args;
-use rlt_operator::privileges::Privilege;
+use rlt_objects::args::Args;
+use rlt_objects::privileges::Privilege;
 use serde_json::Value;
 
 use super::*;

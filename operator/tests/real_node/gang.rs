@@ -11,7 +11,7 @@ use kube::ResourceExt as _;
 use kube::api::{EvictParams, LogParams, PostParams};
 use rlt_api::FailureCause;
 use rlt_api::status::ConditionType;
-use rlt_operator::labels;
+use rlt_objects::labels;
 use serde_json::{Value, json};
 
 use crate::folder::Folder;

@@ -2,8 +2,8 @@
 
 use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::jiff::Timestamp;
-use rlt_operator::build;
-use rlt_operator::job::Job;
+use rlt_objects::build;
+use rlt_objects::job::Job;
 use serde::Serialize;
 
 /// Something that happened.

@@ -1,7 +1,7 @@
 //! Which Events are a job's, and how they are shown.
 
 use k8s_openapi::api::core::v1::Event;
-use rlt_operator::job::Job;
+use rlt_objects::job::Job;
 use serde_json::json;
 
 use super::job_event::of_job;

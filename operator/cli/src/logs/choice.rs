@@ -1,9 +1,9 @@
 //! Which pod's log to show. Pure.
 
 use rlt_api::status::FailureStatus;
-use rlt_operator::job::Job;
-use rlt_operator::prepare::Prepared;
-use rlt_operator::worker::{Worker, WorkerPhase};
+use rlt_objects::job::Job;
+use rlt_objects::prepare::Prepared;
+use rlt_objects::worker::{Worker, WorkerPhase};
 
 use crate::status::status_of;
 

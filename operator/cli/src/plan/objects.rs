@@ -3,10 +3,10 @@
 use anyhow::Context as _;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use rlt_api::ValidatedJob;
-use rlt_operator::build::{self, BuildInput, ChannelAccess, Settings};
-use rlt_operator::job::Job;
-use rlt_operator::prepare::Prepared;
-use rlt_operator::{PullPolicy, progress};
+use rlt_objects::args::{CHANNEL_PORT, PullPolicy};
+use rlt_objects::build::{self, BuildInput, ChannelAccess, Settings};
+use rlt_objects::job::Job;
+use rlt_objects::prepare::Prepared;
 use serde_json::Value;
 
 use crate::args::{InstallationArgs, PlanArgs};
@@ -39,7 +39,7 @@ pub(super) fn defaults(installation: &InstallationArgs) -> Settings {
         trainer_cuda_image: Some(installation.trainer_cuda_image.clone()),
         pull_policy: PullPolicy::IfNotPresent,
         channel: Some(ChannelAccess {
-            address: format!("https://{release}-channel.{release}.svc:{}", progress::PORT),
+            address: format!("https://{release}-channel.{release}.svc:{}", CHANNEL_PORT),
             authority_pem: String::new(),
         }),
         traces: Vec::new(),

@@ -7,9 +7,9 @@ use std::io::{self, Write as _};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
 use rlt_api::{Defaults, Origin};
-use rlt_operator::build::PodSettings;
-use rlt_operator::job::Job;
-use rlt_operator::pod_defaults::{NAME, NamespaceDefaults};
+use rlt_objects::build::PodSettings;
+use rlt_objects::job::Job;
+use rlt_objects::pod_defaults::{NAME, NamespaceDefaults};
 use serde::Serialize;
 use serde_json::Value;
 

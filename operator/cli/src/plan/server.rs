@@ -9,10 +9,11 @@ use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind, TypeMeta};
 use rlt_api::plan::Models;
 use rlt_api::{ExitCode, ValidatedJob};
-use rlt_operator::build::{self, Settings};
-use rlt_operator::job::Job;
-use rlt_operator::prepare::Prepared;
-use rlt_operator::{Args, labels, progress};
+use rlt_objects::args::{Args, CHANNEL_PORT};
+use rlt_objects::build::{self, Settings};
+use rlt_objects::job::Job;
+use rlt_objects::labels;
+use rlt_objects::prepare::Prepared;
 use serde_json::Value;
 
 use super::comparison::{Outcome, PlanCheck, compare};
@@ -188,7 +189,7 @@ fn settings(deployment: &Deployment) -> Option<Settings> {
     let args = arguments(container)?;
     let namespace = deployment.metadata.namespace.as_deref()?;
     let channel = args.process.channel_service.as_ref().map(|service| build::ChannelAccess {
-        address: format!("https://{service}.{namespace}.svc:{}", progress::PORT),
+        address: format!("https://{service}.{namespace}.svc:{}", CHANNEL_PORT),
         authority_pem: String::new(),
     });
     let pods = args.pods();

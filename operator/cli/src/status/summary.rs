@@ -7,7 +7,7 @@ use rlt_api::FailureCause;
 use rlt_api::status::{
     CheckpointStatus, Condition, ConditionStatus, Progress, RLTrainingJobStatus, TopologyStatus,
 };
-use rlt_operator::job::Job;
+use rlt_objects::job::Job;
 use serde::Serialize;
 
 /// The summary of a job. As JSON or YAML its field names are a contract.

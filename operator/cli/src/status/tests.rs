@@ -1,7 +1,7 @@
 //! Rows and pages of jobs in every state.
 
 use k8s_openapi::jiff::Timestamp;
-use rlt_operator::job::Job;
+use rlt_objects::job::Job;
 use serde_json::{Value, json};
 
 use super::summary::Summary;

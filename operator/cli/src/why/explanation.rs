@@ -4,7 +4,7 @@ use std::fmt;
 
 use rlt_api::status::{Condition, ConditionStatus, ConditionType, RLTrainingJobStatus};
 use rlt_api::{Budget, FailureCause, Reason};
-use rlt_operator::prepare::Invalid;
+use rlt_objects::prepare::Invalid;
 use serde::Serialize;
 
 use super::{JobSnapshot, failed, refused, waiting};
@@ -72,7 +72,7 @@ pub(crate) fn explain(snapshot: &JobSnapshot) -> Explanation {
 /// A job that another controller works on.
 fn is_left_alone(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option<Explanation> {
     let managed_by = snapshot.prepared.as_ref().ok()?.job.spec().managed_by.clone()?;
-    if managed_by == rlt_operator::queue::MULTIKUEUE {
+    if managed_by == rlt_objects::queue::MULTIKUEUE {
         let has_status = !status.conditions.is_empty();
         return (!has_status).then(|| {
             Explanation::new(
@@ -81,7 +81,7 @@ fn is_left_alone(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option
             .so("see why its Workload waits: kubectl describe workloads.kueue.x-k8s.io")
         });
     }
-    (managed_by != rlt_operator::labels::CONTROLLER).then(|| {
+    (managed_by != rlt_objects::labels::CONTROLLER).then(|| {
         Explanation::new(format!("is left alone: spec.managedBy names `{managed_by}`"))
             .so("ask that controller, or make the job anew without spec.managedBy")
     })
@@ -178,7 +178,7 @@ fn suspended(snapshot: &JobSnapshot, status: &RLTrainingJobStatus) -> Option<Exp
 fn queued(condition: &Condition) -> Explanation {
     let explanation = Explanation::new(condition.message.clone());
     if condition.reason == Reason::QueueMissing.name() {
-        let label = rlt_operator::queue::QUEUE_LABEL;
+        let label = rlt_objects::queue::QUEUE_LABEL;
         return explanation.so(format!("install Kueue, or remove the label {label} of the job"));
     }
     explanation

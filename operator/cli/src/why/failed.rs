@@ -2,7 +2,7 @@
 
 use rlt_api::FailureCause;
 use rlt_api::status::{FailureStatus, RLTrainingJobStatus};
-use rlt_operator::worker::{Worker, WorkerPhase};
+use rlt_objects::worker::{Worker, WorkerPhase};
 
 use super::explanation::{Explanation, budget, checkpoint};
 use super::{JobSnapshot, scheduling};

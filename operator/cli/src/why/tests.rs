@@ -1,9 +1,9 @@
 //! One explanation for each way in which a job waits, fails or goes on.
 
-use rlt_operator::job::Job;
-use rlt_operator::labels;
-use rlt_operator::prepare::Prepared;
-use rlt_operator::worker::Worker;
+use rlt_objects::job::Job;
+use rlt_objects::labels;
+use rlt_objects::prepare::Prepared;
+use rlt_objects::worker::Worker;
 use serde_json::{Value, json};
 
 use super::JobSnapshot;

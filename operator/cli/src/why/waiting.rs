@@ -2,7 +2,7 @@
 
 use rlt_api::Reason;
 use rlt_api::status::{ConditionType, RLTrainingJobStatus};
-use rlt_operator::worker::{Explanation as Said, Waiting, Worker, WorkerPhase};
+use rlt_objects::worker::{Explanation as Said, Waiting, Worker, WorkerPhase};
 
 use super::explanation::{Explanation, checkpoint, earlier, when_true};
 use super::{JobSnapshot, scheduling};

@@ -1,8 +1,10 @@
 //! Workers on nodes that are about to be taken away, or that have a problem.
 
+use rlt_objects::node_signals::Impairment;
+use rlt_objects::queue::{Assignment, Workload};
+
 use super::*;
-use crate::nodes::{Impairment, NodeState};
-use crate::queue::{Assignment, Workload};
+use crate::nodes::NodeState;
 
 fn impaired(cause: FailureCause, since: Option<i64>, stops_workers: bool) -> NodeState {
     let since = since.map(|seconds| now() - SignedDuration::from_secs(seconds));
@@ -101,11 +103,11 @@ fn workers_whose_nodes_a_queue_chose_leave_a_node_that_ends_but_none_with_a_prob
         assignments: vec![assignment],
         ..Workload::default()
     };
-    let queueing = crate::queue::Queueing {
+    let queueing = rlt_objects::queue::Queueing {
         queue: Some("team".into()),
         is_served: true,
         workload: Some(Arc::new(workload)),
-        ..crate::queue::NO_QUEUE
+        ..rlt_objects::queue::NO_QUEUE
     };
     let workers: Vec<_> = both().into_iter().map(Arc::new).collect();
     let leaves = |state: NodeState| {

@@ -1,8 +1,9 @@
 //! Decisions about two groups of workers.
 
+use rlt_objects::worker_id::WorkerId;
+
 use super::super::fixtures::with_samplers;
 use super::*;
-use crate::worker_id::WorkerId;
 
 fn sampler(idx: u32, attempt: u32) -> Worker {
     let name = format!("quickstart-sampler-{idx}").into();
@@ -21,7 +22,7 @@ fn of_two_groups(status: &RLTrainingJobStatus, workers: Vec<Worker>) -> Decision
         nodes: &NodeStates::new(),
         node_labels: None,
         report: None,
-        queueing: &crate::queue::NO_QUEUE,
+        queueing: &rlt_objects::queue::NO_QUEUE,
         now: now(),
     })
 }

@@ -1,11 +1,12 @@
 //! Hot spares: who takes the ranks of a lost worker, when, and what stays.
 
+use rlt_objects::worker::Launcher;
+use rlt_objects::worker_id::WorkerId;
+
 use super::super::fixtures::with_spares;
 use super::super::spares::Assignment;
 use super::*;
 use crate::nodes::NodeState;
-use crate::worker::Launcher;
-use crate::worker_id::WorkerId;
 
 /// What a launcher says of processes that run.
 fn following(worker: Worker) -> Worker {
@@ -43,7 +44,7 @@ fn on(num_spares: u32, status: &RLTrainingJobStatus, workers: Vec<Worker>, nodes
         nodes,
         node_labels: None,
         report: None,
-        queueing: &crate::queue::NO_QUEUE,
+        queueing: &rlt_objects::queue::NO_QUEUE,
         now: now(),
     })
 }

@@ -1,11 +1,11 @@
 //! Where workers are, as a status says it.
 
 use rlt_api::status::TopologyStatus;
+use rlt_objects::prepare::Prepared;
 
 use super::super::topology::nodes_to_read;
 use super::*;
 use crate::nodes::NodeLabels;
-use crate::prepare::Prepared;
 
 fn with_topology(topology: Value) -> Prepared {
     let mut prepared = prepared(4, json!({}));
@@ -49,7 +49,7 @@ fn placed(
         nodes: &NodeStates::new(),
         node_labels,
         report: None,
-        queueing: &crate::queue::NO_QUEUE,
+        queueing: &rlt_objects::queue::NO_QUEUE,
         now: now(),
     };
     let num_nodes = nodes_to_read(&input).len();

@@ -22,7 +22,7 @@ impl TestNamespace {
     /// The pods of all workers of an attempt, by their index.
     pub(super) async fn gang(&self, name: &str, attempt: u32, count: usize) -> Vec<Pod> {
         let label = attempt.to_string();
-        let is_of = |pod: &&Pod| pod.labels()[rlt_operator::labels::ATTEMPT] == label;
+        let is_of = |pod: &&Pod| pod.labels()[rlt_objects::labels::ATTEMPT] == label;
         let all = self.when_pods(name, |pods| pods.iter().filter(is_of).count() == count).await;
         let mut gang: Vec<_> = all.into_iter().filter(|pod| is_of(&pod)).collect();
         gang.sort_by_key(|pod| pod.name_any());

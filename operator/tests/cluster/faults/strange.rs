@@ -9,7 +9,7 @@ use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use rlt_api::status::ConditionType;
 use rlt_cluster::{Options, Shared};
-use rlt_operator::labels;
+use rlt_objects::labels;
 use serde_json::{Value, json};
 
 use super::{Life, life};

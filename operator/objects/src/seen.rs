@@ -115,6 +115,11 @@ struct LeanMetadata {
     deletion_timestamp: Option<Time>,
 }
 
+/// Resource versions of one kind of object grow.
+pub fn version(text: &str) -> u64 {
+    text.parse().unwrap_or(0)
+}
+
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::core::v1::ConfigMap;

@@ -10,9 +10,9 @@ use rlt_api::spec::TopologySpec;
 use serde_json::{Value, json};
 
 use super::{BuildInput, digest};
-use crate::discovery;
 use crate::labels;
 use crate::queue::{self, PRIORITY_LABEL};
+use crate::served;
 
 /// The label by which Kueue finds the Workload of an object.
 const JOB_UID_LABEL: &str = "kueue.x-k8s.io/job-uid";
@@ -55,7 +55,7 @@ pub fn workload(input: &BuildInput<'_>, queue: &str, priority: Option<i32>) -> D
     if let Some(priority) = priority {
         spec["priority"] = priority.into();
     }
-    let object = DynamicObject::new("", &discovery::workloads()).data(json!({"spec": spec}));
+    let object = DynamicObject::new("", &served::workloads()).data(json!({"spec": spec}));
     DynamicObject { metadata, ..object }
 }
 

@@ -7,9 +7,8 @@ use k8s_openapi::jiff::Timestamp;
 
 use rlt_api::plan::SPARE_GROUP;
 
-use crate::index::version;
 use crate::labels;
-use crate::seen::SeenPod;
+use crate::seen::{SeenPod, version};
 use crate::worker_id::{GroupName, WorkerId};
 
 /// A pod of a job; by default one without a status.
@@ -49,7 +48,7 @@ pub struct Worker {
     pub waiting: Option<Box<Waiting>>,
     /// Reason and message of the pod's status.
     pub explanation: Option<Box<Explanation>>,
-    /// What its launcher says, where that follows attempts. Not of the pod: [`crate::observe`] adds it.
+    /// What its launcher says, where that follows attempts. Not of the pod: who observes it adds it.
     pub launcher: Option<Box<Launcher>>,
 }
 

@@ -1,14 +1,19 @@
 //! The operator's command line: what the cluster decides. What a single job needs is in its manifest.
 
+mod process;
+
 use clap::{Parser, ValueEnum};
 use rlt_api::{Defaults, Problem};
 
 use crate::build::PodSettings;
-use crate::nodes::{
+use crate::node_signals::{
     ConditionSignals, DEFAULT_CONDITIONS, DEFAULT_TERMINATION_TAINTS, NodeSignals, OnNodeProblem,
 };
 use crate::privileges::Privileges;
-use crate::process::ProcessArgs;
+pub use process::ProcessArgs;
+
+/// The port of the Service through which ranks report.
+pub const CHANNEL_PORT: u16 = 9443;
 
 /// Runs RLTrainingJob resources: starts their workers, watches over them and reports.
 #[derive(Clone, Debug, Parser)]
@@ -119,7 +124,7 @@ mod tests {
 
     #[test]
     fn the_charts_nodes_are_those_of_an_operator_that_is_told_nothing_and_lists_can_be_empty() {
-        let values = include_str!("../../charts/rl-operator/values.yaml");
+        let values = include_str!("../../../charts/rl-operator/values.yaml");
         let values: serde_json::Value = serde_saphyr::from_str(values).unwrap();
         let list = |name: &str| {
             let items = values["nodes"][name].as_array().unwrap().iter();

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::{BuildInput, ChannelAccess, Settings, config_map, content_digest, storage_claim};
 use crate::args::PullPolicy;
-use crate::decide::fixtures::job;
+use crate::fixtures::job;
 use crate::job::Job;
 use crate::prepare::Prepared;
 

@@ -8,9 +8,9 @@ use super::super::{
     Flavor, Flavors, Gang, Placement, avoid, gang, network_policy, pod_group, workload, workload_digest,
 };
 use super::{BuildInput, channel, pod, prepared, settings, trainer, with_workers};
-use crate::discovery::Served;
 use crate::job::Job;
 use crate::queue::{Assignment, PodSetUpdate, Workload};
+use crate::served::Served;
 
 const ALL: Served = Served {
     has_workloads: true,

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::super::{Flavor, Gang, Placement, objects, pod_group, workload};
 use super::{BuildInput, channel, prepared, settings, with_workers};
-use crate::decide::fixtures::with_samplers;
+use crate::fixtures::with_samplers;
 use crate::queue::{Assignment, Workload};
 
 /// Calls `check` with two workers that train and three that sample, on GPUs.

@@ -5,8 +5,8 @@ use serde_json::json;
 
 use super::super::{Gang, Placement, gang, objects, workload};
 use super::{BuildInput, channel, settings, trainer, with_workers};
-use crate::discovery::Served;
 use crate::prepare::Prepared;
+use crate::served::Served;
 
 /// Calls `check` with two workers and two spares.
 fn spares<T>(check: impl FnOnce(&BuildInput<'_>) -> T) -> T {

@@ -6,9 +6,9 @@ use rlt_api::plan::WorkerGroup;
 use serde_json::{Value, json};
 
 use super::BuildInput;
-use crate::discovery::Served;
 use crate::labels;
 use crate::queue;
+use crate::served::Served;
 
 /// The scheduler of Volcano.
 const VOLCANO: &str = "volcano";

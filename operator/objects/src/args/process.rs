@@ -1,0 +1,41 @@
+//! The part of the command line that says who the process is and where it listens.
+
+use std::net::{IpAddr, SocketAddr};
+
+/// The identity of the process.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ProcessArgs {
+    /// The operator's own namespace.
+    #[arg(long, env = "POD_NAMESPACE", value_name = "NAME", default_value = "default")]
+    pub namespace: String,
+    /// Name of its pod, by which the holder of the lease is known.
+    #[arg(long, env = "POD_NAME", value_name = "NAME", hide = true)]
+    pub pod_name: Option<String>,
+    /// UID of its pod: a container that was restarted holds the lease of its predecessor.
+    #[arg(long, env = "POD_UID", value_name = "UID", hide = true)]
+    pub pod_uid: Option<String>,
+    /// Address of its pod, to which the channel's Service leads.
+    #[arg(long, env = "POD_IP", value_name = "IP", hide = true)]
+    pub pod_ip: Option<IpAddr>,
+    /// The Lease by which one replica is elected; without one this process believes that it is alone.
+    #[arg(long, value_name = "NAME")]
+    pub lease: Option<String>,
+    /// Where probes and metrics are served.
+    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080")]
+    pub listen: SocketAddr,
+    /// Where ranks report.
+    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:9443")]
+    pub channel_listen: SocketAddr,
+    /// The Service, without a selector, through which ranks reach the leader.
+    #[arg(long, value_name = "NAME")]
+    pub channel_service: Option<String>,
+    /// The host by which ranks reach this process where no Service leads to it.
+    #[arg(long, value_name = "HOST", conflicts_with = "channel_service")]
+    pub channel_host: Option<String>,
+    /// Calls to the API server in a second, all the time.
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub calls_per_second: u32,
+    /// Calls to the API server at once, after a pause.
+    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub call_burst: u32,
+}
