@@ -10,14 +10,14 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
 use rlt_api::plan::SPARE_GROUP;
 use rlt_api::status::RLTrainingJobStatus;
+use rlt_objects::prepare::Prepared;
+use rlt_objects::worker::{Exit, Explanation, Launcher, Worker, WorkerPhase};
+use rlt_objects::worker_id::WorkerId;
 use serde_json::json;
 
 use super::fixtures::{exit, prepared, with_spares, worker};
 use super::{Assignment, Decision, Deletion, ReconcileInput, decide};
 use crate::nodes::{NodeState, NodeStates};
-use crate::prepare::Prepared;
-use crate::worker::{Exit, Explanation, Launcher, Worker, WorkerPhase};
-use crate::worker_id::WorkerId;
 
 const NUM_WORKERS: u32 = 2;
 const NUM_SPARES: u32 = 2;
@@ -127,7 +127,7 @@ impl World {
             nodes: &self.nodes,
             node_labels: None,
             report: None,
-            queueing: &crate::queue::NO_QUEUE,
+            queueing: &rlt_objects::queue::NO_QUEUE,
             now: self.now,
         })
     }

@@ -8,6 +8,7 @@ use kube::Client;
 use kube::client::Body;
 use kube::runtime::events::{Recorder, Reporter};
 use rlt_api::status::{Condition, ConditionStatus, ConditionType, Progress};
+use rlt_objects::args::PullPolicy;
 use rlt_objects::build::{PodSettings, Settings};
 use rlt_objects::worker::{JobKey, Worker, WorkerPhase};
 use serde_json::{Value, json};
@@ -19,7 +20,6 @@ use crate::decide::Report;
 use crate::decide::fixtures;
 use crate::discovery::Discovery;
 use crate::index::{Child, ChildEntry};
-use rlt_objects::args::PullPolicy;
 
 /// An answer of the API server to a call, or `None` where it takes everything.
 type Rule = Box<dyn Fn(&Method, &str) -> Option<(u16, Value)> + Send + Sync>;
