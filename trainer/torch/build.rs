@@ -4,18 +4,6 @@
 use std::env;
 use std::path::PathBuf;
 
-const TENSOR_SOURCES: [&str; 10] = [
-    "attention",
-    "attention_cuda",
-    "collectives",
-    "fused",
-    "head",
-    "linear",
-    "nccl",
-    "resting",
-    "runtime",
-    "streams",
-];
 const AVX2: [&str; 2] = ["-mavx2", "-mfma"];
 const AVX512: [&str; 7] =
     ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"];
@@ -72,9 +60,7 @@ fn main() {
     if x86 {
         tensors.define("RLT_X86", None);
     }
-    tensors.file("csrc/dispatch.cpp");
-    tensors.files(TENSOR_SOURCES.map(|name| format!("csrc/{name}.cpp")));
-    tensors.compile("rlt_tensors");
+    tensors.file("csrc/tensors.cpp").compile("rlt_tensors");
 
     kernels("baseline", &[]);
     if x86 {
