@@ -46,10 +46,12 @@ impl Actor {
         derivatives: &[Vec<f64>],
     ) -> Result<(), ActorError> {
         let factor = self.loss_scale.factor();
-        let own = derivatives.iter().flat_map(|of_label| scaled(&micro_batch.own(of_label), factor));
-        let derivative_kc =
-            Tensor::from_slice(&own.collect::<Vec<f32>>()).view([derivatives.len() as i64, -1]);
-        let derivative_kc = derivative_kc.to_device(self.decoder.device());
+        // By rows: a rank of a sequence-parallel group may have no position at all.
+        let own: Vec<_> = derivatives
+            .iter()
+            .map(|of_label| Tensor::from_slice(&scaled(&micro_batch.own(of_label), factor)))
+            .collect();
+        let derivative_kc = Tensor::stack(&own, 0).to_device(self.decoder.device());
         self.training_pass().accumulate(micro_batch, |predicting_cd| {
             no_grad(|| {
                 self.outer_gradients.add_labels(&derivative_kc, predicting_cd);
