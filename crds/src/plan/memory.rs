@@ -146,7 +146,7 @@ pub(super) fn trained(spec: &ResolvedSpec, model: &ModelConfig) -> Trained {
         Some(lora) => with_labels(adapter(lora, model), model),
         None => Trained {
             num_parameters: model.parameter_count().total(),
-            largest_of_layer: model.projections().iter().map(|one| one.num_parameters()).max().unwrap_or(0),
+            largest_of_layer: model.largest_matrix(),
             largest_outside: (model.vocab_size * model.hidden_size) as u64,
             adapter_width: 0,
             of_one_layer: model.parameter_count().per_layer,
@@ -183,22 +183,25 @@ fn adapter(lora: &LoraSpec, model: &ModelConfig) -> Trained {
         let all = lora.target_pattern.is_some() || is_named(&lora.target_modules, "all-linear");
         (all || is_named(&lora.target_modules, module)) && !is_named(&lora.exclude_modules, module)
     };
-    let layers = model.num_layers as u64;
-    let projections = model.projections();
-    projections.iter().filter(|projection| is_target(projection.name)).fold(
-        Trained::default(),
-        |sum, projection| {
+    let of_layer = |layer_idx| {
+        let targets = model.projections(layer_idx).into_iter().filter(|one| is_target(one.name));
+        targets.fold(Trained::default(), |sum, projection| {
             let (inputs, outputs) = (projection.in_features as u64, projection.out_features as u64);
-            let of_projection = rank * (inputs + outputs);
             Trained {
-                num_parameters: sum.num_parameters + layers * of_projection,
-                of_one_layer: sum.of_one_layer + of_projection,
+                num_parameters: sum.num_parameters + rank * (inputs + outputs),
                 largest_of_layer: sum.largest_of_layer.max(rank * inputs.max(outputs)),
-                largest_outside: 0,
-                adapter_width: sum.adapter_width + layers * rank,
+                adapter_width: sum.adapter_width + rank,
+                ..sum
             }
-        },
-    )
+        })
+    };
+    (0..model.num_layers).map(of_layer).fold(Trained::default(), |sum, layer| Trained {
+        num_parameters: sum.num_parameters + layer.num_parameters,
+        of_one_layer: sum.of_one_layer.max(layer.num_parameters),
+        largest_of_layer: sum.largest_of_layer.max(layer.largest_of_layer),
+        largest_outside: 0,
+        adapter_width: sum.adapter_width + layer.adapter_width,
+    })
 }
 
 impl MemoryPlan {
@@ -348,7 +351,12 @@ fn cast_of_layer(spec: &ResolvedSpec, model: &ModelConfig, trained: &Trained) ->
     if spec.model.lora.is_some() {
         return trained.of_one_layer;
     }
-    model.projections().iter().map(|projection| projection.num_parameters()).sum()
+    largest_layer(model)
+}
+
+/// Numbers of the matrices of the layer that has the most.
+fn largest_layer(model: &ModelConfig) -> u64 {
+    (0..model.num_layers).map(|layer_idx| model.matrices_of_layer(layer_idx)).max().unwrap_or(0)
 }
 
 /// What stays for the whole run.

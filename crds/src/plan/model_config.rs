@@ -6,6 +6,7 @@
 //! file of `families/` that sets them. What is not implemented is refused by name; nothing that would change
 //! a number is skipped. Never here: files, tensors, tokenizers.
 
+mod experts;
 mod families;
 mod fields;
 mod head;
@@ -18,10 +19,13 @@ mod write;
 
 use crate::spec::ArchitectureSpec;
 pub use crate::spec::ModelFamily as Family;
+pub use experts::{ExpertNames, Experts, stored_ranges};
 pub use head::{OutputHead, SCORE_BIAS, SCORE_WEIGHT};
 pub use norms::{BlockNorms, QkNorm};
 pub use rope::{RopeConfig, RopePairing, RopeScaling};
-pub use shapes::{FusedProjections, ParameterCount, ProductRows, ProjectionShape, TensorShape};
+pub use shapes::{
+    FusedProjections, ParameterCount, ParameterShape, ProductRows, ProjectionShape, TensorShape,
+};
 
 /// The function on the gate of the feed-forward block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,8 +47,10 @@ pub struct ModelConfig {
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Width of the feed-forward block.
+    /// Width of the feed-forward block of a layer without experts.
     pub intermediate_size: usize,
+    /// What layers have in place of that block; `None` where all of them have it.
+    pub experts: Option<Experts>,
     /// Number of decoder layers.
     pub num_layers: usize,
     /// Number of query heads.

@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 
-use super::model_config::{ModelConfig, QkNorm};
+use super::model_config::{Family, ModelConfig, QkNorm};
 use crate::resolved::ResolvedSpec;
 use crate::spec::{Device, MeshSpec, WorkersSpec};
 
@@ -72,6 +72,26 @@ pub enum Misfit {
         /// The degrees that fit.
         expected: String,
     },
+    /// Mixtures of experts run on CPUs alone.
+    #[error(
+        "spec.workers.device: {family:?} has experts, which have no kernels for GPUs yet: expected Cpu for a \
+         mixture of experts, got Cuda"
+    )]
+    ExpertsOnGpu {
+        /// The model's family.
+        family: Family,
+    },
+    /// A loss of routers is asked for where there are none.
+    #[error(
+        "spec.training.routerAuxLossCoef: {family:?} has no experts whose router it could balance: expected 0, got \
+         {got}"
+    )]
+    NoRouters {
+        /// The model's family.
+        family: Family,
+        /// The coefficient, as text.
+        got: String,
+    },
     /// Sequences would be longer than the model's rotary embedding has one set of frequencies for.
     #[error(
         "spec.data.maxPromptTokens and spec.rollout.maxCompletionTokens: sequences of {got} tokens need \
@@ -103,12 +123,17 @@ pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfi
         let expected = legal_degrees(heads, |sp| deals_out_heads(sp, heads));
         return Err(Misfit::Degree { field, degree, shared, expected });
     }
+    check_device(spec.workers.device, model)?;
+    let coefficient = spec.training.router_aux_loss_coef;
+    if coefficient != 0.0 && model.experts.is_none() {
+        return Err(Misfit::NoRouters { family: model.family, got: coefficient.to_string() });
+    }
     let field = "spec.workers.mesh.rolloutTp";
     if mesh.rollout_tp > 1 && model.qk_norm == QkNorm::AllHeads {
         let shared = "the layers of a model that normalises queries and keys over all heads".to_owned();
         return Err(Misfit::Degree { field, degree: mesh.rollout_tp, shared, expected: "1".to_owned() });
     }
-    let width = model.intermediate_size as u64;
+    let width = sliced_width(model);
     if !slices_layers(mesh.rollout_tp, heads, width) {
         let shared = format!(
             "the layers of a model with {} query and {} key heads and a feed-forward block {width} wide",
@@ -122,6 +147,34 @@ pub fn check_model(spec: &ResolvedSpec, model: &ModelConfig) -> Result<(), Misfi
         Some(longest) => Err(Misfit::TooLong { got, longest }),
         None => Ok(()),
     }
+}
+
+/// Checks that a model can be computed on a device, `Auto` being none yet.
+///
+/// # Errors
+/// [`Misfit::ExpertsOnGpu`].
+pub fn check_device(device: Device, model: &ModelConfig) -> Result<(), Misfit> {
+    match (device, &model.experts) {
+        (Device::Cuda, Some(_)) => Err(Misfit::ExpertsOnGpu { family: model.family }),
+        _ => Ok(()),
+    }
+}
+
+/// What ranks that sample as one divide the width of: the feed-forward block, or the greatest common
+/// divisor of the experts' width and of what stands beside them.
+fn sliced_width(model: &ModelConfig) -> u64 {
+    let dense = (0..model.num_layers).any(|layer_idx| model.experts_of(layer_idx).is_none());
+    let experts = model.experts.as_ref();
+    let widths = [
+        dense.then_some(model.intermediate_size),
+        experts.map(|experts| experts.intermediate_size),
+        experts.and_then(|experts| experts.shared_intermediate_size),
+    ];
+    widths.into_iter().flatten().fold(0, |all, width| greatest_common_divisor(all, width as u64))
+}
+
+fn greatest_common_divisor(one: u64, other: u64) -> u64 {
+    if other == 0 { one } else { greatest_common_divisor(other, one % other) }
 }
 
 /// Whether each of `sp` ranks can have as many query heads as the others, with the key heads that these look

@@ -32,6 +32,7 @@ pub struct ResolvedTraining {
     pub optimizer: OptimizerSpec,
     pub schedule: ScheduleSpec,
     pub max_grad_norm: f64,
+    pub router_aux_loss_coef: f64,
     pub deterministic: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub activation_checkpointing: Option<bool>,
@@ -85,6 +86,7 @@ impl ResolvedTraining {
             optimizer: spec.optimizer.clone(),
             schedule: spec.schedule.clone(),
             max_grad_norm: spec.max_grad_norm,
+            router_aux_loss_coef: spec.router_aux_loss_coef,
             deterministic: spec.deterministic,
             activation_checkpointing: spec.activation_checkpointing,
             offload: spec.offload,

@@ -83,6 +83,12 @@ pub enum ModelFamily {
     Glm4,
     /// Seed-OSS: biases on the query, key and value projections, heads of 128.
     SeedOss,
+    /// Mixtral: Mistral whose feed-forward blocks are experts.
+    Mixtral,
+    /// Qwen2-MoE: Qwen2 with experts beside a feed-forward block behind a gate.
+    Qwen2Moe,
+    /// Qwen3-MoE: Qwen3 with experts in place of feed-forward blocks.
+    Qwen3Moe,
 }
 
 /// The shape of a model built from scratch, in the words of Hugging Face's config.json.
@@ -94,9 +100,12 @@ pub struct ArchitectureSpec {
     /// Width of the residual stream.
     #[schemars(range(min = 8, max = 65536))]
     pub hidden_size: u32,
-    /// Width inside the feed-forward layers.
+    /// Width inside the feed-forward layers, or inside each expert and what stands beside them.
     #[schemars(range(min = 8, max = 262144))]
     pub intermediate_size: u32,
+    /// The experts of each layer; for the families that have some, and only for them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<ExpertsSpec>,
     /// Number of decoder layers.
     #[schemars(range(min = 1, max = 512))]
     pub num_layers: u32,
@@ -126,6 +135,18 @@ pub struct ArchitectureSpec {
     #[serde(default = "ArchitectureSpec::default_initializer_range")]
     #[schemars(range(min = 1e-6, max = 1.0))]
     pub initializer_range: f64,
+}
+
+/// A mixture of experts: feed-forward blocks of which a router chooses some for each token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ExpertsSpec {
+    /// Number of experts in a layer.
+    #[schemars(range(min = 1, max = 4096))]
+    pub count: u32,
+    /// Experts that compute a token; at most `count`.
+    #[schemars(range(min = 1, max = 4096))]
+    pub per_token: u32,
 }
 
 impl ArchitectureSpec {

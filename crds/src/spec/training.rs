@@ -54,6 +54,11 @@ pub struct TrainingSpec {
     /// Gradients are scaled down to this global norm.
     #[schemars(range(min = 1e-6, max = 1e6))]
     pub max_grad_norm: f64,
+    /// Coefficient of the auxiliary loss that balances the routers of a mixture of experts, as in
+    /// transformers; its model's own `router_aux_loss_coef` says what it was made with, most often 0.001. By
+    /// default there is none.
+    #[schemars(range(min = 0.0, max = 100.0))]
+    pub router_aux_loss_coef: f64,
     /// Use only algorithms that give the same bits in every run. CPUs always do; on GPUs it makes attention's
     /// backward pass, sums by index and matrix products slower.
     pub deterministic: bool,
@@ -92,6 +97,7 @@ impl Default for TrainingSpec {
             optimizer: OptimizerSpec::default(),
             schedule: ScheduleSpec::default(),
             max_grad_norm: 1.0,
+            router_aux_loss_coef: 0.0,
             deterministic: false,
             activation_checkpointing: None,
             offload: OffloadSpec::default(),

@@ -37,7 +37,7 @@ pub(super) struct Activations<'a> {
 impl Activations<'_> {
     fn sizes(&self) -> (u64, u64, u64, u64) {
         let model = self.model;
-        let (hidden, feed_forward) = (model.hidden_size as u64, model.intermediate_size as u64);
+        let (hidden, feed_forward) = (model.hidden_size as u64, model.active_width() as u64);
         let heads = |num_heads: usize| (num_heads * model.head_dim) as u64;
         (hidden, feed_forward, heads(model.num_heads), heads(model.num_kv_heads))
     }
@@ -78,11 +78,21 @@ impl Activations<'_> {
         let outputs = if self.sp == 1 { queries } else { 2 * queries };
         let attention = queries + 2 * self.dealt_keys() + outputs;
         let num_norms = self.num_norms();
-        let numbers = num_norms * hidden + attention + self.num_gated() * feed_forward;
+        let numbers =
+            num_norms * hidden + attention + self.num_gated() * feed_forward + self.expert_rows(hidden);
         let statistics = self.model.num_heads as u64 + num_norms;
         let adapters = self.adapter_width / self.num_layers().max(1);
         let norms = self.norm_bytes(hidden, num_norms * hidden) + self.head_norm_bytes(queries + keys);
         self.width * (numbers + adapters) + norms + FP32 * statistics
+    }
+
+    /// What experts keep of a token besides: its hidden state and their output once for each expert that
+    /// computes it, and the probabilities of all.
+    fn expert_rows(&self, hidden: u64) -> u64 {
+        let experts = self.model.experts.as_ref();
+        experts.map_or(0, |experts| {
+            2 * experts.num_experts_per_token as u64 * hidden + 2 * experts.num_experts as u64
+        })
     }
 
     /// Tensors of a feed-forward block that its backward pass needs: gate, up and their product, of
@@ -136,7 +146,8 @@ impl Activations<'_> {
     /// out and received.
     pub(super) fn gradient_bytes_per_token(&self) -> u64 {
         let (hidden, feed_forward, ..) = self.sizes();
-        self.width * (4 * hidden + 3 * feed_forward).max(hidden + 4 * self.exchanged())
+        self.width
+            * (4 * hidden + 3 * feed_forward + self.expert_rows(hidden)).max(hidden + 4 * self.exchanged())
     }
 
     /// The widest moment of a layer without gradients: the residual stream and the normed input beside either
@@ -146,7 +157,8 @@ impl Activations<'_> {
     pub(super) fn inference_bytes_per_token(&self) -> u64 {
         let (hidden, feed_forward, queries, keys) = self.sizes();
         let num_hidden = if self.composed { 4 } else { 3 };
-        let feed_forward_block = num_hidden * hidden + self.num_gated() * feed_forward;
+        let feed_forward_block =
+            num_hidden * hidden + self.num_gated() * feed_forward + self.expert_rows(hidden);
         let attention_block = 2 * hidden + 3 * queries + 3 * keys + 3 * self.exchanged();
         self.width * feed_forward_block.max(attention_block)
     }

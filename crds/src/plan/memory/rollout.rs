@@ -5,7 +5,7 @@
 
 use super::activations::Activations;
 use super::shards::Shards;
-use super::{FP32, MemoryTerm, larger, on_gpu, term};
+use super::{FP32, MemoryTerm, larger, largest_layer, on_gpu, term};
 use crate::plan::KV_BLOCK_TOKENS;
 use crate::plan::batch::{BatchPlan, num_held_out_prompts, share};
 use crate::plan::model_config::ModelConfig;
@@ -62,7 +62,7 @@ pub(super) fn taking_over(
     if !(on_gpu(spec) && shards.comes_in_parts()) {
         return [packed, shards.taken_over().to_vec(), vec![packing(spec, model, width)]].concat();
     }
-    packed[0].bytes -= width * projections(&slice);
+    packed[0].bytes -= width * largest_layer(&slice);
     // Parts are packed from where they were gathered, but for an adapter.
     let folded = term("packing temporaries", folding(spec, model, width));
     [packed, shards.last_taken_over().to_vec(), vec![folded]].concat()
@@ -81,7 +81,7 @@ fn packing(spec: &ResolvedSpec, model: &ModelConfig, width: u64) -> MemoryTerm {
 /// Of the largest projection that an adapter is folded into the fp32 copy, what is added, and their sum; and
 /// its packed original, gate and up.
 fn folding(spec: &ResolvedSpec, model: &ModelConfig, width: u64) -> u64 {
-    let largest = model.projections().iter().map(|one| one.num_parameters()).max().unwrap_or(0);
+    let largest = model.largest_matrix();
     if spec.model.lora.is_some() { (3 * FP32 + 2 * width) * largest } else { 0 }
 }
 
@@ -155,16 +155,12 @@ fn logits_bytes(spec: &ResolvedSpec, width: u64) -> u64 {
 
 /// A packed copy of a slice of every projection and of the head: L (projections) + v / n h.
 fn packed_weights(slice: &ModelConfig) -> u64 {
-    slice.num_layers as u64 * projections(slice) + (slice.vocab_size * slice.hidden_size) as u64
-}
-
-fn projections(model: &ModelConfig) -> u64 {
-    model.projections().iter().map(|projection| projection.num_parameters()).sum()
+    slice.matrices_of_layers() + (slice.vocab_size * slice.hidden_size) as u64
 }
 
 fn packing_temporaries(model: &ModelConfig, width: u64) -> u64 {
     let head = if width == FP32 { 0 } else { (model.vocab_size * model.hidden_size) as u64 };
-    projections(model).max(head)
+    largest_layer(model).max(head)
 }
 
 /// 2 L k numbers for each slot of the blocks that the engine asks for, in a step or in an evaluation.

@@ -93,7 +93,7 @@ impl Shards {
     pub(super) fn gathered_of(&self, judges: &[ModelConfig]) -> MemoryTerm {
         let gathered = |judge: &ModelConfig| {
             let count = judge.parameter_count();
-            count.total() - count.per_layer * (judge.num_layers as u64).saturating_sub(2)
+            count.total() - count.layers + count.layers.min(2 * count.per_layer)
         };
         self.term("gathered reward model", self.width * judges.iter().map(gathered).max().unwrap_or(0))
     }

@@ -8,11 +8,14 @@ mod granite;
 mod llama;
 mod ministral;
 mod mistral;
+mod mixtral;
 mod olmo2;
 mod olmo3;
 mod phi3;
 mod qwen2;
+mod qwen2_moe;
 mod qwen3;
+mod qwen3_moe;
 mod seed_oss;
 mod smollm3;
 
@@ -91,6 +94,9 @@ const FAMILIES: &[(Family, &Definition)] = &[
     (Family::SmolLm3, &smollm3::SMOLLM3),
     (Family::Glm4, &glm4::GLM4),
     (Family::SeedOss, &seed_oss::SEED_OSS),
+    (Family::Mixtral, &mixtral::MIXTRAL),
+    (Family::Qwen2Moe, &qwen2_moe::QWEN2_MOE),
+    (Family::Qwen3Moe, &qwen3_moe::QWEN3_MOE),
 ];
 
 impl Family {

@@ -85,6 +85,7 @@ impl Sizes {
             vocab_size: self.vocab_size,
             hidden_size: self.hidden_size,
             intermediate_size: self.intermediate_size,
+            experts: None,
             num_layers: self.num_layers,
             num_heads: self.num_heads,
             num_kv_heads: self.num_kv_heads,
@@ -144,7 +145,33 @@ pub(super) fn from_architecture(
         ..sizes.as_llama(spec.family)
     };
     (definition.shape)(&mut config);
+    shape_experts(spec, &mut config)?;
     check(config)
+}
+
+/// Gives the experts of a model to be made the sizes that are asked for. Weights of a token's experts add up
+/// to 1.
+fn shape_experts(spec: &ArchitectureSpec, config: &mut ModelConfig) -> Result<(), ModelConfigError> {
+    let invalid = |expected: &str, got: String| ModelConfigError::InvalidField {
+        field: "experts".to_owned(),
+        expected: format!("{expected} {:?}", spec.family),
+        got,
+    };
+    match (&mut config.experts, spec.experts) {
+        (None, None) => Ok(()),
+        (None, Some(_)) => Err(invalid("nothing beside the family", "experts".to_owned())),
+        (Some(_), None) => Err(invalid("count and perToken beside the family", "nothing".to_owned())),
+        (Some(_), Some(sizes)) if sizes.per_token > sizes.count => {
+            let got = format!("perToken {} of {}", sizes.per_token, sizes.count);
+            Err(invalid("perToken of at most count for the family", got))
+        }
+        (Some(experts), Some(sizes)) => {
+            experts.num_experts = sizes.count as usize;
+            experts.num_experts_per_token = sizes.per_token as usize;
+            experts.intermediate_size = spec.intermediate_size as usize;
+            Ok(())
+        }
+    }
 }
 
 /// The body of a classifier: its `config.json`, read as that of a model without a head of its own.

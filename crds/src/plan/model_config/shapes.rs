@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::{ModelConfig, QkNorm};
+use super::{Experts, ModelConfig, QkNorm};
 
 /// Which projections of a layer are one tensor in a checkpoint, one below the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -14,7 +14,8 @@ pub struct FusedProjections {
     pub gate_up: bool,
 }
 
-/// Where a product of a layer has its rows: q, k, v, o, gate, up or down.
+/// Where a product of a layer has its rows: q, k, v, o, gate, up or down. In a layer of experts gate, up and
+/// down are those of the block beside them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProductRows {
     /// Which of [`ModelConfig::projections`].
@@ -44,6 +45,25 @@ impl ProjectionShape {
     }
 }
 
+/// A parameter of the model in memory, and what a checkpoint stores it as.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParameterShape {
+    /// Its name in memory, as in transformers 5.
+    pub name: String,
+    /// Its dims.
+    pub shape: Vec<usize>,
+    /// The tensors of a checkpoint whose numbers, laid end to end, are its own; most often it alone.
+    pub stored: Vec<TensorShape>,
+}
+
+impl ParameterShape {
+    /// One that is stored as it is.
+    fn alone(name: String, shape: &[usize]) -> Self {
+        let stored = TensorShape { name: name.clone(), shape: shape.to_vec() };
+        Self { name, shape: shape.to_vec(), stored: vec![stored] }
+    }
+}
+
 /// One tensor of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorShape {
@@ -58,8 +78,10 @@ pub struct TensorShape {
 pub struct ParameterCount {
     /// The embedding.
     pub embedding: u64,
-    /// One decoder layer; all are alike.
+    /// The largest decoder layer; all are alike unless some have experts.
     pub per_layer: u64,
+    /// All decoder layers.
+    pub layers: u64,
     /// Number of decoder layers.
     pub num_layers: u64,
     /// The final norm.
@@ -71,26 +93,30 @@ pub struct ParameterCount {
 impl ParameterCount {
     /// All parameters of the model, a tied head counted once.
     pub fn total(&self) -> u64 {
-        self.embedding + self.per_layer * self.num_layers + self.final_norm + self.head
+        self.embedding + self.layers + self.final_norm + self.head
     }
 }
 
 impl ModelConfig {
-    /// The linear layers of a decoder layer, in checkpoint order.
-    pub fn projections(&self) -> Vec<ProjectionShape> {
+    /// The linear layers of a decoder layer, in checkpoint order. A router and its experts are none of them.
+    pub fn projections(&self, layer_idx: usize) -> Vec<ProjectionShape> {
         let (hidden, intermediate) = (self.hidden_size, self.intermediate_size);
-        let [queries, keys, values, ..] = self.product_widths();
+        let (queries, keys) = self.head_widths();
         let shape =
             |name, out_features, in_features, bias| ProjectionShape { name, out_features, in_features, bias };
         let qkv = if self.fused_projections.qkv {
-            vec![shape("self_attn.qkv_proj", queries + keys + values, hidden, self.qkv_bias)]
+            vec![shape("self_attn.qkv_proj", queries + 2 * keys, hidden, self.qkv_bias)]
         } else {
             vec![
                 shape("self_attn.q_proj", queries, hidden, self.qkv_bias),
                 shape("self_attn.k_proj", keys, hidden, self.qkv_bias),
-                shape("self_attn.v_proj", values, hidden, self.qkv_bias),
+                shape("self_attn.v_proj", keys, hidden, self.qkv_bias),
             ]
         };
+        let output = shape("self_attn.o_proj", hidden, queries, self.output_bias);
+        if let Some(experts) = self.experts_of(layer_idx) {
+            return [qkv, vec![output], experts.shared_projections(hidden)].concat();
+        }
         let gate_up = if self.fused_projections.gate_up {
             vec![shape("mlp.gate_up_proj", 2 * intermediate, hidden, self.mlp_bias)]
         } else {
@@ -99,35 +125,43 @@ impl ModelConfig {
                 shape("mlp.up_proj", intermediate, hidden, self.mlp_bias),
             ]
         };
-        let output = shape("self_attn.o_proj", hidden, queries, self.output_bias);
         let down = shape("mlp.down_proj", hidden, intermediate, self.mlp_bias);
         [qkv, vec![output], gate_up, vec![down]].concat()
     }
 
-    /// The seven products of a layer, q, k, v, o, gate, up and down, by the projections that hold them.
-    pub fn products(&self) -> [ProductRows; 7] {
+    /// The products of a layer, q, k, v, o, gate, up and down, by the projections that hold them. The last
+    /// three are absent where nothing stands beside experts.
+    pub fn products(&self, layer_idx: usize) -> Vec<ProductRows> {
         let FusedProjections { qkv, gate_up } = self.fused_projections;
         // Whether a product lies below the one before it in the same projection.
         let continues = [false, qkv, qkv, false, false, gate_up, false];
         let (mut projection_idx, mut start) = (0, 0);
-        let mut products =
-            self.product_widths().map(|width| ProductRows { projection_idx: 0, rows: 0..width });
-        for (idx, product) in products.iter_mut().enumerate() {
+        let mut products = Vec::new();
+        for (idx, width) in self.product_widths(layer_idx).into_iter().enumerate() {
             if idx > 0 && !continues[idx] {
                 (projection_idx, start) = (projection_idx + 1, 0);
             }
-            let end = start + product.rows.len();
-            *product = ProductRows { projection_idx, rows: start..end };
-            start = end;
+            products.push(ProductRows { projection_idx, rows: start..start + width });
+            start += width;
         }
         products
     }
 
     /// Outputs of q, k, v, o, gate, up and down.
-    fn product_widths(&self) -> [usize; 7] {
-        let (hidden, intermediate) = (self.hidden_size, self.intermediate_size);
-        let (queries, keys) = (self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim);
-        [queries, keys, keys, hidden, intermediate, intermediate, hidden]
+    fn product_widths(&self, layer_idx: usize) -> Vec<usize> {
+        let (queries, keys) = self.head_widths();
+        let width = match self.experts_of(layer_idx) {
+            None => Some(self.intermediate_size),
+            Some(experts) => experts.shared_intermediate_size,
+        };
+        let attention = vec![queries, keys, keys, self.hidden_size];
+        let feed_forward = width.map(|width| vec![width, width, self.hidden_size]);
+        [attention, feed_forward.unwrap_or_default()].concat()
+    }
+
+    /// Widths of all query heads and of all key heads.
+    fn head_widths(&self) -> (usize, usize) {
+        (self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim)
     }
 
     /// The RMS norms of a decoder layer: module name and width.
@@ -148,28 +182,42 @@ impl ModelConfig {
         }
     }
 
-    /// Every tensor of the model's checkpoint, in a fixed order; a tied head is not among them.
-    pub fn tensors(&self) -> Vec<TensorShape> {
-        let tensor = |name: String, shape: &[usize]| TensorShape { name, shape: shape.to_vec() };
-        let mut tensors =
-            vec![tensor("model.embed_tokens.weight".to_owned(), &[self.vocab_size, self.hidden_size])];
+    /// Every parameter of the model, in a fixed order; a tied head is not among them.
+    pub fn parameters(&self) -> Vec<ParameterShape> {
+        let embedding = [self.vocab_size, self.hidden_size];
+        let mut parameters = vec![ParameterShape::alone("model.embed_tokens.weight".to_owned(), &embedding)];
         for layer_idx in 0..self.num_layers {
-            let layer = format!("model.layers.{layer_idx}");
-            for projection in self.projections() {
-                let module = format!("{layer}.{}", projection.name);
-                let weight = [projection.out_features, projection.in_features];
-                tensors.push(tensor(format!("{module}.weight"), &weight));
-                if projection.bias {
-                    tensors.push(tensor(format!("{module}.bias"), &[projection.out_features]));
-                }
-            }
-            for (norm, width) in self.layer_norms() {
-                tensors.push(tensor(format!("{layer}.{norm}.weight"), &[width]));
+            parameters.extend(self.parameters_of_layer(layer_idx));
+        }
+        parameters.push(ParameterShape::alone("model.norm.weight".to_owned(), &[self.hidden_size]));
+        let head = self.head_tensors().into_iter();
+        parameters.extend(head.map(|tensor| ParameterShape::alone(tensor.name, &tensor.shape)));
+        parameters
+    }
+
+    fn parameters_of_layer(&self, layer_idx: usize) -> Vec<ParameterShape> {
+        let layer = format!("model.layers.{layer_idx}");
+        let mut parameters = Vec::new();
+        for projection in self.projections(layer_idx) {
+            let module = format!("{layer}.{}", projection.name);
+            let weight = [projection.out_features, projection.in_features];
+            parameters.push(ParameterShape::alone(format!("{module}.weight"), &weight));
+            if projection.bias {
+                parameters.push(ParameterShape::alone(format!("{module}.bias"), &weight[..1]));
             }
         }
-        tensors.push(tensor("model.norm.weight".to_owned(), &[self.hidden_size]));
-        tensors.extend(self.head_tensors());
-        tensors
+        if let Some(experts) = self.experts_of(layer_idx) {
+            parameters.extend(experts.parameters(&layer, self.hidden_size));
+        }
+        let norms = self.layer_norms().into_iter();
+        let norm = |(norm, width)| ParameterShape::alone(format!("{layer}.{norm}.weight"), &[width]);
+        parameters.extend(norms.map(norm));
+        parameters
+    }
+
+    /// Every tensor of the model's checkpoint, in a fixed order.
+    pub fn tensors(&self) -> Vec<TensorShape> {
+        self.parameters().into_iter().flat_map(|parameter| parameter.stored).collect()
     }
 
     /// The model as wide as each of `num_slices` ranks multiplies with it that hold its weights together: its
@@ -177,7 +225,13 @@ impl ModelConfig {
     /// the head's rows, rounded up. The residual stream is as wide as ever.
     #[must_use]
     pub fn sliced(&self, num_slices: usize) -> Self {
+        let sliced = |experts: &Experts| Experts {
+            intermediate_size: experts.intermediate_size / num_slices,
+            shared_intermediate_size: experts.shared_intermediate_size.map(|width| width / num_slices),
+            ..experts.clone()
+        };
         Self {
+            experts: self.experts.as_ref().map(sliced),
             num_heads: self.num_heads / num_slices,
             num_kv_heads: (self.num_kv_heads / num_slices).max(1),
             intermediate_size: self.intermediate_size / num_slices,
@@ -190,10 +244,11 @@ impl ModelConfig {
     pub fn parameter_count(&self) -> ParameterCount {
         let embedding = self.vocab_size as u64 * self.hidden_size as u64;
         let norms: u64 = self.layer_norms().iter().map(|(_, width)| *width as u64).sum();
-        let projections: u64 = self.projections().iter().map(ProjectionShape::num_parameters).sum();
+        let of_layer = |layer_idx| self.matrices_of_layer(layer_idx) + norms;
         ParameterCount {
             embedding,
-            per_layer: projections + norms,
+            per_layer: (0..self.num_layers).map(of_layer).max().unwrap_or(0),
+            layers: (0..self.num_layers).map(of_layer).sum(),
             num_layers: self.num_layers as u64,
             final_norm: self.hidden_size as u64,
             head: self

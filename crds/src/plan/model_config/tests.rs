@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::spec::{ExpertsSpec, ModelFamily};
 
 fn llama() -> Value {
     json!({
@@ -55,9 +56,40 @@ fn counts_the_parameters_of_published_models() {
     assert_eq!(parsed(&qwen3).parameter_count().total(), 596_049_920, "Qwen3 0.6B");
 }
 
+fn qwen3_30b_a3b() -> Value {
+    json!({
+        "architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 151936, "hidden_size": 2048,
+        "intermediate_size": 6144, "moe_intermediate_size": 768, "num_hidden_layers": 48, "head_dim": 128,
+        "num_attention_heads": 32, "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8,
+        "norm_topk_prob": true
+    })
+}
+
+#[test]
+fn a_mixture_counts_all_experts_and_computes_with_some() {
+    let config = parsed(&qwen3_30b_a3b());
+    assert_eq!(config.parameter_count().total(), 30_532_122_624, "Qwen3 30B A3B");
+    let outside = 2 * 151_936 * 2048;
+    assert_eq!((config.active_matrices_of_layers() + outside) / 1_000_000, 3_352, "with embedding and head");
+    // A token reads its own experts, many tokens all of them.
+    let read = |num_tokens| config.matrices_read_by(num_tokens).round() as u64;
+    assert_eq!(read(1.0), config.active_matrices_of_layers());
+    assert!(read(4.0) > 2 * read(1.0) && read(1e4) == config.matrices_of_layers());
+    let first_dense = with(qwen3_30b_a3b(), "mlp_only_layers", json!([0]));
+    let layers = parsed(&first_dense);
+    assert!(layers.experts_of(0).is_none() && layers.experts_of(1).is_some());
+    let refused = refusal(&with(qwen3_30b_a3b(), "num_experts_per_tok", json!(129)));
+    assert!(
+        refused.contains("num_experts_per_tok") && refused.contains("at most num_experts 128"),
+        "{refused}"
+    );
+    assert!(refusal(&with(first_dense, "mlp_only_layers", json!([48]))).contains("mlp_only_layers"));
+}
+
 #[test]
 fn the_count_is_the_sum_over_the_tensor_list() {
-    for document in [llama(), with(llama(), "attention_bias", json!(true)), qwen2()] {
+    let mixed = with(qwen3_30b_a3b(), "decoder_sparse_step", json!(2));
+    for document in [llama(), with(llama(), "attention_bias", json!(true)), qwen2(), mixed] {
         let config = parsed(&document);
         let sum: u64 =
             config.tensors().iter().map(|tensor| tensor.shape.iter().product::<usize>() as u64).sum();
@@ -171,7 +203,7 @@ fn what_is_written_reads_back_as_the_same_model() {
     let yarn = json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768});
     let sliding = with(sliding, "rope_scaling", yarn);
     let biased = with(with(llama(), "attention_bias", json!(true)), "mlp_bias", json!(true));
-    for document in [llama(), biased, qwen2(), sliding, mistral] {
+    for document in [llama(), biased, qwen2(), sliding, mistral, qwen3_30b_a3b()] {
         let config = parsed(&document);
         assert_eq!(parsed(&config.to_json("float32")), config);
     }
@@ -198,6 +230,18 @@ fn a_built_model_writes_a_configuration_that_reads_back() {
     for family in ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma"] {
         let config = ModelConfig::from_architecture(&spec(family), 17, &[3]).unwrap();
         assert_eq!(parsed(&config.to_json("float32")), config, "{family}");
+    }
+    for family in ["Mixtral", "Qwen2Moe", "Qwen3Moe"] {
+        let mut mixture = spec(family);
+        let made = |spec: &ArchitectureSpec| ModelConfig::from_architecture(spec, 17, &[3]);
+        assert!(made(&mixture).unwrap_err().to_string().contains("`experts`"), "{family}");
+        mixture.experts = Some(ExpertsSpec { count: 4, per_token: 5 });
+        assert!(made(&mixture).unwrap_err().to_string().contains("perToken 5 of 4"), "{family}");
+        mixture.experts = Some(ExpertsSpec { count: 4, per_token: 3 });
+        let config = made(&mixture).unwrap();
+        assert_eq!(parsed(&config.to_json("float32")), config, "{family}");
+        let dense = ArchitectureSpec { family: ModelFamily::Llama, ..mixture };
+        assert!(made(&dense).unwrap_err().to_string().contains("`experts`"), "{family}");
     }
     let mut sliding = ModelConfig::from_architecture(&spec("Qwen3"), 17, &[3]).unwrap();
     sliding.layer_windows = vec![None, Some(8)];

@@ -81,8 +81,12 @@ impl<'a> Passes<'a> {
     }
 
     fn body(&self) -> f64 {
-        let of_layer: u64 = self.model.projections().iter().map(|shape| shape.num_parameters()).sum();
-        (of_layer * self.model.num_layers as u64) as f64
+        self.model.matrices_of_layers() as f64
+    }
+
+    /// Of these, what a token is multiplied with.
+    fn active_body(&self) -> f64 {
+        self.model.active_matrices_of_layers() as f64
     }
 
     fn head(&self) -> f64 {
@@ -114,7 +118,7 @@ impl<'a> Passes<'a> {
             (f64::from(self.spec.data.max_prompt_tokens), f64::from(self.spec.rollout.max_completion_tokens));
         let queries = (self.model.num_heads * self.model.head_dim) as f64;
         let attention = 4.0 * self.layers() * queries * (prompt + completion / 2.0);
-        tokens.computed * (2.0 * self.body() + attention)
+        tokens.computed * (2.0 * self.active_body() + attention)
     }
 
     fn head_flop(&self, tokens: Tokens) -> f64 {
@@ -123,7 +127,7 @@ impl<'a> Passes<'a> {
 
     /// Bytes of weights and activations that a forward pass over all tokens reads and writes.
     fn forward_bytes(&self, tokens: Tokens) -> f64 {
-        let (hidden, wide) = (self.model.hidden_size as f64, self.model.intermediate_size as f64);
+        let (hidden, wide) = (self.model.hidden_size as f64, self.model.active_width() as f64);
         let of_token = self.layers() * ACTIVATION_PASSES * (6.0 * hidden + 3.0 * wide);
         let weights = tokens.num_passes * (self.body() + self.head());
         self.width() * (tokens.computed * of_token + weights)

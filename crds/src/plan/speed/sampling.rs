@@ -81,8 +81,12 @@ impl Step<'_> {
     }
 
     fn body(&self) -> f64 {
-        let of_layer: u64 = self.model.projections().iter().map(|shape| shape.num_parameters()).sum();
-        of_layer as f64 * self.layers()
+        self.model.matrices_of_layers() as f64
+    }
+
+    /// Of these, what a token is multiplied with.
+    fn active_body(&self) -> f64 {
+        self.model.active_matrices_of_layers() as f64
     }
 
     fn head(&self) -> f64 {
@@ -99,7 +103,8 @@ impl Step<'_> {
             + f64::from(self.spec.rollout.max_completion_tokens) / 2.0;
         let heads = |num_heads: usize| (num_heads * self.model.head_dim) as f64;
         let cache = 2.0 * self.layers() * heads(self.model.num_kv_heads) * context;
-        let weights = self.body() + self.head();
+        let active = self.active_body() + self.head();
+        let read = self.model.matrices_read_by(self.together) + self.head();
         let attention = 4.0 * self.layers() * heads(self.model.num_heads) * context;
         let logits = LOGIT_PASSES * 4.0 * self.model.vocab_size as f64;
         let (per_layer, besides) = CPU_OPERATIONS;
@@ -108,8 +113,8 @@ impl Step<'_> {
         let summed = 4.0 * self.layers() * self.model.hidden_size as f64 + self.model.vocab_size as f64;
         let is_gpu = self.spec.workers.device == Device::Cuda;
         Work {
-            products: self.together * (2.0 * weights + attention),
-            bytes: self.width() * (weights + self.together * cache) + self.together * logits,
+            products: self.together * (2.0 * active + attention),
+            bytes: self.width() * (read + self.together * cache) + self.together * logits,
             operations: if is_gpu { 1.0 } else { self.layers() * per_layer + besides },
             exchanged: self.together * self.width() * summed * (tp - 1.0) / tp,
             ..self.empty()
@@ -128,9 +133,9 @@ impl Step<'_> {
     /// Every prompt once.
     fn prefill(&self, prompts: f64) -> Work {
         let tokens = prompts * f64::from(self.spec.data.max_prompt_tokens);
-        let hidden = (self.model.hidden_size + self.model.intermediate_size) as f64;
+        let hidden = (self.model.hidden_size + self.model.active_width()) as f64;
         Work {
-            products: tokens * 2.0 * self.body() + prompts * 2.0 * self.head(),
+            products: tokens * 2.0 * self.active_body() + prompts * 2.0 * self.head(),
             bytes: self.width() * (self.body() + tokens * self.layers() * 6.0 * hidden),
             operations: self.layers() * CPU_OPERATIONS.0,
             ..self.empty()

@@ -1,0 +1,248 @@
+//! Mixtures of experts: which layers have a router with experts in place of one feed-forward block, how the
+//! router weighs them, and what their tensors are called.
+//!
+//! ```text
+//! in memory       mlp.gate.weight [E, h], mlp.experts.{gate_up_proj [E, 2 I, h], down_proj [E, h, I]}
+//! in checkpoints  gate, up and down of each expert; laid end to end they are the tensors in memory
+//! ```
+//! The names in memory are those of transformers 5, which still writes the other ones. Both can be read.
+
+use std::ops::Range;
+
+use serde_json::Value;
+
+use super::fields::Fields;
+use super::shapes::{ParameterShape, ProjectionShape, TensorShape};
+use super::{ModelConfig, ModelConfigError};
+
+/// The experts of a model, the same number in each layer that has some.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Experts {
+    /// One entry a layer: whether it has experts; else it has one feed-forward block.
+    pub layers: Vec<bool>,
+    /// Experts of a layer.
+    pub num_experts: usize,
+    /// As many of them compute each token.
+    pub num_experts_per_token: usize,
+    /// Width of one expert's feed-forward block.
+    pub intermediate_size: usize,
+    /// Whether the weights of a token's experts are divided by their sum.
+    pub normalises_weights: bool,
+    /// Whether these weights are rounded to the compute dtype before they are multiplied in.
+    pub rounds_weights: bool,
+    /// Width of the feed-forward block that computes every token beside the experts, behind a gate of its
+    /// own.
+    pub shared_intermediate_size: Option<usize>,
+    /// What a checkpoint calls an expert's tensors.
+    pub names: ExpertNames,
+    /// `router_aux_loss_coef` of the configuration, which nothing here computes with.
+    pub router_aux_loss_coef: f64,
+}
+
+/// What a checkpoint calls the parts of a layer's experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertNames {
+    /// The module of router and experts inside the layer.
+    pub module: &'static str,
+    /// Gate, up and down of an expert.
+    pub projections: [&'static str; 3],
+}
+
+impl ExpertNames {
+    /// Qwen's.
+    pub const QWEN: Self = Self { module: "mlp", projections: ["gate_proj", "up_proj", "down_proj"] };
+    /// Mixtral's.
+    pub const MIXTRAL: Self = Self { module: "block_sparse_moe", projections: ["w1", "w3", "w2"] };
+}
+
+impl Experts {
+    /// Experts in every one of `num_layers` layers, with sizes that [`Self::read_sizes`] replaces.
+    pub(super) fn everywhere(num_layers: usize, names: ExpertNames) -> Self {
+        Self {
+            layers: vec![true; num_layers],
+            num_experts: 8,
+            num_experts_per_token: 2,
+            intermediate_size: 1,
+            normalises_weights: true,
+            rounds_weights: true,
+            shared_intermediate_size: None,
+            names,
+            router_aux_loss_coef: 0.001,
+        }
+    }
+
+    /// Numbers of a layer's router and experts: all of them, or those that one token is multiplied with.
+    fn num_parameters(&self, hidden_size: usize, num_experts: usize) -> u64 {
+        let (hidden, width) = (hidden_size as u64, self.intermediate_size as u64);
+        self.num_experts as u64 * hidden + num_experts as u64 * 3 * hidden * width
+    }
+
+    /// The parameters of `layer`, which has a hidden size of `hidden`, with what a checkpoint stores them as.
+    pub(super) fn parameters(&self, layer: &str, hidden: usize) -> [ParameterShape; 3] {
+        let Self { num_experts, intermediate_size: width, names, .. } = self;
+        let module = format!("{layer}.{}", names.module);
+        let of_expert = |expert: usize, projection: usize, shape: [usize; 2]| TensorShape {
+            name: format!("{module}.experts.{expert}.{}.weight", names.projections[projection]),
+            shape: shape.to_vec(),
+        };
+        let gate_up = |expert| [0, 1].map(|projection| of_expert(expert, projection, [*width, hidden]));
+        let router = TensorShape { name: format!("{module}.gate.weight"), shape: vec![*num_experts, hidden] };
+        [
+            ParameterShape {
+                name: format!("{layer}.mlp.gate.weight"),
+                shape: router.shape.clone(),
+                stored: vec![router],
+            },
+            ParameterShape {
+                name: format!("{layer}.mlp.experts.gate_up_proj"),
+                shape: vec![*num_experts, 2 * width, hidden],
+                stored: (0..*num_experts).flat_map(gate_up).collect(),
+            },
+            ParameterShape {
+                name: format!("{layer}.mlp.experts.down_proj"),
+                shape: vec![*num_experts, hidden, *width],
+                stored: (0..*num_experts).map(|expert| of_expert(expert, 2, [hidden, *width])).collect(),
+            },
+        ]
+    }
+
+    /// The linear layers of the feed-forward block beside the experts, in checkpoint order.
+    pub(super) fn shared_projections(&self, hidden: usize) -> Vec<ProjectionShape> {
+        let Some(width) = self.shared_intermediate_size else { return Vec::new() };
+        let shape = |name, out_features, in_features| ProjectionShape {
+            name,
+            out_features,
+            in_features,
+            bias: false,
+        };
+        vec![
+            shape("mlp.shared_expert.gate_proj", width, hidden),
+            shape("mlp.shared_expert.up_proj", width, hidden),
+            shape("mlp.shared_expert.down_proj", hidden, width),
+            shape("mlp.shared_expert_gate", 1, hidden),
+        ]
+    }
+
+    /// Reads how many experts there are, by any of `names`, and how many compute a token.
+    pub(super) fn read_sizes(
+        &mut self,
+        fields: &Fields<'_>,
+        names: [&str; 2],
+        (num_experts, per_token): (usize, usize),
+    ) -> Result<(), ModelConfigError> {
+        let stated = names.into_iter().find(|name| fields.get(name).is_some()).unwrap_or(names[0]);
+        self.num_experts = fields.size(stated)?.unwrap_or(num_experts);
+        self.num_experts_per_token = fields.size("num_experts_per_tok")?.unwrap_or(per_token);
+        self.router_aux_loss_coef = fields.number("router_aux_loss_coef")?.unwrap_or(0.001);
+        if self.num_experts_per_token > self.num_experts {
+            let expected = format!("at most {stated} {}", self.num_experts);
+            return Err(fields.invalid("num_experts_per_tok", &expected));
+        }
+        Ok(())
+    }
+
+    /// Reads which layers have experts, as Qwen's configurations say it.
+    pub(super) fn read_layers(&mut self, fields: &Fields<'_>) -> Result<(), ModelConfigError> {
+        let step = fields.size("decoder_sparse_step")?.unwrap_or(1);
+        for (layer_idx, has_experts) in self.layers.iter_mut().enumerate() {
+            *has_experts = (layer_idx + 1).is_multiple_of(step);
+        }
+        for dense in fields.list("mlp_only_layers")?.unwrap_or_default() {
+            let layer = dense.as_u64().and_then(|idx| self.layers.get_mut(idx as usize));
+            let expected = "numbers of layers, from 0";
+            *layer.ok_or_else(|| fields.invalid("mlp_only_layers", expected))? = false;
+        }
+        Ok(())
+    }
+
+    /// Writes what [`Self::read_sizes`] and [`Self::read_layers`] read.
+    pub(super) fn write_qwen(&self, document: &mut Value) {
+        let dense = self.layers.iter().enumerate().filter(|(_, has_experts)| !**has_experts);
+        document["decoder_sparse_step"] = 1.into();
+        document["mlp_only_layers"] = dense.map(|(layer_idx, _)| Value::from(layer_idx)).collect();
+        document["num_experts"] = self.num_experts.into();
+        document["moe_intermediate_size"] = self.intermediate_size.into();
+        document["norm_topk_prob"] = self.normalises_weights.into();
+        self.write_sizes(document);
+    }
+
+    /// Writes what every mixture has.
+    pub(super) fn write_sizes(&self, document: &mut Value) {
+        document["num_experts_per_tok"] = self.num_experts_per_token.into();
+        document["router_aux_loss_coef"] = self.router_aux_loss_coef.into();
+        document["output_router_logits"] = false.into();
+    }
+}
+
+impl ModelConfig {
+    /// The experts of a layer; `None` where it has one feed-forward block.
+    pub fn experts_of(&self, layer_idx: usize) -> Option<&Experts> {
+        self.experts.as_ref().filter(|experts| experts.layers[layer_idx])
+    }
+
+    /// Numbers of the matrices of a layer, biases included: those of all experts.
+    pub fn matrices_of_layer(&self, layer_idx: usize) -> u64 {
+        self.matrices(layer_idx, |experts| experts.num_experts)
+    }
+
+    /// Numbers of all layers' matrices, biases included.
+    pub fn matrices_of_layers(&self) -> u64 {
+        (0..self.num_layers).map(|layer_idx| self.matrices_of_layer(layer_idx)).sum()
+    }
+
+    /// Numbers of all layers' matrices that one token is multiplied with.
+    pub fn active_matrices_of_layers(&self) -> u64 {
+        let active = |layer_idx| self.matrices(layer_idx, |experts| experts.num_experts_per_token);
+        (0..self.num_layers).map(active).sum()
+    }
+
+    /// Numbers of all layers' matrices that `num_tokens` tokens are multiplied with, where each draws its
+    /// experts as if all were equally likely.
+    pub fn matrices_read_by(&self, num_tokens: f64) -> f64 {
+        let (all, active) = (self.matrices_of_layers() as f64, self.active_matrices_of_layers() as f64);
+        let Some(experts) = &self.experts else { return all };
+        let share = experts.num_experts_per_token as f64 / experts.num_experts as f64;
+        let of_experts = (all - active) / (1.0 - share).max(f64::EPSILON);
+        all - of_experts * (1.0 - share).powf(num_tokens.max(1.0))
+    }
+
+    fn matrices(&self, layer_idx: usize, num_experts: fn(&Experts) -> usize) -> u64 {
+        let projections: u64 = self.projections(layer_idx).iter().map(ProjectionShape::num_parameters).sum();
+        let of_experts = self.experts_of(layer_idx);
+        let experts =
+            of_experts.map(|experts| experts.num_parameters(self.hidden_size, num_experts(experts)));
+        projections + experts.unwrap_or(0)
+    }
+
+    /// Numbers of the largest tensor of a layer.
+    pub fn largest_matrix(&self) -> u64 {
+        let experts = self.experts.as_ref().filter(|experts| experts.layers.contains(&true));
+        let of_experts = experts
+            .map(|experts| 2 * (experts.num_experts * experts.intermediate_size * self.hidden_size) as u64);
+        let layers = 0..self.num_layers;
+        let of_projections = layers.flat_map(|layer_idx| self.projections(layer_idx));
+        let largest = of_projections.map(|projection| projection.num_parameters()).max();
+        largest.max(of_experts).unwrap_or(0)
+    }
+
+    /// Widths of the feed-forward blocks that compute one token in the layer where they are widest together.
+    pub fn active_width(&self) -> usize {
+        let of_layer = |layer_idx| match self.experts_of(layer_idx) {
+            None => self.intermediate_size,
+            Some(experts) => {
+                let shared = experts.shared_intermediate_size.unwrap_or(0);
+                experts.num_experts_per_token * experts.intermediate_size + shared
+            }
+        };
+        (0..self.num_layers).map(of_layer).max().unwrap_or(0)
+    }
+}
+
+/// Where the numbers of each stored tensor lie among those of the parameter that they make, laid end to end.
+pub fn stored_ranges(stored: &[TensorShape]) -> impl Iterator<Item = (&TensorShape, Range<usize>)> {
+    stored.iter().scan(0, |end, tensor| {
+        let start = *end;
+        *end += tensor.shape.iter().product::<usize>();
+        Some((tensor, start..*end))
+    })
+}
