@@ -4,6 +4,7 @@
 #include "attention_cuda.cpp"
 #include "collectives.cpp"
 #include "dispatch.cpp"
+#include "experts.cpp"
 #include "fused.cpp"
 #include "head.cpp"
 #include "linear.cpp"

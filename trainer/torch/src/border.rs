@@ -118,6 +118,27 @@ unsafe extern "C" {
         activation: i64,
         out: *mut *mut C_tensor,
     ) -> Outcome;
+    pub(crate) fn rlt_gather_rows(
+        x: *mut C_tensor,
+        order: *mut C_tensor,
+        inverse: *mut C_tensor,
+        per_token: i64,
+        out: *mut *mut C_tensor,
+    ) -> Outcome;
+    pub(crate) fn rlt_grouped_linear(
+        x: *mut C_tensor,
+        weight: *mut C_tensor,
+        ends: *const i64,
+        num_experts: i64,
+        out: *mut *mut C_tensor,
+    ) -> Outcome;
+    pub(crate) fn rlt_combine_rows(
+        x: *mut C_tensor,
+        weights: *mut C_tensor,
+        order: *mut C_tensor,
+        inverse: *mut C_tensor,
+        out: *mut *mut C_tensor,
+    ) -> Outcome;
     pub(crate) fn rlt_apply_rope(
         x: *mut C_tensor,
         cos: *mut C_tensor,

@@ -2,6 +2,7 @@
 
 mod attention;
 mod collectives;
+mod experts;
 mod fused;
 mod head;
 pub(crate) mod kernels;

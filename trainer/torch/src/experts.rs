@@ -1,0 +1,96 @@
+//! Rows of a mixture of experts, sorted by expert: gathered, multiplied by each expert's own weights and put
+//! together again, with gradients. Which expert computes which token is the caller's choice.
+//!
+//! ```text
+//! tokens [t, d] -> gather: a row for each choice, sorted [n, d] -> linear -> .. -> combine [t, d]
+//! ```
+//! Shapes: t tokens, k choices a token, n = t k rows, e experts.
+
+use std::ops::Range;
+
+use tch::{Device, Tensor};
+
+use crate::border::{raw, rlt_combine_rows, rlt_gather_rows, rlt_grouped_linear, tensor_from};
+use crate::error::or_panic;
+
+/// Where the row of each (token, choice) pair lies when rows are sorted by expert.
+#[derive(Debug)]
+pub struct ExpertRows {
+    /// The pair at each place, i64 `[n]`.
+    order: Tensor,
+    /// The place of each pair, i64 `[n]`.
+    inverse: Tensor,
+    /// Where each expert's rows end.
+    ends: Vec<i64>,
+    per_token: i64,
+}
+
+impl ExpertRows {
+    /// Sorts `choices`, the experts of each token one after the other, `per_token` of each. Rows of one
+    /// expert keep the order of their tokens.
+    ///
+    /// # Panics
+    /// When a choice is none of `num_experts`.
+    pub fn new(choices: &[i64], per_token: usize, num_experts: usize, device: Device) -> Self {
+        let mut ends = vec![0; num_experts];
+        for expert in choices {
+            ends[*expert as usize] += 1;
+        }
+        let mut next = vec![0; num_experts];
+        for expert in 1..num_experts {
+            next[expert] = next[expert - 1] + ends[expert - 1];
+        }
+        let (mut order, mut inverse) = (vec![0_i64; choices.len()], vec![0_i64; choices.len()]);
+        for (pair, expert) in choices.iter().enumerate() {
+            let place = &mut next[*expert as usize];
+            order[*place as usize] = pair as i64;
+            inverse[pair] = *place;
+            *place += 1;
+        }
+        let tensor = |numbers: &[i64]| Tensor::from_slice(numbers).to_device(device);
+        Self { order: tensor(&order), inverse: tensor(&inverse), ends: next, per_token: per_token as i64 }
+    }
+
+    /// The experts that have rows, each with its rows.
+    pub fn of_experts(&self) -> impl Iterator<Item = (usize, Range<i64>)> {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        let ranges = starts.zip(&self.ends).map(|(start, end)| start..*end).enumerate();
+        ranges.filter(|(_, rows)| !rows.is_empty())
+    }
+
+    /// Rows of tokens `[t, d]`, once for each choice: `[n, d]`.
+    ///
+    /// # Panics
+    /// When there are other tokens than choices were made for.
+    pub fn gather(&self, x_td: &Tensor) -> Tensor {
+        or_panic(tensor_from("gathering rows of experts", |out| {
+            // SAFETY: borrowed tensors and a place for the result.
+            unsafe { rlt_gather_rows(raw(x_td), raw(&self.order), raw(&self.inverse), self.per_token, out) }
+        }))
+    }
+
+    /// Rows `[n, in]` times their experts' weights `[e, out, in]`: `[n, out]`.
+    ///
+    /// # Panics
+    /// When shapes or dtypes do not fit.
+    pub fn linear(&self, x_ni: &Tensor, weight_eoi: &Tensor) -> Tensor {
+        or_panic(tensor_from("a product by experts", |out| {
+            let (ends, num_experts) = (self.ends.as_ptr(), self.ends.len() as i64);
+            // SAFETY: borrowed tensors, an array of `num_experts` numbers and a place for the result.
+            unsafe { rlt_grouped_linear(raw(x_ni), raw(weight_eoi), ends, num_experts, out) }
+        }))
+    }
+
+    /// The sum of each token's rows `[n, d]`, each times its weight, `[t, k]`: `[t, d]` in the dtype of the
+    /// rows. A token's sum does not depend on the others.
+    ///
+    /// # Panics
+    /// When shapes do not fit.
+    pub fn combine(&self, x_nd: &Tensor, weights_tk: &Tensor) -> Tensor {
+        or_panic(tensor_from("putting rows of experts together", |out| {
+            let (order, inverse) = (raw(&self.order), raw(&self.inverse));
+            // SAFETY: borrowed tensors and a place for the result.
+            unsafe { rlt_combine_rows(raw(x_nd), raw(weights_tk), order, inverse, out) }
+        }))
+    }
+}
