@@ -11,10 +11,12 @@
 //! Shapes: t tokens of all sequences, d hidden width, h heads, k key/value heads, v vocabulary; `q_thd` is
 //! [tokens, heads, head_dim]. Never here: losses, optimizers, sampling.
 
+mod balance;
 mod checkpoint;
 mod classifier;
 mod decoder;
 mod error;
+mod experts;
 mod export;
 mod fresh;
 mod frozen;
@@ -30,16 +32,18 @@ mod random;
 mod rope;
 mod weights;
 
+pub use balance::{RouterLoad, RouterTap};
 pub use classifier::SequenceClassifier;
 pub(crate) use decoder::NamedTensors;
 pub use decoder::{Decoder, LoadOptions};
 pub use error::ModelError;
+pub use experts::{ExpertProducts, Mixture, Routes};
 pub use export::{Export, ExportOptions};
-pub use layer::{DecoderLayer, LayerContext, Projections};
+pub use layer::{DecoderLayer, DenseProducts, FeedForward, LayerContext, Projections};
 pub use load::read_config;
 pub use lora::{AdapterExport, BaseModel, LoraConfig, LoraError, ModuleMatch};
 pub(crate) use norms::Norm;
-pub(crate) use ops::activation_of;
+pub(crate) use ops::{activation_of, gated_activation_packed};
 pub use packed::PackedInput;
 pub use projection::{Adapter, Dropout, Projection, ProjectionWeights};
 pub use rlt_api::plan::model_config::{Family, ModelConfig, OutputHead};

@@ -6,6 +6,8 @@
 mod adapters;
 #[path = "parity/classifiers.rs"]
 mod classifiers;
+#[path = "parity/experts.rs"]
+mod experts;
 #[path = "parity/families.rs"]
 mod families;
 #[path = "parity/fixture.rs"]

@@ -84,6 +84,7 @@ impl Decoder {
             first_token: input.first_token,
             adapter,
             dropout_seed: None,
+            router: None,
         }
     }
 
@@ -217,6 +218,10 @@ impl DecoderLayer {
             if let Some(bias) = &projection.bias {
                 parameters.push((format!("{}.bias", projection.name), bias.shallow_clone()));
             }
+        }
+        if let Some(experts) = &self.experts {
+            let named = experts.parameters().map(|(name, weight)| (name, weight.shallow_clone()));
+            parameters.extend(named);
         }
         for norm in self.norms.iter() {
             parameters.push((format!("{layer}.{}.weight", norm.name), norm.weight.shallow_clone()));

@@ -15,6 +15,7 @@ use tempfile::NamedTempFile;
 use super::decoder::{self, Decoder};
 use super::error::ModelError;
 use super::projection::{Adapter, Projection};
+use rlt_api::plan::model_config::{ParameterShape, stored_ranges};
 
 /// What a folder of weights should hold.
 #[derive(Clone, Copy, Debug)]
@@ -57,13 +58,32 @@ impl Decoder {
             .flat_map(|layer| layer.projections())
             .map(|projection| (format!("{}.weight", projection.name), projection))
             .collect();
-        let stored = |(name, tensor): (String, Tensor)| {
-            let merged = projections.get(&name).map(|projection| (*projection, adapter));
-            (name, StoredAs::new(tensor, merged, dtype))
-        };
         let of_part = |(name, _): &(String, Tensor)| decoder::layer_idx(name) == layer_idx;
-        self.base_parameters().into_iter().filter(of_part).map(stored).collect()
+        let parameters = self.base_parameters().into_iter().filter(of_part);
+        let shapes = self.config.parameters().into_iter().map(|shape| (shape.name.clone(), shape));
+        let shapes: HashMap<String, ParameterShape> = shapes.collect();
+        let stored = |(name, tensor): (String, Tensor)| match shapes.get(&name) {
+            Some(shape) if shape.stored.len() > 1 || shape.stored[0].name != name => {
+                tensors_of(shape, &tensor, dtype)
+            }
+            _ => {
+                let merged = projections.get(&name).map(|projection| (*projection, adapter));
+                vec![(name, StoredAs::new(tensor, merged, dtype))]
+            }
+        };
+        parameters.flat_map(stored).collect()
     }
+}
+
+/// The tensors that a parameter is stored as: views of it.
+fn tensors_of<'a>(parameter: &ParameterShape, tensor: &Tensor, dtype: Kind) -> Vec<(String, StoredAs<'a>)> {
+    let flat = tensor.detach().view(-1);
+    let stored = stored_ranges(&parameter.stored).map(|(stored, range)| {
+        let shape: Vec<i64> = stored.shape.iter().map(|dim| *dim as i64).collect();
+        let own = flat.narrow(0, range.start as i64, range.len() as i64).view(shape.as_slice());
+        (stored.name.clone(), StoredAs::new(own, None, dtype))
+    });
+    stored.collect()
 }
 
 /// A model folder that is being written, one part of the model after the other: only the part at hand is

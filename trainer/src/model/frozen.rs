@@ -7,6 +7,7 @@ use rlt_torch::TensorFile;
 use tch::{Device, Tensor};
 
 use super::decoder::{Decoder, LoadOptions};
+use super::experts::ExpertWeights;
 use super::layer::DecoderLayer;
 use super::load::outline;
 use super::projection::Projection;
@@ -108,6 +109,7 @@ impl Decoder {
                 weights.push(&mut projection.weight);
                 weights.extend(&mut projection.bias);
             }
+            weights.extend(layer.experts.iter_mut().flat_map(ExpertWeights::parameters_mut));
         }
         weights
     }
@@ -116,13 +118,14 @@ impl Decoder {
 impl DecoderLayer {
     /// A layer's norms, as `of` makes them, without its products.
     pub(crate) fn without_projections(&self, of: impl Fn(&Tensor) -> Tensor) -> Self {
-        Self { shape: self.shape.clone(), norms: self.norms.map(of), projections: Vec::new() }
+        Self { shape: self.shape.clone(), norms: self.norms.map(of), projections: Vec::new(), experts: None }
     }
 }
 
 fn layer_of(layer: &DecoderLayer, of: &impl Fn(&Tensor) -> Tensor) -> DecoderLayer {
     let projections = layer.projections.iter().map(|projection| projection_of(projection, of)).collect();
-    DecoderLayer { projections, ..layer.without_projections(of) }
+    let experts = layer.experts.as_ref().map(|experts| experts.map(of));
+    DecoderLayer { projections, experts, ..layer.without_projections(of) }
 }
 
 fn projection_of(projection: &Projection, of: &impl Fn(&Tensor) -> Tensor) -> Projection {

@@ -1,4 +1,5 @@
-//! One decoder layer: attention and feed-forward block, each behind a norm and added to the residual stream.
+//! One decoder layer: attention and feed-forward block, or a mixture of experts, each behind a norm and
+//! added to the residual stream.
 //!
 //! The layer is an autograd island. It holds no state between calls and reaches no other layer, so the caller
 //! decides what is kept, recomputed or gathered: detach the input, call, and later send a gradient back into
@@ -11,6 +12,8 @@ use rlt_api::plan::model_config::{HiddenActivation, ProductRows};
 use rlt_torch::{DeviceSegments, Segments};
 use tch::Tensor;
 
+use super::balance::{self, RouterTap};
+use super::experts::{ExpertProducts, ExpertWeights, Mixture, Routes};
 use super::norms::LayerNorms;
 use super::ops;
 use super::projection::{Adapter, Dropout, Projection, ProjectionWeights};
@@ -35,9 +38,23 @@ pub struct LayerContext {
     /// recomputed layer agrees with the first run, and one whose tokens are divided with one that has all.
     /// `None` drops nothing.
     pub dropout_seed: Option<u64>,
+    /// What looks at the routes of layers that have experts.
+    pub router: Option<RouterTap>,
 }
 
 impl LayerContext {
+    /// How often each of `tokens` [tokens], those that are computed, counts in the routers' loss.
+    pub(crate) fn token_weights(&self, tokens: &Tensor) -> Tensor {
+        let computed = (self.first_token, tokens.numel());
+        let weights = balance::token_weights(&self.cu_seqlens, &self.prefixes, computed);
+        Tensor::from_slice(&weights).to_device(tokens.device())
+    }
+
+    /// The term of the routers' loss of the layer that has just run.
+    pub(crate) fn take_router_term(&self) -> Option<Tensor> {
+        self.router.as_ref()?.take_term()
+    }
+
     /// Tokens of the stream, all of which attention looks at.
     pub fn num_tokens(&self) -> usize {
         self.cu_seqlens.last().map_or(0, |end| *end as usize)
@@ -60,6 +77,30 @@ pub trait Projections {
     /// # Errors
     /// [`Self::Error`].
     fn output(&self, attended: &Tensor) -> Result<Tensor, Self::Error>;
+    /// What comes behind attention.
+    fn feed_forward(
+        &self,
+    ) -> FeedForward<impl DenseProducts<Error = Self::Error>, impl ExpertProducts<Error = Self::Error>>;
+}
+
+/// What a layer has behind attention: one block for all tokens, or experts.
+#[derive(Debug)]
+pub enum FeedForward<D, E> {
+    /// One block.
+    Dense(D),
+    /// A router with its experts.
+    Experts {
+        /// They.
+        experts: E,
+        /// A block for all tokens beside them.
+        beside: Option<D>,
+    },
+}
+
+/// The products of a feed-forward block.
+pub trait DenseProducts {
+    /// Why a product of which several ranks have a slice each could not be made.
+    type Error;
     /// Gate and up [tokens, intermediate].
     fn gate_up(&self, normed_td: &Tensor) -> (Tensor, Tensor);
     /// From [tokens, intermediate] to [tokens, hidden].
@@ -76,6 +117,8 @@ pub struct DecoderLayer {
     pub(crate) norms: LayerNorms,
     /// In checkpoint order; [`LayerShape::products`] says what is where.
     pub(crate) projections: Vec<Projection>,
+    /// In place of the feed-forward block, or beside it.
+    pub(crate) experts: Option<ExpertWeights>,
 }
 
 /// What a layer needs to know of the configuration.
@@ -89,8 +132,10 @@ pub(crate) struct LayerShape {
     pub(crate) window: Option<i64>,
     /// Which of the model's rotary embeddings turns queries and keys.
     pub(crate) rope_idx: Option<usize>,
-    /// The rows of q, k, v, o, gate, up and down.
-    pub(crate) products: [ProductRows; 7],
+    /// The rows of q, k, v, o, gate, up and down; the last three are absent where experts stand alone.
+    pub(crate) products: Vec<ProductRows>,
+    /// Which projection is the gate of the feed-forward block beside experts.
+    pub(crate) shared_gate_idx: Option<usize>,
 }
 
 impl DecoderLayer {
@@ -181,10 +226,36 @@ impl DecoderLayer {
         let attention_td = projections.output(&attended_thd.flatten(1, 2))?;
         let hidden_td = self.add(hidden_td, norms.apply(norms.after_attention.as_ref(), attention_td));
         let normed_td = norms.apply(norms.before_mlp.as_ref(), hidden_td.shallow_clone());
-        let (gate, up) = projections.gate_up(&normed_td);
-        let activated = ops::gated_activation(&gate, &up, self.shape.activation);
-        let mlp_td = projections.down(&activated)?;
+        let mlp_td = match projections.feed_forward() {
+            FeedForward::Dense(block) => self.feed_forward(&normed_td, &block)?,
+            FeedForward::Experts { experts, beside } => self.mix(&normed_td, &experts, beside.as_ref())?,
+        };
         Ok(self.add(&hidden_td, norms.apply(norms.after_mlp.as_ref(), mlp_td)))
+    }
+
+    /// The feed-forward block, [tokens, hidden] to [tokens, hidden].
+    fn feed_forward<D: DenseProducts>(&self, normed_td: &Tensor, block: &D) -> Result<Tensor, D::Error> {
+        let (gate, up) = block.gate_up(normed_td);
+        let activated = ops::gated_activation(&gate, &up, self.shape.activation);
+        block.down(&activated)
+    }
+
+    /// The experts of each token, and the block beside them.
+    fn mix<E: ExpertProducts>(
+        &self,
+        normed_td: &Tensor,
+        experts: &E,
+        beside: Option<&impl DenseProducts<Error = E::Error>>,
+    ) -> Result<Tensor, E::Error> {
+        let routes = experts.mixture().route(&experts.scores(normed_td));
+        experts.observe(&routes);
+        let mixed_td = experts.outputs(normed_td, &routes)?;
+        let Some(block) = beside else { return Ok(mixed_td) };
+        let block_td = self.feed_forward(normed_td, block)?;
+        Ok(match experts.shared_gate(normed_td) {
+            Some(gate_t1) => mixed_td + gate_t1.sigmoid() * block_td,
+            None => mixed_td + block_td,
+        })
     }
 
     /// The residual sum.
@@ -200,6 +271,11 @@ impl DecoderLayer {
         self.shape.attention_scale
     }
 
+    /// The gate's function.
+    pub(crate) fn activation(&self) -> HiddenActivation {
+        self.shape.activation
+    }
+
     /// How many tokens a query of this layer sees, itself included; `None` sees all before it.
     pub fn window(&self) -> Option<i64> {
         self.shape.window
@@ -210,12 +286,22 @@ impl DecoderLayer {
         self.shape.rope_idx
     }
 
-    /// The weights of q, k, v, o, gate, up and down, adapters folded in where `adapter` is on; the base stays
-    /// as it is. What is returned shares storage with the model wherever nothing had to be added.
+    /// The weights of [`LayerShape::products`], adapters folded in where `adapter` is on; the base stays as
+    /// it is. What is returned shares storage with the model wherever nothing had to be added.
     pub fn merged_projection_weights(&self, adapter: Adapter) -> Vec<ProjectionWeights> {
         let merged: Vec<_> = self.projections.iter().map(|projection| projection.merged(adapter)).collect();
         let product = |of: &ProductRows| merged[of.projection_idx].rows(&of.rows);
         self.shape.products.iter().map(product).collect()
+    }
+
+    /// Router and experts, where the layer has some.
+    pub(crate) fn experts(&self) -> Option<&ExpertWeights> {
+        self.experts.as_ref()
+    }
+
+    /// The gate of the feed-forward block beside experts.
+    pub(crate) fn shared_gate(&self) -> Option<&Projection> {
+        self.shape.shared_gate_idx.map(|idx| &self.projections[idx])
     }
 
     /// The linear layers, in checkpoint order.
@@ -269,12 +355,66 @@ impl Projections for OwnProjections<'_> {
         Ok(self.product(3, attended))
     }
 
+    fn feed_forward(
+        &self,
+    ) -> FeedForward<impl DenseProducts<Error = Infallible>, impl ExpertProducts<Error = Infallible>> {
+        let block = OwnBlock(self);
+        match &self.layer.experts {
+            None => FeedForward::Dense(block),
+            Some(weights) => FeedForward::Experts {
+                experts: OwnExperts { weights, projections: self },
+                beside: (self.layer.shape.products.len() > NUM_OF_ATTENTION).then_some(block),
+            },
+        }
+    }
+}
+
+/// q, k, v and o.
+const NUM_OF_ATTENTION: usize = 4;
+
+/// The layer's own feed-forward block.
+struct OwnBlock<'a>(&'a OwnProjections<'a>);
+
+impl DenseProducts for OwnBlock<'_> {
+    type Error = Infallible;
+
     fn gate_up(&self, normed_td: &Tensor) -> (Tensor, Tensor) {
-        let [gate, up] = self.products(4, normed_td);
+        let [gate, up] = self.0.products(NUM_OF_ATTENTION, normed_td);
         (gate, up)
     }
 
     fn down(&self, activated: &Tensor) -> Result<Tensor, Infallible> {
-        Ok(self.product(6, activated))
+        Ok(self.0.product(6, activated))
+    }
+}
+
+/// The layer's own experts.
+struct OwnExperts<'a> {
+    weights: &'a ExpertWeights,
+    projections: &'a OwnProjections<'a>,
+}
+
+impl ExpertProducts for OwnExperts<'_> {
+    type Error = Infallible;
+
+    fn mixture(&self) -> Mixture {
+        self.weights.mixture
+    }
+
+    fn scores(&self, normed_td: &Tensor) -> Tensor {
+        self.weights.scores(normed_td)
+    }
+
+    fn observe(&self, routes: &Routes) {
+        self.projections.context.router.iter().for_each(|tap| tap.observe(routes));
+    }
+
+    fn outputs(&self, normed_td: &Tensor, routes: &Routes) -> Result<Tensor, Infallible> {
+        Ok(self.weights.outputs(normed_td, routes, self.projections.layer.shape.activation))
+    }
+
+    fn shared_gate(&self, normed_td: &Tensor) -> Option<Tensor> {
+        let shared_gate_idx = self.projections.layer.shape.shared_gate_idx?;
+        Some(self.projections.projection(shared_gate_idx, normed_td))
     }
 }

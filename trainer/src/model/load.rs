@@ -9,6 +9,7 @@ use tch::{Device, Kind, Tensor};
 use super::checkpoint::read_json;
 use super::decoder::{Decoder, LoadOptions};
 use super::error::ModelError;
+use super::experts::ExpertWeights;
 use super::layer::{DecoderLayer, LayerShape};
 use super::norms::LayerNorms;
 use super::projection::Projection;
@@ -123,7 +124,7 @@ fn build_layer(
 ) -> Result<DecoderLayer, ModelError> {
     let layer = format!("model.layers.{layer_idx}");
     let mut projections = Vec::new();
-    for shape in config.projections() {
+    for shape in config.projections(layer_idx) {
         let name = format!("{layer}.{}", shape.name);
         let [outputs, inputs] = [shape.out_features, shape.in_features].map(|width| width as i64);
         let weight = placed(&format!("{name}.weight"), &[outputs, inputs])?;
@@ -132,10 +133,16 @@ fn build_layer(
     }
     let norm = |name: &str, width: usize| placed(&format!("{layer}.{name}.weight"), &[width as i64]);
     let norms = LayerNorms::new(config, norm)?;
-    Ok(DecoderLayer { shape: layer_shape(config, layer_idx), norms, projections })
+    let experts = ExpertWeights::new(config, layer_idx, placed)?;
+    Ok(DecoderLayer { shape: layer_shape(config, layer_idx), norms, projections, experts })
 }
 
 fn layer_shape(config: &ModelConfig, layer_idx: usize) -> LayerShape {
+    let experts = config.experts_of(layer_idx);
+    let shared_gate_idx = experts.and_then(|experts| experts.shared_intermediate_size).map(|_| {
+        // The last of the projections in a layer of experts.
+        config.projections(layer_idx).len() - 1
+    });
     LayerShape {
         head_dim: config.head_dim as i64,
         activation: config.hidden_activation,
@@ -143,6 +150,7 @@ fn layer_shape(config: &ModelConfig, layer_idx: usize) -> LayerShape {
         residual_scale: config.residual_scale,
         window: config.layer_windows[layer_idx].map(|window| window as i64),
         rope_idx: config.layer_ropes[layer_idx],
-        products: config.products(),
+        products: config.products(layer_idx),
+        shared_gate_idx,
     }
 }

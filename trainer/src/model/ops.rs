@@ -15,6 +15,15 @@ pub(super) fn gated_activation(gate: &Tensor, up: &Tensor, activation: HiddenAct
     rlt_torch::gated_activation(gate, up, activation_of(activation))
 }
 
+/// The same of gate and up side by side in the last dim.
+pub(crate) fn gated_activation_packed(gate_up: &Tensor, activation: HiddenActivation) -> Tensor {
+    if activation == HiddenActivation::Gelu {
+        let halves = gate_up.chunk(2, -1);
+        return gated_activation(&halves[0], &halves[1], activation);
+    }
+    rlt_torch::gated_activation_packed(gate_up, activation_of(activation))
+}
+
 /// The name of an activation among kernels.
 pub(crate) fn activation_of(activation: HiddenActivation) -> Activation {
     match activation {

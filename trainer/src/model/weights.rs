@@ -1,13 +1,15 @@
 //! The weights of a model by name, read or drawn where they are asked for: all of a tensor, or the part of it
 //! that one of several ranks keeps. What they are for is not known here.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::Path;
 
-use rlt_api::plan::model_config::{ModelConfig, OutputHead, SCORE_BIAS, SCORE_WEIGHT, TensorShape};
+use rlt_api::plan::model_config::{
+    ModelConfig, OutputHead, ParameterShape, SCORE_BIAS, SCORE_WEIGHT, TensorShape, stored_ranges,
+};
 use rlt_core::tensor_shard::TensorShard;
 use rlt_core::types::TokenId;
-use tch::Tensor;
+use tch::{Tensor, no_grad};
 
 use super::checkpoint::{WeightFiles, read_json};
 use super::error::ModelError;
@@ -28,7 +30,8 @@ pub(super) fn is_label_head(name: &str) -> bool {
 #[derive(Debug)]
 pub struct Weights {
     config: ModelConfig,
-    names: BTreeSet<String>,
+    /// What each parameter is stored as, by its name in memory.
+    stored: BTreeMap<String, Vec<TensorShape>>,
     source: Source,
 }
 
@@ -76,7 +79,7 @@ impl Weights {
             .map_err(|source| ModelError::Config { path, source })?
             .with_head(head);
         let files = WeightFiles::open(dir)?;
-        files.check(&config.tensors(), is_derived)?;
+        files.check(&expected(&config, &files), is_derived)?;
         Ok(Self::new(config, Source::Files { files, embedding_under_head: false, fresh_head: None }))
     }
 
@@ -108,7 +111,7 @@ impl Weights {
         let config = ModelConfig::from_classifier_json(&document)
             .map_err(|source| ModelError::Config { path, source })?;
         let files = WeightFiles::open(dir)?;
-        let mut expected = config.tensors();
+        let mut expected = expected(&config, &files);
         expected.push(TensorShape { name: SCORE_HEAD.to_owned(), shape: vec![1, config.hidden_size] });
         files.check(&expected, is_derived)?;
         Ok(Self::new(config, Source::Files { files, embedding_under_head: false, fresh_head: None }))
@@ -121,8 +124,14 @@ impl Weights {
     }
 
     fn new(config: ModelConfig, source: Source) -> Self {
-        let names = config.tensors().into_iter().map(|tensor| tensor.name).collect();
-        Self { config, names, source }
+        let files = match &source {
+            Source::Files { files, .. } => Some(files),
+            Source::Fresh { .. } => None,
+        };
+        let parameters = config.parameters().into_iter();
+        let stored =
+            parameters.map(|parameter| (parameter.name.clone(), stored_as(parameter, files))).collect();
+        Self { config, stored, source }
     }
 
     /// What the weights mean.
@@ -132,7 +141,7 @@ impl Weights {
 
     /// Whether the model has a weight of this name.
     pub fn contains(&self, name: &str) -> bool {
-        self.names.contains(name)
+        self.stored.contains_key(name)
     }
 
     /// Writes what `tensor_shard` asks for over `values`, `[len]`, of any floating-point dtype and on any
@@ -142,6 +151,38 @@ impl Weights {
     /// [`ModelError`], with file and tensor, when a file cannot be read, or holds numbers that are not
     /// finite.
     pub fn fill(&self, tensor_shard: &TensorShard<'_>, values: &Tensor) -> Result<(), ModelError> {
+        let stored = self.stored.get(tensor_shard.name).map(Vec::as_slice);
+        match stored {
+            Some(stored) if stored.len() > 1 || stored[0].name != tensor_shard.name => {
+                self.fill_from(stored, tensor_shard, values)
+            }
+            _ => self.fill_alone(tensor_shard, values),
+        }
+    }
+
+    /// The same of a parameter that is `stored` as other tensors: of each what it asks for.
+    fn fill_from(
+        &self,
+        stored: &[TensorShape],
+        tensor_shard: &TensorShard<'_>,
+        values: &Tensor,
+    ) -> Result<(), ModelError> {
+        let wanted = &tensor_shard.range;
+        for (tensor, range) in stored_ranges(stored) {
+            let (start, end) = (range.start.max(wanted.start), range.end.min(wanted.end));
+            if start >= end {
+                continue;
+            }
+            let shape: Vec<i64> = tensor.shape.iter().map(|dim| *dim as i64).collect();
+            let own = start - range.start..end - range.start;
+            let of_tensor = TensorShard { name: &tensor.name, shape: &shape, range: own };
+            let place = no_grad(|| values.narrow(0, (start - wanted.start) as i64, (end - start) as i64));
+            self.fill_alone(&of_tensor, &place)?;
+        }
+        Ok(())
+    }
+
+    fn fill_alone(&self, tensor_shard: &TensorShard<'_>, values: &Tensor) -> Result<(), ModelError> {
         let draw = |seed| {
             fresh::draw_into(&self.config, seed, tensor_shard, values).map_err(|source| ModelError::Torch {
                 tensor: tensor_shard.name.to_owned(),
@@ -166,7 +207,7 @@ impl Weights {
 fn check(config: &mut ModelConfig, files: &WeightFiles) -> Result<bool, ModelError> {
     let tied = config.tie_word_embeddings;
     let embedding_under_head = tied && files.contains(HEAD) && !files.contains(EMBEDDING);
-    let mut expected = config.tensors();
+    let mut expected = expected(config, files);
     if embedding_under_head {
         rename(&mut expected, EMBEDDING, HEAD);
     } else if tied && files.contains(HEAD) {
@@ -183,6 +224,18 @@ fn check(config: &mut ModelConfig, files: &WeightFiles) -> Result<bool, ModelErr
         }
     }
     Ok(embedding_under_head)
+}
+
+/// The tensors that the files of a model must hold.
+fn expected(config: &ModelConfig, files: &WeightFiles) -> Vec<TensorShape> {
+    config.parameters().into_iter().flat_map(|parameter| stored_as(parameter, Some(files))).collect()
+}
+
+/// What a parameter is stored as: as itself where `files` have its name in memory, else as the family does.
+fn stored_as(parameter: ParameterShape, files: Option<&WeightFiles>) -> Vec<TensorShape> {
+    let ParameterShape { name, shape, stored } = parameter;
+    let is_whole = files.is_some_and(|files| files.contains(&name));
+    if is_whole { vec![TensorShape { name, shape }] } else { stored }
 }
 
 /// What old versions of transformers stored though it follows from the configuration.

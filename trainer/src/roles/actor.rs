@@ -13,6 +13,7 @@
 //!
 //! Legend of shapes: c completion tokens of a micro-batch, d hidden size.
 
+mod balance;
 mod classifier;
 mod gradients;
 mod in_stream;
@@ -108,6 +109,10 @@ pub struct Actor {
     loss_scale: LossScale,
     outer_gradients: OuterGradients,
     dropout_seed: Option<u64>,
+    /// The coefficient of the routers' auxiliary loss.
+    router_loss: Option<f64>,
+    /// Its derivatives by probabilities in the update at hand, scaled as its losses are.
+    router_slopes: Option<Vec<f32>>,
     ranks: Ranks,
     /// The same ranks as they share the tokens of passes without gradients.
     scoring_ranks: Ranks,
@@ -139,6 +144,8 @@ impl Actor {
             loss_scale,
             outer_gradients,
             dropout_seed: None,
+            router_loss: None,
+            router_slopes: None,
             ranks,
             scoring_ranks,
             shards: None,
@@ -280,6 +287,7 @@ impl Learner for Actor {
             activation_checkpointing: self.options.activation_checkpointing,
             offload_inputs_to: self.offload_inputs_to.as_deref(),
             dropout_seed: self.dropout_seed,
+            router_slopes: self.router_slopes.as_deref(),
         }
     }
 

@@ -223,6 +223,7 @@ impl Learner for Critic {
             activation_checkpointing: self.options.activation_checkpointing,
             offload_inputs_to: self.options.offload.activations(),
             dropout_seed: None,
+            router_slopes: None,
         }
     }
 

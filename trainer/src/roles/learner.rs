@@ -16,7 +16,7 @@ use rlt_core::batch::Batch;
 use rlt_core::metrics::Metrics;
 use tch::Tensor;
 
-use crate::model::Adapter;
+use crate::model::{Adapter, RouterTap};
 use crate::parallel::RankError;
 use crate::roles::actor::layer_schedule::{self, Model};
 use crate::roles::actor::{ActorError, MicroBatch, OuterGradients};
@@ -92,6 +92,8 @@ pub(crate) struct TrainingPass<'a> {
     pub offload_inputs_to: Option<&'a Path>,
     /// Of adapters; `None` without dropout.
     pub dropout_seed: Option<u64>,
+    /// Derivatives of the routers' auxiliary loss by the probability of each expert; `None` without one.
+    pub router_slopes: Option<&'a [f32]>,
 }
 
 impl TrainingPass<'_> {
@@ -105,6 +107,9 @@ impl TrainingPass<'_> {
         let Self { model, outer_gradients, .. } = *self;
         let mut context = model.decoder.context(&micro_batch.input, Adapter::On);
         context.dropout_seed = self.dropout_seed;
+        context.router = self
+            .router_slopes
+            .map(|slopes| RouterTap::balancing(context.token_weights(&micro_batch.input.tokens), slopes));
         let keep = layer_schedule::Keep {
             inputs_only: self.activation_checkpointing,
             embedding_gradient: outer_gradients.wants_embedding(),

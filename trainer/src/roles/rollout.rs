@@ -34,6 +34,7 @@ mod completion;
 mod device;
 mod digest;
 mod engine;
+mod experts;
 mod kv_cache;
 mod memory;
 mod role;

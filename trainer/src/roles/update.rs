@@ -14,7 +14,7 @@ use rlt_core::metrics::Metrics;
 use rlt_core::packing::PackingError;
 use rlt_core::rows::Rows;
 
-use crate::model::Adapter;
+use crate::model::{Adapter, RouterLoad};
 use crate::parallel::{RankError, Ranks};
 use crate::roles::actor::{Accumulated, Actor, ActorError, EvaluateLoss, MicroBatch, PendingLoss};
 use crate::roles::learner::{Learner, Portions, UpdateCounts, update_once};
@@ -73,6 +73,8 @@ pub struct UpdateReport {
     pub actor_logprobs: Vec<f64>,
     /// Forward and backward passes.
     pub num_micro_batches: usize,
+    /// What routers chose in each update, where they have a loss.
+    pub router_loads: Vec<RouterLoad>,
 }
 
 impl UpdateReport {
@@ -119,6 +121,13 @@ impl UpdateReport {
         }
         if plan.objective.positive.is_none() {
             metrics.remove("actor/positive_loss");
+        }
+        if !self.router_loads.is_empty() {
+            let mean = |of: fn(&RouterLoad) -> f64| {
+                self.router_loads.iter().map(of).sum::<f64>() / self.router_loads.len() as f64
+            };
+            metrics.insert("actor/aux_loss".into(), mean(RouterLoad::loss));
+            metrics.insert("actor/expert_imbalance".into(), mean(RouterLoad::imbalance));
         }
         metrics.extend(self.updates.metrics("actor"));
         metrics.insert("actor/lr".into(), plan.learning_rate);
@@ -173,6 +182,7 @@ impl OneUpdate<'_> {
         let selected = self.select_tokens(actor, row_idxs, &passes)?;
         let positive_weights = self.positive_weights(row_idxs)?;
         let mut actor_logprobs = self.score_sequences(actor, &passes)?.map(Vec::into_iter);
+        report.router_loads.extend(actor.balance_routers(&passes)?);
         actor.set_dropout_seed(Some(seed));
         let accumulate = |actor: &mut Actor, micro_batch: &MicroBatch| {
             let scored = actor_logprobs.as_mut().and_then(Iterator::next);

@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use rlt_api::ValidatedJob;
-use rlt_api::plan::{KV_BLOCK_TOKENS, check_model, concurrent_sequences};
+use rlt_api::plan::{KV_BLOCK_TOKENS, check_device, check_model, concurrent_sequences};
 use rlt_api::resolved::{Kl, ModelSource, ResolvedSpec, TokenizerSource};
 use rlt_api::spec;
 use rlt_core::schedule::{Decay, Schedule};
@@ -76,6 +76,7 @@ pub fn setup(
     check_model(&spec, weights.config())?;
     let job = job.with(&device::choices(&spec, weights.config(), device, &ranks)?);
     let spec = job.spec().clone();
+    check_device(spec.workers.device, weights.config())?;
     device::check_room(&job, weights.config(), device)?;
     let actor = model::actor(&spec, &weights, device, &pass_ranks, &folder)?;
     actor.decoder.check_vocabulary(tokenizer.vocab_len().saturating_sub(1) as u32)?;

@@ -51,8 +51,8 @@ fn actor(config: &ModelConfig) -> Result<Actor, Failure> {
 
 /// Weights of all products but the head's, and those of the head.
 fn weights(config: &ModelConfig) -> [f64; 2] {
-    let of_layer: u64 = config.projections().iter().map(|shape| shape.num_parameters()).sum();
-    [(of_layer * config.num_layers as u64) as f64, (config.vocab_size * config.hidden_size) as f64]
+    let of_layers = config.matrices_of_layers();
+    [of_layers as f64, (config.vocab_size * config.hidden_size) as f64]
 }
 
 /// FLOP of a forward and a backward pass over `computed` tokens, `predicted` of which pass the head, each

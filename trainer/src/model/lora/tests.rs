@@ -48,7 +48,7 @@ fn all_linear_adapts_every_projection_and_nothing_else_trains() {
     assert_eq!(trainable.len(), 2 * 7 * 2);
     assert!(trainable.iter().all(|(name, _)| name.starts_with("base_model.model.model.layers.")));
     let expected: u64 =
-        decoder.config.projections().iter().map(|p| 4 * (p.in_features + p.out_features) as u64).sum();
+        decoder.config.projections(0).iter().map(|p| 4 * (p.in_features + p.out_features) as u64).sum();
     let got: usize = trainable.iter().map(|(_, tensor)| tensor.numel()).sum();
     assert_eq!(got as u64, expected * 2);
 }

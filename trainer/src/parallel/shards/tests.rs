@@ -34,22 +34,32 @@ const TOLERANCE: f64 = 1e-5;
 #[derive(Clone, Copy, Debug)]
 struct Case {
     tied: bool,
+    /// The second layer has a feed-forward block, the others experts whose router has a loss.
+    experts: bool,
     lora: bool,
     activation_checkpointing: bool,
     compute: Kind,
     max_tokens: usize,
 }
 
-const FULL: Case =
-    Case { tied: false, lora: false, activation_checkpointing: false, compute: Kind::Float, max_tokens: 8 };
+const FULL: Case = Case {
+    tied: false,
+    experts: false,
+    lora: false,
+    activation_checkpointing: false,
+    compute: Kind::Float,
+    max_tokens: 8,
+};
 
 const ALL: OffloadSpec = OffloadSpec { parameters: true, optimizer: true, activations: true };
 const NONE: OffloadSpec = OffloadSpec { parameters: false, optimizer: false, activations: false };
 
 /// Three layers whose numbers of parameters no small number divides.
 fn config(case: Case) -> ModelConfig {
+    let architecture = if case.experts { "Qwen3MoeForCausalLM" } else { "Qwen3ForCausalLM" };
     ModelConfig::from_json(&serde_json::json!({
-        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 11, "hidden_size": 13,
+        "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 7, "norm_topk_prob": true,
+        "mlp_only_layers": [1], "architectures": [architecture], "vocab_size": 11, "hidden_size": 13,
         "intermediate_size": 17, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1,
         "head_dim": 6, "max_position_embeddings": 32, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
         "initializer_range": 0.3, "tie_word_embeddings": case.tied, "hidden_act": "silu",
@@ -103,7 +113,8 @@ fn actor_options(case: Case) -> ActorOptions {
 }
 
 fn actor(case: Case, ranks: &Ranks, dp_shard: usize) -> Actor {
-    actor_with_offload(decoder(case), actor_options(case), ranks, dp_shard, &Offload::default())
+    let actor = actor_with_offload(decoder(case), actor_options(case), ranks, dp_shard, &Offload::default());
+    actor.with_router_loss(case.experts.then_some(0.5))
 }
 
 /// The same, of which `spec` says what rests in `folder`.
@@ -150,6 +161,7 @@ fn train_actor(case: Case, mut actor: Actor) -> Vec<f64> {
         numbers.push(report.loss.pg_loss);
         numbers.extend(report.updates.grad_norms);
         numbers.extend(report.actor_logprobs);
+        numbers.extend(report.router_loads.iter().flat_map(|load| load.chosen.clone()));
     }
     numbers.extend(actor.score(&batch, Adapter::Off, case.max_tokens).unwrap().logprobs);
     numbers.extend(actor.sum_pi_squared(&batch, case.max_tokens).unwrap());
@@ -190,6 +202,21 @@ fn shards_train_as_the_whole_on_any_mesh() {
         &[(3, 3), (4, 2)],
         TOLERANCE,
     );
+}
+
+#[test]
+fn experts_and_the_loss_of_their_routers_train_on_any_mesh_and_in_any_micro_batches_as_in_one() {
+    let experts = Case { experts: true, ..FULL };
+    assert_trains_as_one(experts, &[(2, 1), (2, 2), (4, 2)], TOLERANCE);
+    assert_trains_as_one(Case { activation_checkpointing: true, ..experts }, &[(3, 3)], TOLERANCE);
+    let one = |max_tokens| train(Case { max_tokens, ..experts }, &Ranks::alone(), 1);
+    let difference = largest_difference(&one(8), &one(64));
+    assert!(difference < TOLERANCE, "{difference}");
+    let without =
+        actor_with_offload(decoder(experts), actor_options(experts), &Ranks::alone(), 1, &Offload::default());
+    let num_weights = parameters(&without).len();
+    let weights = |numbers: Vec<f64>| numbers[numbers.len() - num_weights..].to_vec();
+    assert_ne!(weights(train_actor(experts, without)), weights(one(8)), "the routers' loss has no gradient");
 }
 
 #[test]

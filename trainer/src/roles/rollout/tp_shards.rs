@@ -6,6 +6,7 @@
 //! o             columns of own heads    -> a summand of the output, which one shard gives its bias
 //! gate, up      rows of own width       -> own part of the feed-forward block
 //! down          columns of own width    -> a summand of the output, likewise
+//! experts       as gate, up and down    -> the same of every expert; the router is whole on each rank
 //! head          rows of own tokens      -> logits of own tokens
 //! ```
 
@@ -40,13 +41,16 @@ impl<'a> Cut<'a> {
         self.config.sliced(self.shard.num_shards)
     }
 
-    /// The shard of a layer's weights, q, k, v, o, gate, up and down; views of them.
+    /// The shard of a layer's weights, q, k, v, o and the feed-forward block's gate, up and down where it has
+    /// one; views of them.
     pub(super) fn layer(&self, weights: Vec<ProjectionWeights>) -> Vec<ProjectionWeights> {
         let (shard, config) = (self.shard, self.config);
+        // The block beside experts has a width of its own.
+        let width = weights.get(4).map_or(0, |gate| gate.weight.size()[0] as usize);
         let of_heads = |heads: Range<usize>| heads.start * config.head_dim..heads.end * config.head_dim;
         let queries = of_heads(shard.of(config.num_heads));
         let keys = Kept::Rows(of_heads(shard.of_key_heads(config.num_kv_heads)));
-        let inner = shard.of(config.intermediate_size);
+        let inner = shard.of(width);
         let kept = [
             Kept::Rows(queries.clone()),
             keys.clone(),
@@ -57,6 +61,19 @@ impl<'a> Cut<'a> {
             Kept::Columns(inner),
         ];
         weights.into_iter().zip(kept).map(|(weights, kept)| self.keep(weights, kept)).collect()
+    }
+
+    /// The shard of an expert's gate above up, [2 width, hidden]: own rows of both.
+    pub(super) fn expert_gate_up(&self, weight: &Tensor) -> Tensor {
+        let own = self.shard.of(weight.size()[0] as usize / 2);
+        let halves = weight.unflatten(0, [2, -1]);
+        halves.narrow(1, own.start as i64, own.len() as i64).flatten(0, 1)
+    }
+
+    /// The shard of an expert's down, [hidden, width]: own columns.
+    pub(super) fn expert_down(&self, weight: &Tensor) -> Tensor {
+        let own = self.shard.of(weight.size()[1] as usize);
+        weight.narrow(1, own.start as i64, own.len() as i64)
     }
 
     fn keep(&self, ProjectionWeights { weight, bias }: ProjectionWeights, kept: Kept) -> ProjectionWeights {

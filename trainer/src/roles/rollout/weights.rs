@@ -16,10 +16,14 @@ use rlt_torch::{Block, PackedLinear};
 use tch::{Device, Kind, Tensor};
 
 use super::digest::{KnownDigests, digest_of};
+use super::experts::PackedExperts;
 use super::tp_shards::Cut;
 use super::wide_heads::HeadLayout;
 use super::{RolloutError, WeightDigest};
-use crate::model::{Adapter, Decoder, DecoderLayer, ProjectionWeights, Projections};
+use crate::model::{
+    Adapter, Decoder, DecoderLayer, DenseProducts, ExpertProducts, FeedForward, Mixture, ProjectionWeights,
+    Projections, Routes,
+};
 use crate::parallel::{DecoderUnits, FsdpUnit, RankError, TpGroup};
 
 /// Packed weights of one policy version.
@@ -38,13 +42,19 @@ pub(super) struct RolloutWeights {
     pub(super) policy_version: u64,
 }
 
-/// The four products of one layer.
+/// The products of one layer.
 #[derive(Debug)]
 pub(super) struct PackedLayer {
     pub(super) qkv: PackedLinear,
     /// Widths of queries, keys and values in the output of `qkv`.
     qkv_widths: [i64; 3],
     pub(super) output: PackedLinear,
+    pub(super) feed_forward: FeedForward<PackedBlock, PackedExperts>,
+}
+
+/// The products of a feed-forward block.
+#[derive(Debug)]
+pub(super) struct PackedBlock {
     pub(super) gate_up: PackedLinear,
     /// Width of gate and of up in the output of `gate_up`.
     intermediate: i64,
@@ -60,9 +70,12 @@ impl RolloutWeights {
         (rows_hint, kind, ranks): (i64, Kind, Option<Arc<TpGroup>>),
         known: &mut KnownDigests,
     ) -> Result<Self, RolloutError> {
-        let digest = WeightDigest::of_known(policy, known)?;
         let decoder = policy.decoder();
         let failed = |what: String| |source| RolloutError::Tensor { what, source };
+        if decoder.config.experts.is_some() && decoder.device().is_cuda() {
+            return Err(failed("the experts".into())(no_kernels_for_experts()));
+        }
+        let digest = WeightDigest::of_known(policy, known)?;
         let cut = Cut::new(ranks.as_ref().map_or(TpShard::WHOLE, |ranks| ranks.shard()), &decoder.config);
         let dim_order = decoder.ropes.dim_order();
         let head_layout = HeadLayout::on(decoder.device(), decoder.config.head_dim, dim_order);
@@ -127,8 +140,14 @@ impl RolloutWeights {
     /// Memory of what is packed.
     pub(super) fn num_bytes(&self) -> usize {
         let of_layer = |layer: &PackedLayer| {
-            let products = [&layer.qkv, &layer.output, &layer.gate_up, &layer.down];
-            products.iter().map(|product| product.num_bytes()).sum::<usize>()
+            let attention = layer.qkv.num_bytes() + layer.output.num_bytes();
+            attention
+                + match &layer.feed_forward {
+                    FeedForward::Dense(block) => block.num_bytes(),
+                    FeedForward::Experts { experts, beside } => {
+                        experts.num_bytes() + beside.as_ref().map_or(0, PackedBlock::num_bytes)
+                    }
+                }
         };
         self.layers.iter().map(of_layer).sum::<usize>() + self.head.num_bytes()
     }
@@ -183,7 +202,9 @@ impl Packer<'_> {
         let weights = self.head_layout.layer(self.scaled(weights));
         // A part that goes again leaves nothing behind that shares its memory.
         let shares = self.policy.shards().is_none();
-        Ok((norms, PackedLayer::pack(&weights, (self.kind, shares), self.rows_hint, &mut self.block)?))
+        let (numbers, block) = ((self.kind, shares), &mut self.block);
+        let experts = PackedExperts::pack(layer, &self.cut, numbers, self.rows_hint, block)?;
+        Ok((norms, PackedLayer::pack(&weights, experts, numbers, (self.rows_hint, block))?))
     }
 }
 
@@ -220,27 +241,49 @@ fn cast(tensor: &Tensor, kind: Kind) -> Tensor {
 }
 
 impl PackedLayer {
-    /// Packs q, k, v, o, gate, up and down in `kind`. With `shares` a weight that is packed nowhere else and
-    /// is alone in its product may be the model's own tensor.
+    /// Packs q, k, v, o and, where there is such a block, gate, up and down in `kind`. With `shares` a weight
+    /// that is packed nowhere else and is alone in its product may be the model's own tensor.
     fn pack(
         weights: &[ProjectionWeights],
+        experts: Option<PackedExperts>,
         (kind, shares): (Kind, bool),
-        rows_hint: i64,
-        block: &mut Block,
+        (rows_hint, block): (i64, &mut Block),
     ) -> Result<Self, rlt_torch::Error> {
         let mut fuse = |parts: &[ProjectionWeights]| {
             let (weight, bias) = fused(parts, kind, shares);
             PackedLinear::new(&weight, bias.as_ref(), rows_hint, Some(block))
         };
         let width = |unit: usize| weights[unit].weight.size()[0];
+        let (qkv, output) = (fuse(&weights[..3])?, fuse(&weights[3..4])?);
+        let mut block = || -> Result<PackedBlock, rlt_torch::Error> {
+            let gate_up = fuse(&weights[4..6])?;
+            Ok(PackedBlock { gate_up, intermediate: width(4), down: fuse(&weights[6..])? })
+        };
         Ok(Self {
-            qkv: fuse(&weights[..3])?,
+            qkv,
             qkv_widths: [width(0), width(1), width(2)],
-            output: fuse(&weights[3..4])?,
-            gate_up: fuse(&weights[4..6])?,
-            intermediate: width(4),
-            down: fuse(&weights[6..])?,
+            output,
+            feed_forward: match (experts, weights.len() > 4) {
+                (None, _) => FeedForward::Dense(block()?),
+                (Some(experts), false) => FeedForward::Experts { experts, beside: None },
+                (Some(experts), true) => FeedForward::Experts { experts, beside: Some(block()?) },
+            },
         })
+    }
+}
+
+impl PackedBlock {
+    fn num_bytes(&self) -> usize {
+        self.gate_up.num_bytes() + self.down.num_bytes()
+    }
+}
+
+/// Why a mixture of experts samples on CPUs alone.
+pub(super) fn no_kernels_for_experts() -> rlt_torch::Error {
+    rlt_torch::Error::Argument {
+        act: "sampling from a mixture of experts",
+        expected: "a CPU, as there are no kernels of experts for GPUs yet".into(),
+        got: "a GPU".into(),
     }
 }
 
@@ -251,9 +294,19 @@ fn packed_bytes((device, kind): (Device, Kind), shard: &ModelConfig) -> usize {
         return 0;
     }
     let of = |outputs: usize, inputs: usize| PackedLinear::packed_bytes(outputs as i64, inputs as i64);
-    let projections = shard.projections();
-    let of_layer: usize = projections.iter().map(|shape| of(shape.out_features, shape.in_features)).sum();
-    shard.num_layers * of_layer + of(shard.vocab_size, shard.hidden_size)
+    let of_experts = |layer_idx| {
+        shard.experts_of(layer_idx).map_or(0, |experts| {
+            let (width, hidden) = (experts.intermediate_size, shard.hidden_size);
+            let of_each = of(2 * width, hidden) + of(hidden, width);
+            of(experts.num_experts, hidden) + experts.num_experts * of_each
+        })
+    };
+    let of_layer = |layer_idx| {
+        let projections = shard.projections(layer_idx);
+        let products = projections.iter().map(|shape| of(shape.out_features, shape.in_features));
+        products.sum::<usize>() + of_experts(layer_idx)
+    };
+    (0..shard.num_layers).map(of_layer).sum::<usize>() + of(shard.vocab_size, shard.hidden_size)
 }
 
 /// Weights and biases stacked along the output, in `kind`; a part without a bias counts as zero beside one
@@ -298,13 +351,63 @@ impl Projections for TpProjections<'_> {
         self.summed(self.layer.output.forward(attended))
     }
 
+    fn feed_forward(
+        &self,
+    ) -> FeedForward<impl DenseProducts<Error = RankError>, impl ExpertProducts<Error = RankError>> {
+        match &self.layer.feed_forward {
+            FeedForward::Dense(packed) => FeedForward::Dense(TpBlock { packed, products: self }),
+            FeedForward::Experts { experts, beside } => FeedForward::Experts {
+                experts: TpExperts { packed: experts, products: self },
+                beside: beside.as_ref().map(|packed| TpBlock { packed, products: self }),
+            },
+        }
+    }
+}
+
+/// A feed-forward block: all of it, or a shard whose sums several ranks make together.
+struct TpBlock<'a> {
+    packed: &'a PackedBlock,
+    products: &'a TpProjections<'a>,
+}
+
+impl DenseProducts for TpBlock<'_> {
+    type Error = RankError;
+
     fn gate_up(&self, normed_td: &Tensor) -> (Tensor, Tensor) {
-        let gate_up = self.layer.gate_up.forward(normed_td);
-        let width = self.layer.intermediate;
+        let gate_up = self.packed.gate_up.forward(normed_td);
+        let width = self.packed.intermediate;
         (gate_up.narrow(1, 0, width), gate_up.narrow(1, width, width))
     }
 
     fn down(&self, activated: &Tensor) -> Result<Tensor, RankError> {
-        self.summed(self.layer.down.forward(activated))
+        self.products.summed(self.packed.down.forward(activated))
+    }
+}
+
+/// The experts of a layer: all of each, or shards whose sums several ranks make together.
+struct TpExperts<'a> {
+    packed: &'a PackedExperts,
+    products: &'a TpProjections<'a>,
+}
+
+impl ExpertProducts for TpExperts<'_> {
+    type Error = RankError;
+
+    fn mixture(&self) -> Mixture {
+        self.packed.mixture()
+    }
+
+    fn scores(&self, normed_td: &Tensor) -> Tensor {
+        self.packed.scores(normed_td)
+    }
+
+    fn observe(&self, _: &Routes) {}
+
+    fn outputs(&self, normed_td: &Tensor, routes: &Routes) -> Result<Tensor, RankError> {
+        self.products.summed(self.packed.outputs(normed_td, routes))
+    }
+
+    fn shared_gate(&self, normed_td: &Tensor) -> Option<Tensor> {
+        self.packed.shared_gate(normed_td)
     }
 }

@@ -79,6 +79,7 @@ pub(super) fn actor(
     };
     let actor =
         Actor::new(decoder, optimizer, options, ranks.clone()).scoring_by(pass_ranks.logprobs.clone());
+    let actor = actor.with_router_loss(Some(training.router_aux_loss_coef));
     let actor = match shards {
         Some(shards) => actor.with_shards(shards),
         None => actor,

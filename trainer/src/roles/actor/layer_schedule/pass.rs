@@ -14,7 +14,7 @@
 //! Legend of shapes: n ranks of the group, t tokens of one of them, padding included, s tokens of the group,
 //! h query heads and k key heads of the model, g and j those of one rank, w head width, d hidden size.
 
-use rlt_torch::{backward, forget_values};
+use rlt_torch::{backward, backward_many, forget_values};
 use tch::Tensor;
 
 use crate::model::{DecoderLayer, LayerContext};
@@ -26,6 +26,8 @@ pub(super) struct LayerPass {
     input_td: Tensor,
     /// What the layer adds up to, `[t, d]`.
     pub(super) output_td: Tensor,
+    /// The layer's term of the routers' auxiliary loss, where it has one to train.
+    router_term: Option<Tensor>,
     /// `None` without sequence parallelism.
     exchanged: Option<Exchanged>,
 }
@@ -56,7 +58,8 @@ impl LayerPass {
     ) -> Result<Self, RankError> {
         let Some(sp_group) = sp_group else {
             let output_td = layer.forward(&input_td, context);
-            return Ok(Self { input_td, output_td, exchanged: None });
+            let router_term = context.take_router_term();
+            return Ok(Self { input_td, output_td, router_term, exchanged: None });
         };
         let (packed, heads) = {
             let (q_thw, k_tkw, v_tkw) = layer.before_attention(&input_td, context);
@@ -75,7 +78,8 @@ impl LayerPass {
         // Where nothing before attention is trained, here or on the other ranks, nothing of it is kept.
         let exchanged = returned.requires_grad().then_some(exchanged);
         let output_td = layer.after_attention(&input_td, &returned, context);
-        Ok(Self { input_td, output_td, exchanged })
+        let router_term = context.take_router_term();
+        Ok(Self { input_td, output_td, router_term, exchanged })
     }
 
     /// Carries the gradient of the output, `[t, d]`, back; parameters add up theirs. The gradient of the
@@ -88,8 +92,11 @@ impl LayerPass {
         grad_td: &Tensor,
         sp_group: Option<&SpGroup>,
     ) -> Result<Option<Tensor>, RankError> {
-        let Self { input_td, output_td, exchanged } = self;
-        backward(&output_td, grad_td);
+        let Self { input_td, output_td, router_term, exchanged } = self;
+        match router_term {
+            Some(term) => backward_many(&[&output_td, &term], &[grad_td, &term.ones_like()]),
+            None => backward(&output_td, grad_td),
+        }
         drop(output_td);
         if let (Some(exchanged), Some(sp_group)) = (exchanged, sp_group) {
             exchanged.backward(sp_group)?;

@@ -19,9 +19,9 @@ use tch::{Device, Kind, Tensor};
 
 use super::Failure;
 use super::peers::Peers;
-use crate::model::{DecoderLayer, Norm, activation_of};
+use crate::model::{DecoderLayer, FeedForward, Norm, activation_of};
 use crate::roles::rollout::kv_cache::KvCache;
-use crate::roles::rollout::weights::RolloutWeights;
+use crate::roles::rollout::weights::{RolloutWeights, no_kernels_for_experts};
 
 /// A layer's norms, cast; see [`crate::model`] for their places.
 #[derive(Debug)]
@@ -218,10 +218,13 @@ impl<'a> Model<'a> {
         products.output.forward_into(&attended.flatten(1, 2), &buffers.added)?;
         self.block_output(norms.after_attention.as_ref(), buffers)?;
         let input = self.block_input(Some(&buffers.added), norms.before_mlp.as_ref(), buffers)?;
-        products.gate_up.forward_into(input, &buffers.gate_up)?;
+        let FeedForward::Dense(block) = &products.feed_forward else {
+            return Err(no_kernels_for_experts().into());
+        };
+        block.gate_up.forward_into(input, &buffers.gate_up)?;
         let (gate_up, out) = (&buffers.gate_up, &buffers.activated);
         SwiGlu { gate_up, activation: self.activation, out }.launch(&self.kernels)?;
-        products.down.forward_into(&buffers.activated, &buffers.added)?;
+        block.down.forward_into(&buffers.activated, &buffers.added)?;
         self.block_output(norms.after_mlp.as_ref(), buffers)
     }
 

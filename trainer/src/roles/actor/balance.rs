@@ -1,0 +1,56 @@
+//! The routers' auxiliary loss in an update: choices are counted in a pass of their own, over all ranks,
+//! before the first backward pass. What the loss is, is [`crate::model::RouterLoad`]'s.
+
+use super::layer_schedule;
+use super::{Actor, ActorError, MicroBatch};
+use crate::model::{Adapter, RouterLoad, RouterTap};
+
+impl Actor {
+    /// The same, whose updates add `coefficient` times the auxiliary loss of its routers; `None` adds
+    /// nothing.
+    #[must_use]
+    pub fn with_router_loss(self, coefficient: Option<f64>) -> Self {
+        Self { router_loss: coefficient.filter(|coefficient| *coefficient != 0.0), ..self }
+    }
+
+    /// Counts what routers choose for the micro-batches of an update, on all ranks together, for the passes
+    /// that follow; `None` where updates have no such loss.
+    ///
+    /// # Errors
+    /// When a rank is lost.
+    pub(crate) fn balance_routers(
+        &mut self,
+        passes: &[Option<MicroBatch>],
+    ) -> Result<Option<RouterLoad>, ActorError> {
+        let experts = self.decoder.config.experts.as_ref().map(|experts| experts.num_experts);
+        let Some((coefficient, num_experts)) = self.router_loss.zip(experts) else { return Ok(None) };
+        let mut load = self.count_routes(passes, num_experts)?;
+        let mut num_rows = vec![load.num_rows];
+        self.ranks.all_reduce(&mut [&mut num_rows, &mut load.chosen, &mut load.probabilities])?;
+        load.num_rows = num_rows[0];
+        self.router_slopes = Some(load.slopes(coefficient * self.loss_scale.factor()));
+        Ok(Some(load))
+    }
+
+    /// This rank's share of the tokens.
+    fn count_routes(
+        &self,
+        passes: &[Option<MicroBatch>],
+        num_experts: usize,
+    ) -> Result<RouterLoad, ActorError> {
+        let (model, mut all) = (self.model(), RouterLoad::of_none(num_experts));
+        for micro_batch in passes {
+            let Some(micro_batch) = micro_batch else {
+                model.pass_by()?;
+                continue;
+            };
+            let mut context = model.decoder.context(&micro_batch.input, Adapter::On);
+            let weights_t = context.token_weights(&micro_batch.input.tokens);
+            context.router = Some(RouterTap::counting(weights_t, num_experts));
+            let _ = layer_schedule::infer(model, &micro_batch.input, &context)?;
+            model.leave()?;
+            all += context.router.take().map(RouterTap::load).unwrap_or_default();
+        }
+        Ok(all)
+    }
+}

@@ -1,0 +1,76 @@
+//! Mixtures of experts beside transformers: the routers' auxiliary loss, and both ways in which checkpoints
+//! store experts.
+
+use rlt_trainer::model::{Adapter, Decoder, RouterLoad, RouterTap};
+use tch::{Device, Kind, Tensor};
+
+use crate::fixture::{Fixture, TOLERANCE, TRAINABLE, max_error, packed};
+
+const MIXTURES: [&str; 3] = ["mixtral", "qwen2-moe", "qwen3-moe"];
+
+/// All layers, of which each gives `tap` its routes; the terms of the loss that they leave there, and the
+/// tap.
+fn observed(decoder: &Decoder, fixture: &Fixture, tap: RouterTap) -> (Vec<Tensor>, RouterTap) {
+    let input = packed(&fixture.sequences());
+    let mut context = decoder.context(&input, Adapter::On);
+    context.router = Some(tap);
+    let (mut hidden, mut terms) = (decoder.embed(&input.tokens), Vec::new());
+    for layer in decoder.layers() {
+        hidden = layer.forward(&hidden, &context);
+        terms.extend(context.router.as_ref().and_then(RouterTap::take_term));
+    }
+    (terms, context.router.unwrap())
+}
+
+fn load_of(decoder: &Decoder, fixture: &Fixture) -> (RouterLoad, Tensor) {
+    let weights =
+        Tensor::ones([packed(&fixture.sequences()).tokens.numel() as i64], (Kind::Float, Device::Cpu));
+    let num_experts = decoder.config.experts.as_ref().unwrap().num_experts;
+    let counting = RouterTap::counting(weights.shallow_clone(), num_experts);
+    let (terms, tap) = tch::no_grad(|| observed(decoder, fixture, counting));
+    assert!(terms.is_empty());
+    (tap.load(), weights)
+}
+
+#[test]
+fn the_auxiliary_loss_and_its_gradients_are_those_of_transformers() {
+    for family in MIXTURES {
+        let fixture = Fixture::open(family, "expected.safetensors");
+        let decoder = fixture.load();
+        let (load, weights) = load_of(&decoder, &fixture);
+        let expected = fixture.expected("aux.loss").double_value(&[]);
+        assert!((load.loss() - expected).abs() <= 1e-5, "{family}: {} is not {expected}", load.loss());
+
+        let balancing = RouterTap::balancing(weights, &load.slopes(1.0));
+        let (terms, _) = observed(&decoder, &fixture, balancing);
+        let loss = terms.iter().fold(Tensor::from(0_f32), |sum, term| sum + term);
+        assert!((loss.double_value(&[]) - expected).abs() <= 1e-5, "{family}");
+        loss.backward();
+        let gradients = fixture.with_prefix("aux.grad.").collect::<Vec<_>>();
+        let parameters: std::collections::BTreeMap<_, _> = decoder.named_parameters().into_iter().collect();
+        for (name, expected) in &gradients {
+            let got = parameters[*name].grad();
+            let got = if got.defined() { got } else { parameters[*name].detach().zeros_like() };
+            let error = max_error(&got, expected);
+            assert!(error <= TOLERANCE, "{family}: {name}: {error:.2e}");
+        }
+        let routers = gradients.iter().filter(|(name, _)| name.ends_with("mlp.gate.weight")).count();
+        assert_eq!(routers, terms.len(), "{family}");
+    }
+}
+
+#[test]
+fn experts_are_read_one_by_one_and_in_one_tensor_alike() {
+    for family in MIXTURES {
+        let fixture = Fixture::open(family, "expected.safetensors");
+        let decoder = fixture.load();
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::copy(fixture.dir.join("config.json"), dir.path().join("config.json")).unwrap();
+        // In memory experts have the names and shapes of transformers 5.
+        let parameters = decoder.named_parameters();
+        let detached: Vec<_> = parameters.iter().map(|(name, weight)| (name, weight.detach())).collect();
+        Tensor::write_safetensors(&detached, dir.path().join("model.safetensors")).unwrap();
+        let fused = Decoder::load(dir.path(), &TRAINABLE).unwrap();
+        assert_eq!(fused.named_parameters(), parameters, "{family}");
+    }
+}
