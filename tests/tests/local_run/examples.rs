@@ -77,16 +77,27 @@ fn a_trained_reward_model_corrects_a_policy(place: &Place) {
     assert!(mean(&right[12..]) > 1.4 * mean(&right[..3]), "share of right answers: {right:?}");
 }
 
-#[test]
-fn a_quarter_of_the_quickstart_doubles_the_chance_of_a_right_answer() {
-    let root = rlt_tests::workspace_root();
-    let manifest = std::fs::read_to_string(root.join("examples/quickstart/job.yaml")).unwrap();
+/// Runs the first quarter of the example `name`; mean reward on held-out problems before and after.
+fn run_a_quarter(name: &str) -> (f64, f64) {
+    let example = rlt_tests::workspace_root().join("examples").join(name).join("job.yaml");
+    let manifest = std::fs::read_to_string(example).unwrap();
     assert!(manifest.contains("  steps: 60\n"));
     let place = Place::new();
     std::fs::write(place.file("job.yaml"), manifest.replace("  steps: 60\n", "  steps: 15\n")).unwrap();
     let mut command = Command::new(rlt_tests::fresh_binary("rlctl"));
     command.args(["run", "job.yaml"]).current_dir(place.file(""));
     Ended::of(command.output().unwrap()).expect(0, &[]);
-    let (before, after) = held_out_rewards(&place.file("runs/quickstart"));
+    held_out_rewards(&place.file("runs").join(name))
+}
+
+#[test]
+fn a_quarter_of_the_quickstart_doubles_the_chance_of_a_right_answer() {
+    let (before, after) = run_a_quarter("quickstart");
     assert!(before > 0.2 && after >= 2.0 * before, "{before} -> {after}");
+}
+
+#[test]
+fn a_mixture_of_experts_learns_the_quickstart_s_task() {
+    let (before, after) = run_a_quarter("experts");
+    assert!(before > 0.1 && after >= 1.5 * before, "{before} -> {after}");
 }

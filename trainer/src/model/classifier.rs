@@ -52,9 +52,8 @@ impl SequenceClassifier {
         &self.decoder
     }
 
-    /// The number of each sequence, from the hidden state of its last token that is no padding, as transformers
-    /// has it: f32 `[n]` on the model's device.
-    /// All sequences go through in one packed pass.
+    /// The number of each sequence, from the hidden state of its last token that is no padding, as
+    /// transformers has it: f32 `[n]` on the model's device. All sequences go through in one packed pass.
     pub fn scores(&self, sequences: &[&[TokenId]]) -> Tensor {
         let input = PackedInput::new(sequences, self.decoder.device());
         no_grad(|| self.scores_of(&self.decoder.hidden_states(&input, Adapter::Off), sequences))

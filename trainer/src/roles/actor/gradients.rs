@@ -4,7 +4,8 @@
 //! so that no `[v, d]` tensor of zeros is made for every micro-batch. Between updates no gradient takes
 //! memory. Nothing here changes a parameter.
 //!
-//! Legend of shapes: t tokens, d hidden size, v vocabulary, k labels of a classifier, c positions that it reads.
+//! Legend of shapes: t tokens, d hidden size, v vocabulary, k labels of a classifier, c positions that it
+//! reads.
 
 use rlt_api::plan::model_config::SCORE_BIAS;
 use tch::{Kind, Tensor, no_grad};
@@ -58,8 +59,8 @@ impl OuterGradients {
         leaf.as_ref().map(gradient)
     }
 
-    /// Adds the gradient of a classifier's head, from the loss's derivatives by its numbers, f32 `[k, c]`, and
-    /// the hidden states that they are of, `[c, d]`.
+    /// Adds the gradient of a classifier's head, from the loss's derivatives by its numbers, f32 `[k, c]`,
+    /// and the hidden states that they are of, `[c, d]`.
     pub fn add_labels(&self, derivative_kc: &Tensor, hidden_cd: &Tensor) {
         no_grad(|| {
             if let Some(mut grad_kd) = self.head_vd.as_ref().map(gradient) {
