@@ -32,8 +32,8 @@ pub use memory::{MemoryPlan, MemoryTerm, Phase, PhaseMemory, Place};
 pub use restarts::{restarts_in, restarts_line, retries_left};
 pub use speed::{Bound, MeanLengths, PhaseSpeed, SpeedPlan, UnfitLength};
 pub use workers::{
-    EnvironmentVariable, Mesh, Misfit, RENDEZVOUS_PORT, SPARE_GROUP, TRAINER_GROUP, WorkerGroup, check_device,
-    check_model,
+    EnvironmentVariable, Mesh, Misfit, RENDEZVOUS_PORT, SPARE_GROUP, TRAINER_GROUP, WorkerGroup,
+    check_device, check_model,
 };
 pub(crate) use workers::{deals_out_heads, legal_degrees, slices_layers};
 

@@ -86,11 +86,12 @@ pub fn fresh_binary(name: &str) -> PathBuf {
     // `rlctl` starts the trainer that lies beside it.
     let is_built = match name {
         "rlt-operator" => OPERATOR.get_or_init(|| {
-            is_fresh("rlt-operator", &["crds/", "operator/src/"]) || build_binaries(&["rlt-operator"])
+            is_fresh("rlt-operator", &["crds/", "operator/src/", "operator/objects/src/"])
+                || build_binaries(&["rlt-operator"])
         }),
         _ => OTHERS.get_or_init(|| {
             is_fresh("rlt-trainer", &["crds/", "trainer/"])
-                && is_fresh("rlctl", &["crds/src/", "operator/cli/src/"])
+                && is_fresh("rlctl", &["crds/src/", "operator/cli/src/", "operator/objects/src/"])
                 || build_binaries(&["rlt-trainer", "rlctl"])
         }),
     };
