@@ -246,7 +246,7 @@ fn commits_are_forty_digits_one_for_each_field() {
     };
     let digits = "0123456789".repeat(4);
     assert_eq!(refusal((0..limits::MAX_COMMITS).map(|field| one(field, &digits)).collect()), Ok(()));
-    assert!(refusal((0..35).map(|field| one(field, &digits)).collect()).is_err());
+    assert!(refusal((0..=limits::MAX_COMMITS).map(|field| one(field, &digits)).collect()).is_err());
     assert!(refusal(vec![one(1, &digits), one(1, &digits)]).is_err());
     for wrong in ["main", "", &digits[1..], &digits.replace('0', "g")] {
         assert!(refusal(vec![one(1, wrong)]).is_err(), "{wrong}");
