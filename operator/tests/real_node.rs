@@ -6,6 +6,8 @@
 #[expect(dead_code, reason = "the kubelet's part is played by the kubelet here")]
 mod test_namespace;
 
+#[path = "real_node/container.rs"]
+mod container;
 #[path = "real_node/device.rs"]
 mod device;
 #[path = "real_node/folder.rs"]

@@ -4,7 +4,6 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that can not go on says where")]
 
-use std::fs;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command};
@@ -18,6 +17,8 @@ use rlt_cluster::{Options, Shared};
 use rlt_objects::labels;
 use serde_json::{Value, json};
 
+#[path = "real_node/container.rs"]
+mod container;
 #[path = "real_node/folder.rs"]
 #[expect(dead_code, reason = "nothing but metrics is compared here")]
 mod folder;
@@ -25,6 +26,7 @@ mod folder;
 #[expect(dead_code, reason = "kubelet and operator are processes of their own here")]
 mod test_namespace;
 
+use container::kill_container;
 use folder::Folder;
 use test_namespace::{TestNamespace, merge};
 
@@ -85,20 +87,6 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// Ends the first process of a pod's container from outside of it.
-fn kill(pod_uid: &str) {
-    let is_it = |process: &Path| {
-        let read = |name: &str| fs::read_to_string(process.join(name)).unwrap_or_default();
-        read("cgroup").contains(pod_uid)
-            && read("cmdline").contains("\0launch\0")
-            && read("status").lines().any(|line| line.starts_with("NSpid:") && line.ends_with("\t1"))
-    };
-    let mut processes = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
-    let process = processes.find(|process| is_it(process)).unwrap();
-    let killed = Command::new("kill").args(["-s", "KILL"]).arg(process.file_name().unwrap()).status();
-    assert!(killed.unwrap().success());
-}
-
 /// Whether a spare waits, and the job would not begin anew.
 fn is_prepared(status: &RLTrainingJobStatus) -> bool {
     let mut groups = status.worker_groups.iter();
@@ -120,7 +108,7 @@ async fn a_spare_and_the_pods_that_stay_train_what_undisturbed_ranks_of_one_mach
     test.when(NAME, is_prepared).await;
     let before = test.pods().get("supervised-trainer-0").await.unwrap();
     let (killed, killed_after) = (Instant::now(), last_step() + 1);
-    kill(&test.pods().get("supervised-trainer-1").await.unwrap().uid().unwrap());
+    kill_container(&test.pods().get("supervised-trainer-1").await.unwrap().uid().unwrap());
     let status = test.when(NAME, |status| status.attempt == Some(2)).await;
     assert!(status.attempt_in_place, "{status:#?}");
     let step = |status: &RLTrainingJobStatus| status.progress.as_ref().map_or(0, |progress| progress.step);

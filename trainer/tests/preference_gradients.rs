@@ -19,13 +19,11 @@ use rlt_core::preference::{
 use rlt_core::preferences::PreferenceExample;
 use rlt_core::types::Prompt;
 use rlt_trainer::model::{Adapter, Decoder, LoadOptions};
-use rlt_trainer::parallel::Ranks;
-use rlt_trainer::roles::actor::{Actor, ActorOptions, MicroBatch};
+use rlt_trainer::roles::actor::{Actor, MicroBatch};
 use rlt_trainer::roles::objective::{preference_objective, supervised_objective};
-use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
 use serde_json::{Value, json};
 
-use self::gradients::{assert_close, assert_gradients, fixtures, numbers, tokens};
+use self::gradients::{actor_of, assert_close, assert_gradients, fixtures, numbers, tokens};
 
 /// Tokens of a micro-batch: all pairs in one, and so few that pairs are torn apart.
 const BUDGETS: [usize; 2] = [4096, 12];
@@ -56,14 +54,7 @@ fn batch(fixture: &Value) -> Batch {
 fn actor(model: &str) -> Actor {
     let folder = fixtures().join("models").join(model);
     let decoder = Decoder::load(&folder, &LoadOptions { trainable: true, ..LoadOptions::default() }).unwrap();
-    let optimizer = AdamW::new(decoder.trainable_parameters(), AdamWOptions::default()).unwrap();
-    let options = ActorOptions {
-        temperature: 1.0,
-        head_chunk_tokens: 4,
-        activation_checkpointing: false,
-        max_grad_norm: 1.0,
-    };
-    Actor::new(decoder, optimizer, options, Ranks::alone())
+    actor_of(decoder)
 }
 
 /// The section `preference` of a manifest.

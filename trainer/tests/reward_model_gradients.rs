@@ -14,12 +14,10 @@ use rlt_core::mesh::SpShard;
 use rlt_core::preferences::PreferenceExample;
 use rlt_core::types::{Prompt, TokenId};
 use rlt_trainer::model::{Decoder, LoadOptions, OutputHead, Weights};
-use rlt_trainer::parallel::Ranks;
-use rlt_trainer::roles::actor::{Actor, ActorOptions, MicroBatch};
-use rlt_trainer::roles::optim::{AdamW, AdamWOptions};
+use rlt_trainer::roles::actor::{Actor, MicroBatch};
 use serde_json::Value;
 
-use self::gradients::{assert_close, assert_gradients, fixtures, numbers, tokens};
+use self::gradients::{actor_of, assert_close, assert_gradients, fixtures, numbers, tokens};
 
 /// Tokens of a micro-batch: all pairs in one, and so few that pairs are torn apart.
 const BUDGETS: [usize; 2] = [4096, 13];
@@ -40,14 +38,7 @@ fn classifier(model: &str, head: OutputHead) -> Actor {
     let weights = Weights::open_with_head(&fixtures().join("models").join(model), head, 0).unwrap();
     let options = LoadOptions { trainable: true, ..LoadOptions::default() };
     let decoder = Decoder::from_weights(&weights, &options).unwrap();
-    let optimizer = AdamW::new(decoder.trainable_parameters(), AdamWOptions::default()).unwrap();
-    let options = ActorOptions {
-        temperature: 1.0,
-        head_chunk_tokens: 4,
-        activation_checkpointing: false,
-        max_grad_norm: 1.0,
-    };
-    Actor::new(decoder, optimizer, options, Ranks::alone())
+    actor_of(decoder)
 }
 
 /// Adds the gradient of a loss with these derivatives by the numbers that are read.

@@ -2,9 +2,15 @@
 
 use std::sync::Arc;
 
+use k8s_openapi::jiff::Timestamp;
+use rlt_api::status::RLTrainingJobStatus;
+use rlt_objects::prepare::Prepared;
 use rlt_objects::queue::{NO_QUEUE, Queueing, Workload};
 use rlt_objects::worker::{Exit, Worker};
 use rlt_objects::worker_id::{GroupName, WorkerId};
+
+use super::ReconcileInput;
+use crate::nodes::NodeStates;
 
 pub(crate) use rlt_objects::fixtures::{job, prepared, with_samplers, with_spares};
 
@@ -50,4 +56,32 @@ pub(crate) fn exit(code: i32, seconds: i64) -> Box<Exit> {
         message: String::new(),
         finished_at,
     })
+}
+
+/// The time of a decision.
+pub(crate) fn now() -> Timestamp {
+    Timestamp::from_second(1_800_000_000).unwrap()
+}
+
+/// No node is known.
+static NO_NODES: NodeStates = NodeStates::new();
+
+/// What a decision is made from where a test says no more: a job that asks for no queue and reports nothing.
+pub(crate) fn input<'a>(
+    prepared: &'a Prepared,
+    status: &'a RLTrainingJobStatus,
+    workers: &'a [Arc<Worker>],
+) -> ReconcileInput<'a> {
+    ReconcileInput {
+        prepared,
+        status,
+        generation: 1,
+        is_tracked: false,
+        workers,
+        nodes: &NO_NODES,
+        node_labels: None,
+        report: None,
+        queueing: &NO_QUEUE,
+        now: now(),
+    }
 }

@@ -15,7 +15,7 @@ use rlt_objects::prepare::Prepared;
 use rlt_objects::worker::{Explanation, Worker, WorkerPhase};
 use serde_json::{Value, json};
 
-use super::fixtures::{exit, prepared, worker};
+use super::fixtures::{exit, input, prepared, worker};
 use super::{ApplyFailure, Decision, Deletion, ReconcileInput, Report, decide};
 use crate::nodes::{NodeState, NodeStates};
 
@@ -140,16 +140,11 @@ impl World {
     fn decide(&self) -> Decision {
         let workers: Vec<_> = self.pods.values().cloned().collect();
         decide(&ReconcileInput {
-            prepared: self.prepared,
-            status: &self.status,
             generation: self.generation,
-            is_tracked: false,
-            workers: &workers,
             nodes: &self.nodes,
-            node_labels: None,
             report: self.report.as_ref(),
-            queueing: &rlt_objects::queue::NO_QUEUE,
             now: self.now,
+            ..input(self.prepared, &self.status, &workers)
         })
     }
 

@@ -15,7 +15,7 @@ use rlt_objects::worker::{Exit, Explanation, Launcher, Worker, WorkerPhase};
 use rlt_objects::worker_id::WorkerId;
 use serde_json::json;
 
-use super::fixtures::{exit, prepared, with_spares, worker};
+use super::fixtures::{exit, input, prepared, with_spares, worker};
 use super::{Assignment, Decision, Deletion, ReconcileInput, decide};
 use crate::nodes::{NodeState, NodeStates};
 
@@ -119,16 +119,10 @@ impl World {
         };
         let workers: Vec<_> = self.pods.values().map(seen).collect();
         decide(&ReconcileInput {
-            prepared: self.prepared,
-            status: &self.status,
             generation: self.generation,
-            is_tracked: false,
-            workers: &workers,
             nodes: &self.nodes,
-            node_labels: None,
-            report: None,
-            queueing: &rlt_objects::queue::NO_QUEUE,
             now: self.now,
+            ..input(self.prepared, &self.status, &workers)
         })
     }
 

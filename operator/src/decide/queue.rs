@@ -104,12 +104,12 @@ pub(super) fn is_outdated(queueing: &Queueing, workload: &Workload) -> bool {
 mod tests {
     use std::sync::Arc;
 
-    use k8s_openapi::jiff::{SignedDuration, Timestamp};
+    use k8s_openapi::jiff::SignedDuration;
     use rlt_api::status::{ConditionStatus, ConditionType, RLTrainingJobStatus};
     use rlt_objects::worker::{Explanation, Worker, WorkerPhase};
     use serde_json::json;
 
-    use super::super::fixtures::{asked, indices, prepared, waiting, worker};
+    use super::super::fixtures::{asked, indices, input, now, prepared, waiting, worker};
     use super::super::{ReconcileInput, decide};
     use super::*;
     use crate::nodes::{NodeState, NodeStates};
@@ -140,22 +140,7 @@ mod tests {
         workers: Vec<Worker>,
     ) -> Decision {
         let workers: Vec<_> = workers.into_iter().map(Arc::new).collect();
-        decide(&ReconcileInput {
-            prepared: &prepared(2, policy),
-            status,
-            generation: 1,
-            is_tracked: false,
-            workers: &workers,
-            nodes,
-            node_labels: None,
-            report: None,
-            queueing,
-            now: now(),
-        })
-    }
-
-    fn now() -> Timestamp {
-        Timestamp::from_second(1_800_000_000).unwrap()
+        decide(&ReconcileInput { nodes, queueing, ..input(&prepared(2, policy), status, &workers) })
     }
 
     fn running() -> RLTrainingJobStatus {

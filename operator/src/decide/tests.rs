@@ -11,20 +11,16 @@ mod topology;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use k8s_openapi::jiff::SignedDuration;
 use rlt_api::FailureCause;
 use rlt_api::spec::Device;
 use rlt_api::status::{ConditionStatus, ConditionType, Progress, RLTrainingJobStatus};
 use rlt_objects::worker::{Explanation, Waiting, Worker, WorkerPhase};
 use serde_json::{Value, json};
 
-use super::fixtures::{exit, indices, prepared, worker};
+use super::fixtures::{exit, indices, input, now, prepared, worker};
 use super::{Decision, JobState, ReconcileInput, Report, decide};
 use crate::nodes::NodeStates;
-
-fn now() -> Timestamp {
-    Timestamp::from_second(1_800_000_000).unwrap()
-}
 
 fn ago(seconds: i64) -> String {
     (now() - SignedDuration::from_secs(seconds)).to_string()
@@ -82,18 +78,7 @@ fn on_nodes(
     nodes: &NodeStates,
 ) -> Decision {
     let workers: Vec<_> = workers.into_iter().map(Arc::new).collect();
-    decide(&ReconcileInput {
-        prepared: &prepared(2, policy),
-        status,
-        generation: 3,
-        is_tracked: false,
-        workers: &workers,
-        nodes,
-        node_labels: None,
-        report,
-        queueing: &rlt_objects::queue::NO_QUEUE,
-        now: now(),
-    })
+    decide(&ReconcileInput { generation: 3, nodes, report, ..input(&prepared(2, policy), status, &workers) })
 }
 
 fn condition(decision: &Decision, type_: ConditionType) -> (ConditionStatus, &str) {
@@ -119,18 +104,7 @@ fn a_job_says_before_it_starts_whether_its_workers_ask_for_gpus() {
     let said = |device: Device| {
         let mut prepared = prepared(1, json!({}));
         prepared.plan.worker_groups[0].device = device;
-        let decision = decide(&ReconcileInput {
-            prepared: &prepared,
-            status: &RLTrainingJobStatus::default(),
-            generation: 1,
-            is_tracked: false,
-            workers: &[],
-            nodes: &NodeStates::new(),
-            node_labels: None,
-            report: None,
-            queueing: &rlt_objects::queue::NO_QUEUE,
-            now: now(),
-        });
+        let decision = decide(&input(&prepared, &RLTrainingJobStatus::default(), &[]));
         let mut conditions = decision.status.conditions.into_iter();
         let message = conditions.find(|one| one.type_ == ConditionType::Reconciling).unwrap().message;
         (decision.status.resolved.unwrap().gpus_per_worker, message)
@@ -164,16 +138,8 @@ fn a_trainer_that_computes_on_the_cpu_beside_a_gpu_is_seen_in_status_and_events(
 fn a_job_starts_at_once_at_every_part_of_a_second() {
     for milliseconds in [1, 499, 500, 999] {
         let decision = decide(&ReconcileInput {
-            prepared: &prepared(2, json!({})),
-            status: &RLTrainingJobStatus::default(),
-            generation: 1,
-            is_tracked: false,
-            workers: &[],
-            nodes: &NodeStates::new(),
-            node_labels: None,
-            report: None,
-            queueing: &rlt_objects::queue::NO_QUEUE,
             now: now() + SignedDuration::from_millis(milliseconds),
+            ..input(&prepared(2, json!({})), &RLTrainingJobStatus::default(), &[])
         });
         assert_eq!(indices(&decision.start), [0, 1], "at {milliseconds} ms");
     }
@@ -391,16 +357,9 @@ fn a_job_goes_when_its_time_is_over_unless_it_would_be_applied_anew() {
     let policy = |policy: &str| json!({"ttlSecondsAfterFinished": 60, "ttlPolicy": policy});
     let at = |policy: Value, is_tracked| {
         decide(&ReconcileInput {
-            prepared: &prepared(2, policy),
-            status: &ended,
             generation: 3,
             is_tracked,
-            workers: &[Arc::new(succeeded(0))],
-            nodes: &NodeStates::new(),
-            node_labels: None,
-            report: None,
-            queueing: &rlt_objects::queue::NO_QUEUE,
-            now: now(),
+            ..input(&prepared(2, policy), &ended, &[Arc::new(succeeded(0))])
         })
     };
     assert!(at(policy("KeepTracked"), false).delete_job);

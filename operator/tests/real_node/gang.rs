@@ -1,9 +1,6 @@
 //! The sharded example as pods of a real node, through what a cluster does to pods: what they train is bit
 //! for bit what as many ranks of this machine train whom nobody disturbs.
 
-use std::fs;
-use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
@@ -14,6 +11,7 @@ use rlt_api::status::ConditionType;
 use rlt_objects::labels;
 use serde_json::{Value, json};
 
+use crate::container::kill_container;
 use crate::folder::Folder;
 use crate::test_namespace::{PATIENCE, TestNamespace, merge};
 
@@ -111,20 +109,6 @@ async fn eventually<T>(what: &str, mut check: impl AsyncFnMut() -> Option<T>) ->
     }
 }
 
-/// Ends the first process of a pod's container from outside of it.
-fn kill(pod_uid: &str) {
-    let is_it = |process: &Path| {
-        let read = |name: &str| fs::read_to_string(process.join(name)).unwrap_or_default();
-        read("cgroup").contains(pod_uid)
-            && read("cmdline").contains("\0launch\0")
-            && read("status").lines().any(|line| line.starts_with("NSpid:") && line.ends_with("\t1"))
-    };
-    let mut processes = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
-    let process = processes.find(|process| is_it(process)).unwrap();
-    let killed = Command::new("kill").args(["-s", "KILL"]).arg(process.file_name().unwrap()).status();
-    assert!(killed.unwrap().success());
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pods_that_are_killed_evicted_and_resized_train_what_undisturbed_ranks_of_one_machine_do() {
     let Some(test) = crate::test_namespace("sharded").await else { return };
@@ -136,7 +120,7 @@ async fn pods_that_are_killed_evicted_and_resized_train_what_undisturbed_ranks_o
     test.jobs().create(&PostParams::default(), &job).await.unwrap();
 
     gang.trained(EVERY_STEPS + 1).await;
-    kill(&test.pods().get("sharded-trainer-2").await.unwrap().uid().unwrap());
+    kill_container(&test.pods().get("sharded-trainer-2").await.unwrap().uid().unwrap());
     let (cause, pod, code, _) = gang.failure(1).await;
     assert_eq!(
         (cause, pod.as_deref(), code),

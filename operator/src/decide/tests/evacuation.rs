@@ -112,16 +112,10 @@ fn workers_whose_nodes_a_queue_chose_leave_a_node_that_ends_but_none_with_a_prob
     let workers: Vec<_> = both().into_iter().map(Arc::new).collect();
     let leaves = |state: NodeState| {
         let decision = decide(&ReconcileInput {
-            prepared: &prepared(2, json!({})),
-            status: &running(1, 90),
             generation: 3,
-            is_tracked: false,
-            workers: &workers,
             nodes: &[("node".into(), state)].into(),
-            node_labels: None,
-            report: None,
             queueing: &queueing,
-            now: now(),
+            ..input(&prepared(2, json!({})), &running(1, 90), &workers)
         });
         decision.status.evacuation.is_some()
     };

@@ -13,18 +13,7 @@ fn sampler(idx: u32, attempt: u32) -> Worker {
 
 fn of_two_groups(status: &RLTrainingJobStatus, workers: Vec<Worker>) -> Decision {
     let workers: Vec<_> = workers.into_iter().map(Arc::new).collect();
-    decide(&ReconcileInput {
-        prepared: &with_samplers(prepared(2, json!({})), 2),
-        status,
-        generation: 1,
-        is_tracked: false,
-        workers: &workers,
-        nodes: &NodeStates::new(),
-        node_labels: None,
-        report: None,
-        queueing: &rlt_objects::queue::NO_QUEUE,
-        now: now(),
-    })
+    decide(&input(&with_samplers(prepared(2, json!({})), 2), status, &workers))
 }
 
 fn names(ids: &[WorkerId]) -> Vec<String> {

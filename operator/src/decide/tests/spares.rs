@@ -36,16 +36,8 @@ fn with(num_spares: u32, status: &RLTrainingJobStatus, workers: Vec<Worker>) -> 
 fn on(num_spares: u32, status: &RLTrainingJobStatus, workers: Vec<Worker>, nodes: &NodeStates) -> Decision {
     let workers: Vec<_> = workers.into_iter().map(Arc::new).collect();
     decide(&ReconcileInput {
-        prepared: &with_spares(prepared(2, json!({})), num_spares),
-        status,
-        generation: 1,
-        is_tracked: false,
-        workers: &workers,
         nodes,
-        node_labels: None,
-        report: None,
-        queueing: &rlt_objects::queue::NO_QUEUE,
-        now: now(),
+        ..input(&with_spares(prepared(2, json!({})), num_spares), status, &workers)
     })
 }
 

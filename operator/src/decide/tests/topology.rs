@@ -40,18 +40,7 @@ fn placed(
     node_labels: Option<&NodeLabels>,
 ) -> (Vec<TopologyStatus>, usize, RLTrainingJobStatus) {
     let workers: Vec<_> = workers.into_iter().map(Arc::new).collect();
-    let input = ReconcileInput {
-        prepared,
-        status,
-        generation: 1,
-        is_tracked: false,
-        workers: &workers,
-        nodes: &NodeStates::new(),
-        node_labels,
-        report: None,
-        queueing: &rlt_objects::queue::NO_QUEUE,
-        now: now(),
-    };
+    let input = ReconcileInput { node_labels, ..input(prepared, status, &workers) };
     let num_nodes = nodes_to_read(&input).len();
     let status = decide(&input).status;
     (status.worker_groups[0].topology.clone(), num_nodes, status)
