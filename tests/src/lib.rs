@@ -91,7 +91,10 @@ pub fn fresh_binary(name: &str) -> PathBuf {
         }),
         _ => OTHERS.get_or_init(|| {
             is_fresh("rlt-trainer", &["crds/", "trainer/"])
-                && is_fresh("rlctl", &["crds/src/", "operator/cli/src/", "operator/objects/src/"])
+                && is_fresh(
+                    "rlctl",
+                    &["crds/src/", "operator/cli/src/", "operator/convert/src/", "operator/objects/src/"],
+                )
                 || build_binaries(&["rlt-trainer", "rlctl"])
         }),
     };

@@ -1,6 +1,7 @@
 //! The command line. Nothing about a training is set here: that is the manifest's.
 
 mod cluster;
+mod convert;
 
 use std::path::PathBuf;
 
@@ -8,6 +9,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 pub(crate) use cluster::{ClusterArgs, EventsArgs, InstallationArgs, LogsArgs, StatusArgs, WhyArgs};
+pub(crate) use convert::{ConvertArgs, SourceProject};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -17,6 +19,7 @@ Examples:
   rlctl plan -f job.yaml                          show batches, workers and memory of a job
   rlctl plan -f job.yaml --model-config config.json -o json
   rlctl plan -f job.yaml -o yaml                  print the objects that the operator would make
+  rlctl convert run_grpo.sh -o job.yaml           write the manifest of a script of verl, TRL or open-instruct
   rlctl status                                    list the jobs on a cluster
   rlctl why quickstart                            say why a job waits or failed, and what to change
   rlctl logs quickstart --follow                  show what its first worker writes
@@ -47,6 +50,8 @@ pub(crate) enum Command {
     Data(DataArgs),
     /// List everything that is wrong with manifests.
     Validate(ValidateArgs),
+    /// Write a manifest from a launch script or settings of verl, TRL or open-instruct.
+    Convert(ConvertArgs),
     /// Show how jobs on a cluster are: state, step, reward, time left.
     Status(StatusArgs),
     /// Say why a job on a cluster waits, failed or goes on, and what to change.

@@ -5,6 +5,7 @@
 mod args;
 mod cluster;
 mod completion;
+mod convert;
 mod document;
 mod events;
 mod invocation;
@@ -55,6 +56,7 @@ fn act(command: Command) -> anyhow::Result<ExitCode> {
         Command::Data(args) => run::show_data(&args),
         Command::Plan(args) => plan::plan(&args),
         Command::Validate(args) => validate::validate(&args),
+        Command::Convert(args) => convert::convert(&args),
         Command::Status(args) => status::status(&args),
         Command::Why(args) => why::why(&args),
         Command::Logs(args) => logs::logs(&args),

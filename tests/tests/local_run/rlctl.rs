@@ -134,3 +134,22 @@ fn a_report_is_drawn_of_runs_only() {
     Ended::of(command.arg("report").arg(place.run("")).output().unwrap()).expect(0, &["report.html"]);
     assert!(place.run("report.html").exists());
 }
+
+#[test]
+fn convert_writes_a_manifest_of_a_script_and_says_what_has_no_equal() {
+    let place = Place::new();
+    let (script, manifest) = (place.run("../run_grpo.sh"), place.run("../job.yaml"));
+    let server = place.run("../server.py");
+    let text = "N=${N:-1}\nDATA=(data.train_files=/data/math.parquet)\npython3 -m verl.trainer.main_ppo \"${DATA[@]}\" \\\n\
+        algorithm.adv_estimator=grpo actor_rollout_ref.model.path=org/base actor_rollout_ref.rollout.n=8 \\\n\
+        trainer.nnodes=$N custom_reward_function.path=mine.py trainer.wonderful=1\n";
+    fs::write(&script, text).unwrap();
+    let of = |path: &std::path::Path| path.to_str().unwrap().to_owned();
+    let arguments = [&of(&script), "--set", "N=2", "-o", &of(&manifest), "--reward-server", &of(&server)];
+    rlctl(&[&["convert"][..], &arguments].concat()).expect(0, &["1 without an equal", "trainer.wonderful=1"]);
+    rlctl(&["validate", "-f", &of(&manifest)]).expect(0, &["valid"]);
+    let manifest = fs::read_to_string(manifest).unwrap();
+    assert!(manifest.contains("name: grpo") && manifest.contains("count: 2"), "{manifest}");
+    assert!(fs::read_to_string(server).unwrap().contains("\"mine.py\""));
+    rlctl(&["convert", "--", "a=1"]).expect(1, &["--from"]);
+}

@@ -1,0 +1,127 @@
+//! `rlctl convert`: files in, a manifest and what became of each setting out. What a setting becomes is
+//! `rlt-convert`'s.
+
+mod report;
+
+use std::collections::BTreeMap;
+use std::io::{self, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+use anyhow::{Context as _, bail};
+use rlt_api::ExitCode;
+use rlt_convert::{Conversion, Launch, Project};
+use rlt_objects::pod_template;
+
+use crate::args::{ConvertArgs, SourceProject};
+use crate::manifest::STANDARD_INPUT;
+
+/// Longest name of a job.
+const MAX_NAME_LEN: usize = 52;
+/// Reward servers around a function in Python.
+const VERL_SERVER: &str = include_str!("convert/verl_server.py");
+const TRL_SERVER: &str = include_str!("convert/trl_server.py");
+
+pub(crate) fn convert(args: &ConvertArgs) -> anyhow::Result<ExitCode> {
+    let (launch, files, notes) = launch(args)?;
+    let conversion = rlt_convert::convert(&launch, &files, &name(args, &launch))?;
+    match &args.output {
+        Some(path) => {
+            fs::write(path, &conversion.manifest).with_context(|| format!("write {}", path.display()))?
+        }
+        None => io::stdout().write_all(conversion.manifest.as_bytes())?,
+    }
+    let server =
+        args.reward_server.as_deref().map(|path| write_server(path, &launch, &conversion)).transpose()?;
+    let problems =
+        rlt_api::validate_with(&conversion.manifest, pod_template::problems_of).err().unwrap_or_default();
+    let report = report::Report {
+        conversion: &conversion,
+        notes: &notes,
+        problems: &problems,
+        server: server.flatten(),
+    };
+    write!(io::stderr(), "{report}")?;
+    Ok(if problems.is_empty() { ExitCode::Success } else { ExitCode::Usage })
+}
+
+/// What is converted, the texts of its settings files, and what is not known of its script.
+fn launch(args: &ConvertArgs) -> anyhow::Result<(Launch, Vec<String>, Vec<String>)> {
+    let Some(file) = &args.file else {
+        return Ok((named(args, &args.settings)?, Vec::new(), Vec::new()));
+    };
+    let text = read(file)?;
+    if file.extension().is_some_and(|extension| extension == "yaml" || extension == "yml") {
+        return Ok((named(args, &args.settings)?, vec![text], Vec::new()));
+    }
+    let mut environment: BTreeMap<_, _> = args.variables.iter().cloned().collect();
+    if let Ok(home) = env::var("HOME") {
+        environment.entry("HOME".to_owned()).or_insert(home);
+    }
+    let (launches, mut notes) = rlt_convert::launches(&text, &environment, &args.settings)?;
+    let num_launches = launches.len();
+    let index = args.launch.wrapping_sub(1);
+    let Some(launch) = launches.into_iter().nth(index) else {
+        bail!("--launch {}: the script starts {num_launches} trainers", args.launch);
+    };
+    if num_launches > 1 {
+        notes.push(format!(
+            "the script starts {num_launches} trainers; this is number {} (--launch)",
+            args.launch
+        ));
+    }
+    let folder = file.parent().unwrap_or(Path::new(""));
+    let files = launch.files.iter().map(|name| read_beside(folder, name)).collect::<anyhow::Result<_>>()?;
+    Ok((launch, files, notes))
+}
+
+/// Settings alone: somebody has to say whose they are.
+fn named(args: &ConvertArgs, settings: &[String]) -> anyhow::Result<Launch> {
+    let (project, default) = match args.from {
+        Some(SourceProject::Verl) => (Project::Verl, "main_ppo"),
+        Some(SourceProject::Trl) => (Project::Trl, "grpo"),
+        Some(SourceProject::OpenInstruct) => (Project::OpenInstruct, "grpo_fast"),
+        None => bail!("settings without a script: say whose they are by --from verl, trl or open-instruct"),
+    };
+    Ok(Launch::new(project, args.trainer.as_deref().unwrap_or(default), settings))
+}
+
+/// A settings file that a script names: from where one is, or from the script's folder.
+fn read_beside(folder: &Path, name: &str) -> anyhow::Result<String> {
+    let here = PathBuf::from(name);
+    if here.exists() { read(&here) } else { read(&folder.join(name)) }
+}
+
+fn read(path: &Path) -> anyhow::Result<String> {
+    if path == Path::new(STANDARD_INPUT) {
+        let mut text = String::new();
+        io::stdin().read_to_string(&mut text)?;
+        return Ok(text);
+    }
+    fs::read_to_string(path).with_context(|| format!("read {}", path.display()))
+}
+
+/// The job's name: lower case letters, digits and dashes of the file's.
+fn name(args: &ConvertArgs, launch: &Launch) -> String {
+    let stem = args.file.as_ref().and_then(|file| file.file_stem()).and_then(|stem| stem.to_str());
+    let text =
+        args.name.as_deref().or(stem.filter(|stem| *stem != STANDARD_INPUT)).unwrap_or(&launch.trainer);
+    let plain = |letter: char| if letter.is_ascii_alphanumeric() { letter.to_ascii_lowercase() } else { '-' };
+    let name: String = text.trim_start_matches("run_").chars().map(plain).take(MAX_NAME_LEN).collect();
+    let name = name.trim_matches('-');
+    if name.starts_with(|first: char| first.is_ascii_lowercase()) {
+        name.to_owned()
+    } else {
+        "job".to_owned()
+    }
+}
+
+/// Writes the server of a reward function in Python, where there is one.
+fn write_server(path: &Path, launch: &Launch, conversion: &Conversion) -> anyhow::Result<Option<PathBuf>> {
+    let Some((module, function)) = &conversion.python_reward else { return Ok(None) };
+    let template = if launch.project == Project::Verl { VERL_SERVER } else { TRL_SERVER };
+    let quoted = |text: &str| serde_json::to_string(text);
+    let text = template.replace("@MODULE@", &quoted(module)?).replace("@FUNCTION@", &quoted(function)?);
+    fs::write(path, text).with_context(|| format!("write {}", path.display()))?;
+    Ok(Some(path.to_owned()))
+}

@@ -1,0 +1,244 @@
+//! A manifest while it is put together: fields by path, remarks by section, and its text.
+
+use std::fmt::Write as _;
+
+use serde_json::{Map, Value};
+
+use crate::key::{Fate, Outcome};
+use crate::launch::Launch;
+
+/// The sections of a specification in the order in which people read them.
+const SECTIONS: [&str; 9] =
+    ["model", "data", "rewards", "algorithm", "rollout", "training", "checkpoint", "tracking", "workers"];
+/// Longest line of a comment.
+const COMMENT_COLUMNS: usize = 110;
+
+/// A manifest under construction.
+#[derive(Debug, Default)]
+pub(crate) struct Draft {
+    name: String,
+    /// Paths below `spec`, such as `training.optimizer.learningRate`.
+    fields: Vec<(String, Value)>,
+    /// Sections and what to say there.
+    remarks: Vec<(&'static str, String)>,
+    /// The section in which a setting of the other trainer is at home.
+    section_of: Option<fn(&str) -> &'static str>,
+    /// The Python file or module of a reward function, and the function's name.
+    pub(crate) python_reward: Option<(String, String)>,
+}
+
+impl Draft {
+    pub(crate) fn new(name: &str, section_of: fn(&str) -> &'static str) -> Self {
+        Self { name: name.to_owned(), section_of: Some(section_of), ..Self::default() }
+    }
+
+    /// Sets a field, such as `spec.training.steps`.
+    pub(crate) fn set(&mut self, field: &str, value: impl Into<Value>) {
+        let path = field.strip_prefix("spec.").unwrap_or(field);
+        let value = value.into();
+        match self.fields.iter_mut().find(|(name, _)| name == path) {
+            Some(entry) => entry.1 = value,
+            None => self.fields.push((path.to_owned(), value)),
+        }
+    }
+
+    /// Sets a field that has a value.
+    pub(crate) fn set_some(&mut self, field: &str, value: Option<impl Into<Value>>) {
+        if let Some(value) = value {
+            self.set(field, value);
+        }
+    }
+
+    /// Takes a field back.
+    pub(crate) fn remove(&mut self, field: &str) {
+        let path = field.strip_prefix("spec.").unwrap_or(field);
+        self.fields.retain(|(name, _)| name != path);
+    }
+
+    /// Says something at the head of a section.
+    pub(crate) fn remark(&mut self, section: &'static str, text: impl Into<String>) {
+        self.remarks.push((section, text.into()));
+    }
+
+    /// The manifest, with what has no equal beside the fields to which it would belong.
+    pub(crate) fn to_yaml(&self, launch: &Launch, outcomes: &[Outcome]) -> String {
+        let mut text = String::new();
+        comment(&mut text, 0, &format!("Converted from {} ({}).", launch.project.name(), launch.trainer));
+        text.push_str("apiVersion: rltraining.dev/v1alpha1\nkind: RLTrainingJob\nmetadata:\n");
+        let _ = writeln!(text, "  name: {}\nspec:", self.name);
+        for section in SECTIONS {
+            self.write_section(&mut text, section, outcomes);
+        }
+        text
+    }
+
+    fn write_section(&self, text: &mut String, section: &'static str, outcomes: &[Outcome]) {
+        let lost = self.lost(section, outcomes);
+        let remarks = self.remarks.iter().filter(|(of, _)| *of == section);
+        let remarks: Vec<_> = remarks.map(|(_, remark)| remark).chain(&lost).collect();
+        let prefix = format!("{section}.");
+        let below = self.fields.iter().filter_map(|(path, value)| Some((path.strip_prefix(&prefix)?, value)));
+        let mut tree = Node::default();
+        below.for_each(|(path, value)| tree.insert(path, value.clone()));
+        if tree.children.is_empty() && remarks.is_empty() {
+            return;
+        }
+        let indent = if tree.children.is_empty() { 2 } else { 4 };
+        if !tree.children.is_empty() {
+            let _ = writeln!(text, "  {section}:");
+        }
+        remarks.iter().for_each(|remark| comment(text, indent, remark));
+        tree.write(text, 4);
+    }
+
+    /// What was lost of a section: a remark for each reason.
+    fn lost(&self, section: &str, outcomes: &[Outcome]) -> Vec<String> {
+        let mut reasons: Vec<(&str, Vec<String>)> = Vec::new();
+        for outcome in outcomes {
+            let (Fate::Absent(reason) | Fate::Unknown(reason)) = &outcome.fate else { continue };
+            if self.section_of.is_none_or(|section_of| section_of(&outcome.key) != section) {
+                continue;
+            }
+            let setting = format!("{}={}", outcome.key, outcome.value);
+            match reasons.iter_mut().find(|(known, _)| known == reason) {
+                Some((_, settings)) => settings.push(setting),
+                None => reasons.push((reason, vec![setting])),
+            }
+        }
+        let remark = |(reason, settings): (&str, Vec<String>)| {
+            let verb = if settings.len() == 1 { "has" } else { "have" };
+            format!("{} {verb} no equal: {reason}.", settings.join(", "))
+        };
+        reasons.into_iter().map(remark).collect()
+    }
+}
+
+/// Fields in the order in which they were set.
+#[derive(Debug, Default)]
+struct Node {
+    children: Vec<(String, Node)>,
+    value: Option<Value>,
+}
+
+impl Node {
+    fn insert(&mut self, path: &str, value: Value) {
+        let (name, rest) = path.split_once('.').map_or((path, None), |(name, rest)| (name, Some(rest)));
+        let index = self.children.iter().position(|(child, _)| child == name).unwrap_or_else(|| {
+            self.children.push((name.to_owned(), Self::default()));
+            self.children.len() - 1
+        });
+        let child = &mut self.children[index].1;
+        match rest {
+            Some(rest) => child.insert(rest, value),
+            None => child.value = Some(value),
+        }
+    }
+
+    fn write(&self, text: &mut String, indent: usize) {
+        for (name, child) in &self.children {
+            match &child.value {
+                Some(value) => write_value(text, indent, name, value),
+                None => {
+                    let _ = writeln!(text, "{:indent$}{name}:", "");
+                    child.write(text, indent + 2);
+                }
+            }
+        }
+    }
+}
+
+fn write_value(text: &mut String, indent: usize, name: &str, value: &Value) {
+    match value {
+        Value::Object(map) if !map.is_empty() => {
+            let _ = writeln!(text, "{:indent$}{name}:", "");
+            map.iter().for_each(|(name, value)| write_value(text, indent + 2, name, value));
+        }
+        Value::Array(items) if items.iter().any(Value::is_object) => {
+            let _ = writeln!(text, "{:indent$}{name}:", "");
+            items.iter().for_each(|item| write_item(text, indent, item));
+        }
+        value => {
+            let _ = writeln!(text, "{:indent$}{name}: {}", "", flow(value));
+        }
+    }
+}
+
+/// An item of a list, its first field beside the dash.
+fn write_item(text: &mut String, indent: usize, item: &Value) {
+    let empty = Map::new();
+    for (index, (name, value)) in item.as_object().unwrap_or(&empty).iter().enumerate() {
+        let begin = text.len();
+        write_value(text, indent + 4, name, value);
+        if index == 0 {
+            text.replace_range(begin + indent + 2..begin + indent + 3, "-");
+        }
+    }
+}
+
+/// A value in one line.
+fn flow(value: &Value) -> String {
+    match value {
+        Value::String(text) if is_plain(text) => text.clone(),
+        Value::Array(items) => format!("[{}]", items.iter().map(flow).collect::<Vec<_>>().join(", ")),
+        other => other.to_string(),
+    }
+}
+
+/// Whether a text needs no quotes, in a list either.
+fn is_plain(text: &str) -> bool {
+    let is_word = |text: &str| {
+        let mut letters = text.chars();
+        letters.next().is_some_and(|first| first.is_ascii_alphabetic() || matches!(first, '/' | '_'))
+            && letters.all(|letter| letter.is_ascii_alphanumeric() || "/_.-+".contains(letter))
+    };
+    let is_reserved = ["true", "false", "null", "yes", "no", "on", "off", "y", "n"]
+        .iter()
+        .any(|reserved| text.eq_ignore_ascii_case(reserved));
+    is_word(text) && !is_reserved
+}
+
+/// A comment, wrapped between words.
+fn comment(text: &mut String, indent: usize, remark: &str) {
+    let mut column = usize::MAX;
+    for word in remark.split_whitespace() {
+        let width = word.chars().count();
+        if column.saturating_add(1 + width) > COMMENT_COLUMNS {
+            if column != usize::MAX {
+                text.push('\n');
+            }
+            let _ = write!(text, "{:indent$}#", "");
+            column = indent + 1;
+        }
+        text.push(' ');
+        text.push_str(word);
+        column += 1 + width;
+    }
+    text.push('\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launch::Project;
+    use serde_json::json;
+
+    #[test]
+    fn fields_are_written_by_section_with_what_was_lost_beside_them() {
+        let mut draft = Draft::new("a", |_| "data");
+        draft.set("spec.training.optimizer.learningRate", 1e-6);
+        draft.set("spec.data.train", json!(["/data/a b.parquet", "x.jsonl"]));
+        draft.set(
+            "spec.rewards.functions",
+            json!([{"name": "gsm8k", "kind": "Gsm8k"}, {"name": "no", "server": {"url": "http://x:1/"}}]),
+        );
+        draft.set("spec.training.optimizer.betas", json!([0.9, 0.95]));
+        draft.remark("rewards", "a reward function of one's own runs behind a server");
+        let lost = Outcome {
+            key: "data.image_key".into(),
+            value: "images".into(),
+            fate: Fate::Absent("no vision".into()),
+        };
+        let launch = Launch::new(Project::Verl, "main_ppo", &[]);
+        insta::assert_snapshot!(draft.to_yaml(&launch, &[lost]));
+    }
+}

@@ -1,0 +1,174 @@
+//! What a setting of another trainer is here: the projects' tables, and what became of each setting.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::ConvertError;
+use crate::draft::Draft;
+use crate::launch::Project;
+use crate::settings::{Settings, text_of};
+
+const VERL: &str = include_str!("../tables/verl.yaml");
+const TRL: &str = include_str!("../tables/trl.yaml");
+const OPEN_INSTRUCT: &str = include_str!("../tables/open-instruct.yaml");
+
+/// The rows that hold for one trainer.
+#[derive(Debug)]
+pub(crate) struct Table {
+    rows: Vec<Row>,
+}
+
+/// Settings with one equal.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    /// Names, with spaces between them. A `*` at the end of one stands for all that begin so, at its
+    /// beginning for all that end so, at both for all that contain it.
+    keys: String,
+    /// A field with the same meaning and unit.
+    field: Option<String>,
+    /// Their words for the field's values and ours.
+    #[serde(default)]
+    words: BTreeMap<String, String>,
+    /// Fields that follow from several settings; the project's own code sets them.
+    read: Option<String>,
+    /// Nothing is to be set, for this reason.
+    inherent: Option<String>,
+    /// There is no equal, for this reason.
+    absent: Option<String>,
+    /// Values for which nothing is missing although there is no equal.
+    #[serde(default)]
+    harmless: Vec<String>,
+}
+
+/// What became of a setting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It stands in these fields.
+    Converted(String),
+    /// There is nothing to set, for this reason.
+    Inherent(String),
+    /// It has no equal, for this reason.
+    Absent(String),
+    /// The project is not known to have it, or not with this value.
+    Unknown(String),
+}
+
+/// A setting and what became of it.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Its name there.
+    pub key: String,
+    /// Its value there.
+    pub value: String,
+    /// What became of it.
+    pub fate: Fate,
+}
+
+impl Table {
+    /// The table of a trainer.
+    ///
+    /// # Errors
+    /// When a row is malformed, which would be a bug of this crate.
+    pub(crate) fn of(project: Project, trainer: &str) -> Result<Self, ConvertError> {
+        let (text, parts): (_, &[&str]) = match project {
+            Project::Verl if trainer.contains("sft") => (VERL, &["sft_trainer", "common"]),
+            Project::Verl => (VERL, &["main_ppo", "common"]),
+            Project::Trl => (TRL, &["all"]),
+            Project::OpenInstruct => (OPEN_INSTRUCT, &["all"]),
+        };
+        let read: Result<BTreeMap<String, Vec<Row>>, _> = serde_saphyr::from_str(text);
+        let mut tables = read.map_err(|error| ConvertError::Table(error.to_string()))?;
+        let rows = parts.iter().filter_map(|part| tables.remove(*part)).flatten();
+        Ok(Self { rows: rows.collect() })
+    }
+
+    /// Looks every setting up, and sets the fields that need no other setting.
+    pub(crate) fn apply(&self, settings: &Settings, draft: &mut Draft) -> Vec<Outcome> {
+        let outcome = |(key, value): (&str, &Value)| Outcome {
+            key: key.to_owned(),
+            value: text_of(value),
+            fate: self.fate(key, value, draft),
+        };
+        settings.iter().map(outcome).collect()
+    }
+
+    fn fate(&self, key: &str, value: &Value, draft: &mut Draft) -> Fate {
+        let Some(row) = self.row(key) else { return Fate::Unknown("this setting is not known".to_owned()) };
+        if value.is_null() {
+            return Fate::Inherent("it has no value".to_owned());
+        }
+        match row {
+            Row { field: Some(field), words, .. } if words.is_empty() => {
+                draft.set(field, value.clone());
+                Fate::Converted(field.clone())
+            }
+            Row { field: Some(field), words, .. } => match words.get(&text_of(value)) {
+                Some(ours) => {
+                    draft.set(field, ours.as_str());
+                    Fate::Converted(field.clone())
+                }
+                None => {
+                    let known: Vec<_> = words.keys().map(String::as_str).collect();
+                    Fate::Unknown(format!("known are {}", known.join(", ")))
+                }
+            },
+            Row { read: Some(fields), .. } => Fate::Converted(fields.clone()),
+            Row { inherent: Some(reason), .. } => Fate::Inherent(reason.clone()),
+            Row { absent, harmless, .. } => {
+                let text = text_of(value);
+                if harmless.iter().any(|harmless| harmless.eq_ignore_ascii_case(&text)) {
+                    return Fate::Inherent("so it is here".to_owned());
+                }
+                Fate::Absent(absent.clone().unwrap_or_default())
+            }
+        }
+    }
+
+    /// Whether there is a row for a setting.
+    pub(crate) fn knows(&self, key: &str) -> bool {
+        self.row(key).is_some()
+    }
+
+    /// A row that names the key whole goes before one that names a part of it.
+    fn row(&self, key: &str) -> Option<&Row> {
+        let names_part = |name: &str| match (name.strip_prefix('*'), name.strip_suffix('*')) {
+            (Some(_), Some(_)) => key.contains(name.trim_matches('*')),
+            (Some(end), None) => key.ends_with(end),
+            (None, Some(beginning)) => key.starts_with(beginning),
+            (None, None) => false,
+        };
+        let whole = self.rows.iter().find(|row| row.keys.split_whitespace().any(|name| name == key));
+        whole.or_else(|| self.rows.iter().find(|row| row.keys.split_whitespace().any(names_part)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_says_one_thing_and_no_name_stands_twice() {
+        let tables = [
+            (Project::Verl, "main_ppo"),
+            (Project::Verl, "sft_trainer"),
+            (Project::Trl, "grpo"),
+            (Project::OpenInstruct, "grpo_fast"),
+        ];
+        for (project, trainer) in tables {
+            let table = Table::of(project, trainer).unwrap();
+            let mut names: Vec<_> = table.rows.iter().flat_map(|row| row.keys.split_whitespace()).collect();
+            names.sort_unstable();
+            let doubled: Vec<_> = names.windows(2).filter(|pair| pair[0] == pair[1]).collect();
+            assert!(doubled.is_empty(), "{doubled:?}");
+            for row in &table.rows {
+                let said = [&row.field, &row.read, &row.inherent, &row.absent];
+                assert_eq!(said.iter().filter(|said| said.is_some()).count(), 1, "{row:?}");
+                assert!(row.words.is_empty() || row.field.is_some(), "{row:?}");
+                assert!(row.harmless.is_empty() || row.absent.is_some(), "{row:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! What a command starts: which project's trainer, with which settings.
+
+use crate::settings::{Settings, SettingsError};
+
+/// Whose trainer it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Project {
+    /// verl: Hydra's overrides.
+    Verl,
+    /// TRL: flags or a YAML file.
+    Trl,
+    /// open-instruct: flags.
+    OpenInstruct,
+}
+
+impl Project {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Verl => "verl",
+            Self::Trl => "TRL",
+            Self::OpenInstruct => "open-instruct",
+        }
+    }
+}
+
+/// One start of a trainer.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    /// Whose trainer.
+    pub project: Project,
+    /// The trainer: `main_ppo`, `sft_trainer`, `grpo`, ..
+    pub trainer: String,
+    /// Its arguments.
+    pub arguments: Vec<String>,
+    /// The settings files that its arguments name.
+    pub files: Vec<String>,
+    /// Processes of one machine, and machines, where the launcher says them (`torchrun`, `accelerate
+    /// launch`).
+    pub processes: Option<u64>,
+    /// Machines.
+    pub machines: Option<u64>,
+}
+
+impl Launch {
+    /// What a command starts, if it is a trainer that is known.
+    pub fn of(words: &[String]) -> Option<Self> {
+        let (index, project, trainer) = words.iter().enumerate().find_map(|(index, word)| {
+            let before = index.checked_sub(1).and_then(|before| words.get(before));
+            let (project, trainer) = trainer(word, before.map(String::as_str))?;
+            Some((index, project, trainer))
+        })?;
+        let launcher = &words[..index];
+        let option = |names: &[&str]| option(launcher, names);
+        let mut launch = Self {
+            project,
+            trainer,
+            arguments: Vec::new(),
+            files: Vec::new(),
+            processes: option(&["nproc_per_node", "num_processes", "num_gpus"]),
+            machines: option(&["nnodes", "num_machines", "num_nodes"]),
+        };
+        launch.take(&words[index + 1..]);
+        Some(launch)
+    }
+
+    /// Settings alone, of a project that is named.
+    pub fn new(project: Project, trainer: &str, arguments: &[String]) -> Self {
+        let trainer = trainer.to_owned();
+        let mut launch = Self {
+            project,
+            trainer,
+            arguments: Vec::new(),
+            files: Vec::new(),
+            processes: None,
+            machines: None,
+        };
+        launch.take(arguments);
+        launch
+    }
+
+    fn take(&mut self, arguments: &[String]) {
+        let mut rest = arguments.iter();
+        while let Some(argument) = rest.next() {
+            let is_file = self.project != Project::Verl && argument == "--config";
+            match rest.clone().next() {
+                Some(file) if is_file => {
+                    self.files.push(file.clone());
+                    rest.next();
+                }
+                _ if self.project == Project::OpenInstruct && argument.ends_with(".yaml") => {
+                    self.files.push(argument.clone());
+                }
+                // Hydra's own: where its settings lie.
+                _ if self.project == Project::Verl && argument.starts_with("--") => {}
+                _ => self.arguments.push(argument.clone()),
+            }
+        }
+    }
+
+    /// All settings: those of the files first, over which the arguments lie.
+    pub(crate) fn settings(&self, files: &[String]) -> Result<Settings, SettingsError> {
+        let mut settings = Settings::default();
+        for file in files {
+            settings.add_yaml(file)?;
+        }
+        match self.project {
+            Project::Verl => settings.add_overrides(&self.arguments)?,
+            Project::Trl | Project::OpenInstruct => settings.add_flags(&self.arguments)?,
+        }
+        Ok(settings)
+    }
+}
+
+/// The trainer that a word of a command names.
+fn trainer(word: &str, before: Option<&str>) -> Option<(Project, String)> {
+    let module = word.strip_suffix(".py").unwrap_or(word).replace('/', ".");
+    let last = module.rsplit('.').next()?.to_owned();
+    if module.starts_with("verl.") || module.contains(".verl.") {
+        return Some((Project::Verl, last));
+    }
+    if module.contains("open_instruct.") {
+        return Some((Project::OpenInstruct, last));
+    }
+    let is_command = before.is_some_and(|before| before == "trl" || before.ends_with("/trl"));
+    let name = last.trim_start_matches("run_");
+    if is_trl_trainer(name) && (is_command || (word.ends_with(".py") && is_trl_script(&module, name))) {
+        return Some((Project::Trl, name.to_owned()));
+    }
+    None
+}
+
+/// `grpo`, `dpo_vlm`, ..
+fn is_trl_trainer(name: &str) -> bool {
+    const TRAINERS: [&str; 15] = [
+        "sft",
+        "dpo",
+        "grpo",
+        "gspo",
+        "kto",
+        "cpo",
+        "orpo",
+        "ppo",
+        "rloo",
+        "mpo",
+        "online_dpo",
+        "dpo_online",
+        "reward",
+        "reward_modeling",
+        "prm",
+    ];
+    TRAINERS.iter().any(|trainer| name == *trainer || name.starts_with(&format!("{trainer}_")))
+}
+
+/// TRL's own scripts: `trl/scripts/grpo.py`, `examples/scripts/dpo_vlm.py`.
+fn is_trl_script(module: &str, name: &str) -> bool {
+    module.contains("trl") || module.contains("scripts.") || module == name
+}
+
+/// The number behind an option of a launcher, `--name 8` or `--name=8`.
+fn option(words: &[String], names: &[&str]) -> Option<u64> {
+    words.iter().enumerate().find_map(|(index, word)| {
+        let flag = word.strip_prefix("--")?;
+        let (name, value) = match flag.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (flag, words.get(index + 1).map(String::as_str)),
+        };
+        names.contains(&name.replace('-', "_").as_str()).then(|| value?.parse().ok()).flatten()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn launch(text: &str) -> Option<Launch> {
+        Launch::of(&text.split(' ').map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn a_command_names_the_trainer_that_it_starts() {
+        let verl =
+            launch("uv run --extra vllm python3 -m verl.trainer.main_ppo --config-path=x a=1").unwrap();
+        assert_eq!((verl.project, verl.trainer.as_str()), (Project::Verl, "main_ppo"));
+        assert_eq!(verl.arguments, ["a=1"]);
+        let sft = launch("torchrun --nnodes=2 --nproc_per_node 8 -m verl.trainer.sft_trainer a=1").unwrap();
+        assert_eq!((sft.machines, sft.processes), (Some(2), Some(8)));
+        let trl =
+            launch("accelerate launch --num_processes 4 examples/scripts/dpo_vlm.py --config c.yaml --bf16")
+                .unwrap();
+        assert_eq!((trl.project, trl.trainer.as_str(), trl.processes), (Project::Trl, "dpo_vlm", Some(4)));
+        assert_eq!(
+            (trl.files.as_slice(), trl.arguments.as_slice()),
+            (&["c.yaml".to_owned()][..], &["--bf16".to_owned()][..])
+        );
+        assert_eq!(launch("trl grpo --beta 0").map(|launch| launch.trainer).as_deref(), Some("grpo"));
+        let tulu = launch("python open_instruct/grpo_fast.py --beta 0").unwrap();
+        assert_eq!((tulu.project, tulu.trainer.as_str()), (Project::OpenInstruct, "grpo_fast"));
+        assert!(launch("python train.py --beta 0").is_none());
+        assert!(launch("pip install trl").is_none());
+        assert!(launch("trl vllm-serve --model a/b").is_none());
+    }
+}

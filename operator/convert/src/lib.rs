@@ -1,0 +1,114 @@
+//! From the settings of verl, TRL and open-instruct to a manifest.
+//!
+//! ```text
+//! script --shell--> commands --launch--> Launch (project, arguments, settings files)
+//! settings --key tables--> Draft (fields and remarks) --finish--> manifest as YAML
+//! ```
+//!
+//! Pure: text in, text out. What a setting becomes is said in one table for each project; files are read and
+//! manifests are validated by `rlctl convert`.
+
+mod draft;
+mod key;
+mod launch;
+mod open_instruct;
+mod settings;
+pub mod shell;
+mod trl;
+mod verl;
+
+use std::collections::BTreeMap;
+
+use key::Table;
+pub use key::{Fate, Outcome};
+pub use launch::{Launch, Project};
+pub use settings::{Settings, SettingsError};
+pub use shell::ShellError;
+
+/// Why there is no manifest.
+#[derive(Debug, thiserror::Error)]
+pub enum ConvertError {
+    /// The script cannot be evaluated.
+    #[error(transparent)]
+    Shell(#[from] ShellError),
+    /// A setting cannot be read.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// Nothing in it starts a trainer that is known.
+    #[error(
+        "it starts no trainer of verl (`verl.trainer.*`), TRL (`trl grpo`, `grpo.py`, ..) or open-instruct (`open_instruct/grpo_fast.py`, ..)"
+    )]
+    NoLaunch,
+    /// The table of a project is malformed.
+    #[error("a table of this program is malformed: {0}")]
+    Table(String),
+}
+
+/// A manifest and what became of each setting.
+#[derive(Debug)]
+pub struct Conversion {
+    /// YAML, with a comment for each setting that has no equal.
+    pub manifest: String,
+    /// In the order of the settings.
+    pub outcomes: Vec<Outcome>,
+    /// The Python file (verl) or module (TRL) of a reward function, and the function's name: it needs a
+    /// server.
+    pub python_reward: Option<(String, String)>,
+}
+
+impl Conversion {
+    /// The settings without an equal.
+    pub fn lost(&self) -> impl Iterator<Item = &Outcome> {
+        self.outcomes.iter().filter(|outcome| matches!(outcome.fate, Fate::Absent(_) | Fate::Unknown(_)))
+    }
+
+    /// Whether every setting has its equal here.
+    pub fn is_whole(&self) -> bool {
+        self.lost().next().is_none()
+    }
+}
+
+/// The launches of a script, with these variables in its environment.
+///
+/// # Errors
+/// When it is no script, or launches no trainer that is known.
+pub fn launches(
+    script: &str,
+    environment: &BTreeMap<String, String>,
+    arguments: &[String],
+) -> Result<(Vec<Launch>, Vec<String>), ConvertError> {
+    let evaluation = shell::evaluate(script, environment, arguments)?;
+    let launches: Vec<_> = evaluation.commands.iter().filter_map(|words| Launch::of(words)).collect();
+    if launches.is_empty() { Err(ConvertError::NoLaunch) } else { Ok((launches, evaluation.notes)) }
+}
+
+/// Converts one launch to the manifest of a job of this name.
+///
+/// `files` are the texts of the settings files that the launch names, in its order.
+///
+/// # Errors
+/// When a setting cannot be read.
+pub fn convert(launch: &Launch, files: &[String], name: &str) -> Result<Conversion, ConvertError> {
+    let settings = launch.settings(files)?;
+    let table = Table::of(launch.project, &launch.trainer)?;
+    let (draft, outcomes) = match launch.project {
+        Project::Verl => verl::convert(launch, &table, &settings, name),
+        Project::Trl => trl::convert(launch, &table, &settings, name),
+        Project::OpenInstruct => open_instruct::convert(launch, &table, &settings, name),
+    };
+    let manifest = draft.to_yaml(launch, &outcomes);
+    Ok(Conversion { manifest, outcomes, python_reward: draft.python_reward })
+}
+
+/// Which of these settings a project's trainer is not known to have.
+///
+/// # Errors
+/// When the project's table is malformed, which would be a bug of this crate.
+pub fn unknown<'a>(
+    project: Project,
+    trainer: &str,
+    keys: impl Iterator<Item = &'a str>,
+) -> Result<Vec<&'a str>, ConvertError> {
+    let table = Table::of(project, trainer)?;
+    Ok(keys.filter(|key| !table.knows(key)).collect())
+}

@@ -1,0 +1,294 @@
+//! Evaluates what launch scripts do before they launch: variables, arrays, conditions, loops, functions.
+//!
+//! No program is started and no file is read. A command that is not the shell's own is recorded; as a
+//! condition it has failed, and its output is empty. The grammar is brush-parser's.
+
+mod arithmetic;
+mod condition;
+mod expansion;
+mod scope;
+
+use std::collections::BTreeMap;
+use std::io::Cursor;
+
+use brush_parser::ast::{
+    AndOr, AndOrList, Command, CommandPrefixOrSuffixItem, CompoundCommand, CompoundList, Pipeline,
+    SimpleCommand,
+};
+use brush_parser::{ParseError, Parser, ParserOptions, SourceInfo, WordParseError};
+
+use scope::Scope;
+
+/// Commands and loops that are evaluated at most: a script that does not end is an error.
+const MAX_COMMANDS: usize = 100_000;
+/// Functions, substitutions and compound commands that may lie within each other.
+const MAX_DEPTH: usize = 64;
+
+/// Why a script cannot be evaluated.
+#[derive(Debug, thiserror::Error)]
+pub enum ShellError {
+    /// It is not a shell script.
+    #[error("not a shell script: {0}")]
+    Script(#[from] ParseError),
+    /// A word, a condition or an expression is malformed.
+    #[error("malformed: {0}")]
+    Word(#[from] WordParseError),
+    /// It runs for too long, or calls itself.
+    #[error("more than {MAX_COMMANDS} commands, or more than {MAX_DEPTH} within each other")]
+    Endless,
+}
+
+/// What a script does.
+#[derive(Debug, Default)]
+pub struct Evaluation {
+    /// The programs that it starts, with their arguments.
+    pub commands: Vec<Vec<String>>,
+    /// What is not known of it: variables without a value, the output of programs.
+    pub notes: Vec<String>,
+}
+
+/// Evaluates a script with these variables in its environment and these arguments.
+///
+/// # Errors
+/// When it is no script, or does not end.
+pub fn evaluate(
+    script: &str,
+    environment: &BTreeMap<String, String>,
+    arguments: &[String],
+) -> Result<Evaluation, ShellError> {
+    let mut shell = Shell { scope: Scope::new(environment, arguments), ..Shell::default() };
+    shell.run_text(script)?;
+    Ok(Evaluation { commands: shell.commands, notes: shell.scope.notes })
+}
+
+/// A shell between two commands.
+#[derive(Debug, Default)]
+struct Shell {
+    scope: Scope,
+    commands: Vec<Vec<String>>,
+    num_run: usize,
+    depth: usize,
+    /// What `echo` wrote, while a substitution collects it.
+    output: Option<String>,
+}
+
+impl Shell {
+    fn run_text(&mut self, text: &str) -> Result<bool, ShellError> {
+        let options = ParserOptions::default();
+        let mut parser = Parser::new(Cursor::new(text), &options, &SourceInfo::default());
+        let program = parser.parse_program()?;
+        let mut succeeded = true;
+        for list in &program.complete_commands {
+            succeeded = self.run_list(list)?;
+        }
+        Ok(succeeded)
+    }
+
+    fn run_list(&mut self, list: &CompoundList) -> Result<bool, ShellError> {
+        let mut succeeded = true;
+        for item in &list.0 {
+            succeeded = self.run_and_or(&item.0)?;
+        }
+        Ok(succeeded)
+    }
+
+    fn run_and_or(&mut self, list: &AndOrList) -> Result<bool, ShellError> {
+        let mut succeeded = self.run_pipeline(&list.first)?;
+        for next in &list.additional {
+            succeeded = match next {
+                AndOr::And(pipeline) if succeeded => self.run_pipeline(pipeline)?,
+                AndOr::Or(pipeline) if !succeeded => self.run_pipeline(pipeline)?,
+                AndOr::And(_) | AndOr::Or(_) => succeeded,
+            };
+        }
+        Ok(succeeded)
+    }
+
+    fn run_pipeline(&mut self, pipeline: &Pipeline) -> Result<bool, ShellError> {
+        let mut succeeded = true;
+        for command in &pipeline.seq {
+            succeeded = self.run_command(command)?;
+        }
+        Ok(succeeded != pipeline.bang)
+    }
+
+    fn run_command(&mut self, command: &Command) -> Result<bool, ShellError> {
+        self.num_run += 1;
+        self.depth += 1;
+        if self.num_run > MAX_COMMANDS || self.depth > MAX_DEPTH {
+            return Err(ShellError::Endless);
+        }
+        let succeeded = match command {
+            Command::Simple(simple) => self.run_simple(simple)?,
+            Command::Compound(compound, _) => self.run_compound(compound)?,
+            Command::ExtendedTest(test) => self.holds(&test.expr)?,
+            Command::Function(function) => {
+                let name = function.fname.value.clone();
+                self.scope.functions.insert(name, function.body.0.clone());
+                true
+            }
+        };
+        self.depth -= 1;
+        Ok(succeeded)
+    }
+
+    fn run_compound(&mut self, command: &CompoundCommand) -> Result<bool, ShellError> {
+        match command {
+            CompoundCommand::Arithmetic(command) => Ok(self.compute(&command.expr.value)? != 0),
+            CompoundCommand::BraceGroup(group) => self.run_list(&group.list),
+            CompoundCommand::Subshell(subshell) => self.run_list(&subshell.list),
+            CompoundCommand::ForClause(clause) => {
+                let words = clause.values.iter().flatten();
+                let mut values = Vec::new();
+                for word in words {
+                    values.extend(self.fields(&word.value)?);
+                }
+                for value in values {
+                    self.scope.set(&clause.variable_name, value);
+                    self.run_list(&clause.body.list)?;
+                }
+                Ok(true)
+            }
+            CompoundCommand::CaseClause(clause) => {
+                let value = self.text(&clause.value.value)?;
+                for case in &clause.cases {
+                    if self.matches_any(&value, &case.patterns)? {
+                        return case.cmd.as_ref().map_or(Ok(true), |list| self.run_list(list));
+                    }
+                }
+                Ok(true)
+            }
+            CompoundCommand::IfClause(clause) => {
+                if self.run_list(&clause.condition)? {
+                    return self.run_list(&clause.then);
+                }
+                for other in clause.elses.iter().flatten() {
+                    let is_taken = other.condition.as_ref().map_or(Ok(true), |list| self.run_list(list))?;
+                    if is_taken {
+                        return self.run_list(&other.body);
+                    }
+                }
+                Ok(true)
+            }
+            CompoundCommand::ArithmeticForClause(_)
+            | CompoundCommand::WhileClause(_)
+            | CompoundCommand::UntilClause(_) => {
+                self.scope.note("a loop is left out".to_owned());
+                Ok(true)
+            }
+        }
+    }
+
+    fn run_simple(&mut self, command: &SimpleCommand) -> Result<bool, ShellError> {
+        let prefix = command.prefix.iter().flat_map(|prefix| &prefix.0);
+        let suffix = command.suffix.iter().flat_map(|suffix| &suffix.0);
+        for item in prefix {
+            if let CommandPrefixOrSuffixItem::AssignmentWord(assignment, _) = item {
+                self.assign(assignment)?;
+            }
+        }
+        let Some(name) = &command.word_or_name else { return Ok(true) };
+        let mut words = self.fields(&name.value)?;
+        let declares =
+            matches!(words.first().map(String::as_str), Some("export" | "local" | "declare" | "readonly"));
+        for item in suffix {
+            match item {
+                CommandPrefixOrSuffixItem::AssignmentWord(assignment, _) if declares => {
+                    self.assign(assignment)?
+                }
+                CommandPrefixOrSuffixItem::AssignmentWord(_, word)
+                | CommandPrefixOrSuffixItem::Word(word) => {
+                    words.extend(self.fields(&word.value)?);
+                }
+                CommandPrefixOrSuffixItem::IoRedirect(_)
+                | CommandPrefixOrSuffixItem::ProcessSubstitution(..) => {}
+            }
+        }
+        self.start(words)
+    }
+
+    /// Starts a command: one of the shell's own, a function, or a program, which is recorded.
+    fn start(&mut self, words: Vec<String>) -> Result<bool, ShellError> {
+        let Some((name, arguments)) = words.split_first() else { return Ok(true) };
+        match name.as_str() {
+            "[" | "test" => self.holds_test(arguments),
+            "echo" | "printf" => {
+                if let Some(output) = &mut self.output {
+                    output.push_str(&arguments.join(" "));
+                }
+                Ok(true)
+            }
+            "shift" => {
+                let count = arguments.first().and_then(|count| count.parse().ok()).unwrap_or(1);
+                self.scope.shift(count);
+                Ok(true)
+            }
+            "false" => Ok(false),
+            ":" | "true" | "set" | "shopt" | "export" | "local" | "declare" | "readonly" | "unset" | "cd"
+            | "source" | "." | "ulimit" | "trap" | "exit" | "return" | "wait" | "sleep" | "mkdir" => Ok(true),
+            _ => match self.scope.functions.get(name).cloned() {
+                Some(body) => {
+                    let callers = self.scope.replace_arguments(arguments.to_vec());
+                    let succeeded = self.run_compound(&body);
+                    self.scope.replace_arguments(callers);
+                    succeeded
+                }
+                None => {
+                    self.commands.push(words);
+                    Ok(false)
+                }
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn commands(script: &str) -> Vec<String> {
+        let environment = BTreeMap::from([("HOME".to_owned(), "/home/me".to_owned())]);
+        let evaluation = evaluate(script, &environment, &[]).unwrap();
+        evaluation.commands.iter().map(|words| words.join("|")).collect()
+    }
+
+    #[test]
+    fn words_are_split_and_quoted_as_bash_does() {
+        let script = "c=d; d=1; a=${!c}; b='x  y'; list=(one \"two $a\"); list+=(three)\nrun $b \"$b\" \"${list[@]}\" k=\"$HOME/v\" e= \\\n  last";
+        assert_eq!(commands(script), ["run|x|y|x  y|one|two 1|three|k=/home/me/v|e=|last"]);
+    }
+
+    #[test]
+    fn defaults_conditions_and_cases_choose_what_is_launched() {
+        let script = "\
+            DEVICE=${DEVICE:-$(python3 -c 'import torch_npu' 2>/dev/null && echo npu || echo gpu)}\n\
+            tp=${TP:-}; EXTRA=()\n\
+            case \"$DEVICE\" in\n  gpu | cuda) tp=${tp:-2} ;;\n  *) tp=8 ;;\nesac\n\
+            if [ \"$tp\" -gt 1 ] && [[ $DEVICE == g* ]]; then EXTRA+=(x.tp=$((tp * 2 + 1))); else EXTRA=(no); fi\n\
+            launch \"${EXTRA[@]}\" \"$@\"\n";
+        assert_eq!(commands(script), ["python3|-c|import torch_npu", "launch|x.tp=5"]);
+    }
+
+    #[test]
+    fn functions_loops_and_names_cut_by_patterns() {
+        let script = "\
+            path=/models/qwen/base.tar.gz\n\
+            run() { start $1 ${2%.*} ${path##*/} ${path%%.*}; }\n\
+            for n in 1 2; do run $n file.txt; done\n";
+        assert_eq!(
+            commands(script),
+            ["start|1|file|base.tar.gz|/models/qwen/base", "start|2|file|base.tar.gz|/models/qwen/base"]
+        );
+    }
+
+    #[test]
+    fn what_is_not_known_is_said_and_what_does_not_end_is_an_error() {
+        let evaluation = evaluate("run ${MODEL:?set it} $(nproc) $SEED", &BTreeMap::new(), &[]).unwrap();
+        assert_eq!(
+            evaluation.notes,
+            ["MODEL is not set: set it", "the output of `nproc` is not known", "SEED is not set"]
+        );
+        assert!(matches!(evaluate("f() { f; }; f", &BTreeMap::new(), &[]), Err(ShellError::Endless)));
+        assert!(matches!(evaluate("if true; then", &BTreeMap::new(), &[]), Err(ShellError::Script(_))));
+    }
+}

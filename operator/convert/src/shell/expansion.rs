@@ -1,0 +1,332 @@
+//! Words: quotes, parameters, substitutions, and how they fall into fields.
+
+use brush_parser::ast::{Assignment, AssignmentName, AssignmentValue};
+use brush_parser::word::{
+    Parameter, ParameterExpr, ParameterTestType, SpecialParameter, SubstringMatchKind, WordPiece,
+    WordPieceWithSource,
+};
+use brush_parser::{ParserOptions, word};
+
+use super::condition::matches;
+use super::scope::Variable;
+use super::{Shell, ShellError};
+
+/// The fields that words fall into.
+#[derive(Debug, Default)]
+struct Fields {
+    done: Vec<String>,
+    open: Option<String>,
+}
+
+impl Fields {
+    fn push(&mut self, text: &str) {
+        self.open.get_or_insert_default().push_str(text);
+    }
+
+    /// What stands outside of quotes falls apart where there is space.
+    fn push_split(&mut self, text: &str) {
+        for (index, part) in text.split(char::is_whitespace).enumerate() {
+            if index > 0 {
+                self.done.extend(self.open.take());
+            }
+            if !part.is_empty() {
+                self.push(part);
+            }
+        }
+    }
+
+    /// `"${list[@]}"`: a field for each element.
+    fn push_elements(&mut self, elements: &[String]) {
+        for (index, element) in elements.iter().enumerate() {
+            if index > 0 {
+                self.done.extend(self.open.take());
+            }
+            self.push(element);
+        }
+    }
+
+    fn finish(mut self) -> Vec<String> {
+        self.done.extend(self.open.take());
+        self.done
+    }
+}
+
+/// What a parameter stands for.
+enum Expanded {
+    One(String),
+    Many(Vec<String>),
+}
+
+impl Expanded {
+    fn joined(self) -> String {
+        match self {
+            Self::One(text) => text,
+            Self::Many(texts) => texts.join(" "),
+        }
+    }
+}
+
+impl Shell {
+    /// The fields of a word.
+    pub(super) fn fields(&mut self, text: &str) -> Result<Vec<String>, ShellError> {
+        let mut fields = Fields::default();
+        for piece in word::parse(text, &ParserOptions::default())? {
+            self.expand(&piece.piece, false, &mut fields)?;
+        }
+        Ok(fields.finish())
+    }
+
+    /// A word that does not fall into fields, as in an assignment.
+    pub(super) fn text(&mut self, text: &str) -> Result<String, ShellError> {
+        let mut fields = Fields::default();
+        for piece in word::parse(text, &ParserOptions::default())? {
+            self.expand(&piece.piece, true, &mut fields)?;
+        }
+        Ok(fields.finish().join(" "))
+    }
+
+    fn expand(&mut self, piece: &WordPiece, is_quoted: bool, fields: &mut Fields) -> Result<(), ShellError> {
+        match piece {
+            WordPiece::Text(text) | WordPiece::SingleQuotedText(text) | WordPiece::AnsiCQuotedText(text) => {
+                fields.push(text);
+            }
+            WordPiece::EscapeSequence(text) => match text.strip_prefix('\\') {
+                Some("\n") => {}
+                Some(escaped) => fields.push(escaped),
+                None => fields.push(text),
+            },
+            WordPiece::DoubleQuotedSequence(pieces) | WordPiece::GettextDoubleQuotedSequence(pieces) => {
+                self.expand_quoted(pieces, fields)?;
+            }
+            WordPiece::TildePrefix(user) => {
+                let home = self.scope.variables.get("HOME").map(|home| home.scalar().to_owned());
+                fields.push(&home.filter(|_| user.is_empty()).unwrap_or_else(|| format!("~{user}")));
+            }
+            WordPiece::ParameterExpansion(expression) => match self.expand_parameter(expression)? {
+                Expanded::Many(elements) => fields.push_elements(&elements),
+                Expanded::One(text) if is_quoted => fields.push(&text),
+                Expanded::One(text) => fields.push_split(&text),
+            },
+            WordPiece::CommandSubstitution(command) | WordPiece::BackquotedCommandSubstitution(command) => {
+                let output = self.output_of(command)?;
+                if is_quoted { fields.push(&output) } else { fields.push_split(&output) }
+            }
+            WordPiece::ArithmeticExpression(expression) => {
+                let value = self.compute(&expression.value)?;
+                fields.push(&value.to_string());
+            }
+        }
+        Ok(())
+    }
+
+    fn expand_quoted(
+        &mut self,
+        pieces: &[WordPieceWithSource],
+        fields: &mut Fields,
+    ) -> Result<(), ShellError> {
+        let is_elements_alone = matches!(pieces, [piece] if matches!(&piece.piece, WordPiece::ParameterExpansion(
+            ParameterExpr::Parameter { parameter: Parameter::NamedWithAllIndices { concatenate: false, .. }
+                | Parameter::Special(SpecialParameter::AllPositionalParameters { concatenate: false }), .. })));
+        if !is_elements_alone {
+            fields.push("");
+        }
+        pieces.iter().try_for_each(|piece| self.expand(&piece.piece, true, fields))
+    }
+
+    /// What the commands of a substitution `echo`; of programs nothing is known.
+    fn output_of(&mut self, command: &str) -> Result<String, ShellError> {
+        let (num_commands, callers) = (self.commands.len(), self.output.replace(String::new()));
+        self.depth += 1;
+        let outcome =
+            if self.depth > super::MAX_DEPTH { Err(ShellError::Endless) } else { self.run_text(command) };
+        self.depth -= 1;
+        let output = std::mem::replace(&mut self.output, callers).unwrap_or_default();
+        outcome?;
+        if output.is_empty() && self.commands.len() > num_commands {
+            self.scope.note(format!("the output of `{command}` is not known"));
+        }
+        Ok(output.trim_end_matches('\n').to_owned())
+    }
+
+    fn expand_parameter(&mut self, expression: &ParameterExpr) -> Result<Expanded, ShellError> {
+        match expression {
+            ParameterExpr::Parameter { parameter, indirect: false } => Ok(self.known(parameter)),
+            ParameterExpr::Parameter { parameter, indirect: true } => {
+                let name = self.known(parameter).joined();
+                Ok(self.known(&Parameter::Named(name)))
+            }
+            ParameterExpr::UseDefaultValues { parameter, test_type, default_value, .. }
+            | ParameterExpr::AssignDefaultValues { parameter, test_type, default_value, .. } => {
+                if self.is_given(parameter, test_type) {
+                    return Ok(self.known(parameter));
+                }
+                let value = self.text(default_value.as_deref().unwrap_or_default())?;
+                if let (ParameterExpr::AssignDefaultValues { .. }, Parameter::Named(name)) =
+                    (expression, parameter)
+                {
+                    self.scope.set(name, value.clone());
+                }
+                Ok(Expanded::One(value))
+            }
+            ParameterExpr::IndicateErrorIfNullOrUnset { parameter, test_type, error_message, .. } => {
+                if self.is_given(parameter, test_type) {
+                    return Ok(self.known(parameter));
+                }
+                let message = error_message.as_deref().unwrap_or("the script needs it");
+                self.scope.note(format!("{} is not set: {message}", name_of(parameter)));
+                Ok(Expanded::One(String::new()))
+            }
+            ParameterExpr::UseAlternativeValue { parameter, test_type, alternative_value, .. } => {
+                let is_given = self.is_given(parameter, test_type);
+                let value = alternative_value.as_deref().filter(|_| is_given).unwrap_or_default();
+                Ok(Expanded::One(self.text(value)?))
+            }
+            ParameterExpr::ParameterLength { parameter, .. } => {
+                Ok(Expanded::One(match self.known(parameter) {
+                    Expanded::One(text) => text.chars().count().to_string(),
+                    Expanded::Many(elements) => elements.len().to_string(),
+                }))
+            }
+            _ => self.transform(expression),
+        }
+    }
+
+    /// Parts of a value and other cases of its letters.
+    fn transform(&mut self, expression: &ParameterExpr) -> Result<Expanded, ShellError> {
+        let (ParameterExpr::RemoveSmallestSuffixPattern { parameter, .. }
+        | ParameterExpr::RemoveLargestSuffixPattern { parameter, .. }
+        | ParameterExpr::RemoveSmallestPrefixPattern { parameter, .. }
+        | ParameterExpr::RemoveLargestPrefixPattern { parameter, .. }
+        | ParameterExpr::UppercasePattern { parameter, .. }
+        | ParameterExpr::LowercasePattern { parameter, .. }
+        | ParameterExpr::ReplaceSubstring { parameter, .. }) = expression
+        else {
+            self.scope.note(format!("an expansion is left out: {expression:?}"));
+            return Ok(Expanded::One(String::new()));
+        };
+        let text = self.known(parameter).joined();
+        let ends: Vec<usize> = text.char_indices().map(|(index, _)| index).chain([text.len()]).collect();
+        Ok(Expanded::One(match expression {
+            ParameterExpr::RemoveSmallestPrefixPattern { pattern, .. } => {
+                self.cut(&text, pattern.as_deref(), ends.iter().map(|&end| (end, text.len())), true)?
+            }
+            ParameterExpr::RemoveLargestPrefixPattern { pattern, .. } => {
+                self.cut(&text, pattern.as_deref(), ends.iter().rev().map(|&end| (end, text.len())), true)?
+            }
+            ParameterExpr::RemoveSmallestSuffixPattern { pattern, .. } => {
+                self.cut(&text, pattern.as_deref(), ends.iter().rev().map(|&begin| (0, begin)), false)?
+            }
+            ParameterExpr::RemoveLargestSuffixPattern { pattern, .. } => {
+                self.cut(&text, pattern.as_deref(), ends.iter().map(|&begin| (0, begin)), false)?
+            }
+            ParameterExpr::UppercasePattern { .. } => text.to_uppercase(),
+            ParameterExpr::LowercasePattern { .. } => text.to_lowercase(),
+            ParameterExpr::ReplaceSubstring { pattern, replacement, match_kind, .. } => {
+                let pattern = self.text(pattern)?;
+                let replacement = self.text(replacement.as_deref().unwrap_or_default())?;
+                match match_kind {
+                    SubstringMatchKind::Anywhere => text.replace(&pattern, &replacement),
+                    _ => text.replacen(&pattern, &replacement, 1),
+                }
+            }
+            _ => text,
+        }))
+    }
+
+    /// What is left of a text, the first of these parts for which the rest, before or behind it, matches.
+    fn cut(
+        &mut self,
+        text: &str,
+        pattern: Option<&str>,
+        parts: impl Iterator<Item = (usize, usize)>,
+        is_rest_before: bool,
+    ) -> Result<String, ShellError> {
+        let pattern = self.text(pattern.unwrap_or_default())?;
+        for (begin, end) in parts {
+            let rest = if is_rest_before { &text[..begin] } else { &text[end..] };
+            if matches(rest, &pattern)? {
+                return Ok(text[begin..end].to_owned());
+            }
+        }
+        Ok(text.to_owned())
+    }
+
+    /// A parameter's value; one that is not known is empty, and said.
+    fn known(&mut self, parameter: &Parameter) -> Expanded {
+        if let Some(value) = self.value(parameter) {
+            return value;
+        }
+        self.scope.note(format!("{} is not set", name_of(parameter)));
+        Expanded::One(String::new())
+    }
+
+    fn is_given(&mut self, parameter: &Parameter, test: &ParameterTestType) -> bool {
+        match self.value(parameter) {
+            None => false,
+            Some(value) => matches!(test, ParameterTestType::Unset) || !value.joined().is_empty(),
+        }
+    }
+
+    fn value(&mut self, parameter: &Parameter) -> Option<Expanded> {
+        match parameter {
+            Parameter::Named(name) => {
+                self.scope.variables.get(name).map(|variable| Expanded::One(variable.scalar().to_owned()))
+            }
+            Parameter::NamedWithIndex { name, index } => {
+                let index = index.parse::<usize>().ok()?;
+                let elements = self.scope.variables.get(name)?.elements();
+                elements.get(index).cloned().map(Expanded::One)
+            }
+            Parameter::NamedWithAllIndices { name, .. } => {
+                Some(Expanded::Many(self.scope.variables.get(name).map_or_else(Vec::new, Variable::elements)))
+            }
+            Parameter::Positional(0) => Some(Expanded::One("script.sh".to_owned())),
+            Parameter::Positional(index) => {
+                let index = usize::try_from(*index).ok()?.checked_sub(1)?;
+                self.scope.arguments.get(index).cloned().map(Expanded::One)
+            }
+            Parameter::Special(SpecialParameter::AllPositionalParameters { .. }) => {
+                Some(Expanded::Many(self.scope.arguments.clone()))
+            }
+            Parameter::Special(SpecialParameter::PositionalParameterCount) => {
+                Some(Expanded::One(self.scope.arguments.len().to_string()))
+            }
+            Parameter::Special(_) => Some(Expanded::One("0".to_owned())),
+        }
+    }
+
+    pub(super) fn assign(&mut self, assignment: &Assignment) -> Result<(), ShellError> {
+        let AssignmentName::VariableName(name) = &assignment.name else {
+            self.scope.note("an element of an array is not assigned".to_owned());
+            return Ok(());
+        };
+        let before = self.scope.variables.get(name).cloned().filter(|_| assignment.append);
+        let variable = match &assignment.value {
+            AssignmentValue::Scalar(value) => {
+                let value = self.text(&value.value)?;
+                Variable::Scalar(
+                    before.map_or_else(String::new, |before| before.scalar().to_owned()) + &value,
+                )
+            }
+            AssignmentValue::Array(values) => {
+                let mut elements = before.map_or_else(Vec::new, |before| before.elements());
+                for (_, value) in values {
+                    elements.extend(self.fields(&value.value)?);
+                }
+                Variable::Array(elements)
+            }
+        };
+        self.scope.variables.insert(name.clone(), variable);
+        Ok(())
+    }
+}
+
+fn name_of(parameter: &Parameter) -> String {
+    match parameter {
+        Parameter::Named(name)
+        | Parameter::NamedWithIndex { name, .. }
+        | Parameter::NamedWithAllIndices { name, .. } => name.clone(),
+        Parameter::Positional(index) => format!("${index}"),
+        Parameter::Special(_) => "a special parameter".to_owned(),
+    }
+}

@@ -1,0 +1,368 @@
+//! TRL: `trl grpo` and its scripts, settings of 1.x.
+
+mod rewards;
+
+use serde_json::{Value, json};
+
+use crate::draft::Draft;
+use crate::key::{Outcome, Table};
+use crate::launch::Launch;
+use crate::settings::Settings;
+use crate::verl::is_hub_name;
+
+/// The kinds of job that TRL's trainers are, by the beginning of a script's name; the longest goes first.
+const KINDS: [(&str, &str); 13] = [
+    ("online_dpo", "OnlineDPO"),
+    ("dpo_online", "OnlineDPO"),
+    ("reward", "RewardModel"),
+    ("gspo", "GSPO"),
+    ("grpo", "GRPO"),
+    ("rloo", "RLOO"),
+    ("orpo", "ORPO"),
+    ("cpo", "CPO"),
+    ("dpo", "DPO"),
+    ("kto", "KTO"),
+    ("mpo", "DPO"),
+    ("ppo", "PPO"),
+    ("sft", "SFT"),
+];
+
+/// Converts the settings of one launch.
+pub(crate) fn convert(
+    launch: &Launch,
+    table: &Table,
+    settings: &Settings,
+    name: &str,
+) -> (Draft, Vec<Outcome>) {
+    let mut draft = Draft::new(name, section_of);
+    let outcomes = table.apply(settings, &mut draft);
+    let kind =
+        KINDS.iter().find(|(beginning, _)| launch.trainer.starts_with(beginning)).map(|(_, kind)| *kind);
+    if kind.is_none() {
+        let trainer = &launch.trainer;
+        draft.remark("algorithm", format!("the trainer {trainer} has no equal: GRPO is a guess."));
+    }
+    let kind = kind.unwrap_or("GRPO");
+    draft.set("spec.algorithm.kind", kind);
+    model(settings, &mut draft);
+    datasets(settings, &mut draft);
+    let updates = match kind {
+        "GRPO" | "GSPO" | "RLOO" | "OnlineDPO" | "PPO" => online(launch, settings, kind, &mut draft),
+        _ => offline(launch, settings, kind, &mut draft),
+    };
+    length(settings, updates, &mut draft);
+    optimizer(settings, kind, updates, &mut draft);
+    evaluation(settings, &mut draft);
+    workers(launch, settings, &mut draft);
+    (draft, outcomes)
+}
+
+fn model(settings: &Settings, draft: &mut Draft) {
+    match settings.text("model_name_or_path") {
+        Some(path) if is_hub_name(&path) || !path.contains('/') => {
+            draft.set("spec.model.hub.repo", path);
+            draft.set_some("spec.model.hub.revision", settings.text("model_revision"));
+        }
+        Some(path) => draft.set("spec.model.path", path),
+        None => draft.remark("model", "model_name_or_path is not set: say `hub.repo` or `path` here."),
+    }
+    if !settings.is_true("use_peft") {
+        return;
+    }
+    draft.set("spec.model.lora.rank", settings.count("lora_r").unwrap_or(16));
+    draft.set("spec.model.lora.alpha", settings.number("lora_alpha").unwrap_or(32.0));
+    draft.set("spec.model.lora.dropout", settings.number("lora_dropout").unwrap_or(0.05));
+    let modules = settings.list("lora_target_modules");
+    if !modules.is_empty() {
+        draft.set("spec.model.lora.targetModules", modules);
+    }
+    if settings.is_true("use_rslora") {
+        draft.set("spec.model.lora.rankStabilized", true);
+    }
+}
+
+fn datasets(settings: &Settings, draft: &mut Draft) {
+    let Some(name) = settings.text("dataset_name") else {
+        draft.remark("data", "dataset_name is not set: say `datasets` here.");
+        return;
+    };
+    let dataset = |split: String, is_held_out: bool| {
+        let mut hub = json!({"repo": name, "split": split});
+        if let Some(config) = settings.text("dataset_config") {
+            hub["config"] = Value::from(config);
+        }
+        if is_held_out { json!({"hub": hub, "heldOut": true}) } else { json!({"hub": hub}) }
+    };
+    let split = |key: &str, default: &str| settings.text(key).unwrap_or_else(|| default.to_owned());
+    let mut datasets = vec![dataset(split("dataset_train_split", "train"), false)];
+    if evaluates(settings) {
+        datasets.push(dataset(split("dataset_test_split", "test"), true));
+    }
+    draft.set("spec.data.datasets", datasets);
+}
+
+fn evaluates(settings: &Settings) -> bool {
+    let strategy = settings.text("eval_strategy").or_else(|| settings.text("evaluation_strategy"));
+    strategy.map_or_else(|| settings.get("eval_steps").is_some(), |strategy| strategy != "no")
+}
+
+/// Sequences of one optimizer update.
+fn sequences(launch: &Launch, settings: &Settings) -> u64 {
+    let of_device = settings.count("per_device_train_batch_size").unwrap_or(8);
+    of_device * settings.count("gradient_accumulation_steps").unwrap_or(1).max(1) * devices(launch)
+}
+
+fn devices(launch: &Launch) -> u64 {
+    // accelerate counts the processes of all machines.
+    launch.processes.unwrap_or(1).max(1)
+}
+
+/// Completions are sampled. Returns the updates of one step.
+fn online(launch: &Launch, settings: &Settings, kind: &str, draft: &mut Draft) -> u64 {
+    let group = settings.count("num_generations").unwrap_or(if kind == "RLOO" { 2 } else { 8 }).max(1);
+    let per_update = (sequences(launch, settings) / group).max(1);
+    let of_device = settings.count("per_device_train_batch_size").unwrap_or(8);
+    let generated = settings
+        .count("steps_per_generation")
+        .map(|steps| steps * of_device * devices(launch))
+        .or_else(|| settings.count("generation_batch_size"));
+    let per_step = generated.map_or(per_update, |sequences| (sequences / group).max(1));
+    draft.set("spec.rollout.samplesPerPrompt", group);
+    draft.set("spec.training.promptsPerStep", per_step);
+    draft.set("spec.training.promptsPerUpdate", per_update.min(per_step));
+    let completion = settings.count("max_completion_length").or_else(|| settings.count("max_new_tokens"));
+    draft.set("spec.rollout.maxCompletionTokens", completion.unwrap_or(512));
+    let rounds = settings.count("num_iterations").unwrap_or(1).max(1);
+    if matches!(kind, "GRPO" | "GSPO") {
+        grouped(settings, draft);
+    }
+    kl(settings, kind, draft);
+    rewards::finish(settings, draft);
+    per_step.div_ceil(per_update) * rounds
+}
+
+/// GRPO's loss: every part as TRL's defaults have it, whatever ours are.
+fn grouped(settings: &Settings, draft: &mut Draft) {
+    let loss = settings.text("loss_type").unwrap_or_else(|| "dapo".to_owned());
+    let is_sequence = settings.text("importance_sampling_level").as_deref() == Some("sequence");
+    let (policy, aggregation) = match loss.as_str() {
+        _ if is_sequence => ("Gspo", "SequenceMeanTokenMean"),
+        "grpo" => ("Vanilla", "SequenceMeanTokenMean"),
+        "dr_grpo" => ("Vanilla", "SequenceMeanTokenSumNorm"),
+        "cispo" => ("Cispo", "TokenMean"),
+        "sapo" => ("Sapo", "SequenceMeanTokenMean"),
+        "dapo" | "bnpo" => ("Vanilla", "TokenMean"),
+        other => {
+            draft.remark("algorithm", format!("loss_type={other} has no equal: dapo's is set."));
+            ("Vanilla", "TokenMean")
+        }
+    };
+    draft.set("spec.algorithm.loss.policy", policy);
+    draft.set("spec.algorithm.loss.aggregation", aggregation);
+    if policy == "Sapo" {
+        draft.set_some("spec.algorithm.loss.sapoTauPositive", settings.number("sapo_temperature_pos"));
+        draft.set_some("spec.algorithm.loss.sapoTauNegative", settings.number("sapo_temperature_neg"));
+    } else {
+        let low = settings.number("epsilon").unwrap_or(0.2);
+        draft.set("spec.algorithm.loss.clipLow", low);
+        draft.set("spec.algorithm.loss.clipHigh", settings.number("epsilon_high").unwrap_or(low));
+    }
+    let scale = settings.text("scale_rewards").unwrap_or_else(|| "group".to_owned());
+    if scale == "batch" {
+        draft.remark(
+            "algorithm",
+            "scale_rewards=batch has no equal: rewards are divided by their group's deviation.",
+        );
+    }
+    let divides = !matches!(scale.as_str(), "none" | "false" | "False");
+    draft.set("spec.algorithm.advantage.normalizeByStd", divides);
+}
+
+fn kl(settings: &Settings, kind: &str, draft: &mut Draft) {
+    let default = match kind {
+        "RLOO" | "PPO" => 0.05,
+        "OnlineDPO" => 0.1,
+        _ => 0.0,
+    };
+    let beta = settings.number("beta").or_else(|| settings.number("kl_coef")).unwrap_or(default);
+    match kind {
+        "OnlineDPO" => draft.set("spec.algorithm.preference.beta", beta),
+        _ if beta == 0.0 => draft.set("spec.algorithm.kl.placement", "None"),
+        _ => {
+            let placement = if matches!(kind, "RLOO" | "PPO") { "Reward" } else { "Loss" };
+            draft.set("spec.algorithm.kl.placement", placement);
+            draft.set("spec.algorithm.kl.estimator", if placement == "Loss" { "K3" } else { "K1" });
+            draft.set("spec.algorithm.kl.coefficient", beta);
+        }
+    }
+}
+
+/// Completions come with the data. Returns the updates of one step.
+fn offline(launch: &Launch, settings: &Settings, kind: &str, draft: &mut Draft) -> u64 {
+    draft.set("spec.training.promptsPerStep", sequences(launch, settings));
+    let max_length =
+        settings.count("max_length").or_else(|| settings.count("max_seq_length")).unwrap_or(1024);
+    draft.set("spec.data.maxPromptTokens", max_length / 2);
+    draft.set("spec.rollout.maxCompletionTokens", max_length - max_length / 2);
+    draft.remark(
+        "data",
+        format!("max_length={max_length} holds prompt and completion: its halves are a guess, change them."),
+    );
+    if kind == "RewardModel" {
+        let coefficient = settings.number("center_rewards_coefficient").unwrap_or(0.0);
+        draft.set("spec.algorithm.rewardModel.centeringCoefficient", coefficient);
+    } else if kind != "SFT" {
+        draft.set("spec.algorithm.preference.beta", settings.number("beta").unwrap_or(0.1));
+        preference(settings, kind, draft);
+    }
+    1
+}
+
+/// The losses of DPO's family.
+fn preference(settings: &Settings, kind: &str, draft: &mut Draft) {
+    const LOSSES: [(&str, &str); 14] = [
+        ("sigmoid", "Sigmoid"),
+        ("sigmoid_norm", "SigmoidNorm"),
+        ("hinge", "Hinge"),
+        ("ipo", "Ipo"),
+        ("robust", "Robust"),
+        ("exo_pair", "ExoPair"),
+        ("discopop", "DiscoPop"),
+        ("nca_pair", "NcaPair"),
+        ("bco_pair", "BcoPair"),
+        ("sppo_hard", "SppoHard"),
+        ("apo_zero", "ApoZero"),
+        ("apo_down", "ApoDown"),
+        ("aot", "Aot"),
+        ("aot_unpaired", "AotUnpaired"),
+    ];
+    let named = settings.list("loss_type");
+    let has_sft = named.iter().any(|loss| loss == "sft");
+    let named: Vec<_> = named.iter().filter(|loss| *loss != "sft").collect();
+    match (kind, named.as_slice()) {
+        ("DPO", [loss]) => match LOSSES.iter().find(|(theirs, _)| theirs == loss) {
+            Some((_, ours)) => draft.set("spec.algorithm.preference.loss", *ours),
+            None => draft.remark("algorithm", format!("loss_type={loss} has no equal.")),
+        },
+        ("CPO", [loss]) if *loss == "simpo" => {
+            draft.set("spec.algorithm.kind", "SimPO");
+            draft.set_some("spec.algorithm.preference.simpoGamma", settings.number("simpo_gamma"));
+        }
+        (_, [] | [_]) => {}
+        (_, several) => {
+            draft.remark("algorithm", format!("{} losses at once have no equal: say one.", several.len()))
+        }
+    }
+    if has_sft {
+        let weights = settings.get("loss_weights").and_then(Value::as_array);
+        let weight = weights.and_then(|weights| weights.last()).and_then(Value::as_f64);
+        draft.set("spec.algorithm.preference.sftWeight", weight.unwrap_or(1.0));
+    }
+}
+
+/// Updates are counted there, steps of `updates` of them here.
+fn length(settings: &Settings, updates: u64, draft: &mut Draft) {
+    match settings.count("max_steps").filter(|steps| *steps > 0) {
+        Some(steps) => draft.set("spec.training.steps", steps.div_ceil(updates)),
+        None => {
+            let epochs = settings.number("num_train_epochs").unwrap_or(3.0);
+            if epochs.fract() != 0.0 {
+                draft
+                    .remark("training", format!("num_train_epochs={epochs} is not whole: it is rounded up."));
+            }
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "a number of epochs"
+            )]
+            draft.set("spec.training.epochs", epochs.ceil().max(1.0) as u64);
+        }
+    }
+}
+
+/// AdamW and its schedule; TRL's defaults differ from ours in all of them.
+fn optimizer(settings: &Settings, kind: &str, updates: u64, draft: &mut Draft) {
+    let rate = match kind {
+        "SFT" => 2e-5,
+        "RewardModel" => 1e-4,
+        _ => 1e-6,
+    };
+    draft.set("spec.training.optimizer.learningRate", settings.number("learning_rate").unwrap_or(rate));
+    draft.set("spec.training.optimizer.weightDecay", settings.number("weight_decay").unwrap_or(0.0));
+    let (first, second) = (settings.number("adam_beta1"), settings.number("adam_beta2"));
+    if first.is_some() || second.is_some() {
+        draft.set("spec.training.optimizer.betas", json!([first.unwrap_or(0.9), second.unwrap_or(0.999)]));
+    }
+    let schedule = settings.text("lr_scheduler_type").unwrap_or_else(|| "linear".to_owned());
+    let (ours, min_ratio) = match schedule.as_str() {
+        "constant" | "constant_with_warmup" => ("Constant", None),
+        "cosine" => ("Cosine", None),
+        "cosine_with_min_lr" => ("Cosine", Some(0.1)),
+        "linear" => ("Linear", None),
+        other => {
+            draft.remark("training", format!("lr_scheduler_type={other} has no equal: Linear is set."));
+            ("Linear", None)
+        }
+    };
+    draft.set("spec.training.schedule.kind", ours);
+    draft.set_some("spec.training.schedule.minRatio", min_ratio);
+    let warmup = settings.number("warmup_steps").filter(|steps| *steps > 0.0);
+    let share = settings.number("warmup_ratio").filter(|ratio| *ratio > 0.0);
+    match (warmup, share.or(warmup.filter(|steps| *steps < 1.0))) {
+        (_, Some(ratio)) => {
+            draft.remark(
+                "training",
+                format!("the warm-up takes {ratio} of all steps: say `schedule.warmupSteps`."),
+            );
+        }
+        (Some(_), None) => {
+            let steps = settings.count("warmup_steps").map(|steps| steps.div_ceil(updates));
+            draft.set_some("spec.training.schedule.warmupSteps", steps);
+        }
+        (None, None) => {}
+    }
+}
+
+fn evaluation(settings: &Settings, draft: &mut Draft) {
+    if !evaluates(settings) {
+        draft.set("spec.training.evaluateEvery", 0);
+        return;
+    }
+    draft.set_some("spec.training.evaluateEvery", settings.count("eval_steps"));
+}
+
+fn workers(launch: &Launch, settings: &Settings, draft: &mut Draft) {
+    let (ranks, machines) = (devices(launch), launch.machines.unwrap_or(1).max(1));
+    draft.set("spec.workers.count", machines);
+    draft.set("spec.workers.ranksPerWorker", (ranks / machines).max(1));
+    let is_cpu = settings.is_true("use_cpu");
+    draft.set("spec.workers.device", if is_cpu { "Cpu" } else { "Cuda" });
+    if ranks > 1 {
+        draft.set("spec.workers.mesh.dpShard", ranks);
+    }
+    let tp = settings.count("vllm_tensor_parallel_size").filter(|size| *size > 1);
+    draft.set_some("spec.workers.mesh.rolloutTp", tp);
+}
+
+/// Where a setting is at home.
+fn section_of(key: &str) -> &'static str {
+    const HOMES: [(&str, &str); 16] = [
+        ("model_", "model"),
+        ("lora_", "model"),
+        ("use_peft", "model"),
+        ("use_dora", "model"),
+        ("load_in", "model"),
+        ("use_bnb", "model"),
+        ("bnb_", "model"),
+        ("trust", "model"),
+        ("dataset", "data"),
+        ("max_length", "data"),
+        ("truncation", "data"),
+        ("reward", "rewards"),
+        ("vllm_", "rollout"),
+        ("generation", "rollout"),
+        ("loss_", "algorithm"),
+        ("beta", "algorithm"),
+    ];
+    HOMES.iter().find(|(prefix, _)| key.starts_with(prefix)).map_or("training", |(_, section)| section)
+}

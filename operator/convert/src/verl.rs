@@ -1,0 +1,328 @@
+//! verl: `main_ppo`, its variants, and `sft_trainer`. Keys as in verl 0.8 to 0.10.
+
+mod algorithm;
+mod rewards;
+
+use serde_json::{Value, json};
+
+use crate::draft::Draft;
+use crate::key::{Outcome, Table};
+use crate::launch::Launch;
+use crate::settings::Settings;
+
+/// verl's own defaults where ours differ or follow from something else: what a script leaves out it means.
+const DEFAULTS: [(&str, &str); 26] = [
+    ("actor_rollout_ref.actor.clip_ratio", "0.2"),
+    ("actor_rollout_ref.actor.clip_ratio_c", "3.0"),
+    ("actor_rollout_ref.actor.kl_loss_coef", "0.001"),
+    ("actor_rollout_ref.actor.kl_loss_type", "low_var_kl"),
+    ("actor_rollout_ref.actor.loss_agg_mode", "token-mean"),
+    ("actor_rollout_ref.actor.policy_loss.loss_mode", "vanilla"),
+    ("actor_rollout_ref.actor.ppo_mini_batch_size", "256"),
+    ("actor_rollout_ref.rollout.n", "1"),
+    ("actor_rollout_ref.rollout.tensor_model_parallel_size", "2"),
+    ("actor_rollout_ref.rollout.val_kwargs.temperature", "0"),
+    ("algorithm.adv_estimator", "gae"),
+    ("algorithm.gamma", "1.0"),
+    ("algorithm.kl_ctrl.kl_coef", "0.001"),
+    ("algorithm.kl_penalty", "kl"),
+    ("algorithm.lam", "1.0"),
+    ("algorithm.norm_adv_by_std_in_grpo", "true"),
+    ("data.max_prompt_length", "512"),
+    ("data.max_response_length", "512"),
+    ("data.train_batch_size", "1024"),
+    ("data.truncation", "error"),
+    ("trainer.n_gpus_per_node", "8"),
+    ("trainer.nnodes", "1"),
+    ("trainer.save_freq", "-1"),
+    ("trainer.test_freq", "-1"),
+    ("trainer.total_epochs", "30"),
+    ("trainer.val_before_train", "true"),
+];
+
+/// The supervised trainer's own defaults.
+const SFT_LEARNING_RATE: f64 = 1e-3;
+const SFT_EPOCHS: u64 = 4;
+
+/// Converts the settings of one launch.
+pub(crate) fn convert(
+    launch: &Launch,
+    table: &Table,
+    settings: &Settings,
+    name: &str,
+) -> (Draft, Vec<Outcome>) {
+    let mut draft = Draft::new(name, section_of);
+    let outcomes = table.apply(settings, &mut draft);
+    if launch.trainer.contains("sft") {
+        finish_sft(launch, settings, &mut draft);
+        return (draft, outcomes);
+    }
+    let settings = with_defaults(settings);
+    model(&settings, "actor_rollout_ref.model.path", &mut draft);
+    data(&settings, &mut draft);
+    rewards::finish(&settings, &mut draft);
+    algorithm::finish(&settings, &mut draft);
+    rollout(&settings, &mut draft);
+    training(&settings, &mut draft);
+    workers(&settings, &mut draft);
+    (draft, outcomes)
+}
+
+fn with_defaults(settings: &Settings) -> Settings {
+    let mut all = Settings::default();
+    let defaults = DEFAULTS.iter().map(|(key, value)| format!("{key}={value}"));
+    // The defaults are well-formed: a test reads them.
+    let _ = all.add_overrides(&defaults.collect::<Vec<_>>());
+    settings
+        .iter()
+        .filter(|(_, value)| !value.is_null())
+        .for_each(|(key, value)| all.set(key, value.clone()));
+    all
+}
+
+/// A model of the hub by owner and name, or a folder.
+fn model(settings: &Settings, key: &str, draft: &mut Draft) {
+    match settings.text(key) {
+        Some(path) if is_hub_name(&path) => draft.set("spec.model.hub.repo", path),
+        Some(path) => draft.set("spec.model.path", path),
+        None => draft.remark("model", format!("{key} is not set: say `hub.repo` or `path` here.")),
+    }
+    let prefix =
+        key.strip_suffix("path").or_else(|| key.strip_suffix("partial_pretrain")).unwrap_or_default();
+    lora(settings, prefix, draft);
+}
+
+/// An adapter, by the keys of several versions.
+fn lora(settings: &Settings, prefix: &str, draft: &mut Draft) {
+    let either = |old: &str, new: &str| {
+        settings
+            .get(&format!("{prefix}{old}"))
+            .or_else(|| settings.get(&format!("{prefix}lora.{new}")))
+            .cloned()
+    };
+    let rank = either("lora_rank", "rank").filter(|rank| rank.as_u64().is_some_and(|rank| rank > 0));
+    let Some(rank) = rank else { return };
+    draft.set("spec.model.lora.rank", rank);
+    draft.set("spec.model.lora.alpha", either("lora_alpha", "alpha").unwrap_or_else(|| json!(16)));
+    let modules = settings.list(&format!("{prefix}target_modules"));
+    if !modules.is_empty() {
+        draft.set("spec.model.lora.targetModules", modules);
+    }
+    let excluded = settings.list(&format!("{prefix}exclude_modules"));
+    if !excluded.is_empty() {
+        draft.set("spec.model.lora.excludeModules", excluded);
+    }
+    draft.set_some("spec.model.lora.adapterPath", either("lora_adapter_path", "adapter_path"));
+}
+
+/// Whether a name is a repository's, such as `Qwen/Qwen3-8B`, and no path.
+pub(crate) fn is_hub_name(name: &str) -> bool {
+    name.split('/').count() == 2 && !name.starts_with(['/', '.', '~', '$'])
+}
+
+fn data(settings: &Settings, draft: &mut Draft) {
+    let files = |key: &str| settings.list(key).into_iter().map(Value::from).collect::<Vec<_>>();
+    let (train, held_out) = (files("data.train_files"), files("data.val_files"));
+    if train.is_empty() {
+        draft.remark("data", "data.train_files is not set: say `train` here.");
+    } else {
+        draft.set("spec.data.train", train);
+    }
+    if !held_out.is_empty() {
+        draft.set("spec.data.heldOut", held_out);
+    }
+    draft.set_some("spec.data.maxPromptTokens", settings.count("data.max_prompt_length"));
+    let filters = settings.is_true("data.filter_overlong_prompts");
+    let overlong = match settings.text("data.truncation").as_deref() {
+        _ if filters => "Filter",
+        Some("left") => "TruncateLeft",
+        Some("right") => "TruncateRight",
+        Some("middle") => {
+            draft.remark("data", "data.truncation=middle has no equal: prompts are cut at one end.");
+            "TruncateLeft"
+        }
+        _ => "Error",
+    };
+    draft.set("spec.data.overlongPrompts", overlong);
+    for (key, field) in
+        [("data.train_max_samples", "maxTrainPrompts"), ("data.val_max_samples", "maxHeldOutPrompts")]
+    {
+        draft.set_some(&format!("spec.data.{field}"), settings.count(key).filter(|count| *count > 0));
+    }
+    let prefix = "data.apply_chat_template_kwargs.";
+    let variables = settings.iter().filter_map(|(key, value)| Some((key.strip_prefix(prefix)?, value)));
+    variables
+        .for_each(|(name, value)| draft.set(&format!("spec.data.templateVariables.{name}"), value.clone()));
+}
+
+fn rollout(settings: &Settings, draft: &mut Draft) {
+    let count = |key: &str| settings.count(&format!("actor_rollout_ref.rollout.{key}"));
+    draft.set_some("spec.rollout.samplesPerPrompt", count("n"));
+    let length = count("response_length").or_else(|| settings.count("data.max_response_length"));
+    draft.set_some("spec.rollout.maxCompletionTokens", length);
+    // 0 and -1 both stand for all tokens there.
+    draft.set_some("spec.rollout.topK", count("top_k").filter(|top| *top > 0));
+    if settings.is_true("actor_rollout_ref.rollout.val_kwargs.do_sample") {
+        draft.set_some(
+            "spec.rollout.heldOut.temperature",
+            settings.number("actor_rollout_ref.rollout.val_kwargs.temperature"),
+        );
+        draft.set_some("spec.rollout.heldOut.samplesPerPrompt", count("val_kwargs.n"));
+    }
+}
+
+fn training(settings: &Settings, draft: &mut Draft) {
+    let actor = |key: &str| format!("actor_rollout_ref.actor.{key}");
+    let (prompts, per_update) =
+        (settings.count("data.train_batch_size"), settings.count(&actor("ppo_mini_batch_size")));
+    draft.set_some("spec.training.promptsPerStep", prompts);
+    draft.set_some(
+        "spec.training.promptsPerUpdate",
+        per_update.map(|count| count.min(prompts.unwrap_or(count))),
+    );
+    if settings.is_true(&actor("use_dynamic_bsz")) {
+        draft.set_some(
+            "spec.training.maxTokensPerMicroBatch",
+            settings.count(&actor("ppo_max_token_len_per_gpu")),
+        );
+        let forward = settings.count("actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu");
+        draft.set_some("spec.training.maxLogprobTokens", forward);
+    }
+    length(settings, draft);
+    warmup(settings, "actor_rollout_ref.actor.optim", draft);
+    let frequency =
+        |key: &str| settings.number(key).map(|steps| steps.max(0.0)).map(|steps| json!(whole(steps)));
+    draft.set_some("spec.training.evaluateEvery", frequency("trainer.test_freq"));
+    draft.set_some("spec.checkpoint.everySteps", frequency("trainer.save_freq"));
+}
+
+/// Epochs, or steps where they are given: they win there, too.
+fn length(settings: &Settings, draft: &mut Draft) {
+    match settings.count("trainer.total_training_steps") {
+        Some(steps) => draft.set("spec.training.steps", steps),
+        None => draft.set_some("spec.training.epochs", settings.count("trainer.total_epochs")),
+    }
+}
+
+fn warmup(settings: &Settings, optimizer: &str, draft: &mut Draft) {
+    let key = |name: &str| format!("{optimizer}.{name}");
+    let steps = settings.count(&key("lr_warmup_steps")).filter(|steps| *steps > 0);
+    let ratio = settings.number(&key("lr_warmup_steps_ratio")).filter(|ratio| *ratio > 0.0);
+    match (steps, ratio, settings.count("trainer.total_training_steps")) {
+        (Some(steps), ..) => draft.set("spec.training.schedule.warmupSteps", steps),
+        (None, Some(ratio), Some(total)) => {
+            #[expect(clippy::cast_precision_loss, reason = "a number of steps")]
+            draft.set("spec.training.schedule.warmupSteps", whole((ratio * total as f64).floor()));
+        }
+        (None, Some(ratio), None) => draft.remark(
+            "training",
+            format!("{optimizer}.lr_warmup_steps_ratio={ratio}: say `schedule.warmupSteps`, that share of all steps."),
+        ),
+        (None, None, _) => {}
+    }
+}
+
+fn workers(settings: &Settings, draft: &mut Draft) {
+    let (nodes, gpus) = (settings.count("trainer.nnodes"), settings.count("trainer.n_gpus_per_node"));
+    let ranks = nodes.unwrap_or(1) * gpus.unwrap_or(1);
+    draft.set("spec.workers.count", nodes.unwrap_or(1));
+    draft.set("spec.workers.ranksPerWorker", gpus.unwrap_or(1));
+    draft.set("spec.workers.device", "Cuda");
+    let shard = settings.count("actor_rollout_ref.actor.fsdp_config.fsdp_size").filter(|size| *size > 0);
+    let sp = |role: &str| {
+        let within =
+            settings.count(&format!("actor_rollout_ref.{role}.fsdp_config.ulysses_sequence_parallel_size"));
+        let own = settings.count(&format!("actor_rollout_ref.{role}.ulysses_sequence_parallel_size"));
+        own.filter(|size| *size > 1).or(within).unwrap_or(1)
+    };
+    let actor = sp("actor").max(1);
+    // There ranks that share tokens share the weights, too; here the two are axes of their own.
+    mesh(draft, "dpShard", shard.unwrap_or((ranks / actor).max(1)), 1);
+    mesh(draft, "sp", actor, 1);
+    mesh(draft, "logprobSp", sp("ref").max(sp("rollout")).max(actor), actor);
+    if settings.text("algorithm.adv_estimator").as_deref() == Some("gae") {
+        let critic = settings.count("critic.ulysses_sequence_parallel_size");
+        mesh(draft, "criticSp", critic.unwrap_or(actor), actor);
+    }
+    mesh(
+        draft,
+        "rolloutTp",
+        settings.count("actor_rollout_ref.rollout.tensor_model_parallel_size").unwrap_or(1),
+        1,
+    );
+}
+
+/// A degree of the mesh that is not what it is without being said.
+fn mesh(draft: &mut Draft, axis: &str, degree: u64, default: u64) {
+    if degree != default {
+        draft.set(&format!("spec.workers.mesh.{axis}"), degree);
+    }
+}
+
+fn finish_sft(launch: &Launch, settings: &Settings, draft: &mut Draft) {
+    let has_model_path = settings.get("model.path").is_some();
+    model(settings, if has_model_path { "model.path" } else { "model.partial_pretrain" }, draft);
+    draft.set("spec.algorithm.kind", "SFT");
+    draft.set(
+        "spec.training.optimizer.learningRate",
+        settings.number("optim.lr").unwrap_or(SFT_LEARNING_RATE),
+    );
+    data(settings, draft);
+    draft.remove("spec.data.overlongPrompts");
+    if let Some(length) = settings.count("data.max_length") {
+        draft.set("spec.data.maxPromptTokens", length / 2);
+        draft.set("spec.rollout.maxCompletionTokens", length - length / 2);
+        draft.remark(
+            "data",
+            format!("data.max_length={length} holds prompt and answer: its halves are a guess, change them."),
+        );
+    }
+    draft.set("spec.training.promptsPerStep", settings.count("data.train_batch_size").unwrap_or(256));
+    if settings.is_true("data.use_dynamic_bsz") {
+        draft.set_some("spec.training.maxTokensPerMicroBatch", settings.count("data.max_token_len_per_gpu"));
+    }
+    length(settings, draft);
+    if settings
+        .count("trainer.total_training_steps")
+        .or_else(|| settings.count("trainer.total_epochs"))
+        .is_none()
+    {
+        draft.set("spec.training.epochs", SFT_EPOCHS);
+    }
+    warmup(settings, "optim", draft);
+    let (nodes, gpus) = (launch.machines.unwrap_or(1), launch.processes.unwrap_or(1));
+    draft.set("spec.workers.count", nodes);
+    draft.set("spec.workers.ranksPerWorker", gpus);
+    draft.set("spec.workers.device", "Cuda");
+    let sp = settings.count("engine.ulysses_sequence_parallel_size").unwrap_or(1).max(1);
+    mesh(draft, "dpShard", (nodes * gpus / sp).max(1), 1);
+    mesh(draft, "sp", sp, 1);
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a number of steps, not negative"
+)]
+fn whole(steps: f64) -> u64 {
+    steps as u64
+}
+
+/// Where a setting is at home.
+fn section_of(key: &str) -> &'static str {
+    const HOMES: [(&str, &str); 12] = [
+        ("data.", "data"),
+        ("actor_rollout_ref.model.", "model"),
+        ("model.", "model"),
+        ("actor_rollout_ref.rollout.", "rollout"),
+        ("rollout.", "rollout"),
+        ("algorithm.", "algorithm"),
+        ("critic.", "algorithm"),
+        ("distillation.", "algorithm"),
+        ("reward", "rewards"),
+        ("custom_reward", "rewards"),
+        ("ray_", "workers"),
+        ("engine.", "workers"),
+    ];
+    HOMES.iter().find(|(prefix, _)| key.starts_with(prefix)).map_or("training", |(_, section)| section)
+}

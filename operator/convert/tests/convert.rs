@@ -1,0 +1,149 @@
+//! Scripts and settings become manifests that are valid, and nothing is dropped without a word.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use rlt_convert::{Conversion, Fate, Launch, Project, convert, launches, unknown};
+
+fn fixture(name: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)).unwrap()
+}
+
+/// The first launch of a script.
+fn script(name: &str, variables: &[(&str, &str)]) -> Conversion {
+    let environment = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    let environment: BTreeMap<_, _> =
+        environment.chain([("HOME".to_owned(), "/home/me".to_owned())]).collect();
+    let (launches, _) = launches(&fixture(name), &environment, &[]).unwrap();
+    convert(&launches[0], &[], "test").unwrap()
+}
+
+/// Where a manifest is wrong.
+fn problems(conversion: &Conversion) -> Vec<String> {
+    let problems = rlt_api::validate(&conversion.manifest).err().unwrap_or_default();
+    problems.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn a_script_of_verl_becomes_a_valid_manifest() {
+    let conversion = script("verl-grpo.sh", &[]);
+    assert_eq!(problems(&conversion), [""; 0]);
+    insta::assert_snapshot!(conversion.manifest);
+}
+
+#[test]
+fn variables_of_the_environment_reach_the_manifest() {
+    let conversion = script("verl-grpo.sh", &[("NODES", "1"), ("TP", "4"), ("MODEL", "/models/own")]);
+    assert_eq!(problems(&conversion), [""; 0]);
+    let job = rlt_api::validate(&conversion.manifest).unwrap();
+    assert_eq!((job.spec().workers.count, job.spec().workers.mesh.rollout_tp), (1, 4));
+    assert!(conversion.manifest.contains("path: /models/own\n"));
+    assert!(!conversion.manifest.contains("  sp:"));
+}
+
+#[test]
+fn a_script_of_trl_becomes_a_valid_manifest() {
+    let conversion = script("trl-dpo.sh", &[]);
+    assert_eq!(problems(&conversion), [""; 0]);
+    insta::assert_snapshot!(conversion.manifest);
+}
+
+#[test]
+fn settings_of_trl_in_yaml_become_a_valid_manifest_and_count_updates_as_steps() {
+    let launch = Launch::new(Project::Trl, "grpo", &["--max_steps".to_owned(), "40".to_owned()]);
+    let conversion = convert(&launch, &[fixture("trl-grpo.yaml")], "test").unwrap();
+    assert_eq!(problems(&conversion), [""; 0]);
+    assert_eq!(conversion.python_reward, Some(("mine.rewards".to_owned(), "brevity".to_owned())));
+    insta::assert_snapshot!(conversion.manifest);
+}
+
+#[test]
+fn a_script_of_open_instruct_becomes_a_valid_manifest() {
+    let conversion = script("tulu-grpo.sh", &[]);
+    assert_eq!(problems(&conversion), [""; 0]);
+    insta::assert_snapshot!(conversion.manifest);
+}
+
+/// Each setting is in the manifest, needs nothing, or is named with a reason: by its own comment.
+#[test]
+fn what_is_lost_stands_beside_the_fields_where_it_would_belong() {
+    for name in ["verl-grpo.sh", "trl-dpo.sh", "tulu-grpo.sh"] {
+        let conversion = script(name, &[]);
+        let comments: String =
+            conversion.manifest.lines().filter_map(|line| line.trim().strip_prefix('#')).collect();
+        assert!(conversion.lost().next().is_some(), "{name}");
+        for outcome in conversion.lost() {
+            let said = format!("{}={}", outcome.key, outcome.value);
+            assert!(comments.contains(&said), "{name}: {said}");
+        }
+    }
+}
+
+/// Every key that the projects' own configurations have is converted, or named with the reason.
+#[test]
+fn every_setting_of_the_projects_own_configurations_is_known() {
+    let lists = [
+        ("verl-0.10-main_ppo.keys", Project::Verl, "main_ppo"),
+        ("verl-0.10-sft_trainer.keys", Project::Verl, "sft_trainer"),
+        ("trl-1.10.keys", Project::Trl, "grpo"),
+        ("open-instruct-2026-08.keys", Project::OpenInstruct, "grpo_fast"),
+    ];
+    for (list, project, trainer) in lists {
+        let keys = fixture(list);
+        let missing = unknown(project, trainer, keys.lines()).unwrap();
+        assert_eq!(missing, [""; 0], "{list}");
+    }
+    let stray = unknown(Project::Verl, "main_ppo", ["trainer.wonderful"].into_iter()).unwrap();
+    assert_eq!(stray, ["trainer.wonderful"]);
+}
+
+/// A setting that a table says to be converted changes the manifest: none is only claimed.
+#[test]
+fn a_setting_that_counts_as_converted_changes_the_manifest() {
+    let plain = Launch::new(Project::Verl, "main_ppo", &overrides(""));
+    let without = convert(&plain, &[], "test").unwrap().manifest;
+    let changes = [
+        "actor_rollout_ref.rollout.n=3",
+        "actor_rollout_ref.rollout.temperature=0.7",
+        "actor_rollout_ref.rollout.top_k=20",
+        "actor_rollout_ref.actor.ppo_epochs=2",
+        "actor_rollout_ref.actor.loss_agg_mode=token-sum",
+        "actor_rollout_ref.actor.policy_loss.loss_mode=gspo",
+        "actor_rollout_ref.actor.entropy_coeff=0.01",
+        "actor_rollout_ref.actor.use_kl_loss=True",
+        "algorithm.use_kl_in_reward=True",
+        "algorithm.adv_estimator=rloo",
+        "algorithm.filter_groups.enable=True",
+        "algorithm.use_pf_ppo=True",
+        "algorithm.rollout_correction.rollout_is=token",
+        "critic.ulysses_sequence_parallel_size=2 algorithm.adv_estimator=gae",
+        "actor_rollout_ref.ref.ulysses_sequence_parallel_size=2",
+        "actor_rollout_ref.actor.fsdp_config.fsdp_size=4",
+        "actor_rollout_ref.model.lora_rank=8",
+        "data.truncation=left",
+        "data.train_max_samples=100",
+        "data.apply_chat_template_kwargs.enable_thinking=False",
+        "custom_reward_function.path=mine.py",
+        "reward.reward_model.enable=True reward.reward_model.model_path=org/rm",
+        "reward.reward_kwargs.overlong_buffer_cfg.enable=True reward.reward_kwargs.overlong_buffer_cfg.len=64",
+        "reward.sandbox_fusion.url=http://sandbox:8080/run_code",
+        "trainer.total_training_steps=7",
+        "trainer.save_freq=5",
+    ];
+    for change in changes {
+        let launch = Launch::new(Project::Verl, "main_ppo", &overrides(change));
+        let conversion = convert(&launch, &[], "test").unwrap();
+        let is_converted =
+            conversion.outcomes.iter().any(|outcome| matches!(outcome.fate, Fate::Converted(_)));
+        assert!(is_converted && conversion.is_whole(), "{change}: {:?}", conversion.outcomes);
+        assert_ne!(conversion.manifest, without, "{change}");
+        assert_eq!(problems(&conversion), [""; 0], "{change}\n{}", conversion.manifest);
+    }
+}
+
+fn overrides(further: &str) -> Vec<String> {
+    let all = "actor_rollout_ref.model.path=org/base data.train_files=/data/math.parquet algorithm.adv_estimator=grpo \
+        actor_rollout_ref.rollout.n=8 data.max_response_length=1024";
+    all.split_whitespace().chain(further.split_whitespace()).map(str::to_owned).collect()
+}
