@@ -1,5 +1,7 @@
 //! Scripts and settings become manifests that are valid, and nothing is dropped without a word.
 
+#![expect(clippy::unwrap_used, reason = "a broken fixture should end the test")]
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
