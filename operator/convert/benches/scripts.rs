@@ -3,6 +3,8 @@
 //! `CONVERT_SCRIPTS="verl:/checkouts/verl/examples trl:.." cargo bench --package rlt-convert`: nothing of the
 //! scripts is kept. A script counts when it starts a trainer that is known; of several starts the first.
 
+#![expect(clippy::print_stdout, reason = "a benchmark prints")]
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
