@@ -21,6 +21,7 @@
 //! pass; b bytes of a number.
 
 mod activations;
+mod adapter;
 mod roles;
 mod rollout;
 mod shards;
@@ -30,7 +31,7 @@ use serde::Serialize;
 use super::batch::{BatchPlan, FullPass, scored_share};
 use super::model_config::ModelConfig;
 use crate::resolved::ResolvedSpec;
-use crate::spec::{Device, LoraSpec, OffloadSpec};
+use crate::spec::{Device, OffloadSpec};
 use activations::Activations;
 pub(super) use roles::has_critic;
 pub(super) use rollout::slice as rollout_slice;
@@ -143,7 +144,7 @@ pub(super) struct Trained {
 /// The parameters that a job trains: all, or those of the adapter.
 pub(super) fn trained(spec: &ResolvedSpec, model: &ModelConfig) -> Trained {
     match &spec.model.lora {
-        Some(lora) => with_labels(adapter(lora, model), model),
+        Some(lora) => with_labels(adapter::trained(lora, model), model),
         None => Trained {
             num_parameters: model.parameter_count().total(),
             largest_of_layer: model.largest_matrix(),
@@ -170,38 +171,6 @@ type PassTerms<'a> = dyn Fn((u32, u32), OffloadSpec) -> Vec<MemoryTerm> + 'a;
 
 fn elements(tensor: &super::model_config::TensorShape) -> u64 {
     tensor.shape.iter().map(|size| *size as u64).product()
-}
-
-/// r (inputs + outputs) for each adapted projection. Targets given by a pattern, or other than by a module's
-/// last name, count as all: an upper bound.
-fn adapter(lora: &LoraSpec, model: &ModelConfig) -> Trained {
-    let rank = u64::from(lora.rank);
-    let is_named = |names: &[String], module: &str| {
-        names.iter().any(|name| module == name || module.ends_with(&format!(".{name}")))
-    };
-    let is_target = |module: &str| {
-        let all = lora.target_pattern.is_some() || is_named(&lora.target_modules, "all-linear");
-        (all || is_named(&lora.target_modules, module)) && !is_named(&lora.exclude_modules, module)
-    };
-    let of_layer = |layer_idx| {
-        let targets = model.projections(layer_idx).into_iter().filter(|one| is_target(one.name));
-        targets.fold(Trained::default(), |sum, projection| {
-            let (inputs, outputs) = (projection.in_features as u64, projection.out_features as u64);
-            Trained {
-                num_parameters: sum.num_parameters + rank * (inputs + outputs),
-                largest_of_layer: sum.largest_of_layer.max(rank * inputs.max(outputs)),
-                adapter_width: sum.adapter_width + rank,
-                ..sum
-            }
-        })
-    };
-    (0..model.num_layers).map(of_layer).fold(Trained::default(), |sum, layer| Trained {
-        num_parameters: sum.num_parameters + layer.num_parameters,
-        of_one_layer: sum.of_one_layer.max(layer.num_parameters),
-        largest_of_layer: sum.largest_of_layer.max(layer.largest_of_layer),
-        largest_outside: 0,
-        adapter_width: sum.adapter_width + layer.adapter_width,
-    })
 }
 
 impl MemoryPlan {

@@ -126,6 +126,37 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule {
         scope: "spec.model.lora",
+        at: "targetModules",
+        reads: &["targetModules", "targetParameters"],
+        message: "targetModules may be empty only beside targetParameters",
+        cel: || "self.targetModules.size() > 0 || self.targetParameters.size() > 0".into(),
+        holds: Check::Spec(|spec| {
+            lora(spec, |lora| !lora.target_modules.is_empty() || !lora.target_parameters.is_empty())
+        }),
+        allowed: None,
+    },
+    Rule {
+        scope: "spec.model.lora",
+        at: "dropout",
+        reads: &["dropout", "targetParameters"],
+        message: "adapters of targetParameters have no dropout",
+        cel: || "self.targetParameters.size() == 0 || self.dropout == 0.0".into(),
+        holds: Check::Spec(|spec| lora(spec, |lora| lora.target_parameters.is_empty() || lora.dropout == 0.0)),
+        allowed: Some(|_| "0".into()),
+    },
+    Rule {
+        scope: "spec.model.lora",
+        at: "init",
+        reads: &["init", "targetParameters"],
+        message: "adapters of targetParameters do not start Orthogonal",
+        cel: || "self.targetParameters.size() == 0 || self.init != 'Orthogonal'".into(),
+        holds: Check::Spec(|spec| {
+            lora(spec, |lora| lora.target_parameters.is_empty() || lora.init != LoraInit::Orthogonal)
+        }),
+        allowed: Some(|_| "Peft, Gaussian".into()),
+    },
+    Rule {
+        scope: "spec.model.lora",
         at: "excludePattern",
         reads: &["excludePattern", "excludeModules"],
         message: "give excludeModules or excludePattern, not both",

@@ -202,13 +202,18 @@ pub struct LoraSpec {
     pub alpha: f64,
     /// Scale by 1/sqrt(rank) instead of 1/rank (<https://arxiv.org/abs/2312.03732>).
     pub rank_stabilized: bool,
-    /// Names of the linear layers that get an adapter, or `all-linear` alone: every one but the output head.
-    #[schemars(length(min = 1, max = 64), inner(length(min = 1, max = 256)))]
+    /// Names of the linear layers that get an adapter, or `all-linear` alone: every one but the output head. Empty
+    /// only beside `targetParameters`.
+    #[schemars(length(max = 64), inner(length(min = 1, max = 256)))]
     pub target_modules: Vec<String>,
     /// A regular expression over whole module names; replaces `targetModules`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024))]
     pub target_pattern: Option<String>,
+    /// Parameters of experts that get adapters, as PEFT's `target_parameters`: `mlp.experts.gate_up_proj` and
+    /// `mlp.experts.down_proj` one for each expert, `mlp.gate.weight` of the router, or the ends of these names.
+    #[schemars(length(max = 8), inner(length(min = 1, max = 256)))]
+    pub target_parameters: Vec<String>,
     /// Names of linear layers that get no adapter although they match.
     #[schemars(length(max = 64), inner(length(min = 1, max = 256)))]
     pub exclude_modules: Vec<String>,
@@ -235,6 +240,7 @@ impl Default for LoraSpec {
             rank_stabilized: false,
             target_modules: vec!["all-linear".into()],
             target_pattern: None,
+            target_parameters: Vec::new(),
             exclude_modules: Vec::new(),
             exclude_pattern: None,
             dropout: 0.0,

@@ -113,6 +113,21 @@ fn a_run_that_was_prolonged_equals_one_that_was_not() {
     prolong(&json!({ "rollout": { "temperature": 0.8, "topP": 0.9 } }));
 }
 
+/// An adapter of each expert and of the router; the loss of routers counts choices in a pass of its own.
+#[test]
+fn adapters_of_experts_are_resumed() {
+    prolong(&json!({
+        "model": {
+            "architecture": { "family": "Qwen3Moe", "experts": { "count": 4, "perToken": 2 } },
+            "lora": {
+                "rank": 2, "targetModules": ["q_proj"],
+                "targetParameters": ["gate.weight", "experts.gate_up_proj", "experts.down_proj"]
+            }
+        },
+        "training": { "routerAuxLossCoef": 0.01 }
+    }));
+}
+
 #[test]
 fn a_cold_start_and_its_reference_are_resumed() {
     prolong(&cold_start());

@@ -86,6 +86,11 @@ impl WeightFiles {
         }
     }
 
+    /// The shape of a tensor that is stored.
+    pub(crate) fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.tensors.get(name).map(|stored| stored.info.shape.as_slice())
+    }
+
     /// Whether a tensor of this name is stored.
     pub(crate) fn contains(&self, name: &str) -> bool {
         self.tensors.contains_key(name)

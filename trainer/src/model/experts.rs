@@ -14,6 +14,8 @@ use tch::{Kind, Tensor, no_grad};
 
 use super::error::ModelError;
 use super::ops;
+use super::expert_lora::{ExpertLora, ExpertTensor};
+use super::projection::{Adapter, LoraPair};
 
 /// How a layer's router chooses and weighs.
 #[derive(Clone, Copy, Debug)]
@@ -101,6 +103,10 @@ pub(crate) struct ExpertWeights {
     pub(crate) gate_up: Tensor,
     /// [e, d, i].
     pub(crate) down: Tensor,
+    /// Adapters of `gate_up` and `down`.
+    pub(super) lora: [Option<ExpertLora>; 2],
+    /// The adapter of `router`.
+    pub(super) router_lora: Option<LoraPair>,
 }
 
 impl ExpertWeights {
@@ -119,6 +125,8 @@ impl ExpertWeights {
             gate_up: of(&format!("{module}.experts.gate_up_proj"), &[num, 2 * width, hidden])?,
             down: of(&format!("{module}.experts.down_proj"), &[num, hidden, width])?,
             mixture: Mixture::of(experts),
+            lora: [None, None],
+            router_lora: None,
             module,
         }))
     }
@@ -147,12 +155,19 @@ impl ExpertWeights {
             router: of(&self.router),
             gate_up: of(&self.gate_up),
             down: of(&self.down),
+            lora: [None, None],
+            router_lora: None,
         }
     }
 
-    /// The router's scores [t, e].
-    pub(super) fn scores(&self, normed_td: &Tensor) -> Tensor {
-        normed_td.linear(&self.router.to_kind(normed_td.kind()), None::<Tensor>)
+    /// The router's scores [t, e]. Its weight is folded before it is multiplied with: where rollout and actor
+    /// added up in another order, they would choose other experts.
+    pub(super) fn scores(&self, normed_td: &Tensor, adapter: Adapter) -> Tensor {
+        let router = match (&self.router_lora, adapter) {
+            (Some(lora), Adapter::On) => lora.folded_into(&self.router),
+            _ => self.router.shallow_clone(),
+        };
+        normed_td.linear(&router.to_kind(normed_td.kind()), None::<Tensor>)
     }
 
     /// The weighed sum of the experts' outputs, [t, d].
@@ -160,13 +175,17 @@ impl ExpertWeights {
         &self,
         normed_td: &Tensor,
         routes: &Routes,
-        activation: HiddenActivation,
+        (activation, adapter): (HiddenActivation, Adapter),
     ) -> Tensor {
-        let kind = normed_td.kind();
-        let rows_nd = routes.rows.gather(normed_td);
-        let gate_up = routes.rows.linear(&rows_nd, &self.gate_up.to_kind(kind));
+        let product = |tensor: ExpertTensor, x_ni: &Tensor| {
+            let base = routes.rows.linear(x_ni, &self.tensor(tensor).to_kind(x_ni.kind()));
+            match (self.lora_of(tensor), adapter) {
+                (Some(lora), Adapter::On) => lora.add_to(base, x_ni, routes),
+                _ => base,
+            }
+        };
+        let gate_up = product(ExpertTensor::GateUp, &routes.rows.gather(normed_td));
         let activated = ops::gated_activation_packed(&gate_up, activation);
-        let out_nd = routes.rows.linear(&activated, &self.down.to_kind(kind));
-        routes.rows.combine(&out_nd, &routes.weights_tk)
+        routes.rows.combine(&product(ExpertTensor::Down, &activated), &routes.weights_tk)
     }
 }

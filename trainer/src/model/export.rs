@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io::{self, BufWriter, Write};
+use std::ops::Range;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -14,6 +15,8 @@ use tempfile::NamedTempFile;
 
 use super::decoder::{self, Decoder};
 use super::error::ModelError;
+use super::expert_lora::ExpertTensor;
+use super::experts::ExpertWeights;
 use super::projection::{Adapter, Projection};
 use rlt_api::plan::model_config::{ParameterShape, stored_ranges};
 
@@ -62,12 +65,15 @@ impl Decoder {
         let parameters = self.base_parameters().into_iter().filter(of_part);
         let shapes = self.config.parameters().into_iter().map(|shape| (shape.name.clone(), shape));
         let shapes: HashMap<String, ParameterShape> = shapes.collect();
+        let experts = layer_idx.and_then(|layer_idx| self.layers[layer_idx].experts());
+        let experts = experts.filter(|_| merge_lora);
         let stored = |(name, tensor): (String, Tensor)| match shapes.get(&name) {
             Some(shape) if shape.stored.len() > 1 || shape.stored[0].name != name => {
-                tensors_of(shape, &tensor, dtype)
+                tensors_of(shape, &tensor, dtype, experts)
             }
             _ => {
-                let merged = projections.get(&name).map(|projection| (*projection, adapter));
+                let merged = projections.get(&name).map(|one| Merged::Projection(one, adapter));
+                let merged = merged.or_else(|| router_of(experts, &name));
                 vec![(name, StoredAs::new(tensor, merged, dtype))]
             }
         };
@@ -76,14 +82,35 @@ impl Decoder {
 }
 
 /// The tensors that a parameter is stored as: views of it.
-fn tensors_of<'a>(parameter: &ParameterShape, tensor: &Tensor, dtype: Kind) -> Vec<(String, StoredAs<'a>)> {
+fn tensors_of<'a>(
+    parameter: &ParameterShape,
+    tensor: &Tensor,
+    dtype: Kind,
+    experts: Option<&'a ExpertWeights>,
+) -> Vec<(String, StoredAs<'a>)> {
     let flat = tensor.detach().view(-1);
+    let adapted = experts.and_then(|experts| {
+        let mut adapted = experts.adapted().map(|(tensor, ..)| tensor);
+        adapted.find(|tensor| experts.tensor_name(*tensor) == parameter.name).map(|tensor| (experts, tensor))
+    });
+    let of_expert: usize = parameter.shape[1..].iter().product();
     let stored = stored_ranges(&parameter.stored).map(|(stored, range)| {
         let shape: Vec<i64> = stored.shape.iter().map(|dim| *dim as i64).collect();
         let own = flat.narrow(0, range.start as i64, range.len() as i64).view(shape.as_slice());
-        (stored.name.clone(), StoredAs::new(own, None, dtype))
+        let merged = adapted.map(|(experts, tensor)| {
+            let first_row = range.start % of_expert / stored.shape[1];
+            let rows = first_row as i64..(first_row + stored.shape[0]) as i64;
+            Merged::Expert { experts, tensor, expert: (range.start / of_expert) as i64, rows }
+        });
+        let merged = merged.or_else(|| router_of(experts, &parameter.name));
+        (stored.name.clone(), StoredAs::new(own, merged, dtype))
     });
     stored.collect()
+}
+
+/// The router, where `name` is its weight's.
+fn router_of<'a>(experts: Option<&'a ExpertWeights>, name: &str) -> Option<Merged<'a>> {
+    experts.filter(|experts| experts.router_name() == name).map(Merged::Router)
 }
 
 /// A model folder that is being written, one part of the model after the other: only the part at hand is
@@ -140,8 +167,21 @@ fn generation_config(decoder: &Decoder) -> Value {
 /// A tensor on its way to disk; bytes are made one tensor at a time, when they are written.
 pub(super) struct StoredAs<'a> {
     tensor: Tensor,
-    merged: Option<(&'a Projection, Adapter)>,
+    merged: Option<Merged<'a>>,
     kind: Kind,
+}
+
+/// Where a weight has an adapter to be folded in, or may have.
+enum Merged<'a> {
+    Projection(&'a Projection, Adapter),
+    Router(&'a ExpertWeights),
+    /// Rows of the weight of one expert.
+    Expert {
+        experts: &'a ExpertWeights,
+        tensor: ExpertTensor,
+        expert: i64,
+        rows: Range<i64>,
+    },
 }
 
 impl<'a> StoredAs<'a> {
@@ -150,7 +190,7 @@ impl<'a> StoredAs<'a> {
         Self::new(tensor.shallow_clone(), None, tensor.kind())
     }
 
-    fn new(tensor: Tensor, merged: Option<(&'a Projection, Adapter)>, kind: Kind) -> Self {
+    fn new(tensor: Tensor, merged: Option<Merged<'a>>, kind: Kind) -> Self {
         Self { tensor, merged, kind }
     }
 
@@ -167,8 +207,13 @@ impl<'a> StoredAs<'a> {
     }
 
     fn bytes(&self) -> Vec<u8> {
-        let tensor = match self.merged {
-            Some((projection, adapter)) => projection.merged(adapter).weight,
+        let tensor = match &self.merged {
+            Some(Merged::Projection(projection, adapter)) => projection.merged(*adapter).weight,
+            Some(Merged::Router(experts)) => experts.merged_router(Adapter::On),
+            Some(Merged::Expert { experts, tensor, expert, rows }) => {
+                let merged = experts.merged(*tensor, *expert, Adapter::On);
+                merged.narrow(0, rows.start, rows.end - rows.start)
+            }
             None => self.tensor.detach(),
         };
         let tensor = tensor.to_device(Device::Cpu).to_kind(self.kind).contiguous();

@@ -402,7 +402,7 @@ impl ExpertProducts for OwnExperts<'_> {
     }
 
     fn scores(&self, normed_td: &Tensor) -> Tensor {
-        self.weights.scores(normed_td)
+        self.weights.scores(normed_td, self.projections.context.adapter)
     }
 
     fn observe(&self, routes: &Routes) {
@@ -410,7 +410,8 @@ impl ExpertProducts for OwnExperts<'_> {
     }
 
     fn outputs(&self, normed_td: &Tensor, routes: &Routes) -> Result<Tensor, Infallible> {
-        Ok(self.weights.outputs(normed_td, routes, self.projections.layer.shape.activation))
+        let OwnProjections { layer, context } = self.projections;
+        Ok(self.weights.outputs(normed_td, routes, (layer.shape.activation, context.adapter)))
     }
 
     fn shared_gate(&self, normed_td: &Tensor) -> Option<Tensor> {

@@ -8,7 +8,9 @@
 //! initialisation and files are PEFT's.
 
 mod adapter;
+mod experts;
 mod init;
+mod patterns;
 mod targets;
 
 use rlt_api::ExitCode;
@@ -21,6 +23,8 @@ use super::error::ModelError;
 use super::projection::{LoraPair, Projection};
 use super::weights::is_label_head;
 pub use adapter::{AdapterExport, BaseModel};
+use adapter::CONFIG_FILE;
+pub use patterns::Patterns;
 pub use targets::ModuleMatch;
 
 /// How adapters are shaped, placed and started.
@@ -34,12 +38,16 @@ pub struct LoraConfig {
     pub rank_stabilized: bool,
     /// Which linear layers get an adapter.
     pub targets: ModuleMatch,
+    /// Parameters of experts and routers that get an adapter, whole names or their ends after a dot.
+    pub target_parameters: Vec<String>,
     /// Which of them do not after all.
     pub exclude: Option<ModuleMatch>,
     /// Probability with which an input of A is dropped in a forward pass that has a dropout seed.
     pub dropout: f64,
     /// How A and B start.
     pub init: LoraInit,
+    /// Where rank and alpha are others.
+    pub patterns: Patterns,
 }
 
 /// Why an adapter could not be attached, read or written.
@@ -82,6 +90,41 @@ pub enum LoraError {
         name: String,
         /// Names of the linear layers inside a decoder layer.
         available: String,
+    },
+    /// A parameter of experts that is named is nowhere.
+    #[error(
+        "attaching an adapter: targetParameters: {name:?} matches no parameter of experts, the model has {available}"
+    )]
+    UnknownParameter {
+        /// The name.
+        name: String,
+        /// Names of such parameters.
+        available: String,
+    },
+    /// What adapters of experts and routers cannot have.
+    #[error("attaching an adapter to parameters: {field}: expected {expected}, got {got}")]
+    NotForParameters {
+        /// The field.
+        field: &'static str,
+        /// What would do.
+        expected: &'static str,
+        /// What is there.
+        got: String,
+    },
+    /// The matrices of an adapter of experts fit the layouts of PEFT 0.18 and of later versions alike.
+    #[error(
+        "reading {path}: tensor {tensor} of shape {shape:?} fits the layouts of PEFT before and since 0.19: expected \
+         a `peft_version` in {CONFIG_FILE} that tells them apart, got {got}", path = path.display()
+    )]
+    AmbiguousLayout {
+        /// The file.
+        path: PathBuf,
+        /// The matrix.
+        tensor: String,
+        /// Its shape.
+        shape: Vec<i64>,
+        /// What is there.
+        got: String,
     },
     /// There is an adapter already.
     #[error("attaching an adapter: the model has one already")]
@@ -131,17 +174,31 @@ impl LoraConfig {
             rank: spec.rank as usize,
             alpha: spec.alpha,
             rank_stabilized: spec.rank_stabilized,
-            targets: choose(&spec.target_modules, &spec.target_pattern).unwrap_or(ModuleMatch::AllLinear),
+            targets: choose(&spec.target_modules, &spec.target_pattern)
+                .unwrap_or_else(|| ModuleMatch::Names(Vec::new())),
+            target_parameters: spec.target_parameters.clone(),
             exclude: choose(&spec.exclude_modules, &spec.exclude_pattern),
             dropout: spec.dropout,
             init: spec.init,
+            patterns: Patterns::default(),
         }
     }
 
-    /// What B A x is multiplied with.
+    /// What B A x is multiplied with, where no pattern says otherwise.
     pub fn scaling(&self) -> f64 {
-        let rank = self.rank as f64;
-        self.alpha / if self.rank_stabilized { rank.sqrt() } else { rank }
+        self.scaling_of(self.rank, self.alpha)
+    }
+
+    fn scaling_of(&self, rank: usize, alpha: f64) -> f64 {
+        let rank = rank as f64;
+        alpha / if self.rank_stabilized { rank.sqrt() } else { rank }
+    }
+
+    /// Rank and scaling of the adapter of a module, or of a parameter.
+    fn rank_and_scaling(&self, name: &str) -> Result<(usize, f64), LoraError> {
+        let (rank, alpha) = self.patterns.of(name)?;
+        let rank = rank.unwrap_or(self.rank);
+        Ok((rank, self.scaling_of(rank, alpha.unwrap_or(self.alpha))))
     }
 }
 
@@ -153,11 +210,12 @@ impl Decoder {
     /// [`LoraError`].
     pub fn attach_lora_spec(&mut self, spec: &LoraSpec, seed: u64) -> Result<(), LoraError> {
         let config = LoraConfig::from_spec(spec);
+        let Some(dir) = spec.adapter_path.as_ref().map(Path::new) else {
+            return self.attach_lora(&config, seed);
+        };
+        let config = adapter::continued(dir, config)?;
         self.attach_lora(&config, seed)?;
-        match &spec.adapter_path {
-            None => Ok(()),
-            Some(dir) => self.overwrite_adapter(Path::new(dir), &config),
-        }
+        self.read_adapter_weights(dir)
     }
 
     /// Attaches a fresh adapter, drawn from `seed`, and freezes everything else but a classifier's head.
@@ -178,16 +236,18 @@ impl Decoder {
             });
         }
         let matched = targets::matched(config, &self.projection_names())?;
+        self.check_expert_targets(config)?;
         for (name, parameter) in self.named_parameters() {
             let _ = parameter.set_requires_grad(is_label_head(&name));
         }
         let device = self.device();
         for projection in self.projections_mut().filter(|projection| matched.contains(&projection.name)) {
-            let (a, b) = init::matrices(config, seed, projection);
+            let (rank, scaling) = config.rank_and_scaling(&projection.name)?;
+            let (a, b) = init::matrices((config.init, rank), seed, projection);
             let place = |tensor: Tensor| tensor.to_device(device).set_requires_grad(true);
-            let (scaling, dropout) = (config.scaling(), config.dropout);
-            projection.lora = Some(LoraPair { a: place(a), b: place(b), scaling, dropout });
+            projection.lora = Some(LoraPair { a: place(a), b: place(b), scaling, dropout: config.dropout });
         }
+        self.attach_to_experts(config, seed)?;
         self.lora = Some(config.clone());
         Ok(())
     }
@@ -212,5 +272,7 @@ pub(crate) fn peft_names(projection: &str) -> [String; 2] {
     ["A", "B"].map(|matrix| format!("base_model.model.{projection}.lora_{matrix}.weight"))
 }
 
+#[cfg(test)]
+mod expert_tests;
 #[cfg(test)]
 mod tests;

@@ -82,10 +82,7 @@ impl Projection {
     /// itself.
     pub fn merged(&self, adapter: Adapter) -> ProjectionWeights {
         let weight = match (&self.lora, adapter) {
-            (Some(lora), Adapter::On) => tch::no_grad(|| {
-                let delta = lora.b.matmul(&lora.a) * lora.scaling;
-                self.weight.to_kind(Kind::Float) + delta
-            }),
+            (Some(lora), Adapter::On) => tch::no_grad(|| lora.folded_into(&self.weight)),
             _ => self.weight.detach(),
         };
         ProjectionWeights { weight, bias: self.bias.as_ref().map(Tensor::detach) }
@@ -93,6 +90,12 @@ impl Projection {
 }
 
 impl LoraPair {
+    /// `weight + scaling * b a`, in f32.
+    pub(super) fn folded_into(&self, weight: &Tensor) -> Tensor {
+        let delta = self.b.matmul(&self.a) * self.scaling;
+        weight.to_kind(Kind::Float) + delta
+    }
+
     /// Adds the adapter's part to the base's output in place and scales where there are `rank` numbers a
     /// token: of the wide tensors of a sum out of place, each leaves a hole in the heap that the kept
     /// activations between them keep from being used again.

@@ -10,8 +10,9 @@ use tch::{Kind, Tensor};
 use crate::fixture::{Fixture, TOLERANCE, TRAINABLE, loss, max_error, packed};
 use crate::models::FAMILIES;
 
-/// All linear layers; a list with rank-stabilised scaling; a pattern with an exception; fused projections.
-const ADAPTED: [&str; 4] = ["llama", "qwen3", "gemma", "phi3"];
+/// All linear layers; a list with rank-stabilised scaling; a pattern with an exception; fused projections;
+/// experts and routers, gate and up of experts by a rank and an alpha of their own; experts alone.
+const ADAPTED: [&str; 6] = ["llama", "qwen3", "gemma", "phi3", "mixtral", "qwen3-moe"];
 
 /// What an export says in its own way: the type of its weights, who wrote it, `rope_theta` and
 /// `rope_scaling`, which every version of transformers reads, a constant 1, the layers from which none
@@ -64,6 +65,17 @@ fn an_adapter_made_by_peft_computes_what_peft_computes() {
         println!("{family} with adapter: logits {error:.1e}, gradients {worst:.1e}");
         assert!(worst <= TOLERANCE, "{family}: gradients {worst:.2e}");
     }
+}
+
+/// PEFT 0.18 took inputs of experts for outputs and saved its matrices so.
+#[test]
+fn an_adapter_of_experts_in_peft_0_18_s_layout_computes_what_peft_0_18_computes() {
+    let base = Fixture::open("qwen3-moe", "expected.safetensors");
+    let expected = Fixture::open("qwen3-moe", "expected_adapter_0_18.safetensors");
+    let mut decoder = base.load();
+    decoder.load_adapter(&base.dir.join("adapter_0_18")).unwrap();
+    let error = max_error(&logits(&decoder, &base, Adapter::On), expected.expected("logits"));
+    assert!(error <= TOLERANCE, "{error:.2e}");
 }
 
 #[test]

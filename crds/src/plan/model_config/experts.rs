@@ -77,6 +77,17 @@ impl Experts {
         self.num_experts as u64 * hidden + num_experts as u64 * 3 * hidden * width
     }
 
+    /// The parameters that can have adapters, by module name: how many adapters, outputs and inputs of each.
+    pub(in crate::plan) fn adaptable(&self, hidden_size: usize) -> [(&'static str, [u64; 3]); 3] {
+        let [num, width, hidden] =
+            [self.num_experts, self.intermediate_size, hidden_size].map(|size| size as u64);
+        [
+            ("mlp.gate.weight", [1, num, hidden]),
+            ("mlp.experts.gate_up_proj", [num, 2 * width, hidden]),
+            ("mlp.experts.down_proj", [num, hidden, width]),
+        ]
+    }
+
     /// The parameters of `layer`, which has a hidden size of `hidden`, with what a checkpoint stores them as.
     pub(super) fn parameters(&self, layer: &str, hidden: usize) -> [ParameterShape; 3] {
         let Self { num_experts, intermediate_size: width, names, .. } = self;

@@ -1,5 +1,6 @@
 //! Adapters on disk in PEFT's layout: `adapter_config.json` and `adapter_model.safetensors`.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use rlt_api::plan::model_config::{OutputHead, TensorShape};
@@ -7,29 +8,29 @@ use rlt_api::spec::LoraInit;
 use serde_json::{Value, json};
 use tch::Tensor;
 
-use super::{LoraConfig, LoraError, ModuleMatch, peft_names};
+use super::{LoraConfig, LoraError, ModuleMatch, Patterns, experts, peft_names};
 use crate::model::checkpoint::{WeightFiles, read_json};
 use crate::model::decoder::{self, Decoder};
+use crate::model::experts::ExpertWeights;
 use crate::model::export::{StoredAs, TensorWriter, write_json};
 use crate::model::weights::is_label_head;
 
-const CONFIG_FILE: &str = "adapter_config.json";
+pub(super) const CONFIG_FILE: &str = "adapter_config.json";
+/// The version of PEFT whose layout adapters are written in.
+const PEFT_VERSION: &str = "0.21.2";
 const WEIGHTS_FILE: &str = "adapter_model.safetensors";
 
 /// Settings of PEFT that change what an adapter computes and are not implemented; each must be absent, null,
 /// false or empty.
-const UNSUPPORTED: [&str; 17] = [
+const UNSUPPORTED: [&str; 14] = [
     "use_dora",
     "use_qalora",
     "use_bdlora",
     "fan_in_fan_out",
     "lora_bias",
     "modules_to_save",
-    "rank_pattern",
-    "alpha_pattern",
     "layers_to_transform",
     "layer_replication",
-    "target_parameters",
     "trainable_token_indices",
     "alora_invocation_tokens",
     "arrow_config",
@@ -58,39 +59,50 @@ impl Decoder {
         self.read_adapter_weights(dir)
     }
 
-    /// Replaces the attached adapter's weights by those in `dir`, whose rank, scaling and targets must be the
-    /// same.
-    pub(super) fn overwrite_adapter(&mut self, dir: &Path, config: &LoraConfig) -> Result<(), LoraError> {
-        let stored = read_adapter_config(dir)?;
-        let disagree = |field: &str, expected: String, got: String| LoraError::BadConfig {
-            path: dir.join(CONFIG_FILE),
-            field: field.to_owned(),
-            expected,
-            got,
-        };
-        if stored.rank != config.rank {
-            return Err(disagree("r", config.rank.to_string(), stored.rank.to_string()));
-        }
-        if stored.scaling() != config.scaling() {
-            let scaling = |config: &LoraConfig| format!("a scaling of {}", config.scaling());
-            return Err(disagree("lora_alpha", scaling(config), scaling(&stored)));
-        }
-        self.read_adapter_weights(dir)
-    }
-
-    fn read_adapter_weights(&mut self, dir: &Path) -> Result<(), LoraError> {
+    /// Replaces the attached adapter's weights by those in `dir`.
+    pub(super) fn read_adapter_weights(&mut self, dir: &Path) -> Result<(), LoraError> {
         let files = WeightFiles::open_file(&dir.join(WEIGHTS_FILE))?;
         let matrices = self.adapter_parameters();
         let shape_of = |(name, tensor): &(String, Tensor)| TensorShape {
             name: name.clone(),
             shape: tensor.size().iter().map(|dim| *dim as usize).collect(),
         };
-        files.check(&matrices.iter().map(shape_of).collect::<Vec<_>>(), |_| false)?;
-        for (name, mut matrix) in matrices {
+        let old = self.experts_in_old_layout(dir, &files)?;
+        let expected = matrices.iter().filter(|(name, _)| !old.contains(name)).map(shape_of);
+        files.check(&expected.collect::<Vec<_>>(), |name| old.contains(name))?;
+        for (name, mut matrix) in matrices.into_iter().filter(|(name, _)| !old.contains(name)) {
             let stored = files.read(&name)?;
             tch::no_grad(|| matrix.copy_(&stored));
         }
         Ok(())
+    }
+
+    /// Reads what of the adapter of experts is stored in the layout of PEFT 0.18; the names of those matrices.
+    fn experts_in_old_layout(&self, dir: &Path, files: &WeightFiles) -> Result<BTreeSet<String>, LoraError> {
+        let mut old = BTreeSet::new();
+        let experts = self.layers.iter().filter_map(|layer| layer.experts());
+        if experts.clone().all(|experts| experts.adapted().next().is_none()) {
+            return Ok(old);
+        }
+        let path = dir.join(CONFIG_FILE);
+        let document = read_json(&path)?;
+        for experts in experts {
+            for (_, lora, names) in experts.adapted() {
+                let shapes = [files.shape(&names[0]), files.shape(&names[1])];
+                let [Some(shape_a), Some(shape_b)] = shapes else { continue };
+                let stored = (lora, [shape_a, shape_b]);
+                if experts::is_in_old_layout(stored, &document, (&path, &names[0]))? {
+                    let (a, b) = (files.read(&names[0])?, files.read(&names[1])?);
+                    let (a, b) = experts::from_old_layout(&a, &b, experts.router.size()[0]);
+                    tch::no_grad(|| {
+                        lora.a.shallow_clone().copy_(&a);
+                        lora.b.shallow_clone().copy_(&b);
+                    });
+                    old.extend(names);
+                }
+            }
+        }
+        Ok(old)
     }
 
     /// Writes the attached adapter to `dir` as PEFT does, matrices in f32; `base_model` is the model that
@@ -116,12 +128,15 @@ impl Decoder {
     /// Every matrix of the adapter under PEFT's name.
     pub(crate) fn adapter_parameters(&self) -> Vec<(String, Tensor)> {
         let mut parameters = Vec::new();
-        for projection in self.layers.iter().flat_map(|layer| &layer.projections) {
-            if let Some(lora) = &projection.lora {
-                let [name_a, name_b] = peft_names(&projection.name);
-                parameters.push((name_a, lora.a.shallow_clone()));
-                parameters.push((name_b, lora.b.shallow_clone()));
+        for layer in &self.layers {
+            for projection in &layer.projections {
+                if let Some(lora) = &projection.lora {
+                    let [name_a, name_b] = peft_names(&projection.name);
+                    parameters.push((name_a, lora.a.shallow_clone()));
+                    parameters.push((name_b, lora.b.shallow_clone()));
+                }
             }
+            parameters.extend(layer.experts().into_iter().flat_map(ExpertWeights::adapter_parameters));
         }
         parameters
     }
@@ -147,7 +162,7 @@ impl<'a> AdapterExport<'a> {
     ) -> Result<Self, LoraError> {
         let no_adapter = || LoraError::NoAdapter { dir: dir.to_owned() };
         let config = decoder.lora.as_ref().ok_or_else(no_adapter)?;
-        write_json(&dir.join(CONFIG_FILE), &adapter_config(config, decoder.config.head, base_model))?;
+        write_json(&dir.join(CONFIG_FILE), &adapter_config(decoder, config, base_model))?;
         let matrices = decoder.saved_with_adapter();
         let stored = matrices.iter().map(|(name, tensor)| (name.clone(), StoredAs::plain(tensor)));
         let file = TensorWriter::begin(&dir.join(WEIGHTS_FILE), &stored.collect::<Vec<_>>())?;
@@ -196,14 +211,26 @@ fn read_adapter_config(dir: &Path) -> Result<LoraConfig, LoraError> {
         return Err(bad(field, "nothing, as it is not supported"));
     }
     let modules = |field: &str| module_match(&document[field]).map_err(|expected| bad(field, expected));
+    let patterns = Patterns::read(&document).map_err(|(field, expected)| bad(field, expected))?;
     Ok(LoraConfig {
         rank: document["r"].as_u64().ok_or_else(|| bad("r", "an integer above 0"))? as usize,
         alpha: document["lora_alpha"].as_f64().ok_or_else(|| bad("lora_alpha", "a number"))?,
         rank_stabilized: document["use_rslora"].as_bool().unwrap_or(false),
-        targets: modules("target_modules")?.ok_or_else(|| bad("target_modules", "names or a pattern"))?,
+        targets: match modules("target_modules")? {
+            Some(targets) => targets,
+            // Experts alone.
+            None if is_set(&document["target_parameters"]) => ModuleMatch::Names(Vec::new()),
+            None => return Err(bad("target_modules", "names or a pattern")),
+        },
+        target_parameters: match module_match(&document["target_parameters"]) {
+            Ok(Some(ModuleMatch::Names(names))) => names,
+            Ok(None) => Vec::new(),
+            _ => return Err(bad("target_parameters", "a list of names, or null")),
+        },
         exclude: modules("exclude_modules")?,
         dropout: document["lora_dropout"].as_f64().unwrap_or(0.0),
         init: LoraInit::Peft,
+        patterns,
     })
 }
 
@@ -231,7 +258,50 @@ fn module_match(value: &Value) -> Result<Option<ModuleMatch>, &'static str> {
     }
 }
 
-fn adapter_config(config: &LoraConfig, head: OutputHead, base_model: Option<&BaseModel>) -> Value {
+/// What of the spec's adapter holds for the one in `dir`, which it continues: rank and scaling must be the
+/// same; patterns are those of the stored one.
+pub(super) fn continued(dir: &Path, config: LoraConfig) -> Result<LoraConfig, LoraError> {
+    let stored = read_adapter_config(dir)?;
+    let disagree = |field: &str, expected: String, got: String| LoraError::BadConfig {
+        path: dir.join(CONFIG_FILE),
+        field: field.to_owned(),
+        expected,
+        got,
+    };
+    if stored.rank != config.rank {
+        return Err(disagree("r", config.rank.to_string(), stored.rank.to_string()));
+    }
+    if stored.scaling() != config.scaling() {
+        let scaling = |config: &LoraConfig| format!("a scaling of {}", config.scaling());
+        return Err(disagree("lora_alpha", scaling(&config), scaling(&stored)));
+    }
+    Ok(LoraConfig { patterns: stored.patterns, ..config })
+}
+
+/// The adapted modules as PEFT is to find them. In a mixture of experts it takes `all-linear` and patterns
+/// for every expert, too, so that there modules are named: by their last names where these mean the same.
+fn saved_targets(decoder: &Decoder, config: &LoraConfig) -> Value {
+    match &config.targets {
+        ModuleMatch::Names(names) if names.is_empty() => Value::Null,
+        ModuleMatch::Names(names) => json!(names),
+        ModuleMatch::AllLinear | ModuleMatch::Pattern(_) if decoder.config.experts.is_some() => {
+            let projections = || decoder.layers.iter().flat_map(|layer| &layer.projections);
+            let last = |name: &str| name.rsplit('.').next().unwrap_or_default().to_owned();
+            let adapted = || projections().filter(|one| one.lora.is_some());
+            let kinds: BTreeSet<String> = adapted().map(|one| last(&one.name)).collect();
+            let others = projections().filter(|one| one.lora.is_none());
+            if others.into_iter().any(|one| kinds.contains(&last(&one.name))) {
+                return adapted().map(|one| one.name.clone()).collect();
+            }
+            json!(kinds)
+        }
+        ModuleMatch::AllLinear => json!("all-linear"),
+        ModuleMatch::Pattern(pattern) => json!(pattern),
+    }
+}
+
+fn adapter_config(decoder: &Decoder, config: &LoraConfig, base_model: Option<&BaseModel>) -> Value {
+    let head = decoder.config.head;
     let modules = |choice: &ModuleMatch| match choice {
         ModuleMatch::AllLinear => json!("all-linear"),
         ModuleMatch::Names(names) => json!(names),
@@ -242,8 +312,9 @@ fn adapter_config(config: &LoraConfig, head: OutputHead, base_model: Option<&Bas
         OutputHead::Vocabulary => Value::Null,
         OutputHead::Sequence | OutputHead::Tokens => json!(["score"]),
     };
-    json!({
+    let mut document = json!({
         "peft_type": "LORA",
+        "peft_version": PEFT_VERSION,
         "task_type": match head {
             OutputHead::Vocabulary => "CAUSAL_LM",
             OutputHead::Sequence => "SEQ_CLS",
@@ -256,12 +327,15 @@ fn adapter_config(config: &LoraConfig, head: OutputHead, base_model: Option<&Bas
         "lora_alpha": config.alpha,
         "use_rslora": config.rank_stabilized,
         "lora_dropout": config.dropout,
-        "target_modules": modules(&config.targets),
+        "target_modules": saved_targets(decoder, config),
         "exclude_modules": config.exclude.as_ref().map(modules),
+        "target_parameters": Some(&config.target_parameters).filter(|names| !names.is_empty()),
         "bias": "none",
         "fan_in_fan_out": false,
         "use_dora": false,
         "init_lora_weights": true,
         "inference_mode": true,
-    })
+    });
+    config.patterns.write(&mut document);
+    document
 }

@@ -3,23 +3,28 @@
 use rlt_api::spec::LoraInit;
 use tch::Tensor;
 
-use super::{LoraConfig, peft_names};
+use super::peft_names;
 use crate::model::projection::Projection;
 use crate::model::random::TensorRandom;
 
 /// A [rank, in] and B [out, rank], f32 on the CPU.
-pub(super) fn matrices(config: &LoraConfig, seed: u64, projection: &Projection) -> (Tensor, Tensor) {
+pub(super) fn matrices(
+    (init, rank): (LoraInit, usize),
+    seed: u64,
+    projection: &Projection,
+) -> (Tensor, Tensor) {
     let size = projection.weight.size();
-    let (out_features, in_features, rank) = (size[0], size[1], config.rank as i64);
+    let (out_features, in_features, num_rows) = (size[0], size[1], rank);
+    let rank = rank as i64;
     let [name_a, name_b] = peft_names(&projection.name);
     let mut random_a = TensorRandom::new(seed, &name_a);
-    let num_a = config.rank * in_features as usize;
+    let num_a = num_rows * in_features as usize;
     let zero_b = || Tensor::zeros([out_features, rank], (tch::Kind::Float, tch::Device::Cpu));
     let shaped_a = |values: Vec<f32>| Tensor::from_slice(&values).reshape([rank, in_features]);
-    match config.init {
+    match init {
         // kaiming_uniform with a = sqrt(5): gain sqrt(1/3), bound gain * sqrt(3 / in).
         LoraInit::Peft => (shaped_a(random_a.uniform(num_a, (in_features as f64).powf(-0.5))), zero_b()),
-        LoraInit::Gaussian => (shaped_a(random_a.normal(num_a, 1.0 / config.rank as f64)), zero_b()),
+        LoraInit::Gaussian => (shaped_a(random_a.normal(num_a, 1.0 / rank as f64)), zero_b()),
         LoraInit::Orthogonal => {
             let mut random_b = TensorRandom::new(seed, &name_b);
             orthogonal(&mut random_a, &mut random_b, [out_features, in_features, rank])

@@ -40,13 +40,19 @@ impl fmt::Display for ModuleMatch {
     }
 }
 
-/// Names among `available` that the configuration chooses; at least one, or an error that says what there is.
+/// Names among `available` that the configuration chooses; at least one, or an error that says what there is;
+/// none where parameters alone are adapted.
 pub(super) fn matched(config: &LoraConfig, available: &[String]) -> Result<BTreeSet<String>, LoraError> {
     let chosen = select(&config.targets, available)?;
     let excluded = match &config.exclude {
         Some(exclude) => select(exclude, available)?,
         None => BTreeSet::new(),
     };
+    if matches!(&config.targets, ModuleMatch::Names(names) if names.is_empty())
+        && !config.target_parameters.is_empty()
+    {
+        return Ok(BTreeSet::new());
+    }
     let matched: BTreeSet<String> = chosen.difference(&excluded).map(|name| (*name).to_owned()).collect();
     if matched.is_empty() {
         return Err(LoraError::NoTarget {

@@ -13,7 +13,7 @@ use rlt_core::batch::{Batch, Demonstration};
 use tch::{Kind, Tensor};
 
 use crate::model::{
-    Adapter, Decoder, ExportOptions, LoadOptions, LoraConfig, ModelConfig, ModuleMatch, Weights,
+    Adapter, Decoder, ExportOptions, LoadOptions, LoraConfig, ModelConfig, ModuleMatch, Patterns, Weights,
 };
 use crate::parallel::tests::{actor_with_offload, on_ranks, trained_parameters, whole_parameters};
 use crate::parallel::{DecoderUnits, FsdpUnit, RankError, Ranks, ShardedParameters, WeightDtype};
@@ -82,13 +82,21 @@ fn with_adapter(mut decoder: Decoder, case: Case) -> Decoder {
             alpha: 6.0,
             rank_stabilized: false,
             targets: ModuleMatch::AllLinear,
+            target_parameters: parameters_with_adapters(case),
             exclude: None,
             dropout: 0.0,
             init: LoraInit::Peft,
+            patterns: Patterns::default(),
         };
         decoder.attach_lora(&lora, 3).unwrap();
     }
     decoder
+}
+
+/// Those of experts and routers, where there are some.
+fn parameters_with_adapters(case: Case) -> Vec<String> {
+    let all = ["gate.weight", "experts.gate_up_proj", "experts.down_proj"].map(str::to_owned);
+    if case.experts { all.to_vec() } else { Vec::new() }
 }
 
 /// Five sequences of such lengths that ranks have different numbers of micro-batches.
@@ -222,6 +230,7 @@ fn experts_and_the_loss_of_their_routers_train_on_any_mesh_and_in_any_micro_batc
 #[test]
 fn an_adapter_on_shards_of_a_frozen_model_trains_as_on_the_whole() {
     assert_trains_as_one(Case { lora: true, ..FULL }, &[(2, 2), (4, 2)], TOLERANCE);
+    assert_trains_as_one(Case { lora: true, experts: true, ..FULL }, &[(2, 2), (4, 2)], TOLERANCE);
 }
 
 #[test]

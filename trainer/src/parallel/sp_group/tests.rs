@@ -11,7 +11,7 @@ use rlt_core::types::{Prompt, TokenId};
 use tch::{Kind, Tensor};
 
 use super::*;
-use crate::model::{Adapter, Decoder, LoadOptions, LoraConfig, ModelConfig, ModuleMatch, PackedInput};
+use crate::model::{Adapter, Decoder, LoadOptions, LoraConfig, ModelConfig, ModuleMatch, Patterns, PackedInput};
 use crate::parallel::tests::{actor_on_mesh, on_ranks, trained_parameters};
 use crate::roles::actor::layer_schedule::{self, Model};
 use crate::roles::actor::probe::Sample;
@@ -76,9 +76,11 @@ fn decoder(case: Case) -> Decoder {
             alpha: 6.0,
             rank_stabilized: false,
             targets: ModuleMatch::Names(targets.iter().map(|name| (*name).to_owned()).collect()),
+            target_parameters: Vec::new(),
             exclude: None,
             dropout,
             init: LoraInit::Orthogonal,
+            patterns: Patterns::default(),
         };
         decoder.attach_lora(&lora, 3).unwrap();
     }

@@ -9,7 +9,7 @@ use rlt_torch::{Block, PackedLinear};
 use tch::{Kind, Tensor};
 
 use super::tp_shards::Cut;
-use crate::model::{Adapter, DecoderLayer, Mixture, Routes, gated_activation_packed};
+use crate::model::{Adapter, DecoderLayer, ExpertTensor, Mixture, Routes, gated_activation_packed};
 
 /// Router and experts of a layer, packed.
 #[derive(Debug)]
@@ -39,12 +39,13 @@ impl PackedExperts {
             let own = if shares || cast.data_ptr() != weight.data_ptr() { cast } else { cast.copy() };
             PackedLinear::new(&own, None, rows_hint, Some(block))
         };
-        let router = packed(&weights.router)?;
+        let router = packed(&weights.merged_router(Adapter::On))?;
         let num_experts = weights.router.size()[0];
         let mut experts = Vec::with_capacity(num_experts as usize);
         for expert in 0..num_experts {
-            let gate_up = cut.expert_gate_up(&weights.gate_up.detach().select(0, expert));
-            let down = cut.expert_down(&weights.down.detach().select(0, expert));
+            let merged = |tensor| weights.merged(tensor, expert, Adapter::On);
+            let gate_up = cut.expert_gate_up(&merged(ExpertTensor::GateUp));
+            let down = cut.expert_down(&merged(ExpertTensor::Down));
             experts.push([packed(&gate_up)?, packed(&down)?]);
         }
         let shared_gate = layer.shared_gate().map(|gate| packed(&gate.merged(Adapter::On).weight));

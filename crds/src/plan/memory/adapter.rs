@@ -1,0 +1,74 @@
+//! What an adapter trains: r (inputs + outputs) for each adapted projection, for each expert of an adapted
+//! tensor of experts, and for an adapted router.
+
+use super::Trained;
+use crate::plan::model_config::ModelConfig;
+use crate::spec::LoraSpec;
+
+/// Low-rank pairs that a tensor has.
+struct Pairs {
+    /// One, or one for each expert.
+    num: u64,
+    inputs: u64,
+    outputs: u64,
+    /// How many of them compute a token.
+    per_token: u64,
+}
+
+/// The parameters of the adapter. Targets given by a pattern, or other than by a module's last name, count as
+/// all: an upper bound.
+pub(super) fn trained(lora: &LoraSpec, model: &ModelConfig) -> Trained {
+    let rank = u64::from(lora.rank);
+    let of_layer = |layer_idx| {
+        pairs(lora, model, layer_idx).into_iter().fold(Trained::default(), |sum, pairs| {
+            let Pairs { num, inputs, outputs, per_token } = pairs;
+            Trained {
+                num_parameters: sum.num_parameters + rank * num * (inputs + outputs),
+                largest_of_layer: sum.largest_of_layer.max(rank * num * inputs.max(outputs)),
+                adapter_width: sum.adapter_width + rank * per_token,
+                ..sum
+            }
+        })
+    };
+    (0..model.num_layers).map(of_layer).fold(Trained::default(), |sum, layer| Trained {
+        num_parameters: sum.num_parameters + layer.num_parameters,
+        of_one_layer: sum.of_one_layer.max(layer.num_parameters),
+        largest_of_layer: sum.largest_of_layer.max(layer.largest_of_layer),
+        largest_outside: 0,
+        adapter_width: sum.adapter_width + layer.adapter_width,
+    })
+}
+
+fn pairs(lora: &LoraSpec, model: &ModelConfig, layer_idx: usize) -> Vec<Pairs> {
+    let is_target = |module: &str| {
+        let all = lora.target_pattern.is_some() || is_named(&lora.target_modules, "all-linear");
+        (all || is_named(&lora.target_modules, module)) && !is_named(&lora.exclude_modules, module)
+    };
+    let projections = model.projections(layer_idx).into_iter().filter(|one| is_target(one.name));
+    let projections = projections.map(|projection| Pairs {
+        num: 1,
+        inputs: projection.in_features as u64,
+        outputs: projection.out_features as u64,
+        per_token: 1,
+    });
+    let parameters = model.experts_of(layer_idx).into_iter().flat_map(|experts| {
+        let per_token = experts.num_experts_per_token as u64;
+        experts.adaptable(model.hidden_size).map(move |(name, size)| (name, size, per_token))
+    });
+    let parameters = parameters.filter(|(name, ..)| {
+        // A longer name is one of some layers.
+        is_named(&lora.target_parameters, name)
+            || lora.target_parameters.iter().any(|target| target.ends_with(name))
+    });
+    let parameters = parameters.map(|(_, [num, outputs, inputs], per_token)| Pairs {
+        num,
+        inputs,
+        outputs,
+        per_token: num.min(per_token),
+    });
+    projections.chain(parameters).collect()
+}
+
+fn is_named(names: &[String], module: &str) -> bool {
+    names.iter().any(|name| module == name || module.ends_with(&format!(".{name}")))
+}

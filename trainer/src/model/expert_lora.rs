@@ -1,0 +1,141 @@
+//! Low-rank adapters of a mixture of experts, as PEFT's `target_parameters` makes them: one for each expert
+//! of a tensor that holds all of them, and one of the router.
+//!
+//! ```text
+//! y = x W_e^T + scaling * (x A_e^T) B_e^T    lora_A [e r, in]: one expert after the other
+//!                                            lora_B [out, r e]: the expert changes fastest
+//! ```
+//! Rows are sorted by expert, so that A and B multiply the same stretches as W. The sum of W and B A is made
+//! one expert at a time where weights are merged, and never while training.
+//! Shapes: e experts, r rank, n rows sorted by expert.
+
+use tch::{Kind, Tensor, no_grad};
+
+use super::experts::{ExpertWeights, Routes};
+use super::projection::Adapter;
+
+/// A tensor of all experts' weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ExpertTensor {
+    /// Gate above up.
+    GateUp,
+    /// Down.
+    Down,
+}
+
+impl ExpertTensor {
+    pub(super) const ALL: [Self; 2] = [Self::GateUp, Self::Down];
+
+    /// Its name inside `experts`.
+    fn name(self) -> &'static str {
+        match self {
+            Self::GateUp => "gate_up_proj",
+            Self::Down => "down_proj",
+        }
+    }
+}
+
+/// Low-rank parts of all experts of a tensor: each expert has `scaling * b_e a_e`.
+#[derive(Debug)]
+pub(super) struct ExpertLora {
+    /// [e r, in], f32.
+    pub(super) a: Tensor,
+    /// [out, r e], f32.
+    pub(super) b: Tensor,
+    scaling: f64,
+    num_experts: i64,
+}
+
+impl ExpertLora {
+    pub(super) fn new((a, b): (Tensor, Tensor), scaling: f64, num_experts: i64) -> Self {
+        Self { a, b, scaling, num_experts }
+    }
+
+    /// A of each expert, [e, r, in].
+    fn a_eri(&self) -> Tensor {
+        self.a.unflatten(0, [self.num_experts, -1])
+    }
+
+    /// B of each expert, [e, out, r].
+    fn b_eor(&self) -> Tensor {
+        self.b.unflatten(1, [-1, self.num_experts]).permute([2, 0, 1])
+    }
+
+    /// Adds the adapter's part to the base's products with the rows `x_ni`, in place.
+    pub(super) fn add_to(&self, base: Tensor, x_ni: &Tensor, routes: &Routes) -> Tensor {
+        let (mut base, kind) = (base, x_ni.kind());
+        let inner = routes.rows.linear(x_ni, &self.a_eri().to_kind(kind)) * self.scaling;
+        base.g_add_(&routes.rows.linear(&inner, &self.b_eor().to_kind(kind)))
+    }
+
+    /// What it adds to the weight of one expert, f32 [out, in].
+    fn delta(&self, expert: i64) -> Tensor {
+        self.b_eor().select(0, expert).matmul(&self.a_eri().select(0, expert)) * self.scaling
+    }
+}
+
+impl ExpertWeights {
+    pub(super) fn tensor(&self, tensor: ExpertTensor) -> &Tensor {
+        match tensor {
+            ExpertTensor::GateUp => &self.gate_up,
+            ExpertTensor::Down => &self.down,
+        }
+    }
+
+    pub(super) fn lora_of(&self, tensor: ExpertTensor) -> Option<&ExpertLora> {
+        self.lora[tensor as usize].as_ref()
+    }
+
+    /// The weight of one expert, with the adapter folded in where it is on: summed in f32 and left so.
+    /// Without an adapter a view of the model's own.
+    pub(crate) fn merged(&self, tensor: ExpertTensor, expert: i64, adapter: Adapter) -> Tensor {
+        let weight = self.tensor(tensor).detach().select(0, expert);
+        match (self.lora_of(tensor), adapter) {
+            (Some(lora), Adapter::On) => no_grad(|| weight.to_kind(Kind::Float) + lora.delta(expert)),
+            _ => weight,
+        }
+    }
+
+    /// The router's weight, likewise.
+    pub(crate) fn merged_router(&self, adapter: Adapter) -> Tensor {
+        match (&self.router_lora, adapter) {
+            (Some(lora), Adapter::On) => no_grad(|| lora.folded_into(&self.router)),
+            _ => self.router.detach(),
+        }
+    }
+
+    /// Full name of a tensor.
+    pub(super) fn tensor_name(&self, tensor: ExpertTensor) -> String {
+        format!("{}.experts.{}", self.module, tensor.name())
+    }
+
+    /// Full name of the router's weight.
+    pub(super) fn router_name(&self) -> String {
+        format!("{}.gate.weight", self.module)
+    }
+
+    /// The tensors that have adapters, each with the names of its two matrices. PEFT wraps a module once for
+    /// each adapted tensor: where both are, gate and up lie in the inner wrapper.
+    pub(super) fn adapted(&self) -> impl Iterator<Item = (ExpertTensor, &ExpertLora, [String; 2])> {
+        ExpertTensor::ALL.into_iter().filter_map(|tensor| {
+            let is_inner = tensor == ExpertTensor::GateUp && self.lora_of(ExpertTensor::Down).is_some();
+            let wrapper = if is_inner { ".base_layer" } else { "" };
+            let names = ["A", "B"]
+                .map(|m| format!("base_model.model.{}.experts{wrapper}.lora_{m}.weight", self.module));
+            Some((tensor, self.lora_of(tensor)?, names))
+        })
+    }
+
+    /// Every matrix of the adapters by PEFT's name.
+    pub(super) fn adapter_parameters(&self) -> Vec<(String, Tensor)> {
+        let mut parameters = Vec::new();
+        if let Some(lora) = &self.router_lora {
+            let [name_a, name_b] = super::lora::peft_names(&format!("{}.gate", self.module));
+            parameters.extend([(name_a, lora.a.shallow_clone()), (name_b, lora.b.shallow_clone())]);
+        }
+        for (_, lora, [name_a, name_b]) in self.adapted() {
+            parameters.extend([(name_a, lora.a.shallow_clone()), (name_b, lora.b.shallow_clone())]);
+        }
+        parameters
+    }
+}

@@ -1,0 +1,150 @@
+//! Adapters of experts and routers, as PEFT's `target_parameters` makes them, attached and read.
+//!
+//! ```text
+//! since PEFT 0.19   lora_A [e r, in]     lora_B [out, r e]    delta_e = B_e A_e
+//! PEFT 0.18         lora_A [e r, out]    lora_B [in, r e]     the same with inputs and outputs exchanged
+//! ```
+//! In `lora_A` one expert follows the other, in `lora_B` the expert changes fastest.
+
+use std::path::Path;
+
+use rlt_api::spec::LoraInit;
+use serde_json::Value;
+use tch::{Device, Kind, Tensor};
+
+use super::{LoraConfig, LoraError};
+use crate::model::decoder::Decoder;
+use crate::model::expert_lora::{ExpertLora, ExpertTensor};
+use crate::model::experts::ExpertWeights;
+use crate::model::projection::LoraPair;
+use crate::model::random::TensorRandom;
+
+/// The first version of PEFT with the present layout.
+const PRESENT_LAYOUT: (u64, u64) = (0, 19);
+
+impl Decoder {
+    /// Refuses names of parameters that no layer has, and what PEFT refuses of adapters of parameters.
+    pub(super) fn check_expert_targets(&self, config: &LoraConfig) -> Result<(), LoraError> {
+        if config.target_parameters.is_empty() {
+            return Ok(());
+        }
+        let refused = |field, expected, got| Err(LoraError::NotForParameters { field, expected, got });
+        if config.dropout > 0.0 {
+            return refused("dropout", "0, as PEFT has none there", config.dropout.to_string());
+        }
+        if config.init == LoraInit::Orthogonal {
+            return refused("init", "Peft or Gaussian", "Orthogonal".to_owned());
+        }
+        let experts = || self.layers.iter().filter_map(|layer| layer.experts());
+        for name in &config.target_parameters {
+            let available = experts().flat_map(names_of).any(|parameter| is_match(name, &parameter));
+            if !available {
+                let available = match experts().next() {
+                    None => "none",
+                    Some(_) => "gate.weight, gate_up_proj, down_proj",
+                };
+                return Err(LoraError::UnknownParameter {
+                    name: name.clone(),
+                    available: available.to_owned(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Attaches fresh adapters to the parameters that are named.
+    pub(super) fn attach_to_experts(&mut self, config: &LoraConfig, seed: u64) -> Result<(), LoraError> {
+        let is_target = |name: &str| config.target_parameters.iter().any(|target| is_match(target, name));
+        let device = self.device();
+        let place = |matrix: Tensor| matrix.to_device(device).set_requires_grad(true);
+        for experts in self.layers.iter_mut().filter_map(|layer| layer.experts.as_mut()) {
+            let name = experts.router_name();
+            if is_target(&name) {
+                let (rank, scaling) = config.rank_and_scaling(&name)?;
+                let [num_experts, inputs] = [0, 1].map(|dim: usize| experts.router.size()[dim]);
+                let (a, b) = matrices((config.init, rank), (seed, &name), [1, num_experts, inputs]);
+                experts.router_lora = Some(LoraPair { a: place(a), b: place(b), scaling, dropout: 0.0 });
+            }
+            for tensor in ExpertTensor::ALL {
+                let name = experts.tensor_name(tensor);
+                if is_target(&name) {
+                    let (rank, scaling) = config.rank_and_scaling(&name)?;
+                    let size = [0, 1, 2].map(|dim: usize| experts.tensor(tensor).size()[dim]);
+                    let (a, b) = matrices((config.init, rank), (seed, &name), size);
+                    let lora = ExpertLora::new((place(a), place(b)), scaling, size[0]);
+                    experts.lora[tensor as usize] = Some(lora);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// As PEFT matches parameters: by the whole name, or by its end after a dot.
+fn is_match(target: &str, parameter: &str) -> bool {
+    parameter == target || parameter.strip_suffix(target).is_some_and(|start| start.ends_with('.'))
+}
+
+/// The parameters of router and experts that can have an adapter.
+fn names_of(experts: &ExpertWeights) -> Vec<String> {
+    let tensors = ExpertTensor::ALL.map(|tensor| experts.tensor_name(tensor));
+    std::iter::once(experts.router_name()).chain(tensors).collect()
+}
+
+/// A [e r, in], drawn, and B [out, r e] of zeros, f32 on the CPU.
+fn matrices(
+    (init, rank): (LoraInit, usize),
+    (seed, name): (u64, &str),
+    [num_experts, outputs, inputs]: [i64; 3],
+) -> (Tensor, Tensor) {
+    let mut random = TensorRandom::new(seed, &format!("{name}.lora_A"));
+    let num_rows = num_experts * rank as i64;
+    let num_values = (num_rows * inputs) as usize;
+    let values = match init {
+        LoraInit::Gaussian => random.normal(num_values, 1.0 / rank as f64),
+        LoraInit::Peft | LoraInit::Orthogonal => random.uniform(num_values, (inputs as f64).powf(-0.5)),
+    };
+    let b = Tensor::zeros([outputs, num_rows], (Kind::Float, Device::Cpu));
+    (Tensor::from_slice(&values).reshape([num_rows, inputs]), b)
+}
+
+/// Whether the stored matrices of an adapter of experts are in PEFT 0.18's layout, by their shapes; where both
+/// fit, by the version of PEFT that `document` names.
+pub(super) fn is_in_old_layout(
+    (lora, stored): (&ExpertLora, [&[usize]; 2]),
+    document: &Value,
+    (path, name): (&Path, &str),
+) -> Result<bool, LoraError> {
+    let shapes = [&lora.a, &lora.b].map(Tensor::size);
+    let [[rows_of_a, inputs], [outputs, columns_of_b]] =
+        shapes.each_ref().map(|shape| [0, 1].map(|dim: usize| shape[dim]));
+    let fits = |a: [i64; 2], b: [i64; 2]| {
+        let is_stored = |(shape, stored): (&[i64; 2], &[usize])| {
+            stored.iter().map(|dim| *dim as i64).eq(shape.iter().copied())
+        };
+        [a, b].iter().zip(stored).all(is_stored)
+    };
+    let is_present = fits([rows_of_a, inputs], [outputs, columns_of_b]);
+    let is_old = fits([rows_of_a, outputs], [inputs, columns_of_b]);
+    if !(is_present && is_old) {
+        return Ok(is_old);
+    }
+    let numbers = document["peft_version"].as_str().map(|version| version.split('.').map(str::parse::<u64>));
+    match numbers.map(|mut numbers| (numbers.next(), numbers.next())) {
+        Some((Some(Ok(major)), Some(Ok(minor)))) => Ok((major, minor) < PRESENT_LAYOUT),
+        _ => Err(LoraError::AmbiguousLayout {
+            path: path.to_owned(),
+            tensor: name.to_owned(),
+            shape: shapes[0].clone(),
+            got: document["peft_version"].to_string(),
+        }),
+    }
+}
+
+/// Matrices of PEFT 0.18's layout as those of the present one: both of each expert transposed and exchanged.
+pub(super) fn from_old_layout(a: &Tensor, b: &Tensor, num_experts: i64) -> (Tensor, Tensor) {
+    let (a_ero, b_ire) = (a.unflatten(0, [num_experts, -1]), b.unflatten(1, [-1, num_experts]));
+    // [i, r, e] to [e, r, i], and [e, r, o] to [o, r, e].
+    let (new_a, new_b) = (b_ire.permute([2, 1, 0]), a_ero.permute([2, 1, 0]));
+    (new_a.contiguous().flatten(0, 1), new_b.contiguous().flatten(1, 2))
+}

@@ -1,0 +1,76 @@
+//! Modules and parameters whose adapters have another rank or alpha: PEFT's `rank_pattern` and
+//! `alpha_pattern`. PEFT writes them of itself where gate and up of experts become one tensor.
+
+use fancy_regex::Regex;
+use serde_json::{Map, Value};
+
+use super::LoraError;
+
+/// Regular expressions, each of a whole name or of its end after a dot; of several that match the first
+/// counts.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Patterns {
+    /// Ranks, above 0.
+    pub ranks: Vec<(String, usize)>,
+    /// Alphas.
+    pub alphas: Vec<(String, f64)>,
+}
+
+impl Patterns {
+    /// Those of an `adapter_config.json`.
+    ///
+    /// # Errors
+    /// The field that is of another form, with what was expected.
+    pub(super) fn read(document: &Value) -> Result<Self, (&'static str, &'static str)> {
+        let ranks = entries(document, "rank_pattern", "integers above 0 by pattern", |value| {
+            value.as_u64().filter(|rank| *rank > 0).map(|rank| rank as usize)
+        })?;
+        let alphas = entries(document, "alpha_pattern", "numbers by pattern", Value::as_f64)?;
+        Ok(Self { ranks, alphas })
+    }
+
+    /// What [`Self::read`] reads.
+    pub(super) fn write(&self, document: &mut Value) {
+        let ranks = self.ranks.iter().map(|(pattern, rank)| (pattern.clone(), Value::from(*rank)));
+        document["rank_pattern"] = ranks.collect::<Map<_, _>>().into();
+        // As PEFT, which keeps the integers that most alphas are.
+        let number = |alpha: f64| match alpha.fract() == 0.0 {
+            true => Value::from(alpha as i64),
+            false => Value::from(alpha),
+        };
+        let alphas = self.alphas.iter().map(|(pattern, alpha)| (pattern.clone(), number(*alpha)));
+        document["alpha_pattern"] = alphas.collect::<Map<_, _>>().into();
+    }
+
+    /// Rank and alpha of a module or a parameter, where patterns say some.
+    pub(super) fn of(&self, name: &str) -> Result<(Option<usize>, Option<f64>), LoraError> {
+        Ok((first_match(&self.ranks, name)?, first_match(&self.alphas, name)?))
+    }
+}
+
+fn first_match<T: Copy>(patterns: &[(String, T)], name: &str) -> Result<Option<T>, LoraError> {
+    for (pattern, value) in patterns {
+        let bad = |source| LoraError::BadPattern { pattern: pattern.clone(), source: Box::new(source) };
+        let regex = Regex::new(&format!(r"^(?:.*\.)?(?:{pattern})$")).map_err(bad)?;
+        if regex.is_match(name).map_err(bad)? {
+            return Ok(Some(*value));
+        }
+    }
+    Ok(None)
+}
+
+fn entries<T>(
+    document: &Value,
+    field: &'static str,
+    expected: &'static str,
+    read: impl Fn(&Value) -> Option<T>,
+) -> Result<Vec<(String, T)>, (&'static str, &'static str)> {
+    match &document[field] {
+        Value::Null => Ok(Vec::new()),
+        Value::Object(entries) => {
+            let read = entries.iter().map(|(pattern, value)| Some((pattern.clone(), read(value)?)));
+            read.collect::<Option<_>>().ok_or((field, expected))
+        }
+        _ => Err((field, expected)),
+    }
+}
