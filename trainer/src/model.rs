@@ -31,6 +31,7 @@ mod packed;
 mod projection;
 mod random;
 mod rope;
+mod routes;
 mod weights;
 
 pub use balance::{RouterLoad, RouterTap};
@@ -50,6 +51,7 @@ pub use packed::PackedInput;
 pub use projection::{Adapter, Dropout, Projection, ProjectionWeights};
 pub use rlt_api::plan::model_config::{Family, ModelConfig, OutputHead};
 pub use rope::RopeTables;
+pub use routes::{RouteCounts, RouteLog, RouteWatch, RoutesOfCompletion};
 pub use weights::Weights;
 
 #[cfg(test)]

@@ -15,6 +15,8 @@ mod life;
 mod models;
 #[path = "rollout/ranks.rs"]
 mod ranks;
+#[path = "rollout/routes.rs"]
+mod routes;
 #[path = "rollout/stopping.rs"]
 mod stopping;
 #[path = "rollout/tensor_parallel.rs"]

@@ -116,7 +116,7 @@ fn a_run_that_was_prolonged_equals_one_that_was_not() {
 /// An adapter of each expert and of the router; the loss of routers counts choices in a pass of its own.
 #[test]
 fn adapters_of_experts_are_resumed() {
-    prolong(&json!({
+    let (whole, resumed) = prolonged(&json!({
         "model": {
             "architecture": { "family": "Qwen3Moe", "experts": { "count": 4, "perToken": 2 } },
             "lora": {
@@ -126,6 +126,12 @@ fn adapters_of_experts_are_resumed() {
         },
         "training": { "routerAuxLossCoef": 0.01 }
     }));
+    assert_same_run(&whole, &resumed);
+    for step in whole.steps() {
+        assert!(step["moe/route_agreement"].as_f64() > Some(0.99), "{step}");
+        let [mean, first] = ["moe/busiest_expert", "moe/busiest_expert/layer_0"].map(|name| step[name].as_f64());
+        assert!(mean > Some(0.2499) && first > Some(0.2499) && mean <= Some(0.5), "{step}");
+    }
 }
 
 #[test]

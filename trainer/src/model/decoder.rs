@@ -85,6 +85,7 @@ impl Decoder {
             adapter,
             dropout_seed: None,
             router: None,
+            routes: None,
         }
     }
 

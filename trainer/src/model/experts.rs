@@ -97,6 +97,8 @@ pub(crate) struct ExpertWeights {
     /// Module name of the mixture, for example `model.layers.0.mlp`.
     pub(crate) module: String,
     pub(crate) mixture: Mixture,
+    /// How many layers before this one have experts.
+    pub(super) place: usize,
     /// [e, d].
     pub(crate) router: Tensor,
     /// Gate above up, [e, 2 i, d].
@@ -125,6 +127,7 @@ impl ExpertWeights {
             gate_up: of(&format!("{module}.experts.gate_up_proj"), &[num, 2 * width, hidden])?,
             down: of(&format!("{module}.experts.down_proj"), &[num, hidden, width])?,
             mixture: Mixture::of(experts),
+            place: experts.layers[..layer_idx].iter().filter(|has_experts| **has_experts).count(),
             lora: [None, None],
             router_lora: None,
             module,
@@ -152,6 +155,7 @@ impl ExpertWeights {
         Self {
             module: self.module.clone(),
             mixture: self.mixture,
+            place: self.place,
             router: of(&self.router),
             gate_up: of(&self.gate_up),
             down: of(&self.down),

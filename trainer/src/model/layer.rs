@@ -18,6 +18,7 @@ use super::norms::LayerNorms;
 use super::ops;
 use super::projection::{Adapter, Dropout, Projection, ProjectionWeights};
 use super::rope::RopeTables;
+use super::routes::RouteWatch;
 
 /// What all layers of one forward pass share.
 #[derive(Debug)]
@@ -40,6 +41,8 @@ pub struct LayerContext {
     pub dropout_seed: Option<u64>,
     /// What looks at the routes of layers that have experts.
     pub router: Option<RouterTap>,
+    /// What counts them for metrics.
+    pub routes: Option<RouteWatch>,
 }
 
 impl LayerContext {
@@ -406,7 +409,10 @@ impl ExpertProducts for OwnExperts<'_> {
     }
 
     fn observe(&self, routes: &Routes) {
-        self.projections.context.router.iter().for_each(|tap| tap.observe(routes));
+        let LayerContext { router, routes: watch, .. } = self.projections.context;
+        router.iter().for_each(|tap| tap.observe(routes));
+        let (place, num_experts) = (self.weights.place, self.weights.router.size()[0] as usize);
+        watch.iter().for_each(|watch| watch.observe(place, num_experts, routes));
     }
 
     fn outputs(&self, normed_td: &Tensor, routes: &Routes) -> Result<Tensor, Infallible> {

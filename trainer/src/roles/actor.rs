@@ -21,10 +21,13 @@ pub(crate) mod layer_schedule;
 mod micro_batch;
 pub(crate) mod probe;
 mod role;
+pub(crate) mod routes;
 pub(crate) mod scoring;
 
+use std::cell::RefCell;
 use std::ops::Range;
 use std::path::PathBuf;
+use std::rc::Rc;
 
 use rlt_core::loss::{LossError, LossMetrics, PreparedLoss};
 use rlt_core::packing::PackingError;
@@ -37,6 +40,7 @@ use self::layer_schedule::Model;
 pub use self::micro_batch::MicroBatch;
 pub use self::probe::ProbeError;
 pub use self::role::ActorRole;
+use self::routes::WatchedRoutes;
 use crate::model::Decoder;
 use crate::parallel::{DecoderUnits, RankError, Ranks, ShardedParameters};
 use crate::roles::learner::{Learner, TrainingPass};
@@ -113,6 +117,8 @@ pub struct Actor {
     router_loss: Option<f64>,
     /// Its derivatives by probabilities in the update at hand, scaled as its losses are.
     router_slopes: Option<Vec<f32>>,
+    /// What is counted of the routers' choices.
+    watched_routes: RefCell<Option<Rc<WatchedRoutes>>>,
     ranks: Ranks,
     /// The same ranks as they share the tokens of passes without gradients.
     scoring_ranks: Ranks,
@@ -146,6 +152,7 @@ impl Actor {
             dropout_seed: None,
             router_loss: None,
             router_slopes: None,
+            watched_routes: RefCell::default(),
             ranks,
             scoring_ranks,
             shards: None,
@@ -288,6 +295,7 @@ impl Learner for Actor {
             offload_inputs_to: self.offload_inputs_to.as_deref(),
             dropout_seed: self.dropout_seed,
             router_slopes: self.router_slopes.as_deref(),
+            routes: self.watched_routes.borrow().clone(),
         }
     }
 

@@ -126,7 +126,7 @@ impl Critic {
         let of_hidden =
             |predicting_cd: &Tensor, _: &MicroBatch| scoring::TokenNumbers::of(&self.head(predicting_cd));
         let [values] =
-            scoring::of_batch(self.model(), &self.ranks, batch, Adapter::On, max_tokens, of_hidden)?;
+            scoring::of_batch(self.model(), &self.ranks, batch, (Adapter::On, None), max_tokens, of_hidden)?;
         Ok(values)
     }
 
@@ -224,6 +224,7 @@ impl Learner for Critic {
             offload_inputs_to: self.options.offload.activations(),
             dropout_seed: None,
             router_slopes: None,
+            routes: None,
         }
     }
 

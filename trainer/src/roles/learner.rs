@@ -11,6 +11,7 @@
 
 use std::ops::Range;
 use std::path::Path;
+use std::rc::Rc;
 
 use rlt_core::batch::Batch;
 use rlt_core::metrics::Metrics;
@@ -19,6 +20,7 @@ use tch::Tensor;
 use crate::model::{Adapter, RouterTap};
 use crate::parallel::RankError;
 use crate::roles::actor::layer_schedule::{self, Model};
+use crate::roles::actor::routes::WatchedRoutes;
 use crate::roles::actor::{ActorError, MicroBatch, OuterGradients};
 use crate::roles::optim::{LossScale, StepOutcome};
 use crate::roles::trainable::Trainable;
@@ -94,6 +96,8 @@ pub(crate) struct TrainingPass<'a> {
     pub dropout_seed: Option<u64>,
     /// Derivatives of the routers' auxiliary loss by the probability of each expert; `None` without one.
     pub router_slopes: Option<&'a [f32]>,
+    /// What is counted of the routers' choices; `None` where nobody asks.
+    pub routes: Option<Rc<WatchedRoutes>>,
 }
 
 impl TrainingPass<'_> {
@@ -110,6 +114,7 @@ impl TrainingPass<'_> {
         context.router = self
             .router_slopes
             .map(|slopes| RouterTap::balancing(context.token_weights(&micro_batch.input.tokens), slopes));
+        context.routes = self.routes.as_ref().map(|routes| routes.watch(micro_batch));
         let keep = layer_schedule::Keep {
             inputs_only: self.activation_checkpointing,
             embedding_gradient: outer_gradients.wants_embedding(),
@@ -124,6 +129,7 @@ impl TrainingPass<'_> {
             (normed_td.zeros_like().index_add_(0, &micro_batch.predictors_c, &grad_cd), made)
         };
         let grad_embedded = layer_schedule::backward_through(model, tape, &context, &grad_normed_td)?;
+        self.routes.iter().for_each(|routes| routes.add(context.routes.take()));
         if let Some(grad_td) = grad_embedded {
             outer_gradients.scatter_embedding(model.decoder, &micro_batch.input.tokens, &grad_td);
         }

@@ -38,6 +38,7 @@ mod experts;
 mod kv_cache;
 mod memory;
 mod role;
+mod routes;
 mod runner;
 mod sampler;
 mod tp_shards;

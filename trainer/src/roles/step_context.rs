@@ -7,11 +7,13 @@ use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use rlt_core::batch::Batch;
+use rlt_core::batch::{Batch, BatchSequence};
+use rlt_core::digest::combine;
 use rlt_core::metrics::{Metrics, rollout_metrics};
-use rlt_core::types::RolloutGroup;
+use rlt_core::types::{RolloutGroup, TokenId};
 
 use crate::data::seeds::{SeedUse, seed};
+use crate::model::RoutesOfCompletion;
 use crate::observe::phases::{self, PhaseClock, cost_metrics};
 use crate::observe::stop::{StopReason, StopRequest};
 use crate::observe::tracking::{CompletionRecord, Stage};
@@ -51,6 +53,8 @@ struct StepRecord {
     trained_tokens: BTreeMap<&'static str, usize>,
     num_sampled_tokens: Option<usize>,
     completions: Vec<CompletionRecord>,
+    /// What routers chose in the rollout, by [`key_of`] prompt and completion.
+    routes: BTreeMap<u64, RoutesOfCompletion>,
 }
 
 impl Default for StepRecord {
@@ -62,6 +66,7 @@ impl Default for StepRecord {
             trained_tokens: BTreeMap::new(),
             num_sampled_tokens: None,
             completions: Vec::new(),
+            routes: BTreeMap::new(),
         }
     }
 }
@@ -76,6 +81,12 @@ pub(crate) struct StepReport {
     pub num_skipped: usize,
     /// Completions for people to read.
     pub completions: Vec<CompletionRecord>,
+}
+
+/// A number for a completion of a prompt.
+pub(crate) fn key_of(prompt: &[TokenId], completion: &[TokenId]) -> u64 {
+    let tokens = prompt.iter().chain(completion);
+    tokens.fold(prompt.len() as u64, |key, token| combine(key, u64::from(*token)))
 }
 
 impl StepContext {
@@ -159,6 +170,21 @@ impl StepContext {
         record.completions = completions;
     }
 
+    /// Takes note of what routers chose in the rollout, by [`key_of`] prompt and completion.
+    pub(crate) fn record_routes(&self, routes: impl Iterator<Item = (u64, RoutesOfCompletion)>) {
+        self.record.borrow_mut().routes.extend(routes);
+    }
+
+    /// The same, of the rows of `batch` that are known.
+    pub(crate) fn routes_of(&self, batch: &Batch) -> Vec<Option<RoutesOfCompletion>> {
+        let record = self.record.borrow();
+        if record.routes.is_empty() {
+            return Vec::new();
+        }
+        let key = |sequence: &BatchSequence| key_of(&sequence.prompt.tokens, &sequence.completion);
+        batch.sequences.iter().map(|sequence| record.routes.get(&key(sequence)).cloned()).collect()
+    }
+
     /// `hook` is called on every rank when another role computes after sampling, or the step ends.
     pub(crate) fn when_sampling_ends(&self, hook: impl Fn() -> Result<(), HookError> + 'static) {
         self.sampling_hooks.borrow_mut().push(Box::new(hook));
@@ -187,7 +213,7 @@ impl StepContext {
 
     /// What the step has left behind, its cost included.
     pub(crate) fn end_step(&self) -> StepReport {
-        let StepRecord { clock, mut metrics, num_skipped, trained_tokens, num_sampled_tokens, completions } =
+        let StepRecord { clock, mut metrics, num_skipped, trained_tokens, num_sampled_tokens, completions, .. } =
             self.record.take();
         let num_tokens = trained_tokens.into_values().max().unwrap_or_default();
         metrics.insert("training/num_skipped_updates".into(), num_skipped as f64);

@@ -32,7 +32,7 @@ impl Actor {
         let of_hidden = |predicting_cd: &Tensor, _: &MicroBatch| {
             TokenNumbers::of_rows(&self.decoder.labels(predicting_cd))
         };
-        of_batch(self.scoring_model(), &self.scoring_ranks, batch, Adapter::On, max_tokens, of_hidden)
+        of_batch(self.scoring_model(), &self.scoring_ranks, batch, (Adapter::On, None), max_tokens, of_hidden)
     }
 
     /// Adds the gradient of a loss, of which `derivatives` are those by each label's number at the positions

@@ -150,6 +150,17 @@ impl Predicted {
         self.0.iter().map(|place| per_token[*place]).collect()
     }
 
+    /// The row of each, and its place among that row's completion tokens.
+    pub(crate) fn in_rows<'a>(&'a self, rows: &'a Rows) -> impl Iterator<Item = (usize, usize)> + 'a {
+        let mut row = 0;
+        self.0.iter().map(move |place| {
+            while rows.range(row).end <= *place {
+                row += 1;
+            }
+            (row, place - rows.range(row).start)
+        })
+    }
+
     /// The stretches of `chunk`, a range of the c tokens, in which these follow each other in their rows:
     /// each by its place in the chunk, and its place among the completion tokens of all rows.
     pub(crate) fn stretches(

@@ -38,9 +38,11 @@ impl ActorRole {
     /// [`StepError::Actor`].
     pub fn score(&self, mut batch: Batch) -> Result<Batch, StepError> {
         self.context.end_sampling()?;
+        self.actor.watch_routes(self.context.routes_of(&batch));
         let score = || self.actor.score(&batch, Adapter::On, self.max_logprob_tokens);
         let scores = self.context.measure("old_log_prob", score)?;
         self.record_mismatch(&batch, &scores.logprobs)?;
+        self.record_routes()?;
         batch.old_logprobs = Some(scores.logprobs);
         Ok(batch)
     }
@@ -146,9 +148,23 @@ impl ActorRole {
     fn update_by(&mut self, batch: &Batch, plan: &UpdatePlan) -> Result<UpdateReport, StepError> {
         self.context.end_sampling()?;
         self.context.watch().begin_phase(Phase::Update, 0);
+        // What was scored was counted there.
+        if batch.old_logprobs.is_none() {
+            self.actor.watch_routes(self.context.routes_of(batch));
+        }
         let report = self.context.measure("update_actor", || update(&mut self.actor, batch, plan))?;
+        self.record_routes()?;
         self.context.record_update("actor", batch, report.updates.num_skipped);
         Ok(report)
+    }
+
+    /// How often routers chose the experts that they chose in the rollout, and how evenly they choose.
+    fn record_routes(&self) -> Result<(), StepError> {
+        let Some(counts) = self.actor.take_route_counts()? else { return Ok(()) };
+        let layers = self.actor.decoder.config.experts.iter().flat_map(|experts| experts.layers.iter().enumerate());
+        let layer_idxs = layers.filter(|(_, has_experts)| **has_experts).map(|(layer_idx, _)| layer_idx);
+        self.context.record(counts.metrics(layer_idxs));
+        Ok(())
     }
 
     /// The distance between rollout and actor over everything sampled: tokens that a correction rejects for

@@ -9,6 +9,7 @@ use rlt_torch::{DeviceHead, HostCalls};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::layer_schedule::{self, Model};
+use super::routes::WatchedRoutes;
 use super::{Actor, ActorError, MicroBatch, TokenScores};
 use crate::model::{Adapter, Decoder};
 use crate::parallel::Ranks;
@@ -83,14 +84,14 @@ pub(crate) fn of_batch<const N: usize>(
     model: Model<'_>,
     ranks: &Ranks,
     batch: &Batch,
-    adapter: Adapter,
+    (adapter, routes): (Adapter, Option<&WatchedRoutes>),
     max_tokens: usize,
     of_hidden: impl Fn(&Tensor, &MicroBatch) -> Result<TokenNumbers<N>, rlt_torch::Error>,
 ) -> Result<[Vec<f64>; N], ActorError> {
     let rows: Vec<usize> = (0..batch.rows.num_rows()).collect();
     let own = MicroBatch::share(batch, &rows, model.decoder, max_tokens, ranks)?;
     let passes = model.passes(ranks, own)?;
-    let numbers = of_passes(model, &passes, adapter, of_hidden)?;
+    let numbers = of_passes(model, &passes, (adapter, routes), of_hidden)?;
     let mut all = [(); N].map(|()| vec![0.0; batch.rows.num_tokens()]);
     for (micro_batch, numbers) in passes.iter().flatten().zip(&numbers) {
         for (all, numbers) in all.iter_mut().zip(numbers) {
@@ -106,7 +107,7 @@ pub(crate) fn of_batch<const N: usize>(
 fn of_passes<const N: usize>(
     model: Model<'_>,
     passes: &[Option<MicroBatch>],
-    adapter: Adapter,
+    (adapter, routes): (Adapter, Option<&WatchedRoutes>),
     of_hidden: impl Fn(&Tensor, &MicroBatch) -> Result<TokenNumbers<N>, rlt_torch::Error>,
 ) -> Result<Vec<[Vec<f64>; N]>, ActorError> {
     let mut calls = HostCalls::new();
@@ -116,7 +117,7 @@ fn of_passes<const N: usize>(
             model.pass_by()?;
             continue;
         };
-        let numbers = of_micro_batch(model, micro_batch, adapter, &of_hidden)?;
+        let numbers = of_micro_batch(model, micro_batch, (adapter, routes), &of_hidden)?;
         arriving.push(numbers.fetch(&mut calls)?);
     }
     calls.wait()?;
@@ -128,11 +129,13 @@ fn of_passes<const N: usize>(
 fn of_micro_batch<const N: usize>(
     model: Model<'_>,
     micro_batch: &MicroBatch,
-    adapter: Adapter,
+    (adapter, routes): (Adapter, Option<&WatchedRoutes>),
     of_hidden: impl Fn(&Tensor, &MicroBatch) -> Result<TokenNumbers<N>, rlt_torch::Error>,
 ) -> Result<TokenNumbers<N>, ActorError> {
-    let context = model.decoder.context(&micro_batch.input, adapter);
+    let mut context = model.decoder.context(&micro_batch.input, adapter);
+    context.routes = routes.map(|routes| routes.watch(micro_batch));
     let normed_td = layer_schedule::infer(model, &micro_batch.input, &context)?;
+    routes.iter().for_each(|routes| routes.add(context.routes.take()));
     let numbers = no_grad(|| {
         let predicting_cd = normed_td.index_select(0, &micro_batch.predictors_c);
         of_hidden(&predicting_cd, micro_batch)
@@ -153,7 +156,8 @@ impl Actor {
         adapter: Adapter,
         max_tokens: usize,
     ) -> Result<TokenScores, ActorError> {
-        self.score_through(self.scoring_model(), batch, adapter, max_tokens)
+        let routes = self.watched_routes.borrow().clone().filter(|_| adapter == Adapter::On);
+        self.score_through(self.scoring_model(), batch, (adapter, routes.as_deref()), max_tokens)
     }
 
     /// The same under another policy: a frozen reference, without an adapter.
@@ -168,18 +172,18 @@ impl Actor {
     ) -> Result<TokenScores, ActorError> {
         let sp_group = self.scoring_ranks.sp_group();
         let model = Model { decoder: policy.decoder(), shards: policy.shards(), sp_group };
-        self.score_through(model, batch, Adapter::Off, max_tokens)
+        self.score_through(model, batch, (Adapter::Off, None), max_tokens)
     }
 
     fn score_through(
         &self,
         model: Model<'_>,
         batch: &Batch,
-        adapter: Adapter,
+        passes: (Adapter, Option<&WatchedRoutes>),
         max_tokens: usize,
     ) -> Result<TokenScores, ActorError> {
         let score = self.logprobs_and_entropies(model.decoder);
-        let [logprobs, entropies] = of_batch(model, &self.scoring_ranks, batch, adapter, max_tokens, score)?;
+        let [logprobs, entropies] = of_batch(model, &self.scoring_ranks, batch, passes, max_tokens, score)?;
         Ok(TokenScores { logprobs, entropies })
     }
 
@@ -194,7 +198,7 @@ impl Actor {
         adapter: Adapter,
     ) -> Result<Vec<TokenScores>, ActorError> {
         let model = self.model();
-        let scores = of_passes(model, passes, adapter, self.logprobs_and_entropies(model.decoder))?;
+        let scores = of_passes(model, passes, (adapter, None), self.logprobs_and_entropies(model.decoder))?;
         let over_stream = |[mut logprobs, mut entropies]: [Vec<f64>; 2]| {
             self.ranks.all_reduce_over_sp(&mut logprobs)?;
             self.ranks.all_reduce_over_sp(&mut entropies)?;
@@ -237,7 +241,7 @@ impl Actor {
             TokenNumbers::of(&Tensor::cat(&sums.collect::<Vec<_>>(), 0))
         };
         let (model, ranks) = (self.scoring_model(), &self.scoring_ranks);
-        let [sums] = of_batch(model, ranks, batch, Adapter::On, max_tokens, of_hidden)?;
+        let [sums] = of_batch(model, ranks, batch, (Adapter::On, None), max_tokens, of_hidden)?;
         Ok(sums)
     }
 }

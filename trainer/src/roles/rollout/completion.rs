@@ -18,6 +18,8 @@ struct Draft {
     text: IncrementalText,
     end: Option<End>,
     completion: Option<Completion>,
+    /// Digests of the experts that computed what its tokens were drawn from.
+    routes: Vec<u16>,
 }
 
 /// Why a sample ended, and where its text does when a stop string cut it.
@@ -89,6 +91,25 @@ impl<'a> Drafts<'a> {
             if stopped { Some(FinishReason::Stop) } else { is_longest.then_some(FinishReason::Length) };
         draft.end = reason.map(|reason| End { reason, text_len: matched });
         Ok(reason.is_some())
+    }
+
+    /// Records the experts of the pass that a sample's next token is drawn from, a digest for each layer;
+    /// those of a request's other samples than the first are not kept.
+    pub(super) fn log_routes(
+        &mut self,
+        (request_idx, sample_idx): Sample,
+        digests: impl Iterator<Item = u16>,
+    ) {
+        if sample_idx == 0 {
+            self.drafts[request_idx][sample_idx].routes.extend(digests);
+        }
+    }
+
+    /// What was recorded of each request's first sample.
+    pub(super) fn take_routes(&mut self) -> Vec<Vec<u16>> {
+        let first =
+            |drafts: &mut Vec<Draft>| drafts.first_mut().map(|draft| std::mem::take(&mut draft.routes));
+        self.drafts.iter_mut().map(|drafts| first(drafts).unwrap_or_default()).collect()
     }
 
     /// Turns a finished sample into its completion.

@@ -18,7 +18,7 @@ use super::runner::ModelRunner;
 use super::sampler::{self, Drawn};
 use super::weights::RolloutWeights;
 use super::{RolloutError, RolloutOptions, RolloutProgress, RolloutRequest, RolloutStats, WeightDigest};
-use crate::model::Decoder;
+use crate::model::{Decoder, RouteLog};
 use crate::parallel::{DecoderUnits, RankError, TpGroup};
 
 /// Rows beyond which a packed weight's layout no longer depends on their number.
@@ -37,13 +37,15 @@ pub struct RolloutEngine {
     /// Calls of [`Self::sync_weights`] that packed weights.
     num_syncs: u64,
     stats: RolloutStats,
+    /// What routers chose for the first sample of each request of the last call.
+    routes: Vec<Vec<u16>>,
 }
 
 impl RolloutEngine {
     /// An engine without weights; it takes memory with the first [`Self::sync_weights`].
     pub fn new(options: RolloutOptions) -> Self {
-        let (known, num_syncs, stats) = Default::default();
-        Self { options, ranks: None, weights: None, cache: None, known, num_syncs, stats }
+        let (known, num_syncs, stats, routes) = Default::default();
+        Self { options, ranks: None, weights: None, cache: None, known, num_syncs, stats, routes }
     }
 
     /// The same engine, of whose weights this rank packs a shard. All of `ranks` make the same calls with the
@@ -116,6 +118,13 @@ impl RolloutEngine {
         self.stats
     }
 
+    /// What routers chose in the last call of [`Self::generate`] for the first sample of each request: for
+    /// each of its tokens a digest of the experts in each layer that has some, of the pass that the token was
+    /// sampled from. Empty without experts.
+    pub fn take_routes(&mut self) -> Vec<Vec<u16>> {
+        std::mem::take(&mut self.routes)
+    }
+
     /// Writes all samples of all requests; one list a request, in the order of its seeds.
     ///
     /// `progress` is called after each step and may end the generation there, on all ranks that sample as
@@ -165,13 +174,14 @@ impl RolloutEngine {
             let decoder = device::DeviceDecoder::new(weights, cache, &bounds)?;
             device::run(decoder, &mut scheduler, &mut drafts, (&mut stats, &mut watch))?;
         } else {
-            let mut runner = ModelRunner { weights, cache };
+            let mut runner = ModelRunner { weights, cache, routes: RouteLog::default() };
             run(&mut runner, &mut scheduler, &mut drafts, (&mut stats, &mut watch, ranks))?;
         }
         stats.num_tokens = watch.done.num_tokens;
         stats.num_prefilled_tokens = scheduler.stats().prefilled_tokens;
         stats.num_preemptions = scheduler.stats().preemptions;
         self.stats = stats;
+        self.routes = drafts.take_routes();
         Ok(drafts.into_completions())
     }
 
@@ -233,6 +243,10 @@ fn run(
         let params: Vec<&SamplingParams> =
             running.iter().map(|s| &requests[s.request_idx].sampling).collect();
         let drawn = timed(&mut stats.sampling_time, || sampler::draw_rows(&logits_bv, running, &params))?;
+        let routes = runner.routes.take();
+        for (row, sequence) in running.iter().enumerate() {
+            drafts.log_routes(sequence.sample(), routes.iter().map(|digests| digests[row]));
+        }
         let push = |(s, &drawn): (&Sequence, &Drawn)| {
             Ok((drawn.token, drafts.push(s.sample(), drawn, s.is_at_last_token())?))
         };

@@ -14,7 +14,7 @@ use rlt_core::sampling::SamplingParams;
 use rlt_core::tensor_parallel::SampleAssignment;
 use rlt_core::types::{Completion, Prompt};
 
-use super::{RolloutEngine, RolloutError, RolloutProgress, RolloutRequest, RolloutStats};
+use super::{RolloutEngine, RolloutError, RolloutProgress, RolloutRequest, RolloutStats, routes};
 use crate::data::seeds::SeedUse;
 use crate::data::tokenizer::Tokenizer;
 use crate::observe::phases::memory;
@@ -225,6 +225,9 @@ impl RolloutRole {
             }
         };
         let completions = self.context.measure("gen", || self.generate(policy, &requests, &mut submit))?;
+        if plan.phase == Phase::Rollout {
+            self.exchange_routes(policy, &requests, completions.as_deref().unwrap_or_default())?;
+        }
         let own = completions.map(|completions| {
             let sampled = own_idxs.into_iter().zip(completions);
             sampled.filter(|(prompt_idx, _)| assignment.judge_of(*prompt_idx) == rank).collect()
@@ -234,6 +237,26 @@ impl RolloutRole {
         let cost =
             if is_counted { SamplingCost::of(self.engine.borrow().stats()) } else { SamplingCost::default() };
         Ok(Sampled { prompts: prompts.to_vec(), own, judging, assignment, policy_version, cost })
+    }
+
+    /// Tells all ranks what routers chose for the first completion of each request, for the actor to compare
+    /// its own choices with.
+    fn exchange_routes(
+        &self,
+        policy: &ActorRole,
+        requests: &[RolloutRequest],
+        completions: &[Vec<Completion>],
+    ) -> Result<(), StepError> {
+        if policy.actor.decoder.config.experts.is_none() {
+            return Ok(());
+        }
+        let mut engine = self.engine.borrow_mut();
+        // Ranks of a tensor-parallel group choose alike: one of them tells.
+        let tells = self.ranks.rank().is_multiple_of(engine.num_shards());
+        let own =
+            if tells { routes::logged(requests, completions, engine.take_routes()) } else { Vec::new() };
+        self.context.record_routes(routes::all_gather(&self.ranks, own)?.into_iter());
+        Ok(())
     }
 
     /// Lets the engine hold the actor's weights of `policy_version`, if it does not yet. Where ranks share

@@ -7,13 +7,15 @@ use tch::Tensor;
 
 use super::kv_cache::{KvCache, LayerCache};
 use super::weights::RolloutWeights;
-use crate::model::DecoderLayer;
+use crate::model::{DecoderLayer, RouteLog};
 use crate::parallel::RankError;
 
 /// Packed weights and a cache to write to.
 pub(super) struct ModelRunner<'a> {
     pub(super) weights: &'a RolloutWeights,
     pub(super) cache: &'a mut KvCache,
+    /// What routers chose in the last decode.
+    pub(super) routes: RouteLog,
 }
 
 /// One pass over a stream of tokens.
@@ -37,19 +39,19 @@ enum Context {
 impl ModelRunner<'_> {
     /// Stores keys and values of a step's prompts, pass by pass.
     pub(super) fn prefill(&mut self, step: &Step) -> Result<(), RankError> {
-        step.prefill_passes().try_for_each(|pass| self.forward(&prepare_prefill(pass)).map(drop))
+        step.prefill_passes().try_for_each(|pass| self.forward(&prepare_prefill(pass), false).map(drop))
     }
 
     /// Feeds in each sequence's last token; logits [b, v] of the next ones, f32.
     pub(super) fn decode(&mut self, sequences: &[Sequence]) -> Result<Tensor, RankError> {
         let batch = prepare_decode(sequences, self.cache.block_size());
-        let hidden_bd = self.forward(&batch)?;
+        let hidden_bd = self.forward(&batch, true)?;
         let normed_bd = self.weights.frame.final_norm(&hidden_bd);
         Ok(self.weights.logits(&normed_bd)?.to_kind(tch::Kind::Float))
     }
 
     /// Hidden states [t, d] behind the last layer.
-    fn forward(&mut self, batch: &Batch) -> Result<Tensor, RankError> {
+    fn forward(&mut self, batch: &Batch, logs_routes: bool) -> Result<Tensor, RankError> {
         let tokens = Tensor::from_slice(&batch.tokens);
         let position_ids = Tensor::from_slice(&batch.position_ids);
         let rope = self.weights.frame.rope(&position_ids);
@@ -61,7 +63,8 @@ impl ModelRunner<'_> {
                 rlt_torch::write_kv(&mut cache.keys, &mut cache.values, k_tkd, v_tkd, &batch.slot_mapping);
                 attention(layer, [q_thd, k_tkd, v_tkd], cache)
             };
-            let projections = self.weights.projections(layer_idx);
+            let routes = Some(&self.routes).filter(|_| logs_routes);
+            let projections = self.weights.projections(layer_idx, routes);
             hidden_td = layer.forward_with(&hidden_td, &rope, &projections, &mut attend)?;
         }
         Ok(hidden_td)

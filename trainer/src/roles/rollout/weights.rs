@@ -22,7 +22,7 @@ use super::wide_heads::HeadLayout;
 use super::{RolloutError, WeightDigest};
 use crate::model::{
     Adapter, Decoder, DecoderLayer, DenseProducts, ExpertProducts, FeedForward, Mixture, ProjectionWeights,
-    Projections, Routes,
+    Projections, RouteLog, Routes,
 };
 use crate::parallel::{DecoderUnits, FsdpUnit, RankError, TpGroup};
 
@@ -106,9 +106,10 @@ impl RolloutWeights {
         Ok(Self { frame, shard, head_layout, layers, head, ranks, digest, policy_version })
     }
 
-    /// The products of a layer, as the body of layers multiplies with them.
-    pub(super) fn projections(&self, layer_idx: usize) -> TpProjections<'_> {
-        TpProjections { layer: &self.layers[layer_idx], ranks: self.ranks.as_deref() }
+    /// The products of a layer, as the body of layers multiplies with them; `routes` takes what its router
+    /// chooses.
+    pub(super) fn projections<'a>(&'a self, layer_idx: usize, routes: Option<&'a RouteLog>) -> TpProjections<'a> {
+        TpProjections { layer: &self.layers[layer_idx], ranks: self.ranks.as_deref(), routes }
     }
 
     /// The ranks that have shards of the same weights.
@@ -329,6 +330,7 @@ fn fused(parts: &[ProjectionWeights], kind: Kind, shares: bool) -> (Tensor, Opti
 pub(super) struct TpProjections<'a> {
     layer: &'a PackedLayer,
     ranks: Option<&'a TpGroup>,
+    routes: Option<&'a RouteLog>,
 }
 
 impl TpProjections<'_> {
@@ -401,7 +403,9 @@ impl ExpertProducts for TpExperts<'_> {
         self.packed.scores(normed_td)
     }
 
-    fn observe(&self, _: &Routes) {}
+    fn observe(&self, routes: &Routes) {
+        self.products.routes.iter().for_each(|log| log.push(routes));
+    }
 
     fn outputs(&self, normed_td: &Tensor, routes: &Routes) -> Result<Tensor, RankError> {
         self.products.summed(self.packed.outputs(normed_td, routes))
