@@ -10,19 +10,23 @@ mod experts;
 mod families;
 mod fields;
 mod head;
+mod latent;
 mod norms;
 mod parse;
 mod rope;
+mod routing;
 mod shapes;
 mod windows;
 mod write;
 
 use crate::spec::ArchitectureSpec;
 pub use crate::spec::ModelFamily as Family;
-pub use experts::{ExpertNames, Experts, stored_ranges};
+pub use experts::{ExpertNames, Experts, SharedBlock, stored_ranges};
 pub use head::{OutputHead, SCORE_BIAS, SCORE_WEIGHT};
+pub use latent::{LATENT_NORM_EPS, LatentAttention};
 pub use norms::{BlockNorms, QkNorm};
 pub use rope::{RopeConfig, RopePairing, RopeScaling};
+pub use routing::{ExpertGroups, RouterScores, Routing};
 pub use shapes::{
     FusedProjections, ParameterCount, ParameterShape, ProductRows, ProjectionShape, TensorShape,
 };
@@ -59,6 +63,9 @@ pub struct ModelConfig {
     pub num_kv_heads: usize,
     /// Width of one head, even; need not be `hidden_size / num_heads`.
     pub head_dim: usize,
+    /// Latent attention; `None` where heads have keys and values of their own. With it `num_kv_heads` is
+    /// `num_heads`, and `head_dim` the width of a head of queries and keys.
+    pub latent: Option<LatentAttention>,
     /// Longest sequence the model was made for, in tokens.
     pub max_position_embeddings: usize,
     /// Added to the mean square in every RMS norm.
@@ -97,6 +104,9 @@ pub struct ModelConfig {
     pub residual_scale: f64,
     /// What logits are multiplied by.
     pub logit_scale: f64,
+    /// Whether checkpoints may have layers behind the last one, which predict further tokens and are not
+    /// loaded.
+    pub has_prediction_layers: bool,
     /// What is computed from the hidden state of a token.
     pub head: OutputHead,
     /// Whether the head is the embedding itself.
@@ -215,5 +225,7 @@ impl ModelConfig {
     }
 }
 
+#[cfg(test)]
+mod latent_tests;
 #[cfg(test)]
 mod tests;

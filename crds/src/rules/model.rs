@@ -141,7 +141,9 @@ pub(super) const RULES: &[Rule] = &[
         reads: &["dropout", "targetParameters"],
         message: "adapters of targetParameters have no dropout",
         cel: || "self.targetParameters.size() == 0 || self.dropout == 0.0".into(),
-        holds: Check::Spec(|spec| lora(spec, |lora| lora.target_parameters.is_empty() || lora.dropout == 0.0)),
+        holds: Check::Spec(|spec| {
+            lora(spec, |lora| lora.target_parameters.is_empty() || lora.dropout == 0.0)
+        }),
         allowed: Some(|_| "0".into()),
     },
     Rule {

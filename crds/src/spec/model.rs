@@ -89,6 +89,10 @@ pub enum ModelFamily {
     Qwen2Moe,
     /// Qwen3-MoE: Qwen3 with experts in place of feed-forward blocks.
     Qwen3Moe,
+    /// DeepSeek-V2: latent attention, experts beside a shared block.
+    DeepseekV2,
+    /// DeepSeek-V3 and R1: DeepSeek-V2 with experts chosen by sigmoid.
+    DeepseekV3,
 }
 
 /// The shape of a model built from scratch, in the words of Hugging Face's config.json.
@@ -202,8 +206,8 @@ pub struct LoraSpec {
     pub alpha: f64,
     /// Scale by 1/sqrt(rank) instead of 1/rank (<https://arxiv.org/abs/2312.03732>).
     pub rank_stabilized: bool,
-    /// Names of the linear layers that get an adapter, or `all-linear` alone: every one but the output head. Empty
-    /// only beside `targetParameters`.
+    /// Names of the linear layers that get an adapter, or `all-linear` alone: every one but the output head.
+    /// Empty only beside `targetParameters`.
     #[schemars(length(max = 64), inner(length(min = 1, max = 256)))]
     pub target_modules: Vec<String>,
     /// A regular expression over whole module names; replaces `targetModules`.
@@ -211,7 +215,8 @@ pub struct LoraSpec {
     #[schemars(length(min = 1, max = 1024))]
     pub target_pattern: Option<String>,
     /// Parameters of experts that get adapters, as PEFT's `target_parameters`: `mlp.experts.gate_up_proj` and
-    /// `mlp.experts.down_proj` one for each expert, `mlp.gate.weight` of the router, or the ends of these names.
+    /// `mlp.experts.down_proj` one for each expert, `mlp.gate.weight` of the router, or the ends of these
+    /// names.
     #[schemars(length(max = 8), inner(length(min = 1, max = 256)))]
     pub target_parameters: Vec<String>,
     /// Names of linear layers that get no adapter although they match.

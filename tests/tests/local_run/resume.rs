@@ -129,7 +129,8 @@ fn adapters_of_experts_are_resumed() {
     assert_same_run(&whole, &resumed);
     for step in whole.steps() {
         assert!(step["moe/route_agreement"].as_f64() > Some(0.99), "{step}");
-        let [mean, first] = ["moe/busiest_expert", "moe/busiest_expert/layer_0"].map(|name| step[name].as_f64());
+        let [mean, first] =
+            ["moe/busiest_expert", "moe/busiest_expert/layer_0"].map(|name| step[name].as_f64());
         assert!(mean > Some(0.2499) && first > Some(0.2499) && mean <= Some(0.5), "{step}");
     }
 }

@@ -221,8 +221,7 @@ impl DecoderLayer {
             }
         }
         if let Some(experts) = &self.experts {
-            let named = experts.parameters().map(|(name, weight)| (name, weight.shallow_clone()));
-            parameters.extend(named);
+            parameters.extend(experts.parameters().map(|(name, weight)| (name, weight.shallow_clone())));
         }
         for norm in self.norms.iter() {
             parameters.push((format!("{layer}.{}.weight", norm.name), norm.weight.shallow_clone()));

@@ -8,14 +8,19 @@
 //! ```
 //! Shapes: t tokens, d hidden width, e experts, k experts a token, n = t k rows, i width of an expert.
 
-use rlt_api::plan::model_config::{Experts, HiddenActivation, ModelConfig};
+use rlt_api::plan::model_config::{
+    ExpertGroups, Experts, HiddenActivation, ModelConfig, RouterScores, Routing,
+};
 use rlt_torch::ExpertRows;
 use tch::{Kind, Tensor, no_grad};
 
 use super::error::ModelError;
-use super::ops;
 use super::expert_lora::{ExpertLora, ExpertTensor};
+use super::ops;
 use super::projection::{Adapter, LoraPair};
+
+/// Added to the sum that weights by sigmoid are divided by, as in transformers.
+const SIGMOID_SUM_EPS: f64 = 1e-20;
 
 /// How a layer's router chooses and weighs.
 #[derive(Clone, Copy, Debug)]
@@ -24,12 +29,13 @@ pub struct Mixture {
     per_token: usize,
     normalises_weights: bool,
     rounds_weights: bool,
+    routing: Routing,
 }
 
 /// Which experts compute which tokens, and with what weight.
 #[derive(Debug)]
 pub struct Routes {
-    /// Probabilities of all experts, f32 [t, e], with the router's graph behind them.
+    /// Probabilities of all experts, f32 [t, e], with the router's graph behind them: scores by their sum.
     pub probabilities_te: Tensor,
     /// Weights of the chosen ones, [t, k], likewise.
     pub weights_tk: Tensor,
@@ -45,8 +51,10 @@ pub trait ExpertProducts {
     type Error;
     /// How its router chooses.
     fn mixture(&self) -> Mixture;
-    /// The router's scores [t, e] in the compute dtype.
+    /// The router's logits [t, e], in the compute dtype or wider.
     fn scores(&self, normed_td: &Tensor) -> Tensor;
+    /// What is added to scores for the choice alone, f32 [e].
+    fn choice_bias(&self) -> Option<&Tensor>;
     /// Is told each batch of routes once.
     fn observe(&self, routes: &Routes);
     /// The weighed sum of the experts' outputs, [t, d].
@@ -65,22 +73,78 @@ impl Mixture {
             per_token: experts.num_experts_per_token,
             normalises_weights: experts.normalises_weights,
             rounds_weights: experts.rounds_weights,
+            routing: experts.routing,
         }
     }
 
-    /// Chooses experts by the router's `scores_te`, as transformers does: softmax in f32, the likeliest k.
-    pub(crate) fn route(&self, scores_te: &Tensor) -> Routes {
-        let probabilities_te = scores_te.softmax(-1, Kind::Float);
-        let (chosen_tk, choices_tk) = probabilities_te.topk(self.per_token as i64, -1, true, true);
-        let weights_tk = match self.normalises_weights {
-            true => &chosen_tk / chosen_tk.sum_dim_intlist(-1, true, Kind::Float),
-            false => chosen_tk,
+    /// Chooses experts by the router's `logits_te`, as transformers does: the best k of the scores in f32.
+    pub(crate) fn route(&self, logits_te: &Tensor, choice_bias: Option<&Tensor>) -> Routes {
+        let scores_te = match self.routing.scores {
+            RouterScores::Softmax => logits_te.softmax(-1, Kind::Float),
+            RouterScores::Sigmoid => row_by_row_sigmoid(&logits_te.to_kind(Kind::Float)),
         };
-        let weights_tk = if self.rounds_weights { weights_tk.to_kind(scores_te.kind()) } else { weights_tk };
+        let per_token = self.per_token as i64;
+        let (chosen_tk, choices_tk) = match self.choice(&scores_te, choice_bias) {
+            None => scores_te.topk(per_token, -1, true, true),
+            Some(choice_te) => {
+                let (_, choices_tk) = choice_te.topk(per_token, -1, true, true);
+                (scores_te.gather(-1, &choices_tk, false), choices_tk)
+            }
+        };
+        let weights_tk = match (self.normalises_weights, self.routing.scores) {
+            (false, _) => chosen_tk,
+            (true, RouterScores::Softmax) => &chosen_tk / chosen_tk.sum_dim_intlist(-1, true, Kind::Float),
+            (true, RouterScores::Sigmoid) => {
+                &chosen_tk / (chosen_tk.sum_dim_intlist(-1, true, Kind::Float) + SIGMOID_SUM_EPS)
+            }
+        };
+        let weights_tk = if self.routing.scale == 1.0 { weights_tk } else { weights_tk * self.routing.scale };
+        let weights_tk = if self.rounds_weights { weights_tk.to_kind(logits_te.kind()) } else { weights_tk };
+        let probabilities_te = match self.routing.scores {
+            RouterScores::Softmax => scores_te,
+            RouterScores::Sigmoid => &scores_te / scores_te.sum_dim_intlist(-1, true, Kind::Float),
+        };
         let choices = numbers(&choices_tk);
-        let rows = ExpertRows::new(&choices, self.per_token, self.num_experts, scores_te.device());
+        let rows = ExpertRows::new(&choices, self.per_token, self.num_experts, logits_te.device());
         Routes { probabilities_te, weights_tk, choices, rows }
     }
+
+    /// By what experts are chosen where that is not their score: with the bias, and nothing outside of the
+    /// best groups. Without gradient, as choices have none.
+    fn choice(&self, scores_te: &Tensor, choice_bias: Option<&Tensor>) -> Option<Tensor> {
+        if self.routing.groups.is_none() && choice_bias.is_none() {
+            return None;
+        }
+        let scores_te = scores_te.detach();
+        let biased_te = match choice_bias {
+            Some(bias_e) => scores_te + bias_e.to_kind(Kind::Float),
+            None => scores_te,
+        };
+        let Some(ExpertGroups { count, chosen, by_best }) = self.routing.groups else {
+            return Some(biased_te);
+        };
+        let of_groups = biased_te.unflatten(-1, [count as i64, -1]);
+        let (best, _) = of_groups.topk(by_best as i64, -1, true, true);
+        let (_, groups) = best.sum_dim_intlist(-1, false, Kind::Float).topk(chosen as i64, -1, true, true);
+        let out =
+            Tensor::full([groups.size()[0], count as i64], f64::NEG_INFINITY, (Kind::Float, groups.device()));
+        let is_out = out.scatter_value(-1, &groups, 0.0);
+        Some((of_groups + is_out.unsqueeze(-1)).flatten(1, 2))
+    }
+
+    /// The dtype in which the router multiplies what is computed in `kind`.
+    pub(crate) fn router_kind(&self, kind: Kind) -> Kind {
+        match kind {
+            Kind::Half | Kind::BFloat16 if self.routing.in_fp32 => Kind::Float,
+            kind => kind,
+        }
+    }
+}
+
+/// The sigmoid as a softmax beside 0: libtorch's sigmoid rounds the last numbers of a tensor otherwise than
+/// those before, so that a token's scores would depend on the tokens beside it.
+fn row_by_row_sigmoid(x: &Tensor) -> Tensor {
+    Tensor::stack(&[x, &x.zeros_like()], -1).softmax(-1, Kind::Float).select(-1, 0)
 }
 
 /// Integers of a tensor on the host.
@@ -90,6 +154,9 @@ fn numbers(tensor: &Tensor) -> Vec<i64> {
     flat.copy_data(&mut numbers, tensor.numel());
     numbers
 }
+
+/// What the bias of the choice is called inside the module.
+const CHOICE_BIAS: &str = "gate.e_score_correction_bias";
 
 /// Router and experts of one layer.
 #[derive(Debug)]
@@ -101,6 +168,8 @@ pub(crate) struct ExpertWeights {
     pub(super) place: usize,
     /// [e, d].
     pub(crate) router: Tensor,
+    /// Of the choice, f32 [e]: never trained here.
+    pub(crate) choice_bias: Option<Tensor>,
     /// Gate above up, [e, 2 i, d].
     pub(crate) gate_up: Tensor,
     /// [e, d, i].
@@ -124,6 +193,10 @@ impl ExpertWeights {
         let module = format!("model.layers.{layer_idx}.mlp");
         Ok(Some(Self {
             router: of(&format!("{module}.gate.weight"), &[num, hidden])?,
+            choice_bias: match experts.routing.has_choice_bias {
+                true => Some(of(&format!("{module}.{CHOICE_BIAS}"), &[num])?.set_requires_grad(false)),
+                false => None,
+            },
             gate_up: of(&format!("{module}.experts.gate_up_proj"), &[num, 2 * width, hidden])?,
             down: of(&format!("{module}.experts.down_proj"), &[num, hidden, width])?,
             mixture: Mixture::of(experts),
@@ -135,19 +208,22 @@ impl ExpertWeights {
     }
 
     /// Every parameter by its name, in checkpoint order.
-    pub(super) fn parameters(&self) -> [(String, &Tensor); 3] {
-        let Self { module, router, gate_up, down, .. } = self;
-        [
+    pub(super) fn parameters(&self) -> impl Iterator<Item = (String, &Tensor)> {
+        let Self { module, router, gate_up, down, choice_bias, .. } = self;
+        let weights = [
             (format!("{module}.gate.weight"), router),
             (format!("{module}.experts.gate_up_proj"), gate_up),
             (format!("{module}.experts.down_proj"), down),
-        ]
+        ];
+        weights
+            .into_iter()
+            .chain(choice_bias.iter().map(move |bias| (format!("{module}.{CHOICE_BIAS}"), bias)))
     }
 
     /// The same, to be replaced.
-    pub(super) fn parameters_mut(&mut self) -> [&mut Tensor; 3] {
-        let Self { router, gate_up, down, .. } = self;
-        [router, gate_up, down]
+    pub(super) fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Tensor> {
+        let Self { router, gate_up, down, choice_bias, .. } = self;
+        [router, gate_up, down].into_iter().chain(choice_bias)
     }
 
     /// The same experts with other weights.
@@ -157,6 +233,7 @@ impl ExpertWeights {
             mixture: self.mixture,
             place: self.place,
             router: of(&self.router),
+            choice_bias: self.choice_bias.as_ref().map(|bias| of(bias).set_requires_grad(false)),
             gate_up: of(&self.gate_up),
             down: of(&self.down),
             lora: [None, None],
@@ -171,7 +248,8 @@ impl ExpertWeights {
             (Some(lora), Adapter::On) => lora.folded_into(&self.router),
             _ => self.router.shallow_clone(),
         };
-        normed_td.linear(&router.to_kind(normed_td.kind()), None::<Tensor>)
+        let kind = self.mixture.router_kind(normed_td.kind());
+        normed_td.to_kind(kind).linear(&router.to_kind(kind), None::<Tensor>)
     }
 
     /// The weighed sum of the experts' outputs, [t, d].

@@ -17,7 +17,7 @@ pub(super) fn draw_into(
     values: &Tensor,
 ) -> Result<(), TchError> {
     let mut values = values.detach();
-    if tensor_shard.name.ends_with(".bias") {
+    if tensor_shard.name.ends_with("bias") {
         return values.f_fill_(0.0).map(drop);
     }
     if tensor_shard.name.ends_with("norm.weight") {

@@ -8,12 +8,13 @@
 use std::convert::Infallible;
 use std::rc::Rc;
 
-use rlt_api::plan::model_config::{HiddenActivation, ProductRows};
+use rlt_api::plan::model_config::{HiddenActivation, LatentAttention, ProductRows};
 use rlt_torch::{DeviceSegments, Segments};
 use tch::Tensor;
 
 use super::balance::{self, RouterTap};
 use super::experts::{ExpertProducts, ExpertWeights, Mixture, Routes};
+use super::latent::{self, LatentParts, LatentProducts};
 use super::norms::LayerNorms;
 use super::ops;
 use super::projection::{Adapter, Dropout, Projection, ProjectionWeights};
@@ -75,7 +76,9 @@ pub trait Projections {
     type Error;
     /// Queries [tokens, heads * head_dim], then keys and values [tokens, kv_heads * head_dim].
     fn qkv(&self, normed_td: &Tensor) -> (Tensor, Tensor, Tensor);
-    /// The attention's output, from [tokens, heads * head_dim] to [tokens, hidden].
+    /// The products of latent attention, which has no others but the output.
+    fn latent(&self) -> impl LatentProducts;
+    /// The attention's output, from [tokens, heads * width of values] to [tokens, hidden].
     ///
     /// # Errors
     /// [`Self::Error`].
@@ -137,6 +140,8 @@ pub(crate) struct LayerShape {
     pub(crate) rope_idx: Option<usize>,
     /// The rows of q, k, v, o, gate, up and down; the last three are absent where experts stand alone.
     pub(crate) products: Vec<ProductRows>,
+    /// Latent attention, where the layer has that.
+    pub(crate) latent: Option<LatentAttention>,
     /// Which projection is the gate of the feed-forward block beside experts.
     pub(crate) shared_gate_idx: Option<usize>,
 }
@@ -213,6 +218,9 @@ impl DecoderLayer {
     ) -> QueriesKeysValues {
         let (norms, &LayerShape { head_dim, rope_idx, .. }) = (&self.norms, &self.shape);
         let normed_td = norms.apply(norms.before_attention.as_ref(), hidden_td.shallow_clone());
+        if let Some(latent) = &self.shape.latent {
+            return self.project_latent(&normed_td, rope, latent, &projections.latent());
+        }
         let (q, k, v) = projections.qkv(&normed_td);
         let q_thd = rope.turn(norms.heads(norms.queries.as_ref(), &q, head_dim), rope_idx);
         let k_tkd = rope.turn(norms.heads(norms.keys.as_ref(), &k, head_dim), rope_idx);
@@ -226,7 +234,11 @@ impl DecoderLayer {
         projections: &P,
     ) -> Result<Tensor, P::Error> {
         let norms = &self.norms;
-        let attention_td = projections.output(&attended_thd.flatten(1, 2))?;
+        let attended = match self.shape.latent {
+            Some(_) => projections.latent().values(attended_thd),
+            None => attended_thd.flatten(1, 2),
+        };
+        let attention_td = projections.output(&attended)?;
         let hidden_td = self.add(hidden_td, norms.apply(norms.after_attention.as_ref(), attention_td));
         let normed_td = norms.apply(norms.before_mlp.as_ref(), hidden_td.shallow_clone());
         let mlp_td = match projections.feed_forward() {
@@ -250,7 +262,7 @@ impl DecoderLayer {
         experts: &E,
         beside: Option<&impl DenseProducts<Error = E::Error>>,
     ) -> Result<Tensor, E::Error> {
-        let routes = experts.mixture().route(&experts.scores(normed_td));
+        let routes = experts.mixture().route(&experts.scores(normed_td), experts.choice_bias());
         experts.observe(&routes);
         let mixed_td = experts.outputs(normed_td, &routes)?;
         let Some(block) = beside else { return Ok(mixed_td) };
@@ -295,6 +307,12 @@ impl DecoderLayer {
         let merged: Vec<_> = self.projections.iter().map(|projection| projection.merged(adapter)).collect();
         let product = |of: &ProductRows| merged[of.projection_idx].rows(&of.rows);
         self.shape.products.iter().map(product).collect()
+    }
+
+    /// The projection to the latent of queries, where they have one.
+    pub(crate) fn query_latent(&self) -> Option<&Projection> {
+        // The first one.
+        self.shape.latent.as_ref()?.query_rank.map(|_| &self.projections[0])
     }
 
     /// Router and experts, where the layer has some.
@@ -354,6 +372,10 @@ impl Projections for OwnProjections<'_> {
         (q, k, v)
     }
 
+    fn latent(&self) -> impl LatentProducts {
+        OwnLatent(self)
+    }
+
     fn output(&self, attended: &Tensor) -> Result<Tensor, Infallible> {
         Ok(self.product(3, attended))
     }
@@ -374,6 +396,33 @@ impl Projections for OwnProjections<'_> {
 
 /// q, k, v and o.
 const NUM_OF_ATTENTION: usize = 4;
+
+/// The layer's own latent attention.
+struct OwnLatent<'a>(&'a OwnProjections<'a>);
+
+impl LatentProducts for OwnLatent<'_> {
+    fn compressed(&self, normed_td: &Tensor) -> (Tensor, Tensor) {
+        // The latent of queries, or queries themselves.
+        (self.0.projection(0, normed_td), self.0.product(1, normed_td))
+    }
+
+    fn queries(&self, latent: &Tensor) -> Tensor {
+        self.0.product(0, latent)
+    }
+
+    fn join(&self, parts: LatentParts) -> QueriesKeysValues {
+        let expanded = self.0.product(2, &parts.latent);
+        match &self.0.layer.shape.latent {
+            Some(latent) => latent::expanded(latent, parts, &expanded),
+            None => self.0.qkv(&expanded),
+        }
+    }
+
+    fn values(&self, attended_thd: &Tensor) -> Tensor {
+        let width = self.0.layer.shape.latent.as_ref().map_or(0, |latent| latent.value_dim as i64);
+        attended_thd.narrow(-1, 0, width).flatten(1, 2)
+    }
+}
 
 /// The layer's own feed-forward block.
 struct OwnBlock<'a>(&'a OwnProjections<'a>);
@@ -406,6 +455,10 @@ impl ExpertProducts for OwnExperts<'_> {
 
     fn scores(&self, normed_td: &Tensor) -> Tensor {
         self.weights.scores(normed_td, self.projections.context.adapter)
+    }
+
+    fn choice_bias(&self) -> Option<&Tensor> {
+        self.weights.choice_bias.as_ref()
     }
 
     fn observe(&self, routes: &Routes) {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use rlt_api::plan::model_config::{ModelConfig, OutputHead, SCORE_BIAS};
+use rlt_api::plan::model_config::{Experts, ModelConfig, OutputHead, SCORE_BIAS};
 use rlt_core::tensor_shard::TensorShard;
 use tch::{Device, Kind, Tensor};
 
@@ -139,7 +139,9 @@ fn build_layer(
 
 fn layer_shape(config: &ModelConfig, layer_idx: usize) -> LayerShape {
     let experts = config.experts_of(layer_idx);
-    let shared_gate_idx = experts.and_then(|experts| experts.shared_intermediate_size).map(|_| {
+    let has_gate = |experts: &&Experts| experts.shared_block.gate.is_some();
+    let shared = experts.filter(has_gate).and_then(|experts| experts.shared_intermediate_size);
+    let shared_gate_idx = shared.map(|_| {
         // The last of the projections in a layer of experts.
         config.projections(layer_idx).len() - 1
     });
@@ -151,6 +153,7 @@ fn layer_shape(config: &ModelConfig, layer_idx: usize) -> LayerShape {
         window: config.layer_windows[layer_idx].map(|window| window as i64),
         rope_idx: config.layer_ropes[layer_idx],
         products: config.products(layer_idx),
+        latent: config.latent.clone(),
         shared_gate_idx,
     }
 }

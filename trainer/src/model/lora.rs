@@ -22,8 +22,8 @@ use super::decoder::Decoder;
 use super::error::ModelError;
 use super::projection::{LoraPair, Projection};
 use super::weights::is_label_head;
-pub use adapter::{AdapterExport, BaseModel};
 use adapter::CONFIG_FILE;
+pub use adapter::{AdapterExport, BaseModel};
 pub use patterns::Patterns;
 pub use targets::ModuleMatch;
 

@@ -1,7 +1,7 @@
 //! The norms of a decoder layer by their place: of the residual stream before and behind its blocks, and of
 //! queries and keys.
 
-use rlt_api::plan::model_config::{BlockNorms, ModelConfig, QkNorm};
+use rlt_api::plan::model_config::{BlockNorms, LATENT_NORM_EPS, LatentAttention, ModelConfig, QkNorm};
 use tch::Tensor;
 
 use super::error::ModelError;
@@ -23,6 +23,10 @@ pub(crate) struct LayerNorms {
     pub(crate) after_mlp: Option<Norm>,
     pub(crate) queries: Option<Norm>,
     pub(crate) keys: Option<Norm>,
+    /// Of the latent of queries.
+    pub(super) query_latent: Option<Norm>,
+    /// Of the latent of keys and values.
+    pub(super) key_latent: Option<Norm>,
     numbers: Numbers,
 }
 
@@ -47,6 +51,10 @@ impl LayerNorms {
         let stream = |name| norm(name, config.hidden_size);
         let BlockNorms { before_attention, after_attention, before_mlp, after_mlp } = config.block_norms;
         let widths = config.qk_norm_widths();
+        let latents = config.latent.as_ref().map(LatentAttention::norms);
+        let of_latent = |named: Option<(&'static str, usize)>| {
+            named.map_or(Ok(None), |(name, width)| norm(Some(name), width))
+        };
         let of_heads = |name, idx: usize| widths.map_or(Ok(None), |widths| norm(Some(name), widths[idx]));
         Ok(Self {
             before_attention: stream(before_attention)?,
@@ -55,6 +63,8 @@ impl LayerNorms {
             after_mlp: stream(after_mlp)?,
             queries: of_heads("self_attn.q_norm", 0)?,
             keys: of_heads("self_attn.k_norm", 1)?,
+            query_latent: of_latent(latents.and_then(|(queries, _)| queries))?,
+            key_latent: of_latent(latents.map(|(_, keys)| keys))?,
             numbers: Numbers {
                 eps: config.rms_norm_eps,
                 offset: config.norm_offset,
@@ -66,13 +76,17 @@ impl LayerNorms {
     /// Every norm, in checkpoint order.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Norm> {
         let Self { before_attention, after_attention, before_mlp, after_mlp, queries, keys, .. } = self;
-        [before_attention, after_attention, before_mlp, after_mlp, queries, keys].into_iter().flatten()
+        let Self { query_latent, key_latent, .. } = self;
+        let stream = [before_attention, after_attention, before_mlp, after_mlp];
+        stream.into_iter().chain([queries, keys, query_latent, key_latent]).flatten()
     }
 
     /// Every norm, in checkpoint order.
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Norm> {
         let Self { before_attention, after_attention, before_mlp, after_mlp, queries, keys, .. } = self;
-        [before_attention, after_attention, before_mlp, after_mlp, queries, keys].into_iter().flatten()
+        let Self { query_latent, key_latent, .. } = self;
+        let stream = [before_attention, after_attention, before_mlp, after_mlp];
+        stream.into_iter().chain([queries, keys, query_latent, key_latent]).flatten()
     }
 
     /// The same norms with other weights.
@@ -85,6 +99,8 @@ impl LayerNorms {
             after_mlp: norm(&self.after_mlp),
             queries: norm(&self.queries),
             keys: norm(&self.keys),
+            query_latent: norm(&self.query_latent),
+            key_latent: norm(&self.key_latent),
             numbers: self.numbers,
         }
     }
@@ -95,6 +111,11 @@ impl LayerNorms {
             Some(norm) => ops::rms_norm(&x, &norm.weight, self.numbers.eps, self.numbers.offset),
             None => x,
         }
+    }
+
+    /// A latent [tokens, rank] behind its norm.
+    pub(super) fn latent(&self, norm: &Norm, x: &Tensor) -> Tensor {
+        ops::rms_norm(x, &norm.weight, LATENT_NORM_EPS, 0.0)
     }
 
     /// Queries or keys [tokens, heads * head_dim] as heads [tokens, heads, head_dim], behind their norm.

@@ -101,7 +101,7 @@ impl Ropes {
 /// The dim of a head at each place where pairs lie half a head apart, turned ones first; `None` where they
 /// lie so already.
 fn dim_order(config: &ModelConfig) -> Option<Vec<i64>> {
-    let (head_dim, rotary_dim) = (config.head_dim as i64, config.rotary_dim as i64);
+    let (head_dim, rotary_dim) = (config.rope_head_dim() as i64, config.rotary_dim as i64);
     let turned = |pair: i64| match config.rope_pairing {
         RopePairing::Halves => (pair, pair + rotary_dim / 2),
         RopePairing::Neighbours => (2 * pair, 2 * pair + 1),
@@ -119,7 +119,7 @@ impl Frequencies {
         let exponents =
             Tensor::arange_start_step(0, rotary_dim, 2, (Kind::Float, Device::Cpu)) / rotary_dim as f64;
         let plain = Tensor::pow_scalar(rope.theta, &exponents).reciprocal();
-        let not_turned = (config.head_dim as i64 - rotary_dim) / 2;
+        let not_turned = (config.rope_head_dim() as i64 - rotary_dim) / 2;
         let per_pair = scaled(&plain, rope, config.rotary_dim as f64).constant_pad_nd([0, not_turned]);
         Self { per_pair: per_pair.to_device(device), attention_factor: rope.scaling.attention_factor() }
     }

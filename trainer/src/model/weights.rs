@@ -12,6 +12,7 @@ use rlt_core::types::TokenId;
 use tch::{Tensor, no_grad};
 
 use super::checkpoint::{WeightFiles, read_json};
+use super::decoder::layer_idx;
 use super::error::ModelError;
 use super::fresh;
 use super::load::read_config;
@@ -79,7 +80,7 @@ impl Weights {
             .map_err(|source| ModelError::Config { path, source })?
             .with_head(head);
         let files = WeightFiles::open(dir)?;
-        files.check(&expected(&config, &files), is_derived)?;
+        files.check(&expected(&config, &files), is_ignored(&config))?;
         Ok(Self::new(config, Source::Files { files, embedding_under_head: false, fresh_head: None }))
     }
 
@@ -113,7 +114,7 @@ impl Weights {
         let files = WeightFiles::open(dir)?;
         let mut expected = expected(&config, &files);
         expected.push(TensorShape { name: SCORE_HEAD.to_owned(), shape: vec![1, config.hidden_size] });
-        files.check(&expected, is_derived)?;
+        files.check(&expected, is_ignored(&config))?;
         Ok(Self::new(config, Source::Files { files, embedding_under_head: false, fresh_head: None }))
     }
 
@@ -214,7 +215,7 @@ fn check(config: &mut ModelConfig, files: &WeightFiles) -> Result<bool, ModelErr
         let shape = vec![config.vocab_size, config.hidden_size];
         expected.push(TensorShape { name: HEAD.to_owned(), shape });
     }
-    files.check(&expected, is_derived)?;
+    files.check(&expected, is_ignored(config))?;
     if tied && files.contains(HEAD) && !embedding_under_head {
         config.tie_word_embeddings = files.are_equal([HEAD, EMBEDDING])?;
         if !config.tie_word_embeddings {
@@ -238,9 +239,15 @@ fn stored_as(parameter: ParameterShape, files: Option<&WeightFiles>) -> Vec<Tens
     if is_whole { vec![TensorShape { name, shape }] } else { stored }
 }
 
-/// What old versions of transformers stored though it follows from the configuration.
-fn is_derived(name: &str) -> bool {
-    name.ends_with(".rotary_emb.inv_freq")
+/// What is stored and not read: what old versions of transformers stored though it follows from the
+/// configuration, and layers that predict further tokens.
+fn is_ignored(config: &ModelConfig) -> impl Fn(&str) -> bool {
+    let num_layers = config.num_layers;
+    let ignores_layers = config.has_prediction_layers;
+    move |name| {
+        let is_behind = || ignores_layers && layer_idx(name).is_some_and(|layer_idx| layer_idx >= num_layers);
+        name.ends_with(".rotary_emb.inv_freq") || is_behind()
+    }
 }
 
 fn rename(tensors: &mut [TensorShape], from: &str, to: &str) {

@@ -36,6 +36,7 @@ mod digest;
 mod engine;
 mod experts;
 mod kv_cache;
+mod latent;
 mod memory;
 mod role;
 mod routes;

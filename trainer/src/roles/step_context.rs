@@ -213,8 +213,15 @@ impl StepContext {
 
     /// What the step has left behind, its cost included.
     pub(crate) fn end_step(&self) -> StepReport {
-        let StepRecord { clock, mut metrics, num_skipped, trained_tokens, num_sampled_tokens, completions, .. } =
-            self.record.take();
+        let StepRecord {
+            clock,
+            mut metrics,
+            num_skipped,
+            trained_tokens,
+            num_sampled_tokens,
+            completions,
+            ..
+        } = self.record.take();
         let num_tokens = trained_tokens.into_values().max().unwrap_or_default();
         metrics.insert("training/num_skipped_updates".into(), num_skipped as f64);
         metrics.extend(cost_metrics(num_tokens, &clock));

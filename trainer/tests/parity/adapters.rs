@@ -11,8 +11,8 @@ use crate::fixture::{Fixture, TOLERANCE, TRAINABLE, loss, max_error, packed};
 use crate::models::FAMILIES;
 
 /// All linear layers; a list with rank-stabilised scaling; a pattern with an exception; fused projections;
-/// experts and routers, gate and up of experts by a rank and an alpha of their own; experts alone.
-const ADAPTED: [&str; 6] = ["llama", "qwen3", "gemma", "phi3", "mixtral", "qwen3-moe"];
+/// experts and routers, gate and up of experts by a rank and an alpha of their own; experts alone; latents.
+const ADAPTED: [&str; 7] = ["llama", "qwen3", "gemma", "phi3", "mixtral", "qwen3-moe", "deepseek-v3"];
 
 /// What an export says in its own way: the type of its weights, who wrote it, `rope_theta` and
 /// `rope_scaling`, which every version of transformers reads, a constant 1, the layers from which none

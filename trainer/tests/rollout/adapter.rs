@@ -7,7 +7,7 @@ use crate::fixture::*;
 
 #[test]
 fn rollout_logprobs_are_the_actors_with_an_adapter() {
-    for family in ["llama", "qwen3", "gemma", "phi3", "mixtral", "qwen3-moe"] {
+    for family in ["llama", "qwen3", "gemma", "phi3", "mixtral", "qwen3-moe", "deepseek-v3"] {
         let mut decoder = decoder(family);
         let requests = requests(4, 2, &SamplingParams::default());
         let base = generate(&decoder, options(), &requests).unwrap();

@@ -152,7 +152,7 @@ fn a_sample_survives_preemption() {
         let requests = requests(7, 2, &SamplingParams::default());
         let roomy = generate(&decoder, options(), &requests).unwrap();
         let sizes = &decoder.config;
-        let token_bytes = 2 * 4 * sizes.num_layers * sizes.num_kv_heads * sizes.head_dim;
+        let token_bytes = 4 * sizes.num_layers * sizes.cached_numbers();
         let tight = RolloutOptions { max_cache_bytes: Some(token_bytes * 48), ..options() };
         let mut engine = RolloutEngine::new(tight);
         engine.sync_weights(&decoder, 0).unwrap();

@@ -7,16 +7,15 @@ use tch::{Device, Kind};
 
 use crate::fixture::*;
 
-const MIXTURES: [&str; 3] = ["mixtral", "qwen2-moe", "qwen3-moe"];
+const MIXTURES: [&str; 5] = ["mixtral", "qwen2-moe", "qwen3-moe", "deepseek-v2", "deepseek-v3"];
 
 /// Counts of the actor's choices, token by token of what an engine sampled that computes in `rollout`.
 fn counted(decoder: &Decoder, rollout: Kind) -> RouteCounts {
     let requests = requests(8, 2, &SamplingParams::default());
     let mut engine = RolloutEngine::new(RolloutOptions { compute: Some(rollout), ..options() });
     engine.sync_weights(decoder, 0).unwrap();
-    let completions = engine
-        .generate(decoder, &requests, &Letters, &mut |_| std::ops::ControlFlow::Continue(()))
-        .unwrap();
+    let completions =
+        engine.generate(decoder, &requests, &Letters, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
     let experts = decoder.config.experts.as_ref().unwrap();
     let num_layers = experts.layers.iter().filter(|has_experts| **has_experts).count();
     let mut counts = RouteCounts::of_none(num_layers, experts.num_experts);
@@ -29,7 +28,7 @@ fn counted(decoder: &Decoder, rollout: Kind) -> RouteCounts {
         let token = |token: usize| (prompt_len - 1 + token, Some((routes.clone(), token)));
         context.routes = Some(RouteWatch::new((0..completion.len()).map(token).collect(), num_layers));
         let embedded = tch::no_grad(|| decoder.embed(&input.tokens));
-        tch::no_grad(|| {
+        let _ = tch::no_grad(|| {
             decoder.layers().iter().fold(embedded, |hidden, layer| layer.forward(&hidden, &context))
         });
         counts += context.routes.take().unwrap().counts();
@@ -42,7 +41,10 @@ fn rollout_and_actor_choose_the_same_experts_in_the_same_numbers_and_not_in_othe
     let mut least: f64 = 1.0;
     for family in MIXTURES {
         let decoder = decoder(family);
-        assert!(counted(&decoder, Kind::Float).agreement().unwrap().iter().all(|share| *share == 1.0), "{family}");
+        assert!(
+            counted(&decoder, Kind::Float).agreement().unwrap().iter().all(|share| *share == 1.0),
+            "{family}"
+        );
         let narrow = counted(&decoder, Kind::BFloat16).agreement().unwrap();
         println!("{family}: of a rollout in bf16 {narrow:?}");
         assert!(narrow.iter().all(|share| *share > 0.5), "{family}: {narrow:?}");

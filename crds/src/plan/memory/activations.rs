@@ -80,10 +80,21 @@ impl Activations<'_> {
         let num_norms = self.num_norms();
         let numbers =
             num_norms * hidden + attention + self.num_gated() * feed_forward + self.expert_rows(hidden);
+        let numbers = numbers + self.latents(queries);
         let statistics = self.model.num_heads as u64 + num_norms;
         let adapters = self.adapter_width / self.num_layers().max(1);
         let norms = self.norm_bytes(hidden, num_norms * hidden) + self.head_norm_bytes(queries + keys);
         self.width * (numbers + adapters) + norms + FP32 * statistics
+    }
+
+    /// What latent attention keeps of a token besides: both latents before and behind their norms, keys and
+    /// values as they are expanded, and queries before they are turned in part.
+    fn latents(&self, queries: u64) -> u64 {
+        self.model.latent.as_ref().map_or(0, |latent| {
+            let compressed = latent.query_rank.unwrap_or(0) + latent.cached();
+            let expanded = self.model.num_heads * (latent.plain_dim + latent.value_dim);
+            queries + (2 * compressed + expanded) as u64
+        })
     }
 
     /// What experts keep of a token besides: its hidden state and their output once for each expert that
@@ -159,7 +170,8 @@ impl Activations<'_> {
         let num_hidden = if self.composed { 4 } else { 3 };
         let feed_forward_block =
             num_hidden * hidden + self.num_gated() * feed_forward + self.expert_rows(hidden);
-        let attention_block = 2 * hidden + 3 * queries + 3 * keys + 3 * self.exchanged();
+        let attention_block =
+            2 * hidden + 3 * queries + 3 * keys + 3 * self.exchanged() + self.latents(queries);
         self.width * feed_forward_block.max(attention_block)
     }
 

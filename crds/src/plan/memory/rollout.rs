@@ -163,7 +163,8 @@ fn packing_temporaries(model: &ModelConfig, width: u64) -> u64 {
     largest_layer(model).max(head)
 }
 
-/// 2 L k numbers for each slot of the blocks that the engine asks for, in a step or in an evaluation.
+/// 2 L k numbers, or L times the width of a latent and the turned keys, for each slot of the blocks that the
+/// engine asks for, in a step or in an evaluation.
 fn cache_numbers(spec: &ResolvedSpec, slice: &ModelConfig, batch: &BatchPlan) -> u64 {
     let blocks = |num_prompts: u64, samples_per_prompt: u64| {
         blocks_wanted(spec, share(spec, num_prompts), samples_per_prompt, batch.concurrent_sequences)
@@ -171,7 +172,7 @@ fn cache_numbers(spec: &ResolvedSpec, slice: &ModelConfig, batch: &BatchPlan) ->
     let step = blocks(batch.prompts_per_step, batch.samples_per_prompt);
     let evaluation = blocks(num_held_out_prompts(spec), spec.rollout.held_out.samples_per_prompt.into());
     let slots = step.max(evaluation) * u64::from(KV_BLOCK_TOKENS);
-    2 * slice.num_layers as u64 * (slice.num_kv_heads * slice.head_dim) as u64 * slots
+    slice.num_layers as u64 * slice.cached_numbers() as u64 * slots
 }
 
 /// The first sample of a prompt brings the shared blocks of the prompt and one to be copied from, the others

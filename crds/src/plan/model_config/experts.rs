@@ -12,6 +12,7 @@ use std::ops::Range;
 use serde_json::Value;
 
 use super::fields::Fields;
+use super::routing::Routing;
 use super::shapes::{ParameterShape, ProjectionShape, TensorShape};
 use super::{ModelConfig, ModelConfigError};
 
@@ -30,13 +31,46 @@ pub struct Experts {
     pub normalises_weights: bool,
     /// Whether these weights are rounded to the compute dtype before they are multiplied in.
     pub rounds_weights: bool,
-    /// Width of the feed-forward block that computes every token beside the experts, behind a gate of its
-    /// own.
+    /// Width of the feed-forward block that computes every token beside the experts.
     pub shared_intermediate_size: Option<usize>,
+    /// What that block is called, and whether it has a gate.
+    pub shared_block: SharedBlock,
+    /// How the router chooses.
+    pub routing: Routing,
     /// What a checkpoint calls an expert's tensors.
     pub names: ExpertNames,
     /// `router_aux_loss_coef` of the configuration, which nothing here computes with.
     pub router_aux_loss_coef: f64,
+}
+
+/// The feed-forward block beside experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedBlock {
+    /// Gate, up and down.
+    pub projections: [&'static str; 3],
+    /// A gate for all of it, which its output is multiplied by behind a sigmoid.
+    pub gate: Option<&'static str>,
+}
+
+impl SharedBlock {
+    /// Qwen's.
+    pub const GATED: Self = Self {
+        projections: [
+            "mlp.shared_expert.gate_proj",
+            "mlp.shared_expert.up_proj",
+            "mlp.shared_expert.down_proj",
+        ],
+        gate: Some("mlp.shared_expert_gate"),
+    };
+    /// DeepSeek's: several shared experts, laid side by side.
+    pub const UNGATED: Self = Self {
+        projections: [
+            "mlp.shared_experts.gate_proj",
+            "mlp.shared_experts.up_proj",
+            "mlp.shared_experts.down_proj",
+        ],
+        gate: None,
+    };
 }
 
 /// What a checkpoint calls the parts of a layer's experts.
@@ -49,6 +83,8 @@ pub struct ExpertNames {
 }
 
 impl ExpertNames {
+    /// DeepSeek's.
+    pub const DEEPSEEK: Self = Self::QWEN;
     /// Qwen's.
     pub const QWEN: Self = Self { module: "mlp", projections: ["gate_proj", "up_proj", "down_proj"] };
     /// Mixtral's.
@@ -66,6 +102,8 @@ impl Experts {
             normalises_weights: true,
             rounds_weights: true,
             shared_intermediate_size: None,
+            shared_block: SharedBlock::GATED,
+            routing: Routing::SOFTMAX,
             names,
             router_aux_loss_coef: 0.001,
         }
@@ -74,7 +112,8 @@ impl Experts {
     /// Numbers of a layer's router and experts: all of them, or those that one token is multiplied with.
     fn num_parameters(&self, hidden_size: usize, num_experts: usize) -> u64 {
         let (hidden, width) = (hidden_size as u64, self.intermediate_size as u64);
-        self.num_experts as u64 * hidden + num_experts as u64 * 3 * hidden * width
+        let bias = if self.routing.has_choice_bias { self.num_experts as u64 } else { 0 };
+        self.num_experts as u64 * hidden + bias + num_experts as u64 * 3 * hidden * width
     }
 
     /// The parameters that can have adapters, by module name: how many adapters, outputs and inputs of each.
@@ -89,7 +128,7 @@ impl Experts {
     }
 
     /// The parameters of `layer`, which has a hidden size of `hidden`, with what a checkpoint stores them as.
-    pub(super) fn parameters(&self, layer: &str, hidden: usize) -> [ParameterShape; 3] {
+    pub(super) fn parameters(&self, layer: &str, hidden: usize) -> Vec<ParameterShape> {
         let Self { num_experts, intermediate_size: width, names, .. } = self;
         let module = format!("{layer}.{}", names.module);
         let of_expert = |expert: usize, projection: usize, shape: [usize; 2]| TensorShape {
@@ -98,7 +137,16 @@ impl Experts {
         };
         let gate_up = |expert| [0, 1].map(|projection| of_expert(expert, projection, [*width, hidden]));
         let router = TensorShape { name: format!("{module}.gate.weight"), shape: vec![*num_experts, hidden] };
-        [
+        let bias = self.routing.has_choice_bias.then(|| TensorShape {
+            name: format!("{module}.gate.e_score_correction_bias"),
+            shape: vec![*num_experts],
+        });
+        let bias = bias.map(|stored| ParameterShape {
+            name: format!("{layer}.mlp.gate.e_score_correction_bias"),
+            shape: stored.shape.clone(),
+            stored: vec![stored],
+        });
+        let weights = [
             ParameterShape {
                 name: format!("{layer}.mlp.gate.weight"),
                 shape: router.shape.clone(),
@@ -114,7 +162,8 @@ impl Experts {
                 shape: vec![*num_experts, hidden, *width],
                 stored: (0..*num_experts).map(|expert| of_expert(expert, 2, [hidden, *width])).collect(),
             },
-        ]
+        ];
+        weights.into_iter().chain(bias).collect()
     }
 
     /// The linear layers of the feed-forward block beside the experts, in checkpoint order.
@@ -126,12 +175,10 @@ impl Experts {
             in_features,
             bias: false,
         };
-        vec![
-            shape("mlp.shared_expert.gate_proj", width, hidden),
-            shape("mlp.shared_expert.up_proj", width, hidden),
-            shape("mlp.shared_expert.down_proj", hidden, width),
-            shape("mlp.shared_expert_gate", 1, hidden),
-        ]
+        let [gate, up, down] = self.shared_block.projections;
+        let block = [shape(gate, width, hidden), shape(up, width, hidden), shape(down, hidden, width)];
+        let of_block = self.shared_block.gate.map(|name| shape(name, 1, hidden));
+        block.into_iter().chain(of_block).collect()
     }
 
     /// Reads how many experts there are, by any of `names`, and how many compute a token.

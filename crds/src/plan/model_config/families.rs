@@ -1,6 +1,8 @@
 //! Model families: what each calls itself, which defaults its configuration class in transformers 5 has, and
 //! how it differs from Llama. A family is a file of this folder and a line of [`FAMILIES`].
 
+mod deepseek_v2;
+mod deepseek_v3;
 mod gemma;
 mod gemma3;
 mod glm4;
@@ -97,6 +99,8 @@ const FAMILIES: &[(Family, &Definition)] = &[
     (Family::Mixtral, &mixtral::MIXTRAL),
     (Family::Qwen2Moe, &qwen2_moe::QWEN2_MOE),
     (Family::Qwen3Moe, &qwen3_moe::QWEN3_MOE),
+    (Family::DeepseekV2, &deepseek_v2::DEEPSEEK_V2),
+    (Family::DeepseekV3, &deepseek_v3::DEEPSEEK_V3),
 ];
 
 impl Family {

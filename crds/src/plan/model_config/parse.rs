@@ -90,6 +90,7 @@ impl Sizes {
             num_heads: self.num_heads,
             num_kv_heads: self.num_kv_heads,
             head_dim: self.head_dim,
+            latent: None,
             max_position_embeddings: 2048,
             rms_norm_eps: 1e-5,
             ropes: vec![RopeConfig { theta: 10_000.0, scaling: RopeScaling::None }],
@@ -109,6 +110,7 @@ impl Sizes {
             attention_scale: (self.head_dim as f64).powf(-0.5),
             residual_scale: 1.0,
             logit_scale: 1.0,
+            has_prediction_layers: false,
             head: OutputHead::Vocabulary,
             tie_word_embeddings: false,
             initializer_range: 0.02,
@@ -259,7 +261,12 @@ fn check(config: ModelConfig) -> Result<ModelConfig, ModelConfigError> {
         let expected = format!("a divisor of num_attention_heads {}", config.num_heads);
         return Err(invalid("num_key_value_heads", expected, config.num_kv_heads));
     }
-    if !config.head_dim.is_multiple_of(2) {
+    if config.latent.is_some() && config.num_heads != config.num_kv_heads {
+        let expected =
+            format!("num_attention_heads {}, as all heads have keys of one latent", config.num_heads);
+        return Err(invalid("num_key_value_heads", expected, config.num_kv_heads));
+    }
+    if !config.rope_head_dim().is_multiple_of(2) {
         return Err(invalid(
             "head_dim",
             "an even number, as the rotary embedding turns pairs".to_owned(),

@@ -59,6 +59,8 @@ pub enum RopeScaling {
         beta_slow: f64,
         /// Whether the ramp's ends are rounded outward to whole pairs.
         truncate: bool,
+        /// DeepSeek's `mscale_all_dim`, which latent attention sharpens scores by.
+        scale_all_dims: Option<f64>,
         /// Context of the pre-training in tokens.
         original_max_position_embeddings: f64,
     },
@@ -256,8 +258,10 @@ pub(super) fn scaling_json(scaling: &RopeScaling) -> Value {
             beta_fast,
             beta_slow,
             truncate,
+            scale_all_dims,
             original_max_position_embeddings,
-        } => json!({
+        } => {
+            let mut yarn = json!({
             "rope_type": "yarn",
             "factor": factor,
             "attention_factor": attention_factor,
@@ -265,7 +269,12 @@ pub(super) fn scaling_json(scaling: &RopeScaling) -> Value {
             "beta_slow": beta_slow,
             "truncate": truncate,
             "original_max_position_embeddings": *original_max_position_embeddings as u64,
-        }),
+            });
+            if let Some(scale) = scale_all_dims {
+                yarn["mscale_all_dim"] = json!(scale);
+            }
+            yarn
+        }
         RopeScaling::LongRope {
             short_factors,
             long_factors,
@@ -312,6 +321,7 @@ fn yarn(rope: &Fields<'_>, max_positions: usize) -> Result<RopeScaling, ModelCon
         beta_fast: turns("beta_fast", 32.0)?,
         beta_slow: turns("beta_slow", 1.0)?,
         truncate: rope.flag("truncate")?.unwrap_or(true),
+        scale_all_dims: rope.number("mscale_all_dim")?.filter(|scale| *scale != 0.0),
         original_max_position_embeddings: original_context(rope, max_positions)?,
     })
 }

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::{Experts, ModelConfig, QkNorm};
+use super::{Experts, LatentAttention, ModelConfig, QkNorm};
 
 /// Which projections of a layer are one tensor in a checkpoint, one below the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -104,18 +104,23 @@ impl ModelConfig {
         let (queries, keys) = self.head_widths();
         let shape =
             |name, out_features, in_features, bias| ProjectionShape { name, out_features, in_features, bias };
-        let qkv = if self.fused_projections.qkv {
-            vec![shape("self_attn.qkv_proj", queries + 2 * keys, hidden, self.qkv_bias)]
+        let attention = if let Some(latent) = &self.latent {
+            latent.projections(self)
+        } else if self.fused_projections.qkv {
+            vec![
+                shape("self_attn.qkv_proj", queries + 2 * keys, hidden, self.qkv_bias),
+                shape("self_attn.o_proj", hidden, queries, self.output_bias),
+            ]
         } else {
             vec![
                 shape("self_attn.q_proj", queries, hidden, self.qkv_bias),
                 shape("self_attn.k_proj", keys, hidden, self.qkv_bias),
                 shape("self_attn.v_proj", keys, hidden, self.qkv_bias),
+                shape("self_attn.o_proj", hidden, queries, self.output_bias),
             ]
         };
-        let output = shape("self_attn.o_proj", hidden, queries, self.output_bias);
         if let Some(experts) = self.experts_of(layer_idx) {
-            return [qkv, vec![output], experts.shared_projections(hidden)].concat();
+            return [attention, experts.shared_projections(hidden)].concat();
         }
         let gate_up = if self.fused_projections.gate_up {
             vec![shape("mlp.gate_up_proj", 2 * intermediate, hidden, self.mlp_bias)]
@@ -126,16 +131,20 @@ impl ModelConfig {
             ]
         };
         let down = shape("mlp.down_proj", hidden, intermediate, self.mlp_bias);
-        [qkv, vec![output], gate_up, vec![down]].concat()
+        [attention, gate_up, vec![down]].concat()
     }
 
     /// The products of a layer, q, k, v, o, gate, up and down, by the projections that hold them. The last
-    /// three are absent where nothing stands beside experts.
+    /// three are absent where nothing stands beside experts. In latent attention the first three are queries
+    /// of their latent or of the hidden state, the latent of keys and values with the turned keys, and what
+    /// expands it.
     pub fn products(&self, layer_idx: usize) -> Vec<ProductRows> {
         let FusedProjections { qkv, gate_up } = self.fused_projections;
         // Whether a product lies below the one before it in the same projection.
         let continues = [false, qkv, qkv, false, false, gate_up, false];
-        let (mut projection_idx, mut start) = (0, 0);
+        // The latent of queries is none of the products.
+        let first = usize::from(self.latent.as_ref().is_some_and(|latent| latent.query_rank.is_some()));
+        let (mut projection_idx, mut start) = (first, 0);
         let mut products = Vec::new();
         for (idx, width) in self.product_widths(layer_idx).into_iter().enumerate() {
             if idx > 0 && !continues[idx] {
@@ -154,7 +163,13 @@ impl ModelConfig {
             None => Some(self.intermediate_size),
             Some(experts) => experts.shared_intermediate_size,
         };
-        let attention = vec![queries, keys, keys, self.hidden_size];
+        let attention = match &self.latent {
+            None => vec![queries, keys, keys, self.hidden_size],
+            Some(latent) => {
+                let expanded = self.num_heads * (latent.plain_dim + latent.value_dim);
+                vec![queries, latent.cached(), expanded, self.hidden_size]
+            }
+        };
         let feed_forward = width.map(|width| vec![width, width, self.hidden_size]);
         [attention, feed_forward.unwrap_or_default()].concat()
     }
@@ -169,6 +184,9 @@ impl ModelConfig {
         let mut norms: Vec<_> = self.block_norms.names().map(|name| (name, self.hidden_size)).collect();
         if let Some([queries, keys]) = self.qk_norm_widths() {
             norms.extend([("self_attn.q_norm", queries), ("self_attn.k_norm", keys)]);
+        }
+        if let Some((queries, keys)) = self.latent.as_ref().map(LatentAttention::norms) {
+            norms.extend(queries.into_iter().chain([keys]));
         }
         norms
     }

@@ -231,8 +231,13 @@ fn a_built_model_writes_a_configuration_that_reads_back() {
         let config = ModelConfig::from_architecture(&spec(family), 17, &[3]).unwrap();
         assert_eq!(parsed(&config.to_json("float32")), config, "{family}");
     }
-    for family in ["Mixtral", "Qwen2Moe", "Qwen3Moe"] {
+    for family in ["Mixtral", "Qwen2Moe", "Qwen3Moe", "DeepseekV2", "DeepseekV3"] {
         let mut mixture = spec(family);
+        if family.starts_with("Deepseek") {
+            // All heads have keys of one latent.
+            assert!(ModelConfig::from_architecture(&mixture, 17, &[3]).is_err());
+            mixture.num_kv_heads = None;
+        }
         let made = |spec: &ArchitectureSpec| ModelConfig::from_architecture(spec, 17, &[3]);
         assert!(made(&mixture).unwrap_err().to_string().contains("`experts`"), "{family}");
         mixture.experts = Some(ExpertsSpec { count: 4, per_token: 5 });

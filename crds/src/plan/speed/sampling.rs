@@ -102,7 +102,7 @@ impl Step<'_> {
         let context = f64::from(self.spec.data.max_prompt_tokens)
             + f64::from(self.spec.rollout.max_completion_tokens) / 2.0;
         let heads = |num_heads: usize| (num_heads * self.model.head_dim) as f64;
-        let cache = 2.0 * self.layers() * heads(self.model.num_kv_heads) * context;
+        let cache = self.layers() * self.model.cached_numbers() as f64 * context;
         let active = self.active_body() + self.head();
         let read = self.model.matrices_read_by(self.together) + self.head();
         let attention = 4.0 * self.layers() * heads(self.model.num_heads) * context;

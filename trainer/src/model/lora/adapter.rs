@@ -77,7 +77,8 @@ impl Decoder {
         Ok(())
     }
 
-    /// Reads what of the adapter of experts is stored in the layout of PEFT 0.18; the names of those matrices.
+    /// Reads what of the adapter of experts is stored in the layout of PEFT 0.18; the names of those
+    /// matrices.
     fn experts_in_old_layout(&self, dir: &Path, files: &WeightFiles) -> Result<BTreeSet<String>, LoraError> {
         let mut old = BTreeSet::new();
         let experts = self.layers.iter().filter_map(|layer| layer.experts());

@@ -1,5 +1,5 @@
-//! Adapters of experts: matching, starting values, the layouts of PEFT, and bad ones; values beside PEFT's are
-//! in the parity tests.
+//! Adapters of experts: matching, starting values, the layouts of PEFT, and bad ones; values beside PEFT's
+//! are in the parity tests.
 
 use rlt_api::plan::model_config::ModelConfig;
 use serde_json::{Value, json};
@@ -161,7 +161,9 @@ fn refuses_adapters_of_parameters_that_could_not_be() {
         change(&mut config);
         refusal(config)
     };
-    assert!(with(|config| config.dropout = 0.1).contains("dropout: expected 0, as PEFT has none there, got 0.1"));
+    assert!(
+        with(|config| config.dropout = 0.1).contains("dropout: expected 0, as PEFT has none there, got 0.1")
+    );
     let odd = with(|config| (config.init, config.rank) = (LoraInit::Orthogonal, 4));
     assert!(odd.contains("init: expected Peft or Gaussian"), "{odd}");
 }
@@ -178,7 +180,8 @@ fn patterns_give_a_tensor_a_rank_and_an_alpha_of_its_own_and_are_saved_as_they_w
     let saved = adapted(10, &config);
     let projection = &saved.layers[0].projections[0];
     assert_eq!(projection.lora.as_ref().unwrap().scaling, 1.5 / 3.0);
-    let (_, matrix) = saved.adapter_parameters().into_iter().find(|(name, _)| name.contains("experts")).unwrap();
+    let (_, matrix) =
+        saved.adapter_parameters().into_iter().find(|(name, _)| name.contains("experts")).unwrap();
     assert_eq!(matrix.size(), [30, 24]);
     let dir = tempfile::tempdir().unwrap();
     saved.save_adapter(dir.path(), None).unwrap();
@@ -188,7 +191,12 @@ fn patterns_give_a_tensor_a_rank_and_an_alpha_of_its_own_and_are_saved_as_they_w
     assert_eq!(hidden(&loaded, Adapter::On), hidden(&saved, Adapter::On));
     // A job that goes on from it has its patterns.
     let path = Some(dir.path().to_string_lossy().into_owned());
-    let spec = LoraSpec { rank: 3, adapter_path: path, target_modules: vec!["q_proj".to_owned()], ..LoraSpec::default() };
+    let spec = LoraSpec {
+        rank: 3,
+        adapter_path: path,
+        target_modules: vec!["q_proj".to_owned()],
+        ..LoraSpec::default()
+    };
     let spec = LoraSpec { target_parameters: vec!["gate_up_proj".to_owned()], ..spec };
     let mut continued = decoder(10);
     continued.attach_lora_spec(&spec, 0).unwrap();

@@ -108,8 +108,8 @@ fn matrices(
     (Tensor::from_slice(&values).reshape([num_rows, inputs]), b)
 }
 
-/// Whether the stored matrices of an adapter of experts are in PEFT 0.18's layout, by their shapes; where both
-/// fit, by the version of PEFT that `document` names.
+/// Whether the stored matrices of an adapter of experts are in PEFT 0.18's layout, by their shapes; where
+/// both fit, by the version of PEFT that `document` names.
 pub(super) fn is_in_old_layout(
     (lora, stored): (&ExpertLora, [&[usize]; 2]),
     document: &Value,

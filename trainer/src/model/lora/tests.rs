@@ -214,8 +214,13 @@ fn refuses_adapters_it_would_compute_wrongly() {
         decoder().load_adapter(dir.path()).unwrap_err().to_string()
     };
     assert!(refuse("use_dora", json!(true)).contains("field `use_dora`: expected nothing"));
-    assert!(refuse("rank_pattern", json!({"q_proj": 0})).contains("field `rank_pattern`: expected integers above 0"));
-    assert!(refuse("alpha_pattern", json!([2])).contains("field `alpha_pattern`: expected numbers by pattern"));
+    assert!(
+        refuse("rank_pattern", json!({"q_proj": 0}))
+            .contains("field `rank_pattern`: expected integers above 0")
+    );
+    assert!(
+        refuse("alpha_pattern", json!([2])).contains("field `alpha_pattern`: expected numbers by pattern")
+    );
     assert!(refuse("bias", json!("all")).contains("field `bias`: expected \"none\", got \"all\""));
     assert!(refuse("r", json!("four")).contains("field `r`"));
     assert!(refuse("lora_alpha", json!(8)).contains("adapter_model.safetensors"), "weights are missing");

@@ -36,6 +36,8 @@ struct Case {
     tied: bool,
     /// The second layer has a feed-forward block, the others experts whose router has a loss.
     experts: bool,
+    /// Latent attention; the second layer has experts that a bias chooses, which nothing trains.
+    latent: bool,
     lora: bool,
     activation_checkpointing: bool,
     compute: Kind,
@@ -45,6 +47,7 @@ struct Case {
 const FULL: Case = Case {
     tied: false,
     experts: false,
+    latent: false,
     lora: false,
     activation_checkpointing: false,
     compute: Kind::Float,
@@ -56,6 +59,9 @@ const NONE: OffloadSpec = OffloadSpec { parameters: false, optimizer: false, act
 
 /// Three layers whose numbers of parameters no small number divides.
 fn config(case: Case) -> ModelConfig {
+    if case.latent {
+        return latent_config();
+    }
     let architecture = if case.experts { "Qwen3MoeForCausalLM" } else { "Qwen3ForCausalLM" };
     ModelConfig::from_json(&serde_json::json!({
         "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 7, "norm_topk_prob": true,
@@ -63,6 +69,17 @@ fn config(case: Case) -> ModelConfig {
         "intermediate_size": 17, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1,
         "head_dim": 6, "max_position_embeddings": 32, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
         "initializer_range": 0.3, "tie_word_embeddings": case.tied, "hidden_act": "silu",
+    }))
+    .unwrap()
+}
+
+fn latent_config() -> ModelConfig {
+    ModelConfig::from_json(&serde_json::json!({
+        "architectures": ["DeepseekV3ForCausalLM"], "vocab_size": 11, "hidden_size": 13, "intermediate_size": 17,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "q_lora_rank": 7,
+        "kv_lora_rank": 5, "qk_nope_head_dim": 3, "qk_rope_head_dim": 4, "v_head_dim": 5, "n_routed_experts": 6,
+        "n_shared_experts": 1, "moe_intermediate_size": 7, "num_experts_per_tok": 2, "n_group": 3, "topk_group": 2,
+        "first_k_dense_replace": 1, "max_position_embeddings": 32, "initializer_range": 0.3,
     }))
     .unwrap()
 }
@@ -225,6 +242,13 @@ fn experts_and_the_loss_of_their_routers_train_on_any_mesh_and_in_any_micro_batc
     let num_weights = parameters(&without).len();
     let weights = |numbers: Vec<f64>| numbers[numbers.len() - num_weights..].to_vec();
     assert_ne!(weights(train_actor(experts, without)), weights(one(8)), "the routers' loss has no gradient");
+}
+
+#[test]
+fn latent_attention_trains_in_shards_as_whole() {
+    let latent = Case { latent: true, ..FULL };
+    assert_trains_as_one(latent, &[(2, 2), (4, 2)], TOLERANCE);
+    assert_trains_as_one(Case { lora: true, ..latent }, &[(2, 2)], TOLERANCE);
 }
 
 #[test]

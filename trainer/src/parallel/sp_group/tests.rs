@@ -11,7 +11,9 @@ use rlt_core::types::{Prompt, TokenId};
 use tch::{Kind, Tensor};
 
 use super::*;
-use crate::model::{Adapter, Decoder, LoadOptions, LoraConfig, ModelConfig, ModuleMatch, Patterns, PackedInput};
+use crate::model::{
+    Adapter, Decoder, LoadOptions, LoraConfig, ModelConfig, ModuleMatch, PackedInput, Patterns,
+};
 use crate::parallel::tests::{actor_on_mesh, on_ranks, trained_parameters};
 use crate::roles::actor::layer_schedule::{self, Model};
 use crate::roles::actor::probe::Sample;

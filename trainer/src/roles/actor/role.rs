@@ -161,7 +161,8 @@ impl ActorRole {
     /// How often routers chose the experts that they chose in the rollout, and how evenly they choose.
     fn record_routes(&self) -> Result<(), StepError> {
         let Some(counts) = self.actor.take_route_counts()? else { return Ok(()) };
-        let layers = self.actor.decoder.config.experts.iter().flat_map(|experts| experts.layers.iter().enumerate());
+        let layers =
+            self.actor.decoder.config.experts.iter().flat_map(|experts| experts.layers.iter().enumerate());
         let layer_idxs = layers.filter(|(_, has_experts)| **has_experts).map(|(layer_idx, _)| layer_idx);
         self.context.record(counts.metrics(layer_idxs));
         Ok(())

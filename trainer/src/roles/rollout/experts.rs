@@ -15,6 +15,7 @@ use crate::model::{Adapter, DecoderLayer, ExpertTensor, Mixture, Routes, gated_a
 #[derive(Debug)]
 pub(super) struct PackedExperts {
     mixture: Mixture,
+    choice_bias: Option<Tensor>,
     router: PackedLinear,
     /// Gate above up, and down, of each expert.
     experts: Vec<[PackedLinear; 2]>,
@@ -33,13 +34,19 @@ impl PackedExperts {
         block: &mut Block,
     ) -> Result<Option<Self>, rlt_torch::Error> {
         let Some(weights) = layer.experts() else { return Ok(None) };
-        let mut packed = |weight: &Tensor| {
+        // A unit that is freed leaves nothing behind that shares its memory.
+        let own = |weight: &Tensor, kind: Kind| {
             let cast = weight.detach().to_kind(kind).contiguous();
-            // A unit that is freed leaves nothing behind that shares its memory.
-            let own = if shares || cast.data_ptr() != weight.data_ptr() { cast } else { cast.copy() };
-            PackedLinear::new(&own, None, rows_hint, Some(block))
+            if shares || cast.data_ptr() != weight.data_ptr() { cast } else { cast.copy() }
         };
-        let router = packed(&weights.merged_router(Adapter::On))?;
+        let router_kind = weights.mixture.router_kind(kind);
+        let router = own(&weights.merged_router(Adapter::On), router_kind);
+        // There is no room for numbers of another width than the engine's.
+        let router_block = if router_kind == kind { Some(&mut *block) } else { None };
+        let router = PackedLinear::new(&router, None, rows_hint, router_block)?;
+        let choice_bias = weights.choice_bias.as_ref().map(|bias| bias.detach().copy());
+        let mut packed =
+            |weight: &Tensor| PackedLinear::new(&own(weight, kind), None, rows_hint, Some(block));
         let num_experts = weights.router.size()[0];
         let mut experts = Vec::with_capacity(num_experts as usize);
         for expert in 0..num_experts {
@@ -52,6 +59,7 @@ impl PackedExperts {
         let activation = layer.activation();
         Ok(Some(Self {
             mixture: weights.mixture,
+            choice_bias,
             router,
             experts,
             shared_gate: shared_gate.transpose()?,
@@ -69,7 +77,11 @@ impl PackedExperts {
     }
 
     pub(super) fn scores(&self, normed_td: &Tensor) -> Tensor {
-        self.router.forward(normed_td)
+        self.router.forward(&normed_td.to_kind(self.mixture.router_kind(normed_td.kind())))
+    }
+
+    pub(super) fn choice_bias(&self) -> Option<&Tensor> {
+        self.choice_bias.as_ref()
     }
 
     pub(super) fn shared_gate(&self, normed_td: &Tensor) -> Option<Tensor> {

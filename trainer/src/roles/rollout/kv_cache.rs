@@ -1,9 +1,10 @@
 //! Keys and values of the running sequences, in blocks: of all key heads, or of those of this rank's shard of
 //! the model.
 //!
-//! Each layer has two tensors [num_blocks, block_size, kv_heads, head_dim]. They are not initialised: the
-//! scheduler hands out no slot that is read before it was written, and on a CPU a block that was never used
-//! takes no memory.
+//! Each layer has two tensors [num_blocks, block_size, kv_heads, head_dim]; latent attention has one of them
+//! alone, [num_blocks, block_size, 1, rank + turned keys], of which the first `rank` dims are the values.
+//! They are not initialised: the scheduler hands out no slot that is read before it was written, and on a CPU
+//! a block that was never used takes no memory.
 
 use rlt_api::plan::model_config::ModelConfig;
 use rlt_core::engine::BlockCopy;
@@ -15,6 +16,8 @@ pub(super) struct KvCache {
     layers: Vec<LayerCache>,
     num_blocks: u32,
     block_size: usize,
+    /// Whether keys and values of a layer are one tensor.
+    is_latent: bool,
 }
 
 /// Keys and values of one layer, each [num_blocks, block_size, kv_heads, head_dim].
@@ -31,11 +34,19 @@ impl KvCache {
         block_size: usize,
         (kind, device): (Kind, Device),
     ) -> Self {
-        let shape =
-            [i64::from(num_blocks), block_size as i64, config.num_kv_heads as i64, config.head_dim as i64];
+        let heads = match &config.latent {
+            None => [config.num_kv_heads, config.head_dim],
+            Some(latent) => [1, latent.cached()],
+        };
+        let shape = [i64::from(num_blocks), block_size as i64, heads[0] as i64, heads[1] as i64];
         let empty = || Tensor::empty(shape, (kind, device));
-        let layers = (0..config.num_layers).map(|_| LayerCache { keys: empty(), values: empty() }).collect();
-        Self { layers, num_blocks, block_size }
+        let layer = |_| {
+            let keys = empty();
+            let values = if config.latent.is_some() { keys.shallow_clone() } else { empty() };
+            LayerCache { keys, values }
+        };
+        let layers = (0..config.num_layers).map(layer).collect();
+        Self { layers, num_blocks, block_size, is_latent: config.latent.is_some() }
     }
 
     pub(super) fn num_blocks(&self) -> u32 {
@@ -51,7 +62,9 @@ impl KvCache {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        let layer_bytes = |layer: &LayerCache| 2 * layer.keys.numel() * layer.keys.kind().elt_size_in_bytes();
+        let num_tensors = if self.is_latent { 1 } else { 2 };
+        let layer_bytes =
+            |layer: &LayerCache| num_tensors * layer.keys.numel() * layer.keys.kind().elt_size_in_bytes();
         self.layers.iter().map(layer_bytes).sum()
     }
 
@@ -71,7 +84,8 @@ impl KvCache {
     /// The same of blocks whose numbers, i64, are where the cache is.
     pub(super) fn copy_blocks_of(&mut self, src: &Tensor, dst: &Tensor) {
         for layer in &mut self.layers {
-            for cache in [&mut layer.keys, &mut layer.values] {
+            let values = Some(&mut layer.values).filter(|_| !self.is_latent);
+            for cache in std::iter::once(&mut layer.keys).chain(values) {
                 let read = cache.index_select(0, src);
                 let _ = cache.index_copy_(0, dst, &read);
             }
@@ -81,5 +95,5 @@ impl KvCache {
 
 /// Bytes of one block over all layers.
 pub(super) fn block_bytes(config: &ModelConfig, block_size: usize, kind: Kind) -> usize {
-    2 * config.num_layers * block_size * config.num_kv_heads * config.head_dim * kind.elt_size_in_bytes()
+    config.num_layers * block_size * config.cached_numbers() * kind.elt_size_in_bytes()
 }

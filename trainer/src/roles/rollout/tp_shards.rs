@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! q, k, v       rows of own heads       -> queries of own heads, keys and values that these look at
+//! latents       whole on each rank; what expands them as q, k and v
 //! o             columns of own heads    -> a summand of the output, which one shard gives its bias
 //! gate, up      rows of own width       -> own part of the feed-forward block
 //! down          columns of own width    -> a summand of the output, likewise
@@ -47,20 +48,30 @@ impl<'a> Cut<'a> {
         let (shard, config) = (self.shard, self.config);
         // The block beside experts has a width of its own.
         let width = weights.get(4).map_or(0, |gate| gate.weight.size()[0] as usize);
+        if let Some(latent) = &config.latent {
+            let heads = shard.of(config.num_heads);
+            let of_heads = |dim: usize| heads.start * dim..heads.end * dim;
+            let attention = [
+                Kept::Rows(of_heads(latent.head_dim())),
+                Kept::Rows(0..latent.cached()),
+                Kept::Rows(of_heads(latent.plain_dim + latent.value_dim)),
+                Kept::Columns(of_heads(latent.value_dim)),
+            ];
+            let kept = attention.into_iter().chain(self.block(width));
+            return weights.into_iter().zip(kept).map(|(weights, kept)| self.keep(weights, kept)).collect();
+        }
         let of_heads = |heads: Range<usize>| heads.start * config.head_dim..heads.end * config.head_dim;
         let queries = of_heads(shard.of(config.num_heads));
         let keys = Kept::Rows(of_heads(shard.of_key_heads(config.num_kv_heads)));
-        let inner = shard.of(width);
-        let kept = [
-            Kept::Rows(queries.clone()),
-            keys.clone(),
-            keys,
-            Kept::Columns(queries),
-            Kept::Rows(inner.clone()),
-            Kept::Rows(inner.clone()),
-            Kept::Columns(inner),
-        ];
+        let attention = [Kept::Rows(queries.clone()), keys.clone(), keys, Kept::Columns(queries)];
+        let kept = attention.into_iter().chain(self.block(width));
         weights.into_iter().zip(kept).map(|(weights, kept)| self.keep(weights, kept)).collect()
+    }
+
+    /// What is kept of gate, up and down of a feed-forward block of `width`.
+    fn block(&self, width: usize) -> [Kept; 3] {
+        let inner = self.shard.of(width);
+        [Kept::Rows(inner.clone()), Kept::Rows(inner.clone()), Kept::Columns(inner)]
     }
 
     /// The shard of an expert's gate above up, [2 width, hidden]: own rows of both.

@@ -17,12 +17,13 @@ use tch::{Device, Kind, Tensor};
 
 use super::digest::{KnownDigests, digest_of};
 use super::experts::PackedExperts;
+use super::latent::{PackedLatent, RolloutLatent};
 use super::tp_shards::Cut;
 use super::wide_heads::HeadLayout;
 use super::{RolloutError, WeightDigest};
 use crate::model::{
-    Adapter, Decoder, DecoderLayer, DenseProducts, ExpertProducts, FeedForward, Mixture, ProjectionWeights,
-    Projections, RouteLog, Routes,
+    Adapter, Decoder, DecoderLayer, DenseProducts, ExpertProducts, FeedForward, LatentProducts, Mixture,
+    ProjectionWeights, Projections, RouteLog, Routes,
 };
 use crate::parallel::{DecoderUnits, FsdpUnit, RankError, TpGroup};
 
@@ -48,6 +49,8 @@ pub(super) struct PackedLayer {
     pub(super) qkv: PackedLinear,
     /// Widths of queries, keys and values in the output of `qkv`.
     qkv_widths: [i64; 3],
+    /// What latent attention has besides; `qkv` then makes latents.
+    latent: Option<PackedLatent>,
     pub(super) output: PackedLinear,
     pub(super) feed_forward: FeedForward<PackedBlock, PackedExperts>,
 }
@@ -108,7 +111,11 @@ impl RolloutWeights {
 
     /// The products of a layer, as the body of layers multiplies with them; `routes` takes what its router
     /// chooses.
-    pub(super) fn projections<'a>(&'a self, layer_idx: usize, routes: Option<&'a RouteLog>) -> TpProjections<'a> {
+    pub(super) fn projections<'a>(
+        &'a self,
+        layer_idx: usize,
+        routes: Option<&'a RouteLog>,
+    ) -> TpProjections<'a> {
         TpProjections { layer: &self.layers[layer_idx], ranks: self.ranks.as_deref(), routes }
     }
 
@@ -141,7 +148,8 @@ impl RolloutWeights {
     /// Memory of what is packed.
     pub(super) fn num_bytes(&self) -> usize {
         let of_layer = |layer: &PackedLayer| {
-            let attention = layer.qkv.num_bytes() + layer.output.num_bytes();
+            let latent = layer.latent.as_ref().map_or(0, PackedLatent::num_bytes);
+            let attention = layer.qkv.num_bytes() + latent + layer.output.num_bytes();
             attention
                 + match &layer.feed_forward {
                     FeedForward::Dense(block) => block.num_bytes(),
@@ -205,7 +213,13 @@ impl Packer<'_> {
         let shares = self.policy.shards().is_none();
         let (numbers, block) = ((self.kind, shares), &mut self.block);
         let experts = PackedExperts::pack(layer, &self.cut, numbers, self.rows_hint, block)?;
-        Ok((norms, PackedLayer::pack(&weights, experts, numbers, (self.rows_hint, block))?))
+        let latent = match &self.policy.decoder().config.latent {
+            None => None,
+            Some(latent) => {
+                Some(PackedLatent::pack(layer, latent, &weights, (self.kind, self.rows_hint), block)?)
+            }
+        };
+        Ok((norms, PackedLayer::pack(&weights, (latent, experts), numbers, (self.rows_hint, block))?))
     }
 }
 
@@ -246,7 +260,7 @@ impl PackedLayer {
     /// that is packed nowhere else and is alone in its product may be the model's own tensor.
     fn pack(
         weights: &[ProjectionWeights],
-        experts: Option<PackedExperts>,
+        (latent, experts): (Option<(PackedLatent, Vec<ProjectionWeights>)>, Option<PackedExperts>),
         (kind, shares): (Kind, bool),
         (rows_hint, block): (i64, &mut Block),
     ) -> Result<Self, rlt_torch::Error> {
@@ -255,14 +269,22 @@ impl PackedLayer {
             PackedLinear::new(&weight, bias.as_ref(), rows_hint, Some(block))
         };
         let width = |unit: usize| weights[unit].weight.size()[0];
-        let (qkv, output) = (fuse(&weights[..3])?, fuse(&weights[3..4])?);
+        let (latent, qkv, qkv_widths) = match latent {
+            None => (None, fuse(&weights[..3])?, [width(0), width(1), width(2)]),
+            Some((latent, of_hidden)) => {
+                let [queries, keys] = [0, 1].map(|unit: usize| of_hidden[unit].weight.size()[0]);
+                (Some(latent), fuse(&of_hidden)?, [queries, keys, 0])
+            }
+        };
+        let output = fuse(&weights[3..4])?;
         let mut block = || -> Result<PackedBlock, rlt_torch::Error> {
             let gate_up = fuse(&weights[4..6])?;
             Ok(PackedBlock { gate_up, intermediate: width(4), down: fuse(&weights[6..])? })
         };
         Ok(Self {
             qkv,
-            qkv_widths: [width(0), width(1), width(2)],
+            qkv_widths,
+            latent,
             output,
             feed_forward: match (experts, weights.len() > 4) {
                 (None, _) => FeedForward::Dense(block()?),
@@ -305,7 +327,9 @@ fn packed_bytes((device, kind): (Device, Kind), shard: &ModelConfig) -> usize {
     let of_layer = |layer_idx| {
         let projections = shard.projections(layer_idx);
         let products = projections.iter().map(|shape| of(shape.out_features, shape.in_features));
-        products.sum::<usize>() + of_experts(layer_idx)
+        let latent = shard.latent.as_ref();
+        let heads = latent.map_or(0, |latent| PackedLatent::packed_bytes(latent, shard.num_heads));
+        products.sum::<usize>() + heads + of_experts(layer_idx)
     };
     (0..shard.num_layers).map(of_layer).sum::<usize>() + of(shard.vocab_size, shard.hidden_size)
 }
@@ -347,6 +371,11 @@ impl Projections for TpProjections<'_> {
         let qkv = self.layer.qkv.forward(normed_td);
         let [q, k, v] = self.layer.qkv_widths;
         (qkv.narrow(1, 0, q), qkv.narrow(1, q, k), qkv.narrow(1, q + k, v))
+    }
+
+    fn latent(&self) -> impl LatentProducts {
+        let [queries, keys, _] = self.layer.qkv_widths;
+        RolloutLatent { packed: self.layer.latent.as_ref(), compressed: (&self.layer.qkv, [queries, keys]) }
     }
 
     fn output(&self, attended: &Tensor) -> Result<Tensor, RankError> {
@@ -401,6 +430,10 @@ impl ExpertProducts for TpExperts<'_> {
 
     fn scores(&self, normed_td: &Tensor) -> Tensor {
         self.packed.scores(normed_td)
+    }
+
+    fn choice_bias(&self) -> Option<&Tensor> {
+        self.packed.choice_bias()
     }
 
     fn observe(&self, routes: &Routes) {

@@ -1,0 +1,172 @@
+//! Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): keys and values of all heads come of one
+//! latent a token, beside a part of the keys that all heads share and that alone is turned.
+//!
+//! ```text
+//! queries  (q_a_proj -> norm -> q_b_proj) or q_proj     a head: [not turned | turned]
+//! keys     kv_a_proj_with_mqa -> [latent | turned]
+//!          latent -> norm -> kv_b_proj                   a head: [not turned | values]
+//! ```
+//! A cache needs the latent behind its norm and the turned part alone.
+
+use serde_json::Value;
+
+use super::fields::Fields;
+use super::shapes::ProjectionShape;
+use super::{ModelConfig, ModelConfigError, RopePairing, RopeScaling};
+
+/// The widths of latent attention.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LatentAttention {
+    /// Width of the latent that queries come of; `None` where they come of the hidden state.
+    pub query_rank: Option<usize>,
+    /// Width of the latent that keys and values come of.
+    pub rank: usize,
+    /// Dims of a head of queries and keys that are not turned.
+    pub plain_dim: usize,
+    /// Those that are turned; of keys all heads share them.
+    pub rope_dim: usize,
+    /// Width of a head of values.
+    pub value_dim: usize,
+}
+
+/// Added to the mean square in the norms of latents, whatever the configuration says of other norms.
+pub const LATENT_NORM_EPS: f64 = 1e-6;
+
+impl LatentAttention {
+    /// Of a model that is made new with heads of `head_dim`.
+    pub(super) fn of_heads(head_dim: usize) -> Self {
+        Self {
+            query_rank: None,
+            rank: 2 * head_dim,
+            plain_dim: head_dim,
+            rope_dim: head_dim,
+            value_dim: head_dim,
+        }
+    }
+
+    /// Reads the widths, with the defaults of DeepSeek's configuration classes.
+    fn read(fields: &Fields<'_>) -> Result<Self, ModelConfigError> {
+        let size = |field: &str, default: usize| Ok(fields.size(field)?.unwrap_or(default));
+        let query_rank = match fields.get("q_lora_rank") {
+            None => Some(1536),
+            Some(_) => fields.size("q_lora_rank")?,
+        };
+        let latent = Self {
+            query_rank,
+            rank: size("kv_lora_rank", 512)?,
+            plain_dim: size("qk_nope_head_dim", 128)?,
+            rope_dim: size("qk_rope_head_dim", 64)?,
+            value_dim: size("v_head_dim", 128)?,
+        };
+        if !latent.rope_dim.is_multiple_of(2) {
+            return Err(
+                fields.invalid("qk_rope_head_dim", "an even number, as the rotary embedding turns pairs")
+            );
+        }
+        Ok(latent)
+    }
+
+    /// Width of a head of queries and keys.
+    pub fn head_dim(&self) -> usize {
+        self.plain_dim + self.rope_dim
+    }
+
+    /// Numbers of a token that a layer's cache keeps.
+    pub fn cached(&self) -> usize {
+        self.rank + self.rope_dim
+    }
+
+    /// The linear layers of attention, in checkpoint order.
+    pub(super) fn projections(&self, config: &ModelConfig) -> Vec<ProjectionShape> {
+        let (hidden, heads) = (config.hidden_size, config.num_heads);
+        let shape =
+            |name, out_features, in_features, bias| ProjectionShape { name, out_features, in_features, bias };
+        let queries = heads * self.head_dim();
+        let queries = match self.query_rank {
+            None => vec![shape("self_attn.q_proj", queries, hidden, false)],
+            Some(rank) => vec![
+                shape("self_attn.q_a_proj", rank, hidden, config.qkv_bias),
+                shape("self_attn.q_b_proj", queries, rank, false),
+            ],
+        };
+        let expanded = heads * (self.plain_dim + self.value_dim);
+        let keys = vec![
+            shape("self_attn.kv_a_proj_with_mqa", self.cached(), hidden, config.qkv_bias),
+            shape("self_attn.kv_b_proj", expanded, self.rank, false),
+            shape("self_attn.o_proj", hidden, heads * self.value_dim, config.output_bias),
+        ];
+        [queries, keys].concat()
+    }
+
+    /// The norms of the latents: module name and width, of queries where these have one, and of keys.
+    pub fn norms(&self) -> (Option<(&'static str, usize)>, (&'static str, usize)) {
+        (
+            self.query_rank.map(|rank| ("self_attn.q_a_layernorm", rank)),
+            ("self_attn.kv_a_layernorm", self.rank),
+        )
+    }
+}
+
+impl ModelConfig {
+    /// Gives the model latent attention, as a family's configuration states it.
+    pub(super) fn read_latent_attention(&mut self, fields: &Fields<'_>) -> Result<(), ModelConfigError> {
+        let latent = LatentAttention::read(fields)?;
+        if self.num_kv_heads != self.num_heads {
+            let supported =
+                format!("num_attention_heads, {}: all heads have keys of one latent", self.num_heads);
+            return Err(fields.unsupported("num_key_value_heads", &supported));
+        }
+        let bias = fields.flag("attention_bias")?.unwrap_or(false);
+        (self.qkv_bias, self.output_bias) = (bias, bias);
+        self.set_latent_attention(latent);
+        Ok(())
+    }
+
+    /// The same of given widths; scores are scaled as YaRN's `mscale_all_dim` says.
+    pub(super) fn set_latent_attention(&mut self, latent: LatentAttention) {
+        self.head_dim = latent.head_dim();
+        self.rotary_dim = latent.rope_dim;
+        let sharpness = match self.ropes.first().map(|rope| &rope.scaling) {
+            Some(RopeScaling::Yarn { factor, scale_all_dims: Some(scale), .. }) if *factor > 1.0 => {
+                0.1 * scale * factor.ln() + 1.0
+            }
+            _ => 1.0,
+        };
+        self.attention_scale = (self.head_dim as f64).powf(-0.5) * sharpness * sharpness;
+        self.latent = Some(latent);
+    }
+
+    /// Writes what [`Self::read_latent_attention`] reads.
+    pub(super) fn write_latent_attention(&self, document: &mut Value) {
+        let Some(latent) = &self.latent else { return };
+        document["q_lora_rank"] = latent.query_rank.into();
+        document["kv_lora_rank"] = latent.rank.into();
+        document["qk_nope_head_dim"] = latent.plain_dim.into();
+        document["qk_rope_head_dim"] = latent.rope_dim.into();
+        document["v_head_dim"] = latent.value_dim.into();
+        document["attention_bias"] = self.qkv_bias.into();
+        // What transformers calls a head is its turned part.
+        document["head_dim"] = latent.rope_dim.into();
+        document["qk_head_dim"] = latent.head_dim().into();
+        if let Some(document) = document.as_object_mut() {
+            document.remove("partial_rotary_factor");
+        }
+    }
+
+    /// Width of what the rotary embedding turns a part of: a head, or in latent attention its turned part.
+    pub fn rope_head_dim(&self) -> usize {
+        self.latent.as_ref().map_or(self.head_dim, |latent| latent.rope_dim)
+    }
+
+    /// Numbers that one layer's cache keeps of a token.
+    pub fn cached_numbers(&self) -> usize {
+        self.latent.as_ref().map_or(2 * self.num_kv_heads * self.head_dim, LatentAttention::cached)
+    }
+
+    /// Whether the rotary embedding turns neighbours, as `rope_interleave` says.
+    pub(super) fn read_rope_interleave(&mut self, fields: &Fields<'_>) -> Result<(), ModelConfigError> {
+        let interleaves = fields.flag("rope_interleave")?.unwrap_or(true);
+        self.rope_pairing = if interleaves { RopePairing::Neighbours } else { RopePairing::Halves };
+        Ok(())
+    }
+}

@@ -1,0 +1,140 @@
+//! How routers choose and weigh experts: what differs from the softmax of which the likeliest are taken.
+//!
+//! ```text
+//! scores s     softmax or sigmoid, in fp32
+//! choice       s, or s + bias; experts outside of the best groups are out
+//! weights      s of the chosen, divided by their sum or not, times `scale`
+//! ```
+
+use serde_json::Value;
+
+use super::fields::Fields;
+use super::{Experts, ModelConfigError};
+
+/// How a router chooses.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Routing {
+    /// What scores are made of logits.
+    pub scores: RouterScores,
+    /// Groups of experts of which few are looked at.
+    pub groups: Option<ExpertGroups>,
+    /// Whether a stored bias, which nothing trains here, is added to scores for the choice alone.
+    pub has_choice_bias: bool,
+    /// What the weights of a token's experts are multiplied by.
+    pub scale: f64,
+    /// Whether hidden states and the router's weight are multiplied in fp32, whatever the compute precision.
+    pub in_fp32: bool,
+}
+
+/// What makes scores of a router's logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RouterScores {
+    /// The softmax over all experts.
+    Softmax,
+    /// The sigmoid of each.
+    Sigmoid,
+}
+
+/// Groups of experts, neighbours by their numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// How many there are; divides the number of experts.
+    pub count: usize,
+    /// From how many of them a token's experts are chosen.
+    pub chosen: usize,
+    /// What the best groups are found by: the sum of so many of the best scores in each, 1 or 2.
+    pub by_best: usize,
+}
+
+impl Routing {
+    /// The likeliest experts by softmax.
+    pub const SOFTMAX: Self = Self {
+        scores: RouterScores::Softmax,
+        groups: None,
+        has_choice_bias: false,
+        scale: 1.0,
+        in_fp32: false,
+    };
+    /// DeepSeek-V2's.
+    pub const DEEPSEEK_V2: Self = Self { in_fp32: true, ..Self::SOFTMAX };
+    /// DeepSeek-V3's, with all experts in one group.
+    pub const DEEPSEEK_V3: Self = Self {
+        scores: RouterScores::Sigmoid,
+        groups: Some(ExpertGroups { count: 1, chosen: 1, by_best: 2 }),
+        has_choice_bias: true,
+        in_fp32: true,
+        ..Self::SOFTMAX
+    };
+}
+
+impl Experts {
+    /// Reads the groups of DeepSeek's configurations, with the defaults of the class.
+    pub(super) fn read_groups(
+        &mut self,
+        fields: &Fields<'_>,
+        defaults: [Option<usize>; 2],
+        by_best: usize,
+    ) -> Result<(), ModelConfigError> {
+        let [count, chosen] =
+            [("n_group", defaults[0]), ("topk_group", defaults[1])].map(|(field, default)| {
+                match fields.get(field) {
+                    None => default.ok_or_else(|| fields.missing(field)),
+                    Some(_) => fields.size(field)?.ok_or_else(|| fields.invalid(field, "an integer above 0")),
+                }
+            });
+        let (count, chosen) = (count?, chosen?);
+        if !self.num_experts.is_multiple_of(count) || self.num_experts / count < by_best {
+            let expected = format!(
+                "a divisor of n_routed_experts {} that leaves groups of at least {by_best}",
+                self.num_experts
+            );
+            return Err(fields.invalid("n_group", &expected));
+        }
+        if chosen > count || chosen * (self.num_experts / count) < self.num_experts_per_token {
+            let expected = format!(
+                "at most n_group {count}, with num_experts_per_tok {} experts or more in so many groups",
+                self.num_experts_per_token
+            );
+            return Err(fields.invalid("topk_group", &expected));
+        }
+        self.routing.groups = Some(ExpertGroups { count, chosen, by_best });
+        Ok(())
+    }
+
+    /// Reads what both of DeepSeek's configurations say of experts, with the defaults of the class.
+    pub(super) fn read_deepseek(
+        &mut self,
+        fields: &Fields<'_>,
+        [num_experts, num_shared, width, first_dense]: [usize; 4],
+        (per_token, scale): (usize, f64),
+    ) -> Result<(), ModelConfigError> {
+        self.read_sizes(fields, ["n_routed_experts", "num_local_experts"], (num_experts, per_token))?;
+        self.intermediate_size = fields.size("moe_intermediate_size")?.unwrap_or(width);
+        let num_shared = fields.size("n_shared_experts")?.unwrap_or(num_shared);
+        self.shared_intermediate_size = Some(num_shared * self.intermediate_size);
+        self.routing.scale = fields.number("routed_scaling_factor")?.unwrap_or(scale);
+        let first_with = fields.count("first_k_dense_replace")?.unwrap_or(first_dense);
+        for (layer_idx, has_experts) in self.layers.iter_mut().enumerate() {
+            *has_experts = layer_idx >= first_with;
+        }
+        match fields.count("moe_layer_freq")? {
+            None | Some(1) => Ok(()),
+            Some(_) => Err(fields.unsupported("moe_layer_freq", "1")),
+        }
+    }
+
+    /// Writes what [`Self::read_deepseek`] and [`Self::read_groups`] read.
+    pub(super) fn write_deepseek(&self, document: &mut Value) {
+        let first_with = self.layers.iter().position(|has_experts| *has_experts);
+        document["first_k_dense_replace"] = first_with.unwrap_or(self.layers.len()).into();
+        document["n_routed_experts"] = self.num_experts.into();
+        document["num_experts_per_tok"] = self.num_experts_per_token.into();
+        document["moe_intermediate_size"] = self.intermediate_size.into();
+        let shared = self.shared_intermediate_size.unwrap_or(0);
+        document["n_shared_experts"] = (shared / self.intermediate_size.max(1)).into();
+        document["routed_scaling_factor"] = self.routing.scale.into();
+        document["n_group"] = self.routing.groups.map(|groups| groups.count).into();
+        document["topk_group"] = self.routing.groups.map(|groups| groups.chosen).into();
+        document["norm_topk_prob"] = self.normalises_weights.into();
+    }
+}
